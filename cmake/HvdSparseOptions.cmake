@@ -1,0 +1,77 @@
+# Finds the optional parts that HVD_SPARSE_WITH_* ask for, and keeps a record for the doctor.
+
+set(HVD_SPARSE_PARTS "")  # pieces of JSON, one per optional part
+
+# Refuses a value of HVD_SPARSE_WITH_<part> other than 1, 0 and empty.
+function(hvd_sparse_check_option part)
+  set(value "${HVD_SPARSE_WITH_${part}}")
+  if(NOT value MATCHES "^[01]?$")
+    message(FATAL_ERROR "HVD_SPARSE_WITH_${part} must be 1, 0 or unset, got '${value}'")
+  endif()
+endfunction()
+
+# Prints what became of `part` and remembers it.
+macro(hvd_sparse_record part built detail)
+  string(TOLOWER "${part}" _key)
+  if(${built})
+    message(STATUS "hvd_sparse: with ${part}: ${detail}")
+    set(_json_bool true)
+  else()
+    message(STATUS "hvd_sparse: without ${part}: ${detail}")
+    set(_json_bool false)
+  endif()
+  hvd_sparse_json_string(_detail "${detail}")
+  list(APPEND HVD_SPARSE_PARTS
+       "    \"${_key}\": {\"built\": ${_json_bool}, \"detail\": ${_detail}}")
+endmacro()
+
+# `text` as a JSON string.
+function(hvd_sparse_json_string out text)
+  string(REPLACE "\\" "\\\\" text "${text}")
+  string(REPLACE "\"" "\\\"" text "${text}")
+  set(${out} "\"${text}\"" PARENT_SCOPE)
+endfunction()
+
+# MPI by its compiler wrapper: $MPICXX, else mpicxx on PATH.
+macro(hvd_sparse_find_mpi)
+  hvd_sparse_check_option(MPI)
+  set(HVD_SPARSE_MPI_FOUND FALSE)
+  if(HVD_SPARSE_WITH_MPI STREQUAL "0")
+    hvd_sparse_record(MPI FALSE "HVD_SPARSE_WITH_MPI=0")
+  else()
+    if(NOT MPI_CXX_COMPILER AND DEFINED ENV{MPICXX})
+      set(MPI_CXX_COMPILER "$ENV{MPICXX}" CACHE FILEPATH "MPI's compiler wrapper")
+    endif()
+    set(MPI_CXX_SKIP_MPICXX ON)  # the C interface is enough
+    find_package(MPI QUIET COMPONENTS CXX)
+    if(MPI_CXX_FOUND)
+      set(HVD_SPARSE_MPI_FOUND TRUE)
+      hvd_sparse_record(MPI TRUE "${MPI_CXX_COMPILER}")
+    elseif(HVD_SPARSE_WITH_MPI)
+      message(FATAL_ERROR
+        "HVD_SPARSE_WITH_MPI=1, but no MPI was found. Put mpicxx on PATH (the MPI that Horovod was "
+        "built with), name it by MPICXX=/path/to/mpicxx, or build with HVD_SPARSE_WITH_MPI=0.")
+    else()
+      hvd_sparse_record(MPI FALSE "no mpicxx on PATH")
+    endif()
+  endif()
+endmacro()
+
+# A part that users may ask for by name, but which later versions bring.
+macro(hvd_sparse_not_in_this_version part what)
+  hvd_sparse_check_option(${part})
+  if("${HVD_SPARSE_WITH_${part}}" STREQUAL "1")
+    message(FATAL_ERROR "HVD_SPARSE_WITH_${part}=1, but this version has no ${what} yet. "
+                        "Build without HVD_SPARSE_WITH_${part}, or with 0.")
+  endif()
+  hvd_sparse_record(${part} FALSE "this version has no ${what} yet")
+endmacro()
+
+# What was built, from what and how, for `python -m hvd_sparse doctor`.
+function(hvd_sparse_write_build_info path)
+  hvd_sparse_json_string(compiler "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
+  hvd_sparse_json_string(build_type "${CMAKE_BUILD_TYPE}")
+  string(REPLACE ";" ",\n" parts "${HVD_SPARSE_PARTS}")
+  file(WRITE "${path}" "{\n  \"compiler\": ${compiler},\n  \"build_type\": ${build_type},\n"
+                       "  \"parts\": {\n${parts}\n  }\n}\n")
+endfunction()

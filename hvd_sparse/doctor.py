@@ -1,0 +1,115 @@
+"""The verdict on an installation: what keeps sparse exchanges from working, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from hvd_sparse.installation import Facts
+
+MINIMUM_TORCH = Version("2.1")
+MINIMUM_HOROVOD = Version("0.28")
+
+REINSTALL = "pip install --no-build-isolation --no-deps --force-reinstall ."
+REBUILD_HOROVOD = (
+    "pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall horovod"
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that keeps sparse exchanges from working, and the way out."""
+
+    what: str
+    do: str
+
+
+def diagnose(facts: Facts) -> list[Problem]:
+    """Finds what keeps hvd_sparse.torch from working where these facts hold.
+
+    Args:
+        facts: What installation.examine() returned.
+
+    Returns:
+        The problems, the most basic ones first; none where all is well.
+    """
+    return [
+        *diagnose_core(facts["hvd_sparse"]),
+        *diagnose_torch(facts["torch"]),
+        *diagnose_horovod(facts["horovod"]),
+        *diagnose_mpi(facts["mpi"]),
+    ]
+
+
+def diagnose_core(core: Facts) -> Iterator[Problem]:
+    """What is wrong with the compiled core."""
+    if core["error"]:
+        yield Problem(
+            f"the compiled core cannot be loaded: {core['error']}",
+            f"build it for this environment: {REINSTALL}",
+        )
+    elif core["mpi_library"] is None:
+        yield Problem(
+            "the core was built without MPI",
+            "put the mpicxx that Horovod was built with on PATH, then "
+            f"HVD_SPARSE_WITH_MPI=1 {REINSTALL}",
+        )
+
+
+def diagnose_torch(version: str | None) -> Iterator[Problem]:
+    """What is wrong with the installed torch."""
+    if version is None:
+        yield Problem(
+            "PyTorch is not installed, the one framework that this version serves",
+            f"pip install 'torch>={MINIMUM_TORCH}', then HOROVOD_WITH_PYTORCH=1 {REBUILD_HOROVOD}",
+        )
+    elif Version(version) < MINIMUM_TORCH:
+        yield Problem(f"torch {version} is too old", f"pip install 'torch>={MINIMUM_TORCH}'")
+
+
+def diagnose_horovod(horovod: Facts | None) -> Iterator[Problem]:
+    """What is wrong with the installed Horovod."""
+    if horovod is None:
+        yield Problem(
+            "Horovod is not installed",
+            "HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 pip install --no-build-isolation horovod (for "
+            "a torch of today its sources need the changes in tools/horovod_changes.py)",
+        )
+        return
+    if Version(horovod["version"]) < MINIMUM_HOROVOD:
+        yield Problem(
+            f"Horovod {horovod['version']} is too old", f"pip install 'horovod>={MINIMUM_HOROVOD}'"
+        )
+    if not horovod["torch"]:
+        yield Problem(
+            "Horovod was built without PyTorch", f"HOROVOD_WITH_PYTORCH=1 {REBUILD_HOROVOD}"
+        )
+    if horovod.get("error"):
+        yield Problem(f"Horovod cannot be loaded: {horovod['error']}", REBUILD_HOROVOD)
+    if not horovod.get("mpi", True):
+        yield Problem("Horovod was built without MPI", f"HOROVOD_WITH_MPI=1 {REBUILD_HOROVOD}")
+    libraries = horovod.get("mpi_libraries", [])
+    if len(libraries) > 1:
+        yield Problem(
+            f"Horovod and this package use different MPI libraries: {', '.join(libraries)}",
+            f"build this package with Horovod's: MPICXX=/path/to/mpicxx {REINSTALL}",
+        )
+
+
+def diagnose_mpi(mpi: Facts | None) -> Iterator[Problem]:
+    """What is wrong with MPI at run time."""
+    if mpi is None:  # the core was built without it, which has been said
+        return
+    if mpi["mpirun"] is None:
+        yield Problem("there is no mpirun on PATH", "put the folder that holds mpicxx on PATH")
+    elif mpi.get("error"):
+        yield Problem(
+            f"MPI cannot be started: {mpi['error']}", f"see what {mpi['mpirun']} -np 1 true says"
+        )
+    elif mpi["thread_level"] != "MPI_THREAD_MULTIPLE":
+        yield Problem(
+            f"MPI grants {mpi['thread_level']}, MPI_THREAD_MULTIPLE is needed",
+            "use an MPI that was built with threads",
+        )

@@ -1,0 +1,140 @@
+"""Finds out what was built, what is installed beside it, and what MPI grants.
+
+What may hang or end a process (loading Horovod, initialising MPI) is asked of processes of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import hvd_sparse
+
+PROBE_SECONDS = 120
+TENSORFLOW_NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
+
+Facts: TypeAlias = dict[str, Any]
+
+# Both print their last line as JSON. The first one loads Horovod before the core, as users do.
+ASK_HOROVOD = """
+import importlib, json, os
+hvd = importlib.import_module("horovod.{framework}")
+from hvd_sparse import _core
+maps = open("/proc/self/maps").read().splitlines()
+paths = sorted(set(line.split()[-1] for line in maps if "/libmpi" in line))
+names = ("libmpi.so", "libmpich.so")
+print(json.dumps(dict(
+    mpi=bool(hvd.mpi_built()), gloo=bool(hvd.gloo_built()), nccl=bool(hvd.nccl_built()),
+    mpi_libraries=[p for p in paths if os.path.basename(p).startswith(names)],
+)))
+"""
+ASK_MPI = """
+import json
+from hvd_sparse import _core
+print(json.dumps(dict(thread_level=_core.mpi_thread_level())))
+"""
+
+
+def examine() -> Facts:
+    """Gathers everything that can be known without a job.
+
+    Returns:
+        Plain values, as --json prints them; what is not installed is None.
+    """
+    core = examine_core()
+    horovod = examine_horovod()
+    return {
+        "hvd_sparse": {"version": hvd_sparse.__version__, **core},
+        "python": platform.python_version(),
+        "torch": version_of("torch"),
+        "tensorflow": version_of(*TENSORFLOW_NAMES),
+        "horovod": horovod,
+        "mpi": examine_mpi() if core["mpi_library"] else None,
+    }
+
+
+def examine_core() -> Facts:
+    """The compiled core, and how it was built."""
+    path = Path(__file__).with_name("_build_info.json")
+    facts: Facts = {
+        "folder": str(path.parent),
+        "build": json.loads(path.read_text()) if path.exists() else None,
+        "error": None,
+        "instruction_set": None,
+        "mpi_library": None,
+    }
+    try:
+        from hvd_sparse import _core
+    except ImportError as error:
+        return {**facts, "error": str(error)}
+    library = _core.mpi_library_version().split(",")[0].strip()
+    return {
+        **facts,
+        "instruction_set": _core.instruction_set(),
+        "mpi_library": library or None,
+    }
+
+
+def examine_horovod() -> Facts | None:
+    """Horovod's version and parts."""
+    version = version_of("horovod")
+    spec = importlib.util.find_spec("horovod")
+    if version is None or spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(spec.submodule_search_locations[0])
+    facts: Facts = {"version": version}
+    for framework in ("torch", "tensorflow"):
+        facts[framework] = any(folder.joinpath(framework).glob("mpi_lib*.so"))
+    for framework in ("torch", "tensorflow"):
+        if facts[framework] and importlib.util.find_spec(framework) is not None:
+            answer = ask([sys.executable, "-c", ASK_HOROVOD.format(framework=framework)])
+            return {**facts, **answer}
+    return facts
+
+
+def examine_mpi() -> Facts:
+    """mpirun, and the thread level that MPI grants under it."""
+    beside_python = str(Path(sys.executable).parent)
+    mpirun = shutil.which("mpirun") or shutil.which("mpirun", path=beside_python)
+    if mpirun is None:
+        return {"mpirun": None}
+    return {"mpirun": mpirun, **ask([mpirun, "-np", "1", sys.executable, "-c", ASK_MPI])}
+
+
+def ask(command: list[str]) -> Facts:
+    """Runs a probe; its answer, or {"error": what went wrong}."""
+    env = {
+        **os.environ,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    try:
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=PROBE_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"error": str(error)}
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        return {"error": lines[-1] if lines else f"exit status {done.returncode}"}
+    answer: Facts = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def version_of(*names: str) -> str | None:
+    """The version of the first of these distributions that is installed."""
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None

@@ -1,0 +1,105 @@
+"""Builds hvd_sparse._core with CMake; everything else about the package is in pyproject.toml.
+
+Options, by environment variables, in Horovod's manner:
+
+    HVD_SPARSE_WITH_MPI, HVD_SPARSE_WITH_TENSORFLOW, HVD_SPARSE_WITH_CUDA, HVD_SPARSE_WITH_NCCL
+                            1: required, 0: left out, unset: whatever is found
+    MPICXX                  MPI's compiler wrapper (default: mpicxx on PATH)
+    HVD_SPARSE_BUILD_DIR    where CMake works (default: a folder below build/ for each environment)
+    CXX, CXXFLAGS, LDFLAGS, CMAKE_BUILD_PARALLEL_LEVEL    as CMake knows them
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+PARTS = ("MPI", "TENSORFLOW", "CUDA", "NCCL")
+
+
+def find_cmake() -> str:
+    """CMake on PATH, else beside this interpreter."""
+    cmake = shutil.which("cmake") or shutil.which("cmake", path=Path(sys.executable).parent)
+    if cmake is None:
+        sys.exit("building hvd_sparse takes CMake: pip install cmake")
+    return cmake
+
+
+def find_pybind11() -> str:
+    """The folder with pybind11's headers: its own package, else the copy that torch brings."""
+    for package, folder in (("pybind11", "include"), ("torch", "include")):
+        spec = importlib.util.find_spec(package)
+        for location in (spec.submodule_search_locations or []) if spec else []:
+            include = Path(location, folder)
+            if (include / "pybind11" / "pybind11.h").exists():
+                return str(include)
+    sys.exit("building hvd_sparse takes pybind11: pip install pybind11")
+
+
+def cmake_arguments() -> list[str]:
+    """The definitions that tell CMake of this environment and of the user's options."""
+    definitions = {
+        "Python_EXECUTABLE": sys.executable,
+        "HVD_SPARSE_PYBIND11_INCLUDE": find_pybind11(),
+        "CMAKE_BUILD_TYPE": os.environ.get("CMAKE_BUILD_TYPE", "Release"),
+    }
+    for part in PARTS:
+        value = os.environ.get(f"HVD_SPARSE_WITH_{part}", "")
+        if value not in ("", "0", "1"):
+            sys.exit(f"HVD_SPARSE_WITH_{part} must be 0, 1 or unset, got {value!r}")
+        definitions[f"HVD_SPARSE_WITH_{part}"] = value
+    mpicxx = os.environ.get("MPICXX") or shutil.which("mpicxx")
+    if mpicxx:
+        definitions["MPI_CXX_COMPILER"] = mpicxx
+    arguments = [f"-D{name}={value}" for name, value in definitions.items()]
+    if shutil.which("ninja"):
+        arguments.append("-GNinja")
+    return arguments
+
+
+class CMakeBuild(build_ext):
+    """Runs CMake, then puts the module and the record of its parts where setuptools wants them."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Builds the one extension; nothing is compiled again that has not changed."""
+        cmake, arguments = find_cmake(), cmake_arguments()
+        environment = hashlib.sha256(json.dumps([cmake, *arguments]).encode()).hexdigest()[:12]
+        folder = Path(os.environ.get("HVD_SPARSE_BUILD_DIR") or ROOT / "build" / environment)
+        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count())
+        try:
+            subprocess.run([cmake, "-S", ROOT, "-B", folder, *arguments], check=True)
+            subprocess.run([cmake, "--build", folder, "--parallel", jobs], check=True)
+        except subprocess.CalledProcessError:
+            sys.exit("building hvd_sparse failed; CMake's messages above say why")
+
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(folder / target.name, target)
+        shutil.copy2(folder / "build_info.json", target.with_name("_build_info.json"))
+
+    def copy_extensions_to_source(self) -> None:
+        """For editable installs: both files into the package's sources."""
+        package = Path(self.get_finalized_command("build_py").get_package_dir("hvd_sparse"))
+        for ext in self.extensions:
+            module = Path(self.build_lib, self.get_ext_filename(ext.name))
+            for built in (module, module.with_name("_build_info.json")):
+                fresh = package / f"{built.name}.fresh"
+                shutil.copy2(built, fresh)
+                fresh.replace(package / built.name)  # at once: running programs keep the old one
+
+
+setup(
+    license="Apache-2.0",
+    ext_modules=[Extension("hvd_sparse._core", [])],
+    cmdclass={"build_ext": CMakeBuild},
+)

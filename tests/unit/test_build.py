@@ -1,0 +1,69 @@
+"""The build: options in Horovod's manner, refused or honoured with a clear word."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def configure(folder, **options):
+    """Runs setup.py up to CMake's configuration; CMake's build step is a no-op."""
+    program = (
+        "import runpy, subprocess, sys\n"
+        "run = subprocess.run\n"
+        "subprocess.run = lambda c, **k: None if '--build' in c else run(c, **k)\n"
+        "sys.argv = ['setup.py', '--quiet', 'build_ext', '--build-lib', sys.argv[1]]\n"
+        "runpy.run_path('setup.py', run_name='__main__')\n"
+    )
+    env = {key: value for key, value in os.environ.items() if not key.startswith("HVD_SPARSE_")}
+    env |= {"HVD_SPARSE_BUILD_DIR": str(folder / "cmake"), **options}
+    return subprocess.run(
+        [sys.executable, "-c", program, str(folder / "lib")],
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("part", ["TENSORFLOW", "CUDA", "NCCL"])
+def test_a_required_part_that_this_version_lacks_ends_the_build(tmp_path, part):
+    done = configure(tmp_path, **{f"HVD_SPARSE_WITH_{part}": "1"})
+    assert done.returncode != 0
+    assert f"HVD_SPARSE_WITH_{part}=1, but this version has no" in " ".join(done.stdout.split())
+
+
+def test_required_mpi_that_is_not_found_ends_the_build(tmp_path):
+    # Here mpicxx lies beside the interpreter: only a wrapper that does not work keeps it away.
+    done = configure(tmp_path, HVD_SPARSE_WITH_MPI="1", MPICXX="/bin/false")
+    assert done.returncode != 0
+    assert "HVD_SPARSE_WITH_MPI=1, but no MPI was found" in " ".join(done.stdout.split())
+
+
+def test_mpi_is_left_out_where_it_is_not_wanted(tmp_path):
+    done = configure(tmp_path, HVD_SPARSE_WITH_MPI="0")
+    assert "without MPI: HVD_SPARSE_WITH_MPI=0" in done.stdout
+    info = json.loads((tmp_path / "cmake" / "build_info.json").read_text())
+    assert info["parts"]["mpi"] == {"built": False, "detail": "HVD_SPARSE_WITH_MPI=0"}
+
+
+def test_mpi_is_taken_where_it_is_found(tmp_path):
+    configure(tmp_path)
+    info = json.loads((tmp_path / "cmake" / "build_info.json").read_text())
+    assert info["parts"]["mpi"]["built"]
+    assert not info["parts"]["cuda"]["built"]
+
+
+@pytest.mark.parametrize("value", ["yes", "2", "ON"])
+def test_an_option_takes_0_and_1_only(tmp_path, value):
+    done = configure(tmp_path, HVD_SPARSE_WITH_MPI=value)
+    assert done.returncode != 0
+    assert f"HVD_SPARSE_WITH_MPI must be 0, 1 or unset, got '{value}'" in done.stdout

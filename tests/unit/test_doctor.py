@@ -1,0 +1,157 @@
+"""The doctor: a verdict for every kind of installation, and the command that prints it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import hvd_sparse
+from hvd_sparse import __main__ as command_line
+from hvd_sparse.doctor import diagnose
+from hvd_sparse.installation import ask, examine_core, version_of
+
+HEALTHY = {
+    "hvd_sparse": {
+        "version": "0.1.0",
+        "folder": "/somewhere/hvd_sparse",
+        "build": {
+            "compiler": "GNU 12.2.0",
+            "build_type": "Release",
+            "parts": {"mpi": {"built": True, "detail": "/usr/bin/mpicxx"}},
+        },
+        "error": None,
+        "instruction_set": "avx2",
+        "mpi_library": "Open MPI v4.1.8",
+    },
+    "python": "3.11.7",
+    "torch": "2.13.0+cpu",
+    "tensorflow": None,
+    "horovod": {
+        "version": "0.28.1",
+        "torch": True,
+        "tensorflow": False,
+        "mpi": True,
+        "gloo": True,
+        "nccl": False,
+        "mpi_libraries": ["/usr/lib/libmpi.so.40"],
+    },
+    "mpi": {"mpirun": "/usr/bin/mpirun", "thread_level": "MPI_THREAD_MULTIPLE"},
+}
+
+
+def altered(*path, value):
+    """A healthy installation with one fact changed."""
+    facts = copy.deepcopy(HEALTHY)
+    inner = facts
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return facts
+
+
+def test_a_healthy_installation_has_no_problem():
+    assert diagnose(HEALTHY) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "what", "do"),
+    [
+        (("hvd_sparse", "error"), "no such file", "cannot be loaded: no such file", "pip install"),
+        (("hvd_sparse", "mpi_library"), None, "built without MPI", "HVD_SPARSE_WITH_MPI=1"),
+        (("torch",), None, "PyTorch is not installed", "torch>=2.1"),
+        (("torch",), "2.0.1", "torch 2.0.1 is too old", "torch>=2.1"),
+        (("horovod",), None, "Horovod is not installed", "HOROVOD_WITH_MPI=1"),
+        (("horovod", "version"), "0.27.0", "Horovod 0.27.0 is too old", "horovod>=0.28"),
+        (("horovod", "torch"), False, "without PyTorch", "HOROVOD_WITH_PYTORCH=1"),
+        (("horovod", "mpi"), False, "Horovod was built without MPI", "HOROVOD_WITH_MPI=1"),
+        (("horovod", "error"), "undefined symbol", "undefined symbol", "force-reinstall horovod"),
+        (("horovod", "mpi_libraries"), ["/a/libmpi.so.40", "/b/libmpi.so.12"],
+         "different MPI libraries: /a/libmpi.so.40, /b/libmpi.so.12", "MPICXX="),
+        (("mpi", "mpirun"), None, "no mpirun", "PATH"),
+        (("mpi", "error"), "exit status 3", "MPI cannot be started: exit status 3", "mpirun -np 1"),
+        (("mpi", "thread_level"), "MPI_THREAD_SERIALIZED",
+         "MPI grants MPI_THREAD_SERIALIZED", "built with threads"),
+    ],
+)  # fmt: skip
+def test_every_problem_names_its_cause_and_the_way_out(path, value, what, do):
+    (problem,) = diagnose(altered(*path, value=value))
+    assert what in problem.what
+    assert do in problem.do
+
+
+def test_a_core_without_mpi_is_one_problem_not_two():
+    facts = altered("hvd_sparse", "mpi_library", value=None) | {"mpi": None}
+    assert len(diagnose(facts)) == 1
+
+
+def test_a_failed_probe_says_what_the_program_said_last():
+    program = "import sys; print('first', file=sys.stderr); sys.exit('last')"
+    assert ask([sys.executable, "-c", program]) == {"error": "last"}
+
+
+def test_a_probe_of_a_missing_program_is_an_error():
+    assert "no-such-program" in ask(["no-such-program"])["error"]
+
+
+def test_a_probe_may_print_before_it_answers():
+    assert ask([sys.executable, "-c", "print('noise'); print('{\"a\": 1}')"]) == {"a": 1}
+
+
+def test_version_of_takes_the_first_name_that_is_installed():
+    assert version_of("no-such-distribution", "numpy") is not None
+    assert version_of("no-such-distribution") is None
+
+
+def test_the_build_left_a_record_of_every_optional_part():
+    build = examine_core()["build"]
+    assert set(build["parts"]) == {"mpi", "tensorflow", "cuda", "nccl"}
+    assert build["compiler"]
+
+
+@pytest.fixture
+def doctor(monkeypatch):
+    """Runs the command on given facts."""
+
+    def run(facts, *arguments):
+        monkeypatch.setattr(command_line, "examine", lambda: facts)
+        return CliRunner().invoke(command_line.app, ["doctor", *arguments])
+
+    return run
+
+
+def test_the_command_says_ready_and_succeeds(doctor):
+    result = doctor(HEALTHY)
+    assert result.exit_code == 0
+    assert "Ready" in result.output
+    assert "TensorFlow     not found" in result.output
+    assert "MPI_THREAD_MULTIPLE" in result.output
+
+
+def test_the_command_says_what_to_do_and_fails(doctor):
+    result = doctor(altered("torch", value=None))
+    assert result.exit_code == 1
+    assert "PyTorch is not installed" in result.output
+    assert "do: pip install" in result.output
+
+
+def test_json_holds_facts_and_verdict(doctor):
+    result = doctor(altered("horovod", value=None), "--json")
+    assert result.exit_code == 1
+    answer = json.loads(result.output)
+    assert answer["torch"] == "2.13.0+cpu"
+    assert answer["ok"] is False
+    assert [set(problem) for problem in answer["problems"]] == [{"what", "do"}]
+
+
+def test_importing_the_package_loads_no_framework():
+    program = (
+        "import hvd_sparse, sys; print(sorted({'torch', 'horovod', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+    assert hvd_sparse.__version__ == version_of("hvd_sparse")

@@ -1,0 +1,58 @@
+"""Fills the environment of the interpreter that runs this: requirements, then Horovod.
+
+torch is taken as its build for CPUs (+cpu): PyPI's own build for Linux brings gigabytes of CUDA.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import build_horovod
+
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+CONSTRAINTS = Path(__file__).parent / "constraints" / "{}.{}.txt".format(*sys.version_info)
+
+
+def pip_install(*arguments: str, may_fail: bool = False) -> bool:
+    """Runs pip install; returns whether it succeeded, or ends this program where it must."""
+    command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    output = subprocess.PIPE if may_fail else None
+    done = subprocess.run([*command, *arguments], stdout=output, stderr=output, text=True)
+    if done.returncode != 0 and not may_fail:
+        sys.exit(f"pip install {' '.join(arguments)} failed; its messages above say why")
+    return done.returncode == 0
+
+
+def pinned(name: str) -> str:
+    """The version of `name` in the requirements."""
+    for line in REQUIREMENTS.read_text().splitlines():
+        if line.startswith(f"{name}=="):
+            return line.split("==")[1].split(";")[0].strip()
+    raise LookupError(f"{REQUIREMENTS.name} does not pin {name}")
+
+
+def install_torch() -> None:
+    """Installs torch without its requirements, which follow with all the others."""
+    requirement = f"torch=={pinned('torch')}"
+    cpu_build = ("--no-deps", f"{requirement}+cpu")
+    if pip_install(*cpu_build, may_fail=True):
+        return
+    if pip_install(*cpu_build, "--extra-index-url", TORCH_CPU_INDEX, may_fail=True):
+        return
+    print(f"no {requirement}+cpu to be had, taking {requirement} with all it requires", flush=True)
+    pip_install(requirement)
+
+
+def main() -> None:
+    """Installs everything; what is there already stays."""
+    print("installing the requirements", flush=True)
+    install_torch()
+    pip_install("-r", str(REQUIREMENTS), "-c", str(CONSTRAINTS))
+    build_horovod.main()
+
+
+if __name__ == "__main__":
+    main()
