@@ -1,0 +1,44 @@
+/// Aligned memory that only ever grows.
+
+#ifndef HVD_SPARSE_BASE_BUFFER_H_
+#define HVD_SPARSE_BASE_BUFFER_H_
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+#include "csrc/base/error.h"
+
+namespace hvd_sparse {
+
+class Buffer {
+ public:
+  static constexpr std::size_t kAlignment = 64;
+
+  std::uint8_t* data() { return memory_.get(); }
+  const std::uint8_t* data() const { return memory_.get(); }
+  std::int64_t size() const { return size_; }
+
+  /// Makes room for `bytes` bytes; what was in the buffer is lost when it has to grow.
+  void Reserve(std::int64_t bytes) {
+    if (bytes <= size_) return;
+    const auto rounded =
+        (static_cast<std::size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+    memory_.reset();
+    size_ = 0;
+    memory_.reset(static_cast<std::uint8_t*>(std::aligned_alloc(kAlignment, rounded)));
+    if (memory_ == nullptr) throw std::bad_alloc();
+    size_ = static_cast<std::int64_t>(rounded);
+  }
+
+ private:
+  struct Free {
+    void operator()(std::uint8_t* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<std::uint8_t, Free> memory_;
+  std::int64_t size_ = 0;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_BASE_BUFFER_H_

@@ -1,0 +1,51 @@
+/// The errors of the core. bindings/ turns each kind into the Python exception of the same name.
+
+#ifndef HVD_SPARSE_BASE_ERROR_H_
+#define HVD_SPARSE_BASE_ERROR_H_
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace hvd_sparse {
+
+enum class ErrorKind {
+  kInvalidArgument,  ///< the caller's mistake, refused before anything was sent
+  kUnavailable,      ///< not built in, or not offered by the MPI library at hand
+  kPeerLost,         ///< another rank died or left while it was waited for
+  kTimeout,          ///< another rank is alive, but the deadline has passed
+  kExchangeFailed,   ///< the ranks disagree, or one of them ended the exchange for all
+  kNonFinite,        ///< some rank's gradient, or a sum, is not finite: the step was undone
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  ErrorKind kind() const { return kind_; }
+
+ private:
+  ErrorKind kind_;
+};
+
+/// "density must lie in (0, 1], got " << 1.5, as one string.
+template <typename... Parts>
+std::string Concat(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
+}
+
+template <typename... Parts>
+[[noreturn]] void Throw(ErrorKind kind, const Parts&... parts) {
+  throw Error(kind, Concat(parts...));
+}
+
+/// Throws InvalidArgument with the concatenated message unless `condition` holds.
+template <typename... Parts>
+void Require(bool condition, const Parts&... parts) {
+  if (!condition) Throw(ErrorKind::kInvalidArgument, parts...);
+}
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_BASE_ERROR_H_

@@ -1,0 +1,95 @@
+/// A block: the entries of a bucket that travel together, laid out as they are sent.
+///
+///     header | indices[count] | values[count]
+///
+/// Indices ascend. While a block is being written its values lie behind room for `capacity`
+/// indices; Finish() moves them down, so that the bytes of a finished block are one message.
+
+#ifndef HVD_SPARSE_BASE_SPARSE_BLOCK_H_
+#define HVD_SPARSE_BASE_SPARSE_BLOCK_H_
+
+#include <cstdint>
+
+#include "csrc/base/buffer.h"
+#include "csrc/base/types.h"
+
+namespace hvd_sparse {
+
+/// No rank saw a non-finite gradient.
+constexpr std::int32_t kNoRank = INT32_MAX;
+
+/// Precedes every block on the wire; lets the receiver find out that the ranks disagree.
+struct BlockHeader {
+  std::uint32_t magic = 0;
+  std::int32_t count = 0;
+  std::uint32_t bucket = 0;         ///< which bucket this is, counted from 0
+  std::int32_t bad_rank = kNoRank;  ///< lowest rank whose gradient is not finite, or kNoRank
+  std::uint64_t step = 0;           ///< how often the bucket was exchanged before
+  std::uint64_t unused = 0;         ///< keeps the entries 32-byte aligned
+};
+static_assert(sizeof(BlockHeader) == 32);
+
+/// Bit of an index that says: this rank's own value is contained in the entry's sum. Local
+/// knowledge of gTop-k (see collectives/gtopk.cc); partners ignore it in what they receive.
+constexpr std::uint32_t kSurvivedBit = 0x80000000u;
+
+inline Index Position(Index marked) {
+  return static_cast<Index>(static_cast<std::uint32_t>(marked) & ~kSurvivedBit);
+}
+inline bool Survived(Index marked) {
+  return (static_cast<std::uint32_t>(marked) & kSurvivedBit) != 0;
+}
+inline Index Marked(Index position, bool survived) {
+  return static_cast<Index>(static_cast<std::uint32_t>(position) | (survived ? kSurvivedBit : 0));
+}
+
+class SparseBlock {
+ public:
+  /// Bytes of a finished block of `count` entries.
+  static std::int64_t MessageBytes(std::int64_t count) {
+    return static_cast<std::int64_t>(sizeof(BlockHeader)) + 8 * count;
+  }
+
+  /// Empties the block and makes room for `capacity` entries; memory only ever grows.
+  void Reset(std::int64_t capacity);
+
+  /// Ends writing: the first `count` places of indices() and values() hold the entries.
+  void Finish(std::int64_t count);
+
+  /// Takes a finished block of at most `capacity()` entries from a message of `bytes` bytes.
+  ///
+  /// Throws ExchangeFailed if the message is no block or holds more than fits.
+  void Parse(const void* message, std::int64_t bytes);
+
+  /// Like Parse, of a message that was received right into message().
+  void ParseInPlace(std::int64_t bytes);
+
+  void CopyFrom(const SparseBlock& other);
+
+  BlockHeader& header() { return *reinterpret_cast<BlockHeader*>(buffer_.data()); }
+  const BlockHeader& header() const {
+    return *reinterpret_cast<const BlockHeader*>(buffer_.data());
+  }
+  std::int64_t count() const { return header().count; }
+  std::int64_t capacity() const { return capacity_; }
+
+  Index* indices() { return reinterpret_cast<Index*>(buffer_.data() + sizeof(BlockHeader)); }
+  float* values() { return reinterpret_cast<float*>(indices() + stride_); }
+  const Index* indices() const { return const_cast<SparseBlock*>(this)->indices(); }
+  const float* values() const { return const_cast<SparseBlock*>(this)->values(); }
+
+  /// The block as it is sent. Valid after Finish.
+  std::uint8_t* message() { return buffer_.data(); }
+  const std::uint8_t* message() const { return buffer_.data(); }
+  std::int64_t message_bytes() const { return MessageBytes(count()); }
+  std::int64_t max_message_bytes() const { return MessageBytes(capacity_); }
+
+ private:
+  Buffer buffer_;
+  std::int64_t capacity_ = 0;
+  std::int64_t stride_ = 0;  // entries between the first index and the first value
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_BASE_SPARSE_BLOCK_H_

@@ -1,0 +1,54 @@
+/// The few types that every layer shares.
+
+#ifndef HVD_SPARSE_BASE_TYPES_H_
+#define HVD_SPARSE_BASE_TYPES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+namespace hvd_sparse {
+
+/// Position of an entry in its bucket. A bucket has fewer than 2^31 entries.
+using Index = std::int32_t;
+
+/// The most entries that a bucket may have.
+constexpr std::int64_t kMaxBucketNumel = INT32_MAX;
+
+/// Number types of gradients. Residuals and blocks are float32 whatever the gradient is.
+enum class DType : int { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kBFloat16 = 3 };
+
+/// A view of consecutive elements that somebody else owns.
+template <typename T>
+struct Span {
+  T* data = nullptr;
+  std::int64_t size = 0;
+
+  Span() = default;
+  Span(T* data, std::int64_t size) : data(data), size(size) {}
+  template <typename U, typename = std::enable_if_t<std::is_convertible_v<U (*)[], T (*)[]>>>
+  Span(Span<U> other) : data(other.data), size(other.size) {}  // NOLINT: T -> const T is implicit
+  template <typename U, typename = std::enable_if_t<std::is_convertible_v<U (*)[], T (*)[]>>>
+  Span(std::vector<U>& v)  // NOLINT: a vector is viewed implicitly
+      : data(v.data()), size(static_cast<std::int64_t>(v.size())) {}
+  template <typename U, typename = std::enable_if_t<std::is_convertible_v<const U (*)[], T (*)[]>>>
+  Span(const std::vector<U>& v)  // NOLINT: a vector is viewed implicitly
+      : data(v.data()), size(static_cast<std::int64_t>(v.size())) {}
+
+  T& operator[](std::int64_t i) const { return data[i]; }
+  T* begin() const { return data; }
+  T* end() const { return data + size; }
+  Span Sub(std::int64_t offset, std::int64_t count) const { return {data + offset, count}; }
+};
+
+/// A dense gradient of any supported number type: read by Accumulate, written by Scatter.
+struct GradView {
+  void* data = nullptr;
+  std::int64_t numel = 0;
+  DType dtype = DType::kFloat32;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_BASE_TYPES_H_
