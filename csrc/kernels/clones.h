@@ -1,0 +1,35 @@
+/// One source, several instruction sets.
+///
+/// A function marked HVD_SPARSE_CLONES is compiled for AVX-512, AVX2 and the baseline; the loader
+/// picks one. What it calls must be HVD_SPARSE_INLINE, or it would fall back to the baseline. The
+/// build forbids fused multiply-adds (-ffp-contract=off), so all of them give the same bits.
+
+#ifndef HVD_SPARSE_KERNELS_CLONES_H_
+#define HVD_SPARSE_KERNELS_CLONES_H_
+
+#include <cstdint>  // also tells whether the C library is glibc
+
+#define HVD_SPARSE_INLINE inline __attribute__((always_inline))
+
+// The loader chooses before a sanitizer's runtime is ready, which crashes; only glibc can choose.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define HVD_SPARSE_HAS_CLONES 0
+#elif defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)
+#define HVD_SPARSE_HAS_CLONES 1
+#else
+#define HVD_SPARSE_HAS_CLONES 0
+#endif
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
+#undef HVD_SPARSE_HAS_CLONES
+#define HVD_SPARSE_HAS_CLONES 0
+#endif
+#endif
+
+#if HVD_SPARSE_HAS_CLONES
+#define HVD_SPARSE_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define HVD_SPARSE_CLONES
+#endif
+
+#endif  // HVD_SPARSE_KERNELS_CLONES_H_

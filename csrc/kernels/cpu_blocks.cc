@@ -1,0 +1,191 @@
+/// Merging and trimming of blocks, and what a reduced block does to dense arrays, on the CPU.
+///
+/// Whether the next entry comes from the one block or the other is a coin toss, so the hot loops
+/// choose with arithmetic, not with branches. Blocks from other ranks may be malformed (a broken
+/// peer); positions are checked wherever they address memory.
+
+#include "csrc/kernels/cpu_blocks.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+
+#include "csrc/kernels/half.h"
+#include "csrc/kernels/radix.h"
+
+namespace hvd_sparse::cpu {
+namespace {
+
+HVD_SPARSE_INLINE std::uint32_t Magnitude(float x) { return FloatBits(x) & 0x7fffffffu; }
+
+/// The k-th largest magnitude among more than k entries; `ties`: how many equal ones are among the
+/// k largest. Radix select as in cpu_top_k.cc, but with memory for the entries still in question.
+std::uint32_t FindCut(const float* values, std::int64_t count, std::int64_t k, std::int64_t* ties) {
+  constexpr int kUpperShift = 2 * kLowerBits;
+  Turns turns{};
+  for (std::int64_t i = 0; i < count; ++i) ++turns[i & 3][Magnitude(values[i]) >> kUpperShift];
+  const Histogram& uppers = AddUp(&turns);
+  const std::uint32_t upper = FindDigit(uppers, &k);
+
+  thread_local std::vector<std::uint32_t> candidates;
+  candidates.resize(uppers[upper] + std::size_t{1});  // one more for a write that is not kept
+  std::size_t found = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::uint32_t magnitude = Magnitude(values[i]);
+    candidates[found] = magnitude;
+    found += magnitude >> kUpperShift == upper;
+  }
+
+  Histogram histogram{};
+  for (std::size_t i = 0; i < found; ++i) ++histogram[(candidates[i] >> kLowerBits) & kLowerMask];
+  const std::uint32_t middle = FindDigit(histogram, &k);
+  histogram.fill(0);
+  for (std::size_t i = 0; i < found; ++i) {
+    if (((candidates[i] >> kLowerBits) & kLowerMask) == middle) {
+      ++histogram[candidates[i] & kLowerMask];
+    }
+  }
+  const std::uint32_t lower = FindDigit(histogram, &k);
+  *ties = k;
+  return upper << kUpperShift | middle << kLowerBits | lower;
+}
+
+/// The first entry of a block at or behind a position.
+std::int64_t LowerBound(const SparseBlock& block, Index position) {
+  const Index* begin = block.indices();
+  const Index* found =
+      std::lower_bound(begin, begin + block.count(), position,
+                       [](Index marked, Index wanted) { return Position(marked) < wanted; });
+  return found - begin;
+}
+
+template <typename T>
+std::int64_t ScatterAs(const SparseBlock& reduced, float scale, Index offset, Span<T> grad,
+                       Span<float> residual, std::vector<std::pair<Index, float>>* undo,
+                       float loss_scale) {
+  if (grad.size == 0) return 0;
+  std::memset(static_cast<void*>(grad.data), 0, sizeof(T) * static_cast<std::size_t>(grad.size));
+  std::int64_t bad = 0;
+  for (std::int64_t e = LowerBound(reduced, offset); e < reduced.count(); ++e) {
+    const Index position = Position(reduced.indices()[e]);
+    const std::int64_t i = std::int64_t{position} - offset;
+    if (i < 0 || i >= grad.size) break;
+    const float value = scale * reduced.values()[e];
+    grad[i] = Narrow<T>(value);
+    if constexpr (sizeof(T) < sizeof(float)) {
+      const float written = Widen(grad[i]);
+      if (!(std::fabs(written) <= FLT_MAX)) {
+        ++bad;
+      } else if (written != value && i < residual.size) {
+        undo->emplace_back(position, residual[i]);
+        residual[i] += loss_scale * (value - written);
+      }
+    } else {
+      bad += std::fabs(value) <= FLT_MAX ? 0 : 1;
+    }
+  }
+  return bad;
+}
+
+}  // namespace
+
+void Merge(const SparseBlock& own, const SparseBlock& theirs, SparseBlock* out) {
+  const std::int64_t own_count = own.count(), their_count = theirs.count();
+  const BlockHeader header = own.header();
+  out->Reset(own_count + their_count);
+  const Index* own_indices = own.indices();
+  const Index* their_indices = theirs.indices();
+  const float* own_values = own.values();
+  const float* their_values = theirs.values();
+  Index* indices = out->indices();
+  float* values = out->values();
+
+  std::int64_t a = 0, b = 0, written = 0;
+  while (a < own_count && b < their_count) {
+    const Index mine = own_indices[a];
+    const Index other = Position(their_indices[b]);
+    const bool take_own = Position(mine) <= other, take_their = other <= Position(mine);
+    const float x = own_values[a], y = their_values[b];
+    const std::uint32_t sum = FloatBits(x + y);
+    const std::uint32_t one = take_own ? FloatBits(x) : FloatBits(y);
+    indices[written] = take_own ? mine : other;
+    values[written] = BitsFloat(take_own & take_their ? sum : one);
+    ++written;
+    a += take_own;
+    b += take_their;
+  }
+  for (; a < own_count; ++a, ++written) {
+    indices[written] = own_indices[a];
+    values[written] = own_values[a];
+  }
+  for (; b < their_count; ++b, ++written) {
+    indices[written] = Position(their_indices[b]);
+    values[written] = their_values[b];
+  }
+  out->header() = header;
+  out->Finish(written);
+}
+
+void KeepTopK(std::int64_t k, SparseBlock* block) {
+  const std::int64_t count = block->count();
+  if (count <= k) return;
+  if (k <= 0) return block->Finish(0);
+  Index* indices = block->indices();
+  float* values = block->values();
+  std::int64_t ties = 0;
+  const std::uint32_t cut = FindCut(values, count, k, &ties);
+  std::int64_t written = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Index index = indices[i];
+    const float value = values[i];
+    const bool tie = (Magnitude(value) == cut) & (ties > 0);
+    const bool keep = (Magnitude(value) > cut) | tie;
+    indices[written] = index;
+    values[written] = value;
+    ties -= tie;
+    written += keep;
+  }
+  block->Finish(written);
+}
+
+void Settle(const SparseBlock& selected, const SparseBlock& reduced, Span<float> residual) {
+  const std::int64_t selected_count = selected.count(), reduced_count = reduced.count();
+  std::int64_t s = 0, r = 0;
+  while (s < selected_count && r < reduced_count) {
+    const Index mine = Position(selected.indices()[s]);
+    const Index marked = reduced.indices()[r];
+    const Index theirs = Position(marked);
+    if (mine == theirs && Survived(marked) && mine < residual.size) residual[mine] = 0;
+    s += mine <= theirs;
+    r += theirs <= mine;
+  }
+}
+
+void PutBack(const SparseBlock& selected, Span<float> residual) {
+  for (std::int64_t s = 0; s < selected.count(); ++s) {
+    const Index position = Position(selected.indices()[s]);
+    if (position < residual.size) residual[position] = selected.values()[s];
+  }
+}
+
+std::int64_t Scatter(const SparseBlock& reduced, float scale, Index offset, GradView grad,
+                     Span<float> residual, std::vector<std::pair<Index, float>>* undo,
+                     float loss_scale) {
+  const auto as = [&](auto* data) {
+    return ScatterAs(reduced, scale, offset, Span(data, grad.numel), residual, undo, loss_scale);
+  };
+  switch (grad.dtype) {
+    case DType::kFloat32:
+      return as(static_cast<float*>(grad.data));
+    case DType::kFloat64:
+      return as(static_cast<double*>(grad.data));
+    case DType::kFloat16:
+      return as(static_cast<Float16*>(grad.data));
+    case DType::kBFloat16:
+      return as(static_cast<BFloat16*>(grad.data));
+  }
+  Throw(ErrorKind::kInvalidArgument, "unknown number type ", static_cast<int>(grad.dtype));
+}
+
+}  // namespace hvd_sparse::cpu
