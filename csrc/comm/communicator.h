@@ -1,0 +1,55 @@
+/// How blocks travel between the ranks of one exchange.
+///
+/// An exchange owns its communicator, so two exchanges never see each other's messages. Between a
+/// pair of ranks messages arrive in the order in which they were sent.
+
+#ifndef HVD_SPARSE_COMM_COMMUNICATOR_H_
+#define HVD_SPARSE_COMM_COMMUNICATOR_H_
+
+#include <cstdint>
+#include <string>
+
+#include "csrc/base/types.h"
+
+namespace hvd_sparse {
+
+struct Outgoing {
+  int peer;
+  const void* data;
+  std::int64_t bytes;
+};
+
+struct Incoming {
+  int peer;
+  void* data;
+  std::int64_t capacity;   ///< bytes at `data`
+  std::int64_t bytes = 0;  ///< bytes received; set by Transfer
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int Rank() const = 0;
+  virtual int Size() const = 0;
+
+  /// Sends and receives all at once; returns when everything has been sent and received.
+  ///
+  /// Throws PeerLost, Timeout or ExchangeFailed when that can no longer happen. `what` says for
+  /// whose sake this rank waits ("bucket 3 (fc.weight), gtopk, round 1") and is part of every
+  /// warning and error.
+  virtual void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) = 0;
+
+  /// Ends the exchange on every rank: all waits, there and here, throw ExchangeFailed(reason).
+  virtual void Fail(const std::string& reason) = 0;
+
+  /// Throws if the exchange has been ended, by this rank or another.
+  virtual void Check() = 0;
+
+  /// The user has been told that the exchange failed.
+  virtual void Acknowledge() {}
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_COMM_COMMUNICATOR_H_

@@ -1,0 +1,299 @@
+/// Tells the ranks of an exchange what has become of each other; see the header.
+///
+/// Rank 0 relays: what it learns of one rank it tells all others. All connections belong to the
+/// watching thread, which sleeps in poll(); other threads leave their orders and wake it.
+
+#include "csrc/comm/lifeline.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "csrc/comm/lifeline_rendezvous.h"
+#include "csrc/comm/lifeline_verdict.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr double kGoodbyeSeconds = 0.5;  // the peers answer a goodbye by closing; wait no longer
+
+double AbortSeconds() {
+  const char* text = std::getenv("HVD_SPARSE_ABORT_SECONDS");
+  if (text == nullptr || *text == '\0') return 45.0;
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  Require(*end == '\0' && std::isfinite(seconds) && seconds >= 0,
+          "HVD_SPARSE_ABORT_SECONDS must be a number of seconds, at least 0, got '", text, "'");
+  return seconds;
+}
+
+/// Says why and ends the process without running anything that could hang.
+[[noreturn]] void EndProcess(const std::string& failure) {
+  const std::string text =
+      Concat("hvd_sparse: ", failure,
+             "; this process is still inside a collective that can no longer finish, ending it\n");
+  const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+  static_cast<void>(written);
+  ::_exit(1);
+}
+
+/// Threads started in its lifetime receive no signals: those are for the user's threads.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+class Lifeline::Impl {
+ public:
+  Impl(int rank, int size, const std::string& name);
+  ~Impl();
+
+  std::string Listen();
+  void Connect(const std::string& address, double seconds);
+  void Fail(const std::string& reason);
+
+  LifelineVerdict& verdict() { return verdict_; }
+
+  /// The thread and the connections stayed with the parent, mutexes perhaps locked.
+  bool InForkedChild() const { return fork_count_ != ForkCount(); }
+
+ private:
+  void Wake();
+
+  // On the watching thread:
+  void Watch();
+  void Sleep(const std::optional<Clock::time_point>& deadline);
+  void CarryOutOrders();
+  void Serve(int rank);
+  void Heed(int from, const Record& record);
+  void TellOthers(const Record& record, int except = -1);
+
+  const int rank_, size_, fork_count_ = ForkCount();
+  const std::string name_;
+  const double abort_seconds_ = AbortSeconds();
+  LifelineVerdict verdict_;
+  LifelineAddress address_;
+  Listener listener_;
+  Descriptor wake_;
+
+  LifelinePeers peers_;  // those still connected: on rank 0 all others, elsewhere rank 0
+  std::optional<Clock::time_point> leaving_;  // the time at which to stop waiting for their answer
+  std::thread thread_;
+
+  std::mutex mutex_;  // guards the orders
+  std::optional<std::string> fail_order_;
+  bool leave_order_ = false;
+};
+
+Lifeline::Impl::Impl(int rank, int size, const std::string& name)
+    : rank_(rank), size_(size), name_(name), verdict_(size, name) {
+  Require(rank >= 0 && rank < size, "rank must lie in [0, ", size, "), got ", rank);
+  if (size == 1) return;
+  wake_ = Descriptor::Open([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
+  if (!wake_) Throw(ErrorKind::kUnavailable, "cannot create an eventfd: ", std::strerror(errno));
+}
+
+Lifeline::Impl::~Impl() {
+  if (!thread_.joinable()) return;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    leave_order_ = true;
+  }
+  Wake();
+  thread_.join();
+}
+
+std::string Lifeline::Impl::Listen() {
+  Require(rank_ == 0, "only rank 0 listens, not rank ", rank_);
+  if (!listener_.socket) {
+    listener_ = ListenAnywhere();
+    address_ = {LocalAddresses(), listener_.port, NewToken()};
+  }
+  return address_.Text();
+}
+
+void Lifeline::Impl::Connect(const std::string& address, double seconds) {
+  Require(!thread_.joinable(), "the lifeline of exchange '", name_, "' is connected already");
+  if (size_ == 1) return;
+  if (rank_ == 0) {
+    Require(static_cast<bool>(listener_.socket), "Connect on rank 0 comes after Listen");
+    const Listener listener = std::move(listener_);  // closed on return, whatever happens
+    peers_ = AwaitPeers(listener, address_, size_, name_, seconds);
+  } else {
+    peers_ = JoinPeers(LifelineAddress::Parse(address), rank_, size_, name_, seconds);
+  }
+  const SignalsBlocked blocked;
+  thread_ = std::thread([this] { Watch(); });
+  pthread_setname_np(thread_.native_handle(), "hvd_lifeline");
+}
+
+void Lifeline::Impl::Fail(const std::string& reason) {
+  if (!verdict_.Failed(rank_, reason)) return;  // everybody knows, or will at once
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    fail_order_ = reason;
+  }
+  Wake();
+}
+
+void Lifeline::Impl::Wake() {
+  const std::uint64_t one = 1;
+  if (wake_ && ::write(wake_.get(), &one, sizeof(one)) < 0) return;  // full: will wake anyway
+}
+
+void Lifeline::Impl::Watch() {
+  // The rendezvous may have read more than its own records.
+  for (int rank = 0; rank < size_; ++rank) Serve(rank);
+
+  while (true) {
+    CarryOutOrders();
+    if (leaving_ && (peers_.empty() || Clock::now() >= *leaving_)) return;
+
+    auto deadline = leaving_;
+    const auto death = verdict_.UnacknowledgedDeath();
+    if (death && abort_seconds_ > 0 && !leaving_) {
+      deadline = death->time + Seconds(abort_seconds_);
+      if (Clock::now() >= *deadline) EndProcess(death->failure.message);
+    }
+    Sleep(deadline);
+  }
+}
+
+void Lifeline::Impl::Sleep(const std::optional<Clock::time_point>& deadline) {
+  std::vector<pollfd> polled{{wake_.get(), POLLIN, 0}};
+  std::vector<int> ranks{rank_};
+  for (const auto& [rank, peer] : peers_) {
+    polled.push_back({peer.connection.fd(), peer.connection.events(), 0});
+    ranks.push_back(rank);
+  }
+  if (::poll(polled.data(), polled.size(), deadline ? PollTimeout(*deadline) : -1) <= 0) return;
+
+  std::uint64_t wakes = 0;
+  if (polled[0].revents != 0 && ::read(wake_.get(), &wakes, sizeof(wakes)) < 0) return;
+  for (std::size_t i = 1; i < polled.size(); ++i) {
+    if (polled[i].revents != 0) Serve(ranks[i]);
+  }
+}
+
+void Lifeline::Impl::CarryOutOrders() {
+  std::optional<std::string> fail;
+  bool leave = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    fail.swap(fail_order_);
+    leave = leave_order_;
+  }
+  if (fail) TellOthers({RecordKind::kFail, rank_, *fail});
+  if (!leave || leaving_) return;
+  TellOthers({RecordKind::kGoodbye, rank_});
+  for (auto& [rank, peer] : peers_) peer.connection.FinishSending();
+  leaving_ = After(kGoodbyeSeconds);
+}
+
+/// Sends and receives what can be, and heeds what came from `rank`.
+void Lifeline::Impl::Serve(int rank) {
+  const auto peer = peers_.find(rank);
+  if (peer == peers_.end()) return;
+  LifelineConnection& connection = peer->second.connection;
+  connection.Flush();
+  connection.Receive();
+  bool left = false;
+  while (const auto record = connection.Next()) {
+    if (record->kind == RecordKind::kGoodbye) left = true;
+    Heed(rank, *record);
+  }
+  if (connection.broken() == 0 && !left) return;
+
+  const int error = connection.broken();
+  const std::string who = peer->second.who;
+  peers_.erase(peer);
+  if (left || leaving_) return;
+  const bool unreachable = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
+  const std::string how =
+      Concat(unreachable ? "can no longer be reached (" : "has died (", who, ")");
+  verdict_.Lost(rank, how);
+  TellOthers({RecordKind::kLost, rank, how});
+}
+
+void Lifeline::Impl::Heed(int from, const Record& record) {
+  // Rank 0 speaks for all, the others for themselves.
+  const int about = rank_ == 0 || record.kind == RecordKind::kGoodbye ? from : record.rank;
+  if (about < 0 || about >= size_) return;
+  switch (record.kind) {
+    case RecordKind::kGoodbye:
+    case RecordKind::kLeft:
+      verdict_.Left(about);
+      TellOthers({RecordKind::kLeft, about}, from);
+      return;
+    case RecordKind::kFail:
+      if (verdict_.Failed(about, record.text)) {
+        TellOthers({RecordKind::kFail, about, record.text}, from);
+      }
+      return;
+    case RecordKind::kLost:
+      verdict_.Lost(about, record.text);
+      return;
+    case RecordKind::kHello:
+    case RecordKind::kWelcome:
+    case RecordKind::kStart:
+      return;
+  }
+}
+
+/// On rank 0 all others are told, elsewhere rank 0; but nobody after the goodbye.
+void Lifeline::Impl::TellOthers(const Record& record, int except) {
+  if (leaving_) return;
+  for (auto& [rank, peer] : peers_) {
+    if (rank != except) peer.connection.Post(record);
+  }
+}
+
+Lifeline::Lifeline(int rank, int size, const std::string& name)
+    : impl_(std::make_unique<Impl>(rank, size, name)) {}
+
+Lifeline::~Lifeline() {
+  if (!impl_->InForkedChild()) return;
+  [[maybe_unused]] Impl* leaked = impl_.release();  // its thread and mutexes are the parent's
+}
+
+std::string Lifeline::Listen() { return impl_->Listen(); }
+
+void Lifeline::Connect(const std::string& address, double seconds) {
+  impl_->Connect(address, seconds);
+}
+
+void Lifeline::Fail(const std::string& reason) {
+  if (!impl_->InForkedChild()) impl_->Fail(reason);
+}
+
+std::optional<Lifeline::Failure> Lifeline::CurrentFailure(double grace_seconds) const {
+  if (impl_->InForkedChild()) return std::nullopt;
+  return impl_->verdict().Current(grace_seconds);
+}
+
+void Lifeline::Acknowledge() {
+  if (!impl_->InForkedChild()) impl_->verdict().Acknowledge();
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,56 @@
+/// How the connections of a lifeline come about.
+///
+/// Rank 0 listens; the others try its addresses in turn and introduce themselves with the token
+/// that came with the address. Whoever knows no token, a port scanner say, is dropped. Nobody
+/// starts before all have come, so a rank that stays away is reported by all the others.
+
+#ifndef HVD_SPARSE_COMM_LIFELINE_RENDEZVOUS_H_
+#define HVD_SPARSE_COMM_LIFELINE_RENDEZVOUS_H_
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "csrc/comm/lifeline_wire.h"
+#include "csrc/comm/socket.h"
+
+namespace hvd_sparse {
+
+/// The other end of a connection.
+struct LifelinePeer {
+  LifelineConnection connection;
+  std::string who;  ///< "host h, pid n"
+};
+
+/// By rank.
+using LifelinePeers = std::map<int, LifelinePeer>;
+
+/// Where rank 0 listens; "ip1,ip2,...;port;token" as text.
+struct LifelineAddress {
+  std::vector<std::string> ips;
+  int port = 0;
+  std::string token;
+
+  static LifelineAddress Parse(const std::string& text);  ///< throws InvalidArgument
+  std::string Text() const;
+  std::string Place() const;  ///< "10.0.0.1, 127.0.0.1, port 4711", for messages
+};
+
+/// Hard to guess; 32 hexadecimal digits.
+std::string NewToken();
+
+/// On rank 0: waits for ranks 1 to size - 1.
+///
+/// Throws PeerLost naming the missing ranks after `seconds`, on the ranks that did come as well.
+LifelinePeers AwaitPeers(const Listener& listener, const LifelineAddress& address, int size,
+                         const std::string& name, double seconds);
+
+/// On the others: connects to rank 0 and waits for all to have done so.
+///
+/// Throws PeerLost naming the addresses tried after `seconds`.
+LifelinePeers JoinPeers(const LifelineAddress& address, int rank, int size, const std::string& name,
+                        double seconds);
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_COMM_LIFELINE_RENDEZVOUS_H_

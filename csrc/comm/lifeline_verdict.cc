@@ -1,0 +1,59 @@
+/// What a lifeline has learned, and what follows from it; see the header.
+
+#include "csrc/comm/lifeline_verdict.h"
+
+namespace hvd_sparse {
+
+void LifelineVerdict::Note(ErrorKind kind, const std::string& message,
+                           std::optional<Event>* first) {
+  if (!*first) *first = Event{Clock::now(), {kind, message}};
+  any_.store(true, std::memory_order_release);
+}
+
+void LifelineVerdict::Lost(int rank, const std::string& how) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Note(ErrorKind::kPeerLost,
+       Concat("rank ", rank, " of ", size_, " ", how, " in exchange '", name_, "'"), &lost_);
+}
+
+void LifelineVerdict::Left(int rank) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Note(ErrorKind::kPeerLost, Concat("rank ", rank, " of ", size_, " left exchange '", name_, "'"),
+       &left_);
+}
+
+bool LifelineVerdict::Failed(int rank, const std::string& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const bool first = !failed_;
+  Note(ErrorKind::kExchangeFailed, Concat("rank ", rank, " ended the exchange: ", reason),
+       &failed_);
+  return first;
+}
+
+std::optional<Lifeline::Failure> LifelineVerdict::Current(double grace_seconds) const {
+  if (!any_.load(std::memory_order_acquire)) return std::nullopt;
+
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto now = Clock::now();
+  const auto due = [&](const Event& event) {
+    return std::chrono::duration<double>(now - event.time).count() >= grace_seconds;
+  };
+  if (lost_ && (failed_ ? lost_->time <= failed_->time : due(*lost_))) return lost_->failure;
+  if (failed_) return failed_->failure;
+  if (left_ && due(*left_)) return left_->failure;
+  return std::nullopt;
+}
+
+void LifelineVerdict::Acknowledge() {
+  if (!any_.load(std::memory_order_acquire)) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  acknowledged_ = true;
+}
+
+std::optional<LifelineVerdict::Event> LifelineVerdict::UnacknowledgedDeath() const {
+  if (!any_.load(std::memory_order_acquire)) return std::nullopt;
+  std::lock_guard<std::mutex> lock(mutex_);
+  return acknowledged_ ? std::nullopt : lost_;
+}
+
+}  // namespace hvd_sparse

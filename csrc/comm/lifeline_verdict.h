@@ -1,0 +1,62 @@
+/// What a lifeline has learned, and what follows from it: which failure to report, and when.
+
+#ifndef HVD_SPARSE_COMM_LIFELINE_VERDICT_H_
+#define HVD_SPARSE_COMM_LIFELINE_VERDICT_H_
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "csrc/comm/lifeline.h"
+#include "csrc/comm/socket.h"
+
+namespace hvd_sparse {
+
+/// Thread-safe.
+class LifelineVerdict {
+ public:
+  LifelineVerdict(int size, std::string name) : size_(size), name_(std::move(name)) {}
+
+  /// Rank `rank` is lost; `how` is e.g. "has died (host h, pid n)".
+  void Lost(int rank, const std::string& how);
+
+  void Left(int rank);
+
+  /// Rank `rank` has ended the exchange. False if another had done so before.
+  bool Failed(int rank, const std::string& reason);
+
+  /// See Lifeline::CurrentFailure. Cheap while there is none.
+  ///
+  /// Once a rank has ended the exchange nobody waits for anything: no grace. A death known before
+  /// is then its cause and reported instead. A rank that left is reported for lack of anything
+  /// else.
+  std::optional<Lifeline::Failure> Current(double grace_seconds) const;
+
+  /// See Lifeline::Acknowledge. Without effect while there is nothing to acknowledge.
+  void Acknowledge();
+
+  struct Event {
+    Clock::time_point time;
+    Lifeline::Failure failure;
+  };
+
+  /// The death of a rank that nobody has acknowledged.
+  std::optional<Event> UnacknowledgedDeath() const;
+
+ private:
+  void Note(ErrorKind kind, const std::string& message, std::optional<Event>* first);
+
+  const int size_;
+  const std::string name_;
+  std::atomic<bool> any_{false};  // one of the events below has happened
+
+  mutable std::mutex mutex_;
+  std::optional<Event> lost_, left_, failed_;  // the first of each
+  bool acknowledged_ = false;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_COMM_LIFELINE_VERDICT_H_

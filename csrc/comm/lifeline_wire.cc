@@ -1,0 +1,116 @@
+/// Records over one TCP connection; see the header.
+
+#include "csrc/comm/lifeline_wire.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstdint>
+
+namespace hvd_sparse {
+namespace {
+
+constexpr std::size_t kHeaderBytes = 9;
+
+void Append(std::uint32_t number, std::string* bytes) {
+  for (int i = 0; i < 4; ++i, number >>= 8u) bytes->push_back(static_cast<char>(number));
+}
+
+std::uint32_t NumberAt(const std::string& bytes, std::size_t position) {
+  std::uint32_t number = 0;
+  for (std::size_t i = 0; i < 4; ++i) {
+    number |= static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[position + i])) << 8 * i;
+  }
+  return number;
+}
+
+bool IsKind(unsigned char kind) {
+  return kind >= static_cast<unsigned char>(RecordKind::kHello) &&
+         kind <= static_cast<unsigned char>(RecordKind::kLeft);
+}
+
+bool MeansLater(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+
+}  // namespace
+
+short LifelineConnection::events() const {
+  return static_cast<short>(unsent_.empty() ? POLLIN : POLLIN | POLLOUT);
+}
+
+void LifelineConnection::Post(const Record& record) {
+  const std::string text = record.text.substr(0, kMaxText);
+  unsent_.push_back(static_cast<char>(record.kind));
+  Append(static_cast<std::uint32_t>(record.rank), &unsent_);
+  Append(static_cast<std::uint32_t>(text.size()), &unsent_);
+  unsent_ += text;
+  Flush();
+}
+
+void LifelineConnection::Flush() {
+  const int socket = fd();
+  if (socket < 0) return;
+  while (!unsent_.empty() && broken_ == 0) {
+    const ssize_t sent = ::send(socket, unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
+    if (sent >= 0) {
+      unsent_.erase(0, static_cast<std::size_t>(sent));
+    } else if (!MeansLater(errno)) {
+      send_error_ = errno;  // what the peer said last can still be read
+      unsent_.clear();
+    } else if (errno != EINTR) {
+      return;
+    }
+  }
+  if (finishing_) ::shutdown(socket, SHUT_WR);
+}
+
+void LifelineConnection::FinishSending() {
+  finishing_ = true;
+  Flush();
+}
+
+void LifelineConnection::Receive() {
+  char bytes[4096];
+  const int socket = fd();
+  if (socket < 0) broken_ = EBADF;
+  while (broken_ == 0) {
+    const ssize_t received = ::recv(socket, bytes, sizeof(bytes), 0);
+    if (received > 0) {
+      unread_.append(bytes, static_cast<std::size_t>(received));
+      if (unread_.size() > 16 * kMaxText) return;  // let the caller take some records first
+    } else if (received == 0) {
+      broken_ = send_error_ != 0 ? send_error_ : -1;
+    } else if (!MeansLater(errno)) {
+      broken_ = errno;
+    } else if (errno != EINTR) {
+      return;
+    }
+  }
+}
+
+std::optional<Record> LifelineConnection::Next() {
+  if (unread_.size() < kHeaderBytes) return std::nullopt;
+  const auto kind = static_cast<unsigned char>(unread_[0]);
+  const std::size_t length = NumberAt(unread_, 5);
+  if (!IsKind(kind) || length > kMaxText) {
+    broken_ = EPROTO;
+    unread_.clear();
+    return std::nullopt;
+  }
+  if (unread_.size() < kHeaderBytes + length) return std::nullopt;
+  Record record{static_cast<RecordKind>(kind), static_cast<int>(NumberAt(unread_, 1)),
+                unread_.substr(kHeaderBytes, length)};
+  unread_.erase(0, kHeaderBytes + length);
+  return record;
+}
+
+std::optional<Record> LifelineConnection::WaitForNext(Clock::time_point deadline) {
+  while (true) {
+    if (auto record = Next()) return record;
+    if (broken_ != 0 || !WaitFor(fd(), events(), deadline)) return std::nullopt;
+    Flush();
+    Receive();
+  }
+}
+
+}  // namespace hvd_sparse

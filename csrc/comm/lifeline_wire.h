@@ -1,0 +1,78 @@
+/// What travels along a lifeline: short records over one TCP connection.
+///
+/// On the wire: kind (1 byte), rank (4 bytes), length of the text (4 bytes), text; little-endian.
+
+#ifndef HVD_SPARSE_COMM_LIFELINE_WIRE_H_
+#define HVD_SPARSE_COMM_LIFELINE_WIRE_H_
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "csrc/comm/descriptor.h"
+#include "csrc/comm/socket.h"
+
+namespace hvd_sparse {
+
+enum class RecordKind : unsigned char {
+  kHello = 1,    ///< to rank 0, first: who is calling (text: token, size, who)
+  kWelcome = 2,  ///< from rank 0: you have reached the right one (text: who)
+  kStart = 3,    ///< from rank 0: all ranks have connected
+  kGoodbye = 4,  ///< the sender leaves
+  kFail = 5,     ///< rank `rank` ends the exchange (text: reason)
+  kLost = 6,     ///< from rank 0: rank `rank` is lost (text: how)
+  kLeft = 7,     ///< from rank 0: rank `rank` has left
+};
+
+struct Record {
+  RecordKind kind;
+  int rank = 0;
+  std::string text = {};
+};
+
+/// Sends and receives records without ever blocking. Used by one thread at a time.
+class LifelineConnection {
+ public:
+  /// Longer texts are cut; longer records (a stranger's) break the connection.
+  static constexpr std::size_t kMaxText = 4096;
+
+  explicit LifelineConnection(Descriptor socket) : socket_(std::move(socket)) {}
+
+  int fd() const { return socket_.get(); }
+
+  /// Nothing more will come or go: 0 while open, else an errno, or -1 if the peer closed it.
+  int broken() const { return broken_; }
+
+  /// The events to poll for.
+  short events() const;
+
+  /// Sends the record, or keeps what does not fit now for Flush.
+  void Post(const Record& record);
+
+  /// Sends what is left of the posted records; call it when poll() reports POLLOUT.
+  void Flush();
+
+  /// No more records will be posted: the peer sees the end of the stream behind the last one.
+  void FinishSending();
+
+  /// Reads what is there, without waiting.
+  void Receive();
+
+  /// The oldest record that was received and not yet taken.
+  std::optional<Record> Next();
+
+  /// Like Next, but waits for a record until `deadline`; nothing then, or if the connection broke.
+  std::optional<Record> WaitForNext(Clock::time_point deadline);
+
+ private:
+  Descriptor socket_;
+  std::string unsent_;
+  std::string unread_;
+  bool finishing_ = false;
+  int send_error_ = 0;
+  int broken_ = 0;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_COMM_LIFELINE_WIRE_H_

@@ -1,0 +1,108 @@
+/// Ranks as threads of one process; see the header.
+
+#include "csrc/comm/loopback_communicator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "csrc/base/error.h"
+
+namespace hvd_sparse {
+
+using Clock = std::chrono::steady_clock;
+
+LoopbackWorld::LoopbackWorld(int size, double timeout_seconds)
+    : mailboxes_(static_cast<std::size_t>(std::max(size, 0))), timeout_seconds_(timeout_seconds) {
+  Require(size >= 1, "size must be at least 1, got ", size);
+  Require(timeout_seconds > 0, "timeout_seconds must be positive, got ", timeout_seconds);
+  for (Mailbox& mailbox : mailboxes_) mailbox.senders.resize(static_cast<std::size_t>(size));
+}
+
+void LoopbackWorld::Send(int from, int to, Message message) {
+  Mailbox& mailbox = mailboxes_[static_cast<std::size_t>(to)];
+  std::lock_guard<std::mutex> lock(mailbox.mutex);
+  mailbox.senders[static_cast<std::size_t>(from)].push_back(std::move(message));
+  if (mailbox.awaited == from) mailbox.arrived.notify_one();
+}
+
+LoopbackWorld::Message LoopbackWorld::Receive(int from, int to, Clock::time_point start,
+                                              const std::string& what) {
+  // At most a year, so that the sum cannot overflow.
+  const std::chrono::duration<double> patience(std::min(timeout_seconds_, 3.2e7));
+  const auto deadline = start + std::chrono::duration_cast<Clock::duration>(patience);
+
+  Mailbox& mailbox = mailboxes_[static_cast<std::size_t>(to)];
+  auto& queue = mailbox.senders[static_cast<std::size_t>(from)];
+  std::unique_lock<std::mutex> lock(mailbox.mutex);
+  mailbox.awaited = from;
+  const bool done =
+      mailbox.arrived.wait_until(lock, deadline, [&] { return failed_ || !queue.empty(); });
+  mailbox.awaited = -1;
+  if (failed_) {
+    lock.unlock();
+    Check();
+  }
+  if (!done) {
+    Throw(ErrorKind::kTimeout, "rank ", to, " has waited ", timeout_seconds_, " s for rank ", from,
+          " in ", what);
+  }
+  Message message = std::move(queue.front());
+  queue.pop_front();
+  return message;
+}
+
+void LoopbackWorld::Fail(const std::string& reason) {
+  {
+    std::lock_guard<std::mutex> lock(failure_mutex_);
+    if (failed_) return;
+    failure_ = reason;
+    failed_ = true;
+  }
+  for (Mailbox& mailbox : mailboxes_) {
+    // Under the lock, else an owner that has just looked would sleep through it.
+    std::lock_guard<std::mutex> lock(mailbox.mutex);
+    mailbox.arrived.notify_all();
+  }
+}
+
+void LoopbackWorld::Check() {
+  if (!failed_) return;
+  std::lock_guard<std::mutex> lock(failure_mutex_);
+  Throw(ErrorKind::kExchangeFailed, failure_);
+}
+
+LoopbackCommunicator::LoopbackCommunicator(std::shared_ptr<LoopbackWorld> world, int rank)
+    : world_(std::move(world)), rank_(rank) {
+  const int size = world_->size();
+  Require(rank >= 0 && rank < size, "rank must lie in [0, ", size, "), got ", rank);
+}
+
+void LoopbackCommunicator::Transfer(Span<const Outgoing> out, Span<Incoming> in,
+                                    const std::string& what) {
+  const auto start = Clock::now();
+  const auto is_rank = [&](int peer) { return peer >= 0 && peer < Size(); };
+  for (const Outgoing& message : out) {
+    Require(is_rank(message.peer), "no rank ", message.peer, " in a world of ", Size(), ": ", what);
+  }
+  for (const Incoming& message : in) {
+    Require(is_rank(message.peer), "no rank ", message.peer, " in a world of ", Size(), ": ", what);
+  }
+  Check();
+
+  for (const Outgoing& message : out) {
+    const auto* first = static_cast<const std::uint8_t*>(message.data);
+    world_->Send(rank_, message.peer, LoopbackWorld::Message(first, first + message.bytes));
+  }
+  for (Incoming& message : in) {
+    const auto received = world_->Receive(message.peer, rank_, start, what);
+    const auto bytes = static_cast<std::int64_t>(received.size());
+    if (bytes > message.capacity) {
+      Throw(ErrorKind::kExchangeFailed, "rank ", message.peer, " sent ", bytes, " bytes to rank ",
+            rank_, ", which expected at most ", message.capacity, ", in ", what);
+    }
+    std::copy(received.begin(), received.end(), static_cast<std::uint8_t*>(message.data));
+    message.bytes = bytes;
+  }
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,77 @@
+/// Ranks as threads of one process: for tests, simulations and benchmarks without a network.
+///
+/// A message is copied into the mailbox of its receiver, so a sender never waits. Every rank sleeps
+/// on its own condition variable, and is woken only by the message that it waits for.
+
+#ifndef HVD_SPARSE_COMM_LOOPBACK_COMMUNICATOR_H_
+#define HVD_SPARSE_COMM_LOOPBACK_COMMUNICATOR_H_
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "csrc/comm/communicator.h"
+
+namespace hvd_sparse {
+
+/// What the ranks of one loopback exchange share. Thread-safe.
+class LoopbackWorld {
+ public:
+  using Message = std::vector<std::uint8_t>;
+
+  /// A rank that waits longer than `timeout_seconds` in one Transfer throws Timeout.
+  explicit LoopbackWorld(int size, double timeout_seconds = 60.0);
+
+  int size() const { return static_cast<int>(mailboxes_.size()); }
+
+  void Send(int from, int to, Message message);
+
+  /// Takes the oldest message of rank `from` to rank `to`; waits for it from `start` on.
+  Message Receive(int from, int to, std::chrono::steady_clock::time_point start,
+                  const std::string& what);
+
+  void Fail(const std::string& reason);
+  void Check();
+
+ private:
+  struct Mailbox {
+    std::mutex mutex;
+    std::condition_variable arrived;
+    int awaited = -1;                          // the sender that the owner sleeps for
+    std::vector<std::deque<Message>> senders;  // by rank
+  };
+
+  std::vector<Mailbox> mailboxes_;  // by receiver
+  const double timeout_seconds_;
+  std::atomic<bool> failed_{false};
+  std::mutex failure_mutex_;
+  std::string failure_;
+};
+
+/// One rank of a world. Transfer is called by one thread at a time, Fail and Check by any.
+class LoopbackCommunicator : public Communicator {
+ public:
+  LoopbackCommunicator(std::shared_ptr<LoopbackWorld> world, int rank);
+
+  int Rank() const override { return rank_; }
+  int Size() const override { return world_->size(); }
+
+  /// Throws ExchangeFailed, too, when a message is longer than the room given for it.
+  void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override;
+
+  void Fail(const std::string& reason) override { world_->Fail(reason); }
+  void Check() override { world_->Check(); }
+
+ private:
+  std::shared_ptr<LoopbackWorld> world_;
+  int rank_;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_COMM_LOOPBACK_COMMUNICATOR_H_

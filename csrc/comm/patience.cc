@@ -1,0 +1,67 @@
+#include "csrc/comm/patience.h"
+
+#include <cstdlib>
+#include <iostream>
+#include <thread>
+#include <utility>
+
+#include "csrc/base/error.h"
+
+namespace hvd_sparse {
+namespace {
+
+using std::chrono::duration;
+using std::chrono::microseconds;
+
+constexpr int kSpins = 32;  // looks before the first sleep: a few microseconds
+
+double SecondsFrom(const char* variable, double otherwise) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return otherwise;
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  Require(*end == '\0' && seconds >= 0, variable, " must be a number of seconds >= 0, got '", text,
+          "'");
+  return seconds;
+}
+
+/// Sleep so long that the delay stays a small part of what has been waited already.
+microseconds SleepAfter(double waited_seconds) {
+  if (waited_seconds < 2e-3) return microseconds(20);
+  if (waited_seconds < 20e-3) return microseconds(100);
+  if (waited_seconds < 200e-3) return microseconds(500);
+  return microseconds(2000);
+}
+
+}  // namespace
+
+WaitLimits WaitLimits::FromEnvironment() {
+  WaitLimits limits;
+  limits.warn_seconds = SecondsFrom("HVD_SPARSE_STALL_SECONDS", limits.warn_seconds);
+  limits.fail_seconds = SecondsFrom("HVD_SPARSE_TIMEOUT", limits.fail_seconds);
+  return limits;
+}
+
+Patience::Patience(const WaitLimits& limits, int rank, const std::string& what,
+                   std::function<std::string()> whom)
+    : limits_(limits), rank_(rank), what_(what), whom_(std::move(whom)) {}
+
+void Patience::Pause() {
+  if (++looks_ <= kSpins) {
+    std::this_thread::yield();
+    return;
+  }
+  const double waited = duration<double>(Clock::now() - start_).count();
+  if (limits_.fail_seconds > 0 && waited > limits_.fail_seconds) {
+    Throw(ErrorKind::kTimeout, "rank ", rank_, " gave up waiting for rank ", whom_(), " after ",
+          limits_.fail_seconds, " s (HVD_SPARSE_TIMEOUT) in ", what_);
+  }
+  if (!warned_ && limits_.warn_seconds > 0 && waited > limits_.warn_seconds) {
+    warned_ = true;
+    std::cerr << Concat("hvd_sparse: warning: rank ", rank_, " has waited ", limits_.warn_seconds,
+                        " s for rank ", whom_(), " in ", what_, "; it goes on waiting\n");
+  }
+  std::this_thread::sleep_for(SleepAfter(waited));
+}
+
+}  // namespace hvd_sparse

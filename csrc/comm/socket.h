@@ -1,0 +1,48 @@
+/// TCP over IPv4, as far as the lifeline needs it. All sockets are non-blocking.
+
+#ifndef HVD_SPARSE_COMM_SOCKET_H_
+#define HVD_SPARSE_COMM_SOCKET_H_
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "csrc/comm/descriptor.h"
+
+namespace hvd_sparse {
+
+using Clock = std::chrono::steady_clock;
+
+/// At most a year, so that sums cannot overflow.
+Clock::duration Seconds(double seconds);
+
+/// `seconds` from now.
+Clock::time_point After(double seconds);
+
+/// Milliseconds until `deadline` as poll() takes them: rounded up, 0 if it has passed.
+int PollTimeout(Clock::time_point deadline);
+
+/// Waits until `events` (or an error) show on `fd`; false if nothing did by `deadline`.
+bool WaitFor(int fd, short events, Clock::time_point deadline);
+
+/// The IPv4 addresses of this host, those of the loopback interface last.
+std::vector<std::string> LocalAddresses();
+
+struct Listener {
+  Descriptor socket;
+  int port = 0;
+};
+
+/// Listens on all interfaces at a port that the system chooses. Throws Unavailable.
+Listener ListenAnywhere();
+
+/// The next connection, or an empty descriptor if there is none. Throws Unavailable if the process
+/// has no descriptor left.
+Descriptor Accept(const Descriptor& listener);
+
+/// An empty descriptor if that fails (errno says why).
+Descriptor ConnectTo(const std::string& ip, int port, Clock::time_point deadline);
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_COMM_SOCKET_H_

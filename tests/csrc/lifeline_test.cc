@@ -1,0 +1,200 @@
+/// Every rank learns that another left or failed; how the connections come about. Ranks are
+/// threads.
+
+#include "csrc/comm/lifeline.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/comm/lifeline_rendezvous.h"
+#include "csrc/comm/lifeline_wire.h"
+#include "tests/csrc/lifeline_testing.h"
+
+namespace hvd_sparse {
+namespace {
+
+/// The error that `body` throws.
+Error Thrown(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  return Error(ErrorKind::kInvalidArgument, "nothing was thrown");
+}
+
+using Lifelines = std::vector<std::unique_ptr<Lifeline>>;
+
+Lifelines ConnectedLifelines(int size) {
+  Lifelines lifelines;
+  for (int rank = 0; rank < size; ++rank) {
+    lifelines.push_back(std::make_unique<Lifeline>(rank, size, kName));
+  }
+  const std::string address = lifelines[0]->Listen();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] { lifelines[rank]->Connect(rank == 0 ? "" : address, 20); });
+  }
+  for (auto& thread : threads) thread.join();
+  return lifelines;
+}
+
+class LifelineSizes : public testing::TestWithParam<int> {};
+
+TEST_P(LifelineSizes, NothingIsReportedWhileAllAreThere) {
+  const Lifelines lifelines = ConnectedLifelines(GetParam());
+  for (const auto& lifeline : lifelines) EXPECT_FALSE(lifeline->CurrentFailure(0));
+}
+
+TEST_P(LifelineSizes, TheReasonOfAFailureReachesEveryRank) {
+  const int size = GetParam();
+  for (const int rank : {0, size / 2, size - 1}) {
+    const Lifelines lifelines = ConnectedLifelines(size);
+    lifelines[rank]->Fail("out of memory");
+    const std::string expected = Concat("rank ", rank, " ended the exchange: out of memory");
+    for (const auto& lifeline : lifelines) {
+      EXPECT_EQ(Report(*lifeline, kNever), expected);
+      EXPECT_EQ(lifeline->CurrentFailure()->kind, ErrorKind::kExchangeFailed);
+    }
+  }
+}
+
+TEST_P(LifelineSizes, ARankThatLeavesIsReportedAfterTheGracePeriod) {
+  const int size = GetParam();
+  for (const int rank : {0, size - 1}) {
+    Lifelines lifelines = ConnectedLifelines(size);
+    lifelines[rank].reset();
+    const std::string expected =
+        Concat("rank ", rank, " of ", size, " left exchange 'optimizer.0'");
+    for (const auto& lifeline : lifelines) {
+      if (!lifeline) continue;
+      EXPECT_EQ(Report(*lifeline, 0), expected);
+      EXPECT_EQ(lifeline->CurrentFailure(0)->kind, ErrorKind::kPeerLost);
+      EXPECT_FALSE(lifeline->CurrentFailure(kNever));
+      EXPECT_EQ(Report(*lifeline, 0.05), expected);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(UpTo64Ranks, LifelineSizes, testing::Values(1, 2, 3, 4, 17, 64));
+
+TEST(Lifeline, TheFirstReasonStays) {
+  const Lifelines lifelines = ConnectedLifelines(3);
+  lifelines[1]->Fail("first");
+  for (const auto& lifeline : lifelines) Report(*lifeline);
+  for (const auto& lifeline : lifelines) lifeline->Fail("second");
+  for (const auto& lifeline : lifelines) {
+    EXPECT_EQ(Report(*lifeline), "rank 1 ended the exchange: first");
+  }
+}
+
+TEST(Lifeline, AFailureIsReportedEvenIfItsRankLeavesAtOnce) {
+  for (const int rank : {0, 1}) {
+    Lifelines lifelines = ConnectedLifelines(3);
+    lifelines[rank]->Fail("first");
+    lifelines[rank].reset();
+    for (const auto& lifeline : lifelines) {
+      if (!lifeline) continue;
+      EXPECT_EQ(Report(*lifeline, kNever), Concat("rank ", rank, " ended the exchange: first"));
+    }
+  }
+}
+
+TEST(Lifeline, AllMayFailAndLeaveAtTheSameTime) {
+  for (int round = 0; round < 20; ++round) {
+    Lifelines lifelines = ConnectedLifelines(4);
+    std::vector<std::thread> threads;
+    for (auto& lifeline : lifelines) {
+      threads.emplace_back([&lifeline] {
+        lifeline->Fail("all at once");
+        lifeline->Acknowledge();
+        EXPECT_TRUE(lifeline->CurrentFailure());
+        lifeline.reset();
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  }
+}
+
+// ------------------------------------------------------------------------------- the rendezvous
+
+TEST(Lifeline, MissingRanksAreNamedOnAllRanksThatCame) {
+  Lifeline hub(0, 4, kName), other(1, 4, kName);
+  const std::string address = hub.Listen();
+  std::string other_error;
+  std::thread thread([&] { other_error = Thrown([&] { other.Connect(address, 0.3); }).what(); });
+  const Error error = Thrown([&] { hub.Connect("", 0.3); });
+  thread.join();
+  EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
+  EXPECT_EQ(std::string(error.what()).find("ranks 2, 3 of 4 did not connect to rank 0 ("), 0u)
+      << error.what();
+  EXPECT_EQ(other_error, error.what());
+}
+
+TEST(Lifeline, AnUnreachableHubIsNamedWithItsAddresses) {
+  std::string address;
+  {
+    Lifeline hub(0, 2, kName);
+    address = hub.Listen();
+  }
+  Lifeline lifeline(1, 2, kName);
+  const Error error = Thrown([&] { lifeline.Connect(address, 0.2); });
+  EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
+  EXPECT_EQ(
+      std::string(error.what()),
+      Concat("rank 1 of 2 could not connect to rank 0 (", LifelineAddress::Parse(address).Place(),
+             ") within 0.2 s for exchange 'optimizer.0': Connection refused"));
+}
+
+TEST(Lifeline, StrangersAreDroppedWithoutDisturbing) {
+  Lifeline hub(0, 2, kName), other(1, 2, kName);
+  const auto address = LifelineAddress::Parse(hub.Listen());
+  const auto stranger = [&](const Record& record) {
+    LifelineConnection connection(ConnectTo("127.0.0.1", address.port, After(10)));
+    connection.Post(record);
+    return connection;
+  };
+  std::vector<LifelineConnection> strangers;
+  const std::string who = "host h, pid 1";
+  strangers.push_back(stranger({RecordKind::kHello, 1, Concat("0123456789abcdef 2 ", who)}));
+  strangers.push_back(stranger({RecordKind::kHello, 1, Concat(address.token, " 3 ", who)}));
+  strangers.push_back(stranger({RecordKind::kHello, 2, Concat(address.token, " 2 ", who)}));
+  strangers.push_back(stranger({RecordKind::kFail, 1, "let me end this"}));
+  strangers.push_back(stranger({static_cast<RecordKind>(200), 1, "nonsense"}));
+  LifelineConnection silent(ConnectTo("127.0.0.1", address.port, After(10)));
+  LifelineConnection gone(ConnectTo("127.0.0.1", address.port, After(10)));
+  gone = LifelineConnection(Descriptor());
+
+  std::thread thread([&] { other.Connect(address.Text(), 20); });
+  hub.Connect("", 20);
+  thread.join();
+  for (auto& connection : strangers) {
+    EXPECT_FALSE(connection.WaitForNext(After(10)));
+    EXPECT_NE(connection.broken(), 0);
+  }
+  EXPECT_FALSE(hub.CurrentFailure(0));
+  EXPECT_FALSE(other.CurrentFailure(0));
+}
+
+TEST(Lifeline, NonsenseIsRefused) {
+  for (const char* address :
+       {"", "127.0.0.1", "127.0.0.1;x;t", ";80;t", "127.0.0.1;80;", "127.0.0.1;99999;t"}) {
+    Lifeline lifeline(1, 2, kName);
+    EXPECT_EQ(Thrown([&] { lifeline.Connect(address, 1); }).kind(), ErrorKind::kInvalidArgument);
+  }
+  EXPECT_STREQ(Thrown([] { Lifeline(2, 2, kName); }).what(), "rank must lie in [0, 2), got 2");
+  EXPECT_EQ(Thrown([] { Lifeline(1, 2, kName).Listen(); }).kind(), ErrorKind::kInvalidArgument);
+  ::setenv("HVD_SPARSE_ABORT_SECONDS", "soon", 1);
+  const Error error = Thrown([] { Lifeline(0, 2, kName); });
+  ::unsetenv("HVD_SPARSE_ABORT_SECONDS");
+  EXPECT_STREQ(error.what(),
+               "HVD_SPARSE_ABORT_SECONDS must be a number of seconds, at least 0, got 'soon'");
+}
+
+}  // namespace
+}  // namespace hvd_sparse

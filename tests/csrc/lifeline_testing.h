@@ -1,0 +1,38 @@
+/// What the tests of the lifeline share.
+
+#ifndef HVD_SPARSE_TESTS_CSRC_LIFELINE_TESTING_H_
+#define HVD_SPARSE_TESTS_CSRC_LIFELINE_TESTING_H_
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "csrc/comm/lifeline.h"
+#include "csrc/comm/socket.h"
+
+namespace hvd_sparse {
+
+inline constexpr char kName[] = "optimizer.0";
+inline constexpr double kNever = 1e6;  // a grace period that does not end
+
+/// Polls until `condition` holds; false if it does not within 20 s.
+inline bool Eventually(const std::function<bool()>& condition, double seconds = 20) {
+  for (const auto deadline = After(seconds); Clock::now() < deadline;) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return condition();
+}
+
+/// What `lifeline` reports in the end, as text; "(none)" if nothing.
+inline std::string Report(const Lifeline& lifeline, double grace_seconds = 0) {
+  std::optional<Lifeline::Failure> failure;
+  Eventually([&] { return (failure = lifeline.CurrentFailure(grace_seconds)).has_value(); });
+  return failure ? failure->message : "(none)";
+}
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_TESTS_CSRC_LIFELINE_TESTING_H_
