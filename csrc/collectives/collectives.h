@@ -1,0 +1,23 @@
+/// The collectives, declared; each is defined and described in the file of its name.
+
+#ifndef HVD_SPARSE_COLLECTIVES_COLLECTIVES_H_
+#define HVD_SPARSE_COLLECTIVES_COLLECTIVES_H_
+
+#include "csrc/collectives/sparse_allreduce.h"
+
+namespace hvd_sparse {
+
+class Allgather final : public SparseAllreduce {
+ public:
+  void Run(SparseBlock* block, CollectiveContext& ctx) const override;
+};
+
+class GTopK final : public SparseAllreduce {
+ public:
+  void Trim(std::int64_t k, const Kernels& kernels, SparseBlock* selected) const override;
+  void Run(SparseBlock* block, CollectiveContext& ctx) const override;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_COLLECTIVES_COLLECTIVES_H_

@@ -1,0 +1,42 @@
+/// What all collectives share: counted transfers, merges, and the check that the ranks agree.
+
+#include <algorithm>
+
+#include "csrc/base/error.h"
+#include "csrc/collectives/sparse_allreduce.h"
+
+namespace hvd_sparse {
+
+void CollectiveContext::Transfer(Span<const Outgoing> out, Span<Incoming> in,
+                                 const std::string& round) {
+  comm.Transfer(out, in, what + ", " + round);
+  for (const Outgoing& message : out) bytes_sent += message.bytes;
+  for (const Incoming& message : in) bytes_received += message.bytes;
+}
+
+void CollectiveContext::Agree(SparseBlock* own, const SparseBlock& theirs, int peer) const {
+  BlockHeader& mine = own->header();
+  const BlockHeader& other = theirs.header();
+  if (mine.bucket != other.bucket || mine.step != other.step) {
+    Throw(ErrorKind::kExchangeFailed, "the ranks disagree: rank ", comm.Rank(),
+          " exchanges bucket ", mine.bucket, " of step ", mine.step, " (", what, "), rank ", peer,
+          " bucket ", other.bucket, " of step ", other.step);
+  }
+  mine.bad_rank = std::min(mine.bad_rank, other.bad_rank);
+}
+
+void CollectiveContext::MergeInto(SparseBlock* own, const SparseBlock& theirs) {
+  const BlockHeader identity = own->header();
+  kernels.Merge(*own, theirs, &scratch.merged);
+  scratch.merged.header().bucket = identity.bucket;
+  scratch.merged.header().step = identity.step;
+  scratch.merged.header().bad_rank = identity.bad_rank;
+  std::swap(*own, scratch.merged);
+}
+
+void MarkSurvived(SparseBlock* block) {
+  Index* indices = block->indices();
+  for (std::int64_t i = 0; i < block->count(); ++i) indices[i] = Marked(indices[i], true);
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,38 @@
+/// The collectives by name.
+
+#include <array>
+#include <utility>
+
+#include "csrc/base/error.h"
+#include "csrc/collectives/collectives.h"
+
+namespace hvd_sparse {
+namespace {
+
+const Allgather kAllgather;
+const GTopK kGTopK;
+
+const std::array<std::pair<const char*, const SparseAllreduce*>, 2> kRegistry = {{
+    {"allgather", &kAllgather},
+    {"gtopk", &kGTopK},
+}};
+
+}  // namespace
+
+std::vector<std::string> CollectiveNames() {
+  std::vector<std::string> names;
+  names.reserve(kRegistry.size());
+  for (const auto& [name, collective] : kRegistry) names.emplace_back(name);
+  return names;
+}
+
+const SparseAllreduce& FindCollective(const std::string& wanted) {
+  std::string known;
+  for (const auto& [name, collective] : kRegistry) {
+    if (wanted == name) return *collective;
+    known += known.empty() ? name : std::string(", ") + name;
+  }
+  Throw(ErrorKind::kInvalidArgument, "collective must be one of ", known, "; got '", wanted, "'");
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,75 @@
+/// A collective turns the blocks that the ranks selected into one block that all of them hold.
+///
+/// Adding one: a file beside this one, a line in registry.cc, a row in hvd_sparse/collectives.py.
+/// The tests of the laws find it through the registry.
+
+#ifndef HVD_SPARSE_COLLECTIVES_SPARSE_ALLREDUCE_H_
+#define HVD_SPARSE_COLLECTIVES_SPARSE_ALLREDUCE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "csrc/base/sparse_block.h"
+#include "csrc/comm/communicator.h"
+#include "csrc/kernels/kernels.h"
+
+namespace hvd_sparse {
+
+/// Scratch of one exchange: grows to what is needed and is used again.
+struct CollectiveScratch {
+  SparseBlock theirs, merged;
+  Buffer messages;
+  std::vector<SparseBlock> blocks;
+};
+
+/// What a collective works with.
+struct CollectiveContext {
+  Communicator& comm;
+  const Kernels& kernels;
+  CollectiveScratch& scratch;
+  std::int64_t k;         ///< entries asked for in the bucket, the same on every rank
+  std::int64_t capacity;  ///< the most entries that any rank's selected block can hold
+  std::string what;       ///< the bucket, for warnings and errors
+
+  std::int64_t bytes_sent = 0;  ///< by this rank, headers included; counted by Transfer
+  std::int64_t bytes_received = 0;
+
+  /// Communicator::Transfer, counted.
+  void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& round);
+
+  /// Throws ExchangeFailed unless `theirs`, received from `peer`, belongs to the same bucket and
+  /// step as `own`. Makes the lowest bad rank known to `own`.
+  void Agree(SparseBlock* own, const SparseBlock& theirs, int peer) const;
+
+  /// own = Kernels::Merge(own, theirs); the header stays own's.
+  void MergeInto(SparseBlock* own, const SparseBlock& theirs);
+};
+
+/// Sets the survived bit of every entry.
+void MarkSurvived(SparseBlock* block);
+
+class SparseAllreduce {
+ public:
+  virtual ~SparseAllreduce() = default;
+
+  /// Cuts a selection down to what this collective carries when it is asked for k entries. What it
+  /// drops counts as not selected.
+  virtual void Trim(std::int64_t /*k*/, const Kernels& /*kernels*/,
+                    SparseBlock* /*selected*/) const {}
+
+  /// In: this rank's selected block, finished and trimmed. Out: the sum over all ranks, of bitwise
+  /// equal positions and values on all of them; the index of an entry carries the survived bit
+  /// where this rank's own value is part of the sum. header().bad_rank is the lowest of any rank.
+  virtual void Run(SparseBlock* block, CollectiveContext& ctx) const = 0;
+};
+
+/// Names of all collectives, in the order of the registry.
+std::vector<std::string> CollectiveNames();
+
+/// The collective of that name; throws InvalidArgument, naming those that exist.
+const SparseAllreduce& FindCollective(const std::string& name);
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_COLLECTIVES_SPARSE_ALLREDUCE_H_

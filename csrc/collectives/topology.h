@@ -1,0 +1,42 @@
+/// Pure arithmetic on ranks.
+
+#ifndef HVD_SPARSE_COLLECTIVES_TOPOLOGY_H_
+#define HVD_SPARSE_COLLECTIVES_TOPOLOGY_H_
+
+#include <algorithm>
+
+namespace hvd_sparse {
+
+/// A hypercube for any number of ranks: the largest power of two of them is the core; each rank
+/// beyond is the guest of one core rank, which speaks for it.
+struct FoldedCube {
+  int rank;
+  int size;
+
+  int Core() const {
+    int core = 1;
+    while (core <= size / 2) core *= 2;
+    return core;
+  }
+  bool IsGuest() const { return rank >= Core(); }
+  int Host() const { return rank - Core(); }  ///< of a guest
+  bool HasGuest() const { return rank + Core() < size; }
+  int Guest() const { return rank + Core(); }  ///< of a core rank that has one
+  int Partner(int distance) const { return rank ^ distance; }
+};
+
+/// Bruck's allgather: before the round of `distance` a rank holds the blocks of ranks
+/// rank .. rank + distance - 1, counted around the ring.
+struct BruckRing {
+  int rank;
+  int size;
+
+  int To(int distance) const { return (rank - distance + size) % size; }
+  int From(int distance) const { return (rank + distance) % size; }
+  int BlocksInRound(int distance) const { return std::min(distance, size - distance); }
+  int OwnerOf(int position) const { return (rank + position) % size; }
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_COLLECTIVES_TOPOLOGY_H_

@@ -1,0 +1,154 @@
+/// Topology and collectives on thread ranks. The laws over everything in the registries are tested
+/// from Python; here are closed forms, bytes and errors.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/collectives/sparse_allreduce.h"
+#include "csrc/collectives/topology.h"
+#include "csrc/comm/loopback_communicator.h"
+
+namespace hvd_sparse {
+namespace {
+
+void OnRanks(int size, const std::function<void(Communicator&)>& program) {
+  auto world = std::make_shared<LoopbackWorld>(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      LoopbackCommunicator comm(world, rank);
+      program(comm);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+/// k entries at first, first + stride, ... with values value, value + 1, ...
+SparseBlock BlockOf(std::int64_t k, Index first, Index stride, float value) {
+  SparseBlock block;
+  block.Reset(k);
+  for (std::int64_t i = 0; i < k; ++i) {
+    block.indices()[i] = first + static_cast<Index>(i) * stride;
+    block.values()[i] = value + static_cast<float>(i);
+  }
+  block.Finish(k);
+  return block;
+}
+
+TEST(FoldedCube, EveryGuestHasOneHostInTheCore) {
+  for (int size = 1; size <= 64; ++size) {
+    int guests = 0;
+    for (int rank = 0; rank < size; ++rank) {
+      const FoldedCube cube{rank, size};
+      ASSERT_LE(cube.Core(), size);
+      ASSERT_GT(2 * cube.Core(), size);
+      if (!cube.IsGuest()) continue;
+      ++guests;
+      const FoldedCube host{cube.Host(), size};
+      ASSERT_FALSE(host.IsGuest());
+      ASSERT_TRUE(host.HasGuest());
+      ASSERT_EQ(host.Guest(), rank);
+    }
+    ASSERT_EQ(guests, size - FoldedCube({0, size}).Core());
+  }
+}
+
+TEST(BruckRing, EveryBlockArrivesOnce) {
+  for (int size = 1; size <= 64; ++size) {
+    int held = 1;
+    for (int distance = 1; distance < size; distance *= 2) {
+      ASSERT_EQ(held, distance);
+      const BruckRing ring{0, size};
+      ASSERT_EQ(BruckRing({ring.To(distance), size}).From(distance), 0);
+      held += ring.BlocksInRound(distance);
+    }
+    ASSERT_EQ(held, size);
+  }
+}
+
+TEST(Collectives, EqualIndicesAddUpEverywhere) {
+  for (const std::string& name : CollectiveNames()) {
+    for (int size : {1, 2, 3, 4, 5, 8, 11, 17}) {
+      OnRanks(size, [&](Communicator& comm) {
+        SparseBlock block = BlockOf(5, 10, 3, static_cast<float>(comm.Rank()));
+        CollectiveScratch scratch;
+        CollectiveContext ctx{comm, CpuKernels(), scratch, 5, 5, "a test"};
+        FindCollective(name).Run(&block, ctx);
+        ASSERT_EQ(block.count(), 5);
+        for (int i = 0; i < 5; ++i) {
+          ASSERT_EQ(Position(block.indices()[i]), 10 + 3 * i);
+          ASSERT_TRUE(Survived(block.indices()[i]));
+          ASSERT_EQ(block.values()[i], size * (size - 1) / 2.0f + static_cast<float>(size * i));
+        }
+      });
+    }
+  }
+}
+
+TEST(GTopK, SendsEightKBytesARound) {
+  constexpr std::int64_t kK = 100;
+  for (int size : {2, 4, 8, 16}) {
+    OnRanks(size, [&](Communicator& comm) {
+      SparseBlock block = BlockOf(kK, comm.Rank(), 64, 1.0f);
+      CollectiveScratch scratch;
+      CollectiveContext ctx{comm, CpuKernels(), scratch, kK, kK, "a test"};
+      FindCollective("gtopk").Run(&block, ctx);
+      const auto rounds = static_cast<std::int64_t>(std::log2(size));
+      ASSERT_EQ(ctx.bytes_sent, rounds * SparseBlock::MessageBytes(kK));
+      ASSERT_EQ(block.count(), kK);
+    });
+  }
+}
+
+TEST(Allgather, SendsEveryBlockToEveryOtherRank) {
+  for (int size : {1, 2, 3, 4, 7}) {
+    OnRanks(size, [&](Communicator& comm) {
+      const int k = 10 + comm.Rank();  // counts differ between ranks
+      SparseBlock block = BlockOf(k, comm.Rank(), 32, 1.0f);
+      CollectiveScratch scratch;
+      CollectiveContext ctx{comm, CpuKernels(), scratch, 10, 32, "a test"};
+      FindCollective("allgather").Run(&block, ctx);
+      std::int64_t others = 0, total = 0;
+      for (int rank = 0; rank < size; ++rank) {
+        total += 10 + rank;
+        if (rank != comm.Rank()) others += SparseBlock::MessageBytes(10 + rank);
+      }
+      ASSERT_EQ(ctx.bytes_received, others);
+      ASSERT_EQ(block.count(), total);
+    });
+  }
+}
+
+TEST(Collectives, TellTheLowestBadRankToAll) {
+  for (const std::string& name : CollectiveNames()) {
+    for (int size : {1, 2, 3, 6, 7, 9}) {
+      OnRanks(size, [&](Communicator& comm) {
+        SparseBlock block = BlockOf(2, 0, 1, 1.0f);
+        if (comm.Rank() >= size / 2) block.header().bad_rank = comm.Rank();
+        CollectiveScratch scratch;
+        CollectiveContext ctx{comm, CpuKernels(), scratch, 2, 2, "a test"};
+        FindCollective(name).Run(&block, ctx);
+        ASSERT_EQ(block.header().bad_rank, size / 2);
+      });
+    }
+  }
+}
+
+TEST(Collectives, NameThoseThatExist) {
+  try {
+    FindCollective("carrier pigeon");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+    EXPECT_STREQ(error.what(), "collective must be one of allgather, gtopk; got 'carrier pigeon'");
+  }
+}
+
+}  // namespace
+}  // namespace hvd_sparse
