@@ -1,0 +1,147 @@
+#include "csrc/exchange/bucket.h"
+
+#include <chrono>
+#include <cmath>
+#include <numeric>
+
+#include "csrc/base/error.h"
+
+namespace hvd_sparse {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+std::int64_t Sum(const std::vector<std::int64_t>& numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
+}
+
+}  // namespace
+
+Bucket::Bucket(int id, BucketSpec spec)
+    : id_(id),
+      spec_(std::move(spec)),
+      numel_(Sum(spec_.gradient_numels)),
+      sparsifier_(FindSparsifier(spec_.sparsifier)),
+      collective_(FindCollective(spec_.collective)) {
+  Require(numel_ <= kMaxBucketNumel, "bucket '", spec_.name, "' must have at most ",
+          kMaxBucketNumel, " entries, got ", numel_);
+  Require(Sum(spec_.segment_numels) == numel_, "bucket '", spec_.name, "': segments hold ",
+          Sum(spec_.segment_numels), " entries, gradients ", numel_);
+  Require(spec_.max_ks.size() == spec_.segment_numels.size(), "bucket '", spec_.name,
+          "': ", spec_.max_ks.size(), " values of k for ", spec_.segment_numels.size(),
+          " segments");
+  for (std::size_t s = 0; s < spec_.max_ks.size(); ++s) {
+    const std::int64_t k = spec_.max_ks[s], numel = spec_.segment_numels[s];
+    Require(numel >= 0, "bucket '", spec_.name, "': numel must be >= 0, got ", numel);
+    if (numel == 0) continue;
+    Require(1 <= k && k <= numel, "bucket '", spec_.name, "': k must lie in [1, ", numel, "], got ",
+            k);
+    capacity_ += sparsifier_.Capacity(k, numel);
+  }
+}
+
+void Bucket::Validate(const Launch& launch) const {
+  const auto fits = [&](const char* argument, std::int64_t expected, std::int64_t got) {
+    Require(expected == got, argument, " of bucket '", spec_.name, "' must have size ", expected,
+            ", got ", got);
+  };
+  fits("residual", numel_, launch.residual.size);
+  fits("gradients", static_cast<std::int64_t>(spec_.gradient_numels.size()),
+       static_cast<std::int64_t>(launch.gradients.size()));
+  fits("decays", static_cast<std::int64_t>(spec_.gradient_numels.size()),
+       static_cast<std::int64_t>(launch.decays.size()));
+  fits("thresholds", static_cast<std::int64_t>(spec_.segment_numels.size()),
+       launch.thresholds.size);
+  fits("ks", static_cast<std::int64_t>(spec_.segment_numels.size()),
+       static_cast<std::int64_t>(launch.ks.size()));
+  for (std::size_t i = 0; i < launch.gradients.size(); ++i) {
+    fits("a gradient", spec_.gradient_numels[i], launch.gradients[i].numel);
+    Require(std::isfinite(launch.decays[i]), "decay of bucket '", spec_.name,
+            "' must be finite, got ", launch.decays[i]);
+  }
+  for (std::size_t s = 0; s < launch.ks.size(); ++s) {
+    if (spec_.segment_numels[s] == 0) continue;
+    Require(1 <= launch.ks[s] && launch.ks[s] <= spec_.max_ks[s], "k of bucket '", spec_.name,
+            "' must lie in [1, ", spec_.max_ks[s], "], got ", launch.ks[s]);
+  }
+}
+
+void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
+  const auto start = Clock::now();
+  launch_ = std::move(launch);
+  stats_ = {};
+  stats_.step = steps_;
+  stats_.numel = numel_;
+
+  // Error feedback. The residual is the bucket's fusion buffer too: adding is packing.
+  std::int64_t offset = 0, not_finite = 0;
+  for (std::size_t i = 0; i < launch_.gradients.size(); ++i) {
+    const GradView& gradient = launch_.gradients[i];
+    not_finite += kernels.Accumulate(gradient, launch_.decays[i], launch_.scale,
+                                     launch_.residual.Sub(offset, gradient.numel));
+    offset += gradient.numel;
+  }
+
+  std::int64_t filled = 0;
+  offset = 0;
+  selected_.Reset(capacity_);
+  for (std::size_t s = 0; s < spec_.segment_numels.size(); ++s) {
+    const std::int64_t numel = spec_.segment_numels[s];
+    if (numel == 0) continue;
+    filled += sparsifier_.Select(launch_.residual.Sub(offset, numel), launch_.ks[s],
+                                 static_cast<Index>(offset), filled, &launch_.thresholds[s],
+                                 kernels, &selected_);
+    stats_.asked += launch_.ks[s];
+    offset += numel;
+  }
+  selected_.Finish(filled);
+  collective_.Trim(stats_.asked, kernels, &selected_);
+  selected_.header().bucket = static_cast<std::uint32_t>(id_);
+  selected_.header().step = static_cast<std::uint64_t>(steps_++);
+  selected_.header().bad_rank = not_finite > 0 ? rank : kNoRank;
+
+  stats_.selected = selected_.count();
+  stats_.select_seconds = SecondsSince(start);
+}
+
+void Bucket::Reduce(Communicator& comm, const Kernels& kernels) {
+  const auto start = Clock::now();
+  CollectiveContext ctx{comm,         kernels,   scratch_,
+                        stats_.asked, capacity_, "bucket '" + spec_.name + "'"};
+  reduced_.CopyFrom(selected_);
+  collective_.Run(&reduced_, ctx);
+
+  // What was delivered leaves the residual; what some rank dropped on the way stays in it.
+  kernels.Settle(selected_, reduced_, launch_.residual);
+
+  // What a narrow type rounds away is shared by the ranks' residuals, in units of the sum.
+  const float loss_scale = 1.0f / (launch_.output_scale * static_cast<float>(comm.Size()));
+  rounded_.clear();
+  overflows_ = 0;
+  std::int64_t offset = 0;
+  for (const GradView& gradient : launch_.gradients) {
+    overflows_ +=
+        kernels.Scatter(reduced_, launch_.output_scale, static_cast<Index>(offset), gradient,
+                        launch_.residual.Sub(offset, gradient.numel), &rounded_, loss_scale);
+    offset += gradient.numel;
+  }
+
+  stats_.reduced = reduced_.count();
+  stats_.bytes_sent = ctx.bytes_sent;
+  stats_.bytes_received = ctx.bytes_received;
+  stats_.exchange_seconds = SecondsSince(start);
+}
+
+void Bucket::PutBack(const Kernels& kernels) {
+  for (auto entry = rounded_.rbegin(); entry != rounded_.rend(); ++entry) {
+    launch_.residual[entry->first] = entry->second;
+  }
+  rounded_.clear();
+  kernels.PutBack(selected_, launch_.residual);
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,214 @@
+#include "csrc/exchange/exchange.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <utility>
+
+#include "csrc/base/error.h"
+
+namespace hvd_sparse {
+
+Exchange::Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on)
+    : comm_(std::move(comm)),
+      kernels_(CpuKernels()),
+      exchanger_(std::make_unique<Worker>()),
+      selector_(select_on == SelectOn::kEngine ? std::make_unique<Worker>() : nullptr) {}
+
+Exchange::~Exchange() {
+  {
+    std::unique_lock lock(mutex_);
+    if (in_flight_ > 0 && ended_ == nullptr) {
+      lock.unlock();
+      Fail("it was closed while gradients were in flight");
+    }
+  }
+  selector_.reset();
+  exchanger_.reset();
+  // MPI may still read blocks that it has not sent: after a failure their memory is left to it.
+  if (ended_ != nullptr) {
+    for (auto& slot : slots_) (void)slot.release();
+  }
+}
+
+Exchange::Slot& Exchange::SlotOf(int bucket) {
+  Require(bucket >= 0 && bucket < static_cast<int>(slots_.size()), "bucket must lie in [0, ",
+          slots_.size(), "), got ", bucket);
+  return *slots_[static_cast<std::size_t>(bucket)];
+}
+
+int Exchange::AddBucket(BucketSpec spec) {
+  const std::lock_guard lock(mutex_);
+  const int id = static_cast<int>(slots_.size());
+  auto slot = std::make_unique<Slot>();
+  slot->bucket = std::make_unique<Bucket>(id, std::move(spec));
+  slots_.push_back(std::move(slot));
+  return id;
+}
+
+void Exchange::Start(int id, Launch launch) {
+  Check();
+  Bucket* bucket = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    Slot& slot = SlotOf(id);
+    bucket = slot.bucket.get();
+    bucket->Validate(launch);
+    Require(slot.state == State::kIdle, "bucket '", bucket->spec().name,
+            "' was started twice in one step");
+    slot.state = State::kStarted;
+    slot.reduced = false;
+    ++in_flight_;
+  }
+
+  auto reduce = [this, id, bucket] { Run(id, [&] { bucket->Reduce(*comm_, kernels_); }, true); };
+  auto select = [this, id, bucket](Launch&& now) {
+    Run(id, [&] { bucket->Select(std::move(now), comm_->Rank(), kernels_); }, false);
+  };
+  if (selector_ == nullptr) {
+    select(std::move(launch));
+    exchanger_->Post(reduce);
+    return;
+  }
+  selector_->Post([this, select, reduce, now = std::make_shared<Launch>(std::move(launch))] {
+    select(std::move(*now));
+    exchanger_->Post(reduce);
+  });
+}
+
+void Exchange::Run(int id, const std::function<void()>& work, bool last) {
+  bool ended = false;
+  {
+    const std::lock_guard lock(mutex_);
+    ended = ended_ != nullptr;
+  }
+  bool done = false;
+  if (!ended) {
+    try {
+      work();
+      done = true;
+    } catch (const Error& error) {
+      End(std::current_exception(), error.what());
+    } catch (const std::exception& error) {
+      End(std::make_exception_ptr(Error(ErrorKind::kExchangeFailed, error.what())), error.what());
+    }
+  }
+  if (!last) return;
+  {
+    const std::lock_guard lock(mutex_);
+    Slot& slot = *slots_[static_cast<std::size_t>(id)];
+    slot.reduced = done;
+    slot.state = State::kArrived;
+    --in_flight_;
+  }
+  arrived_.notify_all();
+}
+
+bool Exchange::Wait(int id, double seconds) {
+  std::unique_lock lock(mutex_);
+  Slot& slot = SlotOf(id);
+  Require(slot.state != State::kIdle, "bucket '", slot.bucket->spec().name,
+          "' is waited for, but was not started");
+  const bool in_time = arrived_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
+    return ended_ != nullptr ? in_flight_ == 0 : slot.state == State::kArrived;
+  });
+  if (ended_ != nullptr && in_flight_ == 0) {
+    lock.unlock();
+    ThrowEnded();
+  }
+  return in_time;
+}
+
+const BucketStats& Exchange::Stats(int bucket) const {
+  const std::lock_guard lock(mutex_);
+  return const_cast<Exchange*>(this)->SlotOf(bucket).bucket->stats();
+}
+
+void Exchange::Commit(const std::string& refuse) {
+  std::string why;
+  {
+    std::unique_lock lock(mutex_);
+    if (ended_ != nullptr) {
+      lock.unlock();
+      ThrowEnded();
+    }
+    for (auto& slot : slots_) {
+      if (slot->state == State::kIdle) continue;
+      Bucket& bucket = *slot->bucket;
+      Require(slot->state == State::kArrived, "the step cannot end: bucket '", bucket.spec().name,
+              "' is in flight");
+      if (!why.empty()) continue;
+      if (bucket.bad_rank() != kNoRank) {
+        why = Concat("the gradient of rank ", bucket.bad_rank(), " in bucket '", bucket.spec().name,
+                     "' holds NaN or Inf");
+      } else if (bucket.overflows() > 0) {
+        why = Concat("the sum of the gradients in bucket '", bucket.spec().name, "' overflows in ",
+                     bucket.overflows(), " entries");
+      }
+    }
+    if (why.empty()) why = refuse;
+    for (auto& slot : slots_) {
+      if (slot->state == State::kArrived && !why.empty()) slot->bucket->PutBack(kernels_);
+      slot->state = State::kIdle;
+    }
+  }
+  if (!why.empty()) {
+    Throw(ErrorKind::kNonFinite, why,
+          ": no rank applies this step, and the residuals keep all its finite entries");
+  }
+}
+
+void Exchange::Check() {
+  bool ended = false;
+  {
+    const std::lock_guard lock(mutex_);
+    ended = ended_ != nullptr;
+  }
+  if (!ended) {
+    try {
+      comm_->Check();
+      return;
+    } catch (const Error& error) {
+      End(std::current_exception(), error.what());
+    }
+  }
+  ThrowEnded();
+}
+
+void Exchange::Fail(const std::string& reason) {
+  const std::string message = Concat("rank ", Rank(), " ended the exchange: ", reason);
+  End(std::make_exception_ptr(Error(ErrorKind::kExchangeFailed, message)), reason);
+}
+
+void Exchange::End(std::exception_ptr error, const std::string& reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (ended_ != nullptr) return;
+    ended_ = std::move(error);
+  }
+  comm_->Fail(reason);
+  arrived_.notify_all();
+}
+
+/// Of a step that nobody will apply, the delivered entries return to the residuals.
+void Exchange::PutBackAll() {
+  if (put_back_ || in_flight_ > 0) return;
+  put_back_ = true;
+  for (auto& slot : slots_) {
+    if (slot->state == State::kArrived && slot->reduced) slot->bucket->PutBack(kernels_);
+    slot->state = State::kIdle;
+  }
+}
+
+void Exchange::ThrowEnded() {
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(mutex_);
+    PutBackAll();
+    error = ended_;
+  }
+  comm_->Acknowledge();
+  std::rethrow_exception(error);
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,99 @@
+/// An exchange: the buckets of one optimizer, exchanged in one order over one communicator.
+///
+///     handle = Start(bucket, launch)   in the backward pass, bucket by bucket; does not wait
+///     Wait(handle)                     for each bucket, before the optimizer's step
+///     Commit()                         then the step counts, on all ranks or on none
+///
+/// Each bucket is started once per step, in the same order on every rank. The exchange's own thread
+/// takes them through the collective in that order.
+///
+/// Errors: what is wrong with an argument is thrown by Start, and nothing has happened. Anything
+/// later ends the exchange on every rank: all waits throw, the residuals hold what was not applied,
+/// and the exchange stays ended. A gradient that is not finite only undoes its step (Commit).
+
+#ifndef HVD_SPARSE_EXCHANGE_EXCHANGE_H_
+#define HVD_SPARSE_EXCHANGE_EXCHANGE_H_
+
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "csrc/comm/communicator.h"
+#include "csrc/exchange/bucket.h"
+#include "csrc/exchange/worker.h"
+
+namespace hvd_sparse {
+
+/// Which thread accumulates and selects.
+enum class SelectOn {
+  kCaller,  ///< the one that calls Start
+  kEngine,  ///< one of the exchange's own, beside the one that communicates
+};
+
+class Exchange {
+ public:
+  Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on);
+
+  /// Ends what is in flight, on all ranks.
+  ~Exchange();
+
+  int Rank() const { return comm_->Rank(); }
+  int Size() const { return comm_->Size(); }
+
+  /// Adds a bucket and returns its number, which is also its handle. Same order on every rank.
+  int AddBucket(BucketSpec spec);
+
+  void Start(int bucket, Launch launch);
+
+  /// Waits at most `seconds`; returns whether the bucket has arrived. Throws what ended the
+  /// exchange.
+  bool Wait(int bucket, double seconds);
+
+  const BucketStats& Stats(int bucket) const;
+
+  /// Ends the step: every started bucket has been waited for.
+  ///
+  /// Throws NonFinite, on every rank alike, if a gradient or a sum was not finite, or if `refuse`
+  /// says so (also alike): then every residual is what it was after Accumulate.
+  void Commit(const std::string& refuse);
+
+  /// Throws if the exchange has ended.
+  void Check();
+
+  /// Ends the exchange on all ranks.
+  void Fail(const std::string& reason);
+
+ private:
+  enum class State { kIdle, kStarted, kArrived };
+  struct Slot {
+    std::unique_ptr<Bucket> bucket;
+    State state = State::kIdle;
+    bool reduced = false;  // went through the collective in this step
+  };
+
+  Slot& SlotOf(int bucket);
+  void Run(int bucket, const std::function<void()>& work, bool last);
+  void End(std::exception_ptr error, const std::string& reason);
+  void PutBackAll();
+  [[noreturn]] void ThrowEnded();
+
+  std::unique_ptr<Communicator> comm_;
+  const Kernels& kernels_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::vector<std::unique_ptr<Slot>> slots_;
+  int in_flight_ = 0;
+  std::exception_ptr ended_;
+  bool put_back_ = false;
+
+  std::unique_ptr<Worker> exchanger_;
+  std::unique_ptr<Worker> selector_;  // none: the caller selects
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_EXCHANGE_EXCHANGE_H_

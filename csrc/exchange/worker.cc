@@ -1,0 +1,47 @@
+#include "csrc/exchange/worker.h"
+
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
+
+#include <utility>
+
+namespace hvd_sparse {
+
+Worker::Worker() : thread_([this] { Loop(); }) {}
+
+Worker::~Worker() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  posted_.notify_one();
+  thread_.join();
+}
+
+void Worker::Post(std::function<void()> task) {
+  {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  posted_.notify_one();
+}
+
+void Worker::Loop() {
+#ifdef __linux__
+  // Linux lets every sleep last 50 us longer by default: as long as a whole round of a small block.
+  prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
+#endif
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    posted_.wait(lock, [this] { return closing_ || !tasks_.empty(); });
+    if (tasks_.empty()) return;
+    auto task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    task();
+    lock.lock();
+  }
+}
+
+}  // namespace hvd_sparse

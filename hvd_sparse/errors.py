@@ -1,0 +1,43 @@
+"""The errors that users may meet; all of them are `HvdSparseError`s."""
+
+from __future__ import annotations
+
+
+class HvdSparseError(RuntimeError):
+    """Base of everything that this package raises."""
+
+
+class InvalidArgumentError(HvdSparseError, ValueError):
+    """An argument lies outside its limits; nothing was sent."""
+
+
+class UnsupportedError(HvdSparseError, NotImplementedError):
+    """What was asked for cannot be done by a sparse exchange; nothing was sent."""
+
+
+class UnavailableError(HvdSparseError):
+    """This build, or the way in which this job was started, lacks what is needed."""
+
+
+class ExchangeFailedError(HvdSparseError):
+    """The ranks disagree, or one of them ended the exchange for all."""
+
+
+class PeerLostError(ExchangeFailedError):
+    """Another rank died or left while this one needed it."""
+
+
+class ExchangeTimeoutError(ExchangeFailedError):
+    """Another rank lives but has not answered within HVD_SPARSE_TIMEOUT seconds."""
+
+
+class NonFiniteGradientError(HvdSparseError, ArithmeticError):
+    """A gradient held NaN or Inf on some rank: no rank applies this step, nothing was lost."""
+
+
+class GradientInFlightError(HvdSparseError, AssertionError):
+    """A gradient changed while it was being exchanged."""
+
+
+class CheckpointMismatchError(HvdSparseError, ValueError):
+    """Saved residuals do not belong to this model, this rank or this number of ranks."""

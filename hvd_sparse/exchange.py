@@ -1,0 +1,288 @@
+"""The typed face of the core: buckets of gradients in, sparse sums out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hvd_sparse import _core, lifecycle
+from hvd_sparse.errors import ExchangeTimeoutError, HvdSparseError, PeerLostError
+from hvd_sparse.world import World
+
+# Seconds in which all ranks must have reached the construction of an exchange.
+CONNECT_SECONDS = 120.0
+# Longer messages travel in pieces.
+MAX_MESSAGE_BYTES = 1 << 30
+# Which thread selects. See docs/performance.md for the measurement behind the default.
+DEFAULT_SELECT_ON = "caller"
+
+_tags = itertools.count(1)
+
+
+class Buffer(NamedTuple):
+    """Memory that somebody else owns.
+
+    Attributes:
+        address: Of the first element; the elements are contiguous.
+        numel: Number of elements.
+        dtype: "float32", "float64", "float16" or "bfloat16".
+    """
+
+    address: int
+    numel: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class BucketStats:
+    """What became of one bucket in one step, on this rank.
+
+    Attributes:
+        bucket: Its name.
+        step: Steps of this bucket before this one.
+        numel: Entries of the bucket.
+        asked: Entries asked for (the sum of k over its segments).
+        selected: Entries that this rank selected.
+        reduced: Entries of the sum, the same on every rank.
+        bytes_sent: By this rank, headers included.
+        bytes_received: By this rank.
+        select_seconds: Accumulating and selecting.
+        exchange_seconds: Exchanging, settling and scattering.
+    """
+
+    bucket: str
+    step: int
+    numel: int
+    asked: int
+    selected: int
+    reduced: int
+    bytes_sent: int
+    bytes_received: int
+    select_seconds: float
+    exchange_seconds: float
+
+    @property
+    def density_asked(self) -> float:
+        """Fraction of the entries asked for."""
+        return self.asked / self.numel if self.numel else 0.0
+
+    @property
+    def density_reached(self) -> float:
+        """Fraction of the entries that this rank selected."""
+        return self.selected / self.numel if self.numel else 0.0
+
+
+class Exchange:
+    """The buckets of one optimizer, exchanged in one order over a communicator of their own.
+
+    Each bucket is started once per step, in the same order on all ranks; then all are waited for,
+    and `commit` ends the step. Memory passed to `start` must live until `wait` has returned.
+
+    An error other than `NonFiniteGradientError` ends the exchange, on every rank, for good.
+    """
+
+    def __init__(self, core: _core.Exchange) -> None:
+        self._core: _core.Exchange | None = core
+        self._names: list[str] = []
+        lifecycle.register(self)
+
+    @classmethod
+    def between_ranks(
+        cls,
+        world: World,
+        *,
+        name: str,
+        select_on: str = DEFAULT_SELECT_ON,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> Exchange:
+        """An exchange between all ranks of `world`. Collective.
+
+        Args:
+            world: The ranks; from `World.from_horovod`.
+            name: Appears in errors.
+            select_on: "caller" selects on the thread that calls `start`, "engine" on another one.
+            max_message_bytes: Longer messages travel in pieces of this size, in [1, 2^31).
+
+        Raises:
+            UnavailableError: MPI is missing from this build, or from this job.
+            PeerLostError: Not all ranks came within 120 seconds.
+        """
+        if world.size == 1:
+            return cls.over_loopback(_core.LoopbackWorld(1), 0, select_on=select_on)
+        lifeline = _core.Lifeline(world.rank, world.size, name)
+        address = lifeline.listen() if world.rank == 0 else ""
+        everybody = world.allgather_object((_core.mpi_world_rank(), address, next(_tags)))
+        _, hub, tag = everybody[0]
+        lifeline.connect("" if world.rank == 0 else hub, CONNECT_SECONDS)
+        return cls(
+            _core.Exchange.over_mpi(
+                [world_rank for world_rank, _, _ in everybody],
+                tag=tag % 32768,
+                lifeline=lifeline,
+                max_message_bytes=max_message_bytes,
+                select_on=select_on,
+            )
+        )
+
+    @classmethod
+    def over_loopback(
+        cls, world: _core.LoopbackWorld, rank: int, *, select_on: str = DEFAULT_SELECT_ON
+    ) -> Exchange:
+        """An exchange between threads of this process, each of which builds its own."""
+        return cls(_core.Exchange.over_loopback(world, rank, select_on=select_on))
+
+    def add_bucket(
+        self,
+        name: str,
+        *,
+        numels: Sequence[int],
+        segments: Sequence[int],
+        capacity_ks: Sequence[int],
+        sparsifier: str,
+        collective: str,
+    ) -> int:
+        """Adds a bucket; in the same order on every rank.
+
+        Args:
+            name: Appears in errors and statistics.
+            numels: Elements of each gradient.
+            segments: Elements of each unit of selection; the same total.
+            capacity_ks: Largest k of each segment in any step; bounds memory and messages.
+            sparsifier: Name of the sparsifier.
+            collective: Name of the collective.
+
+        Returns:
+            The bucket's number, for `start`.
+
+        Raises:
+            InvalidArgumentError: The numbers do not fit together, or a name is unknown.
+        """
+        bucket = self._open.add_bucket(
+            name,
+            gradient_numels=list(numels),
+            segment_numels=list(segments),
+            max_ks=list(capacity_ks),
+            sparsifier=sparsifier,
+            collective=collective,
+        )
+        self._names.append(name)
+        return bucket
+
+    def start(
+        self,
+        bucket: int,
+        gradients: Sequence[Buffer],
+        *,
+        residual: Buffer,
+        thresholds: Buffer,
+        ks: Sequence[int],
+        decays: Sequence[float],
+        scale: float = 1.0,
+        output_scale: float = 1.0,
+    ) -> int:
+        """Accumulates, selects and hands the bucket to the exchange's thread; does not wait for it.
+
+        residual = decay * residual + scale * gradient; the gradients are then overwritten with
+        output_scale * (sum over the ranks of what was delivered).
+
+        Args:
+            bucket: From `add_bucket`.
+            gradients: One buffer per gradient; read now, written until `wait`.
+            residual: float32, the bucket's numel; updated.
+            thresholds: float32, one per segment; updated.
+            ks: Entries to send, per segment; the same on every rank.
+            decays: Of the residual, per gradient.
+            scale: Of the gradients.
+            output_scale: Of the sum.
+
+        Returns:
+            A handle for `wait`.
+
+        Raises:
+            InvalidArgumentError: Something does not fit; nothing has happened.
+            ExchangeFailedError: The exchange has ended.
+        """
+        try:
+            self._open.start(
+                bucket,
+                gradients,
+                residual=residual,
+                thresholds=thresholds,
+                ks=list(ks),
+                decays=list(decays),
+                scale=scale,
+                output_scale=output_scale,
+            )
+        except HvdSparseError as error:
+            raise _noted(error) from None
+        return bucket
+
+    def wait(self, handle: int) -> BucketStats:
+        """Waits until the bucket's gradients have been written.
+
+        Raises:
+            ExchangeFailedError: The exchange has ended; the residuals keep what was not applied.
+        """
+        try:
+            self._open.wait(handle)
+        except HvdSparseError as error:
+            raise _noted(error) from None
+        stats = self._open.stats(handle)
+        return BucketStats(
+            bucket=self._names[handle],
+            step=stats.step,
+            numel=stats.numel,
+            asked=stats.asked,
+            selected=stats.selected,
+            reduced=stats.reduced,
+            bytes_sent=stats.bytes_sent,
+            bytes_received=stats.bytes_received,
+            select_seconds=stats.select_seconds,
+            exchange_seconds=stats.exchange_seconds,
+        )
+
+    def commit(self, refuse: str | None = None) -> None:
+        """Ends the step after all its buckets were waited for.
+
+        Args:
+            refuse: A reason not to apply the step, found by all ranks alike.
+
+        Raises:
+            NonFiniteGradientError: On every rank alike, for a gradient or sum that is not finite,
+                or for `refuse`. The residuals are then what they were before the exchange: nothing
+                was applied, and they keep every finite entry of the gradients.
+        """
+        try:
+            self._open.commit(refuse or "")
+        except HvdSparseError as error:
+            raise _noted(error) from None
+
+    def check(self) -> None:
+        """Raises ExchangeFailedError if the exchange has ended; cheap enough for waiting loops."""
+        try:
+            self._open.check()
+        except HvdSparseError as error:
+            raise _noted(error) from None
+
+    def fail(self, reason: str) -> None:
+        """Ends the exchange on all ranks: every wait, here and there, raises with `reason`."""
+        if self._core is not None:
+            self._core.fail(reason)
+
+    def close(self) -> None:
+        """Ends this rank's part; ranks that still wait for it are told that it left."""
+        self._core = None
+
+    @property
+    def _open(self) -> _core.Exchange:
+        if self._core is None:
+            raise HvdSparseError("this exchange is closed: Horovod was shut down, build it anew")
+        return self._core
+
+
+def _noted(error: HvdSparseError) -> HvdSparseError:
+    if isinstance(error, PeerLostError | ExchangeTimeoutError):
+        lifecycle.note_peer_lost()
+    return error

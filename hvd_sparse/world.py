@@ -1,0 +1,102 @@
+"""The ranks of an exchange, as Horovod knows them."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import pickle
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from hvd_sparse.errors import InvalidArgumentError, UnavailableError
+
+# How a NumPy array becomes a tensor that Horovod's module takes: "module:function".
+_TENSOR_MAKERS = {"horovod.torch": "torch:from_numpy"}
+
+# Names of our small Horovod operations: the same on all ranks of a process set.
+_operations: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of one process set.
+
+    Attributes:
+        rank: This process's rank in the set, from 0.
+        size: Number of ranks in the set.
+        process_set_id: Horovod's number of the set; 0 is all ranks.
+    """
+
+    rank: int
+    size: int
+    process_set_id: int = 0
+    _allgather: Callable[[np.ndarray, str], np.ndarray] | None = field(
+        default=None, repr=False, compare=False
+    )
+
+    @classmethod
+    def from_horovod(cls, hvd: ModuleType, process_set: Any) -> World:
+        """The world of a Horovod process set that contains this process.
+
+        Args:
+            hvd: `horovod.torch`, after `hvd.init()`.
+            process_set: A Horovod `ProcessSet`.
+
+        Raises:
+            InvalidArgumentError: The set does not contain this process.
+            UnavailableError: Horovod runs without MPI, or its MPI without threads.
+        """
+        if not hvd.is_initialized():
+            raise UnavailableError("Horovod is not initialised: call hvd.init() first")
+        if not process_set.included():
+            raise InvalidArgumentError(
+                f"process_set must contain this process (rank {hvd.rank()}), got {process_set}"
+            )
+        size = process_set.size()
+        if size > 1:
+            _require_mpi(hvd)
+        module, function = _TENSOR_MAKERS[hvd.__name__].split(":")
+        as_tensor = getattr(importlib.import_module(module), function)
+
+        def allgather(array: np.ndarray, name: str) -> np.ndarray:
+            gathered = hvd.allgather(as_tensor(array), name=name, process_set=process_set)
+            return np.asarray(gathered.numpy())
+
+        return cls(process_set.rank(), size, process_set.process_set_id, allgather)
+
+    def allgather_object(self, thing: Any) -> list[Any]:
+        """Every rank's `thing`, in the order of the ranks. Collective; `thing` can be pickled."""
+        if self.size == 1:
+            return [thing]
+        assert self._allgather is not None
+        payload = np.frombuffer(pickle.dumps(thing), dtype=np.uint8)
+        name = f"hvd_sparse.world.{self.process_set_id}.{next(_operations[self.process_set_id])}"
+        sizes = self._allgather(np.array([payload.size], dtype=np.int64), f"{name}.sizes")
+        everything = self._allgather(payload.copy(), f"{name}.bytes")
+        ends = np.cumsum(sizes)
+        return [
+            pickle.loads(everything[end - size : end].tobytes())
+            for end, size in zip(ends, sizes, strict=True)
+        ]
+
+    def broadcast_object(self, thing: Any) -> Any:
+        """The `thing` of the set's rank 0; what other ranks pass is ignored. Collective."""
+        return self.allgather_object(thing if self.rank == 0 else None)[0]
+
+
+def _require_mpi(hvd: ModuleType) -> None:
+    if not hvd.mpi_enabled():
+        raise UnavailableError(
+            "Horovod runs over Gloo in this job, and sparse exchanges need MPI: start it with "
+            "`horovodrun --mpi` or `mpirun`, with a Horovod built with HOROVOD_WITH_MPI=1"
+        )
+    if not hvd.mpi_threads_supported():
+        raise UnavailableError(
+            "MPI runs without MPI_THREAD_MULTIPLE in this job: unset HOROVOD_MPI_THREADS_DISABLE, "
+            "or use an MPI library built with thread support"
+        )

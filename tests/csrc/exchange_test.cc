@@ -1,0 +1,171 @@
+/// One exchange on thread ranks: order, errors, undone steps.
+
+#include "csrc/exchange/exchange.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <limits>
+#include <thread>
+
+#include "csrc/base/error.h"
+#include "csrc/comm/loopback_communicator.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr std::int64_t kNumel = 64;
+
+BucketSpec Spec(const std::string& name) {
+  return {name, {kNumel}, {kNumel}, {kNumel}, "top_k", "gtopk"};
+}
+
+/// Buffers of one bucket on one rank, and what a step with them is.
+struct Memory {
+  std::vector<float> gradient = std::vector<float>(kNumel, 1.0f);
+  std::vector<float> residual = std::vector<float>(kNumel, 0.0f);
+  std::vector<float> threshold = {0.0f};
+
+  Launch Step(std::int64_t k) {
+    Launch launch;
+    launch.gradients = {{gradient.data(), kNumel, DType::kFloat32}};
+    launch.residual = residual;
+    launch.thresholds = threshold;
+    launch.ks = {k};
+    launch.decays = {1.0f};
+    return launch;
+  }
+};
+
+void OnRanks(int size, SelectOn select_on, const std::function<void(Exchange&)>& program) {
+  auto world = std::make_shared<LoopbackWorld>(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      Exchange exchange(std::make_unique<LoopbackCommunicator>(world, rank), select_on);
+      program(exchange);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+void WaitFor(Exchange& exchange, int bucket) {
+  while (!exchange.Wait(bucket, 1.0)) {
+  }
+}
+
+ErrorKind KindOf(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.kind();
+  }
+  ADD_FAILURE() << "no error";
+  return ErrorKind::kUnavailable;
+}
+
+class ExchangeTest : public testing::TestWithParam<SelectOn> {};
+
+TEST_P(ExchangeTest, ManyBucketsInFlightArriveInOrder) {
+  OnRanks(4, GetParam(), [](Exchange& exchange) {
+    std::vector<Memory> memory(8);
+    for (int b = 0; b < 8; ++b) exchange.AddBucket(Spec("bucket"));
+    for (int step = 0; step < 5; ++step) {
+      for (auto& m : memory) m.gradient.assign(kNumel, 1.0f);
+      for (int b = 0; b < 8; ++b) exchange.Start(b, memory[b].Step(kNumel));
+      for (int b = 7; b >= 0; --b) WaitFor(exchange, b);
+      exchange.Commit("");
+      for (auto& m : memory) ASSERT_EQ(m.gradient, std::vector<float>(kNumel, 4.0f));
+    }
+  });
+}
+
+TEST_P(ExchangeTest, ABadGradientUndoesAllBucketsOfTheStepOnAllRanks) {
+  OnRanks(3, GetParam(), [](Exchange& exchange) {
+    std::vector<Memory> memory(3);
+    for (int b = 0; b < 3; ++b) exchange.AddBucket(Spec("bucket"));
+    if (exchange.Rank() == 1) memory[2].gradient[5] = std::numeric_limits<float>::quiet_NaN();
+    for (int b = 0; b < 3; ++b) exchange.Start(b, memory[b].Step(10));
+    for (int b = 0; b < 3; ++b) WaitFor(exchange, b);
+    ASSERT_EQ(KindOf([&] { exchange.Commit(""); }), ErrorKind::kNonFinite);
+    for (int b = 0; b < 3; ++b) {
+      std::vector<float> expected(kNumel, 1.0f);
+      if (exchange.Rank() == 1 && b == 2) expected[5] = 0.0f;
+      ASSERT_EQ(memory[b].residual, expected);
+    }
+    for (auto& m : memory) m.gradient.assign(kNumel, 0.0f);
+    for (int b = 0; b < 3; ++b) exchange.Start(b, memory[b].Step(kNumel));
+    for (int b = 0; b < 3; ++b) WaitFor(exchange, b);
+    exchange.Commit("");
+    ASSERT_EQ(memory[0].gradient, std::vector<float>(kNumel, 3.0f));
+  });
+}
+
+TEST_P(ExchangeTest, WhatOneRankEndsEndsForAllAndPutsDeliveredEntriesBack) {
+  std::atomic<int> delivered{0};
+  OnRanks(4, GetParam(), [&delivered](Exchange& exchange) {
+    std::vector<Memory> memory(2);
+    for (int b = 0; b < 2; ++b) exchange.AddBucket(Spec("bucket"));
+    exchange.Start(0, memory[0].Step(kNumel));
+    WaitFor(exchange, 0);
+    ++delivered;
+    while (delivered < 4) std::this_thread::yield();
+    if (exchange.Rank() == 2) {
+      exchange.Fail("enough");
+    } else {
+      // The peers may hear of it before or while they wait.
+      const auto kind = KindOf([&] {
+        exchange.Start(1, memory[1].Step(kNumel));
+        WaitFor(exchange, 1);
+      });
+      ASSERT_EQ(kind, ErrorKind::kExchangeFailed);
+    }
+    ASSERT_EQ(KindOf([&] { exchange.Check(); }), ErrorKind::kExchangeFailed);
+    ASSERT_EQ(memory[0].residual, std::vector<float>(kNumel, 1.0f));
+  });
+}
+
+TEST_P(ExchangeTest, ARankThatClosesInMidStepEndsTheOthersWaits) {
+  OnRanks(2, GetParam(), [](Exchange& exchange) {
+    Memory memory;
+    exchange.AddBucket(Spec("bucket"));
+    if (exchange.Rank() == 1) {
+      exchange.Fail("leaving");
+      return;
+    }
+    ASSERT_EQ(KindOf([&] {
+                exchange.Start(0, memory.Step(1));
+                WaitFor(exchange, 0);
+              }),
+              ErrorKind::kExchangeFailed);
+  });
+}
+
+TEST_P(ExchangeTest, ArgumentsAreRefusedBeforeAnythingHappens) {
+  OnRanks(1, GetParam(), [](Exchange& exchange) {
+    Memory memory;
+    exchange.AddBucket(Spec("bucket"));
+    for (std::int64_t k : {std::int64_t{0}, kNumel + 1}) {
+      ASSERT_EQ(KindOf([&] { exchange.Start(0, memory.Step(k)); }), ErrorKind::kInvalidArgument);
+    }
+    Launch launch = memory.Step(1);
+    launch.residual.size -= 1;
+    ASSERT_EQ(KindOf([&] { exchange.Start(0, launch); }), ErrorKind::kInvalidArgument);
+    ASSERT_EQ(KindOf([&] { exchange.Start(1, memory.Step(1)); }), ErrorKind::kInvalidArgument);
+    ASSERT_EQ(KindOf([&] { exchange.Wait(0, 0); }), ErrorKind::kInvalidArgument);
+    exchange.Start(0, memory.Step(1));
+    ASSERT_EQ(KindOf([&] { exchange.Start(0, memory.Step(1)); }), ErrorKind::kInvalidArgument);
+    WaitFor(exchange, 0);
+    exchange.Commit("");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(SelectOn, ExchangeTest,
+                         testing::Values(SelectOn::kCaller, SelectOn::kEngine),
+                         [](const auto& info) {
+                           return info.param == SelectOn::kCaller ? "Caller" : "Engine";
+                         });
+
+}  // namespace
+}  // namespace hvd_sparse

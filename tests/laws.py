@@ -1,0 +1,119 @@
+"""The laws that every sparsifier and every collective obey, as a program that each rank runs.
+
+Gradients are small integers, so float32 sums are exact in any order and nothing needs a tolerance.
+The same program runs on ranks that are threads (tests/unit) and processes (tests/parallel).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvd_sparse.exchange import Buffer, Exchange
+
+
+def buffer_of(array: np.ndarray) -> Buffer:
+    """The memory of a contiguous array."""
+    assert array.flags.c_contiguous
+    return Buffer(array.ctypes.data, array.size, str(array.dtype))
+
+
+def integer_gradient(numel: int, *, rank: int, step: int, correlation: float = 0.5) -> np.ndarray:
+    """Integer-valued float32, heavy-tailed, zero in places, alike on all ranks in part."""
+    shared = np.random.default_rng([step, 1]).standard_t(3, numel)
+    own = np.random.default_rng([step, 2, rank]).standard_t(3, numel)
+    mixed = 6 * (correlation * shared + (1 - correlation) * own)
+    return np.clip(np.rint(mixed), -1000, 1000).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one rank saw in one step."""
+
+    gradient: np.ndarray
+    residual_before: np.ndarray
+    residual_after: np.ndarray
+    total: np.ndarray  # the sum that was applied, as float64
+
+
+@dataclass
+class Rank:
+    """One rank of an exchange with a single bucket, op=Sum."""
+
+    exchange: Exchange
+    rank: int
+    segments: list[int]
+    density: float
+    sparsifier: str
+    collective: str
+
+    def __post_init__(self) -> None:
+        """Adds the bucket."""
+        self.ks = [max(1, math.ceil(self.density * n)) if n else 0 for n in self.segments]
+        self.numel = sum(self.segments)
+        self.residual = np.zeros(self.numel, np.float32)
+        self.thresholds = np.zeros(len(self.segments), np.float32)
+        self.bucket = self.exchange.add_bucket(
+            f"{self.sparsifier}-{self.collective}",
+            numels=[self.numel],
+            segments=self.segments,
+            capacity_ks=self.ks,
+            sparsifier=self.sparsifier,
+            collective=self.collective,
+        )
+
+    def step(self, gradient: np.ndarray, *, output_scale: float = 1.0) -> Step:
+        """Exchanges one gradient."""
+        self.start(gradient, output_scale=output_scale)
+        return self.finish()
+
+    def start(self, gradient: np.ndarray, *, output_scale: float = 1.0) -> None:
+        """The first half of a step: the exchange is under way."""
+        self.output_scale = output_scale
+        self.under_way = (gradient, self.residual.copy(), gradient.copy())
+        self.handle = self.exchange.start(
+            self.bucket,
+            [buffer_of(self.under_way[2])],
+            residual=buffer_of(self.residual),
+            thresholds=buffer_of(self.thresholds),
+            ks=self.ks,
+            decays=[1.0],
+            output_scale=output_scale,
+        )
+
+    def finish(self) -> Step:
+        """The second half."""
+        self.exchange.wait(self.handle)
+        self.exchange.commit()
+        gradient, before, applied = self.under_way
+        total = applied.astype(np.float64) / self.output_scale
+        return Step(gradient, before, self.residual.copy(), total)
+
+    def run(self, steps: int) -> list[Step]:
+        """Several steps with gradients of this rank's own."""
+        return [
+            self.step(integer_gradient(self.numel, rank=self.rank, step=step))
+            for step in range(steps)
+        ]
+
+
+def check_replicas_are_bitwise_equal(ranks: list[Step]) -> None:
+    """All ranks apply the same bits."""
+    for other in ranks[1:]:
+        assert other.total.tobytes() == ranks[0].total.tobytes()
+
+
+def check_nothing_is_lost(ranks: list[Step]) -> None:
+    """What came in was applied or is in a residual, exactly."""
+    came_in = sum(r.gradient.astype(np.float64) + r.residual_before for r in ranks)
+    is_there = ranks[0].total + sum(r.residual_after.astype(np.float64) for r in ranks)
+    np.testing.assert_array_equal(came_in, is_there)
+
+
+def check_laws(ranks: list[list[Step]]) -> None:
+    """All laws, over the steps of all ranks: ranks[rank][step]."""
+    for step in zip(*ranks, strict=True):
+        check_replicas_are_bitwise_equal(list(step))
+        check_nothing_is_lost(list(step))

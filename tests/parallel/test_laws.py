@@ -1,0 +1,117 @@
+"""The laws, on ranks that are processes; run under mpirun with 1, 2, 3 and 4 of them."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import numpy as np
+import pytest
+
+from hvd_sparse import _core
+from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError, NonFiniteGradientError
+from hvd_sparse.exchange import Exchange
+from hvd_sparse.world import World
+from tests import laws
+
+EVERY_PAIR = [(s, c) for s in _core.sparsifiers() for c in _core.collectives()]
+
+
+@pytest.fixture(scope="module")
+def world():
+    return World.from_horovod(hvd, hvd.global_process_set)
+
+
+@pytest.fixture
+def new_exchange(world):
+    built = []
+
+    def build(**options):
+        built.append(Exchange.between_ranks(world, name="a test's exchange", **options))
+        return built[-1]
+
+    yield build
+    for exchange in built:
+        exchange.close()
+
+
+@pytest.mark.parametrize("select_on", ["caller", "engine"])
+@pytest.mark.parametrize("density", [0.001, 0.05, 1.0])
+@pytest.mark.parametrize(("sparsifier", "collective"), EVERY_PAIR)
+def test_laws_hold_over_several_steps(
+    world, new_exchange, sparsifier, collective, density, select_on
+):
+    exchange = new_exchange(select_on=select_on)
+    me = laws.Rank(exchange, world.rank, [3000, 0, 517], density, sparsifier, collective)
+    laws.check_laws(world.allgather_object(me.run(6)))
+
+
+@pytest.mark.parametrize("piece", [1, 40, 97])
+@pytest.mark.parametrize(("sparsifier", "collective"), EVERY_PAIR)
+def test_laws_hold_when_messages_travel_in_pieces(
+    world, new_exchange, sparsifier, collective, piece
+):
+    exchange = new_exchange(max_message_bytes=piece)
+    me = laws.Rank(exchange, world.rank, [40], 0.2, sparsifier, collective)
+    laws.check_laws(world.allgather_object(me.run(3)))
+
+
+@pytest.mark.parametrize("piece", [0, -1, 1 << 31])
+def test_pieces_that_mpi_cannot_count_are_refused(world, new_exchange, piece):
+    if world.size == 1:
+        pytest.skip("a single rank sends nothing")
+    with pytest.raises(InvalidArgumentError, match=r"max_message_bytes must lie in \[1, 2\^31\)"):
+        new_exchange(max_message_bytes=piece)
+
+
+def test_exchanges_of_one_process_do_not_wait_for_each_other(world, new_exchange):
+    first, second = new_exchange(), new_exchange()
+    ranks = [
+        laws.Rank(exchange, world.rank, [100], 0.1, "top_k", "gtopk")
+        for exchange in (first, second)
+    ]
+    in_some_order = ranks if world.rank % 2 else ranks[::-1]
+    for rank in in_some_order:
+        rank.start(laws.integer_gradient(100, rank=world.rank, step=0))
+    steps = [rank.finish() for rank in ranks]
+    for step in steps:
+        laws.check_laws([[r] for r in world.allgather_object(step)])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(("sparsifier", "collective"), EVERY_PAIR)
+def test_a_step_with_a_bad_gradient_on_one_rank_is_undone_on_all(
+    world, new_exchange, sparsifier, collective, bad
+):
+    me = laws.Rank(new_exchange(), world.rank, [400], 0.1, sparsifier, collective)
+    me.run(2)
+    before = me.residual.copy()
+    gradient = laws.integer_gradient(400, rank=world.rank, step=7)
+    sent = gradient.copy()
+    if world.rank == world.size - 1:
+        sent[123] = bad
+        gradient[123] = 0  # what is not finite does not enter the residual
+    with pytest.raises(NonFiniteGradientError, match=f"gradient of rank {world.size - 1} in"):
+        me.step(sent)
+    assert me.residual.tobytes() == (before + gradient).tobytes()
+    laws.check_laws(world.allgather_object(me.run(2)))
+
+
+def test_what_one_rank_ends_raises_its_reason_on_all(world, new_exchange):
+    exchange = new_exchange()
+    me = laws.Rank(exchange, world.rank, [400], 0.1, "top_k", "gtopk")
+    me.run(1)
+    if world.rank == world.size - 1:
+        exchange.fail("a test says so")
+    with pytest.raises(ExchangeFailedError, match=rf"rank {world.size - 1}.*a test says so"):
+        me.run(1)
+    with pytest.raises(ExchangeFailedError, match="a test says so"):
+        exchange.check()
+
+
+def test_ranks_that_exchange_different_buckets_are_told(world, new_exchange):
+    if world.size == 1:
+        pytest.skip("a single rank cannot disagree")
+    exchange = new_exchange()
+    first = laws.Rank(exchange, world.rank, [100], 0.1, "top_k", "gtopk")
+    second = laws.Rank(exchange, world.rank, [100], 0.1, "top_k", "gtopk")
+    with pytest.raises(ExchangeFailedError, match="the ranks disagree"):
+        (first if world.rank == 0 else second).run(1)
