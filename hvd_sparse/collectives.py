@@ -1,0 +1,53 @@
+"""Collectives: how the chosen entries of all ranks become one sum. See csrc/collectives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvd_sparse.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """What one collective promises.
+
+    Attributes:
+        name: As it is passed to a compression, and known to the core.
+        lossless: Whether every selected entry of every rank is part of the sum. Where it is not,
+            what was left out stays in the residual of its rank.
+        reference: Where it was published.
+    """
+
+    name: str
+    lossless: bool
+    reference: str
+
+
+COLLECTIVES = {
+    collective.name: collective
+    for collective in (
+        Collective(
+            name="allgather",
+            lossless=True,
+            reference="Shi et al., Understanding Top-k Sparsification in Distributed Deep "
+            "Learning, https://arxiv.org/abs/1911.08772",
+        ),
+        Collective(
+            name="gtopk",
+            lossless=False,
+            reference="Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k "
+            "Sparsification, https://arxiv.org/abs/1901.04359",
+        ),
+    )
+}
+
+
+def find_collective(name: object) -> Collective:
+    """The collective of that name.
+
+    Raises:
+        InvalidArgumentError: There is none; the message names those that exist.
+    """
+    if isinstance(name, str) and name in COLLECTIVES:
+        return COLLECTIVES[name]
+    raise InvalidArgumentError(f"collective must be one of {sorted(COLLECTIVES)}, got {name!r}")

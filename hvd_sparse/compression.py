@@ -1,0 +1,162 @@
+"""Compressions: what a user passes as `compression=`, named after the papers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NoReturn
+
+from hvd_sparse.collectives import find_collective
+from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
+from hvd_sparse.schedules import Warmup, checked_count, checked_density
+from hvd_sparse.sparsifiers import find_sparsifier
+
+MAX_BUCKET_NUMEL = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Compression:
+    """How gradients are made sparse and exchanged; LAGS, GTopK, GaussianK and TopK are presets.
+
+    Args:
+        density: Fraction of each gradient's entries that a rank sends, in (0, 1].
+        sparsifier: Who chooses them: "top_k" or "gaussian".
+        collective: Who moves them: "allgather" or "gtopk".
+        layer_wise: Whether entries are chosen per layer, in buckets that travel while backward goes
+            on. Otherwise once, over the whole model, after backward.
+        min_numel: Tensors with fewer elements, and all with less than two dimensions, are exchanged
+            dense by Horovod.
+        bucket_numel: Layers are merged into buckets of at most that many elements; a larger layer
+            is a bucket of its own.
+        warmup: Larger densities for the first steps.
+        rescale_residual: Whether the residual follows a change of the learning rate, as in LAGS's
+            paper. None: where the compression is LAGS and the optimizer is plain SGD without
+            clipping.
+
+    Raises:
+        InvalidArgumentError: An argument lies outside its limits.
+    """
+
+    density: float = 0.001
+    sparsifier: str = "top_k"
+    collective: str = "allgather"
+    layer_wise: bool = True
+    min_numel: int = 1024
+    bucket_numel: int = 4 << 20
+    warmup: Warmup | None = None
+    rescale_residual: bool | None = None
+
+    rescales_by_default: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        set_field(self, "density", checked_density("density", self.density))
+        find_sparsifier(self.sparsifier)
+        find_collective(self.collective)
+        min_numel = checked_count("min_numel", self.min_numel, low=0, high=2**62)
+        set_field(self, "min_numel", min_numel)
+        bucket_numel = checked_count(
+            "bucket_numel", self.bucket_numel, low=1, high=MAX_BUCKET_NUMEL
+        )
+        set_field(self, "bucket_numel", bucket_numel)
+        if not isinstance(self.layer_wise, bool):
+            raise InvalidArgumentError(f"layer_wise must be True or False, got {self.layer_wise!r}")
+        if self.rescale_residual not in (None, True, False):
+            raise InvalidArgumentError(
+                f"rescale_residual must be True, False or None, got {self.rescale_residual!r}"
+            )
+        if self.warmup is not None and not isinstance(self.warmup, Warmup):
+            raise InvalidArgumentError(f"warmup must be a Warmup or None, got {self.warmup!r}")
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)
+            if field.name == "density" or getattr(self, field.name) != field.default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    @classmethod
+    def compress(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        """Met only when stock Horovod was handed a sparse compression."""
+        raise HvdSparseError(
+            f"{cls.__name__} was given to stock Horovod: import hvd_sparse.torch (or "
+            "hvd_sparse.tensorflow) before you take DistributedOptimizer from Horovod"
+        )
+
+    decompress = compress
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LAGS(Compression):
+    """Layer-wise adaptive gradient sparsification: each layer travels while backward goes on.
+
+    The density per layer is fixed in this version.
+
+    Reference:
+        Shi et al., Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning with
+        Convergence Guarantees, ECAI 2020, https://arxiv.org/abs/1911.08727.
+    """
+
+    sparsifier: str = "gaussian"
+    collective: str = "gtopk"
+
+    rescales_by_default: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class GTopK(Compression):
+    """Global top-k: the whole model at once, reduced to k entries in log2 P rounds.
+
+    Reference:
+        Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low
+        Bandwidth Networks, ICDCS 2019, https://arxiv.org/abs/1901.04359.
+    """
+
+    collective: str = "gtopk"
+    layer_wise: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class GaussianK(Compression):
+    """Entries above a threshold estimated from the gradient's mean and deviation, allgathered.
+
+    Reference:
+        Shi et al., Understanding Top-k Sparsification in Distributed Deep Learning,
+        https://arxiv.org/abs/1911.08772.
+    """
+
+    sparsifier: str = "gaussian"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TopK(Compression):
+    """The exact k largest entries of each layer, allgathered.
+
+    Reference:
+        Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017,
+        https://arxiv.org/abs/1704.05021.
+    """
+
+
+def is_sparse_compression(thing: object) -> bool:
+    """Whether `thing` is one of this package's compressions, as a class or an instance."""
+    if isinstance(thing, type):
+        return issubclass(thing, Compression)
+    return isinstance(thing, Compression)
+
+
+def as_compression(thing: object) -> Compression:
+    """The compression that `thing` stands for: an instance, or a class with its defaults.
+
+    Raises:
+        InvalidArgumentError: It is none of this package's compressions.
+    """
+    if isinstance(thing, Compression):
+        return thing
+    if isinstance(thing, type) and issubclass(thing, Compression):
+        return thing()
+    kind = thing if isinstance(thing, type) else type(thing)
+    raise InvalidArgumentError(
+        "compression must be one of hvd_sparse's (LAGS, GTopK, GaussianK, TopK; a class or an "
+        f"instance) or one of Horovod's, got {kind.__module__}.{kind.__qualname__}"
+    )

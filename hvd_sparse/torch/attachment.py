@@ -1,0 +1,196 @@
+"""What is attached to an optimizer: hooks around its step and its state, and Horovod's methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hvd_sparse.torch import state
+from hvd_sparse.torch.gradient_exchange import GradientExchange
+from hvd_sparse.torch.settings import checked_passes
+
+_ATTRIBUTE = "_hvd_sparse"
+
+
+class Attachment:
+    """What is attached to an optimizer: its hooks, and the methods that Horovod's users call.
+
+    Args:
+        optimizer: The user's.
+        exchange: Of its gradients; None where this process has nobody to exchange with.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, exchange: GradientExchange | None, passes: int
+    ) -> None:
+        self.exchange = exchange
+        self._optimizer = optimizer
+        self._should_synchronize = True
+        self._paused = False
+        self._loading: dict[str, Any] | None = None
+        self._stock_zero_grad = optimizer.zero_grad
+
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+        optimizer.register_state_dict_post_hook(self._save)
+        optimizer.register_load_state_dict_pre_hook(self._check_load)
+        optimizer.register_load_state_dict_post_hook(self._load)
+        added = {
+            _ATTRIBUTE: self,
+            "synchronize": self.synchronize,
+            "skip_synchronize": self.skip_synchronize,
+            "zero_grad": self.zero_grad,
+            "reset_residual": self.reset_residual,
+            "set_backward_passes_per_step": self.set_backward_passes_per_step,
+            "backward_passes_per_step": passes,
+        }
+        for name, value in added.items():
+            setattr(optimizer, name, value)
+
+    def synchronize(self) -> None:
+        """Waits until every gradient is the average over the ranks; for clipping before step().
+
+        Raises:
+            NonFiniteGradientError: On every rank, when a gradient is not finite on one. All
+                gradients are zero then and nothing is lost; the next step is normal.
+            GradientInFlightError: A gradient was changed since backward. Ends the exchange.
+            ExchangeFailedError: Another rank ended the exchange, or died.
+        """
+        if self.exchange is not None:
+            self.exchange.rates.clipping_seen()
+            self.exchange.synchronize()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it, step() does not synchronize: for use after an own synchronize()."""
+        if self.exchange is not None:
+            self.exchange.rates.clipping_seen()
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Like the optimizer's own; refused, on all ranks, between backward and synchronize().
+
+        Raises:
+            GradientInFlightError: Gradients have arrived and were not exchanged yet.
+        """
+        if self.exchange is not None and not self._paused:
+            self.exchange.refuse_if_busy(
+                "optimizer.zero_grad() was called after loss.backward() but before "
+                "optimizer.step() or optimizer.synchronize(). This is prohibited as it can cause a "
+                "race condition."
+            )
+            self.exchange.release()
+        self._stock_zero_grad(*args, **kwargs)
+
+    def reset_residual(self, state_dict: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """Empties this rank's residuals: what was not sent yet is lost.
+
+        Args:
+            state_dict: Of any model, rank or number of ranks.
+
+        Returns:
+            A copy of `state_dict` that loads here, without residuals; None if there was none.
+        """
+        if self.exchange is not None:
+            self._refuse_if_busy("reset_residual()")
+            state.load(self.exchange, None)
+        return None if state_dict is None else state.without_residuals(state_dict)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Sets how many backward passes add up to one step's gradient.
+
+        Raises:
+            InvalidArgumentError: `passes` is no integer above 0.
+        """
+        self._optimizer.backward_passes_per_step = checked_passes(passes)  # type: ignore[attr-defined]
+        if self.exchange is not None:
+            self._refuse_if_busy("set_backward_passes_per_step()")
+            self.exchange.passes = passes
+            self.exchange.release()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within it the optimizer is as it was before: it exchanges, saves and loads nothing."""
+        self._paused = True
+        try:
+            if self.exchange is None:
+                yield
+            else:
+                self._refuse_if_busy("hvd.broadcast_optimizer_state()")
+                with self.exchange.paused():
+                    yield
+        finally:
+            self._paused = False
+
+    def _refuse_if_busy(self, what: str) -> None:
+        assert self.exchange is not None
+        self.exchange.refuse_if_busy(
+            f"{what} was called after loss.backward() but before optimizer.step() or "
+            "optimizer.synchronize()"
+        )
+
+    def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        exchange = self.exchange
+        if exchange is None or self._paused:
+            return None
+        if not self._should_synchronize:
+            exchange.refuse_if_busy(
+                "optimizer.step() was called within skip_synchronize(), but not after synchronize()"
+            )
+            return None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            exchange.synchronize()
+            return None
+        closure = _exchanging(closure, exchange)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": closure}
+        return (args[0], closure, *args[2:]), kwargs
+
+    def _after_step(self, *_: Any) -> None:
+        if self.exchange is not None and not self._paused:
+            self.exchange.refuse_if_busy(
+                "optimizer.step() computed gradients without exchanging them"
+            )
+            self.exchange.release()
+
+    def _save(self, _: Any, state_dict: dict[str, Any]) -> None:
+        if self.exchange is not None and not self._paused:
+            state_dict[state.KEY] = state.save(self.exchange)
+
+    def _check_load(self, _: Any, state_dict: dict[str, Any]) -> dict[str, Any] | None:
+        if self._paused:
+            return None
+        if self.exchange is not None:
+            self._refuse_if_busy("load_state_dict()")
+        self._loading = state_dict.get(state.KEY)
+        state.check(self.exchange, self._loading)
+        return state.without_residuals(state_dict)
+
+    def _load(self, _: Any) -> None:
+        if self.exchange is not None and not self._paused:
+            state.load(self.exchange, self._loading)
+            self.exchange.release()
+        self._loading = None
+
+
+def _exchanging(closure: Callable[[], Any], exchange: GradientExchange) -> Callable[[], Any]:
+    def closure_and_exchange() -> Any:
+        loss = closure()
+        exchange.synchronize()
+        return loss
+
+    return closure_and_exchange
+
+
+def attachment_of(optimizer: object) -> Attachment | None:
+    """What DistributedOptimizer has attached to an optimizer, if it has."""
+    attachment = getattr(optimizer, _ATTRIBUTE, None)
+    return attachment if isinstance(attachment, Attachment) else None

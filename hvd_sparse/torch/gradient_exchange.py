@@ -1,0 +1,299 @@
+"""Averages a model's gradients over all ranks while backward still runs."""
+
+from __future__ import annotations
+
+import enum
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar, NoReturn
+
+import torch
+
+from hvd_sparse.errors import (
+    GradientInFlightError,
+    HvdSparseError,
+    NonFiniteGradientError,
+    UnsupportedError,
+)
+from hvd_sparse.exchange import Exchange
+from hvd_sparse.torch.agreement import NamedParameters
+from hvd_sparse.torch.dense import DenseReducer, broadcaster
+from hvd_sparse.torch.launcher import Launcher
+from hvd_sparse.torch.learning_rates import LearningRates
+from hvd_sparse.torch.settings import Settings
+from hvd_sparse.torch.slots import Slot
+from hvd_sparse.torch.sparse_bucket import SparseBucket
+from hvd_sparse.torch.step_stats import Stats, StepStats
+from hvd_sparse.world import World
+
+
+class _Phase(enum.Enum):
+    IDLE = "no gradient has arrived in this step"
+    GATHERING = "gradients arrive"
+    EXCHANGED = "the gradients are averages; the optimizer has not stepped yet"
+
+
+class GradientExchange:
+    """The exchange of one optimizer's gradients.
+
+    Gradients are gathered into buckets in reverse order of registration. A bucket launches when its
+    gradients are ready and every earlier bucket has launched, the same way on every rank.
+
+    Attributes:
+        world: The ranks.
+        steps: Steps exchanged so far.
+        rates: The learning rates that the residuals follow.
+        stats: What the steps cost.
+        passes: Backward passes per step.
+        any_ended_early: Whether an error has ended an exchange of this process, perhaps amid a
+            step: then Horovod may wait for ever for the rest of its dense operations.
+    """
+
+    any_ended_early: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named: NamedParameters,
+        settings: Settings,
+        *,
+        world: World,
+        exchange: Exchange,
+        process_set: Any,
+        prefix: str,
+    ) -> None:
+        self.world = world
+        self.passes = settings.backward_passes_per_step
+        self.steps = 0
+        self.rates = LearningRates(optimizer, settings.compression)
+        self.stats = Stats()
+        self._optimizer = optimizer
+        self._exchange = exchange
+        self._sparse_as_dense = settings.sparse_as_dense
+        self._phase = _Phase.IDLE
+        self._paused = False
+        self._known = {id(param) for _, param in named}
+
+        groups = {
+            id(param): index
+            for index, group in enumerate(optimizer.param_groups)
+            for param in group["params"]
+        }
+        self._slots = [
+            Slot(name, param, groups[id(param)], self.passes)
+            for name, param in named
+            if param.numel() > 0
+        ]
+        min_numel = settings.compression.min_numel
+        large = [s for s in self._slots if s.param.ndim >= 2 and s.param.numel() >= min_numel]
+        self._sparse = Launcher(
+            large[::-1],
+            settings,
+            size=world.size,
+            exchange=exchange,
+            rates=self.rates,
+            broadcast=broadcaster(prefix, process_set=process_set, exchange=exchange),
+        )
+        self._dense = DenseReducer(
+            prefix,
+            op=settings.op,
+            predivide=settings.gradient_predivide_factor,
+            process_set=process_set,
+            exchange=exchange,
+        )
+        self._hooks = [
+            slot.param.register_post_accumulate_grad_hook(_hook(weakref.ref(self), slot))  # type: ignore[no-untyped-call]
+            for slot in self._slots
+        ]
+        # The core writes to memory that is freed with this object, so it has to end first.
+        weakref.finalize(self, exchange.close).atexit = False
+
+    @property
+    def buckets(self) -> list[SparseBucket]:
+        """The sparse buckets."""
+        return self._sparse.buckets
+
+    def synchronize(self) -> None:
+        """Waits until every gradient is the average; a no-op until gradients arrive again.
+
+        Raises:
+            NonFiniteGradientError: On every rank, when a gradient is not finite on one. All
+                gradients are zero then, the residuals keep what was finite, and the next step is
+                normal.
+            GradientInFlightError: A gradient was changed since backward. Ends the exchange.
+            ExchangeFailedError: Another rank ended the exchange, or died.
+        """
+        if self._phase is _Phase.EXCHANGED:
+            return
+        try:
+            self._exchange.check()
+            with torch.no_grad():
+                self._finish_step()
+        except NonFiniteGradientError:
+            for slot in self._slots:
+                slot.discard_result()
+            self.release()
+            raise
+        except BaseException as error:
+            self.fail(f"{type(error).__name__}: {error}")
+            raise
+
+    def release(self) -> None:
+        """Makes ready for the next step; what was exchanged now belongs to the optimizer."""
+        for slot in self._slots:
+            slot.release(self.passes)
+        self._sparse.release()
+        self._dense.release()
+        self._phase = _Phase.IDLE
+
+    def refuse_if_busy(self, reason: str) -> None:
+        """Ends the exchange if gradients have arrived that were not exchanged yet.
+
+        Raises:
+            GradientInFlightError: They have; other ranks meet an ExchangeFailedError.
+        """
+        if self._phase is _Phase.GATHERING:
+            self._refuse(reason)
+
+    def fail(self, reason: str) -> None:
+        """Ends the exchange on all ranks; returns when no memory is being written any more."""
+        GradientExchange.any_ended_early = True
+        self._exchange.fail(reason)
+        for bucket in self.buckets:
+            if bucket.launched:
+                with suppress(HvdSparseError):
+                    bucket.wait()
+
+    def detach(self, reason: str) -> None:
+        """Ends the exchange and takes no more gradients."""
+        for hook in self._hooks:
+            hook.remove()
+        self._exchange.fail(reason)
+
+    def shares_parameters_with(self, named: NamedParameters) -> bool:
+        """Whether any of the parameters is exchanged here."""
+        return any(id(param) in self._known for _, param in named)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Lets gradients pass by without an exchange."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def arrived(self, slot: Slot) -> None:
+        """Backward has added to a gradient."""
+        if self._paused:
+            return
+        try:
+            self._take(slot)
+        except BaseException as error:
+            self.fail(f"{type(error).__name__}: {error}")
+            raise
+
+    def _take(self, slot: Slot) -> None:
+        if self._phase is not _Phase.GATHERING:
+            self._begin(slot)
+        if slot.launched or slot.passes_left == 0:
+            self._exchange.check()  # an exchange that has ended has a better reason
+            self._refuse(
+                f"a gradient arrived for '{slot.name}' while it was being exchanged. Gradients "
+                "were computed more than backward_passes_per_step times before call to step(). "
+                "Increase backward_passes_per_step to accumulate gradients locally."
+            )
+        self._densify(slot)
+        slot.passes_left -= 1
+        if slot.passes_left > 0:
+            return
+        with torch.no_grad():
+            if slot in self._sparse:
+                self._sparse.ready(slot, step=self.steps)
+            else:
+                self._dense.launch(slot)
+
+    def _begin(self, slot: Slot) -> None:
+        if self._phase is _Phase.EXCHANGED:
+            if slot.holds_result():
+                self._refuse(
+                    f"a gradient was added to the average of '{slot.name}' after synchronize() and "
+                    "before step(): call optimizer.zero_grad() if the step is to be skipped"
+                )
+            self.release()
+        self._phase = _Phase.GATHERING
+
+    def _densify(self, slot: Slot) -> None:
+        grad = slot.param.grad
+        if grad is None or grad.layout == torch.strided:
+            return
+        if not self._sparse_as_dense:
+            raise UnsupportedError(
+                f"the gradient of '{slot.name}' is sparse: pass sparse_as_dense=True, or make the "
+                "layer with sparse=False"
+            )
+        slot.param.grad = grad.to_dense()
+
+    def _finish_step(self) -> None:
+        self._check_parameters()
+        for slot in self._slots:
+            self._check_untouched(slot)
+        for slot in self._slots:
+            if slot.launched:
+                continue
+            self._densify(slot)
+            if slot not in self._sparse:
+                self._dense.launch(slot)
+        self._sparse.launch_rest(step=self.steps)
+
+        start = time.perf_counter()
+        buckets = self._sparse.wait()
+        refuse = self._dense.wait()
+        last = StepStats(
+            step=self.steps,
+            buckets=buckets,
+            dense_bytes=self._dense.bytes,
+            wait_seconds=time.perf_counter() - start,
+        )
+        self.stats = Stats(last=last, total=self.stats.total.plus(last))
+        self.steps += 1
+
+        self._exchange.commit(refuse)
+        for slot in self._slots:
+            slot.write_back()
+        self._phase = _Phase.EXCHANGED
+        self._sparse.end_step()
+
+    def _check_parameters(self) -> None:
+        for index, group in enumerate(self._optimizer.param_groups):
+            for place, param in enumerate(group["params"]):
+                if param.requires_grad and id(param) not in self._known:
+                    raise UnsupportedError(
+                        f"parameter {place} of group {index} was added, or began to want "
+                        "gradients, after DistributedOptimizer was called: make a new one"
+                    )
+
+    def _check_untouched(self, slot: Slot) -> None:
+        change = slot.change() if slot.launched else None
+        if change is not None:
+            self._refuse(
+                f"the gradient of '{slot.name}' {change} after loss.backward() but before "
+                "optimizer.step() or optimizer.synchronize(), while it was being exchanged. "
+                "This is prohibited as it can cause a race condition."
+            )
+
+    def _refuse(self, reason: str) -> NoReturn:
+        self.fail(reason)
+        raise GradientInFlightError(reason)
+
+
+def _hook(exchange: weakref.ref[GradientExchange], slot: Slot) -> Callable[[torch.Tensor], None]:
+    # A hook lives as long as its parameter, which must not keep a discarded optimizer alive.
+    def arrived(_: torch.Tensor) -> None:
+        alive = exchange()
+        if alive is not None:
+            alive.arrived(slot)
+
+    return arrived

@@ -1,0 +1,102 @@
+"""Launches buckets, one after the other, as soon as their gradients are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hvd_sparse.buckets import Layer, assign_buckets
+from hvd_sparse.exchange import BucketStats, Exchange
+from hvd_sparse.torch.launch_order import LaunchOrder
+from hvd_sparse.torch.learning_rates import LearningRates
+from hvd_sparse.torch.settings import Settings
+from hvd_sparse.torch.slots import Slot
+from hvd_sparse.torch.sparse_bucket import SparseBucket
+
+
+class Launcher:
+    """The sparse buckets of one optimizer.
+
+    Args:
+        slots: In the order in which their gradients are expected.
+        settings: What the user asked for.
+        size: Number of ranks.
+        exchange: Of the buckets.
+        rates: Tell how the residuals decay.
+        broadcast: Of the launch order; see LaunchOrder.
+
+    Attributes:
+        buckets: What they hold in their residuals has yet to be sent.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        settings: Settings,
+        *,
+        size: int,
+        exchange: Exchange,
+        rates: LearningRates,
+        broadcast: Callable[[list[int]], Callable[[], list[int]]],
+    ) -> None:
+        compression = settings.compression
+        slot_of = {slot.name: slot for slot in slots}
+        self.buckets = [
+            SparseBucket(
+                layout, [slot_of[layer.name] for layer in layout.layers], compression, exchange
+            )
+            for layout in assign_buckets(
+                [Layer(slot.name, slot.param.numel()) for slot in slots],
+                bucket_numel=compression.bucket_numel,
+                layer_wise=compression.layer_wise,
+            )
+        ]
+        self._rates = rates
+        self._scale, self._output_scale = settings.scales(size)
+        self._number_of = {
+            slot.name: number for number, bucket in enumerate(self.buckets) for slot in bucket.slots
+        }
+        self._order = LaunchOrder(len(self.buckets), broadcast)
+        self._launched = 0
+
+    def __contains__(self, slot: Slot) -> bool:
+        return slot.name in self._number_of
+
+    def ready(self, slot: Slot, *, step: int) -> None:
+        """A gradient has arrived; launches what can be launched."""
+        number = self._number_of[slot.name]
+        bucket = self.buckets[number]
+        bucket.missing -= 1
+        if bucket.missing == 0:
+            self._order.became_ready(number)
+            self._launch(step, force=False)
+
+    def launch_rest(self, *, step: int) -> None:
+        """Launches all other buckets; gradients that are missing count as zero."""
+        self._launch(step, force=True)
+
+    def wait(self) -> tuple[BucketStats, ...]:
+        """Waits until the gradients of all buckets hold the result."""
+        return tuple(bucket.wait() for bucket in self.buckets)
+
+    def end_step(self) -> None:
+        """Counts an exchanged step."""
+        self._order.end_step()
+
+    def release(self) -> None:
+        """Makes ready for the next step."""
+        for bucket in self.buckets:
+            bucket.release()
+        self._launched = 0
+
+    def _launch(self, step: int, *, force: bool) -> None:
+        while self._launched < len(self._order):
+            bucket = self.buckets[self._order[self._launched]]
+            if bucket.missing and not force:
+                return
+            bucket.launch(
+                step=step,
+                decays=self._rates.decays(bucket.slots),
+                scale=self._scale,
+                output_scale=self._output_scale,
+            )
+            self._launched += 1

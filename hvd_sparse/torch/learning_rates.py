@@ -1,0 +1,62 @@
+"""The residual follows the learning rate, so that what is sent late counts as when it was computed.
+
+LAGS accumulates learning rate times gradient. Gradients handed to a stock optimizer carry no
+learning rate, so the residual is multiplied by old rate / new rate when the rate changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hvd_sparse.compression import Compression
+from hvd_sparse.torch.slots import Slot
+
+
+class LearningRates:
+    """Remembers at which learning rate each parameter's residual was accumulated.
+
+    A rate of 0 changes nothing: the change is measured from the last rate above 0 to the next.
+
+    Args:
+        optimizer: Whose parameter groups are read.
+        compression: Says whether to rescale: always, never, or by default.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, compression: Compression) -> None:
+        self._optimizer = optimizer
+        self._wanted = compression.rescale_residual
+        self._default = compression.rescales_by_default and isinstance(optimizer, torch.optim.SGD)
+        self._last: dict[str, float] = {}
+
+    @property
+    def followed(self) -> bool:
+        """Whether the residual is rescaled when a learning rate changes."""
+        return self._default if self._wanted is None else self._wanted
+
+    def clipping_seen(self) -> None:
+        """Gradients are changed between exchange and step: by default, no longer rescale."""
+        self._default = False
+
+    def decays(self, slots: Sequence[Slot]) -> list[float]:
+        """What to multiply each slot's residual by before this step's gradient is added."""
+        if not self.followed:
+            return [1.0] * len(slots)
+        return [self._decay(slot) for slot in slots]
+
+    def _decay(self, slot: Slot) -> float:
+        rate = float(self._optimizer.param_groups[slot.group].get("lr", 0.0))
+        if rate <= 0:
+            return 1.0
+        last = self._last.get(slot.name, rate)
+        self._last[slot.name] = rate
+        return last / rate
+
+    def state(self) -> dict[str, float]:
+        """The rates at which the residuals were accumulated, by parameter."""
+        return dict(self._last)
+
+    def load(self, rates: dict[str, float]) -> None:
+        """Takes up what `state` returned."""
+        self._last = dict(rates)

@@ -1,0 +1,140 @@
+"""hvd.DistributedOptimizer for sparse compressions."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.exchange import Exchange
+from hvd_sparse.torch.agreement import NamedParameters, agree, name_parameters
+from hvd_sparse.torch.attachment import Attachment, attachment_of
+from hvd_sparse.torch.gradient_exchange import GradientExchange
+from hvd_sparse.torch.settings import Settings, check_parameter
+from hvd_sparse.torch.step_stats import Stats
+from hvd_sparse.world import World
+
+_live: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
+_serial = 0
+
+
+def live_exchanges() -> list[GradientExchange]:
+    """The exchanges of all optimizers of this process."""
+    return list(_live)
+
+
+def stats(optimizer: torch.optim.Optimizer) -> Stats:
+    """What exchanging this optimizer's gradients cost, as this rank saw it.
+
+    Args:
+        optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
+
+    Returns:
+        The last step, bucket by bucket, and the sums over all steps: density asked and reached,
+        bytes sent and received by this rank, seconds of selection and of exchange, and seconds that
+        synchronize() really waited.
+
+    Raises:
+        InvalidArgumentError: The optimizer has no sparse compression.
+    """
+    attachment = attachment_of(optimizer)
+    if attachment is None:
+        raise InvalidArgumentError(
+            f"{type(optimizer).__name__} does not come from hvd.DistributedOptimizer with a sparse "
+            "compression"
+        )
+    return Stats() if attachment.exchange is None else attachment.exchange.stats
+
+
+def distribute(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Any = None,
+    compression: Any = None,
+    *,
+    process_set: Any = hvd.global_process_set,
+    **options: Any,
+) -> torch.optim.Optimizer:
+    """Makes `optimizer.step()` use gradients that were exchanged sparsely. Collective.
+
+    The same object comes back, with hooks around its step, so that schedulers, gradient scalers and
+    isinstance see what they expect.
+
+    Args:
+        optimizer: Any but LBFGS and SparseAdam; its parameters are on the CPU, of type float64,
+            float32, float16 or bfloat16.
+        named_parameters: As for Horovod, usually `model.named_parameters()`.
+        compression: A sparse compression, as a class or an instance.
+        process_set: Horovod's; other ranks exchange nothing.
+        **options: Horovod's backward_passes_per_step, op (Average or Sum), sparse_as_dense and
+            gradient_predivide_factor.
+
+    Returns:
+        `optimizer`, with Horovod's synchronize(), skip_synchronize(), zero_grad() and
+        set_backward_passes_per_step(), and with reset_residual().
+
+    Raises:
+        InvalidArgumentError: An argument lies outside its limits, on this rank or another, or the
+            ranks' models or options differ. Nothing was exchanged.
+        UnsupportedError: A sparse exchange cannot do what was asked for.
+        UnavailableError: Horovod runs without MPI, or its MPI without threads.
+    """
+    named: list[tuple[str, torch.Tensor]] = []
+    settings, problem = None, None
+    try:
+        settings = Settings.checked(optimizer, compression, **options)
+        _refuse_second_wrapping(optimizer)
+        named = name_parameters(optimizer, named_parameters)
+        for name, param in named:
+            check_parameter(name, param)
+    except Exception as error:
+        problem = error
+
+    exchange = None
+    if process_set.included() and process_set.size() > 1:
+        exchange = _build(optimizer, named, settings, problem, process_set)
+    elif problem is not None:
+        raise problem
+    assert settings is not None
+    Attachment(optimizer, exchange, settings.backward_passes_per_step)
+    return optimizer
+
+
+def _refuse_second_wrapping(optimizer: torch.optim.Optimizer) -> None:
+    if attachment_of(optimizer) is not None or hasattr(optimizer, "_allreduce_delay"):
+        raise InvalidArgumentError(
+            f"this {type(optimizer).__name__} already is a DistributedOptimizer"
+        )
+
+
+def _build(
+    optimizer: torch.optim.Optimizer,
+    named: NamedParameters,
+    settings: Settings | None,
+    problem: Exception | None,
+    process_set: Any,
+) -> GradientExchange:
+    global _serial
+    world = World.from_horovod(hvd, process_set)
+    options = {} if settings is None else settings.describe()
+    _serial = 1 + agree(
+        world, process_set.ranks, problem=problem, named=named, options=options, serial=_serial
+    )
+    assert settings is not None
+    for other in live_exchanges():
+        if other.shares_parameters_with(named):
+            other.detach("a newer DistributedOptimizer exchanges these parameters")
+            _live.discard(other)
+    exchange = GradientExchange(
+        optimizer,
+        named,
+        settings,
+        world=world,
+        exchange=Exchange.between_ranks(world, name=f"optimizer {_serial}"),
+        process_set=process_set,
+        prefix=f"hvd_sparse.{_serial}",
+    )
+    _live.add(exchange)
+    return exchange

@@ -1,0 +1,126 @@
+"""What importing hvd_sparse.torch changes in horovod.torch; written for Horovod 0.21 to 0.28.
+
+DistributedOptimizer        takes sparse compressions; all others go to Horovod untouched
+broadcast_optimizer_state   of a sparse optimizer starts no exchange and changes no parameter
+join                        is refused while there is a sparse optimizer
+shutdown                    ends the exchanges first
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch
+import horovod.torch.functions
+import horovod.torch.mpi_ops
+import horovod.torch.optimizer
+import torch
+
+from hvd_sparse import lifecycle
+from hvd_sparse.compression import as_compression, is_sparse_compression
+from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.torch.attachment import attachment_of
+from hvd_sparse.torch.gradient_exchange import GradientExchange
+from hvd_sparse.torch.optimizer import distribute, live_exchanges
+
+_MARK = "_hvd_sparse_stock"
+
+# Where Horovod's modules hold the functions under their own names.
+_MODULES = (
+    "horovod.torch",
+    "horovod.torch.optimizer",
+    "horovod.torch.functions",
+    "horovod.torch.mpi_ops",
+    "horovod.torch.elastic.state",
+)
+
+
+def install() -> None:
+    """Changes horovod.torch; once, however often it is called."""
+    _replace("DistributedOptimizer", horovod.torch.optimizer, _distributed_optimizer)
+    _replace("broadcast_optimizer_state", horovod.torch.functions, _broadcast_optimizer_state)
+    _replace("join", horovod.torch.mpi_ops, _join)
+    _replace("shutdown", horovod.torch.mpi_ops, _shutdown)
+
+
+def _replace(name: str, home: Any, around: Callable[..., Any]) -> None:
+    stock = getattr(home, name)
+    if hasattr(stock, _MARK):
+        return
+
+    @functools.wraps(stock)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return around(stock, *args, **kwargs)
+
+    setattr(replacement, _MARK, stock)
+    for module in filter(None, map(sys.modules.get, _MODULES)):
+        if getattr(module, name, None) is stock:
+            setattr(module, name, replacement)
+
+
+def _distributed_optimizer(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    bound = inspect.signature(stock).bind(*args, **kwargs)
+    compression = bound.arguments.get("compression")
+    if is_sparse_compression(compression):
+        return distribute(**bound.arguments)
+    if "compression" in bound.arguments and not hasattr(compression, "compress"):
+        as_compression(compression)  # raises
+    optimizer = bound.arguments["optimizer"]
+    if attachment_of(optimizer) is not None:
+        raise InvalidArgumentError(
+            f"this {type(optimizer).__name__} already is a DistributedOptimizer"
+        )
+    return stock(*args, **kwargs)
+
+
+def _broadcast_optimizer_state(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    bound = inspect.signature(stock).bind(*args, **kwargs)
+    optimizer = bound.arguments["optimizer"]
+    attachment = attachment_of(optimizer)
+    if attachment is None:
+        return stock(*args, **kwargs)
+    # Where the state is empty Horovod makes it by a step with gradients of zero. On a rank that
+    # alone does so weight decay would move the parameters, and momentum start from that.
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    kept = [(param, param.detach().clone(), param.grad) for param in params]
+    with attachment.paused():
+        result = stock(*args, **kwargs)
+    with torch.no_grad():
+        for param, value, grad in kept:
+            param.copy_(value)
+            param.grad = grad
+    if attachment.exchange is not None:
+        _share_steps(attachment.exchange, bound.arguments["root_rank"])
+    return result
+
+
+def _share_steps(exchange: GradientExchange, root_rank: int) -> None:
+    # The density of a warm-up depends on it, so it must be the same on all ranks of the exchange.
+    steps = exchange.world.allgather_object((horovod.torch.rank(), exchange.steps))
+    exchange.steps = dict(steps).get(root_rank, steps[0][1])
+
+
+def _join(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if live_exchanges():
+        gc.collect()  # an optimizer that nobody uses any more is no reason
+    exchanges = live_exchanges()
+    # Operations that an ended exchange has left behind in Horovod make a later join crash.
+    if exchanges or GradientExchange.any_ended_early:
+        reason = (
+            "hvd.join() cannot be used with sparse compressions: every rank has to take part in "
+            "every step. Give all ranks the same number of batches (drop_last, DistributedSampler)"
+        )
+        for exchange in exchanges:
+            exchange.fail(reason)
+        raise UnsupportedError(reason)
+    return stock(*args, **kwargs)
+
+
+def _shutdown(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    lifecycle.close_all()
+    return stock(*args, **kwargs)

@@ -1,0 +1,92 @@
+"""A slot: one parameter's gradient on its way through an exchange."""
+
+from __future__ import annotations
+
+import torch
+
+from hvd_sparse.exchange import Buffer
+
+DTYPES = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+
+
+class Slot:
+    """One parameter, and while it is in flight its gradient.
+
+    Attributes:
+        name: Of the parameter.
+        param: The parameter.
+        group: Index of its parameter group.
+        passes_left: Backward passes that are still to come before the gradient is exchanged.
+        launched: Whether the gradient is being exchanged, or was and awaits the optimizer's step.
+        work: The contiguous memory that is exchanged.
+    """
+
+    def __init__(self, name: str, param: torch.Tensor, group: int, passes: int) -> None:
+        self.name = name
+        self.param = param
+        self.group = group
+        self.passes_left = passes
+        self.launched = False
+        self.work: torch.Tensor | None = None
+        self._grad: torch.Tensor | None = None
+        self._version = 0
+
+    def take(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Begins the exchange of the gradient; a missing one counts as zero.
+
+        Args:
+            dtype: What the exchange needs, or None for the gradient's own.
+
+        Returns:
+            Contiguous memory with the gradient, kept alive until `release`.
+        """
+        if self.param.grad is None:
+            self.param.grad = torch.zeros_like(self.param, memory_format=torch.contiguous_format)
+        grad = self.param.grad
+        self._grad = grad
+        self._version = grad._version
+        self.work = grad.detach().to(dtype or grad.dtype).contiguous()
+        self.launched = True
+        return self.work
+
+    def change(self) -> str | None:
+        """What somebody did to the gradient since `take`, or None."""
+        if self.param.grad is None:
+            return "was set to None"
+        if self.param.grad is not self._grad:
+            return "was replaced"
+        if self._grad._version != self._version:
+            return "was written to"
+        return None
+
+    def holds_result(self) -> bool:
+        """Whether the parameter's gradient still is the tensor that the result was written to."""
+        return self.launched and self.param.grad is self._grad
+
+    def write_back(self) -> None:
+        """Copies the result into the gradient, where the exchange worked on a copy of it."""
+        assert self._grad is not None
+        assert self.work is not None
+        if self.work.data_ptr() != self._grad.data_ptr():
+            self._grad.copy_(self.work)
+
+    def discard_result(self) -> None:
+        """Makes the gradient zero, of a step that no rank applies."""
+        if self._grad is not None:
+            self._grad.zero_()
+
+    def release(self, passes: int) -> None:
+        """Makes ready for the next step."""
+        self.passes_left = passes
+        self.launched = False
+        self.work = self._grad = None
+
+
+def buffer_of(tensor: torch.Tensor) -> Buffer:
+    """The memory of a contiguous tensor."""
+    return Buffer(tensor.data_ptr(), tensor.numel(), DTYPES[tensor.dtype])

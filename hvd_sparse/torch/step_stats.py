@@ -1,0 +1,98 @@
+"""What the exchange of an optimizer's gradients cost, as this rank saw it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hvd_sparse.exchange import BucketStats
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepStats:
+    """One step.
+
+    Attributes:
+        step: Steps of this optimizer before this one.
+        buckets: What became of each sparse bucket: density asked and reached, bytes, seconds.
+        dense_bytes: Bytes of the gradients that Horovod exchanged dense (what a rank sends of them
+            depends on Horovod's algorithm: 2 (P - 1) / P times as much in a ring).
+        wait_seconds: What synchronize() really waited for other ranks.
+    """
+
+    step: int
+    buckets: tuple[BucketStats, ...] = ()
+    dense_bytes: int = 0
+    wait_seconds: float = 0.0
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of sparse blocks that this rank sent, headers included."""
+        return sum(bucket.bytes_sent for bucket in self.buckets)
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of sparse blocks that this rank received, headers included."""
+        return sum(bucket.bytes_received for bucket in self.buckets)
+
+    @property
+    def density_asked(self) -> float:
+        """Fraction of the sparse buckets' entries that was asked for."""
+        return _fraction(sum(b.asked for b in self.buckets), sum(b.numel for b in self.buckets))
+
+    @property
+    def density_reached(self) -> float:
+        """Fraction of the sparse buckets' entries that this rank selected."""
+        return _fraction(sum(b.selected for b in self.buckets), sum(b.numel for b in self.buckets))
+
+    @property
+    def select_seconds(self) -> float:
+        """Seconds of accumulating and selecting."""
+        return sum(bucket.select_seconds for bucket in self.buckets)
+
+    @property
+    def exchange_seconds(self) -> float:
+        """Seconds of exchanging, settling and scattering; mostly behind the backward pass."""
+        return sum(bucket.exchange_seconds for bucket in self.buckets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TotalStats:
+    """Sums over all steps so far; the attributes are those of StepStats."""
+
+    steps: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    dense_bytes: int = 0
+    select_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+    def plus(self, step: StepStats) -> TotalStats:
+        """The sums with one more step."""
+        return TotalStats(
+            steps=self.steps + 1,
+            bytes_sent=self.bytes_sent + step.bytes_sent,
+            bytes_received=self.bytes_received + step.bytes_received,
+            dense_bytes=self.dense_bytes + step.dense_bytes,
+            select_seconds=self.select_seconds + step.select_seconds,
+            exchange_seconds=self.exchange_seconds + step.exchange_seconds,
+            wait_seconds=self.wait_seconds + step.wait_seconds,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """What `stats(optimizer)` returns.
+
+    Attributes:
+        last: The last step that was exchanged, or None before the first (and always where there is
+            nothing to exchange: one rank, or a rank outside the process set).
+        total: Sums over all steps.
+    """
+
+    last: StepStats | None = None
+    total: TotalStats = field(default_factory=TotalStats)
+
+
+def _fraction(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,212 @@
+"""Bad input: a clear error on every rank, nothing sent, nothing lost."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
+from hvd_sparse.torch import LAGS, GTopK, TopK
+from tests.parallel.torch_ranks import (
+    SHAPES,
+    Toy,
+    assert_nothing_is_lost,
+    distribute,
+    integer_gradients,
+    residuals,
+    total,
+)
+
+several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
+ODD_ONE = hvd.size() - 1
+ODD = hvd.rank() == ODD_ONE
+
+
+@several_ranks
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("preset", [LAGS, GTopK, TopK])
+def test_a_bad_gradient_on_one_rank_is_refused_by_all_and_nothing_is_lost(preset, value):
+    model = Toy({"w": (40, 30), "v": (50, 20)})
+    optimizer = distribute(model, preset(density=0.1, min_numel=64, bucket_numel=1000))
+    before = residuals(optimizer)
+    owed = {name: torch.zeros(p.numel()).double() for name, p in model.named_parameters()}
+    for step in range(4):
+        optimizer.zero_grad()
+        gradients = integer_gradients(model, step)
+        bad = step == 1
+        if bad and ODD:
+            gradients["w"].view(-1)[17] = value
+        model.backward(gradients)
+        if bad:
+            with pytest.raises(NonFiniteGradientError, match=f"rank {ODD_ONE} in bucket '"):
+                optimizer.step()
+            assert not any(p.grad.any() for p in model.parameters())
+            for name in owed:
+                finite = torch.where(gradients[name].isfinite(), gradients[name], 0.0)
+                owed[name] = total(before[name]) + total(finite)
+                assert torch.equal(total(residuals(optimizer)[name]), owed[name])
+                assert residuals(optimizer)[name].isfinite().all()
+        else:
+            optimizer.step()
+            assert_nothing_is_lost(model, step, before, optimizer, gradients)
+        before = residuals(optimizer)
+
+
+@several_ranks
+def test_a_bad_dense_gradient_is_refused_by_all_and_named():
+    model = Toy()
+    optimizer = distribute(model, TopK(density=0.1, min_numel=64))
+    gradients = integer_gradients(model, 0)
+    if ODD:
+        gradients["bias"][3] = float("nan")
+    model.backward(gradients)
+    with pytest.raises(NonFiniteGradientError, match="'bias'"):
+        optimizer.step()
+    assert not any(p.any() for p in model.parameters())
+    for name, residual in residuals(optimizer).items():
+        assert torch.equal(residual, gradients[name].double().flatten())
+    optimizer.zero_grad()
+    model.backward(integer_gradients(model, 1))
+    optimizer.step()
+
+
+@several_ranks
+def test_an_overflow_of_a_narrow_type_is_refused_by_all():
+    model = Toy({"w": (40, 30)}, dtype=torch.float16)
+    optimizer = distribute(model, TopK(density=1.0, min_numel=64))
+    model.backward({"w": torch.full((40, 30), 60000.0, dtype=torch.float16)})
+    with pytest.raises(NonFiniteGradientError, match="'w'"):
+        optimizer.step()
+    assert bool((residuals(optimizer)["w"] == 60000).all())
+
+
+def changed(**changes):
+    shapes = {**SHAPES, **changes} if ODD else SHAPES
+    return {name: shape for name, shape in shapes.items() if shape is not None}
+
+
+@several_ranks
+@pytest.mark.parametrize(
+    ("model", "texts"),
+    [
+        (lambda: Toy(changed(bias=(8,))), ["'bias' (8,) float32", "'bias' (7,) float32"]),
+        (lambda: Toy(changed(last=None)), ["no further one", "'last' (30, 20) float32"]),
+        (lambda: Toy(changed(extra=(3,))), ["'extra' (3,) float32", "no further one"]),
+        (
+            lambda: Toy(dict(sorted(SHAPES.items(), reverse=ODD))),
+            ["'second' (25, 8, 5)", "'bias' (7,)"],
+        ),
+        (
+            lambda: Toy(dtype=torch.float64 if ODD else torch.float32),
+            ["'first' (40, 30) float64", "'first' (40, 30) float32"],
+        ),
+    ],
+    ids=["shape", "missing", "extra", "order", "dtype"],
+)
+def test_models_that_differ_are_refused_with_both_sides_named(model, texts):
+    with pytest.raises(InvalidArgumentError, match=rf"rank {ODD_ONE}.* rank 0") as caught:
+        distribute(model(), LAGS)
+    for text in texts:
+        assert text in str(caught.value)
+
+
+@several_ranks
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"compression": LAGS(density=0.1)}, {"compression": LAGS(density=0.01)}),
+        ({"compression": GTopK(density=0.1)}, {"compression": TopK(density=0.1)}),
+        ({"op": hvd.Sum}, {"op": hvd.Average}),
+        ({"backward_passes_per_step": 2}, {"backward_passes_per_step": 1}),
+    ],
+)
+def test_options_that_differ_are_refused_with_both_sides_named(ours, theirs):
+    options = {"compression": LAGS, **(ours if ODD else theirs)}
+    with pytest.raises(InvalidArgumentError, match=rf"rank {ODD_ONE} and .* on rank 0") as caught:
+        distribute(Toy(), **options)
+    assert next(iter(ours)) in str(caught.value)
+
+
+@several_ranks
+def test_a_problem_of_one_rank_is_told_to_all():
+    passes = 0 if ODD else 1
+    with pytest.raises(
+        InvalidArgumentError, match="backward_passes_per_step must be > 0"
+    ) as caught:
+        distribute(Toy(), LAGS, backward_passes_per_step=passes)
+    assert ODD or f"rank {ODD_ONE} cannot take part" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"op": hvd.Adasum}, "op=Adasum"),
+        ({"op": hvd.Min}, "op=Min"),
+        ({"groups": 2}, "bucket_numel"),
+        ({"num_groups": 2}, "bucket_numel"),
+    ],
+)
+def test_what_a_sparse_exchange_cannot_do_is_refused_by_name(options, match):
+    with pytest.raises(UnsupportedError, match=match):
+        distribute(Toy(), LAGS, **options)
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "SparseAdam"])
+def test_optimizers_that_cannot_be_used_are_refused_by_name(name):
+    model = Toy()
+    with pytest.raises(UnsupportedError, match=name):
+        distribute(model, LAGS, optimizer=getattr(torch.optim, name)(model.parameters()))
+
+
+def test_complex_and_integer_like_parameters_are_refused_by_name():
+    with pytest.raises(UnsupportedError, match="'first' is complex"):
+        distribute(Toy(dtype=torch.complex64), LAGS)
+    with pytest.raises(UnsupportedError, match="'first' is on device 'meta'"):
+        distribute(Toy().to("meta"), LAGS)
+
+
+@pytest.mark.parametrize("compression", ["lags", object(), int, 0.01])
+def test_a_foreign_compression_is_refused_by_name(compression):
+    with pytest.raises(InvalidArgumentError, match=r"LAGS, GTopK.* got"):
+        distribute(Toy(), compression)
+
+
+def test_names_are_checked_as_horovod_does():
+    model = Toy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def wrap(named):
+        hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=LAGS)
+
+    with pytest.raises(ValueError, match="tuples"):
+        wrap(model.parameters())
+    with pytest.raises(ValueError, match="Found duplicates: x"):
+        wrap([("x", p) for p in model.parameters()])
+    with pytest.raises(ValueError, match="were not named"):
+        wrap([("first", model.first)])
+
+
+def test_an_optimizer_is_wrapped_once():
+    model = Toy()
+    optimizer = distribute(model, LAGS)
+    for compression in (LAGS, hvd.Compression.none):
+        with pytest.raises(InvalidArgumentError, match="SGD already is a DistributedOptimizer"):
+            hvd.DistributedOptimizer(
+                optimizer, named_parameters=model.named_parameters(), compression=compression
+            )
+    other = Toy()
+    stock = hvd.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=1.0))
+    with pytest.raises(InvalidArgumentError, match="SGD already is a DistributedOptimizer"):
+        distribute(other, LAGS, optimizer=stock)
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_predivide_factor_that_divides_nothing_is_refused(factor):
+    with pytest.raises(InvalidArgumentError, match="gradient_predivide_factor must be > 0"):
+        distribute(Toy(), LAGS, op=hvd.Average, gradient_predivide_factor=factor)
+
+
+def test_a_predivide_factor_belongs_to_averages():
+    with pytest.raises(ValueError, match="not supported with op != Average"):
+        distribute(Toy(), LAGS, op=hvd.Sum, gradient_predivide_factor=2.0)

@@ -1,0 +1,161 @@
+"""sparse_allreduce and stats."""
+
+from __future__ import annotations
+
+import math
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
+from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK, Warmup, sparse_allreduce, stats
+from tests.parallel.torch_ranks import (
+    Toy,
+    assert_same_on_all_ranks,
+    distribute,
+    integer_gradients,
+    total,
+)
+
+PRESETS = [LAGS, GTopK, GaussianK, TopK]
+
+
+def integers(step, shape=(30, 40), dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1000 * step + hvd.rank())
+    return torch.randint(-9, 10, shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_nothing_is_lost_over_several_calls(preset, dtype):
+    residual = torch.zeros(1200)
+    for step in range(4):
+        tensor = integers(step, dtype=dtype)
+        copy, before = tensor.clone(), residual.clone()
+        result = sparse_allreduce(tensor, residual, compression=preset(density=0.1), op=hvd.Sum)
+        assert torch.equal(tensor, copy)
+        assert result.shape == tensor.shape
+        assert result.dtype == dtype
+        owed = total(tensor) + total(before)
+        assert torch.equal(owed, result.double().flatten() + total(residual))
+        assert_same_on_all_ranks([result])
+
+
+def test_an_average_is_the_default():
+    result = sparse_allreduce(
+        torch.full((64,), 1.0 + hvd.rank()), torch.zeros(64), compression=TopK(density=1.0)
+    )
+    torch.testing.assert_close(result, torch.full((64,), (1 + hvd.size()) / 2))
+
+
+def test_one_percent_of_the_entries_is_applied_by_default():
+    result = sparse_allreduce(torch.randn(1000), torch.zeros(1000))
+    assert 1 <= int((result != 0).sum()) <= 10
+
+
+def test_views_are_exchanged_in_logical_order():
+    tensor = integers(0).t()
+    assert not tensor.is_contiguous()
+    result = sparse_allreduce(
+        tensor, torch.zeros(40, 30), compression=TopK(density=1.0), op=hvd.Sum
+    )
+    assert result.is_contiguous()
+    assert torch.equal(result.double().flatten(), total(tensor))
+
+
+def test_an_empty_tensor_needs_no_exchange():
+    result = sparse_allreduce(torch.zeros(0, 3), torch.zeros(0))
+    assert result.shape == (0, 3)
+
+
+def test_nan_on_one_rank_raises_on_all_and_the_residual_keeps_the_rest():
+    tensor, residual = integers(1), torch.zeros(1200)
+    if hvd.rank() == hvd.size() - 1:
+        tensor[3, 4] = float("nan")
+    with pytest.raises(NonFiniteGradientError, match=f"rank {hvd.size() - 1}"):
+        sparse_allreduce(tensor, residual, compression=TopK(density=0.1), name="bad")
+    assert torch.equal(residual, tensor.nan_to_num(0.0).flatten())
+    sparse_allreduce(integers(2), residual, compression=TopK(density=0.1), name="bad")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "residual", "match"),
+    [
+        (torch.zeros(4), torch.zeros(5), r"as many elements as tensor \(4\), got 5"),
+        (torch.zeros(4), torch.zeros(4).double(), "float32, got torch.float64"),
+        (torch.zeros(4), torch.zeros(8)[::2], "contiguous"),
+        (torch.zeros(4), torch.zeros(4, requires_grad=True), "require grad"),
+        (torch.zeros(4), torch.zeros(4, device="meta"), "on the CPU"),
+        ([1.0], torch.zeros(1), "tensor must be a torch.Tensor, got list"),
+    ],
+)
+def test_bad_residuals_are_refused(tensor, residual, match):
+    with pytest.raises(InvalidArgumentError, match=match):
+        sparse_allreduce(tensor, residual)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "options", "match"),
+    [
+        (torch.zeros(4, dtype=torch.complex64), {}, "complex"),
+        (torch.zeros(4, dtype=torch.int32), {}, "int32"),
+        (torch.zeros(4), {"op": hvd.Adasum}, "op=Adasum"),
+        (torch.zeros(2, 2).to_sparse(), {}, "layout"),
+        (torch.zeros(4, device="meta"), {}, "meta"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(tensor, options, match):
+    with pytest.raises(UnsupportedError, match=match):
+        sparse_allreduce(tensor, torch.zeros(4), **options)
+
+
+@pytest.mark.skipif(hvd.size() == 1, reason="a single rank agrees with itself")
+def test_ranks_that_differ_are_told():
+    numel = 50 if hvd.rank() == 0 else 60
+    with pytest.raises(InvalidArgumentError, match=r"50.*rank 0|60.*rank"):
+        sparse_allreduce(torch.zeros(numel), torch.zeros(numel))
+    sparse_allreduce(torch.zeros(70), torch.zeros(70))
+
+
+@pytest.mark.skipif(hvd.size() == 1, reason="a single rank sends nothing")
+@pytest.mark.parametrize("preset", PRESETS)
+def test_stats_tell_what_a_step_cost(preset):
+    model = Toy()
+    warmup = Warmup(steps=1, densities=(0.5,))
+    compression = preset(density=0.1, min_numel=64, bucket_numel=1000, warmup=warmup)
+    optimizer = distribute(model, compression)
+    assert stats(optimizer).last is None
+    for step in range(2):
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, step))
+        optimizer.step()
+    last, sums = stats(optimizer).last, stats(optimizer).total
+    assert last.step == 1
+    assert sums.steps == 2
+    numels = {"last": 600, "second": 1000, "first": 1200}
+    if compression.layer_wise:
+        assert {b.bucket: b.numel for b in last.buckets} == numels
+        assert {b.bucket: b.asked for b in last.buckets} == {
+            name: math.ceil(numel / 10) for name, numel in numels.items()
+        }
+    else:
+        assert [b.numel for b in last.buckets] == [2800]
+    assert last.density_asked == pytest.approx(0.1)
+    assert 0.03 < last.density_reached < 0.2
+    for bucket in last.buckets:
+        assert bucket.density_asked == bucket.asked / bucket.numel
+        assert bucket.density_reached == bucket.selected / bucket.numel
+        assert bucket.bytes_sent > 8 * bucket.selected
+        assert bucket.bytes_received > 0
+        assert bucket.select_seconds > 0
+        assert bucket.exchange_seconds > 0
+    assert last.bytes_sent == sum(b.bytes_sent for b in last.buckets) < sums.bytes_sent
+    assert last.dense_bytes == 4 * 7
+    assert sums.dense_bytes == 2 * 4 * 7
+    assert 0 < last.wait_seconds < sums.wait_seconds
+
+
+def test_stats_of_a_plain_optimizer_are_refused():
+    with pytest.raises(InvalidArgumentError, match="SGD does not come from"):
+        stats(torch.optim.SGD([torch.zeros(1)], lr=1.0))

@@ -1,0 +1,291 @@
+"""What would damage residuals silently raises, on all ranks, also where one rank alone does it."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from hvd_sparse.errors import ExchangeFailedError, GradientInFlightError, UnsupportedError
+from hvd_sparse.torch import LAGS, TopK
+from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
+
+pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
+CULPRIT = hvd.size() - 1
+# Where all ranks make the mistake, some hear of it from another before they make it.
+ON_ANY_RANK = (GradientInFlightError, ExchangeFailedError)
+
+
+def on_the_culprit(action):
+    if hvd.rank() == CULPRIT:
+        action()
+
+
+def expect_error_on_every_rank(run, *, match, kind=GradientInFlightError):
+    """The culprit meets `kind`; the others ExchangeFailedError with the same text.
+
+    They do in the same step, or in the next where they had all they needed for this one.
+    """
+    if hvd.rank() == CULPRIT:
+        with pytest.raises(kind, match=match):
+            run()
+        return
+
+    def this_step_or_the_next():
+        run()
+        run()
+
+    with pytest.raises(ExchangeFailedError, match=match):
+        this_step_or_the_next()
+
+
+def test_a_second_backward_raises():
+    model = Toy()
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    gradients = integer_gradients(model, 0)
+
+    def run():
+        optimizer.zero_grad()
+        model.backward(gradients)
+        on_the_culprit(lambda: model.backward(gradients))
+        optimizer.step()
+
+    expect_error_on_every_rank(run, match="computed more than backward_passes_per_step times")
+
+
+def test_an_assertion_error_is_raised_as_in_horovod():
+    assert issubclass(GradientInFlightError, AssertionError)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad_between_backward_and_step_raises(set_to_none):
+    model = Toy()
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+
+    def run():
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, 0))
+        on_the_culprit(lambda: optimizer.zero_grad(set_to_none=set_to_none))
+        optimizer.step()
+
+    expect_error_on_every_rank(run, match="zero_grad.* was called after loss.backward")
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_the_models_zero_grad_between_backward_and_step_raises(set_to_none):
+    model = Toy()
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+
+    def run():
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, 0))
+        on_the_culprit(lambda: model.zero_grad(set_to_none=set_to_none))
+        optimizer.step()
+
+    expect_error_on_every_rank(run, match="was (set to None|written to) after loss.backward")
+
+
+@pytest.mark.parametrize("parameter", ["first", "bias"])
+def test_a_gradient_that_is_replaced_raises(parameter):
+    model = Toy()
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    p = getattr(model, parameter)
+
+    def run():
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, 0))
+        on_the_culprit(lambda: setattr(p, "grad", p.grad.clone()))
+        optimizer.step()
+
+    expect_error_on_every_rank(run, match=f"'{parameter}' was replaced after loss.backward")
+
+
+def test_clipping_before_synchronize_raises():
+    model = Toy()
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+
+    def run():
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, 0))
+        on_the_culprit(lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3))
+        optimizer.step()
+
+    expect_error_on_every_rank(run, match="was written to after loss.backward")
+
+
+def test_reentrant_checkpointing_of_a_shared_parameter_raises():
+    shared = torch.nn.Linear(40, 40)
+    optimizer = distribute(shared, LAGS(density=0.1, min_numel=64))
+
+    def run():
+        optimizer.zero_grad()
+        x = torch.ones(2, 40, requires_grad=True)
+        y = shared(x)
+        y = checkpoint(shared, y, use_reentrant=True) if hvd.rank() == CULPRIT else shared(y)
+        y.sum().backward()
+        optimizer.step()
+
+    expect_error_on_every_rank(run, match="while it was being exchanged")
+
+
+def test_a_generator_loss_that_reaches_the_discriminator_raises():
+    generator, discriminator = torch.nn.Linear(40, 40), torch.nn.Linear(40, 40)
+    compression = LAGS(density=0.1, min_numel=64)
+    of_generator = distribute(generator, compression)
+    of_discriminator = distribute(discriminator, compression)
+
+    def run():
+        for _ in range(2):
+            of_discriminator.zero_grad()
+            discriminator(torch.ones(2, 40)).sum().backward()
+            of_discriminator.step()
+            of_generator.zero_grad()
+            discriminator(generator(torch.ones(2, 40))).sum().backward()
+            of_generator.step()
+
+    with pytest.raises(ON_ANY_RANK, match="zero_grad"):
+        run()
+
+
+def test_a_gradient_added_to_an_average_raises():
+    model = Toy()
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+
+    def run():
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, 0))
+        optimizer.synchronize()
+        on_the_culprit(lambda: model.backward(integer_gradients(model, 1)))
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    expect_error_on_every_rank(run, match="was added to the average of")
+
+
+def test_a_step_that_skips_an_exchange_that_never_was_raises_before_it_changes_anything():
+    model = Toy()
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+
+    def run():
+        model.backward(integer_gradients(model, 0))
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    with pytest.raises(ON_ANY_RANK, match="not after synchronize"):
+        run()
+    assert not any(p.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize("action", ["load_state_dict", "reset_residual", "passes"])
+def test_state_does_not_change_while_gradients_are_in_flight(action):
+    model = Toy()
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    state = optimizer.state_dict()
+    actions = {
+        "load_state_dict": lambda: optimizer.load_state_dict(state),
+        "reset_residual": optimizer.reset_residual,
+        "passes": lambda: optimizer.set_backward_passes_per_step(2),
+    }
+
+    def run():
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, 0))
+        on_the_culprit(actions[action])
+        optimizer.step()
+
+    expect_error_on_every_rank(run, match="was called after loss.backward")
+
+
+def test_an_exchange_that_has_ended_stays_so_and_a_new_optimizer_goes_on():
+    model = Toy()
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    gradients = integer_gradients(model, 0)
+
+    def run():
+        model.backward(gradients)
+        model.backward(gradients)
+
+    with pytest.raises(ON_ANY_RANK):
+        run()
+    for _ in range(2):
+        with pytest.raises(ON_ANY_RANK):
+            optimizer.step()
+    optimizer = distribute(model, TopK(density=0.1, min_numel=64))
+    optimizer.zero_grad()
+    model.backward(gradients)
+    optimizer.step()
+
+
+def test_an_exception_in_a_closure_ends_the_step_on_that_rank_and_the_peers_are_told():
+    model = Toy()
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+
+    def closure():
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, 0))
+        on_the_culprit(lambda: setattr(model.first, "grad", None))
+        return 0.0
+
+    expect_error_on_every_rank(lambda: optimizer.step(closure), match="was set to None")
+
+
+def test_a_sparse_gradient_is_refused_by_name():
+    embedding = torch.nn.Embedding(50, 40, sparse=True)
+    optimizer = distribute(embedding, LAGS(density=0.1, min_numel=64))
+
+    def run():
+        embedding(torch.tensor([hvd.rank()])).sum().backward()
+        optimizer.step()
+
+    with pytest.raises((UnsupportedError, ExchangeFailedError), match="'weight' is sparse: pass"):
+        run()
+
+
+def test_a_sparse_gradient_is_made_dense_where_that_was_asked_for():
+    embedding = torch.nn.Embedding(50, 40, sparse=True)
+    compression = TopK(density=1.0, min_numel=64)
+    optimizer = distribute(embedding, compression, sparse_as_dense=True)
+    for _ in range(2):
+        optimizer.zero_grad()
+        embedding(torch.tensor([hvd.rank()])).sum().backward()
+        optimizer.step()
+        expected = (torch.arange(50) < hvd.size()).float()[:, None].expand(50, 40)
+        assert torch.equal(embedding.weight.grad, expected)
+
+
+def test_a_parameter_that_was_added_later_is_refused():
+    model = Toy()
+    model.first.requires_grad_(False)
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    model.first.requires_grad_(True)
+
+    def run():
+        model.backward(integer_gradients(model, 0))
+        optimizer.step()
+
+    with pytest.raises((UnsupportedError, ExchangeFailedError), match="parameter 0 of group 0 was"):
+        run()
+
+
+def test_join_is_refused_while_there_is_a_sparse_optimizer():
+    model = Toy()
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+
+    def run():
+        on_the_culprit(hvd.join)
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, 0))
+        optimizer.step()
+
+    expect_error_on_every_rank(run, match=r"hvd.join\(\) cannot be used", kind=UnsupportedError)
+
+
+@pytest.mark.runs_first
+def test_join_works_when_the_last_sparse_optimizer_is_gone():
+    model = Toy()
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    model.backward(integer_gradients(model, 0))
+    optimizer.step()
+    del optimizer
+    assert 0 <= hvd.join() < hvd.size()

@@ -1,0 +1,267 @@
+"""What a Horovod user calls on an optimizer works on one with a sparse compression."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+from hvd_sparse.torch import LAGS, GTopK, TopK
+from tests.parallel.torch_ranks import (
+    Toy,
+    assert_nothing_is_lost,
+    assert_same_on_all_ranks,
+    distribute,
+    gradients_of,
+    integer_gradients,
+    residuals,
+    total,
+)
+
+EXACT = TopK(density=1.0, min_numel=64, bucket_numel=1500)
+
+
+def test_the_same_object_comes_back():
+    model = Toy()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = distribute(model, LAGS, optimizer=sgd)
+    assert optimizer is sgd
+    assert type(optimizer) is torch.optim.SGD
+    assert optimizer.backward_passes_per_step == 1
+
+
+@pytest.mark.parametrize("preset", [LAGS, GTopK])
+def test_gradients_of_several_backward_passes_add_up(preset):
+    model = Toy()
+    compression = preset(density=0.2, min_numel=64, bucket_numel=1500)
+    optimizer = distribute(model, compression, backward_passes_per_step=3)
+    before = residuals(optimizer)
+    for step in range(3):
+        optimizer.zero_grad()
+        passes = [integer_gradients(model, 10 * step + i) for i in range(3)]
+        for gradients in passes:
+            model.backward(gradients)
+        optimizer.step()
+        sums = {name: sum(gradients[name] for gradients in passes) for name in passes[0]}
+        assert_nothing_is_lost(model, step, before, optimizer, sums)
+        before = residuals(optimizer)
+
+
+def test_a_step_before_all_passes_exchanges_what_there_is():
+    model = Toy()
+    optimizer = distribute(model, EXACT, backward_passes_per_step=2)
+    for passes in (1, 2):
+        optimizer.zero_grad()
+        for _ in range(passes):
+            gradients = integer_gradients(model, 3)
+            model.backward(gradients)
+        optimizer.step()
+        for name, p in model.named_parameters():
+            assert torch.equal(p.grad.double().flatten(), passes * total(gradients[name]))
+
+
+def test_the_number_of_passes_can_be_changed():
+    model = Toy()
+    optimizer = distribute(model, EXACT)
+    optimizer.set_backward_passes_per_step(2)
+    assert optimizer.backward_passes_per_step == 2
+    gradients = integer_gradients(model, 0)
+    model.backward(gradients)
+    model.backward(gradients)
+    optimizer.step()
+    assert torch.equal(model.first.grad.double().flatten(), 2 * total(gradients["first"]))
+
+
+def test_clipping_acts_on_the_average():
+    model = Toy()
+    optimizer = distribute(model, EXACT)
+    model.backward(integer_gradients(model, 0))
+    optimizer.synchronize()
+    exchanged = gradients_of(model)
+    optimizer.synchronize()  # changes nothing
+    for name, p in model.named_parameters():
+        assert torch.equal(p.grad, exchanged[name])
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    assert norm > 0.5
+    clipped = gradients_of(model)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    for name, p in model.named_parameters():
+        assert torch.equal(p.detach(), -clipped[name])
+    assert_same_on_all_ranks(model.parameters())
+
+
+def test_a_step_after_synchronize_does_not_exchange_twice():
+    model = Toy()
+    optimizer = distribute(model, TopK(density=0.1, min_numel=64))
+    model.backward(integer_gradients(model, 0))
+    optimizer.synchronize()
+    exchanged, kept = gradients_of(model), residuals(optimizer)
+    optimizer.step()
+    for name, p in model.named_parameters():
+        assert torch.equal(p.detach(), -exchanged[name])
+    for name, residual in residuals(optimizer).items():
+        assert torch.equal(residual, kept[name])
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad_works_both_ways(set_to_none):
+    model = Toy()
+    optimizer = distribute(model, EXACT)
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        for p in model.parameters():
+            if step and not set_to_none:
+                assert not p.grad.any()
+            else:
+                assert p.grad is None
+        gradients = integer_gradients(model, step)
+        model.backward(gradients)
+        optimizer.step()
+        assert torch.equal(model.last.grad.double().flatten(), total(gradients["last"]))
+
+
+def test_an_exchanged_step_can_be_skipped():
+    model = Toy()
+    optimizer = distribute(model, EXACT)
+    model.backward(integer_gradients(model, 0))
+    optimizer.synchronize()
+    optimizer.zero_grad()
+    gradients = integer_gradients(model, 1)
+    model.backward(gradients)
+    optimizer.step()
+    assert torch.equal(model.last.grad.double().flatten(), total(gradients["last"]))
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize("by_keyword", [True, False])
+def test_closures_are_exchanged_after_their_backward(name, by_keyword):
+    model = Toy()
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=1.0)
+    optimizer = distribute(model, EXACT, optimizer=optimizer)
+    for step in range(3):
+        gradients = integer_gradients(model, step)
+
+        def closure(gradients=gradients):
+            optimizer.zero_grad()
+            model.backward(gradients)
+            return 42.0
+
+        loss = optimizer.step(closure=closure) if by_keyword else optimizer.step(closure)
+        assert loss == 42.0
+        assert torch.equal(model.last.grad.double().flatten(), total(gradients["last"]))
+    assert_same_on_all_ranks(model.parameters())
+
+
+def test_a_parameter_without_gradient_counts_as_zero_on_that_rank_only():
+    model = Toy()
+    optimizer = distribute(model, EXACT)
+    for step in range(6):  # long enough for the launch order to be planned anew, twice
+        optimizer.zero_grad()
+        gradients = integer_gradients(model, step)
+        unused = ("last", "bias") if hvd.rank() == hvd.size() - 1 else ()
+        model.backward({name: g for name, g in gradients.items() if name not in unused})
+        optimizer.step()
+        for name, p in model.named_parameters():
+            mine = torch.zeros_like(p) if name in unused else gradients[name]
+            assert hvd.size() == 1 or torch.equal(p.grad.double().flatten(), total(mine))
+
+
+def test_a_parameter_that_no_rank_uses_does_not_stop_the_others():
+    model = Toy()
+    optimizer = distribute(model, EXACT)
+    for step in range(6):
+        optimizer.zero_grad()
+        gradients = integer_gradients(model, step)
+        model.backward({"first": gradients["first"]})
+        optimizer.step()
+        assert torch.equal(model.first.grad.double().flatten(), total(gradients["first"]))
+        if hvd.size() > 1:
+            assert not model.last.grad.any()
+
+
+@pytest.mark.parametrize("wrapped_first", [True, False])
+def test_schedulers_see_the_optimizer_that_they_expect(wrapped_first):
+    model = Toy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    if wrapped_first:
+        optimizer = distribute(model, EXACT, optimizer=optimizer)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    if not wrapped_first:
+        optimizer = distribute(model, EXACT, optimizer=optimizer)
+    applied = torch.zeros_like(model.last)
+    for step in range(3):
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, step))
+        optimizer.step()
+        applied -= 0.5**step * model.last.grad
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.125
+    assert torch.equal(model.last.detach(), applied)
+
+
+def test_a_gradient_scaler_steps_after_synchronize():
+    model = Toy()
+    optimizer = distribute(model, EXACT)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    gradients = integer_gradients(model, 0)
+    scaler.scale((model.last * gradients["last"]).sum()).backward()
+    optimizer.synchronize()
+    scaler.unscale_(optimizer)
+    with optimizer.skip_synchronize():
+        scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(model.last.detach().double().flatten(), -total(gradients["last"]))
+
+
+def test_copies_are_plain_optimizers():
+    model = Toy()
+    adam = torch.optim.Adam(model.parameters())
+    optimizer = distribute(model, EXACT, optimizer=adam)
+    model.backward(integer_gradients(model, 0))
+    optimizer.step()
+    for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert type(twin) is torch.optim.Adam
+        assert "hvd_sparse" not in twin.state_dict()
+        twin.step()
+    copy.deepcopy(model)
+    pickle.loads(pickle.dumps(model))
+
+
+def test_two_optimizers_keep_apart():
+    models = [Toy(), Toy()]
+    optimizers = [distribute(model, TopK(density=0.1, min_numel=64)) for model in models]
+    before = [residuals(optimizer) for optimizer in optimizers]
+    for step in range(4):
+        order = (0, 1) if (hvd.rank() + step) % 2 else (1, 0)  # backward in another order
+        gradients = [integer_gradients(model, 2 * step + i) for i, model in enumerate(models)]
+        for i in order:
+            optimizers[i].zero_grad()
+            models[i].backward(gradients[i])
+        for i in (0, 1):
+            optimizers[i].step()
+            assert_nothing_is_lost(models[i], step, before[i], optimizers[i], gradients[i])
+            before[i] = residuals(optimizers[i])
+
+
+def test_a_newer_optimizer_takes_over_the_parameters():
+    model = Toy()
+    distribute(model, EXACT)
+    optimizer = distribute(model, EXACT)
+    gradients = integer_gradients(model, 0)
+    model.backward(gradients)
+    optimizer.step()
+    assert torch.equal(model.last.grad.double().flatten(), total(gradients["last"]))
+
+
+def test_frozen_parameters_stay_as_they_are():
+    model = Toy()
+    model.first.requires_grad_(False)
+    optimizer = distribute(model, EXACT)
+    model.backward(integer_gradients(model, 0))
+    optimizer.step()
+    assert model.first.grad is None
+    assert not model.first.any()

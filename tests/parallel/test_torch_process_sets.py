@@ -1,0 +1,117 @@
+"""Optimizers of process sets, nested ones too, neither mix nor wait for each other."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+from hvd_sparse.torch import LAGS, GTopK, TopK, sparse_allreduce, stats
+from tests.parallel.torch_ranks import (
+    Toy,
+    assert_same_on_all_ranks,
+    distribute,
+    integer_gradients,
+    residuals,
+    total,
+)
+
+
+@pytest.fixture(scope="module")
+def sets():
+    """All but the last rank, and all but the first: nested and overlapping."""
+    size = hvd.size()
+    if size < 3:
+        pytest.skip("needs three ranks")
+    made = [hvd.add_process_set(range(size - 1)), hvd.add_process_set(range(1, size))]
+    yield made
+    for process_set in made:
+        hvd.remove_process_set(process_set)
+
+
+def test_ranks_outside_the_set_exchange_nothing(sets):
+    inner = sets[0]
+    model = Toy()
+    optimizer = distribute(model, TopK(density=1.0, min_numel=64), process_set=inner)
+    gradients = integer_gradients(model, 0)
+    model.backward(gradients)
+    optimizer.step()
+    if not inner.included():
+        assert torch.equal(model.first.grad, gradients["first"])
+        assert stats(optimizer).last is None
+        assert "hvd_sparse" not in optimizer.state_dict()
+        return
+    assert torch.equal(
+        model.first.grad.double().flatten(), total(gradients["first"], process_set=inner)
+    )
+    assert_same_on_all_ranks(model.parameters(), process_set=inner)
+
+
+def test_an_average_is_over_the_ranks_of_the_set(sets):
+    inner = sets[0]
+    model = Toy()
+    compression = TopK(density=1.0, min_numel=64)
+    optimizer = distribute(model, compression, process_set=inner, op=hvd.Average)
+    model.backward({"first": torch.full((40, 30), float(1 + hvd.rank()))})
+    optimizer.synchronize()
+    if inner.included():
+        mean = sum(1 + rank for rank in inner.ranks) / len(inner.ranks)
+        torch.testing.assert_close(model.first.grad, torch.full((40, 30), mean))
+
+
+def test_nested_sets_cannot_deadlock(sets):
+    everyone = [hvd.global_process_set, *sets]
+    models = [Toy() for _ in everyone]
+    optimizers = [
+        distribute(model, preset(density=0.1, min_numel=64, bucket_numel=1000), process_set=s)
+        for model, preset, s in zip(models, (LAGS, GTopK, TopK), everyone, strict=True)
+    ]
+    for step in range(5):
+        # Every rank computes and waits in an order of its own.
+        order = [(i + hvd.rank() + step) % 3 for i in range(3)]
+        for i in order:
+            optimizers[i].zero_grad()
+            models[i].backward(integer_gradients(models[i], 3 * step + i))
+        for i in reversed(order):
+            optimizers[i].step()
+    for model, process_set in zip(models, everyone, strict=True):
+        if process_set.included():
+            assert_same_on_all_ranks(model.parameters(), process_set=process_set)
+
+
+def test_the_number_of_optimizers_may_differ_between_ranks(sets):
+    if sets[0].included():
+        extra = Toy()
+        of_set = distribute(extra, LAGS(density=0.1, min_numel=64), process_set=sets[0])
+        extra.backward(integer_gradients(extra, 0))
+        of_set.step()
+    model = Toy()
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    model.backward(integer_gradients(model, 1))
+    optimizer.step()
+    assert_same_on_all_ranks(model.parameters())
+
+
+def test_a_state_is_broadcast_to_ranks_outside_the_set(sets):
+    model = Toy()
+    adam = torch.optim.Adam(model.parameters(), lr=1.0 + hvd.rank())
+    optimizer = distribute(model, LAGS(min_numel=64), optimizer=adam, process_set=sets[0])
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups[0]["lr"] == 1.0
+    assert not any(residual.any() for residual in residuals(optimizer).values())
+
+
+def test_sparse_allreduce_sums_over_the_set(sets):
+    for process_set in sets:
+        if process_set.included():
+            tensor = torch.full((50,), float(1 + hvd.rank()))
+            result = sparse_allreduce(
+                tensor,
+                torch.zeros(50),
+                compression=TopK(density=1.0),
+                op=hvd.Sum,
+                process_set=process_set,
+            )
+            assert torch.equal(
+                result, torch.full((50,), float(sum(process_set.ranks)) + hvd.size() - 1)
+            )

@@ -1,0 +1,114 @@
+"""The residual follows the learning rate: what is sent late counts as when it was computed."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+from hvd_sparse.torch import LAGS, GTopK, TopK
+from tests.parallel.torch_ranks import Toy, distribute, integer_gradients, residuals
+
+pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
+SPARSE = {"density": 0.001, "min_numel": 64}
+
+
+def optimizer_for(model, compression, kind=torch.optim.SGD):
+    groups = [
+        {"params": [model.first, model.bias]},
+        {"params": [model.second, model.last], "lr": 1},
+    ]
+    return distribute(model, compression, optimizer=kind(groups, lr=4.0))
+
+
+def largest_change(model, optimizer, *, first_rate, clipped=False):
+    """The residual's ratio after / before of a step without gradients, where nothing was sent."""
+    optimizer.zero_grad()
+    model.backward(integer_gradients(model, hvd.rank()))
+    optimizer.step()
+    if clipped:
+        optimizer.synchronize()
+    for rate in first_rate:
+        before = residuals(optimizer)
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        model.backward({name: torch.zeros_like(p) for name, p in model.named_parameters()})
+        optimizer.step()
+    after = residuals(optimizer)
+    ratios = {}
+    for name, residual in after.items():
+        kept = (residual != 0) & (before[name] != 0)
+        values = (residual[kept] / before[name][kept]).unique()
+        assert len(values) == 1
+        ratios[name] = values.item()
+    return ratios
+
+
+@pytest.mark.parametrize(
+    ("rates", "ratio"),
+    [([2.0], 2.0), ([8.0], 0.5), ([4.0], 1.0), ([0.0], 1.0), ([0.0, 1.0], 4.0), ([0.0, 4.0], 1.0)],
+)
+def test_the_residual_scales_with_old_rate_over_new_of_its_group(rates, ratio):
+    model = Toy()
+    ratios = largest_change(model, optimizer_for(model, LAGS(**SPARSE)), first_rate=rates)
+    assert ratios == {"first": ratio, "second": 1.0, "last": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("compression", "kind", "clipped", "followed"),
+    [
+        (LAGS(**SPARSE), torch.optim.SGD, False, True),
+        (LAGS(**SPARSE), torch.optim.Adagrad, False, False),
+        (LAGS(**SPARSE), torch.optim.SGD, True, False),
+        (GTopK(**SPARSE), torch.optim.SGD, False, False),
+        (TopK(**SPARSE), torch.optim.SGD, False, False),
+        (LAGS(**SPARSE, rescale_residual=True), torch.optim.Adagrad, True, True),
+        (TopK(**SPARSE, rescale_residual=True), torch.optim.SGD, False, True),
+        (LAGS(**SPARSE, rescale_residual=False), torch.optim.SGD, False, False),
+    ],
+)
+def test_the_default_is_for_lags_with_sgd_without_clipping(compression, kind, clipped, followed):
+    model = Toy()
+    optimizer = optimizer_for(model, compression, kind)
+    ratios = largest_change(model, optimizer, first_rate=[2.0], clipped=clipped)
+    assert ratios["first"] == (2.0 if followed else 1.0)
+
+
+def test_the_rate_of_a_residual_is_saved_with_it():
+    model = Toy()
+    optimizer = optimizer_for(model, LAGS(**SPARSE))
+    model.backward(integer_gradients(model, hvd.rank()))
+    optimizer.step()
+    state = optimizer.state_dict()
+    optimizer = optimizer_for(model, LAGS(**SPARSE))
+    optimizer.load_state_dict(state)
+    before = residuals(optimizer)
+    optimizer.param_groups[0]["lr"] = 2.0
+    optimizer.zero_grad()
+    optimizer.step()
+    after = residuals(optimizer)["first"]
+    kept = after != 0
+    assert torch.equal(after[kept], 2 * before["first"][kept])
+
+
+def test_in_units_of_the_rate_nothing_is_lost():
+    """lr * (sum of gradients + residuals), step by step, is applied or kept."""
+    model = Toy({"w": (40, 30)})
+    optimizer = distribute(
+        model, LAGS(density=0.05, min_numel=1), optimizer=torch.optim.SGD([model.w], lr=1.0)
+    )
+    owed = torch.zeros(1200).double()
+    for step, rate in enumerate([1.0, 0.5, 0.0, 0.25, 2.0]):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        gradients = integer_gradients(model, step) if rate else {"w": torch.zeros(40, 30)}
+        model.backward(gradients)
+        optimizer.step()
+        gathered = hvd.allreduce(
+            gradients["w"].double().flatten(), op=hvd.Sum, name=f"rates.{step}"
+        )
+        owed -= rate * gathered
+        if rate:
+            kept = hvd.allreduce(residuals(optimizer)["w"], op=hvd.Sum, name=f"rates.kept.{step}")
+            lost_at_zero = owed - (model.w.detach().double().flatten() - rate * kept)
+            assert step >= 2 or not lost_at_zero.any()

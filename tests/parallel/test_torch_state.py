@@ -1,0 +1,225 @@
+"""Residuals in checkpoints, and hvd.broadcast_optimizer_state, which leaves them alone."""
+
+from __future__ import annotations
+
+import io
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+from hvd_sparse.errors import CheckpointMismatchError
+from hvd_sparse.torch import LAGS, TopK, Warmup, stats
+from tests.parallel.torch_ranks import (
+    Toy,
+    assert_nothing_is_lost,
+    assert_same_on_all_ranks,
+    distribute,
+    integer_gradients,
+    residuals,
+)
+
+several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
+COMPRESSION = LAGS(density=0.1, min_numel=64, bucket_numel=1500)
+
+
+def optimizers(model):
+    return {
+        "SGD": lambda: torch.optim.SGD(model.parameters(), lr=0.5),
+        "momentum": lambda: torch.optim.SGD(
+            model.parameters(), lr=0.5, momentum=0.5, weight_decay=0.25
+        ),
+        "Adam": lambda: torch.optim.Adam(model.parameters(), lr=0.5, weight_decay=0.25),
+    }
+
+
+def new_optimizer(model, kind, compression=COMPRESSION):
+    return distribute(model, compression, optimizer=optimizers(model)[kind]())
+
+
+def train(model, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, step))
+        optimizer.step()
+
+
+def stored(state):
+    """A state dict that has been on disk."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "momentum", "Adam"])
+def test_a_resumed_run_goes_on_as_if_nothing_had_happened(kind):
+    model = Toy()
+    optimizer = new_optimizer(model, kind)
+    train(model, optimizer, range(3))
+    weights, state = stored(model.state_dict()), stored(optimizer.state_dict())
+    train(model, optimizer, range(3, 6))
+
+    twin = Toy()
+    resumed = new_optimizer(twin, kind)
+    train(twin, resumed, range(20, 22))
+    twin.load_state_dict(weights)
+    resumed.load_state_dict(state)
+    train(twin, resumed, range(3, 6))
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+    for name, residual in residuals(optimizer).items():
+        assert torch.equal(residual, residuals(resumed)[name])
+
+
+def test_a_saved_state_does_not_change_with_further_steps():
+    model = Toy()
+    optimizer = new_optimizer(model, "SGD")
+    train(model, optimizer, range(1))
+    before = residuals(optimizer)
+    state = optimizer.state_dict()
+    copies = [r.clone() for r in state.get("hvd_sparse", {}).get("residuals", [])]
+    train(model, optimizer, range(1, 3))
+    for mine, copy in zip(state.get("hvd_sparse", {}).get("residuals", []), copies, strict=True):
+        assert torch.equal(mine, copy)
+    optimizer.load_state_dict(state)
+    for name, residual in residuals(optimizer).items():
+        assert torch.equal(residual, before[name])
+
+
+@several_ranks
+def test_a_state_of_another_rank_is_refused_and_can_be_reset():
+    model = Toy()
+    optimizer = new_optimizer(model, "momentum")
+    train(model, optimizer, range(2))
+    state = hvd.broadcast_object(optimizer.state_dict(), 0, name="state")
+    kept = residuals(optimizer)
+    if hvd.rank() > 0:
+        with pytest.raises(CheckpointMismatchError, match=f"rank 0 and this is rank {hvd.rank()}"):
+            optimizer.load_state_dict(state)
+        for name, residual in residuals(optimizer).items():
+            assert torch.equal(residual, kept[name])
+        with pytest.raises(CheckpointMismatchError, match=r"optimizer.reset_residual\(state_dict"):
+            optimizer.load_state_dict(state)
+        optimizer.load_state_dict(optimizer.reset_residual(state))
+        assert "hvd_sparse" in state
+        assert not any(residual.any() for residual in residuals(optimizer).values())
+    else:
+        optimizer.load_state_dict(state)
+    train(model, optimizer, range(2, 4))
+    assert_same_on_all_ranks(model.parameters())
+
+
+@several_ranks
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"size": 64}, f"saved by 64 ranks and there are {hvd.size()} now"),
+        ({"layout": [{"layers": [["other", 1200]], "layer_wise": True}]}, "'other'.*'last'"),
+        ({"version": 99}, "format 99"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(change, match):
+    model = Toy()
+    optimizer = new_optimizer(model, "SGD")
+    state = optimizer.state_dict()
+    state["hvd_sparse"] |= change
+    with pytest.raises(CheckpointMismatchError, match=match):
+        optimizer.load_state_dict(state)
+
+
+@several_ranks
+def test_a_state_of_other_buckets_is_refused():
+    model = Toy()
+    state = new_optimizer(model, "SGD").state_dict()
+    whole = new_optimizer(model, "SGD", LAGS(min_numel=64, bucket_numel=1 << 20))
+    with pytest.raises(CheckpointMismatchError, match="bucket_numel or the order"):
+        whole.load_state_dict(state)
+
+
+def test_a_state_without_residuals_empties_them():
+    model = Toy()
+    optimizer = new_optimizer(model, "momentum")
+    plain = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+    train(model, optimizer, range(2))
+    assert hvd.size() == 1 or all(r.any() for r in residuals(optimizer).values())
+    optimizer.load_state_dict(plain.state_dict())
+    assert not any(r.any() for r in residuals(optimizer).values())
+
+
+def test_reset_residual_empties_this_ranks_residuals():
+    model = Toy()
+    optimizer = new_optimizer(model, "SGD")
+    train(model, optimizer, range(2))
+    assert optimizer.reset_residual() is None
+    before = residuals(optimizer)
+    assert not any(r.any() for r in before.values())
+    gradients = integer_gradients(model, 5)
+    optimizer.zero_grad()
+    model.backward(gradients)
+    optimizer.step()
+    assert_nothing_is_lost(model, 5, before, optimizer, gradients)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "momentum", "Adam"])
+@pytest.mark.parametrize("loaded", ["nowhere", "on rank 0", "everywhere"])
+def test_the_state_is_broadcast_and_residuals_stay(kind, loaded):
+    model = Toy()
+    first = new_optimizer(model, kind)
+    train(model, first, range(3))
+    weights, state = model.state_dict(), first.state_dict()
+    kept = residuals(first)
+
+    resumed = Toy()
+    for p in resumed.parameters():
+        torch.nn.init.constant_(p, 3.0)
+    optimizer = new_optimizer(resumed, kind)
+    has_state = loaded == "everywhere" or (loaded == "on rank 0" and hvd.rank() == 0)
+    if has_state:
+        resumed.load_state_dict(weights)
+        optimizer.load_state_dict(state)
+        if kind != "SGD":  # of an optimizer without state Horovod broadcasts no options either
+            optimizer.param_groups[0]["lr"] = 0.125
+    hvd.broadcast_parameters(resumed.state_dict(), root_rank=0)
+    at_start = [p.detach().clone() for p in resumed.parameters()]
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+    for p, value in zip(resumed.parameters(), at_start, strict=True):
+        assert torch.equal(p, value)
+        assert p.grad is None
+    assert stats(optimizer).total.steps == 0
+    for name, residual in residuals(optimizer).items():
+        expected = kept[name] if has_state else torch.zeros_like(residual)
+        assert torch.equal(residual, expected)
+    train(resumed, optimizer, range(3, 6))
+    assert_same_on_all_ranks(resumed.parameters())
+    if loaded != "nowhere" and kind != "SGD":
+        assert optimizer.param_groups[0]["lr"] == 0.125
+
+
+def test_a_warm_up_goes_on_where_rank_0_was():
+    compression = TopK(density=0.01, min_numel=64, warmup=Warmup(steps=2, densities=(0.5, 0.1)))
+    model = Toy()
+    optimizer = new_optimizer(model, "momentum", compression)
+    train(model, optimizer, range(3))
+    state = optimizer.state_dict()
+    optimizer = new_optimizer(model, "momentum", compression)
+    if hvd.rank() == 0:
+        optimizer.load_state_dict(state)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    asked = []
+    for step in range(3):
+        train(model, optimizer, [step])
+        last = stats(optimizer).last
+        asked.append(round(last.density_asked, 2) if last else None)
+    assert hvd.size() == 1 or asked == [0.1, 0.01, 0.01]
+    assert_same_on_all_ranks(model.parameters())
+
+
+def test_the_stock_broadcast_is_as_it_was():
+    model = Toy()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.5 + hvd.rank())
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert len(optimizer.state_dict()["state"]) == 4

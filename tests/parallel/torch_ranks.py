@@ -1,0 +1,101 @@
+"""What the tests of the torch face share: models with known gradients, and views across ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+
+import horovod.torch as hvd
+import torch
+
+SHAPES = {"first": (40, 30), "bias": (7,), "second": (25, 8, 5), "last": (30, 20)}
+
+
+class Toy(torch.nn.Module):
+    """Parameters whose gradients a test chooses: the loss is their product, summed up."""
+
+    def __init__(self, shapes=SHAPES, dtype=torch.float32):
+        super().__init__()
+        for name, shape in shapes.items():
+            self.register_parameter(name, torch.nn.Parameter(torch.zeros(shape, dtype=dtype)))
+
+    def backward(self, gradients):
+        sum((getattr(self, name) * g).sum() for name, g in gradients.items()).backward()
+
+
+def integer_gradients(model, step, *, rank=None, low=-9, high=10):
+    """Small integers, whose sums are exact; different on every rank and in every step."""
+    rank = hvd.rank() if rank is None else rank
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return {
+        name: torch.randint(low, high, p.shape, generator=generator).to(p.dtype)
+        for name, p in model.named_parameters()
+    }
+
+
+def distribute(model, compression, *, optimizer=None, **options):
+    """The model's DistributedOptimizer; SGD with a learning rate of 1 unless one is given."""
+    options.setdefault("op", hvd.Sum)
+    return hvd.DistributedOptimizer(
+        optimizer or torch.optim.SGD(model.parameters(), lr=1.0),
+        named_parameters=model.named_parameters(),
+        compression=compression,
+        **options,
+    )
+
+
+def residuals(optimizer):
+    """By parameter, what this rank has yet to send."""
+    saved = optimizer.state_dict().get("hvd_sparse")
+    if saved is None:
+        return {}
+    found = {}
+    for bucket, residual in zip(saved["layout"], saved["residuals"], strict=True):
+        offset = 0
+        for name, numel in bucket["layers"]:
+            found[name] = residual[offset : offset + numel].double()
+            offset += numel
+    return found
+
+
+# Horovod's own names of operations differ between ranks once one has started fewer than another.
+_serials = defaultdict(itertools.count)
+
+
+def a_name(process_set):
+    """Of a Horovod operation: a new one, the same on all ranks of the set."""
+    return f"test.{next(_serials[process_set.process_set_id])}"
+
+
+def total(tensor, process_set=hvd.global_process_set):
+    """The sum over the ranks; exact where the values are small integers or halves of them."""
+    flat = tensor.detach().double().flatten().contiguous()
+    return hvd.allreduce(flat, op=hvd.Sum, name=a_name(process_set), process_set=process_set)
+
+
+def gradients_of(model):
+    """By parameter, a copy of its gradient."""
+    return {name: p.grad.detach().clone() for name, p in model.named_parameters()}
+
+
+def assert_same_on_all_ranks(tensors, process_set=hvd.global_process_set):
+    """Bitwise: NaN equals NaN and -0 does not equal 0."""
+    flat = torch.cat([t.detach().float().flatten() for t in tensors]).view(torch.int32)
+    gathered = hvd.allgather(
+        flat[None].contiguous(), name=a_name(process_set), process_set=process_set
+    )
+    assert all(torch.equal(gathered[0], theirs) for theirs in gathered)
+
+
+def assert_nothing_is_lost(model, step, before, optimizer, gradients, scale=1.0):
+    """The law for op=Sum: what was to be sent is applied or still in a residual, exactly."""
+    after = residuals(optimizer)
+    for name, p in model.named_parameters():
+        owed = total(gradients[name] * scale)
+        if name in after:
+            owed = owed + total(before.get(name, torch.zeros_like(after[name])))
+            kept = total(after[name])
+        else:
+            kept = torch.zeros_like(owed)
+        applied = p.grad.double().flatten()
+        assert torch.equal(owed, applied + kept), f"step {step}, {name}"
