@@ -1,0 +1,227 @@
+"""What an exchange costs the computation beside it.
+
+    horovodrun -np 4 python benchmarks/overlap.py
+
+waiting    A fixed computation on every rank, alone and while the exchange waits for a late rank:
+           a waiting exchange should leave the cores to the model.
+selecting  Steps of a model (forward, backward, exchange layer by layer, wait) with the selection on
+           the thread that runs backward, and on a thread of the exchange.
+
+The variants take turns, repetition by repetition.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import horovod.torch as hvd
+import torch
+import typer
+from reporting import Row, Timing, report
+from torch import nn
+
+from hvd_sparse import plan
+from hvd_sparse.exchange import Buffer, Exchange
+from hvd_sparse.world import World
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+UNTIMED = 2  # repetitions before the timed ones
+
+
+@dataclass
+class Layers:
+    """An exchange with a bucket for each of some parameters."""
+
+    exchange: Exchange
+    parameters: list[torch.Tensor]
+    density: float
+    handles: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._ks = [plan.entries_to_send(p.numel(), self.density) for p in self.parameters]
+        self._residuals = [torch.zeros(p.numel()) for p in self.parameters]
+        self._thresholds = [torch.zeros(1) for _ in self.parameters]
+        for i, parameter in enumerate(self.parameters):
+            self.exchange.add_bucket(
+                f"layer {i}",
+                numels=[parameter.numel()],
+                segments=[parameter.numel()],
+                capacity_ks=[self._ks[i]],
+                sparsifier="gaussian",
+                collective="gtopk",
+            )
+
+    def start(self, i: int, gradient: torch.Tensor) -> None:
+        self.handles.append(
+            self.exchange.start(
+                i,
+                [buffer(gradient)],
+                residual=buffer(self._residuals[i]),
+                thresholds=buffer(self._thresholds[i]),
+                ks=[self._ks[i]],
+                decays=[1.0],
+                output_scale=1 / hvd.size(),
+            )
+        )
+
+    def wait(self) -> None:
+        for handle in self.handles:
+            self.exchange.wait(handle)
+        self.handles.clear()
+        self.exchange.commit()
+
+
+def buffer(tensor: torch.Tensor) -> Buffer:
+    """The tensor as the core takes it."""
+    return Buffer(tensor.data_ptr(), tensor.numel(), "float32")
+
+
+def slowest(seconds: list[float]) -> list[float]:
+    """The largest of all ranks, repetition by repetition."""
+    everybody = hvd.allgather(torch.tensor([seconds], dtype=torch.float64), name="seconds")
+    return everybody.max(dim=0).values.tolist()
+
+
+def same_everywhere(tensor: torch.Tensor) -> bool:
+    """Whether all ranks hold the same bits, not all of them zero."""
+    everybody = hvd.allgather(tensor.detach().flatten()[None], name="same")
+    return bool((everybody == everybody[0]).all() and everybody.any())
+
+
+def measure_waiting(
+    world: World, milliseconds: float, repetitions: int
+) -> tuple[dict[str, list[float]], bool]:
+    """Seconds of the same computation, alone and beside a waiting exchange."""
+    gradient = torch.empty(100_000)
+    layers = Layers(Exchange.between_ranks(world, name="waiting"), [gradient], density=0.01)
+    late = hvd.size() - 1
+    matrix = torch.randn(128, 128)
+
+    def compute(products: int) -> float:
+        hvd.barrier()
+        start = time.perf_counter()
+        for _ in range(products):
+            torch.mm(matrix, matrix)
+        return time.perf_counter() - start
+
+    compute(1000)
+    slow = slowest([compute(1000)])[0]  # the same number everywhere
+    products = max(1, round(milliseconds / 1e3 / slow * 1000))
+
+    seconds: dict[str, list[float]] = {"alone": [], "beside a waiting exchange": []}
+    verified = True
+    for repetition in range(UNTIMED + repetitions):
+        gradient.normal_()
+        seconds["alone"].append(compute(products))
+        if hvd.rank() != late:
+            layers.start(0, gradient)
+        seconds["beside a waiting exchange"].append(compute(products))
+        hvd.barrier()
+        if hvd.rank() == late:
+            layers.start(0, gradient)
+        layers.wait()
+        if repetition == 0:
+            verified = same_everywhere(gradient)
+    layers.exchange.close()
+    return {name: slowest(all_[UNTIMED:]) for name, all_ in seconds.items()}, verified
+
+
+def measure_selecting(
+    world: World, depth: int, width: int, density: float, repetitions: int
+) -> tuple[dict[str, list[float]], bool]:
+    """Seconds of a step with either thread selecting, and without any exchange."""
+    torch.manual_seed(1)
+    stages = [nn.Sequential(nn.Linear(width, width, bias=False), nn.ReLU()) for _ in range(depth)]
+    model = nn.Sequential(*stages)
+    parameters = list(reversed(list(model.parameters())))  # in the order of backward
+    images = torch.randn(32, width)
+
+    variants: dict[str, Layers | None] = {"no exchange": None}
+    for thread in ("caller", "engine"):
+        exchange = Exchange.between_ranks(world, name=thread, select_on=thread)
+        variants[f"selected on the {thread}'s thread"] = Layers(exchange, parameters, density)
+    active: Layers | None = None
+
+    def hook(i: int) -> Callable[[torch.Tensor], None]:
+        def start(parameter: torch.Tensor) -> None:
+            if active is not None:
+                assert parameter.grad is not None
+                active.start(i, parameter.grad)
+
+        return start
+
+    for i, parameter in enumerate(parameters):
+        parameter.register_post_accumulate_grad_hook(hook(i))
+
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    verified = True
+    for repetition in range(UNTIMED + repetitions):
+        for name, layers in variants.items():
+            model.zero_grad()
+            active = layers
+            hvd.barrier()
+            start = time.perf_counter()
+            model(images).square().mean().backward()
+            if layers is not None:
+                layers.wait()
+            seconds[name].append(time.perf_counter() - start)
+            if layers is not None and repetition == 0:
+                verified &= all(
+                    same_everywhere(parameter.grad) for parameter in parameters
+                    if parameter.grad is not None
+                )  # fmt: skip
+    return {name: slowest(all_[UNTIMED:]) for name, all_ in seconds.items()}, verified
+
+
+def rows_of(title: str, seconds: dict[str, list[float]]) -> list[Row]:
+    """Each variant against the first of the same repetition."""
+    first = next(iter(seconds.values()))
+    rows = []
+    for name, own in seconds.items():
+        against = Timing.of([a / b for a, b in zip(own, first, strict=True)])
+        slower = 0.1 * against.median - 100  # Timing counts in thousandths
+        rows.append(Row(f"{title}: {name}", Timing.of(own), {"slower than the first (%)": slower}))
+    return rows
+
+
+@app.command()
+def main(
+    milliseconds: Annotated[float, typer.Option(help="of computation in `waiting`")] = 500,
+    depth: Annotated[int, typer.Option(min=1, help="layers of the model")] = 8,
+    width: Annotated[int, typer.Option(min=8, help="units of a layer")] = 1024,
+    density: Annotated[float, typer.Option(help="fraction of each layer that is sent")] = 0.01,
+    repetitions: Annotated[int, typer.Option(min=2, help="timed, of each variant")] = 15,
+    json: Annotated[Path | None, typer.Option(help="also write the result here")] = None,
+) -> None:
+    """Times computation beside a waiting exchange, and steps with selection on either thread."""
+    hvd.init()
+    torch.set_num_threads(1)
+    world = World.from_horovod(hvd, hvd.global_process_set)
+    waiting, waited_right = measure_waiting(world, milliseconds, repetitions)
+    selecting, selected_right = measure_selecting(world, depth, width, density, repetitions)
+    if hvd.rank() == 0:
+        report(
+            f"computation beside an exchange, {hvd.size()} ranks",
+            rows_of("waiting", waiting) + rows_of("step", selecting),
+            settings={
+                "ranks": hvd.size(),
+                "milliseconds": milliseconds,
+                "depth": depth,
+                "width": width,
+                "density": density,
+                "repetitions": repetitions,
+            },
+            verified=waited_right and selected_right,
+            file=json,
+        )
+    if not (waited_right and selected_right):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,142 @@
+"""Does sparse training end where dense training ends? Runs the examples and writes a table.
+
+    python examples/convergence.py
+
+Every method trains with several seeds, with the same settings as dense training; the means and
+their spread go to docs/convergence.md. Fails if a method misses the goal.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import launch
+import typer
+from rich.console import Console
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "convergence.md"
+NAMES = {"none": "dense", "topk": "TopK", "gtopk": "GTopK", "gaussiank": "GaussianK",
+         "lags": "LAGS"}  # fmt: skip
+RULE = {
+    "points": "test accuracy at most {goal:.1f} points below dense",
+    "percent": "perplexity at most {goal:.0f} % above dense",
+}
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Study:
+    """One example, the methods that it compares, and how far they may fall behind dense."""
+
+    title: str
+    example: str
+    methods: tuple[str, ...]
+    metric: str
+    unit: str  # "points": of the metric, larger is better; "percent": relative, smaller is better
+    goal: float
+
+    def behind(self, dense: float, sparse: float) -> float:
+        """How far a sparse result is worse than the dense one; negative if it is better."""
+        return dense - sparse if self.unit == "points" else 100 * (sparse / dense - 1)
+
+
+STUDIES = (
+    Study("Handwritten digits, CNN", "pytorch_digits.py",
+          ("none", "lags", "gtopk", "gaussiank", "topk"), "test accuracy, %", "points", 1.0),
+    Study("Python's standard library, LSTM", "pytorch_char_lm.py",
+          ("none", "lags"), "perplexity per character", "percent", 2.0),
+)  # fmt: skip
+
+
+@app.command()
+def main(
+    ranks: Annotated[int, typer.Option(min=1, help="processes of each job")] = 4,
+    seeds: Annotated[int, typer.Option(min=1, help="runs of each method")] = 3,
+    density: Annotated[float, typer.Option(help="of the sparse methods")] = 0.01,
+    document: Annotated[Path, typer.Option(help="where to write")] = DOCUMENT,
+) -> None:
+    """Runs all studies, writes the document, and fails if a method misses its goal."""
+    console = Console()
+    sections, missed = [], []
+    for study in STUDIES:
+        accounts: dict[str, list[dict[str, Any]]] = {}
+        for method in study.methods:
+            accounts[method] = []
+            for seed in range(1, seeds + 1):
+                arguments = ["--compression", method, "--density", str(density),
+                             "--seed", str(seed)]  # fmt: skip
+                account = launch.run(study.example, arguments, ranks=ranks)
+                accounts[method].append(account)
+                console.print(
+                    f"{study.title}, {NAMES[method]}, seed {seed}: "
+                    f"{study.metric} {account['value']:.2f}"
+                )
+        text, late = section(study, accounts)
+        sections.append(text)
+        missed += late
+    document.write_text(HEAD.format(ranks=ranks, seeds=seeds, density=density) + "".join(sections))
+    console.print(f"written: {document}")
+    if missed:
+        sys.exit("behind the goal: " + ", ".join(missed))
+
+
+HEAD = """# Convergence
+
+Sparse against dense training: {ranks} ranks, density {density} after a warm-up where a table says
+so, mean of {seeds} seeds and their standard deviation. All methods of a table share all other
+settings. Made by
+
+```
+make convergence
+```
+"""
+
+
+def section(study: Study, accounts: dict[str, list[dict[str, Any]]]) -> tuple[str, list[str]]:
+    """One table, and the methods that miss the goal."""
+    first = accounts["none"][0]
+    values = {method: [run["value"] for run in runs] for method, runs in accounts.items()}
+    dense = statistics.mean(values["none"])
+    warmup = float(first["arguments"]["warmup_epochs"])
+    setting = (
+        f"{first['parameters']:,} parameters, {len(first['epochs'])} epochs, "
+        f"{len(first['steps']['loss'])} steps"
+        f"{f', of which {warmup:g} epochs warm-up' if warmup else ''}; `examples/{study.example}`."
+    )
+    columns = (
+        "gradients", study.metric, f"behind dense, {study.unit}", "goal",
+        "bytes sent per rank and step", "density reached",
+    )  # fmt: skip
+    lines = [
+        f"\n## {study.title}\n",
+        f"{setting} Goal: {RULE[study.unit].format(goal=study.goal)}.\n",
+        f"| {' | '.join(columns)} |",
+        "|---|--:|--:|---|--:|--:|",
+    ]
+    missed = []
+    for method, runs in accounts.items():
+        mean = statistics.mean(values[method])
+        spread = statistics.stdev(values[method]) if len(runs) > 1 else 0.0
+        behind = study.behind(dense, mean)
+        if method == "none":
+            verdict, shown = "", ""
+        else:
+            verdict, shown = ("met" if behind <= study.goal else "missed"), f"{behind:+.2f}"
+        if verdict == "missed":
+            missed.append(f"{NAMES[method]} on {study.example}")
+        sent = statistics.mean(run["bytes_sent_per_rank_and_step"] for run in runs)
+        density = statistics.mean(run["density_reached"] for run in runs)
+        lines.append(
+            f"| {NAMES[method]} | {mean:.2f} ± {spread:.2f} | {shown} | {verdict} | {sent:,.0f} | "
+            f"{density:.4f} |"
+        )
+    return "\n".join(lines) + "\n", missed
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,88 @@
+"""Starts real jobs: several ranks under mpirun or horovodrun, each with a time limit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that has ended."""
+
+    status: int
+    output: str
+    seconds: float
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of a job: our tools first, one thread per rank, quiet frameworks."""
+    env = {
+        **os.environ,
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    if os.geteuid() == 0:
+        env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return env | extra
+
+
+def run(command: list[str], *, timeout: float, **extra: str) -> Job:
+    """Runs a command to its end; one that outlives `timeout` seconds is killed and fails."""
+    start = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(**extra),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        output, _ = process.communicate()
+        raise AssertionError(f"still running after {timeout} s: {command}\n{output}") from None
+    return Job(process.returncode, output, time.monotonic() - start)
+
+
+def mpirun(ranks: int, program: list[str], *, timeout: float, **extra: str) -> Job:
+    """`mpirun -np RANKS python PROGRAM...`."""
+    return run([*_mpirun(ranks), sys.executable, *program], timeout=timeout, **extra)
+
+
+def mpirun_without_help(ranks: int, program: list[str], *, timeout: float, **extra: str) -> Job:
+    """The same, but mpirun does not end the survivors of a rank that failed.
+
+    mpirun then ends with status 0 whatever happens, so each rank's own status is in the output:
+    "rank 1 ended with status 0".
+    """
+    tell = '"$@"; echo "rank $OMPI_COMM_WORLD_RANK ended with status $?"'
+    command = [*_mpirun(ranks), "--enable-recovery", "sh", "-c", tell, "sh", sys.executable]
+    return run([*command, *program], timeout=timeout, **extra)
+
+
+def _mpirun(ranks: int) -> list[str]:
+    return ["mpirun", "-np", str(ranks), "--oversubscribe", "--bind-to", "none"]
+
+
+def horovodrun(
+    ranks: int, program: list[str], *, timeout: float, options: tuple[str, ...] = (), **extra: str
+) -> Job:
+    """`horovodrun -np RANKS python PROGRAM...`."""
+    command = ["horovodrun", "-np", str(ranks), *options]
+    return run([*command, sys.executable, *program], timeout=timeout, **extra)

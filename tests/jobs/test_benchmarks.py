@@ -1,0 +1,48 @@
+"""Every benchmark runs, verifies what it times, and says so as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from tests.jobs.launch import mpirun, run
+
+
+def read(file):
+    result = json.loads(file.read_text())
+    assert result["verified"] is True
+    assert all(row["timing"]["median"] > 0 for row in result["rows"])
+    return {row["name"]: row for row in result["rows"]}
+
+
+def test_kernels(tmp_path):
+    file = tmp_path / "result.json"
+    options = ["--numel", "200000", "--density", "0.01", "--steps", "4", "--json", str(file)]
+    job = run([sys.executable, "benchmarks/kernels.py", *options], timeout=120)
+    assert job.status == 0, job.output
+    rows = read(file)
+    assert "torch.topk(abs)" in rows
+    assert any(name.startswith("gaussian") for name in rows)
+
+
+def test_collectives(tmp_path):
+    file = tmp_path / "result.json"
+    options = ["--k", "300", "--repetitions", "3", "--json", str(file)]
+    job = mpirun(3, ["benchmarks/collectives.py", *options], timeout=120)
+    assert job.status == 0, job.output
+    rows = read(file)
+    for needed in ("gtopk", "allgather", "Horovod"):
+        assert any(needed in name for name in rows)
+
+
+def test_overlap_and_a_waiting_exchange_leaves_the_cores_to_the_model(tmp_path):
+    file = tmp_path / "result.json"
+    options = ["--repetitions", "5", "--width", "64", "--json", str(file)]
+    job = mpirun(4, ["benchmarks/overlap.py", *options], timeout=180)
+    assert job.status == 0, job.output
+    rows = read(file)
+    waiting = [row for name, row in rows.items() if name.startswith("waiting: ")]
+    assert len(waiting) >= 2
+    # 5 % are promised, see docs/performance.md; a test on a busy machine sees its noise, too.
+    slower = [row["facts"]["slower than the first (%)"] for row in waiting]
+    assert max(slower) < 20, job.output

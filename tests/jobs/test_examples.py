@@ -1,0 +1,75 @@
+"""Every example runs as its documentation says, and accounts for what it did."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import pytest
+
+from tests.jobs.launch import horovodrun, run
+
+TINY = {
+    "pytorch_digits.py": ["--epochs", "2", "--batch-size", "64"],
+    "pytorch_char_lm.py": ["--epochs", "1", "--max-characters", "40000", "--hidden", "64"],
+}
+
+
+@pytest.mark.parametrize("example", TINY)
+@pytest.mark.parametrize("compression", ["none", "lags"])
+def test_an_example_trains_and_accounts_for_it(example, compression, tmp_path):
+    account = tmp_path / "account.json"
+    arguments = [*TINY[example], "--compression", compression, "--json", str(account)]
+    job = horovodrun(2, [f"examples/{example}", *arguments], timeout=120)
+    assert job.status == 0, job.output
+    assert f"{compression}: " in job.output
+
+    told = json.loads(account.read_text())
+    losses, sent = told["steps"]["loss"], told["steps"]["bytes_sent"]
+    assert len(losses) == len(sent) > 0
+    assert all(map(math.isfinite, losses))
+    assert losses[-1] < losses[0]
+    assert told["ranks"] == 2
+    dense_bytes = 4 * told["parameters"]  # of a ring of two
+    if compression == "none":
+        assert told["bytes_sent_per_rank_and_step"] == dense_bytes
+    else:
+        assert 0 < told["bytes_sent_per_rank_and_step"] < dense_bytes
+        assert 0 < told["density_reached"] < 0.3
+
+
+@pytest.mark.parametrize("compression", ["fp16", "topk", "gtopk", "gaussiank"])
+def test_digits_takes_every_compression(compression):
+    arguments = ["--epochs", "1", "--compression", compression, "--density", "0.05"]
+    job = horovodrun(2, ["examples/pytorch_digits.py", *arguments], timeout=120)
+    assert job.status == 0, job.output
+    assert f"{compression}: test accuracy" in job.output
+
+
+def test_the_char_lm_takes_a_text_of_the_user_and_clips(tmp_path):
+    text = tmp_path / "text"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 400)
+    arguments = ["--text", str(text), "--epochs", "1", "--clip", "0.25", "--hidden", "32"]
+    job = horovodrun(2, ["examples/pytorch_char_lm.py", *arguments], timeout=120)
+    assert job.status == 0, job.output
+    assert "perplexity per character" in job.output
+
+
+def test_the_demo_prints_a_table_and_draws_a_picture(tmp_path):
+    picture = tmp_path / "demo.png"
+    job = run(
+        [sys.executable, "examples/demo.py", "--ranks", "2", "--epochs", "2",
+         "--picture", str(picture)],
+        timeout=180,
+    )  # fmt: skip
+    assert job.status == 0, job.output
+    for column in ("test accuracy", "bytes sent", "density", "seconds"):
+        assert column in job.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_demo_shows_the_output_of_a_run_that_fails():
+    job = run([sys.executable, "examples/demo.py", "--ranks", "2", "--density", "7"], timeout=180)
+    assert job.status != 0
+    assert "density must lie in (0, 1], got 7.0" in job.output

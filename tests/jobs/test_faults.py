@@ -1,0 +1,96 @@
+"""Real jobs that go wrong on one rank: all ranks end with an error that says what happened."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.jobs.launch import Job, horovodrun, mpirun, mpirun_without_help
+
+FAULTY = "tests/jobs/faulty.py"
+
+
+def failed(job: Job, *ranks: int) -> bool:
+    """Whether all these ranks ended by themselves, with status 1."""
+    return all(f"rank {rank} ended with status 1" in job.output for rank in ranks)
+
+
+def test_a_job_without_fault_ends_well():
+    job = mpirun(3, [FAULTY, "none"], timeout=60)
+    assert job.status == 0, job.output
+    assert "step 3 done" in job.output
+
+
+@pytest.mark.parametrize("fault", ["kill", "kill in backward", "kill in wait"])
+def test_mpirun_ends_the_job_of_a_killed_rank(fault):
+    job = mpirun(3, [FAULTY, fault], timeout=60)
+    assert job.status != 0, job.output
+    assert "step 2 done" not in job.output
+
+
+@pytest.mark.parametrize("fault", ["kill", "kill in backward", "kill in wait"])
+def test_survivors_of_a_killed_rank_end_by_themselves_within_a_minute(fault):
+    job = mpirun_without_help(3, [FAULTY, fault], timeout=60)
+    assert failed(job, 0, 1), job.output
+    assert "step 2 done" not in job.output
+    assert job.output.count("PeerLostError: rank 2 of 3 has died") == 2, job.output
+
+
+def test_an_exception_on_one_rank_ends_the_job():
+    job = mpirun(3, [FAULTY, "exception"], timeout=60)
+    assert job.status != 0, job.output
+    assert "a bug in the user's code" in job.output
+    assert "step 2 done" not in job.output
+
+
+def test_an_exception_on_one_rank_is_told_to_the_others():
+    job = mpirun_without_help(3, [FAULTY, "exception"], timeout=60)
+    assert failed(job, 0, 1, 2), job.output
+    told = "rank 2 ended the exchange: unhandled RuntimeError: a bug in the user's code"
+    assert job.output.count(f"ExchangeFailedError: {told}") == 2, job.output
+
+
+def test_a_slow_rank_is_named_and_waited_for():
+    job = mpirun(3, [FAULTY, "slow"], timeout=60, HVD_SPARSE_STALL_SECONDS="2")
+    assert job.status == 0, job.output
+    assert "step 3 done" in job.output
+    warnings = [line for line in job.output.splitlines() if "has waited 2 s for rank" in line]
+    assert warnings, job.output
+    assert any("for rank 2 in bucket '" in line for line in warnings), job.output
+
+
+def test_a_rank_that_never_comes_is_given_up_after_the_time_limit():
+    job = mpirun(2, [FAULTY, "slow"], timeout=60, HVD_SPARSE_TIMEOUT="2")
+    assert job.status != 0, job.output
+    assert "rank 0 gave up waiting for rank 1 after 2 s (HVD_SPARSE_TIMEOUT)" in job.output
+
+
+def test_a_bad_gradient_on_one_rank_raises_on_all():
+    job = mpirun_without_help(3, [FAULTY, "nan"], timeout=60)
+    assert failed(job, 0, 1, 2), job.output
+    assert job.output.count("NonFiniteGradientError: ") == 3, job.output
+    assert "the gradient of rank 2 in bucket" in job.output
+
+
+@pytest.mark.parametrize(
+    ("fault", "ours", "theirs"),
+    [("model", "(48, 256)", "(64, 256)"), ("density", "density=0.5", "density=0.01")],
+)
+def test_ranks_that_differ_are_told_at_construction(fault, ours, theirs):
+    job = mpirun_without_help(3, [FAULTY, fault], timeout=60)
+    assert failed(job, 0, 1, 2), job.output
+    assert job.output.count("InvalidArgumentError: ") == 3, job.output
+    assert "rank 2" in job.output
+    assert ours in job.output
+    assert theirs in job.output
+
+
+def test_a_job_over_gloo_is_told_what_to_do():
+    job = horovodrun(2, [FAULTY, "none"], timeout=60, options=("--gloo",))
+    assert job.status != 0, job.output
+    assert "horovodrun --mpi" in job.output
+
+
+def test_mpi_without_threads_is_told_what_to_do():
+    job = mpirun(2, [FAULTY, "none"], timeout=60, HOROVOD_MPI_THREADS_DISABLE="1")
+    assert job.status != 0, job.output
+    assert "unset HOROVOD_MPI_THREADS_DISABLE" in job.output
