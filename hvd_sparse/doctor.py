@@ -74,8 +74,8 @@ def diagnose_horovod(horovod: Facts | None) -> Iterator[Problem]:
     if horovod is None:
         yield Problem(
             "Horovod is not installed",
-            "HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 pip install --no-build-isolation horovod (for "
-            "a torch of today its sources need the changes in tools/horovod_changes.py)",
+            "HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 pip install --no-build-isolation horovod "
+            "(for a torch of today its sources need the changes in tools/horovod_changes.py)",
         )
         return
     if Version(horovod["version"]) < MINIMUM_HOROVOD:

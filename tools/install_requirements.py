@@ -1,6 +1,7 @@
 """Fills the environment of the interpreter that runs this: requirements, then Horovod.
 
-torch is taken as its build for CPUs (+cpu): PyPI's own build for Linux brings gigabytes of CUDA.
+torch is taken as its build for CPUs (+cpu) where pip knows an index that has it: the default build
+for Linux brings gigabytes of CUDA.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from pathlib import Path
 
 import build_horovod
 
-TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 CONSTRAINTS = Path(__file__).parent / "constraints" / "{}.{}.txt".format(*sys.version_info)
 
@@ -37,12 +37,13 @@ def pinned(name: str) -> str:
 def install_torch() -> None:
     """Installs torch without its requirements, which follow with all the others."""
     requirement = f"torch=={pinned('torch')}"
-    cpu_build = ("--no-deps", f"{requirement}+cpu")
-    if pip_install(*cpu_build, may_fail=True):
+    if pip_install("--no-deps", f"{requirement}+cpu", may_fail=True):
         return
-    if pip_install(*cpu_build, "--extra-index-url", TORCH_CPU_INDEX, may_fail=True):
-        return
-    print(f"no {requirement}+cpu to be had, taking {requirement} with all it requires", flush=True)
+    print(
+        f"taking {requirement} with CUDA: to avoid that, let PIP_EXTRA_INDEX_URL name PyTorch's "
+        "index of CPU builds",
+        flush=True,
+    )
     pip_install(requirement)
 
 

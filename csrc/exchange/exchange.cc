@@ -3,11 +3,25 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <iterator>
 #include <utility>
 
 #include "csrc/base/error.h"
 
 namespace hvd_sparse {
+namespace {
+
+/// Keeps memory for ever that MPI may still read: after a failure, blocks that it has not sent yet.
+template <typename T>
+void LeaveToMpi(std::vector<T>* memory) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<T>;
+  const std::lock_guard lock(mutex);
+  std::move(memory->begin(), memory->end(), std::back_inserter(*kept));
+  memory->clear();
+}
+
+}  // namespace
 
 Exchange::Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on)
     : comm_(std::move(comm)),
@@ -25,10 +39,7 @@ Exchange::~Exchange() {
   }
   selector_.reset();
   exchanger_.reset();
-  // MPI may still read blocks that it has not sent: after a failure their memory is left to it.
-  if (ended_ != nullptr) {
-    for (auto& slot : slots_) (void)slot.release();
-  }
+  if (ended_ != nullptr) LeaveToMpi(&slots_);
 }
 
 Exchange::Slot& Exchange::SlotOf(int bucket) {
