@@ -7,6 +7,7 @@
 #include "csrc/kernels/cpu_blocks.h"
 
 #include <algorithm>
+#include <array>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
@@ -60,6 +61,55 @@ std::int64_t LowerBound(const SparseBlock& block, Index position) {
   return found - begin;
 }
 
+/// a or b, by arithmetic: compilers make a branch of `?:`, and half of its guesses are wrong.
+HVD_SPARSE_INLINE std::uint32_t Choose(bool take_a, std::uint32_t a, std::uint32_t b) {
+  return b ^ ((a ^ b) & (0u - static_cast<std::uint32_t>(take_a)));
+}
+
+/// A part of a walk through two blocks: no index of one lane occurs in another, so lanes can walk
+/// at the same time. Each step of a walk waits for the one before; several walks fill the wait.
+struct Lane {
+  std::int64_t a = 0, a_end = 0, b = 0, b_end = 0;
+  std::int64_t begin = 0, out = 0;  // where the lane writes; far enough from the lane before
+
+  bool HasBoth() const { return a < a_end && b < b_end; }
+};
+constexpr std::size_t kLanes = 2;
+
+std::array<Lane, kLanes> Split(const SparseBlock& first, const SparseBlock& second) {
+  std::array<Lane, kLanes> lanes;
+  std::int64_t a = 0, b = 0;
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    Lane& lane = lanes[i];
+    lane.a = a;
+    lane.b = b;
+    lane.begin = lane.out = a + b;
+    const std::int64_t share = first.count() * static_cast<std::int64_t>(i + 1);
+    a = share / static_cast<std::int64_t>(kLanes);
+    const bool last = i + 1 == kLanes;
+    // A malformed block may be out of order: no lane goes back.
+    b = last
+            ? second.count()
+            : std::max(b, LowerBound(second, a < first.count() ? Position(first.indices()[a]) : 0));
+    lane.a_end = a;
+    lane.b_end = b;
+  }
+  return lanes;
+}
+
+template <typename Step>
+HVD_SPARSE_INLINE void RunLanes(std::array<Lane, kLanes>* lanes, Step step) {
+  std::array<Lane, kLanes> now = *lanes;
+  while (now[0].HasBoth() && now[1].HasBoth()) {
+    step(now[0]);
+    step(now[1]);
+  }
+  for (Lane& lane : now) {
+    while (lane.HasBoth()) step(lane);
+  }
+  *lanes = now;
+}
+
 template <typename T>
 std::int64_t ScatterAs(const SparseBlock& reduced, float scale, Index offset, Span<T> grad,
                        Span<float> residual, std::vector<std::pair<Index, float>>* undo,
@@ -101,27 +151,37 @@ void Merge(const SparseBlock& own, const SparseBlock& theirs, SparseBlock* out) 
   Index* indices = out->indices();
   float* values = out->values();
 
-  std::int64_t a = 0, b = 0, written = 0;
-  while (a < own_count && b < their_count) {
-    const Index mine = own_indices[a];
-    const Index other = Position(their_indices[b]);
+  std::array<Lane, kLanes> lanes = Split(own, theirs);
+  const auto step = [&](Lane& lane) {
+    const Index mine = own_indices[lane.a];
+    const Index other = Position(their_indices[lane.b]);
     const bool take_own = Position(mine) <= other, take_their = other <= Position(mine);
-    const float x = own_values[a], y = their_values[b];
-    const std::uint32_t sum = FloatBits(x + y);
-    const std::uint32_t one = take_own ? FloatBits(x) : FloatBits(y);
-    indices[written] = take_own ? mine : other;
-    values[written] = BitsFloat(take_own & take_their ? sum : one);
-    ++written;
-    a += take_own;
-    b += take_their;
-  }
-  for (; a < own_count; ++a, ++written) {
-    indices[written] = own_indices[a];
-    values[written] = own_values[a];
-  }
-  for (; b < their_count; ++b, ++written) {
-    indices[written] = Position(their_indices[b]);
-    values[written] = their_values[b];
+    const std::uint32_t x = FloatBits(own_values[lane.a]), y = FloatBits(their_values[lane.b]);
+    const std::uint32_t sum = FloatBits(own_values[lane.a] + their_values[lane.b]);
+    indices[lane.out] = static_cast<Index>(
+        Choose(take_own, static_cast<std::uint32_t>(mine), static_cast<std::uint32_t>(other)));
+    values[lane.out] = BitsFloat(Choose(take_own & take_their, sum, Choose(take_own, x, y)));
+    ++lane.out;
+    lane.a += take_own;
+    lane.b += take_their;
+  };
+  RunLanes(&lanes, step);
+
+  std::int64_t written = 0;
+  for (Lane& lane : lanes) {
+    for (; lane.a < lane.a_end; ++lane.a, ++lane.out) {
+      indices[lane.out] = own_indices[lane.a];
+      values[lane.out] = own_values[lane.a];
+    }
+    for (; lane.b < lane.b_end; ++lane.b, ++lane.out) {
+      indices[lane.out] = Position(their_indices[lane.b]);
+      values[lane.out] = their_values[lane.b];
+    }
+    // Equal indices have left a gap behind each lane.
+    const auto count = static_cast<std::size_t>(lane.out - lane.begin);
+    std::memmove(indices + written, indices + lane.begin, count * sizeof(Index));
+    std::memmove(values + written, values + lane.begin, count * sizeof(float));
+    written += lane.out - lane.begin;
   }
   out->header() = header;
   out->Finish(written);
@@ -150,16 +210,17 @@ void KeepTopK(std::int64_t k, SparseBlock* block) {
 }
 
 void Settle(const SparseBlock& selected, const SparseBlock& reduced, Span<float> residual) {
-  const std::int64_t selected_count = selected.count(), reduced_count = reduced.count();
-  std::int64_t s = 0, r = 0;
-  while (s < selected_count && r < reduced_count) {
-    const Index mine = Position(selected.indices()[s]);
-    const Index marked = reduced.indices()[r];
+  const Index* own_indices = selected.indices();
+  const Index* indices = reduced.indices();
+  std::array<Lane, kLanes> lanes = Split(selected, reduced);
+  RunLanes(&lanes, [&](Lane& lane) {
+    const Index mine = Position(own_indices[lane.a]);
+    const Index marked = indices[lane.b];
     const Index theirs = Position(marked);
-    if (mine == theirs && Survived(marked) && mine < residual.size) residual[mine] = 0;
-    s += mine <= theirs;
-    r += theirs <= mine;
-  }
+    if ((mine == theirs) & Survived(marked) & (mine < residual.size)) residual[mine] = 0;
+    lane.a += mine <= theirs;
+    lane.b += theirs <= mine;
+  });
 }
 
 void PutBack(const SparseBlock& selected, Span<float> residual) {
