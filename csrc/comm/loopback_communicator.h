@@ -70,6 +70,7 @@ class LoopbackCommunicator : public Communicator {
  private:
   std::shared_ptr<LoopbackWorld> world_;
   int rank_;
+  std::vector<LoopbackWorld::Message> spare_;  // memory of received messages, for those to send
 };
 
 }  // namespace hvd_sparse

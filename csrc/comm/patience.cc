@@ -13,7 +13,7 @@ namespace {
 using std::chrono::duration;
 using std::chrono::microseconds;
 
-constexpr int kSpins = 32;  // looks before the first sleep: a few microseconds
+constexpr int kSpins = 1000;  // looks before the first sleep: under a millisecond, yielding
 
 double SecondsFrom(const char* variable, double otherwise) {
   const char* text = std::getenv(variable);
