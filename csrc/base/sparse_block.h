@@ -25,7 +25,7 @@ struct BlockHeader {
   std::uint32_t bucket = 0;         ///< which bucket this is, counted from 0
   std::int32_t bad_rank = kNoRank;  ///< lowest rank whose gradient is not finite, or kNoRank
   std::uint64_t step = 0;           ///< how often the bucket was exchanged before
-  std::uint64_t unused = 0;         ///< keeps the entries 32-byte aligned
+  std::uint64_t asked = 0;          ///< entries that the rank was asked for
 };
 static_assert(sizeof(BlockHeader) == 32);
 

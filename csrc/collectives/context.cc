@@ -22,15 +22,19 @@ void CollectiveContext::Agree(SparseBlock* own, const SparseBlock& theirs, int p
           " exchanges bucket ", mine.bucket, " of step ", mine.step, " (", what, "), rank ", peer,
           " bucket ", other.bucket, " of step ", other.step);
   }
+  if (mine.asked != other.asked) {
+    Throw(ErrorKind::kExchangeFailed, "the ranks disagree: in ", what, " rank ", comm.Rank(),
+          " was asked for ", mine.asked, " entries, rank ", peer, " for ", other.asked);
+  }
   mine.bad_rank = std::min(mine.bad_rank, other.bad_rank);
 }
 
 void CollectiveContext::MergeInto(SparseBlock* own, const SparseBlock& theirs) {
   const BlockHeader identity = own->header();
   kernels.Merge(*own, theirs, &scratch.merged);
-  scratch.merged.header().bucket = identity.bucket;
-  scratch.merged.header().step = identity.step;
-  scratch.merged.header().bad_rank = identity.bad_rank;
+  const std::int32_t count = scratch.merged.header().count;
+  scratch.merged.header() = identity;
+  scratch.merged.header().count = count;
   std::swap(*own, scratch.merged);
 }
 

@@ -28,9 +28,9 @@ void Send(const SparseBlock& block, int peer, CollectiveContext& ctx, const char
   ctx.Transfer({&out, 1}, {}, round);
 }
 
-/// Receives a block of at most k entries.
+/// Receives a block; one of another k than ours still has room, and Agree refuses it.
 void Receive(SparseBlock* block, int peer, CollectiveContext& ctx, const char* round) {
-  block->Reset(ctx.k);
+  block->Reset(ctx.capacity);
   Incoming in{peer, block->message(), block->max_message_bytes()};
   ctx.Transfer({}, {&in, 1}, round);
   block->ParseInPlace(in.bytes);
@@ -38,7 +38,7 @@ void Receive(SparseBlock* block, int peer, CollectiveContext& ctx, const char* r
 
 void Swap(const SparseBlock& own, SparseBlock* theirs, int peer, CollectiveContext& ctx,
           const std::string& round) {
-  theirs->Reset(ctx.k);
+  theirs->Reset(ctx.capacity);
   const Outgoing out{peer, own.message(), own.message_bytes()};
   Incoming in{peer, theirs->message(), theirs->max_message_bytes()};
   ctx.Transfer({&out, 1}, {&in, 1}, round);

@@ -102,6 +102,7 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
   collective_.Trim(stats_.asked, kernels, &selected_);
   selected_.header().bucket = static_cast<std::uint32_t>(id_);
   selected_.header().step = static_cast<std::uint64_t>(steps_++);
+  selected_.header().asked = static_cast<std::uint64_t>(stats_.asked);
   selected_.header().bad_rank = not_finite > 0 ? rank : kNoRank;
 
   stats_.selected = selected_.count();

@@ -99,6 +99,7 @@ def test_what_one_rank_ends_raises_its_reason_on_all(world, new_exchange):
     exchange = new_exchange()
     me = laws.Rank(exchange, world.rank, [400], 0.1, "top_k", "gtopk")
     me.run(1)
+    world.allgather_object("all have ended that step")
     if world.rank == world.size - 1:
         exchange.fail("a test says so")
     with pytest.raises(ExchangeFailedError, match=rf"rank {world.size - 1}.*a test says so"):
@@ -115,3 +116,13 @@ def test_ranks_that_exchange_different_buckets_are_told(world, new_exchange):
     second = laws.Rank(exchange, world.rank, [100], 0.1, "top_k", "gtopk")
     with pytest.raises(ExchangeFailedError, match="the ranks disagree"):
         (first if world.rank == 0 else second).run(1)
+
+
+@pytest.mark.parametrize("collective", _core.collectives())
+def test_ranks_that_are_asked_for_different_densities_are_told(world, new_exchange, collective):
+    if world.size == 1:
+        pytest.skip("a single rank cannot disagree")
+    me = laws.Rank(new_exchange(), world.rank, [100], 0.2, "top_k", collective)
+    me.ks = [10 if world.rank == 0 else 20]
+    with pytest.raises(ExchangeFailedError, match="asked for [12]0 entries, rank . for [12]0"):
+        me.run(1)
