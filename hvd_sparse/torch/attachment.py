@@ -109,11 +109,12 @@ class Attachment:
         Raises:
             InvalidArgumentError: `passes` is no integer above 0.
         """
-        self._optimizer.backward_passes_per_step = checked_passes(passes)  # type: ignore[attr-defined]
+        checked_passes(passes)
         if self.exchange is not None:
             self._refuse_if_busy("set_backward_passes_per_step()")
             self.exchange.passes = passes
             self.exchange.release()
+        self._optimizer.backward_passes_per_step = passes  # type: ignore[attr-defined]
 
     @contextmanager
     def paused(self) -> Iterator[None]:

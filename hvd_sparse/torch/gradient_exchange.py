@@ -5,19 +5,15 @@ from __future__ import annotations
 import enum
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
 
-from hvd_sparse.errors import (
-    GradientInFlightError,
-    HvdSparseError,
-    NonFiniteGradientError,
-    UnsupportedError,
-)
+from hvd_sparse.errors import GradientInFlightError, HvdSparseError, NonFiniteGradientError
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.torch import guards
 from hvd_sparse.torch.agreement import NamedParameters
 from hvd_sparse.torch.dense import DenseReducer, broadcaster
 from hvd_sparse.torch.launcher import Launcher
@@ -104,7 +100,7 @@ class GradientExchange:
             exchange=exchange,
         )
         self._hooks = [
-            slot.param.register_post_accumulate_grad_hook(_hook(weakref.ref(self), slot))  # type: ignore[no-untyped-call]
+            slot.param.register_post_accumulate_grad_hook(guards.hook(weakref.ref(self), slot))  # type: ignore[no-untyped-call]
             for slot in self._slots
         ]
         # The core writes to memory that is freed with this object, so it has to end first.
@@ -155,7 +151,8 @@ class GradientExchange:
             GradientInFlightError: They have; other ranks meet an ExchangeFailedError.
         """
         if self._phase is _Phase.GATHERING:
-            self._refuse(reason)
+            self.fail(reason)
+            raise GradientInFlightError(reason)
 
     def fail(self, reason: str) -> None:
         """Ends the exchange on all ranks; returns when no memory is being written any more."""
@@ -200,12 +197,8 @@ class GradientExchange:
             self._begin(slot)
         if slot.launched or slot.passes_left == 0:
             self._exchange.check()  # an exchange that has ended has a better reason
-            self._refuse(
-                f"a gradient arrived for '{slot.name}' while it was being exchanged. Gradients "
-                "were computed more than backward_passes_per_step times before call to step(). "
-                "Increase backward_passes_per_step to accumulate gradients locally."
-            )
-        self._densify(slot)
+            guards.refuse_gradient(slot)
+        guards.check_layout(slot, densify=self._sparse_as_dense)
         slot.passes_left -= 1
         if slot.passes_left > 0:
             return
@@ -217,33 +210,18 @@ class GradientExchange:
 
     def _begin(self, slot: Slot) -> None:
         if self._phase is _Phase.EXCHANGED:
-            if slot.holds_result():
-                self._refuse(
-                    f"a gradient was added to the average of '{slot.name}' after synchronize() and "
-                    "before step(): call optimizer.zero_grad() if the step is to be skipped"
-                )
+            guards.check_not_an_average(slot)
             self.release()
         self._phase = _Phase.GATHERING
 
-    def _densify(self, slot: Slot) -> None:
-        grad = slot.param.grad
-        if grad is None or grad.layout == torch.strided:
-            return
-        if not self._sparse_as_dense:
-            raise UnsupportedError(
-                f"the gradient of '{slot.name}' is sparse: pass sparse_as_dense=True, or make the "
-                "layer with sparse=False"
-            )
-        slot.param.grad = grad.to_dense()
-
     def _finish_step(self) -> None:
-        self._check_parameters()
+        guards.check_parameters(self._optimizer, self._known)
         for slot in self._slots:
-            self._check_untouched(slot)
+            guards.check_untouched(slot)
         for slot in self._slots:
             if slot.launched:
                 continue
-            self._densify(slot)
+            guards.check_layout(slot, densify=self._sparse_as_dense)
             if slot not in self._sparse:
                 self._dense.launch(slot)
         self._sparse.launch_rest(step=self.steps)
@@ -265,35 +243,3 @@ class GradientExchange:
             slot.write_back()
         self._phase = _Phase.EXCHANGED
         self._sparse.end_step()
-
-    def _check_parameters(self) -> None:
-        for index, group in enumerate(self._optimizer.param_groups):
-            for place, param in enumerate(group["params"]):
-                if param.requires_grad and id(param) not in self._known:
-                    raise UnsupportedError(
-                        f"parameter {place} of group {index} was added, or began to want "
-                        "gradients, after DistributedOptimizer was called: make a new one"
-                    )
-
-    def _check_untouched(self, slot: Slot) -> None:
-        change = slot.change() if slot.launched else None
-        if change is not None:
-            self._refuse(
-                f"the gradient of '{slot.name}' {change} after loss.backward() but before "
-                "optimizer.step() or optimizer.synchronize(), while it was being exchanged. "
-                "This is prohibited as it can cause a race condition."
-            )
-
-    def _refuse(self, reason: str) -> NoReturn:
-        self.fail(reason)
-        raise GradientInFlightError(reason)
-
-
-def _hook(exchange: weakref.ref[GradientExchange], slot: Slot) -> Callable[[torch.Tensor], None]:
-    # A hook lives as long as its parameter, which must not keep a discarded optimizer alive.
-    def arrived(_: torch.Tensor) -> None:
-        alive = exchange()
-        if alive is not None:
-            alive.arrived(slot)
-
-    return arrived

@@ -30,7 +30,6 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("runs_first") is None)
-    gc.freeze()  # what is there now need not be looked through after every test
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +37,7 @@ def no_rank_hangs(pytestconfig):
     faulthandler.dump_traceback_later(TIMEOUT_S, exit=True, file=pytestconfig.stash[STDERR])
     yield
     gc.collect()  # of a discarded optimizer the exchange ends now, on all ranks alike
+    gc.freeze()  # what is left (torch's own modules) need not be looked through again
     faulthandler.cancel_dump_traceback_later()
 
 

@@ -7,37 +7,19 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from hvd_sparse.errors import ExchangeFailedError, GradientInFlightError, UnsupportedError
+from hvd_sparse.errors import GradientInFlightError
 from hvd_sparse.torch import LAGS, TopK
-from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
+from tests.parallel.torch_ranks import (
+    CULPRIT,
+    ON_ANY_RANK,
+    Toy,
+    distribute,
+    expect_error_on_every_rank,
+    integer_gradients,
+    on_the_culprit,
+)
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
-CULPRIT = hvd.size() - 1
-# Where all ranks make the mistake, some hear of it from another before they make it.
-ON_ANY_RANK = (GradientInFlightError, ExchangeFailedError)
-
-
-def on_the_culprit(action):
-    if hvd.rank() == CULPRIT:
-        action()
-
-
-def expect_error_on_every_rank(run, *, match, kind=GradientInFlightError):
-    """The culprit meets `kind`; the others ExchangeFailedError with the same text.
-
-    They do in the same step, or in the next where they had all they needed for this one.
-    """
-    if hvd.rank() == CULPRIT:
-        with pytest.raises(kind, match=match):
-            run()
-        return
-
-    def this_step_or_the_next():
-        run()
-        run()
-
-    with pytest.raises(ExchangeFailedError, match=match):
-        this_step_or_the_next()
 
 
 def test_a_second_backward_raises():
@@ -228,64 +210,3 @@ def test_an_exception_in_a_closure_ends_the_step_on_that_rank_and_the_peers_are_
         return 0.0
 
     expect_error_on_every_rank(lambda: optimizer.step(closure), match="was set to None")
-
-
-def test_a_sparse_gradient_is_refused_by_name():
-    embedding = torch.nn.Embedding(50, 40, sparse=True)
-    optimizer = distribute(embedding, LAGS(density=0.1, min_numel=64))
-
-    def run():
-        embedding(torch.tensor([hvd.rank()])).sum().backward()
-        optimizer.step()
-
-    with pytest.raises((UnsupportedError, ExchangeFailedError), match="'weight' is sparse: pass"):
-        run()
-
-
-def test_a_sparse_gradient_is_made_dense_where_that_was_asked_for():
-    embedding = torch.nn.Embedding(50, 40, sparse=True)
-    compression = TopK(density=1.0, min_numel=64)
-    optimizer = distribute(embedding, compression, sparse_as_dense=True)
-    for _ in range(2):
-        optimizer.zero_grad()
-        embedding(torch.tensor([hvd.rank()])).sum().backward()
-        optimizer.step()
-        expected = (torch.arange(50) < hvd.size()).float()[:, None].expand(50, 40)
-        assert torch.equal(embedding.weight.grad, expected)
-
-
-def test_a_parameter_that_was_added_later_is_refused():
-    model = Toy()
-    model.first.requires_grad_(False)
-    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
-    model.first.requires_grad_(True)
-
-    def run():
-        model.backward(integer_gradients(model, 0))
-        optimizer.step()
-
-    with pytest.raises((UnsupportedError, ExchangeFailedError), match="parameter 0 of group 0 was"):
-        run()
-
-
-def test_join_is_refused_while_there_is_a_sparse_optimizer():
-    model = Toy()
-    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
-
-    def run():
-        on_the_culprit(hvd.join)
-        optimizer.zero_grad()
-        model.backward(integer_gradients(model, 0))
-        optimizer.step()
-
-    expect_error_on_every_rank(run, match=r"hvd.join\(\) cannot be used", kind=UnsupportedError)
-
-
-@pytest.mark.runs_first
-def test_join_works_when_the_last_sparse_optimizer_is_gone():
-    model = Toy()
-    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
-    model.backward(integer_gradients(model, 0))
-    optimizer.step()
-    del optimizer
-    assert 0 <= hvd.join() < hvd.size()

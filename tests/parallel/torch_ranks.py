@@ -6,7 +6,10 @@ import itertools
 from collections import defaultdict
 
 import horovod.torch as hvd
+import pytest
 import torch
+
+from hvd_sparse.errors import ExchangeFailedError, GradientInFlightError
 
 SHAPES = {"first": (40, 30), "bias": (7,), "second": (25, 8, 5), "last": (30, 20)}
 
@@ -99,3 +102,31 @@ def assert_nothing_is_lost(model, step, before, optimizer, gradients, scale=1.0)
             kept = torch.zeros_like(owed)
         applied = p.grad.double().flatten()
         assert torch.equal(owed, applied + kept), f"step {step}, {name}"
+
+
+CULPRIT = hvd.size() - 1
+# Where all ranks make the mistake, some hear of it from another before they make it.
+ON_ANY_RANK = (GradientInFlightError, ExchangeFailedError)
+
+
+def on_the_culprit(action):
+    if hvd.rank() == CULPRIT:
+        action()
+
+
+def expect_error_on_every_rank(run, *, match, kind=GradientInFlightError):
+    """The culprit meets `kind`; the others ExchangeFailedError with the same text.
+
+    They do in the same step, or in the next where they had all they needed for this one.
+    """
+    if hvd.rank() == CULPRIT:
+        with pytest.raises(kind, match=match):
+            run()
+        return
+
+    def this_step_or_the_next():
+        run()
+        run()
+
+    with pytest.raises(ExchangeFailedError, match=match):
+        this_step_or_the_next()

@@ -1,0 +1,88 @@
+"""What is refused while gradients are exchanged: error feedback would keep the damage for ever."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Container
+from typing import NoReturn, Protocol
+
+import torch
+
+from hvd_sparse.errors import GradientInFlightError, UnsupportedError
+from hvd_sparse.torch.slots import Slot
+
+
+class Receiver(Protocol):
+    """Who is told of gradients."""
+
+    def arrived(self, slot: Slot) -> None:
+        """Backward has added to a gradient."""
+
+
+def hook(receiver: weakref.ref[Receiver], slot: Slot) -> Callable[[torch.Tensor], None]:
+    """For a parameter; it lives as long as that, and so keeps no discarded receiver alive."""
+
+    def arrived(_: torch.Tensor) -> None:
+        alive = receiver()
+        if alive is not None:
+            alive.arrived(slot)
+
+    return arrived
+
+
+def refuse_gradient(slot: Slot) -> NoReturn:
+    """Raises GradientInFlightError: a gradient came that nobody waits for."""
+    raise GradientInFlightError(
+        f"a gradient arrived for '{slot.name}' while it was being exchanged. Gradients were "
+        "computed more than backward_passes_per_step times before call to step(). Increase "
+        "backward_passes_per_step to accumulate gradients locally."
+    )
+
+
+def check_not_an_average(slot: Slot) -> None:
+    """Raises GradientInFlightError if backward has just added to what synchronize() returned."""
+    if slot.holds_result():
+        raise GradientInFlightError(
+            f"a gradient was added to the average of '{slot.name}' after synchronize() and before "
+            "step(): call optimizer.zero_grad() if the step is to be skipped"
+        )
+
+
+def check_untouched(slot: Slot) -> None:
+    """Raises GradientInFlightError if a gradient was changed after its exchange had begun."""
+    change = slot.change() if slot.launched else None
+    if change is not None:
+        raise GradientInFlightError(
+            f"the gradient of '{slot.name}' {change} after loss.backward() but before "
+            "optimizer.step() or optimizer.synchronize(), while it was being exchanged. This is "
+            "prohibited as it can cause a race condition."
+        )
+
+
+def check_layout(slot: Slot, *, densify: bool) -> None:
+    """Makes a sparse gradient dense; raises UnsupportedError where that was not asked for."""
+    grad = slot.param.grad
+    if grad is None or grad.layout == torch.strided:
+        return
+    if not densify:
+        raise UnsupportedError(
+            f"the gradient of '{slot.name}' is sparse: pass sparse_as_dense=True, or make the "
+            "layer with sparse=False"
+        )
+    slot.param.grad = grad.to_dense()
+
+
+def check_parameters(optimizer: torch.optim.Optimizer, known: Container[int]) -> None:
+    """Raises UnsupportedError for parameters whose gradients would silently stay local.
+
+    Args:
+        optimizer: Whose parameters are looked through.
+        known: Ids of the parameters that are exchanged.
+    """
+    for index, group in enumerate(optimizer.param_groups):
+        for place, param in enumerate(group["params"]):
+            if param.requires_grad and id(param) not in known:
+                raise UnsupportedError(
+                    f"parameter {place} of group {index} was added, or began to want gradients, "
+                    "after DistributedOptimizer was called: make a new one"
+                )

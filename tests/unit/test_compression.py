@@ -1,0 +1,135 @@
+"""Compressions: presets, limits, and what users see of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+
+from hvd_sparse import _core
+from hvd_sparse.collectives import COLLECTIVES
+from hvd_sparse.compression import (
+    LAGS,
+    Compression,
+    GaussianK,
+    GTopK,
+    TopK,
+    as_compression,
+    is_sparse_compression,
+)
+from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
+from hvd_sparse.schedules import Warmup
+from hvd_sparse.sparsifiers import SPARSIFIERS
+
+PRESETS = [LAGS, GTopK, GaussianK, TopK]
+
+
+@pytest.mark.parametrize(
+    ("preset", "parts"),
+    [
+        (LAGS, ("gaussian", "gtopk", True)),
+        (GTopK, ("top_k", "gtopk", False)),
+        (GaussianK, ("gaussian", "allgather", True)),
+        (TopK, ("top_k", "allgather", True)),
+    ],
+)
+def test_presets_are_made_of_the_papers_parts(preset, parts):
+    made = preset()
+    assert (made.sparsifier, made.collective, made.layer_wise) == parts
+    assert made.density == 0.001
+
+
+def test_registries_agree_with_the_core():
+    assert sorted(SPARSIFIERS) == sorted(_core.sparsifiers())
+    assert sorted(COLLECTIVES) == sorted(_core.collectives())
+
+
+@pytest.mark.parametrize("density", [0, 0.0, -0.1, 1.5, float("nan"), float("inf")])
+def test_a_density_outside_its_limits_is_refused(density):
+    with pytest.raises(InvalidArgumentError) as caught:
+        LAGS(density=density)
+    assert str(caught.value) == f"density must lie in (0, 1], got {float(density)}"
+
+
+@pytest.mark.parametrize("density", ["0.1", None, True, [0.1], 1j])
+def test_a_density_that_is_no_number_is_refused(density):
+    with pytest.raises(InvalidArgumentError, match=r"density must be a number in \(0, 1\], got"):
+        LAGS(density=density)
+
+
+def test_the_message_shows_what_was_given():
+    with pytest.raises(ValueError, match=r"got '0.1' \(str\)"):
+        LAGS(density="0.1")
+
+
+@pytest.mark.parametrize("density", [1, 1.0, 1e-9, np.float32(0.5), np.float64(0.5)])
+def test_any_real_number_in_the_limits_is_a_density(density):
+    assert LAGS(density=density).density == float(density)
+    assert type(LAGS(density=density).density) is float
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (
+            {"sparsifier": "random"},
+            r"sparsifier must be one of \['gaussian', 'top_k'\], got 'random'",
+        ),
+        ({"collective": 3}, r"collective must be one of \['allgather', 'gtopk'\], got 3"),
+        ({"min_numel": -1}, r"min_numel must lie in \[0, .*got -1"),
+        ({"min_numel": 1.5}, "min_numel must be an integer, got 1.5"),
+        ({"bucket_numel": 0}, r"bucket_numel must lie in \[1, 2147483647\], got 0"),
+        ({"bucket_numel": 1 << 31}, r"bucket_numel must lie in \[1, 2147483647\]"),
+        ({"bucket_numel": True}, "bucket_numel must be an integer, got True"),
+        ({"layer_wise": 1}, "layer_wise must be True or False, got 1"),
+        ({"rescale_residual": "yes"}, "rescale_residual must be True, False or None, got 'yes'"),
+        ({"warmup": 5}, "warmup must be a Warmup or None, got 5"),
+    ],
+)
+def test_other_options_outside_their_limits_are_refused(options, match):
+    with pytest.raises(InvalidArgumentError, match=match):
+        Compression(**options)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_classes_and_instances_are_accepted(preset):
+    assert as_compression(preset) == preset()
+    made = preset(density=0.5)
+    assert as_compression(made) is made
+    assert is_sparse_compression(preset)
+    assert is_sparse_compression(made)
+
+
+@pytest.mark.parametrize("foreign", ["lags", 0.01, None, int, object()])
+def test_foreign_things_are_refused_by_name(foreign):
+    assert not is_sparse_compression(foreign)
+    kind = foreign if isinstance(foreign, type) else type(foreign)
+    with pytest.raises(InvalidArgumentError, match=f"got .*{kind.__name__}"):
+        as_compression(foreign)
+
+
+def test_a_compression_shows_its_density_and_what_is_not_the_default():
+    assert repr(LAGS()) == "LAGS(density=0.001)"
+    assert repr(GTopK(density=0.01, min_numel=5)) == "GTopK(density=0.01, min_numel=5)"
+    assert repr(TopK(collective="gtopk")) == "TopK(density=0.001, collective='gtopk')"
+
+
+def test_compressions_are_values():
+    made = LAGS(density=0.01, warmup=Warmup(steps=3))
+    assert made == LAGS(density=0.01, warmup=Warmup(steps=3))
+    assert made != LAGS(density=0.02)
+    assert LAGS() != GTopK()
+    assert hash(made) == hash(dataclasses.replace(made))
+    assert pickle.loads(pickle.dumps(made)) == made
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.density = 0.5
+    with pytest.raises(TypeError):
+        LAGS(0.5)
+
+
+@pytest.mark.parametrize("compression", [LAGS, LAGS(density=0.1)])
+def test_unpatched_horovod_is_told_what_to_import(compression):
+    with pytest.raises(HvdSparseError, match=r"LAGS was given to stock Horovod: import hvd_sparse"):
+        compression.compress(object())

@@ -1,0 +1,44 @@
+"""The plan: k per layer and step."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvd_sparse import plan
+from hvd_sparse.buckets import Bucket, Layer
+from hvd_sparse.compression import LAGS, GTopK
+from hvd_sparse.schedules import Warmup
+
+BUCKET = Bucket((Layer("a", 1000), Layer("b", 50)), layer_wise=True)
+
+
+@pytest.mark.parametrize(
+    ("numel", "density", "k"),
+    [
+        (1000, 0.001, 1),
+        (1001, 0.001, 2),
+        (100, 0.07, 7),  # 0.07 * 100 is 7.000000000000001 in floating point
+        (25_600_000, 0.001, 25_600),
+        (10, 1e-9, 1),
+        (10, 1.0, 10),
+        (1, 0.5, 1),
+        (0, 0.5, 0),
+    ],
+)
+def test_k_is_the_density_of_the_layer_rounded_up_and_at_least_one(numel, density, k):
+    assert plan.entries_to_send(numel, density) == k
+
+
+def test_each_segment_has_its_own_k():
+    assert plan.ks_at(BUCKET, LAGS(density=0.1), 0) == [100, 5]
+    whole = Bucket(BUCKET.layers, layer_wise=False)
+    assert plan.ks_at(whole, GTopK(density=0.1), 0) == [105]
+
+
+def test_a_warm_up_changes_k_and_memory_is_made_for_the_largest():
+    compression = LAGS(density=0.01, warmup=Warmup(steps=2, densities=(0.5, 0.1)))
+    assert [plan.ks_at(BUCKET, compression, step)[0] for step in range(6)] == [
+        500, 500, 100, 100, 10, 10,
+    ]  # fmt: skip
+    assert plan.largest_ks(BUCKET, compression) == [500, 25]
+    assert plan.largest_ks(BUCKET, LAGS(density=0.01)) == [10, 1]
