@@ -124,5 +124,5 @@ def test_ranks_that_are_asked_for_different_densities_are_told(world, new_exchan
         pytest.skip("a single rank cannot disagree")
     me = laws.Rank(new_exchange(), world.rank, [100], 0.2, "top_k", collective)
     me.ks = [10 if world.rank == 0 else 20]
-    with pytest.raises(ExchangeFailedError, match="asked for [12]0 entries, rank . for [12]0"):
+    with pytest.raises(ExchangeFailedError, match=r"asked for [12]0 entries, rank . for [12]0"):
         me.run(1)
