@@ -8,9 +8,12 @@ their spread go to docs/convergence.md. Fails if a method misses the goal.
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 import sys
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +37,7 @@ class Study:
     """One example, the methods that it compares, and how far they may fall behind dense."""
 
     title: str
+    name: str
     example: str
     methods: tuple[str, ...]
     metric: str
@@ -46,9 +50,9 @@ class Study:
 
 
 STUDIES = (
-    Study("Handwritten digits, CNN", "pytorch_digits.py",
+    Study("Handwritten digits, CNN", "digits", "pytorch_digits.py",
           ("none", "lags", "gtopk", "gaussiank", "topk"), "test accuracy, %", "points", 1.0),
-    Study("Python's standard library, LSTM", "pytorch_char_lm.py",
+    Study("Python's standard library, LSTM", "char_lm", "pytorch_char_lm.py",
           ("none", "lags"), "perplexity per character", "percent", 2.0),
 )  # fmt: skip
 
@@ -58,28 +62,32 @@ def main(
     ranks: Annotated[int, typer.Option(min=1, help="processes of each job")] = 4,
     seeds: Annotated[int, typer.Option(min=1, help="runs of each method")] = 3,
     density: Annotated[float, typer.Option(help="of the sparse methods")] = 0.01,
+    only: Annotated[str | None, typer.Option(help="one study: digits or char_lm")] = None,
+    method: Annotated[str | None, typer.Option(help="one sparse method, and dense")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="instead of each example's own")] = None,
     document: Annotated[Path, typer.Option(help="where to write")] = DOCUMENT,
 ) -> None:
     """Runs all studies, writes the document, and fails if a method misses its goal."""
     console = Console()
     sections, missed = [], []
-    for study in STUDIES:
+    shared = ["--density", str(density), *(["--epochs", str(epochs)] if epochs else [])]
+    for study in [study for study in STUDIES if only in (None, study.name)]:
         accounts: dict[str, list[dict[str, Any]]] = {}
-        for method in study.methods:
-            accounts[method] = []
+        for one in [one for one in study.methods if one == "none" or method in (None, one)]:
+            accounts[one] = []
             for seed in range(1, seeds + 1):
-                arguments = ["--compression", method, "--density", str(density),
-                             "--seed", str(seed)]  # fmt: skip
-                account = launch.run(study.example, arguments, ranks=ranks)
-                accounts[method].append(account)
+                own = ["--compression", one, "--seed", str(seed)]
+                account = launch.run(study.example, [*own, *shared], ranks=ranks)
+                accounts[one].append(account)
                 console.print(
-                    f"{study.title}, {NAMES[method]}, seed {seed}: "
+                    f"{study.title}, {NAMES[one]}, seed {seed}: "
                     f"{study.metric} {account['value']:.2f}"
                 )
         text, late = section(study, accounts)
         sections.append(text)
         missed += late
-    document.write_text(HEAD.format(ranks=ranks, seeds=seeds, density=density) + "".join(sections))
+    head = HEAD.format(ranks=ranks, seeds=seeds, density=density, machine=machine())
+    document.write_text(head + "".join(sections))
     console.print(f"written: {document}")
     if missed:
         sys.exit("behind the goal: " + ", ".join(missed))
@@ -89,12 +97,19 @@ HEAD = """# Convergence
 
 Sparse against dense training: {ranks} ranks, density {density} after a warm-up where a table says
 so, mean of {seeds} seeds and their standard deviation. All methods of a table share all other
-settings. Made by
+settings. Bytes are those of all steps, warm-up included; dense ones are computed for a ring.
+Made on {machine} by
 
 ```
 make convergence
 ```
 """
+
+
+def machine() -> str:
+    """What the numbers were made on, in general words."""
+    packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "horovod"))
+    return f"one machine of {os.cpu_count()} cores ({platform.machine()}), with {packages}"
 
 
 def section(study: Study, accounts: dict[str, list[dict[str, Any]]]) -> tuple[str, list[str]]:

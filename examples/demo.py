@@ -17,8 +17,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-mpl.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402: after the choice of a backend without display
+mpl.use("Agg")  # draws without a display
+from matplotlib import pyplot as plt
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -42,8 +42,9 @@ def main(
     }
     accounts = {}
     for name, own in variants.items():
-        with console.status(f"{name}: training with {ranks} ranks, {epochs} epochs"):
-            accounts[name] = launch.run("pytorch_digits.py", [*own, *shared], ranks=ranks)
+        # No spinner: the example draws its own progress bar on this terminal.
+        console.print(f"{name}: training with {ranks} ranks, {epochs} epochs")
+        accounts[name] = launch.run("pytorch_digits.py", [*own, *shared], ranks=ranks)
         value = accounts[name]["value"]
         console.print(f"{name}: trained, {value:.1f} % of the test images recognised")
 
@@ -83,17 +84,27 @@ def draw(accounts: dict[str, dict[str, Any]], file: Path) -> None:
     """Loss against step, and against what a rank has sent so far."""
     plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
     figure, (by_step, by_bytes) = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True)
+    ends = []
     for name, account in accounts.items():
-        losses = account["steps"]["loss"]
-        smooth = running_mean(losses, window=max(1, len(losses) // 40))
+        epoch = len(account["steps"]["loss"]) // len(account["epochs"])
+        loss = running_mean(account["steps"]["loss"], window=epoch)
         megabytes = [sent / 1e6 for sent in accumulate(account["steps"]["bytes_sent"])]
-        for axes, x in ((by_step, range(1, len(losses) + 1)), (by_bytes, megabytes)):
-            axes.plot(x, losses, color=COLORS[name], alpha=0.18, linewidth=0.8)
-            axes.plot(x, smooth, color=COLORS[name], linewidth=2, label=name)
-    by_step.set(xlabel="step", ylabel="training loss", yscale="log")
-    by_bytes.set(xlabel="MB sent by each rank", xscale="log")
-    by_step.set_title("the same progress per step ...", loc="left")
-    by_bytes.set_title("... for a fraction of the bytes", loc="left")
+        style = {"color": COLORS[name], "linewidth": 2, "label": name}
+        by_step.plot(range(1, len(loss) + 1), loss, **style)
+        by_bytes.plot(megabytes, loss, **style)
+        by_bytes.plot(megabytes[-1], loss[-1], "o", color=COLORS[name])
+        ends.append(megabytes[-1])
+        by_bytes.annotate(
+            f"{megabytes[-1]:,.0f} MB", (megabytes[-1], loss[-1]), color=COLORS[name],
+            xytext=(8, 0), textcoords="offset points", va="center",
+        )  # fmt: skip
+    by_step.set(
+        xlabel="step", ylabel="training loss, mean of the last epoch", yscale="log", xlim=(0, None)
+    )
+    by_bytes.set(xlabel="megabytes sent by each rank", xscale="log", xlim=(None, 10 * max(ends)))
+    by_step.set_title("Loss against steps", loc="left")
+    by_bytes.set_title("Loss against bytes sent", loc="left")
+    by_bytes.xaxis.set_major_formatter("{x:g}")
     for axes in (by_step, by_bytes):
         axes.grid(color="#e6e6e6", linewidth=0.8)
         axes.set_axisbelow(True)

@@ -73,3 +73,19 @@ def test_the_demo_shows_the_output_of_a_run_that_fails():
     job = run([sys.executable, "examples/demo.py", "--ranks", "2", "--density", "7"], timeout=180)
     assert job.status != 0
     assert "density must lie in (0, 1], got 7.0" in job.output
+
+
+def test_convergence_writes_its_verdict_and_fails_if_a_goal_is_missed(tmp_path):
+    document = tmp_path / "convergence.md"
+    job = run(
+        [sys.executable, "examples/convergence.py", "--ranks", "2", "--seeds", "1", "--only",
+         "digits", "--method", "lags", "--epochs", "1", "--document", str(document)],
+        timeout=180,
+    )  # fmt: skip
+    text = document.read_text()
+    assert "| dense |" in text
+    assert "| LAGS |" in text
+    assert "GTopK" not in text
+    missed = "| missed |" in text
+    assert missed != ("| met |" in text)
+    assert (job.status != 0) == missed == ("behind the goal: LAGS" in job.output), job.output
