@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "csrc/kernels/compact.h"
 #include "csrc/kernels/half.h"
 #include "csrc/kernels/radix.h"
 
@@ -193,20 +194,20 @@ void KeepTopK(std::int64_t k, SparseBlock* block) {
   if (k <= 0) return block->Finish(0);
   Index* indices = block->indices();
   float* values = block->values();
-  std::int64_t ties = 0;
-  const std::uint32_t cut = FindCut(values, count, k, &ties);
-  std::int64_t written = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const Index index = indices[i];
-    const float value = values[i];
-    const bool tie = (Magnitude(value) == cut) & (ties > 0);
+  Compaction at;
+  const std::uint32_t cut = FindCut(values, count, k, &at.ties);
+  CompactVectors(indices, values, count, cut, &at);
+  for (; at.read < count; ++at.read) {
+    const Index index = indices[at.read];
+    const float value = values[at.read];
+    const bool tie = (Magnitude(value) == cut) & (at.ties > 0);
     const bool keep = (Magnitude(value) > cut) | tie;
-    indices[written] = index;
-    values[written] = value;
-    ties -= tie;
-    written += keep;
+    indices[at.written] = index;
+    values[at.written] = value;
+    at.ties -= tie;
+    at.written += keep;
   }
-  block->Finish(written);
+  block->Finish(at.written);
 }
 
 void Settle(const SparseBlock& selected, const SparseBlock& reduced, Span<float> residual) {
