@@ -97,12 +97,9 @@ class MpiCommunicator final : public Communicator {
     MPI_Comm_size(comm_, &size_);
   }
 
-  ~MpiCommunicator() override {
-    // After a failure messages may still be under way: MPI keeps what it needs.
-    int finalized = 0;
-    MPI_Finalized(&finalized);
-    if (!finalized && !broken_) MPI_Comm_free(&comm_);
-  }
+  // The MPI communicator is not freed. A peer that is ahead, or that has not heard of a failure
+  // yet, may still send to it; such a message would be delivered to the next communicator that gets
+  // its number, ours or Horovod's. MPI_Finalize frees what little it holds.
 
   int Rank() const override { return rank_; }
   int Size() const override { return size_; }
@@ -122,7 +119,6 @@ class MpiCommunicator final : public Communicator {
       }
       WaitForAll(&streams, what);
     } catch (...) {
-      broken_ = true;
       for (OneWay& stream : streams) stream.Cancel();
       throw;
     }
@@ -179,7 +175,6 @@ class MpiCommunicator final : public Communicator {
   std::shared_ptr<Lifeline> lifeline_;
   int rank_ = 0;
   int size_ = 1;
-  bool broken_ = false;
 };
 
 const char* ThreadLevelName(int level) {
