@@ -8,9 +8,12 @@ from typing import Any, ClassVar, NoReturn
 from hvd_sparse.collectives import find_collective
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.schedules import Warmup, checked_count, checked_density
-from hvd_sparse.sparsifiers import find_sparsifier
+from hvd_sparse.sparsifiers import Sparsifier, as_sparsifier
 
 MAX_BUCKET_NUMEL = 2**31 - 1
+
+_TOP_K = as_sparsifier("top_k")
+_GAUSSIAN = as_sparsifier("gaussian")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -19,7 +22,8 @@ class Compression:
 
     Args:
         density: Fraction of each gradient's entries that a rank sends, in (0, 1].
-        sparsifier: Who chooses them: "top_k" or "gaussian".
+        sparsifier: Who chooses them: a name ("top_k", "gaussian", "sampled", "sidco", "random_k"),
+            or one of hvd_sparse.sparsifiers with its options.
         collective: Who moves them: "allgather" or "gtopk".
         layer_wise: Whether entries are chosen per layer, in buckets that travel while backward goes
             on. Otherwise once, over the whole model, after backward.
@@ -37,7 +41,7 @@ class Compression:
     """
 
     density: float = 0.001
-    sparsifier: str = "top_k"
+    sparsifier: Sparsifier | str = _TOP_K
     collective: str = "allgather"
     layer_wise: bool = True
     min_numel: int = 1024
@@ -50,7 +54,7 @@ class Compression:
     def __post_init__(self) -> None:
         set_field = object.__setattr__
         set_field(self, "density", checked_density("density", self.density))
-        find_sparsifier(self.sparsifier)
+        set_field(self, "sparsifier", as_sparsifier(self.sparsifier))
         find_collective(self.collective)
         min_numel = checked_count("min_numel", self.min_numel, low=0, high=2**62)
         set_field(self, "min_numel", min_numel)
@@ -97,7 +101,7 @@ class LAGS(Compression):
         Convergence Guarantees, ECAI 2020, https://arxiv.org/abs/1911.08727.
     """
 
-    sparsifier: str = "gaussian"
+    sparsifier: Sparsifier | str = _GAUSSIAN
     collective: str = "gtopk"
 
     rescales_by_default: ClassVar[bool] = True
@@ -125,7 +129,7 @@ class GaussianK(Compression):
         https://arxiv.org/abs/1911.08772.
     """
 
-    sparsifier: str = "gaussian"
+    sparsifier: Sparsifier | str = _GAUSSIAN
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from hvd_sparse import _core, lifecycle
 from hvd_sparse.errors import ExchangeTimeoutError, HvdSparseError, PeerLostError
+from hvd_sparse.sparsifiers import Sparsifier
+from hvd_sparse.threads import kernel_threads
 from hvd_sparse.world import World
 
 # Seconds in which all ranks must have reached the construction of an exchange.
@@ -106,9 +108,12 @@ class Exchange:
             max_message_bytes: Longer messages travel in pieces of this size, in [1, 2^31).
 
         Raises:
-            UnavailableError: MPI is missing from this build, or from this job.
+            UnavailableError: MPI is missing from this build, or from this job; or OpenMP, and
+                HVD_SPARSE_NUM_THREADS asks for it.
             PeerLostError: Not all ranks came within 120 seconds.
+            InvalidArgumentError: HVD_SPARSE_NUM_THREADS is no positive number.
         """
+        _core.set_threads(kernel_threads(local_size=world.local_size, openmp=_core.with_openmp))
         if world.size == 1:
             return cls.over_loopback(_core.LoopbackWorld(1), 0, select_on=select_on)
         lifeline = _core.Lifeline(world.rank, world.size, name)
@@ -140,7 +145,7 @@ class Exchange:
         numels: Sequence[int],
         segments: Sequence[int],
         capacity_ks: Sequence[int],
-        sparsifier: str,
+        sparsifier: Sparsifier,
         collective: str,
     ) -> int:
         """Adds a bucket; in the same order on every rank.
@@ -150,7 +155,7 @@ class Exchange:
             numels: Elements of each gradient.
             segments: Elements of each unit of selection; the same total.
             capacity_ks: Largest k of each segment in any step; bounds memory and messages.
-            sparsifier: Name of the sparsifier.
+            sparsifier: Who chooses the entries.
             collective: Name of the collective.
 
         Returns:
@@ -164,7 +169,8 @@ class Exchange:
             gradient_numels=list(numels),
             segment_numels=list(segments),
             max_ks=list(capacity_ks),
-            sparsifier=sparsifier,
+            sparsifier=sparsifier.name,
+            sparsifier_options=sparsifier.options,
             collective=collective,
         )
         self._names.append(name)
@@ -176,7 +182,7 @@ class Exchange:
         gradients: Sequence[Buffer],
         *,
         residual: Buffer,
-        thresholds: Buffer,
+        states: Buffer,
         ks: Sequence[int],
         decays: Sequence[float],
         scale: float = 1.0,
@@ -191,7 +197,8 @@ class Exchange:
             bucket: From `add_bucket`.
             gradients: One buffer per gradient; read now, written until `wait`.
             residual: float32, the bucket's numel; updated.
-            thresholds: float32, one per segment; updated.
+            states: float32, [segments, 4]: what the sparsifier remembers of each
+                segment; zeros at first, updated.
             ks: Entries to send, per segment; the same on every rank.
             decays: Of the residual, per gradient.
             scale: Of the gradients.
@@ -209,7 +216,7 @@ class Exchange:
                 bucket,
                 gradients,
                 residual=residual,
-                thresholds=thresholds,
+                states=states,
                 ks=list(ks),
                 decays=list(decays),
                 scale=scale,

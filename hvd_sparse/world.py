@@ -30,11 +30,13 @@ class World:
         rank: This process's rank in the set, from 0.
         size: Number of ranks in the set.
         process_set_id: Horovod's number of the set; 0 is all ranks.
+        local_size: Ranks of the whole job on this machine.
     """
 
     rank: int
     size: int
     process_set_id: int = 0
+    local_size: int = 1
     _allgather: Callable[[np.ndarray, str], np.ndarray] | None = field(
         default=None, repr=False, compare=False
     )
@@ -67,7 +69,13 @@ class World:
             gathered = hvd.allgather(as_tensor(array), name=name, process_set=process_set)
             return np.asarray(gathered.numpy())
 
-        return cls(process_set.rank(), size, process_set.process_set_id, allgather)
+        return cls(
+            process_set.rank(),
+            size,
+            process_set.process_set_id,
+            local_size=hvd.local_size(),
+            _allgather=allgather,
+        )
 
     def allgather_object(self, thing: Any) -> list[Any]:
         """Every rank's `thing`, in the order of the ranks. Collective; `thing` can be pickled."""

@@ -12,6 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_sparse.exchange import Buffer, Exchange
+from hvd_sparse.sparsifiers import SPARSIFIERS, HardThreshold, Sparsifier, as_sparsifier
+
+# Every sparsifier by its name, with options that suit the gradients below.
+EVERY_SPARSIFIER: dict[str, Sparsifier] = {
+    name: HardThreshold(threshold=12.0) if name == HardThreshold.name else as_sparsifier(name)
+    for name in SPARSIFIERS
+}
 
 
 def buffer_of(array: np.ndarray) -> Buffer:
@@ -54,13 +61,13 @@ class Rank:
         self.ks = [max(1, math.ceil(self.density * n)) if n else 0 for n in self.segments]
         self.numel = sum(self.segments)
         self.residual = np.zeros(self.numel, np.float32)
-        self.thresholds = np.zeros(len(self.segments), np.float32)
+        self.states = np.zeros((len(self.segments), 4), np.float32)
         self.bucket = self.exchange.add_bucket(
             f"{self.sparsifier}-{self.collective}",
             numels=[self.numel],
             segments=self.segments,
             capacity_ks=self.ks,
-            sparsifier=self.sparsifier,
+            sparsifier=EVERY_SPARSIFIER[self.sparsifier],
             collective=self.collective,
         )
 
@@ -77,7 +84,7 @@ class Rank:
             self.bucket,
             [buffer_of(self.under_way[2])],
             residual=buffer_of(self.residual),
-            thresholds=buffer_of(self.thresholds),
+            states=buffer_of(self.states),
             ks=self.ks,
             decays=[1.0],
             output_scale=output_scale,

@@ -19,6 +19,11 @@ constexpr std::int64_t kMaxBucketNumel = INT32_MAX;
 /// Number types of gradients. Residuals and blocks are float32 whatever the gradient is.
 enum class DType : int { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kBFloat16 = 3 };
 
+/// Bytes of one number.
+constexpr std::int64_t SizeOf(DType dtype) {
+  return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
+}
+
 /// A view of consecutive elements that somebody else owns.
 template <typename T>
 struct Span {

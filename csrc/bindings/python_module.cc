@@ -8,6 +8,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,11 +16,13 @@
 #include <vector>
 
 #include "csrc/base/error.h"
+#include "csrc/base/huge_pages.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/comm/lifeline.h"
 #include "csrc/comm/loopback_communicator.h"
 #include "csrc/exchange/exchange.h"
 #include "csrc/kernels/kernels.h"
+#include "csrc/kernels/parallel.h"
 #include "csrc/sparsifiers/sparsifier.h"
 #ifdef HVD_SPARSE_WITH_MPI
 #include "csrc/comm/mpi_communicator.h"
@@ -53,6 +56,14 @@ Span<float> FloatsOf(const PyBuffer& buffer, const char* argument) {
   const GradView view = ViewOf(buffer);
   Require(view.dtype == DType::kFloat32, argument, " must be float32, got ", std::get<2>(buffer));
   return {static_cast<float*>(view.data), view.numel};
+}
+
+Span<SelectionState> StatesOf(const PyBuffer& buffer) {
+  constexpr std::int64_t kFields = sizeof(SelectionState) / sizeof(float);
+  const Span<float> floats = FloatsOf(buffer, "states");
+  Require(floats.size % kFields == 0, "states must hold ", kFields, " numbers per segment, got ",
+          floats.size);
+  return {reinterpret_cast<SelectionState*>(floats.data), floats.size / kFields};
 }
 
 const char* PythonName(ErrorKind kind) {
@@ -94,12 +105,12 @@ void Wait(Exchange& exchange, int bucket) {
 }
 
 void Start(Exchange& exchange, int bucket, const std::vector<PyBuffer>& gradients,
-           const PyBuffer& residual, const PyBuffer& thresholds, std::vector<std::int64_t> ks,
+           const PyBuffer& residual, const PyBuffer& states, std::vector<std::int64_t> ks,
            std::vector<float> decays, float scale, float output_scale) {
   Launch launch;
   for (const PyBuffer& gradient : gradients) launch.gradients.push_back(ViewOf(gradient));
   launch.residual = FloatsOf(residual, "residual");
-  launch.thresholds = FloatsOf(thresholds, "thresholds");
+  launch.states = StatesOf(states);
   launch.ks = std::move(ks);
   launch.decays = std::move(decays);
   launch.scale = scale;
@@ -119,52 +130,111 @@ py::array_t<T> Copy(const T* data, std::int64_t size) {
   return py::array_t<T>(static_cast<py::ssize_t>(size), data);
 }
 
+/// One segment's selection in an exchange of its own, for tests and benchmarks.
+class Selector {
+ public:
+  Selector(const std::string& name, const SparsifierOptions& options, std::int64_t numel,
+           std::int64_t k)
+      : sparsifier_(MakeSparsifier(name, options)), numel_(numel), k_(k) {
+    Require(1 <= k && k <= numel, "k must lie in [1, ", numel, "], got ", k);
+  }
+
+  std::int64_t Select(const PyBuffer& gradient, float decay, float scale, const PyBuffer& residual,
+                      const PyBuffer& state) {
+    const Feedback feedback{ViewOf(gradient), decay, scale, FloatsOf(residual, "residual")};
+    const Span<SelectionState> states = StatesOf(state);
+    Require(feedback.grad.numel == numel_ && feedback.residual.size == numel_,
+            "gradient and residual must have size ", numel_, ", got ", feedback.grad.numel, " and ",
+            feedback.residual.size);
+    Require(states.size == 1, "state must be that of one segment, got ", states.size);
+    const py::gil_scoped_release release;
+    const std::int64_t room = sparsifier_->Room(k_, numel_);
+    block_.Reset(room);
+    Selection selection({&feedback, 1}, feedback.residual, 0, 0, room, CpuKernels(), &block_);
+    sparsifier_->Select(k_, states.data, &selection);
+    block_.Finish(selection.taken());
+    return selection.not_finite();
+  }
+
+  const SparseBlock& block() const { return block_; }
+
+ private:
+  const std::unique_ptr<const Sparsifier> sparsifier_;
+  const std::int64_t numel_, k_;
+  SparseBlock block_;
+};
+
+using Indices = py::array_t<Index, py::array::c_style | py::array::forcecast>;
+using Values = py::array_t<float, py::array::c_style | py::array::forcecast>;
+
+std::unique_ptr<SparseBlock> MakeBlock(const Indices& indices, const Values& values) {
+  Require(indices.size() == values.size(), "values must have size ", indices.size(), ", got ",
+          values.size());
+  auto block = std::make_unique<SparseBlock>();
+  block->Reset(indices.size());
+  std::copy_n(indices.data(), indices.size(), block->indices());
+  std::copy_n(values.data(), values.size(), block->values());
+  block->Finish(indices.size());
+  return block;
+}
+
 void BindKernels(py::module_& m) {
-  py::class_<SparseBlock>(m, "Block", "A block of entries, as kernels write it; see select_into.")
-      .def(py::init<>())
+  py::class_<SparseBlock>(m, "Block", "Entries of a bucket: ascending indices and their values.")
+      .def(py::init(&MakeBlock), py::arg("indices"), py::arg("values"))
       .def_property_readonly("count", &SparseBlock::count)
       .def("indices", [](const SparseBlock& self) { return Copy(self.indices(), self.count()); })
       .def("values", [](const SparseBlock& self) { return Copy(self.values(), self.count()); });
 
-  m.def(
-      "accumulate",
-      [](const PyBuffer& gradient, float decay, float scale, const PyBuffer& residual) {
-        const GradView view = ViewOf(gradient);
-        const Span<float> into = FloatsOf(residual, "residual");
-        Require(view.numel == into.size, "residual must have size ", view.numel, ", got ",
-                into.size);
-        const py::gil_scoped_release release;
-        return CpuKernels().Accumulate(view, decay, scale, into);
-      },
-      py::arg("gradient"), py::arg("decay"), py::arg("scale"), py::arg("residual"),
-      "residual = decay * residual + scale * gradient; returns how many entries are not finite.");
-
-  m.def(
-      "select_into",
-      [](const std::string& name, const PyBuffer& dense, std::int64_t k, const PyBuffer& threshold,
-         SparseBlock& block) {
-        const Sparsifier& sparsifier = FindSparsifier(name);
-        const Span<float> from = FloatsOf(dense, "dense");
-        Require(1 <= k && k <= from.size, "k must lie in [1, ", from.size, "], got ", k);
-        const Span<float> remembered = FloatsOf(threshold, "threshold");
-        const py::gil_scoped_release release;
-        block.Reset(sparsifier.Capacity(k, from.size));
-        block.Finish(sparsifier.Select(from, k, 0, 0, remembered.data, CpuKernels(), &block));
-        return block.count();
-      },
-      py::arg("sparsifier"), py::arg("dense"), py::arg("k"), py::arg("threshold"), py::arg("block"),
-      "Selects about k entries of a float32 array; returns how many.");
+  py::class_<Selector>(m, "Selector", "One segment's selection; what it takes is in its block.")
+      .def(py::init<const std::string&, const SparsifierOptions&, std::int64_t, std::int64_t>(),
+           py::arg("sparsifier"), py::arg("options"), py::kw_only(), py::arg("numel"), py::arg("k"))
+      .def("select", &Selector::Select, py::arg("gradient"), py::kw_only(), py::arg("decay"),
+           py::arg("scale"), py::arg("residual"), py::arg("state"),
+           "residual = decay * residual + scale * gradient, less what is taken; returns how many "
+           "entries of the gradient are not finite.")
+      .def_property_readonly("block", &Selector::block,
+                             py::return_value_policy::reference_internal);
 
   m.def(
       "scatter",
       [](const SparseBlock& block, float scale, const PyBuffer& gradient,
          const PyBuffer& residual) {
         std::vector<std::pair<Index, float>> undo;
-        return CpuKernels().Scatter(block, scale, 0, ViewOf(gradient),
-                                    FloatsOf(residual, "residual"), &undo);
+        const GradView into = ViewOf(gradient);
+        const Span<float> rest = FloatsOf(residual, "residual");
+        const py::gil_scoped_release release;
+        return CpuKernels().Scatter(block, scale, 0, into, rest, &undo);
       },
       py::arg("block"), py::arg("scale"), py::arg("gradient"), py::arg("residual"),
       "gradient = 0, then scale * value where the block has entries.");
+
+  m.def(
+      "merge",
+      [](const SparseBlock& own, const SparseBlock& theirs, SparseBlock& out) {
+        CpuKernels().Merge(own, theirs, &out);
+      },
+      py::arg("own"), py::arg("theirs"), py::arg("out"), "The union of two blocks.");
+
+  m.def(
+      "keep_top_k",
+      [](SparseBlock& block, std::int64_t k) {
+        block.Finish(CpuKernels().KeepTopK(k, 0, block.count(), &block));
+      },
+      py::arg("block"), py::arg("k"), "Drops all but the k largest magnitudes.");
+
+  m.def(
+      "settle",
+      [](const SparseBlock& selected, const SparseBlock& reduced, const PyBuffer& residual) {
+        const Span<float> into = FloatsOf(residual, "residual");
+        for (std::int64_t i = 0; i < selected.count(); ++i) {
+          const Index position = Position(selected.indices()[i]);
+          Require(position < into.size, "an index of selected must lie in [0, ", into.size,
+                  "), got ", position);
+        }
+        CpuKernels().Settle(selected, reduced, into);
+      },
+      py::arg("selected"), py::arg("reduced"), py::arg("residual"),
+      "Puts back what was selected and is not marked as delivered in the reduced block.");
 }
 
 void BindExchange(py::module_& m) {
@@ -214,15 +284,17 @@ void BindExchange(py::module_& m) {
           "add_bucket",
           [](Exchange& self, std::string name, std::vector<std::int64_t> gradient_numels,
              std::vector<std::int64_t> segment_numels, std::vector<std::int64_t> max_ks,
-             std::string sparsifier, std::string collective) {
+             std::string sparsifier, SparsifierOptions sparsifier_options, std::string collective) {
             return self.AddBucket({std::move(name), std::move(gradient_numels),
                                    std::move(segment_numels), std::move(max_ks),
-                                   std::move(sparsifier), std::move(collective)});
+                                   std::move(sparsifier), std::move(sparsifier_options),
+                                   std::move(collective)});
           },
           py::arg("name"), py::kw_only(), py::arg("gradient_numels"), py::arg("segment_numels"),
-          py::arg("max_ks"), py::arg("sparsifier"), py::arg("collective"))
+          py::arg("max_ks"), py::arg("sparsifier"), py::arg("sparsifier_options"),
+          py::arg("collective"))
       .def("start", &Start, py::arg("bucket"), py::arg("gradients"), py::kw_only(),
-           py::arg("residual"), py::arg("thresholds"), py::arg("ks"), py::arg("decays"),
+           py::arg("residual"), py::arg("states"), py::arg("ks"), py::arg("decays"),
            py::arg("scale"), py::arg("output_scale"))
       .def("wait", &Wait, py::arg("bucket"))
       .def("stats", &Exchange::Stats, py::arg("bucket"))
@@ -242,6 +314,20 @@ void BindLifeline(py::module_& m) {
 
 void BindEnvironment(py::module_& m) {
   m.def("instruction_set", [] { return std::string(CpuInstructionSet()); });
+  m.def(
+      "prefer_huge_pages",
+      [](const PyBuffer& memory) {
+        const GradView view = ViewOf(memory);
+        PreferHugePages(view.data, view.numel * SizeOf(view.dtype));
+      },
+      py::arg("memory"), "Asks for huge pages for memory that has not been written yet.");
+#ifdef _OPENMP
+  m.attr("with_openmp") = true;
+#else
+  m.attr("with_openmp") = false;
+#endif
+  m.def("set_threads", &SetKernelThreads, py::arg("threads"));
+  m.def("threads", &KernelThreads);
   m.def("sparsifiers", &SparsifierNames);
   m.def("collectives", &CollectiveNames);
 #ifdef HVD_SPARSE_WITH_MPI

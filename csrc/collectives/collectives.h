@@ -9,12 +9,15 @@ namespace hvd_sparse {
 
 class Allgather final : public SparseAllreduce {
  public:
+  bool DeliversAll() const override { return true; }
   void Run(SparseBlock* block, CollectiveContext& ctx) const override;
 };
 
 class GTopK final : public SparseAllreduce {
  public:
-  void Trim(std::int64_t k, const Kernels& kernels, SparseBlock* selected) const override;
+  bool DeliversAll() const override { return false; }
+  void Trim(std::int64_t k, Span<float> residual, const Kernels& kernels,
+            SparseBlock* selected) const override;
   void Run(SparseBlock* block, CollectiveContext& ctx) const override;
 };
 

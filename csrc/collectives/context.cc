@@ -38,6 +38,10 @@ void CollectiveContext::MergeInto(SparseBlock* own, const SparseBlock& theirs) {
   std::swap(*own, scratch.merged);
 }
 
+void CollectiveContext::KeepTopK(SparseBlock* block) const {
+  block->Finish(kernels.KeepTopK(k, 0, block->count(), block));
+}
+
 void MarkSurvived(SparseBlock* block) {
   Index* indices = block->indices();
   for (std::int64_t i = 0; i < block->count(); ++i) indices[i] = Marked(indices[i], true);

@@ -47,8 +47,9 @@ void Swap(const SparseBlock& own, SparseBlock* theirs, int peer, CollectiveConte
 
 }  // namespace
 
-void GTopK::Trim(std::int64_t k, const Kernels& kernels, SparseBlock* selected) const {
-  kernels.KeepTopK(k, selected);
+void GTopK::Trim(std::int64_t k, Span<float> residual, const Kernels& kernels,
+                 SparseBlock* selected) const {
+  selected->Finish(kernels.KeepTopK(k, 0, selected->count(), selected, residual));
 }
 
 void GTopK::Run(SparseBlock* block, CollectiveContext& ctx) const {
@@ -67,7 +68,7 @@ void GTopK::Run(SparseBlock* block, CollectiveContext& ctx) const {
     Receive(&theirs, cube.Guest(), ctx, "gtopk, from the guest");
     ctx.Agree(block, theirs, cube.Guest());
     ctx.MergeInto(block, theirs);
-    ctx.kernels.KeepTopK(ctx.k, block);
+    ctx.KeepTopK(block);
   }
   MarkSurvived(block);
 
@@ -77,7 +78,7 @@ void GTopK::Run(SparseBlock* block, CollectiveContext& ctx) const {
     Swap(*block, &theirs, partner, ctx, Concat("gtopk, round ", ++round));
     ctx.Agree(block, theirs, partner);
     ctx.MergeInto(block, theirs);
-    ctx.kernels.KeepTopK(ctx.k, block);
+    ctx.KeepTopK(block);
   }
 
   if (cube.HasGuest()) Send(*block, cube.Guest(), ctx, "gtopk, to the guest");

@@ -44,6 +44,9 @@ struct CollectiveContext {
 
   /// own = Kernels::Merge(own, theirs); the header stays own's.
   void MergeInto(SparseBlock* own, const SparseBlock& theirs);
+
+  /// Drops all but the k largest entries of a block.
+  void KeepTopK(SparseBlock* block) const;
 };
 
 /// Sets the survived bit of every entry.
@@ -53,9 +56,12 @@ class SparseAllreduce {
  public:
   virtual ~SparseAllreduce() = default;
 
-  /// Cuts a selection down to what this collective carries when it is asked for k entries. What it
-  /// drops counts as not selected.
-  virtual void Trim(std::int64_t /*k*/, const Kernels& /*kernels*/,
+  /// Whether everything selected is delivered, on every rank.
+  virtual bool DeliversAll() const = 0;
+
+  /// Cuts a finished selection down to what this collective carries when it is asked for k entries.
+  /// What it drops goes back to the residual.
+  virtual void Trim(std::int64_t /*k*/, Span<float> /*residual*/, const Kernels& /*kernels*/,
                     SparseBlock* /*selected*/) const {}
 
   /// In: this rank's selected block, finished and trimmed. Out: the sum over all ranks, of bitwise

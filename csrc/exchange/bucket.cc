@@ -1,5 +1,6 @@
 #include "csrc/exchange/bucket.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <numeric>
@@ -25,8 +26,11 @@ Bucket::Bucket(int id, BucketSpec spec)
     : id_(id),
       spec_(std::move(spec)),
       numel_(Sum(spec_.gradient_numels)),
-      sparsifier_(FindSparsifier(spec_.sparsifier)),
+      sparsifier_(MakeSparsifier(spec_.sparsifier, spec_.sparsifier_options)),
       collective_(FindCollective(spec_.collective)) {
+  for (const std::int64_t numel : spec_.gradient_numels) {
+    Require(numel >= 0, "bucket '", spec_.name, "': numel must be >= 0, got ", numel);
+  }
   Require(numel_ <= kMaxBucketNumel, "bucket '", spec_.name, "' must have at most ",
           kMaxBucketNumel, " entries, got ", numel_);
   Require(Sum(spec_.segment_numels) == numel_, "bucket '", spec_.name, "': segments hold ",
@@ -40,8 +44,29 @@ Bucket::Bucket(int id, BucketSpec spec)
     if (numel == 0) continue;
     Require(1 <= k && k <= numel, "bucket '", spec_.name, "': k must lie in [1, ", numel, "], got ",
             k);
-    capacity_ += sparsifier_.Capacity(k, numel);
+    room_ = std::max(room_, capacity_ + sparsifier_->Room(k, numel));
+    capacity_ += sparsifier_->Capacity(k, numel);
   }
+  pieces_ = Cut(spec_);
+}
+
+std::vector<std::vector<Bucket::Piece>> Bucket::Cut(const BucketSpec& spec) {
+  std::vector<std::vector<Piece>> pieces;
+  std::size_t gradient = 0;
+  std::int64_t begin = 0;  // of what is left of it
+  for (std::int64_t left : spec.segment_numels) {
+    std::vector<Piece>& segment = pieces.emplace_back();
+    while (left > 0) {
+      const std::int64_t size = std::min(left, spec.gradient_numels[gradient] - begin);
+      if (size > 0) segment.push_back({gradient, begin, size});
+      left -= size;
+      begin += size;
+      if (begin < spec.gradient_numels[gradient]) continue;
+      ++gradient;
+      begin = 0;
+    }
+  }
+  return pieces;
 }
 
 void Bucket::Validate(const Launch& launch) const {
@@ -54,8 +79,7 @@ void Bucket::Validate(const Launch& launch) const {
        static_cast<std::int64_t>(launch.gradients.size()));
   fits("decays", static_cast<std::int64_t>(spec_.gradient_numels.size()),
        static_cast<std::int64_t>(launch.decays.size()));
-  fits("thresholds", static_cast<std::int64_t>(spec_.segment_numels.size()),
-       launch.thresholds.size);
+  fits("states", static_cast<std::int64_t>(spec_.segment_numels.size()), launch.states.size);
   fits("ks", static_cast<std::int64_t>(spec_.segment_numels.size()),
        static_cast<std::int64_t>(launch.ks.size()));
   for (std::size_t i = 0; i < launch.gradients.size(); ++i) {
@@ -70,6 +94,13 @@ void Bucket::Validate(const Launch& launch) const {
   }
 }
 
+Feedback Bucket::FeedbackOf(const Piece& piece, Span<float> residual) const {
+  GradView gradient = launch_.gradients[piece.gradient];
+  gradient.data = static_cast<std::uint8_t*>(gradient.data) + piece.begin * SizeOf(gradient.dtype);
+  gradient.numel = piece.size;
+  return {gradient, launch_.decays[piece.gradient], launch_.scale, residual};
+}
+
 void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
   const auto start = Clock::now();
   launch_ = std::move(launch);
@@ -78,28 +109,35 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
   stats_.numel = numel_;
 
   // Error feedback. The residual is the bucket's fusion buffer too: adding is packing.
-  std::int64_t offset = 0, not_finite = 0;
-  for (std::size_t i = 0; i < launch_.gradients.size(); ++i) {
-    const GradView& gradient = launch_.gradients[i];
-    not_finite += kernels.Accumulate(gradient, launch_.decays[i], launch_.scale,
-                                     launch_.residual.Sub(offset, gradient.numel));
-    offset += gradient.numel;
-  }
-
-  std::int64_t filled = 0;
-  offset = 0;
-  selected_.Reset(capacity_);
+  selected_.Reset(room_);
+  rounded_.clear();
+  std::int64_t offset = 0, filled = 0, not_finite = 0;
+  std::vector<Feedback> feedback;
   for (std::size_t s = 0; s < spec_.segment_numels.size(); ++s) {
-    const std::int64_t numel = spec_.segment_numels[s];
+    const std::int64_t numel = spec_.segment_numels[s], k = launch_.ks[s];
     if (numel == 0) continue;
-    filled += sparsifier_.Select(launch_.residual.Sub(offset, numel), launch_.ks[s],
-                                 static_cast<Index>(offset), filled, &launch_.thresholds[s],
-                                 kernels, &selected_);
-    stats_.asked += launch_.ks[s];
+    const Span<float> residual = launch_.residual.Sub(offset, numel);
+    feedback.clear();
+    std::int64_t begin = 0;
+    for (const Piece& piece : pieces_[s]) {
+      feedback.push_back(FeedbackOf(piece, residual.Sub(begin, piece.size)));
+      begin += piece.size;
+    }
+    Selection selection(feedback, residual, static_cast<Index>(offset), filled,
+                        sparsifier_->Room(k, numel), kernels, &selected_);
+    try {
+      sparsifier_->Select(k, &launch_.states[s], &selection);
+    } catch (...) {  // out of memory
+      kernels.PutBack(selected_, 0, filled + selection.taken(), launch_.residual);
+      throw;
+    }
+    filled += selection.taken();
+    not_finite += selection.not_finite();
+    stats_.asked += k;
     offset += numel;
   }
   selected_.Finish(filled);
-  collective_.Trim(stats_.asked, kernels, &selected_);
+  collective_.Trim(stats_.asked, launch_.residual, kernels, &selected_);
   selected_.header().bucket = static_cast<std::uint32_t>(id_);
   selected_.header().step = static_cast<std::uint64_t>(steps_++);
   selected_.header().asked = static_cast<std::uint64_t>(stats_.asked);
@@ -116,8 +154,10 @@ void Bucket::Reduce(Communicator& comm, const Kernels& kernels) {
   reduced_.CopyFrom(selected_);
   collective_.Run(&reduced_, ctx);
 
-  // What was delivered leaves the residual; what some rank dropped on the way stays in it.
-  kernels.Settle(selected_, reduced_, launch_.residual);
+  // What some rank dropped on the way goes back to the residual.
+  if (!collective_.DeliversAll() && comm.Size() > 1) {
+    kernels.Settle(selected_, reduced_, launch_.residual);
+  }
 
   // What a narrow type rounds away is shared by the ranks' residuals, in units of the sum.
   const float loss_scale = 1.0f / (launch_.output_scale * static_cast<float>(comm.Size()));
@@ -142,7 +182,7 @@ void Bucket::PutBack(const Kernels& kernels) {
     launch_.residual[entry->first] = entry->second;
   }
   rounded_.clear();
-  kernels.PutBack(selected_, launch_.residual);
+  kernels.PutBack(selected_, 0, selected_.count(), launch_.residual);
 }
 
 }  // namespace hvd_sparse

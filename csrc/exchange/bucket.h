@@ -7,6 +7,7 @@
 #define HVD_SPARSE_EXCHANGE_BUCKET_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,7 @@ struct BucketSpec {
   std::vector<std::int64_t> segment_numels;   ///< units of selection; the same total
   std::vector<std::int64_t> max_ks;           ///< largest k of every segment, bounds the memory
   std::string sparsifier;
+  SparsifierOptions sparsifier_options;
   std::string collective;
 };
 
@@ -32,7 +34,7 @@ struct BucketSpec {
 struct Launch {
   std::vector<GradView> gradients;  ///< read now, written with the result
   Span<float> residual;             ///< of the whole bucket
-  Span<float> thresholds;           ///< one per segment
+  Span<SelectionState> states;      ///< one per segment
   std::vector<std::int64_t> ks;     ///< one per segment, the same on every rank
   std::vector<float> decays;        ///< of the residual, one per gradient
   float scale = 1;                  ///< of the gradient, when it joins the residual
@@ -64,10 +66,12 @@ class Bucket {
   /// Throws InvalidArgument, before anything is touched, if the launch does not fit the plan.
   void Validate(const Launch& launch) const;
 
-  /// Adds the gradients to the residual and selects; the gradients are free afterwards.
+  /// Adds the gradients to the residual and moves what is selected from there to a block; the
+  /// gradients are free afterwards.
   void Select(Launch launch, int rank, const Kernels& kernels);
 
-  /// Exchanges the selection, settles the residual and writes the result into the gradients.
+  /// Exchanges the selection, puts back what was not delivered and writes the result into the
+  /// gradients.
   void Reduce(Communicator& comm, const Kernels& kernels);
 
   /// The lowest rank whose gradient was not finite, or kNoRank. Valid after Reduce, as below.
@@ -76,16 +80,27 @@ class Bucket {
   /// How many results were not finite in the number type of their gradient.
   std::int64_t overflows() const { return overflows_; }
 
-  /// Brings the residual back to what it was after Accumulate, bit for bit: nothing was applied,
-  /// so nothing is lost.
+  /// Puts back all that was selected: the residual is what it was after error feedback, bit for
+  /// bit. Nothing was applied, so nothing is lost.
   void PutBack(const Kernels& kernels);
 
  private:
+  /// The part of a gradient that lies in a segment.
+  struct Piece {
+    std::size_t gradient;
+    std::int64_t begin, size;
+  };
+
+  static std::vector<std::vector<Piece>> Cut(const BucketSpec& spec);
+  Feedback FeedbackOf(const Piece& piece, Span<float> residual) const;
+
   int id_;
   BucketSpec spec_;
   std::int64_t numel_ = 0;
-  std::int64_t capacity_ = 0;
-  const Sparsifier& sparsifier_;
+  std::int64_t capacity_ = 0;               // of the selected block
+  std::int64_t room_ = 0;                   // of the same while a segment is being selected
+  std::vector<std::vector<Piece>> pieces_;  // by segment
+  const std::unique_ptr<const Sparsifier> sparsifier_;
   const SparseAllreduce& collective_;
 
   Launch launch_;

@@ -68,7 +68,7 @@ void Exchange::Start(int id, Launch launch) {
     Require(slot.state == State::kIdle, "bucket '", bucket->spec().name,
             "' was started twice in one step");
     slot.state = State::kStarted;
-    slot.reduced = false;
+    slot.selected = false;
     ++in_flight_;
   }
 
@@ -104,11 +104,13 @@ void Exchange::Run(int id, const std::function<void()>& work, bool last) {
       End(std::make_exception_ptr(Error(ErrorKind::kExchangeFailed, error.what())), error.what());
     }
   }
-  if (!last) return;
   {
     const std::lock_guard lock(mutex_);
     Slot& slot = *slots_[static_cast<std::size_t>(id)];
-    slot.reduced = done;
+    if (!last) {
+      slot.selected = done;
+      return;
+    }
     slot.state = State::kArrived;
     --in_flight_;
   }
@@ -159,7 +161,8 @@ void Exchange::Commit(const std::string& refuse) {
     }
     if (why.empty()) why = refuse;
     for (auto& slot : slots_) {
-      if (slot->state == State::kArrived && !why.empty()) slot->bucket->PutBack(kernels_);
+      if (slot->selected && !why.empty()) slot->bucket->PutBack(kernels_);
+      slot->selected = false;
       slot->state = State::kIdle;
     }
   }
@@ -201,12 +204,13 @@ void Exchange::End(std::exception_ptr error, const std::string& reason) {
   arrived_.notify_all();
 }
 
-/// Of a step that nobody will apply, the delivered entries return to the residuals.
+/// Of a step that nobody will apply, the selected entries return to the residuals.
 void Exchange::PutBackAll() {
   if (put_back_ || in_flight_ > 0) return;
   put_back_ = true;
   for (auto& slot : slots_) {
-    if (slot->state == State::kArrived && slot->reduced) slot->bucket->PutBack(kernels_);
+    if (slot->selected) slot->bucket->PutBack(kernels_);
+    slot->selected = false;
     slot->state = State::kIdle;
   }
 }

@@ -71,7 +71,7 @@ class Exchange {
   struct Slot {
     std::unique_ptr<Bucket> bucket;
     State state = State::kIdle;
-    bool reduced = false;  // went through the collective in this step
+    bool selected = false;  // its entries of this step have left the residual
   };
 
   Slot& SlotOf(int bucket);

@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "csrc/kernels/parallel.h"
+
 namespace hvd_sparse {
 
 Worker::Worker() : thread_([this] { Loop(); }) {}
@@ -28,6 +30,7 @@ void Worker::Post(std::function<void()> task) {
 }
 
 void Worker::Loop() {
+  const AloneInThread alone;  // the framework computes meanwhile
 #ifdef __linux__
   // Linux lets every sleep last 50 us longer by default: as long as a whole round of a small block.
   prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);

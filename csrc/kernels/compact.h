@@ -1,8 +1,8 @@
-/// Compaction of a block in place: the pass that keeps the entries above a magnitude.
+/// Compaction: moving the few entries that matter together.
 ///
-/// Vectorised by hand, since no compiler does it: AVX-512 moves the kept ones of 16 entries
-/// together in a register. (Compressing right to memory takes ten times as long on some
-/// processors.)
+/// Vectorised by hand, since no compiler does it: AVX2 moves the kept ones of 8 entries together
+/// with a table of permutations, AVX-512 those of 16 in one instruction. (Compressing right to
+/// memory takes ten times as long on some processors.) docs/performance.md compares the ways.
 
 #ifndef HVD_SPARSE_KERNELS_COMPACT_H_
 #define HVD_SPARSE_KERNELS_COMPACT_H_
@@ -12,6 +12,21 @@
 #include "csrc/base/types.h"
 
 namespace hvd_sparse::cpu {
+
+/// Entries that TakeChunk looks at. So few that the processor fetches the next chunk from memory
+/// while it compacts this one; that hides the compaction behind the memory pass.
+constexpr std::int64_t kChunk = 512;
+
+/// Moves the entries with |dense[i]| > threshold to the front of `indices` (as offset + i) and
+/// `values`, and makes them zero in `dense`; returns how many. size <= kChunk; both have room for
+/// kChunk entries, and what lies behind the entries moved is overwritten.
+std::int64_t TakeChunk(float* dense, std::int64_t size, float threshold, Index offset,
+                       Index* indices, float* values);
+
+/// residual += grad, and TakeChunk of the result, in one loop. Returns -1, having changed nothing,
+/// if a sum is not finite or this processor has no instructions for it.
+std::int64_t AddAndTakeChunk(const float* grad, float* residual, std::int64_t size, float threshold,
+                             Index offset, Index* indices, float* values);
 
 /// How far a compaction has come.
 struct Compaction {

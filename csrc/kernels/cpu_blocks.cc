@@ -1,15 +1,13 @@
-/// Merging and trimming of blocks, and what a reduced block does to dense arrays, on the CPU.
+/// Merging and trimming of blocks, and what becomes of the entries that were taken, on the CPU.
 ///
 /// Whether the next entry comes from the one block or the other is a coin toss, so the hot loops
 /// choose with arithmetic, not with branches. Blocks from other ranks may be malformed (a broken
-/// peer); positions are checked wherever they address memory.
+/// peer); their positions never address memory here.
 
 #include "csrc/kernels/cpu_blocks.h"
 
 #include <algorithm>
 #include <array>
-#include <cfloat>
-#include <cmath>
 #include <cstring>
 
 #include "csrc/kernels/compact.h"
@@ -51,15 +49,6 @@ std::uint32_t FindCut(const float* values, std::int64_t count, std::int64_t k, s
   const std::uint32_t lower = FindDigit(histogram, &k);
   *ties = k;
   return upper << kUpperShift | middle << kLowerBits | lower;
-}
-
-/// The first entry of a block at or behind a position.
-std::int64_t LowerBound(const SparseBlock& block, Index position) {
-  const Index* begin = block.indices();
-  const Index* found =
-      std::lower_bound(begin, begin + block.count(), position,
-                       [](Index marked, Index wanted) { return Position(marked) < wanted; });
-  return found - begin;
 }
 
 /// a or b, by arithmetic: compilers make a branch of `?:`, and half of its guesses are wrong.
@@ -111,35 +100,26 @@ HVD_SPARSE_INLINE void RunLanes(std::array<Lane, kLanes>* lanes, Step step) {
   *lanes = now;
 }
 
-template <typename T>
-std::int64_t ScatterAs(const SparseBlock& reduced, float scale, Index offset, Span<T> grad,
-                       Span<float> residual, std::vector<std::pair<Index, float>>* undo,
-                       float loss_scale) {
-  if (grad.size == 0) return 0;
-  std::memset(static_cast<void*>(grad.data), 0, sizeof(T) * static_cast<std::size_t>(grad.size));
-  std::int64_t bad = 0;
-  for (std::int64_t e = LowerBound(reduced, offset); e < reduced.count(); ++e) {
-    const Index position = Position(reduced.indices()[e]);
-    const std::int64_t i = std::int64_t{position} - offset;
-    if (i < 0 || i >= grad.size) break;
-    const float value = scale * reduced.values()[e];
-    grad[i] = Narrow<T>(value);
-    if constexpr (sizeof(T) < sizeof(float)) {
-      const float written = Widen(grad[i]);
-      if (!(std::fabs(written) <= FLT_MAX)) {
-        ++bad;
-      } else if (written != value && i < residual.size) {
-        undo->emplace_back(position, residual[i]);
-        residual[i] += loss_scale * (value - written);
-      }
-    } else {
-      bad += std::fabs(value) <= FLT_MAX ? 0 : 1;
-    }
+/// Writes back the entries that KeepTopK is going to drop; taken entries are zero in the residual.
+void ReturnDropped(const Index* indices, const float* values, std::int64_t count, std::uint32_t cut,
+                   std::int64_t ties, Span<float> residual) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const bool tie = (Magnitude(values[i]) == cut) & (ties > 0);
+    const bool keep = (Magnitude(values[i]) > cut) | tie;
+    ties -= tie;
+    residual[Position(indices[i])] = BitsFloat(Choose(keep, 0, FloatBits(values[i])));
   }
-  return bad;
 }
 
 }  // namespace
+
+std::int64_t LowerBound(const SparseBlock& block, Index position) {
+  const Index* begin = block.indices();
+  const Index* found =
+      std::lower_bound(begin, begin + block.count(), position,
+                       [](Index marked, Index wanted) { return Position(marked) < wanted; });
+  return found - begin;
+}
 
 void Merge(const SparseBlock& own, const SparseBlock& theirs, SparseBlock* out) {
   const std::int64_t own_count = own.count(), their_count = theirs.count();
@@ -188,14 +168,19 @@ void Merge(const SparseBlock& own, const SparseBlock& theirs, SparseBlock* out) 
   out->Finish(written);
 }
 
-void KeepTopK(std::int64_t k, SparseBlock* block) {
-  const std::int64_t count = block->count();
-  if (count <= k) return;
-  if (k <= 0) return block->Finish(0);
-  Index* indices = block->indices();
-  float* values = block->values();
+std::int64_t KeepTopK(std::int64_t k, std::int64_t begin, std::int64_t end, SparseBlock* block,
+                      Span<float> residual) {
+  const std::int64_t count = end - begin;
+  if (count <= k) return end;
+  Index* indices = block->indices() + begin;
+  float* values = block->values() + begin;
+  if (k <= 0) {
+    if (residual.data != nullptr) PutBack(*block, begin, end, residual);
+    return begin;
+  }
   Compaction at;
   const std::uint32_t cut = FindCut(values, count, k, &at.ties);
+  if (residual.data != nullptr) ReturnDropped(indices, values, count, cut, at.ties, residual);
   CompactVectors(indices, values, count, cut, &at);
   for (; at.read < count; ++at.read) {
     const Index index = indices[at.read];
@@ -207,47 +192,31 @@ void KeepTopK(std::int64_t k, SparseBlock* block) {
     at.ties -= tie;
     at.written += keep;
   }
-  block->Finish(at.written);
+  return begin + at.written;
+}
+
+void PutBack(const SparseBlock& block, std::int64_t begin, std::int64_t end, Span<float> residual) {
+  for (std::int64_t e = begin; e < end; ++e) {
+    residual[Position(block.indices()[e])] = block.values()[e];
+  }
 }
 
 void Settle(const SparseBlock& selected, const SparseBlock& reduced, Span<float> residual) {
   const Index* own_indices = selected.indices();
+  const float* own_values = selected.values();
   const Index* indices = reduced.indices();
   std::array<Lane, kLanes> lanes = Split(selected, reduced);
+  // An entry is written as often as it is compared; the last time decides.
   RunLanes(&lanes, [&](Lane& lane) {
     const Index mine = Position(own_indices[lane.a]);
     const Index marked = indices[lane.b];
     const Index theirs = Position(marked);
-    if ((mine == theirs) & Survived(marked) & (mine < residual.size)) residual[mine] = 0;
+    const bool delivered = (mine == theirs) & Survived(marked);
+    residual[mine] = BitsFloat(Choose(delivered, 0, FloatBits(own_values[lane.a])));
     lane.a += mine <= theirs;
     lane.b += theirs <= mine;
   });
-}
-
-void PutBack(const SparseBlock& selected, Span<float> residual) {
-  for (std::int64_t s = 0; s < selected.count(); ++s) {
-    const Index position = Position(selected.indices()[s]);
-    if (position < residual.size) residual[position] = selected.values()[s];
-  }
-}
-
-std::int64_t Scatter(const SparseBlock& reduced, float scale, Index offset, GradView grad,
-                     Span<float> residual, std::vector<std::pair<Index, float>>* undo,
-                     float loss_scale) {
-  const auto as = [&](auto* data) {
-    return ScatterAs(reduced, scale, offset, Span(data, grad.numel), residual, undo, loss_scale);
-  };
-  switch (grad.dtype) {
-    case DType::kFloat32:
-      return as(static_cast<float*>(grad.data));
-    case DType::kFloat64:
-      return as(static_cast<double*>(grad.data));
-    case DType::kFloat16:
-      return as(static_cast<Float16*>(grad.data));
-    case DType::kBFloat16:
-      return as(static_cast<BFloat16*>(grad.data));
-  }
-  Throw(ErrorKind::kInvalidArgument, "unknown number type ", static_cast<int>(grad.dtype));
+  for (const Lane& lane : lanes) PutBack(selected, lane.a, lane.a_end, residual);
 }
 
 }  // namespace hvd_sparse::cpu

@@ -1,11 +1,9 @@
-/// Work on blocks, and between blocks and dense arrays, on the CPU; contracts in kernels.h.
+/// Work on blocks, and putting back what was taken, on the CPU; contracts in kernels.h.
 
 #ifndef HVD_SPARSE_KERNELS_CPU_BLOCKS_H_
 #define HVD_SPARSE_KERNELS_CPU_BLOCKS_H_
 
 #include <cstdint>
-#include <utility>
-#include <vector>
 
 #include "csrc/kernels/kernels.h"
 
@@ -13,15 +11,15 @@ namespace hvd_sparse::cpu {
 
 void Merge(const SparseBlock& own, const SparseBlock& theirs, SparseBlock* out);
 
-void KeepTopK(std::int64_t k, SparseBlock* block);
+std::int64_t KeepTopK(std::int64_t k, std::int64_t begin, std::int64_t end, SparseBlock* block,
+                      Span<float> residual);
+
+void PutBack(const SparseBlock& block, std::int64_t begin, std::int64_t end, Span<float> residual);
 
 void Settle(const SparseBlock& selected, const SparseBlock& reduced, Span<float> residual);
 
-void PutBack(const SparseBlock& selected, Span<float> residual);
-
-std::int64_t Scatter(const SparseBlock& reduced, float scale, Index offset, GradView grad,
-                     Span<float> residual, std::vector<std::pair<Index, float>>* undo,
-                     float loss_scale);
+/// The first entry of a block at or behind a position.
+std::int64_t LowerBound(const SparseBlock& block, Index position);
 
 }  // namespace hvd_sparse::cpu
 

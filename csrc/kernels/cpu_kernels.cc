@@ -1,10 +1,10 @@
 /// The kernels of the CPU: which function does which part of the vocabulary.
 
-#include <algorithm>
-
 #include "csrc/kernels/clones.h"
 #include "csrc/kernels/cpu_blocks.h"
 #include "csrc/kernels/cpu_dense.h"
+#include "csrc/kernels/cpu_feedback.h"
+#include "csrc/kernels/cpu_scatter.h"
 #include "csrc/kernels/kernels.h"
 
 namespace hvd_sparse {
@@ -12,9 +12,33 @@ namespace {
 
 class CpuKernelsImpl final : public Kernels {
  public:
-  std::int64_t Accumulate(GradView grad, float decay, float scale,
-                          Span<float> residual) const override {
-    return cpu::Accumulate(grad, decay, scale, residual);
+  std::int64_t Accumulate(const Feedback& feedback) const override {
+    return cpu::Accumulate(feedback);
+  }
+
+  Tally AccumulateAndTake(const Feedback& feedback, float threshold, Index offset,
+                          std::int64_t filled, std::int64_t limit,
+                          SparseBlock* out) const override {
+    return cpu::AccumulateAndTake(feedback, threshold, offset, cpu::RoomOf(out, filled, limit));
+  }
+
+  Tally TakeAbove(Span<float> residual, float threshold, Index offset, std::int64_t filled,
+                  std::int64_t limit, SparseBlock* out) const override {
+    return cpu::TakeAbove(residual, threshold, offset, cpu::RoomOf(out, filled, limit));
+  }
+
+  TopKCut FindTopK(Span<const float> dense, std::int64_t k) const override {
+    return cpu::FindTopK(dense, k);
+  }
+
+  std::int64_t TakeCut(Span<float> residual, TopKCut cut, Index offset, std::int64_t filled,
+                       SparseBlock* out) const override {
+    return cpu::TakeCut(residual, cut, offset, cpu::RoomOf(out, filled, out->capacity()));
+  }
+
+  void TakeAt(Span<float> residual, Span<const Index> positions, Index offset, std::int64_t filled,
+              SparseBlock* out) const override {
+    cpu::TakeAt(residual, positions, offset, cpu::RoomOf(out, filled, out->capacity()));
   }
 
   Moments ComputeMoments(Span<const float> dense) const override {
@@ -22,44 +46,31 @@ class CpuKernelsImpl final : public Kernels {
   }
 
   std::int64_t CountAbove(Span<const float> dense, float threshold) const override {
-    return cpu::CountAbove(dense.data, dense.size, threshold);
+    return cpu::CountAbove(dense, threshold);
   }
 
-  void Sample(Span<const float> dense, std::int64_t count,
+  void Sample(const Feedback& feedback, std::int64_t count, std::uint64_t seed,
               std::vector<float>* sample) const override {
-    cpu::Sample(dense, count, sample);
-  }
-
-  std::int64_t SelectAbove(Span<const float> dense, float threshold, Index offset,
-                           std::int64_t filled, std::int64_t limit,
-                           SparseBlock* out) const override {
-    return cpu::SelectAbove(dense.data, dense.size, threshold, offset,
-                            cpu::RoomOf(out, filled, std::min(limit, out->capacity())));
-  }
-
-  TopKCut FindTopK(Span<const float> dense, std::int64_t k) const override {
-    return cpu::FindTopK(dense, k);
-  }
-
-  std::int64_t SelectCut(Span<const float> dense, TopKCut cut, Index offset, std::int64_t filled,
-                         SparseBlock* out) const override {
-    return cpu::SelectCut(dense.data, dense.size, cut, offset,
-                          cpu::RoomOf(out, filled, out->capacity()));
+    cpu::Sample(feedback, count, seed, sample);
   }
 
   void Merge(const SparseBlock& own, const SparseBlock& theirs, SparseBlock* out) const override {
     cpu::Merge(own, theirs, out);
   }
 
-  void KeepTopK(std::int64_t k, SparseBlock* block) const override { cpu::KeepTopK(k, block); }
+  std::int64_t KeepTopK(std::int64_t k, std::int64_t begin, std::int64_t end, SparseBlock* block,
+                        Span<float> residual) const override {
+    return cpu::KeepTopK(k, begin, end, block, residual);
+  }
+
+  void PutBack(const SparseBlock& block, std::int64_t begin, std::int64_t end,
+               Span<float> residual) const override {
+    cpu::PutBack(block, begin, end, residual);
+  }
 
   void Settle(const SparseBlock& selected, const SparseBlock& reduced,
               Span<float> residual) const override {
     cpu::Settle(selected, reduced, residual);
-  }
-
-  void PutBack(const SparseBlock& selected, Span<float> residual) const override {
-    cpu::PutBack(selected, residual);
   }
 
   std::int64_t Scatter(const SparseBlock& reduced, float scale, Index offset, GradView grad,

@@ -11,6 +11,7 @@
 #include "csrc/kernels/half.h"
 #include "csrc/kernels/hits.h"
 #include "csrc/kernels/radix.h"
+#include "csrc/kernels/stretches.h"
 
 namespace hvd_sparse::cpu {
 namespace {
@@ -50,13 +51,31 @@ void CountLowerDigits(const float* dense, std::int64_t size, std::uint32_t prefi
   });
 }
 
+HVD_SPARSE_CLONES
+std::int64_t TakeLargest(float* residual, std::int64_t size, std::uint32_t last, std::int64_t ties,
+                         Index offset, Room room) {
+  const std::uint32_t least = std::max(last, 1u);  // zeros are never taken
+  std::int64_t taken = 0;
+  ForEachHit(residual, size, AtLeast{least}, [&](std::int64_t i) __attribute__((always_inline)) {
+    if (taken >= room.size || (Magnitude(residual[i]) == last && ties-- <= 0)) return;
+    room.indices[taken] = offset + static_cast<Index>(i);
+    room.values[taken++] = residual[i];
+    residual[i] = 0;
+  });
+  return taken;
+}
+
 /// A magnitude that most likely lies below the k-th largest, from a sample; 0 without one.
 std::uint32_t LikelyFloor(Span<const float> dense, std::int64_t k) {
-  constexpr std::int64_t kSampleK = 128;
-  const std::int64_t size = std::max<std::int64_t>(1 << 14, dense.size / k * kSampleK);
-  if (size > dense.size / 8) return 0;
+  constexpr std::int64_t kSampleK = 32;
+  const std::int64_t size = std::max<std::int64_t>(1 << 12, dense.size / k * kSampleK);
+  if (size > dense.size / 4) return 0;
   thread_local std::vector<float> sample;
-  Sample(dense, size, &sample);
+  sample.resize(static_cast<std::size_t>(SampleSize(dense.size, size)));
+  ForEachStretch(dense.size, size, 0,
+                 [&](std::int64_t begin, std::int64_t length, std::int64_t at) {
+                   std::copy_n(dense.data + begin, length, sample.data() + at);
+                 });
   const double fraction = static_cast<double>(size) / static_cast<double>(dense.size);
   const auto rank = static_cast<std::int64_t>(2.0 * fraction * static_cast<double>(k)) + 1;
   return FloatBits(FindTopK(sample, std::min(rank, size)).magnitude);
@@ -84,18 +103,9 @@ TopKCut FindTopK(Span<const float> dense, std::int64_t k) {
   return {BitsFloat(prefix), rest};
 }
 
-HVD_SPARSE_CLONES
-std::int64_t SelectCut(const float* dense, std::int64_t size, TopKCut cut, Index offset,
-                       Room room) {
-  const std::uint32_t last = FloatBits(cut.magnitude);
-  const std::uint32_t least = std::max(last, 1u);  // zeros are never selected
-  std::int64_t written = 0, ties = cut.ties;
-  ForEachHit(dense, size, AtLeast{least}, [&](std::int64_t i) __attribute__((always_inline)) {
-    if (written >= room.size || (Magnitude(dense[i]) == last && ties-- <= 0)) return;
-    room.indices[written] = offset + static_cast<Index>(i);
-    room.values[written++] = dense[i];
-  });
-  return written;
+std::int64_t TakeCut(Span<float> residual, TopKCut cut, Index offset, Room room) {
+  return TakeLargest(residual.data, residual.size, FloatBits(cut.magnitude), cut.ties, offset,
+                     room);
 }
 
 }  // namespace hvd_sparse::cpu

@@ -28,43 +28,69 @@ struct TopKCut {
   std::int64_t ties = 0;
 };
 
+/// What a pass over an array found.
+struct Tally {
+  std::int64_t above = 0;       ///< entries above the threshold, whether or not there was room
+  std::int64_t taken = 0;       ///< entries that moved to the block
+  std::int64_t not_finite = 0;  ///< entries that error feedback kept out of the residual
+};
+
+/// A gradient on its way into the part of the residual that belongs to it: error feedback.
+///
+///     residual[i] = decay * residual[i] + scale * grad[i]
+///
+/// Where the result is not finite, residual[i] = decay * residual[i] instead, so that nothing
+/// non-finite enters the residual.
+struct Feedback {
+  GradView grad;
+  float decay = 1;
+  float scale = 1;
+  Span<float> residual;  ///< of the same length
+};
+
+/// Taking moves entries from a residual to a block that is being written: the block gains
+/// (offset + i, residual[i]) behind its `filled` entries, and residual[i] becomes zero. So every
+/// value is at one place at any time.
 class Kernels {
  public:
   virtual ~Kernels() = default;
 
-  /// residual[i] = decay * residual[i] + scale * grad[i]. The only place where a gradient is read.
-  ///
-  /// Where the result is not finite, residual[i] = decay * residual[i] instead, so that nothing
-  /// non-finite enters the residual. Returns how many entries that were.
-  virtual std::int64_t Accumulate(GradView grad, float decay, float scale,
-                                  Span<float> residual) const = 0;
+  /// Error feedback. Returns how many entries were not finite.
+  virtual std::int64_t Accumulate(const Feedback& feedback) const = 0;
+
+  /// Error feedback, and TakeAbove of the result, in one pass: reads the gradient and the residual
+  /// once and writes the residual once.
+  virtual Tally AccumulateAndTake(const Feedback& feedback, float threshold, Index offset,
+                                  std::int64_t filled, std::int64_t limit,
+                                  SparseBlock* out) const = 0;
+
+  /// Takes the entries with |residual[i]| > threshold, first ones first, until the block holds
+  /// `limit` entries; counts all of them. limit <= out->capacity().
+  virtual Tally TakeAbove(Span<float> residual, float threshold, Index offset, std::int64_t filled,
+                          std::int64_t limit, SparseBlock* out) const = 0;
+
+  /// Where the k largest magnitudes end; 1 <= k <= dense.size. Zeros and NaN are never kept: with
+  /// fewer than k other entries the cut is {0, 0}, which keeps them all.
+  virtual TopKCut FindTopK(Span<const float> dense, std::int64_t k) const = 0;
+
+  /// Takes the entries that `cut` keeps; returns how many.
+  virtual std::int64_t TakeCut(Span<float> residual, TopKCut cut, Index offset, std::int64_t filled,
+                               SparseBlock* out) const = 0;
+
+  /// Takes the entries at ascending positions of `residual`, zeros too.
+  virtual void TakeAt(Span<float> residual, Span<const Index> positions, Index offset,
+                      std::int64_t filled, SparseBlock* out) const = 0;
 
   virtual Moments ComputeMoments(Span<const float> dense) const = 0;
 
   /// How many |dense[i]| > threshold there are.
   virtual std::int64_t CountAbove(Span<const float> dense, float threshold) const = 0;
 
-  /// Copies about `count` entries, evenly spread over the array, into `sample`; all of them if
-  /// there are no more. What a threshold should be can be told from them.
-  virtual void Sample(Span<const float> dense, std::int64_t count,
+  /// Appends about `count` of the entries that error feedback is going to make to `sample`; all of
+  /// them if there are no more. Which ones follows from the seed. Without a gradient (grad.data
+  /// null) the residual is sampled as it is.
+  virtual void Sample(const Feedback& feedback, std::int64_t count, std::uint64_t seed,
                       std::vector<float>* sample) const = 0;
-
-  /// Appends the entries with |dense[i]| > threshold as (offset + i, dense[i]) to the `filled`
-  /// entries of a block that is being written, until it holds `limit` entries.
-  ///
-  /// Returns how many entries lie above the threshold, also when not all of them fitted; what did
-  /// not fit stays in the residual. limit <= out->capacity().
-  virtual std::int64_t SelectAbove(Span<const float> dense, float threshold, Index offset,
-                                   std::int64_t filled, std::int64_t limit,
-                                   SparseBlock* out) const = 0;
-
-  /// Where the k largest magnitudes end; 1 <= k <= dense.size. Zeros and NaN are never kept: with
-  /// fewer than k other entries the cut is {0, 0}, which keeps them all.
-  virtual TopKCut FindTopK(Span<const float> dense, std::int64_t k) const = 0;
-
-  /// Appends the entries that `cut` keeps, like SelectAbove; returns how many were appended.
-  virtual std::int64_t SelectCut(Span<const float> dense, TopKCut cut, Index offset,
-                                 std::int64_t filled, SparseBlock* out) const = 0;
 
   /// Writes the union of two finished blocks into `out` (reset by the callee to the capacity it
   /// needs, finished on return); values at equal indices are added.
@@ -74,17 +100,21 @@ class Kernels {
   /// `out` has the header of `own` and is neither of the two.
   virtual void Merge(const SparseBlock& own, const SparseBlock& theirs, SparseBlock* out) const = 0;
 
-  /// Drops from a finished block all but its k largest magnitudes (survived bits stay). Zeros count
-  /// as entries here: a sum that came out as zero has been delivered like any other.
-  virtual void KeepTopK(std::int64_t k, SparseBlock* block) const = 0;
+  /// Drops from the entries [begin, end) of a block all but the k largest magnitudes; returns the
+  /// new end. Zeros count as entries here: a sum that came out as zero has been delivered like any
+  /// other. Survived bits stay. Dropped entries return to the `residual` of the block's bucket,
+  /// where one is given.
+  virtual std::int64_t KeepTopK(std::int64_t k, std::int64_t begin, std::int64_t end,
+                                SparseBlock* block, Span<float> residual = {}) const = 0;
 
-  /// residual[i] = 0 where this rank's entry was delivered: `selected` entries whose index has
-  /// the survived bit in `reduced`.
+  /// residual[i] = value for the entries [begin, end) of a block, bit for bit: undoes taking.
+  virtual void PutBack(const SparseBlock& block, std::int64_t begin, std::int64_t end,
+                       Span<float> residual) const = 0;
+
+  /// Puts back what this rank took and did not deliver: `selected` entries whose index does not
+  /// have the survived bit in `reduced`.
   virtual void Settle(const SparseBlock& selected, const SparseBlock& reduced,
                       Span<float> residual) const = 0;
-
-  /// Undoes Settle: residual[i] = value for every entry of `selected`, bit for bit.
-  virtual void PutBack(const SparseBlock& selected, Span<float> residual) const = 0;
 
   /// Writes the part of `reduced` inside [offset, offset + grad.numel) into a gradient:
   /// grad = 0, then grad[i - offset] = scale * value.

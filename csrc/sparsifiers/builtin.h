@@ -3,12 +3,32 @@
 #ifndef HVD_SPARSE_SPARSIFIERS_BUILTIN_H_
 #define HVD_SPARSE_SPARSIFIERS_BUILTIN_H_
 
+#include <memory>
+#include <string>
+
+#include "csrc/base/error.h"
 #include "csrc/sparsifiers/sparsifier.h"
 
 namespace hvd_sparse {
 
-const Sparsifier& TopKSparsifier();      ///< top_k.cc
-const Sparsifier& GaussianSparsifier();  ///< gaussian.cc
+std::unique_ptr<const Sparsifier> MakeTopK(const SparsifierOptions& options);
+std::unique_ptr<const Sparsifier> MakeGaussian(const SparsifierOptions& options);
+std::unique_ptr<const Sparsifier> MakeSampled(const SparsifierOptions& options);
+std::unique_ptr<const Sparsifier> MakeSidco(const SparsifierOptions& options);
+std::unique_ptr<const Sparsifier> MakeHardThreshold(const SparsifierOptions& options);
+std::unique_ptr<const Sparsifier> MakeRandomK(const SparsifierOptions& options);
+
+/// An option that must be given.
+inline double Option(const SparsifierOptions& options, const std::string& name) {
+  const auto found = options.find(name);
+  Require(found != options.end(), "option ", name, " of the sparsifier must be given");
+  return found->second;
+}
+
+inline double OptionOr(const SparsifierOptions& options, const std::string& name, double value) {
+  const auto found = options.find(name);
+  return found == options.end() ? value : found->second;
+}
 
 }  // namespace hvd_sparse
 

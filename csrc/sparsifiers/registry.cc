@@ -1,7 +1,7 @@
 /// All sparsifiers, by name.
 
+#include <algorithm>
 #include <array>
-#include <utility>
 
 #include "csrc/base/error.h"
 #include "csrc/sparsifiers/builtin.h"
@@ -9,11 +9,19 @@
 namespace hvd_sparse {
 namespace {
 
-using Entry = std::pair<const char*, const Sparsifier& (*)()>;
+struct Entry {
+  const char* name;
+  std::unique_ptr<const Sparsifier> (*make)(const SparsifierOptions&);
+  const char* option;  ///< the one that it has; none: nullptr
+};
 
-constexpr std::array<Entry, 2> kSparsifiers{{
-    {"top_k", TopKSparsifier},
-    {"gaussian", GaussianSparsifier},
+constexpr std::array<Entry, 6> kSparsifiers{{
+    {"top_k", MakeTopK, nullptr},
+    {"gaussian", MakeGaussian, "refresh"},
+    {"sampled", MakeSampled, "fraction"},
+    {"sidco", MakeSidco, nullptr},
+    {"hard_threshold", MakeHardThreshold, "threshold"},
+    {"random_k", MakeRandomK, "seed"},
 }};
 
 }  // namespace
@@ -21,15 +29,21 @@ constexpr std::array<Entry, 2> kSparsifiers{{
 std::vector<std::string> SparsifierNames() {
   std::vector<std::string> names;
   names.reserve(kSparsifiers.size());
-  for (const auto& [name, get] : kSparsifiers) names.emplace_back(name);
+  for (const Entry& entry : kSparsifiers) names.emplace_back(entry.name);
   return names;
 }
 
-const Sparsifier& FindSparsifier(const std::string& name) {
+std::unique_ptr<const Sparsifier> MakeSparsifier(const std::string& name,
+                                                 const SparsifierOptions& options) {
   std::string known;
-  for (const auto& [other, get] : kSparsifiers) {
-    if (name == other) return get();
-    known += Concat(known.empty() ? "" : ", ", other);
+  for (const Entry& entry : kSparsifiers) {
+    known += Concat(known.empty() ? "" : ", ", entry.name);
+    if (name != entry.name) continue;
+    for (const auto& [option, value] : options) {
+      Require(entry.option != nullptr && option == entry.option, "sparsifier '", name,
+              "' has no option '", option, "'");
+    }
+    return entry.make(options);
   }
   Throw(ErrorKind::kInvalidArgument, "sparsifier must be one of ", known, "; got '", name, "'");
 }

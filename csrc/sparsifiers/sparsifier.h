@@ -7,36 +7,59 @@
 #define HVD_SPARSE_SPARSIFIERS_SPARSIFIER_H_
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "csrc/base/sparse_block.h"
-#include "csrc/kernels/kernels.h"
+#include "csrc/sparsifiers/selection.h"
 
 namespace hvd_sparse {
+
+/// What a segment's selection remembers from one step to the next. It belongs to the caller, who
+/// saves it in checkpoints.
+struct SelectionState {
+  float threshold = 0;   ///< expected to give k entries in the next step; 0: none is known
+  float growth = 0;      ///< of its logarithm from step to step
+  float tail_index = 0;  ///< how the count of larger entries falls off there; see prediction.h
+  float own = 0;         ///< whatever else the sparsifier remembers
+
+  /// Counts draws in `own`, and returns how many there were before. After 2^24, which is as far as
+  /// float32 counts, it begins again.
+  std::uint64_t NextDraw() {
+    constexpr float kMostDraws = 1 << 24;
+    if (!(own >= 0 && own < kMostDraws)) own = 0;
+    const auto before = static_cast<std::uint64_t>(own);
+    own = own + 1 < kMostDraws ? own + 1 : 0;
+    return before;
+  }
+};
 
 class Sparsifier {
  public:
   virtual ~Sparsifier() = default;
 
-  /// The most entries that Select writes when it is asked for k of `numel`.
+  /// The most entries that Select leaves in the block when it is asked for k of `numel`.
   virtual std::int64_t Capacity(std::int64_t k, std::int64_t numel) const = 0;
 
-  /// Appends about k entries of `dense` as (offset + i, dense[i]) to a block being written that
-  /// holds `filled` entries already; returns how many it appended, at most Capacity(k, size).
-  ///
-  /// `threshold` is what the segment's last selection ended with (0: none yet) and is updated; it
-  /// belongs to the caller, who saves it in checkpoints. 1 <= k <= dense.size, dense.size > 0.
-  virtual std::int64_t Select(Span<const float> dense, std::int64_t k, Index offset,
-                              std::int64_t filled, float* threshold, const Kernels& kernels,
-                              SparseBlock* out) const = 0;
+  /// The most entries of the segment that are in the block while Select works; >= Capacity.
+  virtual std::int64_t Room(std::int64_t k, std::int64_t numel) const { return Capacity(k, numel); }
+
+  /// Takes about k entries of a segment, at most Capacity(k, size). The gradient has joined the
+  /// residual when it returns. 1 <= k <= size.
+  virtual void Select(std::int64_t k, SelectionState* state, Selection* selection) const = 0;
 };
+
+/// Options of a sparsifier, by name; see its file.
+using SparsifierOptions = std::map<std::string, double>;
 
 /// Names of all sparsifiers, in the order of the registry.
 std::vector<std::string> SparsifierNames();
 
-/// The sparsifier of that name; throws InvalidArgument, naming those that exist.
-const Sparsifier& FindSparsifier(const std::string& name);
+/// A sparsifier of that name. Throws InvalidArgument, naming those that exist, or the option that
+/// is unknown, missing or out of its limits.
+std::unique_ptr<const Sparsifier> MakeSparsifier(const std::string& name,
+                                                 const SparsifierOptions& options);
 
 }  // namespace hvd_sparse
 

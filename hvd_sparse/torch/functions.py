@@ -17,6 +17,7 @@ from hvd_sparse.errors import (
     UnsupportedError,
 )
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.torch.settings import check_op, check_parameter
 from hvd_sparse.torch.slots import buffer_of
 from hvd_sparse.world import World
@@ -38,7 +39,7 @@ class _Channel:
     def bucket(
         self, name: str | None, numel: int, compression: Compression
     ) -> tuple[int, Bucket, torch.Tensor]:
-        """Its number, layout and thresholds; agreed upon by all ranks when it is first met."""
+        """Its number, layout and state; agreed upon by all ranks when it is first met."""
         key = (numel, repr(compression), name or "")
         if key not in self._buckets:
             for rank, theirs in zip(self._ranks, self._world.allgather_object(key), strict=True):
@@ -54,10 +55,10 @@ class _Channel:
                 numels=[numel],
                 segments=layout.segments,
                 capacity_ks=plan.largest_ks(layout, compression),
-                sparsifier=compression.sparsifier,
+                sparsifier=as_sparsifier(compression.sparsifier),
                 collective=compression.collective,
             )
-            self._buckets[key] = (number, layout, torch.zeros(1))
+            self._buckets[key] = (number, layout, torch.zeros(1, 4))
         return self._buckets[key]
 
 
@@ -123,12 +124,12 @@ def sparse_allreduce(
     channel = _channel_of(process_set)
     exchange = channel.exchange
     try:
-        number, layout, thresholds = channel.bucket(name, tensor.numel(), compression)
+        number, layout, state = channel.bucket(name, tensor.numel(), compression)
         handle = exchange.start(
             number,
             [buffer_of(result)],
             residual=buffer_of(residual),
-            thresholds=buffer_of(thresholds),
+            states=buffer_of(state),
             ks=plan.largest_ks(layout, compression),
             decays=[1.0],
             output_scale=1.0 / process_set.size() if op == hvd.Average else 1.0,

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_sparse import plan
+from hvd_sparse import _core, plan
 from hvd_sparse.buckets import Bucket
 from hvd_sparse.compression import Compression
 from hvd_sparse.exchange import BucketStats, Exchange
+from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.torch.slots import Slot, buffer_of
 
 
@@ -20,7 +21,7 @@ class SparseBucket:
         layout: Names and sizes.
         slots: The gradients, in the order of the layout.
         residual: float32, flat, as long as the bucket: what this rank has yet to send.
-        thresholds: float32, one per unit of selection: where its last selection ended.
+        states: float32, [units of selection, 4]: what the sparsifier remembers of each.
         missing: Gradients that have not arrived in this step.
         launched: Whether the bucket is being exchanged.
     """
@@ -30,8 +31,8 @@ class SparseBucket:
     ) -> None:
         self.layout = layout
         self.slots = tuple(slots)
-        self.residual = torch.zeros(layout.numel, dtype=torch.float32)
-        self.thresholds = torch.zeros(len(layout.segments), dtype=torch.float32)
+        self.residual = _zeros(layout.numel)
+        self.states = torch.zeros(len(layout.segments), 4, dtype=torch.float32)
         self.missing = len(self.slots)
         self.launched = False
         self._compression = compression
@@ -41,7 +42,7 @@ class SparseBucket:
             numels=[layer.numel for layer in layout.layers],
             segments=layout.segments,
             capacity_ks=plan.largest_ks(layout, compression),
-            sparsifier=compression.sparsifier,
+            sparsifier=as_sparsifier(compression.sparsifier),
             collective=compression.collective,
         )
         self._handle: int | None = None
@@ -61,7 +62,7 @@ class SparseBucket:
             self._bucket,
             [buffer_of(slot.take()) for slot in self.slots],
             residual=buffer_of(self.residual),
-            thresholds=buffer_of(self.thresholds),
+            states=buffer_of(self.states),
             ks=plan.ks_at(self.layout, self._compression, step),
             decays=decays,
             scale=scale,
@@ -83,4 +84,11 @@ class SparseBucket:
     def reset(self) -> None:
         """Forgets what was not sent."""
         self.residual.zero_()
-        self.thresholds.zero_()
+        self.states.zero_()
+
+
+def _zeros(numel: int) -> torch.Tensor:
+    """A residual; every step reads and writes all of it, which is faster in huge pages."""
+    memory = torch.empty(numel, dtype=torch.float32)
+    _core.prefer_huge_pages(buffer_of(memory))
+    return memory.zero_()

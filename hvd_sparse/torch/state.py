@@ -10,7 +10,7 @@ from hvd_sparse.errors import CheckpointMismatchError
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 
 KEY = "hvd_sparse"
-_VERSION = 1
+_VERSION = 2
 _ADVICE = (
     "To go on with the rest of the state and empty residuals (what was not sent yet is lost), load "
     "optimizer.reset_residual(state_dict) instead"
@@ -30,7 +30,7 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "size": exchange.world.size,
         "layout": _layout(exchange),
         "residuals": [bucket.residual.clone() for bucket in exchange.buckets],
-        "thresholds": [bucket.thresholds.clone() for bucket in exchange.buckets],
+        "states": [bucket.states.clone() for bucket in exchange.buckets],
         "step": exchange.steps,
         "lrs": exchange.rates.state(),
     }
@@ -59,11 +59,11 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
         for bucket in exchange.buckets:
             bucket.reset()
         return
-    for bucket, residual, thresholds in zip(
-        exchange.buckets, saved["residuals"], saved["thresholds"], strict=True
+    for bucket, residual, states in zip(
+        exchange.buckets, saved["residuals"], saved["states"], strict=True
     ):
         bucket.residual.copy_(residual)
-        bucket.thresholds.copy_(thresholds)
+        bucket.states.copy_(states)
     exchange.steps = saved["step"]
     exchange.rates.load(saved["lrs"])
 

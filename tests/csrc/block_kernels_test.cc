@@ -1,17 +1,15 @@
-/// What kernels.h does with blocks: merge, trim, settle, scatter.
+/// What kernels.h does with blocks: merge, trim, settle, put back.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <random>
-#include <utility>
 #include <vector>
 
-#include "csrc/kernels/half.h"
 #include "csrc/kernels/kernels.h"
 #include "tests/csrc/entries.h"
+#include "tests/csrc/kernel_threads.h"
 
 namespace hvd_sparse {
 namespace {
@@ -71,144 +69,172 @@ TEST(Merge, OutHasTheHeaderOfOwn) {
 TEST(Merge, MalformedBlocksAreSafe) {
   const Entries chaos = {{9, 1}, {2, 1}, {2, 1}, {INT32_MAX, 1}, {0, 1}};
   EXPECT_LE(Merged(chaos, {{5, 1}, {1, 1}}).size(), 7u);
-  std::vector<float> grad(4), residual(4);
-  const SparseBlock block = MakeBlock(chaos);
-  const GradView view{grad.data(), 4, DType::kFloat32};
-  CpuKernels().Scatter(block, 1, 0, view, residual, nullptr);
-  CpuKernels().Settle(block, block, residual);
+  EXPECT_LE(Merged({{5, 1}, {1, 1}}, chaos).size(), 7u);
+  EXPECT_LE(Merged(chaos, chaos).size(), 10u);
+}
+
+// ---- Trimming -----------------------------------------------------------------------------------
+
+/// Entries of awkward values at every third position, some with the survived bit.
+Entries AwkwardEntries(std::int64_t size, int seed) {
+  const std::vector<float> values = Awkward(size, seed);
+  Entries entries;
+  for (std::int64_t i = 0; i < size; ++i) {
+    entries.push_back({Marked(static_cast<Index>(3 * i), i % 5 == 0), values[i]});
+  }
+  return entries;
+}
+
+/// The k largest of them by sorting, ties to the lower index, zeros too.
+Entries SortedTopK(Entries entries, std::int64_t k) {
+  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::fabs(a.value) > std::fabs(b.value);
+  });
+  entries.resize(std::min(entries.size(), static_cast<std::size_t>(k)));
+  std::sort(entries.begin(), entries.end(),
+            [](const Entry& a, const Entry& b) { return Position(a.index) < Position(b.index); });
+  return entries;
+}
+
+Entries Part(const Entries& entries, std::int64_t begin, std::int64_t end) {
+  return {entries.begin() + begin, entries.begin() + end};
 }
 
 TEST(KeepTopK, EqualsSorting) {
   for (const std::int64_t size : kSizes) {
-    std::vector<float> values = Awkward(size, 7);
-    Entries entries;
-    for (std::int64_t i = 0; i < size; ++i) {
-      entries.push_back({Marked(static_cast<Index>(3 * i), i % 5 == 0), values[i]});
-    }
+    const Entries entries = AwkwardEntries(size, 7);
     for (std::int64_t k = 0; k <= size + 1; k = k < 4 ? k + 1 : k * 3) {
-      Entries expected = entries;
-      std::stable_sort(expected.begin(), expected.end(), [](const Entry& a, const Entry& b) {
-        return std::fabs(a.value) > std::fabs(b.value);
-      });
-      expected.resize(std::min(expected.size(), static_cast<std::size_t>(k)));
-      std::sort(expected.begin(), expected.end(), [](const Entry& a, const Entry& b) {
-        return Position(a.index) < Position(b.index);
-      });
+      const Entries expected = SortedTopK(entries, k);
       SparseBlock block = MakeBlock(entries);
-      CpuKernels().KeepTopK(k, &block);
-      ASSERT_EQ(EntriesOf(block), expected) << "of " << size << ", k " << k;
+      const std::int64_t end = CpuKernels().KeepTopK(k, 0, size, &block);
+      ASSERT_EQ(EntriesOf(block, end), expected) << "of " << size << ", k " << k;
     }
   }
 }
 
+TEST(KeepTopK, ReturnsWhatItDropsAndTouchesNothingElse) {
+  for (const std::int64_t size : {10, 64, 200, 1000, 70000}) {
+    const Entries entries = AwkwardEntries(size, 7);
+    // Taken entries have left zeros; between them are entries that were not taken.
+    std::vector<float> before = Awkward(3 * size, 9);
+    for (const Entry& entry : entries) before[Position(entry.index)] = 0;
+    for (const std::int64_t k : {std::int64_t{0}, std::int64_t{1}, size / 3, size - 3}) {
+      const std::int64_t begin = 2, end = size - 1;
+      const Entries kept = SortedTopK(Part(entries, begin, end), k);
+      std::vector<float> expected = before, residual = before;
+      for (const Entry& entry : Part(entries, begin, end)) {
+        expected[Position(entry.index)] = entry.value;
+      }
+      for (const Entry& entry : kept) expected[Position(entry.index)] = 0;
+
+      SparseBlock block = MakeBlock(entries);
+      const std::int64_t new_end = CpuKernels().KeepTopK(k, begin, end, &block, residual);
+      ASSERT_EQ(EntriesOf(block, new_end, begin), kept) << "of " << size << ", k " << k;
+      EXPECT_EQ(EntriesOf(block, begin), Part(entries, 0, begin));
+      EXPECT_TRUE(SameBits(residual, expected)) << "of " << size << ", k " << k;
+    }
+  }
+}
+
+TEST(KeepTopK, KeepsAllWhereTheyAreFewEnough) {
+  const Entries entries = AwkwardEntries(100, 7);
+  SparseBlock block = MakeBlock(entries);
+  std::vector<float> residual(300, 1.0f);
+  for (const std::int64_t k : {90, 91, 1000}) {
+    EXPECT_EQ(CpuKernels().KeepTopK(k, 10, 100, &block, residual), 100);
+  }
+  EXPECT_EQ(CpuKernels().KeepTopK(0, 10, 10, &block, residual), 10);
+  EXPECT_EQ(EntriesOf(block), entries);
+  EXPECT_EQ(residual, std::vector<float>(300, 1.0f));
+}
+
 TEST(KeepTopK, KeepsNonFiniteSumsWhereTheyAreSeen) {
   SparseBlock block = MakeBlock({{0, 1}, {1, kNan}, {2, kInf}, {3, 2}});
-  CpuKernels().KeepTopK(2, &block);
-  ASSERT_EQ(block.count(), 2);
+  ASSERT_EQ(CpuKernels().KeepTopK(2, 0, 4, &block), 2);
   EXPECT_EQ(block.indices()[0], 1);
   EXPECT_EQ(block.indices()[1], 2);
 }
 
-TEST(Settle, ZeroesWhatWasDeliveredAndNothingElse) {
+TEST(KeepTopK, MalformedBlocksAreSafe) {
+  // Blocks of sums, which have no residual; -1 is the largest position with the survived bit.
+  SparseBlock block = MakeBlock({{9, 1}, {2, 3}, {2, 1}, {INT32_MAX, 5}, {-1, 1}, {0, 4}});
+  EXPECT_EQ(CpuKernels().KeepTopK(3, 0, 6, &block), 3);
+}
+
+// ---- What becomes of the entries that were taken ------------------------------------------------
+
+TEST(Settle, PutsBackWhatWasNotDeliveredAndNothingElse) {
   const SparseBlock selected = MakeBlock({{1, 10}, {3, 30}, {4, 40}, {7, 70}});
   const SparseBlock reduced =
       MakeBlock({{Marked(0, true), 1}, {Marked(1, true), 1}, {3, 1}, {Marked(7, true), 1}});
-  std::vector<float> residual = {5, 10, 5, 30, 40, 5, 5, 70};
+  std::vector<float> residual = {5, 0, 5, 0, 0, 5, 5, 0};
   CpuKernels().Settle(selected, reduced, residual);
   EXPECT_EQ(residual, (std::vector<float>{5, 0, 5, 30, 40, 5, 5, 0}));
 }
 
+TEST(Settle, EqualsThePlainLoop) {
+  for (const std::int64_t size : kSizes) {
+    // Positions 3i were selected; what was agreed on shares some of them, and has others.
+    const Entries selected = AwkwardEntries(size, 7);
+    Entries reduced;
+    std::mt19937 random(11);
+    for (Index i = 0; i < 3 * size; ++i) {
+      if (random() % 3 == 0) reduced.push_back({Marked(i, random() % 2 == 0), 1.0f});
+    }
+    for (const Entries& agreed : {reduced, Entries{}, Part(reduced, 0, reduced.size() / 2)}) {
+      std::vector<float> residual = Awkward(3 * size, 9);
+      for (const Entry& entry : selected) residual[Position(entry.index)] = 0;
+      std::vector<float> expected = residual;
+      for (const Entry& entry : selected) expected[Position(entry.index)] = entry.value;
+      for (const Entry& entry : agreed) {
+        const Index i = Position(entry.index);
+        if (i % 3 == 0 && Survived(entry.index)) expected[i] = 0;
+      }
+      CpuKernels().Settle(MakeBlock(selected), MakeBlock(agreed), residual);
+      EXPECT_TRUE(SameBits(residual, expected)) << "of " << size;
+    }
+  }
+}
+
+TEST(Settle, MalformedBlocksOfOthersAreSafe) {
+  const SparseBlock selected = MakeBlock({{0, 1}, {2, 3}, {3, 4}});
+  const SparseBlock chaos = MakeBlock({{9, 1}, {2, 1}, {2, 1}, {INT32_MAX, 1}, {-1, 1}, {0, 1}});
+  std::vector<float> residual(4);
+  CpuKernels().Settle(selected, chaos, residual);
+  EXPECT_EQ(residual[1], 0.0f);
+}
+
+TEST(PutBack, UndoesTakingToTheBit) {
+  const std::vector<float> before = Awkward(200000, 8);
+  WithOneToThreeThreads([&] {
+    for (const std::int64_t limit : {0, 1, 700, 200000}) {
+      std::vector<float> residual = before;
+      SparseBlock block;
+      block.Reset(limit);
+      const Tally tally = CpuKernels().TakeAbove(residual, 0.5f, 0, 0, limit, &block);
+      const std::int64_t middle = tally.taken / 2;
+      CpuKernels().PutBack(block, middle, tally.taken, residual);
+      EXPECT_EQ(middle == 0, static_cast<bool>(SameBits(residual, before)));
+      CpuKernels().PutBack(block, 0, middle, residual);
+      EXPECT_TRUE(SameBits(residual, before));
+    }
+  });
+}
+
 TEST(PutBack, UndoesSettleToTheBit) {
-  std::vector<float> residual = Awkward(2000, 8);
-  const std::vector<float> before = residual;
+  const std::vector<float> before = Awkward(2000, 8);
+  std::vector<float> residual = before;
   SparseBlock selected, reduced;
   selected.Reset(2000);
-  selected.Finish(CpuKernels().SelectAbove(residual, 0.5f, 0, 0, 2000, &selected));
+  selected.Finish(CpuKernels().TakeAbove(residual, 0.5f, 0, 0, 2000, &selected).taken);
   reduced.CopyFrom(selected);
   for (std::int64_t i = 0; i < reduced.count(); i += 2) {
     reduced.indices()[i] = Marked(reduced.indices()[i], true);
   }
   CpuKernels().Settle(selected, reduced, residual);
-  EXPECT_NE(std::memcmp(residual.data(), before.data(), 8000), 0);
-  CpuKernels().PutBack(selected, residual);
-  EXPECT_EQ(std::memcmp(residual.data(), before.data(), 8000), 0);
-}
-
-// ---- Scatter ------------------------------------------------------------------------------------
-
-TEST(Scatter, WritesThePartThatBelongsToTheGradient) {
-  const SparseBlock reduced =
-      MakeBlock({{1, 1}, {Marked(4, true), 2}, {6, 4}, {Marked(9, true), 8}, {10, 16}});
-  std::vector<float> grad(6, 99.0f), residual(6, 1.0f);
-  std::vector<std::pair<Index, float>> undo;
-  const GradView view{grad.data(), 6, DType::kFloat32};
-  EXPECT_EQ(CpuKernels().Scatter(reduced, 0.5f, 4, view, residual, &undo), 0);
-  EXPECT_EQ(grad, (std::vector<float>{1, 0, 2, 0, 0, 4}));
-  EXPECT_EQ(residual, std::vector<float>(6, 1.0f));
-  EXPECT_TRUE(undo.empty());
-
-  std::vector<double> wide(6, 99.0);
-  EXPECT_EQ(
-      CpuKernels().Scatter(reduced, 0.5f, 4, {wide.data(), 6, DType::kFloat64}, residual, &undo),
-      0);
-  EXPECT_EQ(wide, (std::vector<double>{1, 0, 2, 0, 0, 4}));
-}
-
-template <typename Half>
-void ExpectLossGoesIntoTheResidual(DType dtype, float loss_scale) {
-  const std::vector<float> values = {1.0f, 1.0001f, -3.14159f, 1e-6f, 0.0f};
-  SparseBlock reduced;
-  reduced.Reset(5);
-  for (Index i = 0; i < 5; ++i) {
-    reduced.indices()[i] = 100 + 2 * i;
-    reduced.values()[i] = values[i];
-  }
-  reduced.Finish(5);
-  std::vector<Half> grad(10);
-  std::vector<float> residual(10, 0.125f);
-  const std::vector<float> before = residual;
-  std::vector<std::pair<Index, float>> undo;
-  EXPECT_EQ(CpuKernels().Scatter(reduced, 2.0f, 100, {grad.data(), 10, dtype}, residual, &undo,
-                                 loss_scale),
-            0);
-  for (Index i = 0; i < 10; ++i) {
-    const float wanted = i % 2 == 0 ? 2.0f * values[i / 2] : 0.0f;
-    EXPECT_EQ(grad[i].bits, Narrow<Half>(wanted).bits);
-    EXPECT_EQ(residual[i], 0.125f + loss_scale * (wanted - Widen(grad[i])));
-  }
-  ASSERT_GE(undo.size(), 2u);
-  for (auto it = undo.rbegin(); it != undo.rend(); ++it) residual[it->first - 100] = it->second;
-  EXPECT_EQ(residual, before);
-}
-
-TEST(Scatter, ReturnsWhatRoundingLosesToTheResidual) {
-  for (const float loss_scale : {1.0f, 0.25f}) {
-    ExpectLossGoesIntoTheResidual<Float16>(DType::kFloat16, loss_scale);
-    ExpectLossGoesIntoTheResidual<BFloat16>(DType::kBFloat16, loss_scale);
-  }
-}
-
-TEST(Scatter, CountsWhatIsNotFiniteInTheNarrowType) {
-  const SparseBlock reduced = MakeBlock({{0, 1e5f}, {1, 1}, {2, kInf}, {3, kNan}});
-  std::vector<Float16> grad(4);
-  std::vector<float> wide(4), residual(4, 1.0f);
-  std::vector<std::pair<Index, float>> undo;
-  EXPECT_EQ(CpuKernels().Scatter(reduced, 1, 0, {grad.data(), 4, DType::kFloat16}, residual, &undo),
-            3);
-  EXPECT_EQ(CpuKernels().Scatter(reduced, 1, 0, {wide.data(), 4, DType::kFloat32}, residual, &undo),
-            2);
-  EXPECT_EQ(residual, std::vector<float>(4, 1.0f));
-}
-
-TEST(Scatter, EmptyGradientAndEmptyBlock) {
-  std::vector<float> residual;
-  std::vector<std::pair<Index, float>> undo;
-  EXPECT_EQ(CpuKernels().Scatter(MakeBlock({{5, 1}}), 1, 5, {nullptr, 0, DType::kFloat32}, residual,
-                                 &undo),
-            0);
-  std::vector<float> grad(3, 9.0f);
-  CpuKernels().Scatter(MakeBlock({}), 1, 0, {grad.data(), 3, DType::kFloat32}, residual, &undo);
-  EXPECT_EQ(grad, std::vector<float>(3, 0.0f));
+  EXPECT_FALSE(SameBits(residual, before));
+  CpuKernels().PutBack(selected, 0, selected.count(), residual);
+  EXPECT_TRUE(SameBits(residual, before));
 }
 
 }  // namespace

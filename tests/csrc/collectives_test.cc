@@ -140,6 +140,26 @@ TEST(Collectives, TellTheLowestBadRankToAll) {
   }
 }
 
+TEST(Collectives, TrimLeavesWhatTheyCarryAndReturnsTheRest) {
+  for (const std::string& name : CollectiveNames()) {
+    const SparseAllreduce& collective = FindCollective(name);
+    SparseBlock block = BlockOf(5, 2, 2, 1.0f);  // values 1 to 5, taken from a residual
+    std::vector<float> residual(12, 0.5f), expected = residual;
+    for (Index i = 2; i <= 10; i += 2) residual[i] = expected[i] = 0;
+    collective.Trim(3, residual, CpuKernels(), &block);
+    if (collective.DeliversAll()) {
+      EXPECT_EQ(block.count(), 5);
+    } else {
+      ASSERT_EQ(block.count(), 3);
+      EXPECT_EQ(block.indices()[0], 6);
+      EXPECT_EQ(block.values()[0], 3.0f);
+      expected[2] = 1;
+      expected[4] = 2;
+    }
+    EXPECT_EQ(residual, expected) << name;
+  }
+}
+
 TEST(Collectives, NameThoseThatExist) {
   try {
     FindCollective("carrier pigeon");

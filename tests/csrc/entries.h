@@ -1,15 +1,19 @@
-/// Entries and awkward values for the tests of kernels.
+/// Entries, number types and awkward values for the tests of kernels.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_ENTRIES_H_
 #define HVD_SPARSE_TESTS_CSRC_ENTRIES_H_
+
+#include <gtest/gtest.h>
 
 #include <cstdint>
 #include <limits>
 #include <ostream>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "csrc/base/sparse_block.h"
+#include "csrc/base/types.h"
 #include "csrc/kernels/half.h"
 
 namespace hvd_sparse {
@@ -55,6 +59,26 @@ inline Entries EntriesOf(const SparseBlock& block, std::int64_t count = -1,
   }
   return entries;
 }
+
+/// Whether two arrays have the same bits: 0 differs from -0, and NaN equals itself.
+inline testing::AssertionResult SameBits(Span<const float> a, Span<const float> b) {
+  if (a.size != b.size) {
+    return testing::AssertionFailure() << "sizes " << a.size << " and " << b.size;
+  }
+  for (std::int64_t i = 0; i < a.size; ++i) {
+    if (FloatBits(a[i]) == FloatBits(b[i])) continue;
+    return testing::AssertionFailure() << "entry " << i << ": " << a[i] << " and " << b[i];
+  }
+  return testing::AssertionSuccess();
+}
+
+/// The number type of a gradient of T.
+template <typename T>
+constexpr DType kDTypeOf = std::is_same_v<T, double>     ? DType::kFloat64
+                           : std::is_same_v<T, Float16>  ? DType::kFloat16
+                           : std::is_same_v<T, BFloat16> ? DType::kBFloat16
+                                                         : DType::kFloat32;
+using GradientTypes = testing::Types<float, double, Float16, BFloat16>;
 
 /// Values with many ties, zeros of both signs, denormals and large values.
 inline std::vector<float> Awkward(std::int64_t size, int seed) {

@@ -18,20 +18,20 @@ namespace {
 constexpr std::int64_t kNumel = 64;
 
 BucketSpec Spec(const std::string& name) {
-  return {name, {kNumel}, {kNumel}, {kNumel}, "top_k", "gtopk"};
+  return {name, {kNumel}, {kNumel}, {kNumel}, "top_k", {}, "gtopk"};
 }
 
 /// Buffers of one bucket on one rank, and what a step with them is.
 struct Memory {
   std::vector<float> gradient = std::vector<float>(kNumel, 1.0f);
   std::vector<float> residual = std::vector<float>(kNumel, 0.0f);
-  std::vector<float> threshold = {0.0f};
+  std::vector<SelectionState> states = std::vector<SelectionState>(1);
 
   Launch Step(std::int64_t k) {
     Launch launch;
     launch.gradients = {{gradient.data(), kNumel, DType::kFloat32}};
     launch.residual = residual;
-    launch.thresholds = threshold;
+    launch.states = states;
     launch.ks = {k};
     launch.decays = {1.0f};
     return launch;
@@ -152,6 +152,13 @@ TEST_P(ExchangeTest, ArgumentsAreRefusedBeforeAnythingHappens) {
     Launch launch = memory.Step(1);
     launch.residual.size -= 1;
     ASSERT_EQ(KindOf([&] { exchange.Start(0, launch); }), ErrorKind::kInvalidArgument);
+    launch = memory.Step(1);
+    launch.states.size = 0;
+    ASSERT_EQ(KindOf([&] { exchange.Start(0, launch); }), ErrorKind::kInvalidArgument);
+    launch = memory.Step(1);
+    launch.decays = {std::numeric_limits<float>::infinity()};
+    ASSERT_EQ(KindOf([&] { exchange.Start(0, launch); }), ErrorKind::kInvalidArgument);
+    ASSERT_EQ(memory.residual, std::vector<float>(kNumel, 0.0f));
     ASSERT_EQ(KindOf([&] { exchange.Start(1, memory.Step(1)); }), ErrorKind::kInvalidArgument);
     ASSERT_EQ(KindOf([&] { exchange.Wait(0, 0); }), ErrorKind::kInvalidArgument);
     exchange.Start(0, memory.Step(1));

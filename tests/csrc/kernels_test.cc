@@ -1,4 +1,4 @@
-/// The dense passes of kernels.h, against plain loops.
+/// Counting, the exact top-k and taking at positions, against plain loops.
 
 #include "csrc/kernels/kernels.h"
 
@@ -13,6 +13,7 @@
 
 #include "csrc/kernels/half.h"
 #include "tests/csrc/entries.h"
+#include "tests/csrc/kernel_threads.h"
 
 namespace hvd_sparse {
 namespace {
@@ -32,78 +33,7 @@ Entries SortedTopK(const std::vector<float>& dense, std::int64_t k, Index offset
   return entries;
 }
 
-// ---- Accumulate ---------------------------------------------------------------------------------
-
-TEST(Accumulate, AddsTheScaledGradientToTheDecayedResidual) {
-  for (const std::int64_t size : kSizes) {
-    std::vector<float> grad(size), residual(size), expected(size);
-    for (std::int64_t i = 0; i < size; ++i) {
-      grad[i] = static_cast<float>(i % 101) - 50.0f;
-      residual[i] = 0.37f * static_cast<float>(i % 57);
-      expected[i] = 0.9f * residual[i];
-      expected[i] += 0.3f * grad[i];
-    }
-    const GradView view{grad.data(), size, DType::kFloat32};
-    EXPECT_EQ(CpuKernels().Accumulate(view, 0.9f, 0.3f, residual), 0);
-    EXPECT_EQ(residual, expected);
-  }
-}
-
-template <typename T>
-void ExpectAccumulates(DType dtype) {
-  constexpr std::int64_t kSize = 333;  // beyond 256, bfloat16 has no odd numbers
-  std::vector<T> grad(kSize);
-  std::vector<float> residual(kSize), expected(kSize);
-  for (std::int64_t i = 0; i < kSize; ++i) {
-    grad[i] = Narrow<T>(static_cast<float>(i) - 100.0f);  // exact in every number type
-    residual[i] = static_cast<float>(3 * i);
-    expected[i] = 2 * residual[i] + 4 * (static_cast<float>(i) - 100.0f);
-  }
-  EXPECT_EQ(CpuKernels().Accumulate({grad.data(), kSize, dtype}, 2, 4, residual), 0);
-  EXPECT_EQ(residual, expected);
-}
-
-TEST(Accumulate, ReadsEveryNumberType) {
-  ExpectAccumulates<float>(DType::kFloat32);
-  ExpectAccumulates<double>(DType::kFloat64);
-  ExpectAccumulates<Float16>(DType::kFloat16);
-  ExpectAccumulates<BFloat16>(DType::kBFloat16);
-}
-
-TEST(Accumulate, KeepsOutAndCountsWhatIsNotFinite) {
-  std::vector<float> grad(100, 1.0f), residual(100, 2.0f);
-  grad[3] = kNan;
-  grad[64] = kInf;
-  grad[99] = -kInf;
-  grad[50] = residual[50] = kMax;  // finite, but their sum is not
-  const GradView view{grad.data(), 100, DType::kFloat32};
-  std::vector<float> expected(100, 2.0f);
-  for (const int i : {3, 64, 99}) expected[i] = 1.0f;
-  expected[50] = 0.5f * kMax;
-  EXPECT_EQ(CpuKernels().Accumulate(view, 0.5f, 1.0f, residual), 4);
-  EXPECT_EQ(residual, expected);
-}
-
-TEST(Accumulate, CountsADecayThatOverflowsAndKeepsTheResidual) {
-  std::vector<float> grad(70, 0.0f), residual(70, kMax);
-  EXPECT_EQ(CpuKernels().Accumulate({grad.data(), 70, DType::kFloat32}, 4.0f, 1.0f, residual), 70);
-  EXPECT_EQ(residual, std::vector<float>(70, kMax));
-}
-
-TEST(Accumulate, CountsADoubleBeyondFloat) {
-  std::vector<double> grad(3, 1e300);
-  std::vector<float> residual(3, 1.0f);
-  EXPECT_EQ(CpuKernels().Accumulate({grad.data(), 3, DType::kFloat64}, 1.0f, 1.0f, residual), 3);
-  EXPECT_EQ(residual, std::vector<float>(3, 1.0f));
-}
-
-TEST(Accumulate, KeepsDenormals) {
-  std::vector<float> grad(40, kTiny), residual(40, 2 * kTiny);
-  EXPECT_EQ(CpuKernels().Accumulate({grad.data(), 40, DType::kFloat32}, 1, 1, residual), 0);
-  EXPECT_EQ(residual, std::vector<float>(40, 3 * kTiny));
-}
-
-// ---- Counting and selecting ---------------------------------------------------------------------
+// ---- Counting ----------------------------------------------------------------------------------
 
 TEST(Moments, AreThoseOfThePopulation) {
   EXPECT_EQ(CpuKernels().ComputeMoments(Span<const float>()).stddev, 0);
@@ -122,94 +52,45 @@ TEST(Moments, SquaresOfLargeFloatsDoNotOverflow) {
   EXPECT_DOUBLE_EQ(CpuKernels().ComputeMoments(dense).stddev, static_cast<double>(kMax));
 }
 
-TEST(SelectAbove, WritesExactlyTheEntriesAboveInOrder) {
+TEST(CountAbove, CountsMagnitudesAndNeverNan) {
   for (const std::int64_t size : kSizes) {
-    const std::vector<float> dense = Awkward(size, 1);
+    std::vector<float> dense = Awkward(size, 1);
+    for (std::int64_t i = 9; i < size; i += 50) dense[i] = kNan;
     for (const float threshold : {0.0f, kTiny, 20 * kTiny, 0.5f, 1.0f, 3.0f, 1e37f, kMax}) {
-      Entries expected;
-      for (std::int64_t i = 0; i < size; ++i) {
-        if (std::fabs(dense[i]) > threshold) expected.push_back({Index(7 + i), dense[i]});
-      }
-      SparseBlock out;
-      out.Reset(size);
-      const auto count = CpuKernels().SelectAbove(dense, threshold, 7, 0, size, &out);
-      EXPECT_EQ(count, static_cast<std::int64_t>(expected.size()));
-      EXPECT_EQ(CpuKernels().CountAbove(dense, threshold), count);
-      EXPECT_EQ(EntriesOf(out, count), expected);
+      EXPECT_EQ(CpuKernels().CountAbove(dense, threshold),
+                std::count_if(dense.begin(), dense.end(),
+                              [&](float x) { return std::fabs(x) > threshold; }));
     }
   }
-}
-
-TEST(SelectAbove, StopsAtTheLimitAndGoesOnCounting) {
-  const std::vector<float> dense = Awkward(1000, 2);
-  const auto above = CpuKernels().CountAbove(dense, 0.5f);
-  ASSERT_GT(above, 100);
-  SparseBlock all, some;
-  all.Reset(1000);
-  CpuKernels().SelectAbove(dense, 0.5f, 0, 0, 1000, &all);
-  for (const std::int64_t limit :
-       {std::int64_t{5}, std::int64_t{6}, std::int64_t{64}, above - 1, above, above + 1}) {
-    some.Reset(limit + 5);
-    std::fill_n(some.indices(), limit + 5, -1);
-    std::fill_n(some.values(), limit + 5, -1.0f);
-    EXPECT_EQ(CpuKernels().SelectAbove(dense, 0.5f, 0, 5, limit, &some), above);
-    const auto fitted = std::min(above, limit - 5);
-    EXPECT_EQ(EntriesOf(some, 5 + fitted, 5), EntriesOf(all, fitted));
-    for (const std::int64_t untouched : {std::int64_t{4}, limit}) {
-      EXPECT_EQ(some.indices()[untouched], -1);
-      EXPECT_EQ(some.values()[untouched], -1.0f);
-    }
-  }
-}
-
-TEST(SelectAbove, AppendsSegmentAfterSegment) {
-  const std::vector<float> dense = Awkward(500, 3);
-  SparseBlock whole, parts;
-  whole.Reset(500);
-  parts.Reset(500);
-  const auto count = CpuKernels().SelectAbove(dense, 1.0f, 0, 0, 500, &whole);
-  const Span<const float> view(dense);
-  std::int64_t filled = CpuKernels().SelectAbove(view.Sub(0, 123), 1.0f, 0, 0, 500, &parts);
-  filled += CpuKernels().SelectAbove(view.Sub(123, 377), 1.0f, 123, filled, 500, &parts);
-  EXPECT_EQ(filled, count);
-  EXPECT_EQ(EntriesOf(parts, filled), EntriesOf(whole, count));
-}
-
-TEST(SelectAbove, NeverSelectsNan) {
-  const std::vector<float> dense(200, kNan);
-  SparseBlock out;
-  out.Reset(200);
-  EXPECT_EQ(CpuKernels().SelectAbove(dense, 0.0f, 0, 0, 200, &out), 0);
-  EXPECT_EQ(CpuKernels().CountAbove(dense, 0.0f), 0);
-}
-
-TEST(Sample, IsSpreadEvenlyAndComplete) {
-  std::vector<float> dense(100000), sample;
-  std::iota(dense.begin(), dense.end(), 0.0f);
-  CpuKernels().Sample(dense, 1000, &sample);
-  ASSERT_GE(sample.size(), 1000u);
-  ASSERT_LE(sample.size(), 1016u);
-  EXPECT_TRUE(std::is_sorted(sample.begin(), sample.end()));
-  EXPECT_NEAR(std::accumulate(sample.begin(), sample.end(), 0.0) / sample.size(), 50000, 100);
-  CpuKernels().Sample(dense, 200000, &sample);
-  EXPECT_EQ(sample, dense);
 }
 
 // ---- Exact top-k --------------------------------------------------------------------------------
 
+/// What an exact top-k takes. Expects that it leaves all else, bit for bit.
 Entries TopKOf(const std::vector<float>& dense, std::int64_t k, Index offset = 0) {
+  constexpr std::int64_t kFilled = 2;
+  std::vector<float> residual = dense;
   SparseBlock out;
-  out.Reset(k);
+  out.Reset(kFilled + k);
   const TopKCut cut = CpuKernels().FindTopK(dense, k);
-  const std::int64_t count = CpuKernels().SelectCut(dense, cut, offset, 0, &out);
-  return EntriesOf(out, count);
+  const std::int64_t count = CpuKernels().TakeCut(residual, cut, offset, kFilled, &out);
+  const Entries taken = EntriesOf(out, kFilled + count, kFilled);
+  for (const Entry& entry : taken) {
+    float& place = residual[static_cast<std::size_t>(entry.index - offset)];
+    EXPECT_EQ(FloatBits(place), 0u);
+    place = entry.value;
+  }
+  EXPECT_TRUE(SameBits(residual, dense));
+  return taken;
 }
 
 TEST(TopK, EqualsSortingOnAwkwardValues) {
   for (const std::int64_t size : kSizes) {
     const std::vector<float> dense = Awkward(size, 4);
     for (std::int64_t k = 1; k <= size; k = k < 4 ? k + 1 : k * 3) {
-      ASSERT_EQ(TopKOf(dense, k, 11), SortedTopK(dense, k, 11)) << "of " << size << ", k " << k;
+      const Entries expected = SortedTopK(dense, k, 11);
+      WithOneToThreeThreads(
+          [&] { ASSERT_EQ(TopKOf(dense, k, 11), expected) << "of " << size << ", k " << k; });
     }
     if (size > 0) {
       ASSERT_EQ(TopKOf(dense, size), SortedTopK(dense, size));
@@ -236,7 +117,7 @@ TEST(TopK, FloorGuessedTooHighIsCorrected) {
   std::iota(positions.begin(), positions.end(), 0.0f);
   for (std::size_t i = 0; i < dense.size(); ++i) dense[i] = 1e-3f * static_cast<float>(i % 1009);
   constexpr std::int64_t kK = 100000;
-  CpuKernels().Sample(positions, 1 << 14, &sample);
+  CpuKernels().Sample({{}, 1, 1, positions}, 1 << 12, 0, &sample);
   for (const float position : sample) dense[static_cast<std::size_t>(position)] = 1e6f;
   EXPECT_EQ(TopKOf(dense, kK), SortedTopK(dense, kK));
 }
@@ -257,10 +138,30 @@ TEST(TopK, OrdersDenormals) {
             (Entries{{1, 3 * kTiny}, {3, -2 * kTiny}}));
 }
 
-TEST(TopK, SelectCutStopsAtTheCapacity) {
+TEST(TopK, TakeCutStopsAtTheCapacityAndLeavesTheRest) {
+  std::vector<float> residual(9, 1.0f);
   SparseBlock out;
   out.Reset(3);
-  EXPECT_EQ(CpuKernels().SelectCut(std::vector<float>(9, 1.0f), {0.5f, 0}, 0, 1, &out), 2);
+  EXPECT_EQ(CpuKernels().TakeCut(residual, {0.5f, 0}, 0, 1, &out), 2);
+  EXPECT_EQ(EntriesOf(out, 3, 1), (Entries{{0, 1}, {1, 1}}));
+  EXPECT_EQ(residual, (std::vector<float>{0, 0, 1, 1, 1, 1, 1, 1, 1}));
+}
+
+TEST(TakeAt, TakesWhateverIsAtThePositions) {
+  const std::vector<float> before = {1, -0.0f, kNan, 4, 0, kTiny};
+  std::vector<float> residual = before;
+  const std::vector<Index> positions = {1, 2, 4, 5};
+  SparseBlock out;
+  out.Reset(6);
+  WithOneToThreeThreads([&] {
+    residual = before;
+    CpuKernels().TakeAt(residual, positions, 100, 2, &out);
+    EXPECT_EQ(EntriesOf(out, 6, 2),
+              (Entries{{101, -0.0f}, {102, kNan}, {104, 0.0f}, {105, kTiny}}));
+    EXPECT_TRUE(SameBits(residual, std::vector<float>{1, 0, 0, 4, 0, 0}));
+  });
+  CpuKernels().TakeAt(residual, std::vector<Index>{}, 100, 2, &out);
+  EXPECT_TRUE(SameBits(residual, std::vector<float>{1, 0, 0, 4, 0, 0}));
 }
 
 TEST(CpuKernels, NamesAnInstructionSet) {

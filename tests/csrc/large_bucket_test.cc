@@ -36,12 +36,12 @@ TEST(LargeBucket, EntriesBeyondTwoToThe31BytesAreExchanged) {
 
   Exchange exchange(std::make_unique<LoopbackCommunicator>(std::make_shared<LoopbackWorld>(1), 0),
                     SelectOn::kCaller);
-  exchange.AddBucket({"large", {kNumel}, {kNumel}, {8}, "top_k", "gtopk"});
-  float threshold = 0;
+  exchange.AddBucket({"large", {kNumel}, {kNumel}, {8}, "top_k", {}, "gtopk"});
+  SelectionState state;
   Launch launch;
   launch.gradients = {{gradient.get(), kNumel, DType::kFloat16}};
   launch.residual = {residual.get(), kNumel};
-  launch.thresholds = {&threshold, 1};
+  launch.states = {&state, 1};
   launch.ks = {8};
   launch.decays = {1.0f};
   launch.output_scale = 2.0f;
@@ -61,7 +61,8 @@ TEST(LargeBucket, MoreEntriesThanAnIndexCountsAreRefused) {
   Exchange exchange(std::make_unique<LoopbackCommunicator>(std::make_shared<LoopbackWorld>(1), 0),
                     SelectOn::kCaller);
   const std::int64_t numel = kMaxBucketNumel + 1;
-  EXPECT_THROW(exchange.AddBucket({"too large", {numel}, {numel}, {1}, "top_k", "gtopk"}), Error);
+  EXPECT_THROW(exchange.AddBucket({"too large", {numel}, {numel}, {1}, "top_k", {}, "gtopk"}),
+               Error);
 }
 
 }  // namespace

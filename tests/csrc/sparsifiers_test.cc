@@ -1,318 +1,240 @@
-/// What every sparsifier promises, and what each promises beyond that, on all kinds of data.
+/// What every sparsifier promises, whatever the data; the names and options of all of them.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "csrc/base/error.h"
 #include "csrc/sparsifiers/sparsifier.h"
-#include "csrc/sparsifiers/threshold_search.h"
+#include "tests/csrc/kernel_threads.h"
+#include "tests/csrc/segment.h"
 
 namespace hvd_sparse {
 namespace {
 
-using Draw = std::function<double(std::mt19937_64&)>;
-
-double Gauss(std::mt19937_64& random) { return std::normal_distribution<double>()(random); }
-double Uniform(std::mt19937_64& random) {
-  return std::uniform_real_distribution<double>(-1, 1)(random);
-}
-double Coin(std::mt19937_64& random) {
-  return std::uniform_real_distribution<double>(0, 1)(random);
-}
-
-/// Data with enough distinct non-zero magnitudes for 2k/3 <= count <= 4k/3.
-const std::vector<std::pair<std::string, Draw>> kDistributions = {
-    {"gaussian", Gauss},
-    {"laplace",
-     [](auto& r) { return std::exponential_distribution<double>()(r) * (r() % 2 ? 1 : -1); }},
-    {"student_t_3", [](auto& r) { return std::student_t_distribution<double>(3)(r); }},
-    {"cauchy", [](auto& r) { return std::cauchy_distribution<double>()(r); }},
-    {"90_percent_zeros", [](auto& r) { return Coin(r) < 0.9 ? 0.0 : Gauss(r); }},
-    {"uniform", Uniform},
-    {"shifted_by_half_a_sigma", [](auto& r) { return 0.5 + Gauss(r); }},
-    {"shifted_by_5_sigma", [](auto& r) { return 5 + Gauss(r); }},
-    {"shifted_by_-100_sigma", [](auto& r) { return -100 + Gauss(r); }},
-    {"constant_plus_tiny_noise", [](auto& r) { return 1 + 1e-3 * Uniform(r); }},
-    {"denormals", [](auto& r) { return 1e-39 * Gauss(r); }},
-    {"1e-38_to_1e38", [](auto& r) { return std::pow(10.0, 38 * Uniform(r)); }},
-    {"two_peaks", [](auto& r) { return Coin(r) < 0.0015 ? 1e6 + Gauss(r) : Gauss(r); }},
-    {"near_the_largest_float", [](auto& r) { return 3.4e38 * Uniform(r); }},
+/// What a sparsifier promises: `bounds` as in hvd_sparse/sparsifiers.py, in thirds of k.
+struct Promise {
+  std::string name;
+  SparsifierOptions options;
+  std::int64_t least, most;
+  bool largest;  ///< takes the largest entries, and no zeros
 };
 
-std::vector<float> Make(const Draw& draw, std::int64_t size, int seed = 1) {
-  std::mt19937_64 random(seed);
-  std::vector<float> dense(size);
-  for (float& value : dense) value = static_cast<float>(draw(random));
-  return dense;
-}
+void PrintTo(const Promise& promise, std::ostream* out) { *out << promise.name; }
 
-struct Selection {
-  std::int64_t count;
-  SparseBlock block;
+const std::vector<Promise> kPromises = {
+    {"top_k", {}, 3, 3, true},
+    {"gaussian", {{"refresh", 2}}, 2, 4, true},
+    {"sampled", {}, 2, 4, true},
+    {"sidco", {}, 2, 4, true},
+    {"hard_threshold", {{"threshold", 0.5}}, 0, 3, true},
+    {"random_k", {{"seed", 3}}, 3, 3, false},
 };
 
-Selection Select(const std::string& name, const std::vector<float>& dense, std::int64_t k,
-                 float* threshold) {
-  const Sparsifier& sparsifier = FindSparsifier(name);
-  const auto size = static_cast<std::int64_t>(dense.size());
-  Selection selection;
-  selection.block.Reset(sparsifier.Capacity(k, size));
-  selection.count = sparsifier.Select(dense, k, 0, 0, threshold, CpuKernels(), &selection.block);
-  selection.block.Finish(selection.count);
-  return selection;
-}
-
-std::int64_t NonZeros(const std::vector<float>& dense) {
-  return CpuKernels().CountAbove(dense, 0.0f);
-}
-
-/// Entries of `dense`, in order, none smaller in magnitude than one left out.
-void ExpectLargestEntries(const std::vector<float>& dense, const SparseBlock& block) {
-  std::vector<bool> chosen(dense.size());
-  float least = std::numeric_limits<float>::infinity(), largest_left = 0;
-  for (std::int64_t i = 0; i < block.count(); ++i) {
-    const Index index = block.indices()[i];
-    ASSERT_GE(index, 0);
-    ASSERT_LT(index, static_cast<Index>(dense.size()));
-    if (i > 0) {
-      ASSERT_LT(block.indices()[i - 1], index);
-    }
-    ASSERT_EQ(block.values()[i], dense[index]);
-    ASSERT_NE(block.values()[i], 0.0f);
-    chosen[index] = true;
-    least = std::min(least, std::fabs(dense[index]));
+class Sparsifiers : public testing::TestWithParam<Promise> {
+ protected:
+  Segment MakeSegment(std::int64_t size) const {
+    return Segment(GetParam().name, size, GetParam().options);
   }
-  for (std::size_t i = 0; i < dense.size(); ++i) {
-    if (!chosen[i]) largest_left = std::max(largest_left, std::fabs(dense[i]));
+
+  void ExpectKept(const Step& step, std::int64_t k) const {
+    const Promise& promise = GetParam();
+    EXPECT_LE(3 * step.count(), promise.most * k);
+    const bool no_more = promise.largest && step.count() == step.NonZeros();
+    EXPECT_TRUE(3 * step.count() >= promise.least * k || no_more)
+        << step.count() << " of " << step.NonZeros() << " non-zeros, k " << k;
+    if (promise.largest) ExpectLargestEntries(step);
   }
-  ASSERT_GE(least, largest_left);
-}
+};
 
-/// Expects a lawful count: 2k/3 to 4k/3, or all non-zeros if there are fewer.
-void ExpectCountNear(std::int64_t k, const Selection& s, const std::vector<float>& dense) {
-  if (s.count != NonZeros(dense)) {
-    EXPECT_GE(3 * s.count, 2 * k);
-  }
-  EXPECT_LE(3 * s.count, 4 * k);
-}
-
-class Sparsifiers : public testing::TestWithParam<std::string> {};
-
-TEST_P(Sparsifiers, SelectTheLargestEntriesWithinTheCapacityOnAllKindsOfData) {
+TEST_P(Sparsifiers, KeepTheirPromisesOnAllKindsOfData) {
   for (const auto& [name, draw] : kDistributions) {
     for (const std::int64_t size : {1, 2, 10, 1000, 70000}) {
-      const std::vector<float> dense = Make(draw, size);
+      Gradients gradients(draw, size);
       for (const double density : {0.001, 0.01, 0.3, 1.0}) {
-        const auto k = static_cast<std::int64_t>(std::ceil(density * static_cast<double>(size)));
-        SCOPED_TRACE(name + ", size " + std::to_string(size) + ", k " + std::to_string(k));
-        float threshold = 0;
-        const Selection first = Select(GetParam(), dense, k, &threshold);
-        ExpectLargestEntries(dense, first.block);
-        ExpectCountNear(k, first, dense);
-        const Selection second = Select(GetParam(), dense, k, &threshold);
-        ExpectLargestEntries(dense, second.block);
-        ExpectCountNear(k, second, dense);
+        const std::int64_t k = KOf(density, size);
+        SCOPED_TRACE(testing::Message() << name << ", size " << size << ", k " << k);
+        Segment segment = MakeSegment(size);
+        for (int step = 0; step < 4; ++step) ExpectKept(segment.Run(gradients.Next(), k), k);
       }
     }
   }
 }
 
-TEST_P(Sparsifiers, SelectNothingOfZeros) {
+TEST_P(Sparsifiers, TakeZerosOnlyIfTheyDoNotLookAtValues) {
   for (const std::int64_t size : {1, 64, 70000}) {
-    float threshold = 0;
-    EXPECT_EQ(Select(GetParam(), std::vector<float>(size, -0.0f), (size + 1) / 2, &threshold).count,
-              0);
+    const std::int64_t k = (size + 1) / 2;
+    Segment segment = MakeSegment(size);
+    for (int step = 0; step < 3; ++step) {
+      const Step zeros = segment.Run(std::vector<float>(size, -0.0f), k);
+      EXPECT_EQ(zeros.count(), GetParam().largest ? 0 : k);
+    }
   }
 }
 
-TEST_P(Sparsifiers, SelectAllNonZerosWhereThereAreTooFew) {
-  std::vector<float> dense(70000, 0.0f);
-  for (std::size_t i = 0; i < dense.size(); i += 7000) dense[i] = 1e-40f;
-  for (int step = 0; step < 3; ++step) {
-    float threshold = 0;
-    EXPECT_EQ(Select(GetParam(), dense, 700, &threshold).count, 10);
-  }
+TEST_P(Sparsifiers, TakeAllNonZerosWhereThereAreTooFew) {
+  if (!GetParam().largest) return;
+  std::vector<float> sparse(70000, 0.0f);
+  for (std::size_t i = 0; i < sparse.size(); i += 7000) sparse[i] = -2.0f;
+  Segment segment = MakeSegment(70000);
+  for (int step = 0; step < 3; ++step) EXPECT_EQ(segment.Run(sparse, 700).count(), 10);
 }
 
 TEST_P(Sparsifiers, SurviveEqualMagnitudes) {
   for (const std::int64_t size : {3, 1000, 300000}) {
     const std::vector<float> constant(size, -3.0f);
     const std::vector<float> integers = Make([](auto& r) { return std::round(Gauss(r)); }, size);
-    for (const auto* dense : {&constant, &integers}) {
+    const std::vector<float> signs = Make([](auto& r) { return r() % 2 == 0 ? 1 : -1; }, size);
+    for (const auto* gradient : {&constant, &integers, &signs}) {
       const std::int64_t k = (size + 99) / 100;
-      float threshold = 0;
-      for (int step = 0; step < 3; ++step) {
-        const Selection s = Select(GetParam(), *dense, k, &threshold);
-        ExpectLargestEntries(*dense, s.block);
-        ExpectCountNear(k, s, *dense);
+      Segment segment = MakeSegment(size);
+      for (int step = 0; step < 4; ++step) ExpectKept(segment.Run(*gradient, k), k);
+    }
+  }
+}
+
+TEST_P(Sparsifiers, SurviveAnyRememberedState) {
+  constexpr std::int64_t kSize = 20000, kK = 200;
+  const float big = std::numeric_limits<float>::max();
+  Gradients gradients(Gauss, kSize);
+  Segment clean = MakeSegment(kSize);
+  for (int step = 0; step < 2; ++step) clean.Run(gradients.Next(), kK);
+  for (float SelectionState::* field : {&SelectionState::threshold, &SelectionState::growth,
+                                        &SelectionState::tail_index, &SelectionState::own}) {
+    const bool used = clean.state.*field != 0;
+    for (const float value : {-1.0f, -big, kInf, -kInf, kNan, 1e-45f, 1e38f, big, 0.5f}) {
+      Segment segment = MakeSegment(kSize);
+      segment.Run(gradients.Next(), kK);
+      segment.state.*field = value;
+      SCOPED_TRACE(testing::Message() << "a field of the state is " << value);
+      for (int step = 0; step < 3; ++step) ExpectKept(segment.Run(gradients.Next(), kK), kK);
+      if (used) {
+        EXPECT_TRUE(std::isfinite(segment.state.*field)) << "and stays so";
       }
     }
   }
 }
 
-TEST_P(Sparsifiers, SurviveAnyRememberedThreshold) {
-  const std::vector<float> dense = Make(Gauss, 20000);
-  const float inf = std::numeric_limits<float>::infinity();
-  for (float threshold : {-1.0f, inf, -inf, std::numeric_limits<float>::quiet_NaN(), 1e-45f, 1e38f,
-                          std::numeric_limits<float>::max()}) {
-    const Selection s = Select(GetParam(), dense, 200, &threshold);
-    ExpectLargestEntries(dense, s.block);
-    ExpectCountNear(200, s, dense);
-    EXPECT_TRUE(std::isfinite(threshold));
-    EXPECT_GE(threshold, 0.0f);
+TEST_P(Sparsifiers, KeepWhatIsNotFiniteOut) {
+  constexpr std::int64_t kSize = 5000, kK = 50;
+  Gradients gradients(Gauss, kSize);
+  Segment segment = MakeSegment(kSize);
+  for (int step = 0; step < 4; ++step) {
+    std::vector<float> gradient = gradients.Next();
+    gradient[17] = kNan;
+    gradient[4000] = -kInf;
+    const Step result = segment.Run(gradient, kK);
+    EXPECT_EQ(result.not_finite, 2);
+    ExpectKept(result, kK);
   }
 }
 
-TEST_P(Sparsifiers, AppendBehindOtherSegments) {
-  const std::vector<float> dense = Make(Gauss, 5000);
-  const Sparsifier& sparsifier = FindSparsifier(GetParam());
-  SparseBlock block;
-  block.Reset(3 + sparsifier.Capacity(50, 5000));
-  for (int i = 0; i < 3; ++i) {
-    block.indices()[i] = i;
-    block.values()[i] = -7;
-  }
-  float threshold = 0;
-  const auto count = sparsifier.Select(dense, 50, 1000, 3, &threshold, CpuKernels(), &block);
-  block.Finish(3 + count);
-  EXPECT_EQ(block.indices()[2], 2);
-  EXPECT_EQ(block.values()[2], -7);
-  for (std::int64_t i = 3; i < block.count(); ++i) {
-    EXPECT_EQ(block.values()[i], dense[block.indices()[i] - 1000]);
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(All, Sparsifiers, testing::ValuesIn(SparsifierNames()),
-                         [](const auto& info) { return info.param; });
-
-TEST(TopKSparsifier, SelectsExactlyK) {
-  for (const auto& [name, draw] : kDistributions) {
-    if (name == "90_percent_zeros") continue;
-    const std::vector<float> dense = Make(draw, 10000);
-    float threshold = 0;
-    EXPECT_EQ(Select("top_k", dense, 100, &threshold).count, 100) << name;
-  }
-}
-
-/// Counts the reads of the whole array; everything else is the CPU's.
-class CountingKernels final : public Kernels {
- public:
-  explicit CountingKernels(std::int64_t size) : size_(size) {}
-  int reads() const { return reads_; }
-  std::int64_t Accumulate(GradView g, float d, float s, Span<float> r) const override {
-    return cpu_.Accumulate(g, d, s, r);
-  }
-  Moments ComputeMoments(Span<const float> d) const override {
-    return cpu_.ComputeMoments(Read(d));
-  }
-  std::int64_t CountAbove(Span<const float> d, float t) const override {
-    return cpu_.CountAbove(Read(d), t);
-  }
-  void Sample(Span<const float> d, std::int64_t n, std::vector<float>* s) const override {
-    cpu_.Sample(d, n, s);
-  }
-  std::int64_t SelectAbove(Span<const float> d, float t, Index o, std::int64_t f, std::int64_t l,
-                           SparseBlock* out) const override {
-    return cpu_.SelectAbove(Read(d), t, o, f, l, out);
-  }
-  TopKCut FindTopK(Span<const float> d, std::int64_t k) const override {
-    reads_ += 3;
-    return cpu_.FindTopK(d, k);
-  }
-  std::int64_t SelectCut(Span<const float> d, TopKCut c, Index o, std::int64_t f,
-                         SparseBlock* out) const override {
-    return cpu_.SelectCut(Read(d), c, o, f, out);
-  }
-  void Merge(const SparseBlock& a, const SparseBlock& b, SparseBlock* o) const override {
-    cpu_.Merge(a, b, o);
-  }
-  void KeepTopK(std::int64_t k, SparseBlock* b) const override { cpu_.KeepTopK(k, b); }
-  void Settle(const SparseBlock& s, const SparseBlock& r, Span<float> x) const override {
-    cpu_.Settle(s, r, x);
-  }
-  void PutBack(const SparseBlock& s, Span<float> r) const override { cpu_.PutBack(s, r); }
-  std::int64_t Scatter(const SparseBlock& b, float s, Index o, GradView g, Span<float> r,
-                       std::vector<std::pair<Index, float>>* u, float l) const override {
-    return cpu_.Scatter(b, s, o, g, r, u, l);
-  }
-
- private:
-  Span<const float> Read(Span<const float> dense) const {
-    reads_ += dense.size == size_ ? 1 : 0;
-    return dense;
-  }
-  const Kernels& cpu_ = CpuKernels();
-  const std::int64_t size_;
-  mutable int reads_ = 0;
-};
-
-TEST(GaussianSparsifier, ReadsTheDataOnceInTheSteadyStateAndAFewTimesAtFirst) {
-  constexpr std::int64_t kSize = 1 << 18, kK = 2622;
-  const Sparsifier& sparsifier = FindSparsifier("gaussian");
-  SparseBlock block;
-  block.Reset(sparsifier.Capacity(kK, kSize));
-  for (const auto& [name, draw] : kDistributions) {
-    const std::vector<float> dense = Make(draw, kSize);
-    float threshold = 0;
-    CountingKernels cold(kSize), warm(kSize);
-    sparsifier.Select(dense, kK, 0, 0, &threshold, cold, &block);
-    EXPECT_LE(cold.reads(), 4) << name;
-    for (int step = 0; step < 10; ++step) {
-      sparsifier.Select(dense, kK, 0, 0, &threshold, warm, &block);
+TEST_P(Sparsifiers, KeepTheirPromisesWhereGradientsShareASegment) {
+  constexpr std::int64_t kSize = 90000;
+  Gradients gradients(StudentT3, kSize);
+  for (const std::int64_t k : {90, 900, 45000}) {
+    Segment segment = MakeSegment(kSize);
+    for (int step = 0; step < 4; ++step) {
+      ExpectKept(segment.Run(gradients.Next(), k, {1, 0, 69999, 511, 19489, 0}), k);
     }
-    EXPECT_EQ(warm.reads(), 10) << name;
   }
 }
 
-TEST(GaussianSparsifier, TheCountDriftsBackToK) {
-  constexpr std::int64_t kSize = 1 << 18, kK = 2622;
-  for (const auto& [name, draw] : kDistributions) {
-    const std::vector<float> dense = Make(draw, kSize);
-    float threshold = 0;
-    std::int64_t count = 0;
-    for (int step = 0; step < 30; ++step) count = Select("gaussian", dense, kK, &threshold).count;
-    EXPECT_NEAR(static_cast<double>(count) / kK, 1.0, 0.1) << name;
+TEST_P(Sparsifiers, ChooseTheSameWithAnyNumberOfThreads) {
+  constexpr std::int64_t kSize = 200000;
+  for (const std::int64_t k : {200, 60000}) {
+    std::vector<Step> expected;
+    WithOneToThreeThreads([&] {
+      Gradients gradients(Gauss, kSize);
+      Segment segment = MakeSegment(kSize);
+      for (std::size_t step = 0; step < 4; ++step) {
+        const float scale = step == 2 ? 100.0f : 1.0f;  // overflows the room of most
+        const Step result = segment.Run(gradients.Next(scale), k);
+        if (expected.size() <= step) expected.push_back(result);
+        EXPECT_EQ(result.taken, expected[step].taken);
+        EXPECT_TRUE(SameBits(result.residual, expected[step].residual));
+      }
+    });
   }
 }
 
-TEST(GaussianSparsifier, FollowsDataThatGrows) {
-  constexpr std::int64_t kSize = 1 << 16, kK = 656;
-  std::vector<float> dense = Make(Gauss, kSize);
-  CountingKernels kernels(kSize);
-  const Sparsifier& sparsifier = FindSparsifier("gaussian");
-  SparseBlock block;
-  block.Reset(sparsifier.Capacity(kK, kSize));
-  float threshold = 0;
-  sparsifier.Select(dense, kK, 0, 0, &threshold, CpuKernels(), &block);
-  for (int step = 0; step < 100; ++step) {
-    for (float& value : dense) value *= 1.01f;
-    sparsifier.Select(dense, kK, 0, 0, &threshold, kernels, &block);
-  }
-  EXPECT_EQ(kernels.reads(), 100);
-}
-
-TEST(GaussianUpperQuantile, InvertsTheTailOfTheNormalDistribution) {
-  for (double z = -5; z < 12; z += 0.01) {
-    const double tail = 0.5 * std::erfc(z / std::sqrt(2.0));
-    EXPECT_NEAR(GaussianUpperQuantile(tail), z, 1e-6 + 1e-6 * std::fabs(z));
+TEST_P(Sparsifiers, ChooseTheSameInEveryRun) {
+  constexpr std::int64_t kSize = 50000;
+  Segment one = MakeSegment(kSize), other = MakeSegment(kSize);
+  Gradients gradients(Laplace, kSize);
+  for (int step = 0; step < 5; ++step) {
+    const std::vector<float> gradient = gradients.Next();
+    EXPECT_EQ(one.Run(gradient, 500).taken, other.Run(gradient, 500).taken);
   }
 }
 
-TEST(FindSparsifier, NamesThoseThatExist) {
+INSTANTIATE_TEST_SUITE_P(All, Sparsifiers, testing::ValuesIn(kPromises),
+                         [](const auto& info) { return info.param.name; });
+
+// ---- Names and options --------------------------------------------------------------------------
+
+TEST(MakeSparsifier, KnowsExactlyThosePromisedHere) {
+  std::vector<std::string> promised;
+  for (const Promise& promise : kPromises) promised.push_back(promise.name);
+  EXPECT_EQ(SparsifierNames(), promised);
+}
+
+/// What MakeSparsifier says when it refuses.
+std::string Refusal(const std::string& name, const SparsifierOptions& options) {
   try {
-    FindSparsifier("random_k");
-    FAIL();
+    MakeSparsifier(name, options);
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
-    EXPECT_STREQ(error.what(), "sparsifier must be one of top_k, gaussian; got 'random_k'");
+    return error.what();
   }
+  return "(not refused)";
+}
+
+TEST(MakeSparsifier, NamesThoseThatExist) {
+  EXPECT_EQ(Refusal("best_k", {}),
+            "sparsifier must be one of top_k, gaussian, sampled, sidco, hard_threshold, random_k; "
+            "got 'best_k'");
+}
+
+TEST(MakeSparsifier, RefusesOptionsThatASparsifierDoesNotHave) {
+  for (const Promise& promise : kPromises) {
+    SparsifierOptions options = promise.options;
+    options["zeal"] = 1;
+    EXPECT_EQ(Refusal(promise.name, options),
+              "sparsifier '" + promise.name + "' has no option 'zeal'");
+  }
+  EXPECT_EQ(Refusal("top_k", {{"seed", 1}}), "sparsifier 'top_k' has no option 'seed'");
+}
+
+TEST(MakeSparsifier, RefusesOptionsOutOfTheirLimits) {
+  EXPECT_EQ(Refusal("gaussian", {{"refresh", 0.5}}), "refresh of gaussian must be >= 1, got 0.5");
+  EXPECT_EQ(Refusal("gaussian", {{"refresh", kNan}}), "refresh of gaussian must be >= 1, got nan");
+  for (const char* value : {"0", "-0.5", "1.5", "nan", "inf"}) {
+    EXPECT_EQ(Refusal("sampled", {{"fraction", std::stod(value)}}),
+              std::string("fraction of sampled must lie in (0, 1], got ") + value);
+  }
+  EXPECT_EQ(Refusal("hard_threshold", {}), "option threshold of the sparsifier must be given");
+  for (const char* value : {"0", "-1", "nan", "inf", "1e-60", "1e+60"}) {
+    EXPECT_EQ(
+        Refusal("hard_threshold", {{"threshold", std::stod(value)}}),
+        std::string("threshold of hard_threshold must be > 0 and finite in float32, got ") + value);
+  }
+  for (const char* value : {"0.5", "nan", "inf", "-1e+17"}) {
+    EXPECT_EQ(Refusal("random_k", {{"seed", std::stod(value)}}),
+              std::string("seed of random_k must be an integer in [-2^53, 2^53], got ") + value);
+  }
+}
+
+TEST(MakeSparsifier, AcceptsOptionsAtTheirLimits) {
+  EXPECT_NE(MakeSparsifier("gaussian", {{"refresh", 1}}), nullptr);
+  EXPECT_NE(MakeSparsifier("gaussian", {{"refresh", kInf}}), nullptr);
+  EXPECT_NE(MakeSparsifier("sampled", {{"fraction", 1}}), nullptr);
+  EXPECT_NE(MakeSparsifier("hard_threshold", {{"threshold", 1.5e-45}}), nullptr);
+  EXPECT_NE(MakeSparsifier("random_k", {{"seed", -9007199254740992.0}}), nullptr);
 }
 
 }  // namespace

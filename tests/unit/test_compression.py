@@ -21,7 +21,7 @@ from hvd_sparse.compression import (
 )
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.schedules import Warmup
-from hvd_sparse.sparsifiers import SPARSIFIERS
+from hvd_sparse.sparsifiers import SPARSIFIERS, HardThreshold, Sampled
 
 PRESETS = [LAGS, GTopK, GaussianK, TopK]
 
@@ -37,8 +37,15 @@ PRESETS = [LAGS, GTopK, GaussianK, TopK]
 )
 def test_presets_are_made_of_the_papers_parts(preset, parts):
     made = preset()
-    assert (made.sparsifier, made.collective, made.layer_wise) == parts
+    assert (made.sparsifier.name, made.collective, made.layer_wise) == parts
     assert made.density == 0.001
+
+
+def test_a_sparsifier_is_taken_by_name_or_with_options():
+    assert LAGS(sparsifier="sampled").sparsifier == Sampled(fraction=0.01)
+    made = LAGS(sparsifier=HardThreshold(threshold=1e-3))
+    assert made.sparsifier.options == {"threshold": 1e-3}
+    assert repr(made) == "LAGS(density=0.001, sparsifier=HardThreshold(threshold=0.001))"
 
 
 def test_registries_agree_with_the_core():
@@ -75,8 +82,10 @@ def test_any_real_number_in_the_limits_is_a_density(density):
     [
         (
             {"sparsifier": "random"},
-            r"sparsifier must be one of \['gaussian', 'top_k'\], got 'random'",
+            "sparsifier must be one of .*'gaussian', 'hard_threshold', .*'top_k'.*, got 'random'",
         ),
+        ({"sparsifier": "hard_threshold"}, r"needs a threshold: .*HardThreshold\(threshold="),
+        ({"sparsifier": 7}, "sparsifier must be one of .*, got 7"),
         ({"collective": 3}, r"collective must be one of \['allgather', 'gtopk'\], got 3"),
         ({"min_numel": -1}, r"min_numel must lie in \[0, .*got -1"),
         ({"min_numel": 1.5}, "min_numel must be an integer, got 1.5"),

@@ -109,7 +109,7 @@ def test_version_of_takes_the_first_name_that_is_installed():
 
 def test_the_build_left_a_record_of_every_optional_part():
     build = examine_core()["build"]
-    assert set(build["parts"]) == {"mpi", "tensorflow", "cuda", "nccl"}
+    assert set(build["parts"]) == {"mpi", "openmp", "tensorflow", "cuda", "nccl"}
     assert build["compiler"]
 
 

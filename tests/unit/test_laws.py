@@ -118,7 +118,10 @@ def test_laws_hold_for_degenerate_gradients(size, sparsifier, collective, kind):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize(("sparsifier", "collective"), EVERY_PAIR)
+@pytest.mark.parametrize(
+    ("sparsifier", "collective"),
+    [(s, c) for s, c in EVERY_PAIR if laws.EVERY_SPARSIFIER[s].bounds[0] > 0],
+)
 def test_full_density_applies_the_whole_sum(size, sparsifier, collective):
     ranks = run_ranks(size, [257], 1.0, sparsifier, collective, lambda me: me.run(1))
     expected = sum(r[0].gradient for r in ranks)

@@ -1,0 +1,339 @@
+/// Error feedback on the CPU, and selection in the same pass.
+///
+/// The two are fused by cache blocking: a chunk of the residual is updated by a loop that the
+/// compiler vectorises for every number type, then compacted while it is in the first-level cache.
+/// Memory is read and written as by error feedback alone. The usual case, a float32 gradient
+/// without factors, has a loop of its own that does both (compact.cc).
+
+#include "csrc/kernels/cpu_feedback.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cfloat>
+#include <cmath>
+
+#include "csrc/base/error.h"
+#include "csrc/kernels/clones.h"
+#include "csrc/kernels/compact.h"
+#include "csrc/kernels/half.h"
+#include "csrc/kernels/parallel.h"
+#include "csrc/kernels/stretches.h"
+
+namespace hvd_sparse::cpu {
+namespace {
+
+/// Entries that a thread claims at a time, a multiple of kChunk.
+constexpr std::int64_t kPart = std::int64_t{1} << 16;
+static_assert(kPart % kChunk == 0);
+
+std::int64_t PartsOf(std::int64_t size) { return (size + kPart - 1) / kPart; }
+
+// ---- Error feedback
+// ------------------------------------------------------------------------------
+
+/// Entries per 32-bit counter, which vectorises twice as well as a 64-bit one.
+constexpr std::int64_t kRun = std::int64_t{1} << 20;
+
+HVD_SPARSE_INLINE bool IsFinite(float value) { return std::fabs(value) <= FLT_MAX; }
+
+template <typename T>
+HVD_SPARSE_INLINE std::int32_t AddScaled(const T* __restrict grad, std::int64_t size, float decay,
+                                         float scale, float* __restrict residual) {
+  std::int32_t bad = 0;
+  for (std::int64_t i = 0; i < size; ++i) {
+    const float before = residual[i];
+    const float decayed = decay * before;
+    const float sum = decayed + scale * Widen(grad[i]);
+    const float kept = IsFinite(decayed) ? decayed : before;
+    residual[i] = IsFinite(sum) ? sum : kept;
+    bad += IsFinite(sum) ? 0 : 1;
+  }
+  return bad;
+}
+
+/// The same for decay = scale = 1, as in nearly all steps: half of the instructions.
+template <typename T>
+HVD_SPARSE_INLINE std::int32_t Add(const T* __restrict grad, std::int64_t size,
+                                   float* __restrict residual) {
+  std::int32_t bad = 0;
+  for (std::int64_t i = 0; i < size; ++i) {
+    const float before = residual[i];
+    const float sum = before + Widen(grad[i]);
+    residual[i] = IsFinite(sum) ? sum : before;
+    bad += IsFinite(sum) ? 0 : 1;
+  }
+  return bad;
+}
+
+template <typename T>
+HVD_SPARSE_INLINE std::int64_t AccumulateAs(const T* grad, std::int64_t size, float decay,
+                                            float scale, float* residual) {
+  std::int64_t bad = 0;
+  for (std::int64_t start = 0; start < size; start += kRun) {
+    const std::int64_t run = std::min(kRun, size - start);
+    bad += decay == 1 && scale == 1 ? Add(grad + start, run, residual + start)
+                                    : AddScaled(grad + start, run, decay, scale, residual + start);
+  }
+  return bad;
+}
+
+HVD_SPARSE_CLONES
+std::int64_t AccumulateFloat(const void* grad, std::int64_t size, float decay, float scale,
+                             float* residual) {
+  return AccumulateAs(static_cast<const float*>(grad), size, decay, scale, residual);
+}
+
+HVD_SPARSE_CLONES
+std::int64_t AccumulateDouble(const void* grad, std::int64_t size, float decay, float scale,
+                              float* residual) {
+  return AccumulateAs(static_cast<const double*>(grad), size, decay, scale, residual);
+}
+
+HVD_SPARSE_CLONES
+std::int64_t AccumulateFloat16(const void* grad, std::int64_t size, float decay, float scale,
+                               float* residual) {
+  return AccumulateAs(static_cast<const Float16*>(grad), size, decay, scale, residual);
+}
+
+HVD_SPARSE_CLONES
+std::int64_t AccumulateBFloat16(const void* grad, std::int64_t size, float decay, float scale,
+                                float* residual) {
+  return AccumulateAs(static_cast<const BFloat16*>(grad), size, decay, scale, residual);
+}
+
+/// Error feedback of a number type.
+class Accumulator {
+ public:
+  explicit Accumulator(const Feedback& feedback)
+      : feedback_(feedback),
+        grad_(static_cast<const std::uint8_t*>(feedback.grad.data)),
+        width_(SizeOf(feedback.grad.dtype)),
+        accumulate_(For(feedback.grad.dtype)),
+        plain_(feedback.grad.dtype == DType::kFloat32 && feedback.decay == 1 &&
+               feedback.scale == 1) {}
+
+  /// Updates `residual`, which stands for the entries from `begin` on; returns how many were not
+  /// finite.
+  std::int64_t Run(std::int64_t begin, std::int64_t size, float* residual) const {
+    return accumulate_(grad_ + begin * width_, size, feedback_.decay, feedback_.scale, residual);
+  }
+
+  /// Updates a chunk and takes from it.
+  Tally RunAndTake(std::int64_t begin, std::int64_t size, float* residual, float threshold,
+                   Index offset, Index* indices, float* values) const {
+    if (plain_) {
+      const auto* grad = reinterpret_cast<const float*>(grad_) + begin;
+      const std::int64_t count =
+          AddAndTakeChunk(grad, residual, size, threshold, offset, indices, values);
+      if (count >= 0) return {count, count, 0};
+    }
+    const std::int64_t bad = Run(begin, size, residual);
+    const std::int64_t count = TakeChunk(residual, size, threshold, offset, indices, values);
+    return {count, count, bad};
+  }
+
+ private:
+  using Function = std::int64_t (*)(const void*, std::int64_t, float, float, float*);
+
+  static Function For(DType dtype) {
+    switch (dtype) {
+      case DType::kFloat32:
+        return AccumulateFloat;
+      case DType::kFloat64:
+        return AccumulateDouble;
+      case DType::kFloat16:
+        return AccumulateFloat16;
+      case DType::kBFloat16:
+        return AccumulateBFloat16;
+    }
+    Throw(ErrorKind::kInvalidArgument, "unknown number type ", static_cast<int>(dtype));
+  }
+
+  const Feedback& feedback_;
+  const std::uint8_t* grad_;
+  const std::int64_t width_;
+  const Function accumulate_;
+  const bool plain_;  // residual += grad, in float32
+};
+
+// ---- Taking
+// --------------------------------------------------------------------------------------
+
+/// Fills a room with the entries above a threshold, chunk by chunk, and counts those beyond it.
+class Taker {
+ public:
+  explicit Taker(Room room) : room_(room) {}
+
+  /// `take(indices, values)` takes from a chunk of `dense`, the entries from `offset` on.
+  template <typename Take>
+  void Chunk(float* dense, Index offset, Take take) {
+    if (room_.size - tally_.taken >= kChunk) {
+      Note(take(room_.indices + tally_.taken, room_.values + tally_.taken));
+      return;
+    }
+    Index indices[kChunk];
+    float values[kChunk];
+    Tally chunk = take(indices, values);
+    const std::int64_t fitting = std::min(chunk.taken, room_.size - tally_.taken);
+    std::copy_n(indices, fitting, room_.indices + tally_.taken);
+    std::copy_n(values, fitting, room_.values + tally_.taken);
+    for (std::int64_t i = fitting; i < chunk.taken; ++i) dense[indices[i] - offset] = values[i];
+    chunk.taken = fitting;
+    Note(chunk);
+  }
+
+  const Tally& tally() const { return tally_; }
+
+ private:
+  void Note(const Tally& chunk) {
+    tally_.above += chunk.above;
+    tally_.taken += chunk.taken;
+    tally_.not_finite += chunk.not_finite;
+  }
+
+  const Room room_;
+  Tally tally_;
+};
+
+/// Takes from one stretch of an array; take(i, size, indices, values) does so for a chunk.
+template <typename Take>
+void TakeChunks(Span<float> residual, std::int64_t begin, std::int64_t end, Index offset, Take take,
+                Taker* taker) {
+  for (std::int64_t i = begin; i < end; i += kChunk) {
+    taker->Chunk(residual.data + i, offset + static_cast<Index>(i),
+                 [&](Index* indices, float* values) {
+                   return take(i, std::min(kChunk, end - i), indices, values);
+                 });
+  }
+}
+
+/// What one thread has taken, part after part, until it moves to the block.
+struct Stash {
+  std::vector<Index> indices;
+  std::vector<float> values;
+  std::int64_t filled = 0;
+};
+
+/// What came of one part.
+struct PartTally {
+  const Stash* stash = nullptr;
+  std::int64_t begin = 0;  // in the stash
+  Tally tally;
+  std::int64_t place = 0;  // in the room
+};
+
+/// TakeChunks by several threads, with the result of one.
+///
+/// A thread needs no more room than the whole block has: the entries that it takes first are the
+/// first ones of its parts, so no other can be among the first ones of all.
+template <typename Take>
+Tally TakeTogether(Span<float> residual, Index offset, Room room, Take take) {
+  const std::int64_t parts = PartsOf(residual.size);
+  const int threads = KernelThreads();
+  if (threads == 1 || parts <= 1) {
+    Taker taker(room);
+    TakeChunks(residual, 0, residual.size, offset, take, &taker);
+    return taker.tally();
+  }
+
+  thread_local std::vector<Stash> stashes;
+  thread_local std::vector<PartTally> tallies;
+  std::vector<Stash>& of_thread = stashes;  // the caller's, seen by all threads
+  std::vector<PartTally>& of_part = tallies;
+  of_thread.resize(static_cast<std::size_t>(threads));
+  of_part.assign(static_cast<std::size_t>(parts), {});
+  for (Stash& stash : of_thread) {
+    stash.filled = 0;
+    if (static_cast<std::int64_t>(stash.indices.size()) >= room.size) continue;
+    stash.indices.resize(static_cast<std::size_t>(room.size));
+    stash.values.resize(static_cast<std::size_t>(room.size));
+  }
+  RunParts(parts, threads, [&](std::int64_t part, int thread) {
+    Stash& stash = of_thread[static_cast<std::size_t>(thread)];
+    const std::int64_t from = stash.filled;
+    Taker taker({stash.indices.data() + from, stash.values.data() + from, room.size - from});
+    const std::int64_t begin = part * kPart, end = std::min(begin + kPart, residual.size);
+    TakeChunks(residual, begin, end, offset, take, &taker);
+    stash.filled += taker.tally().taken;
+    of_part[static_cast<std::size_t>(part)] = {&stash, from, taker.tally(), 0};
+  });
+
+  Tally total;
+  for (PartTally& part : of_part) {
+    part.place = total.taken;
+    total.taken += std::min(part.tally.taken, room.size - total.taken);
+    total.above += part.tally.above;
+    total.not_finite += part.tally.not_finite;
+  }
+  RunParts(parts, threads, [&](std::int64_t index, int) {
+    const PartTally& part = of_part[static_cast<std::size_t>(index)];
+    const Index* indices = part.stash->indices.data() + part.begin;
+    const float* values = part.stash->values.data() + part.begin;
+    const std::int64_t fitting = std::min(part.tally.taken, room.size - part.place);
+    std::copy_n(indices, fitting, room.indices + part.place);
+    std::copy_n(values, fitting, room.values + part.place);
+    for (std::int64_t i = fitting; i < part.tally.taken; ++i) {
+      residual[indices[i] - offset] = values[i];
+    }
+  });
+  return total;
+}
+
+}  // namespace
+
+std::int64_t Accumulate(const Feedback& feedback) {
+  const Accumulator accumulator(feedback);
+  const Span<float> residual = feedback.residual;
+  std::atomic<std::int64_t> bad{0};
+  RunParts(PartsOf(residual.size), [&](std::int64_t part, int) {
+    const std::int64_t begin = part * kPart, size = std::min(kPart, residual.size - begin);
+    bad += accumulator.Run(begin, size, residual.data + begin);
+  });
+  return bad;
+}
+
+Tally AccumulateAndTake(const Feedback& feedback, float threshold, Index offset, Room room) {
+  const Accumulator accumulator(feedback);
+  const Span<float> residual = feedback.residual;
+  return TakeTogether(residual, offset, room,
+                      [&](std::int64_t begin, std::int64_t size, Index* indices, float* values) {
+                        return accumulator.RunAndTake(begin, size, residual.data + begin, threshold,
+                                                      offset + static_cast<Index>(begin), indices,
+                                                      values);
+                      });
+}
+
+Tally TakeAbove(Span<float> residual, float threshold, Index offset, Room room) {
+  return TakeTogether(residual, offset, room,
+                      [&](std::int64_t begin, std::int64_t size, Index* indices, float* values) {
+                        const std::int64_t count =
+                            TakeChunk(residual.data + begin, size, threshold,
+                                      offset + static_cast<Index>(begin), indices, values);
+                        return Tally{count, count, 0};
+                      });
+}
+
+void TakeAt(Span<float> residual, Span<const Index> positions, Index offset, Room room) {
+  const std::int64_t count = std::min(positions.size, room.size);
+  for (std::int64_t i = 0; i < count; ++i) {
+    room.indices[i] = offset + positions[i];
+    room.values[i] = residual[positions[i]];
+    residual[positions[i]] = 0;
+  }
+}
+
+void Sample(const Feedback& feedback, std::int64_t count, std::uint64_t seed,
+            std::vector<float>* sample) {
+  const Accumulator accumulator(feedback);
+  const Span<float> residual = feedback.residual;
+  const std::size_t filled = sample->size();
+  sample->resize(filled + static_cast<std::size_t>(SampleSize(residual.size, count)));
+  ForEachStretch(residual.size, count, seed,
+                 [&](std::int64_t begin, std::int64_t size, std::int64_t at) {
+                   float* const into = sample->data() + filled + at;
+                   std::copy_n(residual.data + begin, size, into);
+                   if (feedback.grad.data != nullptr) accumulator.Run(begin, size, into);
+                 });
+}
+
+}  // namespace hvd_sparse::cpu

@@ -1,0 +1,47 @@
+/// What the sparsifiers that estimate a threshold have in common: bounds, control and recovery.
+///
+/// Whatever the estimate is worth, Select takes between 2k/3 and 4k/3 entries:
+///
+///     count = entries above the threshold          one pass, fused with error feedback
+///     2k/3 <= count <= 4k/3                        done
+///     4k/3 <  count <= room                        the k largest of them stay
+///     otherwise                                    they go back, and a bracketed search on counts
+///                                                  finds another threshold; if none will do (many
+///                                                  equal magnitudes), the exact top-k is taken
+///
+/// With fewer than 2k/3 non-zeros all of them are taken. Whatever does not fit into a step's block
+/// is smaller than what does, never just of a higher index.
+
+#ifndef HVD_SPARSE_SPARSIFIERS_THRESHOLD_SPARSIFIER_H_
+#define HVD_SPARSE_SPARSIFIERS_THRESHOLD_SPARSIFIER_H_
+
+#include <cstdint>
+
+#include "csrc/sparsifiers/prediction.h"
+#include "csrc/sparsifiers/samples.h"
+#include "csrc/sparsifiers/sparsifier.h"
+#include "csrc/sparsifiers/threshold_search.h"
+
+namespace hvd_sparse {
+
+/// Starts a search for a threshold of k entries from a sample of the segment: a Gaussian fit of it
+/// seeds a search on its own counts, whose result becomes the suggestion. Returns how many probes
+/// of the data are worth while: one if the sample has so many equal magnitudes that no threshold
+/// fits.
+int SearchOnSample(std::int64_t k, const Selection& selection, ThresholdSearch* search);
+
+class ThresholdSparsifier : public Sparsifier {
+ public:
+  std::int64_t Capacity(std::int64_t k, std::int64_t numel) const override;
+  std::int64_t Room(std::int64_t k, std::int64_t numel) const override;
+  void Select(std::int64_t k, SelectionState* state, Selection* selection) const override;
+
+ private:
+  /// The threshold that this step tries first.
+  virtual float FirstThreshold(std::int64_t k, const Selection& selection,
+                               SelectionState* state) const = 0;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_SPARSIFIERS_THRESHOLD_SPARSIFIER_H_

@@ -1,0 +1,183 @@
+/// A bucket whose gradients and segments do not coincide; what does not fit together is refused.
+
+#include "csrc/exchange/bucket.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/comm/loopback_communicator.h"
+#include "tests/csrc/entries.h"
+#include "tests/csrc/kernel_threads.h"
+
+namespace hvd_sparse {
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+
+BucketSpec Spec(const Sizes& gradients, const Sizes& segments, double density) {
+  Sizes ks;
+  for (const std::int64_t size : segments) {
+    ks.push_back(static_cast<std::int64_t>(std::ceil(density * static_cast<double>(size))));
+  }
+  return {"a bucket", gradients, segments, ks, "top_k", {}, "allgather"};
+}
+
+/// The gradients of a bucket, number types in turn; each has its own decay.
+struct Memory {
+  std::vector<std::vector<float>> singles;
+  std::vector<std::vector<double>> doubles;
+  std::vector<std::vector<Float16>> halves;
+  std::vector<float> residual, accumulated;  // after error feedback: a plain loop
+  std::vector<SelectionState> states;
+  Launch launch;
+
+  explicit Memory(const BucketSpec& spec) {
+    const std::size_t count = spec.gradient_numels.size();
+    singles.resize(count);
+    doubles.resize(count);
+    halves.resize(count);
+    launch.scale = 0.5f;
+    for (std::size_t g = 0; g < count; ++g) {
+      const std::int64_t size = spec.gradient_numels[g];
+      const float decay = g % 2 == 0 ? 1.0f : 0.25f;
+      const auto seed = static_cast<int>(71 + g);
+      launch.decays.push_back(decay);
+      if (g % 3 == 0) Add(size, seed, decay, &singles[g]);
+      if (g % 3 == 1) Add(size, seed, decay, &doubles[g]);
+      if (g % 3 == 2) Add(size, seed, decay, &halves[g]);
+    }
+    states.resize(spec.segment_numels.size());
+    launch.residual = residual;
+    launch.states = states;
+    launch.ks = spec.max_ks;
+  }
+
+  /// What was written to gradient g.
+  float Result(std::size_t g, std::int64_t i) const {
+    if (g % 3 == 0) return singles[g][i];
+    return g % 3 == 1 ? static_cast<float>(doubles[g][i]) : Widen(halves[g][i]);
+  }
+
+ private:
+  template <typename T>
+  void Add(std::int64_t size, int seed, float decay, std::vector<T>* gradient) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> gaussian;
+    for (std::int64_t i = 0; i < size; ++i) {
+      const float before = gaussian(random);
+      gradient->push_back(Narrow<T>(gaussian(random)));
+      residual.push_back(before);
+      accumulated.push_back(decay * before + launch.scale * Widen(gradient->back()));
+    }
+    launch.gradients.push_back({gradient->data(), size, kDTypeOf<T>});
+  }
+};
+
+/// One rank: expects each accumulated value in the gradient or in the residual, and the k largest
+/// of each segment in the gradient.
+void ExpectExchanges(const Sizes& gradients, const Sizes& segments, double density) {
+  const BucketSpec spec = Spec(gradients, segments, density);
+  Memory memory(spec);
+  Bucket bucket(0, spec);
+  bucket.Validate(memory.launch);
+  LoopbackCommunicator alone(std::make_shared<LoopbackWorld>(1), 0);
+  bucket.Select(memory.launch, 0, CpuKernels());
+  std::vector<float> left = memory.residual;
+  bucket.Reduce(alone, CpuKernels());
+  EXPECT_EQ(bucket.bad_rank(), kNoRank);
+
+  std::vector<float> together = memory.residual;  // sums are exact: the parts do not overlap
+  std::int64_t offset = 0;
+  for (std::size_t g = 0; g < gradients.size(); ++g) {
+    for (std::int64_t i = 0; i < gradients[g]; ++i) together[offset + i] += memory.Result(g, i);
+    offset += gradients[g];
+  }
+  EXPECT_EQ(together, memory.accumulated);
+
+  offset = 0;
+  for (std::size_t s = 0; s < segments.size(); ++s) {
+    std::int64_t taken = 0;
+    float least = kInf, largest_left = 0;
+    for (std::int64_t i = offset; i < offset + segments[s]; ++i) {
+      if (left[i] == 0 && memory.accumulated[i] != 0) {
+        ++taken;
+        least = std::min(least, std::fabs(memory.accumulated[i]));
+      }
+      largest_left = std::max(largest_left, std::fabs(left[i]));
+    }
+    EXPECT_EQ(taken, spec.max_ks[s]) << "in segment " << s;
+    EXPECT_GE(least, largest_left) << "in segment " << s;
+    offset += segments[s];
+  }
+
+  bucket.PutBack(CpuKernels());
+  EXPECT_TRUE(SameBits(memory.residual, memory.accumulated));
+}
+
+TEST(Bucket, SegmentsMayCutGradientsAndSpanThem) {
+  ExpectExchanges({100}, {100}, 0.1);
+  ExpectExchanges({100}, {30, 70}, 0.1);
+  ExpectExchanges({30, 70}, {100}, 0.1);
+  ExpectExchanges({10, 20, 70}, {25, 5, 50, 20}, 0.3);
+  ExpectExchanges({0, 10, 0, 0, 20, 0}, {0, 5, 0, 25, 0, 0}, 0.3);
+  ExpectExchanges({1, 1, 1}, {2, 1}, 1);
+  ExpectExchanges({}, {}, 1);
+  ExpectExchanges({0}, {0, 0}, 1);
+}
+
+TEST(Bucket, AnyCutsLoseNothing) {
+  std::mt19937 random(72);
+  for (int round = 0; round < 60; ++round) {
+    const std::int64_t numel = 1 + random() % 3000;
+    const auto cuts = [&] {
+      Sizes sizes;
+      for (std::int64_t left = numel; left > 0;) {
+        const std::int64_t wanted = random() % 4 == 0 ? 0 : 1 + random() % 900;
+        sizes.push_back(std::min(left, wanted));
+        left -= sizes.back();
+      }
+      return sizes;
+    };
+    ExpectExchanges(cuts(), cuts(), 0.1);
+  }
+}
+
+TEST(Bucket, LargeSegmentsCutAnywhereWithAnyNumberOfThreads) {
+  WithOneToThreeThreads(
+      [] { ExpectExchanges({200000, 3, 70000, 100001}, {65536, 137, 250000, 54331}, 0.01); });
+}
+
+TEST(Bucket, RefusesWhatDoesNotFitTogether) {
+  const auto refused = [](const BucketSpec& spec) {
+    try {
+      const Bucket bucket(0, spec);
+    } catch (const Error& error) {
+      return error.kind() == ErrorKind::kInvalidArgument;
+    }
+    return false;
+  };
+  EXPECT_FALSE(refused(Spec({10}, {10}, 1)));
+  EXPECT_TRUE(refused(Spec({10}, {9}, 1)));
+  EXPECT_TRUE(refused(Spec({10}, {20, -10}, 1)));
+  EXPECT_TRUE(refused(Spec({20, -10}, {10}, 1)));
+  EXPECT_TRUE(refused(Spec({10}, {10}, 0)));
+  EXPECT_TRUE(refused(Spec({10}, {10}, 1.1)));
+  BucketSpec no_k = Spec({10}, {10}, 1);
+  no_k.max_ks.clear();
+  EXPECT_TRUE(refused(no_k));
+  BucketSpec no_threshold = Spec({10}, {10}, 1);
+  no_threshold.sparsifier = "hard_threshold";
+  EXPECT_TRUE(refused(no_threshold));
+  no_threshold.sparsifier_options = {{"threshold", 0.5}};
+  EXPECT_FALSE(refused(no_threshold));
+}
+
+}  // namespace
+}  // namespace hvd_sparse

@@ -1,0 +1,96 @@
+/// Kernels that count how much of a segment they look at, and note the thresholds tried.
+
+#ifndef HVD_SPARSE_TESTS_CSRC_COUNTING_KERNELS_H_
+#define HVD_SPARSE_TESTS_CSRC_COUNTING_KERNELS_H_
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "csrc/kernels/kernels.h"
+
+namespace hvd_sparse {
+
+class CountingKernels final : public Kernels {
+ public:
+  /// Entries looked at, samples included; those of blocks are not counted, they are few.
+  std::int64_t entries() const { return entries_; }
+  /// Thresholds above which entries were taken.
+  const std::vector<float>& thresholds() const { return thresholds_; }
+
+  std::int64_t Accumulate(const Feedback& feedback) const override {
+    Look(feedback.residual);
+    return cpu_.Accumulate(feedback);
+  }
+  Tally AccumulateAndTake(const Feedback& feedback, float threshold, Index offset,
+                          std::int64_t filled, std::int64_t limit,
+                          SparseBlock* out) const override {
+    Look(feedback.residual);
+    thresholds_.push_back(threshold);
+    return cpu_.AccumulateAndTake(feedback, threshold, offset, filled, limit, out);
+  }
+  Tally TakeAbove(Span<float> residual, float threshold, Index offset, std::int64_t filled,
+                  std::int64_t limit, SparseBlock* out) const override {
+    Look(residual);
+    thresholds_.push_back(threshold);
+    return cpu_.TakeAbove(residual, threshold, offset, filled, limit, out);
+  }
+  TopKCut FindTopK(Span<const float> dense, std::int64_t k) const override {
+    for (int pass = 0; pass < 3; ++pass) Look(dense);
+    return cpu_.FindTopK(dense, k);
+  }
+  std::int64_t TakeCut(Span<float> residual, TopKCut cut, Index offset, std::int64_t filled,
+                       SparseBlock* out) const override {
+    Look(residual);
+    return cpu_.TakeCut(residual, cut, offset, filled, out);
+  }
+  void TakeAt(Span<float> residual, Span<const Index> positions, Index offset, std::int64_t filled,
+              SparseBlock* out) const override {
+    cpu_.TakeAt(residual, positions, offset, filled, out);
+  }
+  Moments ComputeMoments(Span<const float> dense) const override {
+    Look(dense);
+    return cpu_.ComputeMoments(dense);
+  }
+  std::int64_t CountAbove(Span<const float> dense, float threshold) const override {
+    Look(dense);
+    return cpu_.CountAbove(dense, threshold);
+  }
+  void Sample(const Feedback& feedback, std::int64_t count, std::uint64_t seed,
+              std::vector<float>* sample) const override {
+    const std::size_t before = sample->size();
+    cpu_.Sample(feedback, count, seed, sample);
+    entries_ += static_cast<std::int64_t>(sample->size() - before);
+  }
+  void Merge(const SparseBlock& own, const SparseBlock& theirs, SparseBlock* out) const override {
+    cpu_.Merge(own, theirs, out);
+  }
+  std::int64_t KeepTopK(std::int64_t k, std::int64_t begin, std::int64_t end, SparseBlock* block,
+                        Span<float> residual) const override {
+    return cpu_.KeepTopK(k, begin, end, block, residual);
+  }
+  void PutBack(const SparseBlock& block, std::int64_t begin, std::int64_t end,
+               Span<float> residual) const override {
+    cpu_.PutBack(block, begin, end, residual);
+  }
+  void Settle(const SparseBlock& selected, const SparseBlock& reduced,
+              Span<float> residual) const override {
+    cpu_.Settle(selected, reduced, residual);
+  }
+  std::int64_t Scatter(const SparseBlock& reduced, float scale, Index offset, GradView grad,
+                       Span<float> residual, std::vector<std::pair<Index, float>>* undo,
+                       float loss_scale) const override {
+    return cpu_.Scatter(reduced, scale, offset, grad, residual, undo, loss_scale);
+  }
+
+ private:
+  void Look(Span<const float> dense) const { entries_ += dense.size; }
+
+  const Kernels& cpu_ = CpuKernels();
+  mutable std::int64_t entries_ = 0;
+  mutable std::vector<float> thresholds_;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_TESTS_CSRC_COUNTING_KERNELS_H_

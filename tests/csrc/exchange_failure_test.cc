@@ -1,0 +1,230 @@
+/// An exchange that fails midway loses nothing: residuals are what error feedback made them.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/comm/loopback_communicator.h"
+#include "csrc/exchange/exchange.h"
+#include "tests/csrc/entries.h"
+#include "tests/csrc/kernel_threads.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr int kRanks = 3, kBuckets = 3;
+constexpr std::int64_t kNumel = 2000;
+
+/// Where rank 0 loses its peers: before some transfer of the second bucket.
+struct Failure {
+  int transfer = 0;
+  std::atomic<int> started{0};  // ranks that have started all buckets
+  std::atomic<bool> happened{false};
+};
+
+class FailingCommunicator final : public LoopbackCommunicator {
+ public:
+  FailingCommunicator(std::shared_ptr<LoopbackWorld> world, int rank, Failure* failure)
+      : LoopbackCommunicator(std::move(world), rank), failure_(failure) {}
+
+  void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
+    const bool here = Rank() == 0 && what.find("bucket '1'") != std::string::npos;
+    if (here && transfers_++ == failure_->transfer) {
+      while (failure_->started < kRanks) std::this_thread::yield();
+      failure_->happened = true;
+      Throw(ErrorKind::kPeerLost, "rank 2 was lost in ", what);
+    }
+    LoopbackCommunicator::Transfer(out, in, what);
+  }
+
+ private:
+  Failure* const failure_;
+  int transfers_ = 0;
+};
+
+/// A bucket on a rank: a float32 and a float16 gradient, cut by segments elsewhere.
+class Memory {
+ public:
+  explicit Memory(int seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> gaussian;
+    for (std::int64_t i = 0; i < kNumel; ++i) {
+      const float gradient = i % 7 == 0 ? -0.0f : gaussian(random);
+      residual.push_back(i % 5 == 0 ? -0.0f : gaussian(random));
+      if (i < kSingles) {
+        single_.push_back(gradient);
+        accumulated.push_back(residual.back() + 0.3f * gradient);
+      } else {
+        half_.push_back(Narrow<Float16>(gradient));
+        accumulated.push_back(0.5f * residual.back() + 0.3f * Widen(half_.back()));
+      }
+    }
+    before = residual;
+  }
+
+  static BucketSpec Spec(const std::string& name, const std::string& sparsifier,
+                         const std::string& collective) {
+    SparsifierOptions options;
+    if (sparsifier == "hard_threshold") options = {{"threshold", 0.5}};
+    return {
+        name,      {kSingles, kNumel - kSingles}, {1000, 0, 1000}, {50, 0, 30}, sparsifier, options,
+        collective};
+  }
+
+  Launch Step() {
+    Launch launch;
+    launch.gradients = {{single_.data(), kSingles, DType::kFloat32},
+                        {half_.data(), kNumel - kSingles, DType::kFloat16}};
+    launch.residual = residual;
+    launch.states = states_;
+    launch.ks = {50, 0, 30};
+    launch.decays = {1.0f, 0.5f};
+    launch.scale = 0.3f;
+    launch.output_scale = 1.0f / kRanks;
+    return launch;
+  }
+
+  std::vector<float> residual, before, accumulated;
+
+ private:
+  static constexpr std::int64_t kSingles = 1234;
+  std::vector<float> single_;
+  std::vector<Float16> half_;
+  std::vector<SelectionState> states_ = std::vector<SelectionState>(3);
+};
+
+void OnRanks(const std::function<void(int)>& program) {
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) ranks.emplace_back(program, rank);
+  for (std::thread& rank : ranks) rank.join();
+}
+
+/// Waits for all buckets; returns whether the exchange ended meanwhile.
+bool EndsWhileWaiting(Exchange* exchange) {
+  try {
+    for (int bucket = 0; bucket < kBuckets; ++bucket) {
+      while (!exchange->Wait(bucket, 1.0)) {
+      }
+    }
+  } catch (const Error&) {
+    return true;
+  }
+  return false;
+}
+
+class ExchangeFailure : public testing::TestWithParam<SelectOn> {
+ protected:
+  /// Expects that no value is lost. A bucket that an exchange's own thread had not yet begun with
+  /// is as it was; all others are what error feedback made them.
+  static void ExpectNothingIsLost(const Memory& memory) {
+    if (GetParam() == SelectOn::kEngine && SameBits(memory.residual, memory.before)) return;
+    EXPECT_TRUE(SameBits(memory.residual, memory.accumulated));
+  }
+
+  /// Rank 0 fails before that transfer of the second of three buckets.
+  static void FailBefore(int transfer, const std::string& sparsifier,
+                         const std::string& collective) {
+    SCOPED_TRACE(testing::Message() << sparsifier << ", " << collective << ", " << transfer);
+    auto world = std::make_shared<LoopbackWorld>(kRanks);
+    Failure failure;
+    failure.transfer = transfer;
+    OnRanks([&](int rank) {
+      Exchange exchange(std::make_unique<FailingCommunicator>(world, rank, &failure), GetParam());
+      std::vector<Memory> memory;
+      for (int bucket = 0; bucket < kBuckets; ++bucket) {
+        memory.emplace_back(10 * rank + bucket);
+        exchange.AddBucket(Memory::Spec(std::to_string(bucket), sparsifier, collective));
+      }
+      for (int bucket = 0; bucket < kBuckets; ++bucket) {
+        exchange.Start(bucket, memory[bucket].Step());
+      }
+      ++failure.started;
+      EXPECT_TRUE(EndsWhileWaiting(&exchange));
+      EXPECT_TRUE(failure.happened);
+      EXPECT_THROW(exchange.Check(), Error);
+      for (const Memory& bucket : memory) ExpectNothingIsLost(bucket);
+    });
+  }
+};
+
+TEST_P(ExchangeFailure, OfAPeerInAnyTransferLosesNothing) {
+  for (const std::string& sparsifier : SparsifierNames()) {
+    for (const std::string& collective : CollectiveNames()) {
+      // Rank 0 of 3 is a host in gtopk: it hears its guest, swaps, and answers.
+      const int transfers = collective == "gtopk" ? 3 : 2;
+      for (int transfer = 0; transfer < transfers; ++transfer) {
+        FailBefore(transfer, sparsifier, collective);
+      }
+    }
+  }
+}
+
+TEST_P(ExchangeFailure, WithKernelThreadsLosesNothing) {
+  WithOneToThreeThreads([] { FailBefore(1, "gaussian", "gtopk"); });
+}
+
+TEST_P(ExchangeFailure, OrderedByOneRankAfterAllArrivedLosesNothing) {
+  for (const std::string& collective : CollectiveNames()) {
+    auto world = std::make_shared<LoopbackWorld>(kRanks);
+    std::atomic<int> arrived{0}, failed{0};
+    OnRanks([&](int rank) {
+      Exchange exchange(std::make_unique<LoopbackCommunicator>(world, rank), GetParam());
+      std::vector<Memory> memory;
+      for (int bucket = 0; bucket < kBuckets; ++bucket) {
+        memory.emplace_back(10 * rank + bucket);
+        exchange.AddBucket(Memory::Spec(std::to_string(bucket), "top_k", collective));
+        exchange.Start(bucket, memory[bucket].Step());
+      }
+      EXPECT_FALSE(EndsWhileWaiting(&exchange));
+      for (const Memory& bucket : memory) {
+        EXPECT_FALSE(SameBits(bucket.residual, bucket.accumulated));
+      }
+      ++arrived;
+      while (arrived < kRanks) std::this_thread::yield();
+      if (rank == 1) exchange.Fail("enough");
+      ++failed;
+      while (failed < kRanks) std::this_thread::yield();
+      EXPECT_THROW(exchange.Check(), Error);
+      for (const Memory& bucket : memory) {
+        EXPECT_TRUE(SameBits(bucket.residual, bucket.accumulated));
+      }
+    });
+  }
+}
+
+TEST_P(ExchangeFailure, ARefusedStepLosesNothingAndTheNextOneCounts) {
+  for (const std::string& sparsifier : SparsifierNames()) {
+    auto world = std::make_shared<LoopbackWorld>(kRanks);
+    OnRanks([&](int rank) {
+      Exchange exchange(std::make_unique<LoopbackCommunicator>(world, rank), GetParam());
+      Memory memory(rank);
+      exchange.AddBucket(Memory::Spec("0", sparsifier, "gtopk"));
+      const auto run = [&] {
+        exchange.Start(0, memory.Step());
+        while (!exchange.Wait(0, 1.0)) {
+        }
+      };
+      run();
+      EXPECT_THROW(exchange.Commit("not today"), Error);
+      EXPECT_TRUE(SameBits(memory.residual, memory.accumulated)) << sparsifier;
+      run();
+      EXPECT_NO_THROW(exchange.Commit(""));
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(SelectOn, ExchangeFailure,
+                         testing::Values(SelectOn::kCaller, SelectOn::kEngine),
+                         [](const auto& info) {
+                           return info.param == SelectOn::kCaller ? "Caller" : "Engine";
+                         });
+
+}  // namespace
+}  // namespace hvd_sparse
