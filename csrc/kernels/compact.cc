@@ -40,8 +40,7 @@ namespace {
 
 #define HVD_SPARSE_AVX2 __attribute__((target("avx2,popcnt")))
 
-// ---- Taking, 8 entries at a time
-// -----------------------------------------------------------------
+// ---- Taking, 8 entries at a time ----------------------------------------------------------------
 
 /// For each mask of 8 lanes: those that are set, a byte each, in order.
 struct Permutations {
@@ -172,8 +171,7 @@ HVD_SPARSE_AVX2 std::int64_t AddAndTakeChunkAvx2(const float* grad, float* resid
   return TakeOneByOne(residual, end, size, threshold, offset, written, indices, values);
 }
 
-// ---- Keeping, 16 entries at a time
-// ---------------------------------------------------------------
+// ---- Keeping, 16 entries at a time --------------------------------------------------------------
 
 constexpr std::int64_t kLanes = 16;
 

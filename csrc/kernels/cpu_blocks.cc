@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <vector>
 
 #include "csrc/kernels/compact.h"
 #include "csrc/kernels/half.h"
@@ -98,6 +99,21 @@ HVD_SPARSE_INLINE void RunLanes(std::array<Lane, kLanes>* lanes, Step step) {
     while (lane.HasBoth()) step(lane);
   }
   *lanes = now;
+}
+
+/// Puts back `count` entries of a block, the i-th of which is entry(i). Their places lie far apart
+/// in memory; fetched one after the other they would be waited for one after the other.
+template <typename Entry>
+HVD_SPARSE_INLINE void PutBackEach(const SparseBlock& block, std::int64_t count,
+                                   Span<float> residual, Entry entry) {
+  constexpr std::int64_t kAhead = 24;
+  const auto place = [&](std::int64_t i) {
+    return residual.data + Position(block.indices()[entry(i)]);
+  };
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) __builtin_prefetch(place(i + kAhead), 1);
+    *place(i) = block.values()[entry(i)];
+  }
 }
 
 /// Writes back the entries that KeepTopK is going to drop; taken entries are zero in the residual.
@@ -196,27 +212,33 @@ std::int64_t KeepTopK(std::int64_t k, std::int64_t begin, std::int64_t end, Spar
 }
 
 void PutBack(const SparseBlock& block, std::int64_t begin, std::int64_t end, Span<float> residual) {
-  for (std::int64_t e = begin; e < end; ++e) {
-    residual[Position(block.indices()[e])] = block.values()[e];
-  }
+  PutBackEach(block, end - begin, residual, [begin](std::int64_t i) { return begin + i; });
 }
 
 void Settle(const SparseBlock& selected, const SparseBlock& reduced, Span<float> residual) {
   const Index* own_indices = selected.indices();
-  const float* own_values = selected.values();
   const Index* indices = reduced.indices();
+  // First a list of the entries that were not delivered, so that their places can be fetched ahead.
+  thread_local std::vector<std::int64_t> stays;
+  stays.resize(static_cast<std::size_t>(selected.count() + reduced.count()) + kLanes);
+  std::int64_t* const list = stays.data();
   std::array<Lane, kLanes> lanes = Split(selected, reduced);
-  // An entry is written as often as it is compared; the last time decides.
   RunLanes(&lanes, [&](Lane& lane) {
     const Index mine = Position(own_indices[lane.a]);
     const Index marked = indices[lane.b];
     const Index theirs = Position(marked);
     const bool delivered = (mine == theirs) & Survived(marked);
-    residual[mine] = BitsFloat(Choose(delivered, 0, FloatBits(own_values[lane.a])));
+    list[lane.out] = lane.a;
+    lane.out += (mine <= theirs) & !delivered;
     lane.a += mine <= theirs;
     lane.b += theirs <= mine;
   });
-  for (const Lane& lane : lanes) PutBack(selected, lane.a, lane.a_end, residual);
+  for (const Lane& lane : lanes) {
+    const std::int64_t* const first = list + lane.begin;
+    PutBackEach(selected, lane.out - lane.begin, residual,
+                [first](std::int64_t i) { return first[i]; });
+    PutBack(selected, lane.a, lane.a_end, residual);
+  }
 }
 
 }  // namespace hvd_sparse::cpu

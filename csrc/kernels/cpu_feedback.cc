@@ -9,13 +9,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cfloat>
-#include <cmath>
 
-#include "csrc/base/error.h"
-#include "csrc/kernels/clones.h"
 #include "csrc/kernels/compact.h"
-#include "csrc/kernels/half.h"
+#include "csrc/kernels/cpu_accumulate.h"
 #include "csrc/kernels/parallel.h"
 #include "csrc/kernels/stretches.h"
 
@@ -26,89 +22,19 @@ namespace {
 constexpr std::int64_t kPart = std::int64_t{1} << 16;
 static_assert(kPart % kChunk == 0);
 
+/// Taken entries whose copying is worth that all threads meet once more.
+constexpr std::int64_t kWorthSharing = std::int64_t{1} << 17;
+
 std::int64_t PartsOf(std::int64_t size) { return (size + kPart - 1) / kPart; }
 
-// ---- Error feedback
-// ------------------------------------------------------------------------------
-
-/// Entries per 32-bit counter, which vectorises twice as well as a 64-bit one.
-constexpr std::int64_t kRun = std::int64_t{1} << 20;
-
-HVD_SPARSE_INLINE bool IsFinite(float value) { return std::fabs(value) <= FLT_MAX; }
-
-template <typename T>
-HVD_SPARSE_INLINE std::int32_t AddScaled(const T* __restrict grad, std::int64_t size, float decay,
-                                         float scale, float* __restrict residual) {
-  std::int32_t bad = 0;
-  for (std::int64_t i = 0; i < size; ++i) {
-    const float before = residual[i];
-    const float decayed = decay * before;
-    const float sum = decayed + scale * Widen(grad[i]);
-    const float kept = IsFinite(decayed) ? decayed : before;
-    residual[i] = IsFinite(sum) ? sum : kept;
-    bad += IsFinite(sum) ? 0 : 1;
-  }
-  return bad;
-}
-
-/// The same for decay = scale = 1, as in nearly all steps: half of the instructions.
-template <typename T>
-HVD_SPARSE_INLINE std::int32_t Add(const T* __restrict grad, std::int64_t size,
-                                   float* __restrict residual) {
-  std::int32_t bad = 0;
-  for (std::int64_t i = 0; i < size; ++i) {
-    const float before = residual[i];
-    const float sum = before + Widen(grad[i]);
-    residual[i] = IsFinite(sum) ? sum : before;
-    bad += IsFinite(sum) ? 0 : 1;
-  }
-  return bad;
-}
-
-template <typename T>
-HVD_SPARSE_INLINE std::int64_t AccumulateAs(const T* grad, std::int64_t size, float decay,
-                                            float scale, float* residual) {
-  std::int64_t bad = 0;
-  for (std::int64_t start = 0; start < size; start += kRun) {
-    const std::int64_t run = std::min(kRun, size - start);
-    bad += decay == 1 && scale == 1 ? Add(grad + start, run, residual + start)
-                                    : AddScaled(grad + start, run, decay, scale, residual + start);
-  }
-  return bad;
-}
-
-HVD_SPARSE_CLONES
-std::int64_t AccumulateFloat(const void* grad, std::int64_t size, float decay, float scale,
-                             float* residual) {
-  return AccumulateAs(static_cast<const float*>(grad), size, decay, scale, residual);
-}
-
-HVD_SPARSE_CLONES
-std::int64_t AccumulateDouble(const void* grad, std::int64_t size, float decay, float scale,
-                              float* residual) {
-  return AccumulateAs(static_cast<const double*>(grad), size, decay, scale, residual);
-}
-
-HVD_SPARSE_CLONES
-std::int64_t AccumulateFloat16(const void* grad, std::int64_t size, float decay, float scale,
-                               float* residual) {
-  return AccumulateAs(static_cast<const Float16*>(grad), size, decay, scale, residual);
-}
-
-HVD_SPARSE_CLONES
-std::int64_t AccumulateBFloat16(const void* grad, std::int64_t size, float decay, float scale,
-                                float* residual) {
-  return AccumulateAs(static_cast<const BFloat16*>(grad), size, decay, scale, residual);
-}
-
-/// Error feedback of a number type.
+/// Error feedback of one gradient, in parts.
 class Accumulator {
  public:
   explicit Accumulator(const Feedback& feedback)
       : feedback_(feedback),
         grad_(static_cast<const std::uint8_t*>(feedback.grad.data)),
         width_(SizeOf(feedback.grad.dtype)),
-        accumulate_(For(feedback.grad.dtype)),
+        accumulate_(AccumulateFor(feedback.grad.dtype)),
         plain_(feedback.grad.dtype == DType::kFloat32 && feedback.decay == 1 &&
                feedback.scale == 1) {}
 
@@ -133,31 +59,12 @@ class Accumulator {
   }
 
  private:
-  using Function = std::int64_t (*)(const void*, std::int64_t, float, float, float*);
-
-  static Function For(DType dtype) {
-    switch (dtype) {
-      case DType::kFloat32:
-        return AccumulateFloat;
-      case DType::kFloat64:
-        return AccumulateDouble;
-      case DType::kFloat16:
-        return AccumulateFloat16;
-      case DType::kBFloat16:
-        return AccumulateBFloat16;
-    }
-    Throw(ErrorKind::kInvalidArgument, "unknown number type ", static_cast<int>(dtype));
-  }
-
   const Feedback& feedback_;
   const std::uint8_t* grad_;
   const std::int64_t width_;
-  const Function accumulate_;
+  const AccumulateFunction accumulate_;
   const bool plain_;  // residual += grad, in float32
 };
-
-// ---- Taking
-// --------------------------------------------------------------------------------------
 
 /// Fills a room with the entries above a threshold, chunk by chunk, and counts those beyond it.
 class Taker {
@@ -265,7 +172,8 @@ Tally TakeTogether(Span<float> residual, Index offset, Room room, Take take) {
     total.above += part.tally.above;
     total.not_finite += part.tally.not_finite;
   }
-  RunParts(parts, threads, [&](std::int64_t index, int) {
+  const int copiers = total.taken >= kWorthSharing ? threads : 1;
+  RunParts(parts, copiers, [&](std::int64_t index, int) {
     const PartTally& part = of_part[static_cast<std::size_t>(index)];
     const Index* indices = part.stash->indices.data() + part.begin;
     const float* values = part.stash->values.data() + part.begin;

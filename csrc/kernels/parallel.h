@@ -50,7 +50,7 @@ void RunParts(std::int64_t parts, int most_threads, Work work) {
 #pragma omp parallel num_threads(threads)
   {
     const int thread = omp_get_thread_num();
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(monotonic : dynamic) nowait
     for (std::int64_t part = 0; part < parts; ++part) work(part, thread);
   }
 #endif

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <random>
@@ -20,7 +21,6 @@ namespace hvd_sparse {
 namespace {
 
 constexpr int kRanks = 3, kBuckets = 3;
-constexpr std::int64_t kNumel = 2000;
 
 /// Where rank 0 loses its peers: before some transfer of the second bucket.
 struct Failure {
@@ -52,13 +52,13 @@ class FailingCommunicator final : public LoopbackCommunicator {
 /// A bucket on a rank: a float32 and a float16 gradient, cut by segments elsewhere.
 class Memory {
  public:
-  explicit Memory(int seed) {
+  Memory(int seed, std::int64_t numel) : singles_(SinglesOf(numel)) {
     std::mt19937 random(seed);
     std::normal_distribution<float> gaussian;
-    for (std::int64_t i = 0; i < kNumel; ++i) {
+    for (std::int64_t i = 0; i < numel; ++i) {
       const float gradient = i % 7 == 0 ? -0.0f : gaussian(random);
       residual.push_back(i % 5 == 0 ? -0.0f : gaussian(random));
-      if (i < kSingles) {
+      if (i < singles_) {
         single_.push_back(gradient);
         accumulated.push_back(residual.back() + 0.3f * gradient);
       } else {
@@ -69,19 +69,20 @@ class Memory {
     before = residual;
   }
 
-  static BucketSpec Spec(const std::string& name, const std::string& sparsifier,
+  static BucketSpec Spec(const std::string& name, std::int64_t numel, const std::string& sparsifier,
                          const std::string& collective) {
+    const std::int64_t singles = SinglesOf(numel), half = numel / 2;
     SparsifierOptions options;
     if (sparsifier == "hard_threshold") options = {{"threshold", 0.5}};
     return {
-        name,      {kSingles, kNumel - kSingles}, {1000, 0, 1000}, {50, 0, 30}, sparsifier, options,
+        name,      {singles, numel - singles}, {half, 0, half}, {50, 0, 30}, sparsifier, options,
         collective};
   }
 
   Launch Step() {
     Launch launch;
-    launch.gradients = {{single_.data(), kSingles, DType::kFloat32},
-                        {half_.data(), kNumel - kSingles, DType::kFloat16}};
+    launch.gradients = {{single_.data(), singles_, DType::kFloat32},
+                        {half_.data(), static_cast<std::int64_t>(half_.size()), DType::kFloat16}};
     launch.residual = residual;
     launch.states = states_;
     launch.ks = {50, 0, 30};
@@ -94,7 +95,9 @@ class Memory {
   std::vector<float> residual, before, accumulated;
 
  private:
-  static constexpr std::int64_t kSingles = 1234;
+  static std::int64_t SinglesOf(std::int64_t numel) { return numel * 3 / 5; }
+
+  const std::int64_t singles_;
   std::vector<float> single_;
   std::vector<Float16> half_;
   std::vector<SelectionState> states_ = std::vector<SelectionState>(3);
@@ -129,7 +132,7 @@ class ExchangeFailure : public testing::TestWithParam<SelectOn> {
   }
 
   /// Rank 0 fails before that transfer of the second of three buckets.
-  static void FailBefore(int transfer, const std::string& sparsifier,
+  static void FailBefore(int transfer, std::int64_t numel, const std::string& sparsifier,
                          const std::string& collective) {
     SCOPED_TRACE(testing::Message() << sparsifier << ", " << collective << ", " << transfer);
     auto world = std::make_shared<LoopbackWorld>(kRanks);
@@ -137,10 +140,10 @@ class ExchangeFailure : public testing::TestWithParam<SelectOn> {
     failure.transfer = transfer;
     OnRanks([&](int rank) {
       Exchange exchange(std::make_unique<FailingCommunicator>(world, rank, &failure), GetParam());
-      std::vector<Memory> memory;
+      std::deque<Memory> memory;
       for (int bucket = 0; bucket < kBuckets; ++bucket) {
-        memory.emplace_back(10 * rank + bucket);
-        exchange.AddBucket(Memory::Spec(std::to_string(bucket), sparsifier, collective));
+        memory.emplace_back(10 * rank + bucket, numel);
+        exchange.AddBucket(Memory::Spec(std::to_string(bucket), numel, sparsifier, collective));
       }
       for (int bucket = 0; bucket < kBuckets; ++bucket) {
         exchange.Start(bucket, memory[bucket].Step());
@@ -160,14 +163,14 @@ TEST_P(ExchangeFailure, OfAPeerInAnyTransferLosesNothing) {
       // Rank 0 of 3 is a host in gtopk: it hears its guest, swaps, and answers.
       const int transfers = collective == "gtopk" ? 3 : 2;
       for (int transfer = 0; transfer < transfers; ++transfer) {
-        FailBefore(transfer, sparsifier, collective);
+        FailBefore(transfer, 2000, sparsifier, collective);
       }
     }
   }
 }
 
 TEST_P(ExchangeFailure, WithKernelThreadsLosesNothing) {
-  WithOneToThreeThreads([] { FailBefore(1, "gaussian", "gtopk"); });
+  WithOneToThreeThreads([] { FailBefore(1, 200000, "gaussian", "gtopk"); });
 }
 
 TEST_P(ExchangeFailure, OrderedByOneRankAfterAllArrivedLosesNothing) {
@@ -176,10 +179,10 @@ TEST_P(ExchangeFailure, OrderedByOneRankAfterAllArrivedLosesNothing) {
     std::atomic<int> arrived{0}, failed{0};
     OnRanks([&](int rank) {
       Exchange exchange(std::make_unique<LoopbackCommunicator>(world, rank), GetParam());
-      std::vector<Memory> memory;
+      std::deque<Memory> memory;
       for (int bucket = 0; bucket < kBuckets; ++bucket) {
-        memory.emplace_back(10 * rank + bucket);
-        exchange.AddBucket(Memory::Spec(std::to_string(bucket), "top_k", collective));
+        memory.emplace_back(10 * rank + bucket, 2000);
+        exchange.AddBucket(Memory::Spec(std::to_string(bucket), 2000, "top_k", collective));
         exchange.Start(bucket, memory[bucket].Step());
       }
       EXPECT_FALSE(EndsWhileWaiting(&exchange));
@@ -204,8 +207,8 @@ TEST_P(ExchangeFailure, ARefusedStepLosesNothingAndTheNextOneCounts) {
     auto world = std::make_shared<LoopbackWorld>(kRanks);
     OnRanks([&](int rank) {
       Exchange exchange(std::make_unique<LoopbackCommunicator>(world, rank), GetParam());
-      Memory memory(rank);
-      exchange.AddBucket(Memory::Spec("0", sparsifier, "gtopk"));
+      Memory memory(rank, 2000);
+      exchange.AddBucket(Memory::Spec("0", 2000, sparsifier, "gtopk"));
       const auto run = [&] {
         exchange.Start(0, memory.Step());
         while (!exchange.Wait(0, 1.0)) {

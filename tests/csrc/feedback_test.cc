@@ -40,8 +40,9 @@ std::vector<T> AwkwardGradient(std::int64_t size, std::int64_t stride) {
     const bool narrow = sizeof(T) == 2 && std::fabs(value) > 1e3f && stride > 1000;
     gradient.push_back(Narrow<T>(narrow ? 1e-35f * value : value));
   }
-  for (std::int64_t i = 5; i < size; i += stride)
+  for (std::int64_t i = 5; i < size; i += stride) {
     gradient[i] = Narrow<T>(i % 2 == 0 ? kNan : -kInf);
+  }
   if constexpr (std::is_same_v<T, double>) {
     for (double& value : gradient) value *= 1.0 + 1e-9;                   // between two floats
     for (std::int64_t i = 7; i < size; i += stride) gradient[i] = 1e300;  // beyond all of them
