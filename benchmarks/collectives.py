@@ -29,6 +29,7 @@ from reporting import Row, Timing, report
 
 from hvd_sparse import _core, reference
 from hvd_sparse.exchange import BucketStats, Buffer, Exchange
+from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.world import World
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -60,14 +61,14 @@ class Rank:
         self._k = k
         self.output = np.zeros_like(gradient)
         self._residual = np.zeros_like(gradient)
-        self._threshold = np.zeros(1, np.float32)
+        self._state = np.zeros((1, 4), np.float32)
         self._buckets = {
             collective: exchange.add_bucket(
                 collective,
                 numels=[gradient.size],
                 segments=[gradient.size],
                 capacity_ks=[k],
-                sparsifier="top_k",
+                sparsifier=as_sparsifier("top_k"),
                 collective=collective,
             )
             for collective in COLLECTIVES
@@ -83,7 +84,7 @@ class Rank:
             self._buckets[collective],
             [buffer(self.output)],
             residual=buffer(self._residual),
-            thresholds=buffer(self._threshold),
+            states=buffer(self._state),
             ks=[self._k],
             decays=[1.0],
         )

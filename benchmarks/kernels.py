@@ -1,192 +1,290 @@
-"""Error feedback and selection against torch.topk, side by side on one thread.
+"""Selection, and a rank's whole local step, against torch: what must be read and written anyway.
 
-    python benchmarks/kernels.py --numel 25600000 --density 0.001
+    python benchmarks/kernels.py --numel 25600000 --density 0.001 --threads 1
 
-Timed is what a rank does for every gradient before anything is sent: add it to the residual, then
-choose what is sent. "steady" knows the threshold that the last step ended with; "cold" does not.
-Each call takes the next of several gradients, so that none finds its own in the cache.
+Selection is all that lies between a gradient and the block that is sent: error feedback, the
+threshold, the block. Its floor is `residual.add_(gradient)`. A local step also settles the residual
+and writes the sum into the gradient, once all layers are selected; its floor is
+`residual.add_(gradient)` and, once all are added, `gradient.zero_()`. "published" rows are the
+baselines of published.py: error feedback in place, the method, a gather of the values.
+
+A step works on all layers of a model: one of 25.6 million entries, or 25 of a million each, with a
+residual, a state and a block of its own for each, so that no residual is still in the cache from
+the last step. All ways of doing it take turns in one process:
+
+* In each step they run in shuffled order. Published ones are slow, and leave large temporaries in
+  the cache, so they run in one step of several.
+* Each gradient is a window, at random, into a pool of twice as many Laplace numbers, and is read
+  from memory. Repeated gradients would make residuals that no training makes.
+* All residuals (and the gradients that are written) are slabs of the same kind. Where their pages
+  lie is worth 10 %, so every 30 steps all contents move on to the next slab.
+* Residuals begin as exact top-k leaves them after --warm-up steps, and 64 untimed steps follow for
+  the thresholds. hard_threshold has the threshold of the steady state: a random walk with steps of
+  variance 1 leaves [-t, t] after t^2 steps, which should be 1 / density.
+* Before each turn the process sleeps for some milliseconds: threads of torch's pool spin on after
+  their last work, and would take the processor from whoever comes next.
+
+Multiples are of mean times, so rare slow steps (refreshes, missed thresholds) count in full; the
+99th percentile is a multiple of the floor's mean. Outside of what is timed, results are verified in
+every fifth step (entries, order, values, and that nothing is lost), Sparsifier.bounds in each.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import time
-from dataclasses import dataclass, field
+import random
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import torch
 import typer
-from reporting import Row, Timing, report
+from blocks import measure_blocks
+from contenders import (
+    ALIGNMENT,
+    AddAndZero,
+    Contender,
+    Core,
+    LocalStep,
+    Published,
+    Selecting,
+    Size,
+)
+from published import PUBLISHED, exact_top_k
+from reporting import Result, Row, Timing, write
 
 from hvd_sparse import _core
+from hvd_sparse.sparsifiers import SPARSIFIERS, HardThreshold, as_sparsifier
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-BUFFERS = 7  # of gradients, in rotation; more than the calls of one step
-STARTS = {"gaussian": ("steady", "cold"), "top_k": ("",)}  # top_k has no use for a threshold
-UNTIMED_STEPS = 3  # until residuals and thresholds have settled
+ADD, ADD_AND_ZERO = "residual.add_(gradient)", "residual.add_(gradient); gradient.zero_()"
+NUMELS, DENSITIES = (25_600_000, 1_000_000), (0.001, 0.01)
+LEAST_WARM_UP = 60
+SETTLING = 64  # steps in which thresholds settle: two refreshes of `gaussian`
+SWAP_EVERY = 30  # steps
+CHECK_EVERY = 5  # steps
 
 
-def buffer(tensor: torch.Tensor) -> tuple[int, int, str]:
-    """The tensor as the core takes it: address, number of elements, dtype."""
-    return tensor.data_ptr(), tensor.numel(), str(tensor.dtype).removeprefix("torch.")
+class Gradients:
+    """A source of gradients that do not repeat: Laplace entries of variance 1."""
+
+    def __init__(self, size: Size) -> None:
+        self._size = size
+        entries = 2 * size.layers * size.numel + ALIGNMENT
+        # A Laplace variable is a normal one with an exponential variance.
+        self._pool = torch.randn(entries).mul_(torch.empty(entries).exponential_().sqrt_())
+
+    def draw(self) -> list[torch.Tensor]:
+        """One for each layer."""
+        numel = self._size.numel
+        starts = (len(self._pool) - numel) // ALIGNMENT
+        offsets = [ALIGNMENT * random.randrange(starts + 1) for _ in range(self._size.layers)]
+        return [self._pool[offset : offset + numel] for offset in offsets]
 
 
-@dataclass
-class Core:
-    """Accumulate and Select of this package; its residual is what was not yet selected."""
+class Memory:
+    """Slabs that take turns with those who use them."""
 
-    sparsifier: str
-    residual: torch.Tensor
-    cold: bool
-    threshold: torch.Tensor = field(default_factory=lambda: torch.zeros(1))
-    block: _core.Block = field(default_factory=_core.Block)
+    def __init__(self, contenders: Sequence[Contender], size: Size) -> None:
+        self._contenders = contenders
+        self._slabs = [size.slab() for one in contenders for _ in range(one.slabs_needed)]
+        self._hand_out()
 
-    def step(self, gradient: torch.Tensor, k: int) -> None:
-        if self.cold:
-            self.threshold.zero_()
-        _core.accumulate(buffer(gradient), 1.0, 1.0, buffer(self.residual))
-        _core.select_into(
-            self.sparsifier, buffer(self.residual), k, buffer(self.threshold), self.block
-        )
+    def move_on(self) -> None:
+        """Moves each slab's contents to the slab before."""
+        first = self._slabs[0].clone()
+        for into, out_of in pairwise(self._slabs):
+            into.copy_(out_of)
+        self._slabs[-1].copy_(first)
+        self._slabs.insert(0, self._slabs.pop())
+        self._hand_out()
 
-    def selected(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.block.indices(), self.block.values()
-
-
-@dataclass
-class Torch:
-    """The same by torch: add, top-k of the magnitudes, gather."""
-
-    residual: torch.Tensor
-    indices: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    values: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-    top_k_seconds: list[float] = field(default_factory=list)
-
-    def step(self, gradient: torch.Tensor, k: int) -> None:
-        self.residual.add_(gradient)
-        start = time.perf_counter()
-        self.indices = torch.topk(self.residual.abs(), k).indices
-        self.top_k_seconds.append(time.perf_counter() - start)
-        self.values = self.residual[self.indices]
-
-    def selected(self) -> tuple[np.ndarray, np.ndarray]:
-        order = self.indices.argsort()
-        return self.indices[order].numpy(), self.values[order].numpy()
+    def _hand_out(self) -> None:
+        slabs = iter(self._slabs)
+        for one in self._contenders:
+            one.slabs = [next(slabs) for _ in range(one.slabs_needed)]
 
 
-def is_right(
-    accumulated: torch.Tensor, indices: np.ndarray, values: np.ndarray, k: int, exact: bool
-) -> bool:
-    """Are these the largest entries, about k of them, in order and with their values?"""
-    low, high = (k, k) if exact else (k // 2, 2 * k)
-    dense = accumulated.numpy()
-    rest = np.abs(dense)
-    rest[indices] = 0
-    return bool(
-        low <= len(indices) <= high
-        and np.all(np.diff(indices) > 0)
-        and np.array_equal(dense[indices], values)
-        and np.abs(values).min() >= rest.max()
-    )
+def exact_warm_up(size: Size, gradients: Gradients, steps: int) -> torch.Tensor:
+    """What exact top-k leaves in the residuals after some steps."""
+    top_k = Core(as_sparsifier("top_k"), size)
+    top_k.slabs = [size.slab()]
+    for _ in range(steps):
+        top_k.run(gradients.draw())
+    return top_k.slabs[0]
 
 
-@dataclass
-class Measured:
-    """What came out of the repetitions of one method."""
-
-    method: Core | Torch
-    exact: bool
-    seconds: list[float] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    verified: bool = True
-
-    def step(self, gradient: torch.Tensor, k: int) -> None:
-        accumulated = self.method.residual + gradient
-        start = time.perf_counter()
-        self.method.step(gradient, k)
-        self.seconds.append(time.perf_counter() - start)
-        indices, values = self.method.selected()
-        self.counts.append(len(indices))
-        self.verified &= is_right(accumulated, indices, values, k, self.exact)
-        self.method.residual[torch.from_numpy(indices).long()] = 0  # delivered
+def lineup(size: Size) -> list[Contender]:
+    """All that take turns."""
+    sparsifiers = [as_sparsifier(name) for name in SPARSIFIERS if name != HardThreshold.name]
+    sparsifiers.append(HardThreshold(threshold=size.density**-0.5))
+    return [
+        Contender(ADD, size),
+        *(Core(sparsifier, size) for sparsifier in sparsifiers),
+        *(Published(name, method, size) for name, method in PUBLISHED.items()),
+        AddAndZero(ADD_AND_ZERO, size),
+        LocalStep(as_sparsifier("gaussian"), size, name="local step with gaussian"),
+    ]
 
 
-def draw(distribution: str, numel: int, generator: torch.Generator) -> torch.Tensor:
-    """A gradient of that distribution."""
-    normal = torch.randn(numel, generator=generator)
-    if distribution == "gaussian":
-        return normal
-    # A Laplace variable is a normal one with an exponential variance.
-    return normal * torch.empty(numel).exponential_(generator=generator).sqrt_()
+class Turns:
+    """The contenders, step by step."""
+
+    def __init__(
+        self, contenders: list[Contender], gradients: Gradients, memory: Memory, slow_every: int
+    ) -> None:
+        self._contenders = contenders
+        self._gradients = gradients
+        self._memory = memory
+        self._slow_every = slow_every
+
+    def take(self, steps: int, pause: float) -> list[Row]:
+        """Runs all contenders; returns a row for each.
+
+        Args:
+            steps: How many.
+            pause: Before each turn, in seconds.
+        """
+        seconds: dict[str, list[float]] = {one.name: [] for one in self._contenders}
+        counts: dict[str, list[int]] = {one.name: [] for one in self._contenders}
+        for step in range(steps):
+            if step % SWAP_EVERY == 0:
+                self._memory.move_on()
+            for one in random.sample(self._contenders, len(self._contenders)):
+                if isinstance(one, Published) and step % self._slow_every:
+                    continue
+                check = step % CHECK_EVERY == 0
+                took = one.run(self._gradients.draw(), pause=pause, check=check)
+                seconds[one.name].append(took)
+                counts[one.name] += one.counts()
+        return self._rows(seconds, counts)
+
+    def settle(self, steps: int) -> None:
+        """Lets thresholds settle."""
+        for _ in range(steps):
+            for one in self._contenders:
+                if not isinstance(one, Published):  # those know no state
+                    one.run(self._gradients.draw())
+
+    def _rows(self, seconds: dict[str, list[float]], counts: dict[str, list[int]]) -> list[Row]:
+        timings = {name: Timing.of(all_) for name, all_ in seconds.items()}
+        exact = next(name for name, method in PUBLISHED.items() if method is exact_top_k)
+        rows = []
+        for one in self._contenders:
+            timing = timings[one.name]
+            whole = isinstance(one, AddAndZero | LocalStep)
+            floor = timings[ADD_AND_ZERO if whole else ADD].mean
+            facts: dict[str, float | int | str] = {
+                "steps": timing.repetitions,
+                "mean ms": timing.mean,
+                "x floor": timing.mean / floor,
+                "99th %": timing.p99 / floor,
+            }
+            if not whole:
+                facts["x topk"] = timing.mean / timings[exact].mean
+            if isinstance(one, Selecting):
+                ratios = [count / one.size.k for count in counts[one.name]]
+                facts |= {"count/k, least": min(ratios), "mean": statistics.fmean(ratios)}
+                facts["most"] = max(ratios)
+                one.verified &= all(one.is_bounded(n, one.size.numel) for n in counts[one.name])
+            rows.append(Row(one.name, timing, facts))
+        return rows
+
+
+def measure(
+    size: Size, *, threads: Sequence[int], steps: int, warm_up: int, slow_every: int, pause: float
+) -> list[Result]:
+    """One result for each number of threads."""
+    gradients = Gradients(size)
+    use_threads(max(threads))
+    residual = exact_warm_up(size, gradients, warm_up)
+    contenders = lineup(size)
+    memory = Memory(contenders, size)
+    for one in contenders:
+        one.slabs[0].copy_(residual)
+    turns = Turns(contenders, gradients, memory, slow_every)
+    turns.settle(min(warm_up, SETTLING))
+    results = []
+    for number in threads:
+        use_threads(number)
+        rows = turns.take(steps, pause)
+        settings = {
+            "numel": size.numel, "layers": size.layers, "density": size.density, "k": size.k,
+            "threads": number, "steps": steps, "warm_up": warm_up,
+            "slow_every": slow_every, "pause": pause, "instruction_set": _core.instruction_set(),
+        }  # fmt: skip
+        layers = f"{size.layers} x " if size.layers > 1 else ""
+        title = f"{layers}{size.numel:,} entries, k = {size.k:,}, {number} thread(s)"
+        verified = all(one.verified for one in contenders)
+        results.append(Result(title, rows, settings, verified))
+        results[-1].show()
+    return results
+
+
+def measure_pieces(block: int, numel: int, *, threads: Sequence[int], steps: int) -> list[Result]:
+    """The same for merging, settling and scattering."""
+    results = []
+    for number in threads:
+        use_threads(number)
+        rows, verified = measure_blocks(block, numel, steps=steps)
+        settings = {"block": block, "numel": numel, "threads": number, "steps": steps}
+        title = f"two blocks of {block:,} in {numel:,} entries, half in common, {number} thread(s)"
+        results.append(Result(title, rows, settings, verified))
+        results[-1].show()
+    return results
+
+
+def use_threads(number: int) -> None:
+    """Lets torch and the core use so many."""
+    torch.set_num_threads(number)
+    _core.set_threads(number)
 
 
 @app.command()
 def main(
-    numel: Annotated[int, typer.Option(min=2, help="entries of the gradient")] = 25_600_000,
-    density: Annotated[float, typer.Option(help="fraction that is selected")] = 0.001,
-    steps: Annotated[int, typer.Option(min=2, help="timed steps")] = 15,
-    distribution: Annotated[str, typer.Option(help="gaussian or laplace")] = "laplace",
-    json: Annotated[Path | None, typer.Option(help="also write the result here")] = None,
+    numel: Annotated[
+        list[int] | None,
+        typer.Option(min=16, help="entries of a layer; repeatable (25600000, 1000000)"),
+    ] = None,
+    density: Annotated[
+        list[float] | None, typer.Option(help="fraction selected; repeatable (.001, .01)")
+    ] = None,
+    threads: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="of torch and the core; repeatable (1, 2)"),
+    ] = None,
+    model: Annotated[int, typer.Option(help="entries of all layers together")] = 25_600_000,
+    steps: Annotated[int, typer.Option(min=2, help="timed")] = 256,
+    warm_up: Annotated[
+        int | None, typer.Option(min=1, help="steps; by default 1 / (2 density), at least 60")
+    ] = None,
+    slow_every: Annotated[int, typer.Option(min=1, help="steps per turn of published rows")] = 8,
+    pause: Annotated[float, typer.Option(help="seconds before each turn")] = 0.005,
+    block: Annotated[int, typer.Option(min=1, help="entries of a block to merge")] = 25_600,
+    json: Annotated[Path | None, typer.Option(help="also write the results here")] = None,
 ) -> None:
-    """Times accumulate + select of every sparsifier against torch."""
-    torch.set_num_threads(1)
-    k = max(1, math.ceil(density * numel))
-    generator = torch.Generator().manual_seed(1)
-    gradients = [draw(distribution, numel, generator) for _ in range(BUFFERS)]
-
-    measured = {
-        "torch: add_, topk(abs), gather": Measured(Torch(torch.zeros(numel)), exact=True),
-    }
-    for sparsifier, starts in STARTS.items():
-        for start in starts:
-            core = Core(sparsifier, torch.zeros(numel), cold=start == "cold")
-            name = " ".join(f"{sparsifier}: accumulate, select {start}".split())
-            measured[name] = Measured(core, exact=sparsifier == "top_k")
-
-    add_seconds = []
-    scratch = torch.zeros(numel)
-    rotation = itertools.cycle(gradients)
-    for _ in range(UNTIMED_STEPS + steps):
-        gradient = next(rotation)
-        begin = time.perf_counter()
-        scratch.add_(gradient)
-        add_seconds.append(time.perf_counter() - begin)
-        for one in measured.values():
-            one.step(next(rotation), k)
-
-    reference = measured["torch: add_, topk(abs), gather"]
-    assert isinstance(reference.method, Torch)
-    top_k = Timing.of(reference.method.top_k_seconds[UNTIMED_STEPS:])
-    rows = [
-        Row("residual.add_(gradient)", Timing.of(add_seconds[UNTIMED_STEPS:]), {}),
-        Row("torch.topk(abs)", top_k, {"fraction of topk(abs)": 1.0}),
-    ]
-    for name, one in measured.items():
-        timing = Timing.of(one.seconds[UNTIMED_STEPS:])
-        counts = one.counts[UNTIMED_STEPS:]
-        facts = {
-            "fraction of topk(abs)": timing.median / top_k.median,
-            "count / k, least": min(counts) / k,
-            "count / k, most": max(counts) / k,
-            "GB/s": 12e-6 * numel / timing.median,
-        }
-        rows.append(Row(name, timing, facts))
-    # The rows of one step use different gradients, so the rotation must not fall into step with it.
-    assert math.gcd(len(measured) + 1, BUFFERS) == 1
-    verified = all(one.verified for one in measured.values())
-    settings = {
-        "numel": numel, "density": density, "k": k, "steps": steps, "distribution": distribution,
-        "threads": 1, "instruction_set": _core.instruction_set(),
-    }  # fmt: skip
-    report(
-        f"accumulate + select: {numel:,} entries, k = {k:,}, {distribution}, one thread",
-        rows, settings=settings, verified=verified, file=json,
-    )  # fmt: skip
-    if not verified:
+    """Times selection, the local step and merging; for each size, density and number of threads."""
+    random.seed(1)
+    torch.manual_seed(1)
+    numel, density, threads = numel or list(NUMELS), density or list(DENSITIES), threads or [1, 2]
+    results = []
+    for one in numel:
+        for share in density:
+            results += measure(
+                Size(one, max(1, model // one), share),
+                threads=threads,
+                steps=steps,
+                warm_up=warm_up or max(LEAST_WARM_UP, math.ceil(0.5 / share)),
+                slow_every=slow_every,
+                pause=pause,
+            )
+        results += measure_pieces(block, one, threads=threads, steps=steps)
+    if json is not None:
+        write(json, [result.as_json() for result in results])
+    if not all(result.verified for result in results):
         raise typer.Exit(1)
 
 

@@ -26,6 +26,7 @@ from torch import nn
 
 from hvd_sparse import plan
 from hvd_sparse.exchange import Buffer, Exchange
+from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.world import World
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -45,14 +46,14 @@ class Layers:
     def __post_init__(self) -> None:
         self._ks = [plan.entries_to_send(p.numel(), self.density) for p in self.parameters]
         self._residuals = [torch.zeros(p.numel()) for p in self.parameters]
-        self._thresholds = [torch.zeros(1) for _ in self.parameters]
+        self._states = [torch.zeros(1, 4) for _ in self.parameters]
         for i, parameter in enumerate(self.parameters):
             self.exchange.add_bucket(
                 f"layer {i}",
                 numels=[parameter.numel()],
                 segments=[parameter.numel()],
                 capacity_ks=[self._ks[i]],
-                sparsifier="gaussian",
+                sparsifier=as_sparsifier("gaussian"),
                 collective="gtopk",
             )
 
@@ -62,7 +63,7 @@ class Layers:
                 i,
                 [buffer(gradient)],
                 residual=buffer(self._residuals[i]),
-                thresholds=buffer(self._thresholds[i]),
+                states=buffer(self._states[i]),
                 ks=[self._ks[i]],
                 decays=[1.0],
                 output_scale=1 / hvd.size(),

@@ -1,17 +1,20 @@
-"""What every benchmark reports: medians with their spread, as a table and as JSON."""
+"""What every benchmark reports: times with their spread and other facts, as a table and as JSON."""
 
 from __future__ import annotations
 
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+# Columns of the terminal that a table may take at least.
+WIDTH = 160
 
 
 @dataclass(frozen=True)
@@ -22,21 +25,25 @@ class Timing:
         median: Half of the repetitions took longer.
         low: First quartile.
         high: Third quartile.
+        mean: Of all repetitions, rare slow ones included.
+        p99: 99th percentile; of fewer than 100 repetitions, nearly the longest.
         repetitions: How many there were.
     """
 
     median: float
     low: float
     high: float
+    mean: float
+    p99: float
     repetitions: int
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Timing:
         """The timing of at least two measurements in seconds."""
-        low, median, high = (
-            1e3 * quartile for quartile in statistics.quantiles(seconds, n=4, method="inclusive")
-        )
-        return cls(median, low, high, len(seconds))
+        ms = [1e3 * second for second in seconds]
+        hundredths = statistics.quantiles(ms, n=100, method="inclusive")
+        low, median, high, p99 = (hundredths[i - 1] for i in (25, 50, 75, 99))
+        return cls(median, low, high, statistics.fmean(ms), p99, len(ms))
 
     def __str__(self) -> str:
         return f"{self.median:.3g} ({self.low:.3g}-{self.high:.3g})"
@@ -44,37 +51,92 @@ class Timing:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a result: what was timed, and what is known about it.
+    """One line of a result: what was looked at, and what is known about it.
 
     Attributes:
-        name: What was timed.
-        timing: How long it took.
+        name: What it was.
+        timing: How long it took; None where nothing was timed.
         facts: Column titles and values.
     """
 
     name: str
-    timing: Timing
+    timing: Timing | None
     facts: dict[str, float | int | str]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A table: rows that were measured side by side.
+
+    Attributes:
+        title: What they have in common.
+        rows: In the order in which they are shown.
+        settings: What they were measured with.
+        verified: Whether every result that was looked at was right.
+    """
+
+    title: str
+    rows: Sequence[Row]
+    settings: dict[str, Any]
+    verified: bool
+
+    def show(self) -> None:
+        """Prints the rows as a table."""
+        table = Table(title=self.title, caption="verified" if self.verified else "NOT VERIFIED")
+        first, *others = self._columns()
+        table.add_column(first, no_wrap=True)
+        for column in others:
+            table.add_column(column, justify="right", no_wrap="quartiles" in column)
+        for cells in self._cells():
+            table.add_row(*cells)
+        # In one piece, and plain where a launcher pretends that there is a terminal.
+        console = Console(width=max(Console().width, WIDTH), force_terminal=sys.stderr.isatty())
+        with console.capture() as text:
+            console.print(table)
+        print(text.get(), end="", flush=True)
+
+    def markdown(self) -> str:
+        """The rows as a table in Markdown."""
+        columns = self._columns()
+        lines = [columns, ["---", *["--:"] * (len(columns) - 1)], *self._cells()]
+        table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        verified = "" if self.verified else "\n\nNOT VERIFIED"
+        return f"{self.title}\n\n{table}{verified}\n"
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return asdict(self)
+
+    def _timed(self) -> bool:
+        return any(row.timing for row in self.rows)
+
+    def _facts(self) -> list[str]:
+        return list(dict.fromkeys(fact for row in self.rows for fact in row.facts))
+
+    def _columns(self) -> list[str]:
+        return ["", *["ms, median (quartiles)"] * self._timed(), *self._facts()]
+
+    def _cells(self) -> Iterable[list[str]]:
+        for row in self.rows:
+            timing = [str(row.timing or "")] * self._timed()
+            values = (row.facts.get(fact, "") for fact in self._facts())
+            yield [row.name, *timing, *(_shown(value) for value in values)]
+
+
+def _shown(value: float | int | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def report(
     title: str, rows: Sequence[Row], *, settings: dict[str, Any], verified: bool, file: Path | None
 ) -> None:
     """Prints the rows as a table; writes them to `file` as JSON where one is given."""
-    table = Table(title=title, caption="verified" if verified else "NOT VERIFIED")
-    facts = list(dict.fromkeys(fact for row in rows for fact in row.facts))
-    table.add_column("")
-    for column in ("ms, median (quartiles)", *facts):
-        table.add_column(column, justify="right")
-    for row in rows:
-        values = (row.facts.get(fact, "") for fact in facts)
-        shown = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in values)
-        table.add_row(row.name, str(row.timing), *shown)
-    # In one piece, and plain where a launcher pretends that there is a terminal.
-    console = Console(width=max(Console().width, 130), force_terminal=sys.stderr.isatty())
-    with console.capture() as text:
-        console.print(table)
-    print(text.get(), end="", flush=True)
+    result = Result(title, rows, settings, verified)
+    result.show()
     if file is not None:
-        result = {"settings": settings, "verified": verified, "rows": [asdict(row) for row in rows]}
-        file.write_text(json.dumps(result, indent=1) + "\n")
+        write(file, result.as_json())
+
+
+def write(file: Path, content: object) -> None:
+    """Writes anything as JSON."""
+    file.write_text(json.dumps(content, indent=1) + "\n")

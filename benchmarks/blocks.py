@@ -1,0 +1,168 @@
+"""Times what is done to blocks: merging, trimming, settling and scattering them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from contenders import SURVIVED, buffer
+from reporting import Row, Timing
+
+from hvd_sparse import _core, reference
+
+PAIRS = 16  # of blocks, in rotation
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two blocks of k entries that have half of their indices in common.
+
+    Attributes:
+        own: The one that stands first.
+        theirs: The other one.
+        union: Their sum.
+        kept: The k largest of that.
+        total: `theirs`, with marks on what it shares with `own`: that was delivered.
+        common: Which entries of `own` those are.
+    """
+
+    own: reference.Block
+    theirs: reference.Block
+    union: reference.Block
+    kept: reference.Block
+    total: _core.Block
+    common: np.ndarray
+
+    @classmethod
+    def drawn(cls, k: int, numel: int, generator: np.random.Generator) -> Pair:
+        drawn = generator.choice(numel, size=2 * k - k // 2, replace=False)
+        own, theirs = (
+            reference.Block(np.sort(places), generator.laplace(size=k).astype(np.float32))
+            for places in (drawn[:k], drawn[-k:])
+        )
+        union = reference.merge(own, theirs)
+        shared = np.isin(theirs.indices, own.indices)
+        marked = np.where(shared, theirs.indices.astype(np.int32) | SURVIVED, theirs.indices)
+        return cls(
+            own,
+            theirs,
+            union,
+            reference.keep_top_k(union, k),
+            _core.Block(marked.astype(np.int32), theirs.values),
+            np.isin(own.indices, theirs.indices),
+        )
+
+
+class Blocks:
+    """The pieces, each of which yields (name, seconds, whether the result is right)."""
+
+    def __init__(self, k: int, numel: int) -> None:
+        generator = np.random.default_rng(1)
+        self._k = k
+        self._pairs = [Pair.drawn(k, numel, generator) for _ in range(PAIRS)]
+        self._residual = torch.zeros(numel)
+        self._gradients = [torch.ones(numel), torch.ones(numel)]  # take turns with their users
+        self._union = _core.Block([], [])
+
+    def step(self, number: int) -> Iterator[tuple[str, float, bool]]:
+        """All pieces, in shuffled order."""
+        pair = self._pairs[number % PAIRS]
+        gradients = random.sample(self._gradients, 2)
+        pieces = [
+            self._merge(pair),
+            self._settle(pair),
+            self._scatter(pair, gradients[0]),
+            self._zero(gradients[1]),
+        ]
+        random.shuffle(pieces)
+        for piece in pieces:
+            yield from piece
+
+    def _merge(self, pair: Pair) -> Iterator[tuple[str, float, bool]]:
+        own, theirs = (
+            _core.Block(block.indices, block.values) for block in (pair.own, pair.theirs)
+        )
+        start = time.perf_counter()
+        _core.merge(own, theirs, self._union)
+        merged = time.perf_counter()
+        yield "merge", merged - start, holds(self._union, pair.union)
+        trim = time.perf_counter()
+        _core.keep_top_k(self._union, self._k)
+        done = time.perf_counter()
+        right = holds(self._union, pair.kept)
+        yield "keep_top_k of that", done - trim, right
+        yield "merge and keep_top_k", merged - start + done - trim, right
+
+    def _settle(self, pair: Pair) -> Iterator[tuple[str, float, bool]]:
+        own = _core.Block(pair.own.indices, pair.own.values)
+        rest = buffer(self._residual)
+        start = time.perf_counter()
+        _core.settle(own, pair.total, rest)
+        seconds = time.perf_counter() - start
+        expected = np.where(pair.common, 0, pair.own.values)
+        places = torch.from_numpy(pair.own.indices)
+        right = np.array_equal(self._residual[places].numpy(), expected)
+        self._residual[places] = 0
+        yield "settle", seconds, right and not self._residual.any()
+
+    def _scatter(self, pair: Pair, gradient: torch.Tensor) -> Iterator[tuple[str, float, bool]]:
+        block = _core.Block(pair.theirs.indices, pair.theirs.values)
+        into, rest = buffer(gradient), buffer(self._residual)
+        start = time.perf_counter()
+        _core.scatter(block, 0.25, into, rest)
+        seconds = time.perf_counter() - start
+        places = torch.from_numpy(pair.theirs.indices)
+        right = np.array_equal(gradient[places].numpy(), pair.theirs.values / 4)
+        right &= int(gradient.count_nonzero()) == np.count_nonzero(pair.theirs.values)
+        yield "scatter", seconds, right
+
+    def _zero(self, gradient: torch.Tensor) -> Iterator[tuple[str, float, bool]]:
+        start = time.perf_counter()
+        gradient.zero_()
+        seconds = time.perf_counter() - start
+        yield "gradient.zero_()", seconds, not gradient.any()
+
+
+def holds(block: _core.Block, expected: reference.Block) -> bool:
+    """Whether the core's block has these entries, bit for bit."""
+    return np.array_equal(block.indices(), expected.indices) and np.array_equal(
+        block.values().view(np.int32), expected.values.view(np.int32)
+    )
+
+
+def measure_blocks(k: int, numel: int, *, steps: int) -> tuple[list[Row], bool]:
+    """Rows of all pieces, and whether all results were right.
+
+    Args:
+        k: Entries of each block.
+        numel: Entries of the gradient that they belong to.
+        steps: Timed; as many as there are pairs come before.
+    """
+    blocks = Blocks(k, numel)
+    seconds: dict[str, list[float]] = {}
+    verified = True
+    for number in range(PAIRS + steps):
+        for name, took, right in blocks.step(number):
+            verified = verified and bool(right)
+            if number >= PAIRS:
+                seconds.setdefault(name, []).append(took)
+    dense = ("scatter", "gradient.zero_()")
+    rows = []
+    for name in sorted(seconds):
+        timing = Timing.of(seconds[name])
+        entries, of = (numel, "gradient") if name in dense else (2 * k, "both blocks")
+        facts = {
+            "mean ms": timing.mean,
+            "99th % ms": timing.p99,
+            "ns per entry": 1e6 * timing.mean / entries,
+            "entries of": of,
+        }
+        if name in dense:
+            facts["GB/s"] = 4e-6 * numel / timing.mean
+            facts["x zero_()"] = timing.mean / Timing.of(seconds[dense[1]]).mean
+        rows.append(Row(name, timing, facts))
+    return rows, verified

@@ -1,0 +1,293 @@
+"""What a rank does for its gradients before and after an exchange: ways of doing it, to compare.
+
+A contender works on all layers of a model. It is given a gradient for each, does its work in one or
+more phases, of which only the calls are timed, and can tell whether the outcome is right.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import torch
+from published import Method
+
+from hvd_sparse import _core, plan
+from hvd_sparse.exchange import Buffer
+from hvd_sparse.sparsifiers import RandomK, Sparsifier
+
+Call = Callable[[], object]
+Taken = tuple[torch.Tensor, torch.Tensor]  # indices (int64, ascending), values
+
+# The mark of an entry that was delivered; see csrc/base/sparse_block.h.
+SURVIVED = np.int32(-(2**31))
+
+ALIGNMENT = 16  # entries: a cache line
+ROUNDING = 1e-6  # of bounds that are fractions of k
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model of equal layers.
+
+    Attributes:
+        numel: Entries of a layer.
+        layers: How many there are.
+        density: Fraction of each layer that is selected.
+    """
+
+    numel: int
+    layers: int
+    density: float
+
+    @property
+    def k(self) -> int:
+        """Entries to select, of each layer."""
+        return plan.entries_to_send(self.numel, self.density)
+
+    def slab(self) -> torch.Tensor:
+        """Zeroed memory for all layers, one per row; each starts a cache line."""
+        padded = -(-self.numel // ALIGNMENT) * ALIGNMENT
+        return torch.zeros(self.layers, padded)[:, : self.numel]
+
+
+def buffer(tensor: torch.Tensor) -> Buffer:
+    """The memory of a contiguous tensor, as the core takes it."""
+    assert tensor.is_contiguous()
+    return Buffer(tensor.data_ptr(), tensor.numel(), str(tensor.dtype).removeprefix("torch."))
+
+
+class Contender:
+    """One way of doing it; this one adds the gradient to the residual, and no more.
+
+    Attributes:
+        name: In the table.
+        size: Of the model.
+        slabs: Its memory, Size.slab() each; assigned from outside. The first holds the residuals.
+        verified: Whether all results so far that were looked at were right.
+    """
+
+    slabs_needed: ClassVar[int] = 1
+
+    def __init__(self, name: str, size: Size) -> None:
+        self.name = name
+        self.size = size
+        self.slabs: list[torch.Tensor] = []
+        self.verified = True
+        self._gradients: Sequence[torch.Tensor] = []
+
+    @property
+    def residuals(self) -> tuple[torch.Tensor, ...]:
+        """Of the layers, flat."""
+        return self.slabs[0].unbind()
+
+    def run(
+        self, gradients: Sequence[torch.Tensor], *, pause: float = 0, check: bool = False
+    ) -> float:
+        """Works on these gradients; returns the seconds of all calls.
+
+        Args:
+            gradients: One per layer.
+            pause: Seconds to sleep before: threads of torch's pool spin on after their last work.
+            check: Whether to look at the result.
+        """
+        self._receive(gradients)
+        checked = list(zip(self.residuals, self._gradients, strict=True)) if check else []
+        expected = [residual + gradient for residual, gradient in checked]
+        time.sleep(pause)
+        seconds = 0.0
+        for calls in self._phases():
+            start = time.perf_counter()
+            for call in calls:
+                call()
+            seconds += time.perf_counter() - start
+        self.verified &= all(self._is_right(layer, u) for layer, u in enumerate(expected))
+        return seconds
+
+    def counts(self) -> list[int]:
+        """Entries that the last run selected, of each layer."""
+        return []
+
+    def _receive(self, gradients: Sequence[torch.Tensor]) -> None:
+        self._gradients = gradients
+
+    def _phases(self) -> Iterator[Iterable[Call]]:
+        """Lists of calls. What is done to make one is not timed."""
+        yield [
+            partial(residual.add_, gradient)
+            for residual, gradient in zip(self.residuals, self._gradients, strict=True)
+        ]
+
+    def _is_right(self, layer: int, u: torch.Tensor) -> bool:
+        """Is this what should become of u, the layer's residual after error feedback?"""
+        return same_bits(self.residuals[layer], u)
+
+
+class OwnGradients(Contender):
+    """Copies the gradients first, untimed, because it is going to write them."""
+
+    slabs_needed = 2
+
+    def _receive(self, gradients: Sequence[torch.Tensor]) -> None:
+        for own, gradient in zip(self.slabs[1], gradients, strict=True):
+            own.copy_(gradient)
+        self._gradients = self.slabs[1].unbind()
+
+
+class AddAndZero(OwnGradients):
+    """The least that a whole step could cost: add the gradients, later zero them."""
+
+    def _phases(self) -> Iterator[Iterable[Call]]:
+        yield from super()._phases()
+        yield [gradient.zero_ for gradient in self._gradients]
+
+    def _is_right(self, layer: int, u: torch.Tensor) -> bool:
+        return super()._is_right(layer, u) and not self._gradients[layer].any()
+
+
+class Selecting(Contender):
+    """What all contenders have in common that select.
+
+    Attributes:
+        bounds: Least and most entries of a layer, as multiples of k.
+        largest: Whether these must be the largest.
+    """
+
+    bounds: tuple[float, float] = (0, math.inf)
+    largest = True
+
+    def taken(self, layer: int) -> Taken:
+        """What the last run selected."""
+        raise NotImplementedError
+
+    def is_bounded(self, count: int, non_zeros: int) -> bool:
+        """Whether so many entries of a layer may be selected; zeros need not be."""
+        low, high = (bound * self.size.k for bound in self.bounds)
+        return min(low, non_zeros) - ROUNDING <= count <= high + ROUNDING
+
+    def _is_right(self, layer: int, u: torch.Tensor) -> bool:
+        indices, values = self.taken(layer)
+        return self.is_bounded(len(indices), int(u.count_nonzero())) and is_right(
+            u, self.residuals[layer], indices, values, largest=self.largest
+        )
+
+
+class Core(Selecting):
+    """Selection as this package does it: error feedback, and the block."""
+
+    def __init__(self, sparsifier: Sparsifier, size: Size, *, name: str = "") -> None:
+        super().__init__(name or sparsifier.name, size)
+        self.bounds = sparsifier.bounds
+        self.largest = not isinstance(sparsifier, RandomK)
+        self.selectors = [
+            _core.Selector(sparsifier.name, sparsifier.options, numel=size.numel, k=size.k)
+            for _ in range(size.layers)
+        ]
+        self._states = [torch.zeros(4) for _ in range(size.layers)]
+
+    def taken(self, layer: int) -> Taken:
+        block = self.selectors[layer].block
+        return torch.from_numpy(block.indices()).long(), torch.from_numpy(block.values())
+
+    def counts(self) -> list[int]:
+        return [selector.block.count for selector in self.selectors]
+
+    def _phases(self) -> Iterator[Iterable[Call]]:
+        parts = zip(self.selectors, self._gradients, self.residuals, self._states, strict=True)
+        yield [
+            partial(
+                selector.select,
+                buffer(gradient),
+                decay=1.0,
+                scale=1.0,
+                residual=buffer(residual),
+                state=buffer(state),
+            )
+            for selector, gradient, residual, state in parts
+        ]
+
+
+class LocalStep(OwnGradients, Core):
+    """Selection, and what follows the exchange; all entries are delivered, to a lone rank."""
+
+    def _phases(self) -> Iterator[Iterable[Call]]:
+        yield from super()._phases()
+        calls: list[Call] = []
+        parts = zip(self.selectors, self._gradients, self.residuals, strict=True)
+        for selector, gradient, residual in parts:
+            own = selector.block
+            total = _core.Block(own.indices() | SURVIVED, own.values())
+            into, rest = buffer(gradient), buffer(residual)
+            calls += [
+                partial(_core.settle, own, total, rest),
+                partial(_core.scatter, total, 1.0, into, rest),
+            ]
+        yield calls
+
+    def _is_right(self, layer: int, u: torch.Tensor) -> bool:
+        indices, values = self.taken(layer)
+        total = torch.zeros_like(u).index_put_((indices,), values)
+        return super()._is_right(layer, u) and same_bits(self._gradients[layer], total)
+
+
+class Published(Selecting):
+    """Error feedback in place, a published method, and a gather of the values.
+
+    What it selects leaves the residual untimed.
+    """
+
+    def __init__(self, name: str, method: Method, size: Size) -> None:
+        super().__init__(name, size)
+        self._method = method
+        self._taken: list[Taken] = []
+
+    def taken(self, layer: int) -> Taken:
+        indices, values = self._taken[layer]
+        order = indices.argsort()
+        return indices[order], values[order]
+
+    def counts(self) -> list[int]:
+        return [len(indices) for indices, _ in self._taken]
+
+    def _phases(self) -> Iterator[Iterable[Call]]:
+        self._taken.clear()
+        yield [partial(self._select, layer) for layer in range(self.size.layers)]
+        for residual, (indices, _) in zip(self.residuals, self._taken, strict=True):
+            residual[indices] = 0
+
+    def _select(self, layer: int) -> None:
+        u = self.residuals[layer].add_(self._gradients[layer])
+        indices = self._method(u, self.size.k)
+        self._taken.append((indices, u[indices]))
+
+
+def is_right(
+    u: torch.Tensor,
+    residual: torch.Tensor,
+    indices: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    largest: bool,
+) -> bool:
+    """Did these entries, in ascending order and bit for bit, go from u, and the rest stay?
+
+    With `largest`: does none that stayed exceed one that went?
+    """
+    back = residual.clone()
+    back[indices] = values
+    return bool(
+        (indices.diff() > 0).all()
+        and not residual[indices].any()
+        and same_bits(back, u)
+        and (not largest or not len(values) or values.abs().min() >= residual.abs().max())
+    )
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two float32 tensors are equal bit for bit."""
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
