@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+from hvd_sparse.sparsifiers import SPARSIFIERS
 from tests.jobs.launch import mpirun, run
 
 
@@ -17,12 +18,32 @@ def read(file):
 
 def test_kernels(tmp_path):
     file = tmp_path / "result.json"
-    options = ["--numel", "200000", "--density", "0.01", "--steps", "4", "--json", str(file)]
+    options = [
+        "--numel", "50000", "--model", "200000", "--density", "0.01", "--steps", "10",
+        "--warm-up", "20", "--slow-every", "4", "--block", "500", "--json", str(file),
+    ]  # fmt: skip
     job = run([sys.executable, "benchmarks/kernels.py", *options], timeout=120)
     assert job.status == 0, job.output
-    rows = read(file)
-    assert "torch.topk(abs)" in rows
-    assert any(name.startswith("gaussian") for name in rows)
+    results = json.loads(file.read_text())
+    assert [r["settings"]["threads"] for r in results] == [1, 2, 1, 2]
+    assert all(r["verified"] for r in results)
+    selection = {row["name"]: row["facts"] for row in results[0]["rows"]}
+    assert set(SPARSIFIERS) <= set(selection)
+    assert any("topk" in name for name in selection)
+    assert selection["residual.add_(gradient)"]["x floor"] == 1
+    assert any("merge" in row["name"] for row in results[-1]["rows"])
+
+
+def test_streams(tmp_path):
+    file, plot = tmp_path / "result.json", tmp_path / "plot.png"
+    options = ["--steps", "8", "--json", str(file), "--plot", str(plot), "--markdown"]
+    job = run([sys.executable, "benchmarks/streams.py", *options], timeout=120)
+    assert job.status == 0, job.output
+    assert "| gaussian |" in job.output
+    assert plot.stat().st_size > 10_000
+    results = json.loads(file.read_text())
+    assert len(results) == 4  # two models, two densities
+    assert all(r["verified"] for r in results)
 
 
 def test_collectives(tmp_path):
