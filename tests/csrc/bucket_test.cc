@@ -1,4 +1,5 @@
-/// A bucket whose gradients and segments do not coincide; what does not fit together is refused.
+/// A bucket whose gradients and segments do not coincide, alone and between ranks; what does not
+/// fit together is refused.
 
 #include "csrc/exchange/bucket.h"
 
@@ -9,6 +10,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "csrc/base/error.h"
@@ -152,6 +154,66 @@ TEST(Bucket, AnyCutsLoseNothing) {
 TEST(Bucket, LargeSegmentsCutAnywhereWithAnyNumberOfThreads) {
   WithOneToThreeThreads(
       [] { ExpectExchanges({200000, 3, 70000, 100001}, {65536, 137, 250000, 54331}, 0.01); });
+}
+
+/// Some steps of a bucket on thread ranks, with integer-valued gradients, so that sums are exact:
+/// expects that all that came in was applied, alike on every rank, or is in a residual.
+void ExpectNothingIsLostBetween(int ranks, const std::string& sparsifier,
+                                const std::string& collective) {
+  SCOPED_TRACE(testing::Message() << ranks << " ranks, " << sparsifier << ", " << collective);
+  constexpr std::int64_t kNumel = 3000;
+  BucketSpec spec = Spec({kNumel}, {1000, 2000}, 0.02);
+  spec.sparsifier = sparsifier;
+  if (sparsifier == "hard_threshold") spec.sparsifier_options = {{"threshold", 4}};
+  spec.collective = collective;
+  auto world = std::make_shared<LoopbackWorld>(ranks);
+  std::vector<std::vector<float>> came_in(ranks), applied(ranks), left(ranks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      std::mt19937 random(81 + rank);
+      LoopbackCommunicator comm(world, rank);
+      Bucket bucket(0, spec);
+      std::vector<SelectionState> states(2);
+      std::vector<float> gradient(kNumel);
+      came_in[rank] = applied[rank] = left[rank] = gradient;
+      for (int step = 0; step < 4; ++step) {
+        for (std::int64_t i = 0; i < kNumel; ++i) {
+          gradient[i] = static_cast<float>(static_cast<int>(random() % 11) - 5);
+          came_in[rank][i] += gradient[i];
+        }
+        Launch launch;
+        launch.gradients = {{gradient.data(), kNumel, DType::kFloat32}};
+        launch.residual = left[rank];
+        launch.states = states;
+        launch.ks = spec.max_ks;
+        launch.decays = {1.0f};
+        bucket.Select(launch, rank, CpuKernels());
+        bucket.Reduce(comm, CpuKernels());
+        for (std::int64_t i = 0; i < kNumel; ++i) applied[rank][i] += gradient[i];
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int rank = 1; rank < ranks; ++rank) EXPECT_TRUE(SameBits(applied[rank], applied[0]));
+  for (std::int64_t i = 0; i < kNumel; ++i) {
+    float in = 0, out = applied[0][i];
+    for (int rank = 0; rank < ranks; ++rank) {
+      in += came_in[rank][i];
+      out += left[rank][i];
+    }
+    ASSERT_EQ(in, out) << "entry " << i;
+  }
+}
+
+TEST(Bucket, NothingIsLostBetweenRanks) {
+  for (const std::string& sparsifier : SparsifierNames()) {
+    for (const std::string& collective : CollectiveNames()) {
+      for (const int ranks : {1, 2, 3, 5}) {
+        ExpectNothingIsLostBetween(ranks, sparsifier, collective);
+      }
+    }
+  }
 }
 
 TEST(Bucket, RefusesWhatDoesNotFitTogether) {
