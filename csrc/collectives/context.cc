@@ -14,6 +14,30 @@ void CollectiveContext::Transfer(Span<const Outgoing> out, Span<Incoming> in,
   for (const Incoming& message : in) bytes_received += message.bytes;
 }
 
+void CollectiveContext::Send(const SparseBlock& block, int peer, const std::string& round) {
+  const Outgoing out{peer, block.message(), block.message_bytes()};
+  Transfer({&out, 1}, {}, round);
+}
+
+void CollectiveContext::Receive(SparseBlock* own, SparseBlock* theirs, std::int64_t room, int peer,
+                                const std::string& round) {
+  theirs->Reset(room);
+  Incoming in{peer, theirs->message(), theirs->max_message_bytes()};
+  Transfer({}, {&in, 1}, round);
+  theirs->ParseInPlace(in.bytes);
+  Agree(own, *theirs, peer);
+}
+
+void CollectiveContext::Swap(SparseBlock* own, SparseBlock* theirs, std::int64_t room, int peer,
+                             const std::string& round) {
+  theirs->Reset(room);
+  const Outgoing out{peer, own->message(), own->message_bytes()};
+  Incoming in{peer, theirs->message(), theirs->max_message_bytes()};
+  Transfer({&out, 1}, {&in, 1}, round);
+  theirs->ParseInPlace(in.bytes);
+  Agree(own, *theirs, peer);
+}
+
 void CollectiveContext::Agree(SparseBlock* own, const SparseBlock& theirs, int peer) const {
   BlockHeader& mine = own->header();
   const BlockHeader& other = theirs.header();
@@ -36,6 +60,16 @@ void CollectiveContext::MergeInto(SparseBlock* own, const SparseBlock& theirs) {
   scratch.merged.header() = identity;
   scratch.merged.header().count = count;
   std::swap(*own, scratch.merged);
+}
+
+const SparseBlock& CollectiveContext::SumInRankOrder(std::vector<SparseBlock>* blocks) {
+  const int size = comm.Size();
+  for (int step = 1; step < size; step *= 2) {
+    for (int rank = 0; rank + step < size; rank += 2 * step) {
+      MergeInto(&(*blocks)[rank], (*blocks)[rank + step]);
+    }
+  }
+  return (*blocks)[0];
 }
 
 void CollectiveContext::KeepTopK(SparseBlock* block) const {

@@ -21,31 +21,6 @@
 #include "csrc/collectives/topology.h"
 
 namespace hvd_sparse {
-namespace {
-
-void Send(const SparseBlock& block, int peer, CollectiveContext& ctx, const char* round) {
-  const Outgoing out{peer, block.message(), block.message_bytes()};
-  ctx.Transfer({&out, 1}, {}, round);
-}
-
-/// Receives a block; one of another k than ours still has room, and Agree refuses it.
-void Receive(SparseBlock* block, int peer, CollectiveContext& ctx, const char* round) {
-  block->Reset(ctx.capacity);
-  Incoming in{peer, block->message(), block->max_message_bytes()};
-  ctx.Transfer({}, {&in, 1}, round);
-  block->ParseInPlace(in.bytes);
-}
-
-void Swap(const SparseBlock& own, SparseBlock* theirs, int peer, CollectiveContext& ctx,
-          const std::string& round) {
-  theirs->Reset(ctx.capacity);
-  const Outgoing out{peer, own.message(), own.message_bytes()};
-  Incoming in{peer, theirs->message(), theirs->max_message_bytes()};
-  ctx.Transfer({&out, 1}, {&in, 1}, round);
-  theirs->ParseInPlace(in.bytes);
-}
-
-}  // namespace
 
 void GTopK::Trim(std::int64_t k, Span<float> residual, const Kernels& kernels,
                  SparseBlock* selected) const {
@@ -57,16 +32,14 @@ void GTopK::Run(SparseBlock* block, CollectiveContext& ctx) const {
   SparseBlock& theirs = ctx.scratch.theirs;
 
   if (cube.IsGuest()) {
-    Send(*block, cube.Host(), ctx, "gtopk, to the host");
-    Receive(&theirs, cube.Host(), ctx, "gtopk, from the host");
-    ctx.Agree(block, theirs, cube.Host());
+    ctx.Send(*block, cube.Host(), "gtopk, to the host");
+    ctx.Receive(block, &theirs, ctx.capacity, cube.Host(), "gtopk, from the host");
     block->CopyFrom(theirs);
     return;
   }
 
   if (cube.HasGuest()) {
-    Receive(&theirs, cube.Guest(), ctx, "gtopk, from the guest");
-    ctx.Agree(block, theirs, cube.Guest());
+    ctx.Receive(block, &theirs, ctx.capacity, cube.Guest(), "gtopk, from the guest");
     ctx.MergeInto(block, theirs);
     ctx.KeepTopK(block);
   }
@@ -74,14 +47,13 @@ void GTopK::Run(SparseBlock* block, CollectiveContext& ctx) const {
 
   int round = 0;
   for (int distance = 1; distance < cube.Core(); distance *= 2) {
-    const int partner = cube.Partner(distance);
-    Swap(*block, &theirs, partner, ctx, Concat("gtopk, round ", ++round));
-    ctx.Agree(block, theirs, partner);
+    ctx.Swap(block, &theirs, ctx.capacity, cube.Partner(distance),
+             Concat("gtopk, round ", ++round));
     ctx.MergeInto(block, theirs);
     ctx.KeepTopK(block);
   }
 
-  if (cube.HasGuest()) Send(*block, cube.Guest(), ctx, "gtopk, to the guest");
+  if (cube.HasGuest()) ctx.Send(*block, cube.Guest(), "gtopk, to the guest");
 }
 
 }  // namespace hvd_sparse

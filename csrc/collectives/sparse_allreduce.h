@@ -31,12 +31,30 @@ struct CollectiveContext {
   std::int64_t k;         ///< entries asked for in the bucket, the same on every rank
   std::int64_t capacity;  ///< the most entries that any rank's selected block can hold
   std::string what;       ///< the bucket, for warnings and errors
+  std::int64_t numel = kMaxBucketNumel;  ///< entries of the bucket
 
   std::int64_t bytes_sent = 0;  ///< by this rank, headers included; counted by Transfer
   std::int64_t bytes_received = 0;
 
-  /// Communicator::Transfer, counted.
+  /// Communicator::Transfer, counted. For what is no block.
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& round);
+
+  /// Sends a finished block.
+  void Send(const SparseBlock& block, int peer, const std::string& round);
+
+  /// Receives a block of at most `room` entries, and checks that it belongs here (see Agree).
+  void Receive(SparseBlock* own, SparseBlock* theirs, std::int64_t room, int peer,
+               const std::string& round);
+
+  /// Send and Receive with the same peer at the same time.
+  void Swap(SparseBlock* own, SparseBlock* theirs, std::int64_t room, int peer,
+            const std::string& round);
+
+  /// Every rank's block, in the order of the ranks, each of at most `room` entries; `own` is this
+  /// rank's. Bruck's algorithm: ceil(log2 P) rounds, in which a rank sends the blocks of all others
+  /// once. Agrees with all. The blocks live in the scratch memory.
+  std::vector<SparseBlock>& AllgatherBlocks(SparseBlock* own, std::int64_t room,
+                                            const std::string& round);
 
   /// Throws ExchangeFailed unless `theirs`, received from `peer`, belongs to the same bucket and
   /// step as `own`. Makes the lowest bad rank known to `own`.
@@ -44,6 +62,10 @@ struct CollectiveContext {
 
   /// own = Kernels::Merge(own, theirs); the header stays own's.
   void MergeInto(SparseBlock* own, const SparseBlock& theirs);
+
+  /// The sum of one block of each rank, added pair by pair in the order of the ranks, so that every
+  /// rank that does it gets the same bits. Uses up the blocks.
+  const SparseBlock& SumInRankOrder(std::vector<SparseBlock>* blocks);
 
   /// Drops all but the k largest entries of a block.
   void KeepTopK(SparseBlock* block) const;

@@ -149,8 +149,8 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
 
 void Bucket::Reduce(Communicator& comm, const Kernels& kernels) {
   const auto start = Clock::now();
-  CollectiveContext ctx{comm,         kernels,   scratch_,
-                        stats_.asked, capacity_, "bucket '" + spec_.name + "'"};
+  CollectiveContext ctx{
+      comm, kernels, scratch_, stats_.asked, capacity_, "bucket '" + spec_.name + "'", numel_};
   reduced_.CopyFrom(selected_);
   collective_.Run(&reduced_, ctx);
 

@@ -1,0 +1,90 @@
+/// Bruck's allgather of blocks of different lengths.
+///
+/// Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing
+/// systems", IEEE TPDS 1997.
+
+#include <cstring>
+
+#include "csrc/base/error.h"
+#include "csrc/collectives/sparse_allreduce.h"
+#include "csrc/collectives/topology.h"
+
+namespace hvd_sparse {
+namespace {
+
+/// The messages of several blocks, one behind the other.
+class MessageQueue {
+ public:
+  MessageQueue(Buffer* buffer, std::int64_t capacity) : buffer_(buffer) {
+    buffer_->Reserve(capacity);
+  }
+
+  void Append(const SparseBlock& block) {
+    std::memcpy(buffer_->data() + bytes_, block.message(),
+                static_cast<std::size_t>(block.message_bytes()));
+    Arrived(block.message_bytes());
+  }
+
+  /// Takes over `bytes` bytes that were received at end(): whole messages.
+  void Arrived(std::int64_t bytes) {
+    for (const std::int64_t stop = bytes_ + bytes; bytes_ < stop;) {
+      BlockHeader header;
+      if (stop - bytes_ < SparseBlock::MessageBytes(0)) Refuse();
+      std::memcpy(&header, buffer_->data() + bytes_, sizeof(header));
+      const std::int64_t length = SparseBlock::MessageBytes(header.count);
+      if (header.count < 0 || length > stop - bytes_) Refuse();
+      starts_.push_back(bytes_);
+      bytes_ += length;
+    }
+  }
+
+  std::uint8_t* end() const { return buffer_->data() + bytes_; }
+  const std::uint8_t* begin() const { return buffer_->data(); }
+  std::size_t size() const { return starts_.size(); }
+  std::int64_t Start(std::size_t i) const { return i < size() ? starts_[i] : bytes_; }
+
+ private:
+  [[noreturn]] static void Refuse() {
+    Throw(ErrorKind::kExchangeFailed, "a message of an allgather is corrupt");
+  }
+
+  Buffer* buffer_;
+  std::int64_t bytes_ = 0;
+  std::vector<std::int64_t> starts_;
+};
+
+}  // namespace
+
+std::vector<SparseBlock>& CollectiveContext::AllgatherBlocks(SparseBlock* own, std::int64_t room,
+                                                             const std::string& round) {
+  const BruckRing ring{comm.Rank(), comm.Size()};
+  const std::int64_t message_capacity = SparseBlock::MessageBytes(room);
+  MessageQueue messages(&scratch.messages, message_capacity * ring.size);
+  messages.Append(*own);
+
+  int rounds = 0;
+  for (int distance = 1; distance < ring.size; distance *= 2) {
+    const int blocks = ring.BlocksInRound(distance);
+    const Outgoing out{ring.To(distance), messages.begin(), messages.Start(blocks)};
+    Incoming in{ring.From(distance), messages.end(), blocks * message_capacity};
+    Transfer({&out, 1}, {&in, 1}, Concat(round, " ", ++rounds));
+    messages.Arrived(in.bytes);
+  }
+  if (messages.size() != static_cast<std::size_t>(ring.size)) {
+    Throw(ErrorKind::kExchangeFailed, what, ": received ", messages.size(), " blocks of ",
+          ring.size, " ranks in ", round);
+  }
+
+  std::vector<SparseBlock>& blocks = scratch.blocks;
+  if (blocks.size() < static_cast<std::size_t>(ring.size)) blocks.resize(ring.size);
+  for (int position = 0; position < ring.size; ++position) {
+    const int owner = ring.OwnerOf(position);
+    blocks[owner].Reset(room);
+    blocks[owner].Parse(messages.begin() + messages.Start(position),
+                        messages.Start(position + 1) - messages.Start(position));
+    Agree(own, blocks[owner], owner);
+  }
+  return blocks;
+}
+
+}  // namespace hvd_sparse
