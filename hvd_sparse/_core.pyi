@@ -95,6 +95,7 @@ class Exchange:
         sparsifier_options: Mapping[str, float],
         collective: str,
     ) -> int: ...
+    def clear_buckets(self) -> None: ...
     def start(
         self,
         bucket: int,

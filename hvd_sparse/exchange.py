@@ -87,7 +87,7 @@ class Exchange:
 
     def __init__(self, core: _core.Exchange) -> None:
         self._core: _core.Exchange | None = core
-        self._names: list[str] = []
+        self._names: dict[int, str] = {}
         lifecycle.register(self)
 
     @classmethod
@@ -173,8 +173,21 @@ class Exchange:
             sparsifier_options=sparsifier.options,
             collective=collective,
         )
-        self._names.append(name)
+        self._names[bucket] = name
         return bucket
+
+    def clear_buckets(self) -> None:
+        """Forgets all buckets, between two steps; on every rank alike. Others can then be added.
+
+        Raises:
+            InvalidArgumentError: A bucket was started and its step not committed.
+            ExchangeFailedError: The exchange has ended.
+        """
+        try:
+            self._open.clear_buckets()
+        except HvdSparseError as error:
+            raise _noted(error) from None
+        self._names.clear()
 
     def start(
         self,

@@ -43,18 +43,30 @@ Exchange::~Exchange() {
 }
 
 Exchange::Slot& Exchange::SlotOf(int bucket) {
-  Require(bucket >= 0 && bucket < static_cast<int>(slots_.size()), "bucket must lie in [0, ",
-          slots_.size(), "), got ", bucket);
-  return *slots_[static_cast<std::size_t>(bucket)];
+  const int end = first_bucket_ + static_cast<int>(slots_.size());
+  Require(bucket >= first_bucket_ && bucket < end, "bucket must lie in [", first_bucket_, ", ", end,
+          "), got ", bucket);
+  return *slots_[static_cast<std::size_t>(bucket - first_bucket_)];
 }
 
 int Exchange::AddBucket(BucketSpec spec) {
   const std::lock_guard lock(mutex_);
-  const int id = static_cast<int>(slots_.size());
+  const int id = first_bucket_ + static_cast<int>(slots_.size());
   auto slot = std::make_unique<Slot>();
   slot->bucket = std::make_unique<Bucket>(id, std::move(spec));
   slots_.push_back(std::move(slot));
   return id;
+}
+
+void Exchange::ClearBuckets() {
+  Check();
+  const std::lock_guard lock(mutex_);
+  for (const auto& slot : slots_) {
+    Require(slot->state == State::kIdle, "the buckets cannot be changed in the middle of a step: '",
+            slot->bucket->spec().name, "' was started and not committed");
+  }
+  first_bucket_ += static_cast<int>(slots_.size());
+  slots_.clear();
 }
 
 void Exchange::Start(int id, Launch launch) {
@@ -106,7 +118,7 @@ void Exchange::Run(int id, const std::function<void()>& work, bool last) {
   }
   {
     const std::lock_guard lock(mutex_);
-    Slot& slot = *slots_[static_cast<std::size_t>(id)];
+    Slot& slot = SlotOf(id);
     if (!last) {
       slot.selected = done;
       return;

@@ -46,6 +46,10 @@ class Exchange {
   /// Adds a bucket and returns its number, which is also its handle. Same order on every rank.
   int AddBucket(BucketSpec spec);
 
+  /// Forgets all buckets, between two steps; on every rank alike. Numbers are not used again, so
+  /// that a rank which still exchanges an old bucket is found out.
+  void ClearBuckets();
+
   void Start(int bucket, Launch launch);
 
   /// Waits at most `seconds`; returns whether the bucket has arrived. Throws what ended the
@@ -86,6 +90,7 @@ class Exchange {
   mutable std::mutex mutex_;
   std::condition_variable arrived_;
   std::vector<std::unique_ptr<Slot>> slots_;
+  int first_bucket_ = 0;  // the number of slots_[0]
   int in_flight_ = 0;
   std::exception_ptr ended_;
   bool put_back_ = false;

@@ -81,6 +81,29 @@ TEST_P(ExchangeTest, ManyBucketsInFlightArriveInOrder) {
   });
 }
 
+TEST_P(ExchangeTest, BucketsCanBeReplacedBetweenSteps) {
+  OnRanks(3, GetParam(), [](Exchange& exchange) {
+    for (int plan = 0; plan < 3; ++plan) {
+      std::vector<Memory> memory(static_cast<std::size_t>(3 - plan));
+      std::vector<int> buckets;
+      for (auto& m : memory) {
+        buckets.push_back(exchange.AddBucket(Spec("bucket")));
+        m.gradient.assign(kNumel, 1.0f);
+      }
+      for (std::size_t b = 0; b < memory.size(); ++b) {
+        exchange.Start(buckets[b], memory[b].Step(kNumel));
+      }
+      ASSERT_EQ(KindOf([&] { exchange.ClearBuckets(); }), ErrorKind::kInvalidArgument);
+      for (const int bucket : buckets) WaitFor(exchange, bucket);
+      exchange.Commit("");
+      for (auto& m : memory) ASSERT_EQ(m.gradient, std::vector<float>(kNumel, 3.0f));
+      exchange.ClearBuckets();
+      ASSERT_EQ(KindOf([&] { exchange.Start(buckets[0], memory[0].Step(kNumel)); }),
+                ErrorKind::kInvalidArgument);
+    }
+  });
+}
+
 TEST_P(ExchangeTest, ABadGradientUndoesAllBucketsOfTheStepOnAllRanks) {
   OnRanks(3, GetParam(), [](Exchange& exchange) {
     std::vector<Memory> memory(3);
