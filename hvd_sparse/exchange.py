@@ -279,6 +279,30 @@ class Exchange:
         except HvdSparseError as error:
             raise _noted(error) from None
 
+    def swap(self, peer: int, bytes: int, repetitions: int) -> list[float]:  # noqa: A002
+        """Times swaps of equal messages with another rank, which calls the same for this one.
+
+        That is what a round of an exchange costs on this network, without selecting or merging. It
+        runs on the calling thread, while no bucket is in flight.
+
+        Args:
+            peer: The other rank, in [0, size).
+            bytes: Length of the message in each direction.
+            repetitions: How many swaps, one after the other.
+
+        Returns:
+            Seconds of each swap, from both messages posted to both complete.
+
+        Raises:
+            InvalidArgumentError: An argument is out of its range, or a bucket is in flight.
+            ExchangeFailedError: The exchange has ended, by this very swap where the peer swaps
+                another number of bytes.
+        """
+        try:
+            return self._open.swap(peer, bytes, repetitions)
+        except HvdSparseError as error:
+            raise _noted(error) from None
+
     def check(self) -> None:
         """Raises ExchangeFailedError if the exchange has ended; cheap enough for waiting loops."""
         try:

@@ -300,6 +300,8 @@ void BindExchange(py::module_& m) {
       .def("wait", &Wait, py::arg("bucket"))
       .def("stats", &Exchange::Stats, py::arg("bucket"))
       .def("commit", &Exchange::Commit, py::arg("refuse"), py::call_guard<py::gil_scoped_release>())
+      .def("swap", &Exchange::Swap, py::arg("peer"), py::arg("bytes"), py::arg("repetitions"),
+           py::call_guard<py::gil_scoped_release>())
       .def("check", &Exchange::Check, py::call_guard<py::gil_scoped_release>())
       .def("fail", &Exchange::Fail, py::arg("reason"), py::call_guard<py::gil_scoped_release>());
 }

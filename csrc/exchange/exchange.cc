@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/exchange/swap.h"
 
 namespace hvd_sparse {
 namespace {
@@ -39,7 +40,9 @@ Exchange::~Exchange() {
   }
   selector_.reset();
   exchanger_.reset();
-  if (ended_ != nullptr) LeaveToMpi(&slots_);
+  if (ended_ == nullptr) return;
+  LeaveToMpi(&slots_);
+  LeaveToMpi(&swapped_);
 }
 
 Exchange::Slot& Exchange::SlotOf(int bucket) {
@@ -77,6 +80,7 @@ void Exchange::Start(int id, Launch launch) {
     Slot& slot = SlotOf(id);
     bucket = slot.bucket.get();
     bucket->Validate(launch);
+    Require(!swapping_, "bucket '", bucket->spec().name, "' was started during a swap");
     Require(slot.state == State::kIdle, "bucket '", bucket->spec().name,
             "' was started twice in one step");
     slot.state = State::kStarted;
@@ -182,6 +186,33 @@ void Exchange::Commit(const std::string& refuse) {
     Throw(ErrorKind::kNonFinite, why,
           ": no rank applies this step, and the residuals keep all its finite entries");
   }
+}
+
+std::vector<double> Exchange::Swap(int peer, std::int64_t bytes, int repetitions) {
+  Check();
+  RequireSwap(*comm_, peer, bytes, repetitions);
+  {
+    const std::lock_guard lock(mutex_);
+    Require(in_flight_ == 0 && !swapping_, "a swap with rank ", peer, " must wait until ",
+            swapping_ ? "another swap is over" : "no bucket is in flight");
+    swapping_ = true;
+  }
+  std::vector<double> seconds;
+  try {
+    seconds = TimedSwaps(comm_.get(), peer, bytes, repetitions, &swapped_);
+  } catch (const Error& error) {
+    End(std::current_exception(), error.what());
+  } catch (const std::exception& error) {
+    End(std::make_exception_ptr(Error(ErrorKind::kExchangeFailed, error.what())), error.what());
+  }
+  bool ended = false;
+  {
+    const std::lock_guard lock(mutex_);
+    swapping_ = false;
+    ended = ended_ != nullptr;
+  }
+  if (ended) ThrowEnded();
+  return seconds;
 }
 
 void Exchange::Check() {

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "csrc/base/buffer.h"
 #include "csrc/comm/communicator.h"
 #include "csrc/exchange/bucket.h"
 #include "csrc/exchange/worker.h"
@@ -64,6 +65,13 @@ class Exchange {
   /// says so (also alike): then every residual is what it was after Accumulate.
   void Commit(const std::string& refuse);
 
+  /// Seconds of each of `repetitions` swaps of `bytes` bytes with `peer`, which calls the same for
+  /// this rank: what a round of an exchange costs on this network.
+  ///
+  /// Runs on the calling thread, while no bucket is in flight. An error ends the exchange, as it
+  /// does in a bucket.
+  std::vector<double> Swap(int peer, std::int64_t bytes, int repetitions);
+
   /// Throws if the exchange has ended.
   void Check();
 
@@ -92,6 +100,8 @@ class Exchange {
   std::vector<std::unique_ptr<Slot>> slots_;
   int first_bucket_ = 0;  // the number of slots_[0]
   int in_flight_ = 0;
+  bool swapping_ = false;
+  std::vector<Buffer> swapped_;
   std::exception_ptr ended_;
   bool put_back_ = false;
 

@@ -1,11 +1,8 @@
 #include "csrc/exchange/worker.h"
 
-#ifdef __linux__
-#include <sys/prctl.h>
-#endif
-
 #include <utility>
 
+#include "csrc/base/short_sleeps.h"
 #include "csrc/kernels/parallel.h"
 
 namespace hvd_sparse {
@@ -31,10 +28,7 @@ void Worker::Post(std::function<void()> task) {
 
 void Worker::Loop() {
   const AloneInThread alone;  // the framework computes meanwhile
-#ifdef __linux__
-  // Linux lets every sleep last 50 us longer by default: as long as a whole round of a small block.
-  prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
-#endif
+  const ShortSleeps punctual;
   std::unique_lock lock(mutex_);
   for (;;) {
     posted_.wait(lock, [this] { return closing_ || !tasks_.empty(); });

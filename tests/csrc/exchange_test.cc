@@ -191,6 +191,28 @@ TEST_P(ExchangeTest, ArgumentsAreRefusedBeforeAnythingHappens) {
   });
 }
 
+TEST_P(ExchangeTest, SwapsRunBetweenStepsAndNeverBesideABucket) {
+  std::atomic<bool> refused{false};
+  OnRanks(2, GetParam(), [&refused](Exchange& exchange) {
+    const int peer = 1 - exchange.Rank();
+    Memory memory;
+    exchange.AddBucket(Spec("bucket"));
+    ASSERT_EQ(exchange.Swap(peer, 1000, 3).size(), 3u);
+    if (exchange.Rank() == 0) {
+      exchange.Start(0, memory.Step(kNumel));
+      ASSERT_EQ(KindOf([&] { exchange.Swap(peer, 1, 1); }), ErrorKind::kInvalidArgument);
+      refused = true;
+    } else {
+      while (!refused) std::this_thread::yield();  // till then the bucket of rank 0 is in flight
+      exchange.Start(0, memory.Step(kNumel));
+    }
+    WaitFor(exchange, 0);
+    ASSERT_EQ(exchange.Swap(peer, 2000, 2).size(), 2u);
+    exchange.Commit("");
+    ASSERT_EQ(memory.gradient, std::vector<float>(kNumel, 2.0f));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(SelectOn, ExchangeTest,
                          testing::Values(SelectOn::kCaller, SelectOn::kEngine),
                          [](const auto& info) {

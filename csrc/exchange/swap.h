@@ -1,0 +1,27 @@
+/// Swaps of equal messages with a peer, timed: what a round of an exchange costs on this network.
+
+#ifndef HVD_SPARSE_EXCHANGE_SWAP_H_
+#define HVD_SPARSE_EXCHANGE_SWAP_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "csrc/base/buffer.h"
+#include "csrc/comm/communicator.h"
+
+namespace hvd_sparse {
+
+/// Throws InvalidArgument unless `peer` is another rank and the numbers are not negative.
+void RequireSwap(const Communicator& comm, int peer, std::int64_t bytes, int repetitions);
+
+/// Sends `bytes` bytes to `peer` and receives as many from it at the same time, again and again.
+///
+/// Returns the seconds of each repetition. `memory` grows to what is sent and received; after an
+/// error the communicator may still read it. Throws what Transfer throws, and ExchangeFailed if the
+/// peer swaps another number of bytes.
+std::vector<double> TimedSwaps(Communicator* comm, int peer, std::int64_t bytes, int repetitions,
+                               std::vector<Buffer>* memory);
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_EXCHANGE_SWAP_H_

@@ -1,0 +1,51 @@
+"""Swaps between ranks that are processes."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import pytest
+
+from hvd_sparse.errors import ExchangeFailedError
+from hvd_sparse.exchange import Exchange
+from hvd_sparse.world import World
+from tests import laws
+
+
+@pytest.fixture(scope="module")
+def world():
+    return World.from_horovod(hvd, hvd.global_process_set)
+
+
+def partner_of(world, distance):
+    """The rank at that distance in the hypercube; None for one that is left over."""
+    partner = world.rank ^ distance
+    return partner if partner < world.size else None
+
+
+@pytest.mark.parametrize("piece", [1000, 1 << 30])
+@pytest.mark.parametrize("size", [0, 1, 1000, 300_000])
+def test_every_swap_is_timed_and_steps_go_on_after_it(world, piece, size):
+    exchange = Exchange.between_ranks(world, name="swaps", max_message_bytes=piece)
+    me = laws.Rank(exchange, world.rank, [300], 0.1, "top_k", "gtopk")
+    for distance in (1, 2):
+        partner = partner_of(world, distance)
+        if partner is not None:
+            seconds = exchange.swap(partner, size, 4)
+            assert len(seconds) == 4
+            assert min(seconds) > 0
+    laws.check_laws(world.allgather_object(me.run(2)))
+    exchange.close()
+
+
+def test_ranks_that_swap_different_lengths_are_told_and_the_exchange_ends_on_all(world):
+    if world.size == 1:
+        pytest.skip("a single rank has nobody to swap with")
+    exchange = Exchange.between_ranks(world, name="disagreement")
+    if world.rank < 2:
+        with pytest.raises(ExchangeFailedError):
+            exchange.swap(1 - world.rank, 10 * (1 + world.rank), 1)
+    world.allgather_object("two ranks have disagreed")
+    with pytest.raises(ExchangeFailedError, match=r"the ranks disagree|MPI_Irecv failed"):
+        while True:
+            exchange.check()  # the others hear of it within moments
+    exchange.close()
