@@ -1,0 +1,218 @@
+"""The cost models: each collective, round by round, as docs/algorithms.md states it.
+
+Written over arrays of k and numel, so that a plan can price thousands of buckets at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.network import Link, Network
+from hvd_sparse.profile import Machine
+
+Array: TypeAlias = NDArray[np.float64]
+
+HEADER_BYTES = 32
+VALUE_BYTES = 4
+PLAIN_ENTRY_BYTES = 8
+WIRES = ("plain", "packed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a cost depends on beside k and numel.
+
+    Attributes:
+        network: Between the ranks.
+        machine: Each rank.
+        wire: How entries are sent: "plain", an int32 index and a float32 value, or "packed", the
+            index in about log2(numel / k) + 2 bits.
+        overlap: How alike the ranks choose, in [0, 1]: 0, as if independently at random, so that a
+            union fills in fastest; 1, all the same indices.
+    """
+
+    network: Network
+    machine: Machine
+    wire: str = "plain"
+    overlap: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.wire not in WIRES:
+            raise InvalidArgumentError(f"wire must be one of {list(WIRES)}, got {self.wire!r}")
+        if not 0 <= self.overlap <= 1:
+            raise InvalidArgumentError(f"overlap must lie in [0, 1], got {self.overlap}")
+
+    def entry_bytes(self, k: Array, numel: Array) -> Array:
+        """What k entries of so many take, without the header."""
+        if self.wire == "plain":
+            return PLAIN_ENTRY_BYTES * k
+        bits = np.log2(np.maximum(numel, 1) / np.maximum(k, 1)) + 2
+        return k * (VALUE_BYTES + bits / 8)
+
+    def code(self, entries: Array) -> Array:
+        """Seconds to pack and unpack so many entries."""
+        packed = self.wire == "packed"
+        return entries * (self.machine.code_seconds_per_entry if packed else 0.0)
+
+    def merge(self, entries: Array) -> Array:
+        """Seconds to merge two blocks that have so many entries together."""
+        return entries * self.machine.merge_seconds_per_entry
+
+    def union(self, k: Array, numel: Array, ranks: int) -> Array:
+        """Expected entries in the union of `ranks` blocks of k."""
+        missed = np.power(1 - k / np.maximum(numel, 1), ranks)
+        union: Array = self.overlap * k + (1 - self.overlap) * numel * (1 - missed)
+        return union
+
+
+class Account:
+    """Adds up what the busiest rank does, round by round, for one collective."""
+
+    def __init__(self, k: Array, numel: Array, setting: Setting) -> None:
+        self.k, self.numel, self.setting = k, numel, setting
+        self.seconds = setting.machine.scatter_seconds_per_entry * numel
+        self.bytes = np.zeros_like(numel)
+
+    def send(self, nbytes: Array | float, link: Link, messages: float = 1) -> None:
+        """Messages that the busiest rank sends, of so many bytes in total."""
+        self.seconds = self.seconds + link.alpha * messages + link.beta * nbytes
+        self.bytes = self.bytes + nbytes
+
+    def wait_for(self, nbytes: Array, link: Link) -> None:
+        """A message that the busiest rank receives while it has nothing to send."""
+        self.seconds = self.seconds + link.seconds(0) + link.beta * nbytes
+
+    def work(self, seconds: Array) -> None:
+        """Seconds of computing that nothing hides."""
+        self.seconds = self.seconds + seconds
+
+
+def _allgather(a: Account) -> None:
+    """Bruck's rounds, then all P blocks summed pair by pair."""
+    size, setting = a.setting.network.size, a.setting
+    block = HEADER_BYTES + setting.entry_bytes(a.k, a.numel)
+    distance = 1
+    while distance < size:
+        a.send(min(distance, size - distance) * block, setting.network.at(distance))
+        pairs, last = divmod(size - distance, 2 * distance)
+        right = pairs * distance + min(last, distance)  # ranks in the right halves of all pairs
+        whole = pairs + (last > 0)
+        a.work(setting.merge((whole + right / distance) * setting.union(a.k, a.numel, distance)))
+        distance *= 2
+    if size > 1:
+        a.work(setting.code(a.k * size / 2))  # packs one block, unpacks P - 1
+
+
+def _core(size: int) -> int:
+    """The largest power of two of so many ranks."""
+    return 1 << (size.bit_length() - 1)
+
+
+def _gtopk(a: Account) -> None:
+    """Rounds of swap and merge, k entries each; guests before and after."""
+    size, setting = a.setting.network.size, a.setting
+    block = HEADER_BYTES + setting.entry_bytes(a.k, a.numel)
+    core = _core(size)
+    if size > core:
+        a.wait_for(block, setting.network.at(core))
+        a.work(setting.code(a.k) + setting.merge(2 * a.k))
+    distance = 1
+    while distance < core:
+        a.send(block, setting.network.at(distance))
+        a.work(setting.code(a.k) + setting.merge(2 * a.k))
+        distance *= 2
+    if size > core:
+        a.send(block, setting.network.at(core))
+        a.work(setting.code(a.k))
+
+
+def _recursive_doubling(a: Account) -> None:
+    """As gtopk without cutting: blocks grow, and travel dense past density 1/2."""
+    size, setting = a.setting.network.size, a.setting
+    core = _core(size)
+
+    def block(ranks: int) -> Array:
+        union = setting.union(a.k, a.numel, ranks)
+        sparse = setting.entry_bytes(union, a.numel)
+        return HEADER_BYTES + np.where(2 * union > a.numel, VALUE_BYTES * a.numel, sparse)
+
+    def take_in(ranks: int) -> None:
+        union = setting.union(a.k, a.numel, ranks)
+        one_pass = setting.machine.select_seconds_per_entry * a.numel
+        sparse = setting.code(union) + setting.merge(2 * union)
+        a.work(np.where(2 * union > a.numel, one_pass, sparse))
+
+    ranks = 1
+    if size > core:
+        a.wait_for(block(1), setting.network.at(core))
+        take_in(1)
+        ranks = 2  # the busiest hosts stand for two from here on
+    distance = 1
+    while distance < core:
+        a.send(block(ranks), setting.network.at(distance))
+        take_in(ranks)
+        distance *= 2
+        ranks = min(2 * ranks, size)
+    if size > core:
+        a.send(block(size), setting.network.at(core))
+
+
+def _split_allgather(a: Account) -> None:
+    """To the owners of P regions, balanced, and from there to all: three times k (P - 1) / P."""
+    size, setting = a.setting.network.size, a.setting
+    if size == 1:
+        return
+    messages = 2 * size + 2 * math.log2(size)
+    moved = a.k * (size - 1) / size
+    nbytes = 3 * setting.entry_bytes(moved, a.numel * (size - 1) / size) + HEADER_BYTES * messages
+    a.send(nbytes, setting.network.link, messages)
+    a.work(3 * setting.code(moved) + math.ceil(math.log2(size)) * setting.merge(a.k))
+
+
+def _hierarchical(a: Account) -> None:
+    """Dense reduce-scatter in a node, gtopk of the shards between nodes, dense allgather."""
+    network = a.setting.network
+    local_size, local = network.local_size, network.local
+    assert local is not None
+    for _ in range(2):
+        part = VALUE_BYTES * a.numel * (local_size - 1) / local_size
+        a.seconds = a.seconds + (local_size - 1) * local.alpha + local.beta * part
+    between = Network(
+        size=network.nodes,
+        links=tuple(
+            (1 << bit, network.at(local_size << bit))
+            for bit in range((network.nodes - 1).bit_length())
+        ),
+        dense=network.dense,
+    )
+    machine = replace(a.setting.machine, scatter_seconds_per_entry=0.0)
+    setting = replace(a.setting, network=between, machine=machine)
+    shard = Account(a.k / local_size, a.numel / local_size, setting)
+    _gtopk(shard)
+    a.seconds = a.seconds + shard.seconds
+    a.bytes = a.bytes + shard.bytes
+
+
+def _dense(a: Account) -> None:
+    """Horovod's allreduce, as measured; it writes the gradient itself."""
+    network = a.setting.network
+    nbytes = VALUE_BYTES * a.numel
+    a.seconds = network.dense.alpha + network.dense.beta * nbytes
+    a.bytes = 2 * (network.size - 1) / network.size * nbytes
+
+
+MODELS: dict[str, Callable[[Account], None]] = {
+    "allgather": _allgather,
+    "gtopk": _gtopk,
+    "recursive_doubling": _recursive_doubling,
+    "split_allgather": _split_allgather,
+    "hierarchical": _hierarchical,
+    "dense": _dense,
+}

@@ -1,0 +1,202 @@
+"""What each collective takes, and which one is done first.
+
+The formulas are in hvd_sparse/cost_models.py, and in docs/algorithms.md, "What a step costs".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hvd_sparse.cost_models import MODELS, WIRES, Account, Array, Setting
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.network import Network
+from hvd_sparse.profile import Machine
+
+__all__ = ["NAMES", "SPARSE", "WIRES", "Choice", "Cost", "cheapest", "cost", "possible"]
+
+NAMES = tuple(MODELS)
+SPARSE = tuple(name for name in NAMES if name != "dense")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Of one exchange, on the busiest rank.
+
+    Attributes:
+        seconds: Until every rank has the sum in its gradient.
+        bytes: Sent by the busiest rank.
+    """
+
+    seconds: float
+    bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice(Cost):
+    """The exchange that is done first, and what it takes."""
+
+    collective: str
+    wire: str
+
+
+def possible(collective: str, network: Network) -> bool:
+    """Whether a collective can run between these ranks, and its cost be told.
+
+    Raises:
+        InvalidArgumentError: There is no such collective.
+    """
+    if collective not in MODELS:
+        raise InvalidArgumentError(
+            f"collective must be one of {sorted(MODELS)}, got {collective!r}"
+        )
+    if collective != "hierarchical":
+        return True
+    several = 1 < network.local_size < network.size and network.size % network.local_size == 0
+    return several and network.local is not None
+
+
+def arrays(
+    collective: str, k: ArrayLike, numel: ArrayLike, setting: Setting
+) -> tuple[Array, Array]:
+    """Seconds and bytes of a collective for arrays of k and numel, which broadcast.
+
+    Raises:
+        InvalidArgumentError: There is no such collective, or not between these ranks.
+    """
+    if not possible(collective, setting.network):
+        raise InvalidArgumentError(
+            f"'{collective}' takes nodes of several ranks each and their local link, got "
+            f"local_size {setting.network.local_size} of {setting.network.size} ranks"
+        )
+    ks, numels = np.broadcast_arrays(
+        np.asarray(k, dtype=np.float64), np.asarray(numel, dtype=np.float64)
+    )
+    account = Account(ks, numels, setting)
+    MODELS[collective](account)
+    return account.seconds + np.zeros_like(ks), account.bytes + np.zeros_like(ks)
+
+
+def cost(
+    collective: str,
+    *,
+    k: int,
+    numel: int,
+    network: Network,
+    machine: Machine,
+    wire: str = "plain",
+    overlap: float = 0.0,
+) -> Cost:
+    """What one exchange takes.
+
+    Args:
+        collective: One of `NAMES`.
+        k: Entries that each rank sends. Without meaning for "dense".
+        numel: Entries of the bucket, at least k.
+        network: Between the ranks.
+        machine: Each rank.
+        wire: "plain" or "packed".
+        overlap: How alike the ranks choose; see `Setting`.
+
+    Raises:
+        InvalidArgumentError: An argument lies outside its limits.
+    """
+    if not 0 <= k <= numel:
+        raise InvalidArgumentError(f"k must lie in [0, numel = {numel}], got {k}")
+    setting = Setting(network=network, machine=machine, wire=wire, overlap=overlap)
+    seconds, nbytes = arrays(collective, k, numel, setting)
+    return Cost(seconds=float(seconds), bytes=float(nbytes))
+
+
+@dataclass(frozen=True)
+class Table:
+    """The exchange that is done first, for arrays of k and numel.
+
+    Attributes:
+        seconds: What it takes.
+        bytes: What the busiest rank sends.
+        chosen: Its place in `options`.
+        options: (collective, wire) pairs.
+    """
+
+    seconds: Array
+    bytes: Array
+    chosen: NDArray[np.int64]
+    options: tuple[tuple[str, str], ...]
+
+
+def cheapest_of(
+    k: ArrayLike,
+    numel: ArrayLike,
+    *,
+    network: Network,
+    machine: Machine,
+    allowed: Sequence[str] = NAMES,
+    wires: Sequence[str] = WIRES,
+    overlap: float = 0.0,
+) -> Table:
+    """`cheapest` for arrays; ties go to the first of `NAMES`, then of `WIRES`.
+
+    Raises:
+        InvalidArgumentError: A name is unknown, or none of `allowed` is possible here.
+    """
+    names = [name for name in allowed if possible(name, network)]
+    settings = [
+        Setting(network=network, machine=machine, wire=wire, overlap=overlap) for wire in wires
+    ]
+    options = [
+        (name, setting)
+        for name in NAMES
+        if name in names
+        for setting in sorted(settings, key=lambda one: WIRES.index(one.wire))
+        if name != "dense" or setting is settings[0]
+    ]
+    if not options:
+        raise InvalidArgumentError(f"none of {list(allowed)} is possible between these ranks")
+    priced = [arrays(name, k, numel, setting) for name, setting in options]
+    seconds = np.stack([one for one, _ in priced])
+    nbytes = np.stack([one for _, one in priced])
+    chosen = np.argmin(seconds, axis=0)
+    at = chosen[np.newaxis]
+    return Table(
+        np.take_along_axis(seconds, at, 0)[0],
+        np.take_along_axis(nbytes, at, 0)[0],
+        chosen,
+        tuple((name, "plain" if name == "dense" else one.wire) for name, one in options),
+    )
+
+
+def cheapest(
+    *,
+    k: int,
+    numel: int,
+    network: Network,
+    machine: Machine,
+    allowed: Sequence[str] = NAMES,
+    wires: Sequence[str] = WIRES,
+    overlap: float = 0.0,
+) -> Choice:
+    """The collective and wire that are done first among those allowed.
+
+    Args:
+        k: Entries that each rank sends.
+        numel: Entries of the bucket.
+        network: Between the ranks.
+        machine: Each rank.
+        allowed: Of `NAMES`; those that are not possible between these ranks are passed over.
+        wires: Of `WIRES`.
+        overlap: How alike the ranks choose; see `Setting`.
+
+    Raises:
+        InvalidArgumentError: A name is unknown, or none of `allowed` is possible here.
+    """
+    table = cheapest_of(
+        k, numel, network=network, machine=machine, allowed=allowed, wires=wires, overlap=overlap
+    )
+    collective, wire = table.options[int(table.chosen)]
+    return Choice(
+        seconds=float(table.seconds), bytes=float(table.bytes), collective=collective, wire=wire
+    )

@@ -1,0 +1,145 @@
+"""The network, as measured or assumed: what a message and a dense allreduce take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvd_sparse import records
+from hvd_sparse.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A straight line: seconds = alpha + beta * bytes.
+
+    Attributes:
+        alpha: Seconds per message.
+        beta: Seconds per byte.
+    """
+
+    alpha: float
+    beta: float
+
+    def __post_init__(self) -> None:
+        records.check_finite(self)
+
+    def seconds(self, nbytes: float) -> float:
+        """What `nbytes` bytes take."""
+        return self.alpha + self.beta * nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """What the ranks of one job see of each other, all of them talking at once.
+
+    Attributes:
+        size: Number of ranks.
+        local_size: Ranks on one node; rank r is on node r // local_size.
+        links: (distance, link) for partners that are 1, 2, 4, ... ranks away, ascending. Measured
+            while every rank swaps with its partner, so that ranks that share a cable share it here.
+        dense: Horovod's dense allreduce between these ranks, over the bytes of its tensor.
+        local: Between two ranks of one node, all of them talking; None: not known.
+    """
+
+    size: int
+    local_size: int = 1
+    links: tuple[tuple[int, Link], ...]
+    dense: Link
+    local: Link | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise InvalidArgumentError(f"size of a Network must be at least 1, got {self.size}")
+        if not 1 <= self.local_size <= self.size:
+            raise InvalidArgumentError(
+                f"local_size of a Network must lie in [1, {self.size}], got {self.local_size}"
+            )
+        distances = [distance for distance, _ in self.links]
+        if distances != sorted(set(distances)) or any(distance < 1 for distance in distances):
+            raise InvalidArgumentError(
+                f"distances of a Network's links must ascend from 1, got {distances}"
+            )
+        if self.size > 1 and not self.links:
+            raise InvalidArgumentError(f"a Network of {self.size} ranks must have links")
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes, the last of which may be filled in part."""
+        return -(-self.size // self.local_size)
+
+    @property
+    def link(self) -> Link:
+        """The worst of all distances, in alpha and in beta; what a method over all ranks meets."""
+        return Link(
+            alpha=max((link.alpha for _, link in self.links), default=0.0),
+            beta=max((link.beta for _, link in self.links), default=0.0),
+        )
+
+    def at(self, distance: int) -> Link:
+        """The link to a partner that is so many ranks away; the worst one if not measured."""
+        for measured, link in self.links:
+            if measured == distance:
+                return link
+        return self.link
+
+    def scaled(self, size: int) -> Network:
+        """The same network with another number of ranks.
+
+        Every distance gets the worst link. The dense allreduce keeps what it takes per step and per
+        byte of a ring: 2 (P - 1) steps, 2 (P - 1) / P of the bytes.
+
+        Raises:
+            InvalidArgumentError: This network has one rank, which says nothing of larger ones.
+        """
+        if size == self.size:
+            return self
+        if self.size == 1:
+            raise InvalidArgumentError("a Network of 1 rank cannot be scaled to more: it was alone")
+        steps = (size - 1) / (self.size - 1)
+        share = steps * self.size / size
+        return Network(
+            size=size,
+            local_size=min(self.local_size, size),
+            links=_every_distance(size, self.link),
+            dense=Link(alpha=self.dense.alpha * steps, beta=self.dense.beta * share),
+            local=self.local,
+        )
+
+    @classmethod
+    def assumed(
+        cls,
+        size: int,
+        bandwidth: float,
+        latency: float,
+        *,
+        local_size: int = 1,
+        local: Link | None = None,
+    ) -> Network:
+        """A network from plain numbers: the same link everywhere, dense as an ideal ring.
+
+        Args:
+            size: Number of ranks.
+            bandwidth: Bytes per second that one rank sends while all of them do.
+            latency: Seconds per message.
+            local_size: Ranks on one node.
+            local: Between two ranks of one node; None: not known.
+
+        Raises:
+            InvalidArgumentError: A number lies outside its limits.
+        """
+        if not bandwidth > 0:
+            raise InvalidArgumentError(f"bandwidth must be positive, got {bandwidth}")
+        link = Link(alpha=latency, beta=1 / bandwidth)
+        steps = 2 * max(0, size - 1)
+        return cls(
+            size=size,
+            local_size=local_size,
+            links=_every_distance(size, link),
+            dense=Link(alpha=steps * link.alpha, beta=steps / max(1, size) * link.beta),
+            local=local,
+        )
+
+
+def _every_distance(size: int, link: Link) -> tuple[tuple[int, Link], ...]:
+    """The link at every distance 1, 2, 4, ... below `size`."""
+    return tuple((1 << bit, link) for bit in range(max(0, size - 1).bit_length()))

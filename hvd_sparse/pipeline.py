@@ -1,0 +1,163 @@
+"""The pipeline of one step, simulated: backward, selection, and one network.
+
+Backward goes through the layers in ready order. A bucket is selected once its last gradient is
+ready and the bucket before it has been; exchanges run one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.profile import Profile
+
+FUSION_BYTES = 64 << 20
+VALUE_BYTES = 4
+SELECT_ON = ("caller", "engine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A bucket, as the pipeline sees it.
+
+    Attributes:
+        layers: How many layers it takes, from where the bucket before it ends.
+        select: Seconds to accumulate, select and hand over.
+        exchange: Seconds on the network, and of what follows on its thread.
+    """
+
+    layers: int
+    select: float
+    exchange: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketTimes:
+    """When things happened to a bucket, in seconds from the start of the step.
+
+    Attributes:
+        layers: How many layers it has.
+        ready: Its last gradient was there.
+        selected: Its block was.
+        start: Its exchange began.
+        end: Its sum was in the gradients.
+    """
+
+    layers: int
+    ready: float
+    selected: float
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """One step.
+
+    Attributes:
+        buckets: In the order in which they were exchanged.
+        forward: Seconds of forward.
+        backward_end: When backward and the selections on its thread were over.
+        step: When everything was.
+    """
+
+    buckets: tuple[BucketTimes, ...]
+    forward: float
+    backward_end: float
+    step: float
+
+    @property
+    def exposed(self) -> float:
+        """Seconds that the step waits for selection and exchanges once backward is over."""
+        return self.step - self.backward_end
+
+    @property
+    def hidden(self) -> float:
+        """Seconds of exchange beside backward."""
+        return sum(max(0.0, min(b.end, self.backward_end) - b.start) for b in self.buckets)
+
+
+def simulate(profile: Profile, stages: Sequence[Stage], *, select_on: str = "caller") -> Timeline:
+    """One step with these buckets.
+
+    Args:
+        profile: Its forward and its layers' backward times count.
+        stages: Buckets of consecutive layers, all layers together.
+        select_on: "caller" selects on the thread of backward, which waits; "engine" on another one,
+            one bucket after the other.
+
+    Raises:
+        InvalidArgumentError: The buckets are not those of the layers, or `select_on` is unknown.
+    """
+    if select_on not in SELECT_ON:
+        raise InvalidArgumentError(f"select_on must be one of {list(SELECT_ON)}, got {select_on!r}")
+    taken = sum(stage.layers for stage in stages)
+    if taken != len(profile.layers) or any(stage.layers < 1 for stage in stages):
+        raise InvalidArgumentError(
+            f"buckets must take each of {len(profile.layers)} layers once, got {taken}"
+        )
+    backward = selector = network = profile.forward
+    layers = iter(profile.layers)
+    buckets = []
+    for stage in stages:
+        backward += sum(next(layers).backward for _ in range(stage.layers))
+        ready = backward
+        selector = max(selector, ready) + stage.select
+        if select_on == "caller":
+            backward = selector
+        start = max(selector, network)
+        network = start + stage.exchange
+        buckets.append(
+            BucketTimes(
+                layers=stage.layers, ready=ready, selected=selector, start=start, end=network
+            )
+        )
+    return Timeline(
+        buckets=tuple(buckets),
+        forward=profile.forward,
+        backward_end=backward,
+        step=max(backward, network),
+    )
+
+
+def simulate_dense(profile: Profile, *, fusion_bytes: int = FUSION_BYTES) -> Timeline:
+    """One step under Horovod's dense allreduce with tensor fusion.
+
+    Whenever the network is free, what is ready goes together, in ready order, up to the size of the
+    fusion buffer; a larger gradient goes alone.
+
+    Args:
+        profile: Its network's `dense` tells what an allreduce takes.
+        fusion_bytes: Size of the fusion buffer; 0: no fusion.
+
+    Returns:
+        The timeline; a bucket is what went together.
+    """
+    clock, ready = profile.forward, []
+    for layer in profile.layers:
+        clock += layer.backward
+        ready.append(clock)
+    network = profile.forward
+    buckets: list[BucketTimes] = []
+    first = 0
+    while first < len(ready):
+        start = max(network, ready[first])
+        last, nbytes = first + 1, VALUE_BYTES * profile.layers[first].numel
+        while last < len(ready) and ready[last] <= start:
+            more = VALUE_BYTES * profile.layers[last].numel
+            if nbytes + more > fusion_bytes:
+                break
+            last, nbytes = last + 1, nbytes + more
+        network = start + profile.network.dense.seconds(nbytes)
+        there = ready[last - 1]
+        buckets.append(
+            BucketTimes(layers=last - first, ready=there, selected=there, start=start, end=network)
+        )
+        first = last
+    return Timeline(
+        buckets=tuple(buckets),
+        forward=profile.forward,
+        backward_end=clock,
+        step=max(clock, network),
+    )

@@ -1,0 +1,138 @@
+"""The profile: everything that a plan is made from, as measured numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hvd_sparse import records
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.network import Link, Network
+
+__all__ = ["LayerProfile", "Link", "Machine", "Network", "Profile", "load"]
+
+KIND = "hvd_sparse profile"
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a rank's own work takes, in seconds.
+
+    Attributes:
+        select_seconds_per_entry: Accumulating and selecting, per entry of the gradient.
+        select_overhead: Of starting one bucket, whatever its size.
+        merge_seconds_per_entry: Merging two blocks, per entry of both.
+        code_seconds_per_entry: Packing an entry of a block and unpacking it; half of it each way.
+        scatter_seconds_per_entry: Writing the sum into the gradient, per entry of the gradient.
+    """
+
+    select_seconds_per_entry: float
+    select_overhead: float
+    merge_seconds_per_entry: float
+    code_seconds_per_entry: float
+    scatter_seconds_per_entry: float = 0.0
+
+    def __post_init__(self) -> None:
+        records.check_finite(self)
+
+    def select_seconds(self, numel: int) -> float:
+        """Starting a bucket of so many entries: accumulate, select, hand over."""
+        return self.select_overhead + self.select_seconds_per_entry * numel
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerProfile:
+    """One layer.
+
+    Attributes:
+        name: Of its parameter.
+        numel: Entries of its gradient.
+        backward: Seconds between the gradient that became ready before this one (for the first:
+            the end of forward) and this one.
+    """
+
+    name: str
+    numel: int
+    backward: float
+
+    def __post_init__(self) -> None:
+        records.check_finite(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A model, a machine and a network.
+
+    Attributes:
+        layers: In the order in which their gradients become ready: the last layer first.
+        forward: Seconds of the forward pass, and of all else that comes before backward.
+        network: Between the ranks.
+        machine: Each rank.
+    """
+
+    layers: tuple[LayerProfile, ...]
+    forward: float
+    network: Network
+    machine: Machine
+
+    def __post_init__(self) -> None:
+        records.check_finite(self)
+        names = [layer.name for layer in self.layers]
+        if not names:
+            raise InvalidArgumentError("a Profile must have layers, got none")
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise InvalidArgumentError(f"names of a Profile's layers must differ; twice: {twice}")
+
+    @property
+    def numel(self) -> int:
+        """Entries of all layers."""
+        return sum(layer.numel for layer in self.layers)
+
+    @property
+    def backward(self) -> float:
+        """Seconds of the backward pass."""
+        return sum(layer.backward for layer in self.layers)
+
+    @property
+    def compute(self) -> float:
+        """Seconds of a step without any exchange."""
+        return self.forward + self.backward
+
+    def scaled(self, *, size: int | None = None, network: Network | None = None) -> Profile:
+        """The same model elsewhere: with another number of ranks, or on another network."""
+        chosen = self.network if network is None else network
+        if size is not None and size != chosen.size:
+            chosen = chosen.scaled(size)
+        return replace(self, network=chosen)
+
+    def to_json(self) -> str:
+        """As JSON that reads back bit for bit."""
+        return records.to_json(self, kind=KIND, version=VERSION)
+
+    @classmethod
+    def from_json(cls, text: str) -> Profile:
+        """The profile that `to_json` wrote.
+
+        Raises:
+            InvalidArgumentError: The text is none; the message names what is wrong.
+        """
+        return records.from_json(cls, text, kind=KIND, version=VERSION)
+
+    def save(self, path: Path | str) -> None:
+        """Writes it to a file."""
+        Path(path).write_text(self.to_json() + "\n")
+
+
+def load(path: Path | str) -> Profile:
+    """The profile that `Profile.save` wrote.
+
+    Raises:
+        InvalidArgumentError: There is no such file, or it holds no profile.
+    """
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"cannot read a profile from {path}: {error}") from None
+    return Profile.from_json(text)

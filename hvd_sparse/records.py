@@ -1,0 +1,110 @@
+"""Records: frozen dataclasses to JSON and back, bit for bit, with errors that say where."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from hvd_sparse.errors import InvalidArgumentError
+
+T = TypeVar("T")
+
+
+def to_json(record: Any, *, kind: str, version: int) -> str:
+    """A record as JSON. Floats are written so that they read back as the same bits.
+
+    Args:
+        record: A dataclass of numbers, strings, tuples and such dataclasses.
+        kind: What it is, kept in the text.
+        version: Of its fields, kept in the text.
+    """
+    content = {"kind": kind, "version": version, **dataclasses.asdict(record)}
+    return json.dumps(content, allow_nan=False)
+
+
+def from_json(cls: type[T], text: str, *, kind: str, version: int) -> T:
+    """The record that `to_json` wrote.
+
+    Raises:
+        InvalidArgumentError: The text is no JSON, is of another kind or version, lacks a field, has
+            one too many, or a value of a wrong type; the message names the field.
+    """
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidArgumentError(f"a {kind} must be JSON: {error}") from None
+    if not isinstance(content, dict) or content.pop("kind", None) != kind:
+        raise InvalidArgumentError(f'this is no {kind}: it has no "kind": "{kind}"')
+    found = content.pop("version", None)
+    if isinstance(found, bool) or found != version:
+        raise InvalidArgumentError(f"the version of a {kind} must be {version}, got {found!r}")
+    decoded: T = _decoded(cls, content, kind)
+    return decoded
+
+
+def check_finite(record: object, *, low: float = 0.0) -> None:
+    """Checks every float and int field of a dataclass itself, not of those inside it.
+
+    Raises:
+        InvalidArgumentError: One is below `low`, or is no finite number.
+    """
+    for field in dataclasses.fields(record):  # type: ignore[arg-type]
+        value = getattr(record, field.name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if not math.isfinite(value) or value < low:
+            raise InvalidArgumentError(
+                f"{field.name} of {type(record).__name__} must be at least {low:g}, got {value}"
+            )
+
+
+def _decoded(kind: Any, value: Any, where: str) -> Any:
+    """`value`, as json.loads gave it, as a value of the type `kind`."""
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _decoded_dataclass(kind, value, where)
+    origin = get_origin(kind)
+    if origin is tuple:
+        return _decoded_tuple(get_args(kind), value, where)
+    if origin in (Union, types.UnionType):
+        (inner,) = (one for one in get_args(kind) if one is not type(None))
+        return None if value is None else _decoded(inner, value, where)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise InvalidArgumentError(f"{where} must be {kind.__name__}, got {value!r}")
+    if kind is float and not math.isfinite(value):
+        raise InvalidArgumentError(f"{where} must be finite, got {value}")
+    return value
+
+
+def _decoded_dataclass(cls: type[Any], value: object, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise InvalidArgumentError(f"{where} must be an object, got {value!r}")
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in value and field.default is dataclasses.MISSING
+    ]
+    unknown = sorted(set(value) - set(fields))
+    if missing or unknown:
+        what = f"lacks {missing}" if missing else f"has unknown fields {unknown}"
+        raise InvalidArgumentError(f"{where} {what}")
+    hints = get_type_hints(cls)
+    read = {name: _decoded(hints[name], one, f"{where}.{name}") for name, one in value.items()}
+    return cls(**read)
+
+
+def _decoded_tuple(inner: tuple[Any, ...], value: object, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise InvalidArgumentError(f"{where} must be a list, got {value!r}")
+    kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
+    if len(kinds) != len(value):
+        raise InvalidArgumentError(f"{where} must have {len(kinds)} elements, got {len(value)}")
+    return tuple(
+        _decoded(kind, one, f"{where}[{i}]")
+        for i, (kind, one) in enumerate(zip(kinds, value, strict=True))
+    )

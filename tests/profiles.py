@@ -1,0 +1,64 @@
+"""Profiles made up for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hvd_sparse.profile import LayerProfile, Machine, Network, Profile
+
+# Of the size that docs/performance.md measured.
+MACHINE = Machine(
+    select_seconds_per_entry=0.55e-9,
+    select_overhead=2e-5,
+    merge_seconds_per_entry=3.8e-9,
+    code_seconds_per_entry=2e-9,
+    scatter_seconds_per_entry=0.15e-9,
+)
+# Work that costs nothing: what is left is the network.
+IDLE = Machine(
+    select_seconds_per_entry=0,
+    select_overhead=0,
+    merge_seconds_per_entry=0,
+    code_seconds_per_entry=0,
+)
+
+
+def gigabits(rate: float, size: int, *, latency: float = 5e-5, **rest) -> Network:
+    """A network of that many Gb/s."""
+    return Network.assumed(size, rate * 1e9 / 8, latency, **rest)
+
+
+def profile_of(
+    numels: Sequence[int],
+    backward: Sequence[float],
+    *,
+    forward: float = 0.05,
+    network: Network | None = None,
+    machine: Machine = MACHINE,
+) -> Profile:
+    """A profile of these layers."""
+    layers = tuple(
+        LayerProfile(name=f"layer{i}", numel=numel, backward=seconds)
+        for i, (numel, seconds) in enumerate(zip(numels, backward, strict=True))
+    )
+    return Profile(
+        layers=layers, forward=forward, network=network or gigabits(1, 16), machine=machine
+    )
+
+
+def random_profile(seed: int, layers: int, **rest) -> Profile:
+    """Layers of 10^3 to 10^6.5 entries, with backward times that do not follow from their size."""
+    random = np.random.default_rng(seed)
+    numels = (10 ** random.uniform(3, 6.5, layers)).astype(int).tolist()
+    backward = (10 ** random.uniform(-5, -2, layers)).tolist()
+    return profile_of(numels, backward, **rest)
+
+
+def deep_profile(layers: int = 161, *, rate: float = 1.0, size: int = 16) -> Profile:
+    """25.6 million entries in layers that grow from the first to the last, .090 s and .120 s."""
+    weights = np.linspace(3, 0.1, layers) ** 2
+    numels = np.maximum(1, weights / weights.sum() * 25_600_000).astype(int).tolist()
+    backward = np.full(layers, 0.120 / layers).tolist()
+    return profile_of(numels, backward, forward=0.090, network=gigabits(rate, size))

@@ -1,0 +1,200 @@
+"""What collectives take: closed forms, published figures, and what must hold for any numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_sparse import costs
+from hvd_sparse.cost_models import HEADER_BYTES, Setting
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.profile import Link, Machine, Network
+from tests.profiles import IDLE, MACHINE, gigabits
+
+LOCAL = Link(alpha=2e-6, beta=1e-10)
+# Bytes alone count: headers are what is left of messages.
+BYTES = Network.assumed(8, 1.0, 0.0)
+
+
+def of(collective, *, k=1000, numel=100_000, network=BYTES, machine=IDLE, **rest):
+    return costs.cost(collective, k=k, numel=numel, network=network, machine=machine, **rest)
+
+
+# Model of the table in "What a step costs": alpha in us, ns per 4-byte word, entries, density, P;
+# milliseconds of allgather, gtopk, split_allgather and a dense ring.
+PUBLISHED = [
+    (436, 36, 25_600_000, 0.001, 32, (59, 11, 38, 1813)),
+    (50, 3.2, 25_600_000, 0.01, 32, (51, 8.4, 8.5, 162)),
+    (50, 3.2, 340_000_000, 0.01, 8, (152, 65, 58, 1905)),
+    (50, 3.2, 340_000_000, 0.01, 256, (5549, 174, 91, 2193)),
+]
+
+
+@pytest.mark.parametrize(("alpha", "word", "numel", "density", "size", "expected"), PUBLISHED)
+def test_times_without_merging_are_those_of_the_published_formulas(
+    alpha, word, numel, density, size, expected
+):
+    network = Network.assumed(size, 4 / (word * 1e-9), alpha * 1e-6)
+    names = ("allgather", "gtopk", "split_allgather", "dense")
+    k = int(numel * density)
+    found = [1000 * of(name, k=k, numel=numel, network=network).seconds for name in names]
+    assert found == pytest.approx(expected, rel=0.04)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 64])
+def test_bytes_are_those_of_the_closed_forms(size):
+    network = Network.assumed(size, 1.0, 0.0)
+    block = 8 * 1000 + HEADER_BYTES
+    rounds = int(math.log2(size))
+    assert of("allgather", network=network).bytes == (size - 1) * block
+    assert of("gtopk", network=network).bytes == rounds * block
+    assert of("dense", network=network).bytes == pytest.approx(2 * (size - 1) / size * 400_000)
+    same = of("recursive_doubling", network=network, overlap=1.0)
+    assert same.bytes == pytest.approx(rounds * block)
+
+
+@pytest.mark.parametrize("size", [3, 5, 7, 9, 100])
+def test_guests_add_two_messages_and_what_a_host_merges(size):
+    core = 1 << (size.bit_length() - 1)
+    alpha = Network.assumed(size, 1e30, 1.0)
+    assert of("gtopk", network=alpha).seconds == pytest.approx(math.log2(core) + 2)
+    assert of("recursive_doubling", network=alpha).seconds == pytest.approx(math.log2(core) + 2)
+    assert of("allgather", network=alpha).seconds == math.ceil(math.log2(size))
+
+
+def test_each_round_uses_the_link_of_its_distance():
+    links = tuple((1 << bit, Link(alpha=10.0**bit, beta=0)) for bit in range(3))
+    network = Network(size=8, links=links, dense=Link(alpha=0, beta=0))
+    assert of("gtopk", network=network).seconds == 111
+    assert of("allgather", network=network).seconds == 111
+
+
+def test_a_union_of_independent_ranks_fills_in_as_expected():
+    random = np.random.default_rng(0)
+    numel, k, ranks = 10_000, 1000, 8
+    unions = [
+        np.unique(np.concatenate([random.choice(numel, k, replace=False) for _ in range(ranks)]))
+        for _ in range(20)
+    ]
+    setting = Setting(network=BYTES, machine=IDLE)
+    expected = float(setting.union(np.array(float(k)), np.array(float(numel)), ranks))
+    assert np.mean([union.size for union in unions]) == pytest.approx(expected, rel=0.005)
+
+
+def test_a_union_travels_dense_past_half_the_entries():
+    full = of("recursive_doubling", k=60_000, numel=100_000)
+    assert full.bytes == pytest.approx(3 * (400_000 + HEADER_BYTES))
+
+
+def test_allgather_merges_every_block_of_any_number_of_ranks():
+    machine = Machine(
+        select_seconds_per_entry=0,
+        select_overhead=0,
+        merge_seconds_per_entry=1.0,
+        code_seconds_per_entry=0,
+    )
+    for size in range(1, 20):
+        blocks, merged = [1] * size, 0  # sizes in k, of disjoint blocks, as many as there are ranks
+        while len(blocks) > 1:
+            pairs = [blocks[i : i + 2] for i in range(0, len(blocks), 2)]
+            merged += sum(sum(pair) for pair in pairs if len(pair) == 2)
+            blocks = [sum(pair) for pair in pairs]
+        network = Network.assumed(size, 1e30, 0.0)
+        found = of("allgather", k=10, numel=10**12, network=network, machine=machine)
+        assert found.seconds == pytest.approx(10 * merged, rel=0.15)
+        if size & (size - 1) == 0:
+            assert found.seconds == pytest.approx(10 * merged)
+
+
+def test_packing_pays_where_bytes_cost_more_than_coding():
+    slow, fast = gigabits(1, 8), gigabits(1000, 8, latency=1e-6)
+    one = {"k": 25_600, "numel": 25_600_000, "machine": MACHINE, "allowed": ("gtopk",)}
+    assert costs.cheapest(network=slow, **one).wire == "packed"
+    assert costs.cheapest(network=fast, **one).wire == "plain"
+    packed = of("gtopk", k=1000, numel=1_000_000, wire="packed")
+    bits = 32 + math.log2(1000) + 2
+    assert packed.bytes == pytest.approx(3 * (1000 * bits / 8 + HEADER_BYTES))
+
+
+def test_hierarchical_moves_dense_shards_inside_a_node_and_a_part_of_k_between():
+    network = Network.assumed(8, 1.0, 0.0, local_size=4, local=Link(alpha=0, beta=1.0))
+    found = of("hierarchical", k=1000, numel=100_000, network=network)
+    between = 8 * 250 + HEADER_BYTES
+    assert found.bytes == between
+    assert found.seconds == pytest.approx(2 * 300_000 + between)
+
+
+@pytest.mark.parametrize(
+    "network", [BYTES, gigabits(1, 8, local_size=3, local=LOCAL), gigabits(1, 8, local_size=4)]
+)
+def test_hierarchical_needs_even_nodes_and_their_link(network):
+    assert not costs.possible("hierarchical", network)
+    with pytest.raises(InvalidArgumentError, match="hierarchical"):
+        of("hierarchical", network=network)
+    with pytest.raises(InvalidArgumentError, match="none of"):
+        costs.cheapest(
+            k=1, numel=9, network=network, machine=IDLE, allowed=("hierarchical",)
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("collective", costs.SPARSE)
+def test_one_rank_pays_for_writing_its_gradient_only(collective):
+    network = Network.assumed(1, 1e9, 1e-3)
+    if not costs.possible(collective, network):
+        return
+    found = of(collective, network=network, machine=MACHINE)
+    assert found == costs.Cost(seconds=MACHINE.scatter_seconds_per_entry * 100_000, bytes=0)
+
+
+NETWORKS = st.builds(
+    lambda size, rate, latency: gigabits(rate, size, latency=latency),
+    st.integers(1, 5000),
+    st.sampled_from([0.1, 1, 10, 100]),
+    st.sampled_from([0.0, 5e-6, 5e-4]),
+)
+
+
+@settings(max_examples=60)
+@given(NETWORKS, st.integers(1, 10**8), st.floats(0, 1), st.floats(0, 1))
+def test_the_cheapest_is_the_least_of_all_and_grows_with_k(network, numel, density, overlap):
+    k = int(density * numel)
+    every = {
+        (name, wire): costs.cost(
+            name, k=k, numel=numel, network=network, machine=MACHINE, wire=wire, overlap=overlap
+        ).seconds
+        for name in costs.NAMES
+        for wire in costs.WIRES
+        if costs.possible(name, network)
+    }
+    best = costs.cheapest(k=k, numel=numel, network=network, machine=MACHINE, overlap=overlap)
+    assert best.seconds == min(every.values()) == every[best.collective, best.wire]
+    assert all(math.isfinite(one) and one >= 0 for one in every.values())
+    for name in ("allgather", "gtopk", "split_allgather"):
+        more = costs.cost(name, k=numel, numel=numel, network=network, machine=MACHINE)
+        assert more.seconds >= every[name, "plain"] * (1 - 1e-12)
+
+
+def test_ties_go_to_the_first_name():
+    alone = Network.assumed(2, 1e9, 1e-3)
+    one = {"k": 10, "numel": 1000, "network": alone, "machine": IDLE}
+    assert costs.cheapest(allowed=("gtopk", "allgather"), **one).collective == "allgather"
+    assert costs.cheapest(allowed=("gtopk",), **one).collective == "gtopk"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"collective": "ring"}, "collective must be one of .* got 'ring'"),
+        ({"k": 11}, r"k must lie in \[0, numel = 10\], got 11"),
+        ({"wire": "zip"}, "wire must be one of"),
+        ({"overlap": 1.5}, r"overlap must lie in \[0, 1\], got 1.5"),
+    ],
+)
+def test_what_lies_outside_its_limits_is_refused(change, message):
+    arguments = {"collective": "gtopk", "k": 1, "numel": 10, **change}
+    with pytest.raises(InvalidArgumentError, match=message):
+        of(arguments.pop("collective"), **arguments)
