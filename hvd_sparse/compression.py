@@ -12,6 +12,17 @@ from hvd_sparse.sparsifiers import Sparsifier, as_sparsifier
 
 MAX_BUCKET_NUMEL = 2**31 - 1
 
+AUTO = "auto"
+
+# Fewer steps than measuring, planning and comparing take.
+MIN_REPLAN = 100
+
+_CHOICES = {
+    "indices": (AUTO, "plain", "packed"),
+    "values": ("float32", "bfloat16", "float16"),
+    "plan": ("simulated", "paper"),
+}
+
 _TOP_K = as_sparsifier("top_k")
 _GAUSSIAN = as_sparsifier("gaussian")
 
@@ -24,7 +35,14 @@ class Compression:
         density: Fraction of each gradient's entries that a rank sends, in (0, 1].
         sparsifier: Who chooses them: a name ("top_k", "gaussian", "sampled", "sidco", "random_k"),
             or one of hvd_sparse.sparsifiers with its options.
-        collective: Who moves them: "allgather" or "gtopk".
+        collective: Who moves them: one of hvd_sparse.collectives, or "auto": what the plan finds
+            fastest where the plan is adaptive, "gtopk" where it is not.
+        slack: "gtopk" keeps that many times k entries in its middle rounds, at least 1: a result
+            nearer to the exact top-k of the sum, for as many times the bytes.
+        indices: How positions travel: "plain" (4 bytes each), "packed" (about 2 + log2(1/density)
+            bits each), or "auto": what the plan finds faster, or "plain" without one.
+        values: How values travel: "float32", "bfloat16" or "float16". What a narrow type rounds
+            away stays in the residual.
         layer_wise: Whether entries are chosen per layer, in buckets that travel while backward goes
             on. Otherwise once, over the whole model, after backward.
         min_numel: Tensors with fewer elements, and all with less than two dimensions, are exchanged
@@ -32,6 +50,13 @@ class Compression:
         bucket_numel: Layers are merged into buckets of at most that many elements; a larger layer
             is a bucket of its own.
         warmup: Larger densities for the first steps.
+        adaptive: Whether merging, density per layer and collective follow from measured times, and
+            gradients travel dense where that is faster. Otherwise `density` holds for all layers.
+        plan: Which density a layer gets, if adaptive: "simulated" (the largest with which the step
+            takes no longer, by a simulation of the step) or "paper" (the largest that hides behind
+            the next layer's backward pass).
+        replan_every: Steps after which all is measured and planned anew, if adaptive. None: seldom
+            enough to cost less than a hundredth of the time.
         rescale_residual: Whether the residual follows a change of the learning rate, as in LAGS's
             paper. None: where the compression is LAGS and the optimizer is plain SGD without
             clipping.
@@ -43,10 +68,16 @@ class Compression:
     density: float = 0.001
     sparsifier: Sparsifier | str = _TOP_K
     collective: str = "allgather"
+    slack: float = 1.0
+    indices: str = "plain"
+    values: str = "float32"
     layer_wise: bool = True
     min_numel: int = 1024
     bucket_numel: int = 4 << 20
     warmup: Warmup | None = None
+    adaptive: bool = False
+    plan: str = "simulated"
+    replan_every: int | None = None
     rescale_residual: bool | None = None
 
     rescales_by_default: ClassVar[bool] = False
@@ -55,15 +86,29 @@ class Compression:
         set_field = object.__setattr__
         set_field(self, "density", checked_density("density", self.density))
         set_field(self, "sparsifier", as_sparsifier(self.sparsifier))
-        find_collective(self.collective)
+        if self.collective != AUTO:
+            find_collective(self.collective)
+        set_field(self, "slack", checked_slack(self.slack))
+        for name, choices in _CHOICES.items():
+            _check_choice(name, getattr(self, name), choices)
         min_numel = checked_count("min_numel", self.min_numel, low=0, high=2**62)
         set_field(self, "min_numel", min_numel)
         bucket_numel = checked_count(
             "bucket_numel", self.bucket_numel, low=1, high=MAX_BUCKET_NUMEL
         )
         set_field(self, "bucket_numel", bucket_numel)
-        if not isinstance(self.layer_wise, bool):
-            raise InvalidArgumentError(f"layer_wise must be True or False, got {self.layer_wise!r}")
+        for name in ("layer_wise", "adaptive"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgumentError(
+                    f"{name} must be True or False, got {getattr(self, name)!r}"
+                )
+        if self.adaptive and not self.layer_wise:
+            raise InvalidArgumentError(
+                "adaptive must be False where layer_wise is: one unit has nothing to hide behind"
+            )
+        if self.replan_every is not None:
+            every = checked_count("replan_every", self.replan_every, low=MIN_REPLAN, high=2**62)
+            set_field(self, "replan_every", every)
         if self.rescale_residual not in (None, True, False):
             raise InvalidArgumentError(
                 f"rescale_residual must be True, False or None, got {self.rescale_residual!r}"
@@ -94,7 +139,11 @@ class Compression:
 class LAGS(Compression):
     """Layer-wise adaptive gradient sparsification: each layer travels while backward goes on.
 
-    The density per layer is fixed in this version.
+    In its first steps gradients travel dense, while the layers, the machine and the network are
+    measured. Then layers are merged, and each gets the largest density, at least `density`, whose
+    exchange hides behind the backward pass. Dense and sparse steps are timed against each other;
+    where sparse ones are not faster, gradients go on travelling dense, and a warning says so.
+    `adaptive=False` pins all of that.
 
     Reference:
         Shi et al., Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning with
@@ -102,7 +151,9 @@ class LAGS(Compression):
     """
 
     sparsifier: Sparsifier | str = _GAUSSIAN
-    collective: str = "gtopk"
+    collective: str = AUTO
+    indices: str = AUTO
+    adaptive: bool = False
 
     rescales_by_default: ClassVar[bool] = True
 
@@ -140,6 +191,18 @@ class TopK(Compression):
         Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017,
         https://arxiv.org/abs/1704.05021.
     """
+
+
+def checked_slack(slack: object) -> float:
+    """`slack` if it is a finite number of at least 1; raises InvalidArgumentError otherwise."""
+    if isinstance(slack, int | float) and not isinstance(slack, bool) and 1 <= slack < float("inf"):
+        return float(slack)
+    raise InvalidArgumentError(f"slack must be a finite number >= 1, got {slack!r}")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InvalidArgumentError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def is_sparse_compression(thing: object) -> bool:

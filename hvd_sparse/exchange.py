@@ -181,12 +181,8 @@ class Exchange:
 
         Raises:
             InvalidArgumentError: A bucket was started and its step not committed.
-            ExchangeFailedError: The exchange has ended.
         """
-        try:
-            self._open.clear_buckets()
-        except HvdSparseError as error:
-            raise _noted(error) from None
+        self._open.clear_buckets()
         self._names.clear()
 
     def start(

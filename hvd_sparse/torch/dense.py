@@ -1,54 +1,74 @@
-"""What Horovod exchanges for us: small and 1-d gradients, dense, and the order of the buckets."""
+"""Gradients that Horovod exchanges for us, dense: small and 1-d ones, and all that pays dense."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import horovod.torch.mpi_ops as hvd_ops
 import torch
 
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.torch.learning_rates import LearningRates
+from hvd_sparse.torch.messages import wait_for
+from hvd_sparse.torch.settings import Settings
 from hvd_sparse.torch.slots import Slot
 
 # What Horovod has no name for, and the type in which it travels instead.
 _TRAVELS_AS = {torch.bfloat16: torch.float32}
 
-# Between two looks at a Horovod operation and at the exchange.
-_POLL_SECONDS = 1e-4
-
 
 class DenseReducer:
     """Allreduces gradients through Horovod; ends the wait when the exchange fails.
 
+    A layer that was exchanged sparsely before has a residual. It joins the next gradient, and is
+    gone once that step is committed; but for what the gradient's type rounds away.
+
     Args:
         prefix: Of the names of the operations; the same on all ranks, of no other optimizer.
-        op: Horovod's Average or Sum.
-        predivide: Gradients are divided by it before they are summed, and multiplied after.
+        settings: Horovod's arguments.
         process_set: Horovod's.
         exchange: Whose failure ends every wait.
+        rates: Tell how the residuals decay.
+
+    Attributes:
+        bytes: Of the gradients of this step.
+        residuals: By layer, float32, flat: what has yet to join a gradient.
     """
 
     def __init__(
-        self, prefix: str, *, op: int, predivide: float, process_set: Any, exchange: Exchange
+        self,
+        prefix: str,
+        settings: Settings,
+        *,
+        process_set: Any,
+        exchange: Exchange,
+        rates: LearningRates,
     ) -> None:
+        self.bytes = 0
+        self.residuals: dict[str, torch.Tensor] = {}
         self._prefix = prefix
         self._exchange = exchange
+        self._rates = rates
+        predivide = settings.gradient_predivide_factor
+        self._scale = settings.scales(1)[0]
         self._options = {
-            "op": op,
+            "op": settings.op,
             "prescale_factor": 1.0 / predivide,
             "postscale_factor": predivide,
             "process_set": process_set,
         }
         self._in_flight: list[tuple[Slot, int]] = []
-        self.bytes = 0
+        self._remainders: dict[str, torch.Tensor] = {}
 
     def launch(self, slot: Slot) -> None:
-        """Starts the allreduce of a gradient."""
+        """Starts the allreduce of a gradient, with the residual of its layer."""
         grad = slot.param.grad
         dtype = slot.param.dtype if grad is None else grad.dtype
-        work = slot.take(_TRAVELS_AS.get(dtype, dtype))
+        joins = slot.name in self.residuals
+        work = slot.take(_TRAVELS_AS.get(dtype, dtype), copy=joins)
+        if joins:
+            self._join(slot, work.view(-1))
         self.bytes += work.numel() * work.element_size()
         handle = hvd_ops.allreduce_async_(work, name=f"{self._prefix}.{slot.name}", **self._options)
         self._in_flight.append((slot, handle))
@@ -64,40 +84,39 @@ class DenseReducer:
         """
         refuse = None
         for slot, handle in self._in_flight:
-            _wait(handle, self._exchange)
+            wait_for(handle, self._exchange)
             assert slot.work is not None
             if refuse is None and not bool(torch.isfinite(slot.work).all()):
                 refuse = f"the sum of the gradients of '{slot.name}' over the ranks is not finite"
         return refuse
 
+    def committed(self) -> None:
+        """The step is applied: the residuals that joined it are gone."""
+        if self.residuals:
+            for slot, _ in self._in_flight:
+                self.residuals.pop(slot.name, None)
+            self.residuals |= self._remainders
+
+    def load(self, residuals: Mapping[str, torch.Tensor]) -> None:
+        """Takes over residuals, copied, in place of those that are here."""
+        self.residuals = {name: residual.clone() for name, residual in residuals.items()}
+
     def release(self) -> None:
         """Makes ready for the next step."""
         self._in_flight.clear()
+        self._remainders.clear()
         self.bytes = 0
 
-
-def broadcaster(
-    prefix: str, *, process_set: Any, exchange: Exchange
-) -> Callable[[list[int]], Callable[[], list[int]]]:
-    """What sends a list of numbers from the set's first rank to all, as LaunchOrder wants it."""
-
-    def broadcast(numbers: list[int]) -> Callable[[], list[int]]:
-        tensor = torch.tensor(numbers)
-        handle = hvd_ops.broadcast_async_(
-            tensor, process_set.ranks[0], name=f"{prefix}.launch_order", process_set=process_set
-        )
-
-        def result() -> list[int]:
-            _wait(handle, exchange)
-            return [int(number) for number in tensor]
-
-        return result
-
-    return broadcast
-
-
-def _wait(handle: int, exchange: Exchange) -> None:
-    while not hvd_ops.poll(handle):
-        exchange.check()
-        time.sleep(_POLL_SECONDS)
-    hvd_ops.synchronize(handle)
+    def _join(self, slot: Slot, work: torch.Tensor) -> None:
+        (decay,) = self._rates.decays([slot])
+        residual = self.residuals[slot.name]
+        if work.dtype != torch.float16:
+            work.add_(residual.to(work.dtype), alpha=decay / self._scale)
+            return
+        largest = torch.finfo(work.dtype).max
+        total = work.to(torch.float32).add_(residual, alpha=decay / self._scale)
+        finite = torch.isfinite(total)
+        work.copy_(torch.where(finite, total.clamp(-largest, largest), total))
+        rest = torch.where(finite, total - work.to(torch.float32), 0.0)
+        if bool(rest.any()):
+            self._remainders[slot.name] = rest.mul_(self._scale)

@@ -34,12 +34,12 @@ class _Channel:
         self.exchange = Exchange.between_ranks(
             self._world, name=f"sparse_allreduce in process set {process_set.process_set_id}"
         )
-        self._buckets: dict[tuple[int, str, str], tuple[int, Bucket, torch.Tensor]] = {}
+        self._buckets: dict[tuple[int, str, str], tuple[int, list[int], torch.Tensor]] = {}
 
     def bucket(
         self, name: str | None, numel: int, compression: Compression
-    ) -> tuple[int, Bucket, torch.Tensor]:
-        """Its number, layout and state; agreed upon by all ranks when it is first met."""
+    ) -> tuple[int, list[int], torch.Tensor]:
+        """Its number, ks and state; agreed upon by all ranks when it is first met."""
         key = (numel, repr(compression), name or "")
         if key not in self._buckets:
             for rank, theirs in zip(self._ranks, self._world.allgather_object(key), strict=True):
@@ -50,15 +50,17 @@ class _Channel:
                     )
             label = name or f"tensor of {numel}"
             layout = Bucket((Layer(label, numel),), layer_wise=False)
+            (choice,) = plan.fixed_plan(layout.layers, compression)
+            ks = plan.largest_ks(layout, choice.densities, compression.warmup)
             number = self.exchange.add_bucket(
                 label,
                 numels=[numel],
                 segments=layout.segments,
-                capacity_ks=plan.largest_ks(layout, compression),
+                capacity_ks=ks,
                 sparsifier=as_sparsifier(compression.sparsifier),
-                collective=compression.collective,
+                collective=choice.collective,
             )
-            self._buckets[key] = (number, layout, torch.zeros(1, 4))
+            self._buckets[key] = (number, ks, torch.zeros(1, 4))
         return self._buckets[key]
 
 
@@ -124,13 +126,13 @@ def sparse_allreduce(
     channel = _channel_of(process_set)
     exchange = channel.exchange
     try:
-        number, layout, state = channel.bucket(name, tensor.numel(), compression)
+        number, ks, state = channel.bucket(name, tensor.numel(), compression)
         handle = exchange.start(
             number,
             [buffer_of(result)],
             residual=buffer_of(residual),
             states=buffer_of(state),
-            ks=plan.largest_ks(layout, compression),
+            ks=ks,
             decays=[1.0],
             output_scale=1.0 / process_set.size() if op == hvd.Average else 1.0,
         )

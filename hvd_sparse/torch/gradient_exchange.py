@@ -5,19 +5,24 @@ from __future__ import annotations
 import enum
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 import torch
 
+from hvd_sparse import plan
+from hvd_sparse.buckets import Layer
 from hvd_sparse.errors import GradientInFlightError, HvdSparseError, NonFiniteGradientError
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.step_clock import StepClock
 from hvd_sparse.torch import guards
 from hvd_sparse.torch.agreement import NamedParameters
-from hvd_sparse.torch.dense import DenseReducer, broadcaster
+from hvd_sparse.torch.dense import DenseReducer
 from hvd_sparse.torch.launcher import Launcher
 from hvd_sparse.torch.learning_rates import LearningRates
+from hvd_sparse.torch.measurer import Measurer
+from hvd_sparse.torch.messages import Messages
 from hvd_sparse.torch.settings import Settings
 from hvd_sparse.torch.slots import Slot
 from hvd_sparse.torch.sparse_bucket import SparseBucket
@@ -40,6 +45,8 @@ class GradientExchange:
     Attributes:
         world: The ranks.
         steps: Steps exchanged so far.
+        layers: Those that can travel sparse, in the order in which their gradients are expected.
+        tuner: Decides how they travel, if the compression is adaptive.
         rates: The learning rates that the residuals follow.
         stats: What the steps cost.
         passes: Backward passes per step.
@@ -59,6 +66,7 @@ class GradientExchange:
         exchange: Exchange,
         process_set: Any,
         prefix: str,
+        measurer: Measurer,
     ) -> None:
         self.world = world
         self.passes = settings.backward_passes_per_step
@@ -82,23 +90,30 @@ class GradientExchange:
             for name, param in named
             if param.numel() > 0
         ]
-        min_numel = settings.compression.min_numel
-        large = [s for s in self._slots if s.param.ndim >= 2 and s.param.numel() >= min_numel]
+        compression = settings.compression
+        large = [
+            slot
+            for slot in reversed(self._slots)
+            if slot.param.ndim >= 2 and slot.param.numel() >= compression.min_numel
+        ]
+        self.layers = tuple(Layer(slot.name, slot.param.numel()) for slot in large)
+        self._large = {slot.name: slot for slot in large}
+        messages = Messages(prefix, process_set=process_set, exchange=exchange)
         self._sparse = Launcher(
-            large[::-1],
             settings,
             size=world.size,
             exchange=exchange,
             rates=self.rates,
-            broadcast=broadcaster(prefix, process_set=process_set, exchange=exchange),
+            broadcast=messages.broadcast_order,
         )
         self._dense = DenseReducer(
-            prefix,
-            op=settings.op,
-            predivide=settings.gradient_predivide_factor,
-            process_set=process_set,
-            exchange=exchange,
+            prefix, settings, process_set=process_set, exchange=exchange, rates=self.rates
         )
+        self._clock = StepClock(self.layers)
+        self._measurer = measurer
+        self.tuner = measurer.tuner(self.layers, compression, messages)
+        if self.tuner is None:
+            self._take_up(plan.fixed_plan(self.layers, compression))
         self._hooks = [
             slot.param.register_post_accumulate_grad_hook(guards.hook(weakref.ref(self), slot))  # type: ignore[no-untyped-call]
             for slot in self._slots
@@ -110,6 +125,32 @@ class GradientExchange:
     def buckets(self) -> list[SparseBucket]:
         """The sparse buckets."""
         return self._sparse.buckets
+
+    def residuals(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """By layer, float32, flat: what this rank has yet to send; zero where there is none."""
+        yield from self._dense.residuals.items()
+        for bucket in self.buckets:
+            yield from bucket.residuals()
+
+    def memories(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """By unit of selection, float32, [4]: what the sparsifier remembers of it."""
+        for bucket in self.buckets:
+            yield from bucket.memories()
+
+    def load(
+        self, residuals: Mapping[str, torch.Tensor], memories: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Takes up, between two steps, what `residuals` and `memories` gave; what lacks is zero."""
+        for bucket in self.buckets:
+            bucket.load(residuals, memories)
+        sparse = {slot.name for bucket in self.buckets for slot in bucket.slots}
+        self._dense.load(
+            {
+                name: residual
+                for name, residual in residuals.items()
+                if name not in sparse and bool(residual.any())
+            }
+        )
 
     def synchronize(self) -> None:
         """Waits until every gradient is the average; a no-op until gradients arrive again.
@@ -202,7 +243,7 @@ class GradientExchange:
         slot.passes_left -= 1
         if slot.passes_left > 0:
             return
-        with torch.no_grad():
+        with torch.no_grad(), self._clock.arrival(slot.name):
             if slot in self._sparse:
                 self._sparse.ready(slot, step=self.steps)
             else:
@@ -238,8 +279,31 @@ class GradientExchange:
         self.stats = Stats(last=last, total=self.stats.total.plus(last))
         self.steps += 1
 
+        times = self._clock.end_step()
         self._exchange.commit(refuse)
         for slot in self._slots:
             slot.write_back()
+        self._dense.committed()
         self._phase = _Phase.EXCHANGED
         self._sparse.end_step()
+        if self.tuner is not None:
+            tuning = self.tuner.end_step(times)
+            if tuning is not None:
+                self._take_up(tuning.plan.buckets if tuning.sparse and tuning.plan else ())
+
+    def replan(self) -> None:
+        """Measures the network anew, between two steps, and begins tuning again. Collective."""
+        assert self.tuner is not None
+        self.refuse_if_busy(
+            "replan() was called after loss.backward() but before optimizer.step() or "
+            "optimizer.synchronize()"
+        )
+        self.release()
+        self.tuner.restart(self._measurer.network())
+        self._take_up(())
+
+    def _take_up(self, choices: Sequence[plan.BucketPlan]) -> None:
+        """Between two steps, on all ranks alike: other buckets, the same residuals."""
+        residuals = dict(self.residuals())
+        self._sparse.take_up([c for c in choices if c.collective != plan.DENSE], self._large)
+        self.load(residuals, {})

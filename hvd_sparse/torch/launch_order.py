@@ -49,6 +49,11 @@ class LaunchOrder:
     def __len__(self) -> int:
         return len(self._order)
 
+    def close(self) -> None:
+        """Waits for an order that is on its way; on all ranks alike, after a step."""
+        if self._coming is not None:
+            self._order, self._coming = self._coming(), None
+
     def became_ready(self, bucket: int) -> None:
         """All gradients of the bucket have arrived in this step."""
         self._ready.append(bucket)
@@ -56,8 +61,7 @@ class LaunchOrder:
     def end_step(self) -> None:
         """Counts a step, after which a plan may be sent or taken up."""
         self._steps += 1
-        if self._coming is not None:
-            self._order, self._coming = self._coming(), None
+        self.close()
         if len(self._order) > 1 and plan_is_due(self._steps):
             late = [bucket for bucket in self._order if bucket not in self._ready]
             self._coming = self._broadcast(self._ready + late)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from hvd_sparse.buckets import Layer, assign_buckets
 from hvd_sparse.exchange import BucketStats, Exchange
+from hvd_sparse.plan import BucketPlan
 from hvd_sparse.torch.launch_order import LaunchOrder
 from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.settings import Settings
@@ -14,10 +14,9 @@ from hvd_sparse.torch.sparse_bucket import SparseBucket
 
 
 class Launcher:
-    """The sparse buckets of one optimizer.
+    """The sparse buckets of one optimizer; none until `take_up`.
 
     Args:
-        slots: In the order in which their gradients are expected.
         settings: What the user asked for.
         size: Number of ranks.
         exchange: Of the buckets.
@@ -30,7 +29,6 @@ class Launcher:
 
     def __init__(
         self,
-        slots: Sequence[Slot],
         settings: Settings,
         *,
         size: int,
@@ -38,28 +36,39 @@ class Launcher:
         rates: LearningRates,
         broadcast: Callable[[list[int]], Callable[[], list[int]]],
     ) -> None:
-        compression = settings.compression
-        slot_of = {slot.name: slot for slot in slots}
-        self.buckets = [
-            SparseBucket(
-                layout, [slot_of[layer.name] for layer in layout.layers], compression, exchange
-            )
-            for layout in assign_buckets(
-                [Layer(slot.name, slot.param.numel()) for slot in slots],
-                bucket_numel=compression.bucket_numel,
-                layer_wise=compression.layer_wise,
-            )
-        ]
+        self.buckets: list[SparseBucket] = []
+        self._compression = settings.compression
+        self._exchange = exchange
         self._rates = rates
+        self._broadcast = broadcast
         self._scale, self._output_scale = settings.scales(size)
-        self._number_of = {
-            slot.name: number for number, bucket in enumerate(self.buckets) for slot in bucket.slots
-        }
-        self._order = LaunchOrder(len(self.buckets), broadcast)
+        self._number_of: dict[str, int] = {}
+        self._order = LaunchOrder(0, broadcast)
         self._launched = 0
 
     def __contains__(self, slot: Slot) -> bool:
         return slot.name in self._number_of
+
+    def take_up(self, choices: Sequence[BucketPlan], slots: Mapping[str, Slot]) -> None:
+        """Replaces all buckets, between two steps; on all ranks alike. The residuals are empty.
+
+        Args:
+            choices: The new buckets, in the order in which their gradients are expected.
+            slots: By name.
+        """
+        self._order.close()
+        self._exchange.clear_buckets()
+        self.buckets = [
+            SparseBucket(
+                choice, [slots[name] for name in choice.layers], self._compression, self._exchange
+            )
+            for choice in choices
+        ]
+        self._number_of = {
+            slot.name: number for number, bucket in enumerate(self.buckets) for slot in bucket.slots
+        }
+        self._order = LaunchOrder(len(self.buckets), self._broadcast)
+        self._launched = 0
 
     def ready(self, slot: Slot, *, step: int) -> None:
         """A gradient has arrived; launches what can be launched."""

@@ -13,6 +13,7 @@ from hvd_sparse.exchange import Exchange
 from hvd_sparse.torch.agreement import NamedParameters, agree, name_parameters
 from hvd_sparse.torch.attachment import Attachment, attachment_of
 from hvd_sparse.torch.gradient_exchange import GradientExchange
+from hvd_sparse.torch.measurer import Measurer
 from hvd_sparse.torch.settings import Settings, check_parameter
 from hvd_sparse.torch.step_stats import Stats
 from hvd_sparse.world import World
@@ -127,14 +128,17 @@ def _build(
         if other.shares_parameters_with(named):
             other.detach("a newer DistributedOptimizer exchanges these parameters")
             _live.discard(other)
+    prefix = f"hvd_sparse.{_serial}"
+    between = Exchange.between_ranks(world, name=f"optimizer {_serial}")
     exchange = GradientExchange(
         optimizer,
         named,
         settings,
         world=world,
-        exchange=Exchange.between_ranks(world, name=f"optimizer {_serial}"),
+        exchange=between,
         process_set=process_set,
-        prefix=f"hvd_sparse.{_serial}",
+        prefix=prefix,
+        measurer=Measurer(world, between, prefix=prefix, process_set=process_set),
     )
     _live.add(exchange)
     return exchange

@@ -36,11 +36,12 @@ class Slot:
         self._grad: torch.Tensor | None = None
         self._version = 0
 
-    def take(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def take(self, dtype: torch.dtype | None = None, *, copy: bool = False) -> torch.Tensor:
         """Begins the exchange of the gradient; a missing one counts as zero.
 
         Args:
             dtype: What the exchange needs, or None for the gradient's own.
+            copy: Whether the memory must not be the gradient's own.
 
         Returns:
             Contiguous memory with the gradient, kept alive until `release`.
@@ -50,7 +51,7 @@ class Slot:
         grad = self.param.grad
         self._grad = grad
         self._version = grad._version
-        self.work = grad.detach().to(dtype or grad.dtype).contiguous()
+        self.work = grad.detach().to(dtype or grad.dtype, copy=copy).contiguous()
         self.launched = True
         return self.work
 

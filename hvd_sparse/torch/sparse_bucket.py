@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from hvd_sparse import _core, plan
-from hvd_sparse.buckets import Bucket
+from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import Compression
 from hvd_sparse.exchange import BucketStats, Exchange
 from hvd_sparse.sparsifiers import as_sparsifier
@@ -16,6 +16,12 @@ from hvd_sparse.torch.slots import Slot, buffer_of
 
 class SparseBucket:
     """Gradients that travel together, with the memory of what was not sent.
+
+    Args:
+        choice: What the plan says of this bucket.
+        slots: The gradients, in the order of the plan.
+        compression: What the user asked for.
+        exchange: Gets the bucket.
 
     Attributes:
         layout: Names and sizes.
@@ -27,23 +33,29 @@ class SparseBucket:
     """
 
     def __init__(
-        self, layout: Bucket, slots: Sequence[Slot], compression: Compression, exchange: Exchange
+        self,
+        choice: plan.BucketPlan,
+        slots: Sequence[Slot],
+        compression: Compression,
+        exchange: Exchange,
     ) -> None:
-        self.layout = layout
+        layers = tuple(Layer(slot.name, slot.param.numel()) for slot in slots)
+        self.layout = Bucket(layers, compression.layer_wise)
         self.slots = tuple(slots)
-        self.residual = _zeros(layout.numel)
-        self.states = torch.zeros(len(layout.segments), 4, dtype=torch.float32)
+        self.residual = _zeros(self.layout.numel)
+        self.states = torch.zeros(len(self.layout.segments), 4, dtype=torch.float32)
         self.missing = len(self.slots)
         self.launched = False
-        self._compression = compression
+        self._densities = choice.densities
+        self._warmup = compression.warmup
         self._exchange = exchange
         self._bucket = exchange.add_bucket(
-            layout.name,
-            numels=[layer.numel for layer in layout.layers],
-            segments=layout.segments,
-            capacity_ks=plan.largest_ks(layout, compression),
+            self.layout.name,
+            numels=[layer.numel for layer in layers],
+            segments=self.layout.segments,
+            capacity_ks=plan.largest_ks(self.layout, self._densities, self._warmup),
             sparsifier=as_sparsifier(compression.sparsifier),
-            collective=compression.collective,
+            collective=choice.collective,
         )
         self._handle: int | None = None
 
@@ -53,7 +65,7 @@ class SparseBucket:
         """Accumulates, selects and starts the exchange; does not wait for other ranks.
 
         Args:
-            step: Steps before this one, for the density.
+            step: Steps before this one, for the warm-up.
             decays: Of the residual, per gradient.
             scale: Of the gradients on their way into the residual.
             output_scale: Of the sum on its way into the gradients.
@@ -63,7 +75,7 @@ class SparseBucket:
             [buffer_of(slot.take()) for slot in self.slots],
             residual=buffer_of(self.residual),
             states=buffer_of(self.states),
-            ks=plan.ks_at(self.layout, self._compression, step),
+            ks=plan.ks_at(self.layout, self._densities, self._warmup, step),
             decays=decays,
             scale=scale,
             output_scale=output_scale,
@@ -81,10 +93,33 @@ class SparseBucket:
         self.launched = False
         self._handle = None
 
-    def reset(self) -> None:
-        """Forgets what was not sent."""
-        self.residual.zero_()
-        self.states.zero_()
+    def residuals(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """By layer, the part of the residual that belongs to it."""
+        sizes = [layer.numel for layer in self.layout.layers]
+        for layer, part in zip(self.layout.layers, torch.split(self.residual, sizes), strict=True):
+            yield layer.name, part
+
+    def memories(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """By unit of selection (a layer, or the whole bucket), what the sparsifier remembers."""
+        names = [layer.name for layer in self.layout.layers]
+        if not self.layout.layer_wise:
+            names = [self.layout.name]
+        yield from zip(names, self.states, strict=True)
+
+    def load(
+        self, residuals: Mapping[str, torch.Tensor], memories: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Takes up saved residuals and memories; where there are none, they are empty."""
+        _load(self.residuals(), residuals)
+        _load(self.memories(), memories)
+
+
+def _load(parts: Iterator[tuple[str, torch.Tensor]], saved: Mapping[str, torch.Tensor]) -> None:
+    for name, part in parts:
+        if name in saved:
+            part.copy_(saved[name])
+        else:
+            part.zero_()
 
 
 def _zeros(numel: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from hvd_sparse.errors import CheckpointMismatchError
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 
 KEY = "hvd_sparse"
-_VERSION = 2
+_VERSION = 3
 _ADVICE = (
     "To go on with the rest of the state and empty residuals (what was not sent yet is lost), load "
     "optimizer.reset_residual(state_dict) instead"
@@ -28,9 +28,9 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "version": _VERSION,
         "rank": exchange.world.rank,
         "size": exchange.world.size,
-        "layout": _layout(exchange),
-        "residuals": [bucket.residual.clone() for bucket in exchange.buckets],
-        "states": [bucket.states.clone() for bucket in exchange.buckets],
+        "layers": _layers(exchange),
+        "residuals": {name: part.clone() for name, part in exchange.residuals()},
+        "states": {name: part.clone() for name, part in exchange.memories()},
         "step": exchange.steps,
         "lrs": exchange.rates.state(),
     }
@@ -56,26 +56,15 @@ def check(exchange: GradientExchange | None, saved: dict[str, Any] | None) -> No
 def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     """Takes up what `check` has found to fit; None empties the residuals."""
     if saved is None:
-        for bucket in exchange.buckets:
-            bucket.reset()
+        exchange.load({}, {})
         return
-    for bucket, residual, states in zip(
-        exchange.buckets, saved["residuals"], saved["states"], strict=True
-    ):
-        bucket.residual.copy_(residual)
-        bucket.states.copy_(states)
+    exchange.load(saved["residuals"], saved["states"])
     exchange.steps = saved["step"]
     exchange.rates.load(saved["lrs"])
 
 
-def _layout(exchange: GradientExchange) -> list[dict[str, Any]]:
-    return [
-        {
-            "layers": [[layer.name, layer.numel] for layer in bucket.layout.layers],
-            "layer_wise": bucket.layout.layer_wise,
-        }
-        for bucket in exchange.buckets
-    ]
+def _layers(exchange: GradientExchange) -> dict[str, int]:
+    return {layer.name: layer.numel for layer in exchange.layers}
 
 
 def _mismatch(exchange: GradientExchange | None, saved: dict[str, Any]) -> str | None:
@@ -94,31 +83,20 @@ def _mismatch(exchange: GradientExchange | None, saved: dict[str, Any]) -> str |
         return f"the residuals were saved by {saved['size']} ranks and there are {world.size} now"
     if saved["rank"] != world.rank:
         return f"the residuals were saved by rank {saved['rank']} and this is rank {world.rank}"
-    theirs, ours = saved["layout"], _layout(exchange)
+    theirs, ours = saved["layers"], _layers(exchange)
     if theirs != ours:
-        return _layout_mismatch(theirs, ours)
-    for bucket, residual in zip(exchange.buckets, saved["residuals"], strict=True):
-        if not isinstance(residual, torch.Tensor) or residual.shape != bucket.residual.shape:
-            return f"the saved residual of bucket '{bucket.layout.name}' is damaged"
+        return (
+            "the residuals were saved for another model or compression: saved are "
+            f"{_some(theirs, ours)}, here are {_some(ours, theirs)}"
+        )
+    for name, residual in saved["residuals"].items():
+        fits = isinstance(residual, torch.Tensor) and residual.numel() == ours.get(name)
+        if not fits or residual.dtype != torch.float32:
+            return f"the saved residual of '{name}' is damaged"
     return None
 
 
-def _layout_mismatch(theirs: list[dict[str, Any]], ours: list[dict[str, Any]]) -> str:
-    saved, here = (
-        [tuple(layer) for bucket in side for layer in bucket["layers"]] for side in (theirs, ours)
-    )
-    if sorted(saved) == sorted(here):
-        return (
-            f"the residuals were saved in {len(theirs)} buckets and the same model has "
-            f"{len(ours)} now: layer_wise, bucket_numel or the order of the parameters has changed"
-        )
-    return (
-        "the residuals were saved for another model or compression: saved are "
-        f"{_some([layer for layer in saved if layer not in here])}, here are "
-        f"{_some([layer for layer in here if layer not in saved])}"
-    )
-
-
-def _some(layers: list[tuple[str, int]]) -> str:
-    shown = ", ".join(f"'{name}' ({numel})" for name, numel in layers[:3])
-    return (shown or "fewer") + (", ..." if len(layers) > 3 else "")
+def _some(layers: dict[str, int], others: dict[str, int]) -> str:
+    lacking = [(name, numel) for name, numel in layers.items() if others.get(name) != numel]
+    shown = ", ".join(f"'{name}' ({numel})" for name, numel in lacking[:3])
+    return (shown or "fewer") + (", ..." if len(lacking) > 3 else "")

@@ -31,7 +31,7 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01),
         named_parameters=model.named_parameters(),
-        compression=LAGS(density=density, min_numel=1),
+        compression=LAGS(adaptive=False, density=density, min_numel=1),
     )
     for step in range(4):
         if victim and step == 2:

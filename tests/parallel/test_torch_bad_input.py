@@ -28,7 +28,9 @@ ODD = hvd.rank() == ODD_ONE
 @pytest.mark.parametrize("preset", [LAGS, GTopK, TopK])
 def test_a_bad_gradient_on_one_rank_is_refused_by_all_and_nothing_is_lost(preset, value):
     model = Toy({"w": (40, 30), "v": (50, 20)})
-    optimizer = distribute(model, preset(density=0.1, min_numel=64, bucket_numel=1000))
+    optimizer = distribute(
+        model, preset(adaptive=False, density=0.1, min_numel=64, bucket_numel=1000)
+    )
     before = residuals(optimizer)
     owed = {name: torch.zeros(p.numel()).double() for name, p in model.named_parameters()}
     for step in range(4):
@@ -115,7 +117,10 @@ def test_models_that_differ_are_refused_with_both_sides_named(model, texts):
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        ({"compression": LAGS(density=0.1)}, {"compression": LAGS(density=0.01)}),
+        (
+            {"compression": LAGS(adaptive=False, density=0.1)},
+            {"compression": LAGS(adaptive=False, density=0.01)},
+        ),
         ({"compression": GTopK(density=0.1)}, {"compression": TopK(density=0.1)}),
         ({"op": hvd.Sum}, {"op": hvd.Average}),
         ({"backward_passes_per_step": 2}, {"backward_passes_per_step": 1}),

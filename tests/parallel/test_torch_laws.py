@@ -27,7 +27,9 @@ SMALL = {"min_numel": 64, "bucket_numel": 1500}
 @pytest.mark.parametrize("density", [0.01, 0.3, 1.0])
 def test_nothing_is_lost_over_several_steps(preset, density):
     model = Toy()
-    optimizer = distribute(model, preset(density=density, rescale_residual=False, **SMALL))
+    optimizer = distribute(
+        model, preset(adaptive=False, density=density, rescale_residual=False, **SMALL)
+    )
     before = residuals(optimizer)
     for step in range(6):
         optimizer.zero_grad()
@@ -46,7 +48,7 @@ def test_nothing_is_lost_over_several_steps(preset, density):
 @pytest.mark.parametrize("preset", [LAGS, TopK])
 def test_nothing_is_lost_in_any_number_type(preset, dtype):
     model = Toy(dtype=dtype)
-    optimizer = distribute(model, preset(density=0.1, **SMALL))
+    optimizer = distribute(model, preset(adaptive=False, density=0.1, **SMALL))
     before = residuals(optimizer)
     for step in range(4):
         optimizer.zero_grad(set_to_none=step % 2 == 0)
@@ -81,7 +83,7 @@ def test_what_a_narrow_type_rounds_away_stays_in_the_residuals(dtype):
 @pytest.mark.parametrize("preset", [GaussianK, TopK])
 def test_density_one_sends_the_exact_sum(preset, op):
     model = Toy()
-    optimizer = distribute(model, preset(density=1.0, **SMALL), op=op)
+    optimizer = distribute(model, preset(adaptive=False, density=1.0, **SMALL), op=op)
     gradients = integer_gradients(model, 0)
     model.backward(gradients)
     optimizer.synchronize()
@@ -134,7 +136,7 @@ def test_a_trained_network_is_bitwise_equal_on_all_ranks(preset):
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = distribute(
         model,
-        preset(density=0.05, min_numel=50, bucket_numel=100),
+        preset(adaptive=False, density=0.05, min_numel=50, bucket_numel=100),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
         op=hvd.Average,
     )

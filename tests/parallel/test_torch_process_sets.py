@@ -63,7 +63,11 @@ def test_nested_sets_cannot_deadlock(sets):
     everyone = [hvd.global_process_set, *sets]
     models = [Toy() for _ in everyone]
     optimizers = [
-        distribute(model, preset(density=0.1, min_numel=64, bucket_numel=1000), process_set=s)
+        distribute(
+            model,
+            preset(adaptive=False, density=0.1, min_numel=64, bucket_numel=1000),
+            process_set=s,
+        )
         for model, preset, s in zip(models, (LAGS, GTopK, TopK), everyone, strict=True)
     ]
     for step in range(5):
@@ -82,11 +86,13 @@ def test_nested_sets_cannot_deadlock(sets):
 def test_the_number_of_optimizers_may_differ_between_ranks(sets):
     if sets[0].included():
         extra = Toy()
-        of_set = distribute(extra, LAGS(density=0.1, min_numel=64), process_set=sets[0])
+        of_set = distribute(
+            extra, LAGS(adaptive=False, density=0.1, min_numel=64), process_set=sets[0]
+        )
         extra.backward(integer_gradients(extra, 0))
         of_set.step()
     model = Toy()
-    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
     model.backward(integer_gradients(model, 1))
     optimizer.step()
     assert_same_on_all_ranks(model.parameters())
@@ -95,7 +101,9 @@ def test_the_number_of_optimizers_may_differ_between_ranks(sets):
 def test_a_state_is_broadcast_to_ranks_outside_the_set(sets):
     model = Toy()
     adam = torch.optim.Adam(model.parameters(), lr=1.0 + hvd.rank())
-    optimizer = distribute(model, LAGS(min_numel=64), optimizer=adam, process_set=sets[0])
+    optimizer = distribute(
+        model, LAGS(adaptive=False, min_numel=64), optimizer=adam, process_set=sets[0]
+    )
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     assert optimizer.param_groups[0]["lr"] == 1.0
     assert not any(residual.any() for residual in residuals(optimizer).values())

@@ -50,21 +50,23 @@ def largest_change(model, optimizer, *, first_rate, clipped=False):
 )
 def test_the_residual_scales_with_old_rate_over_new_of_its_group(rates, ratio):
     model = Toy()
-    ratios = largest_change(model, optimizer_for(model, LAGS(**SPARSE)), first_rate=rates)
+    ratios = largest_change(
+        model, optimizer_for(model, LAGS(adaptive=False, **SPARSE)), first_rate=rates
+    )
     assert ratios == {"first": ratio, "second": 1.0, "last": 1.0}
 
 
 @pytest.mark.parametrize(
     ("compression", "kind", "clipped", "followed"),
     [
-        (LAGS(**SPARSE), torch.optim.SGD, False, True),
-        (LAGS(**SPARSE), torch.optim.Adagrad, False, False),
-        (LAGS(**SPARSE), torch.optim.SGD, True, False),
+        (LAGS(adaptive=False, **SPARSE), torch.optim.SGD, False, True),
+        (LAGS(adaptive=False, **SPARSE), torch.optim.Adagrad, False, False),
+        (LAGS(adaptive=False, **SPARSE), torch.optim.SGD, True, False),
         (GTopK(**SPARSE), torch.optim.SGD, False, False),
         (TopK(**SPARSE), torch.optim.SGD, False, False),
-        (LAGS(**SPARSE, rescale_residual=True), torch.optim.Adagrad, True, True),
+        (LAGS(adaptive=False, **SPARSE, rescale_residual=True), torch.optim.Adagrad, True, True),
         (TopK(**SPARSE, rescale_residual=True), torch.optim.SGD, False, True),
-        (LAGS(**SPARSE, rescale_residual=False), torch.optim.SGD, False, False),
+        (LAGS(adaptive=False, **SPARSE, rescale_residual=False), torch.optim.SGD, False, False),
     ],
 )
 def test_the_default_is_for_lags_with_sgd_without_clipping(compression, kind, clipped, followed):
@@ -76,11 +78,11 @@ def test_the_default_is_for_lags_with_sgd_without_clipping(compression, kind, cl
 
 def test_the_rate_of_a_residual_is_saved_with_it():
     model = Toy()
-    optimizer = optimizer_for(model, LAGS(**SPARSE))
+    optimizer = optimizer_for(model, LAGS(adaptive=False, **SPARSE))
     model.backward(integer_gradients(model, hvd.rank()))
     optimizer.step()
     state = optimizer.state_dict()
-    optimizer = optimizer_for(model, LAGS(**SPARSE))
+    optimizer = optimizer_for(model, LAGS(adaptive=False, **SPARSE))
     optimizer.load_state_dict(state)
     before = residuals(optimizer)
     optimizer.param_groups[0]["lr"] = 2.0
@@ -95,7 +97,9 @@ def test_in_units_of_the_rate_nothing_is_lost():
     """lr * (sum of gradients + residuals), step by step, is applied or kept."""
     model = Toy({"w": (40, 30)})
     optimizer = distribute(
-        model, LAGS(density=0.05, min_numel=1), optimizer=torch.optim.SGD([model.w], lr=1.0)
+        model,
+        LAGS(adaptive=False, density=0.05, min_numel=1),
+        optimizer=torch.optim.SGD([model.w], lr=1.0),
     )
     owed = torch.zeros(1200).double()
     for step, rate in enumerate([1.0, 0.5, 0.0, 0.25, 2.0]):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges
 
 def test_a_sparse_gradient_is_refused_by_name():
     embedding = torch.nn.Embedding(50, 40, sparse=True)
-    optimizer = distribute(embedding, LAGS(density=0.1, min_numel=64))
+    optimizer = distribute(embedding, LAGS(adaptive=False, density=0.1, min_numel=64))
 
     def run():
         embedding(torch.tensor([hvd.rank()])).sum().backward()
@@ -46,7 +46,7 @@ def test_a_sparse_gradient_is_made_dense_where_that_was_asked_for():
 def test_a_parameter_that_was_added_later_is_refused():
     model = Toy()
     model.first.requires_grad_(False)
-    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
     model.first.requires_grad_(True)
 
     def run():
@@ -59,7 +59,7 @@ def test_a_parameter_that_was_added_later_is_refused():
 
 def test_join_is_refused_while_there_is_a_sparse_optimizer():
     model = Toy()
-    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
 
     def run():
         on_the_culprit(hvd.join)
@@ -73,7 +73,7 @@ def test_join_is_refused_while_there_is_a_sparse_optimizer():
 @pytest.mark.runs_first
 def test_join_works_when_the_last_sparse_optimizer_is_gone():
     model = Toy()
-    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
     model.backward(integer_gradients(model, 0))
     optimizer.step()
     del optimizer

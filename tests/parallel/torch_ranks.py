@@ -52,13 +52,10 @@ def residuals(optimizer):
     saved = optimizer.state_dict().get("hvd_sparse")
     if saved is None:
         return {}
-    found = {}
-    for bucket, residual in zip(saved["layout"], saved["residuals"], strict=True):
-        offset = 0
-        for name, numel in bucket["layers"]:
-            found[name] = residual[offset : offset + numel].double()
-            offset += numel
-    return found
+    return {
+        name: saved["residuals"].get(name, torch.zeros(numel)).double()
+        for name, numel in saved["layers"].items()
+    }
 
 
 # Horovod's own names of operations differ between ranks once one has started fewer than another.

@@ -1,0 +1,179 @@
+"""Measures the network and the machine that a plan is made for. Takes a second or two."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from hvd_sparse import _core
+from hvd_sparse.exchange import Buffer, Exchange
+from hvd_sparse.network import Link, Network
+from hvd_sparse.profile import Machine
+from hvd_sparse.sparsifiers import Sparsifier
+from hvd_sparse.world import World
+
+# Bytes of a message, and how often it is swapped. The first swaps of a pair open its connection.
+_SWAPS = {1 << 10: 9, 32 << 10: 7, 512 << 10: 3}
+_UNTIMED_SWAPS = 2
+# Bytes of a tensor, and how often it is allreduced.
+_ALLREDUCES = {4 << 10: 7, 256 << 10: 5, 4 << 20: 3}
+
+# Sizes of the machine's test pieces: larger than its caches would flatter it, smaller, too.
+_NUMEL = 1 << 21
+_SMALL_NUMEL = 1 << 10
+_K = 1 << 14
+_REPETITIONS = 5
+
+
+def fit_link(seconds: Mapping[int, float]) -> Link:
+    """The line alpha + beta * bytes that is nearest to measured times, in relative terms.
+
+    A plain least-squares line follows the longest messages alone; here 10 % too much counts the
+    same for a short message as for a long one.
+
+    Args:
+        seconds: By bytes, two sizes at least.
+    """
+    sizes = np.array(list(seconds), dtype=np.float64)
+    times = np.array(list(seconds.values()), dtype=np.float64)
+    weights = 1 / times**2
+    mean_size, mean_time = np.average([sizes, times], axis=1, weights=weights)
+    spread = np.average((sizes - mean_size) ** 2, weights=weights)
+    covariance = np.average((sizes - mean_size) * (times - mean_time), weights=weights)
+    beta = max(0.0, float(covariance / spread))
+    alpha = float(mean_time) - beta * float(mean_size)
+    if alpha <= 0:  # then the line goes through zero
+        alpha = 0.0
+        beta = float(np.average(times / sizes, weights=weights * sizes**2))
+    return Link(alpha=alpha, beta=beta)
+
+
+def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int], float]) -> Network:
+    """What the ranks of an exchange see of each other, all of them talking at once. Collective.
+
+    Every rank swaps with the partners that an exchange has, 1, 2, 4, ... ranks away; a time is the
+    median of a few, and of those the slowest rank's.
+
+    Args:
+        exchange: With no bucket in flight.
+        world: Of the exchange.
+        allreduce: Lets Horovod sum a float32 tensor of so many bytes; the seconds that it took.
+
+    Returns:
+        The same on all ranks.
+
+    Raises:
+        ExchangeFailedError: Another rank ended the exchange, or died.
+    """
+    distances = [1 << bit for bit in range(max(0, world.size - 1).bit_length())]
+    times: list[list[float]] = []
+    for distance in distances:
+        partner = world.rank ^ distance
+        if partner < world.size:
+            exchange.swap(partner, 1 << 10, _UNTIMED_SWAPS)
+        times.append(
+            [
+                statistics.median(exchange.swap(partner, nbytes, count))
+                if partner < world.size
+                else 0.0
+                for nbytes, count in _SWAPS.items()
+            ]
+        )
+        # Distances are measured one after the other, on all ranks.
+        world.allgather_object(distance)
+    allreduce(min(_ALLREDUCES))
+    times.append(
+        [
+            statistics.median(allreduce(nbytes) for _ in range(count))
+            for nbytes, count in _ALLREDUCES.items()
+        ]
+    )
+    slowest = _largest(world.allgather_object(times))
+    links = [fit_link(dict(zip(_SWAPS, row, strict=True))) for row in slowest[:-1]]
+    local = min(world.local_size, world.size)
+    return Network(
+        size=world.size,
+        local_size=local,
+        links=tuple(zip(distances, links, strict=True)),
+        dense=fit_link(dict(zip(_ALLREDUCES, slowest[-1], strict=True))),
+        local=links[0] if 1 < local < world.size else None,
+    )
+
+
+def measure_machine(sparsifier: Sparsifier) -> Machine:
+    """What a rank's own work takes here, while all ranks of this machine measure."""
+    generator = np.random.default_rng(1)
+    gradient = generator.standard_normal(_NUMEL, dtype=np.float32)
+    per_entry = _select_seconds(sparsifier, gradient)
+    overhead = _select_seconds(sparsifier, gradient[:_SMALL_NUMEL])
+    own, theirs = (
+        _core.Block(
+            np.sort(generator.choice(_NUMEL, _K, replace=False)).astype(np.int32),
+            generator.standard_normal(_K, dtype=np.float32),
+        )
+        for _ in range(2)
+    )
+    out = _core.Block([], [])
+
+    def merge() -> None:
+        _core.merge(own, theirs, out)
+        _core.keep_top_k(out, _K)
+
+    nothing = np.zeros(_NUMEL, np.float32)
+    scatter = _median_seconds(lambda: _core.scatter(own, 1.0, _buffer(gradient), _buffer(nothing)))
+    return Machine(
+        select_seconds_per_entry=per_entry / _NUMEL,
+        select_overhead=overhead,
+        merge_seconds_per_entry=_median_seconds(merge) / (2 * _K),
+        code_seconds_per_entry=2e-9,
+        scatter_seconds_per_entry=scatter / _NUMEL,
+    )
+
+
+def slowest_machine(world: World, machine: Machine) -> Machine:
+    """The largest of every rank's times. Collective."""
+    names = list(Machine.__dataclass_fields__)
+    rows = world.allgather_object([getattr(machine, name) for name in names])
+    return Machine(**{name: max(row[i] for row in rows) for i, name in enumerate(names)})
+
+
+def _select_seconds(sparsifier: Sparsifier, gradient: np.ndarray) -> float:
+    selector = _core.Selector(
+        sparsifier.name,
+        sparsifier.options,
+        numel=gradient.size,
+        k=max(1, gradient.size // 1000),
+    )
+    residual, state = np.zeros(gradient.size, np.float32), np.zeros(4, np.float32)
+
+    def select() -> None:
+        selector.select(
+            _buffer(gradient),
+            decay=1.0,
+            scale=1.0,
+            residual=_buffer(residual),
+            state=_buffer(state),
+        )
+
+    return _median_seconds(select)
+
+
+def _median_seconds(work: Callable[[], object]) -> float:
+    work()
+    times = []
+    for _ in range(_REPETITIONS):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _largest(tables: Sequence[list[list[float]]]) -> list[list[float]]:
+    return np.max(np.array(tables), axis=0).tolist()  # type: ignore[no-any-return]
+
+
+def _buffer(array: np.ndarray) -> Buffer:
+    return Buffer(array.ctypes.data, array.size, array.dtype.name)

@@ -1,0 +1,79 @@
+"""Small messages between the ranks through Horovod, that nobody has to wait for at once.
+
+A rank may be busy with another optimizer while this one ends its step. So a message is sent in one
+step and taken up in the next: by then every rank has begun to wait for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import horovod.torch.mpi_ops as hvd_ops
+import torch
+
+from hvd_sparse.exchange import Exchange
+
+# Between two looks at a Horovod operation and at the exchange.
+_POLL_SECONDS = 1e-4
+
+
+class Messages:
+    """What one optimizer's ranks tell each other.
+
+    Args:
+        prefix: Of the names of the operations; the same on all ranks, of no other optimizer.
+        process_set: Horovod's.
+        exchange: Whose failure ends every wait.
+    """
+
+    def __init__(self, prefix: str, *, process_set: Any, exchange: Exchange) -> None:
+        self._prefix = prefix
+        self._process_set = process_set
+        self._exchange = exchange
+
+    def broadcast_order(self, numbers: list[int]) -> Callable[[], list[int]]:
+        """Sends the integers of the set's first rank to all, who give lists of the same length."""
+        result = self._broadcast(torch.tensor(numbers), "launch_order")
+        return lambda: [int(number) for number in result()]
+
+    def broadcast(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        """Sends the numbers of the set's first rank to all, who give as many; bit for bit."""
+        result = self._broadcast(torch.tensor(numbers, dtype=torch.float64), "decision")
+        return lambda: [float(number) for number in result()]
+
+    def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
+        """Sends every rank's numbers, of which all have as many, to all."""
+        row = torch.tensor([numbers], dtype=torch.float64)
+        handle = hvd_ops.allgather_async(
+            row, name=f"{self._prefix}.measured", process_set=self._process_set
+        )
+
+        def result() -> list[list[float]]:
+            rows = wait_for(handle, self._exchange)
+            return [[float(number) for number in row] for row in rows]
+
+        return result
+
+    def _broadcast(self, tensor: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
+        handle = hvd_ops.broadcast_async_(
+            tensor,
+            self._process_set.ranks[0],
+            name=f"{self._prefix}.{name}",
+            process_set=self._process_set,
+        )
+
+        def result() -> torch.Tensor:
+            wait_for(handle, self._exchange)
+            return tensor
+
+        return result
+
+
+def wait_for(handle: int, exchange: Exchange) -> Any:
+    """What a Horovod operation gives; ExchangeFailedError if the exchange ends before it."""
+    while not hvd_ops.poll(handle):
+        exchange.check()
+        time.sleep(_POLL_SECONDS)
+    return hvd_ops.synchronize(handle)

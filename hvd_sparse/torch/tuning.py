@@ -1,0 +1,54 @@
+"""What the user can ask of an adaptive compression."""
+
+from __future__ import annotations
+
+import torch
+
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.torch.attachment import attachment_of
+from hvd_sparse.tuner import Tuning
+
+
+def tuning(optimizer: torch.optim.Optimizer) -> Tuning | None:
+    """What an adaptive compression has found out: the same on all ranks.
+
+    Args:
+        optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
+
+    Returns:
+        The network, the machine, the profile of the model, the plan, and the measured times of
+        dense and sparse steps, as far as they are known; `tuning(optimizer).profile.save(path)`
+        keeps what `hvd-sparse plan` reads. None where the compression is not adaptive, or there is
+        nobody to exchange with.
+
+    Raises:
+        InvalidArgumentError: The optimizer has no sparse compression.
+    """
+    attachment = attachment_of(optimizer)
+    if attachment is None:
+        raise InvalidArgumentError(
+            f"{type(optimizer).__name__} does not come from hvd.DistributedOptimizer with a sparse "
+            "compression"
+        )
+    exchange = attachment.exchange
+    return None if exchange is None or exchange.tuner is None else exchange.tuner.tuning
+
+
+def replan(optimizer: torch.optim.Optimizer) -> None:
+    """Measures the network anew, and in the next steps all else, and makes a new plan. Collective.
+
+    Args:
+        optimizer: From `hvd.DistributedOptimizer` with an adaptive compression.
+
+    Raises:
+        InvalidArgumentError: The compression is not adaptive.
+        GradientInFlightError: Gradients have arrived and were not exchanged yet.
+        ExchangeFailedError: Another rank ended the exchange, or died.
+    """
+    attachment = attachment_of(optimizer)
+    exchange = None if attachment is None else attachment.exchange
+    if attachment is not None and exchange is None:
+        return
+    if exchange is None or exchange.tuner is None:
+        raise InvalidArgumentError("replan() needs an adaptive compression, such as LAGS")
+    exchange.replan()

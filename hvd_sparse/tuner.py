@@ -1,0 +1,356 @@
+"""Tunes an adaptive compression: measures, plans, compares, and goes dense where that is faster.
+
+    DENSE      a few steps travel dense, while layers and steps are timed
+    PLANNING   rank 0 makes a plan of everybody's times and tells it to all
+    SPARSE     a few steps follow the plan, while steps are timed
+    JUDGING    rank 0 compares, and tells all which kind goes on
+    SETTLED    until it is time to begin again
+
+All ranks go through the stages at the same steps: a stage lasts a number of steps, whatever a rank
+has seen in them, and what follows from measured times is decided by rank 0.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
+
+from hvd_sparse.buckets import Layer
+from hvd_sparse.compression import Compression
+from hvd_sparse.network import Network
+from hvd_sparse.plan import Plan, plan_for
+from hvd_sparse.plan_numbers import count_numbers, from_numbers, to_numbers
+from hvd_sparse.profile import LayerProfile, Machine, Profile
+from hvd_sparse.step_clock import StepTimes
+
+# Steps of a kind before the timed ones: caches, connections and thresholds settle.
+SKIPPED_STEPS = 2
+TIMED_STEPS = 5
+# Sparse steps must be faster by that much, or gradients travel dense.
+MARGIN = 0.05
+# Fraction of the time that comparing may cost, and the fewest steps between two comparisons.
+COMPARISON_SHARE = 0.01
+LEAST_SETTLED_STEPS = 1000
+
+# A decision is known at the end of the second step after the last timed one.
+_DECISION_STEPS = 2
+
+Rows: TypeAlias = list[list[float]]
+
+_log = logging.getLogger("hvd_sparse")
+
+
+class Stage(enum.Enum):
+    """What happens in the next step."""
+
+    DENSE = "timing dense steps"
+    PLANNING = "making a plan"
+    SPARSE = "timing sparse steps"
+    JUDGING = "comparing"
+    SETTLED = "settled"
+
+
+class Channel(Protocol):
+    """How the ranks tell each other numbers: sent in one step, taken up in the next."""
+
+    def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
+        """Every rank's numbers to all."""
+
+    def broadcast(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        """Rank 0's numbers to all, who give as many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What has been found out so far; the same on all ranks.
+
+    Attributes:
+        network: Between the ranks.
+        machine: The ranks' own work.
+        stage: What happens in the next step.
+        profile: What the plan was made from; None before the first plan.
+        plan: What sparse steps follow; None before the first plan.
+        dense_seconds: A measured dense step, or NaN.
+        sparse_seconds: A measured sparse step, or NaN where the model already ruled it out.
+        sparse: Whether gradients travel sparse in the next step.
+        settled_steps: Until all is measured anew, once settled.
+    """
+
+    network: Network
+    machine: Machine
+    stage: Stage = Stage.DENSE
+    profile: Profile | None = None
+    plan: Plan | None = None
+    dense_seconds: float = math.nan
+    sparse_seconds: float = math.nan
+    sparse: bool = False
+    settled_steps: int = 0
+
+
+class Tuner:
+    """Decides how the gradients of the next step travel.
+
+    Args:
+        layers: Those that can travel sparse.
+        compression: An adaptive one.
+        network: As measured; the same on all ranks.
+        machine: As measured; the same on all ranks.
+        channel: Between the ranks.
+        rank: This one; rank 0 decides.
+
+    Attributes:
+        tuning: What has been found out so far.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        compression: Compression,
+        *,
+        network: Network,
+        machine: Machine,
+        channel: Channel,
+        rank: int,
+    ) -> None:
+        self.tuning = Tuning(network=network, machine=machine)
+        self._layers = tuple(layers)
+        self._compression = compression
+        self._channel = channel
+        self._leads = rank == 0
+        self._times: list[StepTimes] = []
+        self._steps = 0  # of this stage
+        self._decision: _Decision | None = None
+        self._said: bool | None = None
+
+    def restart(self, network: Network) -> None:
+        """Begins again, on a network that was measured anew; between two steps, on all ranks."""
+        if self._decision is not None:
+            self._decision.close()
+        self._decision = None
+        self._enter(Stage.DENSE, network=network, sparse=False)
+
+    def end_step(self, times: StepTimes | None) -> Tuning | None:
+        """Counts a step, on all ranks alike.
+
+        Args:
+            times: Of the step, if this rank knows them.
+
+        Returns:
+            What holds from the next step on, where `sparse` or `plan` has changed; else None.
+        """
+        before = self.tuning
+        self._steps += 1
+        if times is not None and self._steps > SKIPPED_STEPS:
+            self._times.append(times)
+        if self._decision is not None:
+            self._decision.end_step()
+        else:
+            self._advance()
+        changed = self.tuning.sparse != before.sparse or self.tuning.plan is not before.plan
+        return self.tuning if changed else None
+
+    def _advance(self) -> None:
+        stage, timed = self.tuning.stage, self._steps >= SKIPPED_STEPS + TIMED_STEPS
+        if stage is Stage.SETTLED and self._steps >= self.tuning.settled_steps:
+            self._enter(Stage.DENSE, sparse=False)
+        elif stage is Stage.DENSE and timed:
+            measured = measured_times(self._times, len(self._layers))
+            self._enter(Stage.PLANNING)
+            length = count_numbers(self._layers)
+            self._decide(measured, self._make_plan, length, self._take_up_plan)
+        elif stage is Stage.SPARSE and timed:
+            step = median_or_nan([times.step for times in self._times])
+            self._enter(Stage.JUDGING)
+            self._decide([step], _slowest, 1, self._take_up_verdict)
+
+    def _enter(self, stage: Stage, **changes: Any) -> None:
+        self.tuning = replace(self.tuning, stage=stage, **changes)
+        self._steps = 0
+        self._times.clear()
+
+    def _decide(
+        self,
+        measured: Sequence[float],
+        decide: Callable[[Rows], list[float]],
+        length: int,
+        take_up: Callable[[Rows, list[float]], None],
+    ) -> None:
+        def done(rows: Rows, numbers: list[float]) -> None:
+            self._decision = None
+            take_up(rows, numbers)
+
+        self._decision = _Decision(
+            self._channel,
+            measured,
+            decide=decide if self._leads else lambda _: [math.nan] * length,
+            done=done,
+        )
+
+    def _profile(self, rows: Rows) -> Profile:
+        return profile_of(
+            rows, self._layers, network=self.tuning.network, machine=self.tuning.machine
+        )
+
+    def _make_plan(self, rows: Rows) -> list[float]:
+        profile = self._profile(rows)
+        return to_numbers(plan_for(profile, self._compression), self._layers)
+
+    def _take_up_plan(self, rows: Rows, numbers: list[float]) -> None:
+        plan = from_numbers(numbers, self._layers)
+        found = {"profile": self._profile(rows), "plan": plan, "dense_seconds": _slowest(rows)[0]}
+        if plan.is_dense:
+            found |= {"sparse_seconds": math.nan, "settled_steps": self._settled_steps(math.nan)}
+            self._enter(Stage.SETTLED, sparse=False, **found)
+            self._say()
+        else:
+            self._enter(Stage.SPARSE, sparse=True, **found)
+
+    def _take_up_verdict(self, _: Rows, numbers: list[float]) -> None:
+        (seconds,) = numbers
+        # Not a number, where no rank could time its steps, compares as not faster.
+        faster = seconds < (1 - MARGIN) * self.tuning.dense_seconds
+        self._enter(
+            Stage.SETTLED,
+            sparse=faster,
+            sparse_seconds=seconds,
+            settled_steps=self._settled_steps(seconds),
+        )
+        self._say()
+
+    def _settled_steps(self, sparse_seconds: float) -> int:
+        """So many that comparing again costs a hundredth of the time."""
+        if self._compression.replan_every is not None:
+            return self._compression.replan_every
+        dense_seconds = self.tuning.dense_seconds
+        slow, fast = max(dense_seconds, sparse_seconds), min(dense_seconds, sparse_seconds)
+        if not 0 < fast < math.inf or not slow < math.inf:
+            return LEAST_SETTLED_STEPS
+        compared = SKIPPED_STEPS + TIMED_STEPS + _DECISION_STEPS
+        return max(LEAST_SETTLED_STEPS, round(compared * (slow / fast - 1) / COMPARISON_SHARE))
+
+    def _say(self) -> None:
+        """Tells the user, once, and again when it changes."""
+        if self._leads and self.tuning.sparse is not self._said:
+            _log.log(*verdict(self.tuning))
+        self._said = self.tuning.sparse
+
+
+class _Decision:
+    """Numbers of all ranks go to all, rank 0 decides, and tells all: in two steps."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        measured: Sequence[float],
+        *,
+        decide: Callable[[Rows], list[float]],
+        done: Callable[[Rows, list[float]], None],
+    ) -> None:
+        self._channel = channel
+        self._decide = decide
+        self._done = done
+        self._gathered = channel.gather(measured)
+        self._rows: Rows | None = None
+        self._told: Callable[[], list[float]] | None = None
+
+    def end_step(self) -> None:
+        if self._told is None:
+            self._rows = self._gathered()
+            self._told = self._channel.broadcast(self._decide(self._rows))
+        else:
+            assert self._rows is not None
+            self._done(self._rows, self._told())
+
+    def close(self) -> None:
+        """Waits for what is on its way."""
+        if self._told is None:
+            self._gathered()
+        else:
+            self._told()
+
+
+def measured_times(times: Sequence[StepTimes], layers: int) -> list[float]:
+    """A rank's medians: of the step, of forward, and of when each layer was ready."""
+    return [
+        median_or_nan([step.step for step in times]),
+        median_or_nan([step.forward for step in times]),
+        *(median_or_nan([step.ready[layer] for step in times]) for layer in range(layers)),
+    ]
+
+
+def median_or_nan(numbers: Sequence[float]) -> float:
+    """Of those that are numbers."""
+    known = [number for number in numbers if not math.isnan(number)]
+    return statistics.median(known) if known else math.nan
+
+
+def profile_of(
+    rows: Rows, layers: Sequence[Layer], *, network: Network, machine: Machine
+) -> Profile:
+    """What the ranks measured, as one profile: the slowest rank's time of everything.
+
+    Args:
+        rows: Of each rank, `measured_times`.
+        layers: In the order of these times.
+        network: Between the ranks.
+        machine: Of the ranks.
+
+    Returns:
+        With the layers in the order in which rank 0's gradients became ready; those of which none
+        ever came stand last, and take no time.
+    """
+    ready = [row[2:] for row in rows]
+    lead = [math.inf if math.isnan(seconds) else seconds for seconds in ready[0]]
+    order = sorted(range(len(layers)), key=lambda place: lead[place])
+    profiles, before = [], [0.0] * len(rows)
+    for place in order:
+        longest = 0.0
+        for rank, seconds in enumerate(ready):
+            if not math.isnan(seconds[place]):
+                longest = max(longest, seconds[place] - before[rank])
+                before[rank] = max(before[rank], seconds[place])
+        layer = layers[place]
+        profiles.append(LayerProfile(name=layer.name, numel=layer.numel, backward=longest))
+    forward = _largest([row[1] for row in rows])
+    return Profile(
+        layers=tuple(profiles),
+        forward=0.0 if math.isnan(forward) else forward,
+        network=network,
+        machine=machine,
+    )
+
+
+def verdict(tuning: Tuning) -> tuple[int, str]:
+    """Log level and text: how gradients travel from now on, and why, with the numbers."""
+    plan = tuning.plan
+    assert plan is not None
+    predicted = f"predicted {_ms(plan.step)} sparse, {_ms(plan.dense_step)} dense"
+    measured = f"{_ms(tuning.dense_seconds)} dense"
+    if not math.isnan(tuning.sparse_seconds):
+        measured = f"{_ms(tuning.sparse_seconds)} sparse, {measured}"
+    if tuning.sparse:
+        return logging.INFO, f"gradients travel sparse: a step takes {measured} ({predicted})"
+    return logging.WARNING, (
+        f"gradients travel dense, because that is faster here: a step takes {measured} "
+        f"({predicted}). Compression helps on slower networks or with larger models; "
+        "adaptive=False sends sparse gradients all the same"
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def _slowest(rows: Rows) -> list[float]:
+    """The largest first number of any rank."""
+    return [_largest([row[0] for row in rows])]
+
+
+def _largest(numbers: Sequence[float]) -> float:
+    known = [number for number in numbers if not math.isnan(number)]
+    return max(known, default=math.nan)

@@ -1,0 +1,86 @@
+"""What a plan is made from: fitted lines, and times of this machine."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_sparse import _core
+from hvd_sparse.exchange import Exchange
+from hvd_sparse.measure import fit_link, measure_machine, measure_network
+from hvd_sparse.sparsifiers import as_sparsifier
+from hvd_sparse.world import World
+
+SIZES = (1 << 10, 32 << 10, 512 << 10)
+
+
+@given(st.floats(1e-7, 1e-1), st.floats(1e-11, 1e-6))
+def test_a_straight_line_is_found(alpha, beta):
+    link = fit_link({size: alpha + beta * size for size in SIZES})
+    for size in SIZES:
+        assert link.seconds(size) == pytest.approx(alpha + beta * size, rel=1e-6)
+
+
+def test_short_messages_count_as_much_as_long_ones():
+    noisy = {1 << 10: 1.1e-4, 32 << 10: 4.2e-4, 512 << 10: 5.4e-3}
+    link = fit_link(noisy)
+    for size, seconds in noisy.items():
+        assert link.seconds(size) == pytest.approx(seconds, rel=0.15)
+
+
+@pytest.mark.parametrize("seconds", [(3e-4, 2e-4, 1e-4), (1e-6, 1e-3, 1e-2), (0.1, 0.1, 0.1)])
+def test_a_line_is_never_negative(seconds):
+    link = fit_link(dict(zip(SIZES, seconds, strict=True)))
+    assert link.alpha >= 0
+    assert link.beta >= 0
+    assert link.alpha + link.beta > 0
+
+
+@pytest.mark.parametrize("sparsifier", ["gaussian", "top_k"])
+def test_every_time_of_a_machine_is_a_time(sparsifier):
+    machine = measure_machine(as_sparsifier(sparsifier))
+    assert 1e-12 < machine.select_seconds_per_entry < 1e-6
+    assert 0 < machine.select_overhead < 1e-2
+    assert 1e-11 < machine.merge_seconds_per_entry < 1e-6
+    assert 1e-12 < machine.code_seconds_per_entry < 1e-6
+    assert 1e-12 < machine.scatter_seconds_per_entry < 1e-6
+
+
+@pytest.mark.parametrize(("size", "distances"), [(2, [1]), (3, [1, 2]), (4, [1, 2]), (5, [1, 2, 4])])
+def test_every_distance_of_a_network_is_measured_alike_on_all_ranks(size, distances):
+    loopback = _core.LoopbackWorld(size)
+    with ThreadPoolExecutor(size) as threads:
+        together = _Together(size)
+
+        def one(rank):
+            exchange = Exchange.over_loopback(loopback, rank)
+            world = World(rank, size)
+            object.__setattr__(world, "allgather_object", lambda thing: together(rank, thing))
+            return measure_network(exchange, world, lambda nbytes: 1e-4 + 1e-9 * nbytes)
+
+        networks = list(threads.map(one, range(size)))
+    assert all(network == networks[0] for network in networks)
+    assert [distance for distance, _ in networks[0].links] == distances
+    assert networks[0].dense.alpha == pytest.approx(1e-4)
+    assert networks[0].dense.beta == pytest.approx(1e-9)
+    assert networks[0].local is None
+
+
+class _Together:
+    """Gathers things of threads."""
+
+    def __init__(self, size):
+        import threading
+
+        self._barrier = threading.Barrier(size)
+        self._things = [None] * size
+
+    def __call__(self, rank, thing):
+        self._things[rank] = thing
+        self._barrier.wait(30)
+        everything = list(self._things)
+        self._barrier.wait(30)
+        return everything

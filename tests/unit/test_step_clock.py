@@ -1,0 +1,59 @@
+"""Steps are timed without what the exchange does in backward's way."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hvd_sparse import step_clock
+from hvd_sparse.buckets import Layer
+from hvd_sparse.step_clock import StepClock
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock whose time a test sets: (clock, set)."""
+    now = [0.0]
+    monkeypatch.setattr(step_clock.time, "perf_counter", lambda: now[0])
+
+    def at(seconds):
+        now[0] = seconds
+
+    return StepClock([Layer("a", 1), Layer("b", 1)]), at
+
+
+def test_the_first_step_has_no_begin(clock):
+    timed, _ = clock
+    assert timed.end_step() is None
+    assert timed.end_step() is not None
+
+
+def test_hooks_are_left_out(clock):
+    timed, at = clock
+    at(10.0)
+    timed.end_step()
+    at(12.0)
+    with timed.arrival("other"):
+        at(12.5)
+    at(13.0)
+    with timed.arrival("b"):
+        at(15.0)
+    at(16.0)
+    with timed.arrival("a"):
+        at(16.25)
+    at(20.0)
+    times = timed.end_step()
+    assert times.step == 10.0
+    assert times.forward == 2.0
+    assert times.ready == (1.5, 0.5)
+
+
+def test_a_layer_without_gradient_is_not_a_number(clock):
+    timed, _ = clock
+    timed.end_step()
+    with timed.arrival("b"):
+        pass
+    a, b = timed.end_step().ready
+    assert math.isnan(a)
+    assert b == 0.0

@@ -1,0 +1,247 @@
+"""Tuning, with ranks that are objects and times that a test invents."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+
+from hvd_sparse import tuner as tuning
+from hvd_sparse.buckets import Layer
+from hvd_sparse.compression import LAGS
+from hvd_sparse.network import Link, Network
+from hvd_sparse.plan import BucketPlan, Plan
+from hvd_sparse.plan_numbers import count_numbers, from_numbers, to_numbers
+from hvd_sparse.profile import Machine
+from hvd_sparse.step_clock import StepTimes
+from hvd_sparse.tuner import Stage, Tuner
+
+LAYERS = (Layer("head", 1000), Layer("body", 50_000), Layer("stem", 3000))
+MACHINE = Machine(
+    select_seconds_per_entry=1e-9,
+    select_overhead=1e-5,
+    merge_seconds_per_entry=1e-9,
+    code_seconds_per_entry=1e-9,
+)
+SPARSE = Plan(
+    buckets=(
+        BucketPlan(layers=("head",), densities=(0.25,), collective="dense", wire="plain"),
+        BucketPlan(
+            layers=("stem", "body"), densities=(0.1, 1 / 3), collective="gtopk", wire="packed"
+        ),
+    ),
+    step=0.5,
+    dense_step=1.0,
+    compute=0.25,
+)
+DENSE = Plan(
+    buckets=(
+        BucketPlan(
+            layers=("head", "stem", "body"), densities=(1.0,) * 3, collective="dense", wire="plain"
+        ),
+    ),
+    step=1.0,
+    dense_step=1.0,
+    compute=0.25,
+)
+
+
+class World:
+    """Ranks whose messages arrive one step later, as they do between processes."""
+
+    def __init__(self, size):
+        self.size = size
+        self.sent = {}
+        self.counts = [0] * size
+
+    def channel(self, rank):
+        world = self
+
+        class Channel:
+            def gather(self, numbers):
+                return world.send(rank, list(numbers), lambda rows: rows)
+
+            def broadcast(self, numbers):
+                return world.send(rank, list(numbers), lambda rows: rows[0])
+
+        return Channel()
+
+    def send(self, rank, numbers, result):
+        key = self.counts[rank]
+        self.counts[rank] += 1
+        self.sent.setdefault(key, {})[rank] = numbers
+
+        def arrived():
+            rows = self.sent[key]
+            assert len(rows) == self.size, "not all ranks have sent"
+            assert len({len(row) for row in rows.values()}) == 1
+            return result([rows[rank] for rank in range(self.size)])
+
+        return arrived
+
+
+def tuners(size=3, compression=None):
+    world = World(size)
+    link = Link(alpha=1e-4, beta=1e-8)
+    network = Network(size=size, links=((1, link), (2, link)), dense=link)
+    return [
+        Tuner(
+            LAYERS,
+            compression or LAGS(),
+            network=network,
+            machine=MACHINE,
+            channel=world.channel(rank),
+            rank=rank,
+        )
+        for rank in range(size)
+    ]
+
+
+def times(seconds, *, ready=(0.0, 0.3, 0.1)):
+    return StepTimes(step=seconds, forward=seconds / 4, ready=ready)
+
+
+def run(ranks, steps, seconds):
+    """Steps of all ranks; `seconds(sparse)` tells how long one takes. Returns what changed."""
+    changes = []
+    for step in range(steps):
+        changed = [one.end_step(times(seconds(one.tuning.sparse))) for one in ranks]
+        assert len({one.tuning.stage for one in ranks}) == 1
+        assert len({one.tuning.sparse for one in ranks}) == 1
+        if changed[0] is not None:
+            changes.append((step, changed[0].stage, changed[0].sparse))
+        assert all((change is None) == (changed[0] is None) for change in changed)
+    return changes
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Makes the model choose a plan."""
+
+    def choose(plan):
+        monkeypatch.setattr(tuning, "plan_for", lambda profile, compression: plan)
+
+    return choose
+
+
+def test_it_goes_sparse_where_that_is_faster(planned, caplog):
+    planned(SPARSE)
+    ranks = tuners()
+    with caplog.at_level(logging.INFO, logger="hvd_sparse"):
+        changes = run(ranks, 40, lambda sparse: 0.5 if sparse else 1.0)
+    assert [(stage, sparse) for _, stage, sparse in changes] == [(Stage.SPARSE, True)]
+    assert ranks[1].tuning.stage is Stage.SETTLED
+    assert ranks[1].tuning.plan == SPARSE
+    assert ranks[2].tuning.sparse_seconds == 0.5
+    assert ranks[2].tuning.dense_seconds == 1.0
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+@pytest.mark.parametrize("sparse_seconds", [1.0, 0.96, 3.0])
+def test_it_goes_dense_and_says_so_where_sparse_does_not_win_by_a_margin(
+    planned, caplog, sparse_seconds
+):
+    planned(SPARSE)
+    ranks = tuners()
+    changes = run(ranks, 40, lambda sparse: sparse_seconds if sparse else 1.0)
+    assert [sparse for _, _, sparse in changes] == [True, False]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "gradients travel dense" in record.message
+    assert f"{1e3 * sparse_seconds:.3g} ms sparse, 1e+03 ms dense" in record.message
+
+
+def test_a_plan_that_is_all_dense_is_not_tried(planned, caplog):
+    planned(DENSE)
+    ranks = tuners()
+    assert [sparse for *_, sparse in run(ranks, 40, lambda _: 1.0)] == [False]
+    assert ranks[0].tuning.stage is Stage.SETTLED
+    assert math.isnan(ranks[0].tuning.sparse_seconds)
+    assert len(caplog.records) == 1
+
+
+def test_it_begins_again_in_time(planned, caplog):
+    planned(SPARSE)
+    ranks = tuners(compression=LAGS(replan_every=100))
+    seconds = {True: 0.5, False: 1.0}
+    run(ranks, 30, seconds.__getitem__)
+    assert ranks[0].tuning.stage is Stage.SETTLED
+    seconds[True] = 2.0
+    changes = run(ranks, 120, seconds.__getitem__)
+    assert [sparse for *_, sparse in changes] == [False, True, False]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.parametrize(("fast", "expected"), [(0.9, 1000), (0.125, 6300)])
+def test_comparing_costs_a_hundredth_of_the_time(planned, fast, expected):
+    planned(SPARSE)
+    ranks = tuners()
+    run(ranks, 30, lambda sparse: fast if sparse else 1.0)
+    assert ranks[0].tuning.settled_steps == expected
+
+
+def test_the_slowest_rank_counts(planned):
+    planned(SPARSE)
+    ranks = tuners()
+    for _ in range(30):
+        for rank, one in enumerate(ranks):
+            slow = 1.2 if rank == 1 and one.tuning.sparse else 1.0
+            one.end_step(times(slow))
+    assert not ranks[0].tuning.sparse
+    assert ranks[0].tuning.sparse_seconds == 1.2
+
+
+def test_ranks_that_saw_nothing_go_dense_together(planned):
+    planned(SPARSE)
+    ranks = tuners()
+    for _ in range(30):
+        for one in ranks:
+            one.end_step(None)
+    assert {one.tuning.stage for one in ranks} == {Stage.SETTLED}
+    assert not any(one.tuning.sparse for one in ranks)
+
+
+def test_a_restart_in_every_stage_keeps_the_ranks_together(planned):
+    planned(SPARSE)
+    ranks = tuners()
+    for stop in range(1, 25):
+        run(ranks, stop, lambda sparse: 0.5 if sparse else 1.0)
+        for one in ranks:
+            one.restart(one.tuning.network)
+        assert {one.tuning.stage for one in ranks} == {Stage.DENSE}
+    run(ranks, 40, lambda sparse: 0.5 if sparse else 1.0)
+    assert all(one.tuning.sparse for one in ranks)
+
+
+def test_a_profile_has_rank_0s_order_and_the_slowest_times():
+    nan = math.nan
+    rows = [
+        [1.0, 0.25, 0.0, 0.5, 0.125],
+        [1.0, 0.5, 0.0, 0.25, 0.375],
+        [1.0, nan, nan, nan, nan],
+    ]
+    profile = tuning.profile_of(
+        rows, LAYERS, network=tuners()[0].tuning.network, machine=MACHINE
+    )
+    assert [layer.name for layer in profile.layers] == ["head", "stem", "body"]
+    assert [layer.backward for layer in profile.layers] == [0.0, 0.375, 0.375]
+    assert profile.forward == 0.5
+
+
+def test_layers_without_gradients_come_last():
+    nan = math.nan
+    rows = [[1.0, 0.25, nan, 0.0, 0.5]]
+    profile = tuning.profile_of(
+        rows, LAYERS, network=tuners()[0].tuning.network, machine=MACHINE
+    )
+    assert [layer.name for layer in profile.layers] == ["body", "stem", "head"]
+    assert [layer.backward for layer in profile.layers] == [0.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("plan", [SPARSE, DENSE])
+def test_a_plan_survives_as_numbers(plan):
+    numbers = to_numbers(plan, LAYERS)
+    assert len(numbers) == count_numbers(LAYERS)
+    assert all(type(number) is float for number in numbers)
+    assert from_numbers(numbers, LAYERS) == plan
