@@ -94,6 +94,7 @@ class Exchange:
         sparsifier: str,
         sparsifier_options: Mapping[str, float],
         collective: str,
+        slack: float,
     ) -> int: ...
     def clear_buckets(self) -> None: ...
     def start(

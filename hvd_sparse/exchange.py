@@ -147,6 +147,7 @@ class Exchange:
         capacity_ks: Sequence[int],
         sparsifier: Sparsifier,
         collective: str,
+        slack: float = 1.0,
     ) -> int:
         """Adds a bucket; in the same order on every rank.
 
@@ -157,6 +158,8 @@ class Exchange:
             capacity_ks: Largest k of each segment in any step; bounds memory and messages.
             sparsifier: Who chooses the entries.
             collective: Name of the collective.
+            slack: Of "gtopk", at least 1: its merges before the last keep slack * k entries. The
+                same on every rank; other collectives keep everything, or what is exact.
 
         Returns:
             The bucket's number, for `start`.
@@ -172,6 +175,7 @@ class Exchange:
             sparsifier=sparsifier.name,
             sparsifier_options=sparsifier.options,
             collective=collective,
+            slack=slack,
         )
         self._names[bucket] = name
         return bucket

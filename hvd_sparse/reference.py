@@ -6,6 +6,7 @@ here: what a rank would send is an element of a list.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -97,7 +98,7 @@ def allgather(blocks: Sequence[Block]) -> Reduced:
     return Reduced(total, [block.indices for block in blocks])
 
 
-def gtopk(blocks: Sequence[Block], k: int) -> Reduced:
+def gtopk(blocks: Sequence[Block], k: int, slack: float = 1.0) -> Reduced:
     """gTop-k over any number of ranks: recursive doubling with a bounded merge.
 
     The largest power of two of ranks form the core. A rank beyond it is the guest of the core rank
@@ -106,7 +107,8 @@ def gtopk(blocks: Sequence[Block], k: int) -> Reduced:
 
     Args:
         blocks: The selected block of each rank; what exceeds `k` entries is not sent.
-        k: Entries kept by every merge.
+        k: Entries kept by the last merge.
+        slack: The merges before it keep this times as many, rounded up.
 
     Reference:
         Shi et al., "A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for
@@ -114,16 +116,18 @@ def gtopk(blocks: Sequence[Block], k: int) -> Reduced:
     """
     size = len(blocks)
     core = 1 << (size.bit_length() - 1)
+    kept = math.ceil(slack * k)
     sent = [keep_top_k(block, k) for block in blocks]
 
     running = sent[:core]
     for guest in range(core, size):
-        running[guest - core] = top_k_merge(running[guest - core], sent[guest], k)
+        running[guest - core] = top_k_merge(running[guest - core], sent[guest], kept)
     survived = [block.indices for block in running]
 
     distance = 1
     while distance < core:
-        running = [top_k_merge(running[r], running[r ^ distance], k) for r in range(core)]
+        keep = k if 2 * distance == core else kept
+        running = [top_k_merge(running[r], running[r ^ distance], keep) for r in range(core)]
         survived = [np.intersect1d(survived[r], running[r].indices) for r in range(core)]
         distance *= 2
 

@@ -55,6 +55,7 @@ class Rank:
     density: float
     sparsifier: str
     collective: str
+    slack: float = 1.0
 
     def __post_init__(self) -> None:
         """Adds the bucket."""
@@ -69,6 +70,7 @@ class Rank:
             capacity_ks=self.ks,
             sparsifier=EVERY_SPARSIFIER[self.sparsifier],
             collective=self.collective,
+            slack=self.slack,
         )
 
     def step(self, gradient: np.ndarray, *, output_scale: float = 1.0) -> Step:

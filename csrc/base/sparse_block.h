@@ -25,7 +25,8 @@ struct BlockHeader {
   std::uint32_t bucket = 0;         ///< which bucket this is, counted from 0
   std::int32_t bad_rank = kNoRank;  ///< lowest rank whose gradient is not finite, or kNoRank
   std::uint64_t step = 0;           ///< how often the bucket was exchanged before
-  std::uint64_t asked = 0;          ///< entries that the rank was asked for
+  std::uint32_t asked = 0;          ///< entries that the rank was asked for
+  std::uint32_t kept = 0;           ///< entries that a round of its collective keeps, where it cuts
 };
 static_assert(sizeof(BlockHeader) == 32);
 

@@ -284,15 +284,16 @@ void BindExchange(py::module_& m) {
           "add_bucket",
           [](Exchange& self, std::string name, std::vector<std::int64_t> gradient_numels,
              std::vector<std::int64_t> segment_numels, std::vector<std::int64_t> max_ks,
-             std::string sparsifier, SparsifierOptions sparsifier_options, std::string collective) {
+             std::string sparsifier, SparsifierOptions sparsifier_options, std::string collective,
+             double slack) {
             return self.AddBucket({std::move(name), std::move(gradient_numels),
                                    std::move(segment_numels), std::move(max_ks),
                                    std::move(sparsifier), std::move(sparsifier_options),
-                                   std::move(collective)});
+                                   std::move(collective), CollectiveOptions{slack}});
           },
           py::arg("name"), py::kw_only(), py::arg("gradient_numels"), py::arg("segment_numels"),
           py::arg("max_ks"), py::arg("sparsifier"), py::arg("sparsifier_options"),
-          py::arg("collective"))
+          py::arg("collective"), py::arg("slack"))
       .def("clear_buckets", &Exchange::ClearBuckets)
       .def("start", &Start, py::arg("bucket"), py::arg("gradients"), py::kw_only(),
            py::arg("residual"), py::arg("states"), py::arg("ks"), py::arg("decays"),

@@ -38,9 +38,8 @@ void CollectiveContext::Swap(SparseBlock* own, SparseBlock* theirs, std::int64_t
   Agree(own, *theirs, peer);
 }
 
-void CollectiveContext::Agree(SparseBlock* own, const SparseBlock& theirs, int peer) const {
-  BlockHeader& mine = own->header();
-  const BlockHeader& other = theirs.header();
+void CollectiveContext::Agree(BlockHeader* own, const BlockHeader& other, int peer) const {
+  BlockHeader& mine = *own;
   if (mine.bucket != other.bucket || mine.step != other.step) {
     Throw(ErrorKind::kExchangeFailed, "the ranks disagree: rank ", comm.Rank(),
           " exchanges bucket ", mine.bucket, " of step ", mine.step, " (", what, "), rank ", peer,
@@ -49,6 +48,11 @@ void CollectiveContext::Agree(SparseBlock* own, const SparseBlock& theirs, int p
   if (mine.asked != other.asked) {
     Throw(ErrorKind::kExchangeFailed, "the ranks disagree: in ", what, " rank ", comm.Rank(),
           " was asked for ", mine.asked, " entries, rank ", peer, " for ", other.asked);
+  }
+  if (mine.kept != other.kept) {
+    Throw(ErrorKind::kExchangeFailed, "the ranks disagree: in ", what, " rank ", comm.Rank(),
+          " keeps ", mine.kept, " entries in a round, rank ", peer, " keeps ", other.kept,
+          ": do all ranks use the same slack?");
   }
   mine.bad_rank = std::min(mine.bad_rank, other.bad_rank);
 }
@@ -72,8 +76,8 @@ const SparseBlock& CollectiveContext::SumInRankOrder(std::vector<SparseBlock>* b
   return (*blocks)[0];
 }
 
-void CollectiveContext::KeepTopK(SparseBlock* block) const {
-  block->Finish(kernels.KeepTopK(k, 0, block->count(), block));
+void CollectiveContext::KeepTopK(SparseBlock* block, std::int64_t count) const {
+  block->Finish(kernels.KeepTopK(count, 0, block->count(), block));
 }
 
 void MarkSurvived(SparseBlock* block) {

@@ -7,6 +7,10 @@
 /// Use it where latency and bytes both count: many ranks, small density. The result is not always
 /// the exact top-k of the sum: an entry that a merge drops may have grown in a later one.
 ///
+/// With `slack` s the merges before the last keep ceil(s k) entries, and the last one k. What is
+/// sent after the first round is s times as long, and the result nearer to the exact top-k. s = 1
+/// is the paper.
+///
 /// What a merge drops must stay in somebody's residual. Every entry of a rank's running block
 /// therefore carries the survived bit: is this rank's own value part of it? It is set when the cube
 /// starts, so that a host answers for its guest too; an entry that came from a partner alone has
@@ -16,11 +20,24 @@
 /// Bandwidth Networks", ICDCS 2019, https://arxiv.org/abs/1901.04359; recursive doubling instead of
 /// its tree and broadcast, any P, and the survived bits are ours.
 
+#include <algorithm>
+#include <cmath>
+
 #include "csrc/base/error.h"
 #include "csrc/collectives/collectives.h"
 #include "csrc/collectives/topology.h"
 
 namespace hvd_sparse {
+namespace {
+
+/// What the merges before the last one keep: ceil(slack k), but no more than there is.
+std::int64_t KeptBeforeTheLast(const CollectiveContext& ctx) {
+  const double kept = std::ceil(ctx.options.slack * static_cast<double>(ctx.k));
+  if (kept >= static_cast<double>(ctx.numel)) return std::max(ctx.k, ctx.numel);
+  return static_cast<std::int64_t>(kept);
+}
+
+}  // namespace
 
 void GTopK::Trim(std::int64_t k, Span<float> residual, const Kernels& kernels,
                  SparseBlock* selected) const {
@@ -30,6 +47,8 @@ void GTopK::Trim(std::int64_t k, Span<float> residual, const Kernels& kernels,
 void GTopK::Run(SparseBlock* block, CollectiveContext& ctx) const {
   const FoldedCube cube{ctx.comm.Rank(), ctx.comm.Size()};
   SparseBlock& theirs = ctx.scratch.theirs;
+  const std::int64_t kept = KeptBeforeTheLast(ctx), room = std::max(ctx.capacity, kept);
+  block->header().kept = static_cast<std::uint32_t>(kept);
 
   if (cube.IsGuest()) {
     ctx.Send(*block, cube.Host(), "gtopk, to the host");
@@ -41,16 +60,16 @@ void GTopK::Run(SparseBlock* block, CollectiveContext& ctx) const {
   if (cube.HasGuest()) {
     ctx.Receive(block, &theirs, ctx.capacity, cube.Guest(), "gtopk, from the guest");
     ctx.MergeInto(block, theirs);
-    ctx.KeepTopK(block);
+    ctx.KeepTopK(block, kept);
   }
   MarkSurvived(block);
 
   int round = 0;
   for (int distance = 1; distance < cube.Core(); distance *= 2) {
-    ctx.Swap(block, &theirs, ctx.capacity, cube.Partner(distance),
-             Concat("gtopk, round ", ++round));
+    const bool last = 2 * distance == cube.Core();
+    ctx.Swap(block, &theirs, room, cube.Partner(distance), Concat("gtopk, round ", ++round));
     ctx.MergeInto(block, theirs);
-    ctx.KeepTopK(block);
+    ctx.KeepTopK(block, last ? ctx.k : kept);
   }
 
   if (cube.HasGuest()) ctx.Send(*block, cube.Guest(), "gtopk, to the guest");

@@ -23,6 +23,11 @@ struct CollectiveScratch {
   std::vector<SparseBlock> blocks;
 };
 
+/// How a collective does its work; the same on every rank.
+struct CollectiveOptions {
+  double slack = 1;  ///< gtopk keeps slack * k entries in the rounds before the last; at least 1
+};
+
 /// What a collective works with.
 struct CollectiveContext {
   Communicator& comm;
@@ -32,6 +37,7 @@ struct CollectiveContext {
   std::int64_t capacity;  ///< the most entries that any rank's selected block can hold
   std::string what;       ///< the bucket, for warnings and errors
   std::int64_t numel = kMaxBucketNumel;  ///< entries of the bucket
+  CollectiveOptions options = {};
 
   std::int64_t bytes_sent = 0;  ///< by this rank, headers included; counted by Transfer
   std::int64_t bytes_received = 0;
@@ -57,8 +63,11 @@ struct CollectiveContext {
                                             const std::string& round);
 
   /// Throws ExchangeFailed unless `theirs`, received from `peer`, belongs to the same bucket and
-  /// step as `own`. Makes the lowest bad rank known to `own`.
-  void Agree(SparseBlock* own, const SparseBlock& theirs, int peer) const;
+  /// step as `own`, and to a rank of the same options. Makes the lowest bad rank known to `own`.
+  void Agree(BlockHeader* own, const BlockHeader& theirs, int peer) const;
+  void Agree(SparseBlock* own, const SparseBlock& theirs, int peer) const {
+    Agree(&own->header(), theirs.header(), peer);
+  }
 
   /// own = Kernels::Merge(own, theirs); the header stays own's.
   void MergeInto(SparseBlock* own, const SparseBlock& theirs);
@@ -67,8 +76,8 @@ struct CollectiveContext {
   /// rank that does it gets the same bits. Uses up the blocks.
   const SparseBlock& SumInRankOrder(std::vector<SparseBlock>* blocks);
 
-  /// Drops all but the k largest entries of a block.
-  void KeepTopK(SparseBlock* block) const;
+  /// Drops all but the `count` largest entries of a block.
+  void KeepTopK(SparseBlock* block, std::int64_t count) const;
 };
 
 /// Sets the survived bit of every entry.

@@ -31,6 +31,9 @@ Bucket::Bucket(int id, BucketSpec spec)
   for (const std::int64_t numel : spec_.gradient_numels) {
     Require(numel >= 0, "bucket '", spec_.name, "': numel must be >= 0, got ", numel);
   }
+  const double slack = spec_.collective_options.slack;
+  Require(std::isfinite(slack) && slack >= 1, "bucket '", spec_.name,
+          "': slack must be finite and at least 1, got ", slack);
   Require(numel_ <= kMaxBucketNumel, "bucket '", spec_.name, "' must have at most ",
           kMaxBucketNumel, " entries, got ", numel_);
   Require(Sum(spec_.segment_numels) == numel_, "bucket '", spec_.name, "': segments hold ",
@@ -140,7 +143,7 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
   collective_.Trim(stats_.asked, launch_.residual, kernels, &selected_);
   selected_.header().bucket = static_cast<std::uint32_t>(id_);
   selected_.header().step = static_cast<std::uint64_t>(steps_++);
-  selected_.header().asked = static_cast<std::uint64_t>(stats_.asked);
+  selected_.header().asked = static_cast<std::uint32_t>(stats_.asked);
   selected_.header().bad_rank = not_finite > 0 ? rank : kNoRank;
 
   stats_.selected = selected_.count();
@@ -149,8 +152,10 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
 
 void Bucket::Reduce(Communicator& comm, const Kernels& kernels) {
   const auto start = Clock::now();
-  CollectiveContext ctx{
-      comm, kernels, scratch_, stats_.asked, capacity_, "bucket '" + spec_.name + "'", numel_};
+  CollectiveContext ctx{comm,      kernels,
+                        scratch_,  stats_.asked,
+                        capacity_, "bucket '" + spec_.name + "'",
+                        numel_,    spec_.collective_options};
   reduced_.CopyFrom(selected_);
   collective_.Run(&reduced_, ctx);
 

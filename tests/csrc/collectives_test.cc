@@ -106,6 +106,22 @@ TEST(GTopK, SendsEightKBytesARound) {
   }
 }
 
+TEST(GTopK, SendsSlackTimesAsMuchAfterTheFirstRound) {
+  constexpr std::int64_t kK = 10, kKept = 15;
+  for (int size : {2, 4, 8, 16}) {
+    OnRanks(size, [&](Communicator& comm) {
+      SparseBlock block = BlockOf(kK, comm.Rank(), 64, 1.0f);
+      CollectiveScratch scratch;
+      CollectiveContext ctx{comm, CpuKernels(), scratch, kK, kK, "a test", 640, {1.5}};
+      FindCollective("gtopk").Run(&block, ctx);
+      const auto more = static_cast<std::int64_t>(std::log2(size)) - 1;
+      ASSERT_EQ(ctx.bytes_sent,
+                SparseBlock::MessageBytes(kK) + more * SparseBlock::MessageBytes(kKept));
+      ASSERT_EQ(block.count(), kK);
+    });
+  }
+}
+
 TEST(Allgather, SendsEveryBlockToEveryOtherRank) {
   for (int size : {1, 2, 3, 4, 7}) {
     OnRanks(size, [&](Communicator& comm) {

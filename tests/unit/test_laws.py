@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from hvd_sparse import _core, reference
+from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError
 from hvd_sparse.exchange import Exchange
 from tests import laws
 
 EVERY_PAIR = [(s, c) for s in _core.sparsifiers() for c in _core.collectives()]
-RANKS = [1, 2, 3, 4, 5, 7, 8, 9, 16, 17]
+RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17]
 
 
-def run_ranks(size, segments, density, sparsifier, collective, program):
-    """Runs `program(rank)` on `size` threads; returns what they return, by rank."""
+def run_ranks(size, segments, density, sparsifier, collective, program, slack=1.0):
+    """Runs `program(rank)` on `size` threads; returns what they return, by rank.
+
+    `slack` is that of all ranks, or a list with that of each.
+    """
     world = _core.LoopbackWorld(size)
 
     def one(rank):
         exchange = Exchange.over_loopback(world, rank)
         try:
-            me = laws.Rank(exchange, rank, segments, density, sparsifier, collective)
+            own_slack = slack[rank] if isinstance(slack, list) else slack
+            me = laws.Rank(exchange, rank, segments, density, sparsifier, collective, own_slack)
             return program(me)
         finally:
             exchange.close()
@@ -67,7 +73,10 @@ def test_laws_hold_at_64_ranks(sparsifier, collective):
 def test_top_k_through_a_collective_equals_the_reference(size, collective, expected):
     numel, density = 1500, 0.02
     ranks = run_ranks(size, [numel], density, "top_k", collective, lambda me: me.run(5))
-    k = 30
+    check_against_the_reference(ranks, numel, 30, expected)
+
+
+def check_against_the_reference(ranks, numel, k, expected):
     for step in zip(*ranks, strict=True):
         blocks = [reference.top_k(r.gradient + r.residual_before, k) for r in step]
         reduced = expected(blocks, k)
@@ -77,6 +86,43 @@ def test_top_k_through_a_collective_equals_the_reference(size, collective, expec
                 rank.residual_after,
                 reference.settle(rank.gradient + rank.residual_before, delivered),
             )
+
+
+@pytest.mark.parametrize("size", [*RANKS, 33])
+@pytest.mark.parametrize("slack", [1.01, 1.5, 4.0, 1e300])
+def test_gtopk_with_slack_equals_the_reference(size, slack):
+    numel, density, k = 1500, 0.02, 30
+    ranks = run_ranks(size, [numel], density, "top_k", "gtopk", lambda me: me.run(4), slack=slack)
+    laws.check_laws(ranks)
+    in_numpy = min(slack, 50.0)  # 50 k is the bucket
+    check_against_the_reference(
+        ranks, numel, k, lambda blocks, k: reference.gtopk(blocks, k, in_numpy)
+    )
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16, 32])
+def test_gtopk_with_slack_enough_for_all_entries_is_the_exact_top_k_of_the_sum(size):
+    numel, k = 1500, 30
+    ranks = run_ranks(
+        size, [numel], 0.02, "top_k", "gtopk", lambda me: me.run(2), slack=float(size)
+    )
+    for step in zip(*ranks, strict=True):
+        blocks = [reference.top_k(r.gradient + r.residual_before, k) for r in step]
+        exact = reference.keep_top_k(reference.allgather(blocks).block, k)
+        np.testing.assert_array_equal(step[0].total, exact.to_dense(numel))
+
+
+@pytest.mark.parametrize("slack", [0.99, 0.0, -1.0, math.nan, math.inf])
+def test_a_slack_that_keeps_less_than_k_is_refused(slack):
+    with pytest.raises(InvalidArgumentError, match="slack must be finite and at least 1, got"):
+        run_ranks(1, [100], 0.1, "top_k", "gtopk", lambda me: me, slack=slack)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_ranks_with_different_slack_are_told(size):
+    slack = [1.0] * (size - 1) + [2.0]
+    with pytest.raises(ExchangeFailedError, match=r"keeps [12]0 entries in a round, rank"):
+        run_ranks(size, [100], 0.1, "top_k", "gtopk", lambda me: me.run(1), slack=slack)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
