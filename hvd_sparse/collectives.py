@@ -38,6 +38,12 @@ COLLECTIVES = {
             reference="Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k "
             "Sparsification, https://arxiv.org/abs/1901.04359",
         ),
+        Collective(
+            name="recursive_doubling",
+            lossless=True,
+            reference="Renggli et al., SparCML: High-Performance Sparse Communication for Machine "
+            "Learning, https://arxiv.org/abs/1802.08021",
+        ),
     )
 }
 

@@ -135,6 +135,28 @@ def gtopk(blocks: Sequence[Block], k: int, slack: float = 1.0) -> Reduced:
     return Reduced(running[0], delivered)
 
 
+def recursive_doubling(blocks: Sequence[Block]) -> Reduced:
+    """The sum of all blocks, added along a hypercube; everything is delivered.
+
+    Guests join their host as in `gtopk`, and nothing is cut.
+
+    Args:
+        blocks: The selected block of each rank; their sizes may differ.
+
+    Reference:
+        Renggli et al., "SparCML: High-performance sparse communication for machine learning",
+        SC 2019, https://arxiv.org/abs/1802.08021
+    """
+    size = len(blocks)
+    core = 1 << (size.bit_length() - 1)
+    running = list(blocks[:core])
+    for guest in range(core, size):
+        running[guest - core] = merge(running[guest - core], blocks[guest])
+    while len(running) > 1:
+        running = [merge(a, b) for a, b in zip(running[::2], running[1::2], strict=True)]
+    return Reduced(running[0], [block.indices for block in blocks])
+
+
 def settle(residual: ArrayLike, delivered: NDArray[np.int64]) -> NDArray[np.float32]:
     """A copy of the residual from which the delivered entries have left."""
     rest = np.array(residual, dtype=np.float32).ravel()

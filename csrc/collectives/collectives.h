@@ -21,6 +21,12 @@ class GTopK final : public SparseAllreduce {
   void Run(SparseBlock* block, CollectiveContext& ctx) const override;
 };
 
+class RecursiveDoubling final : public SparseAllreduce {
+ public:
+  bool DeliversAll() const override { return true; }
+  void Run(SparseBlock* block, CollectiveContext& ctx) const override;
+};
+
 }  // namespace hvd_sparse
 
 #endif  // HVD_SPARSE_COLLECTIVES_COLLECTIVES_H_

@@ -11,10 +11,12 @@ namespace {
 
 const Allgather kAllgather;
 const GTopK kGTopK;
+const RecursiveDoubling kRecursiveDoubling;
 
-const std::array<std::pair<const char*, const SparseAllreduce*>, 2> kRegistry = {{
+const std::array<std::pair<const char*, const SparseAllreduce*>, 3> kRegistry = {{
     {"allgather", &kAllgather},
     {"gtopk", &kGTopK},
+    {"recursive_doubling", &kRecursiveDoubling},
 }};
 
 }  // namespace

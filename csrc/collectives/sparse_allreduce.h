@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "csrc/base/sparse_block.h"
+#include "csrc/collectives/dense_sum.h"
 #include "csrc/comm/communicator.h"
 #include "csrc/kernels/kernels.h"
 
@@ -21,6 +22,7 @@ struct CollectiveScratch {
   SparseBlock theirs, merged;
   Buffer messages;
   std::vector<SparseBlock> blocks;
+  DenseSum dense, their_dense;  // of recursive doubling
 };
 
 /// How a collective does its work; the same on every rank.

@@ -28,7 +28,7 @@ struct BucketSpec {
   std::string sparsifier;
   SparsifierOptions sparsifier_options;
   std::string collective;
-  CollectiveOptions collective_options;
+  CollectiveOptions collective_options = {};
 };
 
 /// What a step brings. The memory must outlive the step.

@@ -4,42 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <functional>
-#include <memory>
-#include <thread>
+#include <string>
 #include <vector>
 
 #include "csrc/base/error.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/collectives/topology.h"
-#include "csrc/comm/loopback_communicator.h"
+#include "tests/csrc/collective_ranks.h"
 
 namespace hvd_sparse {
 namespace {
-
-void OnRanks(int size, const std::function<void(Communicator&)>& program) {
-  auto world = std::make_shared<LoopbackWorld>(size);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      LoopbackCommunicator comm(world, rank);
-      program(comm);
-    });
-  }
-  for (auto& thread : threads) thread.join();
-}
-
-/// k entries at first, first + stride, ... with values value, value + 1, ...
-SparseBlock BlockOf(std::int64_t k, Index first, Index stride, float value) {
-  SparseBlock block;
-  block.Reset(k);
-  for (std::int64_t i = 0; i < k; ++i) {
-    block.indices()[i] = first + static_cast<Index>(i) * stride;
-    block.values()[i] = value + static_cast<float>(i);
-  }
-  block.Finish(k);
-  return block;
-}
 
 TEST(FoldedCube, EveryGuestHasOneHostInTheCore) {
   for (int size = 1; size <= 64; ++size) {
@@ -182,7 +156,9 @@ TEST(Collectives, NameThoseThatExist) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
-    EXPECT_STREQ(error.what(), "collective must be one of allgather, gtopk; got 'carrier pigeon'");
+    EXPECT_STREQ(
+        error.what(),
+        "collective must be one of allgather, gtopk, recursive_doubling; got 'carrier pigeon'");
   }
 }
 

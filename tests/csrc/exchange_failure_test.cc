@@ -160,8 +160,8 @@ class ExchangeFailure : public testing::TestWithParam<SelectOn> {
 TEST_P(ExchangeFailure, OfAPeerInAnyTransferLosesNothing) {
   for (const std::string& sparsifier : SparsifierNames()) {
     for (const std::string& collective : CollectiveNames()) {
-      // Rank 0 of 3 is a host in gtopk: it hears its guest, swaps, and answers.
-      const int transfers = collective == "gtopk" ? 3 : 2;
+      // Rank 0 of 3 is a host in a cube: it hears its guest, swaps, and answers.
+      const int transfers = collective == "allgather" ? 2 : 3;
       for (int transfer = 0; transfer < transfers; ++transfer) {
         FailBefore(transfer, 2000, sparsifier, collective);
       }

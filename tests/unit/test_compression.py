@@ -86,7 +86,7 @@ def test_any_real_number_in_the_limits_is_a_density(density):
         ),
         ({"sparsifier": "hard_threshold"}, r"needs a threshold: .*HardThreshold\(threshold="),
         ({"sparsifier": 7}, "sparsifier must be one of .*, got 7"),
-        ({"collective": 3}, r"collective must be one of \['allgather', 'gtopk'\], got 3"),
+        ({"collective": 3}, r"collective must be one of \['allgather', 'gtopk', .*\], got 3"),
         ({"min_numel": -1}, r"min_numel must lie in \[0, .*got -1"),
         ({"min_numel": 1.5}, "min_numel must be an integer, got 1.5"),
         ({"bucket_numel": 0}, r"bucket_numel must lie in \[1, 2147483647\], got 0"),

@@ -61,14 +61,15 @@ def test_laws_hold_at_64_ranks(sparsifier, collective):
     laws.check_laws(ranks)
 
 
-@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize("size", [*RANKS, 33])
 @pytest.mark.parametrize(
     ("collective", "expected"),
     [
         ("allgather", lambda blocks, k: reference.allgather(blocks)),
         ("gtopk", reference.gtopk),
+        ("recursive_doubling", lambda blocks, k: reference.recursive_doubling(blocks)),
     ],
-    ids=["allgather", "gtopk"],
+    ids=["allgather", "gtopk", "recursive_doubling"],
 )
 def test_top_k_through_a_collective_equals_the_reference(size, collective, expected):
     numel, density = 1500, 0.02

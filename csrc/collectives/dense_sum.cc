@@ -1,0 +1,81 @@
+#include "csrc/collectives/dense_sum.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "csrc/base/error.h"
+#include "csrc/kernels/clones.h"
+#include "csrc/kernels/half.h"
+
+namespace hvd_sparse {
+namespace {
+
+/// "HVSD" in memory order of a little-endian machine.
+constexpr std::uint32_t kDenseMagic = 0x44535648u;
+
+constexpr float kAbsent = -0.0f;
+
+HVD_SPARSE_CLONES void AddEach(const float* theirs, std::int64_t count, float* own) {
+  for (std::int64_t i = 0; i < count; ++i) own[i] += theirs[i];
+}
+
+}  // namespace
+
+void DenseSum::Reset(std::int64_t numel) {
+  buffer_.Reserve(MessageBytes(numel));
+  numel_ = numel;
+  header() = BlockHeader{};
+  header().magic = kDenseMagic;
+  header().count = static_cast<std::int32_t>(numel);
+}
+
+void DenseSum::Clear() { std::fill_n(values(), numel_, kAbsent); }
+
+void DenseSum::Add(const SparseBlock& block) {
+  const Index* indices = block.indices();
+  for (std::int64_t i = 0; i < block.count(); ++i) {
+    const Index position = Position(indices[i]);
+    if (position >= numel_) {
+      Throw(ErrorKind::kExchangeFailed, "received an entry at position ", position,
+            " of a bucket with ", numel_, " entries");
+    }
+    values()[position] += block.values()[i];
+  }
+}
+
+void DenseSum::Add(const DenseSum& other) { AddEach(other.values(), numel_, values()); }
+
+void DenseSum::ParseInPlace(std::int64_t bytes) {
+  BlockHeader received;
+  const bool whole = bytes == message_bytes();
+  if (whole) std::memcpy(&received, buffer_.data(), sizeof(received));
+  if (!whole || received.magic != kDenseMagic || received.count != numel_) {
+    Throw(ErrorKind::kExchangeFailed, "received ", bytes, " bytes that are no dense sum of ",
+          numel_, " entries: the ranks are out of step, or run different versions");
+  }
+}
+
+void DenseSum::ToBlock(SparseBlock* block) const {
+  const BlockHeader identity = block->header();
+  block->Reset(numel_);
+  Index* indices = block->indices();
+  float* values_out = block->values();
+  const float* sums = values();
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < numel_; ++i) {
+    indices[count] = static_cast<Index>(i);
+    values_out[count] = sums[i];
+    count += FloatBits(sums[i]) != FloatBits(kAbsent);
+  }
+  block->header() = identity;
+  block->Finish(count);
+}
+
+void DenseSum::Identify(const BlockHeader& identity) {
+  const BlockHeader format = header();
+  header() = identity;
+  header().magic = format.magic;
+  header().count = format.count;
+}
+
+}  // namespace hvd_sparse

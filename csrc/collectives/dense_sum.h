@@ -1,0 +1,66 @@
+/// A running sum with a value for every position: what a sum of many blocks becomes.
+///
+/// As a message: header | values[numel]. Positions that no block had hold -0.0, the neutral element
+/// of addition: x + -0.0 has the bits of x for every x, +0.0 and -0.0 included. So a sum has the
+/// same bits whether it was added up in this form or in blocks.
+
+#ifndef HVD_SPARSE_COLLECTIVES_DENSE_SUM_H_
+#define HVD_SPARSE_COLLECTIVES_DENSE_SUM_H_
+
+#include <cstdint>
+
+#include "csrc/base/buffer.h"
+#include "csrc/base/sparse_block.h"
+
+namespace hvd_sparse {
+
+class DenseSum {
+ public:
+  static std::int64_t MessageBytes(std::int64_t numel) {
+    return static_cast<std::int64_t>(sizeof(BlockHeader)) +
+           static_cast<std::int64_t>(sizeof(float)) * numel;
+  }
+
+  /// Makes room for `numel` values; memory only ever grows. The values are undefined.
+  void Reset(std::int64_t numel);
+
+  /// Makes every position absent.
+  void Clear();
+
+  /// Adds a block. Throws ExchangeFailed if a position lies beyond the end.
+  void Add(const SparseBlock& block);
+
+  /// Adds another sum of the same numel. Commutes, bit for bit.
+  void Add(const DenseSum& other);
+
+  /// Takes the message of `bytes` bytes that was received into message(). Throws ExchangeFailed if
+  /// it is no sum of this numel.
+  void ParseInPlace(std::int64_t bytes);
+
+  /// Writes what is there as a block. A sum of -0.0 is left out: adding it changes nothing. The
+  /// block keeps its header.
+  void ToBlock(SparseBlock* block) const;
+
+  /// Identity and bad rank of the sum; its count is the numel.
+  BlockHeader& header() { return *reinterpret_cast<BlockHeader*>(buffer_.data()); }
+  const BlockHeader& header() const {
+    return *reinterpret_cast<const BlockHeader*>(buffer_.data());
+  }
+
+  /// Takes over who sends it, and for what; numel and format stay.
+  void Identify(const BlockHeader& identity);
+
+  std::uint8_t* message() { return buffer_.data(); }
+  std::int64_t message_bytes() const { return MessageBytes(numel_); }
+
+ private:
+  float* values() { return reinterpret_cast<float*>(buffer_.data() + sizeof(BlockHeader)); }
+  const float* values() const { return const_cast<DenseSum*>(this)->values(); }
+
+  Buffer buffer_;
+  std::int64_t numel_ = 0;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_COLLECTIVES_DENSE_SUM_H_

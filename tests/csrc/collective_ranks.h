@@ -1,0 +1,43 @@
+/// Collectives on ranks that are threads.
+
+#ifndef HVD_SPARSE_TESTS_CSRC_COLLECTIVE_RANKS_H_
+#define HVD_SPARSE_TESTS_CSRC_COLLECTIVE_RANKS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/sparse_block.h"
+#include "csrc/comm/loopback_communicator.h"
+
+namespace hvd_sparse {
+
+inline void OnRanks(int size, const std::function<void(Communicator&)>& program) {
+  auto world = std::make_shared<LoopbackWorld>(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      LoopbackCommunicator comm(world, rank);
+      program(comm);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+/// k entries at first, first + stride, ... with values value, value + 1, ...
+inline SparseBlock BlockOf(std::int64_t k, Index first, Index stride, float value) {
+  SparseBlock block;
+  block.Reset(k);
+  for (std::int64_t i = 0; i < k; ++i) {
+    block.indices()[i] = first + static_cast<Index>(i) * stride;
+    block.values()[i] = value + static_cast<float>(i);
+  }
+  block.Finish(k);
+  return block;
+}
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_TESTS_CSRC_COLLECTIVE_RANKS_H_
