@@ -95,6 +95,8 @@ class Exchange:
         sparsifier_options: Mapping[str, float],
         collective: str,
         slack: float,
+        packed: bool,
+        wire_dtype: str,
     ) -> int: ...
     def clear_buckets(self) -> None: ...
     def start(

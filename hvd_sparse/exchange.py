@@ -48,7 +48,7 @@ class BucketStats:
         asked: Entries asked for (the sum of k over its segments).
         selected: Entries that this rank selected.
         reduced: Entries of the sum, the same on every rank.
-        bytes_sent: By this rank, headers included.
+        bytes_sent: By this rank, as coded, headers included.
         bytes_received: By this rank.
         select_seconds: Accumulating and selecting.
         exchange_seconds: Exchanging, settling and scattering.
@@ -148,6 +148,8 @@ class Exchange:
         sparsifier: Sparsifier,
         collective: str,
         slack: float = 1.0,
+        packed: bool = False,
+        wire_dtype: str = "float32",
     ) -> int:
         """Adds a bucket; in the same order on every rank.
 
@@ -160,6 +162,10 @@ class Exchange:
             collective: Name of the collective.
             slack: Of "gtopk", at least 1: its merges before the last keep slack * k entries. The
                 same on every rank; other collectives keep everything, or what is exact.
+            packed: Whether indices travel as about log2(1 / density) + 2 bits instead of 32, where
+                that is smaller; the same on every rank, as is `wire_dtype`.
+            wire_dtype: Type in which values travel: "float32", "float16" or "bfloat16". What
+                rounding takes from a delivered value stays in a residual.
 
         Returns:
             The bucket's number, for `start`.
@@ -176,6 +182,8 @@ class Exchange:
             sparsifier_options=sparsifier.options,
             collective=collective,
             slack=slack,
+            packed=packed,
+            wire_dtype=wire_dtype,
         )
         self._names[bucket] = name
         return bucket

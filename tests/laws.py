@@ -55,6 +55,8 @@ class Rank:
     density: float
     sparsifier: str
     collective: str
+    packed: bool = False
+    wire_dtype: str = "float32"
     slack: float = 1.0
 
     def __post_init__(self) -> None:
@@ -71,6 +73,8 @@ class Rank:
             sparsifier=EVERY_SPARSIFIER[self.sparsifier],
             collective=self.collective,
             slack=self.slack,
+            packed=self.packed,
+            wire_dtype=self.wire_dtype,
         )
 
     def step(self, gradient: np.ndarray, *, output_scale: float = 1.0) -> Step:
@@ -94,7 +98,7 @@ class Rank:
 
     def finish(self) -> Step:
         """The second half."""
-        self.exchange.wait(self.handle)
+        self.stats = self.exchange.wait(self.handle)
         self.exchange.commit()
         gradient, before, applied = self.under_way
         total = applied.astype(np.float64) / self.output_scale

@@ -10,31 +10,21 @@ namespace {
 /// "HVSP" in memory order of a little-endian machine: ranks of the other byte order are found out.
 constexpr std::uint32_t kMagic = 0x50535648u;
 
+/// Throws ExchangeFailed unless a block has room for `count` entries.
+void CheckRoom(std::int64_t count, std::int64_t capacity) {
+  if (count > capacity) {
+    Throw(ErrorKind::kExchangeFailed, "received a block of ", count, " entries, more than the ",
+          capacity, " agreed on: do all ranks use the same density?");
+  }
+}
+
 /// Throws ExchangeFailed unless `bytes` bytes that start with `header` are one block that fits.
 void CheckMessage(const BlockHeader& header, std::int64_t bytes, std::int64_t capacity) {
-  if (header.magic != kMagic) {
-    Throw(ErrorKind::kExchangeFailed, "received ", bytes,
-          " bytes that are no block of hvd_sparse: the ranks are out of step, or run different "
-          "versions or machines of different byte order");
-  }
   if (header.count < 0 || bytes != SparseBlock::MessageBytes(header.count)) {
     Throw(ErrorKind::kExchangeFailed, "received a block of ", bytes, " bytes, but ", header.count,
           " entries take ", SparseBlock::MessageBytes(header.count), " bytes");
   }
-  if (header.count > capacity) {
-    Throw(ErrorKind::kExchangeFailed, "received a block of ", header.count,
-          " entries, more than the ", capacity, " agreed on: do all ranks use the same density?");
-  }
-}
-
-BlockHeader ReadHeader(const void* message, std::int64_t bytes) {
-  BlockHeader header;
-  if (bytes < static_cast<std::int64_t>(sizeof(header))) {
-    Throw(ErrorKind::kExchangeFailed, "received ", bytes,
-          " bytes, fewer than the header of a block has");
-  }
-  std::memcpy(&header, message, sizeof(header));
-  return header;
+  CheckRoom(header.count, capacity);
 }
 
 }  // namespace
@@ -55,6 +45,27 @@ void SparseBlock::Finish(std::int64_t count) {
   if (count != stride_) std::memmove(indices() + count, values(), sizeof(float) * count);
   stride_ = count;
   header().count = static_cast<std::int32_t>(count);
+}
+
+BlockHeader SparseBlock::ReadHeader(const void* message, std::int64_t bytes) {
+  BlockHeader header;
+  if (bytes < static_cast<std::int64_t>(sizeof(header))) {
+    Throw(ErrorKind::kExchangeFailed, "received ", bytes,
+          " bytes, fewer than the header of a block has");
+  }
+  std::memcpy(&header, message, sizeof(header));
+  if (header.magic != kMagic) {
+    Throw(ErrorKind::kExchangeFailed, "received ", bytes,
+          " bytes that are no block of hvd_sparse: the ranks are out of step, or run different "
+          "versions or machines of different byte order");
+  }
+  return header;
+}
+
+void SparseBlock::Shape(const BlockHeader& shape) {
+  CheckRoom(shape.count, capacity_);
+  header() = shape;
+  stride_ = shape.count;
 }
 
 void SparseBlock::Parse(const void* message, std::int64_t bytes) {

@@ -24,9 +24,13 @@ struct BlockHeader {
   std::int32_t count = 0;
   std::uint32_t bucket = 0;         ///< which bucket this is, counted from 0
   std::int32_t bad_rank = kNoRank;  ///< lowest rank whose gradient is not finite, or kNoRank
-  std::uint64_t step = 0;           ///< how often the bucket was exchanged before
+  std::uint32_t step = 0;           ///< how often the bucket was exchanged before
   std::uint32_t asked = 0;          ///< entries that the rank was asked for
   std::uint32_t kept = 0;           ///< entries that a round of its collective keeps, where it cuts
+  std::uint8_t format = 0;          ///< of the bucket's messages: WireFormat::Id()
+  std::uint8_t indices = 0;         ///< how those of this message are coded, see wire_format.cc
+  std::uint8_t values = 0;          ///< DType of those of this message
+  std::uint8_t unused = 0;
 };
 static_assert(sizeof(BlockHeader) == 32);
 
@@ -56,6 +60,14 @@ class SparseBlock {
 
   /// Ends writing: the first `count` places of indices() and values() hold the entries.
   void Finish(std::int64_t count);
+
+  /// Becomes a finished block with that header, whose entries are still to be written.
+  ///
+  /// Throws ExchangeFailed if it holds more than fits.
+  void Shape(const BlockHeader& header);
+
+  /// The header of a message of `bytes` bytes; throws ExchangeFailed if it is none of ours.
+  static BlockHeader ReadHeader(const void* message, std::int64_t bytes);
 
   /// Takes a finished block of at most `capacity()` entries from a message of `bytes` bytes.
   ///

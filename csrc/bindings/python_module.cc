@@ -119,6 +119,13 @@ void Start(Exchange& exchange, int bucket, const std::vector<PyBuffer>& gradient
   exchange.Start(bucket, std::move(launch));
 }
 
+DType WireDTypeFrom(const std::string& name) {
+  const auto found = DTypes().find(name);
+  Require(found != DTypes().end() && found->second != DType::kFloat64,
+          "wire_dtype must be one of float32, float16, bfloat16; got '", name, "'");
+  return found->second;
+}
+
 SelectOn SelectOnFrom(const std::string& name) {
   Require(name == "caller" || name == "engine", "select_on must be 'caller' or 'engine', got '",
           name, "'");
@@ -285,15 +292,20 @@ void BindExchange(py::module_& m) {
           [](Exchange& self, std::string name, std::vector<std::int64_t> gradient_numels,
              std::vector<std::int64_t> segment_numels, std::vector<std::int64_t> max_ks,
              std::string sparsifier, SparsifierOptions sparsifier_options, std::string collective,
-             double slack) {
-            return self.AddBucket({std::move(name), std::move(gradient_numels),
-                                   std::move(segment_numels), std::move(max_ks),
-                                   std::move(sparsifier), std::move(sparsifier_options),
-                                   std::move(collective), CollectiveOptions{slack}});
+             double slack, bool packed, const std::string& wire_dtype) {
+            return self.AddBucket({std::move(name),
+                                   std::move(gradient_numels),
+                                   std::move(segment_numels),
+                                   std::move(max_ks),
+                                   std::move(sparsifier),
+                                   std::move(sparsifier_options),
+                                   std::move(collective),
+                                   {slack},
+                                   {packed, WireDTypeFrom(wire_dtype)}});
           },
           py::arg("name"), py::kw_only(), py::arg("gradient_numels"), py::arg("segment_numels"),
           py::arg("max_ks"), py::arg("sparsifier"), py::arg("sparsifier_options"),
-          py::arg("collective"), py::arg("slack"))
+          py::arg("collective"), py::arg("slack"), py::arg("packed"), py::arg("wire_dtype"))
       .def("clear_buckets", &Exchange::ClearBuckets)
       .def("start", &Start, py::arg("bucket"), py::arg("gradients"), py::kw_only(),
            py::arg("residual"), py::arg("states"), py::arg("ks"), py::arg("decays"),

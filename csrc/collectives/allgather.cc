@@ -14,6 +14,7 @@
 namespace hvd_sparse {
 
 void Allgather::Run(SparseBlock* block, CollectiveContext& ctx) const {
+  ctx.Narrow(block, true);
   std::vector<SparseBlock>& blocks = ctx.AllgatherBlocks(block, ctx.capacity, "allgather, round");
   const std::int32_t bad_rank = block->header().bad_rank;
   block->CopyFrom(ctx.SumInRankOrder(&blocks));

@@ -19,22 +19,16 @@ class MessageQueue {
     buffer_->Reserve(capacity);
   }
 
-  void Append(const SparseBlock& block) {
-    std::memcpy(buffer_->data() + bytes_, block.message(),
-                static_cast<std::size_t>(block.message_bytes()));
-    Arrived(block.message_bytes());
+  void Append(const Outgoing& message) {
+    std::memcpy(buffer_->data() + bytes_, message.data, static_cast<std::size_t>(message.bytes));
+    Arrived(message.bytes);
   }
 
   /// Takes over `bytes` bytes that were received at end(): whole messages.
   void Arrived(std::int64_t bytes) {
     for (const std::int64_t stop = bytes_ + bytes; bytes_ < stop;) {
-      BlockHeader header;
-      if (stop - bytes_ < SparseBlock::MessageBytes(0)) Refuse();
-      std::memcpy(&header, buffer_->data() + bytes_, sizeof(header));
-      const std::int64_t length = SparseBlock::MessageBytes(header.count);
-      if (header.count < 0 || length > stop - bytes_) Refuse();
       starts_.push_back(bytes_);
-      bytes_ += length;
+      bytes_ += MessageLength(buffer_->data() + bytes_, stop - bytes_);
     }
   }
 
@@ -60,7 +54,7 @@ std::vector<SparseBlock>& CollectiveContext::AllgatherBlocks(SparseBlock* own, s
   const BruckRing ring{comm.Rank(), comm.Size()};
   const std::int64_t message_capacity = SparseBlock::MessageBytes(room);
   MessageQueue messages(&scratch.messages, message_capacity * ring.size);
-  messages.Append(*own);
+  messages.Append(Packed(*own, Cargo::kSums, comm.Rank()));
 
   int rounds = 0;
   for (int distance = 1; distance < ring.size; distance *= 2) {
@@ -80,9 +74,9 @@ std::vector<SparseBlock>& CollectiveContext::AllgatherBlocks(SparseBlock* own, s
   for (int position = 0; position < ring.size; ++position) {
     const int owner = ring.OwnerOf(position);
     blocks[owner].Reset(room);
-    blocks[owner].Parse(messages.begin() + messages.Start(position),
-                        messages.Start(position + 1) - messages.Start(position));
-    Agree(own, blocks[owner], owner);
+    const std::int64_t start = messages.Start(position);
+    Unpack(messages.begin() + start, messages.Start(position + 1) - start, own, &blocks[owner],
+           owner);
   }
   return blocks;
 }

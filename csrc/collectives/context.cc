@@ -4,6 +4,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/collectives/sparse_allreduce.h"
+#include "csrc/wire/value_coding.h"
 
 namespace hvd_sparse {
 
@@ -14,28 +15,86 @@ void CollectiveContext::Transfer(Span<const Outgoing> out, Span<Incoming> in,
   for (const Incoming& message : in) bytes_received += message.bytes;
 }
 
-void CollectiveContext::Send(const SparseBlock& block, int peer, const std::string& round) {
-  const Outgoing out{peer, block.message(), block.message_bytes()};
+void CollectiveContext::Send(const SparseBlock& block, int peer, const std::string& round,
+                             Cargo cargo) {
+  const Outgoing out = Packed(block, cargo, peer);
   Transfer({&out, 1}, {}, round);
 }
 
 void CollectiveContext::Receive(SparseBlock* own, SparseBlock* theirs, std::int64_t room, int peer,
                                 const std::string& round) {
-  theirs->Reset(room);
-  Incoming in{peer, theirs->message(), theirs->max_message_bytes()};
+  Incoming in = Expect(theirs, room, peer);
   Transfer({}, {&in, 1}, round);
-  theirs->ParseInPlace(in.bytes);
-  Agree(own, *theirs, peer);
+  Unpack(static_cast<const std::uint8_t*>(in.data), in.bytes, own, theirs, peer);
 }
 
 void CollectiveContext::Swap(SparseBlock* own, SparseBlock* theirs, std::int64_t room, int peer,
                              const std::string& round) {
-  theirs->Reset(room);
-  const Outgoing out{peer, own->message(), own->message_bytes()};
-  Incoming in{peer, theirs->message(), theirs->max_message_bytes()};
+  const Outgoing out = Packed(*own, Cargo::kSums, peer);
+  Incoming in = Expect(theirs, room, peer);
   Transfer({&out, 1}, {&in, 1}, round);
-  theirs->ParseInPlace(in.bytes);
+  Unpack(static_cast<const std::uint8_t*>(in.data), in.bytes, own, theirs, peer);
+}
+
+Outgoing CollectiveContext::Packed(const SparseBlock& block, Cargo cargo, int peer) {
+  if (wire.IsPlain()) return {peer, block.message(), block.message_bytes()};
+  scratch.outgoing.Reserve(block.message_bytes());
+  return {peer, scratch.outgoing.data(), EncodeBlock(block, wire, cargo, scratch.outgoing.data())};
+}
+
+Incoming CollectiveContext::Expect(SparseBlock* theirs, std::int64_t room, int peer) {
+  theirs->Reset(room);
+  if (wire.IsPlain()) return {peer, theirs->message(), theirs->max_message_bytes()};
+  scratch.incoming.Reserve(theirs->max_message_bytes());
+  return {peer, scratch.incoming.data(), theirs->max_message_bytes()};
+}
+
+void CollectiveContext::Unpack(const std::uint8_t* message, std::int64_t bytes, SparseBlock* own,
+                               SparseBlock* theirs, int peer) const {
+  const BlockHeader header = SparseBlock::ReadHeader(message, bytes);
+  if (header.format != wire.Id()) {
+    Throw(ErrorKind::kExchangeFailed, "the ranks disagree: in ", what, " rank ", comm.Rank(),
+          " sends ", NameOfFormat(wire.Id()), ", rank ", peer, " ", NameOfFormat(header.format));
+  }
+  if (!wire.IsPlain()) {
+    DecodeBlock(message, bytes, numel, theirs);
+  } else if (message == theirs->message()) {
+    theirs->ParseInPlace(bytes);
+  } else {
+    theirs->Parse(message, bytes);
+  }
   Agree(own, *theirs, peer);
+}
+
+void CollectiveContext::Narrow(SparseBlock* block, bool keeps_errors) {
+  if (wire.values == DType::kFloat32 || comm.Size() == 1) return;
+  const std::int64_t count = block->count();
+  if (!keeps_errors) return RoundValues(wire.values, block->values(), count, nullptr);
+  scratch.errors.resize(static_cast<std::size_t>(count));
+  RoundValues(wire.values, block->values(), count, scratch.errors.data());
+  const Index* indices = block->indices();
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float error = scratch.errors[static_cast<std::size_t>(i)];
+    if (error != 0) scratch.rounding_errors.emplace_back(Position(indices[i]), error);
+  }
+}
+
+void CollectiveContext::KeepErrorsOf(const SparseBlock& block, bool survived_only) {
+  RoundingErrors& errors = scratch.rounding_errors;
+  const Index* const indices = block.indices();
+  const std::int64_t count = block.count();
+  std::int64_t at = 0;
+  Index before = 0;
+  auto kept = errors.begin();
+  for (const RoundingErrors::value_type& error : errors) {
+    if (error.first < before) at = 0;  // here begin those of another call of Narrow
+    before = error.first;
+    while (at < count && Position(indices[at]) < error.first) ++at;
+    if (at == count || Position(indices[at]) != error.first) continue;
+    if (survived_only && !Survived(indices[at])) continue;
+    *kept++ = error;
+  }
+  errors.erase(kept, errors.end());
 }
 
 void CollectiveContext::Agree(BlockHeader* own, const BlockHeader& other, int peer) const {

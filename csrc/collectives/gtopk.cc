@@ -16,6 +16,11 @@
 /// starts, so that a host answers for its guest too; an entry that came from a partner alone has
 /// none, even if this rank had sent and lost the same index before.
 ///
+/// Narrow values: before round r, 2^r ranks of the cube hold the same block and round it alike. The
+/// lowest of them keeps the errors, of entries that its partners sent too, and forgets those of
+/// entries that a merge drops. A guest keeps the errors of its own values. The finished block is
+/// not rounded; a guest receives it verbatim.
+///
 /// Shi et al., "A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low
 /// Bandwidth Networks", ICDCS 2019, https://arxiv.org/abs/1901.04359; recursive doubling instead of
 /// its tree and broadcast, any P, and the survived bits are ours.
@@ -51,8 +56,10 @@ void GTopK::Run(SparseBlock* block, CollectiveContext& ctx) const {
   block->header().kept = static_cast<std::uint32_t>(kept);
 
   if (cube.IsGuest()) {
+    ctx.Narrow(block, true);
     ctx.Send(*block, cube.Host(), "gtopk, to the host");
     ctx.Receive(block, &theirs, ctx.capacity, cube.Host(), "gtopk, from the host");
+    ctx.KeepErrorsOf(theirs, /*survived_only=*/true);
     block->CopyFrom(theirs);
     return;
   }
@@ -67,12 +74,14 @@ void GTopK::Run(SparseBlock* block, CollectiveContext& ctx) const {
   int round = 0;
   for (int distance = 1; distance < cube.Core(); distance *= 2) {
     const bool last = 2 * distance == cube.Core();
+    ctx.Narrow(block, cube.IsLowest(distance));
     ctx.Swap(block, &theirs, room, cube.Partner(distance), Concat("gtopk, round ", ++round));
     ctx.MergeInto(block, theirs);
     ctx.KeepTopK(block, last ? ctx.k : kept);
+    ctx.KeepErrorsOf(*block);
   }
 
-  if (cube.HasGuest()) ctx.Send(*block, cube.Guest(), "gtopk, to the guest");
+  if (cube.HasGuest()) ctx.Send(*block, cube.Guest(), "gtopk, to the guest", Cargo::kVerbatim);
 }
 
 }  // namespace hvd_sparse

@@ -40,12 +40,12 @@ class RunningSum {
   }
 
   /// Sends the sum, which holds the blocks of at most `ranks` ranks.
-  void Send(int peer, int ranks, const std::string& round) {
+  void Send(int peer, int ranks, Cargo cargo, const std::string& round) {
     if (MayBeDense(ranks)) {
       const Outgoing out{peer, &form_, sizeof(form_)};
       ctx_.Transfer({&out, 1}, {}, round);
     }
-    SendWhole(peer, round);
+    SendWhole(peer, cargo, round);
   }
 
   /// Receives the peer's sum, of at most `ranks` ranks; it is then in `theirs`.
@@ -59,6 +59,12 @@ class RunningSum {
     ReceiveWhole(peer, ranks, round);
   }
 
+  /// Rounds the sum to the type that travels; see CollectiveContext::Narrow. A dense sum travels as
+  /// float32.
+  void Narrow(bool keeps_errors) {
+    if (form_ == Form::kSparse) ctx_.Narrow(&block_, keeps_errors);
+  }
+
   /// Send and Receive with the same peer.
   void Swap(int peer, int ranks, const std::string& round) {
     their_form_ = Form::kSparse;
@@ -69,9 +75,9 @@ class RunningSum {
       CheckForm(in.bytes, peer);
     }
     if (form_ != their_form_) {  // one after the other; the dense side listens first
-      if (form_ == Form::kSparse) SendWhole(peer, round);
+      if (form_ == Form::kSparse) SendWhole(peer, Cargo::kSums, round);
       ReceiveWhole(peer, ranks, round);
-      if (form_ == Form::kDense) SendWhole(peer, round);
+      if (form_ == Form::kDense) SendWhole(peer, Cargo::kSums, round);
     } else if (form_ == Form::kSparse) {
       ctx_.Swap(&block_, &ctx_.scratch.theirs, RoomFor(ranks), peer, round);
     } else {
@@ -139,8 +145,8 @@ class RunningSum {
   /// The header of the block speaks for the sum in either form.
   void Identify() { ctx_.scratch.dense.Identify(block_.header()); }
 
-  void SendWhole(int peer, const std::string& round) {
-    if (form_ == Form::kSparse) return ctx_.Send(block_, peer, round);
+  void SendWhole(int peer, Cargo cargo, const std::string& round) {
+    if (form_ == Form::kSparse) return ctx_.Send(block_, peer, round, cargo);
     Identify();
     const Outgoing out{peer, ctx_.scratch.dense.message(), ctx_.scratch.dense.message_bytes()};
     ctx_.Transfer({&out, 1}, {}, round);
@@ -173,7 +179,8 @@ void RecursiveDoubling::Run(SparseBlock* block, CollectiveContext& ctx) const {
   RunningSum sum(block, &ctx);
 
   if (cube.IsGuest()) {
-    sum.Send(cube.Host(), 1, "recursive doubling, to the host");
+    sum.Narrow(/*keeps_errors=*/true);
+    sum.Send(cube.Host(), 1, Cargo::kSums, "recursive doubling, to the host");
     sum.Receive(cube.Host(), cube.size, "recursive doubling, from the host");
     sum.TakeOver();
     return sum.Finish();
@@ -187,12 +194,15 @@ void RecursiveDoubling::Run(SparseBlock* block, CollectiveContext& ctx) const {
   const int ranks_at_a_corner = cube.size > cube.Core() ? 2 : 1;
   int round = 0;
   for (int distance = 1; distance < cube.Core(); distance *= 2) {
+    sum.Narrow(cube.IsLowest(distance));
     sum.Swap(cube.Partner(distance), ranks_at_a_corner * distance,
              Concat("recursive doubling, round ", ++round));
     sum.Add();
   }
 
-  if (cube.HasGuest()) sum.Send(cube.Guest(), cube.size, "recursive doubling, to the guest");
+  if (cube.HasGuest()) {
+    sum.Send(cube.Guest(), cube.size, Cargo::kVerbatim, "recursive doubling, to the guest");
+  }
   sum.Finish();
 }
 

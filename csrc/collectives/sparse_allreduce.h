@@ -8,21 +8,29 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "csrc/base/sparse_block.h"
 #include "csrc/collectives/dense_sum.h"
 #include "csrc/comm/communicator.h"
 #include "csrc/kernels/kernels.h"
+#include "csrc/wire/wire_format.h"
 
 namespace hvd_sparse {
+
+/// Positions of the bucket, and what rounding took from the values there.
+using RoundingErrors = std::vector<std::pair<Index, float>>;
 
 /// Scratch of one exchange: grows to what is needed and is used again.
 struct CollectiveScratch {
   SparseBlock theirs, merged;
   Buffer messages;
   std::vector<SparseBlock> blocks;
-  DenseSum dense, their_dense;  // of recursive doubling
+  DenseSum dense, their_dense;     // of recursive doubling
+  Buffer outgoing, incoming;       // messages of a format that is not plain
+  RoundingErrors rounding_errors;  // of entries that are on their way, see Narrow
+  std::vector<float> errors;
 };
 
 /// How a collective does its work; the same on every rank.
@@ -40,6 +48,7 @@ struct CollectiveContext {
   std::string what;       ///< the bucket, for warnings and errors
   std::int64_t numel = kMaxBucketNumel;  ///< entries of the bucket
   CollectiveOptions options = {};
+  WireFormat wire = {};  ///< of all messages, the same on every rank
 
   std::int64_t bytes_sent = 0;  ///< by this rank, headers included; counted by Transfer
   std::int64_t bytes_received = 0;
@@ -47,8 +56,10 @@ struct CollectiveContext {
   /// Communicator::Transfer, counted. For what is no block.
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& round);
 
-  /// Sends a finished block.
-  void Send(const SparseBlock& block, int peer, const std::string& round);
+  /// Sends a finished block; in a format with narrow values, after Narrow. A rank that takes the
+  /// block as its own gets it verbatim.
+  void Send(const SparseBlock& block, int peer, const std::string& round,
+            Cargo cargo = Cargo::kSums);
 
   /// Receives a block of at most `room` entries, and checks that it belongs here (see Agree).
   void Receive(SparseBlock* own, SparseBlock* theirs, std::int64_t room, int peer,
@@ -63,6 +74,19 @@ struct CollectiveContext {
   /// once. Agrees with all. The blocks live in the scratch memory.
   std::vector<SparseBlock>& AllgatherBlocks(SparseBlock* own, std::int64_t room,
                                             const std::string& round);
+
+  /// Rounds the values of a block to the type that travels, in place, just before they do; so this
+  /// rank goes on with what its peers receive. Nothing happens where values travel as float32.
+  ///
+  /// What is lost must stay with exactly one of the ranks that hold this block: on that one,
+  /// `keeps_errors` is true, and the errors are noted. Own values are a rank's own affair. Of a sum
+  /// that several ranks hold it is the lowest of them, or the one that alone computed it.
+  void Narrow(SparseBlock* block, bool keeps_errors);
+
+  /// Forgets the errors of entries that are not in `block` any more, or without the survived bit
+  /// where `survived_only`: nobody will receive them, and the ranks put back what they took. To be
+  /// called wherever a block drops entries that could return through a peer later.
+  void KeepErrorsOf(const SparseBlock& block, bool survived_only = false);
 
   /// Throws ExchangeFailed unless `theirs`, received from `peer`, belongs to the same bucket and
   /// step as `own`, and to a rank of the same options. Makes the lowest bad rank known to `own`.
@@ -80,6 +104,18 @@ struct CollectiveContext {
 
   /// Drops all but the `count` largest entries of a block.
   void KeepTopK(SparseBlock* block, std::int64_t count) const;
+
+  /// A finished block as it travels; lives until the next one does.
+  Outgoing Packed(const SparseBlock& block, Cargo cargo, int peer);
+
+  /// Reads a message of `peer` into `theirs`, which was reset to the room that it may take, and
+  /// checks that it belongs here. `message` may be the block's own memory.
+  void Unpack(const std::uint8_t* message, std::int64_t bytes, SparseBlock* own,
+              SparseBlock* theirs, int peer) const;
+
+ private:
+  /// Where the next message for `theirs` is to be received.
+  Incoming Expect(SparseBlock* theirs, std::int64_t room, int peer);
 };
 
 /// Sets the survived bit of every entry.

@@ -23,6 +23,8 @@ struct FoldedCube {
   bool HasGuest() const { return rank + Core() < size; }
   int Guest() const { return rank + Core(); }  ///< of a core rank that has one
   int Partner(int distance) const { return rank ^ distance; }
+  /// Of those that hold the same block before the round of `distance`.
+  bool IsLowest(int distance) const { return rank % distance == 0; }
 };
 
 /// Bruck's allgather: before the round of `distance` a rank holds the blocks of ranks

@@ -41,6 +41,8 @@ Bucket::Bucket(int id, BucketSpec spec)
   Require(spec_.max_ks.size() == spec_.segment_numels.size(), "bucket '", spec_.name,
           "': ", spec_.max_ks.size(), " values of k for ", spec_.segment_numels.size(),
           " segments");
+  Require(spec_.wire.values != DType::kFloat64, "bucket '", spec_.name,
+          "': wire_dtype must be one of float32, float16, bfloat16; got 'float64'");
   for (std::size_t s = 0; s < spec_.max_ks.size(); ++s) {
     const std::int64_t k = spec_.max_ks[s], numel = spec_.segment_numels[s];
     Require(numel >= 0, "bucket '", spec_.name, "': numel must be >= 0, got ", numel);
@@ -142,8 +144,9 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
   selected_.Finish(filled);
   collective_.Trim(stats_.asked, launch_.residual, kernels, &selected_);
   selected_.header().bucket = static_cast<std::uint32_t>(id_);
-  selected_.header().step = static_cast<std::uint64_t>(steps_++);
+  selected_.header().step = static_cast<std::uint32_t>(steps_++);
   selected_.header().asked = static_cast<std::uint32_t>(stats_.asked);
+  selected_.header().format = spec_.wire.Id();
   selected_.header().bad_rank = not_finite > 0 ? rank : kNoRank;
 
   stats_.selected = selected_.count();
@@ -155,8 +158,10 @@ void Bucket::Reduce(Communicator& comm, const Kernels& kernels) {
   CollectiveContext ctx{comm,      kernels,
                         scratch_,  stats_.asked,
                         capacity_, "bucket '" + spec_.name + "'",
-                        numel_,    spec_.collective_options};
+                        numel_,    spec_.collective_options,
+                        spec_.wire};
   reduced_.CopyFrom(selected_);
+  scratch_.rounding_errors.clear();
   collective_.Run(&reduced_, ctx);
 
   // What some rank dropped on the way goes back to the residual.
@@ -164,9 +169,13 @@ void Bucket::Reduce(Communicator& comm, const Kernels& kernels) {
     kernels.Settle(selected_, reduced_, launch_.residual);
   }
 
+  // What the wire rounded away of a delivered entry returns; `selected_` has not been rounded.
+  rounded_.clear();
+  ctx.KeepErrorsOf(reduced_);
+  kernels.AddErrors(scratch_.rounding_errors, launch_.residual, &rounded_);
+
   // What a narrow type rounds away is shared by the ranks' residuals, in units of the sum.
   const float loss_scale = 1.0f / (launch_.output_scale * static_cast<float>(comm.Size()));
-  rounded_.clear();
   overflows_ = 0;
   std::int64_t offset = 0;
   for (const GradView& gradient : launch_.gradients) {

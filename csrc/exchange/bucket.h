@@ -16,6 +16,7 @@
 #include "csrc/base/types.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/sparsifiers/sparsifier.h"
+#include "csrc/wire/wire_format.h"
 
 namespace hvd_sparse {
 
@@ -29,6 +30,7 @@ struct BucketSpec {
   SparsifierOptions sparsifier_options;
   std::string collective;
   CollectiveOptions collective_options = {};
+  WireFormat wire = {};
 };
 
 /// What a step brings. The memory must outlive the step.

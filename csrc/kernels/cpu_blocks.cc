@@ -241,4 +241,20 @@ void Settle(const SparseBlock& selected, const SparseBlock& reduced, Span<float>
   }
 }
 
+void AddErrors(Span<const std::pair<Index, float>> errors, Span<float> residual,
+               std::vector<std::pair<Index, float>>* undo) {
+  constexpr std::int64_t kAhead = 24;
+  const auto is_inside = [&](Index i) { return i >= 0 && i < residual.size; };
+  undo->reserve(undo->size() + static_cast<std::size_t>(errors.size));
+  for (std::int64_t n = 0; n < errors.size; ++n) {
+    if (n + kAhead < errors.size && is_inside(errors[n + kAhead].first)) {
+      __builtin_prefetch(residual.data + errors[n + kAhead].first, 1);
+    }
+    const auto [i, error] = errors[n];
+    if (!is_inside(i)) continue;
+    undo->emplace_back(i, residual[i]);
+    residual[i] += error;
+  }
+}
+
 }  // namespace hvd_sparse::cpu

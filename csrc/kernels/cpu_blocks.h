@@ -4,6 +4,8 @@
 #define HVD_SPARSE_KERNELS_CPU_BLOCKS_H_
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "csrc/kernels/kernels.h"
 
@@ -17,6 +19,9 @@ std::int64_t KeepTopK(std::int64_t k, std::int64_t begin, std::int64_t end, Spar
 void PutBack(const SparseBlock& block, std::int64_t begin, std::int64_t end, Span<float> residual);
 
 void Settle(const SparseBlock& selected, const SparseBlock& reduced, Span<float> residual);
+
+void AddErrors(Span<const std::pair<Index, float>> errors, Span<float> residual,
+               std::vector<std::pair<Index, float>>* undo);
 
 /// The first entry of a block at or behind a position.
 std::int64_t LowerBound(const SparseBlock& block, Index position);

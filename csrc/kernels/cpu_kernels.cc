@@ -73,6 +73,11 @@ class CpuKernelsImpl final : public Kernels {
     cpu::Settle(selected, reduced, residual);
   }
 
+  void AddErrors(Span<const std::pair<Index, float>> errors, Span<float> residual,
+                 std::vector<std::pair<Index, float>>* undo) const override {
+    cpu::AddErrors(errors, residual, undo);
+  }
+
   std::int64_t Scatter(const SparseBlock& reduced, float scale, Index offset, GradView grad,
                        Span<float> residual, std::vector<std::pair<Index, float>>* undo,
                        float loss_scale) const override {

@@ -116,6 +116,11 @@ class Kernels {
   virtual void Settle(const SparseBlock& selected, const SparseBlock& reduced,
                       Span<float> residual) const = 0;
 
+  /// residual[i] += error for every (i, error), one after the other; appends the former values to
+  /// `undo` as (i, value). Positions outside the residual are left out.
+  virtual void AddErrors(Span<const std::pair<Index, float>> errors, Span<float> residual,
+                         std::vector<std::pair<Index, float>>* undo) const = 0;
+
   /// Writes the part of `reduced` inside [offset, offset + grad.numel) into a gradient:
   /// grad = 0, then grad[i - offset] = scale * value.
   ///

@@ -59,6 +59,9 @@ class _Channel:
                 capacity_ks=ks,
                 sparsifier=as_sparsifier(compression.sparsifier),
                 collective=choice.collective,
+                slack=compression.slack,
+                packed=choice.wire == "packed",
+                wire_dtype=compression.values,
             )
             self._buckets[key] = (number, ks, torch.zeros(1, 4))
         return self._buckets[key]

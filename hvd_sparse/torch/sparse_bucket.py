@@ -56,6 +56,9 @@ class SparseBucket:
             capacity_ks=plan.largest_ks(self.layout, self._densities, self._warmup),
             sparsifier=as_sparsifier(compression.sparsifier),
             collective=choice.collective,
+            slack=compression.slack,
+            packed=choice.wire == "packed",
+            wire_dtype=compression.values,
         )
         self._handle: int | None = None
 

@@ -77,6 +77,10 @@ class CountingKernels final : public Kernels {
               Span<float> residual) const override {
     cpu_.Settle(selected, reduced, residual);
   }
+  void AddErrors(Span<const std::pair<Index, float>> errors, Span<float> residual,
+                 std::vector<std::pair<Index, float>>* undo) const override {
+    cpu_.AddErrors(errors, residual, undo);
+  }
   std::int64_t Scatter(const SparseBlock& reduced, float scale, Index offset, GradView grad,
                        Span<float> residual, std::vector<std::pair<Index, float>>* undo,
                        float loss_scale) const override {

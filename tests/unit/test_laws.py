@@ -28,7 +28,9 @@ def run_ranks(size, segments, density, sparsifier, collective, program, slack=1.
         exchange = Exchange.over_loopback(world, rank)
         try:
             own_slack = slack[rank] if isinstance(slack, list) else slack
-            me = laws.Rank(exchange, rank, segments, density, sparsifier, collective, own_slack)
+            me = laws.Rank(
+                exchange, rank, segments, density, sparsifier, collective, slack=own_slack
+            )
             return program(me)
         finally:
             exchange.close()

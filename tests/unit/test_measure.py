@@ -49,7 +49,9 @@ def test_every_time_of_a_machine_is_a_time(sparsifier):
     assert 1e-12 < machine.scatter_seconds_per_entry < 1e-6
 
 
-@pytest.mark.parametrize(("size", "distances"), [(2, [1]), (3, [1, 2]), (4, [1, 2]), (5, [1, 2, 4])])
+@pytest.mark.parametrize(
+    ("size", "distances"), [(2, [1]), (3, [1, 2]), (4, [1, 2]), (5, [1, 2, 4])]
+)
 def test_every_distance_of_a_network_is_measured_alike_on_all_ranks(size, distances):
     loopback = _core.LoopbackWorld(size)
     with ThreadPoolExecutor(size) as threads:

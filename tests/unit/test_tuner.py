@@ -221,9 +221,7 @@ def test_a_profile_has_rank_0s_order_and_the_slowest_times():
         [1.0, 0.5, 0.0, 0.25, 0.375],
         [1.0, nan, nan, nan, nan],
     ]
-    profile = tuning.profile_of(
-        rows, LAYERS, network=tuners()[0].tuning.network, machine=MACHINE
-    )
+    profile = tuning.profile_of(rows, LAYERS, network=tuners()[0].tuning.network, machine=MACHINE)
     assert [layer.name for layer in profile.layers] == ["head", "stem", "body"]
     assert [layer.backward for layer in profile.layers] == [0.0, 0.375, 0.375]
     assert profile.forward == 0.5
@@ -232,9 +230,7 @@ def test_a_profile_has_rank_0s_order_and_the_slowest_times():
 def test_layers_without_gradients_come_last():
     nan = math.nan
     rows = [[1.0, 0.25, nan, 0.0, 0.5]]
-    profile = tuning.profile_of(
-        rows, LAYERS, network=tuners()[0].tuning.network, machine=MACHINE
-    )
+    profile = tuning.profile_of(rows, LAYERS, network=tuners()[0].tuning.network, machine=MACHINE)
     assert [layer.name for layer in profile.layers] == ["body", "stem", "head"]
     assert [layer.backward for layer in profile.layers] == [0.0, 0.5, 0.0]
 

@@ -1,0 +1,255 @@
+#include "csrc/wire/index_coding.h"
+
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "csrc/base/sparse_block.h"
+#include "csrc/kernels/clones.h"
+
+namespace hvd_sparse {
+namespace {
+
+HVD_SPARSE_INLINE std::uint64_t Load(const std::uint8_t* from) {
+  std::uint64_t word;
+  std::memcpy(&word, from, sizeof(word));
+  return word;
+}
+
+HVD_SPARSE_INLINE void Store(std::uint64_t word, std::uint8_t* to) {
+  std::memcpy(to, &word, sizeof(word));
+}
+
+// ---- Encoding: words are filled in registers ----------------------------------------------------
+
+/// Fields of bits, one behind the other.
+class BitWriter {
+ public:
+  explicit BitWriter(std::uint8_t* to) : to_(to) {}
+
+  /// Appends a field of at most 63 bits; the bits above `bits` are zero.
+  HVD_SPARSE_INLINE void Append(std::uint64_t field, int bits) {
+    word_ |= field << filled_;
+    filled_ += bits;
+    if (filled_ < 64) return;
+    Store(word_, to_);
+    to_ += sizeof(word_);
+    filled_ -= 64;
+    word_ = field >> (bits - filled_);  // what did not fit; filled_ < bits
+  }
+
+  void Finish() {
+    if (filled_ > 0) Store(word_, to_);
+  }
+
+ private:
+  std::uint8_t* to_;
+  std::uint64_t word_ = 0;
+  int filled_ = 0;
+};
+
+void EncodeLows(const Index* indices, const IndexShape& shape, std::uint8_t* code) {
+  const int bits = shape.LowBits();
+  if (bits == 0) return;
+  const std::uint64_t mask = (std::uint64_t{1} << bits) - 1;
+  const auto first = static_cast<std::uint32_t>(shape.first);
+  const auto low = [=](std::int64_t i) {
+    return (static_cast<std::uint32_t>(indices[i]) - first) & mask;
+  };
+  BitWriter writer(code);
+  std::int64_t i = 0;
+  if (bits <= 15) {  // four make one field
+    for (; i + 4 <= shape.count; i += 4) {
+      const std::uint64_t left = low(i) | low(i + 1) << bits;
+      const std::uint64_t right = low(i + 2) | low(i + 3) << bits;
+      writer.Append(left | right << (2 * bits), 4 * bits);
+    }
+  } else {
+    for (; i + 2 <= shape.count; i += 2) writer.Append(low(i) | low(i + 1) << bits, 2 * bits);
+  }
+  for (; i < shape.count; ++i) writer.Append(low(i), bits);
+  writer.Finish();
+}
+
+void EncodeHighs(const Index* indices, const IndexShape& shape, std::uint8_t* code) {
+  const int bits = shape.LowBits();
+  std::int64_t at = 0;  // the word in the register
+  std::uint64_t word = 0;
+  for (std::int64_t i = 0; i < shape.count; ++i) {
+    const std::int64_t bit = ((Position(indices[i]) - shape.first) >> bits) + i;
+    while (bit >> 6 != at) {
+      Store(word, code + 8 * at++);
+      word = 0;
+    }
+    word |= std::uint64_t{1} << (bit & 63);
+  }
+  Store(word, code + 8 * at++);
+  // The last position sets the last bit, so this was the last word.
+}
+
+// ---- Decoding -----------------------------------------------------------------------------------
+
+/// A place in the bit vector of the high parts: `found` positions lie before `bit`.
+struct Scan {
+  std::int64_t bit = 0, found = 0;
+};
+
+/// indices[i] = high part << bits, from the scan's place on. False if there are not shape.count.
+bool DecodeHighs(const std::uint8_t* code, const IndexShape& shape, Scan scan, Index* indices) {
+  const int bits = shape.LowBits();
+  const std::int64_t end = 8 * shape.HighBytes();
+  for (; scan.bit < end; scan.bit += 64) {
+    for (std::uint64_t word = Load(code + scan.bit / 8); word != 0; word &= word - 1) {
+      if (scan.found == shape.count) return false;
+      const std::int64_t high = scan.bit + __builtin_ctzll(word) - scan.found;
+      indices[scan.found++] = static_cast<Index>(static_cast<std::uint32_t>(high) << bits);
+    }
+  }
+  return scan.found == shape.count;
+}
+
+/// indices[i] += first + low bits, for i in [begin, count). The code of the high parts lies behind
+/// that of the low ones, so whole words can be read.
+void AddLows(const std::uint8_t* code, const IndexShape& shape, std::int64_t begin,
+             Index* indices) {
+  const int bits = shape.LowBits();
+  const std::uint64_t mask = (std::uint64_t{1} << bits) - 1;
+  const auto first = static_cast<std::uint32_t>(shape.first);
+  for (std::int64_t i = begin; i < shape.count; ++i) {
+    const std::int64_t bit = i * bits;
+    const auto low = static_cast<std::uint32_t>(Load(code + bit / 8) >> (bit & 7) & mask);
+    indices[i] = static_cast<Index>(static_cast<std::uint32_t>(indices[i]) + first + low);
+  }
+}
+
+#if defined(__x86_64__)
+
+#define HVD_SPARSE_AVX512 __attribute__((target("avx512f,popcnt")))
+
+constexpr std::int64_t kLanes = 16;
+constexpr __mmask16 kAll = 0xffff;  // g++ 12 warns of the forms without a mask
+
+HVD_SPARSE_AVX512 HVD_SPARSE_INLINE __m512i Counting() {
+  return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+}
+
+/// The set bits among 16 of the bit vector, at once; stops where a whole vector has no room.
+HVD_SPARSE_AVX512 Scan DecodeHighsAvx512(const std::uint8_t* code, const IndexShape& shape,
+                                         Index* indices) {
+  const __m512i lanes = Counting();
+  const __m128i bits = _mm_cvtsi32_si128(shape.LowBits());
+  const std::int64_t end = 8 * shape.HighBytes();
+  Scan scan;
+  for (; scan.bit < end && scan.found + 4 * kLanes <= shape.count; scan.bit += 64) {
+    std::uint64_t word = Load(code + scan.bit / 8);
+    for (int part = 0; part < 4; ++part, word >>= kLanes) {
+      const auto mask = static_cast<__mmask16>(word);
+      const auto base = static_cast<int>(scan.bit + part * kLanes - scan.found);
+      const __m512i set = _mm512_maskz_compress_epi32(mask, lanes);
+      const __m512i high = _mm512_add_epi32(_mm512_sub_epi32(set, lanes), _mm512_set1_epi32(base));
+      _mm512_storeu_si512(indices + scan.found, _mm512_maskz_sll_epi32(kAll, high, bits));
+      scan.found += __builtin_popcount(static_cast<std::uint16_t>(word));
+    }
+  }
+  return scan;
+}
+
+/// The low bits of 16 positions fill 2 * LowBits() whole bytes: one load, and each lane takes the
+/// two words that its bits may lie in. Returns how many positions it has done.
+HVD_SPARSE_AVX512 std::int64_t AddLowsAvx512(const std::uint8_t* code, std::int64_t readable,
+                                             const IndexShape& shape, Index* indices) {
+  const int bits = shape.LowBits();
+  const __m512i starts = _mm512_maskz_mullo_epi32(kAll, Counting(), _mm512_set1_epi32(bits));
+  const __m512i word = _mm512_maskz_srli_epi32(kAll, starts, 5);
+  const __m512i next = _mm512_add_epi32(word, _mm512_set1_epi32(1));
+  const __m512i right = _mm512_and_si512(starts, _mm512_set1_epi32(31));
+  const __m512i left = _mm512_sub_epi32(_mm512_set1_epi32(32), right);
+  const __m512i mask = _mm512_set1_epi32(static_cast<int>((1u << bits) - 1));
+  const __m512i first = _mm512_set1_epi32(shape.first);
+  std::int64_t i = 0, byte = 0;
+  for (; i + kLanes <= shape.count && byte + 64 <= readable; i += kLanes, byte += 2 * bits) {
+    const __m512i words = _mm512_loadu_si512(code + byte);
+    const __m512i lower =
+        _mm512_maskz_srlv_epi32(kAll, _mm512_maskz_permutexvar_epi32(kAll, word, words), right);
+    const __m512i upper =
+        _mm512_maskz_sllv_epi32(kAll, _mm512_maskz_permutexvar_epi32(kAll, next, words), left);
+    const __m512i low = _mm512_and_si512(_mm512_or_si512(lower, upper), mask);
+    const __m512i high = _mm512_loadu_si512(indices + i);
+    _mm512_storeu_si512(indices + i, _mm512_add_epi32(_mm512_add_epi32(high, low), first));
+  }
+  return i;
+}
+
+bool HasAvx512() {
+  static const bool has = __builtin_cpu_supports("avx512f");
+  return has;
+}
+
+#else
+
+Scan DecodeHighsAvx512(const std::uint8_t*, const IndexShape&, Index*) { return {}; }
+std::int64_t AddLowsAvx512(const std::uint8_t*, std::int64_t, const IndexShape&, Index*) {
+  return 0;
+}
+bool HasAvx512() { return false; }
+
+#endif
+
+/// Counts, so that the loop is vectorised.
+template <typename Number>
+HVD_SPARSE_INLINE std::int64_t CountSteps(const Index* indices, std::int64_t count, Number number) {
+  std::int64_t steps = 0;
+  for (std::int64_t begin = 1; begin < count;) {
+    const std::int64_t end = begin + 4096 < count ? begin + 4096 : count;
+    std::int32_t part = 0;
+    for (; begin < end; ++begin) part += number(indices[begin - 1]) < number(indices[begin]);
+    steps += part;
+  }
+  return steps;
+}
+
+HVD_SPARSE_CLONES
+bool NumbersAscend(const Index* indices, std::int64_t count) {
+  const auto number = [](Index index) __attribute__((always_inline)) { return index; };
+  return CountSteps(indices, count, number) == count - 1;
+}
+
+HVD_SPARSE_CLONES
+bool PositionsAscend(const Index* indices, std::int64_t count) {
+  const auto position = [](Index index) __attribute__((always_inline)) { return Position(index); };
+  return CountSteps(indices, count, position) == count - 1;
+}
+
+}  // namespace
+
+int IndexShape::LowBits() const {
+  const std::int64_t places = Span() / (count > 0 ? count : 1);
+  return places < 2 ? 0 : 63 - __builtin_clzll(static_cast<unsigned long long>(places));
+}
+
+void EncodeIndices(const Index* indices, const IndexShape& shape, std::uint8_t* code) {
+  EncodeLows(indices, shape, code);
+  EncodeHighs(indices, shape, code + shape.LowBytes());
+}
+
+bool DecodeIndices(const std::uint8_t* code, std::int64_t readable, const IndexShape& shape,
+                   Index* indices) {
+  if (!shape.IsPossible()) return false;
+  const std::uint8_t* const highs = code + shape.LowBytes();
+  const bool vectors = HasAvx512();
+  const Scan scan = vectors ? DecodeHighsAvx512(highs, shape, indices) : Scan{};
+  if (!DecodeHighs(highs, shape, scan, indices)) return false;
+  AddLows(code, shape, vectors ? AddLowsAvx512(code, readable, shape, indices) : 0, indices);
+  // Positions between the first and the last, in order: none can lie outside.
+  return indices[0] == shape.first && indices[shape.count - 1] == shape.last &&
+         NumbersAscend(indices, shape.count);
+}
+
+bool Ascend(const Index* indices, std::int64_t count, std::int64_t end) {
+  if (count == 0) return true;
+  return Position(indices[count - 1]) < end && PositionsAscend(indices, count);
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,192 @@
+#include "csrc/wire/wire_format.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "csrc/base/error.h"
+#include "csrc/wire/index_coding.h"
+#include "csrc/wire/value_coding.h"
+
+namespace hvd_sparse {
+namespace {
+
+/// How the indices of a message are coded: BlockHeader::indices.
+enum IndexCoding : std::uint8_t {
+  kPlain = 0,            ///< 4 bytes each, survived bits in place
+  kPacked = 1,           ///< index_coding.h
+  kPackedWithMarks = 2,  ///< and a bit for each that says whether it survived
+};
+
+/// Precedes packed indices.
+struct Ends {
+  Index first, last;
+};
+
+constexpr std::int64_t kHeaderBytes = sizeof(BlockHeader);
+
+std::int64_t BytesOfBits(std::int64_t bits) { return (bits + 63) / 64 * 8; }
+
+/// Where the parts of a message lie, in bytes from its start.
+struct Layout {
+  std::int64_t indices, marks, values, end;
+};
+
+Layout LayoutOf(const BlockHeader& header, const IndexShape& shape) {
+  Layout at{};
+  const std::int64_t count = header.count;
+  const bool packed = header.indices != kPlain;
+  at.indices = kHeaderBytes + (packed ? static_cast<std::int64_t>(sizeof(Ends)) : 0);
+  at.marks = at.indices + (packed ? shape.Bytes() : 4 * count);
+  at.values = at.marks + (header.indices == kPackedWithMarks ? BytesOfBits(count) : 0);
+  at.end = BytesOfBits(8 * (at.values + count * SizeOf(static_cast<DType>(header.values))));
+  return at;
+}
+
+IndexShape ShapeOf(std::int64_t count, Ends ends) { return {count, ends.first, ends.last}; }
+
+template <typename T>
+T ReadAt(const std::uint8_t* message, std::int64_t byte) {
+  T value;
+  std::memcpy(&value, message + byte, sizeof(value));
+  return value;
+}
+
+void EncodeMarks(const Index* indices, std::int64_t count, std::uint8_t* code) {
+  for (std::int64_t begin = 0; begin < count; begin += 64) {
+    std::uint64_t word = 0;
+    const std::int64_t end = std::min(begin + 64, count);
+    for (std::int64_t i = begin; i < end; ++i) {
+      word |= static_cast<std::uint64_t>(Survived(indices[i])) << (i - begin);
+    }
+    std::memcpy(code + begin / 8, &word, sizeof(word));
+  }
+}
+
+void DecodeMarks(const std::uint8_t* code, std::int64_t count, Index* indices) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    indices[i] = Marked(indices[i], (code[i / 8] >> (i % 8) & 1) != 0);
+  }
+}
+
+/// The header and the shape of the message at the start of `available` bytes, and its layout.
+struct Opened {
+  BlockHeader header;
+  IndexShape shape;
+  Layout at;
+};
+
+Opened Open(const std::uint8_t* message, std::int64_t available) {
+  const BlockHeader header = SparseBlock::ReadHeader(message, available);
+  const auto refuse = [&] [[noreturn]] {
+    Throw(ErrorKind::kExchangeFailed, "received ", available,
+          " bytes that do not hold the block of ", header.count,
+          " entries that they announce: the message is corrupt");
+  };
+  const auto dtype = static_cast<DType>(header.values);
+  const bool known =
+      header.indices <= kPackedWithMarks &&
+      (dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16);
+  if (!known || header.count < 0) refuse();
+  IndexShape shape;
+  if (header.indices != kPlain) {
+    if (available < kHeaderBytes + static_cast<std::int64_t>(sizeof(Ends))) refuse();
+    shape = ShapeOf(header.count, ReadAt<Ends>(message, kHeaderBytes));
+    if (header.count == 0 || !shape.IsPossible()) refuse();
+  }
+  const Layout at = LayoutOf(header, shape);
+  if (at.end > available) refuse();
+  return {header, shape, at};
+}
+
+}  // namespace
+
+std::string NameOfFormat(std::uint8_t id) {
+  const char* const indices = (id & 1) != 0 ? "packed indices, " : "plain indices, ";
+  switch (static_cast<DType>(id >> 1)) {
+    case DType::kFloat32:
+      return Concat(indices, "float32 values");
+    case DType::kFloat16:
+      return Concat(indices, "float16 values");
+    case DType::kBFloat16:
+      return Concat(indices, "bfloat16 values");
+    case DType::kFloat64:
+      break;
+  }
+  return Concat("unknown format ", int{id});
+}
+
+std::int64_t EncodeBlock(const SparseBlock& block, WireFormat format, Cargo cargo,
+                         std::uint8_t* message) {
+  const std::int64_t count = block.count();
+  const Index* indices = block.indices();
+  BlockHeader header = block.header();
+  header.indices = kPlain;
+  header.values =
+      static_cast<std::uint8_t>(cargo == Cargo::kSums ? format.values : DType::kFloat32);
+  IndexShape shape;
+  if (format.packed && count > 0) {
+    const Ends ends{Position(indices[0]), Position(indices[count - 1])};
+    shape = ShapeOf(count, ends);
+    header.indices = cargo == Cargo::kSums ? kPacked : kPackedWithMarks;
+    if (LayoutOf(header, shape).values >= kHeaderBytes + 4 * count) {
+      header.indices = kPlain;
+    } else {
+      std::memcpy(message + kHeaderBytes, &ends, sizeof(ends));
+    }
+  }
+
+  const Layout at = LayoutOf(header, shape);
+  std::memset(message + at.end - 8, 0, 8);  // the filling
+  std::memcpy(message, &header, sizeof(header));
+  if (header.indices == kPlain) {
+    std::memcpy(message + at.indices, indices, sizeof(Index) * static_cast<std::size_t>(count));
+  } else {
+    EncodeIndices(indices, shape, message + at.indices);
+  }
+  if (header.indices == kPackedWithMarks) EncodeMarks(indices, count, message + at.marks);
+  const auto dtype = static_cast<DType>(header.values);
+  if (!EncodeValues(dtype, block.values(), count, message + at.values)) {
+    Throw(ErrorKind::kExchangeFailed, "a block of ", count,
+          " entries was sent before its values were rounded to the type that travels: the "
+          "collective must call Narrow first");
+  }
+  return at.end;
+}
+
+std::int64_t MessageLength(const std::uint8_t* message, std::int64_t available) {
+  return Open(message, available).at.end;
+}
+
+void DecodeBlock(const std::uint8_t* message, std::int64_t bytes, std::int64_t numel,
+                 SparseBlock* block) {
+  const Opened opened = Open(message, bytes);
+  const Layout& at = opened.at;
+  if (at.end != bytes) {
+    Throw(ErrorKind::kExchangeFailed, "received a block of ", bytes, " bytes, but ",
+          opened.header.count, " entries take ", at.end, " bytes");
+  }
+  BlockHeader header = opened.header;
+  header.indices = kPlain;
+  header.values = static_cast<std::uint8_t>(DType::kFloat32);
+  block->Shape(header);
+
+  const std::int64_t count = header.count;
+  Index* indices = block->indices();
+  bool valid;
+  if (opened.header.indices == kPlain) {
+    std::memcpy(indices, message + at.indices, sizeof(Index) * static_cast<std::size_t>(count));
+    valid = Ascend(indices, count, numel);
+  } else {
+    valid = opened.shape.last < numel &&
+            DecodeIndices(message + at.indices, bytes - at.indices, opened.shape, indices);
+  }
+  if (!valid) {
+    Throw(ErrorKind::kExchangeFailed, "received a block whose ", count,
+          " positions do not ascend within [0, ", numel, "): the message is corrupt");
+  }
+  if (opened.header.indices == kPackedWithMarks) DecodeMarks(message + at.marks, count, indices);
+  DecodeValues(static_cast<DType>(opened.header.values), message + at.values, count,
+               block->values());
+}
+
+}  // namespace hvd_sparse

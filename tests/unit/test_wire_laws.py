@@ -1,0 +1,248 @@
+"""The laws hold in every wire format; ranks are threads of one process."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from hvd_sparse import _core
+from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError, NonFiniteGradientError
+from hvd_sparse.exchange import Exchange
+from tests import laws
+
+DTYPES = ["float32", "bfloat16", "float16"]
+FORMATS = [(packed, dtype) for packed in (False, True) for dtype in DTYPES][1:]
+RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17]
+
+
+def run_ranks(size, program, *, segments, density, sparsifier="top_k", collective, formats):
+    """Runs `program(rank)` on `size` threads; returns what they return, by rank.
+
+    Args:
+        formats: (packed, wire_dtype) of each rank, in turn.
+    """
+    world = _core.LoopbackWorld(size, 20.0)
+
+    def one(rank):
+        packed, wire_dtype = formats[rank % len(formats)]
+        exchange = Exchange.over_loopback(world, rank)
+        try:
+            return program(
+                laws.Rank(
+                    exchange, rank, segments, density, sparsifier, collective, packed, wire_dtype
+                )
+            )
+        finally:
+            exchange.close()
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(one, range(size)))
+
+
+def run_rough(me, steps, factor=301):
+    """Steps with integers that few numbers of the narrow types equal; float32 holds their sums."""
+    taken = []
+    for step in range(steps):
+        gradient = laws.integer_gradient(me.numel, rank=me.rank, step=step)
+        taken.append(me.step(np.clip(gradient, -100, 100) * factor))
+    return taken
+
+
+def bits_of(dtype):
+    """Significant bits of the type, the leading one included."""
+    return {"float32": 24, "float16": 11, "bfloat16": 8}[dtype]
+
+
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize("collective", _core.collectives())
+@pytest.mark.parametrize("wire", FORMATS)
+@pytest.mark.parametrize("density", [0.004, 0.1, 1.0])
+def test_laws_hold_over_several_steps(size, collective, wire, density):
+    ranks = run_ranks(
+        size,
+        lambda me: run_rough(me, 6),
+        segments=[1000, 1, 0, 3333],
+        density=density,
+        collective=collective,
+        formats=[wire],
+    )
+    laws.check_laws(ranks)
+
+
+@pytest.mark.parametrize("sparsifier", _core.sparsifiers())
+@pytest.mark.parametrize("collective", _core.collectives())
+@pytest.mark.parametrize("wire", FORMATS)
+def test_laws_hold_for_every_sparsifier(sparsifier, collective, wire):
+    ranks = run_ranks(
+        5,
+        lambda me: run_rough(me, 4),
+        segments=[2000],
+        density=0.03,
+        sparsifier=sparsifier,
+        collective=collective,
+        formats=[wire],
+    )
+    laws.check_laws(ranks)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 16])
+@pytest.mark.parametrize("collective", _core.collectives())
+@pytest.mark.parametrize("wire", FORMATS)
+def test_laws_hold_for_values_beyond_float16(size, collective, wire):
+    # Up to 300,000: what 16 ranks add up in 3 steps stays below 2^24.
+    ranks = run_ranks(
+        size,
+        lambda me: run_rough(me, 3, factor=3001),
+        segments=[700],
+        density=0.1,
+        collective=collective,
+        formats=[wire],
+    )
+    assert max(np.abs(step.gradient).max() for rank in ranks for step in rank) > 65504
+    laws.check_laws(ranks)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+@pytest.mark.parametrize("collective", _core.collectives())
+@pytest.mark.parametrize("wire", FORMATS)
+@pytest.mark.parametrize("segments", [[], [0], [1], [2, 0, 1]])
+def test_laws_hold_for_tiny_buckets(size, collective, wire, segments):
+    ranks = run_ranks(
+        size,
+        lambda me: me.run(4),
+        segments=segments,
+        density=0.5,
+        collective=collective,
+        formats=[wire],
+    )
+    laws.check_laws(ranks)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("collective", _core.collectives())
+@pytest.mark.parametrize("wire", FORMATS)
+def test_values_that_round_to_zero_stay_where_they_are(size, collective, wire):
+    # Multiples of 2^-149: float16 rounds all of them to zero, bfloat16 some.
+    def program(me):
+        tiny = np.arange(me.numel, dtype=np.float32) * np.float32(1e-45)
+        return [me.step(tiny) for _ in range(3)]
+
+    ranks = run_ranks(
+        size, program, segments=[90], density=0.2, collective=collective, formats=[wire]
+    )
+    laws.check_laws(ranks)
+    if wire[1] == "float16":
+        assert not ranks[0][0].total.any()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("collective", _core.collectives())
+def test_what_travels_is_rounded_once_and_the_error_stays(dtype, collective):
+    numel = 64
+    value = float(2 ** bits_of(dtype) + 1)  # lies between two numbers of the type
+
+    def program(me):
+        gradient = np.zeros(numel, np.float32)
+        gradient[10 + me.rank] = value
+        return me.step(gradient)
+
+    ranks = run_ranks(
+        2, program, segments=[numel], density=0.5, collective=collective, formats=[(True, dtype)]
+    )
+    for rank, step in enumerate(ranks):
+        assert list(step.total[[10, 11]]) == [value - 1, value - 1]
+        expected = np.zeros(numel)
+        expected[10 + rank] = 1
+        np.testing.assert_array_equal(step.residual_after, expected)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 9])
+@pytest.mark.parametrize("collective", _core.collectives())
+@pytest.mark.parametrize("wire", FORMATS)
+def test_a_refused_step_leaves_the_residual_bit_for_bit(size, collective, wire):
+    def program(me):
+        me.run(2)
+        before = me.residual.copy()
+        gradient = laws.integer_gradient(me.numel, rank=me.rank, step=7)
+        sent = gradient.copy()
+        if me.rank == size - 1:
+            sent[123], gradient[123] = np.nan, 0
+        with pytest.raises(NonFiniteGradientError, match=f"gradient of rank {size - 1} in"):
+            me.step(sent)
+        assert me.residual.tobytes() == (before + gradient).tobytes()
+        return me.run(2)
+
+    ranks = run_ranks(
+        size, program, segments=[400], density=0.1, collective=collective, formats=[wire]
+    )
+    laws.check_laws(ranks)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("collective", _core.collectives())
+@pytest.mark.parametrize("wire", FORMATS)
+def test_a_sum_that_overflows_is_refused_and_undone(size, collective, wire):
+    def program(me):
+        gradient = np.full(me.numel, 3e38, np.float32)
+        with pytest.raises(NonFiniteGradientError, match="overflows"):
+            me.step(gradient)
+        assert me.residual.tobytes() == gradient.tobytes()
+
+    if wire[1] == "float16":
+        pytest.skip("float16 carries no values that could overflow float32")
+    run_ranks(size, program, segments=[40], density=0.5, collective=collective, formats=[wire])
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("collective", _core.collectives())
+@pytest.mark.parametrize("other", FORMATS)
+def test_ranks_of_different_formats_are_told(size, collective, other):
+    def program(me):
+        with pytest.raises(
+            ExchangeFailedError, match=r"the ranks disagree: .* float(16|32) values"
+        ):
+            me.run(1)
+
+    formats = [(False, "float32")] * (size - 1) + [other]
+    run_ranks(size, program, segments=[3000], density=0.01, collective=collective, formats=formats)
+
+
+@pytest.mark.parametrize("collective", _core.collectives())
+def test_coded_blocks_take_the_bytes_that_are_promised(collective):
+    numel, density = 200_000, 0.01
+    k, size = 2000, 4
+
+    def program(me):
+        me.run(1)
+        return me.stats.bytes_sent
+
+    sent = {
+        wire: run_ranks(
+            size, program, segments=[numel], density=density, collective=collective, formats=[wire]
+        )[0]
+        for wire in [(False, "float32"), *FORMATS]
+    }
+    entries = (sent[False, "float32"] / 8) // k * k  # of all messages; headers are smaller than k
+    for (packed, dtype), bytes_sent in sent.items():
+        bits = np.log2(numel / k) + 2 if packed else 32
+        bits += 32 if dtype == "float32" else 16
+        header = 64 * sent[False, "float32"] / (8 * k)
+        assert bytes_sent <= entries * bits / 8 + header
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8", ""])
+def test_types_that_cannot_travel_are_refused(dtype):
+    with pytest.raises(
+        InvalidArgumentError,
+        match=f"wire_dtype must be one of float32, float16, bfloat16; got '{dtype}'",
+    ):
+        run_ranks(
+            1,
+            lambda me: None,
+            segments=[10],
+            density=0.5,
+            collective="gtopk",
+            formats=[(False, dtype)],
+        )
