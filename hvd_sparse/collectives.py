@@ -15,11 +15,14 @@ class Collective:
         name: As it is passed to a compression, and known to the core.
         lossless: Whether every selected entry of every rank is part of the sum. Where it is not,
             what was left out stays in the residual of its rank.
+        exact: Whether every entry of the result is the sum over all ranks that selected it, and
+            no larger sum was left out.
         reference: Where it was published.
     """
 
     name: str
     lossless: bool
+    exact: bool
     reference: str
 
 
@@ -29,20 +32,30 @@ COLLECTIVES = {
         Collective(
             name="allgather",
             lossless=True,
+            exact=True,
             reference="Shi et al., Understanding Top-k Sparsification in Distributed Deep "
             "Learning, https://arxiv.org/abs/1911.08772",
         ),
         Collective(
             name="gtopk",
             lossless=False,
+            exact=False,
             reference="Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k "
             "Sparsification, https://arxiv.org/abs/1901.04359",
         ),
         Collective(
             name="recursive_doubling",
             lossless=True,
+            exact=True,
             reference="Renggli et al., SparCML: High-Performance Sparse Communication for Machine "
             "Learning, https://arxiv.org/abs/1802.08021",
+        ),
+        Collective(
+            name="split_allgather",
+            lossless=False,
+            exact=True,
+            reference="Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep "
+            "Learning, https://arxiv.org/abs/2201.07598",
         ),
     )
 }

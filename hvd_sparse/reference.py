@@ -157,6 +157,23 @@ def recursive_doubling(blocks: Sequence[Block]) -> Reduced:
     return Reduced(running[0], [block.indices for block in blocks])
 
 
+def split_allgather(blocks: Sequence[Block], k: int) -> Reduced:
+    """The `k` largest entries of the sum; of each rank all entries at those indices are delivered.
+
+    Args:
+        blocks: The selected block of each rank; their sizes may differ.
+        k: Entries of the sum that are kept; of one rank alone, all are.
+
+    Reference:
+        Li and Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022,
+        https://arxiv.org/abs/2201.07598
+    """
+    total = recursive_doubling(blocks).block
+    if len(blocks) > 1:
+        total = keep_top_k(total, k)
+    return Reduced(total, [np.intersect1d(block.indices, total.indices) for block in blocks])
+
+
 def settle(residual: ArrayLike, delivered: NDArray[np.int64]) -> NDArray[np.float32]:
     """A copy of the residual from which the delivered entries have left."""
     rest = np.array(residual, dtype=np.float32).ravel()

@@ -1,8 +1,9 @@
-/// Bruck's allgather of blocks of different lengths.
+/// Bruck's allgather, of blocks of different lengths and of records of the same length.
 ///
 /// Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing
 /// systems", IEEE TPDS 1997.
 
+#include <algorithm>
 #include <cstring>
 
 #include "csrc/base/error.h"
@@ -79,6 +80,29 @@ std::vector<SparseBlock>& CollectiveContext::AllgatherBlocks(SparseBlock* own, s
            owner);
   }
   return blocks;
+}
+
+const std::uint8_t* CollectiveContext::AllgatherRecords(const void* own, std::int64_t bytes,
+                                                        const std::string& round) {
+  const BruckRing ring{comm.Rank(), comm.Size()};
+  scratch.records.Reserve(bytes * ring.size);
+  std::uint8_t* const records = scratch.records.data();
+  std::memcpy(records, own, static_cast<std::size_t>(bytes));
+  int rounds = 0;
+  std::int64_t filled = bytes;
+  for (int distance = 1; distance < ring.size; distance *= 2) {
+    const std::int64_t length = ring.BlocksInRound(distance) * bytes;
+    const Outgoing out{ring.To(distance), records, length};
+    Incoming in{ring.From(distance), records + filled, length};
+    Transfer({&out, 1}, {&in, 1}, Concat(round, " ", ++rounds));
+    if (in.bytes != length) {
+      Throw(ErrorKind::kExchangeFailed, "the ranks disagree: in ", what, ", ", round, " ", rounds,
+            ", rank ", ring.From(distance), " sent ", in.bytes, " bytes instead of ", length);
+    }
+    filled += length;
+  }
+  std::rotate(records, records + (ring.size - ring.rank) % ring.size * bytes, records + filled);
+  return records;
 }
 
 }  // namespace hvd_sparse

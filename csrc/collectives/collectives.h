@@ -27,6 +27,12 @@ class RecursiveDoubling final : public SparseAllreduce {
   void Run(SparseBlock* block, CollectiveContext& ctx) const override;
 };
 
+class SplitAllgather final : public SparseAllreduce {
+ public:
+  bool DeliversAll() const override { return false; }
+  void Run(SparseBlock* block, CollectiveContext& ctx) const override;
+};
+
 }  // namespace hvd_sparse
 
 #endif  // HVD_SPARSE_COLLECTIVES_COLLECTIVES_H_

@@ -37,16 +37,26 @@ void CollectiveContext::Swap(SparseBlock* own, SparseBlock* theirs, std::int64_t
 }
 
 Outgoing CollectiveContext::Packed(const SparseBlock& block, Cargo cargo, int peer) {
+  if (!wire.IsPlain()) scratch.outgoing.Reserve(block.message_bytes());
+  return PackedAt(scratch.outgoing.data(), block, cargo, peer);
+}
+
+Outgoing CollectiveContext::PackedAt(std::uint8_t* memory, const SparseBlock& block, Cargo cargo,
+                                     int peer) const {
   if (wire.IsPlain()) return {peer, block.message(), block.message_bytes()};
-  scratch.outgoing.Reserve(block.message_bytes());
-  return {peer, scratch.outgoing.data(), EncodeBlock(block, wire, cargo, scratch.outgoing.data())};
+  return {peer, memory, EncodeBlock(block, wire, cargo, memory)};
 }
 
 Incoming CollectiveContext::Expect(SparseBlock* theirs, std::int64_t room, int peer) {
+  if (!wire.IsPlain()) scratch.incoming.Reserve(SparseBlock::MessageBytes(room));
+  return ExpectAt(scratch.incoming.data(), theirs, room, peer);
+}
+
+Incoming CollectiveContext::ExpectAt(std::uint8_t* memory, SparseBlock* theirs, std::int64_t room,
+                                     int peer) const {
   theirs->Reset(room);
   if (wire.IsPlain()) return {peer, theirs->message(), theirs->max_message_bytes()};
-  scratch.incoming.Reserve(theirs->max_message_bytes());
-  return {peer, scratch.incoming.data(), theirs->max_message_bytes()};
+  return {peer, memory, theirs->max_message_bytes()};
 }
 
 void CollectiveContext::Unpack(const std::uint8_t* message, std::int64_t bytes, SparseBlock* own,
@@ -95,6 +105,36 @@ void CollectiveContext::KeepErrorsOf(const SparseBlock& block, bool survived_onl
     *kept++ = error;
   }
   errors.erase(kept, errors.end());
+}
+
+void CollectiveContext::MoveBlocks(SparseBlock* own, Span<const BlockOut> out,
+                                   Span<const BlockIn> in, const std::string& round) {
+  // Where a format is not plain, messages lie one behind the other in the scratch memory.
+  std::int64_t sent_bytes = 0, received_bytes = 0;
+  for (const auto& [peer, block] : out) sent_bytes += block->message_bytes();
+  for (const auto& [peer, block, room] : in) received_bytes += SparseBlock::MessageBytes(room);
+  if (!wire.IsPlain()) {
+    scratch.outgoing.Reserve(sent_bytes);
+    scratch.incoming.Reserve(received_bytes);
+  }
+  std::uint8_t* to = scratch.outgoing.data();
+  std::vector<Outgoing> outgoing;
+  for (const auto& [peer, block] : out) {
+    outgoing.push_back(PackedAt(to, *block, Cargo::kSums, peer));
+    if (!wire.IsPlain()) to += block->message_bytes();
+  }
+  std::uint8_t* from = scratch.incoming.data();
+  std::vector<Incoming> incoming;
+  for (const auto& [peer, block, room] : in) {
+    incoming.push_back(ExpectAt(from, block, room, peer));
+    if (!wire.IsPlain()) from += SparseBlock::MessageBytes(room);
+  }
+  Transfer(outgoing, incoming, round);
+  for (std::int64_t i = 0; i < in.size; ++i) {
+    const Incoming& message = incoming[static_cast<std::size_t>(i)];
+    Unpack(static_cast<const std::uint8_t*>(message.data), message.bytes, own, in[i].block,
+           in[i].peer);
+  }
 }
 
 void CollectiveContext::Agree(BlockHeader* own, const BlockHeader& other, int peer) const {

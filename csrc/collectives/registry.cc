@@ -12,11 +12,13 @@ namespace {
 const Allgather kAllgather;
 const GTopK kGTopK;
 const RecursiveDoubling kRecursiveDoubling;
+const SplitAllgather kSplitAllgather;
 
-const std::array<std::pair<const char*, const SparseAllreduce*>, 3> kRegistry = {{
+const std::array<std::pair<const char*, const SparseAllreduce*>, 4> kRegistry = {{
     {"allgather", &kAllgather},
     {"gtopk", &kGTopK},
     {"recursive_doubling", &kRecursiveDoubling},
+    {"split_allgather", &kSplitAllgather},
 }};
 
 }  // namespace

@@ -13,6 +13,7 @@
 
 #include "csrc/base/sparse_block.h"
 #include "csrc/collectives/dense_sum.h"
+#include "csrc/collectives/digest.h"
 #include "csrc/comm/communicator.h"
 #include "csrc/kernels/kernels.h"
 #include "csrc/wire/wire_format.h"
@@ -25,12 +26,28 @@ using RoundingErrors = std::vector<std::pair<Index, float>>;
 /// Scratch of one exchange: grows to what is needed and is used again.
 struct CollectiveScratch {
   SparseBlock theirs, merged;
-  Buffer messages;
+  Buffer messages, records;
   std::vector<SparseBlock> blocks;
   DenseSum dense, their_dense;     // of recursive doubling
   Buffer outgoing, incoming;       // messages of a format that is not plain
   RoundingErrors rounding_errors;  // of entries that are on their way, see Narrow
   std::vector<float> errors;
+
+  // Of split_allgather.
+  std::vector<SparseBlock> parts;
+  std::vector<Index> regions;  // where each one begins; found anew now and then
+  DigestScratch digest;
+};
+
+/// A block on its way to a rank, and one expected from a rank, of at most `room` entries.
+struct BlockOut {
+  int peer;
+  const SparseBlock* block;
+};
+struct BlockIn {
+  int peer;
+  SparseBlock* block;
+  std::int64_t room;
 };
 
 /// How a collective does its work; the same on every rank.
@@ -69,6 +86,10 @@ struct CollectiveContext {
   void Swap(SparseBlock* own, SparseBlock* theirs, std::int64_t room, int peer,
             const std::string& round);
 
+  /// Sends and receives several blocks at the same time; like Send and Receive.
+  void MoveBlocks(SparseBlock* own, Span<const BlockOut> out, Span<const BlockIn> in,
+                  const std::string& round);
+
   /// Every rank's block, in the order of the ranks, each of at most `room` entries; `own` is this
   /// rank's. Bruck's algorithm: ceil(log2 P) rounds, in which a rank sends the blocks of all others
   /// once. Agrees with all. The blocks live in the scratch memory.
@@ -87,6 +108,11 @@ struct CollectiveContext {
   /// where `survived_only`: nobody will receive them, and the ranks put back what they took. To be
   /// called wherever a block drops entries that could return through a peer later.
   void KeepErrorsOf(const SparseBlock& block, bool survived_only = false);
+
+  /// Every rank's record, one behind the other in the order of the ranks. For what is no block: a
+  /// few numbers, as many bytes on every rank. The memory is valid until the next call.
+  const std::uint8_t* AllgatherRecords(const void* own, std::int64_t bytes,
+                                       const std::string& round);
 
   /// Throws ExchangeFailed unless `theirs`, received from `peer`, belongs to the same bucket and
   /// step as `own`, and to a rank of the same options. Makes the lowest bad rank known to `own`.
@@ -116,6 +142,10 @@ struct CollectiveContext {
  private:
   /// Where the next message for `theirs` is to be received.
   Incoming Expect(SparseBlock* theirs, std::int64_t room, int peer);
+
+  /// The same in given memory, which a plain format leaves alone.
+  Outgoing PackedAt(std::uint8_t* memory, const SparseBlock& block, Cargo cargo, int peer) const;
+  Incoming ExpectAt(std::uint8_t* memory, SparseBlock* theirs, std::int64_t room, int peer) const;
 };
 
 /// Sets the survived bit of every entry.

@@ -70,8 +70,9 @@ def test_laws_hold_at_64_ranks(sparsifier, collective):
         ("allgather", lambda blocks, k: reference.allgather(blocks)),
         ("gtopk", reference.gtopk),
         ("recursive_doubling", lambda blocks, k: reference.recursive_doubling(blocks)),
+        ("split_allgather", reference.split_allgather),
     ],
-    ids=["allgather", "gtopk", "recursive_doubling"],
+    ids=["allgather", "gtopk", "recursive_doubling", "split_allgather"],
 )
 def test_top_k_through_a_collective_equals_the_reference(size, collective, expected):
     numel, density = 1500, 0.02

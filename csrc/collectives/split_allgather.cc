@@ -1,0 +1,277 @@
+/// Split and allgather: the exact k largest entries of the sum, for about 6 k words whatever P is.
+///
+///     the bucket is cut into P regions; each rank sends every region's entries to its owner;
+///     an owner sums its region and drops what cannot be among the k largest of all regions;
+///     what is left goes to all ranks, and each of them keeps the k largest
+///
+/// Rounds: 1 with P - 1 messages, and 2 ceil(log2 P) (a digest of magnitudes, and the entries);
+/// every 64 steps ceil(log2 P) more, to find the regions again; ceil(log2 P) + 1 more where one
+/// owner keeps more than twice its share.
+/// Sent by each rank: 8 k (P - 1) / P bytes of its own entries and about 8.5 k (P - 1) / P of sums
+/// (+ headers, + 4 (P - 1) (16 + 6 ln P) of digests): about 16 k bytes for many ranks.
+/// Use it where k is large, so that bytes count and messages do not: beyond four ranks it sends
+/// less than gtopk, and its result is exact.
+///
+/// The regions hold about equal numbers of selected entries: their boundaries are the quantiles of
+/// each rank's selected positions, averaged over the ranks. Entries that did not come out among the
+/// k largest return to the residuals; the sums are complete, so an index is delivered for all ranks
+/// or for none. A selection is not trimmed to k first: parts of any length are fine here, the
+/// result is cut anyway, and what a rank sends beyond k makes the sum more complete.
+///
+/// Li and Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022,
+/// https://arxiv.org/abs/2201.07598 (Ok-Topk). The paper's threshold is estimated and reused, so
+/// its count is approximate; digests, the exact count and the rule for ties are ours.
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "csrc/base/error.h"
+#include "csrc/collectives/collectives.h"
+#include "csrc/collectives/digest.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr std::uint64_t kStepsBetweenRegions = 64;
+
+/// Messages in flight while entries go to their owners.
+constexpr int kWindow = 32;
+
+/// A share of fewer entries is not worth balancing: 64 kB take as long as a message takes to start
+/// on the networks at hand.
+constexpr std::int64_t kWorthBalancing = 8192;
+
+/// A range of the entries of a block.
+struct Range {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t count() const { return std::max<std::int64_t>(0, end - begin); }
+};
+
+Range Overlap(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
+
+/// Writes entries of `from` behind the first `filled` of a block that is being written.
+void Append(const SparseBlock& from, Range range, std::int64_t filled, SparseBlock* to) {
+  const auto count = static_cast<std::size_t>(range.count());
+  std::memcpy(to->indices() + filled, from.indices() + range.begin, count * sizeof(Index));
+  std::memcpy(to->values() + filled, from.values() + range.begin, count * sizeof(float));
+}
+
+/// Makes `to` a block of some entries of `from`.
+void CopyPart(const SparseBlock& from, Range range, const BlockHeader& identity, SparseBlock* to) {
+  to->Reset(range.count());
+  Append(from, range, 0, to);
+  to->header() = identity;
+  to->Finish(range.count());
+}
+
+class SplitRun {
+ public:
+  SplitRun(SparseBlock* block, CollectiveContext* ctx)
+      : block_(*block),
+        ctx_(*ctx),
+        scratch_(ctx->scratch),
+        rank_(ctx->comm.Rank()),
+        size_(ctx->comm.Size()) {
+    const auto ranks = static_cast<std::size_t>(size_);
+    if (scratch_.blocks.size() < ranks) scratch_.blocks.resize(ranks);
+    if (scratch_.parts.size() < ranks) scratch_.parts.resize(ranks);
+  }
+
+  void Run() {
+    ctx_.Narrow(&block_, /*keeps_errors=*/true);
+    const bool found = scratch_.regions.size() == static_cast<std::size_t>(size_);
+    if (!found || block_.header().step % kStepsBetweenRegions == 0) FindRegions();
+    SendToOwners();
+    SumRegion();
+    const std::int64_t room = DropWhatIsSmall();
+    ctx_.Narrow(&block_, /*keeps_errors=*/true);  // sums that no other rank holds
+    Gather(room);
+    ctx_.KeepTopK(&block_, ctx_.k);
+    MarkSurvived(&block_);
+  }
+
+ private:
+  /// Cuts the bucket where the ranks, on average, have selected equal numbers of entries. Those
+  /// that selected nothing have no say.
+  void FindRegions() {
+    const std::int64_t count = block_.count();
+    std::vector<Index> cuts;
+    for (int region = 1; region < size_; ++region) {
+      cuts.push_back(count == 0 ? -1 : block_.indices()[count * region / size_]);
+    }
+    const auto bytes = static_cast<std::int64_t>(cuts.size() * sizeof(Index));
+    const auto* all = reinterpret_cast<const Index*>(
+        ctx_.AllgatherRecords(cuts.data(), bytes, "split_allgather, regions, round"));
+
+    std::vector<std::int64_t> sums(cuts.size(), 0);
+    std::int64_t voices = 0;
+    for (int rank = 0; rank < size_; ++rank, all += cuts.size()) {
+      if (all[0] < 0) continue;
+      ++voices;
+      for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += all[i];
+    }
+    scratch_.regions.assign(1, 0);
+    for (int region = 1; region < size_; ++region) {
+      const std::int64_t cut = voices > 0 ? sums[static_cast<std::size_t>(region) - 1] / voices
+                                          : ctx_.numel * region / size_;
+      const std::int64_t least = scratch_.regions.back();  // a broken peer may not ascend
+      scratch_.regions.push_back(static_cast<Index>(std::clamp(cut, least, ctx_.numel)));
+    }
+  }
+
+  /// This rank's entries in a region.
+  Range EntriesIn(int region) const {
+    const Index* const begin = block_.indices();
+    const Index* const end = begin + block_.count();
+    const auto first = [&](int r) {
+      if (r == size_) return end;
+      return std::lower_bound(begin, end, scratch_.regions[static_cast<std::size_t>(r)]);
+    };
+    return {first(region) - begin, first(region + 1) - begin};
+  }
+
+  /// Rank r starts with rank r + 1, so that no owner is everybody's first.
+  void SendToOwners() {
+    CopyPart(block_, EntriesIn(rank_), block_.header(), Of(&scratch_.blocks, rank_));
+    for (int first = 1; first < size_; first += kWindow) {
+      std::vector<BlockOut> out;
+      std::vector<BlockIn> in;
+      for (int distance = first; distance < std::min(size_, first + kWindow); ++distance) {
+        const int to = (rank_ + distance) % size_, from = (rank_ + size_ - distance) % size_;
+        CopyPart(block_, EntriesIn(to), block_.header(), Of(&scratch_.parts, to));
+        out.push_back({to, Of(&scratch_.parts, to)});
+        in.push_back({from, Of(&scratch_.blocks, from), ctx_.capacity});
+      }
+      ctx_.MoveBlocks(&block_, out, in, "split_allgather, to the owners");
+    }
+  }
+
+  /// The block becomes the sum of this rank's region; its header stays, with what all ranks know.
+  void SumRegion() {
+    ctx_.SumInRankOrder(&scratch_.blocks);
+    TakeEntriesOf(Of(&scratch_.blocks, 0));
+  }
+
+  /// Drops what other regions outbid for certain. Returns the most entries that any rank has left.
+  std::int64_t DropWhatIsSmall() {
+    const std::vector<std::int64_t> places = DigestPlaces(ctx_.k, size_);
+    const std::int64_t length = DigestLength(places);
+    std::vector<std::uint32_t> digest(static_cast<std::size_t>(length));
+    WriteDigest(block_, places, &scratch_.digest, digest.data());
+    const auto* all = reinterpret_cast<const std::uint32_t*>(ctx_.AllgatherRecords(
+        digest.data(), length * static_cast<std::int64_t>(sizeof(std::uint32_t)),
+        "split_allgather, digests, round"));
+    const Bound bound = FindBound({all, length * size_}, places, size_, ctx_.k, ctx_.numel);
+    ctx_.KeepTopK(&block_, KeptOf(rank_, bound, ctx_.k, scratch_.digest));
+
+    std::int64_t most = 0, total = 0;
+    for (const Share& share : bound.shares) {
+      most = std::max(most, share.at_most);
+      total += share.at_most;
+    }
+    if (most < kWorthBalancing || most * size_ <= 2 * total) return most;
+    return Balance(bound);
+  }
+
+  /// Moves entries between neighbours until each rank holds an equal slice of the ascending whole.
+  std::int64_t Balance(const Bound& bound) {
+    const auto own = static_cast<std::uint32_t>(block_.count());
+    const auto* counts = reinterpret_cast<const std::uint32_t*>(
+        ctx_.AllgatherRecords(&own, sizeof(own), "split_allgather, counts, round"));
+    std::vector<Range> held;
+    std::int64_t total = 0;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (counts[rank] > bound.shares[static_cast<std::size_t>(rank)].at_most) {
+        Throw(ErrorKind::kExchangeFailed, "rank ", rank, " claims ", counts[rank], " entries in ",
+              ctx_.what, ", more than its digest promised");
+      }
+      held.push_back({total, total + counts[rank]});
+      total += counts[rank];
+    }
+    const auto slice = [&](int rank) {
+      return Range{total * rank / size_, total * (rank + 1) / size_};
+    };
+    const Range mine = held[static_cast<std::size_t>(rank_)];
+    const auto wanted = [&](int from) {
+      return Overlap(held[static_cast<std::size_t>(from)], slice(rank_)).count();
+    };
+
+    std::vector<BlockOut> out;
+    std::vector<BlockIn> in;
+    for (int peer = 0; peer < size_; ++peer) {
+      const Range there = Overlap(mine, slice(peer));
+      SparseBlock* const part = Of(peer == rank_ ? &scratch_.blocks : &scratch_.parts, peer);
+      if (peer == rank_ || there.count() > 0) {
+        const std::int64_t first = there.begin - mine.begin;
+        CopyPart(block_, {first, first + there.count()}, block_.header(), part);
+      }
+      if (peer == rank_) continue;
+      if (there.count() > 0) out.push_back({peer, part});
+      if (wanted(peer) > 0) in.push_back({peer, Of(&scratch_.blocks, peer), wanted(peer)});
+    }
+    ctx_.MoveBlocks(&block_, out, in, "split_allgather, balance");
+
+    const BlockHeader identity = block_.header();
+    block_.Reset(slice(rank_).count());
+    std::int64_t filled = 0;
+    for (int peer = 0; peer < size_; ++peer) {
+      const std::int64_t count = wanted(peer);
+      if (count == 0) continue;
+      const SparseBlock& part = *Of(&scratch_.blocks, peer);
+      if (part.count() != count) {
+        Throw(ErrorKind::kExchangeFailed, "rank ", peer, " sent ", part.count(), " of ", count,
+              " entries in ", ctx_.what);
+      }
+      Append(part, {0, count}, filled, &block_);
+      filled += count;
+    }
+    block_.header() = identity;
+    block_.Finish(filled);
+    return (total + size_ - 1) / size_;
+  }
+
+  /// Every rank's entries, one rank's behind the other's: regions ascend.
+  void Gather(std::int64_t room) {
+    std::vector<SparseBlock>& blocks =
+        ctx_.AllgatherBlocks(&block_, room, "split_allgather, gather, round");
+    std::int64_t total = 0;
+    for (int rank = 0; rank < size_; ++rank) total += Of(&blocks, rank)->count();
+    const BlockHeader identity = block_.header();
+    block_.Reset(total);
+    std::int64_t filled = 0;
+    for (int rank = 0; rank < size_; ++rank) {
+      const SparseBlock& part = *Of(&blocks, rank);
+      Append(part, {0, part.count()}, filled, &block_);
+      filled += part.count();
+    }
+    block_.header() = identity;
+    block_.Finish(total);
+  }
+
+  void TakeEntriesOf(SparseBlock* other) {
+    const BlockHeader identity = block_.header();
+    const std::int32_t count = other->header().count;
+    std::swap(block_, *other);
+    block_.header() = identity;
+    block_.header().count = count;
+  }
+
+  static SparseBlock* Of(std::vector<SparseBlock>* blocks, int rank) {
+    return &(*blocks)[static_cast<std::size_t>(rank)];
+  }
+
+  SparseBlock& block_;
+  CollectiveContext& ctx_;
+  CollectiveScratch& scratch_;
+  const int rank_, size_;
+};
+
+}  // namespace
+
+void SplitAllgather::Run(SparseBlock* block, CollectiveContext& ctx) const {
+  if (ctx.comm.Size() == 1) return MarkSurvived(block);
+  SplitRun(block, &ctx).Run();
+}
+
+}  // namespace hvd_sparse
