@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -35,7 +35,15 @@ from hvd_sparse.world import World
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 UNTIMED = 3  # repetitions before the timed ones
-COLLECTIVES = ("gtopk", "allgather")
+
+# Every collective, and the sum that it should come to: from the ranks' blocks and k.
+EXPECTED: dict[str, Callable[[Sequence[reference.Block], int], reference.Reduced]] = {
+    "gtopk": reference.gtopk,
+    "allgather": lambda blocks, k: reference.allgather(blocks),
+    "recursive_doubling": lambda blocks, k: reference.recursive_doubling(blocks),
+    "split_allgather": reference.split_allgather,
+}
+assert set(EXPECTED) == set(_core.collectives())
 
 
 def integer_gradient(numel: int, rank: int) -> np.ndarray:
@@ -71,7 +79,7 @@ class Rank:
                 sparsifier=as_sparsifier("top_k"),
                 collective=collective,
             )
-            for collective in COLLECTIVES
+            for collective in EXPECTED
         }
 
     def run(self, collective: str, barrier: Callable[[], object]) -> tuple[Interval, BucketStats]:
@@ -161,8 +169,7 @@ def measure(k: int, density: float, repetitions: int, exchange: Exchange) -> tup
     gradients = [integer_gradient(numel, rank) for rank in range(hvd.size())]
     blocks = [reference.top_k(gradient, k) for gradient in gradients]
     expected = {
-        "gtopk": reference.gtopk(blocks, k).block.to_dense(numel),
-        "allgather": reference.allgather(blocks).block.to_dense(numel),
+        name: reduced(blocks, k).block.to_dense(numel) for name, reduced in EXPECTED.items()
     }
     over_mpi = Rank(exchange, gradients[hvd.rank()], k)
     loopback = Loopback(gradients, k) if hvd.rank() == 0 else None
@@ -181,11 +188,11 @@ def measure(k: int, density: float, repetitions: int, exchange: Exchange) -> tup
         total = torch.zeros(numel).index_add_(0, indices.long(), values)
         verified &= np.array_equal(total.numpy(), expected["allgather"])
         note("Horovod's allgather, two calls", took, 8 * k * (hvd.size() - 1))
-        for collective in COLLECTIVES:
+        for collective in EXPECTED:
             took, stats = over_mpi.run(collective, hvd.barrier)
             verified &= np.array_equal(over_mpi.output, expected[collective])
             note(f"{collective} over MPI", took, stats.bytes_sent)
-        for collective in COLLECTIVES:
+        for collective in EXPECTED:
             name = f"{collective} over loopback"
             hvd.barrier()
             if loopback is None:
@@ -219,7 +226,7 @@ def main(
     repetitions: Annotated[int, typer.Option(min=2, help="timed, of each")] = 30,
     json: Annotated[Path | None, typer.Option(help="also write the result here")] = None,
 ) -> None:
-    """Times gtopk and allgather over MPI and loopback against Horovod's allgather."""
+    """Times every collective over MPI and loopback against Horovod's allgather."""
     ks = k or [2_560, 25_600, 256_000]
     hvd.init()
     torch.set_num_threads(1)
