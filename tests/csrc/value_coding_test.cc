@@ -1,0 +1,107 @@
+/// Rounding to the types that travel: what is lost is known exactly.
+
+#include "csrc/wire/value_coding.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "tests/csrc/entries.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr DType kNarrow[] = {DType::kFloat16, DType::kBFloat16};
+
+/// Floats of any bits, infinities and NaN among them, and the awkward ones.
+std::vector<float> AnyFloats() {
+  std::mt19937 random(6);
+  std::vector<float> values = {0.0f,    -0.0f,   kTiny,    -kTiny,   kMax,     -kMax,     kInf,
+                               -kInf,   kNan,    65504,    65519,    65520,    -65520,    65535,
+                               65536,   131008,  131009,   0x1p29f,  0x1p30f,  0x1p38f,   0x1.8p38f,
+                               0x1p39f, 0x1p40f, 0x1p-14f, 0x1p-24f, 0x1p-25f, 0x1.8p-25f};
+  while (values.size() < 100003) values.push_back(BitsFloat(random()));
+  std::uniform_real_distribution<float> near(-70000, 70000);
+  while (values.size() < 200003) values.push_back(near(random));
+  return values;
+}
+
+TEST(ValueCoding, ARoundedValueAndItsErrorAreTheValue) {
+  for (const DType dtype : kNarrow) {
+    const std::vector<float> values = AnyFloats();
+    const auto count = static_cast<std::int64_t>(values.size());
+    std::vector<float> rounded = values, again = values, errors(values.size());
+    RoundValues(dtype, rounded.data(), count, errors.data());
+    RoundValues(dtype, again.data(), count, nullptr);
+    EXPECT_TRUE(SameBits(rounded, again));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (!std::isfinite(values[i])) {
+        ASSERT_FALSE(std::isfinite(rounded[i]));
+        ASSERT_EQ(errors[i], 0.0f);
+        continue;
+      }
+      ASSERT_TRUE(std::isfinite(rounded[i])) << values[i];
+      const double sum = static_cast<double>(rounded[i]) + static_cast<double>(errors[i]);
+      ASSERT_EQ(sum, static_cast<double>(values[i])) << values[i];
+      ASSERT_LE(std::fabs(rounded[i]), std::fabs(values[i]) * 2);
+    }
+  }
+}
+
+TEST(ValueCoding, RoundingIsToNearestWithinTheRange) {
+  for (const float value : AnyFloats()) {
+    float half = value, brain = value;
+    RoundValues(DType::kFloat16, &half, 1, nullptr);
+    RoundValues(DType::kBFloat16, &brain, 1, nullptr);
+    if (std::fabs(value) < 65520) {
+      ASSERT_EQ(half, Widen(Narrow<Float16>(value)));
+    }
+    if (std::isfinite(Widen(Narrow<BFloat16>(value)))) {
+      ASSERT_EQ(brain, Widen(Narrow<BFloat16>(value)));
+    }
+  }
+}
+
+TEST(ValueCoding, BeyondTheRangeStandsTheLargestNumberWithAnExactError) {
+  const auto rounded = [](float value) {
+    RoundValues(DType::kFloat16, &value, 1, nullptr);
+    return value;
+  };
+  EXPECT_EQ(rounded(65520), 65504);
+  EXPECT_EQ(rounded(-1e6f), -65504);
+  EXPECT_EQ(rounded(0x1.fffffep28f), 65504);
+  EXPECT_EQ(rounded(0x1p29f), 65472);  // a multiple of 64, like every float32 from here on
+  EXPECT_EQ(rounded(0x1p38f), 32768);
+  EXPECT_EQ(rounded(kMax), 0);
+  float brain = kMax;
+  RoundValues(DType::kBFloat16, &brain, 1, nullptr);
+  EXPECT_EQ(FloatBits(brain), 0x7f7f0000u);
+}
+
+TEST(ValueCoding, RoundedValuesComeBackAndOthersAreTold) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    std::vector<float> values = AnyFloats();
+    const auto count = static_cast<std::int64_t>(values.size());
+    std::vector<std::uint8_t> code(values.size() * static_cast<std::size_t>(SizeOf(dtype)));
+    EXPECT_EQ(EncodeValues(dtype, values.data(), count, code.data()), dtype == DType::kFloat32);
+    RoundValues(dtype, values.data(), count, nullptr);
+    EXPECT_TRUE(EncodeValues(dtype, values.data(), count, code.data()));
+    std::vector<float> decoded(values.size());
+    DecodeValues(dtype, code.data(), count, decoded.data());
+    EXPECT_TRUE(SameBits(decoded, values));
+  }
+}
+
+TEST(ValueCoding, Float64DoesNotTravel) {
+  float value = 1;
+  std::uint8_t code[8] = {};
+  EXPECT_THROW(RoundValues(DType::kFloat64, &value, 1, nullptr), Error);
+  EXPECT_THROW(EncodeValues(DType::kFloat64, &value, 1, code), Error);
+  EXPECT_THROW(DecodeValues(DType::kFloat64, code, 1, &value), Error);
+}
+
+}  // namespace
+}  // namespace hvd_sparse
