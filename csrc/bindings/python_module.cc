@@ -24,6 +24,8 @@
 #include "csrc/kernels/kernels.h"
 #include "csrc/kernels/parallel.h"
 #include "csrc/sparsifiers/sparsifier.h"
+#include "csrc/wire/value_coding.h"
+#include "csrc/wire/wire_format.h"
 #ifdef HVD_SPARSE_WITH_MPI
 #include "csrc/comm/mpi_communicator.h"
 #endif
@@ -171,6 +173,35 @@ class Selector {
   SparseBlock block_;
 };
 
+/// A message and the memory for it, for tests and benchmarks.
+class Coder {
+ public:
+  Coder(bool packed, const std::string& wire_dtype, std::int64_t numel)
+      : format_{packed, WireDTypeFrom(wire_dtype)}, numel_(numel) {}
+
+  void Narrow(SparseBlock& block) const {
+    RoundValues(format_.values, block.values(), block.count(), nullptr);
+  }
+
+  std::int64_t Encode(const SparseBlock& block) {
+    message_.Reserve(block.message_bytes());
+    bytes_ = EncodeBlock(block, format_, Cargo::kSums, message_.data());
+    return bytes_;
+  }
+
+  void Decode(SparseBlock& block) const {
+    Require(bytes_ > 0, "nothing was encoded yet");
+    block.Reset(SparseBlock::ReadHeader(message_.data(), bytes_).count);
+    DecodeBlock(message_.data(), bytes_, numel_, &block);
+  }
+
+ private:
+  const WireFormat format_;
+  const std::int64_t numel_;
+  Buffer message_;
+  std::int64_t bytes_ = 0;
+};
+
 using Indices = py::array_t<Index, py::array::c_style | py::array::forcecast>;
 using Values = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
@@ -201,6 +232,13 @@ void BindKernels(py::module_& m) {
            "entries of the gradient are not finite.")
       .def_property_readonly("block", &Selector::block,
                              py::return_value_policy::reference_internal);
+
+  py::class_<Coder>(m, "Coder", "A message of a wire format, and the memory for it.")
+      .def(py::init<bool, const std::string&, std::int64_t>(), py::kw_only(), py::arg("packed"),
+           py::arg("wire_dtype"), py::arg("numel"))
+      .def("narrow", &Coder::Narrow, py::arg("block"), "Rounds the values to those that travel.")
+      .def("encode", &Coder::Encode, py::arg("block"), "Makes the message; returns its bytes.")
+      .def("decode", &Coder::Decode, py::arg("block"), "Reads the message into a block.");
 
   m.def(
       "scatter",

@@ -9,51 +9,86 @@
 namespace hvd_sparse {
 namespace {
 
-constexpr std::uint32_t kSign = 0x80000000u, kInfinity = 0x7f800000u;
+constexpr std::uint32_t kSign = 0x80000000u, kInfinity = 0x7f800000u, kNaN = 0x7fc00000u;
 
-HVD_SPARSE_INLINE bool IsFinite(float value) { return (FloatBits(value) & kInfinity) != kInfinity; }
-
-/// What a finite value becomes that lies beyond the largest number of the type.
-template <typename T>
-float Largest(float value);
-
-/// Cutting instead of rounding: the lower half of the bits is the error.
-template <>
-HVD_SPARSE_INLINE float Largest<BFloat16>(float value) {
-  return BitsFloat(FloatBits(value) & 0xffff0000u);
+/// a or b, by arithmetic: of `?:` compilers make branches, and loops over those stay scalar.
+HVD_SPARSE_INLINE std::uint32_t Choose(bool take_a, std::uint32_t a, std::uint32_t b) {
+  return b ^ ((a ^ b) & (0u - static_cast<std::uint32_t>(take_a)));
 }
 
-/// 65504, or a little less: a difference of two float32 is exact where both are multiples of the
-/// last place of the larger one.
+/// The last `dropped` bits of a magnitude rounded away.
+HVD_SPARSE_INLINE std::uint32_t RoundBits(std::uint32_t magnitude, int dropped) {
+  const std::uint32_t half = (1u << (dropped - 1)) - 1, odd = (magnitude >> dropped) & 1u;
+  return (magnitude + half + odd) >> dropped << dropped;
+}
+
+/// The number of the type T that stands for a value; half.h has the same numbers as 16 bits.
+template <typename T>
+std::uint32_t RoundedBits(std::uint32_t bits);
+
+/// Beyond the largest number, cutting instead of rounding.
 template <>
-HVD_SPARSE_INLINE float Largest<Float16>(float value) {
-  constexpr std::uint32_t k65504 = 0x477fe000u, kExponent = k65504 >> 23;
-  const std::uint32_t bits = FloatBits(value);
-  const std::uint32_t above = std::max((bits & ~kSign) >> 23, kExponent) - kExponent;
+HVD_SPARSE_INLINE std::uint32_t RoundedBits<BFloat16>(std::uint32_t bits) {
+  constexpr std::uint32_t kTooLarge = 0x7f7f8000u;
+  const std::uint32_t magnitude = bits & ~kSign, sign = bits & kSign;
+  const std::uint32_t cut = magnitude & 0xffff0000u;
+  const std::uint32_t finite = Choose(magnitude >= kTooLarge, cut, RoundBits(magnitude, 16));
+  return Choose(magnitude > kInfinity, kNaN, finite | sign);
+}
+
+/// Beyond the largest number 65504, or a little less: a difference of two float32 is exact where
+/// both are multiples of the last place of the larger one.
+template <>
+HVD_SPARSE_INLINE std::uint32_t RoundedBits<Float16>(std::uint32_t bits) {
+  constexpr std::uint32_t kLargest = 0x477fe000u, kTooLarge = 0x477ff000u;  // 65504, 65520
+  constexpr std::uint32_t kExponent = kLargest >> 23, kSmallestNormal = 113u << 23;
+  const std::uint32_t magnitude = bits & ~kSign, sign = bits & kSign;
+  const std::uint32_t above = std::max(magnitude >> 23, kExponent) - kExponent;
   const std::uint32_t shift = std::min(above, 23u);
-  const std::uint32_t cut = above > 23 ? 0 : k65504 >> shift << shift;
-  return BitsFloat(cut | (bits & kSign));
+  const std::uint32_t largest = Choose(above > 23, 0, kLargest >> shift << shift);
+  // Beside 1/2 the places of a float32 are those of a subnormal float16: the adder rounds.
+  const std::uint32_t subnormal = FloatBits((BitsFloat(magnitude) + 0.5f) - 0.5f);
+  const std::uint32_t small =
+      Choose(magnitude < kSmallestNormal, subnormal, RoundBits(magnitude, 13));
+  const std::uint32_t finite = Choose(magnitude >= kTooLarge, largest, small);
+  const std::uint32_t special = Choose(magnitude > kInfinity, kNaN, kInfinity);
+  return Choose(magnitude >= kInfinity, special, finite) | sign;
 }
 
+/// A number of the type as its 16 bits.
 template <typename T>
-HVD_SPARSE_INLINE float Rounded(float value) {
-  const float rounded = Widen(Narrow<T>(value));
-  const float largest = Largest<T>(value);
-  return IsFinite(value) & !IsFinite(rounded) ? largest : rounded;
+std::uint32_t PackedBits(std::uint32_t bits);
+
+template <>
+HVD_SPARSE_INLINE std::uint32_t PackedBits<BFloat16>(std::uint32_t bits) {
+  return bits >> 16;
+}
+
+template <>
+HVD_SPARSE_INLINE std::uint32_t PackedBits<Float16>(std::uint32_t bits) {
+  constexpr std::uint32_t kHalf = 126u << 23, kSmallestNormal = 113u << 23;
+  const std::uint32_t magnitude = bits & ~kSign;
+  const std::uint32_t subnormal = FloatBits(BitsFloat(magnitude) + 0.5f) - kHalf;
+  const std::uint32_t normal = (magnitude - ((127u - 15u) << 23)) >> 13;
+  const std::uint32_t finite = Choose(magnitude < kSmallestNormal, subnormal, normal);
+  const std::uint32_t special = Choose(magnitude > kInfinity, 0x7e00u, 0x7c00u);
+  return Choose(magnitude >= kInfinity, special, finite) | (bits & kSign) >> 16;
 }
 
 template <typename T>
 HVD_SPARSE_INLINE void Round(float* values, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) values[i] = Rounded<T>(values[i]);
+  for (std::int64_t i = 0; i < count; ++i) {
+    values[i] = BitsFloat(RoundedBits<T>(FloatBits(values[i])));
+  }
 }
 
 template <typename T>
 HVD_SPARSE_INLINE void RoundWithErrors(float* __restrict values, std::int64_t count,
                                        float* __restrict errors) {
   for (std::int64_t i = 0; i < count; ++i) {
-    const float value = values[i], rounded = Rounded<T>(value);
-    const float error = value - rounded;
-    errors[i] = IsFinite(value) ? error : 0.0f;
+    const float value = values[i], rounded = BitsFloat(RoundedBits<T>(FloatBits(value)));
+    const bool is_finite = (FloatBits(value) & kInfinity) != kInfinity;
+    errors[i] = BitsFloat(Choose(is_finite, FloatBits(value - rounded), 0));
     values[i] = rounded;
   }
 }
@@ -63,9 +98,10 @@ HVD_SPARSE_INLINE bool Encode(const float* __restrict values, std::int64_t count
                               std::uint8_t* __restrict code) {
   std::uint32_t lost = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    const T narrow = Narrow<T>(values[i]);
-    lost |= FloatBits(Widen(narrow)) ^ FloatBits(values[i]);
-    std::memcpy(code + 2 * i, &narrow.bits, sizeof(narrow.bits));
+    const std::uint32_t bits = FloatBits(values[i]);
+    lost |= RoundedBits<T>(bits) ^ bits;
+    const auto packed = static_cast<std::uint16_t>(PackedBits<T>(bits));
+    std::memcpy(code + 2 * i, &packed, sizeof(packed));
   }
   return lost == 0;
 }

@@ -221,6 +221,18 @@ TEST(PutBack, UndoesTakingToTheBit) {
   });
 }
 
+TEST(AddErrors, AddsInOrderAndTellsWhatWasThereBefore) {
+  std::vector<float> residual = {1, 2, 3, 4};
+  const std::vector<float> before = residual;
+  const std::vector<std::pair<Index, float>> errors = {{0, 8}, {3, 8}, {3, 16}, {4, 1}, {-1, 1}};
+  std::vector<std::pair<Index, float>> undo = {{7, 7}};
+  CpuKernels().AddErrors(errors, residual, &undo);
+  EXPECT_EQ(residual, (std::vector<float>{9, 2, 3, 28}));
+  EXPECT_EQ(undo, (std::vector<std::pair<Index, float>>{{7, 7}, {0, 1}, {3, 4}, {3, 12}}));
+  for (std::size_t i = undo.size() - 1; i > 0; --i) residual[undo[i].first] = undo[i].second;
+  EXPECT_EQ(residual, before);
+}
+
 TEST(PutBack, UndoesSettleToTheBit) {
   const std::vector<float> before = Awkward(2000, 8);
   std::vector<float> residual = before;

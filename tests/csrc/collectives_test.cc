@@ -162,5 +162,76 @@ TEST(Collectives, NameThoseThatExist) {
   }
 }
 
+/// Entries of value 1 + 2^-10, which bfloat16 rounds to 1, at these positions.
+SparseBlock RoughBlock(const std::vector<Index>& positions) {
+  SparseBlock block = BlockOf(static_cast<std::int64_t>(positions.size()), 0, 1, 0);
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    block.indices()[i] = positions[i];
+    block.values()[i] = 1 + 0x1p-10f;
+  }
+  return block;
+}
+
+TEST(CollectiveContext, NarrowNotesTheErrorsOfTheRankThatKeepsThem) {
+  auto world = std::make_shared<LoopbackWorld>(2);
+  LoopbackCommunicator comm(world, 0);
+  CollectiveScratch scratch;
+  CollectiveContext ctx{comm, CpuKernels(), scratch, 5, 5, "a test"};
+  ctx.wire = {false, DType::kBFloat16};
+  SparseBlock kept = RoughBlock({1, 4, 9}), left = RoughBlock({2, 4});
+  kept.values()[1] = 3;  // is a bfloat16
+  ctx.Narrow(&kept, true);
+  ctx.Narrow(&left, false);
+  EXPECT_EQ(kept.values()[0], 1);
+  EXPECT_EQ(left.values()[1], 1);
+  EXPECT_EQ(scratch.rounding_errors, (RoundingErrors{{1, 0x1p-10f}, {9, 0x1p-10f}}));
+}
+
+TEST(CollectiveContext, ErrorsOfEntriesThatWereDroppedAreForgotten) {
+  auto world = std::make_shared<LoopbackWorld>(2);
+  LoopbackCommunicator comm(world, 0);
+  CollectiveScratch scratch;
+  CollectiveContext ctx{comm, CpuKernels(), scratch, 5, 5, "a test"};
+  const auto positions = [&] {
+    std::vector<Index> left;
+    for (const auto& [position, error] : scratch.rounding_errors) left.push_back(position);
+    return left;
+  };
+  scratch.rounding_errors = {{1, 1}, {4, 1}, {9, 1},
+                             {0, 1}, {4, 1}, {8, 1}};  // two calls of Narrow
+  SparseBlock block = RoughBlock({0, 4, 8, 9});
+  ctx.KeepErrorsOf(block);
+  EXPECT_EQ(positions(), (std::vector<Index>{4, 9, 0, 4, 8}));
+  block.indices()[1] = Marked(4, true);
+  ctx.KeepErrorsOf(block);
+  EXPECT_EQ(positions(), (std::vector<Index>{4, 9, 0, 4, 8}));
+  ctx.KeepErrorsOf(block, true);
+  EXPECT_EQ(positions(), (std::vector<Index>{4, 4}));
+  ctx.KeepErrorsOf(RoughBlock({}));
+  EXPECT_TRUE(scratch.rounding_errors.empty());
+}
+
+TEST(Collectives, CodedMessagesArriveWhereOthersLieBehindThem) {
+  // Blocks of different lengths and codings in one message of the allgather.
+  for (int size : {2, 3, 5, 8}) {
+    OnRanks(size, [&](Communicator& comm) {
+      SparseBlock block = BlockOf(7 * comm.Rank(), comm.Rank(), 1 + 40 * comm.Rank(), 1);
+      CollectiveScratch scratch;
+      CollectiveContext ctx{comm, CpuKernels(), scratch, 10, 100, "a test"};
+      ctx.wire = {true, DType::kFloat16};
+      block.header().format = ctx.wire.Id();
+      const auto& blocks = ctx.AllgatherBlocks(&block, 100, "a round");
+      for (int rank = 0; rank < size; ++rank) {
+        const auto& theirs = blocks[static_cast<std::size_t>(rank)];
+        ASSERT_EQ(theirs.count(), 7 * rank);
+        for (int i = 0; i < theirs.count(); ++i) {
+          ASSERT_EQ(theirs.indices()[i], rank + i * (1 + 40 * rank));
+          ASSERT_EQ(theirs.values()[i], static_cast<float>(1 + i));
+        }
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace hvd_sparse

@@ -1,95 +1,12 @@
-#include "csrc/wire/index_coding.h"
-
-#include <cstring>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+/// Unpacks positions, see index_coding.h. What the bytes hold is unknown: no loop writes more than
+/// `count` positions, and what they have become is looked at in the end.
 
 #include "csrc/base/sparse_block.h"
-#include "csrc/kernels/clones.h"
+#include "csrc/wire/index_coding.h"
+#include "csrc/wire/words.h"
 
 namespace hvd_sparse {
 namespace {
-
-HVD_SPARSE_INLINE std::uint64_t Load(const std::uint8_t* from) {
-  std::uint64_t word;
-  std::memcpy(&word, from, sizeof(word));
-  return word;
-}
-
-HVD_SPARSE_INLINE void Store(std::uint64_t word, std::uint8_t* to) {
-  std::memcpy(to, &word, sizeof(word));
-}
-
-// ---- Encoding: words are filled in registers ----------------------------------------------------
-
-/// Fields of bits, one behind the other.
-class BitWriter {
- public:
-  explicit BitWriter(std::uint8_t* to) : to_(to) {}
-
-  /// Appends a field of at most 63 bits; the bits above `bits` are zero.
-  HVD_SPARSE_INLINE void Append(std::uint64_t field, int bits) {
-    word_ |= field << filled_;
-    filled_ += bits;
-    if (filled_ < 64) return;
-    Store(word_, to_);
-    to_ += sizeof(word_);
-    filled_ -= 64;
-    word_ = field >> (bits - filled_);  // what did not fit; filled_ < bits
-  }
-
-  void Finish() {
-    if (filled_ > 0) Store(word_, to_);
-  }
-
- private:
-  std::uint8_t* to_;
-  std::uint64_t word_ = 0;
-  int filled_ = 0;
-};
-
-void EncodeLows(const Index* indices, const IndexShape& shape, std::uint8_t* code) {
-  const int bits = shape.LowBits();
-  if (bits == 0) return;
-  const std::uint64_t mask = (std::uint64_t{1} << bits) - 1;
-  const auto first = static_cast<std::uint32_t>(shape.first);
-  const auto low = [=](std::int64_t i) {
-    return (static_cast<std::uint32_t>(indices[i]) - first) & mask;
-  };
-  BitWriter writer(code);
-  std::int64_t i = 0;
-  if (bits <= 15) {  // four make one field
-    for (; i + 4 <= shape.count; i += 4) {
-      const std::uint64_t left = low(i) | low(i + 1) << bits;
-      const std::uint64_t right = low(i + 2) | low(i + 3) << bits;
-      writer.Append(left | right << (2 * bits), 4 * bits);
-    }
-  } else {
-    for (; i + 2 <= shape.count; i += 2) writer.Append(low(i) | low(i + 1) << bits, 2 * bits);
-  }
-  for (; i < shape.count; ++i) writer.Append(low(i), bits);
-  writer.Finish();
-}
-
-void EncodeHighs(const Index* indices, const IndexShape& shape, std::uint8_t* code) {
-  const int bits = shape.LowBits();
-  std::int64_t at = 0;  // the word in the register
-  std::uint64_t word = 0;
-  for (std::int64_t i = 0; i < shape.count; ++i) {
-    const std::int64_t bit = ((Position(indices[i]) - shape.first) >> bits) + i;
-    while (bit >> 6 != at) {
-      Store(word, code + 8 * at++);
-      word = 0;
-    }
-    word |= std::uint64_t{1} << (bit & 63);
-  }
-  Store(word, code + 8 * at++);
-  // The last position sets the last bit, so this was the last word.
-}
-
-// ---- Decoding -----------------------------------------------------------------------------------
 
 /// A place in the bit vector of the high parts: `found` positions lie before `bit`.
 struct Scan {
@@ -125,8 +42,6 @@ void AddLows(const std::uint8_t* code, const IndexShape& shape, std::int64_t beg
 }
 
 #if defined(__x86_64__)
-
-#define HVD_SPARSE_AVX512 __attribute__((target("avx512f,popcnt")))
 
 constexpr std::int64_t kLanes = 16;
 constexpr __mmask16 kAll = 0xffff;  // g++ 12 warns of the forms without a mask
@@ -182,18 +97,12 @@ HVD_SPARSE_AVX512 std::int64_t AddLowsAvx512(const std::uint8_t* code, std::int6
   return i;
 }
 
-bool HasAvx512() {
-  static const bool has = __builtin_cpu_supports("avx512f");
-  return has;
-}
-
 #else
 
 Scan DecodeHighsAvx512(const std::uint8_t*, const IndexShape&, Index*) { return {}; }
 std::int64_t AddLowsAvx512(const std::uint8_t*, std::int64_t, const IndexShape&, Index*) {
   return 0;
 }
-bool HasAvx512() { return false; }
 
 #endif
 
@@ -223,16 +132,6 @@ bool PositionsAscend(const Index* indices, std::int64_t count) {
 }
 
 }  // namespace
-
-int IndexShape::LowBits() const {
-  const std::int64_t places = Span() / (count > 0 ? count : 1);
-  return places < 2 ? 0 : 63 - __builtin_clzll(static_cast<unsigned long long>(places));
-}
-
-void EncodeIndices(const Index* indices, const IndexShape& shape, std::uint8_t* code) {
-  EncodeLows(indices, shape, code);
-  EncodeHighs(indices, shape, code + shape.LowBytes());
-}
 
 bool DecodeIndices(const std::uint8_t* code, std::int64_t readable, const IndexShape& shape,
                    Index* indices) {
