@@ -55,7 +55,8 @@ std::vector<SparseBlock>& CollectiveContext::AllgatherBlocks(SparseBlock* own, s
   const BruckRing ring{comm.Rank(), comm.Size()};
   const std::int64_t message_capacity = SparseBlock::MessageBytes(room);
   MessageQueue messages(&scratch.messages, message_capacity * ring.size);
-  messages.Append(Packed(*own, Cargo::kSums, comm.Rank()));
+  // Alone, nothing travels, and nothing was rounded.
+  messages.Append(Packed(*own, ring.size > 1 ? Cargo::kSums : Cargo::kVerbatim, ring.rank));
 
   int rounds = 0;
   for (int distance = 1; distance < ring.size; distance *= 2) {
