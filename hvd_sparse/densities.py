@@ -1,0 +1,143 @@
+"""Densities: the most that each bucket can send without making the step longer.
+
+simulated  The step with every bucket at the floor is the measure. Densities rise together, and a
+           bucket stops where one more notch would make the step longer: max-min fairness by
+           progressive filling, on a geometric ladder of densities. What one bucket leaves of the
+           network others take, as far from it as they may be.
+paper      The rule of LAGS: a bucket's selection and exchange must fit into the backward pass of
+           the next bucket alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_sparse.cost_models import Array
+from hvd_sparse.pipeline import Stage, simulate
+from hvd_sparse.profile import Profile
+
+# A density that the plan chooses is at most this far, as a factor, below one that would fit.
+NOTCH = 1.02
+# Past it a dense tensor is smaller than indices and values.
+LARGEST_SPARSE = 0.5
+# The step may be longer by so much, relatively: rounding, not time.
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """What buckets take at each notch of density.
+
+    Attributes:
+        densities: [notches], ascending; the last one may be 1, which stands for dense.
+        select: [buckets], seconds, the same at every density.
+        exchange: [buckets, notches], seconds, not falling along a row.
+    """
+
+    densities: tuple[float, ...]
+    select: Array
+    exchange: Array
+
+    def stages(self, sizes: Sequence[int], notches: Sequence[int]) -> list[Stage]:
+        """Buckets of so many layers, each at its notch."""
+        return [
+            Stage(layers=size, select=float(select), exchange=float(row[notch]))
+            for size, select, row, notch in zip(
+                sizes, self.select, self.exchange, notches, strict=True
+            )
+        ]
+
+
+def notches_between(floor: float, ceiling: float = LARGEST_SPARSE) -> tuple[float, ...]:
+    """Densities from `floor` to `ceiling`, both among them, in steps of `NOTCH` at most."""
+    if floor >= ceiling:
+        return (floor,)
+    count = int(np.ceil(np.log(ceiling / floor) / np.log(NOTCH)))
+    inner = floor * (ceiling / floor) ** (np.arange(1, count) / count)
+    # Written with few digits, so that a table shows what is meant and k is what it says.
+    rounded = (float(f"{density:.4g}") for density in inner)
+    return (floor, *(density for density in rounded if floor < density < ceiling), ceiling)
+
+
+def simulated_densities(
+    profile: Profile,
+    sizes: Sequence[int],
+    ladder: Ladder,
+    *,
+    select_on: str = "caller",
+    start: Sequence[int] | None = None,
+) -> list[int]:
+    """The notch of each bucket, raised as far as the simulated step stays what it is at `start`.
+
+    Args:
+        profile: Its layers' backward times count.
+        sizes: Layers of each bucket.
+        ladder: What the buckets take.
+        select_on: As in `simulate`.
+        start: Where each bucket begins; None: at the floor.
+
+    Returns:
+        Notches. No bucket can rise by one without making the step longer.
+    """
+    begin = np.array(start if start is not None else [0] * len(sizes))
+    every = np.arange(len(sizes))
+    timeline = simulate(profile, ladder.stages(sizes, begin.tolist()), select_on=select_on)
+    # A step ends when a bucket, selected at a time that no density changes, and all exchanges from
+    # it on are over: the latest of these. So a bucket can take what all up to it have to spare.
+    selected = np.array([bucket.selected for bucket in timeline.buckets])
+    limit = timeline.step * (1 + TOLERANCE)
+
+    def spare(notches: NDArray[np.int64]) -> Array:
+        exchange = ladder.exchange[every, notches]
+        rest: Array = limit - selected - np.cumsum(exchange[::-1])[::-1]
+        return rest
+
+    current, free = begin.copy(), np.ones(len(sizes), dtype=bool)
+    level, top = 0, len(ladder.densities) - 1
+    while level < top and free.any():
+        together = np.where(free, np.maximum(current, level + 1), current)
+        left = spare(current)
+        if spare(together).min() >= 0:
+            current = together
+        else:  # one by one; those who take least of the network first
+            more = ladder.exchange[every, together] - ladder.exchange[every, current]
+            for i in np.lexsort((every, more)):
+                if together[i] == current[i]:
+                    continue
+                if more[i] <= left[: i + 1].min():
+                    left[: i + 1] -= more[i]
+                    current[i] = together[i]
+                else:
+                    free[i] = False
+        level += 1
+    return [int(notch) for notch in current]
+
+
+def paper_densities(profile: Profile, sizes: Sequence[int], ladder: Ladder) -> list[int]:
+    """The notch of each bucket by the rule of LAGS.
+
+    The largest density with t_select + t_exchange <= the backward pass of the next bucket. The
+    floor where nothing fits, and for the last bucket, after which there is no backward pass.
+
+    Args:
+        profile: Its layers' backward times count.
+        sizes: Layers of each bucket.
+        ladder: What the buckets take.
+
+    Reference:
+        Shi et al., Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning with
+        Convergence Guarantees, ECAI 2020, equation 18, with the model of the collective in use.
+    """
+    ends = np.cumsum(sizes)
+    backward = np.array([layer.backward for layer in profile.layers])
+    waits = [backward[end - size : end].sum() for size, end in zip(sizes, ends, strict=True)]
+    notches = []
+    for i in range(len(sizes)):
+        room = waits[i + 1] if i + 1 < len(sizes) else 0.0
+        fits = np.flatnonzero(ladder.select[i] + ladder.exchange[i] <= room)
+        notches.append(int(fits[-1]) if fits.size else 0)
+    return notches
