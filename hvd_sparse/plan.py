@@ -1,4 +1,7 @@
-"""The plan: how many entries of each layer are sent in a step. Decided here and nowhere else."""
+"""The plan: how many entries of each layer are sent in a step, in which buckets, and how.
+
+How a plan is made from measured numbers: hvd_sparse/planner.py.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from hvd_sparse import records
 from hvd_sparse.buckets import Bucket, Layer, assign_buckets
 from hvd_sparse.compression import AUTO, Compression
-from hvd_sparse.schedules import Warmup
+from hvd_sparse.cost_models import MODELS, WIRES
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.pipeline import Stage
+from hvd_sparse.schedules import Warmup, checked_density
 
+KIND = "hvd_sparse plan"
+VERSION = 1
 DENSE = "dense"
 
 
@@ -50,23 +59,29 @@ def largest_ks(bucket: Bucket, densities: Sequence[float], warmup: Warmup | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class BucketPlan:
-    """What is decided about one bucket.
+class BucketChoice:
+    """Layers that travel together, and how.
 
     Attributes:
         layers: Names, in the order in which their gradients become ready.
-        densities: Of each unit of selection: each layer, or the whole bucket.
-        collective: A name from hvd_sparse.collectives, or "dense".
+        densities: Of each unit of selection: each layer, or the whole bucket; in (0, 1], 1 where
+            the bucket is dense.
+        collective: Who moves the bucket; "dense": Horovod's allreduce.
         wire: "plain" or "packed".
     """
 
     layers: tuple[str, ...]
     densities: tuple[float, ...]
     collective: str
-    wire: str = "plain"
+    wire: str
+
+    @property
+    def dense(self) -> bool:
+        """Whether it is Horovod's."""
+        return self.collective == DENSE
 
 
-def fixed_plan(layers: Iterable[Layer], compression: Compression) -> tuple[BucketPlan, ...]:
+def fixed_choices(layers: Iterable[Layer], compression: Compression) -> tuple[BucketChoice, ...]:
     """The buckets of a compression that is not adaptive.
 
     Args:
@@ -75,7 +90,7 @@ def fixed_plan(layers: Iterable[Layer], compression: Compression) -> tuple[Bucke
     """
     collective = "gtopk" if compression.collective == AUTO else compression.collective
     return tuple(
-        BucketPlan(
+        BucketChoice(
             layers=tuple(layer.name for layer in bucket.layers),
             densities=(compression.density,) * len(bucket.segments),
             collective=collective,
@@ -88,25 +103,102 @@ def fixed_plan(layers: Iterable[Layer], compression: Compression) -> tuple[Bucke
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How the gradients of a step travel.
+class BucketPlan(BucketChoice):
+    """A bucket whose layers are units of selection, and what it is predicted to take.
 
     Attributes:
-        buckets: In the order in which their gradients become ready.
-        step: Predicted seconds of a step with them.
-        dense_step: Predicted seconds of a step that is exchanged dense.
-        compute: Seconds of a step without any exchange.
+        numels: Entries of each layer.
+        select_seconds: Predicted, of accumulating and selecting.
+        exchange_seconds: Predicted, from the last rank's block to the sum in the gradients.
+    """
+
+    numels: tuple[int, ...]
+    select_seconds: float
+    exchange_seconds: float
+
+    def __post_init__(self) -> None:
+        records.check_finite(self)
+        if not 0 < len(self.layers) == len(self.numels) == len(self.densities):
+            raise InvalidArgumentError(
+                f"a bucket must have as many layers as numels and densities, and one at least, got "
+                f"{len(self.layers)}, {len(self.numels)} and {len(self.densities)}"
+            )
+        for density in self.densities:
+            checked_density("density of a layer", density)
+        if self.collective not in MODELS or self.wire not in WIRES:
+            raise InvalidArgumentError(
+                f"a bucket must have a collective of {sorted(MODELS)} and a wire of {list(WIRES)}, "
+                f"got {self.collective!r} and {self.wire!r}"
+            )
+
+    @property
+    def numel(self) -> int:
+        """Entries of all layers."""
+        return sum(self.numels)
+
+    @property
+    def k(self) -> int:
+        """Entries that a rank sends, where each layer is a unit of selection."""
+        pairs = zip(self.numels, self.densities, strict=True)
+        return sum(entries_to_send(numel, density) for numel, density in pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What every rank does in a step, and what it is predicted to take.
+
+    Attributes:
+        buckets: In the order in which they become ready.
+        size: Ranks that it was made for.
+        step_seconds: Predicted of this plan.
+        dense_seconds: Predicted of Horovod's dense allreduce with tensor fusion.
+        compute_seconds: Of forward and backward alone.
     """
 
     buckets: tuple[BucketPlan, ...]
-    step: float
-    dense_step: float
-    compute: float
+    size: int
+    step_seconds: float
+    dense_seconds: float
+    compute_seconds: float
+
+    def __post_init__(self) -> None:
+        records.check_finite(self)
 
     @property
-    def is_dense(self) -> bool:
-        return all(bucket.collective == DENSE for bucket in self.buckets)
+    def dense(self) -> bool:
+        """Whether nothing is sparse: the whole step is Horovod's."""
+        return all(bucket.dense for bucket in self.buckets)
 
+    @property
+    def speedup(self) -> float:
+        """Predicted, over dense."""
+        return self.dense_seconds / self.step_seconds if self.step_seconds else 1.0
 
-def plan_for(profile, compression):
-    raise NotImplementedError
+    @property
+    def efficiency(self) -> float:
+        """Predicted: computing as a part of the step."""
+        return self.compute_seconds / self.step_seconds if self.step_seconds else 1.0
+
+    def stages(self) -> list[Stage]:
+        """Its buckets, for the pipeline."""
+        return [
+            Stage(
+                layers=len(bucket.layers),
+                select=bucket.select_seconds,
+                exchange=bucket.exchange_seconds,
+            )
+            for bucket in self.buckets
+        ]
+
+    def to_json(self) -> str:
+        """As JSON that reads back bit for bit, so that all ranks can hold the same plan."""
+        return records.to_json(self, kind=KIND, version=VERSION)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that `to_json` wrote.
+
+        Raises:
+            InvalidArgumentError: The text is none; the message names what is wrong.
+        """
+        return records.from_json(cls, text, kind=KIND, version=VERSION)
