@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import hvd_sparse
-from hvd_sparse import __main__ as command_line
+from hvd_sparse import cli
+from hvd_sparse.cli import doctor as command_line
 from hvd_sparse.doctor import diagnose
 from hvd_sparse.installation import ask, examine_core, version_of
 
@@ -119,7 +120,7 @@ def doctor(monkeypatch):
 
     def run(facts, *arguments):
         monkeypatch.setattr(command_line, "examine", lambda: facts)
-        return CliRunner().invoke(command_line.app, ["doctor", *arguments])
+        return CliRunner().invoke(cli.app, ["doctor", *arguments])
 
     return run
 

@@ -1,0 +1,73 @@
+"""hvd-sparse doctor: what is installed, and whether it works together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hvd_sparse.doctor import Problem, diagnose
+from hvd_sparse.installation import Facts, examine
+
+console = Console()
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Says what is installed and built, whether it works together, and what to do if not.
+
+    The exit status is 0 if sparse exchanges can work here, else 1.
+    """
+    facts = examine()
+    problems = diagnose(facts)
+    if as_json:
+        verdict = {"ok": not problems, "problems": [asdict(problem) for problem in problems]}
+        print(json.dumps({**facts, **verdict}, indent=2))
+    else:
+        show_facts(facts)
+        show_verdict(problems)
+    raise typer.Exit(code=1 if problems else 0)
+
+
+def show_facts(facts: Facts) -> None:
+    """Prints what was found, one line each."""
+    core, horovod, mpi = facts["hvd_sparse"], facts["horovod"] or {}, facts["mpi"] or {}
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+
+    def row(name: str, value: str | None, *details: str | None) -> None:
+        found = [str(part) for part in (value, *details) if part]
+        table.add_row(name, escape(", ".join(found)) if value else "[dim]not found[/]")
+
+    row("hvd_sparse", core["version"], core["folder"])
+    build = core["build"] or {"parts": {}}
+    row("  built by", build.get("compiler"), build.get("build_type"))
+    for part, state in build["parts"].items():
+        row(f"  {part}", "with" if state["built"] else "without", state["detail"])
+    row("  CPU kernels", core["instruction_set"])
+    row("Python", facts["python"])
+    row("PyTorch", facts["torch"])
+    row("TensorFlow", facts["tensorflow"])
+    parts = ("torch", "tensorflow", "mpi", "gloo", "nccl")
+    with_parts = "with " + ", ".join(part for part in parts if horovod.get(part))
+    row("Horovod", horovod.get("version"), with_parts)
+    row("MPI", core["mpi_library"], mpi.get("thread_level"), mpi.get("mpirun"))
+    console.print(table)
+
+
+def show_verdict(problems: list[Problem]) -> None:
+    """Prints what is wrong and the way out, or that all is well."""
+    console.print()
+    if not problems:
+        console.print("[bold green]Ready:[/] sparse exchanges for PyTorch over MPI.")
+        return
+    for number, problem in enumerate(problems, start=1):
+        console.print(f"[bold red]Problem {number}:[/] {escape(problem.what)}", soft_wrap=True)
+        console.print(f"  [bold]do:[/] {escape(problem.do)}", soft_wrap=True)

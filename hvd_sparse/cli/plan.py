@@ -1,0 +1,168 @@
+"""hvd-sparse plan: what LAGS would choose, from a saved profile, here or on another network."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hvd_sparse import planner, profile, quantities
+from hvd_sparse.cli.plot import plot_plan
+from hvd_sparse.errors import HvdSparseError
+from hvd_sparse.network import Network
+from hvd_sparse.plan import Plan
+from hvd_sparse.planner import Rules
+from hvd_sparse.profile import Profile
+
+
+class Rule(str, Enum):
+    """As in planner.Rules."""
+
+    SIMULATED = "simulated"
+    PAPER = "paper"
+
+
+def plan(
+    profile_file: Annotated[
+        Path, typer.Option("--profile", help="File that Profile.save wrote.", show_default=False)
+    ],
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Of one rank, like 10Gbps. Default: as measured.")
+    ] = None,
+    latency: Annotated[
+        str | None, typer.Option(help="Of a message, like 50us. Default: as measured.")
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Default: as measured.")] = None,
+    density: Annotated[float, typer.Option(help="Floor of the densities.")] = 0.001,
+    rule: Annotated[Rule, typer.Option(help="How buckets and densities are found.")] = (
+        Rule.SIMULATED
+    ),
+    collective: Annotated[
+        list[str] | None, typer.Option(help="Allow this one; may be repeated. Default: all.")
+    ] = None,
+    fixed: Annotated[bool, typer.Option(help="Keep the density fixed.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the step's timeline to this PNG.")] = None,
+) -> None:
+    """Says what LAGS would do with a model on a network, and whether that helps."""
+    try:
+        measured = profile.load(profile_file)
+        here = measured.scaled(network=network_of(measured.network, bandwidth, latency, ranks))
+        rules = Rules(
+            density=density,
+            rule=rule.value,
+            collectives=tuple(collective) if collective else None,
+            adaptive=not fixed,
+        )
+        made = planner.make_plan(here, rules)
+        if plot is not None:
+            plot_plan(plot, made, here, title(here))
+    except HvdSparseError as error:
+        raise typer.BadParameter(str(error)) from None
+    if as_json:
+        print(json.dumps(account(made, here), indent=2))
+    else:
+        assumed = bandwidth is not None or latency is not None
+        show(made, here, Console(), assumed=assumed, rules=rules)
+
+
+def network_of(
+    measured: Network, bandwidth: str | None, latency: str | None, ranks: int | None
+) -> Network:
+    """The network that the options name; what they leave open is as measured.
+
+    With a bandwidth or a latency, dense is an ideal ring: nothing measured tells of it.
+    """
+    size = measured.size if ranks is None else ranks
+    if bandwidth is None and latency is None:
+        return measured.scaled(size)
+    link = measured.link
+    if bandwidth is None and link.beta == 0:
+        raise HvdSparseError("the profile measured no bandwidth (one rank): give --bandwidth")
+    return Network.assumed(
+        size,
+        1 / link.beta if bandwidth is None else quantities.bytes_per_second(bandwidth),
+        link.alpha if latency is None else quantities.seconds(latency),
+        local_size=min(measured.local_size, size),
+        local=measured.local,
+    )
+
+
+def account(made: Plan, here: Profile) -> dict[str, Any]:
+    """Everything that the command knows, as plain values."""
+    return {
+        "plan": json.loads(made.to_json()),
+        "buckets": [asdict(row) for row in planner.explain(made, here)],
+        "ranks": made.size,
+        "sparse": not made.dense,
+        "step_seconds": made.step_seconds,
+        "dense_seconds": made.dense_seconds,
+        "compute_seconds": made.compute_seconds,
+        "speedup": made.speedup,
+        "efficiency": made.efficiency,
+        "dense_efficiency": made.compute_seconds / made.dense_seconds if made.dense_seconds else 1,
+    }
+
+
+def title(here: Profile) -> str:
+    """What the plan is for."""
+    link = here.network.link
+    rate = quantities.shown_rate(1 / link.beta) if link.beta else "no limit"
+    return (
+        f"{len(here.layers)} layers, {here.numel:,} entries, {here.network.size} ranks, "
+        f"{rate}, {quantities.shown_seconds(link.alpha)} a message"
+    )
+
+
+def show(made: Plan, here: Profile, console: Console, *, assumed: bool, rules: Rules) -> None:
+    """Prints the buckets, the predicted steps and the verdict."""
+    console.print(f"[bold]{title(here)}[/]\n", soft_wrap=True)
+    steps = {"compute only": made.compute_seconds, "dense": made.dense_seconds}
+    if made.dense:
+        best = planner.make_plan(here, replace(rules, dense=False))
+        steps["best sparse plan"] = best.step_seconds
+    else:
+        show_buckets(made, here, console)
+        steps["this plan"] = made.step_seconds
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, seconds in steps.items():
+        efficiency = min(1.0, made.compute_seconds / seconds) if seconds else 1.0
+        table.add_row(name, f"{1000 * seconds:.4g} ms", f"efficiency {100 * efficiency:.1f} %")
+    console.print(table)
+    if made.dense:
+        verdict = (
+            "[bold yellow]Compression will not help here:[/] the plan is dense. A sparse one "
+            f"must be {100 * rules.margin:.3g} % faster."
+        )
+    else:
+        verdict = f"[bold green]{made.speedup:.3g} times[/] as fast as dense."
+    if assumed:
+        verdict += " Dense is taken for an ideal ring; Horovod's own may be slower."
+    console.print(f"\n{verdict}", soft_wrap=True)
+
+
+def show_buckets(made: Plan, here: Profile, console: Console) -> None:
+    """Prints a row for each bucket."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("layers, in ready order", overflow="fold")
+    for column in ("entries", "density", "collective", "select", "exchange", "ready", "done"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in planner.explain(made, here):
+        times = (row.select_seconds, row.exchange_seconds, row.ready, row.end)
+        wire = ", packed" if row.wire == "packed" else ""
+        table.add_row(
+            escape(row.layers),
+            f"{row.numel:,}",
+            f"{row.density:.3g}",
+            row.collective + wire,
+            *(quantities.shown_seconds(seconds) for seconds in times),
+        )
+    console.print(table)
+    console.print()

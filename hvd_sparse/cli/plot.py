@@ -1,0 +1,71 @@
+"""The picture of a plan: a step of it above a dense step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hvd_sparse import planner
+from hvd_sparse.errors import UnavailableError
+from hvd_sparse.pipeline import Timeline, simulate_dense
+from hvd_sparse.plan import Plan
+from hvd_sparse.profile import Profile
+
+# Okabe and Ito's colours, which colour-blind readers tell apart.
+FORWARD, BACKWARD, SELECT = "#999999", "#56B4E9", "#E69F00"
+SPARSE, DENSE = "#009E73", "#D55E00"
+
+
+def plot_plan(file: Path, plan: Plan, profile: Profile, title: str) -> None:
+    """Draws forward, backward, selection and exchanges of the plan's step and of a dense step.
+
+    Raises:
+        UnavailableError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise UnavailableError("--plot takes matplotlib: pip install matplotlib") from None
+    mpl.use("Agg")  # draws without a display
+    from matplotlib import pyplot as plt
+    from matplotlib.patches import Patch
+
+    figure, axis = plt.subplots(figsize=(11, 3.2), layout="constrained")
+
+    def bars(row: float, spans: list[tuple[float, float]], colors: list[str]) -> None:
+        axis.broken_barh(
+            [(1000 * start, 1000 * (end - start)) for start, end in spans],
+            (row - 0.38, 0.76), facecolors=colors, edgecolor="white", linewidth=0.4,
+        )  # fmt: skip
+
+    def step(row: int, timeline: Timeline, exchange_colors: list[str]) -> None:
+        """Two lanes: the thread of backward, and the network."""
+        spans, colors = [(0.0, timeline.forward)], [FORWARD]
+        clock = timeline.forward
+        for bucket in timeline.buckets:
+            spans += [(clock, bucket.ready), (bucket.ready, bucket.selected)]
+            colors += [BACKWARD, SELECT]
+            clock = bucket.selected
+        if clock < timeline.backward_end:
+            spans.append((clock, timeline.backward_end))
+            colors.append(BACKWARD)
+        bars(row, spans, colors)
+        bars(row - 1, [(one.start, one.end) for one in timeline.buckets], exchange_colors)
+
+    dense = simulate_dense(profile)
+    own = dense if plan.dense else planner.timeline_of(plan, profile)
+    step(4, own, [DENSE if bucket.dense else SPARSE for bucket in plan.buckets])
+    step(1, dense, [DENSE] * len(dense.buckets))
+    axis.set_yticks([4, 3, 1, 0], ["plan: computing", "network", "dense: computing", "network"])
+    axis.set_xlabel("ms")
+    axis.set_xlim(0, 1000 * max(own.step, dense.step) * 1.02)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    axis.set_title(title, fontsize=10)
+    names = {"forward": FORWARD, "backward": BACKWARD, "selection": SELECT,
+             "sparse exchange": SPARSE, "dense exchange": DENSE}  # fmt: skip
+    axis.legend(
+        handles=[Patch(color=color, label=name) for name, color in names.items()],
+        loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(names), fontsize=8, frameon=False,
+    )  # fmt: skip
+    figure.savefig(file, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,138 @@
+"""The command hvd-sparse plan."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from hvd_sparse import cli
+from hvd_sparse.plan import Plan
+from hvd_sparse.planner import Rules, make_plan
+from tests.profiles import deep_profile, gigabits
+
+
+def said(result):
+    """What an error says, without its frame and line breaks."""
+    return " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs the command on a profile of 16 ranks at 1 Gb/s."""
+    file = tmp_path / "profile.json"
+    deep_profile(40).save(file)
+
+    def invoke(*arguments):
+        return CliRunner().invoke(cli.app, ["plan", "--profile", str(file), *arguments])
+
+    return invoke
+
+
+def answer(result):
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def test_json_holds_the_plan_that_the_planner_makes(run):
+    found = answer(run("--json"))
+    expected = make_plan(deep_profile(40), Rules())
+    assert Plan.from_json(json.dumps(found["plan"])) == expected
+    assert found["sparse"] is True
+    assert found["speedup"] == pytest.approx(found["dense_seconds"] / found["step_seconds"])
+    assert len(found["buckets"]) == len(expected.buckets)
+
+
+def test_the_network_may_be_another_one(run):
+    found = answer(run("--json", "--bandwidth", "10Gbps", "--latency", "20us", "--ranks", "32"))
+    elsewhere = deep_profile(40).scaled(network=gigabits(10, 32, latency=2e-5))
+    assert found["step_seconds"] == pytest.approx(make_plan(elsewhere).step_seconds)
+    assert found["ranks"] == 32
+    more = answer(run("--json", "--ranks", "64"))
+    assert more["step_seconds"] == make_plan(deep_profile(40).scaled(size=64)).step_seconds
+
+
+def test_options_pin_the_plan(run):
+    found = answer(
+        run(
+            "--json", "--density", "0.01", "--fixed", "--collective", "allgather", "--rule", "paper"
+        )
+    )
+    sparse = [row for row in found["buckets"] if row["collective"] != "dense"]
+    assert {row["collective"] for row in sparse} == {"allgather"}
+    assert all(row["density"] == pytest.approx(0.01, rel=0.1) for row in sparse)
+
+
+def test_the_tables_say_how_much_is_gained(run):
+    result = run()
+    assert result.exit_code == 0
+    assert "16 ranks, 1 Gb/s, 50 us a message" in result.output
+    assert "times as fast as dense." in result.output
+    assert "ideal ring" not in result.output
+    assert "gtopk" in result.output
+
+
+def test_it_is_said_plainly_when_compression_does_not_help(run):
+    result = run("--bandwidth", "400Gbps")
+    assert result.exit_code == 0
+    assert "Compression will not help here" in result.output
+    assert "best sparse plan" in result.output
+    assert "ideal ring" in result.output
+    assert answer(run("--bandwidth", "400Gbps", "--json"))["sparse"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--bandwidth", "fast"), "bandwidth must be"),
+        (("--latency", "soon"), "latency must be"),
+        (("--density", "2"), "density must lie in"),
+        (("--collective", "ring"), "collective must be one of"),
+        (("--profile", "none.json"), "cannot read a profile"),
+    ],
+)
+def test_a_wrong_option_is_explained_without_a_traceback(run, arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in said(result)
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("rate", ["1Gbps", "400Gbps"])
+def test_the_plot_is_drawn(run, tmp_path, rate):
+    file = tmp_path / "plan.png"
+    assert run("--bandwidth", rate, "--plot", str(file)).exit_code == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run("--plot", str(tmp_path / "plan.png"))
+    assert result.exit_code == 2
+    assert "pip install matplotlib" in said(result)
+
+
+def test_a_profile_of_one_rank_needs_a_bandwidth(tmp_path):
+    file = tmp_path / "alone.json"
+    deep_profile(5, size=1).save(file)
+    arguments = ["plan", "--profile", str(file), "--ranks", "4"]
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == 2
+    assert "1 rank" in said(result)
+    result = CliRunner().invoke(cli.app, [*arguments, "--latency", "50us"])
+    assert result.exit_code == 2
+    assert "give --bandwidth" in said(result)
+    result = CliRunner().invoke(cli.app, [*arguments, "--bandwidth", "1Gbps"])
+    assert result.exit_code == 0
+
+
+def test_the_command_line_needs_neither_the_core_nor_a_framework():
+    program = (
+        "import sys; sys.modules['hvd_sparse._core'] = None; import hvd_sparse.cli;"
+        "print(sorted({'torch', 'horovod', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
