@@ -23,6 +23,11 @@ HEADER_BYTES = 32
 VALUE_BYTES = 4
 PLAIN_ENTRY_BYTES = 8
 WIRES = ("plain", "packed")
+# Of split_allgather: bytes of a word of a digest, what digests let through beyond k, steps between
+# looks for regions.
+DIGEST_BYTES = 4
+DIGEST_SURPLUS = 1 / 16
+STEPS_BETWEEN_REGIONS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,16 +85,16 @@ class Account:
         self.seconds = setting.machine.scatter_seconds_per_entry * numel
         self.bytes = np.zeros_like(numel)
 
-    def send(self, nbytes: Array | float, link: Link, messages: float = 1) -> None:
+    def send(self, nbytes: Array | float, link: Link, messages: Array | float = 1) -> None:
         """Messages that the busiest rank sends, of so many bytes in total."""
         self.seconds = self.seconds + link.alpha * messages + link.beta * nbytes
         self.bytes = self.bytes + nbytes
 
-    def wait_for(self, nbytes: Array, link: Link) -> None:
-        """A message that the busiest rank receives while it has nothing to send."""
-        self.seconds = self.seconds + link.seconds(0) + link.beta * nbytes
+    def wait_for(self, nbytes: Array, link: Link, messages: Array | float = 1) -> None:
+        """Messages that the busiest rank receives while it has nothing to send."""
+        self.seconds = self.seconds + link.alpha * messages + link.beta * nbytes
 
-    def work(self, seconds: Array) -> None:
+    def work(self, seconds: Array | float) -> None:
         """Seconds of computing that nothing hides."""
         self.seconds = self.seconds + seconds
 
@@ -143,6 +148,9 @@ def _recursive_doubling(a: Account) -> None:
         sparse = setting.entry_bytes(union, a.numel)
         return HEADER_BYTES + np.where(2 * union > a.numel, VALUE_BYTES * a.numel, sparse)
 
+    # Where a sum may become dense, a short message before each one says what follows.
+    messages = np.where(2 * size * a.k > a.numel, 2.0, 1.0)
+
     def take_in(ranks: int) -> None:
         union = setting.union(a.k, a.numel, ranks)
         one_pass = setting.machine.select_seconds_per_entry * a.numel
@@ -151,29 +159,35 @@ def _recursive_doubling(a: Account) -> None:
 
     ranks = 1
     if size > core:
-        a.wait_for(block(1), setting.network.at(core))
+        a.wait_for(block(1), setting.network.at(core), messages)
         take_in(1)
         ranks = 2  # the busiest hosts stand for two from here on
     distance = 1
     while distance < core:
-        a.send(block(ranks), setting.network.at(distance))
+        a.send(block(ranks), setting.network.at(distance), messages)
         take_in(ranks)
         distance *= 2
         ranks = min(2 * ranks, size)
     if size > core:
-        a.send(block(size), setting.network.at(core))
+        a.send(block(size), setting.network.at(core), messages)
 
 
 def _split_allgather(a: Account) -> None:
-    """To the owners of P regions, balanced, and from there to all: three times k (P - 1) / P."""
+    """All entries to the owners of their regions, at once; then digests, and the sums, to all."""
     size, setting = a.setting.network.size, a.setting
     if size == 1:
         return
-    messages = 2 * size + 2 * math.log2(size)
-    moved = a.k * (size - 1) / size
-    nbytes = 3 * setting.entry_bytes(moved, a.numel * (size - 1) / size) + HEADER_BYTES * messages
-    a.send(nbytes, setting.network.link, messages)
-    a.work(3 * setting.code(moved) + math.ceil(math.log2(size)) * setting.merge(a.k))
+    link, gap = setting.network.link, setting.network.gap
+    others = size - 1
+    part = setting.entry_bytes(a.k / size, a.numel / size)
+    a.send(others * (HEADER_BYTES + part), link)
+    a.work((link.alpha if gap is None else gap) * (others - 1))
+    rounds = (size - 1).bit_length()
+    digest = DIGEST_BYTES * (16 + 6 * math.log(size))
+    a.send(others * digest, link, rounds * (1 + 1 / STEPS_BETWEEN_REGIONS))
+    kept = 1 + DIGEST_SURPLUS
+    a.send(others * (HEADER_BYTES + kept * part), link, rounds)
+    a.work(setting.code((1 + kept) * a.k * others / size) + setting.merge((rounds + kept) * a.k))
 
 
 def _hierarchical(a: Account) -> None:

@@ -39,6 +39,8 @@ class Network:
             while every rank swaps with its partner, so that ranks that share a cable share it here.
         dense: Horovod's dense allreduce between these ranks, over the bytes of its tensor.
         local: Between two ranks of one node, all of them talking; None: not known.
+        gap: Seconds that each further message adds which goes out beside others, to other ranks;
+            None: as much as the first one, the alpha of `link`.
     """
 
     size: int
@@ -46,8 +48,10 @@ class Network:
     links: tuple[tuple[int, Link], ...]
     dense: Link
     local: Link | None = None
+    gap: float | None = None
 
     def __post_init__(self) -> None:
+        records.check_finite(self)
         if self.size < 1:
             raise InvalidArgumentError(f"size of a Network must be at least 1, got {self.size}")
         if not 1 <= self.local_size <= self.size:
@@ -103,6 +107,7 @@ class Network:
             links=_every_distance(size, self.link),
             dense=Link(alpha=self.dense.alpha * steps, beta=self.dense.beta * share),
             local=self.local,
+            gap=self.gap,
         )
 
     @classmethod

@@ -68,3 +68,16 @@ def test_overlap_and_a_waiting_exchange_leaves_the_cores_to_the_model(tmp_path):
     # 5 % are promised, see docs/performance.md; a test on a busy machine sees its noise, too.
     slower = [row["facts"]["slower than the first (%)"] for row in waiting]
     assert max(slower) < 20, job.output
+
+
+def test_scaling(tmp_path):
+    file, plot = tmp_path / "result.json", tmp_path / "plot.png"
+    options = ["--verify", "64", "--json", str(file), "--plot", str(plot), "--markdown"]
+    job = run([sys.executable, "benchmarks/scaling.py", *options], timeout=120)
+    assert job.status == 0, job.output
+    assert "| gtopk |" in job.output
+    assert plot.stat().st_size > 10_000
+    results = json.loads(file.read_text())
+    assert [r["settings"]["gigabits"] for r in results] == [1, 10, 100]
+    assert all(r["verified"] for r in results)
+    assert all(value > 0 for r in results for row in r["rows"] for value in row["facts"].values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,7 +43,9 @@ def test_times_without_merging_are_those_of_the_published_formulas(
     names = ("allgather", "gtopk", "split_allgather", "dense")
     k = int(numel * density)
     found = [1000 * of(name, k=k, numel=numel, network=network).seconds for name in names]
-    assert found == pytest.approx(expected, rel=0.04)
+    # Ours sends sums twice, not three times, and half the messages.
+    assert 0.5 * expected[2] < found.pop(2) < 0.8 * expected[2]
+    assert found == pytest.approx((*expected[:2], expected[3]), rel=0.04)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8, 64])
@@ -62,8 +65,34 @@ def test_guests_add_two_messages_and_what_a_host_merges(size):
     core = 1 << (size.bit_length() - 1)
     alpha = Network.assumed(size, 1e30, 1.0)
     assert of("gtopk", network=alpha).seconds == pytest.approx(math.log2(core) + 2)
-    assert of("recursive_doubling", network=alpha).seconds == pytest.approx(math.log2(core) + 2)
+    few = of("recursive_doubling", k=10, network=alpha)
+    assert few.seconds == pytest.approx(math.log2(core) + 2)
     assert of("allgather", network=alpha).seconds == math.ceil(math.log2(size))
+
+
+def test_split_allgather_sends_its_entries_twice_whatever_the_number_of_ranks():
+    for size in (8, 64, 512):
+        network = Network.assumed(size, 1.0, 0.0)
+        digests = 4 * (size - 1) * (16 + 6 * math.log(size))
+        headers = 2 * (size - 1) * HEADER_BYTES
+        entries = (8 + 8.5) * 1_000_000 * (size - 1) / size
+        found = of("split_allgather", k=1_000_000, numel=10**8, network=network)
+        assert found.bytes == pytest.approx(entries + headers + digests)
+
+
+def test_messages_that_go_out_at_once_take_a_gap_each():
+    network = Network.assumed(16, 1e30, 1.0)
+    rounds = 1 + 4 * (2 + 1 / 64)
+    assert of("split_allgather", network=network).seconds == pytest.approx(14 + rounds)
+    spaced = replace(network, gap=0.1)
+    assert of("split_allgather", network=spaced).seconds == pytest.approx(1.4 + rounds)
+    assert spaced.scaled(32).gap == 0.1
+
+
+def test_a_union_that_may_become_dense_is_announced():
+    alpha = Network.assumed(8, 1e30, 1.0)
+    assert of("recursive_doubling", k=6250, numel=100_000, network=alpha).seconds == 3
+    assert of("recursive_doubling", k=6251, numel=100_000, network=alpha).seconds == 6
 
 
 def test_each_round_uses_the_link_of_its_distance():

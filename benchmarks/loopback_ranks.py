@@ -1,0 +1,73 @@
+"""Collectives between many ranks of one process, checked against the reference and the law."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from hvd_sparse import _core, reference
+from hvd_sparse.exchange import Buffer, Exchange
+from hvd_sparse.sparsifiers import as_sparsifier
+
+# What the sum must be, for collectives that the reference has.
+EXPECTED: dict[str, Callable[[Sequence[reference.Block], int], reference.Reduced]] = {
+    "allgather": lambda blocks, _: reference.allgather(blocks),
+    "gtopk": reference.gtopk,
+}
+
+
+def buffer_of(array: np.ndarray) -> Buffer:
+    """The memory of an array."""
+    return Buffer(array.ctypes.data, array.size, "float32")
+
+
+def gradient_of(rank: int, numel: int) -> np.ndarray:
+    """Integers, so that sums are exact; half of it is the same on every rank."""
+    shared = np.random.default_rng(0).standard_normal(numel, dtype=np.float32)
+    own = np.random.default_rng(1 + rank).standard_normal(numel, dtype=np.float32)
+    return np.rint(1e3 * (shared + own)).astype(np.float32)
+
+
+def exchange_once(collective: str, size: int, *, numel: int, k: int) -> list[tuple]:
+    """One step between `size` ranks that are threads: (sum, residual) of each."""
+    world = _core.LoopbackWorld(size)
+
+    def run(rank: int) -> tuple[np.ndarray, np.ndarray]:
+        exchange = Exchange.over_loopback(world, rank)
+        try:
+            bucket = exchange.add_bucket(
+                collective, numels=[numel], segments=[numel], capacity_ks=[k],
+                sparsifier=as_sparsifier("top_k"), collective=collective,
+            )  # fmt: skip
+            total, residual = gradient_of(rank, numel), np.zeros(numel, np.float32)
+            states = np.zeros((1, 4), np.float32)
+            handle = exchange.start(
+                bucket, [buffer_of(total)], residual=buffer_of(residual), states=buffer_of(states),
+                ks=[k], decays=[1.0],
+            )  # fmt: skip
+            exchange.wait(handle)
+            exchange.commit()
+            return total, residual
+        finally:
+            exchange.close()
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(run, range(size)))
+
+
+def is_right(collective: str, size: int, *, numel: int = 2000, k: int = 20) -> bool:
+    """Whether all ranks get the same bits, nothing is lost, and the sum is the reference's."""
+    ranks = exchange_once(collective, size, numel=numel, k=k)
+    total = ranks[0][0]
+    same = all(other.tobytes() == total.tobytes() for other, _ in ranks)
+    gradients = [gradient_of(rank, numel) for rank in range(size)]
+    came_in = np.sum(gradients, axis=0, dtype=np.float64)
+    is_there = total + np.sum([residual for _, residual in ranks], axis=0, dtype=np.float64)
+    right = same and bool(np.array_equal(came_in, is_there))
+    if collective in EXPECTED:
+        blocks = [reference.top_k(gradient, k) for gradient in gradients]
+        expected = EXPECTED[collective](blocks, k).block.to_dense(numel)
+        right = right and bool(np.array_equal(total, expected))
+    return right
