@@ -41,18 +41,22 @@ class Setting:
             index in about log2(numel / k) + 2 bits.
         overlap: How alike the ranks choose, in [0, 1]: 0, as if independently at random, so that a
             union fills in fastest; 1, all the same indices.
+        slack: How many times k entries gtopk keeps in its middle rounds, at least 1.
     """
 
     network: Network
     machine: Machine
     wire: str = "plain"
     overlap: float = 0.0
+    slack: float = 1.0
 
     def __post_init__(self) -> None:
         if self.wire not in WIRES:
             raise InvalidArgumentError(f"wire must be one of {list(WIRES)}, got {self.wire!r}")
         if not 0 <= self.overlap <= 1:
             raise InvalidArgumentError(f"overlap must lie in [0, 1], got {self.overlap}")
+        if not 1 <= self.slack < math.inf:
+            raise InvalidArgumentError(f"slack must be at least 1, got {self.slack}")
 
     def entry_bytes(self, k: Array, numel: Array) -> Array:
         """What k entries of so many take, without the header."""
@@ -123,18 +127,25 @@ def _core(size: int) -> int:
 def _gtopk(a: Account) -> None:
     """Rounds of swap and merge, k entries each; guests before and after."""
     size, setting = a.setting.network.size, a.setting
-    block = HEADER_BYTES + setting.entry_bytes(a.k, a.numel)
     core = _core(size)
+
+    def block(entries: Array) -> Array:
+        return HEADER_BYTES + setting.entry_bytes(entries, a.numel)
+
+    running = a.k
+    kept = np.minimum(np.ceil(setting.slack * a.k), a.numel)
     if size > core:
-        a.wait_for(block, setting.network.at(core))
-        a.work(setting.code(a.k) + setting.merge(2 * a.k))
+        a.wait_for(block(running), setting.network.at(core))
+        a.work(setting.code(running) + setting.merge(2 * running))
+        running = kept
     distance = 1
     while distance < core:
-        a.send(block, setting.network.at(distance))
-        a.work(setting.code(a.k) + setting.merge(2 * a.k))
+        a.send(block(running), setting.network.at(distance))
+        a.work(setting.code(running) + setting.merge(2 * running))
+        running = kept
         distance *= 2
     if size > core:
-        a.send(block, setting.network.at(core))
+        a.send(block(a.k), setting.network.at(core))
         a.work(setting.code(a.k))
 
 

@@ -89,6 +89,7 @@ def cost(
     machine: Machine,
     wire: str = "plain",
     overlap: float = 0.0,
+    slack: float = 1.0,
 ) -> Cost:
     """What one exchange takes.
 
@@ -100,13 +101,14 @@ def cost(
         machine: Each rank.
         wire: "plain" or "packed".
         overlap: How alike the ranks choose; see `Setting`.
+        slack: Of gtopk; see `Setting`.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
     """
     if not 0 <= k <= numel:
         raise InvalidArgumentError(f"k must lie in [0, numel = {numel}], got {k}")
-    setting = Setting(network=network, machine=machine, wire=wire, overlap=overlap)
+    setting = Setting(network=network, machine=machine, wire=wire, overlap=overlap, slack=slack)
     seconds, nbytes = arrays(collective, k, numel, setting)
     return Cost(seconds=float(seconds), bytes=float(nbytes))
 
@@ -137,6 +139,7 @@ def cheapest_of(
     allowed: Sequence[str] = NAMES,
     wires: Sequence[str] = WIRES,
     overlap: float = 0.0,
+    slack: float = 1.0,
 ) -> Table:
     """`cheapest` for arrays; ties go to the first of `NAMES`, then of `WIRES`.
 
@@ -145,7 +148,8 @@ def cheapest_of(
     """
     names = [name for name in allowed if possible(name, network)]
     settings = [
-        Setting(network=network, machine=machine, wire=wire, overlap=overlap) for wire in wires
+        Setting(network=network, machine=machine, wire=wire, overlap=overlap, slack=slack)
+        for wire in wires
     ]
     options = [
         (name, setting)
@@ -178,6 +182,7 @@ def cheapest(
     allowed: Sequence[str] = NAMES,
     wires: Sequence[str] = WIRES,
     overlap: float = 0.0,
+    slack: float = 1.0,
 ) -> Choice:
     """The collective and wire that are done first among those allowed.
 
@@ -189,12 +194,20 @@ def cheapest(
         allowed: Of `NAMES`; those that are not possible between these ranks are passed over.
         wires: Of `WIRES`.
         overlap: How alike the ranks choose; see `Setting`.
+        slack: Of gtopk; see `Setting`.
 
     Raises:
         InvalidArgumentError: A name is unknown, or none of `allowed` is possible here.
     """
     table = cheapest_of(
-        k, numel, network=network, machine=machine, allowed=allowed, wires=wires, overlap=overlap
+        k,
+        numel,
+        network=network,
+        machine=machine,
+        allowed=allowed,
+        wires=wires,
+        overlap=overlap,
+        slack=slack,
     )
     collective, wire = table.options[int(table.chosen)]
     return Choice(

@@ -70,7 +70,7 @@ def simulated_densities(
     *,
     select_on: str = "caller",
     start: Sequence[int] | None = None,
-    slack: float = 0.0,
+    stretch: float = 0.0,
 ) -> list[int]:
     """The notch of each bucket, raised as far as the simulated step stays what it is at `start`.
 
@@ -80,7 +80,7 @@ def simulated_densities(
         ladder: What the buckets take.
         select_on: As in `simulate`.
         start: Where each bucket begins; None: at the floor.
-        slack: How much longer the step may get, relatively.
+        stretch: How much longer the step may get, relatively.
 
     Returns:
         Notches. No bucket can rise by one without making the step longer.
@@ -91,7 +91,7 @@ def simulated_densities(
     # A step ends when a bucket, selected at a time that no density changes, and all exchanges from
     # it on are over: the latest of these. So a bucket can take what all up to it have to spare.
     selected = np.array([bucket.selected for bucket in timeline.buckets])
-    limit = timeline.step * (1 + slack + TOLERANCE)
+    limit = timeline.step * (1 + stretch + TOLERANCE)
 
     def spare(notches: NDArray[np.int64]) -> Array:
         exchange = ladder.exchange[every, notches]

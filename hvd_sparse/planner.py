@@ -28,7 +28,7 @@ from hvd_sparse.densities import (
 )
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.merging import Merged, Offer, merge_layers
-from hvd_sparse.pipeline import Timeline, simulate, simulate_dense
+from hvd_sparse.pipeline import simulate, simulate_dense
 from hvd_sparse.plan import BucketPlan, Plan
 from hvd_sparse.profile import LayerProfile, Profile
 from hvd_sparse.schedules import checked_density
@@ -51,7 +51,8 @@ class Rules:
         dense: Whether a bucket, or the whole plan, may be dense.
         select_on: Where buckets are selected: "caller" or "engine".
         overlap: How alike the ranks choose, in [0, 1]; see costs.Setting.
-        slack: How much longer, relatively, the step may get for larger densities.
+        slack: How many times k entries gtopk keeps in its middle rounds.
+        stretch: How much longer, relatively, the step may get for larger densities.
         margin: How much longer, relatively, a dense step must take for a plan to be sparse at all.
 
     Raises:
@@ -67,14 +68,15 @@ class Rules:
     dense: bool = True
     select_on: str = "caller"
     overlap: float = 0.0
-    slack: float = 0.0
+    slack: float = 1.0
+    stretch: float = 0.0
     margin: float = 0.02
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "density", checked_density("density", self.density))
         if self.rule not in RULES:
             raise InvalidArgumentError(f"rule must be one of {list(RULES)}, got {self.rule!r}")
-        for name in ("slack", "margin"):
+        for name in ("stretch", "margin"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidArgumentError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.collectives is not None and "dense" in self.collectives:
@@ -129,66 +131,6 @@ def dense_plan(profile: Profile) -> Plan:
     )
 
 
-@dataclass(frozen=True)
-class Row:
-    """A bucket of a plan, for a table.
-
-    Attributes:
-        bucket: Its number, from 0, in the order of exchanges.
-        layers: Its first layer, and how many follow.
-        numel: Entries.
-        density: k / numel; 1 where it is dense.
-        k: Entries that a rank sends.
-        collective: Who moves it.
-        wire: How.
-        select_seconds: Predicted.
-        exchange_seconds: Predicted.
-        ready: When its last gradient is there, in seconds from the start of the step.
-        end: When its sum is in the gradients.
-    """
-
-    bucket: int
-    layers: str
-    numel: int
-    density: float
-    k: int
-    collective: str
-    wire: str
-    select_seconds: float
-    exchange_seconds: float
-    ready: float
-    end: float
-
-
-def explain(plan: Plan, profile: Profile, *, select_on: str = "caller") -> list[Row]:
-    """A row for each bucket of a plan, with the times of its simulated step."""
-    timeline = timeline_of(plan, profile, select_on=select_on)
-    rows = []
-    for i, (bucket, times) in enumerate(zip(plan.buckets, timeline.buckets, strict=True)):
-        more = len(bucket.layers) - 1
-        rows.append(
-            Row(
-                bucket=i,
-                layers=bucket.layers[0] + (f" and {more} more" if more else ""),
-                numel=bucket.numel,
-                density=bucket.k / bucket.numel if bucket.numel else 0.0,
-                k=bucket.k,
-                collective=bucket.collective,
-                wire=bucket.wire,
-                select_seconds=bucket.select_seconds,
-                exchange_seconds=bucket.exchange_seconds,
-                ready=times.ready,
-                end=times.end,
-            )
-        )
-    return rows
-
-
-def timeline_of(plan: Plan, profile: Profile, *, select_on: str = "caller") -> Timeline:
-    """The simulated step of a plan."""
-    return simulate(profile, plan.stages(), select_on=select_on)
-
-
 class _Planner:
     """The steps of make_plan, over what they share."""
 
@@ -215,6 +157,7 @@ class _Planner:
             allowed=allowed,
             wires=self._rules.wires,
             overlap=self._rules.overlap,
+            slack=self._rules.slack,
         )
 
     def _entries(self, density: float | Array) -> Array:
@@ -258,7 +201,7 @@ class _Planner:
                 priced.ladder,
                 select_on=rules.select_on,
                 start=notches,
-                slack=rules.slack,
+                stretch=rules.stretch,
             )
         elif rules.adaptive:
             raised = paper_densities(profile, merged.sizes, priced.ladder)

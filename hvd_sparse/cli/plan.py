@@ -16,6 +16,7 @@ from rich.table import Table
 from hvd_sparse import planner, profile, quantities
 from hvd_sparse.cli.plot import plot_plan
 from hvd_sparse.errors import HvdSparseError
+from hvd_sparse.explain import explain
 from hvd_sparse.network import Network
 from hvd_sparse.plan import Plan
 from hvd_sparse.planner import Rules
@@ -99,7 +100,7 @@ def account(made: Plan, here: Profile) -> dict[str, Any]:
     """Everything that the command knows, as plain values."""
     return {
         "plan": json.loads(made.to_json()),
-        "buckets": [asdict(row) for row in planner.explain(made, here)],
+        "buckets": [asdict(row) for row in explain(made, here)],
         "ranks": made.size,
         "sparse": not made.dense,
         "step_seconds": made.step_seconds,
@@ -154,7 +155,7 @@ def show_buckets(made: Plan, here: Profile, console: Console) -> None:
     table.add_column("layers, in ready order", overflow="fold")
     for column in ("entries", "density", "collective", "select", "exchange", "ready", "done"):
         table.add_column(column, justify="right", no_wrap=True)
-    for row in planner.explain(made, here):
+    for row in explain(made, here):
         times = (row.select_seconds, row.exchange_seconds, row.ready, row.end)
         wire = ", packed" if row.wire == "packed" else ""
         table.add_row(

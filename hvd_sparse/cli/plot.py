@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hvd_sparse import planner
 from hvd_sparse.errors import UnavailableError
+from hvd_sparse.explain import timeline_of
 from hvd_sparse.pipeline import Timeline, simulate_dense
 from hvd_sparse.plan import Plan
 from hvd_sparse.profile import Profile
@@ -52,7 +52,7 @@ def plot_plan(file: Path, plan: Plan, profile: Profile, title: str) -> None:
         bars(row - 1, [(one.start, one.end) for one in timeline.buckets], exchange_colors)
 
     dense = simulate_dense(profile)
-    own = dense if plan.dense else planner.timeline_of(plan, profile)
+    own = dense if plan.dense else timeline_of(plan, profile)
     step(4, own, [DENSE if bucket.dense else SPARSE for bucket in plan.buckets])
     step(1, dense, [DENSE] * len(dense.buckets))
     axis.set_yticks([4, 3, 1, 0], ["plan: computing", "network", "dense: computing", "network"])
