@@ -153,7 +153,7 @@ class LAGS(Compression):
     sparsifier: Sparsifier | str = _GAUSSIAN
     collective: str = AUTO
     indices: str = AUTO
-    adaptive: bool = False
+    adaptive: bool = True
 
     rescales_by_default: ClassVar[bool] = True
 

@@ -122,13 +122,19 @@ def measure_machine(sparsifier: Sparsifier) -> Machine:
         _core.merge(own, theirs, out)
         _core.keep_top_k(out, _K)
 
+    coder = _core.Coder(packed=True, wire_dtype="float32", numel=_NUMEL)
+
+    def code() -> None:
+        coder.encode(own)
+        coder.decode(out)
+
     nothing = np.zeros(_NUMEL, np.float32)
     scatter = _median_seconds(lambda: _core.scatter(own, 1.0, _buffer(gradient), _buffer(nothing)))
     return Machine(
         select_seconds_per_entry=per_entry / _NUMEL,
         select_overhead=overhead,
         merge_seconds_per_entry=_median_seconds(merge) / (2 * _K),
-        code_seconds_per_entry=2e-9,
+        code_seconds_per_entry=_median_seconds(code) / _K,
         scatter_seconds_per_entry=scatter / _NUMEL,
     )
 

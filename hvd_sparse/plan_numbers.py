@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from hvd_sparse.buckets import Layer
-from hvd_sparse.collectives import COLLECTIVES
-from hvd_sparse.plan import DENSE, BucketPlan, Plan
+from hvd_sparse.cost_models import MODELS, WIRES
+from hvd_sparse.plan import BucketPlan, Plan
 
-_COLLECTIVES = (*COLLECTIVES, DENSE)
-_WIRES = ("plain", "packed")
-_PER_PLAN = 3
-_PER_LAYER = 5
+_COLLECTIVES = tuple(sorted(MODELS))
+_PER_PLAN = 4
+_PER_LAYER = 7
 
 
 def count_numbers(layers: Sequence[Layer]) -> int:
@@ -31,31 +30,44 @@ def to_numbers(plan: Plan, layers: Sequence[Layer]) -> list[float]:
     for number, bucket in enumerate(plan.buckets):
         kind = [
             float(_COLLECTIVES.index(bucket.collective)),
-            float(_WIRES.index(bucket.wire)),
+            float(WIRES.index(bucket.wire)),
+            bucket.select_seconds,
+            bucket.exchange_seconds,
         ]
         for name, density in zip(bucket.layers, bucket.densities, strict=True):
             rows[name] = [float(len(rows)), float(number), density, *kind]
-    numbers = [plan.step, plan.dense_step, plan.compute]
+    numbers = [float(plan.size), plan.step_seconds, plan.dense_seconds, plan.compute_seconds]
     return numbers + [number for layer in layers for number in rows[layer.name]]
 
 
 def from_numbers(numbers: Sequence[float], layers: Sequence[Layer]) -> Plan:
     """The plan that `to_numbers` was given."""
-    step, dense_step, compute = numbers[:_PER_PLAN]
-    rows = sorted(
-        (numbers[at : at + _PER_LAYER], layer.name)
-        for at, layer in zip(range(_PER_PLAN, len(numbers), _PER_LAYER), layers, strict=True)
-    )
+    size, step, dense, compute = numbers[:_PER_PLAN]
+    starts = range(_PER_PLAN, len(numbers), _PER_LAYER)
+    rows = [
+        (numbers[start : start + _PER_LAYER], layer)
+        for start, layer in zip(starts, layers, strict=True)
+    ]
+    rows.sort(key=lambda row: row[0][0])
     buckets = []
     for _, group in groupby(rows, key=lambda row: row[0][1]):
         members = list(group)
-        *_, collective, wire = members[0][0]
+        collective, wire, select_seconds, exchange_seconds = members[0][0][3:]
         buckets.append(
             BucketPlan(
-                layers=tuple(name for _, name in members),
+                layers=tuple(layer.name for _, layer in members),
+                numels=tuple(layer.numel for _, layer in members),
                 densities=tuple(row[2] for row, _ in members),
                 collective=_COLLECTIVES[int(collective)],
-                wire=_WIRES[int(wire)],
+                wire=WIRES[int(wire)],
+                select_seconds=select_seconds,
+                exchange_seconds=exchange_seconds,
             )
         )
-    return Plan(buckets=tuple(buckets), step=step, dense_step=dense_step, compute=compute)
+    return Plan(
+        buckets=tuple(buckets),
+        size=int(size),
+        step_seconds=step,
+        dense_seconds=dense,
+        compute_seconds=compute,
+    )

@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike
 
 from hvd_sparse import costs
 from hvd_sparse.collectives import COLLECTIVES
-from hvd_sparse.compression import MAX_BUCKET_NUMEL
-from hvd_sparse.cost_models import Array
+from hvd_sparse.compression import AUTO, MAX_BUCKET_NUMEL, Compression
+from hvd_sparse.cost_models import WIRES, Array
 from hvd_sparse.densities import (
     LARGEST_SPARSE,
     Ladder,
@@ -86,6 +86,18 @@ class Rules:
     def allowed(self) -> tuple[str, ...]:
         """The sparse collectives that may be chosen."""
         return tuple(COLLECTIVES if self.collectives is None else self.collectives)
+
+
+def rules_of(compression: Compression) -> Rules:
+    """What a user's adaptive compression allows."""
+    return Rules(
+        density=compression.density,
+        rule=compression.plan,
+        layer_wise=compression.layer_wise,
+        collectives=None if compression.collective == AUTO else (compression.collective,),
+        wires=WIRES if compression.indices == AUTO else (compression.indices,),
+        slack=compression.slack,
+    )
 
 
 def make_plan(profile: Profile, rules: Rules | None = None) -> Plan:

@@ -23,8 +23,9 @@ from typing import Any, Protocol, TypeAlias
 from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import Compression
 from hvd_sparse.network import Network
-from hvd_sparse.plan import Plan, plan_for
+from hvd_sparse.plan import Plan
 from hvd_sparse.plan_numbers import count_numbers, from_numbers, to_numbers
+from hvd_sparse.planner import make_plan, rules_of
 from hvd_sparse.profile import LayerProfile, Machine, Profile
 from hvd_sparse.step_clock import StepTimes
 
@@ -75,8 +76,8 @@ class Tuning:
         stage: What happens in the next step.
         profile: What the plan was made from; None before the first plan.
         plan: What sparse steps follow; None before the first plan.
-        dense_seconds: A measured dense step, or NaN.
-        sparse_seconds: A measured sparse step, or NaN where the model already ruled it out.
+        dense_seconds: A measured dense step; None: not known.
+        sparse_seconds: A measured sparse step; None: not known, or ruled out by the plan already.
         sparse: Whether gradients travel sparse in the next step.
         settled_steps: Until all is measured anew, once settled.
     """
@@ -86,8 +87,8 @@ class Tuning:
     stage: Stage = Stage.DENSE
     profile: Profile | None = None
     plan: Plan | None = None
-    dense_seconds: float = math.nan
-    sparse_seconds: float = math.nan
+    dense_seconds: float | None = None
+    sparse_seconds: float | None = None
     sparse: bool = False
     settled_steps: int = 0
 
@@ -198,43 +199,33 @@ class Tuner:
 
     def _make_plan(self, rows: Rows) -> list[float]:
         profile = self._profile(rows)
-        return to_numbers(plan_for(profile, self._compression), self._layers)
+        return to_numbers(make_plan(profile, rules_of(self._compression)), self._layers)
 
     def _take_up_plan(self, rows: Rows, numbers: list[float]) -> None:
         plan = from_numbers(numbers, self._layers)
-        found = {"profile": self._profile(rows), "plan": plan, "dense_seconds": _slowest(rows)[0]}
-        if plan.is_dense:
-            found |= {"sparse_seconds": math.nan, "settled_steps": self._settled_steps(math.nan)}
-            self._enter(Stage.SETTLED, sparse=False, **found)
-            self._say()
+        found = {
+            "profile": self._profile(rows),
+            "plan": plan,
+            "dense_seconds": _known(_slowest(rows)[0]),
+            "sparse_seconds": None,
+        }
+        if plan.dense:
+            self._settle(sparse=False, **found)
         else:
             self._enter(Stage.SPARSE, sparse=True, **found)
 
     def _take_up_verdict(self, _: Rows, numbers: list[float]) -> None:
-        (seconds,) = numbers
-        # Not a number, where no rank could time its steps, compares as not faster.
-        faster = seconds < (1 - MARGIN) * self.tuning.dense_seconds
-        self._enter(
-            Stage.SETTLED,
-            sparse=faster,
-            sparse_seconds=seconds,
-            settled_steps=self._settled_steps(seconds),
-        )
-        self._say()
+        sparse, dense = _known(numbers[0]), self.tuning.dense_seconds
+        # Where no rank could time its steps, nothing shows that sparse ones are faster.
+        faster = sparse is not None and dense is not None and sparse < (1 - MARGIN) * dense
+        self._settle(sparse=faster, sparse_seconds=sparse)
 
-    def _settled_steps(self, sparse_seconds: float) -> int:
-        """So many that comparing again costs a hundredth of the time."""
-        if self._compression.replan_every is not None:
-            return self._compression.replan_every
-        dense_seconds = self.tuning.dense_seconds
-        slow, fast = max(dense_seconds, sparse_seconds), min(dense_seconds, sparse_seconds)
-        if not 0 < fast < math.inf or not slow < math.inf:
-            return LEAST_SETTLED_STEPS
-        compared = SKIPPED_STEPS + TIMED_STEPS + _DECISION_STEPS
-        return max(LEAST_SETTLED_STEPS, round(compared * (slow / fast - 1) / COMPARISON_SHARE))
-
-    def _say(self) -> None:
-        """Tells the user, once, and again when it changes."""
+    def _settle(self, **changes: Any) -> None:
+        """Ends the comparison; tells the user, once, and again when it comes out differently."""
+        self._enter(Stage.SETTLED, **changes)
+        every = self._compression.replan_every
+        steps = steps_between(self.tuning) if every is None else every
+        self.tuning = replace(self.tuning, settled_steps=steps)
         if self._leads and self.tuning.sparse is not self._said:
             _log.log(*verdict(self.tuning))
         self._said = self.tuning.sparse
@@ -272,6 +263,16 @@ class _Decision:
             self._gathered()
         else:
             self._told()
+
+
+def steps_between(tuning: Tuning) -> int:
+    """Steps between two comparisons, so many that comparing costs a hundredth of the time."""
+    sparse, dense = tuning.sparse_seconds, tuning.dense_seconds
+    if not sparse or not dense:
+        return LEAST_SETTLED_STEPS
+    slowdown = max(sparse, dense) / min(sparse, dense) - 1
+    compared = SKIPPED_STEPS + TIMED_STEPS + _DECISION_STEPS
+    return max(LEAST_SETTLED_STEPS, round(compared * slowdown / COMPARISON_SHARE))
 
 
 def measured_times(times: Sequence[StepTimes], layers: int) -> list[float]:
@@ -329,9 +330,9 @@ def verdict(tuning: Tuning) -> tuple[int, str]:
     """Log level and text: how gradients travel from now on, and why, with the numbers."""
     plan = tuning.plan
     assert plan is not None
-    predicted = f"predicted {_ms(plan.step)} sparse, {_ms(plan.dense_step)} dense"
+    predicted = f"predicted {_ms(plan.step_seconds)} sparse, {_ms(plan.dense_seconds)} dense"
     measured = f"{_ms(tuning.dense_seconds)} dense"
-    if not math.isnan(tuning.sparse_seconds):
+    if tuning.sparse_seconds is not None:
         measured = f"{_ms(tuning.sparse_seconds)} sparse, {measured}"
     if tuning.sparse:
         return logging.INFO, f"gradients travel sparse: a step takes {measured} ({predicted})"
@@ -342,8 +343,12 @@ def verdict(tuning: Tuning) -> tuple[int, str]:
     )
 
 
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
+def _ms(seconds: float | None) -> str:
+    return "an unknown time" if seconds is None else f"{1e3 * seconds:.3g} ms"
+
+
+def _known(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else seconds
 
 
 def _slowest(rows: Rows) -> list[float]:

@@ -22,6 +22,7 @@ from hvd_sparse.torch import patches as _patches
 from hvd_sparse.torch.functions import sparse_allreduce
 from hvd_sparse.torch.optimizer import stats
 from hvd_sparse.torch.step_stats import Stats, StepStats, TotalStats
+from hvd_sparse.torch.tuning import replan, tuning
 
 _patches.install()
 
@@ -34,8 +35,10 @@ __all__ = [
     "TopK",
     "TotalStats",
     "Warmup",
+    "replan",
     "sparse_allreduce",
     "stats",
+    "tuning",
 ]
 __all__ += [name for name in dir(_horovod) if not name.startswith("_") and name not in globals()]
 

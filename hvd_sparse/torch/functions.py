@@ -50,7 +50,7 @@ class _Channel:
                     )
             label = name or f"tensor of {numel}"
             layout = Bucket((Layer(label, numel),), layer_wise=False)
-            (choice,) = plan.fixed_plan(layout.layers, compression)
+            (choice,) = plan.fixed_choices(layout.layers, compression)
             ks = plan.largest_ks(layout, choice.densities, compression.warmup)
             number = self.exchange.add_bucket(
                 label,

@@ -113,7 +113,7 @@ class GradientExchange:
         self._measurer = measurer
         self.tuner = measurer.tuner(self.layers, compression, messages)
         if self.tuner is None:
-            self._take_up(plan.fixed_plan(self.layers, compression))
+            self._take_up(plan.fixed_choices(self.layers, compression))
         self._hooks = [
             slot.param.register_post_accumulate_grad_hook(guards.hook(weakref.ref(self), slot))  # type: ignore[no-untyped-call]
             for slot in self._slots
@@ -302,8 +302,8 @@ class GradientExchange:
         self.tuner.restart(self._measurer.network())
         self._take_up(())
 
-    def _take_up(self, choices: Sequence[plan.BucketPlan]) -> None:
+    def _take_up(self, choices: Sequence[plan.BucketChoice]) -> None:
         """Between two steps, on all ranks alike: other buckets, the same residuals."""
         residuals = dict(self.residuals())
-        self._sparse.take_up([c for c in choices if c.collective != plan.DENSE], self._large)
+        self._sparse.take_up([c for c in choices if not c.dense], self._large)
         self.load(residuals, {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from hvd_sparse.exchange import BucketStats, Exchange
-from hvd_sparse.plan import BucketPlan
+from hvd_sparse.plan import BucketChoice
 from hvd_sparse.torch.launch_order import LaunchOrder
 from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.settings import Settings
@@ -49,7 +49,7 @@ class Launcher:
     def __contains__(self, slot: Slot) -> bool:
         return slot.name in self._number_of
 
-    def take_up(self, choices: Sequence[BucketPlan], slots: Mapping[str, Slot]) -> None:
+    def take_up(self, choices: Sequence[BucketChoice], slots: Mapping[str, Slot]) -> None:
         """Replaces all buckets, between two steps; on all ranks alike. The residuals are empty.
 
         Args:

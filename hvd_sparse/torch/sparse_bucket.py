@@ -34,7 +34,7 @@ class SparseBucket:
 
     def __init__(
         self,
-        choice: plan.BucketPlan,
+        choice: plan.BucketChoice,
         slots: Sequence[Slot],
         compression: Compression,
         exchange: Exchange,

@@ -30,15 +30,41 @@ def test_k_is_the_density_of_the_layer_rounded_up_and_at_least_one(numel, densit
 
 
 def test_each_segment_has_its_own_k():
-    assert plan.ks_at(BUCKET, LAGS(density=0.1), 0) == [100, 5]
+    assert plan.ks_at(BUCKET, (0.1, 0.5), None, 0) == [100, 25]
     whole = Bucket(BUCKET.layers, layer_wise=False)
-    assert plan.ks_at(whole, GTopK(density=0.1), 0) == [105]
+    assert plan.ks_at(whole, (0.1,), None, 0) == [105]
 
 
 def test_a_warm_up_changes_k_and_memory_is_made_for_the_largest():
-    compression = LAGS(density=0.01, warmup=Warmup(steps=2, densities=(0.5, 0.1)))
-    assert [plan.ks_at(BUCKET, compression, step)[0] for step in range(6)] == [
-        500, 500, 100, 100, 10, 10,
-    ]  # fmt: skip
-    assert plan.largest_ks(BUCKET, compression) == [500, 25]
-    assert plan.largest_ks(BUCKET, LAGS(density=0.01)) == [10, 1]
+    warmup = Warmup(steps=2, densities=(0.5, 0.1))
+    assert [plan.ks_at(BUCKET, (0.01, 0.2), warmup, step) for step in range(0, 6, 2)] == [
+        [500, 25],
+        [100, 10],
+        [10, 10],
+    ]
+    assert plan.largest_ks(BUCKET, (0.01, 0.2), warmup) == [500, 25]
+    assert plan.largest_ks(BUCKET, (0.01, 0.2), None) == [10, 10]
+
+
+LAYERS = (Layer("a", 1000), Layer("b", 50))
+
+
+@pytest.mark.parametrize(
+    ("compression", "expected"),
+    [
+        (LAGS(density=0.1), [("a", "b")]),
+        (LAGS(density=0.1, bucket_numel=1000), [("a",), ("b",)]),
+    ],
+)
+def test_a_fixed_compression_has_one_density_and_stands_in_for_auto(compression, expected):
+    choices = plan.fixed_choices(LAYERS, compression)
+    assert [choice.layers for choice in choices] == expected
+    for choice in choices:
+        assert choice.densities == (0.1,) * len(choice.layers)
+        assert (choice.collective, choice.wire, choice.dense) == ("gtopk", "plain", False)
+
+
+def test_a_fixed_compression_keeps_what_it_names():
+    (choice,) = plan.fixed_choices(LAYERS, GTopK(collective="allgather", indices="packed"))
+    assert choice.densities == (0.001,)  # the whole model is one unit
+    assert (choice.collective, choice.wire) == ("allgather", "packed")

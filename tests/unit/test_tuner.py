@@ -24,26 +24,34 @@ MACHINE = Machine(
     merge_seconds_per_entry=1e-9,
     code_seconds_per_entry=1e-9,
 )
+
+
+def bucket(layers, densities, collective, wire):
+    numels = {layer.name: layer.numel for layer in LAYERS}
+    return BucketPlan(
+        layers=layers,
+        numels=tuple(numels[name] for name in layers),
+        densities=densities,
+        collective=collective,
+        wire=wire,
+        select_seconds=1e-3,
+        exchange_seconds=1 / 3,
+    )
+
+
+SECONDS = {"size": 3, "dense_seconds": 1.0, "compute_seconds": 0.25}
 SPARSE = Plan(
     buckets=(
-        BucketPlan(layers=("head",), densities=(0.25,), collective="dense", wire="plain"),
-        BucketPlan(
-            layers=("stem", "body"), densities=(0.1, 1 / 3), collective="gtopk", wire="packed"
-        ),
+        bucket(("head",), (1.0,), "dense", "plain"),
+        bucket(("stem", "body"), (0.1, 1 / 3), "gtopk", "packed"),
     ),
-    step=0.5,
-    dense_step=1.0,
-    compute=0.25,
+    step_seconds=0.5,
+    **SECONDS,
 )
 DENSE = Plan(
-    buckets=(
-        BucketPlan(
-            layers=("head", "stem", "body"), densities=(1.0,) * 3, collective="dense", wire="plain"
-        ),
-    ),
-    step=1.0,
-    dense_step=1.0,
-    compute=0.25,
+    buckets=(bucket(("head", "stem", "body"), (1.0,) * 3, "dense", "plain"),),
+    step_seconds=1.0,
+    **SECONDS,
 )
 
 
@@ -120,7 +128,7 @@ def planned(monkeypatch):
     """Makes the model choose a plan."""
 
     def choose(plan):
-        monkeypatch.setattr(tuning, "plan_for", lambda profile, compression: plan)
+        monkeypatch.setattr(tuning, "make_plan", lambda profile, rules: plan)
 
     return choose
 
@@ -157,7 +165,7 @@ def test_a_plan_that_is_all_dense_is_not_tried(planned, caplog):
     ranks = tuners()
     assert [sparse for *_, sparse in run(ranks, 40, lambda _: 1.0)] == [False]
     assert ranks[0].tuning.stage is Stage.SETTLED
-    assert math.isnan(ranks[0].tuning.sparse_seconds)
+    assert ranks[0].tuning.sparse_seconds is None
     assert len(caplog.records) == 1
 
 

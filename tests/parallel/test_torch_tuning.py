@@ -1,0 +1,212 @@
+"""An adaptive compression: dense steps, a plan, sparse steps, a verdict; nothing is lost on the way."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+from hvd_sparse import tuner
+from hvd_sparse.errors import GradientInFlightError, InvalidArgumentError
+from hvd_sparse.plan import BucketPlan, Plan
+from hvd_sparse.torch import LAGS, GTopK, replan, stats, tuning
+from hvd_sparse.tuner import Stage
+from tests.parallel.torch_ranks import (
+    Toy,
+    assert_nothing_is_lost,
+    assert_same_on_all_ranks,
+    distribute,
+    integer_gradients,
+    residuals,
+)
+
+several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has nothing to tune")
+COMPRESSION = LAGS(density=0.1, min_numel=64, rescale_residual=False)
+DENSE_STEPS = tuner.SKIPPED_STEPS + tuner.TIMED_STEPS + 2  # and a decision
+CYCLE = 2 * DENSE_STEPS
+
+
+def mixed_plan(profile, rules):
+    """Whatever the times: the first layer dense, the others sparse in one bucket."""
+    first, *others = profile.layers
+
+    def bucket(layers, density, collective):
+        return BucketPlan(
+            layers=tuple(layer.name for layer in layers),
+            numels=tuple(layer.numel for layer in layers),
+            densities=(density,) * len(layers),
+            collective=collective,
+            wire="plain",
+            select_seconds=1e-6,
+            exchange_seconds=1e-6,
+        )
+
+    return Plan(
+        buckets=(bucket([first], 1.0, "dense"), bucket(others, 0.1, "gtopk")),
+        size=hvd.size(),
+        step_seconds=0.5,
+        dense_seconds=1.0,
+        compute_seconds=0.25,
+    )
+
+
+@pytest.fixture
+def verdict(monkeypatch):
+    """Sets what comes out of the comparison, whatever the times."""
+    monkeypatch.setattr(tuner, "make_plan", mixed_plan)
+
+    def choose(*, sparse):
+        monkeypatch.setattr(tuner, "MARGIN", -math.inf if sparse else 1.0)
+
+    return choose
+
+
+def train(model, optimizer, steps, *, dtype=None):
+    """Steps under the law; yields after each."""
+    before = residuals(optimizer)
+    for step in steps:
+        gradients = integer_gradients(model, step)
+        optimizer.zero_grad()
+        model.backward(gradients)
+        optimizer.step()
+        if dtype is None:
+            assert_nothing_is_lost(model, step, before, optimizer, gradients)
+        before = residuals(optimizer)
+        yield step
+
+
+@several_ranks
+@pytest.mark.parametrize("sparse", [True, False])
+def test_nothing_is_lost_from_dense_to_sparse_and_back(verdict, sparse):
+    verdict(sparse=sparse)
+    model = Toy()
+    optimizer = distribute(model, COMPRESSION)
+    seen = []
+    for _ in train(model, optimizer, range(CYCLE + 4)):
+        seen.append(len(stats(optimizer).last.buckets))
+        assert_same_on_all_ranks(model.parameters())
+    assert seen == [0] * DENSE_STEPS + [1] * DENSE_STEPS + [int(sparse)] * 4
+    assert tuning(optimizer).stage is Stage.SETTLED
+    left = [r.any() for r in residuals(optimizer).values()]
+    assert any(left) == sparse
+
+
+@several_ranks
+def test_what_was_measured_and_decided_is_the_same_on_all_ranks(verdict):
+    verdict(sparse=True)
+    model = Toy()
+    optimizer = distribute(model, COMPRESSION)
+    list(train(model, optimizer, range(CYCLE)))
+    found = tuning(optimizer)
+    everybody = hvd.allgather_object(found, name="tuning")
+    assert all(theirs == everybody[0] for theirs in everybody)
+    assert found.sparse
+    assert found.dense_seconds > 0
+    assert found.sparse_seconds > 0
+    assert {layer.name for layer in found.profile.layers} == {"first", "second", "last"}
+    assert found.network.size == hvd.size()
+    assert found.network.dense.seconds(1 << 20) > 0
+
+
+@several_ranks
+def test_the_real_planner_decides_the_same_everywhere():
+    model = Toy({"a": (300, 200), "b": (200, 100), "c": (100, 30)})
+    optimizer = distribute(model, COMPRESSION)
+    list(train(model, optimizer, range(CYCLE + 2)))
+    found = tuning(optimizer)
+    assert found.stage is Stage.SETTLED
+    assert all(theirs == found for theirs in hvd.allgather_object(found, name="tuning"))
+    assert_same_on_all_ranks(model.parameters())
+
+
+@several_ranks
+@pytest.mark.parametrize("stop", [1, DENSE_STEPS - 1, DENSE_STEPS, DENSE_STEPS + 3, CYCLE])
+def test_a_checkpoint_of_any_stage_goes_on_in_a_new_job(verdict, stop):
+    verdict(sparse=True)
+    model, twin = Toy(), Toy()
+    optimizer = distribute(model, COMPRESSION)
+    list(train(model, optimizer, range(stop)))
+    resumed = distribute(twin, COMPRESSION)
+    twin.load_state_dict(model.state_dict())
+    resumed.load_state_dict(optimizer.state_dict())
+    for name, residual in residuals(optimizer).items():
+        assert torch.equal(residual, residuals(resumed)[name])
+    list(train(twin, resumed, range(stop, stop + CYCLE)))
+    assert_same_on_all_ranks(twin.parameters())
+
+
+@several_ranks
+def test_residuals_join_narrow_gradients_without_loss(verdict):
+    verdict(sparse=False)
+    model = Toy(dtype=torch.float16)
+    optimizer = distribute(model, COMPRESSION)
+    list(train(model, optimizer, range(CYCLE + 3)))
+    assert not any(r.any() for r in residuals(optimizer).values())
+
+
+@several_ranks
+def test_replan_begins_again_and_loses_nothing(verdict):
+    verdict(sparse=True)
+    model = Toy()
+    optimizer = distribute(model, COMPRESSION)
+    list(train(model, optimizer, range(CYCLE)))
+    replan(optimizer)
+    assert tuning(optimizer).stage is Stage.DENSE
+    seen = [len(stats(optimizer).last.buckets) for _ in train(model, optimizer, range(CYCLE))]
+    assert seen == [0] * DENSE_STEPS + [1] * DENSE_STEPS
+
+
+@several_ranks
+def test_replan_between_backward_and_step_is_refused(verdict):
+    verdict(sparse=True)
+    model = Toy()
+    optimizer = distribute(model, COMPRESSION)
+    model.backward(integer_gradients(model, 0))
+    with pytest.raises(GradientInFlightError, match="replan"):
+        replan(optimizer)
+
+
+def test_only_adaptive_compressions_are_planned_anew():
+    optimizer = distribute(Toy(), GTopK(min_numel=64))
+    assert tuning(optimizer) is None
+    if hvd.size() > 1:
+        with pytest.raises(InvalidArgumentError, match="needs an adaptive compression"):
+            replan(optimizer)
+    with pytest.raises(InvalidArgumentError, match="does not come from"):
+        tuning(torch.optim.SGD(Toy().parameters(), lr=1.0))
+
+
+@several_ranks
+def test_going_dense_is_said_once_by_one_rank(verdict, caplog):
+    verdict(sparse=False)
+    model = Toy()
+    with caplog.at_level(logging.INFO, logger="hvd_sparse"):
+        optimizer = distribute(model, COMPRESSION)
+        list(train(model, optimizer, range(CYCLE + 5)))
+    said = [record for record in caplog.records if record.name == "hvd_sparse"]
+    assert len(said) == (1 if hvd.rank() == 0 else 0)
+    for record in said:
+        assert record.levelname == "WARNING"
+        assert "gradients travel dense" in record.message
+
+
+@several_ranks
+def test_a_bad_gradient_in_a_step_that_empties_residuals_keeps_them(verdict):
+    verdict(sparse=False)
+    model = Toy()
+    optimizer = distribute(model, COMPRESSION)
+    list(train(model, optimizer, range(CYCLE)))
+    before = residuals(optimizer)
+    gradients = integer_gradients(model, 99)
+    if hvd.rank() == 0:
+        gradients["second"][3, 3, 3] = math.nan
+    optimizer.zero_grad()
+    model.backward(gradients)
+    with pytest.raises(ArithmeticError):
+        optimizer.step()
+    for name, residual in residuals(optimizer).items():
+        assert torch.equal(residual, before[name])
+    list(train(model, optimizer, range(3)))
