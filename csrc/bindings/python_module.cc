@@ -283,6 +283,13 @@ void BindKernels(py::module_& m) {
 }
 
 void BindExchange(py::module_& m) {
+  py::class_<RoundTimes>(m, "RoundTimes")
+      .def_readonly("name", &RoundTimes::name)
+      .def_readonly("begin", &RoundTimes::begin)
+      .def_readonly("end", &RoundTimes::end)
+      .def_readonly("bytes_sent", &RoundTimes::bytes_sent)
+      .def_readonly("bytes_received", &RoundTimes::bytes_received);
+
   py::class_<BucketStats>(m, "BucketStats")
       .def_readonly("step", &BucketStats::step)
       .def_readonly("numel", &BucketStats::numel)
@@ -292,7 +299,13 @@ void BindExchange(py::module_& m) {
       .def_readonly("bytes_sent", &BucketStats::bytes_sent)
       .def_readonly("bytes_received", &BucketStats::bytes_received)
       .def_readonly("select_seconds", &BucketStats::select_seconds)
-      .def_readonly("exchange_seconds", &BucketStats::exchange_seconds);
+      .def_readonly("exchange_seconds", &BucketStats::exchange_seconds)
+      .def_readonly("select_begin", &BucketStats::select_begin)
+      .def_readonly("select_end", &BucketStats::select_end)
+      .def_readonly("exchange_begin", &BucketStats::exchange_begin)
+      .def_readonly("settle_begin", &BucketStats::settle_begin)
+      .def_readonly("exchange_end", &BucketStats::exchange_end)
+      .def_readonly("rounds", &BucketStats::rounds);
 
   py::class_<LoopbackWorld, std::shared_ptr<LoopbackWorld>>(
       m, "LoopbackWorld", "What ranks that are threads of this process share.")

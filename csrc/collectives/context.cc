@@ -1,7 +1,9 @@
-/// What all collectives share: counted transfers, merges, and the check that the ranks agree.
+/// What all collectives share: transfers, counted and timed, merges, and that the ranks agree.
 
 #include <algorithm>
+#include <utility>
 
+#include "csrc/base/clock.h"
 #include "csrc/base/error.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/wire/value_coding.h"
@@ -10,9 +12,14 @@ namespace hvd_sparse {
 
 void CollectiveContext::Transfer(Span<const Outgoing> out, Span<Incoming> in,
                                  const std::string& round) {
+  RoundTimes times{round, SteadySeconds()};
   comm.Transfer(out, in, what + ", " + round);
-  for (const Outgoing& message : out) bytes_sent += message.bytes;
-  for (const Incoming& message : in) bytes_received += message.bytes;
+  times.end = SteadySeconds();
+  for (const Outgoing& message : out) times.bytes_sent += message.bytes;
+  for (const Incoming& message : in) times.bytes_received += message.bytes;
+  bytes_sent += times.bytes_sent;
+  bytes_received += times.bytes_received;
+  rounds.push_back(std::move(times));
 }
 
 void CollectiveContext::Send(const SparseBlock& block, int peer, const std::string& round,

@@ -55,6 +55,14 @@ struct CollectiveOptions {
   double slack = 1;  ///< gtopk keeps slack * k entries in the rounds before the last; at least 1
 };
 
+/// One transfer of a collective: when, and how much of it was this rank's.
+struct RoundTimes {
+  std::string name;
+  double begin = 0, end = 0;  ///< seconds of std::chrono::steady_clock
+  std::int64_t bytes_sent = 0;
+  std::int64_t bytes_received = 0;
+};
+
 /// What a collective works with.
 struct CollectiveContext {
   Communicator& comm;
@@ -69,8 +77,9 @@ struct CollectiveContext {
 
   std::int64_t bytes_sent = 0;  ///< by this rank, headers included; counted by Transfer
   std::int64_t bytes_received = 0;
+  std::vector<RoundTimes> rounds;  ///< in the order in which they began; noted by Transfer
 
-  /// Communicator::Transfer, counted. For what is no block.
+  /// Communicator::Transfer, counted and timed. For what is no block.
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& round);
 
   /// Sends a finished block; in a format with narrow values, after Narrow. A rank that takes the

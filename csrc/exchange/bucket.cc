@@ -1,20 +1,14 @@
 #include "csrc/exchange/bucket.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 
+#include "csrc/base/clock.h"
 #include "csrc/base/error.h"
 
 namespace hvd_sparse {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 std::int64_t Sum(const std::vector<std::int64_t>& numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
@@ -107,9 +101,10 @@ Feedback Bucket::FeedbackOf(const Piece& piece, Span<float> residual) const {
 }
 
 void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
-  const auto start = Clock::now();
+  const double start = SteadySeconds();
   launch_ = std::move(launch);
   stats_ = {};
+  stats_.select_begin = start;
   stats_.step = steps_;
   stats_.numel = numel_;
 
@@ -150,11 +145,12 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
   selected_.header().bad_rank = not_finite > 0 ? rank : kNoRank;
 
   stats_.selected = selected_.count();
-  stats_.select_seconds = SecondsSince(start);
+  stats_.select_end = SteadySeconds();
+  stats_.select_seconds = stats_.select_end - stats_.select_begin;
 }
 
 void Bucket::Reduce(Communicator& comm, const Kernels& kernels) {
-  const auto start = Clock::now();
+  stats_.exchange_begin = SteadySeconds();
   CollectiveContext ctx{comm,      kernels,
                         scratch_,  stats_.asked,
                         capacity_, "bucket '" + spec_.name + "'",
@@ -163,6 +159,7 @@ void Bucket::Reduce(Communicator& comm, const Kernels& kernels) {
   reduced_.CopyFrom(selected_);
   scratch_.rounding_errors.clear();
   collective_.Run(&reduced_, ctx);
+  stats_.settle_begin = SteadySeconds();
 
   // What some rank dropped on the way goes back to the residual.
   if (!collective_.DeliversAll() && comm.Size() > 1) {
@@ -188,7 +185,9 @@ void Bucket::Reduce(Communicator& comm, const Kernels& kernels) {
   stats_.reduced = reduced_.count();
   stats_.bytes_sent = ctx.bytes_sent;
   stats_.bytes_received = ctx.bytes_received;
-  stats_.exchange_seconds = SecondsSince(start);
+  stats_.rounds = std::move(ctx.rounds);
+  stats_.exchange_end = SteadySeconds();
+  stats_.exchange_seconds = stats_.exchange_end - stats_.exchange_begin;
 }
 
 void Bucket::PutBack(const Kernels& kernels) {

@@ -55,6 +55,12 @@ struct BucketStats {
   std::int64_t bytes_received = 0;
   double select_seconds = 0;    ///< accumulate and select
   double exchange_seconds = 0;  ///< allreduce, settle and scatter
+
+  // When, in seconds of std::chrono::steady_clock. From select_end to exchange_begin the bucket
+  // waits for those before it.
+  double select_begin = 0, select_end = 0;
+  double exchange_begin = 0, settle_begin = 0, exchange_end = 0;
+  std::vector<RoundTimes> rounds;  ///< of the collective, between exchange_begin and settle_begin
 };
 
 class Bucket {

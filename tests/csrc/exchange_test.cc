@@ -4,11 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <limits>
 #include <thread>
 
+#include "csrc/base/clock.h"
 #include "csrc/base/error.h"
 #include "csrc/comm/loopback_communicator.h"
 
@@ -77,6 +79,40 @@ TEST_P(ExchangeTest, ManyBucketsInFlightArriveInOrder) {
       for (int b = 7; b >= 0; --b) WaitFor(exchange, b);
       exchange.Commit("");
       for (auto& m : memory) ASSERT_EQ(m.gradient, std::vector<float>(kNumel, 4.0f));
+    }
+  });
+}
+
+TEST_P(ExchangeTest, TheTimesOfABucketFollowOneAnother) {
+  OnRanks(4, GetParam(), [](Exchange& exchange) {
+    std::vector<Memory> memory(3);
+    for (int b = 0; b < 3; ++b) exchange.AddBucket(Spec("bucket"));
+    double step_begin = SteadySeconds();
+    for (int step = 0; step < 3; ++step) {
+      for (int b = 0; b < 3; ++b) exchange.Start(b, memory[b].Step(kNumel));
+      double previous_end = 0;
+      for (int b = 0; b < 3; ++b) {
+        WaitFor(exchange, b);
+        const BucketStats& stats = exchange.Stats(b);
+        std::vector<double> times = {step_begin, stats.select_begin, stats.select_end,
+                                     stats.exchange_begin};
+        std::int64_t sent = 0, received = 0;
+        for (const RoundTimes& round : stats.rounds) {
+          times.insert(times.end(), {round.begin, round.end});
+          sent += round.bytes_sent;
+          received += round.bytes_received;
+        }
+        times.insert(times.end(), {stats.settle_begin, stats.exchange_end, SteadySeconds()});
+        ASSERT_TRUE(std::is_sorted(times.begin(), times.end()));
+        ASSERT_LE(previous_end, stats.exchange_begin);
+        previous_end = stats.exchange_end;
+        ASSERT_EQ(stats.rounds.size(), 2u);  // gtopk of 4 ranks
+        ASSERT_EQ(stats.rounds[1].name, "gtopk, round 2");
+        ASSERT_EQ(sent, stats.bytes_sent);
+        ASSERT_EQ(received, stats.bytes_received);
+      }
+      exchange.Commit("");
+      step_begin = SteadySeconds();
     }
   });
 }
