@@ -7,8 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hvd_sparse import _core, lifecycle
-from hvd_sparse.errors import ExchangeTimeoutError, HvdSparseError, PeerLostError
+from hvd_sparse import _core, lifecycle, timeline
+from hvd_sparse.errors import (
+    ExchangeTimeoutError,
+    HvdSparseError,
+    InvalidArgumentError,
+    NonFiniteGradientError,
+    PeerLostError,
+)
+from hvd_sparse.exchange_timeline import ExchangeTimeline
 from hvd_sparse.sparsifiers import Sparsifier
 from hvd_sparse.threads import kernel_threads
 from hvd_sparse.world import World
@@ -83,10 +90,14 @@ class Exchange:
     and `commit` ends the step. Memory passed to `start` must live until `wait` has returned.
 
     An error other than `NonFiniteGradientError` ends the exchange, on every rank, for good.
+
+    Attributes:
+        timeline: Where to tell what happens when; None unless the user wants to know.
     """
 
-    def __init__(self, core: _core.Exchange) -> None:
+    def __init__(self, core: _core.Exchange, timeline: ExchangeTimeline | None = None) -> None:
         self._core: _core.Exchange | None = core
+        self.timeline = timeline
         self._names: dict[int, str] = {}
         lifecycle.register(self)
 
@@ -103,7 +114,7 @@ class Exchange:
 
         Args:
             world: The ranks; from `World.from_horovod`.
-            name: Appears in errors.
+            name: Appears in errors, and in the timeline.
             select_on: "caller" selects on the thread that calls `start`, "engine" on another one.
             max_message_bytes: Longer messages travel in pieces of this size, in [1, 2^31).
 
@@ -111,32 +122,51 @@ class Exchange:
             UnavailableError: MPI is missing from this build, or from this job; or OpenMP, and
                 HVD_SPARSE_NUM_THREADS asks for it.
             PeerLostError: Not all ranks came within 120 seconds.
-            InvalidArgumentError: HVD_SPARSE_NUM_THREADS is no positive number.
+            InvalidArgumentError: HVD_SPARSE_NUM_THREADS is no positive number; or a rank cannot
+                write the file that HVD_SPARSE_TIMELINE names, then on every rank.
         """
         _core.set_threads(kernel_threads(local_size=world.local_size, openmp=_core.with_openmp))
+        trace, problem = None, None
+        try:
+            trace = timeline.from_environment(rank=world.job_rank)
+        except InvalidArgumentError as error:
+            problem = error
+        rows = None if trace is None else ExchangeTimeline(trace, name)
         if world.size == 1:
-            return cls.over_loopback(_core.LoopbackWorld(1), 0, select_on=select_on)
+            if problem is not None:
+                raise problem
+            return cls.over_loopback(_core.LoopbackWorld(1), 0, select_on=select_on, timeline=rows)
         lifeline = _core.Lifeline(world.rank, world.size, name)
         address = lifeline.listen() if world.rank == 0 else ""
-        everybody = world.allgather_object((_core.mpi_world_rank(), address, next(_tags)))
-        _, hub, tag = everybody[0]
+        everybody = world.allgather_object(
+            (_core.mpi_world_rank(), address, next(_tags), problem and str(problem))
+        )
+        for text in filter(None, (text for *_, text in everybody)):
+            raise problem or InvalidArgumentError(text)
+        _, hub, tag, _ = everybody[0]
         lifeline.connect("" if world.rank == 0 else hub, CONNECT_SECONDS)
         return cls(
             _core.Exchange.over_mpi(
-                [world_rank for world_rank, _, _ in everybody],
+                [world_rank for world_rank, *_ in everybody],
                 tag=tag % 32768,
                 lifeline=lifeline,
                 max_message_bytes=max_message_bytes,
                 select_on=select_on,
-            )
+            ),
+            rows,
         )
 
     @classmethod
     def over_loopback(
-        cls, world: _core.LoopbackWorld, rank: int, *, select_on: str = DEFAULT_SELECT_ON
+        cls,
+        world: _core.LoopbackWorld,
+        rank: int,
+        *,
+        select_on: str = DEFAULT_SELECT_ON,
+        timeline: ExchangeTimeline | None = None,
     ) -> Exchange:
         """An exchange between threads of this process, each of which builds its own."""
-        return cls(_core.Exchange.over_loopback(world, rank, select_on=select_on))
+        return cls(_core.Exchange.over_loopback(world, rank, select_on=select_on), timeline)
 
     def add_bucket(
         self,
@@ -186,6 +216,10 @@ class Exchange:
             wire_dtype=wire_dtype,
         )
         self._names[bucket] = name
+        if self.timeline is not None:
+            self.timeline.add_bucket(
+                bucket, name, sparsifier=sparsifier.name, collective=collective
+            )
         return bucket
 
     def clear_buckets(self) -> None:
@@ -196,6 +230,8 @@ class Exchange:
         """
         self._open.clear_buckets()
         self._names.clear()
+        if self.timeline is not None:
+            self.timeline.clear_buckets()
 
     def start(
         self,
@@ -253,11 +289,18 @@ class Exchange:
         Raises:
             ExchangeFailedError: The exchange has ended; the residuals keep what was not applied.
         """
+        if self.timeline is not None:
+            self.timeline.wait_begins(handle)
         try:
             self._open.wait(handle)
         except HvdSparseError as error:
             raise _noted(error) from None
+        finally:
+            if self.timeline is not None:
+                self.timeline.wait_ends(handle)
         stats = self._open.stats(handle)
+        if self.timeline is not None:
+            self.timeline.exchanged(handle, stats)
         return BucketStats(
             bucket=self._names[handle],
             step=stats.step,
@@ -285,6 +328,8 @@ class Exchange:
         try:
             self._open.commit(refuse or "")
         except HvdSparseError as error:
+            if self.timeline is not None and isinstance(error, NonFiniteGradientError):
+                self.timeline.refused(str(error))
             raise _noted(error) from None
 
     def swap(self, peer: int, bytes: int, repetitions: int) -> list[float]:  # noqa: A002

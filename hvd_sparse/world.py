@@ -31,12 +31,14 @@ class World:
         size: Number of ranks in the set.
         process_set_id: Horovod's number of the set; 0 is all ranks.
         local_size: Ranks of the whole job on this machine.
+        job_rank: This process's rank in the whole job.
     """
 
     rank: int
     size: int
     process_set_id: int = 0
     local_size: int = 1
+    job_rank: int = 0
     _allgather: Callable[[np.ndarray, str], np.ndarray] | None = field(
         default=None, repr=False, compare=False
     )
@@ -74,6 +76,7 @@ class World:
             size,
             process_set.process_set_id,
             local_size=hvd.local_size(),
+            job_rank=hvd.rank(),
             _allgather=allgather,
         )
 

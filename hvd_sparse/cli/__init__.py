@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from hvd_sparse.cli import doctor, plan
+from hvd_sparse.cli import doctor, merge_timelines, plan
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (doctor.doctor, plan.plan):
+for command in (doctor.doctor, plan.plan, merge_timelines.merge_timelines):
     app.command()(command)
 
 

@@ -69,7 +69,10 @@ class DenseReducer:
         work = slot.take(_TRAVELS_AS.get(dtype, dtype), copy=joins)
         if joins:
             self._join(slot, work.view(-1))
-        self.bytes += work.numel() * work.element_size()
+        size = work.numel() * work.element_size()
+        self.bytes += size
+        if self._exchange.timeline is not None:
+            self._exchange.timeline.dense_launched(size)
         handle = hvd_ops.allreduce_async_(work, name=f"{self._prefix}.{slot.name}", **self._options)
         self._in_flight.append((slot, handle))
 
@@ -88,6 +91,8 @@ class DenseReducer:
             assert slot.work is not None
             if refuse is None and not bool(torch.isfinite(slot.work).all()):
                 refuse = f"the sum of the gradients of '{slot.name}' over the ranks is not finite"
+        if self._exchange.timeline is not None:
+            self._exchange.timeline.dense_done()
         return refuse
 
     def committed(self) -> None:

@@ -254,8 +254,12 @@ class GradientExchange:
             guards.check_not_an_average(slot)
             self.release()
         self._phase = _Phase.GATHERING
+        if self._exchange.timeline is not None:
+            self._exchange.timeline.step_begins(self.steps)
 
     def _finish_step(self) -> None:
+        if self._exchange.timeline is not None:
+            self._exchange.timeline.synchronize_begins(self.steps)
         guards.check_parameters(self._optimizer, self._known)
         for slot in self._slots:
             guards.check_untouched(slot)
@@ -277,6 +281,8 @@ class GradientExchange:
             wait_seconds=time.perf_counter() - start,
         )
         self.stats = Stats(last=last, total=self.stats.total.plus(last))
+        if self._exchange.timeline is not None:
+            self._exchange.timeline.step_ends(last)
         self.steps += 1
 
         times = self._clock.end_step()

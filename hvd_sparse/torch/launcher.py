@@ -76,6 +76,7 @@ class Launcher:
         bucket = self.buckets[number]
         bucket.missing -= 1
         if bucket.missing == 0:
+            bucket.note_ready()
             self._order.became_ready(number)
             self._launch(step, force=False)
 

@@ -62,6 +62,11 @@ class SparseBucket:
         )
         self._handle: int | None = None
 
+    def note_ready(self) -> None:
+        """Tells the timeline that all gradients are there."""
+        if self._exchange.timeline is not None:
+            self._exchange.timeline.ready(self._bucket)
+
     def launch(
         self, *, step: int, decays: Sequence[float], scale: float, output_scale: float
     ) -> None:

@@ -1,0 +1,66 @@
+"""The timeline of real jobs: beside Horovod's, and of jobs that are killed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hvd_sparse.timeline_merge import merge_files
+from tests.jobs.launch import horovodrun
+from tests.traces import check_trace, read_trace
+
+JOB = "tests/jobs/faulty.py"
+
+
+def test_a_trace_lies_beside_horovods(tmp_path):
+    theirs = tmp_path / "horovod.json"
+    job = horovodrun(
+        2,
+        [JOB, "none"],
+        timeout=60,
+        HOROVOD_TIMELINE=str(theirs),
+        HVD_SPARSE_TIMELINE=str(tmp_path / "ours-{rank}.json"),
+    )
+    assert job.status == 0, job.output
+    events = json.loads(theirs.read_text())
+    start = events[0]["args"]["start_time_since_epoch_in_micros"]
+    trace = read_trace(tmp_path / "ours-0.json")
+    assert trace.start == pytest.approx(start, abs=2)
+
+    biases = {e["pid"] for e in events if ".bias" in str(e.get("args", {}).get("name"))}
+    assert len(biases) == 2
+    theirs_at = [e["ts"] for e in events if e["pid"] in biases and e["ph"] in "BE"]
+    dense = [(s.begin / 1000, s.end / 1000) for s in trace.of("DENSE")]
+    assert len(dense) == 4
+    slack = 20_000  # microseconds: whoever relates two clocks may be interrupted
+    assert all(any(a - slack <= at <= b + slack for a, b in dense) for at in theirs_at)
+    for a, b in dense:
+        assert sum(a - slack <= at <= b + slack for at in theirs_at) >= 2 * 6
+
+    merged = tmp_path / "all.json"
+    merge_files([theirs, tmp_path / "ours-0.json", tmp_path / "ours-1.json"], merged)
+    ours = [e for e in json.loads(merged.read_text()) if e["pid"] >= 100_000]
+    both = check_trace(ours)
+    for step in range(4):
+        one, other = both.of(f"STEP {step}")
+        assert {one.process, other.process} == {f"rank {rank}: optimizer 1" for rank in (0, 1)}
+        # Each gathers until the other is there: the steps overlap once they are on one clock.
+        assert max(one.begin, other.begin) < min(one.end, other.end)
+
+
+def test_a_killed_job_leaves_whole_files(tmp_path):
+    name = str(tmp_path / "{rank}.json")
+    job = horovodrun(2, [JOB, "kill in wait"], timeout=60, HVD_SPARSE_TIMELINE=name)
+    assert job.status != 0, job.output
+    survivor = check_trace(json.loads((tmp_path / "0.json").read_text()), died=True)
+    assert survivor.slices or survivor.moments
+    json.loads((tmp_path / "1.json").read_text())
+
+
+def test_a_bad_file_ends_the_job_before_anything_is_exchanged(tmp_path):
+    name = str(tmp_path / "nowhere" / "trace.json")
+    job = horovodrun(2, [JOB, "none"], timeout=60, HVD_SPARSE_TIMELINE=name)
+    assert job.status != 0
+    assert "HVD_SPARSE_TIMELINE must name a file that rank 0 can write" in job.output
+    assert "step 0 done" not in job.output
