@@ -83,11 +83,13 @@ def quoted(text: str) -> str:
 
 
 def _arguments(values: Mapping[str, int | float | str]) -> str:
-    parts = (
-        f"{quoted(key)}: {quoted(value) if isinstance(value, str) else value}"
+    if not values:
+        return ""
+    parts = [
+        f'"{key}": {quoted(value) if isinstance(value, str) else value}'
         for key, value in values.items()
-    )
-    return f', "args": {{{", ".join(parts)}}}' if values else ""
+    ]
+    return f', "args": {{{", ".join(parts)}}}'
 
 
 def event(
