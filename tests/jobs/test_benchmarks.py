@@ -57,6 +57,19 @@ def test_collectives(tmp_path):
         assert any(needed in name for name in rows)
 
 
+def test_quality_and_split_allgather_is_exact(tmp_path):
+    file = tmp_path / "result.json"
+    options = ["--ranks", "3", "--ranks", "8", "--k", "200", "--draws", "1", "--json", str(file)]
+    job = run([sys.executable, "benchmarks/quality.py", *options], timeout=120)
+    assert job.status == 0, job.output
+    for result in json.loads(file.read_text()):
+        assert result["verified"]
+        selected = {row["name"]: row["facts"]["P = 8: selected"] for row in result["rows"]}
+        assert selected["split_allgather"] == 1
+        assert selected["gtopk, slack 1"] < selected["gtopk, slack 2"] < 1
+        assert selected["allgather"] == selected["recursive_doubling"] > 1
+
+
 def test_overlap_and_a_waiting_exchange_leaves_the_cores_to_the_model(tmp_path):
     file = tmp_path / "result.json"
     options = ["--repetitions", "5", "--width", "64", "--json", str(file)]
