@@ -9,7 +9,7 @@
 /// owner keeps more than twice its share.
 /// Sent by each rank: 8 k (P - 1) / P bytes of its own entries and about 8.5 k (P - 1) / P of sums
 /// (+ headers, + 4 (P - 1) (16 + 6 ln P) of digests): about 16 k bytes for many ranks.
-/// Use it where k is large, so that bytes count and messages do not: beyond four ranks it sends
+/// Use it where k is large, so that bytes count and messages do not: from four ranks on it sends
 /// less than gtopk, and its result is exact.
 ///
 /// The regions hold about equal numbers of selected entries: their boundaries are the quantiles of

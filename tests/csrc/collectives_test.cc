@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -112,6 +113,33 @@ TEST(Allgather, SendsEveryBlockToEveryOtherRank) {
       ASSERT_EQ(ctx.bytes_received, others);
       ASSERT_EQ(block.count(), total);
     });
+  }
+}
+
+TEST(Collectives, EndOnAllRanksOrHoldTheSumWhereCapacitiesDiffer) {
+  constexpr std::int64_t kNumel = 24;
+  for (const std::string& name : CollectiveNames()) {
+    for (int size : {2, 3, 4, 7}) {
+      std::atomic<int> finished{0}, failed{0};
+      OnRanks(size, [&](Communicator& comm) {
+        SparseBlock block = BlockOf(5, 1, 4, 1.0f);
+        CollectiveScratch scratch;
+        const std::int64_t capacity = comm.Rank() == size - 1 ? kNumel : 5;
+        CollectiveContext ctx{comm, CpuKernels(), scratch, 5, capacity, "a test", kNumel};
+        try {
+          FindCollective(name).Run(&block, ctx);
+          ASSERT_EQ(block.count(), 5);
+          ASSERT_EQ(block.values()[4], 5.0f * static_cast<float>(size));
+          ++finished;
+        } catch (const Error& error) {
+          EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed) << error.what();
+          comm.Fail(error.what());
+          ++failed;
+        }
+      });
+      EXPECT_EQ(finished + failed, size);
+      EXPECT_EQ(failed > 0, name == "recursive_doubling") << name << ", " << size << " ranks";
+    }
   }
 }
 
