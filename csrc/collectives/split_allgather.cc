@@ -1,4 +1,4 @@
-/// Split and allgather: the exact k largest entries of the sum, for about 6 k words whatever P is.
+/// Split and allgather: the exact k largest entries of the sum, for about 16 k bytes for any P.
 ///
 ///     the bucket is cut into P regions; each rank sends every region's entries to its owner;
 ///     an owner sums its region and drops what cannot be among the k largest of all regions;
@@ -8,7 +8,7 @@
 /// every 64 steps ceil(log2 P) more, to find the regions again; ceil(log2 P) + 1 more where one
 /// owner keeps more than twice its share.
 /// Sent by each rank: 8 k (P - 1) / P bytes of its own entries and about 8.5 k (P - 1) / P of sums
-/// (+ headers, + 4 (P - 1) (16 + 6 ln P) of digests): about 16 k bytes for many ranks.
+/// (+ headers, + 4 (P - 1) (17 + 8.5 ln P) of digests): about 16 k bytes for many ranks.
 /// Use it where k is large, so that bytes count and messages do not: from four ranks on it sends
 /// less than gtopk, and its result is exact.
 ///

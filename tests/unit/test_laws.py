@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hvd_sparse import _core, reference
+from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError
 from hvd_sparse.exchange import Exchange
 from tests import laws
@@ -114,6 +115,19 @@ def test_gtopk_with_slack_enough_for_all_entries_is_the_exact_top_k_of_the_sum(s
         blocks = [reference.top_k(r.gradient + r.residual_before, k) for r in step]
         exact = reference.keep_top_k(reference.allgather(blocks).block, k)
         np.testing.assert_array_equal(step[0].total, exact.to_dense(numel))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 9])
+@pytest.mark.parametrize("collective", [c.name for c in COLLECTIVES.values() if c.exact])
+def test_an_exact_collective_applies_the_largest_sums_in_full(size, collective):
+    numel, k = 1500, 30
+    ranks = run_ranks(size, [numel], 0.02, "top_k", collective, lambda me: me.run(3))
+    for step in zip(*ranks, strict=True):
+        blocks = [reference.top_k(r.gradient + r.residual_before, k) for r in step]
+        exact = reference.keep_top_k(reference.allgather(blocks).block, k)
+        np.testing.assert_array_equal(
+            reference.top_k(step[0].total, k).to_dense(numel), exact.to_dense(numel)
+        )
 
 
 @pytest.mark.parametrize("slack", [0.99, 0.0, -1.0, math.nan, math.inf])
