@@ -42,6 +42,7 @@ from typing import Annotated
 import torch
 import typer
 from blocks import measure_blocks
+from coding import measure_coding
 from contenders import (
     ALIGNMENT,
     AddAndZero,
@@ -62,6 +63,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 ADD, ADD_AND_ZERO = "residual.add_(gradient)", "residual.add_(gradient); gradient.zero_()"
 NUMELS, DENSITIES = (25_600_000, 1_000_000), (0.001, 0.01)
+MESSAGES = (25_600, 256_000)  # entries of a block to code
 LEAST_WARM_UP = 60
 SETTLING = 64  # steps in which thresholds settle: two refreshes of `gaussian`
 SWAP_EVERY = 30  # steps
@@ -237,6 +239,17 @@ def measure_pieces(block: int, numel: int, *, threads: Sequence[int], steps: int
     return results
 
 
+def measure_messages(entries: int, density: float, *, steps: int) -> Result:
+    """The same for coding blocks for the wire."""
+    numel = math.ceil(entries / density)
+    rows, verified = measure_coding(entries, numel, steps=steps)
+    settings = {"entries": entries, "density": density, "steps": steps}
+    title = f"a block of {entries:,} entries at density {density:g}, on the wire"
+    result = Result(title, rows, settings, verified)
+    result.show()
+    return result
+
+
 def use_threads(number: int) -> None:
     """Lets torch and the core use so many."""
     torch.set_num_threads(number)
@@ -264,14 +277,21 @@ def main(
     slow_every: Annotated[int, typer.Option(min=1, help="steps per turn of published rows")] = 8,
     pause: Annotated[float, typer.Option(help="seconds before each turn")] = 0.005,
     block: Annotated[int, typer.Option(min=1, help="entries of a block to merge")] = 25_600,
+    message: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="entries of a block to code; repeatable (25600, 256000)"),
+    ] = None,
+    selection: Annotated[bool, typer.Option(help="time selection and blocks, too")] = True,
     json: Annotated[Path | None, typer.Option(help="also write the results here")] = None,
 ) -> None:
-    """Times selection, the local step and merging; for each size, density and number of threads."""
+    """Times selection, the local step, merging and coding, for each size, density and threads."""
     random.seed(1)
     torch.manual_seed(1)
     numel, density, threads = numel or list(NUMELS), density or list(DENSITIES), threads or [1, 2]
-    results = []
-    for one in numel:
+    results: list[Result] = []
+    for entries in message or MESSAGES:
+        results += [measure_messages(entries, share, steps=steps) for share in density]
+    for one in numel if selection else []:
         for share in density:
             results += measure(
                 Size(one, max(1, model // one), share),

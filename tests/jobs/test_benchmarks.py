@@ -21,13 +21,16 @@ def test_kernels(tmp_path):
     file = tmp_path / "result.json"
     options = [
         "--numel", "50000", "--model", "200000", "--density", "0.01", "--steps", "10",
-        "--warm-up", "20", "--slow-every", "4", "--block", "500", "--json", str(file),
+        "--warm-up", "20", "--slow-every", "4", "--block", "500", "--message", "700",
+        "--json", str(file),
     ]  # fmt: skip
     job = run([sys.executable, "benchmarks/kernels.py", *options], timeout=120)
     assert job.status == 0, job.output
     results = json.loads(file.read_text())
-    assert [r["settings"]["threads"] for r in results] == [1, 2, 1, 2]
     assert all(r["verified"] for r in results)
+    coding, *results = results
+    assert any("packed, bfloat16" in row["name"] for row in coding["rows"])
+    assert [r["settings"]["threads"] for r in results] == [1, 2, 1, 2]
     selection = {row["name"]: row["facts"] for row in results[0]["rows"]}
     assert set(SPARSIFIERS) <= set(selection)
     assert any("topk" in name for name in selection)

@@ -1,0 +1,136 @@
+"""Times the coding of blocks for the wire, and says from which bandwidth on it does not pay."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from blocks import holds
+from reporting import Row, Timing
+
+from hvd_sparse import _core, reference
+
+BLOCKS = 16  # in rotation
+HEADER = 32  # bytes of a message before its entries
+DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FORMATS = [(packed, dtype) for dtype in DTYPES for packed in (True, False)]
+PLAIN = (False, "float32")
+COPY = "memcpy of the plain message"
+
+
+@dataclass(frozen=True)
+class Message:
+    """A block of k entries at random places, and what should arrive of it.
+
+    Attributes:
+        block: As it was selected.
+        rounded: By type, with the values that travel.
+    """
+
+    block: reference.Block
+    rounded: dict[str, reference.Block]
+
+    @classmethod
+    def drawn(cls, k: int, numel: int, generator: np.random.Generator) -> Message:
+        places = np.sort(generator.choice(numel, size=k, replace=False)).astype(np.int32)
+        values = generator.laplace(size=k).astype(np.float32)
+        rounded = {}
+        for name, dtype in DTYPES.items():
+            exact = torch.from_numpy(values)
+            numbers = exact if dtype is None else exact.to(dtype).to(torch.float32)
+            rounded[name] = reference.Block(places, numbers.numpy())
+        return cls(reference.Block(places, values), rounded)
+
+
+class Coding:
+    """All formats, each of which yields (name, seconds, bytes, whether the result is right)."""
+
+    def __init__(self, k: int, numel: int) -> None:
+        generator = np.random.default_rng(1)
+        self._messages = [Message.drawn(k, numel, generator) for _ in range(BLOCKS)]
+        self._coders = {
+            (packed, dtype): _core.Coder(packed=packed, wire_dtype=dtype, numel=numel)
+            for packed, dtype in FORMATS
+        }
+        self._plain = np.zeros(HEADER + 8 * k, np.uint8)
+        self._copies = [np.zeros_like(self._plain) for _ in range(BLOCKS)]
+        self._received = _core.Block([], [])
+
+    def step(self, number: int) -> Iterator[tuple[str, float, int, bool]]:
+        """All formats, in shuffled order."""
+        message = self._messages[number % BLOCKS]
+        pieces = [self._code(message, one) for one in FORMATS if one != PLAIN]
+        pieces.append(self._copy(self._copies[number % BLOCKS]))
+        random.shuffle(pieces)
+        for piece in pieces:
+            yield from piece
+
+    def _copy(self, into: np.ndarray) -> Iterator[tuple[str, float, int, bool]]:
+        self._plain[:] = random.randrange(256)
+        start = time.perf_counter()
+        np.copyto(into, self._plain)
+        seconds = time.perf_counter() - start
+        yield COPY, seconds, self._plain.nbytes, np.array_equal(into, self._plain)
+
+    def _code(
+        self, message: Message, wire: tuple[bool, str]
+    ) -> Iterator[tuple[str, float, int, bool]]:
+        packed, dtype = wire
+        coder = self._coders[wire]
+        block = _core.Block(message.block.indices, message.block.values)
+        name = f"{'packed' if packed else 'plain'}, {dtype}: "
+        narrowed = encoded = time.perf_counter()
+        if dtype != "float32":
+            coder.narrow(block)
+            encoded = time.perf_counter()
+        bytes_ = coder.encode(block)
+        ended = time.perf_counter()
+        coder.decode(self._received)
+        decoded = time.perf_counter()
+        right = holds(self._received, message.rounded[dtype])
+        if dtype != "float32":
+            yield name + "round", encoded - narrowed, bytes_, right
+        yield name + "encode", ended - encoded, bytes_, right
+        yield name + "decode", decoded - ended, bytes_, right
+        yield name + "all", decoded - narrowed, bytes_, right
+
+
+def measure_coding(k: int, numel: int, *, steps: int) -> tuple[list[Row], bool]:
+    """Rows of all formats, and whether all blocks came back.
+
+    "pays up to" is the bandwidth at which the bytes saved take as long as coding them: all of it,
+    since a message is coded on one rank and read on another before the next round begins.
+
+    Args:
+        k: Entries of each block.
+        numel: Entries of the gradient that they belong to.
+        steps: Timed; as many as there are blocks come before.
+    """
+    coding = Coding(k, numel)
+    seconds: dict[str, list[float]] = {}
+    sizes: dict[str, int] = {}
+    verified = True
+    for number in range(BLOCKS + steps):
+        for name, took, bytes_, right in coding.step(number):
+            verified = verified and right
+            sizes[name] = max(bytes_, sizes.get(name, 0))
+            if number >= BLOCKS:
+                seconds.setdefault(name, []).append(took)
+    copy = Timing.of(seconds[COPY]).median
+    rows = []
+    for name in sorted(seconds):
+        timing = Timing.of(seconds[name])
+        facts: dict[str, float | int | str] = {
+            "ns per entry": 1e6 * timing.median / k,
+            "x memcpy": timing.median / copy,
+            "bytes per entry": sizes[name] / k,
+        }
+        if name.endswith("all"):
+            saved = sizes[COPY] - sizes[name]
+            facts["pays up to Gb/s"] = 8e-6 * saved / timing.median
+        rows.append(Row(name, timing, facts))
+    return rows, verified
