@@ -36,6 +36,8 @@ def add_arguments(
                         help="how gradients are exchanged")  # fmt: skip
     parser.add_argument("--density", type=float, default=0.01,
                         help="fraction of a gradient that sparse compressions send")  # fmt: skip
+    parser.add_argument("--adaptive", action="store_true",
+                        help="let LAGS measure, plan, go dense where faster")  # fmt: skip
     parser.add_argument("--warmup-epochs", type=float, default=warmup_epochs,
                         help="so long sparse compressions send more: first 25 %%")  # fmt: skip
     parser.add_argument("--epochs", type=int, default=epochs, help="passes over the training data")
@@ -52,7 +54,8 @@ def compression(args: argparse.Namespace, *, steps_per_epoch: int) -> Any:
     densities = [density for density in (0.25, 0.0625, 0.015625) if density > args.density]
     steps = math.ceil(args.warmup_epochs * steps_per_epoch / max(1, len(densities)))
     warmup = Warmup(steps=steps, densities=densities) if steps and densities else None
-    return SPARSE[args.compression](density=args.density, warmup=warmup)
+    adaptive = args.adaptive and args.compression == "lags"
+    return SPARSE[args.compression](density=args.density, warmup=warmup, adaptive=adaptive)
 
 
 class TrainingLog:

@@ -1,4 +1,4 @@
-"""An adaptive compression: dense steps, a plan, sparse steps, a verdict; nothing is lost on the way."""
+"""An adaptive compression: dense steps, a plan, sparse steps, a verdict; and nothing is lost."""
 
 from __future__ import annotations
 
