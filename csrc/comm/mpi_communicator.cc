@@ -3,9 +3,11 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/comm/pieces.h"
 
 namespace hvd_sparse {
 namespace {
@@ -20,81 +22,151 @@ void CheckMpi(int code, const char* call) {
   Throw(ErrorKind::kExchangeFailed, call, " failed: ", text);
 }
 
-/// One direction of a transfer with one peer: pieces of `limit` bytes, then a shorter one (maybe
-/// empty), which ends it. So the receiver needs to know the length of no message in advance.
-class OneWay {
+// Between machines, longer messages travel in pieces that Open MPI sends over TCP at once, without
+// asking the receiver (its btl_tcp_eager_limit is 64 KiB, headers included). Of a longer piece it
+// sends the head and waits for an answer, and the answer waits behind what the peer has to send:
+// two ranks that swap would take turns on a link that can do both directions at the same time.
+constexpr std::int64_t kRemotePiece = 64 * 1024 - 512;
+// How many pieces of a message may be on their way: enough for 25 Gb/s between two looks.
+constexpr int kWindow = 8;
+
+/// One message of a transfer, in one direction.
+struct Stream {
+  int peer;
+  bool sends;
+  Pieces pieces;
+};
+
+/// The messages of one transfer, and the MPI requests of their pieces.
+class Streams {
  public:
-  OneWay(MPI_Comm comm, int peer, std::uint8_t* data, std::int64_t bytes, std::int64_t limit,
-         bool sends)
-      : comm_(comm), peer_(peer), data_(data), bytes_(bytes), limit_(limit), sends_(sends) {
-    Post();
-  }
-
-  /// Takes back a receive whose memory is about to go; a send cannot be taken back.
-  void Cancel() {
-    if (request_ == MPI_REQUEST_NULL || sends_) return;
-    MPI_Cancel(&request_);
-    MPI_Request_free(&request_);
-  }
-
-  int peer() const { return peer_; }
-  bool done() const { return done_; }
-  std::int64_t moved() const { return moved_; }
-
-  /// Looks whether the current piece has arrived, and posts the next one.
-  void Test() {
-    int complete = 0;
-    MPI_Status status;
-    CheckMpi(MPI_Test(&request_, &complete, &status), sends_ ? "MPI_Isend" : "MPI_Irecv");
-    if (!complete) return;
-    std::int64_t piece = piece_;
-    if (!sends_) {
-      int received = 0;
-      CheckMpi(MPI_Get_count(&status, MPI_BYTE, &received), "MPI_Get_count");
-      piece = received;
+  /// `limits` are the longest pieces, by peer.
+  Streams(MPI_Comm comm, Span<const Outgoing> out, Span<Incoming> in,
+          const std::vector<std::int64_t>& limits)
+      : comm_(comm) {
+    const auto limit = [&](int peer) { return limits[static_cast<std::size_t>(peer)]; };
+    streams_.reserve(static_cast<std::size_t>(out.size + in.size));
+    for (const Incoming& message : in) {
+      streams_.push_back(
+          {message.peer,
+           false,
+           {Pieces::Direction::kIn, message.data, message.capacity, limit(message.peer)}});
     }
-    moved_ += piece;
-    if (piece < limit_) {
-      done_ = true;
-    } else {
-      Post();
+    for (const Outgoing& message : out) {
+      streams_.push_back({message.peer,
+                          true,
+                          {Pieces::Direction::kOut, const_cast<void*>(message.data), message.bytes,
+                           limit(message.peer)}});
+    }
+    requests_.assign(kWindow * streams_.size(), MPI_REQUEST_NULL);
+    complete_.resize(requests_.size());
+    statuses_.resize(requests_.size());
+  }
+
+  const Stream& operator[](std::int64_t i) const { return streams_[static_cast<std::size_t>(i)]; }
+
+  /// Posts all pieces that may be.
+  void Post() {
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+      Stream& stream = streams_[i / kWindow];
+      if (requests_[i] != MPI_REQUEST_NULL || !stream.pieces.CanPost()) continue;
+      const Pieces::Piece piece = stream.pieces.Post();
+      const int count = static_cast<int>(piece.bytes);  // at most the limit, which is an int
+      if (stream.sends) {
+        CheckMpi(MPI_Isend(piece.data, count, MPI_BYTE, stream.peer, kTag, comm_, &requests_[i]),
+                 "MPI_Isend");
+      } else {
+        CheckMpi(MPI_Irecv(piece.data, count, MPI_BYTE, stream.peer, kTag, comm_, &requests_[i]),
+                 "MPI_Irecv");
+      }
+    }
+  }
+
+  /// Looks once; returns whether any piece has arrived.
+  bool Look() {
+    int arrived = 0;
+    const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &arrived,
+                                  complete_.data(), statuses_.data());
+    if (code != MPI_ERR_IN_STATUS) CheckMpi(code, "MPI_Testsome");
+    if (arrived == MPI_UNDEFINED) return false;
+    for (int i = 0; i < arrived; ++i) {
+      Stream& stream = streams_[static_cast<std::size_t>(complete_[i]) / kWindow];
+      if (code == MPI_ERR_IN_STATUS) {
+        CheckMpi(statuses_[i].MPI_ERROR, stream.sends ? "MPI_Isend" : "MPI_Irecv");
+      }
+      int bytes = 0;
+      if (!stream.sends) {
+        CheckMpi(MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes), "MPI_Get_count");
+      }
+      stream.pieces.Arrived(bytes);
+    }
+    return arrived > 0;
+  }
+
+  bool done() const {
+    return std::all_of(streams_.begin(), streams_.end(),
+                       [](const Stream& stream) { return stream.pieces.done(); });
+  }
+
+  /// The peers that are still waited for.
+  std::string Peers() const {
+    std::string peers;
+    for (const Stream& stream : streams_) {
+      if (stream.pieces.done()) continue;
+      const std::string peer = std::to_string(stream.peer);
+      if (peers.find(peer) == std::string::npos) peers += (peers.empty() ? "" : ", ") + peer;
+    }
+    return peers;
+  }
+
+  /// Takes back the receives, whose memory is about to go; a send cannot be taken back.
+  void Cancel() {
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+      if (requests_[i] == MPI_REQUEST_NULL || streams_[i / kWindow].sends) continue;
+      MPI_Cancel(&requests_[i]);
+      MPI_Request_free(&requests_[i]);
     }
   }
 
  private:
-  void Post() {
-    piece_ = std::min(limit_, bytes_ - moved_);
-    const int count = static_cast<int>(piece_);  // piece_ <= limit_ <= INT_MAX
-    std::uint8_t* const at = data_ + moved_;
-    if (sends_) {
-      CheckMpi(MPI_Isend(at, count, MPI_BYTE, peer_, kTag, comm_, &request_), "MPI_Isend");
-    } else {
-      CheckMpi(MPI_Irecv(at, count, MPI_BYTE, peer_, kTag, comm_, &request_), "MPI_Irecv");
-    }
-  }
-
   MPI_Comm comm_;
-  int peer_;
-  std::uint8_t* data_;
-  std::int64_t bytes_;  // to send, or room to receive
-  std::int64_t limit_;
-  bool sends_;
-  std::int64_t moved_ = 0;
-  std::int64_t piece_ = 0;
-  bool done_ = false;
-  MPI_Request request_ = MPI_REQUEST_NULL;
+  std::vector<Stream> streams_;
+  std::vector<MPI_Request> requests_;  // kWindow for each stream
+  std::vector<int> complete_;
+  std::vector<MPI_Status> statuses_;
 };
+
+/// Which ranks run on this machine.
+std::vector<bool> SharesMemory(MPI_Comm comm, int size) {
+  MPI_Comm here;
+  CheckMpi(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here),
+           "MPI_Comm_split_type");
+  MPI_Group all, local;
+  MPI_Comm_group(comm, &all);
+  MPI_Comm_group(here, &local);
+  std::vector<int> ranks(static_cast<std::size_t>(size)), found(ranks.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  MPI_Group_translate_ranks(all, size, ranks.data(), local, found.data());
+  MPI_Group_free(&all);
+  MPI_Group_free(&local);
+  MPI_Comm_free(&here);  // nothing was ever sent over it
+  std::vector<bool> shares;
+  for (const int rank : found) shares.push_back(rank != MPI_UNDEFINED);
+  return shares;
+}
 
 class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator(MPI_Comm comm, const MpiOptions& options, std::shared_ptr<Lifeline> lifeline)
-      : comm_(comm),
-        limits_(options.limits),
-        max_message_bytes_(options.max_message_bytes),
-        lifeline_(std::move(lifeline)) {
+      : comm_(comm), limits_(options.limits), lifeline_(std::move(lifeline)) {
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
+    const std::vector<bool> local = SharesMemory(comm_, size_);
+    for (const bool here : local) {
+      const std::int64_t most = options.max_message_bytes;
+      piece_limits_.push_back(here ? most : std::min(most, kRemotePiece));
+    }
   }
 
   // The MPI communicator is not freed. A peer that is ahead, or that has not heard of a failure
@@ -106,25 +178,15 @@ class MpiCommunicator final : public Communicator {
 
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
     Check();
-    std::vector<OneWay> streams;
-    streams.reserve(static_cast<std::size_t>(out.size + in.size));
+    auto streams = std::make_unique<Streams>(comm_, out, in, piece_limits_);
     try {
-      for (Incoming& message : in) {
-        streams.emplace_back(comm_, message.peer, static_cast<std::uint8_t*>(message.data),
-                             message.capacity, max_message_bytes_, false);
-      }
-      for (const Outgoing& message : out) {
-        auto* data = static_cast<std::uint8_t*>(const_cast<void*>(message.data));
-        streams.emplace_back(comm_, message.peer, data, message.bytes, max_message_bytes_, true);
-      }
-      WaitForAll(&streams, what);
+      WaitForAll(streams.get(), what);
     } catch (...) {
-      for (OneWay& stream : streams) stream.Cancel();
+      streams->Cancel();
+      static_cast<void>(streams.release());  // MPI may still read a length from there
       throw;
     }
-    for (std::int64_t i = 0; i < in.size; ++i) {
-      in[i].bytes = streams[static_cast<std::size_t>(i)].moved();
-    }
+    for (std::int64_t i = 0; i < in.size; ++i) in[i].bytes = (*streams)[i].pieces.moved();
   }
 
   void Fail(const std::string& reason) override {
@@ -141,24 +203,17 @@ class MpiCommunicator final : public Communicator {
   }
 
  private:
-  void WaitForAll(std::vector<OneWay>* streams, const std::string& what) {
-    const auto whom = [&] {
-      std::string peers;
-      for (const OneWay& stream : *streams) {
-        if (stream.done()) continue;
-        const std::string peer = std::to_string(stream.peer());
-        if (peers.find(peer) == std::string::npos) peers += (peers.empty() ? "" : ", ") + peer;
-      }
-      return peers;
-    };
+  void WaitForAll(Streams* streams, const std::string& what) {
+    const auto whom = [&] { return streams->Peers(); };
     Patience patience(limits_, rank_, what, whom);
     for (;;) {
-      bool all_done = true;
-      for (OneWay& stream : *streams) {
-        if (!stream.done()) stream.Test();
-        all_done &= stream.done();
+      streams->Post();
+      const bool moving = streams->Look();
+      if (streams->done()) return;
+      if (moving) {
+        patience.Progress();
+        continue;
       }
-      if (all_done) return;
       if (lifeline_ != nullptr) {
         if (auto failure = lifeline_->CurrentFailure()) {
           throw Error(failure->kind, Concat(failure->message, "; rank ", rank_,
@@ -171,7 +226,7 @@ class MpiCommunicator final : public Communicator {
 
   MPI_Comm comm_;
   WaitLimits limits_;
-  std::int64_t max_message_bytes_;
+  std::vector<std::int64_t> piece_limits_;  // by peer
   std::shared_ptr<Lifeline> lifeline_;
   int rank_ = 0;
   int size_ = 1;

@@ -17,7 +17,8 @@ struct MpiOptions {
   std::vector<int> world_ranks;  ///< of the exchange's ranks, in order, in MPI_COMM_WORLD
   int tag = 0;                   ///< tells communicators apart that are made at the same time
   WaitLimits limits;
-  /// Longer messages travel in pieces of this size: MPI counts bytes in an int.
+  /// Longer messages travel in pieces of this size: MPI counts bytes in an int. Between machines
+  /// pieces are never longer than what Open MPI sends over TCP without asking first.
   std::int64_t max_message_bytes = std::int64_t{1} << 30;
 };
 

@@ -25,11 +25,12 @@ double SecondsFrom(const char* variable, double otherwise) {
   return seconds;
 }
 
-/// Sleep so long that the delay stays a small part of what has been waited already.
-microseconds SleepAfter(double waited_seconds) {
+/// Sleep so long that the delay stays a small part of what has been waited already; but while a
+/// message is coming in, not so long that the sockets' buffers run full, or empty.
+microseconds SleepAfter(double waited_seconds, double seconds_without_progress) {
   if (waited_seconds < 2e-3) return microseconds(20);
-  if (waited_seconds < 20e-3) return microseconds(100);
-  if (waited_seconds < 200e-3) return microseconds(500);
+  if (seconds_without_progress < 20e-3) return microseconds(100);
+  if (seconds_without_progress < 200e-3) return microseconds(500);
   return microseconds(2000);
 }
 
@@ -51,7 +52,8 @@ void Patience::Pause() {
     std::this_thread::yield();
     return;
   }
-  const double waited = duration<double>(Clock::now() - start_).count();
+  const auto now = Clock::now();
+  const double waited = duration<double>(now - start_).count();
   if (limits_.fail_seconds > 0 && waited > limits_.fail_seconds) {
     Throw(ErrorKind::kTimeout, "rank ", rank_, " gave up waiting for rank ", whom_(), " after ",
           limits_.fail_seconds, " s (HVD_SPARSE_TIMEOUT) in ", what_);
@@ -61,7 +63,7 @@ void Patience::Pause() {
     std::cerr << Concat("hvd_sparse: warning: rank ", rank_, " has waited ", limits_.warn_seconds,
                         " s for rank ", whom_(), " in ", what_, "; it goes on waiting\n");
   }
-  std::this_thread::sleep_for(SleepAfter(waited));
+  std::this_thread::sleep_for(SleepAfter(waited, duration<double>(now - progress_).count()));
 }
 
 }  // namespace hvd_sparse

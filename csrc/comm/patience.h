@@ -32,6 +32,9 @@ class Patience {
   /// Throws Timeout once the deadline has passed.
   void Pause();
 
+  /// Call when something has arrived, but not all: the rest is likely to come soon.
+  void Progress() { progress_ = Clock::now(); }
+
  private:
   using Clock = std::chrono::steady_clock;
 
@@ -40,6 +43,7 @@ class Patience {
   const std::string& what_;
   std::function<std::string()> whom_;
   Clock::time_point start_ = Clock::now();
+  Clock::time_point progress_ = start_;
   int looks_ = 0;
   bool warned_ = false;
 };

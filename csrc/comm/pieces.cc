@@ -1,0 +1,68 @@
+#include "csrc/comm/pieces.h"
+
+#include <algorithm>
+
+#include "csrc/base/error.h"
+
+namespace hvd_sparse {
+
+Pieces::Pieces(Direction direction, void* data, std::int64_t bytes, std::int64_t limit)
+    : direction_(direction),
+      data_(static_cast<std::uint8_t*>(data)),
+      bytes_(bytes),
+      limit_(limit) {}
+
+Pieces::Piece Pieces::Post() {
+  const bool sends = direction_ == Direction::kOut;
+  const Part part = next_;
+  ++on_their_way_;
+  if (part == Part::kLength) {
+    // A receiver knows what comes next when this has arrived.
+    next_ = sends && following_ > 0 ? Part::kRest : Part::kNothing;
+    return {&following_, sizeof(following_)};
+  }
+  const bool first = part == Part::kFirst;
+  const std::int64_t end = first ? bytes_ : limit_ + following_;
+  const Piece piece{data_ + posted_, std::min(limit_, end - posted_)};
+  posted_ += piece.bytes;
+  if (first) {
+    next_ = sends && piece.bytes == limit_ ? Part::kLength : Part::kNothing;
+    if (sends) following_ = bytes_ - piece.bytes;
+  } else if (posted_ == end) {
+    next_ = Part::kNothing;
+  }
+  return piece;
+}
+
+void Pieces::Arrived(std::int64_t bytes) {
+  --on_their_way_;
+  if (direction_ == Direction::kOut) {
+    moved_ = done() ? bytes_ : moved_;
+  } else {
+    Received(bytes);
+  }
+}
+
+void Pieces::Received(std::int64_t bytes) {
+  switch (awaited_) {
+    case Part::kFirst:
+      moved_ = bytes;
+      awaited_ = next_ = bytes == limit_ ? Part::kLength : Part::kNothing;
+      return;
+    case Part::kLength:
+      if (bytes != sizeof(following_) || following_ < 0 || following_ > bytes_ - moved_) {
+        Throw(ErrorKind::kExchangeFailed, "the ranks disagree: a message of ", moved_ + following_,
+              " bytes came where at most ", bytes_, " were expected");
+      }
+      awaited_ = next_ = following_ > 0 ? Part::kRest : Part::kNothing;
+      return;
+    default:
+      moved_ += bytes;
+      if (done() && moved_ != limit_ + following_) {
+        Throw(ErrorKind::kExchangeFailed, "the ranks disagree: ", moved_,
+              " bytes came of a message ", "of ", limit_ + following_);
+      }
+  }
+}
+
+}  // namespace hvd_sparse
