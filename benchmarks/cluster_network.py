@@ -1,0 +1,244 @@
+"""Namespaces joined by a bridge over links with a rate: the network of a virtual cluster.
+
+Every host is a network namespace with one interface, e0, whose other end is a port of a bridge in a
+namespace of its own. Both ends of a link are shaped by `tc tbf`: the host's end is what it sends,
+the bridge's end what it receives. The names of the namespaces tell which process owns them, so what
+a killed process left behind is found, and what a living one uses is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+NETNS = Path("/run/netns")
+SHARED_MEMORY = Path("/dev/shm")
+UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+# What the bucket holds beside one frame: a timer that is late by less loses none of the rate, and a
+# message gains no more than this, and the frame, after a pause.
+BURST_SECONDS = 40e-6
+# Ethernet's usual frames on slow links, where a jumbo frame that passes unshaped after a pause
+# would be most of a message; jumbo frames on fast links, where more frames would cost more
+# processor time than there is.
+SMALL_MTU, JUMBO_MTU, JUMBO_FROM = 1500, 9000, 400e6
+ETHERNET_HEADER = 14
+# What a full queue holds, in seconds of the rate, and at least in bytes: a switch's buffer.
+QUEUE_SECONDS, QUEUE_BYTES = 20e-3, 256 * 1024
+# Segmentation offload's largest packet.
+GSO_BYTES = 65536
+
+_names = itertools.count(1)
+
+
+class ClusterError(RuntimeError):
+    """The virtual cluster cannot be built, or what ran in it failed."""
+
+
+def bits_per_second(rate: str | float) -> float:
+    """ "100mbit", "1gbit" or a plain number of bits per second, as a number.
+
+    Raises:
+        ClusterError: It is none of these.
+    """
+    text = str(rate).strip().lower()
+    match = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(bit|kbit|mbit|gbit)?", text)
+    try:
+        bits = float(match[1]) * UNITS[match[2] or "bit"] if match else 0.0
+    except ValueError:
+        bits = 0.0
+    if not 1e5 <= bits <= 1e12:
+        raise ClusterError(
+            f"rate must lie between 100kbit and 1000gbit, such as 100mbit or 1gbit; got {rate!r}"
+        )
+    return bits
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a link is shaped.
+
+    Attributes:
+        rate: Bits per second, headers included.
+        mtu: Bytes of a packet, Ethernet's header not included.
+        burst: Bytes that may pass at once after a pause.
+        queue: Bytes that wait before packets are dropped.
+    """
+
+    rate: float
+    mtu: int
+    burst: int
+    queue: int
+
+    @classmethod
+    def of(cls, rate: str | float) -> Shape:
+        """The shape whose messages take bytes / rate as exactly as timers allow."""
+        bits = bits_per_second(rate)
+        mtu = JUMBO_MTU if bits >= JUMBO_FROM else SMALL_MTU
+        burst = mtu + ETHERNET_HEADER + round(bits / 8 * BURST_SECONDS)
+        queue = max(QUEUE_BYTES, round(bits / 8 * QUEUE_SECONDS))
+        return cls(bits, mtu, burst, queue)
+
+    def link(self, device: str) -> str:
+        """Arguments of `ip` for one end of a link.
+
+        Packets that segmentation offload made larger than the bucket would be cut up again by tbf,
+        one by one: they are never made.
+        """
+        gso = min(GSO_BYTES, max(self.burst, 2 * self.mtu))
+        return f"link set {device} mtu {self.mtu} gso_max_size {gso}"
+
+    def qdisc(self, verb: str, device: str) -> str:
+        """Arguments of `tc` for one end of a link."""
+        return (
+            f"qdisc {verb} dev {device} root tbf rate {round(self.rate)}bit "
+            f"burst {self.burst} limit {self.queue + self.burst}"
+        )
+
+
+def _started(pid: int) -> str | None:
+    """When a process was started, in the kernel's ticks; None if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+def fresh_name() -> str:
+    """A name for a new cluster, which tells its owner: this process."""
+    return f"virtual-cluster-{os.getpid()}-{_started(os.getpid())}-{next(_names)}"
+
+
+def sweep() -> None:
+    """Removes the clusters, and their folders, whose owners no longer run."""
+    for folder in (NETNS, SHARED_MEMORY, Path(tempfile.gettempdir())):
+        for path in folder.glob("virtual-cluster-*"):
+            owner = re.match(r"virtual-cluster-(\d+)-(\d+)-", path.name)
+            if owner is None or _started(int(owner[1])) == owner[2]:
+                continue
+            if folder == NETNS:
+                remove_namespaces([path.name])
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def processes_in(namespaces: list[str]) -> list[int]:
+    """The processes in any of these namespaces."""
+    inodes = set()
+    for name in namespaces:
+        with contextlib.suppress(OSError):
+            inodes.add((NETNS / name).stat().st_ino)
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if entry.name.isdigit() and (entry / "ns" / "net").stat().st_ino in inodes:
+                found.append(int(entry.name))
+    return found
+
+
+def kill_processes(namespaces: list[str], seconds: float = 10) -> None:
+    """Kills all processes in these namespaces and waits until they are gone."""
+    deadline = time.monotonic() + seconds
+    while pids := processes_in(namespaces):
+        if time.monotonic() > deadline:
+            raise ClusterError(f"processes {pids} in {namespaces} do not end")
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def remove_namespaces(names: list[str]) -> None:
+    """Kills what runs in these namespaces, and removes them and all their interfaces."""
+    kill_processes(names)
+    for name in names:
+        if (NETNS / name).exists():
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def tool(*command: str, lines: list[str] | None = None) -> None:
+    """Runs `ip` or `tc`, with a batch of lines where some are given.
+
+    Raises:
+        ClusterError: It failed; the message is what it said.
+    """
+    batch = None if lines is None else "\n".join(lines) + "\n"
+    command = command if lines is None else (*command, "-batch", "-")
+    done = subprocess.run(command, input=batch, text=True, capture_output=True, check=False)
+    if done.returncode != 0:
+        raise ClusterError(f"{' '.join(command)} failed: {done.stderr.strip() or done.stdout}")
+
+
+class Network:
+    """The hosts' namespaces and the bridge between them; `build` makes them, `remove` ends them."""
+
+    def __init__(self, hosts: int, shape: Shape, name: str) -> None:
+        self.shape = shape
+        self.hosts = [f"{name}-h{i}" for i in range(hosts)]
+        self.addresses = [f"10.77.{(i + 1) // 250}.{(i + 1) % 250 + 1}" for i in range(hosts)]
+        self._bridge = f"{name}-bridge"
+
+    def build(self) -> None:
+        """Makes everything; what fails leaves parts behind, which `remove` takes away."""
+        tool("ip", "netns", "add", self._bridge)
+        tool("ip", "-n", self._bridge, lines=["link add br0 type bridge", "link set br0 up"])
+        for host in self.hosts:
+            tool("ip", "netns", "add", host)
+        ports, shapes = [], []
+        for i, host in enumerate(self.hosts):
+            ports += [
+                f"link add p{i} type veth peer name e0 netns {host}",
+                f"link set p{i} master br0 up",
+                self.shape.link(f"p{i}"),
+            ]
+            shapes.append(self.shape.qdisc("add", f"p{i}"))
+        tool("ip", "-n", self._bridge, lines=ports)
+        tool("tc", "-n", self._bridge, lines=shapes)
+        for host, address in zip(self.hosts, self.addresses, strict=True):
+            lines = [
+                "link set lo up",
+                f"addr add {address}/16 dev e0",
+                self.shape.link("e0"),
+                "link set e0 up",
+                # The usual congestion control, whatever this machine prefers.
+                f"route replace 10.77.0.0/16 dev e0 src {address} congctl cubic",
+            ]
+            tool("ip", "-n", host, lines=lines)
+            tool("tc", "-n", host, lines=[self.shape.qdisc("add", "e0")])
+
+    def reshape(self, shape: Shape) -> None:
+        """Changes all links; connections stay."""
+        ends = [(host, ["e0"]) for host in self.hosts]
+        ends.append((self._bridge, [f"p{i}" for i in range(len(self.hosts))]))
+
+        def links() -> None:
+            for namespace, devices in ends:
+                tool("ip", "-n", namespace, lines=[shape.link(device) for device in devices])
+
+        def qdiscs() -> None:
+            for namespace, devices in ends:
+                lines = [shape.qdisc("change", device) for device in devices]
+                tool("tc", "-n", namespace, lines=lines)
+
+        # tbf drops packets that are larger than its bucket: there must never be any.
+        if shape.mtu < self.shape.mtu:
+            links()
+            qdiscs()
+        else:
+            qdiscs()
+            ends.reverse()
+            links()
+        self.shape = shape
+
+    def remove(self) -> None:
+        """Ends all processes in it and removes it; what is not there is not missed."""
+        remove_namespaces([*self.hosts, self._bridge])

@@ -1,0 +1,175 @@
+"""Rounds of swaps: an exchange's messages against plain sockets, and Horovod's allgather.
+
+    python benchmarks/transport.py --hosts 2 --hosts 4 --hosts 8 --rate 1gbit
+
+builds virtual clusters (as root; see docs/virtual_cluster.md) and times in each, side by side and
+for messages of 8 k bytes, with k entries of a value and an index:
+
+* sockets: log2 P rounds of swaps at distances 1, 2, 4, ... by non-blocking sockets and poll(), the
+  floor of every exchange that doubles distances;
+* exchange: the same rounds by Exchange.swap, through MPI;
+* Horovod: allgather of k values and k indices, both in flight at once.
+
+Each time is that of the slowest rank, from a common start. A rank is alone on its host.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import numpy as np
+import sockets
+import typer
+from reporting import Row, Timing, report, write
+from virtual_cluster import VirtualCluster
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+PORT = 4712
+UNTIMED = 3  # repetitions before the timed ones
+WORKER = "HVD_SPARSE_TRANSPORT_WORKER"  # set for the ranks, to where the first one writes
+
+
+def partners(rank: int, size: int) -> list[int]:
+    """Whom a rank swaps with, round by round."""
+    return [rank ^ (1 << i) for i in range(size.bit_length() - 1)]
+
+
+class SocketRounds:
+    """The floor: nothing but sockets."""
+
+    def __init__(self, rank: int, addresses: list[str], entries: int) -> None:
+        self._rank = rank
+        self._partners = partners(rank, len(addresses))
+        self._peers = sockets.connect(rank, sorted(self._partners), addresses, port=PORT)
+        self._outgoing = np.full(8 * entries, rank, np.uint8)
+        self._incoming = np.zeros(8 * entries, np.uint8)
+
+    def __call__(self) -> None:
+        for partner in self._partners:
+            sockets.swap(
+                self._peers[partner], memoryview(self._outgoing), memoryview(self._incoming)
+            )
+
+    def right(self) -> bool:
+        """Whether the last round brought what the partner sent."""
+        return bool((self._incoming == self._partners[-1]).all())
+
+    def close(self) -> None:
+        for peer in self._peers.values():
+            peer.close()
+
+
+def measure(entries: int, repetitions: int) -> tuple[dict[str, list[float]], bool]:
+    """Seconds of all methods on all ranks of this job, and whether what they moved was right."""
+    import horovod.torch as hvd
+    import torch
+
+    from hvd_sparse.exchange import Exchange
+    from hvd_sparse.world import World
+
+    rank, size = hvd.rank(), hvd.size()
+    world = World.from_horovod(hvd, hvd.global_process_set)
+    addresses = world.allgather_object(os.environ["VIRTUAL_CLUSTER_ADDRESS"])
+    plain = SocketRounds(rank, addresses, entries)
+    exchange = Exchange.between_ranks(world, name="transport")
+    values = torch.full((entries,), float(rank))
+    indices = torch.full((entries,), rank, dtype=torch.int32)
+    gathered: list[torch.Tensor] = []
+
+    def swaps() -> None:
+        for partner in partners(rank, size):
+            exchange.swap(partner, 8 * entries, 1)
+
+    def allgather() -> None:
+        handles = [
+            hvd.allgather_async(values, name="values"),
+            hvd.allgather_async(indices, name="indices"),
+        ]
+        gathered[:] = [hvd.synchronize(handle) for handle in handles]
+
+    methods: dict[str, Callable[[], None]] = {
+        "sockets": plain,
+        "exchange": swaps,
+        "Horovod's allgather": allgather,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    for repetition in range(UNTIMED + repetitions):
+        for name, method in methods.items():
+            hvd.barrier()
+            start = time.monotonic()
+            method()
+            took = np.array([start, time.monotonic()])
+            everybody = np.array(world.allgather_object(took))  # one clock: all on this machine
+            if repetition >= UNTIMED:
+                seconds[name].append(float(everybody[:, 1].max() - everybody[:, 0].max()))
+    expected = torch.arange(size).repeat_interleave(entries)
+    right = plain.right() and all(torch.equal(one.long(), expected) for one in gathered)
+    plain.close()
+    exchange.close()
+    return seconds, all(world.allgather_object(right))
+
+
+def work(ks: list[int], repetitions: int, file: Path) -> None:
+    """One rank's part; the first one writes what was found."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    torch.set_num_threads(1)
+    found = {k: measure(k, repetitions) for k in ks}
+    if hvd.rank() == 0:
+        write(file, {str(k): {"seconds": s, "right": right} for k, (s, right) in found.items()})
+
+
+def rows_of(hosts: int, k: int, seconds: dict[str, list[float]]) -> list[Row]:
+    """All methods against the sockets."""
+    timings = {name: Timing.of(times) for name, times in seconds.items()}
+    floor = timings["sockets"].median
+    return [
+        Row(f"P = {hosts}, k = {k:,}: {name}", timing, {"x sockets": timing.median / floor})
+        for name, timing in timings.items()
+    ]
+
+
+@app.command()
+def main(
+    hosts: Annotated[list[int] | None, typer.Option(help="powers of two; may be repeated")] = None,
+    k: Annotated[list[int] | None, typer.Option(help="entries; may be given repeatedly")] = None,
+    rate: Annotated[str, typer.Option(help="of every link in each direction")] = "1gbit",
+    repetitions: Annotated[int, typer.Option(min=2, help="timed, of each")] = 20,
+    json: Annotated[Path | None, typer.Option(help="also write the result here")] = None,
+) -> None:
+    """Times rounds of swaps over a virtual cluster's links."""
+    counts, ks = hosts or [2, 4, 8], k or [25_600, 256_000]
+    if WORKER in os.environ:
+        work(ks, repetitions, Path(os.environ[WORKER]))
+        return
+    if any(count < 2 or count & (count - 1) for count in counts):
+        raise typer.BadParameter(f"hosts must be powers of two from 2 on, got {counts}")
+    rows, verified = [], True
+    options = [f"--k={one}" for one in ks] + [f"--repetitions={repetitions}"]
+    for count in counts:
+        with VirtualCluster(count, rate) as cluster, TemporaryDirectory() as folder:
+            file = Path(folder) / "seconds.json"
+            command = [sys.executable, str(Path(__file__).resolve()), *options]
+            cluster.run(command, env={WORKER: str(file)}, timeout=600)
+            found = json_module.loads(file.read_text())
+        for one in ks:
+            rows += rows_of(count, one, found[str(one)]["seconds"])
+            verified &= found[str(one)]["right"]
+    settings = {"rate": rate, "repetitions": repetitions}
+    report(f"rounds of swaps at {rate}", rows, settings=settings, verified=verified, file=json)
+    if not verified:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,131 @@
+"""A virtual cluster shapes its links, places its ranks and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import cluster_check
+import cluster_network
+import pytest
+import virtual_cluster
+from cluster_network import ClusterError, Shape
+from virtual_cluster import VirtualCluster
+
+from tests.jobs.launch import ROOT
+
+REASON = virtual_cluster.why_not()
+builds = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+FOLDERS = (cluster_network.NETNS, cluster_network.SHARED_MEMORY, Path(tempfile.gettempdir()))
+
+
+def left_by(pid: int) -> list[str]:
+    """What there is of the clusters of a process."""
+    return [str(p) for folder in FOLDERS for p in folder.glob(f"virtual-cluster-{pid}-*")]
+
+
+def started(*arguments: str) -> subprocess.Popen[bytes]:
+    """The command line, once its job runs in the second host."""
+    command = [sys.executable, "benchmarks/virtual_cluster.py", "--hosts", "2", *arguments]
+    process = subprocess.Popen([*command, "--", "sleep", "600"], cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        second = [Path(path).name for path in left_by(process.pid) if path.endswith("-h1")]
+        for pid in cluster_network.processes_in(second):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep"):
+                return process
+        time.sleep(0.05)
+    process.kill()
+    raise AssertionError("the job does not start")
+
+
+@builds
+def test_links_have_the_rate_asked_for_and_it_can_change():
+    with VirtualCluster(hosts=2, rate="100mbit") as cluster:
+        slow = cluster_check.check(cluster, repetitions=3)
+        cluster.set_rate("25mbit")
+        slower = cluster_check.check(cluster, repetitions=3)
+    # 15 % is what a quiet machine keeps, see docs/virtual_cluster.md.
+    assert abs(slow.error(2_000_000)) < 0.3, str(slow)
+    assert slow.goodput > 50e6, str(slow)
+    ratio = slower.seconds[800_000] / slow.seconds[800_000]
+    assert 3 < ratio < 5, f"{slow}\n{slower}"
+
+
+@builds
+def test_ranks_know_their_hosts_and_exchange_blocks_of_all_lengths():
+    with VirtualCluster(hosts=2, rate="1gbit") as cluster:
+        program = [sys.executable, str(ROOT / "tests/jobs/virtual_ranks.py"), "2", "2"]
+        env = {"PYTHONPATH": str(ROOT)}
+        job = cluster.run(program, ranks_per_host=2, env=env, timeout=120)
+    for rank in range(4):
+        assert f"rank {rank} is done" in job.output
+    assert 0 < job.busy <= 1
+
+
+@builds
+def test_a_job_that_fails_or_hangs_raises_with_its_output_and_nothing_is_left():
+    with VirtualCluster(hosts=2) as cluster:
+        with pytest.raises(ClusterError, match=r"status 3 of[\s\S]*no such thing"):
+            cluster.run(["sh", "-c", "echo no such thing; exit 3"], timeout=60)
+        with pytest.raises(ClusterError, match=r"still running after 2 s[\s\S]*asleep"):
+            cluster.run(["sh", "-c", "echo asleep; sleep 600"], timeout=2)
+        assert left_by(os.getpid())
+        assert len(cluster.addresses) == 2
+    assert left_by(os.getpid()) == []
+
+
+@builds
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_cluster_leaves_nothing(number):
+    process = started()
+    namespaces = [Path(path).name for path in left_by(process.pid)]
+    process.send_signal(number)
+    assert process.wait(30) != 0
+    assert left_by(process.pid) == []
+    assert cluster_network.processes_in(namespaces) == []
+
+
+@builds
+def test_what_a_killed_cluster_left_goes_with_the_next_one_and_a_living_one_stays():
+    killed, living = started(), started("--rate", "10mbit")
+    try:
+        killed.kill()
+        killed.wait()
+        assert left_by(killed.pid)
+        with VirtualCluster(hosts=1):
+            assert left_by(killed.pid) == []
+            assert len(left_by(living.pid)) == 5  # two hosts, a bridge and two folders
+        assert living.poll() is None
+    finally:
+        living.send_signal(signal.SIGTERM)
+        assert living.wait(30) == 128 + signal.SIGTERM
+
+
+def test_what_cannot_be_built_is_refused_by_name(monkeypatch):
+    with pytest.raises(ClusterError, match=r"hosts must lie in \[1, 200\], got 0"):
+        VirtualCluster(hosts=0)
+    with pytest.raises(ClusterError, match=r"rate must lie between .* got 'fast'"):
+        VirtualCluster(rate="fast")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ClusterError, match="needs root"), VirtualCluster():
+        pass
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(ClusterError, match="needs `ip`: install iproute2"), VirtualCluster():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [("100mbit", 1e8), ("1gbit", 1e9), ("2.5Gbit", 2.5e9), (2e7, 2e7), ("300kbit", 3e5)],
+)
+def test_rates_are_read_as_tc_reads_them(text, bits):
+    shape = Shape.of(text)
+    assert shape.rate == bits
+    assert shape.burst > shape.mtu  # else tbf would drop every full frame
