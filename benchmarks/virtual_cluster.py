@@ -81,13 +81,12 @@ class Finished:
     busy: float
 
 
-def processor_times() -> tuple[float, float]:
-    """Seconds in use and seconds in all of all processors, since the machine was started."""
+def processor_ticks() -> tuple[int, int]:
+    """Clock ticks in use, and ticks in all, of all processors since the machine was started."""
     first = Path("/proc/stat").read_text().splitlines()[0]
     user, nice, system, idle, iowait, irq, softirq, steal = map(int, first.split()[1:9])
     used = user + nice + system + irq + softirq + steal
-    ticks = os.sysconf("SC_CLK_TCK")
-    return used / ticks, (used + idle + iowait) / ticks
+    return used, used + idle + iowait
 
 
 def missing() -> str | None:
@@ -257,7 +256,7 @@ class VirtualCluster:
             ClusterError: It failed, or still ran after `timeout` seconds and was killed. The
                 message ends with its output.
         """
-        start, (used, total) = time.monotonic(), processor_times()
+        start, (used, total) = time.monotonic(), processor_ticks()
         process = self.popen(
             command,
             ranks_per_host=ranks_per_host,
@@ -275,8 +274,8 @@ class VirtualCluster:
             raise ClusterError(f"still running after {timeout} s: {shown}\n{output}") from None
         if process.returncode != 0:
             raise ClusterError(f"status {process.returncode} of: {shown}\n{output}")
-        used_then, total_then = processor_times()
-        busy = (used_then - used) / max(total_then - total, 1e-9)
+        used_then, total_then = processor_ticks()
+        busy = (used_then - used) / max(total_then - total, 1)
         return Finished(output, time.monotonic() - start, busy)
 
     def _environment(self) -> dict[str, str]:
