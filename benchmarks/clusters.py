@@ -1,0 +1,110 @@
+"""Where the ranks of a measurement run: on this machine as it is, or on the hosts of a cluster.
+
+A Launcher gives Hosts; Hosts run a program, one rank on each, to its end.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol
+
+MPIRUN = ("mpirun", "--oversubscribe", "--bind-to", "none")
+
+
+class Hosts(Protocol):
+    """Hosts that can reach each other."""
+
+    @property
+    def interface(self) -> str:
+        """The network's name on every host."""
+
+    @property
+    def rate(self) -> float | None:
+        """Bits per second of every link; None where links are not shaped."""
+
+    def address(self) -> str:
+        """HOST:PORT on the first host, a port that is free; another one each time."""
+
+    def run(self, program: Sequence[str], *, env: Mapping[str, str], timeout: float) -> None:
+        """Runs a Python program on all hosts under mpirun, one rank on each.
+
+        Raises:
+            RuntimeError: It failed, or was still running after `timeout` seconds.
+        """
+
+
+class Launcher(Protocol):
+    """Makes hosts."""
+
+    def hosts(self, number: int, rate: float) -> AbstractContextManager[Hosts]:
+        """So many hosts, joined by links of so many bits per second."""
+
+
+@dataclass(frozen=True)
+class ThisMachine:
+    """Ranks beside each other; mpirun takes shared memory, and no link is shaped."""
+
+    number: int
+    interface: str = "lo"
+    rate: float | None = None
+
+    def address(self) -> str:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return f"127.0.0.1:{server.getsockname()[1]}"
+
+    def run(self, program: Sequence[str], *, env: Mapping[str, str], timeout: float) -> None:
+        command = [*MPIRUN, "-np", str(self.number), sys.executable, *program]
+        process = subprocess.Popen(command, env={**os.environ, **env}, start_new_session=True)
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"still running after {timeout:g} s: {' '.join(program)}") from None
+        finally:
+            if process.poll() is None:
+                process.terminate()  # mpirun ends its ranks
+                process.wait()
+        if status != 0:
+            raise RuntimeError(f"status {status} of: {' '.join(program)}")
+
+
+class LocalLauncher:
+    """For a look at whether all works; the times mean nothing for a network."""
+
+    @contextmanager
+    def hosts(self, number: int, rate: float) -> Iterator[Hosts]:
+        yield ThisMachine(number)
+
+
+@dataclass(frozen=True)
+class ClusterHosts:
+    """The hosts of a virtual cluster."""
+
+    cluster: Any
+    rate: float | None
+    interface: str = "e0"
+    ports: Iterator[int] = field(default_factory=lambda: count(29_500))
+
+    def address(self) -> str:
+        return f"{self.cluster.addresses[0]}:{next(self.ports)}"
+
+    def run(self, program: Sequence[str], *, env: Mapping[str, str], timeout: float) -> None:
+        finished = self.cluster.run([sys.executable, *program], env=env, timeout=timeout)
+        print(finished.output, end="", flush=True)
+
+
+class ClusterLauncher:
+    """Hosts of virtual_cluster.VirtualCluster: network namespaces with shaped links."""
+
+    @contextmanager
+    def hosts(self, number: int, rate: float) -> Iterator[Hosts]:
+        from virtual_cluster import VirtualCluster
+
+        with VirtualCluster(hosts=number, rate=rate) as cluster:
+            yield ClusterHosts(cluster, rate)

@@ -1,0 +1,52 @@
+"""The memory that the ranks of a replay need, and how many of them a machine can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from modes import compression_of
+from paper_models import Model
+
+from hvd_sparse.plan import entries_to_send
+
+GIB = 2**30
+
+_PROCESS = 240 << 20  # Python, torch and Horovod
+_POOLS = 8 << 20  # of gradients
+_FUSION = 128 << 20  # Horovod's fusion buffer
+_FLOAT, _ENTRY = 4, 8  # bytes
+
+
+def needed(model: Model, ranks: int, modes: Sequence[str]) -> int:
+    """Bytes of all ranks together: gradients once, and what each mode keeps.
+
+    A sparse mode keeps a residual, and blocks for what each rank selects: as many as there are
+    ranks (allgather), and twice more for merging. Dense exchanges need as much again as the
+    largest tensor, for what arrives.
+    """
+    per_rank = _PROCESS + _POOLS + _FLOAT * model.numel
+    if any(mode != "compute" for mode in modes):
+        largest = max(tensor.numel for tensor in model.tensors)
+        per_rank += _FUSION + _FLOAT * largest
+    for mode in modes:
+        if mode not in ("compute", "dense"):
+            density = compression_of(mode).density
+            blocks = (ranks + 2) * _ENTRY * entries_to_send(model.numel, density)
+            per_rank += _FLOAT * model.numel + blocks
+    return ranks * per_rank
+
+
+def most_ranks(model: Model, wanted: int, modes: Sequence[str], limit: float) -> int:
+    """The most ranks that fit into `limit` bytes: `wanted`, or that halved until it fits.
+
+    Raises:
+        ValueError: Not even two ranks fit.
+    """
+    ranks = wanted
+    while needed(model, ranks, modes) > limit:
+        ranks //= 2
+        if ranks < 2:
+            raise ValueError(
+                f"limit is {limit / GIB:.1f} GiB and two ranks of {model.name} do not fit"
+            )
+    return ranks

@@ -1,0 +1,328 @@
+"""Steps of data-parallel training with the compute replayed, by several methods in one job.
+
+    mpirun -np 4 python benchmarks/replay.py --model ResNet-20 --forward .01 --backward .02 \
+        --mode compute --mode dense --mode "LAGS(density=0.01)"
+
+A mode is `compute` (no exchange), `dense` (stock Horovod), or a compression of hvd_sparse with its
+options. The modes take turns, and steps follow each other without a barrier, as in training.
+replayed.py tells what is real and what is waited for. With --gloo HOST:PORT Horovod runs over Gloo,
+where only `compute` and `dense` can.
+
+seconds      of each step, on the rank that took longest
+sent         bytes that a rank sent per step, the mean over the ranks: of sparse blocks with their
+             headers, and of what goes dense as in a ring, 2 (P - 1) / P times its size
+on the wire  the same as the interface counted it, all headers included
+CPU          seconds of all ranks together per step; share of the machine's cores while the steps
+             ran, by its own counters, everything else that ran included
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from gloo_world import prepare
+from machine import Usage, cores, memory_of_this_process
+from memory import GIB, needed
+from modes import compression_of
+from paper_models import MODELS, Model
+from reporting import write
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+SAMPLED = 50_000  # entries of the largest tensor, in which conservation is checked
+LEARNING_RATE = 0.1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one mode took, over all its timed steps and all ranks.
+
+    Attributes:
+        mode: As it was asked for.
+        seconds: Of each step.
+        forward: Seconds of the forward pass; the median.
+        backward: The same, hooks included.
+        finish: What was left to wait for after backward; the median.
+        bytes_sent: Per rank and step.
+        bytes_on_wire: The same by the interface's counter; 0 where none was named.
+        cpu_seconds: Of all ranks, per step.
+        cpu_share: Of the machine's cores, 0 to 1.
+        verified: Whether the last step was right on all ranks.
+    """
+
+    mode: str
+    seconds: list[float]
+    forward: float
+    backward: float
+    finish: float
+    bytes_sent: float
+    bytes_on_wire: float
+    cpu_seconds: float
+    cpu_share: float
+    verified: bool
+
+
+@dataclass
+class Log:
+    """What one rank notes of one mode."""
+
+    steps: list[tuple[float, float, float]] = field(default_factory=list)
+    usage: list[Usage] = field(default_factory=list)
+    bytes_sent: int = 0
+
+
+class Variant:
+    """A mode: a training of its own, over gradient memory that all modes share."""
+
+    def __init__(self, mode: str, training: Any) -> None:
+        import horovod.torch as hvd
+        import torch
+
+        class Standing(torch.optim.SGD):
+            """Changes nothing, so that parameters need no memory; its hooks run as ever."""
+
+            def step(self, closure: Any = None) -> None:
+                pass
+
+        self.mode = mode
+        self.training = training
+        self.log = Log()
+        self.steps = 0
+        named = training.named_parameters()
+        optimizer: Any = Standing([value for _, value in named], lr=LEARNING_RATE)
+        self.sparse = mode not in ("compute", "dense")
+        if mode != "compute":
+            compression = hvd.Compression.none
+            if self.sparse:
+                import hvd_sparse.torch  # noqa: F401  teaches Horovod sparse compressions
+
+                compression = compression_of(mode)
+            optimizer = hvd.DistributedOptimizer(
+                optimizer, named_parameters=named, compression=compression, op=hvd.Sum
+            )
+        self.optimizer = optimizer
+
+    def step(self) -> tuple[float, float, float]:
+        """One step of training; seconds of forward, of backward, and of what was left."""
+        marks = [time.perf_counter()]
+        self.optimizer.zero_grad()
+        loss = self.training.forward(self.steps)
+        marks.append(time.perf_counter())
+        loss.backward()
+        marks.append(time.perf_counter())
+        self.optimizer.step()
+        marks.append(time.perf_counter())
+        self.steps += 1
+        first, second, third = (b - a for a, b in pairwise(marks))
+        return first, second, third
+
+    def bytes_of_step(self, size: int) -> float:
+        """What this rank sent in the last step."""
+        in_a_ring = 2 * (size - 1) / size
+        if self.mode == "compute":
+            return 0.0
+        if self.mode == "dense":
+            return in_a_ring * sum(4 * p.tensor.numel for p in self.training.parameters)
+        import hvd_sparse.torch
+
+        last = hvd_sparse.torch.stats(self.optimizer).last
+        return 0.0 if last is None else last.bytes_sent + in_a_ring * last.dense_bytes
+
+    def residual(self, name: str) -> Any:
+        """A copy of a parameter's residual, flat; zeros where it has none."""
+        import torch
+
+        from hvd_sparse.torch.attachment import attachment_of
+
+        attachment = attachment_of(self.optimizer)
+        exchange = None if attachment is None else attachment.exchange
+        for bucket in [] if exchange is None else exchange.buckets:
+            place = 0
+            for layer in bucket.layout.layers:
+                if layer.name == name:
+                    return bucket.residual[place : place + layer.numel].clone()
+                place += layer.numel
+        return torch.zeros(dict(self.training.named_parameters())[name].numel())
+
+    def verify(self) -> bool:
+        """Whether one more step leaves the same bits everywhere and loses nothing. Collective."""
+        import horovod.torch as hvd
+        import torch
+
+        largest = max(self.training.parameters, key=lambda p: p.tensor.numel)
+        name = largest.tensor.name
+        own = torch.empty_like(largest.gradient)
+        self.training.gradients.write(own, tensor=largest.number, step=self.steps)
+        before = self.residual(name)
+        self.step()
+        left = (own.view(-1) + before - self.residual(name))[:SAMPLED].double()
+        result = largest.gradient.view(-1)[:SAMPLED].double()
+        if self.mode == "compute":
+            return bool((left == result).all())
+        total = hvd.allreduce(left, op=hvd.Sum, name=f"verify {self.mode}")
+        digest = hashlib.sha256()
+        for parameter in self.training.parameters:
+            digest.update(memoryview(parameter.gradient.view(-1).numpy()).cast("B"))
+        bits = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+        everybody = hvd.allgather(bits[None], name=f"bits {self.mode}")
+        same = bool((everybody == everybody[0]).all())
+        return same and bool((total == result).all()) and bool(result.any())
+
+
+def replay(variant: Variant, steps: int, size: int, interface: str | None) -> None:
+    """One step to get the ranks into step, and some that are timed."""
+    variant.step()
+    before = Usage.now(interface)
+    for _ in range(steps):
+        variant.log.steps.append(variant.step())
+    variant.log.usage.append(Usage.now(interface) - before)
+    variant.log.bytes_sent += round(steps * variant.bytes_of_step(size))
+
+
+def measured(variant: Variant, verified: bool) -> Measured:
+    """What all ranks noted, together. Collective."""
+    import horovod.torch as hvd
+    import torch
+
+    log = variant.log
+    steps = len(log.steps)
+
+    def everybody(name: str, values: list[float]) -> Any:
+        own = torch.tensor([values], dtype=torch.float64)
+        return hvd.allgather(own, name=f"{name} {variant.mode}")
+
+    parts = [[step[part] for step in log.steps] for part in range(3)]
+    seconds = everybody("seconds", [sum(step) for step in log.steps]).max(dim=0).values.tolist()
+    forward, backward, finish = (
+        statistics.median(everybody(f"part {part}", parts[part]).mean(dim=0).tolist())
+        for part in range(3)
+    )
+    cpu, wire, sent, right = everybody(
+        "sums",
+        [
+            sum(usage.cpu_seconds for usage in log.usage),
+            sum(usage.bytes_sent for usage in log.usage),
+            log.bytes_sent,
+            float(verified),
+        ],
+    ).T
+    busy = sum(usage.busy_seconds for usage in log.usage)
+    passed = sum(usage.seconds for usage in log.usage)
+    return Measured(
+        mode=variant.mode,
+        seconds=seconds,
+        forward=forward,
+        backward=backward,
+        finish=finish,
+        bytes_sent=float(sent.mean()) / steps,
+        bytes_on_wire=float(wire.mean()) / steps,
+        cpu_seconds=float(cpu.sum()) / steps,
+        cpu_share=busy / passed / cores(),
+        verified=bool(right.all()),
+    )
+
+
+def show(result: dict[str, Any], tell: Callable[[str], None]) -> None:
+    """Prints the result in lines."""
+    for mode in result["modes"]:
+        seconds = mode["seconds"]
+        tell(
+            f"{mode['mode']:40} {statistics.median(seconds):8.4f} s "
+            f"({min(seconds):.4f}-{max(seconds):.4f})  "
+            f"sent {mode['bytes_sent'] / 1e6:.3f} MB  CPU {mode['cpu_seconds']:.3f} s, "
+            f"{mode['cpu_share']:.0%} of the machine  "
+            f"{'verified' if mode['verified'] else 'NOT VERIFIED'}"
+        )
+
+
+@app.command()
+def main(
+    mode: Annotated[list[str], typer.Option(help="compute, dense, or LAGS(density=0.01)")],
+    model: Annotated[str, typer.Option(help="of paper_models")] = "ResNet-20",
+    forward: Annotated[float, typer.Option(help="seconds of a forward pass")] = 0.01,
+    backward: Annotated[float, typer.Option(help="seconds of a backward pass")] = 0.02,
+    dilation: Annotated[float, typer.Option(help="waits take so many times as long")] = 1.0,
+    steps: Annotated[int, typer.Option(min=1, help="timed, in each turn of each mode")] = 5,
+    dense_steps: Annotated[int | None, typer.Option(min=1, help="instead, of dense")] = None,
+    turns: Annotated[int, typer.Option(min=1, help="of each mode")] = 3,
+    untimed: Annotated[int, typer.Option(min=0, help="steps before the first turn")] = 3,
+    gloo: Annotated[str | None, typer.Option(help="HOST:PORT for Horovod over Gloo")] = None,
+    interface: Annotated[str | None, typer.Option(help="of the network, to count bytes")] = None,
+    memory_limit: Annotated[float, typer.Option(help="GiB, for all ranks together")] = 20.0,
+    json: Annotated[Path | None, typer.Option(help="also write the result here")] = None,
+) -> None:
+    """Times steps of training whose compute is replayed."""
+    if model not in MODELS:
+        raise typer.BadParameter(f"model must be one of {', '.join(MODELS)}, got {model!r}")
+    if gloo is not None:
+        prepare(gloo, interface or "lo")
+    import horovod.torch as hvd
+    import torch
+    from replayed import Clock, Gradients, Training, gradient_memory, most_steps
+
+    torch.set_num_threads(1)
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    chosen: Model = MODELS[model]
+    estimate = needed(chosen, size, mode)
+    if rank == 0:
+        print(f"{size} ranks of {model} need {estimate / GIB:.1f} GiB", flush=True)
+    if estimate > memory_limit * GIB:
+        raise typer.BadParameter(
+            f"memory_limit is {memory_limit:g} GiB and {size} ranks need {estimate / GIB:.1f} GiB"
+        )
+    dense_steps = steps if dense_steps is None else dense_steps
+    if untimed + turns * (max(steps, dense_steps) + 1) + 1 > most_steps(size):
+        raise typer.BadParameter(f"at most {most_steps(size)} steps of a mode with {size} ranks")
+
+    clock, gradients, memory = Clock(dilation), Gradients(rank), gradient_memory(chosen)
+    variants = [
+        Variant(
+            each,
+            Training(
+                chosen, forward=forward, backward=backward, clock=clock, gradients=gradients,
+                memory=memory,
+            ),
+        )
+        for each in mode
+    ]  # fmt: skip
+    for variant in variants:
+        for _ in range(min(untimed, 1) if variant.mode == "dense" else untimed):
+            variant.step()
+    for _ in range(turns):
+        for variant in variants:
+            hvd.barrier()
+            replay(variant, dense_steps if variant.mode == "dense" else steps, size, interface)
+    results = [measured(variant, variant.verify()) for variant in variants]
+    held = hvd.allreduce(torch.tensor([float(memory_of_this_process())]), op=hvd.Sum, name="held")
+    result = {
+        "model": model,
+        "ranks": size,
+        "transport": "Gloo" if gloo else "MPI",
+        "forward": forward,
+        "backward": backward,
+        "dilation": dilation,
+        "bytes_needed": estimate,
+        "bytes_held": float(held),
+        "modes": [asdict(each) for each in results],
+    }
+    if rank == 0:
+        show(result, print)
+        print(f"memory held: {float(held) / GIB:.1f} GiB")
+        if json is not None:
+            write(json, result)
+    hvd.barrier()
+    if not all(each.verified for each in results):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()
