@@ -71,9 +71,10 @@ def repetition_problems(one: Mapping[str, float], other: Mapping[str, float]) ->
 
 
 def cpu_problems(shares: Mapping[str, float]) -> list[str]:
-    """Methods while which the machine's cores were busy for 70 % of the time, or more."""
-    return [
-        f"the machine is {share:.0%} busy during {method}"
+    """Methods during which the machine's cores were busy for 70 % of the time, or more."""
+    busy = [
+        f"{share:.0%} during {method}"
         for method, share in shares.items()
         if math.isnan(share) or share >= MOST_CPU
     ]
+    return [f"the machine is busy: {', '.join(busy)}"] if busy else []

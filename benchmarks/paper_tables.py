@@ -1,0 +1,162 @@
+"""The tables of the papers, measured: real exchanges over shaped links, with the compute replayed.
+
+    python benchmarks/paper_tables.py lags --json lags.json --plot lags.png     (as root)
+    python benchmarks/paper_tables.py gtopk --only VGG-16 --hosts 8
+    python benchmarks/paper_tables.py sweep
+    python benchmarks/paper_tables.py gtopk --local --hosts 2 --only ResNet-20 --dilation 0.1
+
+lags     dense, SLGS (top-k of the whole model) and LAGS with 16 ranks, models of the LAGS paper
+gtopk    the same and gTop-k with up to 32 ranks, models of the gTop-k paper
+sweep    every collective pinned, dense and LAGS, from 100 Mb/s to 10 Gb/s: LAGS should be the
+         lower envelope
+
+Dilation: a link of a tenth of the rate and waits of ten times the length keep the ratio of bytes to
+compute, while the hosts of a cluster fit on few cores. Latency is not dilated: the network that is
+really emulated has `rate * dilation` and `latency / dilation`, and both are printed. Times in the
+tables are divided by the dilation. Horovod's cycle time is multiplied by it.
+
+A row counts only if messages take bytes / rate, if it repeats at another dilation, and if the
+machine is not busy: table_checks.py. With --local nothing is shaped and no row counts.
+
+Waits use no processor: what is emulated are nodes with GPUs, not nodes that train on their
+processors. See replayed.py and replay.py for what is real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from clusters import ClusterLauncher, Launcher, LocalLauncher
+from memory import GIB
+from paper_figures import GTOPK_TABLE, LAGS_TABLE, PaperRow
+from reporting import Result, write
+from table_plots import plot_methods, plot_rates
+from table_rows import Measurement, envelope_row, ratios_row, seconds_row
+from table_runs import Effort, Job, measure
+
+from hvd_sparse.collectives import COLLECTIVES
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+SWEEP_RATES = (100e6, 300e6, 1e9, 3e9, 10e9)
+
+
+def jobs_of_papers(rows: Sequence[PaperRow], hosts: Sequence[int], gtopk: bool) -> list[Job]:
+    """The rows of a paper's table, for each number of hosts."""
+    jobs = []
+    for row in rows:
+        modes = {
+            "SLGS": f"TopK(density={row.density}, layer_wise=False)",
+            "LAGS": f"LAGS(density={row.density})",
+        }
+        if gtopk:
+            modes["gTop-k"] = f"GTopK(density={row.density})"
+        jobs += [Job(f"{row.model}, {ranks} ranks", row, ranks, row.rate, modes) for ranks in hosts]
+    return jobs
+
+
+def jobs_of_sweep(row: PaperRow, ranks: int, rates: Sequence[float]) -> list[Job]:
+    """One model at several rates, with every collective."""
+    modes = {
+        f"LAGS, {name}": f"LAGS(density={row.density}, collective={name!r})"
+        for name in COLLECTIVES
+    }  # fmt: skip
+    modes["LAGS"] = f"LAGS(density={row.density})"
+    return [Job(f"{rate / 1e6:g} Mb/s", row, ranks, rate, modes) for rate in rates]
+
+
+def results_of(table: str, rows: Sequence[Measurement], settings: dict[str, Any]) -> list[Result]:
+    """What is shown: the times, then what they mean."""
+    verified = all(row.verified for row in rows)
+    if table == "sweep":
+        meaning = [envelope_row(row, "LAGS") for row in rows]
+    else:
+        meaning = [
+            ratios_row(row, method, "SLGS")
+            for row in rows
+            for method in row.paper.steps
+            if method not in ("dense", "SLGS")
+        ]
+    shown = {"seconds per step": [seconds_row(row) for row in rows], "what they mean": meaning}
+    return [Result(f"{table}: {title}", own, settings, verified) for title, own in shown.items()]
+
+
+@app.command()
+def main(
+    table: Annotated[str, typer.Argument(help="lags, gtopk or sweep")],
+    hosts: Annotated[list[int] | None, typer.Option(min=2, help="instead of the papers'")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="these models; one for sweep")] = None,
+    rate: Annotated[list[float] | None, typer.Option(help="bits per second, for sweep")] = None,
+    local: Annotated[bool, typer.Option("--local", help="this machine, unshaped")] = False,
+    dilation: Annotated[float, typer.Option(help="waits x, rate / this")] = 10.0,
+    repeat: Annotated[float, typer.Option(help="dilation of the repetition; 0: none")] = 20.0,
+    steps: Annotated[int, typer.Option(min=1, help="in each turn of a method")] = 5,
+    dense_steps: Annotated[int, typer.Option(min=1, help="in each turn of dense")] = 2,
+    turns: Annotated[int, typer.Option(min=1, help="of each method")] = 3,
+    untimed: Annotated[int, typer.Option(min=0, help="steps before the first turn")] = 5,
+    memory_limit: Annotated[float, typer.Option(help="GiB, for all ranks together")] = 20.0,
+    timeout: Annotated[float, typer.Option(help="seconds for one job")] = 3600.0,
+    json: Annotated[Path | None, typer.Option(help="also write everything here")] = None,
+    plot: Annotated[Path | None, typer.Option(help="draw the times into this file")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="tables in Markdown, too")] = False,
+) -> None:
+    """Measures a table of the papers."""
+    papers = {row.model: row for row in GTOPK_TABLE + LAGS_TABLE}
+    makers: dict[str, Callable[[], list[Job]]] = {
+        "lags": lambda: jobs_of_papers(LAGS_TABLE, hosts or [16], gtopk=False),
+        "gtopk": lambda: jobs_of_papers(GTOPK_TABLE, hosts or [4, 8, 16, 32], gtopk=True),
+        "sweep": lambda: jobs_of_sweep(
+            papers[(only or ["ResNet-50"])[0]], (hosts or [8])[0], rate or SWEEP_RATES
+        ),
+    }
+    if table not in makers:
+        raise typer.BadParameter(f"table must be one of {', '.join(makers)}, got {table!r}")
+    unknown = set(only or []) - set(papers)
+    if unknown:
+        raise typer.BadParameter(f"only must name {', '.join(papers)}, got {', '.join(unknown)}")
+    jobs = [job for job in makers[table]() if not only or job.paper.model in only]
+    if not jobs:
+        raise typer.BadParameter(f"the table {table} has no row of {', '.join(only or [])}")
+    effort = Effort(
+        dilation=dilation,
+        repeat=repeat or None,
+        steps=steps,
+        dense_steps=dense_steps,
+        turns=turns,
+        untimed=untimed,
+        memory=memory_limit * GIB,
+        timeout=timeout,
+    )
+    launcher: Launcher = LocalLauncher() if local else ClusterLauncher()
+    settings = {"table": table, "local": local, **asdict(effort)}
+    rows: list[Measurement] = []
+    for job in jobs:
+        rows.append(measure(launcher, job, effort))
+        results = results_of(table, rows, settings)
+        if json is not None:  # after each row: hours of work
+            write(
+                json,
+                {
+                    "results": [result.as_json() for result in results],
+                    "rows": [asdict(row) for row in rows],
+                },
+            )
+    for result in results:
+        result.show()
+        if markdown:
+            print(result.markdown())
+    for remark in (remark for row in rows for remark in row.remarks()):
+        print(f"* {remark}" if markdown else remark)
+    if plot is not None:
+        draw = plot_rates if table == "sweep" else plot_methods
+        draw(rows, plot)
+    if not all(row.verified for row in rows):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,154 @@
+"""What a measured row of the papers' tables says: ratios, ceilings, and the papers' own beside it.
+
+ring bound    no dense step can be shorter: forward, then backward or a ring allreduce at the full
+              rate of the link, whichever takes longer
+ceiling       of a speed-up: what a step without any exchange would reach
+efficiency    compute only / step
+overlap       of what overlapping the exchange with backward could gain at most over SLGS, the share
+              that LAGS gained; more than all of it where LAGS also sends less
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paper_figures import PaperRow
+from paper_models import MODELS
+from reporting import Row
+
+COMPUTE = "compute only"
+DENSE = ("dense, MPI", "dense, Gloo")
+BOUND = "ring bound"
+
+
+def ring_bound(row: PaperRow, ranks: int, rate: float) -> float:
+    """Seconds that a dense step takes at least; `rate` in bits per second."""
+    ring = 2 * (ranks - 1) / ranks * 32 * MODELS[row.model].numel / rate
+    return row.forward + max(row.backward, ring)
+
+
+def overlap_limit(forward: float, backward: float, exchange: float) -> float:
+    """The most that overlapping an exchange with the backward pass can speed a step up."""
+    return (forward + backward + exchange) / (forward + max(backward, exchange))
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row of a table.
+
+    Attributes:
+        name: Model and ranks, or rate.
+        paper: What was published of this model.
+        ranks: That took part.
+        rate: Of the network that is emulated, in bits per second.
+        seconds: By method, of a step, divided by the dilation.
+        cpu: By method, the share of the machine's cores that was busy.
+        notes: What else the reader has to know, e.g. that there were fewer ranks than published.
+        problems: Why the row does not count; empty where it does.
+        verified: Whether all results were right.
+        raw: As the jobs reported it.
+    """
+
+    name: str
+    paper: PaperRow
+    ranks: int
+    rate: float
+    seconds: Mapping[str, float]
+    cpu: Mapping[str, float]
+    notes: Sequence[str] = ()
+    problems: Sequence[str] = ()
+    verified: bool = True
+    raw: Sequence[object] = field(default=(), repr=False)
+
+    @property
+    def compute(self) -> float:
+        """Seconds without any exchange."""
+        return self.seconds[COMPUTE]
+
+    @property
+    def dense(self) -> float:
+        """Seconds of the better of Horovod's two."""
+        return min(self.seconds[name] for name in DENSE if name in self.seconds)
+
+    @property
+    def bound(self) -> float:
+        return ring_bound(self.paper, self.ranks, self.rate)
+
+    def overlap_share(self, method: str, without: str) -> float:
+        """Share of the gain that overlapping `without`'s exchange could bring."""
+        exchange = self.seconds[without] - self.compute
+        limit = overlap_limit(self.paper.forward, self.paper.backward, exchange)
+        return (self.seconds[without] / self.seconds[method] - 1) / (limit - 1)
+
+    @property
+    def verdict(self) -> str:
+        """Whether the row counts."""
+        return "void" if self.problems else "counts"
+
+    def remarks(self) -> list[str]:
+        """What the reader of a table has to know besides."""
+        void = [f"void, {problem}" for problem in self.problems]
+        return [f"{self.name}: {remark}" for remark in (*self.notes, *void)]
+
+
+def seconds_row(row: Measurement) -> Row:
+    """The times of all methods."""
+    facts: dict[str, float | int | str] = {"ranks": row.ranks}
+    facts |= {f"{method} (s)": seconds for method, seconds in row.seconds.items()}
+    facts[f"{BOUND} (s)"] = row.bound
+    facts["CPU, most (%)"] = 100 * max(row.cpu.values())
+    facts["verdict"] = row.verdict
+    return Row(row.name, None, facts)
+
+
+def ratios_row(row: Measurement, method: str, sparse: str) -> Row:
+    """What one method gained, beside what the paper says it did.
+
+    Args:
+        row: Of the table.
+        method: Whose gain is told.
+        sparse: The sparse method that it is compared with, besides dense.
+    """
+    own = row.seconds[method]
+    facts: dict[str, float | int | str] = {
+        "over dense": row.dense / own,
+        "ceiling": row.dense / row.compute,
+        "published": row.paper.speed_up(method, "dense"),
+        "over ring bound": row.bound / own,
+        f"over {sparse}": row.seconds[sparse] / own,
+        f"ceiling over {sparse}": row.seconds[sparse] / row.compute,
+        f"published over {sparse}": row.paper.speed_up(method, sparse),
+        "efficiency (%)": 100 * row.compute / own,
+        "published (%)": 100 * row.paper.efficiency(method),
+    }
+    if method == "LAGS" and row.seconds[sparse] > row.compute:
+        facts["overlap gain reached (%)"] = 100 * row.overlap_share(method, sparse)
+    facts["ranks, published"] = f"{row.ranks}, {row.paper.ranks}"
+    facts["verdict"] = row.verdict
+    return Row(f"{row.name}: {method}", None, facts)
+
+
+def envelope_row(row: Measurement, adaptive: str) -> Row:
+    """How far the adaptive choice is from the best pinned one, and from dense."""
+    own = row.seconds[adaptive]
+    pinned = {
+        method: seconds
+        for method, seconds in row.seconds.items()
+        if method not in (COMPUTE, adaptive)
+    }
+    best = min(pinned, key=lambda method: pinned[method])
+    off = 100 * (own / pinned[best] - 1)
+    limit = 2 if best in DENSE else 5
+    return Row(
+        row.name,
+        None,
+        {
+            "best pinned": best,
+            f"{adaptive} against it (%)": off,
+            "allowed (%)": limit,
+            "lower envelope": "yes" if off <= limit else "no",
+            "efficiency (%)": 100 * row.compute / own,
+            "verdict": row.verdict,
+        },
+    )

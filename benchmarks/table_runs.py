@@ -1,0 +1,199 @@
+"""Measures rows of the papers' tables on hosts that a launcher makes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from clusters import Hosts, Launcher
+from memory import GIB, most_ranks, needed
+from paper_figures import PaperRow
+from paper_models import MODELS
+from table_checks import Message, cpu_problems, latency, message_problems, repetition_problems
+from table_rows import COMPUTE, DENSE, Measurement
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Job:
+    """A row to measure.
+
+    Attributes:
+        name: Of the row.
+        paper: Model, times and density.
+        ranks: How many are wanted.
+        rate: Bits per second of the network that is emulated.
+        modes: Of replay.py, by the method's name; without compute only and dense.
+    """
+
+    name: str
+    paper: PaperRow
+    ranks: int
+    rate: float
+    modes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        dilation: Of the waits and, inversely, of the rate.
+        repeat: Dilation of the repetition; None for none.
+        steps: In each turn of each method but dense.
+        dense_steps: In each turn of dense.
+        turns: Of each method.
+        untimed: Steps before the first turn.
+        memory: Bytes for all ranks together.
+        timeout: Seconds for one job.
+    """
+
+    dilation: float
+    repeat: float | None
+    steps: int
+    dense_steps: int
+    turns: int
+    untimed: int
+    memory: float
+    timeout: float
+
+
+@dataclass(frozen=True)
+class Once:
+    """A row at one dilation: seconds and CPU shares by method, undilated."""
+
+    seconds: dict[str, float]
+    cpu: dict[str, float]
+    alpha: float | None
+    problems: list[str]
+    verified: bool
+    raw: list[Any]
+
+
+def run_replay(hosts: Hosts, job: Job, effort: Effort, modes: Sequence[str], *, gloo: bool) -> Any:
+    """One job of replay.py; its result."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "result.json"
+        options = {
+            "model": job.paper.model,
+            "forward": job.paper.forward,
+            "backward": job.paper.backward,
+            "dilation": effort.dilation,
+            "steps": effort.steps,
+            "dense-steps": effort.dense_steps,
+            "turns": effort.turns,
+            "untimed": effort.untimed,
+            "interface": hosts.interface,
+            "memory-limit": effort.memory / GIB,
+            "json": file,
+        }
+        if gloo:
+            options["gloo"] = hosts.address()
+        program = [str(FOLDER / "replay.py")]
+        program += [f"--{name}={value}" for name, value in options.items()]
+        program += [f"--mode={mode}" for mode in modes]
+        # Horovod's idle rounds every millisecond are no part of the ratio that dilation keeps.
+        env = {"HOROVOD_CYCLE_TIME": f"{effort.dilation:g}"}
+        hosts.run(program, env=env, timeout=effort.timeout)
+        return json.loads(file.read_text())
+
+
+def run_messages(hosts: Hosts, timeout: float) -> list[Message]:
+    """Messages of several sizes between two of the hosts."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "messages.json"
+        program = [str(FOLDER / "messages.py"), f"--address={hosts.address()}", f"--json={file}"]
+        hosts.run(program, env={}, timeout=timeout)
+        return [Message(**message) for message in json.loads(file.read_text())]
+
+
+def jobs_of(job: Job, ranks: int, memory: float) -> list[tuple[list[str], bool]]:
+    """Modes that are measured side by side, and whether over Gloo.
+
+    Over MPI all modes take turns in one job, where the memory allows; else each in a job of its
+    own. The hosts are the same.
+    """
+    dense = ["compute", "dense"]
+    together = [*dense, *job.modes.values()]
+    over_mpi = [together]
+    if needed(MODELS[job.paper.model], ranks, together) > memory:
+        over_mpi = [dense, *(["compute", mode] for mode in job.modes.values())]
+    return [*((modes, False) for modes in over_mpi), (dense, True)]
+
+
+def measure_once(launcher: Launcher, job: Job, ranks: int, effort: Effort) -> Once:
+    """A row at one dilation."""
+    method_of = {mode: method for method, mode in job.modes.items()}
+    seconds: dict[str, list[float]] = {}
+    cpu: dict[str, float] = {}
+    raw: list[Any] = []
+    alpha, problems = None, []
+    with launcher.hosts(ranks, job.rate / effort.dilation) as hosts:
+        if hosts.rate is None:
+            problems.append("links are not shaped")
+        else:
+            messages = run_messages(hosts, effort.timeout)
+            alpha = latency(messages, hosts.rate)
+            problems += message_problems(messages, hosts.rate)
+            raw.append({"messages": [asdict(message) for message in messages], "alpha": alpha})
+        raw += [
+            run_replay(hosts, job, effort, modes, gloo=gloo)
+            for modes, gloo in jobs_of(job, ranks, effort.memory)
+        ]
+    results = [result for result in raw if "modes" in result]
+    for result in results:
+        dense = DENSE[result["transport"] == "Gloo"]
+        for each in result["modes"]:
+            method = {"compute": COMPUTE, "dense": dense, **method_of}[each["mode"]]
+            seconds.setdefault(method, []).extend(each["seconds"])
+            cpu[method] = max(cpu.get(method, 0.0), each["cpu_share"])
+    return Once(
+        seconds={
+            method: statistics.median(all_) / effort.dilation for method, all_ in seconds.items()
+        },
+        cpu=cpu,
+        alpha=alpha,
+        problems=problems,
+        verified=all(each["verified"] for result in results for each in result["modes"]),
+        raw=raw,
+    )
+
+
+def measure(launcher: Launcher, job: Job, effort: Effort) -> Measurement:
+    """A row, with everything that decides whether it counts."""
+    least = ["compute", next(iter(job.modes.values()))]
+    ranks = most_ranks(MODELS[job.paper.model], job.ranks, least, effort.memory)
+    notes = [] if ranks == job.ranks else [f"{ranks} ranks: {job.ranks} do not fit into memory"]
+    once = measure_once(launcher, job, ranks, effort)
+    raw, problems = list(once.raw), [*once.problems, *cpu_problems(once.cpu)]
+    if once.alpha is not None:
+        notes.append(
+            f"emulates {job.rate / 1e6:g} Mb/s with {1e6 * once.alpha / effort.dilation:.0f} us"
+        )
+    verified = once.verified
+    if effort.repeat is None:
+        problems.append("not repeated at another dilation")
+    else:
+        again = measure_once(launcher, job, ranks, replace(effort, dilation=effort.repeat))
+        problems += [f"{problem} (dilation {effort.repeat:g})" for problem in again.problems]
+        problems += repetition_problems(once.seconds, again.seconds)
+        verified &= again.verified
+        raw += again.raw
+    return Measurement(
+        name=job.name,
+        paper=job.paper,
+        ranks=ranks,
+        rate=job.rate,
+        seconds=once.seconds,
+        cpu=once.cpu,
+        notes=notes,
+        problems=problems,
+        verified=verified,
+        raw=raw,
+    )

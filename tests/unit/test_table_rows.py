@@ -1,0 +1,205 @@
+"""What rows of the papers' tables say, and how they are divided into jobs."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from memory import GIB
+from paper_figures import GTOPK_TABLE, LAGS_TABLE
+from paper_tables import jobs_of_papers, jobs_of_sweep, results_of
+from table_plots import plot_methods, plot_rates
+from table_rows import Measurement, envelope_row, overlap_limit, ratios_row, ring_bound
+from table_runs import Effort, jobs_of, measure
+
+from hvd_sparse.collectives import COLLECTIVES
+
+RESNET = LAGS_TABLE[0]
+EFFORT = Effort(
+    dilation=10, repeat=20, steps=3, dense_steps=1, turns=2, untimed=0, memory=20 * GIB, timeout=1
+)
+
+
+def measurement(**seconds):
+    return Measurement(
+        name="a row", paper=RESNET, ranks=16, rate=1e9, seconds=seconds,
+        cpu=dict.fromkeys(seconds, 0.1),
+    )  # fmt: skip
+
+
+ROW = measurement(
+    **{"compute only": 0.2, "dense, MPI": 3.0, "dense, Gloo": 2.0, "SLGS": 0.5, "LAGS": 0.25}
+)
+
+
+def test_the_ring_bound_is_the_bytes_of_a_ring_over_the_rate():
+    ring = 2 * 15 / 16 * 4 * 25_557_032 / 125e6
+    assert ring_bound(RESNET, 16, 1e9) == pytest.approx(0.09 + ring)
+    assert ring_bound(RESNET, 16, 1e12) == RESNET.compute
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "exchange", "limit"),
+    [(0, 1, 1, 2), (1, 1, 1, 1.5), (1, 1, 0, 1), (1, 0, 1, 1)],
+)
+def test_overlap_gains_at_most_the_smaller_of_backward_and_exchange(
+    forward, backward, exchange, limit
+):
+    assert overlap_limit(forward, backward, exchange) == pytest.approx(limit)
+
+
+def test_ratios_are_those_of_the_times_and_stand_beside_the_published_ones():
+    facts = ratios_row(ROW, "LAGS", "SLGS").facts
+    expected = {
+        "over dense": 8.0,  # the better of the two
+        "ceiling": 10.0,
+        "published": 1.45 / 0.51,
+        "over SLGS": 2.0,
+        "ceiling over SLGS": 2.5,
+        "published over SLGS": 0.67 / 0.51,
+        "efficiency (%)": 80.0,
+        "published (%)": 100 * 0.21 / 0.51,
+    }
+    for name, value in expected.items():
+        assert facts[name] == pytest.approx(value), name
+    limit = (0.09 + 0.12 + 0.3) / (0.09 + 0.3)
+    assert facts["overlap gain reached (%)"] == pytest.approx(100 * (2 - 1) / (limit - 1))
+
+
+@pytest.mark.parametrize(
+    ("lags", "best", "envelope"),
+    [
+        (1.04, "LAGS, gtopk", "yes"),
+        (1.06, "LAGS, gtopk", "no"),
+        (0.915, "dense, MPI", "yes"),
+        (0.93, "dense, MPI", "no"),
+    ],
+)
+def test_the_lower_envelope_is_within_5_percent_of_sparse_and_2_of_dense(lags, best, envelope):
+    dense = 0.9 if best.startswith("dense") else 2.0
+    row = measurement(
+        **{"compute only": 0.5, "dense, MPI": dense, "LAGS, gtopk": 1.0, "LAGS": lags}
+    )
+    facts = envelope_row(row, "LAGS").facts
+    assert (facts["best pinned"], facts["lower envelope"]) == (best, envelope)
+
+
+def test_the_sweep_pins_every_collective():
+    (job,) = jobs_of_sweep(RESNET, 8, [1e9])
+    pinned = {mode for mode in job.modes.values() if "collective=" in mode}
+    assert len(pinned) == len(COLLECTIVES)
+    assert all(any(f"'{name}'" in mode for mode in pinned) for name in COLLECTIVES)
+
+
+def test_modes_share_a_job_where_the_memory_allows():
+    (job,) = jobs_of_papers(LAGS_TABLE[:1], [16], gtopk=False)
+    (together, over_mpi), (dense, over_gloo) = jobs_of(job, 16, 100 * GIB)
+    assert together == ["compute", "dense", *job.modes.values()]
+    assert (dense, over_mpi, over_gloo) == (["compute", "dense"], False, True)
+    apart = jobs_of(job, 16, GIB)
+    assert [modes for modes, gloo in apart if not gloo] == [
+        ["compute", "dense"],
+        *(["compute", mode] for mode in job.modes.values()),
+    ]
+
+
+class Pretended:
+    """Hosts on which a step takes what a function says; they run nothing."""
+
+    interface = "e0"
+
+    def __init__(self, number, rate, seconds, cpu=0.3, stretch=1.0):
+        self.number, self.rate = number, rate
+        self.seconds, self.cpu, self.stretch = seconds, cpu, stretch
+
+    def address(self):
+        return "10.0.0.1:29500"
+
+    def run(self, program, *, env, timeout):
+        options = [option.removeprefix("--").partition("=") for option in program[1:]]
+        file = Path(next(value for name, _, value in options if name == "json"))
+        if program[0].endswith("messages.py"):
+            sizes = (8_000, 2_000_000)
+            messages = [
+                {"bytes": size, "seconds": 1e-4 + self.stretch * 8 * size / self.rate}
+                for size in sizes
+            ]
+            file.write_text(json.dumps(messages))
+            return
+        dilation = float(next(value for name, _, value in options if name == "dilation"))
+        assert env == {"HOROVOD_CYCLE_TIME": f"{dilation:g}"}
+        gloo = any(name == "gloo" for name, _, _ in options)
+        modes = [
+            {"mode": value, "seconds": [self.seconds(value, dilation)] * 3,
+             "cpu_share": self.cpu, "verified": True}
+            for name, _, value in options if name == "mode"
+        ]  # fmt: skip
+        file.write_text(json.dumps({"transport": "Gloo" if gloo else "MPI", "modes": modes}))
+
+
+class Launcher:
+    """Remembers the hosts that it was asked for."""
+
+    def __init__(self, **options):
+        self.options = options
+        self.asked = []
+
+    @contextmanager
+    def hosts(self, number, rate):
+        self.asked.append((number, rate))
+        yield Pretended(number, rate, **self.options)
+
+
+def in_proportion(mode, dilation):
+    return dilation * {"compute": 0.21, "dense": 1.5}.get(mode, 0.3)
+
+
+def measured(job=None, **options):
+    launcher = Launcher(**{"seconds": in_proportion, **options})
+    job = job or jobs_of_papers(LAGS_TABLE[:1], [16], gtopk=False)[0]
+    return measure(launcher, job, EFFORT), launcher
+
+
+def test_a_row_that_keeps_the_rules_counts_and_its_times_are_undilated():
+    row, launcher = measured()
+    assert row.problems == []
+    assert row.verified
+    assert row.seconds == pytest.approx(
+        {"compute only": 0.21, "dense, MPI": 1.5, "dense, Gloo": 1.5, "SLGS": 0.3, "LAGS": 0.3}
+    )
+    assert launcher.asked == [(16, 1e8), (16, 5e7)]  # rate / dilation
+    assert "emulates 1000 Mb/s with 10 us" in row.notes
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"cpu": 0.8}, "the machine is busy"),
+        ({"stretch": 0.5}, "8000 bytes take"),
+        ({"seconds": lambda mode, dilation: dilation + 2}, "at the other dilation"),
+    ],
+)
+def test_a_row_that_breaks_a_rule_is_void_and_says_why(options, problem):
+    row, _ = measured(**options)
+    assert row.verdict == "void"
+    assert any(problem in remark for remark in row.remarks()), row.remarks()
+
+
+def test_a_row_that_does_not_fit_runs_with_fewer_ranks_and_says_so():
+    row = next(row for row in GTOPK_TABLE if row.model == "AlexNet")
+    result, launcher = measured(jobs_of_papers([row], [32], gtopk=True)[0])
+    assert result.ranks == 16
+    assert {number for number, _ in launcher.asked} == {16}
+    assert "16 ranks: 32 do not fit into memory" in result.notes
+
+
+def test_tables_and_pictures_can_be_made_of_rows(tmp_path):
+    for table, plot in (("lags", plot_methods), ("sweep", plot_rates)):
+        seconds, meaning = results_of(table, [ROW, ROW], {})
+        assert len(seconds.rows) == len(meaning.rows) == 2
+        assert "LAGS (s)" in seconds.markdown()
+        file = tmp_path / f"{table}.png"
+        plot([ROW, ROW], file)
+        assert file.read_bytes().startswith(b"\x89PNG")
