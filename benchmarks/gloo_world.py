@@ -7,14 +7,19 @@ rendezvous: the place where the ranks leave their addresses for each other.
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
 import socket
+import struct
 import threading
 import time
 
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 POLL_SECONDS = 0.05
+_CLONE_NEWUTS = 0x04000000  # <sched.h>
+_SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 
 
 def prepare(rendezvous: str, interface: str, *, patience: float = 60.0) -> None:
@@ -27,10 +32,13 @@ def prepare(rendezvous: str, interface: str, *, patience: float = 60.0) -> None:
 
     Raises:
         KeyError: This process was not started by Open MPI's mpirun.
+        OSError: The interface has no IPv4 address, or the host's name leads elsewhere and cannot be
+            changed.
         TimeoutError: Rank 0 does not answer.
     """
     host, port = rendezvous.rsplit(":", 1)
     rank, size = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))
+    _name_host_after_its_address(interface)
     if rank == 0:
         _serve(host, int(port))
     _wait_for(host, int(port), patience)
@@ -48,6 +56,37 @@ def prepare(rendezvous: str, interface: str, *, patience: float = 60.0) -> None:
         "HOROVOD_CROSS_RANK": str(rank),
         "HOROVOD_CROSS_SIZE": str(size),
     }
+
+
+def _name_host_after_its_address(interface: str) -> None:
+    """Makes the host's name lead to its address on the interface, for this process alone.
+
+    Horovod gives Gloo the interface for its first contexts only. Those of its process sets, through
+    which gradients go, use the address that the host's name has; Gloo crashes where it has none.
+    """
+    address = _address_of(interface)
+    try:
+        named = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        named = ""
+    if named == address or (named.startswith("127.") and address.startswith("127.")):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWUTS) != 0:
+        error = ctypes.get_errno()
+        raise OSError(
+            error,
+            f"the name of this host must lead to {address}, its address on {interface}, for "
+            f"Horovod over Gloo; it leads to {named or 'nothing'}, and a name of its own for this "
+            f"process needs root: {os.strerror(error)}",
+        )
+    socket.sethostname(address)
+
+
+def _address_of(interface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("256s", interface.encode())
+        return socket.inet_ntoa(fcntl.ioctl(any_socket, _SIOCGIFADDR, request)[20:24])
 
 
 def _serve(host: str, port: int) -> None:
