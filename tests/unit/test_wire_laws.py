@@ -58,7 +58,7 @@ def bits_of(dtype):
 @pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("collective", _core.collectives())
 @pytest.mark.parametrize("wire", FORMATS)
-@pytest.mark.parametrize("density", [0.004, 0.1, 1.0])
+@pytest.mark.parametrize("density", [0.004, 0.3])
 def test_laws_hold_over_several_steps(size, collective, wire, density):
     ranks = run_ranks(
         size,
