@@ -85,7 +85,6 @@ class SplitRun {
     SendToOwners();
     SumRegion();
     const std::int64_t room = DropWhatIsSmall();
-    ctx_.Narrow(&block_, /*keeps_errors=*/true);  // sums that no other rank holds
     Gather(room);
     ctx_.KeepTopK(&block_, ctx_.k);
     MarkSurvived(&block_);
@@ -164,6 +163,7 @@ class SplitRun {
         "split_allgather, digests, round"));
     const Bound bound = FindBound({all, length * size_}, places, size_, ctx_.k, ctx_.numel);
     ctx_.KeepTopK(&block_, KeptOf(rank_, bound, ctx_.k, scratch_.digest));
+    ctx_.Narrow(&block_, /*keeps_errors=*/true);  // sums that no other rank holds, before any moves
 
     std::int64_t most = 0, total = 0;
     for (const Share& share : bound.shares) {

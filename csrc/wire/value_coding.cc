@@ -22,6 +22,12 @@ HVD_SPARSE_INLINE std::uint32_t RoundBits(std::uint32_t magnitude, int dropped) 
   return (magnitude + half + odd) >> dropped << dropped;
 }
 
+/// With that sign; zero has none: -0.0 would be no entry of a dense sum (collectives/dense_sum.h),
+/// and an entry that is left out takes its error along.
+HVD_SPARSE_INLINE std::uint32_t Signed(std::uint32_t magnitude, std::uint32_t sign) {
+  return magnitude | Choose(magnitude == 0, 0, sign);
+}
+
 /// The number of the type T that stands for a value; half.h has the same numbers as 16 bits.
 template <typename T>
 std::uint32_t RoundedBits(std::uint32_t bits);
@@ -33,7 +39,7 @@ HVD_SPARSE_INLINE std::uint32_t RoundedBits<BFloat16>(std::uint32_t bits) {
   const std::uint32_t magnitude = bits & ~kSign, sign = bits & kSign;
   const std::uint32_t cut = magnitude & 0xffff0000u;
   const std::uint32_t finite = Choose(magnitude >= kTooLarge, cut, RoundBits(magnitude, 16));
-  return Choose(magnitude > kInfinity, kNaN, finite | sign);
+  return Choose(magnitude > kInfinity, kNaN, Signed(finite, sign));
 }
 
 /// Beyond the largest number 65504, or a little less: a difference of two float32 is exact where
@@ -52,7 +58,7 @@ HVD_SPARSE_INLINE std::uint32_t RoundedBits<Float16>(std::uint32_t bits) {
       Choose(magnitude < kSmallestNormal, subnormal, RoundBits(magnitude, 13));
   const std::uint32_t finite = Choose(magnitude >= kTooLarge, largest, small);
   const std::uint32_t special = Choose(magnitude > kInfinity, kNaN, kInfinity);
-  return Choose(magnitude >= kInfinity, special, finite) | sign;
+  return Signed(Choose(magnitude >= kInfinity, special, finite), sign);
 }
 
 /// A number of the type as its 16 bits.

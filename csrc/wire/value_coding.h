@@ -15,7 +15,8 @@ namespace hvd_sparse {
 ///     rounded value + error = value, exactly
 ///
 /// Finite values stay finite. One beyond the largest number becomes that number; beyond 2^29 the
-/// largest one whose error is exact. What is not finite stays so, with an error of zero.
+/// largest one whose error is exact. Zeros become +0.0. What is not finite stays so, with an error
+/// of zero.
 void RoundValues(DType dtype, float* values, std::int64_t count, float* errors);
 
 /// Writes count * SizeOf(dtype) bytes. Returns whether every value is a number of `dtype`, so that

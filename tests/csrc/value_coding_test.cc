@@ -65,6 +65,16 @@ TEST(ValueCoding, RoundingIsToNearestWithinTheRange) {
   }
 }
 
+TEST(ValueCoding, ZerosAreWithoutSign) {
+  for (const DType dtype : kNarrow) {
+    float values[] = {-0.0f, 0.0f, -kTiny};
+    float errors[3];
+    RoundValues(dtype, values, 3, errors);
+    for (const float value : values) EXPECT_EQ(FloatBits(value), 0u);
+    EXPECT_EQ(errors[2], -kTiny);
+  }
+}
+
 TEST(ValueCoding, BeyondTheRangeStandsTheLargestNumberWithAnExactError) {
   const auto rounded = [](float value) {
     RoundValues(DType::kFloat16, &value, 1, nullptr);
