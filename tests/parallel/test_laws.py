@@ -44,6 +44,29 @@ def test_laws_hold_over_several_steps(
     laws.check_laws(world.allgather_object(me.run(6)))
 
 
+@pytest.mark.parametrize(
+    ("packed", "wire_dtype"), [(True, "float32"), (True, "bfloat16"), (False, "float16")]
+)
+@pytest.mark.parametrize("collective", _core.collectives())
+def test_laws_hold_in_every_wire_format(world, new_exchange, collective, packed, wire_dtype):
+    me = laws.Rank(
+        new_exchange(), world.rank, [3000, 0, 517], 0.05, "top_k", collective, packed, wire_dtype
+    )
+    steps = [
+        me.step(301 * laws.integer_gradient(me.numel, rank=me.rank, step=step)) for step in range(5)
+    ]
+    laws.check_laws(world.allgather_object(steps))
+
+
+def test_ranks_that_send_different_wire_formats_are_told(world, new_exchange):
+    if world.size == 1:
+        pytest.skip("a single rank cannot disagree")
+    packed = world.rank == 0
+    me = laws.Rank(new_exchange(), world.rank, [1000], 0.1, "top_k", "gtopk", packed)
+    with pytest.raises(ExchangeFailedError, match=r"sends (plain|packed) indices, float32 values"):
+        me.run(1)
+
+
 @pytest.mark.parametrize("piece", [1, 40, 97])
 @pytest.mark.parametrize(("sparsifier", "collective"), EVERY_PAIR)
 def test_laws_hold_when_messages_travel_in_pieces(
