@@ -111,7 +111,8 @@ class TrainingLog:
         last = stats(self._optimizer).last
         if last is None:  # a single rank exchanges nothing
             return 0.0, 1.0
-        return last.bytes_sent + ring * last.dense_bytes, last.density_reached
+        density = last.density_reached if last.buckets else 1.0
+        return last.bytes_sent + ring * last.dense_bytes, density
 
     def end_epoch(self, metric: float) -> None:
         """Averages the epoch's steps over the ranks, and shows how far the training has come."""

@@ -1,4 +1,4 @@
-"""Bare LAGS on a slow network: it measures the link, plans, and goes sparse because that is faster."""
+"""Bare LAGS on a slow network measures the link, plans, and goes sparse because that is faster."""
 
 from __future__ import annotations
 
