@@ -4,9 +4,10 @@
         --mode compute --mode dense --mode "LAGS(density=0.01)"
 
 A mode is `compute` (no exchange), `dense` (stock Horovod), or a compression of hvd_sparse with its
-options. The modes take turns, and steps follow each other without a barrier, as in training.
-replayed.py tells what is real and what is waited for. With --gloo HOST:PORT Horovod runs over Gloo,
-where only `compute` and `dense` can.
+options. The modes take turns, and steps follow each other without a barrier, as in training. Before
+that, an adaptive mode takes the steps that its tuner needs (--tuning-skipped and --tuning-timed, of
+dense steps and of sparse ones) and tells its plan. replayed.py tells what is real and what is
+waited for. With --gloo HOST:PORT Horovod runs over Gloo, where only `compute` and `dense` can.
 
 seconds      of each step, on the rank that took longest
 sent         bytes that a rank sent per step, the mean over the ranks: of sparse blocks with their
@@ -34,6 +35,7 @@ from memory import GIB, needed
 from modes import compression_of
 from paper_models import MODELS, Model
 from reporting import write
+from tuned import DECISION_STEPS, Settling, set_tuning_steps, settle
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -56,6 +58,7 @@ class Measured:
         cpu_seconds: Of all ranks, per step.
         cpu_share: Of the machine's cores, 0 to 1.
         verified: Whether the last step was right on all ranks.
+        settling: How an adaptive mode came to its plan; None where there is none.
     """
 
     mode: str
@@ -68,6 +71,7 @@ class Measured:
     cpu_seconds: float
     cpu_share: float
     verified: bool
+    settling: Settling | None
 
 
 @dataclass
@@ -96,6 +100,7 @@ class Variant:
         self.training = training
         self.log = Log()
         self.steps = 0
+        self.settling: Settling | None = None
         named = training.named_parameters()
         optimizer: Any = Standing([value for _, value in named], lr=LEARNING_RATE)
         self.sparse = mode not in ("compute", "dense")
@@ -109,6 +114,18 @@ class Variant:
                 optimizer, named_parameters=named, compression=compression, op=hvd.Sum
             )
         self.optimizer = optimizer
+
+    @property
+    def dense(self) -> bool:
+        """Whether gradients travel dense, be it by a tuner's decision."""
+        return self.mode == "dense" or (self.settling is not None and not self.settling.sparse)
+
+    def prepare(self, untimed: int) -> None:
+        """The steps before the first turn; an adaptive mode decides how gradients travel."""
+        if self.sparse:
+            self.settling = settle(self.optimizer, self.step)
+        for _ in range(min(untimed, 1) if self.dense else untimed):
+            self.step()
 
     def step(self) -> tuple[float, float, float]:
         """One step of training; seconds of forward, of backward, and of what was left."""
@@ -144,12 +161,9 @@ class Variant:
 
         attachment = attachment_of(self.optimizer)
         exchange = None if attachment is None else attachment.exchange
-        for bucket in [] if exchange is None else exchange.buckets:
-            place = 0
-            for layer in bucket.layout.layers:
-                if layer.name == name:
-                    return bucket.residual[place : place + layer.numel].clone()
-                place += layer.numel
+        for layer, residual in () if exchange is None else exchange.residuals():
+            if layer == name:
+                return residual.clone()
         return torch.zeros(dict(self.training.named_parameters())[name].numel())
 
     def verify(self) -> bool:
@@ -227,6 +241,7 @@ def measured(variant: Variant, verified: bool) -> Measured:
         cpu_seconds=float(cpu.sum()) / steps,
         cpu_share=busy / passed / cores(),
         verified=bool(right.all()),
+        settling=variant.settling,
     )
 
 
@@ -254,6 +269,8 @@ def main(
     dense_steps: Annotated[int | None, typer.Option(min=1, help="instead, of dense")] = None,
     turns: Annotated[int, typer.Option(min=1, help="of each mode")] = 3,
     untimed: Annotated[int, typer.Option(min=0, help="steps before the first turn")] = 3,
+    tuning_skipped: Annotated[int, typer.Option(min=1, help="by a tuner, of each kind")] = 2,
+    tuning_timed: Annotated[int, typer.Option(min=1, help="by a tuner, of each kind")] = 5,
     gloo: Annotated[str | None, typer.Option(help="HOST:PORT for Horovod over Gloo")] = None,
     interface: Annotated[str | None, typer.Option(help="of the network, to count bytes")] = None,
     memory_limit: Annotated[float, typer.Option(help="GiB, for all ranks together")] = 20.0,
@@ -280,7 +297,9 @@ def main(
             f"memory_limit is {memory_limit:g} GiB and {size} ranks need {estimate / GIB:.1f} GiB"
         )
     dense_steps = steps if dense_steps is None else dense_steps
-    if untimed + turns * (max(steps, dense_steps) + 1) + 1 > most_steps(size):
+    set_tuning_steps(tuning_skipped, tuning_timed)
+    tuning = 2 * (tuning_skipped + tuning_timed + DECISION_STEPS)
+    if tuning + untimed + turns * (max(steps, dense_steps) + 1) + 1 > most_steps(size):
         raise typer.BadParameter(f"at most {most_steps(size)} steps of a mode with {size} ranks")
 
     clock, gradients, memory = Clock(dilation), Gradients(rank), gradient_memory(chosen)
@@ -295,12 +314,13 @@ def main(
         for each in mode
     ]  # fmt: skip
     for variant in variants:
-        for _ in range(min(untimed, 1) if variant.mode == "dense" else untimed):
-            variant.step()
+        variant.prepare(untimed)
+        if rank == 0 and variant.settling is not None:
+            print("\n".join([variant.mode, *variant.settling.lines()]), flush=True)
     for _ in range(turns):
         for variant in variants:
             hvd.barrier()
-            replay(variant, dense_steps if variant.mode == "dense" else steps, size, interface)
+            replay(variant, dense_steps if variant.dense else steps, size, interface)
     results = [measured(variant, variant.verify()) for variant in variants]
     held = hvd.allreduce(torch.tensor([float(memory_of_this_process())]), op=hvd.Sum, name="held")
     result = {
@@ -310,6 +330,8 @@ def main(
         "forward": forward,
         "backward": backward,
         "dilation": dilation,
+        "tuning_skipped": tuning_skipped,
+        "tuning_timed": tuning_timed,
         "bytes_needed": estimate,
         "bytes_held": float(held),
         "modes": [asdict(each) for each in results],

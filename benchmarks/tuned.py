@@ -1,0 +1,100 @@
+"""What an adaptive mode of a replay finds out before its steps are timed.
+
+Its tuner times steps as they are: with waits and links that are both dilated. So it plans for the
+network that is emulated, and everything that it tells has to be divided by the dilation.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hvd_sparse import tuner
+from hvd_sparse.explain import explain
+from hvd_sparse.tuner import Stage
+
+DECISION_STEPS = 2  # in which a tuner's ranks agree, after the timed ones of each kind
+
+
+def set_tuning_steps(skipped: int, timed: int) -> None:
+    """Lets every tuner of this process look at fewer steps: a dense one may take half a minute."""
+    tuner.SKIPPED_STEPS, tuner.TIMED_STEPS = skipped, timed
+
+
+@dataclass(frozen=True)
+class Settling:
+    """How an adaptive compression came to its decision; seconds are those of the clock.
+
+    Attributes:
+        steps: Until it was settled.
+        seconds: That they took.
+        sparse: Whether gradients travel sparse from then on.
+        measured: Of a "dense" and a "sparse" step by the tuner itself; None where not known.
+        predicted: Of a "dense" and a "sparse" step, and of the "compute" alone.
+        plan: In JSON.
+        profile: What the plan was made from, in JSON.
+        buckets: The plan, explained.
+    """
+
+    steps: int
+    seconds: float
+    sparse: bool
+    measured: dict[str, float | None]
+    predicted: dict[str, float]
+    plan: Any
+    profile: Any
+    buckets: list[dict[str, Any]]
+
+    def lines(self) -> list[str]:
+        """For the terminal."""
+        times = {f"predicted {name}": seconds for name, seconds in self.predicted.items()}
+        times |= {f"measured {name}": seconds for name, seconds in self.measured.items()}
+        shown = ", ".join(
+            f"{name} {seconds:.4g} s" for name, seconds in times.items() if seconds is not None
+        )
+        kind = "sparse" if self.sparse else "dense"
+        lines = [f"settled on {kind} after {self.steps} steps, {self.seconds:.0f} s; {shown}"]
+        for bucket in self.buckets:
+            how = f"{bucket['collective']}, {bucket['wire']}, density {bucket['density']:.3g}"
+            lines.append(f"  {bucket['layers']}: {bucket['numel']} entries, {how}")
+        return lines
+
+
+def settle(optimizer: Any, step: Callable[[], object]) -> Settling | None:
+    """Takes steps until an adaptive compression has decided how gradients travel. Collective.
+
+    Args:
+        optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
+        step: One step of training.
+
+    Returns:
+        None where there is nothing to decide: the compression is not adaptive, or a rank is alone.
+    """
+    from hvd_sparse.torch import tuning  # importing it starts Horovod's library
+
+    begin, steps = time.perf_counter(), 0
+    while (found := tuning(optimizer)) is not None and found.stage is not Stage.SETTLED:
+        step()
+        steps += 1
+    if found is None:
+        return None
+    plan, profile = found.plan, found.profile
+    assert plan is not None
+    assert profile is not None
+    return Settling(
+        steps=steps,
+        seconds=time.perf_counter() - begin,
+        sparse=found.sparse,
+        measured={"dense": found.dense_seconds, "sparse": found.sparse_seconds},
+        predicted={
+            "dense": plan.dense_seconds,
+            "sparse": plan.step_seconds,
+            "compute": plan.compute_seconds,
+        },
+        plan=json.loads(plan.to_json()),
+        profile=json.loads(profile.to_json()),
+        buckets=[asdict(row) for row in explain(plan, profile)],
+    )
