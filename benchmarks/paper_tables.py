@@ -10,6 +10,8 @@ gtopk    the same and gTop-k with up to 32 ranks, models of the gTop-k paper
 sweep    every collective pinned, dense and LAGS, from 100 Mb/s to 10 Gb/s: LAGS should be the
          lower envelope
 
+LAGS without further options is adaptive: its steps are timed once its tuner has settled.
+
 Dilation: a link of a tenth of the rate and waits of ten times the length keep the ratio of bytes to
 compute, while the hosts of a cluster fit on few cores. Latency is not dilated: the network that is
 really emulated has `rate * dilation` and `latency / dilation`, and both are printed. Times in the
@@ -35,7 +37,7 @@ from memory import GIB
 from paper_figures import GTOPK_TABLE, LAGS_TABLE, PaperRow
 from reporting import Result, write
 from table_plots import plot_methods, plot_rates
-from table_rows import Measurement, envelope_row, ratios_row, seconds_row
+from table_rows import Measurement, envelope_row, prediction_rows, ratios_row, seconds_row
 from table_runs import Effort, Job, measure
 
 from hvd_sparse.collectives import COLLECTIVES
@@ -62,7 +64,7 @@ def jobs_of_papers(rows: Sequence[PaperRow], hosts: Sequence[int], gtopk: bool) 
 def jobs_of_sweep(row: PaperRow, ranks: int, rates: Sequence[float]) -> list[Job]:
     """One model at several rates, with every collective."""
     modes = {
-        f"LAGS, {name}": f"LAGS(density={row.density}, collective={name!r})"
+        f"LAGS, {name}": f"LAGS(density={row.density}, adaptive=False, collective={name!r})"
         for name in COLLECTIVES
     }  # fmt: skip
     modes["LAGS"] = f"LAGS(density={row.density})"
@@ -81,7 +83,11 @@ def results_of(table: str, rows: Sequence[Measurement], settings: dict[str, Any]
             for method in row.paper.steps
             if method not in ("dense", "SLGS")
         ]
-    shown = {"seconds per step": [seconds_row(row) for row in rows], "what they mean": meaning}
+    shown = {
+        "seconds per step": [seconds_row(row) for row in rows],
+        "what they mean": meaning,
+        "what the model predicts": prediction_rows(rows),
+    }
     return [Result(f"{table}: {title}", own, settings, verified) for title, own in shown.items()]
 
 
@@ -98,8 +104,11 @@ def main(
     dense_steps: Annotated[int, typer.Option(min=1, help="in each turn of dense")] = 2,
     turns: Annotated[int, typer.Option(min=1, help="of each method")] = 3,
     untimed: Annotated[int, typer.Option(min=0, help="steps before the first turn")] = 5,
+    tuning_skipped: Annotated[int, typer.Option(min=1, help="by LAGS's tuner, of a kind")] = 2,
+    tuning_timed: Annotated[int, typer.Option(min=1, help="by LAGS's tuner, of a kind")] = 5,
     memory_limit: Annotated[float, typer.Option(help="GiB, for all ranks together")] = 20.0,
     timeout: Annotated[float, typer.Option(help="seconds for one job")] = 3600.0,
+    timelines: Annotated[Path | None, typer.Option(help="folder for traces of rank 0")] = None,
     json: Annotated[Path | None, typer.Option(help="also write everything here")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw the times into this file")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="tables in Markdown, too")] = False,
@@ -130,9 +139,13 @@ def main(
         untimed=untimed,
         memory=memory_limit * GIB,
         timeout=timeout,
+        tuning_skipped=tuning_skipped,
+        tuning_timed=tuning_timed,
+        timelines=timelines,
     )
     launcher: Launcher = LocalLauncher() if local else ClusterLauncher()
     settings = {"table": table, "local": local, **asdict(effort)}
+    settings["timelines"] = None if timelines is None else str(timelines)
     rows: list[Measurement] = []
     for job in jobs:
         rows.append(measure(launcher, job, effort))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from clusters import Hosts, Launcher
 from memory import GIB, most_ranks, needed
 from paper_figures import PaperRow
 from paper_models import MODELS
+from predictions import predictions
 from table_checks import Message, cpu_problems, latency, message_problems, repetition_problems
 from table_rows import COMPUTE, DENSE, Measurement
 
@@ -52,6 +54,9 @@ class Effort:
         untimed: Steps before the first turn.
         memory: Bytes for all ranks together.
         timeout: Seconds for one job.
+        tuning_skipped: Steps of each kind that LAGS's tuner lets pass before it looks.
+        tuning_timed: Steps of each kind that it looks at.
+        timelines: Folder for a trace of every job over MPI; None for none.
     """
 
     dilation: float
@@ -62,13 +67,17 @@ class Effort:
     untimed: int
     memory: float
     timeout: float
+    tuning_skipped: int = 2
+    tuning_timed: int = 5
+    timelines: Path | None = None
 
 
 @dataclass(frozen=True)
 class Once:
-    """A row at one dilation: seconds and CPU shares by method, undilated."""
+    """A row at one dilation: undilated seconds, measured and predicted, and CPU, by method."""
 
     seconds: dict[str, float]
+    predicted: dict[str, float]
     cpu: dict[str, float]
     alpha: float | None
     problems: list[str]
@@ -89,6 +98,8 @@ def run_replay(hosts: Hosts, job: Job, effort: Effort, modes: Sequence[str], *, 
             "dense-steps": effort.dense_steps,
             "turns": effort.turns,
             "untimed": effort.untimed,
+            "tuning-skipped": effort.tuning_skipped,
+            "tuning-timed": effort.tuning_timed,
             "interface": hosts.interface,
             "memory-limit": effort.memory / GIB,
             "json": file,
@@ -100,8 +111,20 @@ def run_replay(hosts: Hosts, job: Job, effort: Effort, modes: Sequence[str], *, 
         program += [f"--mode={mode}" for mode in modes]
         # Horovod's idle rounds every millisecond are no part of the ratio that dilation keeps.
         env = {"HOROVOD_CYCLE_TIME": f"{effort.dilation:g}"}
+        if effort.timelines is not None and not gloo:
+            env["HVD_SPARSE_TIMELINE"] = str(timeline_file(effort, job, modes))
         hosts.run(program, env=env, timeout=effort.timeout)
         return json.loads(file.read_text())
+
+
+def timeline_file(effort: Effort, job: Job, modes: Sequence[str]) -> Path:
+    """Where rank 0's trace of a job goes; another file for each job."""
+    assert effort.timelines is not None
+    effort.timelines.mkdir(parents=True, exist_ok=True)
+    names = {mode: method for method, mode in job.modes.items()}
+    methods = "+".join(names[mode] for mode in modes if mode in names) or "dense"
+    name = f"{job.name} {effort.dilation:g} {methods}"
+    return effort.timelines / f"{re.sub(r'[^A-Za-z0-9.+-]+', '_', name)}.json"
 
 
 def run_messages(hosts: Hosts, timeout: float) -> list[Message]:
@@ -131,6 +154,7 @@ def measure_once(launcher: Launcher, job: Job, ranks: int, effort: Effort) -> On
     """A row at one dilation."""
     method_of = {mode: method for method, mode in job.modes.items()}
     seconds: dict[str, list[float]] = {}
+    predicted: dict[str, float] = {}
     cpu: dict[str, float] = {}
     raw: list[Any] = []
     alpha, problems = None, []
@@ -149,14 +173,19 @@ def measure_once(launcher: Launcher, job: Job, ranks: int, effort: Effort) -> On
     results = [result for result in raw if "modes" in result]
     for result in results:
         dense = DENSE[result["transport"] == "Gloo"]
+        names = {"compute": COMPUTE, "dense": dense, **method_of}
         for each in result["modes"]:
-            method = {"compute": COMPUTE, "dense": dense, **method_of}[each["mode"]]
+            method = names[each["mode"]]
+            if each["settling"] is not None:
+                told = predictions(each["settling"], ["dense", *method_of])
+                predicted |= {names[mode]: told[mode] / effort.dilation for mode in told}
             seconds.setdefault(method, []).extend(each["seconds"])
             cpu[method] = max(cpu.get(method, 0.0), each["cpu_share"])
     return Once(
         seconds={
             method: statistics.median(all_) / effort.dilation for method, all_ in seconds.items()
         },
+        predicted=predicted,
         cpu=cpu,
         alpha=alpha,
         problems=problems,
@@ -191,6 +220,7 @@ def measure(launcher: Launcher, job: Job, effort: Effort) -> Measurement:
         ranks=ranks,
         rate=job.rate,
         seconds=once.seconds,
+        predicted=once.predicted,
         cpu=once.cpu,
         notes=notes,
         problems=problems,

@@ -1,0 +1,84 @@
+"""What the cost model says each method of a table takes: to stand beside what was measured.
+
+A tuned LAGS has measured the network, the machine and the model while it ran. From that profile the
+step of every other method can be simulated, too: a pinned compression sends its fixed buckets.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from modes import compression_of
+
+from hvd_sparse import costs
+from hvd_sparse.buckets import Layer
+from hvd_sparse.compression import Compression
+from hvd_sparse.pipeline import Stage, simulate, simulate_dense
+from hvd_sparse.plan import entries_to_send, fixed_choices
+from hvd_sparse.profile import Profile
+
+MEDIAN_GOAL = 0.20
+
+
+def predicted_step(profile: Profile, compression: Compression) -> float:
+    """Seconds of a step with a compression that is not adaptive.
+
+    Args:
+        profile: As a tuner measured it.
+        compression: What it sends in which buckets is fixed.
+    """
+    numel = {layer.name: layer.numel for layer in profile.layers}
+    stages = []
+    layers = [Layer(layer.name, layer.numel) for layer in profile.layers]
+    for choice in fixed_choices(layers, compression):
+        entries = sum(numel[name] for name in choice.layers)
+        units = [numel[name] for name in choice.layers] if compression.layer_wise else [entries]
+        exchange = costs.cost(
+            choice.collective,
+            k=sum(entries_to_send(unit, compression.density) for unit in units),
+            numel=entries,
+            network=profile.network,
+            machine=profile.machine,
+            wire=choice.wire,
+            slack=compression.slack,
+        )
+        select = profile.machine.select_seconds(entries)
+        stages.append(Stage(layers=len(choice.layers), select=select, exchange=exchange.seconds))
+    return simulate(profile, stages).step
+
+
+def predictions(settling: Mapping[str, Any], modes: Sequence[str]) -> dict[str, float]:
+    """Seconds of a step by mode.
+
+    Args:
+        settling: Of an adaptive mode, as a replay writes it.
+        modes: Of replay.py; the adaptive ones are that one.
+    """
+    profile = Profile.from_json(json.dumps(settling["profile"]))
+    planned = settling["predicted"]
+    seconds = {}
+    for mode in modes:
+        if mode == "compute":
+            seconds[mode] = profile.compute
+        elif mode == "dense":
+            seconds[mode] = simulate_dense(profile).step
+        elif (compression := compression_of(mode)).adaptive:
+            seconds[mode] = planned["sparse" if settling["sparse"] else "dense"]
+        else:
+            seconds[mode] = predicted_step(profile, compression)
+    return seconds
+
+
+def relative_errors(
+    predicted: Mapping[str, float], measured: Mapping[str, float]
+) -> dict[str, float]:
+    """Predicted over measured, minus 1, of all that was predicted."""
+    return {method: seconds / measured[method] - 1 for method, seconds in predicted.items()}
+
+
+def median_error(errors: Sequence[float]) -> float:
+    """The median of the errors' magnitudes; NaN of none."""
+    return statistics.median(abs(error) for error in errors) if errors else float("nan")
