@@ -293,7 +293,10 @@ def median_or_nan(numbers: Sequence[float]) -> float:
 def profile_of(
     rows: Rows, layers: Sequence[Layer], *, network: Network, machine: Machine
 ) -> Profile:
-    """What the ranks measured, as one profile: the slowest rank's time of everything.
+    """What the ranks measured, as one profile: a layer is ready when it is on the last rank.
+
+    The sum of the layers' times is so the slowest rank's backward. Each layer's largest time of any
+    rank would add up to more: whatever delays one rank once would count.
 
     Args:
         rows: Of each rank, `measured_times`.
@@ -308,15 +311,12 @@ def profile_of(
     ready = [row[2:] for row in rows]
     lead = [math.inf if math.isnan(seconds) else seconds for seconds in ready[0]]
     order = sorted(range(len(layers)), key=lambda place: lead[place])
-    profiles, before = [], [0.0] * len(rows)
+    profiles, before = [], 0.0
     for place in order:
-        longest = 0.0
-        for rank, seconds in enumerate(ready):
-            if not math.isnan(seconds[place]):
-                longest = max(longest, seconds[place] - before[rank])
-                before[rank] = max(before[rank], seconds[place])
+        last = _largest([before, *(seconds[place] for seconds in ready)])
         layer = layers[place]
-        profiles.append(LayerProfile(name=layer.name, numel=layer.numel, backward=longest))
+        profiles.append(LayerProfile(name=layer.name, numel=layer.numel, backward=last - before))
+        before = last
     forward = _largest([row[1] for row in rows])
     return Profile(
         layers=tuple(profiles),

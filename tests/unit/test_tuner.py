@@ -222,7 +222,7 @@ def test_a_restart_in_every_stage_keeps_the_ranks_together(planned):
     assert all(one.tuning.sparse for one in ranks)
 
 
-def test_a_profile_has_rank_0s_order_and_the_slowest_times():
+def test_a_profile_has_rank_0s_order_and_the_last_rank_s_times():
     nan = math.nan
     rows = [
         [1.0, 0.25, 0.0, 0.5, 0.125],
@@ -231,7 +231,8 @@ def test_a_profile_has_rank_0s_order_and_the_slowest_times():
     ]
     profile = tuning.profile_of(rows, LAYERS, network=tuners()[0].tuning.network, machine=MACHINE)
     assert [layer.name for layer in profile.layers] == ["head", "stem", "body"]
-    assert [layer.backward for layer in profile.layers] == [0.0, 0.375, 0.375]
+    assert [layer.backward for layer in profile.layers] == [0.0, 0.375, 0.125]
+    assert profile.backward == 0.5  # of the slowest rank; not more, although others had late layers
     assert profile.forward == 0.5
 
 
