@@ -1,18 +1,22 @@
 """Where the ranks of a measurement run: on this machine as it is, or on the hosts of a cluster.
 
-A Launcher gives Hosts; Hosts run a program, one rank on each, to its end.
+A Launcher gives Hosts; Hosts run a program, one rank on each, to its end. On a cluster, whose hosts
+share few cores, ranks wait without using them: patient_waits.c.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any, Protocol
 
 MPIRUN = ("mpirun", "--oversubscribe", "--bind-to", "none")
@@ -88,6 +92,7 @@ class ClusterHosts:
 
     cluster: Any
     rate: float | None
+    patience: Path  # the library that makes waits patient
     interface: str = "e0"
     ports: Iterator[int] = field(default_factory=lambda: count(29_500))
 
@@ -95,7 +100,9 @@ class ClusterHosts:
         return f"{self.cluster.addresses[0]}:{next(self.ports)}"
 
     def run(self, program: Sequence[str], *, env: Mapping[str, str], timeout: float) -> None:
-        finished = self.cluster.run([sys.executable, *program], env=env, timeout=timeout)
+        # mpirun itself, and what enters a host, wait as ever.
+        command = ["env", f"LD_PRELOAD={self.patience}", sys.executable, *program]
+        finished = self.cluster.run(command, env=env, timeout=timeout)
         print(finished.output, end="", flush=True)
 
 
@@ -106,5 +113,27 @@ class ClusterLauncher:
     def hosts(self, number: int, rate: float) -> Iterator[Hosts]:
         from virtual_cluster import VirtualCluster
 
-        with VirtualCluster(hosts=number, rate=rate) as cluster:
-            yield ClusterHosts(cluster, rate)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            VirtualCluster(hosts=number, rate=rate) as cluster,
+        ):
+            yield ClusterHosts(cluster, rate, patient_waits(Path(folder)))
+
+
+def patient_waits(folder: Path) -> Path:
+    """The library of patient_waits.c, built into a folder.
+
+    Raises:
+        RuntimeError: There is no C compiler, or it failed.
+    """
+    source, library = Path(__file__).parent / "patient_waits.c", folder / "patient.so"
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise RuntimeError("the papers' tables need a C compiler: none is in CC, and no cc on PATH")
+    built = subprocess.run(
+        [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if built.returncode != 0:
+        raise RuntimeError(f"{compiler} failed on {source.name}: {built.stderr}")
+    return library

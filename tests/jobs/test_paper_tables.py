@@ -8,6 +8,7 @@ import statistics
 import sys
 
 import pytest
+from paper_models import MODELS
 
 from tests.jobs.launch import mpirun, run
 
@@ -44,6 +45,38 @@ def test_a_replay_takes_as_long_as_its_compute_and_verifies_every_mode(tmp_path)
     assert by_mode["dense"]["bytes_sent"] == pytest.approx(ring, rel=1e-6)
     for mode in modes[2:]:
         assert 0 < by_mode[mode]["bytes_sent"] < ring / 5
+
+
+def test_an_adaptive_mode_settles_first_and_tells_its_plan(tmp_path):
+    file = tmp_path / "result.json"
+    forward, backward, dilation = 0.03, 0.15, 2
+    job = mpirun(
+        2,
+        ["benchmarks/replay.py", "--forward", str(forward), "--backward", str(backward),
+         "--dilation", str(dilation), "--steps", "2", "--turns", "1", "--json", str(file),
+         "--tuning-skipped", "1", "--tuning-timed", "3", "--mode=compute", "--mode=LAGS"],
+        timeout=120,
+    )  # fmt: skip
+    assert job.status == 0, job.output
+    compute, lags = json.loads(file.read_text())["modes"]
+    assert compute["settling"] is None
+    settling = lags["settling"]
+    assert settling["steps"] == (1 + 3 + 2) * (1 if settling["measured"]["sparse"] is None else 2)
+    assert sum(bucket["numel"] for bucket in settling["buckets"]) == 267_264
+    layers = {layer["name"]: layer for layer in settling["profile"]["layers"]}
+    model = MODELS["ResNet-20"]
+    replayed, seen, told = 0.0, 0.0, 0
+    spread = list(zip(model.layers, model.spread(backward), strict=True))
+    for layer, seconds in reversed(spread[:-1]):  # the last one's ends what the tuner calls forward
+        weight = layers.get(layer.tensors[0].name)
+        replayed += dilation * seconds
+        if weight is not None:
+            seen += weight["backward"]
+            assert seen == pytest.approx(replayed, rel=0.1, abs=0.01)
+            told += 1
+    assert told > 15
+    predicted = settling["predicted"]
+    assert dilation * (forward + backward) * 0.9 < predicted["compute"] <= predicted["sparse"]
 
 
 def test_a_replay_over_gloo_runs_dense(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from memory import GIB, most_ranks, needed
@@ -19,8 +21,11 @@ from replayed import (
     most_steps,
 )
 
+from hvd_sparse import step_clock
+from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import LAGS, TopK
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.step_clock import StepClock
 
 
 class Time:
@@ -87,6 +92,37 @@ def test_hooks_fire_once_each_from_the_last_layer_to_the_first():
     assert sorted(fired) == list(range(len(layer_of)))
     layers = [layer_of[n] for n in fired]
     assert layers == sorted(layers, reverse=True)
+
+
+def test_a_tuner_times_the_layers_as_they_are_replayed_whatever_hooks_take(monkeypatch):
+    time = Time(0.0005)
+    monkeypatch.setattr(step_clock.time, "perf_counter", time)
+    model, dilation, backward = MODELS["ResNet-20"], 10.0, 0.2
+    replayed = Training(
+        model, forward=0.1, backward=backward,
+        clock=Clock(dilation, now=time, sleep=time.sleep), gradients=Gradients(0),
+        memory=gradient_memory(model),
+    )  # fmt: skip
+    weights = [layer.tensors[0] for layer in reversed(model.layers)]
+    timed = StepClock([Layer(tensor.name, tensor.numel) for tensor in weights])
+
+    def hook(name):
+        with timed.arrival(name):
+            time.pass_by(0.03)  # selecting
+
+    for parameter in replayed.parameters:
+        parameter.value.register_post_accumulate_grad_hook(
+            lambda _, name=parameter.tensor.name: hook(name)
+        )
+    for step in range(2):
+        replayed.forward(step).backward()
+        times = timed.end_step()
+    first, *others = reversed(model.spread(backward))
+    assert times.forward == pytest.approx(dilation * (0.1 + first), rel=0.1)
+    ready = times.ready[1:]
+    assert ready[-1] == pytest.approx(dilation * sum(others), rel=0.01)
+    for seconds, seen in zip(others, (b - a for a, b in pairwise(times.ready)), strict=True):
+        assert seen == pytest.approx(dilation * seconds, rel=0.1, abs=0.001)
 
 
 def test_gradients_lie_in_the_given_memory_and_have_the_shapes_of_the_model():
