@@ -86,7 +86,8 @@ class Account:
 
     def __init__(self, k: Array, numel: Array, setting: Setting) -> None:
         self.k, self.numel, self.setting = k, numel, setting
-        self.seconds = setting.machine.scatter_seconds_per_entry * numel
+        machine = setting.machine
+        self.seconds = machine.exchange_overhead + machine.scatter_seconds_per_entry * numel
         self.bytes = np.zeros_like(numel)
 
     def send(self, nbytes: Array | float, link: Link, messages: Array | float = 1) -> None:
@@ -97,6 +98,11 @@ class Account:
     def wait_for(self, nbytes: Array, link: Link, messages: Array | float = 1) -> None:
         """Messages that the busiest rank receives while it has nothing to send."""
         self.seconds = self.seconds + link.alpha * messages + link.beta * nbytes
+
+    def settle(self) -> None:
+        """Returning what was not delivered: a walk through the own block and the sum."""
+        if self.setting.network.size > 1:
+            self.work(self.setting.merge(2 * self.k))
 
     def work(self, seconds: Array | float) -> None:
         """Seconds of computing that nothing hides."""
@@ -147,6 +153,7 @@ def _gtopk(a: Account) -> None:
     if size > core:
         a.send(block(a.k), setting.network.at(core))
         a.work(setting.code(a.k))
+    a.settle()
 
 
 def _recursive_doubling(a: Account) -> None:
@@ -199,6 +206,7 @@ def _split_allgather(a: Account) -> None:
     kept = 1 + DIGEST_SURPLUS
     a.send(others * (HEADER_BYTES + kept * part), link, rounds)
     a.work(setting.code((1 + kept) * a.k * others / size) + setting.merge((rounds + kept) * a.k))
+    a.settle()
 
 
 def _hierarchical(a: Account) -> None:
@@ -217,7 +225,7 @@ def _hierarchical(a: Account) -> None:
         ),
         dense=network.dense,
     )
-    machine = replace(a.setting.machine, scatter_seconds_per_entry=0.0)
+    machine = replace(a.setting.machine, scatter_seconds_per_entry=0.0, exchange_overhead=0.0)
     setting = replace(a.setting, network=between, machine=machine)
     shard = Account(a.k / local_size, a.numel / local_size, setting)
     _gtopk(shard)

@@ -18,6 +18,8 @@ from hvd_sparse.world import World
 # Bytes of a message, and how often it is swapped. The first swaps of a pair open its connection.
 _SWAPS = {1 << 10: 9, 32 << 10: 7, 512 << 10: 3}
 _UNTIMED_SWAPS = 2
+# Horovod's cycle unless HOROVOD_CYCLE_TIME says otherwise.
+_CYCLE_SECONDS = 1e-3
 # Bytes of a tensor, and how often it is allreduced.
 _ALLREDUCES = {4 << 10: 7, 256 << 10: 5, 4 << 20: 3}
 
@@ -26,6 +28,8 @@ _NUMEL = 1 << 21
 _SMALL_NUMEL = 1 << 10
 _K = 1 << 14
 _REPETITIONS = 5
+# A repetition lasts at least so long: shorter ones never see a core that ranks share taken away.
+_LEAST_SECONDS = 5e-3
 
 
 def fit_link(seconds: Mapping[int, float]) -> Link:
@@ -87,7 +91,7 @@ def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int],
     allreduce(min(_ALLREDUCES))
     times.append(
         [
-            statistics.median(allreduce(nbytes) for _ in range(count))
+            statistics.median(_after_a_pause(allreduce, nbytes, i / count) for i in range(count))
             for nbytes, count in _ALLREDUCES.items()
         ]
     )
@@ -103,12 +107,20 @@ def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int],
     )
 
 
+def _after_a_pause(allreduce: Callable[[int], float], nbytes: int, share: float) -> float:
+    """What an allreduce takes that begins after a share of Horovod's cycle.
+
+    Horovod looks for tensors once a cycle. One that follows right after another would always just
+    miss a look; in training they come at any time.
+    """
+    time.sleep(share * _CYCLE_SECONDS)
+    return allreduce(nbytes)
+
+
 def measure_machine(sparsifier: Sparsifier) -> Machine:
     """What a rank's own work takes here, while all ranks of this machine measure."""
+    large, small = _Bucket(sparsifier, _NUMEL), _Bucket(sparsifier, _SMALL_NUMEL)
     generator = np.random.default_rng(1)
-    gradient = generator.standard_normal(_NUMEL, dtype=np.float32)
-    per_entry = _select_seconds(sparsifier, gradient)
-    overhead = _select_seconds(sparsifier, gradient[:_SMALL_NUMEL])
     own, theirs = (
         _core.Block(
             np.sort(generator.choice(_NUMEL, _K, replace=False)).astype(np.int32),
@@ -128,14 +140,15 @@ def measure_machine(sparsifier: Sparsifier) -> Machine:
         coder.encode(own)
         coder.decode(out)
 
-    nothing = np.zeros(_NUMEL, np.float32)
-    scatter = _median_seconds(lambda: _core.scatter(own, 1.0, _buffer(gradient), _buffer(nothing)))
+    select, scatter, _ = large.seconds()
+    select_small, _, handing_over = small.seconds()
     return Machine(
-        select_seconds_per_entry=per_entry / _NUMEL,
-        select_overhead=overhead,
+        select_seconds_per_entry=select / _NUMEL,
+        select_overhead=select_small,
         merge_seconds_per_entry=_median_seconds(merge) / (2 * _K),
         code_seconds_per_entry=_median_seconds(code) / _K,
         scatter_seconds_per_entry=scatter / _NUMEL,
+        exchange_overhead=handing_over,
     )
 
 
@@ -146,34 +159,65 @@ def slowest_machine(world: World, machine: Machine) -> Machine:
     return Machine(**{name: max(row[i] for row in rows) for i, name in enumerate(names)})
 
 
-def _select_seconds(sparsifier: Sparsifier, gradient: np.ndarray) -> float:
-    selector = _core.Selector(
-        sparsifier.name,
-        sparsifier.options,
-        numel=gradient.size,
-        k=max(1, gradient.size // 1000),
-    )
-    residual, state = np.zeros(gradient.size, np.float32), np.zeros(4, np.float32)
+class _Bucket:
+    """A bucket of a rank that is alone: all that an exchange does but for its messages."""
 
-    def select() -> None:
-        selector.select(
-            _buffer(gradient),
-            decay=1.0,
-            scale=1.0,
-            residual=_buffer(residual),
-            state=_buffer(state),
+    def __init__(self, sparsifier: Sparsifier, numel: int) -> None:
+        self._k = max(1, numel // 1000)
+        self._given = np.random.default_rng(numel).standard_normal(numel, dtype=np.float32)
+        self._gradient, self._residual = (np.zeros(numel, np.float32) for _ in range(2))
+        self._states = np.zeros((1, 4), np.float32)
+        self._exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
+        self._bucket = self._exchange.add_bucket(
+            "measured",
+            numels=[numel],
+            segments=[numel],
+            capacity_ks=[self._k],
+            sparsifier=sparsifier,
+            collective="gtopk",
         )
 
-    return _median_seconds(select)
+    def seconds(self) -> tuple[float, float, float]:
+        """Medians of selecting, of scattering, and of what is left of start and wait."""
+        self._step()
+        steps: list[tuple[float, float, float]] = []
+        deadline = time.perf_counter() + _REPETITIONS * _LEAST_SECONDS
+        while len(steps) < _REPETITIONS or time.perf_counter() < deadline:
+            steps.append(self._step())
+        self._exchange.close()
+        select, scatter, left = (statistics.median(column) for column in zip(*steps, strict=True))
+        return select, scatter, left
+
+    def _step(self) -> tuple[float, float, float]:
+        self._gradient[:] = self._given
+        start = time.perf_counter()
+        handle = self._exchange.start(
+            self._bucket,
+            [_buffer(self._gradient)],
+            residual=_buffer(self._residual),
+            states=_buffer(self._states),
+            ks=[self._k],
+            decays=[1.0],
+        )
+        stats = self._exchange.wait(handle)
+        seconds = time.perf_counter() - start
+        self._exchange.commit()
+        select, scatter = stats.select_seconds, stats.exchange_seconds
+        return select, scatter, max(0.0, seconds - select - scatter)
 
 
 def _median_seconds(work: Callable[[], object]) -> float:
+    """Of one call, in the median of a few repetitions of many."""
+    start = time.perf_counter()
     work()
+    took = time.perf_counter() - start
+    count = max(1, min(1000, round(_LEAST_SECONDS / max(took, 1e-9))))
     times = []
     for _ in range(_REPETITIONS):
         start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
+        for _ in range(count):
+            work()
+        times.append((time.perf_counter() - start) / count)
     return statistics.median(times)
 
 

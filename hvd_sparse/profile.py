@@ -25,6 +25,7 @@ class Machine:
         merge_seconds_per_entry: Merging two blocks, per entry of both.
         code_seconds_per_entry: Packing an entry of a block and unpacking it; half of it each way.
         scatter_seconds_per_entry: Writing the sum into the gradient, per entry of the gradient.
+        exchange_overhead: Of handing one bucket to its thread and waking who waits for it.
     """
 
     select_seconds_per_entry: float
@@ -32,6 +33,7 @@ class Machine:
     merge_seconds_per_entry: float
     code_seconds_per_entry: float
     scatter_seconds_per_entry: float = 0.0
+    exchange_overhead: float = 0.0
 
     def __post_init__(self) -> None:
         records.check_finite(self)

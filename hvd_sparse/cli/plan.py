@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvd_sparse import planner, profile, quantities
+from hvd_sparse import cluster, planner, profile, quantities
 from hvd_sparse.cli.plot import plot_plan
 from hvd_sparse.errors import HvdSparseError
 from hvd_sparse.explain import explain
@@ -34,6 +34,10 @@ def plan(
     profile_file: Annotated[
         Path, typer.Option("--profile", help="File that Profile.save wrote.", show_default=False)
     ],
+    cluster_file: Annotated[
+        Path | None,
+        typer.Option("--network", help="Plan for the cluster that hvd-sparse bench --save wrote."),
+    ] = None,
     bandwidth: Annotated[
         str | None, typer.Option(help="Of one rank, like 10Gbps. Default: as measured.")
     ] = None,
@@ -55,6 +59,8 @@ def plan(
     """Says what LAGS would do with a model on a network, and whether that helps."""
     try:
         measured = profile.load(profile_file)
+        if cluster_file is not None:
+            measured = cluster.load(cluster_file).with_model_of(measured)
         here = measured.scaled(network=network_of(measured.network, bandwidth, latency, ranks))
         rules = Rules(
             density=density,

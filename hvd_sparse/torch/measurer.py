@@ -49,11 +49,12 @@ class Measurer:
         """
         if not compression.adaptive or not layers:
             return None
+        network = self.network()  # first: all ranks are through with it at nearly the same time
         machine = measure_machine(as_sparsifier(compression.sparsifier))
         return Tuner(
             layers,
             compression,
-            network=self.network(),
+            network=network,
             machine=slowest_machine(self._world, machine),
             channel=channel,
             rank=self._world.rank,

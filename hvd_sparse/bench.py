@@ -1,0 +1,353 @@
+"""What `hvd-sparse bench` times: dense allreduce and every collective, side by side.
+
+All methods sum the same gradients and take turns, so that whatever else the machines do meets all
+of them. A time is the slowest rank's; ranks begin together, after a barrier of their own.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_sparse import _core, costs
+from hvd_sparse.cluster import Cluster
+from hvd_sparse.collectives import find_collective
+from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
+from hvd_sparse.exchange import Buffer, Exchange
+from hvd_sparse.sparsifiers import as_sparsifier
+from hvd_sparse.world import World
+
+DEFAULT_NUMELS = (10_000, 100_000, 1_000_000, 4_000_000)
+# Of a bucket of the core: indices are 31 bits.
+MAX_NUMEL = (1 << 31) - 1
+UNTIMED = 2  # turns before the timed ones: connections open, memory is touched
+
+# Its choice depends on the gradient alone, so every turn must come to the same bits.
+SPARSIFIER = "top_k"
+
+Array: TypeAlias = NDArray[np.float32]
+
+
+class VerificationError(HvdSparseError):
+    """A collective came to a sum that is not the sum of what left the residuals."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is timed.
+
+    Attributes:
+        numels: Entries of the gradients, each in [1, 2^31).
+        density: Fraction of the entries that is sent, in (0, 1].
+        repetitions: Timed turns of each method, at least 2.
+    """
+
+    numels: tuple[int, ...] = DEFAULT_NUMELS
+    density: float = 0.001
+    repetitions: int = 9
+
+    def __post_init__(self) -> None:
+        if not self.numels:
+            raise InvalidArgumentError("numel must be given at least once, got none")
+        for numel in self.numels:
+            if not 1 <= numel <= MAX_NUMEL:
+                raise InvalidArgumentError(f"numel must lie in [1, {MAX_NUMEL}], got {numel}")
+        if not 0 < self.density <= 1:
+            raise InvalidArgumentError(f"density must lie in (0, 1], got {self.density}")
+        if self.repetitions < 2:
+            raise InvalidArgumentError(f"repetitions must be at least 2, got {self.repetitions}")
+
+    def k(self, numel: int) -> int:
+        """Entries of so many that each rank sends."""
+        return min(numel, math.ceil(self.density * numel))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Of several turns: the median, and the quartiles below and above it; seconds."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Timing:
+        """Of two turns at least."""
+        low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
+        return cls(median=median, low=low, high=high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One method at one size.
+
+    Attributes:
+        numel: Entries of the gradient.
+        k: Entries that each rank sends; numel for dense.
+        collective: "dense" is Horovod's allreduce.
+        wire: "plain" or "packed".
+        exchange: From the slowest rank's selection to the slowest rank's sum.
+        total: Selection included.
+        predicted_exchange: What `costs.cost` says of `exchange`.
+        predicted_total: What the model says of `total`.
+        speedup: Dense's median over this one's, selection included.
+    """
+
+    numel: int
+    k: int
+    collective: str
+    wire: str
+    exchange: Timing
+    total: Timing
+    predicted_exchange: float
+    predicted_total: float
+    speedup: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Everything that a run found out; all of it is verified.
+
+    Attributes:
+        settings: What was asked for.
+        cluster: The network and the machine as measured.
+        rows: By size, as asked for, dense first.
+    """
+
+    settings: Settings
+    cluster: Cluster
+    rows: tuple[Row, ...]
+
+    def at(self, numel: int) -> tuple[Row, ...]:
+        """The rows of one size."""
+        return tuple(row for row in self.rows if row.numel == numel)
+
+
+class Ranks(Protocol):
+    """Who takes part, and Horovod's allreduce between them."""
+
+    world: World
+
+    def barrier(self) -> None:
+        """Returns when all ranks have called it, on all of them at nearly the same time."""
+
+    def allreduce(self, array: Array) -> None:
+        """Sums an array over all ranks, in place."""
+
+
+def run(settings: Settings, ranks: Ranks, exchange: Exchange, cluster: Cluster) -> Results:
+    """Times every method at every size. Collective.
+
+    Args:
+        settings: The same on all ranks.
+        ranks: Who takes part.
+        exchange: Between them, without buckets; it is left so.
+        cluster: As measured; predictions follow from it.
+
+    Raises:
+        VerificationError: A sum was wrong, on all ranks alike.
+    """
+    rows: list[Row] = []
+    for numel in settings.numels:
+        rows += _rows_of_size(numel, settings, ranks, exchange, cluster)
+    return Results(settings=settings, cluster=cluster, rows=tuple(rows))
+
+
+def integer_gradient(numel: int, rank: int, size: int) -> Array:
+    """Normal numbers, rounded to integers that are so small that sums of all ranks are exact."""
+    scale = min(1e4, 2**24 / (8 * size))  # none is 8 standard deviations away
+    normal = np.random.default_rng(1 + rank).standard_normal(numel, dtype=np.float32)
+    rounded: Array = np.rint(np.float32(scale) * normal)
+    return rounded
+
+
+def _rows_of_size(
+    numel: int, settings: Settings, ranks: Ranks, exchange: Exchange, cluster: Cluster
+) -> list[Row]:
+    gradient = integer_gradient(numel, ranks.world.rank, ranks.world.size)
+    k = settings.k(numel)
+    methods: dict[tuple[str, str], Method] = {("dense", "plain"): Dense(gradient, ranks)}
+    for collective in _core.collectives():
+        for wire in costs.WIRES if costs.possible(collective, cluster.network) else ():
+            methods[collective, wire] = Sparse(gradient, k, collective, wire, ranks, exchange)
+    for method in methods.values():
+        method.run()
+    _require(ranks, numel, {name: method.verify() for name, method in methods.items()})
+    right = dict.fromkeys(methods, True)
+    bits = {name: _bits(method.sum) for name, method in methods.items()}
+    turns: list[list[tuple[float, float]]] = []
+    for _ in range(UNTIMED + settings.repetitions):
+        turns.append([])
+        for name, method in methods.items():
+            turns[-1].append(method.run())
+            right[name] &= _bits(method.sum) == bits[name]
+    exchange.clear_buckets()
+    _require(ranks, numel, right, bits)
+    everybody = ranks.world.allgather_object(np.array(turns[UNTIMED:]))
+    slowest = np.max(np.array(everybody), axis=0)  # [repetitions, methods, (selection, total)]
+    return _rows(list(methods), slowest, numel, k, cluster)
+
+
+class Method(Protocol):
+    """A way to sum a gradient over the ranks.
+
+    Attributes:
+        sum: Where `run` leaves the sum.
+    """
+
+    sum: Array
+
+    def run(self) -> tuple[float, float]:
+        """Sums; seconds of the selection, and of everything."""
+
+    def verify(self) -> bool:
+        """Whether what `run` came to is right, on this rank. Collective."""
+
+
+class Dense:
+    """Horovod's allreduce."""
+
+    def __init__(self, gradient: Array, ranks: Ranks) -> None:
+        self._gradient, self._ranks = gradient, ranks
+        self.sum = np.empty_like(gradient)
+
+    def run(self) -> tuple[float, float]:
+        """As `Method`."""
+        self.sum[:] = self._gradient
+        self._ranks.barrier()
+        start = time.perf_counter()
+        self._ranks.allreduce(self.sum)
+        return 0.0, time.perf_counter() - start
+
+    def verify(self) -> bool:
+        """The sum itself is what others are compared with; every turn must repeat it."""
+        return True
+
+
+class Sparse:
+    """A collective, with error feedback from a residual of zeros."""
+
+    def __init__(
+        self,
+        gradient: Array,
+        k: int,
+        collective: str,
+        wire: str,
+        ranks: Ranks,
+        exchange: Exchange,
+    ) -> None:
+        self._gradient, self._k, self._ranks, self._exchange = gradient, k, ranks, exchange
+        self._lossless = find_collective(collective).lossless
+        self.sum, self._residual = np.empty_like(gradient), np.empty_like(gradient)
+        self._state = np.zeros((1, 4), np.float32)
+        self._bucket = exchange.add_bucket(
+            f"{collective}, {wire}, {gradient.size} entries",
+            numels=[gradient.size],
+            segments=[gradient.size],
+            capacity_ks=[k],
+            sparsifier=as_sparsifier(SPARSIFIER),
+            collective=collective,
+            packed=wire == "packed",
+        )
+
+    def run(self) -> tuple[float, float]:
+        """As `Method`."""
+        self.sum[:] = self._gradient
+        self._residual[:] = 0
+        self._ranks.barrier()
+        start = time.perf_counter()
+        handle = self._exchange.start(
+            self._bucket,
+            [_buffer(self.sum)],
+            residual=_buffer(self._residual),
+            states=_buffer(self._state),
+            ks=[self._k],
+            decays=[1.0],
+        )
+        stats = self._exchange.wait(handle)
+        seconds = time.perf_counter() - start
+        self._exchange.commit()
+        return stats.select_seconds, seconds
+
+    def verify(self) -> bool:
+        """What left the residuals, summed by Horovod, must be what the collective came to."""
+        left = self._gradient - self._residual
+        sent = int(np.count_nonzero(left))
+        self._ranks.allreduce(left)
+        right = sent <= self._k and bool(left.any()) and np.array_equal(left, self.sum)
+        if self._lossless:
+            right &= sent == min(self._k, int(np.count_nonzero(self._gradient)))
+        return right
+
+
+def _require(
+    ranks: Ranks,
+    numel: int,
+    right: dict[tuple[str, str], bool],
+    bits: dict[tuple[str, str], int] | None = None,
+) -> None:
+    """Raises on all ranks what one of them saw, or that they hold other bits. Collective."""
+    everybody = ranks.world.allgather_object((right, bits))
+    for collective, wire in right:
+        name = (collective, wire)
+        wrong = [rank for rank, (verdicts, _) in enumerate(everybody) if not verdicts[name]]
+        differ = bits is not None and len({held[name] for _, held in everybody}) > 1
+        if wrong or differ:
+            where = f"on ranks {wrong}" if wrong else "differs between the ranks"
+            raise VerificationError(
+                f"{collective} ({wire}) of {numel} entries came to a wrong sum: {where}"
+            )
+
+
+def _rows(
+    names: Sequence[tuple[str, str]],
+    slowest: NDArray[np.float64],
+    numel: int,
+    k: int,
+    cluster: Cluster,
+) -> list[Row]:
+    rows = []
+    dense = statistics.median(slowest[:, 0, 1])
+    for at, (collective, wire) in enumerate(names):
+        selection, total = slowest[:, at, 0], slowest[:, at, 1]
+        cost = costs.cost(
+            collective,
+            k=k,
+            numel=numel,
+            network=cluster.network,
+            machine=cluster.machine,
+            wire=wire,
+        )
+        select = 0.0 if collective == "dense" else cluster.machine.select_seconds(numel)
+        timing = Timing.of(total.tolist())
+        rows.append(
+            Row(
+                numel=numel,
+                k=numel if collective == "dense" else k,
+                collective=collective,
+                wire=wire,
+                exchange=Timing.of((total - selection).tolist()),
+                total=timing,
+                predicted_exchange=cost.seconds,
+                predicted_total=select + cost.seconds,
+                speedup=dense / timing.median,
+            )
+        )
+    return rows
+
+
+def _bits(array: Array) -> int:
+    """Differs, all but surely, for arrays that differ in a bit."""
+    return zlib.crc32(array.data)
+
+
+def _buffer(array: Array) -> Buffer:
+    return Buffer(array.ctypes.data, array.size, array.dtype.name)

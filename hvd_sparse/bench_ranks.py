@@ -1,0 +1,73 @@
+"""The ranks that `hvd-sparse bench` runs on: Horovod's, by way of PyTorch."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_sparse.errors import UnavailableError
+from hvd_sparse.exchange import Exchange
+from hvd_sparse.world import World
+
+
+class HorovodRanks:
+    """All ranks of this job. Collective.
+
+    Attributes:
+        world: The ranks.
+
+    Raises:
+        UnavailableError: PyTorch or Horovod is missing, or the job runs without MPI.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import horovod.torch as hvd
+            import torch
+        except ImportError as error:
+            raise UnavailableError(
+                f"hvd-sparse bench takes Horovod with PyTorch ({error}); `hvd-sparse doctor` says "
+                "what is missing"
+            ) from None
+        self._hvd, self._torch = hvd, torch
+        hvd.init()
+        torch.set_num_threads(1)
+        self.world = World.from_horovod(hvd, hvd.global_process_set)
+        self._exchange: Exchange | None = None
+
+    def connect(self) -> Exchange:
+        """An exchange between the ranks, which `barrier` uses. Collective."""
+        self._exchange = Exchange.between_ranks(self.world, name="bench")
+        return self._exchange
+
+    def barrier(self) -> None:
+        """Short swaps along a hypercube; Horovod's barrier ends up to a millisecond apart."""
+        assert self._exchange is not None
+        rank, size = self.world.rank, self.world.size
+        core = 1 << (size.bit_length() - 1)
+        guest = rank ^ core  # a guest's host, or a host's guest
+        if rank >= core:
+            self._exchange.swap(guest, 0, 2)  # tells its host, and is told
+            return
+        if guest < size:
+            self._exchange.swap(guest, 0, 1)
+        distance = 1
+        while distance < core:
+            self._exchange.swap(rank ^ distance, 0, 1)
+            distance *= 2
+        if guest < size:
+            self._exchange.swap(guest, 0, 1)
+
+    def allreduce(self, array: NDArray[np.float32]) -> None:
+        """Horovod's sum, in place."""
+        hvd = self._hvd
+        hvd.allreduce_(self._torch.from_numpy(array), name="hvd_sparse.bench", op=hvd.Sum)
+
+    def allreduce_seconds(self, nbytes: int) -> float:
+        """What Horovod's sum of so many bytes takes."""
+        array = np.zeros(nbytes // 4, np.float32)
+        start = time.perf_counter()
+        self.allreduce(array)
+        return time.perf_counter() - start
