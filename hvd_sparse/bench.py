@@ -6,28 +6,24 @@ of them. A time is the slowest rank's; ranks begin together, after a barrier of 
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvd_sparse import _core, costs
+from hvd_sparse.bench_results import Results, Row, Settings, Timing
 from hvd_sparse.cluster import Cluster
 from hvd_sparse.collectives import find_collective
-from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
+from hvd_sparse.errors import HvdSparseError
 from hvd_sparse.exchange import Buffer, Exchange
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.world import World
 
-DEFAULT_NUMELS = (10_000, 100_000, 1_000_000, 4_000_000)
-# Of a bucket of the core: indices are 31 bits.
-MAX_NUMEL = (1 << 31) - 1
 UNTIMED = 2  # turns before the timed ones: connections open, memory is touched
 
 # Its choice depends on the gradient alone, so every turn must come to the same bits.
@@ -38,97 +34,6 @@ Array: TypeAlias = NDArray[np.float32]
 
 class VerificationError(HvdSparseError):
     """A collective came to a sum that is not the sum of what left the residuals."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What is timed.
-
-    Attributes:
-        numels: Entries of the gradients, each in [1, 2^31).
-        density: Fraction of the entries that is sent, in (0, 1].
-        repetitions: Timed turns of each method, at least 2.
-    """
-
-    numels: tuple[int, ...] = DEFAULT_NUMELS
-    density: float = 0.001
-    repetitions: int = 9
-
-    def __post_init__(self) -> None:
-        if not self.numels:
-            raise InvalidArgumentError("numel must be given at least once, got none")
-        for numel in self.numels:
-            if not 1 <= numel <= MAX_NUMEL:
-                raise InvalidArgumentError(f"numel must lie in [1, {MAX_NUMEL}], got {numel}")
-        if not 0 < self.density <= 1:
-            raise InvalidArgumentError(f"density must lie in (0, 1], got {self.density}")
-        if self.repetitions < 2:
-            raise InvalidArgumentError(f"repetitions must be at least 2, got {self.repetitions}")
-
-    def k(self, numel: int) -> int:
-        """Entries of so many that each rank sends."""
-        return min(numel, math.ceil(self.density * numel))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """Of several turns: the median, and the quartiles below and above it; seconds."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Timing:
-        """Of two turns at least."""
-        low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
-        return cls(median=median, low=low, high=high)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One method at one size.
-
-    Attributes:
-        numel: Entries of the gradient.
-        k: Entries that each rank sends; numel for dense.
-        collective: "dense" is Horovod's allreduce.
-        wire: "plain" or "packed".
-        exchange: From the slowest rank's selection to the slowest rank's sum.
-        total: Selection included.
-        predicted_exchange: What `costs.cost` says of `exchange`.
-        predicted_total: What the model says of `total`.
-        speedup: Dense's median over this one's, selection included.
-    """
-
-    numel: int
-    k: int
-    collective: str
-    wire: str
-    exchange: Timing
-    total: Timing
-    predicted_exchange: float
-    predicted_total: float
-    speedup: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Results:
-    """Everything that a run found out; all of it is verified.
-
-    Attributes:
-        settings: What was asked for.
-        cluster: The network and the machine as measured.
-        rows: By size, as asked for, dense first.
-    """
-
-    settings: Settings
-    cluster: Cluster
-    rows: tuple[Row, ...]
-
-    def at(self, numel: int) -> tuple[Row, ...]:
-        """The rows of one size."""
-        return tuple(row for row in self.rows if row.numel == numel)
 
 
 class Ranks(Protocol):
@@ -156,7 +61,7 @@ def run(settings: Settings, ranks: Ranks, exchange: Exchange, cluster: Cluster) 
         VerificationError: A sum was wrong, on all ranks alike.
     """
     rows: list[Row] = []
-    for numel in settings.numels:
+    for numel in dict.fromkeys(settings.numels):
         rows += _rows_of_size(numel, settings, ranks, exchange, cluster)
     return Results(settings=settings, cluster=cluster, rows=tuple(rows))
 

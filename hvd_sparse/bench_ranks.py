@@ -7,8 +7,12 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_sparse.bench import SPARSIFIER
+from hvd_sparse.cluster import Cluster
 from hvd_sparse.errors import UnavailableError
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.measure import measure_machine, measure_network, slowest_machine
+from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.world import World
 
 
@@ -42,6 +46,12 @@ class HorovodRanks:
         self._exchange = Exchange.between_ranks(self.world, name="bench")
         return self._exchange
 
+    def measure(self, exchange: Exchange) -> Cluster:
+        """The network and the machine, as the slowest rank sees them. Collective."""
+        network = measure_network(exchange, self.world, self._allreduce_seconds)
+        machine = measure_machine(as_sparsifier(SPARSIFIER))
+        return Cluster(network=network, machine=slowest_machine(self.world, machine))
+
     def barrier(self) -> None:
         """Short swaps along a hypercube; Horovod's barrier ends up to a millisecond apart."""
         assert self._exchange is not None
@@ -65,7 +75,7 @@ class HorovodRanks:
         hvd = self._hvd
         hvd.allreduce_(self._torch.from_numpy(array), name="hvd_sparse.bench", op=hvd.Sum)
 
-    def allreduce_seconds(self, nbytes: int) -> float:
+    def _allreduce_seconds(self, nbytes: int) -> float:
         """What Horovod's sum of so many bytes takes."""
         array = np.zeros(nbytes // 4, np.float32)
         start = time.perf_counter()

@@ -27,9 +27,7 @@ _ALLREDUCES = {4 << 10: 7, 256 << 10: 5, 4 << 20: 3}
 _NUMEL = 1 << 21
 _SMALL_NUMEL = 1 << 10
 _K = 1 << 14
-_REPETITIONS = 5
-# A repetition lasts at least so long: shorter ones never see a core that ranks share taken away.
-_LEAST_SECONDS = 5e-3
+_REPETITIONS = 9
 
 
 def fit_link(seconds: Mapping[int, float]) -> Link:
@@ -180,10 +178,7 @@ class _Bucket:
     def seconds(self) -> tuple[float, float, float]:
         """Medians of selecting, of scattering, and of what is left of start and wait."""
         self._step()
-        steps: list[tuple[float, float, float]] = []
-        deadline = time.perf_counter() + _REPETITIONS * _LEAST_SECONDS
-        while len(steps) < _REPETITIONS or time.perf_counter() < deadline:
-            steps.append(self._step())
+        steps = [self._step() for _ in range(_REPETITIONS)]
         self._exchange.close()
         select, scatter, left = (statistics.median(column) for column in zip(*steps, strict=True))
         return select, scatter, left
@@ -207,17 +202,12 @@ class _Bucket:
 
 
 def _median_seconds(work: Callable[[], object]) -> float:
-    """Of one call, in the median of a few repetitions of many."""
-    start = time.perf_counter()
     work()
-    took = time.perf_counter() - start
-    count = max(1, min(1000, round(_LEAST_SECONDS / max(took, 1e-9))))
     times = []
     for _ in range(_REPETITIONS):
         start = time.perf_counter()
-        for _ in range(count):
-            work()
-        times.append((time.perf_counter() - start) / count)
+        work()
+        times.append(time.perf_counter() - start)
     return statistics.median(times)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from hvd_sparse.cli import doctor, merge_timelines, plan
+from hvd_sparse.cli import bench, doctor, merge_timelines, plan
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (doctor.doctor, plan.plan, merge_timelines.merge_timelines):
+for command in (bench.bench, doctor.doctor, plan.plan, merge_timelines.merge_timelines):
     app.command()(command)
 
 

@@ -1,0 +1,218 @@
+"""hvd-sparse bench: what this cluster takes, dense and sparse, and from where on sparse wins."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hvd_sparse.bench_results import Results, Row, Settings, Timing, winners
+from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
+from hvd_sparse.quantities import shown_rate, shown_seconds
+
+if TYPE_CHECKING:
+    from hvd_sparse.bench_ranks import HorovodRanks
+    from hvd_sparse.cluster import Cluster
+
+START = "horovodrun -np 4 hvd-sparse bench"
+# The tables need so many columns; horovodrun passes on no width of a terminal.
+COLUMNS = 120
+
+
+def bench(
+    numel: Annotated[
+        list[int] | None,
+        typer.Option(help="Entries of a tensor; may be repeated. Default: 10 thousand to 4 mio."),
+    ] = None,
+    density: Annotated[float, typer.Option(help="Fraction of the entries sent.")] = 0.001,
+    repetitions: Annotated[int, typer.Option(help="Timed turns of each method.")] = 9,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write everything as JSON; -: print it instead.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the cluster, for hvd-sparse plan --network.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw times by size to this PNG.")] = None,
+) -> None:
+    """Measures this cluster, and times every collective beside Horovod's allreduce.
+
+    Runs on all ranks of a job: `horovodrun -np 4 hvd-sparse bench`. The exit status is 1 if a sum
+    was wrong or the job failed, 2 if an option is.
+    """
+    try:
+        chosen = {"numels": tuple(numel)} if numel else {}
+        settings = Settings(density=density, repetitions=repetitions, **chosen)
+    except InvalidArgumentError as error:
+        raise typer.BadParameter(str(error)) from None
+    try:
+        results = _run(settings, [file for file in (json_file, save, plot) if file], plot)
+    except InvalidArgumentError as error:
+        raise typer.BadParameter(str(error)) from None
+    except HvdSparseError as error:
+        print(f"hvd-sparse bench: {error}", file=sys.stderr, flush=True)
+        raise typer.Exit(1) from None
+    if results is not None:
+        _report(results, json_file, save, plot)
+
+
+def _run(settings: Settings, files: Sequence[Path], plot: Path | None) -> Results | None:
+    """Measures and times; the results on rank 0 alone."""
+    # Imported here: a command line without the core or Horovod is good for its other commands.
+    from hvd_sparse.bench import run
+    from hvd_sparse.bench_ranks import HorovodRanks
+
+    ranks = HorovodRanks()
+    if ranks.world.size == 1:
+        raise InvalidArgumentError(
+            f"a bench compares ranks, and this is a job of one: run `{START}`"
+        )
+    _agree_on_files(ranks, files, plot)
+    exchange = ranks.connect()
+    results = run(settings, ranks, exchange, ranks.measure(exchange))
+    return results if ranks.world.rank == 0 else None
+
+
+def _agree_on_files(ranks: HorovodRanks, files: Sequence[Path], plot: Path | None) -> None:
+    """Refuses on all ranks what rank 0 will not be able to write. Collective."""
+    problem = None
+    if ranks.world.rank == 0:
+        for file in files:
+            if str(file) != "-" and (file.is_dir() or not file.absolute().parent.is_dir()):
+                problem = f"cannot write {file}: its folder must exist, and it must be no folder"
+        if plot is not None:
+            try:
+                import matplotlib  # noqa: F401
+            except ImportError:
+                problem = "--plot takes matplotlib: pip install matplotlib"
+    problem = ranks.world.broadcast_object(problem)
+    if problem is not None:
+        raise InvalidArgumentError(problem)
+
+
+def _report(results: Results, json_file: Path | None, save: Path | None, plot: Path | None) -> None:
+    if plot is not None:
+        from hvd_sparse.cli.bench_plot import plot_bench
+
+        plot_bench(plot, results)
+    if save is not None:
+        results.cluster.save(save)
+    text = json.dumps(account(results), indent=2)
+    if json_file is not None and str(json_file) != "-":
+        json_file.write_text(text + "\n")
+    if json_file is not None and str(json_file) == "-":
+        print(text)
+    else:
+        show(results, Console(width=max(COLUMNS, Console().width), highlight=False))
+
+
+def account(results: Results) -> dict[str, Any]:
+    """Everything that the command knows, as plain values."""
+    return {
+        "settings": asdict(results.settings),
+        "cluster": json.loads(results.cluster.to_json()),
+        "rows": [asdict(row) for row in results.rows],
+        "sparse_wins_at": list(winners(results)),
+        "verdict": verdict(results),
+        "verified": True,  # a wrong sum ends the command before
+    }
+
+
+def show(results: Results, console: Console) -> None:
+    """Prints the cluster, a table for each size, and the verdict."""
+    show_cluster(results.cluster, console)
+    for numel in dict.fromkeys(results.settings.numels):
+        show_size(results.at(numel), console)
+    text = escape(verdict(results))
+    style = "bold green" if winners(results) else "bold yellow"
+    console.print(f"[{style}]{text}[/]", soft_wrap=True)
+
+
+def show_cluster(cluster: Cluster, console: Console) -> None:
+    """Prints what was measured of the network and of a rank's own work."""
+    network, machine = cluster.network, cluster.machine
+    console.print(f"[bold]{network.size} ranks, {network.local_size} on a node[/]\n")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("all ranks at once")
+    for column in ("alpha", "beta", "rate"):
+        table.add_column(column, justify="right", no_wrap=True)
+    links = [(f"messages, {distance} ranks away", link) for distance, link in network.links]
+    for name, link in [*links, ("dense allreduce", network.dense)]:
+        rate = shown_rate(1 / link.beta) if link.beta else "no limit"
+        table.add_row(name, shown_seconds(link.alpha), f"{1e9 * link.beta:.3g} ns/byte", rate)
+    console.print(table)
+    per_entry = {
+        "select": machine.select_seconds_per_entry,
+        "merge": machine.merge_seconds_per_entry,
+        "pack and unpack": machine.code_seconds_per_entry,
+        "write": machine.scatter_seconds_per_entry,
+    }
+    work = ", ".join(f"{name} {1e9 * seconds:.2g}" for name, seconds in per_entry.items())
+    once = shown_seconds(machine.select_overhead + machine.exchange_overhead)
+    console.print(
+        f"\nA rank's own work, ns per entry: {work}; {once} once per exchange.\n", soft_wrap=True
+    )
+
+
+def show_size(rows: Sequence[Row], console: Console) -> None:
+    """Prints a row for each method at one size."""
+    k = min(row.k for row in rows)
+    console.print(f"[bold]{rows[0].numel:,} entries, of which each rank sends {k:,}[/]")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("method", no_wrap=True)
+    for column in (
+        "exchange", "quartiles", "predicted", "ratio",
+        "with selection", "predicted", "ratio", "speed-up",
+    ):  # fmt: skip
+        table.add_column(column, justify="right", no_wrap=True)
+    best = max(rows, key=lambda row: row.speedup)
+    for row in rows:
+        table.add_row(
+            row.collective + (", packed" if row.wire == "packed" else ""),
+            shown_seconds(row.exchange.median),
+            _quartiles(row.exchange),
+            shown_seconds(row.predicted_exchange),
+            f"{row.exchange.median / row.predicted_exchange:.2f}",
+            shown_seconds(row.total.median),
+            shown_seconds(row.predicted_total),
+            f"{row.total.median / row.predicted_total:.2f}",
+            f"{row.speedup:.3g}",
+            style="bold" if row is best else None,
+        )
+    console.print(table)
+    console.print()
+
+
+def verdict(results: Results) -> str:
+    """From which size on sparse exchange wins, in plain words."""
+    numels = sorted(set(results.settings.numels))
+    won = winners(results)
+    density = f"density {results.settings.density:g}"
+    if not won:
+        best = max(
+            (row for row in results.rows if row.collective != "dense"), key=lambda row: row.speedup
+        )
+        return (
+            f"Compression will not help here: at {density} dense was as fast or faster at every "
+            f"size. The best was {best.collective} of {best.numel:,} entries, {best.speedup:.2g} "
+            "times as fast."
+        )
+    last = max(results.at(won[-1]), key=lambda row: row.speedup)
+    gain = f"{last.collective} is {last.speedup:.3g} times as fast as dense at {won[-1]:,} entries."
+    if list(won) == numels:
+        return f"Sparse exchange wins here at {density} at every size from {won[0]:,} on: {gain}"
+    if list(won) == numels[-len(won) :]:
+        return f"Sparse exchange wins here at {density} from {won[0]:,} entries on: {gain}"
+    sizes = ", ".join(f"{one:,}" for one in won)
+    return f"Sparse exchange wins here at {density} for {sizes} entries, not for others: {gain}"
+
+
+def _quartiles(timing: Timing) -> str:
+    return f"{shown_seconds(timing.low)} - {shown_seconds(timing.high)}"

@@ -1,0 +1,51 @@
+"""The picture of a bench: times by size, measured and predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hvd_sparse.bench_results import Results
+from hvd_sparse.errors import UnavailableError
+
+# Okabe and Ito's colours, which colour-blind readers tell apart; dense is the first.
+COLORS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999")
+
+
+def plot_bench(file: Path, results: Results) -> None:
+    """Draws the time of each method, selection included, against the size of the tensor.
+
+    Raises:
+        UnavailableError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise UnavailableError("--plot takes matplotlib: pip install matplotlib") from None
+    mpl.use("Agg")  # draws without a display
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
+    names = list(dict.fromkeys(row.collective for row in results.rows))
+    for at, name in enumerate(names):
+        rows = sorted(
+            (row for row in results.rows if row.collective == name and row.wire == "plain"),
+            key=lambda row: row.numel,
+        )
+        numels = [row.numel for row in rows]
+        measured = [1000 * row.total.median for row in rows]
+        low = [1000 * (row.total.median - row.total.low) for row in rows]
+        high = [1000 * (row.total.high - row.total.median) for row in rows]
+        color = COLORS[at % len(COLORS)]
+        axis.errorbar(numels, measured, yerr=[low, high], color=color, marker="o", label=name)
+        predicted = [1000 * row.predicted_total for row in rows]
+        axis.plot(numels, predicted, color=color, linestyle="--", linewidth=1)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("entries")
+    axis.set_ylabel("ms, selection included; dashed: predicted")
+    network, settings = results.cluster.network, results.settings
+    axis.set_title(f"{network.size} ranks, density {settings.density:g}", fontsize=10)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    figure.savefig(file, dpi=150)
+    plt.close(figure)
