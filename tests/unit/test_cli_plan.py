@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from hvd_sparse import cli
+from hvd_sparse.cluster import Cluster
 from hvd_sparse.plan import Plan
 from hvd_sparse.planner import Rules, make_plan
-from tests.profiles import deep_profile, gigabits
+from tests.profiles import IDLE, deep_profile, gigabits
 
 
 def said(result):
@@ -55,6 +56,19 @@ def test_the_network_may_be_another_one(run):
     assert more["step_seconds"] == make_plan(deep_profile(40).scaled(size=64)).step_seconds
 
 
+def test_a_measured_cluster_replaces_network_and_machine_of_the_profile(run, tmp_path):
+    file = tmp_path / "cluster.json"
+    here = Cluster(network=gigabits(0.1, 8, latency=1e-3), machine=IDLE)
+    here.save(file)
+    found = answer(run("--json", "--network", str(file)))
+    assert found["ranks"] == 8
+    expected = make_plan(here.with_model_of(deep_profile(40)))
+    assert found["step_seconds"] == expected.step_seconds
+    more = answer(run("--json", "--network", str(file), "--ranks", "16"))
+    scaled = here.with_model_of(deep_profile(40)).scaled(size=16)
+    assert more["step_seconds"] == make_plan(scaled).step_seconds
+
+
 def test_options_pin_the_plan(run):
     found = answer(
         run(
@@ -92,6 +106,7 @@ def test_it_is_said_plainly_when_compression_does_not_help(run):
         (("--density", "2"), "density must lie in"),
         (("--collective", "ring"), "collective must be one of"),
         (("--profile", "none.json"), "cannot read a profile"),
+        (("--network", "none.json"), "cannot read a cluster"),
     ],
 )
 def test_a_wrong_option_is_explained_without_a_traceback(run, arguments, message):

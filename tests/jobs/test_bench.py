@@ -1,0 +1,61 @@
+"""hvd-sparse bench as a job: rank 0 reports, a plan takes what it saves, errors end all ranks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hvd_sparse import cluster
+from hvd_sparse.collectives import COLLECTIVES
+from tests.jobs.launch import mpirun, run
+from tests.profiles import deep_profile
+
+
+def bench(ranks, *options):
+    return mpirun(ranks, ["-m", "hvd_sparse", "bench", *options], timeout=120)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_bench_times_every_collective_and_saves_what_a_plan_takes(tmp_path, ranks):
+    result, saved, model = (
+        tmp_path / name for name in ("bench.json", "cluster.json", "model.json")
+    )
+    options = ["--numel", "2000", "--numel", "50000", "--density", "0.01", "--repetitions", "2"]
+    job = bench(ranks, *options, "--json", str(result), "--save", str(saved))
+    assert job.status == 0, job.output
+    assert job.output.count(f"{ranks} ranks") == 1  # rank 0 alone
+    assert "Sparse exchange wins here" in job.output or "Compression will not" in job.output
+    found = json.loads(result.read_text())
+    for numel in (2000, 50000):
+        named = {row["collective"] for row in found["rows"] if row["numel"] == numel}
+        assert named == {"dense", *COLLECTIVES}
+    measured = cluster.load(saved)
+    assert measured.network.size == ranks
+    assert measured.network.dense.seconds(1 << 20) > 0
+    assert measured.machine.exchange_overhead > 0
+
+    deep_profile(5).save(model)
+    options = ["plan", "--profile", str(model), "--network", str(saved), "--json"]
+    plan = run(["hvd-sparse", *options], timeout=60)
+    assert plan.status == 0, plan.output
+    assert json.loads(plan.output)["ranks"] == ranks
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--density", "3"), "density must lie in"),
+        (("--save", "/nowhere/at/all.json"), "cannot write /nowhere"),
+    ],
+)
+def test_a_wrong_option_ends_all_ranks_with_status_2(options, message):
+    job = bench(2, *options)
+    assert job.status == 2, job.output
+    assert message in job.output
+
+
+def test_one_rank_alone_is_told_what_to_run():
+    job = bench(1)
+    assert job.status == 2, job.output
+    assert "horovodrun -np 4 hvd-sparse" in job.output

@@ -1,0 +1,128 @@
+"""What a bench finds out: right sums, times of the slowest rank, and an error for a wrong sum."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+
+from hvd_sparse import _core, bench
+from hvd_sparse.bench import VerificationError, integer_gradient
+from hvd_sparse.bench_results import Settings, Timing
+from hvd_sparse.cluster import Cluster
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.exchange import Exchange
+from hvd_sparse.world import World
+from tests.profiles import MACHINE, gigabits
+
+
+class Gathering:
+    """What threads hand over, each to all."""
+
+    def __init__(self, size):
+        self._barrier = threading.Barrier(size)
+        self._things = [None] * size
+
+    def __call__(self, rank, thing):
+        self._things[rank] = thing
+        self._barrier.wait(30)
+        everything = list(self._things)
+        self._barrier.wait(30)
+        return everything
+
+
+class ThreadRanks:
+    """Ranks that are threads; `spoil` changes what a rank's allreduce comes to."""
+
+    def __init__(self, rank, size, gathering, spoil=None):
+        self.world = World(rank, size)
+        self._gather, self._spoil = partial(gathering, rank), spoil
+        object.__setattr__(self.world, "allgather_object", self._gather)
+
+    def barrier(self):
+        self._gather(None)
+
+    def allreduce(self, array):
+        array[:] = np.sum(self._gather(array.copy()), axis=0)
+        if self._spoil is not None:
+            self._spoil(self.world.rank, array)
+
+
+def results_of(settings, size, spoil=None):
+    """Of all ranks."""
+    loopback, gathering = _core.LoopbackWorld(size), Gathering(size)
+    cluster = Cluster(network=gigabits(1, size), machine=MACHINE)
+
+    def one(rank):
+        exchange = Exchange.over_loopback(loopback, rank)
+        return bench.run(settings, ThreadRanks(rank, size, gathering, spoil), exchange, cluster)
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(one, range(size)))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_ranks_hold_a_row_of_every_method_and_wire(size):
+    settings = Settings(numels=(1, 500, 3000), density=0.02, repetitions=2)
+    everybody = results_of(settings, size)
+    assert all(results == everybody[0] for results in everybody)
+    for numel in settings.numels:
+        rows = everybody[0].at(numel)
+        assert rows[0].collective == "dense"
+        found = {(row.collective, row.wire) for row in rows[1:]}
+        assert found == {
+            (name, wire) for name in _core.collectives() for wire in ("plain", "packed")
+        }
+        assert {row.k for row in rows[1:]} == {settings.k(numel)}
+        for row in rows:
+            assert 0 < row.exchange.median <= row.total.median
+            assert row.total.low <= row.total.median <= row.total.high
+            assert row.predicted_exchange <= row.predicted_total
+            assert row.speedup == pytest.approx(rows[0].total.median / row.total.median)
+
+
+@pytest.mark.parametrize("size", [1, 7, 300])
+def test_integer_gradients_have_exact_sums(size):
+    gradient = integer_gradient(1000, 0, size)
+    assert np.array_equal(gradient, np.rint(gradient))
+    assert np.abs(gradient).max() * size < 2**24
+    assert np.count_nonzero(gradient) > 900
+
+
+def test_a_wrong_sum_is_an_error_on_all_ranks():
+    def one_too_many(rank, array):
+        array[array.size // 2] += 1
+
+    with pytest.raises(VerificationError, match="came to a wrong sum"):
+        results_of(Settings(numels=(50,), density=1.0, repetitions=2), 2, one_too_many)
+
+
+def test_ranks_that_hold_other_bits_are_an_error():
+    def dense_sums_of_rank_1(rank, array):
+        if rank == 1 and np.count_nonzero(array) == array.size:
+            array[0] += 1
+
+    with pytest.raises(VerificationError, match=r"dense \(plain\) of 50 entries .* differs"):
+        results_of(Settings(numels=(50,), density=0.1, repetitions=2), 2, dense_sums_of_rank_1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"numels": ()}, "numel must be given"),
+        ({"numels": (5, 0)}, r"numel must lie in \[1, 2147483647\], got 0"),
+        ({"density": 0.0}, r"density must lie in \(0, 1\], got 0.0"),
+        ({"density": float("nan")}, "density must lie in"),
+        ({"repetitions": 1}, "repetitions must be at least 2, got 1"),
+    ],
+)
+def test_settings_have_limits(wrong, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        Settings(**wrong)
+
+
+def test_a_timing_is_median_and_quartiles():
+    assert Timing.of([5.0, 1.0, 2.0, 4.0, 3.0]) == Timing(median=3.0, low=2.0, high=4.0)

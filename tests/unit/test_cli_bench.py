@@ -1,0 +1,203 @@
+"""The command hvd-sparse bench: its options, its tables and its verdict; no job is started."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from hvd_sparse import bench, bench_ranks, cli, cluster
+from hvd_sparse.bench_results import Results, Row, Settings, Timing, winners
+from hvd_sparse.cli.bench import show, verdict
+from hvd_sparse.cluster import Cluster
+from hvd_sparse.errors import UnavailableError
+from hvd_sparse.world import World
+from tests.profiles import MACHINE, gigabits
+from tests.unit.test_cli_plan import said
+
+
+def row(numel, collective, milliseconds, dense):
+    timing = Timing(median=milliseconds / 1e3, low=0.9e-3 * milliseconds, high=2e-3 * milliseconds)
+    return Row(
+        numel=numel,
+        k=numel if collective == "dense" else numel // 100,
+        collective=collective,
+        wire="plain",
+        exchange=timing,
+        total=timing,
+        predicted_exchange=milliseconds / 2e3,
+        predicted_total=milliseconds / 4e3,
+        speedup=dense / milliseconds,
+    )
+
+
+def results(**milliseconds):
+    """Of sizes n100=(dense, gtopk, allgather), and so on."""
+    rows = []
+    for name, (dense, gtopk, allgather) in milliseconds.items():
+        numel = int(name[1:])
+        rows += [
+            row(numel, "dense", dense, dense),
+            row(numel, "gtopk", gtopk, dense),
+            row(numel, "allgather", allgather, dense),
+        ]
+    return Results(
+        settings=Settings(numels=tuple(int(name[1:]) for name in milliseconds), density=0.01),
+        cluster=Cluster(network=gigabits(1, 4), machine=MACHINE),
+        rows=tuple(rows),
+    )
+
+
+MIXED = results(n1000=(1.0, 2.0, 1.0), n2000=(2.0, 1.0, 1.5), n4000=(9.0, 3.0, 4.5))
+
+
+class FakeRanks:
+    """Rank 0 of four, without a job."""
+
+    size = 4
+
+    def __init__(self):
+        self.world = World(0, self.size)
+        object.__setattr__(self.world, "allgather_object", lambda thing: [thing] * self.size)
+
+    def connect(self):
+        return None
+
+    def measure(self, exchange):
+        return MIXED.cluster
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs the command as rank 0, with the results of somebody else's job."""
+    asked = []
+
+    def fake(settings, ranks, exchange, measured):
+        asked.append(settings)
+        return replace(MIXED, cluster=measured)
+
+    monkeypatch.setattr(bench_ranks, "HorovodRanks", FakeRanks)
+    monkeypatch.setattr(bench, "run", fake)
+
+    def invoke(*arguments):
+        return CliRunner().invoke(cli.app, ["bench", *arguments])
+
+    invoke.asked = asked
+    return invoke
+
+
+def test_options_say_what_is_timed(run):
+    assert (
+        run("--numel", "7", "--numel", "9", "--density", ".5", "--repetitions", "3").exit_code == 0
+    )
+    assert run.asked == [Settings(numels=(7, 9), density=0.5, repetitions=3)]
+    assert run().exit_code == 0
+    assert run.asked[1] == Settings()
+
+
+def test_json_holds_every_row_and_the_verdict(run, tmp_path):
+    printed = run("--json", "-")
+    found = json.loads(printed.output)
+    file = tmp_path / "bench.json"
+    assert "gtopk" in run("--json", str(file)).output
+    assert json.loads(file.read_text()) == found
+    assert len(found["rows"]) == len(MIXED.rows)
+    assert found["rows"][1]["total"]["median"] == MIXED.rows[1].total.median
+    assert found["sparse_wins_at"] == [2000, 4000]
+    assert Cluster.from_json(json.dumps(found["cluster"])) == MIXED.cluster
+
+
+def test_the_saved_cluster_is_what_was_measured(run, tmp_path):
+    file = tmp_path / "cluster.json"
+    assert run("--save", str(file)).exit_code == 0
+    assert cluster.load(file) == MIXED.cluster
+
+
+def test_the_plot_is_drawn(run, tmp_path):
+    file = tmp_path / "bench.png"
+    assert run("--plot", str(file)).exit_code == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_tables_hold_network_times_ratios_and_speedups():
+    console = Console(width=120, record=True, highlight=False)
+    show(MIXED, console)
+    text = console.export_text()
+    assert "1 Gb/s" in text
+    assert "messages, 2 ranks away" in text
+    lines = [line.split() for line in text.splitlines()]
+    (line,) = (line for line in lines if line[:1] == ["gtopk"] and line[-1] == "3")
+    assert line[1:3] == ["3", "ms"]
+    assert line.count("2.00") == 1  # measured over predicted
+    assert line.count("4.00") == 1  # with selection
+
+
+def test_the_verdict_names_the_size_from_which_sparse_wins():
+    assert winners(MIXED) == (2000, 4000)
+    assert "wins here at density 0.01 from 2,000 entries on: gtopk is 3 times" in verdict(MIXED)
+    always = results(n1000=(2.0, 1.0, 1.0), n2000=(2.0, 2.0, 1.0))
+    assert "at every size from 1,000 on: allgather is 2 times" in verdict(always)
+    once = results(n1000=(2.0, 1.0, 1.0), n2000=(2.0, 2.0, 2.0))
+    assert "for 1,000 entries, not for others" in verdict(once)
+
+
+def test_it_is_said_plainly_when_compression_does_not_help():
+    never = results(n1000=(1.0, 2.0, 1.6), n2000=(1.0, 1.25, 4.0))
+    assert winners(never) == ()
+    assert verdict(never).startswith("Compression will not help here: at density 0.01")
+    assert "gtopk of 2,000 entries, 0.8 times as fast" in verdict(never)
+    within_noise = results(n1000=(1.04, 1.0, 2.0))
+    assert winners(within_noise) == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--density", "0"), "density must lie in (0, 1], got 0.0"),
+        (("--numel", "0"), "numel must lie in [1, 2147483647], got 0"),
+        (("--repetitions", "1"), "repetitions must be at least 2, got 1"),
+        (("--save", "/nowhere/at/all.json"), "cannot write /nowhere/at/all.json"),
+        (("--json", "/"), "cannot write /"),
+    ],
+)
+def test_a_wrong_option_is_explained_before_anything_is_timed(run, arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in said(result)
+    assert run.asked == []
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_timed(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run("--plot", str(tmp_path / "bench.png"))
+    assert result.exit_code == 2
+    assert "pip install matplotlib" in said(result)
+    assert run.asked == []
+
+
+def test_a_job_of_one_rank_is_told_what_to_run(run, monkeypatch):
+    monkeypatch.setattr(FakeRanks, "size", 1)
+    result = run()
+    assert result.exit_code == 2
+    assert "horovodrun -np 4 hvd-sparse bench" in said(result)
+
+
+def test_a_wrong_sum_ends_with_status_1(run, monkeypatch):
+    def wrong(*_):
+        raise bench.VerificationError("gtopk came to a wrong sum")
+
+    monkeypatch.setattr(bench, "run", wrong)
+    result = run()
+    assert result.exit_code == 1
+    assert "gtopk came to a wrong sum" in result.output
+
+
+@pytest.mark.parametrize("missing", ["torch", "horovod.torch"])
+def test_without_horovod_and_torch_it_is_said_what_is_missing(missing, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(UnavailableError, match=r"takes Horovod with PyTorch .*hvd-sparse doctor"):
+        bench_ranks.HorovodRanks()
