@@ -21,7 +21,7 @@ Array: TypeAlias = NDArray[np.float64]
 
 HEADER_BYTES = 32
 VALUE_BYTES = 4
-PLAIN_ENTRY_BYTES = 8
+INDEX_BYTES = 4
 WIRES = ("plain", "packed")
 # Of split_allgather: bytes of a word of a digest, what digests let through beyond k, steps between
 # looks for regions.
@@ -42,6 +42,7 @@ class Setting:
         overlap: How alike the ranks choose, in [0, 1]: 0, as if independently at random, so that a
             union fills in fastest; 1, all the same indices.
         slack: How many times k entries gtopk keeps in its middle rounds, at least 1.
+        value_bytes: Of a value on the wire: 4, or 2 of a narrow type.
     """
 
     network: Network
@@ -49,6 +50,7 @@ class Setting:
     wire: str = "plain"
     overlap: float = 0.0
     slack: float = 1.0
+    value_bytes: int = VALUE_BYTES
 
     def __post_init__(self) -> None:
         if self.wire not in WIRES:
@@ -61,14 +63,14 @@ class Setting:
     def entry_bytes(self, k: Array, numel: Array) -> Array:
         """What k entries of so many take, without the header."""
         if self.wire == "plain":
-            return PLAIN_ENTRY_BYTES * k
+            return (INDEX_BYTES + self.value_bytes) * k
         bits = np.log2(np.maximum(numel, 1) / np.maximum(k, 1)) + 2
-        return k * (VALUE_BYTES + bits / 8)
+        return k * (self.value_bytes + bits / 8)
 
     def code(self, entries: Array) -> Array:
-        """Seconds to pack and unpack so many entries."""
-        packed = self.wire == "packed"
-        return entries * (self.machine.code_seconds_per_entry if packed else 0.0)
+        """Seconds to code and decode so many entries; a plain block travels as it lies."""
+        coded = self.wire == "packed" or self.value_bytes != VALUE_BYTES
+        return entries * (self.machine.code_seconds_per_entry if coded else 0.0)
 
     def merge(self, entries: Array) -> Array:
         """Seconds to merge two blocks that have so many entries together."""

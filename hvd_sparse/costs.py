@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hvd_sparse.cost_models import MODELS, WIRES, Account, Array, Setting
+from hvd_sparse.cost_models import MODELS, VALUE_BYTES, WIRES, Account, Array, Setting
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.network import Network
 from hvd_sparse.profile import Machine
@@ -90,6 +90,7 @@ def cost(
     wire: str = "plain",
     overlap: float = 0.0,
     slack: float = 1.0,
+    value_bytes: int = VALUE_BYTES,
 ) -> Cost:
     """What one exchange takes.
 
@@ -102,13 +103,21 @@ def cost(
         wire: "plain" or "packed".
         overlap: How alike the ranks choose; see `Setting`.
         slack: Of gtopk; see `Setting`.
+        value_bytes: Of a value on the wire; see `Setting`.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
     """
     if not 0 <= k <= numel:
         raise InvalidArgumentError(f"k must lie in [0, numel = {numel}], got {k}")
-    setting = Setting(network=network, machine=machine, wire=wire, overlap=overlap, slack=slack)
+    setting = Setting(
+        network=network,
+        machine=machine,
+        wire=wire,
+        overlap=overlap,
+        slack=slack,
+        value_bytes=value_bytes,
+    )
     seconds, nbytes = arrays(collective, k, numel, setting)
     return Cost(seconds=float(seconds), bytes=float(nbytes))
 
@@ -140,6 +149,7 @@ def cheapest_of(
     wires: Sequence[str] = WIRES,
     overlap: float = 0.0,
     slack: float = 1.0,
+    value_bytes: int = VALUE_BYTES,
 ) -> Table:
     """`cheapest` for arrays; ties go to the first of `NAMES`, then of `WIRES`.
 
@@ -148,7 +158,14 @@ def cheapest_of(
     """
     names = [name for name in allowed if possible(name, network)]
     settings = [
-        Setting(network=network, machine=machine, wire=wire, overlap=overlap, slack=slack)
+        Setting(
+            network=network,
+            machine=machine,
+            wire=wire,
+            overlap=overlap,
+            slack=slack,
+            value_bytes=value_bytes,
+        )
         for wire in wires
     ]
     options = [
@@ -183,6 +200,7 @@ def cheapest(
     wires: Sequence[str] = WIRES,
     overlap: float = 0.0,
     slack: float = 1.0,
+    value_bytes: int = VALUE_BYTES,
 ) -> Choice:
     """The collective and wire that are done first among those allowed.
 
@@ -195,6 +213,7 @@ def cheapest(
         wires: Of `WIRES`.
         overlap: How alike the ranks choose; see `Setting`.
         slack: Of gtopk; see `Setting`.
+        value_bytes: Of a value on the wire; see `Setting`.
 
     Raises:
         InvalidArgumentError: A name is unknown, or none of `allowed` is possible here.
@@ -208,6 +227,7 @@ def cheapest(
         wires=wires,
         overlap=overlap,
         slack=slack,
+        value_bytes=value_bytes,
     )
     collective, wire = table.options[int(table.chosen)]
     return Choice(

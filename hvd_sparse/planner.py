@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from hvd_sparse import costs
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.compression import AUTO, MAX_BUCKET_NUMEL, Compression
-from hvd_sparse.cost_models import WIRES, Array
+from hvd_sparse.cost_models import VALUE_BYTES, WIRES, Array
 from hvd_sparse.densities import (
     LARGEST_SPARSE,
     Ladder,
@@ -52,6 +52,7 @@ class Rules:
         select_on: Where buckets are selected: "caller" or "engine".
         overlap: How alike the ranks choose, in [0, 1]; see costs.Setting.
         slack: How many times k entries gtopk keeps in its middle rounds.
+        value_bytes: Of a value on the wire: 4, or 2 of a narrow type.
         stretch: How much longer, relatively, the step may get for larger densities.
         margin: How much longer, relatively, a dense step must take for a plan to be sparse at all.
 
@@ -69,6 +70,7 @@ class Rules:
     select_on: str = "caller"
     overlap: float = 0.0
     slack: float = 1.0
+    value_bytes: int = VALUE_BYTES
     stretch: float = 0.0
     margin: float = 0.02
 
@@ -97,6 +99,7 @@ def rules_of(compression: Compression) -> Rules:
         collectives=None if compression.collective == AUTO else (compression.collective,),
         wires=WIRES if compression.indices == AUTO else (compression.indices,),
         slack=compression.slack,
+        value_bytes=VALUE_BYTES if compression.values == "float32" else 2,
     )
 
 
@@ -170,6 +173,7 @@ class _Planner:
             wires=self._rules.wires,
             overlap=self._rules.overlap,
             slack=self._rules.slack,
+            value_bytes=self._rules.value_bytes,
         )
 
     def _entries(self, density: float | Array) -> Array:

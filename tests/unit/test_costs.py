@@ -156,6 +156,16 @@ def test_packing_pays_where_bytes_cost_more_than_coding():
     assert packed.bytes == pytest.approx(3 * (1000 * bits / 8 + HEADER_BYTES))
 
 
+@pytest.mark.parametrize("wire", costs.WIRES)
+def test_narrow_values_save_half_of_the_value_and_cost_coding(wire):
+    one = {"k": 25_600, "numel": 25_600_000, "network": gigabits(1, 8), "wire": wire}
+    wide = costs.cost("gtopk", machine=MACHINE, **one)
+    narrow = costs.cost("gtopk", machine=MACHINE, value_bytes=2, **one)
+    assert wide.bytes - narrow.bytes == 3 * 2 * 25_600
+    coded = costs.cost("gtopk", machine=IDLE, value_bytes=2, **one)
+    assert narrow.seconds > coded.seconds
+
+
 def test_hierarchical_moves_dense_shards_inside_a_node_and_a_part_of_k_between():
     network = Network.assumed(8, 1.0, 0.0, local_size=4, local=Link(alpha=0, beta=1.0))
     found = of("hierarchical", k=1000, numel=100_000, network=network)
