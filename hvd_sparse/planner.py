@@ -34,6 +34,8 @@ from hvd_sparse.profile import LayerProfile, Profile
 from hvd_sparse.schedules import checked_density
 
 RULES = ("simulated", "paper")
+# Of plans for users: predictions may be off by that much, and what just hid would then show.
+RESERVE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,8 @@ class Rules:
         value_bytes: Of a value on the wire: 4, or 2 of a narrow type.
         stretch: How much longer, relatively, the step may get for larger densities.
         margin: How much longer, relatively, a dense step must take for a plan to be sparse at all.
+        reserve: How much longer, relatively, exchanges may turn out to take without the step
+            getting longer: what hides, hides with so much to spare.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
@@ -73,12 +77,13 @@ class Rules:
     value_bytes: int = VALUE_BYTES
     stretch: float = 0.0
     margin: float = 0.02
+    reserve: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "density", checked_density("density", self.density))
         if self.rule not in RULES:
             raise InvalidArgumentError(f"rule must be one of {list(RULES)}, got {self.rule!r}")
-        for name in ("stretch", "margin"):
+        for name in ("stretch", "margin", "reserve"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidArgumentError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.collectives is not None and "dense" in self.collectives:
@@ -100,6 +105,7 @@ def rules_of(compression: Compression) -> Rules:
         wires=WIRES if compression.indices == AUTO else (compression.indices,),
         slack=compression.slack,
         value_bytes=VALUE_BYTES if compression.values == "float32" else 2,
+        reserve=RESERVE,
     )
 
 
@@ -197,11 +203,12 @@ class _Planner:
         impossible = np.where(numel > MAX_BUCKET_NUMEL, np.inf, 0.0)
         impossible[np.arange(count), np.arange(1, count + 1)] = 0.0
         sparse = self._price(k, numel, self._rules.allowed)
+        longer = 1 + self._rules.reserve
         select = machine.select_overhead + machine.select_seconds_per_entry * numel
-        offers = [Offer(select, sparse.seconds + impossible)]
+        offers = [Offer(select, longer * sparse.seconds + impossible)]
         if self._rules.dense:
             dense = self._price(k, numel, ("dense",))
-            offers.append(Offer(np.zeros_like(numel), dense.seconds + impossible))
+            offers.append(Offer(np.zeros_like(numel), longer * dense.seconds + impossible))
         rule = "optimal" if self._rules.rule == "simulated" else "omgs"
         return merge_layers(self._profile, offers, rule=rule, select_on=self._rules.select_on)
 
@@ -214,7 +221,7 @@ class _Planner:
             notches = simulated_densities(
                 profile,
                 merged.sizes,
-                priced.ladder,
+                replace(priced.ladder, exchange=(1 + rules.reserve) * priced.ladder.exchange),
                 select_on=rules.select_on,
                 start=notches,
                 stretch=rules.stretch,

@@ -67,6 +67,7 @@ def plan(
             rule=rule.value,
             collectives=tuple(collective) if collective else None,
             adaptive=not fixed,
+            reserve=planner.RESERVE,
         )
         made = planner.make_plan(here, rules)
         if plot is not None:

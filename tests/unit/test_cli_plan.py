@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 from hvd_sparse import cli
 from hvd_sparse.cluster import Cluster
 from hvd_sparse.plan import Plan
-from hvd_sparse.planner import Rules, make_plan
+from hvd_sparse.planner import RESERVE, Rules, make_plan
 from tests.profiles import IDLE, deep_profile, gigabits
+
+RULES = Rules(reserve=RESERVE)  # of what users get
 
 
 def said(result):
@@ -40,7 +42,7 @@ def answer(result):
 
 def test_json_holds_the_plan_that_the_planner_makes(run):
     found = answer(run("--json"))
-    expected = make_plan(deep_profile(40), Rules())
+    expected = make_plan(deep_profile(40), RULES)
     assert Plan.from_json(json.dumps(found["plan"])) == expected
     assert found["sparse"] is True
     assert found["speedup"] == pytest.approx(found["dense_seconds"] / found["step_seconds"])
@@ -50,10 +52,10 @@ def test_json_holds_the_plan_that_the_planner_makes(run):
 def test_the_network_may_be_another_one(run):
     found = answer(run("--json", "--bandwidth", "10Gbps", "--latency", "20us", "--ranks", "32"))
     elsewhere = deep_profile(40).scaled(network=gigabits(10, 32, latency=2e-5))
-    assert found["step_seconds"] == pytest.approx(make_plan(elsewhere).step_seconds)
+    assert found["step_seconds"] == pytest.approx(make_plan(elsewhere, RULES).step_seconds)
     assert found["ranks"] == 32
     more = answer(run("--json", "--ranks", "64"))
-    assert more["step_seconds"] == make_plan(deep_profile(40).scaled(size=64)).step_seconds
+    assert more["step_seconds"] == make_plan(deep_profile(40).scaled(size=64), RULES).step_seconds
 
 
 def test_a_measured_cluster_replaces_network_and_machine_of_the_profile(run, tmp_path):
@@ -62,11 +64,11 @@ def test_a_measured_cluster_replaces_network_and_machine_of_the_profile(run, tmp
     here.save(file)
     found = answer(run("--json", "--network", str(file)))
     assert found["ranks"] == 8
-    expected = make_plan(here.with_model_of(deep_profile(40)))
+    expected = make_plan(here.with_model_of(deep_profile(40)), RULES)
     assert found["step_seconds"] == expected.step_seconds
     more = answer(run("--json", "--network", str(file), "--ranks", "16"))
     scaled = here.with_model_of(deep_profile(40)).scaled(size=16)
-    assert more["step_seconds"] == make_plan(scaled).step_seconds
+    assert more["step_seconds"] == make_plan(scaled, RULES).step_seconds
 
 
 def test_options_pin_the_plan(run):

@@ -134,6 +134,21 @@ def test_a_longer_step_buys_density():
     assert sum(b.k for b in loose.buckets) > 1.5 * sum(b.k for b in tight.buckets)
 
 
+@pytest.mark.parametrize("rate", [0.1, 1, 2.5])
+def test_exchanges_that_last_longer_by_the_reserve_still_hide(rate):
+    profile = deep_profile(rate=rate, size=16)
+
+    def step(plan, longer):
+        stages = [replace(stage, exchange=longer * stage.exchange) for stage in plan.stages()]
+        return simulate(profile, stages).step
+
+    tight = make_plan(profile, EVERYTHING)
+    spare = make_plan(profile, replace(EVERYTHING, reserve=0.5))
+    assert spare.step_seconds <= 1.03 * tight.step_seconds
+    assert step(spare, 1.5) <= 1.05 * spare.step_seconds
+    assert step(spare, 1.5) < step(tight, 1.5)
+
+
 def test_a_plan_must_win_by_its_margin():
     profile = deep_profile(rate=10, size=16)
     gain = make_plan(profile, replace(EVERYTHING, margin=0.0)).speedup - 1
