@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from clusters import patient_waits, slack_seconds
 from memory import GIB
 from paper_figures import GTOPK_TABLE, LAGS_TABLE
 from paper_tables import jobs_of_papers, jobs_of_sweep, results_of
@@ -249,6 +254,33 @@ def test_every_job_has_a_timeline_of_its_own(tmp_path):
     }
     assert len(files) == 6
     assert all(file.parent == tmp_path for file in files)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_patient_waits_sleep_where_others_yield(tmp_path):
+    library = patient_waits(tmp_path)
+    program = (
+        "import ctypes, resource\n"
+        "libc = ctypes.CDLL(None)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw\n"
+        "for _ in range(200): libc.sched_yield()\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before)\n"
+    )
+
+    def sleeps(**env):
+        told = subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, **env}, check=True,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        return int(told.stdout)
+
+    assert sleeps() < 100
+    assert sleeps(LD_PRELOAD=str(library), PATIENT_NANOSECONDS="100000") >= 200
+
+
+def test_slack_is_short_on_fast_links():
+    assert slack_seconds(1e9) == pytest.approx(48e-6)
+    assert slack_seconds(1e7) == slack_seconds(None) == 500e-6
 
 
 def test_a_row_that_does_not_fit_runs_with_fewer_ranks_and_says_so():
