@@ -27,7 +27,7 @@ processors. See replayed.py and replay.py for what is real.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -100,6 +100,7 @@ def main(
     local: Annotated[bool, typer.Option("--local", help="this machine, unshaped")] = False,
     dilation: Annotated[float, typer.Option(help="waits x, rate / this")] = 10.0,
     repeat: Annotated[float, typer.Option(help="dilation of the repetition; 0: none")] = 20.0,
+    repeat_only: Annotated[str | None, typer.Option(help="repeat this model's rows alone")] = None,
     steps: Annotated[int, typer.Option(min=1, help="in each turn of a method")] = 5,
     dense_steps: Annotated[int, typer.Option(min=1, help="in each turn of dense")] = 2,
     turns: Annotated[int, typer.Option(min=1, help="of each method")] = 3,
@@ -128,6 +129,13 @@ def main(
     if unknown:
         raise typer.BadParameter(f"only must name {', '.join(papers)}, got {', '.join(unknown)}")
     jobs = [job for job in makers[table]() if not only or job.paper.model in only]
+    if repeat_only is not None:
+        if all(job.paper.model != repeat_only for job in jobs):
+            raise typer.BadParameter(f"repeat_only must name a row's model, got {repeat_only!r}")
+        jobs = [
+            job if job.paper.model == repeat_only else replace(job, stands_in=repeat_only)
+            for job in jobs
+        ]
     if not jobs:
         raise typer.BadParameter(f"the table {table} has no row of {', '.join(only or [])}")
     effort = Effort(

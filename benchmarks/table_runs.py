@@ -32,6 +32,8 @@ class Job:
         ranks: How many are wanted.
         rate: Bits per second of the network that is emulated.
         modes: Of replay.py, by the method's name; without compute only and dense.
+        stands_in: Model whose row is repeated at another dilation in place of this one; None: this
+            one is itself.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Job:
     ranks: int
     rate: float
     modes: dict[str, str]
+    stands_in: str | None = None
 
 
 @dataclass(frozen=True)
@@ -208,6 +211,8 @@ def measure(launcher: Launcher, job: Job, effort: Effort) -> Measurement:
     verified = once.verified
     if effort.repeat is None:
         problems.append("not repeated at another dilation")
+    elif job.stands_in is not None:
+        notes.append(f"at another dilation, the row of {job.stands_in} was repeated in its place")
     else:
         again = measure_once(launcher, job, ranks, replace(effort, dilation=effort.repeat))
         problems += [f"{problem} (dilation {effort.repeat:g})" for problem in again.problems]

@@ -283,6 +283,14 @@ def test_slack_is_short_on_fast_links():
     assert slack_seconds(1e7) == slack_seconds(None) == 500e-6
 
 
+def test_another_row_may_be_repeated_in_place_of_one_which_then_says_so():
+    (job,) = jobs_of_papers(LAGS_TABLE[:1], [16], gtopk=False)
+    row, launcher = measured(replace(job, stands_in="LSTM-PTB"))
+    assert row.verdict == "counts"
+    assert launcher.asked == [(16, 1e8)]
+    assert "at another dilation, the row of LSTM-PTB was repeated in its place" in row.notes
+
+
 def test_a_row_that_does_not_fit_runs_with_fewer_ranks_and_says_so():
     row = next(row for row in GTOPK_TABLE if row.model == "AlexNet")
     result, launcher = measured(jobs_of_papers([row], [32], gtopk=True)[0])
