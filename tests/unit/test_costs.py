@@ -126,6 +126,26 @@ def test_a_union_travels_dense_past_half_the_entries():
     assert full.bytes == pytest.approx(3 * (400_000 + HEADER_BYTES))
 
 
+@pytest.mark.parametrize(
+    ("collective", "merged"), [("gtopk", 3 * 2 + 2), ("split_allgather", 3 + 1 + 1 / 16 + 2)]
+)
+def test_what_is_not_delivered_is_settled_like_a_merge(collective, merged):
+    machine = replace(IDLE, merge_seconds_per_entry=1.0)
+    network = Network.assumed(8, 1e30, 0.0)
+    found = of(collective, k=1000, network=network, machine=machine).seconds
+    assert found == pytest.approx(1000 * merged)
+
+
+@pytest.mark.parametrize("collective", costs.SPARSE)
+def test_handing_over_is_paid_once_and_by_no_dense_exchange(collective):
+    network = Network.assumed(8, 1e9, 1e-5, local_size=2, local=LOCAL)
+    slow = replace(MACHINE, exchange_overhead=MACHINE.exchange_overhead + 0.5)
+    before, after = (of(collective, network=network, machine=m).seconds for m in (MACHINE, slow))
+    assert after - before == pytest.approx(0.5)
+    dense = [of("dense", network=network, machine=m).seconds for m in (MACHINE, slow)]
+    assert dense[0] == dense[1]
+
+
 def test_allgather_merges_every_block_of_any_number_of_ranks():
     machine = Machine(
         select_seconds_per_entry=0,

@@ -47,6 +47,7 @@ def test_every_time_of_a_machine_is_a_time(sparsifier):
     assert 1e-11 < machine.merge_seconds_per_entry < 1e-6
     assert 1e-12 < machine.code_seconds_per_entry < 1e-6
     assert 1e-12 < machine.scatter_seconds_per_entry < 1e-6
+    assert 0 < machine.exchange_overhead < 1e-2
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,17 @@ def test_every_distance_of_a_network_is_measured_alike_on_all_ranks(size, distan
     assert networks[0].dense.alpha == pytest.approx(1e-4)
     assert networks[0].dense.beta == pytest.approx(1e-9)
     assert networks[0].local is None
+
+
+def test_allreduces_begin_at_different_times_of_horovods_cycle(monkeypatch):
+    pauses = []
+    monkeypatch.setattr("hvd_sparse.measure.time.sleep", pauses.append)
+    exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
+    measure_network(exchange, World(0, 1), lambda nbytes: 1e-3)
+    rows = [pauses[:7], pauses[7:12], pauses[12:]]  # of each size
+    for row in rows:
+        assert len(set(row)) == len(row) >= 3
+        assert 0 <= min(row) < max(row) < 1e-3
 
 
 class _Together:
