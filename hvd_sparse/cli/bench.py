@@ -143,7 +143,7 @@ def show_cluster(cluster: Cluster, console: Console) -> None:
     table.add_column("all ranks at once")
     for column in ("alpha", "beta", "rate"):
         table.add_column(column, justify="right", no_wrap=True)
-    links = [(f"messages, {distance} ranks away", link) for distance, link in network.links]
+    links = [(f"messages to rank r ^ {distance}", link) for distance, link in network.links]
     for name, link in [*links, ("dense allreduce", network.dense)]:
         rate = shown_rate(1 / link.beta) if link.beta else "no limit"
         table.add_row(name, shown_seconds(link.alpha), f"{1e9 * link.beta:.3g} ns/byte", rate)
@@ -175,7 +175,7 @@ def show_size(rows: Sequence[Row], console: Console) -> None:
     best = max(rows, key=lambda row: row.speedup)
     for row in rows:
         table.add_row(
-            row.collective + (", packed" if row.wire == "packed" else ""),
+            _name(row),
             shown_seconds(row.exchange.median),
             _quartiles(row.exchange),
             shown_seconds(row.predicted_exchange),
@@ -201,17 +201,21 @@ def verdict(results: Results) -> str:
         )
         return (
             f"Compression will not help here: at {density} dense was as fast or faster at every "
-            f"size. The best was {best.collective} of {best.numel:,} entries, {best.speedup:.2g} "
+            f"size. The best was {_name(best)} of {best.numel:,} entries, {best.speedup:.2g} "
             "times as fast."
         )
     last = max(results.at(won[-1]), key=lambda row: row.speedup)
-    gain = f"{last.collective} is {last.speedup:.3g} times as fast as dense at {won[-1]:,} entries."
+    gain = f"{_name(last)} is {last.speedup:.3g} times as fast as dense at {won[-1]:,} entries."
     if list(won) == numels:
         return f"Sparse exchange wins here at {density} at every size from {won[0]:,} on: {gain}"
     if list(won) == numels[-len(won) :]:
         return f"Sparse exchange wins here at {density} from {won[0]:,} entries on: {gain}"
     sizes = ", ".join(f"{one:,}" for one in won)
     return f"Sparse exchange wins here at {density} for {sizes} entries, not for others: {gain}"
+
+
+def _name(row: Row) -> str:
+    return row.collective + (", packed" if row.wire == "packed" else "")
 
 
 def _quartiles(timing: Timing) -> str:

@@ -128,7 +128,7 @@ def test_the_tables_hold_network_times_ratios_and_speedups():
     show(MIXED, console)
     text = console.export_text()
     assert "1 Gb/s" in text
-    assert "messages, 2 ranks away" in text
+    assert "messages to rank r ^ 2" in text
     lines = [line.split() for line in text.splitlines()]
     (line,) = (line for line in lines if line[:1] == ["gtopk"] and line[-1] == "3")
     assert line[1:3] == ["3", "ms"]
