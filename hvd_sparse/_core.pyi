@@ -104,7 +104,9 @@ class BucketStats:
 
 class Exchange:
     @staticmethod
-    def over_loopback(world: LoopbackWorld, rank: int, *, select_on: str) -> Exchange: ...
+    def over_loopback(
+        world: LoopbackWorld, rank: int, *, select_on: str, local_size: int
+    ) -> Exchange: ...
     @staticmethod
     def over_mpi(
         world_ranks: Sequence[int],
@@ -113,7 +115,10 @@ class Exchange:
         lifeline: Lifeline,
         max_message_bytes: int,
         select_on: str,
+        nodes: Sequence[int],
     ) -> Exchange: ...
+    @property
+    def local_size(self) -> int | None: ...
     def add_bucket(
         self,
         name: str,

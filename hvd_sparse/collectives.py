@@ -44,6 +44,12 @@ COLLECTIVES = {
             "Sparsification, https://arxiv.org/abs/1901.04359",
         ),
         Collective(
+            name="hierarchical",
+            lossless=False,
+            exact=False,
+            reference="Dense inside a node, gtopk between nodes: docs/algorithms.md",
+        ),
+        Collective(
             name="recursive_doubling",
             lossless=True,
             exact=True,

@@ -109,6 +109,7 @@ class Exchange:
         name: str,
         select_on: str = DEFAULT_SELECT_ON,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        local_size: int | None = None,
     ) -> Exchange:
         """An exchange between all ranks of `world`. Collective.
 
@@ -117,14 +118,19 @@ class Exchange:
             name: Appears in errors, and in the timeline.
             select_on: "caller" selects on the thread that calls `start`, "engine" on another one.
             max_message_bytes: Longer messages travel in pieces of this size, in [1, 2^31).
+            local_size: For "hierarchical": rank r counts as on node r // local_size, the same on
+                all ranks. It can be less than a machine (the cores of a socket) or more (the
+                machines of a rack). None: as Horovod's ranks lie on machines.
 
         Raises:
             UnavailableError: MPI is missing from this build, or from this job; or OpenMP, and
                 HVD_SPARSE_NUM_THREADS asks for it.
             PeerLostError: Not all ranks came within 120 seconds.
-            InvalidArgumentError: HVD_SPARSE_NUM_THREADS is no positive number; or a rank cannot
-                write the file that HVD_SPARSE_TIMELINE names, then on every rank.
+            InvalidArgumentError: HVD_SPARSE_NUM_THREADS is no positive number, or local_size; or a
+                rank cannot write the file that HVD_SPARSE_TIMELINE names, then on every rank.
         """
+        if local_size is not None and local_size < 1:
+            raise InvalidArgumentError(f"local_size must be at least 1, got {local_size}")
         _core.set_threads(kernel_threads(local_size=world.local_size, openmp=_core.with_openmp))
         trace, problem = None, None
         try:
@@ -138,12 +144,14 @@ class Exchange:
             return cls.over_loopback(_core.LoopbackWorld(1), 0, select_on=select_on, timeline=rows)
         lifeline = _core.Lifeline(world.rank, world.size, name)
         address = lifeline.listen() if world.rank == 0 else ""
+        node = world.node if local_size is None else f"{world.rank // local_size} of {local_size}"
         everybody = world.allgather_object(
-            (_core.mpi_world_rank(), address, next(_tags), problem and str(problem))
+            (_core.mpi_world_rank(), address, next(_tags), node, problem and str(problem))
         )
         for text in filter(None, (text for *_, text in everybody)):
             raise problem or InvalidArgumentError(text)
-        _, hub, tag, _ = everybody[0]
+        _, hub, tag, *_ = everybody[0]
+        nodes = [node for *_, node, _ in everybody]
         lifeline.connect("" if world.rank == 0 else hub, CONNECT_SECONDS)
         return cls(
             _core.Exchange.over_mpi(
@@ -152,6 +160,7 @@ class Exchange:
                 lifeline=lifeline,
                 max_message_bytes=max_message_bytes,
                 select_on=select_on,
+                nodes=[nodes.index(node) for node in nodes],
             ),
             rows,
         )
@@ -164,9 +173,27 @@ class Exchange:
         *,
         select_on: str = DEFAULT_SELECT_ON,
         timeline: ExchangeTimeline | None = None,
+        local_size: int = 1,
     ) -> Exchange:
-        """An exchange between threads of this process, each of which builds its own."""
-        return cls(_core.Exchange.over_loopback(world, rank, select_on=select_on), timeline)
+        """An exchange between threads of this process, each of which builds its own.
+
+        Args:
+            world: What the ranks share.
+            rank: Of this thread.
+            select_on: As in `between_ranks`.
+            timeline: Where to tell what happens when.
+            local_size: Rank r counts as on node r // local_size.
+
+        Raises:
+            InvalidArgumentError: rank or local_size is out of its range.
+        """
+        core = _core.Exchange.over_loopback(world, rank, select_on=select_on, local_size=local_size)
+        return cls(core, timeline)
+
+    @property
+    def local_size(self) -> int | None:
+        """Ranks on each node; None where nodes differ, or their ranks do not follow each other."""
+        return self._open.local_size
 
     def add_bucket(
         self,
@@ -190,8 +217,9 @@ class Exchange:
             capacity_ks: Largest k of each segment in any step; bounds memory and messages.
             sparsifier: Who chooses the entries.
             collective: Name of the collective.
-            slack: Of "gtopk", at least 1: its merges before the last keep slack * k entries. The
-                same on every rank; other collectives keep everything, or what is exact.
+            slack: Of "gtopk", also inside "hierarchical", at least 1: its merges before the last
+                keep slack * k entries. The same on every rank; other collectives keep everything,
+                or what is exact.
             packed: Whether indices travel as about log2(1 / density) + 2 bits instead of 32, where
                 that is smaller; the same on every rank, as is `wire_dtype`.
             wire_dtype: Type in which values travel: "float32", "float16" or "bfloat16". What
@@ -201,7 +229,8 @@ class Exchange:
             The bucket's number, for `start`.
 
         Raises:
-            InvalidArgumentError: The numbers do not fit together, or a name is unknown.
+            InvalidArgumentError: The numbers do not fit together, or a name is unknown; or
+                `collective` is "hierarchical", and `local_size` None; on all ranks alike.
         """
         bucket = self._open.add_bucket(
             name,

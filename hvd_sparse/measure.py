@@ -95,7 +95,7 @@ def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int],
     )
     slowest = _largest(world.allgather_object(times))
     links = [fit_link(dict(zip(_SWAPS, row, strict=True))) for row in slowest[:-1]]
-    local = min(world.local_size, world.size)
+    local = exchange.local_size or 1
     return Network(
         size=world.size,
         local_size=local,

@@ -174,6 +174,69 @@ def split_allgather(blocks: Sequence[Block], k: int) -> Reduced:
     return Reduced(total, [np.intersect1d(block.indices, total.indices) for block in blocks])
 
 
+def hierarchical(
+    accumulated: Sequence[ArrayLike],
+    segments: Sequence[int],
+    ks: Sequence[int],
+    local_size: int,
+    slack: float = 1.0,
+) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
+    """Sums each node's residuals, and runs `gtopk` of `top_k` on each shard between the nodes.
+
+    Local rank j owns the entries [j d / L, (j + 1) d / L). It adds up what its node has there,
+    beginning with its own, then that of the local ranks below it, around the node; of the part of
+    each segment there it selects as large a share as the part is, rounded up.
+
+    Args:
+        accumulated: For each rank, residual + gradient; float32, flat.
+        segments: Entries of each unit of selection.
+        ks: Entries asked for in each of them.
+        local_size: Ranks on a node; rank r is on node r // local_size.
+        slack: Of `gtopk`.
+
+    Returns:
+        The dense sum that all ranks apply, and the residual of each rank.
+    """
+    arrays = [np.asarray(array, dtype=np.float32).ravel() for array in accumulated]
+    size, numel = len(arrays), arrays[0].size
+    applied = np.zeros(numel, dtype=np.float32)
+    residuals = [np.zeros(numel, dtype=np.float32) for _ in arrays]
+    for local_rank in range(local_size):
+        begin, end = (numel * j // local_size for j in (local_rank, local_rank + 1))
+        owners = range(local_rank, size, local_size)
+        shards: list[NDArray[np.float32]] = []
+        blocks: list[list[Block]] = []
+        for owner in owners:
+            first = owner - local_rank
+            total = np.zeros(end - begin, dtype=np.float32)
+            for distance in range(local_size):
+                total += arrays[first + (local_rank - distance) % local_size][begin:end]
+            shards.append(total)
+            blocks.append([])
+        asked, offset = 0, 0
+        for segment, k in zip(segments, ks, strict=True):
+            low, high = max(begin, offset), min(end, offset + segment)
+            if low < high:
+                share = -(-k * (high - low) // segment)
+                asked += share
+                for shard, parts in zip(shards, blocks, strict=True):
+                    part = top_k(shard[low - begin : high - begin], share)
+                    parts.append(Block(part.indices + (low - begin), part.values))
+            offset += segment
+        joined = [
+            Block(
+                np.concatenate([np.zeros(0, np.int64), *(part.indices for part in parts)]),
+                np.concatenate([np.zeros(0, np.float32), *(part.values for part in parts)]),
+            )
+            for parts in blocks
+        ]
+        reduced = gtopk(joined, asked, slack)
+        applied[begin:end] = to_dense(reduced.block, end - begin)
+        for owner, shard, delivered in zip(owners, shards, reduced.delivered, strict=True):
+            residuals[owner][begin:end] = settle(shard, delivered)
+    return applied, residuals
+
+
 def settle(residual: ArrayLike, delivered: NDArray[np.int64]) -> NDArray[np.float32]:
     """A copy of the residual from which the delivered entries have left."""
     rest = np.array(residual, dtype=np.float32).ravel()

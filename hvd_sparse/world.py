@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import pickle
+import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class World:
         process_set_id: Horovod's number of the set; 0 is all ranks.
         local_size: Ranks of the whole job on this machine.
         job_rank: This process's rank in the whole job.
+        node: Where this process runs; equal for two ranks of one node, in Horovod's sense, only.
     """
 
     rank: int
@@ -39,6 +41,7 @@ class World:
     process_set_id: int = 0
     local_size: int = 1
     job_rank: int = 0
+    node: str = ""
     _allgather: Callable[[np.ndarray, str], np.ndarray] | None = field(
         default=None, repr=False, compare=False
     )
@@ -77,6 +80,9 @@ class World:
             process_set.process_set_id,
             local_size=hvd.local_size(),
             job_rank=hvd.rank(),
+            # Containers may share a name, and the cross rank tells them apart; it repeats where
+            # nodes have unequal numbers of ranks, and the name tells those apart.
+            node=f"{socket.gethostname()} {hvd.cross_rank()}",
             _allgather=allgather,
         )
 

@@ -18,18 +18,23 @@ namespace hvd_sparse {
 /// No rank saw a non-finite gradient.
 constexpr std::int32_t kNoRank = INT32_MAX;
 
+/// Stands for a bad rank where every gradient is finite, but a sum of them is not, before anything
+/// was selected from it. The lowest bad rank is the one that counts, so it yields to any rank.
+constexpr std::int32_t kSumOverflows = INT32_MAX - 1;
+
 /// Precedes every block on the wire; lets the receiver find out that the ranks disagree.
 struct BlockHeader {
   std::uint32_t magic = 0;
   std::int32_t count = 0;
-  std::uint32_t bucket = 0;         ///< which bucket this is, counted from 0
-  std::int32_t bad_rank = kNoRank;  ///< lowest rank whose gradient is not finite, or kNoRank
-  std::uint32_t step = 0;           ///< how often the bucket was exchanged before
-  std::uint32_t asked = 0;          ///< entries that the rank was asked for
-  std::uint32_t kept = 0;           ///< entries that a round of its collective keeps, where it cuts
-  std::uint8_t format = 0;          ///< of the bucket's messages: WireFormat::Id()
-  std::uint8_t indices = 0;         ///< how those of this message are coded, see wire_format.cc
-  std::uint8_t values = 0;          ///< DType of those of this message
+  std::uint32_t bucket = 0;  ///< which bucket this is, counted from 0
+  std::int32_t bad_rank =
+      kNoRank;               ///< lowest rank whose gradient is not finite, or one of the above
+  std::uint32_t step = 0;    ///< how often the bucket was exchanged before
+  std::uint32_t asked = 0;   ///< entries that the rank was asked for
+  std::uint32_t kept = 0;    ///< entries that a round of its collective keeps, where it cuts
+  std::uint8_t format = 0;   ///< of the bucket's messages: WireFormat::Id()
+  std::uint8_t indices = 0;  ///< how those of this message are coded, see wire_format.cc
+  std::uint8_t values = 0;   ///< DType of those of this message
   std::uint8_t unused = 0;
 };
 static_assert(sizeof(BlockHeader) == 32);

@@ -315,17 +315,20 @@ void BindExchange(py::module_& m) {
   py::class_<Exchange>(m, "Exchange")
       .def_static(
           "over_loopback",
-          [](std::shared_ptr<LoopbackWorld> world, int rank, const std::string& select_on) {
+          [](std::shared_ptr<LoopbackWorld> world, int rank, const std::string& select_on,
+             int local_size) {
+            Nodes nodes = Nodes::Of(world->size(), local_size);
             return std::make_unique<Exchange>(
                 std::make_unique<LoopbackCommunicator>(std::move(world), rank),
-                SelectOnFrom(select_on));
+                SelectOnFrom(select_on), std::move(nodes));
           },
-          py::arg("world"), py::arg("rank"), py::kw_only(), py::arg("select_on"))
+          py::arg("world"), py::arg("rank"), py::kw_only(), py::arg("select_on"),
+          py::arg("local_size"))
 #ifdef HVD_SPARSE_WITH_MPI
       .def_static(
           "over_mpi",
           [](std::vector<int> world_ranks, int tag, std::shared_ptr<Lifeline> lifeline,
-             std::int64_t max_message_bytes, const std::string& select_on) {
+             std::int64_t max_message_bytes, const std::string& select_on, std::vector<int> nodes) {
             const py::gil_scoped_release release;
             MpiOptions options;
             options.world_ranks = std::move(world_ranks);
@@ -333,10 +336,10 @@ void BindExchange(py::module_& m) {
             options.limits = WaitLimits::FromEnvironment();
             options.max_message_bytes = max_message_bytes;
             return std::make_unique<Exchange>(MakeMpiCommunicator(options, std::move(lifeline)),
-                                              SelectOnFrom(select_on));
+                                              SelectOnFrom(select_on), Nodes(std::move(nodes)));
           },
           py::arg("world_ranks"), py::kw_only(), py::arg("tag"), py::arg("lifeline"),
-          py::arg("max_message_bytes"), py::arg("select_on"))
+          py::arg("max_message_bytes"), py::arg("select_on"), py::arg("nodes"))
 #endif
       .def(
           "add_bucket",
@@ -357,6 +360,8 @@ void BindExchange(py::module_& m) {
           py::arg("name"), py::kw_only(), py::arg("gradient_numels"), py::arg("segment_numels"),
           py::arg("max_ks"), py::arg("sparsifier"), py::arg("sparsifier_options"),
           py::arg("collective"), py::arg("slack"), py::arg("packed"), py::arg("wire_dtype"))
+      .def_property_readonly("local_size",
+                             [](const Exchange& self) { return self.nodes().LocalSize(); })
       .def("clear_buckets", &Exchange::ClearBuckets)
       .def("start", &Start, py::arg("bucket"), py::arg("gradients"), py::kw_only(),
            py::arg("residual"), py::arg("states"), py::arg("ks"), py::arg("decays"),

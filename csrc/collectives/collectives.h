@@ -21,6 +21,15 @@ class GTopK final : public SparseAllreduce {
   void Run(SparseBlock* block, CollectiveContext& ctx) const override;
 };
 
+class Hierarchical final : public SparseAllreduce {
+ public:
+  bool DeliversAll() const override { return false; }
+  bool SumsNodesFirst() const override { return true; }
+  void Trim(std::int64_t k, Span<float> residual, const Kernels& kernels,
+            SparseBlock* selected) const override;
+  void Run(SparseBlock* block, CollectiveContext& ctx) const override;
+};
+
 class RecursiveDoubling final : public SparseAllreduce {
  public:
   bool DeliversAll() const override { return true; }

@@ -68,11 +68,7 @@ Incoming CollectiveContext::ExpectAt(std::uint8_t* memory, SparseBlock* theirs, 
 
 void CollectiveContext::Unpack(const std::uint8_t* message, std::int64_t bytes, SparseBlock* own,
                                SparseBlock* theirs, int peer) const {
-  const BlockHeader header = SparseBlock::ReadHeader(message, bytes);
-  if (header.format != wire.Id()) {
-    Throw(ErrorKind::kExchangeFailed, "the ranks disagree: in ", what, " rank ", comm.Rank(),
-          " sends ", NameOfFormat(wire.Id()), ", rank ", peer, " ", NameOfFormat(header.format));
-  }
+  AgreeOnFormat(SparseBlock::ReadHeader(message, bytes).format, peer);
   if (!wire.IsPlain()) {
     DecodeBlock(message, bytes, numel, theirs);
   } else if (message == theirs->message()) {
@@ -144,20 +140,28 @@ void CollectiveContext::MoveBlocks(SparseBlock* own, Span<const BlockOut> out,
   }
 }
 
+void CollectiveContext::AgreeOnFormat(std::uint8_t theirs, int peer) const {
+  if (theirs == wire.Id()) return;
+  Throw(ErrorKind::kExchangeFailed, "the ranks disagree: in ", what, " rank ",
+        comm.RankInExchange(comm.Rank()), " sends ", NameOfFormat(wire.Id()), ", rank ",
+        comm.RankInExchange(peer), " ", NameOfFormat(theirs));
+}
+
 void CollectiveContext::Agree(BlockHeader* own, const BlockHeader& other, int peer) const {
   BlockHeader& mine = *own;
+  const int rank = comm.RankInExchange(comm.Rank()), other_rank = comm.RankInExchange(peer);
   if (mine.bucket != other.bucket || mine.step != other.step) {
-    Throw(ErrorKind::kExchangeFailed, "the ranks disagree: rank ", comm.Rank(),
-          " exchanges bucket ", mine.bucket, " of step ", mine.step, " (", what, "), rank ", peer,
-          " bucket ", other.bucket, " of step ", other.step);
+    Throw(ErrorKind::kExchangeFailed, "the ranks disagree: rank ", rank, " exchanges bucket ",
+          mine.bucket, " of step ", mine.step, " (", what, "), rank ", other_rank, " bucket ",
+          other.bucket, " of step ", other.step);
   }
   if (mine.asked != other.asked) {
-    Throw(ErrorKind::kExchangeFailed, "the ranks disagree: in ", what, " rank ", comm.Rank(),
-          " was asked for ", mine.asked, " entries, rank ", peer, " for ", other.asked);
+    Throw(ErrorKind::kExchangeFailed, "the ranks disagree: in ", what, " rank ", rank,
+          " was asked for ", mine.asked, " entries, rank ", other_rank, " for ", other.asked);
   }
   if (mine.kept != other.kept) {
-    Throw(ErrorKind::kExchangeFailed, "the ranks disagree: in ", what, " rank ", comm.Rank(),
-          " keeps ", mine.kept, " entries in a round, rank ", peer, " keeps ", other.kept,
+    Throw(ErrorKind::kExchangeFailed, "the ranks disagree: in ", what, " rank ", rank, " keeps ",
+          mine.kept, " entries in a round, rank ", other_rank, " keeps ", other.kept,
           ": do all ranks use the same slack?");
   }
   mine.bad_rank = std::min(mine.bad_rank, other.bad_rank);

@@ -1,6 +1,8 @@
 #include "csrc/collectives/dense_sum.h"
 
 #include <algorithm>
+#include <cfloat>
+#include <cmath>
 #include <cstring>
 
 #include "csrc/base/error.h"
@@ -15,8 +17,15 @@ constexpr std::uint32_t kDenseMagic = 0x44535648u;
 
 constexpr float kAbsent = -0.0f;
 
-HVD_SPARSE_CLONES void AddEach(const float* theirs, std::int64_t count, float* own) {
-  for (std::int64_t i = 0; i < count; ++i) own[i] += theirs[i];
+/// Returns whether all sums are finite.
+HVD_SPARSE_CLONES bool AddEach(const float* theirs, std::int64_t count, float* own) {
+  int bad = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float sum = own[i] + theirs[i];
+    own[i] = sum;
+    bad |= static_cast<int>(!(std::fabs(sum) <= FLT_MAX));
+  }
+  return bad == 0;
 }
 
 }  // namespace
@@ -43,7 +52,7 @@ void DenseSum::Add(const SparseBlock& block) {
   }
 }
 
-void DenseSum::Add(const DenseSum& other) { AddEach(other.values(), numel_, values()); }
+bool DenseSum::Add(const DenseSum& other) { return AddEach(other.values(), numel_, values()); }
 
 void DenseSum::ParseInPlace(std::int64_t bytes) {
   BlockHeader received;

@@ -11,6 +11,7 @@
 
 #include "csrc/base/buffer.h"
 #include "csrc/base/sparse_block.h"
+#include "csrc/base/types.h"
 
 namespace hvd_sparse {
 
@@ -30,8 +31,8 @@ class DenseSum {
   /// Adds a block. Throws ExchangeFailed if a position lies beyond the end.
   void Add(const SparseBlock& block);
 
-  /// Adds another sum of the same numel. Commutes, bit for bit.
-  void Add(const DenseSum& other);
+  /// Adds another sum of the same numel. Commutes, bit for bit. Returns whether all is finite.
+  bool Add(const DenseSum& other);
 
   /// Takes the message of `bytes` bytes that was received into message(). Throws ExchangeFailed if
   /// it is no sum of this numel.
@@ -49,6 +50,9 @@ class DenseSum {
 
   /// Takes over who sends it, and for what; numel and format stay.
   void Identify(const BlockHeader& identity);
+
+  /// What may be written and read where no position is absent.
+  Span<float> view() { return {values(), numel_}; }
 
   std::uint8_t* message() { return buffer_.data(); }
   std::int64_t message_bytes() const { return MessageBytes(numel_); }

@@ -11,12 +11,14 @@ namespace {
 
 const Allgather kAllgather;
 const GTopK kGTopK;
+const Hierarchical kHierarchical;
 const RecursiveDoubling kRecursiveDoubling;
 const SplitAllgather kSplitAllgather;
 
-const std::array<std::pair<const char*, const SparseAllreduce*>, 4> kRegistry = {{
+const std::array<std::pair<const char*, const SparseAllreduce*>, 5> kRegistry = {{
     {"allgather", &kAllgather},
     {"gtopk", &kGTopK},
+    {"hierarchical", &kHierarchical},
     {"recursive_doubling", &kRecursiveDoubling},
     {"split_allgather", &kSplitAllgather},
 }};

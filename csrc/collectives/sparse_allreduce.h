@@ -130,6 +130,9 @@ struct CollectiveContext {
     Agree(&own->header(), theirs.header(), peer);
   }
 
+  /// Throws ExchangeFailed unless `peer` sends messages of this context's format.
+  void AgreeOnFormat(std::uint8_t theirs, int peer) const;
+
   /// own = Kernels::Merge(own, theirs); the header stays own's.
   void MergeInto(SparseBlock* own, const SparseBlock& theirs);
 
@@ -166,6 +169,11 @@ class SparseAllreduce {
 
   /// Whether everything selected is delivered, on every rank.
   virtual bool DeliversAll() const = 0;
+
+  /// Whether the ranks of a node add up their residuals before they select: a rank then selects
+  /// from its shard of the sum, and Run is for the ranks of that shard, one on each node. See
+  /// hierarchical.cc.
+  virtual bool SumsNodesFirst() const { return false; }
 
   /// Cuts a finished selection down to what this collective carries when it is asked for k entries.
   /// What it drops goes back to the residual.

@@ -33,6 +33,9 @@ class Communicator {
   virtual int Rank() const = 0;
   virtual int Size() const = 0;
 
+  /// What a rank of this communicator is called in the exchange: for errors.
+  virtual int RankInExchange(int rank) const { return rank; }
+
   /// Sends and receives all at once; returns when everything has been sent and received.
   ///
   /// Throws PeerLost, Timeout or ExchangeFailed when that can no longer happen. `what` says for

@@ -1,52 +1,44 @@
 #include "csrc/exchange/bucket.h"
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
+#include <iterator>
+#include <utility>
 
 #include "csrc/base/clock.h"
-#include "csrc/base/error.h"
+#include "csrc/comm/group_communicator.h"
 
 namespace hvd_sparse {
 namespace {
 
-std::int64_t Sum(const std::vector<std::int64_t>& numbers) {
-  return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
+GradView PartOf(GradView gradient, std::int64_t begin, std::int64_t numel) {
+  gradient.data = static_cast<std::uint8_t*>(gradient.data) + begin * SizeOf(gradient.dtype);
+  gradient.numel = numel;
+  return gradient;
 }
 
 }  // namespace
 
-Bucket::Bucket(int id, BucketSpec spec)
+Bucket::Bucket(int id, BucketSpec spec, NodePlace place)
     : id_(id),
       spec_(std::move(spec)),
-      numel_(Sum(spec_.gradient_numels)),
+      numel_(spec_.Numel()),
       sparsifier_(MakeSparsifier(spec_.sparsifier, spec_.sparsifier_options)),
       collective_(FindCollective(spec_.collective)) {
-  for (const std::int64_t numel : spec_.gradient_numels) {
-    Require(numel >= 0, "bucket '", spec_.name, "': numel must be >= 0, got ", numel);
-  }
-  const double slack = spec_.collective_options.slack;
-  Require(std::isfinite(slack) && slack >= 1, "bucket '", spec_.name,
-          "': slack must be finite and at least 1, got ", slack);
-  Require(numel_ <= kMaxBucketNumel, "bucket '", spec_.name, "' must have at most ",
-          kMaxBucketNumel, " entries, got ", numel_);
-  Require(Sum(spec_.segment_numels) == numel_, "bucket '", spec_.name, "': segments hold ",
-          Sum(spec_.segment_numels), " entries, gradients ", numel_);
-  Require(spec_.max_ks.size() == spec_.segment_numels.size(), "bucket '", spec_.name,
-          "': ", spec_.max_ks.size(), " values of k for ", spec_.segment_numels.size(),
-          " segments");
-  Require(spec_.wire.values != DType::kFloat64, "bucket '", spec_.name,
-          "': wire_dtype must be one of float32, float16, bfloat16; got 'float64'");
-  for (std::size_t s = 0; s < spec_.max_ks.size(); ++s) {
-    const std::int64_t k = spec_.max_ks[s], numel = spec_.segment_numels[s];
-    Require(numel >= 0, "bucket '", spec_.name, "': numel must be >= 0, got ", numel);
-    if (numel == 0) continue;
-    Require(1 <= k && k <= numel, "bucket '", spec_.name, "': k must lie in [1, ", numel, "], got ",
-            k);
-    room_ = std::max(room_, capacity_ + sparsifier_->Room(k, numel));
-    capacity_ += sparsifier_->Capacity(k, numel);
-  }
+  CheckSpec(spec_);
   pieces_ = Cut(spec_);
+  const auto segments_in = [&](Range range) {
+    return Segments(spec_.segment_numels, spec_.max_ks, range, *sparsifier_);
+  };
+  if (!collective_.SumsNodesFirst() || place.local_size == 1) {
+    segments_ = segments_in({0, numel_});
+    return;
+  }
+  node_ = std::make_unique<NodeSum>(numel_, place);
+  segments_ = segments_in(node_->shard());
+  for (int rank = 0; rank < place.local_size; ++rank) {
+    const Range shard = ShardOf(numel_, rank, place.local_size);
+    gather_room_ = std::max(gather_room_, segments_in(shard).capacity());
+  }
 }
 
 std::vector<std::vector<Bucket::Piece>> Bucket::Cut(const BucketSpec& spec) {
@@ -68,36 +60,37 @@ std::vector<std::vector<Bucket::Piece>> Bucket::Cut(const BucketSpec& spec) {
   return pieces;
 }
 
-void Bucket::Validate(const Launch& launch) const {
-  const auto fits = [&](const char* argument, std::int64_t expected, std::int64_t got) {
-    Require(expected == got, argument, " of bucket '", spec_.name, "' must have size ", expected,
-            ", got ", got);
-  };
-  fits("residual", numel_, launch.residual.size);
-  fits("gradients", static_cast<std::int64_t>(spec_.gradient_numels.size()),
-       static_cast<std::int64_t>(launch.gradients.size()));
-  fits("decays", static_cast<std::int64_t>(spec_.gradient_numels.size()),
-       static_cast<std::int64_t>(launch.decays.size()));
-  fits("states", static_cast<std::int64_t>(spec_.segment_numels.size()), launch.states.size);
-  fits("ks", static_cast<std::int64_t>(spec_.segment_numels.size()),
-       static_cast<std::int64_t>(launch.ks.size()));
-  for (std::size_t i = 0; i < launch.gradients.size(); ++i) {
-    fits("a gradient", spec_.gradient_numels[i], launch.gradients[i].numel);
-    Require(std::isfinite(launch.decays[i]), "decay of bucket '", spec_.name,
-            "' must be finite, got ", launch.decays[i]);
-  }
-  for (std::size_t s = 0; s < launch.ks.size(); ++s) {
-    if (spec_.segment_numels[s] == 0) continue;
-    Require(1 <= launch.ks[s] && launch.ks[s] <= spec_.max_ks[s], "k of bucket '", spec_.name,
-            "' must lie in [1, ", spec_.max_ks[s], "], got ", launch.ks[s]);
+void Bucket::FeedbackOf(std::size_t segment, Span<float> residual,
+                        std::vector<Feedback>* to) const {
+  std::int64_t begin = 0;
+  for (const Piece& piece : pieces_[segment]) {
+    to->push_back({PartOf(launch_.gradients[piece.gradient], piece.begin, piece.size),
+                   launch_.decays[piece.gradient], launch_.scale, residual.Sub(begin, piece.size)});
+    begin += piece.size;
   }
 }
 
-Feedback Bucket::FeedbackOf(const Piece& piece, Span<float> residual) const {
-  GradView gradient = launch_.gradients[piece.gradient];
-  gradient.data = static_cast<std::uint8_t*>(gradient.data) + piece.begin * SizeOf(gradient.dtype);
-  gradient.numel = piece.size;
-  return {gradient, launch_.decays[piece.gradient], launch_.scale, residual};
+/// Error feedback alone. Returns how many entries of the gradients were not finite.
+std::int64_t Bucket::Accumulate(const Kernels& kernels) const {
+  std::int64_t not_finite = 0, offset = 0;
+  std::vector<Feedback> feedback;
+  for (std::size_t s = 0; s < spec_.segment_numels.size(); offset += spec_.segment_numels[s++]) {
+    feedback.clear();
+    FeedbackOf(s, launch_.residual.Sub(offset, spec_.segment_numels[s]), &feedback);
+    for (const Feedback& part : feedback) not_finite += kernels.Accumulate(part);
+  }
+  return not_finite;
+}
+
+/// What the first message of a step says of this rank.
+BlockHeader Bucket::Identity() const {
+  BlockHeader identity;
+  identity.bucket = static_cast<std::uint32_t>(id_);
+  identity.step = static_cast<std::uint32_t>(stats_.step);
+  identity.asked = static_cast<std::uint32_t>(stats_.asked);
+  identity.format = spec_.wire.Id();
+  identity.bad_rank = bad_rank_;
+  return identity;
 }
 
 void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
@@ -107,95 +100,156 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
   stats_.select_begin = start;
   stats_.step = steps_;
   stats_.numel = numel_;
+  for (std::size_t s = 0; s < launch_.ks.size(); ++s) {
+    if (spec_.segment_numels[s] > 0) stats_.asked += launch_.ks[s];
+  }
 
   // Error feedback. The residual is the bucket's fusion buffer too: adding is packing.
-  selected_.Reset(room_);
   rounded_.clear();
-  std::int64_t offset = 0, filled = 0, not_finite = 0;
-  std::vector<Feedback> feedback;
-  for (std::size_t s = 0; s < spec_.segment_numels.size(); ++s) {
-    const std::int64_t numel = spec_.segment_numels[s], k = launch_.ks[s];
-    if (numel == 0) continue;
-    const Span<float> residual = launch_.residual.Sub(offset, numel);
-    feedback.clear();
-    std::int64_t begin = 0;
-    for (const Piece& piece : pieces_[s]) {
-      feedback.push_back(FeedbackOf(piece, residual.Sub(begin, piece.size)));
-      begin += piece.size;
-    }
-    Selection selection(feedback, residual, static_cast<Index>(offset), filled,
-                        sparsifier_->Room(k, numel), kernels, &selected_);
-    try {
-      sparsifier_->Select(k, &launch_.states[s], &selection);
-    } catch (...) {  // out of memory
-      kernels.PutBack(selected_, 0, filled + selection.taken(), launch_.residual);
-      throw;
-    }
-    filled += selection.taken();
-    not_finite += selection.not_finite();
-    stats_.asked += k;
-    offset += numel;
+  std::int64_t not_finite = 0;
+  if (node_ == nullptr) {
+    const auto gradients_of = [this](std::size_t segment, Span<float> residual,
+                                     std::vector<Feedback>* to) {
+      FeedbackOf(segment, residual, to);
+    };
+    not_finite = segments_.Select(*sparsifier_, gradients_of, launch_.ks, launch_.states,
+                                  launch_.residual, kernels, &selected_);
+    collective_.Trim(stats_.asked, launch_.residual, kernels, &selected_);
+    stats_.selected = selected_.count();
+  } else {
+    not_finite = Accumulate(kernels);
   }
-  selected_.Finish(filled);
-  collective_.Trim(stats_.asked, launch_.residual, kernels, &selected_);
-  selected_.header().bucket = static_cast<std::uint32_t>(id_);
-  selected_.header().step = static_cast<std::uint32_t>(steps_++);
-  selected_.header().asked = static_cast<std::uint32_t>(stats_.asked);
-  selected_.header().format = spec_.wire.Id();
-  selected_.header().bad_rank = not_finite > 0 ? rank : kNoRank;
-
-  stats_.selected = selected_.count();
+  bad_rank_ = not_finite > 0 ? rank : kNoRank;
+  ++steps_;
   stats_.select_end = SteadySeconds();
   stats_.select_seconds = stats_.select_end - stats_.select_begin;
 }
 
-void Bucket::Reduce(Communicator& comm, const Kernels& kernels) {
-  stats_.exchange_begin = SteadySeconds();
-  CollectiveContext ctx{comm,      kernels,
-                        scratch_,  stats_.asked,
-                        capacity_, "bucket '" + spec_.name + "'",
-                        numel_,    spec_.collective_options,
-                        spec_.wire};
+CollectiveContext Bucket::ContextOf(Communicator& comm, const Kernels& kernels, WireFormat wire) {
+  const std::int64_t numel = node_ == nullptr ? numel_ : node_->shard().size();
+  return {comm,
+          kernels,
+          scratch_,
+          segments_.Asked(launch_.ks),
+          segments_.capacity(),
+          "bucket '" + spec_.name + "'",
+          numel,
+          spec_.collective_options,
+          wire};
+}
+
+void Bucket::AddUp(CollectiveContext* ctx) {
+  stats_.bytes_sent += ctx->bytes_sent;
+  stats_.bytes_received += ctx->bytes_received;
+  stats_.rounds.insert(stats_.rounds.end(), std::make_move_iterator(ctx->rounds.begin()),
+                       std::make_move_iterator(ctx->rounds.end()));
+}
+
+/// The collective, between ranks that have selected from their residuals of the same entries.
+void Bucket::ReduceBetween(Communicator& comm, Span<float> residual, const Kernels& kernels) {
+  CollectiveContext ctx = ContextOf(comm, kernels, spec_.wire);
+  const auto count = selected_.header().count;
+  const auto magic = selected_.header().magic;
+  selected_.header() = Identity();
+  selected_.header().magic = magic;
+  selected_.header().count = count;
   reduced_.CopyFrom(selected_);
   scratch_.rounding_errors.clear();
   collective_.Run(&reduced_, ctx);
   stats_.settle_begin = SteadySeconds();
+  AddUp(&ctx);
 
   // What some rank dropped on the way goes back to the residual.
   if (!collective_.DeliversAll() && comm.Size() > 1) {
-    kernels.Settle(selected_, reduced_, launch_.residual);
+    kernels.Settle(selected_, reduced_, residual);
   }
 
   // What the wire rounded away of a delivered entry returns; `selected_` has not been rounded.
-  rounded_.clear();
   ctx.KeepErrorsOf(reduced_);
-  kernels.AddErrors(scratch_.rounding_errors, launch_.residual, &rounded_);
+  kernels.AddErrors(scratch_.rounding_errors, residual, &rounded_);
+}
 
-  // What a narrow type rounds away is shared by the ranks' residuals, in units of the sum.
-  const float loss_scale = 1.0f / (launch_.output_scale * static_cast<float>(comm.Size()));
-  overflows_ = 0;
-  std::int64_t offset = 0;
-  for (const GradView& gradient : launch_.gradients) {
-    overflows_ +=
-        kernels.Scatter(reduced_, launch_.output_scale, static_cast<Index>(offset), gradient,
-                        launch_.residual.Sub(offset, gradient.numel), &rounded_, loss_scale);
-    offset += gradient.numel;
+/// The same on this rank's shard of its node's sum, between the owners of that shard.
+void Bucket::ReduceOverNodes(Communicator& comm, const Kernels& kernels) {
+  const auto [local_rank, local_size] = node_->place();
+  const int first = comm.Rank() - local_rank, nodes = comm.Size() / local_size;
+  GroupCommunicator node(&comm, first, 1, local_size);
+  GroupCommunicator between(&comm, local_rank, local_size, nodes);
+
+  CollectiveContext inside = ContextOf(node, kernels, spec_.wire);
+  BlockHeader identity = Identity();
+  node_->Add(launch_.residual, &identity, inside);
+  AddUp(&inside);
+  bad_rank_ = identity.bad_rank;
+
+  if (bad_rank_ == kSumOverflows) {  // nobody will apply what could be selected
+    selected_.Reset(0);
+    selected_.Finish(0);
+  } else {
+    segments_.Select(*sparsifier_, nullptr, launch_.ks, launch_.states, node_->values(), kernels,
+                     &selected_);
+    collective_.Trim(inside.k, node_->values(), kernels, &selected_);
   }
+  stats_.selected = selected_.count();
+  ReduceBetween(between, node_->values(), kernels);
 
+  // Sums that are finished travel as they are.
+  CollectiveContext back = ContextOf(node, kernels, {});
+  reduced_.header().format = back.wire.Id();
+  reduced_.header().kept = 0;  // differs between shards
+  node_->Gather(gather_room_, &reduced_, back);
+  AddUp(&back);
+  Scatter(node_->shard(), node_->values(), nodes, kernels);
+  rounded_.clear();  // the sum took the errors; the residual is as it was
+}
+
+void Bucket::Reduce(Communicator& comm, const Kernels& kernels) {
+  stats_.exchange_begin = SteadySeconds();
+  rounded_.clear();
+  if (node_ == nullptr) {
+    ReduceBetween(comm, launch_.residual, kernels);
+    Scatter({0, numel_}, launch_.residual, comm.Size(), kernels);
+  } else {
+    ReduceOverNodes(comm, kernels);
+  }
   stats_.reduced = reduced_.count();
-  stats_.bytes_sent = ctx.bytes_sent;
-  stats_.bytes_received = ctx.bytes_received;
-  stats_.rounds = std::move(ctx.rounds);
   stats_.exchange_end = SteadySeconds();
   stats_.exchange_seconds = stats_.exchange_end - stats_.exchange_begin;
 }
 
+/// Writes the result into the gradients. What a narrow type rounds away is shared by the `owners`
+/// of each entry, in units of the sum; `residual` is that of `range`, which this rank owns.
+void Bucket::Scatter(Range range, Span<float> residual, int owners, const Kernels& kernels) {
+  const float loss_scale = 1.0f / (launch_.output_scale * static_cast<float>(owners));
+  overflows_ = 0;
+  std::int64_t offset = 0;
+  for (const GradView& gradient : launch_.gradients) {
+    const std::int64_t end = offset + gradient.numel;
+    const Range own{std::clamp(range.begin, offset, end), std::clamp(range.end, offset, end)};
+    for (const Range part : {Range{offset, own.begin}, own, Range{own.end, end}}) {
+      if (part.size() <= 0) continue;
+      const bool is_own = range.begin <= part.begin && part.end <= range.end;
+      overflows_ += kernels.Scatter(
+          reduced_, launch_.output_scale, static_cast<Index>(part.begin),
+          PartOf(gradient, part.begin - offset, part.size()),
+          is_own ? residual.Sub(part.begin - range.begin, part.size()) : Span<float>(), &rounded_,
+          loss_scale);
+    }
+    offset = end;
+  }
+}
+
 void Bucket::PutBack(const Kernels& kernels) {
+  if (node_ != nullptr) return;  // nothing has left the residual
   for (auto entry = rounded_.rbegin(); entry != rounded_.rend(); ++entry) {
     launch_.residual[entry->first] = entry->second;
   }
   rounded_.clear();
   kernels.PutBack(selected_, 0, selected_.count(), launch_.residual);
+}
+
+void Bucket::Commit() {
+  if (node_ != nullptr) node_->Commit(launch_.residual);
 }
 
 }  // namespace hvd_sparse

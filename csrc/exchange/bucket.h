@@ -1,5 +1,8 @@
 /// One bucket on its way through a step: accumulate, select, allreduce, settle, scatter.
 ///
+/// Where the collective sums nodes first, accumulating is all that Select does; then Reduce adds up
+/// the node's residuals, and the rest happens to this rank's shard of them, until Commit.
+///
 /// A bucket holds scratch memory and the plan, never state: residuals and thresholds belong to the
 /// framework and are passed in at every step.
 
@@ -15,34 +18,13 @@
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
 #include "csrc/collectives/sparse_allreduce.h"
+#include "csrc/comm/nodes.h"
+#include "csrc/exchange/bucket_spec.h"
+#include "csrc/exchange/node_sum.h"
+#include "csrc/exchange/segments.h"
 #include "csrc/sparsifiers/sparsifier.h"
-#include "csrc/wire/wire_format.h"
 
 namespace hvd_sparse {
-
-/// What never changes about a bucket; the same on every rank.
-struct BucketSpec {
-  std::string name;                           ///< for errors and statistics
-  std::vector<std::int64_t> gradient_numels;  ///< in the order of the residual
-  std::vector<std::int64_t> segment_numels;   ///< units of selection; the same total
-  std::vector<std::int64_t> max_ks;           ///< largest k of every segment, bounds the memory
-  std::string sparsifier;
-  SparsifierOptions sparsifier_options;
-  std::string collective;
-  CollectiveOptions collective_options = {};
-  WireFormat wire = {};
-};
-
-/// What a step brings. The memory must outlive the step.
-struct Launch {
-  std::vector<GradView> gradients;  ///< read now, written with the result
-  Span<float> residual;             ///< of the whole bucket
-  Span<SelectionState> states;      ///< one per segment
-  std::vector<std::int64_t> ks;     ///< one per segment, the same on every rank
-  std::vector<float> decays;        ///< of the residual, one per gradient
-  float scale = 1;                  ///< of the gradient, when it joins the residual
-  float output_scale = 1;           ///< of the sum, when it becomes the gradient
-};
 
 /// What became of a bucket in a step.
 struct BucketStats {
@@ -65,15 +47,16 @@ struct BucketStats {
 
 class Bucket {
  public:
-  /// Throws InvalidArgument if the numbers do not fit together.
-  Bucket(int id, BucketSpec spec);
+  /// Throws InvalidArgument if the numbers do not fit together. `place` counts where the collective
+  /// sums nodes first.
+  Bucket(int id, BucketSpec spec, NodePlace place = {});
 
   const BucketSpec& spec() const { return spec_; }
   std::int64_t numel() const { return numel_; }
   const BucketStats& stats() const { return stats_; }
 
   /// Throws InvalidArgument, before anything is touched, if the launch does not fit the plan.
-  void Validate(const Launch& launch) const;
+  void Validate(const Launch& launch) const { CheckLaunch(spec_, launch); }
 
   /// Adds the gradients to the residual and moves what is selected from there to a block; the
   /// gradients are free afterwards.
@@ -83,7 +66,8 @@ class Bucket {
   /// gradients.
   void Reduce(Communicator& comm, const Kernels& kernels);
 
-  /// The lowest rank whose gradient was not finite, or kNoRank. Valid after Reduce, as below.
+  /// The lowest rank whose gradient was not finite, or kNoRank, or kSumOverflows. Valid after
+  /// Reduce, as below.
   std::int32_t bad_rank() const { return reduced_.header().bad_rank; }
 
   /// How many results were not finite in the number type of their gradient.
@@ -93,6 +77,9 @@ class Bucket {
   /// bit. Nothing was applied, so nothing is lost.
   void PutBack(const Kernels& kernels);
 
+  /// The step counts: the residual is what this rank has yet to send. Valid after Reduce.
+  void Commit();
+
  private:
   /// The part of a gradient that lies in a segment.
   struct Piece {
@@ -101,18 +88,29 @@ class Bucket {
   };
 
   static std::vector<std::vector<Piece>> Cut(const BucketSpec& spec);
-  Feedback FeedbackOf(const Piece& piece, Span<float> residual) const;
+  void FeedbackOf(std::size_t segment, Span<float> residual, std::vector<Feedback>* to) const;
+  std::int64_t Accumulate(const Kernels& kernels) const;
+
+  BlockHeader Identity() const;
+  CollectiveContext ContextOf(Communicator& comm, const Kernels& kernels, WireFormat wire);
+  void AddUp(CollectiveContext* ctx);
+  void ReduceBetween(Communicator& comm, Span<float> residual, const Kernels& kernels);
+  void ReduceOverNodes(Communicator& comm, const Kernels& kernels);
+  void Scatter(Range range, Span<float> residual, int owners, const Kernels& kernels);
 
   int id_;
   BucketSpec spec_;
   std::int64_t numel_ = 0;
-  std::int64_t capacity_ = 0;               // of the selected block
-  std::int64_t room_ = 0;                   // of the same while a segment is being selected
   std::vector<std::vector<Piece>> pieces_;  // by segment
   const std::unique_ptr<const Sparsifier> sparsifier_;
   const SparseAllreduce& collective_;
 
+  std::unique_ptr<NodeSum> node_;  // where nodes are summed first
+  Segments segments_;              // of the bucket, or of this rank's shard
+  std::int64_t gather_room_ = 0;   // the most entries that a shard of the node delivers
+
   Launch launch_;
+  std::int32_t bad_rank_ = kNoRank;
   SparseBlock selected_, reduced_;
   CollectiveScratch scratch_;
   std::vector<std::pair<Index, float>> rounded_;  // residuals before they took rounding errors

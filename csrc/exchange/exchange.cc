@@ -24,8 +24,9 @@ void LeaveToMpi(std::vector<T>* memory) {
 
 }  // namespace
 
-Exchange::Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on)
+Exchange::Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on, Nodes nodes)
     : comm_(std::move(comm)),
+      nodes_(std::move(nodes)),
       kernels_(CpuKernels()),
       exchanger_(std::make_unique<Worker>()),
       selector_(select_on == SelectOn::kEngine ? std::make_unique<Worker>() : nullptr) {}
@@ -55,8 +56,10 @@ Exchange::Slot& Exchange::SlotOf(int bucket) {
 int Exchange::AddBucket(BucketSpec spec) {
   const std::lock_guard lock(mutex_);
   const int id = first_bucket_ + static_cast<int>(slots_.size());
+  NodePlace place;
+  if (FindCollective(spec.collective).SumsNodesFirst()) place = nodes_.PlaceOf(Rank());
   auto slot = std::make_unique<Slot>();
-  slot->bucket = std::make_unique<Bucket>(id, std::move(spec));
+  slot->bucket = std::make_unique<Bucket>(id, std::move(spec), place);
   slots_.push_back(std::move(slot));
   return id;
 }
@@ -166,7 +169,10 @@ void Exchange::Commit(const std::string& refuse) {
       Require(slot->state == State::kArrived, "the step cannot end: bucket '", bucket.spec().name,
               "' is in flight");
       if (!why.empty()) continue;
-      if (bucket.bad_rank() != kNoRank) {
+      if (bucket.bad_rank() == kSumOverflows) {
+        why = Concat("the sum of the residuals of a node in bucket '", bucket.spec().name,
+                     "' overflows");
+      } else if (bucket.bad_rank() != kNoRank) {
         why = Concat("the gradient of rank ", bucket.bad_rank(), " in bucket '", bucket.spec().name,
                      "' holds NaN or Inf");
       } else if (bucket.overflows() > 0) {
@@ -176,7 +182,7 @@ void Exchange::Commit(const std::string& refuse) {
     }
     if (why.empty()) why = refuse;
     for (auto& slot : slots_) {
-      if (slot->selected && !why.empty()) slot->bucket->PutBack(kernels_);
+      if (slot->selected) why.empty() ? slot->bucket->Commit() : slot->bucket->PutBack(kernels_);
       slot->selected = false;
       slot->state = State::kIdle;
     }

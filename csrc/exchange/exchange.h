@@ -23,6 +23,7 @@
 
 #include "csrc/base/buffer.h"
 #include "csrc/comm/communicator.h"
+#include "csrc/comm/nodes.h"
 #include "csrc/exchange/bucket.h"
 #include "csrc/exchange/worker.h"
 
@@ -36,15 +37,19 @@ enum class SelectOn {
 
 class Exchange {
  public:
-  Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on);
+  Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on, Nodes nodes = {});
 
   /// Ends what is in flight, on all ranks.
   ~Exchange();
 
   int Rank() const { return comm_->Rank(); }
   int Size() const { return comm_->Size(); }
+  const Nodes& nodes() const { return nodes_; }
 
   /// Adds a bucket and returns its number, which is also its handle. Same order on every rank.
+  ///
+  /// Throws InvalidArgument if the numbers do not fit together, or the ranks do not lie on their
+  /// nodes as the collective wants them to.
   int AddBucket(BucketSpec spec);
 
   /// Forgets all buckets, between two steps; on every rank alike. Numbers are not used again, so
@@ -93,6 +98,7 @@ class Exchange {
   [[noreturn]] void ThrowEnded();
 
   std::unique_ptr<Communicator> comm_;
+  const Nodes nodes_;
   const Kernels& kernels_;
 
   mutable std::mutex mutex_;

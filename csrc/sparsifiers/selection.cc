@@ -12,7 +12,8 @@ Selection::Selection(Span<const Feedback> feedback, Span<float> residual, Index 
       room_(room),
       kernels_(kernels),
       out_(out),
-      end_(filled) {}
+      end_(filled),
+      accumulated_(feedback.size == 0) {}
 
 Span<const float> Selection::Sample(std::int64_t count, std::uint64_t seed) const {
   thread_local std::vector<float> sample;

@@ -18,9 +18,9 @@ namespace hvd_sparse {
 
 class Selection {
  public:
-  /// A segment whose gradients are `feedback`, one behind the other; `residual` is all of it and
-  /// `offset` its place in the bucket. Entries go behind the `filled` ones of `out`, which has at
-  /// least `room` places more.
+  /// A segment whose gradients are `feedback`, one behind the other, or none if they have joined
+  /// the residual already; `residual` is all of it and `offset` its place in the bucket. Entries go
+  /// behind the `filled` ones of `out`, which has at least `room` places more.
   Selection(Span<const Feedback> feedback, Span<float> residual, Index offset, std::int64_t filled,
             std::int64_t room, const Kernels& kernels, SparseBlock* out);
 
@@ -70,7 +70,7 @@ class Selection {
 
   std::int64_t end_;  // of the entries taken
   std::int64_t not_finite_ = 0;
-  bool accumulated_ = false;
+  bool accumulated_;
 };
 
 }  // namespace hvd_sparse

@@ -159,8 +159,9 @@ TEST(Bucket, LargeSegmentsCutAnywhereWithAnyNumberOfThreads) {
 /// Some steps of a bucket on thread ranks, with integer-valued gradients, so that sums are exact:
 /// expects that all that came in was applied, alike on every rank, or is in a residual.
 void ExpectNothingIsLostBetween(int ranks, const std::string& sparsifier,
-                                const std::string& collective) {
-  SCOPED_TRACE(testing::Message() << ranks << " ranks, " << sparsifier << ", " << collective);
+                                const std::string& collective, int local_size = 1) {
+  SCOPED_TRACE(testing::Message() << ranks << " ranks, " << local_size << " on a node, "
+                                  << sparsifier << ", " << collective);
   constexpr std::int64_t kNumel = 3000;
   BucketSpec spec = Spec({kNumel}, {1000, 2000}, 0.02);
   spec.sparsifier = sparsifier;
@@ -173,7 +174,7 @@ void ExpectNothingIsLostBetween(int ranks, const std::string& sparsifier,
     threads.emplace_back([&, rank] {
       std::mt19937 random(81 + rank);
       LoopbackCommunicator comm(world, rank);
-      Bucket bucket(0, spec);
+      Bucket bucket(0, spec, {rank % local_size, local_size});
       std::vector<SelectionState> states(2);
       std::vector<float> gradient(kNumel);
       came_in[rank] = applied[rank] = left[rank] = gradient;
@@ -190,6 +191,7 @@ void ExpectNothingIsLostBetween(int ranks, const std::string& sparsifier,
         launch.decays = {1.0f};
         bucket.Select(launch, rank, CpuKernels());
         bucket.Reduce(comm, CpuKernels());
+        bucket.Commit();
         for (std::int64_t i = 0; i < kNumel; ++i) applied[rank][i] += gradient[i];
       }
     });
@@ -212,6 +214,15 @@ TEST(Bucket, NothingIsLostBetweenRanks) {
       for (const int ranks : {1, 2, 3, 5}) {
         ExpectNothingIsLostBetween(ranks, sparsifier, collective);
       }
+    }
+  }
+}
+
+TEST(Bucket, NothingIsLostBetweenRanksThatShareNodes) {
+  for (const std::string& sparsifier : SparsifierNames()) {
+    for (const std::string& collective : CollectiveNames()) {
+      ExpectNothingIsLostBetween(3, sparsifier, collective, 3);
+      ExpectNothingIsLostBetween(6, sparsifier, collective, 2);
     }
   }
 }

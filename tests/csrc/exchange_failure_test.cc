@@ -133,13 +133,14 @@ class ExchangeFailure : public testing::TestWithParam<SelectOn> {
 
   /// Rank 0 fails before that transfer of the second of three buckets.
   static void FailBefore(int transfer, std::int64_t numel, const std::string& sparsifier,
-                         const std::string& collective) {
+                         const std::string& collective, int local_size = 1) {
     SCOPED_TRACE(testing::Message() << sparsifier << ", " << collective << ", " << transfer);
     auto world = std::make_shared<LoopbackWorld>(kRanks);
     Failure failure;
     failure.transfer = transfer;
     OnRanks([&](int rank) {
-      Exchange exchange(std::make_unique<FailingCommunicator>(world, rank, &failure), GetParam());
+      Exchange exchange(std::make_unique<FailingCommunicator>(world, rank, &failure), GetParam(),
+                        Nodes::Of(kRanks, local_size));
       std::deque<Memory> memory;
       for (int bucket = 0; bucket < kBuckets; ++bucket) {
         memory.emplace_back(10 * rank + bucket, numel);
@@ -166,6 +167,14 @@ TEST_P(ExchangeFailure, OfAPeerInAnyTransferLosesNothing) {
       for (int transfer = 0; transfer < transfers; ++transfer) {
         FailBefore(transfer, 2000, sparsifier, collective);
       }
+    }
+  }
+}
+
+TEST_P(ExchangeFailure, OfAPeerOnTheSameNodeLosesNothing) {
+  for (const std::string& sparsifier : SparsifierNames()) {
+    for (int transfer = 0; transfer < 4; ++transfer) {  // two rounds of shards, two of gathering
+      FailBefore(transfer, 2000, sparsifier, "hierarchical", kRanks);
     }
   }
 }

@@ -1,0 +1,40 @@
+/// Some of an exchange's ranks, as a communicator of their own: first, first + stride, ...
+///
+/// A view: messages travel over the whole communicator, and a failure is everybody's. The ranks of
+/// a group must not talk over the whole one meanwhile.
+
+#ifndef HVD_SPARSE_COMM_GROUP_COMMUNICATOR_H_
+#define HVD_SPARSE_COMM_GROUP_COMMUNICATOR_H_
+
+#include <string>
+
+#include "csrc/comm/communicator.h"
+
+namespace hvd_sparse {
+
+class GroupCommunicator final : public Communicator {
+ public:
+  /// `size` ranks of `whole`, one of which is this one. Lives no longer than `whole`.
+  GroupCommunicator(Communicator* whole, int first, int stride, int size)
+      : whole_(*whole), first_(first), stride_(stride), size_(size) {}
+
+  int Rank() const override { return (whole_.Rank() - first_) / stride_; }
+  int Size() const override { return size_; }
+  int RankInExchange(int rank) const override {
+    return whole_.RankInExchange(first_ + stride_ * rank);
+  }
+
+  void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override;
+
+  void Fail(const std::string& reason) override { whole_.Fail(reason); }
+  void Check() override { whole_.Check(); }
+  void Acknowledge() override { whole_.Acknowledge(); }
+
+ private:
+  Communicator& whole_;
+  const int first_, stride_, size_;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_COMM_GROUP_COMMUNICATOR_H_

@@ -1,0 +1,69 @@
+#include "csrc/exchange/bucket_spec.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "csrc/base/error.h"
+
+namespace hvd_sparse {
+namespace {
+
+std::int64_t Sum(const std::vector<std::int64_t>& numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
+}
+
+}  // namespace
+
+std::int64_t BucketSpec::Numel() const { return Sum(gradient_numels); }
+
+void CheckSpec(const BucketSpec& spec) {
+  const std::int64_t whole = spec.Numel();
+  for (const std::int64_t numel : spec.gradient_numels) {
+    Require(numel >= 0, "bucket '", spec.name, "': numel must be >= 0, got ", numel);
+  }
+  const double slack = spec.collective_options.slack;
+  Require(std::isfinite(slack) && slack >= 1, "bucket '", spec.name,
+          "': slack must be finite and at least 1, got ", slack);
+  Require(whole <= kMaxBucketNumel, "bucket '", spec.name, "' must have at most ", kMaxBucketNumel,
+          " entries, got ", whole);
+  Require(Sum(spec.segment_numels) == whole, "bucket '", spec.name, "': segments hold ",
+          Sum(spec.segment_numels), " entries, gradients ", whole);
+  Require(spec.max_ks.size() == spec.segment_numels.size(), "bucket '", spec.name,
+          "': ", spec.max_ks.size(), " values of k for ", spec.segment_numels.size(), " segments");
+  Require(spec.wire.values != DType::kFloat64, "bucket '", spec.name,
+          "': wire_dtype must be one of float32, float16, bfloat16; got 'float64'");
+  for (std::size_t s = 0; s < spec.max_ks.size(); ++s) {
+    const std::int64_t k = spec.max_ks[s], numel = spec.segment_numels[s];
+    Require(numel >= 0, "bucket '", spec.name, "': numel must be >= 0, got ", numel);
+    if (numel == 0) continue;
+    Require(1 <= k && k <= numel, "bucket '", spec.name, "': k must lie in [1, ", numel, "], got ",
+            k);
+  }
+}
+
+void CheckLaunch(const BucketSpec& spec, const Launch& launch) {
+  const auto fits = [&](const char* argument, std::int64_t expected, std::int64_t got) {
+    Require(expected == got, argument, " of bucket '", spec.name, "' must have size ", expected,
+            ", got ", got);
+  };
+  fits("residual", spec.Numel(), launch.residual.size);
+  fits("gradients", static_cast<std::int64_t>(spec.gradient_numels.size()),
+       static_cast<std::int64_t>(launch.gradients.size()));
+  fits("decays", static_cast<std::int64_t>(spec.gradient_numels.size()),
+       static_cast<std::int64_t>(launch.decays.size()));
+  fits("states", static_cast<std::int64_t>(spec.segment_numels.size()), launch.states.size);
+  fits("ks", static_cast<std::int64_t>(spec.segment_numels.size()),
+       static_cast<std::int64_t>(launch.ks.size()));
+  for (std::size_t i = 0; i < launch.gradients.size(); ++i) {
+    fits("a gradient", spec.gradient_numels[i], launch.gradients[i].numel);
+    Require(std::isfinite(launch.decays[i]), "decay of bucket '", spec.name,
+            "' must be finite, got ", launch.decays[i]);
+  }
+  for (std::size_t s = 0; s < launch.ks.size(); ++s) {
+    if (spec.segment_numels[s] == 0) continue;
+    Require(1 <= launch.ks[s] && launch.ks[s] <= spec.max_ks[s], "k of bucket '", spec.name,
+            "' must lie in [1, ", spec.max_ks[s], "], got ", launch.ks[s]);
+  }
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,51 @@
+/// What a bucket is, and what a step brings to it; whether the numbers fit together.
+
+#ifndef HVD_SPARSE_EXCHANGE_BUCKET_SPEC_H_
+#define HVD_SPARSE_EXCHANGE_BUCKET_SPEC_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "csrc/base/types.h"
+#include "csrc/collectives/sparse_allreduce.h"
+#include "csrc/sparsifiers/sparsifier.h"
+#include "csrc/wire/wire_format.h"
+
+namespace hvd_sparse {
+
+/// What never changes about a bucket; the same on every rank.
+struct BucketSpec {
+  std::string name;                           ///< for errors and statistics
+  std::vector<std::int64_t> gradient_numels;  ///< in the order of the residual
+  std::vector<std::int64_t> segment_numels;   ///< units of selection; the same total
+  std::vector<std::int64_t> max_ks;           ///< largest k of every segment, bounds the memory
+  std::string sparsifier;
+  SparsifierOptions sparsifier_options;
+  std::string collective;
+  CollectiveOptions collective_options = {};
+  WireFormat wire = {};
+
+  std::int64_t Numel() const;
+};
+
+/// What a step brings. The memory must outlive the step.
+struct Launch {
+  std::vector<GradView> gradients;  ///< read now, written with the result
+  Span<float> residual;             ///< of the whole bucket
+  Span<SelectionState> states;      ///< one per segment
+  std::vector<std::int64_t> ks;     ///< one per segment, the same on every rank
+  std::vector<float> decays;        ///< of the residual, one per gradient
+  float scale = 1;                  ///< of the gradient, when it joins the residual
+  float output_scale = 1;           ///< of the sum, when it becomes the gradient
+};
+
+/// Throws InvalidArgument if the numbers do not fit together.
+void CheckSpec(const BucketSpec& spec);
+
+/// Throws InvalidArgument if a launch does not fit the plan.
+void CheckLaunch(const BucketSpec& spec, const Launch& launch);
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_EXCHANGE_BUCKET_SPEC_H_

@@ -1,0 +1,63 @@
+/// What the ranks of one node have yet to send, added up: each owns a shard of the sum.
+///
+///     Add      residuals of all ranks of the node  ->  the sum of the own shard, on its owner
+///     Gather   the block of every shard            ->  the block of the bucket, on all ranks
+///     Commit   the owner's residual is what is left of its shard; other shards were handed over
+///
+/// The residuals are only read until Commit. So a step that is not applied leaves them as they are,
+/// and residuals may lie anywhere: what sits outside the own shard goes to its owner in the next
+/// step. All messages are dense, or few, and stay on the node.
+
+#ifndef HVD_SPARSE_EXCHANGE_NODE_SUM_H_
+#define HVD_SPARSE_EXCHANGE_NODE_SUM_H_
+
+#include <cstdint>
+
+#include "csrc/base/sparse_block.h"
+#include "csrc/base/types.h"
+#include "csrc/collectives/dense_sum.h"
+#include "csrc/collectives/sparse_allreduce.h"
+#include "csrc/comm/nodes.h"
+#include "csrc/exchange/segments.h"
+
+namespace hvd_sparse {
+
+/// The entries that a local rank owns, of a bucket of `numel`.
+inline Range ShardOf(std::int64_t numel, int local_rank, int local_size) {
+  return {numel * local_rank / local_size, numel * (local_rank + 1) / local_size};
+}
+
+class NodeSum {
+ public:
+  NodeSum(std::int64_t numel, NodePlace place) : numel_(numel), place_(place) {}
+
+  NodePlace place() const { return place_; }
+  Range shard() const { return ShardOf(numel_, place_.local_rank, place_.local_size); }
+
+  /// The sum of the own shard; valid after Add, to take from and to settle in.
+  Span<float> values() { return sum_.view(); }
+
+  /// L - 1 rounds: in round r a rank sends the shard of local rank own + r and receives what own -
+  /// r has of its own. Sends 4 d (L - 1) / L bytes (+ headers). The order of adding is that of the
+  /// rounds, so equal residuals give equal bits.
+  ///
+  /// Agrees with all ranks of the node (see CollectiveContext::Agree): `identity` becomes what they
+  /// know together, with kSumOverflows where a sum is not finite.
+  void Add(Span<const float> residual, BlockHeader* identity, CollectiveContext& ctx);
+
+  /// Makes of the finished blocks of the shards, each of at most `room` entries at positions in its
+  /// shard, the block of the whole bucket; on all ranks of the node alike. ceil(log2 L) rounds.
+  void Gather(std::int64_t room, SparseBlock* block, CollectiveContext& ctx) const;
+
+  /// Moves what is left of the sum to the residual.
+  void Commit(Span<float> residual);
+
+ private:
+  const std::int64_t numel_;
+  const NodePlace place_;
+  DenseSum sum_, outgoing_, incoming_;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_EXCHANGE_NODE_SUM_H_

@@ -1,0 +1,54 @@
+#include "csrc/exchange/segments.h"
+
+#include <algorithm>
+
+namespace hvd_sparse {
+
+Segments::Segments(const std::vector<std::int64_t>& numels, const std::vector<std::int64_t>& max_ks,
+                   Range range, const Sparsifier& sparsifier) {
+  std::int64_t begin = 0;
+  for (std::size_t s = 0; s < numels.size(); begin += numels[s++]) {
+    const Range common{std::max(begin, range.begin), std::min(begin + numels[s], range.end)};
+    if (common.size() <= 0) continue;
+    parts_.push_back({s, common.begin - range.begin, common.size(), numels[s]});
+    const Part& part = parts_.back();
+    const std::int64_t k = part.Share(max_ks[s]);
+    room_ = std::max(room_, capacity_ + sparsifier.Room(k, part.numel));
+    capacity_ += sparsifier.Capacity(k, part.numel);
+  }
+}
+
+std::int64_t Segments::Asked(const std::vector<std::int64_t>& ks) const {
+  std::int64_t asked = 0;
+  for (const Part& part : parts_) asked += part.Share(ks[part.segment]);
+  return asked;
+}
+
+std::int64_t Segments::Select(const Sparsifier& sparsifier, const GradientsOf& gradients_of,
+                              const std::vector<std::int64_t>& ks, Span<SelectionState> states,
+                              Span<float> residual, const Kernels& kernels,
+                              SparseBlock* out) const {
+  out->Reset(room_);
+  std::int64_t filled = 0, not_finite = 0;
+  std::vector<Feedback> feedback;
+  for (const Part& part : parts_) {
+    const std::int64_t k = part.Share(ks[part.segment]);
+    const Span<float> own = residual.Sub(part.begin, part.numel);
+    feedback.clear();
+    if (gradients_of) gradients_of(part.segment, own, &feedback);
+    Selection selection(feedback, own, static_cast<Index>(part.begin), filled,
+                        sparsifier.Room(k, part.numel), kernels, out);
+    try {
+      sparsifier.Select(k, &states[static_cast<std::int64_t>(part.segment)], &selection);
+    } catch (...) {  // out of memory
+      kernels.PutBack(*out, 0, filled + selection.taken(), residual);
+      throw;
+    }
+    filled += selection.taken();
+    not_finite += selection.not_finite();
+  }
+  out->Finish(filled);
+  return not_finite;
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,66 @@
+/// The units of selection of a bucket, or what of them lies in a part of the bucket.
+
+#ifndef HVD_SPARSE_EXCHANGE_SEGMENTS_H_
+#define HVD_SPARSE_EXCHANGE_SEGMENTS_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "csrc/base/sparse_block.h"
+#include "csrc/base/types.h"
+#include "csrc/kernels/kernels.h"
+#include "csrc/sparsifiers/sparsifier.h"
+
+namespace hvd_sparse {
+
+/// The entries [begin, end) of a bucket.
+struct Range {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t size() const { return end - begin; }
+};
+
+class Segments {
+ public:
+  /// Appends the gradients that join a segment, given its residual, to an empty list.
+  using GradientsOf =
+      std::function<void(std::size_t segment, Span<float> residual, std::vector<Feedback>* to)>;
+
+  Segments() = default;
+
+  /// The parts in `range` of segments that lie one behind the other. A part is asked for its share
+  /// of the segment's k, rounded up; `max_ks` bounds the ks that will come.
+  Segments(const std::vector<std::int64_t>& numels, const std::vector<std::int64_t>& max_ks,
+           Range range, const Sparsifier& sparsifier);
+
+  /// The most entries that Select leaves in a block.
+  std::int64_t capacity() const { return capacity_; }
+
+  /// Entries that all parts together are asked for, given the k of every whole segment.
+  std::int64_t Asked(const std::vector<std::int64_t>& ks) const;
+
+  /// Moves about as many entries of the range's residual to `out`, which it resets and finishes;
+  /// positions count from the begin of the range. The gradients join the residual, where there are
+  /// any; returns how many of their entries were not finite. `states`: one for every whole segment.
+  std::int64_t Select(const Sparsifier& sparsifier, const GradientsOf& gradients_of,
+                      const std::vector<std::int64_t>& ks, Span<SelectionState> states,
+                      Span<float> residual, const Kernels& kernels, SparseBlock* out) const;
+
+ private:
+  struct Part {
+    std::size_t segment;
+    std::int64_t begin;  // in the range
+    std::int64_t numel;
+    std::int64_t whole;  // of the segment
+
+    std::int64_t Share(std::int64_t k) const { return (k * numel + whole - 1) / whole; }
+  };
+
+  std::vector<Part> parts_;  // none is empty
+  std::int64_t capacity_ = 0;
+  std::int64_t room_ = 0;  // of the block while a part is being selected
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_EXCHANGE_SEGMENTS_H_
