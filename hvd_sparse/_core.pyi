@@ -115,6 +115,7 @@ class Exchange:
         lifeline: Lifeline,
         max_message_bytes: int,
         select_on: str,
+        machines: Sequence[int],
         nodes: Sequence[int],
     ) -> Exchange: ...
     @property

@@ -145,13 +145,14 @@ class Exchange:
         lifeline = _core.Lifeline(world.rank, world.size, name)
         address = lifeline.listen() if world.rank == 0 else ""
         node = world.node if local_size is None else f"{world.rank // local_size} of {local_size}"
+        places = (world.node, node)
         everybody = world.allgather_object(
-            (_core.mpi_world_rank(), address, next(_tags), node, problem and str(problem))
+            (_core.mpi_world_rank(), address, next(_tags), places, problem and str(problem))
         )
         for text in filter(None, (text for *_, text in everybody)):
             raise problem or InvalidArgumentError(text)
         _, hub, tag, *_ = everybody[0]
-        nodes = [node for *_, node, _ in everybody]
+        machines, nodes = zip(*(places for *_, places, _ in everybody), strict=True)
         lifeline.connect("" if world.rank == 0 else hub, CONNECT_SECONDS)
         return cls(
             _core.Exchange.over_mpi(
@@ -160,6 +161,7 @@ class Exchange:
                 lifeline=lifeline,
                 max_message_bytes=max_message_bytes,
                 select_on=select_on,
+                machines=[machines.index(machine) for machine in machines],
                 nodes=[nodes.index(node) for node in nodes],
             ),
             rows,

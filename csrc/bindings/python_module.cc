@@ -328,10 +328,12 @@ void BindExchange(py::module_& m) {
       .def_static(
           "over_mpi",
           [](std::vector<int> world_ranks, int tag, std::shared_ptr<Lifeline> lifeline,
-             std::int64_t max_message_bytes, const std::string& select_on, std::vector<int> nodes) {
+             std::int64_t max_message_bytes, const std::string& select_on,
+             std::vector<int> machines, std::vector<int> nodes) {
             const py::gil_scoped_release release;
             MpiOptions options;
             options.world_ranks = std::move(world_ranks);
+            options.machines = std::move(machines);
             options.tag = tag;
             options.limits = WaitLimits::FromEnvironment();
             options.max_message_bytes = max_message_bytes;
@@ -339,7 +341,7 @@ void BindExchange(py::module_& m) {
                                               SelectOnFrom(select_on), Nodes(std::move(nodes)));
           },
           py::arg("world_ranks"), py::kw_only(), py::arg("tag"), py::arg("lifeline"),
-          py::arg("max_message_bytes"), py::arg("select_on"), py::arg("nodes"))
+          py::arg("max_message_bytes"), py::arg("select_on"), py::arg("machines"), py::arg("nodes"))
 #endif
       .def(
           "add_bucket",

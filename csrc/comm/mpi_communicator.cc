@@ -3,7 +3,6 @@
 #include <mpi.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "csrc/base/error.h"
@@ -136,25 +135,6 @@ class Streams {
   std::vector<MPI_Status> statuses_;
 };
 
-/// Which ranks run on this machine.
-std::vector<bool> SharesMemory(MPI_Comm comm, int size) {
-  MPI_Comm here;
-  CheckMpi(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here),
-           "MPI_Comm_split_type");
-  MPI_Group all, local;
-  MPI_Comm_group(comm, &all);
-  MPI_Comm_group(here, &local);
-  std::vector<int> ranks(static_cast<std::size_t>(size)), found(ranks.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
-  MPI_Group_translate_ranks(all, size, ranks.data(), local, found.data());
-  MPI_Group_free(&all);
-  MPI_Group_free(&local);
-  MPI_Comm_free(&here);  // nothing was ever sent over it
-  std::vector<bool> shares;
-  for (const int rank : found) shares.push_back(rank != MPI_UNDEFINED);
-  return shares;
-}
-
 class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator(MPI_Comm comm, const MpiOptions& options, std::shared_ptr<Lifeline> lifeline)
@@ -162,9 +142,9 @@ class MpiCommunicator final : public Communicator {
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
-    const std::vector<bool> local = SharesMemory(comm_, size_);
-    for (const bool here : local) {
+    for (const int machine : options.machines) {
       const std::int64_t most = options.max_message_bytes;
+      const bool here = machine == options.machines[static_cast<std::size_t>(rank_)];
       piece_limits_.push_back(here ? most : std::min(most, kRemotePiece));
     }
   }
@@ -262,6 +242,8 @@ std::unique_ptr<Communicator> MakeMpiCommunicator(const MpiOptions& options,
   RequireInitialized();
   Require(options.max_message_bytes >= 1 && options.max_message_bytes <= INT32_MAX,
           "max_message_bytes must lie in [1, 2^31), got ", options.max_message_bytes);
+  Require(options.machines.size() == options.world_ranks.size(), "there are ",
+          options.machines.size(), " machines for ", options.world_ranks.size(), " ranks");
   int level = 0;
   MPI_Query_thread(&level);
   if (level != MPI_THREAD_MULTIPLE) {

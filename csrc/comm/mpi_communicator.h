@@ -15,6 +15,7 @@ namespace hvd_sparse {
 
 struct MpiOptions {
   std::vector<int> world_ranks;  ///< of the exchange's ranks, in order, in MPI_COMM_WORLD
+  std::vector<int> machines;     ///< of the ranks, in order; equal numbers share memory
   int tag = 0;                   ///< tells communicators apart that are made at the same time
   WaitLimits limits;
   /// Longer messages travel in pieces of this size: MPI counts bytes in an int. Between machines
