@@ -212,13 +212,21 @@ def _split_allgather(a: Account) -> None:
 
 
 def _hierarchical(a: Account) -> None:
-    """Dense reduce-scatter in a node, gtopk of the shards between nodes, dense allgather."""
-    network = a.setting.network
+    """Dense reduce-scatter in a node, gtopk of the shards between nodes, blocks to all of the node.
+
+    Adding up and selecting happen on the exchange's thread: each passes over its part of the
+    bucket once.
+    """
+    network, setting = a.setting.network, a.setting
     local_size, local = network.local_size, network.local
     assert local is not None
-    for _ in range(2):
-        part = VALUE_BYTES * a.numel * (local_size - 1) / local_size
-        a.seconds = a.seconds + (local_size - 1) * local.alpha + local.beta * part
+    others = local_size - 1
+    shard = VALUE_BYTES * a.numel / local_size
+    block = PLAIN_ENTRY_BYTES * a.k / local_size
+    within = others * (2 * HEADER_BYTES + shard + block)
+    messages = others + others.bit_length()
+    a.seconds = a.seconds + messages * local.alpha + local.beta * within
+    a.work(setting.machine.select_seconds_per_entry * a.numel)
     between = Network(
         size=network.nodes,
         links=tuple(
@@ -228,11 +236,11 @@ def _hierarchical(a: Account) -> None:
         dense=network.dense,
     )
     machine = replace(a.setting.machine, scatter_seconds_per_entry=0.0, exchange_overhead=0.0)
-    setting = replace(a.setting, network=between, machine=machine)
-    shard = Account(a.k / local_size, a.numel / local_size, setting)
-    _gtopk(shard)
-    a.seconds = a.seconds + shard.seconds
-    a.bytes = a.bytes + shard.bytes
+    setting = replace(setting, network=between, machine=machine)
+    owner = Account(a.k / local_size, a.numel / local_size, setting)
+    _gtopk(owner)
+    a.seconds = a.seconds + owner.seconds
+    a.bytes = a.bytes + owner.bytes + within
 
 
 def _dense(a: Account) -> None:

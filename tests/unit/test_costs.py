@@ -187,11 +187,21 @@ def test_narrow_values_save_half_of_the_value_and_cost_coding(wire):
 
 
 def test_hierarchical_moves_dense_shards_inside_a_node_and_a_part_of_k_between():
-    network = Network.assumed(8, 1.0, 0.0, local_size=4, local=Link(alpha=0, beta=1.0))
+    network = Network.assumed(8, 1.0, 0.0, local_size=4, local=Link(alpha=0, beta=0.5))
     found = of("hierarchical", k=1000, numel=100_000, network=network)
     between = 8 * 250 + HEADER_BYTES
-    assert found.bytes == between
-    assert found.seconds == pytest.approx(2 * 300_000 + between)
+    within = 3 * (HEADER_BYTES + 4 * 25_000) + 3 * (HEADER_BYTES + 8 * 250)
+    assert found.bytes == between + within
+    assert found.seconds == pytest.approx(between + 0.5 * within)
+
+
+def test_hierarchical_starts_its_messages_and_adds_up_and_selects_after_backward():
+    network = Network.assumed(24, 1e30, 0.0, local_size=6, local=Link(alpha=1.0, beta=0.0))
+    machine = replace(IDLE, select_seconds_per_entry=1.0)
+    shards, gather = 5, 3
+    assert of("hierarchical", network=network).seconds == pytest.approx(shards + gather)
+    found = of("hierarchical", numel=100_000, network=network, machine=machine)
+    assert found.seconds == pytest.approx(shards + gather + 100_000)
 
 
 @pytest.mark.parametrize(
