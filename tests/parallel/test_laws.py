@@ -67,6 +67,45 @@ def test_ranks_that_send_different_wire_formats_are_told(world, new_exchange):
         me.run(1)
 
 
+@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sparsifier", _core.sparsifiers())
+def test_laws_hold_between_two_nodes_of_two_ranks(world, new_exchange, sparsifier, wire_dtype):
+    if world.size % 2 != 0:
+        pytest.skip("nodes of two ranks need an even number of them")
+    exchange = new_exchange(local_size=2)
+    assert exchange.local_size == 2
+    me = laws.Rank(
+        exchange, world.rank, [3000, 0, 517], 0.05, sparsifier, "hierarchical", True, wire_dtype
+    )
+    steps = me.run(6)
+    laws.check_laws(world.allgather_object(steps))
+    begin, end = (3517 * shard // 2 for shard in (world.rank % 2, world.rank % 2 + 1))
+    assert not steps[-1].residual_after[:begin].any()
+    assert not steps[-1].residual_after[end:].any()
+
+
+def test_ranks_of_one_machine_are_a_node(world, new_exchange):
+    assert new_exchange().local_size == world.size
+
+
+def test_nodes_that_are_unequal_are_refused_by_all_ranks(world, new_exchange):
+    if world.size < 3:
+        pytest.skip("takes a full node and another one")
+    exchange = new_exchange(local_size=world.size - 1)
+    assert exchange.local_size is None
+    with pytest.raises(InvalidArgumentError, match="as many ranks on every node"):
+        laws.Rank(exchange, world.rank, [100], 0.1, "top_k", "hierarchical")
+    laws.check_laws(
+        world.allgather_object(laws.Rank(exchange, world.rank, [100], 0.1, "top_k", "gtopk").run(2))
+    )
+
+
+@pytest.mark.parametrize("local_size", [0, -2])
+def test_nodes_without_ranks_are_refused(new_exchange, local_size):
+    with pytest.raises(InvalidArgumentError, match=f"local_size must be .*, got {local_size}"):
+        new_exchange(local_size=local_size)
+
+
 @pytest.mark.parametrize("piece", [1, 40, 97])
 @pytest.mark.parametrize(("sparsifier", "collective"), EVERY_PAIR)
 def test_laws_hold_when_messages_travel_in_pieces(
