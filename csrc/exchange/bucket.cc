@@ -94,10 +94,9 @@ BlockHeader Bucket::Identity() const {
 }
 
 void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
-  const double start = SteadySeconds();
   launch_ = std::move(launch);
   stats_ = {};
-  stats_.select_begin = start;
+  stats_.select_begin = SteadySeconds();
   stats_.step = steps_;
   stats_.numel = numel_;
   for (std::size_t s = 0; s < launch_.ks.size(); ++s) {
@@ -108,10 +107,7 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
   rounded_.clear();
   std::int64_t not_finite = 0;
   if (node_ == nullptr) {
-    const auto gradients_of = [this](std::size_t segment, Span<float> residual,
-                                     std::vector<Feedback>* to) {
-      FeedbackOf(segment, residual, to);
-    };
+    const auto gradients_of = [this](auto... arguments) { FeedbackOf(arguments...); };
     not_finite = segments_.Select(*sparsifier_, gradients_of, launch_.ks, launch_.states,
                                   launch_.residual, kernels, &selected_);
     collective_.Trim(stats_.asked, launch_.residual, kernels, &selected_);
@@ -148,11 +144,10 @@ void Bucket::AddUp(CollectiveContext* ctx) {
 /// The collective, between ranks that have selected from their residuals of the same entries.
 void Bucket::ReduceBetween(Communicator& comm, Span<float> residual, const Kernels& kernels) {
   CollectiveContext ctx = ContextOf(comm, kernels, spec_.wire);
-  const auto count = selected_.header().count;
-  const auto magic = selected_.header().magic;
+  const BlockHeader written = selected_.header();
   selected_.header() = Identity();
-  selected_.header().magic = magic;
-  selected_.header().count = count;
+  selected_.header().magic = written.magic;
+  selected_.header().count = written.count;
   reduced_.CopyFrom(selected_);
   scratch_.rounding_errors.clear();
   collective_.Run(&reduced_, ctx);
@@ -178,14 +173,13 @@ void Bucket::ReduceOverNodes(Communicator& comm, const Kernels& kernels) {
 
   CollectiveContext inside = ContextOf(node, kernels, spec_.wire);
   BlockHeader identity = Identity();
-  node_->Add(launch_.residual, &identity, inside);
+  const bool finite = node_->Add(launch_.residual, &identity, inside);
   AddUp(&inside);
   bad_rank_ = identity.bad_rank;
 
-  if (bad_rank_ == kSumOverflows) {  // nobody will apply what could be selected
-    selected_.Reset(0);
-    selected_.Finish(0);
-  } else {
+  selected_.Reset(0);
+  selected_.Finish(0);
+  if (finite) {  // else nobody will apply this step
     segments_.Select(*sparsifier_, nullptr, launch_.ks, launch_.states, node_->values(), kernels,
                      &selected_);
     collective_.Trim(inside.k, node_->values(), kernels, &selected_);
@@ -199,6 +193,7 @@ void Bucket::ReduceOverNodes(Communicator& comm, const Kernels& kernels) {
   reduced_.header().kept = 0;  // differs between shards
   node_->Gather(gather_room_, &reduced_, back);
   AddUp(&back);
+  stats_.settle_begin = SteadySeconds();  // all rounds lie before it
   Scatter(node_->shard(), node_->values(), nodes, kernels);
   rounded_.clear();  // the sum took the errors; the residual is as it was
 }

@@ -7,7 +7,7 @@
 
 namespace hvd_sparse {
 
-void NodeSum::Add(Span<const float> residual, BlockHeader* identity, CollectiveContext& ctx) {
+bool NodeSum::Add(Span<const float> residual, BlockHeader* identity, CollectiveContext& ctx) {
   const auto [own, size] = place_;
   const auto copy = [&](Range range, DenseSum* to) {
     to->Reset(range.size());
@@ -30,6 +30,7 @@ void NodeSum::Add(Span<const float> residual, BlockHeader* identity, CollectiveC
     finite = sum_.Add(incoming_);
   }
   if (!finite) identity->bad_rank = std::min(identity->bad_rank, kSumOverflows);
+  return finite;
 }
 
 void NodeSum::Gather(std::int64_t room, SparseBlock* block, CollectiveContext& ctx) const {

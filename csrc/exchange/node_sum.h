@@ -42,8 +42,9 @@ class NodeSum {
   /// rounds, so equal residuals give equal bits.
   ///
   /// Agrees with all ranks of the node (see CollectiveContext::Agree): `identity` becomes what they
-  /// know together, with kSumOverflows where a sum is not finite.
-  void Add(Span<const float> residual, BlockHeader* identity, CollectiveContext& ctx);
+  /// know together, with kSumOverflows where a sum is not finite. Returns whether those of this
+  /// rank are.
+  bool Add(Span<const float> residual, BlockHeader* identity, CollectiveContext& ctx);
 
   /// Makes of the finished blocks of the shards, each of at most `room` entries at positions in its
   /// shard, the block of the whole bucket; on all ranks of the node alike. ceil(log2 L) rounds.
