@@ -222,7 +222,7 @@ def _hierarchical(a: Account) -> None:
     assert local is not None
     others = local_size - 1
     shard = VALUE_BYTES * a.numel / local_size
-    block = PLAIN_ENTRY_BYTES * a.k / local_size
+    block = (INDEX_BYTES + VALUE_BYTES) * a.k / local_size
     within = others * (2 * HEADER_BYTES + shard + block)
     messages = others + others.bit_length()
     a.seconds = a.seconds + messages * local.alpha + local.beta * within

@@ -29,15 +29,15 @@ PRESETS = [LAGS, GTopK, GaussianK, TopK]
 @pytest.mark.parametrize(
     ("preset", "parts"),
     [
-        (LAGS, ("gaussian", "gtopk", True)),
-        (GTopK, ("top_k", "gtopk", False)),
-        (GaussianK, ("gaussian", "allgather", True)),
-        (TopK, ("top_k", "allgather", True)),
+        (LAGS, ("gaussian", "auto", True, True)),
+        (GTopK, ("top_k", "gtopk", False, False)),
+        (GaussianK, ("gaussian", "allgather", True, False)),
+        (TopK, ("top_k", "allgather", True, False)),
     ],
 )
 def test_presets_are_made_of_the_papers_parts(preset, parts):
     made = preset()
-    assert (made.sparsifier.name, made.collective, made.layer_wise) == parts
+    assert (made.sparsifier.name, made.collective, made.layer_wise, made.adaptive) == parts
     assert made.density == 0.001
 
 
@@ -142,3 +142,27 @@ def test_compressions_are_values():
 def test_unpatched_horovod_is_told_what_to_import(compression):
     with pytest.raises(HvdSparseError, match=r"LAGS was given to stock Horovod: import hvd_sparse"):
         compression.compress(object())
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"slack": 0.5}, "slack must be a finite number >= 1, got 0.5"),
+        ({"slack": float("inf")}, "slack must be a finite number >= 1, got inf"),
+        ({"slack": float("nan")}, "slack must be a finite number >= 1, got nan"),
+        ({"indices": "zipped"}, "indices must be one of auto, plain, packed, got 'zipped'"),
+        ({"values": "int8"}, "values must be one of float32, bfloat16, float16, got 'int8'"),
+        ({"plan": "mine"}, "plan must be one of simulated, paper, got 'mine'"),
+        ({"adaptive": 1}, "adaptive must be True or False, got 1"),
+        ({"replan_every": 3}, r"replan_every must lie in \[100, "),
+        ({"layer_wise": False}, "adaptive must be False where layer_wise is"),
+    ],
+)
+def test_options_of_adaptive_compressions_are_refused_by_name(options, match):
+    with pytest.raises(InvalidArgumentError, match=match):
+        LAGS(**options)
+
+
+def test_a_pinned_compression_says_what_it_pins():
+    made = LAGS(adaptive=False, collective="gtopk", slack=2)
+    assert repr(made) == "LAGS(density=0.001, collective='gtopk', slack=2.0, adaptive=False)"
