@@ -76,8 +76,12 @@ class DenseReducer:
         handle = hvd_ops.allreduce_async_(work, name=f"{self._prefix}.{slot.name}", **self._options)
         self._in_flight.append((slot, handle))
 
-    def wait(self) -> str | None:
+    def wait(self, *, alone: bool) -> str | None:
         """Waits for all launched gradients; the results then lie in their slots' `work`.
+
+        Args:
+            alone: Whether the whole step travels dense. Then nothing depends on finite sums, and
+                they are not looked at: the step is Horovod's own, and takes no longer.
 
         Returns:
             Why the step cannot be applied, found by all ranks alike, or None.
@@ -86,10 +90,11 @@ class DenseReducer:
             ExchangeFailedError: The exchange has ended.
         """
         refuse = None
+        checks = not alone or bool(self.residuals)
         for slot, handle in self._in_flight:
             wait_for(handle, self._exchange)
             assert slot.work is not None
-            if refuse is None and not bool(torch.isfinite(slot.work).all()):
+            if checks and refuse is None and not bool(torch.isfinite(slot.work).all()):
                 refuse = f"the sum of the gradients of '{slot.name}' over the ranks is not finite"
         if self._exchange.timeline is not None:
             self._exchange.timeline.dense_done()

@@ -273,7 +273,7 @@ class GradientExchange:
 
         start = time.perf_counter()
         buckets = self._sparse.wait()
-        refuse = self._dense.wait()
+        refuse = self._dense.wait(alone=not self.buckets)
         last = StepStats(
             step=self.steps,
             buckets=buckets,

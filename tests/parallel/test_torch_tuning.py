@@ -194,6 +194,19 @@ def test_going_dense_is_said_once_by_one_rank(verdict, caplog):
 
 
 @several_ranks
+def test_a_bad_gradient_in_a_step_that_is_all_dense_is_horovods_affair(verdict):
+    verdict(sparse=False)
+    model = Toy()
+    optimizer = distribute(model, COMPRESSION)
+    gradients = integer_gradients(model, 0)
+    if hvd.rank() == 0:
+        gradients["second"][3, 3, 3] = math.nan
+    model.backward(gradients)
+    optimizer.synchronize()
+    assert model.second.grad.isnan().sum() == 1
+
+
+@several_ranks
 def test_a_bad_gradient_in_a_step_that_empties_residuals_keeps_them(verdict):
     verdict(sparse=False)
     model = Toy()
