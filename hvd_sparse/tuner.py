@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 from hvd_sparse.buckets import Layer
+from hvd_sparse.calibrate import calibrated
 from hvd_sparse.compression import Compression
 from hvd_sparse.network import Network
 from hvd_sparse.plan import Plan
@@ -193,9 +194,11 @@ class Tuner:
         )
 
     def _profile(self, rows: Rows) -> Profile:
-        return profile_of(
+        profile = profile_of(
             rows, self._layers, network=self.tuning.network, machine=self.tuning.machine
         )
+        dense_step = _known(_slowest(rows)[0])
+        return profile if dense_step is None else calibrated(profile, dense_step)
 
     def _make_plan(self, rows: Rows) -> list[float]:
         profile = self._profile(rows)
