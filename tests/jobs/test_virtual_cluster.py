@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -66,6 +67,21 @@ def test_ranks_know_their_hosts_and_exchange_blocks_of_all_lengths():
     for rank in range(4):
         assert f"rank {rank} is done" in job.output
     assert 0 < job.busy <= 1
+
+
+@builds
+def test_collectives_are_right_over_links_and_none_is_faster_than_its_bytes(tmp_path):
+    file = tmp_path / "result.json"
+    options = ["--hosts", "4", "--k", "20000", "--rate", "100mbit", "--repetitions", "3"]
+    program = [sys.executable, "benchmarks/cluster_collectives.py", *options, "--json", str(file)]
+    subprocess.run(program, cwd=ROOT, check=True, timeout=240)
+    (result,) = json.loads(file.read_text())
+    assert result["verified"]
+    rows = {row["name"].partition(": ")[2]: row["facts"] for row in result["rows"]}
+    assert rows["gtopk, packed"]["bytes"] < 0.7 * rows["gtopk"]["bytes"]
+    assert rows["split_allgather"]["bytes"] < rows["gtopk"]["bytes"] < rows["allgather"]["bytes"]
+    # At this rate links are what takes time; a rank that starts a moment early may win a little.
+    assert all(facts["x, fastest"] > 0.8 for facts in rows.values() if "x, fastest" in facts)
 
 
 @builds

@@ -1,0 +1,326 @@
+"""Every collective over a virtual cluster's links, against sockets that move the same bytes.
+
+    python benchmarks/cluster_collectives.py --hosts 2 --hosts 4 --hosts 8 --rate 1gbit
+
+builds virtual clusters (as root; see docs/virtual_cluster.md) and times in each, in turns:
+
+* every collective, from the moment when the last rank has selected until the last rank has settled
+  and written its gradient;
+* for each its floor: sockets and poll() move the bytes that it moved, from and to the same peers,
+  step by step;
+* Horovod's allgather of the same values and indices, both in flight at once, without their sum.
+
+Ranks select k entries of k / density; half of a rank's positions are selected by all ranks. The
+result of every repetition is compared with the NumPy reference. Ratios are of medians, and of the
+fastest repetitions: on a machine that others use the latter come nearer to the truth. For what a
+collective's time consists of, on the mean rank: in transfers, between them (merging, coding), and
+after them (settling, writing the gradient).
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+from byte_floor import Floor, schedule
+from reporting import Result, Row, Timing, write
+from virtual_cluster import VirtualCluster
+
+from hvd_sparse import _core, reference
+from hvd_sparse.exchange import Buffer, Exchange
+from hvd_sparse.exchange_timeline import ExchangeTimeline
+from hvd_sparse.sparsifiers import as_sparsifier
+from hvd_sparse.world import World
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+SECONDS = 1200  # that a job may take
+UNTIMED = 3  # repetitions before the timed ones
+WORKER = "HVD_SPARSE_CLUSTER_COLLECTIVES_WORKER"  # set for the ranks, to where the first one writes
+HOROVOD = "Horovod's allgather, two calls"
+
+
+class Method(NamedTuple):
+    """A collective with its wire format, and the NumPy code that it is compared with."""
+
+    collective: str
+    packed: bool
+    expected: Callable[[Sequence[reference.Block], int], reference.Reduced]
+
+    @property
+    def name(self) -> str:
+        """As the table shows it."""
+        return f"{self.collective}, packed" if self.packed else self.collective
+
+
+METHODS = (
+    Method("gtopk", False, reference.gtopk),
+    Method("gtopk", True, reference.gtopk),
+    Method("allgather", False, lambda blocks, k: reference.allgather(blocks)),
+    Method("recursive_doubling", False, lambda blocks, k: reference.recursive_doubling(blocks)),
+    Method("split_allgather", False, reference.split_allgather),
+    Method("split_allgather", True, reference.split_allgather),
+)
+assert {method.collective for method in METHODS} == set(_core.collectives())
+
+
+def selected(rank: int, k: int, numel: int) -> reference.Block:
+    """What a rank selects: k integers, so that sums are exact, at half-shared positions."""
+    shared = np.random.default_rng(0).choice(numel, size=k // 2, replace=False)
+    generator = np.random.default_rng(1 + rank)
+    own = generator.choice(numel, size=2 * k, replace=False)
+    rest = own[~np.isin(own, shared)][: k - shared.size]
+    indices = np.sort(np.concatenate([shared, rest]))
+    values = np.rint(1e4 * generator.laplace(size=indices.size)).astype(np.float32)
+    values[values == 0] = 1  # a zero is never selected
+    return reference.Block(indices.astype(np.int64), values)
+
+
+class LastStep(ExchangeTimeline):
+    """In place of a timeline: keeps the times of the last step."""
+
+    def __init__(self) -> None:
+        self.stats: _core.BucketStats | None = None
+
+    def add_bucket(self, *_: object, **__: object) -> None: ...
+
+    def wait_begins(self, bucket: int) -> None: ...
+
+    def wait_ends(self, bucket: int) -> None: ...
+
+    def exchanged(self, bucket: int, stats: _core.BucketStats) -> None:
+        self.stats = stats
+
+
+class Times(NamedTuple):
+    """Of one repetition on one rank: clock times, and seconds of processors and in each part."""
+
+    begin: float
+    end: float
+    processor: float
+    transfers: float = 0
+    between: float = 0
+    after: float = 0
+
+
+class Rank:
+    """This rank's memory, and a bucket for each method."""
+
+    def __init__(self, world: World, block: reference.Block, k: int, numel: int) -> None:
+        self._exchange = Exchange.between_ranks(world, name=f"cluster of k = {k}")
+        self._last = self._exchange.timeline = LastStep()
+        self._block = block
+        self._k = k
+        self.output = np.zeros(numel, np.float32)
+        self._residual = np.zeros(numel, np.float32)
+        self._state = np.zeros((1, 4), np.float32)
+        self._buckets = {
+            method: self._exchange.add_bucket(
+                method.name,
+                numels=[numel],
+                segments=[numel],
+                capacity_ks=[k],
+                sparsifier=as_sparsifier("top_k"),
+                collective=method.collective,
+                packed=method.packed,
+            )
+            for method in METHODS
+        }
+
+    def run(self, method: Method, barrier: Callable[[], object]) -> Times:
+        """Exchanges once; the sum is then in `output`."""
+        self.output[:] = 0
+        self._residual[:] = 0
+        self.output[self._block.indices] = self._block.values
+        barrier()
+        clock = time.process_time()
+        handle = self._exchange.start(
+            self._buckets[method],
+            [buffer(self.output)],
+            residual=buffer(self._residual),
+            states=buffer(self._state),
+            ks=[self._k],
+            decays=[1.0],
+        )
+        self._exchange.wait(handle)
+        end = time.monotonic()
+        processor = time.process_time() - clock - self._stats.select_seconds
+        self._exchange.commit()
+        stats = self._stats
+        transfers = sum(one.end - one.begin for one in stats.rounds)
+        between = stats.settle_begin - stats.exchange_begin - transfers
+        after = stats.exchange_end - stats.settle_begin
+        return Times(stats.select_end, end, max(0, processor), transfers, between, after)
+
+    def sent(self) -> list[tuple[str, int]]:
+        """Names and bytes of the last step's transfers."""
+        return [(one.name, one.bytes_sent) for one in self._stats.rounds]
+
+    def close(self) -> None:
+        """Ends the exchange."""
+        self._exchange.close()
+
+    @property
+    def _stats(self) -> _core.BucketStats:
+        assert self._last.stats is not None
+        return self._last.stats
+
+
+def buffer(array: np.ndarray) -> Buffer:
+    """The array as the core takes it."""
+    return Buffer(array.ctypes.data, array.size, array.dtype.name)
+
+
+def measure(k: int, density: float, repetitions: int) -> dict[str, Any]:
+    """Times of all methods on all ranks of this job, bytes sent, and whether all was right."""
+    import horovod.torch as hvd
+    import torch
+
+    rank, size = hvd.rank(), hvd.size()
+    numel = max(2 * k, round(k / density))
+    world = World.from_horovod(hvd, hvd.global_process_set)
+    blocks = [selected(one, k, numel) for one in range(size)]
+    expected = {method: method.expected(blocks, k).block for method in METHODS}
+    floor = Floor(rank, world.allgather_object(os.environ["VIRTUAL_CLUSTER_ADDRESS"]))
+    ours = Rank(world, blocks[rank], k, numel)
+    values = torch.from_numpy(blocks[rank].values)
+    indices = torch.from_numpy(blocks[rank].indices.astype(np.int32))
+    times: dict[str, list[Times]] = {}
+    sent: dict[str, int] = {HOROVOD: 8 * k * (size - 1)}
+    verified = True
+
+    for _ in range(UNTIMED + repetitions):
+        hvd.barrier()
+        begin, clock = time.monotonic(), time.process_time()
+        handles = [hvd.allgather_async(values, name="v"), hvd.allgather_async(indices, name="i")]
+        gathered = [hvd.synchronize(handle) for handle in handles]
+        end, clock = time.monotonic(), time.process_time() - clock
+        times.setdefault(HOROVOD, []).append(Times(begin, end, clock))
+        verified &= gathered[0].numel() == gathered[1].numel() == size * k
+        for method in METHODS:
+            times.setdefault(method.name, []).append(ours.run(method, hvd.barrier))
+            want = expected[method]
+            verified &= np.count_nonzero(ours.output) == np.count_nonzero(want.values)
+            verified &= np.array_equal(ours.output[want.indices], want.values)
+            steps = schedule(rank, world.allgather_object(ours.sent()))
+            sent[method.name] = sum(bytes_ for _, bytes_ in ours.sent())
+            floor.reserve(steps)
+            hvd.barrier()
+            begin, clock = time.monotonic(), time.process_time()
+            floor.run(steps)
+            end, clock = time.monotonic(), time.process_time() - clock
+            times.setdefault(f"{method.name}: sockets", []).append(Times(begin, end, clock))
+            verified &= floor.right()
+    floor.close()
+    ours.close()
+
+    everybody = np.array(
+        world.allgather_object([[tuple(one) for one in all_[UNTIMED:]] for all_ in times.values()])
+    )
+    seconds = everybody[:, :, :, 1].max(0) - everybody[:, :, :, 0].max(0)
+    return {
+        "seconds": dict(zip(times, seconds.tolist(), strict=True)),
+        "parts": dict(zip(times, everybody[:, :, :, 2:].mean(0).tolist(), strict=True)),
+        "sent": sent,
+        "right": all(world.allgather_object(bool(verified))),
+    }
+
+
+def work(ks: list[int], density: float, repetitions: int, file: Path) -> None:
+    """One rank's part; the first one writes what was found."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    torch.set_num_threads(1)
+    found = {str(k): measure(k, density, repetitions) for k in ks}
+    if hvd.rank() == 0:
+        write(file, found)
+
+
+def rows_of(hosts: int, k: int, found: dict[str, Any]) -> list[Row]:
+    """All methods, with what they take of their floor and of Horovod's allgather."""
+    timings = {name: Timing.of(times) for name, times in found["seconds"].items()}
+    best = {name: 1e3 * min(times) for name, times in found["seconds"].items()}
+    processor, *parts = (
+        {
+            name: 1e3 * statistics.median(one[i] for one in all_)
+            for name, all_ in found["parts"].items()
+        }
+        for i in range(4)
+    )
+    rows = []
+    for name, timing in timings.items():
+        facts: dict[str, float | int | str] = {
+            "fastest": best[name],
+            "CPU": hosts * processor[name],
+        }
+        floor = f"{name}: sockets"
+        if floor in timings:
+            facts |= {
+                "x": timing.median / timings[floor].median,
+                "x, fastest": best[name] / best[floor],
+                "moving": parts[0][name],
+                "between": parts[1][name],
+                "after": parts[2][name],
+            }
+        facts |= {"of Horovod's": timing.median / timings[HOROVOD].median}
+        facts |= {"bytes": found["sent"][name]} if name in found["sent"] else {}
+        rows.append(Row(f"P = {hosts}, k = {k:,}: {name}", timing, facts))
+    return rows
+
+
+@app.command()
+def main(
+    hosts: Annotated[list[int] | None, typer.Option(help="powers of two; may be repeated")] = None,
+    k: Annotated[list[int] | None, typer.Option(help="entries; may be given repeatedly")] = None,
+    density: Annotated[float, typer.Option(help="k as a fraction of the bucket")] = 0.1,
+    rate: Annotated[str, typer.Option(help="of every link in each direction")] = "1gbit",
+    repetitions: Annotated[int, typer.Option(min=2, help="timed, of each")] = 20,
+    json: Annotated[Path | None, typer.Option(help="also write the result here")] = None,
+) -> None:
+    """Times every collective over a virtual cluster's links, against sockets."""
+    counts, ks = hosts or [2, 4, 8], k or [25_600, 256_000]
+    if WORKER in os.environ:
+        work(ks, density, repetitions, Path(os.environ[WORKER]))
+        return
+    if any(count < 2 or count & (count - 1) for count in counts):
+        raise typer.BadParameter(f"hosts must be powers of two from 2 on, got {counts}")
+    options = [f"--k={one}" for one in ks]
+    options += [f"--density={density}", f"--repetitions={repetitions}"]
+    results = []
+    for count in counts:
+        with VirtualCluster(count, rate) as cluster, TemporaryDirectory() as folder:
+            file = Path(folder) / "found.json"
+            command = [sys.executable, str(Path(__file__).resolve()), *options]
+            job = cluster.run(command, env={WORKER: str(file)}, timeout=SECONDS)
+            found = json_module.loads(file.read_text())
+        settings = {
+            "hosts": count, "rate": rate, "density": density, "repetitions": repetitions,
+            "busy": round(job.busy, 2), "load": round(os.getloadavg()[0], 1),
+        }  # fmt: skip
+        result = Result(
+            ", ".join(f"{name} {value}" for name, value in settings.items()),
+            [row for one in ks for row in rows_of(count, one, found[str(one)])],
+            settings,
+            all(found[str(one)]["right"] for one in ks),
+        )
+        result.show()  # at once: the next cluster may fail
+        results.append(result)
+        if json is not None:
+            write(json, [result.as_json() for result in results])
+    if not all(result.verified for result in results):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()
