@@ -77,7 +77,7 @@ struct CollectiveContext {
 
   std::int64_t bytes_sent = 0;  ///< by this rank, headers included; counted by Transfer
   std::int64_t bytes_received = 0;
-  std::vector<RoundTimes> rounds;  ///< in the order in which they began; noted by Transfer
+  std::vector<RoundTimes> rounds = {};  ///< in the order in which they began; noted by Transfer
 
   /// Communicator::Transfer, counted and timed. For what is no block.
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& round);
