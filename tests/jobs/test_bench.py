@@ -29,7 +29,7 @@ def test_a_bench_times_every_collective_and_saves_what_a_plan_takes(tmp_path, ra
     found = json.loads(result.read_text())
     for numel in (2000, 50000):
         named = {row["collective"] for row in found["rows"] if row["numel"] == numel}
-        assert named == {"dense", *COLLECTIVES}
+        assert named == {"dense", *COLLECTIVES} - {"hierarchical"}  # all ranks share a node
     measured = cluster.load(saved)
     assert measured.network.size == ranks
     assert measured.network.dense.seconds(1 << 20) > 0

@@ -22,7 +22,13 @@ def free_port():
 
 def test_a_replay_takes_as_long_as_its_compute_and_verifies_every_mode(tmp_path):
     file = tmp_path / "result.json"
-    modes = ["compute", "dense", "LAGS(density=0.01)", "TopK(layer_wise=False)", "GTopK"]
+    modes = [
+        "compute",
+        "dense",
+        "LAGS(density=0.01, adaptive=False)",
+        "TopK(layer_wise=False)",
+        "GTopK",
+    ]
     job = mpirun(
         3,
         ["benchmarks/replay.py", "--forward", "0.05", "--backward", "0.1", "--dilation", "2",
