@@ -20,7 +20,7 @@ def transfers(size, collective, k=300, numel=4000):
     world = _core.LoopbackWorld(size)
 
     def run(rank):
-        core = _core.Exchange.over_loopback(world, rank, select_on="caller")
+        core = _core.Exchange.over_loopback(world, rank, select_on="caller", local_size=1)
         exchange = Exchange(core)
         bucket = exchange.add_bucket(
             "bucket",

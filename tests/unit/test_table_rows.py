@@ -106,8 +106,9 @@ def test_the_lower_envelope_is_within_5_percent_of_any_choice_and_2_of_dense(
 def test_the_sweep_pins_every_collective():
     (job,) = jobs_of_sweep(RESNET, 8, [1e9])
     pinned = {mode for mode in job.modes.values() if "collective=" in mode}
-    assert len(pinned) == len(COLLECTIVES)
-    assert all(any(f"'{name}'" in mode for mode in pinned) for name in COLLECTIVES)
+    names = set(COLLECTIVES) - {"hierarchical"}  # a host has one rank
+    assert len(pinned) == len(names)
+    assert all(any(f"'{name}'" in mode for mode in pinned) for name in names)
 
 
 def test_modes_share_a_job_where_the_memory_allows():
