@@ -147,7 +147,8 @@ class Tuner:
         """
         before = self.tuning
         self._steps += 1
-        if times is not None and self._steps > SKIPPED_STEPS:
+        timing = self.tuning.stage in (Stage.DENSE, Stage.SPARSE)
+        if timing and times is not None and self._steps > SKIPPED_STEPS:
             self._times.append(times)
         if self._decision is not None:
             self._decision.end_step()

@@ -181,6 +181,14 @@ def test_it_begins_again_in_time(planned, caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
+def test_steps_that_nothing_is_decided_by_are_not_kept(planned):
+    planned(SPARSE)
+    ranks = tuners()
+    run(ranks, 500, lambda sparse: 0.5 if sparse else 1.0)
+    assert ranks[0].tuning.stage is Stage.SETTLED
+    assert ranks[0]._times == []
+
+
 @pytest.mark.parametrize(("fast", "expected"), [(0.9, 1000), (0.125, 6300)])
 def test_comparing_costs_a_hundredth_of_the_time(planned, fast, expected):
     planned(SPARSE)
