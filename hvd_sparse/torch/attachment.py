@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.torch import state
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.settings import checked_passes
@@ -195,3 +196,14 @@ def attachment_of(optimizer: object) -> Attachment | None:
     """What DistributedOptimizer has attached to an optimizer, if it has."""
     attachment = getattr(optimizer, _ATTRIBUTE, None)
     return attachment if isinstance(attachment, Attachment) else None
+
+
+def require_attachment(optimizer: object) -> Attachment:
+    """What DistributedOptimizer has attached; raises InvalidArgumentError if it has not."""
+    attachment = attachment_of(optimizer)
+    if attachment is None:
+        raise InvalidArgumentError(
+            f"{type(optimizer).__name__} does not come from hvd.DistributedOptimizer with a sparse "
+            "compression"
+        )
+    return attachment

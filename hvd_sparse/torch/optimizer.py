@@ -11,7 +11,7 @@ import torch
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.torch.agreement import NamedParameters, agree, name_parameters
-from hvd_sparse.torch.attachment import Attachment, attachment_of
+from hvd_sparse.torch.attachment import Attachment, attachment_of, require_attachment
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.measurer import Measurer
 from hvd_sparse.torch.settings import Settings, check_parameter
@@ -41,13 +41,8 @@ def stats(optimizer: torch.optim.Optimizer) -> Stats:
     Raises:
         InvalidArgumentError: The optimizer has no sparse compression.
     """
-    attachment = attachment_of(optimizer)
-    if attachment is None:
-        raise InvalidArgumentError(
-            f"{type(optimizer).__name__} does not come from hvd.DistributedOptimizer with a sparse "
-            "compression"
-        )
-    return Stats() if attachment.exchange is None else attachment.exchange.stats
+    exchange = require_attachment(optimizer).exchange
+    return Stats() if exchange is None else exchange.stats
 
 
 def distribute(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.torch.attachment import attachment_of
+from hvd_sparse.torch.attachment import attachment_of, require_attachment
 from hvd_sparse.tuner import Tuning
 
 
@@ -24,13 +24,7 @@ def tuning(optimizer: torch.optim.Optimizer) -> Tuning | None:
     Raises:
         InvalidArgumentError: The optimizer has no sparse compression.
     """
-    attachment = attachment_of(optimizer)
-    if attachment is None:
-        raise InvalidArgumentError(
-            f"{type(optimizer).__name__} does not come from hvd.DistributedOptimizer with a sparse "
-            "compression"
-        )
-    exchange = attachment.exchange
+    exchange = require_attachment(optimizer).exchange
     return None if exchange is None or exchange.tuner is None else exchange.tuner.tuning
 
 
