@@ -146,9 +146,9 @@ class Rank:
         clock = time.process_time()
         handle = self._exchange.start(
             self._buckets[method],
-            [buffer(self.output)],
-            residual=buffer(self._residual),
-            states=buffer(self._state),
+            [Buffer.of(self.output)],
+            residual=Buffer.of(self._residual),
+            states=Buffer.of(self._state),
             ks=[self._k],
             decays=[1.0],
         )
@@ -174,11 +174,6 @@ class Rank:
     def _stats(self) -> _core.BucketStats:
         assert self._last.stats is not None
         return self._last.stats
-
-
-def buffer(array: np.ndarray) -> Buffer:
-    """The array as the core takes it."""
-    return Buffer(array.ctypes.data, array.size, array.dtype.name)
 
 
 def measure(k: int, density: float, repetitions: int) -> dict[str, Any]:

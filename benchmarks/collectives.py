@@ -92,9 +92,9 @@ class Rank:
         start = time.perf_counter()
         handle = self._exchange.start(
             self._buckets[collective],
-            [buffer(self.output)],
-            residual=buffer(self._residual),
-            states=buffer(self._state),
+            [Buffer.of(self.output)],
+            residual=Buffer.of(self._residual),
+            states=Buffer.of(self._state),
             ks=[self._k],
             decays=[1.0],
         )
@@ -102,11 +102,6 @@ class Rank:
         interval = Interval(start + stats.select_seconds, time.perf_counter())
         self._exchange.commit()
         return interval, stats
-
-
-def buffer(array: np.ndarray) -> Buffer:
-    """The array as the core takes it."""
-    return Buffer(array.ctypes.data, array.size, array.dtype.name)
 
 
 class Loopback:

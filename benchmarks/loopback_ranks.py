@@ -18,11 +18,6 @@ EXPECTED: dict[str, Callable[[Sequence[reference.Block], int], reference.Reduced
 }
 
 
-def buffer_of(array: np.ndarray) -> Buffer:
-    """The memory of an array."""
-    return Buffer(array.ctypes.data, array.size, "float32")
-
-
 def gradient_of(rank: int, numel: int) -> np.ndarray:
     """Integers, so that sums are exact; half of it is the same on every rank."""
     shared = np.random.default_rng(0).standard_normal(numel, dtype=np.float32)
@@ -44,7 +39,7 @@ def exchange_once(collective: str, size: int, *, numel: int, k: int) -> list[tup
             total, residual = gradient_of(rank, numel), np.zeros(numel, np.float32)
             states = np.zeros((1, 4), np.float32)
             handle = exchange.start(
-                bucket, [buffer_of(total)], residual=buffer_of(residual), states=buffer_of(states),
+                bucket, [Buffer.of(total)], residual=Buffer.of(residual), states=Buffer.of(states),
                 ks=[k], decays=[1.0],
             )  # fmt: skip
             exchange.wait(handle)

@@ -83,11 +83,6 @@ def gradients_of(ranks: int, numel: int, correlated: bool, draw: int) -> list[np
     ]  # fmt: skip
 
 
-def buffer(array: np.ndarray) -> Buffer:
-    """The array as the core takes it."""
-    return Buffer(array.ctypes.data, array.size, array.dtype.name)
-
-
 def exchange(method: Method, gradients: list[np.ndarray], k: int) -> list[np.ndarray]:
     """The sum that each rank applies, over loopback."""
     numel = gradients[0].size
@@ -109,9 +104,9 @@ def exchange(method: Method, gradients: list[np.ndarray], k: int) -> list[np.nda
         ranks.wait(
             ranks.start(
                 bucket,
-                [buffer(output)],
-                residual=buffer(residual),
-                states=buffer(state),
+                [Buffer.of(output)],
+                residual=Buffer.of(residual),
+                states=Buffer.of(state),
                 ks=[k],
                 decays=[1.0],
             )

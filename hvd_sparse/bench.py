@@ -171,9 +171,9 @@ class Sparse:
         start = time.perf_counter()
         handle = self._exchange.start(
             self._bucket,
-            [_buffer(self.sum)],
-            residual=_buffer(self._residual),
-            states=_buffer(self._state),
+            [Buffer.of(self.sum)],
+            residual=Buffer.of(self._residual),
+            states=Buffer.of(self._state),
             ks=[self._k],
             decays=[1.0],
         )
@@ -252,7 +252,3 @@ def _rows(
 def _bits(array: Array) -> int:
     """Differs, all but surely, for arrays that differ in a bit."""
     return zlib.crc32(array.data)
-
-
-def _buffer(array: Array) -> Buffer:
-    return Buffer(array.ctypes.data, array.size, array.dtype.name)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from hvd_sparse import _core, lifecycle, timeline
 from hvd_sparse.errors import (
@@ -42,6 +44,11 @@ class Buffer(NamedTuple):
     address: int
     numel: int
     dtype: str
+
+    @classmethod
+    def of(cls, array: np.ndarray[Any, Any]) -> Buffer:
+        """The memory of a contiguous NumPy array, which must outlive its use."""
+        return cls(array.ctypes.data, array.size, array.dtype.name)
 
 
 @dataclass(frozen=True)

@@ -188,9 +188,9 @@ class _Bucket:
         start = time.perf_counter()
         handle = self._exchange.start(
             self._bucket,
-            [_buffer(self._gradient)],
-            residual=_buffer(self._residual),
-            states=_buffer(self._states),
+            [Buffer.of(self._gradient)],
+            residual=Buffer.of(self._residual),
+            states=Buffer.of(self._states),
             ks=[self._k],
             decays=[1.0],
         )
@@ -213,7 +213,3 @@ def _median_seconds(work: Callable[[], object]) -> float:
 
 def _largest(tables: Sequence[list[list[float]]]) -> list[list[float]]:
     return np.max(np.array(tables), axis=0).tolist()  # type: ignore[no-any-return]
-
-
-def _buffer(array: np.ndarray) -> Buffer:
-    return Buffer(array.ctypes.data, array.size, array.dtype.name)
