@@ -18,8 +18,8 @@ from loopback_ranks import is_right
 from matplotlib import pyplot as plt
 from reporting import Result, Row, write
 
-from hvd_sparse import _core, costs, profile
-from hvd_sparse.profile import Machine, Network
+from hvd_sparse import _core, costs
+from hvd_sparse.profile import Machine, Network, Profile
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -96,7 +96,7 @@ def main(
     markdown: Annotated[bool, typer.Option(help="print tables in Markdown")] = False,
 ) -> None:
     """Prints a table for each bandwidth; fails if a collective is wrong between many ranks."""
-    machine = MACHINE if machine_of is None else profile.load(machine_of).machine
+    machine = MACHINE if machine_of is None else Profile.load(machine_of).machine
     checked = {
         name: is_right(name, size)
         for name in _core.collectives()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import ClassVar
 
 from hvd_sparse import records
 from hvd_sparse.buckets import Bucket, Layer, assign_buckets
@@ -19,8 +20,6 @@ from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.pipeline import Stage
 from hvd_sparse.schedules import Warmup, checked_density
 
-KIND = "hvd_sparse plan"
-VERSION = 1
 DENSE = "dense"
 
 
@@ -144,7 +143,7 @@ class BucketPlan(BucketChoice):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(records.Saved):
     """What every rank does in a step, and what it is predicted to take.
 
     Attributes:
@@ -154,6 +153,9 @@ class Plan:
         dense_seconds: Predicted of Horovod's dense allreduce with tensor fusion.
         compute_seconds: Of forward and backward alone.
     """
+
+    KIND: ClassVar[str] = "hvd_sparse plan"
+    VERSION: ClassVar[int] = 1
 
     buckets: tuple[BucketPlan, ...]
     size: int
@@ -189,16 +191,3 @@ class Plan:
             )
             for bucket in self.buckets
         ]
-
-    def to_json(self) -> str:
-        """As JSON that reads back bit for bit, so that all ranks can hold the same plan."""
-        return records.to_json(self, kind=KIND, version=VERSION)
-
-    @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """The plan that `to_json` wrote.
-
-        Raises:
-            InvalidArgumentError: The text is none; the message names what is wrong.
-        """
-        return records.from_json(cls, text, kind=KIND, version=VERSION)

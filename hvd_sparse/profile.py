@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import ClassVar
 
 from hvd_sparse import records
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.network import Link, Network
 
-__all__ = ["LayerProfile", "Link", "Machine", "Network", "Profile", "load"]
-
-KIND = "hvd_sparse profile"
-VERSION = 1
+__all__ = ["LayerProfile", "Link", "Machine", "Network", "Profile"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +60,7 @@ class LayerProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class Profile(records.Saved):
     """A model, a machine and a network.
 
     Attributes:
@@ -72,6 +69,9 @@ class Profile:
         network: Between the ranks.
         machine: Each rank.
     """
+
+    KIND: ClassVar[str] = "hvd_sparse profile"
+    VERSION: ClassVar[int] = 1
 
     layers: tuple[LayerProfile, ...]
     forward: float
@@ -108,33 +108,3 @@ class Profile:
         if size is not None and size != chosen.size:
             chosen = chosen.scaled(size)
         return replace(self, network=chosen)
-
-    def to_json(self) -> str:
-        """As JSON that reads back bit for bit."""
-        return records.to_json(self, kind=KIND, version=VERSION)
-
-    @classmethod
-    def from_json(cls, text: str) -> Profile:
-        """The profile that `to_json` wrote.
-
-        Raises:
-            InvalidArgumentError: The text is none; the message names what is wrong.
-        """
-        return records.from_json(cls, text, kind=KIND, version=VERSION)
-
-    def save(self, path: Path | str) -> None:
-        """Writes it to a file."""
-        Path(path).write_text(self.to_json() + "\n")
-
-
-def load(path: Path | str) -> Profile:
-    """The profile that `Profile.save` wrote.
-
-    Raises:
-        InvalidArgumentError: There is no such file, or it holds no profile.
-    """
-    try:
-        text = Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgumentError(f"cannot read a profile from {path}: {error}") from None
-    return Profile.from_json(text)

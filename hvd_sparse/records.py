@@ -6,11 +6,56 @@ import dataclasses
 import json
 import math
 import types
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hvd_sparse.errors import InvalidArgumentError
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Saved")
+
+
+class Saved:
+    """A base of frozen dataclasses that are written to files.
+
+    Attributes:
+        KIND: What it is, kept in the text; the last word stands in errors.
+        VERSION: Of the fields, kept in the text.
+    """
+
+    KIND: ClassVar[str]
+    VERSION: ClassVar[int]
+
+    def to_json(self) -> str:
+        """As JSON that reads back bit for bit."""
+        return to_json(self, kind=self.KIND, version=self.VERSION)
+
+    @classmethod
+    def from_json(cls: type[S], text: str) -> S:
+        """What `to_json` wrote.
+
+        Raises:
+            InvalidArgumentError: The text is none; the message names what is wrong.
+        """
+        return from_json(cls, text, kind=cls.KIND, version=cls.VERSION)
+
+    def save(self, path: Path | str) -> None:
+        """Writes it to a file."""
+        Path(path).write_text(self.to_json() + "\n")
+
+    @classmethod
+    def load(cls: type[S], path: Path | str) -> S:
+        """What `save` wrote.
+
+        Raises:
+            InvalidArgumentError: There is no such file, or it holds something else.
+        """
+        try:
+            text = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            what = cls.KIND.split()[-1]
+            raise InvalidArgumentError(f"cannot read a {what} from {path}: {error}") from None
+        return cls.from_json(text)
 
 
 def to_json(record: Any, *, kind: str, version: int) -> str:

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvd_sparse import cluster, planner, profile, quantities
+from hvd_sparse import planner, quantities
 from hvd_sparse.cli.plot import plot_plan
+from hvd_sparse.cluster import Cluster
 from hvd_sparse.errors import HvdSparseError
 from hvd_sparse.explain import explain
 from hvd_sparse.network import Network
@@ -58,9 +59,9 @@ def plan(
 ) -> None:
     """Says what LAGS would do with a model on a network, and whether that helps."""
     try:
-        measured = profile.load(profile_file)
+        measured = Profile.load(profile_file)
         if cluster_file is not None:
-            measured = cluster.load(cluster_file).with_model_of(measured)
+            measured = Cluster.load(cluster_file).with_model_of(measured)
         here = measured.scaled(network=network_of(measured.network, bandwidth, latency, ranks))
         rules = Rules(
             density=density,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hvd_sparse import cluster
+from hvd_sparse.cluster import Cluster
 from hvd_sparse.collectives import COLLECTIVES
 from tests.jobs.launch import mpirun, run
 from tests.profiles import deep_profile
@@ -30,7 +30,7 @@ def test_a_bench_times_every_collective_and_saves_what_a_plan_takes(tmp_path, ra
     for numel in (2000, 50000):
         named = {row["collective"] for row in found["rows"] if row["numel"] == numel}
         assert named == {"dense", *COLLECTIVES} - {"hierarchical"}  # all ranks share a node
-    measured = cluster.load(saved)
+    measured = Cluster.load(saved)
     assert measured.network.size == ranks
     assert measured.network.dense.seconds(1 << 20) > 0
     assert measured.machine.exchange_overhead > 0

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hvd_sparse import bench, bench_ranks, cli, cluster
+from hvd_sparse import bench, bench_ranks, cli
 from hvd_sparse.bench_results import Results, Row, Settings, Timing, winners
 from hvd_sparse.cli.bench import show, verdict
 from hvd_sparse.cluster import Cluster
@@ -114,7 +114,7 @@ def test_json_holds_every_row_and_the_verdict(run, tmp_path):
 def test_the_saved_cluster_is_what_was_measured(run, tmp_path):
     file = tmp_path / "cluster.json"
     assert run("--save", str(file)).exit_code == 0
-    assert cluster.load(file) == MIXED.cluster
+    assert Cluster.load(file) == MIXED.cluster
 
 
 def test_the_plot_is_drawn(run, tmp_path):

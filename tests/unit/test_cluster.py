@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_sparse import cluster
 from hvd_sparse.cluster import Cluster
 from hvd_sparse.errors import InvalidArgumentError
 from tests.profiles import IDLE, MACHINE, deep_profile, gigabits
@@ -14,7 +13,7 @@ HERE = Cluster(network=gigabits(3, 8, latency=7e-5), machine=MACHINE)
 
 def test_a_cluster_is_saved_and_loaded_bit_for_bit(tmp_path):
     HERE.save(tmp_path / "cluster.json")
-    assert cluster.load(tmp_path / "cluster.json") == HERE
+    assert Cluster.load(tmp_path / "cluster.json") == HERE
     assert Cluster.from_json(HERE.to_json()).to_json() == HERE.to_json()
 
 
@@ -27,6 +26,6 @@ def test_a_cluster_replaces_network_and_machine_and_keeps_the_model():
 
 def test_what_is_no_cluster_is_refused(tmp_path):
     with pytest.raises(InvalidArgumentError, match="cannot read a cluster from"):
-        cluster.load(tmp_path / "none")
+        Cluster.load(tmp_path / "none")
     with pytest.raises(InvalidArgumentError, match="is no hvd_sparse cluster"):
         Cluster.from_json(deep_profile(5).to_json())

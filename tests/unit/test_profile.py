@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_sparse import profile
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.profile import LayerProfile, Link, Network, Profile
 from tests.profiles import MACHINE, gigabits, profile_of
@@ -34,7 +33,7 @@ def test_a_profile_reads_back_bit_for_bit(backward, alpha):
 def test_a_profile_is_saved_and_loaded(tmp_path):
     before = profile_of([10, 20], [0.1, 0.2])
     before.save(tmp_path / "profile.json")
-    assert profile.load(tmp_path / "profile.json") == before
+    assert Profile.load(tmp_path / "profile.json") == before
 
 
 def changed(change):
@@ -74,7 +73,7 @@ def test_what_is_no_profile_is_refused_with_the_place(text, message):
 
 def test_a_missing_file_is_refused_by_name(tmp_path):
     with pytest.raises(InvalidArgumentError, match=r"cannot read a profile from .*none\.json"):
-        profile.load(tmp_path / "none.json")
+        Profile.load(tmp_path / "none.json")
 
 
 def test_the_link_of_a_network_is_the_worst_of_all_distances():
