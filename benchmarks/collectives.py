@@ -28,7 +28,8 @@ import typer
 from reporting import Row, Timing, report
 
 from hvd_sparse import _core, reference
-from hvd_sparse.exchange import BucketStats, Buffer, Exchange
+from hvd_sparse.bucket_stats import BucketStats
+from hvd_sparse.exchange import Buffer, Exchange
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.world import World
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hvd_sparse import _core, lifecycle, timeline
+from hvd_sparse.bucket_stats import BucketStats
 from hvd_sparse.errors import (
     ExchangeTimeoutError,
     HvdSparseError,
@@ -49,45 +49,6 @@ class Buffer(NamedTuple):
     def of(cls, array: np.ndarray[Any, Any]) -> Buffer:
         """The memory of a contiguous NumPy array, which must outlive its use."""
         return cls(array.ctypes.data, array.size, array.dtype.name)
-
-
-@dataclass(frozen=True)
-class BucketStats:
-    """What became of one bucket in one step, on this rank.
-
-    Attributes:
-        bucket: Its name.
-        step: Steps of this bucket before this one.
-        numel: Entries of the bucket.
-        asked: Entries asked for (the sum of k over its segments).
-        selected: Entries that this rank selected.
-        reduced: Entries of the sum, the same on every rank.
-        bytes_sent: By this rank, as coded, headers included.
-        bytes_received: By this rank.
-        select_seconds: Accumulating and selecting.
-        exchange_seconds: Exchanging, settling and scattering.
-    """
-
-    bucket: str
-    step: int
-    numel: int
-    asked: int
-    selected: int
-    reduced: int
-    bytes_sent: int
-    bytes_received: int
-    select_seconds: float
-    exchange_seconds: float
-
-    @property
-    def density_asked(self) -> float:
-        """Fraction of the entries asked for."""
-        return self.asked / self.numel if self.numel else 0.0
-
-    @property
-    def density_reached(self) -> float:
-        """Fraction of the entries that this rank selected."""
-        return self.selected / self.numel if self.numel else 0.0
 
 
 class Exchange:
@@ -339,18 +300,7 @@ class Exchange:
         stats = self._open.stats(handle)
         if self.timeline is not None:
             self.timeline.exchanged(handle, stats)
-        return BucketStats(
-            bucket=self._names[handle],
-            step=stats.step,
-            numel=stats.numel,
-            asked=stats.asked,
-            selected=stats.selected,
-            reduced=stats.reduced,
-            bytes_sent=stats.bytes_sent,
-            bytes_received=stats.bytes_received,
-            select_seconds=stats.select_seconds,
-            exchange_seconds=stats.exchange_seconds,
-        )
+        return BucketStats.of(self._names[handle], stats)
 
     def commit(self, refuse: str | None = None) -> None:
         """Ends the step after all its buckets were waited for.

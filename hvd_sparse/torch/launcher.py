@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from hvd_sparse.exchange import BucketStats, Exchange
+from hvd_sparse.bucket_stats import BucketStats
+from hvd_sparse.exchange import Exchange
 from hvd_sparse.plan import BucketChoice
 from hvd_sparse.torch.launch_order import LaunchOrder
 from hvd_sparse.torch.learning_rates import LearningRates

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from hvd_sparse import _core, plan
+from hvd_sparse.bucket_stats import BucketStats
 from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import Compression
-from hvd_sparse.exchange import BucketStats, Exchange
+from hvd_sparse.exchange import Exchange
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.torch.slots import Slot, buffer_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hvd_sparse.exchange import BucketStats
+from hvd_sparse.bucket_stats import BucketStats
 
 
 @dataclass(frozen=True, kw_only=True)
