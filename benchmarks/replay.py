@@ -299,7 +299,7 @@ def main(
         )
     dense_steps = steps if dense_steps is None else dense_steps
     set_tuning_steps(tuning_skipped, tuning_timed)
-    tuning = 2 * (tuning_skipped + tuning_timed + DECISION_STEPS)
+    tuning = 3 * (tuning_skipped + tuning_timed + DECISION_STEPS)  # with a second plan
     if tuning + untimed + turns * (max(steps, dense_steps) + 1) + 1 > most_steps(size):
         raise typer.BadParameter(f"at most {most_steps(size)} steps of a mode with {size} ranks")
 

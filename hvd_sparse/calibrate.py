@@ -1,12 +1,14 @@
-"""Makes a profile agree with a dense step that was timed."""
+"""Makes a profile agree with steps that were timed."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from hvd_sparse.network import Link
-from hvd_sparse.pipeline import simulate_dense
+from hvd_sparse.pipeline import simulate, simulate_dense
+from hvd_sparse.plan import Plan
 from hvd_sparse.profile import Profile
 
 # How far, as a factor, a few short allreduces may be off what a whole step's take.
@@ -26,23 +28,52 @@ def calibrated(profile: Profile, dense_step: float) -> Profile:
         dense_step: Seconds.
     """
 
-    def scaled(factor: float) -> Profile:
-        dense = profile.network.dense
+    def scaled(logarithm: float) -> Profile:
+        dense, factor = profile.network.dense, math.exp(logarithm)
         link = Link(alpha=factor * dense.alpha, beta=factor * dense.beta)
         return replace(profile, network=replace(profile.network, dense=link))
 
-    def too_long(factor: float) -> bool:
-        return simulate_dense(scaled(factor)).step > dense_step
+    limit = math.log(LARGEST_FACTOR)
+    return scaled(_inverse(lambda x: simulate_dense(scaled(x)).step, dense_step, -limit, limit))
 
-    # The step does not get shorter with the factor, so halving finds the largest that fits; a
-    # shorter step than at 1 asks for one below, a longer one for one above.
-    low, high = (1 / LARGEST_FACTOR, 1.0) if too_long(1.0) else (1.0, LARGEST_FACTOR)
-    if simulate_dense(scaled(low)).step >= dense_step:
-        return scaled(low)
+
+def delayed(profile: Profile, plan: Plan, sparse_step: float) -> Profile:
+    """The profile in which a plan's simulated step takes as long as a measured one.
+
+    An exchange begins when the last rank has come to it. Ranks that do not keep step, and cores
+    that they share, so cost each exchange a time that does not depend on its size, and that only a
+    whole step shows: `exchange_overhead` takes it in. The step is never made shorter.
+
+    Args:
+        profile: What the plan was made from.
+        plan: That the steps followed.
+        sparse_step: Seconds.
+    """
+    stages = plan.stages()
+
+    def step(delay: float) -> float:
+        late = [
+            stage if bucket.dense else replace(stage, exchange=stage.exchange + delay)
+            for stage, bucket in zip(stages, plan.buckets, strict=True)
+        ]
+        return simulate(profile, late).step
+
+    machine = profile.machine
+    overhead = machine.exchange_overhead + _inverse(step, sparse_step, 0.0, sparse_step)
+    return replace(profile, machine=replace(machine, exchange_overhead=overhead))
+
+
+def _inverse(function: Callable[[float], float], value: float, low: float, high: float) -> float:
+    """The largest argument between `low` and `high` at which a rising function is at most `value`.
+
+    `low` where it is larger everywhere.
+    """
+    if function(high) <= value:
+        return high
     for _ in range(_HALVINGS):
-        middle = math.sqrt(low * high)
-        if too_long(middle):
-            high = middle
-        else:
+        middle = (low + high) / 2
+        if function(middle) <= value:
             low = middle
-    return scaled(low)
+        else:
+            high = middle
+    return low

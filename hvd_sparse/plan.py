@@ -181,6 +181,14 @@ class Plan(records.Saved):
         """Predicted: computing as a part of the step."""
         return self.compute_seconds / self.step_seconds if self.step_seconds else 1.0
 
+    def decides_like(self, other: Plan) -> bool:
+        """Whether both decide the same, whatever they predict."""
+
+        def decided(plan: Plan) -> list[tuple[object, ...]]:
+            return [(one.layers, one.densities, one.collective, one.wire) for one in plan.buckets]
+
+        return decided(self) == decided(other)
+
     def stages(self) -> list[Stage]:
         """Its buckets, for the pipeline."""
         return [

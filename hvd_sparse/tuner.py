@@ -3,7 +3,8 @@
     DENSE      a few steps travel dense, while layers and steps are timed
     PLANNING   rank 0 makes a plan of everybody's times and tells it to all
     SPARSE     a few steps follow the plan, while steps are timed
-    JUDGING    rank 0 compares, and tells all which kind goes on
+    JUDGING    rank 0 compares, and tells all which kind goes on; or, once, where sparse steps took
+               much longer than predicted, a second plan that allows for it: back to SPARSE
     SETTLED    until it is time to begin again
 
 All ranks go through the stages at the same steps: a stage lasts a number of steps, whatever a rank
@@ -21,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 from hvd_sparse.buckets import Layer
-from hvd_sparse.calibrate import calibrated
+from hvd_sparse.calibrate import calibrated, delayed
 from hvd_sparse.compression import Compression
 from hvd_sparse.network import Network
 from hvd_sparse.plan import Plan
@@ -35,6 +36,8 @@ SKIPPED_STEPS = 2
 TIMED_STEPS = 5
 # Sparse steps must be faster by that much, or gradients travel dense.
 MARGIN = 0.05
+# Sparse steps that take longer than predicted by that much ask for a second plan.
+SURPRISE = 0.05
 # Fraction of the time that comparing may cost, and the fewest steps between two comparisons.
 COMPARISON_SHARE = 0.01
 LEAST_SETTLED_STEPS = 1000
@@ -127,13 +130,14 @@ class Tuner:
         self._times: list[StepTimes] = []
         self._steps = 0  # of this stage
         self._decision: _Decision | None = None
+        self._first: Tuning | None = None  # with the first plan timed, while a second one is tried
         self._said: bool | None = None
 
     def restart(self, network: Network) -> None:
         """Begins again, on a network that was measured anew; between two steps, on all ranks."""
         if self._decision is not None:
             self._decision.close()
-        self._decision = None
+        self._decision = self._first = None
         self._enter(Stage.DENSE, network=network, sparse=False)
 
     def end_step(self, times: StepTimes | None) -> Tuning | None:
@@ -169,7 +173,8 @@ class Tuner:
         elif stage is Stage.SPARSE and timed:
             step = median_or_nan([times.step for times in self._times])
             self._enter(Stage.JUDGING)
-            self._decide([step], _slowest, 1, self._take_up_verdict)
+            length = 1 + count_numbers(self._layers)
+            self._decide([step], self._judge, length, self._take_up_verdict)
 
     def _enter(self, stage: Stage, **changes: Any) -> None:
         self.tuning = replace(self.tuning, stage=stage, **changes)
@@ -218,11 +223,41 @@ class Tuner:
         else:
             self._enter(Stage.SPARSE, sparse=True, **found)
 
+    def _judge(self, rows: Rows) -> list[float]:
+        """A sparse step's time, and the second plan; nan, as many, where there is none to try."""
+        (step,) = _slowest(rows)
+        plan = self._second_plan(step)
+        none = [math.nan] * count_numbers(self._layers)
+        return [step, *(none if plan is None else to_numbers(plan, self._layers))]
+
+    def _second_plan(self, step: float) -> Plan | None:
+        profile, plan = self.tuning.profile, self.tuning.plan
+        assert profile is not None
+        assert plan is not None
+        if self._first is not None or not step > (1 + SURPRISE) * plan.step_seconds:
+            return None
+        second = make_plan(delayed(profile, plan, step), rules_of(self._compression))
+        return None if second.dense or second.decides_like(plan) else second
+
     def _take_up_verdict(self, _: Rows, numbers: list[float]) -> None:
-        sparse, dense = _known(numbers[0]), self.tuning.dense_seconds
+        step, second = numbers[0], numbers[1:]
+        found = replace(self.tuning, sparse_seconds=_known(step))
+        if not math.isnan(second[0]):
+            assert found.profile is not None
+            assert found.plan is not None
+            self._first = found
+            self._enter(
+                Stage.SPARSE,
+                profile=delayed(found.profile, found.plan, step),
+                plan=from_numbers(second, self._layers),
+            )
+            return
+        best = min([self._first or found, found], key=lambda one: one.sparse_seconds or math.inf)
+        self._first = None
+        sparse, dense = best.sparse_seconds, best.dense_seconds
         # Where no rank could time its steps, nothing shows that sparse ones are faster.
         faster = sparse is not None and dense is not None and sparse < (1 - MARGIN) * dense
-        self._settle(sparse=faster, sparse_seconds=sparse)
+        self._settle(sparse=faster, sparse_seconds=sparse, plan=best.plan, profile=best.profile)
 
     def _settle(self, **changes: Any) -> None:
         """Ends the comparison; tells the user, once, and again when it comes out differently."""

@@ -39,6 +39,13 @@ def bucket(layers, densities, collective, wire):
     )
 
 
+SECOND = Plan(
+    buckets=(bucket(("head", "stem", "body"), (0.1, 0.1, 0.1), "gtopk", "packed"),),
+    step_seconds=0.7,
+    size=3,
+    dense_seconds=1.0,
+    compute_seconds=0.25,
+)
 SECONDS = {"size": 3, "dense_seconds": 1.0, "compute_seconds": 0.25}
 SPARSE = Plan(
     buckets=(
@@ -158,6 +165,46 @@ def test_it_goes_dense_and_says_so_where_sparse_does_not_win_by_a_margin(
     assert record.levelname == "WARNING"
     assert "gradients travel dense" in record.message
     assert f"{1e3 * sparse_seconds:.3g} ms sparse, 1e+03 ms dense" in record.message
+
+
+@pytest.fixture
+def planned_again(monkeypatch):
+    """Makes the model choose one plan, and another where exchanges were found to be late."""
+
+    def make_plan(profile, rules):
+        late = profile.machine.exchange_overhead > MACHINE.exchange_overhead
+        return SECOND if late else SPARSE
+
+    monkeypatch.setattr(tuning, "make_plan", make_plan)
+
+
+@pytest.mark.parametrize(("second_seconds", "kept"), [(2.8, SECOND), (3.4, SPARSE)])
+def test_a_plan_that_takes_longer_than_predicted_gets_a_second_one_beside_it(
+    planned_again, second_seconds, kept, caplog
+):
+    ranks = tuners()
+    seconds = {SPARSE: 3.2, SECOND: second_seconds}
+    changes = []
+    for _ in range(40):
+        now = ranks[0].tuning
+        step = times(seconds[now.plan] if now.sparse else 4.0)
+        changed = [one.end_step(step) for one in ranks]
+        changes += [found.plan for found in changed[:1] if found is not None]
+        assert len({(one.tuning.stage, one.tuning.plan) for one in ranks}) == 1
+    assert changes == [SPARSE, SECOND, *([SPARSE] if kept is SPARSE else [])]
+    found = ranks[2].tuning
+    assert found.stage is Stage.SETTLED
+    assert found.sparse
+    assert found.sparse_seconds == seconds[kept]
+    late = found.profile.machine.exchange_overhead > MACHINE.exchange_overhead
+    assert late == (kept is SECOND)
+
+
+def test_a_second_plan_is_tried_once_and_may_lose_to_dense(planned_again, caplog):
+    ranks = tuners()
+    changes = run(ranks, 60, lambda sparse: 3.0 if sparse else 1.0)
+    assert [sparse for *_, sparse in changes] == [True, True, False]
+    assert ranks[1].tuning.stage is Stage.SETTLED
 
 
 def test_a_plan_that_is_all_dense_is_not_tried(planned, caplog):
