@@ -29,6 +29,12 @@ constexpr std::int64_t kRemotePiece = 64 * 1024 - 512;
 // How many pieces of a message may be on their way: enough for 25 Gb/s between two looks.
 constexpr int kWindow = 8;
 
+bool Finalized() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  return finalized != 0;
+}
+
 /// One message of a transfer, in one direction.
 struct Stream {
   int peer;
@@ -120,6 +126,7 @@ class Streams {
 
   /// Takes back the receives, whose memory is about to go; a send cannot be taken back.
   void Cancel() {
+    if (Finalized()) return;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       if (requests_[i] == MPI_REQUEST_NULL || streams_[i / kWindow].sends) continue;
       MPI_Cancel(&requests_[i]);
@@ -194,13 +201,18 @@ class MpiCommunicator final : public Communicator {
         patience.Progress();
         continue;
       }
+      patience.Pause();
+      // Right before the next look: where a rank has left, Horovod finalizes MPI on all others.
       if (lifeline_ != nullptr) {
         if (auto failure = lifeline_->CurrentFailure()) {
           throw Error(failure->kind, Concat(failure->message, "; rank ", rank_,
                                             " was waiting for rank ", whom(), " in ", what));
         }
       }
-      patience.Pause();
+      if (Finalized()) {
+        Throw(ErrorKind::kPeerLost, "MPI was finalized because a rank has shut Horovod down; rank ",
+              rank_, " was waiting for rank ", whom(), " in ", what);
+      }
     }
   }
 
