@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 
 import horovod.torch as hvd
 import pytest
@@ -95,6 +96,31 @@ def test_nothing_is_lost_from_dense_to_sparse_and_back(verdict, sparse):
 
 
 @several_ranks
+def test_nothing_is_lost_from_one_plan_to_another(verdict, monkeypatch):
+    verdict(sparse=True)
+    made = []
+
+    def make_plan(profile, rules):  # on rank 0; whatever it predicts, the step takes longer
+        first = replace(mixed_plan(profile, rules), step_seconds=1e-9)
+        sparse = replace(first.buckets[0], collective="gtopk", densities=(0.2,))
+        made.append(first if not made else replace(first, buckets=(sparse, *first.buckets[1:])))
+        return made[-1]
+
+    monkeypatch.setattr(tuner, "make_plan", make_plan)
+    model = Toy()
+    optimizer = distribute(model, COMPRESSION)
+    seen = []
+    for _ in train(model, optimizer, range(CYCLE + DENSE_STEPS + 4)):
+        seen.append(len(stats(optimizer).last.buckets))
+        assert_same_on_all_ranks(model.parameters())
+    assert seen[:-4] == [0] * DENSE_STEPS + [1] * DENSE_STEPS + [2] * DENSE_STEPS
+    found = tuning(optimizer)
+    assert found.stage is Stage.SETTLED
+    assert seen[-1] == sum(not bucket.dense for bucket in found.plan.buckets)
+    assert len(made) == (2 if hvd.rank() == 0 else 0)
+
+
+@several_ranks
 def test_what_was_measured_and_decided_is_the_same_on_all_ranks(verdict):
     verdict(sparse=True)
     model = Toy()
@@ -115,7 +141,7 @@ def test_what_was_measured_and_decided_is_the_same_on_all_ranks(verdict):
 def test_the_real_planner_decides_the_same_everywhere():
     model = Toy({"a": (300, 200), "b": (200, 100), "c": (100, 30)})
     optimizer = distribute(model, COMPRESSION)
-    list(train(model, optimizer, range(CYCLE + 2)))
+    list(train(model, optimizer, range(CYCLE + DENSE_STEPS)))  # perhaps with a second plan
     found = tuning(optimizer)
     assert found.stage is Stage.SETTLED
     assert all(theirs == found for theirs in hvd.allgather_object(found, name="tuning"))
