@@ -12,16 +12,15 @@ Importing this module teaches `horovod.torch.DistributedOptimizer` sparse compre
 `import hvd_sparse.torch as hvd` works as well: everything in horovod.torch is here, too.
 """
 
-from typing import Any
-
 import horovod.torch as _horovod
 
+from hvd_sparse import handing_on as _handing_on
 from hvd_sparse.compression import LAGS, GaussianK, GTopK, TopK
 from hvd_sparse.schedules import Warmup
+from hvd_sparse.step_stats import Stats, StepStats, TotalStats
 from hvd_sparse.torch import patches as _patches
 from hvd_sparse.torch.functions import sparse_allreduce
 from hvd_sparse.torch.optimizer import stats
-from hvd_sparse.torch.step_stats import Stats, StepStats, TotalStats
 from hvd_sparse.torch.tuning import replan, tuning
 
 _patches.install()
@@ -40,14 +39,9 @@ __all__ = [
     "stats",
     "tuning",
 ]
-__all__ += [name for name in dir(_horovod) if not name.startswith("_") and name not in globals()]
+__all__ += _handing_on.names_of(_horovod, globals())
 
-
-def __getattr__(name: str) -> Any:
-    try:
-        return getattr(_horovod, name)
-    except AttributeError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+__getattr__ = _handing_on.getter_of(__name__, _horovod)
 
 
 def __dir__() -> list[str]:

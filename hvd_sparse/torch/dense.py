@@ -50,14 +50,8 @@ class DenseReducer:
         self._prefix = prefix
         self._exchange = exchange
         self._rates = rates
-        predivide = settings.gradient_predivide_factor
-        self._scale = settings.scales(1)[0]
-        self._options = {
-            "op": settings.op,
-            "prescale_factor": 1.0 / predivide,
-            "postscale_factor": predivide,
-            "process_set": process_set,
-        }
+        self._scale = settings.reduction.scales(1)[0]
+        self._options = {**settings.reduction.of_horovod(), "process_set": process_set}
         self._in_flight: list[tuple[Slot, int]] = []
         self._remainders: dict[str, torch.Tensor] = {}
 

@@ -17,8 +17,9 @@ from hvd_sparse.errors import (
     UnsupportedError,
 )
 from hvd_sparse.exchange import Exchange
-from hvd_sparse.sparsifiers import as_sparsifier
-from hvd_sparse.torch.settings import check_op, check_parameter
+from hvd_sparse.planned_bucket import add_planned_bucket
+from hvd_sparse.reduction import checked_reduction
+from hvd_sparse.torch.settings import check_parameter
 from hvd_sparse.torch.slots import buffer_of
 from hvd_sparse.world import World
 
@@ -52,17 +53,7 @@ class _Channel:
             layout = Bucket((Layer(label, numel),), layer_wise=False)
             (choice,) = plan.fixed_choices(layout.layers, compression)
             ks = plan.largest_ks(layout, choice.densities, compression.warmup)
-            number = self.exchange.add_bucket(
-                label,
-                numels=[numel],
-                segments=layout.segments,
-                capacity_ks=ks,
-                sparsifier=as_sparsifier(compression.sparsifier),
-                collective=choice.collective,
-                slack=compression.slack,
-                packed=choice.wire == "packed",
-                wire_dtype=compression.values,
-            )
+            number = add_planned_bucket(self.exchange, layout, choice, compression)
             self._buckets[key] = (number, ks, torch.zeros(1, 4))
         return self._buckets[key]
 
@@ -121,7 +112,7 @@ def sparse_allreduce(
         ExchangeFailedError: Another rank ended the exchange, or died. The next call builds it anew.
     """
     compression = as_compression(compression)
-    check_op(op)
+    reduction = checked_reduction(hvd, op=op)
     _check_tensors(tensor, residual)
     result = tensor.detach().clone(memory_format=torch.contiguous_format)
     if tensor.numel() == 0:
@@ -137,7 +128,7 @@ def sparse_allreduce(
             states=buffer_of(state),
             ks=ks,
             decays=[1.0],
-            output_scale=1.0 / process_set.size() if op == hvd.Average else 1.0,
+            output_scale=reduction.scales(process_set.size())[1],
         )
         exchange.wait(handle)
         exchange.commit()

@@ -42,7 +42,7 @@ class Launcher:
         self._exchange = exchange
         self._rates = rates
         self._broadcast = broadcast
-        self._scale, self._output_scale = settings.scales(size)
+        self._scale, self._output_scale = settings.reduction.scales(size)
         self._number_of: dict[str, int] = {}
         self._order = LaunchOrder(0, broadcast)
         self._launched = 0

@@ -8,14 +8,15 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from hvd_sparse.agreement import agree
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange import Exchange
-from hvd_sparse.torch.agreement import NamedParameters, agree, name_parameters
+from hvd_sparse.step_stats import Stats
 from hvd_sparse.torch.attachment import Attachment, attachment_of, require_attachment
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.measurer import Measurer
+from hvd_sparse.torch.parameters import NamedParameters, describe, name_parameters
 from hvd_sparse.torch.settings import Settings, check_parameter
-from hvd_sparse.torch.step_stats import Stats
 from hvd_sparse.world import World
 
 _live: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
@@ -116,7 +117,12 @@ def _build(
     world = World.from_horovod(hvd, process_set)
     options = {} if settings is None else settings.describe()
     _serial = 1 + agree(
-        world, process_set.ranks, problem=problem, named=named, options=options, serial=_serial
+        world,
+        process_set.ranks,
+        problem=problem,
+        parameters=describe(named),
+        options=options,
+        serial=_serial,
     )
     assert settings is not None
     for other in live_exchanges():

@@ -8,10 +8,8 @@ shutdown                    ends the exchanges first
 
 from __future__ import annotations
 
-import functools
 import gc
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,11 +22,10 @@ import torch
 from hvd_sparse import lifecycle
 from hvd_sparse.compression import as_compression, is_sparse_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.patching import replace
 from hvd_sparse.torch.attachment import attachment_of
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.optimizer import distribute, live_exchanges
-
-_MARK = "_hvd_sparse_stock"
 
 # Where Horovod's modules hold the functions under their own names.
 _MODULES = (
@@ -42,25 +39,13 @@ _MODULES = (
 
 def install() -> None:
     """Changes horovod.torch; once, however often it is called."""
-    _replace("DistributedOptimizer", horovod.torch.optimizer, _distributed_optimizer)
-    _replace("broadcast_optimizer_state", horovod.torch.functions, _broadcast_optimizer_state)
-    _replace("join", horovod.torch.mpi_ops, _join)
-    _replace("shutdown", horovod.torch.mpi_ops, _shutdown)
-
-
-def _replace(name: str, home: Any, around: Callable[..., Any]) -> None:
-    stock = getattr(home, name)
-    if hasattr(stock, _MARK):
-        return
-
-    @functools.wraps(stock)
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        return around(stock, *args, **kwargs)
-
-    setattr(replacement, _MARK, stock)
-    for module in filter(None, map(sys.modules.get, _MODULES)):
-        if getattr(module, name, None) is stock:
-            setattr(module, name, replacement)
+    for name, home, around in (
+        ("DistributedOptimizer", horovod.torch.optimizer, _distributed_optimizer),
+        ("broadcast_optimizer_state", horovod.torch.functions, _broadcast_optimizer_state),
+        ("join", horovod.torch.mpi_ops, _join),
+        ("shutdown", horovod.torch.mpi_ops, _shutdown),
+    ):
+        replace(name, home, around, modules=_MODULES)
 
 
 def _distributed_optimizer(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

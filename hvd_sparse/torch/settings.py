@@ -10,11 +10,10 @@ import torch
 
 from hvd_sparse.compression import Compression, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.reduction import Reduction, checked_reduction
 from hvd_sparse.schedules import checked_count
 from hvd_sparse.torch.slots import DTYPES
 
-_OPS = {hvd.Average: "Average", hvd.Sum: "Sum"}
-_REFUSED_OPS = {hvd.Adasum: "Adasum", hvd.Min: "Min", hvd.Max: "Max", hvd.Product: "Product"}
 _REFUSED_OPTIMIZERS = {
     torch.optim.LBFGS: "it evaluates its closure many times a step",
     torch.optim.SparseAdam: "it needs sparse gradients, and a sparse exchange returns dense ones",
@@ -27,8 +26,7 @@ class Settings:
 
     compression: Compression
     backward_passes_per_step: int
-    op: int
-    gradient_predivide_factor: float
+    reduction: Reduction
     sparse_as_dense: bool
 
     @classmethod
@@ -56,49 +54,28 @@ class Settings:
                     f"torch.optim.{refused.__name__} cannot be used with a sparse compression: "
                     f"{why}"
                 )
-        check_op(op)
-        if groups is not None or num_groups != 0:
-            raise UnsupportedError(
-                "groups and num_groups do not apply to a sparse compression: use its bucket_numel "
-                "to say how many elements travel together"
-            )
-        factor = float(gradient_predivide_factor)
-        if not 0 < factor < float("inf"):
-            raise InvalidArgumentError(f"gradient_predivide_factor must be > 0, got {factor}")
-        if factor != 1.0 and op != hvd.Average:
-            raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
+        reduction = checked_reduction(
+            hvd,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            num_groups=num_groups,
+            groups=groups,
+        )
         return cls(
             compression=as_compression(compression),
             backward_passes_per_step=checked_passes(backward_passes_per_step),
-            op=op,
-            gradient_predivide_factor=factor,
+            reduction=reduction,
             sparse_as_dense=bool(sparse_as_dense),
         )
-
-    def scales(self, size: int) -> tuple[float, float]:
-        """Factors of the gradients into the residual and of the sum into the gradients."""
-        if self.op == hvd.Sum:
-            return 1.0, 1.0
-        return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor / size
 
     def describe(self) -> dict[str, str]:
         """By name, what must be the same on all ranks."""
         return {
             "compression": repr(self.compression),
             "backward_passes_per_step": str(self.backward_passes_per_step),
-            "op": _OPS[self.op],
-            "gradient_predivide_factor": str(self.gradient_predivide_factor),
+            **self.reduction.describe(),
             "sparse_as_dense": str(self.sparse_as_dense),
         }
-
-
-def check_op(op: int) -> None:
-    """Raises UnsupportedError unless `op` is Horovod's Average or Sum."""
-    if op not in _OPS:
-        raise UnsupportedError(
-            f"op={_REFUSED_OPS.get(op, op)} cannot be used with a sparse compression: "
-            "only Average and Sum"
-        )
 
 
 def checked_passes(passes: int) -> int:

@@ -11,7 +11,7 @@ from hvd_sparse.bucket_stats import BucketStats
 from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import Compression
 from hvd_sparse.exchange import Exchange
-from hvd_sparse.sparsifiers import as_sparsifier
+from hvd_sparse.planned_bucket import add_planned_bucket
 from hvd_sparse.torch.slots import Slot, buffer_of
 
 
@@ -50,17 +50,7 @@ class SparseBucket:
         self._densities = choice.densities
         self._warmup = compression.warmup
         self._exchange = exchange
-        self._bucket = exchange.add_bucket(
-            self.layout.name,
-            numels=[layer.numel for layer in layers],
-            segments=self.layout.segments,
-            capacity_ks=plan.largest_ks(self.layout, self._densities, self._warmup),
-            sparsifier=as_sparsifier(compression.sparsifier),
-            collective=choice.collective,
-            slack=compression.slack,
-            packed=choice.wire == "packed",
-            wire_dtype=compression.values,
-        )
+        self._bucket = add_planned_bucket(exchange, self.layout, choice, compression)
         self._handle: int | None = None
 
     def note_ready(self) -> None:

@@ -8,8 +8,8 @@ import torch
 
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.torch import LAGS
-from hvd_sparse.torch.agreement import name_parameters
 from hvd_sparse.torch.learning_rates import LearningRates
+from hvd_sparse.torch.parameters import name_parameters
 from hvd_sparse.torch.settings import Settings, check_parameter
 from hvd_sparse.torch.slots import Slot
 
@@ -27,7 +27,7 @@ def sgd(*params, **options):
     ],
 )
 def test_gradients_are_scaled_before_and_after_the_sum(options, scales):
-    assert Settings.checked(sgd(), LAGS, **options).scales(4) == scales
+    assert Settings.checked(sgd(), LAGS, **options).reduction.scales(4) == scales
 
 
 @pytest.mark.parametrize("passes", [0, -1])

@@ -1,0 +1,24 @@
+"""Lets a module hand on everything of Horovod's module of the same framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+
+def names_of(horovod: ModuleType, own: dict[str, Any]) -> list[str]:
+    """Public names of Horovod's module that are not the module's own."""
+    return [name for name in dir(horovod) if not name.startswith("_") and name not in own]
+
+
+def getter_of(module: str, horovod: ModuleType) -> Callable[[str], Any]:
+    """A module's `__getattr__`, which finds in Horovod's what is not here."""
+
+    def get(name: str) -> Any:
+        try:
+            return getattr(horovod, name)
+        except AttributeError:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}") from None
+
+    return get

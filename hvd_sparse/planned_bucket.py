@@ -1,0 +1,39 @@
+"""Gives an exchange the bucket that a plan asks for."""
+
+from __future__ import annotations
+
+from hvd_sparse import plan
+from hvd_sparse.buckets import Bucket
+from hvd_sparse.compression import Compression
+from hvd_sparse.exchange import Exchange
+from hvd_sparse.sparsifiers import as_sparsifier
+
+
+def add_planned_bucket(
+    exchange: Exchange, layout: Bucket, choice: plan.BucketChoice, compression: Compression
+) -> int:
+    """Adds a bucket; in the same order on every rank.
+
+    Args:
+        exchange: Gets it.
+        layout: Names and sizes of its layers.
+        choice: Densities, collective and wire format.
+        compression: What the user asked for: all else.
+
+    Returns:
+        Its number in the exchange.
+
+    Raises:
+        InvalidArgumentError: As of `Exchange.add_bucket`.
+    """
+    return exchange.add_bucket(
+        layout.name,
+        numels=[layer.numel for layer in layout.layers],
+        segments=layout.segments,
+        capacity_ks=plan.largest_ks(layout, choice.densities, compression.warmup),
+        sparsifier=as_sparsifier(compression.sparsifier),
+        collective=choice.collective,
+        slack=compression.slack,
+        packed=choice.wire == "packed",
+        wire_dtype=compression.values,
+    )

@@ -1,0 +1,60 @@
+"""The parameters of an optimizer, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from hvd_sparse.errors import InvalidArgumentError
+
+NamedParameters = Sequence[tuple[str, torch.Tensor]]
+
+
+def name_parameters(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | None
+) -> list[tuple[str, torch.Tensor]]:
+    """The parameters of `optimizer` that want gradients, in the order in which they were named.
+
+    Raises:
+        InvalidArgumentError: As Horovod does, in its words: for elements that are no tuples, names
+            that occur twice and parameters without a name.
+    """
+    if named_parameters is None:
+        named = [
+            (f"allreduce.noname.{i}.{j}", param)
+            for i, group in enumerate(optimizer.param_groups)
+            for j, param in enumerate(group["params"])
+        ]
+    else:
+        named = list(named_parameters)
+    if any(not isinstance(pair, tuple) for pair in named):
+        raise InvalidArgumentError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced "
+            "by model.named_parameters()."
+        )
+    names = [name for name, _ in named]
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise InvalidArgumentError(
+            "Parameter names in named_parameters must be unique. Found duplicates: "
+            + ", ".join(twice)
+        )
+    optimized = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    unnamed = optimized - {id(param) for _, param in named}
+    if unnamed:
+        raise InvalidArgumentError(
+            "named_parameters was specified, but one or more model parameters were not named. "
+            f"Python object ids: {', '.join(map(str, unnamed))}"
+        )
+    first_names: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, param in named:
+        if id(param) in optimized and param.requires_grad:
+            first_names.setdefault(id(param), (name, param))
+    return list(first_names.values())
+
+
+def describe(named: NamedParameters) -> list[str]:
+    """Name, shape and type of each parameter, which must be the same on all ranks."""
+    return [f"'{name}' {tuple(p.shape)} {str(p.dtype)[6:]}" for name, p in named]
