@@ -1,6 +1,6 @@
-"""Types of csrc/bindings/python_module.cc."""
+"""Types of csrc/bindings/python_*.cc."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -153,3 +153,27 @@ class Exchange:
     def swap(self, peer: int, bytes: int, repetitions: int) -> list[float]: ...  # noqa: A002
     def check(self) -> None: ...
     def fail(self, reason: str) -> None: ...
+
+class DrivenBucket:
+    def __init__(
+        self,
+        bucket: int,
+        *,
+        scale: float,
+        output_scale: float,
+        ks: Sequence[tuple[int, Sequence[int]]],
+    ) -> None: ...
+
+class StepDriver:
+    def __init__(
+        self,
+        exchange: Exchange,
+        buckets: Sequence[DrivenBucket],
+        after_step: Callable[[], None] | None,
+    ) -> None: ...
+    @property
+    def table(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    def cancel(self, reason: str) -> None: ...
+    def close(self) -> None: ...

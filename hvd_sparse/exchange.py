@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,22 @@ class Buffer(NamedTuple):
     def of(cls, array: np.ndarray[Any, Any]) -> Buffer:
         """The memory of a contiguous NumPy array, which must outlive its use."""
         return cls(array.ctypes.data, array.size, array.dtype.name)
+
+
+class DrivenBucket(NamedTuple):
+    """A bucket of a driver, and what holds for it in every step.
+
+    Attributes:
+        bucket: From `Exchange.add_bucket`.
+        scale: Of the gradients on their way into the residual.
+        output_scale: Of the sum on its way into the gradients.
+        ks: From which step on, counted from 0 and ascending, which k of every segment.
+    """
+
+    bucket: int
+    scale: float
+    output_scale: float
+    ks: Sequence[tuple[int, Sequence[int]]]
 
 
 class Exchange:
@@ -297,10 +314,9 @@ class Exchange:
         finally:
             if self.timeline is not None:
                 self.timeline.wait_ends(handle)
-        stats = self._open.stats(handle)
         if self.timeline is not None:
-            self.timeline.exchanged(handle, stats)
-        return BucketStats.of(self._names[handle], stats)
+            self.timeline.exchanged(handle, self._open.stats(handle))
+        return self.stats(handle)
 
     def commit(self, refuse: str | None = None) -> None:
         """Ends the step after all its buckets were waited for.
@@ -319,6 +335,37 @@ class Exchange:
             if self.timeline is not None and isinstance(error, NonFiniteGradientError):
                 self.timeline.refused(str(error))
             raise _noted(error) from None
+
+    def drive(self, buckets: Sequence[DrivenBucket]) -> _core.StepDriver:
+        """What runs steps of these buckets for an executor that hands them over in any order.
+
+        Args:
+            buckets: All of the exchange's, in the order in which they start; the same on all ranks.
+        """
+        rows = self.timeline
+
+        def note_step() -> None:
+            assert rows is not None
+            for one in buckets:
+                rows.exchanged(one.bucket, self._open.stats(one.bucket))
+
+        return _core.StepDriver(
+            self._open,
+            [
+                _core.DrivenBucket(
+                    one.bucket,
+                    scale=one.scale,
+                    output_scale=one.output_scale,
+                    ks=[(step, list(ks)) for step, ks in one.ks],
+                )
+                for one in buckets
+            ],
+            None if rows is None else note_step,
+        )
+
+    def stats(self, bucket: int) -> BucketStats:
+        """What the bucket's last step cost."""
+        return BucketStats.of(self._names[bucket], self._open.stats(bucket))
 
     def swap(self, peer: int, bytes: int, repetitions: int) -> list[float]:  # noqa: A002
         """Times swaps of equal messages with another rank, which calls the same for this one.
@@ -358,6 +405,9 @@ class Exchange:
 
     def close(self) -> None:
         """Ends this rank's part; ranks that still wait for it are told that it left."""
+        if self._core is not None:
+            with suppress(HvdSparseError):
+                self.check()  # notes whether a rank was lost, where only an op has heard of it
         self._core = None
 
     @property

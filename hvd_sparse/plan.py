@@ -50,6 +50,15 @@ def ks_at(
     return [entries_to_send(n, d) for n, d in zip(bucket.segments, densities, strict=True)]
 
 
+def ks_by_step(
+    bucket: Bucket, densities: Sequence[float], warmup: Warmup | None
+) -> list[tuple[int, list[int]]]:
+    """From which step on, counted from 0, `ks_at` gives what; each stage of the warm-up once."""
+    stages = 0 if warmup is None else len(warmup.densities)
+    steps = [0] if warmup is None else [stage * warmup.steps for stage in range(stages + 1)]
+    return [(step, ks_at(bucket, densities, warmup, step)) for step in steps]
+
+
 def largest_ks(bucket: Bucket, densities: Sequence[float], warmup: Warmup | None) -> list[int]:
     """The largest k of each unit in any step: what memory and messages are made for."""
     if warmup is not None:

@@ -1,0 +1,59 @@
+/// Memory and number types as they come from Python: addresses, never objects of a framework.
+
+#ifndef HVD_SPARSE_BINDINGS_PYTHON_BUFFERS_H_
+#define HVD_SPARSE_BINDINGS_PYTHON_BUFFERS_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+
+#include "csrc/base/error.h"
+#include "csrc/base/types.h"
+#include "csrc/sparsifiers/sparsifier.h"
+
+namespace hvd_sparse {
+
+/// (address, numel, dtype): a hvd_sparse.exchange.Buffer.
+using PyBuffer = std::tuple<std::uintptr_t, std::int64_t, std::string>;
+
+inline const std::map<std::string, DType>& DTypes() {
+  static const std::map<std::string, DType> names = {{"float32", DType::kFloat32},
+                                                     {"float64", DType::kFloat64},
+                                                     {"float16", DType::kFloat16},
+                                                     {"bfloat16", DType::kBFloat16}};
+  return names;
+}
+
+inline GradView ViewOf(const PyBuffer& buffer) {
+  const auto& [address, numel, dtype] = buffer;
+  const auto found = DTypes().find(dtype);
+  Require(found != DTypes().end(),
+          "dtype must be one of float32, float64, float16, bfloat16; got '", dtype, "'");
+  return {reinterpret_cast<void*>(address), numel, found->second};  // NOLINT: an address it is
+}
+
+inline Span<float> FloatsOf(const PyBuffer& buffer, const char* argument) {
+  const GradView view = ViewOf(buffer);
+  Require(view.dtype == DType::kFloat32, argument, " must be float32, got ", std::get<2>(buffer));
+  return {static_cast<float*>(view.data), view.numel};
+}
+
+inline Span<SelectionState> StatesOf(const PyBuffer& buffer) {
+  constexpr std::int64_t kFields = sizeof(SelectionState) / sizeof(float);
+  const Span<float> floats = FloatsOf(buffer, "states");
+  Require(floats.size % kFields == 0, "states must hold ", kFields, " numbers per segment, got ",
+          floats.size);
+  return {reinterpret_cast<SelectionState*>(floats.data), floats.size / kFields};
+}
+
+inline DType WireDTypeFrom(const std::string& name) {
+  const auto found = DTypes().find(name);
+  Require(found != DTypes().end() && found->second != DType::kFloat64,
+          "wire_dtype must be one of float32, float16, bfloat16; got '", name, "'");
+  return found->second;
+}
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_BINDINGS_PYTHON_BUFFERS_H_

@@ -1,0 +1,162 @@
+/// Exchanges as Python sees them; hvd_sparse/exchange.py gives them types.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/bindings/python_buffers.h"
+#include "csrc/bindings/python_module.h"
+#include "csrc/comm/lifeline.h"
+#include "csrc/comm/loopback_communicator.h"
+#include "csrc/exchange/exchange.h"
+#ifdef HVD_SPARSE_WITH_MPI
+#include "csrc/comm/mpi_communicator.h"
+#endif
+
+namespace py = pybind11;
+
+namespace hvd_sparse {
+namespace {
+
+/// Waits with the GIL released, in slices, so that Ctrl-C is answered.
+void Wait(Exchange& exchange, int bucket) {
+  for (;;) {
+    {
+      const py::gil_scoped_release release;  // peers may be threads of this interpreter
+      if (exchange.Wait(bucket, 0.1)) return;
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+}
+
+void Start(Exchange& exchange, int bucket, const std::vector<PyBuffer>& gradients,
+           const PyBuffer& residual, const PyBuffer& states, std::vector<std::int64_t> ks,
+           std::vector<float> decays, float scale, float output_scale) {
+  Launch launch;
+  for (const PyBuffer& gradient : gradients) launch.gradients.push_back(ViewOf(gradient));
+  launch.residual = FloatsOf(residual, "residual");
+  launch.states = StatesOf(states);
+  launch.ks = std::move(ks);
+  launch.decays = std::move(decays);
+  launch.scale = scale;
+  launch.output_scale = output_scale;
+  const py::gil_scoped_release release;
+  exchange.Start(bucket, std::move(launch));
+}
+
+SelectOn SelectOnFrom(const std::string& name) {
+  Require(name == "caller" || name == "engine", "select_on must be 'caller' or 'engine', got '",
+          name, "'");
+  return name == "caller" ? SelectOn::kCaller : SelectOn::kEngine;
+}
+
+}  // namespace
+
+void BindExchange(py::module_& m) {
+  py::class_<Lifeline, std::shared_ptr<Lifeline>>(m, "Lifeline")
+      .def(py::init<int, int, const std::string&>(), py::arg("rank"), py::arg("size"),
+           py::arg("name"))
+      .def("listen", &Lifeline::Listen)
+      .def("connect", &Lifeline::Connect, py::arg("address"), py::arg("seconds"),
+           py::call_guard<py::gil_scoped_release>());
+
+  py::class_<RoundTimes>(m, "RoundTimes")
+      .def_readonly("name", &RoundTimes::name)
+      .def_readonly("begin", &RoundTimes::begin)
+      .def_readonly("end", &RoundTimes::end)
+      .def_readonly("bytes_sent", &RoundTimes::bytes_sent)
+      .def_readonly("bytes_received", &RoundTimes::bytes_received);
+
+  py::class_<BucketStats>(m, "BucketStats")
+      .def_readonly("step", &BucketStats::step)
+      .def_readonly("numel", &BucketStats::numel)
+      .def_readonly("asked", &BucketStats::asked)
+      .def_readonly("selected", &BucketStats::selected)
+      .def_readonly("reduced", &BucketStats::reduced)
+      .def_readonly("bytes_sent", &BucketStats::bytes_sent)
+      .def_readonly("bytes_received", &BucketStats::bytes_received)
+      .def_readonly("select_seconds", &BucketStats::select_seconds)
+      .def_readonly("exchange_seconds", &BucketStats::exchange_seconds)
+      .def_readonly("select_begin", &BucketStats::select_begin)
+      .def_readonly("select_end", &BucketStats::select_end)
+      .def_readonly("exchange_begin", &BucketStats::exchange_begin)
+      .def_readonly("settle_begin", &BucketStats::settle_begin)
+      .def_readonly("exchange_end", &BucketStats::exchange_end)
+      .def_readonly("rounds", &BucketStats::rounds);
+
+  py::class_<LoopbackWorld, std::shared_ptr<LoopbackWorld>>(
+      m, "LoopbackWorld", "What ranks that are threads of this process share.")
+      .def(py::init<int, double>(), py::arg("size"), py::arg("timeout_seconds") = 60.0)
+      .def_property_readonly("size", &LoopbackWorld::size);
+
+  py::class_<Exchange>(m, "Exchange")
+      .def_static(
+          "over_loopback",
+          [](std::shared_ptr<LoopbackWorld> world, int rank, const std::string& select_on,
+             int local_size) {
+            Nodes nodes = Nodes::Of(world->size(), local_size);
+            return std::make_unique<Exchange>(
+                std::make_unique<LoopbackCommunicator>(std::move(world), rank),
+                SelectOnFrom(select_on), std::move(nodes));
+          },
+          py::arg("world"), py::arg("rank"), py::kw_only(), py::arg("select_on"),
+          py::arg("local_size"))
+#ifdef HVD_SPARSE_WITH_MPI
+      .def_static(
+          "over_mpi",
+          [](std::vector<int> world_ranks, int tag, std::shared_ptr<Lifeline> lifeline,
+             std::int64_t max_message_bytes, const std::string& select_on,
+             std::vector<int> machines, std::vector<int> nodes) {
+            const py::gil_scoped_release release;
+            MpiOptions options;
+            options.world_ranks = std::move(world_ranks);
+            options.machines = std::move(machines);
+            options.tag = tag;
+            options.limits = WaitLimits::FromEnvironment();
+            options.max_message_bytes = max_message_bytes;
+            return std::make_unique<Exchange>(MakeMpiCommunicator(options, std::move(lifeline)),
+                                              SelectOnFrom(select_on), Nodes(std::move(nodes)));
+          },
+          py::arg("world_ranks"), py::kw_only(), py::arg("tag"), py::arg("lifeline"),
+          py::arg("max_message_bytes"), py::arg("select_on"), py::arg("machines"), py::arg("nodes"))
+#endif
+      .def(
+          "add_bucket",
+          [](Exchange& self, std::string name, std::vector<std::int64_t> gradient_numels,
+             std::vector<std::int64_t> segment_numels, std::vector<std::int64_t> max_ks,
+             std::string sparsifier, SparsifierOptions sparsifier_options, std::string collective,
+             double slack, bool packed, const std::string& wire_dtype) {
+            return self.AddBucket({std::move(name),
+                                   std::move(gradient_numels),
+                                   std::move(segment_numels),
+                                   std::move(max_ks),
+                                   std::move(sparsifier),
+                                   std::move(sparsifier_options),
+                                   std::move(collective),
+                                   {slack},
+                                   {packed, WireDTypeFrom(wire_dtype)}});
+          },
+          py::arg("name"), py::kw_only(), py::arg("gradient_numels"), py::arg("segment_numels"),
+          py::arg("max_ks"), py::arg("sparsifier"), py::arg("sparsifier_options"),
+          py::arg("collective"), py::arg("slack"), py::arg("packed"), py::arg("wire_dtype"))
+      .def_property_readonly("local_size",
+                             [](const Exchange& self) { return self.nodes().LocalSize(); })
+      .def("clear_buckets", &Exchange::ClearBuckets)
+      .def("start", &Start, py::arg("bucket"), py::arg("gradients"), py::kw_only(),
+           py::arg("residual"), py::arg("states"), py::arg("ks"), py::arg("decays"),
+           py::arg("scale"), py::arg("output_scale"))
+      .def("wait", &Wait, py::arg("bucket"))
+      .def("stats", &Exchange::Stats, py::arg("bucket"))
+      .def("commit", &Exchange::Commit, py::arg("refuse"), py::call_guard<py::gil_scoped_release>())
+      .def("swap", &Exchange::Swap, py::arg("peer"), py::arg("bytes"), py::arg("repetitions"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("check", &Exchange::Check, py::call_guard<py::gil_scoped_release>())
+      .def("fail", &Exchange::Fail, py::arg("reason"), py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,176 @@
+/// Kernels and wire formats as Python sees them, for tests and benchmarks.
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/bindings/python_buffers.h"
+#include "csrc/bindings/python_module.h"
+#include "csrc/kernels/kernels.h"
+#include "csrc/sparsifiers/sparsifier.h"
+#include "csrc/wire/value_coding.h"
+#include "csrc/wire/wire_format.h"
+
+namespace py = pybind11;
+
+namespace hvd_sparse {
+namespace {
+
+template <typename T>
+py::array_t<T> Copy(const T* data, std::int64_t size) {
+  return py::array_t<T>(static_cast<py::ssize_t>(size), data);
+}
+
+/// One segment's selection in an exchange of its own, for tests and benchmarks.
+class Selector {
+ public:
+  Selector(const std::string& name, const SparsifierOptions& options, std::int64_t numel,
+           std::int64_t k)
+      : sparsifier_(MakeSparsifier(name, options)), numel_(numel), k_(k) {
+    Require(1 <= k && k <= numel, "k must lie in [1, ", numel, "], got ", k);
+  }
+
+  std::int64_t Select(const PyBuffer& gradient, float decay, float scale, const PyBuffer& residual,
+                      const PyBuffer& state) {
+    const Feedback feedback{ViewOf(gradient), decay, scale, FloatsOf(residual, "residual")};
+    const Span<SelectionState> states = StatesOf(state);
+    Require(feedback.grad.numel == numel_ && feedback.residual.size == numel_,
+            "gradient and residual must have size ", numel_, ", got ", feedback.grad.numel, " and ",
+            feedback.residual.size);
+    Require(states.size == 1, "state must be that of one segment, got ", states.size);
+    const py::gil_scoped_release release;
+    const std::int64_t room = sparsifier_->Room(k_, numel_);
+    block_.Reset(room);
+    Selection selection({&feedback, 1}, feedback.residual, 0, 0, room, CpuKernels(), &block_);
+    sparsifier_->Select(k_, states.data, &selection);
+    block_.Finish(selection.taken());
+    return selection.not_finite();
+  }
+
+  const SparseBlock& block() const { return block_; }
+
+ private:
+  const std::unique_ptr<const Sparsifier> sparsifier_;
+  const std::int64_t numel_, k_;
+  SparseBlock block_;
+};
+
+/// A message and the memory for it, for tests and benchmarks.
+class Coder {
+ public:
+  Coder(bool packed, const std::string& wire_dtype, std::int64_t numel)
+      : format_{packed, WireDTypeFrom(wire_dtype)}, numel_(numel) {}
+
+  void Narrow(SparseBlock& block) const {
+    RoundValues(format_.values, block.values(), block.count(), nullptr);
+  }
+
+  std::int64_t Encode(const SparseBlock& block) {
+    message_.Reserve(block.message_bytes());
+    bytes_ = EncodeBlock(block, format_, Cargo::kSums, message_.data());
+    return bytes_;
+  }
+
+  void Decode(SparseBlock& block) const {
+    Require(bytes_ > 0, "nothing was encoded yet");
+    block.Reset(SparseBlock::ReadHeader(message_.data(), bytes_).count);
+    DecodeBlock(message_.data(), bytes_, numel_, &block);
+  }
+
+ private:
+  const WireFormat format_;
+  const std::int64_t numel_;
+  Buffer message_;
+  std::int64_t bytes_ = 0;
+};
+
+using Indices = py::array_t<Index, py::array::c_style | py::array::forcecast>;
+using Values = py::array_t<float, py::array::c_style | py::array::forcecast>;
+
+std::unique_ptr<SparseBlock> MakeBlock(const Indices& indices, const Values& values) {
+  Require(indices.size() == values.size(), "values must have size ", indices.size(), ", got ",
+          values.size());
+  auto block = std::make_unique<SparseBlock>();
+  block->Reset(indices.size());
+  std::copy_n(indices.data(), indices.size(), block->indices());
+  std::copy_n(values.data(), values.size(), block->values());
+  block->Finish(indices.size());
+  return block;
+}
+
+}  // namespace
+
+void BindKernels(py::module_& m) {
+  py::class_<SparseBlock>(m, "Block", "Entries of a bucket: ascending indices and their values.")
+      .def(py::init(&MakeBlock), py::arg("indices"), py::arg("values"))
+      .def_property_readonly("count", &SparseBlock::count)
+      .def("indices", [](const SparseBlock& self) { return Copy(self.indices(), self.count()); })
+      .def("values", [](const SparseBlock& self) { return Copy(self.values(), self.count()); });
+
+  py::class_<Selector>(m, "Selector", "One segment's selection; what it takes is in its block.")
+      .def(py::init<const std::string&, const SparsifierOptions&, std::int64_t, std::int64_t>(),
+           py::arg("sparsifier"), py::arg("options"), py::kw_only(), py::arg("numel"), py::arg("k"))
+      .def("select", &Selector::Select, py::arg("gradient"), py::kw_only(), py::arg("decay"),
+           py::arg("scale"), py::arg("residual"), py::arg("state"),
+           "residual = decay * residual + scale * gradient, less what is taken; returns how many "
+           "entries of the gradient are not finite.")
+      .def_property_readonly("block", &Selector::block,
+                             py::return_value_policy::reference_internal);
+
+  py::class_<Coder>(m, "Coder", "A message of a wire format, and the memory for it.")
+      .def(py::init<bool, const std::string&, std::int64_t>(), py::kw_only(), py::arg("packed"),
+           py::arg("wire_dtype"), py::arg("numel"))
+      .def("narrow", &Coder::Narrow, py::arg("block"), "Rounds the values to those that travel.")
+      .def("encode", &Coder::Encode, py::arg("block"), "Makes the message; returns its bytes.")
+      .def("decode", &Coder::Decode, py::arg("block"), "Reads the message into a block.");
+
+  m.def(
+      "scatter",
+      [](const SparseBlock& block, float scale, const PyBuffer& gradient,
+         const PyBuffer& residual) {
+        std::vector<std::pair<Index, float>> undo;
+        const GradView into = ViewOf(gradient);
+        const Span<float> rest = FloatsOf(residual, "residual");
+        const py::gil_scoped_release release;
+        return CpuKernels().Scatter(block, scale, 0, into, rest, &undo);
+      },
+      py::arg("block"), py::arg("scale"), py::arg("gradient"), py::arg("residual"),
+      "gradient = 0, then scale * value where the block has entries.");
+
+  m.def(
+      "merge",
+      [](const SparseBlock& own, const SparseBlock& theirs, SparseBlock& out) {
+        CpuKernels().Merge(own, theirs, &out);
+      },
+      py::arg("own"), py::arg("theirs"), py::arg("out"), "The union of two blocks.");
+
+  m.def(
+      "keep_top_k",
+      [](SparseBlock& block, std::int64_t k) {
+        block.Finish(CpuKernels().KeepTopK(k, 0, block.count(), &block));
+      },
+      py::arg("block"), py::arg("k"), "Drops all but the k largest magnitudes.");
+
+  m.def(
+      "settle",
+      [](const SparseBlock& selected, const SparseBlock& reduced, const PyBuffer& residual) {
+        const Span<float> into = FloatsOf(residual, "residual");
+        for (std::int64_t i = 0; i < selected.count(); ++i) {
+          const Index position = Position(selected.indices()[i]);
+          Require(position < into.size, "an index of selected must lie in [0, ", into.size,
+                  "), got ", position);
+        }
+        CpuKernels().Settle(selected, reduced, into);
+      },
+      py::arg("selected"), py::arg("reduced"), py::arg("residual"),
+      "Puts back what was selected and is not marked as delivered in the reduced block.");
+}
+
+}  // namespace hvd_sparse
