@@ -155,7 +155,7 @@ lock: ## writes tools/constraints/ for the Python of .venv, after a change of re
 
 .PHONY: clean distclean
 clean: ## removes what was built here
-	rm -rf build dist *.egg-info hvd_sparse/_core.*.so hvd_sparse/_build_info.json
+	rm -rf build dist *.egg-info hvd_sparse/_core.*.so hvd_sparse/_build_info.json hvd_sparse/tensorflow/_ops.so
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -f $(VENV)/.install-*
 

@@ -83,19 +83,26 @@ class CMakeBuild(build_ext):
             sys.exit("building hvd_sparse failed; CMake's messages above say why")
 
         target = Path(self.get_ext_fullpath(ext.name))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(folder / target.name, target)
-        shutil.copy2(folder / "build_info.json", target.with_name("_build_info.json"))
+        built = {
+            target.name: target,
+            "build_info.json": target.with_name("_build_info.json"),
+            "_ops.so": target.parent / "tensorflow" / "_ops.so",
+        }
+        for name, place in built.items():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if (folder / name).exists():
+                shutil.copy2(folder / name, place)
 
     def copy_extensions_to_source(self) -> None:
-        """For editable installs: both files into the package's sources."""
+        """For editable installs: what was built into the package's sources."""
         package = Path(self.get_finalized_command("build_py").get_package_dir("hvd_sparse"))
-        for ext in self.extensions:
-            module = Path(self.build_lib, self.get_ext_filename(ext.name))
-            for built in (module, module.with_name("_build_info.json")):
-                fresh = package / f"{built.name}.fresh"
-                shutil.copy2(built, fresh)
-                fresh.replace(package / built.name)  # at once: running programs keep the old one
+        built = Path(self.build_lib, "hvd_sparse")
+        for pattern in ("_core*.so", "_build_info.json", "tensorflow/_ops.so"):
+            for file in built.glob(pattern):
+                place = package / file.relative_to(built)
+                fresh = place.with_name(f"{place.name}.fresh")
+                shutil.copy2(file, fresh)
+                fresh.replace(place)  # at once: running programs keep the old one
 
 
 setup(

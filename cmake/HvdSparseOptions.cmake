@@ -57,6 +57,40 @@ macro(hvd_sparse_find_mpi)
   endif()
 endmacro()
 
+# TensorFlow, as this Python imports it: what it wants libraries of ops to be compiled with.
+macro(hvd_sparse_find_tensorflow)
+  hvd_sparse_check_option(TENSORFLOW)
+  set(HVD_SPARSE_TENSORFLOW_FOUND FALSE)
+  if(HVD_SPARSE_WITH_TENSORFLOW STREQUAL "0")
+    hvd_sparse_record(TENSORFLOW FALSE "HVD_SPARSE_WITH_TENSORFLOW=0")
+  else()
+    execute_process(
+      COMMAND "${CMAKE_COMMAND}" -E env TF_CPP_MIN_LOG_LEVEL=3 "${Python_EXECUTABLE}" -c
+        "import tensorflow as tf; s = tf.sysconfig; \
+print(';'.join([tf.__version__, ' '.join(s.get_compile_flags()), ' '.join(s.get_link_flags())]))"
+      OUTPUT_VARIABLE _answer ERROR_VARIABLE _problem RESULT_VARIABLE _status
+      OUTPUT_STRIP_TRAILING_WHITESPACE)
+    if(_status EQUAL 0)
+      list(GET _answer 0 HVD_SPARSE_TENSORFLOW_VERSION)
+      list(GET _answer 1 _compile)
+      list(GET _answer 2 _link)
+      separate_arguments(HVD_SPARSE_TENSORFLOW_COMPILE_FLAGS UNIX_COMMAND "${_compile}")
+      separate_arguments(HVD_SPARSE_TENSORFLOW_LINK_FLAGS UNIX_COMMAND "${_link}")
+      # Warnings of TensorFlow's headers are not ours.
+      list(TRANSFORM HVD_SPARSE_TENSORFLOW_COMPILE_FLAGS REPLACE "^-I" "-isystem")
+      set(HVD_SPARSE_TENSORFLOW_FOUND TRUE)
+      hvd_sparse_record(TENSORFLOW TRUE "${HVD_SPARSE_TENSORFLOW_VERSION}")
+    elseif(HVD_SPARSE_WITH_TENSORFLOW)
+      message(FATAL_ERROR
+        "HVD_SPARSE_WITH_TENSORFLOW=1, but ${Python_EXECUTABLE} cannot import tensorflow: "
+        "${_problem}\nInstall it first, and build without isolation (pip install "
+        "--no-build-isolation), or build with HVD_SPARSE_WITH_TENSORFLOW=0.")
+    else()
+      hvd_sparse_record(TENSORFLOW FALSE "this Python cannot import tensorflow")
+    endif()
+  endif()
+endmacro()
+
 # A part that users may ask for by name, but which later versions bring.
 macro(hvd_sparse_not_in_this_version part what)
   hvd_sparse_check_option(${part})

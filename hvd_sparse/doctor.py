@@ -27,7 +27,7 @@ class Problem:
 
 
 def diagnose(facts: Facts) -> list[Problem]:
-    """Finds what keeps hvd_sparse.torch from working where these facts hold.
+    """Finds what keeps hvd_sparse from working, with either framework, where these facts hold.
 
     Args:
         facts: What installation.examine() returned.
@@ -37,8 +37,8 @@ def diagnose(facts: Facts) -> list[Problem]:
     """
     return [
         *diagnose_core(facts["hvd_sparse"]),
-        *diagnose_torch(facts["torch"]),
-        *diagnose_horovod(facts["horovod"]),
+        *diagnose_frameworks(facts),
+        *diagnose_horovod(facts),
         *diagnose_mpi(facts["mpi"]),
     ]
 
@@ -58,19 +58,33 @@ def diagnose_core(core: Facts) -> Iterator[Problem]:
         )
 
 
-def diagnose_torch(version: str | None) -> Iterator[Problem]:
-    """What is wrong with the installed torch."""
-    if version is None:
+def diagnose_frameworks(facts: Facts) -> Iterator[Problem]:
+    """What is wrong with the installed frameworks, of which one is enough."""
+    torch, tensorflow = facts["torch"], facts["tensorflow"]
+    if torch is None and tensorflow is None:
         yield Problem(
-            "PyTorch is not installed, the one framework that this version serves",
+            "neither PyTorch nor TensorFlow is installed",
             f"pip install 'torch>={MINIMUM_TORCH}', then HOROVOD_WITH_PYTORCH=1 {REBUILD_HOROVOD}",
         )
-    elif Version(version) < MINIMUM_TORCH:
-        yield Problem(f"torch {version} is too old", f"pip install 'torch>={MINIMUM_TORCH}'")
+    if torch is not None and Version(torch) < MINIMUM_TORCH:
+        yield Problem(f"torch {torch} is too old", f"pip install 'torch>={MINIMUM_TORCH}'")
+    build = facts["hvd_sparse"]["build"] or {"parts": {}}
+    ops = build["parts"].get("tensorflow", {"built": False})
+    if tensorflow is not None and ops["built"] and ops["detail"] != tensorflow:
+        yield Problem(
+            f"this package was built for TensorFlow {ops['detail']} and there is {tensorflow}",
+            f"build it again: {REINSTALL}",
+        )
+    if torch is None and tensorflow is not None and not ops["built"]:
+        yield Problem(
+            "this package was built without TensorFlow",
+            f"HVD_SPARSE_WITH_TENSORFLOW=1 {REINSTALL}",
+        )
 
 
-def diagnose_horovod(horovod: Facts | None) -> Iterator[Problem]:
+def diagnose_horovod(facts: Facts) -> Iterator[Problem]:
     """What is wrong with the installed Horovod."""
+    horovod = facts["horovod"]
     if horovod is None:
         yield Problem(
             "Horovod is not installed",
@@ -82,9 +96,14 @@ def diagnose_horovod(horovod: Facts | None) -> Iterator[Problem]:
         yield Problem(
             f"Horovod {horovod['version']} is too old", f"pip install 'horovod>={MINIMUM_HOROVOD}'"
         )
-    if not horovod["torch"]:
+    served = [name for name in ("torch", "tensorflow") if facts[name] and horovod[name]]
+    if not served and facts["torch"]:
         yield Problem(
             "Horovod was built without PyTorch", f"HOROVOD_WITH_PYTORCH=1 {REBUILD_HOROVOD}"
+        )
+    elif not served and facts["tensorflow"]:
+        yield Problem(
+            "Horovod was built without TensorFlow", f"HOROVOD_WITH_TENSORFLOW=1 {REBUILD_HOROVOD}"
         )
     if horovod.get("error"):
         yield Problem(f"Horovod cannot be loaded: {horovod['error']}", REBUILD_HOROVOD)

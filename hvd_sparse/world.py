@@ -17,7 +17,10 @@ import numpy as np
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError
 
 # How a NumPy array becomes a tensor that Horovod's module takes: "module:function".
-_TENSOR_MAKERS = {"horovod.torch": "torch:from_numpy"}
+_TENSOR_MAKERS = {
+    "horovod.torch": "torch:from_numpy",
+    "horovod.tensorflow": "tensorflow:convert_to_tensor",
+}
 
 # Names of our small Horovod operations: the same on all ranks of a process set.
 _operations: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
@@ -51,7 +54,7 @@ class World:
         """The world of a Horovod process set that contains this process.
 
         Args:
-            hvd: `horovod.torch`, after `hvd.init()`.
+            hvd: `horovod.torch` or `horovod.tensorflow`, after `hvd.init()`.
             process_set: A Horovod `ProcessSet`.
 
         Raises:

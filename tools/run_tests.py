@@ -67,6 +67,9 @@ def stages(framework: str) -> Iterator[Stage]:
     yield Stage("lint", ["make", "lint"])
     yield Stage("C++", ["make", "cpptest"], ROOT / "build" / "tests" / "report.xml")
     yield Stage("doctor", [sys.executable, "-m", "hvd_sparse", "doctor"])
+    if framework in ("all", "tensorflow"):
+        for ranks in (1, 3):
+            yield pytest_stage(f"tensorflow on {ranks}", "parallel_tensorflow", ranks=ranks)
     if framework in ("all", "torch"):
         yield pytest_stage("unit", "unit")
         for ranks in (1, 2, 3, 4):
@@ -121,7 +124,7 @@ def main() -> None:
         start = time.monotonic()
         result = run(stage)
         total += result
-        lines.append(f"{stage.name:14} {time.monotonic() - start:5.0f} s  {result}")
+        lines.append(f"{stage.name:15} {time.monotonic() - start:5.0f} s  {result}")
     print("\n==== summary ====", *lines, sep="\n")
     print(total)
     sys.exit(total.failed != 0)

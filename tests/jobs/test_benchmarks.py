@@ -73,6 +73,14 @@ def test_quality_and_split_allgather_is_exact(tmp_path):
         assert selected["allgather"] == selected["recursive_doubling"] > 1
 
 
+def test_frameworks(tmp_path):
+    file = tmp_path / "result.json"
+    options = ["--ranks", "2", "--numel", "20000", "--steps", "3", "--json", str(file)]
+    job = run([sys.executable, "benchmarks/frameworks.py", *options], timeout=120)
+    assert job.status == 0, job.output
+    assert len(read(file)) == 6
+
+
 def test_overlap_and_a_waiting_exchange_leaves_the_cores_to_the_model(tmp_path):
     file = tmp_path / "result.json"
     options = ["--repetitions", "5", "--width", "64", "--json", str(file)]

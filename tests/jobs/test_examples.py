@@ -13,6 +13,7 @@ from tests.jobs.launch import horovodrun, run
 TINY = {
     "pytorch_digits.py": ["--epochs", "2", "--batch-size", "64"],
     "pytorch_char_lm.py": ["--epochs", "1", "--max-characters", "40000", "--hidden", "64"],
+    "tensorflow2_digits.py": ["--epochs", "2", "--batch-size", "64"],
 }
 
 
@@ -47,6 +48,14 @@ def test_digits_takes_every_compression(compression):
     assert f"{compression}: test accuracy" in job.output
 
 
+@pytest.mark.parametrize("compression", ["none", "lags"])
+def test_keras_trains(compression):
+    arguments = ["--epochs", "2", "--compression", compression]
+    job = horovodrun(2, ["examples/tensorflow2_keras_digits.py", *arguments], timeout=120)
+    assert job.status == 0, job.output
+    assert f"{compression}: test accuracy" in job.output
+
+
 def test_the_char_lm_takes_a_text_of_the_user_and_clips(tmp_path):
     text = tmp_path / "text"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 400)
@@ -70,7 +79,8 @@ def test_the_demo_prints_a_table_and_draws_a_picture(tmp_path):
 
 
 def test_the_demo_shows_the_output_of_a_run_that_fails():
-    job = run([sys.executable, "examples/demo.py", "--ranks", "2", "--density", "7"], timeout=180)
+    options = ["--ranks", "2", "--epochs", "1", "--density", "7"]
+    job = run([sys.executable, "examples/demo.py", *options], timeout=180)
     assert job.status != 0
     assert "density must lie in (0, 1], got 7.0" in job.output
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ def configure(folder, **options):
         "runpy.run_path('setup.py', run_name='__main__')\n"
     )
     env = {key: value for key, value in os.environ.items() if not key.startswith("HVD_SPARSE_")}
-    env |= {"HVD_SPARSE_BUILD_DIR": str(folder / "cmake"), **options}
+    # Asking TensorFlow takes seconds: where a test wants it, it says so.
+    env |= {"HVD_SPARSE_BUILD_DIR": str(folder / "cmake"), "HVD_SPARSE_WITH_TENSORFLOW": "0"}
+    env |= options
     return subprocess.run(
         [sys.executable, "-c", program, str(folder / "lib")],
         cwd=ROOT,
@@ -34,11 +37,30 @@ def configure(folder, **options):
     )
 
 
-@pytest.mark.parametrize("part", ["TENSORFLOW", "CUDA", "NCCL"])
+@pytest.mark.parametrize("part", ["CUDA", "NCCL"])
 def test_a_required_part_that_this_version_lacks_ends_the_build(tmp_path, part):
     done = configure(tmp_path, **{f"HVD_SPARSE_WITH_{part}": "1"})
     assert done.returncode != 0
     assert f"HVD_SPARSE_WITH_{part}=1, but this version has no" in " ".join(done.stdout.split())
+
+
+def test_required_tensorflow_that_cannot_be_imported_ends_the_build(tmp_path):
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('it is broken')")
+    path = {"PYTHONPATH": str(tmp_path)}
+    done = configure(tmp_path, HVD_SPARSE_WITH_TENSORFLOW="1", **path)
+    assert done.returncode != 0
+    said = " ".join(done.stdout.split())
+    assert "HVD_SPARSE_WITH_TENSORFLOW=1, but" in said
+    assert "it is broken" in said
+    configure(tmp_path, HVD_SPARSE_WITH_TENSORFLOW="", **path)
+    info = json.loads((tmp_path / "cmake" / "build_info.json").read_text())
+    assert not info["parts"]["tensorflow"]["built"]
+
+
+def test_tensorflow_is_taken_with_its_version(tmp_path):
+    configure(tmp_path, HVD_SPARSE_WITH_TENSORFLOW="1")
+    info = json.loads((tmp_path / "cmake" / "build_info.json").read_text())
+    assert info["parts"]["tensorflow"] == {"built": True, "detail": version("tensorflow-cpu")}
 
 
 def test_required_mpi_that_is_not_found_ends_the_build(tmp_path):

@@ -64,7 +64,7 @@ def test_a_healthy_installation_has_no_problem():
     [
         (("hvd_sparse", "error"), "no such file", "cannot be loaded: no such file", "pip install"),
         (("hvd_sparse", "mpi_library"), None, "built without MPI", "HVD_SPARSE_WITH_MPI=1"),
-        (("torch",), None, "PyTorch is not installed", "torch>=2.1"),
+        (("torch",), None, "neither PyTorch nor TensorFlow is installed", "torch>=2.1"),
         (("torch",), "2.0.1", "torch 2.0.1 is too old", "torch>=2.1"),
         (("horovod",), None, "Horovod is not installed", "HOROVOD_WITH_MPI=1"),
         (("horovod", "version"), "0.27.0", "Horovod 0.27.0 is too old", "horovod>=0.28"),
@@ -83,6 +83,31 @@ def test_every_problem_names_its_cause_and_the_way_out(path, value, what, do):
     (problem,) = diagnose(altered(*path, value=value))
     assert what in problem.what
     assert do in problem.do
+
+
+BUILT = {"built": True, "detail": "2.21.0"}
+
+
+@pytest.mark.parametrize(
+    ("torch", "tensorflow", "ops", "horovod", "what"),
+    [
+        (None, "2.21.0", BUILT, {"torch": False, "tensorflow": True}, None),
+        ("2.13.0", "2.21.0", {"built": False}, {"torch": True, "tensorflow": True}, None),
+        (None, "2.20.0", BUILT, {"torch": False, "tensorflow": True},
+         "built for TensorFlow 2.21.0 and there is 2.20.0"),
+        (None, "2.21.0", {"built": False}, {"torch": False, "tensorflow": True},
+         "this package was built without TensorFlow"),
+        (None, "2.21.0", BUILT, {"torch": True, "tensorflow": False},
+         "Horovod was built without TensorFlow"),
+    ],
+)  # fmt: skip
+def test_one_framework_is_enough(torch, tensorflow, ops, horovod, what):
+    facts = altered("hvd_sparse", "build", "parts", "tensorflow", value=ops)
+    facts |= {"torch": torch, "tensorflow": tensorflow}
+    facts["horovod"] |= horovod
+    found = [problem.what for problem in diagnose(facts)]
+    assert len(found) == (what is not None)
+    assert all(what in text for text in found)
 
 
 def test_a_core_without_mpi_is_one_problem_not_two():

@@ -1,0 +1,43 @@
+"""Sparse gradient exchange for TensorFlow under Horovod.
+
+Importing this module teaches `horovod.tensorflow` sparse compressions:
+
+    import horovod.tensorflow as hvd
+    from hvd_sparse.tensorflow import LAGS
+
+    tape = hvd.DistributedGradientTape(tape, compression=LAGS(density=0.01, adaptive=False))
+    optimizer = hvd.DistributedOptimizer(optimizer, compression=LAGS(density=0.01, adaptive=False))
+
+`import hvd_sparse.tensorflow as hvd` works as well: everything in horovod.tensorflow is here, too.
+"""
+
+import horovod.tensorflow as _horovod
+
+from hvd_sparse import handing_on as _handing_on
+from hvd_sparse.compression import LAGS, GaussianK, GTopK, TopK
+from hvd_sparse.schedules import Warmup
+from hvd_sparse.step_stats import StepStats
+from hvd_sparse.tensorflow import patches as _patches
+from hvd_sparse.tensorflow.functions import sparse_allreduce
+from hvd_sparse.tensorflow.inspection import residual_variables, stats
+
+_patches.install()
+
+__all__ = [
+    "LAGS",
+    "GTopK",
+    "GaussianK",
+    "StepStats",
+    "TopK",
+    "Warmup",
+    "residual_variables",
+    "sparse_allreduce",
+    "stats",
+]
+__all__ += _handing_on.names_of(_horovod, globals())
+
+__getattr__ = _handing_on.getter_of(__name__, _horovod)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,46 @@
+"""All differences between versions of TensorFlow and Keras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def is_keras_3_optimizer(optimizer: object) -> bool:
+    """Whether it is an optimizer of Keras 3, whose steps Horovod's own wrapper does not see."""
+    return hasattr(optimizer, "apply") and any(
+        kind.__module__.startswith("keras.src.optimizers.base_optimizer")
+        for kind in type(optimizer).__mro__
+    )
+
+
+def is_loss_scaling(optimizer: object) -> bool:
+    """Whether the optimizer scales the loss of another one."""
+    return any("LossScaleOptimizer" in kind.__name__ for kind in type(optimizer).__mro__)
+
+
+def name_of(variable: Any) -> str:
+    """The variable's name; with its layer's, where Keras tells."""
+    return str(getattr(variable, "path", variable.name))
+
+
+def dtype_of(variable: Any) -> tf.DType:
+    """The variable's type; Keras 3 says it as text."""
+    return tf.as_dtype(variable.dtype)
+
+
+def tensor_of(variable: Any) -> Any:
+    """What TensorFlow and Horovod know as the variable; Keras 3 wraps it."""
+    return variable.value if hasattr(variable, "path") else variable
+
+
+def is_seed(variable: Any) -> bool:
+    """Whether it is the state of a layer's random numbers, which Horovod has no type for."""
+    return "seed_generator_state" in name_of(variable)
+
+
+def variables_of(optimizer: Any) -> list[Any]:
+    """An optimizer's state."""
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)

@@ -1,0 +1,140 @@
+"""sparse_allreduce: one tensor, with a residual that the caller keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from hvd_sparse import lifecycle, plan
+from hvd_sparse.buckets import Bucket, Layer
+from hvd_sparse.compression import Compression, GTopK, as_compression
+from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.exchange import DrivenBucket, Exchange
+from hvd_sparse.planned_bucket import add_planned_bucket
+from hvd_sparse.reduction import Reduction, checked_reduction
+from hvd_sparse.tensorflow import ops
+from hvd_sparse.tensorflow.gradient_exchange import make_state
+from hvd_sparse.tensorflow.settings import DTYPES
+from hvd_sparse.world import World
+
+_DEFAULT = GTopK(density=0.01)
+
+
+class _Channel:
+    """The exchange of tensors of one name, size and compression: a step for each tensor."""
+
+    def __init__(
+        self, label: str, numel: int, compression: Compression, reduction: Reduction, ranks: Any
+    ) -> None:
+        world = World.from_horovod(hvd, ranks)
+        mine = (label, numel, repr(compression))
+        for rank, theirs in zip(ranks.ranks, world.allgather_object(mine), strict=True):
+            if theirs != mine:
+                raise InvalidArgumentError(
+                    "sparse_allreduce was called with (name, numel, compression) = "
+                    f"{theirs} on rank {rank} and {mine} on rank {hvd.rank()}"
+                )
+        layout = Bucket((Layer(label, numel),), layer_wise=False)
+        (choice,) = plan.fixed_choices(layout.layers, compression)
+        self._exchange = Exchange.between_ranks(world, name=f"sparse_allreduce of {label}")
+        number = add_planned_bucket(self._exchange, layout, choice, compression)
+        ks = [(0, plan.largest_ks(layout, choice.densities, compression.warmup))]
+        scale, output_scale = reduction.scales(world.size)
+        bucket = DrivenBucket(number, scale, output_scale, ks)
+        self.states = make_state((1, 4), f"hvd_sparse/states/{label}")
+        self.driver: ops.Driver | None = ops.Driver(self._exchange.drive([bucket]))
+        lifecycle.register(self)
+
+    def fail(self, reason: str) -> None:
+        """Ends the exchange on all ranks."""
+        if self.driver is not None:
+            self.driver.close(reason)
+            self.driver = None
+        self._exchange.fail(reason)
+
+    def close(self) -> None:
+        """Ends this rank's part."""
+        if self.driver is not None:
+            self.driver.close("it was closed")
+            self.driver = None
+        self._exchange.close()
+
+
+_channels: dict[tuple[str, int, str, bool, int], _Channel] = {}
+
+
+def sparse_allreduce(
+    tensor: tf.Tensor,
+    residual: tf.Variable,
+    *,
+    compression: Compression | type[Compression] = _DEFAULT,
+    op: int = hvd.Average,
+    name: str | None = None,
+    process_set: Any = hvd.global_process_set,
+) -> tf.Tensor:
+    """Averages or sums a tensor over all ranks, as far as a sparse exchange carries it. Collective.
+
+    Entry by entry, summed over the ranks P: tensor + residual before = P * result + residual after
+    (for op=Sum: result + residual after). In eager mode and in graphs. The first call for a name,
+    size, compression and op builds an exchange; calls of the same are made in the same order on all
+    ranks, others in any order.
+
+    Args:
+        tensor: float64, float32, float16 or bfloat16, of a known shape.
+        residual: float32, with as many elements as `tensor`: what this rank has not sent yet. Zeros
+            at first; updated in place.
+        compression: A class or an instance, of which density, sparsifier and collective apply.
+            Default: GTopK(density=0.01).
+        op: Horovod's Average or Sum.
+        name: Tells apart tensors of the same size, and appears in errors.
+        process_set: Horovod's; contains this rank.
+
+    Returns:
+        A tensor of the shape and type of `tensor`, bitwise equal on all ranks.
+
+    Raises:
+        InvalidArgumentError: An argument lies outside its limits, or differs between ranks.
+        UnsupportedError: The op, or the type or shape of the tensor.
+    """
+    chosen = as_compression(compression)
+    reduction = checked_reduction(hvd, op=op)
+    tensor = tf.convert_to_tensor(tensor)
+    _check(tensor, residual)
+    numel = tensor.shape.num_elements()
+    if numel == 0:
+        return tf.identity(tensor)
+    label = name or f"tensor of {numel}"
+    key = (label, numel, repr(chosen), reduction.averages, process_set.process_set_id)
+    channel = _channels.get(key)
+    if channel is None or channel.driver is None:
+        with tf.init_scope():
+            channel = _channels[key] = _Channel(label, numel, chosen, reduction, process_set)
+    assert channel.driver is not None
+    (result,) = ops.exchange(
+        [tensor], residual=residual, states=channel.states, driver=channel.driver.number, place=0
+    )
+    return result
+
+
+def _check(tensor: tf.Tensor, residual: tf.Variable) -> None:
+    if tensor.dtype not in DTYPES:
+        raise UnsupportedError(
+            f"tensor is {tensor.dtype.name}; a sparse exchange takes "
+            f"{', '.join(one.name for one in DTYPES)}"
+        )
+    numel = tensor.shape.num_elements()
+    if numel is None:
+        raise UnsupportedError(f"tensor must have a known shape, got {tensor.shape}")
+    if numel >= 2**31:
+        raise UnsupportedError(f"tensor must have fewer than 2^31 elements, got {numel}")
+    if not isinstance(residual, tf.Variable):
+        raise InvalidArgumentError(f"residual must be a tf.Variable, got {type(residual).__name__}")
+    if residual.dtype != tf.float32:
+        raise InvalidArgumentError(f"residual must be float32, got {residual.dtype.name}")
+    if residual.shape.num_elements() != numel:
+        raise InvalidArgumentError(
+            f"residual must have as many elements as tensor ({numel}), got "
+            f"{residual.shape.num_elements()}"
+        )

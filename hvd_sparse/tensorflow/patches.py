@@ -1,0 +1,125 @@
+"""What importing hvd_sparse.tensorflow changes in horovod.tensorflow; written for Horovod 0.28.
+
+DistributedGradientTape   takes sparse compressions, and variables of Keras 3
+DistributedOptimizer      takes sparse compressions; with Keras 3, all compressions really exchange
+broadcast callback        works with Keras 3
+broadcast_variables       takes variables of Keras 3; layers' random seeds stay each rank's own
+join                      is refused while there is a sparse exchange
+shutdown                  ends the exchanges first
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import horovod._keras.callbacks
+import horovod.tensorflow
+import horovod.tensorflow.functions
+import horovod.tensorflow.keras
+import horovod.tensorflow.mpi_ops
+import tensorflow as tf
+
+from hvd_sparse import lifecycle
+from hvd_sparse.compression import as_compression, is_sparse_compression
+from hvd_sparse.errors import UnsupportedError
+from hvd_sparse.patching import replace
+from hvd_sparse.tensorflow import compat
+from hvd_sparse.tensorflow.keras_optimizer import distribute_keras_2, distribute_keras_3
+from hvd_sparse.tensorflow.registry import live_exchanges
+from hvd_sparse.tensorflow.tape import distribute_tape
+
+# Where Horovod's modules hold the functions under their own names.
+_MODULES = ("horovod.tensorflow", "horovod.tensorflow.functions", "horovod.tensorflow.keras")
+
+
+def install() -> None:
+    """Changes horovod.tensorflow; once, however often it is called."""
+    hvd, keras = horovod.tensorflow, horovod.tensorflow.keras
+    callback = horovod._keras.callbacks.BroadcastGlobalVariablesCallbackImpl
+    for name, home, around in (
+        ("DistributedGradientTape", hvd, _distributed_gradient_tape),
+        ("DistributedOptimizer", hvd, _distributed_optimizer),
+        ("DistributedOptimizer", keras, _distributed_optimizer),
+        ("on_batch_end", callback, _broadcast_at_batch_end),
+        ("broadcast_variables", horovod.tensorflow.functions, _broadcast_variables),
+        ("join", horovod.tensorflow.mpi_ops, _join),
+        ("shutdown", horovod.tensorflow.mpi_ops, _shutdown),
+    ):
+        replace(name, home, around, modules=_MODULES)
+
+
+def _arguments(stock: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    arguments = dict(inspect.signature(stock).bind(*args, **kwargs).arguments)
+    compression = arguments.get("compression")
+    if "compression" in arguments and not hasattr(compression, "compress"):
+        as_compression(compression)  # raises unless it is a sparse one
+    return arguments
+
+
+def _distributed_gradient_tape(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    arguments = _arguments(stock, args, kwargs)
+    if is_sparse_compression(arguments.get("compression")):
+        tape = distribute_tape(stock, arguments)
+    else:
+        tape = stock(*args, **kwargs)
+    gradient = tape.gradient
+
+    def gradient_of(target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        return gradient(target, [compat.tensor_of(one) for one in sources], *args, **kwargs)
+
+    tape.gradient = tf.autograph.experimental.do_not_convert(gradient_of)
+    return tape
+
+
+def _distributed_optimizer(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    arguments = _arguments(stock, args, kwargs)
+    if compat.is_keras_3_optimizer(arguments["optimizer"]):
+        return distribute_keras_3(**arguments)
+    if not is_sparse_compression(arguments.get("compression")):
+        return stock(*args, **kwargs)
+    if isinstance(arguments["optimizer"], tf.compat.v1.train.Optimizer):
+        raise UnsupportedError(
+            f"{type(arguments['optimizer']).__name__} is an optimizer of TensorFlow 1, which a "
+            "sparse compression cannot be used with: use one of Keras, or DistributedGradientTape"
+        )
+    return distribute_keras_2(stock, arguments)
+
+
+def _broadcast_at_batch_end(
+    stock: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any
+) -> Any:
+    optimizer = getattr(callback.model, "optimizer", None)
+    if not compat.is_keras_3_optimizer(optimizer):
+        return stock(callback, *args, **kwargs)
+    if not callback.broadcast_done:
+        variables = [*callback.model.variables, *compat.variables_of(optimizer)]
+        horovod.tensorflow.broadcast_variables(variables, root_rank=callback.root_rank)
+        callback.broadcast_done = True
+    return None
+
+
+def _broadcast_variables(
+    stock: Callable[..., Any], variables: Any, *args: Any, **kwargs: Any
+) -> Any:
+    shared = [compat.tensor_of(one) for one in variables if not compat.is_seed(one)]
+    return stock(shared, *args, **kwargs)
+
+
+def _join(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    exchanges = live_exchanges()
+    if exchanges:
+        reason = (
+            "hvd.join() cannot be used with sparse compressions: every rank has to take part in "
+            "every step. Give all ranks the same number of batches"
+        )
+        for exchange in exchanges:
+            exchange.fail(reason)
+        raise UnsupportedError(reason)
+    return stock(*args, **kwargs)
+
+
+def _shutdown(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    lifecycle.close_all()
+    return stock(*args, **kwargs)

@@ -1,0 +1,64 @@
+"""Ranks that train with TensorFlow; one of them may fail. Run by test_tensorflow.py."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from hvd_sparse.tensorflow import LAGS
+
+SIDE, LAYERS, STEPS = 300, 5, 6
+
+
+def fail(how: str) -> None:
+    """In the way that is asked for, unless the graph itself does."""
+    if how == "raise":
+        raise ValueError("a mistake of the user")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(how: str) -> None:
+    """Takes some steps; the last rank fails in the third one."""
+    hvd.init()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    weights = [
+        tf.Variable(tf.random.stateless_normal((SIDE, SIDE), [1, i]) / SIDE**0.5, name=f"w{i}")
+        for i in range(LAYERS)
+    ]
+    inputs = tf.random.normal((256, SIDE))
+
+    @tf.function
+    def step(poison: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            hidden = inputs
+            for weight in weights:
+                hidden = tf.nn.relu(hidden @ weight)
+            loss = tf.reduce_mean(hidden**2)
+        compression = LAGS(density=0.01, adaptive=False, bucket_numel=1)
+        tape = hvd.DistributedGradientTape(tape, compression=compression)
+        gradients = tape.gradient(loss, weights)
+        if how == "operation":  # fails within the graph, while others are exchanged
+            gradients[0] = tf.debugging.check_numerics(gradients[0] + poison, "a mistake")
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.assign_sub(0.01 * gradient)
+
+    culprit = hvd.rank() == hvd.size() - 1
+    for number in range(STEPS):
+        if number == 2 and culprit:
+            fail(how)
+        try:
+            step(tf.constant(math.nan if number == 2 and culprit else 0.0))
+        except tf.errors.OpError as error:
+            print(f"rank {hvd.rank()}: {type(error).__name__}: {error.message}", flush=True)
+            sys.exit(3)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

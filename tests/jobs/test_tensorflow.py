@@ -1,0 +1,43 @@
+"""Jobs of TensorFlow: exchanges overlap with backward, and no rank is left hanging."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.jobs.launch import mpirun, mpirun_without_help
+
+PROGRAM = "tests/jobs/tensorflow_ranks.py"
+SECONDS = 60.0
+
+
+def test_buckets_are_exchanged_while_other_gradients_are_computed(tmp_path):
+    trace = tmp_path / "trace.json"
+    job = mpirun(2, [PROGRAM, "none"], timeout=SECONDS, HVD_SPARSE_TIMELINE=str(trace))
+    assert job.status == 0, job.output
+    events = json.loads(trace.read_text())
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    begun = {"SELECT": {}, "EXCHANGE": {}}
+    for event in events:
+        if event["name"] in begun and event["args"]["step"] == 4:
+            bucket = names[event["pid"]].rsplit(maxsplit=1)[-1]
+            begun[event["name"]][bucket] = event["ts"]
+    assert sorted(begun["EXCHANGE"]) == [f"w{i}" for i in range(5)]
+    assert begun["EXCHANGE"]["w4"] < begun["SELECT"]["w0"]
+
+
+@pytest.mark.parametrize("how", ["raise", "kill", "operation"])
+def test_every_rank_ends_when_one_fails(how):
+    job = mpirun_without_help(3, [PROGRAM, how], timeout=SECONDS)
+    for rank in range(2):
+        assert f"rank {rank}: AbortedError" in job.output, job.output
+        assert f"rank {rank} ended with status 0" not in job.output
+    if how == "raise":
+        assert (
+            "rank 2 ended the exchange: unhandled ValueError: a mistake of the user" in job.output
+        )
+    if how == "kill":
+        assert "rank 2 of 3 has died" in job.output
+    if how == "operation":
+        assert "rank 2: InvalidArgumentError" in job.output

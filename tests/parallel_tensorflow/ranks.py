@@ -1,0 +1,75 @@
+"""What the tests of the TensorFlow face share: gradients that are known, and views across ranks."""
+
+from __future__ import annotations
+
+import itertools
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse.tensorflow.registry import live_exchanges
+
+SHAPES = {"first": (40, 30), "bias": (7,), "second": (25, 8, 5), "last": (30, 20)}
+
+_serials = itertools.count()
+
+
+def a_name():
+    """Of a Horovod operation: a new one, the same on all ranks."""
+    return f"test.{next(_serials)}"
+
+
+def make_variables(shapes=SHAPES, dtype=tf.float32):
+    return [tf.Variable(tf.zeros(shape, dtype), name=name) for name, shape in shapes.items()]
+
+
+def integer_gradients(variables, step, *, rank=None, low=-9, high=10):
+    """Small integers, whose sums are exact; different on every rank and in every step."""
+    rank = hvd.rank() if rank is None else rank
+    rng = np.random.default_rng(1000 * step + rank)
+    return [tf.cast(tf.constant(rng.integers(low, high, v.shape)), v.dtype) for v in variables]
+
+
+def loss_of(variables, gradients):
+    """Has these gradients."""
+    return tf.add_n(
+        [
+            tf.reduce_sum(tf.cast(v * g, tf.float32))
+            for v, g in zip(variables, gradients, strict=True)
+        ]
+    )
+
+
+def residuals():
+    """By variable, what this rank has yet to send, in the youngest exchange."""
+    exchanges = live_exchanges()
+    return (
+        {}
+        if not exchanges
+        else {name: np.array(part, np.float64) for name, part in exchanges[-1].residuals().items()}
+    )
+
+
+def total(array):
+    """The sum over the ranks; exact where the values are small integers or halves of them."""
+    flat = tf.constant(np.asarray(array, np.float64).ravel())
+    return hvd.allreduce(flat, op=hvd.Sum, name=a_name()).numpy()
+
+
+def assert_same_on_all_ranks(tensors):
+    """Bitwise: NaN equals NaN and -0 does not equal 0."""
+    flat = np.concatenate([np.asarray(tf.cast(t, tf.float32)).ravel() for t in tensors])
+    gathered = hvd.allgather(tf.constant(flat.view(np.int32)[None]), name=a_name()).numpy()
+    assert all(np.array_equal(gathered[0], theirs) for theirs in gathered)
+
+
+def assert_nothing_is_lost(names, gradients, averages, before, after):
+    """The law for op=Sum: what was to be sent is applied or still in a residual, exactly."""
+    for name, gradient, applied in zip(names, gradients, averages, strict=True):
+        owed = total(tf.cast(gradient, tf.float64))
+        kept = 0.0
+        if name in after:
+            owed = owed + total(before.get(name, np.zeros_like(after[name])))
+            kept = total(after[name])
+        assert np.array_equal(owed, np.asarray(applied, np.float64).ravel() + kept), name

@@ -1,0 +1,254 @@
+"""Through DistributedGradientTape: the laws, in eager mode and in graphs."""
+
+from __future__ import annotations
+
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvd_sparse.collectives import COLLECTIVES
+from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.exchange import Buffer, Exchange
+from hvd_sparse.sparsifiers import as_sparsifier
+from hvd_sparse.tensorflow import LAGS, GaussianK, GTopK, TopK, Warmup, stats
+from hvd_sparse.tensorflow.registry import live_exchanges
+from hvd_sparse.world import World
+from tests.parallel_tensorflow.ranks import (
+    SHAPES,
+    assert_nothing_is_lost,
+    assert_same_on_all_ranks,
+    integer_gradients,
+    loss_of,
+    make_variables,
+    residuals,
+    total,
+)
+
+PRESETS = [LAGS, GTopK, GaussianK, TopK]
+SMALL = {"min_numel": 64, "bucket_numel": 1500, "adaptive": False}
+DTYPES = [tf.float64, tf.float32, tf.float16, tf.bfloat16]
+alone = pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
+
+
+def step_of(variables, compression, **options):
+    """Averages of given gradients, through a tape of its own in each call."""
+    options.setdefault("op", hvd.Sum)
+
+    def step(gradients):
+        with tf.GradientTape() as tape:
+            loss = loss_of(variables, gradients)
+        tape = hvd.DistributedGradientTape(tape, compression=compression, **options)
+        return tape.gradient(loss, variables)
+
+    return step
+
+
+@pytest.mark.parametrize("mode", [lambda step: step, tf.function], ids=["eager", "graph"])
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("density", [0.01, 1.0])
+def test_nothing_is_lost_over_several_steps(preset, density, mode):
+    variables = make_variables()
+    step = mode(step_of(variables, preset(density=density, **SMALL)))
+    before = {}
+    for number in range(4):
+        gradients = integer_gradients(variables, number)
+        averages = step(gradients)
+        after = residuals() if hvd.size() > 1 else {}
+        assert_nothing_is_lost(SHAPES, gradients, averages, before, after)
+        assert_same_on_all_ranks(averages)
+        before = after
+    if hvd.size() > 1 and density < 1:
+        assert any(np.any(part) for part in after.values())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_nothing_is_lost_in_any_number_type(dtype):
+    variables = make_variables(dtype=dtype)
+    step = tf.function(step_of(variables, LAGS(density=0.1, **SMALL)))
+    before = {}
+    for number in range(3):
+        gradients = integer_gradients(variables, number)
+        averages = step(gradients)
+        assert all(average.dtype == dtype for average in averages)
+        after = residuals() if hvd.size() > 1 else {}
+        assert_nothing_is_lost(SHAPES, gradients, averages, before, after)
+        before = after
+
+
+@alone
+@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "hierarchical"])
+@pytest.mark.parametrize("sparsifier", ["top_k", "gaussian", "sampled", "sidco"])
+def test_the_op_gives_what_the_core_gives_bit_for_bit(collective, sparsifier):
+    numel, steps = 3000, 4
+    compression = LAGS(
+        density=0.02, sparsifier=sparsifier, collective=collective, adaptive=False, min_numel=1
+    )
+    variable = tf.Variable(tf.zeros((60, 50)), name="w")
+    step = tf.function(step_of([variable], compression))
+    world = World.from_horovod(hvd, hvd.global_process_set)
+    core = Exchange.between_ranks(world, name="the core alone")
+    bucket = core.add_bucket(
+        "w", numels=[numel], segments=[numel], capacity_ks=[60],
+        sparsifier=as_sparsifier(sparsifier), collective=collective,
+    )  # fmt: skip
+    residual, states = np.zeros(numel, np.float32), np.zeros(4, np.float32)
+    for number in range(steps):
+        rng = np.random.default_rng(10 * number + hvd.rank())
+        gradient = rng.standard_normal((60, 50), np.float32)
+        (average,) = step([tf.constant(gradient)])
+        expected = gradient.ravel().copy()
+        handle = core.start(
+            bucket, [Buffer.of(expected)], residual=Buffer.of(residual), states=Buffer.of(states),
+            ks=[60], decays=[1.0],
+        )  # fmt: skip
+        core.wait(handle)
+        core.commit()
+        assert np.array_equal(average.numpy().ravel().view(np.int32), expected.view(np.int32))
+        kept = np.array(live_exchanges()[-1].residuals()["w"])
+        assert np.array_equal(kept.view(np.int32), residual.view(np.int32))
+
+
+@alone
+def test_functions_that_are_traced_again_share_residuals():
+    variables = make_variables()
+    step = tf.function(step_of(variables, TopK(density=0.05, **SMALL)))
+    traces = []
+
+    @tf.function(reduce_retracing=False)
+    def other(gradients, flag):
+        traces.append(flag)
+        return step(gradients)
+
+    before = {}
+    for number in range(4):
+        gradients = integer_gradients(variables, number)
+        averages = other(gradients, number % 2) if number % 3 else step(gradients)
+        after = residuals()
+        assert_nothing_is_lost(SHAPES, gradients, averages, before, after)
+        before = after
+    assert len(live_exchanges()) == 1
+    assert len(traces) == 2
+
+
+@alone
+def test_a_missing_gradient_counts_as_zero():
+    variables = make_variables()
+
+    @tf.function
+    def step(gradients):
+        with tf.GradientTape() as tape:
+            loss = loss_of(variables[:2], gradients[:2])
+        tape = hvd.DistributedGradientTape(tape, compression=TopK(density=1.0, **SMALL), op=hvd.Sum)
+        return tape.gradient(loss, variables)
+
+    averages = step(integer_gradients(variables, 0))
+    assert [np.any(average) for average in averages] == [True, True, False, False]
+
+
+@alone
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_slices_are_gathered_or_made_dense(as_dense):
+    table = tf.Variable(tf.zeros((20, 8)), name="table")
+    weight = tf.Variable(tf.zeros((16, 8)), name="weight")
+    compression = TopK(density=1.0, min_numel=1)
+
+    @tf.function
+    def step(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, rows)) + tf.reduce_sum(weight)
+        tape = hvd.DistributedGradientTape(
+            tape, compression=compression, op=hvd.Sum, sparse_as_dense=as_dense
+        )
+        return tape.gradient(loss, [table, weight])
+
+    sliced, whole = step(tf.constant([hvd.rank(), hvd.rank(), 19]))
+    assert isinstance(sliced, tf.IndexedSlices) != as_dense
+    expected = np.zeros((20, 8), np.float32)
+    for rank in range(hvd.size()):
+        expected[rank] += 2
+        expected[19] += 1
+    assert np.array_equal(tf.convert_to_tensor(sliced), expected)
+    assert np.array_equal(whole, np.full((16, 8), hvd.size()))
+
+
+@alone
+def test_the_average_is_the_sum_over_the_ranks_divided():
+    variables = make_variables({"w": (16, 16)})
+    step = tf.function(
+        step_of(variables, TopK(density=1.0, min_numel=1), op=hvd.Average,
+                gradient_predivide_factor=2.0)
+    )  # fmt: skip
+    (average,) = step([4.0 * hvd.size() * tf.ones((16, 16))])
+    assert np.array_equal(average, np.full((16, 16), 4.0 * hvd.size()))
+
+
+@alone
+def test_a_warmup_sends_more_at_first():
+    variables = make_variables({"w": (50, 40)})
+    warmup = Warmup(steps=2, densities=(0.5, 0.1))
+    step = tf.function(step_of(variables, TopK(density=0.01, min_numel=1, warmup=warmup)))
+    asked = []
+    for number in range(6):
+        step(integer_gradients(variables, number))
+        asked.append(stats(variables).buckets[0].asked)
+    assert asked == [1000, 1000, 200, 200, 20, 20]
+
+
+@alone
+def test_a_bad_gradient_of_one_rank_is_refused_on_all_and_changes_nothing():
+    variables = make_variables()
+    step = step_of(variables, TopK(density=0.1, **SMALL))
+
+    @tf.function
+    def train(gradients):
+        for variable, average in zip(variables, step(gradients), strict=True):
+            variable.assign_sub(average)
+
+    train(integer_gradients(variables, 0))
+    weights, before = [v.numpy() for v in variables], residuals()
+    bad = integer_gradients(variables, 1)
+    if hvd.rank() == hvd.size() - 1:
+        bad[2] = tf.tensor_scatter_nd_update(bad[2], [[0, 0, 0]], [np.nan])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"rank {hvd.size() - 1}.*NaN or Inf"):
+        train(bad)
+    assert all(np.array_equal(v, w) for v, w in zip(variables, weights, strict=True))
+    owed = {
+        n: total(before[n]) + total(np.nan_to_num(bad[i]))
+        for i, n in enumerate(SHAPES)
+        if n in before
+    }
+    after = residuals()
+    assert all(np.array_equal(total(after[name]), owed[name]) for name in owed)
+    train(integer_gradients(variables, 2))
+    assert_same_on_all_ranks(variables)
+
+
+def test_what_a_sparse_exchange_cannot_do_is_refused():
+    with tf.GradientTape() as tape:
+        pass
+    with pytest.raises(UnsupportedError, match="adaptive must be False"):
+        hvd.DistributedGradientTape(tape, compression=LAGS)
+    with pytest.raises(UnsupportedError, match="op=Adasum"):
+        hvd.DistributedGradientTape(tape, compression=TopK, op=hvd.Adasum)
+    with pytest.raises(UnsupportedError, match="groups"):
+        hvd.DistributedGradientTape(tape, compression=TopK, groups=2)
+    with pytest.raises(InvalidArgumentError, match="compression"):
+        hvd.DistributedGradientTape(tape, compression="topk")
+
+
+@alone
+def test_ranks_whose_variables_differ_are_told_so():
+    shape = (30, 30 + (hvd.rank() == hvd.size() - 1))
+    variables = make_variables({"w": shape})
+    with pytest.raises(InvalidArgumentError, match="the models differ in parameter 0"):
+        step_of(variables, TopK(min_numel=1))([tf.ones(shape)])
+
+
+def test_stock_compressions_go_to_horovod_untouched():
+    variables = make_variables()
+    gradients = integer_gradients(variables, 0)
+    for compression in (hvd.Compression.none, hvd.Compression.fp16):
+        averages = step_of(variables, compression)(gradients)
+        for gradient, average in zip(gradients, averages, strict=True):
+            assert np.array_equal(total(gradient), np.ravel(average))
