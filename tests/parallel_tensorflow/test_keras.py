@@ -105,6 +105,13 @@ def test_a_saved_model_is_one_of_keras_alone(tmp_path):
         assert np.array_equal(ours, theirs)
 
 
+@pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
+def test_compiling_with_xla_is_refused_by_name():
+    model = make_model(keras.optimizers.SGD(0.1), COMPRESSIONS["topk"], jit_compile=True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="HvdSparseExchange"):
+        fit(model, epochs=1)
+
+
 def test_what_cannot_be_done_is_refused():
     sgd = keras.optimizers.SGD
     with pytest.raises(UnsupportedError, match="gradient_accumulation_steps"):

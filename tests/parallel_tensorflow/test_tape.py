@@ -11,7 +11,15 @@ from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange import Buffer, Exchange
 from hvd_sparse.sparsifiers import as_sparsifier
-from hvd_sparse.tensorflow import LAGS, GaussianK, GTopK, TopK, Warmup, stats
+from hvd_sparse.tensorflow import (
+    LAGS,
+    GaussianK,
+    GTopK,
+    TopK,
+    Warmup,
+    residual_variables,
+    stats,
+)
 from hvd_sparse.tensorflow.registry import live_exchanges
 from hvd_sparse.world import World
 from tests.parallel_tensorflow.ranks import (
@@ -181,6 +189,29 @@ def test_the_average_is_the_sum_over_the_ranks_divided():
     )  # fmt: skip
     (average,) = step([4.0 * hvd.size() * tf.ones((16, 16))])
     assert np.array_equal(average, np.full((16, 16), 4.0 * hvd.size()))
+
+
+@alone
+def test_residuals_can_be_saved_and_put_back(tmp_path):
+    variables = make_variables()
+    step = tf.function(step_of(variables, LAGS(density=0.05, **SMALL)))
+    step(integer_gradients(variables, 0))
+    kept = residuals()
+    checkpoint = tf.train.Checkpoint(residuals=list(residual_variables(variables)))
+    path = checkpoint.save(str(tmp_path / f"residuals-{hvd.rank()}"))
+    for number in range(1, 4):
+        step(integer_gradients(variables, number))
+    assert not all(np.array_equal(kept[name], part) for name, part in residuals().items())
+    checkpoint.restore(path).assert_consumed()
+    assert all(np.array_equal(kept[name], part) for name, part in residuals().items())
+    gradients = integer_gradients(variables, 9)
+    averages = step(gradients)
+    assert_nothing_is_lost(SHAPES, gradients, averages, kept, residuals())
+
+
+def test_residual_variables_of_what_was_never_exchanged_are_refused():
+    with pytest.raises(InvalidArgumentError, match="there is none yet"):
+        residual_variables(make_variables())
 
 
 @alone
