@@ -43,6 +43,23 @@ def diagnose(facts: Facts) -> list[Problem]:
     ]
 
 
+def served(facts: Facts) -> list[str]:
+    """The frameworks that are installed, that Horovod was built for, and that this build serves."""
+    horovod = facts["horovod"] or {}
+    found = []
+    if facts["torch"] and horovod.get("torch"):
+        found.append("PyTorch")
+    if facts["tensorflow"] and horovod.get("tensorflow") and _ops(facts)["built"]:
+        found.append("TensorFlow")
+    return found
+
+
+def _ops(facts: Facts) -> Facts:
+    build: Facts = facts["hvd_sparse"]["build"] or {"parts": {}}
+    ops: Facts = build["parts"].get("tensorflow", {"built": False})
+    return ops
+
+
 def diagnose_core(core: Facts) -> Iterator[Problem]:
     """What is wrong with the compiled core."""
     if core["error"]:
@@ -68,8 +85,7 @@ def diagnose_frameworks(facts: Facts) -> Iterator[Problem]:
         )
     if torch is not None and Version(torch) < MINIMUM_TORCH:
         yield Problem(f"torch {torch} is too old", f"pip install 'torch>={MINIMUM_TORCH}'")
-    build = facts["hvd_sparse"]["build"] or {"parts": {}}
-    ops = build["parts"].get("tensorflow", {"built": False})
+    ops = _ops(facts)
     if tensorflow is not None and ops["built"] and ops["detail"] != tensorflow:
         yield Problem(
             f"this package was built for TensorFlow {ops['detail']} and there is {tensorflow}",
@@ -96,12 +112,12 @@ def diagnose_horovod(facts: Facts) -> Iterator[Problem]:
         yield Problem(
             f"Horovod {horovod['version']} is too old", f"pip install 'horovod>={MINIMUM_HOROVOD}'"
         )
-    served = [name for name in ("torch", "tensorflow") if facts[name] and horovod[name]]
-    if not served and facts["torch"]:
+    usable = [name for name in ("torch", "tensorflow") if facts[name] and horovod[name]]
+    if not usable and facts["torch"]:
         yield Problem(
             "Horovod was built without PyTorch", f"HOROVOD_WITH_PYTORCH=1 {REBUILD_HOROVOD}"
         )
-    elif not served and facts["tensorflow"]:
+    elif not usable and facts["tensorflow"]:
         yield Problem(
             "Horovod was built without TensorFlow", f"HOROVOD_WITH_TENSORFLOW=1 {REBUILD_HOROVOD}"
         )

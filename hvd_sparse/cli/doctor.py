@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvd_sparse.doctor import Problem, diagnose
+from hvd_sparse.doctor import Problem, diagnose, served
 from hvd_sparse.installation import Facts, examine
 
 console = Console()
@@ -31,7 +31,7 @@ def doctor(
         print(json.dumps({**facts, **verdict}, indent=2))
     else:
         show_facts(facts)
-        show_verdict(problems)
+        show_verdict(problems, served(facts))
     raise typer.Exit(code=1 if problems else 0)
 
 
@@ -62,11 +62,12 @@ def show_facts(facts: Facts) -> None:
     console.print(table)
 
 
-def show_verdict(problems: list[Problem]) -> None:
-    """Prints what is wrong and the way out, or that all is well."""
+def show_verdict(problems: list[Problem], frameworks: list[str]) -> None:
+    """Prints what is wrong and the way out, or for which frameworks all is well."""
     console.print()
     if not problems:
-        console.print("[bold green]Ready:[/] sparse exchanges for PyTorch over MPI.")
+        names = " and ".join(frameworks)
+        console.print(f"[bold green]Ready:[/] sparse exchanges for {names} over MPI.")
         return
     for number, problem in enumerate(problems, start=1):
         console.print(f"[bold red]Problem {number}:[/] {escape(problem.what)}", soft_wrap=True)

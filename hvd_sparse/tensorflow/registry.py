@@ -76,7 +76,8 @@ def exchange_of(
     if found is None or found.closed:
         with tf.init_scope():
             found = _exchanges[key] = _build(variables, gradients, settings, process_set)
-        weakref.finalize(owner or variables[0], _drop, key, found).atexit = False
+        holder = variables[0] if owner is None else owner
+        weakref.finalize(holder, _drop, key, found).atexit = False
     return found
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import hvd_sparse
 from hvd_sparse import cli
 from hvd_sparse.cli import doctor as command_line
-from hvd_sparse.doctor import diagnose
+from hvd_sparse.doctor import diagnose, served
 from hvd_sparse.installation import ask, examine_core, version_of
 
 HEALTHY = {
@@ -107,6 +107,7 @@ def test_one_framework_is_enough(torch, tensorflow, ops, horovod, what):
     facts["horovod"] |= horovod
     found = [problem.what for problem in diagnose(facts)]
     assert len(found) == (what is not None)
+    assert what is not None or served(facts) == ["PyTorch" if torch else "TensorFlow"]
     assert all(what in text for text in found)
 
 
@@ -153,7 +154,7 @@ def doctor(monkeypatch):
 def test_the_command_says_ready_and_succeeds(doctor):
     result = doctor(HEALTHY)
     assert result.exit_code == 0
-    assert "Ready" in result.output
+    assert "Ready: sparse exchanges for PyTorch over MPI" in result.output
     assert "TensorFlow     not found" in result.output
     assert "MPI_THREAD_MULTIPLE" in result.output
 
@@ -161,7 +162,7 @@ def test_the_command_says_ready_and_succeeds(doctor):
 def test_the_command_says_what_to_do_and_fails(doctor):
     result = doctor(altered("torch", value=None))
     assert result.exit_code == 1
-    assert "PyTorch is not installed" in result.output
+    assert "neither PyTorch nor TensorFlow is installed" in result.output
     assert "do: pip install" in result.output
 
 
