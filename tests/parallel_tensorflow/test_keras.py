@@ -85,6 +85,22 @@ def test_adam_and_a_schedule_and_accumulation_work():
     assert_same_on_all_ranks(trainable(model))
 
 
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_the_slices_of_an_embedding_are_exchanged(as_dense):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Embedding(50, 16), keras.layers.Flatten(),
+         keras.layers.Dense(10)]
+    )  # fmt: skip
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.1), compression=COMPRESSIONS["topk"], sparse_as_dense=as_dense
+    )
+    model.compile(optimizer=optimizer, loss="mse")
+    rng = np.random.default_rng(hvd.rank())
+    model.fit(rng.integers(0, 50, (32, 6)), rng.standard_normal((32, 10)), epochs=2, verbose=0)
+    assert_same_on_all_ranks(trainable(model))
+
+
 def test_mixed_bfloat16_works():
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
