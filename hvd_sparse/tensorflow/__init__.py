@@ -19,7 +19,8 @@ from hvd_sparse.schedules import Warmup
 from hvd_sparse.step_stats import StepStats
 from hvd_sparse.tensorflow import patches as _patches
 from hvd_sparse.tensorflow.functions import sparse_allreduce
-from hvd_sparse.tensorflow.inspection import residual_variables, stats
+from hvd_sparse.tensorflow.inspection import stats
+from hvd_sparse.tensorflow.state import prepare, residual_variables
 
 _patches.install()
 
@@ -30,6 +31,7 @@ __all__ = [
     "StepStats",
     "TopK",
     "Warmup",
+    "prepare",
     "residual_variables",
     "sparse_allreduce",
     "stats",

@@ -1,13 +1,10 @@
-"""What users can ask about the exchange of their gradients."""
+"""What the exchange of gradients cost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.step_stats import StepStats
-from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.registry import find_exchange
 
 
@@ -25,21 +22,3 @@ def stats(target: Any) -> StepStats | None:
     """
     exchange = find_exchange(target)
     return None if exchange is None else exchange.stats()
-
-
-def residual_variables(target: Any) -> Sequence[Any]:
-    """The exchange's state: what this rank has yet to send, and what sparsifiers remember.
-
-    Save them for each rank (`tf.train.Checkpoint(residuals=list(...))`), and assign them after the
-    first step of a resumed run, or lose what was not sent: see docs/tensorflow.md.
-
-    Args:
-        target: As of `stats`.
-
-    Raises:
-        InvalidArgumentError: Nothing of it was exchanged yet.
-    """
-    exchange: GradientExchange | None = find_exchange(target)
-    if exchange is None:
-        raise InvalidArgumentError("residual_variables() needs an exchange, and there is none yet")
-    return exchange.variables

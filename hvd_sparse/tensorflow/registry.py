@@ -45,7 +45,7 @@ def find_exchange(target: Any) -> GradientExchange | None:
 
 def exchange_of(
     variables: Sequence[Any],
-    gradients: Sequence[Any],
+    sliced: Sequence[bool],
     settings: Settings,
     *,
     process_set: Any,
@@ -55,7 +55,7 @@ def exchange_of(
 
     Args:
         variables: Of TensorFlow or Keras.
-        gradients: Theirs; which are IndexedSlices counts when the exchange is built.
+        sliced: Which gradients are IndexedSlices; counts when the exchange is built.
         settings: What the user asked for.
         process_set: Horovod's; contains this rank and others.
         owner: Two owners (two optimizers) share no residuals.
@@ -75,7 +75,7 @@ def exchange_of(
     found = _exchanges.get(key)
     if found is None or found.closed:
         with tf.init_scope():
-            found = _exchanges[key] = _build(variables, gradients, settings, process_set)
+            found = _exchanges[key] = _build(variables, sliced, settings, process_set)
         holder = variables[0] if owner is None else owner
         weakref.finalize(holder, _drop, key, found).atexit = False
     return found
@@ -92,14 +92,11 @@ def _drop(key: _Key, exchange: GradientExchange) -> None:
 
 
 def _build(
-    variables: Sequence[Any], gradients: Sequence[Any], settings: Settings, process_set: Any
+    variables: Sequence[Any], sliced: Sequence[bool], settings: Settings, process_set: Any
 ) -> GradientExchange:
     global _serial
     world = World.from_horovod(hvd, process_set)
-    sliced = [
-        isinstance(gradient, tf.IndexedSlices) and not settings.sparse_as_dense
-        for gradient in gradients
-    ]
+    sliced = [slices and not settings.sparse_as_dense for slices in sliced]
     _serial = 1 + agree(
         world,
         process_set.ranks,

@@ -35,7 +35,8 @@ def reducer(
                     "a sparse compression takes gradients of variables, which own the residuals; "
                     f"got a source of type {type(variable).__name__}"
                 )
-        exchange = exchange_of(variables, gradients, settings, process_set=process_set, owner=owner)
+        sliced = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
+        exchange = exchange_of(variables, sliced, settings, process_set=process_set, owner=owner)
         return exchange.reduce(gradients)
 
     unconverted: Callable[..., list[Any]] = tf.autograph.experimental.do_not_convert(reduce)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import hvd_sparse.tensorflow.keras as hvd
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.tensorflow import LAGS, GTopK, TopK, stats
+from hvd_sparse.tensorflow import LAGS, GTopK, TopK, prepare, residual_variables, stats
 from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks
 
 COMPRESSIONS = {
@@ -99,6 +99,17 @@ def test_the_slices_of_an_embedding_are_exchanged(as_dense):
     rng = np.random.default_rng(hvd.rank())
     model.fit(rng.integers(0, 50, (32, 6)), rng.standard_normal((32, 10)), epochs=2, verbose=0)
     assert_same_on_all_ranks(trainable(model))
+
+
+@pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
+def test_the_state_of_an_optimizers_exchange_can_be_prepared():
+    compression = COMPRESSIONS["topk"]
+    model = make_model(keras.optimizers.SGD(0.05), compression)
+    prepared = prepare(model.trainable_variables, compression, optimizer=model.optimizer)
+    fit(model, epochs=1)
+    found = residual_variables(model.optimizer)
+    assert [id(one) for one in found] == [id(one) for one in prepared]
+    assert any(np.any(one.numpy()) for one in found)
 
 
 def test_mixed_bfloat16_works():

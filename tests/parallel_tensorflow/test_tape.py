@@ -17,6 +17,7 @@ from hvd_sparse.tensorflow import (
     GTopK,
     TopK,
     Warmup,
+    prepare,
     residual_variables,
     stats,
 )
@@ -192,21 +193,27 @@ def test_the_average_is_the_sum_over_the_ranks_divided():
 
 
 @alone
-def test_residuals_can_be_saved_and_put_back(tmp_path):
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path):
+    compression = LAGS(density=0.05, **SMALL)
     variables = make_variables()
-    step = tf.function(step_of(variables, LAGS(density=0.05, **SMALL)))
-    step(integer_gradients(variables, 0))
-    kept = residuals()
-    checkpoint = tf.train.Checkpoint(residuals=list(residual_variables(variables)))
-    path = checkpoint.save(str(tmp_path / f"residuals-{hvd.rank()}"))
-    for number in range(1, 4):
+    step = tf.function(step_of(variables, compression))
+    for number in range(3):
         step(integer_gradients(variables, number))
-    assert not all(np.array_equal(kept[name], part) for name, part in residuals().items())
-    checkpoint.restore(path).assert_consumed()
-    assert all(np.array_equal(kept[name], part) for name, part in residuals().items())
-    gradients = integer_gradients(variables, 9)
-    averages = step(gradients)
-    assert_nothing_is_lost(SHAPES, gradients, averages, kept, residuals())
+    checkpoint = tf.train.Checkpoint(residuals=residual_variables(variables))
+    path = checkpoint.save(str(tmp_path / f"residuals-{hvd.rank()}"))
+    expected = [step(integer_gradients(variables, number)) for number in range(3, 6)]
+
+    resumed = make_variables()
+    prepared = prepare(resumed, compression, op=hvd.Sum)
+    tf.train.Checkpoint(residuals=prepared).restore(path).assert_consumed()
+    again = tf.function(step_of(resumed, compression))
+    for number, averages in zip(range(3, 6), expected, strict=True):
+        gradients, before = integer_gradients(resumed, number), residuals()
+        found = again(gradients)
+        assert_nothing_is_lost(SHAPES, gradients, found, before, residuals())
+        for one, other in zip(found, averages, strict=True):
+            assert np.array_equal(one, other)
+    assert len(residual_variables(resumed)) == len(prepared)  # no other exchange was built
 
 
 def test_residual_variables_of_what_was_never_exchanged_are_refused():

@@ -1,0 +1,75 @@
+"""The state of an exchange as tf.Variables, for checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.tensorflow import compat
+from hvd_sparse.tensorflow.registry import exchange_of, find_exchange
+from hvd_sparse.tensorflow.settings import Settings
+
+
+def residual_variables(target: Any) -> list[tf.Variable]:
+    """The exchange's state: what this rank has yet to send, and what sparsifiers remember.
+
+    It belongs to this rank alone: each rank saves its own, in a file of its own.
+
+    Args:
+        target: An optimizer from `hvd.DistributedOptimizer`; or the variables, in the order in
+            which a tape from `hvd.DistributedGradientTape` is given them.
+
+    Returns:
+        float32 variables, for each bucket of gradients two.
+
+    Raises:
+        InvalidArgumentError: Nothing of it was exchanged yet, or prepared.
+    """
+    exchange = find_exchange(target)
+    if exchange is None:
+        raise InvalidArgumentError(
+            "residual_variables() needs an exchange, and there is none yet: take a step, or call "
+            "prepare()"
+        )
+    return exchange.variables
+
+
+def prepare(
+    variables: Sequence[Any],
+    compression: Any,
+    *,
+    optimizer: Any = None,
+    sliced: Sequence[Any] = (),
+    process_set: Any = hvd.global_process_set,
+    **options: Any,
+) -> list[tf.Variable]:
+    """Builds the exchange before its first step, so that its state can be restored. Collective.
+
+    Args:
+        variables: As the tape or the optimizer will be given them, in that order.
+        compression: As the tape or the optimizer is given it.
+        optimizer: From `hvd.DistributedOptimizer`; None where a tape exchanges.
+        sliced: Those of the variables whose gradients are IndexedSlices, such as embeddings.
+        process_set: Horovod's; ranks outside it have no state.
+        **options: Horovod's op, gradient_predivide_factor and sparse_as_dense, as the tape or the
+            optimizer is given them.
+
+    Returns:
+        As `residual_variables`; nothing where a rank exchanges with nobody.
+
+    Raises:
+        InvalidArgumentError: An argument lies outside its limits, or differs between ranks.
+        UnsupportedError: A sparse exchange cannot do what was asked for.
+    """
+    settings = Settings.checked(compression, **options)
+    if not process_set.included() or process_set.size() == 1:
+        return []
+    slices = {id(compat.tensor_of(variable)) for variable in sliced}
+    are_sliced = [id(compat.tensor_of(variable)) in slices for variable in variables]
+    return exchange_of(
+        variables, are_sliced, settings, process_set=process_set, owner=optimizer
+    ).variables
