@@ -154,7 +154,7 @@ class Exchange:
     def check(self) -> None: ...
     def fail(self, reason: str) -> None: ...
 
-class DrivenBucket:
+class DrivenBucket:  # of a StepDriver; ks: from which step on, counted from 0, which k of a segment
     def __init__(
         self,
         bucket: int,

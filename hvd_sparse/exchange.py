@@ -52,22 +52,6 @@ class Buffer(NamedTuple):
         return cls(array.ctypes.data, array.size, array.dtype.name)
 
 
-class DrivenBucket(NamedTuple):
-    """A bucket of a driver, and what holds for it in every step.
-
-    Attributes:
-        bucket: From `Exchange.add_bucket`.
-        scale: Of the gradients on their way into the residual.
-        output_scale: Of the sum on its way into the gradients.
-        ks: From which step on, counted from 0 and ascending, which k of every segment.
-    """
-
-    bucket: int
-    scale: float
-    output_scale: float
-    ks: Sequence[tuple[int, Sequence[int]]]
-
-
 class Exchange:
     """The buckets of one optimizer, exchanged in one order over a communicator of their own.
 
@@ -336,7 +320,7 @@ class Exchange:
                 self.timeline.refused(str(error))
             raise _noted(error) from None
 
-    def drive(self, buckets: Sequence[DrivenBucket]) -> _core.StepDriver:
+    def drive(self, buckets: Sequence[_core.DrivenBucket]) -> _core.StepDriver:
         """What runs steps of these buckets for an executor that hands them over in any order.
 
         Args:
@@ -346,22 +330,10 @@ class Exchange:
 
         def note_step() -> None:
             assert rows is not None
-            for one in buckets:
-                rows.exchanged(one.bucket, self._open.stats(one.bucket))
+            for bucket in self._names:
+                rows.exchanged(bucket, self._open.stats(bucket))
 
-        return _core.StepDriver(
-            self._open,
-            [
-                _core.DrivenBucket(
-                    one.bucket,
-                    scale=one.scale,
-                    output_scale=one.output_scale,
-                    ks=[(step, list(ks)) for step, ks in one.ks],
-                )
-                for one in buckets
-            ],
-            None if rows is None else note_step,
-        )
+        return _core.StepDriver(self._open, buckets, None if rows is None else note_step)
 
     def stats(self, bucket: int) -> BucketStats:
         """What the bucket's last step cost."""

@@ -7,11 +7,11 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_sparse import lifecycle, plan
+from hvd_sparse import _core, plan
 from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import Compression, GTopK, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.exchange import DrivenBucket, Exchange
+from hvd_sparse.exchange import Exchange
 from hvd_sparse.planned_bucket import add_planned_bucket
 from hvd_sparse.reduction import Reduction, checked_reduction
 from hvd_sparse.tensorflow import ops
@@ -38,28 +38,13 @@ class _Channel:
                 )
         layout = Bucket((Layer(label, numel),), layer_wise=False)
         (choice,) = plan.fixed_choices(layout.layers, compression)
-        self._exchange = Exchange.between_ranks(world, name=f"sparse_allreduce of {label}")
-        number = add_planned_bucket(self._exchange, layout, choice, compression)
+        exchange = Exchange.between_ranks(world, name=f"sparse_allreduce of {label}")
+        number = add_planned_bucket(exchange, layout, choice, compression)
         ks = [(0, plan.largest_ks(layout, choice.densities, compression.warmup))]
         scale, output_scale = reduction.scales(world.size)
-        bucket = DrivenBucket(number, scale, output_scale, ks)
+        bucket = _core.DrivenBucket(number, scale=scale, output_scale=output_scale, ks=ks)
         self.states = make_state((1, 4), f"hvd_sparse/states/{label}")
-        self.driver: ops.Driver | None = ops.Driver(self._exchange.drive([bucket]))
-        lifecycle.register(self)
-
-    def fail(self, reason: str) -> None:
-        """Ends the exchange on all ranks."""
-        if self.driver is not None:
-            self.driver.close(reason)
-            self.driver = None
-        self._exchange.fail(reason)
-
-    def close(self) -> None:
-        """Ends this rank's part."""
-        if self.driver is not None:
-            self.driver.close("it was closed")
-            self.driver = None
-        self._exchange.close()
+        self.driver = ops.Driver(exchange, [bucket])
 
 
 _channels: dict[tuple[str, int, str, bool, int], _Channel] = {}
@@ -108,10 +93,9 @@ def sparse_allreduce(
     label = name or f"tensor of {numel}"
     key = (label, numel, repr(chosen), reduction.averages, process_set.process_set_id)
     channel = _channels.get(key)
-    if channel is None or channel.driver is None:
+    if channel is None or channel.driver.closed:
         with tf.init_scope():
             channel = _channels[key] = _Channel(label, numel, chosen, reduction, process_set)
-    assert channel.driver is not None
     (result,) = ops.exchange(
         [tensor], residual=residual, states=channel.states, driver=channel.driver.number, place=0
     )

@@ -10,10 +10,10 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_sparse import lifecycle, plan
+from hvd_sparse import _core, plan
 from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.errors import UnsupportedError
-from hvd_sparse.exchange import DrivenBucket, Exchange
+from hvd_sparse.exchange import Exchange
 from hvd_sparse.planned_bucket import add_planned_bucket
 from hvd_sparse.step_stats import StepStats
 from hvd_sparse.tensorflow import compat, ops
@@ -29,13 +29,15 @@ class _Bucket:
     """Gradients that travel together.
 
     Attributes:
-        driven: Its number in the exchange, and what holds for it in every step.
+        number: In the exchange.
+        driven: What holds for it in every step.
         members: Places of the gradients among all, in the order of the bucket.
         residual: float32, flat: what this rank has yet to send.
         states: float32, [units of selection, 4]: what the sparsifier remembers of each.
     """
 
-    driven: DrivenBucket
+    number: int
+    driven: _core.DrivenBucket
     members: tuple[int, ...]
     residual: tf.Variable
     states: tf.Variable
@@ -90,8 +92,7 @@ class GradientExchange:
         choices = plan.fixed_choices(layers, settings.compression)
         self._buckets = [self._add_bucket(choice, numels) for choice in choices]
         driven = [bucket.driven for bucket in self._buckets]
-        self._driver = ops.Driver(exchange.drive(driven)) if driven else None
-        lifecycle.register(self)
+        self._driver = ops.Driver(exchange, driven) if driven else None
 
     def _add_bucket(self, choice: plan.BucketChoice, numels: Mapping[str, int]) -> _Bucket:
         compression = self._settings.compression
@@ -101,7 +102,8 @@ class GradientExchange:
         scale, output_scale = self._settings.reduction.scales(self.world.size)
         ks = plan.ks_by_step(layout, choice.densities, compression.warmup)
         return _Bucket(
-            driven=DrivenBucket(number, scale, output_scale, ks),
+            number=number,
+            driven=_core.DrivenBucket(number, scale=scale, output_scale=output_scale, ks=ks),
             members=tuple(self._names.index(name) for name in choice.layers),
             residual=make_state((layout.numel,), f"{self._prefix}/residual/{choice.layers[0]}"),
             states=make_state(
@@ -116,8 +118,8 @@ class GradientExchange:
 
     @property
     def closed(self) -> bool:
-        """Whether Horovod was shut down since this was built."""
-        return self._driver is None and bool(self._buckets)
+        """Whether this has ended, because of an error or because Horovod was shut down."""
+        return self._driver is not None and self._driver.closed
 
     def residuals(self) -> dict[str, tf.Tensor]:
         """By variable, float32, flat: a copy of what this rank has yet to send."""
@@ -140,7 +142,7 @@ class GradientExchange:
             for place, (shape, dtype) in enumerate(self._templates)
             if place not in sparse
         ]
-        buckets = tuple(self._exchange.stats(one.driven.bucket) for one in self._buckets)
+        buckets = tuple(self._exchange.stats(one.number) for one in self._buckets)
         return StepStats(
             step=buckets[0].step if buckets else 0,
             buckets=buckets,
@@ -166,18 +168,11 @@ class GradientExchange:
 
     def close(self) -> None:
         """Ends this rank's part; a step that is under way ends on all ranks."""
-        self._end("it was closed")
-        self._exchange.close()
+        (self._driver or self._exchange).close()
 
     def fail(self, reason: str) -> None:
         """Ends the exchange on all ranks."""
-        self._exchange.fail(reason)
-        self._end(reason)
-
-    def _end(self, reason: str) -> None:
-        if self._driver is not None:
-            driver, self._driver = self._driver, None
-            driver.close(reason)
+        (self._driver or self._exchange).fail(reason)
 
     def _checked(self, place: int, gradient: Any) -> Any:
         shape, dtype = self._templates[place]

@@ -12,8 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_sparse import _core
+from hvd_sparse import _core, lifecycle
 from hvd_sparse.errors import UnavailableError
+from hvd_sparse.exchange import Exchange
 
 _LIBRARY = Path(__file__).with_name("_ops.so")
 _BUILD_INFO = Path(__file__).parent.with_name("_build_info.json")
@@ -22,30 +23,51 @@ _numbers = itertools.count(1)
 
 
 class Driver:
-    """A step driver of the core that ops know by a number.
+    """Runs the steps of an exchange, whose ops know it by a number; closed before MPI ends.
 
     Args:
-        driver: From `Exchange.drive`.
+        exchange: With all its buckets.
+        buckets: Of the exchange, in the order in which they start; the same on all ranks.
 
     Attributes:
         number: For `exchange`.
     """
 
-    def __init__(self, driver: _core.StepDriver) -> None:
+    def __init__(self, exchange: Exchange, buckets: Sequence[_core.DrivenBucket]) -> None:
         self.number = next(_numbers)
-        self._driver = driver
-        _symbols().hvd_sparse_add_driver(ctypes.c_int64(self.number), ctypes.c_void_p(driver.table))
+        self._exchange = exchange
+        self._driver: _core.StepDriver | None = exchange.drive(buckets)
+        _symbols().hvd_sparse_add_driver(
+            ctypes.c_int64(self.number), ctypes.c_void_p(self._driver.table)
+        )
+        lifecycle.register(self)
 
     @property
     def steps(self) -> int:
         """Steps exchanged so far."""
-        return self._driver.steps
+        return 0 if self._driver is None else self._driver.steps
 
-    def close(self, reason: str) -> None:
-        """Ends a step that is under way; ops that come later are refused."""
-        _symbols().hvd_sparse_remove_driver(ctypes.c_int64(self.number))
-        self._driver.cancel(reason)
-        self._driver.close()
+    @property
+    def closed(self) -> bool:
+        """Whether this has ended, because of an error or because Horovod was shut down."""
+        return self._driver is None
+
+    def fail(self, reason: str) -> None:
+        """Ends the exchange on all ranks."""
+        self._exchange.fail(reason)
+        self._end(reason)
+
+    def close(self) -> None:
+        """Ends this rank's part; a step that is under way ends on all ranks."""
+        self._end("it was closed")
+        self._exchange.close()
+
+    def _end(self, reason: str) -> None:
+        if self._driver is not None:
+            driver, self._driver = self._driver, None
+            _symbols().hvd_sparse_remove_driver(ctypes.c_int64(self.number))
+            driver.cancel(reason)
+            driver.close()
 
 
 def exchange(
