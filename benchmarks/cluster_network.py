@@ -27,10 +27,10 @@ UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 # What the bucket holds beside one frame: a timer that is late by less loses none of the rate, and a
 # message gains no more than this, and the frame, after a pause.
 BURST_SECONDS = 40e-6
-# Ethernet's usual frames on slow links, where a jumbo frame that passes unshaped after a pause
-# would be most of a message; jumbo frames on fast links, where more frames would cost more
-# processor time than there is.
-SMALL_MTU, JUMBO_MTU, JUMBO_FROM = 1500, 9000, 400e6
+# Bytes of a frame, by the rate from which they are used. Every frame costs processor time, so they
+# grow with the rate; and one passes unshaped after a pause, so on slow links they stay well below a
+# message of 8 kB.
+MTU_FROM = ((0.0, 1500), (20e6, 3000), (400e6, 9000))
 ETHERNET_HEADER = 14
 # What a full queue holds, in seconds of the rate, and at least in bytes: a switch's buffer.
 QUEUE_SECONDS, QUEUE_BYTES = 20e-3, 256 * 1024
@@ -83,7 +83,7 @@ class Shape:
     def of(cls, rate: str | float) -> Shape:
         """The shape whose messages take bytes / rate as exactly as timers allow."""
         bits = bits_per_second(rate)
-        mtu = JUMBO_MTU if bits >= JUMBO_FROM else SMALL_MTU
+        mtu = max(mtu for least, mtu in MTU_FROM if bits >= least)
         burst = mtu + ETHERNET_HEADER + round(bits / 8 * BURST_SECONDS)
         queue = max(QUEUE_BYTES, round(bits / 8 * QUEUE_SECONDS))
         return cls(bits, mtu, burst, queue)

@@ -36,6 +36,10 @@ class Hosts(Protocol):
     def rate(self) -> float | None:
         """Bits per second of every link; None where links are not shaped."""
 
+    @property
+    def frame(self) -> int:
+        """Bytes that a link lets pass at once after a pause; 0 where links are not shaped."""
+
     def address(self) -> str:
         """HOST:PORT on the first host, a port that is free; another one each time."""
 
@@ -61,6 +65,7 @@ class ThisMachine:
     number: int
     interface: str = "lo"
     rate: float | None = None
+    frame: int = 0
 
     def address(self) -> str:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -98,6 +103,10 @@ class ClusterHosts:
     patience: Path  # the library that makes waits patient
     interface: str = "e0"
     ports: Iterator[int] = field(default_factory=lambda: count(29_500))
+
+    @property
+    def frame(self) -> int:
+        return int(self.cluster.shape.burst)
 
     def address(self) -> str:
         return f"{self.cluster.addresses[0]}:{next(self.ports)}"

@@ -24,26 +24,29 @@ class Message:
     seconds: float
 
 
-def latency(messages: Sequence[Message], rate: float) -> float:
+def latency(messages: Sequence[Message], rate: float, frame: int = 0) -> float:
     """Seconds that every message takes beyond bytes / rate, in the sense of least squares.
 
     The residuals count as shares of bytes / rate, so that small messages, in which latency shows,
-    decide.
+    decide. Below zero where the frame that a shaped link lets pass at once saves more than the way
+    through the machine costs.
 
     Args:
         messages: At least one.
         rate: Bits per second.
+        frame: Bytes that a link lets pass at once after a pause: no latency is below minus their
+            time.
     """
     ideal = [8 * message.bytes / rate for message in messages]
     weighted = sum(
         (message.seconds - wire) / wire**2 for message, wire in zip(messages, ideal, strict=True)
     )
-    return max(0.0, weighted / sum(1 / wire**2 for wire in ideal))
+    return max(-8 * frame / rate, weighted / sum(1 / wire**2 for wire in ideal))
 
 
-def message_problems(messages: Sequence[Message], rate: float) -> list[str]:
+def message_problems(messages: Sequence[Message], rate: float, frame: int = 0) -> list[str]:
     """Sizes of which a message does not take latency + bytes / rate, within 15 % of the latter."""
-    alpha = latency(messages, rate)
+    alpha = latency(messages, rate, frame)
     problems = []
     for message in messages:
         wire = 8 * message.bytes / rate

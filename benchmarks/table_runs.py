@@ -166,8 +166,8 @@ def measure_once(launcher: Launcher, job: Job, ranks: int, effort: Effort) -> On
             problems.append("links are not shaped")
         else:
             messages = run_messages(hosts, effort.timeout)
-            alpha = latency(messages, hosts.rate)
-            problems += message_problems(messages, hosts.rate)
+            alpha = latency(messages, hosts.rate, hosts.frame)
+            problems += message_problems(messages, hosts.rate, hosts.frame)
             raw.append({"messages": [asdict(message) for message in messages], "alpha": alpha})
         raw += [
             run_replay(hosts, job, effort, modes, gloo=gloo)

@@ -27,8 +27,13 @@ def test_the_latency_of_an_ideal_network_is_found(alpha):
     assert latency(messages(alpha=alpha), RATE) == pytest.approx(alpha, abs=1e-12)
 
 
-def test_a_latency_is_never_negative():
-    assert latency(messages(alpha=0, stretch=(0.5, 0.5, 0.5)), RATE) == 0
+@pytest.mark.parametrize("frame", [0, 3_000])
+def test_a_latency_is_less_than_zero_by_one_frame_at_most(frame):
+    assert latency(messages(alpha=0, stretch=(0.5, 0.5, 0.5)), RATE, frame) == -8 * frame / RATE
+
+
+def test_a_frame_that_passes_at_once_is_no_problem():
+    assert message_problems(messages(alpha=-8 * 2_800 / RATE), RATE, 3_000) == []
 
 
 @pytest.mark.parametrize("alpha", [0.0, 2e-3])
@@ -37,8 +42,8 @@ def test_a_network_within_15_percent_has_no_problems(alpha):
 
 
 def test_a_message_that_passes_unshaped_is_named():
-    problems = message_problems(messages(alpha=0, stretch=(0.1, 1, 1)), RATE)
-    assert problems == ["8000 bytes take -90% of bytes / rate"]
+    problems = message_problems(messages(alpha=0, stretch=(0.1, 1, 1)), RATE, 3_000)
+    assert problems == ["8000 bytes take -52% of bytes / rate"]
 
 
 def test_a_slow_large_message_is_named():

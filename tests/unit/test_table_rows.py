@@ -143,6 +143,7 @@ class Pretended:
     """Hosts on which a step takes what a function says; they run nothing."""
 
     interface = "e0"
+    frame = 0
 
     def __init__(self, number, rate, seconds, cpu=0.3, stretch=1.0):
         self.number, self.rate = number, rate
