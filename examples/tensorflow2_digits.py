@@ -5,7 +5,6 @@ horovodrun -np 4 python examples/tensorflow2_digits.py --compression lags --dens
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -15,49 +14,17 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from digits_data import load_digits
+from tensorflow_common import SPARSE, compression, make_model, make_parser, start_rank
 
-from hvd_sparse.tensorflow import LAGS, GaussianK, GTopK, TopK, stats
+from hvd_sparse.tensorflow import stats
 
-SPARSE = {"lags": LAGS, "gtopk": GTopK, "gaussiank": GaussianK, "topk": TopK}
-
-parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-)
-parser.add_argument("--compression", choices=("none", "fp16", *SPARSE), default="lags",
-                    help="how gradients are exchanged")  # fmt: skip
-parser.add_argument("--density", type=float, default=0.01,
-                    help="fraction of a gradient that sparse compressions send")  # fmt: skip
-parser.add_argument("--epochs", type=int, default=40, help="passes over the training data")
-parser.add_argument("--batch-size", type=int, default=16, help="images per rank and step")
-parser.add_argument("--lr", type=float, default=0.01, help="learning rate, per rank")
-parser.add_argument("--seed", type=int, default=1, help="of weights, and order of the data")
+parser = make_parser(__doc__)
 parser.add_argument("--json", type=Path, metavar="FILE", help="write an account to FILE")
-
-
-def make_model() -> tf.keras.Model:
-    """Two convolutions and two dense layers; 284 thousand parameters."""
-    layers = tf.keras.layers
-    return tf.keras.Sequential(
-        [
-            layers.Input((8, 8, 1)),
-            layers.Conv2D(32, 3, padding="same", activation="relu"),
-            layers.Conv2D(64, 3, padding="same", activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dropout(0.25),
-            layers.Dense(256, activation="relu"),
-            layers.Dropout(0.25),
-            layers.Dense(10),
-        ]
-    )
 
 
 def main() -> None:
     args = parser.parse_args()
-    hvd.init()
-    tf.config.threading.set_intra_op_parallelism_threads(1)  # ranks share a machine's cores
-    tf.config.threading.set_inter_op_parallelism_threads(2)
-    tf.keras.utils.set_random_seed(args.seed + hvd.rank())
+    start_rank(args)
 
     train, test = load_digits(args.seed)
     own = train.share(hvd.rank(), hvd.size())
@@ -72,16 +39,13 @@ def main() -> None:
     rate = tf.keras.optimizers.schedules.CosineDecay(args.lr * hvd.size(), steps)
     optimizer = tf.keras.optimizers.SGD(rate, momentum=0.9)
     loss_function = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    if args.compression in SPARSE:
-        compression = SPARSE[args.compression](density=args.density, adaptive=False)
-    else:
-        compression = getattr(hvd.Compression, args.compression)
+    chosen = compression(args)
 
     @tf.function
     def train_step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = loss_function(labels, model(images, training=True))
-        tape = hvd.DistributedGradientTape(tape, compression=compression)
+        tape = hvd.DistributedGradientTape(tape, compression=chosen)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss

@@ -1,6 +1,7 @@
 """Types of csrc/bindings/python_*.cc."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -162,15 +163,22 @@ class DrivenBucket:  # of a StepDriver; ks: from which step on, counted from 0, 
         scale: float,
         output_scale: float,
         ks: Sequence[tuple[int, Sequence[int]]],
+        pieces: int,
     ) -> None: ...
+
+    PASSES: ClassVar[int]
 
 class StepDriver:
     def __init__(
         self,
         exchange: Exchange,
+        pieces: Sequence[tuple[int, int]],  # elements and units of selection
         buckets: Sequence[DrivenBucket],
-        after_step: Callable[[], None] | None,
+        exchanged: Callable[[], None] | None,
+        step_ended: Callable[[float, float, list[float]], None] | None,
+        marks_non_finite: bool,
     ) -> None: ...
+    def replace(self, buckets: Sequence[DrivenBucket]) -> None: ...
     @property
     def table(self) -> int: ...
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NoReturn
 
 from hvd_sparse.collectives import find_collective
@@ -60,6 +60,10 @@ class Compression:
         rescale_residual: Whether the residual follows a change of the learning rate, as in LAGS's
             paper. None: where the compression is LAGS and the optimizer is plain SGD without
             clipping.
+        loss_scale: The torch.amp.GradScaler that scales the loss, or what has its get_scale().
+            Residuals then hold gradients without the scale, and in a step in which a gradient is
+            not finite on one rank, all gradients are infinite on all of them, so that all skip the
+            step and lower the scale.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
@@ -79,6 +83,7 @@ class Compression:
     plan: str = "simulated"
     replan_every: int | None = None
     rescale_residual: bool | None = None
+    loss_scale: Any = field(default=None, compare=False)
 
     rescales_by_default: ClassVar[bool] = False
 
@@ -113,15 +118,23 @@ class Compression:
             raise InvalidArgumentError(
                 f"rescale_residual must be True, False or None, got {self.rescale_residual!r}"
             )
+        if self.loss_scale is not None and not callable(
+            getattr(self.loss_scale, "get_scale", None)
+        ):
+            raise InvalidArgumentError(
+                f"loss_scale must have get_scale(), as a GradScaler has, got {self.loss_scale!r}"
+            )
         if self.warmup is not None and not isinstance(self.warmup, Warmup):
             raise InvalidArgumentError(f"warmup must be a Warmup or None, got {self.warmup!r}")
 
     def __repr__(self) -> str:
         shown = [
-            f"{field.name}={getattr(self, field.name)!r}"
-            for field in fields(self)
-            if field.name == "density" or getattr(self, field.name) != field.default
+            f"{one.name}={getattr(self, one.name)!r}"
+            for one in fields(self)
+            if one.compare and (one.name == "density" or getattr(self, one.name) != one.default)
         ]
+        if self.loss_scale is not None:  # another object on every rank
+            shown.append(f"loss_scale={type(self.loss_scale).__name__}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -166,6 +166,11 @@ class Exchange:
         """Ranks on each node; None where nodes differ, or their ranks do not follow each other."""
         return self._open.local_size
 
+    @property
+    def buckets(self) -> list[int]:
+        """The buckets' numbers, in the order in which they were added."""
+        return list(self._names)
+
     def add_bucket(
         self,
         name: str,
@@ -320,11 +325,25 @@ class Exchange:
                 self.timeline.refused(str(error))
             raise _noted(error) from None
 
-    def drive(self, buckets: Sequence[_core.DrivenBucket]) -> _core.StepDriver:
-        """What runs steps of these buckets for an executor that hands them over in any order.
+    def drive(
+        self,
+        pieces: Sequence[tuple[int, int]],
+        buckets: Sequence[_core.DrivenBucket],
+        *,
+        step_ended: Callable[[float, float, list[float]], None] | None = None,
+        marks_non_finite: bool = False,
+    ) -> _core.StepDriver:
+        """What runs steps of these buckets for an executor that hands over pieces in any order.
 
         Args:
-            buckets: All of the exchange's, in the order in which they start; the same on all ranks.
+            pieces: Elements, and units of selection, of what is handed over at once.
+            buckets: Of all pieces, and all of the exchange's, in the order in which they start; the
+                same on all ranks.
+            step_ended: Called on a thread of the driver, between two steps, with seconds since the
+                step before ended: until now, and until the first piece; and from there until each
+                piece. What it raises fails the step.
+            marks_non_finite: Whether a step in which a gradient or a sum is not finite is no error:
+                its gradients hold NaN instead, on every rank alike.
         """
         rows = self.timeline
 
@@ -333,7 +352,14 @@ class Exchange:
             for bucket in self._names:
                 rows.exchanged(bucket, self._open.stats(bucket))
 
-        return _core.StepDriver(self._open, buckets, None if rows is None else note_step)
+        return _core.StepDriver(
+            self._open,
+            pieces,
+            buckets,
+            None if rows is None else note_step,
+            step_ended,
+            marks_non_finite,
+        )
 
     def stats(self, bucket: int) -> BucketStats:
         """What the bucket's last step cost."""

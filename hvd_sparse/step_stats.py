@@ -57,9 +57,15 @@ class StepStats:
 
 @dataclass(frozen=True, kw_only=True)
 class TotalStats:
-    """Sums over all steps so far; the attributes are those of StepStats."""
+    """Sums over all steps so far; other attributes are those of StepStats.
+
+    Attributes:
+        steps: How many there were.
+        sparse_steps: Those in which anything travelled sparse.
+    """
 
     steps: int = 0
+    sparse_steps: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     dense_bytes: int = 0
@@ -71,6 +77,7 @@ class TotalStats:
         """The sums with one more step."""
         return TotalStats(
             steps=self.steps + 1,
+            sparse_steps=self.sparse_steps + bool(step.buckets),
             bytes_sent=self.bytes_sent + step.bytes_sent,
             bytes_received=self.bytes_received + step.bytes_received,
             dense_bytes=self.dense_bytes + step.dense_bytes,

@@ -16,10 +16,9 @@ from __future__ import annotations
 import enum
 import logging
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from hvd_sparse.buckets import Layer
 from hvd_sparse.calibrate import calibrated, delayed
@@ -28,8 +27,17 @@ from hvd_sparse.network import Network
 from hvd_sparse.plan import Plan
 from hvd_sparse.plan_numbers import count_numbers, from_numbers, to_numbers
 from hvd_sparse.planner import make_plan, rules_of
-from hvd_sparse.profile import LayerProfile, Machine, Profile
+from hvd_sparse.profile import Machine, Profile
+from hvd_sparse.settled import Settled
 from hvd_sparse.step_clock import StepTimes
+from hvd_sparse.step_rows import (
+    Rows,
+    known,
+    measured_times,
+    median_or_nan,
+    profile_of,
+    slowest_step,
+)
 
 # Steps of a kind before the timed ones: caches, connections and thresholds settle.
 SKIPPED_STEPS = 2
@@ -44,8 +52,6 @@ LEAST_SETTLED_STEPS = 1000
 
 # A decision is known at the end of the second step after the last timed one.
 _DECISION_STEPS = 2
-
-Rows: TypeAlias = list[list[float]]
 
 _log = logging.getLogger("hvd_sparse")
 
@@ -107,6 +113,8 @@ class Tuner:
         machine: As measured; the same on all ranks.
         channel: Between the ranks.
         rank: This one; rank 0 decides.
+        keeps_order: Whether gradients travel in the order of `layers`; else in the order in which
+            they become ready.
 
     Attributes:
         tuning: What has been found out so far.
@@ -121,12 +129,14 @@ class Tuner:
         machine: Machine,
         channel: Channel,
         rank: int,
+        keeps_order: bool = False,
     ) -> None:
         self.tuning = Tuning(network=network, machine=machine)
         self._layers = tuple(layers)
         self._compression = compression
         self._channel = channel
         self._leads = rank == 0
+        self._keeps_order = keeps_order
         self._times: list[StepTimes] = []
         self._steps = 0  # of this stage
         self._decision: _Decision | None = None
@@ -139,6 +149,52 @@ class Tuner:
             self._decision.close()
         self._decision = self._first = None
         self._enter(Stage.DENSE, network=network, sparse=False)
+
+    def state(self) -> str | None:
+        """What has been settled, as text for a checkpoint; None while there is something to find.
+
+        The same on all ranks.
+        """
+        found = self.tuning
+        if found.stage is not Stage.SETTLED or found.profile is None or found.plan is None:
+            return None
+        return Settled(
+            network=found.network,
+            machine=found.machine,
+            profile=found.profile,
+            plan=found.plan,
+            dense_seconds=found.dense_seconds,
+            sparse_seconds=found.sparse_seconds,
+            sparse=found.sparse,
+            settled_steps=found.settled_steps,
+            steps=self._steps,
+        ).to_json()
+
+    def load(self, state: str) -> Tuning:
+        """Goes on, between two steps and on all ranks alike, where `state` was taken.
+
+        Returns:
+            What holds from the next step on.
+
+        Raises:
+            InvalidArgumentError: It is not of these layers on so many ranks.
+        """
+        settled = Settled.from_json(state)
+        settled.check(self._layers, size=self.tuning.network.size)
+        self.restart(settled.network)
+        self._enter(
+            Stage.SETTLED,
+            machine=settled.machine,
+            profile=settled.profile,
+            plan=settled.plan,
+            dense_seconds=settled.dense_seconds,
+            sparse_seconds=settled.sparse_seconds,
+            sparse=settled.sparse,
+            settled_steps=settled.settled_steps,
+        )
+        self._steps = settled.steps
+        self._said = settled.sparse
+        return self.tuning
 
     def end_step(self, times: StepTimes | None) -> Tuning | None:
         """Counts a step, on all ranks alike.
@@ -201,9 +257,13 @@ class Tuner:
 
     def _profile(self, rows: Rows) -> Profile:
         profile = profile_of(
-            rows, self._layers, network=self.tuning.network, machine=self.tuning.machine
+            rows,
+            self._layers,
+            network=self.tuning.network,
+            machine=self.tuning.machine,
+            keeps_order=self._keeps_order,
         )
-        dense_step = _known(_slowest(rows)[0])
+        dense_step = known(slowest_step(rows))
         return profile if dense_step is None else calibrated(profile, dense_step)
 
     def _make_plan(self, rows: Rows) -> list[float]:
@@ -215,7 +275,7 @@ class Tuner:
         found = {
             "profile": self._profile(rows),
             "plan": plan,
-            "dense_seconds": _known(_slowest(rows)[0]),
+            "dense_seconds": known(slowest_step(rows)),
             "sparse_seconds": None,
         }
         if plan.dense:
@@ -225,7 +285,7 @@ class Tuner:
 
     def _judge(self, rows: Rows) -> list[float]:
         """A sparse step's time, and the second plan; nan, as many, where there is none to try."""
-        (step,) = _slowest(rows)
+        step = slowest_step(rows)
         plan = self._second_plan(step)
         none = [math.nan] * count_numbers(self._layers)
         return [step, *(none if plan is None else to_numbers(plan, self._layers))]
@@ -241,7 +301,7 @@ class Tuner:
 
     def _take_up_verdict(self, _: Rows, numbers: list[float]) -> None:
         step, second = numbers[0], numbers[1:]
-        found = replace(self.tuning, sparse_seconds=_known(step))
+        found = replace(self.tuning, sparse_seconds=known(step))
         if not math.isnan(second[0]):
             assert found.profile is not None
             assert found.plan is not None
@@ -314,57 +374,6 @@ def steps_between(tuning: Tuning) -> int:
     return max(LEAST_SETTLED_STEPS, round(compared * slowdown / COMPARISON_SHARE))
 
 
-def measured_times(times: Sequence[StepTimes], layers: int) -> list[float]:
-    """A rank's medians: of the step, of forward, and of when each layer was ready."""
-    return [
-        median_or_nan([step.step for step in times]),
-        median_or_nan([step.forward for step in times]),
-        *(median_or_nan([step.ready[layer] for step in times]) for layer in range(layers)),
-    ]
-
-
-def median_or_nan(numbers: Sequence[float]) -> float:
-    """Of those that are numbers."""
-    known = [number for number in numbers if not math.isnan(number)]
-    return statistics.median(known) if known else math.nan
-
-
-def profile_of(
-    rows: Rows, layers: Sequence[Layer], *, network: Network, machine: Machine
-) -> Profile:
-    """What the ranks measured, as one profile: a layer is ready when it is on the last rank.
-
-    The sum of the layers' times is so the slowest rank's backward. Each layer's largest time of any
-    rank would add up to more: whatever delays one rank once would count.
-
-    Args:
-        rows: Of each rank, `measured_times`.
-        layers: In the order of these times.
-        network: Between the ranks.
-        machine: Of the ranks.
-
-    Returns:
-        With the layers in the order in which rank 0's gradients became ready; those of which none
-        ever came stand last, and take no time.
-    """
-    ready = [row[2:] for row in rows]
-    lead = [math.inf if math.isnan(seconds) else seconds for seconds in ready[0]]
-    order = sorted(range(len(layers)), key=lambda place: lead[place])
-    profiles, before = [], 0.0
-    for place in order:
-        last = _largest([before, *(seconds[place] for seconds in ready)])
-        layer = layers[place]
-        profiles.append(LayerProfile(name=layer.name, numel=layer.numel, backward=last - before))
-        before = last
-    forward = _largest([row[1] for row in rows])
-    return Profile(
-        layers=tuple(profiles),
-        forward=0.0 if math.isnan(forward) else forward,
-        network=network,
-        machine=machine,
-    )
-
-
 def verdict(tuning: Tuning) -> tuple[int, str]:
     """Log level and text: how gradients travel from now on, and why, with the numbers."""
     plan = tuning.plan
@@ -384,17 +393,3 @@ def verdict(tuning: Tuning) -> tuple[int, str]:
 
 def _ms(seconds: float | None) -> str:
     return "an unknown time" if seconds is None else f"{1e3 * seconds:.3g} ms"
-
-
-def _known(seconds: float) -> float | None:
-    return None if math.isnan(seconds) else seconds
-
-
-def _slowest(rows: Rows) -> list[float]:
-    """The largest first number of any rank."""
-    return [_largest([row[0] for row in rows])]
-
-
-def _largest(numbers: Sequence[float]) -> float:
-    known = [number for number in numbers if not math.isnan(number)]
-    return max(known, default=math.nan)

@@ -15,7 +15,8 @@ struct HvdSparseBuffer {
   int32_t dtype;
 };
 
-/// `kind`: of hvd_sparse::ErrorKind, or HVD_SPARSE_DONE. `message` lives as long as the call.
+/// `kind`: of hvd_sparse::ErrorKind, or HVD_SPARSE_DONE. `message` lives as long as the call. What
+/// a function below would throw goes here, too; it is called exactly once unless said otherwise.
 typedef void (*HvdSparseDone)(void* context, int32_t kind, const char* message);
 
 enum { HVD_SPARSE_DONE = -1 };
@@ -23,10 +24,16 @@ enum { HVD_SPARSE_DONE = -1 };
 struct HvdSparseDriver {
   void* driver;
 
-  /// StepDriver::Launch; what that would throw goes to `done`, too.
-  void (*launch)(void* driver, int32_t place, const HvdSparseBuffer* gradients, int32_t count,
-                 HvdSparseBuffer residual, HvdSparseBuffer states, HvdSparseDone done,
-                 void* context);
+  /// StepDriver::Begin; `done` is called before it returns.
+  void (*begin)(void* driver, HvdSparseBuffer residual, HvdSparseBuffer states, float decay,
+                HvdSparseDone done, void* context);
+
+  /// StepDriver::Launch. Returns 1 if the piece passes: then `done` is not called.
+  int32_t (*launch)(void* driver, int32_t piece, const HvdSparseBuffer* gradients, int32_t count,
+                    HvdSparseDone done, void* context);
+
+  /// StepDriver::End.
+  void (*end)(void* driver, HvdSparseDone done, void* context);
 
   /// StepDriver::Cancel and StepDriver::Fail.
   void (*cancel)(void* driver, const char* reason);

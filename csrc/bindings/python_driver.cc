@@ -25,31 +25,61 @@ namespace {
 /// A StepDriver, and the table of functions by which others call it.
 class BoundDriver {
  public:
-  using AfterStep = std::function<void()>;
+  using Exchanged = std::function<void()>;
+  using StepEnded = std::function<void(double step, double forward, std::vector<double> ready)>;
 
-  BoundDriver(Exchange& exchange, std::vector<DrivenBucket> buckets, AfterStep after_step)
-      : driver_(std::make_unique<StepDriver>(&exchange, std::move(buckets),
-                                             Guarded(std::move(after_step)))),
-        table_{driver_.get(), &LaunchIn, &CancelIn, &FailIn} {}
+  BoundDriver(Exchange& exchange, const std::vector<std::pair<std::int64_t, std::int64_t>>& pieces,
+              std::vector<DrivenBucket> buckets, Exchanged exchanged, StepEnded step_ended,
+              bool marks_non_finite)
+      : driver_(std::make_unique<StepDriver>(
+            &exchange, PiecesOf(pieces), std::move(buckets),
+            StepDriver::Hooks{Guarded(std::move(exchanged)), Failing(std::move(step_ended))},
+            marks_non_finite ? NonFinite::kMark : NonFinite::kRefuse)),
+        table_{driver_.get(), &BeginIn, &LaunchIn, &EndIn, &CancelIn, &FailIn} {}
 
   std::uintptr_t table() const { return reinterpret_cast<std::uintptr_t>(&table_); }
   std::int64_t steps() const { return driver_ == nullptr ? 0 : driver_->steps(); }
+  void Replace(std::vector<DrivenBucket> buckets) const {
+    if (driver_ != nullptr) driver_->Replace(std::move(buckets));
+  }
   void Close() { driver_.reset(); }
   void Cancel(const std::string& reason) const {
     if (driver_ != nullptr) driver_->Cancel(reason);
   }
 
  private:
+  static std::vector<Piece> PiecesOf(
+      const std::vector<std::pair<std::int64_t, std::int64_t>>& numbers) {
+    std::vector<Piece> pieces;
+    for (const auto& [numel, segments] : numbers) pieces.push_back({numel, segments});
+    return pieces;
+  }
+
   /// The driver's thread has no caller to whom an error of Python could go.
-  static AfterStep Guarded(AfterStep after_step) {
-    if (!after_step) return nullptr;
-    return [after_step = std::move(after_step)] {
+  static std::function<void()> Guarded(Exchanged exchanged) {
+    if (!exchanged) return nullptr;
+    return [exchanged = std::move(exchanged)] {
       try {
-        after_step();
+        exchanged();
       } catch (py::error_already_set& error) {
         const py::gil_scoped_acquire acquire;
         error.discard_as_unraisable("hvd_sparse: after a step");
       }
+    };
+  }
+
+  /// An error of Python fails the step.
+  static std::function<void(const StepTimes&)> Failing(StepEnded step_ended) {
+    if (!step_ended) return nullptr;
+    return [step_ended = std::move(step_ended)](const StepTimes& times) {
+      std::string what;
+      try {
+        return step_ended(times.step, times.forward, times.ready);
+      } catch (py::error_already_set& error) {
+        const py::gil_scoped_acquire acquire;
+        what = py::str(error.value()).cast<std::string>();
+      }
+      Throw(ErrorKind::kExchangeFailed, what);
     };
   }
 
@@ -68,20 +98,36 @@ class BoundDriver {
     }
   }
 
-  static void LaunchIn(void* driver, std::int32_t place, const HvdSparseBuffer* gradients,
-                       std::int32_t count, HvdSparseBuffer residual, HvdSparseBuffer states,
-                       HvdSparseDone done, void* context) {
+  static void BeginIn(void* driver, HvdSparseBuffer residual, HvdSparseBuffer states, float decay,
+                      HvdSparseDone done, void* context) {
     constexpr std::int64_t kFields = sizeof(SelectionState) / sizeof(float);
-    std::vector<GradView> views;
-    for (std::int32_t i = 0; i < count; ++i) views.push_back(ViewOf(gradients[i]));
     try {
-      static_cast<StepDriver*>(driver)->Launch(
-          place, std::move(views), {static_cast<float*>(residual.data), residual.numel},
-          {static_cast<SelectionState*>(states.data), states.numel / kFields},
-          [done, context](const std::exception_ptr& raised) { Tell(raised, done, context); });
+      static_cast<StepDriver*>(driver)->Begin(
+          {static_cast<float*>(residual.data), residual.numel},
+          {static_cast<SelectionState*>(states.data), states.numel / kFields}, decay);
+      Tell(nullptr, done, context);
     } catch (const Error&) {
       Tell(std::current_exception(), done, context);
     }
+  }
+
+  static std::int32_t LaunchIn(void* driver, std::int32_t piece, const HvdSparseBuffer* gradients,
+                               std::int32_t count, HvdSparseDone done, void* context) {
+    std::vector<GradView> views;
+    for (std::int32_t i = 0; i < count; ++i) views.push_back(ViewOf(gradients[i]));
+    try {
+      return static_cast<StepDriver*>(driver)->Launch(
+          piece, views,
+          [done, context](const std::exception_ptr& raised) { Tell(raised, done, context); });
+    } catch (const Error&) {
+      Tell(std::current_exception(), done, context);
+      return 0;
+    }
+  }
+
+  static void EndIn(void* driver, HvdSparseDone done, void* context) {
+    static_cast<StepDriver*>(driver)->End(
+        [done, context](const std::exception_ptr& raised) { Tell(raised, done, context); });
   }
 
   static void CancelIn(void* driver, const char* reason) {
@@ -101,18 +147,23 @@ class BoundDriver {
 void BindDriver(py::module_& m) {
   using Phases = std::vector<std::pair<std::int64_t, std::vector<std::int64_t>>>;
   py::class_<DrivenBucket>(m, "DrivenBucket")
-      .def(py::init([](int bucket, float scale, float output_scale, Phases ks) {
-             return DrivenBucket{bucket, scale, output_scale, std::move(ks)};
+      .def(py::init([](int bucket, float scale, float output_scale, Phases ks, int pieces) {
+             return DrivenBucket{bucket, scale, output_scale, std::move(ks), pieces};
            }),
            py::arg("bucket"), py::kw_only(), py::arg("scale"), py::arg("output_scale"),
-           py::arg("ks"));
+           py::arg("ks"), py::arg("pieces"))
+      .def_readonly_static("PASSES", &DrivenBucket::kPasses);
   // What waits for the driver's thread waits without the GIL, for which that thread may wait.
   using py::gil_scoped_release;
+  using Pieces = std::vector<std::pair<std::int64_t, std::int64_t>>;
   py::class_<BoundDriver>(m, "StepDriver")
-      .def(py::init<Exchange&, std::vector<DrivenBucket>, BoundDriver::AfterStep>(),
-           py::arg("exchange"), py::arg("buckets"), py::arg("after_step"), py::keep_alive<1, 2>())
+      .def(py::init<Exchange&, const Pieces&, std::vector<DrivenBucket>, BoundDriver::Exchanged,
+                    BoundDriver::StepEnded, bool>(),
+           py::arg("exchange"), py::arg("pieces"), py::arg("buckets"), py::arg("exchanged"),
+           py::arg("step_ended"), py::arg("marks_non_finite"), py::keep_alive<1, 2>())
       .def_property_readonly("table", &BoundDriver::table)
       .def_property_readonly("steps", &BoundDriver::steps)
+      .def("replace", &BoundDriver::Replace, py::arg("buckets"))
       .def("cancel", &BoundDriver::Cancel, py::arg("reason"), py::call_guard<gil_scoped_release>())
       .def("close", &BoundDriver::Close, py::call_guard<gil_scoped_release>());
 }

@@ -1,4 +1,12 @@
-/// hvd_sparse/tensorflow/_ops.so: one op, which hands a bucket of gradients to the core.
+/// hvd_sparse/tensorflow/_ops.so: ops that hand gradients to the core.
+///
+///     HvdSparseBegin      once a step: residual and states
+///     HvdSparseExchange   for each piece: gradients in, averages out, or the gradients if it
+///     passes HvdSparseEnd        when all are there
+///
+/// Only the first and the last take the variables, and are known as stateful: TensorFlow runs such
+/// ops one after the other, and the pieces of a step wait for each other. What keeps them after the
+/// first, and from being folded away, is a token; and the last one waits for all of them.
 ///
 /// Nothing is chosen, moved or planned here. The core comes as a table of C functions
 /// (driver_interface.h), by a number that Python has given to it: so this library is linked to
@@ -23,7 +31,12 @@ namespace {
 
 namespace tf = tensorflow;
 
-/// The drivers that Python has made known, by number.
+/// Memory of variables that a step works on.
+struct StepMemory {
+  tf::Tensor residual, states;
+};
+
+/// The drivers that Python has made known, by number, and what their steps work on.
 class Drivers {
  public:
   static Drivers& Get() {
@@ -33,7 +46,7 @@ class Drivers {
 
   void Add(std::int64_t number, const HvdSparseDriver& driver) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    drivers_[number] = driver;
+    drivers_[number].driver = driver;
   }
 
   void Remove(std::int64_t number) {
@@ -41,17 +54,32 @@ class Drivers {
     drivers_.erase(number);
   }
 
-  bool Find(std::int64_t number, HvdSparseDriver* driver) {
+  absl::Status Find(std::int64_t number, HvdSparseDriver* driver) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = drivers_.find(number);
-    if (found == drivers_.end()) return false;
-    *driver = found->second;
-    return true;
+    if (found == drivers_.end()) {
+      return absl::FailedPreconditionError(
+          "this exchange is closed: Horovod was shut down, build it anew");
+    }
+    *driver = found->second.driver;
+    return absl::OkStatus();
+  }
+
+  /// Keeps what the next step works on alive, in place of what the one before did.
+  void Keep(std::int64_t number, StepMemory memory) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = drivers_.find(number);
+    if (found != drivers_.end()) found->second.memory = std::move(memory);
   }
 
  private:
+  struct Entry {
+    HvdSparseDriver driver{};
+    StepMemory memory;
+  };
+
   std::mutex mutex_;
-  std::map<std::int64_t, HvdSparseDriver> drivers_;
+  std::map<std::int64_t, Entry> drivers_;
 };
 
 /// The error of TensorFlow that a kind of ours becomes, in the order of hvd_sparse::ErrorKind.
@@ -112,19 +140,49 @@ absl::Status OwnMemory(tf::OpKernelContext* context, int input, tf::Tensor* memo
 
 constexpr char kOtherFailed[] = "another operation of this step failed";
 
+/// For calls that answer before they return.
+void Note(void* status, std::int32_t kind, const char* message) {
+  *static_cast<absl::Status*>(status) = StatusOf(kind, message);
+}
+
+class BeginOp : public tf::OpKernel {
+ public:
+  explicit BeginOp(tf::OpKernelConstruction* context) : tf::OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("driver", &number_));
+  }
+
+  void Compute(tf::OpKernelContext* context) override {
+    HvdSparseDriver driver{};
+    OP_REQUIRES_OK(context, Drivers::Get().Find(number_, &driver));
+    StepMemory memory;
+    absl::Status status = OwnMemory(context, 0, &memory.residual);
+    if (status.ok()) status = OwnMemory(context, 1, &memory.states);
+    if (status.ok()) {
+      Drivers::Get().Keep(number_, memory);
+      driver.begin(driver.driver, BufferOf(memory.residual), BufferOf(memory.states),
+                   context->input(2).scalar<float>()(), &Note, &status);
+    }
+    if (!status.ok()) driver.fail(driver.driver, std::string(status.message()).c_str());
+    OP_REQUIRES_OK(context, status);
+    tf::Tensor* token = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, tf::TensorShape({}), &token));
+    token->scalar<std::int32_t>()() = 0;
+  }
+
+ private:
+  std::int64_t number_ = 0;
+};
+
 class ExchangeOp : public tf::AsyncOpKernel {
  public:
   explicit ExchangeOp(tf::OpKernelConstruction* context) : tf::AsyncOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("driver", &number_));
-    OP_REQUIRES_OK(context, context->GetAttr("place", &place_));
+    OP_REQUIRES_OK(context, context->GetAttr("piece", &piece_));
   }
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
-    HvdSparseDriver driver;
-    OP_REQUIRES_ASYNC(context, Drivers::Get().Find(number_, &driver),
-                      absl::FailedPreconditionError(
-                          "this exchange is closed: Horovod was shut down, build it anew"),
-                      done);
+    HvdSparseDriver driver{};
+    OP_REQUIRES_OK_ASYNC(context, Drivers::Get().Find(number_, &driver), done);
     auto flight = std::make_unique<Flight>();
     flight->context = context;
     flight->done = std::move(done);
@@ -146,25 +204,28 @@ class ExchangeOp : public tf::AsyncOpKernel {
     }
     std::vector<HvdSparseBuffer> gradients;
     for (const tf::Tensor& tensor : flight->gradients) gradients.push_back(BufferOf(tensor));
-    const HvdSparseBuffer residual = BufferOf(flight->residual), states = BufferOf(flight->states);
-    driver.launch(driver.driver, place_, gradients.data(),
-                  static_cast<std::int32_t>(gradients.size()), residual, states, &ExchangeOp::Land,
-                  flight.release());
+    Flight* const flying = flight.release();
+    const std::int32_t passes =
+        driver.launch(driver.driver, piece_, gradients.data(),
+                      static_cast<std::int32_t>(gradients.size()), &ExchangeOp::Land, flying);
+    if (passes == 0) return;  // and perhaps it has landed already
+    flying->passes->scalar<bool>()() = true;
+    Land(flying, HVD_SPARSE_DONE, "");
   }
 
  private:
-  /// What lives until the step is over.
+  /// What lives until the step is over, or the piece has passed.
   struct Flight {
     tf::OpKernelContext* context = nullptr;
     DoneCallback done;
     std::vector<tf::Tensor> gradients;  // the outputs; exchanged in place
-    tf::Tensor residual, states;
+    tf::Tensor* passes = nullptr;       // the last output
     tf::CancellationToken token = tf::CancellationManager::kInvalidToken;
     bool registered = false;
   };
 
   static absl::Status Prepare(tf::OpKernelContext* context, Flight* flight) {
-    const int count = context->num_outputs();
+    const int count = context->num_inputs() - 1;  // and the token
     for (int i = 0; i < count; ++i) {
       const tf::Tensor& input = context->input(i);
       tf::Tensor* output = nullptr;
@@ -175,8 +236,10 @@ class ExchangeOp : public tf::AsyncOpKernel {
       if (forwarded < 0) std::memcpy(output->data(), input.data(), input.TotalBytes());
       flight->gradients.push_back(*output);
     }
-    const absl::Status status = OwnMemory(context, count, &flight->residual);
-    return status.ok() ? OwnMemory(context, count + 1, &flight->states) : status;
+    const absl::Status status =
+        context->allocate_output(count, tf::TensorShape({}), &flight->passes);
+    if (status.ok()) flight->passes->scalar<bool>()() = false;
+    return status;
   }
 
   static void Land(void* landed, std::int32_t kind, const char* message) {
@@ -190,25 +253,79 @@ class ExchangeOp : public tf::AsyncOpKernel {
   }
 
   std::int64_t number_ = 0;
-  int place_ = 0;
+  int piece_ = 0;
 };
+
+class EndOp : public tf::AsyncOpKernel {
+ public:
+  explicit EndOp(tf::OpKernelConstruction* context) : tf::AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("driver", &number_));
+  }
+
+  void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
+    HvdSparseDriver driver{};
+    OP_REQUIRES_OK_ASYNC(context, Drivers::Get().Find(number_, &driver), done);
+    driver.end(driver.driver, &EndOp::Land, new Flight{context, std::move(done), number_});
+  }
+
+ private:
+  struct Flight {
+    tf::OpKernelContext* context;
+    DoneCallback done;
+    std::int64_t number;
+  };
+
+  static void Land(void* landed, std::int32_t kind, const char* message) {
+    const std::unique_ptr<Flight> flight(static_cast<Flight*>(landed));
+    Drivers::Get().Keep(flight->number, {});
+    flight->context->SetStatus(StatusOf(kind, message));
+    flight->done();
+  }
+
+  std::int64_t number_ = 0;
+};
+
+REGISTER_OP("HvdSparseBegin")
+    .Attr("driver: int")
+    .Input("residual: resource")
+    .Input("states: resource")
+    .Input("decay: float")
+    .Output("token: int32")
+    .SetIsStateful()
+    .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
+      context->set_output(0, context->Scalar());
+      tf::shape_inference::ShapeHandle scalar;
+      return context->WithRank(context->input(2), 0, &scalar);
+    })
+    .Doc("Begins a step: residual and states are the exchange's until it ends.");
 
 REGISTER_OP("HvdSparseExchange")
     .Attr("T: list({float, double, half, bfloat16}) >= 1")
     .Attr("driver: int")
-    .Attr("place: int")
+    .Attr("piece: int")
     .Input("gradients: T")
-    .Input("residual: resource")
-    .Input("states: resource")
+    .Input("token: int32")
     .Output("averages: T")
-    .SetIsStateful()
+    .Output("passes: bool")
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
-      for (int i = 0; i < context->num_outputs(); ++i) context->set_output(i, context->input(i));
+      const int count = context->num_inputs() - 1;
+      for (int i = 0; i < count; ++i) context->set_output(i, context->input(i));
+      context->set_output(count, context->Scalar());
       return absl::OkStatus();
     })
-    .Doc("One bucket's part of a step; done once all buckets of the step are.");
+    .Doc("Averages, once all pieces of the step are there; or gradients that pass, at once.");
 
+REGISTER_OP("HvdSparseEnd")
+    .Attr("driver: int")
+    .Input("residual: resource")
+    .Input("states: resource")
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::NoOutputs)
+    .Doc("Ends a step, all of whose gradients are there.");
+
+REGISTER_KERNEL_BUILDER(Name("HvdSparseBegin").Device(tf::DEVICE_CPU), BeginOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseExchange").Device(tf::DEVICE_CPU), ExchangeOp);
+REGISTER_KERNEL_BUILDER(Name("HvdSparseEnd").Device(tf::DEVICE_CPU), EndOp);
 
 }  // namespace
 

@@ -5,8 +5,8 @@ Importing this module teaches `horovod.tensorflow` sparse compressions:
     import horovod.tensorflow as hvd
     from hvd_sparse.tensorflow import LAGS
 
-    tape = hvd.DistributedGradientTape(tape, compression=LAGS(density=0.01, adaptive=False))
-    optimizer = hvd.DistributedOptimizer(optimizer, compression=LAGS(density=0.01, adaptive=False))
+    tape = hvd.DistributedGradientTape(tape, compression=LAGS)
+    optimizer = hvd.DistributedOptimizer(optimizer, compression=LAGS)
 
 `import hvd_sparse.tensorflow as hvd` works as well: everything in horovod.tensorflow is here, too.
 """
@@ -21,6 +21,7 @@ from hvd_sparse.tensorflow import patches as _patches
 from hvd_sparse.tensorflow.functions import sparse_allreduce
 from hvd_sparse.tensorflow.inspection import stats
 from hvd_sparse.tensorflow.state import prepare, residual_variables
+from hvd_sparse.tensorflow.tuning import replan, tuning
 
 _patches.install()
 
@@ -32,9 +33,11 @@ __all__ = [
     "TopK",
     "Warmup",
     "prepare",
+    "replan",
     "residual_variables",
     "sparse_allreduce",
     "stats",
+    "tuning",
 ]
 __all__ += _handing_on.names_of(_horovod, globals())
 

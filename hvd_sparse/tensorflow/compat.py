@@ -20,6 +20,25 @@ def is_loss_scaling(optimizer: object) -> bool:
     return any("LossScaleOptimizer" in kind.__name__ for kind in type(optimizer).__mro__)
 
 
+def is_sgd_without_clipping(optimizer: Any) -> bool:
+    """Whether steps are learning rate times gradient, perhaps with momentum."""
+    clips = ("clipnorm", "clipvalue", "global_clipnorm")
+    return any(kind.__name__ == "SGD" for kind in type(optimizer).__mro__) and all(
+        getattr(optimizer, name, None) is None for name in clips
+    )
+
+
+def stepping_of(optimizer: Any) -> Any:
+    """The optimizer that steps: the one inside a LossScaleOptimizer, or itself."""
+    return optimizer.inner_optimizer if is_loss_scaling(optimizer) else optimizer
+
+
+def keras_3_loss_scaling() -> type | None:
+    """Keras 3's LossScaleOptimizer, which `compile` puts around optimizers with mixed_float16."""
+    kind = getattr(tf.keras.optimizers, "LossScaleOptimizer", None)
+    return kind if kind is not None and kind.__module__.startswith("keras.src") else None
+
+
 def name_of(variable: Any) -> str:
     """The variable's name; with its layer's, where Keras tells."""
     return str(getattr(variable, "path", variable.name))

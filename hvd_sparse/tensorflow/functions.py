@@ -42,9 +42,9 @@ class _Channel:
         number = add_planned_bucket(exchange, layout, choice, compression)
         ks = [(0, plan.largest_ks(layout, choice.densities, compression.warmup))]
         scale, output_scale = reduction.scales(world.size)
-        bucket = _core.DrivenBucket(number, scale=scale, output_scale=output_scale, ks=ks)
+        bucket = _core.DrivenBucket(number, scale=scale, output_scale=output_scale, ks=ks, pieces=1)
         self.states = make_state((1, 4), f"hvd_sparse/states/{label}")
-        self.driver = ops.Driver(exchange, [bucket])
+        self.driver = ops.Driver(exchange, [(numel, 1)], [bucket])
 
 
 _channels: dict[tuple[str, int, str, bool, int], _Channel] = {}
@@ -96,10 +96,13 @@ def sparse_allreduce(
     if channel is None or channel.driver.closed:
         with tf.init_scope():
             channel = _channels[key] = _Channel(label, numel, chosen, reduction, process_set)
-    (result,) = ops.exchange(
-        [tensor], residual=residual, states=channel.states, driver=channel.driver.number, place=0
-    )
-    return result
+    driver = channel.driver.number
+    token = ops.begin(residual, channel.states, driver=driver)
+    (result,), _ = ops.exchange([tensor], token, driver=driver, piece=0)
+    with tf.control_dependencies([result]):
+        end = ops.end(residual, channel.states, driver=driver)
+    with tf.control_dependencies([end]):
+        return tf.identity(result)
 
 
 def _check(tensor: tf.Tensor, residual: tf.Variable) -> None:

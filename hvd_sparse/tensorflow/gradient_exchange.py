@@ -3,52 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_sparse import _core, plan
-from hvd_sparse.buckets import Bucket, Layer
+from hvd_sparse import plan
+from hvd_sparse.buckets import Layer
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.exchange import Exchange
-from hvd_sparse.planned_bucket import add_planned_bucket
+from hvd_sparse.measurer import Measurer
+from hvd_sparse.step_clock import StepTimes
 from hvd_sparse.step_stats import StepStats
 from hvd_sparse.tensorflow import compat, ops
+from hvd_sparse.tensorflow.learning_rate import LearningRate
+from hvd_sparse.tensorflow.messages import Messages, timed_allreduce
+from hvd_sparse.tensorflow.pieces import drive_choices, pieces_of
 from hvd_sparse.tensorflow.settings import Settings
+from hvd_sparse.tuner import Tuner
 from hvd_sparse.world import World
 
 # What Horovod has no name for, and the type in which it travels instead.
 _TRAVELS_AS = {tf.bfloat16: tf.float32}
 
 
-@dataclass(frozen=True)
-class _Bucket:
-    """Gradients that travel together.
-
-    Attributes:
-        number: In the exchange.
-        driven: What holds for it in every step.
-        members: Places of the gradients among all, in the order of the bucket.
-        residual: float32, flat: what this rank has yet to send.
-        states: float32, [units of selection, 4]: what the sparsifier remembers of each.
-    """
-
-    number: int
-    driven: _core.DrivenBucket
-    members: tuple[int, ...]
-    residual: tf.Variable
-    states: tf.Variable
-
-
 class GradientExchange:
     """The exchange of the gradients of some variables.
 
-    Gradients are gathered into buckets from the last variable to the first. Small ones and those of
-    one dimension go through Horovod, and no result is there before all are: a step that is refused
-    for one gradient changes no variable.
+    Gradients travel from the last variable to the first. Small ones and those of one dimension go
+    through Horovod, and no result is there before all are: a step that is refused for one gradient
+    changes no variable.
 
     Args:
         variables: Of TensorFlow or Keras; not kept.
@@ -58,6 +43,9 @@ class GradientExchange:
         exchange: Between them.
         process_set: Horovod's.
         prefix: Of names of operations; the same on all ranks, of no other exchange.
+
+    Attributes:
+        tuner: Decides how gradients travel, if the compression is adaptive.
     """
 
     def __init__(
@@ -72,6 +60,7 @@ class GradientExchange:
         prefix: str,
     ) -> None:
         self.world = world
+        self.tuner: Tuner | None = None
         self._settings = settings
         self._exchange = exchange
         self._process_set = process_set
@@ -80,41 +69,63 @@ class GradientExchange:
         self._templates = [(tuple(v.shape), compat.dtype_of(v)) for v in variables]
         self._sliced = tuple(sliced)
         self._eager = tf.function(self._reduce, autograph=False)
-        numels = {
-            name: math.prod(shape)
-            for name, (shape, _), slices in zip(
-                reversed(self._names), reversed(self._templates), reversed(sliced), strict=True
-            )
-            if len(shape) >= 2 and not slices
-        }
-        least = max(1, settings.compression.min_numel)
-        layers = [Layer(name, numel) for name, numel in numels.items() if numel >= least]
-        choices = plan.fixed_choices(layers, settings.compression)
-        self._buckets = [self._add_bucket(choice, numels) for choice in choices]
-        driven = [bucket.driven for bucket in self._buckets]
-        self._driver = ops.Driver(exchange, driven) if driven else None
+        compression = settings.compression
+        least = max(1, compression.min_numel)
+        numels = [math.prod(shape) for shape, _ in self._templates]
+        layers = [
+            Layer(self._names[place], numels[place])
+            for place in reversed(range(len(variables)))
+            if len(variables[place].shape) >= 2 and numels[place] >= least and not sliced[place]
+        ]
+        self._pieces = pieces_of(layers, compression)
+        self._members = [
+            [self._names.index(layer.name) for layer in piece.layers] for piece in self._pieces
+        ]
+        self._choices: tuple[plan.BucketChoice, ...] = ()
+        self._before: StepStats | None = None  # the last step, where it had other buckets
+        self._driver: ops.Driver | None = None
+        if layers:
+            self._build(layers)
 
-    def _add_bucket(self, choice: plan.BucketChoice, numels: Mapping[str, int]) -> _Bucket:
+    def _build(self, layers: Sequence[Layer]) -> None:
         compression = self._settings.compression
-        layers = tuple(Layer(name, numels[name]) for name in choice.layers)
-        layout = Bucket(layers, compression.layer_wise)
-        number = add_planned_bucket(self._exchange, layout, choice, compression)
-        scale, output_scale = self._settings.reduction.scales(self.world.size)
-        ks = plan.ks_by_step(layout, choice.densities, compression.warmup)
-        return _Bucket(
-            number=number,
-            driven=_core.DrivenBucket(number, scale=scale, output_scale=output_scale, ks=ks),
-            members=tuple(self._names.index(name) for name in choice.layers),
-            residual=make_state((layout.numel,), f"{self._prefix}/residual/{choice.layers[0]}"),
-            states=make_state(
-                (len(layout.segments), 4), f"{self._prefix}/states/{choice.layers[0]}"
+        self._residual = make_state(
+            (sum(piece.numel for piece in self._pieces),), f"{self._prefix}/residual"
+        )
+        self._states = make_state(
+            (sum(piece.segments for piece in self._pieces), 4), f"{self._prefix}/states"
+        )
+        self._rate = LearningRate(make_state((), f"{self._prefix}/learning_rate"))
+        self._measurer = Measurer(
+            self.world,
+            self._exchange,
+            allreduce=timed_allreduce(
+                self._prefix, process_set=self._process_set, exchange=self._exchange
             ),
+        )
+        self.tuner = self._measurer.tuner(
+            layers,
+            compression,
+            Messages(self._prefix, process_set=self._process_set, exchange=self._exchange),
+            keeps_order=True,
+        )
+        if self.tuner is None:
+            self._choices = plan.fixed_choices(layers, compression)
+        self._driver = ops.Driver(
+            self._exchange,
+            [(piece.numel, piece.segments) for piece in self._pieces],
+            self._driven(),
+            step_ended=None if self.tuner is None else self._step_ended,
+            marks_non_finite=self._settings.marks_non_finite,
         )
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The exchange's state, for checkpoints: of every bucket the residual, and the states."""
-        return [one for bucket in self._buckets for one in (bucket.residual, bucket.states)]
+        """The exchange's state, for checkpoints; see `residual_variables`."""
+        if not self._pieces:
+            return []
+        rate = [self._rate.last] if self._settings.follows_rate else []
+        return [self._residual, self._states, *rate]
 
     @property
     def closed(self) -> bool:
@@ -123,48 +134,56 @@ class GradientExchange:
 
     def residuals(self) -> dict[str, tf.Tensor]:
         """By variable, float32, flat: a copy of what this rank has yet to send."""
-        found: dict[str, tf.Tensor] = {}
-        for bucket in self._buckets:
-            sizes = [math.prod(self._templates[place][0]) for place in bucket.members]
-            parts = tf.split(bucket.residual, sizes)
-            found |= {
-                self._names[place]: part for place, part in zip(bucket.members, parts, strict=True)
-            }
-        return found
+        layers = [layer for piece in self._pieces for layer in piece.layers]
+        if not layers:
+            return {}
+        parts = tf.split(self._residual, [layer.numel for layer in layers])
+        return {layer.name: part for layer, part in zip(layers, parts, strict=True)}
 
     def stats(self) -> StepStats | None:
         """What became of the last step; None before the first."""
-        if self._driver is not None and self._driver.steps == 0:
+        steps = 0 if self._driver is None else self._driver.steps
+        if self._driver is not None and steps == 0:
             return None
-        sparse = {member for bucket in self._buckets for member in bucket.members}
+        if self._before is not None and self._before.step == steps - 1:
+            return self._before
+        sparse = {name for choice in self._sparse_choices() for name in choice.layers}
         dense = [
             math.prod(shape) * dtype.size
-            for place, (shape, dtype) in enumerate(self._templates)
-            if place not in sparse
+            for name, (shape, dtype) in zip(self._names, self._templates, strict=True)
+            if name not in sparse
         ]
-        buckets = tuple(self._exchange.stats(one.number) for one in self._buckets)
         return StepStats(
-            step=buckets[0].step if buckets else 0,
-            buckets=buckets,
+            step=max(0, steps - 1),
+            buckets=tuple(self._exchange.stats(number) for number in self._exchange.buckets),
             dense_bytes=sum(dense),
             wait_seconds=math.nan,
         )
 
-    def reduce(self, gradients: Sequence[Any]) -> list[Any]:
+    def reduce(self, gradients: Sequence[Any], rate: Any = None) -> list[Any]:
         """The average of each gradient; a missing one counts as zero.
 
         Args:
             gradients: Tensors or IndexedSlices, one for each variable, or None.
+            rate: The learning rate that the residual follows, if it does.
 
         Raises:
             UnsupportedError: A gradient is sliced that was not before.
         """
         whole = [self._checked(place, gradient) for place, gradient in enumerate(gradients)]
+        follows = rate is not None and self._driver is not None
+        decay = self._rate.decay(rate) if follows else tf.ones(())
         if not tf.executing_eagerly():
-            return self._reduce(whole)
-        # Buckets are done together; one op after the other would wait for ever.
+            return self._reduce(whole, decay)
+        # Pieces are done together; one op after the other would wait for ever.
         self._exchange.check()
-        return list(self._eager(whole))
+        return list(self._eager(whole, decay))
+
+    def replan(self) -> None:
+        """Measures the network anew, between two steps, and begins tuning again. Collective."""
+        assert self.tuner is not None
+        self.tuner.restart(self._measurer.network())
+        self._take_up(())
 
     def close(self) -> None:
         """Ends this rank's part; a step that is under way ends on all ranks."""
@@ -173,6 +192,35 @@ class GradientExchange:
     def fail(self, reason: str) -> None:
         """Ends the exchange on all ranks."""
         (self._driver or self._exchange).fail(reason)
+
+    def _step_ended(self, step: float, forward: float, ready: list[float]) -> None:
+        """Between two steps, on the driver's thread."""
+        assert self.tuner is not None
+        times = StepTimes(step=step, forward=forward, ready=tuple(ready))
+        tuning = self.tuner.end_step(None if math.isnan(step) else times)
+        if tuning is not None:
+            self._take_up(tuning.plan.buckets if tuning.sparse and tuning.plan else ())
+
+    def _take_up(self, choices: Sequence[plan.BucketChoice]) -> None:
+        """Between two steps, on all ranks alike: other buckets, the same residuals."""
+        assert self._driver is not None
+        self._before = self.stats()
+        self._exchange.clear_buckets()
+        self._choices = tuple(choices)
+        self._driver.replace(self._driven())
+
+    def _driven(self) -> list[Any]:
+        return drive_choices(
+            self._choices,
+            self._pieces,
+            exchange=self._exchange,
+            compression=self._settings.compression,
+            reduction=self._settings.reduction,
+            size=self.world.size,
+        )
+
+    def _sparse_choices(self) -> list[plan.BucketChoice]:
+        return [choice for choice in self._choices if not choice.dense]
 
     def _checked(self, place: int, gradient: Any) -> Any:
         shape, dtype = self._templates[place]
@@ -189,29 +237,33 @@ class GradientExchange:
             )
         return gradient
 
-    def _reduce(self, gradients: Sequence[Any]) -> list[Any]:
+    def _reduce(self, gradients: Sequence[Any], decay: tf.Tensor) -> list[Any]:
         results: list[Any] = [None] * len(gradients)
-        for place, bucket in enumerate(self._buckets):
-            assert self._driver is not None
-            averages = ops.exchange(
-                [gradients[member] for member in bucket.members],
-                residual=bucket.residual,
-                states=bucket.states,
-                driver=self._driver.number,
-                place=place,
-            )
-            for member, average in zip(bucket.members, averages, strict=True):
-                results[member] = average
-        sparse = [result for result in results if result is not None]
-        dense = {
-            place: self._allreduce(place, gradient)
-            for place, gradient in enumerate(gradients)
-            if results[place] is None
-        }
-        with tf.control_dependencies(sparse):
-            for place, result in dense.items():
-                results[place] = tf.nest.map_structure(tf.identity, result, expand_composites=True)
+        if self._driver is not None:
+            state = (self._residual, self._states)
+            token = ops.begin(*state, decay, driver=self._driver.number)
+            for piece, members in enumerate(self._members):
+                given = [gradients[place] for place in members]
+                averages = self._exchanged(piece, given, token)
+                for place, average in zip(members, averages, strict=True):
+                    results[place] = average
+        for place, gradient in enumerate(gradients):
+            if results[place] is None:
+                results[place] = self._allreduce(place, gradient)
+        if self._driver is not None:
+            with tf.control_dependencies(results):
+                end = ops.end(*state, driver=self._driver.number)
+            with tf.control_dependencies([end]):
+                results = tf.nest.map_structure(tf.identity, results, expand_composites=True)
         return results
+
+    def _exchanged(self, piece: int, gradients: Sequence[Any], token: Any) -> Sequence[Any]:
+        assert self._driver is not None
+        averages, passes = ops.exchange(gradients, token, driver=self._driver.number, piece=piece)
+        if self.tuner is None:  # then none ever passes
+            return averages
+        (place,), (average,) = self._members[piece], averages
+        return [tf.cond(passes, lambda: self._allreduce(place, average), lambda: average)]
 
     def _allreduce(self, place: int, gradient: Any) -> Any:
         name = f"{self._prefix}.{self._names[place]}".replace("/", ".")

@@ -8,17 +8,19 @@ Keras 3 gives all gradients to `optimizer.apply`. Horovod's own wrapper override
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import horovod.tensorflow as hvd
 
 from hvd_sparse.compression import is_sparse_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.tensorflow import compat
+from hvd_sparse.tensorflow import compat, loss_scaling
+from hvd_sparse.tensorflow.accumulation import Accumulation
 from hvd_sparse.tensorflow.settings import Settings
 from hvd_sparse.tensorflow.tape import reducer
 
-_MARK = "_hvd_sparse_distributed"
+# Gradients and variables, and the loss scale where there is one; averages.
+_Reduce: TypeAlias = Callable[..., list[Any]]
 
 
 def distribute_keras_3(
@@ -41,7 +43,7 @@ def distribute_keras_3(
     """Makes `optimizer.apply` use gradients that were exchanged. The same object comes back.
 
     Args:
-        optimizer: Of Keras 3; any but a LossScaleOptimizer.
+        optimizer: Of Keras 3; what a LossScaleOptimizer wraps, not that itself.
         name: Of operations, for Horovod's compressions.
         device_dense: As Horovod has it, for its compressions.
         device_sparse: As Horovod has it, for its compressions.
@@ -49,7 +51,7 @@ def distribute_keras_3(
         sparse_as_dense: Whether IndexedSlices become tensors; else Horovod gathers them.
         gradient_predivide_factor: As Horovod has it.
         op: Average or Sum.
-        backward_passes_per_step: 1: Keras 3 accumulates gradients by itself.
+        backward_passes_per_step: As Horovod has it: calls of `apply` per exchange and step.
         average_aggregated_gradients: As Horovod has it; without meaning for 1.
         num_groups: As Horovod has it, for its compressions.
         groups: As Horovod has it, for its compressions.
@@ -62,17 +64,7 @@ def distribute_keras_3(
             distributed one.
         UnsupportedError: What was asked for cannot be done.
     """
-    if backward_passes_per_step != 1:
-        raise UnsupportedError(
-            "backward_passes_per_step must be 1 with Keras 3, got "
-            f"{backward_passes_per_step}: give the optimizer gradient_accumulation_steps"
-        )
-    if compat.is_loss_scaling(optimizer):
-        raise UnsupportedError(
-            "a LossScaleOptimizer cannot be distributed: it skips steps on single ranks; use "
-            "mixed_bfloat16, which needs no loss scaling"
-        )
-    if getattr(type(optimizer), _MARK, False):
+    if hasattr(type(optimizer), loss_scaling.REDUCE):
         raise InvalidArgumentError(
             f"this {type(optimizer).__name__} already is a DistributedOptimizer"
         )
@@ -84,8 +76,8 @@ def distribute_keras_3(
             num_groups=num_groups,
             groups=groups,
             sparse_as_dense=sparse_as_dense,
-        )
-        reduce = reducer(settings, process_set, owner=optimizer)
+        ).of_optimizer(optimizer)
+        reduce = _sparsely(settings, process_set, optimizer)
     else:
         stock = hvd._make_allreduce_grads_fn(
             name or f"Distributed{type(optimizer).__name__}",
@@ -99,12 +91,28 @@ def distribute_keras_3(
             process_set=process_set,
         )
         reduce = _by_horovod(stock)
-    optimizer.__class__ = _exchanging(type(optimizer), reduce)
+    accumulation = None
+    if backward_passes_per_step != 1:
+        accumulation = Accumulation(backward_passes_per_step, averages=average_aggregated_gradients)
+    optimizer.__class__ = _exchanging(type(optimizer), reduce, accumulation)
     return optimizer
 
 
-def _by_horovod(stock: Callable[..., Any]) -> Callable[..., list[Any]]:
-    def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+def _sparsely(settings: Settings, process_set: Any, optimizer: Any) -> _Reduce:
+    plain = reducer(settings, process_set, owner=optimizer)
+    scaled = loss_scaling.reducer(settings, process_set, owner=optimizer)
+
+    def reduce(gradients: Sequence[Any], variables: Sequence[Any], scale: Any = None) -> list[Any]:
+        if scale is None:
+            return plain(gradients, variables)
+        return scaled(gradients, variables, scale)
+
+    return reduce
+
+
+def _by_horovod(stock: Callable[..., Any]) -> _Reduce:
+    def reduce(gradients: Sequence[Any], variables: Sequence[Any], scale: Any = None) -> list[Any]:
+        del scale  # the same on all ranks, and Horovod remembers no gradients
         return list(stock(gradients, [compat.tensor_of(variable) for variable in variables]))
 
     return reduce
@@ -121,8 +129,14 @@ def distribute_keras_2(stock: Callable[..., Any], arguments: dict[str, Any]) -> 
         InvalidArgumentError: An argument lies outside its limits.
         UnsupportedError: A sparse exchange cannot do what was asked for.
     """
+    if compat.is_loss_scaling(arguments["optimizer"]):
+        raise UnsupportedError(
+            "a LossScaleOptimizer of Keras 2 cannot be distributed with a sparse compression: it "
+            "skips steps on single ranks; use Keras 3, or mixed_bfloat16"
+        )
     settings, rest = Settings.taken_from(arguments)
     optimizer = stock(**rest)
+    settings = settings.of_optimizer(optimizer)
     reduce = reducer(settings, optimizer.process_set, owner=optimizer)
     optimizer._allreduce_grads = reduce
     helper = optimizer._agg_helper  # of backward_passes_per_step
@@ -132,18 +146,29 @@ def distribute_keras_2(stock: Callable[..., Any], arguments: dict[str, Any]) -> 
     return optimizer
 
 
-def _exchanging(stock: type, reduce: Callable[..., Sequence[Any]]) -> type:
+def _exchanging(stock: type, reduce: _Reduce, accumulation: Accumulation | None) -> type:
     """A class like `stock` whose steps exchange; a saved model names the stock one."""
 
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-        variables = trainable_variables
-        if variables is None:
-            variables = self._trainable_variables
-        return stock.apply(self, reduce(list(grads), list(variables)), trainable_variables)  # type: ignore[attr-defined]
+        def apply_averages(averages: Sequence[Any]) -> Any:
+            return stock.apply(self, averages, trainable_variables)  # type: ignore[attr-defined]
+
+        if loss_scaling.has_exchanged(self):
+            return apply_averages(grads)
+        own = trainable_variables is None
+        variables = list(self._trainable_variables if own else trainable_variables)
+        if accumulation is None:
+            return apply_averages(reduce(list(grads), variables))
+        if not self.built:  # its variables cannot be made within a branch of the graph
+            self.build(variables)
+        return accumulation.step(
+            grads, variables, lambda sums: apply_averages(reduce(sums, variables))
+        )
 
     members: dict[str, Any] = {
         "apply": apply,
-        _MARK: True,
+        loss_scaling.REDUCE: staticmethod(reduce),
+        loss_scaling.ACCUMULATES: accumulation is not None,
         "__module__": stock.__module__,
         "__doc__": stock.__doc__,
     }

@@ -1,4 +1,4 @@
-"""The op in _ops.so, which hands buckets of gradients to the core."""
+"""The ops in _ops.so, which hand gradients to the core."""
 
 from __future__ import annotations
 
@@ -27,16 +27,24 @@ class Driver:
 
     Args:
         exchange: With all its buckets.
-        buckets: Of the exchange, in the order in which they start; the same on all ranks.
+        pieces: Elements, and units of selection, of what an op hands over.
+        buckets: Of all pieces, in the order in which they start; the same on all ranks.
+        **options: As of `Exchange.drive`.
 
     Attributes:
-        number: For `exchange`.
+        number: For the ops.
     """
 
-    def __init__(self, exchange: Exchange, buckets: Sequence[_core.DrivenBucket]) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        pieces: Sequence[tuple[int, int]],
+        buckets: Sequence[_core.DrivenBucket],
+        **options: Any,
+    ) -> None:
         self.number = next(_numbers)
         self._exchange = exchange
-        self._driver: _core.StepDriver | None = exchange.drive(buckets)
+        self._driver: _core.StepDriver | None = exchange.drive(pieces, buckets, **options)
         _symbols().hvd_sparse_add_driver(
             ctypes.c_int64(self.number), ctypes.c_void_p(self._driver.table)
         )
@@ -51,6 +59,11 @@ class Driver:
     def closed(self) -> bool:
         """Whether this has ended, because of an error or because Horovod was shut down."""
         return self._driver is None
+
+    def replace(self, buckets: Sequence[_core.DrivenBucket]) -> None:
+        """Other buckets from the next step on, on all ranks alike; between two steps."""
+        if self._driver is not None:
+            self._driver.replace(buckets)
 
     def fail(self, reason: str) -> None:
         """Ends the exchange on all ranks."""
@@ -70,29 +83,56 @@ class Driver:
             driver.close()
 
 
+def begin(residual: tf.Variable, states: tf.Variable, decay: Any = 1.0, *, driver: int) -> Any:
+    """Begins a step.
+
+    Args:
+        residual: float32, as long as all gradients of the driver's pieces together.
+        states: float32, [units of selection, 4].
+        decay: float32, a scalar: what the residual is multiplied by before gradients join it.
+        driver: Number of a Driver.
+
+    Returns:
+        A token, for the pieces.
+    """
+    return _library().hvd_sparse_begin(
+        residual=residual.handle, states=states.handle, decay=decay, driver=driver
+    )
+
+
 def exchange(
-    gradients: Sequence[Any], *, residual: tf.Variable, states: tf.Variable, driver: int, place: int
-) -> list[Any]:
-    """One bucket's part of a step; done once all buckets of the driver's step are.
+    gradients: Sequence[Any], token: Any, *, driver: int, piece: int
+) -> tuple[list[Any], Any]:
+    """A piece of a step that was begun; done once all are that do not pass.
 
     Args:
         gradients: float32, float64, float16 or bfloat16 tensors, of any shape.
-        residual: float32, as long as all gradients together.
-        states: float32, [segments, 4].
+        token: From `begin`.
         driver: Number of a Driver.
-        place: Of the bucket in it.
+        piece: Number of the piece in it.
 
     Returns:
-        Tensors like the gradients.
+        Tensors like the gradients: averages; or the gradients and what their residual held, to be
+        averaged by somebody else. And a bool, whether it is the latter.
     """
-    averages: list[Any] = _library().hvd_sparse_exchange(
-        gradients=gradients,
-        residual=residual.handle,
-        states=states.handle,
-        driver=driver,
-        place=place,
+    averages, passes = _library().hvd_sparse_exchange(
+        gradients=gradients, token=token, driver=driver, piece=piece
     )
-    return averages
+    return averages, passes
+
+
+def end(residual: tf.Variable, states: tf.Variable, *, driver: int) -> Any:
+    """Ends a step, once what it is made to wait for is there: all gradients.
+
+    Args:
+        residual: As in `begin`.
+        states: As in `begin`.
+        driver: Number of a Driver.
+
+    Returns:
+        The operation; None in eager mode.
+    """
+    return _library().hvd_sparse_end(residual=residual.handle, states=states.handle, driver=driver)
 
 
 @functools.cache

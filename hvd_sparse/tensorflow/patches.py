@@ -4,6 +4,7 @@ DistributedGradientTape   takes sparse compressions, and variables of Keras 3
 DistributedOptimizer      takes sparse compressions; with Keras 3, all compressions really exchange
 broadcast callback        works with Keras 3
 broadcast_variables       takes variables of Keras 3; layers' random seeds stay each rank's own
+LossScaleOptimizer.apply  of Keras 3 exchanges before it looks whether gradients are finite
 join                      is refused while there is a sparse exchange
 shutdown                  ends the exchanges first
 """
@@ -27,6 +28,7 @@ from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.patching import replace
 from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.keras_optimizer import distribute_keras_2, distribute_keras_3
+from hvd_sparse.tensorflow.loss_scaling import apply_scaled
 from hvd_sparse.tensorflow.registry import live_exchanges
 from hvd_sparse.tensorflow.tape import distribute_tape
 
@@ -48,6 +50,9 @@ def install() -> None:
         ("shutdown", horovod.tensorflow.mpi_ops, _shutdown),
     ):
         replace(name, home, around, modules=_MODULES)
+    scaling = compat.keras_3_loss_scaling()
+    if scaling is not None:
+        replace("apply", scaling, apply_scaled)
 
 
 def _arguments(stock: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
@@ -75,13 +80,15 @@ def _distributed_gradient_tape(stock: Callable[..., Any], *args: Any, **kwargs: 
 
 def _distributed_optimizer(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     arguments = _arguments(stock, args, kwargs)
-    if compat.is_keras_3_optimizer(arguments["optimizer"]):
-        return distribute_keras_3(**arguments)
+    optimizer = arguments["optimizer"]
+    if compat.is_keras_3_optimizer(optimizer):
+        distribute_keras_3(**{**arguments, "optimizer": compat.stepping_of(optimizer)})
+        return optimizer
     if not is_sparse_compression(arguments.get("compression")):
         return stock(*args, **kwargs)
-    if isinstance(arguments["optimizer"], tf.compat.v1.train.Optimizer):
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise UnsupportedError(
-            f"{type(arguments['optimizer']).__name__} is an optimizer of TensorFlow 1, which a "
+            f"{type(optimizer).__name__} is an optimizer of TensorFlow 1, which a "
             "sparse compression cannot be used with: use one of Keras, or DistributedGradientTape"
         )
     return distribute_keras_2(stock, arguments)

@@ -36,7 +36,7 @@ def live_exchanges() -> list[GradientExchange]:
 def find_exchange(target: Any) -> GradientExchange | None:
     """The exchange of an optimizer's gradients, or of these variables'; None: there is none yet."""
     variables = isinstance(target, (list, tuple))
-    wanted = _ids(target) if variables else id(target)
+    wanted = _ids(target) if variables else id(compat.stepping_of(target))
     for (owner, ids, *_), exchange in _exchanges.items():
         if wanted == (ids if variables else owner) and not exchange.closed:
             return exchange

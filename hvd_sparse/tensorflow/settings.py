@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -28,11 +28,21 @@ DTYPES = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Horovod's arguments, under Horovod's names."""
+    """Horovod's arguments, under Horovod's names; and what loss scaling asks for.
+
+    Attributes:
+        compression: The sparse one.
+        reduction: What gradients become over the ranks.
+        sparse_as_dense: Whether IndexedSlices are exchanged like other gradients.
+        follows_rate: Whether the residual is rescaled when the optimizer's learning rate changes.
+        marks_non_finite: Whether a bad step gives NaN on all ranks instead of an error.
+    """
 
     compression: Compression
     reduction: Reduction
     sparse_as_dense: bool
+    follows_rate: bool = False
+    marks_non_finite: bool = False
 
     @classmethod
     def checked(
@@ -52,15 +62,9 @@ class Settings:
             UnsupportedError: A sparse exchange cannot honour an argument.
         """
         chosen = as_compression(compression)
-        if chosen.adaptive:
+        if chosen.loss_scale is not None:
             raise UnsupportedError(
-                "adaptive must be False in TensorFlow: measuring and planning are not there yet; "
-                f"use {type(chosen).__name__}(adaptive=False), with density and collective"
-            )
-        if chosen.rescale_residual:
-            raise UnsupportedError(
-                "rescale_residual must not be True in TensorFlow, where nobody tells an exchange "
-                "of the learning rate"
+                "loss_scale must be None in TensorFlow, where LossScaleOptimizer tells by itself"
             )
         return cls(
             compression=chosen,
@@ -86,12 +90,33 @@ class Settings:
         rest = {name: value for name, value in arguments.items() if name not in own}
         return cls.checked(**own), rest
 
+    def of_optimizer(self, optimizer: Any) -> Settings:
+        """The same for the exchange of an optimizer of Keras; None: of a tape.
+
+        Raises:
+            UnsupportedError: The residual shall follow a learning rate that a tape does not know.
+        """
+        wanted = self.compression.rescale_residual
+        if optimizer is None:
+            if wanted:
+                raise UnsupportedError(
+                    "rescale_residual must not be True with a tape, which does not know the "
+                    "learning rate: use DistributedOptimizer"
+                )
+            return self
+        if wanted is None:
+            by_default = self.compression.rescales_by_default
+            wanted = by_default and compat.is_sgd_without_clipping(optimizer)
+        return replace(self, follows_rate=wanted)
+
     def describe(self) -> dict[str, str]:
         """By name, what must be the same on all ranks."""
         return {
             "compression": repr(self.compression),
             **self.reduction.describe(),
             "sparse_as_dense": str(self.sparse_as_dense),
+            "rescaling of residuals": str(self.follows_rate),
+            "loss scaling": str(self.marks_non_finite),
         }
 
 

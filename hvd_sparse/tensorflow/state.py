@@ -9,13 +9,13 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.tensorflow import compat
+from hvd_sparse.tensorflow import compat, loss_scaling
 from hvd_sparse.tensorflow.registry import exchange_of, find_exchange
 from hvd_sparse.tensorflow.settings import Settings
 
 
 def residual_variables(target: Any) -> list[tf.Variable]:
-    """The exchange's state: what this rank has yet to send, and what sparsifiers remember.
+    """The exchange's state: what this rank has yet to send, and what is remembered of it.
 
     It belongs to this rank alone: each rank saves its own, in a file of its own.
 
@@ -24,7 +24,8 @@ def residual_variables(target: Any) -> list[tf.Variable]:
             which a tape from `hvd.DistributedGradientTape` is given them.
 
     Returns:
-        float32 variables, for each bucket of gradients two.
+        float32 variables: the residual, what sparsifiers remember of each layer, and the learning
+        rate, if the residual follows that. None of them where all gradients travel dense.
 
     Raises:
         InvalidArgumentError: Nothing of it was exchanged yet, or prepared.
@@ -52,7 +53,8 @@ def prepare(
     Args:
         variables: As the tape or the optimizer will be given them, in that order.
         compression: As the tape or the optimizer is given it.
-        optimizer: From `hvd.DistributedOptimizer`; None where a tape exchanges.
+        optimizer: From `hvd.DistributedOptimizer`, or `model.optimizer`, which `compile` may have
+            wrapped for loss scaling; None where a tape exchanges.
         sliced: Those of the variables whose gradients are IndexedSlices, such as embeddings.
         process_set: Horovod's; ranks outside it have no state.
         **options: Horovod's op, gradient_predivide_factor and sparse_as_dense, as the tape or the
@@ -65,7 +67,11 @@ def prepare(
         InvalidArgumentError: An argument lies outside its limits, or differs between ranks.
         UnsupportedError: A sparse exchange cannot do what was asked for.
     """
-    settings = Settings.checked(compression, **options)
+    scales = compat.is_loss_scaling(optimizer)
+    optimizer = compat.stepping_of(optimizer)
+    settings = Settings.checked(compression, **options).of_optimizer(optimizer)
+    if scales:
+        settings = loss_scaling.settings_for(settings)
     if not process_set.included() or process_set.size() == 1:
         return []
     slices = {id(compat.tensor_of(variable)) for variable in sliced}

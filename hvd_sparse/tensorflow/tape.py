@@ -14,14 +14,15 @@ from hvd_sparse.tensorflow.settings import Settings
 
 
 def reducer(
-    settings: Settings, process_set: Any = hvd.global_process_set, owner: object = None
+    settings: Settings, process_set: Any = hvd.global_process_set, owner: Any = None
 ) -> Callable[..., list[Any]]:
     """What averages gradients, in the form in which Horovod's tape and optimizers call it.
 
     Args:
         settings: What the user asked for.
         process_set: Horovod's; ranks outside it exchange nothing.
-        owner: Of the residuals; None: whoever asks for the same variables shares them.
+        owner: The optimizer that the residuals belong to; None: whoever asks for the same variables
+            shares them.
     """
 
     def reduce(
@@ -37,7 +38,7 @@ def reducer(
                 )
         sliced = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
         exchange = exchange_of(variables, sliced, settings, process_set=process_set, owner=owner)
-        return exchange.reduce(gradients)
+        return exchange.reduce(gradients, owner.learning_rate if settings.follows_rate else None)
 
     unconverted: Callable[..., list[Any]] = tf.autograph.experimental.do_not_convert(reduce)
     return unconverted
@@ -55,6 +56,7 @@ def distribute_tape(stock: Callable[..., Any], arguments: dict[str, Any]) -> Any
         UnsupportedError: A sparse exchange cannot do what was asked for.
     """
     settings, rest = Settings.taken_from(arguments)
+    settings = settings.of_optimizer(None)
     tape = stock(**rest)
     tape._allreduce_grads = reducer(settings, tape.process_set)
     return tape

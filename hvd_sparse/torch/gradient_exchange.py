@@ -15,13 +15,13 @@ from hvd_sparse import plan
 from hvd_sparse.buckets import Layer
 from hvd_sparse.errors import GradientInFlightError, HvdSparseError, NonFiniteGradientError
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.measurer import Measurer
 from hvd_sparse.step_clock import StepClock
 from hvd_sparse.step_stats import Stats, StepStats
 from hvd_sparse.torch import guards
 from hvd_sparse.torch.dense import DenseReducer
 from hvd_sparse.torch.launcher import Launcher
 from hvd_sparse.torch.learning_rates import LearningRates
-from hvd_sparse.torch.measurer import Measurer
 from hvd_sparse.torch.messages import Messages
 from hvd_sparse.torch.parameters import NamedParameters
 from hvd_sparse.torch.settings import Settings

@@ -73,6 +73,21 @@ class Messages:
         return result
 
 
+def timed_allreduce(prefix: str, *, process_set: Any, exchange: Exchange) -> Callable[[int], float]:
+    """Lets Horovod sum a float32 tensor of so many bytes; the seconds that it took."""
+
+    def allreduce(nbytes: int) -> float:
+        tensor = torch.zeros(nbytes // 4)
+        start = time.perf_counter()
+        handle = hvd_ops.allreduce_async_(
+            tensor, name=f"{prefix}.allreduce", op=hvd_ops.Sum, process_set=process_set
+        )
+        wait_for(handle, exchange)
+        return time.perf_counter() - start
+
+    return allreduce
+
+
 def wait_for(handle: int, exchange: Exchange) -> Any:
     """What a Horovod operation gives; ExchangeFailedError if the exchange ends before it."""
     start = time.perf_counter()

@@ -11,10 +11,11 @@ import torch
 from hvd_sparse.agreement import agree
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.measurer import Measurer
 from hvd_sparse.step_stats import Stats
 from hvd_sparse.torch.attachment import Attachment, attachment_of, require_attachment
 from hvd_sparse.torch.gradient_exchange import GradientExchange
-from hvd_sparse.torch.measurer import Measurer
+from hvd_sparse.torch.messages import timed_allreduce
 from hvd_sparse.torch.parameters import NamedParameters, describe, name_parameters
 from hvd_sparse.torch.settings import Settings, check_parameter
 from hvd_sparse.world import World
@@ -139,7 +140,11 @@ def _build(
         exchange=between,
         process_set=process_set,
         prefix=prefix,
-        measurer=Measurer(world, between, prefix=prefix, process_set=process_set),
+        measurer=Measurer(
+            world,
+            between,
+            allreduce=timed_allreduce(prefix, process_set=process_set, exchange=between),
+        ),
     )
     _live.add(exchange)
     return exchange

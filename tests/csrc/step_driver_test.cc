@@ -1,4 +1,4 @@
-/// Steps whose buckets come in any order, from several threads.
+/// Steps whose pieces come in any order, from several threads.
 
 #include "csrc/exchange/step_driver.h"
 
@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <future>
 #include <limits>
 #include <thread>
@@ -17,54 +18,98 @@ namespace hvd_sparse {
 namespace {
 
 constexpr std::int64_t kNumel = 64;
-constexpr int kBuckets = 4;
+constexpr int kPieces = 4;
 
-struct Memory {
-  std::vector<float> gradient = std::vector<float>(kNumel, 1.0f);
-  std::vector<float> residual = std::vector<float>(kNumel, 0.0f);
-  std::vector<SelectionState> states = std::vector<SelectionState>(1);
-};
+/// Pieces of each bucket; below zero: of one that passes.
+using Layout = std::vector<int>;
 
-/// A rank with a driver of kBuckets buckets, whose k is kNumel in the first step and 1 afterwards.
+/// A rank with kPieces pieces. K is everything in the first step, and 1 of each piece afterwards.
 struct Rank {
-  Rank(const std::shared_ptr<LoopbackWorld>& world, int rank)
+  Rank(const std::shared_ptr<LoopbackWorld>& world, int rank, const Layout& layout,
+       StepDriver::Hooks hooks = {}, NonFinite non_finite = NonFinite::kRefuse)
       : exchange(std::make_unique<LoopbackCommunicator>(world, rank), SelectOn::kCaller) {
-    std::vector<DrivenBucket> buckets;
-    for (int i = 0; i < kBuckets; ++i) {
-      const int bucket =
-          exchange.AddBucket({"bucket", {kNumel}, {kNumel}, {kNumel}, "top_k", {}, "gtopk"});
-      buckets.push_back({bucket, 1, 1, {{0, {kNumel}}, {1, {1}}}});
-    }
-    driver = std::make_unique<StepDriver>(&exchange, std::move(buckets));
+    driver = std::make_unique<StepDriver>(&exchange, std::vector<Piece>(kPieces, Piece{kNumel, 1}),
+                                          Buckets(layout), std::move(hooks), non_finite);
   }
 
-  std::future<void> Launch(int place) {
+  std::vector<DrivenBucket> Buckets(const Layout& layout) {
+    std::vector<DrivenBucket> buckets;
+    for (const int pieces : layout) {
+      if (pieces < 0) {
+        buckets.push_back({DrivenBucket::kPasses, 1, 1, {}, -pieces});
+        continue;
+      }
+      const std::vector<std::int64_t> numels(static_cast<std::size_t>(pieces), kNumel);
+      const std::vector<std::int64_t> ones(static_cast<std::size_t>(pieces), 1);
+      const int bucket =
+          exchange.AddBucket({"bucket", numels, numels, numels, "top_k", {}, "gtopk"});
+      buckets.push_back({bucket, 1, 1, {{0, numels}, {1, ones}}, pieces});
+    }
+    return buckets;
+  }
+
+  void Begin() { driver->Begin(residual, states); }
+
+  /// Whether the piece passed, or else when it is there.
+  struct Handed {
+    bool passed = false;
+    std::future<void> done;
+  };
+
+  Handed Hand(int piece) {
     auto done = std::make_shared<std::promise<void>>();
-    Memory& m = memory[static_cast<std::size_t>(place)];
-    driver->Launch(place, {{m.gradient.data(), kNumel, DType::kFloat32}}, m.residual, m.states,
-                   [done](std::exception_ptr error) {
-                     if (error) return done->set_exception(error);
-                     done->set_value();
-                   });
-    return done->get_future();
+    const bool passed = driver->Launch(piece, {{Gradient(piece).data(), kNumel, DType::kFloat32}},
+                                       [done](std::exception_ptr error) {
+                                         if (error) return done->set_exception(error);
+                                         done->set_value();
+                                       });
+    return {passed, done->get_future()};
+  }
+
+  std::future<void> Launch(int piece) { return Hand(piece).done; }
+
+  void End() {
+    std::promise<void> ended;
+    driver->End([&ended](std::exception_ptr error) {
+      if (error) return ended.set_exception(error);
+      ended.set_value();
+    });
+    ended.get_future().get();
+  }
+
+  /// All gradients are ones.
+  void Fill() {
+    for (auto& gradient : gradients) gradient.assign(kNumel, 1.0f);
+  }
+
+  std::vector<float>& Gradient(int piece) { return gradients[static_cast<std::size_t>(piece)]; }
+
+  double Owed() const {
+    double sum = 0;
+    for (const float value : residual) sum += value;
+    return sum;
   }
 
   Exchange exchange;
-  std::vector<Memory> memory = std::vector<Memory>(kBuckets);
+  std::vector<std::vector<float>> gradients{kPieces, std::vector<float>(kNumel, 1.0f)};
+  std::vector<float> residual = std::vector<float>(kNumel * kPieces, 0.0f);
+  std::vector<SelectionState> states = std::vector<SelectionState>(kPieces);
   std::unique_ptr<StepDriver> driver;
 };
 
-void OnRanks(int size, const std::function<void(Rank&)>& program) {
+void OnRanks(int size, const Layout& layout, const std::function<void(Rank&)>& program) {
   auto world = std::make_shared<LoopbackWorld>(size);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      Rank one(world, rank);
+      Rank one(world, rank, layout);
       program(one);
     });
   }
   for (auto& thread : threads) thread.join();
 }
+
+const Layout kOneByOne = {1, 1, 1, 1};
 
 ErrorKind KindOf(std::future<void> done) {
   try {
@@ -76,19 +121,24 @@ ErrorKind KindOf(std::future<void> done) {
   return ErrorKind::kUnavailable;
 }
 
-TEST(StepDriver, BucketsThatComeInAnyOrderGiveTheSameSums) {
-  OnRanks(3, [](Rank& rank) {
+class StepDriverOfBuckets : public testing::TestWithParam<Layout> {};
+
+TEST_P(StepDriverOfBuckets, PiecesThatComeInAnyOrderGiveTheSameSums) {
+  OnRanks(3, GetParam(), [](Rank& rank) {
     std::vector<int> order = {0, 1, 2, 3};
     for (int step = 0; step < 24; ++step) {
-      for (Memory& m : rank.memory) m.gradient.assign(kNumel, 1.0f);
+      rank.Fill();
+      rank.Begin();
       std::vector<std::future<void>> done;
-      for (const int place : order) done.push_back(rank.Launch(place));
+      for (const int piece : order) done.push_back(rank.Launch(piece));
       for (auto& one : done) one.get();
-      for (const Memory& m : rank.memory) {
-        const auto applied = std::count_if(m.gradient.begin(), m.gradient.end(),
-                                           [](float value) { return value != 0; });
-        ASSERT_EQ(applied, step == 0 ? kNumel : 1);
+      rank.End();
+      std::int64_t applied = 0;
+      for (const auto& gradient : rank.gradients) {
+        applied +=
+            std::count_if(gradient.begin(), gradient.end(), [](float value) { return value != 0; });
       }
+      ASSERT_EQ(applied, step == 0 ? kNumel * kPieces : kPieces);
       // Another order in each step, and on each rank another one.
       for (int i = 0; i <= rank.exchange.Rank(); ++i)
         std::next_permutation(order.begin(), order.end());
@@ -97,40 +147,149 @@ TEST(StepDriver, BucketsThatComeInAnyOrderGiveTheSameSums) {
   });
 }
 
+INSTANTIATE_TEST_SUITE_P(Layouts, StepDriverOfBuckets,
+                         testing::Values(kOneByOne, Layout{4}, Layout{1, 2, 1}, Layout{2, 2}));
+
 TEST(StepDriver, ManyThreadsMayHandOver) {
-  OnRanks(2, [](Rank& rank) {
+  OnRanks(2, {1, 3}, [](Rank& rank) {
     for (int step = 0; step < 20; ++step) {
+      rank.Begin();
       std::vector<std::thread> threads;
-      for (int place = kBuckets - 1; place >= 0; --place) {
-        threads.emplace_back([&rank, place] { rank.Launch(place).get(); });
+      for (int piece = kPieces - 1; piece >= 0; --piece) {
+        threads.emplace_back([&rank, piece] { rank.Launch(piece).get(); });
       }
       for (auto& thread : threads) thread.join();
+      rank.End();
     }
     ASSERT_EQ(rank.driver->steps(), 20);
   });
 }
 
 TEST(StepDriver, NoResultIsThereBeforeAllAre) {
-  OnRanks(2, [](Rank& rank) {
+  OnRanks(2, kOneByOne, [](Rank& rank) {
+    rank.Begin();
     std::vector<std::future<void>> done;
-    for (int place = 0; place + 1 < kBuckets; ++place) done.push_back(rank.Launch(place));
+    for (int piece = 0; piece + 1 < kPieces; ++piece) done.push_back(rank.Launch(piece));
     for (auto& one : done) {
       ASSERT_EQ(one.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
     }
-    rank.Launch(kBuckets - 1).get();
+    rank.Launch(kPieces - 1).get();
     for (auto& one : done) one.get();
+    rank.End();
   });
 }
 
-TEST(StepDriver, ABadGradientIsRefusedOnAllRanksAndTheNextStepIsNormal) {
-  OnRanks(3, [](Rank& rank) {
-    for (int step = 0; step < 3; ++step) {
-      for (Memory& m : rank.memory) m.gradient.assign(kNumel, 1.0f);
-      if (step == 1 && rank.exchange.Rank() == 1) {
-        rank.memory[2].gradient[5] = std::numeric_limits<float>::quiet_NaN();
+TEST(StepDriver, APieceThatPassesIsHandedBackAtOnceWithWhatItsResidualHeld) {
+  OnRanks(2, {1, -2, 1}, [](Rank& rank) {
+    std::fill(rank.residual.begin(), rank.residual.end(), 2.0f);
+    rank.Fill();
+    rank.Begin();
+    Rank::Handed first = rank.Hand(1);
+    ASSERT_TRUE(first.passed);
+    ASSERT_EQ(rank.Gradient(1), std::vector<float>(kNumel, 3.0f));
+    ASSERT_EQ(rank.residual[kNumel], 2.0f);  // until the step has ended
+    ASSERT_TRUE(rank.Hand(2).passed);
+    std::future<void> zero = rank.Launch(0), three = rank.Launch(3);
+    zero.get();
+    three.get();
+    rank.End();
+    ASSERT_TRUE(std::all_of(rank.residual.begin() + kNumel, rank.residual.begin() + 3 * kNumel,
+                            [](float value) { return value == 0; }));
+    // It joined once: the next step passes gradients as they are.
+    rank.Fill();
+    rank.Begin();
+    ASSERT_TRUE(rank.Hand(1).passed);
+    ASSERT_EQ(rank.Gradient(1), std::vector<float>(kNumel, 1.0f));
+  });
+}
+
+TEST(StepDriver, AStepThatNeverEndsLeavesResidualsOfPassedPiecesAlone) {
+  OnRanks(1, {-4}, [](Rank& rank) {
+    std::fill(rank.residual.begin(), rank.residual.end(), 2.0f);
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      rank.Fill();
+      rank.Begin();
+      ASSERT_TRUE(rank.Hand(0).passed);
+      ASSERT_EQ(rank.Gradient(0), std::vector<float>(kNumel, 3.0f));
+      ASSERT_EQ(rank.Owed(), 2.0 * kNumel * kPieces);
+    }
+  });
+}
+
+TEST(StepDriver, BucketsThatAreReplacedLoseNothing) {
+  OnRanks(3, {-4}, [](Rank& rank) {
+    const std::vector<Layout> layouts = {{4}, {-1, 3}, kOneByOne, {-4}, {2, -2}};
+    double applied = 0;
+    std::int64_t steps = 0;
+    for (const Layout& layout : layouts) {
+      for (int step = 0; step < 3; ++step, ++steps) {
+        rank.Fill();
+        rank.Begin();
+        std::vector<std::future<void>> done;
+        for (int piece = 0; piece < kPieces; ++piece) {
+          Rank::Handed handed = rank.Hand(piece);
+          if (!handed.passed) {
+            done.push_back(std::move(handed.done));
+            continue;
+          }
+          // Every rank gives the same, so the sum over the ranks is this.
+          for (float& value : rank.Gradient(piece)) value *= 3;
+        }
+        for (auto& one : done) one.get();
+        rank.End();
+        for (const auto& gradient : rank.gradients) {
+          for (const float value : gradient) applied += value;
+        }
       }
+      rank.exchange.ClearBuckets();
+      rank.driver->Replace(rank.Buckets(layout));
+    }
+    ASSERT_EQ(rank.driver->steps(), steps);
+    ASSERT_EQ(applied + 3 * rank.Owed(), 3.0 * static_cast<double>(steps) * kNumel * kPieces);
+  });
+}
+
+TEST(StepDriver, WhoeverWantsToKnowIsToldWhenPiecesCame) {
+  auto world = std::make_shared<LoopbackWorld>(1);
+  std::vector<StepTimes> seen;
+  StepDriver::Hooks hooks;
+  hooks.step_ended = [&seen](const StepTimes& times) { seen.push_back(times); };
+  Rank rank(world, 0, {-4}, hooks);
+  for (int step = 0; step < 2; ++step) {
+    rank.Begin();
+    for (const int piece : {2, 0, 3}) rank.Hand(piece);
+    rank.End();
+  }
+  ASSERT_EQ(seen.size(), 2u);
+  EXPECT_TRUE(std::isnan(seen[0].step));
+  const StepTimes& last = seen[1];
+  ASSERT_EQ(last.ready.size(), static_cast<std::size_t>(kPieces));
+  EXPECT_EQ(last.ready[2], 0);
+  EXPECT_TRUE(std::isnan(last.ready[1]));
+  EXPECT_LE(last.ready[0], last.ready[3]);
+  EXPECT_LE(last.forward + last.ready[3], last.step);
+}
+
+TEST(StepDriver, AHookThatThrowsFailsTheStepAndEndsTheExchange) {
+  auto world = std::make_shared<LoopbackWorld>(1);
+  StepDriver::Hooks hooks;
+  hooks.step_ended = [](const StepTimes&) { Throw(ErrorKind::kExchangeFailed, "of a test"); };
+  Rank rank(world, 0, {-4}, hooks);
+  rank.Begin();
+  EXPECT_THROW(rank.End(), Error);
+  EXPECT_THROW(rank.exchange.Check(), Error);
+}
+
+TEST(StepDriver, ABadGradientIsRefusedOnAllRanksAndTheNextStepIsNormal) {
+  OnRanks(3, kOneByOne, [](Rank& rank) {
+    for (int step = 0; step < 3; ++step) {
+      rank.Fill();
+      if (step == 1 && rank.exchange.Rank() == 1) {
+        rank.Gradient(2)[5] = std::numeric_limits<float>::quiet_NaN();
+      }
+      rank.Begin();
       std::vector<std::future<void>> done;
-      for (int place = 0; place < kBuckets; ++place) done.push_back(rank.Launch(place));
+      for (int piece = 0; piece < kPieces; ++piece) done.push_back(rank.Launch(piece));
       for (auto& one : done) {
         if (step == 1) {
           ASSERT_EQ(KindOf(std::move(one)), ErrorKind::kNonFinite);
@@ -138,53 +297,103 @@ TEST(StepDriver, ABadGradientIsRefusedOnAllRanksAndTheNextStepIsNormal) {
           one.get();
         }
       }
+      if (step != 1) rank.End();
     }
   });
 }
 
+TEST(StepDriver, ABadGradientMayMarkTheStepOnAllRanksInstead) {
+  auto world = std::make_shared<LoopbackWorld>(2);
+  std::vector<std::thread> threads;
+  for (int number = 0; number < 2; ++number) {
+    threads.emplace_back([&world, number] {
+      Rank rank(world, number, {2, 2}, {}, NonFinite::kMark);
+      for (int step = 0; step < 3; ++step) {
+        rank.Fill();
+        if (step == 1 && number == 1) rank.Gradient(3)[5] = std::numeric_limits<float>::infinity();
+        rank.Begin();
+        std::vector<std::future<void>> done;
+        for (int piece = 0; piece < kPieces; ++piece) done.push_back(rank.Launch(piece));
+        for (auto& one : done) one.get();
+        rank.End();
+        for (const auto& gradient : rank.gradients) {
+          ASSERT_EQ(std::isnan(gradient[0]), step == 1);
+        }
+      }
+      ASSERT_EQ(rank.driver->steps(), 3);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
 TEST(StepDriver, CancellingEndsTheStepOnAllRanks) {
-  OnRanks(3, [](Rank& rank) {
+  OnRanks(3, kOneByOne, [](Rank& rank) {
+    rank.Begin();
     std::vector<std::future<void>> done;
-    const int count = rank.exchange.Rank() == 0 ? 2 : kBuckets;
-    for (int place = 0; place < count; ++place) done.push_back(rank.Launch(place));
+    const int count = rank.exchange.Rank() == 0 ? 2 : kPieces;
+    for (int piece = 0; piece < count; ++piece) done.push_back(rank.Launch(piece));
     if (rank.exchange.Rank() == 0) rank.driver->Cancel("a test wants it");
     for (auto& one : done) ASSERT_EQ(KindOf(std::move(one)), ErrorKind::kExchangeFailed);
-    // A bucket whose predecessors failed before it came has nobody to wait for.
+    // A piece whose predecessors failed before it came has nobody to wait for.
     ASSERT_EQ(KindOf(rank.Launch(2)), ErrorKind::kExchangeFailed);
     ASSERT_EQ(KindOf(rank.Launch(0)), ErrorKind::kExchangeFailed);
   });
 }
 
 TEST(StepDriver, CancellingBetweenStepsChangesNothing) {
-  OnRanks(2, [](Rank& rank) {
+  OnRanks(2, kOneByOne, [](Rank& rank) {
     rank.driver->Cancel("nobody waits");
+    rank.Begin();
     std::vector<std::future<void>> done;
-    for (int place = 0; place < kBuckets; ++place) done.push_back(rank.Launch(place));
+    for (int piece = 0; piece < kPieces; ++piece) done.push_back(rank.Launch(piece));
     for (auto& one : done) one.get();
   });
 }
 
-TEST(StepDriver, ABucketThatWillNotComeEndsTheExchange) {
-  OnRanks(2, [](Rank& rank) {
-    if (rank.exchange.Rank() == 0) return rank.driver->Fail("a bucket was lost");
+TEST(StepDriver, APieceThatWillNotComeEndsTheExchange) {
+  OnRanks(2, kOneByOne, [](Rank& rank) {
+    if (rank.exchange.Rank() == 0) return rank.driver->Fail("a piece was lost");
+    rank.Begin();
     ASSERT_EQ(KindOf(rank.Launch(0)), ErrorKind::kExchangeFailed);
   });
 }
 
-TEST(StepDriver, ABucketThatComesTwiceEndsTheExchange) {
-  OnRanks(1, [](Rank& rank) {
+TEST(StepDriver, APieceThatComesTwiceEndsTheExchange) {
+  OnRanks(1, kOneByOne, [](Rank& rank) {
+    rank.Begin();
     std::future<void> first = rank.Launch(2), second = rank.Launch(2);
     ASSERT_EQ(KindOf(std::move(second)), ErrorKind::kExchangeFailed);
     ASSERT_EQ(KindOf(std::move(first)), ErrorKind::kExchangeFailed);
   });
 }
 
+TEST(StepDriver, AStepThatBeginsAmidAnotherEndsTheExchange) {
+  OnRanks(1, kOneByOne, [](Rank& rank) {
+    rank.Begin();
+    std::future<void> first = rank.Launch(2);
+    EXPECT_THROW(rank.Begin(), Error);
+    ASSERT_EQ(KindOf(std::move(first)), ErrorKind::kExchangeFailed);
+  });
+}
+
+TEST(StepDriver, WhatDoesNotFitIsRefusedAndNothingHasHappened) {
+  OnRanks(1, kOneByOne, [](Rank& rank) {
+    EXPECT_THROW(rank.Launch(0), Error);  // before its step
+    EXPECT_THROW(rank.driver->Begin({rank.residual.data(), 3}, rank.states), Error);
+    EXPECT_THROW(rank.driver->Begin(rank.residual, {rank.states.data(), 3}), Error);
+    EXPECT_THROW(rank.driver->Replace(rank.Buckets({3})), Error);
+    EXPECT_THROW(rank.driver->Launch(kPieces, {}, nullptr), Error);
+    EXPECT_THROW(rank.driver->Launch(0, {}, nullptr), Error);
+  });
+}
+
 TEST(StepDriver, ClosingAmidAStepLeavesNobodyWaiting) {
-  OnRanks(2, [](Rank& rank) {
+  OnRanks(2, kOneByOne, [](Rank& rank) {
+    rank.Begin();
     std::future<void> done = rank.Launch(0);
     if (rank.exchange.Rank() == 0) rank.driver.reset();
     if (rank.exchange.Rank() == 1) {
-      for (int place = 1; place < kBuckets; ++place) rank.Launch(place);
+      for (int piece = 1; piece < kPieces; ++piece) rank.Launch(piece);
     }
     ASSERT_EQ(KindOf(std::move(done)), ErrorKind::kExchangeFailed);
   });

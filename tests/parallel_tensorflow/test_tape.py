@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import horovod.tensorflow as hvd
 import numpy as np
 import pytest
@@ -265,8 +267,11 @@ def test_a_bad_gradient_of_one_rank_is_refused_on_all_and_changes_nothing():
 def test_what_a_sparse_exchange_cannot_do_is_refused():
     with tf.GradientTape() as tape:
         pass
-    with pytest.raises(UnsupportedError, match="adaptive must be False"):
-        hvd.DistributedGradientTape(tape, compression=LAGS)
+    with pytest.raises(UnsupportedError, match="rescale_residual must not be True with a tape"):
+        hvd.DistributedGradientTape(tape, compression=TopK(rescale_residual=True))
+    with pytest.raises(UnsupportedError, match="loss_scale must be None in TensorFlow"):
+        scaler = types.SimpleNamespace(get_scale=lambda: 2.0)
+        hvd.DistributedGradientTape(tape, compression=TopK(loss_scale=scaler))
     with pytest.raises(UnsupportedError, match="op=Adasum"):
         hvd.DistributedGradientTape(tape, compression=TopK, op=hvd.Adasum)
     with pytest.raises(UnsupportedError, match="groups"):

@@ -10,11 +10,13 @@ import pytest
 from hvd_sparse import tuner as tuning
 from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import LAGS
+from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.network import Link, Network
 from hvd_sparse.plan import BucketPlan, Plan
 from hvd_sparse.plan_numbers import count_numbers, from_numbers, to_numbers
 from hvd_sparse.profile import Machine
 from hvd_sparse.step_clock import StepTimes
+from hvd_sparse.step_rows import profile_of
 from hvd_sparse.tuner import Stage, Tuner
 
 LAYERS = (Layer("head", 1000), Layer("body", 50_000), Layer("stem", 3000))
@@ -284,17 +286,54 @@ def test_a_profile_has_rank_0s_order_and_the_last_rank_s_times():
         [1.0, 0.5, 0.0, 0.25, 0.375],
         [1.0, nan, nan, nan, nan],
     ]
-    profile = tuning.profile_of(rows, LAYERS, network=tuners()[0].tuning.network, machine=MACHINE)
+    profile = profile_of(rows, LAYERS, network=tuners()[0].tuning.network, machine=MACHINE)
     assert [layer.name for layer in profile.layers] == ["head", "stem", "body"]
     assert [layer.backward for layer in profile.layers] == [0.0, 0.375, 0.125]
     assert profile.backward == 0.5  # of the slowest rank; not more, although others had late layers
     assert profile.forward == 0.5
 
 
+def test_what_was_settled_goes_on_after_a_restart(planned):
+    planned(SPARSE)
+    first, second = tuners(), tuners()
+    assert first[0].state() is None
+    run(first, 40, lambda sparse: 0.5 if sparse else 1.0)
+    states = {one.state() for one in first}
+    assert len(states) == 1
+    for one in second:
+        found = one.load(*states)
+        assert found == first[0].tuning
+        assert found.stage is Stage.SETTLED
+    both = [run(ranks, 3000, lambda sparse: 0.5 if sparse else 1.0) for ranks in (first, second)]
+    assert both[0] == both[1]
+    assert both[0]
+
+
+def test_what_was_settled_elsewhere_is_refused(planned):
+    planned(SPARSE)
+    ranks = tuners()
+    run(ranks, 40, lambda sparse: 0.5 if sparse else 1.0)
+    with pytest.raises(InvalidArgumentError, match="made for 3 ranks, and there are 4"):
+        tuners(4)[0].load(ranks[0].state())
+    other = tuners()[0]
+    other._layers = (*LAYERS[:2], Layer("stem", 99))
+    with pytest.raises(InvalidArgumentError, match=r"'stem' \(99\) is not in both"):
+        other.load(ranks[0].state())
+
+
+def test_a_profile_may_keep_the_layers_order():
+    rows = [[1.0, 0.25, 0.0, 0.5, 0.125], [1.0, 0.5, 0.0, 0.25, 0.75]]
+    profile = profile_of(
+        rows, LAYERS, network=tuners()[0].tuning.network, machine=MACHINE, keeps_order=True
+    )
+    assert [layer.name for layer in profile.layers] == [layer.name for layer in LAYERS]
+    assert [layer.backward for layer in profile.layers] == [0.0, 0.5, 0.25]
+
+
 def test_layers_without_gradients_come_last():
     nan = math.nan
     rows = [[1.0, 0.25, nan, 0.0, 0.5]]
-    profile = tuning.profile_of(rows, LAYERS, network=tuners()[0].tuning.network, machine=MACHINE)
+    profile = profile_of(rows, LAYERS, network=tuners()[0].tuning.network, machine=MACHINE)
     assert [layer.name for layer in profile.layers] == ["body", "stem", "head"]
     assert [layer.backward for layer in profile.layers] == [0.0, 0.5, 0.0]
 

@@ -9,9 +9,20 @@ optimizer exchanges nothing, with one that does.
 import horovod.tensorflow.keras as _horovod
 
 from hvd_sparse import handing_on as _handing_on
-from hvd_sparse.tensorflow import LAGS, GaussianK, GTopK, TopK, Warmup, stats
+from hvd_sparse.tensorflow import LAGS, GaussianK, GTopK, TopK, Warmup, replan, stats, tuning
+from hvd_sparse.tensorflow.keras.watching import WatchCallback
 
-__all__ = ["LAGS", "GTopK", "GaussianK", "TopK", "Warmup", "stats"]
+__all__ = [
+    "LAGS",
+    "GTopK",
+    "GaussianK",
+    "TopK",
+    "Warmup",
+    "WatchCallback",
+    "replan",
+    "stats",
+    "tuning",
+]
 __all__ += _handing_on.names_of(_horovod, globals())
 
 __getattr__ = _handing_on.getter_of(__name__, _horovod)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from typing import Any
-
-import horovod.torch.mpi_ops as hvd_ops
-import torch
+from collections.abc import Callable, Sequence
 
 from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import Compression
@@ -15,7 +10,6 @@ from hvd_sparse.exchange import Exchange
 from hvd_sparse.measure import measure_machine, measure_network, slowest_machine
 from hvd_sparse.network import Network
 from hvd_sparse.sparsifiers import as_sparsifier
-from hvd_sparse.torch.messages import wait_for
 from hvd_sparse.tuner import Channel, Tuner
 from hvd_sparse.world import World
 
@@ -26,22 +20,27 @@ class Measurer:
     Args:
         world: The ranks.
         exchange: Between them.
-        prefix: Of the names of Horovod's operations; the same on all ranks, of no other optimizer.
-        process_set: Horovod's.
+        allreduce: Lets Horovod sum a float32 tensor of so many bytes; the seconds that it took.
     """
 
-    def __init__(self, world: World, exchange: Exchange, *, prefix: str, process_set: Any) -> None:
+    def __init__(
+        self, world: World, exchange: Exchange, *, allreduce: Callable[[int], float]
+    ) -> None:
         self._world = world
         self._exchange = exchange
-        self._name = f"{prefix}.allreduce"
-        self._process_set = process_set
+        self._allreduce = allreduce
 
     def network(self) -> Network:
         """The network. Collective, with no bucket in flight."""
         return measure_network(self._exchange, self._world, self._allreduce)
 
     def tuner(
-        self, layers: Sequence[Layer], compression: Compression, channel: Channel
+        self,
+        layers: Sequence[Layer],
+        compression: Compression,
+        channel: Channel,
+        *,
+        keeps_order: bool = False,
     ) -> Tuner | None:
         """What tunes a compression, with the network and the machine measured. Collective.
 
@@ -58,13 +57,5 @@ class Measurer:
             machine=slowest_machine(self._world, machine),
             channel=channel,
             rank=self._world.rank,
+            keeps_order=keeps_order,
         )
-
-    def _allreduce(self, nbytes: int) -> float:
-        tensor = torch.zeros(nbytes // 4)
-        start = time.perf_counter()
-        handle = hvd_ops.allreduce_async_(
-            tensor, name=self._name, op=hvd_ops.Sum, process_set=self._process_set
-        )
-        wait_for(handle, self._exchange)
-        return time.perf_counter() - start

@@ -1,0 +1,98 @@
+"""What users watch while a job runs: numbers by name, for TensorBoard or anything else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeAlias
+
+from hvd_sparse.step_stats import StepStats, TotalStats
+from hvd_sparse.tuner import Tuning
+
+# Takes the metrics of a step, and its number.
+Sink: TypeAlias = Callable[[Mapping[str, float], int], None]
+
+PREFIX = "hvd_sparse/"
+
+
+class ScalarWriter(Protocol):
+    """What is needed of TensorBoard's SummaryWriter."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
+        """Notes a value."""
+
+
+def metrics_of(step: StepStats, tuning: Tuning | None = None) -> dict[str, float]:
+    """One step by name.
+
+    Args:
+        step: What it cost.
+        tuning: What an adaptive compression has found out, if there is one.
+
+    Returns:
+        `sparse`: 1, or 0 where the whole step travelled dense. `density_asked`, `density_reached`:
+        fractions of the sparse gradients' entries. `bytes_sent`, `bytes_received`: of sparse blocks
+        by this rank; `dense_bytes`: of gradients that Horovod exchanged. `select_seconds`,
+        `exchange_seconds`, `wait_seconds`: as in StepStats; `overlap`: the share of the exchange
+        that nobody waited for; the last two where waiting is known. `predicted_seconds`,
+        `dense_seconds`: a step by the plan in force, and a measured dense one, where tuning knows
+        them.
+    """
+    found = {
+        "sparse": float(bool(step.buckets)),
+        "density_asked": step.density_asked,
+        "density_reached": step.density_reached,
+        "bytes_sent": float(step.bytes_sent),
+        "bytes_received": float(step.bytes_received),
+        "dense_bytes": float(step.dense_bytes),
+        "select_seconds": step.select_seconds,
+        "exchange_seconds": step.exchange_seconds,
+    }
+    if not math.isnan(step.wait_seconds):
+        found["wait_seconds"] = step.wait_seconds
+    if "wait_seconds" in found and step.exchange_seconds > 0:
+        found["overlap"] = max(0.0, 1 - step.wait_seconds / step.exchange_seconds)
+    if tuning is not None and tuning.plan is not None:
+        plan = tuning.plan
+        found["predicted_seconds"] = plan.step_seconds if tuning.sparse else plan.dense_seconds
+    if tuning is not None and tuning.dense_seconds is not None:
+        found["dense_seconds"] = tuning.dense_seconds
+    return found
+
+
+def sink_of(target: ScalarWriter | Sink) -> Sink:
+    """What takes metrics: a function, or a SummaryWriter, whose tags begin with "hvd_sparse/"."""
+    add_scalar = getattr(target, "add_scalar", None)
+    if add_scalar is None:
+        assert callable(target)
+        return target
+
+    def write(metrics: Mapping[str, float], step: int) -> None:
+        for name, value in metrics.items():
+            add_scalar(PREFIX + name, value, step)
+
+    return write
+
+
+def summary_of(total: TotalStats, *, dense_bytes: int, size: int) -> str:
+    """A line about a whole run.
+
+    Args:
+        total: Of all steps.
+        dense_bytes: Of all gradients of a step.
+        size: Ranks; a ring sends 2 (P - 1) / P times the gradients.
+    """
+    if total.steps == 0:
+        return "no step was exchanged"
+    ring = 2 * (size - 1) / size
+    sent = (total.bytes_sent + ring * total.dense_bytes) / total.steps
+    fewer = ring * dense_bytes / sent if sent else float("inf")
+    select, exchange, wait = (
+        1e3 * seconds / total.steps
+        for seconds in (total.select_seconds, total.exchange_seconds, total.wait_seconds)
+    )
+    return (
+        f"{total.steps} steps, {total.sparse_steps} of them sparse: {sent / 1e3:.1f} kB sent per "
+        f"rank and step, {fewer:.3g} times fewer than dense; {select:.3g} ms selecting, "
+        f"{exchange:.3g} ms exchanging, {wait:.3g} ms waiting"
+    )

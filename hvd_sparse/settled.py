@@ -1,0 +1,69 @@
+"""What a tuner has settled on, for checkpoints: a resumed run goes on with the same plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hvd_sparse import records
+from hvd_sparse.buckets import Layer
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.network import Network
+from hvd_sparse.plan import Plan
+from hvd_sparse.profile import Machine, Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled(records.Saved):
+    """The end of a comparison, and how long ago that was.
+
+    Attributes:
+        network: As measured.
+        machine: As measured.
+        profile: What the plan was made from.
+        plan: What sparse steps follow.
+        dense_seconds: A measured dense step, if known.
+        sparse_seconds: A measured sparse step, if known.
+        sparse: Which of the two was faster.
+        settled_steps: Steps from one comparison to the next.
+        steps: Of these, those that are over.
+    """
+
+    KIND: ClassVar[str] = "hvd_sparse tuning"
+    VERSION: ClassVar[int] = 1
+
+    network: Network
+    machine: Machine
+    profile: Profile
+    plan: Plan
+    dense_seconds: float | None
+    sparse_seconds: float | None
+    sparse: bool
+    settled_steps: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        records.check_finite(self)
+
+    def check(self, layers: Sequence[Layer], *, size: int) -> None:
+        """Refuses what was settled for another model, or other ranks.
+
+        Raises:
+            InvalidArgumentError: Names the difference.
+        """
+        if self.plan.size != size or self.network.size != size:
+            raise InvalidArgumentError(
+                f"the plan was made for {self.plan.size} ranks, and there are {size}"
+            )
+        planned = {
+            (name, numel)
+            for bucket in self.plan.buckets
+            for name, numel in zip(bucket.layers, bucket.numels, strict=True)
+        }
+        here = {(layer.name, layer.numel) for layer in layers}
+        if planned != here:
+            odd = sorted(planned ^ here)[0]
+            raise InvalidArgumentError(
+                f"the plan was made for other layers: '{odd[0]}' ({odd[1]}) is not in both"
+            )

@@ -1,0 +1,85 @@
+"""Several backward passes per step: gradients add up on their rank before they are exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.tensorflow import compat
+
+
+class Accumulation:
+    """Sums of the gradients of one optimizer.
+
+    Args:
+        passes: Backward passes per step, 2 at least.
+        averages: Whether a step's gradient is the average over the passes; else their sum.
+
+    Raises:
+        InvalidArgumentError: `passes` is no integer above 1.
+    """
+
+    def __init__(self, passes: int, *, averages: bool) -> None:
+        if isinstance(passes, bool) or not isinstance(passes, int) or passes < 2:
+            raise InvalidArgumentError(
+                f"backward_passes_per_step must be an integer of at least 1, got {passes!r}"
+            )
+        self._passes = passes
+        self._averages = averages
+        self._sums: list[tf.Variable] = []
+        self._count: tf.Variable | None = None
+
+    def step(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        apply: Callable[[list[Any]], object],
+    ) -> None:
+        """Adds gradients; calls `apply` with the sums in every so many passes.
+
+        Args:
+            gradients: One for each variable, or None. IndexedSlices become tensors.
+            variables: The same in every pass.
+            apply: Exchanges them and changes the variables.
+
+        Raises:
+            UnsupportedError: The variables are others than before.
+        """
+        if self._count is None:
+            with tf.init_scope():
+                self._build(variables)
+        assert self._count is not None
+        if [tuple(variable.shape) for variable in variables] != [
+            tuple(one.shape) for one in self._sums
+        ]:
+            raise UnsupportedError(
+                "with backward_passes_per_step all passes must be over the same variables"
+            )
+        added = [
+            one.assign_add(tf.convert_to_tensor(gradient))
+            for one, gradient in zip(self._sums, gradients, strict=True)
+            if gradient is not None
+        ]
+        with tf.control_dependencies(added):
+            due = self._count.assign_add(1) % self._passes == 0
+
+        def apply_sums() -> tf.Tensor:
+            share = 1 / self._passes if self._averages else 1
+            totals = [one.read_value() * tf.cast(share, one.dtype) for one in self._sums]
+            with tf.control_dependencies(totals):
+                emptied = [one.assign(tf.zeros_like(one)) for one in self._sums]
+            with tf.control_dependencies(emptied):
+                apply(totals)
+            return tf.constant(True)
+
+        tf.cond(due, apply_sums, lambda: tf.constant(False))
+
+    def _build(self, variables: Sequence[Any]) -> None:
+        self._count = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._sums = [
+            tf.Variable(tf.zeros(one.shape, compat.dtype_of(one)), trainable=False)
+            for one in variables
+        ]

@@ -1,0 +1,61 @@
+"""Shows what the exchange of gradients does while `fit` runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.metrics import PREFIX, ScalarWriter, Sink, metrics_of, sink_of
+from hvd_sparse.schedules import checked_count
+from hvd_sparse.tensorflow.inspection import stats
+from hvd_sparse.tensorflow.tuning import tuning
+
+
+class WatchCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Tells of every step what it cost, on the ranks that have this callback.
+
+        callbacks = [WatchCallback(tf.summary.create_file_writer("runs/lags"))]
+
+    Args:
+        target: A writer of `tf.summary`, or anything with the `add_scalar` of PyTorch's; or a
+            function of the metrics by name, and the number of the step. The metrics are those of
+            `hvd_sparse.metrics.metrics_of`, without seconds of waiting: the graph waits.
+        every: Steps from one to the next that is told.
+
+    Raises:
+        InvalidArgumentError: `every` is no integer above 0, or `target` is none of these.
+    """
+
+    def __init__(self, target: ScalarWriter | Sink | Any, *, every: int = 1) -> None:
+        super().__init__()
+        self._every = checked_count("every", every, low=1, high=2**62)
+        if hasattr(target, "as_default"):
+            self._sink = _summary_sink(target)
+        elif callable(target) or hasattr(target, "add_scalar"):
+            self._sink = sink_of(target)
+        else:
+            raise InvalidArgumentError(
+                f"target must be a writer of summaries or a function, got {type(target).__name__}"
+            )
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        optimizer = self.model.optimizer
+        last = stats(optimizer)
+        if last is not None and last.step % self._every == 0:
+            self._sink(metrics_of(last, tuning(optimizer)), last.step)
+
+
+def _summary_sink(writer: Any) -> Sink:
+    # tf.summary.scalar does the same, but only where TensorBoard is installed.
+    scalars = tf.compat.v1.SummaryMetadata()
+    scalars.plugin_data.plugin_name = "scalars"
+
+    def write(metrics: Any, step: int) -> None:
+        with writer.as_default(step=step):
+            for name, value in metrics.items():
+                tf.summary.write(PREFIX + name, tf.cast(value, tf.float32), metadata=scalars)
+
+    return write

@@ -1,0 +1,92 @@
+"""Loss scaling in Keras 3: all ranks skip a step, or none.
+
+Keras looks whether gradients are finite, and skips the optimizer's step and halves the scale where
+they are not. So they are exchanged before it looks; a gradient that is not finite on one rank then
+is not finite on any. Residuals outlive a change of the scale: they hold gradients without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_sparse.errors import UnsupportedError
+from hvd_sparse.tensorflow import compat, tape
+from hvd_sparse.tensorflow.settings import Settings
+
+# What a distributed optimizer's class is known by: its function that exchanges.
+REDUCE = "_hvd_sparse_reduce"
+ACCUMULATES = "_hvd_sparse_accumulates"
+_EXCHANGED = "_hvd_sparse_exchanged"
+
+
+def reducer(
+    settings: Settings, process_set: Any, owner: Any
+) -> Callable[[Sequence[Any], Sequence[Any], Any], list[Any]]:
+    """What averages scaled gradients, given the scale; NaN on all ranks in place of an error."""
+    reduce = tape.reducer(settings_for(settings), process_set, owner=owner)
+
+    def reduce_scaled(gradients: Sequence[Any], variables: Sequence[Any], scale: Any) -> list[Any]:
+        for variable in variables:
+            if compat.dtype_of(variable) == tf.float16:
+                raise UnsupportedError(
+                    f"variable '{compat.name_of(variable)}' is float16, which cannot hold "
+                    "gradients without their loss scale: use the policy mixed_float16, whose "
+                    "variables are float32"
+                )
+        averages = reduce(_times(gradients, 1 / scale), variables)
+        return _times(averages, scale)
+
+    return reduce_scaled
+
+
+def settings_for(settings: Settings) -> Settings:
+    """The same under loss scaling."""
+    return replace(settings, marks_non_finite=True)
+
+
+def apply_scaled(
+    stock: Callable[..., Any], scaling: Any, grads: Sequence[Any], trainable_variables: Any = None
+) -> Any:
+    """LossScaleOptimizer.apply, exchanging first if the optimizer inside is a distributed one."""
+    inner = scaling.inner_optimizer
+    reduce = getattr(type(inner), REDUCE, None)
+    if reduce is None:
+        return stock(scaling, grads, trainable_variables)
+    if getattr(inner, ACCUMULATES):
+        raise UnsupportedError(
+            "backward_passes_per_step must be 1 under loss scaling, which would have to wait for "
+            "the last pass"
+        )
+    variables = trainable_variables
+    if variables is None:
+        variables = inner._trainable_variables
+    scale = scaling.dynamic_scale.value if scaling.built else scaling.initial_scale
+    averages = reduce(list(grads), list(variables), scale)
+    with _exchanged(inner):
+        return stock(scaling, averages, trainable_variables)
+
+
+def has_exchanged(optimizer: Any) -> bool:
+    """Whether the gradients that this optimizer is given now are averages already."""
+    return bool(getattr(optimizer, _EXCHANGED, False))
+
+
+@contextmanager
+def _exchanged(optimizer: Any) -> Iterator[None]:
+    setattr(optimizer, _EXCHANGED, True)
+    try:
+        yield
+    finally:
+        setattr(optimizer, _EXCHANGED, False)
+
+
+def _times(gradients: Sequence[Any], factor: Any) -> list[Any]:
+    def times(gradient: Any) -> Any:
+        return tf.math.scalar_mul(tf.cast(factor, gradient.dtype), gradient)
+
+    return [gradient if gradient is None else times(gradient) for gradient in gradients]

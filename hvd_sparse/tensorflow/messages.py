@@ -1,0 +1,114 @@
+"""Small messages between the ranks through Horovod that nobody has to wait for at once.
+
+They are sent from threads of their own and taken up a step later. An exchange that ends meanwhile
+ends the wait. Each kind is a graph of its own: in eager mode Horovod's operations of one kind share
+a name, and two threads would get in each other's way.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from hvd_sparse.exchange import Exchange
+
+# Between two looks at the exchange while Horovod is waited for.
+_LOOK_SECONDS = 0.1
+
+_Result = TypeVar("_Result")
+
+
+class _InBackground(Generic[_Result]):
+    """A call on a thread of its own; whoever waits for it learns when the exchange has ended."""
+
+    def __init__(self, call: Callable[[], _Result], exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                self._future.set_result(call())
+            except BaseException as error:
+                self._future.set_exception(error)
+
+        threading.Thread(target=run, daemon=True, name="hvd_sparse message").start()
+
+    def result(self) -> _Result:
+        while True:
+            try:
+                return self._future.result(_LOOK_SECONDS)
+            except concurrent.futures.TimeoutError:
+                self._exchange.check()
+
+
+class Messages:
+    """What the ranks of one exchange tell each other.
+
+    Args:
+        prefix: Of the names of the operations; the same on all ranks, of no other exchange.
+        process_set: Horovod's.
+        exchange: Whose failure ends every wait.
+    """
+
+    def __init__(self, prefix: str, *, process_set: Any, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._measured, self._decision = (
+            tf.function(
+                functools.partial(
+                    hvd.allgather,
+                    name=f"{prefix}.{name}",
+                    ignore_name_scope=True,
+                    process_set=process_set,
+                ),
+                input_signature=[tf.TensorSpec((1, None), tf.float64)],
+                autograph=False,
+            )
+            for name in ("measured", "decision")
+        )
+
+    def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
+        """Sends every rank's numbers, of which all have as many, to all; bit for bit."""
+        return self._gather(self._measured, numbers)
+
+    def broadcast(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        """Sends the numbers of the first rank to all, who give as many; bit for bit."""
+        rows = self._gather(self._decision, numbers)
+        return lambda: rows()[0]
+
+    def _gather(
+        self, allgather: Callable[[tf.Tensor], tf.Tensor], numbers: Sequence[float]
+    ) -> Callable[[], list[list[float]]]:
+        sent = _InBackground(
+            lambda: allgather(tf.constant([numbers], tf.float64)).numpy(), self._exchange
+        )
+        return lambda: [[float(number) for number in row] for row in sent.result()]
+
+
+def timed_allreduce(prefix: str, *, process_set: Any, exchange: Exchange) -> Callable[[int], float]:
+    """Lets Horovod sum a float32 tensor of so many bytes; the seconds that it took."""
+    summed = tf.function(
+        functools.partial(
+            hvd.allreduce,
+            op=hvd.Sum,
+            name=f"{prefix}.allreduce",
+            ignore_name_scope=True,
+            process_set=process_set,
+        ),
+        input_signature=[tf.TensorSpec((None,), tf.float32)],
+        autograph=False,
+    )
+
+    def allreduce(nbytes: int) -> float:
+        tensor = tf.zeros(nbytes // 4)
+        start = time.perf_counter()
+        summed(tensor)
+        return time.perf_counter() - start
+
+    return lambda nbytes: _InBackground(lambda: allreduce(nbytes), exchange).result()

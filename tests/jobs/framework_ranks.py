@@ -1,0 +1,122 @@
+"""Exchanges the same gradients through one framework; averages and residuals go into a file.
+
+    framework_ranks.py torch|tensorflow FOLDER
+
+Run by test_frameworks.py, which compares the files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from hvd_sparse.collectives import COLLECTIVES
+from hvd_sparse.compression import LAGS, Compression
+
+SHAPES = {"a": (60, 50), "b": (40, 25), "c": (30, 50)}
+SPARSIFIERS = ("top_k", "gaussian", "sampled", "sidco", "random_k")
+STEPS = 3
+
+# After each step: averages and residuals, by layer, flat.
+Step = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
+
+
+def compressions() -> Iterator[Compression]:
+    """One of each collective and sparsifier, and a few of their options."""
+    common = {"density": 0.02, "adaptive": False, "min_numel": 1, "rescale_residual": False}
+    for collective, sparsifier in itertools.product(COLLECTIVES, SPARSIFIERS):
+        yield LAGS(collective=collective, sparsifier=sparsifier, bucket_numel=4000, **common)
+    yield LAGS(collective="gtopk", values="bfloat16", indices="packed", slack=2.0, **common)
+    yield LAGS(collective="allgather", values="float16", bucket_numel=1, **common)
+
+
+def gradients_of(rank: int, step: int) -> dict[str, np.ndarray]:
+    """Small integers, different on every rank and in every step."""
+    rng = np.random.default_rng(1000 * step + rank)
+    return {name: rng.integers(-9, 10, shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def through_torch(compression: Compression, gradients: Sequence[dict]) -> Iterator[Step]:
+    """By DistributedOptimizer."""
+    import horovod.torch as hvd
+    import torch
+
+    import hvd_sparse.torch  # noqa: F401 teaches Horovod
+
+    model = torch.nn.ParameterDict({n: torch.zeros(shape) for n, shape in SHAPES.items()})
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        named_parameters=model.named_parameters(),
+        compression=compression,
+        op=hvd.Sum,
+    )
+    for given in gradients:
+        optimizer.zero_grad()
+        sum((model[n] * torch.from_numpy(g)).sum() for n, g in given.items()).backward()
+        optimizer.synchronize()
+        averages = {name: model[name].grad.numpy().ravel().copy() for name in SHAPES}
+        saved = optimizer.state_dict()["hvd_sparse"]["residuals"]
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        yield averages, {name: saved[name].numpy().copy() for name in SHAPES}
+
+
+def through_tensorflow(compression: Compression, gradients: Sequence[dict]) -> Iterator[Step]:
+    """By DistributedGradientTape."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    import hvd_sparse.tensorflow  # noqa: F401 teaches Horovod
+    from hvd_sparse.tensorflow.registry import find_exchange
+
+    variables = [tf.Variable(tf.zeros(shape), name=name) for name, shape in SHAPES.items()]
+
+    @tf.function
+    def step(given: list) -> list:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(v * g) for v, g in zip(variables, given, strict=True)])
+        tape = hvd.DistributedGradientTape(tape, compression=compression, op=hvd.Sum)
+        return tape.gradient(loss, variables)
+
+    for given in gradients:
+        averages = step([tf.constant(given[name]) for name in SHAPES])
+        exchange = find_exchange(variables)
+        assert exchange is not None
+        left = exchange.residuals()
+        yield (
+            {n: average.numpy().ravel() for n, average in zip(SHAPES, averages, strict=True)},
+            {name: left[name].numpy() for name in SHAPES},
+        )
+
+
+def horovod_of(framework: str) -> ModuleType:
+    """Horovod's module for a framework."""
+    if framework == "torch":
+        import horovod.torch as hvd
+    else:
+        import horovod.tensorflow as hvd
+    hvd.init()
+    return hvd
+
+
+def main(framework: str, folder: str) -> None:
+    """Every compression, a few steps each."""
+    rank = horovod_of(framework).rank()
+    through = {"torch": through_torch, "tensorflow": through_tensorflow}[framework]
+    gradients = [gradients_of(rank, step) for step in range(STEPS)]
+    found = {}
+    for compression in compressions():
+        for step, (averages, left) in enumerate(through(compression, gradients)):
+            for name in SHAPES:
+                found[f"{compression} step {step} average of {name}"] = averages[name]
+                found[f"{compression} step {step} residual of {name}"] = left[name]
+    np.savez(Path(folder) / f"{framework}-{rank}.npz", **found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,222 @@
+"""An adaptive compression: dense steps, a plan, sparse steps, a verdict; and nothing is lost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvd_sparse import tuner
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.plan import BucketPlan, Plan
+from hvd_sparse.tensorflow import (
+    LAGS,
+    TopK,
+    prepare,
+    replan,
+    residual_variables,
+    stats,
+    tuning,
+)
+from hvd_sparse.tuner import Stage
+from tests.parallel_tensorflow.ranks import (
+    SHAPES,
+    a_name,
+    assert_nothing_is_lost,
+    assert_same_on_all_ranks,
+    integer_gradients,
+    loss_of,
+    make_variables,
+    residuals,
+    total,
+)
+
+pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has nothing to tune")
+COMPRESSION = LAGS(density=0.1, min_numel=64)
+DENSE_STEPS = tuner.SKIPPED_STEPS + tuner.TIMED_STEPS + 2  # and a decision
+CYCLE = 2 * DENSE_STEPS
+
+
+def mixed_plan(profile, rules):
+    """Whatever the times: the first layer dense, the others sparse in one bucket."""
+    first, *others = profile.layers
+
+    def bucket(layers, density, collective):
+        return BucketPlan(
+            layers=tuple(layer.name for layer in layers),
+            numels=tuple(layer.numel for layer in layers),
+            densities=(density,) * len(layers),
+            collective=collective,
+            wire="plain",
+            select_seconds=1e-6,
+            exchange_seconds=1e-6,
+        )
+
+    return Plan(
+        buckets=(bucket([first], 1.0, "dense"), bucket(others, 0.1, "gtopk")),
+        size=hvd.size(),
+        step_seconds=0.5,
+        dense_seconds=1.0,
+        compute_seconds=0.25,
+    )
+
+
+@pytest.fixture
+def verdict(monkeypatch):
+    """Sets what comes out of the comparison, whatever the times."""
+    monkeypatch.setattr(tuner, "make_plan", mixed_plan)
+
+    def choose(*, sparse):
+        monkeypatch.setattr(tuner, "MARGIN", -math.inf if sparse else 1.0)
+
+    return choose
+
+
+def averaging(variables, compression=COMPRESSION):
+    """One function; plans come and go without a new graph."""
+    traces = []  # two where the first one makes variables
+
+    @tf.function
+    def step(gradients):
+        traces.append(1)
+        assert len(traces) <= 2
+        with tf.GradientTape() as tape:
+            loss = loss_of(variables, gradients)
+        tape = hvd.DistributedGradientTape(tape, compression=compression, op=hvd.Sum)
+        return tape.gradient(loss, variables)
+
+    return step
+
+
+def run(step, variables, numbers, *, lawful=True):
+    """Steps under the law; yields after each."""
+    before = residuals()
+    for number in numbers:
+        gradients = integer_gradients(variables, number)
+        averages = step(gradients)
+        after = residuals()
+        if lawful:
+            assert_nothing_is_lost(SHAPES, gradients, averages, before, after)
+        assert_same_on_all_ranks(averages)
+        before = after
+        yield number
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("sparse", [True, False])
+def test_nothing_is_lost_from_dense_to_sparse_and_back(verdict, sparse, dtype):
+    verdict(sparse=sparse)
+    variables = make_variables(dtype=dtype)
+    step = averaging(variables)
+    seen = [len(stats(variables).buckets) for _ in run(step, variables, range(CYCLE + 4))]
+    assert seen == [0] * DENSE_STEPS + [1] * DENSE_STEPS + [int(sparse)] * 4
+    assert tuning(variables).stage is Stage.SETTLED
+    assert any(np.any(part) for part in residuals().values()) == sparse
+    last = stats(variables)
+    assert last.step == CYCLE + 3
+    sizes = [math.prod(shape) * dtype.size for shape in SHAPES.values()]
+    sparse_bytes = sum(sizes[place] for place in (0, 2))
+    assert last.dense_bytes == sum(sizes) - (sparse_bytes if sparse else 0)
+
+
+def test_nothing_is_lost_from_one_plan_to_another(verdict, monkeypatch):
+    verdict(sparse=True)
+    made = []
+
+    def make_plan(profile, rules):  # on rank 0; whatever it predicts, the step takes longer
+        first = replace(mixed_plan(profile, rules), step_seconds=1e-9)
+        sparse = replace(first.buckets[0], collective="allgather", densities=(0.2,))
+        made.append(first if not made else replace(first, buckets=(sparse, *first.buckets[1:])))
+        return made[-1]
+
+    monkeypatch.setattr(tuner, "make_plan", make_plan)
+    variables = make_variables()
+    step = averaging(variables)
+    seen = [
+        len(stats(variables).buckets) for _ in run(step, variables, range(CYCLE + DENSE_STEPS + 4))
+    ]
+    assert seen[:-4] == [0] * DENSE_STEPS + [1] * DENSE_STEPS + [2] * DENSE_STEPS
+    found = tuning(variables)
+    assert seen[-1] == sum(not bucket.dense for bucket in found.plan.buckets)
+
+
+def test_the_real_planner_decides_the_same_everywhere():
+    variables = make_variables({"a": (300, 200), "b": (200, 100), "c": (100, 30)})
+    step = averaging(variables)
+    for _ in run(step, variables, range(CYCLE + DENSE_STEPS), lawful=False):
+        pass
+    found = tuning(variables)
+    assert found.stage is Stage.SETTLED
+    assert found.dense_seconds > 0
+    assert found.network.size == hvd.size()
+    assert [layer.name for layer in found.profile.layers] == ["c", "b", "a"]
+    assert all(theirs == found for theirs in hvd.allgather_object(found, name=a_name()))
+
+
+def test_several_steps_in_one_graph_are_tuned_like_others(verdict):
+    verdict(sparse=True)
+    variables = make_variables()
+    steps = CYCLE + 2
+
+    @tf.function
+    def train(gradients):
+        for _ in tf.range(steps):
+            with tf.GradientTape() as tape:
+                loss = loss_of(variables, gradients)
+            tape = hvd.DistributedGradientTape(tape, compression=COMPRESSION, op=hvd.Sum)
+            for variable, average in zip(variables, tape.gradient(loss, variables), strict=True):
+                variable.assign_add(average)
+
+    gradients = integer_gradients(variables, 0)
+    train(gradients)
+    assert tuning(variables).stage is Stage.SETTLED
+    assert_same_on_all_ranks(variables)
+    left = residuals()
+    for name, gradient, variable in zip(SHAPES, gradients, variables, strict=True):
+        kept = total(left[name]) if name in left else 0.0
+        assert np.array_equal(steps * total(gradient), np.ravel(variable) + kept), name
+
+
+@pytest.mark.parametrize("stop", [1, DENSE_STEPS + 3, CYCLE + 1])
+def test_residuals_of_any_stage_go_on_in_a_new_job(verdict, stop, tmp_path):
+    verdict(sparse=True)
+    variables = make_variables()
+    for _ in run(averaging(variables), variables, range(stop)):
+        pass
+    kept = residuals()
+    path = tf.train.Checkpoint(residuals=residual_variables(variables)).save(
+        str(tmp_path / f"residuals-{hvd.rank()}")
+    )
+    resumed = make_variables()
+    prepared = prepare(resumed, COMPRESSION, op=hvd.Sum)
+    tf.train.Checkpoint(residuals=prepared).restore(path).assert_consumed()
+    found = residuals()
+    assert all(np.array_equal(found[name], part) for name, part in kept.items())
+    for _ in run(averaging(resumed), resumed, range(stop, stop + 3)):
+        pass
+    assert not any(np.any(part) for part in residuals().values())  # it began with dense steps
+
+
+def test_replan_begins_again_and_loses_nothing(verdict):
+    verdict(sparse=True)
+    variables = make_variables()
+    step = averaging(variables)
+    for _ in run(step, variables, range(CYCLE)):
+        pass
+    replan(variables)
+    assert tuning(variables).stage is Stage.DENSE
+    seen = [len(stats(variables).buckets) for _ in run(step, variables, range(CYCLE))]
+    assert seen == [0] * DENSE_STEPS + [1] * DENSE_STEPS
+
+
+def test_only_adaptive_compressions_are_planned_anew():
+    variables = make_variables()
+    assert tuning(variables) is None
+    averaging(variables, TopK(min_numel=64))(integer_gradients(variables, 0))
+    assert tuning(variables) is None
+    with pytest.raises(InvalidArgumentError, match="an adaptive compression"):
+        replan(variables)

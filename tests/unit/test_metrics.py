@@ -1,0 +1,72 @@
+"""Metrics: numbers by name, and a line at the end."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hvd_sparse.bucket_stats import BucketStats
+from hvd_sparse.metrics import metrics_of, sink_of, summary_of
+from hvd_sparse.step_stats import StepStats, TotalStats
+
+BUCKET = BucketStats(
+    bucket="fc", step=3, numel=1000, asked=10, selected=12, reduced=30, bytes_sent=96,
+    bytes_received=128, select_seconds=0.25, exchange_seconds=2.0,
+)  # fmt: skip
+STEP = StepStats(step=3, buckets=(BUCKET, BUCKET), dense_bytes=40, wait_seconds=1.0)
+DENSE = StepStats(step=4, dense_bytes=8000, wait_seconds=3.0)
+
+
+def test_a_step_becomes_numbers_by_name():
+    assert metrics_of(STEP) == {
+        "sparse": 1.0,
+        "density_asked": 0.01,
+        "density_reached": 0.012,
+        "bytes_sent": 192.0,
+        "bytes_received": 256.0,
+        "dense_bytes": 40.0,
+        "select_seconds": 0.5,
+        "exchange_seconds": 4.0,
+        "wait_seconds": 1.0,
+        "overlap": 0.75,
+    }
+
+
+def test_a_dense_step_is_no_sparse_one():
+    found = metrics_of(DENSE)
+    assert found["sparse"] == 0
+    assert found["dense_bytes"] == 8000
+    assert "overlap" not in found
+
+
+def test_a_writer_gets_tags_and_a_function_gets_all():
+    class Writer:
+        def __init__(self):
+            self.seen = []
+
+        def add_scalar(self, tag, value, step):
+            self.seen.append((tag, value, step))
+
+    writer, told = Writer(), []
+    sink_of(writer)({"a": 1.0, "b": 2.0}, 7)
+    sink_of(lambda metrics, step: told.append((metrics, step)))({"a": 1.0}, 8)
+    assert writer.seen == [("hvd_sparse/a", 1.0, 7), ("hvd_sparse/b", 2.0, 7)]
+    assert told == [({"a": 1.0}, 8)]
+
+
+def test_a_run_ends_with_a_line():
+    assert summary_of(TotalStats(), dense_bytes=8000, size=4) == "no step was exchanged"
+    total = TotalStats().plus(DENSE).plus(STEP)
+    line = summary_of(total, dense_bytes=8000, size=4)
+    # (192 + 1.5 (40 + 8000)) / 2 bytes against 1.5 * 8000.
+    assert line == (
+        "2 steps, 1 of them sparse: 6.1 kB sent per rank and step, 1.96 times fewer than dense; "
+        "250 ms selecting, 2e+03 ms exchanging, 2e+03 ms waiting"
+    )
+    assert math.isclose(total.wait_seconds, 4.0)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_nothing_sent_is_no_division_by_zero(size):
+    assert "inf" in summary_of(TotalStats(steps=1), dense_bytes=10, size=size) or size == 1
