@@ -131,7 +131,7 @@ tidy: build ## runs clang-tidy on the C++ sources
 
 # ---- What the project is for -------------------------------------------------------------------------
 
-.PHONY: demo convergence benchmark
+.PHONY: demo convergence benchmark chaos
 demo: build ## trains with $(NP) ranks, dense against LAGS; prints a table, writes demo.png
 	@$(PY) examples/demo.py
 
@@ -141,6 +141,9 @@ convergence: build ## compares all methods with dense training; writes docs/conv
 benchmark: build ## times kernels and collectives
 	@$(PY) benchmarks/kernels.py
 	@$(PY) benchmarks/collectives.py
+
+chaos: build ## breaks jobs in many ways; prints what became of them (links: as root)
+	@PYTHONPATH=$(CURDIR):$(CURDIR)/benchmarks $(PY) -m tests.jobs.faults
 
 # ---- Keeping the pins ------------------------------------------------------------------------------
 

@@ -22,7 +22,16 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK, Warmup, stats
+from hvd_sparse.torch import (
+    LAGS,
+    GaussianK,
+    GTopK,
+    TopK,
+    Warmup,
+    load_checkpoint,
+    save_checkpoint,
+    stats,
+)
 
 DENSE = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
 SPARSE = {"topk": TopK, "gtopk": GTopK, "gaussiank": GaussianK, "lags": LAGS}
@@ -44,6 +53,10 @@ def add_arguments(
     parser.add_argument("--lr", type=float, default=lr, help="learning rate, per rank")
     parser.add_argument("--momentum", type=float, default=0.9, help="momentum of SGD")
     parser.add_argument("--seed", type=int, default=1, help="of weights, and order of the data")
+    parser.add_argument("--checkpoint", type=Path, metavar="FOLDER",
+                        help="save to FOLDER after every epoch; go on from there")  # fmt: skip
+    parser.add_argument("--stop-after", type=int, metavar="EPOCHS",
+                        help="end after so many epochs of this run")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the account to FILE")
 
 
@@ -58,6 +71,42 @@ def compression(args: argparse.Namespace, *, steps_per_epoch: int) -> Any:
     return SPARSE[args.compression](density=args.density, warmup=warmup, adaptive=adaptive)
 
 
+def resume(
+    args: argparse.Namespace,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+) -> int:
+    """Goes on from the checkpoint that --checkpoint names; the epoch to begin with."""
+    extra = None
+    if args.checkpoint is not None:
+        extra = load_checkpoint(args.checkpoint, model, optimizer)
+    if extra is None:
+        return 0
+    schedule.load_state_dict(extra["schedule"])
+    return extra["epoch"]
+
+
+def epochs(args: argparse.Namespace, first_epoch: int) -> range:
+    """The epochs of this run."""
+    most = args.epochs if args.stop_after is None else first_epoch + args.stop_after
+    return range(first_epoch, min(args.epochs, most))
+
+
+def save(
+    args: argparse.Namespace,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    epoch: int,
+) -> None:
+    """Saves all that the next epoch needs, where --checkpoint says so."""
+    if args.checkpoint is not None:
+        save_checkpoint(
+            args.checkpoint, model, optimizer, epoch=epoch + 1, schedule=schedule.state_dict()
+        )
+
+
 class TrainingLog:
     """The account of a run: kept by all ranks, shown and written by rank 0.
 
@@ -67,6 +116,7 @@ class TrainingLog:
         optimizer: From hvd.DistributedOptimizer.
         steps_per_epoch: The same on all ranks.
         metric: What the example measures after each epoch, with its unit.
+        first_epoch: Epochs that an earlier run has accounted for.
     """
 
     def __init__(
@@ -77,7 +127,9 @@ class TrainingLog:
         optimizer: torch.optim.Optimizer,
         steps_per_epoch: int,
         metric: str,
+        first_epoch: int = 0,
     ) -> None:
+        self._first_epoch = first_epoch
         self._args = args
         self._optimizer = optimizer
         self._parameters = sum(p.numel() for p in model.parameters())
@@ -86,7 +138,8 @@ class TrainingLog:
         self._seconds: list[float] = []
         self._epoch: list[tuple[torch.Tensor, float, float]] = []  # loss, bytes, density by step
         self._averages: list[torch.Tensor] = []  # of these over the ranks, by epoch
-        self._bar = progress_bar(args.epochs * steps_per_epoch) if hvd.rank() == 0 else None
+        steps = (args.epochs - first_epoch) * steps_per_epoch
+        self._bar = progress_bar(steps) if hvd.rank() == 0 else None
 
     @contextmanager
     def step(self) -> Iterator[list[torch.Tensor]]:
@@ -123,7 +176,7 @@ class TrainingLog:
         if hvd.rank() != 0:
             return
         text = (
-            f"epoch {len(self._metrics)}/{self._args.epochs}: "
+            f"epoch {self._first_epoch + len(self._metrics)}/{self._args.epochs}: "
             f"loss {float(self._averages[-1][:, 0].mean()):.4f}, {self._metric} {metric:.2f}"
         )
         if self._bar is None:
@@ -137,6 +190,9 @@ class TrainingLog:
             return
         if self._bar is not None:
             self._bar.stop()
+        if not self._metrics:
+            print(f"nothing to do: {self._args.epochs} epochs are over", flush=True)
+            return
         loss, sent, density = torch.cat(self._averages).T
         account = {
             "compression": self._args.compression,

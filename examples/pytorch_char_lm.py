@@ -90,14 +90,16 @@ def main() -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
+    first_epoch = common.resume(args, model, optimizer, schedule)
     log = common.TrainingLog(
         args,
         model=model,
         optimizer=optimizer,
         steps_per_epoch=len(loader),
         metric="perplexity per character",
+        first_epoch=first_epoch,
     )
-    for epoch in range(args.epochs):
+    for epoch in common.epochs(args, first_epoch):
         sampler.set_epoch(epoch)
         for batch in loader:
             with log.step() as loss_of_step:
@@ -114,6 +116,7 @@ def main() -> None:
                 loss_of_step.append(loss.detach())
             schedule.step()
         log.end_epoch(perplexity(model, test))
+        common.save(args, model, optimizer, schedule, epoch)
     log.finish()
 
 

@@ -101,14 +101,16 @@ def main() -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
+    first_epoch = common.resume(args, model, optimizer, schedule)
     log = common.TrainingLog(
         args,
         model=model,
         optimizer=optimizer,
         steps_per_epoch=len(loader),
         metric="test accuracy (%)",
+        first_epoch=first_epoch,
     )
-    for epoch in range(args.epochs):
+    for epoch in common.epochs(args, first_epoch):
         model.train()
         sampler.set_epoch(epoch)
         for images, labels in loader:
@@ -120,6 +122,7 @@ def main() -> None:
                 loss_of_step.append(loss.detach())
             schedule.step()
         log.end_epoch(accuracy(model, test))
+        common.save(args, model, optimizer, schedule, epoch)
     log.finish()
 
 

@@ -19,9 +19,11 @@ from hvd_sparse.compression import LAGS, GaussianK, GTopK, TopK
 from hvd_sparse.schedules import Warmup
 from hvd_sparse.step_stats import Stats, StepStats, TotalStats
 from hvd_sparse.torch import patches as _patches
+from hvd_sparse.torch.checkpoint import load_checkpoint, save_checkpoint
 from hvd_sparse.torch.functions import sparse_allreduce
 from hvd_sparse.torch.optimizer import stats
 from hvd_sparse.torch.tuning import replan, tuning
+from hvd_sparse.torch.watching import summary, watch
 
 _patches.install()
 
@@ -34,10 +36,14 @@ __all__ = [
     "TopK",
     "TotalStats",
     "Warmup",
+    "load_checkpoint",
     "replan",
+    "save_checkpoint",
     "sparse_allreduce",
     "stats",
+    "summary",
     "tuning",
+    "watch",
 ]
 __all__ += _handing_on.names_of(_horovod, globals())
 

@@ -10,6 +10,7 @@ import torch
 
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.torch.learning_rates import LearningRates
+from hvd_sparse.torch.loss_scale import LossScale
 from hvd_sparse.torch.messages import wait_for
 from hvd_sparse.torch.settings import Settings
 from hvd_sparse.torch.slots import Slot
@@ -30,6 +31,7 @@ class DenseReducer:
         process_set: Horovod's.
         exchange: Whose failure ends every wait.
         rates: Tell how the residuals decay.
+        loss_scale: Of the gradients.
 
     Attributes:
         bytes: Of the gradients of this step.
@@ -44,12 +46,14 @@ class DenseReducer:
         process_set: Any,
         exchange: Exchange,
         rates: LearningRates,
+        loss_scale: LossScale,
     ) -> None:
         self.bytes = 0
         self.residuals: dict[str, torch.Tensor] = {}
         self._prefix = prefix
         self._exchange = exchange
         self._rates = rates
+        self._loss_scale = loss_scale
         self._scale = settings.reduction.scales(1)[0]
         self._options = {**settings.reduction.of_horovod(), "process_set": process_set}
         self._in_flight: list[tuple[Slot, int]] = []
@@ -113,14 +117,15 @@ class DenseReducer:
 
     def _join(self, slot: Slot, work: torch.Tensor) -> None:
         (decay,) = self._rates.decays([slot])
+        factor = self._loss_scale.value / self._scale
         residual = self.residuals[slot.name]
         if work.dtype != torch.float16:
-            work.add_(residual.to(work.dtype), alpha=decay / self._scale)
+            work.add_(residual.to(work.dtype), alpha=decay * factor)
             return
         largest = torch.finfo(work.dtype).max
-        total = work.to(torch.float32).add_(residual, alpha=decay / self._scale)
+        total = work.to(torch.float32).add_(residual, alpha=decay * factor)
         finite = torch.isfinite(total)
         work.copy_(torch.where(finite, total.clamp(-largest, largest), total))
         rest = torch.where(finite, total - work.to(torch.float32), 0.0)
         if bool(rest.any()):
-            self._remainders[slot.name] = rest.mul_(self._scale)
+            self._remainders[slot.name] = rest.div_(factor)

@@ -22,6 +22,7 @@ from hvd_sparse.torch import guards
 from hvd_sparse.torch.dense import DenseReducer
 from hvd_sparse.torch.launcher import Launcher
 from hvd_sparse.torch.learning_rates import LearningRates
+from hvd_sparse.torch.loss_scale import LossScale
 from hvd_sparse.torch.messages import Messages
 from hvd_sparse.torch.parameters import NamedParameters
 from hvd_sparse.torch.settings import Settings
@@ -76,6 +77,7 @@ class GradientExchange:
         self._optimizer = optimizer
         self._exchange = exchange
         self._sparse_as_dense = settings.sparse_as_dense
+        self._loss_scale = LossScale(settings.compression.loss_scale)
         self._phase = _Phase.IDLE
         self._paused = False
         self._known = {id(param) for _, param in named}
@@ -104,10 +106,16 @@ class GradientExchange:
             size=world.size,
             exchange=exchange,
             rates=self.rates,
+            loss_scale=self._loss_scale,
             broadcast=messages.broadcast_order,
         )
         self._dense = DenseReducer(
-            prefix, settings, process_set=process_set, exchange=exchange, rates=self.rates
+            prefix,
+            settings,
+            process_set=process_set,
+            exchange=exchange,
+            rates=self.rates,
+            loss_scale=self._loss_scale,
         )
         self._clock = StepClock(self.layers)
         self._measurer = measurer
@@ -158,7 +166,7 @@ class GradientExchange:
         Raises:
             NonFiniteGradientError: On every rank, when a gradient is not finite on one. All
                 gradients are zero then, the residuals keep what was finite, and the next step is
-                normal.
+                normal. Under loss scaling no error: all gradients are infinite instead.
             GradientInFlightError: A gradient was changed since backward. Ends the exchange.
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
@@ -183,6 +191,7 @@ class GradientExchange:
             slot.release(self.passes)
         self._sparse.release()
         self._dense.release()
+        self._loss_scale.release()
         self._phase = _Phase.IDLE
 
     def refuse_if_busy(self, reason: str) -> None:
@@ -286,10 +295,17 @@ class GradientExchange:
         self.steps += 1
 
         times = self._clock.end_step()
-        self._exchange.commit(refuse)
-        for slot in self._slots:
-            slot.write_back()
-        self._dense.committed()
+        try:
+            self._exchange.commit(refuse)
+        except NonFiniteGradientError:
+            if not self._loss_scale.skips:
+                raise
+            for slot in self._slots:
+                slot.mark_not_finite()
+        else:
+            for slot in self._slots:
+                slot.write_back()
+            self._dense.committed()
         self._phase = _Phase.EXCHANGED
         self._sparse.end_step()
         if self.tuner is not None:
@@ -307,6 +323,12 @@ class GradientExchange:
         self.release()
         self.tuner.restart(self._measurer.network())
         self._take_up(())
+
+    def go_on_as(self, settled: str) -> None:
+        """Takes up, between two steps and on all ranks alike, what `tuner.state()` gave."""
+        assert self.tuner is not None
+        tuning = self.tuner.load(settled)
+        self._take_up(tuning.plan.buckets if tuning.sparse and tuning.plan else ())
 
     def _take_up(self, choices: Sequence[plan.BucketChoice]) -> None:
         """Between two steps, on all ranks alike: other buckets, the same residuals."""

@@ -9,6 +9,7 @@ from hvd_sparse.exchange import Exchange
 from hvd_sparse.plan import BucketChoice
 from hvd_sparse.torch.launch_order import LaunchOrder
 from hvd_sparse.torch.learning_rates import LearningRates
+from hvd_sparse.torch.loss_scale import LossScale
 from hvd_sparse.torch.settings import Settings
 from hvd_sparse.torch.slots import Slot
 from hvd_sparse.torch.sparse_bucket import SparseBucket
@@ -22,6 +23,7 @@ class Launcher:
         size: Number of ranks.
         exchange: Of the buckets.
         rates: Tell how the residuals decay.
+        loss_scale: Of the gradients.
         broadcast: Of the launch order; see LaunchOrder.
 
     Attributes:
@@ -35,12 +37,14 @@ class Launcher:
         size: int,
         exchange: Exchange,
         rates: LearningRates,
+        loss_scale: LossScale,
         broadcast: Callable[[list[int]], Callable[[], list[int]]],
     ) -> None:
         self.buckets: list[SparseBucket] = []
         self._compression = settings.compression
         self._exchange = exchange
         self._rates = rates
+        self._loss_scale = loss_scale
         self._broadcast = broadcast
         self._scale, self._output_scale = settings.reduction.scales(size)
         self._number_of: dict[str, int] = {}
@@ -107,7 +111,7 @@ class Launcher:
             bucket.launch(
                 step=step,
                 decays=self._rates.decays(bucket.slots),
-                scale=self._scale,
-                output_scale=self._output_scale,
+                scale=self._scale / self._loss_scale.value,
+                output_scale=self._output_scale * self._loss_scale.value,
             )
             self._launched += 1

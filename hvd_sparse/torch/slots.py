@@ -81,6 +81,11 @@ class Slot:
         if self._grad is not None:
             self._grad.zero_()
 
+    def mark_not_finite(self) -> None:
+        """Makes the gradient infinite, so that a gradient scaler skips the step."""
+        if self._grad is not None:
+            self._grad.fill_(float("inf"))
+
     def release(self, passes: int) -> None:
         """Makes ready for the next step."""
         self.passes_left = passes

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from hvd_sparse.errors import CheckpointMismatchError
+from hvd_sparse.buckets import Layer
+from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
+from hvd_sparse.settled import Settled
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 
 KEY = "hvd_sparse"
@@ -28,11 +30,12 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "version": _VERSION,
         "rank": exchange.world.rank,
         "size": exchange.world.size,
-        "layers": _layers(exchange),
+        "layers": layers_of(exchange),
         "residuals": {name: part.clone() for name, part in exchange.residuals()},
         "states": {name: part.clone() for name, part in exchange.memories()},
         "step": exchange.steps,
         "lrs": exchange.rates.state(),
+        "tuning": None if exchange.tuner is None else exchange.tuner.state(),
     }
 
 
@@ -58,12 +61,15 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     if saved is None:
         exchange.load({}, {})
         return
+    if exchange.tuner is not None and saved.get("tuning") is not None:
+        exchange.go_on_as(saved["tuning"])
     exchange.load(saved["residuals"], saved["states"])
     exchange.steps = saved["step"]
     exchange.rates.load(saved["lrs"])
 
 
-def _layers(exchange: GradientExchange) -> dict[str, int]:
+def layers_of(exchange: GradientExchange) -> dict[str, int]:
+    """Elements of each layer that can travel sparse, by name."""
     return {layer.name: layer.numel for layer in exchange.layers}
 
 
@@ -83,12 +89,18 @@ def _mismatch(exchange: GradientExchange | None, saved: dict[str, Any]) -> str |
         return f"the residuals were saved by {saved['size']} ranks and there are {world.size} now"
     if saved["rank"] != world.rank:
         return f"the residuals were saved by rank {saved['rank']} and this is rank {world.rank}"
-    theirs, ours = saved["layers"], _layers(exchange)
+    theirs, ours = saved["layers"], layers_of(exchange)
     if theirs != ours:
         return (
             "the residuals were saved for another model or compression: saved are "
             f"{_some(theirs, ours)}, here are {_some(ours, theirs)}"
         )
+    try:
+        if saved.get("tuning") is not None:
+            layers = [Layer(name, numel) for name, numel in ours.items()]
+            Settled.from_json(saved["tuning"]).check(layers, size=world.size)
+    except InvalidArgumentError as error:
+        return f"the saved tuning does not fit: {error}"
     for name, residual in saved["residuals"].items():
         fits = isinstance(residual, torch.Tensor) and residual.numel() == ours.get(name)
         if not fits or residual.dtype != torch.float32:

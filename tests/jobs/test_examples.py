@@ -48,6 +48,26 @@ def test_digits_takes_every_compression(compression):
     assert f"{compression}: test accuracy" in job.output
 
 
+def test_a_run_that_was_interrupted_ends_like_one_that_was_not(tmp_path):
+    def digits(epochs, name, *options):
+        arguments = ["--epochs", str(epochs), "--json", str(tmp_path / name), *options]
+        job = horovodrun(2, ["examples/pytorch_digits.py", *arguments], timeout=120)
+        assert job.status == 0, job.output
+        return job.output
+
+    checkpoint = ("--checkpoint", str(tmp_path / "checkpoint"))
+    # The schedule follows the number of epochs, so the first run is one of three that is cut short.
+    digits(3, "whole")
+    digits(3, "first", *checkpoint, "--stop-after", "1")
+    output = digits(3, "rest", *checkpoint)
+    assert "epoch 2/3" in output
+    assert "epoch 1/3" not in output
+    whole, rest = (json.loads((tmp_path / name).read_text()) for name in ("whole", "rest"))
+    assert rest["steps"]["loss"] == whole["steps"]["loss"][-len(rest["steps"]["loss"]) :]
+    assert rest["value"] == whole["value"]
+    assert "nothing to do" in digits(3, "none", *checkpoint)
+
+
 @pytest.mark.parametrize("compression", ["none", "lags"])
 def test_keras_trains(compression):
     arguments = ["--epochs", "2", "--compression", compression]

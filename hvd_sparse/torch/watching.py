@@ -1,0 +1,97 @@
+"""Shows what the exchange of gradients does, while it does it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.metrics import ScalarWriter, Sink, metrics_of, sink_of, summary_of
+from hvd_sparse.schedules import checked_count
+from hvd_sparse.torch.attachment import require_attachment
+from hvd_sparse.torch.gradient_exchange import GradientExchange
+
+
+def watch(
+    optimizer: torch.optim.Optimizer,
+    target: ScalarWriter | Sink,
+    *,
+    every: int = 1,
+    norms: bool = False,
+) -> None:
+    """Tells of every step what it cost, on the rank that calls this.
+
+        if hvd.rank() == 0:
+            watch(optimizer, SummaryWriter("runs/lags"), every=10)
+
+    Args:
+        optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
+        target: A `torch.utils.tensorboard.SummaryWriter`, or anything with its `add_scalar`; or a
+            function of the metrics by name, and the number of the step.
+        every: Steps from one to the next that is told.
+        norms: Whether to add `residual_norm` and `residual_over_gradient`: Euclidean norms of what
+            this rank has not sent, and the same over that of the averaged gradients. They cost a
+            pass over both.
+
+    Raises:
+        InvalidArgumentError: The optimizer has no sparse compression, `every` is no integer above
+            0, or `target` is neither.
+    """
+    exchange = require_attachment(optimizer).exchange
+    every = checked_count("every", every, low=1, high=2**62)
+    if not callable(target) and not hasattr(target, "add_scalar"):
+        raise InvalidArgumentError(
+            f"target must be a SummaryWriter or a function, got {type(target).__name__}"
+        )
+    if exchange is None:  # one rank exchanges nothing
+        return
+    sink = sink_of(target)
+
+    def tell(*_: Any) -> None:
+        last = exchange.stats.last
+        if last is None or last.step % every:
+            return
+        metrics = metrics_of(last, None if exchange.tuner is None else exchange.tuner.tuning)
+        if norms:
+            metrics |= _norms(exchange, optimizer)
+        sink(metrics, last.step)
+
+    optimizer.register_step_post_hook(tell)
+
+
+def summary(optimizer: torch.optim.Optimizer) -> str:
+    """A line about all steps so far, for the end of a run.
+
+    Args:
+        optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
+
+    Raises:
+        InvalidArgumentError: The optimizer has no sparse compression.
+    """
+    exchange = require_attachment(optimizer).exchange
+    if exchange is None:
+        return "one rank has nobody to exchange gradients with"
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    dense_bytes = sum(param.numel() * param.element_size() for param in params)
+    return summary_of(exchange.stats.total, dense_bytes=dense_bytes, size=exchange.world.size)
+
+
+@torch.no_grad()
+def _norms(exchange: GradientExchange, optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    residual = _norm([part for _, part in exchange.residuals()])
+    gradients = [
+        param.grad
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if param.grad is not None
+    ]
+    gradient = _norm(gradients)
+    return {
+        "residual_norm": residual,
+        "residual_over_gradient": residual / gradient if gradient else float("nan"),
+    }
+
+
+def _norm(tensors: list[torch.Tensor]) -> float:
+    return float(sum(float(tensor.double().square().sum()) for tensor in tensors) ** 0.5)

@@ -1,0 +1,184 @@
+"""What can go wrong on one rank or link, when, and what the other ranks must make of it.
+
+`python -m tests.jobs.faults` (make chaos) starts a job for each, breaks it, and prints a table; the
+tests take those that need no patience.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import virtual_cluster
+from virtual_cluster import VirtualCluster
+
+from tests.jobs.launch import ROOT, Job, mpirun, mpirun_without_help
+
+FAULTY = "tests/jobs/faulty.py"
+RANKS = 3
+LAST_STEP = "step 3 done"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way to break a job of three ranks.
+
+    Attributes:
+        name: What faulty.py's last rank does in its third step.
+        phase: Of a step, in which it happens.
+        what: In words.
+        says: By a regular expression, how often which message must be there; none: nothing.
+        seconds: Within which all ranks have ended, or gone on, after the fault.
+        recovers: Whether the job then ends well.
+        helped: Whether mpirun ends the survivors; else they have to do that themselves.
+        env: Of all ranks.
+        patient: Whether it takes too long for a test of every day.
+    """
+
+    name: str
+    phase: str
+    what: str
+    says: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 15.0
+    recovers: bool = False
+    helped: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+    patient: bool = False
+
+
+DEAD = {"PeerLostError: rank 2 of 3 has died": 2}
+BUG = "ExchangeFailedError: rank 2 ended the exchange: unhandled RuntimeError: a bug in the user"
+
+FAULTS = (
+    Fault("kill in construction", "construction", "kill -9", helped=True),
+    Fault("kill", "between steps", "kill -9", DEAD),
+    Fault("kill in backward", "backward", "kill -9", DEAD),
+    Fault("kill in exchange", "exchange", "kill -9", DEAD),
+    Fault("kill in wait", "wait", "kill -9", DEAD),
+    Fault("exception", "between steps", "an exception in the user's code", {BUG: 2}),
+    Fault("nan", "backward", "a gradient with a NaN", {"NonFiniteGradientError: ": 3}),
+    Fault("skip", "between steps", "a rank skips a step", {r"ExchangeFailedError: .*rank 2": 1}),
+    Fault("model", "construction", "a rank has another model", {"InvalidArgumentError: ": 3}),
+    Fault("density", "construction", "a rank has other options", {"InvalidArgumentError: ": 3}),
+    Fault(
+        "slow", "between steps", "a rank computes for longer than HVD_SPARSE_TIMEOUT",
+        {r"gave up waiting for rank 2 after 2 s \(HVD_SPARSE_TIMEOUT\)": 1},
+        env={"HVD_SPARSE_TIMEOUT": "2"},
+    ),
+    Fault("stop for 3 s", "between steps", "SIGSTOP for 3 s, then SIGCONT", recovers=True),
+    Fault(
+        "stop for 30 s", "between steps", "SIGSTOP for 30 s, then SIGCONT",
+        recovers=True, seconds=45, patient=True,
+    ),
+)  # fmt: skip
+
+LINK_FAULTS = (
+    Fault("cut", "any", "a link is cut for 10 s", recovers=True, seconds=60, patient=True),
+    Fault("crawl", "any", "all links at 1 % for 10 s", recovers=True, seconds=60, patient=True),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job.
+
+    Attributes:
+        seconds: From the fault to the end of all ranks.
+        text: In words.
+        problems: What should have been otherwise.
+        output: Of all ranks.
+    """
+
+    seconds: float
+    text: str
+    problems: tuple[str, ...]
+    output: str
+
+
+def break_job(fault: Fault) -> Outcome:
+    """Starts a job, which breaks itself; what became of it."""
+    start = mpirun if fault.helped or fault.recovers else mpirun_without_help
+    job = start(RANKS, [FAULTY, fault.name], timeout=90, **fault.env)
+    return _judge(fault, job, time.time())
+
+
+def break_link(fault: Fault) -> Outcome:
+    """Starts a job on hosts of a virtual cluster and spoils the network for a while."""
+    with VirtualCluster(hosts=RANKS, rate="100mbit") as cluster:
+        command = [sys.executable, str(ROOT / FAULTY), "none", "--steps", "60", "--pause", "0.25"]
+        process = cluster.popen(
+            command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "step 10 done" in line:
+                break
+        lines.append(f"fault at {time.time()}\n")
+        spoil = {
+            "cut": lambda up: cluster.popen_on(
+                2, ["ip", "link", "set", "e0", "up" if up else "down"]
+            ).wait(),
+            "crawl": lambda up: cluster.set_rate("100mbit" if up else "1mbit"),
+        }[fault.name]
+        spoil(False)
+        time.sleep(10)
+        spoil(True)
+        output, _ = process.communicate(timeout=fault.seconds + 60)
+        job = Job(process.returncode, "".join(lines) + output, 0.0)
+        return _judge(fault, job, time.time(), last_step="step 59 done")
+
+
+def _judge(fault: Fault, job: Job, end: float, *, last_step: str = LAST_STEP) -> Outcome:
+    problems = []
+    begun = re.search(r"fault at ([0-9.]+)", job.output)
+    seconds = end - float(begun[1]) if begun else float("nan")
+    if not seconds <= fault.seconds:
+        problems.append(f"took {seconds:.1f} s, and the limit is {fault.seconds:g}")
+    if fault.recovers != (job.status == 0 and last_step in job.output):
+        problems.append("should have recovered" if fault.recovers else "should have ended early")
+    alone = not fault.recovers and not fault.helped
+    problems += [
+        f"rank {rank} did not end by itself with an error"
+        for rank in range(RANKS - 1)
+        if alone and f"rank {rank} ended with status 1" not in job.output
+    ]
+    for pattern, least in fault.says.items():
+        found = len(re.findall(pattern, job.output))
+        if found < least:
+            problems.append(f"says {pattern!r} {found} times, not {least}")
+    said = sorted({match[1] for match in re.finditer(r"(\w+Error): ", job.output)})
+    text = "goes on" if fault.recovers else " and ".join(said) or "mpirun ends all ranks"
+    return Outcome(seconds, text, tuple(problems), job.output)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """All faults; a table in Markdown. Arguments: names of the faults wanted; none: all."""
+    reason = virtual_cluster.why_not()
+    faults = [(fault, break_job) for fault in FAULTS]
+    if reason is None:
+        faults += [(fault, break_link) for fault in LINK_FAULTS]
+    else:
+        print(f"without faults of links: {reason}", file=sys.stderr)
+    failed = False
+    print("| phase | fault | outcome on the other ranks | seconds |\n|---|---|---|--:|")
+    for fault, act in faults:
+        if arguments and fault.name not in arguments:
+            continue
+        outcome = act(fault)
+        print(
+            f"| {fault.phase} | {fault.what} | {outcome.text} | {outcome.seconds:.1f} |", flush=True
+        )
+        for problem in outcome.problems:
+            failed = True
+            print(f"{fault.name}: {problem}\n{outcome.output}", file=sys.stderr)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,204 @@
+"""Checkpoints of a whole job: complete or not there, and nothing is lost on any number of ranks."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+from hvd_sparse import tuner
+from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
+from hvd_sparse.torch import (
+    LAGS,
+    GaussianK,
+    GTopK,
+    Warmup,
+    load_checkpoint,
+    save_checkpoint,
+    stats,
+    tuning,
+)
+from hvd_sparse.tuner import Stage
+from tests.parallel.test_torch_tuning import CYCLE, mixed_plan
+from tests.parallel.torch_ranks import (
+    Toy,
+    a_name,
+    assert_same_on_all_ranks,
+    distribute,
+    integer_gradients,
+    residuals,
+    total,
+)
+
+several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
+FIXED = {"density": 0.1, "min_numel": 64}
+COMPRESSIONS = {
+    "lags": LAGS(adaptive=False, bucket_numel=1500, **FIXED),
+    "gtopk": GTopK(**FIXED),
+    "gaussiank": GaussianK(warmup=Warmup(steps=2, densities=(0.5, 0.25)), **FIXED),
+    "adaptive": LAGS(**FIXED),
+}
+
+
+@pytest.fixture
+def folder(tmp_path_factory):
+    """The same on all ranks."""
+    mine = str(tmp_path_factory.mktemp("checkpoint") / "last")
+    return hvd.broadcast_object(mine, 0, name=a_name(hvd.global_process_set))
+
+
+@pytest.fixture(autouse=True)
+def sparse_verdict(monkeypatch):
+    """Whatever the times, sparse steps win."""
+    monkeypatch.setattr(tuner, "make_plan", mixed_plan)
+    monkeypatch.setattr(tuner, "MARGIN", -math.inf)
+
+
+def new(compression, optimizer=torch.optim.Adam):
+    torch.manual_seed(1)
+    model = Toy()
+    options = {"optimizer": optimizer(model.parameters(), lr=0.5)}
+    return model, distribute(model, compression, **options)
+
+
+def train(model, optimizer, steps):
+    """Steps whose gradients depend on random numbers, as those of dropout do."""
+    for step in steps:
+        optimizer.zero_grad()
+        gradients = integer_gradients(model, step)
+        model.backward({n: g * torch.randint(0, 2, g.shape) for n, g in gradients.items()})
+        optimizer.step()
+
+
+def assert_equal_residuals(one, other):
+    for name, residual in residuals(one).items():
+        assert torch.equal(residual, residuals(other)[name]), name
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_a_resumed_run_goes_on_bit_for_bit(name, folder):
+    before = CYCLE + 1 if name == "adaptive" else 3
+    model, optimizer = new(COMPRESSIONS[name])
+    train(model, optimizer, range(before))
+    save_checkpoint(folder, model, optimizer, epoch=7)
+    train(model, optimizer, range(before, before + 4))
+
+    twin, resumed = new(COMPRESSIONS[name])
+    train(twin, resumed, range(20, 22))
+    assert load_checkpoint(folder, twin, resumed) == {"epoch": 7}
+    train(twin, resumed, range(before, before + 4))
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert_equal_residuals(optimizer, resumed)
+    if name == "adaptive" and hvd.size() > 1:
+        assert tuning(resumed).stage is Stage.SETTLED
+        assert tuning(resumed) == tuning(optimizer)
+        assert len(stats(resumed).last.buckets) == 1
+
+
+def test_a_later_checkpoint_replaces_the_former_and_leaves_nothing_behind(folder):
+    model, optimizer = new(COMPRESSIONS["lags"])
+    for epoch in range(3):
+        save_checkpoint(folder, model, optimizer, epoch=epoch)
+        train(model, optimizer, [epoch])
+    assert load_checkpoint(folder, model, optimizer) == {"epoch": 2}
+    assert [path.name for path in Path(folder).parent.iterdir()] == ["last"]
+
+
+def test_a_job_that_died_between_two_renames_finds_the_former(folder):
+    model, optimizer = new(COMPRESSIONS["lags"])
+    save_checkpoint(folder, model, optimizer, epoch=1)
+    hvd.barrier()
+    if hvd.rank() == 0:
+        Path(folder).rename(f"{folder}.old")
+    hvd.barrier()
+    assert load_checkpoint(folder, model, optimizer) == {"epoch": 1}
+
+
+def test_where_there_is_none_none_is_loaded(folder):
+    model, optimizer = new(COMPRESSIONS["lags"])
+    assert load_checkpoint(folder, model, optimizer) is None
+
+
+@several_ranks
+def test_the_sum_of_residuals_of_more_ranks_is_spread_and_nothing_is_lost(folder):
+    model, optimizer = new(COMPRESSIONS["gaussiank"])
+    train(model, optimizer, range(5))
+    save_checkpoint(folder, model, optimizer)
+    owed = {name: total(part) for name, part in residuals(optimizer).items()}
+    if hvd.rank() == 0:  # as if there had been twice as many ranks
+        for rank in range(hvd.size()):
+            path = Path(folder) / f"rank-{rank}-of-{hvd.size()}.pt"
+            content = torch.load(path)
+            path.unlink()
+            for twice in (rank, rank + hvd.size()):
+                torch.save(content, Path(folder) / f"rank-{twice}-of-{2 * hvd.size()}.pt")
+    hvd.barrier()
+
+    twin, resumed = new(COMPRESSIONS["gaussiank"])
+    with pytest.raises(CheckpointMismatchError, match='residuals="spread"'):
+        load_checkpoint(folder, twin, resumed)
+    load_checkpoint(folder, twin, resumed, residuals="spread")
+    for name, part in residuals(resumed).items():
+        assert torch.equal(total(part), 2 * owed[name])
+        places = torch.arange(part.numel())[part != 0]
+        assert bool((places % hvd.size() == hvd.rank()).all())
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+    train(twin, resumed, [9])
+    assert stats(resumed).last.density_asked < 0.2  # the warm-up is over
+    assert_same_on_all_ranks(twin.parameters())
+
+
+@several_ranks
+def test_residuals_can_be_given_up(folder):
+    model, optimizer = new(COMPRESSIONS["lags"])
+    train(model, optimizer, range(3))
+    save_checkpoint(folder, model, optimizer)
+    twin, resumed = new(COMPRESSIONS["lags"])
+    load_checkpoint(folder, twin, resumed, residuals="reset")
+    assert not any(part.any() for part in residuals(resumed).values())
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@several_ranks
+@pytest.mark.parametrize("policy", ["own", "spread"])
+def test_a_file_that_is_missing_is_an_error_on_every_rank_and_changes_nothing(policy, folder):
+    model, optimizer = new(COMPRESSIONS["lags"])
+    train(model, optimizer, range(3))
+    save_checkpoint(folder, model, optimizer)
+    if hvd.rank() == 0:
+        (Path(folder) / f"rank-{hvd.size() - 1}-of-{hvd.size()}.pt").unlink()
+    hvd.barrier()
+    twin, resumed = new(COMPRESSIONS["lags"])
+    with pytest.raises(CheckpointMismatchError, match=f"rank-?s? ?\\[?{hvd.size() - 1}"):
+        load_checkpoint(folder, twin, resumed, residuals=policy)
+    assert all(not p.any() for p in twin.parameters())
+
+
+@several_ranks
+def test_a_folder_that_one_rank_cannot_write_is_an_error_on_every_rank(folder):
+    model, optimizer = new(COMPRESSIONS["lags"])
+    mine = "/proc/nowhere/last" if hvd.rank() == 0 else folder
+    with pytest.raises(OSError, match="nowhere"):
+        save_checkpoint(mine, model, optimizer)
+
+
+def test_bad_arguments_are_refused(folder):
+    model, optimizer = new(COMPRESSIONS["lags"])
+    with pytest.raises(InvalidArgumentError, match="own, spread, reset, got 'half'"):
+        load_checkpoint(folder, model, optimizer, residuals="half")
+
+
+def test_an_optimizer_without_sparse_gradients_is_saved_as_well(folder):
+    model, optimizer = new(hvd.Compression.none)
+    train(model, optimizer, range(2))
+    save_checkpoint(folder, model, optimizer, epoch=2)
+    weights = [p.detach().clone() for p in model.parameters()]
+    train(model, optimizer, range(2, 3))
+    assert load_checkpoint(folder, model, optimizer) == {"epoch": 2}
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), weights, strict=True))

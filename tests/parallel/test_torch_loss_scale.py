@@ -1,0 +1,137 @@
+"""Loss scaling: nothing is lost when the scale changes, and all ranks skip a step or none."""
+
+from __future__ import annotations
+
+import math
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+from hvd_sparse import tuner
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.torch import LAGS, GTopK, TopK
+from tests.parallel.test_torch_tuning import CYCLE, mixed_plan
+from tests.parallel.torch_ranks import (
+    Toy,
+    assert_same_on_all_ranks,
+    distribute,
+    integer_gradients,
+    residuals,
+    total,
+)
+
+several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
+PRESETS = {
+    "lags": lambda scaler: LAGS(
+        adaptive=False, density=0.1, min_numel=64, rescale_residual=False, loss_scale=scaler
+    ),
+    "gtopk": lambda scaler: GTopK(density=0.1, min_numel=64, loss_scale=scaler),
+    "adaptive": lambda scaler: LAGS(
+        density=0.1, min_numel=64, rescale_residual=False, loss_scale=scaler
+    ),
+}
+
+
+def new_scaler(**options):
+    return torch.amp.GradScaler("cpu", init_scale=1024.0, **options)
+
+
+def scaled_step(model, optimizer, scaler, gradients, *, clip=None):
+    """As Horovod's users write it."""
+    optimizer.zero_grad()
+    loss = sum((getattr(model, name) * g).sum() for name, g in gradients.items())
+    scaler.scale(loss).backward()
+    optimizer.synchronize()
+    scaler.unscale_(optimizer)
+    if clip is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    with optimizer.skip_synchronize():
+        scaler.step(optimizer)
+    scaler.update()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_nothing_is_lost_while_the_scale_grows(preset, monkeypatch):
+    monkeypatch.setattr(tuner, "make_plan", mixed_plan)
+    monkeypatch.setattr(tuner, "MARGIN", -math.inf)
+    scaler = new_scaler(growth_interval=3)
+    model = Toy()
+    optimizer = distribute(model, PRESETS[preset](scaler))
+    for step in range(CYCLE + 4 if preset == "adaptive" else 8):
+        before = residuals(optimizer)
+        gradients = integer_gradients(model, step)
+        scaled_step(model, optimizer, scaler, gradients)
+        after = residuals(optimizer)
+        for name, p in model.named_parameters():  # whose gradients are unscaled by now
+            kept = total(after[name]) if name in after else 0.0
+            owed = total(gradients[name]) + (total(before[name]) if name in before else 0.0)
+            assert torch.equal(owed, p.grad.double().flatten() + kept), f"step {step}, {name}"
+    assert scaler.get_scale() > 1024
+
+
+@several_ranks
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("place", ["last", "bias"])
+def test_a_bad_gradient_of_one_rank_makes_all_skip_and_back_off(preset, place):
+    scaler = new_scaler(growth_interval=1000)
+    model = Toy()
+    optimizer = distribute(model, PRESETS[preset](scaler))
+    scaled_step(model, optimizer, scaler, integer_gradients(model, 0))
+    weights = [p.detach().clone() for p in model.parameters()]
+    owed = {name: total(part) for name, part in residuals(optimizer).items()}
+    bad = integer_gradients(model, 1)
+    if hvd.rank() == hvd.size() - 1:
+        bad[place].view(-1)[0] = math.inf
+    scaled_step(model, optimizer, scaler, bad)
+    assert scaler.get_scale() == 512
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
+    if preset != "adaptive":  # whose first steps are Horovod's own
+        for name, part in residuals(optimizer).items():
+            finite = torch.where(torch.isfinite(bad[name]), bad[name], 0.0)
+            assert torch.equal(total(part), owed[name] + total(finite))
+    scaled_step(model, optimizer, scaler, integer_gradients(model, 2))
+    assert_same_on_all_ranks(model.parameters())
+    assert not torch.equal(next(model.parameters()), weights[0])
+
+
+@several_ranks
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_accumulation_clipping_and_process_sets_go_with_it(passes, clip, dtype):
+    ranks = hvd.add_process_set(list(range(hvd.size() - 1))) if hvd.size() > 2 else None
+    scaler = new_scaler()
+    model = Toy(dtype=dtype)
+    options = {} if ranks is None else {"process_set": ranks}
+    optimizer = distribute(
+        model, PRESETS["lags"](scaler), backward_passes_per_step=passes, **options
+    )
+    try:
+        for step in range(3):
+            gradients = integer_gradients(model, step)
+            optimizer.zero_grad()
+            for _ in range(passes):
+                loss = sum((getattr(model, n) * g).sum() for n, g in gradients.items())
+                scaler.scale(loss).backward()
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+        if ranks is None or ranks.included():
+            options = {} if ranks is None else {"process_set": ranks}
+            assert_same_on_all_ranks(model.parameters(), **options)
+            assert all(torch.isfinite(p).all() for p in model.parameters())
+    finally:
+        if ranks is not None:
+            hvd.barrier()
+            hvd.remove_process_set(ranks)
+
+
+def test_what_is_no_scaler_is_refused_and_scalers_do_not_make_ranks_differ():
+    with pytest.raises(InvalidArgumentError, match="loss_scale must have get_scale"):
+        TopK(loss_scale=1024.0)
+    assert repr(TopK(loss_scale=new_scaler())) == "TopK(density=0.001, loss_scale=GradScaler)"

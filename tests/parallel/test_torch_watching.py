@@ -1,0 +1,65 @@
+"""watch() and summary(): what a step cost, told to whoever asks."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.torch import GTopK, stats, summary, watch
+from tests.parallel.torch_ranks import Toy, distribute, integer_gradients, residuals
+
+several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
+COMPRESSION = GTopK(density=0.1, min_numel=64)
+
+
+def train(model, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, step))
+        optimizer.step()
+
+
+@several_ranks
+def test_every_so_many_steps_are_told_with_their_numbers():
+    model = Toy()
+    optimizer = distribute(model, COMPRESSION)
+    told = []
+    watch(optimizer, lambda metrics, step: told.append((step, metrics)), every=2, norms=True)
+    train(model, optimizer, range(5))
+    assert [step for step, _ in told] == [0, 2, 4]
+    last = told[-1][1]
+    assert last["sparse"] == 1
+    assert last["bytes_sent"] == stats(optimizer).last.bytes_sent
+    left = torch.cat(list(residuals(optimizer).values()))
+    assert last["residual_norm"] == pytest.approx(float(left.norm()))
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()]).double()
+    ratio = float(left.norm() / gradient.norm())
+    assert last["residual_over_gradient"] == pytest.approx(ratio)
+
+
+@several_ranks
+def test_the_summary_counts_all_steps():
+    model = Toy()
+    optimizer = distribute(model, COMPRESSION)
+    assert summary(optimizer) == "no step was exchanged"
+    train(model, optimizer, range(3))
+    assert summary(optimizer).startswith("3 steps, 3 of them sparse: ")
+
+
+def test_one_rank_may_watch_too():
+    optimizer = distribute(Toy(), COMPRESSION)
+    watch(optimizer, lambda metrics, step: None)
+    if hvd.size() == 1:
+        assert "nobody" in summary(optimizer)
+
+
+def test_bad_arguments_are_refused():
+    optimizer = distribute(Toy(), COMPRESSION)
+    with pytest.raises(InvalidArgumentError, match="every must"):
+        watch(optimizer, lambda metrics, step: None, every=0)
+    with pytest.raises(InvalidArgumentError, match="got str"):
+        watch(optimizer, "runs")
+    with pytest.raises(InvalidArgumentError, match="does not come from"):
+        watch(torch.optim.SGD(Toy().parameters(), lr=1.0), lambda metrics, step: None)
