@@ -30,6 +30,9 @@ MAX_MESSAGE_BYTES = 1 << 30
 # Which thread selects. See docs/performance.md for the measurement behind the default.
 DEFAULT_SELECT_ON = "caller"
 
+# In what csrc/comm/patience.cc says, on the rank itself and by way of the lifeline on all others.
+_GAVE_UP = "gave up waiting"
+
 _tags = itertools.count(1)
 
 
@@ -416,6 +419,7 @@ class Exchange:
 
 
 def _noted(error: HvdSparseError) -> HvdSparseError:
-    if isinstance(error, PeerLostError | ExchangeTimeoutError):
+    # A rank that has given up leaves without finalizing MPI: to the others it is lost, too.
+    if isinstance(error, PeerLostError | ExchangeTimeoutError) or _GAVE_UP in str(error):
         lifecycle.note_peer_lost()
     return error
