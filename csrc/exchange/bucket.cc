@@ -236,9 +236,7 @@ void Bucket::Scatter(Range range, Span<float> residual, int owners, const Kernel
 
 void Bucket::PutBack(const Kernels& kernels) {
   if (node_ != nullptr) return;  // nothing has left the residual
-  for (auto entry = rounded_.rbegin(); entry != rounded_.rend(); ++entry) {
-    launch_.residual[entry->first] = entry->second;
-  }
+  kernels.Restore(rounded_, launch_.residual);
   rounded_.clear();
   kernels.PutBack(selected_, 0, selected_.count(), launch_.residual);
 }

@@ -9,7 +9,11 @@
 
 #include <cstdint>  // also tells whether the C library is glibc
 
+#ifdef __CUDACC__  // what is inline here serves csrc/cuda/, too
+#define HVD_SPARSE_INLINE __host__ __device__ inline __attribute__((always_inline))
+#else
 #define HVD_SPARSE_INLINE inline __attribute__((always_inline))
+#endif
 
 // The loader chooses before a sanitizer's runtime is ready, which crashes; only glibc can choose.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)

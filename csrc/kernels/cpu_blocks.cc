@@ -257,4 +257,8 @@ void AddErrors(Span<const std::pair<Index, float>> errors, Span<float> residual,
   }
 }
 
+void Restore(Span<const std::pair<Index, float>> undo, Span<float> residual) {
+  for (std::int64_t n = undo.size - 1; n >= 0; --n) residual[undo[n].first] = undo[n].second;
+}
+
 }  // namespace hvd_sparse::cpu

@@ -23,6 +23,8 @@ void Settle(const SparseBlock& selected, const SparseBlock& reduced, Span<float>
 void AddErrors(Span<const std::pair<Index, float>> errors, Span<float> residual,
                std::vector<std::pair<Index, float>>* undo);
 
+void Restore(Span<const std::pair<Index, float>> undo, Span<float> residual);
+
 /// The first entry of a block at or behind a position.
 std::int64_t LowerBound(const SparseBlock& block, Index position);
 

@@ -78,6 +78,10 @@ class CpuKernelsImpl final : public Kernels {
     cpu::AddErrors(errors, residual, undo);
   }
 
+  void Restore(Span<const std::pair<Index, float>> undo, Span<float> residual) const override {
+    cpu::Restore(undo, residual);
+  }
+
   std::int64_t Scatter(const SparseBlock& reduced, float scale, Index offset, GradView grad,
                        Span<float> residual, std::vector<std::pair<Index, float>>* undo,
                        float loss_scale) const override {

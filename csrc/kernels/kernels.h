@@ -1,16 +1,22 @@
 /// The vocabulary of device work: everything that touches gradient memory, and nothing else.
 ///
-/// One implementation per device; so far csrc/kernels/cpu_kernels.cc. Every call is deterministic:
-/// the same input gives the same bits, whatever the instruction set. Entries of a block are in
-/// ascending index order; ties in magnitude go to the lower index.
+/// One implementation per device: csrc/kernels/cpu_kernels.cc and csrc/cuda/cuda_kernels.cc; which
+/// of them serves a device is said in kernels_for.h. Every call is deterministic: the same input
+/// gives the same bits, whatever the instruction set. Entries of a block are in ascending index
+/// order; ties in magnitude go to the lower index.
+///
+/// Residuals and gradients lie on the device of the kernels. Blocks, and whatever else is passed or
+/// returned, lie in the memory of the CPU.
 
 #ifndef HVD_SPARSE_KERNELS_KERNELS_H_
 #define HVD_SPARSE_KERNELS_KERNELS_H_
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
+#include "csrc/base/device.h"
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
 
@@ -46,6 +52,12 @@ struct Feedback {
   float decay = 1;
   float scale = 1;
   Span<float> residual;  ///< of the same length
+};
+
+/// A point in the work that a device has been given; see Kernels::EndOf.
+class Mark {
+ public:
+  virtual ~Mark() = default;
 };
 
 /// Taking moves entries from a residual to a block that is being written: the block gains
@@ -92,6 +104,9 @@ class Kernels {
   virtual void Sample(const Feedback& feedback, std::int64_t count, std::uint64_t seed,
                       std::vector<float>* sample) const = 0;
 
+  /// The kernels of what Sample returns, which lies in the memory of the CPU.
+  virtual const Kernels& OfSamples() const { return *this; }
+
   /// Writes the union of two finished blocks into `out` (reset by the callee to the capacity it
   /// needs, finished on return); values at equal indices are added.
   ///
@@ -121,6 +136,10 @@ class Kernels {
   virtual void AddErrors(Span<const std::pair<Index, float>> errors, Span<float> residual,
                          std::vector<std::pair<Index, float>>* undo) const = 0;
 
+  /// Undoes AddErrors and Scatter: residual[i] = value for every (i, value) that they appended, the
+  /// last one first.
+  virtual void Restore(Span<const std::pair<Index, float>> undo, Span<float> residual) const = 0;
+
   /// Writes the part of `reduced` inside [offset, offset + grad.numel) into a gradient:
   /// grad = 0, then grad[i - offset] = scale * value.
   ///
@@ -129,9 +148,27 @@ class Kernels {
   /// `undo` as (i, value). The law wants loss_scale = 1 / (scale * ranks), since every rank returns
   /// its share: 1 where `scale` averages, 1 / ranks where it sums. Returns how many written values
   /// are not finite. `residual` is the part that belongs to the gradient.
+  ///
+  /// Alone among all calls, this one may leave the gradient to be written later: see EndOfOwn.
   virtual std::int64_t Scatter(const SparseBlock& reduced, float scale, Index offset, GradView grad,
                                Span<float> residual, std::vector<std::pair<Index, float>>* undo,
                                float loss_scale = 1.0f) const = 0;
+
+  // ---- Order between these calls and a framework's stream ---------------------------------------
+
+  /// The end of all work that a stream has been given so far; null where there is nothing to wait
+  /// for.
+  virtual std::shared_ptr<const Mark> EndOf(StreamHandle /*stream*/) const { return nullptr; }
+
+  /// The end of what this thread's calls have given the device so far.
+  virtual std::shared_ptr<const Mark> EndOfOwn() const { return nullptr; }
+
+  /// Work of this thread's calls from now on begins after `mark`; a null one is no wait. For
+  /// threads of the exchange: their current device becomes that of these kernels.
+  virtual void Follow(const Mark* /*mark*/) const {}
+
+  /// Work that `stream` is given from now on begins after `mark`; a null one is no wait.
+  virtual void LetFollow(StreamHandle /*stream*/, const Mark* /*mark*/) const {}
 };
 
 /// The kernels of the CPU.

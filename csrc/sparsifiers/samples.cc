@@ -41,7 +41,7 @@ float SampledThreshold(Span<const float> sample, std::int64_t k, const Selection
   const double share = static_cast<double>(sample.size) / static_cast<double>(selection.size());
   const auto rank = std::llround(static_cast<double>(k) * share);
   const TopKCut cut =
-      selection.kernels().FindTopK(sample, std::clamp<std::int64_t>(rank, 1, sample.size));
+      selection.sample_kernels().FindTopK(sample, std::clamp<std::int64_t>(rank, 1, sample.size));
   return std::nextafter(cut.magnitude, 0.0f);  // that entry exceeds it, too
 }
 

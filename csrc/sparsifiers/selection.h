@@ -27,7 +27,9 @@ class Selection {
   std::int64_t size() const { return residual_.size; }
   Index offset() const { return offset_; }
   std::int64_t room() const { return room_; }
-  const Kernels& kernels() const { return kernels_; }
+
+  /// For what Sample returns.
+  const Kernels& sample_kernels() const { return kernels_.OfSamples(); }
 
   /// Entries of the gradients that were not finite. Valid once error feedback is done.
   std::int64_t not_finite() const { return not_finite_; }

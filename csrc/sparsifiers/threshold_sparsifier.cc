@@ -58,7 +58,7 @@ bool SearchAndTake(std::int64_t k, Selection* selection, float* threshold) {
 
 int SearchOnSample(std::int64_t k, const Selection& selection, ThresholdSearch* search) {
   const Span<const float> sample = SampleWith(kHits, k, selection);
-  const Moments moments = selection.kernels().ComputeMoments(sample);
+  const Moments moments = selection.sample_kernels().ComputeMoments(sample);
   search->Seed(moments);
   const double share = static_cast<double>(sample.size) / static_cast<double>(selection.size());
   const auto sample_k = std::llround(static_cast<double>(k) * share);
@@ -68,7 +68,7 @@ int SearchOnSample(std::int64_t k, const Selection& selection, ThresholdSearch* 
   ThresholdSearch on_sample(sample_k - slack, sample_k, sample_k + slack, sample.size);
   on_sample.Seed(moments);
   float threshold = on_sample.Next();
-  while (!on_sample.Learn(threshold, selection.kernels().CountAbove(sample, threshold)) &&
+  while (!on_sample.Learn(threshold, selection.sample_kernels().CountAbove(sample, threshold)) &&
          !on_sample.Exhausted()) {
     threshold = on_sample.Next();
   }

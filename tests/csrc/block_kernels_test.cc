@@ -229,7 +229,7 @@ TEST(AddErrors, AddsInOrderAndTellsWhatWasThereBefore) {
   CpuKernels().AddErrors(errors, residual, &undo);
   EXPECT_EQ(residual, (std::vector<float>{9, 2, 3, 28}));
   EXPECT_EQ(undo, (std::vector<std::pair<Index, float>>{{7, 7}, {0, 1}, {3, 4}, {3, 12}}));
-  for (std::size_t i = undo.size() - 1; i > 0; --i) residual[undo[i].first] = undo[i].second;
+  CpuKernels().Restore(Span<const std::pair<Index, float>>(undo).Sub(1, 3), residual);
   EXPECT_EQ(residual, before);
 }
 

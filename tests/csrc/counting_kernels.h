@@ -81,6 +81,9 @@ class CountingKernels final : public Kernels {
                  std::vector<std::pair<Index, float>>* undo) const override {
     cpu_.AddErrors(errors, residual, undo);
   }
+  void Restore(Span<const std::pair<Index, float>> undo, Span<float> residual) const override {
+    cpu_.Restore(undo, residual);
+  }
   std::int64_t Scatter(const SparseBlock& reduced, float scale, Index offset, GradView grad,
                        Span<float> residual, std::vector<std::pair<Index, float>>* undo,
                        float loss_scale) const override {

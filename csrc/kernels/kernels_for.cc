@@ -1,0 +1,36 @@
+#include "csrc/kernels/kernels_for.h"
+
+#include "csrc/base/error.h"
+#ifdef HVD_SPARSE_WITH_CUDA
+#include "csrc/cuda/cuda_kernels.h"
+#endif
+
+namespace hvd_sparse {
+
+#ifdef HVD_SPARSE_WITH_CUDA
+
+const Kernels& KernelsFor(Device device) {
+  return device.IsCpu() ? CpuKernels() : CudaKernels(device.index);
+}
+
+bool BuiltWithCuda() { return true; }
+
+std::vector<std::string> CudaDeviceNames() { return cuda::DeviceNames(); }
+
+#else
+
+const Kernels& KernelsFor(Device device) {
+  if (device.IsCpu()) return CpuKernels();
+  Throw(ErrorKind::kUnavailable, "this build of hvd_sparse has no CUDA, and gradients on ",
+        device.Name(), " need it: build it with HVD_SPARSE_WITH_CUDA=1");
+}
+
+bool BuiltWithCuda() { return false; }
+
+std::vector<std::string> CudaDeviceNames() {
+  Throw(ErrorKind::kUnavailable, "this build of hvd_sparse has no CUDA");
+}
+
+#endif
+
+}  // namespace hvd_sparse
