@@ -186,6 +186,7 @@ class Exchange:
         slack: float = 1.0,
         packed: bool = False,
         wire_dtype: str = "float32",
+        device: str = "cpu",
     ) -> int:
         """Adds a bucket; in the same order on every rank.
 
@@ -203,13 +204,16 @@ class Exchange:
                 that is smaller; the same on every rank, as is `wire_dtype`.
             wire_dtype: Type in which values travel: "float32", "float16" or "bfloat16". What
                 rounding takes from a delivered value stays in a residual.
+            device: Where gradients and residual lie: "cpu", or "cuda:0" and the like.
 
         Returns:
             The bucket's number, for `start`.
 
         Raises:
+            UnavailableError: This build, or this machine, cannot serve `device`.
             InvalidArgumentError: The numbers do not fit together, or a name is unknown; or
-                `collective` is "hierarchical", and `local_size` None; on all ranks alike.
+                `collective` is "hierarchical", and `local_size` None, or `device` not the CPU; on
+                all ranks alike.
         """
         bucket = self._open.add_bucket(
             name,
@@ -222,6 +226,7 @@ class Exchange:
             slack=slack,
             packed=packed,
             wire_dtype=wire_dtype,
+            device=device,
         )
         self._names[bucket] = name
         if self.timeline is not None:
@@ -252,6 +257,7 @@ class Exchange:
         decays: Sequence[float],
         scale: float = 1.0,
         output_scale: float = 1.0,
+        stream: int = 0,
     ) -> int:
         """Accumulates, selects and hands the bucket to the exchange's thread; does not wait for it.
 
@@ -268,6 +274,8 @@ class Exchange:
             decays: Of the residual, per gradient.
             scale: Of the gradients.
             output_scale: Of the sum.
+            stream: Of a device: the stream (a cudaStream_t, as a number) that has been given what
+                writes the gradients. They are read after that, and nobody waits here.
 
         Returns:
             A handle for `wait`.
@@ -286,13 +294,18 @@ class Exchange:
                 decays=list(decays),
                 scale=scale,
                 output_scale=output_scale,
+                stream=stream,
             )
         except HvdSparseError as error:
             raise _noted(error) from None
         return bucket
 
-    def wait(self, handle: int) -> BucketStats:
+    def wait(self, handle: int, *, stream: int = 0) -> BucketStats:
         """Waits until the bucket's gradients have been written.
+
+        Args:
+            handle: From `start`.
+            stream: Of a device: what this stream is given from now on finds them written.
 
         Raises:
             ExchangeFailedError: The exchange has ended; the residuals keep what was not applied.
@@ -300,7 +313,7 @@ class Exchange:
         if self.timeline is not None:
             self.timeline.wait_begins(handle)
         try:
-            self._open.wait(handle)
+            self._open.wait(handle, stream=stream)
         except HvdSparseError as error:
             raise _noted(error) from None
         finally:

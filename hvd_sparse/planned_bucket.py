@@ -10,7 +10,11 @@ from hvd_sparse.sparsifiers import as_sparsifier
 
 
 def add_planned_bucket(
-    exchange: Exchange, layout: Bucket, choice: plan.BucketChoice, compression: Compression
+    exchange: Exchange,
+    layout: Bucket,
+    choice: plan.BucketChoice,
+    compression: Compression,
+    device: str = "cpu",
 ) -> int:
     """Adds a bucket; in the same order on every rank.
 
@@ -19,6 +23,7 @@ def add_planned_bucket(
         layout: Names and sizes of its layers.
         choice: Densities, collective and wire format.
         compression: What the user asked for: all else.
+        device: Where its gradients lie.
 
     Returns:
         Its number in the exchange.
@@ -36,4 +41,5 @@ def add_planned_bucket(
         slack=compression.slack,
         packed=choice.wire == "packed",
         wire_dtype=compression.values,
+        device=device,
     )

@@ -8,6 +8,7 @@
 #include <string>
 #include <tuple>
 
+#include "csrc/base/device.h"
 #include "csrc/base/error.h"
 #include "csrc/base/types.h"
 #include "csrc/sparsifiers/sparsifier.h"
@@ -45,6 +46,17 @@ inline Span<SelectionState> StatesOf(const PyBuffer& buffer) {
   Require(floats.size % kFields == 0, "states must hold ", kFields, " numbers per segment, got ",
           floats.size);
   return {reinterpret_cast<SelectionState*>(floats.data), floats.size / kFields};
+}
+
+/// "cpu", or "cuda:" and a number.
+inline Device DeviceFrom(const std::string& name) {
+  if (name == "cpu") return {};
+  constexpr std::size_t kPrefix = 5;
+  const std::string number = name.size() > kPrefix ? name.substr(kPrefix) : "";
+  Require(name.rfind("cuda:", 0) == 0 && !number.empty() && number.size() < 4 &&
+              number.find_first_not_of("0123456789") == std::string::npos,
+          "device must be 'cpu', or 'cuda:' and a number, got '", name, "'");
+  return {DeviceType::kCuda, std::stoi(number)};
 }
 
 inline DType WireDTypeFrom(const std::string& name) {

@@ -24,11 +24,11 @@ namespace hvd_sparse {
 namespace {
 
 /// Waits with the GIL released, in slices, so that Ctrl-C is answered.
-void Wait(Exchange& exchange, int bucket) {
+void Wait(Exchange& exchange, int bucket, StreamHandle stream) {
   for (;;) {
     {
       const py::gil_scoped_release release;  // peers may be threads of this interpreter
-      if (exchange.Wait(bucket, 0.1)) return;
+      if (exchange.Wait(bucket, 0.1, stream)) return;
     }
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
@@ -36,7 +36,7 @@ void Wait(Exchange& exchange, int bucket) {
 
 void Start(Exchange& exchange, int bucket, const std::vector<PyBuffer>& gradients,
            const PyBuffer& residual, const PyBuffer& states, std::vector<std::int64_t> ks,
-           std::vector<float> decays, float scale, float output_scale) {
+           std::vector<float> decays, float scale, float output_scale, StreamHandle stream) {
   Launch launch;
   for (const PyBuffer& gradient : gradients) launch.gradients.push_back(ViewOf(gradient));
   launch.residual = FloatsOf(residual, "residual");
@@ -45,6 +45,7 @@ void Start(Exchange& exchange, int bucket, const std::vector<PyBuffer>& gradient
   launch.decays = std::move(decays);
   launch.scale = scale;
   launch.output_scale = output_scale;
+  launch.stream = stream;
   const py::gil_scoped_release release;
   exchange.Start(bucket, std::move(launch));
 }
@@ -130,7 +131,7 @@ void BindExchange(py::module_& m) {
           [](Exchange& self, std::string name, std::vector<std::int64_t> gradient_numels,
              std::vector<std::int64_t> segment_numels, std::vector<std::int64_t> max_ks,
              std::string sparsifier, SparsifierOptions sparsifier_options, std::string collective,
-             double slack, bool packed, const std::string& wire_dtype) {
+             double slack, bool packed, const std::string& wire_dtype, const std::string& device) {
             return self.AddBucket({std::move(name),
                                    std::move(gradient_numels),
                                    std::move(segment_numels),
@@ -139,18 +140,20 @@ void BindExchange(py::module_& m) {
                                    std::move(sparsifier_options),
                                    std::move(collective),
                                    {slack},
-                                   {packed, WireDTypeFrom(wire_dtype)}});
+                                   {packed, WireDTypeFrom(wire_dtype)},
+                                   DeviceFrom(device)});
           },
           py::arg("name"), py::kw_only(), py::arg("gradient_numels"), py::arg("segment_numels"),
           py::arg("max_ks"), py::arg("sparsifier"), py::arg("sparsifier_options"),
-          py::arg("collective"), py::arg("slack"), py::arg("packed"), py::arg("wire_dtype"))
+          py::arg("collective"), py::arg("slack"), py::arg("packed"), py::arg("wire_dtype"),
+          py::arg("device") = "cpu")
       .def_property_readonly("local_size",
                              [](const Exchange& self) { return self.nodes().LocalSize(); })
       .def("clear_buckets", &Exchange::ClearBuckets)
       .def("start", &Start, py::arg("bucket"), py::arg("gradients"), py::kw_only(),
            py::arg("residual"), py::arg("states"), py::arg("ks"), py::arg("decays"),
-           py::arg("scale"), py::arg("output_scale"))
-      .def("wait", &Wait, py::arg("bucket"))
+           py::arg("scale"), py::arg("output_scale"), py::arg("stream") = 0)
+      .def("wait", &Wait, py::arg("bucket"), py::kw_only(), py::arg("stream") = 0)
       .def("stats", &Exchange::Stats, py::arg("bucket"))
       .def("commit", &Exchange::Commit, py::arg("refuse"), py::call_guard<py::gil_scoped_release>())
       .def("swap", &Exchange::Swap, py::arg("peer"), py::arg("bytes"), py::arg("repetitions"),

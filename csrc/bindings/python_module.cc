@@ -15,6 +15,7 @@
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/kernels/kernels.h"
+#include "csrc/kernels/kernels_for.h"
 #include "csrc/kernels/parallel.h"
 #include "csrc/sparsifiers/sparsifier.h"
 #ifdef HVD_SPARSE_WITH_MPI
@@ -67,6 +68,8 @@ void BindEnvironment(py::module_& m) {
 #else
   m.attr("with_openmp") = false;
 #endif
+  m.attr("with_cuda") = BuiltWithCuda();
+  m.def("cuda_devices", &CudaDeviceNames);
   m.def("set_threads", &SetKernelThreads, py::arg("threads"));
   m.def("threads", &KernelThreads);
   m.def("sparsifiers", &SparsifierNames);

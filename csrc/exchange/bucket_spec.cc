@@ -32,6 +32,9 @@ void CheckSpec(const BucketSpec& spec) {
           "': ", spec.max_ks.size(), " values of k for ", spec.segment_numels.size(), " segments");
   Require(spec.wire.values != DType::kFloat64, "bucket '", spec.name,
           "': wire_dtype must be one of float32, float16, bfloat16; got 'float64'");
+  Require(spec.device.IsCpu() || !FindCollective(spec.collective).SumsNodesFirst(), "bucket '",
+          spec.name, "': collective '", spec.collective,
+          "' adds up residuals on the CPU, and takes none on ", spec.device.Name());
   for (std::size_t s = 0; s < spec.max_ks.size(); ++s) {
     const std::int64_t k = spec.max_ks[s], numel = spec.segment_numels[s];
     Require(numel >= 0, "bucket '", spec.name, "': numel must be >= 0, got ", numel);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "csrc/base/device.h"
 #include "csrc/base/types.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/sparsifiers/sparsifier.h"
@@ -25,6 +26,7 @@ struct BucketSpec {
   std::string collective;
   CollectiveOptions collective_options = {};
   WireFormat wire = {};
+  Device device = {};  ///< of the gradients and the residual
 
   std::int64_t Numel() const;
 };
@@ -38,6 +40,7 @@ struct Launch {
   std::vector<float> decays;        ///< of the residual, one per gradient
   float scale = 1;                  ///< of the gradient, when it joins the residual
   float output_scale = 1;           ///< of the sum, when it becomes the gradient
+  StreamHandle stream = 0;          ///< of a device: has been given what writes the gradients
 };
 
 /// Throws InvalidArgument if the numbers do not fit together.

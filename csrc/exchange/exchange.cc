@@ -8,6 +8,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/exchange/swap.h"
+#include "csrc/kernels/kernels_for.h"
 
 namespace hvd_sparse {
 namespace {
@@ -27,7 +28,6 @@ void LeaveToMpi(std::vector<T>* memory) {
 Exchange::Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on, Nodes nodes)
     : comm_(std::move(comm)),
       nodes_(std::move(nodes)),
-      kernels_(CpuKernels()),
       exchanger_(std::make_unique<Worker>()),
       selector_(select_on == SelectOn::kEngine ? std::make_unique<Worker>() : nullptr) {}
 
@@ -60,6 +60,10 @@ int Exchange::AddBucket(BucketSpec spec) {
   if (FindCollective(spec.collective).SumsNodesFirst()) place = nodes_.PlaceOf(Rank());
   auto slot = std::make_unique<Slot>();
   slot->bucket = std::make_unique<Bucket>(id, std::move(spec), place);
+  const Device device = slot->bucket->spec().device;
+  slot->kernels = &KernelsFor(device);
+  // From now on it serves all buckets, so that they stay in order.
+  if (!device.IsCpu() && selector_ == nullptr) selector_ = std::make_unique<Worker>();
   slots_.push_back(std::move(slot));
   return id;
 }
@@ -77,22 +81,41 @@ void Exchange::ClearBuckets() {
 void Exchange::Start(int id, Launch launch) {
   Check();
   Bucket* bucket = nullptr;
+  const Kernels* kernels = nullptr;
+  std::shared_ptr<const Mark> ready;
   {
     const std::lock_guard lock(mutex_);
     Slot& slot = SlotOf(id);
     bucket = slot.bucket.get();
+    kernels = slot.kernels;
     bucket->Validate(launch);
     Require(!swapping_, "bucket '", bucket->spec().name, "' was started during a swap");
     Require(slot.state == State::kIdle, "bucket '", bucket->spec().name,
             "' was started twice in one step");
+    ready = kernels->EndOf(launch.stream);
     slot.state = State::kStarted;
     slot.selected = false;
+    slot.stream = launch.stream;
+    slot.written.reset();
     ++in_flight_;
   }
 
-  auto reduce = [this, id, bucket] { Run(id, [&] { bucket->Reduce(*comm_, kernels_); }, true); };
-  auto select = [this, id, bucket](Launch&& now) {
-    Run(id, [&] { bucket->Select(std::move(now), comm_->Rank(), kernels_); }, false);
+  auto reduce = [this, id, bucket, kernels, ready] {
+    const auto work = [&] {
+      kernels->Follow(ready.get());
+      bucket->Reduce(*comm_, *kernels);
+      auto written = kernels->EndOfOwn();
+      const std::lock_guard lock(mutex_);
+      SlotOf(id).written = std::move(written);
+    };
+    Run(id, work, true);
+  };
+  auto select = [this, id, bucket, kernels, ready](Launch&& now) {
+    const auto work = [&] {
+      kernels->Follow(ready.get());
+      bucket->Select(std::move(now), comm_->Rank(), *kernels);
+    };
+    Run(id, work, false);
   };
   if (selector_ == nullptr) {
     select(std::move(launch));
@@ -135,7 +158,7 @@ void Exchange::Run(int id, const std::function<void()>& work, bool last) {
   arrived_.notify_all();
 }
 
-bool Exchange::Wait(int id, double seconds) {
+bool Exchange::Wait(int id, double seconds, StreamHandle stream) {
   std::unique_lock lock(mutex_);
   Slot& slot = SlotOf(id);
   Require(slot.state != State::kIdle, "bucket '", slot.bucket->spec().name,
@@ -147,6 +170,7 @@ bool Exchange::Wait(int id, double seconds) {
     lock.unlock();
     ThrowEnded();
   }
+  if (in_time) slot.kernels->LetFollow(stream, slot.written.get());
   return in_time;
 }
 
@@ -182,8 +206,11 @@ void Exchange::Commit(const std::string& refuse) {
     }
     if (why.empty()) why = refuse;
     for (auto& slot : slots_) {
-      if (slot->selected) why.empty() ? slot->bucket->Commit() : slot->bucket->PutBack(kernels_);
+      if (slot->selected) {
+        why.empty() ? slot->bucket->Commit() : slot->bucket->PutBack(*slot->kernels);
+      }
       slot->selected = false;
+      slot->written.reset();
       slot->state = State::kIdle;
     }
   }
@@ -257,7 +284,12 @@ void Exchange::PutBackAll() {
   if (put_back_ || in_flight_ > 0) return;
   put_back_ = true;
   for (auto& slot : slots_) {
-    if (slot->selected) slot->bucket->PutBack(kernels_);
+    try {
+      slot->kernels->LetFollow(slot->stream, slot->written.get());
+      if (slot->selected) slot->bucket->PutBack(*slot->kernels);
+    } catch (const Error&) {
+      // The device has failed; what ended the exchange says more.
+    }
     slot->selected = false;
     slot->state = State::kIdle;
   }

@@ -29,7 +29,8 @@
 
 namespace hvd_sparse {
 
-/// Which thread accumulates and selects.
+/// Which thread accumulates and selects. For gradients on a device it is always the engine's: it
+/// waits for the device, and the caller has yet to give the device its work.
 enum class SelectOn {
   kCaller,  ///< the one that calls Start
   kEngine,  ///< one of the exchange's own, beside the one that communicates
@@ -49,7 +50,7 @@ class Exchange {
   /// Adds a bucket and returns its number, which is also its handle. Same order on every rank.
   ///
   /// Throws InvalidArgument if the numbers do not fit together, or the ranks do not lie on their
-  /// nodes as the collective wants them to.
+  /// nodes as the collective wants them to; Unavailable if there are no kernels for its device.
   int AddBucket(BucketSpec spec);
 
   /// Forgets all buckets, between two steps; on every rank alike. Numbers are not used again, so
@@ -60,7 +61,10 @@ class Exchange {
 
   /// Waits at most `seconds`; returns whether the bucket has arrived. Throws what ended the
   /// exchange.
-  bool Wait(int bucket, double seconds);
+  ///
+  /// Gradients on a device may be written a little later. Work that `stream` is given from now on
+  /// begins after that.
+  bool Wait(int bucket, double seconds, StreamHandle stream = 0);
 
   const BucketStats& Stats(int bucket) const;
 
@@ -87,8 +91,13 @@ class Exchange {
   enum class State { kIdle, kStarted, kArrived };
   struct Slot {
     std::unique_ptr<Bucket> bucket;
+    const Kernels* kernels = nullptr;  // of the bucket's device
     State state = State::kIdle;
     bool selected = false;  // its entries of this step have left the residual
+
+    // Of a device: what the caller's stream has to wait for, since the memory belongs to it again.
+    StreamHandle stream = 0;
+    std::shared_ptr<const Mark> written;
   };
 
   Slot& SlotOf(int bucket);
@@ -99,7 +108,6 @@ class Exchange {
 
   std::unique_ptr<Communicator> comm_;
   const Nodes nodes_;
-  const Kernels& kernels_;
 
   mutable std::mutex mutex_;
   std::condition_variable arrived_;
@@ -112,7 +120,7 @@ class Exchange {
   bool put_back_ = false;
 
   std::unique_ptr<Worker> exchanger_;
-  std::unique_ptr<Worker> selector_;  // none: the caller selects
+  std::unique_ptr<Worker> selector_;  // none so far: the caller selects
 };
 
 }  // namespace hvd_sparse
