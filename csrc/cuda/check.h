@@ -1,0 +1,30 @@
+/// Turns errors of CUDA's runtime into exceptions.
+
+#ifndef HVD_SPARSE_CUDA_CHECK_H_
+#define HVD_SPARSE_CUDA_CHECK_H_
+
+#include <cuda_runtime_api.h>
+
+#include "csrc/base/error.h"
+
+namespace hvd_sparse::cuda {
+
+/// Throws unless a call succeeded; `what` was attempted. Unavailable where there is no device or no
+/// driver for this runtime, else ExchangeFailed: after an error in a kernel the device is of no use
+/// to this process any more.
+inline void Check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();  // forgets it: it has been told
+  const bool absent = status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver ||
+                      status == cudaErrorSystemDriverMismatch || status == cudaErrorInvalidDevice ||
+                      status == cudaErrorNoKernelImageForDevice;
+  Throw(absent ? ErrorKind::kUnavailable : ErrorKind::kExchangeFailed, "CUDA could not ", what,
+        ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), ")");
+}
+
+/// Throws if the kernel that was just launched could not be; call it right after the launch.
+inline void CheckLaunch(const char* what) { Check(cudaGetLastError(), what); }
+
+}  // namespace hvd_sparse::cuda
+
+#endif  // HVD_SPARSE_CUDA_CHECK_H_
