@@ -1,0 +1,162 @@
+/// How kernels read and write gradients and residuals, and the arithmetic of error feedback.
+///
+/// The results have the bits of csrc/kernels/cpu_accumulate.cc: every operation is rounded by
+/// itself (intrinsics, which the compiler never fuses), and narrow types are widened by the same
+/// code.
+
+#ifndef HVD_SPARSE_CUDA_ENTRIES_CUH_
+#define HVD_SPARSE_CUDA_ENTRIES_CUH_
+
+#include <cfloat>
+#include <cstdint>
+
+#include "csrc/base/error.h"
+#include "csrc/kernels/half.h"
+#include "csrc/kernels/kernels.h"
+
+namespace hvd_sparse::cuda {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ inline bool IsFinite(float x) { return fabsf(x) <= FLT_MAX; }
+
+/// The bits of |x|, which order like the magnitudes; those of 0 for NaN, which is never selected.
+__device__ inline std::uint32_t Magnitude(float x) {
+  const std::uint32_t bits = FloatBits(x) & 0x7fffffffu;
+  return bits > 0x7f800000u ? 0 : bits;
+}
+
+// ---- Four neighbours at a time ------------------------------------------------------------------
+
+/// Neighbouring elements, which one instruction (for double: two) loads and stores.
+template <typename T>
+struct alignas(sizeof(T) < 4 ? 8 : 16) Four {
+  T at[4];
+};
+
+template <typename T>
+bool IsAligned(const T* memory) {
+  return reinterpret_cast<std::uintptr_t>(memory) % alignof(Four<T>) == 0;
+}
+
+/// Loads the elements from `from` on, `left` of which there are; the others are zero.
+template <typename T>
+__device__ Four<T> LoadFour(const T* from, std::int64_t left, bool is_aligned) {
+  if (is_aligned && left >= 4) return *reinterpret_cast<const Four<T>*>(from);
+  Four<T> four = {};
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (j < left) four.at[j] = from[j];
+  }
+  return four;
+}
+
+template <typename T>
+__device__ void StoreFour(const Four<T>& four, std::int64_t left, bool is_aligned, T* to) {
+  if (is_aligned && left >= 4) {
+    *reinterpret_cast<Four<T>*>(to) = four;
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (j < left) to[j] = four.at[j];
+  }
+}
+
+// ---- What a pass makes of the residual ----------------------------------------------------------
+
+/// Nothing: the gradient has joined it before.
+struct AsItIs {
+  static constexpr bool kChanges = false;
+
+  __device__ float Join(std::int64_t /*i*/, float before, unsigned* /*bad*/) const {
+    return before;
+  }
+  __device__ Four<float> JoinFour(std::int64_t /*i*/, std::int64_t /*left*/,
+                                  const Four<float>& before, unsigned* /*bad*/) const {
+    return before;
+  }
+};
+
+/// residual = decay * residual + scale * gradient, as Feedback describes it. With factors of 1 the
+/// products are exact, so that case needs no code of its own.
+template <typename T>
+struct WithGradient {
+  static constexpr bool kChanges = true;
+
+  const T* gradient;
+  float decay, scale;
+  bool is_aligned;
+
+  explicit WithGradient(const Feedback& feedback)
+      : gradient(static_cast<const T*>(feedback.grad.data)),
+        decay(feedback.decay),
+        scale(feedback.scale),
+        is_aligned(IsAligned(gradient)) {}
+
+  /// Counts what is not finite in `bad`.
+  __device__ float Add(float before, T gradient_there, unsigned* bad) const {
+    const float decayed = __fmul_rn(decay, before);
+    const float sum = __fadd_rn(decayed, __fmul_rn(scale, Widen(gradient_there)));
+    if (IsFinite(sum)) return sum;
+    ++*bad;
+    return IsFinite(decayed) ? decayed : before;
+  }
+
+  __device__ float Join(std::int64_t i, float before, unsigned* bad) const {
+    return Add(before, gradient[i], bad);
+  }
+
+  /// The same for four entries, `left` of which there are.
+  __device__ Four<float> JoinFour(std::int64_t i, std::int64_t left, const Four<float>& before,
+                                  unsigned* bad) const {
+    const Four<T> added = LoadFour(gradient + i, left, is_aligned);
+    Four<float> after = before;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (j < left) after.at[j] = Add(before.at[j], added.at[j], bad);
+    }
+    return after;
+  }
+};
+
+/// Calls `call` with the WithGradient of the gradient's number type.
+template <typename Call>
+void WithGradientOf(const Feedback& feedback, Call call) {
+  switch (feedback.grad.dtype) {
+    case DType::kFloat32:
+      return call(WithGradient<float>(feedback));
+    case DType::kFloat64:
+      return call(WithGradient<double>(feedback));
+    case DType::kFloat16:
+      return call(WithGradient<Float16>(feedback));
+    case DType::kBFloat16:
+      return call(WithGradient<BFloat16>(feedback));
+  }
+  Throw(ErrorKind::kInvalidArgument, "unknown number type ", static_cast<int>(feedback.grad.dtype));
+}
+
+// ---- Sums over a warp ---------------------------------------------------------------------------
+
+/// The sum over the lanes of a warp, on all of them; pairs are added in a fixed order.
+template <typename T>
+__device__ T WarpSum(T x) {
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    x += __shfl_xor_sync(kAllLanes, x, distance);
+  }
+  return x;
+}
+
+/// The sum over this lane and those before it.
+__device__ inline unsigned WarpPrefixSum(unsigned x, int lane) {
+  for (int distance = 1; distance < kWarp; distance *= 2) {
+    const unsigned other = __shfl_up_sync(kAllLanes, x, distance);
+    if (lane >= distance) x += other;
+  }
+  return x;
+}
+
+}  // namespace hvd_sparse::cuda
+
+#endif  // HVD_SPARSE_CUDA_ENTRIES_CUH_

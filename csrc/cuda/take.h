@@ -1,0 +1,45 @@
+/// Error feedback and taking on the device, in one pass: the kernels behind Accumulate,
+/// AccumulateAndTake, TakeAbove and TakeCut.
+
+#ifndef HVD_SPARSE_CUDA_TAKE_H_
+#define HVD_SPARSE_CUDA_TAKE_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "csrc/cuda/work.h"
+#include "csrc/kernels/kernels.h"
+
+namespace hvd_sparse::cuda {
+
+/// Entries on their way from a residual to a block, on the device.
+struct Taken {
+  Index* indices;
+  float* values;
+  std::int64_t room;
+  Index offset;  ///< of the residual in its bucket
+};
+
+/// What a pass has counted.
+struct Totals {
+  unsigned above, ties;  ///< entries above the threshold, and those equal to the cut
+  unsigned not_finite;
+};
+
+/// Error feedback; adds to the count of what is not finite, on the device.
+void LaunchAccumulate(const Feedback& feedback, unsigned* not_finite, cudaStream_t stream);
+
+/// Error feedback, where there is a gradient (feedback.grad.data); then the entries with |residual|
+/// > threshold move to `taken`, first ones first, while there is room. Returns the totals, on the
+/// device.
+const Totals* LaunchTakeAbove(const Feedback& feedback, float threshold, const Taken& taken,
+                              Work* work);
+
+/// Moves the entries that `cut` keeps to `taken`, while there is room. Returns the totals, on the
+/// device.
+const Totals* LaunchTakeCut(Span<float> residual, TopKCut cut, const Taken& taken, Work* work);
+
+}  // namespace hvd_sparse::cuda
+
+#endif  // HVD_SPARSE_CUDA_TAKE_H_
