@@ -1,0 +1,327 @@
+/// The kernels of a CUDA device: each call gives the device its work, and brings blocks there and
+/// back.
+
+#include "csrc/cuda/cuda_kernels.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <deque>
+#include <mutex>
+
+#include "csrc/cuda/dense.h"
+#include "csrc/cuda/entry_lists.h"
+#include "csrc/cuda/places.h"
+#include "csrc/cuda/scatter.h"
+#include "csrc/cuda/take.h"
+#include "csrc/cuda/work.h"
+#include "csrc/kernels/cpu_blocks.h"
+#include "csrc/kernels/cpu_feedback.h"
+#include "csrc/kernels/stretches.h"
+
+namespace hvd_sparse {
+namespace cuda {
+namespace {
+
+class CudaMark final : public Mark {
+ public:
+  explicit CudaMark(cudaStream_t stream) { event_.Record(stream); }
+  const Event& event() const { return event_; }
+
+ private:
+  Event event_;
+};
+
+/// Marks come from this device's kernels alone, whoever holds them meanwhile.
+const Event& EventOf(const Mark& mark) { return static_cast<const CudaMark&>(mark).event(); }
+
+cudaStream_t StreamOf(StreamHandle handle) {
+  return reinterpret_cast<cudaStream_t>(handle);  // NOLINT: frameworks pass streams as numbers
+}
+
+class CudaKernelsImpl final : public Kernels {
+ public:
+  explicit CudaKernelsImpl(int device) : device_(device) {}
+
+  // ---- Error feedback and taking ----------------------------------------------------------------
+
+  std::int64_t Accumulate(const Feedback& feedback) const override {
+    Work work(device_);
+    unsigned* const not_finite = work.Zeros<unsigned>(1);
+    LaunchAccumulate(feedback, not_finite, work.stream());
+    const unsigned* const counted = work.Fetch(not_finite, 1);
+    work.Finish();
+    return *counted;
+  }
+
+  Tally AccumulateAndTake(const Feedback& feedback, float threshold, Index offset,
+                          std::int64_t filled, std::int64_t limit,
+                          SparseBlock* out) const override {
+    Work work(device_);
+    const cpu::Room room = cpu::RoomOf(out, filled, limit);
+    const Landing landing(room, feedback.residual, offset, &work);
+    return Receive(LaunchTakeAbove(feedback, threshold, landing.taken, &work), 0, landing, room,
+                   &work);
+  }
+
+  Tally TakeAbove(Span<float> residual, float threshold, Index offset, std::int64_t filled,
+                  std::int64_t limit, SparseBlock* out) const override {
+    return AccumulateAndTake({{}, 1, 1, residual}, threshold, offset, filled, limit, out);
+  }
+
+  TopKCut FindTopK(Span<const float> dense, std::int64_t k) const override {
+    Work work(device_);
+    return cuda::FindTopK(dense, k, &work);
+  }
+
+  std::int64_t TakeCut(Span<float> residual, TopKCut cut, Index offset, std::int64_t filled,
+                       SparseBlock* out) const override {
+    Work work(device_);
+    const cpu::Room room = cpu::RoomOf(out, filled, out->capacity());
+    const Landing landing(room, residual, offset, &work);
+    return Receive(LaunchTakeCut(residual, cut, landing.taken, &work), cut.ties, landing, room,
+                   &work)
+        .taken;
+  }
+
+  void TakeAt(Span<float> residual, Span<const Index> positions, Index offset, std::int64_t filled,
+              SparseBlock* out) const override {
+    Work work(device_);
+    const cpu::Room room = cpu::RoomOf(out, filled, out->capacity());
+    const std::int64_t count = std::min(positions.size, room.size);
+    float* const values = work.Scratch<float>(count);
+    float* const fetched = work.Staged<float>(count);  // after the launch nothing may fail
+    LaunchGatherAndClear(residual.data, work.Send(positions.data, count), count, values,
+                         work.stream());
+    work.Fetch(values, count, fetched);
+    work.Finish();
+    std::copy_n(fetched, count, room.values);
+    for (std::int64_t i = 0; i < count; ++i) room.indices[i] = offset + positions[i];
+  }
+
+  // ---- Looking ----------------------------------------------------------------------------------
+
+  Moments ComputeMoments(Span<const float> dense) const override {
+    Work work(device_);
+    return cuda::ComputeMoments(dense, &work);
+  }
+
+  std::int64_t CountAbove(Span<const float> dense, float threshold) const override {
+    Work work(device_);
+    return cuda::CountAbove(dense, threshold, &work);
+  }
+
+  void Sample(const Feedback& feedback, std::int64_t count, std::uint64_t seed,
+              std::vector<float>* sample) const override {
+    Work work(device_);
+    const std::int64_t size = feedback.residual.size, entries = cpu::SampleSize(size, count);
+    if (entries == 0) return;
+    // Either all entries, as one stretch, or lines of the same length.
+    const std::int64_t length = entries == size ? size : cpu::kStretch;
+    Index* const begins = work.Staged<Index>(entries / length);
+    cpu::ForEachStretch(size, count, seed,
+                        [&](std::int64_t begin, std::int64_t, std::int64_t place) {
+                          begins[place / length] = static_cast<Index>(begin);
+                        });
+    float* const values = work.Scratch<float>(entries);
+    LaunchSample(feedback, work.Upload(begins, entries / length), length, entries, values,
+                 work.stream());
+    const float* const fetched = work.Fetch(values, entries);
+    work.Finish();
+    sample->insert(sample->end(), fetched, fetched + entries);
+  }
+
+  const Kernels& OfSamples() const override { return CpuKernels(); }
+
+  // ---- Blocks, and what becomes of entries that were taken --------------------------------------
+
+  void Merge(const SparseBlock& own, const SparseBlock& theirs, SparseBlock* out) const override {
+    CpuKernels().Merge(own, theirs, out);
+  }
+
+  std::int64_t KeepTopK(std::int64_t k, std::int64_t begin, std::int64_t end, SparseBlock* block,
+                        Span<float> residual) const override {
+    EntryList before;
+    if (residual.data != nullptr && end - begin > k) {
+      before.positions.assign(block->indices() + begin, block->indices() + end);
+      before.values.assign(block->values() + begin, block->values() + end);
+    }
+    const std::int64_t new_end = CpuKernels().KeepTopK(k, begin, end, block);
+    Put(Dropped(before, *block, begin, new_end), residual);
+    return new_end;
+  }
+
+  void PutBack(const SparseBlock& block, std::int64_t begin, std::int64_t end,
+               Span<float> residual) const override {
+    Put(block.indices() + begin, block.values() + begin, end - begin, residual);
+  }
+
+  void Settle(const SparseBlock& selected, const SparseBlock& reduced,
+              Span<float> residual) const override {
+    Put(Undelivered(selected, reduced), residual);
+  }
+
+  void AddErrors(Span<const std::pair<Index, float>> errors, Span<float> residual,
+                 std::vector<std::pair<Index, float>>* undo) const override {
+    EntryList places = PlacesOf(errors, residual.size);
+    if (places.count() == 0) return;
+    {
+      Work work(device_);
+      float* const values = work.Scratch<float>(places.count());
+      LaunchGather(residual.data, work.Send(places.positions.data(), places.count()),
+                   places.count(), values, work.stream());
+      const float* const fetched = work.Fetch(values, places.count());
+      work.Finish();
+      std::copy_n(fetched, places.count(), places.values.begin());
+    }
+    AddErrorsTo(&places, errors, undo);
+    Put(places, residual);
+  }
+
+  void Restore(Span<const std::pair<Index, float>> undo, Span<float> residual) const override {
+    Put(FirstValues(undo), residual);
+  }
+
+  std::int64_t Scatter(const SparseBlock& reduced, float scale, Index offset, GradView grad,
+                       Span<float> residual, std::vector<std::pair<Index, float>>* undo,
+                       float loss_scale) const override {
+    Work work(device_);
+    const std::int64_t begin = cpu::LowerBound(reduced, offset);
+    const std::int64_t behind = std::int64_t{offset} + grad.numel;
+    const std::int64_t end =
+        behind > INT32_MAX ? reduced.count() : cpu::LowerBound(reduced, static_cast<Index>(behind));
+    const std::int64_t count = std::max<std::int64_t>(end - begin, 0);  // malformed: not ascending
+    const Index* const indices = reduced.indices() + begin;
+    const float* const values = reduced.values() + begin;
+    const bool is_narrow = SizeOf(grad.dtype) < SizeOf(DType::kFloat32);
+    Narrowed* const narrowed = is_narrow ? work.Scratch<Narrowed>(count) : nullptr;
+    float* const former = is_narrow ? work.Scratch<float>(count) : nullptr;
+    LaunchScatter({work.Send(indices, count), work.Send(values, count), count, scale, offset, grad,
+                   residual, loss_scale, narrowed, former},
+                  work.stream());
+    if (!is_narrow) {
+      work.Leave();
+      return std::count_if(values, values + count,
+                           [scale](float value) { return !(std::fabs(scale * value) <= FLT_MAX); });
+    }
+    const Narrowed* const outcomes = work.Fetch(narrowed, count);
+    const float* const before = work.Fetch(former, count);
+    work.Finish();
+    for (std::int64_t n = 0; n < count; ++n) {
+      if (outcomes[n] == Narrowed::kRounded) undo->emplace_back(Position(indices[n]), before[n]);
+    }
+    return std::count(outcomes, outcomes + count, Narrowed::kNotFinite);
+  }
+
+  // ---- Order between these calls and a framework's stream ---------------------------------------
+
+  std::shared_ptr<const Mark> EndOf(StreamHandle stream) const override {
+    const OnDevice current(device_);
+    return std::make_shared<CudaMark>(StreamOf(stream));
+  }
+
+  std::shared_ptr<const Mark> EndOfOwn() const override {
+    const OnDevice current(device_);
+    return std::make_shared<CudaMark>(OwnStream(device_).get());
+  }
+
+  void Follow(const Mark* mark) const override {
+    Check(cudaSetDevice(device_), "use a device");
+    if (mark != nullptr) EventOf(*mark).LetFollow(OwnStream(device_).get());
+  }
+
+  void LetFollow(StreamHandle stream, const Mark* mark) const override {
+    if (mark == nullptr) return;
+    const OnDevice current(device_);
+    EventOf(*mark).LetFollow(StreamOf(stream));
+  }
+
+ private:
+  /// Where taken entries go, on the device and then on the CPU. There must be room before a pass:
+  /// after it they have left the residual, and must not be lost for want of memory.
+  struct Landing {
+    const std::int64_t size;
+    const Taken taken;
+    Index* const indices;
+    float* const values;
+    Totals* const totals;
+
+    Landing(const cpu::Room& room, Span<float> residual, Index offset, Work* work)
+        : size(std::min(room.size, residual.size)),
+          taken{work->Scratch<Index>(size), work->Scratch<float>(size), size, offset},
+          indices(work->Staged<Index>(size)),
+          values(work->Staged<float>(size)),
+          totals(work->Staged<Totals>(1)) {}
+  };
+
+  /// Brings what was taken to the block. `ties`: how many entries equal to the cut were to be
+  /// taken.
+  static Tally Receive(const Totals* totals, std::int64_t ties, const Landing& landing,
+                       const cpu::Room& room, Work* work) {
+    work->Fetch(totals, 1, landing.totals);
+    work->Finish();
+    const auto [above, all_ties, not_finite] = *landing.totals;
+    const std::int64_t count =
+        std::min(above + std::min<std::int64_t>(all_ties, ties), landing.size);
+    if (count > 0) {
+      work->Fetch(landing.taken.indices, count, landing.indices);
+      work->Fetch(landing.taken.values, count, landing.values);
+      work->Finish();
+      std::copy_n(landing.indices, count, room.indices);
+      std::copy_n(landing.values, count, room.values);
+    }
+    return {above, count, not_finite};
+  }
+
+  void Put(const EntryList& entries, Span<float> residual) const {
+    Put(entries.positions.data(), entries.values.data(), entries.count(), residual);
+  }
+
+  void Put(const Index* positions, const float* values, std::int64_t count,
+           Span<float> residual) const {
+    if (count == 0) return;
+    Work work(device_);
+    LaunchPut(work.Send(positions, count), work.Send(values, count), count, residual.data,
+              work.stream());
+    work.Finish();
+  }
+
+  const int device_;
+};
+
+int DeviceCount() {
+  int count = 0;
+  Check(cudaGetDeviceCount(&count), "find a device");
+  return count;
+}
+
+}  // namespace
+
+std::vector<std::string> DeviceNames() {
+  std::vector<std::string> names;
+  for (int device = 0, count = DeviceCount(); device < count; ++device) {
+    cudaDeviceProp properties;
+    Check(cudaGetDeviceProperties(&properties, device), "ask for the properties of a device");
+    names.emplace_back(properties.name);
+  }
+  return names;
+}
+
+}  // namespace cuda
+
+const Kernels& CudaKernels(int device) {
+  const int count = cuda::DeviceCount();
+  if (device < 0 || device >= count) {
+    Throw(ErrorKind::kUnavailable, "there is no device cuda:", device, ", only ", count,
+          " of them");
+  }
+  static std::mutex mutex;
+  static std::deque<cuda::CudaKernelsImpl> of_device;  // which keeps them where they are
+  const std::lock_guard lock(mutex);
+  while (static_cast<int>(of_device.size()) <= device) {
+    of_device.emplace_back(static_cast<int>(of_device.size()));
+  }
+  return of_device[static_cast<std::size_t>(device)];
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,29 @@
+/// The kernels of a CUDA device. Residuals and gradients lie there and never leave it; blocks lie
+/// in the memory of the CPU, so that whatever works with blocks is the same for all devices.
+///
+/// A call returns when its work is done, but for Scatter (see kernels.h). Every thread works on a
+/// stream of its own, with scratch memory of its own, so that the selection of one bucket runs
+/// beside the exchange of another.
+
+#ifndef HVD_SPARSE_CUDA_CUDA_KERNELS_H_
+#define HVD_SPARSE_CUDA_CUDA_KERNELS_H_
+
+#include <string>
+#include <vector>
+
+#include "csrc/kernels/kernels.h"
+
+namespace hvd_sparse {
+
+/// Throws Unavailable if there is no such device.
+const Kernels& CudaKernels(int device);
+
+namespace cuda {
+
+/// The name of each device. Throws Unavailable, with CUDA's reason, where there is none.
+std::vector<std::string> DeviceNames();
+
+}  // namespace cuda
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_CUDA_CUDA_KERNELS_H_
