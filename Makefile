@@ -85,8 +85,9 @@ cpp_tests = $(foreach source,$(GTEST_SOURCE), \
 	    --no-tests=error --output-junit report.xml --output-log build/$(1)/ctest.log \
 	  && tail -n 4 build/$(1)/ctest.log || { cat build/$(1)/ctest.log; false; }; })
 
+# Among them those of csrc/cuda/, compiled as plain C++.
 cpptest: $(ENV_STAMP) ## runs the C++ tests
-	@$(call cpp_tests,tests)
+	@$(call cpp_tests,tests,-DHVD_SPARSE_EMULATE_CUDA=ON)
 
 tsan: $(ENV_STAMP) ## runs the C++ tests under ThreadSanitizer
 	@TSAN_OPTIONS=halt_on_error=1 $(call cpp_tests,tsan,-DHVD_SPARSE_SANITIZE=thread)
@@ -95,7 +96,7 @@ asan: $(ENV_STAMP) ## runs the C++ tests under AddressSanitizer and UndefinedBeh
 	@$(call cpp_tests,asan,-DHVD_SPARSE_SANITIZE=address)
 
 # The commands behind .pre-commit-config.yaml.
-CPP_FILES = $(shell find csrc tests/csrc -name '*.cc' -o -name '*.h')
+CPP_FILES = $(shell find csrc tests/csrc -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 .PHONY: lint-ruff lint-format lint-types lint-cpp
 lint-ruff:
 	@ruff check --quiet .
@@ -119,11 +120,26 @@ ZIG := build/aarch64/venv/bin/python -m ziglang
 aarch64: $(ENV_STAMP) ## compiles the core for aarch64
 	@$(ZIG) version >/dev/null 2>&1 || { $(PY) -m venv --clear build/aarch64/venv; \
 	  build/aarch64/venv/bin/pip install --quiet --disable-pip-version-check ziglang; }
-	@cd csrc && find . -name '*.cc' -not -path './bindings/*' -not -name 'mpi_*' -printf '%f %h\n' | \
+	@cd csrc && find . -name '*.cc' -not -path './bindings/*' -not -path './cuda/*' -not -name 'mpi_*' -printf '%f %h\n' | \
 	  ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/build/aarch64/cache ZIG_LOCAL_CACHE_DIR=$(CURDIR)/build/aarch64/cache \
 	  xargs -P $(JOBS) -L1 sh -c '$(CURDIR)/$(ZIG) c++ -target aarch64-linux-gnu -std=c++17 -O2 -Wall -Wextra \
 	    -Werror -ffp-contract=off -I.. -c $$1/$$0 -o $(CURDIR)/build/aarch64/$${0%.cc}.o'
 	@echo "the core compiles for aarch64"
+
+# The C++ tests with CUDA, in a build of their own. `cuda` compiles what is for GPUs, for all of them,
+# and takes nvcc but no GPU; the others take both, and without a GPU they run with its tests skipped.
+CUDA_OPTIONS := -DHVD_SPARSE_WITH_CUDA=1
+.PHONY: cuda cudatest cudasan
+cuda: $(ENV_STAMP) ## compiles csrc/cuda/ for all GPUs that nvcc knows
+	@cmake -S . -B build/cuda -G Ninja --log-level=WARNING -DHVD_SPARSE_BUILD_PYTHON=OFF $(CUDA_OPTIONS)
+	@ninja -C build/cuda --quiet hvd_sparse_cuda
+	@echo "csrc/cuda/ compiles for all GPUs"
+
+cudatest: $(ENV_STAMP) ## runs the C++ tests with CUDA
+	@$(call cpp_tests,cuda,$(CUDA_OPTIONS))
+
+cudasan: cudatest ## runs the CUDA tests under compute-sanitizer's checks
+	@for tool in memcheck initcheck synccheck racecheck; do 	  compute-sanitizer --tool $$tool --error-exitcode 1 build/cuda/core_tests --gtest_filter='Cuda*' 	    || exit 1; done
 
 tidy: build ## runs clang-tidy on the C++ sources
 	@run-clang-tidy.py -quiet -j $(JOBS) -p build/module -clang-tidy-binary clang-tidy \

@@ -91,6 +91,48 @@ print(';'.join([tf.__version__, ' '.join(s.get_compile_flags()), ' '.join(s.get_
   endif()
 endmacro()
 
+# nvcc: $CUDACXX, else on PATH. Asked for by name only. $CUDAARCHS (or CMAKE_CUDA_ARCHITECTURES)
+# names the GPUs to compile for; without, all that this nvcc knows from sm_70 on, and the newest as
+# PTX, which drivers translate for GPUs to come.
+macro(hvd_sparse_find_cuda)
+  hvd_sparse_check_option(CUDA)
+  set(HVD_SPARSE_CUDA_FOUND FALSE)
+  if(NOT HVD_SPARSE_WITH_CUDA STREQUAL "1")
+    set(HVD_SPARSE_CUDA_DETAIL "HVD_SPARSE_WITH_CUDA=1 asks for it")
+  else()
+    include(CheckLanguage)
+    check_language(CUDA)
+    if(NOT CMAKE_CUDA_COMPILER)
+      message(FATAL_ERROR
+        "HVD_SPARSE_WITH_CUDA=1, but no nvcc was found that works. Put it on PATH, or name it by "
+        "CUDACXX=/path/to/nvcc.")
+    endif()
+    set(_all_architectures TRUE)
+    if(DEFINED CMAKE_CUDA_ARCHITECTURES OR DEFINED ENV{CUDAARCHS})
+      set(_all_architectures FALSE)
+    endif()
+    enable_language(CUDA)
+    if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 11.8)
+      message(FATAL_ERROR "HVD_SPARSE_WITH_CUDA=1 takes nvcc 11.8 or newer, got "
+                          "${CMAKE_CUDA_COMPILER_VERSION} (${CMAKE_CUDA_COMPILER})")
+    endif()
+    if(_all_architectures)
+      set(CMAKE_CUDA_ARCHITECTURES 75-real 80-real 86-real 89-real)
+      if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13.0)
+        list(PREPEND CMAKE_CUDA_ARCHITECTURES 70-real)
+      endif()
+      if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
+        list(APPEND CMAKE_CUDA_ARCHITECTURES 90)
+      else()
+        list(APPEND CMAKE_CUDA_ARCHITECTURES 90-real 100-real 120)
+      endif()
+    endif()
+    set(HVD_SPARSE_CUDA_FOUND TRUE)
+    string(REPLACE ";" " " _architectures "${CMAKE_CUDA_ARCHITECTURES}")
+    set(HVD_SPARSE_CUDA_DETAIL "nvcc ${CMAKE_CUDA_COMPILER_VERSION} for ${_architectures}")
+  endif()
+endmacro()
+
 # A part that users may ask for by name, but which later versions bring.
 macro(hvd_sparse_not_in_this_version part what)
   hvd_sparse_check_option(${part})

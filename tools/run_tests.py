@@ -66,6 +66,8 @@ def stages(framework: str) -> Iterator[Stage]:
     """All stages, or those of one framework."""
     yield Stage("lint", ["make", "lint"])
     yield Stage("C++", ["make", "cpptest"], ROOT / "build" / "tests" / "report.xml")
+    if shutil.which("nvcc"):  # compiles for GPUs, and needs none
+        yield Stage("CUDA", ["make", "cuda"])
     yield Stage("doctor", [sys.executable, "-m", "hvd_sparse", "doctor"])
     if framework in ("all", "tensorflow"):
         for ranks in (1, 3):

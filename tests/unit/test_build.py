@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -37,11 +39,25 @@ def configure(folder, **options):
     )
 
 
-@pytest.mark.parametrize("part", ["CUDA", "NCCL"])
-def test_a_required_part_that_this_version_lacks_ends_the_build(tmp_path, part):
-    done = configure(tmp_path, **{f"HVD_SPARSE_WITH_{part}": "1"})
+def test_a_required_part_that_this_version_lacks_ends_the_build(tmp_path):
+    done = configure(tmp_path, HVD_SPARSE_WITH_NCCL="1")
     assert done.returncode != 0
-    assert f"HVD_SPARSE_WITH_{part}=1, but this version has no" in " ".join(done.stdout.split())
+    assert "HVD_SPARSE_WITH_NCCL=1, but this version has no" in " ".join(done.stdout.split())
+
+
+def test_required_cuda_that_is_not_found_ends_the_build(tmp_path):
+    done = configure(tmp_path, HVD_SPARSE_WITH_CUDA="1", CUDACXX="/bin/false")
+    assert done.returncode != 0
+    assert "HVD_SPARSE_WITH_CUDA=1, but no nvcc was found" in " ".join(done.stdout.split())
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc on PATH")
+def test_cuda_is_taken_where_it_is_wanted(tmp_path):
+    done = configure(tmp_path, HVD_SPARSE_WITH_CUDA="1", CUDAARCHS="80")
+    assert done.returncode == 0, done.stdout
+    info = json.loads((tmp_path / "cmake" / "build_info.json").read_text())
+    assert info["parts"]["cuda"]["built"]
+    assert re.fullmatch(r"nvcc [0-9.]+ for 80", info["parts"]["cuda"]["detail"])
 
 
 def test_required_tensorflow_that_cannot_be_imported_ends_the_build(tmp_path):
@@ -82,6 +98,7 @@ def test_mpi_is_taken_where_it_is_found(tmp_path):
     info = json.loads((tmp_path / "cmake" / "build_info.json").read_text())
     assert info["parts"]["mpi"]["built"]
     assert not info["parts"]["cuda"]["built"]
+    assert "HVD_SPARSE_WITH_CUDA=1" in info["parts"]["cuda"]["detail"]
 
 
 @pytest.mark.parametrize("value", ["yes", "2", "ON"])

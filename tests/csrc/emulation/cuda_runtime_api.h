@@ -1,0 +1,104 @@
+/// CUDA's runtime, as far as csrc/cuda/ calls it, for a device that is plain memory of the CPU.
+///
+/// Found in place of NVIDIA's header where csrc/cuda/ is compiled for tests without a GPU. There is
+/// one device; whatever it is given is done when a call returns, so streams and events are nothing.
+
+#ifndef HVD_SPARSE_TESTS_CSRC_EMULATION_CUDA_RUNTIME_API_H_
+#define HVD_SPARSE_TESTS_CSRC_EMULATION_CUDA_RUNTIME_API_H_
+
+#include <cstdlib>
+#include <cstring>
+
+enum cudaError_t {
+  cudaSuccess,
+  cudaErrorInsufficientDriver,
+  cudaErrorInvalidDevice,
+  cudaErrorMemoryAllocation,
+  cudaErrorNoDevice,
+  cudaErrorNoKernelImageForDevice,
+  cudaErrorSystemDriverMismatch,
+};
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDefault };
+using cudaStream_t = struct CUstream_st*;
+using cudaEvent_t = struct CUevent_st*;
+struct cudaDeviceProp {
+  char name[256];
+};
+
+constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2;
+
+inline const char* cudaGetErrorString(cudaError_t) { return "an error of the emulation"; }
+inline const char* cudaGetErrorName(cudaError_t) { return "emulated"; }
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int device) {
+  return device == 0 ? cudaSuccess : cudaErrorInvalidDevice;
+}
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  std::strcpy(properties->name, "emulated");
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = *greatest = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+  *stream = nullptr;
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = nullptr;
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = nullptr;
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+
+/// As aligned as CUDA's, and full of rubbish: what was never written is not zero by chance.
+inline cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
+  constexpr std::size_t kAlignment = 256;
+  const std::size_t rounded = (bytes / kAlignment + 1) * kAlignment;
+  *memory = std::aligned_alloc(kAlignment, rounded);
+  if (*memory == nullptr) return cudaErrorMemoryAllocation;
+  std::memset(*memory, 0xa5, rounded);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMallocHost(void** memory, std::size_t bytes) {
+  return cudaMalloc(memory, bytes);
+}
+inline cudaError_t cudaFree(void* memory) {
+  std::free(memory);
+  return cudaSuccess;
+}
+inline cudaError_t cudaFreeHost(void* memory) { return cudaFree(memory); }
+
+inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes,
+                                   cudaMemcpyKind kind, cudaStream_t) {
+  return cudaMemcpy(to, from, bytes, kind);
+}
+inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
+  std::memset(memory, value, bytes);
+  return cudaSuccess;
+}
+
+#endif  // HVD_SPARSE_TESTS_CSRC_EMULATION_CUDA_RUNTIME_API_H_

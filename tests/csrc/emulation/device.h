@@ -1,0 +1,102 @@
+/// What kernels find on a device, for kernels that are compiled as plain C++: included before all
+/// else, as nvcc does with its own.
+///
+/// The threads of a block are fibers. One runs until it meets a barrier of its warp or its block,
+/// which it leaves when all others have met it, too. Blocks run one after the other, or, from
+/// Resident on, some at a time; then they must not use __shared__ memory, which is static here.
+///
+/// Results tell whether a kernel's arithmetic and its order of steps are right. They tell nothing
+/// of barriers that are missing, since nobody runs between two of them, or of speed.
+
+#ifndef HVD_SPARSE_TESTS_CSRC_EMULATION_DEVICE_H_
+#define HVD_SPARSE_TESTS_CSRC_EMULATION_DEVICE_H_
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+#define __host__
+#define __device__
+#define __global__ static
+#define __shared__ static
+#define __launch_bounds__(threads)
+
+namespace hvd_sparse::emulation {
+
+struct Dimension {
+  unsigned x;
+};
+
+/// Runs a kernel: `body` in every thread of `blocks` blocks of `threads`, a multiple of 32.
+void Launch(unsigned blocks, unsigned threads, const std::function<void()>& body);
+
+/// So many blocks at a time, while it lives.
+class Resident {
+ public:
+  explicit Resident(unsigned blocks);
+  ~Resident();
+};
+
+/// Lets other threads run.
+void Yield();
+
+void BlockBarrier();
+
+/// Swaps words between the lanes of a warp: what `lane` passed to the same call.
+std::uint64_t OfLane(std::uint64_t own, int lane);
+
+/// This thread's place in its warp.
+int OwnLane();
+
+template <typename T>
+T Shuffle(T own, int lane) {
+  std::uint64_t word = 0;
+  std::memcpy(&word, &own, sizeof(own));
+  word = OfLane(word, lane);
+  std::memcpy(&own, &word, sizeof(own));
+  return own;
+}
+
+}  // namespace hvd_sparse::emulation
+
+extern hvd_sparse::emulation::Dimension threadIdx, blockIdx, gridDim;
+
+inline void __syncthreads() { hvd_sparse::emulation::BlockBarrier(); }
+
+template <typename T>
+T __shfl_sync(unsigned, T own, int lane) {
+  return hvd_sparse::emulation::Shuffle(own, lane);
+}
+template <typename T>
+T __shfl_xor_sync(unsigned, T own, int mask) {
+  return hvd_sparse::emulation::Shuffle(own, hvd_sparse::emulation::OwnLane() ^ mask);
+}
+template <typename T>
+T __shfl_up_sync(unsigned, T own, int distance) {
+  const int lane = hvd_sparse::emulation::OwnLane();
+  return hvd_sparse::emulation::Shuffle(own, lane < distance ? lane : lane - distance);
+}
+unsigned __ballot_sync(unsigned, bool holds);
+inline bool __any_sync(unsigned mask, bool holds) { return __ballot_sync(mask, holds) != 0; }
+
+template <typename T>
+T atomicAdd(T* to, T value) {
+  const T before = *to;
+  *to += value;
+  return before;
+}
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+template <typename T>
+T min(T a, T b) {
+  return b < a ? b : a;
+}
+
+#endif  // HVD_SPARSE_TESTS_CSRC_EMULATION_DEVICE_H_
