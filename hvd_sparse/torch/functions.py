@@ -19,6 +19,7 @@ from hvd_sparse.errors import (
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.planned_bucket import add_planned_bucket
 from hvd_sparse.reduction import checked_reduction
+from hvd_sparse.torch.devices import current_stream
 from hvd_sparse.torch.settings import check_parameter
 from hvd_sparse.torch.slots import buffer_of
 from hvd_sparse.world import World
@@ -27,7 +28,10 @@ _DEFAULT = GTopK(density=0.01)
 
 
 class _Channel:
-    """The exchange of a process set; it has a bucket per (numel, compression, name)."""
+    """The exchange of a process set; it has a bucket per (numel, compression, name, device type).
+
+    A rank's bucket stays on the device on which it was first met.
+    """
 
     def __init__(self, process_set: Any) -> None:
         self._ranks = process_set.ranks
@@ -35,27 +39,35 @@ class _Channel:
         self.exchange = Exchange.between_ranks(
             self._world, name=f"sparse_allreduce in process set {process_set.process_set_id}"
         )
-        self._buckets: dict[tuple[int, str, str], tuple[int, list[int], torch.Tensor]] = {}
+        self._buckets: dict[
+            tuple[int, str, str, str], tuple[int, list[int], torch.Tensor, torch.device]
+        ] = {}
 
     def bucket(
-        self, name: str | None, numel: int, compression: Compression
+        self, name: str | None, numel: int, compression: Compression, device: torch.device
     ) -> tuple[int, list[int], torch.Tensor]:
         """Its number, ks and state; agreed upon by all ranks when it is first met."""
-        key = (numel, repr(compression), name or "")
+        key = (numel, repr(compression), name or "", device.type)
         if key not in self._buckets:
             for rank, theirs in zip(self._ranks, self._world.allgather_object(key), strict=True):
                 if theirs != key:
                     raise InvalidArgumentError(
-                        "sparse_allreduce was called with (numel, compression, name) = "
+                        "sparse_allreduce was called with (numel, compression, name, device) = "
                         f"{theirs} on rank {rank} and {key} on rank {hvd.rank()}"
                     )
             label = name or f"tensor of {numel}"
             layout = Bucket((Layer(label, numel),), layer_wise=False)
             (choice,) = plan.fixed_choices(layout.layers, compression)
             ks = plan.largest_ks(layout, choice.densities, compression.warmup)
-            number = add_planned_bucket(self.exchange, layout, choice, compression)
-            self._buckets[key] = (number, ks, torch.zeros(1, 4))
-        return self._buckets[key]
+            number = add_planned_bucket(self.exchange, layout, choice, compression, str(device))
+            self._buckets[key] = (number, ks, torch.zeros(1, 4), device)
+        number, ks, state, first_device = self._buckets[key]
+        if device != first_device:
+            raise InvalidArgumentError(
+                f"sparse_allreduce of such a tensor was on '{first_device}' before, and now is on "
+                f"'{device}': give it another name"
+            )
+        return number, ks, state
 
 
 _channels: dict[int, _Channel] = {}
@@ -92,9 +104,10 @@ def sparse_allreduce(
     (for op=Sum: result + residual after). Calls are made in the same order on all ranks of a set.
 
     Args:
-        tensor: On the CPU; float64, float32, float16 or bfloat16, of any shape; not changed.
-        residual: float32, contiguous, with as many elements as `tensor`: what this rank has not
-            sent yet. Zeros at first; updated in place.
+        tensor: On the CPU, or a GPU where this build has CUDA; float64, float32, float16 or
+            bfloat16, of any shape; not changed.
+        residual: float32, contiguous, beside `tensor` and with as many elements: what this rank has
+            not sent yet. Zeros at first; updated in place.
         compression: A class or an instance, of which density, sparsifier and collective apply.
             Default: GTopK(density=0.01).
         op: Horovod's Average or Sum.
@@ -120,7 +133,8 @@ def sparse_allreduce(
     channel = _channel_of(process_set)
     exchange = channel.exchange
     try:
-        number, ks, state = channel.bucket(name, tensor.numel(), compression)
+        number, ks, state = channel.bucket(name, tensor.numel(), compression, tensor.device)
+        stream = current_stream(tensor.device)
         handle = exchange.start(
             number,
             [buffer_of(result)],
@@ -129,8 +143,9 @@ def sparse_allreduce(
             ks=ks,
             decays=[1.0],
             output_scale=reduction.scales(process_set.size())[1],
+            stream=stream,
         )
-        exchange.wait(handle)
+        exchange.wait(handle, stream=stream)
         exchange.commit()
     except ExchangeFailedError:
         del _channels[process_set.process_set_id]
@@ -148,8 +163,9 @@ def _check_tensors(tensor: torch.Tensor, residual: torch.Tensor) -> None:
     check_parameter("tensor", tensor)
     if residual.dtype != torch.float32:
         raise InvalidArgumentError(f"residual must be float32, got {residual.dtype}")
-    if residual.device.type != "cpu" or not residual.is_contiguous():
-        raise InvalidArgumentError("residual must be contiguous and on the CPU")
+    if residual.device != tensor.device or not residual.is_contiguous():
+        place = "the CPU" if tensor.device.type == "cpu" else str(tensor.device)
+        raise InvalidArgumentError(f"residual must be contiguous and on {place}")
     if residual.requires_grad:
         raise InvalidArgumentError("residual must not require grad")
     if residual.numel() != tensor.numel():

@@ -20,6 +20,7 @@ from hvd_sparse.step_clock import StepClock
 from hvd_sparse.step_stats import Stats, StepStats
 from hvd_sparse.torch import guards
 from hvd_sparse.torch.dense import DenseReducer
+from hvd_sparse.torch.devices import common_device
 from hvd_sparse.torch.launcher import Launcher
 from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.loss_scale import LossScale
@@ -81,6 +82,7 @@ class GradientExchange:
         self._phase = _Phase.IDLE
         self._paused = False
         self._known = {id(param) for _, param in named}
+        self._device = common_device(named)
 
         groups = {
             id(param): index
@@ -154,7 +156,7 @@ class GradientExchange:
         sparse = {slot.name for bucket in self.buckets for slot in bucket.slots}
         self._dense.load(
             {
-                name: residual
+                name: residual.to(self._device)
                 for name, residual in residuals.items()
                 if name not in sparse and bool(residual.any())
             }

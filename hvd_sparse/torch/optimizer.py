@@ -17,7 +17,7 @@ from hvd_sparse.torch.attachment import Attachment, attachment_of, require_attac
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.messages import timed_allreduce
 from hvd_sparse.torch.parameters import NamedParameters, describe, name_parameters
-from hvd_sparse.torch.settings import Settings, check_parameter
+from hvd_sparse.torch.settings import Settings, check_devices, check_parameter
 from hvd_sparse.world import World
 
 _live: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
@@ -61,8 +61,9 @@ def distribute(
     isinstance see what they expect.
 
     Args:
-        optimizer: Any but LBFGS and SparseAdam; its parameters are on the CPU, of type float64,
-            float32, float16 or bfloat16.
+        optimizer: Any but LBFGS and SparseAdam; its parameters are on the CPU or, where this build
+            has CUDA and the compression is not adaptive, on one GPU; of type float64, float32,
+            float16 or bfloat16.
         named_parameters: As for Horovod, usually `model.named_parameters()`.
         compression: A sparse compression, as a class or an instance.
         process_set: Horovod's; other ranks exchange nothing.
@@ -87,6 +88,7 @@ def distribute(
         named = name_parameters(optimizer, named_parameters)
         for name, param in named:
             check_parameter(name, param)
+        check_devices(named, settings.compression)
     except Exception as error:
         problem = error
 

@@ -12,6 +12,8 @@ from hvd_sparse.compression import Compression, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.reduction import Reduction, checked_reduction
 from hvd_sparse.schedules import checked_count
+from hvd_sparse.torch.devices import check_device, common_device
+from hvd_sparse.torch.parameters import NamedParameters
 from hvd_sparse.torch.slots import DTYPES
 
 _REFUSED_OPTIMIZERS = {
@@ -99,8 +101,15 @@ def check_parameter(name: str, param: torch.Tensor) -> None:
             f"parameter '{name}' is {param.dtype}; a sparse exchange takes "
             f"{', '.join(DTYPES.values())}"
         )
-    if param.device.type != "cpu":
+    check_device(f"parameter '{name}'", param)
+
+
+def check_devices(named: NamedParameters, compression: Compression) -> None:
+    """Raises UnsupportedError unless these parameters can be exchanged together."""
+    device = common_device(named)
+    if device.type != "cpu" and compression.adaptive:
         raise UnsupportedError(
-            f"parameter '{name}' is on device '{param.device}'; this version exchanges gradients "
-            "on the CPU only"
+            f"an adaptive compression times backward on the CPU, and the parameters are on device "
+            f"'{device}', which computes by itself: pass {type(compression).__name__}"
+            "(adaptive=False)"
         )

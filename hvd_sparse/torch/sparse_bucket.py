@@ -12,6 +12,7 @@ from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import Compression
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.planned_bucket import add_planned_bucket
+from hvd_sparse.torch.devices import current_stream
 from hvd_sparse.torch.slots import Slot, buffer_of
 
 
@@ -20,14 +21,15 @@ class SparseBucket:
 
     Args:
         choice: What the plan says of this bucket.
-        slots: The gradients, in the order of the plan.
+        slots: The gradients, in the order of the plan; all of one device.
         compression: What the user asked for.
         exchange: Gets the bucket.
 
     Attributes:
         layout: Names and sizes.
         slots: The gradients, in the order of the layout.
-        residual: float32, flat, as long as the bucket: what this rank has yet to send.
+        residual: float32, flat, as long as the bucket, on its device: what this rank has yet to
+            send.
         states: float32, [units of selection, 4]: what the sparsifier remembers of each.
         missing: Gradients that have not arrived in this step.
         launched: Whether the bucket is being exchanged.
@@ -43,14 +45,17 @@ class SparseBucket:
         layers = tuple(Layer(slot.name, slot.param.numel()) for slot in slots)
         self.layout = Bucket(layers, compression.layer_wise)
         self.slots = tuple(slots)
-        self.residual = _zeros(self.layout.numel)
+        self._device = self.slots[0].param.device
+        self.residual = _zeros(self.layout.numel, self._device)
         self.states = torch.zeros(len(self.layout.segments), 4, dtype=torch.float32)
         self.missing = len(self.slots)
         self.launched = False
         self._densities = choice.densities
         self._warmup = compression.warmup
         self._exchange = exchange
-        self._bucket = add_planned_bucket(exchange, self.layout, choice, compression)
+        self._bucket = add_planned_bucket(
+            exchange, self.layout, choice, compression, str(self._device)
+        )
         self._handle: int | None = None
 
     def note_ready(self) -> None:
@@ -62,6 +67,9 @@ class SparseBucket:
         self, *, step: int, decays: Sequence[float], scale: float, output_scale: float
     ) -> None:
         """Accumulates, selects and starts the exchange; does not wait for other ranks.
+
+        On a device, after what the current stream has been given. The memory is held here until
+        `wait`, after which that stream follows, so torch's allocator need not know of others.
 
         Args:
             step: Steps before this one, for the warm-up.
@@ -78,13 +86,14 @@ class SparseBucket:
             decays=decays,
             scale=scale,
             output_scale=output_scale,
+            stream=current_stream(self._device),
         )
         self.launched = True
 
     def wait(self) -> BucketStats:
-        """Waits until the gradients hold the result."""
+        """Waits until the gradients hold the result, for what the current stream is given next."""
         assert self._handle is not None
-        return self._exchange.wait(self._handle)
+        return self._exchange.wait(self._handle, stream=current_stream(self._device))
 
     def release(self) -> None:
         """Makes ready for the next step."""
@@ -121,8 +130,10 @@ def _load(parts: Iterator[tuple[str, torch.Tensor]], saved: Mapping[str, torch.T
             part.zero_()
 
 
-def _zeros(numel: int) -> torch.Tensor:
+def _zeros(numel: int, device: torch.device) -> torch.Tensor:
     """A residual; every step reads and writes all of it, which is faster in huge pages."""
+    if device.type != "cpu":
+        return torch.zeros(numel, dtype=torch.float32, device=device)
     memory = torch.empty(numel, dtype=torch.float32)
     _core.prefer_huge_pages(buffer_of(memory))
     return memory.zero_()

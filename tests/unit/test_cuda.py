@@ -1,0 +1,152 @@
+"""Gradients on a GPU: the same bits as on the CPU, or a clear refusal."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from hvd_sparse import _core
+from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from hvd_sparse.exchange import Exchange
+from hvd_sparse.torch import LAGS, TopK
+from hvd_sparse.torch.devices import check_device, common_device, current_stream
+from hvd_sparse.torch.settings import check_devices
+from hvd_sparse.torch.slots import buffer_of
+from tests import laws
+
+ON_THE_CPU = [c for c in _core.collectives() if c != "hierarchical"]
+
+
+def reason_to_skip() -> str | None:
+    if not _core.with_cuda:
+        return "this build has no CUDA"
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    return None
+
+
+needs_gpu = pytest.mark.skipif(reason_to_skip() is not None, reason=str(reason_to_skip()))
+
+
+def add_bucket(exchange, device, *, sparsifier="top_k", collective="allgather", segments=(100,)):
+    return exchange.add_bucket(
+        "a bucket",
+        numels=[sum(segments)],
+        segments=list(segments),
+        capacity_ks=[max(1, n // 10) for n in segments],
+        sparsifier=laws.EVERY_SPARSIFIER[sparsifier],
+        collective=collective,
+        device=device,
+    )
+
+
+# ---- Refusals: without a GPU --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda", "cuda:", "cuda:x", "cuda:-1", "cuda:9999", ""])
+def test_a_device_of_no_known_name_is_refused(device):
+    exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
+    with pytest.raises(InvalidArgumentError, match="device must be 'cpu', or 'cuda:' and a number"):
+        add_bucket(exchange, device)
+
+
+def test_a_device_that_is_not_there_is_refused():
+    exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
+    with pytest.raises(UnavailableError, match=r"CUDA|cuda:99"):
+        add_bucket(exchange, "cuda:99")
+
+
+def test_hierarchical_takes_no_gradients_of_a_device():
+    exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
+    with pytest.raises(InvalidArgumentError, match="'hierarchical' adds up residuals on the CPU"):
+        add_bucket(exchange, "cuda:0", collective="hierarchical")
+
+
+@pytest.mark.skipif(_core.with_cuda, reason="this build has CUDA")
+def test_a_build_without_cuda_says_how_to_get_it():
+    with pytest.raises(UnavailableError, match="no CUDA"):
+        _core.cuda_devices()
+    exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
+    with pytest.raises(UnavailableError, match="HVD_SPARSE_WITH_CUDA=1"):
+        add_bucket(exchange, "cuda:0")
+
+
+def test_tensors_on_no_gpu_and_not_on_the_cpu_are_refused_by_name():
+    check_device("tensor 'a'", torch.zeros(1))
+    with pytest.raises(UnsupportedError, match="tensor 'a' is on device 'meta'"):
+        check_device("tensor 'a'", torch.zeros(1, device="meta"))
+
+
+def test_parameters_lie_on_one_device():
+    on_cpu, elsewhere = ("a", torch.zeros(1)), ("b", torch.zeros(1, device="meta"))
+    assert common_device([]) == common_device([on_cpu, on_cpu]) == torch.device("cpu")
+    with pytest.raises(UnsupportedError, match="'a' is on device 'cpu' and 'b' on 'meta'"):
+        common_device([on_cpu, elsewhere])
+
+
+def test_an_adaptive_compression_stays_on_the_cpu():
+    elsewhere = [("b", torch.zeros(1, device="meta"))]
+    check_devices([("a", torch.zeros(1))], LAGS())
+    check_devices(elsewhere, TopK())
+    with pytest.raises(UnsupportedError, match=r"device 'meta'.*LAGS\(adaptive=False\)"):
+        check_devices(elsewhere, LAGS())
+
+
+def test_the_cpu_has_no_stream():
+    assert current_stream(torch.device("cpu")) == 0
+
+
+# ---- On a GPU -----------------------------------------------------------------------------------
+
+
+def run_steps(world, rank, device, sparsifier, collective, dtype):
+    """What is applied, and what stays, in some steps of one rank."""
+    exchange = Exchange.over_loopback(world, rank)
+    segments = (1000, 1, 3333)
+    bucket = add_bucket(
+        exchange, device, sparsifier=sparsifier, collective=collective, segments=segments
+    )
+    numel = sum(segments)
+    residual = torch.zeros(numel, device=device)
+    states = torch.zeros(len(segments), 4)
+    seen = []
+    for step in range(4):
+        gradient = torch.from_numpy(laws.integer_gradient(numel, rank=rank, step=step))
+        gradient = gradient.to(device=device, dtype=dtype)
+        stream = current_stream(gradient.device)
+        handle = exchange.start(
+            bucket,
+            [buffer_of(gradient)],
+            residual=buffer_of(residual),
+            states=buffer_of(states),
+            ks=[max(1, n // 10) for n in segments],
+            decays=[1.0],
+            stream=stream,
+        )
+        exchange.wait(handle, stream=stream)
+        exchange.commit()
+        seen += [gradient.float().cpu().numpy(), residual.cpu().numpy(), states.numpy().copy()]
+    exchange.close()
+    return seen
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("collective", ON_THE_CPU)
+@pytest.mark.parametrize("sparsifier", _core.sparsifiers())
+def test_steps_have_the_bits_of_the_cpu(sparsifier, collective, dtype):
+    seen = {}
+    for device in ("cpu", "cuda:0"):
+        world = _core.LoopbackWorld(3)
+
+        def run(rank, world=world, device=device):
+            return run_steps(world, rank, device, sparsifier, collective, dtype)
+
+        with ThreadPoolExecutor(3) as threads:
+            seen[device] = list(threads.map(run, range(3)))
+    for of_cpu, of_gpu in zip(seen["cpu"], seen["cuda:0"], strict=True):
+        for a, b in zip(of_cpu, of_gpu, strict=True):
+            np.testing.assert_array_equal(a.view(np.int32), b.view(np.int32))
