@@ -1,6 +1,7 @@
-"""Finds out what was built, what is installed beside it, and what MPI grants.
+"""Finds out what was built, what is installed beside it, and what MPI and CUDA grant.
 
-What may hang or end a process (loading Horovod, initialising MPI) is asked of processes of its own.
+What may hang or end a process (loading Horovod, initialising MPI or a GPU's driver) is asked of
+processes of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TENSORFLOW_NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightl
 
 Facts: TypeAlias = dict[str, Any]
 
-# Both print their last line as JSON. The first one loads Horovod before the core, as users do.
+# All print their last line as JSON. The first one loads Horovod before the core, as users do.
 ASK_HOROVOD = """
 import importlib, json, os
 hvd = importlib.import_module("horovod.{framework}")
@@ -40,6 +41,15 @@ ASK_MPI = """
 import json
 from hvd_sparse import _core
 print(json.dumps(dict(thread_level=_core.mpi_thread_level())))
+"""
+ASK_CUDA = """
+import json
+from hvd_sparse import _core
+from hvd_sparse.errors import UnavailableError
+try:
+    print(json.dumps(dict(devices=_core.cuda_devices())))
+except UnavailableError as error:
+    print(json.dumps(dict(error=str(error))))
 """
 
 
@@ -58,6 +68,7 @@ def examine() -> Facts:
         "tensorflow": version_of(*TENSORFLOW_NAMES),
         "horovod": horovod,
         "mpi": examine_mpi() if core["mpi_library"] else None,
+        "cuda": ask([sys.executable, "-c", ASK_CUDA]) if core["with_cuda"] else None,
     }
 
 
@@ -70,6 +81,7 @@ def examine_core() -> Facts:
         "error": None,
         "instruction_set": None,
         "mpi_library": None,
+        "with_cuda": False,
     }
     try:
         from hvd_sparse import _core
@@ -80,6 +92,7 @@ def examine_core() -> Facts:
         **facts,
         "instruction_set": _core.instruction_set(),
         "mpi_library": library or None,
+        "with_cuda": _core.with_cuda,
     }
 
 

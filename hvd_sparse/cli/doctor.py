@@ -59,6 +59,9 @@ def show_facts(facts: Facts) -> None:
     with_parts = "with " + ", ".join(part for part in parts if horovod.get(part))
     row("Horovod", horovod.get("version"), with_parts)
     row("MPI", core["mpi_library"], mpi.get("thread_level"), mpi.get("mpirun"))
+    cuda = facts.get("cuda")
+    if cuda is not None:  # else it was left out, as its part says
+        row("CUDA", ", ".join(cuda.get("devices", [])) or "no device", cuda.get("error"))
     console.print(table)
 
 

@@ -159,6 +159,20 @@ def test_the_command_says_ready_and_succeeds(doctor):
     assert "MPI_THREAD_MULTIPLE" in result.output
 
 
+@pytest.mark.parametrize(
+    ("cuda", "line"),
+    [
+        ({"devices": ["NVIDIA H100", "NVIDIA H100"]}, "NVIDIA H100, NVIDIA H100"),
+        ({"error": "CUDA could not find a device"}, "no device, CUDA could not find a device"),
+    ],
+)
+def test_the_command_shows_devices_and_a_build_with_cuda_does_without_them(doctor, cuda, line):
+    result = doctor(altered("cuda", value=cuda))
+    assert result.exit_code == 0
+    assert line in result.output
+    assert "no device" not in doctor(HEALTHY).output
+
+
 def test_the_command_says_what_to_do_and_fails(doctor):
     result = doctor(altered("torch", value=None))
     assert result.exit_code == 1
