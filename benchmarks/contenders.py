@@ -39,11 +39,13 @@ class Size:
         numel: Entries of a layer.
         layers: How many there are.
         density: Fraction of each layer that is selected.
+        device: Where residuals and gradients lie.
     """
 
     numel: int
     layers: int
     density: float
+    device: str = "cpu"
 
     @property
     def k(self) -> int:
@@ -53,7 +55,12 @@ class Size:
     def slab(self) -> torch.Tensor:
         """Zeroed memory for all layers, one per row; each starts a cache line."""
         padded = -(-self.numel // ALIGNMENT) * ALIGNMENT
-        return torch.zeros(self.layers, padded)[:, : self.numel]
+        return torch.zeros(self.layers, padded, device=self.device)[:, : self.numel]
+
+    def finish(self) -> None:
+        """Waits for the device, whose work goes on when a call has returned."""
+        if self.device != "cpu":
+            torch.cuda.synchronize(self.device)
 
 
 def buffer(tensor: torch.Tensor) -> Buffer:
@@ -102,9 +109,11 @@ class Contender:
         time.sleep(pause)
         seconds = 0.0
         for calls in self._phases():
+            self.size.finish()
             start = time.perf_counter()
             for call in calls:
                 call()
+            self.size.finish()
             seconds += time.perf_counter() - start
         self.verified &= all(self._is_right(layer, u) for layer, u in enumerate(expected))
         return seconds
@@ -185,14 +194,17 @@ class Core(Selecting):
         self.bounds = sparsifier.bounds
         self.largest = not isinstance(sparsifier, RandomK)
         self.selectors = [
-            _core.Selector(sparsifier.name, sparsifier.options, numel=size.numel, k=size.k)
+            _core.Selector(
+                sparsifier.name, sparsifier.options, numel=size.numel, k=size.k, device=size.device
+            )
             for _ in range(size.layers)
         ]
         self._states = [torch.zeros(4) for _ in range(size.layers)]
 
     def taken(self, layer: int) -> Taken:
         block = self.selectors[layer].block
-        return torch.from_numpy(block.indices()).long(), torch.from_numpy(block.values())
+        indices, values = torch.from_numpy(block.indices()), torch.from_numpy(block.values())
+        return indices.long().to(self.size.device), values.to(self.size.device)
 
     def counts(self) -> list[int]:
         return [selector.block.count for selector in self.selectors]
@@ -222,10 +234,10 @@ class LocalStep(OwnGradients, Core):
         for selector, gradient, residual in parts:
             own = selector.block
             total = _core.Block(own.indices() | SURVIVED, own.values())
-            into, rest = buffer(gradient), buffer(residual)
+            into, rest, device = buffer(gradient), buffer(residual), self.size.device
             calls += [
-                partial(_core.settle, own, total, rest),
-                partial(_core.scatter, total, 1.0, into, rest),
+                partial(_core.settle, own, total, rest, device=device),
+                partial(_core.scatter, total, 1.0, into, rest, device=device),
             ]
         yield calls
 

@@ -1,6 +1,7 @@
 """Selection, and a rank's whole local step, against torch: what must be read and written anyway.
 
     python benchmarks/kernels.py --numel 25600000 --density 0.001 --threads 1
+    python benchmarks/kernels.py --device cuda:0
 
 Selection is all that lies between a gradient and the block that is sent: error feedback, the
 threshold, the block. Its floor is `residual.add_(gradient)`. A local step also settles the residual
@@ -23,6 +24,9 @@ the last step. All ways of doing it take turns in one process:
   variance 1 leaves [-t, t] after t^2 steps, which should be 1 / density.
 * Before each turn the process sleeps for some milliseconds: threads of torch's pool spin on after
   their last work, and would take the processor from whoever comes next.
+
+On a GPU, times are those of the clock from the call until the device has finished and the block is
+in the memory of the CPU; blocks and messages, which are the CPU's work, are left out.
 
 Multiples are of mean times, so rare slow steps (refreshes, missed thresholds) count in full; the
 99th percentile is a multiple of the floor's mean. Outside of what is timed, results are verified in
@@ -77,7 +81,8 @@ class Gradients:
         self._size = size
         entries = 2 * size.layers * size.numel + ALIGNMENT
         # A Laplace variable is a normal one with an exponential variance.
-        self._pool = torch.randn(entries).mul_(torch.empty(entries).exponential_().sqrt_())
+        self._pool = torch.randn(entries, device=size.device)
+        self._pool.mul_(torch.empty(entries, device=size.device).exponential_().sqrt_())
 
     def draw(self) -> list[torch.Tensor]:
         """One for each layer."""
@@ -216,10 +221,11 @@ def measure(
         settings = {
             "numel": size.numel, "layers": size.layers, "density": size.density, "k": size.k,
             "threads": number, "steps": steps, "warm_up": warm_up,
-            "slow_every": slow_every, "pause": pause, "instruction_set": _core.instruction_set(),
+            "slow_every": slow_every, "pause": pause, "device": size.device,
+            "instruction_set": _core.instruction_set(),
         }  # fmt: skip
         layers = f"{size.layers} x " if size.layers > 1 else ""
-        title = f"{layers}{size.numel:,} entries, k = {size.k:,}, {number} thread(s)"
+        title = f"{layers}{size.numel:,} entries, k = {size.k:,}, {number} thread(s), {size.device}"
         verified = all(one.verified for one in contenders)
         results.append(Result(title, rows, settings, verified))
         results[-1].show()
@@ -281,27 +287,31 @@ def main(
         list[int] | None,
         typer.Option(min=1, help="entries of a block to code; repeatable (25600, 256000)"),
     ] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda:0 and the like")] = "cpu",
     selection: Annotated[bool, typer.Option(help="time selection and blocks, too")] = True,
     json: Annotated[Path | None, typer.Option(help="also write the results here")] = None,
 ) -> None:
     """Times selection, the local step, merging and coding, for each size, density and threads."""
     random.seed(1)
     torch.manual_seed(1)
-    numel, density, threads = numel or list(NUMELS), density or list(DENSITIES), threads or [1, 2]
+    on_cpu = device == "cpu"
+    numel, density = numel or list(NUMELS), density or list(DENSITIES)
+    threads = threads or ([1, 2] if on_cpu else [1])
     results: list[Result] = []
-    for entries in message or MESSAGES:
+    for entries in (message or MESSAGES) if on_cpu else []:
         results += [measure_messages(entries, share, steps=steps) for share in density]
     for one in numel if selection else []:
         for share in density:
             results += measure(
-                Size(one, max(1, model // one), share),
+                Size(one, max(1, model // one), share, device),
                 threads=threads,
                 steps=steps,
                 warm_up=warm_up or max(LEAST_WARM_UP, math.ceil(0.5 / share)),
                 slow_every=slow_every,
                 pause=pause,
             )
-        results += measure_pieces(block, one, threads=threads, steps=steps)
+        if on_cpu:
+            results += measure_pieces(block, one, threads=threads, steps=steps)
     if json is not None:
         write(json, [result.as_json() for result in results])
     if not all(result.verified for result in results):

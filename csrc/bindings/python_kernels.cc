@@ -14,6 +14,7 @@
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/bindings/python_module.h"
 #include "csrc/kernels/kernels.h"
+#include "csrc/kernels/kernels_for.h"
 #include "csrc/sparsifiers/sparsifier.h"
 #include "csrc/wire/value_coding.h"
 #include "csrc/wire/wire_format.h"
@@ -28,12 +29,16 @@ py::array_t<T> Copy(const T* data, std::int64_t size) {
   return py::array_t<T>(static_cast<py::ssize_t>(size), data);
 }
 
-/// One segment's selection in an exchange of its own, for tests and benchmarks.
+/// One segment's selection in an exchange of its own, for tests and benchmarks. On a device, the
+/// caller has waited until the memory is written.
 class Selector {
  public:
   Selector(const std::string& name, const SparsifierOptions& options, std::int64_t numel,
-           std::int64_t k)
-      : sparsifier_(MakeSparsifier(name, options)), numel_(numel), k_(k) {
+           std::int64_t k, const std::string& device)
+      : sparsifier_(MakeSparsifier(name, options)),
+        kernels_(KernelsFor(DeviceFrom(device))),
+        numel_(numel),
+        k_(k) {
     Require(1 <= k && k <= numel, "k must lie in [1, ", numel, "], got ", k);
   }
 
@@ -48,7 +53,7 @@ class Selector {
     const py::gil_scoped_release release;
     const std::int64_t room = sparsifier_->Room(k_, numel_);
     block_.Reset(room);
-    Selection selection({&feedback, 1}, feedback.residual, 0, 0, room, CpuKernels(), &block_);
+    Selection selection({&feedback, 1}, feedback.residual, 0, 0, room, kernels_, &block_);
     sparsifier_->Select(k_, states.data, &selection);
     block_.Finish(selection.taken());
     return selection.not_finite();
@@ -58,6 +63,7 @@ class Selector {
 
  private:
   const std::unique_ptr<const Sparsifier> sparsifier_;
+  const Kernels& kernels_;
   const std::int64_t numel_, k_;
   SparseBlock block_;
 };
@@ -115,8 +121,10 @@ void BindKernels(py::module_& m) {
       .def("values", [](const SparseBlock& self) { return Copy(self.values(), self.count()); });
 
   py::class_<Selector>(m, "Selector", "One segment's selection; what it takes is in its block.")
-      .def(py::init<const std::string&, const SparsifierOptions&, std::int64_t, std::int64_t>(),
-           py::arg("sparsifier"), py::arg("options"), py::kw_only(), py::arg("numel"), py::arg("k"))
+      .def(py::init<const std::string&, const SparsifierOptions&, std::int64_t, std::int64_t,
+                    const std::string&>(),
+           py::arg("sparsifier"), py::arg("options"), py::kw_only(), py::arg("numel"), py::arg("k"),
+           py::arg("device") = "cpu")
       .def("select", &Selector::Select, py::arg("gradient"), py::kw_only(), py::arg("decay"),
            py::arg("scale"), py::arg("residual"), py::arg("state"),
            "residual = decay * residual + scale * gradient, less what is taken; returns how many "
@@ -133,16 +141,17 @@ void BindKernels(py::module_& m) {
 
   m.def(
       "scatter",
-      [](const SparseBlock& block, float scale, const PyBuffer& gradient,
-         const PyBuffer& residual) {
+      [](const SparseBlock& block, float scale, const PyBuffer& gradient, const PyBuffer& residual,
+         const std::string& device) {
+        const Kernels& kernels = KernelsFor(DeviceFrom(device));
         std::vector<std::pair<Index, float>> undo;
         const GradView into = ViewOf(gradient);
         const Span<float> rest = FloatsOf(residual, "residual");
         const py::gil_scoped_release release;
-        return CpuKernels().Scatter(block, scale, 0, into, rest, &undo);
+        return kernels.Scatter(block, scale, 0, into, rest, &undo);
       },
-      py::arg("block"), py::arg("scale"), py::arg("gradient"), py::arg("residual"),
-      "gradient = 0, then scale * value where the block has entries.");
+      py::arg("block"), py::arg("scale"), py::arg("gradient"), py::arg("residual"), py::kw_only(),
+      py::arg("device") = "cpu", "gradient = 0, then scale * value where the block has entries.");
 
   m.def(
       "merge",
@@ -160,16 +169,18 @@ void BindKernels(py::module_& m) {
 
   m.def(
       "settle",
-      [](const SparseBlock& selected, const SparseBlock& reduced, const PyBuffer& residual) {
+      [](const SparseBlock& selected, const SparseBlock& reduced, const PyBuffer& residual,
+         const std::string& device) {
         const Span<float> into = FloatsOf(residual, "residual");
         for (std::int64_t i = 0; i < selected.count(); ++i) {
           const Index position = Position(selected.indices()[i]);
           Require(position < into.size, "an index of selected must lie in [0, ", into.size,
                   "), got ", position);
         }
-        CpuKernels().Settle(selected, reduced, into);
+        KernelsFor(DeviceFrom(device)).Settle(selected, reduced, into);
       },
-      py::arg("selected"), py::arg("reduced"), py::arg("residual"),
+      py::arg("selected"), py::arg("reduced"), py::arg("residual"), py::kw_only(),
+      py::arg("device") = "cpu",
       "Puts back what was selected and is not marked as delivered in the reduced block.");
 }
 
