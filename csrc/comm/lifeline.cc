@@ -93,7 +93,7 @@ class Lifeline::Impl {
   const std::string name_;
   const double abort_seconds_ = AbortSeconds();
   LifelineVerdict verdict_;
-  LifelineAddress address_;
+  ListenAddress address_;
   Listener listener_;
   Descriptor wake_;
 
@@ -141,7 +141,7 @@ void Lifeline::Impl::Connect(const std::string& address, double seconds) {
     const Listener listener = std::move(listener_);  // closed on return, whatever happens
     peers_ = AwaitPeers(listener, address_, size_, name_, seconds);
   } else {
-    peers_ = JoinPeers(LifelineAddress::Parse(address), rank_, size_, name_, seconds);
+    peers_ = JoinPeers(ListenAddress::Parse(address), rank_, size_, name_, seconds);
   }
   const SignalsBlocked blocked;
   thread_ = std::thread([this] { Watch(); });

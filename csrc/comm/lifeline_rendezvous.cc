@@ -9,9 +9,9 @@
 #include <cerrno>
 #include <cstring>
 #include <list>
-#include <random>
 #include <sstream>
 #include <utility>
+#include <vector>
 
 #include "csrc/base/error.h"
 
@@ -103,42 +103,7 @@ void DropGone(LifelinePeers* peers) {
 
 }  // namespace
 
-LifelineAddress LifelineAddress::Parse(const std::string& text) {
-  LifelineAddress address;
-  std::istringstream parts(text);
-  std::string ips, ip, port;
-  std::getline(parts, ips, ';');
-  std::getline(parts, port, ';');
-  std::getline(parts, address.token);
-  for (std::istringstream list(ips); std::getline(list, ip, ',');) address.ips.push_back(ip);
-  const bool is_number = !port.empty() && port.size() <= 5 &&
-                         port.find_first_not_of("0123456789") == std::string::npos;
-  if (is_number) address.port = std::stoi(port);
-  const bool valid = !address.ips.empty() && !address.token.empty() && address.port > 0;
-  Require(valid && address.port < 65536, "no address of a lifeline: '", text, "'");
-  return address;
-}
-
-std::string LifelineAddress::Text() const {
-  std::string text;
-  for (const std::string& ip : ips) text += (text.empty() ? "" : ",") + ip;
-  return Concat(text, ';', port, ';', token);
-}
-
-std::string LifelineAddress::Place() const {
-  std::string text;
-  for (const std::string& ip : ips) text += ip + ", ";
-  return Concat(text, "port ", port);
-}
-
-std::string NewToken() {
-  std::random_device random;
-  std::string token;
-  while (token.size() < 32) token += "0123456789abcdef"[random() % 16];
-  return token;
-}
-
-LifelinePeers AwaitPeers(const Listener& listener, const LifelineAddress& address, int size,
+LifelinePeers AwaitPeers(const Listener& listener, const ListenAddress& address, int size,
                          const std::string& name, double seconds) {
   const auto deadline = After(seconds);
   LifelinePeers peers;
@@ -153,6 +118,7 @@ LifelinePeers AwaitPeers(const Listener& listener, const LifelineAddress& addres
     }
     AwaitEvents(listener, guests, peers, deadline);
     while (Descriptor socket = Accept(listener.socket)) {
+      BreakWhenStuck(socket);
       guests.push_back({LifelineConnection(std::move(socket))});
     }
     Welcome(&guests, &peers, address.token, size);
@@ -162,7 +128,7 @@ LifelinePeers AwaitPeers(const Listener& listener, const LifelineAddress& addres
   return peers;
 }
 
-LifelinePeers JoinPeers(const LifelineAddress& address, int rank, int size, const std::string& name,
+LifelinePeers JoinPeers(const ListenAddress& address, int rank, int size, const std::string& name,
                         double seconds) {
   const auto deadline = After(seconds);
   std::string problem = "no time";
@@ -175,6 +141,7 @@ LifelinePeers JoinPeers(const LifelineAddress& address, int rank, int size, cons
         problem = std::strerror(errno);
         continue;
       }
+      BreakWhenStuck(socket);
       LifelineConnection connection(std::move(socket));
       connection.Post({RecordKind::kHello, rank, HelloText(address.token, size)});
       const auto welcome = connection.WaitForNext(limit);

@@ -9,9 +9,9 @@
 
 #include <map>
 #include <string>
-#include <vector>
 
 #include "csrc/comm/lifeline_wire.h"
+#include "csrc/comm/listen_address.h"
 #include "csrc/comm/socket.h"
 
 namespace hvd_sparse {
@@ -25,30 +25,16 @@ struct LifelinePeer {
 /// By rank.
 using LifelinePeers = std::map<int, LifelinePeer>;
 
-/// Where rank 0 listens; "ip1,ip2,...;port;token" as text.
-struct LifelineAddress {
-  std::vector<std::string> ips;
-  int port = 0;
-  std::string token;
-
-  static LifelineAddress Parse(const std::string& text);  ///< throws InvalidArgument
-  std::string Text() const;
-  std::string Place() const;  ///< "10.0.0.1, 127.0.0.1, port 4711", for messages
-};
-
-/// Hard to guess; 32 hexadecimal digits.
-std::string NewToken();
-
 /// On rank 0: waits for ranks 1 to size - 1.
 ///
 /// Throws PeerLost naming the missing ranks after `seconds`, on the ranks that did come as well.
-LifelinePeers AwaitPeers(const Listener& listener, const LifelineAddress& address, int size,
+LifelinePeers AwaitPeers(const Listener& listener, const ListenAddress& address, int size,
                          const std::string& name, double seconds);
 
 /// On the others: connects to rank 0 and waits for all to have done so.
 ///
 /// Throws PeerLost naming the addresses tried after `seconds`.
-LifelinePeers JoinPeers(const LifelineAddress& address, int rank, int size, const std::string& name,
+LifelinePeers JoinPeers(const ListenAddress& address, int rank, int size, const std::string& name,
                         double seconds);
 
 }  // namespace hvd_sparse

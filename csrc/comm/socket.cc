@@ -1,4 +1,4 @@
-/// TCP over IPv4 for the lifeline; see the header.
+/// TCP over IPv4; see the header.
 
 #include "csrc/comm/socket.h"
 
@@ -21,8 +21,8 @@
 namespace hvd_sparse {
 namespace {
 
-/// After 10 s of silence the kernels talk to each other; 20-30 s without an answer break the
-/// connection. A stopped process answers, its kernel does it.
+/// After 10 s of silence the kernels talk to each other; 20 s more without an answer break
+/// the connection. A stopped process answers, its kernel does it.
 void Configure(const Descriptor& socket) {
   const auto set = [&](int level, int option, int value) {
     ::setsockopt(socket.get(), level, option, &value, sizeof(value));
@@ -32,12 +32,35 @@ void Configure(const Descriptor& socket) {
   set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
   set(IPPROTO_TCP, TCP_KEEPCNT, 4);
-  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 30'000);
 }
 
 Descriptor NewSocket() {
   return Descriptor::Open(
       [] { return ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
+}
+
+struct Address {
+  std::string interface, ip;
+  bool is_loopback;
+};
+
+/// Of all interfaces that are up.
+std::vector<Address> Addresses() {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {};
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
+
+  std::vector<Address> addresses;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET) continue;
+    if ((entry->ifa_flags & IFF_UP) == 0) continue;
+    sockaddr_in address;
+    std::memcpy(&address, entry->ifa_addr, sizeof(address));
+    char text[INET_ADDRSTRLEN];
+    if (::inet_ntop(AF_INET, &address.sin_addr, text, sizeof(text)) == nullptr) continue;
+    addresses.push_back({entry->ifa_name, text, (entry->ifa_flags & IFF_LOOPBACK) != 0});
+  }
+  return addresses;
 }
 
 }  // namespace
@@ -64,22 +87,20 @@ bool WaitFor(int fd, short events, Clock::time_point deadline) {
 }
 
 std::vector<std::string> LocalAddresses() {
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return {"127.0.0.1"};
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
-
   std::vector<std::string> addresses, loopback;
-  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET) continue;
-    if ((entry->ifa_flags & IFF_UP) == 0) continue;
-    sockaddr_in address;
-    std::memcpy(&address, entry->ifa_addr, sizeof(address));
-    char text[INET_ADDRSTRLEN];
-    if (::inet_ntop(AF_INET, &address.sin_addr, text, sizeof(text)) == nullptr) continue;
-    ((entry->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : addresses).emplace_back(text);
+  for (const Address& address : Addresses()) {
+    (address.is_loopback ? loopback : addresses).push_back(address.ip);
   }
   if (loopback.empty()) loopback.emplace_back("127.0.0.1");
   addresses.insert(addresses.end(), loopback.begin(), loopback.end());
+  return addresses;
+}
+
+std::vector<std::string> AddressesOf(const std::string& interface) {
+  std::vector<std::string> addresses;
+  for (const Address& address : Addresses()) {
+    if (address.interface == interface) addresses.push_back(address.ip);
+  }
   return addresses;
 }
 
@@ -110,7 +131,7 @@ Descriptor Accept(const Descriptor& listener) {
   return socket;
 }
 
-Descriptor ConnectTo(const std::string& ip, int port, Clock::time_point deadline) {
+Descriptor BeginConnecting(const std::string& ip, int port) {
   Descriptor socket = NewSocket();
   const int fd = socket.get();
   if (fd < 0) return socket;
@@ -121,24 +142,36 @@ Descriptor ConnectTo(const std::string& ip, int port, Clock::time_point deadline
     errno = EINVAL;
     return {};
   }
-
-  int error = 0;
-  if (::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) error = errno;
-  if (error == EINPROGRESS || error == EINTR) {
-    socklen_t length = sizeof(error);
-    if (!WaitFor(fd, POLLOUT, deadline)) {
-      error = ETIMEDOUT;
-    } else if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) {
-      error = errno;
-    }
+  Configure(socket);
+  if (::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 &&
+      errno != EINPROGRESS && errno != EINTR) {
+    const int error = errno;
+    socket.Close();
+    errno = error;
   }
+  return socket;
+}
+
+int ErrorOf(const Descriptor& socket) {
+  int error = 0;
+  socklen_t length = sizeof(error);
+  return ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 ? error : errno;
+}
+
+Descriptor ConnectTo(const std::string& ip, int port, Clock::time_point deadline) {
+  Descriptor socket = BeginConnecting(ip, port);
+  if (!socket) return socket;
+  const int error = WaitFor(socket.get(), POLLOUT, deadline) ? ErrorOf(socket) : ETIMEDOUT;
   if (error != 0) {
     socket.Close();
     errno = error;
-    return {};
   }
-  Configure(socket);
   return socket;
+}
+
+void BreakWhenStuck(const Descriptor& socket) {
+  const int milliseconds = 30'000;
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, sizeof(milliseconds));
 }
 
 }  // namespace hvd_sparse

@@ -1,4 +1,4 @@
-/// TCP over IPv4, as far as the lifeline needs it. All sockets are non-blocking.
+/// TCP over IPv4, as far as lifelines and communicators need it. All sockets are non-blocking.
 
 #ifndef HVD_SPARSE_COMM_SOCKET_H_
 #define HVD_SPARSE_COMM_SOCKET_H_
@@ -28,6 +28,9 @@ bool WaitFor(int fd, short events, Clock::time_point deadline);
 /// The IPv4 addresses of this host, those of the loopback interface last.
 std::vector<std::string> LocalAddresses();
 
+/// The IPv4 addresses of one network interface ("eth0"); none if it is down or unknown.
+std::vector<std::string> AddressesOf(const std::string& interface);
+
 struct Listener {
   Descriptor socket;
   int port = 0;
@@ -40,8 +43,19 @@ Listener ListenAnywhere();
 /// has no descriptor left.
 Descriptor Accept(const Descriptor& listener);
 
+/// Begins to connect, which has ended when poll() reports POLLOUT; ErrorOf then says how. An empty
+/// descriptor if it fails at once (errno says why).
+Descriptor BeginConnecting(const std::string& ip, int port);
+
+/// What went wrong on a socket since the last call, as an errno; 0: nothing.
+int ErrorOf(const Descriptor& socket);
+
 /// An empty descriptor if that fails (errno says why).
 Descriptor ConnectTo(const std::string& ip, int port, Clock::time_point deadline);
+
+/// Breaks a connection whose other end takes nothing for 30 s, be it gone or only busy: for
+/// connections which the other end always reads.
+void BreakWhenStuck(const Descriptor& socket);
 
 }  // namespace hvd_sparse
 

@@ -147,13 +147,13 @@ TEST(Lifeline, AnUnreachableHubIsNamedWithItsAddresses) {
   EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
   EXPECT_EQ(
       std::string(error.what()),
-      Concat("rank 1 of 2 could not connect to rank 0 (", LifelineAddress::Parse(address).Place(),
+      Concat("rank 1 of 2 could not connect to rank 0 (", ListenAddress::Parse(address).Place(),
              ") within 0.2 s for exchange 'optimizer.0': Connection refused"));
 }
 
 TEST(Lifeline, StrangersAreDroppedWithoutDisturbing) {
   Lifeline hub(0, 2, kName), other(1, 2, kName);
-  const auto address = LifelineAddress::Parse(hub.Listen());
+  const auto address = ListenAddress::Parse(hub.Listen());
   const auto stranger = [&](const Record& record) {
     LifelineConnection connection(ConnectTo("127.0.0.1", address.port, After(10)));
     connection.Post(record);
