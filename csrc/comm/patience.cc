@@ -14,6 +14,8 @@ using std::chrono::duration;
 using std::chrono::microseconds;
 
 constexpr int kSpins = 1000;  // looks before the first sleep: under a millisecond, yielding
+// One that an arrival wakes loses little by going to sleep, and a call of poll() costs more.
+constexpr int kSpinsBeforePoll = 100;
 
 double SecondsFrom(const char* variable, double otherwise) {
   const char* text = std::getenv(variable);
@@ -47,13 +49,8 @@ Patience::Patience(const WaitLimits& limits, int rank, const std::string& what,
                    std::function<std::string()> whom)
     : limits_(limits), rank_(rank), what_(what), whom_(std::move(whom)) {}
 
-void Patience::Pause() {
-  if (++looks_ <= kSpins) {
-    std::this_thread::yield();
-    return;
-  }
-  const auto now = Clock::now();
-  const double waited = duration<double>(now - start_).count();
+double Patience::CheckLimits() {
+  const double waited = duration<double>(Clock::now() - start_).count();
   if (limits_.fail_seconds > 0 && waited > limits_.fail_seconds) {
     Throw(ErrorKind::kTimeout, "rank ", rank_, " gave up waiting for rank ", whom_(), " after ",
           limits_.fail_seconds, " s (HVD_SPARSE_TIMEOUT) in ", what_);
@@ -63,7 +60,25 @@ void Patience::Pause() {
     std::cerr << Concat("hvd_sparse: warning: rank ", rank_, " has waited ", limits_.warn_seconds,
                         " s for rank ", whom_(), " in ", what_, "; it goes on waiting\n");
   }
-  std::this_thread::sleep_for(SleepAfter(waited, duration<double>(now - progress_).count()));
+  return waited;
+}
+
+void Patience::Pause() {
+  if (++looks_ <= kSpins) {
+    std::this_thread::yield();
+    return;
+  }
+  const double waited = CheckLimits();
+  const double without_progress = duration<double>(Clock::now() - progress_).count();
+  std::this_thread::sleep_for(SleepAfter(waited, without_progress));
+}
+
+void Patience::PauseUntilWoken(const Sleep& sleep) {
+  if (++looks_ <= kSpinsBeforePoll) {
+    std::this_thread::yield();
+    return;
+  }
+  sleep(CheckLimits() < 20e-3 ? microseconds(1000) : microseconds(20'000));
 }
 
 }  // namespace hvd_sparse

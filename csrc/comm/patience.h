@@ -32,11 +32,20 @@ class Patience {
   /// Throws Timeout once the deadline has passed.
   void Pause();
 
+  using Sleep = std::function<void(std::chrono::microseconds)>;
+
+  /// The same for those whom an arrival wakes: `sleep` is given the longest time to sleep, and
+  /// returns as soon as there is something to look at.
+  void PauseUntilWoken(const Sleep& sleep);
+
   /// Call when something has arrived, but not all: the rest is likely to come soon.
   void Progress() { progress_ = Clock::now(); }
 
  private:
   using Clock = std::chrono::steady_clock;
+
+  /// Warns, or throws Timeout, when it is time to; returns the seconds waited so far.
+  double CheckLimits();
 
   WaitLimits limits_;
   int rank_;

@@ -1,0 +1,251 @@
+#include "csrc/comm/tcp_communicator.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "csrc/base/error.h"
+#include "csrc/comm/tcp_rendezvous.h"
+#include "csrc/comm/tcp_stream.h"
+
+namespace hvd_sparse {
+namespace {
+
+// A peer's death breaks its connections at once and reaches the lifeline by way of rank 0: so long
+// it is given to say what has happened.
+constexpr double kVerdictSeconds = 5.0;
+
+/// The addresses at which other ranks are to look for this one.
+std::vector<std::string> OfferedAddresses() {
+  const char* interface = std::getenv("HOROVOD_GLOO_IFACE");
+  if (interface == nullptr || *interface == '\0') return LocalAddresses();
+  std::vector<std::string> addresses = AddressesOf(interface);
+  Require(!addresses.empty(), "HOROVOD_GLOO_IFACE must name a network interface with an IPv4 ",
+          "address, got '", interface, "'");
+  return addresses;
+}
+
+class TcpCommunicator final : public Communicator {
+ public:
+  TcpCommunicator(int rank, std::vector<ListenAddress> addresses, Listener listener,
+                  const WaitLimits& limits, std::shared_ptr<Lifeline> lifeline)
+      : rank_(rank),
+        limits_(limits),
+        lifeline_(std::move(lifeline)),
+        streams_(addresses.size()),
+        rendezvous_(rank, std::move(addresses), std::move(listener)) {}
+
+  int Rank() const override { return rank_; }
+  int Size() const override { return static_cast<int>(streams_.size()); }
+
+  void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
+    for (const Outgoing& message : out) RequireRank(message.peer, what);
+    for (const Incoming& message : in) RequireRank(message.peer, what);
+    Check();
+    if (!broken_.empty()) {
+      Throw(ErrorKind::kExchangeFailed, "nothing more can be sent since ", broken_);
+    }
+    KeepOwn(out, in, what);
+    try {
+      for (const Outgoing& message : out) {
+        if (message.peer != rank_) StreamTo(message.peer).Send(message);
+      }
+      for (Incoming& message : in) {
+        if (message.peer != rank_) StreamTo(message.peer).Receive(&message);
+      }
+      WaitForAll(what);
+    } catch (const std::exception& error) {
+      broken_ = error.what();  // a stream may have stopped in the middle of a message
+      Finish();
+      throw;
+    }
+    Finish();
+  }
+
+  void Fail(const std::string& reason) override {
+    if (lifeline_ != nullptr) lifeline_->Fail(reason);
+  }
+
+  void Check() override {
+    if (lifeline_ == nullptr) return;
+    if (auto failure = lifeline_->CurrentFailure()) throw Error(failure->kind, failure->message);
+  }
+
+  void Acknowledge() override {
+    if (lifeline_ != nullptr) lifeline_->Acknowledge();
+  }
+
+ private:
+  void RequireRank(int peer, const std::string& what) const {
+    Require(peer >= 0 && peer < Size(), "no rank ", peer, " in a world of ", Size(), ": ", what);
+  }
+
+  /// Copies what this rank sends to itself.
+  void KeepOwn(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) const {
+    auto* sent = out.begin();
+    const auto is_own = [this](const auto& message) { return message.peer == rank_; };
+    for (Incoming& message : in) {
+      if (!is_own(message)) continue;
+      sent = std::find_if(sent, out.end(), is_own);
+      Require(sent != out.end(), "rank ", rank_, " waits for itself in ", what);
+      if (sent->bytes > message.capacity) {
+        Throw(ErrorKind::kExchangeFailed, "rank ", rank_, " sent ", sent->bytes, " bytes to rank ",
+              rank_, ", which expected at most ", message.capacity, ", in ", what);
+      }
+      std::copy_n(static_cast<const std::uint8_t*>(sent->data), sent->bytes,
+                  static_cast<std::uint8_t*>(message.data));
+      message.bytes = sent->bytes;
+      ++sent;
+    }
+    Require(std::none_of(sent, out.end(), is_own), "rank ", rank_,
+            " sends itself a message that it does not receive in ", what);
+  }
+
+  /// The stream of this peer, which takes part in the transfer.
+  TcpStream& StreamTo(int peer) {
+    auto& stream = streams_[static_cast<std::size_t>(peer)];
+    if (stream == nullptr) {
+      stream = std::make_unique<TcpStream>(rank_, peer);
+      rendezvous_.Want(peer);
+    }
+    if (stream->idle()) active_.push_back(stream.get());
+    return *stream;
+  }
+
+  void Finish() {
+    for (TcpStream* stream : active_) stream->Forget();
+    active_.clear();
+  }
+
+  void WaitForAll(const std::string& what) {
+    Patience patience(limits_, rank_, what, [this] { return Peers(); });
+    Connect();
+    // Most likely there is room to send, so ask nobody first.
+    bool moving = false;
+    for (TcpStream* stream : active_) moving |= stream->Move(what);
+    while (!Done()) {
+      if (moving) {
+        patience.Progress();
+      } else {
+        patience.PauseUntilWoken([this](std::chrono::microseconds time) { Poll(time); });
+        WatchPeers(what);
+      }
+      moving = Look(what);
+    }
+  }
+
+  bool Done() const {
+    return std::all_of(active_.begin(), active_.end(),
+                       [](const TcpStream* stream) { return stream->done(); });
+  }
+
+  /// The peers that are still waited for.
+  std::string Peers() const {
+    std::string peers;
+    for (const TcpStream* stream : active_) {
+      if (!stream->done()) peers += Concat(peers.empty() ? "" : ", ", stream->peer());
+    }
+    return peers;
+  }
+
+  /// Goes on with connections that are missing.
+  void Connect() {
+    if (!rendezvous_.waiting()) return;
+    for (TcpRendezvous::Arrival& arrival : rendezvous_.Advance()) {
+      auto& stream = streams_[static_cast<std::size_t>(arrival.peer)];
+      if (stream == nullptr) stream = std::make_unique<TcpStream>(rank_, arrival.peer);
+      if (arrival.problem.empty()) {
+        stream->Open(std::move(arrival.socket));
+      } else {
+        stream->Lose(arrival.problem);
+      }
+    }
+  }
+
+  /// Moves what can be moved; returns whether anything has been.
+  bool Look(const std::string& what) {
+    Connect();
+    Poll(std::chrono::microseconds(0));
+    bool moved = false;
+    for (std::size_t i = 0; i < polled_streams_.size(); ++i) {
+      if (polled_[i].revents != 0) moved |= polled_streams_[i]->Move(what);
+    }
+    return moved;
+  }
+
+  /// Sleeps until something can move, but not longer than `time`.
+  void Poll(std::chrono::microseconds time) {
+    polled_.clear();
+    polled_streams_.clear();
+    for (TcpStream* stream : active_) {
+      if (!stream->open() || stream->events() == 0) continue;
+      polled_.push_back({stream->fd(), stream->events(), 0});
+      polled_streams_.push_back(stream);
+    }
+    rendezvous_.AddTo(&polled_);
+    const timespec patience{0, static_cast<long>(time.count()) * 1000};  // NOLINT: as ppoll has it
+    ::ppoll(polled_.data(), polled_.size(), &patience, nullptr);
+  }
+
+  /// Throws if the exchange has ended, or a peer that is waited for can no longer be reached.
+  void WatchPeers(const std::string& what) {
+    const auto lost = std::find_if(active_.begin(), active_.end(), [](const TcpStream* stream) {
+      return !stream->done() && !stream->lost().empty();
+    });
+    const bool any_lost = lost != active_.end();
+    if (lifeline_ != nullptr) {
+      // Of a broken connection nothing more will come: no grace for those who left.
+      const auto failure = any_lost ? lifeline_->CurrentFailure(0) : lifeline_->CurrentFailure();
+      if (failure) {
+        throw Error(failure->kind, Concat(failure->message, "; rank ", rank_,
+                                          " was waiting for rank ", Peers(), " in ", what));
+      }
+    }
+    if (!any_lost) return;
+    if (!verdict_due_) verdict_due_ = After(lifeline_ == nullptr ? 0 : kVerdictSeconds);
+    if (Clock::now() < *verdict_due_) return;
+    Throw(ErrorKind::kPeerLost, "rank ", rank_, " has lost rank ", (*lost)->peer(), " (",
+          (*lost)->lost(), ") in ", what);
+  }
+
+  const int rank_;
+  const WaitLimits limits_;
+  const std::shared_ptr<Lifeline> lifeline_;         // says goodbye when all connections are closed
+  std::vector<std::unique_ptr<TcpStream>> streams_;  // by peer, where there ever was a message
+  TcpRendezvous rendezvous_;
+  std::string broken_;  // what went wrong
+  std::optional<Clock::time_point> verdict_due_;
+
+  std::vector<TcpStream*> active_;  // of the transfer
+  std::vector<pollfd> polled_;
+  std::vector<TcpStream*> polled_streams_;  // the first ones of polled_
+};
+
+}  // namespace
+
+TcpPort::TcpPort() : listener_(ListenAnywhere()) {
+  address_ = {OfferedAddresses(), listener_.port, NewToken()};
+}
+
+Listener TcpPort::Take() {
+  Require(static_cast<bool>(listener_.socket), "this port has been taken already");
+  return std::move(listener_);
+}
+
+std::unique_ptr<Communicator> MakeTcpCommunicator(const TcpOptions& options, TcpPort* port,
+                                                  std::shared_ptr<Lifeline> lifeline) {
+  const int size = static_cast<int>(options.addresses.size());
+  Require(options.rank >= 0 && options.rank < size, "rank must lie in [0, ", size, "), got ",
+          options.rank);
+  std::vector<ListenAddress> addresses;
+  for (const std::string& text : options.addresses) addresses.push_back(ListenAddress::Parse(text));
+  return std::make_unique<TcpCommunicator>(options.rank, std::move(addresses), port->Take(),
+                                           options.limits, std::move(lifeline));
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,132 @@
+#include "csrc/comm/tcp_stream.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "csrc/base/error.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr std::int64_t kLengthBytes = sizeof(std::int64_t);
+// Bytes that one look moves at most in one direction, so that the other one has its turn.
+constexpr std::int64_t kTurn = std::int64_t{512} * 1024;
+// Pieces of memory that one call sends: eight messages with their lengths.
+constexpr std::size_t kPieces = 16;
+
+bool MeansLater(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+
+/// The pieces of memory that one call sends, up to a turn.
+class Gathered {
+ public:
+  bool full() const { return count_ == kPieces || room_ == 0; }
+
+  /// `bytes` bytes at `data`, without the first `*skipped`, which decreases by what is skipped.
+  void Add(const void* data, std::int64_t bytes, std::int64_t* skipped) {
+    const std::int64_t skip = std::min(*skipped, bytes);
+    *skipped -= skip;
+    const std::int64_t taken = std::min(room_, bytes - skip);
+    if (taken == 0 || full()) return;
+    auto* first = static_cast<std::uint8_t*>(const_cast<void*>(data)) + skip;
+    pieces_[count_++] = {first, static_cast<std::size_t>(taken)};
+    room_ -= taken;
+  }
+
+  ssize_t Send(int socket) {
+    msghdr message{};
+    message.msg_iov = pieces_.data();
+    message.msg_iovlen = count_;
+    return ::sendmsg(socket, &message, MSG_NOSIGNAL);
+  }
+
+ private:
+  std::array<iovec, kPieces> pieces_;
+  std::size_t count_ = 0;
+  std::int64_t room_ = kTurn;
+};
+
+}  // namespace
+
+void TcpStream::Forget() {
+  sending_.clear();
+  receiving_.clear();
+  sent_ = received_ = 0;
+}
+
+bool TcpStream::Move(const std::string& what) {
+  if (!open() || !lost_.empty()) return false;
+  const bool sent = SendSome();
+  const bool received = lost_.empty() && ReceiveSome(what);
+  return sent || received;
+}
+
+short TcpStream::events() const {
+  if (!lost_.empty()) return 0;
+  const int events =
+      (sent_ < sending_.size() ? POLLOUT : 0) | (received_ < receiving_.size() ? POLLIN : 0);
+  return static_cast<short>(events);
+}
+
+bool TcpStream::SendSome() {
+  if (sent_ == sending_.size()) return false;
+  Gathered gathered;
+  std::int64_t skipped = sent_bytes_;
+  for (std::size_t i = sent_; i < sending_.size() && !gathered.full(); ++i) {
+    gathered.Add(&sending_[i].length, kLengthBytes, &skipped);
+    gathered.Add(sending_[i].data, sending_[i].length, &skipped);
+  }
+  const ssize_t sent = gathered.Send(fd());
+  if (sent < 0) {
+    if (!MeansLater(errno)) Lose(std::strerror(errno));
+    return false;
+  }
+  sent_bytes_ += sent;
+  while (sent_ < sending_.size() && sent_bytes_ >= kLengthBytes + sending_[sent_].length) {
+    sent_bytes_ -= kLengthBytes + sending_[sent_].length;
+    ++sent_;
+  }
+  return sent > 0;
+}
+
+bool TcpStream::ReceiveSome(const std::string& what) {
+  std::int64_t turn = kTurn;
+  bool moved = false;
+  while (received_ < receiving_.size() && turn > 0) {
+    Incoming& message = *receiving_[received_];
+    const bool in_length = received_bytes_ < kLengthBytes;
+    std::uint8_t* const to =
+        in_length ? reinterpret_cast<std::uint8_t*>(&length_) + received_bytes_
+                  : static_cast<std::uint8_t*>(message.data) + (received_bytes_ - kLengthBytes);
+    const std::int64_t end = in_length ? kLengthBytes : kLengthBytes + length_;
+    const std::int64_t wanted = std::min(turn, end - received_bytes_);
+    const ssize_t got = ::recv(fd(), to, static_cast<std::size_t>(wanted), 0);
+    if (got == 0) Lose("it has closed the connection");
+    if (got < 0 && !MeansLater(errno)) Lose(std::strerror(errno));
+    if (got <= 0) return moved;
+    moved = true;
+    turn -= got;
+    received_bytes_ += got;
+    if (in_length && received_bytes_ == kLengthBytes) RequireRoom(message, what);
+    if (received_bytes_ >= kLengthBytes && received_bytes_ == kLengthBytes + length_) {
+      message.bytes = length_;
+      ++received_;
+      received_bytes_ = 0;
+    }
+    if (got < wanted) return moved;  // there is no more for now
+  }
+  return moved;
+}
+
+void TcpStream::RequireRoom(const Incoming& message, const std::string& what) const {
+  if (length_ >= 0 && length_ <= message.capacity) return;
+  Throw(ErrorKind::kExchangeFailed, "the ranks disagree: rank ", peer_, " sent ", length_,
+        " bytes to rank ", rank_, ", which expected at most ", message.capacity, ", in ", what);
+}
+
+}  // namespace hvd_sparse

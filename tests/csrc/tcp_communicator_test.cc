@@ -1,0 +1,266 @@
+/// What is particular to ranks connected by TCP: long messages, lost peers, wrong addresses.
+
+#include "csrc/comm/tcp_communicator.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "tests/csrc/tcp_ranks.h"
+
+namespace hvd_sparse {
+namespace {
+
+using Bytes = std::vector<std::uint8_t>;
+
+/// The error that `body` throws.
+Error Thrown(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  return Error(ErrorKind::kInvalidArgument, "nothing was thrown");
+}
+
+bool Says(const Error& error, const std::string& text) {
+  return std::string(error.what()).find(text) != std::string::npos;
+}
+
+/// The message number `i` of a round from one rank to another: different for each.
+Bytes Message(int from, int to, int round, int i, std::size_t bytes) {
+  Bytes message(bytes);
+  unsigned state = static_cast<unsigned>(((from * 31 + to) * 31 + round) * 31 + i);
+  for (std::uint8_t& byte : message) {
+    state = state * 1664525u + 1013904223u;
+    byte = static_cast<std::uint8_t>(state >> 24u);
+  }
+  return message;
+}
+
+/// All ranks exchange messages of such sizes with all others, and get what was meant for them.
+void ExchangeAll(Communicator& comm, int round, const std::vector<std::size_t>& sizes) {
+  const int rank = comm.Rank();
+  const auto most = *std::max_element(sizes.begin(), sizes.end());
+  std::vector<Bytes> sent, received;
+  std::vector<Outgoing> out;
+  std::vector<Incoming> in;
+  for (int peer = 0; peer < comm.Size(); ++peer) {
+    if (peer == rank) continue;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      sent.push_back(Message(rank, peer, round, static_cast<int>(i), sizes[i]));
+      received.emplace_back(most + 1, 0xab);
+      out.push_back({peer, sent.back().data(), static_cast<std::int64_t>(sizes[i])});
+      in.push_back({peer, received.back().data(), static_cast<std::int64_t>(most)});
+    }
+  }
+  comm.Transfer(out, in, "a round of all with all");
+  for (std::size_t at = 0; at < in.size(); ++at) {
+    const std::size_t i = at % sizes.size();
+    ASSERT_EQ(in[at].bytes, static_cast<std::int64_t>(sizes[i]));
+    EXPECT_EQ(received[at].back(), 0xab);
+    received[at].resize(sizes[i]);
+    EXPECT_EQ(received[at], Message(in[at].peer, rank, round, static_cast<int>(i), sizes[i]));
+  }
+}
+
+TEST(Tcp, LongMessagesGoBothWaysAtOnce) {
+  // More than all buffers of the kernel hold, so nobody could finish sending before receiving.
+  TcpRanks(2).Run([](Communicator& comm) { ExchangeAll(comm, 0, {std::size_t{40} << 20u}); });
+  TcpRanks(4).Run([](Communicator& comm) { ExchangeAll(comm, 0, {std::size_t{10} << 20u}); });
+}
+
+TEST(Tcp, MessagesOfManySizesReachManyPeers) {
+  TcpRanks(9).Run([](Communicator& comm) {
+    for (int round = 0; round < 10; ++round) {
+      ExchangeAll(comm, round, {0, 1, 100'000, 0, 7, 8, 9, 4096, 1, 2, 3, 4, 5, 6, 0});
+    }
+  });
+}
+
+TEST(Tcp, ManySmallMessagesFollowEachOther) {
+  TcpRanks(2).Run([](Communicator& comm) {
+    ExchangeAll(comm, 0, std::vector<std::size_t>(1000, 11));
+    for (int round = 1; round < 300; ++round) ExchangeAll(comm, round, {5});
+  });
+}
+
+TEST(Tcp, ARankThatComesLaterIsWaitedFor) {
+  for (const int late : {0, 1}) {
+    TcpRanks(2).Run([late](Communicator& comm) {
+      if (comm.Rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      ExchangeAll(comm, late, {1000});
+    });
+  }
+}
+
+TEST(Tcp, AMessageWithoutRoomEndsTheTransferAndIsNotWritten) {
+  TcpRanks ranks(2, {}, false);
+  ranks.Run([](Communicator& comm) {
+    Bytes memory(20, 1);
+    const Outgoing out{1, memory.data(), 20};
+    if (comm.Rank() == 0) return comm.Transfer({&out, 1}, {}, "a test");
+    Incoming in{0, memory.data(), 10};
+    const Error error = Thrown([&] { comm.Transfer({}, {&in, 1}, "a test"); });
+    EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed);
+    EXPECT_STREQ(error.what(),
+                 "the ranks disagree: rank 0 sent 20 bytes to rank 1, which expected at most 10, "
+                 "in a test");
+    EXPECT_EQ(memory, Bytes(20, 1));
+    const Error later = Thrown([&] { comm.Transfer({}, {}, "more"); });
+    EXPECT_EQ(later.kind(), ErrorKind::kExchangeFailed);
+    EXPECT_TRUE(Says(later, "nothing more can be sent since the ranks disagree")) << later.what();
+  });
+}
+
+TEST(Tcp, WhatARankSendsItselfItMustReceive) {
+  TcpRanks ranks(1);
+  char byte = 0;
+  const Outgoing out{0, &byte, 1};
+  Incoming in{0, &byte, 1};
+  const Error sent = Thrown([&] { ranks[0].Transfer({&out, 1}, {}, "a test"); });
+  EXPECT_TRUE(Says(sent, "rank 0 sends itself a message that it does not receive in a test"));
+  const Error awaited = Thrown([&] { ranks[0].Transfer({}, {&in, 1}, "a test"); });
+  EXPECT_TRUE(Says(awaited, "rank 0 waits for itself in a test"));
+}
+
+// ------------------------------------------------------------------------- ranks that are gone
+
+/// What rank `waiting` meets when it waits for the other of two ranks, which has left.
+Error AfterLeaving(int waiting, bool met_before, bool watched) {
+  TcpRanks ranks(2, {}, watched);
+  if (met_before) ranks.Run([](Communicator& comm) { ExchangeAll(comm, 0, {100}); });
+  std::thread leaving([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ranks.Leave(1 - waiting);
+  });
+  char byte = 0;
+  Incoming in{1 - waiting, &byte, 1};
+  const auto start = Clock::now();
+  Error error = Thrown([&] { ranks[waiting].Transfer({}, {&in, 1}, "bucket 3"); });
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
+  leaving.join();
+  return error;
+}
+
+TEST(Tcp, TheLifelineSaysWhyAConnectionBroke) {
+  for (const int waiting : {0, 1}) {
+    for (const bool met_before : {true, false}) {
+      const Error error = AfterLeaving(waiting, met_before, true);
+      EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
+      EXPECT_EQ(error.what(),
+                Concat("rank ", 1 - waiting, " of 2 left exchange '", kName, "'; rank ", waiting,
+                       " was waiting for rank ", 1 - waiting, " in bucket 3"));
+    }
+  }
+}
+
+TEST(Tcp, WithoutALifelineTheConnectionItselfIsReported) {
+  for (const int waiting : {0, 1}) {
+    const Error error = AfterLeaving(waiting, true, false);
+    EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
+    EXPECT_EQ(error.what(), Concat("rank ", waiting, " has lost rank ", 1 - waiting,
+                                   " (it has closed the connection) in bucket 3"));
+  }
+}
+
+TEST(Tcp, MessagesOfARankThatHasLeftStillArrive) {
+  TcpRanks ranks(2);
+  ranks.Run([](Communicator& comm) { ExchangeAll(comm, 0, {1}); });
+  Bytes sent(50'000, 7), received(50'000);
+  const Outgoing out{0, sent.data(), 50'000};
+  ranks[1].Transfer({&out, 1}, {}, "the last words");
+  ranks.Leave(1);
+  Incoming in{1, received.data(), 50'000};
+  ranks[0].Transfer({}, {&in, 1}, "the last words");
+  EXPECT_EQ(received, sent);
+}
+
+// ----------------------------------------------------------------------------------- addresses
+
+TEST(Tcp, StrangersAreDroppedWithoutDisturbing) {
+  std::vector<TcpPort> ports(2);
+  const std::vector<std::string> addresses{ports[0].Address(), ports[1].Address()};
+  const int port = ListenAddress::Parse(addresses[1]).port;
+  std::vector<Descriptor> strangers;
+  for (int i = 0; i < 3; ++i) strangers.push_back(ConnectTo("127.0.0.1", port, After(10)));
+  const std::string nonsense(100, 'x');
+  ASSERT_EQ(::send(strangers[0].get(), nonsense.data(), nonsense.size(), 0), 100);
+  strangers[1].Close();  // the third one says nothing
+
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const TcpOptions options{rank, addresses, {}};
+      const auto comm = MakeTcpCommunicator(options, &ports[rank], nullptr);
+      ExchangeAll(*comm, 0, {1000});
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+/// Rank 0 of two, whose peer is told to be found at these addresses.
+Error ConnectingTo(const std::vector<std::string>& ips) {
+  std::vector<TcpPort> ports(2);
+  auto peer = ListenAddress::Parse(ports[1].Address());
+  peer.ips = ips;
+  const std::vector<std::string> addresses{ports[0].Address(), peer.Text()};
+  const auto one = [&](int rank) {
+    WaitLimits limits;
+    limits.fail_seconds = 2;
+    const auto comm = MakeTcpCommunicator({rank, addresses, limits}, &ports[rank], nullptr);
+    ExchangeAll(*comm, 0, {1000});
+  };
+  std::thread other([&] { Thrown([&] { one(1); }); });
+  Error error = Thrown([&] { one(0); });
+  other.join();
+  return error;
+}
+
+TEST(Tcp, AddressesThatLeadNowhereArePassedOver) {
+  EXPECT_STREQ(ConnectingTo({"255.255.255.255", "no address", "127.0.0.1"}).what(),
+               "nothing was thrown");
+}
+
+TEST(Tcp, APeerThatCannotBeReachedIsNamedWithItsAddresses) {
+  const Error error = ConnectingTo({"255.255.255.255", "no address"});
+  EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
+  EXPECT_TRUE(Says(error,
+                   "rank 0 has lost rank 1 (cannot connect to 255.255.255.255, no address, "
+                   "port "))
+      << error.what();
+  EXPECT_TRUE(Says(error, ": Invalid argument) in ")) << error.what();
+}
+
+TEST(Tcp, HorovodsInterfaceIsOffered) {
+  ::setenv("HOROVOD_GLOO_IFACE", "lo", 1);
+  EXPECT_EQ(ListenAddress::Parse(TcpPort().Address()).ips, std::vector<std::string>{"127.0.0.1"});
+  ::setenv("HOROVOD_GLOO_IFACE", "none0", 1);
+  const Error error = Thrown([] { TcpPort(); });
+  ::unsetenv("HOROVOD_GLOO_IFACE");
+  EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+  EXPECT_TRUE(Says(error, "HOROVOD_GLOO_IFACE must name a network interface")) << error.what();
+  EXPECT_TRUE(Says(error, "got 'none0'")) << error.what();
+}
+
+TEST(Tcp, NonsenseIsRefused) {
+  TcpPort port;
+  const std::vector<std::string> own{port.Address()};
+  EXPECT_STREQ(Thrown([&] { MakeTcpCommunicator({1, own, {}}, &port, nullptr); }).what(),
+               "rank must lie in [0, 1), got 1");
+  EXPECT_EQ(Thrown([&] { MakeTcpCommunicator({0, {"here"}, {}}, &port, nullptr); }).kind(),
+            ErrorKind::kInvalidArgument);
+  MakeTcpCommunicator({0, own, {}}, &port, nullptr);
+  EXPECT_STREQ(Thrown([&] { port.Take(); }).what(), "this port has been taken already");
+}
+
+}  // namespace
+}  // namespace hvd_sparse
