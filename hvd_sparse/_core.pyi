@@ -69,6 +69,11 @@ class LoopbackWorld:
     @property
     def size(self) -> int: ...
 
+class TcpPort:
+    def __init__(self) -> None: ...
+    @property
+    def address(self) -> str: ...
+
 class RoundTimes:
     @property
     def name(self) -> str: ...
@@ -117,6 +122,16 @@ class Exchange:
     @staticmethod
     def over_loopback(
         world: LoopbackWorld, rank: int, *, select_on: str, local_size: int
+    ) -> Exchange: ...
+    @staticmethod
+    def over_tcp(
+        rank: int,
+        *,
+        addresses: Sequence[str],
+        port: TcpPort,
+        lifeline: Lifeline,
+        select_on: str,
+        nodes: Sequence[int],
     ) -> Exchange: ...
     @staticmethod
     def over_mpi(

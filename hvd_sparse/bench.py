@@ -63,7 +63,9 @@ def run(settings: Settings, ranks: Ranks, exchange: Exchange, cluster: Cluster) 
     rows: list[Row] = []
     for numel in dict.fromkeys(settings.numels):
         rows += _rows_of_size(numel, settings, ranks, exchange, cluster)
-    return Results(settings=settings, cluster=cluster, rows=tuple(rows))
+    return Results(
+        settings=settings, transport=exchange.transport, cluster=cluster, rows=tuple(rows)
+    )
 
 
 def integer_gradient(numel: int, rank: int, size: int) -> Array:

@@ -23,7 +23,7 @@ class HorovodRanks:
         world: The ranks.
 
     Raises:
-        UnavailableError: PyTorch or Horovod is missing, or the job runs without MPI.
+        UnavailableError: PyTorch or Horovod is missing.
     """
 
     def __init__(self) -> None:

@@ -94,11 +94,13 @@ class Results:
 
     Attributes:
         settings: What was asked for.
+        transport: What the sparse exchanges went over: "mpi" or "tcp".
         cluster: The network and the machine as measured.
         rows: By size, as asked for, dense first.
     """
 
     settings: Settings
+    transport: str
     cluster: Cluster
     rows: tuple[Row, ...]
 

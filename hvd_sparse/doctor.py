@@ -39,7 +39,7 @@ def diagnose(facts: Facts) -> list[Problem]:
         *diagnose_core(facts["hvd_sparse"]),
         *diagnose_frameworks(facts),
         *diagnose_horovod(facts),
-        *diagnose_mpi(facts["mpi"]),
+        *diagnose_mpi(facts),
     ]
 
 
@@ -54,6 +54,13 @@ def served(facts: Facts) -> list[str]:
     return found
 
 
+def transports(facts: Facts) -> list[str]:
+    """By what the ranks of a job can be connected here."""
+    horovod, mpi = facts["horovod"] or {}, facts["mpi"] or {}
+    both = facts["hvd_sparse"]["mpi_library"] and horovod.get("mpi")
+    return ["MPI", "TCP"] if both and mpi.get("thread_level") == "MPI_THREAD_MULTIPLE" else ["TCP"]
+
+
 def _ops(facts: Facts) -> Facts:
     build: Facts = facts["hvd_sparse"]["build"] or {"parts": {}}
     ops: Facts = build["parts"].get("tensorflow", {"built": False})
@@ -66,12 +73,6 @@ def diagnose_core(core: Facts) -> Iterator[Problem]:
         yield Problem(
             f"the compiled core cannot be loaded: {core['error']}",
             f"build it for this environment: {REINSTALL}",
-        )
-    elif core["mpi_library"] is None:
-        yield Problem(
-            "the core was built without MPI",
-            "put the mpicxx that Horovod was built with on PATH, then "
-            f"HVD_SPARSE_WITH_MPI=1 {REINSTALL}",
         )
 
 
@@ -123,28 +124,27 @@ def diagnose_horovod(facts: Facts) -> Iterator[Problem]:
         )
     if horovod.get("error"):
         yield Problem(f"Horovod cannot be loaded: {horovod['error']}", REBUILD_HOROVOD)
-    if not horovod.get("mpi", True):
-        yield Problem("Horovod was built without MPI", f"HOROVOD_WITH_MPI=1 {REBUILD_HOROVOD}")
+    if not horovod.get("mpi", True) and not horovod.get("gloo", True):
+        yield Problem(
+            "Horovod was built with neither MPI nor Gloo", f"HOROVOD_WITH_GLOO=1 {REBUILD_HOROVOD}"
+        )
     libraries = horovod.get("mpi_libraries", [])
     if len(libraries) > 1:
         yield Problem(
             f"Horovod and this package use different MPI libraries: {', '.join(libraries)}",
-            f"build this package with Horovod's: MPICXX=/path/to/mpicxx {REINSTALL}",
+            f"build this package with Horovod's: MPICXX=/path/to/mpicxx {REINSTALL} "
+            "(HVD_SPARSE_WITH_MPI=0: with none)",
         )
 
 
-def diagnose_mpi(mpi: Facts | None) -> Iterator[Problem]:
-    """What is wrong with MPI at run time."""
-    if mpi is None:  # the core was built without it, which has been said
+def diagnose_mpi(facts: Facts) -> Iterator[Problem]:
+    """What is wrong with MPI at run time, where Horovod may use it."""
+    mpi, horovod = facts["mpi"], facts["horovod"] or {}
+    if mpi is None or not horovod.get("mpi", True):  # the ranks are connected by TCP
         return
     if mpi["mpirun"] is None:
         yield Problem("there is no mpirun on PATH", "put the folder that holds mpicxx on PATH")
     elif mpi.get("error"):
         yield Problem(
             f"MPI cannot be started: {mpi['error']}", f"see what {mpi['mpirun']} -np 1 true says"
-        )
-    elif mpi["thread_level"] != "MPI_THREAD_MULTIPLE":
-        yield Problem(
-            f"MPI grants {mpi['thread_level']}, MPI_THREAD_MULTIPLE is needed",
-            "use an MPI that was built with threads",
         )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvd_sparse import _core, lifecycle, timeline
+from hvd_sparse import _core, connection, lifecycle, timeline
 from hvd_sparse.bucket_stats import BucketStats
 from hvd_sparse.errors import (
     ExchangeTimeoutError,
@@ -21,19 +20,16 @@ from hvd_sparse.errors import (
 from hvd_sparse.exchange_timeline import ExchangeTimeline
 from hvd_sparse.sparsifiers import Sparsifier
 from hvd_sparse.threads import kernel_threads
+from hvd_sparse.transport import LOOPBACK
 from hvd_sparse.world import World
 
-# Seconds in which all ranks must have reached the construction of an exchange.
-CONNECT_SECONDS = 120.0
-# Longer messages travel in pieces.
+# Over MPI, longer messages travel in pieces.
 MAX_MESSAGE_BYTES = 1 << 30
 # Which thread selects. See docs/performance.md for the measurement behind the default.
 DEFAULT_SELECT_ON = "caller"
 
 # In what csrc/comm/patience.cc says, on the rank itself and by way of the lifeline on all others.
 _GAVE_UP = "gave up waiting"
-
-_tags = itertools.count(1)
 
 
 class Buffer(NamedTuple):
@@ -65,10 +61,18 @@ class Exchange:
 
     Attributes:
         timeline: Where to tell what happens when; None unless the user wants to know.
+        transport: By what the ranks are connected: "mpi", "tcp" or "loopback".
     """
 
-    def __init__(self, core: _core.Exchange, timeline: ExchangeTimeline | None = None) -> None:
+    def __init__(
+        self,
+        core: _core.Exchange,
+        *,
+        transport: str,
+        timeline: ExchangeTimeline | None = None,
+    ) -> None:
         self._core: _core.Exchange | None = core
+        self.transport = transport
         self.timeline = timeline
         self._names: dict[int, str] = {}
         lifecycle.register(self)
@@ -82,6 +86,7 @@ class Exchange:
         select_on: str = DEFAULT_SELECT_ON,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         local_size: int | None = None,
+        transport: str | None = None,
     ) -> Exchange:
         """An exchange between all ranks of `world`. Collective.
 
@@ -89,20 +94,28 @@ class Exchange:
             world: The ranks; from `World.from_horovod`.
             name: Appears in errors, and in the timeline.
             select_on: "caller" selects on the thread that calls `start`, "engine" on another one.
-            max_message_bytes: Longer messages travel in pieces of this size, in [1, 2^31).
+            max_message_bytes: Over MPI longer messages travel in pieces of this size; in [1, 2^31).
             local_size: For "hierarchical": rank r counts as on node r // local_size, the same on
                 all ranks. It can be less than a machine (the cores of a socket) or more (the
                 machines of a rack). None: as Horovod's ranks lie on machines.
+            transport: "mpi" or "tcp", the same on all ranks. None: what HVD_SPARSE_TRANSPORT says,
+                else MPI where Horovod uses it, else TCP.
 
         Raises:
-            UnavailableError: MPI is missing from this build, or from this job; or OpenMP, and
-                HVD_SPARSE_NUM_THREADS asks for it.
+            UnavailableError: MPI is asked for, and missing from this build or this job; or OpenMP,
+                and HVD_SPARSE_NUM_THREADS asks for it.
             PeerLostError: Not all ranks came within 120 seconds.
-            InvalidArgumentError: HVD_SPARSE_NUM_THREADS is no positive number, or local_size; or a
-                rank cannot write the file that HVD_SPARSE_TIMELINE names, then on every rank.
+            InvalidArgumentError: An argument is out of its range, or HVD_SPARSE_NUM_THREADS is. Or,
+                then on every rank: on some rank HVD_SPARSE_TIMELINE names no file that it can
+                write, HVD_SPARSE_TRANSPORT no transport, HOROVOD_GLOO_IFACE no network interface;
+                or the ranks have chosen different transports.
         """
         if local_size is not None and local_size < 1:
             raise InvalidArgumentError(f"local_size must be at least 1, got {local_size}")
+        if not 1 <= max_message_bytes < 1 << 31:
+            raise InvalidArgumentError(
+                f"max_message_bytes must lie in [1, 2^31), got {max_message_bytes}"
+            )
         _core.set_threads(kernel_threads(local_size=world.local_size, openmp=_core.with_openmp))
         trace, problem = None, None
         try:
@@ -114,30 +127,17 @@ class Exchange:
             if problem is not None:
                 raise problem
             return cls.over_loopback(_core.LoopbackWorld(1), 0, select_on=select_on, timeline=rows)
-        lifeline = _core.Lifeline(world.rank, world.size, name)
-        address = lifeline.listen() if world.rank == 0 else ""
         node = world.node if local_size is None else f"{world.rank // local_size} of {local_size}"
-        places = (world.node, node)
-        everybody = world.allgather_object(
-            (_core.mpi_world_rank(), address, next(_tags), places, problem and str(problem))
+        core, chosen = connection.connect(
+            world,
+            name=name,
+            select_on=select_on,
+            max_message_bytes=max_message_bytes,
+            node=node,
+            asked=transport,
+            problem=problem,
         )
-        for text in filter(None, (text for *_, text in everybody)):
-            raise problem or InvalidArgumentError(text)
-        _, hub, tag, *_ = everybody[0]
-        machines, nodes = zip(*(places for *_, places, _ in everybody), strict=True)
-        lifeline.connect("" if world.rank == 0 else hub, CONNECT_SECONDS)
-        return cls(
-            _core.Exchange.over_mpi(
-                [world_rank for world_rank, *_ in everybody],
-                tag=tag % 32768,
-                lifeline=lifeline,
-                max_message_bytes=max_message_bytes,
-                select_on=select_on,
-                machines=[machines.index(machine) for machine in machines],
-                nodes=[nodes.index(node) for node in nodes],
-            ),
-            rows,
-        )
+        return cls(core, transport=chosen, timeline=rows)
 
     @classmethod
     def over_loopback(
@@ -162,7 +162,7 @@ class Exchange:
             InvalidArgumentError: rank or local_size is out of its range.
         """
         core = _core.Exchange.over_loopback(world, rank, select_on=select_on, local_size=local_size)
-        return cls(core, timeline)
+        return cls(core, transport=LOOPBACK, timeline=timeline)
 
     @property
     def local_size(self) -> int | None:

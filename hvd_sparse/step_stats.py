@@ -17,12 +17,14 @@ class StepStats:
         dense_bytes: Bytes of the gradients that Horovod exchanged dense (what a rank sends of them
             depends on Horovod's algorithm: 2 (P - 1) / P times as much in a ring).
         wait_seconds: What synchronize() really waited for other ranks.
+        transport: What carried the sparse buckets, "mpi" or "tcp".
     """
 
     step: int
     buckets: tuple[BucketStats, ...] = ()
     dense_bytes: int = 0
     wait_seconds: float = 0.0
+    transport: str
 
     @property
     def bytes_sent(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hvd_sparse import transport
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError
 
 # How a NumPy array becomes a tensor that Horovod's module takes: "module:function".
@@ -37,6 +38,7 @@ class World:
         local_size: Ranks of the whole job on this machine.
         job_rank: This process's rank in the whole job.
         node: Where this process runs; equal for two ranks of one node, in Horovod's sense, only.
+        mpi_problem: Why exchanges between these ranks cannot use MPI; empty if they can.
     """
 
     rank: int
@@ -45,6 +47,7 @@ class World:
     local_size: int = 1
     job_rank: int = 0
     node: str = ""
+    mpi_problem: str = ""
     _allgather: Callable[[np.ndarray, str], np.ndarray] | None = field(
         default=None, repr=False, compare=False
     )
@@ -59,7 +62,7 @@ class World:
 
         Raises:
             InvalidArgumentError: The set does not contain this process.
-            UnavailableError: Horovod runs without MPI, or its MPI without threads.
+            UnavailableError: Horovod is not initialised.
         """
         if not hvd.is_initialized():
             raise UnavailableError("Horovod is not initialised: call hvd.init() first")
@@ -68,8 +71,6 @@ class World:
                 f"process_set must contain this process (rank {hvd.rank()}), got {process_set}"
             )
         size = process_set.size()
-        if size > 1:
-            _require_mpi(hvd)
         module, function = _TENSOR_MAKERS[hvd.__name__].split(":")
         as_tensor = getattr(importlib.import_module(module), function)
 
@@ -86,6 +87,7 @@ class World:
             # Containers may share a name, and the cross rank tells them apart; it repeats where
             # nodes have unequal numbers of ranks, and the name tells those apart.
             node=f"{socket.gethostname()} {hvd.cross_rank()}",
+            mpi_problem=transport.problem_with_mpi(hvd),
             _allgather=allgather,
         )
 
@@ -107,16 +109,3 @@ class World:
     def broadcast_object(self, thing: Any) -> Any:
         """The `thing` of the set's rank 0; what other ranks pass is ignored. Collective."""
         return self.allgather_object(thing if self.rank == 0 else None)[0]
-
-
-def _require_mpi(hvd: ModuleType) -> None:
-    if not hvd.mpi_enabled():
-        raise UnavailableError(
-            "Horovod runs over Gloo in this job, and sparse exchanges need MPI: start it with "
-            "`horovodrun --mpi` or `mpirun`, with a Horovod built with HOROVOD_WITH_MPI=1"
-        )
-    if not hvd.mpi_threads_supported():
-        raise UnavailableError(
-            "MPI runs without MPI_THREAD_MULTIPLE in this job: unset HOROVOD_MPI_THREADS_DISABLE, "
-            "or use an MPI library built with thread support"
-        )

@@ -13,6 +13,7 @@
 #include "csrc/bindings/python_module.h"
 #include "csrc/comm/lifeline.h"
 #include "csrc/comm/loopback_communicator.h"
+#include "csrc/comm/tcp_communicator.h"
 #include "csrc/exchange/exchange.h"
 #ifdef HVD_SPARSE_WITH_MPI
 #include "csrc/comm/mpi_communicator.h"
@@ -95,6 +96,10 @@ void BindExchange(py::module_& m) {
       .def(py::init<int, double>(), py::arg("size"), py::arg("timeout_seconds") = 60.0)
       .def_property_readonly("size", &LoopbackWorld::size);
 
+  py::class_<TcpPort>(m, "TcpPort", "Where a rank can be found by others, in one exchange.")
+      .def(py::init<>())
+      .def_property_readonly("address", &TcpPort::Address);
+
   py::class_<Exchange>(m, "Exchange")
       .def_static(
           "over_loopback",
@@ -107,6 +112,21 @@ void BindExchange(py::module_& m) {
           },
           py::arg("world"), py::arg("rank"), py::kw_only(), py::arg("select_on"),
           py::arg("local_size"))
+      .def_static(
+          "over_tcp",
+          [](int rank, std::vector<std::string> addresses, TcpPort& port,
+             std::shared_ptr<Lifeline> lifeline, const std::string& select_on,
+             std::vector<int> nodes) {
+            TcpOptions options;
+            options.rank = rank;
+            options.addresses = std::move(addresses);
+            options.limits = WaitLimits::FromEnvironment();
+            return std::make_unique<Exchange>(
+                MakeTcpCommunicator(options, &port, std::move(lifeline)), SelectOnFrom(select_on),
+                Nodes(std::move(nodes)));
+          },
+          py::arg("rank"), py::kw_only(), py::arg("addresses"), py::arg("port"),
+          py::arg("lifeline"), py::arg("select_on"), py::arg("nodes"))
 #ifdef HVD_SPARSE_WITH_MPI
       .def_static(
           "over_mpi",

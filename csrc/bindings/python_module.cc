@@ -90,7 +90,7 @@ void BindEnvironment(py::module_& m) {
 }  // namespace hvd_sparse
 
 PYBIND11_MODULE(_core, m) {
-  m.doc() = "Sparsification kernels and sparse collectives over MPI and between threads.";
+  m.doc() = "Sparsification kernels and sparse collectives over MPI, over TCP and between threads.";
   py::register_exception_translator(&hvd_sparse::RaiseInPython);
   hvd_sparse::BindKernels(m);
   hvd_sparse::BindExchange(m);

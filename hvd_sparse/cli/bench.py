@@ -117,6 +117,7 @@ def account(results: Results) -> dict[str, Any]:
     """Everything that the command knows, as plain values."""
     return {
         "settings": asdict(results.settings),
+        "transport": results.transport,
         "cluster": json.loads(results.cluster.to_json()),
         "rows": [asdict(row) for row in results.rows],
         "sparse_wins_at": list(winners(results)),
@@ -127,7 +128,7 @@ def account(results: Results) -> dict[str, Any]:
 
 def show(results: Results, console: Console) -> None:
     """Prints the cluster, a table for each size, and the verdict."""
-    show_cluster(results.cluster, console)
+    show_cluster(results.cluster, results.transport, console)
     for numel in dict.fromkeys(results.settings.numels):
         show_size(results.at(numel), console)
     text = escape(verdict(results))
@@ -135,10 +136,11 @@ def show(results: Results, console: Console) -> None:
     console.print(f"[{style}]{text}[/]", soft_wrap=True)
 
 
-def show_cluster(cluster: Cluster, console: Console) -> None:
+def show_cluster(cluster: Cluster, transport: str, console: Console) -> None:
     """Prints what was measured of the network and of a rank's own work."""
     network, machine = cluster.network, cluster.machine
-    console.print(f"[bold]{network.size} ranks, {network.local_size} on a node[/]\n")
+    ranks = f"{network.size} ranks, {network.local_size} on a node, over {transport.upper()}"
+    console.print(f"[bold]{ranks}[/]\n")
     table = Table(box=None, pad_edge=False)
     table.add_column("all ranks at once")
     for column in ("alpha", "beta", "rate"):

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvd_sparse.doctor import Problem, diagnose, served
+from hvd_sparse.doctor import Problem, diagnose, served, transports
 from hvd_sparse.installation import Facts, examine
 
 console = Console()
@@ -27,11 +27,15 @@ def doctor(
     facts = examine()
     problems = diagnose(facts)
     if as_json:
-        verdict = {"ok": not problems, "problems": [asdict(problem) for problem in problems]}
+        verdict = {
+            "ok": not problems,
+            "transports": transports(facts),
+            "problems": [asdict(problem) for problem in problems],
+        }
         print(json.dumps({**facts, **verdict}, indent=2))
     else:
         show_facts(facts)
-        show_verdict(problems, served(facts))
+        show_verdict(problems, served(facts), transports(facts))
     raise typer.Exit(code=1 if problems else 0)
 
 
@@ -65,12 +69,13 @@ def show_facts(facts: Facts) -> None:
     console.print(table)
 
 
-def show_verdict(problems: list[Problem], frameworks: list[str]) -> None:
-    """Prints what is wrong and the way out, or for which frameworks all is well."""
+def show_verdict(problems: list[Problem], frameworks: list[str], means: list[str]) -> None:
+    """Prints what is wrong and the way out, or for which frameworks and transports all is well."""
     console.print()
     if not problems:
         names = " and ".join(frameworks)
-        console.print(f"[bold green]Ready:[/] sparse exchanges for {names} over MPI.")
+        over = " or ".join(means)
+        console.print(f"[bold green]Ready:[/] sparse exchanges for {names} over {over}.")
         return
     for number, problem in enumerate(problems, start=1):
         console.print(f"[bold red]Problem {number}:[/] {escape(problem.what)}", soft_wrap=True)

@@ -158,6 +158,7 @@ class GradientExchange:
             buckets=tuple(self._exchange.stats(number) for number in self._exchange.buckets),
             dense_bytes=sum(dense),
             wait_seconds=math.nan,
+            transport=self._exchange.transport,
         )
 
     def reduce(self, gradients: Sequence[Any], rate: Any = None) -> list[Any]:

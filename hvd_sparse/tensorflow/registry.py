@@ -63,8 +63,8 @@ def exchange_of(
     Raises:
         InvalidArgumentError: The ranks' variables or options differ. Nothing was exchanged.
         UnsupportedError: A sparse exchange cannot do what was asked for.
-        UnavailableError: Horovod runs without MPI, or its MPI without threads; or this build lacks
-            TensorFlow.
+        UnavailableError: HVD_SPARSE_TRANSPORT asks for MPI, and this build or job lacks it; or this
+            build lacks TensorFlow.
     """
     key = (
         id(owner) if owner is not None else 0,

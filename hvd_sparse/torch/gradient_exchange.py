@@ -290,6 +290,7 @@ class GradientExchange:
             buckets=buckets,
             dense_bytes=self._dense.bytes,
             wait_seconds=time.perf_counter() - start,
+            transport=self._exchange.transport,
         )
         self.stats = Stats(last=last, total=self.stats.total.plus(last))
         if self._exchange.timeline is not None:

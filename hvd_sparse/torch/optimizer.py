@@ -78,7 +78,7 @@ def distribute(
         InvalidArgumentError: An argument lies outside its limits, on this rank or another, or the
             ranks' models or options differ. Nothing was exchanged.
         UnsupportedError: A sparse exchange cannot do what was asked for.
-        UnavailableError: Horovod runs without MPI, or its MPI without threads.
+        UnavailableError: HVD_SPARSE_TRANSPORT asks for MPI, and this build or job lacks it.
     """
     named: list[tuple[str, torch.Tensor]] = []
     settings, problem = None, None

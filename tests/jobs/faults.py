@@ -99,10 +99,10 @@ class Outcome:
     output: str
 
 
-def break_job(fault: Fault) -> Outcome:
-    """Starts a job, which breaks itself; what became of it."""
+def break_job(fault: Fault, *options: str) -> Outcome:
+    """Starts a job, which breaks itself; what became of it. The options are those of faulty.py."""
     start = mpirun if fault.helped or fault.recovers else mpirun_without_help
-    job = start(RANKS, [FAULTY, fault.name], timeout=90, **fault.env)
+    job = start(RANKS, [FAULTY, fault.name, *options], timeout=90, **fault.env)
     return _judge(fault, job, time.time())
 
 

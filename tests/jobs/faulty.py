@@ -1,4 +1,4 @@
-"""A small training job in which one rank misbehaves; tests/jobs/faults.py starts it."""
+"""A small training job in which one rank misbehaves; tests of jobs start it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 import horovod.torch as hvd
 import torch
 
+from benchmarks.gloo_world import prepare
 from hvd_sparse.torch import LAGS
 
 # So many seconds after its backward pass, a rank of this model is amid an exchange.
@@ -21,11 +22,14 @@ EXCHANGING_SECONDS = 0.02
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("fault", choices=FAULTS)
+    parser.add_argument("--gloo", metavar="HOST:PORT", help="for Horovod over Gloo")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between two steps")
     args = parser.parse_args()
     fault = args.fault
 
+    if args.gloo is not None:
+        prepare(args.gloo, "lo")
     hvd.init()
     victim = hvd.rank() == hvd.size() - 1
     torch.manual_seed(0)

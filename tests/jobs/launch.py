@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -86,3 +87,9 @@ def horovodrun(
     """`horovodrun -np RANKS python PROGRAM...`."""
     command = ["horovodrun", "-np", str(ranks), *options]
     return run([*command, sys.executable, *program], timeout=timeout, **extra)
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

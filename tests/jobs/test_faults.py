@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.jobs.faults import FAULTS, FAULTY, break_job
-from tests.jobs.launch import Job, horovodrun, mpirun, mpirun_without_help
+from tests.jobs.launch import Job, mpirun, mpirun_without_help
 
 
 def failed(job: Job, *ranks: int) -> bool:
@@ -61,15 +61,3 @@ def test_ranks_that_differ_are_told_at_construction(fault, ours, theirs):
     assert "rank 2" in job.output
     assert ours in job.output
     assert theirs in job.output
-
-
-def test_a_job_over_gloo_is_told_what_to_do():
-    job = horovodrun(2, [FAULTY, "none"], timeout=60, options=("--gloo",))
-    assert job.status != 0, job.output
-    assert "horovodrun --mpi" in job.output
-
-
-def test_mpi_without_threads_is_told_what_to_do():
-    job = mpirun(2, [FAULTY, "none"], timeout=60, HOROVOD_MPI_THREADS_DISABLE="1")
-    assert job.status != 0, job.output
-    assert "unset HOROVOD_MPI_THREADS_DISABLE" in job.output

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import socket
 import statistics
 import sys
 
 import pytest
 from paper_models import MODELS
 
-from tests.jobs.launch import mpirun, run
+from tests.jobs.launch import free_port, mpirun, run
 
 QUICK = ["--dilation", "0.1", "--steps", "2", "--turns", "1", "--untimed", "1"]
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def test_a_replay_takes_as_long_as_its_compute_and_verifies_every_mode(tmp_path):

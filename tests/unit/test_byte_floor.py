@@ -21,7 +21,7 @@ def transfers(size, collective, k=300, numel=4000):
 
     def run(rank):
         core = _core.Exchange.over_loopback(world, rank, select_on="caller", local_size=1)
-        exchange = Exchange(core)
+        exchange = Exchange(core, transport="loopback")
         bucket = exchange.add_bucket(
             "bucket",
             numels=[numel],

@@ -47,6 +47,7 @@ def results(**milliseconds):
         ]
     return Results(
         settings=Settings(numels=tuple(int(name[1:]) for name in milliseconds), density=0.01),
+        transport="tcp",
         cluster=Cluster(network=gigabits(1, 4), machine=MACHINE),
         rows=tuple(rows),
     )
@@ -106,6 +107,7 @@ def test_json_holds_every_row_and_the_verdict(run, tmp_path):
     assert "gtopk" in run("--json", str(file)).output
     assert json.loads(file.read_text()) == found
     assert len(found["rows"]) == len(MIXED.rows)
+    assert found["transport"] == "tcp"
     assert found["rows"][1]["total"]["median"] == MIXED.rows[1].total.median
     assert found["sparse_wins_at"] == [2000, 4000]
     assert Cluster.from_json(json.dumps(found["cluster"])) == MIXED.cluster
@@ -128,6 +130,7 @@ def test_the_tables_hold_network_times_ratios_and_speedups():
     show(MIXED, console)
     text = console.export_text()
     assert "1 Gb/s" in text
+    assert "4 ranks, 1 on a node, over TCP" in text
     assert "messages to rank r ^ 2" in text
     lines = [line.split() for line in text.splitlines()]
     (line,) = (line for line in lines if line[:1] == ["gtopk"] and line[-1] == "3")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import hvd_sparse
 from hvd_sparse import cli
 from hvd_sparse.cli import doctor as command_line
-from hvd_sparse.doctor import diagnose, served
+from hvd_sparse.doctor import diagnose, served, transports
 from hvd_sparse.installation import ask, examine_core, version_of
 
 HEALTHY = {
@@ -63,20 +63,16 @@ def test_a_healthy_installation_has_no_problem():
     ("path", "value", "what", "do"),
     [
         (("hvd_sparse", "error"), "no such file", "cannot be loaded: no such file", "pip install"),
-        (("hvd_sparse", "mpi_library"), None, "built without MPI", "HVD_SPARSE_WITH_MPI=1"),
         (("torch",), None, "neither PyTorch nor TensorFlow is installed", "torch>=2.1"),
         (("torch",), "2.0.1", "torch 2.0.1 is too old", "torch>=2.1"),
         (("horovod",), None, "Horovod is not installed", "HOROVOD_WITH_MPI=1"),
         (("horovod", "version"), "0.27.0", "Horovod 0.27.0 is too old", "horovod>=0.28"),
         (("horovod", "torch"), False, "without PyTorch", "HOROVOD_WITH_PYTORCH=1"),
-        (("horovod", "mpi"), False, "Horovod was built without MPI", "HOROVOD_WITH_MPI=1"),
         (("horovod", "error"), "undefined symbol", "undefined symbol", "force-reinstall horovod"),
         (("horovod", "mpi_libraries"), ["/a/libmpi.so.40", "/b/libmpi.so.12"],
          "different MPI libraries: /a/libmpi.so.40, /b/libmpi.so.12", "MPICXX="),
         (("mpi", "mpirun"), None, "no mpirun", "PATH"),
         (("mpi", "error"), "exit status 3", "MPI cannot be started: exit status 3", "mpirun -np 1"),
-        (("mpi", "thread_level"), "MPI_THREAD_SERIALIZED",
-         "MPI grants MPI_THREAD_SERIALIZED", "built with threads"),
     ],
 )  # fmt: skip
 def test_every_problem_names_its_cause_and_the_way_out(path, value, what, do):
@@ -111,9 +107,29 @@ def test_one_framework_is_enough(torch, tensorflow, ops, horovod, what):
     assert all(what in text for text in found)
 
 
-def test_a_core_without_mpi_is_one_problem_not_two():
-    facts = altered("hvd_sparse", "mpi_library", value=None) | {"mpi": None}
-    assert len(diagnose(facts)) == 1
+@pytest.mark.parametrize(
+    "facts",
+    [
+        altered("hvd_sparse", "mpi_library", value=None) | {"mpi": None},
+        altered("horovod", "mpi", value=False) | {"mpi": {"mpirun": None}},
+        altered("mpi", "thread_level", value="MPI_THREAD_SERIALIZED"),
+    ],
+)
+def test_without_mpi_ranks_are_connected_by_tcp(facts):
+    assert diagnose(facts) == []
+    assert transports(facts) == ["TCP"]
+
+
+def test_with_mpi_ranks_can_be_connected_by_either():
+    assert transports(HEALTHY) == ["MPI", "TCP"]
+
+
+def test_a_horovod_that_can_connect_nobody_is_a_problem():
+    facts = altered("horovod", "mpi", value=False)
+    facts["horovod"]["gloo"] = False
+    (problem,) = diagnose(facts)
+    assert "neither MPI nor Gloo" in problem.what
+    assert "HOROVOD_WITH_GLOO=1" in problem.do
 
 
 def test_a_failed_probe_says_what_the_program_said_last():
@@ -154,7 +170,7 @@ def doctor(monkeypatch):
 def test_the_command_says_ready_and_succeeds(doctor):
     result = doctor(HEALTHY)
     assert result.exit_code == 0
-    assert "Ready: sparse exchanges for PyTorch over MPI" in result.output
+    assert "Ready: sparse exchanges for PyTorch over MPI or TCP" in result.output
     assert "TensorFlow     not found" in result.output
     assert "MPI_THREAD_MULTIPLE" in result.output
 
@@ -186,6 +202,7 @@ def test_json_holds_facts_and_verdict(doctor):
     answer = json.loads(result.output)
     assert answer["torch"] == "2.13.0+cpu"
     assert answer["ok"] is False
+    assert answer["transports"] == ["TCP"]
     assert [set(problem) for problem in answer["problems"]] == [{"what", "do"}]
 
 

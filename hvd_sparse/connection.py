@@ -1,0 +1,121 @@
+"""How the ranks of a new exchange find each other, and agree on what connects them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hvd_sparse import _core, transport
+from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
+from hvd_sparse.world import World
+
+# Seconds in which all ranks must have reached the construction of an exchange.
+CONNECT_SECONDS = 120.0
+
+_tags = itertools.count(1)
+
+
+class _Introduction(NamedTuple):
+    """What a rank tells the others.
+
+    Attributes:
+        problem: Why it cannot take part; empty if it can.
+        transport: What it has chosen.
+        hub: Where the lifeline listens, on rank 0.
+        tcp_address: Where it listens itself, if it has chosen TCP.
+        mpi_rank: In MPI_COMM_WORLD, if it has chosen MPI.
+        tag: A number that tells exchanges apart.
+        machine: Where it runs.
+        node: The node as a part of which it counts.
+    """
+
+    problem: str
+    transport: str
+    hub: str
+    tcp_address: str
+    mpi_rank: int
+    tag: int
+    machine: str
+    node: str
+
+
+def connect(
+    world: World,
+    *,
+    name: str,
+    select_on: str,
+    max_message_bytes: int,
+    node: str,
+    asked: str | None,
+    problem: HvdSparseError | None,
+) -> tuple[_core.Exchange, str]:
+    """A new exchange between all ranks of `world`, two at least, and its transport. Collective.
+
+    Args:
+        world: The ranks.
+        name: Appears in errors.
+        select_on: As in `Exchange.between_ranks`, like the following.
+        max_message_bytes: In [1, 2^31).
+        node: Equal for two ranks of one node only.
+        asked: The transport that is asked for, if any.
+        problem: Why this rank cannot take part, if it cannot.
+
+    Raises:
+        HvdSparseError: `problem`, or that this rank cannot use what was asked for.
+        InvalidArgumentError: What is wrong with another rank, or that the transports differ.
+        PeerLostError: Not all ranks came within 120 seconds.
+    """
+    chosen, port = "", None
+    try:
+        if problem is None:
+            chosen = transport.choose(world.mpi_problem, asked)
+            port = _core.TcpPort() if chosen == transport.TCP else None
+    except HvdSparseError as error:
+        problem = error
+    lifeline = _core.Lifeline(world.rank, world.size, name)
+    everybody = world.allgather_object(
+        _Introduction(
+            problem="" if problem is None else str(problem),
+            transport=chosen,
+            hub=lifeline.listen() if world.rank == 0 else "",
+            tcp_address="" if port is None else port.address,
+            mpi_rank=_core.mpi_world_rank() if chosen == transport.MPI else -1,
+            tag=next(_tags),
+            machine=world.node,
+            node=node,
+        )
+    )
+    if problem is not None:
+        raise problem
+    for rank, one in enumerate(everybody):
+        if one.problem:
+            raise InvalidArgumentError(f"rank {rank} cannot take part: {one.problem}")
+    transport.require_one([one.transport for one in everybody])
+    lifeline.connect("" if world.rank == 0 else everybody[0].hub, CONNECT_SECONDS)
+    nodes = _numbered([one.node for one in everybody])
+    if port is not None:
+        core = _core.Exchange.over_tcp(
+            world.rank,
+            addresses=[one.tcp_address for one in everybody],
+            port=port,
+            lifeline=lifeline,
+            select_on=select_on,
+            nodes=nodes,
+        )
+    else:
+        core = _core.Exchange.over_mpi(
+            [one.mpi_rank for one in everybody],
+            tag=everybody[0].tag % 32768,
+            lifeline=lifeline,
+            max_message_bytes=max_message_bytes,
+            select_on=select_on,
+            machines=_numbered([one.machine for one in everybody]),
+            nodes=nodes,
+        )
+    return core, chosen
+
+
+def _numbered(names: Sequence[str]) -> list[int]:
+    """Equal numbers for equal names."""
+    return [names.index(name) for name in names]

@@ -1,0 +1,86 @@
+"""Jobs whose ranks are connected by TCP: over Gloo, and under mpirun where it is asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.jobs.faults import FAULTS, FAULTY, break_job
+from tests.jobs.launch import Job, free_port, horovodrun, mpirun
+
+PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no"]
+SECONDS = 120.0
+# A rank that is left alone must have ended by then.
+SECONDS_AFTER_A_DEATH = 60.0
+
+
+def passed(job: Job) -> bool:
+    return job.status == 0 and " passed" in job.output and " failed" not in job.output
+
+
+def test_gloo():
+    program = [
+        *PYTEST,
+        "tests/parallel/test_transport.py",
+        "tests/parallel/test_torch_optimizer.py",
+        "tests/parallel/test_torch_laws.py",
+        "tests/parallel/test_torch_tuning.py::test_the_real_planner_decides_the_same_everywhere",
+        "-k=not over_several_steps and not any_number_type",
+    ]
+    job = horovodrun(2, program, timeout=SECONDS, options=("--gloo",))
+    assert passed(job), job.output
+
+
+def test_gloo_with_an_odd_number_of_ranks():
+    program = [
+        *PYTEST,
+        "tests/parallel/test_swap.py",
+        "tests/parallel/test_torch_process_sets.py",
+        "tests/parallel/test_torch_misuse.py",
+        "tests/parallel/test_laws.py",
+        "-k=not several_steps and not pieces or 0.05-engine",
+    ]
+    job = horovodrun(3, program, timeout=SECONDS, options=("--gloo",))
+    assert passed(job), job.output
+
+
+def test_tcp_under_mpirun():
+    program = [
+        *PYTEST,
+        "tests/parallel/test_transport.py",
+        "tests/parallel/test_swap.py",
+        "tests/parallel/test_laws.py",
+    ]
+    job = mpirun(3, program, timeout=SECONDS, HVD_SPARSE_TRANSPORT="tcp")
+    assert passed(job), job.output
+
+
+def test_mpi_without_threads_takes_tcp():
+    program = [*PYTEST, "tests/parallel/test_transport.py"]
+    job = mpirun(2, program, timeout=SECONDS, HOROVOD_MPI_THREADS_DISABLE="1")
+    assert passed(job), job.output
+
+
+def test_horovod_over_gloo_may_be_shut_down_and_initialised_again():
+    places = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    job = mpirun(2, ["tests/jobs/twice.py", *places], timeout=SECONDS)
+    assert job.status == 0, job.output
+    assert job.output.count("life 2 over tcp is done") == 2, job.output
+
+
+OVER_GLOO = ("kill in backward", "kill in exchange", "stop for 3 s")
+
+
+@pytest.mark.parametrize(
+    "fault", [fault for fault in FAULTS if fault.name in OVER_GLOO], ids=lambda fault: fault.name
+)
+def test_a_fault_of_one_rank_over_gloo_ends_all_in_time_or_is_survived(fault):
+    outcome = break_job(fault, f"--gloo=127.0.0.1:{free_port()}")
+    assert not outcome.problems, f"{outcome.problems}\n{outcome.output}"
+
+
+def test_a_killed_rank_ends_a_job_over_gloo():
+    program = [FAULTY, "kill in wait"]
+    job = horovodrun(2, program, timeout=SECONDS_AFTER_A_DEATH, options=("--gloo",))
+    assert job.status != 0, job.output
+    assert "step 1 done" in job.output
+    assert "step 2 done" not in job.output

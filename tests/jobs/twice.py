@@ -1,0 +1,31 @@
+"""Two lives of Horovod in one process, with an optimizer in each; run by test_transports.py.
+
+Arguments: where Gloo's ranks meet, HOST:PORT, for each life. In the same place Gloo would find the
+addresses of the life before.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import horovod.torch as hvd
+import torch
+
+from benchmarks.gloo_world import prepare
+from hvd_sparse.torch import LAGS, stats
+
+for life, place in enumerate(sys.argv[1:], start=1):
+    prepare(place, "lo")
+    hvd.init()
+    model = torch.nn.Linear(64, 32)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        named_parameters=model.named_parameters(),
+        compression=LAGS(adaptive=False, density=0.1, min_numel=1),
+    )
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+    print(f"life {life} over {stats(optimizer).last.transport} is done", flush=True)
+    hvd.shutdown()

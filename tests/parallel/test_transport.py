@@ -1,0 +1,83 @@
+"""Ranks that are processes are connected by MPI or by TCP, all of them by the same."""
+
+from __future__ import annotations
+
+import os
+
+import horovod.torch as hvd
+import numpy as np
+import pytest
+
+from hvd_sparse import transport
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.exchange import Exchange
+from hvd_sparse.torch import TopK, stats
+from hvd_sparse.world import World
+from tests import laws
+from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
+
+pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank is connected to nobody")
+
+WITH_MPI = not transport.problem_with_mpi(hvd)
+
+
+@pytest.fixture(scope="module")
+def world():
+    return World.from_horovod(hvd, hvd.global_process_set)
+
+
+def own_transport():
+    """What an exchange of this job takes when nobody asks."""
+    return os.environ.get(transport.VARIABLE) or ("mpi" if WITH_MPI else "tcp")
+
+
+def test_an_exchange_takes_horovods_transport_or_what_is_asked_for(world):
+    exchange = Exchange.between_ranks(world, name="a test's exchange")
+    assert exchange.transport == own_transport()
+    exchange.close()
+
+
+def test_statistics_name_the_transport():
+    model = Toy()
+    optimizer = distribute(model, TopK(density=0.1, min_numel=64))
+    model.backward(integer_gradients(model, 0))
+    optimizer.step()
+    assert stats(optimizer).last.transport == own_transport()
+
+
+@pytest.mark.parametrize("collective", ["gtopk", "split_allgather"])
+def test_both_transports_come_to_the_same_bits(world, collective):
+    totals = []
+    for means in ("mpi", "tcp") if WITH_MPI else ("tcp",):
+        exchange = Exchange.between_ranks(world, name=means, transport=means)
+        assert exchange.transport == means
+        me = laws.Rank(exchange, world.rank, [100_000], 0.1, "top_k", collective)
+        steps = me.run(3)
+        laws.check_laws(world.allgather_object(steps))
+        totals.append([step.total for step in steps])
+        exchange.close()
+    np.testing.assert_array_equal(totals[0], totals[-1])
+
+
+def test_ranks_that_ask_for_different_transports_are_told(world):
+    if not WITH_MPI:
+        pytest.skip("there is TCP alone")
+    with pytest.raises(InvalidArgumentError, match="all ranks must use one transport: rank 1 has"):
+        Exchange.between_ranks(
+            world, name="a test's exchange", transport="tcp" if world.rank == 1 else "mpi"
+        )
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        (transport.VARIABLE, "infiniband", "must be 'mpi' or 'tcp', got 'infiniband'"),
+        ("HOROVOD_GLOO_IFACE", "none0", "must name a network interface .*, got 'none0'"),
+    ],
+)
+def test_what_is_wrong_on_one_rank_raises_on_all(world, monkeypatch, variable, value, message):
+    monkeypatch.setenv(transport.VARIABLE, "tcp")
+    if world.rank == world.size - 1:
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(InvalidArgumentError, match=f"{variable} {message}"):
+        Exchange.between_ranks(world, name="a test's exchange")
