@@ -31,6 +31,7 @@ from hvd_sparse import _core, reference
 from hvd_sparse.bucket_stats import BucketStats
 from hvd_sparse.exchange import Buffer, Exchange
 from hvd_sparse.sparsifiers import as_sparsifier
+from hvd_sparse.transport import TRANSPORTS
 from hvd_sparse.world import World
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -161,7 +162,9 @@ def everywhere(verified: bool) -> bool:
     return bool(hvd.allgather(torch.tensor([int(verified)]), name="verified").all())
 
 
-def measure(k: int, density: float, repetitions: int, exchange: Exchange) -> tuple[list[Row], bool]:
+def measure(
+    k: int, density: float, repetitions: int, exchanges: dict[str, Exchange]
+) -> tuple[list[Row], bool]:
     """All methods with k entries of k / density, and whether all results were right."""
     numel = max(k, round(k / density))
     gradients = [integer_gradient(numel, rank) for rank in range(hvd.size())]
@@ -169,10 +172,12 @@ def measure(k: int, density: float, repetitions: int, exchange: Exchange) -> tup
     expected = {
         name: reduced(blocks, k).block.to_dense(numel) for name, reduced in EXPECTED.items()
     }
-    # Over MPI all ranks are one node.
+    # Processes of one machine are one node.
     one_node, _ = reference.hierarchical(gradients, [numel], [k], hvd.size())
-    expected_over_mpi = expected | {"hierarchical": one_node}
-    over_mpi = Rank(exchange, gradients[hvd.rank()], k)
+    expected_of_processes = expected | {"hierarchical": one_node}
+    ranks = {
+        means: Rank(exchange, gradients[hvd.rank()], k) for means, exchange in exchanges.items()
+    }
     loopback = Loopback(gradients, k) if hvd.rank() == 0 else None
     own = blocks[hvd.rank()]
 
@@ -190,9 +195,10 @@ def measure(k: int, density: float, repetitions: int, exchange: Exchange) -> tup
         verified &= np.array_equal(total.numpy(), expected["allgather"])
         note("Horovod's allgather, two calls", took, 8 * k * (hvd.size() - 1))
         for collective in EXPECTED:
-            took, stats = over_mpi.run(collective, hvd.barrier)
-            verified &= np.array_equal(over_mpi.output, expected_over_mpi[collective])
-            note(f"{collective} over MPI", took, stats.bytes_sent)
+            for means, rank in ranks.items():
+                took, stats = rank.run(collective, hvd.barrier)
+                verified &= np.array_equal(rank.output, expected_of_processes[collective])
+                note(f"{collective} over {means.upper()}", took, stats.bytes_sent)
         for collective in EXPECTED:
             name = f"{collective} over loopback"
             hvd.barrier()
@@ -227,7 +233,7 @@ def main(
     repetitions: Annotated[int, typer.Option(min=2, help="timed, of each")] = 30,
     json: Annotated[Path | None, typer.Option(help="also write the result here")] = None,
 ) -> None:
-    """Times every collective over MPI and loopback against Horovod's allgather."""
+    """Times every collective over MPI, TCP and loopback against Horovod's allgather."""
     ks = k or [2_560, 25_600, 256_000]
     hvd.init()
     torch.set_num_threads(1)
@@ -236,11 +242,15 @@ def main(
     world = World.from_horovod(hvd, hvd.global_process_set)
     rows, verified = [], True
     for one in ks:
-        exchange = Exchange.between_ranks(world, name=f"benchmark of k = {one}")
-        more, right = measure(one, density, repetitions, exchange)
+        exchanges = {
+            means: Exchange.between_ranks(world, name=f"k = {one} over {means}", transport=means)
+            for means in TRANSPORTS
+        }
+        more, right = measure(one, density, repetitions, exchanges)
         rows += more
         verified &= right
-        exchange.close()
+        for exchange in exchanges.values():
+            exchange.close()
     if hvd.rank() == 0:
         report(
             f"{hvd.size()} ranks, k = {density:g} of the gradient",

@@ -7,7 +7,7 @@ A mode is `compute` (no exchange), `dense` (stock Horovod), or a compression of 
 options. The modes take turns, and steps follow each other without a barrier, as in training. Before
 that, an adaptive mode takes the steps that its tuner needs (--tuning-skipped and --tuning-timed, of
 dense steps and of sparse ones) and tells its plan. replayed.py tells what is real and what is
-waited for. With --gloo HOST:PORT Horovod runs over Gloo, where only `compute` and `dense` can.
+waited for. With --gloo HOST:PORT Horovod runs over Gloo, and sparse exchanges over TCP.
 
 seconds      of each step, on the rank that took longest
 sent         bytes that a rank sent per step, the mean over the ranks: of sparse blocks with their

@@ -7,7 +7,7 @@ for messages of 8 k bytes, with k entries of a value and an index:
 
 * sockets: log2 P rounds of swaps at distances 1, 2, 4, ... by non-blocking sockets and poll(), the
   floor of every exchange that doubles distances;
-* exchange: the same rounds by Exchange.swap, through MPI;
+* exchange: the same rounds by Exchange.swap, over MPI and over TCP;
 * Horovod: allgather of k values and k indices, both in flight at once.
 
 Each time is that of the slowest rank, from a common start. A rank is alone on its host.
@@ -20,6 +20,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -73,20 +74,24 @@ def measure(entries: int, repetitions: int) -> tuple[dict[str, list[float]], boo
     import torch
 
     from hvd_sparse.exchange import Exchange
+    from hvd_sparse.transport import TRANSPORTS
     from hvd_sparse.world import World
 
     rank, size = hvd.rank(), hvd.size()
     world = World.from_horovod(hvd, hvd.global_process_set)
     addresses = world.allgather_object(os.environ["VIRTUAL_CLUSTER_ADDRESS"])
     plain = SocketRounds(rank, addresses, entries)
-    exchange = Exchange.between_ranks(world, name="transport")
+    exchanges = {
+        means: Exchange.between_ranks(world, name=f"over {means}", transport=means)
+        for means in TRANSPORTS
+    }
     values = torch.full((entries,), float(rank))
     indices = torch.full((entries,), rank, dtype=torch.int32)
     gathered: list[torch.Tensor] = []
 
-    def swaps() -> None:
+    def swaps(means: str) -> None:
         for partner in partners(rank, size):
-            exchange.swap(partner, 8 * entries, 1)
+            exchanges[means].swap(partner, 8 * entries, 1)
 
     def allgather() -> None:
         handles = [
@@ -97,7 +102,7 @@ def measure(entries: int, repetitions: int) -> tuple[dict[str, list[float]], boo
 
     methods: dict[str, Callable[[], None]] = {
         "sockets": plain,
-        "exchange": swaps,
+        **{f"exchange over {means.upper()}": partial(swaps, means) for means in TRANSPORTS},
         "Horovod's allgather": allgather,
     }
     seconds: dict[str, list[float]] = {name: [] for name in methods}
@@ -113,7 +118,8 @@ def measure(entries: int, repetitions: int) -> tuple[dict[str, list[float]], boo
     expected = torch.arange(size).repeat_interleave(entries)
     right = plain.right() and all(torch.equal(one.long(), expected) for one in gathered)
     plain.close()
-    exchange.close()
+    for exchange in exchanges.values():
+        exchange.close()
     return seconds, all(world.allgather_object(right))
 
 
