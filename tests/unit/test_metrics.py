@@ -14,8 +14,10 @@ BUCKET = BucketStats(
     bucket="fc", step=3, numel=1000, asked=10, selected=12, reduced=30, bytes_sent=96,
     bytes_received=128, select_seconds=0.25, exchange_seconds=2.0,
 )  # fmt: skip
-STEP = StepStats(step=3, buckets=(BUCKET, BUCKET), dense_bytes=40, wait_seconds=1.0)
-DENSE = StepStats(step=4, dense_bytes=8000, wait_seconds=3.0)
+STEP = StepStats(
+    step=3, buckets=(BUCKET, BUCKET), dense_bytes=40, wait_seconds=1.0, transport="tcp"
+)
+DENSE = StepStats(step=4, dense_bytes=8000, wait_seconds=3.0, transport="tcp")
 
 
 def test_a_step_becomes_numbers_by_name():
