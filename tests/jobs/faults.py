@@ -61,7 +61,7 @@ FAULTS = (
     Fault("kill in wait", "wait", "kill -9", DEAD),
     Fault("exception", "between steps", "an exception in the user's code", {BUG: 2}),
     Fault("nan", "backward", "a gradient with a NaN", {"NonFiniteGradientError: ": 3}),
-    Fault("skip", "between steps", "a rank skips a step", {r"ExchangeFailedError: .*rank 2": 1}),
+    Fault("skip", "between steps", "a rank skips a step", {r"(?:ExchangeFailed|PeerLost)Error: ": 2}),
     Fault("model", "construction", "a rank has another model", {"InvalidArgumentError: ": 3}),
     Fault("density", "construction", "a rank has other options", {"InvalidArgumentError: ": 3}),
     Fault(
