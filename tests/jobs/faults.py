@@ -51,6 +51,7 @@ class Fault:
 
 
 DEAD = {"PeerLostError: rank 2 of 3 has died": 2}
+ENDED = {"(?:ExchangeFailed|PeerLost)Error: ": 2}
 BUG = "ExchangeFailedError: rank 2 ended the exchange: unhandled RuntimeError: a bug in the user"
 
 FAULTS = (
@@ -61,7 +62,7 @@ FAULTS = (
     Fault("kill in wait", "wait", "kill -9", DEAD),
     Fault("exception", "between steps", "an exception in the user's code", {BUG: 2}),
     Fault("nan", "backward", "a gradient with a NaN", {"NonFiniteGradientError: ": 3}),
-    Fault("skip", "between steps", "a rank skips a step", {r"(?:ExchangeFailed|PeerLost)Error: ": 2}),
+    Fault("skip", "between steps", "a rank skips a step", ENDED),
     Fault("model", "construction", "a rank has another model", {"InvalidArgumentError: ": 3}),
     Fault("density", "construction", "a rank has other options", {"InvalidArgumentError: ": 3}),
     Fault(
