@@ -243,6 +243,7 @@ std::unique_ptr<Communicator> MakeTcpCommunicator(const TcpOptions& options, Tcp
   Require(options.rank >= 0 && options.rank < size, "rank must lie in [0, ", size, "), got ",
           options.rank);
   std::vector<ListenAddress> addresses;
+  addresses.reserve(options.addresses.size());
   for (const std::string& text : options.addresses) addresses.push_back(ListenAddress::Parse(text));
   return std::make_unique<TcpCommunicator>(options.rank, std::move(addresses), port->Take(),
                                            options.limits, std::move(lifeline));

@@ -25,7 +25,9 @@ std::string Hello(const std::string& token, int rank) {
 
 /// Sends a few bytes, which fit into the buffer of a new connection; whether that worked.
 bool SendAtOnce(const Descriptor& socket, const std::string& bytes) {
-  const ssize_t sent = ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  const int fd = socket.get();
+  if (fd < 0) return false;
+  const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   return sent == static_cast<ssize_t>(bytes.size());
 }
 
@@ -34,9 +36,11 @@ enum class Reading { kNotYet, kComplete, kBroken };
 /// Reads until `*bytes` holds `size` bytes, and no more: messages may follow. Where the connection
 /// has broken, errno says why; 0: the peer has closed it.
 Reading ReadUpTo(std::size_t size, const Descriptor& socket, std::string* bytes) {
+  const int fd = socket.get();
+  if (fd < 0) return Reading::kBroken;
   while (bytes->size() < size) {
     char buffer[kHelloBytes];
-    const ssize_t got = ::recv(socket.get(), buffer, size - bytes->size(), 0);
+    const ssize_t got = ::recv(fd, buffer, size - bytes->size(), 0);
     if (got > 0) {
       bytes->append(buffer, static_cast<std::size_t>(got));
       continue;

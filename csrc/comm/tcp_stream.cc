@@ -60,9 +60,10 @@ void TcpStream::Forget() {
 }
 
 bool TcpStream::Move(const std::string& what) {
-  if (!open() || !lost_.empty()) return false;
-  const bool sent = SendSome();
-  const bool received = lost_.empty() && ReceiveSome(what);
+  const int socket = fd();
+  if (socket < 0 || !lost_.empty()) return false;
+  const bool sent = SendSome(socket);
+  const bool received = lost_.empty() && ReceiveSome(socket, what);
   return sent || received;
 }
 
@@ -73,7 +74,7 @@ short TcpStream::events() const {
   return static_cast<short>(events);
 }
 
-bool TcpStream::SendSome() {
+bool TcpStream::SendSome(int socket) {
   if (sent_ == sending_.size()) return false;
   Gathered gathered;
   std::int64_t skipped = sent_bytes_;
@@ -81,7 +82,7 @@ bool TcpStream::SendSome() {
     gathered.Add(&sending_[i].length, kLengthBytes, &skipped);
     gathered.Add(sending_[i].data, sending_[i].length, &skipped);
   }
-  const ssize_t sent = gathered.Send(fd());
+  const ssize_t sent = gathered.Send(socket);
   if (sent < 0) {
     if (!MeansLater(errno)) Lose(std::strerror(errno));
     return false;
@@ -94,7 +95,7 @@ bool TcpStream::SendSome() {
   return sent > 0;
 }
 
-bool TcpStream::ReceiveSome(const std::string& what) {
+bool TcpStream::ReceiveSome(int socket, const std::string& what) {
   std::int64_t turn = kTurn;
   bool moved = false;
   while (received_ < receiving_.size() && turn > 0) {
@@ -105,7 +106,7 @@ bool TcpStream::ReceiveSome(const std::string& what) {
                   : static_cast<std::uint8_t*>(message.data) + (received_bytes_ - kLengthBytes);
     const std::int64_t end = in_length ? kLengthBytes : kLengthBytes + length_;
     const std::int64_t wanted = std::min(turn, end - received_bytes_);
-    const ssize_t got = ::recv(fd(), to, static_cast<std::size_t>(wanted), 0);
+    const ssize_t got = ::recv(socket, to, static_cast<std::size_t>(wanted), 0);
     if (got == 0) Lose("it has closed the connection");
     if (got < 0 && !MeansLater(errno)) Lose(std::strerror(errno));
     if (got <= 0) return moved;

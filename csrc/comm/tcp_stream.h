@@ -60,8 +60,8 @@ class TcpStream {
     const void* data;
   };
 
-  bool SendSome();
-  bool ReceiveSome(const std::string& what);
+  bool SendSome(int socket);
+  bool ReceiveSome(int socket, const std::string& what);
   void RequireRoom(const Incoming& message, const std::string& what) const;
 
   const int rank_, peer_;

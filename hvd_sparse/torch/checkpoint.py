@@ -53,6 +53,12 @@ def save_checkpoint(
         OSError: On every rank, if one cannot write.
     """
     folder = Path(folder)
+    exchange = _exchange_of(optimizer)
+    if exchange is not None:
+        exchange.refuse_if_busy(
+            "save_checkpoint() was called after loss.backward() but before optimizer.step() or "
+            "optimizer.synchronize()"
+        )
     whole = optimizer.state_dict()
     making, owns = _make(folder)
     with _together(OSError):
@@ -101,8 +107,7 @@ def load_checkpoint(
         raise InvalidArgumentError(
             f"residuals must be one of {', '.join(_POLICIES)}, got {residuals!r}"
         )
-    attachment = attachment_of(optimizer)
-    exchange = None if attachment is None else attachment.exchange
+    exchange = _exchange_of(optimizer)
     folder = Path(folder)
     if not folder.exists():
         folder = folder.with_name(f"{folder.name}.old")  # a job died between two renames
@@ -127,6 +132,11 @@ def load_checkpoint(
         torch.set_rng_state(own["random"])
     extra: dict[str, Any] = shared["extra"]
     return extra
+
+
+def _exchange_of(optimizer: torch.optim.Optimizer) -> GradientExchange | None:
+    attachment = attachment_of(optimizer)
+    return None if attachment is None else attachment.exchange
 
 
 def _make(folder: Path) -> tuple[Path, bool]:

@@ -22,8 +22,9 @@ from hvd_sparse.torch import (
     tuning,
 )
 from hvd_sparse.tuner import Stage
-from tests.parallel.test_torch_tuning import CYCLE, mixed_plan
+from tests.parallel.test_torch_tuning import CYCLE
 from tests.parallel.torch_ranks import (
+    ON_ANY_RANK,
     Toy,
     a_name,
     assert_same_on_all_ranks,
@@ -32,6 +33,7 @@ from tests.parallel.torch_ranks import (
     residuals,
     total,
 )
+from tests.plans import mixed_plan
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
 FIXED = {"density": 0.1, "min_numel": 64}
@@ -186,6 +188,14 @@ def test_a_folder_that_one_rank_cannot_write_is_an_error_on_every_rank(folder):
     mine = "/proc/nowhere/last" if hvd.rank() == 0 else folder
     with pytest.raises(OSError, match="nowhere"):
         save_checkpoint(mine, model, optimizer)
+
+
+@several_ranks
+def test_saving_between_backward_and_step_is_refused(folder):
+    model, optimizer = new(COMPRESSIONS["lags"])
+    with pytest.raises(ON_ANY_RANK, match="save_checkpoint"):  # some hear of it in backward
+        model.backward(integer_gradients(model, 0))
+        save_checkpoint(folder, model, optimizer)
 
 
 def test_bad_arguments_are_refused(folder):

@@ -11,7 +11,7 @@ import torch
 from hvd_sparse import tuner
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.torch import LAGS, GTopK, TopK
-from tests.parallel.test_torch_tuning import CYCLE, mixed_plan
+from tests.parallel.test_torch_tuning import CYCLE
 from tests.parallel.torch_ranks import (
     Toy,
     assert_same_on_all_ranks,
@@ -20,6 +20,7 @@ from tests.parallel.torch_ranks import (
     residuals,
     total,
 )
+from tests.plans import mixed_plan
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
 PRESETS = {
@@ -37,11 +38,12 @@ def new_scaler(**options):
     return torch.amp.GradScaler("cpu", init_scale=1024.0, **options)
 
 
-def scaled_step(model, optimizer, scaler, gradients, *, clip=None):
+def scaled_step(model, optimizer, scaler, gradients, *, passes=1, clip=None):
     """As Horovod's users write it."""
     optimizer.zero_grad()
-    loss = sum((getattr(model, name) * g).sum() for name, g in gradients.items())
-    scaler.scale(loss).backward()
+    for _ in range(passes):
+        loss = sum((getattr(model, name) * g).sum() for name, g in gradients.items())
+        scaler.scale(loss).backward()
     optimizer.synchronize()
     scaler.unscale_(optimizer)
     if clip is not None:
@@ -110,17 +112,7 @@ def test_accumulation_clipping_and_process_sets_go_with_it(passes, clip, dtype):
     try:
         for step in range(3):
             gradients = integer_gradients(model, step)
-            optimizer.zero_grad()
-            for _ in range(passes):
-                loss = sum((getattr(model, n) * g).sum() for n, g in gradients.items())
-                scaler.scale(loss).backward()
-            optimizer.synchronize()
-            scaler.unscale_(optimizer)
-            if clip is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-            with optimizer.skip_synchronize():
-                scaler.step(optimizer)
-            scaler.update()
+            scaled_step(model, optimizer, scaler, gradients, passes=passes, clip=clip)
         if ranks is None or ranks.included():
             options = {} if ranks is None else {"process_set": ranks}
             assert_same_on_all_ranks(model.parameters(), **options)

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from hvd_sparse import tuner
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.plan import BucketPlan, Plan
 from hvd_sparse.tensorflow import (
     LAGS,
     TopK,
@@ -34,35 +33,12 @@ from tests.parallel_tensorflow.ranks import (
     residuals,
     total,
 )
+from tests.plans import mixed_plan
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has nothing to tune")
 COMPRESSION = LAGS(density=0.1, min_numel=64)
 DENSE_STEPS = tuner.SKIPPED_STEPS + tuner.TIMED_STEPS + 2  # and a decision
 CYCLE = 2 * DENSE_STEPS
-
-
-def mixed_plan(profile, rules):
-    """Whatever the times: the first layer dense, the others sparse in one bucket."""
-    first, *others = profile.layers
-
-    def bucket(layers, density, collective):
-        return BucketPlan(
-            layers=tuple(layer.name for layer in layers),
-            numels=tuple(layer.numel for layer in layers),
-            densities=(density,) * len(layers),
-            collective=collective,
-            wire="plain",
-            select_seconds=1e-6,
-            exchange_seconds=1e-6,
-        )
-
-    return Plan(
-        buckets=(bucket([first], 1.0, "dense"), bucket(others, 0.1, "gtopk")),
-        size=hvd.size(),
-        step_seconds=0.5,
-        dense_seconds=1.0,
-        compute_seconds=0.25,
-    )
 
 
 @pytest.fixture
