@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -33,13 +34,19 @@ def left_by(pid: int) -> list[str]:
 def started(*arguments: str) -> subprocess.Popen[bytes]:
     """The command line, once its job runs in the second host."""
     command = [sys.executable, "benchmarks/virtual_cluster.py", "--hosts", "2", *arguments]
-    process = subprocess.Popen([*command, "--", "sleep", "600"], cwd=ROOT)
+    process = subprocess.Popen(
+        [*command, "--", "sleep", "600"],
+        cwd=ROOT,
+        # Where the tests run in the background, SIGINT is ignored, also by what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         second = [Path(path).name for path in left_by(process.pid) if path.endswith("-h1")]
         for pid in cluster_network.processes_in(second):
-            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep"):
-                return process
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep"):
+                    return process
         time.sleep(0.05)
     process.kill()
     raise AssertionError("the job does not start")
