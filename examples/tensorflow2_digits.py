@@ -99,7 +99,8 @@ def account_of_step(compression: str, model: tf.keras.Model) -> tuple[float, flo
     last = stats(model.trainable_variables)
     if last is None:  # a single rank exchanges nothing
         return 0.0, 1.0
-    return last.bytes_sent + ring * last.dense_bytes, last.density_reached
+    density = last.density_reached if last.buckets else 1.0
+    return last.bytes_sent + ring * last.dense_bytes, density
 
 
 if __name__ == "__main__":
