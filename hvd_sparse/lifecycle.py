@@ -6,14 +6,21 @@ import atexit
 import os
 import sys
 import weakref
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, Protocol
+
+from hvd_sparse.errors import UnsupportedError
 
 
-class Closeable(Protocol):
-    """What is to be closed before MPI ends."""
+class Failing(Protocol):
+    """What can be ended on all ranks."""
 
     def fail(self, reason: str) -> None:
         """Ends the work on all ranks."""
+
+
+class Closeable(Failing, Protocol):
+    """What is to be closed before MPI ends."""
 
     def close(self) -> None:
         """Ends this rank's part and frees what it holds."""
@@ -42,6 +49,31 @@ def close_all() -> None:
     for closeable in list(_open):
         closeable.close()
     _open.clear()
+
+
+def shut_down(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Horovod's shutdown, in place of which users call this: exchanges end first."""
+    close_all()
+    return stock(*args, **kwargs)
+
+
+def refuse_join(exchanges: Iterable[Failing], *, advice: str = "") -> NoReturn:
+    """Refuses hvd.join(), and ends what the other ranks wait for.
+
+    Args:
+        exchanges: Of this process.
+        advice: How to give all ranks as many batches.
+
+    Raises:
+        UnsupportedError: Always.
+    """
+    reason = (
+        "hvd.join() cannot be used with sparse compressions: every rank has to take part in every "
+        f"step. Give all ranks the same number of batches{advice}"
+    )
+    for exchange in exchanges:
+        exchange.fail(reason)
+    raise UnsupportedError(reason)
 
 
 def note_peer_lost() -> None:

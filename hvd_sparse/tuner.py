@@ -24,7 +24,7 @@ from hvd_sparse.buckets import Layer
 from hvd_sparse.calibrate import calibrated, delayed
 from hvd_sparse.compression import Compression
 from hvd_sparse.network import Network
-from hvd_sparse.plan import Plan
+from hvd_sparse.plan import BucketPlan, Plan
 from hvd_sparse.plan_numbers import count_numbers, from_numbers, to_numbers
 from hvd_sparse.planner import make_plan, rules_of
 from hvd_sparse.profile import Machine, Profile
@@ -101,6 +101,11 @@ class Tuning:
     sparse_seconds: float | None = None
     sparse: bool = False
     settled_steps: int = 0
+
+    @property
+    def choices(self) -> tuple[BucketPlan, ...]:
+        """The buckets of the next step; none where all of it travels dense."""
+        return self.plan.buckets if self.sparse and self.plan else ()
 
 
 class Tuner:

@@ -147,7 +147,7 @@ class GradientExchange:
             return None
         if self._before is not None and self._before.step == steps - 1:
             return self._before
-        sparse = {name for choice in self._sparse_choices() for name in choice.layers}
+        sparse = {name for choice in self._choices if not choice.dense for name in choice.layers}
         dense = [
             math.prod(shape) * dtype.size
             for name, (shape, dtype) in zip(self._names, self._templates, strict=True)
@@ -200,7 +200,7 @@ class GradientExchange:
         times = StepTimes(step=step, forward=forward, ready=tuple(ready))
         tuning = self.tuner.end_step(None if math.isnan(step) else times)
         if tuning is not None:
-            self._take_up(tuning.plan.buckets if tuning.sparse and tuning.plan else ())
+            self._take_up(tuning.choices)
 
     def _take_up(self, choices: Sequence[plan.BucketChoice]) -> None:
         """Between two steps, on all ranks alike: other buckets, the same residuals."""
@@ -219,9 +219,6 @@ class GradientExchange:
             reduction=self._settings.reduction,
             size=self.world.size,
         )
-
-    def _sparse_choices(self) -> list[plan.BucketChoice]:
-        return [choice for choice in self._choices if not choice.dense]
 
     def _checked(self, place: int, gradient: Any) -> Any:
         shape, dtype = self._templates[place]

@@ -47,7 +47,7 @@ def install() -> None:
         ("on_batch_end", callback, _broadcast_at_batch_end),
         ("broadcast_variables", horovod.tensorflow.functions, _broadcast_variables),
         ("join", horovod.tensorflow.mpi_ops, _join),
-        ("shutdown", horovod.tensorflow.mpi_ops, _shutdown),
+        ("shutdown", horovod.tensorflow.mpi_ops, lifecycle.shut_down),
     ):
         replace(name, home, around, modules=_MODULES)
     scaling = compat.keras_3_loss_scaling()
@@ -117,16 +117,5 @@ def _broadcast_variables(
 def _join(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     exchanges = live_exchanges()
     if exchanges:
-        reason = (
-            "hvd.join() cannot be used with sparse compressions: every rank has to take part in "
-            "every step. Give all ranks the same number of batches"
-        )
-        for exchange in exchanges:
-            exchange.fail(reason)
-        raise UnsupportedError(reason)
-    return stock(*args, **kwargs)
-
-
-def _shutdown(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    lifecycle.close_all()
+        lifecycle.refuse_join(exchanges)
     return stock(*args, **kwargs)

@@ -314,7 +314,7 @@ class GradientExchange:
         if self.tuner is not None:
             tuning = self.tuner.end_step(times)
             if tuning is not None:
-                self._take_up(tuning.plan.buckets if tuning.sparse and tuning.plan else ())
+                self._take_up(tuning.choices)
 
     def replan(self) -> None:
         """Measures the network anew, between two steps, and begins tuning again. Collective."""
@@ -330,8 +330,7 @@ class GradientExchange:
     def go_on_as(self, settled: str) -> None:
         """Takes up, between two steps and on all ranks alike, what `tuner.state()` gave."""
         assert self.tuner is not None
-        tuning = self.tuner.load(settled)
-        self._take_up(tuning.plan.buckets if tuning.sparse and tuning.plan else ())
+        self._take_up(self.tuner.load(settled).choices)
 
     def _take_up(self, choices: Sequence[plan.BucketChoice]) -> None:
         """Between two steps, on all ranks alike: other buckets, the same residuals."""

@@ -21,7 +21,7 @@ import torch
 
 from hvd_sparse import lifecycle
 from hvd_sparse.compression import as_compression, is_sparse_compression
-from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.patching import replace
 from hvd_sparse.torch.attachment import attachment_of
 from hvd_sparse.torch.gradient_exchange import GradientExchange
@@ -43,7 +43,7 @@ def install() -> None:
         ("DistributedOptimizer", horovod.torch.optimizer, _distributed_optimizer),
         ("broadcast_optimizer_state", horovod.torch.functions, _broadcast_optimizer_state),
         ("join", horovod.torch.mpi_ops, _join),
-        ("shutdown", horovod.torch.mpi_ops, _shutdown),
+        ("shutdown", horovod.torch.mpi_ops, lifecycle.shut_down),
     ):
         replace(name, home, around, modules=_MODULES)
 
@@ -96,16 +96,5 @@ def _join(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     exchanges = live_exchanges()
     # Operations that an ended exchange has left behind in Horovod make a later join crash.
     if exchanges or GradientExchange.any_ended_early:
-        reason = (
-            "hvd.join() cannot be used with sparse compressions: every rank has to take part in "
-            "every step. Give all ranks the same number of batches (drop_last, DistributedSampler)"
-        )
-        for exchange in exchanges:
-            exchange.fail(reason)
-        raise UnsupportedError(reason)
-    return stock(*args, **kwargs)
-
-
-def _shutdown(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    lifecycle.close_all()
+        lifecycle.refuse_join(exchanges, advice=" (drop_last, DistributedSampler)")
     return stock(*args, **kwargs)
