@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/comm/lifeline_communicator.h"
 #include "csrc/comm/pieces.h"
 
 namespace hvd_sparse {
@@ -142,10 +143,10 @@ class Streams {
   std::vector<MPI_Status> statuses_;
 };
 
-class MpiCommunicator final : public Communicator {
+class MpiCommunicator final : public LifelineCommunicator {
  public:
   MpiCommunicator(MPI_Comm comm, const MpiOptions& options, std::shared_ptr<Lifeline> lifeline)
-      : comm_(comm), limits_(options.limits), lifeline_(std::move(lifeline)) {
+      : LifelineCommunicator(std::move(lifeline)), comm_(comm), limits_(options.limits) {
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
@@ -176,19 +177,6 @@ class MpiCommunicator final : public Communicator {
     for (std::int64_t i = 0; i < in.size; ++i) in[i].bytes = (*streams)[i].pieces.moved();
   }
 
-  void Fail(const std::string& reason) override {
-    if (lifeline_ != nullptr) lifeline_->Fail(reason);
-  }
-
-  void Check() override {
-    if (lifeline_ == nullptr) return;
-    if (auto failure = lifeline_->CurrentFailure()) throw Error(failure->kind, failure->message);
-  }
-
-  void Acknowledge() override {
-    if (lifeline_ != nullptr) lifeline_->Acknowledge();
-  }
-
  private:
   void WaitForAll(Streams* streams, const std::string& what) {
     const auto whom = [&] { return streams->Peers(); };
@@ -203,8 +191,8 @@ class MpiCommunicator final : public Communicator {
       }
       patience.Pause();
       // Right before the next look: where a rank has left, Horovod finalizes MPI on all others.
-      if (lifeline_ != nullptr) {
-        if (auto failure = lifeline_->CurrentFailure()) {
+      if (lifeline() != nullptr) {
+        if (auto failure = lifeline()->CurrentFailure()) {
           throw Error(failure->kind, Concat(failure->message, "; rank ", rank_,
                                             " was waiting for rank ", whom(), " in ", what));
         }
@@ -219,7 +207,6 @@ class MpiCommunicator final : public Communicator {
   MPI_Comm comm_;
   WaitLimits limits_;
   std::vector<std::int64_t> piece_limits_;  // by peer
-  std::shared_ptr<Lifeline> lifeline_;
   int rank_ = 0;
   int size_ = 1;
 };

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/comm/lifeline_communicator.h"
 #include "csrc/comm/tcp_rendezvous.h"
 #include "csrc/comm/tcp_stream.h"
 
@@ -30,13 +31,13 @@ std::vector<std::string> OfferedAddresses() {
   return addresses;
 }
 
-class TcpCommunicator final : public Communicator {
+class TcpCommunicator final : public LifelineCommunicator {
  public:
   TcpCommunicator(int rank, std::vector<ListenAddress> addresses, Listener listener,
                   const WaitLimits& limits, std::shared_ptr<Lifeline> lifeline)
-      : rank_(rank),
+      : LifelineCommunicator(std::move(lifeline)),
+        rank_(rank),
         limits_(limits),
-        lifeline_(std::move(lifeline)),
         streams_(addresses.size()),
         rendezvous_(rank, std::move(addresses), std::move(listener)) {}
 
@@ -65,19 +66,6 @@ class TcpCommunicator final : public Communicator {
       throw;
     }
     Finish();
-  }
-
-  void Fail(const std::string& reason) override {
-    if (lifeline_ != nullptr) lifeline_->Fail(reason);
-  }
-
-  void Check() override {
-    if (lifeline_ == nullptr) return;
-    if (auto failure = lifeline_->CurrentFailure()) throw Error(failure->kind, failure->message);
-  }
-
-  void Acknowledge() override {
-    if (lifeline_ != nullptr) lifeline_->Acknowledge();
   }
 
  private:
@@ -198,16 +186,16 @@ class TcpCommunicator final : public Communicator {
       return !stream->done() && !stream->lost().empty();
     });
     const bool any_lost = lost != active_.end();
-    if (lifeline_ != nullptr) {
+    if (lifeline() != nullptr) {
       // Of a broken connection nothing more will come: no grace for those who left.
-      const auto failure = any_lost ? lifeline_->CurrentFailure(0) : lifeline_->CurrentFailure();
+      const auto failure = any_lost ? lifeline()->CurrentFailure(0) : lifeline()->CurrentFailure();
       if (failure) {
         throw Error(failure->kind, Concat(failure->message, "; rank ", rank_,
                                           " was waiting for rank ", Peers(), " in ", what));
       }
     }
     if (!any_lost) return;
-    if (!verdict_due_) verdict_due_ = After(lifeline_ == nullptr ? 0 : kVerdictSeconds);
+    if (!verdict_due_) verdict_due_ = After(lifeline() == nullptr ? 0 : kVerdictSeconds);
     if (Clock::now() < *verdict_due_) return;
     Throw(ErrorKind::kPeerLost, "rank ", rank_, " has lost rank ", (*lost)->peer(), " (",
           (*lost)->lost(), ") in ", what);
@@ -215,7 +203,6 @@ class TcpCommunicator final : public Communicator {
 
   const int rank_;
   const WaitLimits limits_;
-  const std::shared_ptr<Lifeline> lifeline_;         // says goodbye when all connections are closed
   std::vector<std::unique_ptr<TcpStream>> streams_;  // by peer, where there ever was a message
   TcpRendezvous rendezvous_;
   std::string broken_;  // what went wrong

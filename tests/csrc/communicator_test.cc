@@ -12,6 +12,7 @@
 #include "csrc/base/error.h"
 #include "csrc/comm/loopback_communicator.h"
 #include "tests/csrc/tcp_ranks.h"
+#include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
 namespace {
@@ -49,20 +50,6 @@ std::ostream& operator<<(std::ostream& out, const Transport& transport) {
 const Transport kLoopback{"Loopback", OverLoopback, "rank 0 has waited 0.05 s for rank 1 in "};
 const Transport kTcp{"Tcp", OverTcp,
                      "rank 0 gave up waiting for rank 1 after 0.05 s (HVD_SPARSE_TIMEOUT) in "};
-
-/// The error that `body` throws.
-Error Thrown(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(ErrorKind::kInvalidArgument, "nothing was thrown");
-}
-
-bool Says(const Error& error, const std::string& text) {
-  return std::string(error.what()).find(text) != std::string::npos;
-}
 
 class CommunicatorSizes : public testing::TestWithParam<std::tuple<Transport, int>> {};
 

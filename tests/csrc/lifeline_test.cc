@@ -14,19 +14,10 @@
 #include "csrc/comm/lifeline_rendezvous.h"
 #include "csrc/comm/lifeline_wire.h"
 #include "tests/csrc/lifeline_testing.h"
+#include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
 namespace {
-
-/// The error that `body` throws.
-Error Thrown(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(ErrorKind::kInvalidArgument, "nothing was thrown");
-}
 
 using Lifelines = std::vector<std::unique_ptr<Lifeline>>;
 

@@ -15,25 +15,12 @@
 
 #include "csrc/base/error.h"
 #include "tests/csrc/tcp_ranks.h"
+#include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
 namespace {
 
 using Bytes = std::vector<std::uint8_t>;
-
-/// The error that `body` throws.
-Error Thrown(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(ErrorKind::kInvalidArgument, "nothing was thrown");
-}
-
-bool Says(const Error& error, const std::string& text) {
-  return std::string(error.what()).find(text) != std::string::npos;
-}
 
 /// The message number `i` of a round from one rank to another: different for each.
 Bytes Message(int from, int to, int round, int i, std::size_t bytes) {

@@ -1,0 +1,45 @@
+/// What communicators between processes share: a lifeline tells who has left, and why.
+
+#ifndef HVD_SPARSE_COMM_LIFELINE_COMMUNICATOR_H_
+#define HVD_SPARSE_COMM_LIFELINE_COMMUNICATOR_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "csrc/base/error.h"
+#include "csrc/comm/communicator.h"
+#include "csrc/comm/lifeline.h"
+
+namespace hvd_sparse {
+
+class LifelineCommunicator : public Communicator {
+ public:
+  void Fail(const std::string& reason) override {
+    if (lifeline_ != nullptr) lifeline_->Fail(reason);
+  }
+
+  void Check() override {
+    if (lifeline_ == nullptr) return;
+    if (auto failure = lifeline_->CurrentFailure()) throw Error(failure->kind, failure->message);
+  }
+
+  void Acknowledge() override {
+    if (lifeline_ != nullptr) lifeline_->Acknowledge();
+  }
+
+ protected:
+  /// Without a lifeline (null) nobody hears of failures.
+  explicit LifelineCommunicator(std::shared_ptr<Lifeline> lifeline)
+      : lifeline_(std::move(lifeline)) {}
+
+  Lifeline* lifeline() const { return lifeline_.get(); }
+
+ private:
+  // Of the base, so that it says goodbye when all connections are closed.
+  const std::shared_ptr<Lifeline> lifeline_;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_COMM_LIFELINE_COMMUNICATOR_H_
