@@ -4,21 +4,23 @@
 
 builds virtual clusters (as root; see docs/virtual_cluster.md) and times in each, in turns:
 
-* every collective, from the moment when the last rank has selected until the last rank has settled
-  and written its gradient;
+* every collective, over MPI and over TCP, from the moment when the last rank has selected until the
+  last rank has settled and written its gradient;
 * for each its floor: sockets and poll() move the bytes that it moved, from and to the same peers,
   step by step;
 * Horovod's allgather of the same values and indices, both in flight at once, without their sum.
 
 Ranks select k entries of k / density; half of a rank's positions are selected by all ranks. The
-result of every repetition is compared with the NumPy reference. Ratios are of medians, and of the
-fastest repetitions: on a machine that others use the latter come nearer to the truth. For what a
-collective's time consists of, on the mean rank: in transfers, between them (merging, coding), and
-after them (settling, writing the gradient).
+result of every repetition is compared with the NumPy reference on the first rank, and all ranks'
+results with each other. Ratios are of medians, and of the fastest repetitions: on a machine that
+others use the latter come nearer to the truth. For what a collective's time consists of, on the
+mean rank: in transfers, between them (merging, coding), and after them (settling, writing the
+gradient).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json as json_module
 import os
 import statistics
@@ -39,6 +41,7 @@ from hvd_sparse import _core, reference
 from hvd_sparse.exchange import Buffer, Exchange
 from hvd_sparse.exchange_timeline import ExchangeTimeline
 from hvd_sparse.sparsifiers import as_sparsifier
+from hvd_sparse.transport import TRANSPORTS
 from hvd_sparse.world import World
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -49,29 +52,37 @@ WORKER = "HVD_SPARSE_CLUSTER_COLLECTIVES_WORKER"  # set for the ranks, to where 
 HOROVOD = "Horovod's allgather, two calls"
 
 
-class Method(NamedTuple):
+class Format(NamedTuple):
     """A collective with its wire format, and the NumPy code that it is compared with."""
 
     collective: str
     packed: bool
     expected: Callable[[Sequence[reference.Block], int], reference.Reduced]
 
+
+class Method(NamedTuple):
+    """A collective, its wire format and what connects the ranks."""
+
+    format: Format
+    transport: str
+
     @property
     def name(self) -> str:
         """As the table shows it."""
-        return f"{self.collective}, packed" if self.packed else self.collective
+        packed = ", packed" if self.format.packed else ""
+        return f"{self.format.collective}{packed}, {self.transport}"
 
 
-METHODS = (
-    Method("gtopk", False, reference.gtopk),
-    Method("gtopk", True, reference.gtopk),
-    Method("allgather", False, lambda blocks, k: reference.allgather(blocks)),
-    Method("recursive_doubling", False, lambda blocks, k: reference.recursive_doubling(blocks)),
-    Method("split_allgather", False, reference.split_allgather),
-    Method("split_allgather", True, reference.split_allgather),
+FORMATS = (
+    Format("gtopk", False, reference.gtopk),
+    Format("gtopk", True, reference.gtopk),
+    Format("allgather", False, lambda blocks, k: reference.allgather(blocks)),
+    Format("recursive_doubling", False, lambda blocks, k: reference.recursive_doubling(blocks)),
+    Format("split_allgather", False, reference.split_allgather),
+    Format("split_allgather", True, reference.split_allgather),
 )
 # With one rank on each host hierarchical is gtopk.
-assert {method.collective for method in METHODS} | {"hierarchical"} == set(_core.collectives())
+assert {one.collective for one in FORMATS} | {"hierarchical"} == set(_core.collectives())
 
 
 def selected(rank: int, k: int, numel: int) -> reference.Block:
@@ -84,6 +95,11 @@ def selected(rank: int, k: int, numel: int) -> reference.Block:
     values = np.rint(1e4 * generator.laplace(size=indices.size)).astype(np.float32)
     values[values == 0] = 1  # a zero is never selected
     return reference.Block(indices.astype(np.int64), values)
+
+
+def methods(transports: list[str]) -> list[Method]:
+    """What is timed over these transports."""
+    return [Method(format_, means) for means in transports for format_ in FORMATS]
 
 
 class LastStep(ExchangeTimeline):
@@ -114,27 +130,33 @@ class Times(NamedTuple):
 
 
 class Rank:
-    """This rank's memory, and a bucket for each method."""
+    """This rank's memory, an exchange over each transport, and in it a bucket for each format."""
 
-    def __init__(self, world: World, block: reference.Block, k: int, numel: int) -> None:
-        self._exchange = Exchange.between_ranks(world, name=f"cluster of k = {k}")
-        self._last = self._exchange.timeline = LastStep()
+    def __init__(
+        self, world: World, transports: list[str], block: reference.Block, k: int, numel: int
+    ) -> None:
+        self._last = LastStep()
+        self._exchanges: dict[str, Exchange] = {}
+        for means in transports:
+            exchange = Exchange.between_ranks(world, name=f"k = {k} over {means}", transport=means)
+            exchange.timeline = self._last
+            self._exchanges[means] = exchange
         self._block = block
         self._k = k
         self.output = np.zeros(numel, np.float32)
         self._residual = np.zeros(numel, np.float32)
         self._state = np.zeros((1, 4), np.float32)
         self._buckets = {
-            method: self._exchange.add_bucket(
+            method: self._exchanges[method.transport].add_bucket(
                 method.name,
                 numels=[numel],
                 segments=[numel],
                 capacity_ks=[k],
                 sparsifier=as_sparsifier("top_k"),
-                collective=method.collective,
-                packed=method.packed,
+                collective=method.format.collective,
+                packed=method.format.packed,
             )
-            for method in METHODS
+            for method in methods(transports)
         }
 
     def run(self, method: Method, barrier: Callable[[], object]) -> Times:
@@ -143,8 +165,9 @@ class Rank:
         self._residual[:] = 0
         self.output[self._block.indices] = self._block.values
         barrier()
+        exchange = self._exchanges[method.transport]
         clock = time.process_time()
-        handle = self._exchange.start(
+        handle = exchange.start(
             self._buckets[method],
             [Buffer.of(self.output)],
             residual=Buffer.of(self._residual),
@@ -152,10 +175,10 @@ class Rank:
             ks=[self._k],
             decays=[1.0],
         )
-        self._exchange.wait(handle)
+        exchange.wait(handle)
         end = time.monotonic()
         processor = time.process_time() - clock - self._stats.select_seconds
-        self._exchange.commit()
+        exchange.commit()
         stats = self._stats
         transfers = sum(one.end - one.begin for one in stats.rounds)
         between = stats.settle_begin - stats.exchange_begin - transfers
@@ -167,8 +190,9 @@ class Rank:
         return [(one.name, one.bytes_sent) for one in self._stats.rounds]
 
     def close(self) -> None:
-        """Ends the exchange."""
-        self._exchange.close()
+        """Ends the exchanges."""
+        for exchange in self._exchanges.values():
+            exchange.close()
 
     @property
     def _stats(self) -> _core.BucketStats:
@@ -176,7 +200,7 @@ class Rank:
         return self._last.stats
 
 
-def measure(k: int, density: float, repetitions: int) -> dict[str, Any]:
+def measure(transports: list[str], k: int, density: float, repetitions: int) -> dict[str, Any]:
     """Times of all methods on all ranks of this job, bytes sent, and whether all was right."""
     import horovod.torch as hvd
     import torch
@@ -185,14 +209,16 @@ def measure(k: int, density: float, repetitions: int) -> dict[str, Any]:
     numel = max(2 * k, round(k / density))
     world = World.from_horovod(hvd, hvd.global_process_set)
     blocks = [selected(one, k, numel) for one in range(size)]
-    expected = {method: method.expected(blocks, k).block for method in METHODS}
+    # NumPy merges slowly: one rank compares with it, and the others with what that one received.
+    expected = {one: one.expected(blocks, k).block for one in FORMATS} if rank == 0 else {}
     floor = Floor(rank, world.allgather_object(os.environ["VIRTUAL_CLUSTER_ADDRESS"]))
-    ours = Rank(world, blocks[rank], k, numel)
+    ours = Rank(world, transports, blocks[rank], k, numel)
     values = torch.from_numpy(blocks[rank].values)
     indices = torch.from_numpy(blocks[rank].indices.astype(np.int32))
     times: dict[str, list[Times]] = {}
     sent: dict[str, int] = {HOROVOD: 8 * k * (size - 1)}
     verified = True
+    received = hashlib.blake2b()
 
     for _ in range(UNTIMED + repetitions):
         hvd.barrier()
@@ -202,11 +228,12 @@ def measure(k: int, density: float, repetitions: int) -> dict[str, Any]:
         end, clock = time.monotonic(), time.process_time() - clock
         times.setdefault(HOROVOD, []).append(Times(begin, end, clock))
         verified &= gathered[0].numel() == gathered[1].numel() == size * k
-        for method in METHODS:
+        for method in methods(transports):
             times.setdefault(method.name, []).append(ours.run(method, hvd.barrier))
-            want = expected[method]
-            verified &= np.count_nonzero(ours.output) == np.count_nonzero(want.values)
-            verified &= np.array_equal(ours.output[want.indices], want.values)
+            received.update(ours.output)
+            if (want := expected.get(method.format)) is not None:
+                verified &= np.count_nonzero(ours.output) == np.count_nonzero(want.values)
+                verified &= np.array_equal(ours.output[want.indices], want.values)
             steps = schedule(rank, world.allgather_object(ours.sent()))
             sent[method.name] = sum(bytes_ for _, bytes_ in ours.sent())
             floor.reserve(steps)
@@ -227,18 +254,21 @@ def measure(k: int, density: float, repetitions: int) -> dict[str, Any]:
         "seconds": dict(zip(times, seconds.tolist(), strict=True)),
         "parts": dict(zip(times, everybody[:, :, :, 2:].mean(0).tolist(), strict=True)),
         "sent": sent,
-        "right": all(world.allgather_object(bool(verified))),
+        "right": all(world.allgather_object(bool(verified)))
+        and len(set(world.allgather_object(received.hexdigest()))) == 1,
     }
 
 
-def work(ks: list[int], density: float, repetitions: int, file: Path) -> None:
+def work(
+    transports: list[str], ks: list[int], density: float, repetitions: int, file: Path
+) -> None:
     """One rank's part; the first one writes what was found."""
     import horovod.torch as hvd
     import torch
 
     hvd.init()
     torch.set_num_threads(1)
-    found = {str(k): measure(k, density, repetitions) for k in ks}
+    found = {str(k): measure(transports, k, density, repetitions) for k in ks}
     if hvd.rank() == 0:
         write(file, found)
 
@@ -281,17 +311,23 @@ def main(
     k: Annotated[list[int] | None, typer.Option(help="entries; may be given repeatedly")] = None,
     density: Annotated[float, typer.Option(help="k as a fraction of the bucket")] = 0.1,
     rate: Annotated[str, typer.Option(help="of every link in each direction")] = "1gbit",
+    transport: Annotated[
+        list[str] | None, typer.Option(help="mpi or tcp; both unless given")
+    ] = None,
     repetitions: Annotated[int, typer.Option(min=2, help="timed, of each")] = 20,
     json: Annotated[Path | None, typer.Option(help="also write the result here")] = None,
 ) -> None:
     """Times every collective over a virtual cluster's links, against sockets."""
     counts, ks = hosts or [2, 4, 8], k or [25_600, 256_000]
+    transports = transport or list(TRANSPORTS)
     if WORKER in os.environ:
-        work(ks, density, repetitions, Path(os.environ[WORKER]))
+        work(transports, ks, density, repetitions, Path(os.environ[WORKER]))
         return
     if any(count < 2 or count & (count - 1) for count in counts):
         raise typer.BadParameter(f"hosts must be powers of two from 2 on, got {counts}")
-    options = [f"--k={one}" for one in ks]
+    if unknown := set(transports) - set(TRANSPORTS):
+        raise typer.BadParameter(f"transport must be one of {TRANSPORTS}, got {sorted(unknown)}")
+    options = [f"--k={one}" for one in ks] + [f"--transport={one}" for one in transports]
     options += [f"--density={density}", f"--repetitions={repetitions}"]
     results = []
     for count in counts:
