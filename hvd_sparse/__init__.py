@@ -1,9 +1,12 @@
 """Sparse gradient exchange for Horovod: LAGS-SGD, gTop-k and GaussianK.
 
-PyTorch's side is hvd_sparse.torch; here are the version and the errors that all sides raise.
+PyTorch's side is hvd_sparse.torch, TensorFlow's hvd_sparse.tensorflow; here are the version, the
+errors that all sides raise, and sparse_allreduce for arrays of NumPy and CuPy.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from hvd_sparse.errors import (
     CheckpointMismatchError,
@@ -18,6 +21,9 @@ from hvd_sparse.errors import (
     UnsupportedError,
 )
 
+if TYPE_CHECKING:
+    from hvd_sparse.functions import sparse_allreduce
+
 __all__ = [
     "CheckpointMismatchError",
     "ExchangeFailedError",
@@ -29,6 +35,15 @@ __all__ = [
     "PeerLostError",
     "UnavailableError",
     "UnsupportedError",
+    "sparse_allreduce",
 ]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "sparse_allreduce":  # the core is loaded when somebody needs it
+        from hvd_sparse.functions import sparse_allreduce
+
+        return sparse_allreduce
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -70,6 +70,7 @@ void BindEnvironment(py::module_& m) {
 #endif
   m.attr("with_cuda") = BuiltWithCuda();
   m.def("cuda_devices", &CudaDeviceNames);
+  m.def("cuda_device_of", &CudaDeviceOf, py::arg("address"));
   m.def("set_threads", &SetKernelThreads, py::arg("threads"));
   m.def("threads", &KernelThreads);
   m.def("sparsifiers", &SparsifierNames);

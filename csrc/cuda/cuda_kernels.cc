@@ -307,6 +307,14 @@ std::vector<std::string> DeviceNames() {
   return names;
 }
 
+int DeviceOf(const void* address) {
+  cudaPointerAttributes attributes;
+  Check(cudaPointerGetAttributes(&attributes, address), "ask where an address lies");
+  Require(attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged,
+          "the address lies in no device's memory");
+  return attributes.device;
+}
+
 }  // namespace cuda
 
 const Kernels& CudaKernels(int device) {

@@ -23,6 +23,9 @@ namespace cuda {
 /// The name of each device. Throws Unavailable, with CUDA's reason, where there is none.
 std::vector<std::string> DeviceNames();
 
+/// The device in whose memory an address lies. Throws InvalidArgument if it lies in none.
+int DeviceOf(const void* address);
+
 }  // namespace cuda
 }  // namespace hvd_sparse
 

@@ -17,6 +17,10 @@ bool BuiltWithCuda() { return true; }
 
 std::vector<std::string> CudaDeviceNames() { return cuda::DeviceNames(); }
 
+int CudaDeviceOf(std::uintptr_t address) {
+  return cuda::DeviceOf(reinterpret_cast<const void*>(address));  // NOLINT: an address it is
+}
+
 #else
 
 const Kernels& KernelsFor(Device device) {
@@ -28,6 +32,10 @@ const Kernels& KernelsFor(Device device) {
 bool BuiltWithCuda() { return false; }
 
 std::vector<std::string> CudaDeviceNames() {
+  Throw(ErrorKind::kUnavailable, "this build of hvd_sparse has no CUDA");
+}
+
+int CudaDeviceOf(std::uintptr_t) {
   Throw(ErrorKind::kUnavailable, "this build of hvd_sparse has no CUDA");
 }
 

@@ -3,6 +3,7 @@
 #ifndef HVD_SPARSE_KERNELS_KERNELS_FOR_H_
 #define HVD_SPARSE_KERNELS_KERNELS_FOR_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,10 @@ bool BuiltWithCuda();
 /// The name of each CUDA device that can be used here, in CUDA's order. Throws Unavailable, with
 /// the reason, where there is none.
 std::vector<std::string> CudaDeviceNames();
+
+/// The number of the CUDA device in whose memory an address lies. Throws InvalidArgument if it lies
+/// in none, Unavailable where this build has no CUDA.
+int CudaDeviceOf(std::uintptr_t address);
 
 }  // namespace hvd_sparse
 

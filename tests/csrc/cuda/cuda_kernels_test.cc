@@ -347,6 +347,14 @@ TYPED_TEST(CudaScatter, EqualsTheCpu) {
   }
 }
 
+using CudaPlace = CudaTest;
+
+TEST_F(CudaPlace, AnAddressTellsItsDevice) {
+  DeviceArray<float> array(std::vector<float>(3, 1.0f));
+  EXPECT_EQ(CudaDeviceOf(reinterpret_cast<std::uintptr_t>(array.data())), 0);
+  EXPECT_THROW(CudaDeviceOf(0), Error);
+}
+
 using CudaOrder = CudaTest;
 
 TEST_F(CudaOrder, WorkFollowsAStreamAndAStreamFollowsIt) {

@@ -21,8 +21,13 @@ enum cudaError_t {
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDefault };
 using cudaStream_t = struct CUstream_st*;
 using cudaEvent_t = struct CUevent_st*;
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
 struct cudaDeviceProp {
   char name[256];
+};
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+  int device;
 };
 
 constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2;
@@ -44,6 +49,13 @@ inline cudaError_t cudaSetDevice(int device) {
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   std::strcpy(properties->name, "emulated");
+  return cudaSuccess;
+}
+/// All memory is the device's, but for a null pointer.
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
+                                            const void* address) {
+  const bool somewhere = address != nullptr;
+  *attributes = {somewhere ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered, 0};
   return cudaSuccess;
 }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }

@@ -1,0 +1,140 @@
+"""Exchanges of single arrays: what sparse_allreduce of PyTorch and of arrays have in common."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from hvd_sparse import plan
+from hvd_sparse.buckets import Bucket, Layer
+from hvd_sparse.compression import Compression
+from hvd_sparse.errors import ExchangeFailedError, HvdSparseError, InvalidArgumentError
+from hvd_sparse.exchange import Buffer, Exchange
+from hvd_sparse.planned_bucket import add_planned_bucket
+from hvd_sparse.reduction import Reduction
+from hvd_sparse.world import World
+
+
+class _Channel:
+    """The exchange of a process set; it has a bucket per (numel, compression, name, device type).
+
+    A rank's bucket stays on the device on which it was first met.
+    """
+
+    def __init__(self, hvd: ModuleType, process_set: Any) -> None:
+        self._rank = hvd.rank()
+        self._ranks = process_set.ranks
+        self._world = World.from_horovod(hvd, process_set)
+        self.exchange = Exchange.between_ranks(
+            self._world, name=f"sparse_allreduce in process set {process_set.process_set_id}"
+        )
+        self._buckets: dict[
+            tuple[int, str, str, str], tuple[int, list[int], np.ndarray[Any, Any], str]
+        ] = {}
+
+    def bucket(
+        self, name: str | None, numel: int, compression: Compression, device: str
+    ) -> tuple[int, list[int], np.ndarray[Any, Any]]:
+        """Its number, ks and state; agreed upon by all ranks when it is first met."""
+        key = (numel, repr(compression), name or "", device.partition(":")[0])
+        if key not in self._buckets:
+            for rank, theirs in zip(self._ranks, self._world.allgather_object(key), strict=True):
+                if theirs != key:
+                    raise InvalidArgumentError(
+                        "sparse_allreduce was called with (numel, compression, name, device) = "
+                        f"{theirs} on rank {rank} and {key} on rank {self._rank}"
+                    )
+            label = name or f"tensor of {numel}"
+            layout = Bucket((Layer(label, numel),), layer_wise=False)
+            (choice,) = plan.fixed_choices(layout.layers, compression)
+            ks = plan.largest_ks(layout, choice.densities, compression.warmup)
+            number = add_planned_bucket(self.exchange, layout, choice, compression, device)
+            self._buckets[key] = (number, ks, np.zeros((1, 4), np.float32), device)
+        number, ks, state, first_device = self._buckets[key]
+        if device != first_device:
+            raise InvalidArgumentError(
+                f"sparse_allreduce of such a tensor was on '{first_device}' before, and now is on "
+                f"'{device}': give it another name"
+            )
+        return number, ks, state
+
+
+class Channels:
+    """The exchanges of one face's calls, one for each process set.
+
+    Args:
+        hvd: `horovod.torch` or `horovod.tensorflow`.
+    """
+
+    def __init__(self, hvd: ModuleType) -> None:
+        self._hvd = hvd
+        self._channels: dict[int, _Channel] = {}
+
+    def allreduce(
+        self,
+        array: Buffer,
+        residual: Buffer,
+        *,
+        compression: Compression,
+        reduction: Reduction,
+        name: str | None,
+        process_set: Any,
+        device: str = "cpu",
+        stream: int = 0,
+    ) -> None:
+        """Overwrites an array with what a sparse exchange makes of it. Collective.
+
+        Args:
+            array: Not empty; read and then written.
+            residual: float32, with as many elements; updated.
+            compression: Of which density, sparsifier and collective apply.
+            reduction: Average or sum.
+            name: Tells apart arrays of the same size.
+            process_set: Horovod's; contains this rank.
+            device: Where both lie: "cpu", or "cuda:0" and the like.
+            stream: Of a device: the one that writes the array before, and reads it after.
+
+        Raises:
+            InvalidArgumentError: An argument differs between ranks, or from an earlier call.
+            NonFiniteGradientError: On every rank, when the array is not finite on one. The finite
+                entries are in the residual then.
+            ExchangeFailedError: Another rank ended the exchange, or died. The next call builds it
+                anew.
+        """
+        channel = self._of(process_set)
+        exchange = channel.exchange
+        try:
+            number, ks, state = channel.bucket(name, array.numel, compression, device)
+            handle = exchange.start(
+                number,
+                [array],
+                residual=residual,
+                states=Buffer.of(state),
+                ks=ks,
+                decays=[1.0],
+                output_scale=reduction.scales(process_set.size())[1],
+                stream=stream,
+            )
+            exchange.wait(handle, stream=stream)
+            exchange.commit()
+        except ExchangeFailedError:
+            del self._channels[process_set.process_set_id]
+            exchange.close()
+            raise
+
+    def _of(self, process_set: Any) -> _Channel:
+        key = process_set.process_set_id
+        channel = self._channels.get(key)
+        try:
+            if channel is not None:
+                channel.exchange.check()
+        except ExchangeFailedError:
+            del self._channels[key]
+            raise
+        except HvdSparseError:  # closed: Horovod was shut down and initialised again
+            channel = None
+        if channel is None:
+            channel = self._channels[key] = _Channel(self._hvd, process_set)
+        return channel

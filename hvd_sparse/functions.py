@@ -1,0 +1,108 @@
+"""sparse_allreduce of arrays: NumPy's, CuPy's, and what looks like them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import ModuleType
+from typing import Any
+
+from hvd_sparse.arrays import placed
+from hvd_sparse.channels import Channels
+from hvd_sparse.compression import Compression, GTopK, as_compression
+from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from hvd_sparse.reduction import checked_reduction
+
+_DEFAULT = GTopK(density=0.01)
+
+
+def sparse_allreduce(
+    array: Any,
+    residual: Any,
+    *,
+    compression: Compression | type[Compression] = _DEFAULT,
+    op: int | None = None,
+    name: str | None = None,
+    process_set: Any = None,
+) -> Any:
+    """Averages or sums an array over all ranks, as far as a sparse exchange carries it. Collective.
+
+    Entry by entry, summed over the ranks P: array + residual before = P * result + residual after
+    (for op=Sum: result + residual after). Calls are made in the same order on all ranks of a set,
+    after `hvd.init()` of horovod.torch or horovod.tensorflow.
+
+    Args:
+        array: A NumPy array, or, where this build has CUDA, a CuPy array or any other that has
+            `__cuda_array_interface__` and a method copy(); contiguous in C order; float64, float32,
+            float16 or bfloat16, of any shape; not changed.
+        residual: float32, beside `array` and with as many elements: what this rank has not sent
+            yet. Zeros at first; updated in place.
+        compression: A class or an instance, of which density, sparsifier and collective apply.
+            Default: GTopK(density=0.01).
+        op: Horovod's Average or Sum. None: Average.
+        name: Tells apart arrays of the same size, and appears in errors.
+        process_set: Horovod's; contains this rank. None: all ranks.
+
+    Returns:
+        A new array of the shape and type of `array`, bitwise equal on all ranks. On a device it can
+        be used on the stream of `array`.
+
+    Raises:
+        UnavailableError: Horovod is not initialised.
+        InvalidArgumentError: An argument lies outside its limits, or differs between ranks.
+        UnsupportedError: The op, or the type or place of the array.
+        NonFiniteGradientError: On every rank, when `array` is not finite on one. The finite entries
+            are in the residual then.
+        ExchangeFailedError: Another rank ended the exchange, or died. The next call builds it anew.
+    """
+    chosen = as_compression(compression)
+    hvd = _horovod()
+    reduction = checked_reduction(hvd, op=hvd.Average if op is None else op)
+    _check_residual(array, residual)
+    result = array.copy()
+    output, kept = placed("array", result), placed("residual", residual)
+    if output.buffer.numel > 0:
+        _channels(hvd).allreduce(
+            output.buffer,
+            kept.buffer,
+            compression=chosen,
+            reduction=reduction,
+            name=name,
+            process_set=hvd.global_process_set if process_set is None else process_set,
+            device=output.device,
+            stream=output.stream,
+        )
+    return result
+
+
+@functools.cache
+def _channels(hvd: ModuleType) -> Channels:
+    return Channels(hvd)
+
+
+def _horovod() -> ModuleType:
+    """The face of Horovod that this process has initialised; each of them is a world of its own."""
+    for name in ("horovod.torch", "horovod.tensorflow"):
+        module = sys.modules.get(name)
+        if module is not None and module.is_initialized():
+            return module
+    raise UnavailableError(
+        "Horovod is not initialised: call hvd.init() of horovod.torch or horovod.tensorflow first"
+    )
+
+
+def _check_residual(array: Any, residual: Any) -> None:
+    ours, kept = placed("array", array), placed("residual", residual)
+    if kept.buffer.dtype != "float32":
+        raise InvalidArgumentError(f"residual must be float32, got {kept.buffer.dtype}")
+    if kept.device != ours.device:
+        raise InvalidArgumentError(
+            f"residual must be on '{ours.device}', as array is, got '{kept.device}'"
+        )
+    if kept.buffer.numel != ours.buffer.numel:
+        raise InvalidArgumentError(
+            f"residual must have as many elements as array ({ours.buffer.numel}), got "
+            f"{kept.buffer.numel}"
+        )
+    if not callable(getattr(array, "copy", None)):
+        raise UnsupportedError(f"array must have a method copy(), got {type(array).__name__}")

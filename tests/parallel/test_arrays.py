@@ -1,0 +1,112 @@
+"""sparse_allreduce of NumPy's arrays."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import numpy as np
+import pytest
+import torch
+
+import hvd_sparse.torch
+from hvd_sparse import _core, sparse_allreduce
+from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
+from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK
+from tests.parallel.torch_ranks import assert_same_on_all_ranks, total
+
+
+def integers(step, dtype=np.float32):
+    return np.random.default_rng(1000 * step + hvd.rank()).integers(-9, 10, (30, 40)).astype(dtype)
+
+
+def summed(array):
+    return total(torch.from_numpy(array.astype(np.float64))).numpy()
+
+
+@pytest.mark.parametrize("preset", [LAGS, GTopK, GaussianK, TopK])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_nothing_is_lost_over_several_calls(preset, dtype):
+    residual = np.zeros(1200, np.float32)
+    for step in range(4):
+        array = integers(step, dtype)
+        copy, before = array.copy(), residual.copy()
+        result = sparse_allreduce(
+            array, residual, compression=preset(adaptive=False, density=0.1), op=hvd.Sum
+        )
+        assert np.array_equal(array, copy)
+        assert (result.shape, result.dtype) == (array.shape, array.dtype)
+        owed = summed(array) + summed(before)
+        assert np.array_equal(owed, result.astype(np.float64).ravel() + summed(residual))
+        assert_same_on_all_ranks([torch.from_numpy(result)])
+
+
+def test_it_is_that_of_torch():
+    array, residuals = integers(1), (np.zeros(1200, np.float32), torch.zeros(1200))
+    compression = GTopK(density=0.05)
+    ours = sparse_allreduce(array, residuals[0], compression=compression)
+    theirs = hvd_sparse.torch.sparse_allreduce(
+        torch.from_numpy(array), residuals[1], compression=compression
+    )
+    assert np.array_equal(ours, theirs.numpy())
+    assert np.array_equal(residuals[0], residuals[1].numpy())
+
+
+def test_an_average_is_the_default():
+    array = np.full(64, 1.0 + hvd.rank(), np.float32)
+    result = sparse_allreduce(array, np.zeros(64, np.float32), compression=TopK(density=1.0))
+    np.testing.assert_allclose(result, (1 + hvd.size()) / 2, rtol=1e-6)
+
+
+def test_an_empty_array_needs_no_exchange():
+    assert sparse_allreduce(np.zeros((0, 3)), np.zeros(0, np.float32)).shape == (0, 3)
+
+
+def test_nan_on_one_rank_raises_on_all_and_the_residual_keeps_the_rest():
+    array, residual = integers(1), np.zeros(1200, np.float32)
+    if hvd.rank() == hvd.size() - 1:
+        array[3, 4] = np.nan
+    with pytest.raises(NonFiniteGradientError, match=f"rank {hvd.size() - 1}"):
+        sparse_allreduce(array, residual, compression=TopK(density=0.1), name="bad")
+    assert np.array_equal(residual, np.nan_to_num(array).ravel())
+
+
+@pytest.mark.parametrize(
+    ("array", "residual", "match"),
+    [
+        (np.zeros(4), np.zeros(5, np.float32), r"as many elements as array \(4\), got 5"),
+        (np.zeros(4), np.zeros(4), "residual must be float32, got float64"),
+        (np.zeros(4), np.zeros(8, np.float32)[::2], "residual must be contiguous"),
+        ([0.0], np.zeros(1, np.float32), "array must be a NumPy array"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(array, residual, match):
+    with pytest.raises(InvalidArgumentError, match=match):
+        sparse_allreduce(array, residual)
+
+
+def test_ops_without_a_sparse_meaning_are_refused():
+    with pytest.raises(UnsupportedError, match="op=Adasum"):
+        sparse_allreduce(np.zeros(4), np.zeros(4, np.float32), op=hvd.Adasum)
+
+
+@pytest.mark.skipif(hvd.size() == 1, reason="one rank agrees with itself")
+def test_ranks_that_differ_are_told():
+    array = np.zeros(70 + (hvd.rank() == 1))
+    with pytest.raises(InvalidArgumentError, match=r"71, .* on rank 1"):
+        sparse_allreduce(array, np.zeros(array.size, np.float32))
+
+
+@pytest.mark.skipif(not _core.with_cuda, reason="this build has no CUDA")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+def test_arrays_of_cupy_give_the_bits_of_numpys():
+    cupy = pytest.importorskip("cupy")
+    compression = GTopK(density=0.05)
+    kept, kept_there = np.zeros(1200, np.float32), cupy.zeros(1200, cupy.float32)
+    for step in range(3):
+        array = integers(step)
+        here = sparse_allreduce(array, kept, compression=compression, name="here")
+        with cupy.cuda.Stream(non_blocking=True):
+            there = sparse_allreduce(
+                cupy.asarray(array), kept_there, compression=compression, name="there"
+            )
+            assert np.array_equal(here, cupy.asnumpy(there))
+            assert np.array_equal(kept, cupy.asnumpy(kept_there))
