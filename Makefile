@@ -69,9 +69,12 @@ $(INSTALL_STAMP): $(ENV_STAMP)
 # FRAMEWORK=torch or tensorflow tests that framework's part alone.
 FRAMEWORK ?= all
 
-.PHONY: test lint cpptest tsan asan aarch64 tidy
-test: build ## runs all checks and tests
+.PHONY: test longtest lint cpptest tsan asan aarch64 tidy
+test: build ## runs all checks and tests, but those of longtest
 	@$(PY) tools/run_tests.py --framework $(FRAMEWORK)
+
+longtest: build ## runs the tests that take long
+	@$(PY) -m pytest -q -p no:cacheprovider -m long tests/jobs
 
 # $(call cpp_tests,FOLDER,OPTIONS): builds and runs the C++ tests. ThreadSanitizer needs memory laid
 # out as it expects, which setarch -R sees to where it is allowed.
