@@ -164,6 +164,12 @@ benchmark: build ## times kernels and collectives
 chaos: build ## breaks jobs in many ways; prints what became of them (links: as root)
 	@PYTHONPATH=$(CURDIR):$(CURDIR)/benchmarks $(PY) -m tests.jobs.faults
 
+# ---- Packages --------------------------------------------------------------------------------------
+
+.PHONY: wheel
+wheel: $(ENV_STAMP) ## makes dist/: an sdist and a wheel, installed and tried in a fresh environment
+	@$(PY) tools/make_wheel.py
+
 # ---- Keeping the pins ------------------------------------------------------------------------------
 
 .PHONY: lock

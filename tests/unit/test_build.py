@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -106,3 +107,25 @@ def test_an_option_takes_0_and_1_only(tmp_path, value):
     done = configure(tmp_path, HVD_SPARSE_WITH_MPI=value)
     assert done.returncode != 0
     assert f"HVD_SPARSE_WITH_MPI must be 0, 1 or unset, got '{value}'" in done.stdout
+
+
+def files_of_git(*options):
+    """What `git ls-files` lists."""
+    done = subprocess.run(["git", "ls-files", *options], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip("no git, or no repository")
+    return set(done.stdout.splitlines())
+
+
+def test_the_sdist_holds_all_that_git_tracks_and_nothing_that_it_ignores(tmp_path):
+    tracked, new = files_of_git(), files_of_git("--others", "--exclude-standard")
+    making = ["egg_info", "--egg-base", str(tmp_path), "sdist", "--dist-dir", str(tmp_path)]
+    command = [sys.executable, "setup.py", "--quiet", *making]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        held = {file.name.partition("/")[2] for file in tar if not file.isdir()}
+    made = {name for name in held if name in ("PKG-INFO", "setup.cfg") or ".egg-info/" in name}
+    assert tracked <= held
+    assert held - made <= tracked | new

@@ -1,0 +1,109 @@
+"""Makes an sdist and, from that alone, a wheel; then installs the wheel elsewhere and tries it.
+
+    dist/hvd_sparse-VERSION.tar.gz    what git tracks
+    dist/hvd_sparse-VERSION-*.whl     for this Python, this TensorFlow and this MPI library
+
+The wheel is installed in a fresh virtual environment outside of the checkout. torch, TensorFlow and
+Horovod are not downloaded for that: the environment looks for what it lacks in that of the
+interpreter that runs this.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DIST = ROOT / "dist"
+UNPACKED = ROOT / "build" / "sdist"
+
+SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+# Conservation on every rank: what was not applied is in the residuals, exactly.
+SMOKE = """
+import sys, horovod.torch as hvd, torch, hvd_sparse
+from hvd_sparse.torch import sparse_allreduce
+assert hvd_sparse.__file__.startswith(sys.prefix), hvd_sparse.__file__
+hvd.init()
+tensor, residual = torch.arange(1.0, 1001.0), torch.zeros(1000)
+result = sparse_allreduce(tensor, residual, op=hvd.Sum)
+assert result.count_nonzero() == 10, result.count_nonzero()
+assert torch.equal(result + hvd.allreduce(residual, op=hvd.Sum), hvd.size() * tensor)
+if hvd.rank() == 0:
+    print(f"{hvd.size()} rank(s): 10 of 1000 entries applied, the others kept")
+"""
+
+
+def run(command: list[str | Path], *, quiet: bool = False, **options: object) -> None:
+    """Runs a command; ends this program if it fails. Quiet: says nothing unless it fails."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=quiet, text=True, **options)
+    if done.returncode != 0:
+        sys.exit(f"{done.stderr or ''}failed: {' '.join(words)[:200]}")
+
+
+def the(pattern: str) -> Path:
+    """The one file in dist/ of that name."""
+    (found,) = DIST.glob(pattern)
+    return found
+
+
+def build() -> Path:
+    """Sdist and wheel; returns the wheel."""
+    for former in DIST.glob("hvd_sparse-*"):
+        former.unlink()
+    run([sys.executable, "-c", SDIST, DIST], cwd=ROOT, quiet=True)
+    shutil.rmtree(UNPACKED, ignore_errors=True)
+    shutil.unpack_archive(the("hvd_sparse-*.tar.gz"), UNPACKED)
+    (source,) = UNPACKED.iterdir()
+    # The same folder for CMake each time: what has not changed is not compiled again.
+    env = {**os.environ, "HVD_SPARSE_BUILD_DIR": str(ROOT / "build" / "wheel")}
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
+    run([*pip, "--no-build-isolation", "--no-deps", "--wheel-dir", DIST, source], env=env)
+    return the("hvd_sparse-*.whl")
+
+
+def install(wheel: Path, folder: Path) -> Path:
+    """A fresh environment with the wheel; returns the folder of its programs."""
+    venv.create(folder, with_pip=True)
+    bin_ = folder / "bin"
+    pip = [bin_ / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    run([*pip, "--no-index", "--no-deps", wheel])
+    site = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    own = subprocess.run(
+        [bin_ / "python", "-c", site], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    # A line of a .pth file is a folder; .pth files in there, such as an editable install of this
+    # very package, do not count.
+    Path(own, "elsewhere.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return bin_
+
+
+def try_out(bin_: Path, folder: Path) -> None:
+    """The doctor, and an exchange on one rank and on two."""
+    env = {**os.environ, "PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}"}
+    env.pop("PYTHONPATH", None)
+    smoke = folder / "smoke.py"
+    smoke.write_text(SMOKE)
+    mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", "2"]
+    run([bin_ / "hvd-sparse", "doctor"], env=env, cwd=folder)
+    run([bin_ / "python", smoke], env=env, cwd=folder, timeout=120)
+    run([*mpirun, bin_ / "python", smoke], env=env, cwd=folder, timeout=120)
+
+
+def main() -> None:
+    """Builds, installs, tries."""
+    wheel = build()
+    with tempfile.TemporaryDirectory(prefix="hvd_sparse-wheel-") as folder:
+        try_out(install(wheel, Path(folder, "venv")), Path(folder))
+    for file in (the("hvd_sparse-*.tar.gz"), wheel):
+        print(f"{file.relative_to(ROOT)}  {file.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
