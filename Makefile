@@ -164,9 +164,21 @@ benchmark: build ## times kernels and collectives
 chaos: build ## breaks jobs in many ways; prints what became of them (links: as root)
 	@PYTHONPATH=$(CURDIR):$(CURDIR)/benchmarks $(PY) -m tests.jobs.faults
 
-# ---- Packages --------------------------------------------------------------------------------------
+# ---- Documentation and packages --------------------------------------------------------------------
 
-.PHONY: wheel
+# Sphinx has a folder of its own: the site takes the package as it is built here, with torch, TensorFlow
+# and Horovod, for its reference; but the environment of the tests need not hold 30 packages more.
+DOCS_TOOLS = build/docs/$(call digest,tools/docs_requirements.txt)
+.PHONY: docs wheel
+docs: build $(DOCS_TOOLS) ## builds the site into build/site; a warning is an error
+	@PYTHONPATH=$(DOCS_TOOLS):$(CURDIR) $(PY) -m sphinx -W --keep-going -n -q -j auto -d build/docs/pages docs build/site
+	@echo "build/site/index.html"
+
+$(DOCS_TOOLS):
+	@rm -rf build/docs && mkdir -p build/docs
+	@pip install --quiet --disable-pip-version-check --no-deps --target $@.part -r tools/docs_requirements.txt
+	@mv $@.part $@
+
 wheel: $(ENV_STAMP) ## makes dist/: an sdist and a wheel, installed and tried in a fresh environment
 	@$(PY) tools/make_wheel.py
 

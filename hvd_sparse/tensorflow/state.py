@@ -24,8 +24,8 @@ def residual_variables(target: Any) -> list[tf.Variable]:
             which a tape from `hvd.DistributedGradientTape` is given them.
 
     Returns:
-        float32 variables: the residual, what sparsifiers remember of each layer, and the learning
-        rate, if the residual follows that. None of them where all gradients travel dense.
+        The residual, what sparsifiers remember of each layer, and the learning rate, if the
+        residual follows that, as float32 variables. None of them where all gradients travel dense.
 
     Raises:
         InvalidArgumentError: Nothing of it was exchanged yet, or prepared.

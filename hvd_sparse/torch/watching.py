@@ -22,6 +22,8 @@ def watch(
 ) -> None:
     """Tells of every step what it cost, on the rank that calls this.
 
+    On rank 0 alone::
+
         if hvd.rank() == 0:
             watch(optimizer, SummaryWriter("runs/lags"), every=10)
 

@@ -1,4 +1,4 @@
-"""The documentation names what there is: commands, options, variables, links."""
+"""The documentation names what there is: commands, options, variables, links, public names."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import typer.main
 
+import hvd_sparse
 from hvd_sparse import cli
+from hvd_sparse.compression import LAGS, Compression, GaussianK, GTopK, TopK
 from tests.docs.pages import ROOT, commands_in, named_commands, pages, parse, shell_commands
 
 PAGES = [pytest.param(page, id=page.name) for page in pages()]
+PRESETS = {preset.__name__: preset for preset in (LAGS, GTopK, GaussianK, TopK)}
 SCRIPTS = ("benchmarks/", "examples/", "tools/")
 VARIABLE = re.compile(r"\bHVD_SPARSE_[A-Z_]*[A-Z]\b")
 
@@ -120,7 +125,7 @@ def test_scripts_take_the_arguments_that_pages_give_them():
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {}
@@ -145,6 +150,12 @@ def optional_parts():
         if isinstance(node, ast.Assign) and node.targets[0].id == "PARTS":
             return ast.literal_eval(node.value)
     raise LookupError("setup.py has no PARTS")
+
+
+def test_the_table_of_variables_is_complete():
+    text = (ROOT / "docs" / "tuning.md").read_text()
+    rows = re.findall(r"^\| (`HVD_SPARSE_.*?) \|", text, re.MULTILINE)
+    assert {name for row in rows for name in VARIABLE.findall(row)} == variables_of_the_sources()
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -175,3 +186,67 @@ def test_links_lead_somewhere(page):
         assert file.exists(), f"{page.name}: {target}"
         if anchor:
             assert anchor in anchors(file), f"{page.name}: {target}"
+
+
+# ---- Public names --------------------------------------------------------------------------------
+
+
+def public_names(framework):
+    """What a framework's module adds to Horovod's: where the reference must have each name."""
+    source = Path(hvd_sparse.__file__).parent / framework / "__init__.py"
+    tree = ast.parse(source.read_text())
+    imported = {
+        alias.name: node.module
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    names = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
+    )
+    # What is shared by both frameworks is described once, for PyTorch.
+    own = f"hvd_sparse.{framework}."
+    return {f"{framework if imported[name].startswith(own) else 'torch'}.{name}" for name in names}
+
+
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_the_reference_has_every_public_name(framework):
+    text = (ROOT / "docs" / "api.md").read_text()
+    documented = set(re.findall(r"auto\w+:: hvd_sparse\.([\w.]+)", text))
+    assert public_names(framework) | set(hvd_sparse.__all__) <= documented
+
+
+def test_the_site_lists_every_page():
+    (index,) = (page for page in pages() if page.name == "docs/index.md")
+    listed = [
+        line
+        for block in index.blocks
+        if block.language == "{toctree}"
+        for line in block.code.splitlines()
+        if line and not line.startswith(":")
+    ]
+    there = [page.name.removeprefix("docs/").removesuffix(".md") for page in pages()]
+    assert sorted(listed) == sorted(set(there) - {"README", "index"})
+
+
+def test_the_reference_says_in_what_the_presets_differ():
+    rows = re.findall(r"^\| (.*) \|$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    names, *said = [[cell.strip(" `") for cell in row.split("|")] for row in rows]
+    defaults = Compression()
+    for name, *cells in said:
+        if name in PRESETS:
+            preset = PRESETS[name]()
+            differing = {
+                field.name: repr(getattr(preset, field.name))
+                for field in fields(preset)
+                if getattr(preset, field.name) != getattr(defaults, field.name)
+            }
+            table = {
+                option: cell.replace("Gaussian()", "Gaussian(refresh=32)").replace('"', "'")
+                for option, cell in zip(names[1:], cells, strict=True)
+                if cell
+            }
+            assert table == differing, name
+    assert {row[0] for row in said} >= set(PRESETS)
