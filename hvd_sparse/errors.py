@@ -20,7 +20,7 @@ class UnavailableError(HvdSparseError):
 
 
 class ExchangeFailedError(HvdSparseError):
-    """The ranks disagree, or one of them ended the exchange for all."""
+    """A rank ended the exchange, for all ranks."""
 
 
 class PeerLostError(ExchangeFailedError):
@@ -28,7 +28,15 @@ class PeerLostError(ExchangeFailedError):
 
 
 class ExchangeTimeoutError(ExchangeFailedError):
-    """Another rank lives but has not answered within HVD_SPARSE_TIMEOUT seconds."""
+    """A rank lives but has not answered another within HVD_SPARSE_TIMEOUT seconds."""
+
+
+class RanksDisagreeError(ExchangeFailedError):
+    """The ranks were not about to exchange the same thing."""
+
+
+class OutOfMemoryError(ExchangeFailedError, MemoryError):
+    """A rank had no memory left for its part of the exchange; the residuals lost nothing."""
 
 
 class NonFiniteGradientError(HvdSparseError, ArithmeticError):

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvd_sparse import _core, connection, lifecycle, timeline
+from hvd_sparse import _core, connection, timeline
 from hvd_sparse.bucket_stats import BucketStats
-from hvd_sparse.errors import (
-    ExchangeTimeoutError,
-    HvdSparseError,
-    InvalidArgumentError,
-    NonFiniteGradientError,
-    PeerLostError,
-)
+from hvd_sparse.core_handle import CoreHandle
+from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
 from hvd_sparse.exchange_timeline import ExchangeTimeline
 from hvd_sparse.sparsifiers import Sparsifier
 from hvd_sparse.threads import kernel_threads
@@ -27,9 +21,6 @@ from hvd_sparse.world import World
 MAX_MESSAGE_BYTES = 1 << 30
 # Which thread selects. See docs/performance.md for the measurement behind the default.
 DEFAULT_SELECT_ON = "caller"
-
-# In what csrc/comm/patience.cc says, on the rank itself and by way of the lifeline on all others.
-_GAVE_UP = "gave up waiting"
 
 
 class Buffer(NamedTuple):
@@ -51,7 +42,7 @@ class Buffer(NamedTuple):
         return cls(array.ctypes.data, array.size, array.dtype.name)
 
 
-class Exchange:
+class Exchange(CoreHandle):
     """The buckets of one optimizer, exchanged in one order over a communicator of their own.
 
     Each bucket is started once per step, in the same order on all ranks; then all are waited for,
@@ -71,11 +62,10 @@ class Exchange:
         transport: str,
         timeline: ExchangeTimeline | None = None,
     ) -> None:
-        self._core: _core.Exchange | None = core
+        super().__init__(core)
         self.transport = transport
         self.timeline = timeline
         self._names: dict[int, str] = {}
-        lifecycle.register(self)
 
     @classmethod
     def between_ranks(
@@ -284,7 +274,7 @@ class Exchange:
             InvalidArgumentError: Something does not fit; nothing has happened.
             ExchangeFailedError: The exchange has ended.
         """
-        try:
+        with self._noting_losses():
             self._open.start(
                 bucket,
                 gradients,
@@ -296,8 +286,6 @@ class Exchange:
                 output_scale=output_scale,
                 stream=stream,
             )
-        except HvdSparseError as error:
-            raise _noted(error) from None
         return bucket
 
     def wait(self, handle: int, *, stream: int = 0) -> BucketStats:
@@ -313,9 +301,8 @@ class Exchange:
         if self.timeline is not None:
             self.timeline.wait_begins(handle)
         try:
-            self._open.wait(handle, stream=stream)
-        except HvdSparseError as error:
-            raise _noted(error) from None
+            with self._noting_losses():
+                self._open.wait(handle, stream=stream)
         finally:
             if self.timeline is not None:
                 self.timeline.wait_ends(handle)
@@ -335,11 +322,12 @@ class Exchange:
                 was applied, and they keep every finite entry of the gradients.
         """
         try:
-            self._open.commit(refuse or "")
-        except HvdSparseError as error:
-            if self.timeline is not None and isinstance(error, NonFiniteGradientError):
+            with self._noting_losses():
+                self._open.commit(refuse or "")
+        except NonFiniteGradientError as error:
+            if self.timeline is not None:
                 self.timeline.refused(str(error))
-            raise _noted(error) from None
+            raise
 
     def drive(
         self,
@@ -400,39 +388,5 @@ class Exchange:
             ExchangeFailedError: The exchange has ended, by this very swap where the peer swaps
                 another number of bytes.
         """
-        try:
+        with self._noting_losses():
             return self._open.swap(peer, bytes, repetitions)
-        except HvdSparseError as error:
-            raise _noted(error) from None
-
-    def check(self) -> None:
-        """Raises ExchangeFailedError if the exchange has ended; cheap enough for waiting loops."""
-        try:
-            self._open.check()
-        except HvdSparseError as error:
-            raise _noted(error) from None
-
-    def fail(self, reason: str) -> None:
-        """Ends the exchange on all ranks: every wait, here and there, raises with `reason`."""
-        if self._core is not None:
-            self._core.fail(reason)
-
-    def close(self) -> None:
-        """Ends this rank's part; ranks that still wait for it are told that it left."""
-        if self._core is not None:
-            with suppress(HvdSparseError):
-                self.check()  # notes whether a rank was lost, where only an op has heard of it
-        self._core = None
-
-    @property
-    def _open(self) -> _core.Exchange:
-        if self._core is None:
-            raise HvdSparseError("this exchange is closed: Horovod was shut down, build it anew")
-        return self._core
-
-
-def _noted(error: HvdSparseError) -> HvdSparseError:
-    # A rank that has given up leaves without finalizing MPI: to the others it is lost, too.
-    if isinstance(error, PeerLostError | ExchangeTimeoutError) or _GAVE_UP in str(error):
-        lifecycle.note_peer_lost()
-    return error

@@ -14,9 +14,26 @@ enum class ErrorKind {
   kUnavailable,      ///< not built in, or not offered by the MPI library at hand
   kPeerLost,         ///< another rank died or left while it was waited for
   kTimeout,          ///< another rank is alive, but the deadline has passed
-  kExchangeFailed,   ///< the ranks disagree, or one of them ended the exchange for all
+  kExchangeFailed,   ///< a rank ended the exchange for all
   kNonFinite,        ///< some rank's gradient, or a sum, is not finite: the step was undone
+  kDisagreement,     ///< the ranks are not about to do the same thing
+  kOutOfMemory,      ///< a rank has no memory left for what it has to do
 };
+constexpr ErrorKind kLastErrorKind = ErrorKind::kOutOfMemory;
+
+/// As what the other ranks meet an error that ended the exchange on one of them. A mistake in that
+/// rank's own arguments is no mistake in theirs.
+constexpr ErrorKind KindOnOthers(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kPeerLost:
+    case ErrorKind::kTimeout:
+    case ErrorKind::kDisagreement:
+    case ErrorKind::kOutOfMemory:
+      return kind;
+    default:
+      return ErrorKind::kExchangeFailed;
+  }
+}
 
 class Error : public std::runtime_error {
  public:

@@ -41,6 +41,10 @@ const char* PythonName(ErrorKind kind) {
       return "ExchangeFailedError";
     case ErrorKind::kNonFinite:
       return "NonFiniteGradientError";
+    case ErrorKind::kDisagreement:
+      return "RanksDisagreeError";
+    case ErrorKind::kOutOfMemory:
+      return "OutOfMemoryError";
   }
   return "HvdSparseError";
 }

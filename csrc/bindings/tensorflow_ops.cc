@@ -91,6 +91,8 @@ absl::Status StatusOf(std::int32_t kind, const char* message) {
       absl::StatusCode::kDeadlineExceeded,    // kTimeout
       absl::StatusCode::kAborted,             // kExchangeFailed
       absl::StatusCode::kInvalidArgument,     // kNonFinite, as tf.debugging.check_numerics has it
+      absl::StatusCode::kAborted,             // kDisagreement
+      absl::StatusCode::kResourceExhausted,   // kOutOfMemory
   };
   if (kind == HVD_SPARSE_DONE) return absl::OkStatus();
   constexpr std::int32_t kinds = sizeof(kCodes) / sizeof(kCodes[0]);

@@ -97,7 +97,7 @@ const std::uint8_t* CollectiveContext::AllgatherRecords(const void* own, std::in
     Incoming in{ring.From(distance), records + filled, length};
     Transfer({&out, 1}, {&in, 1}, Concat(round, " ", ++rounds));
     if (in.bytes != length) {
-      Throw(ErrorKind::kExchangeFailed, "the ranks disagree: in ", what, ", ", round, " ", rounds,
+      Throw(ErrorKind::kDisagreement, "the ranks disagree: in ", what, ", ", round, " ", rounds,
             ", rank ", ring.From(distance), " sent ", in.bytes, " bytes instead of ", length);
     }
     filled += length;

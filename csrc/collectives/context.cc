@@ -142,7 +142,7 @@ void CollectiveContext::MoveBlocks(SparseBlock* own, Span<const BlockOut> out,
 
 void CollectiveContext::AgreeOnFormat(std::uint8_t theirs, int peer) const {
   if (theirs == wire.Id()) return;
-  Throw(ErrorKind::kExchangeFailed, "the ranks disagree: in ", what, " rank ",
+  Throw(ErrorKind::kDisagreement, "the ranks disagree: in ", what, " rank ",
         comm.RankInExchange(comm.Rank()), " sends ", NameOfFormat(wire.Id()), ", rank ",
         comm.RankInExchange(peer), " ", NameOfFormat(theirs));
 }
@@ -151,16 +151,16 @@ void CollectiveContext::Agree(BlockHeader* own, const BlockHeader& other, int pe
   BlockHeader& mine = *own;
   const int rank = comm.RankInExchange(comm.Rank()), other_rank = comm.RankInExchange(peer);
   if (mine.bucket != other.bucket || mine.step != other.step) {
-    Throw(ErrorKind::kExchangeFailed, "the ranks disagree: rank ", rank, " exchanges bucket ",
+    Throw(ErrorKind::kDisagreement, "the ranks disagree: rank ", rank, " exchanges bucket ",
           mine.bucket, " of step ", mine.step, " (", what, "), rank ", other_rank, " bucket ",
           other.bucket, " of step ", other.step);
   }
   if (mine.asked != other.asked) {
-    Throw(ErrorKind::kExchangeFailed, "the ranks disagree: in ", what, " rank ", rank,
+    Throw(ErrorKind::kDisagreement, "the ranks disagree: in ", what, " rank ", rank,
           " was asked for ", mine.asked, " entries, rank ", other_rank, " for ", other.asked);
   }
   if (mine.kept != other.kept) {
-    Throw(ErrorKind::kExchangeFailed, "the ranks disagree: in ", what, " rank ", rank, " keeps ",
+    Throw(ErrorKind::kDisagreement, "the ranks disagree: in ", what, " rank ", rank, " keeps ",
           mine.kept, " entries in a round, rank ", other_rank, " keeps ", other.kept,
           ": do all ranks use the same slack?");
   }

@@ -138,7 +138,7 @@ class RunningSum {
   void CheckForm(std::int64_t bytes, int peer) const {
     const bool known = their_form_ == Form::kSparse || their_form_ == Form::kDense;
     if (bytes == sizeof(their_form_) && known) return;
-    Throw(ErrorKind::kExchangeFailed, "the ranks disagree: in ", ctx_.what, " rank ", peer,
+    Throw(ErrorKind::kDisagreement, "the ranks disagree: in ", ctx_.what, " rank ", peer,
           " does not say in which form its sum comes: do all ranks use the same density?");
   }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 
+#include "csrc/base/error.h"
 #include "csrc/base/types.h"
 
 namespace hvd_sparse {
@@ -38,13 +39,14 @@ class Communicator {
 
   /// Sends and receives all at once; returns when everything has been sent and received.
   ///
-  /// Throws PeerLost, Timeout or ExchangeFailed when that can no longer happen. `what` says for
-  /// whose sake this rank waits ("bucket 3 (fc.weight), gtopk, round 1") and is part of every
-  /// warning and error.
+  /// Throws PeerLost, Timeout or what the exchange was ended with when that can no longer happen.
+  /// `what` says for whose sake this rank waits ("bucket 3 (fc.weight), gtopk, round 1") and is
+  /// part of every warning and error.
   virtual void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) = 0;
 
-  /// Ends the exchange on every rank: all waits, there and here, throw ExchangeFailed(reason).
-  virtual void Fail(const std::string& reason) = 0;
+  /// Ends the exchange on every rank: all waits, there and here, throw `reason`, as an error of the
+  /// kind KindOnOthers(kind).
+  virtual void Fail(ErrorKind kind, const std::string& reason) = 0;
 
   /// Throws if the exchange has been ended, by this rank or another.
   virtual void Check() = 0;

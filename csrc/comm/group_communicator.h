@@ -26,7 +26,7 @@ class GroupCommunicator final : public Communicator {
 
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override;
 
-  void Fail(const std::string& reason) override { whole_.Fail(reason); }
+  void Fail(ErrorKind kind, const std::string& reason) override { whole_.Fail(kind, reason); }
   void Check() override { whole_.Check(); }
   void Acknowledge() override { whole_.Acknowledge(); }
 

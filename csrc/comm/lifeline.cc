@@ -71,7 +71,7 @@ class Lifeline::Impl {
 
   std::string Listen();
   void Connect(const std::string& address, double seconds);
-  void Fail(const std::string& reason);
+  void Fail(ErrorKind kind, const std::string& reason);
 
   LifelineVerdict& verdict() { return verdict_; }
 
@@ -102,7 +102,7 @@ class Lifeline::Impl {
   std::thread thread_;
 
   std::mutex mutex_;  // guards the orders
-  std::optional<std::string> fail_order_;
+  std::optional<Record> fail_order_;
   bool leave_order_ = false;
 };
 
@@ -148,11 +148,11 @@ void Lifeline::Impl::Connect(const std::string& address, double seconds) {
   pthread_setname_np(thread_.native_handle(), "hvd_lifeline");
 }
 
-void Lifeline::Impl::Fail(const std::string& reason) {
-  if (!verdict_.Failed(rank_, reason)) return;  // everybody knows, or will at once
+void Lifeline::Impl::Fail(ErrorKind kind, const std::string& reason) {
+  if (!verdict_.Failed(rank_, kind, reason)) return;  // everybody knows, or will at once
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    fail_order_ = reason;
+    fail_order_ = Record{RecordKind::kFail, rank_, reason, kind};
   }
   Wake();
 }
@@ -197,14 +197,14 @@ void Lifeline::Impl::Sleep(const std::optional<Clock::time_point>& deadline) {
 }
 
 void Lifeline::Impl::CarryOutOrders() {
-  std::optional<std::string> fail;
+  std::optional<Record> fail;
   bool leave = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     fail.swap(fail_order_);
     leave = leave_order_;
   }
-  if (fail) TellOthers({RecordKind::kFail, rank_, *fail});
+  if (fail) TellOthers(*fail);
   if (!leave || leaving_) return;
   TellOthers({RecordKind::kGoodbye, rank_});
   for (auto& [rank, peer] : peers_) peer.connection.FinishSending();
@@ -247,8 +247,8 @@ void Lifeline::Impl::Heed(int from, const Record& record) {
       TellOthers({RecordKind::kLeft, about}, from);
       return;
     case RecordKind::kFail:
-      if (verdict_.Failed(about, record.text)) {
-        TellOthers({RecordKind::kFail, about, record.text}, from);
+      if (verdict_.Failed(about, record.error, record.text)) {
+        TellOthers({RecordKind::kFail, about, record.text, record.error}, from);
       }
       return;
     case RecordKind::kLost:
@@ -283,8 +283,8 @@ void Lifeline::Connect(const std::string& address, double seconds) {
   impl_->Connect(address, seconds);
 }
 
-void Lifeline::Fail(const std::string& reason) {
-  if (!impl_->InForkedChild()) impl_->Fail(reason);
+void Lifeline::Fail(ErrorKind kind, const std::string& reason) {
+  if (!impl_->InForkedChild()) impl_->Fail(kind, reason);
 }
 
 std::optional<Lifeline::Failure> Lifeline::CurrentFailure(double grace_seconds) const {

@@ -24,7 +24,7 @@ class Lifeline {
  public:
   /// What ended an exchange.
   struct Failure {
-    ErrorKind kind;       ///< kPeerLost (died or left) or kExchangeFailed (a rank called Fail)
+    ErrorKind kind;       ///< kPeerLost (died or left), or what a rank called Fail with
     std::string message;  ///< names the rank
   };
 
@@ -50,8 +50,9 @@ class Lifeline {
   /// ranks if one of them is missing.
   void Connect(const std::string& address, double seconds);
 
-  /// Ends the exchange on every rank with `reason`; the first reason stays.
-  void Fail(const std::string& reason);
+  /// Ends the exchange on every rank with `reason`; the first reason stays. On all of them the
+  /// failure is of the kind KindOnOthers(kind).
+  void Fail(ErrorKind kind, const std::string& reason);
 
   /// Why the exchange has ended; nothing while it goes on. A rank that left or died counts at once
   /// for those who call with `grace_seconds` = 0, else only that much later: its last messages may

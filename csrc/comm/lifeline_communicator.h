@@ -15,8 +15,8 @@ namespace hvd_sparse {
 
 class LifelineCommunicator : public Communicator {
  public:
-  void Fail(const std::string& reason) override {
-    if (lifeline_ != nullptr) lifeline_->Fail(reason);
+  void Fail(ErrorKind kind, const std::string& reason) override {
+    if (lifeline_ != nullptr) lifeline_->Fail(kind, reason);
   }
 
   void Check() override {

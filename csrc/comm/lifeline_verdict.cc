@@ -22,11 +22,10 @@ void LifelineVerdict::Left(int rank) {
        &left_);
 }
 
-bool LifelineVerdict::Failed(int rank, const std::string& reason) {
+bool LifelineVerdict::Failed(int rank, ErrorKind kind, const std::string& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
   const bool first = !failed_;
-  Note(ErrorKind::kExchangeFailed, Concat("rank ", rank, " ended the exchange: ", reason),
-       &failed_);
+  Note(KindOnOthers(kind), Concat("rank ", rank, " ended the exchange: ", reason), &failed_);
   return first;
 }
 

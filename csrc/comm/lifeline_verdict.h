@@ -25,7 +25,7 @@ class LifelineVerdict {
   void Left(int rank);
 
   /// Rank `rank` has ended the exchange. False if another had done so before.
-  bool Failed(int rank, const std::string& reason);
+  bool Failed(int rank, ErrorKind kind, const std::string& reason);
 
   /// See Lifeline::CurrentFailure. Cheap while there is none.
   ///

@@ -11,7 +11,7 @@
 namespace hvd_sparse {
 namespace {
 
-constexpr std::size_t kHeaderBytes = 9;
+constexpr std::size_t kHeaderBytes = 10;
 
 void Append(std::uint32_t number, std::string* bytes) {
   for (int i = 0; i < 4; ++i, number >>= 8u) bytes->push_back(static_cast<char>(number));
@@ -30,6 +30,8 @@ bool IsKind(unsigned char kind) {
          kind <= static_cast<unsigned char>(RecordKind::kLeft);
 }
 
+bool IsErrorKind(unsigned char kind) { return kind <= static_cast<unsigned char>(kLastErrorKind); }
+
 bool MeansLater(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 }  // namespace
@@ -41,6 +43,7 @@ short LifelineConnection::events() const {
 void LifelineConnection::Post(const Record& record) {
   const std::string text = record.text.substr(0, kMaxText);
   unsent_.push_back(static_cast<char>(record.kind));
+  unsent_.push_back(static_cast<char>(record.error));
   Append(static_cast<std::uint32_t>(record.rank), &unsent_);
   Append(static_cast<std::uint32_t>(text.size()), &unsent_);
   unsent_ += text;
@@ -91,15 +94,16 @@ void LifelineConnection::Receive() {
 std::optional<Record> LifelineConnection::Next() {
   if (unread_.size() < kHeaderBytes) return std::nullopt;
   const auto kind = static_cast<unsigned char>(unread_[0]);
-  const std::size_t length = NumberAt(unread_, 5);
-  if (!IsKind(kind) || length > kMaxText) {
+  const auto error = static_cast<unsigned char>(unread_[1]);
+  const std::size_t length = NumberAt(unread_, 6);
+  if (!IsKind(kind) || !IsErrorKind(error) || length > kMaxText) {
     broken_ = EPROTO;
     unread_.clear();
     return std::nullopt;
   }
   if (unread_.size() < kHeaderBytes + length) return std::nullopt;
-  Record record{static_cast<RecordKind>(kind), static_cast<int>(NumberAt(unread_, 1)),
-                unread_.substr(kHeaderBytes, length)};
+  Record record{static_cast<RecordKind>(kind), static_cast<int>(NumberAt(unread_, 2)),
+                unread_.substr(kHeaderBytes, length), static_cast<ErrorKind>(error)};
   unread_.erase(0, kHeaderBytes + length);
   return record;
 }

@@ -1,6 +1,7 @@
 /// What travels along a lifeline: short records over one TCP connection.
 ///
-/// On the wire: kind (1 byte), rank (4 bytes), length of the text (4 bytes), text; little-endian.
+/// On the wire: kind (1 byte), kind of error (1 byte), rank (4 bytes), length of the text (4
+/// bytes), text; little-endian.
 
 #ifndef HVD_SPARSE_COMM_LIFELINE_WIRE_H_
 #define HVD_SPARSE_COMM_LIFELINE_WIRE_H_
@@ -9,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "csrc/base/error.h"
 #include "csrc/comm/descriptor.h"
 #include "csrc/comm/socket.h"
 
@@ -19,7 +21,7 @@ enum class RecordKind : unsigned char {
   kWelcome = 2,  ///< from rank 0: you have reached the right one (text: who)
   kStart = 3,    ///< from rank 0: all ranks have connected
   kGoodbye = 4,  ///< the sender leaves
-  kFail = 5,     ///< rank `rank` ends the exchange (text: reason)
+  kFail = 5,     ///< rank `rank` ends the exchange (error: as what; text: reason)
   kLost = 6,     ///< from rank 0: rank `rank` is lost (text: how)
   kLeft = 7,     ///< from rank 0: rank `rank` has left
 };
@@ -28,6 +30,7 @@ struct Record {
   RecordKind kind;
   int rank = 0;
   std::string text = {};
+  ErrorKind error = ErrorKind::kExchangeFailed;
 };
 
 /// Sends and receives records without ever blocking. Used by one thread at a time.

@@ -53,10 +53,11 @@ LoopbackWorld::Message LoopbackWorld::Receive(int from, int to, Clock::time_poin
   return message;
 }
 
-void LoopbackWorld::Fail(const std::string& reason) {
+void LoopbackWorld::Fail(ErrorKind kind, const std::string& reason) {
   {
     std::lock_guard<std::mutex> lock(failure_mutex_);
     if (failed_) return;
+    failure_kind_ = KindOnOthers(kind);
     failure_ = reason;
     failed_ = true;
   }
@@ -70,7 +71,7 @@ void LoopbackWorld::Fail(const std::string& reason) {
 void LoopbackWorld::Check() {
   if (!failed_) return;
   std::lock_guard<std::mutex> lock(failure_mutex_);
-  Throw(ErrorKind::kExchangeFailed, failure_);
+  Throw(failure_kind_, failure_);
 }
 
 LoopbackCommunicator::LoopbackCommunicator(std::shared_ptr<LoopbackWorld> world, int rank)

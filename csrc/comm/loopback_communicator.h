@@ -35,7 +35,7 @@ class LoopbackWorld {
   Message Receive(int from, int to, std::chrono::steady_clock::time_point start,
                   const std::string& what);
 
-  void Fail(const std::string& reason);
+  void Fail(ErrorKind kind, const std::string& reason);
   void Check();
 
  private:
@@ -50,6 +50,7 @@ class LoopbackWorld {
   const double timeout_seconds_;
   std::atomic<bool> failed_{false};
   std::mutex failure_mutex_;
+  ErrorKind failure_kind_ = ErrorKind::kExchangeFailed;
   std::string failure_;
 };
 
@@ -64,7 +65,7 @@ class LoopbackCommunicator : public Communicator {
   /// Throws ExchangeFailed, too, when a message is longer than the room given for it.
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override;
 
-  void Fail(const std::string& reason) override { world_->Fail(reason); }
+  void Fail(ErrorKind kind, const std::string& reason) override { world_->Fail(kind, reason); }
   void Check() override { world_->Check(); }
 
  private:

@@ -51,7 +51,7 @@ void Pieces::Received(std::int64_t bytes) {
       return;
     case Part::kLength:
       if (bytes != sizeof(following_) || following_ < 0 || following_ > bytes_ - moved_) {
-        Throw(ErrorKind::kExchangeFailed, "the ranks disagree: a message of ", moved_ + following_,
+        Throw(ErrorKind::kDisagreement, "the ranks disagree: a message of ", moved_ + following_,
               " bytes came where at most ", bytes_, " were expected");
       }
       awaited_ = next_ = following_ > 0 ? Part::kRest : Part::kNothing;
@@ -59,8 +59,8 @@ void Pieces::Received(std::int64_t bytes) {
     default:
       moved_ += bytes;
       if (done() && moved_ != limit_ + following_) {
-        Throw(ErrorKind::kExchangeFailed, "the ranks disagree: ", moved_,
-              " bytes came of a message ", "of ", limit_ + following_);
+        Throw(ErrorKind::kDisagreement, "the ranks disagree: ", moved_, " bytes came of a message ",
+              "of ", limit_ + following_);
       }
   }
 }

@@ -126,7 +126,7 @@ bool TcpStream::ReceiveSome(int socket, const std::string& what) {
 
 void TcpStream::RequireRoom(const Incoming& message, const std::string& what) const {
   if (length_ >= 0 && length_ <= message.capacity) return;
-  Throw(ErrorKind::kExchangeFailed, "the ranks disagree: rank ", peer_, " sent ", length_,
+  Throw(ErrorKind::kDisagreement, "the ranks disagree: rank ", peer_, " sent ", length_,
         " bytes to rank ", rank_, ", which expected at most ", message.capacity, ", in ", what);
 }
 

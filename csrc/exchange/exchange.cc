@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <iterator>
+#include <new>
 #include <utility>
 
 #include "csrc/base/error.h"
@@ -23,6 +24,20 @@ void LeaveToMpi(std::vector<T>* memory) {
   memory->clear();
 }
 
+/// What is being caught, as what ends an exchange.
+Error Caught(int rank, const std::string& where) {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::bad_alloc&) {
+    return {ErrorKind::kOutOfMemory, Concat("rank ", rank, " ran out of memory in ", where)};
+  } catch (const std::exception& error) {
+    return {ErrorKind::kExchangeFailed,
+            Concat("rank ", rank, " failed in ", where, ": ", error.what())};
+  }
+}
+
 }  // namespace
 
 Exchange::Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on, Nodes nodes)
@@ -34,14 +49,14 @@ Exchange::Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on, Nodes
 Exchange::~Exchange() {
   {
     std::unique_lock lock(mutex_);
-    if (in_flight_ > 0 && ended_ == nullptr) {
+    if (in_flight_ > 0 && !ended_) {
       lock.unlock();
       Fail("it was closed while gradients were in flight");
     }
   }
   selector_.reset();
   exchanger_.reset();
-  if (ended_ == nullptr) return;
+  if (!ended_) return;
   LeaveToMpi(&slots_);
   LeaveToMpi(&swapped_);
 }
@@ -51,6 +66,11 @@ Exchange::Slot& Exchange::SlotOf(int bucket) {
   Require(bucket >= first_bucket_ && bucket < end, "bucket must lie in [", first_bucket_, ", ", end,
           "), got ", bucket);
   return *slots_[static_cast<std::size_t>(bucket - first_bucket_)];
+}
+
+std::string Exchange::NameOf(int bucket) {
+  const std::lock_guard lock(mutex_);
+  return SlotOf(bucket).bucket->spec().name;
 }
 
 int Exchange::AddBucket(BucketSpec spec) {
@@ -80,6 +100,30 @@ void Exchange::ClearBuckets() {
 
 void Exchange::Start(int id, Launch launch) {
   Check();
+  {
+    const std::lock_guard lock(mutex_);
+    Slot& slot = SlotOf(id);
+    const Bucket& bucket = *slot.bucket;
+    bucket.Validate(launch);
+    Require(!swapping_, "bucket '", bucket.spec().name, "' was started during a swap");
+    Require(slot.state == State::kIdle, "bucket '", bucket.spec().name,
+            "' was started twice in one step");
+    slot.ready = slot.kernels->EndOf(launch.stream);
+    slot.state = State::kStarted;
+    slot.selected = false;
+    slot.stream = launch.stream;
+    slot.written.reset();
+    ++in_flight_;
+  }
+  try {
+    HandOver(id, std::move(launch));
+  } catch (...) {  // no memory even for that
+    const auto rethrow = [] { throw; };
+    Run(id, "start", rethrow, true);
+  }
+}
+
+void Exchange::HandOver(int id, Launch launch) {
   Bucket* bucket = nullptr;
   const Kernels* kernels = nullptr;
   std::shared_ptr<const Mark> ready;
@@ -88,18 +132,8 @@ void Exchange::Start(int id, Launch launch) {
     Slot& slot = SlotOf(id);
     bucket = slot.bucket.get();
     kernels = slot.kernels;
-    bucket->Validate(launch);
-    Require(!swapping_, "bucket '", bucket->spec().name, "' was started during a swap");
-    Require(slot.state == State::kIdle, "bucket '", bucket->spec().name,
-            "' was started twice in one step");
-    ready = kernels->EndOf(launch.stream);
-    slot.state = State::kStarted;
-    slot.selected = false;
-    slot.stream = launch.stream;
-    slot.written.reset();
-    ++in_flight_;
+    ready = std::move(slot.ready);
   }
-
   auto reduce = [this, id, bucket, kernels, ready] {
     const auto work = [&] {
       kernels->Follow(ready.get());
@@ -108,14 +142,14 @@ void Exchange::Start(int id, Launch launch) {
       const std::lock_guard lock(mutex_);
       SlotOf(id).written = std::move(written);
     };
-    Run(id, work, true);
+    Run(id, "exchange", work, true);
   };
   auto select = [this, id, bucket, kernels, ready](Launch&& now) {
     const auto work = [&] {
       kernels->Follow(ready.get());
       bucket->Select(std::move(now), comm_->Rank(), *kernels);
     };
-    Run(id, work, false);
+    Run(id, "select", work, false);
   };
   if (selector_ == nullptr) {
     select(std::move(launch));
@@ -128,21 +162,16 @@ void Exchange::Start(int id, Launch launch) {
   });
 }
 
-void Exchange::Run(int id, const std::function<void()>& work, bool last) {
-  bool ended = false;
-  {
-    const std::lock_guard lock(mutex_);
-    ended = ended_ != nullptr;
-  }
+template <typename Work>
+void Exchange::Run(int id, const char* phase, const Work& work, bool last) {
   bool done = false;
-  if (!ended) {
+  if (!HasEnded()) {
     try {
       work();
       done = true;
-    } catch (const Error& error) {
-      End(std::current_exception(), error.what());
-    } catch (const std::exception& error) {
-      End(std::make_exception_ptr(Error(ErrorKind::kExchangeFailed, error.what())), error.what());
+    } catch (...) {
+      const Error error = Caught(Rank(), Concat("bucket '", NameOf(id), "', ", phase));
+      End(error, error.what());
     }
   }
   {
@@ -164,9 +193,9 @@ bool Exchange::Wait(int id, double seconds, StreamHandle stream) {
   Require(slot.state != State::kIdle, "bucket '", slot.bucket->spec().name,
           "' is waited for, but was not started");
   const bool in_time = arrived_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
-    return ended_ != nullptr ? in_flight_ == 0 : slot.state == State::kArrived;
+    return ended_ ? in_flight_ == 0 : slot.state == State::kArrived;
   });
-  if (ended_ != nullptr && in_flight_ == 0) {
+  if (ended_ && in_flight_ == 0) {
     lock.unlock();
     ThrowEnded();
   }
@@ -183,7 +212,7 @@ void Exchange::Commit(const std::string& refuse) {
   std::string why;
   {
     std::unique_lock lock(mutex_);
-    if (ended_ != nullptr) {
+    if (ended_) {
       lock.unlock();
       ThrowEnded();
     }
@@ -232,33 +261,25 @@ std::vector<double> Exchange::Swap(int peer, std::int64_t bytes, int repetitions
   std::vector<double> seconds;
   try {
     seconds = TimedSwaps(comm_.get(), peer, bytes, repetitions, &swapped_);
-  } catch (const Error& error) {
-    End(std::current_exception(), error.what());
-  } catch (const std::exception& error) {
-    End(std::make_exception_ptr(Error(ErrorKind::kExchangeFailed, error.what())), error.what());
+  } catch (...) {
+    const Error error = Caught(Rank(), Concat("a swap with rank ", peer));
+    End(error, error.what());
   }
-  bool ended = false;
   {
     const std::lock_guard lock(mutex_);
     swapping_ = false;
-    ended = ended_ != nullptr;
   }
-  if (ended) ThrowEnded();
+  if (HasEnded()) ThrowEnded();
   return seconds;
 }
 
 void Exchange::Check() {
-  bool ended = false;
-  {
-    const std::lock_guard lock(mutex_);
-    ended = ended_ != nullptr;
-  }
-  if (!ended) {
+  if (!HasEnded()) {
     try {
       comm_->Check();
       return;
     } catch (const Error& error) {
-      End(std::current_exception(), error.what());
+      End(error, error.what());
     }
   }
   ThrowEnded();
@@ -266,16 +287,22 @@ void Exchange::Check() {
 
 void Exchange::Fail(const std::string& reason) {
   const std::string message = Concat("rank ", Rank(), " ended the exchange: ", reason);
-  End(std::make_exception_ptr(Error(ErrorKind::kExchangeFailed, message)), reason);
+  End({ErrorKind::kExchangeFailed, message}, reason);
 }
 
-void Exchange::End(std::exception_ptr error, const std::string& reason) {
+bool Exchange::HasEnded() const {
+  const std::lock_guard lock(mutex_);
+  return ended_.has_value();
+}
+
+/// `reason` is `error` as the other ranks are told it.
+void Exchange::End(const Error& error, const std::string& reason) {
   {
     const std::lock_guard lock(mutex_);
-    if (ended_ != nullptr) return;
-    ended_ = std::move(error);
+    if (ended_) return;
+    ended_ = error;
   }
-  comm_->Fail(reason);
+  comm_->Fail(error.kind(), reason);
   arrived_.notify_all();
 }
 
@@ -296,14 +323,12 @@ void Exchange::PutBackAll() {
 }
 
 void Exchange::ThrowEnded() {
-  std::exception_ptr error;
   {
     const std::lock_guard lock(mutex_);
     PutBackAll();
-    error = ended_;
   }
   comm_->Acknowledge();
-  std::rethrow_exception(error);
+  throw Error(*ended_);
 }
 
 }  // namespace hvd_sparse

@@ -15,13 +15,14 @@
 #define HVD_SPARSE_EXCHANGE_EXCHANGE_H_
 
 #include <condition_variable>
-#include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "csrc/base/buffer.h"
+#include "csrc/base/error.h"
 #include "csrc/comm/communicator.h"
 #include "csrc/comm/nodes.h"
 #include "csrc/exchange/bucket.h"
@@ -95,14 +96,20 @@ class Exchange {
     State state = State::kIdle;
     bool selected = false;  // its entries of this step have left the residual
 
-    // Of a device: what the caller's stream has to wait for, since the memory belongs to it again.
+    // Of a device: what has to be over before the gradients are read, and what the caller's stream
+    // has to wait for, since the memory belongs to it again.
     StreamHandle stream = 0;
-    std::shared_ptr<const Mark> written;
+    std::shared_ptr<const Mark> ready, written;
   };
 
   Slot& SlotOf(int bucket);
-  void Run(int bucket, const std::function<void()>& work, bool last);
-  void End(std::exception_ptr error, const std::string& reason);
+  std::string NameOf(int bucket);
+  /// A part of a bucket's way; `phase` names it in errors.
+  template <typename Work>
+  void Run(int bucket, const char* phase, const Work& work, bool last);
+  void HandOver(int bucket, Launch launch);
+  void End(const Error& error, const std::string& reason);
+  bool HasEnded() const;
   void PutBackAll();
   [[noreturn]] void ThrowEnded();
 
@@ -116,7 +123,7 @@ class Exchange {
   int in_flight_ = 0;
   bool swapping_ = false;
   std::vector<Buffer> swapped_;
-  std::exception_ptr ended_;
+  std::optional<Error> ended_;
   bool put_back_ = false;
 
   std::unique_ptr<Worker> exchanger_;

@@ -48,7 +48,7 @@ std::vector<double> TimedSwaps(Communicator* comm, int peer, std::int64_t bytes,
     comm->Transfer({&out, 1}, {&in, 1}, what);
     seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     if (in.bytes != bytes) {
-      Throw(ErrorKind::kExchangeFailed, "the ranks disagree: rank ", comm->Rank(), " swaps ", bytes,
+      Throw(ErrorKind::kDisagreement, "the ranks disagree: rank ", comm->Rank(), " swaps ", bytes,
             " bytes with rank ", peer, ", which sent ", in.bytes);
     }
   }

@@ -133,7 +133,7 @@ TEST(Collectives, EndOnAllRanksOrHoldTheSumWhereCapacitiesDiffer) {
           ++finished;
         } catch (const Error& error) {
           EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed) << error.what();
-          comm.Fail(error.what());
+          comm.Fail(ErrorKind::kExchangeFailed, error.what());
           ++failed;
         }
       });

@@ -128,8 +128,8 @@ TEST_P(Communicators, FailWakesEveryRankWithTheFirstReason) {
     char byte = 0;
     Incoming in{(comm.Rank() + 1) % comm.Size(), &byte, 1};
     if (comm.Rank() == 5) {
-      comm.Fail("rank 5 is out of memory");
-      comm.Fail("a later reason");
+      comm.Fail(ErrorKind::kExchangeFailed, "rank 5 is out of memory");
+      comm.Fail(ErrorKind::kExchangeFailed, "a later reason");
     }
     const Error error = Thrown([&] { comm.Transfer({}, {&in, 1}, "bucket 0"); });
     EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed);

@@ -36,7 +36,7 @@ int ServeCommands(std::unique_ptr<Lifeline> lifeline, const Instructions& instru
         const int worker = ::fork();
         if (worker == 0) {
           ::alarm(120);
-          lifeline->Fail("the worker must not matter");
+          lifeline->Fail(ErrorKind::kExchangeFailed, "the worker must not matter");
           lifeline.reset();
           instructions.Answer(std::to_string(::getpid()));
           while (true) ::pause();
@@ -174,7 +174,7 @@ TEST(Lifeline, ADeathOutranksWhatItLeadsTo) {
   Ranks ranks(3, false);
   ranks[1].Kill(SIGKILL);
   ranks.ExpectReports(1, ranks.Death(1));
-  ranks.hub->Fail("I am lost without rank 1");
+  ranks.hub->Fail(ErrorKind::kExchangeFailed, "I am lost without rank 1");
   EXPECT_EQ(Report(*ranks.hub, kNever), ranks.Death(1));
   ranks[2].Command('g');
   ranks[2].WaitForExit();

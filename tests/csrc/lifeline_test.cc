@@ -46,11 +46,24 @@ TEST_P(LifelineSizes, TheReasonOfAFailureReachesEveryRank) {
   const int size = GetParam();
   for (const int rank : {0, size / 2, size - 1}) {
     const Lifelines lifelines = ConnectedLifelines(size);
-    lifelines[rank]->Fail("out of memory");
+    lifelines[rank]->Fail(ErrorKind::kExchangeFailed, "out of memory");
     const std::string expected = Concat("rank ", rank, " ended the exchange: out of memory");
     for (const auto& lifeline : lifelines) {
       EXPECT_EQ(Report(*lifeline, kNever), expected);
       EXPECT_EQ(lifeline->CurrentFailure()->kind, ErrorKind::kExchangeFailed);
+    }
+  }
+}
+
+TEST_P(LifelineSizes, EveryRankMeetsTheSameKindOfFailure) {
+  const int size = GetParam();
+  for (int number = 0; number <= static_cast<int>(kLastErrorKind); ++number) {
+    const auto kind = static_cast<ErrorKind>(number);
+    const Lifelines lifelines = ConnectedLifelines(size);
+    lifelines[size - 1]->Fail(kind, "no more");
+    for (const auto& lifeline : lifelines) {
+      Report(*lifeline, kNever);
+      EXPECT_EQ(lifeline->CurrentFailure()->kind, KindOnOthers(kind));
     }
   }
 }
@@ -76,9 +89,9 @@ INSTANTIATE_TEST_SUITE_P(UpTo64Ranks, LifelineSizes, testing::Values(1, 2, 3, 4,
 
 TEST(Lifeline, TheFirstReasonStays) {
   const Lifelines lifelines = ConnectedLifelines(3);
-  lifelines[1]->Fail("first");
+  lifelines[1]->Fail(ErrorKind::kExchangeFailed, "first");
   for (const auto& lifeline : lifelines) Report(*lifeline);
-  for (const auto& lifeline : lifelines) lifeline->Fail("second");
+  for (const auto& lifeline : lifelines) lifeline->Fail(ErrorKind::kExchangeFailed, "second");
   for (const auto& lifeline : lifelines) {
     EXPECT_EQ(Report(*lifeline), "rank 1 ended the exchange: first");
   }
@@ -87,7 +100,7 @@ TEST(Lifeline, TheFirstReasonStays) {
 TEST(Lifeline, AFailureIsReportedEvenIfItsRankLeavesAtOnce) {
   for (const int rank : {0, 1}) {
     Lifelines lifelines = ConnectedLifelines(3);
-    lifelines[rank]->Fail("first");
+    lifelines[rank]->Fail(ErrorKind::kExchangeFailed, "first");
     lifelines[rank].reset();
     for (const auto& lifeline : lifelines) {
       if (!lifeline) continue;
@@ -102,7 +115,7 @@ TEST(Lifeline, AllMayFailAndLeaveAtTheSameTime) {
     std::vector<std::thread> threads;
     for (auto& lifeline : lifelines) {
       threads.emplace_back([&lifeline] {
-        lifeline->Fail("all at once");
+        lifeline->Fail(ErrorKind::kExchangeFailed, "all at once");
         lifeline->Acknowledge();
         EXPECT_TRUE(lifeline->CurrentFailure());
         lifeline.reset();

@@ -29,7 +29,7 @@ TEST(LifelineWire, RecordsArriveWholeWhenTheyComeByteByByte) {
   Wire first, second;
   LifelineConnection sender(std::move(first.here));
   LifelineConnection receiver(std::move(second.there));
-  sender.Post({RecordKind::kFail, 3, "out of memory"});
+  sender.Post({RecordKind::kFail, 3, "out of memory", ErrorKind::kOutOfMemory});
   sender.Post({RecordKind::kGoodbye, 0x01020304});
 
   char byte;
@@ -43,6 +43,7 @@ TEST(LifelineWire, RecordsArriveWholeWhenTheyComeByteByByte) {
   EXPECT_EQ(records[0].kind, RecordKind::kFail);
   EXPECT_EQ(records[0].rank, 3);
   EXPECT_EQ(records[0].text, "out of memory");
+  EXPECT_EQ(records[0].error, ErrorKind::kOutOfMemory);
   EXPECT_EQ(records[1].kind, RecordKind::kGoodbye);
   EXPECT_EQ(records[1].rank, 0x01020304);
   EXPECT_EQ(records[1].text, "");
@@ -83,8 +84,10 @@ TEST(LifelineWire, LongTextsAreCut) {
 }
 
 TEST(LifelineWire, NonsenseBreaksTheConnection) {
-  for (const std::string& nonsense : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(9, '\0'),
-                                      std::string("\x05") + std::string(8, '\xff')}) {
+  const std::string zeros(9, '\0');
+  for (const std::string& nonsense :
+       {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(1, '\0') + zeros,
+        std::string("\x05\x04") + std::string(8, '\xff'), std::string("\x05\xff") + zeros}) {
     Wire wire;
     LifelineConnection receiver(std::move(wire.there));
     ASSERT_GT(::send(wire.here.get(), nonsense.data(), nonsense.size(), 0), 0);

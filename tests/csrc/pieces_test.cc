@@ -116,14 +116,14 @@ Bytes Length(std::int64_t following) {
 }
 
 TEST(Pieces, AMessageThatDoesNotFitIsRefusedBeforeItIsReceived) {
-  EXPECT_EQ(Refused(25, {Bytes(10), Length(16)}), ErrorKind::kExchangeFailed);
-  EXPECT_EQ(Refused(10, {Bytes(10), Length(1)}), ErrorKind::kExchangeFailed);
-  EXPECT_EQ(Refused(25, {Bytes(10), Length(-1)}), ErrorKind::kExchangeFailed);
-  EXPECT_EQ(Refused(25, {Bytes(10), Bytes(3)}), ErrorKind::kExchangeFailed);
+  EXPECT_EQ(Refused(25, {Bytes(10), Length(16)}), ErrorKind::kDisagreement);
+  EXPECT_EQ(Refused(10, {Bytes(10), Length(1)}), ErrorKind::kDisagreement);
+  EXPECT_EQ(Refused(25, {Bytes(10), Length(-1)}), ErrorKind::kDisagreement);
+  EXPECT_EQ(Refused(25, {Bytes(10), Bytes(3)}), ErrorKind::kDisagreement);
 }
 
 TEST(Pieces, AMessageThatEndsEarlyIsRefused) {
-  EXPECT_EQ(Refused(25, {Bytes(10), Length(15), Bytes(10), Bytes(4)}), ErrorKind::kExchangeFailed);
+  EXPECT_EQ(Refused(25, {Bytes(10), Length(15), Bytes(10), Bytes(4)}), ErrorKind::kDisagreement);
 }
 
 }  // namespace

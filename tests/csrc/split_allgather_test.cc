@@ -173,7 +173,7 @@ std::string ErrorOfRank0(const std::string& where, const Liar::Change& change) {
       SplitAllgather().Run(&block, ctx);
     } catch (const Error& thrown) {
       EXPECT_EQ(thrown.kind(), ErrorKind::kExchangeFailed);
-      comm.Fail(thrown.what());
+      comm.Fail(ErrorKind::kExchangeFailed, thrown.what());
       if (comm.Rank() == 0) error = thrown.what();
     }
   };

@@ -97,7 +97,7 @@ TEST(Tcp, AMessageWithoutRoomEndsTheTransferAndIsNotWritten) {
     if (comm.Rank() == 0) return comm.Transfer({&out, 1}, {}, "a test");
     Incoming in{0, memory.data(), 10};
     const Error error = Thrown([&] { comm.Transfer({}, {&in, 1}, "a test"); });
-    EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed);
+    EXPECT_EQ(error.kind(), ErrorKind::kDisagreement);
     EXPECT_STREQ(error.what(),
                  "the ranks disagree: rank 0 sent 20 bytes to rank 1, which expected at most 10, "
                  "in a test");

@@ -1,0 +1,55 @@
+"""An exchange of the core, from the side of how it ends: by an error, or because it is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from hvd_sparse import _core, lifecycle
+from hvd_sparse.errors import ExchangeTimeoutError, HvdSparseError, PeerLostError
+
+
+class CoreHandle:
+    """Owns an exchange of the core, and closes it before MPI ends.
+
+    Args:
+        core: Used by nobody else.
+    """
+
+    def __init__(self, core: _core.Exchange) -> None:
+        self._core: _core.Exchange | None = core
+        lifecycle.register(self)
+
+    def check(self) -> None:
+        """Raises ExchangeFailedError if the exchange has ended; cheap enough for waiting loops."""
+        with self._noting_losses():
+            self._open.check()
+
+    def fail(self, reason: str) -> None:
+        """Ends the exchange on all ranks: every wait, here and there, raises with `reason`."""
+        if self._core is not None:
+            self._core.fail(reason)
+
+    def close(self) -> None:
+        """Ends this rank's part; ranks that still wait for it are told that it left."""
+        if self._core is not None:
+            with suppress(HvdSparseError):
+                self.check()  # notes whether a rank was lost, where only an op has heard of it
+        self._core = None
+
+    @property
+    def _open(self) -> _core.Exchange:
+        if self._core is None:
+            raise HvdSparseError("this exchange is closed: Horovod was shut down, build it anew")
+        return self._core
+
+    @staticmethod
+    @contextmanager
+    def _noting_losses() -> Iterator[None]:
+        """Around calls of the core that may tell that a rank is gone."""
+        try:
+            yield
+        except (PeerLostError, ExchangeTimeoutError):
+            # A rank that has given up leaves without finalizing MPI: to the others it is lost, too.
+            lifecycle.note_peer_lost()
+            raise
