@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvd_sparse import _core, connection, timeline
+from hvd_sparse import _core, connection, log, timeline
 from hvd_sparse.bucket_stats import BucketStats
 from hvd_sparse.core_handle import CoreHandle
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
@@ -97,8 +97,8 @@ class Exchange(CoreHandle):
             PeerLostError: Not all ranks came within 120 seconds.
             InvalidArgumentError: An argument is out of its range, or HVD_SPARSE_NUM_THREADS is. Or,
                 then on every rank: on some rank HVD_SPARSE_TIMELINE names no file that it can
-                write, HVD_SPARSE_TRANSPORT no transport, HOROVOD_GLOO_IFACE no network interface;
-                or the ranks have chosen different transports.
+                write, HVD_SPARSE_TRANSPORT no transport, HOROVOD_GLOO_IFACE no network interface,
+                HVD_SPARSE_LOG_LEVEL no level; or the ranks have chosen different transports.
         """
         if local_size is not None and local_size < 1:
             raise InvalidArgumentError(f"local_size must be at least 1, got {local_size}")
@@ -109,6 +109,7 @@ class Exchange(CoreHandle):
         _core.set_threads(kernel_threads(local_size=world.local_size, openmp=_core.with_openmp))
         trace, problem = None, None
         try:
+            log.configure(world.job_rank)
             trace = timeline.from_environment(rank=world.job_rank)
         except InvalidArgumentError as error:
             problem = error
@@ -127,6 +128,7 @@ class Exchange(CoreHandle):
             asked=transport,
             problem=problem,
         )
+        log.logger.debug("%s: %d ranks, connected by %s", name, world.size, chosen)
         return cls(core, transport=chosen, timeline=rows)
 
     @classmethod
@@ -219,6 +221,11 @@ class Exchange(CoreHandle):
             device=device,
         )
         self._names[bucket] = name
+        log.logger.debug(
+            "bucket %d '%s': %d entries, %d sent at most, chosen by %s, moved by %s as %s %s",
+            *(bucket, name, sum(numels), sum(capacity_ks), sparsifier.name, collective),
+            *("packed" if packed else "plain", wire_dtype),
+        )
         if self.timeline is not None:
             self.timeline.add_bucket(
                 bucket, name, sparsifier=sparsifier.name, collective=collective

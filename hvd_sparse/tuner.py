@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from hvd_sparse import log
 from hvd_sparse.buckets import Layer
 from hvd_sparse.calibrate import calibrated, delayed
 from hvd_sparse.compression import Compression
@@ -52,8 +53,6 @@ LEAST_SETTLED_STEPS = 1000
 
 # A decision is known at the end of the second step after the last timed one.
 _DECISION_STEPS = 2
-
-_log = logging.getLogger("hvd_sparse")
 
 
 class Stage(enum.Enum):
@@ -283,6 +282,7 @@ class Tuner:
             "dense_seconds": known(slowest_step(rows)),
             "sparse_seconds": None,
         }
+        log.logger.debug("planned: %s", plan)
         if plan.dense:
             self._settle(sparse=False, **found)
         else:
@@ -331,7 +331,7 @@ class Tuner:
         steps = steps_between(self.tuning) if every is None else every
         self.tuning = replace(self.tuning, settled_steps=steps)
         if self._leads and self.tuning.sparse is not self._said:
-            _log.log(*verdict(self.tuning))
+            log.logger.log(*verdict(self.tuning))
         self._said = self.tuning.sparse
 
 

@@ -12,6 +12,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/base/huge_pages.h"
+#include "csrc/base/warn.h"
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/kernels/kernels.h"
@@ -75,6 +76,7 @@ void BindEnvironment(py::module_& m) {
   m.attr("with_cuda") = BuiltWithCuda();
   m.def("cuda_devices", &CudaDeviceNames);
   m.def("cuda_device_of", &CudaDeviceOf, py::arg("address"));
+  m.def("show_warnings", [](bool show) { warnings_are_shown = show; }, py::arg("show"));
   m.def("set_threads", &SetKernelThreads, py::arg("threads"));
   m.def("threads", &KernelThreads);
   m.def("sparsifiers", &SparsifierNames);

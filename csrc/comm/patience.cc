@@ -1,11 +1,11 @@
 #include "csrc/comm/patience.h"
 
 #include <cstdlib>
-#include <iostream>
 #include <thread>
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/base/warn.h"
 
 namespace hvd_sparse {
 namespace {
@@ -57,8 +57,8 @@ double Patience::CheckLimits() {
   }
   if (!warned_ && limits_.warn_seconds > 0 && waited > limits_.warn_seconds) {
     warned_ = true;
-    std::cerr << Concat("hvd_sparse: warning: rank ", rank_, " has waited ", limits_.warn_seconds,
-                        " s for rank ", whom_(), " in ", what_, "; it goes on waiting\n");
+    Warn("rank ", rank_, " has waited ", limits_.warn_seconds, " s for rank ", whom_(), " in ",
+         what_, "; it goes on waiting");
   }
   return waited;
 }

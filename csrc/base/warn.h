@@ -1,0 +1,23 @@
+/// Warnings of the core: lines on stderr, unless the log level leaves them out.
+
+#ifndef HVD_SPARSE_BASE_WARN_H_
+#define HVD_SPARSE_BASE_WARN_H_
+
+#include <atomic>
+#include <iostream>
+
+#include "csrc/base/error.h"
+
+namespace hvd_sparse {
+
+/// Whether Warn says anything; hvd_sparse/log.py knows the level.
+inline std::atomic<bool> warnings_are_shown{true};
+
+template <typename... Parts>
+void Warn(const Parts&... parts) {
+  if (warnings_are_shown) std::cerr << Concat("hvd_sparse: warning: ", parts..., "\n");
+}
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_BASE_WARN_H_
