@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from hvd_sparse.buckets import Layer
-from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
-from hvd_sparse.settled import Settled
+from hvd_sparse.errors import CheckpointMismatchError
+from hvd_sparse.saved_exchange import mismatch_of
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 
 KEY = "hvd_sparse"
@@ -74,41 +73,13 @@ def layers_of(exchange: GradientExchange) -> dict[str, int]:
 
 
 def _mismatch(exchange: GradientExchange | None, saved: dict[str, Any]) -> str | None:
-    if saved.get("version") != _VERSION:
-        return (
-            f"the residuals were saved in format {saved.get('version')} and this version reads "
-            f"format {_VERSION}"
-        )
-    if exchange is None:
-        return (
-            f"the residuals were saved by rank {saved['rank']} of {saved['size']}, and this "
-            "process exchanges no gradients"
-        )
-    world = exchange.world
-    if saved["size"] != world.size:
-        return f"the residuals were saved by {saved['size']} ranks and there are {world.size} now"
-    if saved["rank"] != world.rank:
-        return f"the residuals were saved by rank {saved['rank']} and this is rank {world.rank}"
-    theirs, ours = saved["layers"], layers_of(exchange)
-    if theirs != ours:
-        return (
-            "the residuals were saved for another model or compression: saved are "
-            f"{_some(theirs, ours)}, here are {_some(ours, theirs)}"
-        )
-    try:
-        if saved.get("tuning") is not None:
-            layers = [Layer(name, numel) for name, numel in ours.items()]
-            Settled.from_json(saved["tuning"]).check(layers, size=world.size)
-    except InvalidArgumentError as error:
-        return f"the saved tuning does not fit: {error}"
+    layers = {} if exchange is None else layers_of(exchange)
+    world = None if exchange is None else exchange.world
+    mismatch = mismatch_of(saved, version=_VERSION, world=world, layers=layers)
+    if mismatch is not None:
+        return mismatch
     for name, residual in saved["residuals"].items():
-        fits = isinstance(residual, torch.Tensor) and residual.numel() == ours.get(name)
+        fits = isinstance(residual, torch.Tensor) and residual.numel() == layers.get(name)
         if not fits or residual.dtype != torch.float32:
             return f"the saved residual of '{name}' is damaged"
     return None
-
-
-def _some(layers: dict[str, int], others: dict[str, int]) -> str:
-    lacking = [(name, numel) for name, numel in layers.items() if others.get(name) != numel]
-    shown = ", ".join(f"'{name}' ({numel})" for name, numel in lacking[:3])
-    return (shown or "fewer") + (", ..." if len(lacking) > 3 else "")

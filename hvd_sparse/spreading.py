@@ -1,0 +1,105 @@
+"""Residuals for another number of ranks: their sum is formed and shared out.
+
+What was owed is owed still: the residuals of the new ranks add up to those of the old ones, but for
+the rounding of that sum to float32.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvd_sparse.checkpoint import Job
+from hvd_sparse.errors import CheckpointMismatchError
+
+_RANK_FILE = re.compile(r"rank-(\d+)-of-(\d+)")
+
+
+class SavedSum:
+    """The sum of all saved residuals, of which every rank forms a part.
+
+    Args:
+        layers: Elements of each layer, by name.
+    """
+
+    def __init__(self, layers: Mapping[str, int]) -> None:
+        self._layers = dict(layers)
+        self._parts = {name: np.zeros(numel) for name, numel in layers.items()}
+
+    def add(self, layers: Mapping[str, int], residuals: Mapping[str, np.ndarray]) -> None:
+        """Adds the residuals of a rank that was saved.
+
+        Args:
+            layers: Those that it had.
+            residuals: Of those of them that were not zero: float32, flat.
+
+        Raises:
+            CheckpointMismatchError: It had other layers.
+        """
+        if dict(layers) != self._layers:
+            raise CheckpointMismatchError(
+                f"the residuals were saved for other layers: saved are {dict(layers)}, here are "
+                f"{self._layers}"
+            )
+        for name, residual in residuals.items():
+            self._parts[name] += residual
+
+    def share(
+        self, job: Job, allreduce: Callable[[np.ndarray, str], np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """This rank's residuals: entry by entry the sum goes to one rank after the other.
+
+        Args:
+            job: The ranks. Collective.
+            allreduce: Sums a float64 array over them; the name is the same on all ranks.
+
+        Returns:
+            float32, flat, by layer.
+        """
+        shares = {}
+        for name, part in self._parts.items():
+            summed = allreduce(part, f"hvd_sparse.spreading.{name}")
+            mine = np.arange(summed.size) % job.size == job.rank
+            shares[name] = np.where(mine, summed, 0.0).astype(np.float32)
+        return shares
+
+
+def read_all(job: Job, folder: Path, suffix: str, read: Callable[[Path], Any]) -> Any:
+    """Lets the files of all ranks that wrote a checkpoint be read, each by one rank. Collective.
+
+    Args:
+        job: Of any size.
+        folder: From `Job.find`.
+        suffix: Of the ranks' files.
+        read: Takes up a file; what it returns must be the same for all files, or None.
+
+    Returns:
+        What `read` returned, if not None.
+
+    Raises:
+        CheckpointMismatchError: On every rank, if a file is missing or one does not fit.
+    """
+    seen = {
+        int(match[1]): (path, int(match[2]))
+        for path in folder.glob(f"rank-*{suffix}")
+        if (match := _RANK_FILE.fullmatch(path.name.removesuffix(suffix)))
+    }
+    by_rank = job.everywhere({rank: size for rank, (_, size) in seen.items()})
+    found = {rank: size for ranks in by_rank for rank, size in ranks.items()}
+    size = max(found.values(), default=0)
+    missing = sorted(set(range(size)) - set(found))
+    if size == 0 or missing or set(found.values()) != {size}:
+        raise CheckpointMismatchError(
+            f"{folder} must hold the files of all ranks that saved it, and lacks those of ranks "
+            f"{missing or 'unknown'} of {size}"
+        )
+    said = None
+    with job.together(CheckpointMismatchError):
+        for rank, (path, _) in seen.items():
+            if min(i for i, ranks in enumerate(by_rank) if rank in ranks) == job.rank:
+                said = read(path) or said
+    return next((one for one in job.everywhere(said) if one is not None), None)
