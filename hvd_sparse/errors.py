@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+try:
+    from horovod.common.exceptions import HorovodInternalError
+except ImportError:  # then nobody catches it
+
+    class HorovodInternalError(RuntimeError):  # type: ignore[no-redef]
+        """Horovod's, where there is no Horovod."""
+
 
 class HvdSparseError(RuntimeError):
     """Base of everything that this package raises."""
@@ -19,8 +26,11 @@ class UnavailableError(HvdSparseError):
     """This build, or the way in which this job was started, lacks what is needed."""
 
 
-class ExchangeFailedError(HvdSparseError):
-    """A rank ended the exchange, for all ranks."""
+class ExchangeFailedError(HvdSparseError, HorovodInternalError):  # type: ignore[misc]
+    """A rank ended the exchange, for all ranks.
+
+    Horovod's elastic training takes it for what Horovod's own operations raise, and begins again.
+    """
 
 
 class PeerLostError(ExchangeFailedError):
