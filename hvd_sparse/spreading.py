@@ -1,7 +1,8 @@
 """Residuals for another number of ranks: their sum is formed and shared out.
 
-What was owed is owed still: the residuals of the new ranks add up to those of the old ones, but for
-the rounding of that sum to float32.
+What was owed is owed still: the residuals of the new ranks add up to those of the old ones. What
+float32 cannot hold of an entry goes to the rank after the one that takes it, so that no more than
+2^-48 of it is rounded away, and nothing of a sum of integers.
 """
 
 from __future__ import annotations
@@ -48,24 +49,54 @@ class SavedSum:
         for name, residual in residuals.items():
             self._parts[name] += residual
 
-    def share(
-        self, job: Job, allreduce: Callable[[np.ndarray, str], np.ndarray]
+    def over_ranks(
+        self, allreduce: Callable[[np.ndarray, str], np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """This rank's residuals: entry by entry the sum goes to one rank after the other.
+        """The whole sum. Collective.
 
         Args:
-            job: The ranks. Collective.
-            allreduce: Sums a float64 array over them; the name is the same on all ranks.
+            allreduce: Sums a float64 array over the ranks; the name is the same on all of them.
+
+        Returns:
+            float64, flat, by layer.
+        """
+        return {
+            name: allreduce(part, f"hvd_sparse.spreading.{name}")
+            for name, part in self._parts.items()
+        }
+
+    def share(
+        self, allreduce: Callable[[np.ndarray, str], np.ndarray], *, rank: int, size: int
+    ) -> dict[str, np.ndarray]:
+        """This rank's part: entry by entry the sum goes to one rank after the other. Collective.
+
+        Args:
+            allreduce: As in `over_ranks`.
+            rank: This one.
+            size: Number of ranks, two at least.
 
         Returns:
             float32, flat, by layer.
         """
-        shares = {}
-        for name, part in self._parts.items():
-            summed = allreduce(part, f"hvd_sparse.spreading.{name}")
-            mine = np.arange(summed.size) % job.size == job.rank
-            shares[name] = np.where(mine, summed, 0.0).astype(np.float32)
-        return shares
+        summed = self.over_ranks(allreduce)
+        return {name: share_of(total, rank=rank, size=size) for name, total in summed.items()}
+
+
+def share_of(total: np.ndarray, *, rank: int, size: int) -> np.ndarray:
+    """What one rank takes of a sum: one entry in `size`, and the rest of the one after.
+
+    Args:
+        total: float64, flat.
+        rank: In [0, size).
+        size: At least 2.
+
+    Returns:
+        float32, flat; zero where other ranks take the entry.
+    """
+    rounded = total.astype(np.float32)
+    rest = (total - rounded).astype(np.float32)
+    turn = np.arange(total.size) % size
+    return np.select([turn == rank, turn == (rank - 1) % size], [rounded, rest], np.float32(0))
 
 
 def read_all(job: Job, folder: Path, suffix: str, read: Callable[[Path], Any]) -> Any:

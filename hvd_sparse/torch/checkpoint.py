@@ -135,7 +135,8 @@ def _spread(job: Job, folder: Path, exchange: GradientExchange | None) -> dict[s
     assert exchange is not None
     total = SavedSum(state.layers_of(exchange))
     common = read_all(job, folder, _SUFFIX, lambda path: _add(torch.load(path)["sparse"], total))
-    share = {name: torch.from_numpy(part) for name, part in total.share(job, _allreduce).items()}
+    shares = total.share(_allreduce, rank=job.rank, size=job.size)
+    share = {name: torch.from_numpy(part) for name, part in shares.items()}
     return {
         **state.save(exchange),
         **(common or {}),
