@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
+from hvd_sparse import world
 from hvd_sparse.errors import UnsupportedError
 
 
@@ -53,8 +54,12 @@ def close_all() -> None:
 
 def shut_down(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Horovod's shutdown, in place of which users call this: exchanges end first."""
+    global _peer_lost
     close_all()
-    return stock(*args, **kwargs)
+    result = stock(*args, **kwargs)
+    _peer_lost = False  # nobody waits for that rank any more
+    world.begin_anew()
+    return result
 
 
 def refuse_join(exchanges: Iterable[Failing], *, advice: str = "") -> NoReturn:

@@ -22,20 +22,14 @@ def mismatch_of(
         world: The ranks of this rank's exchange; None where it exchanges nothing.
         layers: Elements of each layer that can travel sparse, by name.
     """
-    if saved.get("version") != version:
-        return (
-            f"the residuals were saved in format {saved.get('version')} and this version reads "
-            f"format {version}"
-        )
     if world is None:
-        return (
+        return _of_another_format(saved, version) or (
             f"the residuals were saved by rank {saved['rank']} of {saved['size']}, and this "
             "process exchanges no gradients"
         )
-    if saved["size"] != world.size:
-        return f"the residuals were saved by {saved['size']} ranks and there are {world.size} now"
-    if saved["rank"] != world.rank:
-        return f"the residuals were saved by rank {saved['rank']} and this is rank {world.rank}"
+    misplacement = misplacement_of(saved, version=version, rank=world.rank, size=world.size)
+    if misplacement is not None:
+        return misplacement
     theirs = saved["layers"]
     if theirs != layers:
         return (
@@ -49,6 +43,28 @@ def mismatch_of(
     except InvalidArgumentError as error:
         return f"the saved tuning does not fit: {error}"
     return None
+
+
+def misplacement_of(saved: Mapping[str, Any], *, version: int, rank: int, size: int) -> str | None:
+    """Why a saved state is not that of one of so many ranks; None if it is."""
+    if saved.get("version") != version:
+        return _of_another_format(saved, version)
+    if saved.get("whole"):
+        return "the residuals are the sum of those of all ranks, for others that are about to come"
+    if saved["size"] != size:
+        return f"the residuals were saved by {saved['size']} ranks and there are {size} now"
+    if saved["rank"] != rank:
+        return f"the residuals were saved by rank {saved['rank']} and this is rank {rank}"
+    return None
+
+
+def _of_another_format(saved: Mapping[str, Any], version: int) -> str | None:
+    if saved.get("version") == version:
+        return None
+    return (
+        f"the residuals were saved in format {saved.get('version')} and this version reads "
+        f"format {version}"
+    )
 
 
 def _some(layers: Mapping[str, int], others: Mapping[str, int]) -> str:

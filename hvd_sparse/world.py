@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 import pickle
 import socket
 from collections import defaultdict
@@ -25,6 +26,16 @@ _TENSOR_MAKERS = {
 
 # Names of our small Horovod operations: the same on all ranks of a process set.
 _operations: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+
+
+def in_elastic_job() -> bool:
+    """Whether ranks may join while others train, as the launcher has told Horovod."""
+    return os.environ.get("HOROVOD_ELASTIC", "") not in ("", "0")
+
+
+def begin_anew() -> None:
+    """Horovod was shut down: its next life may have ranks that know no operation yet."""
+    _operations.clear()
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from hvd_sparse.schedules import Warmup
 from hvd_sparse.step_stats import Stats, StepStats, TotalStats
 from hvd_sparse.torch import patches as _patches
 from hvd_sparse.torch.checkpoint import load_checkpoint, save_checkpoint
+from hvd_sparse.torch.elastic_state import elastic_residuals
 from hvd_sparse.torch.functions import sparse_allreduce
 from hvd_sparse.torch.optimizer import stats
 from hvd_sparse.torch.tuning import replan, tuning
@@ -36,6 +37,7 @@ __all__ = [
     "TopK",
     "TotalStats",
     "Warmup",
+    "elastic_residuals",
     "load_checkpoint",
     "replan",
     "save_checkpoint",

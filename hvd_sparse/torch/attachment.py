@@ -11,6 +11,7 @@ import torch
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.torch import state
 from hvd_sparse.torch.gradient_exchange import GradientExchange
+from hvd_sparse.torch.renewal import Renewal
 from hvd_sparse.torch.settings import checked_passes
 
 _ATTRIBUTE = "_hvd_sparse"
@@ -21,16 +22,16 @@ class Attachment:
 
     Args:
         optimizer: The user's.
-        exchange: Of its gradients; None where this process has nobody to exchange with.
+        renewal: Has the exchange of its gradients, or builds it.
+        passes: Backward passes per step.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, exchange: GradientExchange | None, passes: int
-    ) -> None:
-        self.exchange = exchange
+    def __init__(self, optimizer: torch.optim.Optimizer, renewal: Renewal, passes: int) -> None:
+        self.renewal = renewal
         self._optimizer = optimizer
         self._should_synchronize = True
         self._paused = False
+        self._restoring = False
         self._loading: dict[str, Any] | None = None
         self._stock_zero_grad = optimizer.zero_grad
 
@@ -51,6 +52,11 @@ class Attachment:
         for name, value in added.items():
             setattr(optimizer, name, value)
 
+    @property
+    def exchange(self) -> GradientExchange | None:
+        """Of the gradients; None where there is nobody to exchange with, or until it is built."""
+        return self.renewal.exchange
+
     def synchronize(self) -> None:
         """Waits until every gradient is the average over the ranks; for clipping before step().
 
@@ -60,6 +66,7 @@ class Attachment:
             GradientInFlightError: A gradient was changed since backward. Ends the exchange.
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
+        self.renewal.renew()
         if self.exchange is not None:
             self.exchange.rates.clipping_seen()
             self.exchange.synchronize()
@@ -102,6 +109,8 @@ class Attachment:
         if self.exchange is not None:
             self._refuse_if_busy("reset_residual()")
             state.load(self.exchange, None)
+        if self.renewal.pending:
+            self.renewal.hold(None)
         return None if state_dict is None else state.without_residuals(state_dict)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -131,6 +140,16 @@ class Attachment:
         finally:
             self._paused = False
 
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Within it, what this rank has saved is loaded for an exchange that is yet to be built."""
+        self.renewal.give_up()
+        self._restoring = True
+        try:
+            yield
+        finally:
+            self._restoring = False
+
     def _refuse_if_busy(self, what: str) -> None:
         assert self.exchange is not None
         self.exchange.refuse_if_busy(
@@ -139,8 +158,11 @@ class Attachment:
         )
 
     def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._paused:
+            return None
+        self.renewal.renew()
         exchange = self.exchange
-        if exchange is None or self._paused:
+        if exchange is None:
             return None
         if not self._should_synchronize:
             exchange.refuse_if_busy(
@@ -164,8 +186,11 @@ class Attachment:
             self.exchange.release()
 
     def _save(self, _: Any, state_dict: dict[str, Any]) -> None:
-        if self.exchange is not None and not self._paused:
-            state_dict[state.KEY] = state.save(self.exchange)
+        if self._paused:
+            return
+        held = self.renewal.held if self.exchange is None else state.save(self.exchange)
+        if held is not None:
+            state_dict[state.KEY] = held
 
     def _check_load(self, _: Any, state_dict: dict[str, Any]) -> dict[str, Any] | None:
         if self._paused:
@@ -173,13 +198,18 @@ class Attachment:
         if self.exchange is not None:
             self._refuse_if_busy("load_state_dict()")
         self._loading = state_dict.get(state.KEY)
-        state.check(self.exchange, self._loading)
+        if not self.renewal.pending:
+            state.check(self.exchange, self._loading)
+        elif not self._restoring:
+            self.renewal.check_place(self._loading)
         return state.without_residuals(state_dict)
 
     def _load(self, _: Any) -> None:
         if self.exchange is not None and not self._paused:
             state.load(self.exchange, self._loading)
             self.exchange.release()
+        elif self.renewal.pending and not self._paused:
+            self.renewal.hold(self._loading)
         self._loading = None
 
 

@@ -122,7 +122,10 @@ def load_checkpoint(
 
 def _exchange_of(optimizer: torch.optim.Optimizer) -> GradientExchange | None:
     attachment = attachment_of(optimizer)
-    return None if attachment is None else attachment.exchange
+    if attachment is None:
+        return None
+    attachment.renewal.renew()
+    return attachment.exchange
 
 
 def _spread(job: Job, folder: Path, exchange: GradientExchange | None) -> dict[str, Any]:

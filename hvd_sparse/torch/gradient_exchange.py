@@ -221,6 +221,14 @@ class GradientExchange:
             hook.remove()
         self._exchange.fail(reason)
 
+    def close(self) -> None:
+        """Ends this rank's part, amid a step on all ranks, and takes no more gradients."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._phase is _Phase.GATHERING:
+            self.fail("Horovod was shut down, or a state restored, amid a step")
+        self._exchange.close()
+
     def shares_parameters_with(self, named: NamedParameters) -> bool:
         """Whether any of the parameters is exchanged here."""
         return any(id(param) in self._known for _, param in named)

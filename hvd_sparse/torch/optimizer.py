@@ -9,7 +9,7 @@ import horovod.torch as hvd
 import torch
 
 from hvd_sparse.agreement import agree
-from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.errors import InvalidArgumentError, UnavailableError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.measurer import Measurer
 from hvd_sparse.step_stats import Stats
@@ -17,11 +17,14 @@ from hvd_sparse.torch.attachment import Attachment, attachment_of, require_attac
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.messages import timed_allreduce
 from hvd_sparse.torch.parameters import NamedParameters, describe, name_parameters
+from hvd_sparse.torch.renewal import Renewal
 from hvd_sparse.torch.settings import Settings, check_devices, check_parameter
-from hvd_sparse.world import World
+from hvd_sparse.world import World, in_elastic_job
 
 _live: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
+_renewals: weakref.WeakSet[Renewal] = weakref.WeakSet()
 _serial = 0
+_NEWER = "a newer DistributedOptimizer exchanges these parameters"
 
 
 def live_exchanges() -> list[GradientExchange]:
@@ -43,8 +46,7 @@ def stats(optimizer: torch.optim.Optimizer) -> Stats:
     Raises:
         InvalidArgumentError: The optimizer has no sparse compression.
     """
-    exchange = require_attachment(optimizer).exchange
-    return Stats() if exchange is None else exchange.stats
+    return require_attachment(optimizer).renewal.stats
 
 
 def distribute(
@@ -56,6 +58,9 @@ def distribute(
     **options: Any,
 ) -> torch.optim.Optimizer:
     """Makes `optimizer.step()` use gradients that were exchanged sparsely. Collective.
+
+    In an elastic job, where a rank may come while others train, nothing is sent here: the exchange
+    is built when the elastic state is synchronised, or by the first gradient.
 
     The same object comes back, with hooks around its step, so that schedulers, gradient scalers and
     isinstance see what they expect.
@@ -92,14 +97,48 @@ def distribute(
     except Exception as error:
         problem = error
 
-    exchange = None
-    if process_set.included() and process_set.size() > 1:
-        exchange = _build(optimizer, named, settings, problem, process_set)
+    def build() -> GradientExchange | None:
+        if has_peers(process_set):
+            exchange = _build(optimizer, named, settings, problem, process_set)
+            exchange.passes = getattr(optimizer, "backward_passes_per_step", exchange.passes)
+            exchange.release()
+            return exchange
+        if problem is not None:
+            raise problem
+        return None
+
+    renewal = Renewal(build, [param for _, param in named], process_set)
+    if not in_elastic_job():
+        renewal.renew()
     elif problem is not None:
         raise problem
+    else:
+        renewal.defer()
     assert settings is not None
-    Attachment(optimizer, exchange, settings.backward_passes_per_step)
+    Attachment(optimizer, renewal, settings.backward_passes_per_step)
+    for other in _renewals:
+        if other.shares_parameters_with(renewal):
+            other.retire(_NEWER)
+    _renewals.add(renewal)
     return optimizer
+
+
+def has_peers(process_set: Any) -> bool:
+    """Whether this rank has somebody to exchange with.
+
+    Raises:
+        UnavailableError: Horovod has forgotten the set.
+    """
+    try:
+        size = process_set.size()
+    except ValueError:
+        size = None
+    if size is None or (process_set.ranks is not None and size != len(process_set.ranks)):
+        raise UnavailableError(
+            f"Horovod does not know {process_set}: shutting it down leaves the set of all ranks "
+            "only; add others again with hvd.add_process_set() after hvd.init()"
+        )
+    return bool(size > 1 and process_set.included())
 
 
 def _refuse_second_wrapping(optimizer: torch.optim.Optimizer) -> None:
@@ -130,7 +169,7 @@ def _build(
     assert settings is not None
     for other in live_exchanges():
         if other.shares_parameters_with(named):
-            other.detach("a newer DistributedOptimizer exchanges these parameters")
+            other.detach(_NEWER)
             _live.discard(other)
     prefix = f"hvd_sparse.{_serial}"
     between = Exchange.between_ranks(world, name=f"optimizer {_serial}")

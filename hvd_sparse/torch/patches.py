@@ -4,6 +4,7 @@ DistributedOptimizer        takes sparse compressions; all others go to Horovod 
 broadcast_optimizer_state   of a sparse optimizer starts no exchange and changes no parameter
 join                        is refused while there is a sparse optimizer
 shutdown                    ends the exchanges first
+elastic.TorchState          keeps residuals when ranks come and go
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import horovod.torch
+import horovod.torch.elastic.state
 import horovod.torch.functions
 import horovod.torch.mpi_ops
 import horovod.torch.optimizer
@@ -24,6 +26,7 @@ from hvd_sparse.compression import as_compression, is_sparse_compression
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.patching import replace
 from hvd_sparse.torch.attachment import attachment_of
+from hvd_sparse.torch.elastic_state import check_host_updates, restore_optimizer, sync_optimizer
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.optimizer import distribute, live_exchanges
 
@@ -33,17 +36,22 @@ _MODULES = (
     "horovod.torch.optimizer",
     "horovod.torch.functions",
     "horovod.torch.mpi_ops",
+    "horovod.torch.elastic",
     "horovod.torch.elastic.state",
 )
 
 
 def install() -> None:
     """Changes horovod.torch; once, however often it is called."""
+    elastic = horovod.torch.elastic.state
     for name, home, around in (
         ("DistributedOptimizer", horovod.torch.optimizer, _distributed_optimizer),
         ("broadcast_optimizer_state", horovod.torch.functions, _broadcast_optimizer_state),
         ("join", horovod.torch.mpi_ops, _join),
         ("shutdown", horovod.torch.mpi_ops, lifecycle.shut_down),
+        ("restore", elastic.OptimizerStateHandler, restore_optimizer),
+        ("sync", elastic.OptimizerStateHandler, sync_optimizer),
+        ("check_host_updates", elastic.TorchState, check_host_updates),
     ):
         replace(name, home, around, modules=_MODULES)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hvd_sparse.errors import CheckpointMismatchError
-from hvd_sparse.saved_exchange import mismatch_of
+from hvd_sparse.saved_exchange import misplacement_of, mismatch_of
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 
 KEY = "hvd_sparse"
@@ -51,6 +51,15 @@ def check(exchange: GradientExchange | None, saved: dict[str, Any] | None) -> No
     if saved is None:
         return
     mismatch = _mismatch(exchange, saved)
+    if mismatch is not None:
+        raise CheckpointMismatchError(f"{mismatch}. {_ADVICE}")
+
+
+def check_place(saved: dict[str, Any] | None, *, rank: int, size: int) -> None:
+    """Like `check`, where there is no exchange yet: whether this rank of so many saved it."""
+    if saved is None:
+        return
+    mismatch = misplacement_of(saved, version=_VERSION, rank=rank, size=size)
     if mismatch is not None:
         raise CheckpointMismatchError(f"{mismatch}. {_ADVICE}")
 

@@ -40,19 +40,18 @@ def watch(
         InvalidArgumentError: The optimizer has no sparse compression, `every` is no integer above
             0, or `target` is neither.
     """
-    exchange = require_attachment(optimizer).exchange
+    attachment = require_attachment(optimizer)
     every = checked_count("every", every, low=1, high=2**62)
     if not callable(target) and not hasattr(target, "add_scalar"):
         raise InvalidArgumentError(
             f"target must be a SummaryWriter or a function, got {type(target).__name__}"
         )
-    if exchange is None:  # one rank exchanges nothing
-        return
     sink = sink_of(target)
 
     def tell(*_: Any) -> None:
-        last = exchange.stats.last
-        if last is None or last.step % every:
+        exchange = attachment.exchange  # another one after the ranks have changed
+        last = None if exchange is None else exchange.stats.last
+        if exchange is None or last is None or last.step % every:
             return
         metrics = metrics_of(last, None if exchange.tuner is None else exchange.tuner.tuning)
         if norms:

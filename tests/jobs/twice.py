@@ -1,5 +1,7 @@
 """Two lives of Horovod in one process, with an optimizer in each; run by test_transports.py.
 
+Both optimizers are of the same parameters, and the first one is still there in the second life.
+
 Arguments: where Gloo's ranks meet, HOST:PORT, for each life. In the same place Gloo would find the
 addresses of the life before.
 """
@@ -14,15 +16,17 @@ import torch
 from benchmarks.gloo_world import prepare
 from hvd_sparse.torch import LAGS, stats
 
+model = torch.nn.Linear(64, 32)
+optimizers = []
 for life, place in enumerate(sys.argv[1:], start=1):
     prepare(place, "lo")
     hvd.init()
-    model = torch.nn.Linear(64, 32)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1),
         named_parameters=model.named_parameters(),
         compression=LAGS(adaptive=False, density=0.1, min_numel=1),
     )
+    optimizers.append(optimizer)
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.randn(8, 64)).square().mean().backward()

@@ -1,0 +1,182 @@
+"""What the ranks of a new world take over from the one before: residuals, and how far they were.
+
+A rank that died took its residual with it. What the others hold is spread over all ranks of now, or
+reset; where every rank is back in its place, each goes on with its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
+from hvd_sparse.spreading import SavedSum
+from hvd_sparse.torch import state
+from hvd_sparse.torch.gradient_exchange import GradientExchange
+
+SPREAD = "spread"
+RESET = "reset"
+POLICIES = (SPREAD, RESET)
+
+_log = logging.getLogger("hvd_sparse")
+
+
+class Holding(NamedTuple):
+    """Where residuals come from.
+
+    Attributes:
+        rank: That held them, in the world before.
+        size: Of that world.
+        steps: Exchanged until then.
+        whole: Whether they are the sum over all ranks of that world.
+    """
+
+    rank: int
+    size: int
+    steps: int
+    whole: bool = False
+
+    @classmethod
+    def of(cls, held: dict[str, Any]) -> Holding:
+        """Of what `state.save` returned."""
+        return cls(held["rank"], held["size"], held["step"], held.get("whole", False))
+
+
+def checked_policy(policy: str) -> str:
+    """`policy` if it is one; raises InvalidArgumentError otherwise."""
+    if policy not in POLICIES:
+        raise InvalidArgumentError(
+            f"residuals must be one of {', '.join(POLICIES)}, got {policy!r}"
+        )
+    return policy
+
+
+def in_place(holdings: Sequence[Holding | None]) -> bool:
+    """Whether every rank holds its own residuals, of one moment, and no rank came or went."""
+    return all(
+        holding is not None
+        and not holding.whole
+        and (holding.rank, holding.size) == (rank, len(holdings))
+        and holding.steps == _moment(holdings)
+        for rank, holding in enumerate(holdings)
+    )
+
+
+def givers(holdings: Sequence[Holding | None]) -> list[int]:
+    """The ranks whose residuals make up the sum.
+
+    Those of another moment than the first one's, whose model all take over, are left out: what they
+    hold was in part applied to that model, or what they lack was not.
+    """
+    fit = [rank for rank, one in enumerate(holdings) if one and one.steps == _moment(holdings)]
+    whole = [rank for rank in fit if _at(holdings, rank).whole]
+    return whole[:1] or fit
+
+
+def lost(holdings: Sequence[Holding | None]) -> int:
+    """How many ranks' residuals of the world before are gone."""
+    giving = givers(holdings)
+    if not giving or _at(holdings, giving[0]).whole:
+        return 0
+    return _at(holdings, giving[0]).size - len(giving)
+
+
+def inherit(
+    exchange: GradientExchange, held: dict[str, Any] | None, policy: str, process_set: Any
+) -> None:
+    """Gives a new exchange what its ranks held before. Collective.
+
+    Args:
+        exchange: That has taken no step yet.
+        held: What `state.save` returned on this rank; None: it has just joined.
+        policy: "spread" or "reset".
+        process_set: Of the exchange.
+
+    Raises:
+        CheckpointMismatchError: On every rank: residuals of other layers are held.
+        InvalidArgumentError: On every rank: the ranks' policies differ.
+    """
+    layers = state.layers_of(exchange)
+    told = None if held is None else (Holding.of(held), held["lrs"], held["layers"] == layers)
+    everybody = exchange.world.allgather_object((policy, told))
+    for rank, (theirs, other) in enumerate(everybody):
+        if theirs != everybody[0][0]:
+            raise InvalidArgumentError(
+                f"residuals is {theirs!r} on rank {rank} and {everybody[0][0]!r} on rank 0"
+            )
+        if other is not None and not other[2]:
+            raise CheckpointMismatchError(f"rank {rank} holds residuals of other layers")
+    holdings = [None if other is None else other[0] for _, other in everybody]
+    giving = givers(holdings)
+    if not giving:
+        return
+    if in_place(holdings):
+        state.load(exchange, held)
+        return
+    if exchange.world.rank == 0:
+        _tell(holdings, policy)
+    _, (first, rates, _) = everybody[giving[0]]
+    if policy == SPREAD:
+        total = SavedSum(layers)
+        if exchange.world.rank in giving:
+            _add(total, held)
+        shares = total.share(
+            _allreduce(process_set), rank=exchange.world.rank, size=exchange.world.size
+        )
+        exchange.load({name: torch.from_numpy(share) for name, share in shares.items()}, {})
+    exchange.steps = first.steps
+    exchange.rates.load(rates)
+
+
+def total_of(exchange: GradientExchange, process_set: Any) -> dict[str, Any]:
+    """What `state.save` returns, with the residuals of all ranks added up. Collective."""
+    saved = state.save(exchange)
+    total = SavedSum(saved["layers"])
+    _add(total, saved)
+    summed = total.over_ranks(_allreduce(process_set))
+    residuals = {name: torch.from_numpy(part) for name, part in summed.items()}
+    return {**saved, "residuals": residuals, "states": {}, "tuning": None, "whole": True}
+
+
+def _add(total: SavedSum, held: dict[str, Any] | None) -> None:
+    assert held is not None
+    residuals = {name: part.cpu().numpy() for name, part in held["residuals"].items()}
+    total.add(held["layers"], residuals)
+
+
+def _allreduce(process_set: Any) -> Callable[[np.ndarray, str], np.ndarray]:
+    def allreduce(part: np.ndarray, name: str) -> np.ndarray:
+        summed = hvd.allreduce(
+            torch.from_numpy(part), op=hvd.Sum, name=name, process_set=process_set
+        )
+        return np.asarray(summed.numpy())
+
+    return allreduce
+
+
+def _tell(holdings: Sequence[Holding | None], policy: str) -> None:
+    gone = lost(holdings)
+    before = _at(holdings, givers(holdings)[0]).size
+    kept = {
+        SPREAD: f"what was kept is spread over {len(holdings)}",
+        RESET: f"what was kept is reset, as asked for; there are {len(holdings)} now",
+    }[policy]
+    if gone:
+        _log.warning("the residuals of %d of %d ranks are lost with them; %s", gone, before, kept)
+    else:
+        _log.info("the residuals of all %d ranks are here; %s", before, kept)
+
+
+def _moment(holdings: Sequence[Holding | None]) -> int | None:
+    return next((holding.steps for holding in holdings if holding is not None), None)
+
+
+def _at(holdings: Sequence[Holding | None], rank: int) -> Holding:
+    holding = holdings[rank]
+    assert holding is not None
+    return holding
