@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hvd_sparse.errors import CheckpointMismatchError
-from hvd_sparse.saved_exchange import misplacement_of, mismatch_of
+from hvd_sparse.saved_exchange import mismatch_of, misplacement_of
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 
 KEY = "hvd_sparse"
