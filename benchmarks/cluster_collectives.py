@@ -38,7 +38,8 @@ from reporting import Result, Row, Timing, write
 from virtual_cluster import VirtualCluster
 
 from hvd_sparse import _core, reference
-from hvd_sparse.exchange import Buffer, Exchange
+from hvd_sparse.buffer import Buffer
+from hvd_sparse.exchange import Exchange
 from hvd_sparse.exchange_timeline import ExchangeTimeline
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.transport import TRANSPORTS

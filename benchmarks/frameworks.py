@@ -102,7 +102,8 @@ def core_way(world: Any, compression: Any, numel: int) -> Way:
     """A step through the core alone."""
     from hvd_sparse import plan
     from hvd_sparse.buckets import Bucket, Layer
-    from hvd_sparse.exchange import Buffer, Exchange
+    from hvd_sparse.buffer import Buffer
+    from hvd_sparse.exchange import Exchange
     from hvd_sparse.planned_bucket import add_planned_bucket
 
     exchange = Exchange.between_ranks(world, name="the core alone")

@@ -25,7 +25,8 @@ from reporting import Row, Timing, report
 from torch import nn
 
 from hvd_sparse import plan
-from hvd_sparse.exchange import Buffer, Exchange
+from hvd_sparse.buffer import Buffer
+from hvd_sparse.exchange import Exchange
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.world import World
 

@@ -123,7 +123,7 @@ class BucketStats:
 class Exchange:
     @staticmethod
     def over_loopback(
-        world: LoopbackWorld, rank: int, *, select_on: str, local_size: int
+        world: LoopbackWorld, rank: int, *, select_on: str, local_size: int, checks: bool = False
     ) -> Exchange: ...
     @staticmethod
     def over_tcp(
@@ -134,6 +134,7 @@ class Exchange:
         lifeline: Lifeline,
         select_on: str,
         nodes: Sequence[int],
+        checks: bool,
     ) -> Exchange: ...
     @staticmethod
     def over_mpi(
@@ -145,6 +146,7 @@ class Exchange:
         select_on: str,
         machines: Sequence[int],
         nodes: Sequence[int],
+        checks: bool,
     ) -> Exchange: ...
     @property
     def local_size(self) -> int | None: ...
@@ -163,6 +165,9 @@ class Exchange:
         wire_dtype: str,
         device: str = "cpu",
     ) -> int: ...
+    @property
+    def checks(self) -> bool: ...
+    def note(self, note: str) -> None: ...
     def clear_buckets(self) -> None: ...
     def start(
         self,

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hvd_sparse import _core, transport
+from hvd_sparse import _core, checks, transport
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.world import World
 
@@ -28,6 +28,7 @@ class _Introduction(NamedTuple):
         tag: A number that tells exchanges apart.
         machine: Where it runs.
         node: The node as a part of which it counts.
+        checks: Whether it wants to compare what the ranks do.
     """
 
     problem: str
@@ -38,6 +39,7 @@ class _Introduction(NamedTuple):
     tag: int
     machine: str
     node: str
+    checks: bool
 
 
 def connect(
@@ -66,9 +68,10 @@ def connect(
         InvalidArgumentError: What is wrong with another rank, or that the transports differ.
         PeerLostError: Not all ranks came within 120 seconds.
     """
-    chosen, port = "", None
+    chosen, port, checking = "", None, False
     try:
         if problem is None:
+            checking = checks.from_environment()
             chosen = transport.choose(world.mpi_problem, asked)
             port = _core.TcpPort() if chosen == transport.TCP else None
     except HvdSparseError as error:
@@ -84,6 +87,7 @@ def connect(
             tag=next(_tags),
             machine=world.node,
             node=node,
+            checks=checking,
         )
     )
     if problem is not None:
@@ -92,6 +96,7 @@ def connect(
         if one.problem:
             raise InvalidArgumentError(f"rank {rank} cannot take part: {one.problem}")
     transport.require_one([one.transport for one in everybody])
+    checks.require_one([one.checks for one in everybody])
     lifeline.connect("" if world.rank == 0 else everybody[0].hub, CONNECT_SECONDS)
     nodes = _numbered([one.node for one in everybody])
     if port is not None:
@@ -102,6 +107,7 @@ def connect(
             lifeline=lifeline,
             select_on=select_on,
             nodes=nodes,
+            checks=checking,
         )
     else:
         core = _core.Exchange.over_mpi(
@@ -112,6 +118,7 @@ def connect(
             select_on=select_on,
             machines=_numbered([one.machine for one in everybody]),
             nodes=nodes,
+            checks=checking,
         )
     return core, chosen
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
 
 from hvd_sparse import _core, connection, log, timeline
 from hvd_sparse.bucket_stats import BucketStats
+from hvd_sparse.buffer import Buffer
 from hvd_sparse.core_handle import CoreHandle
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
 from hvd_sparse.exchange_timeline import ExchangeTimeline
@@ -21,25 +19,6 @@ from hvd_sparse.world import World
 MAX_MESSAGE_BYTES = 1 << 30
 # Which thread selects. See docs/performance.md for the measurement behind the default.
 DEFAULT_SELECT_ON = "caller"
-
-
-class Buffer(NamedTuple):
-    """Memory that somebody else owns.
-
-    Attributes:
-        address: Of the first element; the elements are contiguous.
-        numel: Number of elements.
-        dtype: "float32", "float64", "float16" or "bfloat16".
-    """
-
-    address: int
-    numel: int
-    dtype: str
-
-    @classmethod
-    def of(cls, array: np.ndarray[Any, Any]) -> Buffer:
-        """The memory of a contiguous NumPy array, which must outlive its use."""
-        return cls(array.ctypes.data, array.size, array.dtype.name)
 
 
 class Exchange(CoreHandle):
@@ -98,7 +77,8 @@ class Exchange(CoreHandle):
             InvalidArgumentError: An argument is out of its range, or HVD_SPARSE_NUM_THREADS is. Or,
                 then on every rank: on some rank HVD_SPARSE_TIMELINE names no file that it can
                 write, HVD_SPARSE_TRANSPORT no transport, HOROVOD_GLOO_IFACE no network interface,
-                HVD_SPARSE_LOG_LEVEL no level; or the ranks have chosen different transports.
+                HVD_SPARSE_LOG_LEVEL no level, HVD_SPARSE_CHECK neither 0 nor 1; or the ranks have
+                chosen different transports, or different HVD_SPARSE_CHECKs.
         """
         if local_size is not None and local_size < 1:
             raise InvalidArgumentError(f"local_size must be at least 1, got {local_size}")
@@ -140,6 +120,7 @@ class Exchange(CoreHandle):
         select_on: str = DEFAULT_SELECT_ON,
         timeline: ExchangeTimeline | None = None,
         local_size: int = 1,
+        checks: bool = False,
     ) -> Exchange:
         """An exchange between threads of this process, each of which builds its own.
 
@@ -149,17 +130,29 @@ class Exchange(CoreHandle):
             select_on: As in `between_ranks`.
             timeline: Where to tell what happens when.
             local_size: Rank r counts as on node r // local_size.
+            checks: As HVD_SPARSE_CHECK=1; the same on all ranks.
 
         Raises:
             InvalidArgumentError: rank or local_size is out of its range.
         """
-        core = _core.Exchange.over_loopback(world, rank, select_on=select_on, local_size=local_size)
+        core = _core.Exchange.over_loopback(
+            world, rank, select_on=select_on, local_size=local_size, checks=checks
+        )
         return cls(core, transport=LOOPBACK, timeline=timeline)
 
     @property
     def local_size(self) -> int | None:
         """Ranks on each node; None where nodes differ, or their ranks do not follow each other."""
         return self._open.local_size
+
+    @property
+    def checks(self) -> bool:
+        """Whether the ranks compare what they are about to do, before each bucket."""
+        return self._open.checks
+
+    def note(self, note: str) -> None:
+        """What else has to be equal on all ranks, from now on; compared where they check."""
+        self._open.note(note)
 
     @property
     def buckets(self) -> list[int]:

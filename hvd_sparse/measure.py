@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from hvd_sparse import _core
-from hvd_sparse.exchange import Buffer, Exchange
+from hvd_sparse.buffer import Buffer
+from hvd_sparse.exchange import Exchange
 from hvd_sparse.network import Link, Network
 from hvd_sparse.profile import Machine
 from hvd_sparse.sparsifiers import Sparsifier

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_sparse.exchange import Buffer, Exchange
+from hvd_sparse.buffer import Buffer
+from hvd_sparse.exchange import Exchange
 from hvd_sparse.sparsifiers import SPARSIFIERS, HardThreshold, Sparsifier, as_sparsifier
 
 # Every sparsifier by its name, with options that suit the gradients below.

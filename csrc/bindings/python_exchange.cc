@@ -104,35 +104,35 @@ void BindExchange(py::module_& m) {
       .def_static(
           "over_loopback",
           [](std::shared_ptr<LoopbackWorld> world, int rank, const std::string& select_on,
-             int local_size) {
+             int local_size, bool checks) {
             Nodes nodes = Nodes::Of(world->size(), local_size);
             return std::make_unique<Exchange>(
                 std::make_unique<LoopbackCommunicator>(std::move(world), rank),
-                SelectOnFrom(select_on), std::move(nodes));
+                SelectOnFrom(select_on), std::move(nodes), checks);
           },
           py::arg("world"), py::arg("rank"), py::kw_only(), py::arg("select_on"),
-          py::arg("local_size"))
+          py::arg("local_size"), py::arg("checks") = false)
       .def_static(
           "over_tcp",
           [](int rank, std::vector<std::string> addresses, TcpPort& port,
              std::shared_ptr<Lifeline> lifeline, const std::string& select_on,
-             std::vector<int> nodes) {
+             std::vector<int> nodes, bool checks) {
             TcpOptions options;
             options.rank = rank;
             options.addresses = std::move(addresses);
             options.limits = WaitLimits::FromEnvironment();
             return std::make_unique<Exchange>(
                 MakeTcpCommunicator(options, &port, std::move(lifeline)), SelectOnFrom(select_on),
-                Nodes(std::move(nodes)));
+                Nodes(std::move(nodes)), checks);
           },
           py::arg("rank"), py::kw_only(), py::arg("addresses"), py::arg("port"),
-          py::arg("lifeline"), py::arg("select_on"), py::arg("nodes"))
+          py::arg("lifeline"), py::arg("select_on"), py::arg("nodes"), py::arg("checks"))
 #ifdef HVD_SPARSE_WITH_MPI
       .def_static(
           "over_mpi",
           [](std::vector<int> world_ranks, int tag, std::shared_ptr<Lifeline> lifeline,
              std::int64_t max_message_bytes, const std::string& select_on,
-             std::vector<int> machines, std::vector<int> nodes) {
+             std::vector<int> machines, std::vector<int> nodes, bool checks) {
             const py::gil_scoped_release release;
             MpiOptions options;
             options.world_ranks = std::move(world_ranks);
@@ -141,10 +141,12 @@ void BindExchange(py::module_& m) {
             options.limits = WaitLimits::FromEnvironment();
             options.max_message_bytes = max_message_bytes;
             return std::make_unique<Exchange>(MakeMpiCommunicator(options, std::move(lifeline)),
-                                              SelectOnFrom(select_on), Nodes(std::move(nodes)));
+                                              SelectOnFrom(select_on), Nodes(std::move(nodes)),
+                                              checks);
           },
           py::arg("world_ranks"), py::kw_only(), py::arg("tag"), py::arg("lifeline"),
-          py::arg("max_message_bytes"), py::arg("select_on"), py::arg("machines"), py::arg("nodes"))
+          py::arg("max_message_bytes"), py::arg("select_on"), py::arg("machines"), py::arg("nodes"),
+          py::arg("checks"))
 #endif
       .def(
           "add_bucket",
@@ -169,6 +171,8 @@ void BindExchange(py::module_& m) {
           py::arg("device") = "cpu")
       .def_property_readonly("local_size",
                              [](const Exchange& self) { return self.nodes().LocalSize(); })
+      .def_property_readonly("checks", &Exchange::checks)
+      .def("note", &Exchange::Note, py::arg("note"))
       .def("clear_buckets", &Exchange::ClearBuckets)
       .def("start", &Start, py::arg("bucket"), py::arg("gradients"), py::kw_only(),
            py::arg("residual"), py::arg("states"), py::arg("ks"), py::arg("decays"),

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/exchange/intent.h"
 #include "csrc/exchange/swap.h"
 #include "csrc/kernels/kernels_for.h"
 
@@ -40,9 +41,10 @@ Error Caught(int rank, const std::string& where) {
 
 }  // namespace
 
-Exchange::Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on, Nodes nodes)
+Exchange::Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on, Nodes nodes, bool checks)
     : comm_(std::move(comm)),
       nodes_(std::move(nodes)),
+      checks_(checks),
       exchanger_(std::make_unique<Worker>()),
       selector_(select_on == SelectOn::kEngine ? std::make_unique<Worker>() : nullptr) {}
 
@@ -88,6 +90,11 @@ int Exchange::AddBucket(BucketSpec spec) {
   return id;
 }
 
+void Exchange::Note(std::string note) {
+  const std::lock_guard lock(mutex_);
+  note_ = std::move(note);
+}
+
 void Exchange::ClearBuckets() {
   const std::lock_guard lock(mutex_);
   for (const auto& slot : slots_) {
@@ -127,15 +134,20 @@ void Exchange::HandOver(int id, Launch launch) {
   Bucket* bucket = nullptr;
   const Kernels* kernels = nullptr;
   std::shared_ptr<const Mark> ready;
+  std::string intent;
   {
     const std::lock_guard lock(mutex_);
     Slot& slot = SlotOf(id);
     bucket = slot.bucket.get();
     kernels = slot.kernels;
     ready = std::move(slot.ready);
+    if (checks_) intent = IntentOf(bucket->spec(), id, steps_, launch, note_);
   }
-  auto reduce = [this, id, bucket, kernels, ready] {
+  auto reduce = [this, id, bucket, kernels, ready, intent = std::move(intent)] {
     const auto work = [&] {
+      if (checks_) {
+        RequireSameIntent(comm_.get(), intent, Concat("bucket '", bucket->spec().name, "', check"));
+      }
       kernels->Follow(ready.get());
       bucket->Reduce(*comm_, *kernels);
       auto written = kernels->EndOfOwn();
@@ -242,6 +254,7 @@ void Exchange::Commit(const std::string& refuse) {
       slot->written.reset();
       slot->state = State::kIdle;
     }
+    ++steps_;
   }
   if (!why.empty()) {
     Throw(ErrorKind::kNonFinite, why,

@@ -39,7 +39,10 @@ enum class SelectOn {
 
 class Exchange {
  public:
-  Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on, Nodes nodes = {});
+  /// `checks`: whether the ranks compare what they are about to do before they exchange a bucket
+  /// (see intent.h); the same on all ranks.
+  Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on, Nodes nodes = {},
+           bool checks = false);
 
   /// Ends what is in flight, on all ranks.
   ~Exchange();
@@ -47,6 +50,10 @@ class Exchange {
   int Rank() const { return comm_->Rank(); }
   int Size() const { return comm_->Size(); }
   const Nodes& nodes() const { return nodes_; }
+  bool checks() const { return checks_; }
+
+  /// What else has to be equal on all ranks in buckets that are started from now on; for checks.
+  void Note(std::string note);
 
   /// Adds a bucket and returns its number, which is also its handle. Same order on every rank.
   ///
@@ -115,12 +122,15 @@ class Exchange {
 
   std::unique_ptr<Communicator> comm_;
   const Nodes nodes_;
+  const bool checks_;
 
   mutable std::mutex mutex_;
   std::condition_variable arrived_;
   std::vector<std::unique_ptr<Slot>> slots_;
   int first_bucket_ = 0;  // the number of slots_[0]
   int in_flight_ = 0;
+  std::int64_t steps_ = 0;  // that ended
+  std::string note_;
   bool swapping_ = false;
   std::vector<Buffer> swapped_;
   std::optional<Error> ended_;

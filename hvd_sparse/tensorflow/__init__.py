@@ -20,6 +20,7 @@ from hvd_sparse.step_stats import StepStats
 from hvd_sparse.tensorflow import patches as _patches
 from hvd_sparse.tensorflow.functions import sparse_allreduce
 from hvd_sparse.tensorflow.inspection import stats
+from hvd_sparse.tensorflow.marks import mark_step
 from hvd_sparse.tensorflow.state import prepare, residual_variables
 from hvd_sparse.tensorflow.tuning import replan, tuning
 
@@ -32,6 +33,7 @@ __all__ = [
     "StepStats",
     "TopK",
     "Warmup",
+    "mark_step",
     "prepare",
     "replan",
     "residual_variables",

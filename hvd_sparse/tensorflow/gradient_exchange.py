@@ -186,6 +186,10 @@ class GradientExchange:
         self.tuner.restart(self._measurer.network())
         self._take_up(())
 
+    def mark(self, mark: str) -> None:
+        """Says at which step this rank is, from the next one on; see `mark_step`."""
+        self._exchange.note(f"marked '{mark}'")
+
     def close(self) -> None:
         """Ends this rank's part; a step that is under way ends on all ranks."""
         (self._driver or self._exchange).close()

@@ -22,7 +22,7 @@ from hvd_sparse.torch import patches as _patches
 from hvd_sparse.torch.checkpoint import load_checkpoint, save_checkpoint
 from hvd_sparse.torch.elastic_state import elastic_residuals
 from hvd_sparse.torch.functions import sparse_allreduce
-from hvd_sparse.torch.optimizer import stats
+from hvd_sparse.torch.optimizer import mark_step, stats
 from hvd_sparse.torch.tuning import replan, tuning
 from hvd_sparse.torch.watching import summary, watch
 
@@ -39,6 +39,7 @@ __all__ = [
     "Warmup",
     "elastic_residuals",
     "load_checkpoint",
+    "mark_step",
     "replan",
     "save_checkpoint",
     "sparse_allreduce",

@@ -18,7 +18,7 @@ from hvd_sparse.exchange import Exchange
 from hvd_sparse.measurer import Measurer
 from hvd_sparse.step_clock import StepClock
 from hvd_sparse.step_stats import Stats, StepStats
-from hvd_sparse.torch import guards
+from hvd_sparse.torch import guards, step_marks
 from hvd_sparse.torch.dense import DenseReducer
 from hvd_sparse.torch.devices import common_device
 from hvd_sparse.torch.launcher import Launcher
@@ -52,6 +52,7 @@ class GradientExchange:
         rates: The learning rates that the residuals follow.
         stats: What the steps cost.
         passes: Backward passes per step.
+        mark: At which step the user says to be; see `mark_step`.
         any_ended_early: Whether an error has ended an exchange of this process, perhaps amid a
             step: then Horovod may wait for ever for the rest of its dense operations.
     """
@@ -73,6 +74,7 @@ class GradientExchange:
         self.world = world
         self.passes = settings.backward_passes_per_step
         self.steps = 0
+        self.mark = ""
         self.rates = LearningRates(optimizer, settings.compression)
         self.stats = Stats()
         self._optimizer = optimizer
@@ -273,10 +275,17 @@ class GradientExchange:
             guards.check_not_an_average(slot)
             self.release()
         self._phase = _Phase.GATHERING
+        self._describe_step()
         if self._exchange.timeline is not None:
             self._exchange.timeline.step_begins(self.steps)
 
+    def _describe_step(self) -> None:
+        if self._exchange.checks:
+            self._exchange.note(step_marks.describe(self._optimizer, self.mark))
+
     def _finish_step(self) -> None:
+        if self._phase is not _Phase.GATHERING:  # not one gradient has come
+            self._describe_step()
         if self._exchange.timeline is not None:
             self._exchange.timeline.synchronize_begins(self.steps)
         guards.check_parameters(self._optimizer, self._known)

@@ -49,6 +49,24 @@ def stats(optimizer: torch.optim.Optimizer) -> Stats:
     return require_attachment(optimizer).renewal.stats
 
 
+def mark_step(optimizer: torch.optim.Optimizer, mark: str) -> None:
+    """Says at which step this rank is; until the next call, every step has this mark.
+
+    With HVD_SPARSE_CHECK=1 all ranks must give the same mark to the same step, and a rank that left
+    out a step, or a batch, is found in the first exchange after it. Without, nothing happens.
+
+    Args:
+        optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
+        mark: Anything that is equal on all ranks: "epoch 3, batch 17".
+
+    Raises:
+        InvalidArgumentError: The optimizer has no sparse compression.
+    """
+    exchange = require_attachment(optimizer).exchange
+    if exchange is not None:
+        exchange.mark = mark
+
+
 def distribute(
     optimizer: torch.optim.Optimizer,
     named_parameters: Any = None,

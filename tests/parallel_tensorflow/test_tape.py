@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hvd_sparse.buffer import Buffer
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.exchange import Buffer, Exchange
+from hvd_sparse.exchange import Exchange
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.tensorflow import (
     LAGS,
