@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 import torch
+from horovod.common.exceptions import HorovodInternalError
 
 from hvd_sparse import plan
 from hvd_sparse.buckets import Layer
@@ -186,8 +187,7 @@ class GradientExchange:
             self.release()
             raise
         except BaseException as error:
-            self.fail(f"{type(error).__name__}: {error}")
-            raise
+            raise self._end(error)  # noqa: B904  # mostly the same error
 
     def release(self) -> None:
         """Makes ready for the next step; what was exchanged now belongs to the optimizer."""
@@ -251,8 +251,18 @@ class GradientExchange:
         try:
             self._take(slot)
         except BaseException as error:
-            self.fail(f"{type(error).__name__}: {error}")
-            raise
+            raise self._end(error)  # noqa: B904
+
+    def _end(self, error: BaseException) -> BaseException:
+        """Ends the exchange on all ranks; returns the error to raise."""
+        if isinstance(error, HorovodInternalError):
+            # A rank that ended the exchange shuts Horovod down as it leaves: tell why it did.
+            try:
+                self._exchange.check()
+            except HvdSparseError as reason:
+                error = reason
+        self.fail(f"{type(error).__name__}: {error}")
+        return error
 
     def _take(self, slot: Slot) -> None:
         if self._phase is not _Phase.GATHERING:

@@ -1,0 +1,39 @@
+"""What ended an exchange on one rank is what the others raise."""
+
+from __future__ import annotations
+
+import time
+
+import horovod.torch as hvd
+import pytest
+from horovod.common.exceptions import HorovodInternalError
+
+from hvd_sparse.errors import ExchangeFailedError
+from hvd_sparse.torch import LAGS, dense
+from hvd_sparse.torch.attachment import attachment_of
+from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
+
+pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
+
+
+def test_a_shutdown_of_horovod_is_not_mistaken_for_the_reason(monkeypatch):
+    model = Toy()
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    exchange = attachment_of(optimizer).exchange
+    if hvd.rank() == hvd.size() - 1:
+        exchange.fail("a bug in the user's code")
+
+    def once_it_is_known(*_, **__):
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            exchange._exchange.check()
+            time.sleep(0.01)
+
+    def shut_down(*_, **__):
+        with pytest.raises(ExchangeFailedError):
+            once_it_is_known()
+        raise HorovodInternalError("Horovod has been shut down")
+
+    monkeypatch.setattr(dense.hvd_ops, "allreduce_async_", shut_down)
+    with pytest.raises(ExchangeFailedError, match="a bug in the user's code"):
+        model.backward({"bias": integer_gradients(model, 0)["bias"]})
