@@ -248,11 +248,15 @@ class Exchange(CoreHandle):
         scale: float = 1.0,
         output_scale: float = 1.0,
         stream: int = 0,
+        velocity: Buffer | None = None,
+        momentum: float = 0.0,
     ) -> int:
         """Accumulates, selects and hands the bucket to the exchange's thread; does not wait for it.
 
         residual = decay * residual + scale * gradient; the gradients are then overwritten with
-        output_scale * (sum over the ranks of what was delivered).
+        output_scale * (sum over the ranks of what was delivered). With a velocity, velocity =
+        momentum * velocity + scale * gradient, residual = decay * residual + velocity, and a
+        velocity becomes zero where this rank's entry was delivered, once the step is committed.
 
         Args:
             bucket: From `add_bucket`.
@@ -266,6 +270,8 @@ class Exchange(CoreHandle):
             output_scale: Of the sum.
             stream: Of a device: the stream (a cudaStream_t, as a number) that has been given what
                 writes the gradients. They are read after that, and nobody waits here.
+            velocity: float32, the bucket's numel; updated. Must live until `commit`.
+            momentum: Of the velocity, in [0, 1).
 
         Returns:
             A handle for `wait`.
@@ -285,6 +291,8 @@ class Exchange(CoreHandle):
                 scale=scale,
                 output_scale=output_scale,
                 stream=stream,
+                velocity=velocity,
+                momentum=momentum,
             )
         return bucket
 

@@ -44,6 +44,8 @@ class Step:
     residual_before: np.ndarray
     residual_after: np.ndarray
     total: np.ndarray  # the sum that was applied, as float64
+    velocity_before: np.ndarray  # where momentum is corrected; else zeros
+    velocity_after: np.ndarray
 
 
 @dataclass
@@ -59,12 +61,14 @@ class Rank:
     packed: bool = False
     wire_dtype: str = "float32"
     slack: float = 1.0
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         """Adds the bucket."""
         self.ks = [max(1, math.ceil(self.density * n)) if n else 0 for n in self.segments]
         self.numel = sum(self.segments)
         self.residual = np.zeros(self.numel, np.float32)
+        self.velocity = np.zeros(self.numel, np.float32)
         self.states = np.zeros((len(self.segments), 4), np.float32)
         self.bucket = self.exchange.add_bucket(
             f"{self.sparsifier}-{self.collective}",
@@ -86,7 +90,7 @@ class Rank:
     def start(self, gradient: np.ndarray, *, output_scale: float = 1.0) -> None:
         """The first half of a step: the exchange is under way."""
         self.output_scale = output_scale
-        self.under_way = (gradient, self.residual.copy(), gradient.copy())
+        self.under_way = (gradient, self.residual.copy(), gradient.copy(), self.velocity.copy())
         self.handle = self.exchange.start(
             self.bucket,
             [buffer_of(self.under_way[2])],
@@ -95,15 +99,17 @@ class Rank:
             ks=self.ks,
             decays=[1.0],
             output_scale=output_scale,
+            velocity=buffer_of(self.velocity) if self.momentum else None,
+            momentum=self.momentum,
         )
 
     def finish(self) -> Step:
         """The second half."""
         self.stats = self.exchange.wait(self.handle)
         self.exchange.commit()
-        gradient, before, applied = self.under_way
+        gradient, before, applied, velocity = self.under_way
         total = applied.astype(np.float64) / self.output_scale
-        return Step(gradient, before, self.residual.copy(), total)
+        return Step(gradient, before, self.residual.copy(), total, velocity, self.velocity.copy())
 
     def run(self, steps: int) -> list[Step]:
         """Several steps with gradients of this rank's own."""

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,10 +38,13 @@ void Wait(Exchange& exchange, int bucket, StreamHandle stream) {
 
 void Start(Exchange& exchange, int bucket, const std::vector<PyBuffer>& gradients,
            const PyBuffer& residual, const PyBuffer& states, std::vector<std::int64_t> ks,
-           std::vector<float> decays, float scale, float output_scale, StreamHandle stream) {
+           std::vector<float> decays, float scale, float output_scale, StreamHandle stream,
+           const std::optional<PyBuffer>& velocity, float momentum) {
   Launch launch;
   for (const PyBuffer& gradient : gradients) launch.gradients.push_back(ViewOf(gradient));
   launch.residual = FloatsOf(residual, "residual");
+  if (velocity) launch.velocity = FloatsOf(*velocity, "velocity");
+  launch.momentum = momentum;
   launch.states = StatesOf(states);
   launch.ks = std::move(ks);
   launch.decays = std::move(decays);
@@ -176,7 +180,8 @@ void BindExchange(py::module_& m) {
       .def("clear_buckets", &Exchange::ClearBuckets)
       .def("start", &Start, py::arg("bucket"), py::arg("gradients"), py::kw_only(),
            py::arg("residual"), py::arg("states"), py::arg("ks"), py::arg("decays"),
-           py::arg("scale"), py::arg("output_scale"), py::arg("stream") = 0)
+           py::arg("scale"), py::arg("output_scale"), py::arg("stream") = 0,
+           py::arg("velocity") = py::none(), py::arg("momentum") = 0.0f)
       .def("wait", &Wait, py::arg("bucket"), py::kw_only(), py::arg("stream") = 0)
       .def("stats", &Exchange::Stats, py::arg("bucket"))
       .def("commit", &Exchange::Commit, py::arg("refuse"), py::call_guard<py::gil_scoped_release>())

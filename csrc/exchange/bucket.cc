@@ -64,8 +64,8 @@ void Bucket::FeedbackOf(std::size_t segment, Span<float> residual,
                         std::vector<Feedback>* to) const {
   std::int64_t begin = 0;
   for (const Piece& piece : pieces_[segment]) {
-    to->push_back({PartOf(launch_.gradients[piece.gradient], piece.begin, piece.size),
-                   launch_.decays[piece.gradient], launch_.scale, residual.Sub(begin, piece.size)});
+    to->push_back({PartOf(inflow_[piece.gradient], piece.begin, piece.size),
+                   launch_.decays[piece.gradient], inflow_scale_, residual.Sub(begin, piece.size)});
     begin += piece.size;
   }
 }
@@ -79,6 +79,20 @@ std::int64_t Bucket::Accumulate(const Kernels& kernels) const {
     FeedbackOf(s, launch_.residual.Sub(offset, spec_.segment_numels[s]), &feedback);
     for (const Feedback& part : feedback) not_finite += kernels.Accumulate(part);
   }
+  return not_finite;
+}
+
+/// velocity = momentum * velocity + scale * gradient; from now on that is what joins the residual.
+/// Returns how many entries were not finite; they count as zero.
+std::int64_t Bucket::JoinVelocity(const Kernels& kernels) {
+  std::int64_t not_finite = 0, offset = 0;
+  for (GradView& inflow : inflow_) {
+    const Span<float> velocity = launch_.velocity.Sub(offset, inflow.numel);
+    not_finite += kernels.Accumulate({inflow, launch_.momentum, launch_.scale, velocity});
+    offset += inflow.numel;
+    inflow = {velocity.data, velocity.size, DType::kFloat32};
+  }
+  inflow_scale_ = 1;
   return not_finite;
 }
 
@@ -105,15 +119,17 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
 
   // Error feedback. The residual is the bucket's fusion buffer too: adding is packing.
   rounded_.clear();
-  std::int64_t not_finite = 0;
+  inflow_ = launch_.gradients;
+  inflow_scale_ = launch_.scale;
+  std::int64_t not_finite = launch_.velocity.data == nullptr ? 0 : JoinVelocity(kernels);
   if (node_ == nullptr) {
     const auto gradients_of = [this](auto... arguments) { FeedbackOf(arguments...); };
-    not_finite = segments_.Select(*sparsifier_, gradients_of, launch_.ks, launch_.states,
-                                  launch_.residual, kernels, &selected_);
+    not_finite += segments_.Select(*sparsifier_, gradients_of, launch_.ks, launch_.states,
+                                   launch_.residual, kernels, &selected_);
     collective_.Trim(stats_.asked, launch_.residual, kernels, &selected_);
     stats_.selected = selected_.count();
   } else {
-    not_finite = Accumulate(kernels);
+    not_finite += Accumulate(kernels);
   }
   bad_rank_ = not_finite > 0 ? rank : kNoRank;
   ++steps_;
@@ -155,9 +171,8 @@ void Bucket::ReduceBetween(Communicator& comm, Span<float> residual, const Kerne
   AddUp(&ctx);
 
   // What some rank dropped on the way goes back to the residual.
-  if (!collective_.DeliversAll() && comm.Size() > 1) {
-    kernels.Settle(selected_, reduced_, residual);
-  }
+  settled_ = !collective_.DeliversAll() && comm.Size() > 1;
+  if (settled_) kernels.Settle(selected_, reduced_, residual);
 
   // What the wire rounded away of a delivered entry returns; `selected_` has not been rounded.
   ctx.KeepErrorsOf(reduced_);
@@ -241,8 +256,19 @@ void Bucket::PutBack(const Kernels& kernels) {
   kernels.PutBack(selected_, 0, selected_.count(), launch_.residual);
 }
 
-void Bucket::Commit() {
+void Bucket::Commit(const Kernels& kernels) {
   if (node_ != nullptr) node_->Commit(launch_.residual);
+  if (launch_.velocity.data != nullptr) MaskVelocity(kernels);
+}
+
+/// Momentum factor masking: velocities move to a block as selected values do, and what was not
+/// delivered returns. In a node's sum all its ranks have their share: what is in the result goes.
+void Bucket::MaskVelocity(const Kernels& kernels) {
+  const SparseBlock& leaving = node_ == nullptr ? selected_ : reduced_;
+  masked_.Reset(leaving.count());
+  kernels.TakeAt(launch_.velocity, {leaving.indices(), leaving.count()}, 0, 0, &masked_);
+  masked_.Finish(leaving.count());
+  if (node_ == nullptr && settled_) kernels.Settle(masked_, reduced_, launch_.velocity);
 }
 
 }  // namespace hvd_sparse

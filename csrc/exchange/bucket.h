@@ -3,6 +3,10 @@
 /// Where the collective sums nodes first, accumulating is all that Select does; then Reduce adds up
 /// the node's residuals, and the rest happens to this rank's shard of them, until Commit.
 ///
+/// Where momentum is corrected, gradients join a velocity of this rank's own, and the velocity
+/// joins the residual; what a step delivers leaves both (momentum factor masking: Lin et al., ICLR
+/// 2018).
+///
 /// A bucket holds scratch memory and the plan, never state: residuals and thresholds belong to the
 /// framework and are passed in at every step.
 
@@ -77,8 +81,9 @@ class Bucket {
   /// bit. Nothing was applied, so nothing is lost.
   void PutBack(const Kernels& kernels);
 
-  /// The step counts: the residual is what this rank has yet to send. Valid after Reduce.
-  void Commit();
+  /// The step counts: the residual is what this rank has yet to send, and the velocity of what was
+  /// delivered is zero. Valid after Reduce.
+  void Commit(const Kernels& kernels);
 
  private:
   /// The part of a gradient that lies in a segment.
@@ -90,6 +95,8 @@ class Bucket {
   static std::vector<std::vector<Piece>> Cut(const BucketSpec& spec);
   void FeedbackOf(std::size_t segment, Span<float> residual, std::vector<Feedback>* to) const;
   std::int64_t Accumulate(const Kernels& kernels) const;
+  std::int64_t JoinVelocity(const Kernels& kernels);
+  void MaskVelocity(const Kernels& kernels);
 
   BlockHeader Identity() const;
   CollectiveContext ContextOf(Communicator& comm, const Kernels& kernels, WireFormat wire);
@@ -110,8 +117,12 @@ class Bucket {
   std::int64_t gather_room_ = 0;   // the most entries that a shard of the node delivers
 
   Launch launch_;
+  std::vector<GradView> inflow_;  // what joins the residual: the gradients, or the velocity
+  float inflow_scale_ = 1;
   std::int32_t bad_rank_ = kNoRank;
   SparseBlock selected_, reduced_;
+  SparseBlock masked_;    // velocities of what was selected, until it is known what they become
+  bool settled_ = false;  // whether entries that were selected may have stayed
   CollectiveScratch scratch_;
   std::vector<std::pair<Index, float>> rounded_;  // residuals before they took rounding errors
   std::int64_t overflows_ = 0;

@@ -50,6 +50,11 @@ void CheckLaunch(const BucketSpec& spec, const Launch& launch) {
             ", got ", got);
   };
   fits("residual", spec.Numel(), launch.residual.size);
+  if (launch.velocity.data != nullptr) {
+    fits("velocity", spec.Numel(), launch.velocity.size);
+    Require(launch.momentum >= 0 && launch.momentum < 1, "momentum of bucket '", spec.name,
+            "' must lie in [0, 1), got ", launch.momentum);
+  }
   fits("gradients", static_cast<std::int64_t>(spec.gradient_numels.size()),
        static_cast<std::int64_t>(launch.gradients.size()));
   fits("decays", static_cast<std::int64_t>(spec.gradient_numels.size()),

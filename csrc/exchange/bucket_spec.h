@@ -35,11 +35,13 @@ struct BucketSpec {
 struct Launch {
   std::vector<GradView> gradients;  ///< read now, written with the result
   Span<float> residual;             ///< of the whole bucket
+  Span<float> velocity = {};        ///< as long, where momentum is corrected; else empty
   Span<SelectionState> states;      ///< one per segment
   std::vector<std::int64_t> ks;     ///< one per segment, the same on every rank
   std::vector<float> decays;        ///< of the residual, one per gradient
   float scale = 1;                  ///< of the gradient, when it joins the residual
   float output_scale = 1;           ///< of the sum, when it becomes the gradient
+  float momentum = 0;               ///< of the velocity, in [0, 1)
   StreamHandle stream = 0;          ///< of a device: has been given what writes the gradients
 };
 

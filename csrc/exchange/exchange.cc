@@ -248,7 +248,7 @@ void Exchange::Commit(const std::string& refuse) {
     if (why.empty()) why = refuse;
     for (auto& slot : slots_) {
       if (slot->selected) {
-        why.empty() ? slot->bucket->Commit() : slot->bucket->PutBack(*slot->kernels);
+        why.empty() ? slot->bucket->Commit(*slot->kernels) : slot->bucket->PutBack(*slot->kernels);
       }
       slot->selected = false;
       slot->written.reset();

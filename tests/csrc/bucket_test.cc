@@ -159,7 +159,8 @@ TEST(Bucket, LargeSegmentsCutAnywhereWithAnyNumberOfThreads) {
 /// Some steps of a bucket on thread ranks, with integer-valued gradients, so that sums are exact:
 /// expects that all that came in was applied, alike on every rank, or is in a residual.
 void ExpectNothingIsLostBetween(int ranks, const std::string& sparsifier,
-                                const std::string& collective, int local_size = 1) {
+                                const std::string& collective, int local_size = 1,
+                                float momentum = 0) {
   SCOPED_TRACE(testing::Message() << ranks << " ranks, " << local_size << " on a node, "
                                   << sparsifier << ", " << collective);
   constexpr std::int64_t kNumel = 3000;
@@ -178,10 +179,11 @@ void ExpectNothingIsLostBetween(int ranks, const std::string& sparsifier,
       std::vector<SelectionState> states(2);
       std::vector<float> gradient(kNumel);
       came_in[rank] = applied[rank] = left[rank] = gradient;
+      std::vector<float> velocity = gradient;
       for (int step = 0; step < 4; ++step) {
         for (std::int64_t i = 0; i < kNumel; ++i) {
           gradient[i] = static_cast<float>(static_cast<int>(random() % 11) - 5);
-          came_in[rank][i] += gradient[i];
+          came_in[rank][i] += gradient[i] + momentum * velocity[i];
         }
         Launch launch;
         launch.gradients = {{gradient.data(), kNumel, DType::kFloat32}};
@@ -189,9 +191,11 @@ void ExpectNothingIsLostBetween(int ranks, const std::string& sparsifier,
         launch.states = states;
         launch.ks = spec.max_ks;
         launch.decays = {1.0f};
+        launch.momentum = momentum;
+        if (momentum > 0) launch.velocity = velocity;
         bucket.Select(launch, rank, CpuKernels());
         bucket.Reduce(comm, CpuKernels());
-        bucket.Commit();
+        bucket.Commit(CpuKernels());
         for (std::int64_t i = 0; i < kNumel; ++i) applied[rank][i] += gradient[i];
       }
     });
@@ -215,6 +219,15 @@ TEST(Bucket, NothingIsLostBetweenRanks) {
         ExpectNothingIsLostBetween(ranks, sparsifier, collective);
       }
     }
+  }
+}
+
+TEST(Bucket, NothingIsLostWithMomentum) {
+  for (const std::string& collective : CollectiveNames()) {
+    for (const int ranks : {1, 2, 3, 5}) {
+      ExpectNothingIsLostBetween(ranks, "top_k", collective, 1, 0.5f);
+    }
+    ExpectNothingIsLostBetween(6, "gaussian", collective, 2, 0.5f);
   }
 }
 
