@@ -64,9 +64,20 @@ class Compression:
             Residuals then hold gradients without the scale, and in a step in which a gradient is
             not finite on one rank, all gradients are infinite on all of them, so that all skip the
             step and lower the scale.
+        momentum_correction: Momentum that each rank applies to its own gradient before it joins the
+            residual, in [0, 1), in place of the optimizer's; what is delivered leaves the velocity,
+            too (momentum factor masking). 0: none.
+        clip_norm: Limit for the norm of each tensor's result; each rank clips its share of it to
+            clip_norm / sqrt(ranks) before all else. None: none.
+        weight_decay: Times the weights, added to each gradient (after clipping, before momentum),
+            in place of the optimizer's.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
+
+    Reference:
+        Momentum, masking and clipping: Lin et al., Deep Gradient Compression, ICLR 2018,
+        https://arxiv.org/abs/1712.01887, section 3.
     """
 
     density: float = 0.001
@@ -84,6 +95,9 @@ class Compression:
     replan_every: int | None = None
     rescale_residual: bool | None = None
     loss_scale: Any = field(default=None, compare=False)
+    momentum_correction: float = 0.0
+    clip_norm: float | None = None
+    weight_decay: float = 0.0
 
     rescales_by_default: ClassVar[bool] = False
 
@@ -114,6 +128,12 @@ class Compression:
         if self.replan_every is not None:
             every = checked_count("replan_every", self.replan_every, low=MIN_REPLAN, high=2**62)
             set_field(self, "replan_every", every)
+        momentum = _checked_number("momentum_correction", self.momentum_correction, below=1)
+        set_field(self, "momentum_correction", momentum)
+        set_field(self, "weight_decay", _checked_number("weight_decay", self.weight_decay))
+        if self.clip_norm is not None:
+            limit = _checked_number("clip_norm", self.clip_norm, above=True)
+            set_field(self, "clip_norm", limit)
         if self.rescale_residual not in (None, True, False):
             raise InvalidArgumentError(
                 f"rescale_residual must be True, False or None, got {self.rescale_residual!r}"
@@ -211,6 +231,16 @@ def checked_slack(slack: object) -> float:
     if isinstance(slack, int | float) and not isinstance(slack, bool) and 1 <= slack < float("inf"):
         return float(slack)
     raise InvalidArgumentError(f"slack must be a finite number >= 1, got {slack!r}")
+
+
+def _checked_number(
+    name: str, value: object, *, below: float = float("inf"), above: bool = False
+) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and 0 <= value < below and (value > 0 or not above):  # type: ignore[operator]
+        return float(value)  # type: ignore[arg-type]
+    limits = f"{'(' if above else '['}0, {'infinity' if below == float('inf') else below})"
+    raise InvalidArgumentError(f"{name} must be a number in {limits}, got {value!r}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -23,6 +23,9 @@ _ARGUMENTS = (
     "sparse_as_dense",
 )
 
+# Options of a compression that act on gradients in ways that this package knows in PyTorch alone.
+_OF_TORCH = ("momentum_correction", "clip_norm", "weight_decay")
+
 DTYPES = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 
 
@@ -66,6 +69,12 @@ class Settings:
             raise UnsupportedError(
                 "loss_scale must be None in TensorFlow, where LossScaleOptimizer tells by itself"
             )
+        for name in _OF_TORCH:
+            if getattr(chosen, name):
+                raise UnsupportedError(
+                    f"{name} cannot be used in TensorFlow, only in PyTorch: got "
+                    f"{getattr(chosen, name)}"
+                )
         return cls(
             compression=chosen,
             reduction=checked_reduction(

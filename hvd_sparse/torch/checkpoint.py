@@ -144,6 +144,7 @@ def _spread(job: Job, folder: Path, exchange: GradientExchange | None) -> dict[s
         **state.save(exchange),
         **(common or {}),
         "residuals": share,
+        "velocities": {},
         "states": {},
         "tuning": None,
     }

@@ -9,7 +9,9 @@ import horovod.torch.mpi_ops as hvd_ops
 import torch
 
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.torch.dense_velocities import DenseVelocities
 from hvd_sparse.torch.learning_rates import LearningRates
+from hvd_sparse.torch.local_gradient import LocalGradient
 from hvd_sparse.torch.loss_scale import LossScale
 from hvd_sparse.torch.messages import wait_for
 from hvd_sparse.torch.settings import Settings
@@ -32,10 +34,12 @@ class DenseReducer:
         exchange: Whose failure ends every wait.
         rates: Tell how the residuals decay.
         loss_scale: Of the gradients.
+        local: What is done to a gradient first.
 
     Attributes:
         bytes: Of the gradients of this step.
         residuals: By layer, float32, flat: what has yet to join a gradient.
+        velocities: Of these gradients, where momentum is corrected.
     """
 
     def __init__(
@@ -47,24 +51,32 @@ class DenseReducer:
         exchange: Exchange,
         rates: LearningRates,
         loss_scale: LossScale,
+        local: LocalGradient,
     ) -> None:
         self.bytes = 0
         self.residuals: dict[str, torch.Tensor] = {}
+        self.velocities = DenseVelocities(settings.compression.momentum_correction)
         self._prefix = prefix
         self._exchange = exchange
         self._rates = rates
         self._loss_scale = loss_scale
+        self._local = local
         self._scale = settings.reduction.scales(1)[0]
         self._options = {**settings.reduction.of_horovod(), "process_set": process_set}
         self._in_flight: list[tuple[Slot, int]] = []
         self._remainders: dict[str, torch.Tensor] = {}
 
     def launch(self, slot: Slot) -> None:
-        """Starts the allreduce of a gradient, with the residual of its layer."""
-        grad = slot.param.grad
-        dtype = slot.param.dtype if grad is None else grad.dtype
+        """Starts the allreduce of a gradient, with velocity and residual of its layer."""
+        self._local.prepare(slot)
+        dtype = slot.gradient().dtype
+        dtype = _TRAVELS_AS.get(dtype, dtype)
         joins = slot.name in self.residuals
-        work = slot.take(_TRAVELS_AS.get(dtype, dtype), copy=joins)
+        if self.velocities:
+            work = slot.take(torch.promote_types(dtype, torch.float32), copy=True)
+            self.velocities.join(slot, work.view(-1), self._loss_scale.value / self._scale)
+        else:
+            work = slot.take(dtype, copy=joins)
         if joins:
             self._join(slot, work.view(-1))
         size = work.numel() * work.element_size()
@@ -88,7 +100,7 @@ class DenseReducer:
             ExchangeFailedError: The exchange has ended.
         """
         refuse = None
-        checks = not alone or bool(self.residuals)
+        checks = not alone or bool(self.residuals) or bool(self.velocities)
         for slot, handle in self._in_flight:
             wait_for(handle, self._exchange)
             assert slot.work is not None
@@ -99,7 +111,8 @@ class DenseReducer:
         return refuse
 
     def committed(self) -> None:
-        """The step is applied: the residuals that joined it are gone."""
+        """The step is applied, and not yet written: the residuals that joined it are gone."""
+        self.velocities.committed()
         if self.residuals:
             for slot, _ in self._in_flight:
                 self.residuals.pop(slot.name, None)
@@ -113,6 +126,7 @@ class DenseReducer:
         """Makes ready for the next step."""
         self._in_flight.clear()
         self._remainders.clear()
+        self.velocities.release()
         self.bytes = 0
 
     def _join(self, slot: Slot, work: torch.Tensor) -> None:

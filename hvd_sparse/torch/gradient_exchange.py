@@ -24,10 +24,11 @@ from hvd_sparse.torch.dense import DenseReducer
 from hvd_sparse.torch.devices import common_device
 from hvd_sparse.torch.launcher import Launcher
 from hvd_sparse.torch.learning_rates import LearningRates
+from hvd_sparse.torch.local_gradient import LocalGradient
 from hvd_sparse.torch.loss_scale import LossScale
 from hvd_sparse.torch.messages import Messages
 from hvd_sparse.torch.parameters import NamedParameters
-from hvd_sparse.torch.settings import Settings
+from hvd_sparse.torch.settings import Settings, check_not_twice
 from hvd_sparse.torch.slots import Slot
 from hvd_sparse.torch.sparse_bucket import SparseBucket
 from hvd_sparse.world import World
@@ -97,7 +98,7 @@ class GradientExchange:
             for name, param in named
             if param.numel() > 0
         ]
-        compression = settings.compression
+        compression = self._compression = settings.compression
         large = [
             slot
             for slot in reversed(self._slots)
@@ -105,6 +106,7 @@ class GradientExchange:
         ]
         self.layers = tuple(Layer(slot.name, slot.param.numel()) for slot in large)
         self._large = {slot.name: slot for slot in large}
+        local = LocalGradient(settings, size=world.size, loss_scale=self._loss_scale)
         messages = Messages(prefix, process_set=process_set, exchange=exchange)
         self._sparse = Launcher(
             settings,
@@ -112,6 +114,7 @@ class GradientExchange:
             exchange=exchange,
             rates=self.rates,
             loss_scale=self._loss_scale,
+            local=local,
             broadcast=messages.broadcast_order,
         )
         self._dense = DenseReducer(
@@ -121,12 +124,15 @@ class GradientExchange:
             exchange=exchange,
             rates=self.rates,
             loss_scale=self._loss_scale,
+            local=local,
         )
         self._clock = StepClock(self.layers)
         self._measurer = measurer
-        self.tuner = measurer.tuner(self.layers, compression, messages)
-        if self.tuner is None:
-            self._take_up(plan.fixed_choices(self.layers, compression))
+        self.tuner = None
+        if world.size > 1:  # else nothing is sent, and so nothing is left behind
+            self.tuner = measurer.tuner(self.layers, compression, messages)
+            if self.tuner is None:
+                self._take_up(plan.fixed_choices(self.layers, compression))
         self._hooks = [
             slot.param.register_post_accumulate_grad_hook(guards.hook(weakref.ref(self), slot))  # type: ignore[no-untyped-call]
             for slot in self._slots
@@ -150,18 +156,38 @@ class GradientExchange:
         for bucket in self.buckets:
             yield from bucket.memories()
 
-    def load(
-        self, residuals: Mapping[str, torch.Tensor], memories: Mapping[str, torch.Tensor]
-    ) -> None:
-        """Takes up, between two steps, what `residuals` and `memories` gave; what lacks is zero."""
+    def velocities(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """By parameter, float32, flat: this rank's velocity, where momentum is corrected."""
+        yield from self._dense.velocities.tensors.items()
         for bucket in self.buckets:
-            bucket.load(residuals, memories)
+            yield from bucket.velocities()
+
+    def numel_of(self, name: str) -> int | None:
+        """Elements of the parameter of that name; None if there is none."""
+        return next((slot.param.numel() for slot in self._slots if slot.name == name), None)
+
+    def load(
+        self,
+        residuals: Mapping[str, torch.Tensor],
+        memories: Mapping[str, torch.Tensor],
+        velocities: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Takes up, between two steps, what these methods gave; what lacks is zero."""
+        for bucket in self.buckets:
+            bucket.load(residuals, memories, velocities)
         sparse = {slot.name for bucket in self.buckets for slot in bucket.slots}
         self._dense.load(
             {
                 name: residual.to(self._device)
                 for name, residual in residuals.items()
                 if name not in sparse and bool(residual.any())
+            }
+        )
+        self._dense.velocities.load(
+            {
+                name: velocity.to(self._device)
+                for name, velocity in velocities.items()
+                if name not in sparse
             }
         )
 
@@ -299,6 +325,7 @@ class GradientExchange:
         if self._exchange.timeline is not None:
             self._exchange.timeline.synchronize_begins(self.steps)
         guards.check_parameters(self._optimizer, self._known)
+        check_not_twice(self._optimizer, self._compression)
         for slot in self._slots:
             guards.check_untouched(slot)
         for slot in self._slots:
@@ -333,9 +360,9 @@ class GradientExchange:
             for slot in self._slots:
                 slot.mark_not_finite()
         else:
+            self._dense.committed()
             for slot in self._slots:
                 slot.write_back()
-            self._dense.committed()
         self._phase = _Phase.EXCHANGED
         self._sparse.end_step()
         if self.tuner is not None:
@@ -361,6 +388,6 @@ class GradientExchange:
 
     def _take_up(self, choices: Sequence[plan.BucketChoice]) -> None:
         """Between two steps, on all ranks alike: other buckets, the same residuals."""
-        residuals = dict(self.residuals())
+        residuals, velocities = dict(self.residuals()), dict(self.velocities())
         self._sparse.take_up([c for c in choices if not c.dense], self._large)
-        self.load(residuals, {})
+        self.load(residuals, {}, velocities)

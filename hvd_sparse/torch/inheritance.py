@@ -128,7 +128,7 @@ def inherit(
         shares = total.share(
             _allreduce(process_set), rank=exchange.world.rank, size=exchange.world.size
         )
-        exchange.load({name: torch.from_numpy(share) for name, share in shares.items()}, {})
+        exchange.load({name: torch.from_numpy(share) for name, share in shares.items()}, {}, {})
     exchange.steps = first.steps
     exchange.rates.load(rates)
 
@@ -140,7 +140,8 @@ def total_of(exchange: GradientExchange, process_set: Any) -> dict[str, Any]:
     _add(total, saved)
     summed = total.over_ranks(_allreduce(process_set))
     residuals = {name: torch.from_numpy(part) for name, part in summed.items()}
-    return {**saved, "residuals": residuals, "states": {}, "tuning": None, "whole": True}
+    emptied: dict[str, Any] = {"velocities": {}, "states": {}, "tuning": None}
+    return {**saved, **emptied, "residuals": residuals, "whole": True}
 
 
 def _add(total: SavedSum, held: dict[str, Any] | None) -> None:

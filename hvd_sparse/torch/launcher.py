@@ -9,6 +9,7 @@ from hvd_sparse.exchange import Exchange
 from hvd_sparse.plan import BucketChoice
 from hvd_sparse.torch.launch_order import LaunchOrder
 from hvd_sparse.torch.learning_rates import LearningRates
+from hvd_sparse.torch.local_gradient import LocalGradient
 from hvd_sparse.torch.loss_scale import LossScale
 from hvd_sparse.torch.settings import Settings
 from hvd_sparse.torch.slots import Slot
@@ -24,6 +25,7 @@ class Launcher:
         exchange: Of the buckets.
         rates: Tell how the residuals decay.
         loss_scale: Of the gradients.
+        local: What is done to a gradient first.
         broadcast: Of the launch order; see LaunchOrder.
 
     Attributes:
@@ -38,6 +40,7 @@ class Launcher:
         exchange: Exchange,
         rates: LearningRates,
         loss_scale: LossScale,
+        local: LocalGradient,
         broadcast: Callable[[list[int]], Callable[[], list[int]]],
     ) -> None:
         self.buckets: list[SparseBucket] = []
@@ -45,6 +48,7 @@ class Launcher:
         self._exchange = exchange
         self._rates = rates
         self._loss_scale = loss_scale
+        self._local = local
         self._broadcast = broadcast
         self._scale, self._output_scale = settings.reduction.scales(size)
         self._number_of: dict[str, int] = {}
@@ -108,6 +112,8 @@ class Launcher:
             bucket = self.buckets[self._order[self._launched]]
             if bucket.missing and not force:
                 return
+            for slot in bucket.slots:
+                self._local.prepare(slot)
             bucket.launch(
                 step=step,
                 decays=self._rates.decays(bucket.slots),

@@ -93,6 +93,9 @@ def distribute(
         **options: Horovod's backward_passes_per_step, op (Average or Sum), sparse_as_dense and
             gradient_predivide_factor.
 
+    A single rank exchanges nothing, but for what a compression does to a rank's own gradients:
+    momentum, weight decay and clipping.
+
     Returns:
         `optimizer`, with Horovod's synchronize(), skip_synchronize(), zero_grad() and
         set_backward_passes_per_step(), and with reset_residual().
@@ -116,7 +119,7 @@ def distribute(
         problem = error
 
     def build() -> GradientExchange | None:
-        if has_peers(process_set):
+        if has_peers(process_set) or _acts_alone(settings, process_set):
             exchange = _build(optimizer, named, settings, problem, process_set)
             exchange.passes = getattr(optimizer, "backward_passes_per_step", exchange.passes)
             exchange.release()
@@ -157,6 +160,10 @@ def has_peers(process_set: Any) -> bool:
             "only; add others again with hvd.add_process_set() after hvd.init()"
         )
     return bool(size > 1 and process_set.included())
+
+
+def _acts_alone(settings: Settings | None, process_set: Any) -> bool:
+    return bool(settings and settings.acts_on_gradients and process_set.included())
 
 
 def _refuse_second_wrapping(optimizer: torch.optim.Optimizer) -> None:

@@ -31,6 +31,12 @@ class Settings:
     reduction: Reduction
     sparse_as_dense: bool
 
+    @property
+    def acts_on_gradients(self) -> bool:
+        """Whether gradients of a single rank, which sends nothing, are changed all the same."""
+        chosen = self.compression
+        return bool(chosen.momentum_correction or chosen.weight_decay or chosen.clip_norm)
+
     @classmethod
     def checked(
         cls,
@@ -63,8 +69,10 @@ class Settings:
             num_groups=num_groups,
             groups=groups,
         )
+        chosen = as_compression(compression)
+        check_not_twice(optimizer, chosen)
         return cls(
-            compression=as_compression(compression),
+            compression=chosen,
             backward_passes_per_step=checked_passes(backward_passes_per_step),
             reduction=reduction,
             sparse_as_dense=bool(sparse_as_dense),
@@ -78,6 +86,24 @@ class Settings:
             **self.reduction.describe(),
             "sparse_as_dense": str(self.sparse_as_dense),
         }
+
+
+def check_not_twice(optimizer: torch.optim.Optimizer, compression: Compression) -> None:
+    """Raises InvalidArgumentError where the optimizer would do again what a compression does."""
+    ours = {
+        "weight_decay": ("weight_decay", compression.weight_decay),
+        "momentum": ("momentum_correction", compression.momentum_correction),
+        "betas": ("momentum_correction", compression.momentum_correction),
+    }
+    for index, group in enumerate(optimizer.param_groups):
+        for theirs, (option, value) in ours.items():
+            found = group.get(theirs, 0)
+            if value and (any(found) if isinstance(found, tuple | list) else found):
+                raise InvalidArgumentError(
+                    f"{theirs} of group {index} of {type(optimizer).__name__} is {found} and "
+                    f"{option} of the compression is {value}, which would act twice: leave out one "
+                    "of them"
+                )
 
 
 def checked_passes(passes: int) -> int:

@@ -36,6 +36,12 @@ class Slot:
         self._grad: torch.Tensor | None = None
         self._version = 0
 
+    def gradient(self) -> torch.Tensor:
+        """The gradient; a missing one is made, of zeros."""
+        if self.param.grad is None:
+            self.param.grad = torch.zeros_like(self.param, memory_format=torch.contiguous_format)
+        return self.param.grad
+
     def take(self, dtype: torch.dtype | None = None, *, copy: bool = False) -> torch.Tensor:
         """Begins the exchange of the gradient; a missing one counts as zero.
 
@@ -46,9 +52,7 @@ class Slot:
         Returns:
             Contiguous memory with the gradient, kept alive until `release`.
         """
-        if self.param.grad is None:
-            self.param.grad = torch.zeros_like(self.param, memory_format=torch.contiguous_format)
-        grad = self.param.grad
+        grad = self.gradient()
         self._grad = grad
         self._version = grad._version
         self.work = grad.detach().to(dtype or grad.dtype, copy=copy).contiguous()

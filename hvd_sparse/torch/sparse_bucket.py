@@ -30,6 +30,7 @@ class SparseBucket:
         slots: The gradients, in the order of the layout.
         residual: float32, flat, as long as the bucket, on its device: what this rank has yet to
             send.
+        velocity: Like the residual, where momentum is corrected; else None.
         states: float32, [units of selection, 4]: what the sparsifier remembers of each.
         missing: Gradients that have not arrived in this step.
         launched: Whether the bucket is being exchanged.
@@ -47,6 +48,8 @@ class SparseBucket:
         self.slots = tuple(slots)
         self._device = self.slots[0].param.device
         self.residual = _zeros(self.layout.numel, self._device)
+        self._momentum = compression.momentum_correction
+        self.velocity = _zeros(self.layout.numel, self._device) if self._momentum else None
         self.states = torch.zeros(len(self.layout.segments), 4, dtype=torch.float32)
         self.missing = len(self.slots)
         self.launched = False
@@ -87,6 +90,8 @@ class SparseBucket:
             scale=scale,
             output_scale=output_scale,
             stream=current_stream(self._device),
+            velocity=None if self.velocity is None else buffer_of(self.velocity),
+            momentum=self._momentum,
         )
         self.launched = True
 
@@ -103,9 +108,11 @@ class SparseBucket:
 
     def residuals(self) -> Iterator[tuple[str, torch.Tensor]]:
         """By layer, the part of the residual that belongs to it."""
-        sizes = [layer.numel for layer in self.layout.layers]
-        for layer, part in zip(self.layout.layers, torch.split(self.residual, sizes), strict=True):
-            yield layer.name, part
+        return self._by_layer(self.residual)
+
+    def velocities(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """By layer, the part of the velocity that belongs to it, where there is one."""
+        return iter(()) if self.velocity is None else self._by_layer(self.velocity)
 
     def memories(self) -> Iterator[tuple[str, torch.Tensor]]:
         """By unit of selection (a layer, or the whole bucket), what the sparsifier remembers."""
@@ -115,11 +122,20 @@ class SparseBucket:
         yield from zip(names, self.states, strict=True)
 
     def load(
-        self, residuals: Mapping[str, torch.Tensor], memories: Mapping[str, torch.Tensor]
+        self,
+        residuals: Mapping[str, torch.Tensor],
+        memories: Mapping[str, torch.Tensor],
+        velocities: Mapping[str, torch.Tensor],
     ) -> None:
-        """Takes up saved residuals and memories; where there are none, they are empty."""
+        """Takes up what was saved; where there is nothing, it is empty."""
         _load(self.residuals(), residuals)
         _load(self.memories(), memories)
+        _load(self.velocities(), velocities)
+
+    def _by_layer(self, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        sizes = [layer.numel for layer in self.layout.layers]
+        for layer, part in zip(self.layout.layers, torch.split(flat, sizes), strict=True):
+            yield layer.name, part
 
 
 def _load(parts: Iterator[tuple[str, torch.Tensor]], saved: Mapping[str, torch.Tensor]) -> None:

@@ -31,6 +31,7 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "size": exchange.world.size,
         "layers": layers_of(exchange),
         "residuals": {name: part.clone() for name, part in exchange.residuals()},
+        "velocities": {name: part.clone() for name, part in exchange.velocities()},
         "states": {name: part.clone() for name, part in exchange.memories()},
         "step": exchange.steps,
         "lrs": exchange.rates.state(),
@@ -67,11 +68,11 @@ def check_place(saved: dict[str, Any] | None, *, rank: int, size: int) -> None:
 def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     """Takes up what `check` has found to fit; None empties the residuals."""
     if saved is None:
-        exchange.load({}, {})
+        exchange.load({}, {}, {})
         return
     if exchange.tuner is not None and saved.get("tuning") is not None:
         exchange.go_on_as(saved["tuning"])
-    exchange.load(saved["residuals"], saved["states"])
+    exchange.load(saved["residuals"], saved["states"], saved.get("velocities", {}))
     exchange.steps = saved["step"]
     exchange.rates.load(saved["lrs"])
 
@@ -87,8 +88,13 @@ def _mismatch(exchange: GradientExchange | None, saved: dict[str, Any]) -> str |
     mismatch = mismatch_of(saved, version=_VERSION, world=world, layers=layers)
     if mismatch is not None:
         return mismatch
+    assert exchange is not None
     for name, residual in saved["residuals"].items():
         fits = isinstance(residual, torch.Tensor) and residual.numel() == layers.get(name)
         if not fits or residual.dtype != torch.float32:
             return f"the saved residual of '{name}' is damaged"
+    for name, velocity in saved.get("velocities", {}).items():
+        fits = isinstance(velocity, torch.Tensor) and velocity.numel() == exchange.numel_of(name)
+        if not fits or velocity.dtype != torch.float32:
+            return f"the saved velocity of '{name}' is damaged, or of another model"
     return None

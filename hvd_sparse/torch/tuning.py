@@ -41,7 +41,7 @@ def replan(optimizer: torch.optim.Optimizer) -> None:
     """
     attachment = attachment_of(optimizer)
     exchange = None if attachment is None else attachment.exchange
-    if attachment is not None and exchange is None:
+    if attachment is not None and (exchange is None or exchange.world.size == 1):
         return
     if exchange is None or exchange.tuner is None:
         raise InvalidArgumentError("replan() needs an adaptive compression, such as LAGS")

@@ -36,6 +36,21 @@ def integer_gradients(model, step, *, rank=None, low=-9, high=10):
     }
 
 
+def signs(model, step, *, norm, dtype=torch.float32):
+    """256 entries of one magnitude per tensor, at places of this rank's own: the norm is exact.
+
+    Smaller tensors have fewer entries of that magnitude, and a smaller norm.
+    """
+    generator = torch.Generator().manual_seed(1000 * step + hvd.rank())
+    gradients = {}
+    for name, p in model.named_parameters():
+        flat = torch.zeros(p.numel(), dtype=dtype)
+        places = torch.randperm(p.numel(), generator=generator)[:256]
+        flat[places] = 2.0 * torch.randint(0, 2, (len(places),), generator=generator).to(dtype) - 1
+        gradients[name] = norm / 16 * flat.view_as(p)
+    return gradients
+
+
 def distribute(model, compression, *, optimizer=None, **options):
     """The model's DistributedOptimizer; SGD with a learning rate of 1 unless one is given."""
     options.setdefault("op", hvd.Sum)
@@ -56,6 +71,12 @@ def residuals(optimizer):
         name: saved["residuals"].get(name, torch.zeros(numel)).double()
         for name, numel in saved["layers"].items()
     }
+
+
+def velocities(optimizer):
+    """By parameter, this rank's velocity, where momentum is corrected and a step was taken."""
+    saved = optimizer.state_dict().get("hvd_sparse", {}).get("velocities", {})
+    return {name: part.double() for name, part in saved.items()}
 
 
 # Horovod's own names of operations differ between ranks once one has started fewer than another.

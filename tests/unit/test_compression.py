@@ -156,6 +156,12 @@ def test_unpatched_horovod_is_told_what_to_import(compression):
         ({"adaptive": 1}, "adaptive must be True or False, got 1"),
         ({"replan_every": 3}, r"replan_every must lie in \[100, "),
         ({"layer_wise": False}, "adaptive must be False where layer_wise is"),
+        ({"momentum_correction": 1}, r"momentum_correction must be a number in \[0, 1\), got 1"),
+        ({"momentum_correction": float("nan")}, r"in \[0, 1\), got nan"),
+        ({"momentum_correction": True}, r"in \[0, 1\), got True"),
+        ({"weight_decay": -0.1}, r"weight_decay must be a number in \[0, infinity\), got -0.1"),
+        ({"clip_norm": 0}, r"clip_norm must be a number in \(0, infinity\), got 0"),
+        ({"clip_norm": "1"}, r"clip_norm must be a number in \(0, infinity\), got '1'"),
     ],
 )
 def test_options_of_adaptive_compressions_are_refused_by_name(options, match):
