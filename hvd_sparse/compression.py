@@ -71,6 +71,8 @@ class Compression:
             clip_norm / sqrt(ranks) before all else. None: none.
         weight_decay: Times the weights, added to each gradient (after clipping, before momentum),
             in place of the optimizer's.
+        quality_every: Steps from one to the next in which it is measured how much selection leaves
+            behind, see hvd_sparse.quality; each costs a dense allreduce. None: never.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
@@ -98,6 +100,7 @@ class Compression:
     momentum_correction: float = 0.0
     clip_norm: float | None = None
     weight_decay: float = 0.0
+    quality_every: int | None = None
 
     rescales_by_default: ClassVar[bool] = False
 
@@ -134,6 +137,9 @@ class Compression:
         if self.clip_norm is not None:
             limit = _checked_number("clip_norm", self.clip_norm, above=True)
             set_field(self, "clip_norm", limit)
+        if self.quality_every is not None:
+            every = checked_count("quality_every", self.quality_every, low=1, high=2**62)
+            set_field(self, "quality_every", every)
         if self.rescale_residual not in (None, True, False):
             raise InvalidArgumentError(
                 f"rescale_residual must be True, False or None, got {self.rescale_residual!r}"

@@ -36,7 +36,8 @@ def metrics_of(step: StepStats, tuning: Tuning | None = None) -> dict[str, float
         `exchange_seconds`, `wait_seconds`: as in StepStats; `overlap`: the share of the exchange
         that nobody waited for; the last two where waiting is known. `predicted_seconds`,
         `dense_seconds`: a step by the plan in force, and a measured dense one, where tuning knows
-        them.
+        them. `compression_error`, `assumption_delta`: of a step in which quality_every has them
+        measured, see hvd_sparse.quality; the latter is the largest of any layer.
     """
     found = {
         "sparse": float(bool(step.buckets)),
@@ -52,6 +53,10 @@ def metrics_of(step: StepStats, tuning: Tuning | None = None) -> dict[str, float
         found["wait_seconds"] = step.wait_seconds
     if "wait_seconds" in found and step.exchange_seconds > 0:
         found["overlap"] = max(0.0, 1 - step.wait_seconds / step.exchange_seconds)
+    if step.quality is not None:
+        found["assumption_delta"] = step.quality.largest_delta
+        if step.quality.compression_error is not None:
+            found["compression_error"] = step.quality.compression_error
     if tuning is not None and tuning.plan is not None:
         plan = tuning.plan
         found["predicted_seconds"] = plan.step_seconds if tuning.sparse else plan.dense_seconds

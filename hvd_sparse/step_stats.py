@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hvd_sparse.bucket_stats import BucketStats
+from hvd_sparse.quality import Quality
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,7 @@ class StepStats:
             depends on Horovod's algorithm: 2 (P - 1) / P times as much in a ring).
         wait_seconds: What synchronize() really waited for other ranks.
         transport: What carried the sparse buckets, "mpi" or "tcp".
+        quality: What selection left behind, in a step in which quality_every asks for it.
     """
 
     step: int
@@ -25,6 +27,7 @@ class StepStats:
     dense_bytes: int = 0
     wait_seconds: float = 0.0
     transport: str
+    quality: Quality | None = None
 
     @property
     def bytes_sent(self) -> int:

@@ -24,7 +24,7 @@ _ARGUMENTS = (
 )
 
 # Options of a compression that act on gradients in ways that this package knows in PyTorch alone.
-_OF_TORCH = ("momentum_correction", "clip_norm", "weight_decay")
+_OF_TORCH = ("momentum_correction", "clip_norm", "weight_decay", "quality_every")
 
 DTYPES = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +29,7 @@ from hvd_sparse.torch.local_gradient import LocalGradient
 from hvd_sparse.torch.loss_scale import LossScale
 from hvd_sparse.torch.messages import Messages
 from hvd_sparse.torch.parameters import NamedParameters
+from hvd_sparse.torch.quality_meter import QualityMeter
 from hvd_sparse.torch.settings import Settings, check_not_twice
 from hvd_sparse.torch.slots import Slot
 from hvd_sparse.torch.sparse_bucket import SparseBucket
@@ -126,6 +128,7 @@ class GradientExchange:
             loss_scale=self._loss_scale,
             local=local,
         )
+        self._meter = QualityMeter(prefix, process_set=process_set, exchange=exchange)
         self._clock = StepClock(self.layers)
         self._measurer = measurer
         self.tuner = None
@@ -363,6 +366,8 @@ class GradientExchange:
             self._dense.committed()
             for slot in self._slots:
                 slot.write_back()
+            last = replace(last, quality=self._meter.measure(self.buckets))
+            self.stats = replace(self.stats, last=last)
         self._phase = _Phase.EXCHANGED
         self._sparse.end_step()
         if self.tuner is not None:

@@ -51,6 +51,7 @@ class Launcher:
         self._local = local
         self._broadcast = broadcast
         self._scale, self._output_scale = settings.reduction.scales(size)
+        self._quality_every = settings.compression.quality_every
         self._number_of: dict[str, int] = {}
         self._order = LaunchOrder(0, broadcast)
         self._launched = 0
@@ -119,5 +120,6 @@ class Launcher:
                 decays=self._rates.decays(bucket.slots),
                 scale=self._scale / self._loss_scale.value,
                 output_scale=self._output_scale * self._loss_scale.value,
+                measured=self._quality_every is not None and step % self._quality_every == 0,
             )
             self._launched += 1

@@ -73,6 +73,11 @@ class Slot:
         """Whether the parameter's gradient still is the tensor that the result was written to."""
         return self.launched and self.param.grad is self._grad
 
+    def result(self) -> torch.Tensor:
+        """The memory that was exchanged."""
+        assert self.work is not None
+        return self.work
+
     def write_back(self) -> None:
         """Copies the result into the gradient, where the exchange worked on a copy of it."""
         assert self._grad is not None

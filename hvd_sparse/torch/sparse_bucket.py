@@ -34,6 +34,10 @@ class SparseBucket:
         states: float32, [units of selection, 4]: what the sparsifier remembers of each.
         missing: Gradients that have not arrived in this step.
         launched: Whether the bucket is being exchanged.
+        ks: Entries asked for in this step, by unit of selection.
+        accumulated: float32, flat: residual and gradients before selection, in a step in which
+            that is measured.
+        shares_residual: Whether the ranks of a node share what they have yet to send.
     """
 
     def __init__(
@@ -53,6 +57,10 @@ class SparseBucket:
         self.states = torch.zeros(len(self.layout.segments), 4, dtype=torch.float32)
         self.missing = len(self.slots)
         self.launched = False
+        self.ks: list[int] = []
+        self.accumulated: torch.Tensor | None = None
+        self.shares_residual = choice.collective == "hierarchical"
+        self._output_scale = 1.0
         self._densities = choice.densities
         self._warmup = compression.warmup
         self._exchange = exchange
@@ -67,7 +75,13 @@ class SparseBucket:
             self._exchange.timeline.ready(self._bucket)
 
     def launch(
-        self, *, step: int, decays: Sequence[float], scale: float, output_scale: float
+        self,
+        *,
+        step: int,
+        decays: Sequence[float],
+        scale: float,
+        output_scale: float,
+        measured: bool = False,
     ) -> None:
         """Accumulates, selects and starts the exchange; does not wait for other ranks.
 
@@ -79,13 +93,18 @@ class SparseBucket:
             decays: Of the residual, per gradient.
             scale: Of the gradients on their way into the residual.
             output_scale: Of the sum on its way into the gradients.
+            measured: Whether to keep what was accumulated.
         """
+        self.ks = plan.ks_at(self.layout, self._densities, self._warmup, step)
+        self._output_scale = output_scale
+        gradients = [slot.take() for slot in self.slots]
+        self.accumulated = self._accumulate(gradients, decays, scale) if measured else None
         self._handle = self._exchange.start(
             self._bucket,
-            [buffer_of(slot.take()) for slot in self.slots],
+            [buffer_of(gradient) for gradient in gradients],
             residual=buffer_of(self.residual),
             states=buffer_of(self.states),
-            ks=plan.ks_at(self.layout, self._densities, self._warmup, step),
+            ks=self.ks,
             decays=decays,
             scale=scale,
             output_scale=output_scale,
@@ -104,6 +123,7 @@ class SparseBucket:
         """Makes ready for the next step."""
         self.missing = len(self.slots)
         self.launched = False
+        self.accumulated = None
         self._handle = None
 
     def residuals(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -115,11 +135,32 @@ class SparseBucket:
         return iter(()) if self.velocity is None else self._by_layer(self.velocity)
 
     def memories(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """By unit of selection (a layer, or the whole bucket), what the sparsifier remembers."""
-        names = [layer.name for layer in self.layout.layers]
+        """By unit of selection, what the sparsifier remembers."""
+        yield from zip(self.units, self.states, strict=True)
+
+    @property
+    def units(self) -> list[str]:
+        """Names of the units of selection: the layers, or the whole bucket."""
         if not self.layout.layer_wise:
-            names = [self.layout.name]
-        yield from zip(names, self.states, strict=True)
+            return [self.layout.name]
+        return [layer.name for layer in self.layout.layers]
+
+    def applied(self) -> torch.Tensor:
+        """The sum over the ranks that the gradients hold after `wait`; float32, flat."""
+        return self._flat([slot.result() for slot in self.slots]) / self._output_scale
+
+    def _accumulate(
+        self, gradients: Sequence[torch.Tensor], decays: Sequence[float], scale: float
+    ) -> torch.Tensor:
+        """What the core is going to select from: the same in torch, in memory of its own."""
+        inflow = self._flat(gradients) * scale
+        if self.velocity is not None:
+            inflow.add_(self.velocity, alpha=self._momentum)
+        for decay, (_, residual), part in zip(
+            decays, self.residuals(), self._parts(inflow), strict=True
+        ):
+            part.add_(residual, alpha=decay)
+        return inflow
 
     def load(
         self,
@@ -133,9 +174,15 @@ class SparseBucket:
         _load(self.velocities(), velocities)
 
     def _by_layer(self, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        sizes = [layer.numel for layer in self.layout.layers]
-        for layer, part in zip(self.layout.layers, torch.split(flat, sizes), strict=True):
+        for layer, part in zip(self.layout.layers, self._parts(flat), strict=True):
             yield layer.name, part
+
+    def _parts(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.split(flat, [layer.numel for layer in self.layout.layers])
+
+    @staticmethod
+    def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([tensor.reshape(-1).to(torch.float32) for tensor in tensors])
 
 
 def _load(parts: Iterator[tuple[str, torch.Tensor]], saved: Mapping[str, torch.Tensor]) -> None:

@@ -162,6 +162,7 @@ def test_unpatched_horovod_is_told_what_to_import(compression):
         ({"weight_decay": -0.1}, r"weight_decay must be a number in \[0, infinity\), got -0.1"),
         ({"clip_norm": 0}, r"clip_norm must be a number in \(0, infinity\), got 0"),
         ({"clip_norm": "1"}, r"clip_norm must be a number in \(0, infinity\), got '1'"),
+        ({"quality_every": 0}, r"quality_every must lie in \[1, "),
     ],
 )
 def test_options_of_adaptive_compressions_are_refused_by_name(options, match):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from hvd_sparse.bucket_stats import BucketStats
 from hvd_sparse.metrics import metrics_of, sink_of, summary_of
+from hvd_sparse.quality import Quality
 from hvd_sparse.step_stats import StepStats, TotalStats
 
 BUCKET = BucketStats(
@@ -33,6 +35,14 @@ def test_a_step_becomes_numbers_by_name():
         "wait_seconds": 1.0,
         "overlap": 0.75,
     }
+
+
+@pytest.mark.parametrize("error", [0.25, None])
+def test_a_step_whose_quality_was_measured_tells_the_worst_layer(error):
+    quality = Quality(compression_error=error, deltas={"fc": 0.5, "conv": 0.75})
+    found = metrics_of(replace(STEP, quality=quality))
+    assert found["assumption_delta"] == 0.75
+    assert found.get("compression_error") == error
 
 
 def test_a_dense_step_is_no_sparse_one():
