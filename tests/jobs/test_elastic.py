@@ -1,0 +1,74 @@
+"""Elastic jobs: ranks come, leave and are killed; what was not sent yet follows the policy.
+
+The program checks by itself, each time, that residuals add up and replicas are equal.
+"""
+
+from __future__ import annotations
+
+from tests.jobs.elastic_job import HOSTS, ElasticJob
+
+PROGRAM = "tests/jobs/elastic_ranks.py"
+SECONDS = 180.0
+
+
+def test_a_rank_that_joins_starts_from_its_share_and_a_killed_one_takes_only_its_own(tmp_path):
+    with ElasticJob(tmp_path, [PROGRAM, "3", "2"], hosts=HOSTS[:2], timeout=SECONDS) as job:
+        job.wait_for("three steps as 2")
+        job.set_hosts(HOSTS)
+        joined = job.wait_for(r"reasons \['new', 'update'\] size 3 total (\d+) shares \[(.*)\]")
+        job.wait_for("reached 3")
+        job.kill(1)
+        left = job.wait_for(r"reasons \['failure'\] size 2 total (\d+) shares \[(.*)\]")
+        assert job.finish() == 0, job.output
+    for found in (joined, left):
+        shares = [int(share) for share in found[2].split(",")]
+        assert int(found[1]) > 0
+        assert min(shares) > 0, job.output
+        assert max(shares) < 2 * min(shares), job.output
+    assert "the residuals of 1 of 3 ranks are lost with them" in job.output
+    assert "done after" in job.output
+
+
+def test_ranks_keep_their_own_when_all_are_back_and_one_that_is_taken_out_hands_over(tmp_path):
+    program = [PROGRAM, "3", "2", "--compression", "adaptive", "--fails"]
+    with ElasticJob(tmp_path, program, hosts=HOSTS, timeout=SECONDS) as job:
+        job.wait_for(r"reasons \['failure'\] size 3")
+        job.wait_for("reached 3")
+        job.set_hosts(HOSTS[:2])
+        job.wait_for(r"reasons \['update'\] size 2")
+        assert job.finish() == 0, job.output
+    assert "are lost" not in job.output
+    assert "done after" in job.output
+
+
+def test_ranks_go_on_from_zero_where_that_is_asked_for_when_rank_0_has_died_amid_a_step(tmp_path):
+    program = [PROGRAM, "2", "--policy", "reset", "--compression", "gtopk", "--dies", "0"]
+    with ElasticJob(tmp_path, program, hosts=HOSTS, timeout=SECONDS) as job:
+        job.wait_for("met PeerLostError")
+        job.wait_for(r"reasons \['failure'\] size 2 total 0")
+        assert job.finish() == 0, job.output
+    assert "what was kept is reset" in job.output
+    assert "done after" in job.output
+
+
+def test_a_rank_that_is_left_alone_keeps_what_it_holds_for_the_next_to_join(tmp_path):
+    program = [PROGRAM, "2", "1", "2"]
+    with ElasticJob(tmp_path, program, hosts=HOSTS[:2], least=1, timeout=SECONDS) as job:
+        job.wait_for("reached 2")
+        job.kill(1)
+        alone = job.wait_for(r"reasons \['failure'\] size 1 total (\d+)")
+        job.wait_for("reached 1")
+        job.set_hosts(HOSTS)
+        joined = job.wait_for(r"reasons \['new', 'update'\] size 2 total (\d+)")
+        assert job.finish() == 0, job.output
+    assert int(alone[1]) == int(joined[1]) > 0
+    assert "the residuals of 1 of 2 ranks are lost with them" in job.output
+
+
+def test_the_example_goes_on_with_a_rank_more(tmp_path):
+    program = ["examples/pytorch_digits_elastic.py", "--epochs", "500"]
+    with ElasticJob(tmp_path, program, hosts=HOSTS[:2], timeout=SECONDS) as job:
+        job.wait_for("epoch 2/500 with 2 ranks")
+        job.set_hosts(HOSTS)
+        found = job.wait_for(r"with 3 ranks: test accuracy (\d+\.\d+) %")
+    assert float(found[1]) > 60, job.output
