@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
+
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.sparsifiers import SPARSIFIERS
 from tests.jobs.launch import mpirun, run
+
+pytestmark = pytest.mark.long
 
 
 def read(file):

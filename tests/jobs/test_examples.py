@@ -17,8 +17,11 @@ TINY = {
 }
 
 
+DENSE = pytest.param("none", marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize("example", TINY)
-@pytest.mark.parametrize("compression", ["none", "lags"])
+@pytest.mark.parametrize("compression", [DENSE, "lags"])
 def test_an_example_trains_and_accounts_for_it(example, compression, tmp_path):
     account = tmp_path / "account.json"
     arguments = [*TINY[example], "--compression", compression, "--json", str(account)]
@@ -40,6 +43,7 @@ def test_an_example_trains_and_accounts_for_it(example, compression, tmp_path):
         assert 0 < told["density_reached"] < 0.3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compression", ["fp16", "topk", "gtopk", "gaussiank"])
 def test_digits_takes_every_compression(compression):
     arguments = ["--epochs", "1", "--compression", compression, "--density", "0.05"]
@@ -48,6 +52,7 @@ def test_digits_takes_every_compression(compression):
     assert f"{compression}: test accuracy" in job.output
 
 
+@pytest.mark.long
 def test_a_run_that_was_interrupted_ends_like_one_that_was_not(tmp_path):
     def digits(epochs, name, *options):
         arguments = ["--epochs", str(epochs), "--json", str(tmp_path / name), *options]
@@ -68,7 +73,7 @@ def test_a_run_that_was_interrupted_ends_like_one_that_was_not(tmp_path):
     assert "nothing to do" in digits(3, "none", *checkpoint)
 
 
-@pytest.mark.parametrize("compression", ["none", "lags"])
+@pytest.mark.parametrize("compression", [DENSE, "lags"])
 def test_keras_trains(compression):
     arguments = ["--epochs", "2", "--compression", compression]
     job = horovodrun(2, ["examples/tensorflow2_keras_digits.py", *arguments], timeout=120)
@@ -76,6 +81,7 @@ def test_keras_trains(compression):
     assert f"{compression}: test accuracy" in job.output
 
 
+@pytest.mark.long
 def test_the_char_lm_takes_a_text_of_the_user_and_clips(tmp_path):
     text = tmp_path / "text"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 400)
@@ -98,6 +104,7 @@ def test_the_demo_prints_a_table_and_draws_a_picture(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_the_demo_shows_the_output_of_a_run_that_fails():
     options = ["--ranks", "2", "--epochs", "1", "--density", "7"]
     job = run([sys.executable, "examples/demo.py", *options], timeout=180)
@@ -105,6 +112,7 @@ def test_the_demo_shows_the_output_of_a_run_that_fails():
     assert "density must lie in (0, 1], got 7.0" in job.output
 
 
+@pytest.mark.long
 def test_convergence_writes_its_verdict_and_fails_if_a_goal_is_missed(tmp_path):
     document = tmp_path / "convergence.md"
     job = run(

@@ -10,7 +10,11 @@ from tests.jobs.launch import mpirun
 PROGRAM = "tests/jobs/framework_ranks.py"
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+def _long(ranks):
+    return pytest.param(ranks, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("ranks", [_long(2), 3, _long(4)])
 def test_both_frameworks_give_the_same_bits(ranks, tmp_path):
     for framework in ("torch", "tensorflow"):
         job = mpirun(ranks, [PROGRAM, framework, str(tmp_path)], timeout=120)

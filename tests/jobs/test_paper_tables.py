@@ -11,6 +11,8 @@ from paper_models import MODELS
 
 from tests.jobs.launch import free_port, mpirun, run
 
+pytestmark = pytest.mark.long
+
 QUICK = ["--dilation", "0.1", "--steps", "2", "--turns", "1", "--untimed", "1"]
 
 
