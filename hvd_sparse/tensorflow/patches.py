@@ -31,9 +31,15 @@ from hvd_sparse.tensorflow.keras_optimizer import distribute_keras_2, distribute
 from hvd_sparse.tensorflow.loss_scaling import apply_scaled
 from hvd_sparse.tensorflow.registry import live_exchanges
 from hvd_sparse.tensorflow.tape import distribute_tape
+from hvd_sparse.world import in_elastic_job
 
 # Where Horovod's modules hold the functions under their own names.
-_MODULES = ("horovod.tensorflow", "horovod.tensorflow.functions", "horovod.tensorflow.keras")
+_MODULES = (
+    "horovod.tensorflow",
+    "horovod.tensorflow.elastic",
+    "horovod.tensorflow.functions",
+    "horovod.tensorflow.keras",
+)
 
 
 def install() -> None:
@@ -60,6 +66,11 @@ def _arguments(stock: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, A
     compression = arguments.get("compression")
     if "compression" in arguments and not hasattr(compression, "compress"):
         as_compression(compression)  # raises unless it is a sparse one
+    if is_sparse_compression(compression) and in_elastic_job():
+        raise UnsupportedError(
+            "elastic training with a sparse compression is not there for TensorFlow yet: use one "
+            "of Horovod's compressions, or PyTorch, or start the job without a discovery script"
+        )
     return arguments
 
 

@@ -19,7 +19,7 @@ from hvd_sparse.errors import HvdSparseError, UnavailableError
 from hvd_sparse.step_stats import Stats
 from hvd_sparse.torch import state
 from hvd_sparse.torch.gradient_exchange import GradientExchange
-from hvd_sparse.torch.inheritance import SPREAD, inherit, total_of
+from hvd_sparse.torch.inheritance import RESET, SPREAD, inherit, total_of
 
 
 class Renewal:
@@ -124,9 +124,10 @@ class Renewal:
     def pool(self) -> None:
         """Gives the exchange up, every rank keeping the sum of all residuals. Collective.
 
-        Whichever of them will be left then loses nothing. Between two steps.
+        Whichever of them will be left then loses nothing. Between two steps; not where residuals
+        are to be reset.
         """
-        if self.exchange is None:
+        if self.exchange is None or self.policy == RESET:
             return
         total = total_of(self.exchange, self._process_set)
         self.give_up()

@@ -3,8 +3,8 @@
     elastic_ranks.py SIZE ... [--policy POLICY] [--compression NAME] [--dies RANK] [--fails]
 
 Ends well when there have been SIZE ranks for some steps, for each SIZE given, in that order. Run by
-test_elastic.py, which adds and kills ranks meanwhile; or a RANK of three kills itself, when it has
-sent a part of its fifth step; or an operation fails on all ranks after that step of the job.
+test_elastic.py, which adds and kills ranks meanwhile. Or a RANK of three kills itself in its fifth
+step, for whose gradients the others then wait; or an operation fails on all ranks in that step.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ def main() -> None:
         inputs = torch.randn(32, 16, generator=draw)
         counts = torch.randint(-9, 10, (50, 40), generator=draw) * UNIT
         optimizer.zero_grad()
-        loss = (model(inputs).squeeze(1) - inputs @ truth).square().mean()
-        (loss + (model.counted * counts).sum()).backward()
         if dies:
             os.kill(os.getpid(), signal.SIGKILL)
+        loss = (model(inputs).squeeze(1) - inputs @ truth).square().mean()
+        (loss + (model.counted * counts).sum()).backward()
         optimizer.step()
         return float(hvd.allreduce(loss.detach(), name="loss"))
 

@@ -41,7 +41,7 @@ def test_ranks_keep_their_own_when_all_are_back_and_one_that_is_taken_out_hands_
     assert "done after" in job.output
 
 
-def test_ranks_go_on_from_zero_where_that_is_asked_for_when_rank_0_has_died_amid_a_step(tmp_path):
+def test_ranks_go_on_from_zero_where_that_is_asked_for_when_rank_0_has_died_in_a_step(tmp_path):
     program = [PROGRAM, "2", "--policy", "reset", "--compression", "gtopk", "--dies", "0"]
     with ElasticJob(tmp_path, program, hosts=HOSTS, timeout=SECONDS) as job:
         job.wait_for("met PeerLostError")
