@@ -6,7 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from hvd_sparse import _core, lifecycle
-from hvd_sparse.errors import ExchangeTimeoutError, HvdSparseError, PeerLostError
+from hvd_sparse.errors import (
+    ExchangeTimeoutError,
+    HvdSparseError,
+    OutOfMemoryError,
+    PeerLostError,
+)
 
 
 class CoreHandle:
@@ -49,7 +54,8 @@ class CoreHandle:
         """Around calls of the core that may tell that a rank is gone."""
         try:
             yield
-        except (PeerLostError, ExchangeTimeoutError):
+        except (PeerLostError, ExchangeTimeoutError, OutOfMemoryError):
             # A rank that has given up leaves without finalizing MPI: to the others it is lost, too.
+            # One without memory may not be able to.
             lifecycle.note_peer_lost()
             raise

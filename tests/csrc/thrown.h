@@ -24,6 +24,11 @@ inline bool Says(const Error& error, const std::string& text) {
   return std::string(error.what()).find(text) != std::string::npos;
 }
 
+/// Whether the error is one of what another rank has sent.
+inline bool BlamesAPeer(const Error& error) {
+  return error.kind() == ErrorKind::kExchangeFailed || error.kind() == ErrorKind::kDisagreement;
+}
+
 }  // namespace hvd_sparse
 
 #endif  // HVD_SPARSE_TESTS_CSRC_THROWN_H_

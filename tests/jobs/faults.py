@@ -6,6 +6,7 @@ tests take those that need no patience.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -36,6 +37,7 @@ class Fault:
         recovers: Whether the job then ends well.
         helped: Whether mpirun ends the survivors; else they have to do that themselves.
         env: Of all ranks.
+        shm: How large /dev/shm is, as mount has it; none: as on this machine.
         patient: Whether it takes too long for a test of every day.
     """
 
@@ -47,11 +49,14 @@ class Fault:
     recovers: bool = False
     helped: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
+    shm: str = ""
     patient: bool = False
 
 
 DEAD = {"PeerLostError: rank 2 of 3 has died": 2}
 ENDED = {"(?:ExchangeFailed|PeerLost)Error: ": 2}
+DISAGREE = "RanksDisagreeError: .*the ranks disagree: .*'batch [23]'; rank . .*'batch [23]'"
+OUT_OF_MEMORY = "OutOfMemoryError: .*rank 2 ran out of memory in bucket '"
 BUG = "ExchangeFailedError: rank 2 ended the exchange: unhandled RuntimeError: a bug in the user"
 
 FAULTS = (
@@ -63,6 +68,17 @@ FAULTS = (
     Fault("exception", "between steps", "an exception in the user's code", {BUG: 2}),
     Fault("nan", "backward", "a gradient with a NaN", {"NonFiniteGradientError: ": 3}),
     Fault("skip", "between steps", "a rank skips a step", ENDED),
+    Fault(
+        "skip", "between steps", "a rank skips a step, with HVD_SPARSE_CHECK=1",
+        {DISAGREE: 3},
+        env={"HVD_SPARSE_CHECK": "1"},
+    ),
+    Fault(
+        "skip and stay", "between steps", "a rank skips a step, then takes no other",
+        {r"ExchangeTimeoutError: .*gave up waiting for rank \d after 2 s": 2},
+        env={"HVD_SPARSE_TIMEOUT": "2"},
+    ),
+    Fault("memory", "backward", "no memory is left for scratch", {OUT_OF_MEMORY: 3}),
     Fault("model", "construction", "a rank has another model", {"InvalidArgumentError: ": 3}),
     Fault("density", "construction", "a rank has other options", {"InvalidArgumentError: ": 3}),
     Fault(
@@ -74,6 +90,21 @@ FAULTS = (
     Fault(
         "stop for 30 s", "between steps", "SIGSTOP for 30 s, then SIGCONT",
         recovers=True, seconds=45, patient=True,
+    ),
+)  # fmt: skip
+
+# In a mount namespace of their own; as root.
+SHM_FAULTS = (
+    Fault(
+        "small shm", "start", "/dev/shm is full (64 KiB)", shm="64k",
+        recovers=True, seconds=60, patient=True,
+    ),
+    Fault(
+        "fill shm", "backward", "/dev/shm fills up, over MPI", shm="64m", helped=True, patient=True,
+    ),
+    Fault(
+        "fill shm", "backward", "/dev/shm fills up, over TCP", shm="64m",
+        recovers=True, env={"HVD_SPARSE_TRANSPORT": "tcp"}, seconds=60, patient=True,
     ),
 )  # fmt: skip
 
@@ -103,8 +134,26 @@ class Outcome:
 def break_job(fault: Fault, *options: str) -> Outcome:
     """Starts a job, which breaks itself; what became of it. The options are those of faulty.py."""
     start = mpirun if fault.helped or fault.recovers else mpirun_without_help
-    job = start(RANKS, [FAULTY, fault.name, *options], timeout=90, **fault.env)
+    inside = _with_shm(fault.shm) if fault.shm else []
+    command = [FAULTY, fault.name, *options]
+    try:
+        job = start(RANKS, command, timeout=90, inside=inside, **fault.env)
+    except AssertionError as error:
+        return Outcome(90.0, "hangs", ("did not end",), str(error))
     return _judge(fault, job, time.time())
+
+
+def why_no_shm() -> str | None:
+    """Why no job can have a /dev/shm of its own here; None if it can."""
+    if os.geteuid() != 0:
+        return "a /dev/shm of a job's own takes root"
+    tried = subprocess.run([*_with_shm("64k"), "true"], capture_output=True, text=True)
+    return tried.stderr.strip() or None
+
+
+def _with_shm(size: str) -> list[str]:
+    mount = f'mount -t tmpfs -o size={size} none /dev/shm && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", mount, "sh"]
 
 
 def break_link(fault: Fault) -> Outcome:
@@ -160,12 +209,15 @@ def _judge(fault: Fault, job: Job, end: float, *, last_step: str = LAST_STEP) ->
 
 def main(arguments: Sequence[str]) -> int:
     """All faults; a table in Markdown. Arguments: names of the faults wanted; none: all."""
-    reason = virtual_cluster.why_not()
     faults = [(fault, break_job) for fault in FAULTS]
-    if reason is None:
-        faults += [(fault, break_link) for fault in LINK_FAULTS]
-    else:
-        print(f"without faults of links: {reason}", file=sys.stderr)
+    for more, act, reason in (
+        (SHM_FAULTS, break_job, why_no_shm()),
+        (LINK_FAULTS, break_link, virtual_cluster.why_not()),
+    ):
+        if reason is None:
+            faults += [(fault, act) for fault in more]
+        else:
+            print(f"without '{more[0].what}' and the like: {reason}", file=sys.stderr)
     failed = False
     print("| phase | fault | outcome on the other ranks | seconds |\n|---|---|---|--:|")
     for fault, act in faults:

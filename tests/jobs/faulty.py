@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
 
 import horovod.torch as hvd
 import torch
 
 from benchmarks.gloo_world import prepare
-from hvd_sparse.torch import LAGS
+from hvd_sparse.torch import LAGS, mark_step
 
 # So many seconds after its backward pass, a rank of this model is amid an exchange.
 EXCHANGING_SECONDS = 0.02
+# With a large model; and in the first step, when memory grows.
+LARGE = ("kill in exchange", "memory", "fill shm")
+EARLY = ("memory", "fill shm")
 
 
 def main() -> None:
@@ -34,14 +41,17 @@ def main() -> None:
     victim = hvd.rank() == hvd.size() - 1
     torch.manual_seed(0)
     width = 48 if victim and fault == "model" else 64
-    layers = [torch.nn.Linear(256, width), torch.nn.Linear(width, 64)]
-    if fault == "kill in exchange":  # which then takes a while
-        layers[1:] = [torch.nn.Linear(64, 65536), torch.nn.Linear(65536, 64)]
+    bias = fault not in EARLY  # Horovod, which sums those, wants memory of its own
+    sizes = [256, width, 64]
+    large = fault in LARGE  # exchanges then take a while, and memory
+    if large:
+        sizes[2:] = [65536, 64]
+    layers = [torch.nn.Linear(*shape, bias=bias) for shape in pairwise(sizes)]
     model = torch.nn.Sequential(*layers)
     density = 0.5 if victim and fault == "density" else 0.01
-    if fault == "kill in exchange":
+    if large:
         density = 0.2
-    if fault in ("model", "density") and victim:
+    if fault in ("model", "density", "small shm") and victim:
         tell()
     if victim and fault == "kill in construction":
         kill(model)
@@ -51,11 +61,12 @@ def main() -> None:
         compression=LAGS(adaptive=False, density=density, min_numel=1),
     )
     for step in range(args.steps):
-        breaks = victim and step == 2
+        breaks = victim and step == (0 if fault in EARLY else 2)
         if breaks:
             FAULTS[fault](model)
-        if breaks and fault == "skip":
+        if breaks and fault in ("skip", "skip and stay"):
             continue
+        mark_step(optimizer, f"batch {step}")
         optimizer.zero_grad()
         model(torch.randn(8, 256)).square().mean().backward()
         if breaks and fault == "kill in wait":
@@ -66,6 +77,8 @@ def main() -> None:
         if hvd.rank() == 0:
             print(f"step {step} done", flush=True)
         time.sleep(args.pause)
+    if victim and fault == "skip and stay":
+        time.sleep(6)
 
 
 def tell() -> None:
@@ -107,6 +120,28 @@ def stop_for(seconds: int) -> None:
     os.kill(pid, signal.SIGSTOP)
 
 
+def use_up_memory(model: torch.nn.Module) -> None:
+    """Once a large gradient is there, about 1 MiB is left for what selects from it and sends it."""
+
+    def limit(gradient: torch.Tensor) -> None:
+        tell()
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + (1 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+    model[1].weight.register_hook(limit)
+
+
+def fill_shm(model: torch.nn.Module) -> None:
+    """Not one byte is left in /dev/shm, which is the job's own."""
+    tell()
+    size = os.statvfs("/dev/shm")
+    assert size.f_blocks * size.f_frsize <= 1 << 26, "this is the machine's /dev/shm"
+    with suppress(OSError), open("/dev/shm/full", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+
+
 def poison(model: torch.nn.Module) -> None:
     tell()
     with torch.no_grad():
@@ -115,6 +150,8 @@ def poison(model: torch.nn.Module) -> None:
 
 FAULTS = {
     "none": nothing,
+    "small shm": nothing,
+    "fill shm": fill_shm,
     "model": nothing,
     "density": nothing,
     "kill in construction": nothing,
@@ -124,6 +161,8 @@ FAULTS = {
     "kill in wait": nothing,
     "exception": raise_an_error,
     "skip": skip,
+    "skip and stay": skip,
+    "memory": use_up_memory,
     "slow": be_slow,
     "stop for 3 s": lambda model: stop_for(3),
     "stop for 30 s": lambda model: stop_for(30),

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,19 +62,25 @@ def run(command: list[str], *, timeout: float, **extra: str) -> Job:
     return Job(process.returncode, output, time.monotonic() - start)
 
 
-def mpirun(ranks: int, program: list[str], *, timeout: float, **extra: str) -> Job:
-    """`mpirun -np RANKS python PROGRAM...`."""
-    return run([*_mpirun(ranks), sys.executable, *program], timeout=timeout, **extra)
+def mpirun(
+    ranks: int, program: list[str], *, timeout: float, inside: Sequence[str] = (), **extra: str
+) -> Job:
+    """`mpirun -np RANKS python PROGRAM...`, where asked for inside of what a command makes."""
+    command = [*inside, *_mpirun(ranks), sys.executable, *program]
+    return run(command, timeout=timeout, **extra)
 
 
-def mpirun_without_help(ranks: int, program: list[str], *, timeout: float, **extra: str) -> Job:
+def mpirun_without_help(
+    ranks: int, program: list[str], *, timeout: float, inside: Sequence[str] = (), **extra: str
+) -> Job:
     """The same, but mpirun does not end the survivors of a rank that failed.
 
     mpirun then ends with status 0 whatever happens, so each rank's own status is in the output:
     "rank 1 ended with status 0".
     """
     tell = '"$@"; echo "rank $OMPI_COMM_WORLD_RANK ended with status $?"'
-    command = [*_mpirun(ranks), "--enable-recovery", "sh", "-c", tell, "sh", sys.executable]
+    mpirun = [*inside, *_mpirun(ranks), "--enable-recovery"]
+    command = [*mpirun, "sh", "-c", tell, "sh", sys.executable]
     return run([*command, *program], timeout=timeout, **extra)
 
 

@@ -21,6 +21,13 @@ def read(file):
     return {row["name"]: row for row in result["rows"]}
 
 
+def test_checks():
+    options = ["--numel", "500", "--buckets", "3", "--steps", "2", "--repeat", "2"]
+    job = run([sys.executable, "benchmarks/checks.py", *options], timeout=60)
+    assert job.status == 0, job.output
+    assert "without checks" in job.output
+
+
 def test_kernels(tmp_path):
     file = tmp_path / "result.json"
     options = [

@@ -1,0 +1,80 @@
+"""What HVD_SPARSE_CHECK=1 costs the ranks themselves: python benchmarks/checks.py.
+
+Two ranks that are threads exchange a step of small buckets again and again, with and without
+checks, by turns. Seconds of processor time, of all threads together: what a rank spends, whatever
+the network and the load of the machine; a network adds one round for each bucket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+from hvd_sparse import _core
+from hvd_sparse.exchange import Exchange
+from tests import laws
+
+RANKS = 2
+
+
+def seconds_per_bucket(*, checks: bool, buckets: int, numel: int, steps: int) -> float:
+    """Processor seconds that a rank spends on a bucket; the result is verified."""
+    world, barrier = _core.LoopbackWorld(RANKS), Barrier(RANKS)
+
+    def run(rank: int) -> tuple[float, laws.Step]:
+        exchange = Exchange.over_loopback(world, rank, checks=checks)
+        ranks = [laws.Rank(exchange, rank, [numel], 0.01, "top_k", "gtopk") for _ in range(buckets)]
+        gradient = laws.integer_gradient(numel, rank=rank, step=0)
+
+        def step() -> None:
+            for one in ranks:
+                one.start(gradient)
+            for one in ranks:
+                exchange.wait(one.handle)
+            exchange.commit()
+
+        step()
+        barrier.wait()
+        start = time.process_time()
+        for _ in range(steps):
+            step()
+        barrier.wait()
+        spent = time.process_time() - start
+        last = ranks[0].step(gradient)
+        exchange.close()
+        return spent / (steps * buckets * RANKS), last
+
+    with ThreadPoolExecutor(RANKS) as threads:
+        results = list(threads.map(run, range(RANKS)))
+    laws.check_laws([[last] for _, last in results])
+    return results[0][0]
+
+
+def main() -> None:
+    """Prints the medians, and the quartiles of the differences."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--buckets", type=int, default=20)
+    parser.add_argument("--numel", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--repeat", type=int, default=21)
+    args = parser.parse_args()
+    size = {"buckets": args.buckets, "numel": args.numel, "steps": args.steps}
+    without, with_checks = [], []
+    for _ in range(args.repeat):
+        without.append(1e6 * seconds_per_bucket(checks=False, **size))
+        with_checks.append(1e6 * seconds_per_bucket(checks=True, **size))
+    low, middle, high = statistics.quantiles(
+        (b - a for a, b in zip(without, with_checks, strict=True)), n=4
+    )
+    print(
+        f"a bucket of {args.numel} entries, us of processor time on a rank: "
+        f"{statistics.median(without):.0f} without checks, {statistics.median(with_checks):.0f} "
+        f"with them; difference {middle:.0f} ({low:.0f} to {high:.0f})"
+    )
+
+
+if __name__ == "__main__":
+    main()

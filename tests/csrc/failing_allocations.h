@@ -1,0 +1,16 @@
+/// Lets an allocation of this thread fail, for tests of what happens then.
+
+#ifndef HVD_SPARSE_TESTS_CSRC_FAILING_ALLOCATIONS_H_
+#define HVD_SPARSE_TESTS_CSRC_FAILING_ALLOCATIONS_H_
+
+namespace hvd_sparse {
+
+/// The `number`-th allocation of this thread from now on (0: the next one) fails, once.
+void FailAllocation(int number);
+
+/// No allocation of this thread fails any more; returns whether one has.
+bool StopFailingAllocations();
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_TESTS_CSRC_FAILING_ALLOCATIONS_H_

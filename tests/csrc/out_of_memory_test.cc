@@ -1,0 +1,192 @@
+/// Whichever allocation of a rank fails: the step ends on all ranks, and its residuals lose
+/// nothing.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/comm/loopback_communicator.h"
+#include "csrc/exchange/exchange.h"
+#include "tests/csrc/entries.h"
+#include "tests/csrc/failing_allocations.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr int kRanks = 3, kVictim = 1, kBuckets = 2;
+constexpr std::int64_t kNumel = 600;
+
+/// What is the same in all buckets.
+struct Kind {
+  std::string sparsifier, collective;
+  WireFormat wire;
+};
+
+/// A bucket on a rank; its residual is empty at first.
+class Memory {
+ public:
+  explicit Memory(int seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> gaussian;
+    for (std::int64_t i = 0; i < kNumel; ++i) given.push_back(gaussian(random));
+    gradient_ = given;
+  }
+
+  static BucketSpec Spec(const std::string& name, const Kind& kind) {
+    SparsifierOptions options;
+    if (kind.sparsifier == "hard_threshold") options = {{"threshold", 1.0}};
+    BucketSpec spec{name,    {kNumel},       {kNumel / 2, kNumel / 2}, {40, 40}, kind.sparsifier,
+                    options, kind.collective};
+    spec.wire = kind.wire;
+    return spec;
+  }
+
+  Launch Step() {
+    Launch launch;
+    launch.gradients = {{gradient_.data(), kNumel, DType::kFloat32}};
+    launch.residual = residual;
+    launch.states = states_;
+    launch.ks = {40, 40};
+    launch.decays = {1.0f};
+    return launch;
+  }
+
+  /// Whether each segment's residual holds its whole gradient, or what it held before.
+  bool LostNothing(bool all_accumulated) const {
+    for (std::int64_t begin = 0; begin < kNumel; begin += kNumel / 2) {
+      const auto part = [begin](const std::vector<float>& whole) {
+        return std::vector<float>(whole.begin() + begin, whole.begin() + begin + kNumel / 2);
+      };
+      const bool untouched = SameBits(part(residual), std::vector<float>(kNumel / 2, 0.0f));
+      if (!SameBits(part(residual), part(given)) && (all_accumulated || !untouched)) return false;
+    }
+    return true;
+  }
+
+  std::vector<float> given, residual = std::vector<float>(kNumel, 0.0f);
+
+ private:
+  std::vector<float> gradient_;
+  std::vector<SelectionState> states_ = std::vector<SelectionState>(2);
+};
+
+/// Where an allocation fails: on the thread that starts buckets, or on the exchange's own.
+enum class Where { kStart, kExchange };
+
+/// Lets an allocation of the exchange's thread fail, from the first transfer of the step on.
+class ArmingCommunicator final : public LoopbackCommunicator {
+ public:
+  ArmingCommunicator(std::shared_ptr<LoopbackWorld> world, int rank, int allocation)
+      : LoopbackCommunicator(std::move(world), rank), allocation_(allocation) {}
+
+  void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
+    if (allocation_ >= 0) FailAllocation(allocation_);
+    allocation_ = -1;
+    LoopbackCommunicator::Transfer(out, in, what);
+  }
+
+ private:
+  int allocation_;
+};
+
+/// Waits for the first buckets, until their memory is left alone; returns whether the exchange
+/// ended.
+bool EndsWhileWaiting(Exchange* exchange, int buckets) {
+  try {
+    for (int bucket = 0; bucket < buckets; ++bucket) {
+      while (!exchange->Wait(bucket, 1.0)) {
+      }
+    }
+    exchange->Check();
+  } catch (const Error&) {
+    return true;
+  }
+  return false;
+}
+
+/// Runs a step in which that allocation of the victim fails; returns whether there was one.
+bool FailsAt(int allocation, Where where, const Kind& kind) {
+  auto world = std::make_shared<LoopbackWorld>(kRanks);
+  std::atomic<bool> any{false};
+  const auto run = [&](int rank) {
+    const bool victim = rank == kVictim;
+    const bool arms = victim && where == Where::kExchange;
+    Exchange exchange(std::make_unique<ArmingCommunicator>(world, rank, arms ? allocation : -1),
+                      SelectOn::kCaller, Nodes::Of(kRanks, 1));
+    std::deque<Memory> memory;
+    for (int bucket = 0; bucket < kBuckets; ++bucket) {
+      memory.emplace_back(10 * rank + bucket);
+      exchange.AddBucket(Memory::Spec(std::to_string(bucket), kind));
+    }
+    int started = 0;
+    std::string error;
+    try {
+      for (; started < kBuckets; ++started) {
+        Launch launch = memory[static_cast<std::size_t>(started)].Step();
+        if (victim && where == Where::kStart && started == 1) FailAllocation(allocation);
+        exchange.Start(started, std::move(launch));
+      }
+      StopFailingAllocations();
+      for (int bucket = 0; bucket < kBuckets; ++bucket) {
+        while (!exchange.Wait(bucket, 1.0)) {
+        }
+      }
+      exchange.Commit("");
+    } catch (const Error& raised) {
+      error = raised.what();
+      if (victim) {
+        any = true;
+        EXPECT_EQ(raised.kind(), ErrorKind::kOutOfMemory);
+        EXPECT_NE(error.find("rank 1 ran out of memory in bucket '"), std::string::npos) << error;
+      }
+    }
+    if (started < kBuckets) {
+      EXPECT_TRUE(EndsWhileWaiting(&exchange, started));
+    }
+    if (error.empty()) return;  // it had all it needed before the victim failed, if any did
+    for (int bucket = 0; bucket < kBuckets; ++bucket) {
+      // Where selecting failed, a gradient may not have joined the residual; it is where it was.
+      const bool accumulated =
+          bucket < started && !(victim && where == Where::kStart && bucket == 1);
+      EXPECT_TRUE(memory[static_cast<std::size_t>(bucket)].LostNothing(accumulated))
+          << "bucket " << bucket << " of rank " << rank << ", " << error;
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) threads.emplace_back(run, rank);
+  for (std::thread& thread : threads) thread.join();
+  return any;
+}
+
+class OutOfMemory : public testing::TestWithParam<Where> {};
+
+TEST_P(OutOfMemory, InAnyAllocationOfAStepLosesNothing) {
+  for (const std::string& sparsifier : SparsifierNames()) {
+    for (const std::string& collective : CollectiveNames()) {
+      for (const WireFormat wire : {WireFormat{}, WireFormat{true, DType::kFloat16}}) {
+        SCOPED_TRACE(testing::Message() << sparsifier << ", " << collective << ", " << wire.packed);
+        int allocation = 0;
+        while (!HasFailure() && FailsAt(allocation, GetParam(), {sparsifier, collective, wire})) {
+          ++allocation;
+        }
+        EXPECT_GE(allocation, 2);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(On, OutOfMemory, testing::Values(Where::kStart, Where::kExchange),
+                         [](const auto& test) {
+                           return test.param == Where::kStart ? "TheCallersThread" : "ItsOwnThread";
+                         });
+
+}  // namespace
+}  // namespace hvd_sparse
