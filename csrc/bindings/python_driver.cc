@@ -42,6 +42,9 @@ class BoundDriver {
   void Replace(std::vector<DrivenBucket> buckets) const {
     if (driver_ != nullptr) driver_->Replace(std::move(buckets));
   }
+  void GoOnAfter(std::int64_t steps) const {
+    if (driver_ != nullptr) driver_->GoOnAfter(steps);
+  }
   void Close() { driver_.reset(); }
   void Cancel(const std::string& reason) const {
     if (driver_ != nullptr) driver_->Cancel(reason);
@@ -164,6 +167,7 @@ void BindDriver(py::module_& m) {
       .def_property_readonly("table", &BoundDriver::table)
       .def_property_readonly("steps", &BoundDriver::steps)
       .def("replace", &BoundDriver::Replace, py::arg("buckets"))
+      .def("go_on_after", &BoundDriver::GoOnAfter, py::arg("steps"))
       .def("cancel", &BoundDriver::Cancel, py::arg("reason"), py::call_guard<gil_scoped_release>())
       .def("close", &BoundDriver::Close, py::call_guard<gil_scoped_release>());
 }

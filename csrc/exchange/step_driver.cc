@@ -80,6 +80,14 @@ void StepDriver::Adopt(std::vector<DrivenBucket> buckets) {
   }
 }
 
+void StepDriver::GoOnAfter(std::int64_t steps) {
+  Require(steps >= 0, "steps must be at least 0, got ", steps);
+  const std::lock_guard lock(mutex_);
+  Require(!InStep(), "steps cannot be counted anew while gradients are in flight");
+  steps_ = steps;
+  for (Place& place : places_) place.owes = true;
+}
+
 std::int64_t StepDriver::steps() const {
   const std::lock_guard lock(mutex_);
   return steps_;

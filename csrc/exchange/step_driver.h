@@ -91,6 +91,10 @@ class StepDriver {
   /// Other buckets from the next step on, between two steps; on all ranks alike.
   void Replace(std::vector<DrivenBucket> buckets);
 
+  /// Goes on, between two steps, where another driver was after so many steps; on all ranks alike.
+  /// Any residual may hold something.
+  void GoOnAfter(std::int64_t steps);
+
   /// The memory of this step; valid until End, or until no `done` is to be called any more. The
   /// residual is multiplied by `decay` as gradients join it, or as it joins them.
   void Begin(Span<float> residual, Span<SelectionState> states, float decay = 1);

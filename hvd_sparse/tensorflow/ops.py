@@ -65,6 +65,11 @@ class Driver:
         if self._driver is not None:
             self._driver.replace(buckets)
 
+    def go_on_after(self, steps: int) -> None:
+        """Counts from so many steps on, on all ranks alike, with residuals that are others now."""
+        if self._driver is not None:
+            self._driver.go_on_after(steps)
+
     def fail(self, reason: str) -> None:
         """Ends the exchange on all ranks."""
         self._exchange.fail(reason)

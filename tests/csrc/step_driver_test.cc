@@ -150,6 +150,36 @@ TEST_P(StepDriverOfBuckets, PiecesThatComeInAnyOrderGiveTheSameSums) {
 INSTANTIATE_TEST_SUITE_P(Layouts, StepDriverOfBuckets,
                          testing::Values(kOneByOne, Layout{4}, Layout{1, 2, 1}, Layout{2, 2}));
 
+TEST(StepDriver, ADriverGoesOnWhereAnotherOneWas) {
+  OnRanks(2, {4}, [](Rank& rank) {
+    rank.driver->GoOnAfter(7);  // past the first step, in which everything is sent
+    rank.residual.assign(rank.residual.size(), 2.0f);
+    rank.Fill();
+    rank.Begin();
+    std::vector<std::future<void>> done;
+    for (int piece = 0; piece < kPieces; ++piece) done.push_back(rank.Launch(piece));
+    for (auto& one : done) one.get();
+    rank.End();
+    ASSERT_EQ(rank.driver->steps(), 8);
+    ASSERT_EQ(rank.Owed(), 3.0 * (kNumel - 1) * kPieces);
+  });
+}
+
+TEST(StepDriver, AResidualThatWasLoadedPassesWithItsGradient) {
+  auto world = std::make_shared<LoopbackWorld>(1);
+  Rank rank(world, 0, {-4});
+  for (int step = 0; step < 2; ++step) {
+    rank.Fill();
+    rank.Begin();
+    for (int piece = 0; piece < kPieces; ++piece) ASSERT_TRUE(rank.Hand(piece).passed);
+    rank.End();
+    ASSERT_EQ(rank.Gradient(2)[9], step == 0 ? 1.0f : 6.0f);
+    rank.residual.assign(rank.residual.size(), 5.0f);
+    rank.driver->GoOnAfter(1);
+  }
+  EXPECT_THROW(rank.driver->GoOnAfter(-1), Error);
+}
+
 TEST(StepDriver, ManyThreadsMayHandOver) {
   OnRanks(2, {1, 3}, [](Rank& rank) {
     for (int step = 0; step < 20; ++step) {
