@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from hvd_sparse import records
@@ -45,6 +45,19 @@ class Settled(records.Saved):
 
     def __post_init__(self) -> None:
         records.check_finite(self)
+
+    def renamed(self, names: Mapping[str, str]) -> Settled:
+        """The same for layers of other names, given by those that they have here."""
+        layers = tuple(replace(one, name=names[one.name]) for one in self.profile.layers)
+        buckets = tuple(
+            replace(one, layers=tuple(names[name] for name in one.layers))
+            for one in self.plan.buckets
+        )
+        return replace(
+            self,
+            profile=replace(self.profile, layers=layers),
+            plan=replace(self.plan, buckets=buckets),
+        )
 
     def check(self, layers: Sequence[Layer], *, size: int) -> None:
         """Refuses what was settled for another model, or other ranks.

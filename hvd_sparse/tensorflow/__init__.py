@@ -18,6 +18,7 @@ from hvd_sparse.compression import LAGS, GaussianK, GTopK, TopK
 from hvd_sparse.schedules import Warmup
 from hvd_sparse.step_stats import StepStats
 from hvd_sparse.tensorflow import patches as _patches
+from hvd_sparse.tensorflow.checkpoint import load_checkpoint, save_checkpoint
 from hvd_sparse.tensorflow.functions import sparse_allreduce
 from hvd_sparse.tensorflow.inspection import stats
 from hvd_sparse.tensorflow.marks import mark_step
@@ -33,10 +34,12 @@ __all__ = [
     "StepStats",
     "TopK",
     "Warmup",
+    "load_checkpoint",
     "mark_step",
     "prepare",
     "replan",
     "residual_variables",
+    "save_checkpoint",
     "sparse_allreduce",
     "stats",
     "tuning",

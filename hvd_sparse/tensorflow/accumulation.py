@@ -32,6 +32,11 @@ class Accumulation:
         self._sums: list[tf.Variable] = []
         self._count: tf.Variable | None = None
 
+    @property
+    def under_way(self) -> bool:
+        """Whether gradients have been added up that were not exchanged yet."""
+        return self._count is not None and int(self._count.numpy()) % self._passes != 0
+
     def step(
         self,
         gradients: Sequence[Any],

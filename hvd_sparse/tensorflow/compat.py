@@ -59,6 +59,15 @@ def is_seed(variable: Any) -> bool:
     return "seed_generator_state" in name_of(variable)
 
 
+def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
+    """Makes an optimizer's state, as its first step would; nothing where it is there."""
+    if hasattr(optimizer, "build"):
+        if not getattr(optimizer, "built", getattr(optimizer, "_built", False)):
+            optimizer.build(variables)
+    else:  # of Keras 2's older kind
+        optimizer._create_all_weights(variables)
+
+
 def variables_of(optimizer: Any) -> list[Any]:
     """An optimizer's state."""
     variables = optimizer.variables

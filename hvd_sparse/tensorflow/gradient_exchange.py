@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import plan
@@ -45,7 +47,11 @@ class GradientExchange:
         prefix: Of names of operations; the same on all ranks, of no other exchange.
 
     Attributes:
+        world: The ranks.
+        layers: Those that can travel sparse, in the order in which they travel.
         tuner: Decides how gradients travel, if the compression is adaptive.
+        saved_names: By layer, under which name its state is saved: the same in a process that has
+            made more models of Keras before, or fewer.
     """
 
     def __init__(
@@ -72,22 +78,26 @@ class GradientExchange:
         compression = settings.compression
         least = max(1, compression.min_numel)
         numels = [math.prod(shape) for shape, _ in self._templates]
-        layers = [
-            Layer(self._names[place], numels[place])
+        large = [
+            place
             for place in reversed(range(len(variables)))
             if len(variables[place].shape) >= 2 and numels[place] >= least and not sliced[place]
         ]
-        self._pieces = pieces_of(layers, compression)
+        self.layers = tuple(Layer(self._names[place], numels[place]) for place in large)
+        unnumbered = _unique(re.sub(r"_\d+(?=/|$)", "", name) for name in self._names)
+        self.saved_names = {self._names[place]: unnumbered[place] for place in large}
+        self._pieces = pieces_of(self.layers, compression)
         self._members = [
             [self._names.index(layer.name) for layer in piece.layers] for piece in self._pieces
         ]
         self._choices: tuple[plan.BucketChoice, ...] = ()
         self._before: StepStats | None = None  # the last step, where it had other buckets
+        self._first_step = 0  # of this exchange, as steps are counted
         self._driver: ops.Driver | None = None
-        if layers:
-            self._build(layers)
+        if self.layers:
+            self._build()
 
-    def _build(self, layers: Sequence[Layer]) -> None:
+    def _build(self) -> None:
         compression = self._settings.compression
         self._residual = make_state(
             (sum(piece.numel for piece in self._pieces),), f"{self._prefix}/residual"
@@ -104,13 +114,13 @@ class GradientExchange:
             ),
         )
         self.tuner = self._measurer.tuner(
-            layers,
+            self.layers,
             compression,
             Messages(self._prefix, process_set=self._process_set, exchange=self._exchange),
             keeps_order=True,
         )
         if self.tuner is None:
-            self._choices = plan.fixed_choices(layers, compression)
+            self._choices = plan.fixed_choices(self.layers, compression)
         self._driver = ops.Driver(
             self._exchange,
             [(piece.numel, piece.segments) for piece in self._pieces],
@@ -132,18 +142,64 @@ class GradientExchange:
         """Whether this has ended, because of an error or because Horovod was shut down."""
         return self._driver is not None and self._driver.closed
 
+    @property
+    def steps(self) -> int:
+        """Steps exchanged so far."""
+        return 0 if self._driver is None else self._driver.steps
+
+    @property
+    def rate(self) -> float:
+        """The learning rate at which the residual was accumulated; 0: none is known."""
+        return float(self._rate.last.numpy()) if self._pieces else 0.0
+
     def residuals(self) -> dict[str, tf.Tensor]:
-        """By variable, float32, flat: a copy of what this rank has yet to send."""
-        layers = [layer for piece in self._pieces for layer in piece.layers]
-        if not layers:
+        """By layer, float32, flat: a copy of what this rank has yet to send."""
+        if not self.layers:
             return {}
-        parts = tf.split(self._residual, [layer.numel for layer in layers])
-        return {layer.name: part for layer, part in zip(layers, parts, strict=True)}
+        parts = tf.split(self._residual, [layer.numel for layer in self.layers])
+        return {layer.name: part for layer, part in zip(self.layers, parts, strict=True)}
+
+    def memories(self) -> dict[str, tf.Tensor]:
+        """By first layer of a unit of selection, float32, [4]: what the sparsifier remembers."""
+        if not self.layers:
+            return {}
+        return dict(zip(self._units(), tf.unstack(self._states), strict=True))
+
+    def load(
+        self,
+        residuals: Mapping[str, np.ndarray],
+        memories: Mapping[str, np.ndarray],
+        *,
+        step: int,
+        rate: float,
+    ) -> None:
+        """Takes up, between two steps, what another exchange of these layers had; on all ranks.
+
+        Args:
+            residuals: By layer, float32, flat; what lacks is zero.
+            memories: As from `memories`; what lacks is zero.
+            step: Steps before this one.
+            rate: As from `rate`.
+        """
+        if self._driver is None:
+            return
+        parts = [residuals.get(one.name, np.zeros(one.numel, np.float32)) for one in self.layers]
+        self._residual.assign(np.concatenate(parts))
+        rows = [memories.get(name, np.zeros(4, np.float32)) for name in self._units()]
+        self._states.assign(np.stack(rows))
+        self._rate.last.assign(rate)
+        self._before, self._first_step = None, step
+        self._driver.go_on_after(step)
+
+    def go_on_as(self, settled: str) -> None:
+        """Takes up, between two steps and on all ranks alike, what `tuner.state()` gave."""
+        assert self.tuner is not None
+        self._take_up(self.tuner.load(settled).choices)
 
     def stats(self) -> StepStats | None:
         """What became of the last step; None before the first."""
-        steps = 0 if self._driver is None else self._driver.steps
-        if self._driver is not None and steps == 0:
+        steps = self.steps
+        if self._driver is not None and steps == self._first_step:
             return None
         if self._before is not None and self._before.step == steps - 1:
             return self._before
@@ -214,6 +270,10 @@ class GradientExchange:
         self._choices = tuple(choices)
         self._driver.replace(self._driven())
 
+    def _units(self) -> list[str]:
+        """The first layer of each unit of selection, which is a layer or a whole piece."""
+        return [one.name for piece in self._pieces for one in piece.layers[: piece.segments]]
+
     def _driven(self) -> list[Any]:
         return drive_choices(
             self._choices,
@@ -281,15 +341,17 @@ class GradientExchange:
 
 def unique_names(variables: Iterable[Any]) -> list[str]:
     """The variables' names, the same on all ranks; numbered where two share one."""
-    names: list[str] = []
+    return _unique(compat.name_of(variable).removesuffix(":0") for variable in variables)
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    unique: list[str] = []
     seen: set[str] = set()
-    for number, variable in enumerate(variables):
-        name = compat.name_of(variable).removesuffix(":0")
-        if name in seen:
-            name = f"{name}.{number}"
-        seen.add(name)
-        names.append(name)
-    return names
+    for number, name in enumerate(names):
+        chosen = f"{name}.{number}" if name in seen else name
+        seen.add(chosen)
+        unique.append(chosen)
+    return unique
 
 
 def make_state(shape: tuple[int, ...], name: str) -> tf.Variable:

@@ -146,6 +146,16 @@ def distribute_keras_2(stock: Callable[..., Any], arguments: dict[str, Any]) -> 
     return optimizer
 
 
+def refuse_amid_passes(optimizer: Any) -> None:
+    """Raises InvalidArgumentError where gradients have been added up and not been exchanged."""
+    accumulation = getattr(compat.stepping_of(optimizer), loss_scaling.ACCUMULATION, None)
+    if accumulation is not None and accumulation.under_way:
+        raise InvalidArgumentError(
+            "a checkpoint must be saved after an exchange, and backward_passes_per_step has added "
+            "up gradients that were not exchanged yet"
+        )
+
+
 def _exchanging(stock: type, reduce: _Reduce, accumulation: Accumulation | None) -> type:
     """A class like `stock` whose steps exchange; a saved model names the stock one."""
 
@@ -168,7 +178,7 @@ def _exchanging(stock: type, reduce: _Reduce, accumulation: Accumulation | None)
     members: dict[str, Any] = {
         "apply": apply,
         loss_scaling.REDUCE: staticmethod(reduce),
-        loss_scaling.ACCUMULATES: accumulation is not None,
+        loss_scaling.ACCUMULATION: accumulation,
         "__module__": stock.__module__,
         "__doc__": stock.__doc__,
     }

@@ -20,7 +20,7 @@ from hvd_sparse.tensorflow.settings import Settings
 
 # What a distributed optimizer's class is known by: its function that exchanges.
 REDUCE = "_hvd_sparse_reduce"
-ACCUMULATES = "_hvd_sparse_accumulates"
+ACCUMULATION = "_hvd_sparse_accumulation"
 _EXCHANGED = "_hvd_sparse_exchanged"
 
 
@@ -57,7 +57,7 @@ def apply_scaled(
     reduce = getattr(type(inner), REDUCE, None)
     if reduce is None:
         return stock(scaling, grads, trainable_variables)
-    if getattr(inner, ACCUMULATES):
+    if getattr(inner, ACCUMULATION) is not None:
         raise UnsupportedError(
             "backward_passes_per_step must be 1 under loss scaling, which would have to wait for "
             "the last pass"

@@ -34,13 +34,19 @@ def live_exchanges() -> list[GradientExchange]:
 
 
 def find_exchange(target: Any) -> GradientExchange | None:
-    """The exchange of an optimizer's gradients, or of these variables'; None: there is none yet."""
+    """The first exchange of an optimizer's gradients, or of these variables'; None if none yet."""
+    return next(iter(find_exchanges(target)), None)
+
+
+def find_exchanges(target: Any) -> list[GradientExchange]:
+    """All of them: an optimizer may exchange several lists of variables, one after the other."""
     variables = isinstance(target, (list, tuple))
     wanted = _ids(target) if variables else id(compat.stepping_of(target))
-    for (owner, ids, *_), exchange in _exchanges.items():
-        if wanted == (ids if variables else owner) and not exchange.closed:
-            return exchange
-    return None
+    return [
+        exchange
+        for (owner, ids, *_), exchange in _exchanges.items()
+        if wanted == (ids if variables else owner) and not exchange.closed
+    ]
 
 
 def exchange_of(

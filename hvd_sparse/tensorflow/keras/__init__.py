@@ -9,7 +9,19 @@ optimizer exchanges nothing, with one that does.
 import horovod.tensorflow.keras as _horovod
 
 from hvd_sparse import handing_on as _handing_on
-from hvd_sparse.tensorflow import LAGS, GaussianK, GTopK, TopK, Warmup, replan, stats, tuning
+from hvd_sparse.tensorflow import (
+    LAGS,
+    GaussianK,
+    GTopK,
+    TopK,
+    Warmup,
+    load_checkpoint,
+    prepare,
+    replan,
+    save_checkpoint,
+    stats,
+    tuning,
+)
 from hvd_sparse.tensorflow.keras.watching import WatchCallback
 
 __all__ = [
@@ -19,7 +31,10 @@ __all__ = [
     "TopK",
     "Warmup",
     "WatchCallback",
+    "load_checkpoint",
+    "prepare",
     "replan",
+    "save_checkpoint",
     "stats",
     "tuning",
 ]

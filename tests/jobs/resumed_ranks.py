@@ -1,0 +1,135 @@
+"""Trains with TensorFlow from one step to another; what results goes into a file of each rank.
+
+    resumed_ranks.py FOLDER NAME FIRST LAST
+
+Begins at step FIRST, from the checkpoints in FOLDER unless that is 0, and ends before step LAST
+with checkpoints. Run by test_resume.py, which compares a run with one that was interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse import tuner
+from hvd_sparse.compression import Compression
+from hvd_sparse.tensorflow import (
+    LAGS,
+    GaussianK,
+    GTopK,
+    Warmup,
+    load_checkpoint,
+    prepare,
+    save_checkpoint,
+    tuning,
+)
+from hvd_sparse.tensorflow.registry import find_exchange
+from tests.plans import mixed_plan
+
+SMALL = {"density": 0.05, "min_numel": 64}
+COMPRESSIONS = {
+    "lags": LAGS(adaptive=False, bucket_numel=400, **SMALL),
+    "adaptive": LAGS(**SMALL),
+    "gtopk": GTopK(warmup=Warmup(steps=13, densities=(0.5, 0.25)), **SMALL),
+    "gaussiank": GaussianK(**SMALL),
+}
+
+
+def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Another one on every rank and in every step."""
+    rng = np.random.default_rng(1000 * step + hvd.rank())
+    return rng.standard_normal((8, 20), np.float32), rng.standard_normal((8, 5), np.float32)
+
+
+def make_model() -> keras.Model:
+    """The same weights on every rank, and dropout that differs."""
+    keras.utils.set_random_seed(1 + hvd.rank())
+    model = keras.Sequential(
+        [
+            keras.Input((20,)),
+            keras.layers.Dense(30),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(30),
+            keras.layers.Dense(5),
+        ]
+    )
+    hvd.broadcast_variables(model.variables, root_rank=0)
+    return model
+
+
+def by_tape(compression: Compression, folder: Path, first: int, last: int) -> Iterator[np.ndarray]:
+    """A loop of one's own."""
+    model, optimizer = make_model(), keras.optimizers.Adam(0.01)
+    variables = model.trainable_variables
+    if first > 0:
+        prepare(variables, compression)
+        found = load_checkpoint(folder, model, optimizer)
+        assert found == {"step": first}, found
+
+    @tf.function
+    def take_step(x: tf.Tensor, y: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        tape = hvd.DistributedGradientTape(tape, compression=compression)
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    for step in range(first, last):
+        take_step(*(tf.constant(one) for one in batch(step)))
+    save_checkpoint(folder, model, optimizer, step=last)
+    yield from results(model, optimizer, variables)
+
+
+def by_keras(compression: Compression, folder: Path, first: int, last: int) -> Iterator[np.ndarray]:
+    """Keras's own step, and a learning rate that the residual follows where it is LAGS's."""
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), compression=compression)
+    model.compile(optimizer=optimizer, loss="mse")
+    if first > 0:
+        prepare(model.trainable_variables, compression, optimizer=optimizer)
+        found = load_checkpoint(folder, model, optimizer)
+        assert found == {"step": first}, found
+    for step in range(first, last):
+        optimizer.learning_rate = 0.01 * 0.9**step
+        model.train_on_batch(*batch(step))
+    save_checkpoint(folder, model, optimizer, step=last)
+    yield from results(model, optimizer, optimizer)
+
+
+def results(
+    model: keras.Model, optimizer: keras.optimizers.Optimizer, target: object
+) -> Iterator[np.ndarray]:
+    """Everything that a run leaves behind."""
+    yield from (one.numpy() for one in [*model.variables, *optimizer.variables])
+    exchange = find_exchange(target)
+    assert exchange is not None
+    assert exchange.tuner is None or tuning(target).stage is tuner.Stage.SETTLED
+    yield from (part.numpy() for part in exchange.residuals().values())
+    yield from (part.numpy() for part in exchange.memories().values())
+
+
+def main(folder: Path, name: str, first: int, last: int) -> None:
+    """Every compression, in both ways."""
+    hvd.init()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    tuner.make_plan, tuner.MARGIN = mixed_plan, -math.inf  # sparse steps win, whatever the times
+    found = {}
+    for train in (by_tape, by_keras):
+        for label, compression in COMPRESSIONS.items():
+            checkpoint = folder / f"{train.__name__}-{label}"
+            print(f"{name}: {train.__name__}, {label}", flush=True)
+            for place, array in enumerate(train(compression, checkpoint, first, last)):
+                found[f"{train.__name__} {label} {place}"] = array
+    np.savez(folder / f"{name}-{hvd.rank()}.npz", **found)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

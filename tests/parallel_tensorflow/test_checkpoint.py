@@ -1,0 +1,334 @@
+"""Checkpoints of a whole job: complete or not there, and nothing is lost on any number of ranks."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvd_sparse import tuner
+from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
+from hvd_sparse.tensorflow import (
+    LAGS,
+    GaussianK,
+    GTopK,
+    TopK,
+    Warmup,
+    load_checkpoint,
+    prepare,
+    save_checkpoint,
+    stats,
+    tuning,
+)
+from hvd_sparse.tensorflow.registry import find_exchange
+from hvd_sparse.tuner import Stage
+from tests.parallel_tensorflow.ranks import (
+    a_name,
+    assert_same_on_all_ranks,
+    integer_gradients,
+    loss_of,
+    make_variables,
+    total,
+)
+from tests.parallel_tensorflow.test_tuning import CYCLE
+from tests.plans import mixed_plan
+
+several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
+FIXED = {"density": 0.1, "min_numel": 64}
+COMPRESSIONS = {
+    "lags": LAGS(adaptive=False, bucket_numel=1500, **FIXED),
+    "gtopk": GTopK(**FIXED),
+    "gaussiank": GaussianK(warmup=Warmup(steps=2, densities=(0.5, 0.25)), **FIXED),
+    "adaptive": LAGS(**FIXED),
+}
+
+
+@pytest.fixture
+def folder(tmp_path_factory):
+    """The same on all ranks."""
+    mine = str(tmp_path_factory.mktemp("checkpoint") / "last")
+    return hvd.allgather_object(mine, name=a_name())[0]
+
+
+@pytest.fixture(autouse=True)
+def sparse_verdict(monkeypatch):
+    """Whatever the times, sparse steps win."""
+    monkeypatch.setattr(tuner, "make_plan", mixed_plan)
+    monkeypatch.setattr(tuner, "MARGIN", -math.inf)
+
+
+class Loop:
+    """A loop of one's own: a tape, an optimizer with a state, and random numbers."""
+
+    def __init__(self, compression, shapes=None):
+        self.variables = make_variables() if shapes is None else make_variables(shapes)
+        self.optimizer = keras.optimizers.Adam(0.5)
+        self.compression = compression
+        self._step = None
+
+    def prepare(self):
+        if hvd.size() > 1:
+            prepare(self.variables, self.compression, op=hvd.Sum)
+
+    def train(self, steps):
+        if self._step is None:
+            self._step = tf.function(self._one)
+        for step in steps:
+            self._step(integer_gradients(self.variables, step))
+
+    def _one(self, gradients):
+        generator = tf.random.get_global_generator()
+        kept = [
+            g * tf.cast(generator.uniform(g.shape) < 0.5, g.dtype) for g in gradients
+        ]  # as those of dropout are
+        with tf.GradientTape() as tape:
+            loss = loss_of(self.variables, kept)
+        tape = hvd.DistributedGradientTape(tape, compression=self.compression, op=hvd.Sum)
+        averages = tape.gradient(loss, self.variables)
+        self.optimizer.apply_gradients(zip(averages, self.variables, strict=True))
+
+    def residuals(self):
+        exchange = find_exchange(self.variables)
+        return {} if exchange is None else {n: r.numpy() for n, r in exchange.residuals().items()}
+
+    def save(self, folder, **extra):
+        save_checkpoint(folder, self.variables, self.optimizer, **extra)
+
+    def load(self, folder, **options):
+        return load_checkpoint(folder, self.variables, self.optimizer, **options)
+
+
+def assert_equal(variables, others):
+    for one, other in zip(variables, others, strict=True):
+        assert np.array_equal(np.asarray(one), np.asarray(other))
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_a_loop_of_ones_own_goes_on_bit_for_bit(name, folder):
+    before = CYCLE + 1 if name == "adaptive" else 3
+    loop = Loop(COMPRESSIONS[name])
+    tf.random.set_global_generator(tf.random.Generator.from_seed(hvd.rank()))
+    loop.train(range(before))
+    loop.save(folder, epoch=7)
+    loop.train(range(before, before + 4))
+
+    twin = Loop(COMPRESSIONS[name])
+    twin.train(range(20, 22))
+    assert twin.load(folder) == {"epoch": 7}
+    twin.train(range(before, before + 4))
+    assert_equal(loop.variables, twin.variables)
+    assert_equal(loop.optimizer.variables, twin.optimizer.variables)
+    assert_equal(loop.residuals().values(), twin.residuals().values())
+    if name == "adaptive" and hvd.size() > 1:
+        assert tuning(twin.variables).stage is Stage.SETTLED
+        assert tuning(twin.variables) == tuning(loop.variables)
+        assert len(stats(twin.variables).buckets) == 1
+    if hvd.size() > 1:
+        assert stats(twin.variables).step == before + 3
+        assert any(np.any(part) for part in twin.residuals().values())
+
+
+def make_model(compression):
+    """With dropout; layers of no two models of a process have the same names."""
+    keras.utils.set_random_seed(1 + hvd.rank())
+    model = keras.Sequential(
+        [keras.Input((20,)), keras.layers.Dense(30), keras.layers.Dropout(0.5),
+         keras.layers.Dense(30), keras.layers.Dense(5)]
+    )  # fmt: skip
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.001, momentum=0.9), compression=compression
+    )
+    model.compile(optimizer=optimizer, loss="mse")
+    hvd.broadcast_variables(model.variables, root_rank=0)
+    return model
+
+
+def fit(model, epochs):
+    for epoch in epochs:
+        rng = np.random.default_rng(10 * epoch + hvd.rank())
+        x, y = rng.standard_normal((32, 20)), rng.standard_normal((32, 5))
+        model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_keras_goes_on_bit_for_bit(name, folder):
+    before = 6 if name == "adaptive" else 1  # of 4 steps each
+    assert CYCLE < 4 * 6
+    model = make_model(COMPRESSIONS[name])
+    fit(model, range(before))
+    save_checkpoint(folder, model, model.optimizer, epoch=before)
+    fit(model, range(before, before + 2))
+
+    twin = make_model(COMPRESSIONS[name])
+    if hvd.size() > 1:
+        prepare(twin.trainable_variables, COMPRESSIONS[name], optimizer=twin.optimizer)
+    assert load_checkpoint(folder, twin, twin.optimizer) == {"epoch": before}
+    fit(twin, range(before, before + 2))
+    assert_equal(model.variables, twin.variables)
+    assert_equal(model.optimizer.variables, twin.optimizer.variables)
+    assert_same_on_all_ranks([one.value for one in twin.trainable_variables])
+    if hvd.size() > 1:
+        ours, theirs = (find_exchange(one.optimizer) for one in (model, twin))
+        assert list(ours.saved_names.values()) == list(theirs.saved_names.values())
+        assert_equal(ours.residuals().values(), theirs.residuals().values())
+        assert any(np.any(part) for part in theirs.residuals().values())
+
+
+@several_ranks
+def test_random_numbers_stay_each_ranks_own(folder):
+    model = make_model(TopK(**FIXED))
+    save_checkpoint(folder, model, model.optimizer)
+    for policy in ("own", "reset"):
+        twin = make_model(TopK(**FIXED))
+        seeds = [v.numpy() for v in twin.variables if "seed" in v.path]
+        load_checkpoint(folder, twin, twin.optimizer, residuals=policy)
+        assert_equal(seeds, [v for v in twin.variables if "seed" in v.path])
+
+
+def test_what_is_shared_is_a_checkpoint_of_tensorflow(folder):
+    model = make_model(TopK(**FIXED))
+    fit(model, range(1))
+    save_checkpoint(folder, model, model.optimizer)
+    twin = make_model(TopK(**FIXED))
+    path = f"{folder}/shared"
+    tf.train.Checkpoint(model=twin).read(path).assert_existing_objects_matched()
+    assert_equal(model.trainable_variables, twin.trainable_variables)
+
+
+def test_a_later_checkpoint_replaces_the_former_and_leaves_nothing_behind(folder):
+    loop = Loop(COMPRESSIONS["lags"])
+    for epoch in range(3):
+        loop.save(folder, epoch=epoch)
+        loop.train([epoch])
+    assert loop.load(folder) == {"epoch": 2}
+    assert [path.name for path in Path(folder).parent.iterdir()] == ["last"]
+
+
+def test_where_there_is_none_none_is_loaded(folder):
+    assert Loop(COMPRESSIONS["lags"]).load(folder) is None
+
+
+@several_ranks
+def test_the_sum_of_residuals_of_more_ranks_is_spread_and_nothing_is_lost(folder):
+    loop = Loop(COMPRESSIONS["gaussiank"])
+    loop.train(range(5))
+    loop.save(folder)
+    owed = {name: total(part) for name, part in loop.residuals().items()}
+    if hvd.rank() == 0:  # as if there had been twice as many ranks
+        for rank in range(hvd.size()):
+            path = Path(folder) / f"rank-{rank}-of-{hvd.size()}.npz"
+            content = path.read_bytes()
+            path.unlink()
+            for twice in (rank, rank + hvd.size()):
+                (Path(folder) / f"rank-{twice}-of-{2 * hvd.size()}.npz").write_bytes(content)
+    hvd.allgather_object(None, name=a_name())
+
+    twin = Loop(COMPRESSIONS["gaussiank"])
+    twin.prepare()
+    with pytest.raises(CheckpointMismatchError, match='residuals="spread"'):
+        twin.load(folder)
+    twin.load(folder, residuals="spread")
+    for name, part in twin.residuals().items():
+        assert np.array_equal(total(part), 2 * owed[name])
+        (places,) = np.nonzero(part)
+        assert np.all(places % hvd.size() == hvd.rank())
+    assert_equal(loop.variables, twin.variables)
+    twin.train([9])
+    assert stats(twin.variables).density_asked < 0.2  # the warm-up is over
+    assert_same_on_all_ranks(twin.variables)
+
+
+@several_ranks
+def test_residuals_can_be_given_up(folder):
+    loop = Loop(COMPRESSIONS["lags"])
+    loop.train(range(3))
+    loop.save(folder)
+    assert any(np.any(part) for part in loop.residuals().values())
+    loop.load(folder, residuals="reset")
+    assert not any(np.any(part) for part in loop.residuals().values())
+
+
+@several_ranks
+@pytest.mark.parametrize("policy", ["own", "spread"])
+def test_a_file_that_is_missing_is_an_error_on_every_rank_and_changes_nothing(policy, folder):
+    loop = Loop(COMPRESSIONS["lags"])
+    loop.train(range(3))
+    loop.save(folder)
+    if hvd.rank() == 0:
+        (Path(folder) / f"rank-{hvd.size() - 1}-of-{hvd.size()}.npz").unlink()
+    hvd.allgather_object(None, name=a_name())
+    twin = Loop(COMPRESSIONS["lags"])
+    twin.prepare()
+    with pytest.raises(CheckpointMismatchError, match=f"rank-?s? ?\\[?{hvd.size() - 1}"):
+        twin.load(folder, residuals=policy)
+    assert not any(np.any(v) for v in twin.variables)
+
+
+@several_ranks
+def test_what_does_not_fit_is_refused_and_changes_nothing(folder):
+    loop = Loop(COMPRESSIONS["lags"])
+    loop.train(range(2))
+    loop.save(folder)
+    with pytest.raises(CheckpointMismatchError, match=r"call prepare\(\) before"):
+        Loop(COMPRESSIONS["lags"]).load(folder)
+    with pytest.raises(CheckpointMismatchError, match=r"call prepare\(\) before"):
+        Loop(COMPRESSIONS["lags"]).load(folder, residuals="spread")
+    other = Loop(COMPRESSIONS["lags"], {"first": (40, 30), "bias": (7,)})
+    other.prepare()
+    with pytest.raises(CheckpointMismatchError, match="the model that was saved has 4 variables"):
+        other.load(folder)
+    fewer = Loop(TopK(min_numel=1100))
+    fewer.prepare()
+    with pytest.raises(CheckpointMismatchError, match="saved are 'last' \\(600\\), 'second'"):
+        fewer.load(folder)
+    path = Path(folder) / f"rank-{hvd.rank()}-of-{hvd.size()}.npz"
+    if hvd.rank() == hvd.size() - 1:  # another rank's residuals
+        path.write_bytes((Path(folder) / f"rank-0-of-{hvd.size()}.npz").read_bytes())
+    twin = Loop(COMPRESSIONS["lags"])
+    twin.prepare()
+    with pytest.raises(CheckpointMismatchError, match="saved by rank 0 and this is rank"):
+        twin.load(folder)
+    for untouched in (other, fewer, twin):
+        assert not any(np.any(v) for v in untouched.variables)
+
+
+@several_ranks
+def test_a_folder_that_one_rank_cannot_write_is_an_error_on_every_rank(folder):
+    with pytest.raises(OSError, match="nowhere"):
+        Loop(COMPRESSIONS["lags"]).save("/proc/nowhere/last" if hvd.rank() == 0 else folder)
+
+
+def test_bad_arguments_are_refused(folder):
+    loop = Loop(COMPRESSIONS["lags"])
+    with pytest.raises(InvalidArgumentError, match="own, spread, reset, got 'half'"):
+        loop.load(folder, residuals="half")
+    with pytest.raises(InvalidArgumentError, match="of types that JSON has"):
+        loop.save(folder, epoch=object())
+
+
+def test_saving_amid_several_passes_is_refused(folder):
+    variable = keras.Variable(np.zeros((40, 30), np.float32), name="w")
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), compression=COMPRESSIONS["lags"], backward_passes_per_step=2
+    )
+    for passes in (1, 2):
+        optimizer.apply([tf.ones((40, 30))], [variable])
+        if passes == 1:
+            with pytest.raises(InvalidArgumentError, match="not exchanged yet"):
+                save_checkpoint(folder, [variable], optimizer)
+    save_checkpoint(folder, [variable], optimizer)
+
+
+def test_an_optimizer_without_sparse_gradients_is_saved_as_well(folder):
+    loop = Loop(hvd.Compression.none)
+    loop.train(range(2))
+    loop.save(folder, epoch=2)
+    weights = [v.numpy() for v in loop.variables]
+    loop.train(range(2, 3))
+    assert loop.load(folder) == {"epoch": 2}
+    assert_equal(loop.variables, weights)
