@@ -1,6 +1,6 @@
 """What importing hvd_sparse.tensorflow changes in horovod.tensorflow; written for Horovod 0.28.
 
-DistributedGradientTape   takes sparse compressions, and variables of Keras 3
+DistributedGradientTape   takes sparse compressions, a learning rate, and variables of Keras 3
 DistributedOptimizer      takes sparse compressions; with Keras 3, all compressions really exchange
 broadcast callback        works with Keras 3
 broadcast_variables       takes variables of Keras 3; layers' random seeds stay each rank's own
@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from hvd_sparse import lifecycle
 from hvd_sparse.compression import as_compression, is_sparse_compression
-from hvd_sparse.errors import UnsupportedError
+from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.patching import replace
 from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.keras_optimizer import distribute_keras_2, distribute_keras_3
@@ -74,10 +74,16 @@ def _arguments(stock: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, A
     return arguments
 
 
-def _distributed_gradient_tape(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _distributed_gradient_tape(
+    stock: Callable[..., Any], *args: Any, learning_rate: Any = None, **kwargs: Any
+) -> Any:
     arguments = _arguments(stock, args, kwargs)
     if is_sparse_compression(arguments.get("compression")):
-        tape = distribute_tape(stock, arguments)
+        tape = distribute_tape(stock, arguments, learning_rate)
+    elif learning_rate is not None:
+        raise InvalidArgumentError(
+            f"learning_rate must be None with a compression of Horovod's, got {learning_rate!r}"
+        )
     else:
         tape = stock(*args, **kwargs)
     gradient = tape.gradient

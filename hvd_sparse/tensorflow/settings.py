@@ -9,7 +9,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvd_sparse.compression import Compression, as_compression
-from hvd_sparse.errors import UnsupportedError
+from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.reduction import Reduction, checked_reduction
 from hvd_sparse.tensorflow import compat
 
@@ -99,20 +99,28 @@ class Settings:
         rest = {name: value for name, value in arguments.items() if name not in own}
         return cls.checked(**own), rest
 
-    def of_optimizer(self, optimizer: Any) -> Settings:
-        """The same for the exchange of an optimizer of Keras; None: of a tape.
+    def of_tape(self, learning_rate: Any = None) -> Settings:
+        """The same for the exchange of a tape, which is told the learning rate or knows none.
 
         Raises:
-            UnsupportedError: The residual shall follow a learning rate that a tape does not know.
+            InvalidArgumentError: It is told, and the residual shall not follow it.
+            UnsupportedError: The residual shall follow a learning rate that is not told.
         """
+        wanted, told = self.compression.rescale_residual, learning_rate is not None
+        if wanted and not told:
+            raise UnsupportedError(
+                "rescale_residual=True with a tape, which does not know the learning rate, needs "
+                "DistributedGradientTape(..., learning_rate=optimizer.learning_rate)"
+            )
+        if told and wanted is False:
+            raise InvalidArgumentError(
+                f"learning_rate must be None where rescale_residual is False, got {learning_rate!r}"
+            )
+        return replace(self, follows_rate=told)
+
+    def of_optimizer(self, optimizer: Any) -> Settings:
+        """The same for the exchange of an optimizer of Keras."""
         wanted = self.compression.rescale_residual
-        if optimizer is None:
-            if wanted:
-                raise UnsupportedError(
-                    "rescale_residual must not be True with a tape, which does not know the "
-                    "learning rate: use DistributedOptimizer"
-                )
-            return self
         if wanted is None:
             by_default = self.compression.rescales_by_default
             wanted = by_default and compat.is_sgd_without_clipping(optimizer)

@@ -44,6 +44,7 @@ def prepare(
     compression: Any,
     *,
     optimizer: Any = None,
+    learning_rate: Any = None,
     sliced: Sequence[Any] = (),
     process_set: Any = hvd.global_process_set,
     **options: Any,
@@ -55,6 +56,7 @@ def prepare(
         compression: As the tape or the optimizer is given it.
         optimizer: From `hvd.DistributedOptimizer`, or `model.optimizer`, which `compile` may have
             wrapped for loss scaling; None where a tape exchanges.
+        learning_rate: As a tape is given it.
         sliced: Those of the variables whose gradients are IndexedSlices, such as embeddings.
         process_set: Horovod's; ranks outside it have no state.
         **options: Horovod's op, gradient_predivide_factor and sparse_as_dense, as the tape or the
@@ -67,11 +69,15 @@ def prepare(
         InvalidArgumentError: An argument lies outside its limits, or differs between ranks.
         UnsupportedError: A sparse exchange cannot do what was asked for.
     """
-    scales = compat.is_loss_scaling(optimizer)
-    optimizer = compat.stepping_of(optimizer)
-    settings = Settings.checked(compression, **options).of_optimizer(optimizer)
-    if scales:
-        settings = loss_scaling.settings_for(settings)
+    settings = Settings.checked(compression, **options)
+    if optimizer is None:
+        settings = settings.of_tape(learning_rate)
+    else:
+        scales = compat.is_loss_scaling(optimizer)
+        optimizer = compat.stepping_of(optimizer)
+        settings = settings.of_optimizer(optimizer)
+        if scales:
+            settings = loss_scaling.settings_for(settings)
     if not process_set.included() or process_set.size() == 1:
         return []
     slices = {id(compat.tensor_of(variable)) for variable in sliced}

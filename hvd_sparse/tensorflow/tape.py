@@ -14,7 +14,10 @@ from hvd_sparse.tensorflow.settings import Settings
 
 
 def reducer(
-    settings: Settings, process_set: Any = hvd.global_process_set, owner: Any = None
+    settings: Settings,
+    process_set: Any = hvd.global_process_set,
+    owner: Any = None,
+    learning_rate: Any = None,
 ) -> Callable[..., list[Any]]:
     """What averages gradients, in the form in which Horovod's tape and optimizers call it.
 
@@ -23,6 +26,7 @@ def reducer(
         process_set: Horovod's; ranks outside it exchange nothing.
         owner: The optimizer that the residuals belong to; None: whoever asks for the same variables
             shares them.
+        learning_rate: That the residuals follow, if they do; None: the owner's.
     """
 
     def reduce(
@@ -38,25 +42,33 @@ def reducer(
                 )
         sliced = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
         exchange = exchange_of(variables, sliced, settings, process_set=process_set, owner=owner)
-        return exchange.reduce(gradients, owner.learning_rate if settings.follows_rate else None)
+        if not settings.follows_rate:
+            return exchange.reduce(gradients)
+        return exchange.reduce(
+            gradients, owner.learning_rate if learning_rate is None else learning_rate
+        )
 
     unconverted: Callable[..., list[Any]] = tf.autograph.experimental.do_not_convert(reduce)
     return unconverted
 
 
-def distribute_tape(stock: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def distribute_tape(
+    stock: Callable[..., Any], arguments: dict[str, Any], learning_rate: Any = None
+) -> Any:
     """Horovod's tape, with gradients that are exchanged sparsely.
 
     Args:
         stock: Horovod's DistributedGradientTape.
         arguments: Of a call of it, by name.
+        learning_rate: With which the gradients will be applied: then the residual follows it, as in
+            LAGS's paper. A variable or a tensor; a number is a constant of the graph.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
         UnsupportedError: A sparse exchange cannot do what was asked for.
     """
     settings, rest = Settings.taken_from(arguments)
-    settings = settings.of_optimizer(None)
+    settings = settings.of_tape(learning_rate)
     tape = stock(**rest)
-    tape._allreduce_grads = reducer(settings, tape.process_set)
+    tape._allreduce_grads = reducer(settings, tape.process_set, learning_rate=learning_rate)
     return tape

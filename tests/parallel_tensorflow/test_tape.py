@@ -237,6 +237,29 @@ def test_a_warmup_sends_more_at_first():
 
 
 @alone
+@pytest.mark.parametrize("mode", [lambda step: step, tf.function], ids=["eager", "graph"])
+@pytest.mark.parametrize("preset", [LAGS, TopK])
+def test_the_residual_follows_the_learning_rate_that_a_tape_is_told(preset, mode):
+    compression = preset(density=0.01, min_numel=1, adaptive=False)
+    variables = make_variables({"w": (40, 30)})
+    rate = tf.Variable(0.5)
+    prepared = prepare(variables, compression, op=hvd.Sum, learning_rate=rate)
+    step = mode(step_of(variables, compression, learning_rate=rate))
+    owed = 0.0
+    for number, new_rate in enumerate((0.5, 0.5, 0.25, 1.0)):
+        rate.assign(new_rate)
+        gradients = integer_gradients(variables, number)
+        (average,) = step(gradients)
+        variables[0].assign_sub(new_rate * average)
+        owed = owed + new_rate * gradients[0].numpy().ravel()
+    # With rates that are powers of two, all sums are exact: what was applied, and what is left.
+    assert residual_variables(variables)[0] is prepared[0]
+    left = residuals()["w"]
+    assert np.array_equal(-variables[0].numpy().ravel(), total(owed - left))
+    assert np.any(left)
+
+
+@alone
 def test_a_bad_gradient_of_one_rank_is_refused_on_all_and_changes_nothing():
     variables = make_variables()
     step = step_of(variables, TopK(density=0.1, **SMALL))
@@ -275,8 +298,13 @@ def test_an_elastic_job_is_refused_by_name(monkeypatch):
 def test_what_a_sparse_exchange_cannot_do_is_refused():
     with tf.GradientTape() as tape:
         pass
-    with pytest.raises(UnsupportedError, match="rescale_residual must not be True with a tape"):
+    with pytest.raises(UnsupportedError, match=r"needs DistributedGradientTape.*learning_rate="):
         hvd.DistributedGradientTape(tape, compression=TopK(rescale_residual=True))
+    with pytest.raises(InvalidArgumentError, match="None where rescale_residual is False, got 2"):
+        compression = TopK(rescale_residual=False)
+        hvd.DistributedGradientTape(tape, compression=compression, learning_rate=2)
+    with pytest.raises(InvalidArgumentError, match="None with a compression of Horovod's, got 2"):
+        hvd.DistributedGradientTape(tape, learning_rate=2)
     with pytest.raises(UnsupportedError, match="loss_scale must be None in TensorFlow"):
         scaler = types.SimpleNamespace(get_scale=lambda: 2.0)
         hvd.DistributedGradientTape(tape, compression=TopK(loss_scale=scaler))
