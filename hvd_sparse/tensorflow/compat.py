@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import tensorflow as tf
@@ -37,6 +38,23 @@ def keras_3_loss_scaling() -> type | None:
     """Keras 3's LossScaleOptimizer, which `compile` puts around optimizers with mixed_float16."""
     kind = getattr(tf.keras.optimizers, "LossScaleOptimizer", None)
     return kind if kind is not None and kind.__module__.startswith("keras.src") else None
+
+
+def keras_2_loss_scaling() -> list[tuple[type, str]]:
+    """Keras 2's LossScaleOptimizers, and by which method each computes gradients."""
+    known = getattr(tf.keras.mixed_precision, "LossScaleOptimizer", None)
+    module: Any = None if known is None else sys.modules[known.__module__]
+    if not hasattr(module, "LossScaleOptimizerV3"):
+        return []
+    return [
+        (module.LossScaleOptimizerV3, "compute_gradients"),
+        (module.LossScaleOptimizer, "_compute_gradients"),  # of Keras 2's older optimizers
+    ]
+
+
+def scaling_around(optimizer: Any, scaling: Any) -> Any:
+    """A LossScaleOptimizer of Keras 2 like `scaling`, around another optimizer."""
+    return type(scaling).from_config({**scaling.get_config(), "inner_optimizer": optimizer})
 
 
 def name_of(variable: Any) -> str:

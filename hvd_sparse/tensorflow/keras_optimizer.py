@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import horovod.tensorflow as hvd
+import tensorflow as tf
 
 from hvd_sparse.compression import is_sparse_compression
-from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tensorflow import compat, loss_scaling
 from hvd_sparse.tensorflow.accumulation import Accumulation
 from hvd_sparse.tensorflow.settings import Settings
@@ -129,17 +130,21 @@ def distribute_keras_2(stock: Callable[..., Any], arguments: dict[str, Any]) -> 
         InvalidArgumentError: An argument lies outside its limits.
         UnsupportedError: A sparse exchange cannot do what was asked for.
     """
-    if compat.is_loss_scaling(arguments["optimizer"]):
-        raise UnsupportedError(
-            "a LossScaleOptimizer of Keras 2 cannot be distributed with a sparse compression: it "
-            "skips steps on single ranks; use Keras 3, or mixed_bfloat16"
-        )
+    scaling = arguments["optimizer"]
+    if compat.is_loss_scaling(scaling):
+        inner = distribute_keras_2(stock, {**arguments, "optimizer": scaling.inner_optimizer})
+        return compat.scaling_around(inner, scaling)
     settings, rest = Settings.taken_from(arguments)
     optimizer = stock(**rest)
-    settings = settings.of_optimizer(optimizer)
-    reduce = reducer(settings, optimizer.process_set, owner=optimizer)
-    optimizer._allreduce_grads = reduce
+    by_scale = _sparsely(settings.of_optimizer(optimizer), optimizer.process_set, optimizer)
     helper = optimizer._agg_helper  # of backward_passes_per_step
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def reduce(gradients: Sequence[Any], variables: Sequence[Any], *_: Any) -> list[Any]:
+        return by_scale(gradients, variables, loss_scaling.scale_of(optimizer))
+
+    optimizer._allreduce_grads = reduce
+    setattr(optimizer, loss_scaling.SEVERAL_PASSES, helper is not None)
     for name in ("allreduce_grads", "_allreduce_grads"):
         if hasattr(helper, name):
             setattr(helper, name, reduce)
@@ -148,8 +153,10 @@ def distribute_keras_2(stock: Callable[..., Any], arguments: dict[str, Any]) -> 
 
 def refuse_amid_passes(optimizer: Any) -> None:
     """Raises InvalidArgumentError where gradients have been added up and not been exchanged."""
-    accumulation = getattr(compat.stepping_of(optimizer), loss_scaling.ACCUMULATION, None)
-    if accumulation is not None and accumulation.under_way:
+    stepping = compat.stepping_of(optimizer)
+    accumulation = getattr(stepping, loss_scaling.ACCUMULATION, None)
+    by_horovod = getattr(getattr(stepping, "_agg_helper", None), "counter", 0)
+    if int(by_horovod) or (accumulation is not None and accumulation.under_way):
         raise InvalidArgumentError(
             "a checkpoint must be saved after an exchange, and backward_passes_per_step has added "
             "up gradients that were not exchanged yet"

@@ -1,8 +1,11 @@
-"""Loss scaling in Keras 3: all ranks skip a step, or none.
+"""Loss scaling in Keras: all ranks skip a step, or none.
 
 Keras looks whether gradients are finite, and skips the optimizer's step and halves the scale where
 they are not. So they are exchanged before it looks; a gradient that is not finite on one rank then
 is not finite on any. Residuals outlive a change of the scale: they hold gradients without it.
+
+In Keras 2 the optimizer inside computes the gradients of a scaled loss, and exchanges them before
+its LossScaleOptimizer sees any; there it has to be told the scale.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -21,7 +24,9 @@ from hvd_sparse.tensorflow.settings import Settings
 # What a distributed optimizer's class is known by: its function that exchanges.
 REDUCE = "_hvd_sparse_reduce"
 ACCUMULATION = "_hvd_sparse_accumulation"
+SEVERAL_PASSES = "_hvd_sparse_several_passes"  # of a distributed optimizer of Keras 2
 _EXCHANGED = "_hvd_sparse_exchanged"
+_SCALE = "_hvd_sparse_scale"
 
 
 def reducer(
@@ -58,17 +63,28 @@ def apply_scaled(
     if reduce is None:
         return stock(scaling, grads, trainable_variables)
     if getattr(inner, ACCUMULATION) is not None:
-        raise UnsupportedError(
-            "backward_passes_per_step must be 1 under loss scaling, which would have to wait for "
-            "the last pass"
-        )
+        _refuse_several_passes()
     variables = trainable_variables
     if variables is None:
         variables = inner._trainable_variables
     scale = scaling.dynamic_scale.value if scaling.built else scaling.initial_scale
     averages = reduce(list(grads), list(variables), scale)
-    with _exchanged(inner):
+    with _noted(inner, _EXCHANGED, True):
         return stock(scaling, averages, trainable_variables)
+
+
+def compute_scaled(stock: Callable[..., Any], scaling: Any, *args: Any, **kwargs: Any) -> Any:
+    """Keras 2's LossScaleOptimizer.compute_gradients, whose inner optimizer exchanges them."""
+    inner = scaling.inner_optimizer
+    if getattr(inner, SEVERAL_PASSES, False):
+        _refuse_several_passes()
+    with _noted(inner, _SCALE, scaling.loss_scale):
+        return stock(scaling, *args, **kwargs)
+
+
+def scale_of(optimizer: Any) -> Any:
+    """The scale of the gradients that this optimizer of Keras 2 computes now; None: none."""
+    return getattr(optimizer, _SCALE, None)
 
 
 def has_exchanged(optimizer: Any) -> bool:
@@ -76,13 +92,20 @@ def has_exchanged(optimizer: Any) -> bool:
     return bool(getattr(optimizer, _EXCHANGED, False))
 
 
+def _refuse_several_passes() -> NoReturn:
+    raise UnsupportedError(
+        "backward_passes_per_step must be 1 under loss scaling, which would have to wait for the "
+        "last pass"
+    )
+
+
 @contextmanager
-def _exchanged(optimizer: Any) -> Iterator[None]:
-    setattr(optimizer, _EXCHANGED, True)
+def _noted(optimizer: Any, name: str, value: Any) -> Iterator[None]:
+    setattr(optimizer, name, value)
     try:
         yield
     finally:
-        setattr(optimizer, _EXCHANGED, False)
+        setattr(optimizer, name, None)
 
 
 def _times(gradients: Sequence[Any], factor: Any) -> list[Any]:

@@ -4,7 +4,8 @@ DistributedGradientTape   takes sparse compressions, a learning rate, and variab
 DistributedOptimizer      takes sparse compressions; with Keras 3, all compressions really exchange
 broadcast callback        works with Keras 3
 broadcast_variables       takes variables of Keras 3; layers' random seeds stay each rank's own
-LossScaleOptimizer.apply  of Keras 3 exchanges before it looks whether gradients are finite
+LossScaleOptimizer        exchanges before it looks whether gradients are finite; in Keras 2 the
+                          optimizer inside is told the scale of the gradients that it exchanges
 join                      is refused while there is a sparse exchange
 shutdown                  ends the exchanges first
 """
@@ -28,7 +29,7 @@ from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.patching import replace
 from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.keras_optimizer import distribute_keras_2, distribute_keras_3
-from hvd_sparse.tensorflow.loss_scaling import apply_scaled
+from hvd_sparse.tensorflow.loss_scaling import apply_scaled, compute_scaled
 from hvd_sparse.tensorflow.registry import live_exchanges
 from hvd_sparse.tensorflow.tape import distribute_tape
 from hvd_sparse.world import in_elastic_job
@@ -59,6 +60,8 @@ def install() -> None:
     scaling = compat.keras_3_loss_scaling()
     if scaling is not None:
         replace("apply", scaling, apply_scaled)
+    for kind, method in compat.keras_2_loss_scaling():
+        replace(method, kind, compute_scaled)
 
 
 def _arguments(stock: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
