@@ -42,6 +42,9 @@ class BoundDriver {
   void Replace(std::vector<DrivenBucket> buckets) const {
     if (driver_ != nullptr) driver_->Replace(std::move(buckets));
   }
+  void Reorder(const std::vector<int>& order) const {
+    if (driver_ != nullptr) driver_->Reorder(order);
+  }
   void GoOnAfter(std::int64_t steps) const {
     if (driver_ != nullptr) driver_->GoOnAfter(steps);
   }
@@ -155,6 +158,7 @@ void BindDriver(py::module_& m) {
            }),
            py::arg("bucket"), py::kw_only(), py::arg("scale"), py::arg("output_scale"),
            py::arg("ks"), py::arg("pieces"))
+      .def_readonly("pieces", &DrivenBucket::pieces)
       .def_readonly_static("PASSES", &DrivenBucket::kPasses);
   // What waits for the driver's thread waits without the GIL, for which that thread may wait.
   using py::gil_scoped_release;
@@ -167,6 +171,7 @@ void BindDriver(py::module_& m) {
       .def_property_readonly("table", &BoundDriver::table)
       .def_property_readonly("steps", &BoundDriver::steps)
       .def("replace", &BoundDriver::Replace, py::arg("buckets"))
+      .def("reorder", &BoundDriver::Reorder, py::arg("order"))
       .def("go_on_after", &BoundDriver::GoOnAfter, py::arg("steps"))
       .def("cancel", &BoundDriver::Cancel, py::arg("reason"), py::call_guard<gil_scoped_release>())
       .def("close", &BoundDriver::Close, py::call_guard<gil_scoped_release>());

@@ -72,12 +72,25 @@ void StepDriver::Adopt(std::vector<DrivenBucket> buckets) {
           " pieces, got ", first_piece.back());
   buckets_ = std::move(buckets);
   first_piece_ = std::move(first_piece);
+  order_.resize(buckets_.size());
+  std::iota(order_.begin(), order_.end(), std::size_t{0});
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     for (std::size_t i = first_piece_[bucket]; i < first_piece_[bucket + 1]; ++i) {
       places_[i].bucket = bucket;
       places_[i].owes = true;
     }
   }
+}
+
+void StepDriver::Reorder(const std::vector<int>& order) {
+  const std::lock_guard lock(mutex_);
+  Require(!InStep(), "buckets cannot be reordered while gradients are in flight");
+  std::vector<std::size_t> wanted(order.begin(), order.end());
+  std::vector<std::size_t> sorted = wanted, own = order_;
+  std::sort(sorted.begin(), sorted.end());
+  std::sort(own.begin(), own.end());
+  Require(sorted == own, "an order must have each of the ", own.size(), " buckets once");
+  order_ = std::move(wanted);
 }
 
 void StepDriver::GoOnAfter(std::int64_t steps) {
@@ -213,18 +226,18 @@ void StepDriver::Drain() {
     int bucket = 0;
     {
       const std::lock_guard lock(mutex_);
-      while (next_ < buckets_.size() && buckets_[next_].passes()) ++next_;
+      while (next_ < buckets_.size() && buckets_[order_[next_]].passes()) ++next_;
       if (failure_ != nullptr || next_ == buckets_.size()) {
         draining_ = false;
         finisher_.Post([this] { Finish(); });
         return;
       }
-      if (!HasAllOf(next_)) {
+      if (!HasAllOf(order_[next_])) {
         draining_ = false;
         break;
       }
-      launch = LaunchOf(next_);
-      bucket = buckets_[next_].bucket;
+      launch = LaunchOf(order_[next_]);
+      bucket = buckets_[order_[next_]].bucket;
     }
     try {
       exchange_->Start(bucket, std::move(launch));
@@ -256,7 +269,8 @@ void StepDriver::Finish() {
     error = failure_;
     all = next_ == buckets_.size();
     for (std::size_t i = 0; i < next_; ++i) {
-      if (!buckets_[i].passes()) started.push_back(buckets_[i].bucket);
+      const DrivenBucket& one = buckets_[order_[i]];
+      if (!one.passes()) started.push_back(one.bucket);
     }
   }
   try {

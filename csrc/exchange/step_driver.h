@@ -6,8 +6,8 @@
 ///                                      was committed or has failed
 ///     End(done)                        when everything is there; then the next step may begin
 ///
-/// A bucket is one piece or several. Buckets start in their own order, the same on every rank,
-/// whatever order their pieces come in: each waits for those before it. No result is handed out
+/// A bucket is one piece or several. Buckets start in one order, the same on every rank, whatever
+/// order their pieces come in: each waits for those before it. No result is handed out
 /// before the step counts on all ranks: whoever applied some buckets of a step that is then refused
 /// would have lost its replica.
 ///
@@ -91,6 +91,10 @@ class StepDriver {
   /// Other buckets from the next step on, between two steps; on all ranks alike.
   void Replace(std::vector<DrivenBucket> buckets);
 
+  /// Starts buckets in another order from the next step on, between two steps; on all ranks alike.
+  /// Until then, and after Replace, they start in their own.
+  void Reorder(const std::vector<int>& order);
+
   /// Goes on, between two steps, where another driver was after so many steps; on all ranks alike.
   /// Any residual may hold something.
   void GoOnAfter(std::int64_t steps);
@@ -155,12 +159,13 @@ class StepDriver {
   mutable std::mutex mutex_;
   std::vector<DrivenBucket> buckets_;
   std::vector<std::size_t> first_piece_;  // of each bucket, and past the last one
+  std::vector<std::size_t> order_;        // in which buckets start
   std::vector<Place> places_;
   std::vector<Joined> joined_;
   Span<float> residual_;
   Span<SelectionState> states_;
   float decay_ = 1;
-  std::size_t next_ = 0;  // bucket to start
+  std::size_t next_ = 0;  // place in order_ of the bucket to start
   bool draining_ = false;
   std::exception_ptr failure_;
   std::int64_t steps_ = 0;

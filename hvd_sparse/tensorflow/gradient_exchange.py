@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from hvd_sparse import plan
 from hvd_sparse.buckets import Layer
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.launch_order import LaunchOrder
 from hvd_sparse.measurer import Measurer
 from hvd_sparse.step_clock import StepTimes
 from hvd_sparse.step_stats import StepStats
@@ -33,7 +35,8 @@ _TRAVELS_AS = {tf.bfloat16: tf.float32}
 class GradientExchange:
     """The exchange of the gradients of some variables.
 
-    Gradients travel from the last variable to the first. Small ones and those of one dimension go
+    Buckets are made from the last variable to the first, and start in the order in which rank 0 saw
+    their gradients become ready. Small gradients and those of one dimension go
     through Horovod, and no result is there before all are: a step that is refused for one gradient
     changes no variable.
 
@@ -113,11 +116,11 @@ class GradientExchange:
                 self._prefix, process_set=self._process_set, exchange=self._exchange
             ),
         )
+        self._messages = Messages(
+            self._prefix, process_set=self._process_set, exchange=self._exchange
+        )
         self.tuner = self._measurer.tuner(
-            self.layers,
-            compression,
-            Messages(self._prefix, process_set=self._process_set, exchange=self._exchange),
-            keeps_order=True,
+            self.layers, compression, self._messages, keeps_order=True
         )
         if self.tuner is None:
             self._choices = plan.fixed_choices(self.layers, compression)
@@ -125,7 +128,7 @@ class GradientExchange:
             self._exchange,
             [(piece.numel, piece.segments) for piece in self._pieces],
             self._driven(),
-            step_ended=None if self.tuner is None else self._step_ended,
+            step_ended=self._step_ended if len(self._pieces) > 1 or self.tuner else None,
             marks_non_finite=self._settings.marks_non_finite,
         )
 
@@ -256,11 +259,31 @@ class GradientExchange:
 
     def _step_ended(self, step: float, forward: float, ready: list[float]) -> None:
         """Between two steps, on the driver's thread."""
-        assert self.tuner is not None
+        self._learn_order(ready)
+        if self.tuner is None:
+            return
         times = StepTimes(step=step, forward=forward, ready=tuple(ready))
         tuning = self.tuner.end_step(None if math.isnan(step) else times)
         if tuning is not None:
             self._take_up(tuning.choices)
+
+    def _learn_order(self, ready: list[float]) -> None:
+        """Buckets start in the order in which they became ready; on rank 0, and a step later.
+
+        What an executor with several threads does first differs from step to step, so a bucket's
+        places in all steps count.
+        """
+        assert self._driver is not None
+        pieces = iter(ready)
+        last = [max(itertools.islice(pieces, count)) for count in self._counts]
+        for place, bucket in enumerate(sorted(range(len(last)), key=last.__getitem__)):
+            self._places[bucket] += place
+        for bucket in sorted(range(len(last)), key=self._places.__getitem__):
+            self._order.became_ready(bucket)
+        before = self._order.order
+        self._order.end_step()
+        if self._order.order != before:
+            self._driver.reorder(self._order.order)
 
     def _take_up(self, choices: Sequence[plan.BucketChoice]) -> None:
         """Between two steps, on all ranks alike: other buckets, the same residuals."""
@@ -268,6 +291,7 @@ class GradientExchange:
         self._before = self.stats()
         self._exchange.clear_buckets()
         self._choices = tuple(choices)
+        self._order.close()
         self._driver.replace(self._driven())
 
     def _units(self) -> list[str]:
@@ -275,7 +299,7 @@ class GradientExchange:
         return [one.name for piece in self._pieces for one in piece.layers[: piece.segments]]
 
     def _driven(self) -> list[Any]:
-        return drive_choices(
+        buckets = drive_choices(
             self._choices,
             self._pieces,
             exchange=self._exchange,
@@ -283,6 +307,10 @@ class GradientExchange:
             reduction=self._settings.reduction,
             size=self.world.size,
         )
+        self._counts = [bucket.pieces for bucket in buckets]
+        self._order = LaunchOrder(len(buckets), self._messages.broadcast_order)
+        self._places = [0] * len(buckets)  # of each, summed over the steps
+        return buckets
 
     def _checked(self, place: int, gradient: Any) -> Any:
         shape, dtype = self._templates[place]

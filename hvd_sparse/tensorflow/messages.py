@@ -59,7 +59,7 @@ class Messages:
 
     def __init__(self, prefix: str, *, process_set: Any, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._measured, self._decision = (
+        self._measured, self._decision, self._order = (
             tf.function(
                 functools.partial(
                     hvd.allgather,
@@ -70,7 +70,7 @@ class Messages:
                 input_signature=[tf.TensorSpec((1, None), tf.float64)],
                 autograph=False,
             )
-            for name in ("measured", "decision")
+            for name in ("measured", "decision", "launch_order")
         )
 
     def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
@@ -81,6 +81,11 @@ class Messages:
         """Sends the numbers of the first rank to all, who give as many; bit for bit."""
         rows = self._gather(self._decision, numbers)
         return lambda: rows()[0]
+
+    def broadcast_order(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
+        """Sends the integers of the first rank to all, who give as many."""
+        rows = self._gather(self._order, numbers)
+        return lambda: [int(number) for number in rows()[0]]
 
     def _gather(
         self, allgather: Callable[[tf.Tensor], tf.Tensor], numbers: Sequence[float]

@@ -65,6 +65,11 @@ class Driver:
         if self._driver is not None:
             self._driver.replace(buckets)
 
+    def reorder(self, order: Sequence[int]) -> None:
+        """Another order of the same buckets from the next step on, on all ranks alike."""
+        if self._driver is not None:
+            self._driver.reorder(order)
+
     def go_on_after(self, steps: int) -> None:
         """Counts from so many steps on, on all ranks alike, with residuals that are others now."""
         if self._driver is not None:

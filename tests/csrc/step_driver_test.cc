@@ -150,6 +150,29 @@ TEST_P(StepDriverOfBuckets, PiecesThatComeInAnyOrderGiveTheSameSums) {
 INSTANTIATE_TEST_SUITE_P(Layouts, StepDriverOfBuckets,
                          testing::Values(kOneByOne, Layout{4}, Layout{1, 2, 1}, Layout{2, 2}));
 
+TEST(StepDriver, BucketsStartInTheOrderThatWasAskedFor) {
+  OnRanks(2, {1, 2, 1}, [](Rank& rank) {
+    rank.driver->Reorder({2, 0, 1});
+    for (const std::vector<int>& last_piece : {std::vector<int>{3}, {0, 3}, {1, 2, 0, 3}}) {
+      // Only bucket 2, of piece 3, holds up the others; its exchange is the first to begin.
+      rank.Begin();
+      std::vector<std::future<void>> done;
+      for (int piece = 0; piece < kPieces; ++piece) {
+        if (std::count(last_piece.begin(), last_piece.end(), piece) == 0)
+          done.push_back(rank.Launch(piece));
+      }
+      for (const int piece : last_piece) done.push_back(rank.Launch(piece));
+      for (auto& one : done) one.get();
+      rank.End();
+      const double begun = rank.exchange.Stats(2).select_begin;
+      ASSERT_LE(begun, rank.exchange.Stats(0).select_begin);
+      ASSERT_LE(rank.exchange.Stats(0).select_begin, rank.exchange.Stats(1).select_begin);
+    }
+    ASSERT_THROW(rank.driver->Reorder({0, 1, 1}), Error);
+    ASSERT_THROW(rank.driver->Reorder({0, 1}), Error);
+  });
+}
+
 TEST(StepDriver, ADriverGoesOnWhereAnotherOneWas) {
   OnRanks(2, {4}, [](Rank& rank) {
     rank.driver->GoOnAfter(7);  // past the first step, in which everything is sent

@@ -43,7 +43,10 @@ def main(how: str) -> None:
             loss = tf.reduce_mean(hidden**2)
         compression = LAGS(density=0.01, adaptive=False, bucket_numel=1)
         tape = hvd.DistributedGradientTape(tape, compression=compression)
-        gradients = tape.gradient(loss, weights)
+        # Buckets are made from the last variable to the first: here from the first layer on.
+        order = weights[::-1] if how == "reversed" else weights
+        gradients = dict(zip(map(id, order), tape.gradient(loss, order), strict=True))
+        gradients = [gradients[id(weight)] for weight in weights]
         if how == "operation":  # fails within the graph, while others are exchanged
             gradients[0] = tf.debugging.check_numerics(gradients[0] + poison, "a mistake")
         for weight, gradient in zip(weights, gradients, strict=True):

@@ -1,4 +1,7 @@
-"""The order in which buckets are launched: one for all ranks, learned from rank 0."""
+"""The order in which buckets are launched: one for all ranks, learned from rank 0.
+
+It changes when a bucket is sent, not what is sent.
+"""
 
 from __future__ import annotations
 
