@@ -142,6 +142,43 @@ def test_gradients_of_several_passes_are_exchanged_once(compression, averages, m
 
 
 @pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
+def test_several_functions_with_one_optimizer_share_residuals():
+    variable = keras.Variable(np.zeros((40, 30), np.float32), name="w")
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), compression=COMPRESSIONS["topk"], op=hvd.Sum
+    )
+    optimizer.build([variable])
+    steps = [
+        tf.function(lambda gradient: optimizer.apply([gradient], [variable])),
+        tf.function(lambda gradient: optimizer.apply([2.0 * gradient], [variable])),
+    ]
+    owed = np.zeros((40, 30))
+    for number in range(4):
+        rng = np.random.default_rng(10 * number + hvd.rank())
+        gradient = rng.integers(-9, 10, (40, 30)).astype(np.float32)
+        owed += gradient * (1 + number % 2)
+        steps[number % 2](tf.constant(gradient))
+    assert stats(optimizer).step == 3
+    owed -= residual_variables(optimizer)[0].numpy().reshape(40, 30)
+    expected = hvd.allreduce(tf.constant(owed), op=hvd.Sum, name="owed by several").numpy()
+    assert np.array_equal(-variable.numpy(), expected)
+
+
+@pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
+def test_a_bad_gradient_of_one_rank_ends_the_step_on_all_and_changes_nothing():
+    model = make_model(keras.optimizers.SGD(0.05), COMPRESSIONS["topk"])
+    fit(model, epochs=1)
+    weights = [v.numpy() for v in trainable(model)]
+    bad = np.full((16, 8, 8, 1), np.nan if hvd.rank() == hvd.size() - 1 else 1.0, np.float32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"rank {hvd.size() - 1}.*NaN or Inf"):
+        model.train_on_batch(bad, np.zeros(16))
+    for before, after in zip(weights, trainable(model), strict=True):
+        assert np.array_equal(before, after)
+    model.train_on_batch(np.ones((16, 8, 8, 1)), np.zeros(16))
+    assert_same_on_all_ranks(trainable(model))
+
+
+@pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
 def test_a_callback_tells_what_steps_cost(tmp_path):
     model = make_model(keras.optimizers.SGD(0.05), COMPRESSIONS["topk"])
     told = []

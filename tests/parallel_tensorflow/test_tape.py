@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from hvd_sparse.buffer import Buffer
 from hvd_sparse.collectives import COLLECTIVES
-from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.tensorflow import (
@@ -20,6 +20,7 @@ from hvd_sparse.tensorflow import (
     GTopK,
     TopK,
     Warmup,
+    ops,
     prepare,
     residual_variables,
     stats,
@@ -182,6 +183,24 @@ def test_slices_are_gathered_or_made_dense(as_dense):
         expected[19] += 1
     assert np.array_equal(tf.convert_to_tensor(sliced), expected)
     assert np.array_equal(whole, np.full((16, 8), hvd.size()))
+
+
+@alone
+def test_compiling_with_xla_is_refused_by_name():
+    variables = make_variables()
+    step = tf.function(step_of(variables, TopK(min_numel=64)), jit_compile=True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="HvdSparse"):
+        step(integer_gradients(variables, 0))
+
+
+def test_ops_that_were_built_for_another_tensorflow_are_refused(monkeypatch, tmp_path):
+    info = tmp_path / "build_info.json"
+    monkeypatch.setattr(ops, "_BUILD_INFO", info)
+    with pytest.raises(UnavailableError, match="built without TensorFlow"):
+        ops._library.__wrapped__()
+    info.write_text('{"parts": {"tensorflow": {"built": true, "detail": "2.9.1"}}}')
+    with pytest.raises(UnavailableError, match=f"TensorFlow 2.9.1 and this is {tf.__version__}"):
+        ops._library.__wrapped__()
 
 
 @alone
