@@ -52,6 +52,10 @@ def add_arguments(
     parser.add_argument("--epochs", type=int, default=epochs, help="passes over the training data")
     parser.add_argument("--lr", type=float, default=lr, help="learning rate, per rank")
     parser.add_argument("--momentum", type=float, default=0.9, help="momentum of SGD")
+    parser.add_argument("--momentum-correction", action="store_true",
+                        help="sparse: ranks apply momentum to their own gradients")  # fmt: skip
+    parser.add_argument("--weight-decay", type=float, default=0.0,
+                        help="times the weights; sparse: added before error feedback")  # fmt: skip
     parser.add_argument("--seed", type=int, default=1, help="of weights, and order of the data")
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER",
                         help="save to FOLDER after every epoch; go on from there")  # fmt: skip
@@ -67,8 +71,24 @@ def compression(args: argparse.Namespace, *, steps_per_epoch: int) -> Any:
     densities = [density for density in (0.25, 0.0625, 0.015625) if density > args.density]
     steps = math.ceil(args.warmup_epochs * steps_per_epoch / max(1, len(densities)))
     warmup = Warmup(steps=steps, densities=densities) if steps and densities else None
-    adaptive = args.adaptive and args.compression == "lags"
-    return SPARSE[args.compression](density=args.density, warmup=warmup, adaptive=adaptive)
+    return SPARSE[args.compression](
+        density=args.density,
+        warmup=warmup,
+        adaptive=args.adaptive and args.compression == "lags",
+        momentum_correction=args.momentum if args.momentum_correction else 0.0,
+        weight_decay=args.weight_decay,
+    )
+
+
+def sgd(args: argparse.Namespace, model: torch.nn.Module) -> torch.optim.SGD:
+    """SGD, with that part of momentum and weight decay that the compression does not take over."""
+    dense = args.compression in DENSE
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=args.lr * hvd.size(),
+        momentum=args.momentum if dense or not args.momentum_correction else 0.0,
+        weight_decay=args.weight_decay if dense else 0.0,
+    )
 
 
 def resume(

@@ -80,9 +80,8 @@ def main() -> None:
     loader = DataLoader(train, args.batch_size, sampler=sampler, drop_last=True)
 
     model = CharLM(args.hidden)
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * hvd.size(), momentum=args.momentum)
     optimizer = hvd.DistributedOptimizer(
-        optimizer,
+        common.sgd(args, model),
         named_parameters=model.named_parameters(),
         compression=common.compression(args, steps_per_epoch=len(loader)),
     )

@@ -104,7 +104,7 @@ class DenseReducer:
         for slot, handle in self._in_flight:
             wait_for(handle, self._exchange)
             assert slot.work is not None
-            if checks and refuse is None and not bool(torch.isfinite(slot.work).all()):
+            if checks and refuse is None and not _fits(slot.work, slot.gradient().dtype):
                 refuse = f"the sum of the gradients of '{slot.name}' over the ranks is not finite"
         if self._exchange.timeline is not None:
             self._exchange.timeline.dense_done()
@@ -143,3 +143,8 @@ class DenseReducer:
         rest = torch.where(finite, total - work.to(torch.float32), 0.0)
         if bool(rest.any()):
             self._remainders[slot.name] = rest.div_(factor)
+
+
+def _fits(work: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether a result is finite in the type of its gradient, which may be narrower."""
+    return bool(torch.isfinite(work.to(dtype)).all())

@@ -173,9 +173,10 @@ class GradientExchange:
         self,
         residuals: Mapping[str, torch.Tensor],
         memories: Mapping[str, torch.Tensor],
-        velocities: Mapping[str, torch.Tensor],
+        velocities: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """Takes up, between two steps, what these methods gave; what lacks is zero."""
+        velocities = velocities or {}
         for bucket in self.buckets:
             bucket.load(residuals, memories, velocities)
         sparse = {slot.name for bucket in self.buckets for slot in bucket.slots}
@@ -366,8 +367,9 @@ class GradientExchange:
             self._dense.committed()
             for slot in self._slots:
                 slot.write_back()
-            last = replace(last, quality=self._meter.measure(self.buckets))
-            self.stats = replace(self.stats, last=last)
+            quality = self._meter.measure(self.buckets)
+            if quality is not None:
+                self.stats = replace(self.stats, last=replace(last, quality=quality))
         self._phase = _Phase.EXCHANGED
         self._sparse.end_step()
         if self.tuner is not None:

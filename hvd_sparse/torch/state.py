@@ -68,11 +68,11 @@ def check_place(saved: dict[str, Any] | None, *, rank: int, size: int) -> None:
 def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     """Takes up what `check` has found to fit; None empties the residuals."""
     if saved is None:
-        exchange.load({}, {}, {})
+        exchange.load({}, {})
         return
     if exchange.tuner is not None and saved.get("tuning") is not None:
         exchange.go_on_as(saved["tuning"])
-    exchange.load(saved["residuals"], saved["states"], saved.get("velocities", {}))
+    exchange.load(saved["residuals"], saved["states"], saved.get("velocities"))
     exchange.steps = saved["step"]
     exchange.rates.load(saved["lrs"])
 

@@ -36,6 +36,9 @@ def watch(
             this rank has not sent, and the same over that of the averaged gradients. They cost a
             pass over both.
 
+    What selection leaves behind is told of the steps in which `quality_every` of the compression
+    has it measured; it takes all ranks.
+
     Raises:
         InvalidArgumentError: The optimizer has no sparse compression, `every` is no integer above
             0, or `target` is neither.

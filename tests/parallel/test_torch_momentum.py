@@ -13,6 +13,7 @@ from hvd_sparse.errors import (
     CheckpointMismatchError,
     ExchangeFailedError,
     InvalidArgumentError,
+    NonFiniteGradientError,
 )
 from hvd_sparse.torch import (
     LAGS,
@@ -147,6 +148,21 @@ def test_a_bad_gradient_of_one_rank_leaves_finite_velocities(bad):
     assert scaler.get_scale() == 512
     assert all(part.isfinite().all() for part in velocities(optimizer).values())
     assert_same_on_all_ranks(model.parameters())
+
+
+def test_a_step_that_a_narrow_gradient_cannot_hold_is_refused():
+    model = Toy({"bias": (7,)}, dtype=torch.float16)
+    optimizer = distribute(model, COMPRESSIONS["topk"], op=hvd.Average)
+    gradients = {"bias": torch.full((7,), 40000.0, dtype=torch.float16)}
+    for held in (True, True, False):  # 40000, 60000, 70000
+        optimizer.zero_grad()
+        model.backward(gradients)
+        if held:
+            optimizer.step()
+            continue
+        with pytest.raises(NonFiniteGradientError, match="'bias'"):
+            optimizer.step()
+    assert torch.equal(velocities(optimizer)["bias"], torch.full((7,), 60000.0).double())
 
 
 @pytest.fixture
