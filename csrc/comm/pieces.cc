@@ -51,8 +51,8 @@ void Pieces::Received(std::int64_t bytes) {
       return;
     case Part::kLength:
       if (bytes != sizeof(following_) || following_ < 0 || following_ > bytes_ - moved_) {
-        Throw(ErrorKind::kDisagreement, "the ranks disagree: a message of ", moved_ + following_,
-              " bytes came where at most ", bytes_, " were expected");
+        Throw(ErrorKind::kDisagreement, "the ranks disagree: a message of ", moved_, " bytes and ",
+              following_, " more came where at most ", bytes_, " were expected");
       }
       awaited_ = next_ = following_ > 0 ? Part::kRest : Part::kNothing;
       return;

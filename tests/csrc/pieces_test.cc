@@ -119,6 +119,7 @@ TEST(Pieces, AMessageThatDoesNotFitIsRefusedBeforeItIsReceived) {
   EXPECT_EQ(Refused(25, {Bytes(10), Length(16)}), ErrorKind::kDisagreement);
   EXPECT_EQ(Refused(10, {Bytes(10), Length(1)}), ErrorKind::kDisagreement);
   EXPECT_EQ(Refused(25, {Bytes(10), Length(-1)}), ErrorKind::kDisagreement);
+  EXPECT_EQ(Refused(25, {Bytes(10), Length(INT64_MAX)}), ErrorKind::kDisagreement);
   EXPECT_EQ(Refused(25, {Bytes(10), Bytes(3)}), ErrorKind::kDisagreement);
 }
 
