@@ -24,6 +24,10 @@ void CheckMessage(const BlockHeader& header, std::int64_t bytes, std::int64_t ca
     Throw(ErrorKind::kExchangeFailed, "received a block of ", bytes, " bytes, but ", header.count,
           " entries take ", SparseBlock::MessageBytes(header.count), " bytes");
   }
+  if (header.indices != 0 || header.values != 0) {
+    Throw(ErrorKind::kExchangeFailed, "received a block whose indices or values are coded (",
+          int{header.indices}, ", ", int{header.values}, ") where plain ones were agreed on");
+  }
   CheckRoom(header.count, capacity);
 }
 
@@ -58,6 +62,10 @@ BlockHeader SparseBlock::ReadHeader(const void* message, std::int64_t bytes) {
     Throw(ErrorKind::kExchangeFailed, "received ", bytes,
           " bytes that are no block of hvd_sparse: the ranks are out of step, or run different "
           "versions or machines of different byte order");
+  }
+  if (header.bad_rank < 0) {
+    Throw(ErrorKind::kExchangeFailed, "received a block that tells of a rank ", header.bad_rank,
+          ": the message is corrupt");
   }
   return header;
 }

@@ -18,8 +18,8 @@ namespace hvd_sparse {
 /// No rank saw a non-finite gradient.
 constexpr std::int32_t kNoRank = INT32_MAX;
 
-/// Stands for a bad rank where every gradient is finite, but a sum of them is not, before anything
-/// was selected from it. The lowest bad rank is the one that counts, so it yields to any rank.
+/// Stands for a bad rank where every gradient is finite, but a sum of them is not. The lowest bad
+/// rank is the one that counts, so it yields to any rank.
 constexpr std::int32_t kSumOverflows = INT32_MAX - 1;
 
 /// Precedes every block on the wire; lets the receiver find out that the ranks disagree.
@@ -36,6 +36,9 @@ struct BlockHeader {
   std::uint8_t indices = 0;  ///< how those of this message are coded, see wire_format.cc
   std::uint8_t values = 0;   ///< DType of those of this message
   std::uint8_t unused = 0;
+
+  /// A bad rank that was known before counts more.
+  void NoteOverflow() { bad_rank = bad_rank < kSumOverflows ? bad_rank : kSumOverflows; }
 };
 static_assert(sizeof(BlockHeader) == 32);
 

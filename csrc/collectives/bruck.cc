@@ -39,10 +39,6 @@ class MessageQueue {
   std::int64_t Start(std::size_t i) const { return i < size() ? starts_[i] : bytes_; }
 
  private:
-  [[noreturn]] static void Refuse() {
-    Throw(ErrorKind::kExchangeFailed, "a message of an allgather is corrupt");
-  }
-
   Buffer* buffer_;
   std::int64_t bytes_ = 0;
   std::vector<std::int64_t> starts_;
@@ -64,11 +60,13 @@ std::vector<SparseBlock>& CollectiveContext::AllgatherBlocks(SparseBlock* own, s
     const Outgoing out{ring.To(distance), messages.begin(), messages.Start(blocks)};
     Incoming in{ring.From(distance), messages.end(), blocks * message_capacity};
     Transfer({&out, 1}, {&in, 1}, Concat(round, " ", ++rounds));
-    messages.Arrived(in.bytes);
-  }
-  if (messages.size() != static_cast<std::size_t>(ring.size)) {
-    Throw(ErrorKind::kExchangeFailed, what, ": received ", messages.size(), " blocks of ",
-          ring.size, " ranks in ", round);
+    Reading(in.peer, [&] {
+      const std::size_t before = messages.size();
+      messages.Arrived(in.bytes);
+      if (messages.size() == before + static_cast<std::size_t>(blocks)) return;
+      Throw(ErrorKind::kExchangeFailed, "received ", messages.size() - before,
+            " blocks instead of ", blocks, " in ", round, " ", rounds);
+    });
   }
 
   std::vector<SparseBlock>& blocks = scratch.blocks;
@@ -98,7 +96,8 @@ const std::uint8_t* CollectiveContext::AllgatherRecords(const void* own, std::in
     Transfer({&out, 1}, {&in, 1}, Concat(round, " ", ++rounds));
     if (in.bytes != length) {
       Throw(ErrorKind::kDisagreement, "the ranks disagree: in ", what, ", ", round, " ", rounds,
-            ", rank ", ring.From(distance), " sent ", in.bytes, " bytes instead of ", length);
+            ", rank ", comm.RankInExchange(in.peer), " sent ", in.bytes, " bytes instead of ",
+            length);
     }
     filled += length;
   }

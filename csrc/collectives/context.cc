@@ -68,14 +68,21 @@ Incoming CollectiveContext::ExpectAt(std::uint8_t* memory, SparseBlock* theirs, 
 
 void CollectiveContext::Unpack(const std::uint8_t* message, std::int64_t bytes, SparseBlock* own,
                                SparseBlock* theirs, int peer) const {
-  AgreeOnFormat(SparseBlock::ReadHeader(message, bytes).format, peer);
-  if (!wire.IsPlain()) {
-    DecodeBlock(message, bytes, numel, theirs);
-  } else if (message == theirs->message()) {
-    theirs->ParseInPlace(bytes);
-  } else {
-    theirs->Parse(message, bytes);
-  }
+  std::uint8_t format = 0;
+  Reading(peer, [&] { format = SparseBlock::ReadHeader(message, bytes).format; });
+  AgreeOnFormat(format, peer);
+  Reading(peer, [&] {
+    if (!wire.IsPlain()) {
+      DecodeBlock(message, bytes, numel, theirs);
+    } else if (message == theirs->message()) {
+      theirs->ParseInPlace(bytes);
+      CheckPositions(*theirs, numel);
+    } else {
+      theirs->Parse(message, bytes);
+      CheckPositions(*theirs, numel);
+    }
+    CheckValues(theirs->header(), theirs->values(), theirs->count());
+  });
   Agree(own, *theirs, peer);
 }
 
@@ -173,6 +180,7 @@ void CollectiveContext::MergeInto(SparseBlock* own, const SparseBlock& theirs) {
   const std::int32_t count = scratch.merged.header().count;
   scratch.merged.header() = identity;
   scratch.merged.header().count = count;
+  if (!AreFinite(scratch.merged.values(), count)) scratch.merged.header().NoteOverflow();
   std::swap(*own, scratch.merged);
 }
 

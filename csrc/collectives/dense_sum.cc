@@ -40,16 +40,20 @@ void DenseSum::Reset(std::int64_t numel) {
 
 void DenseSum::Clear() { std::fill_n(values(), numel_, kAbsent); }
 
-void DenseSum::Add(const SparseBlock& block) {
+bool DenseSum::Add(const SparseBlock& block) {
   const Index* indices = block.indices();
+  bool finite = true;
   for (std::int64_t i = 0; i < block.count(); ++i) {
     const Index position = Position(indices[i]);
     if (position >= numel_) {
       Throw(ErrorKind::kExchangeFailed, "received an entry at position ", position,
             " of a bucket with ", numel_, " entries");
     }
-    values()[position] += block.values()[i];
+    float& sum = values()[position];
+    sum += block.values()[i];
+    finite &= std::fabs(sum) <= FLT_MAX;
   }
+  return finite;
 }
 
 bool DenseSum::Add(const DenseSum& other) { return AddEach(other.values(), numel_, values()); }
@@ -58,7 +62,8 @@ void DenseSum::ParseInPlace(std::int64_t bytes) {
   BlockHeader received;
   const bool whole = bytes == message_bytes();
   if (whole) std::memcpy(&received, buffer_.data(), sizeof(received));
-  if (!whole || received.magic != kDenseMagic || received.count != numel_) {
+  if (!whole || received.magic != kDenseMagic || received.count != numel_ ||
+      received.bad_rank < 0) {
     Throw(ErrorKind::kExchangeFailed, "received ", bytes, " bytes that are no dense sum of ",
           numel_, " entries: the ranks are out of step, or run different versions");
   }

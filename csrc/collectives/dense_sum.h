@@ -12,6 +12,7 @@
 #include "csrc/base/buffer.h"
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
+#include "csrc/wire/wire_format.h"
 
 namespace hvd_sparse {
 
@@ -28,8 +29,9 @@ class DenseSum {
   /// Makes every position absent.
   void Clear();
 
-  /// Adds a block. Throws ExchangeFailed if a position lies beyond the end.
-  void Add(const SparseBlock& block);
+  /// Adds a block. Returns whether all sums at its positions are finite. Throws ExchangeFailed if a
+  /// position lies beyond the end.
+  bool Add(const SparseBlock& block);
 
   /// Adds another sum of the same numel. Commutes, bit for bit. Returns whether all is finite.
   bool Add(const DenseSum& other);
@@ -37,6 +39,9 @@ class DenseSum {
   /// Takes the message of `bytes` bytes that was received into message(). Throws ExchangeFailed if
   /// it is no sum of this numel.
   void ParseInPlace(std::int64_t bytes);
+
+  /// See wire_format.h.
+  void CheckValues() const { hvd_sparse::CheckValues(header(), values(), numel_); }
 
   /// Writes what is there as a block. A sum of -0.0 is left out: adding it changes nothing. The
   /// block keeps its header.

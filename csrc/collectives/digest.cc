@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 
 #include "csrc/base/error.h"
 #include "csrc/kernels/half.h"
@@ -119,14 +120,19 @@ void WriteDigest(const SparseBlock& block, const std::vector<std::int64_t>& plac
   }
 }
 
-Bound FindBound(Span<const std::uint32_t> digests, const std::vector<std::int64_t>& places,
-                int size, std::int64_t k, std::int64_t numel) {
-  for (int rank = 0; rank < size; ++rank) {
-    const Digest digest = DigestOf(rank, digests, places);
-    if (digest.count <= numel) continue;
-    Throw(ErrorKind::kExchangeFailed, "rank ", rank, " claims ", digest.count,
-          " entries in a bucket of ", numel);
+std::string ProblemOfDigest(Span<const std::uint32_t> digest, std::int64_t numel) {
+  if (digest[0] > numel) {
+    return Concat("a claim of ", digest[0], " entries in a bucket of ", numel);
   }
+  if (std::any_of(digest.begin() + 1, digest.end(), [](auto m) { return m > kMagnitudeMask; }) ||
+      !std::is_sorted(digest.begin() + 1, digest.end(), std::greater<>())) {
+    return "a digest whose magnitudes do not descend";
+  }
+  return "";
+}
+
+Bound FindBound(Span<const std::uint32_t> digests, const std::vector<std::int64_t>& places,
+                int size, std::int64_t k) {
   const auto promised = [&](int rank, std::uint32_t bound) {
     const Digest digest = DigestOf(rank, digests, places);
     return digest.EntriesBefore(digest.Reaching(bound));

@@ -8,6 +8,7 @@
 #define HVD_SPARSE_COLLECTIVES_DIGEST_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "csrc/base/sparse_block.h"
@@ -36,6 +37,9 @@ inline std::int64_t DigestLength(const std::vector<std::int64_t>& places) {
 void WriteDigest(const SparseBlock& block, const std::vector<std::int64_t>& places,
                  DigestScratch* scratch, std::uint32_t* digest);
 
+/// Why a received digest is none of a bucket of `numel` entries; empty if it may be one.
+std::string ProblemOfDigest(Span<const std::uint32_t> digest, std::int64_t numel);
+
 /// What a rank can tell of the entries of one rank: how many reach the bound.
 struct Share {
   std::int64_t at_least = 0;
@@ -53,10 +57,8 @@ struct Bound {
 /// Ties: of entries with exactly the magnitude of the bound a rank keeps only those that can still
 /// be among the k largest when lower ranks have lower indices. So many entries does a share speak
 /// of (see KeptOf).
-///
-/// Throws ExchangeFailed if a digest is none of a bucket of `numel` entries.
 Bound FindBound(Span<const std::uint32_t> digests, const std::vector<std::int64_t>& places,
-                int size, std::int64_t k, std::int64_t numel);
+                int size, std::int64_t k);
 
 /// How many of its largest entries rank `rank` keeps: all above the bound, and of those equal to it
 /// the first ones that may count. `scratch` is as WriteDigest of its block has left it.

@@ -94,14 +94,18 @@ class RunningSum {
     if (form_ == Form::kSparse && their_form_ == Form::kSparse) {
       ctx_.MergeInto(&block_, ctx_.scratch.theirs);
       MakeDenseIfShorter();
-    } else if (form_ == Form::kSparse) {
-      their_dense.Add(block_);
+      return;
+    }
+    bool finite = true;
+    if (form_ == Form::kSparse) {
+      finite = their_dense.Add(block_);
       TakeOver();
     } else if (their_form_ == Form::kSparse) {
-      dense.Add(ctx_.scratch.theirs);
+      finite = dense.Add(ctx_.scratch.theirs);
     } else {
-      dense.Add(their_dense);
+      finite = dense.Add(their_dense);
     }
+    if (!finite) block_.header().NoteOverflow();
   }
 
   /// sum = theirs
@@ -138,7 +142,8 @@ class RunningSum {
   void CheckForm(std::int64_t bytes, int peer) const {
     const bool known = their_form_ == Form::kSparse || their_form_ == Form::kDense;
     if (bytes == sizeof(their_form_) && known) return;
-    Throw(ErrorKind::kDisagreement, "the ranks disagree: in ", ctx_.what, " rank ", peer,
+    Throw(ErrorKind::kDisagreement, "the ranks disagree: in ", ctx_.what, " rank ",
+          ctx_.comm.RankInExchange(peer),
           " does not say in which form its sum comes: do all ranks use the same density?");
   }
 
@@ -163,7 +168,11 @@ class RunningSum {
     theirs.Reset(ctx_.numel);
     Incoming in{peer, theirs.message(), theirs.message_bytes()};
     ctx_.Transfer(out, {&in, 1}, round);
-    theirs.ParseInPlace(in.bytes);
+    ctx_.Reading(peer, [&] {
+      theirs.ParseInPlace(in.bytes);
+      theirs.CheckValues();
+    });
+    ctx_.AgreeOnFormat(theirs.header().format, peer);
     ctx_.Agree(&block_.header(), theirs.header(), peer);
   }
 

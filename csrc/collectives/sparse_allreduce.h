@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/base/error.h"
 #include "csrc/base/sparse_block.h"
 #include "csrc/collectives/dense_sum.h"
 #include "csrc/collectives/digest.h"
@@ -133,11 +134,24 @@ struct CollectiveContext {
   /// Throws ExchangeFailed unless `peer` sends messages of this context's format.
   void AgreeOnFormat(std::uint8_t theirs, int peer) const;
 
-  /// own = Kernels::Merge(own, theirs); the header stays own's.
+  /// Runs `read`, which looks at a message of `peer`. What it finds wrong is thrown with the names
+  /// of that rank and of the bucket.
+  template <typename Read>
+  void Reading(int peer, Read read) const {
+    try {
+      read();
+    } catch (const Error& error) {
+      Throw(error.kind(), "in ", what, ", from rank ", comm.RankInExchange(peer), ": ",
+            error.what());
+    }
+  }
+
+  /// own = Kernels::Merge(own, theirs); the header stays own's, but for kSumOverflows where a sum
+  /// is not finite.
   void MergeInto(SparseBlock* own, const SparseBlock& theirs);
 
   /// The sum of one block of each rank, added pair by pair in the order of the ranks, so that every
-  /// rank that does it gets the same bits. Uses up the blocks.
+  /// rank that does it gets the same bits; with kSumOverflows as in MergeInto. Uses up the blocks.
   const SparseBlock& SumInRankOrder(std::vector<SparseBlock>* blocks);
 
   /// Drops all but the `count` largest entries of a block.
@@ -147,7 +161,8 @@ struct CollectiveContext {
   Outgoing Packed(const SparseBlock& block, Cargo cargo, int peer);
 
   /// Reads a message of `peer` into `theirs`, which was reset to the room that it may take, and
-  /// checks that it belongs here. `message` may be the block's own memory.
+  /// checks that it belongs here: that its positions ascend within the bucket, that its values are
+  /// finite unless a bad rank is known, and Agree. `message` may be the block's own memory.
   void Unpack(const std::uint8_t* message, std::int64_t bytes, SparseBlock* own,
               SparseBlock* theirs, int peer) const;
 

@@ -106,7 +106,11 @@ class SplitRun {
     std::vector<std::int64_t> sums(cuts.size(), 0);
     std::int64_t voices = 0;
     for (int rank = 0; rank < size_; ++rank, all += cuts.size()) {
-      if (all[0] < 0) continue;
+      const bool silent = std::all_of(all, all + cuts.size(), [](Index cut) { return cut == -1; });
+      const bool valid = all[0] >= 0 && std::is_sorted(all, all + cuts.size()) &&
+                         all[cuts.size() - 1] < ctx_.numel;
+      if (!silent && !valid) Refuse(rank, "regions that do not ascend within the bucket");
+      if (silent) continue;
       ++voices;
       for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += all[i];
     }
@@ -114,8 +118,7 @@ class SplitRun {
     for (int region = 1; region < size_; ++region) {
       const std::int64_t cut = voices > 0 ? sums[static_cast<std::size_t>(region) - 1] / voices
                                           : ctx_.numel * region / size_;
-      const std::int64_t least = scratch_.regions.back();  // a broken peer may not ascend
-      scratch_.regions.push_back(static_cast<Index>(std::clamp(cut, least, ctx_.numel)));
+      scratch_.regions.push_back(static_cast<Index>(cut));
     }
   }
 
@@ -161,7 +164,11 @@ class SplitRun {
     const auto* all = reinterpret_cast<const std::uint32_t*>(ctx_.AllgatherRecords(
         digest.data(), length * static_cast<std::int64_t>(sizeof(std::uint32_t)),
         "split_allgather, digests, round"));
-    const Bound bound = FindBound({all, length * size_}, places, size_, ctx_.k, ctx_.numel);
+    for (int rank = 0; rank < size_; ++rank) {
+      const std::string problem = ProblemOfDigest({all + rank * length, length}, ctx_.numel);
+      if (!problem.empty()) Refuse(rank, problem);
+    }
+    const Bound bound = FindBound({all, length * size_}, places, size_, ctx_.k);
     ctx_.KeepTopK(&block_, KeptOf(rank_, bound, ctx_.k, scratch_.digest));
     ctx_.Narrow(&block_, /*keeps_errors=*/true);  // sums that no other rank holds, before any moves
 
@@ -183,8 +190,8 @@ class SplitRun {
     std::int64_t total = 0;
     for (int rank = 0; rank < size_; ++rank) {
       if (counts[rank] > bound.shares[static_cast<std::size_t>(rank)].at_most) {
-        Throw(ErrorKind::kExchangeFailed, "rank ", rank, " claims ", counts[rank], " entries in ",
-              ctx_.what, ", more than its digest promised");
+        Refuse(rank,
+               Concat("a claim of ", counts[rank], " entries, more than its digest promised"));
       }
       held.push_back({total, total + counts[rank]});
       total += counts[rank];
@@ -220,8 +227,7 @@ class SplitRun {
       if (count == 0) continue;
       const SparseBlock& part = *Of(&scratch_.blocks, peer);
       if (part.count() != count) {
-        Throw(ErrorKind::kExchangeFailed, "rank ", peer, " sent ", part.count(), " of ", count,
-              " entries in ", ctx_.what);
+        Refuse(peer, Concat(part.count(), " of ", count, " entries"));
       }
       Append(part, {0, count}, filled, &block_);
       filled += count;
@@ -247,14 +253,25 @@ class SplitRun {
     }
     block_.header() = identity;
     block_.Finish(total);
+    try {
+      CheckPositions(block_, ctx_.numel);
+    } catch (const Error& error) {
+      Throw(error.kind(), "in ", ctx_.what, ", the entries of all owners together: ", error.what());
+    }
   }
 
   void TakeEntriesOf(SparseBlock* other) {
     const BlockHeader identity = block_.header();
-    const std::int32_t count = other->header().count;
+    const auto [count, bad_rank] = std::pair(other->header().count, other->header().bad_rank);
     std::swap(block_, *other);
     block_.header() = identity;
     block_.header().count = count;
+    block_.header().bad_rank = std::min(identity.bad_rank, bad_rank);
+  }
+
+  [[noreturn]] void Refuse(int peer, const std::string& sent) const {
+    Throw(ErrorKind::kExchangeFailed, "in ", ctx_.what, " rank ", ctx_.comm.RankInExchange(peer),
+          " sent ", sent);
   }
 
   static SparseBlock* Of(std::vector<SparseBlock>* blocks, int rank) {

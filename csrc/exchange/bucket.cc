@@ -204,6 +204,7 @@ void Bucket::ReduceOverNodes(Communicator& comm, const Kernels& kernels) {
 
   // Sums that are finished travel as they are.
   CollectiveContext back = ContextOf(node, kernels, {});
+  back.numel = numel_;  // shards are not equally long; Gather knows each
   reduced_.header().format = back.wire.Id();
   reduced_.header().kept = 0;  // differs between shards
   node_->Gather(gather_room_, &reduced_, back);

@@ -235,8 +235,9 @@ void Exchange::Commit(const std::string& refuse) {
               "' is in flight");
       if (!why.empty()) continue;
       if (bucket.bad_rank() == kSumOverflows) {
-        why = Concat("the sum of the residuals of a node in bucket '", bucket.spec().name,
-                     "' overflows");
+        const bool nodes = FindCollective(bucket.spec().collective).SumsNodesFirst();
+        why = Concat("the sum of the ", nodes ? "residuals of a node or of all nodes" : "gradients",
+                     " in bucket '", bucket.spec().name, "' overflows");
       } else if (bucket.bad_rank() != kNoRank) {
         why = Concat("the gradient of rank ", bucket.bad_rank(), " in bucket '", bucket.spec().name,
                      "' holds NaN or Inf");

@@ -24,12 +24,13 @@ bool NodeSum::Add(Span<const float> residual, BlockHeader* identity, CollectiveC
     const Outgoing out{to, outgoing_.message(), outgoing_.message_bytes()};
     Incoming in{from, incoming_.message(), incoming_.message_bytes()};
     ctx.Transfer({&out, 1}, {&in, 1}, Concat("hierarchical, shards, round ", distance));
-    incoming_.ParseInPlace(in.bytes);
+    ctx.Reading(from, [&] { incoming_.ParseInPlace(in.bytes); });
     ctx.AgreeOnFormat(incoming_.header().format, from);
-    ctx.Agree(identity, incoming_.header(), from);
     finite = sum_.Add(incoming_);
+    if (!finite) ctx.Reading(from, [&] { incoming_.CheckValues(); });
+    ctx.Agree(identity, incoming_.header(), from);
   }
-  if (!finite) identity->bad_rank = std::min(identity->bad_rank, kSumOverflows);
+  if (!finite) identity->NoteOverflow();
   return finite;
 }
 

@@ -147,6 +147,15 @@ HVD_SPARSE_CLONES void DecodeFloat16(const std::uint8_t* code, std::int64_t coun
   Decode<Float16>(code, count, values);
 }
 
+/// No loop over values is vectorised that may end early.
+HVD_SPARSE_CLONES bool AllFinite(const float* values, std::int64_t count) {
+  std::uint32_t special = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    special |= static_cast<std::uint32_t>((FloatBits(values[i]) & ~kSign) >= kInfinity);
+  }
+  return special == 0;
+}
+
 [[noreturn]] void RefuseDType() {
   Throw(ErrorKind::kInvalidArgument, "values travel as float32, float16 or bfloat16, not float64");
 }
@@ -184,6 +193,8 @@ bool EncodeValues(DType dtype, const float* values, std::int64_t count, std::uin
   }
   RefuseDType();
 }
+
+bool AreFinite(const float* values, std::int64_t count) { return AllFinite(values, count); }
 
 void DecodeValues(DType dtype, const std::uint8_t* code, std::int64_t count, float* values) {
   switch (dtype) {

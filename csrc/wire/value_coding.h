@@ -26,6 +26,9 @@ bool EncodeValues(DType dtype, const float* values, std::int64_t count, std::uin
 /// Reads what EncodeValues wrote.
 void DecodeValues(DType dtype, const std::uint8_t* code, std::int64_t count, float* values);
 
+/// Whether no value is NaN or infinite.
+bool AreFinite(const float* values, std::int64_t count);
+
 }  // namespace hvd_sparse
 
 #endif  // HVD_SPARSE_WIRE_VALUE_CODING_H_

@@ -98,6 +98,11 @@ Opened Open(const std::uint8_t* message, std::int64_t available) {
   return {header, shape, at};
 }
 
+[[noreturn]] void RefusePositions(std::int64_t count, std::int64_t numel) {
+  Throw(ErrorKind::kExchangeFailed, "received a block whose ", count,
+        " positions do not ascend within [0, ", numel, "): the message is corrupt");
+}
+
 }  // namespace
 
 std::string NameOfFormat(std::uint8_t id) {
@@ -180,13 +185,20 @@ void DecodeBlock(const std::uint8_t* message, std::int64_t bytes, std::int64_t n
     valid = opened.shape.last < numel &&
             DecodeIndices(message + at.indices, bytes - at.indices, opened.shape, indices);
   }
-  if (!valid) {
-    Throw(ErrorKind::kExchangeFailed, "received a block whose ", count,
-          " positions do not ascend within [0, ", numel, "): the message is corrupt");
-  }
+  if (!valid) RefusePositions(count, numel);
   if (opened.header.indices == kPackedWithMarks) DecodeMarks(message + at.marks, count, indices);
   DecodeValues(static_cast<DType>(opened.header.values), message + at.values, count,
                block->values());
+}
+
+void CheckPositions(const SparseBlock& block, std::int64_t numel) {
+  if (!Ascend(block.indices(), block.count(), numel)) RefusePositions(block.count(), numel);
+}
+
+void CheckValues(const BlockHeader& header, const float* values, std::int64_t count) {
+  if (header.bad_rank != kNoRank || AreFinite(values, count)) return;
+  Throw(ErrorKind::kExchangeFailed, "received ", count,
+        " values, not all of them finite, of gradients that are: the message is corrupt");
 }
 
 }  // namespace hvd_sparse

@@ -7,8 +7,8 @@
 /// values are coded, so that messages of one bucket may differ: indices are packed only where that
 /// is smaller, and a finished block travels verbatim to a guest. docs/wire_format.md has the table.
 ///
-/// What comes from another rank may be anything. Of a message that is not plain, every position is
-/// checked: they ascend, and lie inside the bucket.
+/// What comes from another rank may be anything. Every position is checked: they ascend, and lie
+/// inside the bucket. So is every value: it is finite, or the header names who is to blame.
 
 #ifndef HVD_SPARSE_WIRE_WIRE_FORMAT_H_
 #define HVD_SPARSE_WIRE_WIRE_FORMAT_H_
@@ -58,6 +58,14 @@ std::int64_t MessageLength(const std::uint8_t* message, std::int64_t available);
 /// Throws ExchangeFailed if it is no such message.
 void DecodeBlock(const std::uint8_t* message, std::int64_t bytes, std::int64_t numel,
                  SparseBlock* block);
+
+/// Of a plain message that was parsed into a block: throws ExchangeFailed unless its positions
+/// ascend within [0, numel). DecodeBlock has done so.
+void CheckPositions(const SparseBlock& block, std::int64_t numel);
+
+/// Throws ExchangeFailed if one of the values that came with this header is not finite, though the
+/// header says that no gradient and no sum was so.
+void CheckValues(const BlockHeader& header, const float* values, std::int64_t count);
 
 }  // namespace hvd_sparse
 

@@ -39,7 +39,7 @@ Found KeepOn(const Ranks& ranks, std::int64_t k) {
     WriteDigest(MakeBlock(entries), places, &scratch[rank], &digests[rank * length]);
   }
   Found found;
-  found.bound = FindBound(digests, places, size, k, 1 << 20);
+  found.bound = FindBound(digests, places, size, k);
   for (int rank = 0; rank < size; ++rank) {
     found.kept.push_back(KeptOf(rank, found.bound, k, scratch[static_cast<std::size_t>(rank)]));
   }
@@ -145,16 +145,15 @@ TEST(Digest, KeepsEverythingWhereThereAreFewerThanKEntries) {
   EXPECT_EQ(ExpectSafe(ranks, 95), 95);
 }
 
-TEST(Digest, ThatClaimsMoreThanTheBucketHoldsIsRefused) {
-  const std::vector<std::int64_t> places = DigestPlaces(1, 2);
-  const std::vector<std::uint32_t> digests = {5, 7, 101, 9};
-  try {
-    FindBound(digests, places, 2, 1, 100);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed);
-    EXPECT_STREQ(error.what(), "rank 1 claims 101 entries in a bucket of 100");
-  }
+TEST(Digest, ThatCannotBeOneIsFoundOut) {
+  const auto problem = [](const std::vector<std::uint32_t>& digest) {
+    return ProblemOfDigest(digest, 100);
+  };
+  EXPECT_EQ(problem({100, 9, 9, 4}), "");
+  EXPECT_EQ(problem({0}), "");
+  EXPECT_EQ(problem({101, 9}), "a claim of 101 entries in a bucket of 100");
+  EXPECT_EQ(problem({5, 9, 4, 9}), "a digest whose magnitudes do not descend");
+  EXPECT_EQ(problem({5, 0x80000000u}), "a digest whose magnitudes do not descend");
 }
 
 }  // namespace

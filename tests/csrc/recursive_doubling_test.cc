@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
@@ -107,7 +108,7 @@ TEST(RecursiveDoubling, HasTheSameSumInEitherFormOnAllRanks) {
 
 TEST(RecursiveDoubling, KeepsTheSignsOfZeros) {
   const std::vector<Entries> of_ranks = {{{0, -0.0f}, {1, -0.0f}, {2, 0.0f}, {3, 1.0f}, {4, kTiny}},
-                                         {{0, -0.0f}, {1, 0.0f}, {2, 0.0f}, {3, -1.0f}, {5, kInf}}};
+                                         {{0, -0.0f}, {1, 0.0f}, {2, 0.0f}, {3, -1.0f}, {5, kMax}}};
   for (const std::int64_t numel : {7, 1000}) {
     const auto outcomes = RunAll(
         2, 5, numel, [&](int rank) { return MakeBlock(of_ranks[static_cast<std::size_t>(rank)]); });
@@ -116,7 +117,7 @@ TEST(RecursiveDoubling, KeepsTheSignsOfZeros) {
       for (const Entry& entry : EntriesOf(outcome.block)) {
         dense[static_cast<std::size_t>(Position(entry.index))] = entry.value;
       }
-      EXPECT_TRUE(SameBits(dense, std::vector<float>{-0.0f, 0.0f, 0.0f, 0.0f, kTiny, kInf}));
+      EXPECT_TRUE(SameBits(dense, std::vector<float>{-0.0f, 0.0f, 0.0f, 0.0f, kTiny, kMax}));
     }
   }
 }
@@ -188,7 +189,11 @@ TEST(RecursiveDoubling, EndsWithAnErrorWhenAPeerSendsSomethingElse) {
   EXPECT_NE(ErrorOfRank0(6, {says_dense, other_bucket}).find("the ranks disagree"),
             std::string::npos);
   EXPECT_NE(ErrorOfRank0(6, {says_sparse, dense}).find("no block"), std::string::npos);
-  EXPECT_NE(ErrorOfRank0(6, {says_sparse, sparse}).find("position 6 of a bucket with 6 entries"),
+  EXPECT_NE(ErrorOfRank0(6, {says_sparse, sparse}).find("do not ascend within [0, 6)"),
+            std::string::npos);
+  auto overflowing = dense;
+  std::memcpy(overflowing.data() + overflowing.size() - sizeof(kInf), &kInf, sizeof(kInf));
+  EXPECT_NE(ErrorOfRank0(6, {says_dense, overflowing}).find("not all of them finite"),
             std::string::npos);
 }
 

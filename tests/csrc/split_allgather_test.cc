@@ -219,14 +219,15 @@ TEST(SplitAllgather, EndsWithAnErrorWhenAPeerSendsSomethingElse) {
     std::memcpy(message->data() + 4, &count, sizeof(count));
   };
   expect("regions", none, "");
-  expect("regions", Set(0, 0x80000001u), "");  // a region may be anything
-  expect("regions", Set(0, 0x7fffffffu), "");
+  expect("regions", Set(0, 0x80000001u), "rank 2 sent regions that do not ascend");
+  expect("regions", Set(0, 0x7fffffffu), "rank 2 sent regions that do not ascend");
   expect("regions", shorter, "sent 7 bytes instead of 8");
   expect("regions", longer, "expected at most");
   expect("owners", Set(0, 1), "no block");
   expect("owners", Set(2, 9), "the ranks disagree");
-  expect("digests", Set(0, 50000), "rank 2 claims 50000 entries in a bucket of 40000");
-  expect("counts", Set(0, 40000), "rank 2 claims 40000 entries");
+  expect("digests", Set(0, 50000), "rank 2 sent a claim of 50000 entries in a bucket");
+  expect("digests", Set(1, 0), "rank 2 sent a digest whose magnitudes do not descend");
+  expect("counts", Set(0, 40000), "rank 2 sent a claim of 40000 entries");
   expect("balance", empty, "sent 0 of");
   expect(", gather", Set(1, 1000000), "corrupt");
 }

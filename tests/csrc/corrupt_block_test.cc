@@ -1,0 +1,169 @@
+/// What a rank refuses of the blocks that it receives, in every format, and what it says then.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/collectives/sparse_allreduce.h"
+#include "csrc/comm/group_communicator.h"
+#include "csrc/comm/loopback_communicator.h"
+#include "tests/csrc/collective_ranks.h"
+#include "tests/csrc/entries.h"
+#include "tests/csrc/thrown.h"
+
+namespace hvd_sparse {
+namespace {
+
+using Message = std::vector<std::uint8_t>;
+
+constexpr std::int64_t kNumel = 100, kRoom = 10;
+const std::vector<WireFormat> kFormats = {
+    {}, {true, DType::kFloat32}, {false, DType::kBFloat16}, {true, DType::kFloat16}};
+
+Message MessageOf(const Entries& entries, WireFormat format, std::int32_t bad_rank = kNoRank) {
+  SparseBlock block = MakeBlock(entries);
+  block.header().format = format.Id();
+  block.header().bad_rank = bad_rank;
+  if (format.IsPlain()) return {block.message(), block.message() + block.message_bytes()};
+  Message message(static_cast<std::size_t>(block.message_bytes()));
+  message.resize(
+      static_cast<std::size_t>(EncodeBlock(block, format, Cargo::kSums, message.data())));
+  return message;
+}
+
+/// What rank 1 of a bucket says of a message of rank 5.
+Error Reads(const Message& message, WireFormat format, SparseBlock* theirs) {
+  LoopbackCommunicator whole(std::make_shared<LoopbackWorld>(6), 1);
+  GroupCommunicator comm(&whole, 1, 4, 2);
+  CollectiveScratch scratch;
+  CollectiveContext ctx{comm, CpuKernels(), scratch, 5, kRoom, "bucket 'fc'", kNumel, {}, format};
+  SparseBlock own;
+  own.Reset(0);
+  own.Finish(0);
+  theirs->Reset(kRoom);
+  return Thrown([&] {
+    ctx.Unpack(message.data(), static_cast<std::int64_t>(message.size()), &own, theirs, 1);
+  });
+}
+
+void ExpectRefused(const Message& message, WireFormat format, const std::string& why) {
+  SparseBlock theirs;
+  const Error error = Reads(message, format, &theirs);
+  EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed);
+  EXPECT_TRUE(Says(error, why)) << error.what();
+  EXPECT_TRUE(Says(error, "in bucket 'fc', from rank 5: ")) << error.what();
+}
+
+void ExpectRead(const Message& message, WireFormat format, const Entries& entries) {
+  SparseBlock theirs;
+  const Error error = Reads(message, format, &theirs);
+  EXPECT_TRUE(Says(error, "nothing was thrown")) << error.what();
+  EXPECT_EQ(EntriesOf(theirs), entries);
+}
+
+TEST(CorruptBlock, WithoutFaultIsRead) {
+  const Entries entries = {{0, 1}, {17, -2}, {99, 4}};
+  for (const WireFormat format : kFormats) {
+    ExpectRead(MessageOf(entries, format), format, entries);
+    ExpectRead(MessageOf({}, format), format, {});
+  }
+}
+
+TEST(CorruptBlock, WithPositionsOutOfOrderOrOfTheBucketIsRefused) {
+  for (const WireFormat format : {kFormats[0], kFormats[2]}) {  // packed ones cannot say so
+    for (const Entries& entries : std::vector<Entries>{
+             {{3, 1}, {2, 1}}, {{3, 1}, {3, 1}}, {{100, 1}}, {{1, 1}, {kNumel, 1}}, {{-1, 1}}}) {
+      ExpectRefused(MessageOf(entries, format), format, "do not ascend within [0, 100)");
+    }
+  }
+}
+
+TEST(CorruptBlock, WithValuesThatAreNotFiniteIsRefusedUnlessABadRankIsKnown) {
+  for (const WireFormat format : kFormats) {
+    for (const float value : {kInf, -kInf, kNan}) {
+      const Entries entries = {{3, 1}, {50, value}};
+      ExpectRefused(MessageOf(entries, format), format, "not all of them finite");
+      ExpectRead(MessageOf(entries, format, 4), format, entries);
+      ExpectRead(MessageOf(entries, format, kSumOverflows), format, entries);
+    }
+  }
+}
+
+TEST(CorruptBlock, WithAHeaderThatCannotBeIsRefused) {
+  for (const WireFormat format : kFormats) {
+    const Message good = MessageOf({{1, 1}, {2, 2}, {9, 3}}, format);
+    const auto changed = [&](std::size_t offset, std::int32_t number) {
+      Message message = good;
+      std::memcpy(message.data() + offset, &number, sizeof(number));
+      return message;
+    };
+    ExpectRefused(changed(0, 0), format, "no block of hvd_sparse");
+    ExpectRefused(changed(offsetof(BlockHeader, bad_rank), -1), format, "tells of a rank -1");
+    for (const std::int32_t count : {-1, 0, 4, 11, INT32_MAX, INT32_MIN}) {
+      ExpectRefused(changed(offsetof(BlockHeader, count), count), format, "");
+    }
+    Message coded = good;
+    coded[offsetof(BlockHeader, values)] = 7;
+    ExpectRefused(coded, format, format.IsPlain() ? "are coded (0, 7)" : "corrupt");
+    for (std::size_t bytes = 0; bytes < good.size(); bytes += 3) {
+      ExpectRefused({good.begin(), good.begin() + static_cast<std::ptrdiff_t>(bytes)}, format, "");
+    }
+  }
+}
+
+TEST(CorruptBlock, OfAnotherFormatIsRefused) {
+  const Message packed = MessageOf({{1, 1}}, kFormats[1]);
+  SparseBlock theirs;
+  const Error error = Reads(packed, kFormats[0], &theirs);
+  EXPECT_TRUE(
+      Says(error, "in bucket 'fc' rank 1 sends plain indices, float32 values, rank 5 packed"))
+      << error.what();
+}
+
+TEST(CorruptBlock, ThatEndsEarlyInAnAllgatherIsRefused) {
+  OnRanks(3, [](Communicator& comm) {
+    SparseBlock block = BlockOf(4, 0, 2, 1.0f);
+    CollectiveScratch scratch;
+    CollectiveContext ctx{comm, CpuKernels(), scratch, 4, 4, "bucket 'fc'", 8};
+    if (comm.Rank() == 1) {  // sends a block to rank 2, and half of one to rank 0
+      const Outgoing whole{2, block.message(), block.message_bytes()};
+      const Outgoing half{0, block.message(), 40};
+      comm.Transfer({&whole, 1}, {}, "a test");
+      comm.Transfer({&half, 1}, {}, "a test");
+      return;
+    }
+    const Error error = Thrown([&] { FindCollective("allgather").Run(&block, ctx); });
+    if (comm.Rank() == 0) {
+      EXPECT_TRUE(Says(error, "in bucket 'fc', from rank 1: received 40 bytes")) << error.what();
+      comm.Fail("a test ends here");
+    }
+  });
+}
+
+/// Sums that overflow are no fault of a message: all ranks know, and refuse the step.
+TEST(CorruptBlock, IsNotWhatASumThatOverflowsMakes) {
+  for (const std::string& name : CollectiveNames()) {
+    for (const int size : {2, 3, 4, 7}) {
+      for (const std::int64_t numel : {8, 100}) {  // dense, and sparse
+        for (const WireFormat format : {kFormats[0], kFormats[1]}) {
+          OnRanks(size, [&](Communicator& comm) {
+            SparseBlock block = MakeBlock({{1, 3e38f}, {3, 1.0f}, {5, -3e38f}, {6, 2.0f}});
+            block.header().format = format.Id();
+            CollectiveScratch scratch;
+            CollectiveContext ctx{comm, CpuKernels(), scratch, 4, 4, "fc", numel, {}, format};
+            FindCollective(name).Run(&block, ctx);
+            EXPECT_EQ(block.header().bad_rank, kSumOverflows) << name << " on " << size;
+          });
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hvd_sparse
