@@ -69,7 +69,7 @@ $(INSTALL_STAMP): $(ENV_STAMP)
 # FRAMEWORK=torch or tensorflow tests that framework's part alone.
 FRAMEWORK ?= all
 
-.PHONY: test longtest lint cpptest tsan asan aarch64 tidy
+.PHONY: test longtest lint cpptest tsan asan fuzz aarch64 tidy
 test: build ## runs all checks and tests, but those of longtest
 	@$(PY) tools/run_tests.py --framework $(FRAMEWORK)
 
@@ -97,6 +97,23 @@ tsan: $(ENV_STAMP) ## runs the C++ tests under ThreadSanitizer
 
 asan: $(ENV_STAMP) ## runs the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(call cpp_tests,asan,-DHVD_SPARSE_SANITIZE=address)
+
+# For SECONDS each, mutations of valid messages, mutated further where they reach new edges. With
+# CXX=clang++ it is libFuzzer that does so; a finding is left in build/fuzz.
+FUZZ_SECONDS = $(if $(filter command line environment,$(origin SECONDS)),$(SECONDS),60)
+fuzz: $(ENV_STAMP) ## feeds what ranks receive with corrupt messages, SECONDS=60 each kind
+	@cmake -S . -B build/fuzz -G Ninja -Wno-deprecated --log-level=WARNING -DHVD_SPARSE_BUILD_PYTHON=OFF \
+	  -DHVD_SPARSE_FUZZ=ON -DHVD_SPARSE_SANITIZE=address -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g"
+	@ninja -C build/fuzz --quiet
+	@cd build/fuzz && for target in *_fuzz; do \
+	  echo "$$target: "; \
+	  if [ -x $${target}_libfuzzer ]; then \
+	    mkdir -p corpus/$$target && ./$$target --write-seeds=corpus/$$target && \
+	    ./$${target}_libfuzzer -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 corpus/$$target; \
+	  else \
+	    ./$$target --seconds=$(FUZZ_SECONDS) --seed=$${FUZZ_SEED:-$$RANDOM}; \
+	  fi; \
+	done
 
 # The commands behind .pre-commit-config.yaml.
 CPP_FILES = $(shell find csrc tests/csrc -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
