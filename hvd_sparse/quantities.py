@@ -23,8 +23,10 @@ def bytes_per_second(text: str) -> float:
     for units, bits in ((_BIT_RATES, 8), (_BYTE_RATES, 1)):
         for name in units:
             prefix = unit.removesuffix(name)
-            if prefix != unit and prefix in _PREFIXES and number > 0:
-                return number * _PREFIXES[prefix] / bits
+            if prefix != unit and prefix in _PREFIXES:
+                rate = number * _PREFIXES[prefix] / bits
+                if 0 < rate < math.inf:
+                    return rate
     raise InvalidArgumentError(
         f"bandwidth must be a positive rate like 10Gbps, 100Mbit/s or 1.25GB/s, got {text!r}"
     )

@@ -79,7 +79,7 @@ def from_json(cls: type[T], text: str, *, kind: str, version: int) -> T:
     """
     try:
         content = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers and nesting have limits, too
         raise InvalidArgumentError(f"a {kind} must be JSON: {error}") from None
     if not isinstance(content, dict) or content.pop("kind", None) != kind:
         raise InvalidArgumentError(f'this is no {kind}: it has no "kind": "{kind}"')

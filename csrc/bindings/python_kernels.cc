@@ -84,9 +84,21 @@ class Coder {
     return bytes_;
   }
 
+  py::bytes Message() const {
+    return {reinterpret_cast<const char*>(message_.data()), static_cast<std::size_t>(bytes_)};
+  }
+
+  /// Whatever its bytes are.
+  void SetMessage(const std::string& message) {
+    bytes_ = static_cast<std::int64_t>(message.size());
+    message_.Reserve(bytes_);
+    std::copy(message.begin(), message.end(), message_.data());
+  }
+
   void Decode(SparseBlock& block) const {
     Require(bytes_ > 0, "nothing was encoded yet");
-    block.Reset(SparseBlock::ReadHeader(message_.data(), bytes_).count);
+    const std::int64_t count = SparseBlock::ReadHeader(message_.data(), bytes_).count;
+    block.Reset(std::clamp<std::int64_t>(count, 0, bytes_));  // no entry takes less than a byte
     DecodeBlock(message_.data(), bytes_, numel_, &block);
   }
 
@@ -137,7 +149,8 @@ void BindKernels(py::module_& m) {
            py::arg("wire_dtype"), py::arg("numel"))
       .def("narrow", &Coder::Narrow, py::arg("block"), "Rounds the values to those that travel.")
       .def("encode", &Coder::Encode, py::arg("block"), "Makes the message; returns its bytes.")
-      .def("decode", &Coder::Decode, py::arg("block"), "Reads the message into a block.");
+      .def("decode", &Coder::Decode, py::arg("block"), "Reads the message into a block.")
+      .def_property("message", &Coder::Message, &Coder::SetMessage, "The bytes that travel.");
 
   m.def(
       "scatter",

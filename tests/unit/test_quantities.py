@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hvd_sparse import quantities
 from hvd_sparse.errors import InvalidArgumentError
@@ -27,7 +31,9 @@ def test_bandwidths_are_bits_or_bytes_as_written(text, rate):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "10", "fast", "10G", "0Gbps", "-1Gbps", "10gbps", "10Gbps each", "1e999Gbps"]
+    "text",
+    ["", "10", "fast", "10G", "0Gbps", "-1Gbps", "10gbps", "10Gbps each"]
+    + ["1e999Gbps", "1e300Tbps", "1e-323bps"],
 )
 def test_what_is_no_bandwidth_is_refused(text):
     with pytest.raises(InvalidArgumentError, match=r"^bandwidth must be"):
@@ -56,3 +62,30 @@ def test_shown_rates_read_back(rate):
 @pytest.mark.parametrize("time", [0.0, 5e-9, 5e-5, 0.05, 2.0, 0.00099999])
 def test_shown_times_read_back(time):
     assert quantities.seconds(quantities.shown_seconds(time)) == pytest.approx(time, rel=1e-3)
+
+
+@given(st.floats(1e-6, 1e15))
+def test_any_rate_and_any_time_reads_back_as_shown(number):
+    assert quantities.bytes_per_second(quantities.shown_rate(number)) == pytest.approx(
+        number, rel=6e-3
+    )
+    assert quantities.seconds(quantities.shown_seconds(number)) == pytest.approx(number, rel=6e-3)
+
+
+PIECES = [*"10.e-+ Gksx", "9" * 400, "bps", "B/s", "us", "\n"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=6).map("".join) | st.text(max_size=12))
+def test_any_text_is_a_quantity_or_refused(text):
+    for read, name in (
+        (quantities.bytes_per_second, "bandwidth"),
+        (quantities.seconds, "latency"),
+    ):
+        try:
+            number = read(text)
+        except InvalidArgumentError:
+            with pytest.raises(InvalidArgumentError, match=f"^{name} must be"):
+                read(text)
+            continue
+        assert math.isfinite(number)
+        assert number > 0 or (number == 0 and name == "latency")
