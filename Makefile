@@ -167,7 +167,7 @@ tidy: build ## runs clang-tidy on the C++ sources
 
 # ---- What the project is for -------------------------------------------------------------------------
 
-.PHONY: demo convergence benchmark chaos
+.PHONY: demo convergence benchmark chaos soak
 demo: build ## trains with $(NP) ranks, dense against LAGS; prints a table, writes demo.png
 	@$(PY) examples/demo.py
 
@@ -180,6 +180,14 @@ benchmark: build ## times kernels and collectives
 
 chaos: build ## breaks jobs in many ways; prints what became of them (links: as root)
 	@PYTHONPATH=$(CURDIR):$(CURDIR)/benchmarks $(PY) -m tests.jobs.faults
+
+# glibc keeps fragments of what many threads have freed, some MB more or less; told so, few.
+EXCHANGES ?= 10000
+SOAK_OPTIONS ?=
+soak: build ## makes EXCHANGES=10000 random exchanges on $(NP) ranks; laws and memory are looked at
+	@PYTHONPATH=$(CURDIR) MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=65536 \
+	  mpirun -np $(NP) --bind-to none $(PY) -m tests.jobs.soak \
+	  --exchanges $(EXCHANGES) $(SOAK_OPTIONS)
 
 # ---- Documentation and packages --------------------------------------------------------------------
 

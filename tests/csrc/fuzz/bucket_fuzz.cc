@@ -129,7 +129,7 @@ class ScriptedPeers final : public Communicator {
 
   int Rank() const override { return setup_.rank; }
   int Size() const override { return setup_.size; }
-  void Fail(const std::string&) override {}
+  void Fail(ErrorKind, const std::string&) override {}
   void Check() override {}
 
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
@@ -161,7 +161,7 @@ class Recorder final : public Communicator {
 
   int Rank() const override { return comm_.Rank(); }
   int Size() const override { return comm_.Size(); }
-  void Fail(const std::string& reason) override { comm_.Fail(reason); }
+  void Fail(ErrorKind kind, const std::string& reason) override { comm_.Fail(kind, reason); }
   void Check() override { comm_.Check(); }
 
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
