@@ -140,7 +140,7 @@ TEST(CorruptBlock, ThatEndsEarlyInAnAllgatherIsRefused) {
     const Error error = Thrown([&] { FindCollective("allgather").Run(&block, ctx); });
     if (comm.Rank() == 0) {
       EXPECT_TRUE(Says(error, "in bucket 'fc', from rank 1: received 40 bytes")) << error.what();
-      comm.Fail("a test ends here");
+      comm.Fail(ErrorKind::kExchangeFailed, "a test ends here");
     }
   });
 }

@@ -92,7 +92,7 @@ class RankOfBucket {
       CheckError(error);
     }
     if (arrived && bucket_.bad_rank() == kNoRank && bucket_.overflows() == 0) {
-      bucket_.Commit();
+      bucket_.Commit(kernels);
       return true;
     }
     bucket_.PutBack(kernels);
@@ -104,7 +104,7 @@ class RankOfBucket {
   static void CheckError(const Error& error) {
     const std::string text = error.what();
     if (text == kEndOfScript) return;
-    Demand(error.kind() == ErrorKind::kExchangeFailed, "ranks that disagree end the exchange");
+    DemandEnd(error);
     Demand(text.find("bucket 'fc'") != std::string::npos, "an error names the bucket");
     Demand(text.find("rank ") != std::string::npos || text.find("all owners") != std::string::npos,
            "an error names the rank");

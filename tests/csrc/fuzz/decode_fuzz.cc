@@ -135,7 +135,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     ctx.Unpack(from, bytes, &own, &theirs, 2);
   } catch (const Error& error) {
     const std::string text = error.what();
-    Demand(error.kind() == ErrorKind::kExchangeFailed, "ranks that disagree end the exchange");
+    DemandEnd(error);
     Demand(text.find("rank 2") != std::string::npos && text.find("fc") != std::string::npos,
            "an error names rank and bucket");
     return 0;

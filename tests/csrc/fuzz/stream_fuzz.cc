@@ -52,7 +52,7 @@ void ReceiveMessages(Reader* reader) {
     while (stream.Move("bucket 'fc'")) {
     }
   } catch (const Error& error) {
-    Demand(error.kind() == ErrorKind::kExchangeFailed, "ranks that disagree end the exchange");
+    DemandEnd(error);
     const std::string text = error.what();
     Demand(text.find("fc") != std::string::npos && text.find("rank 1") != std::string::npos,
            "an error names rank and bucket");
@@ -79,7 +79,7 @@ void ReceivePieces(Reader* reader) {
       pieces.Arrived(static_cast<std::int64_t>(bytes.size()));
     }
   } catch (const Error& error) {
-    Demand(error.kind() == ErrorKind::kExchangeFailed, "ranks that disagree end the exchange");
+    DemandEnd(error);
     return;
   }
   Demand(pieces.moved() <= room.size, "a message has room");

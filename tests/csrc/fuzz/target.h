@@ -16,6 +16,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "csrc/base/error.h"
+
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
 namespace hvd_sparse::fuzz {
@@ -30,6 +32,12 @@ inline void Demand(bool holds, const char* what) {
   if (holds) return;
   std::fprintf(stderr, "does not hold: %s\n", what);
   std::abort();
+}
+
+/// What an error must be that ends an exchange for what another rank sent.
+inline void DemandEnd(const Error& error) {
+  Demand(error.kind() == ErrorKind::kExchangeFailed || error.kind() == ErrorKind::kDisagreement,
+         "messages that do not fit end the exchange");
 }
 
 /// Reads an input from its begin; zeros behind its end.
