@@ -241,6 +241,7 @@ void StepDriver::Drain() {
     }
     try {
       exchange_->Start(bucket, std::move(launch));
+      finisher_.Post([this, bucket] { Watch(bucket); });
       const std::lock_guard lock(mutex_);
       ++next_;
     } catch (const Error& error) {
@@ -260,25 +261,31 @@ void StepDriver::Drain() {
   }
 }
 
+/// Waits for a bucket. Where the exchange ends meanwhile, so does the step: the pieces that are
+/// still to come may wait for other ranks, and so never come.
+void StepDriver::Watch(int bucket) {
+  try {
+    // An exchange that has ended throws, but not before it has left all memory alone.
+    while (!exchange_->Wait(bucket, kWaitSlice)) {
+    }
+  } catch (const Error&) {
+    const std::lock_guard lock(mutex_);
+    if (failure_ == nullptr) failure_ = std::current_exception();
+    if (!draining_) finisher_.Post([this] { Finish(); });
+  }
+}
+
+/// After a Watch of every bucket that was started.
 void StepDriver::Finish() {
   std::exception_ptr error;
-  std::vector<int> started;
   bool all = false, marks = false;
   {
     const std::lock_guard lock(mutex_);
+    if (!InStep()) return;  // several have found out that the exchange has ended
     error = failure_;
     all = next_ == buckets_.size();
-    for (std::size_t i = 0; i < next_; ++i) {
-      const DrivenBucket& one = buckets_[order_[i]];
-      if (!one.passes()) started.push_back(one.bucket);
-    }
   }
   try {
-    // An exchange that has ended throws, but not before it has left all memory alone.
-    for (const int bucket : started) {
-      while (!exchange_->Wait(bucket, kWaitSlice)) {
-      }
-    }
     if (error == nullptr) {
       if (hooks_.exchanged) hooks_.exchanged();
       exchange_->Commit("");

@@ -147,6 +147,7 @@ class StepDriver {
   hvd_sparse::Launch LaunchOf(std::size_t bucket) const;
   void Pass(std::size_t piece, const std::vector<GradView>& gradients, float scale);
   void Drain();
+  void Watch(int bucket);
   void Finish();
   void EndStep();
   StepTimes TakeTimes();
