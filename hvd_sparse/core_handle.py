@@ -38,8 +38,8 @@ class CoreHandle:
     def close(self) -> None:
         """Ends this rank's part; ranks that still wait for it are told that it left."""
         if self._core is not None:
-            with suppress(HvdSparseError):
-                self.check()  # notes whether a rank was lost, where only an op has heard of it
+            with suppress(HvdSparseError), self._noting_losses():
+                self._core.check_at_end()  # a loss of which only an op has heard, or nobody
         self._core = None
 
     @property

@@ -51,6 +51,9 @@ class Communicator {
   /// Throws if the exchange has been ended, by this rank or another.
   virtual void Check() = 0;
 
+  /// Like Check, for a rank that waits for nobody any more: others may have left.
+  virtual void CheckAtEnd() { Check(); }
+
   /// The user has been told that the exchange failed.
   virtual void Acknowledge() {}
 };

@@ -292,6 +292,11 @@ std::optional<Lifeline::Failure> Lifeline::CurrentFailure(double grace_seconds) 
   return impl_->verdict().Current(grace_seconds);
 }
 
+std::optional<Lifeline::Failure> Lifeline::FailureAtEnd() const {
+  if (impl_->InForkedChild()) return std::nullopt;
+  return impl_->verdict().AtEnd();
+}
+
 void Lifeline::Acknowledge() {
   if (!impl_->InForkedChild()) impl_->verdict().Acknowledge();
 }

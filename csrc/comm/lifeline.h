@@ -59,6 +59,9 @@ class Lifeline {
   /// still be under way. Cheap enough for a polling loop.
   std::optional<Failure> CurrentFailure(double grace_seconds = 2.0) const;
 
+  /// The same for a rank that waits for nobody: without grace, and others may have left.
+  std::optional<Failure> FailureAtEnd() const;
+
   /// The user has been told of a failure: no need to end the process. Without effect before there
   /// is one. Unless somebody calls this within HVD_SPARSE_ABORT_SECONDS (45; 0: never) after a rank
   /// died, the lifeline prints the failure and ends the process with status 1, since it may hang in

@@ -24,6 +24,11 @@ class LifelineCommunicator : public Communicator {
     if (auto failure = lifeline_->CurrentFailure()) throw Error(failure->kind, failure->message);
   }
 
+  void CheckAtEnd() override {
+    if (lifeline_ == nullptr) return;
+    if (auto failure = lifeline_->FailureAtEnd()) throw Error(failure->kind, failure->message);
+  }
+
   void Acknowledge() override {
     if (lifeline_ != nullptr) lifeline_->Acknowledge();
   }

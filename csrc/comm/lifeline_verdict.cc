@@ -43,6 +43,14 @@ std::optional<Lifeline::Failure> LifelineVerdict::Current(double grace_seconds) 
   return std::nullopt;
 }
 
+std::optional<Lifeline::Failure> LifelineVerdict::AtEnd() const {
+  if (!any_.load(std::memory_order_acquire)) return std::nullopt;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (lost_ && (!failed_ || lost_->time <= failed_->time)) return lost_->failure;
+  if (failed_) return failed_->failure;
+  return std::nullopt;
+}
+
 void LifelineVerdict::Acknowledge() {
   if (!any_.load(std::memory_order_acquire)) return;
   std::lock_guard<std::mutex> lock(mutex_);

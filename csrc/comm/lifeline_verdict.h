@@ -34,6 +34,9 @@ class LifelineVerdict {
   /// else.
   std::optional<Lifeline::Failure> Current(double grace_seconds) const;
 
+  /// See Lifeline::FailureAtEnd.
+  std::optional<Lifeline::Failure> AtEnd() const;
+
   /// See Lifeline::Acknowledge. Without effect while there is nothing to acknowledge.
   void Acknowledge();
 

@@ -287,10 +287,14 @@ std::vector<double> Exchange::Swap(int peer, std::int64_t bytes, int repetitions
   return seconds;
 }
 
-void Exchange::Check() {
+void Exchange::Check() { CheckBy(&Communicator::Check); }
+
+void Exchange::CheckAtEnd() { CheckBy(&Communicator::CheckAtEnd); }
+
+void Exchange::CheckBy(void (Communicator::*check)()) {
   if (!HasEnded()) {
     try {
-      comm_->Check();
+      (comm_.get()->*check)();
       return;
     } catch (const Error& error) {
       End(error, error.what());

@@ -92,6 +92,9 @@ class Exchange {
   /// Throws if the exchange has ended.
   void Check();
 
+  /// The same before it is closed: other ranks may have left already.
+  void CheckAtEnd();
+
   /// Ends the exchange on all ranks.
   void Fail(const std::string& reason);
 
@@ -118,6 +121,7 @@ class Exchange {
   void End(const Error& error, const std::string& reason);
   bool HasEnded() const;
   void PutBackAll();
+  void CheckBy(void (Communicator::*check)());
   [[noreturn]] void ThrowEnded();
 
   std::unique_ptr<Communicator> comm_;

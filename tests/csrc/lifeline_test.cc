@@ -81,6 +81,7 @@ TEST_P(LifelineSizes, ARankThatLeavesIsReportedAfterTheGracePeriod) {
       EXPECT_EQ(lifeline->CurrentFailure(0)->kind, ErrorKind::kPeerLost);
       EXPECT_FALSE(lifeline->CurrentFailure(kNever));
       EXPECT_EQ(Report(*lifeline, 0.05), expected);
+      EXPECT_FALSE(lifeline->FailureAtEnd());
     }
   }
 }
@@ -105,6 +106,8 @@ TEST(Lifeline, AFailureIsReportedEvenIfItsRankLeavesAtOnce) {
     for (const auto& lifeline : lifelines) {
       if (!lifeline) continue;
       EXPECT_EQ(Report(*lifeline, kNever), Concat("rank ", rank, " ended the exchange: first"));
+      ASSERT_TRUE(lifeline->FailureAtEnd());
+      EXPECT_EQ(lifeline->FailureAtEnd()->kind, ErrorKind::kExchangeFailed);
     }
   }
 }

@@ -86,6 +86,10 @@ FAULTS = (
         {r"ExchangeTimeoutError: .*gave up waiting for rank \d after 2 s": 2},
         env={"HVD_SPARSE_TIMEOUT": "2"},
     ),
+    Fault(
+        "late", "after the last step", "a rank stays 4 s longer than the others, to save say",
+        recovers=True,
+    ),
     Fault("stop for 3 s", "between steps", "SIGSTOP for 3 s, then SIGCONT", recovers=True),
     Fault(
         "stop for 30 s", "between steps", "SIGSTOP for 30 s, then SIGCONT",

@@ -24,6 +24,8 @@ EXCHANGING_SECONDS = 0.02
 # With a large model; and in the first step, when memory grows.
 LARGE = ("kill in exchange", "memory", "fill shm")
 EARLY = ("memory", "fill shm")
+# So many seconds after its last step, the rank is still there.
+STAYS = {"skip and stay": 6, "late": 4}
 
 
 def main() -> None:
@@ -51,7 +53,7 @@ def main() -> None:
     density = 0.5 if victim and fault == "density" else 0.01
     if large:
         density = 0.2
-    if fault in ("model", "density", "small shm") and victim:
+    if fault in ("model", "density", "small shm", "late") and victim:
         tell()
     if victim and fault == "kill in construction":
         kill(model)
@@ -77,8 +79,8 @@ def main() -> None:
         if hvd.rank() == 0:
             print(f"step {step} done", flush=True)
         time.sleep(args.pause)
-    if victim and fault == "skip and stay":
-        time.sleep(6)
+    if victim and fault in STAYS:
+        time.sleep(STAYS[fault])
 
 
 def tell() -> None:
@@ -162,6 +164,7 @@ FAULTS = {
     "exception": raise_an_error,
     "skip": skip,
     "skip and stay": skip,
+    "late": nothing,
     "memory": use_up_memory,
     "slow": be_slow,
     "stop for 3 s": lambda model: stop_for(3),

@@ -68,7 +68,7 @@ def test_horovod_over_gloo_may_be_shut_down_and_initialised_again():
     assert job.output.count("life 2 over tcp is done") == 2, job.output
 
 
-OVER_GLOO = ("kill in exchange", "stop for 3 s")
+OVER_GLOO = ("kill in exchange", "late", "stop for 3 s")
 
 
 @pytest.mark.parametrize(
