@@ -5,6 +5,8 @@ The program checks by itself, each time, that residuals add up and replicas are 
 
 from __future__ import annotations
 
+import pytest
+
 from tests.jobs.elastic_job import HOSTS, ElasticJob
 
 PROGRAM = "tests/jobs/elastic_ranks.py"
@@ -29,6 +31,7 @@ def test_a_rank_that_joins_starts_from_its_share_and_a_killed_one_takes_only_its
     assert "done after" in job.output
 
 
+@pytest.mark.long
 def test_ranks_keep_their_own_when_all_are_back_and_one_that_is_taken_out_hands_over(tmp_path):
     program = [PROGRAM, "3", "2", "--compression", "adaptive", "--fails"]
     with ElasticJob(tmp_path, program, hosts=HOSTS, timeout=SECONDS) as job:
@@ -41,6 +44,7 @@ def test_ranks_keep_their_own_when_all_are_back_and_one_that_is_taken_out_hands_
     assert "done after" in job.output
 
 
+@pytest.mark.long
 def test_ranks_go_on_from_zero_where_that_is_asked_for_when_rank_0_has_died_in_a_step(tmp_path):
     program = [PROGRAM, "2", "--policy", "reset", "--compression", "gtopk", "--dies", "0"]
     with ElasticJob(tmp_path, program, hosts=HOSTS, timeout=SECONDS) as job:
@@ -51,6 +55,7 @@ def test_ranks_go_on_from_zero_where_that_is_asked_for_when_rank_0_has_died_in_a
     assert "done after" in job.output
 
 
+@pytest.mark.long
 def test_a_rank_that_is_left_alone_keeps_what_it_holds_for_the_next_to_join(tmp_path):
     program = [PROGRAM, "2", "1", "2"]
     with ElasticJob(tmp_path, program, hosts=HOSTS[:2], least=1, timeout=SECONDS) as job:
@@ -65,6 +70,7 @@ def test_a_rank_that_is_left_alone_keeps_what_it_holds_for_the_next_to_join(tmp_
     assert "the residuals of 1 of 2 ranks are lost with them" in job.output
 
 
+@pytest.mark.long
 def test_the_example_goes_on_with_a_rank_more(tmp_path):
     program = ["examples/pytorch_digits_elastic.py", "--epochs", "500"]
     with ElasticJob(tmp_path, program, hosts=HOSTS[:2], timeout=SECONDS) as job:

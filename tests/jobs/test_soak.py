@@ -14,7 +14,7 @@ SOAK = ["-m", "tests.jobs.soak"]
 GROWTH = ["--growth", "0.1"]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_random_exchanges_keep_the_laws_and_hold_on_to_nothing(ranks, tmp_path):
     result = tmp_path / "soak.json"
     job = mpirun(ranks, [*SOAK, "--exchanges", "120", *GROWTH, "--json", str(result)], timeout=240)
