@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-try:
+try:  # loads none of Horovod's libraries, and no framework
     from horovod.common.exceptions import HorovodInternalError
 except ImportError:  # then nobody catches it
 

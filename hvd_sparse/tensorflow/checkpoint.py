@@ -86,8 +86,7 @@ def load_checkpoint(
         residuals: What becomes of what was not sent yet. "own": every rank goes on with its own, as
             if nothing had happened; for as many ranks as were saved. "spread": for any number of
             ranks, the sum of all residuals is shared out, entry by entry to one rank after the
-            other, so that nothing is lost but for the rounding of that sum; thresholds and plan are
-            found anew. "reset": it is lost.
+            other, so that nothing is lost; thresholds and plan are found anew. "reset": it is lost.
 
     Returns:
         What `save_checkpoint` was given as `extra`; None if there is no checkpoint on any rank.

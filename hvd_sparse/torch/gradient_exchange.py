@@ -128,7 +128,7 @@ class GradientExchange:
             loss_scale=self._loss_scale,
             local=local,
         )
-        self._meter = QualityMeter(prefix, process_set=process_set, exchange=exchange)
+        self._meter = QualityMeter(messages)
         self._clock = StepClock(self.layers)
         self._measurer = measurer
         self.tuner = None

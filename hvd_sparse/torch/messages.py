@@ -35,6 +35,13 @@ class Messages:
         self._process_set = process_set
         self._exchange = exchange
 
+    def add_up(self, tensor: torch.Tensor, what: str) -> Callable[[], torch.Tensor]:
+        """Sums a tensor over the ranks, in place; `what` is the same on all of them."""
+        handle = hvd_ops.allreduce_async_(
+            tensor, op=hvd_ops.Sum, name=f"{self._prefix}.{what}", process_set=self._process_set
+        )
+        return lambda: wait_for(handle, self._exchange)
+
     def broadcast_order(self, numbers: list[int]) -> Callable[[], list[int]]:
         """Sends the integers of the set's first rank to all, who give lists of the same length."""
         result = self._broadcast(torch.tensor(numbers), "launch_order")
