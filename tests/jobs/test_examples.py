@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.jobs.launch import horovodrun, run
+from tests.jobs.marks import long
 
 TINY = {
     "pytorch_digits.py": ["--epochs", "2", "--batch-size", "64"],
@@ -17,7 +18,7 @@ TINY = {
 }
 
 
-DENSE = pytest.param("none", marks=pytest.mark.long)
+DENSE = long("none")
 
 
 @pytest.mark.parametrize("example", TINY)

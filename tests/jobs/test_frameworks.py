@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 
 from tests.jobs.launch import mpirun
+from tests.jobs.marks import long
 
 PROGRAM = "tests/jobs/framework_ranks.py"
 
 
-def _long(ranks):
-    return pytest.param(ranks, marks=pytest.mark.long)
-
-
-@pytest.mark.parametrize("ranks", [_long(2), 3, _long(4)])
+@pytest.mark.parametrize("ranks", [long(2), 3, long(4)])
 def test_both_frameworks_give_the_same_bits(ranks, tmp_path):
     for framework in ("torch", "tensorflow"):
         job = mpirun(ranks, [PROGRAM, framework, str(tmp_path)], timeout=120)

@@ -11,7 +11,8 @@ PROGRAM = "tests/jobs/resumed_ranks.py"
 INTERRUPTED, LAST = 24, 28  # a plan is found by step 18
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_tensorflow_resumes_bit_for_bit(ranks, tmp_path):
     parts = {"whole": (0, LAST), "first": (0, INTERRUPTED), "rest": (INTERRUPTED, LAST)}
     for name, steps in parts.items():

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.jobs.launch import mpirun
+from tests.jobs.marks import long
 from tests.jobs.soak import Reading, problems_of
 
 SOAK = ["-m", "tests.jobs.soak"]
@@ -14,7 +15,7 @@ SOAK = ["-m", "tests.jobs.soak"]
 GROWTH = ["--growth", "0.1"]
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ranks", [2, long(3)])
 def test_random_exchanges_keep_the_laws_and_hold_on_to_nothing(ranks, tmp_path):
     result = tmp_path / "soak.json"
     job = mpirun(ranks, [*SOAK, "--exchanges", "120", *GROWTH, "--json", str(result)], timeout=240)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.jobs.launch import mpirun, mpirun_without_help
+from tests.jobs.marks import long
 
 PROGRAM = "tests/jobs/tensorflow_ranks.py"
 SECONDS = 60.0
@@ -33,7 +34,7 @@ def test_buckets_are_exchanged_while_other_gradients_are_computed(how, tmp_path)
     assert any(overlaps)
 
 
-@pytest.mark.parametrize("how", ["raise", "kill", "operation"])
+@pytest.mark.parametrize("how", ["raise", long("kill"), long("operation")])
 def test_every_rank_ends_when_one_fails(how):
     job = mpirun_without_help(3, [PROGRAM, how], timeout=SECONDS)
     for rank in range(2):

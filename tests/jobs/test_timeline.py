@@ -58,6 +58,7 @@ def test_a_killed_job_leaves_whole_files(tmp_path):
     json.loads((tmp_path / "1.json").read_text())
 
 
+@pytest.mark.long
 def test_a_bad_file_ends_the_job_before_anything_is_exchanged(tmp_path):
     name = str(tmp_path / "nowhere" / "trace.json")
     job = horovodrun(2, [JOB, "none"], timeout=60, HVD_SPARSE_TIMELINE=name)

@@ -30,6 +30,7 @@ def test_gloo():
     assert passed(job), job.output
 
 
+@pytest.mark.long
 def test_gloo_with_an_odd_number_of_ranks():
     program = [
         *PYTEST,
