@@ -25,6 +25,7 @@ class _Channel:
     """
 
     def __init__(self, hvd: ModuleType, process_set: Any) -> None:
+        self.process_set = process_set
         self._rank = hvd.rank()
         self._ranks = process_set.ranks
         self._world = World.from_horovod(hvd, process_set)
@@ -128,6 +129,8 @@ class Channels:
     def _of(self, process_set: Any) -> _Channel:
         key = process_set.process_set_id
         channel = self._channels.get(key)
+        if channel is not None and channel.process_set is not process_set:
+            channel.exchange.close()  # of a set that was removed; its number went to this one
         try:
             if channel is not None:
                 channel.exchange.check()

@@ -24,8 +24,10 @@ _TENSOR_MAKERS = {
     "horovod.tensorflow": "tensorflow:convert_to_tensor",
 }
 
-# Names of our small Horovod operations: the same on all ranks of a process set.
-_operations: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+ProcessSetKey = tuple[int, tuple[int, ...]]  # its number, and its ranks
+
+# Of our small Horovod operations: the same on all ranks of a process set.
+_serials: defaultdict[ProcessSetKey, Iterator[int]] = defaultdict(itertools.count)
 
 
 def in_elastic_job() -> bool:
@@ -33,9 +35,14 @@ def in_elastic_job() -> bool:
     return os.environ.get("HOROVOD_ELASTIC", "") not in ("", "0")
 
 
+def key_of(process_set: Any) -> ProcessSetKey:
+    """Tells Horovod's process sets apart: the number of one that was removed goes to another."""
+    return process_set.process_set_id, tuple(process_set.ranks or ())
+
+
 def begin_anew() -> None:
     """Horovod was shut down: its next life may have ranks that know no operation yet."""
-    _operations.clear()
+    _serials.clear()
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,7 @@ class World:
     job_rank: int = 0
     node: str = ""
     mpi_problem: str = ""
+    _serial: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
     _allgather: Callable[[np.ndarray, str], np.ndarray] | None = field(
         default=None, repr=False, compare=False
     )
@@ -99,6 +107,7 @@ class World:
             # nodes have unequal numbers of ranks, and the name tells those apart.
             node=f"{socket.gethostname()} {hvd.cross_rank()}",
             mpi_problem=transport.problem_with_mpi(hvd),
+            _serial=_serials[key_of(process_set)],
             _allgather=allgather,
         )
 
@@ -108,7 +117,7 @@ class World:
             return [thing]
         assert self._allgather is not None
         payload = np.frombuffer(pickle.dumps(thing), dtype=np.uint8)
-        name = f"hvd_sparse.world.{self.process_set_id}.{next(_operations[self.process_set_id])}"
+        name = f"hvd_sparse.world.{self.process_set_id}.{next(self._serial)}"
         sizes = self._allgather(np.array([payload.size], dtype=np.int64), f"{name}.sizes")
         everything = self._allgather(payload.copy(), f"{name}.bytes")
         ends = np.cumsum(sizes)

@@ -17,7 +17,7 @@ from hvd_sparse.reduction import Reduction, checked_reduction
 from hvd_sparse.tensorflow import ops
 from hvd_sparse.tensorflow.gradient_exchange import make_state
 from hvd_sparse.tensorflow.settings import DTYPES
-from hvd_sparse.world import World
+from hvd_sparse.world import ProcessSetKey, World, key_of
 
 _DEFAULT = GTopK(density=0.01)
 
@@ -47,7 +47,7 @@ class _Channel:
         self.driver = ops.Driver(exchange, [(numel, 1)], [bucket])
 
 
-_channels: dict[tuple[str, int, str, bool, int], _Channel] = {}
+_channels: dict[tuple[str, int, str, bool, ProcessSetKey], _Channel] = {}
 
 
 def sparse_allreduce(
@@ -91,7 +91,7 @@ def sparse_allreduce(
     if numel == 0:
         return tf.identity(tensor)
     label = name or f"tensor of {numel}"
-    key = (label, numel, repr(chosen), reduction.averages, process_set.process_set_id)
+    key = (label, numel, repr(chosen), reduction.averages, key_of(process_set))
     channel = _channels.get(key)
     if channel is None or channel.driver.closed:
         with tf.init_scope():

@@ -19,10 +19,10 @@ from hvd_sparse.exchange import Exchange
 from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange, unique_names
 from hvd_sparse.tensorflow.settings import Settings, check_variable
-from hvd_sparse.world import World
+from hvd_sparse.world import ProcessSetKey, World, key_of
 
 # Ids of the owner and of the variables, settings, and Horovod's number of the process set.
-_Key: TypeAlias = tuple[int, tuple[int, ...], str, int]
+_Key: TypeAlias = tuple[int, tuple[int, ...], str, ProcessSetKey]
 
 _exchanges: dict[_Key, GradientExchange] = {}
 _serial = 0
@@ -76,7 +76,7 @@ def exchange_of(
         id(owner) if owner is not None else 0,
         _ids(variables),
         repr(settings),
-        process_set.process_set_id,
+        key_of(process_set),
     )
     found = _exchanges.get(key)
     if found is None or found.closed:

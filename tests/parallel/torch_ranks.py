@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hvd_sparse.errors import ExchangeFailedError, GradientInFlightError
+from hvd_sparse.world import key_of
 
 SHAPES = {"first": (40, 30), "bias": (7,), "second": (25, 8, 5), "last": (30, 20)}
 
@@ -85,7 +86,7 @@ _serials = defaultdict(itertools.count)
 
 def a_name(process_set):
     """Of a Horovod operation: a new one, the same on all ranks of the set."""
-    return f"test.{next(_serials[process_set.process_set_id])}"
+    return f"test.{next(_serials[key_of(process_set)])}"
 
 
 def total(tensor, process_set=hvd.global_process_set):
