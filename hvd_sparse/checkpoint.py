@@ -13,7 +13,7 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,11 +24,11 @@ from hvd_sparse.world import World
 POLICIES = ("own", "spread", "reset")
 
 
-def checked_policy(residuals: object) -> str:
-    """What becomes of residuals; raises InvalidArgumentError if it is none of POLICIES."""
-    if residuals in POLICIES:
+def checked_policy(residuals: object, policies: Sequence[str] = POLICIES) -> str:
+    """What becomes of residuals; raises InvalidArgumentError if it is none of the policies."""
+    if residuals in policies:
         return str(residuals)
-    raise InvalidArgumentError(f"residuals must be one of {', '.join(POLICIES)}, got {residuals!r}")
+    raise InvalidArgumentError(f"residuals must be one of {', '.join(policies)}, got {residuals!r}")
 
 
 class Job:

@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from hvd_sparse.arrays import placed
+from hvd_sparse.arrays import Placed, placed
 from hvd_sparse.channels import Channels
 from hvd_sparse.compression import Compression, GTopK, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
@@ -58,9 +58,12 @@ def sparse_allreduce(
     chosen = as_compression(compression)
     hvd = _horovod()
     reduction = checked_reduction(hvd, op=hvd.Average if op is None else op)
-    _check_residual(array, residual)
+    ours, kept = placed("array", array), placed("residual", residual)
+    _check_residual(kept, ours)
+    if not callable(getattr(array, "copy", None)):
+        raise UnsupportedError(f"array must have a method copy(), got {type(array).__name__}")
     result = array.copy()
-    output, kept = placed("array", result), placed("residual", residual)
+    output = placed("array", result)
     if output.buffer.numel > 0:
         _channels(hvd).allreduce(
             output.buffer,
@@ -91,8 +94,7 @@ def _horovod() -> ModuleType:
     )
 
 
-def _check_residual(array: Any, residual: Any) -> None:
-    ours, kept = placed("array", array), placed("residual", residual)
+def _check_residual(kept: Placed, ours: Placed) -> None:
     if kept.buffer.dtype != "float32":
         raise InvalidArgumentError(f"residual must be float32, got {kept.buffer.dtype}")
     if kept.device != ours.device:
@@ -104,5 +106,3 @@ def _check_residual(array: Any, residual: Any) -> None:
             f"residual must have as many elements as array ({ours.buffer.numel}), got "
             f"{kept.buffer.numel}"
         )
-    if not callable(getattr(array, "copy", None)):
-        raise UnsupportedError(f"array must have a method copy(), got {type(array).__name__}")

@@ -37,8 +37,7 @@ std::optional<Lifeline::Failure> LifelineVerdict::Current(double grace_seconds) 
   const auto due = [&](const Event& event) {
     return std::chrono::duration<double>(now - event.time).count() >= grace_seconds;
   };
-  if (lost_ && (failed_ ? lost_->time <= failed_->time : due(*lost_))) return lost_->failure;
-  if (failed_) return failed_->failure;
+  if (failed_ || (lost_ && due(*lost_))) return LostOrFailed();
   if (left_ && due(*left_)) return left_->failure;
   return std::nullopt;
 }
@@ -46,6 +45,10 @@ std::optional<Lifeline::Failure> LifelineVerdict::Current(double grace_seconds) 
 std::optional<Lifeline::Failure> LifelineVerdict::AtEnd() const {
   if (!any_.load(std::memory_order_acquire)) return std::nullopt;
   std::lock_guard<std::mutex> lock(mutex_);
+  return LostOrFailed();
+}
+
+std::optional<Lifeline::Failure> LifelineVerdict::LostOrFailed() const {
   if (lost_ && (!failed_ || lost_->time <= failed_->time)) return lost_->failure;
   if (failed_) return failed_->failure;
   return std::nullopt;

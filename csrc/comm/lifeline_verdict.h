@@ -49,6 +49,7 @@ class LifelineVerdict {
   std::optional<Event> UnacknowledgedDeath() const;
 
  private:
+  std::optional<Lifeline::Failure> LostOrFailed() const;  // the mutex is held
   void Note(ErrorKind kind, const std::string& message, std::optional<Event>* first);
 
   const int size_;

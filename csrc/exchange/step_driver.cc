@@ -256,9 +256,14 @@ void StepDriver::Drain() {
     exchange_->Check();
   } catch (const Error&) {
     const std::lock_guard lock(mutex_);
-    if (failure_ == nullptr) failure_ = std::current_exception();
-    if (!draining_) finisher_.Post([this] { Finish(); });
+    FinishAfter(std::current_exception());
   }
+}
+
+/// Ends the step, with what failed first. The mutex is held. Whoever is draining sees it, too.
+void StepDriver::FinishAfter(std::exception_ptr failure) {
+  if (failure_ == nullptr) failure_ = std::move(failure);
+  if (!draining_) finisher_.Post([this] { Finish(); });
 }
 
 /// Waits for a bucket. Where the exchange ends meanwhile, so does the step: the pieces that are
@@ -270,8 +275,7 @@ void StepDriver::Watch(int bucket) {
     }
   } catch (const Error&) {
     const std::lock_guard lock(mutex_);
-    if (failure_ == nullptr) failure_ = std::current_exception();
-    if (!draining_) finisher_.Post([this] { Finish(); });
+    FinishAfter(std::current_exception());
   }
 }
 
@@ -375,11 +379,8 @@ void StepDriver::Cancel(const std::string& reason) {
   exchange_->Fail(reason);
   const std::lock_guard lock(mutex_);
   if (!InStep()) return;
-  if (failure_ == nullptr) {
-    const std::string message = Concat("rank ", exchange_->Rank(), " ended the exchange: ", reason);
-    failure_ = std::make_exception_ptr(Error(ErrorKind::kExchangeFailed, message));
-  }
-  if (!draining_) finisher_.Post([this] { Finish(); });
+  const std::string message = Concat("rank ", exchange_->Rank(), " ended the exchange: ", reason);
+  FinishAfter(std::make_exception_ptr(Error(ErrorKind::kExchangeFailed, message)));
 }
 
 void StepDriver::Fail(const std::string& reason) {

@@ -148,6 +148,7 @@ class StepDriver {
   void Pass(std::size_t piece, const std::vector<GradView>& gradients, float scale);
   void Drain();
   void Watch(int bucket);
+  void FinishAfter(std::exception_ptr failure);
   void Finish();
   void EndStep();
   StepTimes TakeTimes();

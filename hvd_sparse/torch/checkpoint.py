@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 
 from hvd_sparse.checkpoint import Job, checked_policy, existing
@@ -21,6 +20,7 @@ from hvd_sparse.spreading import SavedSum, read_all
 from hvd_sparse.torch import state
 from hvd_sparse.torch.attachment import attachment_of
 from hvd_sparse.torch.gradient_exchange import GradientExchange
+from hvd_sparse.torch.residual_sums import add_to, summing_over
 
 _SUFFIX = ".pt"
 
@@ -138,7 +138,7 @@ def _spread(job: Job, folder: Path, exchange: GradientExchange | None) -> dict[s
     assert exchange is not None
     total = SavedSum(state.layers_of(exchange))
     common = read_all(job, folder, _SUFFIX, lambda path: _add(torch.load(path)["sparse"], total))
-    shares = total.share(_allreduce, rank=job.rank, size=job.size)
+    shares = total.share(summing_over(hvd.global_process_set), rank=job.rank, size=job.size)
     share = {name: torch.from_numpy(part) for name, part in shares.items()}
     return {
         **state.save(exchange),
@@ -154,12 +154,5 @@ def _add(saved: Mapping[str, Any] | None, total: SavedSum) -> dict[str, Any] | N
     """Adds a rank's residuals; what the ranks have in common."""
     if saved is None:  # of a single rank, which exchanges nothing
         return None
-    total.add(
-        saved["layers"], {name: part.cpu().numpy() for name, part in saved["residuals"].items()}
-    )
+    add_to(total, saved)
     return {"step": saved["step"], "lrs": saved["lrs"]}
-
-
-def _allreduce(part: np.ndarray, name: str) -> np.ndarray:
-    summed = hvd.allreduce(torch.from_numpy(part), op=hvd.Sum, name=name)
-    return np.asarray(summed.numpy())

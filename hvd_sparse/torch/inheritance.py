@@ -6,24 +6,22 @@ reset; where every rank is back in its place, each goes on with its own.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import horovod.torch as hvd
-import numpy as np
 import torch
 
+from hvd_sparse import checkpoint
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
+from hvd_sparse.log import logger
 from hvd_sparse.spreading import SavedSum
 from hvd_sparse.torch import state
 from hvd_sparse.torch.gradient_exchange import GradientExchange
+from hvd_sparse.torch.residual_sums import add_to, summing_over
 
 SPREAD = "spread"
 RESET = "reset"
 POLICIES = (SPREAD, RESET)
-
-_log = logging.getLogger("hvd_sparse")
 
 
 class Holding(NamedTuple):
@@ -49,11 +47,7 @@ class Holding(NamedTuple):
 
 def checked_policy(policy: str) -> str:
     """`policy` if it is one; raises InvalidArgumentError otherwise."""
-    if policy not in POLICIES:
-        raise InvalidArgumentError(
-            f"residuals must be one of {', '.join(POLICIES)}, got {policy!r}"
-        )
-    return policy
+    return checkpoint.checked_policy(policy, POLICIES)
 
 
 def in_place(holdings: Sequence[Holding | None]) -> bool:
@@ -124,9 +118,10 @@ def inherit(
     if policy == SPREAD:
         total = SavedSum(layers)
         if exchange.world.rank in giving:
-            _add(total, held)
+            assert held is not None
+            add_to(total, held)
         shares = total.share(
-            _allreduce(process_set), rank=exchange.world.rank, size=exchange.world.size
+            summing_over(process_set), rank=exchange.world.rank, size=exchange.world.size
         )
         exchange.load({name: torch.from_numpy(share) for name, share in shares.items()}, {}, {})
     exchange.steps = first.steps
@@ -137,27 +132,11 @@ def total_of(exchange: GradientExchange, process_set: Any) -> dict[str, Any]:
     """What `state.save` returns, with the residuals of all ranks added up. Collective."""
     saved = state.save(exchange)
     total = SavedSum(saved["layers"])
-    _add(total, saved)
-    summed = total.over_ranks(_allreduce(process_set))
+    add_to(total, saved)
+    summed = total.over_ranks(summing_over(process_set))
     residuals = {name: torch.from_numpy(part) for name, part in summed.items()}
     emptied: dict[str, Any] = {"velocities": {}, "states": {}, "tuning": None}
     return {**saved, **emptied, "residuals": residuals, "whole": True}
-
-
-def _add(total: SavedSum, held: dict[str, Any] | None) -> None:
-    assert held is not None
-    residuals = {name: part.cpu().numpy() for name, part in held["residuals"].items()}
-    total.add(held["layers"], residuals)
-
-
-def _allreduce(process_set: Any) -> Callable[[np.ndarray, str], np.ndarray]:
-    def allreduce(part: np.ndarray, name: str) -> np.ndarray:
-        summed = hvd.allreduce(
-            torch.from_numpy(part), op=hvd.Sum, name=name, process_set=process_set
-        )
-        return np.asarray(summed.numpy())
-
-    return allreduce
 
 
 def _tell(holdings: Sequence[Holding | None], policy: str) -> None:
@@ -168,9 +147,9 @@ def _tell(holdings: Sequence[Holding | None], policy: str) -> None:
         RESET: f"what was kept is reset, as asked for; there are {len(holdings)} now",
     }[policy]
     if gone:
-        _log.warning("the residuals of %d of %d ranks are lost with them; %s", gone, before, kept)
+        logger.warning("the residuals of %d of %d ranks are lost with them; %s", gone, before, kept)
     else:
-        _log.info("the residuals of all %d ranks are here; %s", before, kept)
+        logger.info("the residuals of all %d ranks are here; %s", before, kept)
 
 
 def _moment(holdings: Sequence[Holding | None]) -> int | None:

@@ -1,0 +1,38 @@
+"""Residuals of many ranks as one sum: from what `state.save` gave, by Horovod's allreduce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from hvd_sparse.spreading import SavedSum
+
+
+def add_to(total: SavedSum, saved: Mapping[str, Any]) -> None:
+    """Adds a rank's residuals.
+
+    Args:
+        total: Of the same layers.
+        saved: What `state.save` returned.
+
+    Raises:
+        CheckpointMismatchError: They are those of other layers.
+    """
+    residuals = {name: part.cpu().numpy() for name, part in saved["residuals"].items()}
+    total.add(saved["layers"], residuals)
+
+
+def summing_over(process_set: Any) -> Callable[[np.ndarray, str], np.ndarray]:
+    """How a SavedSum adds up its parts over the ranks of a process set."""
+
+    def allreduce(part: np.ndarray, name: str) -> np.ndarray:
+        summed = hvd.allreduce(
+            torch.from_numpy(part), op=hvd.Sum, name=name, process_set=process_set
+        )
+        return np.asarray(summed.numpy())
+
+    return allreduce
