@@ -2,15 +2,17 @@
 
 Tests marked as long are left out; `make longtest` has them. A stage that fails does not keep the
 others from running. Each one leaves a report in build/reports, which the closing line is counted
-from.
+from; what failed is said once more at the very end, which is what continuous integration shows.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -20,6 +22,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "build" / "reports"
 STAGE_SECONDS = 1200  # of patience with one stage; every single test has its own, shorter limit
+# How lines begin that say why a stage failed: pytest's, those of a rank that ended
+# (tests/rank_guard.py) or crashed, of ctest, compilers and linters.
+TELLING = re.compile(
+    r"E  |FAILED|rank \d+: |Timeout \(|Fatal Python|  File .* in test_|.*\*\*\*Failed|.*\berror\b"
+)
+TELLING_LINES = 10
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -93,24 +102,42 @@ def count(report: Path) -> Count:
     return total
 
 
-def run(stage: Stage) -> Count:
-    """Runs a stage; one without a report counts as a single test."""
+def gist(output: list[str]) -> list[str]:
+    """The few lines of a failed stage that say why."""
+    telling = [line for line in output if TELLING.match(line)] or output
+    return [line[:140] for line in telling[:TELLING_LINES]]
+
+
+def run(stage: Stage) -> tuple[Count, list[str]]:
+    """Runs a stage: its count, where one without a report is a single test; and what it printed."""
     if stage.report is not None:
         stage.report.unlink(missing_ok=True)
     print(f"\n==== {stage.name} ====", flush=True)
-    process = subprocess.Popen(stage.command, cwd=ROOT)
+    process = subprocess.Popen(
+        stage.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace"
+    )
+    output: list[str] = []
+
+    def pass_on() -> None:
+        for line in process.stdout or ():
+            output.append(COLOR.sub("", line.rstrip("\n")))
+            print(line, end="", flush=True)
+
+    reader = threading.Thread(target=pass_on, daemon=True)
+    reader.start()
     try:
         status = process.wait(STAGE_SECONDS)
     except subprocess.TimeoutExpired:
         print(f"{stage.name}: still running after {STAGE_SECONDS} s", flush=True)
         process.terminate()  # not kill: mpirun ends its ranks when it is asked to end
         status = process.wait() or 1
+    reader.join(10)  # not for ever: a process that it left behind may still hold the pipe
     if stage.report is None or not stage.report.exists():
-        return Count(passed=int(status == 0), failed=int(status != 0))
+        return Count(passed=int(status == 0), failed=int(status != 0)), output
     result = count(stage.report)
     if status != 0 and result.failed == 0:
         result += Count(failed=1)
-    return result
+    return result, output
 
 
 def main() -> None:
@@ -123,13 +150,16 @@ def main() -> None:
 
     total = Count()
     lines = []
+    failures = []
     for stage in stages(args.framework):
         start = time.monotonic()
-        result = run(stage)
+        result, output = run(stage)
         total += result
+        if result.failed:
+            failures += [f"-- {stage.name}:", *gist(output)]
         lines.append(f"{stage.name:15} {time.monotonic() - start:5.0f} s  {result}")
     print("\n==== summary ====", *lines, sep="\n")
-    print(total)
+    print(total, *failures, sep="\n")
     sys.exit(total.failed != 0)
 
 
