@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
+SITE = ROOT / "tests" / "jobs" / "site"  # what Python imports before the program
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ def environment(**extra: str) -> dict[str, str]:
     env = {
         **os.environ,
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{SITE}{os.pathsep}{ROOT}",
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",
