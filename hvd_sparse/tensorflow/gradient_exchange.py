@@ -236,7 +236,6 @@ class GradientExchange:
         if not tf.executing_eagerly():
             return self._reduce(whole, decay)
         # Pieces are done together; one op after the other would wait for ever.
-        self._exchange.check()
         return list(self._eager(whole, decay))
 
     def replan(self) -> None:
