@@ -12,6 +12,10 @@ from hvd_sparse.schedules import checked_count
 from hvd_sparse.torch.attachment import require_attachment
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 
+# Entries whose squares are added up in float32, which takes a tenth of the time of float64; the
+# sums of such parts are added up in float64.
+NORM_PART = 1 << 16
+
 
 def watch(
     optimizer: torch.optim.Optimizer,
@@ -98,4 +102,8 @@ def _norms(exchange: GradientExchange, optimizer: torch.optim.Optimizer) -> dict
 
 
 def _norm(tensors: list[torch.Tensor]) -> float:
-    return float(sum(float(tensor.double().square().sum()) for tensor in tensors) ** 0.5)
+    parts = (
+        part.float() for tensor in tensors for part in torch.split(tensor.reshape(-1), NORM_PART)
+    )
+    squares = [part.dot(part) for part in parts]
+    return float(torch.stack(squares).double().sum().sqrt()) if squares else 0.0

@@ -92,6 +92,14 @@ def test_frameworks(tmp_path):
     assert len(read(file)) == 6
 
 
+def test_watching(tmp_path):
+    file = tmp_path / "result.json"
+    options = ["--steps", "3", "--width", "64", "--depth", "3", "--json", str(file)]
+    job = run([sys.executable, "benchmarks/watching.py", *options], timeout=120)
+    assert job.status == 0, job.output
+    assert len(read(file)) == 4
+
+
 def test_overlap_and_a_waiting_exchange_leaves_the_cores_to_the_model(tmp_path):
     file = tmp_path / "result.json"
     options = ["--repetitions", "5", "--width", "64", "--json", str(file)]
