@@ -45,6 +45,11 @@ class Bucket:
         """Numbers of entries of the units of selection."""
         return tuple(layer.numel for layer in self.layers) if self.layer_wise else (self.numel,)
 
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Names of the units of selection: the layers, or the whole bucket."""
+        return tuple(layer.name for layer in self.layers) if self.layer_wise else (self.name,)
+
 
 def assign_buckets(
     layers: Iterable[Layer], *, bucket_numel: int, layer_wise: bool

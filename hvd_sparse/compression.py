@@ -163,6 +163,11 @@ class Compression:
             shown.append(f"loss_scale={type(self.loss_scale).__name__}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
+    @property
+    def acts_on_gradients(self) -> bool:
+        """Whether gradients of a single rank, which sends nothing, are changed all the same."""
+        return bool(self.momentum_correction or self.weight_decay or self.clip_norm)
+
     @classmethod
     def compress(cls, *args: Any, **kwargs: Any) -> NoReturn:
         """Met only when stock Horovod was handed a sparse compression."""

@@ -88,6 +88,11 @@ class BucketChoice:
         """Whether it is Horovod's."""
         return self.collective == DENSE
 
+    @property
+    def shares_residual(self) -> bool:
+        """Whether the ranks of a node share what they have yet to send."""
+        return self.collective == "hierarchical"
+
 
 def fixed_choices(layers: Iterable[Layer], compression: Compression) -> tuple[BucketChoice, ...]:
     """The buckets of a compression that is not adaptive.

@@ -17,7 +17,7 @@ Reference:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -40,18 +40,58 @@ class Quality:
         return max(self.deltas.values(), default=0.0)
 
 
-def share_left(left: float, whole: float) -> float:
-    """What is left of a squared norm; of nothing, nothing is left."""
-    return left / whole if whole > 0 else 0.0
+@dataclass(frozen=True, kw_only=True)
+class UnitSample:
+    """A unit of selection, summed over the ranks.
 
-
-def delta(left: float, whole: float, *, k: int, numel: int) -> float:
-    """Delta of a unit of selection.
-
-    Args:
+    Attributes:
+        name: Of the layer, or of the bucket.
         left: Squared norm of the sum without what was applied.
         whole: Squared norm of the sum.
         k: Entries asked for.
-        numel: Entries of the unit. Where k is all of them, nothing is left to chance: 0.
+        numel: Entries of the unit.
     """
-    return share_left(left, (1 - k / numel) * whole) if k < numel else 0.0
+
+    name: str
+    left: float
+    whole: float
+    k: int
+    numel: int
+
+    @property
+    def delta(self) -> float:
+        """Where k is all entries, nothing is left to chance: 0."""
+        return (
+            _share(self.left, (1 - self.k / self.numel) * self.whole) if self.k < self.numel else 0
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketSample:
+    """A bucket, as one rank has it.
+
+    Attributes:
+        left: Squared norm of the residual after the step.
+        whole: Squared norm of what was accumulated.
+        shares_residual: Whether the ranks of a node share what they have yet to send.
+        units: Its units of selection.
+    """
+
+    left: float
+    whole: float
+    shares_residual: bool
+    units: Sequence[UnitSample]
+
+
+def quality_of(buckets: Sequence[BucketSample]) -> Quality:
+    """What these buckets amount to, all that travelled sparse in a step."""
+    left, whole = sum(one.left for one in buckets), sum(one.whole for one in buckets)
+    shared = any(one.shares_residual for one in buckets)
+    return Quality(
+        compression_error=None if shared else _share(left, whole),
+        deltas={unit.name: unit.delta for one in buckets for unit in one.units},
+    )
+
+
+def _share(left: float, whole: float) -> float:
+    return left / whole if whole > 0 else 0.0

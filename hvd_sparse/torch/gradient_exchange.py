@@ -30,7 +30,7 @@ from hvd_sparse.torch.loss_scale import LossScale
 from hvd_sparse.torch.messages import Messages
 from hvd_sparse.torch.parameters import NamedParameters
 from hvd_sparse.torch.quality_meter import QualityMeter
-from hvd_sparse.torch.settings import Settings, check_not_twice
+from hvd_sparse.torch.settings import Settings, refuse_twice
 from hvd_sparse.torch.slots import Slot
 from hvd_sparse.torch.sparse_bucket import SparseBucket
 from hvd_sparse.world import World
@@ -329,7 +329,7 @@ class GradientExchange:
         if self._exchange.timeline is not None:
             self._exchange.timeline.synchronize_begins(self.steps)
         guards.check_parameters(self._optimizer, self._known)
-        check_not_twice(self._optimizer, self._compression)
+        refuse_twice(self._optimizer, self._compression)
         for slot in self._slots:
             guards.check_untouched(slot)
         for slot in self._slots:

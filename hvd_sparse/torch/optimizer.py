@@ -163,7 +163,7 @@ def has_peers(process_set: Any) -> bool:
 
 
 def _acts_alone(settings: Settings | None, process_set: Any) -> bool:
-    return bool(settings and settings.acts_on_gradients and process_set.included())
+    return bool(settings and settings.compression.acts_on_gradients and process_set.included())
 
 
 def _refuse_second_wrapping(optimizer: torch.optim.Optimizer) -> None:

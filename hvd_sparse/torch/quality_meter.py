@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_sparse.quality import Quality, delta, share_left
+from hvd_sparse.quality import BucketSample, Quality, UnitSample, quality_of
 from hvd_sparse.torch.messages import Messages
 from hvd_sparse.torch.sparse_bucket import SparseBucket
 
@@ -19,31 +19,35 @@ class QualityMeter:
 
     def measure(self, buckets: Sequence[SparseBucket]) -> Quality | None:
         """Of a step that was committed; None if it was not to be measured. Collective."""
-        measured = [(one, one.accumulated) for one in buckets if one.accumulated is not None]
-        if not measured:
-            return None
-        left = sum(_energy(bucket.residual) for bucket, _ in measured)
-        whole = sum(_energy(accumulated) for _, accumulated in measured)
-        shared = any(bucket.shares_residual for bucket, _ in measured)
-        deltas: dict[str, float] = {}
-        for bucket, accumulated in measured:
-            deltas |= self._deltas(bucket, accumulated)
-        return Quality(compression_error=None if shared else share_left(left, whole), deltas=deltas)
+        samples = [
+            self._sample(bucket, bucket.accumulated)
+            for bucket in buckets
+            if bucket.accumulated is not None
+        ]
+        return quality_of(samples) if samples else None
 
-    def _deltas(self, bucket: SparseBucket, accumulated: torch.Tensor) -> dict[str, float]:
-        total = self._messages.add_up(accumulated, f"quality.{bucket.layout.name}")()
-        segments = list(bucket.layout.segments)
+    def _sample(self, bucket: SparseBucket, accumulated: torch.Tensor) -> BucketSample:
+        layout, whole_here = bucket.layout, _energy(accumulated)  # which is summed in place
+        total = self._messages.add_up(accumulated, f"quality.{layout.name}")()
+        segments = list(layout.segments)
         units = zip(
-            bucket.units,
+            layout.units,
             torch.split(total, segments),
             torch.split(total - bucket.applied(), segments),
             bucket.ks,
             strict=True,
         )
-        return {
-            name: delta(_energy(left), _energy(whole), k=k, numel=whole.numel())
-            for name, whole, left, k in units
-        }
+        return BucketSample(
+            left=_energy(bucket.residual),
+            whole=whole_here,
+            shares_residual=bucket.shares_residual,
+            units=[
+                UnitSample(
+                    name=name, left=_energy(left), whole=_energy(whole), k=k, numel=whole.numel()
+                )
+                for name, whole, left, k in units
+            ],
+        )
 
 
 def _energy(tensor: torch.Tensor) -> float:

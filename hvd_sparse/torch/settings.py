@@ -10,6 +10,7 @@ import torch
 
 from hvd_sparse.compression import Compression, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.local_share import check_not_twice
 from hvd_sparse.reduction import Reduction, checked_reduction
 from hvd_sparse.schedules import checked_count
 from hvd_sparse.torch.devices import check_device, common_device
@@ -21,6 +22,13 @@ _REFUSED_OPTIMIZERS = {
     torch.optim.SparseAdam: "it needs sparse gradients, and a sparse exchange returns dense ones",
 }
 
+# What does in a parameter group what an option of a compression does.
+_DONE_BY = {
+    "weight_decay": "weight_decay",
+    "momentum": "momentum_correction",
+    "betas": "momentum_correction",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -30,12 +38,6 @@ class Settings:
     backward_passes_per_step: int
     reduction: Reduction
     sparse_as_dense: bool
-
-    @property
-    def acts_on_gradients(self) -> bool:
-        """Whether gradients of a single rank, which sends nothing, are changed all the same."""
-        chosen = self.compression
-        return bool(chosen.momentum_correction or chosen.weight_decay or chosen.clip_norm)
 
     @classmethod
     def checked(
@@ -70,7 +72,7 @@ class Settings:
             groups=groups,
         )
         chosen = as_compression(compression)
-        check_not_twice(optimizer, chosen)
+        refuse_twice(optimizer, chosen)
         return cls(
             compression=chosen,
             backward_passes_per_step=checked_passes(backward_passes_per_step),
@@ -88,22 +90,11 @@ class Settings:
         }
 
 
-def check_not_twice(optimizer: torch.optim.Optimizer, compression: Compression) -> None:
+def refuse_twice(optimizer: torch.optim.Optimizer, compression: Compression) -> None:
     """Raises InvalidArgumentError where the optimizer would do again what a compression does."""
-    ours = {
-        "weight_decay": ("weight_decay", compression.weight_decay),
-        "momentum": ("momentum_correction", compression.momentum_correction),
-        "betas": ("momentum_correction", compression.momentum_correction),
-    }
     for index, group in enumerate(optimizer.param_groups):
-        for theirs, (option, value) in ours.items():
-            found = group.get(theirs, 0)
-            if value and (any(found) if isinstance(found, tuple | list) else found):
-                raise InvalidArgumentError(
-                    f"{theirs} of group {index} of {type(optimizer).__name__} is {found} and "
-                    f"{option} of the compression is {value}, which would act twice: leave out one "
-                    "of them"
-                )
+        whose = f"group {index} of {type(optimizer).__name__}"
+        check_not_twice(whose, group, _DONE_BY, compression)
 
 
 def checked_passes(passes: int) -> int:

@@ -59,7 +59,7 @@ class SparseBucket:
         self.launched = False
         self.ks: list[int] = []
         self.accumulated: torch.Tensor | None = None
-        self.shares_residual = choice.collective == "hierarchical"
+        self.shares_residual = choice.shares_residual
         self._output_scale = 1.0
         self._densities = choice.densities
         self._warmup = compression.warmup
@@ -136,14 +136,7 @@ class SparseBucket:
 
     def memories(self) -> Iterator[tuple[str, torch.Tensor]]:
         """By unit of selection, what the sparsifier remembers."""
-        yield from zip(self.units, self.states, strict=True)
-
-    @property
-    def units(self) -> list[str]:
-        """Names of the units of selection: the layers, or the whole bucket."""
-        if not self.layout.layer_wise:
-            return [self.layout.name]
-        return [layer.name for layer in self.layout.layers]
+        yield from zip(self.layout.units, self.states, strict=True)
 
     def applied(self) -> torch.Tensor:
         """The sum over the ranks that the gradients hold after `wait`; float32, flat."""

@@ -1,0 +1,72 @@
+"""What a rank does to its own gradient before it is exchanged: clipping, then weight decay.
+
+Both come before error feedback, so the residual holds what they have made of the gradient, and the
+law counts that. Momentum comes next; it is the core's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_sparse.compression import Compression
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.reduction import Reduction
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalShare:
+    """A rank's share of what was asked for the result.
+
+    A rank's share of a result is what its gradient adds to it: 1 / P of the gradient where the
+    ranks average, all of it where they sum. The norm of each tensor's share is clipped to
+    clip_norm / sqrt(P): the norm of the result is then at most clip_norm if the ranks' gradients
+    are orthogonal, as noise is nearly. The result gets weight_decay times the weights, of which
+    each rank adds its share.
+
+    Attributes:
+        limit: For the norm of each tensor's gradient on this rank; None: none.
+        decay: Times the weights, is added to each gradient of this rank.
+
+    Reference:
+        Lin et al., Deep Gradient Compression, https://arxiv.org/abs/1712.01887, section 3.2: "local
+        gradient clipping".
+    """
+
+    limit: float | None
+    decay: float
+
+    @classmethod
+    def of(cls, compression: Compression, reduction: Reduction, *, size: int) -> LocalShare:
+        """The share of one of `size` ranks."""
+        share = math.prod(reduction.scales(size))
+        clip_norm = compression.clip_norm
+        return cls(
+            limit=None if clip_norm is None else clip_norm / (share * math.sqrt(size)),
+            decay=compression.weight_decay / (share * size),
+        )
+
+
+def check_not_twice(
+    whose: str, found: Mapping[str, Any], options: Mapping[str, str], compression: Compression
+) -> None:
+    """Refuses an optimizer that would do again what a compression does.
+
+    Args:
+        whose: For the message: "Adam".
+        found: What the optimizer is set to, by its own names.
+        options: By those of them that matter, the option of a compression that does the same.
+        compression: What the user asked for.
+
+    Raises:
+        InvalidArgumentError: Both are set.
+    """
+    for theirs, option in options.items():
+        setting, value = found.get(theirs) or 0, getattr(compression, option)
+        if value and (any(setting) if isinstance(setting, tuple | list) else setting):
+            raise InvalidArgumentError(
+                f"{theirs} of {whose} is {setting} and {option} of the compression is {value}, "
+                "which would act twice: leave out one of them"
+            )
