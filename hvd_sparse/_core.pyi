@@ -1,7 +1,7 @@
 """Types of csrc/bindings/python_*.cc."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -193,6 +193,11 @@ class Exchange:
     def check_at_end(self) -> None: ...
     def fail(self, reason: str) -> None: ...
 
+# Place of a bucket, steps before, what was accumulated, what is left, what was applied.
+Measured: TypeAlias = Callable[
+    [int, int, npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]], None
+]
+
 class DrivenBucket:  # of a StepDriver; ks: from which step on, counted from 0, which k of a segment
     def __init__(
         self,
@@ -208,6 +213,16 @@ class DrivenBucket:  # of a StepDriver; ks: from which step on, counted from 0, 
     @property
     def pieces(self) -> int: ...
 
+class StepRules:  # of a StepDriver
+    def __init__(
+        self,
+        *,
+        marks_non_finite: bool = False,
+        momentum: float = 0.0,
+        measure_every: int = 0,
+        others: bool = False,
+    ) -> None: ...
+
 class StepDriver:
     def __init__(
         self,
@@ -215,8 +230,9 @@ class StepDriver:
         pieces: Sequence[tuple[int, int]],  # elements and units of selection
         buckets: Sequence[DrivenBucket],
         exchanged: Callable[[], None] | None,
+        measured: Measured | None,
         step_ended: Callable[[float, float, list[float]], None] | None,
-        marks_non_finite: bool,
+        rules: StepRules,
     ) -> None: ...
     def replace(self, buckets: Sequence[DrivenBucket]) -> None: ...
     def reorder(self, order: Sequence[int]) -> None: ...

@@ -342,20 +342,25 @@ class Exchange(CoreHandle):
         pieces: Sequence[tuple[int, int]],
         buckets: Sequence[_core.DrivenBucket],
         *,
+        rules: _core.StepRules,
+        measured: _core.Measured | None = None,
         step_ended: Callable[[float, float, list[float]], None] | None = None,
-        marks_non_finite: bool = False,
     ) -> _core.StepDriver:
         """What runs steps of these buckets for an executor that hands over pieces in any order.
 
         Args:
-            pieces: Elements, and units of selection, of what is handed over at once.
+            pieces: Elements, and units of selection, of what is handed over at once. One without
+                units always passes.
             buckets: Of all pieces, and all of the exchange's, in the order in which they start; the
                 same on all ranks.
+            rules: Hold for every step: whether one that is not finite is marked with NaN on every
+                rank, and is no error; momentum; from which step to which it is measured what is
+                left behind; whether the sums of what always travels dense will be reported.
+            measured: Called for each bucket of such a step, on a thread of the driver, before
+                anybody has the result. What it raises fails the step.
             step_ended: Called on a thread of the driver, between two steps, with seconds since the
                 step before ended: until now, and until the first piece; and from there until each
                 piece. What it raises fails the step.
-            marks_non_finite: Whether a step in which a gradient or a sum is not finite is no error:
-                its gradients hold NaN instead, on every rank alike.
         """
         rows = self.timeline
 
@@ -364,14 +369,8 @@ class Exchange(CoreHandle):
             for bucket in self._names:
                 rows.exchanged(bucket, self._open.stats(bucket))
 
-        return _core.StepDriver(
-            self._open,
-            pieces,
-            buckets,
-            None if rows is None else note_step,
-            step_ended,
-            marks_non_finite,
-        )
+        exchanged = None if rows is None else note_step
+        return _core.StepDriver(self._open, pieces, buckets, exchanged, measured, step_ended, rules)
 
     def stats(self, bucket: int) -> BucketStats:
         """What the bucket's last step cost."""

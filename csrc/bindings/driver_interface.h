@@ -25,12 +25,15 @@ struct HvdSparseDriver {
   void* driver;
 
   /// StepDriver::Begin; `done` is called before it returns.
-  void (*begin)(void* driver, HvdSparseBuffer residual, HvdSparseBuffer states, float decay,
-                HvdSparseDone done, void* context);
+  void (*begin)(void* driver, HvdSparseBuffer residual, HvdSparseBuffer states,
+                HvdSparseBuffer velocity, float decay, HvdSparseDone done, void* context);
 
   /// StepDriver::Launch. Returns 1 if the piece passes: then `done` is not called.
   int32_t (*launch)(void* driver, int32_t piece, const HvdSparseBuffer* gradients, int32_t count,
                     HvdSparseDone done, void* context);
+
+  /// StepDriver::Summed; does not fail.
+  void (*summed)(void* driver, const HvdSparseBuffer* sums, int32_t count);
 
   /// StepDriver::End.
   void (*end)(void* driver, HvdSparseDone done, void* context);

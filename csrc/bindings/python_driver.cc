@@ -1,6 +1,7 @@
 /// Step drivers as Python sees them: as a table of functions, to be handed to an op.
 
 #include <pybind11/functional.h>
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -26,16 +27,20 @@ namespace {
 class BoundDriver {
  public:
   using Exchanged = std::function<void()>;
+  using Floats = py::array_t<float>;
+  using Measured = std::function<void(std::size_t bucket, std::int64_t step, Floats accumulated,
+                                      Floats left, Floats applied)>;
   using StepEnded = std::function<void(double step, double forward, std::vector<double> ready)>;
 
   BoundDriver(Exchange& exchange, const std::vector<std::pair<std::int64_t, std::int64_t>>& pieces,
-              std::vector<DrivenBucket> buckets, Exchanged exchanged, StepEnded step_ended,
-              bool marks_non_finite)
+              std::vector<DrivenBucket> buckets, Exchanged exchanged, Measured measured,
+              StepEnded step_ended, StepRules rules)
       : driver_(std::make_unique<StepDriver>(
             &exchange, PiecesOf(pieces), std::move(buckets),
-            StepDriver::Hooks{Guarded(std::move(exchanged)), Failing(std::move(step_ended))},
-            marks_non_finite ? NonFinite::kMark : NonFinite::kRefuse)),
-        table_{driver_.get(), &BeginIn, &LaunchIn, &EndIn, &CancelIn, &FailIn} {}
+            StepDriver::Hooks{Guarded(std::move(exchanged)), Measuring(std::move(measured)),
+                              Failing(std::move(step_ended))},
+            rules)),
+        table_{driver_.get(), &BeginIn, &LaunchIn, &SummedIn, &EndIn, &CancelIn, &FailIn} {}
 
   std::uintptr_t table() const { return reinterpret_cast<std::uintptr_t>(&table_); }
   std::int64_t steps() const { return driver_ == nullptr ? 0 : driver_->steps(); }
@@ -75,18 +80,40 @@ class BoundDriver {
   }
 
   /// An error of Python fails the step.
+  template <typename Call>
+  static void OrFail(const Call& call) {
+    std::string what;
+    try {
+      return call();
+    } catch (py::error_already_set& error) {
+      const py::gil_scoped_acquire acquire;
+      what = py::str(error.value()).cast<std::string>();
+    }
+    Throw(ErrorKind::kExchangeFailed, what);
+  }
+
   static std::function<void(const StepTimes&)> Failing(StepEnded step_ended) {
     if (!step_ended) return nullptr;
     return [step_ended = std::move(step_ended)](const StepTimes& times) {
-      std::string what;
-      try {
-        return step_ended(times.step, times.forward, times.ready);
-      } catch (py::error_already_set& error) {
-        const py::gil_scoped_acquire acquire;
-        what = py::str(error.value()).cast<std::string>();
-      }
-      Throw(ErrorKind::kExchangeFailed, what);
+      OrFail([&] { step_ended(times.step, times.forward, times.ready); });
     };
+  }
+
+  static std::function<void(const std::vector<StepSample>&)> Measuring(Measured measured) {
+    if (!measured) return nullptr;
+    return [measured = std::move(measured)](const std::vector<StepSample>& samples) {
+      OrFail([&] {
+        const py::gil_scoped_acquire acquire;
+        for (const StepSample& one : samples) {
+          measured(one.bucket, one.step, ArrayOf(one.accumulated), ArrayOf(one.left),
+                   ArrayOf(one.applied));
+        }
+      });
+    };
+  }
+
+  static Floats ArrayOf(const std::vector<float>& numbers) {
+    return Floats(static_cast<py::ssize_t>(numbers.size()), numbers.data());
   }
 
   static GradView ViewOf(const HvdSparseBuffer& buffer) {
@@ -104,13 +131,14 @@ class BoundDriver {
     }
   }
 
-  static void BeginIn(void* driver, HvdSparseBuffer residual, HvdSparseBuffer states, float decay,
-                      HvdSparseDone done, void* context) {
+  static void BeginIn(void* driver, HvdSparseBuffer residual, HvdSparseBuffer states,
+                      HvdSparseBuffer velocity, float decay, HvdSparseDone done, void* context) {
     constexpr std::int64_t kFields = sizeof(SelectionState) / sizeof(float);
     try {
       static_cast<StepDriver*>(driver)->Begin(
           {static_cast<float*>(residual.data), residual.numel},
-          {static_cast<SelectionState*>(states.data), states.numel / kFields}, decay);
+          {static_cast<SelectionState*>(states.data), states.numel / kFields}, decay,
+          {static_cast<float*>(velocity.data), velocity.numel});
       Tell(nullptr, done, context);
     } catch (const Error&) {
       Tell(std::current_exception(), done, context);
@@ -129,6 +157,12 @@ class BoundDriver {
       Tell(std::current_exception(), done, context);
       return 0;
     }
+  }
+
+  static void SummedIn(void* driver, const HvdSparseBuffer* sums, std::int32_t count) {
+    std::vector<GradView> views;
+    for (std::int32_t i = 0; i < count; ++i) views.push_back(ViewOf(sums[i]));
+    static_cast<StepDriver*>(driver)->Summed(views);
   }
 
   static void EndIn(void* driver, HvdSparseDone done, void* context) {
@@ -160,14 +194,22 @@ void BindDriver(py::module_& m) {
            py::arg("ks"), py::arg("pieces"))
       .def_readonly("pieces", &DrivenBucket::pieces)
       .def_readonly_static("PASSES", &DrivenBucket::kPasses);
+  py::class_<StepRules>(m, "StepRules")
+      .def(py::init([](bool marks_non_finite, float momentum, std::int64_t measure_every,
+                       bool others) {
+             const NonFinite non_finite = marks_non_finite ? NonFinite::kMark : NonFinite::kRefuse;
+             return StepRules{non_finite, momentum, measure_every, others};
+           }),
+           py::kw_only(), py::arg("marks_non_finite") = false, py::arg("momentum") = 0.0f,
+           py::arg("measure_every") = 0, py::arg("others") = false);
   // What waits for the driver's thread waits without the GIL, for which that thread may wait.
   using py::gil_scoped_release;
   using Pieces = std::vector<std::pair<std::int64_t, std::int64_t>>;
   py::class_<BoundDriver>(m, "StepDriver")
       .def(py::init<Exchange&, const Pieces&, std::vector<DrivenBucket>, BoundDriver::Exchanged,
-                    BoundDriver::StepEnded, bool>(),
+                    BoundDriver::Measured, BoundDriver::StepEnded, StepRules>(),
            py::arg("exchange"), py::arg("pieces"), py::arg("buckets"), py::arg("exchanged"),
-           py::arg("step_ended"), py::arg("marks_non_finite"), py::keep_alive<1, 2>())
+           py::arg("measured"), py::arg("step_ended"), py::arg("rules"), py::keep_alive<1, 2>())
       .def_property_readonly("table", &BoundDriver::table)
       .def_property_readonly("steps", &BoundDriver::steps)
       .def("replace", &BoundDriver::Replace, py::arg("buckets"))

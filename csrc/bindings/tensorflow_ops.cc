@@ -1,8 +1,9 @@
 /// hvd_sparse/tensorflow/_ops.so: ops that hand gradients to the core.
 ///
-///     HvdSparseBegin      once a step: residual and states
+///     HvdSparseBegin      once a step: residual and states, and velocity where there is momentum
 ///     HvdSparseExchange   for each piece: gradients in, averages out, or the gradients if it
-///     passes HvdSparseEnd        when all are there
+///     passes HvdSparseSummed     for sums that Horovod has formed: the core looks whether they are
+///     finite HvdSparseEnd        when all are there
 ///
 /// Only the first and the last take the variables, and are known as stateful: TensorFlow runs such
 /// ops one after the other, and the pieces of a step wait for each other. What keeps them after the
@@ -33,7 +34,7 @@ namespace tf = tensorflow;
 
 /// Memory of variables that a step works on.
 struct StepMemory {
-  tf::Tensor residual, states;
+  tf::Tensor residual, states, velocity;
 };
 
 /// The drivers that Python has made known, by number, and what their steps work on.
@@ -124,7 +125,7 @@ absl::Status OwnMemory(tf::OpKernelContext* context, int input, tf::Tensor* memo
   if (!status.ok()) return status;
   const tf::mutex_lock lock(*variable->mu());
   if (variable->tensor()->dtype() != tf::DT_FLOAT) {
-    return absl::InvalidArgumentError("residual and states must be float32");
+    return absl::InvalidArgumentError("residual, states and velocity must be float32");
   }
   if (!variable->copy_on_read_mode.load()) {
     if (!variable->tensor()->RefCountIsOne()) {
@@ -151,6 +152,7 @@ class BeginOp : public tf::OpKernel {
  public:
   explicit BeginOp(tf::OpKernelConstruction* context) : tf::OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("driver", &number_));
+    OP_REQUIRES_OK(context, context->GetAttr("velocities", &velocities_));
   }
 
   void Compute(tf::OpKernelContext* context) override {
@@ -159,9 +161,12 @@ class BeginOp : public tf::OpKernel {
     StepMemory memory;
     absl::Status status = OwnMemory(context, 0, &memory.residual);
     if (status.ok()) status = OwnMemory(context, 1, &memory.states);
+    if (status.ok() && velocities_ > 0) status = OwnMemory(context, 3, &memory.velocity);
     if (status.ok()) {
       Drivers::Get().Keep(number_, memory);
-      driver.begin(driver.driver, BufferOf(memory.residual), BufferOf(memory.states),
+      const HvdSparseBuffer velocity =
+          velocities_ > 0 ? BufferOf(memory.velocity) : HvdSparseBuffer{nullptr, 0, 0};
+      driver.begin(driver.driver, BufferOf(memory.residual), BufferOf(memory.states), velocity,
                    context->input(2).scalar<float>()(), &Note, &status);
     }
     if (!status.ok()) driver.fail(driver.driver, std::string(status.message()).c_str());
@@ -173,6 +178,7 @@ class BeginOp : public tf::OpKernel {
 
  private:
   std::int64_t number_ = 0;
+  int velocities_ = 0;
 };
 
 class ExchangeOp : public tf::AsyncOpKernel {
@@ -258,6 +264,28 @@ class ExchangeOp : public tf::AsyncOpKernel {
   int piece_ = 0;
 };
 
+class SummedOp : public tf::OpKernel {
+ public:
+  explicit SummedOp(tf::OpKernelConstruction* context) : tf::OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("driver", &number_));
+  }
+
+  void Compute(tf::OpKernelContext* context) override {
+    HvdSparseDriver driver{};
+    OP_REQUIRES_OK(context, Drivers::Get().Find(number_, &driver));
+    const int count = context->num_inputs() - 1;  // and the token
+    std::vector<HvdSparseBuffer> sums;
+    for (int i = 0; i < count; ++i) {
+      sums.push_back(BufferOf(context->input(i)));
+      context->set_output(i, context->input(i));
+    }
+    driver.summed(driver.driver, sums.data(), count);
+  }
+
+ private:
+  std::int64_t number_ = 0;
+};
+
 class EndOp : public tf::AsyncOpKernel {
  public:
   explicit EndOp(tf::OpKernelConstruction* context) : tf::AsyncOpKernel(context) {
@@ -291,7 +319,9 @@ REGISTER_OP("HvdSparseBegin")
     .Attr("driver: int")
     .Input("residual: resource")
     .Input("states: resource")
+    .Attr("velocities: int >= 0")
     .Input("decay: float")
+    .Input("velocity: velocities * resource")
     .Output("token: int32")
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
@@ -299,7 +329,7 @@ REGISTER_OP("HvdSparseBegin")
       tf::shape_inference::ShapeHandle scalar;
       return context->WithRank(context->input(2), 0, &scalar);
     })
-    .Doc("Begins a step: residual and states are the exchange's until it ends.");
+    .Doc("Begins a step: residual, states and velocity are the exchange's until it ends.");
 
 REGISTER_OP("HvdSparseExchange")
     .Attr("T: list({float, double, half, bfloat16}) >= 1")
@@ -317,16 +347,31 @@ REGISTER_OP("HvdSparseExchange")
     })
     .Doc("Averages, once all pieces of the step are there; or gradients that pass, at once.");
 
+REGISTER_OP("HvdSparseSummed")
+    .Attr("T: list({float, double, half, bfloat16}) >= 1")
+    .Attr("driver: int")
+    .Input("sums: T")
+    .Input("token: int32")
+    .Output("same: T")
+    .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
+      for (int i = 0; i + 1 < context->num_inputs(); ++i) context->set_output(i, context->input(i));
+      return absl::OkStatus();
+    })
+    .Doc("The sums as they are; a step in which one is not finite is refused.");
+
 REGISTER_OP("HvdSparseEnd")
     .Attr("driver: int")
+    .Attr("velocities: int >= 0")
     .Input("residual: resource")
     .Input("states: resource")
+    .Input("velocity: velocities * resource")
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::NoOutputs)
     .Doc("Ends a step, all of whose gradients are there.");
 
 REGISTER_KERNEL_BUILDER(Name("HvdSparseBegin").Device(tf::DEVICE_CPU), BeginOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseExchange").Device(tf::DEVICE_CPU), ExchangeOp);
+REGISTER_KERNEL_BUILDER(Name("HvdSparseSummed").Device(tf::DEVICE_CPU), SummedOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseEnd").Device(tf::DEVICE_CPU), EndOp);
 
 }  // namespace

@@ -2,54 +2,31 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
-#include "csrc/base/clock.h"
 #include "csrc/base/error.h"
-#include "csrc/kernels/cpu_join.h"
-#include "csrc/kernels/half.h"
+#include "csrc/kernels/cpu_finite.h"
 
 namespace hvd_sparse {
 namespace {
 
 constexpr double kWaitSlice = 1.0;  // seconds
-constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
-
-void PutNaN(const GradView& gradient) {
-  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-  if (gradient.numel == 0) return;
-  switch (gradient.dtype) {
-    case DType::kFloat32:
-      *static_cast<float*>(gradient.data) = static_cast<float>(nan);
-      break;
-    case DType::kFloat64:
-      *static_cast<double*>(gradient.data) = nan;
-      break;
-    case DType::kFloat16:
-      *static_cast<Float16*>(gradient.data) = Narrow<Float16>(static_cast<float>(nan));
-      break;
-    case DType::kBFloat16:
-      *static_cast<BFloat16*>(gradient.data) = Narrow<BFloat16>(static_cast<float>(nan));
-      break;
-  }
-}
+constexpr char kNotFinite[] = "a sum over the ranks of gradients that travel dense is not finite";
 
 }  // namespace
 
 StepDriver::StepDriver(Exchange* exchange, std::vector<Piece> pieces,
-                       std::vector<DrivenBucket> buckets, Hooks hooks, NonFinite non_finite)
+                       std::vector<DrivenBucket> buckets, Hooks hooks, StepRules rules)
     : exchange_(exchange),
-      pieces_(std::move(pieces)),
       hooks_(std::move(hooks)),
-      non_finite_(non_finite) {
-  Require(!pieces_.empty(), "a StepDriver must have pieces, got none");
-  places_.resize(pieces_.size());
-  for (std::size_t i = 1; i < pieces_.size(); ++i) {
-    places_[i].offset = places_[i - 1].offset + pieces_[i - 1].numel;
-    places_[i].first_segment = places_[i - 1].first_segment + pieces_[i - 1].segments;
-  }
-  Adopt(std::move(buckets));
+      rules_(rules),
+      layout_(std::move(pieces)),
+      places_(layout_.size()),
+      timer_(layout_.size()),
+      passage_(layout_.size()) {
+  Require(rules_.momentum >= 0 && rules_.momentum < 1, "momentum must lie in [0, 1), got ",
+          rules_.momentum);
+  layout_.Adopt(std::move(buckets));
 }
 
 StepDriver::~StepDriver() { Cancel("it was closed while gradients were in flight"); }
@@ -57,40 +34,14 @@ StepDriver::~StepDriver() { Cancel("it was closed while gradients were in flight
 void StepDriver::Replace(std::vector<DrivenBucket> buckets) {
   const std::lock_guard lock(mutex_);
   Require(!InStep(), "buckets cannot be replaced while gradients are in flight");
-  Adopt(std::move(buckets));
-}
-
-void StepDriver::Adopt(std::vector<DrivenBucket> buckets) {
-  std::vector<std::size_t> first_piece = {0};
-  for (const DrivenBucket& bucket : buckets) {
-    Require(bucket.pieces > 0, "a bucket must have pieces, got ", bucket.pieces);
-    Require(bucket.passes() || (!bucket.ks.empty() && bucket.ks.front().first == 0),
-            "the ks of bucket ", bucket.bucket, " must begin at step 0");
-    first_piece.push_back(first_piece.back() + static_cast<std::size_t>(bucket.pieces));
-  }
-  Require(first_piece.back() == pieces_.size(), "the buckets must have ", pieces_.size(),
-          " pieces, got ", first_piece.back());
-  buckets_ = std::move(buckets);
-  first_piece_ = std::move(first_piece);
-  order_.resize(buckets_.size());
-  std::iota(order_.begin(), order_.end(), std::size_t{0});
-  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    for (std::size_t i = first_piece_[bucket]; i < first_piece_[bucket + 1]; ++i) {
-      places_[i].bucket = bucket;
-      places_[i].owes = true;
-    }
-  }
+  layout_.Adopt(std::move(buckets));
+  passage_.LetAllOwe();
 }
 
 void StepDriver::Reorder(const std::vector<int>& order) {
   const std::lock_guard lock(mutex_);
   Require(!InStep(), "buckets cannot be reordered while gradients are in flight");
-  std::vector<std::size_t> wanted(order.begin(), order.end());
-  std::vector<std::size_t> sorted = wanted, own = order_;
-  std::sort(sorted.begin(), sorted.end());
-  std::sort(own.begin(), own.end());
-  Require(sorted == own, "an order must have each of the ", own.size(), " buckets once");
-  order_ = std::move(wanted);
+  layout_.Reorder(order);
 }
 
 void StepDriver::GoOnAfter(std::int64_t steps) {
@@ -98,7 +49,7 @@ void StepDriver::GoOnAfter(std::int64_t steps) {
   const std::lock_guard lock(mutex_);
   Require(!InStep(), "steps cannot be counted anew while gradients are in flight");
   steps_ = steps;
-  for (Place& place : places_) place.owes = true;
+  passage_.LetAllOwe();
 }
 
 std::int64_t StepDriver::steps() const {
@@ -106,22 +57,31 @@ std::int64_t StepDriver::steps() const {
   return steps_;
 }
 
-void StepDriver::Begin(Span<float> residual, Span<SelectionState> states, float decay) {
-  const std::int64_t numel = places_.back().offset + pieces_.back().numel;
-  const std::int64_t segments = places_.back().first_segment + pieces_.back().segments;
-  Require(residual.size == numel, "residual must have ", numel, " elements, got ", residual.size);
+void StepDriver::Begin(Span<float> residual, Span<SelectionState> states, float decay,
+                       Span<float> velocity) {
+  const StepLayout::Begin sizes = layout_.end();
+  const auto fits = [](const char* what, std::int64_t size, const char* unit, std::int64_t got) {
+    Require(size == got, what, " must have ", size, " ", unit, ", got ", got);
+  };
+  fits("residual", sizes.residual, "elements", residual.size);
+  fits("velocity", rules_.momentum > 0 ? sizes.velocity : 0, "elements", velocity.size);
+  fits("states", sizes.state, "rows", states.size);
   Require(std::isfinite(decay), "decay must be finite, got ", decay);
-  Require(states.size == segments, "states must have ", segments, " rows, got ", states.size);
   bool early = false;
   {
     const std::lock_guard lock(mutex_);
     early = InStep();
     if (!early) {
+      begun_ = true;
       residual_ = residual;
+      velocity_ = velocity;
       states_ = states;
       decay_ = decay;
-      joined_.clear();
-      for (Place& place : places_) place.arrived = 0;
+      refused_ = false;
+      samples_.clear();
+      passage_.Begin();
+      timer_.Begin();
+      sums_.Begin(layout_.Passing() + (rules_.others ? 1 : 0), LooksAtSums());
     }
   }
   if (!early) return;
@@ -137,19 +97,17 @@ bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done 
   const std::int64_t numel =
       std::accumulate(gradients.begin(), gradients.end(), std::int64_t{0},
                       [](std::int64_t sum, const GradView& one) { return sum + one.numel; });
-  Require(numel == pieces_[number].numel, "piece ", piece, " must have ", pieces_[number].numel,
-          " elements, got ", numel);
-  bool twice = false, passes = false, owes = false;
-  float scale = 1;
+  Require(numel == layout_.piece(number).numel, "piece ", piece, " must have ",
+          layout_.piece(number).numel, " elements, got ", numel);
+  bool twice = false, passes = false;
+  Passage::Piece along;
   {
     const std::lock_guard lock(mutex_);
-    Require(residual_.data != nullptr, "piece ", piece, " came before its step");
+    Require(begun_, "piece ", piece, " came before its step");
     Place& here = places_[number];
-    if (here.arrived == 0) here.arrived = SteadySeconds();
-    const DrivenBucket& bucket = buckets_[here.bucket];
-    passes = bucket.passes();
-    owes = here.owes;
-    scale = bucket.scale;
+    timer_.Arrived(number);
+    passes = layout_.bucket_of(number).passes();
+    if (passes) along = PassageOf(number);
     twice = here.taken;
     if (!passes && !twice) {
       here.taken = true;
@@ -161,7 +119,7 @@ bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done 
   }
   if (passes) {
     exchange_->Check();
-    if (owes) Pass(number, gradients, scale);
+    passage_.Join(along, gradients);
     return true;
   }
   if (!twice) {
@@ -176,43 +134,54 @@ bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done 
   return false;
 }
 
-/// What the residual holds goes with the gradients.
-void StepDriver::Pass(std::size_t piece, const std::vector<GradView>& gradients, float scale) {
-  Joined joined{piece, {}};
-  Index offset = 0;
-  for (const GradView& gradient : gradients) {
-    cpu::JoinResidual(residual_.Sub(places_[piece].offset + offset, gradient.numel), decay_, scale,
-                      offset, gradient, &joined.rest);
-    offset += static_cast<Index>(gradient.numel);
+/// What goes with the gradients of a piece that passes.
+Passage::Piece StepDriver::PassageOf(std::size_t piece) const {
+  const StepLayout::Begin& begin = layout_.begin(piece);
+  Passage::Piece along;
+  along.number = piece;
+  along.residual = residual_.Sub(begin.residual, layout_.piece(piece).owed());
+  if (rules_.momentum > 0) {
+    along.velocity = velocity_.Sub(begin.velocity, layout_.piece(piece).numel);
   }
-  const std::lock_guard lock(mutex_);
-  joined_.push_back(std::move(joined));
+  along.decay = decay_;
+  along.momentum = rules_.momentum;
+  along.scale = layout_.bucket_of(piece).scale;
+  return along;
 }
 
+/// Whether a step is refused where they are not finite; alike on all ranks. The mutex is held.
+bool StepDriver::LooksAtSums() const {
+  return rules_.momentum > 0 || layout_.Exchanges() || passage_.OwedAnywhere();
+}
+
+void StepDriver::Summed(const std::vector<GradView>& sums) { sums_.Add(sums); }
+
 bool StepDriver::HasAllOf(std::size_t bucket) const {
+  const auto [first, end] = layout_.PiecesOf(bucket);
   const auto begin = places_.begin();
-  return std::all_of(begin + static_cast<std::ptrdiff_t>(first_piece_[bucket]),
-                     begin + static_cast<std::ptrdiff_t>(first_piece_[bucket + 1]),
+  return std::all_of(begin + static_cast<std::ptrdiff_t>(first),
+                     begin + static_cast<std::ptrdiff_t>(end),
                      [](const Place& place) { return place.taken; });
 }
 
 hvd_sparse::Launch StepDriver::LaunchOf(std::size_t bucket) const {
-  const DrivenBucket& driven = buckets_[bucket];
-  const std::size_t first = first_piece_[bucket], end = first_piece_[bucket + 1];
+  const DrivenBucket& driven = layout_.bucket(bucket);
+  const auto [first, end] = layout_.PiecesOf(bucket);
   hvd_sparse::Launch launch;
   std::int64_t numel = 0, segments = 0;
   for (std::size_t i = first; i < end; ++i) {
     const std::vector<GradView>& gradients = places_[i].gradients;
     launch.gradients.insert(launch.gradients.end(), gradients.begin(), gradients.end());
-    numel += pieces_[i].numel;
-    segments += pieces_[i].segments;
+    numel += layout_.piece(i).numel;
+    segments += layout_.piece(i).segments;
   }
-  launch.residual = residual_.Sub(places_[first].offset, numel);
-  launch.states = states_.Sub(places_[first].first_segment, segments);
+  const StepLayout::Begin& begin = layout_.begin(first);
+  launch.residual = residual_.Sub(begin.residual, numel);
+  launch.states = states_.Sub(begin.state, segments);
+  if (rules_.momentum > 0) launch.velocity = velocity_.Sub(begin.velocity, numel);
+  launch.momentum = rules_.momentum;
   launch.decays.assign(launch.gradients.size(), decay_);
-  const auto later = std::find_if(driven.ks.begin(), driven.ks.end(),
-                                  [this](const auto& phase) { return phase.first > steps_; });
-  launch.ks = std::prev(later)->second;
+  launch.ks = driven.KsAt(steps_);
   launch.scale = driven.scale;
   launch.output_scale = driven.output_scale;
   return launch;
@@ -226,18 +195,22 @@ void StepDriver::Drain() {
     int bucket = 0;
     {
       const std::lock_guard lock(mutex_);
-      while (next_ < buckets_.size() && buckets_[order_[next_]].passes()) ++next_;
-      if (failure_ != nullptr || next_ == buckets_.size()) {
+      while (next_ < layout_.buckets() && layout_.bucket(layout_.at(next_)).passes()) ++next_;
+      if (failure_ != nullptr || next_ == layout_.buckets()) {
         draining_ = false;
         finisher_.Post([this] { Finish(); });
         return;
       }
-      if (!HasAllOf(order_[next_])) {
+      const std::size_t number = layout_.at(next_);
+      if (!HasAllOf(number)) {
         draining_ = false;
         break;
       }
-      launch = LaunchOf(order_[next_]);
-      bucket = buckets_[order_[next_]].bucket;
+      launch = LaunchOf(number);
+      bucket = layout_.bucket(number).bucket;
+      if (rules_.measure_every > 0 && steps_ % rules_.measure_every == 0) {
+        samples_.push_back({number, steps_, AccumulatedOf(launch), {}, {}});
+      }
     }
     try {
       exchange_->Start(bucket, std::move(launch));
@@ -263,6 +236,7 @@ void StepDriver::Drain() {
 /// Ends the step, with what failed first. The mutex is held. Whoever is draining sees it, too.
 void StepDriver::FinishAfter(std::exception_ptr failure) {
   if (failure_ == nullptr) failure_ = std::move(failure);
+  sums_.Interrupt();
   if (!draining_) finisher_.Post([this] { Finish(); });
 }
 
@@ -279,6 +253,16 @@ void StepDriver::Watch(int bucket) {
   }
 }
 
+/// An exchange that ends meanwhile ends the wait.
+void StepDriver::WaitForSums() {
+  try {
+    while (!sums_.Wait(kWaitSlice)) exchange_->Check();
+  } catch (const Error&) {
+    const std::lock_guard lock(mutex_);
+    if (failure_ == nullptr) failure_ = std::current_exception();
+  }
+}
+
 /// After a Watch of every bucket that was started.
 void StepDriver::Finish() {
   std::exception_ptr error;
@@ -287,22 +271,29 @@ void StepDriver::Finish() {
     const std::lock_guard lock(mutex_);
     if (!InStep()) return;  // several have found out that the exchange has ended
     error = failure_;
-    all = next_ == buckets_.size();
+    all = next_ == layout_.buckets();
+  }
+  if (error == nullptr) {
+    WaitForSums();
+    const std::lock_guard lock(mutex_);
+    error = failure_;
   }
   try {
     if (error == nullptr) {
       if (hooks_.exchanged) hooks_.exchanged();
-      exchange_->Commit("");
+      exchange_->Commit(sums_.finite() ? "" : kNotFinite);
+      Measure();
     }
   } catch (const Error& raised) {
-    marks = non_finite_ == NonFinite::kMark && raised.kind() == ErrorKind::kNonFinite;
-    if (error == nullptr && !marks) error = std::current_exception();
+    if (raised.kind() == ErrorKind::kNonFinite) Refuse();
+    marks = rules_.non_finite == NonFinite::kMark && raised.kind() == ErrorKind::kNonFinite;
+    if (!marks) error = std::current_exception();
   }
   std::vector<Done> done;
   {
     const std::lock_guard lock(mutex_);
     for (Place& place : places_) {
-      if (marks) std::for_each(place.gradients.begin(), place.gradients.end(), PutNaN);
+      if (marks) std::for_each(place.gradients.begin(), place.gradients.end(), cpu::PutNaN);
       if (place.done) done.push_back(std::move(place.done));
       place.taken = false;
       place.gradients.clear();
@@ -321,7 +312,7 @@ void StepDriver::End(Done done) {
     try {
       EndStep();
     } catch (const Error& raised) {
-      exchange_->Fail(raised.what());
+      if (raised.kind() != ErrorKind::kNonFinite) exchange_->Fail(raised.what());
       error = std::current_exception();
     }
     done(error);
@@ -333,42 +324,44 @@ void StepDriver::End(Done done) {
   }
 }
 
+/// What was measured, of a step that counts; the gradients hold the sums.
+void StepDriver::Measure() {
+  if (samples_.empty() || !hooks_.measured) return;
+  for (StepSample& sample : samples_) Complete(LaunchOf(sample.bucket), &sample);
+  try {
+    hooks_.measured(samples_);
+  } catch (const Error& error) {
+    exchange_->Fail(error.what());  // other ranks may wait for this one's part
+    throw;
+  }
+}
+
+/// What passed does not count; on all ranks.
+void StepDriver::Refuse() {
+  passage_.Refuse();
+  const std::lock_guard lock(mutex_);
+  refused_ = true;
+}
+
 void StepDriver::EndStep() {
+  const bool exchanges = layout_.Exchanges();
+  if (!exchanges && !sums_.finite()) Refuse();
+  bool refused = false;
   StepTimes times;
   {
     const std::lock_guard lock(mutex_);
-    for (const Joined& joined : joined_) {
-      Place& place = places_[joined.piece];
-      const Span<float> part = residual_.Sub(place.offset, pieces_[joined.piece].numel);
-      std::fill(part.begin(), part.end(), 0.0f);
-      for (const auto& [index, value] : joined.rest) part[index] = value;
-      place.owes = !joined.rest.empty();
-    }
-    joined_.clear();
-    residual_ = {};
+    refused = refused_;
+    if (!refused) passage_.Settle();
+    begun_ = false;
+    residual_ = velocity_ = {};
     states_ = {};
-    const bool exchanged = std::any_of(buckets_.begin(), buckets_.end(),
-                                       [](const DrivenBucket& one) { return !one.passes(); });
-    if (!exchanged) ++steps_;
-    times = TakeTimes();
+    if (!exchanges) ++steps_;
+    times = timer_.End();
+  }
+  if (refused && !exchanges && rules_.non_finite == NonFinite::kRefuse) {
+    exchange_->Commit(kNotFinite);
   }
   if (hooks_.step_ended) hooks_.step_ended(times);
-}
-
-StepTimes StepDriver::TakeTimes() {
-  const double now = SteadySeconds();
-  double first = now;
-  for (const Place& place : places_) {
-    if (place.arrived != 0) first = std::min(first, place.arrived);
-  }
-  StepTimes times;
-  times.step = last_end_ == 0 ? kUnknown : now - last_end_;
-  times.forward = last_end_ == 0 ? kUnknown : first - last_end_;
-  for (const Place& place : places_) {
-    times.ready.push_back(place.arrived == 0 ? kUnknown : place.arrived - first);
-  }
-  last_end_ = now;
-  return times;
 }
 
 void StepDriver::Cancel(const std::string& reason) {

@@ -4,6 +4,7 @@
 ///     Launch(piece, gradients, done)   for each piece, once a step; does not wait for other ranks
 ///     done(error)                      for all pieces that are exchanged together, once the step
 ///                                      was committed or has failed
+///     Summed(sums)                     for each sum that somebody else forms
 ///     End(done)                        when everything is there; then the next step may begin
 ///
 /// A bucket is one piece or several. Buckets start in one order, the same on every rank, whatever
@@ -12,7 +13,8 @@
 /// would have lost its replica.
 ///
 /// A piece may also pass: then it is somebody else's to sum, dense, and leaves at once. What its
-/// residual holds goes with it, and is gone once the step has ended.
+/// residual holds goes with it, and is gone once the step has ended. So does its velocity, where
+/// momentum is corrected, and stays. The step counts when those sums are there and finite, too.
 ///
 /// This is the face that a graph's executor needs. Who runs steps by itself (PyTorch) calls the
 /// Exchange.
@@ -29,45 +31,30 @@
 #include <vector>
 
 #include "csrc/base/types.h"
+#include "csrc/exchange/dense_sums.h"
 #include "csrc/exchange/exchange.h"
+#include "csrc/exchange/passage.h"
+#include "csrc/exchange/step_layout.h"
+#include "csrc/exchange/step_sample.h"
+#include "csrc/exchange/step_times.h"
 #include "csrc/exchange/worker.h"
 
 namespace hvd_sparse {
-
-/// Gradients that are handed over together. The pieces' parts of residual and states follow each
-/// other, in the order of the pieces.
-struct Piece {
-  std::int64_t numel = 0;     ///< of all its gradients, and of its part of the residual
-  std::int64_t segments = 0;  ///< units of selection in it
-};
-
-/// Consecutive pieces that travel together, and what holds for them in every step.
-struct DrivenBucket {
-  static constexpr int kPasses = -1;
-
-  int bucket = 0;  ///< from Exchange::AddBucket, or kPasses
-  float scale = 1, output_scale = 1;
-
-  /// From which step on, counted from 0 and ascending, which k of every segment. Not for a bucket
-  /// that passes.
-  std::vector<std::pair<std::int64_t, std::vector<std::int64_t>>> ks;
-
-  int pieces = 1;
-
-  bool passes() const { return bucket == kPasses; }
-};
-
-/// When things happened in a step, in seconds; NaN where that is not known.
-struct StepTimes {
-  double step = 0;            ///< from the end of the step before to this one's
-  double forward = 0;         ///< from the end of the step before to the first piece
-  std::vector<double> ready;  ///< of each piece, counted from the first
-};
 
 /// What becomes of a step in which a gradient or a sum is not finite.
 enum class NonFinite {
   kRefuse,  ///< every `done` is told
   kMark,    ///< no error: the gradients hold NaN instead, on every rank alike
+};
+
+/// What holds for all steps of a driver; the same on every rank.
+struct StepRules {
+  NonFinite non_finite = NonFinite::kRefuse;
+  float momentum = 0;              ///< of the velocities, in [0, 1); 0: there are none
+  std::int64_t measure_every = 0;  ///< steps from one that is measured to the next; 0: none is
+
+  /// Whether Summed is called once a step for all that always travels dense.
+  bool others = false;
 };
 
 class StepDriver {
@@ -76,14 +63,17 @@ class StepDriver {
 
   /// Called on the driver's thread. What they throw, of type Error, fails the step.
   struct Hooks {
-    std::function<void()> exchanged;                   ///< all buckets were; nobody knows yet
+    std::function<void()> exchanged;  ///< all buckets were; nobody knows yet
+    /// Of a step that counts and was to be measured, all buckets that did not pass. Called before
+    /// anybody is told, on all ranks alike.
+    std::function<void(const std::vector<StepSample>&)> measured;
     std::function<void(const StepTimes&)> step_ended;  ///< may call Replace
   };
 
   /// `buckets` in the order in which they start, of all pieces; the exchange has no others, and
   /// outlives this.
   StepDriver(Exchange* exchange, std::vector<Piece> pieces, std::vector<DrivenBucket> buckets,
-             Hooks hooks = {}, NonFinite non_finite = NonFinite::kRefuse);
+             Hooks hooks = {}, StepRules rules = {});
 
   /// Ends what is in flight, on all ranks, and waits until every `done` was called.
   ~StepDriver();
@@ -100,8 +90,10 @@ class StepDriver {
   void GoOnAfter(std::int64_t steps);
 
   /// The memory of this step; valid until End, or until no `done` is to be called any more. The
-  /// residual is multiplied by `decay` as gradients join it, or as it joins them.
-  void Begin(Span<float> residual, Span<SelectionState> states, float decay = 1);
+  /// residual is multiplied by `decay` as gradients join it, or as it joins them. `velocity` is of
+  /// all pieces where there is momentum, else empty.
+  void Begin(Span<float> residual, Span<SelectionState> states, float decay = 1,
+             Span<float> velocity = {});
 
   /// Hands over a piece. Starts its bucket, and others that waited for it, on this thread.
   ///
@@ -111,7 +103,13 @@ class StepDriver {
   /// on all ranks.
   bool Launch(int piece, const std::vector<GradView>& gradients, Done done);
 
-  /// Ends the step, whose pieces have all been summed, by the exchange or by others.
+  /// Sums over the ranks that somebody else has formed: of one piece that passed and has units of
+  /// selection; or of all that always travels dense, if there are `others`. Reads them where a step
+  /// is to be refused if they are not finite: unless all pieces pass, and nothing went with them.
+  void Summed(const std::vector<GradView>& sums);
+
+  /// Ends the step, whose pieces have all been summed, by the exchange or by others. `done` is told
+  /// NonFinite where all passed, and a sum is not finite.
   void End(Done done);
 
   /// Amid a step: ends the exchange on all ranks, and whoever waits is told `reason`.
@@ -126,52 +124,46 @@ class StepDriver {
  private:
   /// A piece, in a step.
   struct Place {
-    std::size_t bucket = 0;
-    std::int64_t offset = 0, first_segment = 0;  // in residual and states
-    bool taken = false;                          // by the exchange
-    bool owes = true;                            // its residual may hold something
-    double arrived = 0;                          // 0: not yet
+    bool taken = false;  // by the exchange
     std::vector<GradView> gradients;
     Done done;
   };
 
-  /// A residual that has gone with a gradient: what it has to be once the step has ended.
-  struct Joined {
-    std::size_t piece;
-    std::vector<std::pair<Index, float>> rest;
-  };
-
-  void Adopt(std::vector<DrivenBucket> buckets);
   bool InStep() const;
   bool HasAllOf(std::size_t bucket) const;
   hvd_sparse::Launch LaunchOf(std::size_t bucket) const;
-  void Pass(std::size_t piece, const std::vector<GradView>& gradients, float scale);
+  Passage::Piece PassageOf(std::size_t piece) const;
+  bool LooksAtSums() const;
   void Drain();
   void Watch(int bucket);
   void FinishAfter(std::exception_ptr failure);
+  void WaitForSums();
+  void Measure();
   void Finish();
+  void Refuse();
   void EndStep();
-  StepTimes TakeTimes();
 
   Exchange* const exchange_;
-  const std::vector<Piece> pieces_;
   const Hooks hooks_;
-  const NonFinite non_finite_;
+  const StepRules rules_;
 
   mutable std::mutex mutex_;
-  std::vector<DrivenBucket> buckets_;
-  std::vector<std::size_t> first_piece_;  // of each bucket, and past the last one
-  std::vector<std::size_t> order_;        // in which buckets start
-  std::vector<Place> places_;
-  std::vector<Joined> joined_;
-  Span<float> residual_;
+  StepLayout layout_;
+  std::vector<Place> places_;  // of each piece
+  bool begun_ = false;
+  Span<float> residual_, velocity_;
   Span<SelectionState> states_;
   float decay_ = 1;
-  std::size_t next_ = 0;  // place in order_ of the bucket to start
+  bool refused_ = false;  // this step, on all ranks
+  std::size_t next_ = 0;  // place in the order of the bucket to start
   bool draining_ = false;
   std::exception_ptr failure_;
   std::int64_t steps_ = 0;
-  double last_end_ = 0;  // 0: no step has ended
+
+  StepTimer timer_;
+  Passage passage_;
+  DenseSums sums_;
+  std::vector<StepSample> samples_;  // of the step that is under way
 
   Worker finisher_;  // last: the others must exist while it runs
 };

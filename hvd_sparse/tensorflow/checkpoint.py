@@ -5,7 +5,7 @@ The folder is that of hvd_sparse/checkpoint.py:
 * shared.index and shared.data-... are a tf.train.Checkpoint(model=..., optimizer=...), which any
   process can restore;
 * shared.json has what else the user keeps;
-* rank-3-of-16.npz has rank 3's residuals, thresholds, steps, plan and random numbers.
+* rank-3-of-16.npz has rank 3's residuals, velocities, thresholds, steps, plan and random numbers.
 """
 
 from __future__ import annotations
@@ -233,6 +233,7 @@ def _spread(job: Job, folder: Path, exchange: GradientExchange | None) -> dict[s
         **common,
         "residuals": share,
         "states": {},
+        "velocities": {},
         "tuning": None,
     }
 

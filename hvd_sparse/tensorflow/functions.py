@@ -15,7 +15,7 @@ from hvd_sparse.exchange import Exchange
 from hvd_sparse.planned_bucket import add_planned_bucket
 from hvd_sparse.reduction import Reduction, checked_reduction
 from hvd_sparse.tensorflow import ops
-from hvd_sparse.tensorflow.gradient_exchange import make_state
+from hvd_sparse.tensorflow.exchange_state import make_state
 from hvd_sparse.tensorflow.settings import DTYPES
 from hvd_sparse.world import ProcessSetKey, World, key_of
 
@@ -44,7 +44,7 @@ class _Channel:
         scale, output_scale = reduction.scales(world.size)
         bucket = _core.DrivenBucket(number, scale=scale, output_scale=output_scale, ks=ks, pieces=1)
         self.states = make_state((1, 4), f"hvd_sparse/states/{label}")
-        self.driver = ops.Driver(exchange, [(numel, 1)], [bucket])
+        self.driver = ops.Driver(exchange, [(numel, 1)], [bucket], rules=_core.StepRules())
 
 
 _channels: dict[tuple[str, int, str, bool, ProcessSetKey], _Channel] = {}

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse import plan
-from hvd_sparse.buckets import Layer
+from hvd_sparse import _core, plan
+from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.launch_order import LaunchOrder
+from hvd_sparse.local_share import LocalShare
 from hvd_sparse.measurer import Measurer
 from hvd_sparse.step_clock import StepTimes
 from hvd_sparse.step_stats import StepStats
 from hvd_sparse.tensorflow import compat, ops
-from hvd_sparse.tensorflow.learning_rate import LearningRate
+from hvd_sparse.tensorflow.dense import DenseReducer
+from hvd_sparse.tensorflow.exchange_state import ExchangeState
+from hvd_sparse.tensorflow.local_gradient import LocalGradient
 from hvd_sparse.tensorflow.messages import Messages, timed_allreduce
+from hvd_sparse.tensorflow.names import saved_names, unique_names
 from hvd_sparse.tensorflow.pieces import drive_choices, pieces_of
+from hvd_sparse.tensorflow.quality_meter import QualityMeter
 from hvd_sparse.tensorflow.settings import Settings
+from hvd_sparse.tensorflow.step_ops import StepOps
 from hvd_sparse.tuner import Tuner
 from hvd_sparse.world import World
-
-# What Horovod has no name for, and the type in which it travels instead.
-_TRAVELS_AS = {tf.bfloat16: tf.float32}
 
 
 class GradientExchange:
@@ -53,8 +54,9 @@ class GradientExchange:
         world: The ranks.
         layers: Those that can travel sparse, in the order in which they travel.
         tuner: Decides how gradients travel, if the compression is adaptive.
-        saved_names: By layer, under which name its state is saved: the same in a process that has
-            made more models of Keras before, or fewer.
+        saved_names: By variable, under which name its state is saved: the same in a process that
+            has made more models of Keras before, or fewer.
+        saved_numels: Elements of each variable, by that name.
     """
 
     def __init__(
@@ -81,34 +83,41 @@ class GradientExchange:
         compression = settings.compression
         least = max(1, compression.min_numel)
         numels = [math.prod(shape) for shape, _ in self._templates]
+        backwards = [place for place in reversed(range(len(variables))) if not sliced[place]]
         large = [
             place
-            for place in reversed(range(len(variables)))
-            if len(variables[place].shape) >= 2 and numels[place] >= least and not sliced[place]
+            for place in backwards
+            if len(variables[place].shape) >= 2 and numels[place] >= least
         ]
         self.layers = tuple(Layer(self._names[place], numels[place]) for place in large)
-        unnumbered = _unique(re.sub(r"_\d+(?=/|$)", "", name) for name in self._names)
-        self.saved_names = {self._names[place]: unnumbered[place] for place in large}
-        self._pieces = pieces_of(self.layers, compression)
+        self.saved_names = saved_names(self._names)
+        self.saved_numels = dict(zip(self.saved_names.values(), numels, strict=True))
+        share = LocalShare.of(compression, settings.reduction, size=world.size)
+        self._local = LocalGradient(share)
+        self._dense = DenseReducer(prefix, settings, process_set=process_set)
+        self._pieces = pieces_of(self.layers, compression) if world.size > 1 else []
         self._members = [
             [self._names.index(layer.name) for layer in piece.layers] for piece in self._pieces
         ]
+        # What always travels dense is in a piece, too, where it has a velocity: one that passes.
+        sparse = {place for members in self._members for place in members}
+        self._moved = [place for place in backwards if place not in sparse]
+        if not compression.momentum_correction:
+            self._moved = []
+        self._others = len(sparse) < len(variables)
         self._choices: tuple[plan.BucketChoice, ...] = ()
         self._before: StepStats | None = None  # the last step, where it had other buckets
         self._first_step = 0  # of this exchange, as steps are counted
         self._driver: ops.Driver | None = None
-        if self.layers:
+        if self._pieces or self._moved:
             self._build()
 
     def _build(self) -> None:
         compression = self._settings.compression
-        self._residual = make_state(
-            (sum(piece.numel for piece in self._pieces),), f"{self._prefix}/residual"
+        moved = [Layer(self._names[place], self._numel(place)) for place in self._moved]
+        self._state = ExchangeState(
+            self._prefix, self._pieces, moved, momentum=bool(compression.momentum_correction)
         )
-        self._states = make_state(
-            (sum(piece.segments for piece in self._pieces), 4), f"{self._prefix}/states"
-        )
-        self._rate = LearningRate(make_state((), f"{self._prefix}/learning_rate"))
         self._measurer = Measurer(
             self.world,
             self._exchange,
@@ -119,26 +128,34 @@ class GradientExchange:
         self._messages = Messages(
             self._prefix, process_set=self._process_set, exchange=self._exchange
         )
-        self.tuner = self._measurer.tuner(
-            self.layers, compression, self._messages, keeps_order=True
-        )
-        if self.tuner is None:
+        self._meter = QualityMeter(compression, self._messages.add_up)
+        if self._pieces:
+            self.tuner = self._measurer.tuner(
+                self.layers, compression, self._messages, keeps_order=True
+            )
+        if self._pieces and self.tuner is None:
             self._choices = plan.fixed_choices(self.layers, compression)
+        pieces = [(piece.numel, piece.segments) for piece in self._pieces]
         self._driver = ops.Driver(
             self._exchange,
-            [(piece.numel, piece.segments) for piece in self._pieces],
+            [*pieces, *((layer.numel, 0) for layer in moved)],
             self._driven(),
+            rules=_core.StepRules(
+                marks_non_finite=self._settings.marks_non_finite,
+                momentum=compression.momentum_correction,
+                measure_every=compression.quality_every or 0,
+                others=self._others,
+            ),
+            measured=self._measured,
             step_ended=self._step_ended if len(self._pieces) > 1 or self.tuner else None,
-            marks_non_finite=self._settings.marks_non_finite,
         )
 
     @property
     def variables(self) -> list[tf.Variable]:
         """The exchange's state, for checkpoints; see `residual_variables`."""
-        if not self._pieces:
+        if self._driver is None:
             return []
-        rate = [self._rate.last] if self._settings.follows_rate else []
-        return [self._residual, self._states, *rate]
+        return self._state.variables(follows_rate=self._settings.follows_rate)
 
     @property
     def closed(self) -> bool:
@@ -153,25 +170,25 @@ class GradientExchange:
     @property
     def rate(self) -> float:
         """The learning rate at which the residual was accumulated; 0: none is known."""
-        return float(self._rate.last.numpy()) if self._pieces else 0.0
+        return float(self._state.rate.last.numpy()) if self._driver is not None else 0.0
 
     def residuals(self) -> dict[str, tf.Tensor]:
         """By layer, float32, flat: a copy of what this rank has yet to send."""
-        if not self.layers:
-            return {}
-        parts = tf.split(self._residual, [layer.numel for layer in self.layers])
-        return {layer.name: part for layer, part in zip(self.layers, parts, strict=True)}
+        return {} if self._driver is None else self._state.residuals()
 
     def memories(self) -> dict[str, tf.Tensor]:
         """By first layer of a unit of selection, float32, [4]: what the sparsifier remembers."""
-        if not self.layers:
-            return {}
-        return dict(zip(self._units(), tf.unstack(self._states), strict=True))
+        return {} if self._driver is None else self._state.memories()
+
+    def velocities(self) -> dict[str, tf.Tensor]:
+        """By variable, float32, flat: a copy of this rank's velocity, where there is one."""
+        return {} if self._driver is None else self._state.velocities()
 
     def load(
         self,
         residuals: Mapping[str, np.ndarray],
         memories: Mapping[str, np.ndarray],
+        velocities: Mapping[str, np.ndarray],
         *,
         step: int,
         rate: float,
@@ -181,16 +198,13 @@ class GradientExchange:
         Args:
             residuals: By layer, float32, flat; what lacks is zero.
             memories: As from `memories`; what lacks is zero.
+            velocities: As from `velocities`; what lacks is zero.
             step: Steps before this one.
             rate: As from `rate`.
         """
         if self._driver is None:
             return
-        parts = [residuals.get(one.name, np.zeros(one.numel, np.float32)) for one in self.layers]
-        self._residual.assign(np.concatenate(parts))
-        rows = [memories.get(name, np.zeros(4, np.float32)) for name in self._units()]
-        self._states.assign(np.stack(rows))
-        self._rate.last.assign(rate)
+        self._state.load(residuals, memories, velocities, rate=rate)
         self._before, self._first_step = None, step
         self._driver.go_on_after(step)
 
@@ -208,9 +222,9 @@ class GradientExchange:
             return self._before
         sparse = {name for choice in self._choices if not choice.dense for name in choice.layers}
         dense = [
-            math.prod(shape) * dtype.size
-            for name, (shape, dtype) in zip(self._names, self._templates, strict=True)
-            if name not in sparse
+            self._numel(place) * (max(4, dtype.size) if place in self._moved else dtype.size)
+            for place, (_, dtype) in enumerate(self._templates)
+            if self._names[place] not in sparse
         ]
         return StepStats(
             step=max(0, steps - 1),
@@ -218,21 +232,28 @@ class GradientExchange:
             dense_bytes=sum(dense),
             wait_seconds=math.nan,
             transport=self._exchange.transport,
+            quality=None if self._driver is None else self._meter.of(steps - 1),
         )
 
-    def reduce(self, gradients: Sequence[Any], rate: Any = None) -> list[Any]:
+    def reduce(
+        self, gradients: Sequence[Any], variables: Sequence[Any], rate: Any = None
+    ) -> list[Any]:
         """The average of each gradient; a missing one counts as zero.
 
         Args:
             gradients: Tensors or IndexedSlices, one for each variable, or None.
+            variables: Those that this is the exchange of.
             rate: The learning rate that the residual follows, if it does.
 
         Raises:
             UnsupportedError: A gradient is sliced that was not before.
         """
-        whole = [self._checked(place, gradient) for place, gradient in enumerate(gradients)]
+        whole = [
+            self._prepared(place, *both)
+            for place, both in enumerate(zip(gradients, variables, strict=True))
+        ]
         follows = rate is not None and self._driver is not None
-        decay = self._rate.decay(rate) if follows else tf.ones(())
+        decay = self._state.rate.decay(rate) if follows else tf.ones(())
         if not tf.executing_eagerly():
             return self._reduce(whole, decay)
         # Pieces are done together; one op after the other would wait for ever.
@@ -261,7 +282,7 @@ class GradientExchange:
         self._learn_order(ready)
         if self.tuner is None:
             return
-        times = StepTimes(step=step, forward=forward, ready=tuple(ready))
+        times = StepTimes(step=step, forward=forward, ready=tuple(ready[: len(self._pieces)]))
         tuning = self.tuner.end_step(None if math.isnan(step) else times)
         if tuning is not None:
             self._take_up(tuning.choices)
@@ -293,14 +314,19 @@ class GradientExchange:
         self._order.close()
         self._driver.replace(self._driven())
 
-    def _units(self) -> list[str]:
-        """The first layer of each unit of selection, which is a layer or a whole piece."""
-        return [one.name for piece in self._pieces for one in piece.layers[: piece.segments]]
+    def _measured(self, bucket: int, step: int, accumulated: Any, left: Any, applied: Any) -> None:
+        """On the driver's thread, before anybody has the result."""
+        choice = self._choices[bucket]
+        numels = {layer.name: layer.numel for layer in self.layers}
+        layers = tuple(Layer(name, numels[name]) for name in choice.layers)
+        layout = Bucket(layers, self._settings.compression.layer_wise)
+        self._meter.take(layout, choice, step, accumulated, left, applied)
 
     def _driven(self) -> list[Any]:
         buckets = drive_choices(
             self._choices,
             self._pieces,
+            moved=len(self._moved),
             exchange=self._exchange,
             compression=self._settings.compression,
             reduction=self._settings.reduction,
@@ -311,77 +337,40 @@ class GradientExchange:
         self._places = [0] * len(buckets)  # of each, summed over the steps
         return buckets
 
-    def _checked(self, place: int, gradient: Any) -> Any:
+    def _numel(self, place: int) -> int:
+        return math.prod(self._templates[place][0])
+
+    def _prepared(self, place: int, gradient: Any, variable: Any) -> Any:
         shape, dtype = self._templates[place]
         if gradient is None:
-            return tf.zeros(shape, dtype)
-        if not isinstance(gradient, tf.IndexedSlices):
-            return tf.reshape(gradient, shape) if gradient.shape != shape else gradient
-        if self._settings.sparse_as_dense:
-            return tf.convert_to_tensor(gradient)
-        if not self._sliced[place]:
-            raise UnsupportedError(
-                f"the gradient of '{self._names[place]}' was a tensor before and is IndexedSlices "
-                "now: use sparse_as_dense=True"
-            )
-        return gradient
+            gradient = tf.zeros(shape, dtype)
+        if isinstance(gradient, tf.IndexedSlices) and not self._settings.sparse_as_dense:
+            if not self._sliced[place]:
+                raise UnsupportedError(
+                    f"the gradient of '{self._names[place]}' was a tensor before and is "
+                    "IndexedSlices now: use sparse_as_dense=True"
+                )
+            return gradient
+        whole = tf.convert_to_tensor(gradient)
+        if whole.shape != shape:
+            whole = tf.reshape(whole, shape)
+        return self._local.prepare(whole, variable)
 
     def _reduce(self, gradients: Sequence[Any], decay: tf.Tensor) -> list[Any]:
-        results: list[Any] = [None] * len(gradients)
-        if self._driver is not None:
-            state = (self._residual, self._states)
-            token = ops.begin(*state, decay, driver=self._driver.number)
-            for piece, members in enumerate(self._members):
-                given = [gradients[place] for place in members]
-                averages = self._exchanged(piece, given, token)
-                for place, average in zip(members, averages, strict=True):
-                    results[place] = average
-        for place, gradient in enumerate(gradients):
-            if results[place] is None:
-                results[place] = self._allreduce(place, gradient)
-        if self._driver is not None:
-            with tf.control_dependencies(results):
-                end = ops.end(*state, driver=self._driver.number)
-            with tf.control_dependencies([end]):
-                results = tf.nest.map_structure(tf.identity, results, expand_composites=True)
-        return results
-
-    def _exchanged(self, piece: int, gradients: Sequence[Any], token: Any) -> Sequence[Any]:
-        assert self._driver is not None
-        averages, passes = ops.exchange(gradients, token, driver=self._driver.number, piece=piece)
-        if self.tuner is None:  # then none ever passes
-            return averages
-        (place,), (average,) = self._members[piece], averages
-        return [tf.cond(passes, lambda: self._allreduce(place, average), lambda: average)]
+        if self._driver is None:
+            return [self._allreduce(place, one) for place, one in enumerate(gradients)]
+        ops_of_step = StepOps(
+            self._driver.number,
+            self._state,
+            members=self._members,
+            moved=self._moved,
+            may_pass=self.tuner is not None,
+            allreduce=self._allreduce,
+        )
+        return ops_of_step.build(gradients, decay)
 
     def _allreduce(self, place: int, gradient: Any) -> Any:
-        name = f"{self._prefix}.{self._names[place]}".replace("/", ".")
-        options = {**self._settings.reduction.of_horovod(), "process_set": self._process_set}
-        if isinstance(gradient, tf.IndexedSlices):
-            return hvd.allreduce(gradient, op=options["op"], process_set=self._process_set)
-        travels_as = _TRAVELS_AS.get(gradient.dtype, gradient.dtype)
-        result = hvd.allreduce(
-            tf.cast(gradient, travels_as), name=name, ignore_name_scope=True, **options
-        )
-        return tf.cast(result, gradient.dtype)
-
-
-def unique_names(variables: Iterable[Any]) -> list[str]:
-    """The variables' names, the same on all ranks; numbered where two share one."""
-    return _unique(compat.name_of(variable).removesuffix(":0") for variable in variables)
-
-
-def _unique(names: Iterable[str]) -> list[str]:
-    unique: list[str] = []
-    seen: set[str] = set()
-    for number, name in enumerate(names):
-        chosen = f"{name}.{number}" if name in seen else name
-        seen.add(chosen)
-        unique.append(chosen)
-    return unique
-
-
-def make_state(shape: tuple[int, ...], name: str) -> tf.Variable:
-    """A variable of the exchange, float32, zeros."""
-    with tf.device("CPU"):
-        return tf.Variable(tf.zeros(shape), trainable=False, name=name.replace(".", "_"))
+        average = self._dense.allreduce(self._names[place], gradient)
+        if isinstance(average, tf.IndexedSlices):
+            return average
+        return tf.cast(average, self._templates[place][1])

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.exchange import Exchange
@@ -72,6 +73,7 @@ class Messages:
             )
             for name in ("measured", "decision", "launch_order")
         )
+        self._total = _sum_of(f"{prefix}.quality", process_set)
 
     def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
         """Sends every rank's numbers, of which all have as many, to all; bit for bit."""
@@ -87,6 +89,12 @@ class Messages:
         rows = self._gather(self._order, numbers)
         return lambda: [int(number) for number in rows()[0]]
 
+    def add_up(self, array: np.ndarray) -> np.ndarray:
+        """The sum of all ranks' float32 arrays, flat and of one length. Waits for it."""
+        return _InBackground(
+            lambda: np.asarray(self._total(tf.constant(array)).numpy()), self._exchange
+        ).result()
+
     def _gather(
         self, allgather: Callable[[tf.Tensor], tf.Tensor], numbers: Sequence[float]
     ) -> Callable[[], list[list[float]]]:
@@ -98,17 +106,7 @@ class Messages:
 
 def timed_allreduce(prefix: str, *, process_set: Any, exchange: Exchange) -> Callable[[int], float]:
     """Lets Horovod sum a float32 tensor of so many bytes; the seconds that it took."""
-    summed = tf.function(
-        functools.partial(
-            hvd.allreduce,
-            op=hvd.Sum,
-            name=f"{prefix}.allreduce",
-            ignore_name_scope=True,
-            process_set=process_set,
-        ),
-        input_signature=[tf.TensorSpec((None,), tf.float32)],
-        autograph=False,
-    )
+    summed = _sum_of(f"{prefix}.allreduce", process_set)
 
     def allreduce(nbytes: int) -> float:
         tensor = tf.zeros(nbytes // 4)
@@ -117,3 +115,19 @@ def timed_allreduce(prefix: str, *, process_set: Any, exchange: Exchange) -> Cal
         return time.perf_counter() - start
 
     return lambda nbytes: _InBackground(lambda: allreduce(nbytes), exchange).result()
+
+
+def _sum_of(name: str, process_set: Any) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Lets Horovod sum a float32 tensor, flat."""
+    summed: Callable[[tf.Tensor], tf.Tensor] = tf.function(
+        functools.partial(
+            hvd.allreduce,
+            op=hvd.Sum,
+            name=name,
+            ignore_name_scope=True,
+            process_set=process_set,
+        ),
+        input_signature=[tf.TensorSpec((None,), tf.float32)],
+        autograph=False,
+    )
+    return summed

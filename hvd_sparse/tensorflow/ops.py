@@ -93,12 +93,20 @@ class Driver:
             driver.close()
 
 
-def begin(residual: tf.Variable, states: tf.Variable, decay: Any = 1.0, *, driver: int) -> Any:
+def begin(
+    residual: tf.Variable,
+    states: tf.Variable,
+    velocity: tf.Variable | None = None,
+    decay: Any = 1.0,
+    *,
+    driver: int,
+) -> Any:
     """Begins a step.
 
     Args:
-        residual: float32, as long as all gradients of the driver's pieces together.
+        residual: float32, as long as all gradients of the driver's pieces with units of selection.
         states: float32, [units of selection, 4].
+        velocity: float32, as long as all gradients of the driver's pieces; None without momentum.
         decay: float32, a scalar: what the residual is multiplied by before gradients join it.
         driver: Number of a Driver.
 
@@ -106,7 +114,11 @@ def begin(residual: tf.Variable, states: tf.Variable, decay: Any = 1.0, *, drive
         A token, for the pieces.
     """
     return _library().hvd_sparse_begin(
-        residual=residual.handle, states=states.handle, decay=decay, driver=driver
+        residual=residual.handle,
+        states=states.handle,
+        velocity=_handles(velocity),
+        decay=decay,
+        driver=driver,
     )
 
 
@@ -131,18 +143,50 @@ def exchange(
     return averages, passes
 
 
-def end(residual: tf.Variable, states: tf.Variable, *, driver: int) -> Any:
+def summed(sums: Sequence[Any], token: Any, *, driver: int) -> list[Any]:
+    """Tells of sums that Horovod has formed; a step in which one is not finite is refused.
+
+    Args:
+        sums: Averages or sums: of a piece that passes and has units of selection; or of all that
+            always travels dense.
+        token: From `begin`.
+        driver: Number of a Driver.
+
+    Returns:
+        The same tensors.
+    """
+    same: list[Any] = _library().hvd_sparse_summed(sums=sums, token=token, driver=driver)
+    return same
+
+
+def end(
+    residual: tf.Variable,
+    states: tf.Variable,
+    velocity: tf.Variable | None = None,
+    *,
+    driver: int,
+) -> Any:
     """Ends a step, once what it is made to wait for is there: all gradients.
 
     Args:
         residual: As in `begin`.
         states: As in `begin`.
+        velocity: As in `begin`.
         driver: Number of a Driver.
 
     Returns:
         The operation; None in eager mode.
     """
-    return _library().hvd_sparse_end(residual=residual.handle, states=states.handle, driver=driver)
+    return _library().hvd_sparse_end(
+        residual=residual.handle,
+        states=states.handle,
+        velocity=_handles(velocity),
+        driver=driver,
+    )
+
+
+def _handles(velocity: tf.Variable | None) -> list[Any]:
+    return [] if velocity is None else [velocity.handle]
 
 
 @functools.cache

@@ -53,6 +53,7 @@ def drive_choices(
     choices: Sequence[plan.BucketChoice],
     pieces: Sequence[Piece],
     *,
+    moved: int,
     exchange: Exchange,
     compression: Compression,
     reduction: Reduction,
@@ -63,6 +64,7 @@ def drive_choices(
     Args:
         choices: The plan's buckets, of all layers in the order of the pieces; none: all pass.
         pieces: Each of layers of one bucket.
+        moved: Pieces behind them that always pass, for the sake of their velocities.
         exchange: Gets the buckets.
         compression: What the user asked for.
         reduction: What gradients become.
@@ -71,8 +73,9 @@ def drive_choices(
     Returns:
         The same for a driver.
     """
+    always = [_passing(moved, reduction)] if moved else []
     if not choices:
-        return [_passing(len(pieces), reduction)]
+        return [*([_passing(len(pieces), reduction)] if pieces else []), *always]
     layers = {layer.name: layer for piece in pieces for layer in piece.layers}
     piece_of = {layer.name: number for number, piece in enumerate(pieces) for layer in piece.layers}
     scale, output_scale = reduction.scales(size)
@@ -92,7 +95,7 @@ def drive_choices(
                 pieces=count,
             )
         )
-    return buckets
+    return [*buckets, *always]
 
 
 def _passing(pieces: int, reduction: Reduction) -> _core.DrivenBucket:

@@ -17,7 +17,8 @@ from hvd_sparse.agreement import agree
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.tensorflow import compat
-from hvd_sparse.tensorflow.gradient_exchange import GradientExchange, unique_names
+from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
+from hvd_sparse.tensorflow.names import unique_names
 from hvd_sparse.tensorflow.settings import Settings, check_variable
 from hvd_sparse.world import ProcessSetKey, World, key_of
 
@@ -106,7 +107,7 @@ def _build(
     _serial = 1 + agree(
         world,
         process_set.ranks,
-        problem=_problem(variables),
+        problem=_problem(variables, sliced, settings),
         parameters=[
             f"'{name}' {tuple(variable.shape)} {compat.dtype_of(variable).name}"
             f"{' IndexedSlices' if slices else ''}"
@@ -128,10 +129,12 @@ def _build(
     )
 
 
-def _problem(variables: Sequence[Any]) -> Exception | None:
+def _problem(
+    variables: Sequence[Any], sliced: Sequence[bool], settings: Settings
+) -> Exception | None:
     try:
-        for variable in variables:
-            check_variable(variable)
+        for variable, slices in zip(variables, sliced, strict=True):
+            check_variable(variable, sliced=slices, compression=settings.compression)
     except UnsupportedError as error:
         return error
     return None

@@ -18,15 +18,15 @@ from hvd_sparse.settled import Settled
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 
 _VERSION = 1
-_ARRAYS = ("residuals", "states")
+_ARRAYS = ("residuals", "states", "velocities")
 
 
 def save(exchange: GradientExchange) -> dict[str, Any]:
     """What belongs to this rank's exchange, copied.
 
     Returns:
-        "residuals": by layer, float32, flat. "states": by unit of selection, float32, [4]. And what
-        JSON can hold.
+        "residuals" and "velocities": by layer, float32, flat. "states": by unit of selection,
+        float32, [4]. And what JSON can hold.
     """
     names = exchange.saved_names
     tuning = None if exchange.tuner is None else exchange.tuner.state()
@@ -39,6 +39,7 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "layers": layers_of(exchange),
         "residuals": {names[n]: part.numpy() for n, part in exchange.residuals().items()},
         "states": {names[n]: part.numpy() for n, part in exchange.memories().items()},
+        "velocities": {names[n]: part.numpy() for n, part in exchange.velocities().items()},
         "step": exchange.steps,
         "rate": exchange.rate,
         "tuning": tuning,
@@ -60,6 +61,8 @@ def check(exchange: GradientExchange | None, saved: dict[str, Any] | None) -> No
     world = None if exchange is None else exchange.world
     layers = {} if exchange is None else layers_of(exchange)
     mismatch = mismatch_of(saved, version=_VERSION, world=world, layers=layers)
+    if mismatch is None and exchange is not None:
+        mismatch = _velocity_mismatch(exchange, saved)
     if mismatch is None:
         return
     advice = 'residuals="reset" goes on without them (what was not sent yet is lost)'
@@ -71,20 +74,25 @@ def check(exchange: GradientExchange | None, saved: dict[str, Any] | None) -> No
 def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     """Takes up, between two steps, what `check` has found to fit; None empties the residuals."""
     if saved is None:
-        exchange.load({}, {}, step=exchange.steps, rate=exchange.rate)
+        exchange.load({}, {}, {}, step=exchange.steps, rate=exchange.rate)
         return
     own = {theirs: ours for ours, theirs in exchange.saved_names.items()}
     if exchange.tuner is not None and saved["tuning"] is not None:
         exchange.go_on_as(Settled.from_json(saved["tuning"]).renamed(own).to_json())
-    residuals, states = (
-        {own[name]: part for name, part in saved[kind].items()} for kind in _ARRAYS
-    )
-    exchange.load(residuals, states, step=saved["step"], rate=saved["rate"])
+    arrays = [{own[name]: part for name, part in saved[kind].items()} for kind in _ARRAYS]
+    exchange.load(*arrays, step=saved["step"], rate=saved["rate"])
 
 
 def layers_of(exchange: GradientExchange) -> dict[str, int]:
     """Elements of each layer that can travel sparse, by the name under which it is saved."""
     return {exchange.saved_names[layer.name]: layer.numel for layer in exchange.layers}
+
+
+def _velocity_mismatch(exchange: GradientExchange, saved: dict[str, Any]) -> str | None:
+    for name, velocity in saved["velocities"].items():
+        if velocity.size != exchange.saved_numels.get(name):
+            return f"the saved velocity of '{name}' is damaged, or of another model"
+    return None
 
 
 def write(path: Path, saved: dict[str, Any] | None, others: dict[str, np.ndarray]) -> None:

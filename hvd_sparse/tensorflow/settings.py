@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hvd_sparse.compression import Compression, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.local_share import check_not_twice
 from hvd_sparse.reduction import Reduction, checked_reduction
 from hvd_sparse.tensorflow import compat
 
@@ -23,8 +24,15 @@ _ARGUMENTS = (
     "sparse_as_dense",
 )
 
-# Options of a compression that act on gradients in ways that this package knows in PyTorch alone.
-_OF_TORCH = ("momentum_correction", "clip_norm", "weight_decay", "quality_every")
+# What does in an optimizer of Keras what an option of a compression does. Its own weight_decay is
+# none: that shrinks the weights, beside the gradient.
+_DONE_BY = {
+    "momentum": "momentum_correction",
+    "beta_1": "momentum_correction",
+    "beta_2": "momentum_correction",
+    "l2_regularization_strength": "weight_decay",
+    "l2_shrinkage_regularization_strength": "weight_decay",
+}
 
 DTYPES = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 
@@ -69,12 +77,6 @@ class Settings:
             raise UnsupportedError(
                 "loss_scale must be None in TensorFlow, where LossScaleOptimizer tells by itself"
             )
-        for name in _OF_TORCH:
-            if getattr(chosen, name):
-                raise UnsupportedError(
-                    f"{name} cannot be used in TensorFlow, only in PyTorch: got "
-                    f"{getattr(chosen, name)}"
-                )
         return cls(
             compression=chosen,
             reduction=checked_reduction(
@@ -119,12 +121,23 @@ class Settings:
         return replace(self, follows_rate=told)
 
     def of_optimizer(self, optimizer: Any) -> Settings:
-        """The same for the exchange of an optimizer of Keras."""
+        """The same for the exchange of an optimizer of Keras.
+
+        Raises:
+            InvalidArgumentError: The optimizer would do again what the compression does.
+        """
+        found = {name: getattr(optimizer, name, None) for name in _DONE_BY}
+        check_not_twice(type(optimizer).__name__, found, _DONE_BY, self.compression)
         wanted = self.compression.rescale_residual
         if wanted is None:
             by_default = self.compression.rescales_by_default
             wanted = by_default and compat.is_sgd_without_clipping(optimizer)
         return replace(self, follows_rate=wanted)
+
+    def needs_exchange(self, process_set: Any) -> bool:
+        """Whether anything happens to gradients of this rank, in Horovod's process set."""
+        several = process_set.included() and process_set.size() > 1
+        return several or (process_set.included() and self.compression.acts_on_gradients)
 
     def describe(self) -> dict[str, str]:
         """By name, what must be the same on all ranks."""
@@ -137,8 +150,14 @@ class Settings:
         }
 
 
-def check_variable(variable: Any) -> None:
-    """Raises UnsupportedError unless the gradients of `variable` can be exchanged."""
+def check_variable(variable: Any, *, sliced: bool, compression: Compression) -> None:
+    """Raises UnsupportedError unless the gradients of `variable` can be exchanged.
+
+    Args:
+        variable: Of TensorFlow or Keras.
+        sliced: Whether they are IndexedSlices that Horovod shall gather.
+        compression: What the user asked for.
+    """
     dtype = compat.dtype_of(variable)
     if dtype not in DTYPES:
         raise UnsupportedError(
@@ -147,3 +166,8 @@ def check_variable(variable: Any) -> None:
         )
     if None in tuple(variable.shape):
         raise UnsupportedError(f"variable '{compat.name_of(variable)}' has no fixed shape")
+    if sliced and compression.acts_on_gradients:
+        raise UnsupportedError(
+            f"the gradient of '{compat.name_of(variable)}' is IndexedSlices, on which clip_norm, "
+            "weight_decay and momentum_correction cannot act: use sparse_as_dense=True"
+        )

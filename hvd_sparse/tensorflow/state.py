@@ -24,8 +24,9 @@ def residual_variables(target: Any) -> list[tf.Variable]:
             which a tape from `hvd.DistributedGradientTape` is given them.
 
     Returns:
-        The residual, what sparsifiers remember of each layer, and the learning rate, if the
-        residual follows that, as float32 variables. None of them where all gradients travel dense.
+        The residual, what sparsifiers remember of each layer, the learning rate, if the residual
+        follows that, and the velocity, if momentum is corrected, as float32 variables. Where all
+        gradients always travel dense, none of them but the velocity.
 
     Raises:
         InvalidArgumentError: Nothing of it was exchanged yet, or prepared.
@@ -63,7 +64,7 @@ def prepare(
             optimizer is given them.
 
     Returns:
-        As `residual_variables`; nothing where a rank exchanges with nobody.
+        As `residual_variables`; nothing where a rank exchanges with nobody, but for its velocity.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits, or differs between ranks.
@@ -78,7 +79,7 @@ def prepare(
         settings = settings.of_optimizer(optimizer)
         if scales:
             settings = loss_scaling.settings_for(settings)
-    if not process_set.included() or process_set.size() == 1:
+    if not settings.needs_exchange(process_set):
         return []
     slices = {id(compat.tensor_of(variable)) for variable in sliced}
     are_sliced = [id(compat.tensor_of(variable)) in slices for variable in variables]

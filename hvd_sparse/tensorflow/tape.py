@@ -32,7 +32,7 @@ def reducer(
     def reduce(
         gradients: Sequence[Any], variables: Sequence[Any], use_generic_names: bool = False
     ) -> list[Any]:
-        if not variables or not process_set.included() or process_set.size() == 1:
+        if not variables or not settings.needs_exchange(process_set):
             return list(gradients)
         for variable in variables:
             if not hasattr(variable, "assign"):
@@ -42,11 +42,10 @@ def reducer(
                 )
         sliced = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
         exchange = exchange_of(variables, sliced, settings, process_set=process_set, owner=owner)
-        if not settings.follows_rate:
-            return exchange.reduce(gradients)
-        return exchange.reduce(
-            gradients, owner.learning_rate if learning_rate is None else learning_rate
-        )
+        rate = None
+        if settings.follows_rate:
+            rate = owner.learning_rate if learning_rate is None else learning_rate
+        return exchange.reduce(gradients, variables, rate)
 
     unconverted: Callable[..., list[Any]] = tf.autograph.experimental.do_not_convert(reduce)
     return unconverted

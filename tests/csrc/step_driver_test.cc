@@ -26,10 +26,12 @@ using Layout = std::vector<int>;
 /// A rank with kPieces pieces. K is everything in the first step, and 1 of each piece afterwards.
 struct Rank {
   Rank(const std::shared_ptr<LoopbackWorld>& world, int rank, const Layout& layout,
-       StepDriver::Hooks hooks = {}, NonFinite non_finite = NonFinite::kRefuse)
-      : exchange(std::make_unique<LoopbackCommunicator>(world, rank), SelectOn::kCaller) {
+       StepDriver::Hooks hooks = {}, StepRules rules = {})
+      : rules(rules),
+        velocity(rules.momentum > 0 ? kNumel * kPieces : 0, 0.0f),
+        exchange(std::make_unique<LoopbackCommunicator>(world, rank), SelectOn::kCaller) {
     driver = std::make_unique<StepDriver>(&exchange, std::vector<Piece>(kPieces, Piece{kNumel, 1}),
-                                          Buckets(layout), std::move(hooks), non_finite);
+                                          Buckets(layout), std::move(hooks), rules);
   }
 
   std::vector<DrivenBucket> Buckets(const Layout& layout) {
@@ -48,7 +50,7 @@ struct Rank {
     return buckets;
   }
 
-  void Begin() { driver->Begin(residual, states); }
+  void Begin() { driver->Begin(residual, states, 1, velocity); }
 
   /// Whether the piece passed, or else when it is there.
   struct Handed {
@@ -67,6 +69,9 @@ struct Rank {
   }
 
   std::future<void> Launch(int piece) { return Hand(piece).done; }
+
+  /// Somebody else has summed a piece that passed.
+  void Sum(int piece) { driver->Summed({{Gradient(piece).data(), kNumel, DType::kFloat32}}); }
 
   void End() {
     std::promise<void> ended;
@@ -90,6 +95,8 @@ struct Rank {
     return sum;
   }
 
+  const StepRules rules;
+  std::vector<float> velocity;
   Exchange exchange;
   std::vector<std::vector<float>> gradients{kPieces, std::vector<float>(kNumel, 1.0f)};
   std::vector<float> residual = std::vector<float>(kNumel * kPieces, 0.0f);
@@ -97,12 +104,13 @@ struct Rank {
   std::unique_ptr<StepDriver> driver;
 };
 
-void OnRanks(int size, const Layout& layout, const std::function<void(Rank&)>& program) {
+void OnRanks(int size, const Layout& layout, const std::function<void(Rank&)>& program,
+             StepRules rules = {}) {
   auto world = std::make_shared<LoopbackWorld>(size);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      Rank one(world, rank, layout);
+      Rank one(world, rank, layout, {}, rules);
       program(one);
     });
   }
@@ -242,6 +250,7 @@ TEST(StepDriver, APieceThatPassesIsHandedBackAtOnceWithWhatItsResidualHeld) {
     ASSERT_EQ(rank.Gradient(1), std::vector<float>(kNumel, 3.0f));
     ASSERT_EQ(rank.residual[kNumel], 2.0f);  // until the step has ended
     ASSERT_TRUE(rank.Hand(2).passed);
+    for (const int piece : {1, 2}) rank.Sum(piece);
     std::future<void> zero = rank.Launch(0), three = rank.Launch(3);
     zero.get();
     three.get();
@@ -287,6 +296,7 @@ TEST(StepDriver, BucketsThatAreReplacedLoseNothing) {
           }
           // Every rank gives the same, so the sum over the ranks is this.
           for (float& value : rank.Gradient(piece)) value *= 3;
+          rank.Sum(piece);
         }
         for (auto& one : done) one.get();
         rank.End();
@@ -360,7 +370,7 @@ TEST(StepDriver, ABadGradientMayMarkTheStepOnAllRanksInstead) {
   std::vector<std::thread> threads;
   for (int number = 0; number < 2; ++number) {
     threads.emplace_back([&world, number] {
-      Rank rank(world, number, {2, 2}, {}, NonFinite::kMark);
+      Rank rank(world, number, {2, 2}, {}, {NonFinite::kMark});
       for (int step = 0; step < 3; ++step) {
         rank.Fill();
         if (step == 1 && number == 1) rank.Gradient(3)[5] = std::numeric_limits<float>::infinity();
@@ -377,6 +387,162 @@ TEST(StepDriver, ABadGradientMayMarkTheStepOnAllRanksInstead) {
     });
   }
   for (auto& thread : threads) thread.join();
+}
+
+TEST(StepDriver, ASumOfOthersThatIsNotFiniteIsRefusedOnAllRanks) {
+  for (const NonFinite non_finite : {NonFinite::kRefuse, NonFinite::kMark}) {
+    OnRanks(2, {2, -2},
+            [](Rank& rank) {
+              std::fill(rank.residual.begin(), rank.residual.end(), 2.0f);
+              for (int step = 0; step < 3; ++step) {
+                rank.Fill();
+                rank.Begin();
+                std::vector<std::future<void>> done;
+                for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
+                for (const int piece : {2, 3}) rank.Hand(piece);
+                rank.Sum(2);
+                ASSERT_EQ(done[0].wait_for(std::chrono::milliseconds(20)),
+                          std::future_status::timeout);
+                if (step == 1) rank.Gradient(3)[7] = std::numeric_limits<float>::infinity();
+                rank.Sum(3);
+                const bool marks = rank.rules.non_finite == NonFinite::kMark;
+                for (auto& one : done) {
+                  if (step == 1 && !marks) {
+                    ASSERT_EQ(KindOf(std::move(one)), ErrorKind::kNonFinite);
+                  } else {
+                    one.get();
+                  }
+                }
+                ASSERT_EQ(std::isnan(rank.Gradient(0)[0]), step == 1 && marks);
+                if (step != 1 || marks) rank.End();
+                // The first step sends all; of the second one nothing counts, and the residual
+                // keeps it.
+                if (step == 1) ASSERT_EQ(rank.Owed(), 2.0 * kNumel);
+              }
+            },
+            {non_finite});
+  }
+}
+
+TEST(StepDriver, WhereAllPassAStepThatIsNotFiniteEndsWithAnError) {
+  auto world = std::make_shared<LoopbackWorld>(1);
+  Rank rank(world, 0, {-4});
+  std::fill(rank.residual.begin(), rank.residual.end(), 2.0f);
+  for (const bool bad : {true, false}) {
+    rank.Fill();
+    rank.Begin();
+    for (int piece = 0; piece < kPieces; ++piece) {
+      rank.Hand(piece);
+      ASSERT_EQ(rank.Gradient(piece)[0], 3.0f);
+      if (bad) rank.Gradient(piece)[0] = std::numeric_limits<float>::quiet_NaN();
+      rank.Sum(piece);
+    }
+    if (bad) {
+      EXPECT_THROW(rank.End(), Error);
+    } else {
+      rank.End();
+    }
+    EXPECT_EQ(rank.Owed(), bad ? 2.0 * kNumel * kPieces : 0.0);
+  }
+  rank.exchange.Check();
+  EXPECT_EQ(rank.driver->steps(), 2);
+}
+
+TEST(StepDriver, AnExchangeThatEndsEndsTheWaitForSums) {
+  OnRanks(2, {2, -2}, [](Rank& rank) {
+    rank.Begin();
+    std::vector<std::future<void>> done;
+    for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
+    if (rank.exchange.Rank() == 0) rank.driver->Cancel("its sums will not come");
+    for (auto& one : done) ASSERT_EQ(KindOf(std::move(one)), ErrorKind::kExchangeFailed);
+  });
+}
+
+TEST(StepDriver, WhatPassesTakesItsVelocityAlongAndARefusedStepLeavesIt) {
+  StepRules rules;
+  rules.momentum = 0.5f;
+  OnRanks(
+      2, {1, -3},
+      [](Rank& rank) {
+        std::vector<float> expected(kNumel, 0.0f);
+        for (int step = 0; step < 4; ++step) {
+          rank.Fill();
+          rank.Begin();
+          std::future<void> zero = rank.Launch(0);
+          for (const int piece : {1, 2, 3}) {
+            rank.Hand(piece);
+            ASSERT_EQ(rank.Gradient(piece)[0], 0.5f * expected[0] + 1);
+            if (step == 2) rank.Gradient(piece)[0] = std::numeric_limits<float>::quiet_NaN();
+            rank.Sum(piece);
+          }
+          if (step == 2) {
+            ASSERT_EQ(KindOf(std::move(zero)), ErrorKind::kNonFinite);
+          } else {
+            zero.get();
+            rank.End();
+            for (float& value : expected) value = 0.5f * value + 1;
+          }
+          for (const int piece : {1, 2, 3}) {
+            const auto begin = rank.velocity.begin() + piece * kNumel;
+            ASSERT_EQ(std::vector<float>(begin, begin + kNumel), expected);
+          }
+        }
+        // What was exchanged goes on in a step that is refused, and is masked in others: all of it
+        // in the first one, and then one entry.
+        ASSERT_EQ(rank.velocity[kNumel - 1], 1.75f);
+        ASSERT_TRUE(std::any_of(rank.velocity.begin(), rank.velocity.begin() + kNumel,
+                                [](float value) { return value == 0; }));
+      },
+      rules);
+}
+
+TEST(StepDriver, AStepIsMeasuredWhenThatWasAskedFor) {
+  StepRules rules;
+  rules.measure_every = 2;
+  rules.momentum = 0.5f;
+  auto world = std::make_shared<LoopbackWorld>(1);
+  std::vector<StepSample> seen;
+  StepDriver::Hooks hooks;
+  hooks.measured = [&seen](const std::vector<StepSample>& samples) {
+    seen.insert(seen.end(), samples.begin(), samples.end());
+  };
+  Rank rank(world, 0, {1, 1, -2}, hooks, rules);
+  for (int step = 0; step < 3; ++step) {
+    rank.Fill();
+    std::vector<float> owed = rank.residual;
+    for (std::size_t i = 0; i < owed.size(); ++i) owed[i] += 1 + 0.5f * rank.velocity[i];
+    rank.Begin();
+    std::vector<std::future<void>> done;
+    for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
+    for (const int piece : {2, 3}) {
+      rank.Hand(piece);
+      rank.Sum(piece);
+    }
+    for (auto& one : done) one.get();
+    rank.End();
+    ASSERT_EQ(seen.size(), step == 2 ? 4u : 2u);
+    if (step == 1) continue;
+    const StepSample& last = seen.back();
+    EXPECT_EQ(last.bucket, 1u);
+    EXPECT_EQ(last.step, step);
+    const auto at = static_cast<std::ptrdiff_t>(kNumel);
+    EXPECT_EQ(last.accumulated, std::vector<float>(owed.begin() + at, owed.begin() + 2 * at));
+    EXPECT_EQ(last.applied, rank.Gradient(1));
+    for (std::size_t i = 0; i < last.left.size(); ++i) {
+      EXPECT_EQ(last.left[i] + last.applied[i], last.accumulated[i]);
+    }
+  }
+}
+
+TEST(StepDriver, WhatHasNoUnitsOfSelectionMustPass) {
+  auto world = std::make_shared<LoopbackWorld>(1);
+  Exchange exchange(std::make_unique<LoopbackCommunicator>(world, 0), SelectOn::kCaller);
+  const DrivenBucket passes{DrivenBucket::kPasses, 1, 1, {}, 1}, sparse{0, 1, 1, {{0, {1}}}, 1};
+  EXPECT_NO_THROW(StepDriver(&exchange, {{kNumel, 0}}, {passes}));
+  EXPECT_THROW(StepDriver(&exchange, {{kNumel, 0}}, {sparse}), Error);
+  StepRules rules;
+  rules.momentum = 1;
+  EXPECT_THROW(StepDriver(&exchange, {{kNumel, 0}}, {passes}, {}, rules), Error);
 }
 
 TEST(StepDriver, CancellingEndsTheStepOnAllRanks) {

@@ -33,6 +33,9 @@ def compressions() -> Iterator[Compression]:
         yield LAGS(collective=collective, sparsifier=sparsifier, bucket_numel=4000, **common)
     yield LAGS(collective="gtopk", values="bfloat16", indices="packed", slack=2.0, **common)
     yield LAGS(collective="allgather", values="float16", bucket_numel=1, **common)
+    yield LAGS(momentum_correction=0.9, clip_norm=100.0, bucket_numel=4000, **common)
+    # PyTorch may round weight and gradient together, so here the sums are exact.
+    yield LAGS(momentum_correction=0.5, weight_decay=1.5, **common)
 
 
 def gradients_of(rank: int, step: int) -> dict[str, np.ndarray]:
@@ -81,7 +84,10 @@ def through_tensorflow(compression: Compression, gradients: Sequence[dict]) -> I
         with tf.GradientTape() as tape:
             loss = tf.add_n([tf.reduce_sum(v * g) for v, g in zip(variables, given, strict=True)])
         tape = hvd.DistributedGradientTape(tape, compression=compression, op=hvd.Sum)
-        return tape.gradient(loss, variables)
+        averages = tape.gradient(loss, variables)
+        for variable, average in zip(variables, averages, strict=True):
+            variable.assign_sub(average)
+        return averages
 
     for given in gradients:
         averages = step([tf.constant(given[name]) for name in SHAPES])

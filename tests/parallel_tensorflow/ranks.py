@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -31,6 +32,22 @@ def integer_gradients(variables, step, *, rank=None, low=-9, high=10):
     return [tf.cast(tf.constant(rng.integers(low, high, v.shape)), v.dtype) for v in variables]
 
 
+def signs(variables, step, *, norm=16.0):
+    """256 entries of one magnitude per tensor, at places of this rank's own: the norm is exact.
+
+    Smaller tensors have fewer entries of that magnitude, and a smaller norm.
+    """
+    rng = np.random.default_rng(1000 * step + hvd.rank())
+    gradients = []
+    for variable in variables:
+        numel = math.prod(variable.shape)
+        flat = np.zeros(numel)
+        places = rng.permutation(numel)[:256]
+        flat[places] = norm / 16 * (2.0 * rng.integers(0, 2, len(places)) - 1)
+        gradients.append(tf.cast(tf.constant(flat.reshape(variable.shape)), variable.dtype))
+    return gradients
+
+
 def loss_of(variables, gradients):
     """Has these gradients."""
     return tf.add_n(
@@ -51,16 +68,24 @@ def residuals():
     )
 
 
-def total(array):
+def velocities():
+    """By variable, this rank's velocity, in the youngest exchange."""
+    exchanges = live_exchanges()
+    found = exchanges[-1].velocities() if exchanges else {}
+    return {name: np.array(part, np.float64) for name, part in found.items()}
+
+
+def total(array, process_set=hvd.global_process_set):
     """The sum over the ranks; exact where the values are small integers or halves of them."""
     flat = tf.constant(np.asarray(array, np.float64).ravel())
-    return hvd.allreduce(flat, op=hvd.Sum, name=a_name()).numpy()
+    return hvd.allreduce(flat, op=hvd.Sum, name=a_name(), process_set=process_set).numpy()
 
 
-def assert_same_on_all_ranks(tensors):
+def assert_same_on_all_ranks(tensors, process_set=hvd.global_process_set):
     """Bitwise: NaN equals NaN and -0 does not equal 0."""
     flat = np.concatenate([np.asarray(tf.cast(t, tf.float32)).ravel() for t in tensors])
-    gathered = hvd.allgather(tf.constant(flat.view(np.int32)[None]), name=a_name()).numpy()
+    bits = tf.constant(flat.view(np.int32)[None])
+    gathered = hvd.allgather(bits, name=a_name(), process_set=process_set).numpy()
     assert all(np.array_equal(gathered[0], theirs) for theirs in gathered)
 
 

@@ -45,6 +45,8 @@ COMPRESSIONS = {
     "gtopk": GTopK(**FIXED),
     "gaussiank": GaussianK(warmup=Warmup(steps=2, densities=(0.5, 0.25)), **FIXED),
     "adaptive": LAGS(**FIXED),
+    "momentum": TopK(momentum_correction=0.5, clip_norm=20.0, weight_decay=0.01, **FIXED),
+    "adaptive momentum": LAGS(momentum_correction=0.5, **FIXED),
 }
 
 
@@ -96,6 +98,10 @@ class Loop:
         exchange = find_exchange(self.variables)
         return {} if exchange is None else {n: r.numpy() for n, r in exchange.residuals().items()}
 
+    def velocities(self):
+        exchange = find_exchange(self.variables)
+        return {} if exchange is None else {n: v.numpy() for n, v in exchange.velocities().items()}
+
     def save(self, folder, **extra):
         save_checkpoint(folder, self.variables, self.optimizer, **extra)
 
@@ -110,7 +116,7 @@ def assert_equal(variables, others):
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_a_loop_of_ones_own_goes_on_bit_for_bit(name, folder):
-    before = CYCLE + 1 if name == "adaptive" else 3
+    before = CYCLE + 1 if COMPRESSIONS[name].adaptive else 3
     loop = Loop(COMPRESSIONS[name])
     tf.random.set_global_generator(tf.random.Generator.from_seed(hvd.rank()))
     loop.train(range(before))
@@ -124,7 +130,9 @@ def test_a_loop_of_ones_own_goes_on_bit_for_bit(name, folder):
     assert_equal(loop.variables, twin.variables)
     assert_equal(loop.optimizer.variables, twin.optimizer.variables)
     assert_equal(loop.residuals().values(), twin.residuals().values())
-    if name == "adaptive" and hvd.size() > 1:
+    assert_equal(loop.velocities().values(), twin.velocities().values())
+    assert any(np.any(part) for part in twin.velocities().values()) == ("momentum" in name)
+    if COMPRESSIONS[name].adaptive and hvd.size() > 1:
         assert tuning(twin.variables).stage is Stage.SETTLED
         assert tuning(twin.variables) == tuning(loop.variables)
         assert len(stats(twin.variables).buckets) == 1
@@ -141,7 +149,8 @@ def make_model(compression):
          keras.layers.Dense(30), keras.layers.Dense(5)]
     )  # fmt: skip
     optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(0.001, momentum=0.9), compression=compression
+        keras.optimizers.SGD(0.001, momentum=0.0 if compression.momentum_correction else 0.9),
+        compression=compression,
     )
     model.compile(optimizer=optimizer, loss="mse")
     hvd.broadcast_variables(model.variables, root_rank=0)
@@ -157,7 +166,7 @@ def fit(model, epochs):
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_keras_goes_on_bit_for_bit(name, folder):
-    before = 6 if name == "adaptive" else 1  # of 4 steps each
+    before = 6 if COMPRESSIONS[name].adaptive else 1  # of 4 steps each
     assert CYCLE < 4 * 6
     model = make_model(COMPRESSIONS[name])
     fit(model, range(before))
@@ -165,13 +174,17 @@ def test_keras_goes_on_bit_for_bit(name, folder):
     fit(model, range(before, before + 2))
 
     twin = make_model(COMPRESSIONS[name])
-    if hvd.size() > 1:
+    if hvd.size() > 1 or COMPRESSIONS[name].acts_on_gradients:
         prepare(twin.trainable_variables, COMPRESSIONS[name], optimizer=twin.optimizer)
     assert load_checkpoint(folder, twin, twin.optimizer) == {"epoch": before}
     fit(twin, range(before, before + 2))
     assert_equal(model.variables, twin.variables)
     assert_equal(model.optimizer.variables, twin.optimizer.variables)
     assert_same_on_all_ranks([one.value for one in twin.trainable_variables])
+    if "momentum" in name:
+        ours, theirs = (find_exchange(one.optimizer).velocities() for one in (model, twin))
+        assert_equal(ours.values(), theirs.values())
+        assert all(np.any(part) for part in theirs.values())
     if hvd.size() > 1:
         ours, theirs = (find_exchange(one.optimizer) for one in (model, twin))
         assert list(ours.saved_names.values()) == list(theirs.saved_names.values())

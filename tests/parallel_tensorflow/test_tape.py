@@ -327,11 +327,6 @@ def test_what_a_sparse_exchange_cannot_do_is_refused():
     with pytest.raises(UnsupportedError, match="loss_scale must be None in TensorFlow"):
         scaler = types.SimpleNamespace(get_scale=lambda: 2.0)
         hvd.DistributedGradientTape(tape, compression=TopK(loss_scale=scaler))
-    for option in ("momentum_correction", "clip_norm", "weight_decay"):
-        with pytest.raises(UnsupportedError, match=f"{option} cannot be used in TensorFlow"):
-            hvd.DistributedGradientTape(tape, compression=TopK(**{option: 0.5}))
-    with pytest.raises(UnsupportedError, match="quality_every cannot be used in TensorFlow"):
-        hvd.DistributedGradientTape(tape, compression=TopK(quality_every=1))
     with pytest.raises(UnsupportedError, match="op=Adasum"):
         hvd.DistributedGradientTape(tape, compression=TopK, op=hvd.Adasum)
     with pytest.raises(UnsupportedError, match="groups"):

@@ -99,6 +99,26 @@ def test_nothing_is_lost_from_dense_to_sparse_and_back(verdict, sparse, dtype):
     assert last.dense_bytes == sum(sizes) - (sparse_bytes if sparse else 0)
 
 
+def test_a_sparse_bucket_waits_for_sums_of_layers_behind_it(verdict, monkeypatch):
+    verdict(sparse=True)
+
+    def last_dense(profile, rules):
+        dense, sparse = mixed_plan(profile, rules).buckets
+        turned = [replace(sparse, layers=dense.layers + sparse.layers[:-1],
+                          numels=dense.numels + sparse.numels[:-1]),
+                  replace(dense, layers=sparse.layers[-1:], numels=sparse.numels[-1:])]  # fmt: skip
+        return replace(mixed_plan(profile, rules), buckets=tuple(turned))
+
+    monkeypatch.setattr(tuner, "make_plan", last_dense)
+    variables = make_variables()
+    step = averaging(variables)
+    seen = [len(stats(variables).buckets) for _ in run(step, variables, range(CYCLE + 2))]
+    assert seen == [0] * DENSE_STEPS + [1] * (DENSE_STEPS + 2)
+    graph = step.get_concrete_function(integer_gradients(variables, 0)).graph
+    conditions = {one.type for one in graph.get_operations() if one.type.endswith("If")}
+    assert conditions == {"StatelessIf"}  # others would run one after the other
+
+
 def test_nothing_is_lost_from_one_plan_to_another(verdict, monkeypatch):
     verdict(sparse=True)
     made = []

@@ -1,0 +1,51 @@
+#include "csrc/exchange/dense_sums.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "csrc/kernels/cpu_finite.h"
+
+namespace hvd_sparse {
+
+void DenseSums::Begin(std::size_t expected, bool looks) {
+  const std::lock_guard lock(mutex_);
+  missing_ = expected;
+  looks_ = looks;
+  finite_ = true;
+}
+
+void DenseSums::Add(const std::vector<GradView>& sums) {
+  bool looks = false;
+  {
+    const std::lock_guard lock(mutex_);
+    looks = looks_;
+  }
+  const bool finite = !looks || std::all_of(sums.begin(), sums.end(), cpu::AllFinite);
+  {
+    const std::lock_guard lock(mutex_);
+    finite_ = finite_ && finite;
+    if (missing_ > 0) --missing_;
+  }
+  came_.notify_all();
+}
+
+bool DenseSums::Wait(double seconds) {
+  std::unique_lock lock(mutex_);
+  return came_.wait_for(lock, std::chrono::duration<double>(seconds),
+                        [this] { return missing_ == 0; });
+}
+
+void DenseSums::Interrupt() {
+  {
+    const std::lock_guard lock(mutex_);
+    missing_ = 0;
+  }
+  came_.notify_all();
+}
+
+bool DenseSums::finite() const {
+  const std::lock_guard lock(mutex_);
+  return finite_;
+}
+
+}  // namespace hvd_sparse

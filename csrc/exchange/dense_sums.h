@@ -1,0 +1,44 @@
+/// The sums of a step that somebody else forms, dense: whether all are there, and all are finite.
+
+#ifndef HVD_SPARSE_EXCHANGE_DENSE_SUMS_H_
+#define HVD_SPARSE_EXCHANGE_DENSE_SUMS_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+#include <vector>
+
+#include "csrc/base/types.h"
+
+namespace hvd_sparse {
+
+class DenseSums {
+ public:
+  /// A step with so many calls of Add. `looks`: whether it matters that they are finite, on all
+  /// ranks alike; else nobody reads them.
+  void Begin(std::size_t expected, bool looks);
+
+  /// Sums that are there, from any thread.
+  void Add(const std::vector<GradView>& sums);
+
+  /// Whether all came within so many seconds, or Interrupt did.
+  bool Wait(double seconds);
+
+  /// Ends the wait for this step's.
+  void Interrupt();
+
+  /// Whether none that was looked at holds NaN or Inf; sums over all ranks, so they all say the
+  /// same.
+  bool finite() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable came_;
+  std::size_t missing_ = 0;
+  bool looks_ = false;
+  bool finite_ = true;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_EXCHANGE_DENSE_SUMS_H_

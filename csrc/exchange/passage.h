@@ -1,0 +1,67 @@
+/// What pieces that travel dense take with them in a step, and what they leave behind.
+///
+/// A residual goes along with the gradient, since nothing of that is held back: it is gone once the
+/// step has ended, but for what the gradient's number type rounds away. With momentum the velocity
+/// goes along, too, and goes on: nothing of it is delayed, so nothing is masked. Until the step has
+/// ended both stay as they are, for it may be refused.
+
+#ifndef HVD_SPARSE_EXCHANGE_PASSAGE_H_
+#define HVD_SPARSE_EXCHANGE_PASSAGE_H_
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "csrc/base/types.h"
+
+namespace hvd_sparse {
+
+class Passage {
+ public:
+  /// A piece on its way. Residual and velocity are as long as all gradients together, or empty.
+  struct Piece {
+    std::size_t number = 0;
+    Span<float> residual, velocity;
+    float decay = 1;     ///< of the residual
+    float momentum = 0;  ///< of the velocity
+    float scale = 1;     ///< of the gradients, where they join a residual or a velocity
+  };
+
+  explicit Passage(std::size_t pieces) : owes_(pieces, true) {}
+
+  /// Any residual may hold something; on all ranks alike.
+  void LetAllOwe();
+
+  /// Whether that of some rank may; alike on all ranks.
+  bool OwedAnywhere() const;
+
+  /// Another step.
+  void Begin();
+
+  /// gradient += (decay * residual + momentum * velocity) / scale. From any thread.
+  void Join(const Piece& piece, const std::vector<GradView>& gradients);
+
+  /// The step has ended: of what joined, residuals have gone, and velocities are
+  /// momentum * velocity + scale * gradient.
+  void Settle();
+
+  /// Nobody applies the step: what joined stays. Residuals have decayed all the same, as others do.
+  void Refuse();
+
+ private:
+  struct Joined {
+    Piece piece;
+    std::vector<std::pair<Index, float>> rest;  // what the residual has to be, where it is not zero
+    std::vector<float> velocity;                // what the velocity has to be
+  };
+
+  mutable std::mutex mutex_;
+  std::vector<bool> owes_;  // by piece: this rank's residual may hold something
+  bool owed_anywhere_ = true;
+  bool narrow_ = false;  // a gradient of this step may round away what goes with it
+  std::vector<Joined> joined_;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_EXCHANGE_PASSAGE_H_

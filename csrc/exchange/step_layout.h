@@ -1,0 +1,91 @@
+/// Which pieces of a step travel together, where their memory lies, and in which order they start.
+
+#ifndef HVD_SPARSE_EXCHANGE_STEP_LAYOUT_H_
+#define HVD_SPARSE_EXCHANGE_STEP_LAYOUT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace hvd_sparse {
+
+/// Gradients that are handed over together. The pieces' parts of residual, states and velocity
+/// follow each other, in the order of the pieces.
+struct Piece {
+  std::int64_t numel = 0;  ///< of all its gradients, and of its part of residual and velocity
+
+  /// Units of selection in it. 0: it always passes, and has no residual, but a velocity.
+  std::int64_t segments = 0;
+
+  std::int64_t owed() const { return segments == 0 ? 0 : numel; }
+};
+
+/// Consecutive pieces that travel together, and what holds for them in every step.
+struct DrivenBucket {
+  static constexpr int kPasses = -1;
+
+  int bucket = 0;  ///< from Exchange::AddBucket, or kPasses
+  float scale = 1, output_scale = 1;
+
+  /// From which step on, counted from 0 and ascending, which k of every segment. Not for a bucket
+  /// that passes.
+  std::vector<std::pair<std::int64_t, std::vector<std::int64_t>>> ks;
+
+  int pieces = 1;
+
+  bool passes() const { return bucket == kPasses; }
+  const std::vector<std::int64_t>& KsAt(std::int64_t step) const;
+};
+
+class StepLayout {
+ public:
+  /// Where the parts of some pieces begin; the sizes of all are those past the last piece.
+  struct Begin {
+    std::int64_t residual = 0, state = 0, velocity = 0;
+  };
+
+  explicit StepLayout(std::vector<Piece> pieces);
+
+  /// Other buckets, of all pieces, which start in this order. Throws InvalidArgument if they do not
+  /// fit, and nothing has changed.
+  void Adopt(std::vector<DrivenBucket> buckets);
+
+  /// The same buckets in another order.
+  void Reorder(const std::vector<int>& order);
+
+  std::size_t size() const { return pieces_.size(); }
+  const Piece& piece(std::size_t number) const { return pieces_[number]; }
+  const Begin& begin(std::size_t piece) const { return begins_[piece]; }
+  const Begin& end() const { return begins_.back(); }
+
+  std::size_t buckets() const { return buckets_.size(); }
+  const DrivenBucket& bucket(std::size_t number) const { return buckets_[number]; }
+  const DrivenBucket& bucket_of(std::size_t piece) const { return buckets_[bucket_of_[piece]]; }
+
+  /// The number of the bucket that starts then.
+  std::size_t at(std::size_t place) const { return order_[place]; }
+
+  /// The pieces of a bucket: its first, and the one after its last.
+  std::pair<std::size_t, std::size_t> PiecesOf(std::size_t bucket) const {
+    return {first_piece_[bucket], first_piece_[bucket + 1]};
+  }
+
+  /// Whether a step of these buckets has anything to commit: not all pass.
+  bool Exchanges() const;
+
+  /// How many pieces with units of selection pass.
+  std::size_t Passing() const;
+
+ private:
+  const std::vector<Piece> pieces_;
+  std::vector<Begin> begins_;  // of each piece, and past the last one
+  std::vector<DrivenBucket> buckets_;
+  std::vector<std::size_t> first_piece_;  // of each bucket, and past the last one
+  std::vector<std::size_t> bucket_of_;    // of each piece
+  std::vector<std::size_t> order_;        // in which buckets start
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_EXCHANGE_STEP_LAYOUT_H_

@@ -1,0 +1,66 @@
+#include "csrc/kernels/cpu_finite.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "csrc/kernels/half.h"
+
+namespace hvd_sparse::cpu {
+namespace {
+
+/// A number is finite unless all bits of its exponent are set. Blocks without branches inside, so
+/// that the loop is vectorised.
+template <typename Bits>
+bool AllFinite(const Bits* bits, std::int64_t numel, Bits exponent) {
+  constexpr std::int64_t kBlock = 4096;
+  for (std::int64_t begin = 0; begin < numel; begin += kBlock) {
+    const std::int64_t end = std::min(begin + kBlock, numel);
+    int found = 0;
+    for (std::int64_t i = begin; i < end; ++i) found |= (bits[i] & exponent) == exponent;
+    if (found != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool AllFinite(GradView gradient) {
+  const void* const data = gradient.data;
+  switch (gradient.dtype) {
+    case DType::kFloat32:
+      return AllFinite<std::uint32_t>(static_cast<const std::uint32_t*>(data), gradient.numel,
+                                      0x7f800000u);
+    case DType::kFloat64:
+      return AllFinite<std::uint64_t>(static_cast<const std::uint64_t*>(data), gradient.numel,
+                                      0x7ff0000000000000u);
+    case DType::kFloat16:
+      return AllFinite<std::uint16_t>(static_cast<const std::uint16_t*>(data), gradient.numel,
+                                      0x7c00u);
+    case DType::kBFloat16:
+      return AllFinite<std::uint16_t>(static_cast<const std::uint16_t*>(data), gradient.numel,
+                                      0x7f80u);
+  }
+  return false;
+}
+
+void PutNaN(const GradView& gradient) {
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  if (gradient.numel == 0) return;
+  switch (gradient.dtype) {
+    case DType::kFloat32:
+      *static_cast<float*>(gradient.data) = static_cast<float>(nan);
+      break;
+    case DType::kFloat64:
+      *static_cast<double*>(gradient.data) = nan;
+      break;
+    case DType::kFloat16:
+      *static_cast<Float16*>(gradient.data) = Narrow<Float16>(static_cast<float>(nan));
+      break;
+    case DType::kBFloat16:
+      *static_cast<BFloat16*>(gradient.data) = Narrow<BFloat16>(static_cast<float>(nan));
+      break;
+  }
+}
+
+}  // namespace hvd_sparse::cpu

@@ -1,0 +1,55 @@
+"""Clipping and weight decay of a rank's own gradient; see hvd_sparse/local_share.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_sparse.local_share import LocalShare
+from hvd_sparse.tensorflow import compat
+
+
+class LocalGradient:
+    """Makes of a gradient what a compression asks for; in eager mode and in graphs.
+
+    Args:
+        share: Of this rank.
+    """
+
+    def __init__(self, share: LocalShare) -> None:
+        self._share = share
+
+    def prepare(self, gradient: tf.Tensor, variable: Any) -> tf.Tensor:
+        """The gradient, clipped and with weight decay, in its own type.
+
+        Args:
+            gradient: A tensor; zeros where there is none in this step.
+            variable: Whose gradient it is.
+        """
+        if self._share.limit is not None:
+            gradient = _clipped(gradient, self._share.limit)
+        if self._share.decay:
+            wide = _wide(gradient.dtype)
+            weights = tf.cast(tf.convert_to_tensor(compat.tensor_of(variable)), wide)
+            decay = tf.cast(self._share.decay, wide) * weights
+            gradient = tf.cast(tf.cast(gradient, wide) + decay, gradient.dtype)
+        return gradient
+
+
+def _clipped(gradient: tf.Tensor, limit: float) -> tf.Tensor:
+    """Shortened to a norm; what is not finite in it stays so, and does not count."""
+    wide = tf.cast(gradient, _wide(gradient.dtype))
+    norm = tf.cast(tf.norm(wide), tf.float64)
+
+    def of_the_rest() -> tf.Tensor:
+        finite = tf.where(tf.math.is_finite(wide), wide, tf.zeros_like(wide))
+        return tf.norm(tf.cast(finite, tf.float64))
+
+    norm = tf.cond(tf.math.is_finite(norm), lambda: norm, of_the_rest)
+    factor = tf.cast(tf.where(norm > limit, limit / norm, 1.0), wide.dtype)
+    return tf.cast(factor * wide, gradient.dtype)
+
+
+def _wide(dtype: tf.DType) -> tf.DType:
+    return dtype if dtype == tf.float64 else tf.float32

@@ -1,0 +1,34 @@
+"""Names of variables: in messages between the ranks, and in what is saved."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hvd_sparse.tensorflow import compat
+
+
+def unique_names(variables: Iterable[Any]) -> list[str]:
+    """The variables' names, the same on all ranks; numbered where two share one."""
+    return _unique(compat.name_of(variable).removesuffix(":0") for variable in variables)
+
+
+def saved_names(names: Sequence[str]) -> dict[str, str]:
+    """By name, under which it is saved.
+
+    Keras numbers layers on where a process makes a model again, and a resumed run need not have
+    made as many. So those numbers are left out.
+    """
+    unnumbered = _unique(re.sub(r"_\d+(?=/|$)", "", name) for name in names)
+    return dict(zip(names, unnumbered, strict=True))
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    unique: list[str] = []
+    seen: set[str] = set()
+    for number, name in enumerate(names):
+        chosen = f"{name}.{number}" if name in seen else name
+        seen.add(chosen)
+        unique.append(chosen)
+    return unique

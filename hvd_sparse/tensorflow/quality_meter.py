@@ -1,0 +1,78 @@
+"""Measures what selection leaves behind, in the steps in which a compression asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hvd_sparse import plan
+from hvd_sparse.buckets import Bucket
+from hvd_sparse.compression import Compression
+from hvd_sparse.quality import BucketSample, Quality, UnitSample, quality_of
+
+
+class QualityMeter:
+    """Compares what was accumulated with what was applied. It sums the former over the ranks.
+
+    Args:
+        compression: What the user asked for.
+        add_up: Sums a float32 array over the ranks. Collective.
+    """
+
+    def __init__(
+        self, compression: Compression, add_up: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        self._compression = compression
+        self._add_up = add_up
+        self._step = -1
+        self._samples: list[BucketSample] = []
+
+    def take(
+        self,
+        layout: Bucket,
+        choice: plan.BucketChoice,
+        step: int,
+        accumulated: np.ndarray,
+        left: np.ndarray,
+        applied: np.ndarray,
+    ) -> None:
+        """A bucket of a step that counts, one after the other on all ranks alike. Collective.
+
+        Args:
+            layout: Of the bucket.
+            choice: How it travelled.
+            step: Steps before this one.
+            accumulated: float32, flat: residual and gradients before selection.
+            left: Likewise: the residual after the step.
+            applied: Likewise: the sum over the ranks that the gradients hold.
+        """
+        if step != self._step:
+            self._step, self._samples = step, []
+        total = self._add_up(accumulated)
+        ks = plan.ks_at(layout, choice.densities, self._compression.warmup, step)
+        ends = np.cumsum(layout.segments)[:-1]
+        units = zip(
+            layout.units, np.split(total, ends), np.split(total - applied, ends), ks, strict=True
+        )
+        self._samples.append(
+            BucketSample(
+                left=_energy(left),
+                whole=_energy(accumulated),
+                shares_residual=choice.shares_residual,
+                units=[
+                    UnitSample(
+                        name=name, left=_energy(rest), whole=_energy(whole), k=k, numel=whole.size
+                    )
+                    for name, whole, rest, k in units
+                ],
+            )
+        )
+
+    def of(self, step: int) -> Quality | None:
+        """What was measured in a step; None if it was not, or was refused."""
+        return quality_of(self._samples) if step == self._step else None
+
+
+def _energy(array: np.ndarray) -> float:
+    return float(np.square(array, dtype=np.float64).sum())
