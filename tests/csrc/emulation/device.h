@@ -87,6 +87,14 @@ T atomicAdd(T* to, T value) {
   return before;
 }
 
+template <typename T>
+T atomicOr(T* to, T bits) {
+  const T before = *to;
+  *to |= bits;
+  return before;
+}
+inline void __threadfence() {}
+
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline float __fadd_rn(float a, float b) { return a + b; }
