@@ -31,18 +31,11 @@ class Gaussian final : public ThresholdSparsifier {
  private:
   float FirstThreshold(std::int64_t k, const Selection& selection,
                        SelectionState* state) const override {
-    float& age = state->own;  // steps since the last refresh
-    const float predicted = Predicted(k, k, *state);
-    if (predicted == 0) {
-      age = 0;
-      ThresholdSearch search(k, k, k, selection.size());
-      SearchOnSample(k, selection, &search);
-      return search.Next();
-    }
-    age = age >= 0 ? age + 1 : 0;
-    if (age < refresh_) return predicted;
-    age = 0;
-    return Predicted(3 * k / 2, k, *state);
+    const float predicted = PredictedWithRefresh(k, refresh_, state);
+    if (predicted > 0) return predicted;
+    ThresholdSearch search(k, k, k, selection.size());
+    SearchOnSample(k, selection, &search);
+    return search.Next();
   }
 
   const double refresh_;

@@ -10,16 +10,46 @@
 
 #include <cstdint>
 
+#include "csrc/kernels/same_math.h"
 #include "csrc/sparsifiers/sparsifier.h"
 
 namespace hvd_sparse {
 
+// What is inline here is the same rule, with the same bits, for selections that never leave a
+// device (csrc/cuda/threshold_control.cu).
+
 /// Whether a threshold is one that some step ended with.
-bool IsKnown(float threshold);
+HVD_SPARSE_INLINE bool IsKnown(float threshold) {
+  constexpr float kLargest = 3.40282346638528859812e+38f;
+  return threshold > 0 && threshold <= kLargest;
+}
+
+// ---- How the largest magnitudes fall off
+// ----------------------------------------------------------
 
 /// No tail is taken to be heavier: beyond that, thresholds would be extrapolated from next to
 /// nothing.
 constexpr double kLargestTailIndex = 4;
+
+/// Values that a tail index is computed from: its error of 3 % moves a count by far less. They are
+/// added up in so many sums, in turns, and then those, so that a warp can do it.
+constexpr std::int64_t kTailValues = 1024, kTailSums = 32;
+
+/// Every so many-th of `size` values counts.
+HVD_SPARSE_INLINE std::int64_t TailStride(std::int64_t size) {
+  return (size + kTailValues - 1) / kTailValues;
+}
+
+HVD_SPARSE_INLINE double TailTerm(float value, float threshold) {
+  const double magnitude = value < 0 ? -double{value} : double{value}, least = threshold;
+  return 1.0 - least / (magnitude > least ? magnitude : least);
+}
+
+/// From the sum of so many terms.
+HVD_SPARSE_INLINE double TailIndexOf(double sum, std::int64_t count) {
+  const double mean = sum / static_cast<double>(count), index = mean / (1 - mean);
+  return index < kLargestTailIndex ? index : kLargestTailIndex;
+}
 
 /// How the magnitudes beyond a threshold t fall off: their count behaves like t^(-1/h) for this h.
 /// For a Pareto tail the mean m of 1 - t/|x| is h / (1 + h), so h = m / (1 - m). (Hill's estimator
@@ -27,14 +57,62 @@ constexpr double kLargestTailIndex = 4;
 /// values; 0 for none.
 double TailIndex(Span<const float> values, float threshold);
 
+// ---- The controller
+// -------------------------------------------------------------------------------
+
 /// The threshold that `wanted` entries would have exceeded, where `count` exceeded `threshold`.
-float ThresholdFor(std::int64_t wanted, float threshold, std::int64_t count, double tail_index);
+HVD_SPARSE_INLINE float ThresholdFor(std::int64_t wanted, float threshold, std::int64_t count,
+                                     double tail_index) {
+  if (count == 0) return threshold;
+  const double ratio = static_cast<double>(count) / static_cast<double>(wanted);
+  return static_cast<float>(threshold * SameExp(tail_index * SameLog(ratio)));
+}
 
 /// Learns the threshold that would have given k entries in this step, and predicts the next one.
-void Predict(float actual, double tail_index, std::int64_t k, SelectionState* state);
+HVD_SPARSE_INLINE void Predict(float actual, double tail_index, std::int64_t k,
+                               SelectionState* state) {
+  constexpr double kLasting = 1.0 / 6;  // the share of a change that is taken for lasting growth
+  constexpr double kJump = 0.5;  // a larger change of the logarithm says nothing of the next step
+  state->tail_index = static_cast<float>(tail_index);
+  const bool both_known = IsKnown(state->threshold) && IsKnown(actual);
+  const double error = both_known ? SameLog(double{actual} / double{state->threshold}) : kJump;
+  const bool is_steady =
+      -kJump < error && error < kJump && -kJump < state->growth && state->growth < kJump;
+  if (!is_steady) {
+    state->threshold = actual;
+    state->growth = 0;
+    return;
+  }
+  // The share of an error that is taken for a change, and not for the noise 1 / sqrt(k) of a count.
+  const double trust = static_cast<double>(k) / static_cast<double>(k + 16);
+  const double growth = state->growth + kLasting * trust * error;
+  state->growth = static_cast<float>(growth);
+  state->threshold = static_cast<float>(state->threshold * SameExp(trust * error + growth));
+}
 
 /// The threshold that `wanted` entries are expected to exceed in the next step; 0 if none is known.
-float Predicted(std::int64_t wanted, std::int64_t k, const SelectionState& state);
+HVD_SPARSE_INLINE float Predicted(std::int64_t wanted, std::int64_t k,
+                                  const SelectionState& state) {
+  const bool is_tail = state.tail_index >= 0 && state.tail_index <= kLargestTailIndex;
+  if (!IsKnown(state.threshold) || !is_tail) return 0;
+  return ThresholdFor(wanted, state.threshold, k, state.tail_index);
+}
+
+/// The threshold to try in a step, where an exact refresh is due every `refresh` steps: then it is
+/// one that some 3k/2 entries are expected to exceed. 0 if none is known. Counts in state->own.
+HVD_SPARSE_INLINE float PredictedWithRefresh(std::int64_t k, double refresh,
+                                             SelectionState* state) {
+  float& age = state->own;  // steps since the last refresh
+  const float predicted = Predicted(k, k, *state);
+  if (predicted == 0) {
+    age = 0;
+    return 0;
+  }
+  age = age >= 0 ? age + 1 : 0;
+  if (age < refresh) return predicted;
+  age = 0;
+  return Predicted(3 * k / 2, k, *state);
+}
 
 }  // namespace hvd_sparse
 

@@ -14,9 +14,6 @@ constexpr int kMaxProbes = 8;
 /// eighth may do with fewer; below kLeastHits it tells too little.
 constexpr std::int64_t kHits = 256, kLeastHits = 32;
 
-std::int64_t Fewest(std::int64_t k) { return (2 * k + 2) / 3; }
-std::int64_t Most(std::int64_t k, std::int64_t numel) { return std::min(4 * k / 3, numel); }
-
 float SmallestMagnitude(Span<const float> values) {
   float smallest = INFINITY;
   for (const float value : values) smallest = std::min(smallest, std::fabs(value));
@@ -25,8 +22,8 @@ float SmallestMagnitude(Span<const float> values) {
 
 /// Whether so many entries, just taken, will do; keeps the k largest where they are too many.
 bool Accept(std::int64_t count, std::int64_t k, Selection* selection) {
-  if (count < Fewest(k) || count > selection->room()) return false;
-  if (count > Most(k, selection->size())) selection->KeepTopK(k);
+  if (count < FewestFor(k) || count > selection->room()) return false;
+  if (count > MostFor(k, selection->size())) selection->KeepTopK(k);
   return true;
 }
 
@@ -40,13 +37,13 @@ float Extrapolated(std::int64_t k, float threshold, std::int64_t count, Span<con
 /// The search by probes of the whole data, started from a sample. True if it ended with a threshold
 /// whose entries are taken; false if no threshold will do.
 bool SearchAndTake(std::int64_t k, Selection* selection, float* threshold) {
-  ThresholdSearch search(Fewest(k), k, selection->room(), selection->size());
+  ThresholdSearch search(FewestFor(k), k, selection->room(), selection->size());
   for (int probes = SearchOnSample(k, *selection, &search); probes > 0 && !search.Exhausted();
        --probes) {
     *threshold = search.Next();
     const std::int64_t count = selection->TakeAbove(*threshold);
     if (search.Learn(*threshold, count)) {
-      if (count >= Fewest(k)) Accept(count, k, selection);
+      if (count >= FewestFor(k)) Accept(count, k, selection);
       return true;
     }
     selection->PutBack();
@@ -55,6 +52,10 @@ bool SearchAndTake(std::int64_t k, Selection* selection, float* threshold) {
 }
 
 }  // namespace
+
+std::int64_t FewestFor(std::int64_t k) { return (2 * k + 2) / 3; }
+
+std::int64_t MostFor(std::int64_t k, std::int64_t numel) { return std::min(4 * k / 3, numel); }
 
 int SearchOnSample(std::int64_t k, const Selection& selection, ThresholdSearch* search) {
   const Span<const float> sample = SampleWith(kHits, k, selection);
@@ -77,7 +78,7 @@ int SearchOnSample(std::int64_t k, const Selection& selection, ThresholdSearch* 
 }
 
 std::int64_t ThresholdSparsifier::Capacity(std::int64_t k, std::int64_t numel) const {
-  return Most(k, numel);
+  return MostFor(k, numel);
 }
 
 std::int64_t ThresholdSparsifier::Room(std::int64_t k, std::int64_t numel) const {
@@ -86,7 +87,7 @@ std::int64_t ThresholdSparsifier::Room(std::int64_t k, std::int64_t numel) const
 
 void ThresholdSparsifier::Select(std::int64_t k, SelectionState* state,
                                  Selection* selection) const {
-  if (Most(k, selection->size()) == selection->size()) {  // all may go, so all go, but for zeros
+  if (MostFor(k, selection->size()) == selection->size()) {  // all may go, so all go, but for zeros
     selection->TakeAbove(0);
     state->threshold = 0;
     return;
@@ -108,7 +109,7 @@ void ThresholdSparsifier::Select(std::int64_t k, SelectionState* state,
   }
 
   const Span<const float> values = selection->values();
-  if (values.size < Fewest(k)) {  // there are no more
+  if (values.size < FewestFor(k)) {  // there are no more
     state->threshold = 0;
   } else if (values.size == k) {
     const float smallest = SmallestMagnitude(values);

@@ -24,6 +24,10 @@
 
 namespace hvd_sparse {
 
+/// How many entries will do where k are wanted: 2k/3 to 4k/3.
+std::int64_t FewestFor(std::int64_t k);
+std::int64_t MostFor(std::int64_t k, std::int64_t numel);
+
 /// Starts a search for a threshold of k entries from a sample of the segment: a Gaussian fit of it
 /// seeds a search on its own counts, whose result becomes the suggestion. Returns how many probes
 /// of the data are worth while: one if the sample has so many equal magnitudes that no threshold
