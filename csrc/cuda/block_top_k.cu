@@ -128,6 +128,8 @@ TopKScratch TopKScratch::From(Divider* divider, std::int64_t capacity) {
           divider->Take<TileWord>(std::max<std::int64_t>(TilesFor(capacity), 1))};
 }
 
+const Prefix* TopKScratch::cut() const { return &digits->found[kLevels - 1]; }
+
 void LaunchKeepTopK(const Keeping& keeping, const DeviceBlock& from, const DeviceBlock& to,
                     const TopKScratch& scratch, cudaStream_t stream) {
   Require(keeping.k >= 0 && keeping.k <= to.capacity, "k must lie in [0, ", to.capacity, "], got ",

@@ -13,15 +13,18 @@
 namespace hvd_sparse::cuda {
 
 struct Digits;
+struct Prefix;
 
 /// What keeping the largest entries needs, all zero at first; good for one call.
 struct TopKScratch {
-  Digits* digits = nullptr;             ///< afterwards its last prefix is the cut, if there were k
+  Digits* digits = nullptr;
   unsigned* begun = nullptr;            ///< tiles
   unsigned long long* words = nullptr;  ///< of look_back.cuh
 
   /// For a block of so many entries.
   static TopKScratch From(Divider* divider, std::int64_t capacity);
+
+  const Prefix* cut() const;  ///< on the device; known if there were k entries
 };
 
 /// How to keep the largest entries.

@@ -13,17 +13,27 @@
 
 #include <algorithm>
 
+#include "csrc/cuda/digits.cuh"
 #include "csrc/cuda/entries.cuh"
 #include "csrc/cuda/look_back.cuh"
 #include "csrc/cuda/take.h"
 
 namespace hvd_sparse::cuda {
+
+/// What the blocks of a pass share.
+struct Pass {
+  Totals totals;
+  unsigned begun;  // tiles
+};
+
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp, kVectors = 4;
 constexpr std::int64_t kOfWarp = kVectors * kWarp * 4, kTile = kWarps * kOfWarp;
 
 // ---- Which entries are taken --------------------------------------------------------------------
+
+// Begin() reads what lies on the device; false, in all threads alike, if there is nothing to do.
 
 enum class Kind { kStays, kAbove, kTie };
 
@@ -32,7 +42,12 @@ struct AboveThreshold {
   static constexpr bool kHasTies = false;
 
   float threshold;
+  const float* on_device;  ///< where it lies, unless null
 
+  __device__ bool Begin() {
+    if (on_device != nullptr) threshold = *on_device;
+    return true;
+  }
   __device__ Kind Of(float x) const { return fabsf(x) > threshold ? Kind::kAbove : Kind::kStays; }
   __device__ unsigned Kept(unsigned /*ties*/) const { return 0; }
 };
@@ -41,9 +56,17 @@ struct AboveThreshold {
 struct UpToCut {
   static constexpr bool kHasTies = true;
 
-  std::uint32_t last;  ///< the bits of the smallest magnitude kept
-  unsigned ties;       ///< so many of those are kept
+  std::uint32_t last;       ///< the bits of the smallest magnitude kept
+  unsigned ties;            ///< so many of those are kept
+  const Prefix* on_device;  ///< where both lie, unless null
+  Missed missed;            ///< then only if so
 
+  __device__ bool Begin() {
+    if (on_device == nullptr) return true;
+    last = on_device->bits;
+    ties = on_device->rest;
+    return missed.OnDevice();
+  }
   __device__ Kind Of(float x) const {
     const std::uint32_t magnitude = Magnitude(x);
     if (magnitude == 0 || magnitude < last) return Kind::kStays;
@@ -84,16 +107,11 @@ __device__ Spread SpreadOver(unsigned bits, int lane) {
 
 // ---- The pass -----------------------------------------------------------------------------------
 
-/// What the blocks of a pass share.
-struct Pass {
-  Totals totals;
-  unsigned begun;  // tiles
-};
-
 template <typename Source, typename Rule>
 __global__ void __launch_bounds__(kThreads)
     TakeKernel(Source source, Rule rule, Span<float> residual, bool is_aligned, Taken taken,
                Pass* pass, TileWord* words) {
+  if (!rule.Begin()) return;
   __shared__ unsigned my_tile, not_finite;
   __shared__ Counts of_warp[kWarps], before_tile;
   if (threadIdx.x == 0) {
@@ -174,17 +192,28 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+std::int64_t TilesFor(std::int64_t size) { return (size + kTile - 1) / kTile; }
+
+/// Calls `call` with what gives the entries: a gradient and the residual, or the residual alone.
+template <typename Call>
+void WithSourceOf(const Feedback& feedback, Call call) {
+  if (feedback.grad.data == nullptr) return call(AsItIs());
+  WithGradientOf(feedback, call);
+}
+
 template <typename Source, typename Rule>
-const Totals* LaunchTake(Source source, Rule rule, Span<float> residual, const Taken& taken,
-                         Work* work) {
-  const std::int64_t tiles = (residual.size + kTile - 1) / kTile;
-  Pass* const pass = work->Zeros<Pass>(1);
-  if (tiles == 0) return &pass->totals;
-  TileWord* const words = work->Zeros<TileWord>(tiles);
-  TakeKernel<<<static_cast<unsigned>(tiles), kThreads, 0, work->stream()>>>(
-      source, rule, residual, IsAligned(residual.data), taken, pass, words);
+void LaunchTake(Source source, Rule rule, Span<float> residual, const Taken& taken,
+                const TakeScratch& scratch, cudaStream_t stream) {
+  const std::int64_t tiles = TilesFor(residual.size);
+  if (tiles == 0) return;
+  TakeKernel<<<static_cast<unsigned>(tiles), kThreads, 0, stream>>>(
+      source, rule, residual, IsAligned(residual.data), taken, scratch.pass, scratch.words);
   CheckLaunch("take entries from a residual");
-  return &pass->totals;
+}
+
+/// For one call's work.
+TakeScratch ScratchOf(Work* work, std::int64_t size) {
+  return {work->Zeros<Pass>(1), work->Zeros<TileWord>(TilesFor(size))};
 }
 
 // ---- Error feedback alone -----------------------------------------------------------------------
@@ -220,22 +249,39 @@ void LaunchAccumulate(const Feedback& feedback, unsigned* not_finite, cudaStream
   });
 }
 
+TakeScratch TakeScratch::From(Divider* divider, std::int64_t size) {
+  return {divider->Take<Pass>(1), divider->Take<TileWord>(TilesFor(size))};
+}
+
+const Totals* TakeScratch::totals() const { return &pass->totals; }
+
 const Totals* LaunchTakeAbove(const Feedback& feedback, float threshold, const Taken& taken,
                               Work* work) {
-  const AboveThreshold rule{threshold};
-  if (feedback.grad.data == nullptr) {
-    return LaunchTake(AsItIs(), rule, feedback.residual, taken, work);
-  }
-  const Totals* totals = nullptr;
-  WithGradientOf(feedback, [&](const auto& source) {
-    totals = LaunchTake(source, rule, feedback.residual, taken, work);
+  const TakeScratch scratch = ScratchOf(work, feedback.residual.size);
+  WithSourceOf(feedback, [&](const auto& source) {
+    LaunchTake(source, AboveThreshold{threshold, nullptr}, feedback.residual, taken, scratch,
+               work->stream());
   });
-  return totals;
+  return scratch.totals();
+}
+
+void LaunchTakeAbove(const Feedback& feedback, const float* threshold, const Taken& taken,
+                     const TakeScratch& scratch, cudaStream_t stream) {
+  WithSourceOf(feedback, [&](const auto& source) {
+    LaunchTake(source, AboveThreshold{0, threshold}, feedback.residual, taken, scratch, stream);
+  });
 }
 
 const Totals* LaunchTakeCut(Span<float> residual, TopKCut cut, const Taken& taken, Work* work) {
-  const UpToCut rule{FloatBits(cut.magnitude), static_cast<unsigned>(cut.ties)};
-  return LaunchTake(AsItIs(), rule, residual, taken, work);
+  const TakeScratch scratch = ScratchOf(work, residual.size);
+  const UpToCut rule{FloatBits(cut.magnitude), static_cast<unsigned>(cut.ties), nullptr, {}};
+  LaunchTake(AsItIs(), rule, residual, taken, scratch, work->stream());
+  return scratch.totals();
+}
+
+void LaunchTakeCut(Span<float> residual, const Prefix* cut, const Missed& missed,
+                   const Taken& taken, const TakeScratch& scratch, cudaStream_t stream) {
+  LaunchTake(AsItIs(), UpToCut{0, 0, cut, missed}, residual, taken, scratch, stream);
 }
 
 }  // namespace hvd_sparse::cuda
