@@ -15,6 +15,9 @@ class Allgather final : public SparseAllreduce {
 
 class GTopK final : public SparseAllreduce {
  public:
+  /// What the merges before the last one keep: ceil(slack k), but no more than there is.
+  static std::int64_t KeptBeforeTheLast(std::int64_t k, std::int64_t numel, double slack);
+
   bool DeliversAll() const override { return false; }
   void Trim(std::int64_t k, Span<float> residual, const Kernels& kernels,
             SparseBlock* selected) const override;

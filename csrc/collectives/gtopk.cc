@@ -33,16 +33,12 @@
 #include "csrc/collectives/topology.h"
 
 namespace hvd_sparse {
-namespace {
 
-/// What the merges before the last one keep: ceil(slack k), but no more than there is.
-std::int64_t KeptBeforeTheLast(const CollectiveContext& ctx) {
-  const double kept = std::ceil(ctx.options.slack * static_cast<double>(ctx.k));
-  if (kept >= static_cast<double>(ctx.numel)) return std::max(ctx.k, ctx.numel);
+std::int64_t GTopK::KeptBeforeTheLast(std::int64_t k, std::int64_t numel, double slack) {
+  const double kept = std::ceil(slack * static_cast<double>(k));
+  if (kept >= static_cast<double>(numel)) return std::max(k, numel);
   return static_cast<std::int64_t>(kept);
 }
-
-}  // namespace
 
 void GTopK::Trim(std::int64_t k, Span<float> residual, const Kernels& kernels,
                  SparseBlock* selected) const {
@@ -52,7 +48,8 @@ void GTopK::Trim(std::int64_t k, Span<float> residual, const Kernels& kernels,
 void GTopK::Run(SparseBlock* block, CollectiveContext& ctx) const {
   const FoldedCube cube{ctx.comm.Rank(), ctx.comm.Size()};
   SparseBlock& theirs = ctx.scratch.theirs;
-  const std::int64_t kept = KeptBeforeTheLast(ctx), room = std::max(ctx.capacity, kept);
+  const std::int64_t kept = KeptBeforeTheLast(ctx.k, ctx.numel, ctx.options.slack),
+                     room = std::max(ctx.capacity, kept);
   block->header().kept = static_cast<std::uint32_t>(kept);
 
   if (cube.IsGuest()) {

@@ -32,6 +32,12 @@ struct cudaPointerAttributes {
 
 constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2;
 
+/// What this thread has asked of the device, for tests that count.
+struct EmulatedCalls {
+  int launches = 0, clears = 0, copies = 0, waits = 0, allocations = 0;
+};
+inline thread_local EmulatedCalls emulated_calls;
+
 inline const char* cudaGetErrorString(cudaError_t) { return "an error of the emulation"; }
 inline const char* cudaGetErrorName(cudaError_t) { return "emulated"; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
@@ -58,7 +64,10 @@ inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
   *attributes = {somewhere ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered, 0};
   return cudaSuccess;
 }
-inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() {
+  ++emulated_calls.waits;
+  return cudaSuccess;
+}
 
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *least = *greatest = 0;
@@ -73,7 +82,10 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  ++emulated_calls.waits;
+  return cudaSuccess;
+}
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = nullptr;
@@ -84,6 +96,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSucce
 
 /// As aligned as CUDA's, and full of rubbish: what was never written is not zero by chance.
 inline cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
+  ++emulated_calls.allocations;
   constexpr std::size_t kAlignment = 256;
   const std::size_t rounded = (bytes / kAlignment + 1) * kAlignment;
   *memory = std::aligned_alloc(kAlignment, rounded);
@@ -101,6 +114,7 @@ inline cudaError_t cudaFree(void* memory) {
 inline cudaError_t cudaFreeHost(void* memory) { return cudaFree(memory); }
 
 inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+  ++emulated_calls.copies;
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
@@ -109,6 +123,7 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes
   return cudaMemcpy(to, from, bytes, kind);
 }
 inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
+  ++emulated_calls.clears;
   std::memset(memory, value, bytes);
   return cudaSuccess;
 }

@@ -2,6 +2,7 @@
 
 #include "tests/csrc/emulation/device.h"
 
+#include <cuda_runtime_api.h>
 #include <ucontext.h>
 
 #include <memory>
@@ -102,6 +103,7 @@ Warp& OwnWarp() { return running->block->warps[running->thread / kWarp]; }
 }  // namespace
 
 void Launch(unsigned blocks, unsigned threads, const std::function<void()>& body) {
+  ++emulated_calls.launches;
   const std::lock_guard lock(one_kernel_at_a_time);
   kernel = &body;
   gridDim.x = blocks;

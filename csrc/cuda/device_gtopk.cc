@@ -1,0 +1,100 @@
+#include "csrc/cuda/device_gtopk.h"
+
+#include <cmath>
+
+#include "csrc/base/error.h"
+#include "csrc/collectives/collectives.h"
+
+namespace hvd_sparse::cuda {
+namespace {
+
+/// Merges of a rank.
+int MergesOf(const FoldedCube& cube) {
+  if (cube.IsGuest()) return 0;
+  int merges = cube.HasGuest() ? 1 : 0;
+  for (int distance = 1; distance < cube.Core(); distance *= 2) ++merges;
+  return merges;
+}
+
+std::int64_t Checked(std::int64_t numel, std::int64_t k, double slack) {
+  Require(1 <= numel && numel <= kMaxBucketNumel, "numel must lie in [1, ", kMaxBucketNumel,
+          "], got ", numel);
+  Require(1 <= k && k <= numel, "k must lie in [1, ", numel, "], got ", k);
+  Require(std::isfinite(slack) && slack >= 1, "slack must be finite and at least 1, got ", slack);
+  return k;
+}
+
+}  // namespace
+
+DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t k, double slack,
+                         DeviceTransport* transport)
+    : transport_(*transport),
+      cube_{transport->Rank(), transport->Size()},
+      k_(Checked(numel, k, slack)),
+      kept_(GTopK::KeptBeforeTheLast(k, numel, slack)),
+      mergings_(static_cast<std::size_t>(MergesOf(cube_))),
+      zeros_(SizeOfAll([this](Divider* divider) { DivideZeros(divider); })),
+      rest_(SizeOfAll([this](Divider* divider) { DivideRest(divider); })) {
+  Divider zeros(zeros_.get()), rest(rest_.get());
+  DivideZeros(&zeros);
+  DivideRest(&rest);
+  reduced_ = cube_.size > 1 ? running_ : selected_;
+}
+
+void DeviceGTopK::DivideZeros(Divider* divider) {
+  const std::int64_t both = 2 * DeviceBlock::CapacityFor(kept_);
+  for (Merging& merging : mergings_) {
+    merging = {MergeScratch::From(divider, both), TopKScratch::From(divider, both)};
+  }
+}
+
+void DeviceGTopK::DivideRest(Divider* divider) {
+  selected_ = divider->TakeBlock(kept_);
+  if (cube_.size == 1) return;
+  running_ = divider->TakeBlock(kept_);
+  if (cube_.IsGuest()) return;
+  theirs_ = divider->TakeBlock(kept_);
+  merged_ = divider->TakeBlock(2 * selected_.capacity);
+}
+
+void DeviceGTopK::MergeAndTrim(const DeviceBlock& own, std::int64_t count, bool marks,
+                               const Merging& scratch, cudaStream_t stream) {
+  LaunchMerge(own, theirs_, merged_, scratch.merge, scratch.trim.digits, stream);
+  LaunchKeepTopK({count, true, marks, {}}, merged_, running_, scratch.trim, stream);
+}
+
+void DeviceGTopK::Run(cudaStream_t stream) {
+  const std::int64_t bytes = selected_.message_bytes();
+  if (cube_.IsGuest()) {
+    transport_.Exchange(cube_.Host(), selected_.message(), nullptr, bytes, stream);
+    transport_.Exchange(cube_.Host(), nullptr, running_.message(), bytes, stream);
+    return;
+  }
+  zeros_.Clear(stream);
+
+  const DeviceBlock* own = &selected_;
+  auto merging = mergings_.begin();
+  if (cube_.HasGuest()) {
+    transport_.Exchange(cube_.Guest(), nullptr, theirs_.message(), bytes, stream);
+    MergeAndTrim(*own, kept_, /*marks=*/true, *merging++, stream);  // it answers for its guest, too
+    own = &running_;
+  }
+
+  for (int distance = 1; distance < cube_.Core(); distance *= 2) {
+    const bool last = 2 * distance == cube_.Core();
+    transport_.Exchange(cube_.Partner(distance), own->message(), theirs_.message(), bytes, stream);
+    MergeAndTrim(*own, last ? k_ : kept_, /*marks=*/false, *merging++, stream);
+    own = &running_;
+  }
+
+  if (cube_.HasGuest()) {
+    transport_.Exchange(cube_.Guest(), running_.message(), nullptr, bytes, stream);
+  }
+}
+
+int DeviceGTopK::launches() const {
+  constexpr int kOfAMerge = 4;
+  return cube_.IsGuest() ? 0 : 1 + kOfAMerge * static_cast<int>(mergings_.size());
+}
+
+}  // namespace hvd_sparse::cuda

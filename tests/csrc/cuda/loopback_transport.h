@@ -1,0 +1,113 @@
+/// Ranks as threads that share a device: a transport that copies from one rank's memory to
+/// another's.
+///
+/// It waits for the stream before it says where a message lies, which no transport for use may do.
+
+#ifndef HVD_SPARSE_TESTS_CSRC_CUDA_LOOPBACK_TRANSPORT_H_
+#define HVD_SPARSE_TESTS_CSRC_CUDA_LOOPBACK_TRANSPORT_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/cuda/check.h"
+#include "csrc/cuda/device_transport.h"
+
+namespace hvd_sparse {
+
+/// What the ranks share: one message at most is under way from one rank to another.
+class TransportWorld {
+ public:
+  explicit TransportWorld(int size) : size_(size) {}
+  int size() const { return size_; }
+
+  void Offer(int from, int to, const void* data, std::int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    offers_[{from, to}] = {data, bytes};
+    changed_.notify_all();
+  }
+  std::pair<const void*, std::int64_t> Await(int from, int to) {
+    std::unique_lock lock(mutex_);
+    Wait(&lock, [&] { return offers_.count({from, to}) > 0; });
+    return offers_[{from, to}];
+  }
+  void Accept(int from, int to) {
+    const std::lock_guard lock(mutex_);
+    offers_.erase({from, to});
+    changed_.notify_all();
+  }
+  void AwaitAccepted(int from, int to) {
+    std::unique_lock lock(mutex_);
+    Wait(&lock, [&] { return offers_.count({from, to}) == 0; });
+  }
+
+ private:
+  template <typename Holds>
+  void Wait(std::unique_lock<std::mutex>* lock, Holds holds) {
+    if (changed_.wait_for(*lock, std::chrono::seconds(60), holds)) return;
+    Throw(ErrorKind::kTimeout, "no peer has come");
+  }
+
+  const int size_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::pair<int, int>, std::pair<const void*, std::int64_t>> offers_;
+};
+
+class LoopbackTransport final : public cuda::DeviceTransport {
+ public:
+  LoopbackTransport(std::shared_ptr<TransportWorld> world, int rank)
+      : world_(std::move(world)), rank_(rank) {}
+
+  int Rank() const override { return rank_; }
+  int Size() const override { return world_->size(); }
+
+  void Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
+                cudaStream_t stream) override {
+    Require(peer != rank_ && peer >= 0 && peer < Size(), "peer must be another rank, got ", peer);
+    cuda::Check(cudaStreamSynchronize(stream), "finish its work");
+    ++exchanges_;
+    if (send != nullptr) world_->Offer(rank_, peer, send, bytes);
+    if (recv != nullptr) {
+      const auto [data, offered] = world_->Await(peer, rank_);
+      Require(offered == bytes, "the message has ", offered, " bytes, expected ", bytes);
+      cuda::Check(
+          cudaMemcpyAsync(recv, data, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream),
+          "copy");
+      cuda::Check(cudaStreamSynchronize(stream), "finish its work");
+      world_->Accept(peer, rank_);
+    }
+    if (send != nullptr) world_->AwaitAccepted(rank_, peer);
+  }
+
+  int exchanges() const { return exchanges_; }
+
+ private:
+  const std::shared_ptr<TransportWorld> world_;
+  const int rank_;
+  int exchanges_ = 0;
+};
+
+/// Runs a program on each rank of `size`.
+inline void OnDeviceRanks(int size, const std::function<void(LoopbackTransport&)>& program) {
+  const auto world = std::make_shared<TransportWorld>(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      LoopbackTransport transport(world, rank);
+      program(transport);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_TESTS_CSRC_CUDA_LOOPBACK_TRANSPORT_H_
