@@ -26,7 +26,8 @@ the last step. All ways of doing it take turns in one process:
   their last work, and would take the processor from whoever comes next.
 
 On a GPU, times are those of the clock from the call until the device has finished and the block is
-in the memory of the CPU; blocks and messages, which are the CPU's work, are left out.
+in the memory of the CPU; messages, which are the CPU's work, are left out. Blocks that stay on the
+device are timed with CUDA's events (device_blocks.py).
 
 Multiples are of mean times, so rare slow steps (refreshes, missed thresholds) count in full; the
 99th percentile is a multiple of the floor's mean. Outside of what is timed, results are verified in
@@ -57,10 +58,12 @@ from contenders import (
     Selecting,
     Size,
 )
+from device_blocks import measure_merge, measure_pass
 from published import PUBLISHED, exact_top_k
 from reporting import Result, Row, Timing, write
 
 from hvd_sparse import _core
+from hvd_sparse.errors import UnavailableError
 from hvd_sparse.sparsifiers import SPARSIFIERS, HardThreshold, as_sparsifier
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -245,6 +248,38 @@ def measure_pieces(block: int, numel: int, *, threads: Sequence[int], steps: int
     return results
 
 
+def measure_on_device(
+    block: int, numel: int, densities: Sequence[float], device: str, *, steps: int
+) -> list[Result]:
+    """The same for blocks that stay on a GPU."""
+    settings = {"numel": numel, "device": device, "steps": steps}
+    rows, verified = measure_merge(block, numel, device, steps)
+    title = f"two blocks of {block:,} in {numel:,} entries, half in common, on {device}"
+    results = [Result(title, rows, settings | {"block": block}, verified)]
+    for density in densities:
+        rows, verified = measure_pass(numel, density, device, steps)
+        title = f"{numel:,} entries at density {density:g}, all on {device}"
+        results.append(Result(title, rows, settings | {"density": density}, verified))
+    for result in results:
+        result.show()
+    return results
+
+
+def require_device(device: str) -> None:
+    """Ends the command, with the reason, where there is no such device."""
+    if device == "cpu":
+        return
+    try:
+        found = _core.cuda_devices()
+    except UnavailableError as error:
+        raise typer.BadParameter(f"{device} cannot be used: {error}") from None
+    names = [f"cuda:{number}" for number in range(len(found))]
+    if device not in names:
+        raise typer.BadParameter(f"device must be cpu or one of {', '.join(names)}, got {device}")
+    if not torch.cuda.is_available():
+        raise typer.BadParameter(f"{device} cannot be used: this build of torch has no CUDA")
+
+
 def measure_messages(entries: int, density: float, *, steps: int) -> Result:
     """The same for coding blocks for the wire."""
     numel = math.ceil(entries / density)
@@ -292,6 +327,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="also write the results here")] = None,
 ) -> None:
     """Times selection, the local step, merging and coding, for each size, density and threads."""
+    require_device(device)
     random.seed(1)
     torch.manual_seed(1)
     on_cpu = device == "cpu"
@@ -312,6 +348,8 @@ def main(
             )
         if on_cpu:
             results += measure_pieces(block, one, threads=threads, steps=steps)
+    for one in [] if on_cpu else numel:
+        results += measure_on_device(block, one, density, device, steps=steps)
     if json is not None:
         write(json, [result.as_json() for result in results])
     if not all(result.verified for result in results):

@@ -15,6 +15,7 @@
 #include "csrc/bindings/python_module.h"
 #include "csrc/kernels/kernels.h"
 #include "csrc/kernels/kernels_for.h"
+#include "csrc/kernels/stream_work.h"
 #include "csrc/sparsifiers/sparsifier.h"
 #include "csrc/wire/value_coding.h"
 #include "csrc/wire/wire_format.h"
@@ -195,6 +196,50 @@ void BindKernels(py::module_& m) {
       py::arg("selected"), py::arg("reduced"), py::arg("residual"), py::kw_only(),
       py::arg("device") = "cpu",
       "Puts back what was selected and is not marked as delivered in the reduced block.");
+  py::class_<StreamWork>(m, "StreamWork", "A piece of a step, to be given to a device's stream.")
+      .def(
+          "give", [](StreamWork& self, StreamHandle stream) { self.Give(stream); },
+          py::arg("stream"), py::call_guard<py::gil_scoped_release>(),
+          "Gives the work to a stream (a number; 0 is the default one), and returns at once.")
+      .def(
+          "fetch",
+          [](StreamWork& self) {
+            auto block = std::make_unique<SparseBlock>();
+            self.Fetch(block.get());
+            return block;
+          },
+          py::call_guard<py::gil_scoped_release>(),
+          "Waits for the device; returns the block that was made last.");
+
+  m.def(
+      "merge_work",
+      [](const SparseBlock& own, const SparseBlock& theirs, std::int64_t k,
+         const std::string& device) { return MergeWorkOn(DeviceFrom(device), own, theirs, k); },
+      py::arg("own"), py::arg("theirs"), py::kw_only(), py::arg("k"), py::arg("device"),
+      "The k largest of the union of two blocks, all on the device.");
+
+  m.def(
+      "pass_work",
+      [](const PyBuffer& gradient, const PyBuffer& residual, float threshold, std::int64_t capacity,
+         const std::string& device) {
+        return PassWorkOn(DeviceFrom(device), ViewOf(gradient), FloatsOf(residual, "residual"),
+                          threshold, capacity);
+      },
+      py::arg("gradient"), py::arg("residual"), py::kw_only(), py::arg("threshold"),
+      py::arg("capacity"), py::arg("device"),
+      "residual += gradient, less the first entries that exceed the threshold. The memory must "
+      "outlive the work.");
+
+  m.def(
+      "select_work",
+      [](const PyBuffer& gradient, const PyBuffer& residual, std::int64_t k,
+         const std::string& device) {
+        return SelectWorkOn(DeviceFrom(device), ViewOf(gradient), FloatsOf(residual, "residual"),
+                            k);
+      },
+      py::arg("gradient"), py::arg("residual"), py::kw_only(), py::arg("k"), py::arg("device"),
+      "A selection of k entries that stays on the device, with the next step's threshold. The "
+      "memory must outlive the work.");
 }
 
 }  // namespace hvd_sparse

@@ -297,6 +297,12 @@ int DeviceCount() {
 
 }  // namespace
 
+void CheckDevice(int device) {
+  const int count = DeviceCount();
+  if (device >= 0 && device < count) return;
+  Throw(ErrorKind::kUnavailable, "there is no device cuda:", device, ", only ", count, " of them");
+}
+
 std::vector<std::string> DeviceNames() {
   std::vector<std::string> names;
   for (int device = 0, count = DeviceCount(); device < count; ++device) {
@@ -318,11 +324,7 @@ int DeviceOf(const void* address) {
 }  // namespace cuda
 
 const Kernels& CudaKernels(int device) {
-  const int count = cuda::DeviceCount();
-  if (device < 0 || device >= count) {
-    Throw(ErrorKind::kUnavailable, "there is no device cuda:", device, ", only ", count,
-          " of them");
-  }
+  cuda::CheckDevice(device);
   static std::mutex mutex;
   static std::deque<cuda::CudaKernelsImpl> of_device;  // which keeps them where they are
   const std::lock_guard lock(mutex);

@@ -20,6 +20,9 @@ const Kernels& CudaKernels(int device);
 
 namespace cuda {
 
+/// Throws Unavailable if there is no such device.
+void CheckDevice(int device);
+
 /// The name of each device. Throws Unavailable, with CUDA's reason, where there is none.
 std::vector<std::string> DeviceNames();
 

@@ -4,11 +4,13 @@
 #define HVD_SPARSE_KERNELS_KERNELS_FOR_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "csrc/base/device.h"
 #include "csrc/kernels/kernels.h"
+#include "csrc/kernels/stream_work.h"
 
 namespace hvd_sparse {
 
@@ -26,6 +28,15 @@ std::vector<std::string> CudaDeviceNames();
 /// The number of the CUDA device in whose memory an address lies. Throws InvalidArgument if it lies
 /// in none, Unavailable where this build has no CUDA.
 int CudaDeviceOf(std::uintptr_t address);
+
+/// Pieces of a step that stay on a CUDA device; see csrc/cuda/stream_work.h. Throw Unavailable,
+/// with the reason, where there is none.
+std::unique_ptr<StreamWork> MergeWorkOn(Device device, const SparseBlock& own,
+                                        const SparseBlock& theirs, std::int64_t k);
+std::unique_ptr<StreamWork> PassWorkOn(Device device, GradView gradient, Span<float> residual,
+                                       float threshold, std::int64_t capacity);
+std::unique_ptr<StreamWork> SelectWorkOn(Device device, GradView gradient, Span<float> residual,
+                                         std::int64_t k);
 
 }  // namespace hvd_sparse
 

@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+import torch
 
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.sparsifiers import SPARSIFIERS
@@ -47,6 +48,13 @@ def test_kernels(tmp_path):
     assert any("topk" in name for name in selection)
     assert selection["residual.add_(gradient)"]["x floor"] == 1
     assert any("merge" in row["name"] for row in results[-1]["rows"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_kernels_refuse_a_device_that_is_not_there():
+    job = run([sys.executable, "benchmarks/kernels.py", "--device", "cuda:0"], timeout=60)
+    assert job.status == 2
+    assert "cuda:0 cannot be used" in " ".join(job.output.split())
 
 
 def test_streams(tmp_path):

@@ -74,6 +74,24 @@ def test_a_build_without_cuda_says_how_to_get_it():
         add_bucket(exchange, "cuda:0")
 
 
+@pytest.mark.skipif(_core.with_cuda, reason="this build has CUDA")
+def test_work_for_a_stream_is_refused_without_cuda():
+    block, memory = _core.Block([1], [1.0]), buffer_of(torch.zeros(10))
+    for give in (
+        lambda: _core.merge_work(block, block, k=1, device="cuda:0"),
+        lambda: _core.pass_work(memory, memory, threshold=1.0, capacity=1, device="cuda:0"),
+        lambda: _core.select_work(memory, memory, k=1, device="cuda:0"),
+    ):
+        with pytest.raises(UnavailableError, match=r"cuda:0 needs it: .* HVD_SPARSE_WITH_CUDA=1"):
+            give()
+
+
+def test_the_cpu_has_no_work_for_streams():
+    block = _core.Block([1], [1.0])
+    with pytest.raises(InvalidArgumentError, match=r"needs a device cuda:0 or the like, got cpu"):
+        _core.merge_work(block, block, k=1, device="cpu")
+
+
 def test_tensors_on_no_gpu_and_not_on_the_cpu_are_refused_by_name():
     check_device("tensor 'a'", torch.zeros(1))
     with pytest.raises(UnsupportedError, match="tensor 'a' is on device 'meta'"):
@@ -150,3 +168,34 @@ def test_steps_have_the_bits_of_the_cpu(sparsifier, collective, dtype):
     for of_cpu, of_gpu in zip(seen["cpu"], seen["cuda:0"], strict=True):
         for a, b in zip(of_cpu, of_gpu, strict=True):
             np.testing.assert_array_equal(a.view(np.int32), b.view(np.int32))
+
+
+@needs_gpu
+def test_work_for_a_stream_has_the_bits_of_the_cpu():
+    generator = np.random.default_rng(1)
+    numel, k = 50_000, 300
+    blocks = []
+    for _ in range(2):
+        indices = np.sort(generator.choice(numel, k, replace=False)).astype(np.int32)
+        blocks.append(_core.Block(indices, generator.normal(size=k).astype(np.float32)))
+    expected = _core.Block([], [])
+    _core.merge(*blocks, expected)
+    _core.keep_top_k(expected, k)
+    stream = current_stream(torch.device("cuda:0"))
+    merging = _core.merge_work(*blocks, k=k, device="cuda:0")
+    merging.give(stream)
+    assert np.array_equal(merging.fetch().indices(), expected.indices())
+    assert np.array_equal(merging.fetch().values(), expected.values())
+
+    gradient = torch.from_numpy(generator.normal(size=numel).astype(np.float32))
+    residual = torch.zeros(numel, device="cuda:0")
+    on_gpu = gradient.to("cuda:0")
+    memory = buffer_of(on_gpu), buffer_of(residual)
+    selecting = _core.select_work(*memory, k=k, device="cuda:0")
+    selecting.give(stream)
+    block = selecting.fetch()
+    places = np.sort(np.argsort(-gradient.abs().numpy(), kind="stable")[:k])
+    assert np.array_equal(block.indices() & 0x7FFFFFFF, places)
+    assert np.array_equal(block.values(), gradient.numpy()[places])
+    gradient[torch.from_numpy(places)] = 0
+    assert torch.equal(residual.cpu(), gradient)

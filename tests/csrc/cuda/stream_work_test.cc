@@ -1,0 +1,85 @@
+/// The pieces that benchmarks time do what they say, however often.
+
+#include "csrc/kernels/stream_work.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "csrc/kernels/kernels_for.h"
+#include "tests/csrc/cuda/device_array.h"
+#include "tests/csrc/entries.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr Device kGpu{DeviceType::kCuda, 0};
+constexpr std::int64_t kNumel = 4000;
+
+using CudaStreamWork = CudaTest;
+
+TEST_F(CudaStreamWork, AMergeGivesTheLargestOfTheSum) {
+  Entries a, b;
+  const std::vector<float> values = Awkward(kNumel, 1);
+  for (Index i = 0; i < 900; ++i) a.push_back({3 * i, values[i]});
+  for (Index i = 0; i < 700; ++i) b.push_back({2 * i + 1, values[1000 + i]});
+  SparseBlock expected, made;
+  CpuKernels().Merge(MakeBlock(a), MakeBlock(b), &expected);
+  expected.Finish(CpuKernels().KeepTopK(900, 0, expected.count(), &expected));
+  const auto work = MergeWorkOn(kGpu, MakeBlock(a), MakeBlock(b), 900);
+  for (int time = 0; time < 2; ++time) {
+    work->Give(0);
+    work->Fetch(&made);
+    EXPECT_EQ(EntriesOf(made), EntriesOf(expected));
+  }
+}
+
+TEST_F(CudaStreamWork, APassTakesWhatExceedsTheThreshold) {
+  std::vector<float> gradient = Awkward(kNumel, 2), residual = Awkward(kNumel, 3);
+  DeviceArray<float> on_device(gradient), rest(residual);
+  const GradView view{on_device.data(), kNumel, DType::kFloat32};
+  const auto work = PassWorkOn(kGpu, view, rest.span(), 2.5f, kNumel);
+  for (int time = 0; time < 2; ++time) {
+    SparseBlock expected, made;
+    expected.Reset(kNumel);
+    const Feedback feedback{{gradient.data(), kNumel, DType::kFloat32}, 1, 1, residual};
+    expected.Finish(CpuKernels().AccumulateAndTake(feedback, 2.5f, 0, 0, kNumel, &expected).taken);
+    work->Give(0);
+    work->Fetch(&made);
+    EXPECT_EQ(EntriesOf(made), EntriesOf(expected));
+    EXPECT_TRUE(SameBits(rest.Values(), residual));
+  }
+}
+
+TEST_F(CudaStreamWork, ASelectionTakesTheLargest) {
+  std::vector<float> gradient = Awkward(kNumel, 4), residual = Awkward(kNumel, 5);
+  DeviceArray<float> on_device(gradient), rest(residual);
+  const auto work =
+      SelectWorkOn(kGpu, {on_device.data(), kNumel, DType::kFloat32}, rest.span(), 99);
+  work->Give(0);
+  SparseBlock expected, made;
+  work->Fetch(&made);
+  CpuKernels().Accumulate({{gradient.data(), kNumel, DType::kFloat32}, 1, 1, residual});
+  expected.Reset(99);
+  expected.Finish(
+      CpuKernels().TakeCut(residual, CpuKernels().FindTopK(residual, 99), 0, 0, &expected));
+  for (Index i = 0; i < 99; ++i) expected.indices()[i] = Marked(expected.indices()[i], true);
+  EXPECT_EQ(EntriesOf(made), EntriesOf(expected));
+}
+
+TEST(StreamWork, TheCpuHasNoStreams) {
+  EXPECT_THROW(MergeWorkOn({}, MakeBlock({}), MakeBlock({}), 1), Error);
+}
+
+TEST_F(CudaStreamWork, WhatCannotBeIsRefused) {
+  DeviceArray<float> array(std::vector<float>(10));
+  const GradView view{array.data(), 10, DType::kFloat32};
+  EXPECT_THROW(MergeWorkOn(kGpu, MakeBlock({}), MakeBlock({}), 0), Error);
+  EXPECT_THROW(PassWorkOn(kGpu, view, array.span().Sub(0, 9), 1, 5), Error);
+  EXPECT_THROW(PassWorkOn(kGpu, view, array.span(), 1, 11), Error);
+  EXPECT_THROW(SelectWorkOn(kGpu, view, array.span(), 0), Error);
+  EXPECT_THROW(SelectWorkOn({DeviceType::kCuda, 999}, view, array.span(), 1), Error);
+}
+
+}  // namespace
+}  // namespace hvd_sparse
