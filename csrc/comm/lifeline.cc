@@ -7,7 +7,6 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -20,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "csrc/base/signals_blocked.h"
 #include "csrc/comm/lifeline_rendezvous.h"
 #include "csrc/comm/lifeline_verdict.h"
 
@@ -47,20 +47,6 @@ double AbortSeconds() {
   static_cast<void>(written);
   ::_exit(1);
 }
-
-/// Threads started in its lifetime receive no signals: those are for the user's threads.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 }  // namespace
 
