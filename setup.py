@@ -3,7 +3,8 @@
 Options, by environment variables, in Horovod's manner:
 
     HVD_SPARSE_WITH_MPI, HVD_SPARSE_WITH_TENSORFLOW, HVD_SPARSE_WITH_CUDA, HVD_SPARSE_WITH_NCCL
-                            1: required, 0: left out, unset: whatever is found (CUDA: left out)
+                            1: required, 0: left out, unset: whatever is found (CUDA: left out;
+                            NCCL: with CUDA)
     MPICXX                  MPI's compiler wrapper (default: mpicxx on PATH)
     CUDACXX, CUDAARCHS      nvcc (default: nvcc on PATH), and the GPUs to compile for (default: all)
     HVD_SPARSE_BUILD_DIR    where CMake works (default: a folder below build/ for each environment)

@@ -1,4 +1,5 @@
 # Compiles csrc/cuda/ as plain C++, for tests without a GPU: see tests/csrc/emulation/device.h.
+# Libraries that stand in for NCCL come with it: see tests/csrc/nccl/fake_nccl.cc.
 
 # An object library hvd_sparse_cuda, and HVD_SPARSE_CUDA_TESTS: its tests.
 macro(hvd_sparse_emulate_cuda)
@@ -30,4 +31,25 @@ macro(hvd_sparse_emulate_cuda)
   set_source_files_properties(${HVD_SPARSE_CUDA_TESTS} ${_tests} PROPERTIES
                               INCLUDE_DIRECTORIES "${_emulation}")
   list(APPEND HVD_SPARSE_CUDA_TESTS ${_tests})
+
+  set(_fakes "${CMAKE_CURRENT_BINARY_DIR}/fake_nccl")
+  hvd_sparse_fake_nccl(fake_nccl "")
+  hvd_sparse_fake_nccl(fake_nccl_old FAKE_NCCL_VERSION=2708)  # as 2.7.8 numbers itself
+  hvd_sparse_fake_nccl(fake_nccl_partial FAKE_NCCL_WITHOUT_CONFIG)
+  file(GLOB _tests CONFIGURE_DEPENDS tests/csrc/nccl/*_test.cc)
+  set_source_files_properties(${_tests} tests/csrc/cuda/nccl_transport_test.cc PROPERTIES
+                              INCLUDE_DIRECTORIES "${_emulation}"
+                              COMPILE_DEFINITIONS "FAKE_NCCL_FOLDER=\"${_fakes}\"")
+  list(APPEND HVD_SPARSE_CUDA_TESTS ${_tests})
+endmacro()
+
+# A library that stands in for NCCL, as the tests' folder `_fakes` holds it.
+macro(hvd_sparse_fake_nccl name definitions)
+  add_library(${name} MODULE tests/csrc/nccl/fake_nccl.cc)
+  target_include_directories(${name} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
+  target_compile_options(${name} PRIVATE -Wall -Wextra -fvisibility=default)
+  target_compile_definitions(${name} PRIVATE ${definitions})
+  target_link_libraries(${name} PRIVATE Threads::Threads)
+  set_target_properties(${name} PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${_fakes}")
+  list(APPEND HVD_SPARSE_TEST_LIBRARIES ${name})
 endmacro()

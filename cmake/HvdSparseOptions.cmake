@@ -133,14 +133,20 @@ macro(hvd_sparse_find_cuda)
   endif()
 endmacro()
 
-# A part that users may ask for by name, but which later versions bring.
-macro(hvd_sparse_not_in_this_version part what)
-  hvd_sparse_check_option(${part})
-  if("${HVD_SPARSE_WITH_${part}}" STREQUAL "1")
-    message(FATAL_ERROR "HVD_SPARSE_WITH_${part}=1, but this version has no ${what} yet. "
-                        "Build without HVD_SPARSE_WITH_${part}, or with 0.")
+# NCCL is looked for when a program runs; so it comes with CUDA, and its library need not be here.
+macro(hvd_sparse_choose_nccl)
+  hvd_sparse_check_option(NCCL)
+  set(HVD_SPARSE_NCCL_CHOSEN FALSE)
+  if(HVD_SPARSE_WITH_NCCL STREQUAL "0")
+    set(HVD_SPARSE_NCCL_DETAIL "HVD_SPARSE_WITH_NCCL=0")
+  elseif(HVD_SPARSE_CUDA_FOUND OR HVD_SPARSE_EMULATE_CUDA)
+    set(HVD_SPARSE_NCCL_CHOSEN TRUE)
+    set(HVD_SPARSE_NCCL_DETAIL "loaded when a program needs it")
+  elseif(HVD_SPARSE_WITH_NCCL)
+    message(FATAL_ERROR "HVD_SPARSE_WITH_NCCL=1 takes HVD_SPARSE_WITH_CUDA=1, too.")
+  else()
+    set(HVD_SPARSE_NCCL_DETAIL "it takes CUDA")
   endif()
-  hvd_sparse_record(${part} FALSE "this version has no ${what} yet")
 endmacro()
 
 # What was built, from what and how, for `python -m hvd_sparse doctor`.

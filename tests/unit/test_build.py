@@ -40,10 +40,10 @@ def configure(folder, **options):
     )
 
 
-def test_a_required_part_that_this_version_lacks_ends_the_build(tmp_path):
+def test_required_nccl_without_cuda_ends_the_build(tmp_path):
     done = configure(tmp_path, HVD_SPARSE_WITH_NCCL="1")
     assert done.returncode != 0
-    assert "HVD_SPARSE_WITH_NCCL=1, but this version has no" in " ".join(done.stdout.split())
+    assert "HVD_SPARSE_WITH_NCCL=1 takes HVD_SPARSE_WITH_CUDA=1" in " ".join(done.stdout.split())
 
 
 def test_required_cuda_that_is_not_found_ends_the_build(tmp_path):
@@ -59,6 +59,15 @@ def test_cuda_is_taken_where_it_is_wanted(tmp_path):
     info = json.loads((tmp_path / "cmake" / "build_info.json").read_text())
     assert info["parts"]["cuda"]["built"]
     assert re.fullmatch(r"nvcc [0-9.]+ for 80", info["parts"]["cuda"]["detail"])
+    assert info["parts"]["nccl"]["built"]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc on PATH")
+def test_nccl_can_be_left_out_of_a_build_with_cuda(tmp_path):
+    wanted = {"HVD_SPARSE_WITH_CUDA": "1", "HVD_SPARSE_WITH_NCCL": "0"}
+    done = configure(tmp_path, **wanted, CUDAARCHS="80")
+    assert done.returncode == 0, done.stdout
+    assert "csrc/cuda/nccl_" not in (tmp_path / "cmake" / "compile_commands.json").read_text()
 
 
 def test_required_tensorflow_that_cannot_be_imported_ends_the_build(tmp_path):

@@ -1,0 +1,281 @@
+/// A library with NCCL's C interface, as far as csrc/cuda/ calls it, for ranks that are threads of
+/// one process and devices that are memory of the CPU.
+///
+/// As in NCCL, communicators that do not block do their work on a thread of their own, calls during
+/// it are refused, and a message that no peer meets is waited for until the communicator is
+/// aborted.
+///
+/// FAKE_NCCL_VERSION is what it calls itself; with FAKE_NCCL_WITHOUT_CONFIG one function is
+/// missing.
+
+#include "tests/csrc/nccl/fake_nccl.h"
+
+#include <atomic>
+#include <climits>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#ifndef FAKE_NCCL_VERSION
+#define FAKE_NCCL_VERSION 23203
+#endif
+
+namespace {
+
+enum Result { kSuccess = 0, kInvalidArgument = 4, kInvalidUsage = 5, kInProgress = 7 };
+
+struct UniqueId {
+  char bytes[128];
+};
+struct Config {
+  std::size_t size;
+  unsigned magic, version;
+  int blocking;
+};
+using Bytes = std::vector<std::uint8_t>;
+
+/// What the ranks of a communicator share.
+struct World {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int joined = 0;
+  std::map<std::pair<int, int>, std::deque<Bytes>> messages;  // by sender and receiver
+};
+
+std::mutex global;
+std::map<std::string, std::weak_ptr<World>> worlds;
+std::atomic<std::uint64_t> ids{1};
+std::atomic<int> communicators{0}, next_error{0}, unfinished{0};
+std::atomic<bool> behind{false};
+thread_local std::string last_error;
+
+struct Operation {
+  bool sends;
+  const void* from;
+  void* to;
+  std::size_t bytes;
+  int peer;
+};
+
+}  // namespace
+
+struct ncclComm {
+  int rank, size;
+  std::shared_ptr<World> world;
+  std::atomic<int> state{kInProgress};
+  std::atomic<bool> aborted{false};
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::deque<std::function<int()>> jobs;
+  bool closing = false;
+  std::thread worker;
+
+  void Post(std::function<int()> job) {
+    const std::lock_guard lock(mutex);
+    jobs.push_back(std::move(job));
+    wake.notify_all();
+  }
+
+  void Loop() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      wake.wait(lock, [&] { return closing || !jobs.empty(); });
+      if (jobs.empty()) return;
+      auto job = std::move(jobs.front());
+      jobs.pop_front();
+      lock.unlock();
+      const int result = job();
+      if (result != kSuccess || state == kInProgress) state = result;
+      lock.lock();
+    }
+  }
+
+  /// Waits in the world for something that this rank alone cannot make true.
+  int AwaitInWorld(std::unique_lock<std::mutex>* lock, const std::function<bool()>& met) {
+    world->changed.wait(*lock, [&] { return aborted || met(); });
+    return aborted ? kInvalidUsage : kSuccess;
+  }
+
+  int Run(const std::vector<Operation>& operations) {
+    std::unique_lock lock(world->mutex);
+    for (const Operation& one : operations) {
+      if (!one.sends) continue;
+      const auto* bytes = static_cast<const std::uint8_t*>(one.from);
+      world->messages[{rank, one.peer}].emplace_back(bytes, bytes + one.bytes);
+    }
+    world->changed.notify_all();
+    for (const Operation& one : operations) {
+      if (one.sends) continue;
+      auto& queue = world->messages[{one.peer, rank}];
+      if (AwaitInWorld(&lock, [&] { return !queue.empty(); }) != kSuccess) return kInvalidUsage;
+      if (queue.front().size() != one.bytes) return kInvalidUsage;  // NCCL would hang, or worse
+      std::memcpy(one.to, queue.front().data(), one.bytes);
+      queue.pop_front();
+    }
+    return kSuccess;
+  }
+
+  void Close() {
+    {
+      const std::lock_guard lock(mutex);
+      closing = true;
+      wake.notify_all();
+    }
+    worker.join();
+    --communicators;
+  }
+};
+
+namespace {
+
+thread_local int depth = 0;
+thread_local ncclComm* grouped = nullptr;
+thread_local std::vector<Operation> operations;
+
+int Refuse(int result, const char* why) {
+  last_error = why;
+  return result;
+}
+
+int Add(ncclComm* comm, const Operation& operation) {
+  if (depth == 0) return Refuse(kInvalidUsage, "the stand-in wants groups");
+  if (comm->state == kInProgress) return Refuse(kInvalidArgument, "the last call is under way");
+  if (operation.peer < 0 || operation.peer >= comm->size) {
+    return Refuse(kInvalidArgument, "no such peer");
+  }
+  grouped = comm;
+  operations.push_back(operation);
+  return kSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+
+void fake_nccl_break_next_group(int result) { next_error = result; }
+void fake_nccl_run_behind(int on) { behind = on != 0; }
+int fake_nccl_is_idle() { return unfinished == 0; }
+int fake_nccl_communicators() { return communicators; }
+
+int ncclGetVersion(int* version) {
+  *version = FAKE_NCCL_VERSION;
+  return kSuccess;
+}
+
+int ncclGetUniqueId(UniqueId* id) {
+  std::memset(id->bytes, 0x5c, sizeof(id->bytes));
+  const std::uint64_t number = ids++;
+  std::memcpy(id->bytes + 64, &number, sizeof(number));
+  return kSuccess;
+}
+
+#ifndef FAKE_NCCL_WITHOUT_CONFIG
+int ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, Config* config) {
+  if (config->magic != 0xcafebeef || config->size < sizeof(Config) || config->version < 21400) {
+    return Refuse(kInvalidArgument, "not a configuration");
+  }
+  if (config->blocking != 0) return Refuse(kInvalidArgument, "the stand-in never blocks");
+  auto* made = new ncclComm;
+  made->rank = rank;
+  made->size = size;
+  {
+    const std::lock_guard lock(global);
+    auto& known = worlds[std::string(id.bytes, sizeof(id.bytes))];
+    made->world = known.lock();
+    if (made->world == nullptr) known = made->world = std::make_shared<World>();
+  }
+  ++communicators;
+  made->worker = std::thread([made] { made->Loop(); });
+  made->Post([made]() -> int {
+    std::unique_lock lock(made->world->mutex);
+    ++made->world->joined;
+    made->world->changed.notify_all();
+    return made->AwaitInWorld(&lock, [made] { return made->world->joined == made->size; });
+  });
+  *comm = made;
+  return kInProgress;
+}
+#endif
+
+int ncclCommGetAsyncError(ncclComm* comm, int* result) {
+  *result = comm->state;
+  return kSuccess;
+}
+
+int ncclCommFinalize(ncclComm* comm) {
+  comm->state = kInProgress;
+  comm->Post([] { return kSuccess; });
+  return kInProgress;
+}
+
+int ncclCommDestroy(ncclComm* comm) {
+  comm->Close();
+  delete comm;
+  return kSuccess;
+}
+
+int ncclCommAbort(ncclComm* comm) {
+  {
+    const std::lock_guard lock(comm->world->mutex);
+    comm->aborted = true;
+    comm->world->changed.notify_all();
+  }
+  return ncclCommDestroy(comm);
+}
+
+int ncclGroupStart() {
+  ++depth;
+  return kSuccess;
+}
+
+int ncclGroupEnd() {
+  if (depth == 0) return Refuse(kInvalidUsage, "no group was begun");
+  if (--depth > 0 || grouped == nullptr) return kSuccess;
+  ncclComm* const comm = grouped;
+  grouped = nullptr;
+  ++unfinished;
+  if (!behind) comm->state = kInProgress;
+  comm->Post([comm, error = next_error.exchange(0), now = std::move(operations)] {
+    const int result = error != kSuccess ? error : comm->Run(now);
+    --unfinished;
+    return result;
+  });
+  operations.clear();
+  return behind ? kSuccess : kInProgress;
+}
+
+int ncclSend(const void* from, std::size_t count, int type, int peer, ncclComm* comm, void*) {
+  if (type != 1) return Refuse(kInvalidArgument, "the stand-in moves bytes");
+  return Add(comm, {true, from, nullptr, count, peer});
+}
+
+int ncclRecv(void* to, std::size_t count, int type, int peer, ncclComm* comm, void*) {
+  if (type != 1) return Refuse(kInvalidArgument, "the stand-in moves bytes");
+  return Add(comm, {false, nullptr, to, count, peer});
+}
+
+int ncclAllGather(const void* from, void* to, std::size_t count, int type, ncclComm* comm,
+                  void* stream) {
+  int result = kSuccess;
+  for (int peer = 0; peer < comm->size && result == kSuccess; ++peer) {
+    result = ncclSend(from, count, type, peer, comm, stream);
+    auto* const place = static_cast<char*>(to) + static_cast<std::size_t>(peer) * count;
+    if (result == kSuccess) result = ncclRecv(place, count, type, peer, comm, stream);
+  }
+  return result;
+}
+
+const char* ncclGetErrorString(int result) {
+  return result == kInvalidArgument ? "invalid argument" : result == 6 ? "remote error" : "error";
+}
+
+const char* ncclGetLastError(ncclComm*) { return last_error.c_str(); }
+}
