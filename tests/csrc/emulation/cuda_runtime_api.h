@@ -1,11 +1,13 @@
 /// CUDA's runtime, as far as csrc/cuda/ calls it, for a device that is plain memory of the CPU.
 ///
 /// Found in place of NVIDIA's header where csrc/cuda/ is compiled for tests without a GPU. There is
-/// one device; whatever it is given is done when a call returns, so streams and events are nothing.
+/// one device; whatever it is given is done when a call returns, so streams and events are nothing,
+/// unless a test says otherwise (hvd_sparse::emulation, below).
 
 #ifndef HVD_SPARSE_TESTS_CSRC_EMULATION_CUDA_RUNTIME_API_H_
 #define HVD_SPARSE_TESTS_CSRC_EMULATION_CUDA_RUNTIME_API_H_
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -16,14 +18,20 @@ enum cudaError_t {
   cudaErrorMemoryAllocation,
   cudaErrorNoDevice,
   cudaErrorNoKernelImageForDevice,
+  cudaErrorNotReady,
   cudaErrorSystemDriverMismatch,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDefault };
 using cudaStream_t = struct CUstream_st*;
 using cudaEvent_t = struct CUevent_st*;
 enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+struct cudaUUID_t {
+  char bytes[16];
+};
 struct cudaDeviceProp {
   char name[256];
+  cudaUUID_t uuid;
 };
 struct cudaPointerAttributes {
   cudaMemoryType type;
@@ -37,6 +45,11 @@ struct EmulatedCalls {
   int launches = 0, clears = 0, copies = 0, waits = 0, allocations = 0;
 };
 inline thread_local EmulatedCalls emulated_calls;
+
+namespace hvd_sparse::emulation {
+inline std::atomic<bool (*)()> device_is_idle{nullptr};  ///< else events have not passed
+inline std::atomic<bool> streams_capture{false};         ///< all of them, into a graph
+}  // namespace hvd_sparse::emulation
 
 inline const char* cudaGetErrorString(cudaError_t) { return "an error of the emulation"; }
 inline const char* cudaGetErrorName(cudaError_t) { return "emulated"; }
@@ -53,8 +66,10 @@ inline cudaError_t cudaGetDevice(int* device) {
 inline cudaError_t cudaSetDevice(int device) {
   return device == 0 ? cudaSuccess : cudaErrorInvalidDevice;
 }
-inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (device != 0) return cudaErrorInvalidDevice;
   std::strcpy(properties->name, "emulated");
+  std::memset(properties->uuid.bytes, 0x1f, sizeof(properties->uuid.bytes));
   return cudaSuccess;
 }
 /// All memory is the device's, but for a null pointer.
@@ -93,6 +108,15 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaEventQuery(cudaEvent_t) {
+  bool (*const idle)() = hvd_sparse::emulation::device_is_idle;
+  return idle == nullptr || idle() ? cudaSuccess : cudaErrorNotReady;
+}
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = hvd_sparse::emulation::streams_capture ? cudaStreamCaptureStatusActive
+                                                   : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
 
 /// As aligned as CUDA's, and full of rubbish: what was never written is not zero by chance.
 inline cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
