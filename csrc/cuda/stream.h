@@ -68,6 +68,14 @@ class Event {
     Check(cudaStreamWaitEvent(stream, event_, 0), "let a stream wait");
   }
 
+  /// Whether that work is done.
+  bool Passed() const {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) return false;
+    Check(status, "ask for an event");
+    return true;
+  }
+
  private:
   cudaEvent_t event_ = nullptr;
 };

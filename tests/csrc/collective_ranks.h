@@ -26,6 +26,20 @@ inline void OnRanks(int size, const std::function<void(Communicator&)>& program)
   for (auto& thread : threads) thread.join();
 }
 
+/// One rank waits until all others have come here; they go on at once.
+inline void WaitForOthers(Communicator& comm, int waiting) {
+  if (comm.Rank() != waiting) {
+    const std::vector<Outgoing> out{{waiting, nullptr, 0}};
+    comm.Transfer(out, {}, "a test");
+    return;
+  }
+  std::vector<Incoming> in;
+  for (int peer = 0; peer < comm.Size(); ++peer) {
+    if (peer != waiting) in.push_back({peer, nullptr, 0});
+  }
+  comm.Transfer({}, in, "a test");
+}
+
 /// k entries at first, first + stride, ... with values value, value + 1, ...
 inline SparseBlock BlockOf(std::int64_t k, Index first, Index stride, float value) {
   SparseBlock block;

@@ -1,0 +1,192 @@
+/// Messages between devices over NCCL, ranks being threads of this process.
+///
+/// Where csrc/cuda/ is compiled for tests without a GPU, against a library that stands in for NCCL;
+/// else against NCCL, on as many devices as there are.
+
+#include "csrc/cuda/nccl_transport.h"
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/comm/loopback_communicator.h"
+#include "tests/csrc/collective_ranks.h"
+#include "tests/csrc/cuda/device_array.h"
+#include "tests/csrc/thrown.h"
+
+namespace hvd_sparse::cuda {
+namespace {
+
+using Bytes = std::vector<std::uint8_t>;
+
+/// What rank `from` has for rank `to`, the n-th time.
+Bytes Message(int from, int to, int n, std::int64_t bytes) {
+  Bytes message(static_cast<std::size_t>(bytes));
+  for (std::size_t i = 0; i < message.size(); ++i) {
+    message[i] = static_cast<std::uint8_t>(i * 7 + i / 251 + 31 * from + 17 * to + n);
+  }
+  return message;
+}
+
+class NcclTransportTest : public CudaTest {
+ protected:
+  using Program = std::function<void(NcclTransport&, Communicator&, cudaStream_t)>;
+
+  void SetUp() override {
+    CudaTest::SetUp();
+#ifdef FAKE_NCCL_FOLDER
+    ::setenv("HVD_SPARSE_NCCL_LIBRARY", FAKE_NCCL_FOLDER "/libfake_nccl.so", 1);
+    ::setenv(nccl::kSharing, "1", 1);
+#endif
+  }
+
+  /// Runs `program` on `size` ranks; false, and the reason, if they cannot use NCCL here.
+  bool OnRanks(int size, const Program& program) {
+    auto world = std::make_shared<LoopbackWorld>(size);
+    std::vector<std::string> problems(static_cast<std::size_t>(size));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank] {
+        const int device = rank % static_cast<int>(CudaDeviceNames().size());
+        const OnDevice current(device);
+        LoopbackCommunicator comm(world, rank);
+        const NcclConnection made = ConnectNccl(&comm, device, {});
+        problems[static_cast<std::size_t>(rank)] = made.problem;
+        if (made.transport == nullptr) return;
+        const Stream stream;
+        program(*made.transport, comm, stream.get());
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    for (const std::string& problem : problems) EXPECT_EQ(problem, problems[0]);
+    problem_ = problems[0];
+    return problem_.empty();
+  }
+
+  std::string problem_;
+};
+
+#define ON_RANKS(size, ...) \
+  if (!OnRanks(size, __VA_ARGS__)) GTEST_SKIP() << problem_
+
+TEST_F(NcclTransportTest, PairsSwapMessagesOfAnyLengthInOrder) {
+  for (const int size : {2, 3, 4}) {
+    ON_RANKS(size, [size](NcclTransport& transport, Communicator&, cudaStream_t stream) {
+      int n = 0;
+      for (const std::int64_t bytes : {1, 4, 1001, 1 << 20}) {
+        for (int low = 0; low < size; ++low) {
+          for (int high = low + 1; high < size; ++high, ++n) {
+            const int own = transport.Rank();
+            if (own != low && own != high) continue;
+            const int peer = own == low ? high : low;
+            DeviceArray<std::uint8_t> sent(Message(own, peer, n, bytes));
+            DeviceArray<std::uint8_t> received(Bytes(static_cast<std::size_t>(bytes)));
+            transport.Exchange(peer, sent.data(), received.data(), bytes, stream);
+            transport.Await(stream, "a test");
+            EXPECT_EQ(received.Values(), Message(peer, own, n, bytes));
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_F(NcclTransportTest, AMessageCanGoOneWayOnly) {
+  ON_RANKS(3, [](NcclTransport& transport, Communicator&, cudaStream_t stream) {
+    const int own = transport.Rank(), last = transport.Size() - 1;
+    const std::int64_t bytes = 300;
+    DeviceArray<std::uint8_t> passed(own == 0 ? Message(0, 0, 0, bytes) : Bytes(bytes));
+    if (own > 0) transport.Exchange(own - 1, nullptr, passed.data(), bytes, stream);
+    if (own < last) transport.Exchange(own + 1, passed.data(), nullptr, bytes, stream);
+    transport.Await(stream, "a test");
+    EXPECT_EQ(passed.Values(), Message(0, 0, 0, bytes));
+  });
+}
+
+TEST_F(NcclTransportTest, BlocksOfAllRanksComeTogetherInTheirOrder) {
+  ON_RANKS(4, [](NcclTransport& transport, Communicator&, cudaStream_t stream) {
+    const std::int64_t capacity = 520;
+    DeviceArray<std::uint8_t> own(Message(transport.Rank(), 0, 0, capacity));
+    DeviceArray<std::uint8_t> all(Bytes(static_cast<std::size_t>(4 * capacity)));
+    transport.AllGather(own.data(), all.data(), capacity, stream);
+    transport.Await(stream, "a test");
+    Bytes expected;
+    for (int rank = 0; rank < 4; ++rank) {
+      const Bytes block = Message(rank, 0, 0, capacity);
+      expected.insert(expected.end(), block.begin(), block.end());
+    }
+    EXPECT_EQ(all.Values(), expected);
+  });
+}
+
+TEST_F(NcclTransportTest, ItsOwnStreamStandsBetweenTwoPointsOfAnother) {
+  ON_RANKS(2, [](NcclTransport& transport, Communicator&, cudaStream_t stream) {
+    const int own = transport.Rank(), peer = 1 - own;
+    const std::int64_t bytes = 1 << 16;
+    const Bytes zeros(static_cast<std::size_t>(bytes));
+    DeviceArray<std::uint8_t> from(Message(own, peer, 0, bytes));
+    DeviceArray<std::uint8_t> sent(zeros), received(zeros), to(zeros);
+    const auto copy = [&](DeviceArray<std::uint8_t>& into, DeviceArray<std::uint8_t>& of) {
+      cuda::Check(cudaMemcpyAsync(into.data(), of.data(), bytes, cudaMemcpyDefault, stream),
+                  "copy");
+    };
+    copy(sent, from);
+    transport.Follow(stream);
+    transport.Exchange(peer, sent.data(), received.data(), bytes, transport.stream());
+    transport.LetFollow(stream);
+    copy(to, received);
+    transport.Await(stream, "a test");
+    EXPECT_EQ(to.Values(), Message(peer, own, 0, bytes));
+  });
+}
+
+TEST_F(NcclTransportTest, ARankThatEndsTheExchangeFreesThoseThatWaitForTheDevice) {
+  ON_RANKS(3, [](NcclTransport& transport, Communicator& comm, cudaStream_t stream) {
+    DeviceArray<std::uint8_t> sent(Bytes(64)), received(Bytes(64));
+    const int own = transport.Rank();
+    WaitForOthers(comm, 1);
+    const Error error = Thrown([&] {
+      // Rank 2 is waited for by rank 0, and waits for rank 1 in vain.
+      if (own == 1) Throw(ErrorKind::kExchangeFailed, "rank 1 has had enough");
+      transport.Exchange(own == 0 ? 2 : 1, sent.data(), received.data(), 64, stream);
+      transport.Await(stream, "bucket 'b'");
+    });
+    if (own == 1) comm.Fail(error.kind(), error.what());
+    EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed);
+    EXPECT_TRUE(Says(error, "rank 1 has had enough")) << error.what();
+    EXPECT_TRUE(Says(Thrown([&] { transport.Check(); }), "rank 1 has had enough"));
+  });
+}
+
+TEST_F(NcclTransportTest, WhatNoTransportCanDoIsRefused) {
+  ON_RANKS(2, [](NcclTransport& transport, Communicator&, cudaStream_t stream) {
+    const int own = transport.Rank();
+    DeviceArray<std::uint8_t> memory(Bytes(64));
+    const auto refused = [&](int peer, std::int64_t bytes) {
+      return Thrown([&] { transport.Exchange(peer, memory.data(), nullptr, bytes, stream); });
+    };
+    EXPECT_TRUE(Says(refused(own, 8), Concat("peer must be a rank below 2 other than ", own)));
+    EXPECT_TRUE(Says(refused(2, 8), "got 2"));
+    EXPECT_TRUE(Says(refused(1 - own, 0), "bytes must be positive, got 0"));
+    transport.Check();  // nothing has ended
+  });
+}
+
+TEST_F(NcclTransportTest, NobodyUsesItWhereTheUserSaysSo) {
+  ::setenv("HVD_SPARSE_NCCL", "0", 1);
+  EXPECT_FALSE(OnRanks(3, [](NcclTransport&, Communicator&, cudaStream_t) { ADD_FAILURE(); }));
+  ::unsetenv("HVD_SPARSE_NCCL");
+  EXPECT_EQ(problem_, "rank 0: HVD_SPARSE_NCCL=0");
+}
+
+}  // namespace
+}  // namespace hvd_sparse::cuda
