@@ -1,4 +1,4 @@
-"""Finds out what was built, what is installed beside it, and what MPI and CUDA grant.
+"""Finds out what was built, what is installed beside it, and what MPI, CUDA and NCCL grant.
 
 What may hang or end a process (loading Horovod, initialising MPI or a GPU's driver) is asked of
 processes of its own.
@@ -40,7 +40,8 @@ print(json.dumps(dict(
 ASK_MPI = """
 import json
 from hvd_sparse import _core
-print(json.dumps(dict(thread_level=_core.mpi_thread_level())))
+thread_level, cuda_aware = _core.ask_mpi()
+print(json.dumps(dict(thread_level=thread_level, cuda_aware=cuda_aware)))
 """
 ASK_CUDA = """
 import json
@@ -48,6 +49,16 @@ from hvd_sparse import _core
 from hvd_sparse.errors import UnavailableError
 try:
     print(json.dumps(dict(devices=_core.cuda_devices())))
+except UnavailableError as error:
+    print(json.dumps(dict(error=str(error))))
+"""
+ASK_NCCL = """
+import json
+from hvd_sparse import _core, nccl
+from hvd_sparse.errors import UnavailableError
+try:
+    version, path = _core.find_nccl(nccl.package_libraries())
+    print(json.dumps(dict(version=version, path=path)))
 except UnavailableError as error:
     print(json.dumps(dict(error=str(error))))
 """
@@ -69,6 +80,7 @@ def examine() -> Facts:
         "horovod": horovod,
         "mpi": examine_mpi() if core["mpi_library"] else None,
         "cuda": ask([sys.executable, "-c", ASK_CUDA]) if core["with_cuda"] else None,
+        "nccl": ask([sys.executable, "-c", ASK_NCCL]) if core["with_nccl"] else None,
     }
 
 
@@ -82,6 +94,7 @@ def examine_core() -> Facts:
         "instruction_set": None,
         "mpi_library": None,
         "with_cuda": False,
+        "with_nccl": False,
     }
     try:
         from hvd_sparse import _core
@@ -93,6 +106,7 @@ def examine_core() -> Facts:
         "instruction_set": _core.instruction_set(),
         "mpi_library": library or None,
         "with_cuda": _core.with_cuda,
+        "with_nccl": _core.with_nccl,
     }
 
 

@@ -9,12 +9,15 @@
 #include <pybind11/stl.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "csrc/base/error.h"
 #include "csrc/base/huge_pages.h"
 #include "csrc/base/warn.h"
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/collectives/sparse_allreduce.h"
+#include "csrc/comm/nccl_for.h"
 #include "csrc/kernels/kernels.h"
 #include "csrc/kernels/kernels_for.h"
 #include "csrc/kernels/parallel.h"
@@ -76,6 +79,14 @@ void BindEnvironment(py::module_& m) {
   m.attr("with_cuda") = BuiltWithCuda();
   m.def("cuda_devices", &CudaDeviceNames);
   m.def("cuda_device_of", &CudaDeviceOf, py::arg("address"));
+  m.attr("with_nccl") = BuiltWithNccl();
+  m.def(
+      "find_nccl",
+      [](const std::vector<std::string>& also_at) {
+        NcclFacts facts = FindNccl(also_at);
+        return std::make_pair(std::move(facts.version), std::move(facts.path));
+      },
+      py::arg("also_at"));
   m.def("show_warnings", [](bool show) { warnings_are_shown = show; }, py::arg("show"));
   m.def("set_threads", &SetKernelThreads, py::arg("threads"));
   m.def("threads", &KernelThreads);
@@ -84,12 +95,14 @@ void BindEnvironment(py::module_& m) {
 #ifdef HVD_SPARSE_WITH_MPI
   m.attr("with_mpi") = true;
   m.def("mpi_library_version", &MpiLibraryVersion);
-  m.def("mpi_thread_level", &MpiThreadLevel);
+  m.def("ask_mpi", [] {
+    MpiGrants grants = AskMpi();
+    return std::make_pair(std::move(grants.thread_level), grants.cuda_aware);
+  });
   m.def("mpi_world_rank", &MpiWorldRank);
 #else
   m.attr("with_mpi") = false;
   m.def("mpi_library_version", [] { return std::string(); });
-  m.def("mpi_thread_level", [] { return std::string(); });
 #endif
 }
 

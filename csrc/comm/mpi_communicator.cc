@@ -9,6 +9,10 @@
 #include "csrc/comm/lifeline_communicator.h"
 #include "csrc/comm/pieces.h"
 
+// Open MPI and MPICH have it, and declare it in headers that not every build installs. Null where
+// the library that is loaded lacks it.
+extern "C" __attribute__((weak)) int MPIX_Query_cuda_support(void);
+
 namespace hvd_sparse {
 namespace {
 
@@ -278,11 +282,13 @@ std::string MpiLibraryVersion() {
   return version.substr(0, version.find('\n'));
 }
 
-std::string MpiThreadLevel() {
+MpiGrants AskMpi() {
   int level = 0;
   CheckMpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+  MpiGrants grants{ThreadLevelName(level), {}};
+  if (&MPIX_Query_cuda_support != nullptr) grants.cuda_aware = MPIX_Query_cuda_support() != 0;
   MPI_Finalize();
-  return ThreadLevelName(level);
+  return grants;
 }
 
 }  // namespace hvd_sparse

@@ -4,6 +4,7 @@
 #define HVD_SPARSE_COMM_MPI_COMMUNICATOR_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,9 +37,15 @@ int MpiWorldRank();
 /// First line of MPI_Get_library_version.
 std::string MpiLibraryVersion();
 
-/// Initialises and finalizes MPI to find out its thread level ("MPI_THREAD_MULTIPLE"): only for a
-/// process that does nothing else.
-std::string MpiThreadLevel();
+struct MpiGrants {
+  std::string thread_level;  ///< "MPI_THREAD_MULTIPLE"
+  std::optional<bool>
+      cuda_aware;  ///< whether it moves memory of GPUs itself; empty: it does not say
+};
+
+/// Initialises and finalizes MPI to find out what it grants: only for a process that does nothing
+/// else.
+MpiGrants AskMpi();
 
 }  // namespace hvd_sparse
 

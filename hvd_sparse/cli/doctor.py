@@ -16,6 +16,9 @@ from hvd_sparse.installation import Facts, examine
 
 console = Console()
 
+# What an MPI library says of itself. Exchanges hand it memory of the CPU only, in any case.
+CUDA_AWARE = {True: "CUDA-aware", False: "not CUDA-aware", None: "does not say if CUDA-aware"}
+
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -62,10 +65,14 @@ def show_facts(facts: Facts) -> None:
     parts = ("torch", "tensorflow", "mpi", "gloo", "nccl")
     with_parts = "with " + ", ".join(part for part in parts if horovod.get(part))
     row("Horovod", horovod.get("version"), with_parts)
-    row("MPI", core["mpi_library"], mpi.get("thread_level"), mpi.get("mpirun"))
+    of_cuda = CUDA_AWARE[mpi["cuda_aware"]] if "cuda_aware" in mpi else None
+    row("MPI", core["mpi_library"], mpi.get("thread_level"), of_cuda, mpi.get("mpirun"))
     cuda = facts.get("cuda")
     if cuda is not None:  # else it was left out, as its part says
         row("CUDA", ", ".join(cuda.get("devices", [])) or "no device", cuda.get("error"))
+    nccl = facts.get("nccl")
+    if nccl is not None:
+        row("NCCL", nccl.get("version") or "none", nccl.get("path"), nccl.get("error"))
     console.print(table)
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import hvd_sparse
-from hvd_sparse import cli
+from hvd_sparse import _core, cli
 from hvd_sparse.cli import doctor as command_line
 from hvd_sparse.doctor import diagnose, served, transports
-from hvd_sparse.installation import ask, examine_core, version_of
+from hvd_sparse.errors import UnavailableError
+from hvd_sparse.installation import ask, examine_core, examine_mpi, version_of
+from hvd_sparse.nccl import package_libraries
 
 HEALTHY = {
     "hvd_sparse": {
@@ -187,6 +191,61 @@ def test_the_command_shows_devices_and_a_build_with_cuda_does_without_them(docto
     assert result.exit_code == 0
     assert line in result.output
     assert "no device" not in doctor(HEALTHY).output
+
+
+@pytest.mark.parametrize(
+    ("nccl", "line"),
+    [
+        ({"version": "2.27.3", "path": "/lib/libnccl.so.2"}, "2.27.3, /lib/libnccl.so.2"),
+        ({"error": "NCCL cannot be loaded"}, "none, NCCL cannot be loaded"),
+    ],
+)
+def test_the_command_shows_nccl_and_a_build_with_it_does_without(doctor, nccl, line):
+    result = doctor(altered("nccl", value=nccl))
+    assert result.exit_code == 0
+    assert line in result.output
+    assert "NCCL" not in doctor(HEALTHY).output
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (True, "MPI_THREAD_MULTIPLE, CUDA-aware"),
+        (False, "MPI_THREAD_MULTIPLE, not CUDA-aware"),
+        (None, "MPI_THREAD_MULTIPLE, does not say if CUDA-aware"),
+    ],
+)
+def test_the_command_shows_what_mpi_says_of_cuda(doctor, answer, line):
+    result = doctor(altered("mpi", "cuda_aware", value=answer))
+    assert result.exit_code == 0
+    assert line in " ".join(result.output.split())
+
+
+@pytest.mark.skipif(not _core.with_mpi, reason="this build has no MPI")
+def test_mpi_is_asked_whether_it_is_cuda_aware():
+    facts = examine_mpi()
+    assert facts["thread_level"].startswith("MPI_THREAD_")
+    assert facts["cuda_aware"] in (True, False, None)
+
+
+def test_the_nccl_of_a_package_is_found_without_importing_it(tmp_path, monkeypatch):
+    assert all(Path(path).name == "libnccl.so.2" for path in package_libraries())
+    library = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    assert str(library) not in package_libraries()
+    library.parent.mkdir(parents=True)
+    importlib.invalidate_caches()
+    assert str(library) not in package_libraries()
+    library.touch()
+    assert str(library) in package_libraries()
+    assert "nvidia.nccl" not in sys.modules
+
+
+@pytest.mark.skipif(_core.with_nccl, reason="this build has NCCL")
+def test_a_build_without_nccl_says_how_to_have_it():
+    with pytest.raises(UnavailableError, match="build it with HVD_SPARSE_WITH_CUDA=1"):
+        _core.find_nccl([])
 
 
 def test_the_command_says_what_to_do_and_fails(doctor):
