@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hvd_sparse import _core, checks, transport
+from hvd_sparse import _core, checks, nccl, transport
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.world import World
 
@@ -68,6 +68,8 @@ def connect(
         InvalidArgumentError: What is wrong with another rank, or that the transports differ.
         PeerLostError: Not all ranks came within 120 seconds.
     """
+    if _core.with_nccl:  # loaded only when gradients on GPUs are exchanged
+        _core.look_for_nccl_at(nccl.package_libraries())
     chosen, port, checking = "", None, False
     try:
         if problem is None:

@@ -56,8 +56,9 @@ ASK_NCCL = """
 import json
 from hvd_sparse import _core, nccl
 from hvd_sparse.errors import UnavailableError
+_core.look_for_nccl_at(nccl.package_libraries())
 try:
-    version, path = _core.find_nccl(nccl.package_libraries())
+    version, path = _core.find_nccl()
     print(json.dumps(dict(version=version, path=path)))
 except UnavailableError as error:
     print(json.dumps(dict(error=str(error))))

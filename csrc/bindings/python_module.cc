@@ -16,8 +16,8 @@
 #include "csrc/base/huge_pages.h"
 #include "csrc/base/warn.h"
 #include "csrc/bindings/python_buffers.h"
+#include "csrc/collectives/nccl_for.h"
 #include "csrc/collectives/sparse_allreduce.h"
-#include "csrc/comm/nccl_for.h"
 #include "csrc/kernels/kernels.h"
 #include "csrc/kernels/kernels_for.h"
 #include "csrc/kernels/parallel.h"
@@ -80,13 +80,11 @@ void BindEnvironment(py::module_& m) {
   m.def("cuda_devices", &CudaDeviceNames);
   m.def("cuda_device_of", &CudaDeviceOf, py::arg("address"));
   m.attr("with_nccl") = BuiltWithNccl();
-  m.def(
-      "find_nccl",
-      [](const std::vector<std::string>& also_at) {
-        NcclFacts facts = FindNccl(also_at);
-        return std::make_pair(std::move(facts.version), std::move(facts.path));
-      },
-      py::arg("also_at"));
+  m.def("look_for_nccl_at", &LookForNcclAt, py::arg("paths"));
+  m.def("find_nccl", [] {
+    NcclFacts facts = FindNccl();
+    return std::make_pair(std::move(facts.version), std::move(facts.path));
+  });
   m.def("show_warnings", [](bool show) { warnings_are_shown = show; }, py::arg("show"));
   m.def("set_threads", &SetKernelThreads, py::arg("threads"));
   m.def("threads", &KernelThreads);

@@ -27,7 +27,7 @@ struct MeansMessage {
 
 /// What rank 0 tells the others.
 struct Decision {
-  bool throws;
+  bool throws, declined;
   ErrorKind kind;
   char problem[kText];
   UniqueId id;
@@ -121,9 +121,12 @@ Decision Decide(const std::vector<Means>& ranks) {
     }
     if (!problem.empty()) problem = Concat("rank 0: ", problem);
   }
-  const bool insists = std::any_of(ranks.begin(), ranks.end(),
-                                   [](const Means& one) { return one.wish == Wish::kAlways; });
-  if (!problem.empty() && insists) {
+  const auto some_wish = [&](Wish wish) {
+    const auto is = [wish](const Means& one) { return one.wish == wish; };
+    return std::any_of(ranks.begin(), ranks.end(), is);
+  };
+  decision.declined = some_wish(Wish::kNever);
+  if (!problem.empty() && some_wish(Wish::kAlways)) {
     decision.throws = true;
     decision.kind = ErrorKind::kUnavailable;
     problem = Concat(kVariable, "=1 asks for NCCL, which cannot be used: ", problem);
@@ -212,7 +215,7 @@ Agreement Agree(Communicator* comm, const Means& own) {
     Receive(comm, in);
   }
   if (decision.throws) Throw(decision.kind, TextOf(decision.problem));
-  return {TextOf(decision.problem), decision.id};
+  return {TextOf(decision.problem), decision.declined, decision.id};
 }
 
 }  // namespace hvd_sparse::nccl

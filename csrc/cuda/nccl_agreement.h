@@ -39,8 +39,9 @@ Means MeansOf(int device);
 std::string WhyNot(const std::vector<Means>& ranks);
 
 struct Agreement {
-  std::string problem;  ///< why no rank uses NCCL; empty if all do
-  UniqueId id = {};     ///< of the new communicator
+  std::string problem;    ///< why no rank uses NCCL; empty if all do
+  bool declined = false;  ///< because a rank does not want to
+  UniqueId id = {};       ///< of the new communicator
 };
 
 /// Decides for all ranks of `comm`. Collective.

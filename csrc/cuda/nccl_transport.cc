@@ -31,7 +31,7 @@ NcclTransport::NcclTransport(const nccl::Library& library, const nccl::UniqueId&
   const OnDevice current(device_);
   stream_ = std::make_unique<Stream>();
   mark_ = std::make_unique<Event>();
-  const std::string what = "making NCCL's communicator";
+  const std::string what = "making NCCL's communicator (HVD_SPARSE_NCCL=0 does without)";
   try {
     {
       const std::lock_guard lock(mutex_);
@@ -242,9 +242,9 @@ void NcclTransport::Watch() {
 
 NcclConnection ConnectNccl(Communicator* comm, int device, const WaitLimits& limits) {
   const nccl::Agreement agreement = nccl::Agree(comm, nccl::MeansOf(device));
-  if (!agreement.problem.empty()) return {nullptr, agreement.problem};
+  if (!agreement.problem.empty()) return {nullptr, agreement.problem, agreement.declined};
   return {std::make_unique<NcclTransport>(nccl::Library::Get(), agreement.id, comm, device, limits),
-          ""};
+          "", false};
 }
 
 }  // namespace hvd_sparse::cuda

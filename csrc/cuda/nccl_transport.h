@@ -119,6 +119,7 @@ class NcclTransport final : public DeviceTransport {
 struct NcclConnection {
   std::unique_ptr<NcclTransport> transport;
   std::string problem;
+  bool declined = false;  ///< a rank does not want it
 };
 
 /// NCCL between all ranks of `comm`, for blocks on `device` of this one; on all of them or on none.

@@ -166,7 +166,7 @@ void Bucket::ReduceBetween(Communicator& comm, Span<float> residual, const Kerne
   selected_.header().count = written.count;
   reduced_.CopyFrom(selected_);
   scratch_.rounding_errors.clear();
-  collective_.Run(&reduced_, ctx);
+  device_reduce_ == nullptr ? collective_.Run(&reduced_, ctx) : device_reduce_->Run(&reduced_, ctx);
   stats_.settle_begin = SteadySeconds();
   AddUp(&ctx);
 
@@ -214,8 +214,13 @@ void Bucket::ReduceOverNodes(Communicator& comm, const Kernels& kernels) {
   rounded_.clear();  // the sum took the errors; the residual is as it was
 }
 
-void Bucket::Reduce(Communicator& comm, const Kernels& kernels) {
+bool Bucket::CanUseDevices() const {
+  return spec_.collective == "gtopk" && spec_.wire.values == DType::kFloat32;
+}
+
+void Bucket::Reduce(Communicator& comm, const Kernels& kernels, DeviceNetwork* network) {
   stats_.exchange_begin = SteadySeconds();
+  if (network != nullptr && device_reduce_ == nullptr) device_reduce_ = network->GTopK();
   rounded_.clear();
   if (node_ == nullptr) {
     ReduceBetween(comm, launch_.residual, kernels);

@@ -21,6 +21,7 @@
 
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
+#include "csrc/collectives/device_network.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/comm/nodes.h"
 #include "csrc/exchange/bucket_spec.h"
@@ -66,9 +67,15 @@ class Bucket {
   /// gradients are free afterwards.
   void Select(Launch launch, int rank, const Kernels& kernels);
 
+  /// Whether Reduce can use a network between devices.
+  bool CanUseDevices() const;
+
   /// Exchanges the selection, puts back what was not delivered and writes the result into the
-  /// gradients.
-  void Reduce(Communicator& comm, const Kernels& kernels);
+  /// gradients. `network` is null unless CanUseDevices; then, it is there on all ranks or none.
+  void Reduce(Communicator& comm, const Kernels& kernels, DeviceNetwork* network = nullptr);
+
+  /// The network is about to go.
+  void LeaveDevices() { device_reduce_.reset(); }
 
   /// The lowest rank whose gradient was not finite, or kNoRank, or kSumOverflows. Valid after
   /// Reduce, as below.
@@ -123,6 +130,7 @@ class Bucket {
   SparseBlock selected_, reduced_;
   SparseBlock masked_;    // velocities of what was selected, until it is known what they become
   bool settled_ = false;  // whether entries that were selected may have stayed
+  std::unique_ptr<DeviceReduce> device_reduce_;  // in place of the collective, where there is one
   CollectiveScratch scratch_;
   std::vector<std::pair<Index, float>> rounded_;  // residuals before they took rounding errors
   std::int64_t overflows_ = 0;

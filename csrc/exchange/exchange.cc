@@ -1,6 +1,7 @@
 #include "csrc/exchange/exchange.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <iterator>
@@ -8,6 +9,8 @@
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/base/warn.h"
+#include "csrc/collectives/nccl_for.h"
 #include "csrc/exchange/intent.h"
 #include "csrc/exchange/swap.h"
 #include "csrc/kernels/kernels_for.h"
@@ -58,6 +61,7 @@ Exchange::~Exchange() {
   }
   selector_.reset();
   exchanger_.reset();
+  for (const auto& slot : slots_) slot->bucket->LeaveDevices();
   if (!ended_) return;
   LeaveToMpi(&slots_);
   LeaveToMpi(&swapped_);
@@ -149,7 +153,7 @@ void Exchange::HandOver(int id, Launch launch) {
         RequireSameIntent(comm_.get(), intent, Concat("bucket '", bucket->spec().name, "', check"));
       }
       kernels->Follow(ready.get());
-      bucket->Reduce(*comm_, *kernels);
+      bucket->Reduce(*comm_, *kernels, NetworkFor(*bucket));
       auto written = kernels->EndOfOwn();
       const std::lock_guard lock(mutex_);
       SlotOf(id).written = std::move(written);
@@ -172,6 +176,23 @@ void Exchange::HandOver(int id, Launch launch) {
     select(std::move(*now));
     exchanger_->Post(reduce);
   });
+}
+
+/// Between the devices, all ranks connect when a bucket that lies on one is first reduced, and
+/// where they did, all such buckets go that way, wherever they lie: ranks need not lie alike.
+DeviceNetwork* Exchange::NetworkFor(const Bucket& bucket) {
+  if (!bucket.CanUseDevices() || Size() == 1) return nullptr;
+  const Device device = bucket.spec().device;
+  if (!devices_ && !device.IsCpu() && BuiltWithNccl()) {
+    devices_ = ConnectDevices(comm_.get(), device);
+    static std::atomic<bool> said{false};
+    const bool news = devices_->network == nullptr && !devices_->declined;
+    if (news && Rank() == 0 && !said.exchange(true)) {
+      Warn("gtopk between GPUs goes by way of the CPUs, since NCCL is not used: ",
+           devices_->problem, " (HVD_SPARSE_NCCL=0: without this line)");
+    }
+  }
+  return devices_ ? devices_->network.get() : nullptr;
 }
 
 template <typename Work>

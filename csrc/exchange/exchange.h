@@ -23,6 +23,7 @@
 
 #include "csrc/base/buffer.h"
 #include "csrc/base/error.h"
+#include "csrc/collectives/device_network.h"
 #include "csrc/comm/communicator.h"
 #include "csrc/comm/nodes.h"
 #include "csrc/exchange/bucket.h"
@@ -118,6 +119,7 @@ class Exchange {
   template <typename Work>
   void Run(int bucket, const char* phase, const Work& work, bool last);
   void HandOver(int bucket, Launch launch);
+  DeviceNetwork* NetworkFor(const Bucket& bucket);
   void End(const Error& error, const std::string& reason);
   bool HasEnded() const;
   void PutBackAll();
@@ -127,6 +129,7 @@ class Exchange {
   std::unique_ptr<Communicator> comm_;
   const Nodes nodes_;
   const bool checks_;
+  std::optional<DeviceConnection> devices_;  // of the exchanger's thread; empty: nobody has tried
 
   mutable std::mutex mutex_;
   std::condition_variable arrived_;

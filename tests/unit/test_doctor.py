@@ -245,7 +245,7 @@ def test_the_nccl_of_a_package_is_found_without_importing_it(tmp_path, monkeypat
 @pytest.mark.skipif(_core.with_nccl, reason="this build has NCCL")
 def test_a_build_without_nccl_says_how_to_have_it():
     with pytest.raises(UnavailableError, match="build it with HVD_SPARSE_WITH_CUDA=1"):
-        _core.find_nccl([])
+        _core.find_nccl()
 
 
 def test_the_command_says_what_to_do_and_fails(doctor):

@@ -1,116 +1,15 @@
 /// Whole steps of an exchange with gradients on a GPU: what is applied and what stays has the bits
 /// of the same steps on the CPU.
 
-#include <memory>
-#include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "csrc/base/error.h"
-#include "csrc/comm/loopback_communicator.h"
-#include "csrc/exchange/exchange.h"
-#include "csrc/kernels/half.h"
-#include "tests/csrc/cuda/device_array.h"
-#include "tests/csrc/entries.h"
+#include "tests/csrc/cuda/exchange_steps.h"
 
 namespace hvd_sparse {
 namespace {
 
-constexpr int kRanks = 3, kSteps = 3, kBadStep = 1;
-constexpr std::int64_t kFirst = 1501, kSecond = 6000, kNumel = kFirst + kSecond;
-
-BucketSpec SpecOf(Device device, const std::string& sparsifier, const std::string& collective,
-                  WireFormat wire) {
-  BucketSpec spec{"a bucket", {kFirst, kSecond}, {1000, 1, kNumel - 1001}, {40, 1, 200}, sparsifier,
-                  {},         collective};
-  if (sparsifier == "hard_threshold") spec.sparsifier_options = {{"threshold", 4}};
-  spec.wire = wire;
-  spec.device = device;
-  return spec;
-}
-
-/// Memory that the exchange works on: of the CPU, or of a device.
-template <typename T>
-class Memory {
- public:
-  Memory(Device device, const std::vector<T>& values) : values_(values) {
-    if (!device.IsCpu()) on_device_ = std::make_unique<DeviceArray<T>>(values);
-  }
-  T* data() { return on_device_ == nullptr ? values_.data() : on_device_->data(); }
-  std::vector<T> Values() { return on_device_ == nullptr ? values_ : on_device_->Values(); }
-
- private:
-  std::vector<T> values_;
-  std::unique_ptr<DeviceArray<T>> on_device_;
-};
-
-/// What one rank has seen, as bits, step by step.
-struct Seen {
-  std::vector<std::uint32_t> bits;
-  int refused = 0;
-
-  template <typename T>
-  void Add(const std::vector<T>& values) {
-    for (const T value : values) bits.push_back(FloatBits(Widen(value)));
-  }
-};
-
-/// Two gradients, float32 and T; in one step, one of them is not finite on the last rank.
-template <typename T>
-Seen RunRank(std::shared_ptr<LoopbackWorld> world, int rank, const BucketSpec& spec) {
-  Exchange exchange(std::make_unique<LoopbackCommunicator>(world, rank), SelectOn::kCaller);
-  const int bucket = exchange.AddBucket(spec);
-  std::mt19937 random(91 + rank);
-  std::normal_distribution<float> gaussian;
-  Memory<float> residual(spec.device, std::vector<float>(kNumel));
-  std::vector<SelectionState> states(3);
-  Seen seen;
-  for (int step = 0; step < kSteps; ++step) {
-    std::vector<float> singles(kFirst);
-    for (float& value : singles) value = gaussian(random);
-    std::vector<T> others(kSecond);
-    for (T& value : others) value = Narrow<T>(4 * gaussian(random));
-    if (step == kBadStep && rank == kRanks - 1) others[7] = Narrow<T>(kInf);
-    Memory<float> first(spec.device, singles);
-    Memory<T> second(spec.device, others);
-    Launch launch;
-    launch.gradients = {{first.data(), kFirst, DType::kFloat32},
-                        {second.data(), kSecond, kDTypeOf<T>}};
-    launch.residual = {residual.data(), kNumel};
-    launch.states = states;
-    launch.ks = spec.max_ks;
-    launch.decays = {1.0f, 0.5f};
-    launch.output_scale = 1.0f / kRanks;
-    exchange.Start(bucket, launch);
-    while (!exchange.Wait(bucket, 1.0)) {
-    }
-    try {
-      exchange.Commit("");
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kNonFinite) << error.what();
-      ++seen.refused;
-    }
-    if (step != kBadStep) {
-      seen.Add(first.Values());
-      seen.Add(second.Values());
-    }
-    seen.Add(residual.Values());
-  }
-  return seen;
-}
-
-template <typename T>
-std::vector<Seen> RunRanks(const BucketSpec& spec) {
-  auto world = std::make_shared<LoopbackWorld>(kRanks);
-  std::vector<Seen> seen(kRanks);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    threads.emplace_back([&, rank] { seen[rank] = RunRank<T>(world, rank, spec); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return seen;
-}
+constexpr int kRanks = 3;
 
 template <typename T>
 class CudaExchange : public CudaTest {};
@@ -122,9 +21,9 @@ TYPED_TEST(CudaExchange, StepsHaveTheBitsOfTheCpu) {
       if (collective == "hierarchical") continue;
       for (const WireFormat wire : {WireFormat{}, WireFormat{true, DType::kBFloat16}}) {
         SCOPED_TRACE(sparsifier + ", " + collective);
-        const auto of_cpu = RunRanks<TypeParam>(SpecOf({}, sparsifier, collective, wire));
-        const auto of_gpu =
-            RunRanks<TypeParam>(SpecOf({DeviceType::kCuda, 0}, sparsifier, collective, wire));
+        const auto of_cpu = RunRanks<TypeParam>(kRanks, SpecOf({}, sparsifier, collective, wire));
+        const auto of_gpu = RunRanks<TypeParam>(
+            kRanks, SpecOf({DeviceType::kCuda, 0}, sparsifier, collective, wire));
         for (int rank = 0; rank < kRanks; ++rank) {
           EXPECT_EQ(of_gpu[rank].refused, 1);
           EXPECT_EQ(of_gpu[rank].refused, of_cpu[rank].refused);

@@ -1,8 +1,9 @@
-#include "csrc/comm/nccl_for.h"
+#include "csrc/collectives/nccl_for.h"
 
 #include "csrc/base/error.h"
 #ifdef HVD_SPARSE_WITH_NCCL
 #include "csrc/cuda/nccl_library.h"
+#include "csrc/cuda/nccl_network.h"
 #endif
 
 namespace hvd_sparse {
@@ -11,20 +12,31 @@ namespace hvd_sparse {
 
 bool BuiltWithNccl() { return true; }
 
-NcclFacts FindNccl(const std::vector<std::string>& also_at) {
-  nccl::Library::LookAlsoAt(also_at);
+void LookForNcclAt(const std::vector<std::string>& paths) { nccl::Library::LookAlsoAt(paths); }
+
+NcclFacts FindNccl() {
   const nccl::Library& library = nccl::Library::Get();
   return {nccl::VersionName(library.version()), library.path()};
+}
+
+DeviceConnection ConnectDevices(Communicator* comm, Device device) {
+  return cuda::ConnectOverNccl(comm, device.index);
 }
 
 #else
 
 bool BuiltWithNccl() { return false; }
 
-NcclFacts FindNccl(const std::vector<std::string>&) {
+void LookForNcclAt(const std::vector<std::string>&) {}
+
+NcclFacts FindNccl() {
   Throw(ErrorKind::kUnavailable,
         "this build of hvd_sparse has no NCCL: build it with "
         "HVD_SPARSE_WITH_CUDA=1, and without HVD_SPARSE_WITH_NCCL=0");
+}
+
+DeviceConnection ConnectDevices(Communicator*, Device) {
+  return {nullptr, "this build of hvd_sparse has no NCCL", false};
 }
 
 #endif

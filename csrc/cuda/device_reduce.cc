@@ -1,0 +1,122 @@
+#include "csrc/cuda/device_reduce.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "csrc/base/clock.h"
+#include "csrc/base/error.h"
+#include "csrc/collectives/collectives.h"
+#include "csrc/cuda/work.h"
+
+namespace hvd_sparse::cuda {
+namespace {
+
+/// Whoever is about to send blocks of another length would make devices wait for ever: so all look
+/// first. Also tells every rank the lowest bad one.
+void RequireSameOnAll(BlockHeader* own, CollectiveContext* ctx) {
+  const BlockHeader sent = *own;
+  const std::uint8_t* records = ctx->AllgatherRecords(&sent, sizeof(sent), "gtopk, headers");
+  for (int rank = 0; rank < ctx->comm.Size(); ++rank, records += sizeof(sent)) {
+    BlockHeader theirs;
+    std::copy_n(records, sizeof(theirs), reinterpret_cast<std::uint8_t*>(&theirs));
+    ctx->AgreeOnFormat(theirs.format, rank);
+    ctx->Agree(own, theirs, rank);
+  }
+}
+
+}  // namespace
+
+void TransportGTopK::Fit(std::int64_t numel, std::int64_t k, double slack) {
+  if (rounds_ != nullptr && numel == numel_ && k == k_ && slack == slack_) return;
+  const OnDevice current(device_);
+  rounds_.reset();
+  rounds_ = std::make_unique<DeviceGTopK>(numel, k, slack, &counted_);
+  numel_ = numel;
+  k_ = k;
+  slack_ = slack;
+}
+
+void TransportGTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
+  const std::int64_t k = std::max<std::int64_t>(ctx.k, 1);
+  BlockHeader& header = block->header();
+  header.kept =
+      static_cast<std::uint32_t>(GTopK::KeptBeforeTheLast(ctx.k, ctx.numel, ctx.options.slack));
+  RequireSameOnAll(&header, &ctx);
+  Fit(ctx.numel, k, ctx.options.slack);
+
+  RoundTimes times{Concat("gtopk, over ", name_), SteadySeconds()};
+  counted_.sent = counted_.received = 0;
+  BlockHeader identity = header;
+  const std::string what = Concat(ctx.what, ", ", times.name);
+  SparseBlock& reduced = ctx.scratch.merged;
+  const DeviceBlockHeader result = Move(*block, identity.bad_rank, what, &reduced);
+  times.end = SteadySeconds();
+  times.bytes_sent = counted_.sent;
+  times.bytes_received = counted_.received;
+  ctx.bytes_sent += times.bytes_sent;
+  ctx.bytes_received += times.bytes_received;
+  ctx.rounds.push_back(std::move(times));
+
+  if ((result.flags & (kDisagree | kMalformed)) != 0) {
+    Throw(ErrorKind::kExchangeFailed, "in ", what, " a block of another bucket or step, or none, ",
+          "has come");
+  }
+  identity.bad_rank = std::min(identity.bad_rank, result.bad_rank);
+  if ((result.flags & kSumNotFinite) != 0) identity.NoteOverflow();
+  identity.magic = reduced.header().magic;
+  identity.count = reduced.header().count;
+  reduced.header() = identity;
+  std::swap(*block, reduced);
+}
+
+/// The block up, all rounds, and the result down; returns its header.
+DeviceBlockHeader TransportGTopK::Move(const SparseBlock& selected, std::int32_t bad_rank,
+                                       const std::string& what, SparseBlock* reduced) {
+  Work work(device_);
+  const auto copy = [&](auto* to, const auto* from, std::int64_t count, cudaMemcpyKind kind) {
+    if (count == 0) return;
+    Check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * sizeof(*from), kind,
+                          work.stream()),
+          "copy a block");
+  };
+  const DeviceBlock& own = rounds_->selected();
+  const std::int64_t count = selected.count();
+  Require(count <= k_, what, " takes at most ", k_, " entries, got ", count);
+
+  auto* const header = work.Staged<DeviceBlockHeader>(1);
+  *header = {};
+  header->count = static_cast<std::uint32_t>(count);
+  header->bad_rank = bad_rank;
+  header->bucket = selected.header().bucket;
+  header->step = selected.header().step;
+  header->asked = selected.header().asked;
+  auto* const indices = work.Staged<Index>(count);
+  for (std::int64_t i = 0; i < count; ++i) indices[i] = Marked(selected.indices()[i], true);
+  auto* const values = work.Staged<float>(count);
+  std::copy_n(selected.values(), count, values);
+  copy(own.header, header, 1, cudaMemcpyHostToDevice);
+  copy(own.indices, indices, count, cudaMemcpyHostToDevice);
+  copy(own.values, values, count, cudaMemcpyHostToDevice);
+
+  rounds_->Run(work.stream());
+
+  // As many as there can be: how many there are only the device knows yet.
+  const DeviceBlock& result = rounds_->reduced();
+  auto* const result_header = work.Staged<DeviceBlockHeader>(1);
+  auto* const result_indices = work.Staged<Index>(k_);
+  auto* const result_values = work.Staged<float>(k_);
+  copy(result_header, result.header, 1, cudaMemcpyDeviceToHost);
+  copy(result_indices, result.indices, k_, cudaMemcpyDeviceToHost);
+  copy(result_values, result.values, k_, cudaMemcpyDeviceToHost);
+  await_(work.stream(), what);
+  work.Finish();
+
+  const auto entries = std::min(static_cast<std::int64_t>(result_header->count), k_);
+  reduced->Reset(entries);
+  std::copy_n(result_indices, entries, reduced->indices());
+  std::copy_n(result_values, entries, reduced->values());
+  reduced->Finish(entries);
+  return *result_header;
+}
+
+}  // namespace hvd_sparse::cuda

@@ -1,0 +1,147 @@
+/// Whole steps of an exchange whose gTop-k goes over NCCL, or over what stands in for it here: the
+/// bits of the same steps on the CPU.
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/cuda/nccl_library.h"
+#include "tests/csrc/cuda/exchange_steps.h"
+#include "tests/csrc/nccl/fake_nccl.h"
+#include "tests/csrc/thrown.h"
+
+namespace hvd_sparse {
+namespace {
+
+const Device kGpu{DeviceType::kCuda, 0};
+
+class NcclExchange : public testing::Test {
+ protected:
+  void SetUp() override {
+    ::setenv("HVD_SPARSE_NCCL_LIBRARY", FAKE_NCCL_FOLDER "/libfake_nccl.so", 1);
+    ::setenv(nccl::kSharing, "1", 1);
+  }
+  void TearDown() override { ::unsetenv("HVD_SPARSE_NCCL"); }
+};
+
+void ExpectSameBits(const std::vector<Seen>& one, const std::vector<Seen>& other) {
+  for (std::size_t rank = 0; rank < one.size(); ++rank) {
+    EXPECT_EQ(one[rank].refused, 1);
+    EXPECT_EQ(other[rank].refused, 1);
+    EXPECT_TRUE(one[rank].bits == other[rank].bits) << "rank " << rank;
+  }
+}
+
+TEST_F(NcclExchange, StepsHaveTheBitsOfTheCpuForAnyNumberOfRanks) {
+  for (const int size : {2, 3, 4, 5}) {
+    for (const bool packed : {false, true}) {
+      for (const double slack : {1.0, 2.0}) {
+        SCOPED_TRACE(Concat(size, " ranks, packed ", packed, ", slack ", slack));
+        BucketSpec spec = SpecOf({}, "gaussian", "gtopk", {packed, DType::kFloat32});
+        spec.collective_options.slack = slack;
+        const auto of_cpu = RunRanks<float>(size, spec);
+        spec.device = kGpu;
+        const auto over_nccl = RunRanks<float>(size, spec);
+        ExpectSameBits(of_cpu, over_nccl);
+        for (const Seen& seen : of_cpu) EXPECT_EQ(seen.over_nccl, 0);
+        for (const Seen& seen : over_nccl) EXPECT_EQ(seen.over_nccl, kSteps);
+      }
+    }
+  }
+}
+
+TEST_F(NcclExchange, OtherCollectivesAndNarrowValuesGoAsBefore) {
+  for (const auto& seen : RunRanks<float>(3, SpecOf(kGpu, "top_k", "allgather", {}))) {
+    EXPECT_EQ(seen.over_nccl, 0);
+  }
+  const WireFormat narrow{false, DType::kBFloat16};
+  for (const auto& seen : RunRanks<float>(3, SpecOf(kGpu, "top_k", "gtopk", narrow))) {
+    EXPECT_EQ(seen.over_nccl, 0);
+  }
+}
+
+TEST_F(NcclExchange, TheUserCanTurnItOff) {
+  ::setenv("HVD_SPARSE_NCCL", "0", 1);
+  const auto off = RunRanks<float>(3, SpecOf(kGpu, "top_k", "gtopk", {}));
+  for (const Seen& seen : off) EXPECT_EQ(seen.over_nccl, 0);
+  ::unsetenv("HVD_SPARSE_NCCL");
+  const auto on = RunRanks<float>(3, SpecOf(kGpu, "top_k", "gtopk", {}));
+  for (const Seen& seen : on) EXPECT_EQ(seen.over_nccl, kSteps);
+  ExpectSameBits(off, on);
+}
+
+/// Runs one step on each rank, as `alter` makes it there; what it throws.
+template <typename Alter>
+std::vector<Error> FailIn(int size, const Alter& alter) {
+  auto world = std::make_shared<LoopbackWorld>(size);
+  std::vector<Error> errors(static_cast<std::size_t>(size), {ErrorKind::kInvalidArgument, ""});
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      std::vector<float> gradient(kNumel, 1.0f + static_cast<float>(rank)), residual(kNumel);
+      std::vector<SelectionState> states(3);
+      {
+        Exchange exchange(std::make_unique<LoopbackCommunicator>(world, rank), SelectOn::kCaller);
+        BucketSpec spec = SpecOf(kGpu, "top_k", "gtopk", {});
+        Launch launch;
+        launch.gradients = {{gradient.data(), kFirst, DType::kFloat32},
+                            {gradient.data() + kFirst, kSecond, DType::kFloat32}};
+        launch.residual = {residual.data(), kNumel};
+        launch.states = states;
+        launch.ks = spec.max_ks;
+        launch.decays = {1.0f, 1.0f};
+        launch.output_scale = 1.0f;
+        alter(rank, &spec, &launch);
+        const int bucket = exchange.AddBucket(spec);
+        errors[static_cast<std::size_t>(rank)] = Thrown([&] {
+          exchange.Start(bucket, launch);
+          while (!exchange.Wait(bucket, 1.0)) {
+          }
+        });
+      }
+      // The step was not applied: all of it is in the residual.
+      for (const float value : residual) ASSERT_EQ(value, 1.0f + static_cast<float>(rank));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+TEST_F(NcclExchange, RanksThatDisagreeAreToldBeforeAnyWaitsForADevice) {
+  const auto errors = FailIn(3, [](int rank, BucketSpec*, Launch* launch) {
+    if (rank == 1) launch->ks[0] -= 7;
+  });
+  for (const Error& error : errors) {
+    EXPECT_EQ(error.kind(), ErrorKind::kDisagreement) << error.what();
+    EXPECT_TRUE(Says(error, "entries, rank")) << error.what();
+  }
+}
+
+TEST_F(NcclExchange, GradientsOnTheCpuOfOneRankAndOnDevicesOfOthersEndTheExchange) {
+  for (const int apart : {0, 1, 2}) {
+    const auto errors = FailIn(3, [apart](int rank, BucketSpec* spec, Launch*) {
+      if (rank == apart) spec->device = {};
+    });
+    for (const Error& error : errors) EXPECT_TRUE(BlamesAPeer(error)) << error.what();
+  }
+}
+
+TEST_F(NcclExchange, WhatNcclMeetsEndsTheStepOnAllRanksAndNothingIsLost) {
+  void* const library = ::dlopen(FAKE_NCCL_FOLDER "/libfake_nccl.so", RTLD_NOW | RTLD_LOCAL);
+  auto* const break_next_group = reinterpret_cast<decltype(fake_nccl_break_next_group)*>(
+      ::dlsym(library, "fake_nccl_break_next_group"));
+  break_next_group(nccl::kRemoteError);
+  for (const Error& error : FailIn(4, [](int, BucketSpec*, Launch*) {})) {
+    EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed) << error.what();
+    EXPECT_TRUE(Says(error, "remote error")) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace hvd_sparse
