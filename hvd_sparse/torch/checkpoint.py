@@ -20,7 +20,7 @@ from hvd_sparse.spreading import SavedSum, read_all
 from hvd_sparse.torch import state
 from hvd_sparse.torch.attachment import attachment_of
 from hvd_sparse.torch.gradient_exchange import GradientExchange
-from hvd_sparse.torch.residual_sums import add_to, summing_over
+from hvd_sparse.torch.residual_sums import residuals_of, summing_over
 
 _SUFFIX = ".pt"
 
@@ -154,5 +154,5 @@ def _add(saved: Mapping[str, Any] | None, total: SavedSum) -> dict[str, Any] | N
     """Adds a rank's residuals; what the ranks have in common."""
     if saved is None:  # of a single rank, which exchanges nothing
         return None
-    add_to(total, saved)
+    total.add(saved["layers"], residuals_of(saved))
     return {"step": saved["step"], "lrs": saved["lrs"]}

@@ -1,162 +1,54 @@
-"""What the ranks of a new world take over from the one before: residuals, and how far they were.
-
-A rank that died took its residual with it. What the others hold is spread over all ranks of now, or
-reset; where every rank is back in its place, each goes on with its own.
-"""
+"""How PyTorch's exchange keeps what a rank holds, for ranks that come and go."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 
-from hvd_sparse import checkpoint
-from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
-from hvd_sparse.log import logger
-from hvd_sparse.spreading import SavedSum
+from hvd_sparse.inheritance import total_of
 from hvd_sparse.torch import state
 from hvd_sparse.torch.gradient_exchange import GradientExchange
-from hvd_sparse.torch.residual_sums import add_to, summing_over
-
-SPREAD = "spread"
-RESET = "reset"
-POLICIES = (SPREAD, RESET)
+from hvd_sparse.torch.residual_sums import residuals_of, summing_over
 
 
-class Holding(NamedTuple):
-    """Where residuals come from.
-
-    Attributes:
-        rank: That held them, in the world before.
-        size: Of that world.
-        steps: Exchanged until then.
-        whole: Whether they are the sum over all ranks of that world.
-    """
-
-    rank: int
-    size: int
-    steps: int
-    whole: bool = False
-
-    @classmethod
-    def of(cls, held: dict[str, Any]) -> Holding:
-        """Of what `state.save` returned."""
-        return cls(held["rank"], held["size"], held["step"], held.get("whole", False))
-
-
-def checked_policy(policy: str) -> str:
-    """`policy` if it is one; raises InvalidArgumentError otherwise."""
-    return checkpoint.checked_policy(policy, POLICIES)
-
-
-def in_place(holdings: Sequence[Holding | None]) -> bool:
-    """Whether every rank holds its own residuals, of one moment, and no rank came or went."""
-    return all(
-        holding is not None
-        and not holding.whole
-        and (holding.rank, holding.size) == (rank, len(holdings))
-        and holding.steps == _moment(holdings)
-        for rank, holding in enumerate(holdings)
-    )
-
-
-def givers(holdings: Sequence[Holding | None]) -> list[int]:
-    """The ranks whose residuals make up the sum.
-
-    Those of another moment than the first one's, whose model all take over, are left out: what they
-    hold was in part applied to that model, or what they lack was not.
-    """
-    fit = [rank for rank, one in enumerate(holdings) if one and one.steps == _moment(holdings)]
-    whole = [rank for rank in fit if _at(holdings, rank).whole]
-    return whole[:1] or fit
-
-
-def lost(holdings: Sequence[Holding | None]) -> int:
-    """How many ranks' residuals of the world before are gone."""
-    giving = givers(holdings)
-    if not giving or _at(holdings, giving[0]).whole:
-        return 0
-    return _at(holdings, giving[0]).size - len(giving)
-
-
-def inherit(
-    exchange: GradientExchange, held: dict[str, Any] | None, policy: str, process_set: Any
-) -> None:
-    """Gives a new exchange what its ranks held before. Collective.
+class Heir:
+    """See `hvd_sparse.inheritance.Heir`.
 
     Args:
-        exchange: That has taken no step yet.
-        held: What `state.save` returned on this rank; None: it has just joined.
-        policy: "spread" or "reset".
-        process_set: Of the exchange.
-
-    Raises:
-        CheckpointMismatchError: On every rank: residuals of other layers are held.
-        InvalidArgumentError: On every rank: the ranks' policies differ.
+        exchange: That has taken no step yet; or, for `total`, any.
+        process_set: Horovod's; of the exchange.
     """
-    layers = state.layers_of(exchange)
-    told = None if held is None else (Holding.of(held), held["lrs"], held["layers"] == layers)
-    everybody = exchange.world.allgather_object((policy, told))
-    for rank, (theirs, other) in enumerate(everybody):
-        if theirs != everybody[0][0]:
-            raise InvalidArgumentError(
-                f"residuals is {theirs!r} on rank {rank} and {everybody[0][0]!r} on rank 0"
-            )
-        if other is not None and not other[2]:
-            raise CheckpointMismatchError(f"rank {rank} holds residuals of other layers")
-    holdings = [None if other is None else other[0] for _, other in everybody]
-    giving = givers(holdings)
-    if not giving:
-        return
-    if in_place(holdings):
-        state.load(exchange, held)
-        return
-    if exchange.world.rank == 0:
-        _tell(holdings, policy)
-    _, (first, rates, _) = everybody[giving[0]]
-    if policy == SPREAD:
-        total = SavedSum(layers)
-        if exchange.world.rank in giving:
-            assert held is not None
-            add_to(total, held)
-        shares = total.share(
-            summing_over(process_set), rank=exchange.world.rank, size=exchange.world.size
-        )
-        exchange.load({name: torch.from_numpy(share) for name, share in shares.items()}, {}, {})
-    exchange.steps = first.steps
-    exchange.rates.load(rates)
 
+    def __init__(self, exchange: GradientExchange, process_set: Any) -> None:
+        self.world = exchange.world
+        self.layers = state.layers_of(exchange)
+        self.allreduce = summing_over(process_set)
+        self._exchange = exchange
 
-def total_of(exchange: GradientExchange, process_set: Any) -> dict[str, Any]:
-    """What `state.save` returns, with the residuals of all ranks added up. Collective."""
-    saved = state.save(exchange)
-    total = SavedSum(saved["layers"])
-    add_to(total, saved)
-    summed = total.over_ranks(summing_over(process_set))
-    residuals = {name: torch.from_numpy(part) for name, part in summed.items()}
-    emptied: dict[str, Any] = {"velocities": {}, "states": {}, "tuning": None}
-    return {**saved, **emptied, "residuals": residuals, "whole": True}
+    def residuals_of(self, held: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """By layer, flat."""
+        return residuals_of(held)
 
+    def rates_of(self, held: Mapping[str, Any]) -> Any:
+        """Of each group of parameters."""
+        return held["lrs"]
 
-def _tell(holdings: Sequence[Holding | None], policy: str) -> None:
-    gone = lost(holdings)
-    before = _at(holdings, givers(holdings)[0]).size
-    kept = {
-        SPREAD: f"what was kept is spread over {len(holdings)}",
-        RESET: f"what was kept is reset, as asked for; there are {len(holdings)} now",
-    }[policy]
-    if gone:
-        logger.warning("the residuals of %d of %d ranks are lost with them; %s", gone, before, kept)
-    else:
-        logger.info("the residuals of all %d ranks are here; %s", before, kept)
+    def go_on(self, held: dict[str, Any]) -> None:
+        """With its thresholds, and its plan."""
+        state.load(self._exchange, held)
 
+    def begin(self, residuals: Mapping[str, np.ndarray], *, steps: int, rates: Any) -> None:
+        """With what was shared out."""
+        tensors = {name: torch.from_numpy(part) for name, part in residuals.items()}
+        self._exchange.load(tensors, {}, {})
+        self._exchange.steps = steps
+        self._exchange.rates.load(rates)
 
-def _moment(holdings: Sequence[Holding | None]) -> int | None:
-    return next((holding.steps for holding in holdings if holding is not None), None)
-
-
-def _at(holdings: Sequence[Holding | None], rank: int) -> Holding:
-    holding = holdings[rank]
-    assert holding is not None
-    return holding
+    def total(self) -> dict[str, Any]:
+        """What `state.save` returns, with the residuals of all ranks added up. Collective."""
+        total = total_of(self, state.save(self._exchange))
+        summed = {name: torch.from_numpy(part) for name, part in total["residuals"].items()}
+        return {**total, "residuals": summed}

@@ -9,21 +9,10 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from hvd_sparse.spreading import SavedSum
 
-
-def add_to(total: SavedSum, saved: Mapping[str, Any]) -> None:
-    """Adds a rank's residuals.
-
-    Args:
-        total: Of the same layers.
-        saved: What `state.save` returned.
-
-    Raises:
-        CheckpointMismatchError: They are those of other layers.
-    """
-    residuals = {name: part.cpu().numpy() for name, part in saved["residuals"].items()}
-    total.add(saved["layers"], residuals)
+def residuals_of(saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """By layer, flat: those among what `state.save` returned."""
+    return {name: part.cpu().numpy() for name, part in saved["residuals"].items()}
 
 
 def summing_over(process_set: Any) -> Callable[[np.ndarray, str], np.ndarray]:

@@ -1,0 +1,181 @@
+"""What the ranks of a new world take over from the one before: residuals, and how far they were.
+
+A rank that died took its residual with it. What the others hold is spread over all ranks of now, or
+reset; where every rank is back in its place, each goes on with its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from hvd_sparse import checkpoint
+from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
+from hvd_sparse.log import logger
+from hvd_sparse.spreading import SavedSum
+from hvd_sparse.world import World
+
+SPREAD = "spread"
+RESET = "reset"
+POLICIES = (SPREAD, RESET)
+
+
+class Holding(NamedTuple):
+    """Where residuals come from.
+
+    Attributes:
+        rank: That held them, in the world before.
+        size: Of that world.
+        steps: Exchanged until then.
+        whole: Whether they are the sum over all ranks of that world.
+    """
+
+    rank: int
+    size: int
+    steps: int
+    whole: bool = False
+
+    @classmethod
+    def of(cls, held: dict[str, Any]) -> Holding:
+        """Of what an exchange has saved."""
+        return cls(held["rank"], held["size"], held["step"], held.get("whole", False))
+
+
+class Heir(Protocol):
+    """A new exchange, and how its framework keeps what a rank holds."""
+
+    @property
+    def world(self) -> World:
+        """The ranks of now."""
+
+    @property
+    def layers(self) -> Mapping[str, int]:
+        """Elements of each layer that can travel sparse, by the name under which it is saved."""
+
+    def residuals_of(self, held: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
+        """Those among what was saved: float32, flat, by layer."""
+
+    def rates_of(self, held: Mapping[str, Any]) -> Any:
+        """Learning rates among what was saved; can be pickled."""
+
+    def allreduce(self, part: np.ndarray, name: str) -> np.ndarray:
+        """Sums a float64 array over the ranks; the name is the same on all of them."""
+
+    def go_on(self, held: dict[str, Any]) -> None:
+        """Takes up what this very rank had, as if nothing had happened."""
+
+    def begin(self, residuals: Mapping[str, np.ndarray], *, steps: int, rates: Any) -> None:
+        """Begins after so many steps, with residuals of some layers; what lacks is zero."""
+
+
+def checked_policy(policy: str) -> str:
+    """`policy` if it is one; raises InvalidArgumentError otherwise."""
+    return checkpoint.checked_policy(policy, POLICIES)
+
+
+def in_place(holdings: Sequence[Holding | None]) -> bool:
+    """Whether every rank holds its own residuals, of one moment, and no rank came or went."""
+    return all(
+        holding is not None
+        and not holding.whole
+        and (holding.rank, holding.size) == (rank, len(holdings))
+        and holding.steps == _moment(holdings)
+        for rank, holding in enumerate(holdings)
+    )
+
+
+def givers(holdings: Sequence[Holding | None]) -> list[int]:
+    """The ranks whose residuals make up the sum.
+
+    Those of another moment than the first one's, whose model all take over, are left out: what they
+    hold was in part applied to that model, or what they lack was not.
+    """
+    fit = [rank for rank, one in enumerate(holdings) if one and one.steps == _moment(holdings)]
+    whole = [rank for rank in fit if _at(holdings, rank).whole]
+    return whole[:1] or fit
+
+
+def lost(holdings: Sequence[Holding | None]) -> int:
+    """How many ranks' residuals of the world before are gone."""
+    giving = givers(holdings)
+    if not giving or _at(holdings, giving[0]).whole:
+        return 0
+    return _at(holdings, giving[0]).size - len(giving)
+
+
+def inherit(heir: Heir, held: dict[str, Any] | None, policy: str) -> None:
+    """Gives a new exchange what its ranks held before. Collective.
+
+    Args:
+        heir: That has taken no step yet.
+        held: What was saved on this rank; None: it has just joined.
+        policy: "spread" or "reset".
+
+    Raises:
+        CheckpointMismatchError: On every rank: residuals of other layers are held.
+        InvalidArgumentError: On every rank: the ranks' policies differ.
+    """
+    layers, world = heir.layers, heir.world
+    told = None
+    if held is not None:
+        told = (Holding.of(held), heir.rates_of(held), held["layers"] == layers)
+    everybody = world.allgather_object((policy, told))
+    for rank, (theirs, other) in enumerate(everybody):
+        if theirs != everybody[0][0]:
+            raise InvalidArgumentError(
+                f"residuals is {theirs!r} on rank {rank} and {everybody[0][0]!r} on rank 0"
+            )
+        if other is not None and not other[2]:
+            raise CheckpointMismatchError(f"rank {rank} holds residuals of other layers")
+    holdings = [None if other is None else other[0] for _, other in everybody]
+    giving = givers(holdings)
+    if not giving:
+        return
+    if in_place(holdings):
+        assert held is not None
+        heir.go_on(held)
+        return
+    if world.rank == 0:
+        _tell(holdings, policy)
+    _, (first, rates, _) = everybody[giving[0]]
+    shares: Mapping[str, np.ndarray] = {}
+    if policy == SPREAD:
+        total = SavedSum(layers)
+        if world.rank in giving:
+            assert held is not None
+            total.add(held["layers"], heir.residuals_of(held))
+        shares = total.share(heir.allreduce, rank=world.rank, size=world.size)
+    heir.begin(shares, steps=first.steps, rates=rates)
+
+
+def total_of(heir: Heir, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """What this rank has saved, with the residuals of all ranks added up, float64. Collective."""
+    total = SavedSum(saved["layers"])
+    total.add(saved["layers"], heir.residuals_of(saved))
+    emptied: dict[str, Any] = {"velocities": {}, "states": {}, "tuning": None}
+    return {**saved, **emptied, "residuals": total.over_ranks(heir.allreduce), "whole": True}
+
+
+def _tell(holdings: Sequence[Holding | None], policy: str) -> None:
+    gone = lost(holdings)
+    before = _at(holdings, givers(holdings)[0]).size
+    kept = {
+        SPREAD: f"what was kept is spread over {len(holdings)}",
+        RESET: f"what was kept is reset, as asked for; there are {len(holdings)} now",
+    }[policy]
+    if gone:
+        logger.warning("the residuals of %d of %d ranks are lost with them; %s", gone, before, kept)
+    else:
+        logger.info("the residuals of all %d ranks are here; %s", before, kept)
+
+
+def _moment(holdings: Sequence[Holding | None]) -> int | None:
+    return next((holding.steps for holding in holdings if holding is not None), None)
+
+
+def _at(holdings: Sequence[Holding | None], rank: int) -> Holding:
+    holding = holdings[rank]
+    assert holding is not None
+    return holding
