@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 try:  # loads none of Horovod's libraries, and no framework
     from horovod.common.exceptions import HorovodInternalError
 except ImportError:  # then nobody catches it
@@ -12,6 +14,10 @@ except ImportError:  # then nobody catches it
 
 class HvdSparseError(RuntimeError):
     """Base of everything that this package raises."""
+
+    if not TYPE_CHECKING:
+        # What AutoGraph asks for, which else raises an error of its own in place of ours.
+        __init__ = Exception.__init__
 
 
 class InvalidArgumentError(HvdSparseError, ValueError):
