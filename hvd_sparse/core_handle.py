@@ -7,11 +7,24 @@ from contextlib import contextmanager, suppress
 
 from hvd_sparse import _core, lifecycle
 from hvd_sparse.errors import (
+    ExchangeFailedError,
     ExchangeTimeoutError,
     HvdSparseError,
     OutOfMemoryError,
     PeerLostError,
 )
+
+
+def failures() -> list[ExchangeFailedError]:
+    """What has ended exchanges of this process that are not closed yet."""
+    found = []
+    for one in lifecycle.still_open():
+        if isinstance(one, CoreHandle) and not one.closed:
+            try:
+                one.check()
+            except ExchangeFailedError as error:
+                found.append(error)
+    return found
 
 
 class CoreHandle:
@@ -24,6 +37,11 @@ class CoreHandle:
     def __init__(self, core: _core.Exchange) -> None:
         self._core: _core.Exchange | None = core
         lifecycle.register(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether this rank's part was closed."""
+        return self._core is None
 
     def check(self) -> None:
         """Raises ExchangeFailedError if the exchange has ended; cheap enough for waiting loops."""

@@ -45,6 +45,11 @@ def register(closeable: Closeable) -> None:
         _registered = True
 
 
+def still_open() -> list[Closeable]:
+    """What was registered; of that which was closed by itself, some may be among it."""
+    return list(_open)
+
+
 def close_all() -> None:
     """Closes every exchange of this process; further ones may be built after hvd.init()."""
     for closeable in list(_open):

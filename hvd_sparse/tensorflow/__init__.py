@@ -19,6 +19,7 @@ from hvd_sparse.schedules import Warmup
 from hvd_sparse.step_stats import StepStats
 from hvd_sparse.tensorflow import patches as _patches
 from hvd_sparse.tensorflow.checkpoint import load_checkpoint, save_checkpoint
+from hvd_sparse.tensorflow.elastic_state import elastic_residuals
 from hvd_sparse.tensorflow.functions import sparse_allreduce
 from hvd_sparse.tensorflow.inspection import stats
 from hvd_sparse.tensorflow.marks import mark_step
@@ -34,6 +35,7 @@ __all__ = [
     "StepStats",
     "TopK",
     "Warmup",
+    "elastic_residuals",
     "load_checkpoint",
     "mark_step",
     "prepare",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,23 @@ import tensorflow as tf
 
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.tensorflow import compat
+
+_all: weakref.WeakSet[Accumulation] = weakref.WeakSet()
+
+
+def refuse_amid_passes() -> None:
+    """Raises InvalidArgumentError where gradients have been added up and not been exchanged."""
+    if any(one.under_way for one in _all):
+        raise InvalidArgumentError(
+            "an elastic state must be committed after an exchange, and backward_passes_per_step "
+            "has added up gradients that were not exchanged yet"
+        )
+
+
+def empty_all() -> None:
+    """Forgets what was added up, amid passes that will be made again."""
+    for one in _all:
+        one.empty()
 
 
 class Accumulation:
@@ -31,11 +49,19 @@ class Accumulation:
         self._averages = averages
         self._sums: list[tf.Variable] = []
         self._count: tf.Variable | None = None
+        _all.add(self)
 
     @property
     def under_way(self) -> bool:
         """Whether gradients have been added up that were not exchanged yet."""
         return self._count is not None and int(self._count.numpy()) % self._passes != 0
+
+    def empty(self) -> None:
+        """Begins with the first pass again."""
+        if self._count is not None:
+            self._count.assign(0)
+            for one in self._sums:
+                one.assign(tf.zeros_like(one))
 
     def step(
         self,

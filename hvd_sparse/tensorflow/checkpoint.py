@@ -25,6 +25,7 @@ from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.spreading import SavedSum, read_all
 from hvd_sparse.tensorflow import compat, saved_state
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
+from hvd_sparse.tensorflow.inheritance import summed
 from hvd_sparse.tensorflow.keras_optimizer import refuse_amid_passes
 from hvd_sparse.tensorflow.registry import find_exchanges
 
@@ -227,7 +228,7 @@ def _spread(job: Job, folder: Path, exchange: GradientExchange | None) -> dict[s
         return {"step": saved["step"], "rate": saved["rate"]}
 
     common = read_all(job, folder, _OWN, add) or {}
-    share = total.share(_allreduce, rank=job.rank, size=job.size)
+    share = total.share(summed, rank=job.rank, size=job.size)
     return {
         **saved_state.save(exchange),
         **common,
@@ -236,8 +237,3 @@ def _spread(job: Job, folder: Path, exchange: GradientExchange | None) -> dict[s
         "velocities": {},
         "tuning": None,
     }
-
-
-def _allreduce(part: np.ndarray, name: str) -> np.ndarray:
-    summed = hvd.allreduce(tf.constant(part), op=hvd.Sum, name=name.replace("/", "."))
-    return np.asarray(summed.numpy())

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.buckets import Layer
+from hvd_sparse.tensorflow.graph_state import GraphState
 from hvd_sparse.tensorflow.learning_rate import LearningRate
 from hvd_sparse.tensorflow.pieces import Piece
 
@@ -16,7 +17,7 @@ class ExchangeState:
     """Residuals and the like of one exchange, on this rank.
 
     Args:
-        prefix: Of the variables' names.
+        graph: Has the variables.
         pieces: That can travel sparse.
         dense: What always travels dense and has a velocity; none where momentum is not corrected.
         momentum: Whether it is: then all of them have velocities.
@@ -29,20 +30,20 @@ class ExchangeState:
     """
 
     def __init__(
-        self, prefix: str, pieces: Sequence[Piece], dense: Sequence[Layer], *, momentum: bool
+        self, graph: GraphState, pieces: Sequence[Piece], dense: Sequence[Layer], *, momentum: bool
     ) -> None:
         self._layers = [layer for piece in pieces for layer in piece.layers]
         self._dense = list(dense)
         # The first layer of each unit of selection, which is a layer or a whole piece.
         self._units = [one.name for piece in pieces for one in piece.layers[: piece.segments]]
         owed = sum(layer.numel for layer in self._layers)
-        self.residual = make_state((owed,), f"{prefix}/residual")
-        self.states = make_state((len(self._units), 4), f"{prefix}/states")
+        self.residual = graph.variable("residual", (owed,))
+        self.states = graph.variable("states", (len(self._units), 4))
         self.velocity: tf.Variable | None = None
         if momentum:
             moved = owed + sum(layer.numel for layer in dense)
-            self.velocity = make_state((moved,), f"{prefix}/velocity")
-        self.rate = LearningRate(make_state((), f"{prefix}/learning_rate"))
+            self.velocity = graph.variable("velocity", (moved,))
+        self.rate = LearningRate(graph.variable("learning_rate", ()))
 
     def variables(self, *, follows_rate: bool) -> list[tf.Variable]:
         """All that is to be saved: residual and states where there are any; rate; velocity."""
@@ -81,12 +82,6 @@ class ExchangeState:
         if self.velocity is not None:
             self.velocity.assign(_joined(velocities, [*self._layers, *self._dense]))
         self.rate.last.assign(rate)
-
-
-def make_state(shape: tuple[int, ...], name: str) -> tf.Variable:
-    """A variable of an exchange, float32, zeros."""
-    with tf.device("CPU"):
-        return tf.Variable(tf.zeros(shape), trainable=False, name=name.replace(".", "_"))
 
 
 def _split(flat: tf.Variable, layers: Sequence[Layer]) -> Iterator[tuple[str, tf.Tensor]]:

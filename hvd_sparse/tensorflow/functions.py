@@ -15,9 +15,9 @@ from hvd_sparse.exchange import Exchange
 from hvd_sparse.planned_bucket import add_planned_bucket
 from hvd_sparse.reduction import Reduction, checked_reduction
 from hvd_sparse.tensorflow import ops
-from hvd_sparse.tensorflow.exchange_state import make_state
+from hvd_sparse.tensorflow.graph_state import make_state
 from hvd_sparse.tensorflow.settings import DTYPES
-from hvd_sparse.world import ProcessSetKey, World, key_of
+from hvd_sparse.world import ProcessSetKey, World, in_elastic_job, key_of
 
 _DEFAULT = GTopK(density=0.01)
 
@@ -81,12 +81,18 @@ def sparse_allreduce(
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits, or differs between ranks.
-        UnsupportedError: The op, or the type or shape of the tensor.
+        UnsupportedError: The op, or the type or shape of the tensor; or a tf.function in an elastic
+            job.
     """
     chosen = as_compression(compression)
     reduction = checked_reduction(hvd, op=op)
     tensor = tf.convert_to_tensor(tensor)
     _check(tensor, residual)
+    if in_elastic_job() and not tf.executing_eagerly():
+        raise UnsupportedError(
+            "sparse_allreduce cannot be part of a tf.function in an elastic job, which would keep "
+            "the exchange of ranks that are gone: call it eagerly"
+        )
     numel = tensor.shape.num_elements()
     if numel == 0:
         return tf.identity(tensor)

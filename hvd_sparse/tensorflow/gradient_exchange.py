@@ -22,6 +22,7 @@ from hvd_sparse.step_stats import StepStats
 from hvd_sparse.tensorflow import compat, ops
 from hvd_sparse.tensorflow.dense import DenseReducer
 from hvd_sparse.tensorflow.exchange_state import ExchangeState
+from hvd_sparse.tensorflow.graph_state import GraphState
 from hvd_sparse.tensorflow.local_gradient import LocalGradient
 from hvd_sparse.tensorflow.messages import Messages, timed_allreduce
 from hvd_sparse.tensorflow.names import saved_names, unique_names
@@ -30,12 +31,13 @@ from hvd_sparse.tensorflow.quality_meter import QualityMeter
 from hvd_sparse.tensorflow.settings import Settings
 from hvd_sparse.tensorflow.step_ops import StepOps
 from hvd_sparse.tuner import Tuner
-from hvd_sparse.world import World
+from hvd_sparse.world import World, in_elastic_job
 
 
 class GradientExchange:
     """The exchange of the gradients of some variables.
 
+    A single rank's gradients stay what they are; only elastic jobs build an exchange for one.
     Buckets are made from the last variable to the first, and start in the order in which rank 0 saw
     their gradients become ready. Small gradients and those of one dimension go
     through Horovod, and no result is there before all are: a step that is refused for one gradient
@@ -49,6 +51,8 @@ class GradientExchange:
         exchange: Between them.
         process_set: Horovod's.
         prefix: Of names of operations; the same on all ranks, of no other exchange.
+        graph: What traced functions know it by; that of an exchange that has ended lets this one
+            take its place in them.
 
     Attributes:
         world: The ranks.
@@ -69,6 +73,7 @@ class GradientExchange:
         exchange: Exchange,
         process_set: Any,
         prefix: str,
+        graph: GraphState,
     ) -> None:
         self.world = world
         self.tuner: Tuner | None = None
@@ -76,6 +81,7 @@ class GradientExchange:
         self._exchange = exchange
         self._process_set = process_set
         self._prefix = prefix
+        self._graph = graph
         self._names = unique_names(variables)
         self._templates = [(tuple(v.shape), compat.dtype_of(v)) for v in variables]
         self._sliced = tuple(sliced)
@@ -93,9 +99,11 @@ class GradientExchange:
         self.saved_names = saved_names(self._names)
         self.saved_numels = dict(zip(self.saved_names.values(), numels, strict=True))
         share = LocalShare.of(compression, settings.reduction, size=world.size)
-        self._local = LocalGradient(share)
+        self._local = LocalGradient(share, graph)
         self._dense = DenseReducer(prefix, settings, process_set=process_set)
-        self._pieces = pieces_of(self.layers, compression) if world.size > 1 else []
+        # A graph of a rank that is alone is that of more ranks, where others may join.
+        has_peers = world.size > 1 or in_elastic_job()
+        self._pieces = pieces_of(self.layers, compression) if has_peers else []
         self._members = [
             [self._names.index(layer.name) for layer in piece.layers] for piece in self._pieces
         ]
@@ -116,7 +124,7 @@ class GradientExchange:
         compression = self._settings.compression
         moved = [Layer(self._names[place], self._numel(place)) for place in self._moved]
         self._state = ExchangeState(
-            self._prefix, self._pieces, moved, momentum=bool(compression.momentum_correction)
+            self._graph, self._pieces, moved, momentum=bool(compression.momentum_correction)
         )
         self._measurer = Measurer(
             self.world,
@@ -129,17 +137,18 @@ class GradientExchange:
             self._prefix, process_set=self._process_set, exchange=self._exchange
         )
         self._meter = QualityMeter(compression, self._messages.add_up)
-        if self._pieces:
+        if self._pieces and self.world.size > 1:
             self.tuner = self._measurer.tuner(
                 self.layers, compression, self._messages, keeps_order=True
             )
-        if self._pieces and self.tuner is None:
-            self._choices = plan.fixed_choices(self.layers, compression)
+            if self.tuner is None:
+                self._choices = plan.fixed_choices(self.layers, compression)
         pieces = [(piece.numel, piece.segments) for piece in self._pieces]
         self._driver = ops.Driver(
             self._exchange,
             [*pieces, *((layer.numel, 0) for layer in moved)],
             self._driven(),
+            number=self._graph.number,
             rules=_core.StepRules(
                 marks_non_finite=self._settings.marks_non_finite,
                 momentum=compression.momentum_correction,
@@ -147,8 +156,12 @@ class GradientExchange:
                 others=self._others,
             ),
             measured=self._measured,
-            step_ended=self._step_ended if len(self._pieces) > 1 or self.tuner else None,
+            step_ended=self._step_ended if self._learns else None,
         )
+
+    @property
+    def _learns(self) -> bool:
+        return self.world.size > 1 and (len(self._pieces) > 1 or self.tuner is not None)
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -364,7 +377,7 @@ class GradientExchange:
             self._state,
             members=self._members,
             moved=self._moved,
-            may_pass=self.tuner is not None,
+            may_pass=self._settings.compression.adaptive,
             allreduce=self._allreduce,
         )
         return ops_of_step.build(gradients, decay)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from hvd_sparse.local_share import LocalShare
 from hvd_sparse.tensorflow import compat
+from hvd_sparse.tensorflow.graph_state import GraphState
 
 
 class LocalGradient:
@@ -15,10 +16,18 @@ class LocalGradient:
 
     Args:
         share: Of this rank.
+        graph: Has what depends on the number of ranks, which is another one for the next exchange.
     """
 
-    def __init__(self, share: LocalShare) -> None:
-        self._share = share
+    def __init__(self, share: LocalShare, graph: GraphState) -> None:
+        self._limit: tf.Variable | None = None
+        self._decay: tf.Variable | None = None
+        if share.limit is not None:
+            self._limit = graph.variable("limit", (), tf.float64)
+            self._limit.assign(share.limit)
+        if share.decay:
+            self._decay = graph.variable("decay", (), tf.float64)
+            self._decay.assign(share.decay)
 
     def prepare(self, gradient: tf.Tensor, variable: Any) -> tf.Tensor:
         """The gradient, clipped and with weight decay, in its own type.
@@ -27,17 +36,17 @@ class LocalGradient:
             gradient: A tensor; zeros where there is none in this step.
             variable: Whose gradient it is.
         """
-        if self._share.limit is not None:
-            gradient = _clipped(gradient, self._share.limit)
-        if self._share.decay:
+        if self._limit is not None:
+            gradient = _clipped(gradient, tf.convert_to_tensor(self._limit))
+        if self._decay is not None:
             wide = _wide(gradient.dtype)
             weights = tf.cast(tf.convert_to_tensor(compat.tensor_of(variable)), wide)
-            decay = tf.cast(self._share.decay, wide) * weights
+            decay = tf.cast(tf.convert_to_tensor(self._decay), wide) * weights
             gradient = tf.cast(tf.cast(gradient, wide) + decay, gradient.dtype)
         return gradient
 
 
-def _clipped(gradient: tf.Tensor, limit: float) -> tf.Tensor:
+def _clipped(gradient: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
     """Shortened to a norm; what is not finite in it stays so, and does not count."""
     wide = tf.cast(gradient, _wide(gradient.dtype))
     norm = tf.cast(tf.norm(wide), tf.float64)

@@ -18,10 +18,14 @@ def saved_names(names: Sequence[str]) -> dict[str, str]:
     """By name, under which it is saved.
 
     Keras numbers layers on where a process makes a model again, and a resumed run need not have
-    made as many. So those numbers are left out.
+    made as many.
     """
-    unnumbered = _unique(re.sub(r"_\d+(?=/|$)", "", name) for name in names)
-    return dict(zip(names, unnumbered, strict=True))
+    return dict(zip(names, unnumbered_names(names), strict=True))
+
+
+def unnumbered_names(names: Iterable[str]) -> list[str]:
+    """The same without the numbers by which Keras tells apart layers of a process."""
+    return _unique(re.sub(r"_\d+(?=/|$)", "", name) for name in names)
 
 
 def _unique(names: Iterable[str]) -> list[str]:

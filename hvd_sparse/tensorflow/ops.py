@@ -29,6 +29,8 @@ class Driver:
         exchange: With all its buckets.
         pieces: Elements, and units of selection, of what an op hands over.
         buckets: Of all pieces, in the order in which they start; the same on all ranks.
+        number: For the ops: a new one, or that of a driver that has ended, whose graphs then know
+            this one.
         **options: As of `Exchange.drive`.
 
     Attributes:
@@ -40,9 +42,11 @@ class Driver:
         exchange: Exchange,
         pieces: Sequence[tuple[int, int]],
         buckets: Sequence[_core.DrivenBucket],
+        number: int | None = None,
         **options: Any,
     ) -> None:
-        self.number = next(_numbers)
+        self.number = next_number() if number is None else number
+        self._steps = 0  # when this ended
         self._exchange = exchange
         self._driver: _core.StepDriver | None = exchange.drive(pieces, buckets, **options)
         _symbols().hvd_sparse_add_driver(
@@ -53,7 +57,7 @@ class Driver:
     @property
     def steps(self) -> int:
         """Steps exchanged so far."""
-        return 0 if self._driver is None else self._driver.steps
+        return self._steps if self._driver is None else self._driver.steps
 
     @property
     def closed(self) -> bool:
@@ -90,7 +94,13 @@ class Driver:
             driver, self._driver = self._driver, None
             _symbols().hvd_sparse_remove_driver(ctypes.c_int64(self.number))
             driver.cancel(reason)
+            self._steps = driver.steps
             driver.close()
+
+
+def next_number() -> int:
+    """A number that no driver has had."""
+    return next(_numbers)
 
 
 def begin(

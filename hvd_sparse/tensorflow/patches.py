@@ -8,6 +8,8 @@ LossScaleOptimizer        exchanges before it looks whether gradients are finite
                           optimizer inside is told the scale of the gradients that it exchanges
 join                      is refused while there is a sparse exchange
 shutdown                  ends the exchanges first
+elastic states            keep residuals when ranks come and go; know optimizers of Keras 3
+elastic.run               begins again after what has ended an exchange
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from typing import Any
 
 import horovod._keras.callbacks
 import horovod.tensorflow
+import horovod.tensorflow.elastic
 import horovod.tensorflow.functions
 import horovod.tensorflow.keras
+import horovod.tensorflow.keras.elastic
 import horovod.tensorflow.mpi_ops
 import tensorflow as tf
 
@@ -27,7 +31,7 @@ from hvd_sparse import lifecycle
 from hvd_sparse.compression import as_compression, is_sparse_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.patching import replace
-from hvd_sparse.tensorflow import compat
+from hvd_sparse.tensorflow import compat, elastic_state
 from hvd_sparse.tensorflow.keras_optimizer import distribute_keras_2, distribute_keras_3
 from hvd_sparse.tensorflow.loss_scaling import apply_scaled, compute_scaled
 from hvd_sparse.tensorflow.registry import live_exchanges
@@ -40,12 +44,13 @@ _MODULES = (
     "horovod.tensorflow.elastic",
     "horovod.tensorflow.functions",
     "horovod.tensorflow.keras",
+    "horovod.tensorflow.keras.elastic",
 )
 
 
 def install() -> None:
     """Changes horovod.tensorflow; once, however often it is called."""
-    hvd, keras = horovod.tensorflow, horovod.tensorflow.keras
+    hvd, keras, elastic = horovod.tensorflow, horovod.tensorflow.keras, horovod.tensorflow.elastic
     callback = horovod._keras.callbacks.BroadcastGlobalVariablesCallbackImpl
     for name, home, around in (
         ("DistributedGradientTape", hvd, _distributed_gradient_tape),
@@ -55,6 +60,16 @@ def install() -> None:
         ("broadcast_variables", horovod.tensorflow.functions, _broadcast_variables),
         ("join", horovod.tensorflow.mpi_ops, _join),
         ("shutdown", horovod.tensorflow.mpi_ops, lifecycle.shut_down),
+        ("run", elastic, elastic_state.run),
+        ("_broadcast_model", elastic, elastic_state.broadcast_model),
+        ("_save_model", elastic.TensorFlowKerasState, elastic_state.save_model),
+        ("_load_model", elastic.TensorFlowKerasState, elastic_state.load_model),
+        ("__init__", elastic.TensorFlowState, elastic_state.make),
+        *(
+            (name, kind, getattr(elastic_state, name))
+            for name in ("save", "restore", "sync", "check_host_updates")
+            for kind in (elastic.TensorFlowKerasState, elastic.TensorFlowState)
+        ),
     ):
         replace(name, home, around, modules=_MODULES)
     scaling = compat.keras_3_loss_scaling()
@@ -70,10 +85,7 @@ def _arguments(stock: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, A
     if "compression" in arguments and not hasattr(compression, "compress"):
         as_compression(compression)  # raises unless it is a sparse one
     if is_sparse_compression(compression) and in_elastic_job():
-        raise UnsupportedError(
-            "elastic training with a sparse compression is not there for TensorFlow yet: use one "
-            "of Horovod's compressions, or PyTorch, or start the job without a discovery script"
-        )
+        elastic_state.refuse_what_resets_lose(arguments)
     return arguments
 
 
@@ -130,6 +142,8 @@ def _broadcast_at_batch_end(
 def _broadcast_variables(
     stock: Callable[..., Any], variables: Any, *args: Any, **kwargs: Any
 ) -> Any:
+    if elastic_state.is_making():
+        return None
     shared = [compat.tensor_of(one) for one in variables if not compat.is_seed(one)]
     return stock(shared, *args, **kwargs)
 

@@ -2,6 +2,10 @@
 
 A tape is made anew in every step, so it cannot keep an exchange, nor residuals. They belong to the
 variables, and live as long as the first of them.
+
+In an elastic job all exchanges are built again, for the ranks of now, when the elastic state is
+synchronised. A rank that has just joined meets its gradients later than that: it is told what the
+others exchange, takes part, and finds the exchange when it looks for one.
 """
 
 from __future__ import annotations
@@ -13,25 +17,26 @@ from typing import Any, TypeAlias
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_sparse.agreement import agree
-from hvd_sparse.errors import UnsupportedError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.inheritance import SPREAD
 from hvd_sparse.tensorflow import compat
+from hvd_sparse.tensorflow.blueprint import Blueprint
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
-from hvd_sparse.tensorflow.names import unique_names
-from hvd_sparse.tensorflow.settings import Settings, check_variable
-from hvd_sparse.world import ProcessSetKey, World, key_of
+from hvd_sparse.tensorflow.renewal import Renewal
+from hvd_sparse.tensorflow.settings import Settings
+from hvd_sparse.world import ProcessSetKey, World, in_elastic_job, key_of
 
 # Ids of the owner and of the variables, settings, and Horovod's number of the process set.
 _Key: TypeAlias = tuple[int, tuple[int, ...], str, ProcessSetKey]
 
-_exchanges: dict[_Key, GradientExchange] = {}
+_renewals: dict[_Key, Renewal] = {}
+_awaited: list[Renewal] = []  # those of which this rank was told, and has met no gradient
 _serial = 0
+_policy = SPREAD
 
 
 def live_exchanges() -> list[GradientExchange]:
     """The exchanges of this process."""
-    return [exchange for exchange in _exchanges.values() if not exchange.closed]
+    return [one.exchange for one in _renewals.values() if one.exchange and one.current]
 
 
 def find_exchange(target: Any) -> GradientExchange | None:
@@ -44,9 +49,9 @@ def find_exchanges(target: Any) -> list[GradientExchange]:
     variables = isinstance(target, (list, tuple))
     wanted = _ids(target) if variables else id(compat.stepping_of(target))
     return [
-        exchange
-        for (owner, ids, *_), exchange in _exchanges.items()
-        if wanted == (ids if variables else owner) and not exchange.closed
+        one.exchange
+        for (owner, ids, *_), one in _renewals.items()
+        if wanted == (ids if variables else owner) and one.exchange and one.current
     ]
 
 
@@ -64,7 +69,7 @@ def exchange_of(
         variables: Of TensorFlow or Keras.
         sliced: Which gradients are IndexedSlices; counts when the exchange is built.
         settings: What the user asked for.
-        process_set: Horovod's; contains this rank and others.
+        process_set: Horovod's; contains this rank, and others unless the job is elastic.
         owner: Two owners (two optimizers) share no residuals.
 
     Raises:
@@ -79,62 +84,86 @@ def exchange_of(
         repr(settings),
         key_of(process_set),
     )
-    found = _exchanges.get(key)
-    if found is None or found.closed:
+    found = _renewals.get(key)
+    current = None if found is None else found.current
+    if current is None:
         with tf.init_scope():
-            found = _exchanges[key] = _build(variables, sliced, settings, process_set)
-        holder = variables[0] if owner is None else owner
-        weakref.finalize(holder, _drop, key, found).atexit = False
-    return found
+            if found is None or not in_elastic_job():
+                found = _new(Blueprint.of(variables, sliced, settings), process_set)
+                _renewals[key] = found
+                holder = variables[0] if owner is None else owner
+                weakref.finalize(holder, _drop, key, found).atexit = False
+            else:
+                found.give_up()
+                renew_all()
+        current = found.current
+    assert current is not None
+    return current
+
+
+def renewals() -> list[Renewal]:
+    """Of all exchanges between all ranks of the job, in the order in which they were built."""
+    everything = (*_renewals.values(), *_awaited)
+    ours = (one for one in everything if one.process_set.process_set_id == 0)
+    return sorted(ours, key=lambda one: one.blueprint.serial)
+
+
+def renew_all() -> None:
+    """Builds what has ended with its ranks, on ranks that knew it and on those that join.
+
+    Collective.
+    """
+    global _serial
+    world = World.from_horovod(hvd, hvd.global_process_set)
+    pending = {one.blueprint.serial: one for one in renewals() if one.pending}
+    told = world.allgather_object([one.blueprint for one in pending.values()])
+    wanted = {blueprint.serial: blueprint for theirs in told for blueprint in theirs}
+    for serial in sorted(wanted):
+        if serial not in pending:
+            pending[serial] = Renewal(wanted[serial], hvd.global_process_set)
+            _awaited.append(pending[serial])
+        pending[serial].policy = _policy
+        pending[serial].renew()
+    _serial = max(_serial, *wanted, 0)
+
+
+def pool_all() -> bool:
+    """Every rank keeps the sum of all residuals; whether there are any. Collective."""
+    ours = {one.blueprint.serial: one for one in renewals()}
+    world = World.from_horovod(hvd, hvd.global_process_set)
+    # Python may have let go of a model on some ranks only.
+    everywhere = set.intersection(*map(set, world.allgather_object(list(ours))))
+    for serial in sorted(everywhere):
+        ours[serial].pool()
+    return bool(ours)
+
+
+def set_policy(policy: str) -> None:
+    """What becomes of residuals from now on when ranks come or go."""
+    global _policy
+    _policy = policy
 
 
 def _ids(variables: Sequence[Any]) -> tuple[int, ...]:
     return tuple(id(compat.tensor_of(variable)) for variable in variables)
 
 
-def _drop(key: _Key, exchange: GradientExchange) -> None:
-    if _exchanges.get(key) is exchange:
-        del _exchanges[key]
-    exchange.close()
+def _drop(key: _Key, renewal: Renewal) -> None:
+    if _renewals.get(key) is renewal:
+        del _renewals[key]
+    renewal.give_up()
 
 
-def _build(
-    variables: Sequence[Any], sliced: Sequence[bool], settings: Settings, process_set: Any
-) -> GradientExchange:
+def _new(blueprint: Blueprint, process_set: Any) -> Renewal:
     global _serial
+    for awaited in _awaited:
+        if awaited.blueprint.is_for(blueprint):
+            _awaited.remove(awaited)
+            return awaited
     world = World.from_horovod(hvd, process_set)
-    sliced = [slices and not settings.sparse_as_dense for slices in sliced]
-    _serial = 1 + agree(
-        world,
-        process_set.ranks,
-        problem=_problem(variables, sliced, settings),
-        parameters=[
-            f"'{name}' {tuple(variable.shape)} {compat.dtype_of(variable).name}"
-            f"{' IndexedSlices' if slices else ''}"
-            for name, variable, slices in zip(
-                unique_names(variables), variables, sliced, strict=True
-            )
-        ],
-        options=settings.describe(),
-        serial=_serial,
-    )
-    return GradientExchange(
-        variables,
-        sliced,
-        settings,
-        world=world,
-        exchange=Exchange.between_ranks(world, name=f"exchange {_serial}"),
-        process_set=process_set,
-        prefix=f"hvd_sparse.tensorflow.{_serial}",
-    )
-
-
-def _problem(
-    variables: Sequence[Any], sliced: Sequence[bool], settings: Settings
-) -> Exception | None:
-    try:
-        for variable, slices in zip(variables, sliced, strict=True):
-            check_variable(variable, sliced=slices, compression=settings.compression)
-    except UnsupportedError as error:
-        return error
-    return None
+    blueprint = blueprint.agreed(world, process_set.ranks, _serial)
+    _serial = blueprint.serial
+    renewal = Renewal(blueprint, process_set)
+    renewal.policy = _policy
+    renewal.renew()
+    return renewal

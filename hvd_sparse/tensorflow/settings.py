@@ -13,6 +13,7 @@ from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.local_share import check_not_twice
 from hvd_sparse.reduction import Reduction, checked_reduction
 from hvd_sparse.tensorflow import compat
+from hvd_sparse.world import in_elastic_job
 
 # Arguments of Horovod's functions that belong to an exchange.
 _ARGUMENTS = (
@@ -136,8 +137,11 @@ class Settings:
 
     def needs_exchange(self, process_set: Any) -> bool:
         """Whether anything happens to gradients of this rank, in Horovod's process set."""
-        several = process_set.included() and process_set.size() > 1
-        return several or (process_set.included() and self.compression.acts_on_gradients)
+        if not process_set.included():
+            return False
+        # The graph of a rank that is alone is that of more ranks, where others may join.
+        has_peers = process_set.size() > 1 or in_elastic_job()
+        return has_peers or self.compression.acts_on_gradients
 
     def describe(self) -> dict[str, str]:
         """By name, what must be the same on all ranks."""

@@ -8,10 +8,11 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.tensorflow import compat, loss_scaling
 from hvd_sparse.tensorflow.registry import exchange_of, find_exchange
 from hvd_sparse.tensorflow.settings import Settings
+from hvd_sparse.world import in_elastic_job
 
 
 def residual_variables(target: Any) -> list[tf.Variable]:
@@ -68,9 +69,14 @@ def prepare(
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits, or differs between ranks.
-        UnsupportedError: A sparse exchange cannot do what was asked for.
+        UnsupportedError: A sparse exchange cannot do what was asked for; or the job is elastic.
     """
     settings = Settings.checked(compression, **options)
+    if in_elastic_job():
+        raise UnsupportedError(
+            "prepare() is not for elastic jobs, where a rank that joins would wait for others that "
+            "train: state.sync() builds exchanges, and gives them what the ranks hold"
+        )
     if optimizer is None:
         settings = settings.of_tape(learning_rate)
     else:

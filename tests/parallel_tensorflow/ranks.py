@@ -75,6 +75,12 @@ def velocities():
     return {name: np.array(part, np.float64) for name, part in found.items()}
 
 
+def same(ours, theirs):
+    """Arrays by name, bit for bit but for the sign of zero."""
+    assert ours.keys() == theirs.keys()
+    return all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
 def total(array, process_set=hvd.global_process_set):
     """The sum over the ranks; exact where the values are small integers or halves of them."""
     flat = tf.constant(np.asarray(array, np.float64).ravel())

@@ -307,13 +307,6 @@ def test_a_bad_gradient_of_one_rank_is_refused_on_all_and_changes_nothing():
     assert_same_on_all_ranks(variables)
 
 
-def test_an_elastic_job_is_refused_by_name(monkeypatch):
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    with pytest.raises(UnsupportedError, match="elastic training with a sparse compression"):
-        hvd.DistributedGradientTape(tf.GradientTape(), compression=TopK)
-    assert hvd.DistributedGradientTape(tf.GradientTape()) is not None
-
-
 def test_what_a_sparse_exchange_cannot_do_is_refused():
     with tf.GradientTape() as tape:
         pass

@@ -1,0 +1,117 @@
+"""What an exchange is built from, as ranks tell each other: one that joins has no gradients yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from hvd_sparse.agreement import agree
+from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.tensorflow import compat
+from hvd_sparse.tensorflow.names import unique_names, unnumbered_names
+from hvd_sparse.tensorflow.settings import Settings, check_variable
+from hvd_sparse.world import World
+
+
+class Template(NamedTuple):
+    """A variable, as far as an exchange has to know it.
+
+    Attributes:
+        name: With its layer's, where Keras tells.
+        shape: None where a dimension is not fixed.
+        dtype: TensorFlow's name of it.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What an exchange is built from. It can be pickled.
+
+    Attributes:
+        variables: In the order of their gradients.
+        sliced: Which gradients are IndexedSlices that Horovod shall gather.
+        settings: What the user asked for.
+        serial: Of the exchange: the same on all ranks, of no other one; 0 until they have agreed.
+    """
+
+    variables: tuple[Template, ...]
+    sliced: tuple[bool, ...]
+    settings: Settings
+    serial: int = 0
+
+    @classmethod
+    def of(cls, variables: Sequence[Any], sliced: Sequence[bool], settings: Settings) -> Blueprint:
+        """Of variables of TensorFlow or Keras; `sliced`: which gradients are IndexedSlices."""
+        return cls(
+            tuple(
+                Template(compat.name_of(one), tuple(one.shape), compat.dtype_of(one).name)
+                for one in variables
+            ),
+            tuple(slices and not settings.sparse_as_dense for slices in sliced),
+            settings,
+        )
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of the exchange's operations."""
+        return f"hvd_sparse.tensorflow.{self.serial}"
+
+    def agreed(self, world: World, ranks: Sequence[int], serial: int) -> Blueprint:
+        """The same with its serial, once all ranks have the same. Collective.
+
+        Args:
+            world: The ranks.
+            ranks: Their numbers in Horovod, for messages.
+            serial: The last one that this rank knows.
+
+        Raises:
+            InvalidArgumentError: On all ranks: their variables or options differ.
+            UnsupportedError: On the rank that has such a variable: it cannot be exchanged.
+        """
+        agreed = agree(
+            world,
+            ranks,
+            problem=self._problem(),
+            parameters=[
+                f"'{name}' {one.shape} {one.dtype}{' IndexedSlices' if slices else ''}"
+                for name, one, slices in zip(
+                    unique_names(self.variables), self.variables, self.sliced, strict=True
+                )
+            ],
+            options=self.settings.describe(),
+            serial=serial,
+        )
+        return replace(self, serial=1 + agreed)
+
+    def is_for(self, other: Blueprint) -> bool:
+        """Whether another, of this rank's own variables, describes the same model.
+
+        Keras numbers layers on where a process makes a model again, so numbers do not count.
+
+        Raises:
+            InvalidArgumentError: The model is the same, and the options are not.
+        """
+        if self._model() != other._model():
+            return False
+        for name, value in self.settings.describe().items():
+            here = other.settings.describe()[name]
+            if here != value:
+                raise InvalidArgumentError(f"{name} is {here} on this rank and {value} on others")
+        return True
+
+    def _model(self) -> tuple[Any, ...]:
+        names = unnumbered_names(unique_names(self.variables))
+        return names, [one[1:] for one in self.variables], self.sliced
+
+    def _problem(self) -> UnsupportedError | None:
+        try:
+            for variable, slices in zip(self.variables, self.sliced, strict=True):
+                check_variable(variable, sliced=slices, compression=self.settings.compression)
+        except UnsupportedError as error:
+            return error
+        return None

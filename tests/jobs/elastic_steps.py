@@ -1,0 +1,113 @@
+"""The steps of an elastic job, whatever the framework; what is to happen in which of them.
+
+Such a program is called with SIZE ... [--policy POLICY] [--compression NAME] [--dies RANK]
+[--fails] and ends well when there have been SIZE ranks for some steps, for each SIZE given, in that
+order. test_elastic.py adds and kills ranks meanwhile. Or a RANK of three kills itself in its fifth
+step, for whose gradients the others then wait; or an operation fails on all ranks in that step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+from tests.jobs.elastic_witness import Witness
+
+STEPS_EACH = 8
+MOST_STEPS = 2000
+PAUSE = 0.05  # seconds between two steps
+
+parser = argparse.ArgumentParser()
+parser.add_argument("sizes", type=int, nargs="+")
+parser.add_argument("--policy", default="spread")
+parser.add_argument("--compression", choices=("lags", "gtopk", "adaptive"), default="lags")
+parser.add_argument("--dies", type=int)
+parser.add_argument("--fails", action="store_true")
+
+
+def presets(module: Any) -> dict[str, Any]:
+    """Compressions by the names that the argument has, of a framework's module of the package."""
+    return {
+        "lags": module.LAGS(density=0.05, adaptive=False, min_numel=1),
+        "gtopk": module.GTopK(density=0.05, min_numel=1),
+        "adaptive": module.LAGS(density=0.05, min_numel=1),
+    }
+
+
+def train(
+    hvd: Any,
+    state: Any,
+    args: argparse.Namespace,
+    witness: Witness,
+    *,
+    step: Callable[..., float],
+    check_replicas: Callable[[], None],
+) -> None:
+    """Trains until all sizes were reached.
+
+    Args:
+        hvd: Horovod's module.
+        state: With step, reached and first_loss.
+        args: From `parser`.
+        witness: Is asked after each change.
+        step: Takes the step of this number, within which a rank `dies`; the loss of all ranks.
+        check_replicas: Raises where they differ.
+    """
+    place = f"{os.environ['HOROVOD_HOSTNAME']}:{os.environ['HOROVOD_LOCAL_RANK']}"
+    restore = state.restore
+
+    def restore_after_failure() -> None:
+        witness.why = "failure"
+        print(f"{place} met {type(sys.exc_info()[1]).__name__}", flush=True)
+        restore()
+
+    def steps(state: Any) -> None:
+        print(f"pid {os.getpid()} at {place} is rank {hvd.rank()} of {hvd.size()}", flush=True)
+        witness.check(args.policy)
+        check_replicas()
+        first = state.step
+        while state.step < MOST_STEPS:
+            reached = ""
+            fifth = hvd.size() == 3 and state.step == first + 4
+            loss = step(state.step, dies=fifth and hvd.rank() == args.dies)
+            if args.fails and state.step == 4 and witness.why == "new":
+                raise HorovodInternalError("an operation failed on all ranks")
+            state.step += 1
+            if state.step == 1:
+                state.first_loss = loss
+            if state.step == first + 3:
+                witness.tell(f"three steps as {hvd.size()}")
+            if hvd.size() == args.sizes[state.reached] and state.step >= first + STEPS_EACH:
+                state.reached += 1
+                reached = f"reached {hvd.size()}"
+            if state.reached == len(args.sizes):
+                check_replicas()
+                assert loss < 0.5 * state.first_loss, (state.first_loss, loss)
+                witness.tell(
+                    f"done after {state.step} steps, loss {state.first_loss:.3f} to {loss:.3f}"
+                )
+                return
+            witness.before_commit(state.step)
+            try:
+                state.commit()
+            except HostsUpdatedInterrupt:
+                witness.why = "update"
+                raise
+            if reached:
+                witness.tell(reached)
+            time.sleep(PAUSE)
+
+    state.restore = restore_after_failure
+    hvd.elastic.run(steps)(state)
+
+
+def die() -> None:
+    """As if the machine had."""
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,84 @@
+"""Remembers what residuals were before the ranks of an elastic job changed, and what they became.
+
+By other means than the package, and whatever the framework: of one layer, whose gradients are
+integers of UNIT, so that sums are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+UNIT = 2.0**-10  # so small that gTop-k prefers the other gradients
+COUNTED = (50, 40)  # shape of the layer
+
+
+def a_count(draw: np.random.Generator) -> np.ndarray:
+    """A gradient of the layer."""
+    return draw.integers(-9, 10, COUNTED).astype(np.float32) * np.float32(UNIT)
+
+
+class Witness:
+    """Of one rank.
+
+    Args:
+        hvd: Horovod's module.
+        residual: What this rank has yet to send of the layer: float64, flat; zeros where it holds
+            nothing.
+        summed: Sums such an array over the ranks; with a name.
+        gathered: Every rank's thing; with a name.
+
+    Attributes:
+        why: What made the ranks change last: "new", "failure" or "update".
+    """
+
+    def __init__(
+        self,
+        hvd: Any,
+        *,
+        residual: Callable[[], np.ndarray],
+        summed: Callable[[np.ndarray, str], np.ndarray],
+        gathered: Callable[[Any, str], list[Any]],
+    ) -> None:
+        self.why = "new"
+        self._hvd = hvd
+        self._residual, self._summed, self._gathered = residual, summed, gathered
+        self._own = np.zeros(np.prod(COUNTED))  # of this rank, at the last commit
+        self._total = np.zeros_like(self._own)  # of all ranks then
+        self._steps = 0
+        self._place = (-1, 0)  # rank and size then
+
+    def before_commit(self, steps: int) -> None:
+        own = self._residual()
+        self._total = self._summed(own, "witness.total")
+        self._own, self._steps = own, steps
+        self._place = (self._hvd.rank(), self._hvd.size())
+
+    def check(self, policy: str) -> None:
+        """After the ranks have changed: what they hold is what those that are left held."""
+        rank, size = self._hvd.rank(), self._hvd.size()
+        everybody = self._gathered((self.why, self._steps), "witness.why")
+        reasons = {why for why, _ in everybody}
+        # Ranks that leave in order hand over; of one that died nothing is left. A rank that had not
+        # finished the step that rank 0 has committed counts as one that died.
+        if "failure" in reasons:
+            kept = self._own * (self._steps == everybody[0][1])
+        else:
+            kept = self._total * (rank == 0)
+        expected = self._summed(kept, "witness.expected")
+        if policy == "reset":
+            expected = np.zeros_like(expected)
+        if self.why == "failure" and self._place == (rank, size):
+            assert np.array_equal(self._residual(), self._own), "not its own residual"
+        found = self._summed(self._residual(), "witness.found")
+        assert np.array_equal(found, expected), np.abs(found - expected).sum()
+        shares = self._gathered(int(np.count_nonzero(self._residual())), "witness.shares")
+        total = int(np.abs(expected).sum() / UNIT)
+        self.tell(f"reasons {sorted(reasons)} size {size} total {total} shares {shares}")
+
+    def tell(self, text: str) -> None:
+        """Rank 0 prints it."""
+        if self._hvd.rank() == 0:
+            print(text, flush=True)
