@@ -54,6 +54,10 @@ class Communicator {
   /// Like Check, for a rank that waits for nobody any more: others may have left.
   virtual void CheckAtEnd() { Check(); }
 
+  /// This rank is through with so many steps: it needs nobody for them any more, while others may
+  /// still wait for what it has sent.
+  virtual void Committed(std::int64_t /*steps*/) {}
+
   /// The user has been told that the exchange failed.
   virtual void Acknowledge() {}
 };

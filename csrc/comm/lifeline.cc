@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -36,6 +37,14 @@ double AbortSeconds() {
   Require(*end == '\0' && std::isfinite(seconds) && seconds >= 0,
           "HVD_SPARSE_ABORT_SECONDS must be a number of seconds, at least 0, got '", text, "'");
   return seconds;
+}
+
+/// What a goodbye says; 0 if it says nothing that can be read.
+std::int64_t StepsIn(const std::string& text) {
+  std::int64_t steps = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, steps);
+  return error == std::errc() && rest == end ? steps : 0;
 }
 
 /// Says why and ends the process without running anything that could hang.
@@ -192,7 +201,7 @@ void Lifeline::Impl::CarryOutOrders() {
   }
   if (fail) TellOthers(*fail);
   if (!leave || leaving_) return;
-  TellOthers({RecordKind::kGoodbye, rank_});
+  TellOthers({RecordKind::kGoodbye, rank_, std::to_string(verdict_.steps())});
   for (auto& [rank, peer] : peers_) peer.connection.FinishSending();
   leaving_ = After(kGoodbyeSeconds);
 }
@@ -229,8 +238,8 @@ void Lifeline::Impl::Heed(int from, const Record& record) {
   switch (record.kind) {
     case RecordKind::kGoodbye:
     case RecordKind::kLeft:
-      verdict_.Left(about);
-      TellOthers({RecordKind::kLeft, about}, from);
+      verdict_.Left(about, StepsIn(record.text));
+      TellOthers({RecordKind::kLeft, about, record.text}, from);
       return;
     case RecordKind::kFail:
       if (verdict_.Failed(about, record.error, record.text)) {
@@ -272,6 +281,8 @@ void Lifeline::Connect(const std::string& address, double seconds) {
 void Lifeline::Fail(ErrorKind kind, const std::string& reason) {
   if (!impl_->InForkedChild()) impl_->Fail(kind, reason);
 }
+
+void Lifeline::Committed(std::int64_t steps) { impl_->verdict().Committed(steps); }
 
 std::optional<Lifeline::Failure> Lifeline::CurrentFailure(double grace_seconds) const {
   if (impl_->InForkedChild()) return std::nullopt;

@@ -12,6 +12,7 @@
 #ifndef HVD_SPARSE_COMM_LIFELINE_H_
 #define HVD_SPARSE_COMM_LIFELINE_H_
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,8 +33,8 @@ class Lifeline {
   /// rank numbers appear in messages only.
   Lifeline(int rank, int size, const std::string& name);
 
-  /// Says goodbye and closes; the peers learn that this rank left, which fails only those that
-  /// still wait for it. Takes half a second at most.
+  /// Says goodbye and closes; the peers learn that this rank left, and after how many steps, which
+  /// fails only those that still wait for it. Takes half a second at most.
   ~Lifeline();
 
   Lifeline(const Lifeline&) = delete;
@@ -54,9 +55,13 @@ class Lifeline {
   /// failure is of the kind KindOnOthers(kind).
   void Fail(ErrorKind kind, const std::string& reason);
 
+  /// This rank is through with so many steps.
+  void Committed(std::int64_t steps);
+
   /// Why the exchange has ended; nothing while it goes on. A rank that left or died counts at once
   /// for those who call with `grace_seconds` = 0, else only that much later: its last messages may
-  /// still be under way. Cheap enough for a polling loop.
+  /// still be under way. One that left after the step in which this rank is has sent all that it
+  /// will wait for, and counts a minute later. Cheap enough for a polling loop.
   std::optional<Failure> CurrentFailure(double grace_seconds = 2.0) const;
 
   /// The same for a rank that waits for nobody: without grace, and others may have left.

@@ -3,6 +3,7 @@
 #ifndef HVD_SPARSE_COMM_LIFELINE_COMMUNICATOR_H_
 #define HVD_SPARSE_COMM_LIFELINE_COMMUNICATOR_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,6 +28,10 @@ class LifelineCommunicator : public Communicator {
   void CheckAtEnd() override {
     if (lifeline_ == nullptr) return;
     if (auto failure = lifeline_->FailureAtEnd()) throw Error(failure->kind, failure->message);
+  }
+
+  void Committed(std::int64_t steps) override {
+    if (lifeline_ != nullptr) lifeline_->Committed(steps);
   }
 
   void Acknowledge() override {

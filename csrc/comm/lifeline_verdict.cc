@@ -2,7 +2,14 @@
 
 #include "csrc/comm/lifeline_verdict.h"
 
+#include <algorithm>
+
 namespace hvd_sparse {
+namespace {
+
+constexpr double kLastMessagesSeconds = 60;
+
+}  // namespace
 
 void LifelineVerdict::Note(ErrorKind kind, const std::string& message,
                            std::optional<Event>* first) {
@@ -16,10 +23,12 @@ void LifelineVerdict::Lost(int rank, const std::string& how) {
        Concat("rank ", rank, " of ", size_, " ", how, " in exchange '", name_, "'"), &lost_);
 }
 
-void LifelineVerdict::Left(int rank) {
+void LifelineVerdict::Left(int rank, std::int64_t steps) {
   std::lock_guard<std::mutex> lock(mutex_);
+  std::optional<Event> event;
   Note(ErrorKind::kPeerLost, Concat("rank ", rank, " of ", size_, " left exchange '", name_, "'"),
-       &left_);
+       &event);
+  left_.push_back({*event, steps});
 }
 
 bool LifelineVerdict::Failed(int rank, ErrorKind kind, const std::string& reason) {
@@ -34,11 +43,17 @@ std::optional<Lifeline::Failure> LifelineVerdict::Current(double grace_seconds) 
 
   std::lock_guard<std::mutex> lock(mutex_);
   const auto now = Clock::now();
-  const auto due = [&](const Event& event) {
-    return std::chrono::duration<double>(now - event.time).count() >= grace_seconds;
+  const auto due = [&](const Event& event, double grace) {
+    return std::chrono::duration<double>(now - event.time).count() >= grace;
   };
-  if (failed_ || (lost_ && due(*lost_))) return LostOrFailed();
-  if (left_ && due(*left_)) return left_->failure;
+  if (failed_ || (lost_ && due(*lost_, grace_seconds))) return LostOrFailed();
+  for (const auto& [event, steps] : left_) {
+    // What it has sent may take long over a slow link; not for ever, should it have died since.
+    const bool has_sent_all = grace_seconds > 0 && steps > this->steps();
+    if (due(event, has_sent_all ? std::max(grace_seconds, kLastMessagesSeconds) : grace_seconds)) {
+      return event.failure;
+    }
+  }
   return std::nullopt;
 }
 

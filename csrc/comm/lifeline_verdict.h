@@ -4,10 +4,12 @@
 #define HVD_SPARSE_COMM_LIFELINE_VERDICT_H_
 
 #include <atomic>
+#include <cstdint>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "csrc/comm/lifeline.h"
 #include "csrc/comm/socket.h"
@@ -22,7 +24,14 @@ class LifelineVerdict {
   /// Rank `rank` is lost; `how` is e.g. "has died (host h, pid n)".
   void Lost(int rank, const std::string& how);
 
-  void Left(int rank);
+  /// Rank `rank` has left after so many steps.
+  void Left(int rank, std::int64_t steps);
+
+  /// See Lifeline::Committed.
+  void Committed(std::int64_t steps) { steps_.store(steps, std::memory_order_release); }
+
+  /// This rank's steps.
+  std::int64_t steps() const { return steps_.load(std::memory_order_acquire); }
 
   /// Rank `rank` has ended the exchange. False if another had done so before.
   bool Failed(int rank, ErrorKind kind, const std::string& reason);
@@ -54,10 +63,16 @@ class LifelineVerdict {
 
   const int size_;
   const std::string name_;
+  std::atomic<std::int64_t> steps_{0};
   std::atomic<bool> any_{false};  // one of the events below has happened
 
   mutable std::mutex mutex_;
-  std::optional<Event> lost_, left_, failed_;  // the first of each
+  std::optional<Event> lost_, failed_;  // the first of each
+  struct Leaving {
+    Event event;
+    std::int64_t steps;
+  };
+  std::vector<Leaving> left_;  // every rank that has
   bool acknowledged_ = false;
 };
 

@@ -20,10 +20,10 @@ enum class RecordKind : unsigned char {
   kHello = 1,    ///< to rank 0, first: who is calling (text: token, size, who)
   kWelcome = 2,  ///< from rank 0: you have reached the right one (text: who)
   kStart = 3,    ///< from rank 0: all ranks have connected
-  kGoodbye = 4,  ///< the sender leaves
+  kGoodbye = 4,  ///< the sender leaves (text: after how many steps)
   kFail = 5,     ///< rank `rank` ends the exchange (error: as what; text: reason)
   kLost = 6,     ///< from rank 0: rank `rank` is lost (text: how)
-  kLeft = 7,     ///< from rank 0: rank `rank` has left
+  kLeft = 7,     ///< from rank 0: rank `rank` has left (text: as it said)
 };
 
 struct Record {

@@ -277,6 +277,7 @@ void Exchange::Commit(const std::string& refuse) {
       slot->state = State::kIdle;
     }
     ++steps_;
+    comm_->Committed(steps_);
   }
   if (!why.empty()) {
     Throw(ErrorKind::kNonFinite, why,

@@ -86,6 +86,33 @@ TEST_P(LifelineSizes, ARankThatLeavesIsReportedAfterTheGracePeriod) {
   }
 }
 
+TEST_P(LifelineSizes, ARankThatLeftAfterTheStepOfAnotherIsNotMissedAtOnce) {
+  const int size = GetParam();
+  for (const int rank : {0, size - 1}) {
+    Lifelines lifelines = ConnectedLifelines(size);
+    lifelines[rank]->Committed(3);
+    lifelines[rank].reset();
+    for (const auto& lifeline : lifelines) {
+      if (!lifeline) continue;
+      lifeline->Committed(2);
+      EXPECT_NE(Report(*lifeline, 0), "(none)");  // where nothing can be under way any more
+      EXPECT_FALSE(lifeline->CurrentFailure(1e-9));
+      lifeline->Committed(3);  // now this rank is in a step that the other has not made
+      EXPECT_TRUE(lifeline->CurrentFailure(1e-9));
+    }
+  }
+}
+
+TEST(Lifeline, OfSeveralThatLeftTheOneThatIsMissedCounts) {
+  Lifelines lifelines = ConnectedLifelines(4);
+  lifelines[1]->Committed(1);
+  lifelines[1].reset();
+  EXPECT_EQ(Report(*lifelines[3], 0), "rank 1 of 4 left exchange 'optimizer.0'");
+  EXPECT_FALSE(lifelines[3]->CurrentFailure(1e-9));
+  lifelines[2].reset();
+  EXPECT_EQ(Report(*lifelines[3], 1e-9), "rank 2 of 4 left exchange 'optimizer.0'");
+}
+
 INSTANTIATE_TEST_SUITE_P(UpTo64Ranks, LifelineSizes, testing::Values(1, 2, 3, 4, 17, 64));
 
 TEST(Lifeline, TheFirstReasonStays) {
