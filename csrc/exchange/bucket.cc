@@ -228,6 +228,10 @@ void Bucket::Reduce(Communicator& comm, const Kernels& kernels, DeviceNetwork* n
   } else {
     ReduceOverNodes(comm, kernels);
   }
+  if (bad_rank() > bad_rank_) {  // every rank tells what it knows, and the lowest rank is kept
+    Throw(ErrorKind::kExchangeFailed, "rank ", comm.Rank(), ": the result of bucket '", spec_.name,
+          "' knows of no NaN or Inf, and this rank does: what a rank has sent is damaged");
+  }
   stats_.reduced = reduced_.count();
   stats_.exchange_end = SteadySeconds();
   stats_.exchange_seconds = stats_.exchange_end - stats_.exchange_begin;

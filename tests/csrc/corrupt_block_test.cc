@@ -7,11 +7,13 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/comm/group_communicator.h"
 #include "csrc/comm/loopback_communicator.h"
+#include "csrc/exchange/bucket.h"
 #include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/thrown.h"
@@ -162,6 +164,58 @@ TEST(CorruptBlock, IsNotWhatASumThatOverflowsMakes) {
         }
       }
     }
+  }
+}
+
+/// What this rank is sent knows of no gradient that is not finite.
+class Forgetful final : public Communicator {
+ public:
+  explicit Forgetful(Communicator* comm) : comm_(*comm) {}
+
+  int Rank() const override { return comm_.Rank(); }
+  int Size() const override { return comm_.Size(); }
+  void Fail(ErrorKind kind, const std::string& reason) override { comm_.Fail(kind, reason); }
+  void Check() override { comm_.Check(); }
+
+  void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
+    comm_.Transfer(out, in, what);
+    for (const Incoming& message : in) {
+      if (message.bytes < static_cast<std::int64_t>(sizeof(BlockHeader))) continue;
+      std::memcpy(static_cast<std::uint8_t*>(message.data) + offsetof(BlockHeader, bad_rank),
+                  &kNoRank, sizeof(kNoRank));
+    }
+  }
+
+ private:
+  Communicator& comm_;
+};
+
+/// Else a step that others refuse would count here, with what is not finite.
+TEST(CorruptBlock, ThatForgetsWhatARankKnowsMakesNoResult) {
+  for (const std::string& name : CollectiveNames()) {
+    OnRanks(3, [&](Communicator& comm) {
+      const bool knows = comm.Rank() == 2;  // gtopk sends it the result as it is
+      Bucket bucket(0, {"fc", {8}, {8}, {2}, "top_k", {}, name}, {0, 1});
+      std::vector<float> gradient(8, 1.0f), residual(8);
+      if (knows) gradient[3] = std::nanf("");
+      SelectionState state;
+      Launch launch;
+      launch.gradients = {{gradient.data(), 8, DType::kFloat32}};
+      launch.residual = residual;
+      launch.states = {&state, 1};
+      launch.ks = {2};
+      launch.decays = {1};
+      bucket.Select(std::move(launch), comm.Rank(), CpuKernels());
+      Forgetful forgetful(&comm);
+      try {
+        bucket.Reduce(knows ? forgetful : comm, CpuKernels());
+        EXPECT_EQ(bucket.bad_rank(), 2) << name;
+        EXPECT_FALSE(knows && name == "gtopk");
+      } catch (const Error& error) {
+        EXPECT_TRUE(knows) << name << ": " << error.what();
+        EXPECT_TRUE(Says(error, "rank 2: the result of bucket 'fc' knows of no NaN or Inf"));
+      }
+    });
   }
 }
 
