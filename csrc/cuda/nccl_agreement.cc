@@ -65,9 +65,10 @@ Means Read(const MeansMessage& message) {
 Wish WishFromEnvironment() {
   const char* value = std::getenv(kVariable);
   const std::string text = value == nullptr ? "" : value;
-  Require(text.empty() || text == "0" || text == "1", kVariable, " must be 0, 1 or unset, got '",
-          text, "'");
-  return text.empty() ? Wish::kIfPossible : text == "0" ? Wish::kNever : Wish::kAlways;
+  if (text.empty() || text == "0") return Wish::kNever;
+  Require(text == "auto" || text == "1", kVariable, " must be 0, auto, 1 or unset, got '", text,
+          "'");
+  return text == "1" ? Wish::kAlways : Wish::kIfPossible;
 }
 
 /// Host and UUID: what NCCL, too, goes by.
@@ -146,7 +147,7 @@ Means MeansOf(int device) {
     return means;
   }
   if (means.wish == Wish::kNever) {
-    means.problem = Concat(kVariable, "=0");
+    means.problem = Concat(kVariable, " is neither auto nor 1");
     return means;
   }
   try {

@@ -17,14 +17,14 @@ namespace hvd_sparse::nccl {
 
 /// What HVD_SPARSE_NCCL asks for.
 enum class Wish {
-  kIfPossible,  ///< unset
-  kNever,       ///< 0
+  kNever,       ///< unset, or 0
+  kIfPossible,  ///< auto
   kAlways,      ///< 1: an exchange without NCCL is refused
 };
 
 /// What a rank has.
 struct Means {
-  Wish wish = Wish::kIfPossible;
+  Wish wish = Wish::kNever;
   std::string error;    ///< of what the user asked for; empty if there is none
   std::string problem;  ///< why this rank cannot use NCCL; empty if it can
   int version = 0;

@@ -31,7 +31,8 @@ NcclTransport::NcclTransport(const nccl::Library& library, const nccl::UniqueId&
   const OnDevice current(device_);
   stream_ = std::make_unique<Stream>();
   mark_ = std::make_unique<Event>();
-  const std::string what = "making NCCL's communicator (HVD_SPARSE_NCCL=0 does without)";
+  const std::string what =
+      "making NCCL's communicator (without HVD_SPARSE_NCCL blocks go over the CPU)";
   try {
     {
       const std::lock_guard lock(mutex_);

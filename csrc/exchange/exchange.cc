@@ -189,7 +189,7 @@ DeviceNetwork* Exchange::NetworkFor(const Bucket& bucket) {
     const bool news = devices_->network == nullptr && !devices_->declined;
     if (news && Rank() == 0 && !said.exchange(true)) {
       Warn("gtopk between GPUs goes by way of the CPUs, since NCCL is not used: ",
-           devices_->problem, " (HVD_SPARSE_NCCL=0: without this line)");
+           devices_->problem, " (HVD_SPARSE_NCCL=auto)");
     }
   }
   return devices_ ? devices_->network.get() : nullptr;

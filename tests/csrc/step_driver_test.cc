@@ -417,7 +417,9 @@ TEST(StepDriver, ASumOfOthersThatIsNotFiniteIsRefusedOnAllRanks) {
                 if (step != 1 || marks) rank.End();
                 // The first step sends all; of the second one nothing counts, and the residual
                 // keeps it.
-                if (step == 1) ASSERT_EQ(rank.Owed(), 2.0 * kNumel);
+                if (step == 1) {
+                  ASSERT_EQ(rank.Owed(), 2.0 * kNumel);
+                }
               }
             },
             {non_finite});

@@ -47,6 +47,7 @@ class NcclTransportTest : public CudaTest {
     ::setenv("HVD_SPARSE_NCCL_LIBRARY", FAKE_NCCL_FOLDER "/libfake_nccl.so", 1);
     ::setenv(nccl::kSharing, "1", 1);
 #endif
+    ::setenv("HVD_SPARSE_NCCL", "auto", 1);
   }
 
   /// Runs `program` on `size` ranks; false, and the reason, if they cannot use NCCL here.
@@ -181,11 +182,10 @@ TEST_F(NcclTransportTest, WhatNoTransportCanDoIsRefused) {
   });
 }
 
-TEST_F(NcclTransportTest, NobodyUsesItWhereTheUserSaysSo) {
-  ::setenv("HVD_SPARSE_NCCL", "0", 1);
-  EXPECT_FALSE(OnRanks(3, [](NcclTransport&, Communicator&, cudaStream_t) { ADD_FAILURE(); }));
+TEST_F(NcclTransportTest, NobodyUsesItUnlessTheUserSaysSo) {
   ::unsetenv("HVD_SPARSE_NCCL");
-  EXPECT_EQ(problem_, "rank 0: HVD_SPARSE_NCCL=0");
+  EXPECT_FALSE(OnRanks(3, [](NcclTransport&, Communicator&, cudaStream_t) { ADD_FAILURE(); }));
+  EXPECT_EQ(problem_, "rank 0: HVD_SPARSE_NCCL is neither auto nor 1");
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ std::vector<Means> Able(int size) {
   std::vector<Means> ranks(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
     Means& means = ranks[static_cast<std::size_t>(rank)];
+    means.wish = Wish::kIfPossible;
     means.version = kVersion;
     means.device = Concat("GPU 0 of host", rank, ", UUID ", rank);
   }
@@ -131,6 +132,9 @@ TEST(NcclAgreement, OfThisProcessFollowsTheEnvironment) {
   ::setenv("HVD_SPARSE_NCCL_LIBRARY", FAKE_NCCL_FOLDER "/libfake_nccl.so", 1);
   ::unsetenv("HVD_SPARSE_NCCL");
   ::unsetenv(kSharing);
+  EXPECT_EQ(MeansOf(0).wish, Wish::kNever);
+  EXPECT_EQ(MeansOf(0).problem, "HVD_SPARSE_NCCL is neither auto nor 1");
+  ::setenv("HVD_SPARSE_NCCL", "auto", 1);
   const Means able = MeansOf(0);
   EXPECT_EQ(able.problem, "");
   EXPECT_EQ(able.version, 23203);
@@ -143,7 +147,7 @@ TEST(NcclAgreement, OfThisProcessFollowsTheEnvironment) {
   ::setenv("HVD_SPARSE_NCCL", "1", 1);
   EXPECT_EQ(MeansOf(0).wish, Wish::kAlways);
   ::setenv("HVD_SPARSE_NCCL", "0", 1);
-  EXPECT_EQ(MeansOf(0).problem, "HVD_SPARSE_NCCL=0");
+  EXPECT_EQ(MeansOf(0).wish, Wish::kNever);
   ::setenv("HVD_SPARSE_NCCL", "yes", 1);
   const Means mistaken = MeansOf(0);
   ::unsetenv("HVD_SPARSE_NCCL");
@@ -153,7 +157,7 @@ TEST(NcclAgreement, OfThisProcessFollowsTheEnvironment) {
   ranks[1] = mistaken;
   const Told told = TellAll(ranks);
   EXPECT_EQ(told.kind, ErrorKind::kInvalidArgument);
-  EXPECT_EQ(told.thrown, "rank 1: HVD_SPARSE_NCCL must be 0, 1 or unset, got 'yes'");
+  EXPECT_EQ(told.thrown, "rank 1: HVD_SPARSE_NCCL must be 0, auto, 1 or unset, got 'yes'");
 }
 
 TEST(NcclAgreement, AnotherVersionOfThisPackageIsFoundOut) {

@@ -26,6 +26,7 @@ class NcclExchange : public testing::Test {
   void SetUp() override {
     ::setenv("HVD_SPARSE_NCCL_LIBRARY", FAKE_NCCL_FOLDER "/libfake_nccl.so", 1);
     ::setenv(nccl::kSharing, "1", 1);
+    ::setenv("HVD_SPARSE_NCCL", "auto", 1);
   }
   void TearDown() override { ::unsetenv("HVD_SPARSE_NCCL"); }
 };
@@ -66,11 +67,11 @@ TEST_F(NcclExchange, OtherCollectivesAndNarrowValuesGoAsBefore) {
   }
 }
 
-TEST_F(NcclExchange, TheUserCanTurnItOff) {
-  ::setenv("HVD_SPARSE_NCCL", "0", 1);
+TEST_F(NcclExchange, WithoutTheUsersWishBlocksGoOverTheCpu) {
+  ::unsetenv("HVD_SPARSE_NCCL");
   const auto off = RunRanks<float>(3, SpecOf(kGpu, "top_k", "gtopk", {}));
   for (const Seen& seen : off) EXPECT_EQ(seen.over_nccl, 0);
-  ::unsetenv("HVD_SPARSE_NCCL");
+  ::setenv("HVD_SPARSE_NCCL", "1", 1);
   const auto on = RunRanks<float>(3, SpecOf(kGpu, "top_k", "gtopk", {}));
   for (const Seen& seen : on) EXPECT_EQ(seen.over_nccl, kSteps);
   ExpectSameBits(off, on);

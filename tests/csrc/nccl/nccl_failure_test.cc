@@ -47,6 +47,7 @@ class NcclFailure : public testing::TestWithParam<bool> {
   void SetUp() override {
     ::setenv("HVD_SPARSE_NCCL_LIBRARY", kLibrary, 1);
     ::setenv(nccl::kSharing, "1", 1);
+    ::setenv("HVD_SPARSE_NCCL", "auto", 1);
     CONTROL(fake_nccl_run_behind)(GetParam());
     emulation::device_is_idle = &DeviceIsIdle;
   }
