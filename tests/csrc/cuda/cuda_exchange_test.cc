@@ -15,10 +15,12 @@ template <typename T>
 class CudaExchange : public CudaTest {};
 TYPED_TEST_SUITE(CudaExchange, GradientTypes);
 
+/// Every sparsifier with one collective and the reverse: between the two, blocks lie on the CPU.
 TYPED_TEST(CudaExchange, StepsHaveTheBitsOfTheCpu) {
   for (const std::string& sparsifier : SparsifierNames()) {
     for (const std::string& collective : CollectiveNames()) {
       if (collective == "hierarchical") continue;
+      if (sparsifier != "gaussian" && collective != "gtopk") continue;
       for (const WireFormat wire : {WireFormat{}, WireFormat{true, DType::kBFloat16}}) {
         SCOPED_TRACE(sparsifier + ", " + collective);
         const auto of_cpu = RunRanks<TypeParam>(kRanks, SpecOf({}, sparsifier, collective, wire));
