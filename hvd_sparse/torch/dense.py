@@ -141,8 +141,8 @@ class DenseReducer:
         finite = torch.isfinite(total)
         work.copy_(torch.where(finite, total.clamp(-largest, largest), total))
         rest = torch.where(finite, total - work.to(torch.float32), 0.0)
-        if bool(rest.any()):
-            self._remainders[slot.name] = rest.div_(factor)
+        # Also where it is zero: whether sums are looked at must be the same on all ranks.
+        self._remainders[slot.name] = rest.div_(factor)
 
 
 def _fits(work: torch.Tensor, dtype: torch.dtype) -> bool:
