@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 import virtual_cluster
 from virtual_cluster import VirtualCluster
 
-from tests.jobs.launch import ROOT, Job, mpirun, mpirun_without_help
+from tests.jobs.launch import ROOT, TELL_STATUS, Job, mpirun, mpirun_without_help
 
 FAULTY = "tests/jobs/faulty.py"
 RANKS = 3
@@ -115,7 +116,11 @@ SHM_FAULTS = (
 LINK_FAULTS = (
     Fault("cut", "any", "a link is cut for 10 s", recovers=True, seconds=60, patient=True),
     Fault("crawl", "any", "all links at 1 % for 10 s", recovers=True, seconds=60, patient=True),
-)
+    Fault(
+        "vanish", "any", "a link is cut for good, as if its machine had lost power",
+        {"PeerLostError: ": 2}, seconds=45, patient=True,
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -161,31 +166,48 @@ def _with_shm(size: str) -> list[str]:
 
 
 def break_link(fault: Fault) -> Outcome:
-    """Starts a job on hosts of a virtual cluster and spoils the network for a while."""
+    """Starts a job on hosts of a virtual cluster and spoils the network."""
     with VirtualCluster(hosts=RANKS, rate="100mbit") as cluster:
-        command = [sys.executable, str(ROOT / FAULTY), "none", "--steps", "60", "--pause", "0.25"]
+        program = [sys.executable, str(ROOT / FAULTY), "none", "--steps", "60", "--pause", "0.25"]
         process = cluster.popen(
-            command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            program if fault.recovers else ["sh", "-c", TELL_STATUS, "sh", *program],
+            env={"PYTHONPATH": str(ROOT)},
+            mpirun=[] if fault.recovers else ["--enable-recovery"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if "step 10 done" in line:
-                break
-        lines.append(f"fault at {time.time()}\n")
+        output = ""
         spoil = {
-            "cut": lambda up: cluster.popen_on(
-                2, ["ip", "link", "set", "e0", "up" if up else "down"]
-            ).wait(),
+            "cut": lambda up: _set_link(cluster, up),
             "crawl": lambda up: cluster.set_rate("100mbit" if up else "1mbit"),
+            "vanish": lambda up: None if up else _set_link(cluster, False),
         }[fault.name]
-        spoil(False)
-        time.sleep(10)
-        spoil(True)
-        output, _ = process.communicate(timeout=fault.seconds + 60)
-        job = Job(process.returncode, "".join(lines) + output, 0.0)
-        return _judge(fault, job, time.time(), last_step="step 59 done")
+        patience = threading.Timer(fault.seconds + 60, process.kill)
+        patience.start()
+        for line in process.stdout:
+            output += line
+            if "step 10 done" in line:
+                output += f"fault at {time.time()}\n"
+                spoil(False)
+                time.sleep(10)
+                spoil(True)
+            # mpirun waits for the machine that has gone.
+            if not fault.recovers and all(status in output for status in _survivors_ended()):
+                process.kill()
+                break
+        end = time.time()
+        patience.cancel()
+        job = Job(process.wait(), output, 0.0)
+        return _judge(fault, job, end, last_step="step 59 done")
+
+
+def _set_link(cluster: VirtualCluster, up: bool) -> None:
+    cluster.popen_on(RANKS - 1, ["ip", "link", "set", "e0", "up" if up else "down"]).wait()
+
+
+def _survivors_ended() -> list[str]:
+    return [f"rank {rank} ended with status 1" for rank in range(RANKS - 1)]
 
 
 def _judge(fault: Fault, job: Job, end: float, *, last_step: str = LAST_STEP) -> Outcome:
@@ -198,9 +220,7 @@ def _judge(fault: Fault, job: Job, end: float, *, last_step: str = LAST_STEP) ->
         problems.append("should have recovered" if fault.recovers else "should have ended early")
     alone = not fault.recovers and not fault.helped
     problems += [
-        f"rank {rank} did not end by itself with an error"
-        for rank in range(RANKS - 1)
-        if alone and f"rank {rank} ended with status 1" not in job.output
+        f"missing: {ended}" for ended in _survivors_ended() if alone and ended not in job.output
     ]
     for pattern, least in fault.says.items():
         found = len(re.findall(pattern, job.output))

@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 SITE = ROOT / "tests" / "jobs" / "site"  # what Python imports before the program
+# For sh: runs a command, and says how it ended.
+TELL_STATUS = '"$@"; echo "rank $OMPI_COMM_WORLD_RANK ended with status $?"'
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,8 @@ def mpirun_without_help(
     mpirun then ends with status 0 whatever happens, so each rank's own status is in the output:
     "rank 1 ended with status 0".
     """
-    tell = '"$@"; echo "rank $OMPI_COMM_WORLD_RANK ended with status $?"'
     mpirun = [*inside, *_mpirun(ranks), "--enable-recovery"]
-    command = [*mpirun, "sh", "-c", tell, "sh", sys.executable]
+    command = [*mpirun, "sh", "-c", TELL_STATUS, "sh", sys.executable]
     return run([*command, *program], timeout=timeout, **extra)
 
 
