@@ -59,6 +59,11 @@ def new_compression(*, ranks, clips, momentum, passes=1):
     )
 
 
+def mode_of(*others):
+    """Eager or a graph, so that each of the two meets each choice of all others."""
+    return tf.function if sum(others) % 2 else lambda step: step
+
+
 def memory_of(target):
     """Residuals and velocities, by variable."""
     exchange = find_exchange(target)
@@ -87,13 +92,13 @@ def check_law(before, after, gradients, applied, *, ranks, refused, momentum, pa
             assert np.array_equal(total(grown, ranks), result), name
 
 
-@pytest.mark.parametrize("mode", [lambda step: step, tf.function], ids=["eager", "graph"])
 @pytest.mark.parametrize("momentum", [0.0, 0.5], ids=["no momentum", "momentum"])
 @pytest.mark.parametrize("clips", [False, True], ids=["whole", "clipped"])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=["float32", "bfloat16"])
-def test_nothing_is_lost_through_a_tape(dtype, clips, momentum, mode, ranks):
+def test_nothing_is_lost_through_a_tape(dtype, clips, momentum, ranks):
     if not ranks.included():
         return
+    mode = mode_of(dtype == tf.float32, clips, momentum > 0, ranks.size() == hvd.size())
     variables = make_variables(dtype=dtype)
     compression = new_compression(ranks=ranks, clips=clips, momentum=momentum)
 
@@ -117,13 +122,15 @@ def test_nothing_is_lost_through_a_tape(dtype, clips, momentum, mode, ranks):
         assert_same_on_all_ranks(applied, ranks)
 
 
-@pytest.mark.parametrize("mode", [lambda step: step, tf.function], ids=["eager", "graph"])
 @pytest.mark.parametrize("momentum", [0.0, 0.5], ids=["no momentum", "momentum"])
 @pytest.mark.parametrize("clips", [False, True], ids=["whole", "clipped"])
 @pytest.mark.parametrize("how", ["plain", "two passes", "scaled, bad weights", "scaled, bad bias"])
-def test_nothing_is_lost_through_an_optimizer(how, clips, momentum, mode, ranks):
+def test_nothing_is_lost_through_an_optimizer(how, clips, momentum, ranks):
     if not ranks.included():
         return
+    mode = mode_of(
+        how in ("plain", "scaled, bad bias"), clips, momentum > 0, ranks.size() == hvd.size()
+    )
     passes = 2 if how == "two passes" else 1
     variables = [keras.Variable(np.zeros(s, np.float32), name=n) for n, s in SHAPES.items()]
     optimizer = inner = hvd.DistributedOptimizer(
