@@ -42,6 +42,9 @@ bool StopFailingAllocations() {
 
 void* operator new(std::size_t bytes) { return hvd_sparse::Allocate(bytes); }
 void* operator new[](std::size_t bytes) { return hvd_sparse::Allocate(bytes); }
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  return hvd_sparse::FailsNow() ? nullptr : std::malloc(bytes);
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
