@@ -1,0 +1,295 @@
+/// Steps of a driver that are refused or measured, carry velocities, or do not end.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <future>
+#include <limits>
+#include <thread>
+
+#include "csrc/exchange/step_driver.h"
+#include "tests/csrc/driven_ranks.h"
+
+namespace hvd_sparse {
+namespace {
+
+TEST(StepDriver, ABadGradientIsRefusedOnAllRanksAndTheNextStepIsNormal) {
+  OnRanks(3, kOneByOne, [](DrivenRank& rank) {
+    for (int step = 0; step < 3; ++step) {
+      rank.Fill();
+      if (step == 1 && rank.exchange.Rank() == 1) {
+        rank.Gradient(2)[5] = std::numeric_limits<float>::quiet_NaN();
+      }
+      rank.Begin();
+      std::vector<std::future<void>> done;
+      for (int piece = 0; piece < kPieces; ++piece) done.push_back(rank.Launch(piece));
+      for (auto& one : done) {
+        if (step == 1) {
+          ASSERT_EQ(KindOf(std::move(one)), ErrorKind::kNonFinite);
+        } else {
+          one.get();
+        }
+      }
+      if (step != 1) rank.End();
+    }
+  });
+}
+
+TEST(StepDriver, ABadGradientMayMarkTheStepOnAllRanksInstead) {
+  auto world = std::make_shared<LoopbackWorld>(2);
+  std::vector<std::thread> threads;
+  for (int number = 0; number < 2; ++number) {
+    threads.emplace_back([&world, number] {
+      DrivenRank rank(world, number, {2, 2}, {}, {NonFinite::kMark});
+      for (int step = 0; step < 3; ++step) {
+        rank.Fill();
+        if (step == 1 && number == 1) rank.Gradient(3)[5] = std::numeric_limits<float>::infinity();
+        rank.Begin();
+        std::vector<std::future<void>> done;
+        for (int piece = 0; piece < kPieces; ++piece) done.push_back(rank.Launch(piece));
+        for (auto& one : done) one.get();
+        rank.End();
+        for (const auto& gradient : rank.gradients) {
+          ASSERT_EQ(std::isnan(gradient[0]), step == 1);
+        }
+      }
+      ASSERT_EQ(rank.driver->steps(), 3);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+TEST(StepDriver, ASumOfOthersThatIsNotFiniteIsRefusedOnAllRanks) {
+  for (const NonFinite non_finite : {NonFinite::kRefuse, NonFinite::kMark}) {
+    OnRanks(2, {2, -2},
+            [](DrivenRank& rank) {
+              std::fill(rank.residual.begin(), rank.residual.end(), 2.0f);
+              for (int step = 0; step < 3; ++step) {
+                rank.Fill();
+                rank.Begin();
+                std::vector<std::future<void>> done;
+                for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
+                for (const int piece : {2, 3}) rank.Hand(piece);
+                rank.Sum(2);
+                ASSERT_EQ(done[0].wait_for(std::chrono::milliseconds(20)),
+                          std::future_status::timeout);
+                if (step == 1) rank.Gradient(3)[7] = std::numeric_limits<float>::infinity();
+                rank.Sum(3);
+                const bool marks = rank.rules.non_finite == NonFinite::kMark;
+                for (auto& one : done) {
+                  if (step == 1 && !marks) {
+                    ASSERT_EQ(KindOf(std::move(one)), ErrorKind::kNonFinite);
+                  } else {
+                    one.get();
+                  }
+                }
+                ASSERT_EQ(std::isnan(rank.Gradient(0)[0]), step == 1 && marks);
+                if (step != 1 || marks) rank.End();
+                // The first step sends all; of the second one nothing counts, and the residual
+                // keeps it.
+                if (step == 1) {
+                  ASSERT_EQ(rank.Owed(), 2.0 * kNumel);
+                }
+              }
+            },
+            {non_finite});
+  }
+}
+
+TEST(StepDriver, WhereAllPassAStepThatIsNotFiniteEndsWithAnError) {
+  auto world = std::make_shared<LoopbackWorld>(1);
+  DrivenRank rank(world, 0, {-4});
+  std::fill(rank.residual.begin(), rank.residual.end(), 2.0f);
+  for (const bool bad : {true, false}) {
+    rank.Fill();
+    rank.Begin();
+    for (int piece = 0; piece < kPieces; ++piece) {
+      rank.Hand(piece);
+      ASSERT_EQ(rank.Gradient(piece)[0], 3.0f);
+      if (bad) rank.Gradient(piece)[0] = std::numeric_limits<float>::quiet_NaN();
+      rank.Sum(piece);
+    }
+    if (bad) {
+      EXPECT_THROW(rank.End(), Error);
+    } else {
+      rank.End();
+    }
+    EXPECT_EQ(rank.Owed(), bad ? 2.0 * kNumel * kPieces : 0.0);
+  }
+  rank.exchange.Check();
+  EXPECT_EQ(rank.driver->steps(), 2);
+}
+
+TEST(StepDriver, AnExchangeThatEndsEndsTheWaitForSums) {
+  OnRanks(2, {2, -2}, [](DrivenRank& rank) {
+    rank.Begin();
+    std::vector<std::future<void>> done;
+    for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
+    if (rank.exchange.Rank() == 0) rank.driver->Cancel("its sums will not come");
+    for (auto& one : done) ASSERT_EQ(KindOf(std::move(one)), ErrorKind::kExchangeFailed);
+  });
+}
+
+TEST(StepDriver, WhatPassesTakesItsVelocityAlongAndARefusedStepLeavesIt) {
+  StepRules rules;
+  rules.momentum = 0.5f;
+  OnRanks(
+      2, {1, -3},
+      [](DrivenRank& rank) {
+        std::vector<float> expected(kNumel, 0.0f);
+        for (int step = 0; step < 4; ++step) {
+          rank.Fill();
+          rank.Begin();
+          std::future<void> zero = rank.Launch(0);
+          for (const int piece : {1, 2, 3}) {
+            rank.Hand(piece);
+            ASSERT_EQ(rank.Gradient(piece)[0], 0.5f * expected[0] + 1);
+            if (step == 2) rank.Gradient(piece)[0] = std::numeric_limits<float>::quiet_NaN();
+            rank.Sum(piece);
+          }
+          if (step == 2) {
+            ASSERT_EQ(KindOf(std::move(zero)), ErrorKind::kNonFinite);
+          } else {
+            zero.get();
+            rank.End();
+            for (float& value : expected) value = 0.5f * value + 1;
+          }
+          for (const int piece : {1, 2, 3}) {
+            const auto begin = rank.velocity.begin() + piece * kNumel;
+            ASSERT_EQ(std::vector<float>(begin, begin + kNumel), expected);
+          }
+        }
+        // What was exchanged goes on in a step that is refused, and is masked in others: all of it
+        // in the first one, and then one entry.
+        ASSERT_EQ(rank.velocity[kNumel - 1], 1.75f);
+        ASSERT_TRUE(std::any_of(rank.velocity.begin(), rank.velocity.begin() + kNumel,
+                                [](float value) { return value == 0; }));
+      },
+      rules);
+}
+
+TEST(StepDriver, AStepIsMeasuredWhenThatWasAskedFor) {
+  StepRules rules;
+  rules.measure_every = 2;
+  rules.momentum = 0.5f;
+  auto world = std::make_shared<LoopbackWorld>(1);
+  std::vector<StepSample> seen;
+  StepDriver::Hooks hooks;
+  hooks.measured = [&seen](const std::vector<StepSample>& samples) {
+    seen.insert(seen.end(), samples.begin(), samples.end());
+  };
+  DrivenRank rank(world, 0, {1, 1, -2}, hooks, rules);
+  for (int step = 0; step < 3; ++step) {
+    rank.Fill();
+    std::vector<float> owed = rank.residual;
+    for (std::size_t i = 0; i < owed.size(); ++i) owed[i] += 1 + 0.5f * rank.velocity[i];
+    rank.Begin();
+    std::vector<std::future<void>> done;
+    for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
+    for (const int piece : {2, 3}) {
+      rank.Hand(piece);
+      rank.Sum(piece);
+    }
+    for (auto& one : done) one.get();
+    rank.End();
+    ASSERT_EQ(seen.size(), step == 2 ? 4u : 2u);
+    if (step == 1) continue;
+    const StepSample& last = seen.back();
+    EXPECT_EQ(last.bucket, 1u);
+    EXPECT_EQ(last.step, step);
+    const auto at = static_cast<std::ptrdiff_t>(kNumel);
+    EXPECT_EQ(last.accumulated, std::vector<float>(owed.begin() + at, owed.begin() + 2 * at));
+    EXPECT_EQ(last.applied, rank.Gradient(1));
+    for (std::size_t i = 0; i < last.left.size(); ++i) {
+      EXPECT_EQ(last.left[i] + last.applied[i], last.accumulated[i]);
+    }
+  }
+}
+
+TEST(StepDriver, WhatHasNoUnitsOfSelectionMustPass) {
+  auto world = std::make_shared<LoopbackWorld>(1);
+  Exchange exchange(std::make_unique<LoopbackCommunicator>(world, 0), SelectOn::kCaller);
+  const DrivenBucket passes{DrivenBucket::kPasses, 1, 1, {}, 1}, sparse{0, 1, 1, {{0, {1}}}, 1};
+  EXPECT_NO_THROW(StepDriver(&exchange, {{kNumel, 0}}, {passes}));
+  EXPECT_THROW(StepDriver(&exchange, {{kNumel, 0}}, {sparse}), Error);
+  StepRules rules;
+  rules.momentum = 1;
+  EXPECT_THROW(StepDriver(&exchange, {{kNumel, 0}}, {passes}, {}, rules), Error);
+}
+
+TEST(StepDriver, CancellingEndsTheStepOnAllRanks) {
+  OnRanks(3, kOneByOne, [](DrivenRank& rank) {
+    rank.Begin();
+    std::vector<std::future<void>> done;
+    const int count = rank.exchange.Rank() == 0 ? 2 : kPieces;
+    for (int piece = 0; piece < count; ++piece) done.push_back(rank.Launch(piece));
+    if (rank.exchange.Rank() == 0) rank.driver->Cancel("a test wants it");
+    for (auto& one : done) ASSERT_EQ(KindOf(std::move(one)), ErrorKind::kExchangeFailed);
+    // A piece whose predecessors failed before it came has nobody to wait for.
+    ASSERT_EQ(KindOf(rank.Launch(2)), ErrorKind::kExchangeFailed);
+    ASSERT_EQ(KindOf(rank.Launch(0)), ErrorKind::kExchangeFailed);
+  });
+}
+
+TEST(StepDriver, CancellingBetweenStepsChangesNothing) {
+  OnRanks(2, kOneByOne, [](DrivenRank& rank) {
+    rank.driver->Cancel("nobody waits");
+    rank.Begin();
+    std::vector<std::future<void>> done;
+    for (int piece = 0; piece < kPieces; ++piece) done.push_back(rank.Launch(piece));
+    for (auto& one : done) one.get();
+  });
+}
+
+TEST(StepDriver, APieceThatWillNotComeEndsTheExchange) {
+  OnRanks(2, kOneByOne, [](DrivenRank& rank) {
+    if (rank.exchange.Rank() == 0) return rank.driver->Fail("a piece was lost");
+    rank.Begin();
+    ASSERT_EQ(KindOf(rank.Launch(0)), ErrorKind::kExchangeFailed);
+  });
+}
+
+TEST(StepDriver, APieceThatComesTwiceEndsTheExchange) {
+  OnRanks(1, kOneByOne, [](DrivenRank& rank) {
+    rank.Begin();
+    std::future<void> first = rank.Launch(2), second = rank.Launch(2);
+    ASSERT_EQ(KindOf(std::move(second)), ErrorKind::kExchangeFailed);
+    ASSERT_EQ(KindOf(std::move(first)), ErrorKind::kExchangeFailed);
+  });
+}
+
+TEST(StepDriver, AStepThatBeginsAmidAnotherEndsTheExchange) {
+  OnRanks(1, kOneByOne, [](DrivenRank& rank) {
+    rank.Begin();
+    std::future<void> first = rank.Launch(2);
+    EXPECT_THROW(rank.Begin(), Error);
+    ASSERT_EQ(KindOf(std::move(first)), ErrorKind::kExchangeFailed);
+  });
+}
+
+TEST(StepDriver, WhatDoesNotFitIsRefusedAndNothingHasHappened) {
+  OnRanks(1, kOneByOne, [](DrivenRank& rank) {
+    EXPECT_THROW(rank.Launch(0), Error);  // before its step
+    EXPECT_THROW(rank.driver->Begin({rank.residual.data(), 3}, rank.states), Error);
+    EXPECT_THROW(rank.driver->Begin(rank.residual, {rank.states.data(), 3}), Error);
+    EXPECT_THROW(rank.driver->Replace(rank.Buckets({3})), Error);
+    EXPECT_THROW(rank.driver->Launch(kPieces, {}, nullptr), Error);
+    EXPECT_THROW(rank.driver->Launch(0, {}, nullptr), Error);
+  });
+}
+
+TEST(StepDriver, ClosingAmidAStepLeavesNobodyWaiting) {
+  OnRanks(2, kOneByOne, [](DrivenRank& rank) {
+    rank.Begin();
+    std::future<void> done = rank.Launch(0);
+    if (rank.exchange.Rank() == 0) rank.driver.reset();
+    if (rank.exchange.Rank() == 1) {
+      for (int piece = 1; piece < kPieces; ++piece) rank.Launch(piece);
+    }
+    ASSERT_EQ(KindOf(std::move(done)), ErrorKind::kExchangeFailed);
+  });
+}
+
+}  // namespace
+}  // namespace hvd_sparse
