@@ -93,7 +93,7 @@ cpptest: $(ENV_STAMP) ## runs the C++ tests
 	@$(call cpp_tests,tests,-DHVD_SPARSE_EMULATE_CUDA=ON)
 
 tsan: $(ENV_STAMP) ## runs the C++ tests under ThreadSanitizer
-	@TSAN_OPTIONS=halt_on_error=1 $(call cpp_tests,tsan,-DHVD_SPARSE_SANITIZE=thread)
+	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/csrc/tsan_suppressions.txt" $(call cpp_tests,tsan,-DHVD_SPARSE_SANITIZE=thread)
 
 asan: $(ENV_STAMP) ## runs the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(call cpp_tests,asan,-DHVD_SPARSE_SANITIZE=address)
