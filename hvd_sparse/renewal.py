@@ -6,6 +6,7 @@ other ranks. What it holds is kept, and the next one takes it over.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Generic, Protocol, TypeVar
 
 from hvd_sparse import lifecycle
@@ -25,7 +26,7 @@ class Ending(Protocol):
 _E = TypeVar("_E", bound=Ending)
 
 
-class Renewal(Generic[_E]):
+class Renewal(ABC, Generic[_E]):
     """Builds an exchange when it is needed, and gives it up with its world.
 
     Each framework says how to build, save and inherit.
@@ -99,18 +100,18 @@ class Renewal(Generic[_E]):
         if self.exchange is not None:
             self.exchange.fail(reason)
 
+    @abstractmethod
     def _build(self) -> _E | None:
         """An exchange between the ranks of now; None where there is nobody else. Collective."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _inherit(self, exchange: _E, held: dict[str, Any] | None) -> None:
         """Gives a new exchange what this rank held, and the other ranks did. Collective."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _save(self, exchange: _E) -> dict[str, Any]:
         """What belongs to this rank's exchange, which may be closed; copied."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _total(self, exchange: _E) -> dict[str, Any]:
         """The same, with the residuals of all ranks added up. Collective."""
-        raise NotImplementedError

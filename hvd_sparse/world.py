@@ -35,6 +35,14 @@ def in_elastic_job() -> bool:
     return os.environ.get("HOROVOD_ELASTIC", "") not in ("", "0")
 
 
+def may_have_peers(size: int) -> bool:
+    """Whether there is anybody to exchange with, or may be: others can join an elastic job.
+
+    What a rank that is alone does to gradients there must be what more ranks do.
+    """
+    return size > 1 or in_elastic_job()
+
+
 def key_of(process_set: Any) -> ProcessSetKey:
     """Tells Horovod's process sets apart: the number of one that was removed goes to another."""
     return process_set.process_set_id, tuple(process_set.ranks or ())

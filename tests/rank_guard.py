@@ -20,7 +20,7 @@ STDERR = pytest.StashKey()
 
 
 def hooks(horovod: str, *, timeout: float = TIMEOUT_S) -> dict[str, Any]:
-    """The hooks, by name.
+    """The hooks, and fixtures, by name.
 
     Args:
         horovod: Its module for a framework.
@@ -54,6 +54,22 @@ def hooks(horovod: str, *, timeout: float = TIMEOUT_S) -> dict[str, Any]:
         gc.freeze()  # what is left (the framework's own) need not be looked through again
         faulthandler.cancel_dump_traceback_later()
 
+    @pytest.fixture(scope="module")
+    def first_and_last():
+        """A process set of two ranks."""
+        if hvd.size() < 3:
+            pytest.skip("needs three ranks")
+        made = hvd.add_process_set([0, hvd.size() - 1])
+        yield made
+        hvd.remove_process_set(made)
+
+    @pytest.fixture(params=["all ranks", "two ranks"])
+    def ranks(request):
+        """All of them, and then a process set of two."""
+        if request.param == "all ranks":
+            return hvd.global_process_set
+        return request.getfixturevalue("first_and_last")
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(item, call):
         """A failed rank would leave its peers waiting in a collective, so it ends the run."""
@@ -65,11 +81,10 @@ def hooks(horovod: str, *, timeout: float = TIMEOUT_S) -> dict[str, Any]:
             os._exit(1)  # mpirun then ends the others
         return report
 
-    return {
-        hook.__name__: hook
-        for hook in (
-            pytest_configure,
-            pytest_collection_modifyitems,
-            pytest_runtest_makereport,
-        )
-    } | {"no_rank_hangs": no_rank_hangs}
+    functions = (
+        pytest_configure,
+        pytest_collection_modifyitems,
+        pytest_runtest_makereport,
+    )
+    fixtures = {"no_rank_hangs": no_rank_hangs, "first_and_last": first_and_last, "ranks": ranks}
+    return {hook.__name__: hook for hook in functions} | fixtures

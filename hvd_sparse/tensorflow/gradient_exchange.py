@@ -31,7 +31,7 @@ from hvd_sparse.tensorflow.quality_meter import QualityMeter
 from hvd_sparse.tensorflow.settings import Settings
 from hvd_sparse.tensorflow.step_ops import StepOps
 from hvd_sparse.tuner import Tuner
-from hvd_sparse.world import World, in_elastic_job
+from hvd_sparse.world import World, may_have_peers
 
 
 class GradientExchange:
@@ -101,9 +101,7 @@ class GradientExchange:
         share = LocalShare.of(compression, settings.reduction, size=world.size)
         self._local = LocalGradient(share, graph)
         self._dense = DenseReducer(prefix, settings, process_set=process_set)
-        # A graph of a rank that is alone is that of more ranks, where others may join.
-        has_peers = world.size > 1 or in_elastic_job()
-        self._pieces = pieces_of(self.layers, compression) if has_peers else []
+        self._pieces = pieces_of(self.layers, compression) if may_have_peers(world.size) else []
         self._members = [
             [self._names.index(layer.name) for layer in piece.layers] for piece in self._pieces
         ]

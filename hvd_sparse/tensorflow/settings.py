@@ -13,7 +13,7 @@ from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.local_share import check_not_twice
 from hvd_sparse.reduction import Reduction, checked_reduction
 from hvd_sparse.tensorflow import compat
-from hvd_sparse.world import in_elastic_job
+from hvd_sparse.world import may_have_peers
 
 # Arguments of Horovod's functions that belong to an exchange.
 _ARGUMENTS = (
@@ -139,9 +139,7 @@ class Settings:
         """Whether anything happens to gradients of this rank, in Horovod's process set."""
         if not process_set.included():
             return False
-        # The graph of a rank that is alone is that of more ranks, where others may join.
-        has_peers = process_set.size() > 1 or in_elastic_job()
-        return has_peers or self.compression.acts_on_gradients
+        return may_have_peers(process_set.size()) or self.compression.acts_on_gradients
 
     def describe(self) -> dict[str, str]:
         """By name, what must be the same on all ranks."""

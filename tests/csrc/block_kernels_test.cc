@@ -75,16 +75,6 @@ TEST(Merge, MalformedBlocksAreSafe) {
 
 // ---- Trimming -----------------------------------------------------------------------------------
 
-/// Entries of awkward values at every third position, some with the survived bit.
-Entries AwkwardEntries(std::int64_t size, int seed) {
-  const std::vector<float> values = Awkward(size, seed);
-  Entries entries;
-  for (std::int64_t i = 0; i < size; ++i) {
-    entries.push_back({Marked(static_cast<Index>(3 * i), i % 5 == 0), values[i]});
-  }
-  return entries;
-}
-
 /// The k largest of them by sorting, ties to the lower index, zeros too.
 Entries SortedTopK(Entries entries, std::int64_t k) {
   std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
@@ -102,7 +92,7 @@ Entries Part(const Entries& entries, std::int64_t begin, std::int64_t end) {
 
 TEST(KeepTopK, EqualsSorting) {
   for (const std::int64_t size : kSizes) {
-    const Entries entries = AwkwardEntries(size, 7);
+    const Entries entries = EveryThird(size, 7);
     for (std::int64_t k = 0; k <= size + 1; k = k < 4 ? k + 1 : k * 3) {
       const Entries expected = SortedTopK(entries, k);
       SparseBlock block = MakeBlock(entries);
@@ -114,7 +104,7 @@ TEST(KeepTopK, EqualsSorting) {
 
 TEST(KeepTopK, ReturnsWhatItDropsAndTouchesNothingElse) {
   for (const std::int64_t size : {10, 64, 200, 1000, 70000}) {
-    const Entries entries = AwkwardEntries(size, 7);
+    const Entries entries = EveryThird(size, 7);
     // Taken entries have left zeros; between them are entries that were not taken.
     std::vector<float> before = Awkward(3 * size, 9);
     for (const Entry& entry : entries) before[Position(entry.index)] = 0;
@@ -137,7 +127,7 @@ TEST(KeepTopK, ReturnsWhatItDropsAndTouchesNothingElse) {
 }
 
 TEST(KeepTopK, KeepsAllWhereTheyAreFewEnough) {
-  const Entries entries = AwkwardEntries(100, 7);
+  const Entries entries = EveryThird(100, 7);
   SparseBlock block = MakeBlock(entries);
   std::vector<float> residual(300, 1.0f);
   for (const std::int64_t k : {90, 91, 1000}) {
@@ -175,7 +165,7 @@ TEST(Settle, PutsBackWhatWasNotDeliveredAndNothingElse) {
 TEST(Settle, EqualsThePlainLoop) {
   for (const std::int64_t size : kSizes) {
     // Positions 3i were selected; what was agreed on shares some of them, and has others.
-    const Entries selected = AwkwardEntries(size, 7);
+    const Entries selected = EveryThird(size, 7);
     Entries reduced;
     std::mt19937 random(11);
     for (Index i = 0; i < 3 * size; ++i) {

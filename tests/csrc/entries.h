@@ -109,6 +109,16 @@ inline std::vector<float> Awkward(std::int64_t size, int seed) {
   return values;
 }
 
+/// Entries of awkward values at every third position, some with the survived bit.
+inline Entries EveryThird(std::int64_t size, int seed) {
+  const std::vector<float> values = Awkward(size, seed);
+  Entries entries;
+  for (std::int64_t i = 0; i < size; ++i) {
+    entries.push_back({Marked(static_cast<Index>(3 * i), i % 5 == 0), values[i]});
+  }
+  return entries;
+}
+
 }  // namespace hvd_sparse
 
 #endif  // HVD_SPARSE_TESTS_CSRC_ENTRIES_H_

@@ -27,23 +27,6 @@ BAD_STEP = 1
 SCALE = 1024.0
 
 
-@pytest.fixture(scope="module")
-def first_and_last():
-    """A process set of two ranks."""
-    if hvd.size() < 3:
-        pytest.skip("needs three ranks")
-    made = hvd.add_process_set([0, hvd.size() - 1])
-    yield made
-    hvd.remove_process_set(made)
-
-
-@pytest.fixture(params=["all ranks", "two ranks"])
-def ranks(request):
-    if request.param == "all ranks":
-        return hvd.global_process_set
-    return request.getfixturevalue("first_and_last")
-
-
 def new_optimizer(model, *, ranks, passes, scaler, clips, momentum):
     """Clipping makes a quarter of each gradient that has all its 256 entries."""
     compression = LAGS(

@@ -29,23 +29,6 @@ BAD_STEP = 1
 SCALE = 1024.0
 
 
-@pytest.fixture(scope="module")
-def first_and_last():
-    """A process set of two ranks."""
-    if hvd.size() < 3:
-        pytest.skip("needs three ranks")
-    made = hvd.add_process_set([0, hvd.size() - 1])
-    yield made
-    hvd.remove_process_set(made)
-
-
-@pytest.fixture(params=["all ranks", "two ranks"])
-def ranks(request):
-    if request.param == "all ranks":
-        return hvd.global_process_set
-    return request.getfixturevalue("first_and_last")
-
-
 def new_compression(*, ranks, clips, momentum, passes=1):
     """Clipping makes a quarter of each gradient that has all its 256 entries."""
     return LAGS(

@@ -12,16 +12,6 @@
 namespace hvd_sparse {
 namespace {
 
-/// Entries of awkward values at every third position, some with the survived bit.
-Entries EveryThird(std::int64_t size, int seed) {
-  const std::vector<float> values = Awkward(size, seed);
-  Entries entries;
-  for (std::int64_t i = 0; i < size; ++i) {
-    entries.push_back({Marked(static_cast<Index>(3 * i), i % 5 == 0), values[i]});
-  }
-  return entries;
-}
-
 Entries KeptByCpu(const Entries& entries, std::int64_t k, Span<float> residual = {}) {
   SparseBlock block = MakeBlock(entries);
   block.Finish(CpuKernels().KeepTopK(k, 0, block.count(), &block, residual));

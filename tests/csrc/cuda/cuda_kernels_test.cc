@@ -263,16 +263,6 @@ TEST_F(CudaTake, CountsAndMomentsAreThoseOfTheCpu) {
 
 // ---- What becomes of the entries that were taken ------------------------------------------------
 
-/// Entries at every third position, some with the survived bit.
-Entries EveryThird(std::int64_t size, int seed) {
-  const std::vector<float> values = Awkward(size, seed);
-  Entries entries;
-  for (std::int64_t i = 0; i < size; ++i) {
-    entries.push_back({Marked(static_cast<Index>(3 * i), i % 5 == 0), values[i]});
-  }
-  return entries;
-}
-
 using CudaBlocks = CudaTest;
 
 TEST_F(CudaBlocks, KeepingSettlingAndPuttingBackEqualTheCpu) {

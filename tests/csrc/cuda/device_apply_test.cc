@@ -15,15 +15,6 @@
 namespace hvd_sparse {
 namespace {
 
-Entries EveryThird(std::int64_t size, int seed) {
-  const std::vector<float> values = Awkward(size, seed);
-  Entries entries;
-  for (std::int64_t i = 0; i < size; ++i) {
-    entries.push_back({Marked(static_cast<Index>(3 * i), i % 5 == 0), values[i]});
-  }
-  return entries;
-}
-
 cuda::DeviceBlockHeader Refused() {
   cuda::DeviceBlockHeader header;
   header.bad_rank = 1;
