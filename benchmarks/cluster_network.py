@@ -30,7 +30,7 @@ BURST_SECONDS = 40e-6
 # Bytes of a frame, by the rate from which they are used. Every frame costs processor time, so they
 # grow with the rate; and one passes unshaped after a pause, so on slow links they stay well below a
 # message of 8 kB.
-MTU_FROM = ((0.0, 1500), (20e6, 3000), (400e6, 9000))
+MTU_FROM = ((0.0, 1500), (20e6, 3000), (45e6, 4500), (400e6, 9000))
 ETHERNET_HEADER = 14
 # What a full queue holds, in seconds of the rate, and at least in bytes: a switch's buffer.
 QUEUE_SECONDS, QUEUE_BYTES = 20e-3, 256 * 1024

@@ -120,12 +120,15 @@ class Variant:
         """Whether gradients travel dense, be it by a tuner's decision."""
         return self.mode == "dense" or (self.settling is not None and not self.settling.sparse)
 
-    def prepare(self, untimed: int) -> None:
-        """The steps before the first turn; an adaptive mode decides how gradients travel."""
+    @property
+    def long(self) -> bool:
+        """Whether a step says as much as many do: of waits alone, or of dense gradients."""
+        return self.dense or self.mode == "compute"
+
+    def settle(self) -> None:
+        """The steps in which an adaptive mode decides how gradients travel."""
         if self.sparse:
             self.settling = settle(self.optimizer, self.step)
-        for _ in range(min(untimed, 1) if self.dense else untimed):
-            self.step()
 
     def step(self) -> tuple[float, float, float]:
         """One step of training; seconds of forward, of backward, and of what was left."""
@@ -167,16 +170,21 @@ class Variant:
         return torch.zeros(dict(self.training.named_parameters())[name].numel())
 
     def verify(self) -> bool:
-        """Whether one more step leaves the same bits everywhere and loses nothing. Collective."""
+        """Whether a step leaves the same bits everywhere and loses nothing. Collective.
+
+        One more step, as a residual has to be known before and after it; without residuals, the
+        last one, which nobody else's has followed.
+        """
         import horovod.torch as hvd
         import torch
 
         largest = max(self.training.parameters, key=lambda p: p.tensor.numel)
         name = largest.tensor.name
         own = torch.empty_like(largest.gradient)
-        self.training.gradients.write(own, tensor=largest.number, step=self.steps)
         before = self.residual(name)
-        self.step()
+        if self.sparse:
+            self.step()
+        self.training.gradients.write(own, tensor=largest.number, step=self.steps - 1)
         left = (own.view(-1) + before - self.residual(name))[:SAMPLED].double()
         result = largest.gradient.view(-1)[:SAMPLED].double()
         if self.mode == "compute":
@@ -192,8 +200,8 @@ class Variant:
 
 
 def replay(variant: Variant, steps: int, size: int, interface: str | None) -> None:
-    """One step to get the ranks into step, unless it is a long dense one; some that are timed."""
-    if not variant.dense:
+    """Some steps that are timed; before sparse ones, one to get the ranks into step."""
+    if not variant.long:
         variant.step()
     before = Usage.now(interface)
     for _ in range(steps):
@@ -267,7 +275,7 @@ def main(
     backward: Annotated[float, typer.Option(help="seconds of a backward pass")] = 0.02,
     dilation: Annotated[float, typer.Option(help="waits take so many times as long")] = 1.0,
     steps: Annotated[int, typer.Option(min=1, help="timed, in each turn of each mode")] = 5,
-    dense_steps: Annotated[int | None, typer.Option(min=1, help="instead, of dense")] = None,
+    dense_steps: Annotated[int | None, typer.Option(min=1, help="of dense, compute")] = None,
     turns: Annotated[int, typer.Option(min=1, help="of each mode")] = 3,
     untimed: Annotated[int, typer.Option(min=0, help="steps before the first turn")] = 3,
     tuning_skipped: Annotated[int, typer.Option(min=1, help="by a tuner, of each kind")] = 2,
@@ -315,14 +323,19 @@ def main(
         for each in mode
     ]  # fmt: skip
     for variant in variants:
-        variant.prepare(untimed)
+        variant.settle()
         if rank == 0 and variant.settling is not None:
             print("\n".join([variant.mode, *variant.settling.lines()]), flush=True)
-    for _ in range(turns):
+    for variant in variants:  # of a long one, to let Horovod know its names
+        for _ in range(min(untimed, 1) if variant.long else untimed):
+            variant.step()
+    results: list[Measured] = []
+    for turn in range(turns):
         for variant in variants:
             hvd.barrier()
-            replay(variant, dense_steps if variant.dense else steps, size, interface)
-    results = [measured(variant, variant.verify()) for variant in variants]
+            replay(variant, dense_steps if variant.long else steps, size, interface)
+            if turn == turns - 1:
+                results.append(measured(variant, variant.verify()))
     held = hvd.allreduce(torch.tensor([float(memory_of_this_process())]), op=hvd.Sum, name="held")
     result = {
         "model": model,

@@ -51,10 +51,10 @@ class Effort:
     Attributes:
         dilation: Of the waits and, inversely, of the rate.
         repeat: Dilation of the repetition; None for none.
-        steps: In each turn of each method but dense.
-        dense_steps: In each turn of dense.
+        steps: In each turn of each sparse method.
+        dense_steps: In each turn of dense, and of compute only.
         turns: Of each method.
-        untimed: Steps before the first turn.
+        untimed: Steps of each sparse method before the first turn.
         memory: Bytes for all ranks together.
         timeout: Seconds for one job.
         tuning_skipped: Steps of each kind that LAGS's tuner lets pass before it looks.
@@ -112,8 +112,10 @@ def run_replay(hosts: Hosts, job: Job, effort: Effort, modes: Sequence[str], *, 
         program = [str(FOLDER / "replay.py")]
         program += [f"--{name}={value}" for name, value in options.items()]
         program += [f"--mode={mode}" for mode in modes]
-        # Horovod's idle rounds every millisecond are no part of the ratio that dilation keeps.
-        env = {"HOROVOD_CYCLE_TIME": f"{effort.dilation:g}"}
+        # Horovod's idle rounds every millisecond are no part of the ratio that dilation keeps. And
+        # its cache holds the names of one training: where several take turns, dense steps would
+        # be negotiated anew each time.
+        env = {"HOROVOD_CYCLE_TIME": f"{effort.dilation:g}", "HOROVOD_CACHE_CAPACITY": "8192"}
         if effort.timelines is not None and not gloo:
             env["HVD_SPARSE_TIMELINE"] = str(timeline_file(effort, job, modes))
         hosts.run(program, env=env, timeout=effort.timeout)
@@ -143,14 +145,15 @@ def jobs_of(job: Job, ranks: int, memory: float) -> list[tuple[list[str], bool]]
     """Modes that are measured side by side, and whether over Gloo.
 
     Over MPI all modes take turns in one job, where the memory allows; else each in a job of its
-    own. The hosts are the same.
+    own. The hosts are the same. Over Gloo it is dense alone: Horovod's rounds over Gloo keep many
+    ranks' processors busy while there is nothing to do.
     """
     dense = ["compute", "dense"]
     together = [*dense, *job.modes.values()]
     over_mpi = [together]
     if needed(MODELS[job.paper.model], ranks, together) > memory:
         over_mpi = [dense, *(["compute", mode] for mode in job.modes.values())]
-    return [*((modes, False) for modes in over_mpi), (dense, True)]
+    return [*((modes, False) for modes in over_mpi), (["dense"], True)]
 
 
 def measure_once(launcher: Launcher, job: Job, ranks: int, effort: Effort) -> Once:

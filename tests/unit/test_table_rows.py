@@ -115,7 +115,7 @@ def test_modes_share_a_job_where_the_memory_allows():
     (job,) = jobs_of_papers(LAGS_TABLE[:1], [16], gtopk=False)
     (together, over_mpi), (dense, over_gloo) = jobs_of(job, 16, 100 * GIB)
     assert together == ["compute", "dense", *job.modes.values()]
-    assert (dense, over_mpi, over_gloo) == (["compute", "dense"], False, True)
+    assert (dense, over_mpi, over_gloo) == (["dense"], False, True)
     apart = jobs_of(job, 16, GIB)
     assert [modes for modes, gloo in apart if not gloo] == [
         ["compute", "dense"],
