@@ -26,17 +26,28 @@ std::int64_t Checked(std::int64_t numel, std::int64_t k, double slack) {
 
 }  // namespace
 
-DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t k, double slack,
+DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t max_k, double slack,
                          DeviceTransport* transport)
     : transport_(*transport),
       cube_{transport->Rank(), transport->Size()},
-      k_(Checked(numel, k, slack)),
-      kept_(GTopK::KeptBeforeTheLast(k, numel, slack)),
+      numel_(numel),
+      max_k_(Checked(numel, max_k, slack)),
+      slack_(slack),
+      k_(max_k),
+      kept_(GTopK::KeptBeforeTheLast(max_k, numel, slack)),
       mergings_(static_cast<std::size_t>(MergesOf(cube_))),
       zeros_(SizeOfAll([this](Divider* divider) { DivideZeros(divider); })),
       rest_(SizeOfAll([this](Divider* divider) { DivideRest(divider); })) {
-  Divider zeros(zeros_.get()), rest(rest_.get());
+  Divider zeros(zeros_.get());
   DivideZeros(&zeros);
+  Ask(max_k);
+}
+
+void DeviceGTopK::Ask(std::int64_t k) {
+  Require(1 <= k && k <= max_k_, "k must lie in [1, ", max_k_, "], got ", k);
+  k_ = k;
+  kept_ = GTopK::KeptBeforeTheLast(k, numel_, slack_);
+  Divider rest(rest_.get());
   DivideRest(&rest);
   reduced_ = cube_.size > 1 ? running_ : selected_;
 }

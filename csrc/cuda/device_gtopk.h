@@ -29,9 +29,14 @@ namespace hvd_sparse::cuda {
 
 class DeviceGTopK {
  public:
-  /// Of k of `numel` entries; all arguments but the transport's rank are the same on all ranks.
-  /// Allocates on the current device all that it will ever need. The transport outlives it.
-  DeviceGTopK(std::int64_t numel, std::int64_t k, double slack, DeviceTransport* transport);
+  /// Of at most `max_k` of `numel` entries; all arguments but the transport's rank are the same on
+  /// all ranks. Allocates on the current device all that it will ever need. The transport outlives
+  /// it.
+  DeviceGTopK(std::int64_t numel, std::int64_t max_k, double slack, DeviceTransport* transport);
+
+  /// From now on k entries are asked for, at first max_k; the same on all ranks, since messages are
+  /// as long as that takes. Where blocks lie changes.
+  void Ask(std::int64_t k);
 
   /// Where this rank's block is to be before Run: at most k entries, all with the survived bit. It
   /// stays as it is.
@@ -54,6 +59,8 @@ class DeviceGTopK {
   };
 
   void DivideZeros(Divider* divider);
+
+  /// For k and kept entries as they are asked for.
   void DivideRest(Divider* divider);
 
   /// running = the `count` largest of own + theirs.
@@ -62,7 +69,9 @@ class DeviceGTopK {
 
   DeviceTransport& transport_;
   const FoldedCube cube_;
-  const std::int64_t k_, kept_;
+  const std::int64_t numel_, max_k_;
+  const double slack_;
+  std::int64_t k_ = 0, kept_ = 0;
   std::vector<Merging> mergings_;  // one for each merge: all are cleared at once
   DeviceBlock selected_, theirs_, merged_, running_, reduced_;
   const DeviceBytes zeros_, rest_;
