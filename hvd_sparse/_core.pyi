@@ -74,6 +74,14 @@ def pass_work(
     gradient: _Buffer, residual: _Buffer, *, threshold: float, capacity: int, device: str
 ) -> StreamWork: ...
 def select_work(gradient: _Buffer, residual: _Buffer, *, k: int, device: str) -> StreamWork: ...
+def step_work(
+    gradients: Sequence[_Buffer],
+    residual: _Buffer,
+    outputs: Sequence[_Buffer],
+    *,
+    ks: Sequence[int],
+    device: str,
+) -> StreamWork: ...
 
 class Lifeline:
     def __init__(self, rank: int, size: int, name: str) -> None: ...

@@ -240,6 +240,24 @@ void BindKernels(py::module_& m) {
       py::arg("gradient"), py::arg("residual"), py::kw_only(), py::arg("k"), py::arg("device"),
       "A selection of k entries that stays on the device, with the next step's threshold. The "
       "memory must outlive the work.");
+
+  m.def(
+      "step_work",
+      [](const std::vector<PyBuffer>& gradients, const PyBuffer& residual,
+         const std::vector<PyBuffer>& outputs, const std::vector<std::int64_t>& ks,
+         const std::string& device) {
+        const auto views = [](const std::vector<PyBuffer>& buffers) {
+          std::vector<GradView> all;
+          for (const PyBuffer& buffer : buffers) all.push_back(ViewOf(buffer));
+          return all;
+        };
+        return StepWorkOn(DeviceFrom(device), views(gradients), FloatsOf(residual, "residual"), ks,
+                          views(outputs));
+      },
+      py::arg("gradients"), py::arg("residual"), py::arg("outputs"), py::kw_only(), py::arg("ks"),
+      py::arg("device"),
+      "A whole step of a rank that is alone: gradients of a segment each, k of each selected. The "
+      "memory must outlive the work.");
 }
 
 }  // namespace hvd_sparse

@@ -41,11 +41,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// Where the k largest of `count` entries end; all are kept where they are not more.
-__device__ Prefix FindCut(unsigned count, unsigned k, Digits* digits, bool notes) {
+__device__ Prefix FindCut(unsigned count, unsigned k, Digits* digits) {
   if (k == 0) return {0xffffffffu, 0};
   const Prefix all = {0, 0x7fffffffu};
   if (count < k) return all;
-  const Prefix cut = FindLevel<kThreads>(digits, kLevels - 1, k, notes);
+  const Prefix cut = FindLevel<kThreads>(digits, kLevels - 1, k, false);
   return count == k ? all : cut;
 }
 
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
     *to.header = header;
   }
   if (tile > 0 && tile * kTile >= count) return;  // all threads
-  const Prefix cut = FindCut(count, k, digits, tile == 0);
+  const Prefix cut = FindCut(count, k, digits);
 
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -127,8 +127,6 @@ TopKScratch TopKScratch::From(Divider* divider, std::int64_t capacity) {
   return {divider->Take<Digits>(1), divider->Take<unsigned>(1),
           divider->Take<TileWord>(std::max<std::int64_t>(TilesFor(capacity), 1))};
 }
-
-const Prefix* TopKScratch::cut() const { return &digits->found[kLevels - 1]; }
 
 void LaunchKeepTopK(const Keeping& keeping, const DeviceBlock& from, const DeviceBlock& to,
                     const TopKScratch& scratch, cudaStream_t stream) {

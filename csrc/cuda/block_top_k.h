@@ -13,7 +13,6 @@
 namespace hvd_sparse::cuda {
 
 struct Digits;
-struct Prefix;
 
 /// What keeping the largest entries needs, all zero at first; good for one call.
 struct TopKScratch {
@@ -23,8 +22,6 @@ struct TopKScratch {
 
   /// For a block of so many entries.
   static TopKScratch From(Divider* divider, std::int64_t capacity);
-
-  const Prefix* cut() const;  ///< on the device; known if there were k entries
 };
 
 /// How to keep the largest entries.

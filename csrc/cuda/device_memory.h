@@ -42,25 +42,35 @@ class Divider {
   std::size_t used_ = 0;
 };
 
-/// Memory of the current device, which it keeps while it lives.
-class DeviceBytes {
+/// A piece of memory, which it keeps while it lives.
+template <typename Memory>
+class OwnedBytes {
  public:
-  explicit DeviceBytes(std::size_t bytes)
-      : memory_(DeviceMemory::Allocate(bytes > 0 ? bytes : 1)), size_(bytes) {}
-  ~DeviceBytes() { DeviceMemory::Free(memory_); }
-  DeviceBytes(const DeviceBytes&) = delete;
-  DeviceBytes& operator=(const DeviceBytes&) = delete;
+  explicit OwnedBytes(std::size_t bytes)
+      : memory_(Memory::Allocate(bytes > 0 ? bytes : 1)), size_(bytes) {}
+  ~OwnedBytes() { Memory::Free(memory_); }
+  OwnedBytes(const OwnedBytes&) = delete;
+  OwnedBytes& operator=(const OwnedBytes&) = delete;
 
   void* get() const { return memory_; }
   std::size_t size() const { return size_; }
 
-  void Clear(cudaStream_t stream) const {
-    Check(cudaMemsetAsync(memory_, 0, size_, stream), "clear memory");
-  }
-
  private:
   void* const memory_;
   const std::size_t size_;
+};
+
+/// Of the CPU, which the device copies from and to by itself.
+using PinnedBytes = OwnedBytes<PinnedMemory>;
+
+/// Of the current device.
+class DeviceBytes : public OwnedBytes<DeviceMemory> {
+ public:
+  using OwnedBytes::OwnedBytes;
+
+  void Clear(cudaStream_t stream) const {
+    Check(cudaMemsetAsync(get(), 0, size(), stream), "clear memory");
+  }
 };
 
 /// What `divide(Divider*)` hands out, in memory of its own.

@@ -66,14 +66,19 @@ __device__ Prefix FindDigit(const unsigned* histogram, unsigned k) {
   return result;
 }
 
+/// What is known when the digit of `level` has been found, too.
+__device__ inline Prefix Behind(const Prefix& before, const Prefix& digit, int level) {
+  const int bits = level == 0 ? cpu::kUpperBits : cpu::kLowerBits;
+  return {before.bits << bits | digit.bits, digit.rest};
+}
+
 /// Finds the digit of `level`, whose histogram is complete, behind those of the levels before. One
 /// block notes it for the levels to come.
 template <int Threads>
 __device__ Prefix FindLevel(Digits* digits, int level, unsigned k, bool notes) {
   const Prefix before = level == 0 ? Prefix{0, k} : digits->found[level - 1];
   const Prefix digit = FindDigit<Threads>(digits->histograms[level], before.rest);
-  const int bits = level == 0 ? cpu::kUpperBits : cpu::kLowerBits;
-  const Prefix found = {before.bits << bits | digit.bits, digit.rest};
+  const Prefix found = Behind(before, digit, level);
   if (notes && threadIdx.x == 0) digits->found[level] = found;
   return found;
 }

@@ -36,7 +36,7 @@ struct alignas(sizeof(T) < 4 ? 8 : 16) Four {
 };
 
 template <typename T>
-bool IsAligned(const T* memory) {
+__host__ __device__ bool IsAligned(const T* memory) {
   return reinterpret_cast<std::uintptr_t>(memory) % alignof(Four<T>) == 0;
 }
 
@@ -89,11 +89,13 @@ struct WithGradient {
   float decay, scale;
   bool is_aligned;
 
-  explicit WithGradient(const Feedback& feedback)
-      : gradient(static_cast<const T*>(feedback.grad.data)),
-        decay(feedback.decay),
-        scale(feedback.scale),
+  __host__ __device__ WithGradient(const void* memory, float decay, float scale)
+      : gradient(static_cast<const T*>(memory)),
+        decay(decay),
+        scale(scale),
         is_aligned(IsAligned(gradient)) {}
+  explicit WithGradient(const Feedback& feedback)
+      : WithGradient(feedback.grad.data, feedback.decay, feedback.scale) {}
 
   /// Counts what is not finite in `bad`.
   __device__ float Add(float before, T gradient_there, unsigned* bad) const {
@@ -135,6 +137,21 @@ void WithGradientOf(const Feedback& feedback, Call call) {
       return call(WithGradient<BFloat16>(feedback));
   }
   Throw(ErrorKind::kInvalidArgument, "unknown number type ", static_cast<int>(feedback.grad.dtype));
+}
+
+/// Calls `call` with a number of a gradient's type; on the device, where none is unknown any more.
+template <typename Call>
+__device__ void WithTypeOnDevice(DType dtype, Call call) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return call(float());
+    case DType::kFloat64:
+      return call(double());
+    case DType::kFloat16:
+      return call(Float16());
+    case DType::kBFloat16:
+      return call(BFloat16());
+  }
 }
 
 // ---- Sums over a warp ---------------------------------------------------------------------------

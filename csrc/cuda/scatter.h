@@ -7,7 +7,6 @@
 
 #include <cstdint>
 
-#include "csrc/cuda/device_block.h"
 #include "csrc/kernels/kernels.h"
 
 namespace hvd_sparse::cuda {
@@ -33,25 +32,6 @@ struct Scattering {
 };
 
 void LaunchScatter(const Scattering& scattering, cudaStream_t stream);
-
-/// A reduced block on the device on its way into a gradient; see Kernels::Scatter.
-struct Applying {
-  DeviceBlock reduced;
-  float scale;
-  Index offset;  ///< of the gradient in its bucket
-  GradView grad;
-  Span<float> residual;  ///< the part that belongs to the gradient: takes what rounding loses
-  float loss_scale;
-};
-
-/// Sets kSumNotFinite in the block's header where a value would not be finite once it is written.
-/// Ranks that hold the same block find the same.
-void LaunchCheckFits(const Applying& applying, cudaStream_t stream);
-
-/// Zeroes the gradient and writes the block's part of it; nothing at all where the header says that
-/// the step is refused. Two launches. Nothing can be undone, so what might refuse the step must be
-/// known before.
-void LaunchApply(const Applying& applying, cudaStream_t stream);
 
 }  // namespace hvd_sparse::cuda
 

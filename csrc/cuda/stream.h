@@ -68,6 +68,8 @@ class Event {
     Check(cudaStreamWaitEvent(stream, event_, 0), "let a stream wait");
   }
 
+  void Wait() const { Check(cudaEventSynchronize(event_), "wait for an event"); }
+
   /// Whether that work is done.
   bool Passed() const {
     const cudaError_t status = cudaEventQuery(event_);

@@ -1,13 +1,15 @@
 #include "csrc/cuda/stream_work.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "csrc/base/error.h"
 #include "csrc/cuda/block_merge.h"
 #include "csrc/cuda/block_top_k.h"
+#include "csrc/cuda/bucket_take.h"
 #include "csrc/cuda/cuda_kernels.h"
+#include "csrc/cuda/device_exchange.h"
 #include "csrc/cuda/device_selector.h"
-#include "csrc/cuda/residual_top_k.h"
 #include "csrc/cuda/stream.h"
 
 namespace hvd_sparse::cuda {
@@ -38,9 +40,9 @@ class WorkOnDevice : public StreamWork {
   void Fetch(SparseBlock* result) final {
     const OnDevice current(device_);
     Check(cudaDeviceSynchronize(), "finish its work");
-    DeviceBlockHeader header;
-    Copy(&header, result_.header, sizeof(header));
-    const std::int64_t count = std::min<std::int64_t>(header.count, result_.capacity);
+    std::uint32_t made = 0;
+    Copy(&made, count(), sizeof(made));
+    const std::int64_t count = std::min<std::int64_t>(made, result_.capacity);
     result->Reset(count);
     Copy(result->indices(), result_.indices, count * SizeOf(DType::kFloat32));
     Copy(result->values(), result_.values, count * SizeOf(DType::kFloat32));
@@ -50,6 +52,9 @@ class WorkOnDevice : public StreamWork {
  protected:
   explicit WorkOnDevice(int device) : device_(device) {}
   virtual void GiveTo(cudaStream_t stream) = 0;
+
+  /// On the device: of the block's entries.
+  virtual const std::uint32_t* count() const { return &result_.header->count; }
 
   const int device_;
   DeviceBlock result_;
@@ -95,38 +100,69 @@ class MergeWork final : public WorkOnDevice {
   const DeviceBytes zeros_, rest_;
 };
 
+/// A bucket whose gradients are a segment each, and what a step of it brings.
+struct Layers {
+  DeviceBucket bucket;
+  DeviceLaunch launch;
+
+  Layers(const std::vector<GradView>& gradients, Span<float> residual,
+         const std::vector<std::int64_t>& ks, SelectionState* states) {
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      bucket.segments.push_back({gradients[i].numel, ks[i]});
+      bucket.gradient_numels.push_back(gradients[i].numel);
+    }
+    launch.residual = residual;
+    launch.gradients = launch.outputs = gradients;
+    launch.decays.assign(gradients.size(), 1.0f);
+    launch.ks = ks;
+    launch.states = states;
+  }
+};
+
+/// Memory of the device for states of zeros.
+class States {
+ public:
+  explicit States(std::size_t count) : memory_(count * sizeof(SelectionState)) {
+    const std::vector<SelectionState> none(count);
+    Copy(get(), none.data(), static_cast<std::int64_t>(memory_.size()));
+  }
+  SelectionState* get() const { return static_cast<SelectionState*>(memory_.get()); }
+
+ private:
+  const DeviceBytes memory_;
+};
+
 class PassWork final : public WorkOnDevice {
  public:
   PassWork(int device, GradView gradient, Span<float> residual, float threshold,
            std::int64_t capacity)
       : WorkOnDevice(device),
-        feedback_{gradient, 1, 1, residual},
-        zeros_(SizeOfAll([this](Divider* divider) { DivideZeros(divider); })),
-        rest_(SizeOfAll([&](Divider* divider) { DivideRest(divider, capacity); })) {
+        layers_({gradient}, residual, {capacity}, nullptr),
+        layout_(layers_.bucket),
+        tables_(layout_),
+        zeros_(SizeOfAll([this](Divider* divider) { work_.DivideZeros(layout_, divider); })),
+        rest_(SizeOfAll([this](Divider* divider) { work_.DivideRest(layout_, divider); })) {
     Divider zeros(zeros_.get()), rest(rest_.get());
-    DivideZeros(&zeros);
-    DivideRest(&rest, capacity);
-    Copy(threshold_, &threshold, sizeof(threshold));
+    work_.DivideZeros(layout_, &zeros);
+    work_.DivideRest(layout_, &rest);
+    work_.residual = residual.data;
+    Copy(work_.tried, &threshold, sizeof(threshold));
+    result_ = {nullptr, work_.indices, work_.values, layout_.candidates};
   }
 
  private:
-  void DivideZeros(Divider* divider) {
-    take_ = TakeScratch::From(divider, feedback_.residual.size);
-  }
-  void DivideRest(Divider* divider, std::int64_t capacity) {
-    result_ = divider->TakeBlock(capacity);
-    threshold_ = divider->Take<float>(1);
-  }
+  const std::uint32_t* count() const override { return &work_.segments->taken; }
   void GiveTo(cudaStream_t stream) override {
+    tables_.Update(layers_.launch, stream);
+    work_.bucket = tables_.view();
     zeros_.Clear(stream);
-    LaunchTakeAbove(feedback_, threshold_, {result_.indices, result_.values, result_.capacity, 0},
-                    take_, stream);
-    LaunchSeal(result_, {}, take_, {}, nullptr, stream);
+    LaunchFeedbackAndTake(work_, stream);
   }
 
-  const Feedback feedback_;
-  TakeScratch take_;
-  float* threshold_ = nullptr;
+  const Layers layers_;
+  const BucketLayout layout_;
+  BucketTables tables_;
+  Selecting work_;
   const DeviceBytes zeros_, rest_;
 };
 
@@ -134,28 +170,56 @@ class SelectWork final : public WorkOnDevice {
  public:
   SelectWork(int device, GradView gradient, Span<float> residual, std::int64_t k)
       : WorkOnDevice(device),
-        feedback_{gradient, 1, 1, residual},
-        selector_(residual.size, k),
-        memory_(SizeOfAll([&](Divider* divider) { Divide(divider, k); })) {
+        states_(1),
+        layers_({gradient}, residual, {k}, states_.get()),
+        tables_(BucketLayout(layers_.bucket)),
+        selector_(BucketLayout(layers_.bucket), layers_.bucket.refresh),
+        memory_(SizeOfAll([&](Divider* divider) { divider->TakeBlock(k); })) {
     Divider divider(memory_.get());
-    Divide(&divider, k);
-    const SelectionState none;
-    Copy(state_, &none, sizeof(none));
+    result_ = divider.TakeBlock(k);
   }
 
  private:
-  void Divide(Divider* divider, std::int64_t k) {
-    result_ = divider->TakeBlock(k);
-    state_ = divider->Take<SelectionState>(1);
-  }
   void GiveTo(cudaStream_t stream) override {
-    selector_.Select(feedback_, {}, state_, result_, stream);
+    tables_.Update(layers_.launch, stream);
+    selector_.Select(layers_.launch, tables_, {}, result_, stream);
   }
 
-  const Feedback feedback_;
+  const States states_;
+  const Layers layers_;
+  BucketTables tables_;
   DeviceSelector selector_;
-  SelectionState* state_ = nullptr;
   const DeviceBytes memory_;
+};
+
+/// A rank that is alone.
+class NoPeers final : public DeviceTransport {
+ public:
+  int Rank() const override { return 0; }
+  int Size() const override { return 1; }
+  void Exchange(int /*peer*/, const void*, void*, std::int64_t, cudaStream_t) override {}
+};
+
+class StepWork final : public WorkOnDevice {
+ public:
+  StepWork(int device, const std::vector<GradView>& gradients, Span<float> residual,
+           const std::vector<std::int64_t>& ks, const std::vector<GradView>& outputs)
+      : WorkOnDevice(device),
+        states_(gradients.size()),
+        layers_(gradients, residual, ks, states_.get()),
+        exchange_(layers_.bucket, &transport_) {
+    layers_.launch.outputs = outputs;
+    CheckStep(layers_.bucket, layers_.launch);
+    result_ = exchange_.reduced();
+  }
+
+ private:
+  void GiveTo(cudaStream_t stream) override { exchange_.Run(layers_.launch, stream); }
+
+  const States states_;
+  Layers layers_;
+  NoPeers transport_;
+  DeviceExchange exchange_;
 };
 
 void CheckSizes(GradView gradient, Span<float> residual) {
@@ -193,6 +257,16 @@ std::unique_ptr<StreamWork> MakeSelectWork(int device, GradView gradient, Span<f
   CheckSizes(gradient, residual);
   const OnDevice current(device);
   return std::make_unique<SelectWork>(device, gradient, residual, k);
+}
+
+std::unique_ptr<StreamWork> MakeStepWork(int device, const std::vector<GradView>& gradients,
+                                         Span<float> residual, const std::vector<std::int64_t>& ks,
+                                         const std::vector<GradView>& outputs) {
+  CheckDevice(device);
+  Require(gradients.size() == ks.size(), "there are ", ks.size(), " values of k for ",
+          gradients.size(), " gradients");
+  const OnDevice current(device);
+  return std::make_unique<StepWork>(device, gradients, residual, ks, outputs);
 }
 
 }  // namespace hvd_sparse::cuda

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "csrc/base/types.h"
 #include "csrc/kernels/stream_work.h"
@@ -18,13 +19,19 @@ std::unique_ptr<StreamWork> MakeMergeWork(int device, const SparseBlock& own,
                                           const SparseBlock& theirs, std::int64_t k);
 
 /// residual += gradient, less the entries that exceed a threshold, which become the block; the
-/// first `capacity` of them, or up to 63 more. Gradient and residual lie on the device.
+/// first ones of them, at least `capacity`. Gradient and residual lie on the device.
 std::unique_ptr<StreamWork> MakePassWork(int device, GradView gradient, Span<float> residual,
                                          float threshold, std::int64_t capacity);
 
 /// DeviceSelector::Select of k entries, from a state of zeros on. All have the survived bit.
 std::unique_ptr<StreamWork> MakeSelectWork(int device, GradView gradient, Span<float> residual,
                                            std::int64_t k);
+
+/// A whole step of a rank that is alone, DeviceExchange::Run, of gradients that are a segment each,
+/// k of them selected; the result is for `outputs`. From states of zeros on.
+std::unique_ptr<StreamWork> MakeStepWork(int device, const std::vector<GradView>& gradients,
+                                         Span<float> residual, const std::vector<std::int64_t>& ks,
+                                         const std::vector<GradView>& outputs);
 
 }  // namespace hvd_sparse::cuda
 

@@ -48,6 +48,13 @@ std::unique_ptr<StreamWork> SelectWorkOn(Device device, GradView gradient, Span<
   return cuda::MakeSelectWork(device.index, gradient, residual, k);
 }
 
+std::unique_ptr<StreamWork> StepWorkOn(Device device, const std::vector<GradView>& gradients,
+                                       Span<float> residual, const std::vector<std::int64_t>& ks,
+                                       const std::vector<GradView>& outputs) {
+  RequireCuda(device);
+  return cuda::MakeStepWork(device.index, gradients, residual, ks, outputs);
+}
+
 #else
 
 const Kernels& KernelsFor(Device device) {
@@ -86,6 +93,12 @@ std::unique_ptr<StreamWork> PassWorkOn(Device device, GradView, Span<float>, flo
 }
 
 std::unique_ptr<StreamWork> SelectWorkOn(Device device, GradView, Span<float>, std::int64_t) {
+  return RefuseWork(device);
+}
+
+std::unique_ptr<StreamWork> StepWorkOn(Device device, const std::vector<GradView>&, Span<float>,
+                                       const std::vector<std::int64_t>&,
+                                       const std::vector<GradView>&) {
   return RefuseWork(device);
 }
 

@@ -37,6 +37,9 @@ std::unique_ptr<StreamWork> PassWorkOn(Device device, GradView gradient, Span<fl
                                        float threshold, std::int64_t capacity);
 std::unique_ptr<StreamWork> SelectWorkOn(Device device, GradView gradient, Span<float> residual,
                                          std::int64_t k);
+std::unique_ptr<StreamWork> StepWorkOn(Device device, const std::vector<GradView>& gradients,
+                                       Span<float> residual, const std::vector<std::int64_t>& ks,
+                                       const std::vector<GradView>& outputs);
 
 }  // namespace hvd_sparse
 

@@ -81,6 +81,7 @@ def test_work_for_a_stream_is_refused_without_cuda():
         lambda: _core.merge_work(block, block, k=1, device="cuda:0"),
         lambda: _core.pass_work(memory, memory, threshold=1.0, capacity=1, device="cuda:0"),
         lambda: _core.select_work(memory, memory, k=1, device="cuda:0"),
+        lambda: _core.step_work([memory], memory, [memory], ks=[1], device="cuda:0"),
     ):
         with pytest.raises(UnavailableError, match=r"cuda:0 needs it: .* HVD_SPARSE_WITH_CUDA=1"):
             give()

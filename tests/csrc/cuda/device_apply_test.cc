@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "csrc/cuda/block_settle.h"
-#include "csrc/cuda/scatter.h"
+#include "csrc/cuda/bucket_apply.h"
 #include "csrc/kernels/half.h"
 #include "tests/csrc/cuda/device_blocks.h"
 
@@ -57,37 +57,79 @@ TEST_F(CudaSettle, MalformedBlocksOfOthersAreSafe) {
   EXPECT_EQ(residual.Values()[1], 0.0f);
 }
 
+// ---- Into gradients -----------------------------------------------------------------------------
+
+/// A bucket whose gradients, but for the one that counts, are of float32: `before` entries, `size`,
+/// `behind`.
+template <typename T>
+struct Target {
+  std::int64_t before, size, behind;
+  DeviceArray<T> grad;
+  DeviceArray<float> first, last, residual;
+  cuda::BucketTables tables;
+
+  Target(std::int64_t before, const std::vector<T>& values, std::int64_t behind,
+         const std::vector<float>& residual, std::int64_t shift = 0)
+      : before(before),
+        size(static_cast<std::int64_t>(values.size())),
+        behind(behind),
+        grad(values, shift),
+        first(std::vector<float>(before, -3)),
+        last(std::vector<float>(behind, -3)),
+        residual(residual),
+        tables(cuda::BucketLayout({{{before + size + behind, 1}}, {before, size, behind}})) {
+    cuda::DeviceLaunch launch;
+    launch.gradients = launch.outputs = {{first.data(), before, DType::kFloat32},
+                                         {grad.data(), size, kDTypeOf<T>},
+                                         {last.data(), behind, DType::kFloat32}};
+    launch.decays = {1, 1, 1};
+    launch.ks = {1};
+    tables.Update(launch, nullptr);
+  }
+
+  cuda::Applying ApplyingOf(const OwnedBlock& reduced, float scale, float loss_scale) {
+    return {tables.view(), reduced.block(), scale, residual.span(), loss_scale};
+  }
+};
+
 template <typename T>
 class CudaApply : public CudaTest {};
 TYPED_TEST_SUITE(CudaApply, GradientTypes);
 
 TYPED_TEST(CudaApply, EqualsTheCpu) {
   for (const std::int64_t size : {1, 4097}) {
-    Entries entries = EveryThird(size / 2 + 1, 32);  // beyond the gradient, too
-    for (Entry& entry : entries) {                   // that a narrow type can hold
+    constexpr std::int64_t kBehind = 70;
+    const std::int64_t before = size > 1000 ? 500 : 0;
+    Entries entries = EveryThird((before + size + kBehind) / 3, 32);  // in all three gradients
+    for (Entry& entry : entries) {                                    // that a narrow type can hold
       entry.value = std::fmod(entry.value, 1000.0f);
     }
     const std::vector<TypeParam> dirty(size, Narrow<TypeParam>(-3.0f));
-    const std::vector<float> before = Awkward(size, 33);
+    const std::vector<float> residual = Awkward(before + size + kBehind, 33);
     for (const std::int64_t shift : {0, 1}) {
       std::vector<TypeParam> expected = dirty;
-      std::vector<float> left = before;
-      DeviceArray<TypeParam> grad(dirty, shift);
-      DeviceArray<float> residual(before);
+      std::vector<float> first(before), last(kBehind), left = residual;
+      const Span<float> rest = left;
       std::vector<std::pair<Index, float>> undo;
-      constexpr DType kType = kDTypeOf<TypeParam>;
-      const Index offset = size > 1000 ? 500 : 0;
-      EXPECT_EQ(CpuKernels().Scatter(MakeBlock(entries), 0.7f, offset,
-                                     {expected.data(), size, kType}, left, &undo, 0.25f),
-                0);
+      const auto scatter = [&](std::int64_t offset, GradView view) {
+        EXPECT_EQ(CpuKernels().Scatter(MakeBlock(entries), 0.7f, static_cast<Index>(offset), view,
+                                       rest.Sub(offset, view.numel), &undo, 0.25f),
+                  0);
+      };
+      scatter(0, {first.data(), before, DType::kFloat32});
+      scatter(before, {expected.data(), size, kDTypeOf<TypeParam>});
+      scatter(before + size, {last.data(), kBehind, DType::kFloat32});
+
+      Target<TypeParam> target(before, dirty, kBehind, residual, shift);
       const OwnedBlock reduced(entries);
-      const cuda::Applying applying{reduced.block(), 0.7f, offset, {grad.data(), size, kType},
-                                    residual.span(), 0.25f};
+      const cuda::Applying applying = target.ApplyingOf(reduced, 0.7f, 0.25f);
       cuda::LaunchCheckFits(applying, nullptr);
       cuda::LaunchApply(applying, nullptr);
-      const std::vector<TypeParam> written = grad.Values();
+      const std::vector<TypeParam> written = target.grad.Values();
       EXPECT_EQ(std::memcmp(written.data(), expected.data(), sizeof(TypeParam) * size), 0);
-      EXPECT_TRUE(SameBits(residual.Values(), left));
+      EXPECT_TRUE(SameBits(target.first.Values(), first));
+      EXPECT_TRUE(SameBits(target.last.Values(), last));
+      EXPECT_TRUE(SameBits(target.residual.Values(), left));
       EXPECT_EQ(BlockOnCpu(reduced.block()).header.flags, 0u);
     }
   }
@@ -95,24 +137,22 @@ TYPED_TEST(CudaApply, EqualsTheCpu) {
 
 TYPED_TEST(CudaApply, NothingIsWrittenWhereTheStepIsRefused) {
   const std::vector<TypeParam> before(100, Narrow<TypeParam>(-3.0f));
-  DeviceArray<TypeParam> grad(before);
-  const OwnedBlock reduced(Entries{{3, 1}}, Refused());
-  const cuda::Applying applying{
-      reduced.block(), 1, 0, {grad.data(), 100, kDTypeOf<TypeParam>}, {}, 1};
-  cuda::LaunchApply(applying, nullptr);
-  const std::vector<TypeParam> after = grad.Values();
+  Target<TypeParam> target(0, before, 5, std::vector<float>(105));
+  const OwnedBlock reduced(Entries{{3, 1}, {101, 1}}, Refused());
+  cuda::LaunchApply(target.ApplyingOf(reduced, 1, 1), nullptr);
+  const std::vector<TypeParam> after = target.grad.Values();
   EXPECT_EQ(std::memcmp(after.data(), before.data(), sizeof(TypeParam) * 100), 0);
+  EXPECT_EQ(target.last.Values(), std::vector<float>(5, -3));
 }
 
 TYPED_TEST(CudaApply, WhatAGradientCannotHoldRefusesTheStep) {
-  DeviceArray<TypeParam> grad(std::vector<TypeParam>(10));
-  const OwnedBlock reduced(Entries{{2, 1}, {4, kMax}, {12, kMax}});
-  cuda::Applying applying{reduced.block(), 2, 5, {grad.data(), 5, kDTypeOf<TypeParam>}, {}, 1};
-  cuda::LaunchCheckFits(applying, nullptr);  // places 5 to 9: neither 4 nor 12
-  EXPECT_FALSE(BlockOnCpu(reduced.block()).header.IsRefused());
-  applying.offset = 0;
-  cuda::LaunchCheckFits(applying, nullptr);
-  EXPECT_EQ(BlockOnCpu(reduced.block()).header.flags,
+  Target<TypeParam> target(5, std::vector<TypeParam>(5), 2, std::vector<float>(12));
+  const OwnedBlock fitting(Entries{{2, 1}, {4, 70000}, {5, 2}, {12, kMax}, {INT32_MAX, kMax}});
+  cuda::LaunchCheckFits(target.ApplyingOf(fitting, 2, 1), nullptr);  // 12 lies behind the bucket
+  EXPECT_FALSE(BlockOnCpu(fitting.block()).header.IsRefused());
+  const OwnedBlock too_large(Entries{{9, kMax}});
+  cuda::LaunchCheckFits(target.ApplyingOf(too_large, 2, 1), nullptr);
+  EXPECT_EQ(BlockOnCpu(too_large.block()).header.flags,
             static_cast<std::uint32_t>(cuda::kSumNotFinite));
 }
 

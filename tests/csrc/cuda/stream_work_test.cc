@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "csrc/kernels/kernels_for.h"
@@ -67,6 +68,39 @@ TEST_F(CudaStreamWork, ASelectionTakesTheLargest) {
   EXPECT_EQ(EntriesOf(made), EntriesOf(expected));
 }
 
+TEST_F(CudaStreamWork, AStepWritesTheLargestOfEachLayerAndLeavesTheRest) {
+  const std::vector<float> gradient = Awkward(kNumel, 6);
+  const std::vector<std::int64_t> numels = {3000, 10, 990}, ks = {99, 3, 20};
+  DeviceArray<float> from(gradient), to(std::vector<float>(kNumel, -3)),
+      rest(std::vector<float>(kNumel, 0));
+  std::vector<GradView> gradients, outputs;
+  std::vector<float> residual(kNumel), expected(kNumel);
+  Entries taken;
+  Index begin = 0;
+  for (std::size_t i = 0; i < numels.size(); begin += static_cast<Index>(numels[i++])) {
+    gradients.push_back({from.data() + begin, numels[i], DType::kFloat32});
+    outputs.push_back({to.data() + begin, numels[i], DType::kFloat32});
+    const Span<float> own = Span<float>(residual).Sub(begin, numels[i]);
+    std::copy_n(gradient.begin() + begin, numels[i], own.data);
+    for (float& value : own) value += 0.0f;  // joins a residual of zeros
+    SparseBlock block;
+    block.Reset(ks[i]);
+    const TopKCut cut = CpuKernels().FindTopK(own, ks[i]);
+    block.Finish(CpuKernels().TakeCut(own, cut, begin, 0, &block));
+    for (const Entry& entry : EntriesOf(block)) {
+      taken.push_back({Marked(entry.index, true), entry.value});
+      expected[entry.index] = entry.value;
+    }
+  }
+  const auto work = StepWorkOn(kGpu, gradients, rest.span(), ks, outputs);
+  work->Give(0);
+  SparseBlock made;
+  work->Fetch(&made);
+  EXPECT_EQ(EntriesOf(made), taken);
+  EXPECT_TRUE(SameBits(to.Values(), expected));
+  EXPECT_TRUE(SameBits(rest.Values(), residual));
+}
+
 TEST(StreamWork, TheCpuHasNoStreams) {
   EXPECT_THROW(MergeWorkOn({}, MakeBlock({}), MakeBlock({}), 1), Error);
 }
@@ -79,6 +113,9 @@ TEST_F(CudaStreamWork, WhatCannotBeIsRefused) {
   EXPECT_THROW(PassWorkOn(kGpu, view, array.span(), 1, 11), Error);
   EXPECT_THROW(SelectWorkOn(kGpu, view, array.span(), 0), Error);
   EXPECT_THROW(SelectWorkOn({DeviceType::kCuda, 999}, view, array.span(), 1), Error);
+  EXPECT_THROW(StepWorkOn(kGpu, {view}, array.span(), {11}, {view}), Error);
+  EXPECT_THROW(StepWorkOn(kGpu, {view}, array.span(), {1, 1}, {view}), Error);
+  EXPECT_THROW(StepWorkOn(kGpu, {view}, array.span(), {1}, {}), Error);
 }
 
 }  // namespace

@@ -112,6 +112,10 @@ inline cudaError_t cudaEventQuery(cudaEvent_t) {
   bool (*const idle)() = hvd_sparse::emulation::device_is_idle;
   return idle == nullptr || idle() ? cudaSuccess : cudaErrorNotReady;
 }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
+  ++emulated_calls.waits;
+  return cudaSuccess;
+}
 inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
   *status = hvd_sparse::emulation::streams_capture ? cudaStreamCaptureStatusActive
                                                    : cudaStreamCaptureStatusNone;

@@ -28,35 +28,60 @@ class Uncounted final : public cuda::DeviceTransport {
   LoopbackTransport& transport_;
 };
 
-TEST(DeviceLaunches, AStepWaitsForNothingAndAllocatesNothing) {
-  constexpr std::int64_t kNumel = 500, kK = 10;
-  for (const int ranks : {1, 2, 3, 8}) {
-    std::vector<EmulatedCalls> seen(static_cast<std::size_t>(ranks));
-    std::vector<int> said(seen.size()), exchanges(seen.size());
-    OnDeviceRanks(ranks, [&](LoopbackTransport& loopback) {
-      const int rank = loopback.Rank();
-      Uncounted transport(&loopback);
-      cuda::DeviceExchange exchange({kNumel, kK}, &transport);
-      std::vector<float> residual(kNumel, 1.0f), output(kNumel);
-      SelectionState state;
-      const Feedback feedback{{}, 1, 1, residual};
+/// Two steps of a bucket of so many layers; returns what a rank of `ranks` asked for in each.
+std::vector<EmulatedCalls> CallsOf(int layers, int ranks, int rank) {
+  std::vector<EmulatedCalls> seen;
+  OnDeviceRanks(ranks, [&](LoopbackTransport& loopback) {
+    Uncounted transport(&loopback);
+    const std::int64_t numel = 40;
+    cuda::DeviceBucket bucket;
+    bucket.segments.assign(static_cast<std::size_t>(layers), {numel, 3});
+    bucket.gradient_numels.assign(static_cast<std::size_t>(layers), numel);
+    cuda::DeviceExchange exchange(bucket, &transport);
+    std::vector<float> residual(numel * layers, 1.0f), memory(residual);
+    std::vector<SelectionState> states(static_cast<std::size_t>(layers));
+    cuda::DeviceLaunch launch;
+    launch.residual = residual;
+    for (int layer = 0; layer < layers; ++layer) {
+      launch.gradients.push_back({memory.data() + layer * numel, numel, DType::kFloat32});
+    }
+    launch.outputs = launch.gradients;
+    launch.decays.assign(static_cast<std::size_t>(layers), 1.0f);
+    launch.ks.assign(static_cast<std::size_t>(layers), 3);
+    launch.states = states.data();
+    for (int step = 0; step < 2; ++step) {
       emulated_calls = {};
-      exchange.Run({feedback, &state, {output.data(), kNumel, DType::kFloat32}, 1}, nullptr);
-      seen[rank] = emulated_calls;
-      said[rank] = exchange.launches();
-      exchanges[rank] = loopback.exchanges();
-    });
-    for (std::size_t rank = 0; rank < seen.size(); ++rank) {
-      EXPECT_EQ(seen[rank].launches + seen[rank].clears, said[rank]);
-      EXPECT_EQ(seen[rank].waits, 0);
-      EXPECT_EQ(seen[rank].copies, 0);
-      EXPECT_EQ(seen[rank].allocations, 0);
+      exchange.Run(launch, nullptr);
+      const EmulatedCalls calls = emulated_calls;
+      EXPECT_EQ(calls.launches + calls.clears, exchange.launches());
+      if (loopback.Rank() == rank) seen.push_back(calls);
     }
     if (ranks == 8) {
-      EXPECT_EQ(said[0], 15 + 1 + 3 * 4 + 4);  // select, clear, three rounds, finish
-      EXPECT_EQ(exchanges[0], 3);
+      EXPECT_EQ(exchange.launches(), 13 + 1 + 3 * 4 + 4);  // select, clear, three rounds, finish
+      EXPECT_EQ(loopback.exchanges(), 2 * 3);
+    }
+  });
+  return seen;
+}
+
+TEST(DeviceLaunches, AStepWaitsForNothingAndAllocatesNothing) {
+  for (const int ranks : {1, 2, 3, 8}) {
+    for (const int rank : {0, ranks - 1}) {
+      const std::vector<EmulatedCalls> steps = CallsOf(3, ranks, rank);
+      for (const EmulatedCalls& calls : steps) {
+        EXPECT_EQ(calls.waits, 0);
+        EXPECT_EQ(calls.allocations, 0);
+      }
+      EXPECT_EQ(steps[0].copies, 1);  // what a step brings
+      EXPECT_EQ(steps[1].copies, 0);  // the same
     }
   }
+}
+
+TEST(DeviceLaunches, ManyLayersTakeAsManyAsOne) {
+  const EmulatedCalls one = CallsOf(1, 1, 0)[1], many = CallsOf(160, 1, 0)[1];
+  EXPECT_EQ(many.launches + many.clears, one.launches + one.clears);
+  EXPECT_LE(many.launches + many.clears, 20);
 }
 
 }  // namespace

@@ -1,0 +1,59 @@
+/// How a bucket is cut into what blocks of threads work on.
+///
+///     segments    | 0                 | 1        |        k entries are selected from each
+///     gradients   | a          | b               |        memory, number type, decay of its own
+///     pieces      | a          | b    | b        |        what lies in one of each
+///     tiles       |a   |a   |a |b   |b|b   |b    |        a block's share of a piece
+///
+/// So a pass over all layers is a single launch, whatever they are, and a block has to do with one
+/// gradient and one segment only.
+
+#ifndef HVD_SPARSE_CUDA_BUCKET_LAYOUT_H_
+#define HVD_SPARSE_CUDA_BUCKET_LAYOUT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "csrc/base/types.h"
+#include "csrc/cuda/device_bucket.h"
+
+namespace hvd_sparse::cuda {
+
+constexpr std::int64_t kTileEntries = 4096, kChunkEntries = 1024;
+
+struct Tile {
+  Index begin;        ///< in the bucket
+  std::int32_t size;  ///< 1 to kTileEntries
+  std::int32_t segment, gradient;
+  Index in_gradient;  ///< where it begins there
+};
+
+/// A segment that is not empty.
+struct SegmentPlace {
+  std::int32_t number;                ///< among all segments, empty ones too
+  std::int32_t first_tile, end_tile;  ///< its tiles
+  Index candidates;                   ///< where its candidates begin
+};
+
+/// Candidates of a segment: kChunkEntries from `begin` on, or as many as there are.
+struct Chunk {
+  std::int32_t segment, begin;
+};
+
+/// Segments are counted without the empty ones here, except for `number`.
+struct BucketLayout {
+  std::vector<Tile> tiles;             ///< in the order of the bucket
+  std::vector<SegmentPlace> segments;  ///< likewise
+  std::vector<Chunk> chunks;           ///< likewise
+  std::vector<Index> gradient_begins;  ///< and where the last one ends
+  std::vector<std::int64_t> segment_numels;
+  std::int64_t candidates = 0;  ///< room for those of all segments
+  std::int64_t capacity = 0;    ///< entries that all segments together can leave
+
+  /// Throws InvalidArgument if the bucket's numbers do not fit together.
+  explicit BucketLayout(const DeviceBucket& bucket);
+};
+
+}  // namespace hvd_sparse::cuda
+
+#endif  // HVD_SPARSE_CUDA_BUCKET_LAYOUT_H_

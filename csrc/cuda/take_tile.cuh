@@ -1,0 +1,209 @@
+/// Taking from a tile of a residual, which a block of threads keeps in registers meanwhile.
+///
+///     load and add; find the entries to take        each lane for itself
+///     where do they go?                             sums over lanes, over warps, over tiles
+///     write them; write the residual without them   each lane for itself
+///
+/// A warp reads 4 times 128 neighbouring entries, so order within it is by vector, lane, entry. The
+/// counts of the 4 vectors, at most 128 each, travel through one sum over the lanes as the bytes of
+/// a word.
+
+#ifndef HVD_SPARSE_CUDA_TAKE_TILE_CUH_
+#define HVD_SPARSE_CUDA_TAKE_TILE_CUH_
+
+#include "csrc/cuda/bucket_layout.h"
+#include "csrc/cuda/digits.cuh"
+#include "csrc/cuda/entries.cuh"
+#include "csrc/cuda/look_back.cuh"
+#include "csrc/cuda/take.h"
+
+namespace hvd_sparse::cuda {
+
+constexpr int kTakeThreads = 256, kTakeWarps = kTakeThreads / kWarp, kVectors = 4;
+constexpr int kTakenByWarp = kVectors * kWarp * 4;
+static_assert(kTakeWarps * kTakenByWarp == kTileEntries);
+
+// ---- Which entries are taken --------------------------------------------------------------------
+
+enum class Kind { kStays, kAbove, kTie };
+
+/// |x| > threshold, and never NaN.
+struct AboveThreshold {
+  static constexpr bool kHasTies = false;
+
+  float threshold;
+
+  __device__ Kind Of(float x) const { return fabsf(x) > threshold ? Kind::kAbove : Kind::kStays; }
+  __device__ unsigned Kept(unsigned /*ties*/) const { return 0; }
+};
+
+/// What an exact top-k keeps; zeros are never taken.
+struct UpToCut {
+  static constexpr bool kHasTies = true;
+
+  std::uint32_t last;  ///< the bits of the smallest magnitude kept
+  unsigned ties;       ///< so many of those are kept
+
+  __device__ Kind Of(float x) const {
+    const std::uint32_t magnitude = Magnitude(x);
+    if (magnitude == 0 || magnitude < last) return Kind::kStays;
+    return magnitude == last ? Kind::kTie : Kind::kAbove;
+  }
+  /// How many of the first ties are kept.
+  __device__ unsigned Kept(unsigned first) const { return min(first, ties); }
+};
+
+// ---- Counting within a tile ---------------------------------------------------------------------
+
+/// Byte `vector` of a word.
+__device__ inline unsigned ByteOf(unsigned word, int vector) {
+  return word >> (8 * vector) & 0xffu;
+}
+
+__device__ inline unsigned SumOfBytes(unsigned word) {
+  return ByteOf(word, 0) + ByteOf(word, 1) + ByteOf(word, 2) + ByteOf(word, 3);
+}
+
+/// Of 16 entries, a bit each: how many there are in each vector of 4, as bytes.
+__device__ inline unsigned CountVectors(unsigned bits) {
+  unsigned counts = 0;
+  for (int v = 0; v < kVectors; ++v) counts |= __popc(bits >> (4 * v) & 0xfu) << (8 * v);
+  return counts;
+}
+
+/// How the entries of one kind are spread over a warp.
+struct Spread {
+  unsigned before;  ///< by vector, as bytes: in the lanes before this one
+  unsigned all;     ///< by vector, as bytes: in all lanes
+};
+
+__device__ inline Spread SpreadOver(unsigned bits, int lane) {
+  const unsigned own = CountVectors(bits);
+  const unsigned up_to_own = WarpPrefixSum(own, lane);
+  // No byte borrows: none is smaller than its own part.
+  return {up_to_own - own, __shfl_sync(kAllLanes, up_to_own, kWarp - 1)};
+}
+
+// ---- A tile -------------------------------------------------------------------------------------
+
+/// Where a tile lies, and this thread's entries of it.
+struct TileEntries {
+  float* residual;  ///< of the tile's first entry
+  int size;         ///< entries in the tile
+  bool is_aligned;
+  Four<float> of[kVectors];
+
+  __device__ TileEntries(float* residual, std::int64_t size)
+      : residual(residual), size(static_cast<int>(size)), is_aligned(IsAligned(residual)) {}
+
+  /// The place of a vector of this thread in the tile.
+  __device__ static int BeginOf(int vector) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+    return warp * kTakenByWarp + vector * kWarp * 4 + lane * 4;
+  }
+
+  /// Loads the residual, and lets join it what `source` has from place `first` on. Adds to the
+  /// count of what is not finite.
+  template <typename Source>
+  __device__ void Load(const Source& source, std::int64_t first, unsigned* not_finite) {
+    unsigned bad = 0;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int i = BeginOf(v), left = size - i;
+      if (left <= 0) continue;
+      const Four<float> before = LoadFour(residual + i, left, is_aligned);
+      of[v] = source.JoinFour(first + i, left, before, &bad);
+    }
+    if (!Source::kChanges) return;
+    bad = WarpSum(bad);
+    if (threadIdx.x % kWarp == 0 && bad > 0) atomicAdd(not_finite, bad);
+  }
+};
+
+/// What the threads of a block share meanwhile.
+struct TakeShared {
+  unsigned number;
+  Counts of_warp[kTakeWarps], before;
+};
+
+/// A number that no other block has: counted in the order in which blocks ask. For all threads.
+__device__ inline unsigned NextNumber(unsigned* begun, unsigned* shared) {
+  if (threadIdx.x == 0) *shared = atomicAdd(begun, 1u);
+  __syncthreads();
+  const unsigned number = *shared;
+  __syncthreads();  // all have read it before the next call writes
+  return number;
+}
+
+/// Takes what the rule says, and writes the rest where it or the residual has changed. `words` are
+/// those of the array to which the tile belongs, of which it is tile `number`. Returns how many
+/// entries there are up to the tile's end. By all threads of a block.
+template <typename Rule>
+__device__ Counts TakeTile(const Rule& rule, bool has_changed, TileEntries* tile,
+                           const Taken& taken, TileWord* words, std::int64_t number,
+                           TakeShared* shared) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  unsigned above = 0, ties = 0;  // bit 4 v + j: entry j of vector v
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int left = tile->size - TileEntries::BeginOf(v);
+    if (left <= 0) continue;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const Kind kind = j < left ? rule.Of(tile->of[v].at[j]) : Kind::kStays;
+      above |= static_cast<unsigned>(kind == Kind::kAbove) << (4 * v + j);
+      ties |= static_cast<unsigned>(kind == Kind::kTie) << (4 * v + j);
+    }
+  }
+
+  const Spread above_in_warp = SpreadOver(above, lane);
+  const Spread ties_in_warp = Rule::kHasTies ? SpreadOver(ties, lane) : Spread{0, 0};
+  if (lane == 0) {
+    shared->of_warp[warp] = {SumOfBytes(above_in_warp.all), SumOfBytes(ties_in_warp.all)};
+  }
+  __syncthreads();
+  Counts own = {0, 0};
+  for (const Counts& counts : shared->of_warp) own = own + counts;
+  if (warp == 0) {
+    const Counts before = LookBack(words, number, own);
+    if (lane == 0) shared->before = before;
+  }
+  __syncthreads();
+
+  Counts before = shared->before;
+  const Counts up_to_end = before + own;
+  for (int w = 0; w < warp; ++w) before = before + shared->of_warp[w];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int i = TileEntries::BeginOf(v), left = tile->size - i;
+    if (left <= 0) continue;
+    Counts at = before + Counts{ByteOf(above_in_warp.before, v), ByteOf(ties_in_warp.before, v)};
+    before = before + Counts{ByteOf(above_in_warp.all, v), ByteOf(ties_in_warp.all, v)};
+    bool has_taken = false;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const bool is_above = (above >> (4 * v + j) & 1u) != 0;
+      const bool is_tie = (ties >> (4 * v + j) & 1u) != 0;
+      const unsigned kept = rule.Kept(at.ties);  // ties beyond the last one kept take no place
+      const bool is_kept_tie = is_tie && rule.Kept(at.ties + 1) > kept;
+      const std::int64_t place = std::int64_t{at.above} + kept;
+      if ((is_above || is_kept_tie) && place < taken.room) {
+        taken.indices[place] = taken.offset + static_cast<Index>(i + j);
+        taken.values[place] = tile->of[v].at[j];
+        tile->of[v].at[j] = 0;
+        has_taken = true;
+      }
+      at = at + Counts{is_above ? 1u : 0u, is_tie ? 1u : 0u};
+    }
+    if (has_changed || has_taken) {
+      StoreFour(tile->of[v], left, tile->is_aligned, tile->residual + i);
+    }
+  }
+  return up_to_end;
+}
+
+}  // namespace hvd_sparse::cuda
+
+#endif  // HVD_SPARSE_CUDA_TAKE_TILE_CUH_

@@ -1,0 +1,237 @@
+/// Buckets of several segments and gradients in tests, and their steps on the device and on the
+/// CPU.
+
+#ifndef HVD_SPARSE_TESTS_CSRC_CUDA_BUCKET_PLAN_H_
+#define HVD_SPARSE_TESTS_CSRC_CUDA_BUCKET_PLAN_H_
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "csrc/cuda/device_exchange.h"
+#include "csrc/exchange/bucket.h"
+#include "tests/csrc/cuda/device_blocks.h"
+#include "tests/csrc/entries.h"
+
+namespace hvd_sparse {
+
+/// A gradient of a bucket.
+struct GradientPlan {
+  std::int64_t numel;
+  DType type = DType::kFloat32;
+  float decay = 1;
+};
+
+struct BucketPlan {
+  std::vector<cuda::DeviceSegment> segments;
+  std::vector<GradientPlan> gradients;
+  double slack = 1, refresh = 32;
+  float scale = 1, output_scale = 1;
+
+  std::int64_t numel() const { return OnDevice().Numel(); }
+
+  std::vector<std::int64_t> ks() const {
+    std::vector<std::int64_t> ks;
+    for (const auto& segment : segments) ks.push_back(segment.max_k);
+    return ks;
+  }
+
+  cuda::DeviceBucket OnDevice() const {
+    cuda::DeviceBucket bucket;
+    bucket.segments = segments;
+    for (const auto& gradient : gradients) bucket.gradient_numels.push_back(gradient.numel);
+    bucket.slack = slack;
+    bucket.refresh = refresh;
+    return bucket;
+  }
+
+  BucketSpec OnCpu(const std::string& sparsifier) const {
+    BucketSpec spec;
+    spec.name = "a bucket";
+    spec.gradient_numels = OnDevice().gradient_numels;
+    for (const auto& segment : segments) spec.segment_numels.push_back(segment.numel);
+    spec.max_ks = ks();
+    spec.sparsifier = sparsifier;
+    if (sparsifier == "gaussian") spec.sparsifier_options["refresh"] = refresh;
+    spec.collective = "gtopk";
+    spec.collective_options.slack = slack;
+    return spec;
+  }
+};
+
+using Bytes = std::vector<std::uint8_t>;
+
+template <typename T>
+Bytes InType(const float* values, std::int64_t count) {
+  Bytes bytes(static_cast<std::size_t>(count) * sizeof(T));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const T value = Narrow<T>(values[i]);
+    std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
+  }
+  return bytes;
+}
+
+/// The gradients of a bucket, each in its number type: so many bytes behind an aligned address.
+inline std::vector<Bytes> InTypes(const BucketPlan& plan, const std::vector<float>& values) {
+  std::vector<Bytes> all;
+  const float* begin = values.data();
+  for (const auto& [numel, type, decay] : plan.gradients) {
+    const auto narrow = type == DType::kFloat64    ? InType<double>
+                        : type == DType::kFloat16  ? InType<Float16>
+                        : type == DType::kBFloat16 ? InType<BFloat16>
+                                                   : InType<float>;
+    all.push_back(narrow(begin, numel));
+    begin += numel;
+  }
+  return all;
+}
+
+template <typename Memory>
+std::vector<GradView> ViewsOf(const BucketPlan& plan, const std::vector<Memory>& memory) {
+  std::vector<GradView> views;
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    views.push_back({memory[i], plan.gradients[i].numel, plan.gradients[i].type});
+  }
+  return views;
+}
+
+/// What one rank has after a step.
+struct AfterStep {
+  std::vector<float> residual;
+  std::vector<Bytes> outputs;
+  std::vector<SelectionState> states;
+  std::int64_t selected = 0, reduced = 0;  ///< entries
+  bool is_refused = false;
+  cuda::DeviceBlockHeader header;  ///< on the device only
+};
+
+/// A rank on the device, from step to step.
+class RankOnDevice {
+ public:
+  RankOnDevice(const BucketPlan& plan, const std::vector<float>& residual,
+               const std::vector<SelectionState>& states, cuda::DeviceTransport* transport,
+               std::uint32_t id = 0)
+      : plan_(plan),
+        exchange_(Identified(plan, id), transport),
+        residual_(residual),
+        states_(states) {}
+
+  AfterStep Step(const std::vector<float>& gradients, const std::vector<std::int64_t>& ks) {
+    std::vector<std::unique_ptr<DeviceArray<std::uint8_t>>> arrays;
+    std::vector<void*> memory;
+    for (const Bytes& bytes : InTypes(plan_, gradients)) {
+      const std::int64_t shift = arrays.size() % 3 == 1 ? 8 : 0;  // one in three is not aligned
+      arrays.push_back(std::make_unique<DeviceArray<std::uint8_t>>(bytes, shift));
+      memory.push_back(arrays.back()->data());
+    }
+    cuda::DeviceLaunch launch;
+    launch.residual = residual_.span();
+    launch.gradients = launch.outputs = ViewsOf(plan_, memory);
+    for (const auto& gradient : plan_.gradients) launch.decays.push_back(gradient.decay);
+    launch.scale = plan_.scale;
+    launch.output_scale = plan_.output_scale;
+    launch.ks = ks;
+    launch.states = states_.data();
+    exchange_.Run(launch, nullptr);
+    DeviceArray<cuda::DeviceBlockHeader> fetched({cuda::DeviceBlockHeader{}});
+    exchange_.Fetch(fetched.data(), nullptr);
+    AfterStep after;
+    after.header = fetched.Values()[0];
+    after.residual = residual_.Values();
+    for (const auto& array : arrays) after.outputs.push_back(array->Values());
+    after.states = states_.Values();
+    after.selected = BlockOnCpu(exchange_.selected()).header.count;
+    after.reduced = after.header.count;
+    after.is_refused = after.header.IsRefused();
+    return after;
+  }
+
+  /// From now on no threshold is known.
+  void Forget() { states_.Assign(std::vector<SelectionState>(plan_.segments.size())); }
+
+ private:
+  static cuda::DeviceBucket Identified(const BucketPlan& plan, std::uint32_t id) {
+    cuda::DeviceBucket bucket = plan.OnDevice();
+    bucket.id = id;
+    return bucket;
+  }
+
+  const BucketPlan plan_;
+  cuda::DeviceExchange exchange_;
+  DeviceArray<float> residual_;
+  DeviceArray<SelectionState> states_;
+};
+
+/// The same on the CPU.
+class RankOnCpu {
+ public:
+  RankOnCpu(const BucketPlan& plan, const std::vector<float>& residual,
+            const std::vector<SelectionState>& states, Communicator* comm,
+            const std::string& sparsifier)
+      : plan_(plan),
+        comm_(*comm),
+        bucket_(0, plan.OnCpu(sparsifier)),
+        residual_(residual),
+        states_(states) {}
+
+  AfterStep Step(const std::vector<float>& gradients, const std::vector<std::int64_t>& ks) {
+    AfterStep after;
+    after.outputs = InTypes(plan_, gradients);
+    std::vector<void*> memory;
+    for (Bytes& bytes : after.outputs) memory.push_back(bytes.data());
+    Launch launch;
+    launch.gradients = ViewsOf(plan_, memory);
+    launch.residual = residual_;
+    launch.states = states_;
+    launch.ks = ks;
+    for (const auto& gradient : plan_.gradients) launch.decays.push_back(gradient.decay);
+    launch.scale = plan_.scale;
+    launch.output_scale = plan_.output_scale;
+    bucket_.Validate(launch);
+    bucket_.Select(launch, comm_.Rank(), CpuKernels());
+    bucket_.Reduce(comm_, CpuKernels());
+    after.is_refused = bucket_.bad_rank() != kNoRank || bucket_.overflows() > 0;
+    after.is_refused ? bucket_.PutBack(CpuKernels()) : bucket_.Commit(CpuKernels());
+    after.residual = residual_;
+    after.states = states_;
+    after.selected = bucket_.stats().selected;
+    after.reduced = bucket_.stats().reduced;
+    return after;
+  }
+
+  void Forget() { states_.assign(states_.size(), {}); }
+
+ private:
+  const BucketPlan plan_;
+  Communicator& comm_;
+  Bucket bucket_;
+  std::vector<float> residual_;
+  std::vector<SelectionState> states_;
+};
+
+inline testing::AssertionResult SameStates(const std::vector<SelectionState>& a,
+                                           const std::vector<SelectionState>& b) {
+  for (std::size_t s = 0; s < a.size(); ++s) {
+    if (std::memcmp(&a[s], &b[s], sizeof(a[s])) == 0) continue;
+    return testing::AssertionFailure()
+           << "segment " << s << ": " << a[s].threshold << ", " << a[s].growth << ", "
+           << a[s].tail_index << ", " << a[s].own << " and " << b[s].threshold << ", "
+           << b[s].growth << ", " << b[s].tail_index << ", " << b[s].own;
+  }
+  return testing::AssertionSuccess();
+}
+
+inline std::vector<float> Gaussians(std::int64_t size, int seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> gaussian;
+  std::vector<float> values(static_cast<std::size_t>(size));
+  for (float& value : values) value = gaussian(random);
+  return values;
+}
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_TESTS_CSRC_CUDA_BUCKET_PLAN_H_
