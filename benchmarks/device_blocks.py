@@ -2,9 +2,9 @@
 
 Each piece is given to the stream several times in a row between two events, so that what is timed
 is the device's work, with its launches, and not how fast Python asks for it. Ours and torch's take
-turns. Merges and top-k repeat the same. A pass adds a gradient to the residual, and the next one
-takes it off again: what does not exceed the threshold comes and goes, and what does is taken every
-time, so that all passes have the same to do.
+turns. Merges and top-k repeat the same. A pass, or a step, adds a gradient to the residual, and the
+next one takes it off again: what does not exceed the threshold comes and goes, and what does is
+taken every time, so that all have the same to do.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ IN_A_ROW = 8  # times a piece is given to the stream between two events
 WARM_UP = 5
 MERGE_LIMIT_US = 25.0  # aim for merge and top-k of two blocks of 25,600
 PASS_LIMIT = 0.8  # aim for the pass: this share of a copy's bandwidth
+STEP_LIMIT = 1.5  # aim for the local step: this many times what memory alone takes
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,94 @@ def measure_pass(numel: int, density: float, device: str, steps: int) -> tuple[l
         facts["x topk"] = timing.median / timings["torch.topk"].median
         rows.append(Row(piece.name, timing, facts))
     return rows, verified
+
+
+def measure_step(
+    numel: int, layers: int, density: float, device: str, steps: int
+) -> tuple[list[Row], bool]:
+    """The whole local step of a model: error feedback, selection, settling, writing.
+
+    Beside what memory alone allows: adding gradients to residuals and zeroing them, in two launches
+    of torch's for all layers together. Layers of which one or two entries are selected miss their
+    thresholds in most steps, as they do in training, and so take the exact top-k.
+
+    Args:
+        numel: Entries of the model.
+        layers: Of a geometric series of sizes, as models have them; each is a segment.
+        density: Fraction that is selected.
+        device: Such as "cuda:0".
+        steps: Timed.
+    """
+    numels = layers_of(numel, layers)
+    ks = [max(1, int(one * density)) for one in numels]
+    gradient = torch.randn(numel, device=device)
+    gradients = (gradient, -gradient)
+    outputs, residual, rest = (torch.zeros(numel, device=device) for _ in range(3))
+    stream = torch.cuda.current_stream(device).cuda_stream
+    stepping = [
+        _core.step_work(
+            [buffer(part) for part in one.split(numels)],
+            buffer(residual),
+            [buffer(part) for part in outputs.split(numels)],
+            ks=ks,
+            device=device,
+        )
+        for one in gradients
+    ]
+    verified = steps_right(stepping[0], gradient, residual, outputs, numels, ks, stream)
+    residual.zero_()
+    works = cycle(stepping)
+
+    def add_and_zero() -> None:
+        rest.add_(gradient)
+        outputs.zero_()
+
+    pieces = [
+        Piece("residual.add_(gradient); output.zero_()", add_and_zero, 16 * numel),
+        Piece(f"local step, {layers} layers", lambda: next(works).give(stream), 16 * numel),
+    ]
+    timings = time_all(pieces, device, steps)
+    floor = timings[pieces[0].name].median
+    rows = []
+    for piece, aim in zip(pieces, ("", STEP_LIMIT), strict=True):
+        timing = timings[piece.name]
+        facts: dict[str, float | int | str] = {
+            "us": 1e3 * timing.median,
+            "GB/s": 1e-6 * piece.bytes_moved / timing.median,
+            "x floor": timing.median / floor,
+            "aim": aim,
+        }
+        rows.append(Row(piece.name, timing, facts))
+    return rows, verified
+
+
+def layers_of(numel: int, layers: int) -> list[int]:
+    """Sizes of so many layers, multiples of 4, the largest some 1,000 times the smallest."""
+    shares = np.geomspace(1, 1000, layers)
+    numels = [max(4, int(numel * share / shares.sum()) // 4 * 4) for share in shares]
+    numels[-1] += numel - sum(numels)
+    return numels
+
+
+def steps_right(
+    work: _core.StreamWork,
+    gradient: torch.Tensor,
+    residual: torch.Tensor,
+    outputs: torch.Tensor,
+    numels: list[int],
+    ks: list[int],
+    stream: int,
+) -> bool:
+    """Whether a first step writes the largest entries of each layer, and leaves the others."""
+    torch.cuda.synchronize(gradient.device)
+    work.give(stream)
+    count = len(work.fetch().values())
+    right = count == sum(ks) and torch.equal(residual + outputs, gradient)
+    layers = zip(residual.split(numels), outputs.split(numels), ks, strict=True)
+    for kept, written, k in layers:
+        magnitudes = written[written != 0].abs()
+        right &= len(magnitudes) == k and float(kept.abs().max()) <= float(magnitudes.min())
+    return right
 
 
 def takes_right(

@@ -58,7 +58,7 @@ from contenders import (
     Selecting,
     Size,
 )
-from device_blocks import measure_merge, measure_pass
+from device_blocks import measure_merge, measure_pass, measure_step
 from published import PUBLISHED, exact_top_k
 from reporting import Result, Row, Timing, write
 
@@ -73,6 +73,7 @@ NUMELS, DENSITIES = (25_600_000, 1_000_000), (0.001, 0.01)
 MESSAGES = (25_600, 256_000)  # entries of a block to code
 LEAST_WARM_UP = 60
 SETTLING = 64  # steps in which thresholds settle: two refreshes of `gaussian`
+MODEL_LAYERS = 160  # of the local step on a GPU
 SWAP_EVERY = 30  # steps
 CHECK_EVERY = 5  # steps
 
@@ -265,6 +266,23 @@ def measure_on_device(
     return results
 
 
+def measure_model(
+    numel: int, densities: Sequence[float], device: str, *, steps: int
+) -> list[Result]:
+    """The same for the local step of a whole model on a GPU, all layers at once."""
+    results = []
+    for density in densities:
+        rows, verified = measure_step(numel, MODEL_LAYERS, density, device, steps)
+        settings = {
+            "numel": numel, "layers": MODEL_LAYERS, "density": density, "device": device,
+            "steps": steps,
+        }  # fmt: skip
+        title = f"{MODEL_LAYERS} layers, {numel:,} entries at density {density:g}, all on {device}"
+        results.append(Result(title, rows, settings, verified))
+        results[-1].show()
+    return results
+
+
 def require_device(device: str) -> None:
     """Ends the command, with the reason, where there is no such device."""
     if device == "cpu":
@@ -350,6 +368,8 @@ def main(
             results += measure_pieces(block, one, threads=threads, steps=steps)
     for one in [] if on_cpu else numel:
         results += measure_on_device(block, one, density, device, steps=steps)
+    if not on_cpu:
+        results += measure_model(model, density, device, steps=steps)
     if json is not None:
         write(json, [result.as_json() for result in results])
     if not all(result.verified for result in results):
