@@ -1,8 +1,12 @@
 /// Threads of blocks as fibers that take turns on the thread that launches a kernel.
+///
+/// A fiber begins on a stack of its own, by setcontext, and then runs one thread after another. It
+/// goes on by longjmp: every turn of swapcontext would be a system call, for the sake of signals.
 
 #include "tests/csrc/emulation/device.h"
 
 #include <cuda_runtime_api.h>
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <memory>
@@ -41,8 +45,10 @@ struct Warp {
 struct Block;
 
 struct Fiber {
-  ucontext_t context;
+  ucontext_t beginning;
+  jmp_buf turn;  // where it goes on
   std::unique_ptr<char[]> stack{new char[kStack]};
+  bool has_begun = false;
   Block* block = nullptr;
   unsigned thread = 0;
   bool done = false;
@@ -58,13 +64,34 @@ struct Block {
 std::mutex one_kernel_at_a_time;
 unsigned most_resident = 1;
 const std::function<void()>* kernel = nullptr;
-ucontext_t scheduler;
+jmp_buf scheduler;
 Fiber* running = nullptr;
 
-void RunThread() {
-  (*kernel)();
-  running->done = true;
-  for (;;) Yield();
+void RunThreads() {
+  for (;;) {
+    (*kernel)();
+    running->done = true;
+    Yield();
+  }
+}
+
+std::unique_ptr<Fiber> MakeFiber() {
+  auto fiber = std::make_unique<Fiber>();
+  getcontext(&fiber->beginning);
+  fiber->beginning.uc_stack.ss_sp = fiber->stack.get();
+  fiber->beginning.uc_stack.ss_size = kStack;
+  fiber->beginning.uc_link = nullptr;
+  makecontext(&fiber->beginning, &RunThreads, 0);
+  return fiber;
+}
+
+/// Lets a fiber run until it yields.
+__attribute__((noinline)) void GiveTurn(Fiber* fiber) {
+  running = fiber;
+  if (_setjmp(scheduler) != 0) return;
+  if (fiber->has_begun) _longjmp(fiber->turn, 1);
+  fiber->has_begun = true;
+  setcontext(&fiber->beginning);
 }
 
 void Begin(unsigned index, unsigned threads, Block* block) {
@@ -72,14 +99,9 @@ void Begin(unsigned index, unsigned threads, Block* block) {
   block->threads = block->left = threads;
   block->barrier = Barrier();
   block->warps.assign(threads / kWarp, Warp());
-  while (block->fibers.size() < threads) block->fibers.push_back(std::make_unique<Fiber>());
+  while (block->fibers.size() < threads) block->fibers.push_back(MakeFiber());
   for (unsigned thread = 0; thread < threads; ++thread) {
     Fiber& fiber = *block->fibers[thread];
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStack;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, &RunThread, 0);
     fiber.block = block;
     fiber.thread = thread;
     fiber.done = false;
@@ -90,11 +112,11 @@ void Begin(unsigned index, unsigned threads, Block* block) {
 void Advance(Block* block) {
   blockIdx.x = block->index;
   for (unsigned thread = 0; thread < block->threads; ++thread) {
-    running = block->fibers[thread].get();
-    if (running->done) continue;
+    Fiber* const fiber = block->fibers[thread].get();
+    if (fiber->done) continue;
     threadIdx.x = thread;
-    swapcontext(&scheduler, &running->context);
-    if (running->done) --block->left;
+    GiveTurn(fiber);
+    if (fiber->done) --block->left;
   }
 }
 
@@ -134,7 +156,9 @@ void Launch(unsigned blocks, unsigned threads, const std::function<void()>& body
 Resident::Resident(unsigned blocks) { most_resident = blocks; }
 Resident::~Resident() { most_resident = 1; }
 
-void Yield() { swapcontext(&running->context, &scheduler); }
+void Yield() {
+  if (_setjmp(running->turn) == 0) _longjmp(scheduler, 1);
+}
 
 void BlockBarrier() {
   Block& block = *running->block;
