@@ -84,5 +84,29 @@ TEST(DeviceLaunches, ManyLayersTakeAsManyAsOne) {
   EXPECT_LE(many.launches + many.clears, 20);
 }
 
+/// Six changes of k in a row: how often a stream is waited for.
+int WaitsForSixChanges() {
+  cuda::BucketTables tables(cuda::BucketLayout({{{50, 9}}, {50}}));
+  std::vector<float> memory(50);
+  cuda::DeviceLaunch launch;
+  launch.gradients = launch.outputs = {{memory.data(), 50, DType::kFloat32}};
+  launch.decays = {1};
+  emulated_calls = {};
+  for (std::int64_t k = 1; k <= 6; ++k) {
+    launch.ks = {k};
+    tables.Update(launch, nullptr);
+    tables.Update(launch, nullptr);  // no change
+  }
+  EXPECT_EQ(emulated_calls.copies, 6);
+  return emulated_calls.waits;
+}
+
+TEST(DeviceLaunches, OnlyAStreamThatIsFarBehindIsWaitedFor) {
+  EXPECT_EQ(WaitsForSixChanges(), 0);
+  emulation::device_is_idle = [] { return false; };
+  EXPECT_EQ(WaitsForSixChanges(), 2);  // four may be under way
+  emulation::device_is_idle = nullptr;
+}
+
 }  // namespace
 }  // namespace hvd_sparse
