@@ -45,6 +45,8 @@ struct DeviceLaunch {
   SelectionState* states = nullptr;  ///< one per segment, from step to step; zeros at first
   std::vector<GradView> outputs;     ///< get the result; may be the memory of the gradients
   float output_scale = 1;            ///< of the sum: 1 / ranks for the average; > 0, finite
+  void* former = nullptr;            ///< for a block with the capacity of reduced(): gets what
+                                     ///< undoing takes, see LaunchNoteFormer; null: nobody undoes
 };
 
 /// Throws InvalidArgument if the numbers do not fit together.

@@ -1,6 +1,7 @@
 #include "csrc/cuda/device_exchange.h"
 
 #include "csrc/cuda/block_settle.h"
+#include "csrc/cuda/block_undo.h"
 #include "csrc/cuda/bucket_apply.h"
 
 namespace hvd_sparse::cuda {
@@ -24,10 +25,15 @@ void DeviceExchange::Run(const DeviceLaunch& launch, cudaStream_t stream) {
 
   // What might refuse the step comes before all that cannot be undone.
   const float loss_scale = 1.0f / (launch.output_scale * static_cast<float>(size_));
-  const Applying applying{tables_.view(), reduced(), launch.output_scale, launch.residual,
-                          loss_scale};
+  Applying applying{tables_.view(), reduced(), launch.output_scale, launch.residual, loss_scale};
   LaunchCheckFits(applying, stream);
   LaunchSettle(selected(), reduced(), launch.residual, stream);
+  if (launch.former != nullptr) {
+    const DeviceBlock former = DeviceBlock::In(launch.former, reduced().capacity);
+    LaunchNoteFormer(reduced(), launch.residual, former, stream);
+    applying.reduced.header = former.header;
+    applying.reduced.indices = former.indices;
+  }
   LaunchApply(applying, stream);
 }
 

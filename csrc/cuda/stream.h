@@ -53,10 +53,16 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+/// Whether an event knows when it was passed, which costs a little.
+enum class Timing { kNone, kKept };
+
 /// A point in the work of a stream of the current device.
 class Event {
  public:
-  Event() { Check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "make an event"); }
+  explicit Event(Timing timing = Timing::kNone) {
+    const unsigned flags = timing == Timing::kKept ? cudaEventDefault : cudaEventDisableTiming;
+    Check(cudaEventCreateWithFlags(&event_, flags), "make an event");
+  }
   ~Event() { (void)cudaEventDestroy(event_); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
@@ -76,6 +82,13 @@ class Event {
     if (status == cudaErrorNotReady) return false;
     Check(status, "ask for an event");
     return true;
+  }
+
+  /// Seconds of the device from one point to another, where both know when they were passed.
+  static double SecondsBetween(const Event& from, const Event& to) {
+    float milliseconds = 0;
+    Check(cudaEventElapsedTime(&milliseconds, from.event_, to.event_), "compare two events");
+    return 1e-3 * double{milliseconds};
   }
 
  private:

@@ -1,15 +1,17 @@
 /// CUDA's runtime, as far as csrc/cuda/ calls it, for a device that is plain memory of the CPU.
 ///
 /// Found in place of NVIDIA's header where csrc/cuda/ is compiled for tests without a GPU. There is
-/// one device; whatever it is given is done when a call returns, so streams and events are nothing,
-/// unless a test says otherwise (hvd_sparse::emulation, below).
+/// one device; whatever it is given is done when a call returns, so streams are nothing and events
+/// no more than a time, unless a test says otherwise (hvd_sparse::emulation, below).
 
 #ifndef HVD_SPARSE_TESTS_CSRC_EMULATION_CUDA_RUNTIME_API_H_
 #define HVD_SPARSE_TESTS_CSRC_EMULATION_CUDA_RUNTIME_API_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 enum cudaError_t {
   cudaSuccess,
@@ -38,7 +40,11 @@ struct cudaPointerAttributes {
   int device;
 };
 
-constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2;
+constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2;
+
+struct CUevent_st {
+  std::chrono::steady_clock::time_point passed;
+};
 
 /// What this thread has asked of the device, for tests that count.
 struct EmulatedCalls {
@@ -47,7 +53,7 @@ struct EmulatedCalls {
 inline thread_local EmulatedCalls emulated_calls;
 
 namespace hvd_sparse::emulation {
-inline std::atomic<bool (*)()> device_is_idle{nullptr};  ///< else events have not passed
+inline std::atomic<bool (*)()> device_is_idle{nullptr};  ///< else no event has passed
 inline std::atomic<bool> streams_capture{false};         ///< all of them, into a graph
 }  // namespace hvd_sparse::emulation
 
@@ -99,15 +105,28 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
 inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
   ++emulated_calls.waits;
+  bool (*const idle)() = hvd_sparse::emulation::device_is_idle;
+  while (idle != nullptr && !idle()) std::this_thread::yield();
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = nullptr;
+  *event = new CUevent_st;
   return cudaSuccess;
 }
-inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  event->passed = std::chrono::steady_clock::now();
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  const std::chrono::duration<float, std::milli> between = to->passed - from->passed;
+  *milliseconds = between.count();
+  return cudaSuccess;
+}
 inline cudaError_t cudaEventQuery(cudaEvent_t) {
   bool (*const idle)() = hvd_sparse::emulation::device_is_idle;
   return idle == nullptr || idle() ? cudaSuccess : cudaErrorNotReady;

@@ -1,0 +1,51 @@
+/// A thread per entry.
+
+#include "csrc/cuda/block_undo.h"
+#include "csrc/cuda/check.h"
+
+namespace hvd_sparse::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+unsigned BlocksFor(const DeviceBlock& block) {
+  return static_cast<unsigned>((block.capacity + kThreads - 1) / kThreads);
+}
+
+__device__ std::uint32_t PositionOf(Index marked) {
+  return static_cast<std::uint32_t>(marked) & ~kSurvivedBit;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    NoteFormerKernel(DeviceBlock block, Span<const float> residual, DeviceBlock former) {
+  const std::int64_t n = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (n == 0) *former.header = *block.header;
+  if (n >= block.capacity) return;
+  // Behind the last entry, too: how many there are is said once, by the header that was noted.
+  const Index marked = block.indices[n];
+  former.indices[n] = marked;
+  const std::uint32_t i = PositionOf(marked);
+  if (i < residual.size) former.values[n] = residual.data[i];
+}
+
+__global__ void __launch_bounds__(kThreads) PutBackKernel(DeviceBlock block, Span<float> residual) {
+  const std::int64_t n = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (n >= block.CountOnDevice()) return;
+  const std::uint32_t i = PositionOf(block.indices[n]);
+  if (i < residual.size) residual.data[i] = block.values[n];
+}
+
+}  // namespace
+
+void LaunchNoteFormer(const DeviceBlock& block, Span<const float> residual,
+                      const DeviceBlock& former, cudaStream_t stream) {
+  NoteFormerKernel<<<BlocksFor(block), kThreads, 0, stream>>>(block, residual, former);
+  CheckLaunch("note what a residual holds");
+}
+
+void LaunchPutBack(const DeviceBlock& block, Span<float> residual, cudaStream_t stream) {
+  PutBackKernel<<<BlocksFor(block), kThreads, 0, stream>>>(block, residual);
+  CheckLaunch("put back what was taken");
+}
+
+}  // namespace hvd_sparse::cuda
