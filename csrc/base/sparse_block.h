@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "csrc/base/buffer.h"
+#include "csrc/base/route.h"
 #include "csrc/base/types.h"
 
 namespace hvd_sparse {
@@ -35,7 +36,7 @@ struct BlockHeader {
   std::uint8_t format = 0;   ///< of the bucket's messages: WireFormat::Id()
   std::uint8_t indices = 0;  ///< how those of this message are coded, see wire_format.cc
   std::uint8_t values = 0;   ///< DType of those of this message
-  std::uint8_t unused = 0;
+  Route route = Route::kCalls;
 
   /// A bad rank that was known before counts more.
   void NoteOverflow() { bad_rank = bad_rank < kSumOverflows ? bad_rank : kSumOverflows; }

@@ -154,6 +154,23 @@ void CollectiveContext::AgreeOnFormat(std::uint8_t theirs, int peer) const {
         comm.RankInExchange(peer), " ", NameOfFormat(theirs));
 }
 
+void CollectiveContext::AgreeBeforehand(BlockHeader* own) {
+  const BlockHeader sent = *own;
+  const std::uint8_t* records = AllgatherRecords(&sent, sizeof(sent), "gtopk, headers");
+  for (int rank = 0; rank < comm.Size(); ++rank, records += sizeof(sent)) {
+    BlockHeader theirs;
+    std::copy_n(records, sizeof(theirs), reinterpret_cast<std::uint8_t*>(&theirs));
+    if (theirs.route != sent.route) {
+      Throw(ErrorKind::kDisagreement, "the ranks disagree: ", what, " takes the route '",
+            NameOf(sent.route), "' on rank ", comm.RankInExchange(comm.Rank()), ", and '",
+            NameOf(theirs.route), "' on rank ", comm.RankInExchange(rank),
+            ": where do their gradients lie, and what do they correct?");
+    }
+    AgreeOnFormat(theirs.format, rank);
+    Agree(own, theirs, rank);
+  }
+}
+
 void CollectiveContext::Agree(BlockHeader* own, const BlockHeader& other, int peer) const {
   BlockHeader& mine = *own;
   const int rank = comm.RankInExchange(comm.Rank()), other_rank = comm.RankInExchange(peer);

@@ -1,7 +1,5 @@
-/// What connects the devices of an exchange's ranks, and a collective that runs over it.
-///
-/// Blocks lie in memory of the CPU, before and after; in between they go from device to device. So
-/// gradients may lie on another device, or on none.
+/// What connects the devices of an exchange's ranks, and what runs over it: a collective for blocks
+/// of the CPU, and whole steps of gradients that lie on the device.
 
 #ifndef HVD_SPARSE_COLLECTIVES_DEVICE_NETWORK_H_
 #define HVD_SPARSE_COLLECTIVES_DEVICE_NETWORK_H_
@@ -9,11 +7,14 @@
 #include <memory>
 #include <string>
 
+#include "csrc/collectives/device_step.h"
 #include "csrc/collectives/sparse_allreduce.h"
 
 namespace hvd_sparse {
 
-/// One bucket's; keeps memory of the device from step to step.
+/// One bucket's; keeps memory of the device from step to step. Blocks lie in memory of the CPU,
+/// before and after; in between they go from device to device. So gradients may lie on another
+/// device, or on none.
 class DeviceReduce {
  public:
   virtual ~DeviceReduce() = default;
@@ -32,6 +33,9 @@ class DeviceNetwork {
 
   /// gTop-k of a bucket. Lives no longer than this.
   virtual std::unique_ptr<DeviceReduce> GTopK() = 0;
+
+  /// Whole steps of a bucket, selected by `gaussian`. Lives no longer than this.
+  virtual std::unique_ptr<DeviceStep> Step(const DeviceStepSpec& spec) = 0;
 };
 
 struct DeviceConnection {

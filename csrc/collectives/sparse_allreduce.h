@@ -134,6 +134,11 @@ struct CollectiveContext {
   /// Throws ExchangeFailed unless `peer` sends messages of this context's format.
   void AgreeOnFormat(std::uint8_t theirs, int peer) const;
 
+  /// For those who are about to wait for each other's devices, which know no end of waiting: all
+  /// ranks compare, by way of the CPU and in 32 bytes of each, what they are about to do. Throws as
+  /// Agree does, on all ranks, or where their routes differ. Makes the lowest bad rank known.
+  void AgreeBeforehand(BlockHeader* own);
+
   /// Runs `read`, which looks at a message of `peer`. What it finds wrong is thrown with the names
   /// of that rank and of the bucket.
   template <typename Read>

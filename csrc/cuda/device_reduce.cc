@@ -9,22 +9,6 @@
 #include "csrc/cuda/work.h"
 
 namespace hvd_sparse::cuda {
-namespace {
-
-/// Whoever is about to send blocks of another length would make devices wait for ever: so all look
-/// first. Also tells every rank the lowest bad one.
-void RequireSameOnAll(BlockHeader* own, CollectiveContext* ctx) {
-  const BlockHeader sent = *own;
-  const std::uint8_t* records = ctx->AllgatherRecords(&sent, sizeof(sent), "gtopk, headers");
-  for (int rank = 0; rank < ctx->comm.Size(); ++rank, records += sizeof(sent)) {
-    BlockHeader theirs;
-    std::copy_n(records, sizeof(theirs), reinterpret_cast<std::uint8_t*>(&theirs));
-    ctx->AgreeOnFormat(theirs.format, rank);
-    ctx->Agree(own, theirs, rank);
-  }
-}
-
-}  // namespace
 
 void TransportGTopK::Fit(std::int64_t numel, std::int64_t k, double slack) {
   if (rounds_ != nullptr && numel == numel_ && k == k_ && slack == slack_) return;
@@ -41,18 +25,18 @@ void TransportGTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
   BlockHeader& header = block->header();
   header.kept =
       static_cast<std::uint32_t>(GTopK::KeptBeforeTheLast(ctx.k, ctx.numel, ctx.options.slack));
-  RequireSameOnAll(&header, &ctx);
+  ctx.AgreeBeforehand(&header);
   Fit(ctx.numel, k, ctx.options.slack);
 
   RoundTimes times{Concat("gtopk, over ", name_), SteadySeconds()};
-  counted_.sent = counted_.received = 0;
+  counted_.Reset();
   BlockHeader identity = header;
   const std::string what = Concat(ctx.what, ", ", times.name);
   SparseBlock& reduced = ctx.scratch.merged;
   const DeviceBlockHeader result = Move(*block, identity.bad_rank, what, &reduced);
   times.end = SteadySeconds();
-  times.bytes_sent = counted_.sent;
-  times.bytes_received = counted_.received;
+  times.bytes_sent = counted_.sent();
+  times.bytes_received = counted_.received();
   ctx.bytes_sent += times.bytes_sent;
   ctx.bytes_received += times.bytes_received;
   ctx.rounds.push_back(std::move(times));

@@ -12,8 +12,8 @@
 #include <string>
 
 #include "csrc/collectives/device_network.h"
+#include "csrc/cuda/counted_transport.h"
 #include "csrc/cuda/device_gtopk.h"
-#include "csrc/cuda/device_transport.h"
 
 namespace hvd_sparse::cuda {
 
@@ -30,31 +30,12 @@ class TransportGTopK final : public DeviceReduce {
   void Run(SparseBlock* block, CollectiveContext& ctx) override;
 
  private:
-  /// Counts what passes.
-  class Counted final : public DeviceTransport {
-   public:
-    explicit Counted(DeviceTransport* transport) : transport_(*transport) {}
-    int Rank() const override { return transport_.Rank(); }
-    int Size() const override { return transport_.Size(); }
-    void Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
-                  cudaStream_t stream) override {
-      transport_.Exchange(peer, send, recv, bytes, stream);
-      if (send != nullptr) sent += bytes;
-      if (recv != nullptr) received += bytes;
-    }
-
-    std::int64_t sent = 0, received = 0;
-
-   private:
-    DeviceTransport& transport_;
-  };
-
   void Fit(std::int64_t numel, std::int64_t k, double slack);
   DeviceBlockHeader Move(const SparseBlock& selected, std::int32_t bad_rank,
                          const std::string& what, SparseBlock* reduced);
 
   const int device_;
-  Counted counted_;
+  CountedTransport counted_;
   const std::string name_;
   const Await await_;
 

@@ -7,9 +7,12 @@
 #include "csrc/comm/patience.h"
 #include "csrc/cuda/device_reduce.h"
 #include "csrc/cuda/nccl_transport.h"
+#include "csrc/cuda/transport_step.h"
 
 namespace hvd_sparse::cuda {
 namespace {
+
+constexpr const char* kName = "NCCL";
 
 class NcclNetwork final : public DeviceNetwork {
  public:
@@ -20,7 +23,19 @@ class NcclNetwork final : public DeviceNetwork {
     auto await = [this](cudaStream_t stream, const std::string& what) {
       transport_->Await(stream, what);
     };
-    return std::make_unique<TransportGTopK>(device_, transport_.get(), "NCCL", await);
+    return std::make_unique<TransportGTopK>(device_, transport_.get(), kName, await);
+  }
+
+  std::unique_ptr<DeviceStep> Step(const DeviceStepSpec& spec) override {
+    auto begin_await = [this](const std::string& what) -> TransportStep::Await {
+      auto waiting = std::make_shared<NcclTransport::Waiting>(transport_.get(), what);
+      return [waiting](const Event& mark, double seconds) {
+        return waiting->For(seconds, [&mark] { return mark.Passed(); });
+      };
+    };
+    const OnDevice current(device_);
+    return std::make_unique<TransportStep>(spec, device_, transport_.get(), transport_->stream(),
+                                           kName, begin_await);
   }
 
  private:

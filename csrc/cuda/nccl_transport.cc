@@ -4,8 +4,10 @@
 
 #include <chrono>
 #include <exception>
+#include <limits>
 #include <utility>
 
+#include "csrc/base/clock.h"
 #include "csrc/base/signals_blocked.h"
 #include "csrc/cuda/check.h"
 #include "csrc/cuda/nccl_agreement.h"
@@ -116,9 +118,6 @@ void NcclTransport::Await(cudaStream_t stream, const std::string& what) {
   const OnDevice current(device_);
   mark_->Record(stream);
   WaitUntil([&] { return mark_->Passed(); }, what);
-  // Where the communicator was ended meanwhile, it is the end that let the stream pass.
-  const std::lock_guard lock(mutex_);
-  if (ended_) throw Error(*ended_);
 }
 
 /// A first call allocates, which is not for captures.
@@ -176,20 +175,36 @@ bool NcclTransport::IsReady(const std::string& what) {
 }
 
 void NcclTransport::WaitUntil(const std::function<bool()>& done, const std::string& what) {
-  Patience patience(limits_, Rank(), what, [this] { return Others(); });
+  Waiting(this, what).For(std::numeric_limits<double>::infinity(), done);
+}
+
+NcclTransport::Waiting::Waiting(NcclTransport* transport, std::string what)
+    : transport_(*transport),
+      what_(std::move(what)),
+      patience_(transport_.limits_, transport_.Rank(), what_,
+                [transport] { return transport->Others(); }) {}
+
+bool NcclTransport::Waiting::For(double seconds, const std::function<bool()>& done) {
+  const double deadline = SteadySeconds() + seconds;
+  const auto check = [this] {
+    try {
+      transport_.Check();
+    } catch (const Error& error) {
+      Throw(error.kind(), error.what(), "; rank ", transport_.Rank(), " was waiting in ", what_);
+    }
+  };
   try {
     while (!done()) {
-      patience.Pause();
-      try {
-        Check();
-      } catch (const Error& error) {
-        Throw(error.kind(), error.what(), "; rank ", Rank(), " was waiting in ", what);
-      }
+      if (SteadySeconds() > deadline) return false;
+      patience_.Pause();
+      check();
     }
+    check();  // where the communicator was ended, it may be the end that let a stream pass
   } catch (const Error& error) {
-    End(error, true);
+    transport_.End(error, true);
     throw;
   }
+  return true;
 }
 
 /// The ranks that may be waited for.

@@ -84,6 +84,21 @@ class NcclTransport final : public DeviceTransport {
   /// or Timeout after HVD_SPARSE_TIMEOUT; `what` says for whose sake.
   void Await(cudaStream_t stream, const std::string& what);
 
+  /// A wait that can be interrupted: its limits count from when it is made. For any thread.
+  class Waiting {
+   public:
+    Waiting(NcclTransport* transport, std::string what);
+
+    /// Looks until `done`, at most so many seconds; returns whether it is. Throws as Await does,
+    /// also where it was the end of the exchange that let a stream pass.
+    bool For(double seconds, const std::function<bool()>& done);
+
+   private:
+    NcclTransport& transport_;
+    const std::string what_;
+    Patience patience_;
+  };
+
   /// Throws what ended the exchange, if anything did, or what NCCL has met since.
   void Check();
 

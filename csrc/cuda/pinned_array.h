@@ -1,0 +1,54 @@
+/// Memory of the CPU that a device copies to and from by itself.
+
+#ifndef HVD_SPARSE_CUDA_PINNED_ARRAY_H_
+#define HVD_SPARSE_CUDA_PINNED_ARRAY_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "csrc/cuda/arena.h"
+
+namespace hvd_sparse::cuda {
+
+/// Not written yet. Whoever frees it has waited for all copies.
+template <typename T>
+class PinnedArray {
+ public:
+  explicit PinnedArray(std::int64_t size)
+      : data_(static_cast<T*>(PinnedMemory::Allocate(BytesOf(size > 0 ? size : 1)))), size_(size) {}
+  ~PinnedArray() { PinnedMemory::Free(data_); }
+  PinnedArray(const PinnedArray&) = delete;
+  PinnedArray& operator=(const PinnedArray&) = delete;
+
+  T& operator[](std::int64_t i) { return data_[i]; }
+  const T* begin() const { return data_; }
+  const T* end() const { return data_ + size_; }
+  T* data() { return data_; }
+  std::int64_t size() const { return size_; }
+
+  /// Gives the stream the copy of as many elements from the device, or to it.
+  void FetchFrom(const T* device, cudaStream_t stream) {
+    Copy(data_, device, cudaMemcpyDeviceToHost, stream);
+  }
+  void SendTo(T* device, cudaStream_t stream) const {
+    Copy(device, data_, cudaMemcpyHostToDevice, stream);
+  }
+
+ private:
+  static std::size_t BytesOf(std::int64_t size) {
+    return static_cast<std::size_t>(size) * sizeof(T);
+  }
+  void Copy(T* to, const T* from, cudaMemcpyKind kind, cudaStream_t stream) const {
+    if (size_ == 0) return;
+    Check(cudaMemcpyAsync(to, from, BytesOf(size_), kind, stream), "copy memory");
+  }
+
+  T* const data_;
+  const std::int64_t size_;
+};
+
+}  // namespace hvd_sparse::cuda
+
+#endif  // HVD_SPARSE_CUDA_PINNED_ARRAY_H_

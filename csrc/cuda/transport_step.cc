@@ -1,0 +1,146 @@
+#include "csrc/cuda/transport_step.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "csrc/base/error.h"
+#include "csrc/cuda/block_undo.h"
+
+namespace hvd_sparse::cuda {
+namespace {
+
+DeviceBucket BucketOf(const DeviceStepSpec& spec) {
+  DeviceBucket bucket;
+  for (std::size_t s = 0; s < spec.segment_numels.size(); ++s) {
+    bucket.segments.push_back({spec.segment_numels[s], spec.max_ks[s]});
+  }
+  bucket.gradient_numels = spec.gradient_numels;
+  bucket.slack = spec.slack;
+  bucket.refresh = spec.refresh;
+  bucket.id = spec.id;
+  return bucket;
+}
+
+bool IsNarrow(const GradView& gradient) { return SizeOf(gradient.dtype) < SizeOf(DType::kFloat32); }
+
+}  // namespace
+
+TransportStep::TransportStep(const DeviceStepSpec& spec, int device, DeviceTransport* transport,
+                             cudaStream_t stream, const std::string& name, BeginAwait begin_await)
+    : device_(device),
+      stream_(stream),
+      messages_name_(Concat("gtopk, over ", name)),
+      what_(Concat(spec.what, ", ", messages_name_)),
+      begin_await_(std::move(begin_await)),
+      transport_(transport, &marks_),
+      exchange_(BucketOf(spec), &transport_),
+      segments_(static_cast<std::int64_t>(spec.segment_numels.size())),
+      memory_(SizeOfAll([this](Divider* divider) { Divide(divider); })),
+      sent_states_(segments_),
+      fetched_states_(segments_),
+      selected_(1),
+      reduced_(1) {
+  Divider divider(memory_.get());
+  Divide(&divider);
+}
+
+TransportStep::~TransportStep() { (void)cudaStreamSynchronize(stream_); }
+
+void TransportStep::Divide(Divider* divider) {
+  states_ = divider->Take<SelectionState>(segments_);
+  former_ = divider->Take<char>(DeviceBlock::BytesFor(exchange_.reduced().capacity));
+}
+
+StreamHandle TransportStep::stream() const {
+  return reinterpret_cast<StreamHandle>(stream_);  // NOLINT: frameworks pass streams as numbers
+}
+
+void TransportStep::Marked::Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
+                                     cudaStream_t stream) {
+  if (calls() == 0) marks_.Selected(stream);
+  CountedTransport::Exchange(peer, send, recv, bytes, stream);
+  marks_.Exchanged(stream);
+}
+
+void TransportStep::Give(const DeviceStepLaunch& launch) {
+  const OnDevice current(device_);
+  residual_ = launch.residual;
+  framework_states_ = launch.states;
+  is_narrow_ = std::any_of(launch.gradients.begin(), launch.gradients.end(), IsNarrow);
+  is_written_ = false;
+  await_ = nullptr;
+  transport_.Reset();
+
+  marks_.Begin(stream_);
+  RenewStates();
+  exchange_.Run({launch.residual, launch.gradients, launch.decays, launch.scale, launch.ks, states_,
+                 launch.gradients, launch.output_scale, is_narrow_ ? former_ : nullptr},
+                stream_);
+  is_written_ = true;
+  if (transport_.calls() == 0) {  // a rank alone
+    marks_.Selected(stream_);
+    marks_.Exchanged(stream_);
+  }
+  selected_.FetchFrom(exchange_.selected().header, stream_);
+  exchange_.Fetch(reduced_.data(), stream_);
+  fetched_states_.FetchFrom(states_, stream_);
+  marks_.End(stream_);
+}
+
+/// The step before has arrived, so nobody reads the pinned copy.
+void TransportStep::RenewStates() {
+  const Span<SelectionState> now = framework_states_;
+  const bool is_known = known_states_.size() == static_cast<std::size_t>(now.size) &&
+                        std::memcmp(known_states_.data(), now.data,
+                                    known_states_.size() * sizeof(SelectionState)) == 0;
+  if (is_known) return;
+  known_states_.assign(now.begin(), now.end());
+  std::copy(now.begin(), now.end(), sent_states_.data());
+  sent_states_.SendTo(states_, stream_);
+}
+
+bool TransportStep::Arrived(double seconds) {
+  const OnDevice current(device_);
+  if (!await_) await_ = begin_await_(what_);
+  if (!await_(marks_.end(), seconds)) return false;
+  Report();
+  known_states_.assign(fetched_states_.begin(), fetched_states_.end());
+  std::copy(known_states_.begin(), known_states_.end(), framework_states_.begin());
+  return true;
+}
+
+void TransportStep::Report() {
+  const DeviceBlockHeader &selected = selected_[0], &reduced = reduced_[0];
+  if ((reduced.flags & (kDisagree | kMalformed)) != 0) {
+    Throw(ErrorKind::kExchangeFailed, "in ", what_, " a block of another bucket or step, or none, ",
+          "has come");
+  }
+  report_ = {};
+  report_.bad_rank = reduced.bad_rank;
+  if ((reduced.flags & kSumNotFinite) != 0) {
+    report_.bad_rank = std::min(report_.bad_rank, kSumOverflows);
+  }
+  report_.own_bad_rank = selected.bad_rank;
+  report_.selected = selected.count;
+  report_.reduced = reduced.count;
+  const StepTimes times = marks_.Read();
+  report_.begin = times.begin;
+  report_.end = times.end;
+  report_.messages = {messages_name_, times.selected, times.exchanged, transport_.sent(),
+                      transport_.received()};
+}
+
+void TransportStep::PutBack() {
+  const OnDevice current(device_);
+  // Where messages were given, so was all of the selection before them.
+  if (is_written_ || transport_.calls() > 0) {
+    if (is_written_ && is_narrow_) {
+      LaunchPutBack(DeviceBlock::In(former_, exchange_.reduced().capacity), residual_, stream_);
+    }
+    LaunchPutBack(exchange_.selected(), residual_, stream_);
+  }
+  Check(cudaStreamSynchronize(stream_), "finish its work");
+}
+
+}  // namespace hvd_sparse::cuda

@@ -1,0 +1,100 @@
+/// Whole steps of a bucket over a transport between devices, as an exchange gives them: what
+/// DeviceExchange does, the thresholds it works with, what became of it, and undoing it.
+///
+/// Until a step is committed, every value that it took can return:
+///
+///     ended before the messages were given    the selected block holds what left the residual
+///     ended behind that, also by an abort     the stream has run to its end, on rubbish perhaps,
+///                                             which reaches the residual at selected entries, and
+///                                             where narrow gradients lose by rounding: there, what
+///                                             it held was noted before
+///     refused on the device                   all has returned there; returning again changes
+///                                             nothing
+
+#ifndef HVD_SPARSE_CUDA_TRANSPORT_STEP_H_
+#define HVD_SPARSE_CUDA_TRANSPORT_STEP_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "csrc/collectives/device_step.h"
+#include "csrc/cuda/counted_transport.h"
+#include "csrc/cuda/device_exchange.h"
+#include "csrc/cuda/device_memory.h"
+#include "csrc/cuda/pinned_array.h"
+#include "csrc/cuda/step_marks.h"
+
+namespace hvd_sparse::cuda {
+
+class TransportStep final : public DeviceStep {
+ public:
+  /// Waits at most so many seconds for a mark; returns whether it was passed. Throws what ended the
+  /// exchange, also where that let the stream pass.
+  using Await = std::function<bool(const Event& mark, double seconds)>;
+
+  /// Begins to wait for the sake of `what`: from here on limits of time count.
+  using BeginAwait = std::function<Await(const std::string& what)>;
+
+  /// On the current device, which is `device`; `transport` moves its memory in the order of
+  /// `stream`, and both outlive it. `name` is what the transport goes by.
+  TransportStep(const DeviceStepSpec& spec, int device, DeviceTransport* transport,
+                cudaStream_t stream, const std::string& name, BeginAwait begin_await);
+
+  ~TransportStep() override;
+
+  StreamHandle stream() const override;
+  void Give(const DeviceStepLaunch& launch) override;
+  bool Arrived(double seconds) override;
+  const DeviceStepReport& report() const override { return report_; }
+  void PutBack() override;
+
+ private:
+  /// Marks the first and the last message of a step.
+  class Marked final : public CountedTransport {
+   public:
+    Marked(DeviceTransport* transport, StepMarks* marks)
+        : CountedTransport(transport), marks_(*marks) {}
+    void Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
+                  cudaStream_t stream) override;
+
+   private:
+    StepMarks& marks_;
+  };
+
+  void Divide(Divider* divider);
+  void RenewStates();
+  void Report();
+
+  const int device_;
+  const cudaStream_t stream_;
+  const std::string messages_name_, what_;
+  const BeginAwait begin_await_;
+
+  StepMarks marks_;
+  Marked transport_;
+  DeviceExchange exchange_;
+
+  const std::int64_t segments_;
+  SelectionState* states_ = nullptr;          // the device's copy
+  char* former_ = nullptr;                    // for a block: see LaunchNoteFormer
+  const DeviceBytes memory_;                  // of both
+  std::vector<SelectionState> known_states_;  // what the framework's array held last
+  PinnedArray<SelectionState> sent_states_, fetched_states_;
+  PinnedArray<DeviceBlockHeader> selected_, reduced_;  // one each
+
+  // Of the last step.
+  Span<float> residual_;
+  Span<SelectionState> framework_states_;
+  bool is_narrow_ = false;   // a gradient rounds
+  bool is_written_ = false;  // the stream was given all of it
+  Await await_;
+  DeviceStepReport report_;
+};
+
+}  // namespace hvd_sparse::cuda
+
+#endif  // HVD_SPARSE_CUDA_TRANSPORT_STEP_H_

@@ -1,0 +1,84 @@
+/// What giving a device a step asks of it: nothing that waits, and copies of what is needed only.
+
+#include "csrc/cuda/transport_step.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "tests/csrc/cuda/loopback_transport.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr std::int64_t kNumel = 500, kK = 20;
+
+/// A rank alone, and its memory.
+struct OwnStep {
+  std::vector<float> residual = std::vector<float>(kNumel), gradient;
+  std::vector<SelectionState> states = std::vector<SelectionState>(1);
+  cuda::TransportStep step;
+
+  explicit OwnStep(LoopbackTransport* transport)
+      : step({"bucket 'b'", 0, {kNumel}, {kNumel}, {kK}, 1, 32}, 0, transport, nullptr, "nothing",
+             [](const std::string&) {
+               return [](const cuda::Event& mark, double) { return mark.Passed(); };
+             }) {
+    for (std::int64_t i = 0; i < kNumel; ++i) gradient.push_back(static_cast<float>(i % 83) - 41);
+  }
+
+  /// What giving a step has asked for.
+  EmulatedCalls Give() {
+    const std::vector<GradView> gradients{{gradient.data(), kNumel, DType::kFloat32}};
+    const std::vector<float> decays{1.0f};
+    const std::vector<std::int64_t> ks{kK};
+    emulated_calls = {};
+    step.Give({residual, gradients, decays, ks, states, 1.0f, 1.0f});
+    return emulated_calls;
+  }
+};
+
+TEST(TransportStepCalls, AStepIsGivenWithoutAWaitAndCopiesWhatHasChanged) {
+  OnDeviceRanks(1, [](LoopbackTransport& transport) {
+    OwnStep own(&transport);
+    own.Give();
+    ASSERT_TRUE(own.step.Arrived(1));
+    const std::vector<SelectionState> learned = own.states;
+    EXPECT_GT(learned[0].threshold, 0.0f);
+
+    constexpr int kFetched = 3;  // two headers and the thresholds
+    EmulatedCalls calls = own.Give();
+    EXPECT_EQ(calls.waits, 0);
+    EXPECT_EQ(calls.allocations, 0);
+    EXPECT_EQ(calls.copies, kFetched);
+    EXPECT_EQ(std::memcmp(own.states.data(), learned.data(), sizeof(SelectionState)), 0);
+    ASSERT_TRUE(own.step.Arrived(1));
+
+    own.states[0] = {};  // the framework has loaded something else
+    calls = own.Give();
+    EXPECT_EQ(calls.waits, 0);
+    EXPECT_EQ(calls.copies, kFetched + 1);
+    ASSERT_TRUE(own.step.Arrived(1));
+    EXPECT_EQ(own.step.report().selected, kK);
+    EXPECT_EQ(own.states[0].own, 0.0f);  // it has begun anew
+  });
+}
+
+TEST(TransportStepCalls, WhatAStepTookReturnsAtAnyTime) {
+  OnDeviceRanks(1, [](LoopbackTransport& transport) {
+    OwnStep own(&transport);
+    own.step.PutBack();  // of a step that never was
+    EXPECT_EQ(own.residual, std::vector<float>(kNumel));
+    const std::vector<float> given = own.gradient;
+    own.Give();
+    EXPECT_NE(own.residual, given);
+    own.step.PutBack();
+    EXPECT_EQ(own.residual, given);
+    own.step.PutBack();
+    EXPECT_EQ(own.residual, given);
+  });
+}
+
+}  // namespace
+}  // namespace hvd_sparse
