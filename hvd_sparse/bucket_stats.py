@@ -22,6 +22,9 @@ class BucketStats:
         bytes_received: By this rank.
         select_seconds: Accumulating and selecting.
         exchange_seconds: Exchanging, settling and scattering.
+        route: Where that happened: "calls" (call by call, blocks in memory of the CPU), "device
+            rounds" (the same, but a collective's rounds go from GPU to GPU) or "device step" (a GPU
+            was given all of it at once); see docs/cuda.md.
     """
 
     bucket: str
@@ -34,6 +37,7 @@ class BucketStats:
     bytes_received: int
     select_seconds: float
     exchange_seconds: float
+    route: str = "calls"
 
     @classmethod
     def of(cls, bucket: str, stats: _core.BucketStats) -> BucketStats:
@@ -49,6 +53,7 @@ class BucketStats:
             bytes_received=stats.bytes_received,
             select_seconds=stats.select_seconds,
             exchange_seconds=stats.exchange_seconds,
+            route=stats.route,
         )
 
     @property

@@ -203,6 +203,7 @@ def bucket_events(row: BucketRow, stats: _core.BucketStats, since: Since) -> Ite
         end,
         step=stats.step,
         collective=row.collective,
+        route=stats.route,
         selected=stats.selected,
         reduced=stats.reduced,
         bytes_sent=stats.bytes_sent,

@@ -80,6 +80,7 @@ void BindExchange(py::module_& m) {
 
   py::class_<BucketStats>(m, "BucketStats")
       .def_readonly("step", &BucketStats::step)
+      .def_property_readonly("route", [](const BucketStats& self) { return NameOf(self.route); })
       .def_readonly("numel", &BucketStats::numel)
       .def_readonly("asked", &BucketStats::asked)
       .def_readonly("selected", &BucketStats::selected)

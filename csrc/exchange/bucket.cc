@@ -103,22 +103,28 @@ BlockHeader Bucket::Identity() const {
   identity.step = static_cast<std::uint32_t>(stats_.step);
   identity.asked = static_cast<std::uint32_t>(stats_.asked);
   identity.format = spec_.wire.Id();
+  identity.route = stats_.route;
   identity.bad_rank = bad_rank_;
   return identity;
 }
 
-void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
+void Bucket::Begin(Launch launch) {
   launch_ = std::move(launch);
   stats_ = {};
-  stats_.select_begin = SteadySeconds();
-  stats_.step = steps_;
+  stats_.step = steps_++;
   stats_.numel = numel_;
   for (std::size_t s = 0; s < launch_.ks.size(); ++s) {
     if (spec_.segment_numels[s] > 0) stats_.asked += launch_.ks[s];
   }
+  rounded_.clear();
+  is_given_ = false;
+}
+
+void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
+  Begin(std::move(launch));
+  stats_.select_begin = SteadySeconds();
 
   // Error feedback. The residual is the bucket's fusion buffer too: adding is packing.
-  rounded_.clear();
   inflow_ = launch_.gradients;
   inflow_scale_ = launch_.scale;
   std::int64_t not_finite = launch_.velocity.data == nullptr ? 0 : JoinVelocity(kernels);
@@ -132,7 +138,6 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
     not_finite += Accumulate(kernels);
   }
   bad_rank_ = not_finite > 0 ? rank : kNoRank;
-  ++steps_;
   stats_.select_end = SteadySeconds();
   stats_.select_seconds = stats_.select_end - stats_.select_begin;
 }
@@ -214,13 +219,10 @@ void Bucket::ReduceOverNodes(Communicator& comm, const Kernels& kernels) {
   rounded_.clear();  // the sum took the errors; the residual is as it was
 }
 
-bool Bucket::CanUseDevices() const {
-  return spec_.collective == "gtopk" && spec_.wire.values == DType::kFloat32;
-}
-
 void Bucket::Reduce(Communicator& comm, const Kernels& kernels, DeviceNetwork* network) {
   stats_.exchange_begin = SteadySeconds();
   if (network != nullptr && device_reduce_ == nullptr) device_reduce_ = network->GTopK();
+  stats_.route = device_reduce_ == nullptr ? Route::kCalls : Route::kRounds;
   rounded_.clear();
   if (node_ == nullptr) {
     ReduceBetween(comm, launch_.residual, kernels);
@@ -228,13 +230,17 @@ void Bucket::Reduce(Communicator& comm, const Kernels& kernels, DeviceNetwork* n
   } else {
     ReduceOverNodes(comm, kernels);
   }
-  if (bad_rank() > bad_rank_) {  // every rank tells what it knows, and the lowest rank is kept
-    Throw(ErrorKind::kExchangeFailed, "rank ", comm.Rank(), ": the result of bucket '", spec_.name,
-          "' knows of no NaN or Inf, and this rank does: what a rank has sent is damaged");
-  }
+  RequireKnown(comm.Rank());
   stats_.reduced = reduced_.count();
   stats_.exchange_end = SteadySeconds();
   stats_.exchange_seconds = stats_.exchange_end - stats_.exchange_begin;
+}
+
+/// Every rank tells what it knows of NaN and Inf, and the lowest rank is kept.
+void Bucket::RequireKnown(int rank) const {
+  if (bad_rank() <= bad_rank_) return;
+  Throw(ErrorKind::kExchangeFailed, "rank ", rank, ": the result of bucket '", spec_.name,
+        "' knows of no NaN or Inf, and this rank does: what a rank has sent is damaged");
 }
 
 /// Writes the result into the gradients. What a narrow type rounds away is shared by the `owners`
@@ -260,6 +266,7 @@ void Bucket::Scatter(Range range, Span<float> residual, int owners, const Kernel
 }
 
 void Bucket::PutBack(const Kernels& kernels) {
+  if (is_given_) return device_step_->PutBack();
   if (node_ != nullptr) return;  // nothing has left the residual
   kernels.Restore(rounded_, launch_.residual);
   rounded_.clear();

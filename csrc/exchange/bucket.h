@@ -7,6 +7,9 @@
 /// joins the residual; what a step delivers leaves both (momentum factor masking: Lin et al., ICLR
 /// 2018).
 ///
+/// Where the whole step is given to a device (bucket_step.cc), Give and StepArrived are in place of
+/// Select and Reduce.
+///
 /// A bucket holds scratch memory and the plan, never state: residuals and thresholds belong to the
 /// framework and are passed in at every step.
 
@@ -34,6 +37,7 @@ namespace hvd_sparse {
 /// What became of a bucket in a step.
 struct BucketStats {
   std::int64_t step = 0;
+  Route route = Route::kCalls;
   std::int64_t numel = 0;
   std::int64_t asked = 0;     ///< entries: the sum of the ks
   std::int64_t selected = 0;  ///< entries that this rank sent
@@ -56,6 +60,7 @@ class Bucket {
   /// sums nodes first.
   Bucket(int id, BucketSpec spec, NodePlace place = {});
 
+  int id() const { return id_; }
   const BucketSpec& spec() const { return spec_; }
   std::int64_t numel() const { return numel_; }
   const BucketStats& stats() const { return stats_; }
@@ -67,25 +72,32 @@ class Bucket {
   /// gradients are free afterwards.
   void Select(Launch launch, int rank, const Kernels& kernels);
 
-  /// Whether Reduce can use a network between devices.
-  bool CanUseDevices() const;
-
   /// Exchanges the selection, puts back what was not delivered and writes the result into the
-  /// gradients. `network` is null unless CanUseDevices; then, it is there on all ranks or none.
+  /// gradients. `network` is there on all ranks, where their route is kRounds, or on none.
   void Reduce(Communicator& comm, const Kernels& kernels, DeviceNetwork* network = nullptr);
 
-  /// The network is about to go.
-  void LeaveDevices() { device_reduce_.reset(); }
+  /// All of that where the route is kStep: compares with all ranks what is about to be done, then
+  /// gives the network's device a step that begins behind `ready`. Nobody waits for the device.
+  /// Returns the end of it.
+  std::shared_ptr<const Mark> Give(Launch launch, Communicator& comm, const Kernels& kernels,
+                                   DeviceNetwork* network, const Mark* ready);
+
+  /// Waits at most `seconds` for the end of that step; returns whether it is over.
+  bool StepArrived(double seconds);
+
+  /// The network is about to go. Waits for the device.
+  void LeaveDevices();
 
   /// The lowest rank whose gradient was not finite, or kNoRank, or kSumOverflows. Valid after
-  /// Reduce, as below.
+  /// Reduce, or when the step has arrived, as below.
   std::int32_t bad_rank() const { return reduced_.header().bad_rank; }
 
   /// How many results were not finite in the number type of their gradient.
   std::int64_t overflows() const { return overflows_; }
 
   /// Puts back all that was selected: the residual is what it was after error feedback, bit for
-  /// bit. Nothing was applied, so nothing is lost.
+  /// bit. Nothing was applied, so nothing is lost. Of a step that was given to a device, at any
+  /// time.
   void PutBack(const Kernels& kernels);
 
   /// The step counts: the residual is what this rank has yet to send, and the velocity of what was
@@ -100,6 +112,7 @@ class Bucket {
   };
 
   static std::vector<std::vector<Piece>> Cut(const BucketSpec& spec);
+  void Begin(Launch launch);
   void FeedbackOf(std::size_t segment, Span<float> residual, std::vector<Feedback>* to) const;
   std::int64_t Accumulate(const Kernels& kernels) const;
   std::int64_t JoinVelocity(const Kernels& kernels);
@@ -110,6 +123,7 @@ class Bucket {
   void AddUp(CollectiveContext* ctx);
   void ReduceBetween(Communicator& comm, Span<float> residual, const Kernels& kernels);
   void ReduceOverNodes(Communicator& comm, const Kernels& kernels);
+  void RequireKnown(int rank) const;
   void Scatter(Range range, Span<float> residual, int owners, const Kernels& kernels);
 
   int id_;
@@ -131,6 +145,8 @@ class Bucket {
   SparseBlock masked_;    // velocities of what was selected, until it is known what they become
   bool settled_ = false;  // whether entries that were selected may have stayed
   std::unique_ptr<DeviceReduce> device_reduce_;  // in place of the collective, where there is one
+  std::unique_ptr<DeviceStep> device_step_;      // in place of all, where there is one
+  bool is_given_ = false;                        // of this step, whether that one has its entries
   CollectiveScratch scratch_;
   std::vector<std::pair<Index, float>> rounded_;  // residuals before they took rounding errors
   std::int64_t overflows_ = 0;

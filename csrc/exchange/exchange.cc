@@ -1,16 +1,13 @@
 #include "csrc/exchange/exchange.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <functional>
 #include <iterator>
 #include <new>
 #include <utility>
 
+#include "csrc/base/clock.h"
 #include "csrc/base/error.h"
-#include "csrc/base/warn.h"
-#include "csrc/collectives/nccl_for.h"
 #include "csrc/exchange/intent.h"
 #include "csrc/exchange/swap.h"
 #include "csrc/kernels/kernels_for.h"
@@ -54,7 +51,7 @@ Exchange::Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on, Nodes
 Exchange::~Exchange() {
   {
     std::unique_lock lock(mutex_);
-    if (in_flight_ > 0 && !ended_) {
+    if ((AnyIs(State::kStarted) || AnyIs(State::kGiven)) && !ended_) {
       lock.unlock();
       Fail("it was closed while gradients were in flight");
     }
@@ -74,9 +71,17 @@ Exchange::Slot& Exchange::SlotOf(int bucket) {
   return *slots_[static_cast<std::size_t>(bucket - first_bucket_)];
 }
 
-std::string Exchange::NameOf(int bucket) {
-  const std::lock_guard lock(mutex_);
-  return SlotOf(bucket).bucket->spec().name;
+bool Exchange::AnyIs(State state) const {
+  return std::any_of(slots_.begin(), slots_.end(),
+                     [state](const auto& slot) { return slot->state == state; });
+}
+
+void Exchange::Reach(State state, Slot* slot) {
+  {
+    const std::lock_guard lock(mutex_);
+    slot->state = state;
+  }
+  arrived_.notify_all();
 }
 
 int Exchange::AddBucket(BucketSpec spec) {
@@ -111,129 +116,130 @@ void Exchange::ClearBuckets() {
 
 void Exchange::Start(int id, Launch launch) {
   Check();
+  Slot* slot = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    Slot& slot = SlotOf(id);
-    const Bucket& bucket = *slot.bucket;
+    slot = &SlotOf(id);
+    const Bucket& bucket = *slot->bucket;
     bucket.Validate(launch);
     Require(!swapping_, "bucket '", bucket.spec().name, "' was started during a swap");
-    Require(slot.state == State::kIdle, "bucket '", bucket.spec().name,
+    Require(slot->state == State::kIdle, "bucket '", bucket.spec().name,
             "' was started twice in one step");
-    slot.ready = slot.kernels->EndOf(launch.stream);
-    slot.state = State::kStarted;
-    slot.selected = false;
-    slot.stream = launch.stream;
-    slot.written.reset();
-    ++in_flight_;
+    slot->ready = slot->kernels->EndOf(launch.stream);
+    slot->state = State::kStarted;
+    slot->selected = false;
+    slot->stream = launch.stream;
+    slot->written.reset();
   }
   try {
-    HandOver(id, std::move(launch));
+    HandOver(slot, std::move(launch));
   } catch (...) {  // no memory even for that
-    const auto rethrow = [] { throw; };
-    Run(id, "start", rethrow, true);
+    Run(*slot, "start", [] { throw; });
+    Reach(State::kArrived, slot);
   }
 }
 
-void Exchange::HandOver(int id, Launch launch) {
-  Bucket* bucket = nullptr;
-  const Kernels* kernels = nullptr;
-  std::shared_ptr<const Mark> ready;
-  std::string intent;
+/// A step that a device can do alone is not selected before it is known whether the devices of all
+/// ranks are connected; it keeps its place in the order.
+void Exchange::HandOver(Slot* slot, Launch launch) {
   {
     const std::lock_guard lock(mutex_);
-    Slot& slot = SlotOf(id);
-    bucket = slot.bucket.get();
-    kernels = slot.kernels;
-    ready = std::move(slot.ready);
-    if (checks_) intent = IntentOf(bucket->spec(), id, steps_, launch, note_);
+    const BucketSpec& spec = slot->bucket->spec();
+    slot->route = RouteOf(spec, launch, Size() > 1 && devices_.MayBeThere());
+    if (checks_) slot->intent = IntentOf(spec, slot->bucket->id(), steps_, launch, note_);
   }
-  auto reduce = [this, id, bucket, kernels, ready, intent = std::move(intent)] {
-    const auto work = [&] {
-      if (checks_) {
-        RequireSameIntent(comm_.get(), intent, Concat("bucket '", bucket->spec().name, "', check"));
-      }
-      kernels->Follow(ready.get());
-      bucket->Reduce(*comm_, *kernels, NetworkFor(*bucket));
-      auto written = kernels->EndOfOwn();
-      const std::lock_guard lock(mutex_);
-      SlotOf(id).written = std::move(written);
-    };
-    Run(id, "exchange", work, true);
+  const bool selects = slot->route != Route::kStep;
+  const auto now = std::make_shared<std::optional<Launch>>(std::move(launch));
+  const auto hand_over = [this, slot, selects, now] {
+    if (selects) Select(slot, *std::exchange(*now, std::nullopt));
+    exchanger_->Post([this, slot, now] { TakeThrough(slot, std::move(*now)); });
   };
-  auto select = [this, id, bucket, kernels, ready](Launch&& now) {
-    const auto work = [&] {
-      kernels->Follow(ready.get());
-      bucket->Select(std::move(now), comm_->Rank(), *kernels);
-    };
-    Run(id, "select", work, false);
-  };
-  if (selector_ == nullptr) {
-    select(std::move(launch));
-    exchanger_->Post(reduce);
-    return;
-  }
-  selector_->Post([this, select, reduce, now = std::make_shared<Launch>(std::move(launch))] {
-    select(std::move(*now));
-    exchanger_->Post(reduce);
-  });
+  if (selector_ == nullptr) return hand_over();
+  selector_->Post(hand_over);
 }
 
-/// Between the devices, all ranks connect when a bucket that lies on one is first reduced, and
-/// where they did, all such buckets go that way, wherever they lie: ranks need not lie alike.
-DeviceNetwork* Exchange::NetworkFor(const Bucket& bucket) {
-  if (!bucket.CanUseDevices() || Size() == 1) return nullptr;
-  const Device device = bucket.spec().device;
-  if (!devices_ && !device.IsCpu() && BuiltWithNccl()) {
-    devices_ = ConnectDevices(comm_.get(), device);
-    static std::atomic<bool> said{false};
-    const bool news = devices_->network == nullptr && !devices_->declined;
-    if (news && Rank() == 0 && !said.exchange(true)) {
-      Warn("gtopk between GPUs goes by way of the CPUs, since NCCL is not used: ",
-           devices_->problem, " (HVD_SPARSE_NCCL=auto)");
+void Exchange::Select(Slot* slot, Launch launch) {
+  const bool done = Run(*slot, "select", [&] {
+    slot->kernels->Follow(slot->ready.get());
+    slot->bucket->Select(std::move(launch), Rank(), *slot->kernels);
+  });
+  const std::lock_guard lock(mutex_);
+  slot->selected = done;
+}
+
+void Exchange::TakeThrough(Slot* slot, std::optional<Launch> unselected) {
+  Bucket& bucket = *slot->bucket;
+  const Kernels& kernels = *slot->kernels;
+  DeviceNetwork* network = nullptr;
+  const bool ready = Run(*slot, "exchange", [&] {
+    if (checks_) {
+      RequireSameIntent(comm_.get(), slot->intent,
+                        Concat("bucket '", bucket.spec().name, "', check"));
     }
-  }
-  return devices_ ? devices_->network.get() : nullptr;
+    kernels.Follow(slot->ready.get());
+    if (slot->route != Route::kCalls) {
+      network = devices_.NetworkFor(bucket.spec().device, comm_.get());
+    }
+  });
+  const bool is_given = unselected && network != nullptr;
+  if (unselected && ready && !is_given) Select(slot, std::move(*unselected));
+  const bool done = Run(*slot, "exchange", [&] {
+    std::shared_ptr<const Mark> written;
+    if (is_given) {
+      slot->selected = true;  // nobody else looks before it is given, or failed
+      written = bucket.Give(std::move(*unselected), *comm_, kernels, network, slot->ready.get());
+    } else {
+      bucket.Reduce(*comm_, kernels, network);
+      written = kernels.EndOfOwn();
+    }
+    const std::lock_guard lock(mutex_);
+    slot->written = std::move(written);
+  });
+  Reach(done && is_given ? State::kGiven : State::kArrived, slot);
 }
 
 template <typename Work>
-void Exchange::Run(int id, const char* phase, const Work& work, bool last) {
-  bool done = false;
-  if (!HasEnded()) {
-    try {
-      work();
-      done = true;
-    } catch (...) {
-      const Error error = Caught(Rank(), Concat("bucket '", NameOf(id), "', ", phase));
-      End(error, error.what());
-    }
+bool Exchange::Run(const Slot& slot, const char* phase, const Work& work) {
+  if (HasEnded()) return false;
+  try {
+    work();
+    return true;
+  } catch (...) {
+    const std::string where = Concat("bucket '", slot.bucket->spec().name, "', ", phase);
+    const Error error = Caught(Rank(), where);
+    End(error, error.what());
+    return false;
   }
-  {
-    const std::lock_guard lock(mutex_);
-    Slot& slot = SlotOf(id);
-    if (!last) {
-      slot.selected = done;
-      return;
-    }
-    slot.state = State::kArrived;
-    --in_flight_;
-  }
-  arrived_.notify_all();
 }
 
 bool Exchange::Wait(int id, double seconds, StreamHandle stream) {
+  const double deadline = SteadySeconds() + seconds;
   std::unique_lock lock(mutex_);
   Slot& slot = SlotOf(id);
   Require(slot.state != State::kIdle, "bucket '", slot.bucket->spec().name,
           "' is waited for, but was not started");
-  const bool in_time = arrived_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
-    return ended_ ? in_flight_ == 0 : slot.state == State::kArrived;
+  bool in_time = arrived_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
+    return ended_ ? !AnyIs(State::kStarted) : slot.state != State::kStarted;
   });
-  if (ended_ && in_flight_ == 0) {
+  if (!ended_ && slot.state == State::kGiven) {
+    lock.unlock();
+    in_time = AwaitDevice(&slot, deadline - SteadySeconds());
+    lock.lock();
+  }
+  if (ended_ && !AnyIs(State::kStarted)) {
     lock.unlock();
     ThrowEnded();
   }
   if (in_time) slot.kernels->LetFollow(stream, slot.written.get());
   return in_time;
+}
+
+/// The one wait for a device of a step that it does alone.
+bool Exchange::AwaitDevice(Slot* slot, double seconds) {
+  bool arrived = false;
+  Run(*slot, "exchange", [&] { arrived = slot->bucket->StepArrived(seconds); });
+  if (arrived) Reach(State::kArrived, slot);
+  return arrived;
 }
 
 const BucketStats& Exchange::Stats(int bucket) const {
@@ -290,7 +296,8 @@ std::vector<double> Exchange::Swap(int peer, std::int64_t bytes, int repetitions
   RequireSwap(*comm_, peer, bytes, repetitions);
   {
     const std::lock_guard lock(mutex_);
-    Require(in_flight_ == 0 && !swapping_, "a swap with rank ", peer, " must wait until ",
+    const bool is_free = !AnyIs(State::kStarted) && !AnyIs(State::kGiven) && !swapping_;
+    Require(is_free, "a swap with rank ", peer, " must wait until ",
             swapping_ ? "another swap is over" : "no bucket is in flight");
     swapping_ = true;
   }
@@ -346,9 +353,10 @@ void Exchange::End(const Error& error, const std::string& reason) {
   arrived_.notify_all();
 }
 
-/// Of a step that nobody will apply, the selected entries return to the residuals.
+/// Of a step that nobody will apply, the selected entries return to the residuals. A device that
+/// still has one is waited for: ending the exchange has freed it from waiting for its peers.
 void Exchange::PutBackAll() {
-  if (put_back_ || in_flight_ > 0) return;
+  if (put_back_ || AnyIs(State::kStarted)) return;
   put_back_ = true;
   for (auto& slot : slots_) {
     try {

@@ -5,7 +5,8 @@
 ///     Commit()                         then the step counts, on all ranks or on none
 ///
 /// Each bucket is started once per step, in the same order on every rank. The exchange's own thread
-/// takes them through the collective in that order.
+/// takes them through the collective in that order, or gives a device all of a step, whose end Wait
+/// waits for; see route_of.h.
 ///
 /// Errors: what is wrong with an argument is thrown by Start, and nothing has happened. Anything
 /// later ends the exchange on every rank: all waits throw, the residuals hold what was not applied,
@@ -23,10 +24,11 @@
 
 #include "csrc/base/buffer.h"
 #include "csrc/base/error.h"
-#include "csrc/collectives/device_network.h"
 #include "csrc/comm/communicator.h"
 #include "csrc/comm/nodes.h"
 #include "csrc/exchange/bucket.h"
+#include "csrc/exchange/device_link.h"
+#include "csrc/exchange/route_of.h"
 #include "csrc/exchange/worker.h"
 
 namespace hvd_sparse {
@@ -69,7 +71,7 @@ class Exchange {
   void Start(int bucket, Launch launch);
 
   /// Waits at most `seconds`; returns whether the bucket has arrived. Throws what ended the
-  /// exchange.
+  /// exchange. One thread at a time waits for a bucket.
   ///
   /// Gradients on a device may be written a little later. Work that `stream` is given from now on
   /// begins after that.
@@ -100,12 +102,21 @@ class Exchange {
   void Fail(const std::string& reason);
 
  private:
-  enum class State { kIdle, kStarted, kArrived };
+  enum class State {
+    kIdle,
+    kStarted,  // a thread of the exchange has it, or will have it
+    kGiven,    // a device has all of its step
+    kArrived,
+  };
   struct Slot {
     std::unique_ptr<Bucket> bucket;
     const Kernels* kernels = nullptr;  // of the bucket's device
     State state = State::kIdle;
-    bool selected = false;  // its entries of this step have left the residual
+    bool selected = false;  // its entries of this step may have left the residual
+
+    // Of this step: the route if devices can be connected, and what is compared where `checks`.
+    Route route = Route::kCalls;
+    std::string intent;
 
     // Of a device: what has to be over before the gradients are read, and what the caller's stream
     // has to wait for, since the memory belongs to it again.
@@ -114,12 +125,15 @@ class Exchange {
   };
 
   Slot& SlotOf(int bucket);
-  std::string NameOf(int bucket);
-  /// A part of a bucket's way; `phase` names it in errors.
+  bool AnyIs(State state) const;
+  void Reach(State state, Slot* slot);
+  /// A part of a bucket's way; `phase` names it in errors. Returns whether it was done.
   template <typename Work>
-  void Run(int bucket, const char* phase, const Work& work, bool last);
-  void HandOver(int bucket, Launch launch);
-  DeviceNetwork* NetworkFor(const Bucket& bucket);
+  bool Run(const Slot& slot, const char* phase, const Work& work);
+  void HandOver(Slot* slot, Launch launch);
+  void Select(Slot* slot, Launch launch);
+  void TakeThrough(Slot* slot, std::optional<Launch> unselected);
+  bool AwaitDevice(Slot* slot, double seconds);
   void End(const Error& error, const std::string& reason);
   bool HasEnded() const;
   void PutBackAll();
@@ -129,13 +143,12 @@ class Exchange {
   std::unique_ptr<Communicator> comm_;
   const Nodes nodes_;
   const bool checks_;
-  std::optional<DeviceConnection> devices_;  // of the exchanger's thread; empty: nobody has tried
+  DeviceLink devices_;
 
   mutable std::mutex mutex_;
   std::condition_variable arrived_;
   std::vector<std::unique_ptr<Slot>> slots_;
-  int first_bucket_ = 0;  // the number of slots_[0]
-  int in_flight_ = 0;
+  int first_bucket_ = 0;    // the number of slots_[0]
   std::int64_t steps_ = 0;  // that ended
   std::string note_;
   bool swapping_ = false;

@@ -34,6 +34,9 @@ std::int64_t MostFor(std::int64_t k, std::int64_t numel);
 /// fits.
 int SearchOnSample(std::int64_t k, const Selection& selection, ThresholdSearch* search);
 
+/// Of `gaussian` with these options: steps between exact refreshes.
+double RefreshOf(const SparsifierOptions& options);
+
 class ThresholdSparsifier : public Sparsifier {
  public:
   std::int64_t Capacity(std::int64_t k, std::int64_t numel) const override;

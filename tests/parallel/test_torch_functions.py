@@ -151,6 +151,7 @@ def test_stats_tell_what_a_step_cost(preset):
         assert bucket.density_asked == bucket.asked / bucket.numel
         assert bucket.density_reached == bucket.selected / bucket.numel
         assert bucket.bytes_sent > 8 * bucket.selected
+        assert bucket.route == "calls"
         assert bucket.bytes_received > 0
         assert bucket.select_seconds > 0
         assert bucket.exchange_seconds > 0

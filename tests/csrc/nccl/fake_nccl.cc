@@ -53,7 +53,7 @@ struct World {
 std::mutex global;
 std::map<std::string, std::weak_ptr<World>> worlds;
 std::atomic<std::uint64_t> ids{1};
-std::atomic<int> communicators{0}, next_error{0}, unfinished{0};
+std::atomic<int> communicators{0}, next_error{0}, groups_before_it{0}, unfinished{0};
 std::atomic<bool> behind{false};
 thread_local std::string last_error;
 
@@ -160,7 +160,10 @@ int Add(ncclComm* comm, const Operation& operation) {
 
 extern "C" {
 
-void fake_nccl_break_next_group(int result) { next_error = result; }
+void fake_nccl_break_group(int result, int groups_before) {
+  groups_before_it = groups_before;
+  next_error = result;
+}
 void fake_nccl_run_behind(int on) { behind = on != 0; }
 int fake_nccl_is_idle() { return unfinished == 0; }
 int fake_nccl_communicators() { return communicators; }
@@ -243,7 +246,9 @@ int ncclGroupEnd() {
   grouped = nullptr;
   ++unfinished;
   if (!behind) comm->state = kInProgress;
-  comm->Post([comm, error = next_error.exchange(0), now = std::move(operations)] {
+  const bool breaks = next_error != kSuccess && groups_before_it-- == 0;
+  comm->Post([comm, error = breaks ? next_error.exchange(kSuccess) : kSuccess,
+              now = std::move(operations)] {
     const int result = error != kSuccess ? error : comm->Run(now);
     --unfinished;
     return result;

@@ -5,8 +5,9 @@
 
 extern "C" {
 
-/// The next group of calls, on whichever rank, meets an error (a ncclResult_t) after it began.
-void fake_nccl_break_next_group(int result);
+/// After so many more groups of calls, on whichever rank, one meets an error (a ncclResult_t) when
+/// it has begun.
+void fake_nccl_break_group(int result, int groups_before);
 
 /// Groups have been given to the device as soon as they end, and their messages arrive later. Else
 /// a group is being given until they have.

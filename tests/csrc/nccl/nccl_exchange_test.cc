@@ -1,7 +1,6 @@
-/// Whole steps of an exchange whose gTop-k goes over NCCL, or over what stands in for it here: the
-/// bits of the same steps on the CPU.
+/// Whole steps of an exchange whose gTop-k alone goes over NCCL, or over what stands in for it
+/// here: the bits of the same steps on the CPU.
 
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -11,25 +10,14 @@
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/cuda/nccl_library.h"
 #include "tests/csrc/cuda/exchange_steps.h"
-#include "tests/csrc/nccl/fake_nccl.h"
+#include "tests/csrc/nccl/with_fake_nccl.h"
 #include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
 namespace {
 
-const Device kGpu{DeviceType::kCuda, 0};
-
-class NcclExchange : public testing::Test {
- protected:
-  void SetUp() override {
-    ::setenv("HVD_SPARSE_NCCL_LIBRARY", FAKE_NCCL_FOLDER "/libfake_nccl.so", 1);
-    ::setenv(nccl::kSharing, "1", 1);
-    ::setenv("HVD_SPARSE_NCCL", "auto", 1);
-  }
-  void TearDown() override { ::unsetenv("HVD_SPARSE_NCCL"); }
-};
+class NcclExchange : public WithFakeNccl {};
 
 void ExpectSameBits(const std::vector<Seen>& one, const std::vector<Seen>& other) {
   for (std::size_t rank = 0; rank < one.size(); ++rank) {
@@ -44,7 +32,7 @@ TEST_F(NcclExchange, StepsHaveTheBitsOfTheCpuForAnyNumberOfRanks) {
     for (const bool packed : {false, true}) {
       for (const double slack : {1.0, 2.0}) {
         SCOPED_TRACE(Concat(size, " ranks, packed ", packed, ", slack ", slack));
-        BucketSpec spec = SpecOf({}, "gaussian", "gtopk", {packed, DType::kFloat32});
+        BucketSpec spec = SpecOf({}, "sidco", "gtopk", {packed, DType::kFloat32});
         spec.collective_options.slack = slack;
         const auto of_cpu = RunRanks<float>(size, spec);
         spec.device = kGpu;
@@ -134,10 +122,7 @@ TEST_F(NcclExchange, GradientsOnTheCpuOfOneRankAndOnDevicesOfOthersEndTheExchang
 }
 
 TEST_F(NcclExchange, WhatNcclMeetsEndsTheStepOnAllRanksAndNothingIsLost) {
-  void* const library = ::dlopen(FAKE_NCCL_FOLDER "/libfake_nccl.so", RTLD_NOW | RTLD_LOCAL);
-  auto* const break_next_group = reinterpret_cast<decltype(fake_nccl_break_next_group)*>(
-      ::dlsym(library, "fake_nccl_break_next_group"));
-  break_next_group(nccl::kRemoteError);
+  OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kRemoteError, 0);
   for (const Error& error : FailIn(4, [](int, BucketSpec*, Launch*) {})) {
     EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed) << error.what();
     EXPECT_TRUE(Says(error, "remote error")) << error.what();

@@ -118,7 +118,7 @@ TEST_P(NcclFailure, WhatNcclMeetsEndsTheExchangeOnAllRanks) {
   OnRanks(3, [](Communicator& comm) {
     const auto transport = Connect(&comm);
     WaitForOthers(comm, 0);
-    if (comm.Rank() == 0) CONTROL(fake_nccl_break_next_group)(nccl::kRemoteError);
+    if (comm.Rank() == 0) CONTROL(fake_nccl_break_group)(nccl::kRemoteError, 0);
     const Error error = [&] {
       if (comm.Rank() == 0) return Swap(transport.get(), 1);
       return Thrown([&] {

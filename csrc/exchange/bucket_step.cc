@@ -1,0 +1,66 @@
+/// A bucket's step where all of it is given to a device: see csrc/collectives/device_step.h.
+
+#include "csrc/collectives/collectives.h"
+#include "csrc/exchange/bucket.h"
+#include "csrc/sparsifiers/threshold_sparsifier.h"
+
+namespace hvd_sparse {
+
+std::shared_ptr<const Mark> Bucket::Give(Launch launch, Communicator& comm, const Kernels& kernels,
+                                         DeviceNetwork* network, const Mark* ready) {
+  Begin(std::move(launch));
+  stats_.route = Route::kStep;
+  bad_rank_ = kNoRank;  // of which only the device knows
+  selected_.Reset(0);
+  selected_.Finish(0);
+  CollectiveContext ctx = ContextOf(comm, kernels, spec_.wire);
+  const double slack = spec_.collective_options.slack;
+  if (device_step_ == nullptr) {
+    // It allocates: before the comparison, so that nobody waits for a rank that could not.
+    device_step_ = network->Step({ctx.what, static_cast<std::uint32_t>(id_), spec_.gradient_numels,
+                                  spec_.segment_numels, spec_.max_ks, slack,
+                                  RefreshOf(spec_.sparsifier_options)});
+  }
+  BlockHeader own = Identity();
+  own.kept = static_cast<std::uint32_t>(GTopK::KeptBeforeTheLast(ctx.k, ctx.numel, slack));
+  ctx.AgreeBeforehand(&own);
+  stats_.bytes_sent = ctx.bytes_sent;
+  stats_.bytes_received = ctx.bytes_received;
+
+  kernels.LetFollow(device_step_->stream(), ready);
+  is_given_ = true;
+  device_step_->Give({launch_.residual, launch_.gradients, launch_.decays, launch_.ks,
+                      launch_.states, launch_.scale, launch_.output_scale});
+  return kernels.EndOf(device_step_->stream());
+}
+
+bool Bucket::StepArrived(double seconds) {
+  if (!device_step_->Arrived(seconds)) return false;
+  const DeviceStepReport& report = device_step_->report();
+  bad_rank_ = report.own_bad_rank;
+  overflows_ = 0;  // the device has looked before it wrote: kSumOverflows
+  reduced_.Reset(0);
+  reduced_.Finish(0);
+  reduced_.header().bad_rank = report.bad_rank;
+  RequireKnown(report.own_bad_rank);
+
+  stats_.selected = report.selected;
+  stats_.reduced = report.reduced;
+  stats_.bytes_sent += report.messages.bytes_sent;
+  stats_.bytes_received += report.messages.bytes_received;
+  stats_.rounds = {report.messages};
+  stats_.select_begin = report.begin;
+  stats_.select_end = stats_.exchange_begin = report.messages.begin;
+  stats_.settle_begin = report.messages.end;
+  stats_.exchange_end = report.end;
+  stats_.select_seconds = stats_.select_end - stats_.select_begin;
+  stats_.exchange_seconds = stats_.exchange_end - stats_.exchange_begin;
+  return true;
+}
+
+void Bucket::LeaveDevices() {
+  device_reduce_.reset();
+  device_step_.reset();
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,33 @@
+/// The network between the devices of an exchange's ranks, made when a bucket that lies on one is
+/// first exchanged. Where all ranks have it, all buckets whose route wants it use it, wherever they
+/// lie.
+
+#ifndef HVD_SPARSE_EXCHANGE_DEVICE_LINK_H_
+#define HVD_SPARSE_EXCHANGE_DEVICE_LINK_H_
+
+#include <mutex>
+#include <optional>
+
+#include "csrc/base/device.h"
+#include "csrc/collectives/device_network.h"
+#include "csrc/comm/communicator.h"
+
+namespace hvd_sparse {
+
+class DeviceLink {
+ public:
+  /// Whether there is a network, or could be, since nobody has tried yet; for any thread.
+  bool MayBeThere() const;
+
+  /// The network, or null where not all ranks have one, which is said once. Collective at first,
+  /// for a bucket on `device`; always from the same thread.
+  DeviceNetwork* NetworkFor(Device device, Communicator* comm);
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<DeviceConnection> made_;  // empty: nobody has tried
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_EXCHANGE_DEVICE_LINK_H_

@@ -1,0 +1,175 @@
+/// Ranks that exchange a bucket step by step, on the CPU or on a device that does it alone, to be
+/// compared.
+
+#ifndef HVD_SPARSE_TESTS_CSRC_NCCL_STEP_RANKS_H_
+#define HVD_SPARSE_TESTS_CSRC_NCCL_STEP_RANKS_H_
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/comm/loopback_communicator.h"
+#include "csrc/exchange/exchange.h"
+#include "tests/csrc/cuda/exchange_steps.h"
+#include "tests/csrc/nccl/with_fake_nccl.h"
+
+namespace hvd_sparse {
+
+using States = std::vector<SelectionState>;
+
+/// Two gradients, float32 and of another type, cut by segments elsewhere; one segment is empty.
+inline BucketSpec StepSpecOf(Device device, const std::string& sparsifier) {
+  BucketSpec spec{"a bucket", {301, 700}, {400, 0, 1, 600}, {120, 0, 1, 150},
+                  sparsifier, {},         "gtopk"};
+  if (sparsifier == "gaussian") spec.sparsifier_options = {{"refresh", 3}};
+  spec.device = device;
+  return spec;
+}
+
+/// What a rank has between two steps: what a framework saves.
+struct Kept {
+  std::vector<float> residual;
+  States states;
+};
+
+/// A step as one rank has seen it.
+struct SeenStep {
+  std::vector<std::uint32_t> gradients, residual;  // bits
+  States states;
+  std::string refused;  // why it does not count
+  BucketStats stats;
+};
+
+/// How the ranks run.
+struct StepRun {
+  int steps = 3;
+  bool forgets = false;      // thresholds, before each step: the framework hands in zeros
+  int renewed = -1;          // before this step, an exchange ends and another one begins
+  double output_scale = 0;   // 0: the average
+  std::vector<Kept> before;  // by rank; empty: nothing is known
+  std::function<std::vector<std::int64_t>(int step)> ks;  // else max_ks
+  /// Changes the gradients of a rank before a step.
+  std::function<void(int rank, int step, std::vector<float>* first, std::vector<float>* second)>
+      alter;
+};
+
+/// One rank and its memory.
+template <typename T>
+class SteppingRank {
+ public:
+  SteppingRank(std::shared_ptr<LoopbackWorld> world, int rank, const BucketSpec& spec,
+               const Kept* before)
+      : world_(std::move(world)), rank_(rank), spec_(spec), random_(17 + rank) {
+    const auto numel = static_cast<std::size_t>(spec.Numel());
+    states_ = before == nullptr ? States(spec.segment_numels.size()) : before->states;
+    residual_ = std::make_unique<Memory<float>>(
+        spec.device, before == nullptr ? std::vector<float>(numel) : before->residual);
+    Renew();
+  }
+
+  /// As after a restart from what was saved.
+  void Renew() {
+    const States saved_states = states_;
+    const std::vector<float> saved = residual_->Values();
+    exchange_.reset();
+    residual_ = std::make_unique<Memory<float>>(spec_.device, saved);
+    states_ = saved_states;
+    exchange_ = std::make_unique<Exchange>(std::make_unique<LoopbackCommunicator>(world_, rank_),
+                                           SelectOn::kCaller);
+    bucket_ = exchange_->AddBucket(spec_);
+  }
+
+  SeenStep Step(const StepRun& run, int step) {
+    const std::vector<std::int64_t>& numels = spec_.gradient_numels;
+    std::vector<float> singles = Drawn(numels[0]), others = Drawn(numels[1]);
+    if (run.alter) run.alter(rank_, step, &singles, &others);
+    std::vector<T> narrow;
+    for (const float value : others) narrow.push_back(Narrow<T>(value));
+    Memory<float> first(spec_.device, singles);
+    Memory<T> second(spec_.device, narrow);
+    if (run.forgets) states_ = States(states_.size());
+    Launch launch;
+    launch.gradients = {{first.data(), numels[0], DType::kFloat32},
+                        {second.data(), numels[1], kDTypeOf<T>}};
+    launch.residual = {residual_->data(), spec_.Numel()};
+    launch.states = states_;
+    launch.ks = run.ks ? run.ks(step) : spec_.max_ks;
+    launch.decays = {1.0f, 0.5f};
+    launch.scale = 0.75f;
+    const float average = 1.0f / static_cast<float>(world_->size());
+    launch.output_scale = run.output_scale > 0 ? static_cast<float>(run.output_scale) : average;
+    exchange_->Start(bucket_, std::move(launch));
+    while (!exchange_->Wait(bucket_, 1.0)) {
+    }
+    SeenStep seen;
+    seen.stats = exchange_->Stats(bucket_);
+    try {
+      exchange_->Commit("");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kNonFinite) << error.what();
+      seen.refused = error.what();
+    }
+    for (const float value : first.Values()) seen.gradients.push_back(FloatBits(value));
+    for (const T value : second.Values()) seen.gradients.push_back(FloatBits(Widen(value)));
+    for (const float value : residual_->Values()) seen.residual.push_back(FloatBits(value));
+    seen.states = states_;
+    return seen;
+  }
+
+  Kept kept() { return {residual_->Values(), states_}; }
+
+ private:
+  std::vector<float> Drawn(std::int64_t numel) {
+    std::normal_distribution<float> gaussian;
+    std::vector<float> values(static_cast<std::size_t>(numel));
+    for (float& value : values) value = gaussian(random_);
+    return values;
+  }
+
+  const std::shared_ptr<LoopbackWorld> world_;
+  const int rank_;
+  const BucketSpec spec_;
+  std::mt19937 random_;
+  States states_;
+  std::unique_ptr<Memory<float>> residual_;
+  std::unique_ptr<Exchange> exchange_;
+  int bucket_ = 0;
+};
+
+/// Steps by rank; `kept`, where given, gets what each has in the end.
+template <typename T>
+std::vector<std::vector<SeenStep>> RunSteps(int size, const BucketSpec& spec, const StepRun& run,
+                                            std::vector<Kept>* kept = nullptr) {
+  auto world = std::make_shared<LoopbackWorld>(size);
+  std::vector<std::vector<SeenStep>> seen(static_cast<std::size_t>(size));
+  if (kept != nullptr) kept->resize(static_cast<std::size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      const Kept* before = run.before.empty() ? nullptr : &run.before[rank];
+      SteppingRank<T> stepping(world, rank, spec, before);
+      for (int step = 0; step < run.steps; ++step) {
+        if (step == run.renewed) stepping.Renew();
+        seen[rank].push_back(stepping.Step(run, step));
+      }
+      if (kept != nullptr) (*kept)[rank] = stepping.kept();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return seen;
+}
+
+inline bool SameStates(const States& one, const States& other) {
+  return one.size() == other.size() &&
+         std::memcmp(one.data(), other.data(), one.size() * sizeof(SelectionState)) == 0;
+}
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_TESTS_CSRC_NCCL_STEP_RANKS_H_
