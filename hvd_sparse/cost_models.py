@@ -76,6 +76,17 @@ class Setting:
         """Seconds to merge two blocks that have so many entries together."""
         return entries * self.machine.merge_seconds_per_entry
 
+    def cross(self, entries: Array) -> Array:
+        """Seconds until so many entries have come from the device to the CPU, or back."""
+        return entries * (self.machine.copy_seconds_per_entry / 2)
+
+    def pass_over(self, numel: Array) -> Array:
+        """Seconds to add up two plain arrays where blocks lie: on the CPU, also of a device."""
+        machine = self.machine
+        beside = machine.copy_seconds_per_entry > 0  # selecting is the device's, merging is not
+        per_entry = machine.merge_seconds_per_entry if beside else machine.select_seconds_per_entry
+        return numel * per_entry
+
     def union(self, k: Array, numel: Array, ranks: int) -> Array:
         """Expected entries in the union of `ranks` blocks of k."""
         missed = np.power(1 - k / np.maximum(numel, 1), ranks)
@@ -90,6 +101,7 @@ class Account:
         self.k, self.numel, self.setting = k, numel, setting
         machine = setting.machine
         self.seconds = machine.exchange_overhead + machine.scatter_seconds_per_entry * numel
+        self.work(setting.cross(k))
         self.bytes = np.zeros_like(numel)
 
     def send(self, nbytes: Array | float, link: Link, messages: Array | float = 1) -> None:
@@ -104,7 +116,7 @@ class Account:
     def settle(self) -> None:
         """Returning what was not delivered: a walk through the own block and the sum."""
         if self.setting.network.size > 1:
-            self.work(self.setting.merge(2 * self.k))
+            self.work(self.setting.merge(2 * self.k) + self.setting.cross(self.k))
 
     def work(self, seconds: Array | float) -> None:
         """Seconds of computing that nothing hides."""
@@ -125,6 +137,7 @@ def _allgather(a: Account) -> None:
         distance *= 2
     if size > 1:
         a.work(setting.code(a.k * size / 2))  # packs one block, unpacks P - 1
+    a.work(setting.cross(setting.union(a.k, a.numel, size)))
 
 
 def _core(size: int) -> int:
@@ -156,6 +169,7 @@ def _gtopk(a: Account) -> None:
         a.send(block(a.k), setting.network.at(core))
         a.work(setting.code(a.k))
     a.settle()
+    a.work(setting.cross(a.k))
 
 
 def _recursive_doubling(a: Account) -> None:
@@ -173,7 +187,7 @@ def _recursive_doubling(a: Account) -> None:
 
     def take_in(ranks: int) -> None:
         union = setting.union(a.k, a.numel, ranks)
-        one_pass = setting.machine.select_seconds_per_entry * a.numel
+        one_pass = setting.pass_over(a.numel)
         sparse = setting.code(union) + setting.merge(2 * union)
         a.work(np.where(2 * union > a.numel, one_pass, sparse))
 
@@ -190,12 +204,14 @@ def _recursive_doubling(a: Account) -> None:
         ranks = min(2 * ranks, size)
     if size > core:
         a.send(block(size), setting.network.at(core), messages)
+    a.work(setting.cross(setting.union(a.k, a.numel, size)))
 
 
 def _split_allgather(a: Account) -> None:
     """All entries to the owners of their regions, at once; then digests, and the sums, to all."""
     size, setting = a.setting.network.size, a.setting
     if size == 1:
+        a.work(setting.cross(a.k))
         return
     link, gap = setting.network.link, setting.network.gap
     others = size - 1
@@ -209,6 +225,7 @@ def _split_allgather(a: Account) -> None:
     a.send(others * (HEADER_BYTES + kept * part), link, rounds)
     a.work(setting.code((1 + kept) * a.k * others / size) + setting.merge((rounds + kept) * a.k))
     a.settle()
+    a.work(setting.cross(a.k))
 
 
 def _hierarchical(a: Account) -> None:

@@ -17,12 +17,15 @@ class Machine:
     """What a rank's own work takes, in seconds.
 
     Attributes:
-        select_seconds_per_entry: Accumulating and selecting, per entry of the gradient.
+        select_seconds_per_entry: Accumulating and selecting, per entry of the gradient. On a device
+            with what takes a block of one entry in a thousand to the CPU.
         select_overhead: Of starting one bucket, whatever its size.
         merge_seconds_per_entry: Merging two blocks, per entry of both.
         code_seconds_per_entry: Packing an entry of a block and unpacking it; half of it each way.
         scatter_seconds_per_entry: Writing the sum into the gradient, per entry of the gradient.
         exchange_overhead: Of handing one bucket to its thread and waking who waits for it.
+        copy_seconds_per_entry: Where gradients lie on a device: taking an entry of a block from
+            there to the CPU, and back; half of it each way.
     """
 
     select_seconds_per_entry: float
@@ -31,6 +34,7 @@ class Machine:
     code_seconds_per_entry: float
     scatter_seconds_per_entry: float = 0.0
     exchange_overhead: float = 0.0
+    copy_seconds_per_entry: float = 0.0
 
     def __post_init__(self) -> None:
         records.check_finite(self)

@@ -146,6 +146,33 @@ def test_handing_over_is_paid_once_and_by_no_dense_exchange(collective):
     assert dense[0] == dense[1]
 
 
+@pytest.mark.parametrize(
+    ("collective", "entries"),
+    [("allgather", 1000 + 8000), ("gtopk", 3000), ("recursive_doubling", 9000),
+     ("split_allgather", 3000), ("dense", 0)],
+)  # fmt: skip
+def test_blocks_of_a_device_cross_the_bus_down_and_up(collective, entries):
+    device = replace(IDLE, copy_seconds_per_entry=2e-9)
+    network = Network.assumed(8, 1.0, 0.0)
+    numel = 1 << 40  # so that ranks choose no entry twice
+    ours, without = (
+        of(collective, numel=numel, network=network, machine=one).seconds for one in (device, IDLE)
+    )
+    assert ours - without == pytest.approx(1e-9 * entries, rel=1e-3)
+
+
+def test_arrays_are_added_up_where_blocks_lie():
+    def dense_sum(**machine):
+        return of("recursive_doubling", k=90_000, machine=replace(IDLE, **machine)).seconds
+
+    of_cpu = dense_sum(select_seconds_per_entry=1e-3) - dense_sum()
+    assert of_cpu == pytest.approx(3 * 1e-3 * 100_000)
+    device = {"copy_seconds_per_entry": 1e-9, "merge_seconds_per_entry": 1e-3}
+    slow = dense_sum(select_seconds_per_entry=1.0, **device)
+    assert slow == dense_sum(**device)
+    assert slow - dense_sum(copy_seconds_per_entry=1e-9) == pytest.approx(of_cpu)
+
+
 def test_allgather_merges_every_block_of_any_number_of_ranks():
     machine = Machine(
         select_seconds_per_entry=0,
