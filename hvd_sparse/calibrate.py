@@ -37,7 +37,9 @@ def calibrated(profile: Profile, dense_step: float) -> Profile:
     return scaled(_inverse(lambda x: simulate_dense(scaled(x)).step, dense_step, -limit, limit))
 
 
-def delayed(profile: Profile, plan: Plan, sparse_step: float) -> Profile:
+def delayed(
+    profile: Profile, plan: Plan, sparse_step: float, *, select_on: str = "caller"
+) -> Profile:
     """The profile in which a plan's simulated step takes as long as a measured one.
 
     An exchange begins when the last rank has come to it. Ranks that do not keep step, and cores
@@ -48,6 +50,7 @@ def delayed(profile: Profile, plan: Plan, sparse_step: float) -> Profile:
         profile: What the plan was made from.
         plan: That the steps followed.
         sparse_step: Seconds.
+        select_on: Where the steps' buckets were selected; see `simulate`.
     """
     stages = plan.stages()
 
@@ -56,7 +59,7 @@ def delayed(profile: Profile, plan: Plan, sparse_step: float) -> Profile:
             stage if bucket.dense else replace(stage, exchange=stage.exchange + delay)
             for stage, bucket in zip(stages, plan.buckets, strict=True)
         ]
-        return simulate(profile, late).step
+        return simulate(profile, late, select_on=select_on).step
 
     machine = profile.machine
     overhead = machine.exchange_overhead + _inverse(step, sparse_step, 0.0, sparse_step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from hvd_sparse import _core
 from hvd_sparse.buffer import Buffer
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.network import Link, Network
+from hvd_sparse.place import OnCpu, Place
 from hvd_sparse.profile import Machine
 from hvd_sparse.sparsifiers import Sparsifier
 from hvd_sparse.world import World
@@ -116,9 +118,21 @@ def _after_a_pause(allreduce: Callable[[int], float], nbytes: int, share: float)
     return allreduce(nbytes)
 
 
-def measure_machine(sparsifier: Sparsifier) -> Machine:
-    """What a rank's own work takes here, while all ranks of this machine measure."""
-    large, small = _Bucket(sparsifier, _NUMEL), _Bucket(sparsifier, _SMALL_NUMEL)
+def measure_machine(sparsifier: Sparsifier, place: Place | None = None) -> Machine:
+    """What a rank's own work takes here, while all ranks of this machine measure.
+
+    Args:
+        sparsifier: Who selects.
+        place: Where gradients lie; None: on the CPU. Blocks are merged and coded on the CPU.
+    """
+    place = place or OnCpu()
+    large = _Bucket(sparsifier, _NUMEL, _NUMEL // 1000, place).seconds()
+    small = _Bucket(sparsifier, _SMALL_NUMEL, 1, place).seconds()
+    copying = 0.0
+    if place.has_bus:
+        full = _Bucket(sparsifier, _NUMEL, _NUMEL // 16, place).seconds()
+        more = _NUMEL // 16 - _NUMEL // 1000
+        copying = max(0.0, sum(full) - sum(large)) / more
     generator = np.random.default_rng(1)
     own, theirs = (
         _core.Block(
@@ -139,15 +153,16 @@ def measure_machine(sparsifier: Sparsifier) -> Machine:
         coder.encode(own)
         coder.decode(out)
 
-    select, scatter, _ = large.seconds()
-    select_small, _, handing_over = small.seconds()
+    # A device goes on writing when the exchange's thread is done: that is in what is left.
+    scatter = large.scatter + max(0.0, large.left - small.left)
     return Machine(
-        select_seconds_per_entry=select / _NUMEL,
-        select_overhead=select_small,
+        select_seconds_per_entry=large.select / _NUMEL,
+        select_overhead=small.select,
         merge_seconds_per_entry=_median_seconds(merge) / (2 * _K),
         code_seconds_per_entry=_median_seconds(code) / _K,
         scatter_seconds_per_entry=scatter / _NUMEL,
-        exchange_overhead=handing_over,
+        exchange_overhead=small.left,
+        copy_seconds_per_entry=copying,
     )
 
 
@@ -158,13 +173,23 @@ def slowest_machine(world: World, machine: Machine) -> Machine:
     return Machine(**{name: max(row[i] for row in rows) for i, name in enumerate(names)})
 
 
+class _Seconds(NamedTuple):
+    """Medians of a bucket's steps: of selecting, of scattering, of all else until it is written."""
+
+    select: float
+    scatter: float
+    left: float
+
+
 class _Bucket:
     """A bucket of a rank that is alone: all that an exchange does but for its messages."""
 
-    def __init__(self, sparsifier: Sparsifier, numel: int) -> None:
-        self._k = max(1, numel // 1000)
-        self._given = np.random.default_rng(numel).standard_normal(numel, dtype=np.float32)
-        self._gradient, self._residual = (np.zeros(numel, np.float32) for _ in range(2))
+    def __init__(self, sparsifier: Sparsifier, numel: int, k: int, place: Place) -> None:
+        self._k = k
+        self._place = place
+        given = np.random.default_rng(numel).standard_normal(numel, dtype=np.float32)
+        self._given, self._gradient = place.put(given), place.put(given)
+        self._residual = place.put(np.zeros(numel, np.float32))
         self._states = np.zeros((1, 4), np.float32)
         self._exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
         self._bucket = self._exchange.add_bucket(
@@ -174,32 +199,38 @@ class _Bucket:
             capacity_ks=[self._k],
             sparsifier=sparsifier,
             collective="gtopk",
+            device=place.device,
         )
 
-    def seconds(self) -> tuple[float, float, float]:
-        """Medians of selecting, of scattering, and of what is left of start and wait."""
+    def seconds(self) -> _Seconds:
+        """Some steps."""
         self._step()
         steps = [self._step() for _ in range(_REPETITIONS)]
         self._exchange.close()
-        select, scatter, left = (statistics.median(column) for column in zip(*steps, strict=True))
-        return select, scatter, left
+        return _Seconds(*(statistics.median(column) for column in zip(*steps, strict=True)))
 
-    def _step(self) -> tuple[float, float, float]:
-        self._gradient[:] = self._given
-        start = time.perf_counter()
+    def _step(self) -> _Seconds:
+        place, clock = self._place, self._place.clock
+        place.copy(self._gradient, self._given)
+        copied = clock.mark()
+        clock.seconds(copied, copied)  # waits
+        begin = clock.mark()
         handle = self._exchange.start(
             self._bucket,
-            [Buffer.of(self._gradient)],
-            residual=Buffer.of(self._residual),
+            [place.buffer(self._gradient)],
+            residual=place.buffer(self._residual),
             states=Buffer.of(self._states),
             ks=[self._k],
             decays=[1.0],
+            stream=place.stream(),
         )
-        stats = self._exchange.wait(handle)
-        seconds = time.perf_counter() - start
+        stats = self._exchange.wait(handle, stream=place.stream())
+        end = clock.mark()
+        seconds = clock.seconds(begin, end)
+        clock.release([copied, begin, end])
         self._exchange.commit()
         select, scatter = stats.select_seconds, stats.exchange_seconds
-        return select, scatter, max(0.0, seconds - select - scatter)
+        return _Seconds(select, scatter, max(0.0, seconds - select - scatter))
 
 
 def _median_seconds(work: Callable[[], object]) -> float:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 
 from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import Compression
+from hvd_sparse.decision import Channel
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.measure import measure_machine, measure_network, slowest_machine
 from hvd_sparse.network import Network
+from hvd_sparse.place import OnCpu, Place
 from hvd_sparse.sparsifiers import as_sparsifier
-from hvd_sparse.tuner import Channel, Tuner
+from hvd_sparse.tuner import Tuner
 from hvd_sparse.world import World
 
 
@@ -21,14 +23,24 @@ class Measurer:
         world: The ranks.
         exchange: Between them.
         allreduce: Lets Horovod sum a float32 tensor of so many bytes; the seconds that it took.
+        place: Where the gradients lie; None: on the CPU.
+
+    Attributes:
+        place: Where the gradients lie.
     """
 
     def __init__(
-        self, world: World, exchange: Exchange, *, allreduce: Callable[[int], float]
+        self,
+        world: World,
+        exchange: Exchange,
+        *,
+        allreduce: Callable[[int], float],
+        place: Place | None = None,
     ) -> None:
         self._world = world
         self._exchange = exchange
         self._allreduce = allreduce
+        self.place = place or OnCpu()
 
     def network(self) -> Network:
         """The network. Collective, with no bucket in flight."""
@@ -49,7 +61,7 @@ class Measurer:
         if not compression.adaptive or not layers:
             return None
         network = self.network()  # first: all ranks are through with it at nearly the same time
-        machine = measure_machine(as_sparsifier(compression.sparsifier))
+        machine = measure_machine(as_sparsifier(compression.sparsifier), self.place)
         return Tuner(
             layers,
             compression,
@@ -58,4 +70,5 @@ class Measurer:
             channel=channel,
             rank=self._world.rank,
             keeps_order=keeps_order,
+            place=self.place,
         )

@@ -29,6 +29,7 @@ from hvd_sparse.densities import (
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.merging import Merged, Offer, merge_layers
 from hvd_sparse.pipeline import simulate, simulate_dense
+from hvd_sparse.place import OnCpu, Place
 from hvd_sparse.plan import BucketPlan, Plan
 from hvd_sparse.profile import LayerProfile, Profile
 from hvd_sparse.schedules import checked_density
@@ -95,16 +96,21 @@ class Rules:
         return tuple(COLLECTIVES if self.collectives is None else self.collectives)
 
 
-def rules_of(compression: Compression) -> Rules:
-    """What a user's adaptive compression allows."""
+def rules_of(compression: Compression, place: Place | None = None) -> Rules:
+    """What a user's adaptive compression allows, for gradients of a place; None: on the CPU."""
+    place = place or OnCpu()
+    collectives: tuple[str, ...] = tuple(name for name in COLLECTIVES if name not in place.refuses)
+    if compression.collective != AUTO:
+        collectives = (compression.collective,)
     return Rules(
         density=compression.density,
         rule=compression.plan,
         layer_wise=compression.layer_wise,
-        collectives=None if compression.collective == AUTO else (compression.collective,),
+        collectives=collectives,
         wires=WIRES if compression.indices == AUTO else (compression.indices,),
         slack=compression.slack,
         value_bytes=VALUE_BYTES if compression.values == "float32" else 2,
+        select_on=place.select_on,
         reserve=RESERVE,
     )
 

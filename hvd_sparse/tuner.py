@@ -18,19 +18,21 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from hvd_sparse import log
 from hvd_sparse.buckets import Layer
 from hvd_sparse.calibrate import calibrated, delayed
 from hvd_sparse.compression import Compression
+from hvd_sparse.decision import Channel, Decision
 from hvd_sparse.network import Network
+from hvd_sparse.place import Place
 from hvd_sparse.plan import BucketPlan, Plan
 from hvd_sparse.plan_numbers import count_numbers, from_numbers, to_numbers
 from hvd_sparse.planner import make_plan, rules_of
 from hvd_sparse.profile import Machine, Profile
 from hvd_sparse.settled import Settled
-from hvd_sparse.step_clock import StepTimes
+from hvd_sparse.step_clock import Reading
 from hvd_sparse.step_rows import (
     Rows,
     known,
@@ -65,14 +67,7 @@ class Stage(enum.Enum):
     SETTLED = "settled"
 
 
-class Channel(Protocol):
-    """How the ranks tell each other numbers: sent in one step, taken up in the next."""
-
-    def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
-        """Every rank's numbers to all."""
-
-    def broadcast(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
-        """Rank 0's numbers to all, who give as many."""
+_TIMED = (Stage.DENSE, Stage.SPARSE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +84,7 @@ class Tuning:
         sparse_seconds: A measured sparse step; None: not known, or ruled out by the plan already.
         sparse: Whether gradients travel sparse in the next step.
         settled_steps: Until all is measured anew, once settled.
+        select_on: Where buckets are selected; see `simulate`.
     """
 
     network: Network
@@ -100,6 +96,7 @@ class Tuning:
     sparse_seconds: float | None = None
     sparse: bool = False
     settled_steps: int = 0
+    select_on: str = "caller"
 
     @property
     def choices(self) -> tuple[BucketPlan, ...]:
@@ -119,6 +116,7 @@ class Tuner:
         rank: This one; rank 0 decides.
         keeps_order: Whether gradients travel in the order of `layers`; else in the order in which
             they become ready.
+        place: Where the gradients lie; None: on the CPU.
 
     Attributes:
         tuning: What has been found out so far.
@@ -134,16 +132,19 @@ class Tuner:
         channel: Channel,
         rank: int,
         keeps_order: bool = False,
+        place: Place | None = None,
     ) -> None:
-        self.tuning = Tuning(network=network, machine=machine)
+        self._rules = rules_of(compression, place)
+        select_on = self._rules.select_on
+        self.tuning = Tuning(network=network, machine=machine, select_on=select_on)
         self._layers = tuple(layers)
         self._compression = compression
         self._channel = channel
         self._leads = rank == 0
         self._keeps_order = keeps_order
-        self._times: list[StepTimes] = []
+        self._readings: list[Reading] = []
         self._steps = 0  # of this stage
-        self._decision: _Decision | None = None
+        self._decision: Decision | None = None
         self._first: Tuning | None = None  # with the first plan timed, while a second one is tried
         self._said: bool | None = None
 
@@ -200,20 +201,25 @@ class Tuner:
         self._said = settled.sparse
         return self.tuning
 
-    def end_step(self, times: StepTimes | None) -> Tuning | None:
+    @property
+    def times_next_step(self) -> bool:
+        """Whether the times of the next step will count."""
+        return self.tuning.stage in _TIMED and self._steps >= SKIPPED_STEPS
+
+    def end_step(self, reading: Reading | None) -> Tuning | None:
         """Counts a step, on all ranks alike.
 
         Args:
-            times: Of the step, if this rank knows them.
+            reading: Tells the times of the step, if this rank knows them; it is asked, if at all,
+                at the end of the last step that is timed.
 
         Returns:
             What holds from the next step on, where `sparse` or `plan` has changed; else None.
         """
         before = self.tuning
+        if self.times_next_step and reading is not None:
+            self._readings.append(reading)
         self._steps += 1
-        timing = self.tuning.stage in (Stage.DENSE, Stage.SPARSE)
-        if timing and times is not None and self._steps > SKIPPED_STEPS:
-            self._times.append(times)
         if self._decision is not None:
             self._decision.end_step()
         else:
@@ -226,12 +232,13 @@ class Tuner:
         if stage is Stage.SETTLED and self._steps >= self.tuning.settled_steps:
             self._enter(Stage.DENSE, sparse=False)
         elif stage is Stage.DENSE and timed:
-            measured = measured_times(self._times, len(self._layers))
+            times = [read() for read in self._readings]
+            measured = measured_times(times, len(self._layers))
             self._enter(Stage.PLANNING)
             length = count_numbers(self._layers)
             self._decide(measured, self._make_plan, length, self._take_up_plan)
         elif stage is Stage.SPARSE and timed:
-            step = median_or_nan([times.step for times in self._times])
+            step = median_or_nan([read().step for read in self._readings])
             self._enter(Stage.JUDGING)
             length = 1 + count_numbers(self._layers)
             self._decide([step], self._judge, length, self._take_up_verdict)
@@ -239,7 +246,7 @@ class Tuner:
     def _enter(self, stage: Stage, **changes: Any) -> None:
         self.tuning = replace(self.tuning, stage=stage, **changes)
         self._steps = 0
-        self._times.clear()
+        self._readings.clear()
 
     def _decide(
         self,
@@ -252,7 +259,7 @@ class Tuner:
             self._decision = None
             take_up(rows, numbers)
 
-        self._decision = _Decision(
+        self._decision = Decision(
             self._channel,
             measured,
             decide=decide if self._leads else lambda _: [math.nan] * length,
@@ -272,7 +279,7 @@ class Tuner:
 
     def _make_plan(self, rows: Rows) -> list[float]:
         profile = self._profile(rows)
-        return to_numbers(make_plan(profile, rules_of(self._compression)), self._layers)
+        return to_numbers(make_plan(profile, self._rules), self._layers)
 
     def _take_up_plan(self, rows: Rows, numbers: list[float]) -> None:
         plan = from_numbers(numbers, self._layers)
@@ -301,8 +308,11 @@ class Tuner:
         assert plan is not None
         if self._first is not None or not step > (1 + SURPRISE) * plan.step_seconds:
             return None
-        second = make_plan(delayed(profile, plan, step), rules_of(self._compression))
+        second = make_plan(self._delayed(profile, plan, step), self._rules)
         return None if second.dense or second.decides_like(plan) else second
+
+    def _delayed(self, profile: Profile, plan: Plan, step: float) -> Profile:
+        return delayed(profile, plan, step, select_on=self._rules.select_on)
 
     def _take_up_verdict(self, _: Rows, numbers: list[float]) -> None:
         step, second = numbers[0], numbers[1:]
@@ -313,7 +323,7 @@ class Tuner:
             self._first = found
             self._enter(
                 Stage.SPARSE,
-                profile=delayed(found.profile, found.plan, step),
+                profile=self._delayed(found.profile, found.plan, step),
                 plan=from_numbers(second, self._layers),
             )
             return
@@ -333,40 +343,6 @@ class Tuner:
         if self._leads and self.tuning.sparse is not self._said:
             log.logger.log(*verdict(self.tuning))
         self._said = self.tuning.sparse
-
-
-class _Decision:
-    """Numbers of all ranks go to all, rank 0 decides, and tells all: in two steps."""
-
-    def __init__(
-        self,
-        channel: Channel,
-        measured: Sequence[float],
-        *,
-        decide: Callable[[Rows], list[float]],
-        done: Callable[[Rows, list[float]], None],
-    ) -> None:
-        self._channel = channel
-        self._decide = decide
-        self._done = done
-        self._gathered = channel.gather(measured)
-        self._rows: Rows | None = None
-        self._told: Callable[[], list[float]] | None = None
-
-    def end_step(self) -> None:
-        if self._told is None:
-            self._rows = self._gathered()
-            self._told = self._channel.broadcast(self._decide(self._rows))
-        else:
-            assert self._rows is not None
-            self._done(self._rows, self._told())
-
-    def close(self) -> None:
-        """Waits for what is on its way."""
-        if self._told is None:
-            self._gathered()
-        else:
-            self._told()
 
 
 def steps_between(tuning: Tuning) -> int:

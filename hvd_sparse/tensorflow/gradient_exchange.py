@@ -294,7 +294,7 @@ class GradientExchange:
         if self.tuner is None:
             return
         times = StepTimes(step=step, forward=forward, ready=tuple(ready[: len(self._pieces)]))
-        tuning = self.tuner.end_step(None if math.isnan(step) else times)
+        tuning = self.tuner.end_step(None if math.isnan(step) else lambda: times)
         if tuning is not None:
             self._take_up(tuning.choices)
 

@@ -30,7 +30,7 @@ from hvd_sparse.torch.loss_scale import LossScale
 from hvd_sparse.torch.messages import Messages
 from hvd_sparse.torch.parameters import NamedParameters
 from hvd_sparse.torch.quality_meter import QualityMeter
-from hvd_sparse.torch.settings import Settings, refuse_twice
+from hvd_sparse.torch.settings import Settings, refuse_twice, travels_sparse
 from hvd_sparse.torch.slots import Slot
 from hvd_sparse.torch.sparse_bucket import SparseBucket
 from hvd_sparse.world import World
@@ -101,11 +101,7 @@ class GradientExchange:
             if param.numel() > 0
         ]
         compression = self._compression = settings.compression
-        large = [
-            slot
-            for slot in reversed(self._slots)
-            if slot.param.ndim >= 2 and slot.param.numel() >= compression.min_numel
-        ]
+        large = [s for s in reversed(self._slots) if travels_sparse(s.param, compression)]
         self.layers = tuple(Layer(slot.name, slot.param.numel()) for slot in large)
         self._large = {slot.name: slot for slot in large}
         local = LocalGradient(settings, size=world.size, loss_scale=self._loss_scale)
@@ -129,7 +125,8 @@ class GradientExchange:
             local=local,
         )
         self._meter = QualityMeter(messages)
-        self._clock = StepClock(self.layers)
+        self._clock = StepClock(self.layers, measurer.place.clock)
+        self._clock.running = False  # until the tuner asks for times
         self._measurer = measurer
         self.tuner = None
         if world.size > 1:  # else nothing is sent, and so nothing is left behind
@@ -355,7 +352,7 @@ class GradientExchange:
             self._exchange.timeline.step_ends(last)
         self.steps += 1
 
-        times = self._clock.end_step()
+        reading = self._clock.end_step()
         try:
             self._exchange.commit(refuse)
         except NonFiniteGradientError:
@@ -373,9 +370,10 @@ class GradientExchange:
         self._phase = _Phase.EXCHANGED
         self._sparse.end_step()
         if self.tuner is not None:
-            tuning = self.tuner.end_step(times)
+            tuning = self.tuner.end_step(reading)
             if tuning is not None:
                 self._take_up(tuning.choices)
+            self._clock.running = self.tuner.times_next_step
 
     def replan(self) -> None:
         """Measures the network anew, between two steps, and begins tuning again. Collective."""

@@ -14,8 +14,9 @@ import horovod.torch.mpi_ops as hvd_ops
 import torch
 
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.place import Place
 
-# Between two looks at a Horovod operation and at the exchange: a part of what was waited already,
+# Between two looks at what is waited for and at the exchange: a part of what was waited already,
 # between these limits. A look every 100 us would take a fifth of a core.
 _POLL_SHARE = 0.01
 _SHORTEST_POLL, _LONGEST_POLL = 1e-4, 2e-3  # seconds
@@ -80,26 +81,46 @@ class Messages:
         return result
 
 
-def timed_allreduce(prefix: str, *, process_set: Any, exchange: Exchange) -> Callable[[int], float]:
-    """Lets Horovod sum a float32 tensor of so many bytes; the seconds that it took."""
+def timed_allreduce(
+    prefix: str, *, process_set: Any, exchange: Exchange, place: Place
+) -> Callable[[int], float]:
+    """Lets Horovod sum a float32 tensor of so many bytes; the seconds that it took.
+
+    Args:
+        prefix: As in `Messages`.
+        process_set: Horovod's.
+        exchange: Whose failure ends every wait.
+        place: Of the tensor: where the gradients lie.
+    """
 
     def allreduce(nbytes: int) -> float:
-        tensor = torch.zeros(nbytes // 4)
-        start = time.perf_counter()
+        clock = place.clock
+        tensor = torch.zeros(nbytes // 4, device=place.device)
+        made = clock.mark()
+        clock.seconds(made, made)  # waits
+        begin = clock.mark()
         handle = hvd_ops.allreduce_async_(
             tensor, name=f"{prefix}.allreduce", op=hvd_ops.Sum, process_set=process_set
         )
         wait_for(handle, exchange)
-        return time.perf_counter() - start
+        end = clock.mark()
+        seconds = clock.seconds(begin, end)
+        clock.release([made, begin, end])
+        return seconds
 
     return allreduce
 
 
 def wait_for(handle: int, exchange: Exchange) -> Any:
     """What a Horovod operation gives; ExchangeFailedError if the exchange ends before it."""
+    wait_until(lambda: hvd_ops.poll(handle), exchange.check)
+    return hvd_ops.synchronize(handle)
+
+
+def wait_until(done: Callable[[], bool], check: Callable[[], None]) -> None:
+    """Sleeps until something is done, or `check` raises what has ended the exchange."""
     start = time.perf_counter()
-    while not hvd_ops.poll(handle):
-        exchange.check()
+    while not done():
+        check()
         waited = time.perf_counter() - start
         time.sleep(min(max(_POLL_SHARE * waited, _SHORTEST_POLL), _LONGEST_POLL))
-    return hvd_ops.synchronize(handle)

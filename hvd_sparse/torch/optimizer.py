@@ -14,11 +14,13 @@ from hvd_sparse.exchange import Exchange
 from hvd_sparse.measurer import Measurer
 from hvd_sparse.step_stats import Stats
 from hvd_sparse.torch.attachment import Attachment, attachment_of, require_attachment
+from hvd_sparse.torch.devices import common_device
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.messages import timed_allreduce
 from hvd_sparse.torch.parameters import NamedParameters, describe, name_parameters
+from hvd_sparse.torch.places import place_of
 from hvd_sparse.torch.renewal import Renewal
-from hvd_sparse.torch.settings import Settings, check_devices, check_parameter
+from hvd_sparse.torch.settings import Settings, check_devices, check_horovod, check_parameter
 from hvd_sparse.world import World, in_elastic_job
 
 _live: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
@@ -85,8 +87,7 @@ def distribute(
 
     Args:
         optimizer: Any but LBFGS and SparseAdam; its parameters are on the CPU or, where this build
-            has CUDA and the compression is not adaptive, on one GPU; of type float64, float32,
-            float16 or bfloat16.
+            has CUDA, on one GPU; of type float64, float32, float16 or bfloat16.
         named_parameters: As for Horovod, usually `model.named_parameters()`.
         compression: A sparse compression, as a class or an instance.
         process_set: Horovod's; other ranks exchange nothing.
@@ -115,6 +116,8 @@ def distribute(
         for name, param in named:
             check_parameter(name, param)
         check_devices(named, settings.compression)
+        if in_elastic_job() or has_peers(process_set) or _acts_alone(settings, process_set):
+            check_horovod(named, settings.compression)
     except Exception as error:
         problem = error
 
@@ -198,6 +201,7 @@ def _build(
             _live.discard(other)
     prefix = f"hvd_sparse.{_serial}"
     between = Exchange.between_ranks(world, name=f"optimizer {_serial}")
+    place = place_of(common_device(named), between)
     exchange = GradientExchange(
         optimizer,
         named,
@@ -209,7 +213,10 @@ def _build(
         measurer=Measurer(
             world,
             between,
-            allreduce=timed_allreduce(prefix, process_set=process_set, exchange=between),
+            allreduce=timed_allreduce(
+                prefix, process_set=process_set, exchange=between, place=place
+            ),
+            place=place,
         ),
     )
     _live.add(exchange)

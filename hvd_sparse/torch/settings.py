@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import horovod.torch as hvd
+import horovod.torch.mpi_ops as hvd_ops
 import torch
 
 from hvd_sparse.compression import Compression, as_compression
@@ -15,6 +16,7 @@ from hvd_sparse.reduction import Reduction, checked_reduction
 from hvd_sparse.schedules import checked_count
 from hvd_sparse.torch.devices import check_device, common_device
 from hvd_sparse.torch.parameters import NamedParameters
+from hvd_sparse.torch.places import OnDevice
 from hvd_sparse.torch.slots import DTYPES
 
 _REFUSED_OPTIMIZERS = {
@@ -121,12 +123,34 @@ def check_parameter(name: str, param: torch.Tensor) -> None:
     check_device(f"parameter '{name}'", param)
 
 
+def travels_sparse(param: torch.Tensor, compression: Compression) -> bool:
+    """Whether the gradients of a parameter may travel sparse; small and 1-d ones never do."""
+    return param.ndim >= 2 and param.numel() >= compression.min_numel
+
+
 def check_devices(named: NamedParameters, compression: Compression) -> None:
     """Raises UnsupportedError unless these parameters can be exchanged together."""
     device = common_device(named)
-    if device.type != "cpu" and compression.adaptive:
+    if device.type != "cpu" and compression.collective in OnDevice.refuses:
         raise UnsupportedError(
-            f"an adaptive compression times backward on the CPU, and the parameters are on device "
-            f"'{device}', which computes by itself: pass {type(compression).__name__}"
-            "(adaptive=False)"
+            f"collective '{compression.collective}' takes no gradients of device '{device}': it "
+            "adds up residuals on the CPU"
         )
+
+
+def check_horovod(named: NamedParameters, compression: Compression) -> None:
+    """Raises UnsupportedError if gradients of a device travel dense, and Horovod cannot take them.
+
+    An adaptive compression sends all of them dense while it measures.
+    """
+    device = common_device(named)
+    adaptive = compression.adaptive
+    dense = [name for name, one in named if adaptive or not travels_sparse(one, compression)]
+    function = f"horovod_torch_allreduce_async_torch_{device.type}_FloatTensor"
+    if device.type == "cpu" or not dense or hasattr(hvd_ops.mpi_lib, function):
+        return
+    why = f"{type(compression).__name__} measures dense steps first" if adaptive else "it is small"
+    raise UnsupportedError(
+        f"Horovod exchanges gradients of '{dense[0]}' on device '{device}' ({why}), and this one "
+        "was built for the CPU only: build it with HOROVOD_GPU_OPERATIONS=NCCL"
+    )

@@ -13,7 +13,9 @@ import torch
 from hvd_sparse import tuner
 from hvd_sparse.errors import GradientInFlightError, InvalidArgumentError
 from hvd_sparse.torch import LAGS, GTopK, replan, stats, tuning
+from hvd_sparse.torch import optimizer as optimizers
 from hvd_sparse.tuner import Stage
+from tests.device_time import LateEvent, late_place
 from tests.parallel.torch_ranks import (
     Toy,
     assert_nothing_is_lost,
@@ -159,6 +161,34 @@ def test_replan_begins_again_and_loses_nothing(verdict):
     assert tuning(optimizer).stage is Stage.DENSE
     seen = [len(stats(optimizer).last.buckets) for _ in train(model, optimizer, range(CYCLE))]
     assert seen == [0] * DENSE_STEPS + [1] * DENSE_STEPS
+
+
+@several_ranks
+def test_gradients_of_a_device_are_tuned_by_its_own_time(verdict, monkeypatch):
+    verdict(sparse=True)
+    monkeypatch.setattr(optimizers, "place_of", lambda _, exchange: late_place(exchange))
+    asked, backward = [], Toy.backward
+
+    def watched(model, gradients):
+        before = len(asked)
+        backward(model, gradients)
+        assert len(asked) == before, "backward asked the device whether it has come to an event"
+
+    query = LateEvent.query
+    monkeypatch.setattr(LateEvent, "query", lambda event: asked.append(event) or query(event))
+    monkeypatch.setattr(Toy, "backward", watched)
+    model = Toy()
+    optimizer = distribute(model, COMPRESSION)
+    asked.clear()  # what machine and network took
+    list(train(model, optimizer, range(CYCLE), dtype=torch.float32))
+    found = tuning(optimizer)
+    assert found.stage is Stage.SETTLED
+    assert found.select_on == "engine"
+    assert found.dense_seconds > 0
+    assert found.sparse_seconds > 0
+    assert asked
+    everybody = hvd.allgather_object(found, name="tuning")
+    assert all(theirs == found for theirs in everybody)
 
 
 @several_ranks

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_sparse import _core
+from hvd_sparse import _core, measure
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.measure import fit_link, measure_machine, measure_network
+from hvd_sparse.place import OnCpu
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.world import World
+from tests.device_time import LateEvent, late_place
 
 SIZES = (1 << 10, 32 << 10, 512 << 10)
 
@@ -48,6 +50,40 @@ def test_every_time_of_a_machine_is_a_time(sparsifier):
     assert 1e-12 < machine.code_seconds_per_entry < 1e-6
     assert 1e-12 < machine.scatter_seconds_per_entry < 1e-6
     assert 0 < machine.exchange_overhead < 1e-2
+    assert machine.copy_seconds_per_entry == 0  # there is no bus
+
+
+def test_waiting_for_a_devices_clock_is_not_in_what_is_measured(monkeypatch):
+    monkeypatch.setattr(LateEvent, "DELAY", 0.03)
+    exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
+    machine = measure_machine(as_sparsifier("gaussian"), late_place(exchange))
+    assert 1e-12 < machine.select_seconds_per_entry < 1e-6
+    assert 1e-12 < machine.scatter_seconds_per_entry < 1e-6
+    assert 0 < machine.exchange_overhead < LateEvent.DELAY / 2
+
+
+@pytest.mark.parametrize("has_bus", [False, True])
+def test_times_of_buckets_are_told_apart(monkeypatch, has_bus):
+    class Bucket:
+        def __init__(self, sparsifier, numel, k, place):
+            self._numel, self._k = numel, k
+
+        def seconds(self):
+            crossing = self._k * 4e-9 if has_bus else 0.0
+            written_later = self._numel * 3e-10 if has_bus else 0.0
+            select, scatter = 1e-5 + self._numel * 1e-9 + crossing, self._numel * 2e-10 + crossing
+            return measure._Seconds(select, scatter, 5e-5 + written_later)
+
+    monkeypatch.setattr(measure, "_Bucket", Bucket)
+    monkeypatch.setattr(OnCpu, "has_bus", has_bus)
+    machine = measure_machine(as_sparsifier("gaussian"))
+    on_device = {True: 1.0, False: 0.0}[has_bus]
+    assert machine.copy_seconds_per_entry == pytest.approx(8e-9 * on_device)
+    assert machine.exchange_overhead == pytest.approx(5e-5, rel=0.01)
+    assert machine.select_overhead == pytest.approx(1e-5, rel=0.2)
+    assert machine.select_seconds_per_entry == pytest.approx(1e-9, rel=0.02)
+    written = 2e-10 + on_device * (3e-10 + 4e-9 / 1000)
+    assert machine.scatter_seconds_per_entry == pytest.approx(written, rel=0.01)
 
 
 @pytest.mark.parametrize(

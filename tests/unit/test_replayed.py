@@ -116,7 +116,8 @@ def test_a_tuner_times_the_layers_as_they_are_replayed_whatever_hooks_take(monke
         )
     for step in range(2):
         replayed.forward(step).backward()
-        times = timed.end_step()
+        reading = timed.end_step()
+    times = reading()
     first, *others = reversed(model.spread(backward))
     assert times.forward == pytest.approx(dilation * (0.1 + first), rel=0.1)
     ready = times.ready[1:]

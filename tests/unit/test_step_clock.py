@@ -43,7 +43,7 @@ def test_hooks_are_left_out(clock):
     with timed.arrival("a"):
         at(16.25)
     at(20.0)
-    times = timed.end_step()
+    times = timed.end_step()()
     assert times.step == 10.0
     assert times.forward == 2.0
     assert times.ready == (1.5, 0.5)
@@ -54,6 +54,45 @@ def test_a_layer_without_gradient_is_not_a_number(clock):
     timed.end_step()
     with timed.arrival("b"):
         pass
-    a, b = timed.end_step().ready
+    a, b = timed.end_step()().ready
     assert math.isnan(a)
     assert b == 0.0
+
+
+def test_a_step_without_gradients_is_all_forward(clock):
+    timed, at = clock
+    timed.end_step()
+    at(3.0)
+    times = timed.end_step()()
+    assert times.forward == times.step == 3.0
+    assert all(math.isnan(seconds) for seconds in times.ready)
+
+
+def test_steps_that_nobody_times_leave_only_their_end(clock):
+    timed, at = clock
+    timed.running = False
+    at(1.0)
+    with timed.arrival("a"):
+        at(2.0)
+    assert timed.end_step() is None
+    timed.running = True
+    at(5.0)
+    with timed.arrival("b"):
+        at(6.0)
+    at(7.0)
+    times = timed.end_step()()
+    assert times.step == 5.0  # from the end of the step before
+    assert times.forward == 3.0
+    assert math.isnan(times.ready[0])
+
+
+def test_a_reading_may_be_asked_when_later_steps_are_over_and_more_than_once(clock):
+    timed, at = clock
+    timed.end_step()
+    readings = []
+    for step in range(1, 4):
+        with timed.arrival("a"):
+            at(10.0 * step)
+        readings.append(timed.end_step())
+    assert [read().step for read in reversed(readings)] == [10.0] * 3
+    assert readings[0]() == readings[0]()

@@ -12,6 +12,7 @@ from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.network import Link, Network
+from hvd_sparse.place import OnCpu
 from hvd_sparse.plan import BucketPlan, Plan
 from hvd_sparse.plan_numbers import count_numbers, from_numbers, to_numbers
 from hvd_sparse.profile import Machine
@@ -98,7 +99,7 @@ class World:
         return arrived
 
 
-def tuners(size=3, compression=None):
+def tuners(size=3, compression=None, place=None):
     world = World(size)
     link = Link(alpha=1e-4, beta=1e-8)
     network = Network(size=size, links=((1, link), (2, link)), dense=link)
@@ -110,13 +111,14 @@ def tuners(size=3, compression=None):
             machine=MACHINE,
             channel=world.channel(rank),
             rank=rank,
+            place=place,
         )
         for rank in range(size)
     ]
 
 
 def times(seconds, *, ready=(0.0, 0.3, 0.1)):
-    return StepTimes(step=seconds, forward=seconds / 4, ready=ready)
+    return lambda: StepTimes(step=seconds, forward=seconds / 4, ready=ready)
 
 
 def run(ranks, steps, seconds):
@@ -235,7 +237,50 @@ def test_steps_that_nothing_is_decided_by_are_not_kept(planned):
     ranks = tuners()
     run(ranks, 500, lambda sparse: 0.5 if sparse else 1.0)
     assert ranks[0].tuning.stage is Stage.SETTLED
-    assert ranks[0]._times == []
+    assert ranks[0]._readings == []
+
+
+def test_steps_are_read_once_when_the_last_that_counts_is_over(planned):
+    planned(SPARSE)
+    (alone,) = tuners(1)
+    read, counted = [], []
+    for step in range(1, 24):
+        counts = alone.times_next_step
+        known = len(read)
+
+        def reading(step=step):
+            read.append(step)
+            return times(0.5 if alone.tuning.sparse else 1.0)()
+
+        alone.end_step(reading)
+        if counts:
+            counted.append(step)
+        if len(read) > known:
+            assert read[known:] == counted[known:]
+            assert read[-1] == step
+    assert read == counted == [*range(3, 8), *range(12, 17)]
+
+
+def test_a_device_is_planned_for_as_it_works(monkeypatch):
+    class Device(OnCpu):
+        select_on = "engine"
+        refuses = ("hierarchical",)
+
+    seen = []
+
+    def make_plan(profile, rules):
+        seen.append(rules)
+        return DENSE
+
+    monkeypatch.setattr(tuning, "make_plan", make_plan)
+    for place in (None, Device()):
+        ranks = tuners(1, place=place)
+        run(ranks, 20, lambda sparse: 1.0)
+        assert ranks[0].tuning.select_on == ("caller" if place is None else "engine")
+    on_cpu, on_device = seen
+    assert on_cpu.select_on == "caller"
+    assert on_device.select_on == "engine"
+    assert set(on_cpu.allowed) - set(on_device.allowed) == {"hierarchical"}
 
 
 @pytest.mark.parametrize(("fast", "expected"), [(0.9, 1000), (0.125, 6300)])
