@@ -39,6 +39,14 @@ cudaStream_t StreamOf(StreamHandle handle) {
   return reinterpret_cast<cudaStream_t>(handle);  // NOLINT: frameworks pass streams as numbers
 }
 
+/// A graph could hold no message, and a mark that was captured no thread may wait for.
+void RequireNotCaptured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  Check(cudaStreamIsCapturing(stream, &status), "ask whether a stream is being captured");
+  Require(status == cudaStreamCaptureStatusNone,
+          "the stream is being captured into a CUDA graph, and an exchange cannot be");
+}
+
 class CudaKernelsImpl final : public Kernels {
  public:
   explicit CudaKernelsImpl(int device) : device_(device) {}
@@ -217,6 +225,7 @@ class CudaKernelsImpl final : public Kernels {
 
   std::shared_ptr<const Mark> EndOf(StreamHandle stream) const override {
     const OnDevice current(device_);
+    RequireNotCaptured(StreamOf(stream));
     return std::make_shared<CudaMark>(StreamOf(stream));
   }
 

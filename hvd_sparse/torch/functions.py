@@ -12,6 +12,7 @@ from hvd_sparse.compression import Compression, GTopK, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.reduction import checked_reduction
 from hvd_sparse.torch.devices import current_stream
+from hvd_sparse.torch.guards import check_not_capturing
 from hvd_sparse.torch.settings import check_parameter
 from hvd_sparse.torch.slots import buffer_of
 
@@ -51,7 +52,7 @@ def sparse_allreduce(
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits, or differs between ranks.
-        UnsupportedError: The op, or the type or place of the tensor.
+        UnsupportedError: The op, or the type or place of the tensor; or a CUDA graph is captured.
         NonFiniteGradientError: On every rank, when `tensor` is not finite on one. The finite
             entries are in the residual then.
         ExchangeFailedError: Another rank ended the exchange, or died. The next call builds it anew.
@@ -82,6 +83,7 @@ def _check_tensors(tensor: torch.Tensor, residual: torch.Tensor) -> None:
     if tensor.numel() >= 2**31:
         raise UnsupportedError(f"tensor must have fewer than 2^31 elements, got {tensor.numel()}")
     check_parameter("tensor", tensor)
+    check_not_capturing(tensor.device)
     if residual.dtype != torch.float32:
         raise InvalidArgumentError(f"residual must be float32, got {residual.dtype}")
     if residual.device != tensor.device or not residual.is_contiguous():

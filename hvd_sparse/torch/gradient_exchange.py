@@ -292,6 +292,7 @@ class GradientExchange:
         return error
 
     def _take(self, slot: Slot) -> None:
+        guards.check_not_capturing(self._device)
         if self._phase is not _Phase.GATHERING:
             self._begin(slot)
         if slot.launched or slot.passes_left == 0:
@@ -321,6 +322,7 @@ class GradientExchange:
             self._exchange.note(step_marks.describe(self._optimizer, self.mark))
 
     def _finish_step(self) -> None:
+        guards.check_not_capturing(self._device)
         if self._phase is not _Phase.GATHERING:  # not one gradient has come
             self._describe_step()
         if self._exchange.timeline is not None:

@@ -86,3 +86,17 @@ def check_parameters(optimizer: torch.optim.Optimizer, known: Container[int]) ->
                     f"parameter {place} of group {index} was added, or began to want gradients, "
                     "after DistributedOptimizer was called: make a new one"
                 )
+
+
+def check_not_capturing(device: torch.device) -> None:
+    """Raises UnsupportedError while a CUDA graph is captured: messages of ranks are not in it.
+
+    Replaying the graph would run no hook: each rank would go on with its own gradients.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            f"the current stream of device '{device}' is being captured into a CUDA graph, and an "
+            "exchange of gradients cannot be: capture forward and backward by themselves with "
+            "torch.cuda.make_graphed_callables, or optimizer.step() after an own "
+            "optimizer.synchronize(), within optimizer.skip_synchronize()"
+        )

@@ -16,7 +16,7 @@ from hvd_sparse import renewal
 from hvd_sparse.errors import HvdSparseError, UnavailableError
 from hvd_sparse.inheritance import inherit
 from hvd_sparse.step_stats import Stats
-from hvd_sparse.torch import state
+from hvd_sparse.torch import guards, state
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.inheritance import Heir
 
@@ -96,6 +96,8 @@ class Renewal(renewal.Renewal[GradientExchange]):
             raise UnavailableError(
                 "Horovod is not initialised: call hvd.init() first, also after hvd.shutdown()"
             )
+        for param in self._params[:1]:
+            guards.check_not_capturing(param.device)
         with torch.no_grad():
             return self._builder()
 

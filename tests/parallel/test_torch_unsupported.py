@@ -7,14 +7,21 @@ import pytest
 import torch
 
 from hvd_sparse.errors import ExchangeFailedError, UnsupportedError
-from hvd_sparse.torch import LAGS, TopK
+from hvd_sparse.torch import LAGS, TopK, functions
+from hvd_sparse.torch.attachment import attachment_of
+from hvd_sparse.torch.guards import check_not_capturing
 from tests.parallel.torch_ranks import (
+    CULPRIT,
     Toy,
+    assert_same_on_all_ranks,
     distribute,
     expect_error_on_every_rank,
     integer_gradients,
     on_the_culprit,
+    residuals,
 )
+
+GPU = torch.device("cuda:0")
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
 
@@ -68,6 +75,83 @@ def test_join_is_refused_while_there_is_a_sparse_optimizer():
         optimizer.step()
 
     expect_error_on_every_rank(run, match=r"hvd.join\(\) cannot be used", kind=UnsupportedError)
+
+
+def start_capture(optimizer, monkeypatch):
+    """From now on this rank's gradients lie on a device whose stream is being captured."""
+    monkeypatch.setattr(attachment_of(optimizer).exchange, "_device", GPU)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+
+def end_capture(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+
+def test_a_captured_backward_is_refused_on_all_ranks_and_touches_no_gradient(monkeypatch):
+    model = Toy()
+    optimizer = distribute(model, TopK(density=0.5, min_numel=64))
+    gradients = integer_gradients(model, 0)
+
+    def run():
+        on_the_culprit(lambda: start_capture(optimizer, monkeypatch))
+        optimizer.zero_grad()
+        model.backward(gradients)
+        optimizer.step()
+
+    expect_error_on_every_rank(run, match="into a CUDA graph", kind=UnsupportedError)
+    if hvd.rank() == CULPRIT:
+        arrived = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        assert arrived
+        assert all(torch.equal(grad, gradients[name]) for name, grad in arrived.items())
+        assert not any(residual.any() for residual in residuals(optimizer).values())
+
+
+def test_a_captured_backward_of_all_ranks_is_refused_on_all(monkeypatch):
+    model = Toy()
+    optimizer = distribute(model, LAGS(min_numel=64))
+    start_capture(optimizer, monkeypatch)
+    # Whoever comes second hears of the first.
+    with pytest.raises((UnsupportedError, ExchangeFailedError), match="into a CUDA graph"):
+        model.backward(integer_gradients(model, 0))
+
+
+def test_a_step_that_exchanges_while_it_is_captured_is_refused(monkeypatch):
+    model = Toy()
+    optimizer = distribute(model, TopK(density=0.5, min_numel=64))
+
+    def run():
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, 0))
+        on_the_culprit(lambda: start_capture(optimizer, monkeypatch))
+        optimizer.step()
+
+    expect_error_on_every_rank(run, match="into a CUDA graph", kind=UnsupportedError)
+
+
+def test_a_step_that_follows_an_own_synchronize_may_be_captured(monkeypatch):
+    model = Toy()
+    optimizer = distribute(model, TopK(density=1.0, min_numel=64))
+    for _ in range(2):
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, 0))
+        optimizer.synchronize()
+        start_capture(optimizer, monkeypatch)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        end_capture(monkeypatch)
+    assert_same_on_all_ranks(model.parameters())
+
+
+def test_one_tensor_is_refused_while_a_graph_is_captured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    check_not_capturing(torch.device("cpu"))  # whose gradients no stream writes
+    with pytest.raises(UnsupportedError, match="device 'cuda:3' is being captured"):
+        check_not_capturing(torch.device("cuda:3"))
+    tensor, residual = torch.ones(10), torch.zeros(10)
+    monkeypatch.setattr(functions, "check_not_capturing", lambda _: check_not_capturing(GPU))
+    with pytest.raises(UnsupportedError, match="is being captured into a CUDA graph"):
+        functions.sparse_allreduce(tensor, residual)
+    assert not residual.any()
 
 
 @pytest.mark.runs_first

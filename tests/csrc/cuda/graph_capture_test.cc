@@ -1,0 +1,101 @@
+/// What is given to a stream without a wait can be captured into a CUDA graph, and every replay
+/// does what the calls would have done. For a GPU alone: the emulation has no graphs.
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "csrc/cuda/stream.h"
+#include "csrc/cuda/stream_work.h"
+#include "csrc/kernels/kernels_for.h"
+#include "tests/csrc/cuda/device_array.h"
+#include "tests/csrc/cuda/graphs.h"
+#include "tests/csrc/cuda/loopback_transport.h"
+#include "tests/csrc/entries.h"
+#include "tests/csrc/thrown.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr std::int64_t kNumel = kCapturedNumel, kK = kCapturedK;
+
+/// A selection with the memory that it works on.
+struct Selecting {
+  DeviceArray<float> gradient, residual;
+  std::unique_ptr<StreamWork> work;
+
+  Selecting(const std::vector<float>& values, const std::vector<float>& kept)
+      : gradient(values),
+        residual(kept),
+        work(cuda::MakeSelectWork(0, {gradient.data(), kNumel, DType::kFloat32}, residual.span(),
+                                  kK)) {}
+
+  Entries Taken() {
+    SparseBlock block;
+    work->Fetch(&block);
+    return EntriesOf(block);
+  }
+};
+
+using CudaGraphCapture = CudaTest;
+
+TEST_F(CudaGraphCapture, ReplayedSelectionsHaveTheBitsOfThoseThatWereGiven) {
+  const std::vector<float> gradient = Awkward(kNumel, 1), kept = Awkward(kNumel, 2);
+  const cuda::Stream stream;
+  const auto handle = reinterpret_cast<StreamHandle>(stream.get());  // NOLINT: as torch passes it
+  Selecting given(gradient, kept), replayed(gradient, kept);
+  given.work->Give(handle);  // kernels are loaded before a capture
+  std::vector<Entries> expected = {given.Taken()};
+  Graph graph(stream.get(), [&] { replayed.work->Give(handle); });
+  EXPECT_TRUE(SameBits(replayed.residual.Values(), kept));  // a capture does nothing yet
+  for (int time = 0; time < kReplays; ++time) {
+    graph.Replay();
+    stream.Synchronize();
+    EXPECT_EQ(replayed.Taken(), expected.back());
+    EXPECT_TRUE(SameBits(replayed.residual.Values(), given.residual.Values()));
+    given.work->Give(handle);
+    expected.push_back(given.Taken());
+  }
+  EXPECT_NE(expected[0], expected[1]);
+}
+
+TEST_F(CudaGraphCapture, AReplayedMergeHasTheBitsOfTheOneThatWasGiven) {
+  const std::vector<float> values = Awkward(2 * kNumel, 3);
+  Entries own, theirs;
+  for (Index i = 0; i < 900; ++i) own.push_back({3 * i, values[i]});
+  for (Index i = 0; i < 700; ++i) theirs.push_back({2 * i + 1, values[1000 + i]});
+  const cuda::Stream stream;
+  const auto handle = reinterpret_cast<StreamHandle>(stream.get());  // NOLINT: as torch passes it
+  const auto work = cuda::MakeMergeWork(0, MakeBlock(own), MakeBlock(theirs), kK);
+  SparseBlock expected, made;
+  work->Give(handle);
+  work->Fetch(&expected);
+  Graph graph(stream.get(), [&] { work->Give(handle); });
+  for (int time = 0; time < kReplays; ++time) {
+    graph.Replay();
+    work->Fetch(&made);
+    EXPECT_EQ(EntriesOf(made), EntriesOf(expected));
+  }
+}
+
+TEST_F(CudaGraphCapture, AnExchangeWhoseStreamIsBeingCapturedIsRefusedByName) {
+  const cuda::Stream stream;
+  const auto handle = reinterpret_cast<StreamHandle>(stream.get());  // NOLINT: as torch passes it
+  const Kernels& kernels = KernelsFor({DeviceType::kCuda, 0});
+  kernels.EndOf(handle);
+  Graph graph(stream.get(), [&] {
+    const Error error = Thrown([&] { kernels.EndOf(handle); });
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+    EXPECT_TRUE(Says(error, "is being captured into a CUDA graph")) << error.what();
+  });
+  kernels.EndOf(handle);
+}
+
+TEST_F(CudaGraphCapture, ALoneRanksRoundsCanBeCaptured) {
+  OnDeviceRanks(1, [](LoopbackTransport& transport) { ExpectTheSameFromAGraph(&transport); });
+}
+
+}  // namespace
+}  // namespace hvd_sparse

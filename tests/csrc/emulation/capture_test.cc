@@ -1,0 +1,53 @@
+/// An exchange whose stream is being captured into a graph is refused before anything happens.
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "csrc/comm/loopback_communicator.h"
+#include "csrc/exchange/exchange.h"
+#include "tests/csrc/cuda/device_array.h"
+#include "tests/csrc/thrown.h"
+
+namespace hvd_sparse {
+namespace {
+
+TEST(Capture, AStartIsRefusedByNameAndTheStepCanBeStartedLater) {
+  Exchange exchange(std::make_unique<LoopbackCommunicator>(std::make_shared<LoopbackWorld>(1), 0),
+                    SelectOn::kCaller);
+  BucketSpec spec;
+  spec.name = "a bucket";
+  spec.gradient_numels = spec.segment_numels = {4};
+  spec.max_ks = {1};
+  spec.sparsifier = "top_k";
+  spec.collective = "gtopk";
+  spec.device = {DeviceType::kCuda, 0};
+  const int bucket = exchange.AddBucket(spec);
+  DeviceArray<float> gradient({1, 2, 3, 4}), residual({0, 0, 0, 0});
+  std::vector<SelectionState> states(1);
+  Launch launch;
+  launch.gradients = {{gradient.data(), 4, DType::kFloat32}};
+  launch.residual = residual.span();
+  launch.states = {states.data(), 1};
+  launch.ks = {1};
+  launch.decays = {1};
+
+  emulation::streams_capture = true;
+  const Error refused = Thrown([&] { exchange.Start(bucket, launch); });
+  emulation::streams_capture = false;
+  EXPECT_EQ(refused.kind(), ErrorKind::kInvalidArgument);
+  EXPECT_TRUE(Says(refused, "is being captured into a CUDA graph")) << refused.what();
+  EXPECT_EQ(gradient.Values(), std::vector<float>({1, 2, 3, 4}));
+  EXPECT_EQ(residual.Values(), std::vector<float>(4));
+
+  exchange.Start(bucket, launch);
+  ASSERT_TRUE(exchange.Wait(bucket, 60, 0));
+  exchange.Commit("");
+  EXPECT_EQ(gradient.Values(), std::vector<float>({0, 0, 0, 4}));
+  EXPECT_EQ(residual.Values(), std::vector<float>({1, 2, 3, 0}));
+}
+
+}  // namespace
+}  // namespace hvd_sparse
