@@ -116,7 +116,7 @@ fuzz: $(ENV_STAMP) ## feeds what ranks receive with corrupt messages, SECONDS=60
 	done
 
 # The commands behind .pre-commit-config.yaml.
-CPP_FILES = $(shell find csrc tests/csrc -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+CPP_FILES = $(shell find csrc tests/csrc benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 .PHONY: lint-ruff lint-format lint-types lint-cpp
 lint-ruff:
 	@ruff check --quiet .
@@ -154,6 +154,7 @@ cuda: $(ENV_STAMP) ## compiles csrc/cuda/ for all GPUs that nvcc knows
 	@cmake -S . -B build/cuda -G Ninja --log-level=WARNING -DHVD_SPARSE_BUILD_PYTHON=OFF $(CUDA_OPTIONS)
 	@ninja -C build/cuda --quiet hvd_sparse_cuda
 	@echo "csrc/cuda/ compiles for all GPUs"
+	@cd benchmarks && ../$(PY) -c "import cub_pieces; print(cub_pieces.compile_for('sm_80'))"
 
 cudatest: $(ENV_STAMP) ## runs the C++ tests with CUDA
 	@$(call cpp_tests,cuda,$(CUDA_OPTIONS))

@@ -27,7 +27,8 @@ the last step. All ways of doing it take turns in one process:
 
 On a GPU, times are those of the clock from the call until the device has finished and the block is
 in the memory of the CPU; messages, which are the CPU's work, are left out. Blocks that stay on the
-device are timed with CUDA's events (device_blocks.py).
+device are timed with CUDA's events (device_blocks.py; side_by_side.py, with torch's, CUB's, CuPy's
+and the published ways beside them); with --side-by-side those of the CPU are, too, by its clock.
 
 Multiples are of mean times, so rare slow steps (refreshes, missed thresholds) count in full; the
 99th percentile is a multiple of the floor's mean. Outside of what is timed, results are verified in
@@ -58,9 +59,11 @@ from contenders import (
     Selecting,
     Size,
 )
-from device_blocks import measure_merge, measure_pass, measure_step
+from device_blocks import measure_merge
+from model_step import measure_step
 from published import PUBLISHED, exact_top_k
 from reporting import Result, Row, Timing, write
+from side_by_side import measure_selection
 
 from hvd_sparse import _core
 from hvd_sparse.errors import UnavailableError
@@ -70,6 +73,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 ADD, ADD_AND_ZERO = "residual.add_(gradient)", "residual.add_(gradient); gradient.zero_()"
 NUMELS, DENSITIES = (25_600_000, 1_000_000), (0.001, 0.01)
+ON_DEVICE_NUMELS, ON_DEVICE_DENSITIES = (25_600_000, 256_000_000), (0.001,)
 MESSAGES = (25_600, 256_000)  # entries of a block to code
 LEAST_WARM_UP = 60
 SETTLING = 64  # steps in which thresholds settle: two refreshes of `gaussian`
@@ -252,13 +256,13 @@ def measure_pieces(block: int, numel: int, *, threads: Sequence[int], steps: int
 def measure_on_device(
     block: int, numel: int, densities: Sequence[float], device: str, *, steps: int
 ) -> list[Result]:
-    """The same for blocks that stay on a GPU."""
+    """The same, side by side, for what stays on a device."""
     settings = {"numel": numel, "device": device, "steps": steps}
     rows, verified = measure_merge(block, numel, device, steps)
     title = f"two blocks of {block:,} in {numel:,} entries, half in common, on {device}"
     results = [Result(title, rows, settings | {"block": block}, verified)]
     for density in densities:
-        rows, verified = measure_pass(numel, density, device, steps)
+        rows, verified = measure_selection(numel, density, device, steps)
         title = f"{numel:,} entries at density {density:g}, all on {device}"
         results.append(Result(title, rows, settings | {"density": density}, verified))
     for result in results:
@@ -342,6 +346,9 @@ def main(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda:0 and the like")] = "cpu",
     selection: Annotated[bool, typer.Option(help="time selection and blocks, too")] = True,
+    side_by_side: Annotated[
+        bool | None, typer.Option(help="all ways on one device, by events; unless said, on a GPU")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="also write the results here")] = None,
 ) -> None:
     """Times selection, the local step, merging and coding, for each size, density and threads."""
@@ -349,6 +356,8 @@ def main(
     random.seed(1)
     torch.manual_seed(1)
     on_cpu = device == "cpu"
+    side_by_side = not on_cpu if side_by_side is None else side_by_side
+    numels_beside, densities_beside = numel or ON_DEVICE_NUMELS, density or ON_DEVICE_DENSITIES
     numel, density = numel or list(NUMELS), density or list(DENSITIES)
     threads = threads or ([1, 2] if on_cpu else [1])
     results: list[Result] = []
@@ -366,8 +375,8 @@ def main(
             )
         if on_cpu:
             results += measure_pieces(block, one, threads=threads, steps=steps)
-    for one in [] if on_cpu else numel:
-        results += measure_on_device(block, one, density, device, steps=steps)
+    for one in numels_beside if side_by_side else []:
+        results += measure_on_device(block, one, densities_beside, device, steps=steps)
     if not on_cpu:
         results += measure_model(model, density, device, steps=steps)
     if json is not None:

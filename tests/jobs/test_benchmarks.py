@@ -50,6 +50,27 @@ def test_kernels(tmp_path):
     assert any("merge" in row["name"] for row in results[-1]["rows"])
 
 
+def test_kernels_side_by_side(tmp_path):
+    file = tmp_path / "result.json"
+    options = [
+        "--side-by-side", "--no-selection", "--numel", "30000", "--density", "0.01", "--steps", "3",
+        "--block", "300", "--message", "300", "--json", str(file),
+    ]  # fmt: skip
+    job = run([sys.executable, "benchmarks/kernels.py", *options], timeout=120)
+    assert job.status == 0, job.output
+    _, merging, selecting = json.loads(file.read_text())
+    assert merging["verified"] is True
+    assert selecting["verified"] is True
+    rows = {row["name"]: row for row in selecting["rows"]}
+    assert rows["copy"]["facts"]["of a copy's"] == 1
+    assert rows["torch.topk"]["facts"]["x topk"] == 1
+    assert rows["error feedback and taking"]["facts"]["k"] == pytest.approx(300, abs=2)
+    absent = {name for name, row in rows.items() if row["timing"] is None}
+    assert {name.split()[0] for name in absent} >= {"cub::DeviceSelect,", "cub::DeviceTopK"}
+    for name in absent:
+        assert "not there: it needs a GPU" in rows[name]["facts"]["of a copy's"]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_kernels_refuse_a_device_that_is_not_there():
     job = run([sys.executable, "benchmarks/kernels.py", "--device", "cuda:0"], timeout=60)

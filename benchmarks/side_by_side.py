@@ -1,0 +1,206 @@
+"""Times selection beside a copy, torch's, CUB's, CuPy's and the published ways, on one device.
+
+Some sets of memory take turns, so that no call finds what it reads in a cache: each has a gradient
+of random numbers, its negative, residuals, and memory to copy to; at 256 million entries all that
+takes some 16 GB. A call adds the gradient to the residual, and the next one on the same set its
+negative: what does not exceed the threshold comes and goes, and what does is taken every time, so
+that all passes have the same to do. All others work on the gradient alone.
+
+Each is given to the stream several times in a row between two of CUDA's events, so what is timed is
+the device's work, with its launches, and not how fast Python asks for it. On the CPU, which has
+neither events nor streams, the clock is the CPU's and selection that of the CPU: that shows whether
+the benchmark works.
+
+Every result is looked at before the first step and after the last, outside of what is timed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import torch
+from cub_pieces import Cub
+from device_blocks import Piece, time_all
+from published import PUBLISHED, Method, exact_top_k
+from reporting import Row
+from selection_sets import Memory, Ours, pass_work, select_work, stream_of
+
+from hvd_sparse.errors import UnavailableError
+
+PASS_LIMIT = 0.8  # aim for the pass: this share of a copy's bandwidth
+TURN_BYTES = 1 << 30  # of a gradient and a residual of each set, if two sets have not more
+MOST_SETS = 16
+TOP_K = "torch.topk"
+
+
+@dataclass(frozen=True)
+class Rotating:
+    """A way of doing something, for all sets.
+
+    Attributes:
+        name: In the table.
+        give: For each set, what gives the current stream its work.
+        check: For each set, does the work and tells whether it was done right.
+        bytes_moved: That memory must read and write for it; 0 where that says nothing.
+        aim: Share of a copy's bandwidth that it is to reach; None: no aim.
+    """
+
+    name: str
+    give: list[Callable[[], object]]
+    check: list[Callable[[], bool]]
+    bytes_moved: int = 0
+    aim: float | None = None
+
+
+def ours(sets: list[Memory], device: str) -> Iterator[Rotating]:
+    """What the package has."""
+    numel = sets[0].copied.numel()
+    for name, make, kept, aim in (
+        ("error feedback and taking", pass_work, 0, PASS_LIMIT),
+        ("whole selection", select_work, 1, None),
+    ):
+        works = [Ours(make, memory, device, kept=kept) for memory in sets]
+        give, check = [one.give for one in works], [one.check for one in works]
+        yield Rotating(name, give, check, 12 * numel, aim)
+
+
+def of_torch(sets: list[Memory]) -> Iterator[Rotating]:
+    """A copy, torch's top-k, and the published methods, without error feedback."""
+
+    def copy(memory: Memory) -> torch.Tensor:
+        return memory.copied.copy_(memory.gradients[0])
+
+    def copied(memory: Memory) -> bool:
+        return torch.equal(copy(memory), memory.gradients[0])
+
+    def select(method: Method, memory: Memory) -> torch.Tensor:
+        u = memory.gradients[0]
+        places = method(u, memory.k)
+        u[places]
+        return places
+
+    def selects_right(method: Method, memory: Memory) -> bool:
+        return memory.holds_largest(select(method, memory))
+
+    give, check = ([partial(one, memory) for memory in sets] for one in (copy, copied))
+    yield Rotating("copy", give, check, 8 * sets[0].copied.numel())
+    for title, method in PUBLISHED.items():
+        name = TOP_K if method is exact_top_k else title
+        give = [partial(select, method, memory) for memory in sets]
+        check = [partial(selects_right, method, memory) for memory in sets]
+        yield Rotating(name, give, check)
+
+
+def of_cub(sets: list[Memory], device: str) -> Iterator[Rotating | Row]:
+    """CUB's compaction with a known threshold, and its top-k, where they are there."""
+    names = "cub::DeviceSelect, places alone", "cub::DeviceTopK"
+    try:
+        if device == "cpu":
+            raise UnavailableError("it needs a GPU")
+        cub = Cub.on(device)
+    except UnavailableError as error:
+        yield from (absent(name, str(error)) for name in names)
+        return
+
+    def rotating(name: str, pieces: list[Any]) -> Rotating:
+        def check(piece: Any, memory: Memory) -> bool:
+            piece.give(stream_of(device))
+            return memory.holds(piece.taken())
+
+        both = zip(pieces, sets, strict=True)
+        give = [lambda one=one: one.give(stream_of(device)) for one in pieces]
+        return Rotating(name, give, [partial(check, *each) for each in both])
+
+    selecting = [cub.select(memory.gradients[0], memory.threshold) for memory in sets]
+    yield rotating(f"{names[0]} ({cub.version})", selecting)
+    if not cub.has_top_k:
+        yield absent(names[1], f"CUB {cub.version} has none")
+        return
+    top_k = [cub.top_k(memory.gradients[0], memory.k) for memory in sets]
+    yield rotating(f"{names[1]} ({cub.version})", top_k)
+
+
+def of_cupy(sets: list[Memory], device: str) -> Iterator[Rotating | Row]:
+    """CuPy's compaction with a known threshold, where CuPy is there."""
+    name = "cupy.flatnonzero(abs(u) > threshold), gather"
+    try:
+        if device == "cpu":
+            raise UnavailableError("it needs a GPU")
+        import cupy
+    except (ImportError, UnavailableError) as error:
+        yield absent(name, str(error))
+        return
+    arrays = [cupy.from_dlpack(memory.gradients[0]) for memory in sets]
+
+    def select(u: Any, memory: Memory) -> tuple[Any, Any]:
+        with cupy.cuda.ExternalStream(stream_of(device)):
+            places = cupy.flatnonzero(cupy.abs(u) > np.float32(memory.threshold))
+            return places, u[places]
+
+    def check(u: Any, memory: Memory) -> bool:
+        return memory.holds(torch.from_dlpack(select(u, memory)[0]))
+
+    both = list(zip(arrays, sets, strict=True))
+    give, checks = ([partial(one, *each) for each in both] for one in (select, check))
+    yield Rotating(name, give, checks)
+
+
+def absent(name: str, why: str) -> Row:
+    """A row of what is not there to be timed."""
+    return Row(name, None, {"of a copy's": f"not there: {why}"})
+
+
+def measure_selection(
+    numel: int, density: float, device: str, steps: int
+) -> tuple[list[Row], bool]:
+    """Rows of all ways, and whether all results were right.
+
+    Args:
+        numel: Entries of a gradient.
+        density: Fraction of it that is taken.
+        device: Such as "cuda:0", or "cpu".
+        steps: Timed.
+    """
+    with nullcontext() if device == "cpu" else torch.cuda.device(device):
+        return _measure_here(numel, density, device, steps)
+
+
+def _measure_here(numel: int, density: float, device: str, steps: int) -> tuple[list[Row], bool]:
+    count = min(MOST_SETS, max(2, math.ceil(TURN_BYTES / (8 * numel))))
+    sets = [Memory(numel, density, device) for _ in range(count)]
+    found = [*of_torch(sets), *ours(sets, device), *of_cub(sets, device), *of_cupy(sets, device)]
+    ways = [one for one in found if isinstance(one, Rotating)]
+    verified = all(check() for way in ways for check in way.check)
+    pieces = []
+    for way in ways:
+        turns = cycle(way.give)
+        pieces.append(Piece(way.name, lambda turns=turns: next(turns)(), way.bytes_moved))
+    timings = time_all(pieces, device, steps)
+    verified &= all(check() for way in ways for check in way.check)
+
+    copy = 8 * numel / timings["copy"].median
+    k = statistics.fmean(memory.k for memory in sets)
+    rows = []
+    for way in found:
+        if isinstance(way, Row):
+            rows.append(way)
+            continue
+        timing = timings[way.name]
+        facts: dict[str, float | int | str] = {"us": 1e3 * timing.median}
+        if way.bytes_moved > 0:
+            facts["GB/s"] = 1e-6 * way.bytes_moved / timing.median
+            facts["of a copy's"] = way.bytes_moved / timing.median / copy
+        if way.aim is not None and device != "cpu":
+            facts["aim"] = way.aim
+        facts["x topk"] = timing.median / timings[TOP_K].median
+        facts["sets"], facts["k"] = count, k
+        rows.append(Row(way.name, timing, facts))
+    return rows, verified
