@@ -49,8 +49,9 @@ class HorovodRanks:
     def measure(self, exchange: Exchange) -> Cluster:
         """The network and the machine, as the slowest rank sees them. Collective."""
         network = measure_network(exchange, self.world, self._allreduce_seconds)
-        machine = measure_machine(as_sparsifier(SPARSIFIER))
-        return Cluster(network=network, machine=slowest_machine(self.world, machine))
+        sparsifier = as_sparsifier(SPARSIFIER)
+        machine = slowest_machine(self.world, lambda: measure_machine(sparsifier))
+        return Cluster(network=network, machine=machine)
 
     def barrier(self) -> None:
         """Short swaps along a hypercube; Horovod's barrier ends up to a millisecond apart."""

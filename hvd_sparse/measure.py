@@ -11,6 +11,7 @@ import numpy as np
 
 from hvd_sparse import _core
 from hvd_sparse.buffer import Buffer
+from hvd_sparse.errors import UnavailableError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.network import Link, Network
 from hvd_sparse.place import OnCpu, Place
@@ -166,10 +167,28 @@ def measure_machine(sparsifier: Sparsifier, place: Place | None = None) -> Machi
     )
 
 
-def slowest_machine(world: World, machine: Machine) -> Machine:
-    """The largest of every rank's times. Collective."""
+def slowest_machine(world: World, measure: Callable[[], Machine]) -> Machine:
+    """The largest of every rank's times. Collective.
+
+    Args:
+        world: The ranks.
+        measure: What this rank measures.
+
+    Raises:
+        UnavailableError: On every rank, where one of them could not measure: its device, for
+            example, has no memory left.
+    """
     names = list(Machine.__dataclass_fields__)
-    rows = world.allgather_object([getattr(machine, name) for name in names])
+    found: list[float] | str
+    try:
+        machine = measure()
+        found = [getattr(machine, name) for name in names]
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+    rows = world.allgather_object(found)
+    for rank, row in enumerate(rows):
+        if isinstance(row, str):
+            raise UnavailableError(f"rank {rank} cannot measure what its own work takes: {row}")
     return Machine(**{name: max(row[i] for row in rows) for i, name in enumerate(names)})
 
 

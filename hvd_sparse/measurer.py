@@ -57,16 +57,21 @@ class Measurer:
         """What tunes a compression, with the network and the machine measured. Collective.
 
         None where nothing is tuned: the compression is not adaptive, or no layer can travel sparse.
+
+        Raises:
+            UnavailableError: On every rank, where one could not measure.
+            ExchangeFailedError: Another rank ended the exchange, or died.
         """
         if not compression.adaptive or not layers:
             return None
         network = self.network()  # first: all ranks are through with it at nearly the same time
-        machine = measure_machine(as_sparsifier(compression.sparsifier), self.place)
+        sparsifier = as_sparsifier(compression.sparsifier)
+        machine = slowest_machine(self._world, lambda: measure_machine(sparsifier, self.place))
         return Tuner(
             layers,
             compression,
             network=network,
-            machine=slowest_machine(self._world, machine),
+            machine=machine,
             channel=channel,
             rank=self._world.rank,
             keeps_order=keeps_order,

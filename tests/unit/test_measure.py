@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_sparse import _core, measure
+from hvd_sparse.errors import UnavailableError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.measure import fit_link, measure_machine, measure_network
 from hvd_sparse.place import OnCpu
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.world import World
 from tests.device_time import LateEvent, late_place
+from tests.profiles import MACHINE
 
 SIZES = (1 << 10, 32 << 10, 512 << 10)
 
@@ -117,6 +120,31 @@ def test_allreduces_begin_at_different_times_of_horovods_cycle(monkeypatch):
     for row in rows:
         assert len(set(row)) == len(row) >= 3
         assert 0 <= min(row) < max(row) < 1e-3
+
+
+@pytest.mark.parametrize("poor", [None, 0, 1])
+def test_a_rank_that_cannot_measure_is_named_on_all(poor):
+    together = _Together(2)
+
+    def one(rank):
+        world = World(rank, 2)
+        object.__setattr__(world, "allgather_object", lambda thing: together(rank, thing))
+
+        def measured():
+            if rank == poor:
+                raise MemoryError("no memory left")
+            return replace(MACHINE, merge_seconds_per_entry=1.0 + rank)
+
+        return measure.slowest_machine(world, measured)
+
+    with ThreadPoolExecutor(2) as threads:
+        results = [threads.submit(one, rank) for rank in range(2)]
+        for result in results:
+            if poor is None:
+                assert result.result() == replace(MACHINE, merge_seconds_per_entry=2.0)
+                continue
+            with pytest.raises(UnavailableError, match=f"rank {poor} cannot .*: no memory left"):
+                result.result()
 
 
 class _Together:
