@@ -20,10 +20,13 @@ void DenseSums::Add(const std::vector<GradView>& sums) {
     const std::lock_guard lock(mutex_);
     looks = looks_;
   }
-  const bool finite = !looks || std::all_of(sums.begin(), sums.end(), cpu::AllFinite);
+  AddSeen(!looks || std::all_of(sums.begin(), sums.end(), cpu::AllFinite));
+}
+
+void DenseSums::AddSeen(bool finite) {
   {
     const std::lock_guard lock(mutex_);
-    finite_ = finite_ && finite;
+    finite_ = finite_ && (finite || !looks_);
     if (missing_ > 0) --missing_;
   }
   came_.notify_all();

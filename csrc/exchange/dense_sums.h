@@ -21,6 +21,9 @@ class DenseSums {
   /// Sums that are there, from any thread.
   void Add(const std::vector<GradView>& sums);
 
+  /// The same, when somebody else has looked.
+  void AddSeen(bool finite);
+
   /// Whether all came within so many seconds, or Interrupt did.
   bool Wait(double seconds);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "csrc/base/error.h"
 #include "csrc/kernels/cpu_join.h"
 #include "csrc/kernels/kernels.h"
 
@@ -15,9 +16,9 @@ bool Narrow(const GradView& gradient) {
 
 }  // namespace
 
-void Passage::LetAllOwe() {
+void Passage::LetAllOwe(bool owes) {
   const std::lock_guard lock(mutex_);
-  owes_.assign(owes_.size(), true);
+  owes_.assign(owes_.size(), owes);
   owed_anywhere_ = true;
 }
 
@@ -38,6 +39,10 @@ void Passage::Join(const Piece& piece, const std::vector<GradView>& gradients) {
     const bool has_residual = piece.residual.size > 0;
     narrow_ = narrow_ || (has_residual && std::any_of(gradients.begin(), gradients.end(), Narrow));
     if (piece.velocity.size == 0 && !(has_residual && owes_[piece.number])) return;
+  }
+  if (!device_.IsCpu()) {
+    Throw(ErrorKind::kUnavailable, "piece ", piece.number, " lies on ", device_.Name(),
+          ", and residuals and velocities join what travels dense on the CPU alone");
   }
   Joined joined{piece, {}, {piece.velocity.begin(), piece.velocity.end()}};
   std::vector<float> along(piece.residual.begin(), piece.residual.end());

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/base/device.h"
 #include "csrc/base/types.h"
 
 namespace hvd_sparse {
@@ -27,10 +28,10 @@ class Passage {
     float scale = 1;     ///< of the gradients, where they join a residual or a velocity
   };
 
-  explicit Passage(std::size_t pieces) : owes_(pieces, true) {}
+  explicit Passage(std::size_t pieces, Device device = {}) : device_(device), owes_(pieces, true) {}
 
-  /// Any residual may hold something; on all ranks alike.
-  void LetAllOwe();
+  /// The residual of any rank may hold something, of this one if it `owes`; on all ranks alike.
+  void LetAllOwe(bool owes = true);
 
   /// Whether that of some rank may; alike on all ranks.
   bool OwedAnywhere() const;
@@ -38,7 +39,8 @@ class Passage {
   /// Another step.
   void Begin();
 
-  /// gradient += (decay * residual + momentum * velocity) / scale. From any thread.
+  /// gradient += (decay * residual + momentum * velocity) / scale. From any thread. Throws
+  /// Unavailable where something would join a gradient on a device.
   void Join(const Piece& piece, const std::vector<GradView>& gradients);
 
   /// The step has ended: of what joined, residuals have gone, and velocities are
@@ -55,6 +57,7 @@ class Passage {
     std::vector<float> velocity;                // what the velocity has to be
   };
 
+  const Device device_;
   mutable std::mutex mutex_;
   std::vector<bool> owes_;  // by piece: this rank's residual may hold something
   bool owed_anywhere_ = true;

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "csrc/base/error.h"
-#include "csrc/kernels/cpu_finite.h"
+#include "csrc/kernels/kernels_for.h"
 
 namespace hvd_sparse {
 namespace {
@@ -20,12 +20,12 @@ StepDriver::StepDriver(Exchange* exchange, std::vector<Piece> pieces,
     : exchange_(exchange),
       hooks_(std::move(hooks)),
       rules_(rules),
+      kernels_(KernelsFor(rules.device)),
       layout_(std::move(pieces)),
       places_(layout_.size()),
       timer_(layout_.size()),
-      passage_(layout_.size()) {
-  Require(rules_.momentum >= 0 && rules_.momentum < 1, "momentum must lie in [0, 1), got ",
-          rules_.momentum);
+      passage_(layout_.size(), rules.device) {
+  CheckRules(rules_);
   layout_.Adopt(std::move(buckets));
 }
 
@@ -44,12 +44,12 @@ void StepDriver::Reorder(const std::vector<int>& order) {
   layout_.Reorder(order);
 }
 
-void StepDriver::GoOnAfter(std::int64_t steps) {
+void StepDriver::GoOnAfter(std::int64_t steps, bool owes) {
   Require(steps >= 0, "steps must be at least 0, got ", steps);
   const std::lock_guard lock(mutex_);
   Require(!InStep(), "steps cannot be counted anew while gradients are in flight");
   steps_ = steps;
-  passage_.LetAllOwe();
+  passage_.LetAllOwe(owes);
 }
 
 std::int64_t StepDriver::steps() const {
@@ -58,15 +58,11 @@ std::int64_t StepDriver::steps() const {
 }
 
 void StepDriver::Begin(Span<float> residual, Span<SelectionState> states, float decay,
-                       Span<float> velocity) {
-  const StepLayout::Begin sizes = layout_.end();
-  const auto fits = [](const char* what, std::int64_t size, const char* unit, std::int64_t got) {
-    Require(size == got, what, " must have ", size, " ", unit, ", got ", got);
-  };
-  fits("residual", sizes.residual, "elements", residual.size);
-  fits("velocity", rules_.momentum > 0 ? sizes.velocity : 0, "elements", velocity.size);
-  fits("states", sizes.state, "rows", states.size);
+                       Span<float> velocity, Origin origin) {
+  layout_.RequireFit({residual.size, states.size, velocity.size}, rules_.momentum > 0);
   Require(std::isfinite(decay), "decay must be finite, got ", decay);
+  Require(origin.IsOn(rules_.device), "a step must lie on ", rules_.device.Name(), ", got ",
+          origin.device.Name());
   bool early = false;
   {
     const std::lock_guard lock(mutex_);
@@ -77,6 +73,7 @@ void StepDriver::Begin(Span<float> residual, Span<SelectionState> states, float 
       velocity_ = velocity;
       states_ = states;
       decay_ = decay;
+      origin_ = origin;
       refused_ = false;
       samples_.clear();
       passage_.Begin();
@@ -90,7 +87,8 @@ void StepDriver::Begin(Span<float> residual, Span<SelectionState> states, float 
   Throw(ErrorKind::kExchangeFailed, reason);
 }
 
-bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done done) {
+bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done done,
+                        Origin origin) {
   Require(0 <= piece && piece < static_cast<int>(places_.size()), "piece must lie in [0, ",
           places_.size(), "), got ", piece);
   const auto number = static_cast<std::size_t>(piece);
@@ -104,6 +102,8 @@ bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done 
   {
     const std::lock_guard lock(mutex_);
     Require(begun_, "piece ", piece, " came before its step");
+    Require(origin == origin_, "piece ", piece, " must come from the stream of its step, on ",
+            origin_.device.Name(), "; got another one, on ", origin.device.Name());
     Place& here = places_[number];
     timer_.Arrived(number);
     passes = layout_.bucket_of(number).passes();
@@ -149,19 +149,11 @@ Passage::Piece StepDriver::PassageOf(std::size_t piece) const {
   return along;
 }
 
-/// Whether a step is refused where they are not finite; alike on all ranks. The mutex is held.
-bool StepDriver::LooksAtSums() const {
-  return rules_.momentum > 0 || layout_.Exchanges() || passage_.OwedAnywhere();
-}
-
-void StepDriver::Summed(const std::vector<GradView>& sums) { sums_.Add(sums); }
-
 bool StepDriver::HasAllOf(std::size_t bucket) const {
   const auto [first, end] = layout_.PiecesOf(bucket);
-  const auto begin = places_.begin();
-  return std::all_of(begin + static_cast<std::ptrdiff_t>(first),
-                     begin + static_cast<std::ptrdiff_t>(end),
-                     [](const Place& place) { return place.taken; });
+  bool all = true;
+  for (std::size_t i = first; i < end; ++i) all = all && places_[i].taken;
+  return all;
 }
 
 hvd_sparse::Launch StepDriver::LaunchOf(std::size_t bucket) const {
@@ -184,6 +176,7 @@ hvd_sparse::Launch StepDriver::LaunchOf(std::size_t bucket) const {
   launch.ks = driven.KsAt(steps_);
   launch.scale = driven.scale;
   launch.output_scale = driven.output_scale;
+  launch.stream = origin_.stream;
   return launch;
 }
 
@@ -213,8 +206,10 @@ void StepDriver::Drain() {
       }
     }
     try {
+      kernels_.Follow(nullptr);
+      const StreamHandle stream = launch.stream;
       exchange_->Start(bucket, std::move(launch));
-      finisher_.Post([this, bucket] { Watch(bucket); });
+      finisher_.Post([this, bucket, stream] { Watch(bucket, stream); });
       const std::lock_guard lock(mutex_);
       ++next_;
     } catch (const Error& error) {
@@ -242,12 +237,14 @@ void StepDriver::FinishAfter(std::exception_ptr failure) {
 
 /// Waits for a bucket. Where the exchange ends meanwhile, so does the step: the pieces that are
 /// still to come may wait for other ranks, and so never come.
-void StepDriver::Watch(int bucket) {
+void StepDriver::Watch(int bucket, StreamHandle stream) {
   try {
+    kernels_.Follow(nullptr);
     // An exchange that has ended throws, but not before it has left all memory alone.
-    while (!exchange_->Wait(bucket, kWaitSlice)) {
+    while (!exchange_->Wait(bucket, kWaitSlice, stream)) {
     }
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    exchange_->Fail(error.what());  // does nothing if that is what ended it
     const std::lock_guard lock(mutex_);
     FinishAfter(std::current_exception());
   }
@@ -266,7 +263,7 @@ void StepDriver::WaitForSums() {
 /// After a Watch of every bucket that was started.
 void StepDriver::Finish() {
   std::exception_ptr error;
-  bool all = false, marks = false;
+  bool all = false;
   {
     const std::lock_guard lock(mutex_);
     if (!InStep()) return;  // several have found out that the exchange has ended
@@ -285,15 +282,16 @@ void StepDriver::Finish() {
       Measure();
     }
   } catch (const Error& raised) {
-    if (raised.kind() == ErrorKind::kNonFinite) Refuse();
-    marks = rules_.non_finite == NonFinite::kMark && raised.kind() == ErrorKind::kNonFinite;
-    if (!marks) error = std::current_exception();
+    error = std::current_exception();
+    if (raised.kind() == ErrorKind::kNonFinite) {
+      Refuse();
+      if (rules_.non_finite == NonFinite::kMark) error = MarkGradients();
+    }
   }
   std::vector<Done> done;
   {
     const std::lock_guard lock(mutex_);
     for (Place& place : places_) {
-      if (marks) std::for_each(place.gradients.begin(), place.gradients.end(), cpu::PutNaN);
       if (place.done) done.push_back(std::move(place.done));
       place.taken = false;
       place.gradients.clear();
@@ -341,6 +339,18 @@ void StepDriver::Refuse() {
   passage_.Refuse();
   const std::lock_guard lock(mutex_);
   refused_ = true;
+}
+
+/// Says of a step that does not count, and is no error, that it does not; returns what failed.
+std::exception_ptr StepDriver::MarkGradients() {
+  try {
+    const std::lock_guard lock(mutex_);
+    for (const Place& place : places_) PutNaN(place.gradients, origin_);
+    return nullptr;
+  } catch (const Error& error) {
+    exchange_->Fail(error.what());
+    return std::current_exception();
+  }
 }
 
 void StepDriver::EndStep() {

@@ -16,6 +16,10 @@
 /// residual holds goes with it, and is gone once the step has ended. So does its velocity, where
 /// momentum is corrected, and stays. The step counts when those sums are there and finite, too.
 ///
+/// Gradients may lie on a device: then a step and all its pieces come from one stream of it, which
+/// finds the results written when `done` is called. There, nothing that passes is joined by a
+/// residual or a velocity, and nothing is measured: that is done on the CPU.
+///
 /// This is the face that a graph's executor needs. Who runs steps by itself (PyTorch) calls the
 /// Exchange.
 
@@ -33,29 +37,15 @@
 #include "csrc/base/types.h"
 #include "csrc/exchange/dense_sums.h"
 #include "csrc/exchange/exchange.h"
+#include "csrc/exchange/origin.h"
 #include "csrc/exchange/passage.h"
 #include "csrc/exchange/step_layout.h"
+#include "csrc/exchange/step_rules.h"
 #include "csrc/exchange/step_sample.h"
 #include "csrc/exchange/step_times.h"
 #include "csrc/exchange/worker.h"
 
 namespace hvd_sparse {
-
-/// What becomes of a step in which a gradient or a sum is not finite.
-enum class NonFinite {
-  kRefuse,  ///< every `done` is told
-  kMark,    ///< no error: the gradients hold NaN instead, on every rank alike
-};
-
-/// What holds for all steps of a driver; the same on every rank.
-struct StepRules {
-  NonFinite non_finite = NonFinite::kRefuse;
-  float momentum = 0;              ///< of the velocities, in [0, 1); 0: there are none
-  std::int64_t measure_every = 0;  ///< steps from one that is measured to the next; 0: none is
-
-  /// Whether Summed is called once a step for all that always travels dense.
-  bool others = false;
-};
 
 class StepDriver {
  public:
@@ -86,27 +76,32 @@ class StepDriver {
   void Reorder(const std::vector<int>& order);
 
   /// Goes on, between two steps, where another driver was after so many steps; on all ranks alike.
-  /// Any residual may hold something.
-  void GoOnAfter(std::int64_t steps);
+  /// `owes`: whether this rank's residual may hold something; those of others may.
+  void GoOnAfter(std::int64_t steps, bool owes = true);
 
   /// The memory of this step; valid until End, or until no `done` is to be called any more. The
   /// residual is multiplied by `decay` as gradients join it, or as it joins them. `velocity` is of
-  /// all pieces where there is momentum, else empty.
+  /// all pieces where there is momentum, else empty. States lie in the memory of the CPU, all else
+  /// where `origin` says.
   void Begin(Span<float> residual, Span<SelectionState> states, float decay = 1,
-             Span<float> velocity = {});
+             Span<float> velocity = {}, Origin origin = {});
 
-  /// Hands over a piece. Starts its bucket, and others that waited for it, on this thread.
+  /// Hands over a piece. Starts its bucket, and others that waited for it, on this thread. `origin`
+  /// is that of the step.
   ///
   /// Returns true if the piece passes: the gradients are the caller's again. Else `done` is called
   /// exactly once, on a thread of the driver, with what went wrong or nullptr, and until then the
   /// memory belongs to the exchange. A piece that is handed over twice in a step ends the exchange
   /// on all ranks.
-  bool Launch(int piece, const std::vector<GradView>& gradients, Done done);
+  bool Launch(int piece, const std::vector<GradView>& gradients, Done done, Origin origin = {});
 
   /// Sums over the ranks that somebody else has formed: of one piece that passed and has units of
   /// selection; or of all that always travels dense, if there are `others`. Reads them where a step
   /// is to be refused if they are not finite: unless all pieces pass, and nothing went with them.
-  void Summed(const std::vector<GradView>& sums);
+  void Summed(const std::vector<GradView>& sums) { sums_.Add(sums); }
+
+  /// The same of sums at which somebody has looked where they lie.
+  void SummedAs(bool finite) { sums_.AddSeen(finite); }
 
   /// Ends the step, whose pieces have all been summed, by the exchange or by others. `done` is told
   /// NonFinite where all passed, and a sum is not finite.
@@ -117,6 +112,8 @@ class StepDriver {
 
   /// Ends the exchange on all ranks, also between steps: for a piece that will not come.
   void Fail(const std::string& reason);
+
+  const StepRules& rules() const { return rules_; }
 
   /// Steps that were exchanged so far, refused ones among them.
   std::int64_t steps() const;
@@ -133,19 +130,26 @@ class StepDriver {
   bool HasAllOf(std::size_t bucket) const;
   hvd_sparse::Launch LaunchOf(std::size_t bucket) const;
   Passage::Piece PassageOf(std::size_t piece) const;
-  bool LooksAtSums() const;
+
+  /// Whether a step is refused where they are not finite; alike on all ranks. The mutex is held.
+  bool LooksAtSums() const {
+    return rules_.momentum > 0 || layout_.Exchanges() || passage_.OwedAnywhere();
+  }
+
   void Drain();
-  void Watch(int bucket);
+  void Watch(int bucket, StreamHandle stream);
   void FinishAfter(std::exception_ptr failure);
   void WaitForSums();
   void Measure();
   void Finish();
   void Refuse();
+  std::exception_ptr MarkGradients();
   void EndStep();
 
   Exchange* const exchange_;
   const Hooks hooks_;
   const StepRules rules_;
+  const Kernels& kernels_;  // whoever calls them follows them first, if only to be on their device
 
   mutable std::mutex mutex_;
   StepLayout layout_;
@@ -154,6 +158,7 @@ class StepDriver {
   Span<float> residual_, velocity_;
   Span<SelectionState> states_;
   float decay_ = 1;
+  Origin origin_;
   bool refused_ = false;  // this step, on all ranks
   std::size_t next_ = 0;  // place in the order of the bucket to start
   bool draining_ = false;

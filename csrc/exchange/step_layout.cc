@@ -25,6 +25,15 @@ StepLayout::StepLayout(std::vector<Piece> pieces) : pieces_(std::move(pieces)), 
   }
 }
 
+void StepLayout::RequireFit(const Begin& sizes, bool velocities) const {
+  const auto fits = [](const char* what, std::int64_t size, const char* unit, std::int64_t got) {
+    Require(size == got, what, " must have ", size, " ", unit, ", got ", got);
+  };
+  fits("residual", end().residual, "elements", sizes.residual);
+  fits("velocity", velocities ? end().velocity : 0, "elements", sizes.velocity);
+  fits("states", end().state, "rows", sizes.state);
+}
+
 void StepLayout::Adopt(std::vector<DrivenBucket> buckets) {
   std::vector<std::size_t> first_piece = {0}, bucket_of;
   for (const DrivenBucket& bucket : buckets) {

@@ -47,6 +47,9 @@ class StepLayout {
 
   explicit StepLayout(std::vector<Piece> pieces);
 
+  /// Throws InvalidArgument unless a step's memory has these sizes; without `velocities`, none.
+  void RequireFit(const Begin& sizes, bool velocities) const;
+
   /// Other buckets, of all pieces, which start in this order. Throws InvalidArgument if they do not
   /// fit, and nothing has changed.
   void Adopt(std::vector<DrivenBucket> buckets);

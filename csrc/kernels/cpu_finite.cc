@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
-
-#include "csrc/kernels/half.h"
 
 namespace hvd_sparse::cpu {
 namespace {
@@ -42,25 +39,6 @@ bool AllFinite(GradView gradient) {
                                       0x7f80u);
   }
   return false;
-}
-
-void PutNaN(const GradView& gradient) {
-  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-  if (gradient.numel == 0) return;
-  switch (gradient.dtype) {
-    case DType::kFloat32:
-      *static_cast<float*>(gradient.data) = static_cast<float>(nan);
-      break;
-    case DType::kFloat64:
-      *static_cast<double*>(gradient.data) = nan;
-      break;
-    case DType::kFloat16:
-      *static_cast<Float16*>(gradient.data) = Narrow<Float16>(static_cast<float>(nan));
-      break;
-    case DType::kBFloat16:
-      *static_cast<BFloat16*>(gradient.data) = Narrow<BFloat16>(static_cast<float>(nan));
-      break;
-  }
 }
 
 }  // namespace hvd_sparse::cpu

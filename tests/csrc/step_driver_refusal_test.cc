@@ -276,6 +276,32 @@ TEST(StepDriver, WhatDoesNotFitIsRefusedAndNothingHasHappened) {
     EXPECT_THROW(rank.driver->Replace(rank.Buckets({3})), Error);
     EXPECT_THROW(rank.driver->Launch(kPieces, {}, nullptr), Error);
     EXPECT_THROW(rank.driver->Launch(0, {}, nullptr), Error);
+    const Origin elsewhere{{DeviceType::kCuda, 0}, 1};
+    EXPECT_THROW(rank.driver->Begin(rank.residual, rank.states, 1, {}, elsewhere), Error);
+    rank.Begin();
+    const std::vector<GradView> gradient = {{rank.Gradient(0).data(), kNumel, DType::kFloat32}};
+    EXPECT_THROW(rank.driver->Launch(0, gradient, nullptr, elsewhere), Error);
+  });
+}
+
+TEST(StepDriver, WhoeverHasLookedAtSumsMayTellInstead) {
+  OnRanks(2, {3, -1}, [](DrivenRank& rank) {
+    for (const bool finite : {true, false, true}) {
+      rank.Fill();
+      rank.Begin();
+      std::vector<std::future<void>> done;
+      for (const int piece : {0, 1, 2}) done.push_back(rank.Launch(piece));
+      rank.Hand(3);
+      rank.driver->SummedAs(finite);
+      for (auto& one : done) {
+        if (finite) {
+          one.get();
+        } else {
+          ASSERT_EQ(KindOf(std::move(one)), ErrorKind::kNonFinite);
+        }
+      }
+      if (finite) rank.End();
+    }
   });
 }
 

@@ -96,6 +96,19 @@ TEST(StepDriver, AResidualThatWasLoadedPassesWithItsGradient) {
   EXPECT_THROW(rank.driver->GoOnAfter(-1), Error);
 }
 
+TEST(StepDriver, AResidualThatOwesNothingIsLeftAlone) {
+  auto world = std::make_shared<LoopbackWorld>(1);
+  DrivenRank rank(world, 0, {-4});
+  rank.residual.assign(rank.residual.size(), 5.0f);
+  rank.driver->GoOnAfter(0, false);
+  rank.Fill();
+  rank.Begin();
+  for (int piece = 0; piece < kPieces; ++piece) ASSERT_TRUE(rank.Hand(piece).passed);
+  rank.End();
+  EXPECT_EQ(rank.Gradient(2)[9], 1.0f);
+  EXPECT_EQ(rank.Owed(), 5.0 * kNumel * kPieces);
+}
+
 TEST(StepDriver, ManyThreadsMayHandOver) {
   OnRanks(2, {1, 3}, [](DrivenRank& rank) {
     for (int step = 0; step < 20; ++step) {

@@ -55,6 +55,9 @@ inline thread_local EmulatedCalls emulated_calls;
 namespace hvd_sparse::emulation {
 inline std::atomic<bool (*)()> device_is_idle{nullptr};  ///< else no event has passed
 inline std::atomic<bool> streams_capture{false};         ///< all of them, into a graph
+
+/// Called when an event is recorded on a stream, and when a stream is made to wait for one.
+inline std::atomic<void (*)(cudaStream_t, bool waits)> at_event{nullptr};
 }  // namespace hvd_sparse::emulation
 
 inline const char* cudaGetErrorString(cudaError_t) { return "an error of the emulation"; }
@@ -109,7 +112,10 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
   while (idle != nullptr && !idle()) std::this_thread::yield();
   return cudaSuccess;
 }
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
+  if (void (*const seen)(cudaStream_t, bool) = hvd_sparse::emulation::at_event) seen(stream, true);
+  return cudaSuccess;
+}
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = new CUevent_st;
   return cudaSuccess;
@@ -118,7 +124,8 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
   return cudaSuccess;
 }
-inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (void (*const seen)(cudaStream_t, bool) = hvd_sparse::emulation::at_event) seen(stream, false);
   event->passed = std::chrono::steady_clock::now();
   return cudaSuccess;
 }

@@ -1,0 +1,34 @@
+/// What holds for all steps of a driver; the same on every rank, but for the device's number.
+
+#ifndef HVD_SPARSE_EXCHANGE_STEP_RULES_H_
+#define HVD_SPARSE_EXCHANGE_STEP_RULES_H_
+
+#include <cstdint>
+
+#include "csrc/base/device.h"
+
+namespace hvd_sparse {
+
+/// What becomes of a step in which a gradient or a sum is not finite.
+enum class NonFinite {
+  kRefuse,  ///< every `done` is told
+  kMark,    ///< no error: the gradients hold NaN, and zeros, instead, on every rank alike
+};
+
+struct StepRules {
+  NonFinite non_finite = NonFinite::kRefuse;
+  float momentum = 0;              ///< of the velocities, in [0, 1); 0: there are none
+  std::int64_t measure_every = 0;  ///< steps from one that is measured to the next; 0: none is
+
+  /// Whether Summed is called once a step for all that always travels dense.
+  bool others = false;
+
+  Device device = {};  ///< of gradients, residual and velocity
+};
+
+/// Throws InvalidArgument if a driver cannot follow them.
+void CheckRules(const StepRules& rules);
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_EXCHANGE_STEP_RULES_H_

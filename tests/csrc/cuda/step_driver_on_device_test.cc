@@ -1,0 +1,189 @@
+/// Steps that an executor hands over piece by piece, with gradients on a GPU: what is applied and
+/// what stays has the bits of the same steps on the CPU.
+
+#include <cmath>
+#include <functional>
+#include <future>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "csrc/exchange/step_driver.h"
+#include "tests/csrc/cuda/exchange_steps.h"
+#include "tests/csrc/thrown.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr Device kGpu{DeviceType::kCuda, 0};
+constexpr std::int64_t kSizes[] = {kFirst, kSecond};
+
+StepRules RulesOn(Device device) {
+  StepRules rules;
+  rules.non_finite = NonFinite::kMark;
+  rules.device = device;
+  return rules;
+}
+
+/// A rank with two pieces, each a bucket of its own.
+struct RankOn {
+  RankOn(const std::shared_ptr<LoopbackWorld>& world, int rank, Device device)
+      : exchange(std::make_unique<LoopbackCommunicator>(world, rank), SelectOn::kCaller),
+        residual(device, std::vector<float>(kNumel)),
+        origin{device, 0} {
+    for (const std::int64_t numel : kSizes) {
+      BucketSpec spec{"a bucket", {numel}, {numel}, {numel / 50}, "gaussian", {}, "gtopk"};
+      spec.device = device;
+      const float average = 1.0f / static_cast<float>(world->size());
+      buckets.push_back({exchange.AddBucket(spec), 1, average, {{0, spec.max_ks}}, 1});
+    }
+    driver = std::make_unique<StepDriver>(&exchange, std::vector<Piece>{{kFirst, 1}, {kSecond, 1}},
+                                          buckets, StepDriver::Hooks{}, RulesOn(device));
+  }
+
+  void Begin() { driver->Begin({residual.data(), kNumel}, states, 1, {}, origin); }
+
+  std::future<void> Launch(int piece, Memory<float>* gradient) {
+    auto done = std::make_shared<std::promise<void>>();
+    const auto tell = [done](std::exception_ptr error) {
+      if (error) return done->set_exception(error);
+      done->set_value();
+    };
+    driver->Launch(piece, {{gradient->data(), kSizes[piece], DType::kFloat32}}, tell, origin);
+    return done->get_future();
+  }
+
+  void End() {
+    std::promise<void> ended;
+    driver->End([&ended](std::exception_ptr error) {
+      EXPECT_EQ(error, nullptr);
+      ended.set_value();
+    });
+    ended.get_future().get();
+  }
+
+  Exchange exchange;
+  std::vector<DrivenBucket> buckets;
+  Memory<float> residual;
+  std::vector<SelectionState> states{2};
+  Origin origin;
+  std::unique_ptr<StepDriver> driver;
+};
+
+void OnRanks(int size, Device device, const std::function<void(RankOn&)>& program) {
+  auto world = std::make_shared<LoopbackWorld>(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      RankOn one(world, rank, device);
+      program(one);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+/// The first says that the step does not count, and there is nothing else.
+void ExpectMarked(const std::vector<float>& gradient) {
+  EXPECT_TRUE(std::isnan(gradient[0]));
+  EXPECT_EQ(std::accumulate(gradient.begin() + 1, gradient.end(), 0.0f), 0.0f);
+}
+
+/// Steps of three ranks, in one of which a gradient of the last rank is not finite.
+std::vector<Seen> RunSteps(Device device) {
+  constexpr int kRanks = 3;
+  std::vector<Seen> seen(kRanks);
+  OnRanks(kRanks, device, [&](RankOn& rank) {
+    const int number = rank.exchange.Rank();
+    std::mt19937 random(17 + number);
+    std::normal_distribution<float> gaussian;
+    Seen& mine = seen[static_cast<std::size_t>(number)];
+    for (int step = 0; step < kSteps; ++step) {
+      std::vector<std::unique_ptr<Memory<float>>> gradients;
+      for (const std::int64_t numel : kSizes) {
+        std::vector<float> values(static_cast<std::size_t>(numel));
+        for (float& value : values) value = gaussian(random);
+        if (step == kBadStep && number == kRanks - 1) values[7] = kInf;
+        gradients.push_back(std::make_unique<Memory<float>>(rank.origin.device, values));
+      }
+      rank.Begin();
+      std::vector<std::future<void>> done;
+      for (const int piece : {number % 2, 1 - number % 2}) {  // in any order
+        done.push_back(rank.Launch(piece, gradients[static_cast<std::size_t>(piece)].get()));
+      }
+      for (auto& one : done) one.get();
+      rank.End();
+      for (const auto& gradient : gradients) {
+        step == kBadStep ? ExpectMarked(gradient->Values()) : mine.Add(gradient->Values());
+      }
+      mine.Add(rank.residual.Values());
+    }
+  });
+  return seen;
+}
+
+class StepDriverOnDevice : public CudaTest {};
+
+TEST_F(StepDriverOnDevice, StepsHaveTheBitsOfTheCpu) {
+  const std::vector<Seen> of_cpu = RunSteps({}), of_gpu = RunSteps(kGpu);
+  for (std::size_t rank = 0; rank < of_cpu.size(); ++rank) {
+    EXPECT_TRUE(of_gpu[rank].bits == of_cpu[rank].bits) << "rank " << rank;
+  }
+}
+
+TEST_F(StepDriverOnDevice, AStepThatFailsLeavesNothingInABlock) {
+  OnRanks(2, kGpu, [](RankOn& rank) {
+    Memory<float> first(kGpu, std::vector<float>(kFirst, 1.0f));
+    rank.Begin();
+    std::future<void> done = rank.Launch(0, &first);
+    if (rank.exchange.Rank() == 0) rank.driver->Cancel("a test wants it");
+    EXPECT_THROW(done.get(), Error);
+    const std::vector<float> left = rank.residual.Values();
+    const float owed = std::accumulate(left.begin(), left.end(), 0.0f);
+    EXPECT_TRUE(owed == 0.0f || owed == static_cast<float>(kFirst)) << owed;
+  });
+}
+
+TEST_F(StepDriverOnDevice, WhatDoesNotComeFromTheStreamOfTheStepIsRefused) {
+  OnRanks(1, kGpu, [](RankOn& rank) {
+    const auto begin_on_the_cpu = [&] {
+      rank.driver->Begin({rank.residual.data(), kNumel}, rank.states);
+    };
+    EXPECT_TRUE(Says(Thrown(begin_on_the_cpu), "must lie on cuda:0, got cpu"));
+    rank.Begin();
+    Memory<float> first(kGpu, std::vector<float>(kFirst, 1.0f));
+    rank.origin.stream = 5;
+    const auto launch = [&] { rank.Launch(0, &first); };
+    EXPECT_TRUE(Says(Thrown(launch), "piece 0 must come from the stream of its step"));
+  });
+}
+
+TEST_F(StepDriverOnDevice, WhatIsDoneOnTheCpuAloneIsRefused) {
+  auto world = std::make_shared<LoopbackWorld>(1);
+  Exchange exchange(std::make_unique<LoopbackCommunicator>(world, 0), SelectOn::kCaller);
+  const DrivenBucket passes{DrivenBucket::kPasses, 1, 1, {}, 1};
+  StepRules rules = RulesOn(kGpu);
+  StepDriver driver(&exchange, {{kFirst, 1}}, {passes}, {}, rules);
+  Memory<float> gradient(kGpu, std::vector<float>(kFirst, 1.0f));
+  Memory<float> residual(kGpu, std::vector<float>(kFirst, 2.0f));
+  std::vector<SelectionState> states(1);
+  const Origin origin{kGpu, 0};
+  const auto hand = [&] {
+    return driver.Launch(0, {{gradient.data(), kFirst, DType::kFloat32}}, nullptr, origin);
+  };
+  // A residual may have to join the gradient; then nobody has anything in it.
+  driver.Begin({residual.data(), kFirst}, states, 1, {}, origin);
+  EXPECT_EQ(Thrown(hand).kind(), ErrorKind::kUnavailable);
+  driver.GoOnAfter(0, false);
+  EXPECT_TRUE(hand());
+  EXPECT_EQ(gradient.Values(), std::vector<float>(kFirst, 1.0f));
+  EXPECT_EQ(residual.Values(), std::vector<float>(kFirst, 2.0f));
+
+  rules.measure_every = 1;
+  const auto build = [&] { StepDriver(&exchange, {{kFirst, 1}}, {passes}, {}, rules); };
+  EXPECT_TRUE(Says(Thrown(build), "measure_every must be 0 for gradients on cuda:0"));
+}
+
+}  // namespace
+}  // namespace hvd_sparse

@@ -1,0 +1,144 @@
+/// In which order a step's stream and the exchange's own wait for each other, by the events that
+/// CUDA is given.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <future>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "csrc/comm/loopback_communicator.h"
+#include "csrc/exchange/step_driver.h"
+#include "tests/csrc/cuda/device_array.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr std::int64_t kNumel = 100;
+const auto kStream = reinterpret_cast<cudaStream_t>(0x77);  // the exchange's own are null here
+
+/// What happened, a letter each: the step's stream was marked (M), or made to wait (w); one of the
+/// exchange's own was made to wait (f); a piece was done (d).
+class Log {
+ public:
+  Log() {
+    Text().clear();
+    emulation::at_event = [](cudaStream_t stream, bool waits) {
+      if (stream == kStream) Add(waits ? 'w' : 'M');
+      if (stream != kStream && waits) Add('f');
+    };
+  }
+  ~Log() { emulation::at_event = nullptr; }
+
+  static void Add(char what) {
+    const std::lock_guard lock(Mutex());
+    Text() += what;
+  }
+
+  static std::string All() { return Without(0); }
+
+  /// All that happened, but for what is left out.
+  static std::string Without(char left_out) {
+    const std::lock_guard lock(Mutex());
+    std::string seen;
+    for (const char what : Text()) seen += what == left_out ? "" : std::string(1, what);
+    return seen;
+  }
+
+ private:
+  static std::mutex& Mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static std::string& Text() {
+    static std::string text;
+    return text;
+  }
+};
+
+/// A rank that is alone, with buckets of one piece each.
+class RankAlone {
+ public:
+  explicit RankAlone(std::int64_t pieces)
+      : exchange_(std::make_unique<LoopbackCommunicator>(std::make_shared<LoopbackWorld>(1), 0),
+                  SelectOn::kCaller),
+        residual_(std::vector<float>(static_cast<std::size_t>(pieces * kNumel))),
+        states_(static_cast<std::size_t>(pieces)) {
+    std::vector<DrivenBucket> buckets;
+    for (std::int64_t piece = 0; piece < pieces; ++piece) {
+      BucketSpec spec{"a bucket", {kNumel}, {kNumel}, {10}, "top_k", {}, "gtopk"};
+      spec.device = rules_.device;
+      buckets.push_back({exchange_.AddBucket(spec), 1, 1, {{0, {10}}}, 1});
+    }
+    driver_ = std::make_unique<StepDriver>(
+        &exchange_, std::vector<Piece>(static_cast<std::size_t>(pieces), Piece{kNumel, 1}), buckets,
+        StepDriver::Hooks{}, rules_);
+  }
+
+  void Begin() { driver_->Begin(residual_.span(), states_, 1, {}, origin_); }
+
+  std::future<void> Launch(int piece, DeviceArray<float>* gradient) {
+    auto done = std::make_shared<std::promise<void>>();
+    const auto tell = [done](std::exception_ptr error) {
+      EXPECT_EQ(error, nullptr);
+      Log::Add('d');
+      done->set_value();
+    };
+    driver_->Launch(piece, {{gradient->data(), kNumel, DType::kFloat32}}, tell, origin_);
+    return done->get_future();
+  }
+
+ private:
+  const StepRules rules_{NonFinite::kMark, 0, 0, false, {DeviceType::kCuda, 0}};
+  const Origin origin_{rules_.device, reinterpret_cast<StreamHandle>(kStream)};
+  Exchange exchange_;
+  DeviceArray<float> residual_;
+  std::vector<SelectionState> states_;
+  std::unique_ptr<StepDriver> driver_;
+};
+
+TEST(StepDriverMarks, GradientsAreReadAfterTheStepsStreamAndFoundWrittenByIt) {
+  RankAlone rank(1);
+  DeviceArray<float> gradient(std::vector<float>(kNumel, 1.0f));
+  const Log log;
+  rank.Begin();
+  rank.Launch(0, &gradient).get();
+  // Both threads of the exchange, the one that selects and the one that writes, follow.
+  EXPECT_EQ(Log::All(), "Mffwd");
+}
+
+TEST(StepDriverMarks, NobodyIsToldBeforeTheStepsStreamWaitsForAllBuckets) {
+  RankAlone rank(2);
+  const std::vector<float> ones(kNumel, 1.0f);
+  DeviceArray<float> first(ones), second(ones);
+  const Log log;
+  rank.Begin();
+  std::future<void> later = rank.Launch(1, &second);
+  EXPECT_EQ(Log::All(), "");  // its turn has not come
+  rank.Launch(0, &first).get();
+  later.get();
+  const std::string seen = Log::Without('f');
+  EXPECT_EQ(seen.substr(seen.size() - 2), "dd");
+  EXPECT_EQ(seen.find('d'), 4u) << seen;  // two marks, two waits, in any order but these
+  EXPECT_EQ(seen[0], 'M');
+}
+
+TEST(StepDriverMarks, GradientsOfARefusedStepAreMarkedInTheOrderOfTheStepsStream) {
+  RankAlone rank(1);
+  std::vector<float> values(kNumel, 1.0f);
+  values[3] = std::numeric_limits<float>::infinity();
+  DeviceArray<float> gradient(values);
+  const Log log;
+  rank.Begin();
+  rank.Launch(0, &gradient).get();
+  EXPECT_EQ(Log::Without('f'), "MwMwd");
+  EXPECT_TRUE(std::isnan(gradient.Values()[0]));
+  EXPECT_EQ(gradient.Values()[3], 0.0f);
+}
+
+}  // namespace
+}  // namespace hvd_sparse
