@@ -355,7 +355,8 @@ class Exchange(CoreHandle):
                 same on all ranks.
             rules: Hold for every step: whether one that is not finite is marked with NaN on every
                 rank, and is no error; momentum; from which step to which it is measured what is
-                left behind; whether the sums of what always travels dense will be reported.
+                left behind; whether the sums of what always travels dense will be reported; on
+                which device gradients and residual lie.
             measured: Called for each bucket of such a step, on a thread of the driver, before
                 anybody has the result. What it raises fails the step.
             step_ended: Called on a thread of the driver, between two steps, with seconds since the

@@ -15,6 +15,13 @@ struct HvdSparseBuffer {
   int32_t dtype;
 };
 
+/// Where memory lies: on a GPU, which has been given what writes it as work of `stream`; or in the
+/// memory of the CPU.
+struct HvdSparseOrigin {
+  int32_t on_gpu;
+  uintptr_t stream;
+};
+
 /// `kind`: of hvd_sparse::ErrorKind, or HVD_SPARSE_DONE. `message` lives as long as the call. What
 /// a function below would throw goes here, too; it is called exactly once unless said otherwise.
 typedef void (*HvdSparseDone)(void* context, int32_t kind, const char* message);
@@ -24,16 +31,19 @@ enum { HVD_SPARSE_DONE = -1 };
 struct HvdSparseDriver {
   void* driver;
 
-  /// StepDriver::Begin; `done` is called before it returns.
-  void (*begin)(void* driver, HvdSparseBuffer residual, HvdSparseBuffer states,
-                HvdSparseBuffer velocity, float decay, HvdSparseDone done, void* context);
+  /// StepDriver::Begin; `done` is called before it returns. States lie in the memory of the CPU.
+  void (*begin)(void* driver, HvdSparseOrigin origin, HvdSparseBuffer residual,
+                HvdSparseBuffer states, HvdSparseBuffer velocity, float decay, HvdSparseDone done,
+                void* context);
 
   /// StepDriver::Launch. Returns 1 if the piece passes: then `done` is not called.
-  int32_t (*launch)(void* driver, int32_t piece, const HvdSparseBuffer* gradients, int32_t count,
-                    HvdSparseDone done, void* context);
+  int32_t (*launch)(void* driver, int32_t piece, HvdSparseOrigin origin,
+                    const HvdSparseBuffer* gradients, int32_t count, HvdSparseDone done,
+                    void* context);
 
-  /// StepDriver::Summed; does not fail.
+  /// StepDriver::Summed, of the CPU's memory, and StepDriver::SummedAs; do not fail.
   void (*summed)(void* driver, const HvdSparseBuffer* sums, int32_t count);
+  void (*summed_as)(void* driver, int32_t finite);
 
   /// StepDriver::End.
   void (*end)(void* driver, HvdSparseDone done, void* context);

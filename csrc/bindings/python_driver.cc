@@ -14,6 +14,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/bindings/driver_interface.h"
+#include "csrc/bindings/python_buffers.h"
 #include "csrc/bindings/python_module.h"
 #include "csrc/exchange/exchange.h"
 #include "csrc/exchange/step_driver.h"
@@ -40,7 +41,8 @@ class BoundDriver {
             StepDriver::Hooks{Guarded(std::move(exchanged)), Measuring(std::move(measured)),
                               Failing(std::move(step_ended))},
             rules)),
-        table_{driver_.get(), &BeginIn, &LaunchIn, &SummedIn, &EndIn, &CancelIn, &FailIn} {}
+        table_{driver_.get(), &BeginIn, &LaunchIn, &SummedIn,
+               &SummedAsIn,   &EndIn,   &CancelIn, &FailIn} {}
 
   std::uintptr_t table() const { return reinterpret_cast<std::uintptr_t>(&table_); }
   std::int64_t steps() const { return driver_ == nullptr ? 0 : driver_->steps(); }
@@ -50,8 +52,8 @@ class BoundDriver {
   void Reorder(const std::vector<int>& order) const {
     if (driver_ != nullptr) driver_->Reorder(order);
   }
-  void GoOnAfter(std::int64_t steps) const {
-    if (driver_ != nullptr) driver_->GoOnAfter(steps);
+  void GoOnAfter(std::int64_t steps, bool owes) const {
+    if (driver_ != nullptr) driver_->GoOnAfter(steps, owes);
   }
   void Close() { driver_.reset(); }
   void Cancel(const std::string& reason) const {
@@ -120,6 +122,13 @@ class BoundDriver {
     return {buffer.data, buffer.numel, static_cast<DType>(buffer.dtype)};
   }
 
+  /// A framework has numbers of its own for GPUs, so it says no more than that it is one.
+  static Origin OriginOf(const StepDriver& driver, const HvdSparseOrigin& origin) {
+    if (origin.on_gpu == 0) return {};
+    const Device device = driver.rules().device;
+    return {{DeviceType::kCuda, device.index}, origin.stream};
+  }
+
   static void Tell(const std::exception_ptr& raised, HvdSparseDone done, void* context) {
     try {
       if (raised) std::rethrow_exception(raised);
@@ -131,28 +140,32 @@ class BoundDriver {
     }
   }
 
-  static void BeginIn(void* driver, HvdSparseBuffer residual, HvdSparseBuffer states,
-                      HvdSparseBuffer velocity, float decay, HvdSparseDone done, void* context) {
+  static void BeginIn(void* driver, HvdSparseOrigin origin, HvdSparseBuffer residual,
+                      HvdSparseBuffer states, HvdSparseBuffer velocity, float decay,
+                      HvdSparseDone done, void* context) {
     constexpr std::int64_t kFields = sizeof(SelectionState) / sizeof(float);
     try {
-      static_cast<StepDriver*>(driver)->Begin(
-          {static_cast<float*>(residual.data), residual.numel},
-          {static_cast<SelectionState*>(states.data), states.numel / kFields}, decay,
-          {static_cast<float*>(velocity.data), velocity.numel});
+      auto* const to = static_cast<StepDriver*>(driver);
+      to->Begin({static_cast<float*>(residual.data), residual.numel},
+                {static_cast<SelectionState*>(states.data), states.numel / kFields}, decay,
+                {static_cast<float*>(velocity.data), velocity.numel}, OriginOf(*to, origin));
       Tell(nullptr, done, context);
     } catch (const Error&) {
       Tell(std::current_exception(), done, context);
     }
   }
 
-  static std::int32_t LaunchIn(void* driver, std::int32_t piece, const HvdSparseBuffer* gradients,
-                               std::int32_t count, HvdSparseDone done, void* context) {
+  static std::int32_t LaunchIn(void* driver, std::int32_t piece, HvdSparseOrigin origin,
+                               const HvdSparseBuffer* gradients, std::int32_t count,
+                               HvdSparseDone done, void* context) {
     std::vector<GradView> views;
     for (std::int32_t i = 0; i < count; ++i) views.push_back(ViewOf(gradients[i]));
     try {
-      return static_cast<StepDriver*>(driver)->Launch(
+      auto* const to = static_cast<StepDriver*>(driver);
+      return to->Launch(
           piece, views,
-          [done, context](const std::exception_ptr& raised) { Tell(raised, done, context); });
+          [done, context](const std::exception_ptr& raised) { Tell(raised, done, context); },
+          OriginOf(*to, origin));
     } catch (const Error&) {
       Tell(std::current_exception(), done, context);
       return 0;
@@ -163,6 +176,10 @@ class BoundDriver {
     std::vector<GradView> views;
     for (std::int32_t i = 0; i < count; ++i) views.push_back(ViewOf(sums[i]));
     static_cast<StepDriver*>(driver)->Summed(views);
+  }
+
+  static void SummedAsIn(void* driver, std::int32_t finite) {
+    static_cast<StepDriver*>(driver)->SummedAs(finite != 0);
   }
 
   static void EndIn(void* driver, HvdSparseDone done, void* context) {
@@ -196,12 +213,12 @@ void BindDriver(py::module_& m) {
       .def_readonly_static("PASSES", &DrivenBucket::kPasses);
   py::class_<StepRules>(m, "StepRules")
       .def(py::init([](bool marks_non_finite, float momentum, std::int64_t measure_every,
-                       bool others) {
+                       bool others, const std::string& device) {
              const NonFinite non_finite = marks_non_finite ? NonFinite::kMark : NonFinite::kRefuse;
-             return StepRules{non_finite, momentum, measure_every, others};
+             return StepRules{non_finite, momentum, measure_every, others, DeviceFrom(device)};
            }),
            py::kw_only(), py::arg("marks_non_finite") = false, py::arg("momentum") = 0.0f,
-           py::arg("measure_every") = 0, py::arg("others") = false);
+           py::arg("measure_every") = 0, py::arg("others") = false, py::arg("device") = "cpu");
   // What waits for the driver's thread waits without the GIL, for which that thread may wait.
   using py::gil_scoped_release;
   using Pieces = std::vector<std::pair<std::int64_t, std::int64_t>>;
@@ -214,7 +231,7 @@ void BindDriver(py::module_& m) {
       .def_property_readonly("steps", &BoundDriver::steps)
       .def("replace", &BoundDriver::Replace, py::arg("buckets"))
       .def("reorder", &BoundDriver::Reorder, py::arg("order"))
-      .def("go_on_after", &BoundDriver::GoOnAfter, py::arg("steps"))
+      .def("go_on_after", &BoundDriver::GoOnAfter, py::arg("steps"), py::arg("owes"))
       .def("cancel", &BoundDriver::Cancel, py::arg("reason"), py::call_guard<gil_scoped_release>())
       .def("close", &BoundDriver::Close, py::call_guard<gil_scoped_release>());
 }

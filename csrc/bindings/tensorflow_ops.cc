@@ -2,144 +2,38 @@
 ///
 ///     HvdSparseBegin      once a step: residual and states, and velocity where there is momentum
 ///     HvdSparseExchange   for each piece: gradients in, averages out, or the gradients if it
-///     passes HvdSparseSummed     for sums that Horovod has formed: the core looks whether they are
-///     finite HvdSparseEnd        when all are there
+///                         passes
+///     HvdSparseSummed     for sums that Horovod has formed: the core looks whether they are
+///                         finite, or is told
+///     HvdSparseEnd        when all are there: states out
+///     HvdSparseAddress    where a tensor lies
 ///
 /// Only the first and the last take the variables, and are known as stateful: TensorFlow runs such
 /// ops one after the other, and the pieces of a step wait for each other. What keeps them after the
 /// first, and from being folded away, is a token; and the last one waits for all of them.
 ///
+/// On a GPU, residual, velocity and gradients lie there, all else in the memory of the CPU.
+///
 /// Nothing is chosen, moved or planned here. The core comes as a table of C functions
 /// (driver_interface.h), by a number that Python has given to it: so this library is linked to
 /// TensorFlow alone, and the core to no framework.
 
+#include <cstdint>
 #include <cstring>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "csrc/bindings/driver_interface.h"
+#include "csrc/bindings/tensorflow_drivers.h"
+#include "csrc/bindings/tensorflow_place.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_mgr.h"
-#include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
+namespace hvd_sparse {
 namespace {
-
-namespace tf = tensorflow;
-
-/// Memory of variables that a step works on.
-struct StepMemory {
-  tf::Tensor residual, states, velocity;
-};
-
-/// The drivers that Python has made known, by number, and what their steps work on.
-class Drivers {
- public:
-  static Drivers& Get() {
-    static auto* const drivers = new Drivers;
-    return *drivers;
-  }
-
-  void Add(std::int64_t number, const HvdSparseDriver& driver) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    drivers_[number].driver = driver;
-  }
-
-  void Remove(std::int64_t number) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    drivers_.erase(number);
-  }
-
-  absl::Status Find(std::int64_t number, HvdSparseDriver* driver) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = drivers_.find(number);
-    if (found == drivers_.end()) {
-      return absl::FailedPreconditionError(
-          "this exchange is closed: Horovod was shut down, build it anew");
-    }
-    *driver = found->second.driver;
-    return absl::OkStatus();
-  }
-
-  /// Keeps what the next step works on alive, in place of what the one before did.
-  void Keep(std::int64_t number, StepMemory memory) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = drivers_.find(number);
-    if (found != drivers_.end()) found->second.memory = std::move(memory);
-  }
-
- private:
-  struct Entry {
-    HvdSparseDriver driver{};
-    StepMemory memory;
-  };
-
-  std::mutex mutex_;
-  std::map<std::int64_t, Entry> drivers_;
-};
-
-/// The error of TensorFlow that a kind of ours becomes, in the order of hvd_sparse::ErrorKind.
-absl::Status StatusOf(std::int32_t kind, const char* message) {
-  static constexpr absl::StatusCode kCodes[] = {
-      absl::StatusCode::kInvalidArgument,     // kInvalidArgument
-      absl::StatusCode::kFailedPrecondition,  // kUnavailable
-      absl::StatusCode::kAborted,             // kPeerLost; TensorFlow keeps kUnavailable to itself
-      absl::StatusCode::kDeadlineExceeded,    // kTimeout
-      absl::StatusCode::kAborted,             // kExchangeFailed
-      absl::StatusCode::kInvalidArgument,     // kNonFinite, as tf.debugging.check_numerics has it
-      absl::StatusCode::kAborted,             // kDisagreement
-      absl::StatusCode::kResourceExhausted,   // kOutOfMemory
-  };
-  if (kind == HVD_SPARSE_DONE) return absl::OkStatus();
-  constexpr std::int32_t kinds = sizeof(kCodes) / sizeof(kCodes[0]);
-  return absl::Status(kind < kinds ? kCodes[kind] : absl::StatusCode::kInternal, message);
-}
-
-/// The number of hvd_sparse::DType.
-std::int32_t NumberOf(tf::DataType dtype) {
-  switch (dtype) {
-    case tf::DT_FLOAT:
-      return 0;
-    case tf::DT_DOUBLE:
-      return 1;
-    case tf::DT_HALF:
-      return 2;
-    default:
-      return 3;  // the op takes bfloat16 and no other
-  }
-}
-
-HvdSparseBuffer BufferOf(const tf::Tensor& tensor) {
-  return {tensor.data(), tensor.NumElements(), NumberOf(tensor.dtype())};
-}
-
-/// A variable's memory, to be written in place: from now on whoever reads the variable gets a copy.
-absl::Status OwnMemory(tf::OpKernelContext* context, int input, tf::Tensor* memory) {
-  tf::core::RefCountPtr<tf::Var> variable;
-  absl::Status status = tf::LookupResource(context, tf::HandleFromInput(context, input), &variable);
-  if (!status.ok()) return status;
-  const tf::mutex_lock lock(*variable->mu());
-  if (variable->tensor()->dtype() != tf::DT_FLOAT) {
-    return absl::InvalidArgumentError("residual, states and velocity must be float32");
-  }
-  if (!variable->copy_on_read_mode.load()) {
-    if (!variable->tensor()->RefCountIsOne()) {
-      tf::Tensor copy;
-      status = context->allocate_temp(tf::DT_FLOAT, variable->tensor()->shape(), &copy);
-      if (!status.ok()) return status;
-      std::memcpy(copy.data(), variable->tensor()->data(), copy.TotalBytes());
-      *variable->tensor() = copy;
-    }
-    variable->copy_on_read_mode.store(true);
-  }
-  *memory = *variable->tensor();
-  return absl::OkStatus();
-}
 
 constexpr char kOtherFailed[] = "another operation of this step failed";
 
@@ -150,7 +44,7 @@ void Note(void* status, std::int32_t kind, const char* message) {
 
 class BeginOp : public tf::OpKernel {
  public:
-  explicit BeginOp(tf::OpKernelConstruction* context) : tf::OpKernel(context) {
+  explicit BeginOp(tf::OpKernelConstruction* context) : tf::OpKernel(context), place_(context) {
     OP_REQUIRES_OK(context, context->GetAttr("driver", &number_));
     OP_REQUIRES_OK(context, context->GetAttr("velocities", &velocities_));
   }
@@ -159,15 +53,17 @@ class BeginOp : public tf::OpKernel {
     HvdSparseDriver driver{};
     OP_REQUIRES_OK(context, Drivers::Get().Find(number_, &driver));
     StepMemory memory;
-    absl::Status status = OwnMemory(context, 0, &memory.residual);
-    if (status.ok()) status = OwnMemory(context, 1, &memory.states);
-    if (status.ok() && velocities_ > 0) status = OwnMemory(context, 3, &memory.velocity);
+    HvdSparseOrigin origin{};
+    absl::Status status = place_.Find(context, &origin);
+    if (status.ok()) status = place_.OwnMemory(context, 0, &memory.residual);
+    if (status.ok() && velocities_ > 0) status = place_.OwnMemory(context, 3, &memory.velocity);
+    if (status.ok()) status = CopyOfStates(context, &memory.states);
     if (status.ok()) {
       Drivers::Get().Keep(number_, memory);
       const HvdSparseBuffer velocity =
           velocities_ > 0 ? BufferOf(memory.velocity) : HvdSparseBuffer{nullptr, 0, 0};
-      driver.begin(driver.driver, BufferOf(memory.residual), BufferOf(memory.states), velocity,
-                   context->input(2).scalar<float>()(), &Note, &status);
+      driver.begin(driver.driver, origin, BufferOf(memory.residual), BufferOf(memory.states),
+                   velocity, context->input(2).scalar<float>()(), &Note, &status);
     }
     if (!status.ok()) driver.fail(driver.driver, std::string(status.message()).c_str());
     OP_REQUIRES_OK(context, status);
@@ -177,13 +73,25 @@ class BeginOp : public tf::OpKernel {
   }
 
  private:
+  static absl::Status CopyOfStates(tf::OpKernelContext* context, tf::Tensor* states) {
+    const tf::Tensor& before = context->input(1);
+    tf::AllocatorAttributes on_cpu;
+    on_cpu.set_on_host(true);
+    const absl::Status status =
+        context->allocate_temp(before.dtype(), before.shape(), states, on_cpu);
+    if (status.ok()) std::memcpy(states->data(), before.data(), before.TotalBytes());
+    return status;
+  }
+
+  const KernelPlace place_;
   std::int64_t number_ = 0;
   int velocities_ = 0;
 };
 
 class ExchangeOp : public tf::AsyncOpKernel {
  public:
-  explicit ExchangeOp(tf::OpKernelConstruction* context) : tf::AsyncOpKernel(context) {
+  explicit ExchangeOp(tf::OpKernelConstruction* context)
+      : tf::AsyncOpKernel(context), place_(context) {
     OP_REQUIRES_OK(context, context->GetAttr("driver", &number_));
     OP_REQUIRES_OK(context, context->GetAttr("piece", &piece_));
   }
@@ -214,7 +122,7 @@ class ExchangeOp : public tf::AsyncOpKernel {
     for (const tf::Tensor& tensor : flight->gradients) gradients.push_back(BufferOf(tensor));
     Flight* const flying = flight.release();
     const std::int32_t passes =
-        driver.launch(driver.driver, piece_, gradients.data(),
+        driver.launch(driver.driver, piece_, flying->origin, gradients.data(),
                       static_cast<std::int32_t>(gradients.size()), &ExchangeOp::Land, flying);
     if (passes == 0) return;  // and perhaps it has landed already
     flying->passes->scalar<bool>()() = true;
@@ -226,26 +134,28 @@ class ExchangeOp : public tf::AsyncOpKernel {
   struct Flight {
     tf::OpKernelContext* context = nullptr;
     DoneCallback done;
+    HvdSparseOrigin origin{};
     std::vector<tf::Tensor> gradients;  // the outputs; exchanged in place
     tf::Tensor* passes = nullptr;       // the last output
     tf::CancellationToken token = tf::CancellationManager::kInvalidToken;
     bool registered = false;
   };
 
-  static absl::Status Prepare(tf::OpKernelContext* context, Flight* flight) {
+  absl::Status Prepare(tf::OpKernelContext* context, Flight* flight) const {
+    absl::Status status = place_.Find(context, &flight->origin);
+    if (!status.ok()) return status;
     const int count = context->num_inputs() - 1;  // and the token
     for (int i = 0; i < count; ++i) {
       const tf::Tensor& input = context->input(i);
       tf::Tensor* output = nullptr;
       int forwarded = -1;
-      const absl::Status status =
+      status =
           context->forward_input_or_allocate_output({i}, i, input.shape(), &output, &forwarded);
+      if (status.ok() && forwarded < 0) status = place_.Copy(context, input, output);
       if (!status.ok()) return status;
-      if (forwarded < 0) std::memcpy(output->data(), input.data(), input.TotalBytes());
       flight->gradients.push_back(*output);
     }
-    const absl::Status status =
-        context->allocate_output(count, tf::TensorShape({}), &flight->passes);
+    status = context->allocate_output(count, tf::TensorShape({}), &flight->passes);
     if (status.ok()) flight->passes->scalar<bool>()() = false;
     return status;
   }
@@ -260,6 +170,7 @@ class ExchangeOp : public tf::AsyncOpKernel {
     done();
   }
 
+  const KernelPlace place_;
   std::int64_t number_ = 0;
   int piece_ = 0;
 };
@@ -268,22 +179,28 @@ class SummedOp : public tf::OpKernel {
  public:
   explicit SummedOp(tf::OpKernelConstruction* context) : tf::OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("driver", &number_));
+    OP_REQUIRES_OK(context, context->GetAttr("told", &told_));
+    OP_REQUIRES(context, told_ == 1 || !KernelPlace(context).on_gpu(),
+                absl::InvalidArgumentError(
+                    "told must be 1 on a GPU, where the core cannot look at the sums"));
   }
 
   void Compute(tf::OpKernelContext* context) override {
     HvdSparseDriver driver{};
     OP_REQUIRES_OK(context, Drivers::Get().Find(number_, &driver));
-    const int count = context->num_inputs() - 1;  // and the token
+    const int count = context->num_inputs() - told_ - 1;  // and the token
     std::vector<HvdSparseBuffer> sums;
     for (int i = 0; i < count; ++i) {
       sums.push_back(BufferOf(context->input(i)));
       context->set_output(i, context->input(i));
     }
-    driver.summed(driver.driver, sums.data(), count);
+    if (told_ == 0) return driver.summed(driver.driver, sums.data(), count);
+    driver.summed_as(driver.driver, context->input(count).scalar<bool>()() ? 1 : 0);
   }
 
  private:
   std::int64_t number_ = 0;
+  int told_ = 0;
 };
 
 class EndOp : public tf::AsyncOpKernel {
@@ -307,18 +224,34 @@ class EndOp : public tf::AsyncOpKernel {
 
   static void Land(void* landed, std::int32_t kind, const char* message) {
     const std::unique_ptr<Flight> flight(static_cast<Flight*>(landed));
-    Drivers::Get().Keep(flight->number, {});
-    flight->context->SetStatus(StatusOf(kind, message));
+    const StepMemory memory = Drivers::Get().Take(flight->number);
+    absl::Status status = StatusOf(kind, message);
+    if (status.ok() && memory.states.dims() != 2) status = Closed();
+    if (status.ok()) flight->context->set_output(0, memory.states);
+    flight->context->SetStatus(status);
     flight->done();
   }
 
   std::int64_t number_ = 0;
 };
 
+/// Where a tensor's memory begins, as a number.
+class AddressOp : public tf::OpKernel {
+ public:
+  explicit AddressOp(tf::OpKernelConstruction* context) : tf::OpKernel(context) {}
+
+  void Compute(tf::OpKernelContext* context) override {
+    tf::Tensor* address = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, tf::TensorShape({}), &address));
+    address->scalar<std::int64_t>()() =
+        reinterpret_cast<std::intptr_t>(context->input(0).data());  // NOLINT: that is what it does
+  }
+};
+
 REGISTER_OP("HvdSparseBegin")
     .Attr("driver: int")
     .Input("residual: resource")
-    .Input("states: resource")
+    .Input("states: float")
     .Attr("velocities: int >= 0")
     .Input("decay: float")
     .Input("velocity: velocities * resource")
@@ -329,7 +262,7 @@ REGISTER_OP("HvdSparseBegin")
       tf::shape_inference::ShapeHandle scalar;
       return context->WithRank(context->input(2), 0, &scalar);
     })
-    .Doc("Begins a step: residual, states and velocity are the exchange's until it ends.");
+    .Doc("Begins a step: residual and velocity are the exchange's until it ends.");
 
 REGISTER_OP("HvdSparseExchange")
     .Attr("T: list({float, double, half, bfloat16}) >= 1")
@@ -350,11 +283,13 @@ REGISTER_OP("HvdSparseExchange")
 REGISTER_OP("HvdSparseSummed")
     .Attr("T: list({float, double, half, bfloat16}) >= 1")
     .Attr("driver: int")
+    .Attr("told: int >= 0")
     .Input("sums: T")
+    .Input("finite: told * bool")
     .Input("token: int32")
     .Output("same: T")
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
-      for (int i = 0; i + 1 < context->num_inputs(); ++i) context->set_output(i, context->input(i));
+      for (int i = 0; i < context->num_outputs(); ++i) context->set_output(i, context->input(i));
       return absl::OkStatus();
     })
     .Doc("The sums as they are; a step in which one is not finite is refused.");
@@ -363,28 +298,61 @@ REGISTER_OP("HvdSparseEnd")
     .Attr("driver: int")
     .Attr("velocities: int >= 0")
     .Input("residual: resource")
-    .Input("states: resource")
     .Input("velocity: velocities * resource")
+    .Output("states: float")
     .SetIsStateful()
-    .SetShapeFn(tf::shape_inference::NoOutputs)
-    .Doc("Ends a step, all of whose gradients are there.");
+    .SetShapeFn(tf::shape_inference::UnknownShape)
+    .Doc("Ends a step, all of whose gradients are there. States as they are now.");
+
+REGISTER_OP("HvdSparseAddress")
+    .Attr("T: {float, double, half, bfloat16}")
+    .Input("memory: T")
+    .Output("address: int64")
+    .SetShapeFn(tf::shape_inference::ScalarShape)
+    .Doc("Where the memory of a tensor begins.");
 
 REGISTER_KERNEL_BUILDER(Name("HvdSparseBegin").Device(tf::DEVICE_CPU), BeginOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseExchange").Device(tf::DEVICE_CPU), ExchangeOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseSummed").Device(tf::DEVICE_CPU), SummedOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseEnd").Device(tf::DEVICE_CPU), EndOp);
+REGISTER_KERNEL_BUILDER(Name("HvdSparseAddress").Device(tf::DEVICE_CPU), AddressOp);
+
+// Handles of variables lie in the memory of the CPU; what they stand for, on the GPU.
+REGISTER_KERNEL_BUILDER(Name("HvdSparseBegin")
+                            .Device(tf::DEVICE_GPU)
+                            .HostMemory("residual")
+                            .HostMemory("states")
+                            .HostMemory("decay")
+                            .HostMemory("velocity")
+                            .HostMemory("token"),
+                        BeginOp);
+REGISTER_KERNEL_BUILDER(
+    Name("HvdSparseExchange").Device(tf::DEVICE_GPU).HostMemory("token").HostMemory("passes"),
+    ExchangeOp);
+REGISTER_KERNEL_BUILDER(
+    Name("HvdSparseSummed").Device(tf::DEVICE_GPU).HostMemory("finite").HostMemory("token"),
+    SummedOp);
+REGISTER_KERNEL_BUILDER(Name("HvdSparseEnd")
+                            .Device(tf::DEVICE_GPU)
+                            .HostMemory("residual")
+                            .HostMemory("velocity")
+                            .HostMemory("states"),
+                        EndOp);
+REGISTER_KERNEL_BUILDER(Name("HvdSparseAddress").Device(tf::DEVICE_GPU).HostMemory("address"),
+                        AddressOp);
 
 }  // namespace
+}  // namespace hvd_sparse
 
 extern "C" {
 
 __attribute__((visibility("default"))) void hvd_sparse_add_driver(std::int64_t number,
                                                                   const HvdSparseDriver* driver) {
-  Drivers::Get().Add(number, *driver);
+  hvd_sparse::Drivers::Get().Add(number, *driver);
 }
 
 __attribute__((visibility("default"))) void hvd_sparse_remove_driver(std::int64_t number) {
-  Drivers::Get().Remove(number);
+  hvd_sparse::Drivers::Get().Remove(number);
 }
 
 }  // extern "C"

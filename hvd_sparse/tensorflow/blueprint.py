@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from hvd_sparse.agreement import agree
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.tensorflow import compat
+from hvd_sparse.tensorflow import compat, devices
 from hvd_sparse.tensorflow.names import unique_names, unnumbered_names
 from hvd_sparse.tensorflow.settings import Settings, check_variable
 from hvd_sparse.world import World
@@ -21,11 +21,13 @@ class Template(NamedTuple):
         name: With its layer's, where Keras tells.
         shape: None where a dimension is not fixed.
         dtype: TensorFlow's name of it.
+        device: Likewise; ranks need not agree.
     """
 
     name: str
     shape: tuple[int | None, ...]
     dtype: str
+    device: str
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,12 @@ class Blueprint:
         """Of variables of TensorFlow or Keras; `sliced`: which gradients are IndexedSlices."""
         return cls(
             tuple(
-                Template(compat.name_of(one), tuple(one.shape), compat.dtype_of(one).name)
+                Template(
+                    compat.name_of(one),
+                    tuple(one.shape),
+                    compat.dtype_of(one).name,
+                    devices.short_name(compat.tensor_of(one).device),
+                )
                 for one in variables
             ),
             tuple(slices and not settings.sparse_as_dense for slices in sliced),
@@ -61,6 +68,16 @@ class Blueprint:
         """Of the names of the exchange's operations."""
         return f"hvd_sparse.tensorflow.{self.serial}"
 
+    @property
+    def device(self) -> str:
+        """The device of all variables, but for those whose gradients Horovod gathers.
+
+        Raises:
+            UnsupportedError: They lie on several.
+        """
+        pairs = zip(self.variables, self.sliced, strict=True)
+        return devices.common_device((one.name, one.device) for one, slices in pairs if not slices)
+
     def agreed(self, world: World, ranks: Sequence[int], serial: int) -> Blueprint:
         """The same with its serial, once all ranks have the same. Collective.
 
@@ -71,7 +88,7 @@ class Blueprint:
 
         Raises:
             InvalidArgumentError: On all ranks: their variables or options differ.
-            UnsupportedError: On the rank that has such a variable: it cannot be exchanged.
+            UnsupportedError: On the rank that has such variables: they cannot be exchanged.
         """
         agreed = agree(
             world,
@@ -106,12 +123,14 @@ class Blueprint:
 
     def _model(self) -> tuple[Any, ...]:
         names = unnumbered_names(unique_names(self.variables))
-        return names, [one[1:] for one in self.variables], self.sliced
+        return names, [(one.shape, one.dtype) for one in self.variables], self.sliced
 
     def _problem(self) -> UnsupportedError | None:
         try:
             for variable, slices in zip(self.variables, self.sliced, strict=True):
                 check_variable(variable, sliced=slices, compression=self.settings.compression)
+            devices.check_device(self.device)
+            devices.check_options(self.device, self.settings.compression)
         except UnsupportedError as error:
             return error
         return None

@@ -21,6 +21,7 @@ class ExchangeState:
         pieces: That can travel sparse.
         dense: What always travels dense and has a velocity; none where momentum is not corrected.
         momentum: Whether it is: then all of them have velocities.
+        device: Of residual and velocity; all else is on the CPU.
 
     Attributes:
         residual: float32, flat: what this rank has yet to send, of all pieces.
@@ -30,19 +31,25 @@ class ExchangeState:
     """
 
     def __init__(
-        self, graph: GraphState, pieces: Sequence[Piece], dense: Sequence[Layer], *, momentum: bool
+        self,
+        graph: GraphState,
+        pieces: Sequence[Piece],
+        dense: Sequence[Layer],
+        *,
+        momentum: bool,
+        device: str,
     ) -> None:
         self._layers = [layer for piece in pieces for layer in piece.layers]
         self._dense = list(dense)
         # The first layer of each unit of selection, which is a layer or a whole piece.
         self._units = [one.name for piece in pieces for one in piece.layers[: piece.segments]]
         owed = sum(layer.numel for layer in self._layers)
-        self.residual = graph.variable("residual", (owed,))
+        self.residual = graph.variable("residual", (owed,), device=device)
         self.states = graph.variable("states", (len(self._units), 4))
         self.velocity: tf.Variable | None = None
         if momentum:
             moved = owed + sum(layer.numel for layer in dense)
-            self.velocity = graph.variable("velocity", (moved,))
+            self.velocity = graph.variable("velocity", (moved,), device=device)
         self.rate = LearningRate(graph.variable("learning_rate", ()))
 
     def variables(self, *, follows_rate: bool) -> list[tf.Variable]:

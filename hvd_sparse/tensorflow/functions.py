@@ -14,7 +14,7 @@ from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.planned_bucket import add_planned_bucket
 from hvd_sparse.reduction import Reduction, checked_reduction
-from hvd_sparse.tensorflow import ops
+from hvd_sparse.tensorflow import devices, ops
 from hvd_sparse.tensorflow.graph_state import make_state
 from hvd_sparse.tensorflow.settings import DTYPES
 from hvd_sparse.world import ProcessSetKey, World, in_elastic_job, key_of
@@ -26,7 +26,13 @@ class _Channel:
     """The exchange of tensors of one name, size and compression: a step for each tensor."""
 
     def __init__(
-        self, label: str, numel: int, compression: Compression, reduction: Reduction, ranks: Any
+        self,
+        label: str,
+        numel: int,
+        compression: Compression,
+        reduction: Reduction,
+        ranks: Any,
+        device: str,
     ) -> None:
         world = World.from_horovod(hvd, ranks)
         mine = (label, numel, repr(compression))
@@ -39,15 +45,17 @@ class _Channel:
         layout = Bucket((Layer(label, numel),), layer_wise=False)
         (choice,) = plan.fixed_choices(layout.layers, compression)
         exchange = Exchange.between_ranks(world, name=f"sparse_allreduce of {label}")
-        number = add_planned_bucket(exchange, layout, choice, compression)
+        on = devices.core_name(device)
+        number = add_planned_bucket(exchange, layout, choice, compression, on)
         ks = [(0, plan.largest_ks(layout, choice.densities, compression.warmup))]
         scale, output_scale = reduction.scales(world.size)
         bucket = _core.DrivenBucket(number, scale=scale, output_scale=output_scale, ks=ks, pieces=1)
         self.states = make_state((1, 4), f"hvd_sparse/states/{label}")
-        self.driver = ops.Driver(exchange, [(numel, 1)], [bucket], rules=_core.StepRules())
+        rules = _core.StepRules(device=on)
+        self.driver = ops.Driver(exchange, [(numel, 1)], [bucket], rules=rules)
 
 
-_channels: dict[tuple[str, int, str, bool, ProcessSetKey], _Channel] = {}
+_channels: dict[tuple[str, int, str, bool, ProcessSetKey, str], _Channel] = {}
 
 
 def sparse_allreduce(
@@ -69,7 +77,8 @@ def sparse_allreduce(
     Args:
         tensor: float64, float32, float16 or bfloat16, of a known shape.
         residual: float32, with as many elements as `tensor`: what this rank has not sent yet. Zeros
-            at first; updated in place.
+            at first; updated in place. The exchange works where it lies: on the CPU, or a GPU where
+            this build has CUDA.
         compression: A class or an instance, of which density, sparsifier and collective apply.
             Default: GTopK(density=0.01).
         op: Horovod's Average or Sum.
@@ -81,8 +90,8 @@ def sparse_allreduce(
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits, or differs between ranks.
-        UnsupportedError: The op, or the type or shape of the tensor; or a tf.function in an elastic
-            job.
+        UnsupportedError: The op, the type or shape of the tensor, or the residual's device; or a
+            tf.function in an elastic job.
     """
     chosen = as_compression(compression)
     reduction = checked_reduction(hvd, op=op)
@@ -94,19 +103,22 @@ def sparse_allreduce(
             "the exchange of ranks that are gone: call it eagerly"
         )
     numel = tensor.shape.num_elements()
+    device = devices.short_name(residual.device)
+    devices.check_device(device)
     if numel == 0:
         return tf.identity(tensor)
     label = name or f"tensor of {numel}"
-    key = (label, numel, repr(chosen), reduction.averages, key_of(process_set))
+    key = (label, numel, repr(chosen), reduction.averages, key_of(process_set), device)
     channel = _channels.get(key)
     if channel is None or channel.driver.closed:
         with tf.init_scope():
-            channel = _channels[key] = _Channel(label, numel, chosen, reduction, process_set)
+            channel = _Channel(label, numel, chosen, reduction, process_set, device)
+            _channels[key] = channel
     driver = channel.driver.number
-    token = ops.begin(residual, channel.states, driver=driver)
-    (result,), _ = ops.exchange([tensor], token, driver=driver, piece=0)
+    token = ops.begin(residual, channel.states, driver=driver, device=device)
+    (result,), _ = ops.exchange([tensor], token, driver=driver, piece=0, device=device)
     with tf.control_dependencies([result]):
-        end = ops.end(residual, channel.states, driver=driver)
+        end = ops.end(residual, channel.states, driver=driver, device=device)
     with tf.control_dependencies([end]):
         return tf.identity(result)
 

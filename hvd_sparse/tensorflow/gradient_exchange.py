@@ -19,7 +19,7 @@ from hvd_sparse.local_share import LocalShare
 from hvd_sparse.measurer import Measurer
 from hvd_sparse.step_clock import StepTimes
 from hvd_sparse.step_stats import StepStats
-from hvd_sparse.tensorflow import compat, ops
+from hvd_sparse.tensorflow import compat, devices, ops
 from hvd_sparse.tensorflow.dense import DenseReducer
 from hvd_sparse.tensorflow.exchange_state import ExchangeState
 from hvd_sparse.tensorflow.graph_state import GraphState
@@ -53,6 +53,7 @@ class GradientExchange:
         prefix: Of names of operations; the same on all ranks, of no other exchange.
         graph: What traced functions know it by; that of an exchange that has ended lets this one
             take its place in them.
+        device: Of the variables, as TensorFlow calls it; residuals lie there, too.
 
     Attributes:
         world: The ranks.
@@ -74,6 +75,7 @@ class GradientExchange:
         process_set: Any,
         prefix: str,
         graph: GraphState,
+        device: str,
     ) -> None:
         self.world = world
         self.tuner: Tuner | None = None
@@ -82,6 +84,7 @@ class GradientExchange:
         self._process_set = process_set
         self._prefix = prefix
         self._graph = graph
+        self._device = device
         self._names = unique_names(variables)
         self._templates = [(tuple(v.shape), compat.dtype_of(v)) for v in variables]
         self._sliced = tuple(sliced)
@@ -122,7 +125,11 @@ class GradientExchange:
         compression = self._settings.compression
         moved = [Layer(self._names[place], self._numel(place)) for place in self._moved]
         self._state = ExchangeState(
-            self._graph, self._pieces, moved, momentum=bool(compression.momentum_correction)
+            self._graph,
+            self._pieces,
+            moved,
+            momentum=bool(compression.momentum_correction),
+            device=self._device,
         )
         self._measurer = Measurer(
             self.world,
@@ -152,6 +159,7 @@ class GradientExchange:
                 momentum=compression.momentum_correction,
                 measure_every=compression.quality_every or 0,
                 others=self._others,
+                device=devices.core_name(self._device),
             ),
             measured=self._measured,
             step_ended=self._step_ended if self._learns else None,
@@ -217,7 +225,8 @@ class GradientExchange:
             return
         self._state.load(residuals, memories, velocities, rate=rate)
         self._before, self._first_step = None, step
-        self._driver.go_on_after(step)
+        # What passes on a GPU is not joined: a rank that is alone holds nothing to join.
+        self._driver.go_on_after(step, owes=self._device == ops.CPU or bool(residuals))
 
     def go_on_as(self, settled: str) -> None:
         """Takes up, between two steps and on all ranks alike, what `tuner.state()` gave."""
@@ -264,7 +273,8 @@ class GradientExchange:
             for place, both in enumerate(zip(gradients, variables, strict=True))
         ]
         follows = rate is not None and self._driver is not None
-        decay = self._state.rate.decay(rate) if follows else tf.ones(())
+        with tf.device(ops.CPU):  # where a step begins
+            decay = self._state.rate.decay(rate) if follows else tf.ones(())
         if not tf.executing_eagerly():
             return self._reduce(whole, decay)
         # Pieces are done together; one op after the other would wait for ever.
@@ -342,6 +352,7 @@ class GradientExchange:
             compression=self._settings.compression,
             reduction=self._settings.reduction,
             size=self.world.size,
+            device=devices.core_name(self._device),
         )
         self._counts = [bucket.pieces for bucket in buckets]
         self._order = LaunchOrder(len(buckets), self._messages.broadcast_order)
@@ -376,6 +387,7 @@ class GradientExchange:
             members=self._members,
             moved=self._moved,
             may_pass=self._settings.compression.adaptive,
+            device=self._device,
             allreduce=self._allreduce,
         )
         return ops_of_step.build(gradients, decay)

@@ -27,15 +27,21 @@ class GraphState:
         self._variables: dict[str, tf.Variable] = {}
 
     def variable(
-        self, name: str, shape: tuple[int, ...], dtype: tf.DType = tf.float32
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: tf.DType = tf.float32,
+        device: str = ops.CPU,
     ) -> tf.Variable:
         """The variable of that name: of zeros when it is asked for the first time."""
         if name not in self._variables:
-            self._variables[name] = make_state(shape, f"{self._prefix}/{name}", dtype)
+            self._variables[name] = make_state(shape, f"{self._prefix}/{name}", dtype, device)
         return self._variables[name]
 
 
-def make_state(shape: tuple[int, ...], name: str, dtype: tf.DType = tf.float32) -> tf.Variable:
+def make_state(
+    shape: tuple[int, ...], name: str, dtype: tf.DType = tf.float32, device: str = ops.CPU
+) -> tf.Variable:
     """A variable of an exchange, of zeros."""
-    with tf.device("CPU"):
+    with tf.device(device):
         return tf.Variable(tf.zeros(shape, dtype), trainable=False, name=name.replace(".", "_"))

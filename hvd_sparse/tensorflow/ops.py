@@ -21,6 +21,8 @@ _BUILD_INFO = Path(__file__).parent.with_name("_build_info.json")
 
 _numbers = itertools.count(1)
 
+CPU = "CPU:0"  # as TensorFlow calls it
+
 
 class Driver:
     """Runs the steps of an exchange, whose ops know it by a number; closed before MPI ends.
@@ -74,10 +76,15 @@ class Driver:
         if self._driver is not None:
             self._driver.reorder(order)
 
-    def go_on_after(self, steps: int) -> None:
-        """Counts from so many steps on, on all ranks alike, with residuals that are others now."""
+    def go_on_after(self, steps: int, *, owes: bool) -> None:
+        """Counts from so many steps on, on all ranks alike, with residuals that are others now.
+
+        Args:
+            steps: Before the next one.
+            owes: Whether this rank's residual may hold something.
+        """
         if self._driver is not None:
-            self._driver.go_on_after(steps)
+            self._driver.go_on_after(steps, owes)
 
     def fail(self, reason: str) -> None:
         """Ends the exchange on all ranks."""
@@ -110,30 +117,34 @@ def begin(
     decay: Any = 1.0,
     *,
     driver: int,
+    device: str,
 ) -> Any:
     """Begins a step.
 
     Args:
         residual: float32, as long as all gradients of the driver's pieces with units of selection.
-        states: float32, [units of selection, 4].
+        states: float32, [units of selection, 4]; on the CPU.
         velocity: float32, as long as all gradients of the driver's pieces; None without momentum.
         decay: float32, a scalar: what the residual is multiplied by before gradients join it.
         driver: Number of a Driver.
+        device: Of the residual, the velocity and the gradients.
 
     Returns:
         A token, for the pieces.
     """
-    return _library().hvd_sparse_begin(
-        residual=residual.handle,
-        states=states.handle,
-        velocity=_handles(velocity),
-        decay=decay,
-        driver=driver,
-    )
+    before = states.read_value()
+    with tf.device(device):
+        return _library().hvd_sparse_begin(
+            residual=residual.handle,
+            states=before,
+            velocity=_handles(velocity),
+            decay=decay,
+            driver=driver,
+        )
 
 
 def exchange(
-    gradients: Sequence[Any], token: Any, *, driver: int, piece: int
+    gradients: Sequence[Any], token: Any, *, driver: int, piece: int, device: str
 ) -> tuple[list[Any], Any]:
     """A piece of a step that was begun; done once all are that do not pass.
 
@@ -142,18 +153,20 @@ def exchange(
         token: From `begin`.
         driver: Number of a Driver.
         piece: Number of the piece in it.
+        device: As in `begin`.
 
     Returns:
         Tensors like the gradients: averages; or the gradients and what their residual held, to be
         averaged by somebody else. And a bool, whether it is the latter.
     """
-    averages, passes = _library().hvd_sparse_exchange(
-        gradients=gradients, token=token, driver=driver, piece=piece
-    )
+    with tf.device(device):
+        averages, passes = _library().hvd_sparse_exchange(
+            gradients=gradients, token=token, driver=driver, piece=piece
+        )
     return averages, passes
 
 
-def summed(sums: Sequence[Any], token: Any, *, driver: int) -> list[Any]:
+def summed(sums: Sequence[Any], token: Any, *, driver: int, device: str) -> list[Any]:
     """Tells of sums that Horovod has formed; a step in which one is not finite is refused.
 
     Args:
@@ -161,11 +174,15 @@ def summed(sums: Sequence[Any], token: Any, *, driver: int) -> list[Any]:
             always travels dense.
         token: From `begin`.
         driver: Number of a Driver.
+        device: As in `begin`.
 
     Returns:
         The same tensors.
     """
-    same: list[Any] = _library().hvd_sparse_summed(sums=sums, token=token, driver=driver)
+    with tf.device(device):
+        same: list[Any] = _library().hvd_sparse_summed(
+            sums=sums, finite=_told(sums, device), token=token, driver=driver
+        )
     return same
 
 
@@ -175,24 +192,39 @@ def end(
     velocity: tf.Variable | None = None,
     *,
     driver: int,
+    device: str,
 ) -> Any:
     """Ends a step, once what it is made to wait for is there: all gradients.
 
     Args:
         residual: As in `begin`.
-        states: As in `begin`.
+        states: As in `begin`; now of the next step. A step that fails leaves them as they are.
         velocity: As in `begin`.
         driver: Number of a Driver.
+        device: As in `begin`.
 
     Returns:
         The operation; None in eager mode.
     """
-    return _library().hvd_sparse_end(
-        residual=residual.handle,
-        states=states.handle,
-        velocity=_handles(velocity),
-        driver=driver,
-    )
+    with tf.device(device):
+        after = _library().hvd_sparse_end(
+            residual=residual.handle, velocity=_handles(velocity), driver=driver
+        )
+    with tf.device(states.device):
+        return states.assign(after, read_value=False)
+
+
+def address(memory: tf.Tensor, *, device: str) -> int:
+    """Where a tensor of that device lies. In eager mode."""
+    with tf.device(device):
+        return int(_library().hvd_sparse_address(memory=memory))
+
+
+def _told(sums: Sequence[Any], device: str) -> list[Any]:
+    """What the core is told of sums: whether all are finite, where it cannot look itself."""
+    if device == CPU:
+        return []
+    return [tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in sums])]
 
 
 def _handles(velocity: tf.Variable | None) -> list[Any]:

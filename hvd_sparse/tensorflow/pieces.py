@@ -58,6 +58,7 @@ def drive_choices(
     compression: Compression,
     reduction: Reduction,
     size: int,
+    device: str,
 ) -> list[_core.DrivenBucket]:
     """Gives an exchange, which has no buckets, those of a plan.
 
@@ -69,6 +70,7 @@ def drive_choices(
         compression: What the user asked for.
         reduction: What gradients become.
         size: Number of ranks.
+        device: Of the gradients, as the core knows it.
 
     Returns:
         The same for a driver.
@@ -88,7 +90,7 @@ def drive_choices(
         layout = Bucket(tuple(layers[name] for name in choice.layers), compression.layer_wise)
         buckets.append(
             _core.DrivenBucket(
-                add_planned_bucket(exchange, layout, choice, compression),
+                add_planned_bucket(exchange, layout, choice, compression, device),
                 scale=scale,
                 output_scale=output_scale,
                 ks=plan.ks_by_step(layout, choice.densities, compression.warmup),

@@ -76,6 +76,7 @@ class Renewal(renewal.Renewal[GradientExchange]):
             process_set=self.process_set,
             prefix=self.blueprint.prefix,
             graph=self._graph,
+            device=self.blueprint.device,
         )
         exchange.load({}, {}, {}, step=0, rate=0.0)  # the variables may be those of one before
         if world.size == 1 and in_elastic_job():

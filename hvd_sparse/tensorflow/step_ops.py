@@ -20,6 +20,7 @@ class StepOps:
         members: By piece that can travel sparse, the places of its gradients.
         moved: Places of those that always travel dense and have a velocity, each a piece.
         may_pass: Whether a piece can travel dense, too; then it is of one gradient.
+        device: Of residual, velocity and gradients.
         allreduce: What Horovod makes of the gradient of a place, given that or what travels
             instead.
     """
@@ -32,9 +33,10 @@ class StepOps:
         members: Sequence[Sequence[int]],
         moved: Sequence[int],
         may_pass: bool,
+        device: str,
         allreduce: Callable[[int, Any], Any],
     ) -> None:
-        self._driver = driver
+        self._where: dict[str, Any] = {"driver": driver, "device": device}
         self._memory = (state.residual, state.states, state.velocity)
         self._members = members
         self._moved = moved
@@ -48,7 +50,7 @@ class StepOps:
             gradients: One for each place.
             decay: float32, a scalar: of the residual.
         """
-        token = ops.begin(*self._memory, decay, driver=self._driver)
+        token = ops.begin(*self._memory, decay, **self._where)
         results: dict[int, Any] = {}
         for piece, places in enumerate(self._members):
             averages = self._exchanged(piece, [gradients[place] for place in places], token)
@@ -61,13 +63,13 @@ class StepOps:
         )
         ordered = [results[place] for place in range(len(gradients))]
         with tf.control_dependencies(tf.nest.flatten(ordered, expand_composites=True)):
-            end = ops.end(*self._memory, driver=self._driver)
+            end = ops.end(*self._memory, **self._where)
         with tf.control_dependencies([end]):
             same: list[Any] = tf.nest.map_structure(tf.identity, ordered, expand_composites=True)
         return same
 
     def _exchanged(self, piece: int, gradients: Sequence[Any], token: Any) -> Sequence[Any]:
-        averages, passes = ops.exchange(gradients, token, driver=self._driver, piece=piece)
+        averages, passes = ops.exchange(gradients, token, piece=piece, **self._where)
         if not self._may_pass:
             return averages
         (place,), (average,) = self._members[piece], averages
@@ -80,7 +82,7 @@ class StepOps:
     def _with_velocity(self, piece: int, gradient: tf.Tensor, token: Any) -> tf.Tensor:
         """What travels in place of a gradient that always travels dense; float32 at least."""
         wide = gradient if gradient.dtype == tf.float64 else tf.cast(gradient, tf.float32)
-        (moved,), _ = ops.exchange([wide], token, driver=self._driver, piece=piece)
+        (moved,), _ = ops.exchange([wide], token, piece=piece, **self._where)
         return moved
 
     def _summed(self, sums: Mapping[int, Any], token: Any) -> dict[int, Any]:
@@ -90,7 +92,7 @@ class StepOps:
         numbers = [
             one.values if isinstance(one, tf.IndexedSlices) else one for one in sums.values()
         ]
-        seen = ops.summed(numbers, token, driver=self._driver)
+        seen = ops.summed(numbers, token, **self._where)
         return {
             place: tf.IndexedSlices(same, one.indices, one.dense_shape)
             if isinstance(one, tf.IndexedSlices)

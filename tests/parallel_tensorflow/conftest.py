@@ -9,8 +9,22 @@ from tests.rank_guard import hooks
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)
+GPUS = tf.config.list_physical_devices("GPU")
+for gpu in GPUS:  # which the ranks share
+    tf.config.experimental.set_memory_growth(gpu, True)
 
 globals().update(hooks("horovod.tensorflow"))
+
+
+@pytest.fixture(autouse=True)
+def on_the_device_of_the_test(request):
+    """Where TensorFlow sees GPUs it would put everything there; tests ask for that, or do not."""
+    if not GPUS:
+        yield
+        return
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    with tf.device(parameters.get("device", "CPU:0")):
+        yield
 
 
 @pytest.fixture

@@ -7,8 +7,10 @@ import math
 
 import horovod.tensorflow as hvd
 import numpy as np
+import pytest
 import tensorflow as tf
 
+from hvd_sparse import _core
 from hvd_sparse.tensorflow.registry import live_exchanges
 
 SHAPES = {"first": (40, 30), "bias": (7,), "second": (25, 8, 5), "last": (30, 20)}
@@ -16,13 +18,34 @@ SHAPES = {"first": (40, 30), "bias": (7,), "second": (25, 8, 5), "last": (30, 20
 _serials = itertools.count()
 
 
+def _no_gpu():
+    if not _core.with_cuda:
+        return "this build has no CUDA"
+    if not tf.config.list_physical_devices("GPU"):
+        return "TensorFlow sees no GPU"
+    return ""
+
+
+# Of a test's argument `device`, where its variables lie.
+on_each_device = pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("CPU:0", id="cpu"),
+        pytest.param(
+            "GPU:0", id="gpu", marks=pytest.mark.skipif(bool(_no_gpu()), reason=_no_gpu())
+        ),
+    ],
+)
+
+
 def a_name():
     """Of a Horovod operation: a new one, the same on all ranks."""
     return f"test.{next(_serials)}"
 
 
-def make_variables(shapes=SHAPES, dtype=tf.float32):
-    return [tf.Variable(tf.zeros(shape, dtype), name=name) for name, shape in shapes.items()]
+def make_variables(shapes=SHAPES, dtype=tf.float32, device="CPU:0"):
+    with tf.device(device):
+        return [tf.Variable(tf.zeros(shape, dtype), name=name) for name, shape in shapes.items()]
 
 
 def integer_gradients(variables, step, *, rank=None, low=-9, high=10):

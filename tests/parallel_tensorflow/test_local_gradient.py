@@ -18,6 +18,7 @@ from tests.parallel_tensorflow.ranks import (
     integer_gradients,
     loss_of,
     make_variables,
+    on_each_device,
     residuals,
     signs,
     total,
@@ -38,11 +39,12 @@ def step_of(variables, compression, op=hvd.Sum, mode=tf.function, **options):
     return step
 
 
+@on_each_device
 @pytest.mark.parametrize("mode", [lambda step: step, tf.function], ids=["eager", "graph"])
 @pytest.mark.parametrize(("norm", "factor"), [(64.0, 0.25), (16.0, 1.0), (8.0, 1.0)])
-def test_the_law_counts_the_clipped_gradient(norm, factor, mode):
+def test_the_law_counts_the_clipped_gradient(norm, factor, mode, device):
     shapes = {"first": (40, 30), "second": (25, 20)}
-    variables = make_variables(shapes)
+    variables = make_variables(shapes, device=device)
     limit = 16 * math.sqrt(hvd.size())  # of the result: 16 of each rank's share
     step = step_of(variables, TopK(clip_norm=limit, **SMALL), mode=mode)
     before = {}

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.tensorflow import GaussianK, GTopK, TopK, sparse_allreduce
-from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks, total
+from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks, on_each_device, total
 
 
 def integers(step, shape=(30, 20)):
@@ -17,10 +17,12 @@ def integers(step, shape=(30, 20)):
     return tf.constant(rng.integers(-9, 10, shape), tf.float32)
 
 
+@on_each_device
 @pytest.mark.parametrize("mode", [lambda f: f, tf.function], ids=["eager", "graph"])
 @pytest.mark.parametrize("preset", [GTopK, GaussianK, TopK])
-def test_nothing_is_lost(preset, mode):
-    residual = tf.Variable(tf.zeros(600))
+def test_nothing_is_lost(preset, mode, device):
+    with tf.device(device):
+        residual = tf.Variable(tf.zeros(600))
     compression = preset(density=0.05)
 
     @mode

@@ -34,6 +34,7 @@ from tests.parallel_tensorflow.ranks import (
     integer_gradients,
     loss_of,
     make_variables,
+    on_each_device,
     residuals,
     total,
 )
@@ -57,11 +58,12 @@ def step_of(variables, compression, **options):
     return step
 
 
+@on_each_device
 @pytest.mark.parametrize("mode", [lambda step: step, tf.function], ids=["eager", "graph"])
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("density", [0.01, 1.0])
-def test_nothing_is_lost_over_several_steps(preset, density, mode):
-    variables = make_variables()
+def test_nothing_is_lost_over_several_steps(preset, density, mode, device):
+    variables = make_variables(device=device)
     step = mode(step_of(variables, preset(density=density, **SMALL)))
     before = {}
     for number in range(4):
@@ -71,13 +73,16 @@ def test_nothing_is_lost_over_several_steps(preset, density, mode):
         assert_nothing_is_lost(SHAPES, gradients, averages, before, after)
         assert_same_on_all_ranks(averages)
         before = after
+    if hvd.size() > 1:
+        assert residual_variables(variables)[0].device.endswith(device)
     if hvd.size() > 1 and density < 1:
         assert any(np.any(part) for part in after.values())
 
 
+@on_each_device
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-def test_nothing_is_lost_in_any_number_type(dtype):
-    variables = make_variables(dtype=dtype)
+def test_nothing_is_lost_in_any_number_type(dtype, device):
+    variables = make_variables(dtype=dtype, device=device)
     step = tf.function(step_of(variables, LAGS(density=0.1, **SMALL)))
     before = {}
     for number in range(3):
@@ -90,15 +95,16 @@ def test_nothing_is_lost_in_any_number_type(dtype):
 
 
 @alone
+@on_each_device
 @pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "hierarchical"])
 @pytest.mark.parametrize("sparsifier", ["top_k", "gaussian", "sampled", "sidco"])
-def test_the_op_gives_what_the_core_gives_bit_for_bit(collective, sparsifier):
+def test_the_op_gives_what_the_core_gives_on_the_cpu_bit_for_bit(collective, sparsifier, device):
     numel, steps = 3000, 4
     compression = LAGS(
         density=0.02, sparsifier=sparsifier, collective=collective, adaptive=False, min_numel=1
     )
-    variable = tf.Variable(tf.zeros((60, 50)), name="w")
-    step = tf.function(step_of([variable], compression))
+    variables = make_variables({"w": (60, 50)}, device=device)
+    step = tf.function(step_of(variables, compression))
     world = World.from_horovod(hvd, hvd.global_process_set)
     core = Exchange.between_ranks(world, name="the core alone")
     bucket = core.add_bucket(
@@ -123,8 +129,9 @@ def test_the_op_gives_what_the_core_gives_bit_for_bit(collective, sparsifier):
 
 
 @alone
-def test_functions_that_are_traced_again_share_residuals():
-    variables = make_variables()
+@on_each_device
+def test_functions_that_are_traced_again_share_residuals(device):
+    variables = make_variables(device=device)
     step = tf.function(step_of(variables, TopK(density=0.05, **SMALL)))
     traces = []
 
@@ -160,10 +167,10 @@ def test_a_missing_gradient_counts_as_zero():
 
 
 @alone
+@on_each_device
 @pytest.mark.parametrize("as_dense", [False, True])
-def test_slices_are_gathered_or_made_dense(as_dense):
-    table = tf.Variable(tf.zeros((20, 8)), name="table")
-    weight = tf.Variable(tf.zeros((16, 8)), name="weight")
+def test_slices_are_gathered_or_made_dense(as_dense, device):
+    table, weight = make_variables({"table": (20, 8), "weight": (16, 8)}, device=device)
     compression = TopK(density=1.0, min_numel=1)
 
     @tf.function
@@ -215,9 +222,10 @@ def test_the_average_is_the_sum_over_the_ranks_divided():
 
 
 @alone
-def test_a_resumed_run_goes_on_bit_for_bit(tmp_path):
+@on_each_device
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, device):
     compression = LAGS(density=0.05, **SMALL)
-    variables = make_variables()
+    variables = make_variables(device=device)
     step = tf.function(step_of(variables, compression))
     for number in range(3):
         step(integer_gradients(variables, number))
@@ -225,7 +233,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path):
     path = checkpoint.save(str(tmp_path / f"residuals-{hvd.rank()}"))
     expected = [step(integer_gradients(variables, number)) for number in range(3, 6)]
 
-    resumed = make_variables()
+    resumed = make_variables(device=device)
     prepared = prepare(resumed, compression, op=hvd.Sum)
     tf.train.Checkpoint(residuals=prepared).restore(path).assert_consumed()
     again = tf.function(step_of(resumed, compression))
@@ -256,11 +264,12 @@ def test_a_warmup_sends_more_at_first():
 
 
 @alone
+@on_each_device
 @pytest.mark.parametrize("mode", [lambda step: step, tf.function], ids=["eager", "graph"])
 @pytest.mark.parametrize("preset", [LAGS, TopK])
-def test_the_residual_follows_the_learning_rate_that_a_tape_is_told(preset, mode):
+def test_the_residual_follows_the_learning_rate_that_a_tape_is_told(preset, mode, device):
     compression = preset(density=0.01, min_numel=1, adaptive=False)
-    variables = make_variables({"w": (40, 30)})
+    variables = make_variables({"w": (40, 30)}, device=device)
     rate = tf.Variable(0.5)
     prepared = prepare(variables, compression, op=hvd.Sum, learning_rate=rate)
     step = mode(step_of(variables, compression, learning_rate=rate))
@@ -279,8 +288,9 @@ def test_the_residual_follows_the_learning_rate_that_a_tape_is_told(preset, mode
 
 
 @alone
-def test_a_bad_gradient_of_one_rank_is_refused_on_all_and_changes_nothing():
-    variables = make_variables()
+@on_each_device
+def test_a_bad_gradient_of_one_rank_is_refused_on_all_and_changes_nothing(device):
+    variables = make_variables(device=device)
     step = step_of(variables, TopK(density=0.1, **SMALL))
 
     @tf.function

@@ -1,0 +1,116 @@
+/// The core as TensorFlow's ops know it: drivers by number, buffers, errors.
+
+#ifndef HVD_SPARSE_BINDINGS_TENSORFLOW_DRIVERS_H_
+#define HVD_SPARSE_BINDINGS_TENSORFLOW_DRIVERS_H_
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "csrc/bindings/driver_interface.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/platform/status.h"
+
+namespace hvd_sparse {
+
+namespace tf = tensorflow;
+
+/// What a step works on: memory of variables, and states of its own.
+struct StepMemory {
+  tf::Tensor residual, states, velocity;
+};
+
+inline absl::Status Closed() {
+  return absl::FailedPreconditionError(
+      "this exchange is closed: Horovod was shut down, build it anew");
+}
+
+/// The drivers that Python has made known, by number, and what their steps work on.
+class Drivers {
+ public:
+  static Drivers& Get() {
+    static auto* const drivers = new Drivers;
+    return *drivers;
+  }
+
+  void Add(std::int64_t number, const HvdSparseDriver& driver) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    drivers_[number].driver = driver;
+  }
+
+  void Remove(std::int64_t number) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    drivers_.erase(number);
+  }
+
+  absl::Status Find(std::int64_t number, HvdSparseDriver* driver) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = drivers_.find(number);
+    if (found == drivers_.end()) return Closed();
+    *driver = found->second.driver;
+    return absl::OkStatus();
+  }
+
+  /// Keeps what the next step works on alive, in place of what the one before did.
+  void Keep(std::int64_t number, StepMemory memory) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = drivers_.find(number);
+    if (found != drivers_.end()) found->second.memory = std::move(memory);
+  }
+
+  /// What the step that ends has worked on; empty if the driver is gone.
+  StepMemory Take(std::int64_t number) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = drivers_.find(number);
+    return found == drivers_.end() ? StepMemory{} : std::exchange(found->second.memory, {});
+  }
+
+ private:
+  struct Entry {
+    HvdSparseDriver driver{};
+    StepMemory memory;
+  };
+
+  std::mutex mutex_;
+  std::map<std::int64_t, Entry> drivers_;
+};
+
+/// The error of TensorFlow that a kind of ours becomes, in the order of hvd_sparse::ErrorKind.
+inline absl::Status StatusOf(std::int32_t kind, const char* message) {
+  static constexpr absl::StatusCode kCodes[] = {
+      absl::StatusCode::kInvalidArgument,     // kInvalidArgument
+      absl::StatusCode::kFailedPrecondition,  // kUnavailable
+      absl::StatusCode::kAborted,             // kPeerLost; TensorFlow keeps kUnavailable to itself
+      absl::StatusCode::kDeadlineExceeded,    // kTimeout
+      absl::StatusCode::kAborted,             // kExchangeFailed
+      absl::StatusCode::kInvalidArgument,     // kNonFinite, as tf.debugging.check_numerics has it
+      absl::StatusCode::kAborted,             // kDisagreement
+      absl::StatusCode::kResourceExhausted,   // kOutOfMemory
+  };
+  if (kind == HVD_SPARSE_DONE) return absl::OkStatus();
+  constexpr std::int32_t kinds = sizeof(kCodes) / sizeof(kCodes[0]);
+  return absl::Status(kind < kinds ? kCodes[kind] : absl::StatusCode::kInternal, message);
+}
+
+/// The number of hvd_sparse::DType.
+inline std::int32_t NumberOf(tf::DataType dtype) {
+  switch (dtype) {
+    case tf::DT_FLOAT:
+      return 0;
+    case tf::DT_DOUBLE:
+      return 1;
+    case tf::DT_HALF:
+      return 2;
+    default:
+      return 3;  // the op takes bfloat16 and no other
+  }
+}
+
+inline HvdSparseBuffer BufferOf(const tf::Tensor& tensor) {
+  return {tensor.data(), tensor.NumElements(), NumberOf(tensor.dtype())};
+}
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_BINDINGS_TENSORFLOW_DRIVERS_H_

@@ -1,0 +1,106 @@
+"""Where an exchange works: on the device of the variables; and which devices can be served.
+
+TensorFlow numbers GPUs in an order of its own ("GPU:0" is the first that it may see), so the core
+is told CUDA's number of the one in whose memory a tensor of TensorFlow lies.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from hvd_sparse import _core
+from hvd_sparse.compression import Compression
+from hvd_sparse.errors import UnavailableError, UnsupportedError
+from hvd_sparse.tensorflow import ops
+from hvd_sparse.tensorflow.ops import CPU
+
+# What acts on gradients in the memory of the CPU, and what it is where it does nothing.
+_OF_THE_CPU = {"momentum_correction": 0, "quality_every": None}
+
+
+def short_name(device: str) -> str:
+    """A device of this process, "CPU:0" or "GPU:1" and the like, by any of TensorFlow's names."""
+    spec = tf.DeviceSpec.from_string(device)
+    return f"{spec.device_type or 'CPU'}:{spec.device_index or 0}"
+
+
+def common_device(places: Iterable[tuple[str, str]]) -> str:
+    """The device on which all variables lie; the CPU if there are none.
+
+    Args:
+        places: Names of variables, and of their devices.
+
+    Raises:
+        UnsupportedError: They do not lie on one device.
+    """
+    first: tuple[str, str] | None = None
+    for name, device in places:
+        if first is None:
+            first = name, device
+        elif device != first[1]:
+            raise UnsupportedError(
+                f"variable '{first[0]}' is on {first[1]} and '{name}' on {device}: a sparse "
+                "exchange takes variables of one device"
+            )
+    return CPU if first is None else first[1]
+
+
+def check_device(device: str) -> None:
+    """Raises UnsupportedError unless gradients there can be exchanged."""
+    kind = device.partition(":")[0]
+    if kind == "CPU":
+        return
+    if kind != "GPU" or tf.test.is_built_with_rocm():
+        raise UnsupportedError(
+            f"variables lie on {device}; a sparse exchange takes gradients on the CPU, and on "
+            "NVIDIA GPUs"
+        )
+    problem = _problem_of_cuda()
+    if problem is not None:
+        raise UnsupportedError(f"variables lie on {device}, and {problem}")
+
+
+def check_options(device: str, compression: Compression) -> None:
+    """Raises UnsupportedError if a compression asks for what is not done on that device."""
+    if device == CPU:
+        return
+    if compression.adaptive:
+        raise UnsupportedError(
+            f"an adaptive compression times backward on the CPU, and variables lie on {device}, "
+            f"which computes by itself: pass {type(compression).__name__}(adaptive=False)"
+        )
+    for name, nothing in _OF_THE_CPU.items():
+        value = getattr(compression, name)
+        if value != nothing:
+            raise UnsupportedError(
+                f"{name} must be {nothing} for variables on {device}, got {value}: TensorFlow's "
+                "gradients have it on the CPU alone"
+            )
+
+
+@functools.cache
+def core_name(device: str) -> str:
+    """The device, as the core knows it: "cpu", or "cuda:1" and the like. Not within a graph."""
+    if device == CPU:
+        return "cpu"
+    with tf.device(device):
+        somewhere = tf.zeros(1)
+    return f"cuda:{_core.cuda_device_of(ops.address(somewhere, device=device))}"
+
+
+@functools.cache
+def _problem_of_cuda() -> str | None:
+    """Why the core cannot use GPUs, or None."""
+    if not _core.with_cuda:
+        return (
+            "this build exchanges gradients on the CPU only: build hvd_sparse with "
+            "HVD_SPARSE_WITH_CUDA=1"
+        )
+    try:
+        _core.cuda_devices()
+    except UnavailableError as error:
+        return f"this build cannot use it: {error}"
+    return None

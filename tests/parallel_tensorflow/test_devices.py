@@ -1,0 +1,161 @@
+"""Where an exchange works: kernels of both devices, and what a device cannot have, by name."""
+
+from __future__ import annotations
+
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import kernels, op_def_registry
+
+from hvd_sparse import _core
+from hvd_sparse.errors import UnavailableError, UnsupportedError
+from hvd_sparse.tensorflow import LAGS, TopK, devices, ops
+from hvd_sparse.tensorflow.blueprint import Blueprint, Template
+from hvd_sparse.tensorflow.settings import Settings
+from hvd_sparse.world import World
+from tests.parallel_tensorflow.ranks import integer_gradients, loss_of, make_variables, total
+
+# What lies in the memory of the CPU wherever an op works. All else is gradients.
+ON_THE_HOST = {
+    "HvdSparseBegin": {"residual", "states", "decay", "velocity", "token"},
+    "HvdSparseExchange": {"token", "passes"},
+    "HvdSparseSummed": {"finite", "token"},
+    "HvdSparseEnd": {"residual", "velocity", "states"},
+    "HvdSparseAddress": {"address"},
+}
+GRADIENTS = {"gradients", "averages", "sums", "same", "memory"}
+
+
+@pytest.fixture
+def with_cuda(monkeypatch):
+    """As if the core could use GPUs."""
+    monkeypatch.setattr(devices, "_problem_of_cuda", lambda: None)
+
+
+@pytest.mark.parametrize("op", ON_THE_HOST)
+def test_every_op_has_a_kernel_on_each_device(op):
+    ops._library()
+    registered = kernels.get_registered_kernels_for_op(op).kernel
+    on_the_host = {one.device_type: set(one.host_memory_arg) for one in registered}
+    assert on_the_host == {"CPU": set(), "GPU": ON_THE_HOST[op]}
+    definition = op_def_registry.get(op)
+    arguments = {one.name for one in (*definition.input_arg, *definition.output_arg)}
+    assert arguments - ON_THE_HOST[op] <= GRADIENTS
+    handles = {one.name for one in definition.input_arg if one.type == tf.resource}
+    assert handles <= ON_THE_HOST[op]
+
+
+def test_the_address_of_a_tensor_is_where_its_numbers_lie():
+    tensor = tf.constant([1.0, 2.0, 4.0])
+    address = ops.address(tensor, device="CPU:0")
+    assert address == np.asarray(memoryview(tensor)).ctypes.data
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("/job:localhost/replica:0/task:0/device:GPU:1", "GPU:1"),
+        ("/job:localhost/replica:0/task:0/device:CPU:0", "CPU:0"),
+        ("GPU:0", "GPU:0"),
+        ("", "CPU:0"),
+    ],
+)
+def test_devices_have_a_name_within_the_process(name, short):
+    assert devices.short_name(name) == short
+
+
+def test_variables_lie_on_one_device():
+    places = [("a", "CPU:0"), ("b", "CPU:0")]
+    assert devices.common_device([]) == devices.common_device(places) == "CPU:0"
+    with pytest.raises(UnsupportedError, match="variable 'a' is on CPU:0 and 'c' on GPU:1"):
+        devices.common_device([*places, ("c", "GPU:1")])
+
+
+def test_the_cpu_is_named_alike_everywhere():
+    blueprint = Blueprint.of(make_variables(), [False] * 4, Settings.checked(TopK))
+    assert blueprint.device == devices.CPU
+    assert devices.core_name(devices.CPU) == "cpu"
+    devices.check_device(devices.CPU)
+    devices.check_options(devices.CPU, LAGS(momentum_correction=0.5, quality_every=1))
+
+
+def test_other_devices_are_refused():
+    with pytest.raises(UnsupportedError, match=r"variables lie on TPU:0; .* on NVIDIA GPUs"):
+        devices.check_device("TPU:0")
+
+
+@pytest.mark.skipif(_core.with_cuda, reason="this build has CUDA")
+def test_a_build_without_cuda_says_how_to_get_it():
+    with pytest.raises(UnsupportedError, match=r"GPU:1, and this build .*HVD_SPARSE_WITH_CUDA=1"):
+        devices.check_device("GPU:1")
+    world, passes = _core.LoopbackWorld(1), _core.DrivenBucket.PASSES
+    exchange = _core.Exchange.over_loopback(world, 0, select_on="caller", local_size=1)
+    bucket = _core.DrivenBucket(passes, scale=1.0, output_scale=1.0, ks=[], pieces=1)
+    rules = _core.StepRules(device="cuda:1")
+    with pytest.raises(UnavailableError, match=r"cuda:1 need it: .*HVD_SPARSE_WITH_CUDA=1"):
+        _core.StepDriver(exchange, [(4, 1)], [bucket], None, None, None, rules)
+
+
+def agree_on(compression, places, sliced=False):
+    """As ranks do before they build an exchange of two variables."""
+    templates = [
+        Template(name, (8, 8), "float32", place) for name, place in zip("ab", places, strict=True)
+    ]
+    blueprint = Blueprint(tuple(templates), (False, sliced), Settings.checked(compression))
+    world = World.from_horovod(hvd, hvd.global_process_set)
+    return blueprint.agreed(world, hvd.global_process_set.ranks, 0)
+
+
+@pytest.mark.parametrize(
+    ("compression", "reason"),
+    [
+        (LAGS(), r"adaptive compression .* GPU:0, .*: pass LAGS\(adaptive=False\)"),
+        (TopK(momentum_correction=0.5), r"momentum_correction must be 0 .* GPU:0, got 0\.5"),
+        (TopK(quality_every=3), r"quality_every must be None .* GPU:0, got 3"),
+    ],
+)
+def test_what_is_done_on_the_cpu_alone_is_refused_on_all_ranks(compression, reason, with_cuda):
+    with pytest.raises(UnsupportedError, match=reason):
+        agree_on(compression, ["GPU:0", "GPU:0"])
+
+
+def test_what_a_gpu_can_have_is_agreed_on(with_cuda):
+    compression = LAGS(adaptive=False, clip_norm=1.0, weight_decay=0.1)
+    assert agree_on(compression, ["GPU:0", "GPU:0"]).device == "GPU:0"
+
+
+def test_several_devices_are_refused_unless_horovod_gathers(with_cuda):
+    with pytest.raises(UnsupportedError, match="'a' is on GPU:0 and 'b' on GPU:1"):
+        agree_on(TopK, ["GPU:0", "GPU:1"])
+    assert agree_on(TopK, ["GPU:0", "CPU:0"], sliced=True).device == "GPU:0"
+
+
+@pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
+def test_a_step_is_refused_where_the_core_is_told_that_a_dense_sum_is_not_finite(monkeypatch):
+    told = ops._told
+    monkeypatch.setattr(ops, "_told", lambda sums, device: told(sums, "GPU:0"))
+    variables = make_variables()
+
+    @tf.function
+    def step(gradients):
+        with tf.GradientTape() as tape:
+            loss = loss_of(variables, gradients)
+        tape = hvd.DistributedGradientTape(tape, compression=TopK(min_numel=64), op=hvd.Sum)
+        return tape.gradient(loss, variables)
+
+    for number in range(3):
+        gradients = integer_gradients(variables, number)
+        if number != 1:
+            bias = step(gradients)[1]
+            assert np.array_equal(total(gradients[1]), bias)
+            continue
+        if hvd.rank() == 0:
+            gradients[1] = tf.fill(gradients[1].shape, np.inf)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="travel dense is not finite"):
+            step(gradients)
+
+
+def test_ranks_need_not_lie_alike(with_cuda):
+    place = f"GPU:{hvd.rank()}"
+    assert agree_on(TopK, [place, place]).device == place
