@@ -34,7 +34,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
 def start_rank(args: argparse.Namespace) -> None:
     """Begins a rank: ranks share a machine's cores, and draw numbers of their own."""
     hvd.init()
-    tf.config.set_visible_devices([], "GPU")  # such a small model is faster without
+    tf.config.set_visible_devices([], "GPU")  # digits need none
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.keras.utils.set_random_seed(args.seed + hvd.rank())
