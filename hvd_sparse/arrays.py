@@ -9,6 +9,7 @@ import numpy as np
 from hvd_sparse import _core
 from hvd_sparse.buffer import Buffer
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.gpus import require_gpus
 
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 _LEGACY_DEFAULT_STREAM = 1  # as __cuda_array_interface__ numbers it, and CUDA, too
@@ -60,11 +61,7 @@ def _on_a_device(name: str, interface: dict[str, Any]) -> Placed:
     address, read_only = interface["data"]
     numel = int(np.prod(shape, dtype=np.int64))
     _check(name, dtype.name if dtype.isnative else interface["typestr"], numel)
-    if not _core.with_cuda:
-        raise UnsupportedError(
-            f"{name} is on a GPU, and this build exchanges arrays on the CPU only: build "
-            "hvd_sparse with HVD_SPARSE_WITH_CUDA=1"
-        )
+    require_gpus(f"{name} is on a GPU")
     strides = interface.get("strides")
     if read_only or interface.get("mask") is not None or not _contiguous(shape, strides, dtype):
         raise InvalidArgumentError(

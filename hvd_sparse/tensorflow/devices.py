@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from hvd_sparse import _core
 from hvd_sparse.compression import Compression
-from hvd_sparse.errors import UnavailableError, UnsupportedError
+from hvd_sparse.errors import UnsupportedError
+from hvd_sparse.gpus import require_gpus
 from hvd_sparse.tensorflow import ops
 from hvd_sparse.tensorflow.ops import CPU
 
@@ -58,9 +59,7 @@ def check_device(device: str) -> None:
             f"variables lie on {device}; a sparse exchange takes gradients on the CPU, and on "
             "NVIDIA GPUs"
         )
-    problem = _problem_of_cuda()
-    if problem is not None:
-        raise UnsupportedError(f"variables lie on {device}, and {problem}")
+    require_gpus(f"variables lie on {device}")
 
 
 def check_options(device: str, compression: Compression) -> None:
@@ -89,18 +88,3 @@ def core_name(device: str) -> str:
     with tf.device(device):
         somewhere = tf.zeros(1)
     return f"cuda:{_core.cuda_device_of(ops.address(somewhere, device=device))}"
-
-
-@functools.cache
-def _problem_of_cuda() -> str | None:
-    """Why the core cannot use GPUs, or None."""
-    if not _core.with_cuda:
-        return (
-            "this build exchanges gradients on the CPU only: build hvd_sparse with "
-            "HVD_SPARSE_WITH_CUDA=1"
-        )
-    try:
-        _core.cuda_devices()
-    except UnavailableError as error:
-        return f"this build cannot use it: {error}"
-    return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 
 import torch
 
-from hvd_sparse import _core
-from hvd_sparse.errors import UnavailableError, UnsupportedError
+from hvd_sparse.errors import UnsupportedError
+from hvd_sparse.gpus import require_gpus
 
 
 def check_device(name: str, tensor: torch.Tensor) -> None:
@@ -26,26 +25,7 @@ def check_device(name: str, tensor: torch.Tensor) -> None:
             f"{name} is on device '{device}'; a sparse exchange takes gradients on the CPU, and on "
             "NVIDIA GPUs"
         )
-    if not _core.with_cuda:
-        raise UnsupportedError(
-            f"{name} is on device '{device}', and this build exchanges gradients on the CPU only: "
-            "build hvd_sparse with HVD_SPARSE_WITH_CUDA=1"
-        )
-    problem = _problem_of_cuda()
-    if problem is not None:
-        raise UnsupportedError(
-            f"{name} is on device '{device}', which this build cannot use: {problem}"
-        )
-
-
-@functools.cache
-def _problem_of_cuda() -> str | None:
-    """Why the core sees no device, or None."""
-    try:
-        _core.cuda_devices()
-    except UnavailableError as error:
-        return str(error)
-    return None
+    require_gpus(f"{name} is on device '{device}'")
 
 
 def common_device(tensors: Iterable[tuple[str, torch.Tensor]]) -> torch.device:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import kernels, op_def_registry
 
-from hvd_sparse import _core
+from hvd_sparse import _core, gpus
 from hvd_sparse.errors import UnavailableError, UnsupportedError
 from hvd_sparse.tensorflow import LAGS, TopK, devices, ops
 from hvd_sparse.tensorflow.blueprint import Blueprint, Template
@@ -30,7 +30,7 @@ GRADIENTS = {"gradients", "averages", "sums", "same", "memory"}
 @pytest.fixture
 def with_cuda(monkeypatch):
     """As if the core could use GPUs."""
-    monkeypatch.setattr(devices, "_problem_of_cuda", lambda: None)
+    monkeypatch.setattr(gpus, "problem_of_gpus", lambda: None)
 
 
 @pytest.mark.parametrize("op", ON_THE_HOST)

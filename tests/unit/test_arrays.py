@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from hvd_sparse import _core, arrays
+from hvd_sparse import _core, arrays, gpus
 from hvd_sparse.arrays import placed
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from hvd_sparse.functions import sparse_allreduce
@@ -31,7 +31,7 @@ class OnADevice:
 @pytest.fixture
 def built_with_cuda(monkeypatch):
     """As if this build had CUDA, and device 3 all memory."""
-    monkeypatch.setattr(arrays._core, "with_cuda", True)
+    monkeypatch.setattr(gpus, "problem_of_gpus", lambda: None)
     monkeypatch.setattr(arrays._core, "cuda_device_of", lambda address: 3)
 
 

@@ -1,0 +1,31 @@
+"""Whether this build, on this machine, can exchange gradients that lie on a GPU."""
+
+from __future__ import annotations
+
+import functools
+
+from hvd_sparse import _core
+from hvd_sparse.errors import UnavailableError, UnsupportedError
+
+
+def require_gpus(found: str) -> None:
+    """Raises UnsupportedError, with the reason, where it cannot.
+
+    Args:
+        found: What lies on a GPU, such as "array is on a GPU"; the error begins with it.
+    """
+    problem = problem_of_gpus()
+    if problem is not None:
+        raise UnsupportedError(f"{found}, and this build {problem}")
+
+
+@functools.cache
+def problem_of_gpus() -> str | None:
+    """What this build does instead, or why it fails; None where it can use GPUs."""
+    if not _core.with_cuda:
+        return "exchanges on the CPU only: build hvd_sparse with HVD_SPARSE_WITH_CUDA=1"
+    try:
+        _core.cuda_devices()
+    except UnavailableError as error:
+        return f"cannot use it: {error}"
+    return None
