@@ -100,6 +100,15 @@ def test_collectives(tmp_path):
         assert any(needed in name for name in rows)
 
 
+def test_measuring(tmp_path):
+    file = tmp_path / "result.json"
+    options = ["--repetitions", "2", "--json", str(file)]
+    job = mpirun(3, ["benchmarks/measuring.py", *options], timeout=120)
+    assert job.status == 0, job.output
+    assert len(read(file)) == 1
+    assert "alone" in run([sys.executable, "benchmarks/measuring.py"], timeout=60).output
+
+
 def test_quality_and_split_allgather_is_exact(tmp_path):
     file = tmp_path / "result.json"
     options = ["--ranks", "3", "--ranks", "8", "--k", "200", "--draws", "1", "--json", str(file)]
