@@ -164,7 +164,7 @@ class Pretended:
             file.write_text(json.dumps(messages))
             return
         dilation = float(next(value for name, _, value in options if name == "dilation"))
-        assert env == {"HOROVOD_CYCLE_TIME": f"{dilation:g}"}
+        assert env["HOROVOD_CYCLE_TIME"] == f"{dilation:g}"
         gloo = any(name == "gloo" for name, _, _ in options)
         modes = [
             {"mode": value, "seconds": [self.seconds(value, dilation)] * 3,
