@@ -239,8 +239,10 @@ __global__ void __launch_bounds__(kThreads)
 
   if (thread != 0) return;
   if (flags != 0) atomicOr(&pass->flags, flags);
-  __threadfence();
-  if (atomicAdd(&pass->done, 1u) == gridDim.x - 1) JoinHeaders(own, theirs, out, pass);
+  __threadfence();  // what this block has counted comes before it is done,
+  if (atomicAdd(&pass->done, 1u) != gridDim.x - 1) return;
+  __threadfence();  // and what all have counted before the last one reads it
+  JoinHeaders(own, theirs, out, pass);
 }
 
 std::int64_t TilesFor(std::int64_t capacity) { return (capacity + kTile - 1) / kTile; }
