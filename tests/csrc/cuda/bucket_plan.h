@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "csrc/cuda/device_exchange.h"
+#include "csrc/cuda/pinned_array.h"
 #include "csrc/exchange/bucket.h"
 #include "tests/csrc/cuda/device_blocks.h"
 #include "tests/csrc/entries.h"
@@ -136,10 +137,11 @@ class RankOnDevice {
     launch.ks = ks;
     launch.states = states_.data();
     exchange_.Run(launch, nullptr);
-    DeviceArray<cuda::DeviceBlockHeader> fetched({cuda::DeviceBlockHeader{}});
+    cuda::PinnedArray<cuda::DeviceBlockHeader> fetched(1);
     exchange_.Fetch(fetched.data(), nullptr);
+    cuda::Check(cudaDeviceSynchronize(), "finish");
     AfterStep after;
-    after.header = fetched.Values()[0];
+    after.header = fetched[0];
     after.residual = residual_.Values();
     for (const auto& array : arrays) after.outputs.push_back(array->Values());
     after.states = states_.Values();
