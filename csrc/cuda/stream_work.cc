@@ -15,10 +15,13 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-/// Copies that wait: before the work begins, and after it has ended.
+/// Copies that wait: before the work begins, and after it has ended. cudaMemcpy alone may return
+/// while pageable memory is still on its way to the device, and the work's stream waits for no
+/// other.
 void Copy(void* to, const void* from, std::int64_t bytes) {
   if (bytes == 0) return;
   Check(cudaMemcpy(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault), "copy memory");
+  Check(cudaDeviceSynchronize(), "finish a copy");
 }
 
 void Upload(const SparseBlock& block, const DeviceBlock& to) {

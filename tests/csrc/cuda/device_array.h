@@ -47,6 +47,7 @@ class DeviceArray {
     if (values.empty()) return;
     cuda::Check(cudaMemcpy(data(), values.data(), values.size() * sizeof(T), cudaMemcpyDefault),
                 "copy");
+    cuda::Check(cudaDeviceSynchronize(), "finish");  // other streams do not wait for the copy
   }
 
   std::vector<T> Values() {

@@ -15,7 +15,9 @@
 namespace hvd_sparse {
 
 inline void CopyBytes(void* to, const void* from, std::size_t bytes) {
-  if (bytes > 0) cuda::Check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "copy");
+  if (bytes == 0) return;
+  cuda::Check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "copy");
+  cuda::Check(cudaDeviceSynchronize(), "finish");  // other streams do not wait for the copy
 }
 
 /// What a block of a device holds, on the CPU.
