@@ -79,7 +79,10 @@ class Event {
   /// Whether that work is done.
   bool Passed() const {
     const cudaError_t status = cudaEventQuery(event_);
-    if (status == cudaErrorNotReady) return false;
+    if (status == cudaErrorNotReady) {
+      (void)cudaGetLastError();  // no error, and the next launch must not be taken to have failed
+      return false;
+    }
     Check(status, "ask for an event");
     return true;
   }

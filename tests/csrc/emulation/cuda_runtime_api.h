@@ -16,6 +16,7 @@
 enum cudaError_t {
   cudaSuccess,
   cudaErrorInsufficientDriver,
+  cudaErrorInvalidConfiguration,
   cudaErrorInvalidDevice,
   cudaErrorMemoryAllocation,
   cudaErrorNoDevice,
@@ -62,7 +63,14 @@ inline std::atomic<void (*)(cudaStream_t, bool waits)> at_event{nullptr};
 
 inline const char* cudaGetErrorString(cudaError_t) { return "an error of the emulation"; }
 inline const char* cudaGetErrorName(cudaError_t) { return "emulated"; }
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+
+/// What this thread's next cudaGetLastError says.
+inline thread_local cudaError_t emulated_error = cudaSuccess;
+inline cudaError_t cudaGetLastError() {
+  const cudaError_t error = emulated_error;
+  emulated_error = cudaSuccess;
+  return error;
+}
 
 inline cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
@@ -134,9 +142,11 @@ inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, c
   *milliseconds = between.count();
   return cudaSuccess;
 }
+/// That an event has not passed is noted as an error would be: nobody may rely on the contrary.
 inline cudaError_t cudaEventQuery(cudaEvent_t) {
   bool (*const idle)() = hvd_sparse::emulation::device_is_idle;
-  return idle == nullptr || idle() ? cudaSuccess : cudaErrorNotReady;
+  if (idle == nullptr || idle()) return cudaSuccess;
+  return emulated_error = cudaErrorNotReady;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
   ++emulated_calls.waits;

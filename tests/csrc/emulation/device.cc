@@ -126,6 +126,10 @@ Warp& OwnWarp() { return running->block->warps[running->thread / kWarp]; }
 
 void Launch(unsigned blocks, unsigned threads, const std::function<void()>& body) {
   ++emulated_calls.launches;
+  if (blocks == 0 || blocks > INT32_MAX) {
+    emulated_error = cudaErrorInvalidConfiguration;
+    return;
+  }
   const std::lock_guard lock(one_kernel_at_a_time);
   kernel = &body;
   gridDim.x = blocks;

@@ -28,7 +28,8 @@ struct Dimension {
   unsigned x;
 };
 
-/// Runs a kernel: `body` in every thread of `blocks` blocks of `threads`, a multiple of 32.
+/// Runs a kernel: `body` in every thread of `blocks` blocks of `threads`, a multiple of 32. A grid
+/// of no blocks is an error, which cudaGetLastError says.
 void Launch(unsigned blocks, unsigned threads, const std::function<void()>& body);
 
 /// So many blocks at a time, while it lives.

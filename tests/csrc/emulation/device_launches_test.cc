@@ -5,7 +5,11 @@
 
 #include <vector>
 
+#include "csrc/base/error.h"
+#include "csrc/cuda/block_undo.h"
+#include "csrc/cuda/check.h"
 #include "csrc/cuda/device_exchange.h"
+#include "csrc/cuda/stream.h"
 #include "tests/csrc/cuda/loopback_transport.h"
 
 namespace hvd_sparse {
@@ -106,6 +110,21 @@ TEST(DeviceLaunches, OnlyAStreamThatIsFarBehindIsWaitedFor) {
   emulation::device_is_idle = [] { return false; };
   EXPECT_EQ(WaitsForSixChanges(), 2);  // four may be under way
   emulation::device_is_idle = nullptr;
+}
+
+TEST(DeviceLaunches, AnEventThatHasNotPassedIsNotTheErrorOfTheNextLaunch) {
+  cuda::Event event;
+  event.Record(nullptr);
+  emulation::device_is_idle = [] { return false; };
+  EXPECT_FALSE(event.Passed());
+  emulation::device_is_idle = nullptr;
+  cuda::CheckLaunch("launch a kernel");
+}
+
+TEST(DeviceLaunches, AGridWithoutBlocksIsAnError) {
+  const cuda::DeviceBlock none;
+  EXPECT_THROW(cuda::LaunchPutBack(none, {}, nullptr), Error);
+  cuda::CheckLaunch("launch a kernel");  // it was told once
 }
 
 }  // namespace
