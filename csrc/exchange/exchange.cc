@@ -183,24 +183,27 @@ void Exchange::TakeThrough(Slot* slot, std::optional<Launch> unselected) {
   });
   const bool is_given = unselected && network != nullptr;
   if (unselected && ready && !is_given) Select(slot, std::move(*unselected));
-  const bool done = Run(*slot, "exchange", [&] {
-    std::shared_ptr<const Mark> written;
-    if (is_given) {
-      slot->selected = true;  // nobody else looks before it is given, or failed
-      written = bucket.Give(std::move(*unselected), *comm_, kernels, network, slot->ready.get());
-    } else {
-      bucket.Reduce(*comm_, kernels, network);
-      written = kernels.EndOfOwn();
-    }
+  const auto note = [&](std::shared_ptr<const Mark> written) {
     const std::lock_guard lock(mutex_);
     slot->written = std::move(written);
+  };
+  const bool done = Run(*slot, "exchange", [&] {
+    if (!is_given) return bucket.Reduce(*comm_, kernels, network);
+    slot->selected = true;  // nobody else looks before it is given, or failed
+    note(bucket.Give(std::move(*unselected), *comm_, kernels, network, slot->ready.get()));
   });
+  // Also behind one that failed: it may have left gradients to be written later.
+  if (!is_given) Try(*slot, "exchange", [&] { note(kernels.EndOfOwn()); });
   Reach(done && is_given ? State::kGiven : State::kArrived, slot);
 }
 
 template <typename Work>
 bool Exchange::Run(const Slot& slot, const char* phase, const Work& work) {
-  if (HasEnded()) return false;
+  return !HasEnded() && Try(slot, phase, work);
+}
+
+template <typename Work>
+bool Exchange::Try(const Slot& slot, const char* phase, const Work& work) {
   try {
     work();
     return true;

@@ -130,6 +130,9 @@ class Exchange {
   /// A part of a bucket's way; `phase` names it in errors. Returns whether it was done.
   template <typename Work>
   bool Run(const Slot& slot, const char* phase, const Work& work);
+  /// The same where the exchange has ended, too.
+  template <typename Work>
+  bool Try(const Slot& slot, const char* phase, const Work& work);
   void HandOver(Slot* slot, Launch launch);
   void Select(Slot* slot, Launch launch);
   void TakeThrough(Slot* slot, std::optional<Launch> unselected);

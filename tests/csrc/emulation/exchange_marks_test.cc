@@ -1,0 +1,99 @@
+/// Gradients of a bucket that fails belong to the framework again when the device has left them
+/// alone, by the events that CUDA is given.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/comm/loopback_communicator.h"
+#include "csrc/exchange/exchange.h"
+#include "tests/csrc/cuda/device_array.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr int kRanks = 3, kGuest = 2;  // gtopk sends it the result as it is
+constexpr std::int64_t kNumel = 100;
+constexpr StreamHandle kStreams = 0x70;  // of the ranks; the exchanges' own are null here
+
+/// What this rank is sent knows of no gradient that is not finite.
+class Forgetful final : public LoopbackCommunicator {
+ public:
+  using LoopbackCommunicator::LoopbackCommunicator;
+
+  void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
+    LoopbackCommunicator::Transfer(out, in, what);
+    for (const Incoming& message : in) {
+      if (message.bytes < static_cast<std::int64_t>(sizeof(BlockHeader))) continue;
+      std::memcpy(static_cast<std::uint8_t*>(message.data) + offsetof(BlockHeader, bad_rank),
+                  &kNoRank, sizeof(kNoRank));
+    }
+  }
+};
+
+/// How often the guest's stream was made to wait.
+std::atomic<int> waits{0};
+
+/// A step of one bucket; returns what ended the exchange.
+std::string ErrorOf(const std::shared_ptr<LoopbackWorld>& world, int rank) {
+  std::unique_ptr<Communicator> comm;
+  if (rank == kGuest) comm = std::make_unique<Forgetful>(world, rank);
+  if (rank != kGuest) comm = std::make_unique<LoopbackCommunicator>(world, rank);
+  Exchange exchange(std::move(comm), SelectOn::kCaller);
+  BucketSpec spec{"fc", {kNumel}, {kNumel}, {10}, "top_k", {}, "gtopk"};
+  spec.device = {DeviceType::kCuda, 0};
+  const int bucket = exchange.AddBucket(spec);
+  std::vector<float> values(kNumel, 1.0f);
+  if (rank == kGuest) values[3] = std::numeric_limits<float>::quiet_NaN();
+  DeviceArray<float> gradient(values), residual(std::vector<float>(kNumel, 0.0f));
+  SelectionState state;
+  Launch launch;
+  launch.gradients = {{gradient.data(), kNumel, DType::kFloat32}};
+  launch.residual = residual.span();
+  launch.states = {&state, 1};
+  launch.ks = {10};
+  launch.decays = {1};
+  launch.stream = kStreams + static_cast<StreamHandle>(rank);
+  exchange.Start(bucket, std::move(launch));
+  try {
+    while (!exchange.Wait(bucket, 1.0, kStreams + static_cast<StreamHandle>(rank))) {
+    }
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// Its result is given to the device to be written before what is wrong with it is seen.
+TEST(ExchangeMarks, TheFrameworksStreamFollowsABucketThatFailedBehindItsWriting) {
+  waits = 0;
+  emulation::at_event = [](cudaStream_t stream, bool is_wait) {
+    const bool of_guest = stream == reinterpret_cast<cudaStream_t>(kStreams + kGuest);  // NOLINT
+    if (of_guest && is_wait) ++waits;
+  };
+  auto world = std::make_shared<LoopbackWorld>(kRanks);
+  std::string error;
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([&, rank] {
+      const std::string ended = ErrorOf(world, rank);
+      if (rank == kGuest) error = ended;
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  emulation::at_event = nullptr;
+  EXPECT_NE(error.find("knows of no NaN or Inf"), std::string::npos) << error;
+  EXPECT_EQ(waits, 1);
+}
+
+}  // namespace
+}  // namespace hvd_sparse
