@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
@@ -52,3 +53,40 @@ def common_device(tensors: Iterable[tuple[str, torch.Tensor]]) -> torch.device:
 def current_stream(device: torch.device) -> int:
     """The stream that is given work on a device now, as a number; 0 for the CPU."""
     return 0 if device.type == "cpu" else int(torch.cuda.current_stream(device).cuda_stream)
+
+
+class Arrivals:
+    """The streams on which gradients become ready, which may not be the one that they leave from.
+
+    Backward works on each gradient on the stream of the parameter's forward, and lets its own
+    caller's stream follow all of them at its end, which is too late here.
+
+    Args:
+        stream: The one that is current; None for the CPU, where there are none.
+    """
+
+    def __init__(self, stream: Callable[[], Any] | None) -> None:
+        self._stream = stream
+        self._noted: list[Any] = []
+
+    @classmethod
+    def on(cls, device: torch.device) -> Arrivals:
+        """Of gradients on a device."""
+        if device.type == "cpu":
+            return cls(None)
+        return cls(lambda: torch.cuda.current_stream(device))
+
+    def note(self) -> None:
+        """A gradient is there, behind what the current stream has been given."""
+        if self._stream is not None and (stream := self._stream()) not in self._noted:
+            self._noted.append(stream)
+
+    def join(self) -> None:
+        """What the current stream is given from now on finds all of them written."""
+        if self._stream is None:
+            return
+        current = self._stream()
+        for stream in self._noted:
+            if stream != current:
+                current.wait_stream(stream)
+        self._noted.clear()

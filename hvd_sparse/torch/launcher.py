@@ -84,7 +84,7 @@ class Launcher:
         """A gradient has arrived; launches what can be launched."""
         number = self._number_of[slot.name]
         bucket = self.buckets[number]
-        bucket.missing -= 1
+        bucket.arrived()
         if bucket.missing == 0:
             bucket.note_ready()
             self._order.became_ready(number)
@@ -113,6 +113,7 @@ class Launcher:
             bucket = self.buckets[self._order[self._launched]]
             if bucket.missing and not force:
                 return
+            bucket.gather()
             for slot in bucket.slots:
                 self._local.prepare(slot)
             bucket.launch(

@@ -12,7 +12,7 @@ from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import Compression
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.planned_bucket import add_planned_bucket
-from hvd_sparse.torch.devices import current_stream
+from hvd_sparse.torch.devices import Arrivals, current_stream
 from hvd_sparse.torch.slots import Slot, buffer_of
 
 
@@ -51,6 +51,7 @@ class SparseBucket:
         self.layout = Bucket(layers, compression.layer_wise)
         self.slots = tuple(slots)
         self._device = self.slots[0].param.device
+        self._arrivals = Arrivals.on(self._device)
         self.residual = _zeros(self.layout.numel, self._device)
         self._momentum = compression.momentum_correction
         self.velocity = _zeros(self.layout.numel, self._device) if self._momentum else None
@@ -69,10 +70,19 @@ class SparseBucket:
         )
         self._handle: int | None = None
 
+    def arrived(self) -> None:
+        """One of the gradients is there, for what the current stream is given next."""
+        self.missing -= 1
+        self._arrivals.note()
+
     def note_ready(self) -> None:
         """Tells the timeline that all gradients are there."""
         if self._exchange.timeline is not None:
             self._exchange.timeline.ready(self._bucket)
+
+    def gather(self) -> None:
+        """What the current stream is given next finds all gradients that have arrived."""
+        self._arrivals.join()
 
     def launch(
         self,
@@ -85,8 +95,9 @@ class SparseBucket:
     ) -> None:
         """Accumulates, selects and starts the exchange; does not wait for other ranks.
 
-        On a device, after what the current stream has been given. The memory is held here until
-        `wait`, after which that stream follows, so torch's allocator need not know of others.
+        On a device, after what the current stream has been given: call `gather` first. The memory
+        is held here until `wait`, after which that stream follows, so torch's allocator need not
+        know of others.
 
         Args:
             step: Steps before this one, for the warm-up.

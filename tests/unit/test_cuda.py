@@ -17,7 +17,7 @@ from hvd_sparse.measure import measure_machine
 from hvd_sparse.step_clock import CpuClock, StepClock
 from hvd_sparse.torch import LAGS, TopK
 from hvd_sparse.torch.device_clock import DeviceClock
-from hvd_sparse.torch.devices import check_device, common_device, current_stream
+from hvd_sparse.torch.devices import Arrivals, check_device, common_device, current_stream
 from hvd_sparse.torch.places import OnDevice, place_of
 from hvd_sparse.torch.settings import check_devices, check_horovod
 from hvd_sparse.torch.slots import buffer_of
@@ -137,6 +137,40 @@ def test_a_horovod_without_gpus_is_named_where_gradients_travel_dense(monkeypatc
 
 def test_the_cpu_has_no_stream():
     assert current_stream(torch.device("cpu")) == 0
+
+
+class FakeStream:
+    """Remembers for whom it waits."""
+
+    def __init__(self):
+        self.waits_for = []
+
+    def wait_stream(self, stream):
+        self.waits_for.append(stream)
+
+
+def test_gradients_leave_behind_all_streams_that_they_came_from():
+    one, two, three = (FakeStream() for _ in range(3))
+    current = [one, two, one, three]
+    arrivals = Arrivals(lambda: current[0])
+    for _ in range(3):
+        arrivals.note()
+        current.pop(0)
+    assert current == [three]
+    arrivals.join()
+    assert three.waits_for == [one, two]
+    arrivals.join()  # of the next step, in which none has come
+    assert three.waits_for == [one, two]
+    assert one.waits_for == two.waits_for == []
+
+
+def test_gradients_of_one_stream_wait_for_nothing():
+    stream = FakeStream()
+    arrivals = Arrivals(lambda: stream)
+    for _ in range(2):
+        arrivals.note()
+    arrivals.join()
+    assert stream.waits_for == []
 
 
 def test_gradients_have_the_clock_of_their_device():
