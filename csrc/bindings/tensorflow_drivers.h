@@ -37,8 +37,17 @@ class Drivers {
   void Add(std::int64_t number, const HvdSparseDriver& driver) {
     const std::lock_guard<std::mutex> lock(mutex_);
     drivers_[number].driver = driver;
+    drivers_[number].is_open = true;
   }
 
+  /// No op finds it any more. What its last step works on stays: the step may be under way.
+  void Close(std::int64_t number) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = drivers_.find(number);
+    if (found != drivers_.end()) found->second.is_open = false;
+  }
+
+  /// Of one that is closed, whose steps have all ended.
   void Remove(std::int64_t number) {
     const std::lock_guard<std::mutex> lock(mutex_);
     drivers_.erase(number);
@@ -47,7 +56,7 @@ class Drivers {
   absl::Status Find(std::int64_t number, HvdSparseDriver* driver) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = drivers_.find(number);
-    if (found == drivers_.end()) return Closed();
+    if (found == drivers_.end() || !found->second.is_open) return Closed();
     *driver = found->second.driver;
     return absl::OkStatus();
   }
@@ -69,6 +78,7 @@ class Drivers {
  private:
   struct Entry {
     HvdSparseDriver driver{};
+    bool is_open = false;
     StepMemory memory;
   };
 

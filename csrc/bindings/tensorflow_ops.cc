@@ -59,11 +59,12 @@ class BeginOp : public tf::OpKernel {
     if (status.ok() && velocities_ > 0) status = place_.OwnMemory(context, 3, &memory.velocity);
     if (status.ok()) status = CopyOfStates(context, &memory.states);
     if (status.ok()) {
-      Drivers::Get().Keep(number_, memory);
       const HvdSparseBuffer velocity =
           velocities_ > 0 ? BufferOf(memory.velocity) : HvdSparseBuffer{nullptr, 0, 0};
       driver.begin(driver.driver, origin, BufferOf(memory.residual), BufferOf(memory.states),
                    velocity, context->input(2).scalar<float>()(), &Note, &status);
+      // Not where the step before has yet to end: it works on what is kept.
+      if (status.ok()) Drivers::Get().Keep(number_, std::move(memory));
     }
     if (!status.ok()) driver.fail(driver.driver, std::string(status.message()).c_str());
     OP_REQUIRES_OK(context, status);
@@ -349,6 +350,10 @@ extern "C" {
 __attribute__((visibility("default"))) void hvd_sparse_add_driver(std::int64_t number,
                                                                   const HvdSparseDriver* driver) {
   hvd_sparse::Drivers::Get().Add(number, *driver);
+}
+
+__attribute__((visibility("default"))) void hvd_sparse_close_driver(std::int64_t number) {
+  hvd_sparse::Drivers::Get().Close(number);
 }
 
 __attribute__((visibility("default"))) void hvd_sparse_remove_driver(std::int64_t number) {

@@ -99,10 +99,12 @@ class Driver:
     def _end(self, reason: str) -> None:
         if self._driver is not None:
             driver, self._driver = self._driver, None
-            _symbols().hvd_sparse_remove_driver(ctypes.c_int64(self.number))
+            number = ctypes.c_int64(self.number)
+            _symbols().hvd_sparse_close_driver(number)
             driver.cancel(reason)
             self._steps = driver.steps
             driver.close()
+            _symbols().hvd_sparse_remove_driver(number)  # nobody writes to its memory any more
 
 
 def next_number() -> int:
