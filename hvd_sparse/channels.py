@@ -121,9 +121,11 @@ class Channels:
             )
             exchange.wait(handle, stream=stream)
             exchange.commit()
-        except ExchangeFailedError:
-            del self._channels[process_set.process_set_id]
-            exchange.close()
+        except BaseException as error:
+            has_ended = isinstance(error, ExchangeFailedError)
+            if has_ended or not isinstance(error, HvdSparseError):  # Ctrl-C: it may be under way
+                del self._channels[process_set.process_set_id]
+                exchange.close()  # now the memory is the caller's
             raise
 
     def _of(self, process_set: Any) -> _Channel:

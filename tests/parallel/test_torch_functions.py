@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
+from hvd_sparse.exchange import Exchange
 from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK, Warmup, sparse_allreduce, stats
 from tests.parallel.torch_ranks import (
     Toy,
@@ -54,6 +55,23 @@ def test_an_average_is_the_default():
 def test_one_percent_of_the_entries_is_applied_by_default():
     result = sparse_allreduce(torch.randn(1000), torch.zeros(1000))
     assert 1 <= int((result != 0).sum()) <= 10
+
+
+def test_an_interrupted_call_has_ended_before_its_memory_is_freed(monkeypatch):
+    waiting = []
+
+    def interrupted(exchange, *_, **__):
+        waiting.append(exchange)
+        hvd.barrier()  # else others find out before they have come here
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Exchange, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sparse_allreduce(torch.ones(64), torch.zeros(64), compression=TopK(density=1.0))
+    assert waiting[0].closed
+    monkeypatch.undo()
+    result = sparse_allreduce(torch.ones(64), torch.zeros(64), compression=TopK(density=1.0))
+    assert torch.equal(result, torch.ones(64))
 
 
 def test_views_are_exchanged_in_logical_order():
