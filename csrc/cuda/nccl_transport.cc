@@ -40,8 +40,8 @@ NcclTransport::NcclTransport(const nccl::Library& library, const nccl::UniqueId&
       const std::lock_guard lock(mutex_);
       nccl::Config config;
       config.blocking = 0;
-      const auto result = library_.calls().CommInitRankConfig(&nccl_, Size(), id, Rank(), &config);
-      if (result != nccl::kInProgress) MustSucceed(result, "ncclCommInitRankConfig", what);
+      MustSucceed(library_.calls().CommInitRankConfig(&nccl_, Size(), id, Rank(), &config),
+                  "ncclCommInitRankConfig", what);
     }
     WaitUntil([&] { return IsReady(what); }, what);
   } catch (const Error& error) {
@@ -147,7 +147,7 @@ void NcclTransport::Group(int peer, const std::string& what, const std::function
       // In any case: else all that this thread calls later would belong to the group.
       const nccl::Result result = library_.calls().GroupEnd();
       if (refused) std::rethrow_exception(refused);
-      if (result != nccl::kInProgress) MustSucceed(result, "ncclGroupEnd", what);
+      MustSucceed(result, "ncclGroupEnd", what);
     }
     WaitUntil([&] { return IsReady(what); }, what);
   } catch (const Error& error) {
@@ -157,8 +157,9 @@ void NcclTransport::Group(int peer, const std::string& what, const std::function
   connected_[static_cast<std::size_t>(peer == kAll ? Size() : peer)] = true;
 }
 
+/// Any call may also say that it goes on by itself; then IsReady tells what becomes of it.
 void NcclTransport::MustSucceed(nccl::Result result, const char* call, const std::string& what) {
-  if (result == nccl::kSuccess) return;
+  if (result == nccl::kSuccess || result == nccl::kInProgress) return;
   Throw(ErrorKind::kExchangeFailed, "rank ", Rank(), " failed in ", what, ": ",
         library_.Problem(result, call, nccl_));
 }
@@ -244,6 +245,7 @@ void NcclTransport::End(const Error& error, bool tell) {
 }
 
 void NcclTransport::Watch() {
+  (void)cudaSetDevice(device_);  // for good: aborting frees memory there (see OnDevice)
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, kBetweenLooks, [this] { return closing_ || ended_; })) {
     lock.unlock();

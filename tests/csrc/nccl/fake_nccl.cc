@@ -153,7 +153,7 @@ int Add(ncclComm* comm, const Operation& operation) {
   }
   grouped = comm;
   operations.push_back(operation);
-  return kSuccess;
+  return kInProgress;  // as a communicator that does not block may say of any call
 }
 
 }  // namespace
@@ -269,11 +269,11 @@ int ncclRecv(void* to, std::size_t count, int type, int peer, ncclComm* comm, vo
 
 int ncclAllGather(const void* from, void* to, std::size_t count, int type, ncclComm* comm,
                   void* stream) {
-  int result = kSuccess;
-  for (int peer = 0; peer < comm->size && result == kSuccess; ++peer) {
+  int result = kInProgress;
+  for (int peer = 0; peer < comm->size && result == kInProgress; ++peer) {
     result = ncclSend(from, count, type, peer, comm, stream);
     auto* const place = static_cast<char*>(to) + static_cast<std::size_t>(peer) * count;
-    if (result == kSuccess) result = ncclRecv(place, count, type, peer, comm, stream);
+    if (result == kInProgress) result = ncclRecv(place, count, type, peer, comm, stream);
   }
   return result;
 }
