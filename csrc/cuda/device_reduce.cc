@@ -21,12 +21,13 @@ void TransportGTopK::Fit(std::int64_t numel, std::int64_t k, double slack) {
 }
 
 void TransportGTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
-  const std::int64_t k = std::max<std::int64_t>(ctx.k, 1);
+  // It allocates, which may wait for the device: before the comparison, so that no device is
+  // waiting for this one meanwhile.
+  Fit(ctx.numel, std::max<std::int64_t>(ctx.k, 1), ctx.options.slack);
   BlockHeader& header = block->header();
   header.kept =
       static_cast<std::uint32_t>(GTopK::KeptBeforeTheLast(ctx.k, ctx.numel, ctx.options.slack));
   ctx.AgreeBeforehand(&header);
-  Fit(ctx.numel, k, ctx.options.slack);
 
   RoundTimes times{Concat("gtopk, over ", name_), SteadySeconds()};
   counted_.Reset();
