@@ -21,6 +21,7 @@
 #include "csrc/cuda/block_merge.h"
 #include "csrc/cuda/check.h"
 #include "csrc/cuda/digits.cuh"
+#include "csrc/cuda/entry_threads.cuh"
 #include "csrc/cuda/look_back.cuh"
 
 namespace hvd_sparse::cuda {
@@ -33,10 +34,6 @@ struct MergePass {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp, kItems = 8, kTile = kThreads * kItems;
-
-__device__ std::uint32_t PositionOf(Index marked) {
-  return static_cast<std::uint32_t>(marked) & ~kSurvivedBit;
-}
 
 /// Own entries among the first `diagonal` steps; by all lanes of a warp.
 __device__ unsigned SplitByWarp(const Index* own, unsigned own_count, const Index* theirs,

@@ -2,19 +2,17 @@
 
 #include "csrc/cuda/block_settle.h"
 #include "csrc/cuda/check.h"
-#include "csrc/cuda/entries.cuh"
+#include "csrc/cuda/entry_threads.cuh"
 
 namespace hvd_sparse::cuda {
 namespace {
-
-constexpr int kThreads = 256;
 
 __device__ bool IsDelivered(std::uint32_t position, const DeviceBlock& reduced) {
   unsigned low = 0, high = reduced.CountOnDevice();
   const unsigned count = high;
   while (low < high) {
     const unsigned middle = low + (high - low) / 2;
-    if ((static_cast<std::uint32_t>(reduced.indices[middle]) & ~kSurvivedBit) < position) {
+    if (PositionOf(reduced.indices[middle]) < position) {
       low = middle + 1;
     } else {
       high = middle;
@@ -24,11 +22,11 @@ __device__ bool IsDelivered(std::uint32_t position, const DeviceBlock& reduced) 
          static_cast<std::uint32_t>(reduced.indices[low]) == (position | kSurvivedBit);
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kEntryThreads)
     SettleKernel(DeviceBlock selected, DeviceBlock reduced, Span<float> residual) {
-  const std::int64_t n = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t n = OwnEntry();
   if (n >= selected.CountOnDevice()) return;
-  const std::uint32_t position = static_cast<std::uint32_t>(selected.indices[n]) & ~kSurvivedBit;
+  const std::uint32_t position = PositionOf(selected.indices[n]);
   if (position >= residual.size) return;
   if (!reduced.header->IsRefused() && IsDelivered(position, reduced)) return;
   residual.data[position] = selected.values[n];
@@ -38,8 +36,8 @@ __global__ void __launch_bounds__(kThreads)
 
 void LaunchSettle(const DeviceBlock& selected, const DeviceBlock& reduced, Span<float> residual,
                   cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>((selected.capacity + kThreads - 1) / kThreads);
-  SettleKernel<<<blocks, kThreads, 0, stream>>>(selected, reduced, residual);
+  const unsigned blocks = BlocksForEntries(selected.capacity);
+  SettleKernel<<<blocks, kEntryThreads, 0, stream>>>(selected, reduced, residual);
   CheckLaunch("put back what was not delivered");
 }
 

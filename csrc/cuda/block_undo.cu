@@ -2,23 +2,14 @@
 
 #include "csrc/cuda/block_undo.h"
 #include "csrc/cuda/check.h"
+#include "csrc/cuda/entry_threads.cuh"
 
 namespace hvd_sparse::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-
-unsigned BlocksFor(const DeviceBlock& block) {
-  return static_cast<unsigned>((block.capacity + kThreads - 1) / kThreads);
-}
-
-__device__ std::uint32_t PositionOf(Index marked) {
-  return static_cast<std::uint32_t>(marked) & ~kSurvivedBit;
-}
-
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kEntryThreads)
     NoteFormerKernel(DeviceBlock block, Span<const float> residual, DeviceBlock former) {
-  const std::int64_t n = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t n = OwnEntry();
   if (n == 0) *former.header = *block.header;
   if (n >= block.capacity) return;
   // Behind the last entry, too: how many there are is said once, by the header that was noted.
@@ -28,8 +19,9 @@ __global__ void __launch_bounds__(kThreads)
   if (i < residual.size) former.values[n] = residual.data[i];
 }
 
-__global__ void __launch_bounds__(kThreads) PutBackKernel(DeviceBlock block, Span<float> residual) {
-  const std::int64_t n = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+__global__ void __launch_bounds__(kEntryThreads)
+    PutBackKernel(DeviceBlock block, Span<float> residual) {
+  const std::int64_t n = OwnEntry();
   if (n >= block.CountOnDevice()) return;
   const std::uint32_t i = PositionOf(block.indices[n]);
   if (i < residual.size) residual.data[i] = block.values[n];
@@ -39,12 +31,13 @@ __global__ void __launch_bounds__(kThreads) PutBackKernel(DeviceBlock block, Spa
 
 void LaunchNoteFormer(const DeviceBlock& block, Span<const float> residual,
                       const DeviceBlock& former, cudaStream_t stream) {
-  NoteFormerKernel<<<BlocksFor(block), kThreads, 0, stream>>>(block, residual, former);
+  NoteFormerKernel<<<BlocksForEntries(block.capacity), kEntryThreads, 0, stream>>>(block, residual,
+                                                                                   former);
   CheckLaunch("note what a residual holds");
 }
 
 void LaunchPutBack(const DeviceBlock& block, Span<float> residual, cudaStream_t stream) {
-  PutBackKernel<<<BlocksFor(block), kThreads, 0, stream>>>(block, residual);
+  PutBackKernel<<<BlocksForEntries(block.capacity), kEntryThreads, 0, stream>>>(block, residual);
   CheckLaunch("put back what was taken");
 }
 

@@ -5,12 +5,11 @@
 
 #include "csrc/cuda/bucket_apply.h"
 #include "csrc/cuda/check.h"
+#include "csrc/cuda/entry_threads.cuh"
 #include "csrc/cuda/write_entry.cuh"
 
 namespace hvd_sparse::cuda {
 namespace {
-
-constexpr int kThreads = 256;
 
 /// Blocks that fill any device of today.
 constexpr unsigned kMostBlocks = 4096;
@@ -24,7 +23,7 @@ struct Target {
 };
 
 __device__ Target TargetOf(const Applying& job, std::int64_t n) {
-  const std::uint32_t position = static_cast<std::uint32_t>(job.reduced.indices[n]) & ~kSurvivedBit;
+  const std::uint32_t position = PositionOf(job.reduced.indices[n]);
   const Index* const begins = job.bucket.gradient_begins;
   unsigned low = 0, high = job.bucket.gradient_count;  // the last one that begins up to there
   while (high - low > 1) {
@@ -40,8 +39,8 @@ __device__ Target TargetOf(const Applying& job, std::int64_t n) {
   return {position, low, static_cast<std::int64_t>(position) - begin, is_there};
 }
 
-__global__ void __launch_bounds__(kThreads) CheckFitsKernel(Applying job) {
-  const std::int64_t n = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+__global__ void __launch_bounds__(kEntryThreads) CheckFitsKernel(Applying job) {
+  const std::int64_t n = OwnEntry();
   if (n >= job.reduced.CountOnDevice()) return;
   const Target target = TargetOf(job, n);
   if (!target.is_there) return;
@@ -52,7 +51,7 @@ __global__ void __launch_bounds__(kThreads) CheckFitsKernel(Applying job) {
   });
 }
 
-__global__ void __launch_bounds__(kThreads) ZeroKernel(Applying job) {
+__global__ void __launch_bounds__(kEntryThreads) ZeroKernel(Applying job) {
   if (job.reduced.header->IsRefused()) return;
   for (unsigned t = blockIdx.x; t < job.bucket.tile_count; t += gridDim.x) {
     const Tile tile = job.bucket.tiles[t];
@@ -61,15 +60,15 @@ __global__ void __launch_bounds__(kThreads) ZeroKernel(Applying job) {
       using T = decltype(number);
       T* const output = static_cast<T*>(flow.output) + tile.in_gradient;
       const bool is_aligned = IsAligned(output);
-      for (int i = static_cast<int>(threadIdx.x) * 4; i < tile.size; i += kThreads * 4) {
+      for (int i = static_cast<int>(threadIdx.x) * 4; i < tile.size; i += kEntryThreads * 4) {
         StoreFour(Four<T>{}, tile.size - i, is_aligned, output + i);
       }
     });
   }
 }
 
-__global__ void __launch_bounds__(kThreads) ApplyKernel(Applying job) {
-  const std::int64_t n = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+__global__ void __launch_bounds__(kEntryThreads) ApplyKernel(Applying job) {
+  const std::int64_t n = OwnEntry();
   if (job.reduced.header->IsRefused() || n >= job.reduced.CountOnDevice()) return;
   const Target target = TargetOf(job, n);
   if (!target.is_there) return;
@@ -81,22 +80,18 @@ __global__ void __launch_bounds__(kThreads) ApplyKernel(Applying job) {
   });
 }
 
-unsigned BlocksFor(std::int64_t entries) {
-  return static_cast<unsigned>((entries + kThreads - 1) / kThreads);
-}
-
 }  // namespace
 
 void LaunchCheckFits(const Applying& job, cudaStream_t stream) {
-  CheckFitsKernel<<<BlocksFor(job.reduced.capacity), kThreads, 0, stream>>>(job);
+  CheckFitsKernel<<<BlocksForEntries(job.reduced.capacity), kEntryThreads, 0, stream>>>(job);
   CheckLaunch("look for what a gradient cannot hold");
 }
 
 void LaunchApply(const Applying& job, cudaStream_t stream) {
   const unsigned blocks = std::min(job.bucket.tile_count, kMostBlocks);
-  ZeroKernel<<<blocks, kThreads, 0, stream>>>(job);
+  ZeroKernel<<<blocks, kEntryThreads, 0, stream>>>(job);
   CheckLaunch("clear gradients");
-  ApplyKernel<<<BlocksFor(job.reduced.capacity), kThreads, 0, stream>>>(job);
+  ApplyKernel<<<BlocksForEntries(job.reduced.capacity), kEntryThreads, 0, stream>>>(job);
   CheckLaunch("write a block to gradients");
 }
 

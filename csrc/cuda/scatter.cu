@@ -2,20 +2,18 @@
 
 #include "csrc/base/error.h"
 #include "csrc/cuda/check.h"
+#include "csrc/cuda/entry_threads.cuh"
 #include "csrc/cuda/scatter.h"
 #include "csrc/cuda/write_entry.cuh"
 
 namespace hvd_sparse::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-
 template <typename T>
 __global__ void ScatterKernel(Scattering job) {
-  const std::int64_t n = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t n = OwnEntry();
   if (n >= job.count) return;
-  const auto position = static_cast<std::uint32_t>(job.indices[n]) & ~kSurvivedBit;
-  const std::int64_t i = static_cast<std::int64_t>(position) - job.offset;
+  const std::int64_t i = std::int64_t{PositionOf(job.indices[n])} - job.offset;
   Written written;
   if (i >= 0 && i < job.grad.numel) {
     float* const residual = i < job.residual.size ? job.residual.data + i : nullptr;
@@ -52,8 +50,8 @@ void LaunchScatter(const Scattering& job, cudaStream_t stream) {
   if (job.count == 0) return;
   WithTypeOf(job.grad.dtype, [&](auto number) {
     using T = decltype(number);
-    const auto blocks = static_cast<unsigned>((job.count + kThreads - 1) / kThreads);
-    ScatterKernel<T><<<blocks, kThreads, 0, stream>>>(job);
+    const unsigned blocks = BlocksForEntries(job.count);
+    ScatterKernel<T><<<blocks, kEntryThreads, 0, stream>>>(job);
     CheckLaunch("write entries to a gradient");
   });
 }

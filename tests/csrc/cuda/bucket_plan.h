@@ -99,6 +99,21 @@ std::vector<GradView> ViewsOf(const BucketPlan& plan, const std::vector<Memory>&
   return views;
 }
 
+/// A step over gradients in `memory`, which get the result, too.
+inline cuda::DeviceLaunch LaunchOf(const BucketPlan& plan, const std::vector<void*>& memory,
+                                   const std::vector<std::int64_t>& ks, Span<float> residual,
+                                   SelectionState* states) {
+  cuda::DeviceLaunch launch;
+  launch.residual = residual;
+  launch.gradients = launch.outputs = ViewsOf(plan, memory);
+  for (const auto& gradient : plan.gradients) launch.decays.push_back(gradient.decay);
+  launch.scale = plan.scale;
+  launch.output_scale = plan.output_scale;
+  launch.ks = ks;
+  launch.states = states;
+  return launch;
+}
+
 /// What one rank has after a step.
 struct AfterStep {
   std::vector<float> residual;
@@ -128,15 +143,7 @@ class RankOnDevice {
       arrays.push_back(std::make_unique<DeviceArray<std::uint8_t>>(bytes, shift));
       memory.push_back(arrays.back()->data());
     }
-    cuda::DeviceLaunch launch;
-    launch.residual = residual_.span();
-    launch.gradients = launch.outputs = ViewsOf(plan_, memory);
-    for (const auto& gradient : plan_.gradients) launch.decays.push_back(gradient.decay);
-    launch.scale = plan_.scale;
-    launch.output_scale = plan_.output_scale;
-    launch.ks = ks;
-    launch.states = states_.data();
-    exchange_.Run(launch, nullptr);
+    exchange_.Run(LaunchOf(plan_, memory, ks, residual_.span(), states_.data()), nullptr);
     cuda::PinnedArray<cuda::DeviceBlockHeader> fetched(1);
     exchange_.Fetch(fetched.data(), nullptr);
     cuda::Check(cudaDeviceSynchronize(), "finish");

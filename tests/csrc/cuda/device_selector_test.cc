@@ -54,13 +54,8 @@ struct OnDevice {
       arrays.push_back(std::make_unique<DeviceArray<std::uint8_t>>(bytes));
       memory.push_back(arrays.back()->data());
     }
-    cuda::DeviceLaunch launch;
-    launch.residual = residual.span();
-    launch.gradients = launch.outputs = ViewsOf(plan, memory);
-    for (const auto& of_plan : plan.gradients) launch.decays.push_back(of_plan.decay);
-    launch.scale = plan.scale;
-    launch.ks = plan.ks();
-    launch.states = states.data();
+    const cuda::DeviceLaunch launch =
+        LaunchOf(plan, memory, plan.ks(), residual.span(), states.data());
     tables.Update(launch, nullptr);
     selector.Select(launch, tables, {3, 1, 2, 7}, selected.block(), nullptr);
     return BlockOnCpu(selected.block());
