@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -159,7 +160,7 @@ class AddAndZero(OwnGradients):
         return super()._is_right(layer, u) and not self._gradients[layer].any()
 
 
-class Selecting(Contender):
+class Selecting(Contender, ABC):
     """What all contenders have in common that select.
 
     Attributes:
@@ -170,9 +171,9 @@ class Selecting(Contender):
     bounds: tuple[float, float] = (0, math.inf)
     largest = True
 
+    @abstractmethod
     def taken(self, layer: int) -> Taken:
         """What the last run selected."""
-        raise NotImplementedError
 
     def is_bounded(self, count: int, non_zeros: int) -> bool:
         """Whether so many entries of a layer may be selected; zeros need not be."""

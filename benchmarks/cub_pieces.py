@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class Cub:
         return TopK(self._library, u, k)
 
 
-class Piece:
+class Piece(ABC):
     """A call of CUB's with the temporary memory that it asks for by a first call.
 
     Attributes:
@@ -78,9 +79,9 @@ class Piece:
             max(1, self._bytes.value), dtype=torch.uint8, device=self._u.device
         )
 
+    @abstractmethod
     def give(self, stream: int) -> None:
         """Gives a stream the work."""
-        raise NotImplementedError
 
     def _call(self, *arguments: object) -> None:
         temporary = None if self._temporary is None else _pointer(self._temporary)
