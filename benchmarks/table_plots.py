@@ -30,7 +30,7 @@ def plot_methods(rows: Sequence[Measurement], file: Path) -> None:
         axis.set_title(row.name + (" (void)" if row.problems else ""), fontsize=10)
     handles, labels = axes[0][0].get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    axes[0][0].legend(unique.values(), unique.keys(), fontsize=8)
+    figure.legend(unique.values(), unique.keys(), fontsize=8, loc="outside upper left", ncols=3)
     axes[0][0].set_ylabel("seconds per step")
     figure.savefig(file, dpi=150)
     plt.close(figure)
