@@ -51,9 +51,11 @@ def fit_link(seconds: Mapping[int, float]) -> Link:
     covariance = np.average((sizes - mean_size) * (times - mean_time), weights=weights)
     beta = max(0.0, float(covariance / spread))
     alpha = float(mean_time) - beta * float(mean_size)
-    if alpha <= 0:  # then the line goes through zero
-        alpha = 0.0
-        beta = float(np.average(times / sizes, weights=weights * sizes**2))
+    if alpha <= 0:
+        # Links that save up for bursts let short messages pass at once: those say nothing of the
+        # rate, and the line goes through zero and the longest message.
+        longest = int(sizes.argmax())
+        alpha, beta = 0.0, float(times[longest] / sizes[longest])
     return Link(alpha=alpha, beta=beta)
 
 

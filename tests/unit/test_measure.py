@@ -36,6 +36,13 @@ def test_short_messages_count_as_much_as_long_ones():
         assert link.seconds(size) == pytest.approx(seconds, rel=0.15)
 
 
+def test_a_burst_that_short_messages_pass_in_is_no_faster_link():
+    burst, beta = 4 << 10, 80e-9
+    link = fit_link({size: max(2e-5, (size - burst) * beta) for size in SIZES})
+    assert link.alpha == 0
+    assert link.beta == pytest.approx(beta, rel=0.02)
+
+
 @pytest.mark.parametrize("seconds", [(3e-4, 2e-4, 1e-4), (1e-6, 1e-3, 1e-2), (0.1, 0.1, 0.1)])
 def test_a_line_is_never_negative(seconds):
     link = fit_link(dict(zip(SIZES, seconds, strict=True)))
