@@ -2,7 +2,7 @@
 
     python benchmarks/paper_tables.py lags --json lags.json --plot lags.png     (as root)
     python benchmarks/paper_tables.py gtopk --only VGG-16 --hosts 8
-    python benchmarks/paper_tables.py sweep
+    python benchmarks/paper_tables.py sweep --json sweep.json --resume
     python benchmarks/paper_tables.py gtopk --local --hosts 2 --only ResNet-20 --dilation 0.1
 
 lags     dense, SLGS (top-k of the whole model) and LAGS with 16 ranks, models of the LAGS paper
@@ -16,6 +16,8 @@ Dilation: a link of a tenth of the rate and waits of ten times the length keep t
 compute, while the hosts of a cluster fit on few cores. Latency is not dilated: the network that is
 really emulated has `rate * dilation` and `latency / dilation`, and both are printed. Times in the
 tables are divided by the dilation. Horovod's cycle time is multiplied by it.
+
+A row takes minutes, a table hours: with --resume rows that --json holds are not measured again.
 
 A row counts only if messages take bytes / rate, if it repeats at another dilation, and if the
 machine is not busy: table_checks.py. With --local nothing is shaped and no row counts.
@@ -35,7 +37,8 @@ import typer
 from clusters import ClusterLauncher, Launcher, LocalLauncher
 from memory import GIB
 from paper_figures import GTOPK_TABLE, LAGS_TABLE, PaperRow
-from reporting import Result, write
+from reporting import Result
+from table_files import row_of, save, saved_rows
 from table_plots import plot_methods, plot_rates
 from table_rows import Measurement, envelope_row, prediction_rows, ratios_row, seconds_row
 from table_runs import Effort, Job, measure
@@ -44,7 +47,9 @@ from hvd_sparse.collectives import COLLECTIVES
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-SWEEP_RATES = (100e6, 300e6, 1e9, 3e9, 10e9)
+# Bits per second, and a dilation that eight hosts on two cores keep up with.
+SWEEP = {100e6: 10.0, 300e6: 10.0, 1e9: 20.0, 3e9: 30.0, 10e9: 60.0}
+DILATION = 10.0  # of everything else
 
 
 def jobs_of_papers(rows: Sequence[PaperRow], hosts: Sequence[int], gtopk: bool) -> list[Job]:
@@ -57,7 +62,10 @@ def jobs_of_papers(rows: Sequence[PaperRow], hosts: Sequence[int], gtopk: bool) 
         }
         if gtopk:
             modes["gTop-k"] = f"GTopK(density={row.density})"
-        jobs += [Job(f"{row.model}, {ranks} ranks", row, ranks, row.rate, modes) for ranks in hosts]
+        jobs += [
+            Job(f"{row.model}, {ranks} ranks", row, ranks, row.rate, modes, dilation=DILATION)
+            for ranks in hosts
+        ]
     return jobs
 
 
@@ -69,7 +77,10 @@ def jobs_of_sweep(row: PaperRow, ranks: int, rates: Sequence[float]) -> list[Job
         if name != "hierarchical"  # with one rank on each host it is gtopk
     }  # fmt: skip
     modes["LAGS"] = f"LAGS(density={row.density})"
-    return [Job(f"{rate / 1e6:g} Mb/s", row, ranks, rate, modes) for rate in rates]
+    return [
+        Job(f"{rate / 1e6:g} Mb/s", row, ranks, rate, modes, dilation=SWEEP.get(rate, DILATION))
+        for rate in rates
+    ]
 
 
 def results_of(table: str, rows: Sequence[Measurement], settings: dict[str, Any]) -> list[Result]:
@@ -99,9 +110,9 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="these models; one for sweep")] = None,
     rate: Annotated[list[float] | None, typer.Option(help="bits per second, for sweep")] = None,
     local: Annotated[bool, typer.Option("--local", help="this machine, unshaped")] = False,
-    dilation: Annotated[float, typer.Option(help="waits x, rate / this")] = 10.0,
+    dilation: Annotated[float | None, typer.Option(help="waits x, rate / this")] = None,
     repeat: Annotated[float, typer.Option(help="dilation of the repetition; 0: none")] = 20.0,
-    repeat_only: Annotated[str | None, typer.Option(help="repeat this model's rows alone")] = None,
+    repeat_only: Annotated[str | None, typer.Option(help="model or row to repeat alone")] = None,
     steps: Annotated[int, typer.Option(min=1, help="in each turn of a sparse method")] = 5,
     dense_steps: Annotated[int, typer.Option(min=1, help="the same of dense, compute")] = 2,
     turns: Annotated[int, typer.Option(min=1, help="of each method")] = 3,
@@ -112,6 +123,7 @@ def main(
     timeout: Annotated[float, typer.Option(help="seconds for one job")] = 3600.0,
     timelines: Annotated[Path | None, typer.Option(help="folder for traces of rank 0")] = None,
     json: Annotated[Path | None, typer.Option(help="also write everything here")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="take rows that --json holds")] = False,
     plot: Annotated[Path | None, typer.Option(help="draw the times into this file")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="tables in Markdown, too")] = False,
 ) -> None:
@@ -121,7 +133,7 @@ def main(
         "lags": lambda: jobs_of_papers(LAGS_TABLE, hosts or [16], gtopk=False),
         "gtopk": lambda: jobs_of_papers(GTOPK_TABLE, hosts or [4, 8, 16, 32], gtopk=True),
         "sweep": lambda: jobs_of_sweep(
-            papers[(only or ["ResNet-50"])[0]], (hosts or [8])[0], rate or SWEEP_RATES
+            papers[(only or ["ResNet-50"])[0]], (hosts or [8])[0], rate or list(SWEEP)
         ),
     }
     if table not in makers:
@@ -131,16 +143,23 @@ def main(
         raise typer.BadParameter(f"only must name {', '.join(papers)}, got {', '.join(unknown)}")
     jobs = [job for job in makers[table]() if not only or job.paper.model in only]
     if repeat_only is not None:
-        if all(job.paper.model != repeat_only for job in jobs):
-            raise typer.BadParameter(f"repeat_only must name a row's model, got {repeat_only!r}")
+        if all(repeat_only not in (job.paper.model, job.name) for job in jobs):
+            raise typer.BadParameter(
+                f"repeat_only must name a row or its model, got {repeat_only!r}"
+            )
         jobs = [
-            job if job.paper.model == repeat_only else replace(job, stands_in=repeat_only)
+            job
+            if repeat_only in (job.paper.model, job.name)
+            else replace(job, stands_in=repeat_only)
             for job in jobs
         ]
     if not jobs:
         raise typer.BadParameter(f"the table {table} has no row of {', '.join(only or [])}")
+    if resume and json is None:
+        raise typer.BadParameter("resume takes the rows from --json, which is not given")
+    if dilation is not None:
+        jobs = [replace(job, dilation=dilation) for job in jobs]
     effort = Effort(
-        dilation=dilation,
         repeat=repeat or None,
         steps=steps,
         dense_steps=dense_steps,
@@ -155,18 +174,13 @@ def main(
     launcher: Launcher = LocalLauncher() if local else ClusterLauncher()
     settings = {"table": table, "local": local, **asdict(effort)}
     settings["timelines"] = None if timelines is None else str(timelines)
+    known = saved_rows(json) if resume and json is not None else []
     rows: list[Measurement] = []
     for job in jobs:
-        rows.append(measure(launcher, job, effort))
+        rows.append(row_of(job, known) or measure(launcher, job, effort))
         results = results_of(table, rows, settings)
         if json is not None:  # after each row: hours of work
-            write(
-                json,
-                {
-                    "results": [result.as_json() for result in results],
-                    "rows": [asdict(row) for row in rows],
-                },
-            )
+            save(json, results, rows)
     for result in results:
         result.show()
         if markdown:

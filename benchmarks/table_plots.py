@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
-from table_rows import BOUND, COMPUTE, Measurement
+from table_rows import BOUND, COMPUTE, DENSE, Measurement
+
+# Of a sweep's methods. Okabe and Ito's colours, which colour-blind readers tell apart.
+_STYLES: dict[str, dict[str, Any]] = {
+    COMPUTE: {"linestyle": "--", "color": "0.3"},
+    DENSE[0]: {"linestyle": "-", "color": "#000000"},
+    DENSE[1]: {"linestyle": "-", "color": "#999999"},
+    "LAGS, allgather": {"linestyle": ":", "color": "#E69F00"},
+    "LAGS, gtopk": {"linestyle": ":", "color": "#009E73"},
+    "LAGS, recursive_doubling": {"linestyle": ":", "color": "#CC79A7"},
+    "LAGS, split_allgather": {"linestyle": ":", "color": "#0072B2"},
+    "LAGS": {"linestyle": "-", "color": "#D55E00", "linewidth": 2.5},
+}
 
 
 def plot_methods(rows: Sequence[Measurement], file: Path) -> None:
@@ -37,23 +50,30 @@ def plot_methods(rows: Sequence[Measurement], file: Path) -> None:
 
 
 def plot_rates(rows: Sequence[Measurement], file: Path) -> None:
-    """A line for each method: time per step against the rate of the network."""
+    """Time per step against the rate of the network, and what sparse methods add to the compute."""
     mpl.use("Agg")
-    figure, axis = plt.subplots(figsize=(8, 4.8), layout="constrained")
+    figure, (steps, added) = plt.subplots(1, 2, figsize=(11, 4.8), layout="constrained")
     rates = [row.rate / 1e9 for row in rows]
     for method in rows[0].seconds:
-        style = {COMPUTE: "--", "LAGS": "-"}.get(method, ":")
-        width = 2.5 if method == "LAGS" else 1.5
-        axis.plot(
-            rates, [row.seconds[method] for row in rows], style, marker=".", linewidth=width,
-            label=method,
-        )  # fmt: skip
-    axis.plot(rates, [row.bound for row in rows], ":", color="0.5", label=BOUND)
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlabel("Gb/s")
-    axis.set_ylabel("seconds per step")
-    axis.set_title(f"{rows[0].paper.model}, {rows[0].ranks} ranks")
-    axis.legend(fontsize=8)
+        style = _STYLES.get(method, {"linestyle": ":"})
+        seconds = [row.seconds[method] for row in rows]
+        (line,) = steps.plot(rates, seconds, marker=".", label=method, **style)
+        if method != COMPUTE and method not in DENSE:
+            beyond = [100 * (row.seconds[method] / row.compute - 1) for row in rows]
+            added.plot(rates, beyond, marker=".", **{**style, "color": line.get_color()})
+    steps.plot(rates, [row.bound for row in rows], "-.", color="0.5", label=BOUND)
+    steps.set_yscale("log")
+    steps.set_ylabel("seconds per step")
+    added.set_ylim(bottom=0)
+    added.set_ylabel("beyond compute only (%)")
+    for axis in (steps, added):
+        axis.set_xscale("log")
+        axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axis.minorticks_off()
+        axis.set_xlabel("Gb/s")
+        axis.grid(color="0.9")
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    figure.suptitle(f"{rows[0].paper.model}, {rows[0].ranks} ranks", fontsize=11)
     figure.savefig(file, dpi=150)
     plt.close(figure)

@@ -32,8 +32,9 @@ class Job:
         ranks: How many are wanted.
         rate: Bits per second of the network that is emulated.
         modes: Of replay.py, by the method's name; without compute only and dense.
-        stands_in: Model whose row is repeated at another dilation in place of this one; None: this
-            one is itself.
+        dilation: Of the waits and, inversely, of the rate.
+        stands_in: Row, or model whose rows are repeated at another dilation in place of this one;
+            None: this one is itself.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Job:
     ranks: int
     rate: float
     modes: dict[str, str]
+    dilation: float
     stands_in: str | None = None
 
 
@@ -49,7 +51,6 @@ class Effort:
     """How much is measured.
 
     Attributes:
-        dilation: Of the waits and, inversely, of the rate.
         repeat: Dilation of the repetition; None for none.
         steps: In each turn of each sparse method.
         dense_steps: In each turn of dense, and of compute only.
@@ -62,7 +63,6 @@ class Effort:
         timelines: Folder for a trace of every job over MPI; None for none.
     """
 
-    dilation: float
     repeat: float | None
     steps: int
     dense_steps: int
@@ -96,7 +96,7 @@ def run_replay(hosts: Hosts, job: Job, effort: Effort, modes: Sequence[str], *, 
             "model": job.paper.model,
             "forward": job.paper.forward,
             "backward": job.paper.backward,
-            "dilation": effort.dilation,
+            "dilation": job.dilation,
             "steps": effort.steps,
             "dense-steps": effort.dense_steps,
             "turns": effort.turns,
@@ -115,7 +115,7 @@ def run_replay(hosts: Hosts, job: Job, effort: Effort, modes: Sequence[str], *, 
         # Horovod's idle rounds every millisecond are no part of the ratio that dilation keeps. And
         # its cache holds the names of one training: where several take turns, dense steps would
         # be negotiated anew each time.
-        env = {"HOROVOD_CYCLE_TIME": f"{effort.dilation:g}", "HOROVOD_CACHE_CAPACITY": "8192"}
+        env = {"HOROVOD_CYCLE_TIME": f"{job.dilation:g}", "HOROVOD_CACHE_CAPACITY": "8192"}
         if effort.timelines is not None and not gloo:
             env["HVD_SPARSE_TIMELINE"] = str(timeline_file(effort, job, modes))
         hosts.run(program, env=env, timeout=effort.timeout)
@@ -128,7 +128,7 @@ def timeline_file(effort: Effort, job: Job, modes: Sequence[str]) -> Path:
     effort.timelines.mkdir(parents=True, exist_ok=True)
     names = {mode: method for method, mode in job.modes.items()}
     methods = "+".join(names[mode] for mode in modes if mode in names) or "dense"
-    name = f"{job.name} {effort.dilation:g} {methods}"
+    name = f"{job.name} {job.dilation:g} {methods}"
     return effort.timelines / f"{re.sub(r'[^A-Za-z0-9.+-]+', '_', name)}.json"
 
 
@@ -164,7 +164,7 @@ def measure_once(launcher: Launcher, job: Job, ranks: int, effort: Effort) -> On
     cpu: dict[str, float] = {}
     raw: list[Any] = []
     alpha, problems = None, []
-    with launcher.hosts(ranks, job.rate / effort.dilation) as hosts:
+    with launcher.hosts(ranks, job.rate / job.dilation) as hosts:
         if hosts.rate is None:
             problems.append("links are not shaped")
         else:
@@ -184,12 +184,12 @@ def measure_once(launcher: Launcher, job: Job, ranks: int, effort: Effort) -> On
             method = names[each["mode"]]
             if each["settling"] is not None:
                 told = predictions(each["settling"], ["dense", *method_of])
-                predicted |= {names[mode]: told[mode] / effort.dilation for mode in told}
+                predicted |= {names[mode]: told[mode] / job.dilation for mode in told}
             seconds.setdefault(method, []).extend(each["seconds"])
             cpu[method] = max(cpu.get(method, 0.0), each["cpu_share"])
     return Once(
         seconds={
-            method: statistics.median(all_) / effort.dilation for method, all_ in seconds.items()
+            method: statistics.median(all_) / job.dilation for method, all_ in seconds.items()
         },
         predicted=predicted,
         cpu=cpu,
@@ -208,8 +208,9 @@ def measure(launcher: Launcher, job: Job, effort: Effort) -> Measurement:
     once = measure_once(launcher, job, ranks, effort)
     raw, problems = list(once.raw), [*once.problems, *cpu_problems(once.cpu)]
     if once.alpha is not None:
+        latency_us = 1e6 * once.alpha / job.dilation
         notes.append(
-            f"emulates {job.rate / 1e6:g} Mb/s with {1e6 * once.alpha / effort.dilation:.0f} us"
+            f"dilation {job.dilation:g}, emulates {job.rate / 1e6:g} Mb/s with {latency_us:.0f} us"
         )
     verified = once.verified
     if effort.repeat is None:
@@ -217,7 +218,7 @@ def measure(launcher: Launcher, job: Job, effort: Effort) -> Measurement:
     elif job.stands_in is not None:
         notes.append(f"at another dilation, the row of {job.stands_in} was repeated in its place")
     else:
-        again = measure_once(launcher, job, ranks, replace(effort, dilation=effort.repeat))
+        again = measure_once(launcher, replace(job, dilation=effort.repeat), ranks, effort)
         problems += [f"{problem} (dilation {effort.repeat:g})" for problem in again.problems]
         problems += repetition_problems(once.seconds, again.seconds)
         verified &= again.verified

@@ -122,12 +122,12 @@ def test_messages_are_timed_by_size(tmp_path):
 )
 def test_a_table_runs_from_end_to_end_and_is_void_without_shaped_links(table, methods, tmp_path):
     file, plot = tmp_path / "table.json", tmp_path / "table.png"
-    job = run(
-        [sys.executable, "benchmarks/paper_tables.py", table, "--local", "--hosts", "2",
-         "--only", "ResNet-20", "--rate", "1e9", "--repeat", "0", *QUICK,
-         "--json", str(file), "--plot", str(plot), "--markdown"],
-        timeout=120,
-    )  # fmt: skip
+    command = [
+        sys.executable, "benchmarks/paper_tables.py", table, "--local", "--hosts", "2",
+        "--only", "ResNet-20", "--rate", "1e9", "--repeat", "0", *QUICK,
+        "--json", str(file), "--plot", str(plot), "--markdown",
+    ]  # fmt: skip
+    job = run(command, timeout=120)
     assert job.status == 0, job.output
     told = json.loads(file.read_text())
     assert all(result["verified"] for result in told["results"])
@@ -138,3 +138,10 @@ def test_a_table_runs_from_end_to_end_and_is_void_without_shaped_links(table, me
     assert "not repeated at another dilation" in row["problems"]
     assert "void, links are not shaped" in job.output
     assert plot.stat().st_size > 10_000
+    again = run([*command, "--resume"], timeout=60)
+    assert again.status == 0, again.output
+    assert json.loads(file.read_text()) == told
+    assert "verified" in again.output
+    measuring = "2 ranks of ResNet-20 need"
+    assert measuring in job.output
+    assert measuring not in again.output

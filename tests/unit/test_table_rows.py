@@ -15,7 +15,8 @@ import pytest
 from clusters import patient_waits, slack_seconds
 from memory import GIB
 from paper_figures import GTOPK_TABLE, LAGS_TABLE
-from paper_tables import jobs_of_papers, jobs_of_sweep, results_of
+from paper_tables import DILATION, SWEEP, jobs_of_papers, jobs_of_sweep, results_of
+from table_files import row_of, save, saved_rows
 from table_plots import plot_methods, plot_rates
 from table_rows import (
     Measurement,
@@ -32,9 +33,7 @@ from hvd_sparse.network import Network
 from hvd_sparse.profile import LayerProfile, Machine, Profile
 
 RESNET = LAGS_TABLE[0]
-EFFORT = Effort(
-    dilation=10, repeat=20, steps=3, dense_steps=1, turns=2, untimed=0, memory=20 * GIB, timeout=1
-)
+EFFORT = Effort(repeat=20, steps=3, dense_steps=1, turns=2, untimed=0, memory=20 * GIB, timeout=1)
 
 
 def measurement(**seconds):
@@ -109,6 +108,24 @@ def test_the_sweep_pins_every_collective():
     names = set(COLLECTIVES) - {"hierarchical"}  # a host has one rank
     assert len(pinned) == len(names)
     assert all(any(f"'{name}'" in mode for mode in pinned) for name in names)
+
+
+def test_the_faster_the_network_of_a_sweep_the_larger_its_dilation_may_be():
+    dilations = [job.dilation for job in jobs_of_sweep(RESNET, 8, list(SWEEP))]
+    assert dilations == sorted(dilations)
+    (other,) = jobs_of_sweep(RESNET, 8, [2e9])
+    assert other.dilation == DILATION
+
+
+def test_rows_come_back_from_a_file_and_belong_to_their_jobs(tmp_path):
+    file = tmp_path / "table.json"
+    assert saved_rows(file) == []
+    jobs = jobs_of_papers(LAGS_TABLE, [16], gtopk=False)
+    row, _ = measured(jobs[0])
+    save(file, results_of("lags", [row], {}), [row])
+    back = saved_rows(file)
+    assert [row_of(job, back) for job in jobs] == [row, None, None]
+    assert row_of(replace(jobs[0], rate=1e8), back) is None
 
 
 def test_modes_share_a_job_where_the_memory_allows():
@@ -212,7 +229,7 @@ def test_a_row_that_keeps_the_rules_counts_and_its_times_are_undilated():
         {"LAGS": 0.24, "SLGS": gathered, "dense, MPI": 0.21 + ring}
     )
     assert row.raw[1]["modes"]
-    assert "emulates 1000 Mb/s with 10 us" in row.notes
+    assert "dilation 10, emulates 1000 Mb/s with 10 us" in row.notes
 
 
 @pytest.mark.parametrize(
@@ -250,7 +267,7 @@ def test_goals_are_told_of_every_method():
 def test_every_job_has_a_timeline_of_its_own(tmp_path):
     (job,) = jobs_of_papers(LAGS_TABLE[:1], [16], gtopk=False)
     files = {
-        timeline_file(replace(EFFORT, dilation=dilation, timelines=tmp_path), job, modes)
+        timeline_file(replace(EFFORT, timelines=tmp_path), replace(job, dilation=dilation), modes)
         for dilation in (10, 20)
         for modes in (["compute", "dense"], *(["compute", mode] for mode in job.modes.values()))
     }
