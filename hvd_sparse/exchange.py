@@ -109,6 +109,8 @@ class Exchange(CoreHandle):
             problem=problem,
         )
         log.logger.debug("%s: %d ranks, connected by %s", name, world.size, chosen)
+        on_gpus = core.device_memory_problem or "can be sent"
+        log.logger.debug("%s: messages in memory of a GPU: %s", name, on_gpus)
         return cls(core, transport=chosen, timeline=rows)
 
     @classmethod

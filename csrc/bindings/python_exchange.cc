@@ -177,6 +177,7 @@ void BindExchange(py::module_& m) {
       .def_property_readonly("local_size",
                              [](const Exchange& self) { return self.nodes().LocalSize(); })
       .def_property_readonly("checks", &Exchange::checks)
+      .def_property_readonly("device_memory_problem", &Exchange::DeviceMemoryProblem)
       .def("note", &Exchange::Note, py::arg("note"))
       .def("clear_buckets", &Exchange::ClearBuckets)
       .def("start", &Start, py::arg("bucket"), py::arg("gradients"), py::kw_only(),

@@ -16,7 +16,7 @@
 #include "csrc/base/huge_pages.h"
 #include "csrc/base/warn.h"
 #include "csrc/bindings/python_buffers.h"
-#include "csrc/collectives/nccl_for.h"
+#include "csrc/collectives/devices_for.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/kernels/kernels.h"
 #include "csrc/kernels/kernels_for.h"

@@ -20,7 +20,8 @@ class DeviceReduce {
   virtual ~DeviceReduce() = default;
 
   /// As SparseAllreduce::Run of gtopk, bit for bit, for blocks that were trimmed to ctx.k entries
-  /// and a plain wire format or one that packs indices only. Waits on the CPU once, for all rounds.
+  /// and a plain wire format or one that packs indices only. Waits on the CPU once for all rounds,
+  /// or, where the CPU moves the messages, for each.
   ///
   /// First the ranks compare, by ctx's communicator, what they are about to do: a difference ends
   /// the exchange on all of them, before any of them waits for another's device.
@@ -39,9 +40,8 @@ class DeviceNetwork {
 };
 
 struct DeviceConnection {
-  std::unique_ptr<DeviceNetwork> network;  ///< lives no longer than the communicator
-  std::string problem;                     ///< why there is none
-  bool declined = false;                   ///< since a rank does not want one
+  std::unique_ptr<DeviceNetwork> network;  ///< lives no longer than the communicator; may be null
+  std::string news;  ///< what users asked for and do not get, as a warning; may be empty
 };
 
 }  // namespace hvd_sparse

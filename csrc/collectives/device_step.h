@@ -58,7 +58,8 @@ class DeviceStep {
   /// The stream that Give gives work; all buckets of a network share it.
   virtual StreamHandle stream() const = 0;
 
-  /// Gives the stream a step and returns, without a wait for the device.
+  /// Gives the stream a step and returns: without a wait for the device, or, where the CPU moves
+  /// the messages, when the last of them has been. Throws what ended the exchange meanwhile.
   virtual void Give(const DeviceStepLaunch& launch) = 0;
 
   /// Waits at most `seconds` for the end of the step; returns whether it is over. Throws what ended

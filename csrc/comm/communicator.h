@@ -44,6 +44,11 @@ class Communicator {
   /// part of every warning and error.
   virtual void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) = 0;
 
+  /// Why Transfer cannot be given memory of a GPU; empty if it can.
+  virtual std::string DeviceMemoryProblem() const {
+    return "the ranks are not connected by MPI, and nothing else takes memory of GPUs";
+  }
+
   /// Ends the exchange on every rank: all waits, there and here, throw `reason`, as an error of the
   /// kind KindOnOthers(kind).
   virtual void Fail(ErrorKind kind, const std::string& reason) = 0;

@@ -26,6 +26,8 @@ class GroupCommunicator final : public Communicator {
 
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override;
 
+  std::string DeviceMemoryProblem() const override { return whole_.DeviceMemoryProblem(); }
+
   void Fail(ErrorKind kind, const std::string& reason) override { whole_.Fail(kind, reason); }
   void Check() override { whole_.Check(); }
   void Acknowledge() override { whole_.Acknowledge(); }

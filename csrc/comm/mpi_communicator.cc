@@ -34,6 +34,13 @@ constexpr std::int64_t kRemotePiece = 64 * 1024 - 512;
 // How many pieces of a message may be on their way: enough for 25 Gb/s between two looks.
 constexpr int kWindow = 8;
 
+/// Whether the MPI library that is loaded, and initialised, says that it moves memory of GPUs
+/// itself; empty: it does not say. The one place that asks.
+std::optional<bool> IsCudaAware() {
+  if (&MPIX_Query_cuda_support == nullptr) return {};
+  return MPIX_Query_cuda_support() != 0;
+}
+
 bool Finalized() {
   int finalized = 0;
   MPI_Finalized(&finalized);
@@ -181,6 +188,17 @@ class MpiCommunicator final : public LifelineCommunicator {
     for (std::int64_t i = 0; i < in.size; ++i) in[i].bytes = (*streams)[i].pieces.moved();
   }
 
+  // Pieces of a message are cut by address: nobody but MPI looks at its bytes.
+  std::string DeviceMemoryProblem() const override {
+    const std::optional<bool> is_cuda_aware = IsCudaAware();
+    if (is_cuda_aware && *is_cuda_aware) return "";
+    const std::string version = MpiLibraryVersion();
+    return Concat(version.substr(0, version.find(',')),
+                  is_cuda_aware ? " says that it is not CUDA-aware"
+                                : " does not say whether it is CUDA-aware",
+                  " (MPIX_Query_cuda_support)");
+  }
+
  private:
   void WaitForAll(Streams* streams, const std::string& what) {
     const auto whom = [&] { return streams->Peers(); };
@@ -285,8 +303,7 @@ std::string MpiLibraryVersion() {
 MpiGrants AskMpi() {
   int level = 0;
   CheckMpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
-  MpiGrants grants{ThreadLevelName(level), {}};
-  if (&MPIX_Query_cuda_support != nullptr) grants.cuda_aware = MPIX_Query_cuda_support() != 0;
+  MpiGrants grants{ThreadLevelName(level), IsCudaAware()};
   MPI_Finalize();
   return grants;
 }

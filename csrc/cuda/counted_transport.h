@@ -25,6 +25,8 @@ class CountedTransport : public DeviceTransport {
     if (recv != nullptr) received_ += bytes;
   }
 
+  bool HoldsMemory() const override { return transport_.HoldsMemory(); }
+
   void Reset() { calls_ = sent_ = received_ = 0; }
 
   /// Calls that began, also one that failed.

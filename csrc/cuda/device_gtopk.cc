@@ -43,6 +43,10 @@ DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t max_k, double slack,
   Ask(max_k);
 }
 
+DeviceGTopK::~DeviceGTopK() {
+  if (transport_.HoldsMemory()) rest_.Leave();
+}
+
 void DeviceGTopK::Ask(std::int64_t k) {
   Require(1 <= k && k <= max_k_, "k must lie in [1, ", max_k_, "], got ", k);
   k_ = k;

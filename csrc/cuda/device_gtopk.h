@@ -1,5 +1,6 @@
 /// gTop-k between devices: the rounds of csrc/collectives/gtopk.cc, with its bits, given to a
-/// stream as a whole. The CPU neither waits for one of them nor learns how many entries there are.
+/// stream as a whole. The CPU does not learn how many entries there are, nor wait between rounds
+/// unless the transport does.
 ///
 ///     a guest     sends its block to its host, and receives the finished one
 ///     a host      first merges its guest's block into its own
@@ -33,6 +34,12 @@ class DeviceGTopK {
   /// all ranks. Allocates on the current device all that it will ever need. The transport outlives
   /// it.
   DeviceGTopK(std::int64_t numel, std::int64_t max_k, double slack, DeviceTransport* transport);
+
+  /// Its blocks stay where they are if the transport still holds one of a message that failed.
+  ~DeviceGTopK();
+
+  DeviceGTopK(const DeviceGTopK&) = delete;
+  DeviceGTopK& operator=(const DeviceGTopK&) = delete;
 
   /// From now on k entries are asked for, at first max_k; the same on all ranks, since messages are
   /// as long as that takes. Where blocks lie changes.
@@ -74,7 +81,8 @@ class DeviceGTopK {
   std::int64_t k_ = 0, kept_ = 0;
   std::vector<Merging> mergings_;  // one for each merge: all are cleared at once
   DeviceBlock selected_, theirs_, merged_, running_, reduced_;
-  const DeviceBytes zeros_, rest_;
+  const DeviceBytes zeros_;
+  DeviceBytes rest_;
 };
 
 }  // namespace hvd_sparse::cuda

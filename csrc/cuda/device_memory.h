@@ -7,6 +7,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "csrc/cuda/arena.h"
 #include "csrc/cuda/device_block.h"
@@ -42,7 +45,7 @@ class Divider {
   std::size_t used_ = 0;
 };
 
-/// A piece of memory, which it keeps while it lives.
+/// A piece of memory, which it has while it lives.
 template <typename Memory>
 class OwnedBytes {
  public:
@@ -55,8 +58,16 @@ class OwnedBytes {
   void* get() const { return memory_; }
   std::size_t size() const { return size_; }
 
+  /// Leaves it to somebody who may use it at any time; so nobody ever frees it.
+  void Leave() {
+    static std::mutex mutex;
+    static auto* const left = new std::vector<void*>;
+    const std::lock_guard lock(mutex);
+    left->push_back(std::exchange(memory_, nullptr));
+  }
+
  private:
-  void* const memory_;
+  void* memory_;
   const std::size_t size_;
 };
 

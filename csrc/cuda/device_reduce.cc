@@ -29,7 +29,7 @@ void TransportGTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
       static_cast<std::uint32_t>(GTopK::KeptBeforeTheLast(ctx.k, ctx.numel, ctx.options.slack));
   ctx.AgreeBeforehand(&header);
 
-  RoundTimes times{Concat("gtopk, over ", name_), SteadySeconds()};
+  RoundTimes times{Concat("gtopk, over ", network_.Name()), SteadySeconds()};
   counted_.Reset();
   BlockHeader identity = header;
   const std::string what = Concat(ctx.what, ", ", times.name);
@@ -83,6 +83,7 @@ DeviceBlockHeader TransportGTopK::Move(const SparseBlock& selected, std::int32_t
   copy(own.indices, indices, count, cudaMemcpyHostToDevice);
   copy(own.values, values, count, cudaMemcpyHostToDevice);
 
+  network_.Serve(what);
   rounds_->Run(work.stream());
 
   // As many as there can be: how many there are only the device knows yet.
@@ -93,7 +94,7 @@ DeviceBlockHeader TransportGTopK::Move(const SparseBlock& selected, std::int32_t
   copy(result_header, result.header, 1, cudaMemcpyDeviceToHost);
   copy(result_indices, result.indices, k_, cudaMemcpyDeviceToHost);
   copy(result_values, result.values, k_, cudaMemcpyDeviceToHost);
-  await_(work.stream(), what);
+  network_.Await(work.stream(), what);
   work.Finish();
 
   const auto entries = std::min(static_cast<std::int64_t>(result_header->count), k_);

@@ -7,25 +7,21 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 
 #include "csrc/collectives/device_network.h"
 #include "csrc/cuda/counted_transport.h"
 #include "csrc/cuda/device_gtopk.h"
+#include "csrc/cuda/network_transport.h"
 
 namespace hvd_sparse::cuda {
 
 class TransportGTopK final : public DeviceReduce {
  public:
-  /// Waits until a stream has done what it was given, for the sake of `what`; throws what ended the
-  /// exchange meanwhile.
-  using Await = std::function<void(cudaStream_t stream, const std::string& what)>;
-
-  /// `transport` outlives it, and moves memory of `device`; `name` is what it goes by.
-  TransportGTopK(int device, DeviceTransport* transport, std::string name, Await await)
-      : device_(device), counted_(transport), name_(std::move(name)), await_(std::move(await)) {}
+  /// `transport` outlives it, and moves memory of `device`.
+  TransportGTopK(int device, NetworkTransport* transport)
+      : device_(device), network_(*transport), counted_(transport) {}
 
   void Run(SparseBlock* block, CollectiveContext& ctx) override;
 
@@ -35,9 +31,8 @@ class TransportGTopK final : public DeviceReduce {
                          const std::string& what, SparseBlock* reduced);
 
   const int device_;
+  NetworkTransport& network_;
   CountedTransport counted_;
-  const std::string name_;
-  const Await await_;
 
   // For what the rounds were made.
   std::int64_t numel_ = 0, k_ = 0;

@@ -4,13 +4,10 @@
 
 #include <chrono>
 #include <exception>
-#include <limits>
 #include <utility>
 
-#include "csrc/base/clock.h"
 #include "csrc/base/signals_blocked.h"
 #include "csrc/cuda/check.h"
-#include "csrc/cuda/nccl_agreement.h"
 
 namespace hvd_sparse::cuda {
 namespace {
@@ -25,16 +22,12 @@ constexpr milliseconds kGoodbye{2000};
 
 NcclTransport::NcclTransport(const nccl::Library& library, const nccl::UniqueId& id,
                              Communicator* comm, int device, const WaitLimits& limits)
-    : library_(library),
-      comm_(*comm),
-      device_(device),
-      limits_(limits),
+    : NetworkTransport(comm, device, limits),
+      library_(library),
       connected_(static_cast<std::size_t>(comm->Size()) + 1) {
-  const OnDevice current(device_);
-  stream_ = std::make_unique<Stream>();
+  const OnDevice current(device);
   mark_ = std::make_unique<Event>();
-  const std::string what =
-      "making NCCL's communicator (without HVD_SPARSE_NCCL blocks go over the CPU)";
+  const std::string what = "making NCCL's communicator (without HVD_SPARSE_NCCL it is not needed)";
   try {
     {
       const std::lock_guard lock(mutex_);
@@ -74,12 +67,10 @@ NcclTransport::~NcclTransport() {
 
 void NcclTransport::Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
                              cudaStream_t stream) {
-  Require(peer >= 0 && peer < Size() && peer != Rank(), "peer must be a rank below ", Size(),
-          " other than ", Rank(), ", got ", peer);
-  Require(bytes > 0, "bytes must be positive, got ", bytes);
+  RequireMessage(peer, bytes);
   RequireConnected(peer, stream);
   const auto count = static_cast<std::size_t>(bytes);
-  const std::string what = Concat("giving a stream messages between ranks ", Rank(), " and ", peer);
+  const std::string what = WhatWith(peer);
   Group(peer, what, [&] {
     const nccl::Calls& calls = library_.calls();
     if (send != nullptr) {
@@ -103,21 +94,15 @@ void NcclTransport::AllGather(const void* own, void* all, std::int64_t bytes, cu
 }
 
 void NcclTransport::Follow(cudaStream_t other) {
-  const OnDevice current(device_);
+  const OnDevice current(device());
   mark_->Record(other);
   mark_->LetFollow(stream());
 }
 
 void NcclTransport::LetFollow(cudaStream_t other) {
-  const OnDevice current(device_);
+  const OnDevice current(device());
   mark_->Record(stream());
   mark_->LetFollow(other);
-}
-
-void NcclTransport::Await(cudaStream_t stream, const std::string& what) {
-  const OnDevice current(device_);
-  mark_->Record(stream);
-  WaitUntil([&] { return mark_->Passed(); }, what);
 }
 
 /// A first call allocates, which is not for captures.
@@ -132,7 +117,7 @@ void NcclTransport::RequireConnected(int peer, cudaStream_t stream) {
 
 /// Calls of NCCL's that begin together.
 void NcclTransport::Group(int peer, const std::string& what, const std::function<void()>& calls) {
-  const OnDevice current(device_);
+  const OnDevice current(device());
   try {
     {
       const std::lock_guard lock(mutex_);
@@ -175,41 +160,8 @@ bool NcclTransport::IsReady(const std::string& what) {
   return true;
 }
 
-void NcclTransport::WaitUntil(const std::function<bool()>& done, const std::string& what) {
-  Waiting(this, what).For(std::numeric_limits<double>::infinity(), done);
-}
-
-NcclTransport::Waiting::Waiting(NcclTransport* transport, std::string what)
-    : transport_(*transport),
-      what_(std::move(what)),
-      patience_(transport_.limits_, transport_.Rank(), what_,
-                [transport] { return transport->Others(); }) {}
-
-bool NcclTransport::Waiting::For(double seconds, const std::function<bool()>& done) {
-  const double deadline = SteadySeconds() + seconds;
-  const auto check = [this] {
-    try {
-      transport_.Check();
-    } catch (const Error& error) {
-      Throw(error.kind(), error.what(), "; rank ", transport_.Rank(), " was waiting in ", what_);
-    }
-  };
-  try {
-    while (!done()) {
-      if (SteadySeconds() > deadline) return false;
-      patience_.Pause();
-      check();
-    }
-    check();  // where the communicator was ended, it may be the end that let a stream pass
-  } catch (const Error& error) {
-    transport_.End(error, true);
-    throw;
-  }
-  return true;
-}
-
-/// The ranks that may be waited for.
-std::string NcclTransport::Others() const {
+/// A stream waits for the others' messages.
+std::string NcclTransport::Awaited() const {
   std::string others;
   for (int rank = 0; rank < Size(); ++rank) {
     if (rank != Rank()) others += Concat(others.empty() ? "" : " or ", rank);
@@ -220,7 +172,7 @@ std::string NcclTransport::Others() const {
 /// Ends the communicator if the exchange has ended, or NCCL has met an error; throws it.
 void NcclTransport::Check() {
   try {
-    comm_.Check();
+    comm().Check();
   } catch (const Error& error) {
     End(error, false);  // those who are to hear of it have
   }
@@ -241,11 +193,11 @@ void NcclTransport::End(const Error& error, bool tell) {
     if (nccl_ != nullptr) (void)library_.calls().CommAbort(nccl_);
     nccl_ = nullptr;
   }
-  if (tell) comm_.Fail(error.kind(), error.what());
+  if (tell) comm().Fail(error.kind(), error.what());
 }
 
 void NcclTransport::Watch() {
-  (void)cudaSetDevice(device_);  // for good: aborting frees memory there (see OnDevice)
+  (void)cudaSetDevice(device());  // for good: aborting frees memory there (see OnDevice)
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, kBetweenLooks, [this] { return closing_ || ended_; })) {
     lock.unlock();
@@ -256,13 +208,6 @@ void NcclTransport::Watch() {
     }
     lock.lock();
   }
-}
-
-NcclConnection ConnectNccl(Communicator* comm, int device, const WaitLimits& limits) {
-  const nccl::Agreement agreement = nccl::Agree(comm, nccl::MeansOf(device));
-  if (!agreement.problem.empty()) return {nullptr, agreement.problem, agreement.declined};
-  return {std::make_unique<NcclTransport>(nccl::Library::Get(), agreement.id, comm, device, limits),
-          "", false};
 }
 
 }  // namespace hvd_sparse::cuda

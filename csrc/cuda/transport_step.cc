@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "csrc/base/error.h"
 #include "csrc/cuda/block_undo.h"
@@ -26,13 +25,12 @@ bool IsNarrow(const GradView& gradient) { return SizeOf(gradient.dtype) < SizeOf
 
 }  // namespace
 
-TransportStep::TransportStep(const DeviceStepSpec& spec, int device, DeviceTransport* transport,
-                             cudaStream_t stream, const std::string& name, BeginAwait begin_await)
+TransportStep::TransportStep(const DeviceStepSpec& spec, int device, NetworkTransport* transport)
     : device_(device),
-      stream_(stream),
-      messages_name_(Concat("gtopk, over ", name)),
+      network_(*transport),
+      stream_(transport->stream()),
+      messages_name_(Concat("gtopk, over ", transport->Name())),
       what_(Concat(spec.what, ", ", messages_name_)),
-      begin_await_(std::move(begin_await)),
       transport_(transport, &marks_),
       exchange_(BucketOf(spec), &transport_),
       segments_(static_cast<std::int64_t>(spec.segment_numels.size())),
@@ -69,8 +67,9 @@ void TransportStep::Give(const DeviceStepLaunch& launch) {
   framework_states_ = launch.states;
   is_narrow_ = std::any_of(launch.gradients.begin(), launch.gradients.end(), IsNarrow);
   is_written_ = false;
-  await_ = nullptr;
+  waiting_ = nullptr;
   transport_.Reset();
+  network_.Serve(what_);
 
   marks_.Begin(stream_);
   RenewStates();
@@ -102,8 +101,10 @@ void TransportStep::RenewStates() {
 
 bool TransportStep::Arrived(double seconds) {
   const OnDevice current(device_);
-  if (!await_) await_ = begin_await_(what_);
-  if (!await_(marks_.end(), seconds)) return false;
+  if (waiting_ == nullptr) {
+    waiting_ = std::make_unique<NetworkTransport::Waiting>(&network_, what_);
+  }
+  if (!waiting_->For(seconds, [this] { return marks_.end().Passed(); })) return false;
   Report();
   known_states_.assign(fetched_states_.begin(), fetched_states_.end());
   std::copy(known_states_.begin(), known_states_.end(), framework_states_.begin());

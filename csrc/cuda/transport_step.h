@@ -3,7 +3,7 @@
 ///
 /// Until a step is committed, every value that it took can return:
 ///
-///     ended before the messages were given    the selected block holds what left the residual
+///     ended before all of it was given        the selected block holds what left the residual
 ///     ended behind that, also by an abort     the stream has run to its end, on rubbish perhaps,
 ///                                             which reaches the residual at selected entries, and
 ///                                             where narrow gradients lose by rounding: there, what
@@ -17,7 +17,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,6 +25,7 @@
 #include "csrc/cuda/counted_transport.h"
 #include "csrc/cuda/device_exchange.h"
 #include "csrc/cuda/device_memory.h"
+#include "csrc/cuda/network_transport.h"
 #include "csrc/cuda/pinned_array.h"
 #include "csrc/cuda/step_marks.h"
 
@@ -32,17 +33,8 @@ namespace hvd_sparse::cuda {
 
 class TransportStep final : public DeviceStep {
  public:
-  /// Waits at most so many seconds for a mark; returns whether it was passed. Throws what ended the
-  /// exchange, also where that let the stream pass.
-  using Await = std::function<bool(const Event& mark, double seconds)>;
-
-  /// Begins to wait for the sake of `what`: from here on limits of time count.
-  using BeginAwait = std::function<Await(const std::string& what)>;
-
-  /// On the current device, which is `device`; `transport` moves its memory in the order of
-  /// `stream`, and both outlive it. `name` is what the transport goes by.
-  TransportStep(const DeviceStepSpec& spec, int device, DeviceTransport* transport,
-                cudaStream_t stream, const std::string& name, BeginAwait begin_await);
+  /// On the current device, which is `device`; `transport` moves its memory, and outlives it.
+  TransportStep(const DeviceStepSpec& spec, int device, NetworkTransport* transport);
 
   ~TransportStep() override;
 
@@ -70,9 +62,9 @@ class TransportStep final : public DeviceStep {
   void Report();
 
   const int device_;
+  NetworkTransport& network_;
   const cudaStream_t stream_;
   const std::string messages_name_, what_;
-  const BeginAwait begin_await_;
 
   StepMarks marks_;
   Marked transport_;
@@ -89,9 +81,9 @@ class TransportStep final : public DeviceStep {
   // Of the last step.
   Span<float> residual_;
   Span<SelectionState> framework_states_;
-  bool is_narrow_ = false;   // a gradient rounds
-  bool is_written_ = false;  // the stream was given all of it
-  Await await_;
+  bool is_narrow_ = false;                              // a gradient rounds
+  bool is_written_ = false;                             // the stream was given all of it
+  std::unique_ptr<NetworkTransport::Waiting> waiting_;  // for its end; empty: nobody has so far
   DeviceStepReport report_;
 };
 

@@ -77,8 +77,8 @@ class Bucket {
   void Reduce(Communicator& comm, const Kernels& kernels, DeviceNetwork* network = nullptr);
 
   /// All of that where the route is kStep: compares with all ranks what is about to be done, then
-  /// gives the network's device a step that begins behind `ready`. Nobody waits for the device.
-  /// Returns the end of it.
+  /// gives the network's device a step that begins behind `ready` (see DeviceStep::Give for who
+  /// waits). Returns the end of it.
   std::shared_ptr<const Mark> Give(Launch launch, Communicator& comm, const Kernels& kernels,
                                    DeviceNetwork* network, const Mark* ready);
 

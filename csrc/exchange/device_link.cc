@@ -4,24 +4,20 @@
 #include <utility>
 
 #include "csrc/base/warn.h"
-#include "csrc/collectives/nccl_for.h"
+#include "csrc/collectives/devices_for.h"
 
 namespace hvd_sparse {
 
 bool DeviceLink::MayBeThere() const {
   const std::lock_guard lock(mutex_);
-  return made_ ? made_->network != nullptr : BuiltWithNccl();
+  return made_ ? made_->network != nullptr : CanConnectDevices();
 }
 
 DeviceNetwork* DeviceLink::NetworkFor(Device device, Communicator* comm) {
-  if (!made_ && !device.IsCpu() && BuiltWithNccl()) {
+  if (!made_ && !device.IsCpu() && CanConnectDevices()) {
     DeviceConnection made = ConnectDevices(comm, device);
     static std::atomic<bool> said{false};
-    const bool is_news = made.network == nullptr && !made.declined;
-    if (is_news && comm->Rank() == 0 && !said.exchange(true)) {
-      Warn("gtopk between GPUs goes by way of the CPUs, since NCCL is not used: ", made.problem,
-           " (HVD_SPARSE_NCCL=auto)");
-    }
+    if (!made.news.empty() && comm->Rank() == 0 && !said.exchange(true)) Warn(made.news);
     const std::lock_guard lock(mutex_);
     made_ = std::move(made);
   }

@@ -19,8 +19,8 @@ class DeviceLink {
   /// Whether there is a network, or could be, since nobody has tried yet; for any thread.
   bool MayBeThere() const;
 
-  /// The network, or null where not all ranks have one, which is said once. Collective at first,
-  /// for a bucket on `device`; always from the same thread.
+  /// The network, or null where not all ranks have one; what their users asked for and do not get
+  /// is said once. Collective at first, for a bucket on `device`; always from the same thread.
   DeviceNetwork* NetworkFor(Device device, Communicator* comm);
 
  private:

@@ -55,6 +55,9 @@ class Exchange {
   const Nodes& nodes() const { return nodes_; }
   bool checks() const { return checks_; }
 
+  /// Why its messages cannot lie in memory of a GPU; empty if they can.
+  std::string DeviceMemoryProblem() const { return comm_->DeviceMemoryProblem(); }
+
   /// What else has to be equal on all ranks in buckets that are started from now on; for checks.
   void Note(std::string note);
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import horovod.torch as hvd
 import numpy as np
 import pytest
 
-from hvd_sparse import transport
+from hvd_sparse import _core, transport
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.torch import TopK, stats
@@ -43,6 +44,23 @@ def test_statistics_name_the_transport():
     model.backward(integer_gradients(model, 0))
     optimizer.step()
     assert stats(optimizer).last.transport == own_transport()
+
+
+@pytest.mark.parametrize("means", ["mpi", "tcp"] if WITH_MPI else ["tcp"])
+def test_an_exchange_knows_why_its_messages_cannot_lie_on_a_gpu(world, caplog, means):
+    caplog.set_level(logging.DEBUG, "hvd_sparse")
+    Exchange.between_ranks(world, name="an exchange", transport=means).close()
+    (line,) = [text for text in caplog.messages if text.startswith("an exchange: messages in mem")]
+    library = _core.mpi_library_version().split(",")[0]
+    answers = {
+        "tcp": ["the ranks are not connected by MPI, and nothing else takes memory of GPUs"],
+        "mpi": [  # what this library says of itself
+            "can be sent",
+            f"{library} says that it is not CUDA-aware (MPIX_Query_cuda_support)",
+            f"{library} does not say whether it is CUDA-aware (MPIX_Query_cuda_support)",
+        ],
+    }
+    assert line.removeprefix("an exchange: messages in memory of a GPU: ") in answers[means]
 
 
 @pytest.mark.parametrize("collective", ["gtopk", "split_allgather"])

@@ -10,12 +10,15 @@
 #include <string>
 #include <vector>
 
+#include "csrc/base/device.h"
 #include "csrc/base/error.h"
 #include "csrc/base/types.h"
 #include "csrc/cuda/check.h"
 #include "csrc/kernels/kernels_for.h"
 
 namespace hvd_sparse {
+
+constexpr Device kGpu{DeviceType::kCuda, 0};
 
 /// Why tests that need a GPU cannot run here; empty where they can.
 inline std::string NoDevice() {

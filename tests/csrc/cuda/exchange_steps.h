@@ -3,6 +3,7 @@
 #ifndef HVD_SPARSE_TESTS_CSRC_CUDA_EXCHANGE_STEPS_H_
 #define HVD_SPARSE_TESTS_CSRC_CUDA_EXCHANGE_STEPS_H_
 
+#include <algorithm>
 #include <memory>
 #include <random>
 #include <string>
@@ -14,6 +15,7 @@
 #include "csrc/exchange/exchange.h"
 #include "csrc/kernels/half.h"
 #include "tests/csrc/cuda/device_array.h"
+#include "tests/csrc/cuda/device_loopback.h"
 #include "tests/csrc/entries.h"
 
 namespace hvd_sparse {
@@ -50,7 +52,12 @@ class Memory {
 struct Seen {
   std::vector<std::uint32_t> bits;
   int refused = 0;
-  int over_nccl = 0;  // of a collective's rounds
+  std::vector<std::string> rounds;  // by their names, of all steps
+
+  /// Steps whose gTop-k went over that.
+  int Over(const std::string& network) const {
+    return static_cast<int>(std::count(rounds.begin(), rounds.end(), "gtopk, over " + network));
+  }
 
   template <typename T>
   void Add(const std::vector<T>& values) {
@@ -61,7 +68,7 @@ struct Seen {
 /// Two gradients, float32 and T; in one step, one of them is not finite on the last rank.
 template <typename T>
 Seen RunRank(std::shared_ptr<LoopbackWorld> world, int rank, const BucketSpec& spec) {
-  Exchange exchange(std::make_unique<LoopbackCommunicator>(world, rank), SelectOn::kCaller);
+  Exchange exchange(std::make_unique<DeviceLoopback>(world, rank), SelectOn::kCaller);
   const int bucket = exchange.AddBucket(spec);
   std::mt19937 random(91 + rank);
   std::normal_distribution<float> gaussian;
@@ -88,7 +95,7 @@ Seen RunRank(std::shared_ptr<LoopbackWorld> world, int rank, const BucketSpec& s
     while (!exchange.Wait(bucket, 1.0)) {
     }
     for (const RoundTimes& round : exchange.Stats(bucket).rounds) {
-      if (round.name == "gtopk, over NCCL") ++seen.over_nccl;
+      seen.rounds.push_back(round.name);
     }
     try {
       exchange.Commit("");
@@ -115,6 +122,14 @@ std::vector<Seen> RunRanks(int size, const BucketSpec& spec) {
   }
   for (std::thread& thread : threads) thread.join();
   return seen;
+}
+
+inline void ExpectSameBits(const std::vector<Seen>& one, const std::vector<Seen>& other) {
+  for (std::size_t rank = 0; rank < one.size(); ++rank) {
+    EXPECT_EQ(one[rank].refused, 1);
+    EXPECT_EQ(other[rank].refused, 1);
+    EXPECT_TRUE(one[rank].bits == other[rank].bits) << "rank " << rank;
+  }
 }
 
 }  // namespace hvd_sparse

@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "csrc/comm/loopback_communicator.h"
-#include "csrc/cuda/nccl_transport.h"
 #include "csrc/cuda/stream.h"
 #include "csrc/kernels/kernels_for.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/graphs.h"
+#include "tests/csrc/cuda/nccl_ranks.h"
 
 namespace hvd_sparse {
 namespace {
@@ -32,7 +32,7 @@ TEST_F(CudaNcclGraphCapture, RoundsOverNcclCanBeCaptured) {
     threads.emplace_back([&, rank] {
       const cuda::OnDevice current(rank);
       LoopbackCommunicator comm(world, rank);
-      const cuda::NcclConnection made = cuda::ConnectNccl(&comm, rank, {});
+      const NcclConnection made = ConnectNccl(&comm, rank, {});
       problems[static_cast<std::size_t>(rank)] = made.problem;
       if (made.transport != nullptr) ExpectTheSameFromAGraph(made.transport.get());
     });

@@ -17,7 +17,6 @@
 namespace hvd_sparse {
 namespace {
 
-constexpr Device kGpu{DeviceType::kCuda, 0};
 constexpr std::int64_t kSizes[] = {kFirst, kSecond};
 
 StepRules RulesOn(Device device) {

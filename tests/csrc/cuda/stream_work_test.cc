@@ -14,7 +14,6 @@
 namespace hvd_sparse {
 namespace {
 
-constexpr Device kGpu{DeviceType::kCuda, 0};
 constexpr std::int64_t kNumel = 4000;
 
 using CudaStreamWork = CudaTest;

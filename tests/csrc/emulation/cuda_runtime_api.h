@@ -49,7 +49,7 @@ struct CUevent_st {
 
 /// What this thread has asked of the device, for tests that count.
 struct EmulatedCalls {
-  int launches = 0, clears = 0, copies = 0, waits = 0, allocations = 0;
+  int launches = 0, clears = 0, copies = 0, waits = 0, allocations = 0, frees = 0;
 };
 inline thread_local EmulatedCalls emulated_calls;
 
@@ -172,6 +172,7 @@ inline cudaError_t cudaMallocHost(void** memory, std::size_t bytes) {
   return cudaMalloc(memory, bytes);
 }
 inline cudaError_t cudaFree(void* memory) {
+  if (memory != nullptr) ++emulated_calls.frees;
   std::free(memory);
   return cudaSuccess;
 }

@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
 #include <vector>
 
-#include "tests/csrc/cuda/loopback_transport.h"
+#include "csrc/comm/loopback_communicator.h"
+#include "csrc/cuda/mpi_transport.h"
 
 namespace hvd_sparse {
 namespace {
@@ -18,13 +20,11 @@ constexpr std::int64_t kNumel = 500, kK = 20;
 struct OwnStep {
   std::vector<float> residual = std::vector<float>(kNumel), gradient;
   std::vector<SelectionState> states = std::vector<SelectionState>(1);
-  cuda::TransportStep step;
+  LoopbackCommunicator comm{std::make_shared<LoopbackWorld>(1), 0};
+  cuda::MpiTransport transport{&comm, 0, {}};
+  cuda::TransportStep step{{"bucket 'b'", 0, {kNumel}, {kNumel}, {kK}, 1, 32}, 0, &transport};
 
-  explicit OwnStep(LoopbackTransport* transport)
-      : step({"bucket 'b'", 0, {kNumel}, {kNumel}, {kK}, 1, 32}, 0, transport, nullptr, "nothing",
-             [](const std::string&) {
-               return [](const cuda::Event& mark, double) { return mark.Passed(); };
-             }) {
+  OwnStep() {
     for (std::int64_t i = 0; i < kNumel; ++i) gradient.push_back(static_cast<float>(i % 83) - 41);
   }
 
@@ -40,44 +40,40 @@ struct OwnStep {
 };
 
 TEST(TransportStepCalls, AStepIsGivenWithoutAWaitAndCopiesWhatHasChanged) {
-  OnDeviceRanks(1, [](LoopbackTransport& transport) {
-    OwnStep own(&transport);
-    own.Give();
-    ASSERT_TRUE(own.step.Arrived(1));
-    const std::vector<SelectionState> learned = own.states;
-    EXPECT_GT(learned[0].threshold, 0.0f);
+  OwnStep own;
+  own.Give();
+  ASSERT_TRUE(own.step.Arrived(1));
+  const std::vector<SelectionState> learned = own.states;
+  EXPECT_GT(learned[0].threshold, 0.0f);
 
-    constexpr int kFetched = 3;  // two headers and the thresholds
-    EmulatedCalls calls = own.Give();
-    EXPECT_EQ(calls.waits, 0);
-    EXPECT_EQ(calls.allocations, 0);
-    EXPECT_EQ(calls.copies, kFetched);
-    EXPECT_EQ(std::memcmp(own.states.data(), learned.data(), sizeof(SelectionState)), 0);
-    ASSERT_TRUE(own.step.Arrived(1));
+  constexpr int kFetched = 3;  // two headers and the thresholds
+  EmulatedCalls calls = own.Give();
+  EXPECT_EQ(calls.waits, 0);
+  EXPECT_EQ(calls.allocations, 0);
+  EXPECT_EQ(calls.copies, kFetched);
+  EXPECT_EQ(std::memcmp(own.states.data(), learned.data(), sizeof(SelectionState)), 0);
+  ASSERT_TRUE(own.step.Arrived(1));
 
-    own.states[0] = {};  // the framework has loaded something else
-    calls = own.Give();
-    EXPECT_EQ(calls.waits, 0);
-    EXPECT_EQ(calls.copies, kFetched + 1);
-    ASSERT_TRUE(own.step.Arrived(1));
-    EXPECT_EQ(own.step.report().selected, kK);
-    EXPECT_EQ(own.states[0].own, 0.0f);  // it has begun anew
-  });
+  own.states[0] = {};  // the framework has loaded something else
+  calls = own.Give();
+  EXPECT_EQ(calls.waits, 0);
+  EXPECT_EQ(calls.copies, kFetched + 1);
+  ASSERT_TRUE(own.step.Arrived(1));
+  EXPECT_EQ(own.step.report().selected, kK);
+  EXPECT_EQ(own.states[0].own, 0.0f);  // it has begun anew
 }
 
 TEST(TransportStepCalls, WhatAStepTookReturnsAtAnyTime) {
-  OnDeviceRanks(1, [](LoopbackTransport& transport) {
-    OwnStep own(&transport);
-    own.step.PutBack();  // of a step that never was
-    EXPECT_EQ(own.residual, std::vector<float>(kNumel));
-    const std::vector<float> given = own.gradient;
-    own.Give();
-    EXPECT_NE(own.residual, given);
-    own.step.PutBack();
-    EXPECT_EQ(own.residual, given);
-    own.step.PutBack();
-    EXPECT_EQ(own.residual, given);
-  });
+  OwnStep own;
+  own.step.PutBack();  // of a step that never was
+  EXPECT_EQ(own.residual, std::vector<float>(kNumel));
+  const std::vector<float> given = own.gradient;
+  own.Give();
+  EXPECT_NE(own.residual, given);
+  own.step.PutBack();
+  EXPECT_EQ(own.residual, given);
+  own.step.PutBack();
+  EXPECT_EQ(own.residual, given);
 }
 
 }  // namespace

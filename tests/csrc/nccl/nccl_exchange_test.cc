@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "csrc/base/error.h"
+#include "csrc/collectives/devices_for.h"
 #include "tests/csrc/cuda/exchange_steps.h"
 #include "tests/csrc/nccl/with_fake_nccl.h"
 #include "tests/csrc/thrown.h"
@@ -18,14 +19,6 @@ namespace hvd_sparse {
 namespace {
 
 class NcclExchange : public WithFakeNccl {};
-
-void ExpectSameBits(const std::vector<Seen>& one, const std::vector<Seen>& other) {
-  for (std::size_t rank = 0; rank < one.size(); ++rank) {
-    EXPECT_EQ(one[rank].refused, 1);
-    EXPECT_EQ(other[rank].refused, 1);
-    EXPECT_TRUE(one[rank].bits == other[rank].bits) << "rank " << rank;
-  }
-}
 
 TEST_F(NcclExchange, StepsHaveTheBitsOfTheCpuForAnyNumberOfRanks) {
   for (const int size : {2, 3, 4, 5}) {
@@ -38,8 +31,8 @@ TEST_F(NcclExchange, StepsHaveTheBitsOfTheCpuForAnyNumberOfRanks) {
         spec.device = kGpu;
         const auto over_nccl = RunRanks<float>(size, spec);
         ExpectSameBits(of_cpu, over_nccl);
-        for (const Seen& seen : of_cpu) EXPECT_EQ(seen.over_nccl, 0);
-        for (const Seen& seen : over_nccl) EXPECT_EQ(seen.over_nccl, kSteps);
+        for (const Seen& seen : of_cpu) EXPECT_EQ(seen.Over("NCCL"), 0);
+        for (const Seen& seen : over_nccl) EXPECT_EQ(seen.Over("NCCL"), kSteps);
       }
     }
   }
@@ -47,22 +40,56 @@ TEST_F(NcclExchange, StepsHaveTheBitsOfTheCpuForAnyNumberOfRanks) {
 
 TEST_F(NcclExchange, OtherCollectivesAndNarrowValuesGoAsBefore) {
   for (const auto& seen : RunRanks<float>(3, SpecOf(kGpu, "top_k", "allgather", {}))) {
-    EXPECT_EQ(seen.over_nccl, 0);
+    EXPECT_EQ(seen.Over("NCCL"), 0);
   }
   const WireFormat narrow{false, DType::kBFloat16};
   for (const auto& seen : RunRanks<float>(3, SpecOf(kGpu, "top_k", "gtopk", narrow))) {
-    EXPECT_EQ(seen.over_nccl, 0);
+    EXPECT_EQ(seen.Over("NCCL"), 0);
   }
 }
 
 TEST_F(NcclExchange, WithoutTheUsersWishBlocksGoOverTheCpu) {
   ::unsetenv("HVD_SPARSE_NCCL");
   const auto off = RunRanks<float>(3, SpecOf(kGpu, "top_k", "gtopk", {}));
-  for (const Seen& seen : off) EXPECT_EQ(seen.over_nccl, 0);
+  for (const Seen& seen : off) EXPECT_EQ(seen.Over("NCCL"), 0);
   ::setenv("HVD_SPARSE_NCCL", "1", 1);
   const auto on = RunRanks<float>(3, SpecOf(kGpu, "top_k", "gtopk", {}));
-  for (const Seen& seen : on) EXPECT_EQ(seen.over_nccl, kSteps);
+  for (const Seen& seen : on) EXPECT_EQ(seen.Over("NCCL"), kSteps);
   ExpectSameBits(off, on);
+}
+
+TEST_F(NcclExchange, ComesBeforeMpiWhichIsUsedWhereNcclCannotBe) {
+  ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "auto", 1);
+  for (const Seen& seen : RunRanks<float>(2, SpecOf(kGpu, "top_k", "gtopk", {}))) {
+    EXPECT_EQ(seen.Over("NCCL"), kSteps);
+    EXPECT_EQ(seen.Over("MPI"), 0);
+  }
+  ::unsetenv(nccl::kSharing);  // and all ranks share a device
+  for (const Seen& seen : RunRanks<float>(2, SpecOf(kGpu, "top_k", "gtopk", {}))) {
+    EXPECT_EQ(seen.Over("NCCL"), 0);
+    EXPECT_EQ(seen.Over("MPI"), kSteps);
+  }
+  ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI");
+}
+
+TEST_F(NcclExchange, WhoAskedForNcclIsToldThatItIsMpi) {
+  ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "auto", 1);
+  ::unsetenv(nccl::kSharing);
+  auto world = std::make_shared<LoopbackWorld>(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      DeviceLoopback comm(world, rank);
+      const DeviceConnection made = ConnectDevices(&comm, kGpu);
+      EXPECT_NE(made.network, nullptr);
+      const std::string begin =
+          "gtopk between GPUs goes over CUDA-aware MPI, since NCCL is not used: ranks 0 and 1 "
+          "share";
+      EXPECT_EQ(made.news.substr(0, begin.size()), begin);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI");
 }
 
 /// Runs one step on each rank, as `alter` makes it there; what it throws.
@@ -76,7 +103,7 @@ std::vector<Error> FailIn(int size, const Alter& alter) {
       std::vector<float> gradient(kNumel, 1.0f + static_cast<float>(rank)), residual(kNumel);
       std::vector<SelectionState> states(3);
       {
-        Exchange exchange(std::make_unique<LoopbackCommunicator>(world, rank), SelectOn::kCaller);
+        Exchange exchange(std::make_unique<DeviceLoopback>(world, rank), SelectOn::kCaller);
         BucketSpec spec = SpecOf(kGpu, "top_k", "gtopk", {});
         Launch launch;
         launch.gradients = {{gradient.data(), kFirst, DType::kFloat32},

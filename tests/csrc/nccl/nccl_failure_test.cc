@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/cuda/nccl_agreement.h"
 #include "csrc/cuda/nccl_transport.h"
 #include "tests/csrc/collective_ranks.h"
+#include "tests/csrc/cuda/nccl_ranks.h"
 #include "tests/csrc/nccl/fake_nccl.h"
 #include "tests/csrc/tcp_ranks.h"
 #include "tests/csrc/thrown.h"
@@ -148,15 +148,17 @@ TEST_P(NcclFailure, APeerThatNeverComesIsGivenUpAtTheLimit) {
 
 TEST_P(NcclFailure, ARankThatFailsInsteadOfConnectingFreesTheOthers) {
   OnRanks(3, [](Communicator& comm) {
-    const nccl::Agreement agreement = nccl::Agree(&comm, nccl::MeansOf(0));
-    ASSERT_EQ(agreement.problem, "");
+    const DeviceAgreement agreed = AgreeOnNccl(&comm, 0);
+    ASSERT_NE(agreed.means, nullptr) << agreed.unmet;
     WaitForOthers(comm, 1);
     if (comm.Rank() == 1) {
       comm.Fail(ErrorKind::kOutOfMemory, "rank 1 ran out of memory");
       return;
     }
-    const Error error = Thrown(
-        [&] { const NcclTransport transport(nccl::Library::Get(), agreement.id, &comm, 0, {}); });
+    const Error error = Thrown([&] {
+      const NcclTransport transport(nccl::Library::Get(), nccl::IdIn(agreed.invitation), &comm, 0,
+                                    {});
+    });
     EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory);
     EXPECT_TRUE(Says(error, "rank 1 ran out of memory; rank ")) << error.what();
     EXPECT_TRUE(Says(error, "making NCCL's communicator")) << error.what();

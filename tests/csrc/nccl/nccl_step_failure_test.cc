@@ -5,141 +5,18 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <deque>
 #include <functional>
-#include <memory>
-#include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/comm/loopback_communicator.h"
-#include "csrc/exchange/exchange.h"
-#include "tests/csrc/cuda/exchange_steps.h"
+#include "tests/csrc/cuda/own_ranks.h"
 #include "tests/csrc/nccl/with_fake_nccl.h"
 #include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
 namespace {
-
-constexpr int kRanks = 3;
-constexpr std::int64_t kSingles = 300, kNarrow = 500, kAll = kSingles + kNarrow;
-
-/// A bucket of a rank: a float32 and a bfloat16 gradient, and what error feedback makes of them.
-class OwnBucket {
- public:
-  explicit OwnBucket(int seed) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> gaussian;
-    std::vector<float> singles;
-    std::vector<BFloat16> narrow;
-    for (std::int64_t i = 0; i < kAll; ++i) {
-      before_.push_back(i % 5 == 0 ? -0.0f : gaussian(random));
-      float gradient = gaussian(random);
-      if (i < kSingles) {
-        singles.push_back(gradient);
-      } else {
-        narrow.push_back(Narrow<BFloat16>(gradient));
-        gradient = Widen(narrow.back());
-      }
-      accumulated_.push_back((i < kSingles ? 1.0f : 0.5f) * before_.back() + 0.75f * gradient);
-    }
-    residual_ = std::make_unique<DeviceArray<float>>(before_);
-    singles_ = std::make_unique<DeviceArray<float>>(singles);
-    narrow_ = std::make_unique<DeviceArray<BFloat16>>(narrow);
-  }
-
-  static BucketSpec Spec(int number) {
-    BucketSpec spec{
-        std::to_string(number), {kSingles, kNarrow}, {400, 400}, {90, 60}, "gaussian", {}, "gtopk"};
-    spec.device = kGpu;
-    return spec;
-  }
-
-  Launch Step() {
-    Launch launch;
-    launch.gradients = {{singles_->data(), kSingles, DType::kFloat32},
-                        {narrow_->data(), kNarrow, DType::kBFloat16}};
-    launch.residual = residual_->span();
-    launch.states = states_;
-    launch.ks = {90, 60};
-    launch.decays = {1.0f, 0.5f};
-    launch.scale = 0.75f;
-    launch.output_scale = 1.0f / kRanks;
-    return launch;
-  }
-
-  /// All that it had and got is in the residual.
-  bool HoldsAll() { return SameBits(residual_->Values(), accumulated_); }
-  /// The step has not begun.
-  bool IsUntouched() { return SameBits(residual_->Values(), before_); }
-
- private:
-  std::vector<float> before_, accumulated_;
-  std::unique_ptr<DeviceArray<float>> residual_, singles_;
-  std::unique_ptr<DeviceArray<BFloat16>> narrow_;
-  std::vector<SelectionState> states_ = std::vector<SelectionState>(2);
-};
-
-/// A rank with so many buckets.
-struct OwnRank {
-  const std::shared_ptr<LoopbackWorld> world;
-  std::unique_ptr<Exchange> exchange;
-  std::deque<OwnBucket> buckets;
-
-  OwnRank(const std::shared_ptr<LoopbackWorld>& ranks, int rank, int count)
-      : world(ranks),
-        exchange(std::make_unique<Exchange>(std::make_unique<LoopbackCommunicator>(world, rank),
-                                            SelectOn::kCaller)) {
-    for (int b = 0; b < count; ++b) {
-      buckets.emplace_back(100 * rank + b);
-      exchange->AddBucket(OwnBucket::Spec(b));
-    }
-  }
-
-  void StartAll() {
-    for (std::size_t b = 0; b < buckets.size(); ++b) {
-      exchange->Start(static_cast<int>(b), buckets[b].Step());
-    }
-  }
-  void WaitForAll() {
-    for (std::size_t b = 0; b < buckets.size(); ++b) {
-      while (!exchange->Wait(static_cast<int>(b), 0.02)) {
-      }
-    }
-  }
-};
-
-/// What a bucket of a rank may hold in the end.
-enum class End {
-  kAll,             ///< whatever happened
-  kAllOrUntouched,  ///< its turn may not have come
-  kCounts,          ///< not all: a result was delivered
-};
-
-/// Runs a program on each rank, with so many buckets.
-void OnOwnRanks(int count, End end, const std::function<void(int rank, OwnRank&)>& program) {
-  auto world = std::make_shared<LoopbackWorld>(kRanks);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    threads.emplace_back([&, rank] {
-      OwnRank own(world, rank, count);
-      program(rank, own);
-      for (OwnBucket& bucket : own.buckets) {
-        const bool is_untouched = end == End::kAllOrUntouched && bucket.IsUntouched();
-        EXPECT_EQ(bucket.HoldsAll() || is_untouched, end != End::kCounts) << "rank " << rank;
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
-/// All ranks have come here.
-void Meet(std::atomic<int>* met) {
-  for (++*met; *met < kRanks;) std::this_thread::yield();
-}
 
 bool NcclIsIdle() {
   static auto* const is_idle = OF_FAKE_NCCL(fake_nccl_is_idle);

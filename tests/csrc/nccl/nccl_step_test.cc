@@ -13,42 +13,13 @@
 #include <vector>
 
 #include "csrc/base/clock.h"
-#include "tests/csrc/nccl/step_ranks.h"
+#include "tests/csrc/cuda/step_ranks.h"
+#include "tests/csrc/nccl/with_fake_nccl.h"
 
 namespace hvd_sparse {
 namespace {
 
 class NcclStep : public WithFakeNccl {};
-
-/// Gradients of a refused step are not compared: nobody uses them.
-void ExpectSameBits(const std::vector<std::vector<SeenStep>>& on_device,
-                    const std::vector<std::vector<SeenStep>>& on_cpu, Route route = Route::kStep) {
-  for (std::size_t rank = 0; rank < on_cpu.size(); ++rank) {
-    for (std::size_t step = 0; step < on_cpu[rank].size(); ++step) {
-      SCOPED_TRACE(testing::Message() << "rank " << rank << ", step " << step);
-      const SeenStep &one = on_device[rank][step], &other = on_cpu[rank][step];
-      EXPECT_EQ(one.refused, other.refused);
-      EXPECT_TRUE(!one.refused.empty() || one.gradients == other.gradients);
-      EXPECT_TRUE(one.residual == other.residual);
-      EXPECT_EQ(one.stats.route, route);
-      EXPECT_EQ(other.stats.route, Route::kCalls);
-      EXPECT_EQ(one.stats.asked, other.stats.asked);
-      EXPECT_EQ(one.stats.step, other.stats.step);
-      if (!one.refused.empty()) continue;
-      EXPECT_EQ(one.stats.selected, other.stats.selected);
-      EXPECT_EQ(one.stats.reduced, other.stats.reduced);
-    }
-  }
-}
-
-/// Steps without thresholds, on the device and with `top_k` on the CPU.
-template <typename T>
-void ExpectTheBitsOfTopK(int size, StepRun run, double slack = 1) {
-  run.forgets = true;
-  BucketSpec on_device = StepSpecOf(kGpu, "gaussian"), on_cpu = StepSpecOf({}, "top_k");
-  on_device.collective_options.slack = on_cpu.collective_options.slack = slack;
-  ExpectSameBits(RunSteps<T>(size, on_device, run), RunSteps<T>(size, on_cpu, run));
-}
 
 TEST_F(NcclStep, HasTheBitsOfTheCpuForAnyNumberOfRanks) {
   for (int size = 2; size <= 8; ++size) {
@@ -109,16 +80,6 @@ TEST_F(NcclStep, WhatANarrowGradientCannotHoldIsToldToAllAndNothingIsLost) {
 }
 
 // ---- Thresholds ---------------------------------------------------------------------------------
-
-/// What some steps on the CPU have learned.
-template <typename T>
-std::vector<Kept> Learned(int size) {
-  StepRun run;
-  run.steps = 5;
-  std::vector<Kept> kept;
-  RunSteps<T>(size, StepSpecOf({}, "gaussian"), run, &kept);
-  return kept;
-}
 
 TEST_F(NcclStep, FollowsThresholdsAsTheCpuDoes) {
   StepRun run;

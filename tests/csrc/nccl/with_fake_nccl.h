@@ -8,13 +8,10 @@
 
 #include <cstdlib>
 
-#include "csrc/base/device.h"
 #include "csrc/cuda/nccl_library.h"
 #include "tests/csrc/nccl/fake_nccl.h"
 
 namespace hvd_sparse {
-
-constexpr Device kGpu{DeviceType::kCuda, 0};
 
 inline const char* const kFakeNccl = FAKE_NCCL_FOLDER "/libfake_nccl.so";
 

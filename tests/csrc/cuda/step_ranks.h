@@ -1,8 +1,8 @@
 /// Ranks that exchange a bucket step by step, on the CPU or on a device that does it alone, to be
 /// compared.
 
-#ifndef HVD_SPARSE_TESTS_CSRC_NCCL_STEP_RANKS_H_
-#define HVD_SPARSE_TESTS_CSRC_NCCL_STEP_RANKS_H_
+#ifndef HVD_SPARSE_TESTS_CSRC_CUDA_STEP_RANKS_H_
+#define HVD_SPARSE_TESTS_CSRC_CUDA_STEP_RANKS_H_
 
 #include <cstdint>
 #include <cstring>
@@ -14,10 +14,9 @@
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/comm/loopback_communicator.h"
 #include "csrc/exchange/exchange.h"
+#include "tests/csrc/cuda/device_loopback.h"
 #include "tests/csrc/cuda/exchange_steps.h"
-#include "tests/csrc/nccl/with_fake_nccl.h"
 
 namespace hvd_sparse {
 
@@ -80,7 +79,7 @@ class SteppingRank {
     exchange_.reset();
     residual_ = std::make_unique<Memory<float>>(spec_.device, saved);
     states_ = saved_states;
-    exchange_ = std::make_unique<Exchange>(std::make_unique<LoopbackCommunicator>(world_, rank_),
+    exchange_ = std::make_unique<Exchange>(std::make_unique<DeviceLoopback>(world_, rank_),
                                            SelectOn::kCaller);
     bucket_ = exchange_->AddBucket(spec_);
   }
@@ -170,6 +169,47 @@ inline bool SameStates(const States& one, const States& other) {
          std::memcmp(one.data(), other.data(), one.size() * sizeof(SelectionState)) == 0;
 }
 
+/// Gradients of a refused step are not compared: nobody uses them.
+inline void ExpectSameBits(const std::vector<std::vector<SeenStep>>& on_device,
+                           const std::vector<std::vector<SeenStep>>& on_cpu,
+                           Route route = Route::kStep) {
+  for (std::size_t rank = 0; rank < on_cpu.size(); ++rank) {
+    for (std::size_t step = 0; step < on_cpu[rank].size(); ++step) {
+      SCOPED_TRACE(testing::Message() << "rank " << rank << ", step " << step);
+      const SeenStep &one = on_device[rank][step], &other = on_cpu[rank][step];
+      EXPECT_EQ(one.refused, other.refused);
+      EXPECT_TRUE(!one.refused.empty() || one.gradients == other.gradients);
+      EXPECT_TRUE(one.residual == other.residual);
+      EXPECT_EQ(one.stats.route, route);
+      EXPECT_EQ(other.stats.route, Route::kCalls);
+      EXPECT_EQ(one.stats.asked, other.stats.asked);
+      EXPECT_EQ(one.stats.step, other.stats.step);
+      if (!one.refused.empty()) continue;
+      EXPECT_EQ(one.stats.selected, other.stats.selected);
+      EXPECT_EQ(one.stats.reduced, other.stats.reduced);
+    }
+  }
+}
+
+/// Steps without thresholds, on the device and with `top_k` on the CPU.
+template <typename T>
+void ExpectTheBitsOfTopK(int size, StepRun run, double slack = 1) {
+  run.forgets = true;
+  BucketSpec on_device = StepSpecOf(kGpu, "gaussian"), on_cpu = StepSpecOf({}, "top_k");
+  on_device.collective_options.slack = on_cpu.collective_options.slack = slack;
+  ExpectSameBits(RunSteps<T>(size, on_device, run), RunSteps<T>(size, on_cpu, run));
+}
+
+/// What some steps on the CPU have learned.
+template <typename T>
+std::vector<Kept> Learned(int size) {
+  StepRun run;
+  run.steps = 5;
+  std::vector<Kept> kept;
+  RunSteps<T>(size, StepSpecOf({}, "gaussian"), run, &kept);
+  return kept;
+}
+
 }  // namespace hvd_sparse
 
-#endif  // HVD_SPARSE_TESTS_CSRC_NCCL_STEP_RANKS_H_
+#endif  // HVD_SPARSE_TESTS_CSRC_CUDA_STEP_RANKS_H_

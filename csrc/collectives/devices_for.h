@@ -1,7 +1,8 @@
-/// Which NCCL a program of this build would use: the one place that knows whether it was built in.
+/// What can connect the devices of ranks that run this build: the one place that knows which means
+/// were built in.
 
-#ifndef HVD_SPARSE_COLLECTIVES_NCCL_FOR_H_
-#define HVD_SPARSE_COLLECTIVES_NCCL_FOR_H_
+#ifndef HVD_SPARSE_COLLECTIVES_DEVICES_FOR_H_
+#define HVD_SPARSE_COLLECTIVES_DEVICES_FOR_H_
 
 #include <string>
 #include <vector>
@@ -11,6 +12,16 @@
 #include "csrc/comm/communicator.h"
 
 namespace hvd_sparse {
+
+/// Whether this build knows any means to connect devices.
+bool CanConnectDevices();
+
+/// What connects `device` of this rank with those of all ranks of `comm`: NCCL before CUDA-aware
+/// MPI, where all of them want it and have it. The same on all ranks. Collective.
+///
+/// Throws, on all ranks alike, what HVD_SPARSE_NCCL or HVD_SPARSE_CUDA_AWARE_MPI ask for and cannot
+/// have, and what ends the exchange.
+DeviceConnection ConnectDevices(Communicator* comm, Device device);
 
 /// Whether this build can use NCCL.
 bool BuiltWithNccl();
@@ -31,13 +42,6 @@ void LookForNcclAt(const std::vector<std::string>& paths);
 /// NCCL.
 NcclFacts FindNccl();
 
-/// NCCL between all ranks of `comm`, on `device` of this one: on all of them, or on none and for
-/// the same reason. Collective.
-///
-/// Throws, on all ranks alike, what HVD_SPARSE_NCCL asks for and cannot have, and what ends the
-/// exchange.
-DeviceConnection ConnectDevices(Communicator* comm, Device device);
-
 }  // namespace hvd_sparse
 
-#endif  // HVD_SPARSE_COLLECTIVES_NCCL_FOR_H_
+#endif  // HVD_SPARSE_COLLECTIVES_DEVICES_FOR_H_

@@ -1,0 +1,205 @@
+#include "csrc/collectives/device_agreement.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "csrc/base/error.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr const char* kWhat = "the agreement on what connects GPUs";
+constexpr std::size_t kText = 2000;  // bytes of a reason that travel
+constexpr int kNone = -1;
+
+/// A Statement, as a message between equal machines.
+struct StatementMessage {
+  Wish wish;
+  char error[400], problem[kText], description[400];
+};
+
+/// What rank 0 tells the others.
+struct Decision {
+  bool throws = false;
+  ErrorKind kind = {};
+  int chosen = kNone;  // of the table
+  char text[kText] = "";
+  Invitation invitation = {};
+};
+
+template <std::size_t size>
+void Put(const std::string& text, char (&into)[size]) {
+  const std::size_t length = std::min(text.size(), size - 1);
+  std::memcpy(into, text.data(), length);
+  into[length] = '\0';
+}
+
+/// Of a message that came from elsewhere.
+template <std::size_t size>
+std::string TextOf(const char (&text)[size]) {
+  return {text, ::strnlen(text, size)};
+}
+
+StatementMessage MessageOf(const Statement& statement) {
+  StatementMessage message = {};
+  message.wish = statement.wish;
+  Put(statement.error, message.error);
+  Put(statement.problem, message.problem);
+  Put(statement.description, message.description);
+  return message;
+}
+
+Statement Read(const StatementMessage& message) {
+  return {message.wish, TextOf(message.error), TextOf(message.problem),
+          TextOf(message.description)};
+}
+
+Wish WishFrom(const char* variable) {
+  const char* value = std::getenv(variable);
+  const std::string text = value == nullptr ? "" : value;
+  if (text.empty() || text == "0") return Wish::kNever;
+  Require(text == "auto" || text == "1", variable, " must be 0, auto, 1 or unset, got '", text,
+          "'");
+  return text == "1" ? Wish::kAlways : Wish::kIfPossible;
+}
+
+/// Of fixed lengths, which another version of this package may not have.
+void Receive(Communicator* comm, Span<Incoming> in) {
+  comm->Transfer({}, in, kWhat);
+  for (const Incoming& message : in) {
+    if (message.bytes == message.capacity) continue;
+    Throw(ErrorKind::kDisagreement, "rank ", message.peer, " sent ", message.bytes, " bytes for ",
+          kWhat, ", expected are ", message.capacity, ": it runs another version of hvd_sparse");
+  }
+}
+
+/// Why ranks that say so do not use these means; empty if they can.
+std::string WhyNot(const DeviceMeans& means, const std::vector<Statement>& ranks) {
+  std::vector<std::string> descriptions;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (!ranks[rank].problem.empty()) return Concat("rank ", rank, ": ", ranks[rank].problem);
+    descriptions.push_back(ranks[rank].description);
+  }
+  return means.WhyNot(descriptions);
+}
+
+Decision Refusal(ErrorKind kind, const std::string& text) {
+  Decision decision;
+  decision.throws = true;
+  decision.kind = kind;
+  Put(text, decision.text);
+  return decision;
+}
+
+/// `said`: what the ranks, in their order, say of each means.
+Decision Decide(const MeansTable& table, const std::vector<std::vector<Statement>>& said) {
+  for (const auto& ranks : said) {
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (ranks[rank].error.empty()) continue;
+      return Refusal(ErrorKind::kInvalidArgument, Concat("rank ", rank, ": ", ranks[rank].error));
+    }
+  }
+  Decision decision;
+  std::string unmet;
+  for (std::size_t m = 0; m < table.size(); ++m) {
+    const DeviceMeans& means = *table[m];
+    const bool is_wanted = decision.chosen == kNone;  // else there are better ones
+    std::string problem = WhyNot(means, said[m]);
+    if (problem.empty() && is_wanted) {
+      try {
+        decision.invitation = means.Invite();
+        decision.chosen = static_cast<int>(m);
+      } catch (const Error& error) {
+        problem = Concat("rank 0: ", error.what());
+      }
+    }
+    if (problem.empty()) continue;
+    const auto some_wish = [&](Wish wish) {
+      const auto is = [wish](const Statement& one) { return one.wish == wish; };
+      return std::any_of(said[m].begin(), said[m].end(), is);
+    };
+    if (some_wish(Wish::kAlways)) {
+      return Refusal(ErrorKind::kUnavailable, Concat(means.Variable(), "=1 asks for ", means.Name(),
+                                                     ", which cannot be used: ", problem));
+    }
+    if (!is_wanted || some_wish(Wish::kNever)) continue;  // nobody misses them
+    unmet += Concat(unmet.empty() ? "" : "; ", means.Name(), " is not used: ", problem, " (",
+                    means.Variable(), "=auto)");
+  }
+  Put(unmet, decision.text);
+  return decision;
+}
+
+/// On rank 0: hears all ranks, decides and tells them.
+Decision DecideForAll(Communicator* comm, const MeansTable& table,
+                      const std::vector<StatementMessage>& own) {
+  const auto size = static_cast<std::size_t>(comm->Size());
+  std::vector<std::vector<StatementMessage>> messages(size, own);
+  const auto bytes = static_cast<std::int64_t>(own.size() * sizeof(StatementMessage));
+  std::vector<Incoming> in;
+  for (int rank = 1; rank < comm->Size(); ++rank) {
+    in.push_back({rank, messages[static_cast<std::size_t>(rank)].data(), bytes});
+  }
+  Receive(comm, in);
+  std::vector<std::vector<Statement>> said(table.size());
+  for (std::size_t m = 0; m < table.size(); ++m) {
+    for (const auto& of_rank : messages) said[m].push_back(Read(of_rank[m]));
+  }
+  const Decision decision = Decide(table, said);
+  std::vector<Outgoing> out;
+  for (int rank = 1; rank < comm->Size(); ++rank) {
+    out.push_back({rank, &decision, sizeof(decision)});
+  }
+  comm->Transfer(out, {}, kWhat);
+  return decision;
+}
+
+/// On the others: tells rank 0, and hears what it has decided.
+Decision HearFromRankZero(Communicator* comm, const std::vector<StatementMessage>& own) {
+  const auto bytes = static_cast<std::int64_t>(own.size() * sizeof(StatementMessage));
+  const std::vector<Outgoing> out{{0, own.data(), bytes}};
+  comm->Transfer(out, {}, kWhat);
+  Decision decision;
+  std::vector<Incoming> in{{0, &decision, sizeof(decision)}};
+  Receive(comm, in);
+  return decision;
+}
+
+}  // namespace
+
+Statement StatementOf(const DeviceMeans& means, const Communicator& comm, int device) {
+  Statement statement;
+  try {
+    statement.wish = WishFrom(means.Variable());
+  } catch (const Error& error) {
+    statement.error = error.what();
+    return statement;
+  }
+  if (statement.wish == Wish::kNever) {
+    statement.problem = Concat(means.Variable(), " is neither auto nor 1");
+    return statement;
+  }
+  try {
+    statement.description = means.Describe(comm, device);
+  } catch (const Error& error) {
+    statement.problem = error.what();
+  }
+  return statement;
+}
+
+DeviceAgreement AgreeOnMeans(Communicator* comm, const MeansTable& table,
+                             const std::vector<Statement>& own) {
+  std::vector<StatementMessage> messages;
+  for (const Statement& statement : own) messages.push_back(MessageOf(statement));
+  const Decision decision =
+      comm->Rank() == 0 ? DecideForAll(comm, table, messages) : HearFromRankZero(comm, messages);
+  if (decision.throws) Throw(decision.kind, TextOf(decision.text));
+  DeviceAgreement agreement;
+  if (decision.chosen != kNone) agreement.means = table[static_cast<std::size_t>(decision.chosen)];
+  agreement.unmet = TextOf(decision.text);
+  agreement.invitation = decision.invitation;
+  return agreement;
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,15 @@
+/// CUDA-aware MPI as a way to connect devices: taken where the exchange goes over an MPI library
+/// that says so of itself.
+
+#ifndef HVD_SPARSE_CUDA_MPI_MEANS_H_
+#define HVD_SPARSE_CUDA_MPI_MEANS_H_
+
+#include "csrc/collectives/device_means.h"
+
+namespace hvd_sparse::cuda {
+
+const DeviceMeans& MpiMeans();
+
+}  // namespace hvd_sparse::cuda
+
+#endif  // HVD_SPARSE_CUDA_MPI_MEANS_H_

@@ -1,0 +1,146 @@
+/// Exchanges whose gTop-k, or all of whose steps, go from device to device by a communicator that
+/// takes their memory: the bits of the same steps on the CPU, and what is told of them.
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/collectives/devices_for.h"
+#include "tests/csrc/collective_ranks.h"
+#include "tests/csrc/cuda/device_array.h"
+#include "tests/csrc/cuda/step_ranks.h"
+#include "tests/csrc/thrown.h"
+
+namespace hvd_sparse {
+namespace {
+
+class CudaMpiExchange : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "auto", 1);
+  }
+  void TearDown() override { ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI"); }
+};
+
+TEST_F(CudaMpiExchange, RoundsHaveTheBitsOfTheCpuForAnyNumberOfRanks) {
+  for (int size = 2; size <= 8; ++size) {
+    SCOPED_TRACE(size);
+    BucketSpec spec = SpecOf({}, "sidco", "gtopk", {size % 2 == 0, DType::kFloat32});
+    spec.collective_options.slack = size % 3 == 0 ? 2.0 : 1.0;
+    const auto of_cpu = RunRanks<float>(size, spec);
+    spec.device = kGpu;
+    const auto over_mpi = RunRanks<float>(size, spec);
+    ExpectSameBits(of_cpu, over_mpi);
+    for (const Seen& seen : of_cpu) EXPECT_EQ(seen.Over("MPI"), 0);
+    for (const Seen& seen : over_mpi) EXPECT_EQ(seen.Over("MPI"), kSteps);
+  }
+}
+
+TEST_F(CudaMpiExchange, StepsHaveTheBitsOfTheCpuForAnyNumberOfRanks) {
+  for (int size = 2; size <= 8; ++size) {
+    SCOPED_TRACE(size);
+    StepRun run;
+    run.steps = size == 3 ? 3 : 1;
+    size % 2 == 0 ? ExpectTheBitsOfTopK<float>(size, run)
+                  : ExpectTheBitsOfTopK<BFloat16>(size, run, 1.7);
+  }
+}
+
+TEST_F(CudaMpiExchange, StepsFollowThresholdsAsTheCpuDoes) {
+  StepRun run;
+  run.steps = 4;
+  run.before = Learned<float>(3);
+  run.alter = [](int rank, int step, std::vector<float>* first, std::vector<float>*) {
+    if (step == 2 && rank == 1) (*first)[3] = kInf;  // all refuse that one
+  };
+  const auto on_device = RunSteps<float>(3, StepSpecOf(kGpu, "gaussian"), run);
+  const auto on_cpu = RunSteps<float>(3, StepSpecOf({}, "gaussian"), run);
+  ExpectSameBits(on_device, on_cpu);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_FALSE(on_device[rank][2].refused.empty());
+    EXPECT_TRUE(SameStates(on_device[rank][3].states, on_cpu[rank][3].states));
+  }
+}
+
+TEST_F(CudaMpiExchange, ItsStatisticsSayWhatMessagesWentOver) {
+  StepRun run;
+  run.steps = 2;
+  for (const auto& of_rank : RunSteps<float>(4, StepSpecOf(kGpu, "gaussian"), run)) {
+    for (const SeenStep& step : of_rank) {
+      const BucketStats& stats = step.stats;
+      ASSERT_EQ(stats.rounds.size(), 1u);
+      const RoundTimes& messages = stats.rounds[0];
+      EXPECT_EQ(messages.name, "gtopk, over MPI");
+      // Two rounds of 320 entries, as 271 are rounded up, and a header of 32 bytes each.
+      EXPECT_EQ(messages.bytes_sent, 2 * (32 + 8 * 320));
+      EXPECT_EQ(messages.bytes_received, messages.bytes_sent);
+      EXPECT_LE(stats.select_begin, messages.begin);
+      EXPECT_LE(messages.begin, messages.end);
+      EXPECT_LE(messages.end, stats.exchange_end);
+    }
+  }
+}
+
+// ---- Whether it is taken ------------------------------------------------------------------------
+
+TEST_F(CudaMpiExchange, WithoutTheUsersWishBlocksGoOverTheCpu) {
+  StepRun run;
+  run.steps = 1;
+  for (const char* value : {"0", "1"}) {
+    ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", value, 1);
+    const Route route = value[0] == '0' ? Route::kCalls : Route::kStep;
+    for (const auto& of_rank : RunSteps<float>(3, StepSpecOf(kGpu, "gaussian"), run)) {
+      EXPECT_EQ(of_rank[0].stats.route, route);
+    }
+  }
+}
+
+/// Ranks whose messages are copied by the CPU from memory of its own.
+TEST_F(CudaMpiExchange, WhereMessagesCannotLieOnADeviceItIsSaidWhy) {
+  OnRanks(2, [](Communicator& comm) {
+    const DeviceConnection made = ConnectDevices(&comm, kGpu);
+    EXPECT_EQ(made.network, nullptr);
+    EXPECT_EQ(made.news,
+              "gtopk between GPUs goes by way of the CPUs, since CUDA-aware MPI is not used: "
+              "rank 0: the ranks are not connected by MPI, and nothing else takes memory of GPUs "
+              "(HVD_SPARSE_CUDA_AWARE_MPI=auto)");
+  });
+}
+
+TEST_F(CudaMpiExchange, WhoInsistsOnItAndCannotHaveItIsRefused) {
+  ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "1", 1);
+  OnRanks(3, [](Communicator& comm) {
+    const Error error = Thrown([&] { ConnectDevices(&comm, kGpu); });
+    EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
+    EXPECT_TRUE(Says(error,
+                     "HVD_SPARSE_CUDA_AWARE_MPI=1 asks for CUDA-aware MPI, which cannot be "
+                     "used: rank 0: the ranks are not connected by MPI"))
+        << error.what();
+  });
+}
+
+/// As where the MPI libraries of two machines were built differently.
+TEST_F(CudaMpiExchange, OneRankWithoutItKeepsAllFromIt) {
+  const auto world = std::make_shared<LoopbackWorld>(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      DeviceLoopback with(world, rank);
+      LoopbackCommunicator without(world, rank);
+      Communicator* const comm = rank == 1 ? static_cast<Communicator*>(&without) : &with;
+      const DeviceConnection made = ConnectDevices(comm, kGpu);
+      EXPECT_EQ(made.network, nullptr);
+      EXPECT_NE(made.news.find("rank 1: the ranks are not connected by MPI"), std::string::npos);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace hvd_sparse

@@ -1,0 +1,133 @@
+/// Steps whose messages the CPU gives, and that end in the midst of them: all that was selected
+/// returns to the residual, bit for bit, and nobody is left waiting.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "csrc/base/error.h"
+#include "tests/csrc/cuda/own_ranks.h"
+#include "tests/csrc/thrown.h"
+
+namespace hvd_sparse {
+namespace {
+
+class CudaMpiStepFailure : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "1", 1);
+  }
+  void TearDown() override { ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI"); }
+};
+
+/// Calls `act` on the rank that begins the n-th message between devices, of all ranks together.
+DeviceLoopback::Before AtMessage(int n, std::function<void(Communicator& comm)> act) {
+  auto begun = std::make_shared<std::atomic<int>>(0);
+  return [n, begun, act = std::move(act)](Communicator& comm, const std::string& what) {
+    if (what.find("over MPI") != std::string::npos && (*begun)++ == n) act(comm);
+  };
+}
+
+/// Of the six messages that three ranks give for a bucket, some in turn; and one of the second
+/// bucket's.
+constexpr int kMessages[] = {0, 1, 2, 3, 5, 8};
+
+TEST_F(CudaMpiStepFailure, AStepThatAllRefuseReturnsWhatItTookAndWhatRoundingAdded) {
+  OnOwnRanks(2, End::kAll, [](int, OwnRank& own) {
+    own.StartAll();
+    own.WaitForAll();
+    EXPECT_FALSE(own.buckets[0].HoldsAll());
+    const Error refused = Thrown([&] { own.exchange->Commit("not today"); });
+    EXPECT_EQ(refused.kind(), ErrorKind::kNonFinite);
+  });
+}
+
+TEST_F(CudaMpiStepFailure, ALostRankEndsTheStepOfAllAndNothingIsLost) {
+  for (const int n : kMessages) {
+    SCOPED_TRACE(n);
+    Circumstances met;
+    met.before_transfer = AtMessage(n, [](Communicator& comm) {
+      comm.Fail(ErrorKind::kPeerLost, Concat("rank ", comm.Rank(), " was lost"));
+    });
+    OnOwnRanks(
+        2, End::kAllOrUntouched,
+        [](int, OwnRank& own) {
+          const Error error = Thrown([&own] {
+            own.StartAll();
+            own.WaitForAll();
+          });
+          EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
+          EXPECT_TRUE(Says(error, "was lost")) << error.what();
+        },
+        met);
+  }
+}
+
+TEST_F(CudaMpiStepFailure, AnErrorOfMpiEndsTheStepOfAllAndNothingIsLost) {
+  for (const int n : kMessages) {
+    SCOPED_TRACE(n);
+    Circumstances met;
+    met.before_transfer = AtMessage(
+        n, [](Communicator&) { Throw(ErrorKind::kExchangeFailed, "MPI_Isend failed: truncated"); });
+    OnOwnRanks(
+        2, End::kAllOrUntouched,
+        [](int, OwnRank& own) {
+          const Error error = Thrown([&own] {
+            own.StartAll();
+            own.WaitForAll();
+          });
+          EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed) << error.what();
+          EXPECT_TRUE(Says(error, "MPI_Isend failed")) << error.what();
+        },
+        met);
+  }
+}
+
+/// The rank lives, but sends nothing more.
+TEST_F(CudaMpiStepFailure, ARankThatIsWaitedForTooLongEndsTheStepOfAllAndNothingIsLost) {
+  for (const int n : {1, 4}) {
+    SCOPED_TRACE(n);
+    Circumstances met;
+    met.world = std::make_shared<LoopbackWorld>(kRanks, 2.0);
+    met.before_transfer = AtMessage(n, [](Communicator& comm) {
+      for (;; std::this_thread::yield()) comm.Check();  // until the others have given it up
+    });
+    OnOwnRanks(
+        2, End::kAllOrUntouched,
+        [](int, OwnRank& own) {
+          const Error error = Thrown([&own] {
+            own.StartAll();
+            own.WaitForAll();
+          });
+          EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
+          EXPECT_TRUE(Says(error, "has waited 2 s for rank")) << error.what();
+        },
+        met);
+  }
+}
+
+TEST_F(CudaMpiStepFailure, ARankThatClosesItsExchangeEndsTheStepOfAllAndNothingIsLost) {
+  std::atomic<int> started{0};
+  OnOwnRanks(2, End::kAllOrUntouched, [&started](int rank, OwnRank& own) {
+    if (rank != 1) own.StartAll();
+    Meet(&started);
+    if (rank == 1) {
+      own.exchange->Start(0, own.buckets[0].Step());
+      own.exchange.reset();
+      own.buckets.clear();  // of which nobody promises anything
+      return;
+    }
+    const Error error = Thrown([&own] { own.WaitForAll(); });
+    EXPECT_TRUE(Says(error, "it was closed while gradients were in flight")) << error.what();
+  });
+}
+
+}  // namespace
+}  // namespace hvd_sparse

@@ -1,0 +1,224 @@
+/// By what means devices are connected: the same on all ranks, for the same reason everywhere.
+
+#include "csrc/collectives/device_agreement.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "tests/csrc/collective_ranks.h"
+#include "tests/csrc/thrown.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr const char* kVariable = "HVD_SPARSE_TEST_MEANS";
+
+/// Means that connect nobody.
+class FakeMeans final : public DeviceMeans {
+ public:
+  FakeMeans(const char* name, char id) : name_(name), id_(id) {}
+
+  std::string problem, no_invitation;
+
+  const char* Name() const override { return name_; }
+  const char* Variable() const override { return kVariable; }
+  std::string Describe(const Communicator& comm, int device) const override {
+    if (!problem.empty()) Throw(ErrorKind::kUnavailable, problem);
+    return Concat("device ", device, " of rank ", comm.Rank());
+  }
+  std::string WhyNot(const std::vector<std::string>& ranks) const override {
+    for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+      if (ranks[rank] == "odd") return Concat("rank ", rank, " is odd");
+    }
+    return "";
+  }
+  Invitation Invite() const override {
+    if (!no_invitation.empty()) Throw(ErrorKind::kUnavailable, no_invitation);
+    Invitation invitation = {};
+    invitation.front() = invitation.back() = id_;
+    return invitation;
+  }
+  std::unique_ptr<DeviceNetwork> Connect(Communicator*, int, const Invitation&) const override {
+    return nullptr;
+  }
+
+ private:
+  const char* const name_;
+  const char id_;
+};
+
+class Agreement : public testing::Test {
+ protected:
+  /// What the ranks say of each means, by rank; at first that they want and have them all.
+  using Said = std::vector<std::vector<Statement>>;
+
+  static Said Able(int size) {
+    return Said(static_cast<std::size_t>(size),
+                std::vector<Statement>(2, {Wish::kIfPossible, "", "", "even"}));
+  }
+
+  /// What all ranks are told; the same, or the test fails.
+  struct Told {
+    DeviceAgreement agreed;
+    std::string thrown;
+    ErrorKind kind = {};
+  };
+
+  Told TellAll(const Said& said) {
+    std::vector<Told> told(said.size());
+    OnRanks(static_cast<int>(said.size()), [&](Communicator& comm) {
+      const auto rank = static_cast<std::size_t>(comm.Rank());
+      try {
+        told[rank].agreed = AgreeOnMeans(&comm, {&first_, &second_}, said[rank]);
+      } catch (const Error& error) {
+        told[rank].thrown = error.what();
+        told[rank].kind = error.kind();
+      }
+    });
+    for (const Told& one : told) {
+      EXPECT_EQ(one.agreed.means, told[0].agreed.means);
+      EXPECT_EQ(one.agreed.unmet, told[0].agreed.unmet);
+      EXPECT_EQ(one.agreed.invitation, told[0].agreed.invitation);
+      EXPECT_EQ(one.thrown, told[0].thrown);
+      EXPECT_EQ(one.kind, told[0].kind);
+    }
+    return told[0];
+  }
+
+  FakeMeans first_{"the first", '1'}, second_{"the second", '2'};
+};
+
+TEST_F(Agreement, TheFirstMeansThatAllWantAndHaveAreTaken) {
+  for (const int size : {1, 2, 3, 5}) {
+    const Told told = TellAll(Able(size));
+    EXPECT_EQ(told.thrown, "");
+    EXPECT_EQ(told.agreed.means, &first_);
+    EXPECT_EQ(told.agreed.unmet, "");
+    EXPECT_EQ(told.agreed.invitation.back(), '1');
+  }
+}
+
+TEST_F(Agreement, OneRankWithoutThemKeepsAllFromItAndTheNextOnesAreTaken) {
+  Said said = Able(4);
+  said[2][0].problem = "it cannot be loaded";
+  const Told told = TellAll(said);
+  EXPECT_EQ(told.agreed.means, &second_);
+  EXPECT_EQ(told.agreed.invitation.front(), '2');
+  EXPECT_EQ(told.agreed.unmet,
+            "the first is not used: rank 2: it cannot be loaded (HVD_SPARSE_TEST_MEANS=auto)");
+}
+
+TEST_F(Agreement, WhereNothingCanBeUsedAllReasonsAreTold) {
+  Said said = Able(3);
+  said[0][0].description = said[1][0].description = "odd";
+  said[1][1].problem = "it has none";
+  const Told told = TellAll(said);
+  EXPECT_EQ(told.agreed.means, nullptr);
+  EXPECT_EQ(told.agreed.unmet,
+            "the first is not used: rank 1 is odd (HVD_SPARSE_TEST_MEANS=auto); the second is not "
+            "used: rank 1: it has none (HVD_SPARSE_TEST_MEANS=auto)");
+}
+
+TEST_F(Agreement, WhatIsLessPreferredIsMissedByNobody) {
+  Said said = Able(2);
+  said[1][1].problem = "it has none";
+  EXPECT_EQ(TellAll(said).agreed.unmet, "");
+}
+
+TEST_F(Agreement, ARankThatDoesNotWantThemKeepsAllFromItAndNobodyIsTold) {
+  Said said = Able(3);
+  for (Statement& statement : said[1]) {
+    statement.wish = Wish::kNever;
+    statement.problem = "not wanted";
+  }
+  const Told told = TellAll(said);
+  EXPECT_EQ(told.agreed.means, nullptr);
+  EXPECT_EQ(told.agreed.unmet, "");
+}
+
+TEST_F(Agreement, ARankThatInsistsEndsAllWithTheReason) {
+  for (const std::size_t means : {0, 1}) {
+    Said said = Able(3);
+    said[0][means].wish = Wish::kAlways;
+    EXPECT_EQ(TellAll(said).thrown, "");
+    said[2][means].problem = "no device";
+    const Told told = TellAll(said);
+    EXPECT_EQ(told.kind, ErrorKind::kUnavailable);
+    EXPECT_EQ(told.thrown,
+              Concat("HVD_SPARSE_TEST_MEANS=1 asks for the ", means == 0 ? "first" : "second",
+                     ", which cannot be used: rank 2: no device"));
+  }
+}
+
+TEST_F(Agreement, MeansThatRankZeroCannotInviteToAreNotUsed) {
+  first_.no_invitation = "out of order";
+  const Told told = TellAll(Able(2));
+  EXPECT_EQ(told.agreed.means, &second_);
+  EXPECT_EQ(told.agreed.unmet,
+            "the first is not used: rank 0: out of order (HVD_SPARSE_TEST_MEANS=auto)");
+}
+
+TEST_F(Agreement, AReasonOfAnyLengthTravels) {
+  Said said = Able(2);
+  said[1][0].problem = std::string(100'000, 'x');
+  const std::string unmet = TellAll(said).agreed.unmet;
+  EXPECT_NE(unmet.find("rank 1: xxx"), std::string::npos);
+  EXPECT_GT(unmet.size(), 1000u);
+}
+
+TEST_F(Agreement, AMistakenWishIsToldToAllRanks) {
+  Said said = Able(3);
+  said[1][1].error = "the variable must be something else";
+  const Told told = TellAll(said);
+  EXPECT_EQ(told.kind, ErrorKind::kInvalidArgument);
+  EXPECT_EQ(told.thrown, "rank 1: the variable must be something else");
+}
+
+TEST_F(Agreement, AStatementFollowsTheEnvironmentAndAsksOnlyWhereThatAsks) {
+  OnRanks(1, [&](Communicator& comm) {
+    first_.problem = "there is none here";
+    ::unsetenv(kVariable);
+    for (const char* value : {"", "0"}) {
+      const Statement statement = StatementOf(first_, comm, 3);
+      EXPECT_EQ(statement.wish, Wish::kNever);
+      EXPECT_EQ(statement.problem, "HVD_SPARSE_TEST_MEANS is neither auto nor 1") << value;
+      ::setenv(kVariable, "0", 1);
+    }
+    ::setenv(kVariable, "auto", 1);
+    EXPECT_EQ(StatementOf(first_, comm, 3).wish, Wish::kIfPossible);
+    EXPECT_EQ(StatementOf(first_, comm, 3).problem, "there is none here");
+    first_.problem = "";
+    EXPECT_EQ(StatementOf(first_, comm, 3).problem, "");
+    EXPECT_EQ(StatementOf(first_, comm, 3).description, "device 3 of rank 0");
+    ::setenv(kVariable, "1", 1);
+    EXPECT_EQ(StatementOf(first_, comm, 3).wish, Wish::kAlways);
+    ::setenv(kVariable, "yes", 1);
+    EXPECT_EQ(StatementOf(first_, comm, 3).error,
+              "HVD_SPARSE_TEST_MEANS must be 0, auto, 1 or unset, got 'yes'");
+    ::unsetenv(kVariable);
+  });
+}
+
+TEST_F(Agreement, AnotherVersionOfThisPackageIsFoundOut) {
+  std::vector<Error> errors(2, Error(ErrorKind::kInvalidArgument, ""));
+  OnRanks(2, [&](Communicator& comm) {
+    if (comm.Rank() == 0) {
+      errors[0] = Thrown([&] { AgreeOnMeans(&comm, {&first_, &second_}, Able(2)[0]); });
+      comm.Fail(errors[0].kind(), errors[0].what());
+      return;
+    }
+    const char byte = 1;
+    const std::vector<Outgoing> out{{0, &byte, 1}};
+    comm.Transfer(out, {}, "something else");
+  });
+  EXPECT_EQ(errors[0].kind(), ErrorKind::kDisagreement);
+  EXPECT_TRUE(Says(errors[0], "rank 1 sent 1 bytes for the agreement on what connects GPUs"));
+}
+
+}  // namespace
+}  // namespace hvd_sparse

@@ -1,0 +1,136 @@
+/// Messages over MPI that wait for a device: what ends such a wait, what a device that is behind
+/// does to a step, and what becomes of memory that MPI may still use.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/cuda/device_gtopk.h"
+#include "csrc/cuda/mpi_transport.h"
+#include "tests/csrc/cuda/own_ranks.h"
+#include "tests/csrc/thrown.h"
+
+namespace hvd_sparse {
+namespace {
+
+std::atomic<bool> device_is_done{true};
+std::atomic<int> looks_left{0};  // where the exchange has ended, until the device has got through
+std::shared_ptr<LoopbackWorld> world_of_ranks;
+
+/// The device is behind until a test says otherwise, and gets through long after the exchange has
+/// ended: it waits for nobody else.
+bool DeviceIsDone() {
+  if (device_is_done) return true;
+  try {
+    world_of_ranks->Check();
+  } catch (const Error&) {
+    return --looks_left < 0;
+  }
+  return false;
+}
+
+class MpiWait : public testing::Test {
+ protected:
+  void SetUp() override {
+    ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "1", 1);
+    device_is_done = false;
+    looks_left = 1000;
+    emulation::device_is_idle = &DeviceIsDone;
+  }
+  void TearDown() override {
+    emulation::device_is_idle = nullptr;
+    emulation::streams_capture = false;
+    world_of_ranks = nullptr;
+    ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI");
+    ::unsetenv("HVD_SPARSE_TIMEOUT");
+  }
+
+  /// `program` on each rank, in the world that the device looks at.
+  static void OnRanks(int buckets, End end,
+                      const std::function<void(int rank, OwnRank&)>& program) {
+    Circumstances met;
+    met.world = world_of_ranks = std::make_shared<LoopbackWorld>(kRanks);
+    OnOwnRanks(buckets, end, program, met);
+  }
+};
+
+TEST_F(MpiWait, ABucketWhoseDeviceIsBehindIsWaitedForAndThenCounts) {
+  std::atomic<int> waited{0};
+  OnRanks(2, End::kCounts, [&waited](int, OwnRank& own) {
+    own.StartAll();
+    for (const int bucket : {0, 1}) EXPECT_FALSE(own.exchange->Wait(bucket, 0.05));
+    Meet(&waited);
+    device_is_done = true;
+    own.WaitForAll();
+    EXPECT_EQ(own.exchange->Stats(1).route, Route::kStep);
+    EXPECT_EQ(own.exchange->Stats(1).rounds[0].name, "gtopk, over MPI");
+    own.exchange->Commit("");
+  });
+}
+
+TEST_F(MpiWait, EndsWithALostRankAndNothingIsLost) {
+  std::atomic<int> waited{0};
+  OnRanks(2, End::kAllOrUntouched, [&waited](int rank, OwnRank& own) {
+    own.StartAll();
+    EXPECT_FALSE(own.exchange->Wait(0, 0.05));
+    Meet(&waited);
+    if (rank == 0) own.world->Fail(ErrorKind::kPeerLost, "rank 2 was lost");
+    const Error error = Thrown([&own] { own.WaitForAll(); });
+    EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
+    EXPECT_TRUE(Says(error, "rank 2 was lost")) << error.what();
+  });
+}
+
+TEST_F(MpiWait, EndsAtTheLimitOfTimeAndNothingIsLost) {
+  ::setenv("HVD_SPARSE_TIMEOUT", "0.3", 1);
+  OnRanks(1, End::kAllOrUntouched, [](int, OwnRank& own) {
+    own.StartAll();
+    const Error error = Thrown([&own] { own.WaitForAll(); });
+    EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
+    EXPECT_TRUE(Says(error,
+                     "'s own device after 0.3 s (HVD_SPARSE_TIMEOUT) in bucket '0', gtopk, "
+                     "over MPI, between ranks"))
+        << error.what();
+  });
+}
+
+TEST_F(MpiWait, IsRefusedForAStreamThatIsBeingCaptured) {
+  const auto world = std::make_shared<LoopbackWorld>(2);
+  DeviceLoopback comm(world, 0);
+  cuda::MpiTransport transport(&comm, 0, {});
+  emulation::streams_capture = true;
+  std::vector<char> memory(8);
+  const Error refused =
+      Thrown([&] { transport.Exchange(1, memory.data(), memory.data(), 8, nullptr); });
+  EXPECT_EQ(refused.kind(), ErrorKind::kInvalidArgument);
+  EXPECT_TRUE(Says(refused, "captured into a CUDA graph, which cannot hold messages over MPI"));
+  EXPECT_FALSE(transport.HoldsMemory());
+}
+
+/// Blocks of gTop-k, in pieces of memory that are freed, or not.
+TEST_F(MpiWait, MemoryThatMpiMayStillUseIsNeverFreed) {
+  device_is_done = true;
+  for (const bool fails : {false, true}) {
+    DeviceLoopback comm(std::make_shared<LoopbackWorld>(2), 0, [](Communicator&, const auto&) {
+      Throw(ErrorKind::kPeerLost, "rank 1 was lost");
+    });
+    cuda::MpiTransport transport(&comm, 0, {});
+    emulated_calls = {};
+    {
+      cuda::DeviceGTopK rounds(1000, 10, 1, &transport);
+      if (fails) {
+        EXPECT_EQ(Thrown([&] { rounds.Run(nullptr); }).kind(), ErrorKind::kPeerLost);
+      }
+    }
+    EXPECT_EQ(emulated_calls.allocations - emulated_calls.frees, fails ? 1 : 0);
+  }
+}
+
+}  // namespace
+}  // namespace hvd_sparse

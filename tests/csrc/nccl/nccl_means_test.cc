@@ -1,0 +1,123 @@
+/// Whether ranks can use NCCL together, from what each says of its own.
+
+#include "csrc/cuda/nccl_means.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/collectives/device_agreement.h"
+#include "tests/csrc/collective_ranks.h"
+#include "tests/csrc/thrown.h"
+
+namespace hvd_sparse::nccl {
+namespace {
+
+constexpr int kVersion = VersionCode(2, 27, 3);
+
+/// Ranks that can use NCCL, each on a device of its own.
+std::vector<Description> Able(int size) {
+  std::vector<Description> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    ranks.push_back({kVersion, false, Concat("GPU 0 of host", rank, ", UUID ", rank)});
+  }
+  return ranks;
+}
+
+TEST(NcclMeans, RanksOfOneVersionAndWithDevicesOfTheirOwnCan) {
+  for (const int size : {1, 2, 5}) EXPECT_EQ(WhyNot(Able(size)), "");
+}
+
+TEST(NcclMeans, VersionsMustBeTheSame) {
+  auto ranks = Able(3);
+  ranks[1].version = VersionCode(2, 26, 2);
+  EXPECT_EQ(WhyNot(ranks), "rank 1 has NCCL 2.26.2 and rank 0 2.27.3: give all ranks the same");
+}
+
+TEST(NcclMeans, RanksOfOneDeviceAreRefusedByNcclsThatCannot) {
+  auto ranks = Able(3);
+  ranks[2].device = ranks[1].device;
+  for (Description& one : ranks) one.may_share = true;
+  EXPECT_EQ(WhyNot(ranks),
+            "ranks 1 and 2 share a device (GPU 0 of host1, UUID 1), for which NCCL 2.30.0 is "
+            "needed, with NCCL_MULTI_RANK_GPU_ENABLE=1; there is 2.27.3");
+}
+
+TEST(NcclMeans, RanksOfOneDeviceAreToldTheVariableThatAllowsIt) {
+  auto ranks = Able(2);
+  ranks[1].device = ranks[0].device;
+  for (Description& one : ranks) one.version = kSharingVersion;
+  ranks[0].may_share = true;
+  EXPECT_NE(WhyNot(ranks).find("set NCCL_MULTI_RANK_GPU_ENABLE=1"), std::string::npos);
+  ranks[1].may_share = true;
+  EXPECT_EQ(WhyNot(ranks), "");
+}
+
+TEST(NcclMeans, ADeviceIsTheSameWhateverItsNumber) {
+  auto ranks = Able(2);
+  ranks[0].device = "GPU 3 of host, UUID 7";
+  ranks[1].device = "GPU 0 of host, UUID 7";
+  EXPECT_NE(WhyNot(ranks), "");
+  ranks[1].device = "GPU 3 of host, UUID 8";
+  EXPECT_EQ(WhyNot(ranks), "");
+}
+
+// ---- With the library that stands in for NCCL ---------------------------------------------------
+
+class NcclMeansHere : public testing::Test {
+ protected:
+  void SetUp() override {
+    ::setenv("HVD_SPARSE_NCCL_LIBRARY", FAKE_NCCL_FOLDER "/libfake_nccl.so", 1);
+  }
+  void TearDown() override {
+    ::unsetenv("HVD_SPARSE_NCCL");
+    ::unsetenv(kSharing);
+  }
+};
+
+TEST_F(NcclMeansHere, AProcessDescribesWhatItHas) {
+  ::unsetenv(kSharing);
+  const Description own = Describe(0);
+  EXPECT_EQ(own.version, 23203);
+  EXPECT_FALSE(own.may_share);
+  EXPECT_NE(own.device.find("UUID 1f1f1f"), std::string::npos) << own.device;
+  ::setenv(kSharing, "1", 1);
+  EXPECT_TRUE(Describe(0).may_share);
+  EXPECT_EQ(Thrown([] { Describe(1); }).kind(), ErrorKind::kUnavailable);  // there is one device
+}
+
+TEST_F(NcclMeansHere, ADescriptionTravelsAsText) {
+  ::setenv(kSharing, "1", 1);
+  const Description own = Describe(0), read = Description::Of(own.Text());
+  EXPECT_EQ(read.version, own.version);
+  EXPECT_EQ(read.may_share, own.may_share);
+  EXPECT_EQ(read.device, own.device);
+}
+
+TEST_F(NcclMeansHere, RanksThatAgreeGetOneIdAndTheNextOnesAnother) {
+  ::setenv("HVD_SPARSE_NCCL", "auto", 1);
+  ::setenv(kSharing, "1", 1);
+  std::vector<UniqueId> ids(6);
+  for (const int run : {0, 1}) {
+    OnRanks(3, [&](Communicator& comm) {
+      const DeviceMeans& means = cuda::NcclMeans();
+      const DeviceAgreement agreed = AgreeOnMeans(&comm, {&means}, {StatementOf(means, comm, 0)});
+      EXPECT_EQ(agreed.means, &means);
+      EXPECT_EQ(agreed.unmet, "");
+      ids[static_cast<std::size_t>(3 * run + comm.Rank())] = IdIn(agreed.invitation);
+    });
+  }
+  const auto same = [&](int one, int other) {
+    return std::memcmp(&ids[one], &ids[other], sizeof(UniqueId)) == 0;
+  };
+  for (const int run : {0, 1})
+    EXPECT_TRUE(same(3 * run, 3 * run + 1) && same(3 * run, 3 * run + 2));
+  EXPECT_FALSE(same(0, 3));
+}
+
+}  // namespace
+}  // namespace hvd_sparse::nccl
