@@ -22,6 +22,10 @@ import hvd_sparse
 PROBE_SECONDS = 120
 TENSORFLOW_NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
 
+# By what gtopk of gradients on GPUs goes, where users ask for it: 0, auto or 1.
+NCCL_VARIABLE = "HVD_SPARSE_NCCL"
+MPI_VARIABLE = "HVD_SPARSE_CUDA_AWARE_MPI"
+
 Facts: TypeAlias = dict[str, Any]
 
 # All print their last line as JSON. The first one loads Horovod before the core, as users do.
@@ -82,6 +86,7 @@ def examine() -> Facts:
         "mpi": examine_mpi() if core["mpi_library"] else None,
         "cuda": ask([sys.executable, "-c", ASK_CUDA]) if core["with_cuda"] else None,
         "nccl": ask([sys.executable, "-c", ASK_NCCL]) if core["with_nccl"] else None,
+        "wishes": {name: os.environ.get(name, "") for name in (NCCL_VARIABLE, MPI_VARIABLE)},
     }
 
 

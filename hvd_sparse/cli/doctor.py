@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvd_sparse.doctor import Problem, diagnose, served, transports
+from hvd_sparse.doctor import Problem, between_gpus, diagnose, served, transports
 from hvd_sparse.installation import Facts, examine
 
 console = Console()
 
-# What an MPI library says of itself. Exchanges hand it memory of the CPU only, in any case.
+# What an MPI library says of itself.
 CUDA_AWARE = {True: "CUDA-aware", False: "not CUDA-aware", None: "does not say if CUDA-aware"}
 
 
@@ -73,6 +73,8 @@ def show_facts(facts: Facts) -> None:
     nccl = facts.get("nccl")
     if nccl is not None:
         row("NCCL", nccl.get("version") or "none", nccl.get("path"), nccl.get("error"))
+    if cuda is not None:
+        row("gtopk of GPUs", between_gpus(facts))
     console.print(table)
 
 

@@ -46,6 +46,9 @@ HEALTHY = {
         "mpi_libraries": ["/usr/lib/libmpi.so.40"],
     },
     "mpi": {"mpirun": "/usr/bin/mpirun", "thread_level": "MPI_THREAD_MULTIPLE"},
+    "cuda": None,
+    "nccl": None,
+    "wishes": {"HVD_SPARSE_NCCL": "", "HVD_SPARSE_CUDA_AWARE_MPI": ""},
 }
 
 
@@ -226,6 +229,54 @@ def test_mpi_is_asked_whether_it_is_cuda_aware():
     facts = examine_mpi()
     assert facts["thread_level"].startswith("MPI_THREAD_")
     assert facts["cuda_aware"] in (True, False, None)
+
+
+def with_gpus(nccl_wish="", mpi_wish="", nccl=None, cuda_aware=None):
+    """A healthy installation with a GPU, and what its user asks for."""
+    facts = altered("cuda", value={"devices": ["NVIDIA H100"]})
+    facts["nccl"] = nccl
+    facts["mpi"]["cuda_aware"] = cuda_aware
+    facts["wishes"] = {"HVD_SPARSE_NCCL": nccl_wish, "HVD_SPARSE_CUDA_AWARE_MPI": mpi_wish}
+    return facts
+
+
+NCCL_FOUND = {"version": "2.27.3", "path": "/lib/libnccl.so.2"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        (with_gpus(),
+         "by way of the CPUs: HVD_SPARSE_NCCL does not ask for NCCL, HVD_SPARSE_CUDA_AWARE_MPI"),
+        (with_gpus("auto", "auto", NCCL_FOUND, True), "by NCCL, as HVD_SPARSE_NCCL=auto asks"),
+        (with_gpus("auto", "1", None, True),
+         "by CUDA-aware MPI, as HVD_SPARSE_CUDA_AWARE_MPI=1 asks"),
+        (with_gpus("auto", "auto", {"error": "it is too old"}, False),
+         "=auto, but it is too old, HVD_SPARSE_CUDA_AWARE_MPI=auto, but the MPI library says that"),
+    ],
+)  # fmt: skip
+def test_the_command_says_by_what_gtopk_of_gpus_goes(doctor, facts, line):
+    result = doctor(facts)
+    assert result.exit_code == 0
+    assert line in " ".join(result.output.split())
+    assert "gtopk of GPUs" not in doctor(HEALTHY).output
+
+
+@pytest.mark.parametrize(
+    ("facts", "what"),
+    [
+        (with_gpus("1"), "HVD_SPARSE_NCCL=1 asks for NCCL, which cannot be used: this build has "),
+        (with_gpus("", "1", NCCL_FOUND, None), "cannot be used: the MPI library does not say"),
+        (with_gpus("", "1", NCCL_FOUND, False), "the MPI library says that it is not CUDA-aware"),
+        (with_gpus("", "yes"), "HVD_SPARSE_CUDA_AWARE_MPI must be 0, auto, 1 or unset, got 'yes'"),
+        (with_gpus("", "1", NCCL_FOUND, True) | {"mpi": None},
+         "HVD_SPARSE_CUDA_AWARE_MPI=1 asks for CUDA-aware MPI, which cannot be used: ranks cannot"),
+    ],
+)  # fmt: skip
+def test_what_is_insisted_on_for_gpus_and_missing_is_a_problem(facts, what):
+    (problem,) = diagnose(facts)
+    assert what in problem.what
+    assert "unset" in problem.do
 
 
 def test_the_nccl_of_a_package_is_found_without_importing_it(tmp_path, monkeypatch):
