@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from hvd_sparse import _core, connection, log, timeline
 from hvd_sparse.bucket_stats import BucketStats
 from hvd_sparse.buffer import Buffer
-from hvd_sparse.core_handle import CoreHandle
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
 from hvd_sparse.exchange_timeline import ExchangeTimeline
+from hvd_sparse.pings import Pings
 from hvd_sparse.sparsifiers import Sparsifier
 from hvd_sparse.threads import kernel_threads
 from hvd_sparse.transport import LOOPBACK
@@ -21,7 +21,7 @@ MAX_MESSAGE_BYTES = 1 << 30
 DEFAULT_SELECT_ON = "caller"
 
 
-class Exchange(CoreHandle):
+class Exchange(Pings):
     """The buckets of one optimizer, exchanged in one order over a communicator of their own.
 
     Each bucket is started once per step, in the same order on all ranks; then all are waited for,
@@ -378,25 +378,3 @@ class Exchange(CoreHandle):
     def stats(self, bucket: int) -> BucketStats:
         """What the bucket's last step cost."""
         return BucketStats.of(self._names[bucket], self._open.stats(bucket))
-
-    def swap(self, peer: int, bytes: int, repetitions: int) -> list[float]:  # noqa: A002
-        """Times swaps of equal messages with another rank, which calls the same for this one.
-
-        That is what a round of an exchange costs on this network, without selecting or merging. It
-        runs on the calling thread, while no bucket is in flight.
-
-        Args:
-            peer: The other rank, in [0, size).
-            bytes: Length of the message in each direction.
-            repetitions: How many swaps, one after the other.
-
-        Returns:
-            Seconds of each swap, from both messages posted to both complete.
-
-        Raises:
-            InvalidArgumentError: An argument is out of its range, or a bucket is in flight.
-            ExchangeFailedError: The exchange has ended, by this very swap where the peer swaps
-                another number of bytes.
-        """
-        with self._noting_losses():
-            return self._open.swap(peer, bytes, repetitions)

@@ -189,6 +189,20 @@ void BindExchange(py::module_& m) {
       .def("commit", &Exchange::Commit, py::arg("refuse"), py::call_guard<py::gil_scoped_release>())
       .def("swap", &Exchange::Swap, py::arg("peer"), py::arg("bytes"), py::arg("repetitions"),
            py::call_guard<py::gil_scoped_release>())
+      .def(
+          "connect_devices",
+          [](Exchange& self, const std::string& device) {
+            const Device own = DeviceFrom(device);
+            const py::gil_scoped_release release;
+            return self.ConnectDevices(own);
+          },
+          py::arg("device"))
+      .def("swap_between_devices", &Exchange::SwapBetweenDevices, py::arg("peer"), py::arg("bytes"),
+           py::arg("repetitions"), py::call_guard<py::gil_scoped_release>())
+      .def("merge_on_device", &Exchange::MergeOnDevice, py::arg("entries"), py::arg("repetitions"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("hand_to_device", &Exchange::HandToDevice, py::arg("entries"), py::arg("repetitions"),
+           py::call_guard<py::gil_scoped_release>())
       .def("check", &Exchange::Check, py::call_guard<py::gil_scoped_release>())
       .def("check_at_end", &Exchange::CheckAtEnd, py::call_guard<py::gil_scoped_release>())
       .def("fail", &Exchange::Fail, py::arg("reason"), py::call_guard<py::gil_scoped_release>());

@@ -4,8 +4,10 @@
 #ifndef HVD_SPARSE_COLLECTIVES_DEVICE_NETWORK_H_
 #define HVD_SPARSE_COLLECTIVES_DEVICE_NETWORK_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "csrc/collectives/device_step.h"
 #include "csrc/collectives/sparse_allreduce.h"
@@ -37,6 +39,19 @@ class DeviceNetwork {
 
   /// Whole steps of a bucket, selected by `gaussian`. Lives no longer than this.
   virtual std::unique_ptr<DeviceStep> Step(const DeviceStepSpec& spec) = 0;
+
+  /// For plans: the seconds of each of so many swaps of `bytes` bytes with `peer`, whose network is
+  /// asked for the same, in the order of a stream. Waits on the CPU once, for all of them; throws
+  /// what ended the exchange meanwhile.
+  virtual std::vector<double> TimedSwaps(int peer, std::int64_t bytes, int repetitions) = 0;
+
+  /// The same of what follows a swap, by this rank alone: merging two blocks of so many entries,
+  /// and keeping as many.
+  virtual std::vector<double> TimedMerges(std::int64_t entries, int repetitions) = 0;
+
+  /// And of what DeviceReduce does around its rounds, by this rank alone: handing a block of so
+  /// many entries up to the device, and a result of as many down.
+  virtual std::vector<double> TimedHandings(std::int64_t entries, int repetitions) = 0;
 };
 
 struct DeviceConnection {

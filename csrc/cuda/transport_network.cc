@@ -1,9 +1,13 @@
 #include "csrc/cuda/transport_network.h"
 
+#include <cstdint>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "csrc/cuda/device_reduce.h"
 #include "csrc/cuda/stream.h"
+#include "csrc/cuda/timed_rounds.h"
 #include "csrc/cuda/transport_step.h"
 
 namespace hvd_sparse::cuda {
@@ -23,7 +27,26 @@ class TransportNetwork final : public DeviceNetwork {
     return std::make_unique<TransportStep>(spec, device_, transport_.get());
   }
 
+  std::vector<double> TimedSwaps(int peer, std::int64_t bytes, int repetitions) override {
+    const OnDevice current(device_);
+    return cuda::TimedSwaps(transport_.get(), peer, bytes, repetitions, transport_->stream(),
+                            Await());
+  }
+
+  std::vector<double> TimedMerges(std::int64_t entries, int repetitions) override {
+    return cuda::TimedMerges(device_, entries, repetitions, Await());
+  }
+
+  std::vector<double> TimedHandings(std::int64_t entries, int repetitions) override {
+    return cuda::TimedHandings(device_, entries, repetitions, [this] { transport_->Check(); });
+  }
+
  private:
+  AwaitStream Await() {
+    return
+        [this](cudaStream_t stream, const std::string& what) { transport_->Await(stream, what); };
+  }
+
   const int device_;
   const std::unique_ptr<NetworkTransport> transport_;
 };

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <utility>
 
+#include "csrc/base/error.h"
 #include "csrc/base/warn.h"
 #include "csrc/collectives/devices_for.h"
 
@@ -22,6 +23,14 @@ DeviceNetwork* DeviceLink::NetworkFor(Device device, Communicator* comm) {
     made_ = std::move(made);
   }
   return made_ ? made_->network.get() : nullptr;
+}
+
+DeviceNetwork& DeviceLink::Made() const {
+  const std::lock_guard lock(mutex_);
+  const bool is_there = made_ && made_->network != nullptr;
+  Require(is_there,
+          "no network connects the devices of this exchange's ranks: ConnectDevices tells");
+  return *made_->network;
 }
 
 }  // namespace hvd_sparse

@@ -1,6 +1,6 @@
 /// The network between the devices of an exchange's ranks, made when a bucket that lies on one is
-/// first exchanged. Where all ranks have it, all buckets whose route wants it use it, wherever they
-/// lie.
+/// first exchanged, or when somebody measures it. Where all ranks have it, all buckets whose route
+/// wants it use it, wherever they lie.
 
 #ifndef HVD_SPARSE_EXCHANGE_DEVICE_LINK_H_
 #define HVD_SPARSE_EXCHANGE_DEVICE_LINK_H_
@@ -20,8 +20,11 @@ class DeviceLink {
   bool MayBeThere() const;
 
   /// The network, or null where not all ranks have one; what their users asked for and do not get
-  /// is said once. Collective at first, for a bucket on `device`; always from the same thread.
+  /// is said once. Collective at first, for a bucket on `device`; from one thread at a time.
   DeviceNetwork* NetworkFor(Device device, Communicator* comm);
+
+  /// The same where it was made; throws InvalidArgument where it was not.
+  DeviceNetwork& Made() const;
 
  private:
   mutable std::mutex mutex_;

@@ -9,7 +9,6 @@
 #include "csrc/base/clock.h"
 #include "csrc/base/error.h"
 #include "csrc/exchange/intent.h"
-#include "csrc/exchange/swap.h"
 #include "csrc/kernels/kernels_for.h"
 
 namespace hvd_sparse {
@@ -122,7 +121,7 @@ void Exchange::Start(int id, Launch launch) {
     slot = &SlotOf(id);
     const Bucket& bucket = *slot->bucket;
     bucket.Validate(launch);
-    Require(!swapping_, "bucket '", bucket.spec().name, "' was started during a swap");
+    Require(!measuring_, "bucket '", bucket.spec().name, "' was started during a swap");
     Require(slot->state == State::kIdle, "bucket '", bucket.spec().name,
             "' was started twice in one step");
     slot->ready = slot->kernels->EndOf(launch.stream);
@@ -208,9 +207,7 @@ bool Exchange::Try(const Slot& slot, const char* phase, const Work& work) {
     work();
     return true;
   } catch (...) {
-    const std::string where = Concat("bucket '", slot.bucket->spec().name, "', ", phase);
-    const Error error = Caught(Rank(), where);
-    End(error, error.what());
+    EndByCaught(Concat("bucket '", slot.bucket->spec().name, "', ", phase));
     return false;
   }
 }
@@ -294,31 +291,6 @@ void Exchange::Commit(const std::string& refuse) {
   }
 }
 
-std::vector<double> Exchange::Swap(int peer, std::int64_t bytes, int repetitions) {
-  Check();
-  RequireSwap(*comm_, peer, bytes, repetitions);
-  {
-    const std::lock_guard lock(mutex_);
-    const bool is_free = !AnyIs(State::kStarted) && !AnyIs(State::kGiven) && !swapping_;
-    Require(is_free, "a swap with rank ", peer, " must wait until ",
-            swapping_ ? "another swap is over" : "no bucket is in flight");
-    swapping_ = true;
-  }
-  std::vector<double> seconds;
-  try {
-    seconds = TimedSwaps(comm_.get(), peer, bytes, repetitions, &swapped_);
-  } catch (...) {
-    const Error error = Caught(Rank(), Concat("a swap with rank ", peer));
-    End(error, error.what());
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    swapping_ = false;
-  }
-  if (HasEnded()) ThrowEnded();
-  return seconds;
-}
-
 void Exchange::Check() { CheckBy(&Communicator::Check); }
 
 void Exchange::CheckAtEnd() { CheckBy(&Communicator::CheckAtEnd); }
@@ -343,6 +315,11 @@ void Exchange::Fail(const std::string& reason) {
 bool Exchange::HasEnded() const {
   const std::lock_guard lock(mutex_);
   return ended_.has_value();
+}
+
+void Exchange::EndByCaught(const std::string& where) {
+  const Error error = Caught(Rank(), where);
+  End(error, error.what());
 }
 
 /// `reason` is `error` as the other ranks are told it.

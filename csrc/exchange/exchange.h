@@ -95,6 +95,19 @@ class Exchange {
   /// does in a bucket.
   std::vector<double> Swap(int peer, std::int64_t bytes, int repetitions);
 
+  /// Whether a network connects the devices of all ranks, `device` on this one; where nobody has
+  /// tried yet, it is made. Collective, and else as Swap.
+  bool ConnectDevices(Device device);
+
+  /// As Swap, of messages from device to device, which were connected (DeviceNetwork::TimedSwaps).
+  std::vector<double> SwapBetweenDevices(int peer, std::int64_t bytes, int repetitions);
+
+  /// Seconds that follow such a swap on the device, and that handing blocks up and down takes
+  /// (DeviceNetwork::TimedMerges, TimedHandings). This rank alone, while no bucket is in flight; an
+  /// error is its own.
+  std::vector<double> MergeOnDevice(std::int64_t entries, int repetitions);
+  std::vector<double> HandToDevice(std::int64_t entries, int repetitions);
+
   /// Throws if the exchange has ended.
   void Check();
 
@@ -140,6 +153,10 @@ class Exchange {
   void Select(Slot* slot, Launch launch);
   void TakeThrough(Slot* slot, std::optional<Launch> unselected);
   bool AwaitDevice(Slot* slot, double seconds);
+  class Measuring;
+  template <typename Work>
+  void Measure(const std::string& what, const Work& work);
+  void EndByCaught(const std::string& where);
   void End(const Error& error, const std::string& reason);
   bool HasEnded() const;
   void PutBackAll();
@@ -157,7 +174,7 @@ class Exchange {
   int first_bucket_ = 0;    // the number of slots_[0]
   std::int64_t steps_ = 0;  // that ended
   std::string note_;
-  bool swapping_ = false;
+  bool measuring_ = false;
   std::vector<Buffer> swapped_;
   std::optional<Error> ended_;
   bool put_back_ = false;

@@ -1,5 +1,6 @@
 #include "csrc/exchange/swap.h"
 
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <string>
@@ -53,6 +54,23 @@ std::vector<double> TimedSwaps(Communicator* comm, int peer, std::int64_t bytes,
     }
   }
   return seconds;
+}
+
+void AgreeOnSwaps(Communicator* comm, int peer, std::int64_t bytes, int repetitions,
+                  std::vector<Buffer>* memory) {
+  const std::array<std::int64_t, 2> own{bytes, repetitions};
+  Prepare(sizeof(own), memory);
+  Buffer &sent = (*memory)[0], &received = (*memory)[1];
+  std::memcpy(sent.data(), own.data(), sizeof(own));
+  const Outgoing out{peer, sent.data(), sizeof(own)};
+  Incoming in{peer, received.data(), sizeof(own)};
+  comm->Transfer({&out, 1}, {&in, 1}, "agreeing on swaps between devices");
+  std::array<std::int64_t, 2> theirs{};
+  if (in.bytes == in.capacity) std::memcpy(theirs.data(), received.data(), sizeof(theirs));
+  if (theirs == own) return;
+  Throw(ErrorKind::kDisagreement, "the ranks disagree: rank ", comm->Rank(), " swaps ", own[0],
+        " bytes ", own[1], " times between devices, rank ", peer, " ", theirs[0], " bytes ",
+        theirs[1], " times");
 }
 
 }  // namespace hvd_sparse

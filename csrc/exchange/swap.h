@@ -22,6 +22,11 @@ void RequireSwap(const Communicator& comm, int peer, std::int64_t bytes, int rep
 std::vector<double> TimedSwaps(Communicator* comm, int peer, std::int64_t bytes, int repetitions,
                                std::vector<Buffer>* memory);
 
+/// Throws ExchangeFailed, there as well, unless `peer` swaps as many bytes as often: for those who
+/// are about to wait for each other's devices. `memory` as above.
+void AgreeOnSwaps(Communicator* comm, int peer, std::int64_t bytes, int repetitions,
+                  std::vector<Buffer>* memory);
+
 }  // namespace hvd_sparse
 
 #endif  // HVD_SPARSE_EXCHANGE_SWAP_H_

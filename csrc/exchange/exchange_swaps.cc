@@ -1,0 +1,91 @@
+/// What an exchange can time while no bucket is in flight: swaps, between devices, too, and what a
+/// device does by itself.
+
+#include <utility>
+
+#include "csrc/base/error.h"
+#include "csrc/exchange/exchange.h"
+#include "csrc/exchange/swap.h"
+
+namespace hvd_sparse {
+
+/// While it lives, no bucket can be started, and nothing else measured.
+class Exchange::Measuring {
+ public:
+  Measuring(Exchange* exchange, const std::string& what) : exchange_(*exchange) {
+    const std::lock_guard lock(exchange_.mutex_);
+    const bool is_free = !exchange_.AnyIs(State::kStarted) && !exchange_.AnyIs(State::kGiven) &&
+                         !exchange_.measuring_;
+    Require(is_free, what, " must wait until ",
+            exchange_.measuring_ ? "another swap is over" : "no bucket is in flight");
+    exchange_.measuring_ = true;
+  }
+  ~Measuring() {
+    const std::lock_guard lock(exchange_.mutex_);
+    exchange_.measuring_ = false;
+  }
+  Measuring(const Measuring&) = delete;
+  Measuring& operator=(const Measuring&) = delete;
+
+ private:
+  Exchange& exchange_;
+};
+
+/// Together with other ranks: what it throws ends the exchange.
+template <typename Work>
+void Exchange::Measure(const std::string& what, const Work& work) {
+  {
+    const Measuring measuring(this, what);
+    try {
+      work();
+    } catch (...) {
+      EndByCaught(what);
+    }
+  }
+  if (HasEnded()) ThrowEnded();
+}
+
+std::vector<double> Exchange::Swap(int peer, std::int64_t bytes, int repetitions) {
+  Check();
+  RequireSwap(*comm_, peer, bytes, repetitions);
+  std::vector<double> seconds;
+  Measure(Concat("a swap with rank ", peer),
+          [&] { seconds = TimedSwaps(comm_.get(), peer, bytes, repetitions, &swapped_); });
+  return seconds;
+}
+
+bool Exchange::ConnectDevices(Device device) {
+  Check();
+  Require(!device.IsCpu(), "device must be cuda:0 or the like, got ", device.Name());
+  bool connected = false;
+  Measure("connecting devices",
+          [&] { connected = Size() > 1 && devices_.NetworkFor(device, comm_.get()) != nullptr; });
+  return connected;
+}
+
+std::vector<double> Exchange::SwapBetweenDevices(int peer, std::int64_t bytes, int repetitions) {
+  Check();
+  RequireSwap(*comm_, peer, bytes, repetitions);
+  Require(bytes > 0, "bytes must be positive between devices, got ", bytes);
+  DeviceNetwork& network = devices_.Made();
+  std::vector<double> seconds;
+  Measure(Concat("a swap with the device of rank ", peer), [&] {
+    AgreeOnSwaps(comm_.get(), peer, bytes, repetitions, &swapped_);
+    seconds = network.TimedSwaps(peer, bytes, repetitions);
+  });
+  return seconds;
+}
+
+std::vector<double> Exchange::MergeOnDevice(std::int64_t entries, int repetitions) {
+  Check();
+  const Measuring measuring(this, "a merge on a device");
+  return devices_.Made().TimedMerges(entries, repetitions);
+}
+
+std::vector<double> Exchange::HandToDevice(std::int64_t entries, int repetitions) {
+  Check();
+  const Measuring measuring(this, "handing a block to a device");
+  return devices_.Made().TimedHandings(entries, repetitions);
+}
+
+}  // namespace hvd_sparse

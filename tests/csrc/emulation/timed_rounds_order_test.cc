@@ -1,0 +1,94 @@
+/// Between which points of a stream rounds are timed, and what they are made of.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "csrc/base/clock.h"
+#include "csrc/base/error.h"
+#include "csrc/cuda/timed_rounds.h"
+#include "tests/csrc/thrown.h"
+
+namespace hvd_sparse::cuda {
+namespace {
+
+std::string seen;  // what the stream was given, and when it was waited for
+
+void Wait(cudaStream_t, const std::string&) { seen += 'w'; }
+
+/// Each message takes a time.
+class SlowTransport final : public DeviceTransport {
+ public:
+  static constexpr double kSeconds = 2e-3;
+
+  int Rank() const override { return 0; }
+  int Size() const override { return 2; }
+  void Exchange(int peer, const void* send, void* recv, std::int64_t bytes, cudaStream_t) override {
+    EXPECT_EQ(peer, 1);
+    EXPECT_EQ(bytes, 1000);
+    EXPECT_NE(send, nullptr);
+    EXPECT_NE(recv, nullptr);
+    EXPECT_NE(send, recv);
+    seen += 's';
+    const double end = SteadySeconds() + kSeconds;
+    while (SteadySeconds() < end) {
+    }
+  }
+};
+
+class TimedRoundsOrder : public testing::Test {
+ protected:
+  void SetUp() override {
+    seen.clear();
+    emulation::at_event = [](cudaStream_t, bool waits) { seen += waits ? 'f' : 'e'; };
+  }
+  void TearDown() override { emulation::at_event = nullptr; }
+};
+
+TEST_F(TimedRoundsOrder, SwapsFollowEachOtherAndAreWaitedForOnce) {
+  SlowTransport transport;
+  const double begin = SteadySeconds();
+  const std::vector<double> seconds = TimedSwaps(&transport, 1, 1000, 5, nullptr, &Wait);
+  const double whole = SteadySeconds() - begin;
+  EXPECT_EQ(seen, "sesesesesesew");
+  ASSERT_EQ(seconds.size(), 5u);
+  for (const double one : seconds) EXPECT_GE(one, SlowTransport::kSeconds);
+  // Each from the end of the one before: the first swap of all is in none of them.
+  const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  EXPECT_LE(sum + SlowTransport::kSeconds, whole);
+}
+
+TEST_F(TimedRoundsOrder, AMergeIsThatOfARound) {
+  const int before = emulated_calls.launches, cleared = emulated_calls.clears;
+  EXPECT_EQ(TimedMerges(0, 300, 2, &Wait).size(), 2u);
+  EXPECT_EQ(seen, "eeew");
+  EXPECT_EQ(emulated_calls.launches - before, 3 * 4);
+  EXPECT_EQ(emulated_calls.clears - cleared, 3);
+}
+
+TEST_F(TimedRoundsOrder, ABlockGoesUpAndComesDownEachTime) {
+  const int before = emulated_calls.copies;
+  int looks = 0;
+  EXPECT_EQ(TimedHandings(0, 300, 2, [&] { ++looks; }).size(), 2u);
+  EXPECT_EQ(seen, "eee");  // marks that the CPU waits for, and looks after others meanwhile
+  EXPECT_GE(looks, 3);
+  EXPECT_EQ(emulated_calls.copies - before, 3 * 6);  // header, indices and values, both ways
+}
+
+TEST_F(TimedRoundsOrder, NothingIsFreedThatAStreamStillUses) {
+  SlowTransport transport;
+  const int before = emulated_calls.waits;
+  const auto lost = [](cudaStream_t, const std::string& what) {
+    Throw(ErrorKind::kPeerLost, "in ", what);
+  };
+  const Error error = Thrown([&] { TimedSwaps(&transport, 1, 1000, 1, nullptr, lost); });
+  EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
+  EXPECT_TRUE(Says(error, "in swaps of 1000 bytes between devices")) << error.what();
+  EXPECT_EQ(emulated_calls.waits - before, 1);
+}
+
+}  // namespace
+}  // namespace hvd_sparse::cuda

@@ -1,0 +1,223 @@
+/// Swaps between devices over what stands in for NCCL: timed on any number of ranks, refused where
+/// they make no sense, and waited for by nobody where a rank does not come.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/collectives/devices_for.h"
+#include "csrc/comm/loopback_communicator.h"
+#include "csrc/exchange/exchange.h"
+#include "tests/csrc/cuda/exchange_steps.h"
+#include "tests/csrc/nccl/with_fake_nccl.h"
+#include "tests/csrc/tcp_ranks.h"
+#include "tests/csrc/thrown.h"
+
+namespace hvd_sparse {
+namespace {
+
+bool NcclIsIdle() {
+  static auto* const is_idle = OF_FAKE_NCCL(fake_nccl_is_idle);
+  return is_idle() != 0;
+}
+
+/// In the second kind of run, it is the device that waits for peers.
+class NcclSwaps : public WithFakeNccl, public testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override {
+    WithFakeNccl::SetUp();
+    OF_FAKE_NCCL(fake_nccl_run_behind)(GetParam());
+    emulation::device_is_idle = &NcclIsIdle;
+  }
+  void TearDown() override {
+    emulation::device_is_idle = nullptr;
+    OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kSuccess, 0);
+    OF_FAKE_NCCL(fake_nccl_run_behind)(0);
+    ::unsetenv("HVD_SPARSE_TIMEOUT");
+    EXPECT_EQ(OF_FAKE_NCCL(fake_nccl_communicators)(), 0);
+    WithFakeNccl::TearDown();
+  }
+};
+
+/// A program on each rank, with an exchange.
+void OnExchanges(int size, const std::function<void(Exchange&)>& program) {
+  auto world = std::make_shared<LoopbackWorld>(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      Exchange exchange(std::make_unique<LoopbackCommunicator>(world, rank), SelectOn::kCaller);
+      program(exchange);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_P(NcclSwaps, AreTimedAtEveryDistanceOfAnyNumberOfRanks) {
+  for (const int size : {2, 3, 4, 5}) {
+    SCOPED_TRACE(size);
+    OnExchanges(size, [size](Exchange& exchange) {
+      ASSERT_TRUE(exchange.ConnectDevices(kGpu));
+      EXPECT_TRUE(exchange.ConnectDevices(kGpu));  // again, without another communicator
+      EXPECT_LE(OF_FAKE_NCCL(fake_nccl_communicators)(), size);
+      for (int distance = 1; distance < size; distance *= 2) {
+        const int peer = exchange.Rank() ^ distance;
+        if (peer >= size) continue;
+        EXPECT_EQ(exchange.SwapBetweenDevices(peer, 1000, 3).size(), 3u);
+        EXPECT_EQ(exchange.SwapBetweenDevices(peer, 1, 0).size(), 0u);
+      }
+      EXPECT_EQ(exchange.MergeOnDevice(100, 2).size(), 2u);
+      EXPECT_EQ(exchange.HandToDevice(100, 2).size(), 2u);
+    });
+  }
+}
+
+/// Of steps: here no device waits with its work until a message has come.
+class NcclSwapsInTheCall : public NcclSwaps {};
+
+TEST_P(NcclSwapsInTheCall, StepsGoOnAfterThem) {
+  OnExchanges(3, [](Exchange& exchange) {
+    const int rank = exchange.Rank(),
+              bucket = exchange.AddBucket(SpecOf(kGpu, "top_k", "gtopk", {}));
+    for (int step = 0; step < 2; ++step) {
+      ASSERT_TRUE(exchange.ConnectDevices(kGpu));
+      if (rank < 2) exchange.SwapBetweenDevices(1 - rank, 100, 2);
+      std::vector<float> gradient(kNumel, 1.0f), residual(kNumel);
+      std::vector<SelectionState> states(3);
+      Launch launch;
+      launch.gradients = {{gradient.data(), kFirst, DType::kFloat32},
+                          {gradient.data() + kFirst, kSecond, DType::kFloat32}};
+      launch.residual = {residual.data(), kNumel};
+      launch.states = states;
+      launch.ks = {40, 1, 200};
+      launch.decays = {1.0f, 1.0f};
+      launch.output_scale = 1.0f;
+      exchange.Start(bucket, launch);
+      const Error refused = Thrown([&] { exchange.MergeOnDevice(10, 1); });
+      EXPECT_TRUE(Says(refused, "a merge on a device must wait until no bucket")) << refused.what();
+      while (!exchange.Wait(bucket, 1.0)) {
+      }
+      EXPECT_EQ(exchange.Stats(bucket).route, Route::kRounds);
+      exchange.Commit("");
+    }
+  });
+}
+
+TEST_P(NcclSwaps, WhatMakesNoSenseIsRefusedBeforeAnythingIsSent) {
+  OnExchanges(2, [](Exchange& exchange) {
+    const int peer = 1 - exchange.Rank();
+    const auto refuses = [](const char* says, const std::function<void()>& work) {
+      const Error error = Thrown(work);
+      EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument) << error.what();
+      EXPECT_TRUE(Says(error, says)) << error.what();
+    };
+    refuses("no network connects", [&] { exchange.SwapBetweenDevices(peer, 10, 1); });
+    refuses("no network connects", [&] { exchange.MergeOnDevice(10, 1); });
+    refuses("no network connects", [&] { exchange.HandToDevice(10, 1); });
+    refuses("device must be cuda:0 or the like, got cpu", [&] { exchange.ConnectDevices({}); });
+    ASSERT_TRUE(exchange.ConnectDevices(kGpu));
+    refuses("peer must be another rank", [&] { exchange.SwapBetweenDevices(2, 10, 1); });
+    refuses("bytes must be positive", [&] { exchange.SwapBetweenDevices(peer, 0, 1); });
+    refuses("entries must lie in", [&] { exchange.MergeOnDevice(0, 1); });
+    EXPECT_EQ(exchange.SwapBetweenDevices(peer, 10, 1).size(), 1u);
+  });
+}
+
+TEST_P(NcclSwaps, RanksWithoutTheWishAreNotConnected) {
+  ::unsetenv("HVD_SPARSE_NCCL");
+  OnExchanges(3, [](Exchange& exchange) { EXPECT_FALSE(exchange.ConnectDevices(kGpu)); });
+  ::setenv("HVD_SPARSE_NCCL", "1", 1);
+  OnExchanges(1, [](Exchange& exchange) { EXPECT_FALSE(exchange.ConnectDevices(kGpu)); });
+}
+
+TEST_P(NcclSwaps, RanksThatSwapOtherLengthsAreToldBeforeAnyWaitsForADevice) {
+  for (const bool of_length : {true, false}) {
+    OnExchanges(2, [of_length](Exchange& exchange) {
+      ASSERT_TRUE(exchange.ConnectDevices(kGpu));
+      const int rank = exchange.Rank();
+      const Error error = Thrown([&] {
+        exchange.SwapBetweenDevices(1 - rank, of_length ? 10 + rank : 10, of_length ? 1 : 1 + rank);
+      });
+      EXPECT_EQ(error.kind(), ErrorKind::kDisagreement) << error.what();
+      EXPECT_TRUE(Says(error, "times between devices, rank")) << error.what();
+    });
+  }
+}
+
+TEST_P(NcclSwaps, WhatNcclMeetsEndsThemOnAllRanks) {
+  std::atomic<int> connected{0};
+  OnExchanges(4, [&connected](Exchange& exchange) {
+    ASSERT_TRUE(exchange.ConnectDevices(kGpu));
+    for (++connected; connected < 4;) std::this_thread::yield();
+    if (exchange.Rank() == 0) OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kRemoteError, 2);
+    for (++connected; connected < 8;) std::this_thread::yield();
+    const Error error = Thrown([&] {
+      for (;;) exchange.SwapBetweenDevices(exchange.Rank() ^ 1, 1000, 3);
+    });
+    EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed) << error.what();
+    const Error later = Thrown([&] {
+      for (;; std::this_thread::yield()) exchange.Check();
+    });
+    EXPECT_TRUE(Says(later, "remote error")) << later.what();
+  });
+}
+
+// ---- A rank that does not come ------------------------------------------------------------------
+
+using Networks = std::vector<std::unique_ptr<DeviceNetwork>>;
+
+Networks Connected(TcpRanks* ranks, int size) {
+  Networks networks(static_cast<std::size_t>(size));
+  ranks->Run([&](Communicator& comm) {
+    DeviceConnection made = ConnectDevices(&comm, kGpu);
+    EXPECT_EQ(made.news, "");
+    networks[static_cast<std::size_t>(comm.Rank())] = std::move(made.network);
+  });
+  return networks;
+}
+
+/// Each waits for the next one, and so all for the last, which is gone.
+TEST_P(NcclSwaps, ALostRankIsNamedToAllThatWaitForItOrForThoseThatDo) {
+  for (const int size : {2, 3, 5}) {
+    SCOPED_TRACE(size);
+    TcpRanks ranks(size);
+    Networks networks = Connected(&ranks, size);
+    networks.pop_back();
+    ranks.Leave(size - 1);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank + 1 < size; ++rank) {
+      threads.emplace_back([&, rank] {
+        const Error error =
+            Thrown([&] { networks[static_cast<std::size_t>(rank)]->TimedSwaps(rank + 1, 64, 3); });
+        EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
+        EXPECT_TRUE(Says(error, Concat("rank ", size - 1))) << error.what();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+TEST_P(NcclSwaps, APeerThatNeverComesIsGivenUpAtTheLimit) {
+  ::setenv("HVD_SPARSE_TIMEOUT", "0.3", 1);
+  TcpRanks ranks(2);
+  const Networks networks = Connected(&ranks, 2);
+  const Error error = Thrown([&] { networks[0]->TimedSwaps(1, 64, 3); });
+  EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
+  EXPECT_TRUE(Says(error, "after 0.3 s")) << error.what();
+}
+
+std::string NameOf(const testing::TestParamInfo<bool>& run) {
+  return run.param ? "OnTheDevice" : "InTheCall";
+}
+INSTANTIATE_TEST_SUITE_P(Waiting, NcclSwaps, testing::Bool(), NameOf);
+INSTANTIATE_TEST_SUITE_P(Waiting, NcclSwapsInTheCall, testing::Values(false), NameOf);
+
+}  // namespace
+}  // namespace hvd_sparse
