@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.network import Link, Network
+from hvd_sparse.network import Link, Network, distances_below
 from hvd_sparse.profile import Machine
+from hvd_sparse.routes import CALLS, ROUNDS, route_of
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -23,6 +24,8 @@ HEADER_BYTES = 32
 VALUE_BYTES = 4
 INDEX_BYTES = 4
 WIRES = ("plain", "packed")
+# Blocks of a device have room for a multiple of so many entries.
+DEVICE_UNIT = 64
 # Of split_allgather: bytes of a word of a digest, what digests let through beyond k, steps between
 # looks for regions.
 DIGEST_BYTES = 4
@@ -43,6 +46,7 @@ class Setting:
             union fills in fastest; 1, all the same indices.
         slack: How many times k entries gtopk keeps in its middle rounds, at least 1.
         value_bytes: Of a value on the wire: 4, or 2 of a narrow type.
+        device_steps: Whether a device can do all of a step; see routes.route_of.
     """
 
     network: Network
@@ -51,6 +55,7 @@ class Setting:
     overlap: float = 0.0
     slack: float = 1.0
     value_bytes: int = VALUE_BYTES
+    device_steps: bool = True
 
     def __post_init__(self) -> None:
         if self.wire not in WIRES:
@@ -59,6 +64,20 @@ class Setting:
             raise InvalidArgumentError(f"overlap must lie in [0, 1], got {self.overlap}")
         if not 1 <= self.slack < math.inf:
             raise InvalidArgumentError(f"slack must be at least 1, got {self.slack}")
+
+    def route(self, collective: str) -> str:
+        """The route of a bucket that this collective moves: one of routes.ROUTES."""
+        return route_of(
+            collective,
+            connected=self.network.devices is not None,
+            value_bytes=self.value_bytes,
+            device_steps=self.device_steps,
+        )
+
+    def kept(self, k: Array, numel: Array) -> Array:
+        """Entries that gtopk keeps in its middle rounds."""
+        kept: Array = np.minimum(np.ceil(self.slack * k), numel)
+        return kept
 
     def entry_bytes(self, k: Array, numel: Array) -> Array:
         """What k entries of so many take, without the header."""
@@ -101,8 +120,11 @@ class Account:
         self.k, self.numel, self.setting = k, numel, setting
         machine = setting.machine
         self.seconds = machine.exchange_overhead + machine.scatter_seconds_per_entry * numel
-        self.work(setting.cross(k))
         self.bytes = np.zeros_like(numel)
+
+    def fetch(self) -> None:
+        """The own block comes from where the gradients lie to the CPU."""
+        self.work(self.setting.cross(self.k))
 
     def send(self, nbytes: Array | float, link: Link, messages: Array | float = 1) -> None:
         """Messages that the busiest rank sends, of so many bytes in total."""
@@ -112,6 +134,13 @@ class Account:
     def wait_for(self, nbytes: Array, link: Link, messages: Array | float = 1) -> None:
         """Messages that the busiest rank receives while it has nothing to send."""
         self.seconds = self.seconds + link.alpha * messages + link.beta * nbytes
+
+    def compare(self) -> None:
+        """Headers, from all CPUs to all, before devices wait for each other."""
+        network = self.setting.network
+        for distance in distances_below(network.size):
+            blocks = min(distance, network.size - distance)
+            self.send(float(blocks * HEADER_BYTES), network.at(distance))
 
     def settle(self) -> None:
         """Returning what was not delivered: a walk through the own block and the sum."""
@@ -126,6 +155,7 @@ class Account:
 def _allgather(a: Account) -> None:
     """Bruck's rounds, then all P blocks summed pair by pair."""
     size, setting = a.setting.network.size, a.setting
+    a.fetch()
     block = HEADER_BYTES + setting.entry_bytes(a.k, a.numel)
     distance = 1
     while distance < size:
@@ -148,13 +178,17 @@ def _core(size: int) -> int:
 def _gtopk(a: Account) -> None:
     """Rounds of swap and merge, k entries each; guests before and after."""
     size, setting = a.setting.network.size, a.setting
+    if setting.route("gtopk") != CALLS:
+        _gtopk_between_devices(a)
+        return
+    a.fetch()
     core = _core(size)
 
     def block(entries: Array) -> Array:
         return HEADER_BYTES + setting.entry_bytes(entries, a.numel)
 
     running = a.k
-    kept = np.minimum(np.ceil(setting.slack * a.k), a.numel)
+    kept = setting.kept(a.k, a.numel)
     if size > core:
         a.wait_for(block(running), setting.network.at(core))
         a.work(setting.code(running) + setting.merge(2 * running))
@@ -172,9 +206,49 @@ def _gtopk(a: Account) -> None:
     a.work(setting.cross(a.k))
 
 
+def device_message(entries: Array) -> Array:
+    """Bytes of a block on its way between devices: plain, and as long as it can get."""
+    room = DEVICE_UNIT * np.ceil(np.maximum(entries, 1) / DEVICE_UNIT)
+    message: Array = HEADER_BYTES + (INDEX_BYTES + VALUE_BYTES) * room
+    return message
+
+
+def _gtopk_between_devices(a: Account) -> None:
+    """The same rounds by the links of devices, in messages of one length; the wire is plain.
+
+    What a device does alone where all of the step is its own, settling and writing, takes as many
+    launches as a merge, and counts as one.
+    """
+    size, setting = a.setting.network.size, a.setting
+    devices = setting.network.devices
+    assert devices is not None
+    core = _core(size)
+    message = device_message(setting.kept(a.k, a.numel))
+    merge = devices.merge.alpha + devices.merge.beta * message
+    by_way_of_the_cpu = setting.route("gtopk") == ROUNDS
+    a.compare()
+    if by_way_of_the_cpu:
+        a.fetch()
+        a.work(devices.handing.alpha + devices.handing.beta * message)
+    if size > core:
+        a.wait_for(message, devices.at(core))
+        a.work(merge)
+    for distance in distances_below(core):
+        a.send(message, devices.at(distance))
+        a.work(merge)
+    if size > core:
+        a.send(message, devices.at(core))
+    if by_way_of_the_cpu:
+        a.settle()
+        a.work(setting.cross(a.k))
+    else:
+        a.work(merge)
+
+
 def _recursive_doubling(a: Account) -> None:
     """As gtopk without cutting: blocks grow, and travel dense past density 1/2."""
     size, setting = a.setting.network.size, a.setting
+    a.fetch()
     core = _core(size)
 
     def block(ranks: int) -> Array:
@@ -210,6 +284,7 @@ def _recursive_doubling(a: Account) -> None:
 def _split_allgather(a: Account) -> None:
     """All entries to the owners of their regions, at once; then digests, and the sums, to all."""
     size, setting = a.setting.network.size, a.setting
+    a.fetch()
     if size == 1:
         a.work(setting.cross(a.k))
         return
@@ -232,7 +307,7 @@ def _hierarchical(a: Account) -> None:
     """Dense reduce-scatter in a node, gtopk of the shards between nodes, blocks to all of the node.
 
     Adding up and selecting happen on the exchange's thread: each passes over its part of the
-    bucket once.
+    bucket once. Gradients lie on the CPU.
     """
     network, setting = a.setting.network, a.setting
     local_size, local = network.local_size, network.local

@@ -91,6 +91,7 @@ def cost(
     overlap: float = 0.0,
     slack: float = 1.0,
     value_bytes: int = VALUE_BYTES,
+    device_steps: bool = True,
 ) -> Cost:
     """What one exchange takes.
 
@@ -104,6 +105,7 @@ def cost(
         overlap: How alike the ranks choose; see `Setting`.
         slack: Of gtopk; see `Setting`.
         value_bytes: Of a value on the wire; see `Setting`.
+        device_steps: Whether a device can do all of a step; see `Setting`.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
@@ -117,6 +119,7 @@ def cost(
         overlap=overlap,
         slack=slack,
         value_bytes=value_bytes,
+        device_steps=device_steps,
     )
     seconds, nbytes = arrays(collective, k, numel, setting)
     return Cost(seconds=float(seconds), bytes=float(nbytes))
@@ -131,12 +134,14 @@ class Table:
         bytes: What the busiest rank sends.
         chosen: Its place in `options`.
         options: (collective, wire) pairs.
+        routes: Of each option, one of routes.ROUTES: by which links it goes.
     """
 
     seconds: Array
     bytes: Array
     chosen: NDArray[np.int64]
     options: tuple[tuple[str, str], ...]
+    routes: tuple[str, ...]
 
 
 def cheapest_of(
@@ -150,6 +155,7 @@ def cheapest_of(
     overlap: float = 0.0,
     slack: float = 1.0,
     value_bytes: int = VALUE_BYTES,
+    device_steps: bool = True,
 ) -> Table:
     """`cheapest` for arrays; ties go to the first of `NAMES`, then of `WIRES`.
 
@@ -165,6 +171,7 @@ def cheapest_of(
             overlap=overlap,
             slack=slack,
             value_bytes=value_bytes,
+            device_steps=device_steps,
         )
         for wire in wires
     ]
@@ -187,6 +194,7 @@ def cheapest_of(
         np.take_along_axis(nbytes, at, 0)[0],
         chosen,
         tuple((name, "plain" if name == "dense" else one.wire) for name, one in options),
+        tuple(one.route(name) for name, one in options),
     )
 
 
@@ -201,6 +209,7 @@ def cheapest(
     overlap: float = 0.0,
     slack: float = 1.0,
     value_bytes: int = VALUE_BYTES,
+    device_steps: bool = True,
 ) -> Choice:
     """The collective and wire that are done first among those allowed.
 
@@ -214,6 +223,7 @@ def cheapest(
         overlap: How alike the ranks choose; see `Setting`.
         slack: Of gtopk; see `Setting`.
         value_bytes: Of a value on the wire; see `Setting`.
+        device_steps: Whether a device can do all of a step; see `Setting`.
 
     Raises:
         InvalidArgumentError: A name is unknown, or none of `allowed` is possible here.
@@ -228,6 +238,7 @@ def cheapest(
         overlap=overlap,
         slack=slack,
         value_bytes=value_bytes,
+        device_steps=device_steps,
     )
     collective, wire = table.options[int(table.chosen)]
     return Choice(

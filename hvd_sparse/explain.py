@@ -20,7 +20,9 @@ class Row:
         density: k / numel; 1 where it is dense.
         k: Entries that a rank sends.
         collective: Who moves it.
-        wire: How.
+        wire: How; between devices always plain, whatever is asked for.
+        route: By whose links its exchange was predicted: "calls", the ranks' CPUs; "device rounds"
+            or "device step", their devices.
         select_seconds: Predicted.
         exchange_seconds: Predicted.
         ready: When its last gradient is there, in seconds from the start of the step.
@@ -34,6 +36,7 @@ class Row:
     k: int
     collective: str
     wire: str
+    route: str
     select_seconds: float
     exchange_seconds: float
     ready: float
@@ -55,6 +58,7 @@ def explain(plan: Plan, profile: Profile, *, select_on: str = "caller") -> list[
                 k=bucket.k,
                 collective=bucket.collective,
                 wire=bucket.wire,
+                route=bucket.route,
                 select_seconds=bucket.select_seconds,
                 exchange_seconds=bucket.exchange_seconds,
                 ready=times.ready,

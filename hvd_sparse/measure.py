@@ -181,17 +181,34 @@ def slowest_machine(world: World, measure: Callable[[], Machine]) -> Machine:
             example, has no memory left.
     """
     names = list(Machine.__dataclass_fields__)
+
+    def numbers() -> list[float]:
+        machine = measure()
+        return [getattr(machine, name) for name in names]
+
+    return Machine(**dict(zip(names, slowest_numbers(world, numbers), strict=True)))
+
+
+def slowest_numbers(world: World, measure: Callable[[], list[float]]) -> list[float]:
+    """The largest of every rank's numbers, place by place. Collective.
+
+    Args:
+        world: The ranks.
+        measure: What this rank measures by itself.
+
+    Raises:
+        UnavailableError: As `slowest_machine`.
+    """
     found: list[float] | str
     try:
-        machine = measure()
-        found = [getattr(machine, name) for name in names]
+        found = measure()
     except Exception as error:
         found = f"{type(error).__name__}: {error}"
     rows = world.allgather_object(found)
     for rank, row in enumerate(rows):
         if isinstance(row, str):
             raise UnavailableError(f"rank {rank} cannot measure what its own work takes: {row}")
-    return Machine(**{name: max(row[i] for row in rows) for i, name in enumerate(names)})
+    return [max(column) for column in zip(*rows, strict=True)]
 
 
 class _Seconds(NamedTuple):

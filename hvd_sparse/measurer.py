@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import Compression
 from hvd_sparse.decision import Channel
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.measure import measure_machine, measure_network, slowest_machine
+from hvd_sparse.measure_devices import measure_devices
 from hvd_sparse.network import Network
 from hvd_sparse.place import OnCpu, Place
 from hvd_sparse.sparsifiers import as_sparsifier
@@ -43,8 +45,10 @@ class Measurer:
         self.place = place or OnCpu()
 
     def network(self) -> Network:
-        """The network. Collective, with no bucket in flight."""
-        return measure_network(self._exchange, self._world, self._allreduce)
+        """The network, also between devices. Collective, with no bucket in flight."""
+        network = measure_network(self._exchange, self._world, self._allreduce)
+        devices = measure_devices(self._exchange, self._world, self.place.device)
+        return replace(network, devices=devices)
 
     def tuner(
         self,
@@ -60,6 +64,8 @@ class Measurer:
 
         Raises:
             UnavailableError: On every rank, where one could not measure.
+            InvalidArgumentError: HVD_SPARSE_NCCL or HVD_SPARSE_CUDA_AWARE_MPI has no such value on
+                some rank.
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
         if not compression.adaptive or not layers:

@@ -1,8 +1,12 @@
-"""The network, as measured or assumed: what a message and a dense allreduce take."""
+"""The network, as measured or assumed: what a message and a dense allreduce take.
+
+Ranks meet by way of their CPUs, and maybe by way of their devices, too.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from hvd_sparse import records
 from hvd_sparse.errors import InvalidArgumentError
@@ -28,6 +32,39 @@ class Link:
         return self.alpha + self.beta * nbytes
 
 
+Links: TypeAlias = tuple[tuple[int, Link], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceNetwork:
+    """What the devices of the ranks see of each other, and what a device does in a round by itself.
+
+    All three are over the bytes of a message, which on the way between devices is as long as a
+    block can get: see cost_models.device_message.
+
+    Attributes:
+        links: As those of `Network`, from a device's memory to another one's.
+        merge: To merge two blocks and keep as many entries as one of them can have.
+        handing: To hand a block from the CPU up to the device, and a result down again.
+    """
+
+    links: Links
+    merge: Link
+    handing: Link
+
+    def __post_init__(self) -> None:
+        _check_distances(self)
+
+    @property
+    def link(self) -> Link:
+        """The worst of all distances, in alpha and in beta."""
+        return _worst(self.links)
+
+    def at(self, distance: int) -> Link:
+        """The link to a partner that is so many ranks away; the worst one if not measured."""
+        return dict(self.links).get(distance, self.link)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Network:
     """What the ranks of one job see of each other, all of them talking at once.
@@ -41,14 +78,16 @@ class Network:
         local: Between two ranks of one node, all of them talking; None: not known.
         gap: Seconds that each further message adds which goes out beside others, to other ranks;
             None: as much as the first one, the alpha of `link`.
+        devices: Between the ranks' devices; None: nothing connects them, or gradients lie on none.
     """
 
     size: int
     local_size: int = 1
-    links: tuple[tuple[int, Link], ...]
+    links: Links
     dense: Link
     local: Link | None = None
     gap: float | None = None
+    devices: DeviceNetwork | None = None
 
     def __post_init__(self) -> None:
         records.check_finite(self)
@@ -58,11 +97,7 @@ class Network:
             raise InvalidArgumentError(
                 f"local_size of a Network must lie in [1, {self.size}], got {self.local_size}"
             )
-        distances = [distance for distance, _ in self.links]
-        if distances != sorted(set(distances)) or any(distance < 1 for distance in distances):
-            raise InvalidArgumentError(
-                f"distances of a Network's links must ascend from 1, got {distances}"
-            )
+        _check_distances(self)
         if self.size > 1 and not self.links:
             raise InvalidArgumentError(f"a Network of {self.size} ranks must have links")
 
@@ -74,23 +109,17 @@ class Network:
     @property
     def link(self) -> Link:
         """The worst of all distances, in alpha and in beta; what a method over all ranks meets."""
-        return Link(
-            alpha=max((link.alpha for _, link in self.links), default=0.0),
-            beta=max((link.beta for _, link in self.links), default=0.0),
-        )
+        return _worst(self.links)
 
     def at(self, distance: int) -> Link:
         """The link to a partner that is so many ranks away; the worst one if not measured."""
-        for measured, link in self.links:
-            if measured == distance:
-                return link
-        return self.link
+        return dict(self.links).get(distance, self.link)
 
     def scaled(self, size: int) -> Network:
         """The same network with another number of ranks.
 
-        Every distance gets the worst link. The dense allreduce keeps what it takes per step and per
-        byte of a ring: 2 (P - 1) steps, 2 (P - 1) / P of the bytes.
+        Every distance gets the worst link, also between devices. The dense allreduce keeps what it
+        takes per step and per byte of a ring: 2 (P - 1) steps, 2 (P - 1) / P of the bytes.
 
         Raises:
             InvalidArgumentError: This network has one rank, which says nothing of larger ones.
@@ -101,6 +130,9 @@ class Network:
             raise InvalidArgumentError("a Network of 1 rank cannot be scaled to more: it was alone")
         steps = (size - 1) / (self.size - 1)
         share = steps * self.size / size
+        devices = self.devices
+        if devices is not None:
+            devices = replace(devices, links=_every_distance(size, devices.link))
         return Network(
             size=size,
             local_size=min(self.local_size, size),
@@ -108,6 +140,7 @@ class Network:
             dense=Link(alpha=self.dense.alpha * steps, beta=self.dense.beta * share),
             local=self.local,
             gap=self.gap,
+            devices=devices,
         )
 
     @classmethod
@@ -121,6 +154,8 @@ class Network:
         local: Link | None = None,
     ) -> Network:
         """A network from plain numbers: the same link everywhere, dense as an ideal ring.
+
+        Devices are not connected.
 
         Args:
             size: Number of ranks.
@@ -145,6 +180,25 @@ class Network:
         )
 
 
-def _every_distance(size: int, link: Link) -> tuple[tuple[int, Link], ...]:
-    """The link at every distance 1, 2, 4, ... below `size`."""
-    return tuple((1 << bit, link) for bit in range(max(0, size - 1).bit_length()))
+def distances_below(size: int) -> list[int]:
+    """How far away the partners of an exchange of so many ranks are: 1, 2, 4, ..."""
+    return [1 << bit for bit in range(max(0, size - 1).bit_length())]
+
+
+def _every_distance(size: int, link: Link) -> Links:
+    return tuple((distance, link) for distance in distances_below(size))
+
+
+def _worst(links: Links) -> Link:
+    return Link(
+        alpha=max((link.alpha for _, link in links), default=0.0),
+        beta=max((link.beta for _, link in links), default=0.0),
+    )
+
+
+def _check_distances(record: Network | DeviceNetwork) -> None:
+    distances = [distance for distance, _ in record.links]
+    if distances != sorted(set(distances)) or any(distance < 1 for distance in distances):
+        raise InvalidArgumentError(
+            f"distances of a {type(record).__name__}'s links must ascend from 1, got {distances}"
+        )

@@ -18,6 +18,7 @@ from hvd_sparse.compression import AUTO, Compression
 from hvd_sparse.cost_models import MODELS, WIRES
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.pipeline import Stage
+from hvd_sparse.routes import CALLS, ROUTES
 from hvd_sparse.schedules import Warmup, checked_density
 
 DENSE = "dense"
@@ -123,11 +124,13 @@ class BucketPlan(BucketChoice):
         numels: Entries of each layer.
         select_seconds: Predicted, of accumulating and selecting.
         exchange_seconds: Predicted, from the last rank's block to the sum in the gradients.
+        route: Of routes.ROUTES, by whose links that was predicted; "calls" where it is dense, too.
     """
 
     numels: tuple[int, ...]
     select_seconds: float
     exchange_seconds: float
+    route: str = CALLS
 
     def __post_init__(self) -> None:
         records.check_finite(self)
@@ -142,6 +145,10 @@ class BucketPlan(BucketChoice):
             raise InvalidArgumentError(
                 f"a bucket must have a collective of {sorted(MODELS)} and a wire of {list(WIRES)}, "
                 f"got {self.collective!r} and {self.wire!r}"
+            )
+        if self.route not in ROUTES:
+            raise InvalidArgumentError(
+                f"route of a bucket must be one of {list(ROUTES)}, got {self.route!r}"
             )
 
     @property

@@ -8,10 +8,11 @@ from itertools import groupby
 from hvd_sparse.buckets import Layer
 from hvd_sparse.cost_models import MODELS, WIRES
 from hvd_sparse.plan import BucketPlan, Plan
+from hvd_sparse.routes import ROUTES
 
 _COLLECTIVES = tuple(sorted(MODELS))
 _PER_PLAN = 4
-_PER_LAYER = 7
+_PER_LAYER = 8
 
 
 def count_numbers(layers: Sequence[Layer]) -> int:
@@ -31,6 +32,7 @@ def to_numbers(plan: Plan, layers: Sequence[Layer]) -> list[float]:
         kind = [
             float(_COLLECTIVES.index(bucket.collective)),
             float(WIRES.index(bucket.wire)),
+            float(ROUTES.index(bucket.route)),
             bucket.select_seconds,
             bucket.exchange_seconds,
         ]
@@ -52,7 +54,7 @@ def from_numbers(numbers: Sequence[float], layers: Sequence[Layer]) -> Plan:
     buckets = []
     for _, group in groupby(rows, key=lambda row: row[0][1]):
         members = list(group)
-        collective, wire, select_seconds, exchange_seconds = members[0][0][3:]
+        collective, wire, route, select_seconds, exchange_seconds = members[0][0][3:]
         buckets.append(
             BucketPlan(
                 layers=tuple(layer.name for _, layer in members),
@@ -60,6 +62,7 @@ def from_numbers(numbers: Sequence[float], layers: Sequence[Layer]) -> Plan:
                 densities=tuple(row[2] for row, _ in members),
                 collective=_COLLECTIVES[int(collective)],
                 wire=WIRES[int(wire)],
+                route=ROUTES[int(route)],
                 select_seconds=select_seconds,
                 exchange_seconds=exchange_seconds,
             )

@@ -32,7 +32,9 @@ from hvd_sparse.pipeline import simulate, simulate_dense
 from hvd_sparse.place import OnCpu, Place
 from hvd_sparse.plan import BucketPlan, Plan
 from hvd_sparse.profile import LayerProfile, Profile
+from hvd_sparse.routes import CALLS
 from hvd_sparse.schedules import checked_density
+from hvd_sparse.sparsifiers import as_sparsifier
 
 RULES = ("simulated", "paper")
 # Of plans for users: predictions may be off by that much, and what just hid would then show.
@@ -56,6 +58,7 @@ class Rules:
         overlap: How alike the ranks choose, in [0, 1]; see costs.Setting.
         slack: How many times k entries gtopk keeps in its middle rounds.
         value_bytes: Of a value on the wire: 4, or 2 of a narrow type.
+        device_steps: Whether a device can do all of a step; see routes.route_of.
         stretch: How much longer, relatively, the step may get for larger densities.
         margin: How much longer, relatively, a dense step must take for a plan to be sparse at all.
         reserve: How much longer, relatively, exchanges may turn out to take without the step
@@ -76,6 +79,7 @@ class Rules:
     overlap: float = 0.0
     slack: float = 1.0
     value_bytes: int = VALUE_BYTES
+    device_steps: bool = True
     stretch: float = 0.0
     margin: float = 0.02
     reserve: float = 0.0
@@ -110,6 +114,8 @@ def rules_of(compression: Compression, place: Place | None = None) -> Rules:
         wires=WIRES if compression.indices == AUTO else (compression.indices,),
         slack=compression.slack,
         value_bytes=VALUE_BYTES if compression.values == "float32" else 2,
+        device_steps=as_sparsifier(compression.sparsifier).name == "gaussian"
+        and not compression.momentum_correction,
         select_on=place.select_on,
         reserve=RESERVE,
     )
@@ -186,6 +192,7 @@ class _Planner:
             overlap=self._rules.overlap,
             slack=self._rules.slack,
             value_bytes=self._rules.value_bytes,
+            device_steps=self._rules.device_steps,
         )
 
     def _entries(self, density: float | Array) -> Array:
@@ -300,8 +307,10 @@ class _Priced:
             notch < self.table.seconds.shape[1] and self.table.seconds[i, notch] < self.dense[i]
         )
         collective, wire, density, select, seconds = "dense", "plain", 1.0, 0.0, self.dense[i]
+        route = CALLS
         if sparse:
-            collective, wire = self.table.options[self.table.chosen[i, notch]]
+            option = self.table.chosen[i, notch]
+            (collective, wire), route = self.table.options[option], self.table.routes[option]
             density, select = self.ladder.densities[notch], float(self.ladder.select[i])
             seconds = self.table.seconds[i, notch]
         return BucketPlan(
@@ -310,6 +319,7 @@ class _Priced:
             densities=(density,) * len(layers),
             collective=collective,
             wire=wire,
+            route=route,
             select_seconds=select,
             exchange_seconds=float(seconds),
         )

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from hvd_sparse import records
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.network import Link, Network
+from hvd_sparse.network import DeviceNetwork, Link, Network
 
-__all__ = ["LayerProfile", "Link", "Machine", "Network", "Profile"]
+__all__ = ["DeviceNetwork", "LayerProfile", "Link", "Machine", "Network", "Profile"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from hvd_sparse.profile import LayerProfile, Machine, Network, Profile
+from hvd_sparse.network import distances_below
+from hvd_sparse.profile import DeviceNetwork, LayerProfile, Link, Machine, Network, Profile
 
 # Of the size that docs/performance.md measured.
 MACHINE = Machine(
@@ -23,6 +25,7 @@ IDLE = Machine(
     merge_seconds_per_entry=0,
     code_seconds_per_entry=0,
 )
+NOTHING = Link(alpha=0.0, beta=0.0)
 
 
 def gigabits(rate: float, size: int, *, latency: float = 5e-5, **rest) -> Network:
@@ -62,3 +65,17 @@ def deep_profile(layers: int = 161, *, rate: float = 1.0, size: int = 16) -> Pro
     numels = np.maximum(1, weights / weights.sum() * 25_600_000).astype(int).tolist()
     backward = np.full(layers, 0.120 / layers).tolist()
     return profile_of(numels, backward, forward=0.090, network=gigabits(rate, size))
+
+
+def between_devices(
+    network: Network,
+    rate: float,
+    *,
+    latency: float = 2e-5,
+    merge: Link = NOTHING,
+    handing: Link = NOTHING,
+) -> Network:
+    """The same network with devices that are connected at so many Gb/s."""
+    link = Link(alpha=latency, beta=8e-9 / rate)
+    links = tuple((distance, link) for distance in distances_below(network.size))
+    return replace(network, devices=DeviceNetwork(links=links, merge=merge, handing=handing))

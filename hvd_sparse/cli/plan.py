@@ -18,10 +18,11 @@ from hvd_sparse.cli.plot import plot_plan
 from hvd_sparse.cluster import Cluster
 from hvd_sparse.errors import HvdSparseError
 from hvd_sparse.explain import explain
-from hvd_sparse.network import Network
+from hvd_sparse.network import Link, Network
 from hvd_sparse.plan import Plan
 from hvd_sparse.planner import Rules
 from hvd_sparse.profile import Profile
+from hvd_sparse.routes import CALLS
 
 
 class Rule(str, Enum):
@@ -87,7 +88,8 @@ def network_of(
 ) -> Network:
     """The network that the options name; what they leave open is as measured.
 
-    With a bandwidth or a latency, dense is an ideal ring: nothing measured tells of it.
+    With a bandwidth or a latency, dense is an ideal ring, and devices are not connected: nothing
+    measured tells of them.
     """
     size = measured.size if ranks is None else ranks
     if bandwidth is None and latency is None:
@@ -122,12 +124,18 @@ def account(made: Plan, here: Profile) -> dict[str, Any]:
 
 def title(here: Profile) -> str:
     """What the plan is for."""
-    link = here.network.link
-    rate = quantities.shown_rate(1 / link.beta) if link.beta else "no limit"
+    devices = here.network.devices
     return (
         f"{len(here.layers)} layers, {here.numel:,} entries, {here.network.size} ranks, "
-        f"{rate}, {quantities.shown_seconds(link.alpha)} a message"
+        f"{shown_link(here.network.link)}"
+        + ("" if devices is None else f"; between devices {shown_link(devices.link)}")
     )
+
+
+def shown_link(link: Link) -> str:
+    """Bandwidth and latency, for people."""
+    rate = quantities.shown_rate(1 / link.beta) if link.beta else "no limit"
+    return f"{rate}, {quantities.shown_seconds(link.alpha)} a message"
 
 
 def show(made: Plan, here: Profile, console: Console, *, assumed: bool, rules: Rules) -> None:
@@ -165,12 +173,12 @@ def show_buckets(made: Plan, here: Profile, console: Console) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for row in explain(made, here):
         times = (row.select_seconds, row.exchange_seconds, row.ready, row.end)
-        wire = ", packed" if row.wire == "packed" else ""
+        how = row.route if row.route != CALLS else "packed" if row.wire == "packed" else ""
         table.add_row(
             escape(row.layers),
             f"{row.numel:,}",
             f"{row.density:.3g}",
-            row.collective + wire,
+            row.collective + (f", {how}" if how else ""),
             *(quantities.shown_seconds(seconds) for seconds in times),
         )
     console.print(table)

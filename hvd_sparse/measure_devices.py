@@ -1,0 +1,86 @@
+"""Measures what connects the devices of an exchange's ranks, and what a device does in a round."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+
+import numpy as np
+
+from hvd_sparse import _core
+from hvd_sparse.cost_models import device_message
+from hvd_sparse.exchange import Exchange
+from hvd_sparse.measure import fit_link, slowest_numbers
+from hvd_sparse.network import DeviceNetwork, Link, distances_below
+from hvd_sparse.place import OnCpu
+from hvd_sparse.world import World
+
+# Bytes of a message, and how often it is swapped. How long the longest one is depends on what the
+# others took: where links are slow it tells no more, and would take too long.
+_SWAPS = {1 << 10: 9, 64 << 10: 9}
+_LONG_SWAPS, _SHORTER_SWAPS = {4 << 20: 5}, {512 << 10: 5}
+_FAST_SECONDS = 2.5e-4  # of the second of `_SWAPS`, 260 MB/s
+
+# Entries of blocks that are merged and handed over.
+_ENTRIES = (64, 4096, 65536)
+_REPETITIONS = 9
+
+
+def measure_devices(exchange: Exchange, world: World, device: str) -> DeviceNetwork | None:
+    """What the ranks' devices see of each other, all of them talking at once. Collective.
+
+    As `measure_network`, where gradients lie on devices of all ranks and something connects these.
+    The same swaps, and what a device does by itself between them; a time is the median of a few,
+    and of those the slowest rank's.
+
+    Args:
+        exchange: With no bucket in flight.
+        world: Of the exchange.
+        device: Where this rank's gradients lie: "cpu", or "cuda:0" and the like.
+
+    Returns:
+        The same on all ranks; None: nothing connects their devices.
+
+    Raises:
+        UnavailableError: On every rank, where the device of one of them could not be measured.
+        InvalidArgumentError: As `Exchange.connect_devices`.
+        ExchangeFailedError: Another rank ended the exchange, or died.
+    """
+    may_connect = _core.with_cuda and device != OnCpu.device
+    if not all(world.allgather_object(may_connect)) or not exchange.connect_devices(device):
+        return None
+    alone = slowest_numbers(
+        world,
+        lambda: [
+            statistics.median(timed(entries, _REPETITIONS))
+            for timed in (exchange.merge_on_device, exchange.hand_to_device)
+            for entries in _ENTRIES
+        ],
+    )
+    lengths = device_message(np.array(_ENTRIES, dtype=np.float64)).tolist()
+    merge, handing = (
+        fit_link(dict(zip(lengths, seconds, strict=True)))
+        for seconds in (alone[: len(_ENTRIES)], alone[len(_ENTRIES) :])
+    )
+    # Distances are measured one after the other, on all ranks.
+    links = tuple((away, _link(exchange, world, away)) for away in distances_below(world.size))
+    return DeviceNetwork(links=links, merge=merge, handing=handing)
+
+
+def _link(exchange: Exchange, world: World, distance: int) -> Link:
+    """To partners so many ranks away. Collective."""
+    partner = world.rank ^ distance
+
+    def slowest(swaps: Mapping[int, int]) -> list[float]:
+        medians = [0.0] * len(swaps)
+        if partner < world.size:
+            medians = [
+                statistics.median(exchange.swap_between_devices(partner, nbytes, count))
+                for nbytes, count in swaps.items()
+            ]
+        return np.max(world.allgather_object(medians), axis=0).tolist()  # type: ignore[no-any-return]
+
+    seconds = slowest(_SWAPS)
+    longer = _LONG_SWAPS if seconds[-1] < _FAST_SECONDS else _SHORTER_SWAPS
+    seconds += slowest(longer)
+    return fit_link(dict(zip([*_SWAPS, *longer], seconds, strict=True)))

@@ -1,0 +1,173 @@
+"""Exchanges between devices: which take which route, and what they take by whose links."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hvd_sparse import costs
+from hvd_sparse.cost_models import HEADER_BYTES, device_message
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.network import DeviceNetwork, Link, Network
+from hvd_sparse.routes import CALLS, ROUNDS, STEP, route_of
+from tests.profiles import IDLE, MACHINE, between_devices, gigabits
+
+ON_DEVICE = replace(MACHINE, copy_seconds_per_entry=3e-9, exchange_overhead=7e-5)
+
+
+# As tests/csrc/route_of_test.cc asks of the core.
+@pytest.mark.parametrize(
+    ("collective", "connected", "value_bytes", "device_steps", "route"),
+    [
+        ("gtopk", True, 4, True, STEP),
+        ("gtopk", True, 4, False, ROUNDS),
+        ("gtopk", True, 2, True, CALLS),
+        ("gtopk", False, 4, True, CALLS),
+        ("allgather", True, 4, True, CALLS),
+        ("hierarchical", True, 4, True, CALLS),
+        ("dense", True, 4, True, CALLS),
+    ],
+)
+def test_the_route_is_that_of_the_core(collective, connected, value_bytes, device_steps, route):
+    found = route_of(
+        collective, connected=connected, value_bytes=value_bytes, device_steps=device_steps
+    )
+    assert found == route
+
+
+@pytest.mark.parametrize(
+    ("entries", "nbytes"),
+    [(0, 544), (1, 544), (64, 544), (65, 1056), (128, 1056), (1000, 32 + 8 * 1024)],
+)
+def test_a_message_has_room_for_a_multiple_of_64_entries(entries, nbytes):
+    assert device_message(np.array(float(entries))) == nbytes
+
+
+def uneven(size: int) -> Network:
+    """Another link at every distance, for CPUs and for devices."""
+    distances = [1 << bit for bit in range(max(0, size - 1).bit_length())]
+    return Network(
+        size=size,
+        links=tuple((d, Link(alpha=1e-3 * d, beta=1e-6 * d)) for d in distances),
+        dense=Link(alpha=0.0, beta=0.0),
+        devices=DeviceNetwork(
+            links=tuple((d, Link(alpha=1e-4 * d, beta=1e-8 * d)) for d in distances),
+            merge=Link(alpha=3e-5, beta=2e-9),
+            handing=Link(alpha=5e-5, beta=4e-9),
+        ),
+    )
+
+
+def simulated(size: int, k: int, numel: int, slack: float, route: str) -> tuple[float, float]:
+    """Seconds of the last rank, and bytes of the busiest one, message by message."""
+    network = uneven(size)
+    devices = network.devices
+    kept = min(math.ceil(slack * k), numel)
+    message = 32 + 8 * 64 * math.ceil(kept / 64)
+    clock, sent = [0.0] * size, [0] * size
+
+    distance = 1  # Bruck: every header to all
+    while distance < size:
+        nbytes = 32 * min(distance, size - distance)
+        clock = [now + network.at(distance).seconds(nbytes) for now in clock]
+        sent = [one + nbytes for one in sent]
+        distance *= 2
+    if route == ROUNDS:
+        down, up = 1e-9 * 1.5 * k, devices.handing.seconds(message)
+        clock = [now + down + up for now in clock]
+
+    def swap(a, b, *, both):
+        end = max(clock[a], clock[b]) + devices.at(abs(a - b)).seconds(message)
+        clock[a] = clock[b] = end
+        sent[a] += message
+        sent[b] += message if both else 0
+
+    def merge(rank):
+        clock[rank] += devices.merge.seconds(message)
+
+    core = 1 << (size.bit_length() - 1)
+    for guest in range(core, size):
+        swap(guest, guest - core, both=False)
+        merge(guest - core)
+    for bit in range(core.bit_length() - 1):
+        for rank in range(core):
+            if rank < rank ^ (1 << bit):
+                swap(rank, rank ^ (1 << bit), both=True)
+                merge(rank)
+                merge(rank ^ (1 << bit))
+    for guest in range(core, size):
+        swap(guest - core, guest, both=False)
+    for rank in range(size):
+        if route == STEP:
+            merge(rank)  # settling counts as one
+        else:
+            clock[rank] += 2 * k * ON_DEVICE.merge_seconds_per_entry + 1e-9 * 1.5 * 2 * k
+    rest = ON_DEVICE.exchange_overhead + numel * ON_DEVICE.scatter_seconds_per_entry
+    return max(clock) + rest, max(sent)
+
+
+@pytest.mark.parametrize("route", [STEP, ROUNDS])
+@pytest.mark.parametrize("slack", [1.0, 1.7])
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8, 13])
+def test_gtopk_takes_what_its_messages_and_merges_take_one_by_one(size, slack, route):
+    for k, numel in ((1, 1), (64, 1000), (65, 70), (5000, 10**6)):
+        found = costs.cost(
+            "gtopk", k=k, numel=numel, network=uneven(size), machine=ON_DEVICE, slack=slack,
+            device_steps=route == STEP,
+        )  # fmt: skip
+        seconds, nbytes = simulated(size, k, numel, slack, route)
+        assert found.seconds == pytest.approx(seconds, rel=1e-9)
+        assert found.bytes == nbytes
+
+
+def test_packing_neither_helps_nor_costs_between_devices():
+    one = {"k": 3000, "numel": 10**6, "network": uneven(4), "machine": ON_DEVICE}
+    plain, packed = (costs.cost("gtopk", wire=wire, **one) for wire in costs.WIRES)
+    assert plain == packed
+    table = costs.cheapest_of([3000.0], 10**6, allowed=("gtopk",), network=uneven(4),
+                              machine=ON_DEVICE)  # fmt: skip
+    assert table.options[table.chosen[0]] == ("gtopk", "plain")
+    assert table.routes[table.chosen[0]] == STEP
+
+
+@pytest.mark.parametrize("collective", costs.NAMES)
+@pytest.mark.parametrize("value_bytes", [4, 2])
+def test_all_else_goes_by_the_links_of_the_cpus(collective, value_bytes):
+    local = Link(alpha=2e-6, beta=1e-10)
+    network = gigabits(1, 8, local_size=2, local=local)
+    one = {"k": 1000, "numel": 100_000, "machine": ON_DEVICE, "value_bytes": value_bytes}
+    without = costs.cost(collective, network=network, **one)
+    connected = costs.cost(collective, network=between_devices(network, 100), **one)
+    assert (connected == without) == (collective != "gtopk" or value_bytes == 2)
+
+
+def test_by_way_of_the_cpu_blocks_are_handed_over_as_well():
+    network = between_devices(gigabits(1, 4), 100, handing=Link(alpha=1.0, beta=0.0))
+    one = {"k": 1000, "numel": 10**6, "network": network, "machine": IDLE}
+    rounds = costs.cost("gtopk", device_steps=False, **one).seconds
+    assert rounds - costs.cost("gtopk", **one).seconds == pytest.approx(1.0)
+
+
+def test_before_devices_wait_for_each_other_the_cpus_compare():
+    network = between_devices(Network.assumed(4, 1.0, 0.5), 1e9, latency=0.0)
+    found = costs.cost("gtopk", k=10, numel=100, network=network, machine=IDLE)
+    assert found.seconds == pytest.approx(2 * 0.5 + 3 * HEADER_BYTES)
+
+
+def test_more_ranks_have_the_worst_link_between_devices():
+    network = uneven(4)
+    more = network.scaled(16)
+    assert more.devices.merge == network.devices.merge
+    assert more.devices.handing == network.devices.handing
+    assert [distance for distance, _ in more.devices.links] == [1, 2, 4, 8]
+    assert {link for _, link in more.devices.links} == {network.devices.link}
+    assert network.devices.link == network.devices.at(2) == network.devices.at(64)
+
+
+def test_distances_between_devices_must_ascend():
+    link = Link(alpha=0.0, beta=0.0)
+    with pytest.raises(InvalidArgumentError, match=r"a DeviceNetwork's links must ascend .*2, 1\]"):
+        DeviceNetwork(links=((2, link), (1, link)), merge=link, handing=link)

@@ -1,0 +1,171 @@
+"""Plans for gradients on devices: by whose links, and that they are told, saved and explained."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from hvd_sparse import cli, costs
+from hvd_sparse.buckets import Layer
+from hvd_sparse.compression import LAGS, GaussianK, TopK
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.explain import explain
+from hvd_sparse.network import Link
+from hvd_sparse.plan import Plan
+from hvd_sparse.plan_numbers import count_numbers, from_numbers, to_numbers
+from hvd_sparse.planner import Rules, make_plan, rules_of
+from hvd_sparse.profile import Profile
+from hvd_sparse.routes import CALLS, ROUNDS, STEP
+from tests.profiles import MACHINE, between_devices, deep_profile, gigabits
+
+RULES = Rules(collectives=costs.SPARSE, wires=costs.WIRES)
+ON_DEVICE = replace(MACHINE, copy_seconds_per_entry=1e-9)
+MERGE = Link(alpha=3e-5, beta=1e-11)
+
+
+def profile_on_devices(rate, *, latency=2e-5, size=16):
+    """Of CPUs at 1 Gb/s, and devices at `rate`; with None, of CPUs alone."""
+    network = gigabits(1, size)
+    if rate is not None:
+        network = between_devices(network, rate, latency=latency, merge=MERGE, handing=MERGE)
+    return replace(deep_profile(40), network=network, machine=ON_DEVICE)
+
+
+def sparse_of(plan):
+    return [bucket for bucket in plan.buckets if not bucket.dense]
+
+
+def test_fast_links_between_devices_are_used_for_more_entries_at_no_cost():
+    connected, cpus = (make_plan(profile_on_devices(rate), RULES) for rate in (100, None))
+    large = [one for one in sparse_of(connected) if one.k > 100]
+    assert {(one.collective, one.route) for one in large} == {("gtopk", STEP)}
+    assert {one.route for one in cpus.buckets} == {CALLS}
+    assert connected.step_seconds <= cpus.step_seconds
+    sent = [sum(one.k for one in sparse_of(plan)) for plan in (connected, cpus)]
+    assert sent[0] > 2 * sent[1]
+
+
+@pytest.mark.parametrize(("rate", "latency"), [(0.02, 2e-5), (100, 0.1)])
+def test_slow_links_between_devices_are_left_for_another_collective(rate, latency):
+    profile = profile_on_devices(rate, latency=latency)
+    plan = make_plan(profile, RULES)
+    assert sparse_of(plan)
+    for bucket in sparse_of(plan):
+        assert bucket.collective != "gtopk"
+        assert bucket.route == CALLS
+    pinned = make_plan(profile, replace(RULES, collectives=("gtopk",), dense=False))
+    assert pinned.step_seconds > plan.step_seconds
+
+
+def test_a_bucket_is_predicted_what_its_route_takes():
+    profile = profile_on_devices(10)
+    for steps, route in ((True, STEP), (False, ROUNDS)):
+        rules = Rules(collectives=("gtopk",), device_steps=steps, dense=False, adaptive=False)
+        for bucket in make_plan(profile, rules).buckets:
+            price = costs.cost(
+                "gtopk", k=bucket.k, numel=bucket.numel, network=profile.network,
+                machine=ON_DEVICE, device_steps=steps,
+            )  # fmt: skip
+            assert bucket.exchange_seconds == pytest.approx(price.seconds)
+            assert bucket.route == route
+
+
+def test_values_that_travel_narrow_go_by_the_cpus():
+    rules = Rules(collectives=("gtopk",), value_bytes=2, dense=False)
+    assert make_plan(profile_on_devices(100), rules) == make_plan(profile_on_devices(None), rules)
+
+
+@pytest.mark.parametrize(
+    ("compression", "steps"),
+    [
+        (LAGS(), True),
+        (LAGS(momentum_correction=0.9), False),
+        (GaussianK(adaptive=True), True),
+        (TopK(adaptive=True), False),
+    ],
+)
+def test_a_device_does_whole_steps_where_gaussian_selects_and_momentum_is_not_corrected(
+    compression, steps
+):
+    assert rules_of(compression).device_steps is steps
+
+
+# ---- Told, saved, explained ----------------------------------------------------------------------
+
+
+def test_routes_are_told_to_all_ranks_and_saved():
+    profile = profile_on_devices(100)
+    layers = [Layer(layer.name, layer.numel) for layer in profile.layers]
+    for steps in (True, False):
+        plan = make_plan(profile, replace(RULES, collectives=("gtopk",), device_steps=steps))
+        numbers = to_numbers(plan, layers)
+        assert len(numbers) == count_numbers(layers)
+        assert from_numbers(numbers, layers) == plan
+        assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_plan_of_before_went_by_the_cpus():
+    plan = make_plan(profile_on_devices(None), RULES)
+    content = json.loads(plan.to_json())
+    for bucket in content["buckets"]:
+        del bucket["route"]
+    assert Plan.from_json(json.dumps(content)) == plan
+    content["buckets"][0]["route"] = "by post"
+    with pytest.raises(InvalidArgumentError, match=r"route of a bucket .* got 'by post'"):
+        Plan.from_json(json.dumps(content))
+
+
+def test_a_profile_with_devices_reads_back_bit_for_bit():
+    before = profile_on_devices(100 / 3)
+    after = Profile.from_json(before.to_json())
+    assert after == before
+    assert after.to_json() == before.to_json()
+    assert after.network.devices.merge == MERGE
+
+
+def test_a_profile_of_before_has_no_devices():
+    before = profile_on_devices(None)
+    content = json.loads(before.to_json())
+    del content["network"]["devices"]
+    assert Profile.from_json(json.dumps(content)) == before
+
+
+def test_it_is_explained_by_whose_links_each_bucket_goes():
+    profile = profile_on_devices(100)
+    plan = make_plan(profile, RULES)
+    rows = explain(plan, profile)
+    assert [row.route for row in rows] == [bucket.route for bucket in plan.buckets]
+    assert STEP in {row.route for row in rows}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs the command plan on a profile."""
+
+    def invoke(profile, *arguments):
+        file = tmp_path / "profile.json"
+        profile.save(file)
+        result = CliRunner().invoke(cli.app, ["plan", "--profile", str(file), *arguments])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return invoke
+
+
+def test_the_command_tells_which_links_it_reckons_with(run):
+    said = run(profile_on_devices(100))
+    assert "16 ranks, 1 Gb/s, 50 us a message; between devices 100 Gb/s, 20 us a message" in said
+    assert "gtopk, device step" in said
+    assert "device" not in run(profile_on_devices(None))
+
+
+def test_the_command_plans_for_more_ranks_with_devices_and_for_other_networks_without(run):
+    found = json.loads(run(profile_on_devices(100), "--json", "--ranks", "64"))
+    assert {row["route"] for row in found["buckets"] if row["collective"] == "gtopk"} == {STEP}
+    expected = make_plan(profile_on_devices(100).scaled(size=64), Rules(reserve=0.5))
+    assert Plan.from_json(json.dumps(found["plan"])) == expected
+    assumed = json.loads(run(profile_on_devices(100), "--json", "--bandwidth", "1Gbps"))
+    assert {row["route"] for row in assumed["buckets"]} == {CALLS}
