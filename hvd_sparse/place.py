@@ -47,6 +47,14 @@ class Place(ABC):
         """That is given work there now; 0 for the CPU."""
 
 
+class BesideCpu(Place):
+    """The memory of a device that computes by itself, beside the thread that runs backward."""
+
+    select_on = "engine"
+    has_bus = True
+    refuses = ("hierarchical",)  # adds up residuals on the CPU
+
+
 class OnCpu(Place):
     """The memory of the CPU."""
 

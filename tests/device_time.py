@@ -5,10 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 
-import torch
-
-from hvd_sparse.torch.device_clock import DeviceClock
-from hvd_sparse.torch.places import OnDevice
+from hvd_sparse.device_clock import DeviceClock
 
 
 class FakeDevice:
@@ -91,7 +88,6 @@ class LateEvent:
         return 1e3 * (end_event._recorded - self._recorded)
 
 
-def late_place(exchange):
-    """A place like a device's, in the memory of the CPU."""
-    clock = DeviceClock(event=LateEvent, stream=lambda: None, check=exchange.check)
-    return OnDevice(torch.device("cpu"), clock)
+def late_clock(exchange):
+    """Of such a device."""
+    return DeviceClock(event=LateEvent, stream=lambda: None, check=exchange.check)

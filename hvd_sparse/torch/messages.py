@@ -6,7 +6,6 @@ step and taken up in the next: by then every rank has begun to wait for it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,11 +14,7 @@ import torch
 
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.place import Place
-
-# Between two looks at what is waited for and at the exchange: a part of what was waited already,
-# between these limits. A look every 100 us would take a fifth of a core.
-_POLL_SHARE = 0.01
-_SHORTEST_POLL, _LONGEST_POLL = 1e-4, 2e-3  # seconds
+from hvd_sparse.waiting import wait_until
 
 
 class Messages:
@@ -115,12 +110,3 @@ def wait_for(handle: int, exchange: Exchange) -> Any:
     """What a Horovod operation gives; ExchangeFailedError if the exchange ends before it."""
     wait_until(lambda: hvd_ops.poll(handle), exchange.check)
     return hvd_ops.synchronize(handle)
-
-
-def wait_until(done: Callable[[], bool], check: Callable[[], None]) -> None:
-    """Sleeps until something is done, or `check` raises what has ended the exchange."""
-    start = time.perf_counter()
-    while not done():
-        check()
-        waited = time.perf_counter() - start
-        time.sleep(min(max(_POLL_SHARE * waited, _SHORTEST_POLL), _LONGEST_POLL))

@@ -9,25 +9,21 @@ import torch
 from numpy.typing import NDArray
 
 from hvd_sparse.buffer import Buffer
+from hvd_sparse.device_clock import DeviceClock
 from hvd_sparse.exchange import Exchange
-from hvd_sparse.place import OnCpu, Place
+from hvd_sparse.place import BesideCpu, OnCpu, Place
 from hvd_sparse.step_clock import Clock
-from hvd_sparse.torch.device_clock import DeviceClock
 from hvd_sparse.torch.devices import current_stream
 from hvd_sparse.torch.slots import buffer_of
 
 
-class OnDevice(Place):
-    """The memory of a device that computes by itself, beside the thread that runs backward.
+class OnDevice(BesideCpu):
+    """The memory of a device of torch.
 
     Args:
         device: Of torch.
         clock: Of its streams.
     """
-
-    select_on = "engine"
-    has_bus = True
-    refuses = ("hierarchical",)  # adds up residuals on the CPU
 
     def __init__(self, device: torch.device, clock: Clock) -> None:
         self.device = str(device)

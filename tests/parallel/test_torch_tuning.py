@@ -14,8 +14,9 @@ from hvd_sparse import tuner
 from hvd_sparse.errors import GradientInFlightError, InvalidArgumentError
 from hvd_sparse.torch import LAGS, GTopK, replan, stats, tuning
 from hvd_sparse.torch import optimizer as optimizers
+from hvd_sparse.torch.places import OnDevice
 from hvd_sparse.tuner import Stage
-from tests.device_time import LateEvent, late_place
+from tests.device_time import LateEvent, late_clock
 from tests.parallel.torch_ranks import (
     Toy,
     assert_nothing_is_lost,
@@ -166,7 +167,10 @@ def test_replan_begins_again_and_loses_nothing(verdict):
 @several_ranks
 def test_gradients_of_a_device_are_tuned_by_its_own_time(verdict, monkeypatch):
     verdict(sparse=True)
-    monkeypatch.setattr(optimizers, "place_of", lambda _, exchange: late_place(exchange))
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(
+        optimizers, "place_of", lambda _, exchange: OnDevice(cpu, late_clock(exchange))
+    )
     asked, backward = [], Toy.backward
 
     def watched(model, gradients):

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
+from hvd_sparse import waiting
 from hvd_sparse.buckets import Layer
 from hvd_sparse.errors import ExchangeFailedError
 from hvd_sparse.step_clock import StepClock
-from hvd_sparse.torch import messages
 from tests.device_time import FakeDevice
 
 LAYERS = [Layer("a", 1), Layer("b", 1)]
@@ -69,7 +69,7 @@ def test_reading_waits_for_events_that_have_not_passed(steps, device, monkeypatc
         slept.append(seconds)
         device.catch_up(min(device.given, device.done + 3.0))
 
-    monkeypatch.setattr(messages.time, "sleep", sleep)
+    monkeypatch.setattr(waiting.time, "sleep", sleep)
     assert reading().step == 10.0
     assert len(slept) == 4  # until 10 seconds of work were done, 3 at a time
 

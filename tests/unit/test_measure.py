@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,8 +16,9 @@ from hvd_sparse.exchange import Exchange
 from hvd_sparse.measure import fit_link, measure_machine, measure_network
 from hvd_sparse.place import OnCpu
 from hvd_sparse.sparsifiers import as_sparsifier
+from hvd_sparse.torch.places import OnDevice
 from hvd_sparse.world import World
-from tests.device_time import LateEvent, late_place
+from tests.device_time import LateEvent, late_clock
 from tests.profiles import MACHINE
 
 SIZES = (1 << 10, 32 << 10, 512 << 10)
@@ -66,7 +68,8 @@ def test_every_time_of_a_machine_is_a_time(sparsifier):
 def test_waiting_for_a_devices_clock_is_not_in_what_is_measured(monkeypatch):
     monkeypatch.setattr(LateEvent, "DELAY", 0.03)
     exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
-    machine = measure_machine(as_sparsifier("gaussian"), late_place(exchange))
+    place = OnDevice(torch.device("cpu"), late_clock(exchange))
+    machine = measure_machine(as_sparsifier("gaussian"), place)
     assert 1e-12 < machine.select_seconds_per_entry < 1e-6
     assert 1e-12 < machine.scatter_seconds_per_entry < 1e-6
     assert 0 < machine.exchange_overhead < LateEvent.DELAY / 2

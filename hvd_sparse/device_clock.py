@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from hvd_sparse.torch.messages import wait_until
+from hvd_sparse.waiting import wait_until
 
 
 class Event(Protocol):
