@@ -13,7 +13,7 @@ from hvd_sparse.waiting import wait_until
 
 
 class Event(Protocol):
-    """What of torch.cuda.Event(enable_timing=True) is used."""
+    """What of torch.cuda.Event(enable_timing=True) is used; _core.TimedMark has it, too."""
 
     def record(self, stream: Any) -> None:
         """Marks the end of what the stream has been given so far."""

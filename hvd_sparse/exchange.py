@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hvd_sparse import _core, connection, log, timeline
 from hvd_sparse.bucket_stats import BucketStats
@@ -346,7 +346,7 @@ class Exchange(Pings):
         *,
         rules: _core.StepRules,
         measured: _core.Measured | None = None,
-        step_ended: Callable[[float, float, list[float]], None] | None = None,
+        step_ended: _core.StepEnded | None = None,
     ) -> _core.StepDriver:
         """What runs steps of these buckets for an executor that hands over pieces in any order.
 
@@ -361,9 +361,9 @@ class Exchange(Pings):
                 which device gradients and residual lie.
             measured: Called for each bucket of such a step, on a thread of the driver, before
                 anybody has the result. What it raises fails the step.
-            step_ended: Called on a thread of the driver, between two steps, with seconds since the
-                step before ended: until now, and until the first piece; and from there until each
-                piece. What it raises fails the step.
+            step_ended: Called on a thread of the driver, between two steps, with seconds from the
+                first piece until each came, as the CPU sees it; and what tells the times of the
+                device, of a step that was timed. What it raises fails the step.
         """
         rows = self.timeline
 

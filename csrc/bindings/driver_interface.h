@@ -32,9 +32,10 @@ struct HvdSparseDriver {
   void* driver;
 
   /// StepDriver::Begin; `done` is called before it returns. States lie in the memory of the CPU.
-  void (*begin)(void* driver, HvdSparseOrigin origin, HvdSparseBuffer residual,
-                HvdSparseBuffer states, HvdSparseBuffer velocity, float decay, HvdSparseDone done,
-                void* context);
+  /// Returns 1 if it matters that sums are finite.
+  int32_t (*begin)(void* driver, HvdSparseOrigin origin, HvdSparseBuffer residual,
+                   HvdSparseBuffer states, HvdSparseBuffer velocity, float decay,
+                   HvdSparseDone done, void* context);
 
   /// StepDriver::Launch. Returns 1 if the piece passes: then `done` is not called.
   int32_t (*launch)(void* driver, int32_t piece, HvdSparseOrigin origin,

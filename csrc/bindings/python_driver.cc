@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -31,7 +32,8 @@ class BoundDriver {
   using Floats = py::array_t<float>;
   using Measured = std::function<void(std::size_t bucket, std::int64_t step, Floats accumulated,
                                       Floats left, Floats applied)>;
-  using StepEnded = std::function<void(double step, double forward, std::vector<double> ready)>;
+  using StepEnded = std::function<void(const std::vector<double>& came,
+                                       const std::shared_ptr<StepReading>& reading)>;
 
   BoundDriver(Exchange& exchange, const std::vector<std::pair<std::int64_t, std::int64_t>>& pieces,
               std::vector<DrivenBucket> buckets, Exchanged exchanged, Measured measured,
@@ -52,8 +54,11 @@ class BoundDriver {
   void Reorder(const std::vector<int>& order) const {
     if (driver_ != nullptr) driver_->Reorder(order);
   }
-  void GoOnAfter(std::int64_t steps, bool owes) const {
-    if (driver_ != nullptr) driver_->GoOnAfter(steps, owes);
+  void GoOnAfter(std::int64_t steps) const {
+    if (driver_ != nullptr) driver_->GoOnAfter(steps);
+  }
+  void TimeSteps(bool wanted) const {
+    if (driver_ != nullptr) driver_->TimeSteps(wanted);
   }
   void Close() { driver_.reset(); }
   void Cancel(const std::string& reason) const {
@@ -94,10 +99,10 @@ class BoundDriver {
     Throw(ErrorKind::kExchangeFailed, what);
   }
 
-  static std::function<void(const StepTimes&)> Failing(StepEnded step_ended) {
+  static std::function<void(const StepEnd&)> Failing(StepEnded step_ended) {
     if (!step_ended) return nullptr;
-    return [step_ended = std::move(step_ended)](const StepTimes& times) {
-      OrFail([&] { step_ended(times.step, times.forward, times.ready); });
+    return [step_ended = std::move(step_ended)](const StepEnd& ended) {
+      OrFail([&] { step_ended(ended.came, ended.reading); });
     };
   }
 
@@ -140,19 +145,22 @@ class BoundDriver {
     }
   }
 
-  static void BeginIn(void* driver, HvdSparseOrigin origin, HvdSparseBuffer residual,
-                      HvdSparseBuffer states, HvdSparseBuffer velocity, float decay,
-                      HvdSparseDone done, void* context) {
+  static std::int32_t BeginIn(void* driver, HvdSparseOrigin origin, HvdSparseBuffer residual,
+                              HvdSparseBuffer states, HvdSparseBuffer velocity, float decay,
+                              HvdSparseDone done, void* context) {
     constexpr std::int64_t kFields = sizeof(SelectionState) / sizeof(float);
+    bool looks = false;
     try {
       auto* const to = static_cast<StepDriver*>(driver);
-      to->Begin({static_cast<float*>(residual.data), residual.numel},
-                {static_cast<SelectionState*>(states.data), states.numel / kFields}, decay,
-                {static_cast<float*>(velocity.data), velocity.numel}, OriginOf(*to, origin));
+      looks =
+          to->Begin({static_cast<float*>(residual.data), residual.numel},
+                    {static_cast<SelectionState*>(states.data), states.numel / kFields}, decay,
+                    {static_cast<float*>(velocity.data), velocity.numel}, OriginOf(*to, origin));
       Tell(nullptr, done, context);
     } catch (const Error&) {
       Tell(std::current_exception(), done, context);
     }
+    return looks ? 1 : 0;
   }
 
   static std::int32_t LaunchIn(void* driver, std::int32_t piece, HvdSparseOrigin origin,
@@ -219,6 +227,12 @@ void BindDriver(py::module_& m) {
            }),
            py::kw_only(), py::arg("marks_non_finite") = false, py::arg("momentum") = 0.0f,
            py::arg("measure_every") = 0, py::arg("others") = false, py::arg("device") = "cpu");
+  py::class_<StepReading, std::shared_ptr<StepReading>>(m, "StepReading")
+      .def_property_readonly("passed", &StepReading::Passed)
+      .def("times", [](const StepReading& self) {
+        StepTimes times = self.Times();
+        return std::make_tuple(times.step, times.forward, std::move(times.ready));
+      });
   // What waits for the driver's thread waits without the GIL, for which that thread may wait.
   using py::gil_scoped_release;
   using Pieces = std::vector<std::pair<std::int64_t, std::int64_t>>;
@@ -231,7 +245,8 @@ void BindDriver(py::module_& m) {
       .def_property_readonly("steps", &BoundDriver::steps)
       .def("replace", &BoundDriver::Replace, py::arg("buckets"))
       .def("reorder", &BoundDriver::Reorder, py::arg("order"))
-      .def("go_on_after", &BoundDriver::GoOnAfter, py::arg("steps"), py::arg("owes"))
+      .def("go_on_after", &BoundDriver::GoOnAfter, py::arg("steps"))
+      .def("time_steps", &BoundDriver::TimeSteps, py::arg("wanted"))
       .def("cancel", &BoundDriver::Cancel, py::arg("reason"), py::call_guard<gil_scoped_release>())
       .def("close", &BoundDriver::Close, py::call_guard<gil_scoped_release>());
 }

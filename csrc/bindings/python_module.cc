@@ -111,6 +111,7 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "Sparsification kernels and sparse collectives over MPI, over TCP and between threads.";
   py::register_exception_translator(&hvd_sparse::RaiseInPython);
   hvd_sparse::BindKernels(m);
+  hvd_sparse::BindMarks(m);
   hvd_sparse::BindExchange(m);
   hvd_sparse::BindDriver(m);
   hvd_sparse::BindEnvironment(m);

@@ -8,6 +8,7 @@
 namespace hvd_sparse {
 
 void BindKernels(pybind11::module_& m);   ///< for tests and benchmarks
+void BindMarks(pybind11::module_& m);     ///< points in the work of a device
 void BindExchange(pybind11::module_& m);  ///< and what it runs over
 void BindDriver(pybind11::module_& m);    ///< after BindExchange
 

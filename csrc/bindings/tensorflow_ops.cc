@@ -6,7 +6,6 @@
 ///     HvdSparseSummed     for sums that Horovod has formed: the core looks whether they are
 ///                         finite, or is told
 ///     HvdSparseEnd        when all are there: states out
-///     HvdSparseAddress    where a tensor lies
 ///
 /// Only the first and the last take the variables, and are known as stateful: TensorFlow runs such
 /// ops one after the other, and the pieces of a step wait for each other. What keeps them after the
@@ -54,6 +53,7 @@ class BeginOp : public tf::OpKernel {
     OP_REQUIRES_OK(context, Drivers::Get().Find(number_, &driver));
     StepMemory memory;
     HvdSparseOrigin origin{};
+    std::int32_t looks = 0;
     absl::Status status = place_.Find(context, &origin);
     if (status.ok()) status = place_.OwnMemory(context, 0, &memory.residual);
     if (status.ok() && velocities_ > 0) status = place_.OwnMemory(context, 3, &memory.velocity);
@@ -61,8 +61,9 @@ class BeginOp : public tf::OpKernel {
     if (status.ok()) {
       const HvdSparseBuffer velocity =
           velocities_ > 0 ? BufferOf(memory.velocity) : HvdSparseBuffer{nullptr, 0, 0};
-      driver.begin(driver.driver, origin, BufferOf(memory.residual), BufferOf(memory.states),
-                   velocity, context->input(2).scalar<float>()(), &Note, &status);
+      looks =
+          driver.begin(driver.driver, origin, BufferOf(memory.residual), BufferOf(memory.states),
+                       velocity, context->input(2).scalar<float>()(), &Note, &status);
       // Not where the step before has yet to end: it works on what is kept.
       if (status.ok()) Drivers::Get().Keep(number_, std::move(memory));
     }
@@ -71,6 +72,9 @@ class BeginOp : public tf::OpKernel {
     tf::Tensor* token = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, tf::TensorShape({}), &token));
     token->scalar<std::int32_t>()() = 0;
+    tf::Tensor* answer = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(1, tf::TensorShape({}), &answer));
+    answer->scalar<bool>()() = looks != 0;
   }
 
  private:
@@ -236,19 +240,6 @@ class EndOp : public tf::AsyncOpKernel {
   std::int64_t number_ = 0;
 };
 
-/// Where a tensor's memory begins, as a number.
-class AddressOp : public tf::OpKernel {
- public:
-  explicit AddressOp(tf::OpKernelConstruction* context) : tf::OpKernel(context) {}
-
-  void Compute(tf::OpKernelContext* context) override {
-    tf::Tensor* address = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, tf::TensorShape({}), &address));
-    address->scalar<std::int64_t>()() =
-        reinterpret_cast<std::intptr_t>(context->input(0).data());  // NOLINT: that is what it does
-  }
-};
-
 REGISTER_OP("HvdSparseBegin")
     .Attr("driver: int")
     .Input("residual: resource")
@@ -257,13 +248,17 @@ REGISTER_OP("HvdSparseBegin")
     .Input("decay: float")
     .Input("velocity: velocities * resource")
     .Output("token: int32")
+    .Output("looks: bool")
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       context->set_output(0, context->Scalar());
+      context->set_output(1, context->Scalar());
       tf::shape_inference::ShapeHandle scalar;
       return context->WithRank(context->input(2), 0, &scalar);
     })
-    .Doc("Begins a step: residual and velocity are the exchange's until it ends.");
+    .Doc(
+        "Begins a step: residual and velocity are the exchange's until it ends. Whether it "
+        "matters that dense sums are finite.");
 
 REGISTER_OP("HvdSparseExchange")
     .Attr("T: list({float, double, half, bfloat16}) >= 1")
@@ -305,18 +300,10 @@ REGISTER_OP("HvdSparseEnd")
     .SetShapeFn(tf::shape_inference::UnknownShape)
     .Doc("Ends a step, all of whose gradients are there. States as they are now.");
 
-REGISTER_OP("HvdSparseAddress")
-    .Attr("T: {float, double, half, bfloat16}")
-    .Input("memory: T")
-    .Output("address: int64")
-    .SetShapeFn(tf::shape_inference::ScalarShape)
-    .Doc("Where the memory of a tensor begins.");
-
 REGISTER_KERNEL_BUILDER(Name("HvdSparseBegin").Device(tf::DEVICE_CPU), BeginOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseExchange").Device(tf::DEVICE_CPU), ExchangeOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseSummed").Device(tf::DEVICE_CPU), SummedOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseEnd").Device(tf::DEVICE_CPU), EndOp);
-REGISTER_KERNEL_BUILDER(Name("HvdSparseAddress").Device(tf::DEVICE_CPU), AddressOp);
 
 // Handles of variables lie in the memory of the CPU; what they stand for, on the GPU.
 REGISTER_KERNEL_BUILDER(Name("HvdSparseBegin")
@@ -325,7 +312,8 @@ REGISTER_KERNEL_BUILDER(Name("HvdSparseBegin")
                             .HostMemory("states")
                             .HostMemory("decay")
                             .HostMemory("velocity")
-                            .HostMemory("token"),
+                            .HostMemory("token")
+                            .HostMemory("looks"),
                         BeginOp);
 REGISTER_KERNEL_BUILDER(
     Name("HvdSparseExchange").Device(tf::DEVICE_GPU).HostMemory("token").HostMemory("passes"),
@@ -339,8 +327,6 @@ REGISTER_KERNEL_BUILDER(Name("HvdSparseEnd")
                             .HostMemory("velocity")
                             .HostMemory("states"),
                         EndOp);
-REGISTER_KERNEL_BUILDER(Name("HvdSparseAddress").Device(tf::DEVICE_GPU).HostMemory("address"),
-                        AddressOp);
 
 }  // namespace
 }  // namespace hvd_sparse

@@ -11,9 +11,11 @@
 
 #include "csrc/cuda/dense.h"
 #include "csrc/cuda/entry_lists.h"
+#include "csrc/cuda/join.h"
 #include "csrc/cuda/places.h"
 #include "csrc/cuda/scatter.h"
 #include "csrc/cuda/take.h"
+#include "csrc/cuda/timed_mark.h"
 #include "csrc/cuda/work.h"
 #include "csrc/kernels/cpu_blocks.h"
 #include "csrc/kernels/cpu_feedback.h"
@@ -221,6 +223,27 @@ class CudaKernelsImpl final : public Kernels {
     return std::count(outcomes, outcomes + count, Narrowed::kNotFinite);
   }
 
+  // ---- Residuals that travel dense, as work of a framework's stream -----------------------------
+
+  std::unique_ptr<Rest> NewRest() const override { return std::make_unique<DeviceRest>(); }
+
+  void Join(Span<const float> residual, float decay, float scale, GradView gradient,
+            StreamHandle stream, Rest* rest) const override {
+    const OnDevice current(device_);
+    float* const left = static_cast<DeviceRest*>(rest)->RoomFor(gradient);
+    LaunchJoin(residual, decay, scale, gradient, left, StreamOf(stream));
+  }
+
+  bool PutRest(const Rest& rest, Span<float> residual, StreamHandle stream) const override {
+    const OnDevice current(device_);
+    return static_cast<const DeviceRest&>(rest).CopyTo(residual, StreamOf(stream));
+  }
+
+  void Decay(Span<float> residual, float decay, StreamHandle stream) const override {
+    const OnDevice current(device_);
+    LaunchDecay(residual, decay, StreamOf(stream));
+  }
+
   // ---- Order between these calls and a framework's stream ---------------------------------------
 
   std::shared_ptr<const Mark> EndOf(StreamHandle stream) const override {
@@ -243,6 +266,10 @@ class CudaKernelsImpl final : public Kernels {
     if (mark == nullptr) return;
     const OnDevice current(device_);
     EventOf(*mark).LetFollow(StreamOf(stream));
+  }
+
+  std::unique_ptr<TimedMark> NewTimedMark() const override {
+    return std::make_unique<CudaTimedMark>(device_);
   }
 
  private:

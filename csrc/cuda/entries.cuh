@@ -139,7 +139,23 @@ void WithGradientOf(const Feedback& feedback, Call call) {
   Throw(ErrorKind::kInvalidArgument, "unknown number type ", static_cast<int>(feedback.grad.dtype));
 }
 
-/// Calls `call` with a number of a gradient's type; on the device, where none is unknown any more.
+/// Calls `call` with a number of a gradient's type.
+template <typename Call>
+void WithTypeOf(DType dtype, Call call) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return call(float());
+    case DType::kFloat64:
+      return call(double());
+    case DType::kFloat16:
+      return call(Float16());
+    case DType::kBFloat16:
+      return call(BFloat16());
+  }
+  Throw(ErrorKind::kInvalidArgument, "unknown number type ", static_cast<int>(dtype));
+}
+
+/// The same on the device, where none is unknown any more.
 template <typename Call>
 __device__ void WithTypeOnDevice(DType dtype, Call call) {
   switch (dtype) {

@@ -1,6 +1,5 @@
 /// Zeroing, then a thread per entry: no two entries of a block have the same place.
 
-#include "csrc/base/error.h"
 #include "csrc/cuda/check.h"
 #include "csrc/cuda/entry_threads.cuh"
 #include "csrc/cuda/scatter.h"
@@ -24,22 +23,6 @@ __global__ void ScatterKernel(Scattering job) {
     job.narrowed[n] = written.outcome;
     if (written.outcome == Narrowed::kRounded) job.former[n] = written.former;
   }
-}
-
-/// Calls `call` with a number of the gradient's type.
-template <typename Call>
-void WithTypeOf(DType dtype, Call call) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return call(float());
-    case DType::kFloat64:
-      return call(double());
-    case DType::kFloat16:
-      return call(Float16());
-    case DType::kBFloat16:
-      return call(BFloat16());
-  }
-  Throw(ErrorKind::kInvalidArgument, "unknown number type ", static_cast<int>(dtype));
 }
 
 }  // namespace

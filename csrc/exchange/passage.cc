@@ -1,10 +1,7 @@
 #include "csrc/exchange/passage.h"
 
 #include <algorithm>
-
-#include "csrc/base/error.h"
-#include "csrc/kernels/cpu_join.h"
-#include "csrc/kernels/kernels.h"
+#include <utility>
 
 namespace hvd_sparse {
 
@@ -16,10 +13,11 @@ bool Narrow(const GradView& gradient) {
 
 }  // namespace
 
-void Passage::LetAllOwe(bool owes) {
+void Passage::LetAllOwe() {
   const std::lock_guard lock(mutex_);
-  owes_.assign(owes_.size(), owes);
+  owes_.assign(owes_.size(), true);
   owed_anywhere_ = true;
+  for (auto& rests : rests_) rests.clear();
 }
 
 bool Passage::OwedAnywhere() const {
@@ -27,40 +25,50 @@ bool Passage::OwedAnywhere() const {
   return owed_anywhere_;
 }
 
-void Passage::Begin() {
+void Passage::Begin(StreamHandle stream) {
   const std::lock_guard lock(mutex_);
+  stream_ = stream;
   joined_.clear();
   narrow_ = false;
 }
 
 void Passage::Join(const Piece& piece, const std::vector<GradView>& gradients) {
+  StreamHandle stream = 0;
   {
     const std::lock_guard lock(mutex_);
     const bool has_residual = piece.residual.size > 0;
     narrow_ = narrow_ || (has_residual && std::any_of(gradients.begin(), gradients.end(), Narrow));
     if (piece.velocity.size == 0 && !(has_residual && owes_[piece.number])) return;
-  }
-  if (!device_.IsCpu()) {
-    Throw(ErrorKind::kUnavailable, "piece ", piece.number, " lies on ", device_.Name(),
-          ", and residuals and velocities join what travels dense on the CPU alone");
+    stream = stream_;
   }
   Joined joined{piece, {}, {piece.velocity.begin(), piece.velocity.end()}};
-  std::vector<float> along(piece.residual.begin(), piece.residual.end());
-  along.resize(static_cast<std::size_t>(std::max(piece.residual.size, piece.velocity.size)));
-  for (float& value : along) value *= piece.decay;
-  for (std::int64_t i = 0; i < piece.velocity.size; ++i) {
-    along[static_cast<std::size_t>(i)] += piece.momentum * piece.velocity[i];
+  Span<const float> along = piece.residual;
+  float decay = piece.decay;
+  std::vector<float> both;
+  if (piece.velocity.size > 0) {
+    both.assign(piece.residual.begin(), piece.residual.end());
+    both.resize(static_cast<std::size_t>(piece.velocity.size));
+    for (std::int64_t i = 0; i < piece.velocity.size; ++i) {
+      float& value = both[static_cast<std::size_t>(i)];
+      value = piece.decay * value + piece.momentum * piece.velocity[i];
+    }
+    along = both;
+    decay = 1;
   }
+  auto& rests = rests_[piece.number];
   Span<float> next = joined.velocity;
-  Index offset = 0;
-  for (const GradView& gradient : gradients) {
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const GradView& gradient = gradients[i];
     if (next.size > 0) {
-      CpuKernels().Accumulate(
+      kernels_.Accumulate(
           {gradient, piece.momentum, piece.scale, next.Sub(offset, gradient.numel)});
     }
-    cpu::JoinResidual(Span<float>(along).Sub(offset, gradient.numel), 1, piece.scale, offset,
-                      gradient, &joined.rest);
-    offset += static_cast<Index>(gradient.numel);
+    if (i == rests.size()) rests.push_back(kernels_.NewRest());
+    kernels_.Join(along.Sub(offset, gradient.numel), decay, piece.scale, gradient, stream,
+                  rests[i].get());
+    joined.numels.push_back(gradient.numel);
+    offset += gradient.numel;
   }
   const std::lock_guard lock(mutex_);
   joined_.push_back(std::move(joined));
@@ -68,13 +76,18 @@ void Passage::Join(const Piece& piece, const std::vector<GradView>& gradients) {
 
 void Passage::Settle() {
   const std::lock_guard lock(mutex_);
-  for (Joined& one : joined_) {
+  for (const Joined& one : joined_) {
     const Span<float> residual = one.piece.residual;
     std::copy(one.velocity.begin(), one.velocity.end(), one.piece.velocity.begin());
-    std::fill(residual.begin(), residual.end(), 0.0f);
     if (residual.size == 0) continue;
-    for (const auto& [index, value] : one.rest) residual[index] = value;
-    owes_[one.piece.number] = !one.rest.empty();
+    bool owes = false;
+    std::int64_t offset = 0;
+    for (std::size_t i = 0; i < one.numels.size(); ++i) {
+      const Span<float> part = residual.Sub(offset, one.numels[i]);
+      owes = kernels_.PutRest(*rests_[one.piece.number][i], part, stream_) || owes;
+      offset += one.numels[i];
+    }
+    owes_[one.piece.number] = owes;
   }
   joined_.clear();
   owed_anywhere_ = owed_anywhere_ && narrow_;
@@ -82,9 +95,8 @@ void Passage::Settle() {
 
 void Passage::Refuse() {
   const std::lock_guard lock(mutex_);
-  for (Joined& one : joined_) {
-    if (one.piece.decay == 1) continue;
-    for (float& value : one.piece.residual) value *= one.piece.decay;
+  for (const Joined& one : joined_) {
+    if (one.piece.decay != 1) kernels_.Decay(one.piece.residual, one.piece.decay, stream_);
   }
   joined_.clear();
 }

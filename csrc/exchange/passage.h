@@ -4,16 +4,21 @@
 /// step has ended, but for what the gradient's number type rounds away. With momentum the velocity
 /// goes along, too, and goes on: nothing of it is delayed, so nothing is masked. Until the step has
 /// ended both stay as they are, for it may be refused.
+///
+/// On a device all of this is work of the stream that the step comes from. Velocities join on the
+/// CPU alone.
 
 #ifndef HVD_SPARSE_EXCHANGE_PASSAGE_H_
 #define HVD_SPARSE_EXCHANGE_PASSAGE_H_
 
+#include <cstdint>
+#include <memory>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 #include "csrc/base/device.h"
 #include "csrc/base/types.h"
+#include "csrc/kernels/kernels.h"
 
 namespace hvd_sparse {
 
@@ -28,19 +33,20 @@ class Passage {
     float scale = 1;     ///< of the gradients, where they join a residual or a velocity
   };
 
-  explicit Passage(std::size_t pieces, Device device = {}) : device_(device), owes_(pieces, true) {}
+  /// `kernels` of where everything lies.
+  Passage(std::size_t pieces, const Kernels& kernels)
+      : kernels_(kernels), owes_(pieces, true), rests_(pieces) {}
 
-  /// The residual of any rank may hold something, of this one if it `owes`; on all ranks alike.
-  void LetAllOwe(bool owes = true);
+  /// The residual of any rank may hold something; on all ranks alike.
+  void LetAllOwe();
 
   /// Whether that of some rank may; alike on all ranks.
   bool OwedAnywhere() const;
 
-  /// Another step.
-  void Begin();
+  /// Another step, from that stream.
+  void Begin(StreamHandle stream);
 
-  /// gradient += (decay * residual + momentum * velocity) / scale. From any thread. Throws
-  /// Unavailable where something would join a gradient on a device.
+  /// gradient += (decay * residual + momentum * velocity) / scale. From any thread.
   void Join(const Piece& piece, const std::vector<GradView>& gradients);
 
   /// The step has ended: of what joined, residuals have gone, and velocities are
@@ -53,16 +59,18 @@ class Passage {
  private:
   struct Joined {
     Piece piece;
-    std::vector<std::pair<Index, float>> rest;  // what the residual has to be, where it is not zero
-    std::vector<float> velocity;                // what the velocity has to be
+    std::vector<std::int64_t> numels;  // of its gradients
+    std::vector<float> velocity;       // what the velocity has to be
   };
 
-  const Device device_;
+  const Kernels& kernels_;
   mutable std::mutex mutex_;
+  StreamHandle stream_ = 0;
   std::vector<bool> owes_;  // by piece: this rank's residual may hold something
   bool owed_anywhere_ = true;
   bool narrow_ = false;  // a gradient of this step may round away what goes with it
   std::vector<Joined> joined_;
+  std::vector<std::vector<std::unique_ptr<Rest>>> rests_;  // by piece, of each of its gradients
 };
 
 }  // namespace hvd_sparse

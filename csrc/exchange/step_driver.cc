@@ -23,8 +23,8 @@ StepDriver::StepDriver(Exchange* exchange, std::vector<Piece> pieces,
       kernels_(KernelsFor(rules.device)),
       layout_(std::move(pieces)),
       places_(layout_.size()),
-      timer_(layout_.size()),
-      passage_(layout_.size(), rules.device) {
+      timer_(layout_.size(), kernels_),
+      passage_(layout_.size(), kernels_) {
   CheckRules(rules_);
   layout_.Adopt(std::move(buckets));
 }
@@ -44,12 +44,12 @@ void StepDriver::Reorder(const std::vector<int>& order) {
   layout_.Reorder(order);
 }
 
-void StepDriver::GoOnAfter(std::int64_t steps, bool owes) {
+void StepDriver::GoOnAfter(std::int64_t steps) {
   Require(steps >= 0, "steps must be at least 0, got ", steps);
   const std::lock_guard lock(mutex_);
   Require(!InStep(), "steps cannot be counted anew while gradients are in flight");
   steps_ = steps;
-  passage_.LetAllOwe(owes);
+  passage_.LetAllOwe();
 }
 
 std::int64_t StepDriver::steps() const {
@@ -57,13 +57,13 @@ std::int64_t StepDriver::steps() const {
   return steps_;
 }
 
-void StepDriver::Begin(Span<float> residual, Span<SelectionState> states, float decay,
+bool StepDriver::Begin(Span<float> residual, Span<SelectionState> states, float decay,
                        Span<float> velocity, Origin origin) {
   layout_.RequireFit({residual.size, states.size, velocity.size}, rules_.momentum > 0);
   Require(std::isfinite(decay), "decay must be finite, got ", decay);
   Require(origin.IsOn(rules_.device), "a step must lie on ", rules_.device.Name(), ", got ",
           origin.device.Name());
-  bool early = false;
+  bool early = false, looks = false;
   {
     const std::lock_guard lock(mutex_);
     early = InStep();
@@ -76,12 +76,13 @@ void StepDriver::Begin(Span<float> residual, Span<SelectionState> states, float 
       origin_ = origin;
       refused_ = false;
       samples_.clear();
-      passage_.Begin();
-      timer_.Begin();
-      sums_.Begin(layout_.Passing() + (rules_.others ? 1 : 0), LooksAtSums());
+      passage_.Begin(origin.stream);
+      timer_.Begin(origin.stream);
+      looks = LooksAtSums();
+      sums_.Begin(layout_.Passing() + (rules_.others ? 1 : 0), looks);
     }
   }
-  if (!early) return;
+  if (!early) return looks;
   const std::string reason = "a step was begun before the last one had ended";
   Cancel(reason);
   Throw(ErrorKind::kExchangeFailed, reason);
@@ -99,6 +100,7 @@ bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done 
           layout_.piece(number).numel, " elements, got ", numel);
   bool twice = false, passes = false;
   Passage::Piece along;
+  kernels_.Follow(nullptr);
   {
     const std::lock_guard lock(mutex_);
     Require(begun_, "piece ", piece, " came before its step");
@@ -206,7 +208,6 @@ void StepDriver::Drain() {
       }
     }
     try {
-      kernels_.Follow(nullptr);
       const StreamHandle stream = launch.stream;
       exchange_->Start(bucket, std::move(launch));
       finisher_.Post([this, bucket, stream] { Watch(bucket, stream); });
@@ -357,7 +358,8 @@ void StepDriver::EndStep() {
   const bool exchanges = layout_.Exchanges();
   if (!exchanges && !sums_.finite()) Refuse();
   bool refused = false;
-  StepTimes times;
+  StepEnd ended;
+  kernels_.Follow(nullptr);
   {
     const std::lock_guard lock(mutex_);
     refused = refused_;
@@ -366,12 +368,12 @@ void StepDriver::EndStep() {
     residual_ = velocity_ = {};
     states_ = {};
     if (!exchanges) ++steps_;
-    times = timer_.End();
+    ended = timer_.End();
   }
   if (refused && !exchanges && rules_.non_finite == NonFinite::kRefuse) {
     exchange_->Commit(kNotFinite);
   }
-  if (hooks_.step_ended) hooks_.step_ended(times);
+  if (hooks_.step_ended) hooks_.step_ended(ended);
 }
 
 void StepDriver::Cancel(const std::string& reason) {

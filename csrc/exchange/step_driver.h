@@ -17,8 +17,8 @@
 /// momentum is corrected, and stays. The step counts when those sums are there and finite, too.
 ///
 /// Gradients may lie on a device: then a step and all its pieces come from one stream of it, which
-/// finds the results written when `done` is called. There, nothing that passes is joined by a
-/// residual or a velocity, and nothing is measured: that is done on the CPU.
+/// finds the results written when `done` is called. There, momentum is not corrected, and what
+/// selection leaves behind is not measured: that is done on the CPU.
 ///
 /// This is the face that a graph's executor needs. Who runs steps by itself (PyTorch) calls the
 /// Exchange.
@@ -57,7 +57,7 @@ class StepDriver {
     /// Of a step that counts and was to be measured, all buckets that did not pass. Called before
     /// anybody is told, on all ranks alike.
     std::function<void(const std::vector<StepSample>&)> measured;
-    std::function<void(const StepTimes&)> step_ended;  ///< may call Replace
+    std::function<void(const StepEnd&)> step_ended;  ///< may call Replace and the like
   };
 
   /// `buckets` in the order in which they start, of all pieces; the exchange has no others, and
@@ -76,14 +76,20 @@ class StepDriver {
   void Reorder(const std::vector<int>& order);
 
   /// Goes on, between two steps, where another driver was after so many steps; on all ranks alike.
-  /// `owes`: whether this rank's residual may hold something; those of others may.
-  void GoOnAfter(std::int64_t steps, bool owes = true);
+  void GoOnAfter(std::int64_t steps);
+
+  /// Whether steps are timed from the next one on; between two steps.
+  void TimeSteps(bool wanted) {
+    const std::lock_guard lock(mutex_);
+    timer_.Time(wanted);
+  }
 
   /// The memory of this step; valid until End, or until no `done` is to be called any more. The
   /// residual is multiplied by `decay` as gradients join it, or as it joins them. `velocity` is of
   /// all pieces where there is momentum, else empty. States lie in the memory of the CPU, all else
-  /// where `origin` says.
-  void Begin(Span<float> residual, Span<SelectionState> states, float decay = 1,
+  /// where `origin` says. Returns whether it matters that the sums that others form are finite, on
+  /// all ranks alike.
+  bool Begin(Span<float> residual, Span<SelectionState> states, float decay = 1,
              Span<float> velocity = {}, Origin origin = {});
 
   /// Hands over a piece. Starts its bucket, and others that waited for it, on this thread. `origin`

@@ -12,24 +12,58 @@ constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
 }  // namespace
 
-void StepTimer::Arrived(std::size_t piece) {
-  if (arrived_[piece] == 0) arrived_[piece] = SteadySeconds();
+StepTimes StepReading::Times() const {
+  const TimedMark& first = first_ == nullptr ? *end_ : *first_;
+  StepTimes times;
+  times.step = begin_->SecondsUntil(*end_);
+  times.forward = begin_->SecondsUntil(first);
+  for (const Mark& mark : arrived_) {
+    times.ready.push_back(mark == nullptr ? kUnknown : first.SecondsUntil(*mark));
+  }
+  return times;
 }
 
-StepTimes StepTimer::End() {
-  const double now = SteadySeconds();
-  double first = now;
-  for (const double arrived : arrived_) {
-    if (arrived != 0) first = std::min(first, arrived);
+void StepTimer::Time(bool wanted) {
+  if (wanted && !timed_) begin_ = Now();
+  if (!wanted) begin_ = nullptr;
+  timed_ = wanted;
+}
+
+void StepTimer::Begin(StreamHandle stream) {
+  stream_ = stream;
+  came_.assign(came_.size(), 0.0);
+  first_ = nullptr;
+  arrived_.assign(arrived_.size(), nullptr);
+}
+
+void StepTimer::Arrived(std::size_t piece) {
+  if (came_[piece] != 0) return;
+  came_[piece] = SteadySeconds();
+  if (!timed_) return;
+  arrived_[piece] = Now();
+  if (first_ == nullptr) first_ = arrived_[piece];
+}
+
+StepEnd StepTimer::End() {
+  StepEnd ended;
+  double first = std::numeric_limits<double>::infinity();
+  for (const double came : came_) {
+    if (came != 0) first = std::min(first, came);
   }
-  StepTimes times;
-  times.step = last_end_ == 0 ? kUnknown : now - last_end_;
-  times.forward = last_end_ == 0 ? kUnknown : first - last_end_;
-  for (const double arrived : arrived_) {
-    times.ready.push_back(arrived == 0 ? kUnknown : arrived - first);
+  for (const double came : came_) ended.came.push_back(came == 0 ? kUnknown : came - first);
+  if (timed_) {
+    const StepReading::Mark now = Now();
+    ended.reading = std::make_shared<StepReading>(begin_, first_, arrived_, now);
+    begin_ = now;
   }
-  last_end_ = now;
-  return times;
+  return ended;
+}
+
+/// Behind what the stream was given so far.
+StepReading::Mark StepTimer::Now() const {
+  std::unique_ptr<TimedMark> mark = kernels_.NewTimedMark();
+  mark->Record(stream_);
+  return mark;
 }
 
 }  // namespace hvd_sparse

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "csrc/base/types.h"
+#include "csrc/kernels/kernels.h"
 
 namespace hvd_sparse::cpu {
 
@@ -18,6 +19,14 @@ namespace hvd_sparse::cpu {
 /// the gradient.
 void JoinResidual(Span<const float> residual, float decay, float scale, Index offset,
                   GradView gradient, std::vector<std::pair<Index, float>>* rest);
+
+/// Places of a residual, and what it has to be there; zero elsewhere.
+struct RestList final : Rest {
+  std::vector<std::pair<Index, float>> entries;
+};
+
+/// residual = rest. Returns whether any of it is not zero.
+bool PutRest(const RestList& rest, Span<float> residual);
 
 }  // namespace hvd_sparse::cpu
 

@@ -4,6 +4,7 @@
 #include "csrc/kernels/cpu_blocks.h"
 #include "csrc/kernels/cpu_dense.h"
 #include "csrc/kernels/cpu_feedback.h"
+#include "csrc/kernels/cpu_join.h"
 #include "csrc/kernels/cpu_scatter.h"
 #include "csrc/kernels/kernels.h"
 
@@ -86,6 +87,23 @@ class CpuKernelsImpl final : public Kernels {
                        Span<float> residual, std::vector<std::pair<Index, float>>* undo,
                        float loss_scale) const override {
     return cpu::Scatter(reduced, scale, offset, grad, residual, undo, loss_scale);
+  }
+
+  std::unique_ptr<Rest> NewRest() const override { return std::make_unique<cpu::RestList>(); }
+
+  void Join(Span<const float> residual, float decay, float scale, GradView gradient,
+            StreamHandle /*stream*/, Rest* rest) const override {
+    auto& entries = static_cast<cpu::RestList*>(rest)->entries;
+    entries.clear();
+    cpu::JoinResidual(residual, decay, scale, 0, gradient, &entries);
+  }
+
+  bool PutRest(const Rest& rest, Span<float> residual, StreamHandle /*stream*/) const override {
+    return cpu::PutRest(static_cast<const cpu::RestList&>(rest), residual);
+  }
+
+  void Decay(Span<float> residual, float decay, StreamHandle /*stream*/) const override {
+    for (float& value : residual) value *= decay;
   }
 };
 

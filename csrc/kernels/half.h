@@ -97,6 +97,25 @@ HVD_SPARSE_INLINE Float16 Narrow<Float16>(float value) {
   return {static_cast<std::uint16_t>(narrowed | (sign >> 16))};
 }
 
+/// The largest finite value.
+template <typename T>
+float Largest();
+
+template <>
+HVD_SPARSE_INLINE float Largest<float>() {
+  return BitsFloat(0x7f7fffffu);
+}
+
+template <>
+HVD_SPARSE_INLINE float Largest<BFloat16>() {
+  return BitsFloat(0x7f7f0000u);
+}
+
+template <>
+HVD_SPARSE_INLINE float Largest<Float16>() {
+  return 65504.0f;
+}
+
 }  // namespace hvd_sparse
 
 #endif  // HVD_SPARSE_KERNELS_HALF_H_

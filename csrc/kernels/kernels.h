@@ -19,6 +19,7 @@
 #include "csrc/base/device.h"
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
+#include "csrc/kernels/timed_mark.h"
 
 namespace hvd_sparse {
 
@@ -58,6 +59,13 @@ struct Feedback {
 class Mark {
  public:
   virtual ~Mark() = default;
+};
+
+/// What a residual has to be once the gradient that it joined has been applied; see Kernels::Join.
+/// Kept from step to step, since it may hold memory.
+class Rest {
+ public:
+  virtual ~Rest() = default;
 };
 
 /// Taking moves entries from a residual to a block that is being written: the block gains
@@ -154,6 +162,26 @@ class Kernels {
                                Span<float> residual, std::vector<std::pair<Index, float>>* undo,
                                float loss_scale = 1.0f) const = 0;
 
+  // ---- Residuals that travel dense, as work of a framework's stream ----------------------------
+
+  /// For Join.
+  virtual std::unique_ptr<Rest> NewRest() const = 0;
+
+  /// gradient[i] += decay * residual[i] / scale; the residual, which is as long, stays as it is.
+  /// Notes in `rest` what it has to be once the gradient has been applied: what a narrow number
+  /// type rounds away or cannot hold, else zero.
+  ///
+  /// A sum that is not finite: on the CPU the gradient is left alone, and the residual keeps its
+  /// entry; on a device the gradient holds it if its type is wide, and the step must be refused.
+  virtual void Join(Span<const float> residual, float decay, float scale, GradView gradient,
+                    StreamHandle stream, Rest* rest) const = 0;
+
+  /// residual = rest. Returns whether that may be other than zero.
+  virtual bool PutRest(const Rest& rest, Span<float> residual, StreamHandle stream) const = 0;
+
+  /// residual[i] *= decay.
+  virtual void Decay(Span<float> residual, float decay, StreamHandle stream) const = 0;
+
   // ---- Order between these calls and a framework's stream ---------------------------------------
 
   /// The end of all work that a stream has been given so far; null where there is nothing to wait
@@ -169,6 +197,11 @@ class Kernels {
 
   /// Work that `stream` is given from now on begins after `mark`; a null one is no wait.
   virtual void LetFollow(StreamHandle /*stream*/, const Mark* /*mark*/) const {}
+
+  /// A mark that tells times, of any thread; see TimedMark::Record.
+  virtual std::unique_ptr<TimedMark> NewTimedMark() const {
+    return std::make_unique<CpuTimedMark>();
+  }
 };
 
 /// The kernels of the CPU.

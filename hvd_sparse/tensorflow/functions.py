@@ -115,7 +115,7 @@ def sparse_allreduce(
             channel = _Channel(label, numel, chosen, reduction, process_set, device)
             _channels[key] = channel
     driver = channel.driver.number
-    token = ops.begin(residual, channel.states, driver=driver, device=device)
+    token = ops.begin(residual, channel.states, driver=driver, device=device).token
     (result,), _ = ops.exchange([tensor], token, driver=driver, piece=0, device=device)
     with tf.control_dependencies([result]):
         end = ops.end(residual, channel.states, driver=driver, device=device)

@@ -17,7 +17,6 @@ from hvd_sparse.exchange import Exchange
 from hvd_sparse.launch_order import LaunchOrder
 from hvd_sparse.local_share import LocalShare
 from hvd_sparse.measurer import Measurer
-from hvd_sparse.step_clock import StepTimes
 from hvd_sparse.step_stats import StepStats
 from hvd_sparse.tensorflow import compat, devices, ops
 from hvd_sparse.tensorflow.dense import DenseReducer
@@ -30,6 +29,7 @@ from hvd_sparse.tensorflow.pieces import drive_choices, pieces_of
 from hvd_sparse.tensorflow.quality_meter import QualityMeter
 from hvd_sparse.tensorflow.settings import Settings
 from hvd_sparse.tensorflow.step_ops import StepOps
+from hvd_sparse.tensorflow.step_reading import reading_of
 from hvd_sparse.tuner import Tuner
 from hvd_sparse.world import World, may_have_peers
 
@@ -225,8 +225,7 @@ class GradientExchange:
             return
         self._state.load(residuals, memories, velocities, rate=rate)
         self._before, self._first_step = None, step
-        # What passes on a GPU is not joined: a rank that is alone holds nothing to join.
-        self._driver.go_on_after(step, owes=self._device == ops.CPU or bool(residuals))
+        self._driver.go_on_after(step)
 
     def go_on_as(self, settled: str) -> None:
         """Takes up, between two steps and on all ranks alike, what `tuner.state()` gave."""
@@ -298,24 +297,26 @@ class GradientExchange:
         """Ends the exchange on all ranks."""
         (self._driver or self._exchange).fail(reason)
 
-    def _step_ended(self, step: float, forward: float, ready: list[float]) -> None:
+    def _step_ended(self, came: list[float], step: _core.StepReading | None) -> None:
         """Between two steps, on the driver's thread."""
-        self._learn_order(ready)
+        self._learn_order(came)
         if self.tuner is None:
             return
-        times = StepTimes(step=step, forward=forward, ready=tuple(ready[: len(self._pieces)]))
-        tuning = self.tuner.end_step(None if math.isnan(step) else lambda: times)
+        assert self._driver is not None
+        layers, check = len(self._pieces), self._exchange.check
+        tuning = self.tuner.end_step(None if step is None else reading_of(step, layers, check))
         if tuning is not None:
             self._take_up(tuning.choices)
+        self._driver.time_steps(self.tuner.times_next_step)
 
-    def _learn_order(self, ready: list[float]) -> None:
+    def _learn_order(self, came: list[float]) -> None:
         """Buckets start in the order in which they became ready; on rank 0, and a step later.
 
         What an executor with several threads does first differs from step to step, so a bucket's
         places in all steps count.
         """
         assert self._driver is not None
-        pieces = iter(ready)
+        pieces = iter(came)
         last = [max(itertools.islice(pieces, count)) for count in self._counts]
         for place, bucket in enumerate(sorted(range(len(last)), key=last.__getitem__)):
             self._places[bucket] += place

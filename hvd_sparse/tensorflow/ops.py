@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -76,15 +76,15 @@ class Driver:
         if self._driver is not None:
             self._driver.reorder(order)
 
-    def go_on_after(self, steps: int, *, owes: bool) -> None:
-        """Counts from so many steps on, on all ranks alike, with residuals that are others now.
-
-        Args:
-            steps: Before the next one.
-            owes: Whether this rank's residual may hold something.
-        """
+    def go_on_after(self, steps: int) -> None:
+        """Counts from so many steps on, on all ranks alike, with residuals that are others now."""
         if self._driver is not None:
-            self._driver.go_on_after(steps, owes)
+            self._driver.go_on_after(steps)
+
+    def time_steps(self, wanted: bool) -> None:
+        """Whether steps are timed from the next one on; between two steps."""
+        if self._driver is not None:
+            self._driver.time_steps(wanted)
 
     def fail(self, reason: str) -> None:
         """Ends the exchange on all ranks."""
@@ -112,6 +112,18 @@ def next_number() -> int:
     return next(_numbers)
 
 
+class Begun(NamedTuple):
+    """What the operations of a step know of it.
+
+    Attributes:
+        token: Keeps them behind its begin.
+        looks: Whether it matters that dense sums are finite, a bool.
+    """
+
+    token: Any
+    looks: Any
+
+
 def begin(
     residual: tf.Variable,
     states: tf.Variable,
@@ -120,7 +132,7 @@ def begin(
     *,
     driver: int,
     device: str,
-) -> Any:
+) -> Begun:
     """Begins a step.
 
     Args:
@@ -130,19 +142,17 @@ def begin(
         decay: float32, a scalar: what the residual is multiplied by before gradients join it.
         driver: Number of a Driver.
         device: Of the residual, the velocity and the gradients.
-
-    Returns:
-        A token, for the pieces.
     """
     before = states.read_value()
     with tf.device(device):
-        return _library().hvd_sparse_begin(
+        token, looks = _library().hvd_sparse_begin(
             residual=residual.handle,
             states=before,
             velocity=_handles(velocity),
             decay=decay,
             driver=driver,
         )
+    return Begun(token, looks)
 
 
 def exchange(
@@ -168,13 +178,13 @@ def exchange(
     return averages, passes
 
 
-def summed(sums: Sequence[Any], token: Any, *, driver: int, device: str) -> list[Any]:
+def summed(sums: Sequence[Any], begun: Begun, *, driver: int, device: str) -> list[Any]:
     """Tells of sums that Horovod has formed; a step in which one is not finite is refused.
 
     Args:
         sums: Averages or sums: of a piece that passes and has units of selection; or of all that
             always travels dense.
-        token: From `begin`.
+        begun: From `begin`.
         driver: Number of a Driver.
         device: As in `begin`.
 
@@ -183,7 +193,7 @@ def summed(sums: Sequence[Any], token: Any, *, driver: int, device: str) -> list
     """
     with tf.device(device):
         same: list[Any] = _library().hvd_sparse_summed(
-            sums=sums, finite=_told(sums, device), token=token, driver=driver
+            sums=sums, finite=_told(sums, begun.looks, device), token=begun.token, driver=driver
         )
     return same
 
@@ -222,11 +232,41 @@ def address(memory: tf.Tensor, *, device: str) -> int:
         return int(_library().hvd_sparse_address(memory=memory))
 
 
-def _told(sums: Sequence[Any], device: str) -> list[Any]:
-    """What the core is told of sums: whether all are finite, where it cannot look itself."""
+def stream(*, device: str) -> int:
+    """The stream that computes on a device, as a number; 0 for the CPU. In eager mode."""
+    with tf.device(device):
+        return int(_library().hvd_sparse_stream())
+
+
+def overwrite(into: tf.Tensor, source: tf.Tensor, *, device: str) -> None:
+    """Copies between tensors of that device, in the order of its stream. In eager mode.
+
+    Args:
+        into: float32; nobody else may use it.
+        source: Of the same shape.
+        device: Of both.
+    """
+    with tf.device(device):
+        _library().hvd_sparse_overwrite(into=into, source=source)
+
+
+def _told(sums: Sequence[Any], looks: Any, device: str) -> list[Any]:
+    """What the core is told of sums where it cannot look itself: whether all are finite."""
     if device == CPU:
         return []
-    return [tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in sums])]
+
+    def seen() -> tf.Tensor:
+        with tf.device(device):
+            finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in sums])
+        with tf.device(CPU):
+            return tf.identity(finite)
+
+    def unseen() -> tf.Tensor:
+        with tf.device(CPU):
+            return tf.constant(True)
+
+    with tf.device(CPU):  # where nobody looks, nobody waits for the device
+        return [tf.cond(looks, seen, unseen)]
 
 
 def _handles(velocity: tf.Variable | None) -> list[Any]:

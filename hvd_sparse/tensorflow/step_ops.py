@@ -50,16 +50,16 @@ class StepOps:
             gradients: One for each place.
             decay: float32, a scalar: of the residual.
         """
-        token = ops.begin(*self._memory, decay, **self._where)
+        begun = ops.begin(*self._memory, decay, **self._where)
         results: dict[int, Any] = {}
         for piece, places in enumerate(self._members):
-            averages = self._exchanged(piece, [gradients[place] for place in places], token)
+            averages = self._exchanged(piece, [gradients[place] for place in places], begun)
             results |= dict(zip(places, averages, strict=True))
         others = {place: one for place, one in enumerate(gradients) if place not in results}
         for piece, place in enumerate(self._moved, start=len(self._members)):
-            others[place] = self._with_velocity(piece, others[place], token)
+            others[place] = self._with_velocity(piece, others[place], begun)
         results |= self._summed(
-            {place: self._allreduce(place, one) for place, one in others.items()}, token
+            {place: self._allreduce(place, one) for place, one in others.items()}, begun
         )
         ordered = [results[place] for place in range(len(gradients))]
         with tf.control_dependencies(tf.nest.flatten(ordered, expand_composites=True)):
@@ -68,31 +68,31 @@ class StepOps:
             same: list[Any] = tf.nest.map_structure(tf.identity, ordered, expand_composites=True)
         return same
 
-    def _exchanged(self, piece: int, gradients: Sequence[Any], token: Any) -> Sequence[Any]:
-        averages, passes = ops.exchange(gradients, token, piece=piece, **self._where)
+    def _exchanged(self, piece: int, gradients: Sequence[Any], begun: ops.Begun) -> Sequence[Any]:
+        averages, passes = ops.exchange(gradients, begun.token, piece=piece, **self._where)
         if not self._may_pass:
             return averages
         (place,), (average,) = self._members[piece], averages
 
         def by_horovod() -> tf.Tensor:
-            return self._summed({place: self._allreduce(place, average)}, token)[place]
+            return self._summed({place: self._allreduce(place, average)}, begun)[place]
 
         return [tf.cond(passes, by_horovod, lambda: average)]
 
-    def _with_velocity(self, piece: int, gradient: tf.Tensor, token: Any) -> tf.Tensor:
+    def _with_velocity(self, piece: int, gradient: tf.Tensor, begun: ops.Begun) -> tf.Tensor:
         """What travels in place of a gradient that always travels dense; float32 at least."""
         wide = gradient if gradient.dtype == tf.float64 else tf.cast(gradient, tf.float32)
-        (moved,), _ = ops.exchange([wide], token, piece=piece, **self._where)
+        (moved,), _ = ops.exchange([wide], begun.token, piece=piece, **self._where)
         return moved
 
-    def _summed(self, sums: Mapping[int, Any], token: Any) -> dict[int, Any]:
+    def _summed(self, sums: Mapping[int, Any], begun: ops.Begun) -> dict[int, Any]:
         """The same, once the core has seen them: it refuses a step in which one is not finite."""
         if not sums:
             return {}
         numbers = [
             one.values if isinstance(one, tf.IndexedSlices) else one for one in sums.values()
         ]
-        seen = ops.summed(numbers, token, **self._where)
+        seen = ops.summed(numbers, begun, **self._where)
         return {
             place: tf.IndexedSlices(same, one.indices, one.dense_shape)
             if isinstance(one, tf.IndexedSlices)

@@ -4,6 +4,7 @@
 #define HVD_SPARSE_TESTS_CSRC_COUNTING_KERNELS_H_
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -88,6 +89,19 @@ class CountingKernels final : public Kernels {
                        Span<float> residual, std::vector<std::pair<Index, float>>* undo,
                        float loss_scale) const override {
     return cpu_.Scatter(reduced, scale, offset, grad, residual, undo, loss_scale);
+  }
+  std::unique_ptr<Rest> NewRest() const override { return cpu_.NewRest(); }
+  void Join(Span<const float> residual, float decay, float scale, GradView gradient,
+            StreamHandle stream, Rest* rest) const override {
+    Look(residual);
+    cpu_.Join(residual, decay, scale, gradient, stream, rest);
+  }
+  bool PutRest(const Rest& rest, Span<float> residual, StreamHandle stream) const override {
+    return cpu_.PutRest(rest, residual, stream);
+  }
+  void Decay(Span<float> residual, float decay, StreamHandle stream) const override {
+    Look(residual);
+    cpu_.Decay(residual, decay, stream);
   }
 
  private:

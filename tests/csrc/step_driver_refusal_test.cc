@@ -121,6 +121,20 @@ TEST(StepDriver, WhereAllPassAStepThatIsNotFiniteEndsWithAnError) {
   EXPECT_EQ(rank.driver->steps(), 2);
 }
 
+TEST(StepDriver, OfARefusedStepTheResidualHasDecayedAllTheSame) {
+  auto world = std::make_shared<LoopbackWorld>(1);
+  DrivenRank rank(world, 0, {-4}, {}, {NonFinite::kMark});
+  std::fill(rank.residual.begin(), rank.residual.end(), 2.0f);
+  rank.driver->Begin(rank.residual, rank.states, 0.5f);
+  for (int piece = 0; piece < kPieces; ++piece) {
+    rank.Hand(piece);
+    EXPECT_EQ(rank.Gradient(piece)[0], 2.0f);
+    rank.driver->SummedAs(false);
+  }
+  rank.End();
+  EXPECT_EQ(rank.Owed(), 1.0 * kNumel * kPieces);
+}
+
 TEST(StepDriver, AnExchangeThatEndsEndsTheWaitForSums) {
   OnRanks(2, {2, -2}, [](DrivenRank& rank) {
     rank.Begin();

@@ -9,6 +9,7 @@
 #include <future>
 #include <thread>
 
+#include "csrc/base/clock.h"
 #include "tests/csrc/driven_ranks.h"
 
 namespace hvd_sparse {
@@ -96,17 +97,15 @@ TEST(StepDriver, AResidualThatWasLoadedPassesWithItsGradient) {
   EXPECT_THROW(rank.driver->GoOnAfter(-1), Error);
 }
 
-TEST(StepDriver, AResidualThatOwesNothingIsLeftAlone) {
+TEST(StepDriver, SumsMatterUntilNoRankOwesAnything) {
   auto world = std::make_shared<LoopbackWorld>(1);
   DrivenRank rank(world, 0, {-4});
-  rank.residual.assign(rank.residual.size(), 5.0f);
-  rank.driver->GoOnAfter(0, false);
-  rank.Fill();
-  rank.Begin();
-  for (int piece = 0; piece < kPieces; ++piece) ASSERT_TRUE(rank.Hand(piece).passed);
-  rank.End();
-  EXPECT_EQ(rank.Gradient(2)[9], 1.0f);
-  EXPECT_EQ(rank.Owed(), 5.0 * kNumel * kPieces);
+  for (const bool matters : {true, false, true, false}) {
+    EXPECT_EQ(rank.driver->Begin(rank.residual, rank.states), matters);
+    for (int piece = 0; piece < kPieces; ++piece) rank.Hand(piece);
+    rank.End();
+    if (!matters) rank.driver->GoOnAfter(1);
+  }
 }
 
 TEST(StepDriver, ManyThreadsMayHandOver) {
@@ -212,29 +211,69 @@ TEST(StepDriver, BucketsThatAreReplacedLoseNothing) {
 
 TEST(StepDriver, WhoeverWantsToKnowIsToldWhenPiecesCame) {
   auto world = std::make_shared<LoopbackWorld>(1);
-  std::vector<StepTimes> seen;
+  std::vector<StepEnd> seen;
   StepDriver::Hooks hooks;
-  hooks.step_ended = [&seen](const StepTimes& times) { seen.push_back(times); };
+  hooks.step_ended = [&seen](const StepEnd& ended) { seen.push_back(ended); };
   DrivenRank rank(world, 0, {-4}, hooks);
-  for (int step = 0; step < 2; ++step) {
+  for (int step = 0; step < 3; ++step) {
     rank.Begin();
     for (const int piece : {2, 0, 3}) rank.Hand(piece);
     rank.End();
+    rank.driver->TimeSteps(step == 0);
   }
-  ASSERT_EQ(seen.size(), 2u);
-  EXPECT_TRUE(std::isnan(seen[0].step));
-  const StepTimes& last = seen[1];
-  ASSERT_EQ(last.ready.size(), static_cast<std::size_t>(kPieces));
-  EXPECT_EQ(last.ready[2], 0);
-  EXPECT_TRUE(std::isnan(last.ready[1]));
-  EXPECT_LE(last.ready[0], last.ready[3]);
-  EXPECT_LE(last.forward + last.ready[3], last.step);
+  ASSERT_EQ(seen.size(), 3u);
+  const auto expect_order = [](const std::vector<double>& of_pieces) {
+    ASSERT_EQ(of_pieces.size(), static_cast<std::size_t>(kPieces));
+    EXPECT_EQ(of_pieces[2], 0);
+    EXPECT_TRUE(std::isnan(of_pieces[1]));
+    EXPECT_LE(of_pieces[0], of_pieces[3]);
+  };
+  for (const StepEnd& ended : seen) expect_order(ended.came);
+  EXPECT_EQ(seen[0].reading, nullptr);
+  EXPECT_EQ(seen[2].reading, nullptr);
+  ASSERT_TRUE(seen[1].reading->Passed());
+  const StepTimes times = seen[1].reading->Times();
+  expect_order(times.ready);
+  EXPECT_GT(times.forward, 0);
+  EXPECT_LE(times.forward + times.ready[3], times.step);
+}
+
+TEST(StepDriver, ATimedStepBeginsWhereTheOneBeforeHasEnded) {
+  auto world = std::make_shared<LoopbackWorld>(1);
+  double sum = 0;
+  StepDriver::Hooks hooks;
+  hooks.step_ended = [&sum](const StepEnd& ended) { sum += ended.reading->Times().step; };
+  DrivenRank rank(world, 0, {-4}, hooks);
+  const double begin = SteadySeconds();
+  rank.driver->TimeSteps(true);
+  for (int step = 0; step < 100; ++step) {
+    rank.Begin();
+    rank.Hand(2);
+    rank.End();
+    rank.driver->TimeSteps(true);
+  }
+  EXPECT_LE(sum, SteadySeconds() - begin);
+}
+
+TEST(StepDriver, AStepWithoutPiecesIsAllForward) {
+  auto world = std::make_shared<LoopbackWorld>(1);
+  StepTimes times;
+  StepDriver::Hooks hooks;
+  hooks.step_ended = [&times](const StepEnd& ended) { times = ended.reading->Times(); };
+  DrivenRank rank(world, 0, {-4}, hooks);
+  rank.driver->TimeSteps(true);
+  rank.Begin();
+  rank.End();
+  EXPECT_GT(times.step, 0);
+  EXPECT_EQ(times.forward, times.step);
+  EXPECT_TRUE(std::all_of(times.ready.begin(), times.ready.end(),
+                          [](double ready) { return std::isnan(ready); }));
 }
 
 TEST(StepDriver, AHookThatThrowsFailsTheStepAndEndsTheExchange) {
   auto world = std::make_shared<LoopbackWorld>(1);
   StepDriver::Hooks hooks;
-  hooks.step_ended = [](const StepTimes&) { Throw(ErrorKind::kExchangeFailed, "of a test"); };
+  hooks.step_ended = [](const StepEnd&) { Throw(ErrorKind::kExchangeFailed, "of a test"); };
   DrivenRank rank(world, 0, {-4}, hooks);
   rank.Begin();
   EXPECT_THROW(rank.End(), Error);

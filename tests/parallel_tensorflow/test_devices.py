@@ -18,13 +18,15 @@ from tests.parallel_tensorflow.ranks import integer_gradients, loss_of, make_var
 
 # What lies in the memory of the CPU wherever an op works. All else is gradients.
 ON_THE_HOST = {
-    "HvdSparseBegin": {"residual", "states", "decay", "velocity", "token"},
+    "HvdSparseBegin": {"residual", "states", "decay", "velocity", "token", "looks"},
     "HvdSparseExchange": {"token", "passes"},
     "HvdSparseSummed": {"finite", "token"},
     "HvdSparseEnd": {"residual", "velocity", "states"},
     "HvdSparseAddress": {"address"},
+    "HvdSparseStream": {"stream"},
+    "HvdSparseOverwrite": set(),
 }
-GRADIENTS = {"gradients", "averages", "sums", "same", "memory"}
+GRADIENTS = {"gradients", "averages", "sums", "same", "memory", "into", "source"}
 
 
 @pytest.fixture
@@ -134,7 +136,7 @@ def test_several_devices_are_refused_unless_horovod_gathers(with_cuda):
 @pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
 def test_a_step_is_refused_where_the_core_is_told_that_a_dense_sum_is_not_finite(monkeypatch):
     told = ops._told
-    monkeypatch.setattr(ops, "_told", lambda sums, device: told(sums, "GPU:0"))
+    monkeypatch.setattr(ops, "_told", lambda sums, looks, _: told(sums, looks, "GPU:0"))
     variables = make_variables()
 
     @tf.function

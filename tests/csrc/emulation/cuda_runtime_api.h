@@ -59,6 +59,12 @@ inline std::atomic<bool> streams_capture{false};         ///< all of them, into 
 
 /// Called when an event is recorded on a stream, and when a stream is made to wait for one.
 inline std::atomic<void (*)(cudaStream_t, bool waits)> at_event{nullptr};
+
+/// Called when a stream is given a kernel, a copy or memory to fill.
+inline std::atomic<void (*)(cudaStream_t)> at_work{nullptr};
+inline void Given(cudaStream_t stream) {
+  if (void (*const seen)(cudaStream_t) = at_work) seen(stream);
+}
 }  // namespace hvd_sparse::emulation
 
 inline const char* cudaGetErrorString(cudaError_t) { return "an error of the emulation"; }
@@ -184,10 +190,13 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cud
   return cudaSuccess;
 }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes,
-                                   cudaMemcpyKind kind, cudaStream_t) {
+                                   cudaMemcpyKind kind, cudaStream_t stream) {
+  hvd_sparse::emulation::Given(stream);
   return cudaMemcpy(to, from, bytes, kind);
 }
-inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
+inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes,
+                                   cudaStream_t stream) {
+  hvd_sparse::emulation::Given(stream);
   ++emulated_calls.clears;
   std::memset(memory, value, bytes);
   return cudaSuccess;

@@ -13,7 +13,7 @@ LAUNCH = re.compile(
     re.DOTALL,
 )
 CALL = (
-    r"static_cast<void>(\g<stream>); "
+    r"hvd_sparse::emulation::Given(\g<stream>); "
     r"hvd_sparse::emulation::Launch(\g<blocks>, \g<threads>, [&] { \g<kernel>(\g<arguments>); });"
 )
 

@@ -21,8 +21,8 @@ namespace {
 constexpr std::int64_t kNumel = 100;
 const auto kStream = reinterpret_cast<cudaStream_t>(0x77);  // the exchange's own are null here
 
-/// What happened, a letter each: the step's stream was marked (M), or made to wait (w); one of the
-/// exchange's own was made to wait (f); a piece was done (d).
+/// What happened, a letter each: the step's stream was marked (M), made to wait (w), or given work
+/// (k); one of the exchange's own was made to wait (f); a piece was done (d).
 class Log {
  public:
   Log() {
@@ -31,8 +31,14 @@ class Log {
       if (stream == kStream) Add(waits ? 'w' : 'M');
       if (stream != kStream && waits) Add('f');
     };
+    emulation::at_work = [](cudaStream_t stream) {
+      if (stream == kStream) Add('k');
+    };
   }
-  ~Log() { emulation::at_event = nullptr; }
+  ~Log() {
+    emulation::at_event = nullptr;
+    emulation::at_work = nullptr;
+  }
 
   static void Add(char what) {
     const std::lock_guard lock(Mutex());
@@ -60,23 +66,28 @@ class Log {
   }
 };
 
-/// A rank that is alone, with buckets of one piece each.
+/// A rank that is alone, with buckets of one piece each, which may all pass.
 class RankAlone {
  public:
-  explicit RankAlone(std::int64_t pieces)
+  explicit RankAlone(std::int64_t pieces, bool passes = false)
       : exchange_(std::make_unique<LoopbackCommunicator>(std::make_shared<LoopbackWorld>(1), 0),
                   SelectOn::kCaller),
         residual_(std::vector<float>(static_cast<std::size_t>(pieces * kNumel))),
         states_(static_cast<std::size_t>(pieces)) {
     std::vector<DrivenBucket> buckets;
     for (std::int64_t piece = 0; piece < pieces; ++piece) {
+      if (passes) {
+        buckets.push_back({DrivenBucket::kPasses, 1, 1, {}, 1});
+        continue;
+      }
       BucketSpec spec{"a bucket", {kNumel}, {kNumel}, {10}, "top_k", {}, "gtopk"};
       spec.device = rules_.device;
       buckets.push_back({exchange_.AddBucket(spec), 1, 1, {{0, {10}}}, 1});
     }
     driver_ = std::make_unique<StepDriver>(
         &exchange_, std::vector<Piece>(static_cast<std::size_t>(pieces), Piece{kNumel, 1}), buckets,
-        StepDriver::Hooks{}, rules_);
+        StepDriver::Hooks{nullptr, nullptr, [this](const StepEnd& ended) { ended_ = ended; }},
+        rules_);
   }
 
   void Begin() { driver_->Begin(residual_.span(), states_, 1, {}, origin_); }
@@ -92,12 +103,36 @@ class RankAlone {
     return done->get_future();
   }
 
+  /// Returns what was known at the end.
+  StepEnd End() {
+    std::promise<void> ended;
+    driver_->End([&ended](std::exception_ptr error) {
+      EXPECT_EQ(error, nullptr);
+      ended.set_value();
+    });
+    ended.get_future().get();
+    return ended_;
+  }
+
+  /// A step of gradients that all pass.
+  StepEnd Pass(std::vector<std::unique_ptr<DeviceArray<float>>>* gradients) {
+    Begin();
+    for (std::size_t piece = 0; piece < gradients->size(); ++piece) {
+      Launch(static_cast<int>(piece), (*gradients)[piece].get());
+      driver_->SummedAs(true);
+    }
+    return End();
+  }
+
+  StepDriver& driver() { return *driver_; }
+
  private:
   const StepRules rules_{NonFinite::kMark, 0, 0, false, {DeviceType::kCuda, 0}};
   const Origin origin_{rules_.device, reinterpret_cast<StreamHandle>(kStream)};
   Exchange exchange_;
   DeviceArray<float> residual_;
   std::vector<SelectionState> states_;
+  StepEnd ended_;
   std::unique_ptr<StepDriver> driver_;
 };
 
@@ -138,6 +173,74 @@ TEST(StepDriverMarks, GradientsOfARefusedStepAreMarkedInTheOrderOfTheStepsStream
   EXPECT_EQ(Log::Without('f'), "MwMwd");
   EXPECT_TRUE(std::isnan(gradient.Values()[0]));
   EXPECT_EQ(gradient.Values()[3], 0.0f);
+}
+
+std::vector<std::unique_ptr<DeviceArray<float>>> Gradients(int count) {
+  std::vector<std::unique_ptr<DeviceArray<float>>> gradients;
+  for (int i = 0; i < count; ++i) {
+    gradients.push_back(std::make_unique<DeviceArray<float>>(std::vector<float>(kNumel, 1.0f)));
+  }
+  return gradients;
+}
+
+TEST(StepDriverMarks, ATimedStepMarksPiecesAndItsEndAndOthersMarkNothing) {
+  RankAlone rank(2, true);
+  auto gradients = Gradients(2);
+  const Log log;
+  EXPECT_EQ(rank.Pass(&gradients).reading, nullptr);
+  EXPECT_EQ(Log::Without('k'), "");
+  rank.driver().TimeSteps(true);
+  EXPECT_EQ(Log::Without('k'), "M");  // where the first one begins
+  EXPECT_NE(rank.Pass(&gradients).reading, nullptr);
+  EXPECT_EQ(Log::Without('k'), "MMMM");
+  rank.driver().TimeSteps(true);  // the end of one is the begin of the next
+  EXPECT_NE(rank.Pass(&gradients).reading, nullptr);
+  EXPECT_EQ(Log::Without('k'), "MMMMMMM");
+  rank.driver().TimeSteps(false);
+  EXPECT_EQ(rank.Pass(&gradients).reading, nullptr);
+  EXPECT_EQ(Log::Without('k'), "MMMMMMM");
+}
+
+TEST(StepDriverMarks, ResidualsJoinAndGoInTheOrderOfTheStepsStream) {
+  RankAlone rank(2, true);
+  auto gradients = Gradients(2);
+  rank.Pass(&gradients);
+  rank.driver().GoOnAfter(1);  // with another residual
+  const Log log;
+  rank.driver().TimeSteps(true);
+  rank.Pass(&gradients);
+  EXPECT_EQ(Log::All(), "MMkMkkkM");  // a piece is ready before it is joined; the end is behind all
+  rank.Pass(&gradients);
+  EXPECT_EQ(Log::All(), "MMkMkkkMMMM");  // nothing is owed any more
+}
+
+/// While it lives, the device comes to no event.
+class BusyDevice {
+ public:
+  BusyDevice() {
+    emulation::device_is_idle = [] { return false; };
+  }
+  ~BusyDevice() { emulation::device_is_idle = nullptr; }
+};
+
+TEST(StepDriverMarks, NobodyWaitsForTheDeviceBeforeAStepIsRead) {
+  RankAlone rank(2, true);
+  auto gradients = Gradients(2);
+  std::shared_ptr<StepReading> reading;
+  rank.driver().TimeSteps(true);
+  {
+    const BusyDevice busy;  // who waits for it waits for ever
+    const int waits = emulated_calls.waits;
+    reading = rank.Pass(&gradients).reading;  // and residuals join the gradients
+    EXPECT_EQ(emulated_calls.waits, waits);
+    EXPECT_FALSE(reading->Passed());
+  }
+  ASSERT_TRUE(reading->Passed());
+  const StepTimes times = reading->Times();
+  EXPECT_GE(times.forward, 0);
+  EXPECT_EQ(times.ready[0], 0);
+  EXPECT_GE(times.ready[1], 0);
+  EXPECT_GE(times.step, times.forward + times.ready[1]);
 }
 
 }  // namespace

@@ -1,0 +1,56 @@
+/// A residual joins a gradient that travels dense, on the device; contract in kernels.h.
+
+#ifndef HVD_SPARSE_CUDA_JOIN_H_
+#define HVD_SPARSE_CUDA_JOIN_H_
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "csrc/cuda/device_memory.h"
+#include "csrc/kernels/kernels.h"
+
+namespace hvd_sparse::cuda {
+
+/// gradient[i] += decay * residual[i] / scale. `rest`: as long, of the device, for a narrow number
+/// type; gets what that cannot hold.
+void LaunchJoin(Span<const float> residual, float decay, float scale, GradView gradient,
+                float* rest, cudaStream_t stream);
+
+/// What is left of a residual: memory of the current device for a gradient of a narrow number type,
+/// nothing for a wide one.
+class DeviceRest final : public Rest {
+ public:
+  /// Room for it, or null.
+  float* RoomFor(const GradView& gradient) {
+    const bool is_narrow = SizeOf(gradient.dtype) < SizeOf(DType::kFloat32);
+    const std::size_t bytes = is_narrow ? static_cast<std::size_t>(gradient.numel) * 4 : 0;
+    if (bytes == 0) memory_.reset();
+    if (bytes > 0 && (memory_ == nullptr || memory_->size() != bytes)) {
+      memory_ = std::make_unique<DeviceBytes>(bytes);
+    }
+    return memory_ == nullptr ? nullptr : static_cast<float*>(memory_->get());
+  }
+
+  /// Returns whether there may be anything.
+  bool CopyTo(Span<float> residual, cudaStream_t stream) const {
+    const auto bytes = static_cast<std::size_t>(residual.size) * sizeof(float);
+    if (memory_ == nullptr) {
+      Check(cudaMemsetAsync(residual.data, 0, bytes, stream), "clear a residual");
+      return false;
+    }
+    Check(cudaMemcpyAsync(residual.data, memory_->get(), bytes, cudaMemcpyDefault, stream),
+          "copy to a residual");
+    return true;
+  }
+
+ private:
+  std::unique_ptr<DeviceBytes> memory_;
+};
+
+/// residual[i] *= decay.
+void LaunchDecay(Span<float> residual, float decay, cudaStream_t stream);
+
+}  // namespace hvd_sparse::cuda
+
+#endif  // HVD_SPARSE_CUDA_JOIN_H_
