@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from hvd_sparse.compression import Compression
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.world import World
 
@@ -48,6 +49,16 @@ def agree(
         details = world.allgather_object((parameters, options))
         raise InvalidArgumentError(_first_difference(ranks, details))
     return max(int(serial) for _, _, serial in reports)
+
+
+def kind_of_device(kind: str, compression: Compression) -> dict[str, str]:
+    """An option for `agree`: a plan is made for ranks whose gradients lie alike.
+
+    Args:
+        kind: Of the device on which this rank's gradients lie: "cpu" or the like.
+        compression: Which makes plans, or does not.
+    """
+    return {"kind of device": kind} if compression.adaptive else {}
 
 
 def _first_difference(

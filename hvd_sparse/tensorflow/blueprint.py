@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from hvd_sparse.agreement import agree
+from hvd_sparse.agreement import agree, kind_of_device
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.tensorflow import compat, devices
 from hvd_sparse.tensorflow.names import unique_names, unnumbered_names
@@ -21,7 +21,7 @@ class Template(NamedTuple):
         name: With its layer's, where Keras tells.
         shape: None where a dimension is not fixed.
         dtype: TensorFlow's name of it.
-        device: Likewise; ranks need not agree.
+        device: Likewise; its number need not be the same on all ranks.
     """
 
     name: str
@@ -90,17 +90,22 @@ class Blueprint:
             InvalidArgumentError: On all ranks: their variables or options differ.
             UnsupportedError: On the rank that has such variables: they cannot be exchanged.
         """
+        problem = self._problem()
+        options = self.settings.describe()
+        if problem is None:
+            kind = self.device.partition(":")[0]
+            options |= kind_of_device(kind, self.settings.compression)
         agreed = agree(
             world,
             ranks,
-            problem=self._problem(),
+            problem=problem,
             parameters=[
                 f"'{name}' {one.shape} {one.dtype}{' IndexedSlices' if slices else ''}"
                 for name, one, slices in zip(
                     unique_names(self.variables), self.variables, self.sliced, strict=True
                 )
             ],
-            options=self.settings.describe(),
+            options=options,
             serial=serial,
         )
         return replace(self, serial=1 + agreed)

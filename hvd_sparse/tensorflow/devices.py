@@ -15,6 +15,7 @@ from hvd_sparse import _core
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.gpus import require_gpus
+from hvd_sparse.place import BesideCpu
 from hvd_sparse.tensorflow import ops
 from hvd_sparse.tensorflow.ops import CPU
 
@@ -66,10 +67,10 @@ def check_options(device: str, compression: Compression) -> None:
     """Raises UnsupportedError if a compression asks for what is not done on that device."""
     if device == CPU:
         return
-    if compression.adaptive:
+    if compression.collective in BesideCpu.refuses:
         raise UnsupportedError(
-            f"an adaptive compression times backward on the CPU, and variables lie on {device}, "
-            f"which computes by itself: pass {type(compression).__name__}(adaptive=False)"
+            f"collective '{compression.collective}' takes no gradients of {device}: it adds up "
+            "residuals on the CPU"
         )
     for name, nothing in _OF_THE_CPU.items():
         value = getattr(compression, name)

@@ -23,9 +23,10 @@ from hvd_sparse.tensorflow.dense import DenseReducer
 from hvd_sparse.tensorflow.exchange_state import ExchangeState
 from hvd_sparse.tensorflow.graph_state import GraphState
 from hvd_sparse.tensorflow.local_gradient import LocalGradient
-from hvd_sparse.tensorflow.messages import Messages, timed_allreduce
+from hvd_sparse.tensorflow.messages import Messages
 from hvd_sparse.tensorflow.names import saved_names, unique_names
 from hvd_sparse.tensorflow.pieces import drive_choices, pieces_of
+from hvd_sparse.tensorflow.places import place_of
 from hvd_sparse.tensorflow.quality_meter import QualityMeter
 from hvd_sparse.tensorflow.settings import Settings
 from hvd_sparse.tensorflow.step_ops import StepOps
@@ -131,16 +132,12 @@ class GradientExchange:
             momentum=bool(compression.momentum_correction),
             device=self._device,
         )
-        self._measurer = Measurer(
-            self.world,
-            self._exchange,
-            allreduce=timed_allreduce(
-                self._prefix, process_set=self._process_set, exchange=self._exchange
-            ),
-        )
         self._messages = Messages(
             self._prefix, process_set=self._process_set, exchange=self._exchange
         )
+        place = place_of(self._device, self._exchange)
+        allreduce = self._messages.timed_allreduce(self._device, place.clock)
+        self._measurer = Measurer(self.world, self._exchange, allreduce=allreduce, place=place)
         self._meter = QualityMeter(compression, self._messages.add_up)
         if self._pieces and self.world.size > 1:
             self.tuner = self._measurer.tuner(

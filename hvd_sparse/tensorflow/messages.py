@@ -10,7 +10,6 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.step_clock import Clock
+from hvd_sparse.tensorflow.ops import CPU
 
 # Between two looks at the exchange while Horovod is waited for.
 _LOOK_SECONDS = 0.1
@@ -74,6 +75,7 @@ class Messages:
             for name in ("measured", "decision", "launch_order")
         )
         self._total = _sum_of(f"{prefix}.quality", process_set)
+        self._timed = _sum_of(f"{prefix}.allreduce", process_set)
 
     def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
         """Sends every rank's numbers, of which all have as many, to all; bit for bit."""
@@ -95,26 +97,37 @@ class Messages:
             lambda: np.asarray(self._total(tf.constant(array)).numpy()), self._exchange
         ).result()
 
+    def timed_allreduce(self, device: str, clock: Clock) -> Callable[[int], float]:
+        """Lets Horovod sum a float32 tensor of so many bytes; the seconds that it took.
+
+        Args:
+            device: Of the tensor.
+            clock: Of that device.
+        """
+
+        def allreduce(nbytes: int) -> float:
+            with tf.device(device):
+                tensor = tf.zeros(nbytes // 4)
+                made = clock.mark()
+                clock.seconds(made, made)  # waits
+                begin = clock.mark()
+                self._timed(tensor)
+                end = clock.mark()
+            seconds = clock.seconds(begin, end)
+            clock.release([made, begin, end])
+            return seconds
+
+        return lambda nbytes: _InBackground(lambda: allreduce(nbytes), self._exchange).result()
+
     def _gather(
         self, allgather: Callable[[tf.Tensor], tf.Tensor], numbers: Sequence[float]
     ) -> Callable[[], list[list[float]]]:
-        sent = _InBackground(
-            lambda: allgather(tf.constant([numbers], tf.float64)).numpy(), self._exchange
-        )
+        def send() -> np.ndarray:
+            with tf.device(CPU):  # a GPU would come to it behind all that it was given before
+                return np.asarray(allgather(tf.constant([numbers], tf.float64)).numpy())
+
+        sent = _InBackground(send, self._exchange)
         return lambda: [[float(number) for number in row] for row in sent.result()]
-
-
-def timed_allreduce(prefix: str, *, process_set: Any, exchange: Exchange) -> Callable[[int], float]:
-    """Lets Horovod sum a float32 tensor of so many bytes; the seconds that it took."""
-    summed = _sum_of(f"{prefix}.allreduce", process_set)
-
-    def allreduce(nbytes: int) -> float:
-        tensor = tf.zeros(nbytes // 4)
-        start = time.perf_counter()
-        summed(tensor)
-        return time.perf_counter() - start
-
-    return lambda nbytes: _InBackground(lambda: allreduce(nbytes), exchange).result()
 
 
 def _sum_of(name: str, process_set: Any) -> Callable[[tf.Tensor], tf.Tensor]:

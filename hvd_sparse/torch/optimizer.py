@@ -8,7 +8,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvd_sparse.agreement import agree
+from hvd_sparse.agreement import agree, kind_of_device
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.measurer import Measurer
@@ -186,6 +186,8 @@ def _build(
     global _serial
     world = World.from_horovod(hvd, process_set)
     options = {} if settings is None else settings.describe()
+    if settings is not None and problem is None:
+        options |= kind_of_device(common_device(named).type, settings.compression)
     _serial = 1 + agree(
         world,
         process_set.ranks,

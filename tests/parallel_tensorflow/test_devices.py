@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
 import horovod.tensorflow as hvd
 import numpy as np
 import pytest
@@ -9,10 +12,22 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels, op_def_registry
 
 from hvd_sparse import _core, gpus
-from hvd_sparse.errors import UnavailableError, UnsupportedError
+from hvd_sparse.buffer import Buffer
+from hvd_sparse.device_clock import DeviceClock
+from hvd_sparse.errors import (
+    ExchangeFailedError,
+    InvalidArgumentError,
+    UnavailableError,
+    UnsupportedError,
+)
+from hvd_sparse.measure import measure_machine
+from hvd_sparse.sparsifiers import as_sparsifier
+from hvd_sparse.step_clock import CpuClock
 from hvd_sparse.tensorflow import LAGS, TopK, devices, ops
 from hvd_sparse.tensorflow.blueprint import Blueprint, Template
+from hvd_sparse.tensorflow.places import OnDevice, place_of
 from hvd_sparse.tensorflow.settings import Settings
+from hvd_sparse.tensorflow.step_reading import reading_of
 from hvd_sparse.world import World
 from tests.parallel_tensorflow.ranks import integer_gradients, loss_of, make_variables, total
 
@@ -52,6 +67,76 @@ def test_the_address_of_a_tensor_is_where_its_numbers_lie():
     tensor = tf.constant([1.0, 2.0, 4.0])
     address = ops.address(tensor, device="CPU:0")
     assert address == np.asarray(memoryview(tensor)).ctypes.data
+
+
+def test_the_cpu_has_no_stream():
+    assert ops.stream(device="CPU:0") == 0
+
+
+def test_memory_of_a_place_keeps_its_address_and_is_nobody_elses():
+    place = OnDevice("CPU:0", check=lambda: None)
+    values = np.array([1, 2, 4], np.float32)
+    source, into = place.put(values), place.put(values)
+    before = place.buffer(into)
+    assert before.address != place.buffer(source).address
+    values[:] = 0
+    place.copy(into, place.put(values))
+    assert np.array_equal(into.tensor, [0, 0, 0])
+    assert np.array_equal(source.tensor, [1, 2, 4])
+    assert place.buffer(into) == before == Buffer(before.address, 3, "float32")
+    assert ops.address(into.tensor, device="CPU:0") == before.address
+
+
+def test_what_does_not_fit_is_not_copied():
+    two, three = tf.constant([1.0, 2.0]), tf.constant([1.0, 2.0, 4.0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the same shape"):
+        ops.overwrite(two, three, device="CPU:0")
+
+
+def test_a_machine_is_measured_in_memory_of_tensorflow():
+    machine = measure_machine(as_sparsifier("gaussian"), OnDevice("CPU:0", check=lambda: None))
+    assert 1e-12 < machine.select_seconds_per_entry < 1e-6
+    assert 1e-12 < machine.scatter_seconds_per_entry < 1e-6
+    assert 0 < machine.exchange_overhead < 1e-2
+
+
+def test_gradients_have_the_clock_of_their_device():
+    exchange = SimpleNamespace(check=lambda: None)
+    assert isinstance(place_of("CPU:0", exchange).clock, CpuClock)
+    assert isinstance(OnDevice("CPU:0", exchange.check).clock, DeviceClock)
+
+
+class SlowStep:
+    """The marks of a step, which pass at the third look."""
+
+    def __init__(self):
+        self.looks = 0
+
+    @property
+    def passed(self):
+        self.looks += 1
+        return self.looks >= 3
+
+    def times(self):
+        assert self.looks >= 3
+        return 5.0, 2.0, [1.0, math.nan, 0.0]
+
+
+def test_a_step_is_read_when_its_marks_have_passed_and_not_before():
+    step = SlowStep()
+    read = reading_of(step, 2, check=lambda: None)
+    assert step.looks == 0
+    times = read()
+    assert (times.step, times.forward, times.ready[0]) == (5.0, 2.0, 1.0)
+    assert len(times.ready) == 2
+
+
+def test_who_waits_for_a_device_learns_that_the_exchange_has_ended():
+    def check():
+        raise ExchangeFailedError("rank 1 is gone")
+
+    with pytest.raises(ExchangeFailedError, match="rank 1 is gone"):
+        reading_of(SlowStep(), 2, check)()
 
 
 @pytest.mark.parametrize(
@@ -112,7 +197,7 @@ def agree_on(compression, places, sliced=False):
 @pytest.mark.parametrize(
     ("compression", "reason"),
     [
-        (LAGS(), r"adaptive compression .* GPU:0, .*: pass LAGS\(adaptive=False\)"),
+        (LAGS(collective="hierarchical"), r"'hierarchical' takes no gradients of GPU:0"),
         (TopK(momentum_correction=0.5), r"momentum_correction must be 0 .* GPU:0, got 0\.5"),
         (TopK(quality_every=3), r"quality_every must be None .* GPU:0, got 3"),
     ],
@@ -123,8 +208,9 @@ def test_what_is_done_on_the_cpu_alone_is_refused_on_all_ranks(compression, reas
 
 
 def test_what_a_gpu_can_have_is_agreed_on(with_cuda):
-    compression = LAGS(adaptive=False, clip_norm=1.0, weight_decay=0.1)
-    assert agree_on(compression, ["GPU:0", "GPU:0"]).device == "GPU:0"
+    for adaptive in (True, False):
+        compression = LAGS(adaptive=adaptive, clip_norm=1.0, weight_decay=0.1)
+        assert agree_on(compression, ["GPU:0", "GPU:0"]).device == "GPU:0"
 
 
 def test_several_devices_are_refused_unless_horovod_gathers(with_cuda):
@@ -160,4 +246,13 @@ def test_a_step_is_refused_where_the_core_is_told_that_a_dense_sum_is_not_finite
 
 def test_ranks_need_not_lie_alike(with_cuda):
     place = f"GPU:{hvd.rank()}"
+    for compression in (TopK, LAGS):
+        assert agree_on(compression, [place, place]).device == place
+
+
+@pytest.mark.skipif(hvd.size() == 1, reason="a single rank lies like itself")
+def test_ranks_lie_alike_where_a_plan_is_made_for_all(with_cuda):
+    place = "GPU:0" if hvd.rank() == 0 else "CPU:0"
     assert agree_on(TopK, [place, place]).device == place
+    with pytest.raises(InvalidArgumentError, match="kind of device is CPU on rank 1 and GPU on ra"):
+        agree_on(LAGS, [place, place])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import horovod.tensorflow as hvd
@@ -15,13 +16,18 @@ from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tensorflow import (
     LAGS,
     TopK,
+    gradient_exchange,
+    ops,
+    places,
     prepare,
     replan,
     residual_variables,
     stats,
+    step_reading,
     tuning,
 )
 from hvd_sparse.tuner import Stage
+from tests.device_time import LateEvent, late_clock
 from tests.parallel_tensorflow.ranks import (
     SHAPES,
     a_name,
@@ -207,6 +213,75 @@ def test_replan_begins_again_and_loses_nothing(verdict):
     assert tuning(variables).stage is Stage.DENSE
     seen = [len(stats(variables).buckets) for _ in run(step, variables, range(CYCLE))]
     assert seen == [0] * DENSE_STEPS + [1] * DENSE_STEPS
+
+
+class LateStep:
+    """The marks of a step on a device that comes to them some milliseconds later."""
+
+    asked = 0
+
+    def __init__(self, step):
+        self._step = step
+        self._passes = time.perf_counter() + LateEvent.DELAY
+
+    @property
+    def passed(self):
+        LateStep.asked += 1
+        return self._step.passed and time.perf_counter() >= self._passes
+
+    def times(self):
+        assert self.passed, "read before the device has come to its end"
+        return self._step.times()
+
+
+def test_gradients_of_a_device_are_tuned_by_its_own_time(verdict, monkeypatch):
+    verdict(sparse=True)
+
+    def late_place(device, exchange):
+        place = places.OnDevice(device, exchange.check)
+        place.clock = late_clock(exchange)
+        return place
+
+    timed = []
+
+    def reading_of(step, *others):
+        timed.append(number)
+        return step_reading.reading_of(LateStep(step), *others)
+
+    monkeypatch.setattr(gradient_exchange, "place_of", late_place)
+    monkeypatch.setattr(gradient_exchange, "reading_of", reading_of)
+    monkeypatch.setattr(LateStep, "asked", 0)
+    variables = make_variables()
+    read = []
+    steps = run(averaging(variables), variables, range(CYCLE + 2))
+    for number in range(CYCLE + 2):
+        next(steps)
+        if LateStep.asked:
+            read.append(number)
+        LateStep.asked = 0
+    last = tuner.SKIPPED_STEPS + tuner.TIMED_STEPS - 1
+    first = [*range(tuner.SKIPPED_STEPS, last + 1)]
+    assert timed == [*first, *(DENSE_STEPS + number for number in first)]
+    assert read == [last, DENSE_STEPS + last]  # and nobody has waited before
+    found = tuning(variables)
+    assert found.stage is Stage.SETTLED
+    assert found.select_on == "engine"
+    assert found.dense_seconds > 0
+    assert found.sparse_seconds > 0
+    assert all(theirs == found for theirs in hvd.allgather_object(found, name=a_name()))
+
+
+def test_nobody_looks_at_sums_where_all_travels_dense_and_nothing_is_owed(monkeypatch):
+    told = ops._told
+    monkeypatch.setattr(ops, "_told", lambda sums, looks, _: told(sums, looks, "GPU:0"))
+    variables = make_variables()
+    step = averaging(variables)
+    gradients = integer_gradients(variables, 0)
+    bad = [tf.fill(one.shape, np.inf) for one in gradients]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="travel dense is not finite"):
+        step(bad)  # a residual may have been loaded
+    step(gradients)
+    assert all(np.isinf(average).all() for average in step(bad))
 
 
 def test_only_adaptive_compressions_are_planned_anew():
