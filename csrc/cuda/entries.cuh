@@ -123,22 +123,6 @@ struct WithGradient {
   }
 };
 
-/// Calls `call` with the WithGradient of the gradient's number type.
-template <typename Call>
-void WithGradientOf(const Feedback& feedback, Call call) {
-  switch (feedback.grad.dtype) {
-    case DType::kFloat32:
-      return call(WithGradient<float>(feedback));
-    case DType::kFloat64:
-      return call(WithGradient<double>(feedback));
-    case DType::kFloat16:
-      return call(WithGradient<Float16>(feedback));
-    case DType::kBFloat16:
-      return call(WithGradient<BFloat16>(feedback));
-  }
-  Throw(ErrorKind::kInvalidArgument, "unknown number type ", static_cast<int>(feedback.grad.dtype));
-}
-
 /// Calls `call` with a number of a gradient's type.
 template <typename Call>
 void WithTypeOf(DType dtype, Call call) {
@@ -155,7 +139,14 @@ void WithTypeOf(DType dtype, Call call) {
   Throw(ErrorKind::kInvalidArgument, "unknown number type ", static_cast<int>(dtype));
 }
 
-/// The same on the device, where none is unknown any more.
+/// Calls `call` with the WithGradient of the gradient's number type.
+template <typename Call>
+void WithGradientOf(const Feedback& feedback, Call call) {
+  WithTypeOf(feedback.grad.dtype,
+             [&](auto number) { call(WithGradient<decltype(number)>(feedback)); });
+}
+
+/// As WithTypeOf, on the device, where no type is unknown any more.
 template <typename Call>
 __device__ void WithTypeOnDevice(DType dtype, Call call) {
   switch (dtype) {

@@ -39,6 +39,21 @@ DeviceLoopback::Before AtMessage(int n, std::function<void(Communicator& comm)> 
 /// bucket's.
 constexpr int kMessages[] = {0, 1, 2, 3, 5, 8};
 
+/// A step that meets this throws such an error on all ranks, and loses nothing.
+void ExpectTheEndOfAll(const Circumstances& met, ErrorKind kind, const char* said) {
+  OnOwnRanks(
+      2, End::kAllOrUntouched,
+      [kind, said](int, OwnRank& own) {
+        const Error error = Thrown([&own] {
+          own.StartAll();
+          own.WaitForAll();
+        });
+        EXPECT_EQ(error.kind(), kind) << error.what();
+        EXPECT_TRUE(Says(error, said)) << error.what();
+      },
+      met);
+}
+
 TEST_F(CudaMpiStepFailure, AStepThatAllRefuseReturnsWhatItTookAndWhatRoundingAdded) {
   OnOwnRanks(2, End::kAll, [](int, OwnRank& own) {
     own.StartAll();
@@ -56,17 +71,7 @@ TEST_F(CudaMpiStepFailure, ALostRankEndsTheStepOfAllAndNothingIsLost) {
     met.before_transfer = AtMessage(n, [](Communicator& comm) {
       comm.Fail(ErrorKind::kPeerLost, Concat("rank ", comm.Rank(), " was lost"));
     });
-    OnOwnRanks(
-        2, End::kAllOrUntouched,
-        [](int, OwnRank& own) {
-          const Error error = Thrown([&own] {
-            own.StartAll();
-            own.WaitForAll();
-          });
-          EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
-          EXPECT_TRUE(Says(error, "was lost")) << error.what();
-        },
-        met);
+    ExpectTheEndOfAll(met, ErrorKind::kPeerLost, "was lost");
   }
 }
 
@@ -76,17 +81,7 @@ TEST_F(CudaMpiStepFailure, AnErrorOfMpiEndsTheStepOfAllAndNothingIsLost) {
     Circumstances met;
     met.before_transfer = AtMessage(
         n, [](Communicator&) { Throw(ErrorKind::kExchangeFailed, "MPI_Isend failed: truncated"); });
-    OnOwnRanks(
-        2, End::kAllOrUntouched,
-        [](int, OwnRank& own) {
-          const Error error = Thrown([&own] {
-            own.StartAll();
-            own.WaitForAll();
-          });
-          EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed) << error.what();
-          EXPECT_TRUE(Says(error, "MPI_Isend failed")) << error.what();
-        },
-        met);
+    ExpectTheEndOfAll(met, ErrorKind::kExchangeFailed, "MPI_Isend failed");
   }
 }
 
@@ -99,17 +94,7 @@ TEST_F(CudaMpiStepFailure, ARankThatIsWaitedForTooLongEndsTheStepOfAllAndNothing
     met.before_transfer = AtMessage(n, [](Communicator& comm) {
       for (;; std::this_thread::yield()) comm.Check();  // until the others have given it up
     });
-    OnOwnRanks(
-        2, End::kAllOrUntouched,
-        [](int, OwnRank& own) {
-          const Error error = Thrown([&own] {
-            own.StartAll();
-            own.WaitForAll();
-          });
-          EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
-          EXPECT_TRUE(Says(error, "has waited 2 s for rank")) << error.what();
-        },
-        met);
+    ExpectTheEndOfAll(met, ErrorKind::kTimeout, "has waited 2 s for rank");
   }
 }
 
