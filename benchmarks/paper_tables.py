@@ -78,9 +78,12 @@ def jobs_of_sweep(row: PaperRow, ranks: int, rates: Sequence[float]) -> list[Job
     }  # fmt: skip
     modes["LAGS"] = f"LAGS(density={row.density})"
     return [
-        Job(f"{rate / 1e6:g} Mb/s", row, ranks, rate, modes, dilation=SWEEP.get(rate, DILATION))
+        Job(
+            f"{rate / 1e6:g} Mb/s, {ranks} ranks", row, ranks, rate, modes,
+            dilation=SWEEP.get(rate, DILATION),
+        )
         for rate in rates
-    ]
+    ]  # fmt: skip
 
 
 def results_of(table: str, rows: Sequence[Measurement], settings: dict[str, Any]) -> list[Result]:

@@ -27,7 +27,7 @@ class Job:
     """A row to measure.
 
     Attributes:
-        name: Of the row.
+        name: Of the row; no two jobs of a paper and rate share one.
         paper: Model, times and density.
         ranks: How many are wanted.
         rate: Bits per second of the network that is emulated.

@@ -126,6 +126,10 @@ def test_rows_come_back_from_a_file_and_belong_to_their_jobs(tmp_path):
     back = saved_rows(file)
     assert [row_of(job, back) for job in jobs] == [row, None, None]
     assert row_of(replace(jobs[0], rate=1e8), back) is None
+    (of_8,), (of_4,) = (jobs_of_sweep(RESNET, ranks, [1e9]) for ranks in (8, 4))
+    swept, _ = measured(of_8)
+    assert row_of(of_8, [swept]) == swept
+    assert row_of(of_4, [swept]) is None
 
 
 def test_modes_share_a_job_where_the_memory_allows():
