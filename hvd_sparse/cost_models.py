@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.network import Link, Network, distances_below
 from hvd_sparse.profile import Machine
-from hvd_sparse.routes import CALLS, ROUNDS, route_of
+from hvd_sparse.routes import CALLS, FLOAT32_BYTES, ROUNDS, route_of
 
 Array: TypeAlias = NDArray[np.float64]
 
 HEADER_BYTES = 32
-VALUE_BYTES = 4
+VALUE_BYTES = FLOAT32_BYTES
 INDEX_BYTES = 4
 WIRES = ("plain", "packed")
 # Blocks of a device have room for a multiple of so many entries.

@@ -13,7 +13,7 @@ from hvd_sparse import _core
 from hvd_sparse.buffer import Buffer
 from hvd_sparse.errors import UnavailableError
 from hvd_sparse.exchange import Exchange
-from hvd_sparse.network import Link, Network
+from hvd_sparse.network import Link, Network, distances_below
 from hvd_sparse.place import OnCpu, Place
 from hvd_sparse.profile import Machine
 from hvd_sparse.sparsifiers import Sparsifier
@@ -76,7 +76,7 @@ def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int],
     Raises:
         ExchangeFailedError: Another rank ended the exchange, or died.
     """
-    distances = [1 << bit for bit in range(max(0, world.size - 1).bit_length())]
+    distances = distances_below(world.size)
     times: list[list[float]] = []
     for distance in distances:
         partner = world.rank ^ distance

@@ -43,8 +43,9 @@ class Pings(CoreHandle):
 
         Raises:
             InvalidArgumentError: `device` is the CPU, or a bucket is in flight; or HVD_SPARSE_NCCL
-                has no such value on some rank, then on all, and the exchange has ended.
-            UnavailableError: On all ranks, HVD_SPARSE_NCCL=1 asks for what cannot be had; the
+                or HVD_SPARSE_CUDA_AWARE_MPI has no such value on some rank, then on all, and the
+                exchange has ended.
+            UnavailableError: On all ranks, one of these is 1 and asks for what cannot be had; the
                 exchange has ended.
             ExchangeFailedError: The exchange has ended.
         """

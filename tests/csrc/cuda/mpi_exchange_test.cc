@@ -43,13 +43,7 @@ TEST_F(CudaMpiExchange, RoundsHaveTheBitsOfTheCpuForAnyNumberOfRanks) {
 }
 
 TEST_F(CudaMpiExchange, StepsHaveTheBitsOfTheCpuForAnyNumberOfRanks) {
-  for (int size = 2; size <= 8; ++size) {
-    SCOPED_TRACE(size);
-    StepRun run;
-    run.steps = size == 3 ? 3 : 1;
-    size % 2 == 0 ? ExpectTheBitsOfTopK<float>(size, run)
-                  : ExpectTheBitsOfTopK<BFloat16>(size, run, 1.7);
-  }
+  ExpectTheBitsOfTopKForAnyNumberOfRanks();
 }
 
 TEST_F(CudaMpiExchange, StepsFollowThresholdsAsTheCpuDoes) {

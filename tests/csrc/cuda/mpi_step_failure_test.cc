@@ -55,13 +55,7 @@ void ExpectTheEndOfAll(const Circumstances& met, ErrorKind kind, const char* sai
 }
 
 TEST_F(CudaMpiStepFailure, AStepThatAllRefuseReturnsWhatItTookAndWhatRoundingAdded) {
-  OnOwnRanks(2, End::kAll, [](int, OwnRank& own) {
-    own.StartAll();
-    own.WaitForAll();
-    EXPECT_FALSE(own.buckets[0].HoldsAll());
-    const Error refused = Thrown([&] { own.exchange->Commit("not today"); });
-    EXPECT_EQ(refused.kind(), ErrorKind::kNonFinite);
-  });
+  ExpectARefusalToReturnAll();
 }
 
 TEST_F(CudaMpiStepFailure, ALostRankEndsTheStepOfAllAndNothingIsLost) {

@@ -22,22 +22,12 @@
 #include "csrc/comm/loopback_communicator.h"
 #include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/cuda/device_array.h"
+#include "tests/csrc/cuda/messages.h"
 #include "tests/csrc/cuda/nccl_ranks.h"
 #include "tests/csrc/thrown.h"
 
 namespace hvd_sparse::cuda {
 namespace {
-
-using Bytes = std::vector<std::uint8_t>;
-
-/// What rank `from` has for rank `to`, the n-th time.
-Bytes Message(int from, int to, int n, std::int64_t bytes) {
-  Bytes message(static_cast<std::size_t>(bytes));
-  for (std::size_t i = 0; i < message.size(); ++i) {
-    message[i] = static_cast<std::uint8_t>(i * 7 + i / 251 + 31 * from + 17 * to + n);
-  }
-  return message;
-}
 
 class NcclTransportTest : public CudaTest {
  protected:

@@ -17,12 +17,14 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/base/error.h"
 #include "csrc/comm/loopback_communicator.h"
 #include "csrc/exchange/exchange.h"
 #include "csrc/kernels/half.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/device_loopback.h"
 #include "tests/csrc/entries.h"
+#include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
 
@@ -148,6 +150,34 @@ inline void OnOwnRanks(int count, End end, const std::function<void(int rank, Ow
 /// All ranks have come here.
 inline void Meet(std::atomic<int>* met) {
   for (++*met; *met < kRanks;) std::this_thread::yield();
+}
+
+/// What a refused step took returns, and what rounding added.
+inline void ExpectARefusalToReturnAll() {
+  OnOwnRanks(2, End::kAll, [](int, OwnRank& own) {
+    own.StartAll();
+    own.WaitForAll();
+    EXPECT_FALSE(own.buckets[0].HoldsAll());
+    const Error refused = Thrown([&] { own.exchange->Commit("not today"); });
+    EXPECT_EQ(refused.kind(), ErrorKind::kNonFinite);
+  });
+}
+
+/// While devices are behind.
+inline void ExpectALostRankToEndTheWait(const Circumstances& met = {}) {
+  std::atomic<int> waited{0};
+  OnOwnRanks(
+      2, End::kAllOrUntouched,
+      [&waited](int rank, OwnRank& own) {
+        own.StartAll();
+        EXPECT_FALSE(own.exchange->Wait(0, 0.05));
+        Meet(&waited);
+        if (rank == 0) own.world->Fail(ErrorKind::kPeerLost, "rank 2 was lost");
+        const Error error = Thrown([&own] { own.WaitForAll(); });
+        EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
+        EXPECT_TRUE(Says(error, "rank 2 was lost")) << error.what();
+      },
+      met);
 }
 
 }  // namespace hvd_sparse

@@ -200,6 +200,16 @@ void ExpectTheBitsOfTopK(int size, StepRun run, double slack = 1) {
   ExpectSameBits(RunSteps<T>(size, on_device, run), RunSteps<T>(size, on_cpu, run));
 }
 
+inline void ExpectTheBitsOfTopKForAnyNumberOfRanks() {
+  for (int size = 2; size <= 8; ++size) {
+    SCOPED_TRACE(size);
+    StepRun run;
+    run.steps = size == 3 ? 3 : 1;
+    size % 2 == 0 ? ExpectTheBitsOfTopK<float>(size, run)
+                  : ExpectTheBitsOfTopK<BFloat16>(size, run, 1.7);
+  }
+}
+
 /// What some steps on the CPU have learned.
 template <typename T>
 std::vector<Kept> Learned(int size) {

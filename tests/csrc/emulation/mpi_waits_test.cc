@@ -51,53 +51,48 @@ class MpiWait : public testing::Test {
     ::unsetenv("HVD_SPARSE_TIMEOUT");
   }
 
-  /// `program` on each rank, in the world that the device looks at.
-  static void OnRanks(int buckets, End end,
-                      const std::function<void(int rank, OwnRank&)>& program) {
+  static Circumstances InAWorldThatTheDeviceSees() {
     Circumstances met;
-    met.world = world_of_ranks = std::make_shared<LoopbackWorld>(kRanks);
-    OnOwnRanks(buckets, end, program, met);
+    world_of_ranks = met.world;
+    return met;
   }
 };
 
 TEST_F(MpiWait, ABucketWhoseDeviceIsBehindIsWaitedForAndThenCounts) {
   std::atomic<int> waited{0};
-  OnRanks(2, End::kCounts, [&waited](int, OwnRank& own) {
-    own.StartAll();
-    for (const int bucket : {0, 1}) EXPECT_FALSE(own.exchange->Wait(bucket, 0.05));
-    Meet(&waited);
-    device_is_done = true;
-    own.WaitForAll();
-    EXPECT_EQ(own.exchange->Stats(1).route, Route::kStep);
-    EXPECT_EQ(own.exchange->Stats(1).rounds[0].name, "gtopk, over MPI");
-    own.exchange->Commit("");
-  });
+  OnOwnRanks(
+      2, End::kCounts,
+      [&waited](int, OwnRank& own) {
+        own.StartAll();
+        for (const int bucket : {0, 1}) EXPECT_FALSE(own.exchange->Wait(bucket, 0.05));
+        Meet(&waited);
+        device_is_done = true;
+        own.WaitForAll();
+        EXPECT_EQ(own.exchange->Stats(1).route, Route::kStep);
+        EXPECT_EQ(own.exchange->Stats(1).rounds[0].name, "gtopk, over MPI");
+        own.exchange->Commit("");
+      },
+      InAWorldThatTheDeviceSees());
 }
 
 TEST_F(MpiWait, EndsWithALostRankAndNothingIsLost) {
-  std::atomic<int> waited{0};
-  OnRanks(2, End::kAllOrUntouched, [&waited](int rank, OwnRank& own) {
-    own.StartAll();
-    EXPECT_FALSE(own.exchange->Wait(0, 0.05));
-    Meet(&waited);
-    if (rank == 0) own.world->Fail(ErrorKind::kPeerLost, "rank 2 was lost");
-    const Error error = Thrown([&own] { own.WaitForAll(); });
-    EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
-    EXPECT_TRUE(Says(error, "rank 2 was lost")) << error.what();
-  });
+  ExpectALostRankToEndTheWait(InAWorldThatTheDeviceSees());
 }
 
 TEST_F(MpiWait, EndsAtTheLimitOfTimeAndNothingIsLost) {
   ::setenv("HVD_SPARSE_TIMEOUT", "0.3", 1);
-  OnRanks(1, End::kAllOrUntouched, [](int, OwnRank& own) {
-    own.StartAll();
-    const Error error = Thrown([&own] { own.WaitForAll(); });
-    EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
-    EXPECT_TRUE(Says(error,
-                     "'s own device after 0.3 s (HVD_SPARSE_TIMEOUT) in bucket '0', gtopk, "
-                     "over MPI, between ranks"))
-        << error.what();
-  });
+  OnOwnRanks(
+      1, End::kAllOrUntouched,
+      [](int, OwnRank& own) {
+        own.StartAll();
+        const Error error = Thrown([&own] { own.WaitForAll(); });
+        EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
+        EXPECT_TRUE(Says(error,
+                         "'s own device after 0.3 s (HVD_SPARSE_TIMEOUT) in bucket '0', gtopk, "
+                         "over MPI, between ranks"))
+            << error.what();
+      },
+      InAWorldThatTheDeviceSees());
 }
 
 TEST_F(MpiWait, IsRefusedForAStreamThatIsBeingCaptured) {

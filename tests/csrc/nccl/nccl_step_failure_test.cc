@@ -43,13 +43,7 @@ class NcclStepFailure : public WithFakeNccl {
 };
 
 TEST_F(NcclStepFailure, AStepThatAllRefuseReturnsWhatItTookAndWhatRoundingAdded) {
-  OnOwnRanks(2, End::kAll, [](int, OwnRank& own) {
-    own.StartAll();
-    own.WaitForAll();
-    EXPECT_FALSE(own.buckets[0].HoldsAll());
-    const Error refused = Thrown([&] { own.exchange->Commit("not today"); });
-    EXPECT_EQ(refused.kind(), ErrorKind::kNonFinite);
-  });
+  ExpectARefusalToReturnAll();
 }
 
 TEST_F(NcclStepFailure, EndedByARankWhenAllHasArrivedLosesNothing) {
@@ -123,18 +117,7 @@ TEST_F(NcclStepWait, IsInWaitAlone) {
   });
 }
 
-TEST_F(NcclStepWait, EndsWithALostRankAndNothingIsLost) {
-  std::atomic<int> waited{0};
-  OnOwnRanks(2, End::kAllOrUntouched, [&waited](int rank, OwnRank& own) {
-    own.StartAll();
-    EXPECT_FALSE(own.exchange->Wait(0, 0.05));
-    Meet(&waited);
-    if (rank == 0) own.world->Fail(ErrorKind::kPeerLost, "rank 2 was lost");
-    const Error error = Thrown([&own] { own.WaitForAll(); });
-    EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
-    EXPECT_TRUE(Says(error, "rank 2 was lost")) << error.what();
-  });
-}
+TEST_F(NcclStepWait, EndsWithALostRankAndNothingIsLost) { ExpectALostRankToEndTheWait(); }
 
 TEST_F(NcclStepWait, EndsAtTheLimitOfTimeAndNothingIsLost) {
   ::setenv("HVD_SPARSE_TIMEOUT", "0.3", 1);
