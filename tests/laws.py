@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -30,6 +31,11 @@ def buffer_of(array: np.ndarray) -> Buffer:
 
 def integer_gradient(numel: int, *, rank: int, step: int, correlation: float = 0.5) -> np.ndarray:
     """Integer-valued float32, heavy-tailed, zero in places, alike on all ranks in part."""
+    return _drawn(numel, rank, step, correlation).copy()
+
+
+@cache  # drawing takes longer than exchanging, and thousands of cases draw the same
+def _drawn(numel: int, rank: int, step: int, correlation: float) -> np.ndarray:
     shared = np.random.default_rng([step, 1]).standard_t(3, numel)
     own = np.random.default_rng([step, 2, rank]).standard_t(3, numel)
     mixed = 6 * (correlation * shared + (1 - correlation) * own)
