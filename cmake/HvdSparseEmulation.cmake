@@ -29,7 +29,8 @@ macro(hvd_sparse_emulate_cuda)
   list(FILTER HVD_SPARSE_CUDA_TESTS EXCLUDE REGEX "graph_capture_test")  # it has no graphs
   file(GLOB _tests CONFIGURE_DEPENDS "${_emulation}/*_test.cc")
   set_source_files_properties(${_tests} PROPERTIES COMPILE_OPTIONS "${_implicit}")
-  set_source_files_properties(${HVD_SPARSE_CUDA_TESTS} ${_tests} PROPERTIES
+  set_source_files_properties(${HVD_SPARSE_CUDA_TESTS} ${_tests}
+                              tests/csrc/without_nccl/devices_for_test.cc PROPERTIES
                               INCLUDE_DIRECTORIES "${_emulation}")
   list(APPEND HVD_SPARSE_CUDA_TESTS ${_tests})
 

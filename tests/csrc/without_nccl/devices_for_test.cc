@@ -1,0 +1,91 @@
+/// A build with CUDA and without NCCL: NCCL keeps its place before MPI, so that who asks for it is
+/// told that it was left out.
+///
+/// A program of its own, for which devices_for.cc is compiled as such a build compiles it.
+
+#include "csrc/collectives/devices_for.h"
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "tests/csrc/collective_ranks.h"
+#include "tests/csrc/cuda/device_array.h"
+#include "tests/csrc/cuda/device_loopback.h"
+#include "tests/csrc/thrown.h"
+
+namespace hvd_sparse {
+namespace {
+
+class WithoutNccl : public CudaTest {
+ protected:
+  void TearDown() override {
+    ::unsetenv("HVD_SPARSE_NCCL");
+    ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI");
+  }
+};
+
+TEST_F(WithoutNccl, WhoLooksForItIsToldHowToBuildIt) {
+  EXPECT_FALSE(BuiltWithNccl());
+  LookForNcclAt({"/lib/libnccl.so.2"});
+  const Error error = Thrown([] { FindNccl(); });
+  EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
+  EXPECT_TRUE(Says(error, "build it with HVD_SPARSE_WITH_CUDA=1, and without")) << error.what();
+}
+
+TEST_F(WithoutNccl, WhoInsistsOnItIsRefusedOnAllRanks) {
+  ::setenv("HVD_SPARSE_NCCL", "1", 1);
+  OnRanks(3, [](Communicator& comm) {
+    const Error error = Thrown([&] { ConnectDevices(&comm, kGpu); });
+    EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
+    EXPECT_TRUE(Says(error,
+                     "HVD_SPARSE_NCCL=1 asks for NCCL, which cannot be used: rank 0: this build of "
+                     "hvd_sparse has no NCCL"))
+        << error.what();
+  });
+}
+
+TEST_F(WithoutNccl, WhoWouldHaveItIfPossibleIsToldWhyNot) {
+  ::setenv("HVD_SPARSE_NCCL", "auto", 1);
+  OnRanks(3, [](Communicator& comm) {
+    const DeviceConnection made = ConnectDevices(&comm, kGpu);
+    EXPECT_EQ(made.network, nullptr);
+    const std::string begin =
+        "gtopk between GPUs goes by way of the CPUs, since NCCL is not used: rank 0: this build of "
+        "hvd_sparse has no NCCL";
+    EXPECT_EQ(made.news.substr(0, begin.size()), begin);
+  });
+}
+
+TEST_F(WithoutNccl, MpiIsUsedInItsStead) {
+  ::setenv("HVD_SPARSE_NCCL", "auto", 1);
+  ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "auto", 1);
+  const auto world = std::make_shared<LoopbackWorld>(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      DeviceLoopback comm(world, rank);
+      const DeviceConnection made = ConnectDevices(&comm, kGpu);
+      EXPECT_NE(made.network, nullptr);
+      const std::string begin =
+          "gtopk between GPUs goes over CUDA-aware MPI, since NCCL is not used";
+      EXPECT_EQ(made.news.substr(0, begin.size()), begin);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(WithoutNccl, WhoDoesNotAskForItIsToldNothing) {
+  EXPECT_TRUE(CanConnectDevices());
+  OnRanks(3, [](Communicator& comm) {
+    const DeviceConnection made = ConnectDevices(&comm, kGpu);
+    EXPECT_EQ(made.network, nullptr);
+    EXPECT_EQ(made.news, "");
+  });
+}
+
+}  // namespace
+}  // namespace hvd_sparse
