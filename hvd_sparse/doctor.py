@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from hvd_sparse.installation import MPI_VARIABLE, NCCL_VARIABLE, Facts
+from hvd_sparse.installation import Facts
 
 MINIMUM_TORCH = Version("2.1")
 MINIMUM_HOROVOD = Version("0.28")
@@ -55,60 +55,16 @@ def served(facts: Facts) -> list[str]:
     return found
 
 
-def transports(facts: Facts) -> list[str]:
-    """By what the ranks of a job can be connected here."""
-    horovod, mpi = facts["horovod"] or {}, facts["mpi"] or {}
-    both = facts["hvd_sparse"]["mpi_library"] and horovod.get("mpi")
-    return ["MPI", "TCP"] if both and mpi.get("thread_level") == "MPI_THREAD_MULTIPLE" else ["TCP"]
-
-
-@dataclass(frozen=True)
-class Means:
-    """A way for gtopk from GPU to GPU, as one installation has it.
-
-    Attributes:
-        name: As users know it.
-        variable: The environment variable that asks for it.
-        wish: What that says here: "auto", "1", or anything else for no.
-        problem: Why it cannot be used; empty if it can.
-    """
-
-    name: str
-    variable: str
-    wish: str
-    problem: str
-
-
-def means(facts: Facts) -> list[Means]:
-    """What could connect GPUs, in the order in which it is preferred; without CUDA, nothing."""
-    if facts.get("cuda") is None:
-        return []
-    wishes, nccl = facts["wishes"], facts["nccl"] or {"error": "this build has no NCCL"}
-    if "MPI" in transports(facts):
-        not_mpi = {
-            True: "",
-            False: "the MPI library says that it is not CUDA-aware",
-            None: "the MPI library does not say whether it is CUDA-aware",
-        }[facts["mpi"].get("cuda_aware")]
-    else:
-        not_mpi = "ranks cannot be connected by MPI here"
-    return [
-        Means("NCCL", NCCL_VARIABLE, wishes[NCCL_VARIABLE], nccl.get("error", "")),
-        Means("CUDA-aware MPI", MPI_VARIABLE, wishes[MPI_VARIABLE], not_mpi),
-    ]
-
-
 def between_gpus(facts: Facts) -> str:
     """By what `gtopk` of gradients on GPUs goes in jobs with this environment, and why."""
-    reasons = []
-    for one in means(facts):
-        if one.wish not in ("auto", "1"):
-            reasons.append(f"{one.variable} does not ask for {one.name}")
-        elif one.problem:
-            reasons.append(f"{one.variable}={one.wish}, but {one.problem}")
-        else:
-            return f"by {one.name}, as {one.variable}={one.wish} asks"
-    return f"by way of the CPUs: {', '.join(reasons)}"
+    answer = facts["between_gpus"]
+    if "error" in answer:
+        return f"nobody knows: {answer['error']}"
+    for one in answer["means"]:
+        if not one["problem"]:
+            return f"by {one['name']}, as {one['variable']} asks"
+    reasons = [f"{one['name']} is not used: {one['problem']}" for one in answer["means"]]
+    return f"by way of the CPUs: {'; '.join(reasons)}"
 
 
 def _ops(facts: Facts) -> Facts:
@@ -202,14 +158,7 @@ def diagnose_mpi(facts: Facts) -> Iterator[Problem]:
 
 def diagnose_devices(facts: Facts) -> Iterator[Problem]:
     """What the environment insists on for GPUs, and this installation does not have."""
-    for one in means(facts):
-        if one.wish == "1" and one.problem:
-            yield Problem(
-                f"{one.variable}=1 asks for {one.name}, which cannot be used: {one.problem}",
-                f"{one.variable}=auto, or unset it",
-            )
-        elif one.wish not in ("", "0", "auto", "1"):
-            yield Problem(
-                f"{one.variable} must be 0, auto, 1 or unset, got {one.wish!r}",
-                f"unset {one.variable}",
-            )
+    answer = facts["between_gpus"] or {}
+    for one in answer.get("means", []):
+        if one["refusal"]:
+            yield Problem(one["refusal"], f"{one['variable']}=auto, or unset it")

@@ -22,10 +22,6 @@ import hvd_sparse
 PROBE_SECONDS = 120
 TENSORFLOW_NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
 
-# By what gtopk of gradients on GPUs goes, where users ask for it: 0, auto or 1.
-NCCL_VARIABLE = "HVD_SPARSE_NCCL"
-MPI_VARIABLE = "HVD_SPARSE_CUDA_AWARE_MPI"
-
 Facts: TypeAlias = dict[str, Any]
 
 # All print their last line as JSON. The first one loads Horovod before the core, as users do.
@@ -44,8 +40,8 @@ print(json.dumps(dict(
 ASK_MPI = """
 import json
 from hvd_sparse import _core
-thread_level, cuda_aware = _core.ask_mpi()
-print(json.dumps(dict(thread_level=thread_level, cuda_aware=cuda_aware)))
+thread_level, memory_problem = _core.ask_mpi()
+print(json.dumps(dict(thread_level=thread_level, memory_problem=memory_problem)))
 """
 ASK_CUDA = """
 import json
@@ -67,6 +63,15 @@ try:
 except UnavailableError as error:
     print(json.dumps(dict(error=str(error))))
 """
+# Its argument: why messages cannot lie in memory of a GPU; empty if they can.
+ASK_MEANS = """
+import json, sys
+from hvd_sparse import _core, nccl
+_core.look_for_nccl_at(nccl.package_libraries())
+means = _core.ask_means(sys.argv[1], device="cuda:0")
+names = ("name", "variable", "problem", "refusal")
+print(json.dumps(dict(means=[{name: getattr(one, name) for name in names} for one in means])))
+"""
 
 
 def examine() -> Facts:
@@ -77,7 +82,7 @@ def examine() -> Facts:
     """
     core = examine_core()
     horovod = examine_horovod()
-    return {
+    facts: Facts = {
         "hvd_sparse": {"version": hvd_sparse.__version__, **core},
         "python": platform.python_version(),
         "torch": version_of("torch"),
@@ -86,8 +91,8 @@ def examine() -> Facts:
         "mpi": examine_mpi() if core["mpi_library"] else None,
         "cuda": ask([sys.executable, "-c", ASK_CUDA]) if core["with_cuda"] else None,
         "nccl": ask([sys.executable, "-c", ASK_NCCL]) if core["with_nccl"] else None,
-        "wishes": {name: os.environ.get(name, "") for name in (NCCL_VARIABLE, MPI_VARIABLE)},
     }
+    return {**facts, "between_gpus": examine_means(facts)}
 
 
 def examine_core() -> Facts:
@@ -140,6 +145,23 @@ def examine_mpi() -> Facts:
     if mpirun is None:
         return {"mpirun": None}
     return {"mpirun": mpirun, **ask([mpirun, "-np", "1", sys.executable, "-c", ASK_MPI])}
+
+
+def transports(facts: Facts) -> list[str]:
+    """By what the ranks of a job can be connected here."""
+    horovod, mpi = facts["horovod"] or {}, facts["mpi"] or {}
+    both = facts["hvd_sparse"]["mpi_library"] and horovod.get("mpi")
+    return ["MPI", "TCP"] if both and mpi.get("thread_level") == "MPI_THREAD_MULTIPLE" else ["TCP"]
+
+
+def examine_means(facts: Facts) -> Facts | None:
+    """What can connect GPUs, in the order of preference, as the core tells; None without a GPU."""
+    if not (facts["cuda"] or {}).get("devices"):
+        return None
+    problem = "ranks cannot be connected by MPI here"
+    if "MPI" in transports(facts):
+        problem = facts["mpi"]["memory_problem"]
+    return ask([sys.executable, "-c", ASK_MEANS, problem])
 
 
 def ask(command: list[str]) -> Facts:

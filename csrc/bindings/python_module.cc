@@ -85,6 +85,17 @@ void BindEnvironment(py::module_& m) {
     NcclFacts facts = FindNccl();
     return std::make_pair(std::move(facts.version), std::move(facts.path));
   });
+  py::class_<MeansFacts>(m, "MeansFacts")
+      .def_readonly("name", &MeansFacts::name)
+      .def_readonly("variable", &MeansFacts::variable)
+      .def_readonly("problem", &MeansFacts::problem)
+      .def_readonly("refusal", &MeansFacts::refusal);
+  m.def(
+      "ask_means",
+      [](const std::string& memory_problem, const std::string& device) {
+        return AskMeans(memory_problem, DeviceFrom(device));
+      },
+      py::arg("memory_problem"), py::kw_only(), py::arg("device"));
   m.def("show_warnings", [](bool show) { warnings_are_shown = show; }, py::arg("show"));
   m.def("set_threads", &SetKernelThreads, py::arg("threads"));
   m.def("threads", &KernelThreads);
@@ -95,7 +106,7 @@ void BindEnvironment(py::module_& m) {
   m.def("mpi_library_version", &MpiLibraryVersion);
   m.def("ask_mpi", [] {
     MpiGrants grants = AskMpi();
-    return std::make_pair(std::move(grants.thread_level), grants.cuda_aware);
+    return std::make_pair(std::move(grants.thread_level), std::move(grants.memory_problem));
   });
   m.def("mpi_world_rank", &MpiWorldRank);
 #else

@@ -120,8 +120,7 @@ Decision Decide(const MeansTable& table, const std::vector<std::vector<Statement
       return std::any_of(said[m].begin(), said[m].end(), is);
     };
     if (some_wish(Wish::kAlways)) {
-      return Refusal(ErrorKind::kUnavailable, Concat(means.Variable(), "=1 asks for ", means.Name(),
-                                                     ", which cannot be used: ", problem));
+      return Refusal(ErrorKind::kUnavailable, InsistedInVain(means, problem));
     }
     if (!is_wanted || some_wish(Wish::kNever)) continue;  // nobody misses them
     unmet += Concat(unmet.empty() ? "" : "; ", means.Name(), " is not used: ", problem, " (",
@@ -168,7 +167,7 @@ Decision HearFromRankZero(Communicator* comm, const std::vector<StatementMessage
 
 }  // namespace
 
-Statement StatementOf(const DeviceMeans& means, const Communicator& comm, int device) {
+Statement StatementOf(const DeviceMeans& means, const std::string& memory_problem, int device) {
   Statement statement;
   try {
     statement.wish = WishFrom(means.Variable());
@@ -181,11 +180,16 @@ Statement StatementOf(const DeviceMeans& means, const Communicator& comm, int de
     return statement;
   }
   try {
-    statement.description = means.Describe(comm, device);
+    statement.description = means.Describe(memory_problem, device);
   } catch (const Error& error) {
     statement.problem = error.what();
   }
   return statement;
+}
+
+std::string InsistedInVain(const DeviceMeans& means, const std::string& problem) {
+  return Concat(means.Variable(), "=1 asks for ", means.Name(),
+                ", which cannot be used: ", problem);
 }
 
 DeviceAgreement AgreeOnMeans(Communicator* comm, const MeansTable& table,

@@ -34,8 +34,12 @@ struct Statement {
 };
 
 /// Of this process, with gradients on `device`: what its user asks for, and only if that is
-/// something, whether it can be had. Throws nothing: what is wrong is in there.
-Statement StatementOf(const DeviceMeans& means, const Communicator& comm, int device);
+/// something, whether it can be had (DeviceMeans::Describe). Throws nothing: what is wrong is in
+/// there.
+Statement StatementOf(const DeviceMeans& means, const std::string& memory_problem, int device);
+
+/// What a user is told who insists on means that cannot be used.
+std::string InsistedInVain(const DeviceMeans& means, const std::string& problem);
 
 /// The same on all ranks.
 struct DeviceAgreement {

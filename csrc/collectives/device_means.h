@@ -28,9 +28,10 @@ class DeviceMeans {
   /// The environment variable by which users ask for it: 0, auto or 1.
   virtual const char* Variable() const = 0;
 
-  /// Finds out whether this rank can use it, for memory of `device`. Returns what rank 0 has to
-  /// know of that, at most 399 bytes of text; throws why it cannot.
-  virtual std::string Describe(const Communicator& comm, int device) const = 0;
+  /// Finds out whether this rank can use it, for memory of `device`; `memory_problem` is what
+  /// DeviceMemoryProblem says of the ranks' communicator. Returns what rank 0 has to know of that,
+  /// at most 399 bytes of text; throws why it cannot.
+  virtual std::string Describe(const std::string& memory_problem, int device) const = 0;
 
   /// On rank 0: why ranks that describe themselves so, in their order, cannot use it together;
   /// empty if they can.
@@ -43,6 +44,13 @@ class DeviceMeans {
   /// communicator outlives it.
   virtual std::unique_ptr<DeviceNetwork> Connect(Communicator* comm, int device,
                                                  const Invitation& invitation) const = 0;
+};
+
+/// NCCL as users know it, in builds that have it and in those that have left it out.
+class NcclByName : public DeviceMeans {
+ public:
+  const char* Name() const final { return "NCCL"; }
+  const char* Variable() const final { return "HVD_SPARSE_NCCL"; }
 };
 
 }  // namespace hvd_sparse

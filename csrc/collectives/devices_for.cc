@@ -42,11 +42,9 @@ NcclFacts FindNccl() {
 namespace {
 
 /// In NCCL's place where it was left out, so that who insists on it is told.
-class LeftOut final : public DeviceMeans {
+class LeftOut final : public NcclByName {
  public:
-  const char* Name() const override { return "NCCL"; }
-  const char* Variable() const override { return "HVD_SPARSE_NCCL"; }
-  std::string Describe(const Communicator&, int) const override { return FindNccl().version; }
+  std::string Describe(const std::string&, int) const override { return FindNccl().version; }
   std::unique_ptr<DeviceNetwork> Connect(Communicator*, int, const Invitation&) const override {
     return nullptr;  // no rank can describe it
   }
@@ -75,10 +73,24 @@ MeansTable MeansOfThisBuild() {
 
 bool CanConnectDevices() { return !MeansOfThisBuild().empty(); }
 
+std::vector<MeansFacts> AskMeans(const std::string& memory_problem, Device device) {
+  std::vector<MeansFacts> facts;
+  for (const DeviceMeans* means : MeansOfThisBuild()) {
+    const Statement own = StatementOf(*means, memory_problem, device.index);
+    const std::string& problem = own.error.empty() ? own.problem : own.error;
+    std::string refusal = own.error;
+    if (own.wish == Wish::kAlways && !problem.empty()) refusal = InsistedInVain(*means, problem);
+    facts.push_back({means->Name(), means->Variable(), problem, refusal});
+  }
+  return facts;
+}
+
 DeviceConnection ConnectDevices(Communicator* comm, Device device) {
   const MeansTable table = MeansOfThisBuild();
   std::vector<Statement> own;
-  for (const DeviceMeans* means : table) own.push_back(StatementOf(*means, *comm, device.index));
+  for (const DeviceMeans* means : table) {
+    own.push_back(StatementOf(*means, comm->DeviceMemoryProblem(), device.index));
+  }
   const DeviceAgreement agreed = AgreeOnMeans(comm, table, own);
   DeviceConnection connection;
   if (agreed.means != nullptr) {

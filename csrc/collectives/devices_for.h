@@ -16,6 +16,18 @@ namespace hvd_sparse {
 /// Whether this build knows any means to connect devices.
 bool CanConnectDevices();
 
+/// What this process says of means to connect devices.
+struct MeansFacts {
+  std::string name;      ///< as users know it
+  std::string variable;  ///< of the environment, by which they ask for it
+  std::string problem;   ///< why it is not used, if only because nobody asks; empty if it can be
+  std::string refusal;   ///< why exchanges of gradients on devices are refused here; else empty
+};
+
+/// Of a process with gradients on `device` that is no rank yet: of each means of this build, in the
+/// order in which they are preferred. For `memory_problem` see Communicator::DeviceMemoryProblem.
+std::vector<MeansFacts> AskMeans(const std::string& memory_problem, Device device);
+
 /// What connects `device` of this rank with those of all ranks of `comm`: NCCL before CUDA-aware
 /// MPI, where all of them want it and have it. The same on all ranks. Collective.
 ///

@@ -34,11 +34,15 @@ constexpr std::int64_t kRemotePiece = 64 * 1024 - 512;
 // How many pieces of a message may be on their way: enough for 25 Gb/s between two looks.
 constexpr int kWindow = 8;
 
-/// Whether the MPI library that is loaded, and initialised, says that it moves memory of GPUs
-/// itself; empty: it does not say. The one place that asks.
-std::optional<bool> IsCudaAware() {
-  if (&MPIX_Query_cuda_support == nullptr) return {};
-  return MPIX_Query_cuda_support() != 0;
+/// Why the MPI library that is loaded, and initialised, cannot be given memory of a GPU, as far as
+/// it says so itself; empty if it can. The one place that asks.
+std::string MemoryProblem() {
+  const bool says = &MPIX_Query_cuda_support != nullptr;
+  if (says && MPIX_Query_cuda_support() != 0) return "";
+  const std::string version = MpiLibraryVersion();
+  return Concat(version.substr(0, version.find(',')),
+                says ? " says that it is not CUDA-aware" : " does not say whether it is CUDA-aware",
+                " (MPIX_Query_cuda_support)");
 }
 
 bool Finalized() {
@@ -189,15 +193,7 @@ class MpiCommunicator final : public LifelineCommunicator {
   }
 
   // Pieces of a message are cut by address: nobody but MPI looks at its bytes.
-  std::string DeviceMemoryProblem() const override {
-    const std::optional<bool> is_cuda_aware = IsCudaAware();
-    if (is_cuda_aware && *is_cuda_aware) return "";
-    const std::string version = MpiLibraryVersion();
-    return Concat(version.substr(0, version.find(',')),
-                  is_cuda_aware ? " says that it is not CUDA-aware"
-                                : " does not say whether it is CUDA-aware",
-                  " (MPIX_Query_cuda_support)");
-  }
+  std::string DeviceMemoryProblem() const override { return MemoryProblem(); }
 
  private:
   void WaitForAll(Streams* streams, const std::string& what) {
@@ -303,7 +299,7 @@ std::string MpiLibraryVersion() {
 MpiGrants AskMpi() {
   int level = 0;
   CheckMpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
-  MpiGrants grants{ThreadLevelName(level), IsCudaAware()};
+  MpiGrants grants{ThreadLevelName(level), MemoryProblem()};
   MPI_Finalize();
   return grants;
 }

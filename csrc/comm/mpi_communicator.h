@@ -4,7 +4,6 @@
 #define HVD_SPARSE_COMM_MPI_COMMUNICATOR_H_
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,9 +37,8 @@ int MpiWorldRank();
 std::string MpiLibraryVersion();
 
 struct MpiGrants {
-  std::string thread_level;  ///< "MPI_THREAD_MULTIPLE"
-  std::optional<bool>
-      cuda_aware;  ///< whether it moves memory of GPUs itself; empty: it does not say
+  std::string thread_level;    ///< "MPI_THREAD_MULTIPLE"
+  std::string memory_problem;  ///< see Communicator::DeviceMemoryProblem
 };
 
 /// Initialises and finalizes MPI to find out what it grants: only for a process that does nothing

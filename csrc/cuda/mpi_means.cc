@@ -16,9 +16,8 @@ class OverMpi final : public DeviceMeans {
   const char* Name() const override { return "CUDA-aware MPI"; }
   const char* Variable() const override { return "HVD_SPARSE_CUDA_AWARE_MPI"; }
 
-  std::string Describe(const Communicator& comm, int) const override {
-    const std::string problem = comm.DeviceMemoryProblem();
-    if (!problem.empty()) throw Error(ErrorKind::kUnavailable, problem);
+  std::string Describe(const std::string& memory_problem, int) const override {
+    if (!memory_problem.empty()) throw Error(ErrorKind::kUnavailable, memory_problem);
     return "";
   }
 

@@ -101,12 +101,9 @@ UniqueId IdIn(const Invitation& invitation) {
 namespace cuda {
 namespace {
 
-class OverNccl final : public DeviceMeans {
+class OverNccl final : public NcclByName {
  public:
-  const char* Name() const override { return "NCCL"; }
-  const char* Variable() const override { return "HVD_SPARSE_NCCL"; }
-
-  std::string Describe(const Communicator&, int device) const override {
+  std::string Describe(const std::string&, int device) const override {
     return nccl::Describe(device).Text();
   }
 

@@ -11,13 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvd_sparse.doctor import Problem, between_gpus, diagnose, served, transports
-from hvd_sparse.installation import Facts, examine
+from hvd_sparse.doctor import Problem, between_gpus, diagnose, served
+from hvd_sparse.installation import Facts, examine, transports
 
 console = Console()
-
-# What an MPI library says of itself.
-CUDA_AWARE = {True: "CUDA-aware", False: "not CUDA-aware", None: "does not say if CUDA-aware"}
 
 
 def doctor(
@@ -65,15 +62,15 @@ def show_facts(facts: Facts) -> None:
     parts = ("torch", "tensorflow", "mpi", "gloo", "nccl")
     with_parts = "with " + ", ".join(part for part in parts if horovod.get(part))
     row("Horovod", horovod.get("version"), with_parts)
-    of_cuda = CUDA_AWARE[mpi["cuda_aware"]] if "cuda_aware" in mpi else None
-    row("MPI", core["mpi_library"], mpi.get("thread_level"), of_cuda, mpi.get("mpirun"))
+    of_gpus = (mpi["memory_problem"] or "CUDA-aware") if "memory_problem" in mpi else None
+    row("MPI", core["mpi_library"], mpi.get("thread_level"), mpi.get("mpirun"), of_gpus)
     cuda = facts.get("cuda")
     if cuda is not None:  # else it was left out, as its part says
         row("CUDA", ", ".join(cuda.get("devices", [])) or "no device", cuda.get("error"))
     nccl = facts.get("nccl")
     if nccl is not None:
         row("NCCL", nccl.get("version") or "none", nccl.get("path"), nccl.get("error"))
-    if cuda is not None:
+    if facts.get("between_gpus") is not None:
         row("gtopk of GPUs", between_gpus(facts))
     console.print(table)
 

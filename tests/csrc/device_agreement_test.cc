@@ -27,9 +27,9 @@ class FakeMeans final : public DeviceMeans {
 
   const char* Name() const override { return name_; }
   const char* Variable() const override { return kVariable; }
-  std::string Describe(const Communicator& comm, int device) const override {
+  std::string Describe(const std::string& memory_problem, int device) const override {
     if (!problem.empty()) Throw(ErrorKind::kUnavailable, problem);
-    return Concat("device ", device, " of rank ", comm.Rank());
+    return Concat("device ", device, ", ", memory_problem);
   }
   std::string WhyNot(const std::vector<std::string>& ranks) const override {
     for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
@@ -180,28 +180,26 @@ TEST_F(Agreement, AMistakenWishIsToldToAllRanks) {
 }
 
 TEST_F(Agreement, AStatementFollowsTheEnvironmentAndAsksOnlyWhereThatAsks) {
-  OnRanks(1, [&](Communicator& comm) {
-    first_.problem = "there is none here";
-    ::unsetenv(kVariable);
-    for (const char* value : {"", "0"}) {
-      const Statement statement = StatementOf(first_, comm, 3);
-      EXPECT_EQ(statement.wish, Wish::kNever);
-      EXPECT_EQ(statement.problem, "HVD_SPARSE_TEST_MEANS is neither auto nor 1") << value;
-      ::setenv(kVariable, "0", 1);
-    }
-    ::setenv(kVariable, "auto", 1);
-    EXPECT_EQ(StatementOf(first_, comm, 3).wish, Wish::kIfPossible);
-    EXPECT_EQ(StatementOf(first_, comm, 3).problem, "there is none here");
-    first_.problem = "";
-    EXPECT_EQ(StatementOf(first_, comm, 3).problem, "");
-    EXPECT_EQ(StatementOf(first_, comm, 3).description, "device 3 of rank 0");
-    ::setenv(kVariable, "1", 1);
-    EXPECT_EQ(StatementOf(first_, comm, 3).wish, Wish::kAlways);
-    ::setenv(kVariable, "yes", 1);
-    EXPECT_EQ(StatementOf(first_, comm, 3).error,
-              "HVD_SPARSE_TEST_MEANS must be 0, auto, 1 or unset, got 'yes'");
-    ::unsetenv(kVariable);
-  });
+  const auto own = [&] { return StatementOf(first_, "its memory is full", 3); };
+  first_.problem = "there is none here";
+  ::unsetenv(kVariable);
+  for (const char* value : {"", "0"}) {
+    const Statement statement = own();
+    EXPECT_EQ(statement.wish, Wish::kNever);
+    EXPECT_EQ(statement.problem, "HVD_SPARSE_TEST_MEANS is neither auto nor 1") << value;
+    ::setenv(kVariable, "0", 1);
+  }
+  ::setenv(kVariable, "auto", 1);
+  EXPECT_EQ(own().wish, Wish::kIfPossible);
+  EXPECT_EQ(own().problem, "there is none here");
+  first_.problem = "";
+  EXPECT_EQ(own().problem, "");
+  EXPECT_EQ(own().description, "device 3, its memory is full");
+  ::setenv(kVariable, "1", 1);
+  EXPECT_EQ(own().wish, Wish::kAlways);
+  ::setenv(kVariable, "yes", 1);
+  EXPECT_EQ(own().error, "HVD_SPARSE_TEST_MEANS must be 0, auto, 1 or unset, got 'yes'");
+  ::unsetenv(kVariable);
 }
 
 TEST_F(Agreement, AnotherVersionOfThisPackageIsFoundOut) {

@@ -13,11 +13,19 @@ import pytest
 from typer.testing import CliRunner
 
 import hvd_sparse
-from hvd_sparse import _core, cli
+from hvd_sparse import _core, cli, installation
 from hvd_sparse.cli import doctor as command_line
-from hvd_sparse.doctor import diagnose, served, transports
+from hvd_sparse.doctor import diagnose, served
 from hvd_sparse.errors import UnavailableError
-from hvd_sparse.installation import ask, examine_core, examine_mpi, version_of
+from hvd_sparse.installation import (
+    ASK_MEANS,
+    ask,
+    examine_core,
+    examine_means,
+    examine_mpi,
+    transports,
+    version_of,
+)
 from hvd_sparse.nccl import package_libraries
 
 HEALTHY = {
@@ -48,7 +56,7 @@ HEALTHY = {
     "mpi": {"mpirun": "/usr/bin/mpirun", "thread_level": "MPI_THREAD_MULTIPLE"},
     "cuda": None,
     "nccl": None,
-    "wishes": {"HVD_SPARSE_NCCL": "", "HVD_SPARSE_CUDA_AWARE_MPI": ""},
+    "between_gpus": None,
 }
 
 
@@ -213,13 +221,12 @@ def test_the_command_shows_nccl_and_a_build_with_it_does_without(doctor, nccl, l
 @pytest.mark.parametrize(
     ("answer", "line"),
     [
-        (True, "MPI_THREAD_MULTIPLE, CUDA-aware"),
-        (False, "MPI_THREAD_MULTIPLE, not CUDA-aware"),
-        (None, "MPI_THREAD_MULTIPLE, does not say if CUDA-aware"),
+        ("", "/usr/bin/mpirun, CUDA-aware"),
+        ("Open MPI says that it is not CUDA-aware", "mpirun, Open MPI says that it is not CUDA-"),
     ],
 )
 def test_the_command_shows_what_mpi_says_of_cuda(doctor, answer, line):
-    result = doctor(altered("mpi", "cuda_aware", value=answer))
+    result = doctor(altered("mpi", "memory_problem", value=answer))
     assert result.exit_code == 0
     assert line in " ".join(result.output.split())
 
@@ -228,31 +235,27 @@ def test_the_command_shows_what_mpi_says_of_cuda(doctor, answer, line):
 def test_mpi_is_asked_whether_it_is_cuda_aware():
     facts = examine_mpi()
     assert facts["thread_level"].startswith("MPI_THREAD_")
-    assert facts["cuda_aware"] in (True, False, None)
+    assert facts["memory_problem"] == "" or "CUDA-aware" in facts["memory_problem"]
 
 
-def with_gpus(nccl_wish="", mpi_wish="", nccl=None, cuda_aware=None):
-    """A healthy installation with a GPU, and what its user asks for."""
-    facts = altered("cuda", value={"devices": ["NVIDIA H100"]})
-    facts["nccl"] = nccl
-    facts["mpi"]["cuda_aware"] = cuda_aware
-    facts["wishes"] = {"HVD_SPARSE_NCCL": nccl_wish, "HVD_SPARSE_CUDA_AWARE_MPI": mpi_wish}
-    return facts
+def told(name, problem="", refusal=""):
+    """What the core tells of a means to connect GPUs."""
+    return {"name": name, "variable": name.upper(), "problem": problem, "refusal": refusal}
 
 
-NCCL_FOUND = {"version": "2.27.3", "path": "/lib/libnccl.so.2"}
+def with_gpus(*means):
+    """A healthy installation with a GPU, and what can connect it with others."""
+    return altered("cuda", value={"devices": ["H100"]}) | {"between_gpus": {"means": list(means)}}
 
 
 @pytest.mark.parametrize(
     ("facts", "line"),
     [
-        (with_gpus(),
-         "by way of the CPUs: HVD_SPARSE_NCCL does not ask for NCCL, HVD_SPARSE_CUDA_AWARE_MPI"),
-        (with_gpus("auto", "auto", NCCL_FOUND, True), "by NCCL, as HVD_SPARSE_NCCL=auto asks"),
-        (with_gpus("auto", "1", None, True),
-         "by CUDA-aware MPI, as HVD_SPARSE_CUDA_AWARE_MPI=1 asks"),
-        (with_gpus("auto", "auto", {"error": "it is too old"}, False),
-         "=auto, but it is too old, HVD_SPARSE_CUDA_AWARE_MPI=auto, but the MPI library says that"),
+        (with_gpus(told("one", "nobody asks"), told("two", "it is too old")),
+         "by way of the CPUs: one is not used: nobody asks; two is not used: it is too old"),
+        (with_gpus(told("one"), told("two")), "by one, as ONE asks"),
+        (with_gpus(told("one", "nobody asks"), told("two")), "by two, as TWO asks"),
+        (with_gpus() | {"between_gpus": {"error": "exit status 3"}}, "nobody knows: exit status 3"),
     ],
 )  # fmt: skip
 def test_the_command_says_by_what_gtopk_of_gpus_goes(doctor, facts, line):
@@ -262,21 +265,43 @@ def test_the_command_says_by_what_gtopk_of_gpus_goes(doctor, facts, line):
     assert "gtopk of GPUs" not in doctor(HEALTHY).output
 
 
+def test_what_is_insisted_on_for_gpus_and_missing_is_a_problem():
+    (problem,) = diagnose(with_gpus(told("one"), told("two", "too old", "TWO=1 asks in vain")))
+    assert problem.what == "TWO=1 asks in vain"
+    assert problem.do == "TWO=auto, or unset it"
+
+
+def test_the_core_tells_what_can_connect_gpus_in_a_build_for_them():
+    answer = ask([sys.executable, "-c", ASK_MEANS, "it is full"])
+    assert set(answer) == {"means"}
+    assert bool(answer["means"]) == _core.with_cuda
+    assert set(told("one")) <= set(dir(_core.MeansFacts))
+
+
 @pytest.mark.parametrize(
-    ("facts", "what"),
+    ("facts", "problem"),
     [
-        (with_gpus("1"), "HVD_SPARSE_NCCL=1 asks for NCCL, which cannot be used: this build has "),
-        (with_gpus("", "1", NCCL_FOUND, None), "cannot be used: the MPI library does not say"),
-        (with_gpus("", "1", NCCL_FOUND, False), "the MPI library says that it is not CUDA-aware"),
-        (with_gpus("", "yes"), "HVD_SPARSE_CUDA_AWARE_MPI must be 0, auto, 1 or unset, got 'yes'"),
-        (with_gpus("", "1", NCCL_FOUND, True) | {"mpi": None},
-         "HVD_SPARSE_CUDA_AWARE_MPI=1 asks for CUDA-aware MPI, which cannot be used: ranks cannot"),
+        (altered("mpi", "memory_problem", value="it is full"), "it is full"),
+        (altered("horovod", "mpi", value=False), "ranks cannot be connected by MPI here"),
     ],
-)  # fmt: skip
-def test_what_is_insisted_on_for_gpus_and_missing_is_a_problem(facts, what):
-    (problem,) = diagnose(facts)
-    assert what in problem.what
-    assert "unset" in problem.do
+)
+def test_the_core_is_told_what_mpi_says_where_ranks_can_be_connected_by_it(
+    monkeypatch, facts, problem
+):
+    monkeypatch.setattr(installation, "ask", lambda command: command)
+    assert examine_means(facts | {"cuda": {"devices": ["H100"]}})[-1] == problem
+    assert examine_means(facts | {"cuda": {"error": "CUDA could not find a device"}}) is None
+
+
+def test_a_core_that_cannot_be_loaded_is_asked_nothing(monkeypatch):
+    monkeypatch.delattr(hvd_sparse, "_core")
+    monkeypatch.setitem(sys.modules, "hvd_sparse._core", None)
+    monkeypatch.setattr(installation, "examine_horovod", lambda: HEALTHY["horovod"])
+    monkeypatch.delattr(installation, "ask")
+    result = CliRunner().invoke(cli.app, ["doctor"])
+    assert result.exit_code == 1
+    assert "Problem 1: the compiled core cannot be loaded" in result.output
+    assert "do: build it for this environment: pip install" in result.output
 
 
 def test_the_nccl_of_a_package_is_found_without_importing_it(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ namespace hvd_sparse {
 /// What the ranks agree on where there is nothing but NCCL.
 inline DeviceAgreement AgreeOnNccl(Communicator* comm, int device) {
   const DeviceMeans& means = cuda::NcclMeans();
-  return AgreeOnMeans(comm, {&means}, {StatementOf(means, *comm, device)});
+  return AgreeOnMeans(comm, {&means}, {StatementOf(means, comm->DeviceMemoryProblem(), device)});
 }
 
 /// A transport, or why the ranks have none.

@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "csrc/base/device.h"
 #include "csrc/base/error.h"
 #include "csrc/collectives/device_agreement.h"
+#include "csrc/collectives/devices_for.h"
 #include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/thrown.h"
 
@@ -75,6 +77,7 @@ class NcclMeansHere : public testing::Test {
   }
   void TearDown() override {
     ::unsetenv("HVD_SPARSE_NCCL");
+    ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI");
     ::unsetenv(kSharing);
   }
 };
@@ -105,7 +108,7 @@ TEST_F(NcclMeansHere, RanksThatAgreeGetOneIdAndTheNextOnesAnother) {
   for (const int run : {0, 1}) {
     OnRanks(3, [&](Communicator& comm) {
       const DeviceMeans& means = cuda::NcclMeans();
-      const DeviceAgreement agreed = AgreeOnMeans(&comm, {&means}, {StatementOf(means, comm, 0)});
+      const DeviceAgreement agreed = AgreeOnMeans(&comm, {&means}, {StatementOf(means, "", 0)});
       EXPECT_EQ(agreed.means, &means);
       EXPECT_EQ(agreed.unmet, "");
       ids[static_cast<std::size_t>(3 * run + comm.Rank())] = IdIn(agreed.invitation);
@@ -117,6 +120,37 @@ TEST_F(NcclMeansHere, RanksThatAgreeGetOneIdAndTheNextOnesAnother) {
   for (const int run : {0, 1})
     EXPECT_TRUE(same(3 * run, 3 * run + 1) && same(3 * run, 3 * run + 2));
   EXPECT_FALSE(same(0, 3));
+}
+
+TEST_F(NcclMeansHere, AProcessThatIsNoRankIsToldWhatItCanUseAndWhatNot) {
+  const auto asked = [](const char* nccl, const char* mpi) {
+    ::setenv("HVD_SPARSE_NCCL", nccl, 1);
+    ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", mpi, 1);
+    return AskMeans("its memory is full", {DeviceType::kCuda, 0});
+  };
+  std::vector<MeansFacts> facts = asked("0", "0");
+  ASSERT_EQ(facts.size(), 2u);  // in the order in which they are preferred
+  EXPECT_EQ(facts[0].name, "NCCL");
+  EXPECT_EQ(facts[0].variable, "HVD_SPARSE_NCCL");
+  EXPECT_EQ(facts[0].problem, "HVD_SPARSE_NCCL is neither auto nor 1");
+  EXPECT_EQ(facts[1].name, "CUDA-aware MPI");
+  EXPECT_EQ(facts[1].variable, "HVD_SPARSE_CUDA_AWARE_MPI");
+  for (const MeansFacts& one : facts) EXPECT_EQ(one.refusal, "");
+
+  facts = asked("auto", "auto");
+  EXPECT_EQ(facts[0].problem, "");
+  EXPECT_EQ(facts[1].problem, "its memory is full");
+  for (const MeansFacts& one : facts) EXPECT_EQ(one.refusal, "");
+
+  facts = asked("1", "1");
+  EXPECT_EQ(facts[0].refusal, "");
+  EXPECT_EQ(facts[1].refusal,
+            "HVD_SPARSE_CUDA_AWARE_MPI=1 asks for CUDA-aware MPI, which cannot be used: its memory "
+            "is full");
+
+  facts = asked("yes", "0");
+  EXPECT_EQ(facts[0].refusal, "HVD_SPARSE_NCCL must be 0, auto, 1 or unset, got 'yes'");
+  EXPECT_EQ(facts[0].problem, facts[0].refusal);
 }
 
 }  // namespace

@@ -78,6 +78,20 @@ TEST_F(WithoutNccl, MpiIsUsedInItsStead) {
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST_F(WithoutNccl, AProcessThatIsNoRankIsToldTheSame) {
+  ::setenv("HVD_SPARSE_NCCL", "1", 1);
+  ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "1", 1);
+  const std::vector<MeansFacts> facts = AskMeans("", kGpu);
+  ASSERT_EQ(facts.size(), 2u);
+  EXPECT_EQ(facts[0].name, "NCCL");
+  EXPECT_EQ(facts[0].variable, "HVD_SPARSE_NCCL");
+  EXPECT_EQ(facts[0].problem, Thrown([] { FindNccl(); }).what());
+  EXPECT_EQ(facts[0].refusal,
+            "HVD_SPARSE_NCCL=1 asks for NCCL, which cannot be used: " + facts[0].problem);
+  EXPECT_EQ(facts[1].name, "CUDA-aware MPI");
+  EXPECT_EQ(facts[1].problem, "");
+}
+
 TEST_F(WithoutNccl, WhoDoesNotAskForItIsToldNothing) {
   EXPECT_TRUE(CanConnectDevices());
   OnRanks(3, [](Communicator& comm) {
