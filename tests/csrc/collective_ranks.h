@@ -14,12 +14,14 @@
 
 namespace hvd_sparse {
 
-inline void OnRanks(int size, const std::function<void(Communicator&)>& program) {
+/// Runs `program` on so many ranks, whose communicators are made as a LoopbackCommunicator is.
+template <typename Rank = LoopbackCommunicator>
+void OnRanks(int size, const std::function<void(Communicator&)>& program) {
   auto world = std::make_shared<LoopbackWorld>(size);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      LoopbackCommunicator comm(world, rank);
+      Rank comm(world, rank);
       program(comm);
     });
   }

@@ -3,12 +3,19 @@
 #ifndef HVD_SPARSE_TESTS_CSRC_CUDA_NCCL_RANKS_H_
 #define HVD_SPARSE_TESTS_CSRC_CUDA_NCCL_RANKS_H_
 
+#include <gtest/gtest.h>
+
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "csrc/collectives/device_agreement.h"
 #include "csrc/cuda/nccl_means.h"
 #include "csrc/cuda/nccl_transport.h"
+#include "csrc/cuda/stream.h"
+#include "csrc/kernels/kernels_for.h"
+#include "tests/csrc/collective_ranks.h"
 
 namespace hvd_sparse {
 
@@ -30,6 +37,22 @@ inline NcclConnection ConnectNccl(Communicator* comm, int device, const WaitLimi
   return {std::make_unique<cuda::NcclTransport>(nccl::Library::Get(), nccl::IdIn(agreed.invitation),
                                                 comm, device, limits),
           ""};
+}
+
+/// Runs `program` on so many ranks that are threads, on as many devices as there are. Returns why
+/// they cannot use NCCL; empty if they can, or do not want it.
+inline std::string OnNcclRanks(
+    int size, const std::function<void(cuda::NcclTransport&, Communicator&)>& program) {
+  std::vector<std::string> problems(static_cast<std::size_t>(size));
+  OnRanks(size, [&](Communicator& comm) {
+    const int device = comm.Rank() % static_cast<int>(CudaDeviceNames().size());
+    const cuda::OnDevice current(device);
+    const NcclConnection made = ConnectNccl(&comm, device, {});
+    problems[static_cast<std::size_t>(comm.Rank())] = made.problem;
+    if (made.transport != nullptr) program(*made.transport, comm);
+  });
+  for (const std::string& problem : problems) EXPECT_EQ(problem, problems[0]);
+  return problems[0];
 }
 
 }  // namespace hvd_sparse

@@ -12,14 +12,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
-#include <memory>
 #include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/comm/loopback_communicator.h"
 #include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/messages.h"
@@ -44,24 +39,10 @@ class NcclTransportTest : public CudaTest {
 
   /// Runs `program` on `size` ranks; false, and the reason, if they cannot use NCCL here.
   bool OnRanks(int size, const Program& program) {
-    auto world = std::make_shared<LoopbackWorld>(size);
-    std::vector<std::string> problems(static_cast<std::size_t>(size));
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < size; ++rank) {
-      threads.emplace_back([&, rank] {
-        const int device = rank % static_cast<int>(CudaDeviceNames().size());
-        const OnDevice current(device);
-        LoopbackCommunicator comm(world, rank);
-        const NcclConnection made = ConnectNccl(&comm, device, {});
-        problems[static_cast<std::size_t>(rank)] = made.problem;
-        if (made.transport == nullptr) return;
-        const Stream stream;
-        program(*made.transport, comm, stream.get());
-      });
-    }
-    for (auto& thread : threads) thread.join();
-    for (const std::string& problem : problems) EXPECT_EQ(problem, problems[0]);
-    problem_ = problems[0];
+    problem_ = OnNcclRanks(size, [&](NcclTransport& transport, Communicator& comm) {
+      const Stream stream;
+      program(transport, comm, stream.get());
+    });
     return problem_.empty();
   }
 

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -176,6 +177,20 @@ inline void ExpectALostRankToEndTheWait(const Circumstances& met = {}) {
         const Error error = Thrown([&own] { own.WaitForAll(); });
         EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
         EXPECT_TRUE(Says(error, "rank 2 was lost")) << error.what();
+      },
+      met);
+}
+
+/// The same, with a limit of 0.3 s that is left to the test to unset.
+inline void ExpectTheLimitToEndTheWait(const std::string& said, const Circumstances& met = {}) {
+  ::setenv("HVD_SPARSE_TIMEOUT", "0.3", 1);
+  OnOwnRanks(
+      1, End::kAllOrUntouched,
+      [&said](int, OwnRank& own) {
+        own.StartAll();
+        const Error error = Thrown([&own] { own.WaitForAll(); });
+        EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
+        EXPECT_TRUE(Says(error, said)) << error.what();
       },
       met);
 }

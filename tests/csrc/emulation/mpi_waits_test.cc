@@ -80,18 +80,9 @@ TEST_F(MpiWait, EndsWithALostRankAndNothingIsLost) {
 }
 
 TEST_F(MpiWait, EndsAtTheLimitOfTimeAndNothingIsLost) {
-  ::setenv("HVD_SPARSE_TIMEOUT", "0.3", 1);
-  OnOwnRanks(
-      1, End::kAllOrUntouched,
-      [](int, OwnRank& own) {
-        own.StartAll();
-        const Error error = Thrown([&own] { own.WaitForAll(); });
-        EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
-        EXPECT_TRUE(Says(error,
-                         "'s own device after 0.3 s (HVD_SPARSE_TIMEOUT) in bucket '0', gtopk, "
-                         "over MPI, between ranks"))
-            << error.what();
-      },
+  ExpectTheLimitToEndTheWait(
+      "'s own device after 0.3 s (HVD_SPARSE_TIMEOUT) in bucket '0', gtopk, over MPI, between "
+      "ranks",
       InAWorldThatTheDeviceSees());
 }
 

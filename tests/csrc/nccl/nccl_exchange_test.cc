@@ -11,6 +11,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/collectives/devices_for.h"
+#include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/cuda/exchange_steps.h"
 #include "tests/csrc/nccl/with_fake_nccl.h"
 #include "tests/csrc/thrown.h"
@@ -69,27 +70,18 @@ TEST_F(NcclExchange, ComesBeforeMpiWhichIsUsedWhereNcclCannotBe) {
     EXPECT_EQ(seen.Over("NCCL"), 0);
     EXPECT_EQ(seen.Over("MPI"), kSteps);
   }
-  ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI");
 }
 
 TEST_F(NcclExchange, WhoAskedForNcclIsToldThatItIsMpi) {
   ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "auto", 1);
   ::unsetenv(nccl::kSharing);
-  auto world = std::make_shared<LoopbackWorld>(2);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([&, rank] {
-      DeviceLoopback comm(world, rank);
-      const DeviceConnection made = ConnectDevices(&comm, kGpu);
-      EXPECT_NE(made.network, nullptr);
-      const std::string begin =
-          "gtopk between GPUs goes over CUDA-aware MPI, since NCCL is not used: ranks 0 and 1 "
-          "share";
-      EXPECT_EQ(made.news.substr(0, begin.size()), begin);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI");
+  OnRanks<DeviceLoopback>(2, [](Communicator& comm) {
+    const DeviceConnection made = ConnectDevices(&comm, kGpu);
+    EXPECT_NE(made.network, nullptr);
+    const std::string begin =
+        "gtopk between GPUs goes over CUDA-aware MPI, since NCCL is not used: ranks 0 and 1 share";
+    EXPECT_EQ(made.news.substr(0, begin.size()), begin);
+  });
 }
 
 /// Runs one step on each rank, as `alter` makes it there; what it throws.

@@ -2,12 +2,10 @@
 ///
 /// The library that stands in for NCCL waits as NCCL does: for ever, until it is told to abort.
 
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -18,7 +16,7 @@
 #include "csrc/cuda/nccl_transport.h"
 #include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/cuda/nccl_ranks.h"
-#include "tests/csrc/nccl/fake_nccl.h"
+#include "tests/csrc/nccl/with_fake_nccl.h"
 #include "tests/csrc/tcp_ranks.h"
 #include "tests/csrc/thrown.h"
 
@@ -26,37 +24,8 @@ namespace hvd_sparse::cuda {
 namespace {
 
 constexpr std::int64_t kBytes = 64;
-const char* const kLibrary = FAKE_NCCL_FOLDER "/libfake_nccl.so";
 
-template <typename Function>
-Function* Control(const char* name) {
-  void* const library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);  // loaded already
-  return reinterpret_cast<Function*>(::dlsym(library, name));
-}
-#define CONTROL(name) Control<decltype(name)>(#name)
-
-bool DeviceIsIdle() {
-  static auto* const is_idle = CONTROL(fake_nccl_is_idle);
-  return is_idle() != 0;
-}
-
-/// In the second kind of run, groups are given to the device at once, and it is the device that
-/// waits for peers.
-class NcclFailure : public testing::TestWithParam<bool> {
- protected:
-  void SetUp() override {
-    ::setenv("HVD_SPARSE_NCCL_LIBRARY", kLibrary, 1);
-    ::setenv(nccl::kSharing, "1", 1);
-    ::setenv("HVD_SPARSE_NCCL", "auto", 1);
-    CONTROL(fake_nccl_run_behind)(GetParam());
-    emulation::device_is_idle = &DeviceIsIdle;
-  }
-  void TearDown() override {
-    emulation::device_is_idle = nullptr;
-    CONTROL(fake_nccl_run_behind)(0);
-    EXPECT_EQ(CONTROL(fake_nccl_communicators)(), 0);
-  }
-};
+class NcclFailure : public WaitingInNccl {};
 
 std::unique_ptr<NcclTransport> Connect(Communicator* comm, const WaitLimits& limits = {}) {
   NcclConnection made = ConnectNccl(comm, 0, limits);
@@ -102,15 +71,15 @@ TEST_P(NcclFailureOnTheDevice, IsFreedThoughNobodyWaitsForIt) {
     std::vector<std::uint8_t> sent(kBytes), received(kBytes);
     if (comm.Rank() == 0) {
       transport->Exchange(1, sent.data(), received.data(), kBytes, nullptr);
-      EXPECT_FALSE(DeviceIsIdle());
+      EXPECT_FALSE(FakeNcclIsIdle());
     }
     WaitForOthers(comm, 1);
     if (comm.Rank() == 1) comm.Fail(ErrorKind::kExchangeFailed, "rank 1 has had enough");
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (!DeviceIsIdle() && std::chrono::steady_clock::now() < deadline) {
+    while (!FakeNcclIsIdle() && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::yield();
     }
-    EXPECT_TRUE(DeviceIsIdle());
+    EXPECT_TRUE(FakeNcclIsIdle());
   });
 }
 
@@ -118,7 +87,7 @@ TEST_P(NcclFailure, WhatNcclMeetsEndsTheExchangeOnAllRanks) {
   OnRanks(3, [](Communicator& comm) {
     const auto transport = Connect(&comm);
     WaitForOthers(comm, 0);
-    if (comm.Rank() == 0) CONTROL(fake_nccl_break_group)(nccl::kRemoteError, 0);
+    if (comm.Rank() == 0) OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kRemoteError, 0);
     const Error error = [&] {
       if (comm.Rank() == 0) return Swap(transport.get(), 1);
       return Thrown([&] {
@@ -189,11 +158,8 @@ TEST_P(NcclFailure, ACaptureMeetsOnlyPeersThatWereMetBefore) {
   });
 }
 
-std::string NameOf(const testing::TestParamInfo<bool>& run) {
-  return run.param ? "OnTheDevice" : "InTheCall";
-}
-INSTANTIATE_TEST_SUITE_P(Waiting, NcclFailure, testing::Bool(), NameOf);
-INSTANTIATE_TEST_SUITE_P(Waiting, NcclFailureOnTheDevice, testing::Values(true), NameOf);
+INSTANTIATE_TEST_SUITE_P(Waiting, NcclFailure, testing::Bool(), WhoWaits);
+INSTANTIATE_TEST_SUITE_P(Waiting, NcclFailureOnTheDevice, testing::Values(true), WhoWaits);
 
 }  // namespace
 }  // namespace hvd_sparse::cuda

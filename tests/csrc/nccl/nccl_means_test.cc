@@ -14,6 +14,7 @@
 #include "csrc/collectives/device_agreement.h"
 #include "csrc/collectives/devices_for.h"
 #include "tests/csrc/collective_ranks.h"
+#include "tests/csrc/nccl/with_fake_nccl.h"
 #include "tests/csrc/thrown.h"
 
 namespace hvd_sparse::nccl {
@@ -70,17 +71,7 @@ TEST(NcclMeans, ADeviceIsTheSameWhateverItsNumber) {
 
 // ---- With the library that stands in for NCCL ---------------------------------------------------
 
-class NcclMeansHere : public testing::Test {
- protected:
-  void SetUp() override {
-    ::setenv("HVD_SPARSE_NCCL_LIBRARY", FAKE_NCCL_FOLDER "/libfake_nccl.so", 1);
-  }
-  void TearDown() override {
-    ::unsetenv("HVD_SPARSE_NCCL");
-    ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI");
-    ::unsetenv(kSharing);
-  }
-};
+class NcclMeansHere : public WithFakeNccl {};
 
 TEST_F(NcclMeansHere, AProcessDescribesWhatItHas) {
   ::unsetenv(kSharing);
@@ -94,7 +85,6 @@ TEST_F(NcclMeansHere, AProcessDescribesWhatItHas) {
 }
 
 TEST_F(NcclMeansHere, ADescriptionTravelsAsText) {
-  ::setenv(kSharing, "1", 1);
   const Description own = Describe(0), read = Description::Of(own.Text());
   EXPECT_EQ(read.version, own.version);
   EXPECT_EQ(read.may_share, own.may_share);
@@ -102,8 +92,6 @@ TEST_F(NcclMeansHere, ADescriptionTravelsAsText) {
 }
 
 TEST_F(NcclMeansHere, RanksThatAgreeGetOneIdAndTheNextOnesAnother) {
-  ::setenv("HVD_SPARSE_NCCL", "auto", 1);
-  ::setenv(kSharing, "1", 1);
   std::vector<UniqueId> ids(6);
   for (const int run : {0, 1}) {
     OnRanks(3, [&](Communicator& comm) {

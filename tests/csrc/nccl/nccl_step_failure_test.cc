@@ -18,11 +18,6 @@
 namespace hvd_sparse {
 namespace {
 
-bool NcclIsIdle() {
-  static auto* const is_idle = OF_FAKE_NCCL(fake_nccl_is_idle);
-  return is_idle() != 0;
-}
-
 std::atomic<bool> device_is_done{true};
 /// What waits for messages on the device is freed when a rank ends its communicator.
 bool DeviceIsDone() {
@@ -30,17 +25,7 @@ bool DeviceIsDone() {
   return device_is_done || communicators() < kRanks;
 }
 
-class NcclStepFailure : public WithFakeNccl {
- protected:
-  void TearDown() override {
-    emulation::device_is_idle = nullptr;
-    OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kSuccess, 0);
-    OF_FAKE_NCCL(fake_nccl_run_behind)(0);
-    ::unsetenv("HVD_SPARSE_TIMEOUT");
-    EXPECT_EQ(OF_FAKE_NCCL(fake_nccl_communicators)(), 0);
-    WithFakeNccl::TearDown();
-  }
-};
+class NcclStepFailure : public WithFakeNccl {};
 
 TEST_F(NcclStepFailure, AStepThatAllRefuseReturnsWhatItTookAndWhatRoundingAdded) {
   ExpectARefusalToReturnAll();
@@ -87,8 +72,7 @@ TEST_F(NcclStepFailure, InAMessageThatIsBeingGivenLosesNothing) { BreakEachGroup
 /// All of it was, and runs on what has not been received: here also where a message does come,
 /// since this device does not wait. So what is said of it may differ.
 TEST_F(NcclStepFailure, InAMessageUnderWayLosesNothing) {
-  OF_FAKE_NCCL(fake_nccl_run_behind)(1);
-  emulation::device_is_idle = &NcclIsIdle;
+  LetTheDeviceWait();
   BreakEachGroup("");
 }
 
@@ -120,13 +104,7 @@ TEST_F(NcclStepWait, IsInWaitAlone) {
 TEST_F(NcclStepWait, EndsWithALostRankAndNothingIsLost) { ExpectALostRankToEndTheWait(); }
 
 TEST_F(NcclStepWait, EndsAtTheLimitOfTimeAndNothingIsLost) {
-  ::setenv("HVD_SPARSE_TIMEOUT", "0.3", 1);
-  OnOwnRanks(1, End::kAllOrUntouched, [](int, OwnRank& own) {
-    own.StartAll();
-    const Error error = Thrown([&own] { own.WaitForAll(); });
-    EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
-    EXPECT_TRUE(Says(error, "after 0.3 s")) << error.what();
-  });
+  ExpectTheLimitToEndTheWait("after 0.3 s");
 }
 
 TEST_F(NcclStepWait, EndsForTheOthersWhenARankClosesItsExchange) {

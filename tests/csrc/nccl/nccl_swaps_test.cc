@@ -24,28 +24,7 @@
 namespace hvd_sparse {
 namespace {
 
-bool NcclIsIdle() {
-  static auto* const is_idle = OF_FAKE_NCCL(fake_nccl_is_idle);
-  return is_idle() != 0;
-}
-
-/// In the second kind of run, it is the device that waits for peers.
-class NcclSwaps : public WithFakeNccl, public testing::WithParamInterface<bool> {
- protected:
-  void SetUp() override {
-    WithFakeNccl::SetUp();
-    OF_FAKE_NCCL(fake_nccl_run_behind)(GetParam());
-    emulation::device_is_idle = &NcclIsIdle;
-  }
-  void TearDown() override {
-    emulation::device_is_idle = nullptr;
-    OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kSuccess, 0);
-    OF_FAKE_NCCL(fake_nccl_run_behind)(0);
-    ::unsetenv("HVD_SPARSE_TIMEOUT");
-    EXPECT_EQ(OF_FAKE_NCCL(fake_nccl_communicators)(), 0);
-    WithFakeNccl::TearDown();
-  }
-};
+class NcclSwaps : public WaitingInNccl {};
 
 /// A program on each rank, with an exchange.
 void OnExchanges(int size, const std::function<void(Exchange&)>& program) {
@@ -213,11 +192,8 @@ TEST_P(NcclSwaps, APeerThatNeverComesIsGivenUpAtTheLimit) {
   EXPECT_TRUE(Says(error, "after 0.3 s")) << error.what();
 }
 
-std::string NameOf(const testing::TestParamInfo<bool>& run) {
-  return run.param ? "OnTheDevice" : "InTheCall";
-}
-INSTANTIATE_TEST_SUITE_P(Waiting, NcclSwaps, testing::Bool(), NameOf);
-INSTANTIATE_TEST_SUITE_P(Waiting, NcclSwapsInTheCall, testing::Values(false), NameOf);
+INSTANTIATE_TEST_SUITE_P(Waiting, NcclSwaps, testing::Bool(), WhoWaits);
+INSTANTIATE_TEST_SUITE_P(Waiting, NcclSwapsInTheCall, testing::Values(false), WhoWaits);
 
 }  // namespace
 }  // namespace hvd_sparse

@@ -1,12 +1,14 @@
-/// Tests whose exchanges find the library that stands in for NCCL, and use it.
+/// Tests that find the library that stands in for NCCL, and use it.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_NCCL_WITH_FAKE_NCCL_H_
 #define HVD_SPARSE_TESTS_CSRC_NCCL_WITH_FAKE_NCCL_H_
 
+#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <string>
 
 #include "csrc/cuda/nccl_library.h"
 #include "tests/csrc/nccl/fake_nccl.h"
@@ -23,6 +25,11 @@ Function* OfFakeNccl(const char* name) {
 }
 #define OF_FAKE_NCCL(name) ::hvd_sparse::OfFakeNccl<decltype(name)>(#name)
 
+inline bool FakeNcclIsIdle() {
+  static auto* const is_idle = OF_FAKE_NCCL(fake_nccl_is_idle);
+  return is_idle() != 0;
+}
+
 class WithFakeNccl : public testing::Test {
  protected:
   void SetUp() override {
@@ -30,8 +37,36 @@ class WithFakeNccl : public testing::Test {
     ::setenv(nccl::kSharing, "1", 1);
     ::setenv("HVD_SPARSE_NCCL", "auto", 1);
   }
-  void TearDown() override { ::unsetenv("HVD_SPARSE_NCCL"); }
+  void TearDown() override {
+    emulation::device_is_idle = nullptr;
+    OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kSuccess, 0);
+    OF_FAKE_NCCL(fake_nccl_run_behind)(0);
+    EXPECT_EQ(OF_FAKE_NCCL(fake_nccl_communicators)(), 0);
+    for (const char* variable :
+         {"HVD_SPARSE_NCCL", nccl::kSharing, "HVD_SPARSE_CUDA_AWARE_MPI", "HVD_SPARSE_TIMEOUT"}) {
+      ::unsetenv(variable);
+    }
+  }
+
+  /// Groups are given to the device at once, and it is the device that waits for peers.
+  static void LetTheDeviceWait() {
+    OF_FAKE_NCCL(fake_nccl_run_behind)(1);
+    emulation::device_is_idle = &FakeNcclIsIdle;
+  }
 };
+
+/// Run twice: a call waits for peers, or the device does.
+class WaitingInNccl : public WithFakeNccl, public testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override {
+    WithFakeNccl::SetUp();
+    if (GetParam()) LetTheDeviceWait();
+  }
+};
+
+inline std::string WhoWaits(const testing::TestParamInfo<bool>& run) {
+  return run.param ? "OnTheDevice" : "InTheCall";
+}
 
 }  // namespace hvd_sparse
 

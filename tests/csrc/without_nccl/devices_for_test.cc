@@ -6,9 +6,7 @@
 #include "csrc/collectives/devices_for.h"
 
 #include <cstdlib>
-#include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "csrc/base/error.h"
@@ -63,19 +61,12 @@ TEST_F(WithoutNccl, WhoWouldHaveItIfPossibleIsToldWhyNot) {
 TEST_F(WithoutNccl, MpiIsUsedInItsStead) {
   ::setenv("HVD_SPARSE_NCCL", "auto", 1);
   ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "auto", 1);
-  const auto world = std::make_shared<LoopbackWorld>(2);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([&, rank] {
-      DeviceLoopback comm(world, rank);
-      const DeviceConnection made = ConnectDevices(&comm, kGpu);
-      EXPECT_NE(made.network, nullptr);
-      const std::string begin =
-          "gtopk between GPUs goes over CUDA-aware MPI, since NCCL is not used";
-      EXPECT_EQ(made.news.substr(0, begin.size()), begin);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  OnRanks<DeviceLoopback>(2, [](Communicator& comm) {
+    const DeviceConnection made = ConnectDevices(&comm, kGpu);
+    EXPECT_NE(made.network, nullptr);
+    const std::string begin = "gtopk between GPUs goes over CUDA-aware MPI, since NCCL is not used";
+    EXPECT_EQ(made.news.substr(0, begin.size()), begin);
+  });
 }
 
 TEST_F(WithoutNccl, AProcessThatIsNoRankIsToldTheSame) {
