@@ -164,7 +164,7 @@ class Variant:
 
         attachment = attachment_of(self.optimizer)
         exchange = None if attachment is None else attachment.exchange
-        for layer, residual in () if exchange is None else exchange.residuals():
+        for layer, residual in () if exchange is None else exchange.state.residuals():
             if layer == name:
                 return residual.clone()
         return torch.zeros(dict(self.training.named_parameters())[name].numel())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -23,6 +23,7 @@ from hvd_sparse.step_stats import Stats, StepStats
 from hvd_sparse.torch import guards, step_marks
 from hvd_sparse.torch.dense import DenseReducer
 from hvd_sparse.torch.devices import common_device
+from hvd_sparse.torch.exchange_state import ExchangeState
 from hvd_sparse.torch.launcher import Launcher
 from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.local_gradient import LocalGradient
@@ -53,6 +54,7 @@ class GradientExchange:
         steps: Steps exchanged so far.
         layers: Those that can travel sparse, in the order in which their gradients are expected.
         tuner: Decides how they travel, if the compression is adaptive.
+        state: What this rank keeps from step to step.
         rates: The learning rates that the residuals follow.
         stats: What the steps cost.
         passes: Backward passes per step.
@@ -103,7 +105,6 @@ class GradientExchange:
         compression = self._compression = settings.compression
         large = [s for s in reversed(self._slots) if travels_sparse(s.param, compression)]
         self.layers = tuple(Layer(slot.name, slot.param.numel()) for slot in large)
-        self._large = {slot.name: slot for slot in large}
         local = LocalGradient(settings, size=world.size, loss_scale=self._loss_scale)
         messages = Messages(prefix, process_set=process_set, exchange=exchange)
         self._sparse = Launcher(
@@ -124,6 +125,8 @@ class GradientExchange:
             loss_scale=self._loss_scale,
             local=local,
         )
+        slots = {slot.name: slot for slot in large}
+        self.state = ExchangeState(self._sparse, self._dense, slots=slots, device=self._device)
         self._meter = QualityMeter(messages)
         self._clock = StepClock(self.layers, measurer.place.clock)
         self._clock.running = False  # until the tuner asks for times
@@ -132,7 +135,7 @@ class GradientExchange:
         if world.size > 1:  # else nothing is sent, and so nothing is left behind
             self.tuner = measurer.tuner(self.layers, compression, messages)
             if self.tuner is None:
-                self._take_up(plan.fixed_choices(self.layers, compression))
+                self.state.move_to(plan.fixed_choices(self.layers, compression))
         self._hooks = [
             slot.param.register_post_accumulate_grad_hook(guards.hook(weakref.ref(self), slot))  # type: ignore[no-untyped-call]
             for slot in self._slots
@@ -145,52 +148,9 @@ class GradientExchange:
         """The sparse buckets."""
         return self._sparse.buckets
 
-    def residuals(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """By layer, float32, flat: what this rank has yet to send; zero where there is none."""
-        yield from self._dense.residuals.items()
-        for bucket in self.buckets:
-            yield from bucket.residuals()
-
-    def memories(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """By unit of selection, float32, [4]: what the sparsifier remembers of it."""
-        for bucket in self.buckets:
-            yield from bucket.memories()
-
-    def velocities(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """By parameter, float32, flat: this rank's velocity, where momentum is corrected."""
-        yield from self._dense.velocities.tensors.items()
-        for bucket in self.buckets:
-            yield from bucket.velocities()
-
     def numel_of(self, name: str) -> int | None:
         """Elements of the parameter of that name; None if there is none."""
         return next((slot.param.numel() for slot in self._slots if slot.name == name), None)
-
-    def load(
-        self,
-        residuals: Mapping[str, torch.Tensor],
-        memories: Mapping[str, torch.Tensor],
-        velocities: Mapping[str, torch.Tensor] | None = None,
-    ) -> None:
-        """Takes up, between two steps, what these methods gave; what lacks is zero."""
-        velocities = velocities or {}
-        for bucket in self.buckets:
-            bucket.load(residuals, memories, velocities)
-        sparse = {slot.name for bucket in self.buckets for slot in bucket.slots}
-        self._dense.load(
-            {
-                name: residual.to(self._device)
-                for name, residual in residuals.items()
-                if name not in sparse and bool(residual.any())
-            }
-        )
-        self._dense.velocities.load(
-            {
-                name: velocity.to(self._device)
-                for name, velocity in velocities.items()
-                if name not in sparse
-            }
-        )
 
     def synchronize(self) -> None:
         """Waits until every gradient is the average; a no-op until gradients arrive again.
@@ -374,7 +334,7 @@ class GradientExchange:
         if self.tuner is not None:
             tuning = self.tuner.end_step(reading)
             if tuning is not None:
-                self._take_up(tuning.choices)
+                self.state.move_to(tuning.choices)
             self._clock.running = self.tuner.times_next_step
 
     def replan(self) -> None:
@@ -386,15 +346,9 @@ class GradientExchange:
         )
         self.release()
         self.tuner.restart(self._measurer.network())
-        self._take_up(())
+        self.state.move_to(())
 
     def go_on_as(self, settled: str) -> None:
         """Takes up, between two steps and on all ranks alike, what `tuner.state()` gave."""
         assert self.tuner is not None
-        self._take_up(self.tuner.load(settled).choices)
-
-    def _take_up(self, choices: Sequence[plan.BucketChoice]) -> None:
-        """Between two steps, on all ranks alike: other buckets, the same residuals."""
-        residuals, velocities = dict(self.residuals()), dict(self.velocities())
-        self._sparse.take_up([c for c in choices if not c.dense], self._large)
-        self.load(residuals, {}, velocities)
+        self.state.move_to(self.tuner.load(settled).choices)

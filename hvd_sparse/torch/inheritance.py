@@ -43,7 +43,7 @@ class Heir:
     def begin(self, residuals: Mapping[str, np.ndarray], *, steps: int, rates: Any) -> None:
         """With what was shared out."""
         tensors = {name: torch.from_numpy(part) for name, part in residuals.items()}
-        self._exchange.load(tensors, {}, {})
+        self._exchange.state.load(tensors, {}, {})
         self._exchange.steps = steps
         self._exchange.rates.load(rates)
 

@@ -30,9 +30,9 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "rank": exchange.world.rank,
         "size": exchange.world.size,
         "layers": layers_of(exchange),
-        "residuals": {name: part.clone() for name, part in exchange.residuals()},
-        "velocities": {name: part.clone() for name, part in exchange.velocities()},
-        "states": {name: part.clone() for name, part in exchange.memories()},
+        "residuals": {name: part.clone() for name, part in exchange.state.residuals()},
+        "velocities": {name: part.clone() for name, part in exchange.state.velocities()},
+        "states": {name: part.clone() for name, part in exchange.state.memories()},
         "step": exchange.steps,
         "lrs": exchange.rates.state(),
         "tuning": None if exchange.tuner is None else exchange.tuner.state(),
@@ -68,11 +68,11 @@ def check_place(saved: dict[str, Any] | None, *, rank: int, size: int) -> None:
 def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     """Takes up what `check` has found to fit; None empties the residuals."""
     if saved is None:
-        exchange.load({}, {})
+        exchange.state.load({}, {})
         return
     if exchange.tuner is not None and saved.get("tuning") is not None:
         exchange.go_on_as(saved["tuning"])
-    exchange.load(saved["residuals"], saved["states"], saved.get("velocities"))
+    exchange.state.load(saved["residuals"], saved["states"], saved.get("velocities"))
     exchange.steps = saved["step"]
     exchange.rates.load(saved["lrs"])
 

@@ -87,7 +87,7 @@ def summary(optimizer: torch.optim.Optimizer) -> str:
 
 @torch.no_grad()
 def _norms(exchange: GradientExchange, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    residual = _norm([part for _, part in exchange.residuals()])
+    residual = _norm([part for _, part in exchange.state.residuals()])
     gradients = [
         param.grad
         for group in optimizer.param_groups
