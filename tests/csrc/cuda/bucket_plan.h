@@ -15,6 +15,7 @@
 #include "csrc/cuda/pinned_array.h"
 #include "csrc/exchange/bucket.h"
 #include "tests/csrc/cuda/device_blocks.h"
+#include "tests/csrc/cuda/states.h"
 #include "tests/csrc/entries.h"
 
 namespace hvd_sparse {
@@ -220,18 +221,6 @@ class RankOnCpu {
   std::vector<float> residual_;
   std::vector<SelectionState> states_;
 };
-
-inline testing::AssertionResult SameStates(const std::vector<SelectionState>& a,
-                                           const std::vector<SelectionState>& b) {
-  for (std::size_t s = 0; s < a.size(); ++s) {
-    if (std::memcmp(&a[s], &b[s], sizeof(a[s])) == 0) continue;
-    return testing::AssertionFailure()
-           << "segment " << s << ": " << a[s].threshold << ", " << a[s].growth << ", "
-           << a[s].tail_index << ", " << a[s].own << " and " << b[s].threshold << ", "
-           << b[s].growth << ", " << b[s].tail_index << ", " << b[s].own;
-  }
-  return testing::AssertionSuccess();
-}
 
 inline std::vector<float> Gaussians(std::int64_t size, int seed) {
   std::mt19937 random(seed);

@@ -5,7 +5,6 @@
 #define HVD_SPARSE_TESTS_CSRC_CUDA_STEP_RANKS_H_
 
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
@@ -17,10 +16,9 @@
 #include "csrc/exchange/exchange.h"
 #include "tests/csrc/cuda/device_loopback.h"
 #include "tests/csrc/cuda/exchange_steps.h"
+#include "tests/csrc/cuda/states.h"
 
 namespace hvd_sparse {
-
-using States = std::vector<SelectionState>;
 
 /// Two gradients, float32 and of another type, cut by segments elsewhere; one segment is empty.
 inline BucketSpec StepSpecOf(Device device, const std::string& sparsifier) {
@@ -162,11 +160,6 @@ std::vector<std::vector<SeenStep>> RunSteps(int size, const BucketSpec& spec, co
   }
   for (std::thread& thread : threads) thread.join();
   return seen;
-}
-
-inline bool SameStates(const States& one, const States& other) {
-  return one.size() == other.size() &&
-         std::memcmp(one.data(), other.data(), one.size() * sizeof(SelectionState)) == 0;
 }
 
 /// Gradients of a refused step are not compared: nobody uses them.
