@@ -114,8 +114,7 @@ def rules_of(compression: Compression, place: Place | None = None) -> Rules:
         wires=WIRES if compression.indices == AUTO else (compression.indices,),
         slack=compression.slack,
         value_bytes=VALUE_BYTES if compression.values == "float32" else 2,
-        device_steps=as_sparsifier(compression.sparsifier).name == "gaussian"
-        and not compression.momentum_correction,
+        device_steps=as_sparsifier(compression.sparsifier).name == "gaussian",
         select_on=place.select_on,
         reserve=RESERVE,
     )

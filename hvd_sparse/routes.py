@@ -17,8 +17,8 @@ def route_of(collective: str, *, connected: bool, value_bytes: int, device_steps
         collective: Its name, or "dense".
         connected: Whether a network connects the devices of all ranks.
         value_bytes: Of a value on the wire.
-        device_steps: Whether a device can do all of a step: gradients lie there, `gaussian`
-            selects, and momentum is not corrected.
+        device_steps: Whether a device can do all of a step: gradients lie there, and `gaussian`
+            selects.
 
     Returns:
         One of `ROUTES`.

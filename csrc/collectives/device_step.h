@@ -29,15 +29,15 @@ struct DeviceStepSpec {
   double refresh = 32;  ///< see csrc/sparsifiers/gaussian.cc
 };
 
-/// What a step brings, see Launch. Gradients and residual lie on the device; all memory outlives
-/// the step.
+/// What a step brings, see Launch. Gradients, residual and velocity lie on the device; all memory
+/// outlives the step.
 struct DeviceStepLaunch {
-  Span<float> residual;
+  Span<float> residual, velocity;
   const std::vector<GradView>& gradients;
   const std::vector<float>& decays;
   const std::vector<std::int64_t>& ks;
   Span<SelectionState> states;  ///< in memory of the CPU: read now, written when it has arrived
-  float scale = 1, output_scale = 1;
+  float momentum = 0, scale = 1, output_scale = 1;
 };
 
 /// What became of a step; times as in RoundTimes, by the device's marks.
@@ -69,9 +69,10 @@ class DeviceStep {
   /// Of the step that arrived last.
   virtual const DeviceStepReport& report() const = 0;
 
-  /// Waits for the device, and puts back all that the last step took from the residual, so that it
-  /// is what error feedback made it, bit for bit: whether the step arrived, was refused on the
-  /// device, or ended anywhere in between, and whatever has been received then.
+  /// Waits for the device, and puts back all that the last step took from the residual, and what it
+  /// masked of the velocity, so that they are what error feedback made them, bit for bit: whether
+  /// the step arrived, was refused on the device, or ended anywhere in between, and whatever has
+  /// been received then.
   virtual void PutBack() = 0;
 };
 

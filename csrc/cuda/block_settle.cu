@@ -22,22 +22,24 @@ __device__ bool IsDelivered(std::uint32_t position, const DeviceBlock& reduced) 
          static_cast<std::uint32_t>(reduced.indices[low]) == (position | kSurvivedBit);
 }
 
-__global__ void __launch_bounds__(kEntryThreads)
-    SettleKernel(DeviceBlock selected, DeviceBlock reduced, Span<float> residual) {
+__global__ void __launch_bounds__(kEntryThreads) SettleKernel(Settling job) {
   const std::int64_t n = OwnEntry();
-  if (n >= selected.CountOnDevice()) return;
-  const std::uint32_t position = PositionOf(selected.indices[n]);
-  if (position >= residual.size) return;
-  if (!reduced.header->IsRefused() && IsDelivered(position, reduced)) return;
-  residual.data[position] = selected.values[n];
+  if (n >= job.selected.CountOnDevice()) return;
+  const std::uint32_t position = PositionOf(job.selected.indices[n]);
+  if (position >= job.residual.size) return;
+  const bool leaves = !job.reduced.header->IsRefused() && IsDelivered(position, job.reduced);
+  if (!leaves) job.residual.data[position] = job.selected.values[n];
+  if (job.velocity.data == nullptr) return;
+  float* const velocity = job.velocity.data + position;
+  if (job.masked != nullptr) job.masked[n] = *velocity;
+  if (leaves) *velocity = 0;
 }
 
 }  // namespace
 
-void LaunchSettle(const DeviceBlock& selected, const DeviceBlock& reduced, Span<float> residual,
-                  cudaStream_t stream) {
-  const unsigned blocks = BlocksForEntries(selected.capacity);
-  SettleKernel<<<blocks, kEntryThreads, 0, stream>>>(selected, reduced, residual);
+void LaunchSettle(const Settling& settling, cudaStream_t stream) {
+  const unsigned blocks = BlocksForEntries(settling.selected.capacity);
+  SettleKernel<<<blocks, kEntryThreads, 0, stream>>>(settling);
   CheckLaunch("put back what was not delivered");
 }
 

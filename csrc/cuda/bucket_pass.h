@@ -38,6 +38,8 @@ struct BucketPass {
 struct Selecting {
   BucketView bucket;
   float* residual = nullptr;
+  float* velocity = nullptr;         ///< as long, where momentum is corrected
+  float momentum = 0;                ///< of the velocity
   float scale = 1;                   ///< of the gradients
   double refresh = 32;               ///< steps between exact refreshes
   SelectionState* states = nullptr;  ///< by segment, empty ones too

@@ -30,7 +30,14 @@ __global__ void __launch_bounds__(kTakeThreads) FeedbackAndTakeKernel(Selecting 
   WithTypeOnDevice(flow.gradient_type, [&](auto number) {
     using T = decltype(number);
     const T* const gradient = static_cast<const T*>(flow.gradient) + tile.in_gradient;
-    entries.Load(WithGradient<T>(gradient, flow.decay, work.scale), 0, &work.pass->not_finite);
+    unsigned* const not_finite = &work.pass->not_finite;
+    if (work.velocity == nullptr) {
+      entries.Load(WithGradient<T>(gradient, flow.decay, work.scale), 0, not_finite);
+    } else {
+      const WithGradient<T> into_velocity(gradient, work.momentum, work.scale);
+      float* const velocity = work.velocity + tile.begin;
+      entries.Load(WithVelocity<T>(into_velocity, velocity, flow.decay), 0, not_finite);
+    }
   });
   const unsigned first = static_cast<unsigned>(segment.first_tile);
   const Counts up_to_end =

@@ -11,7 +11,8 @@ namespace hvd_sparse::cuda {
 
 /// The gradients join the residual, and what exceeds its segment's threshold, work.tried, becomes a
 /// candidate while there is room. One launch: Kernels::AccumulateAndTake of each piece, bit for
-/// bit.
+/// bit. Where there is a velocity, gradients join that, and it joins the residual, in the same one:
+/// Kernels::Accumulate beforehand.
 void LaunchFeedbackAndTake(const Selecting& work, cudaStream_t stream);
 
 /// For segments whose threshold has missed: puts their candidates back, and takes the k largest

@@ -63,6 +63,12 @@ void CheckStep(const DeviceBucket& bucket, const DeviceLaunch& launch) {
   };
   fits("residual", static_cast<std::size_t>(bucket.Numel()),
        static_cast<std::size_t>(launch.residual.size));
+  if (launch.velocity.data != nullptr) {
+    fits("velocity", static_cast<std::size_t>(bucket.Numel()),
+         static_cast<std::size_t>(launch.velocity.size));
+    Require(launch.momentum >= 0 && launch.momentum < 1, "momentum of bucket ", bucket.id,
+            " must lie in [0, 1), got ", launch.momentum);
+  }
   fit("gradients", launch.gradients);
   fit("outputs", launch.outputs);
   fits("decays", numels.size(), launch.decays.size());

@@ -37,6 +37,8 @@ struct DeviceBucket {
 /// to stays until the stream has done the step.
 struct DeviceLaunch {
   Span<float> residual;              ///< of the whole bucket
+  Span<float> velocity = {};         ///< as long, where momentum is corrected; else empty
+  float momentum = 0;                ///< of the velocity, in [0, 1)
   std::vector<GradView> gradients;   ///< join the residual; each has memory and number type
   std::vector<float> decays;         ///< of the residual, one per gradient; finite
   float scale = 1;                   ///< of the gradients, when they join the residual
@@ -47,6 +49,8 @@ struct DeviceLaunch {
   float output_scale = 1;            ///< of the sum: 1 / ranks for the average; > 0, finite
   void* former = nullptr;            ///< for a block with the capacity of reduced(): gets what
                                      ///< undoing takes, see LaunchNoteFormer; null: nobody undoes
+  float* masked = nullptr;           ///< for as many values as selected() has room for: the same of
+                                     ///< the velocity, see Settling
 };
 
 /// Throws InvalidArgument if the numbers do not fit together.

@@ -29,6 +29,8 @@ void DeviceSelector::Select(const DeviceLaunch& launch, const BucketTables& tabl
                             cudaStream_t stream) {
   work_.bucket = tables.view();
   work_.residual = launch.residual.data;
+  work_.velocity = launch.velocity.data;
+  work_.momentum = launch.momentum;
   work_.scale = launch.scale;
   work_.states = launch.states;
   zeros_.Clear(stream);

@@ -111,15 +111,42 @@ struct WithGradient {
   }
 
   /// The same for four entries, `left` of which there are.
-  __device__ Four<float> JoinFour(std::int64_t i, std::int64_t left, const Four<float>& before,
-                                  unsigned* bad) const {
-    const Four<T> added = LoadFour(gradient + i, left, is_aligned);
+  __device__ Four<float> AddFour(const Four<float>& before, const Four<T>& gradient_there,
+                                 std::int64_t left, unsigned* bad) const {
     Four<float> after = before;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (j < left) after.at[j] = Add(before.at[j], added.at[j], bad);
+      if (j < left) after.at[j] = Add(before.at[j], gradient_there.at[j], bad);
     }
     return after;
+  }
+
+  __device__ Four<float> JoinFour(std::int64_t i, std::int64_t left, const Four<float>& before,
+                                  unsigned* bad) const {
+    return AddFour(before, LoadFour(gradient + i, left, is_aligned), left, bad);
+  }
+};
+
+/// Where momentum is corrected: velocity = momentum * velocity + scale * gradient, in its place;
+/// then residual = decay * residual + velocity. What is not finite counts at either place.
+template <typename T>
+struct WithVelocity {
+  static constexpr bool kChanges = true;
+
+  float* velocity;
+  WithGradient<T> into_velocity;
+  WithGradient<float> into_residual;
+
+  __device__ WithVelocity(const WithGradient<T>& into_velocity, float* velocity, float decay)
+      : velocity(velocity), into_velocity(into_velocity), into_residual(velocity, decay, 1.0f) {}
+
+  __device__ Four<float> JoinFour(std::int64_t i, std::int64_t left, const Four<float>& before,
+                                  unsigned* bad) const {
+    const bool is_aligned = into_residual.is_aligned;
+    const Four<float> former = LoadFour(velocity + i, left, is_aligned);
+    const Four<float> joined = into_velocity.JoinFour(i, left, former, bad);
+    StoreFour(joined, left, is_aligned, velocity + i);
+    return into_residual.AddFour(before, joined, left, bad);
   }
 };
 

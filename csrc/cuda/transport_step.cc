@@ -48,6 +48,7 @@ TransportStep::~TransportStep() { (void)cudaStreamSynchronize(stream_); }
 void TransportStep::Divide(Divider* divider) {
   states_ = divider->Take<SelectionState>(segments_);
   former_ = divider->Take<char>(DeviceBlock::BytesFor(exchange_.reduced().capacity));
+  masked_ = divider->Take<float>(exchange_.selected().capacity);
 }
 
 StreamHandle TransportStep::stream() const {
@@ -64,6 +65,7 @@ void TransportStep::Marked::Exchange(int peer, const void* send, void* recv, std
 void TransportStep::Give(const DeviceStepLaunch& launch) {
   const OnDevice current(device_);
   residual_ = launch.residual;
+  velocity_ = launch.velocity;
   framework_states_ = launch.states;
   is_narrow_ = std::any_of(launch.gradients.begin(), launch.gradients.end(), IsNarrow);
   is_written_ = false;
@@ -73,8 +75,9 @@ void TransportStep::Give(const DeviceStepLaunch& launch) {
 
   marks_.Begin(stream_);
   RenewStates();
-  exchange_.Run({launch.residual, launch.gradients, launch.decays, launch.scale, launch.ks, states_,
-                 launch.gradients, launch.output_scale, is_narrow_ ? former_ : nullptr},
+  exchange_.Run({launch.residual, launch.velocity, launch.momentum, launch.gradients, launch.decays,
+                 launch.scale, launch.ks, states_, launch.gradients, launch.output_scale,
+                 is_narrow_ ? former_ : nullptr, masked_},
                 stream_);
   is_written_ = true;
   if (transport_.calls() == 0) {  // a rank alone
@@ -140,6 +143,11 @@ void TransportStep::PutBack() {
       LaunchPutBack(DeviceBlock::In(former_, exchange_.reduced().capacity), residual_, stream_);
     }
     LaunchPutBack(exchange_.selected(), residual_, stream_);
+  }
+  if (is_written_ && velocity_.data != nullptr) {
+    DeviceBlock masked = exchange_.selected();
+    masked.values = masked_;
+    LaunchPutBack(masked, velocity_, stream_);
   }
   Check(cudaStreamSynchronize(stream_), "finish its work");
 }

@@ -6,8 +6,9 @@
 ///     ended before all of it was given        the selected block holds what left the residual
 ///     ended behind that, also by an abort     the stream has run to its end, on rubbish perhaps,
 ///                                             which reaches the residual at selected entries, and
-///                                             where narrow gradients lose by rounding: there, what
-///                                             it held was noted before
+///                                             where narrow gradients lose by rounding, and the
+///                                             velocity at selected entries: there, what they held
+///                                             was noted before
 ///     refused on the device                   all has returned there; returning again changes
 ///                                             nothing
 
@@ -73,13 +74,14 @@ class TransportStep final : public DeviceStep {
   const std::int64_t segments_;
   SelectionState* states_ = nullptr;          // the device's copy
   char* former_ = nullptr;                    // for a block: see LaunchNoteFormer
-  const DeviceBytes memory_;                  // of both
+  float* masked_ = nullptr;                   // by selected entry: see Settling
+  const DeviceBytes memory_;                  // of all three
   std::vector<SelectionState> known_states_;  // what the framework's array held last
   PinnedArray<SelectionState> sent_states_, fetched_states_;
   PinnedArray<DeviceBlockHeader> selected_, reduced_;  // one each
 
   // Of the last step.
-  Span<float> residual_;
+  Span<float> residual_, velocity_;
   Span<SelectionState> framework_states_;
   bool is_narrow_ = false;                              // a gradient rounds
   bool is_written_ = false;                             // the stream was given all of it

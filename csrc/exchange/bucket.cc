@@ -275,7 +275,8 @@ void Bucket::PutBack(const Kernels& kernels) {
 
 void Bucket::Commit(const Kernels& kernels) {
   if (node_ != nullptr) node_->Commit(launch_.residual);
-  if (launch_.velocity.data != nullptr) MaskVelocity(kernels);
+  const bool has_masked = is_given_;  // the device, as it settled
+  if (launch_.velocity.data != nullptr && !has_masked) MaskVelocity(kernels);
 }
 
 /// Momentum factor masking: velocities move to a block as selected values do, and what was not

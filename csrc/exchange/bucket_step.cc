@@ -29,8 +29,9 @@ std::shared_ptr<const Mark> Bucket::Give(Launch launch, Communicator& comm, cons
 
   kernels.LetFollow(device_step_->stream(), ready);
   is_given_ = true;
-  device_step_->Give({launch_.residual, launch_.gradients, launch_.decays, launch_.ks,
-                      launch_.states, launch_.scale, launch_.output_scale});
+  device_step_->Give({launch_.residual, launch_.velocity, launch_.gradients, launch_.decays,
+                      launch_.ks, launch_.states, launch_.momentum, launch_.scale,
+                      launch_.output_scale});
   return kernels.EndOf(device_step_->stream());
 }
 

@@ -5,9 +5,8 @@ namespace hvd_sparse {
 Route RouteOf(const BucketSpec& spec, const Launch& launch, bool connected) {
   const bool has_rounds = spec.collective == "gtopk" && spec.wire.values == DType::kFloat32;
   if (!connected || !has_rounds) return Route::kCalls;
-  const bool corrects_momentum = launch.velocity.data != nullptr;
-  const bool has_step = !spec.device.IsCpu() && spec.sparsifier == "gaussian" &&
-                        !corrects_momentum && spec.Numel() > 0 && launch.output_scale > 0;
+  const bool has_step = !spec.device.IsCpu() && spec.sparsifier == "gaussian" && spec.Numel() > 0 &&
+                        launch.output_scale > 0;
   return has_step ? Route::kStep : Route::kRounds;
 }
 

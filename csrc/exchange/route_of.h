@@ -14,7 +14,7 @@ namespace hvd_sparse {
 /// `connected`: whether a network connects the devices of all ranks.
 ///
 /// A whole step is what csrc/cuda/ can do without the CPU: selection by `gaussian`, of gradients
-/// that lie on a device, without a velocity. Rounds alone take blocks of any sparsifier.
+/// that lie on a device. Rounds alone take blocks of any sparsifier.
 Route RouteOf(const BucketSpec& spec, const Launch& launch, bool connected);
 
 }  // namespace hvd_sparse

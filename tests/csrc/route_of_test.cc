@@ -21,7 +21,7 @@ TEST(RouteOf, IsTheDevicesWhereItCanDoIt) {
   const std::vector<Case> cases = {
       {"gtopk", "gaussian", DType::kFloat32, true, false, true, Route::kStep},
       {"gtopk", "top_k", DType::kFloat32, true, false, true, Route::kRounds},
-      {"gtopk", "gaussian", DType::kFloat32, true, true, true, Route::kRounds},
+      {"gtopk", "gaussian", DType::kFloat32, true, true, true, Route::kStep},
       {"gtopk", "gaussian", DType::kFloat32, false, false, true, Route::kRounds},
       {"gtopk", "gaussian", DType::kBFloat16, true, false, true, Route::kCalls},
       {"gtopk", "gaussian", DType::kFloat32, true, false, false, Route::kCalls},

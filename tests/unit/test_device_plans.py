@@ -82,14 +82,12 @@ def test_values_that_travel_narrow_go_by_the_cpus():
     ("compression", "steps"),
     [
         (LAGS(), True),
-        (LAGS(momentum_correction=0.9), False),
+        (LAGS(momentum_correction=0.9), True),
         (GaussianK(adaptive=True), True),
         (TopK(adaptive=True), False),
     ],
 )
-def test_a_device_does_whole_steps_where_gaussian_selects_and_momentum_is_not_corrected(
-    compression, steps
-):
+def test_a_device_does_whole_steps_where_gaussian_selects(compression, steps):
     assert rules_of(compression).device_steps is steps
 
 

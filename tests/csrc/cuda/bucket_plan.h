@@ -32,6 +32,7 @@ struct BucketPlan {
   std::vector<GradientPlan> gradients;
   double slack = 1, refresh = 32;
   float scale = 1, output_scale = 1;
+  float momentum = 0;  // counts where there is a velocity
 
   std::int64_t numel() const { return OnDevice().Numel(); }
 
@@ -110,6 +111,7 @@ inline cuda::DeviceLaunch LaunchOf(const BucketPlan& plan, const std::vector<voi
   for (const auto& gradient : plan.gradients) launch.decays.push_back(gradient.decay);
   launch.scale = plan.scale;
   launch.output_scale = plan.output_scale;
+  launch.momentum = plan.momentum;
   launch.ks = ks;
   launch.states = states;
   return launch;
@@ -117,7 +119,7 @@ inline cuda::DeviceLaunch LaunchOf(const BucketPlan& plan, const std::vector<voi
 
 /// What one rank has after a step.
 struct AfterStep {
-  std::vector<float> residual;
+  std::vector<float> residual, velocity;
   std::vector<Bytes> outputs;
   std::vector<SelectionState> states;
   std::int64_t selected = 0, reduced = 0;  ///< entries
@@ -125,16 +127,22 @@ struct AfterStep {
   cuda::DeviceBlockHeader header;  ///< on the device only
 };
 
+/// What a rank has before its first step.
+struct Before {
+  std::vector<float> residual, velocity;  ///< velocity: empty where momentum is not corrected
+  std::vector<SelectionState> states;
+};
+
 /// A rank on the device, from step to step.
 class RankOnDevice {
  public:
-  RankOnDevice(const BucketPlan& plan, const std::vector<float>& residual,
-               const std::vector<SelectionState>& states, cuda::DeviceTransport* transport,
+  RankOnDevice(const BucketPlan& plan, const Before& before, cuda::DeviceTransport* transport,
                std::uint32_t id = 0)
       : plan_(plan),
         exchange_(Identified(plan, id), transport),
-        residual_(residual),
-        states_(states) {}
+        residual_(before.residual),
+        velocity_(before.velocity, transport->Rank() % 2),  // every second one is not aligned
+        states_(before.states) {}
 
   AfterStep Step(const std::vector<float>& gradients, const std::vector<std::int64_t>& ks) {
     std::vector<std::unique_ptr<DeviceArray<std::uint8_t>>> arrays;
@@ -144,13 +152,16 @@ class RankOnDevice {
       arrays.push_back(std::make_unique<DeviceArray<std::uint8_t>>(bytes, shift));
       memory.push_back(arrays.back()->data());
     }
-    exchange_.Run(LaunchOf(plan_, memory, ks, residual_.span(), states_.data()), nullptr);
+    cuda::DeviceLaunch launch = LaunchOf(plan_, memory, ks, residual_.span(), states_.data());
+    if (velocity_.span().size > 0) launch.velocity = velocity_.span();
+    exchange_.Run(launch, nullptr);
     cuda::PinnedArray<cuda::DeviceBlockHeader> fetched(1);
     exchange_.Fetch(fetched.data(), nullptr);
     cuda::Check(cudaDeviceSynchronize(), "finish");
     AfterStep after;
     after.header = fetched[0];
     after.residual = residual_.Values();
+    after.velocity = velocity_.Values();
     for (const auto& array : arrays) after.outputs.push_back(array->Values());
     after.states = states_.Values();
     after.selected = BlockOnCpu(exchange_.selected()).header.count;
@@ -171,21 +182,16 @@ class RankOnDevice {
 
   const BucketPlan plan_;
   cuda::DeviceExchange exchange_;
-  DeviceArray<float> residual_;
+  DeviceArray<float> residual_, velocity_;
   DeviceArray<SelectionState> states_;
 };
 
 /// The same on the CPU.
 class RankOnCpu {
  public:
-  RankOnCpu(const BucketPlan& plan, const std::vector<float>& residual,
-            const std::vector<SelectionState>& states, Communicator* comm,
+  RankOnCpu(const BucketPlan& plan, const Before& before, Communicator* comm,
             const std::string& sparsifier)
-      : plan_(plan),
-        comm_(*comm),
-        bucket_(0, plan.OnCpu(sparsifier)),
-        residual_(residual),
-        states_(states) {}
+      : plan_(plan), comm_(*comm), bucket_(0, plan.OnCpu(sparsifier)), has_(before) {}
 
   AfterStep Step(const std::vector<float>& gradients, const std::vector<std::int64_t>& ks) {
     AfterStep after;
@@ -194,8 +200,10 @@ class RankOnCpu {
     for (Bytes& bytes : after.outputs) memory.push_back(bytes.data());
     Launch launch;
     launch.gradients = ViewsOf(plan_, memory);
-    launch.residual = residual_;
-    launch.states = states_;
+    launch.residual = has_.residual;
+    if (!has_.velocity.empty()) launch.velocity = has_.velocity;
+    launch.momentum = plan_.momentum;
+    launch.states = has_.states;
     launch.ks = ks;
     for (const auto& gradient : plan_.gradients) launch.decays.push_back(gradient.decay);
     launch.scale = plan_.scale;
@@ -205,21 +213,21 @@ class RankOnCpu {
     bucket_.Reduce(comm_, CpuKernels());
     after.is_refused = bucket_.bad_rank() != kNoRank || bucket_.overflows() > 0;
     after.is_refused ? bucket_.PutBack(CpuKernels()) : bucket_.Commit(CpuKernels());
-    after.residual = residual_;
-    after.states = states_;
+    after.residual = has_.residual;
+    after.velocity = has_.velocity;
+    after.states = has_.states;
     after.selected = bucket_.stats().selected;
     after.reduced = bucket_.stats().reduced;
     return after;
   }
 
-  void Forget() { states_.assign(states_.size(), {}); }
+  void Forget() { has_.states.assign(has_.states.size(), {}); }
 
  private:
   const BucketPlan plan_;
   Communicator& comm_;
   Bucket bucket_;
-  std::vector<float> residual_;
-  std::vector<SelectionState> states_;
+  Before has_;
 };
 
 inline std::vector<float> Gaussians(std::int64_t size, int seed) {

@@ -35,8 +35,8 @@ TEST_F(CudaSettle, EqualsTheCpu) {
     for (const Entry& entry : selected) expected[Position(entry.index)] = 0;
     DeviceArray<float> residual(expected);
     CpuKernels().Settle(MakeBlock(selected), MakeBlock(reduced), expected);
-    cuda::LaunchSettle(OwnedBlock(selected).block(), OwnedBlock(reduced).block(), residual.span(),
-                       nullptr);
+    const OwnedBlock own(selected), result(reduced);
+    cuda::LaunchSettle({own.block(), result.block(), residual.span()}, nullptr);
     EXPECT_TRUE(SameBits(residual.Values(), expected)) << "of " << size;
   }
 }
@@ -45,16 +45,35 @@ TEST_F(CudaSettle, AllGoBackWhereTheStepIsRefused) {
   const Entries entries = {{Marked(0, true), 5}, {Marked(2, true), 6}};
   DeviceArray<float> residual(std::vector<float>{0, 1, 0});
   const OwnedBlock selected(entries), reduced(entries, Refused());
-  cuda::LaunchSettle(selected.block(), reduced.block(), residual.span(), nullptr);
+  cuda::LaunchSettle({selected.block(), reduced.block(), residual.span()}, nullptr);
   EXPECT_EQ(residual.Values(), (std::vector<float>{5, 1, 6}));
+}
+
+TEST_F(CudaSettle, WhatIsDeliveredLeavesTheVelocityAndCanReturn) {
+  const Entries entries = {{Marked(0, true), 5}, {Marked(2, true), 6}, {Marked(3, true), 7}};
+  const Entries sum = {{Marked(0, false), 5}, {Marked(2, true), 8}, {Marked(4, true), 1}};
+  for (const bool is_refused : {false, true}) {
+    const OwnedBlock selected(entries),
+        reduced(sum, is_refused ? Refused() : cuda::DeviceBlockHeader());
+    DeviceArray<float> residual(std::vector<float>(5)), velocity({-1, -2, -3, -4, -5}),
+        masked(std::vector<float>(4, 9));
+    cuda::LaunchSettle(
+        {selected.block(), reduced.block(), residual.span(), velocity.span(), masked.data()},
+        nullptr);
+    EXPECT_EQ(residual.Values(), (std::vector<float>{5, 0, is_refused ? 6.0f : 0.0f, 7, 0}));
+    EXPECT_EQ(velocity.Values(), (std::vector<float>{-1, -2, is_refused ? -3.0f : 0.0f, -4, -5}));
+    EXPECT_EQ(masked.Values(), (std::vector<float>{-1, -3, -4, 9}));
+  }
 }
 
 TEST_F(CudaSettle, MalformedBlocksOfOthersAreSafe) {
   const OwnedBlock selected(Entries{{0, 1}, {2, 3}, {3, 4}});
   const OwnedBlock chaos(Entries{{9, 1}, {2, 1}, {2, 1}, {INT32_MAX, 1}, {-1, 1}, {0, 1}});
   DeviceArray<float> residual(std::vector<float>(4));
-  cuda::LaunchSettle(selected.block(), chaos.block(), residual.span(), nullptr);
+  DeviceArray<float> velocity(std::vector<float>(4, 8));
+  cuda::LaunchSettle({selected.block(), chaos.block(), residual.span(), velocity.span()}, nullptr);
   EXPECT_EQ(residual.Values()[1], 0.0f);
+  EXPECT_EQ(velocity.Values()[1], 8.0f);
 }
 
 // ---- Into gradients -----------------------------------------------------------------------------

@@ -46,6 +46,8 @@ TEST_F(CudaMpiExchange, StepsHaveTheBitsOfTheCpuForAnyNumberOfRanks) {
   ExpectTheBitsOfTopKForAnyNumberOfRanks();
 }
 
+TEST_F(CudaMpiExchange, SoTheyHaveWhereMomentumIsCorrected) { ExpectTheBitsOfTopKWithMomentum(); }
+
 TEST_F(CudaMpiExchange, StepsFollowThresholdsAsTheCpuDoes) {
   StepRun run;
   run.steps = 4;

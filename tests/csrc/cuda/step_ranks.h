@@ -31,13 +31,13 @@ inline BucketSpec StepSpecOf(Device device, const std::string& sparsifier) {
 
 /// What a rank has between two steps: what a framework saves.
 struct Kept {
-  std::vector<float> residual;
+  std::vector<float> residual, velocity;  // velocity: zeros where momentum is not corrected
   States states;
 };
 
 /// A step as one rank has seen it.
 struct SeenStep {
-  std::vector<std::uint32_t> gradients, residual;  // bits
+  std::vector<std::uint32_t> gradients, residual, velocity;  // bits
   States states;
   std::string refused;  // why it does not count
   BucketStats stats;
@@ -49,6 +49,7 @@ struct StepRun {
   bool forgets = false;      // thresholds, before each step: the framework hands in zeros
   int renewed = -1;          // before this step, an exchange ends and another one begins
   double output_scale = 0;   // 0: the average
+  float momentum = 0;        // 0: it is not corrected
   std::vector<Kept> before;  // by rank; empty: nothing is known
   std::function<std::vector<std::int64_t>(int step)> ks;  // else max_ks
   /// Changes the gradients of a rank before a step.
@@ -61,25 +62,16 @@ template <typename T>
 class SteppingRank {
  public:
   SteppingRank(std::shared_ptr<LoopbackWorld> world, int rank, const BucketSpec& spec,
-               const Kept* before)
+               const Kept& before)
       : world_(std::move(world)), rank_(rank), spec_(spec), random_(17 + rank) {
-    const auto numel = static_cast<std::size_t>(spec.Numel());
-    states_ = before == nullptr ? States(spec.segment_numels.size()) : before->states;
-    residual_ = std::make_unique<Memory<float>>(
-        spec.device, before == nullptr ? std::vector<float>(numel) : before->residual);
-    Renew();
+    Begin(before);
   }
 
   /// As after a restart from what was saved.
   void Renew() {
-    const States saved_states = states_;
-    const std::vector<float> saved = residual_->Values();
+    const Kept saved = kept();
     exchange_.reset();
-    residual_ = std::make_unique<Memory<float>>(spec_.device, saved);
-    states_ = saved_states;
-    exchange_ = std::make_unique<Exchange>(std::make_unique<DeviceLoopback>(world_, rank_),
-                                           SelectOn::kCaller);
-    bucket_ = exchange_->AddBucket(spec_);
+    Begin(saved);
   }
 
   SeenStep Step(const StepRun& run, int step) {
@@ -95,6 +87,8 @@ class SteppingRank {
     launch.gradients = {{first.data(), numels[0], DType::kFloat32},
                         {second.data(), numels[1], kDTypeOf<T>}};
     launch.residual = {residual_->data(), spec_.Numel()};
+    if (run.momentum > 0) launch.velocity = {velocity_->data(), spec_.Numel()};
+    launch.momentum = run.momentum;
     launch.states = states_;
     launch.ks = run.ks ? run.ks(step) : spec_.max_ks;
     launch.decays = {1.0f, 0.5f};
@@ -115,13 +109,23 @@ class SteppingRank {
     for (const float value : first.Values()) seen.gradients.push_back(FloatBits(value));
     for (const T value : second.Values()) seen.gradients.push_back(FloatBits(Widen(value)));
     for (const float value : residual_->Values()) seen.residual.push_back(FloatBits(value));
+    for (const float value : velocity_->Values()) seen.velocity.push_back(FloatBits(value));
     seen.states = states_;
     return seen;
   }
 
-  Kept kept() { return {residual_->Values(), states_}; }
+  Kept kept() { return {residual_->Values(), velocity_->Values(), states_}; }
 
  private:
+  void Begin(const Kept& before) {
+    residual_ = std::make_unique<Memory<float>>(spec_.device, before.residual);
+    velocity_ = std::make_unique<Memory<float>>(spec_.device, before.velocity);
+    states_ = before.states;
+    exchange_ = std::make_unique<Exchange>(std::make_unique<DeviceLoopback>(world_, rank_),
+                                           SelectOn::kCaller);
+    bucket_ = exchange_->AddBucket(spec_);
+  }
+
   std::vector<float> Drawn(std::int64_t numel) {
     std::normal_distribution<float> gaussian;
     std::vector<float> values(static_cast<std::size_t>(numel));
@@ -134,7 +138,7 @@ class SteppingRank {
   const BucketSpec spec_;
   std::mt19937 random_;
   States states_;
-  std::unique_ptr<Memory<float>> residual_;
+  std::unique_ptr<Memory<float>> residual_, velocity_;
   std::unique_ptr<Exchange> exchange_;
   int bucket_ = 0;
 };
@@ -146,11 +150,12 @@ std::vector<std::vector<SeenStep>> RunSteps(int size, const BucketSpec& spec, co
   auto world = std::make_shared<LoopbackWorld>(size);
   std::vector<std::vector<SeenStep>> seen(static_cast<std::size_t>(size));
   if (kept != nullptr) kept->resize(static_cast<std::size_t>(size));
+  const std::vector<float> zeros(static_cast<std::size_t>(spec.Numel()));
+  const Kept nothing{zeros, zeros, States(spec.segment_numels.size())};
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      const Kept* before = run.before.empty() ? nullptr : &run.before[rank];
-      SteppingRank<T> stepping(world, rank, spec, before);
+      SteppingRank<T> stepping(world, rank, spec, run.before.empty() ? nothing : run.before[rank]);
       for (int step = 0; step < run.steps; ++step) {
         if (step == run.renewed) stepping.Renew();
         seen[rank].push_back(stepping.Step(run, step));
@@ -173,6 +178,7 @@ inline void ExpectSameBits(const std::vector<std::vector<SeenStep>>& on_device,
       EXPECT_EQ(one.refused, other.refused);
       EXPECT_TRUE(!one.refused.empty() || one.gradients == other.gradients);
       EXPECT_TRUE(one.residual == other.residual);
+      EXPECT_TRUE(one.velocity == other.velocity);
       EXPECT_EQ(one.stats.route, route);
       EXPECT_EQ(other.stats.route, Route::kCalls);
       EXPECT_EQ(one.stats.asked, other.stats.asked);
@@ -203,11 +209,27 @@ inline void ExpectTheBitsOfTopKForAnyNumberOfRanks() {
   }
 }
 
+/// Steps with momentum, one of which is refused.
+inline void ExpectTheBitsOfTopKWithMomentum() {
+  for (const int size : {2, 3, 6}) {
+    SCOPED_TRACE(size);
+    StepRun run;
+    run.steps = 4;
+    run.momentum = 0.9f;
+    run.alter = [](int rank, int step, std::vector<float>* first, std::vector<float>*) {
+      if (step == 2 && rank == 1) (*first)[3] = kInf;
+    };
+    size == 3 ? ExpectTheBitsOfTopK<float>(size, run, 1.7)
+              : ExpectTheBitsOfTopK<BFloat16>(size, run);
+  }
+}
+
 /// What some steps on the CPU have learned.
 template <typename T>
-std::vector<Kept> Learned(int size) {
+std::vector<Kept> Learned(int size, float momentum = 0) {
   StepRun run;
   run.steps = 5;
+  run.momentum = momentum;
   std::vector<Kept> kept;
   RunSteps<T>(size, StepSpecOf({}, "gaussian"), run, &kept);
   return kept;

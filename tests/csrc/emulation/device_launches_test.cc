@@ -33,7 +33,8 @@ class Uncounted final : public cuda::DeviceTransport {
 };
 
 /// Two steps of a bucket of so many layers; returns what a rank of `ranks` asked for in each.
-std::vector<EmulatedCalls> CallsOf(int layers, int ranks, int rank) {
+std::vector<EmulatedCalls> CallsOf(int layers, int ranks, int rank,
+                                   bool corrects_momentum = false) {
   std::vector<EmulatedCalls> seen;
   OnDeviceRanks(ranks, [&](LoopbackTransport& loopback) {
     Uncounted transport(&loopback);
@@ -42,10 +43,11 @@ std::vector<EmulatedCalls> CallsOf(int layers, int ranks, int rank) {
     bucket.segments.assign(static_cast<std::size_t>(layers), {numel, 3});
     bucket.gradient_numels.assign(static_cast<std::size_t>(layers), numel);
     cuda::DeviceExchange exchange(bucket, &transport);
-    std::vector<float> residual(numel * layers, 1.0f), memory(residual);
+    std::vector<float> residual(numel * layers, 1.0f), velocity(residual), memory(residual);
     std::vector<SelectionState> states(static_cast<std::size_t>(layers));
     cuda::DeviceLaunch launch;
     launch.residual = residual;
+    if (corrects_momentum) launch.velocity = velocity;
     for (int layer = 0; layer < layers; ++layer) {
       launch.gradients.push_back({memory.data() + layer * numel, numel, DType::kFloat32});
     }
@@ -79,6 +81,18 @@ TEST(DeviceLaunches, AStepWaitsForNothingAndAllocatesNothing) {
       EXPECT_EQ(steps[0].copies, 1);  // what a step brings
       EXPECT_EQ(steps[1].copies, 0);  // the same
     }
+  }
+}
+
+TEST(DeviceLaunches, AStepThatCorrectsMomentumTakesNoMore) {
+  for (const int layers : {1, 160}) {
+    const EmulatedCalls calls = CallsOf(layers, 3, 0, /*corrects_momentum=*/true)[1];
+    const EmulatedCalls without = CallsOf(layers, 3, 0)[1];
+    EXPECT_EQ(calls.launches, without.launches);
+    EXPECT_EQ(calls.clears, without.clears);
+    EXPECT_EQ(calls.copies, 0);
+    EXPECT_EQ(calls.waits, 0);
+    EXPECT_EQ(calls.allocations, 0);
   }
 }
 

@@ -18,14 +18,17 @@ constexpr std::int64_t kNumel = 500, kK = 20;
 
 /// A rank alone, and its memory.
 struct OwnStep {
-  std::vector<float> residual = std::vector<float>(kNumel), gradient;
+  std::vector<float> residual = std::vector<float>(kNumel), velocity, gradient;
   std::vector<SelectionState> states = std::vector<SelectionState>(1);
   LoopbackCommunicator comm{std::make_shared<LoopbackWorld>(1), 0};
   cuda::MpiTransport transport{&comm, 0, {}};
   cuda::TransportStep step{{"bucket 'b'", 0, {kNumel}, {kNumel}, {kK}, 1, 32}, 0, &transport};
 
-  OwnStep() {
-    for (std::int64_t i = 0; i < kNumel; ++i) gradient.push_back(static_cast<float>(i % 83) - 41);
+  explicit OwnStep(bool corrects_momentum = false) {
+    for (std::int64_t i = 0; i < kNumel; ++i) {
+      gradient.push_back(static_cast<float>(i % 83) - 41);
+      if (corrects_momentum) velocity.push_back(static_cast<float>(i % 7));
+    }
   }
 
   /// What giving a step has asked for.
@@ -34,7 +37,8 @@ struct OwnStep {
     const std::vector<float> decays{1.0f};
     const std::vector<std::int64_t> ks{kK};
     emulated_calls = {};
-    step.Give({residual, gradients, decays, ks, states, 1.0f, 1.0f});
+    const Span<float> moving = velocity.empty() ? Span<float>() : Span<float>(velocity);
+    step.Give({residual, moving, gradients, decays, ks, states, 0.5f, 1.0f, 1.0f});
     return emulated_calls;
   }
 };
@@ -74,6 +78,24 @@ TEST(TransportStepCalls, WhatAStepTookReturnsAtAnyTime) {
   EXPECT_EQ(own.residual, given);
   own.step.PutBack();
   EXPECT_EQ(own.residual, given);
+}
+
+TEST(TransportStepCalls, SoDoesWhatItMasked) {
+  OwnStep own(/*corrects_momentum=*/true);
+  std::vector<float> joined = own.gradient;
+  for (std::int64_t i = 0; i < kNumel; ++i) joined[i] += 0.5f * own.velocity[i];
+  own.Give();
+  std::int64_t masked = 0;
+  for (std::int64_t i = 0; i < kNumel; ++i) {
+    masked += own.velocity[i] != joined[i] ? 1 : 0;
+    EXPECT_TRUE(own.velocity[i] == joined[i] || own.velocity[i] == 0);
+  }
+  EXPECT_EQ(masked, kK);
+  for (int times = 0; times < 2; ++times) {
+    own.step.PutBack();
+    EXPECT_EQ(own.residual, joined);
+    EXPECT_EQ(own.velocity, joined);
+  }
 }
 
 }  // namespace

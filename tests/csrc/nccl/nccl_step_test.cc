@@ -25,6 +25,8 @@ TEST_F(NcclStep, HasTheBitsOfTheCpuForAnyNumberOfRanks) {
   ExpectTheBitsOfTopKForAnyNumberOfRanks();
 }
 
+TEST_F(NcclStep, HasTheBitsOfTheCpuWhereMomentumIsCorrected) { ExpectTheBitsOfTopKWithMomentum(); }
+
 TEST_F(NcclStep, FollowsAKThatWarmsUp) {
   StepRun run;
   run.steps = 4;
@@ -76,17 +78,21 @@ TEST_F(NcclStep, WhatANarrowGradientCannotHoldIsToldToAllAndNothingIsLost) {
 // ---- Thresholds ---------------------------------------------------------------------------------
 
 TEST_F(NcclStep, FollowsThresholdsAsTheCpuDoes) {
-  StepRun run;
-  run.steps = 5;
-  run.before = Learned<BFloat16>(3);
-  const auto on_device = RunSteps<BFloat16>(3, StepSpecOf(kGpu, "gaussian"), run);
-  const auto on_cpu = RunSteps<BFloat16>(3, StepSpecOf({}, "gaussian"), run);
-  ExpectSameBits(on_device, on_cpu);
-  for (int rank = 0; rank < 3; ++rank) {
-    for (int step = 0; step < run.steps; ++step) {
-      EXPECT_TRUE(SameStates(on_device[rank][step].states, on_cpu[rank][step].states));
+  for (const float momentum : {0.0f, 0.5f}) {
+    SCOPED_TRACE(momentum);
+    StepRun run;
+    run.steps = 5;
+    run.momentum = momentum;
+    run.before = Learned<BFloat16>(3, momentum);
+    const auto on_device = RunSteps<BFloat16>(3, StepSpecOf(kGpu, "gaussian"), run);
+    const auto on_cpu = RunSteps<BFloat16>(3, StepSpecOf({}, "gaussian"), run);
+    ExpectSameBits(on_device, on_cpu);
+    for (int rank = 0; rank < 3; ++rank) {
+      for (int step = 0; step < run.steps; ++step) {
+        EXPECT_TRUE(SameStates(on_device[rank][step].states, on_cpu[rank][step].states));
+      }
+      EXPECT_GT(on_device[rank][0].states[0].threshold, 0.0f);
     }
-    EXPECT_GT(on_device[rank][0].states[0].threshold, 0.0f);
   }
 }
 
@@ -107,6 +113,7 @@ TEST_F(NcclStep, ThresholdsOfARefusedStepAreThoseOfTheCpu) {
 TEST_F(NcclStep, WhatIsSavedBetweenTwoStepsIsAllThatTheNextOneNeeds) {
   StepRun run;
   run.steps = 4;
+  run.momentum = 0.9f;
   const auto through = RunSteps<float>(3, StepSpecOf(kGpu, "gaussian"), run);
   run.renewed = 2;
   const auto renewed = RunSteps<float>(3, StepSpecOf(kGpu, "gaussian"), run);
@@ -114,6 +121,7 @@ TEST_F(NcclStep, WhatIsSavedBetweenTwoStepsIsAllThatTheNextOneNeeds) {
     for (int step = 0; step < run.steps; ++step) {
       EXPECT_TRUE(through[rank][step].gradients == renewed[rank][step].gradients);
       EXPECT_TRUE(through[rank][step].residual == renewed[rank][step].residual);
+      EXPECT_TRUE(through[rank][step].velocity == renewed[rank][step].velocity);
       EXPECT_TRUE(SameStates(through[rank][step].states, renewed[rank][step].states));
     }
   }
