@@ -52,6 +52,10 @@ struct GradView {
   void* data = nullptr;
   std::int64_t numel = 0;
   DType dtype = DType::kFloat32;
+
+  GradView Sub(std::int64_t offset, std::int64_t count) const {
+    return {static_cast<std::uint8_t*>(data) + offset * SizeOf(dtype), count, dtype};
+  }
 };
 
 }  // namespace hvd_sparse

@@ -31,11 +31,14 @@ enum { HVD_SPARSE_DONE = -1 };
 struct HvdSparseDriver {
   void* driver;
 
+  /// StepDriver::Room.
+  int64_t (*room)(void* driver);
+
   /// StepDriver::Begin; `done` is called before it returns. States lie in the memory of the CPU.
   /// Returns 1 if it matters that sums are finite.
   int32_t (*begin)(void* driver, HvdSparseOrigin origin, HvdSparseBuffer residual,
-                   HvdSparseBuffer states, HvdSparseBuffer velocity, float decay,
-                   HvdSparseDone done, void* context);
+                   HvdSparseBuffer states, HvdSparseBuffer velocity, HvdSparseBuffer room,
+                   float decay, HvdSparseDone done, void* context);
 
   /// StepDriver::Launch. Returns 1 if the piece passes: then `done` is not called.
   int32_t (*launch)(void* driver, int32_t piece, HvdSparseOrigin origin,

@@ -43,8 +43,8 @@ class BoundDriver {
             StepDriver::Hooks{Guarded(std::move(exchanged)), Measuring(std::move(measured)),
                               Failing(std::move(step_ended))},
             rules)),
-        table_{driver_.get(), &BeginIn, &LaunchIn, &SummedIn,
-               &SummedAsIn,   &EndIn,   &CancelIn, &FailIn} {}
+        table_{driver_.get(), &RoomIn, &BeginIn,  &LaunchIn, &SummedIn,
+               &SummedAsIn,   &EndIn,  &CancelIn, &FailIn} {}
 
   std::uintptr_t table() const { return reinterpret_cast<std::uintptr_t>(&table_); }
   std::int64_t steps() const { return driver_ == nullptr ? 0 : driver_->steps(); }
@@ -145,17 +145,23 @@ class BoundDriver {
     }
   }
 
+  static std::int64_t RoomIn(void* driver) { return static_cast<StepDriver*>(driver)->Room(); }
+
+  static Span<float> FloatsOf(const HvdSparseBuffer& buffer) {
+    return {static_cast<float*>(buffer.data), buffer.numel};
+  }
+
   static std::int32_t BeginIn(void* driver, HvdSparseOrigin origin, HvdSparseBuffer residual,
-                              HvdSparseBuffer states, HvdSparseBuffer velocity, float decay,
-                              HvdSparseDone done, void* context) {
+                              HvdSparseBuffer states, HvdSparseBuffer velocity,
+                              HvdSparseBuffer room, float decay, HvdSparseDone done,
+                              void* context) {
     constexpr std::int64_t kFields = sizeof(SelectionState) / sizeof(float);
     bool looks = false;
     try {
       auto* const to = static_cast<StepDriver*>(driver);
-      looks =
-          to->Begin({static_cast<float*>(residual.data), residual.numel},
-                    {static_cast<SelectionState*>(states.data), states.numel / kFields}, decay,
-                    {static_cast<float*>(velocity.data), velocity.numel}, OriginOf(*to, origin));
+      looks = to->Begin(FloatsOf(residual),
+                        {static_cast<SelectionState*>(states.data), states.numel / kFields}, decay,
+                        FloatsOf(velocity), OriginOf(*to, origin), FloatsOf(room));
       Tell(nullptr, done, context);
     } catch (const Error&) {
       Tell(std::current_exception(), done, context);

@@ -16,9 +16,9 @@ namespace hvd_sparse {
 
 namespace tf = tensorflow;
 
-/// What a step works on: memory of variables, and states of its own.
+/// What a step works on: memory of variables; states, and scratch memory, of its own.
 struct StepMemory {
-  tf::Tensor residual, states, velocity;
+  tf::Tensor residual, states, velocity, room;
 };
 
 inline absl::Status Closed() {

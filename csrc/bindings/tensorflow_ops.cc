@@ -11,7 +11,8 @@
 /// ops one after the other, and the pieces of a step wait for each other. What keeps them after the
 /// first, and from being folded away, is a token; and the last one waits for all of them.
 ///
-/// On a GPU, residual, velocity and gradients lie there, all else in the memory of the CPU.
+/// On a GPU, residual, velocity and gradients lie there, and the scratch memory of a step, all else
+/// in the memory of the CPU.
 ///
 /// Nothing is chosen, moved or planned here. The core comes as a table of C functions
 /// (driver_interface.h), by a number that Python has given to it: so this library is linked to
@@ -59,11 +60,15 @@ class BeginOp : public tf::OpKernel {
     if (status.ok() && velocities_ > 0) status = place_.OwnMemory(context, 3, &memory.velocity);
     if (status.ok()) status = CopyOfStates(context, &memory.states);
     if (status.ok()) {
+      const tf::TensorShape room({driver.room(driver.driver)});
+      status = context->allocate_temp(tf::DT_FLOAT, room, &memory.room);
+    }
+    if (status.ok()) {
       const HvdSparseBuffer velocity =
           velocities_ > 0 ? BufferOf(memory.velocity) : HvdSparseBuffer{nullptr, 0, 0};
-      looks =
-          driver.begin(driver.driver, origin, BufferOf(memory.residual), BufferOf(memory.states),
-                       velocity, context->input(2).scalar<float>()(), &Note, &status);
+      looks = driver.begin(driver.driver, origin, BufferOf(memory.residual),
+                           BufferOf(memory.states), velocity, BufferOf(memory.room),
+                           context->input(2).scalar<float>()(), &Note, &status);
       // Not where the step before has yet to end: it works on what is kept.
       if (status.ok()) Drivers::Get().Keep(number_, std::move(memory));
     }

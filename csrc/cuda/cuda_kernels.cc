@@ -223,20 +223,26 @@ class CudaKernelsImpl final : public Kernels {
     return std::count(outcomes, outcomes + count, Narrowed::kNotFinite);
   }
 
-  // ---- Residuals that travel dense, as work of a framework's stream -----------------------------
+  // ---- What travels dense, as work of a framework's stream --------------------------------------
 
   std::unique_ptr<Rest> NewRest() const override { return std::make_unique<DeviceRest>(); }
 
-  void Join(Span<const float> residual, float decay, float scale, GradView gradient,
-            StreamHandle stream, Rest* rest) const override {
+  void Join(const Along& along, GradView gradient, StreamHandle stream, Rest* rest) const override {
     const OnDevice current(device_);
     float* const left = static_cast<DeviceRest*>(rest)->RoomFor(gradient);
-    LaunchJoin(residual, decay, scale, gradient, left, StreamOf(stream));
+    LaunchJoin(along, gradient, left, StreamOf(stream));
   }
 
   bool PutRest(const Rest& rest, Span<float> residual, StreamHandle stream) const override {
     const OnDevice current(device_);
     return static_cast<const DeviceRest&>(rest).CopyTo(residual, StreamOf(stream));
+  }
+
+  void Copy(Span<const float> from, Span<float> to, StreamHandle stream) const override {
+    const OnDevice current(device_);
+    const auto bytes = static_cast<std::size_t>(from.size) * sizeof(float);
+    Check(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDefault, StreamOf(stream)),
+          "copy on the device");
   }
 
   void Decay(Span<float> residual, float decay, StreamHandle stream) const override {

@@ -25,12 +25,26 @@ __device__ void JoinEntry(float owed, float scale, T* gradient, float* rest) {
   *rest = __fmul_rn(__fsub_rn(total, Widen(*gradient)), scale);
 }
 
+/// What joins an entry of the gradient.
+__device__ float OwedAt(std::int64_t i, const Along& along) {
+  const bool has_residual = along.residual.size > 0;
+  const float unsent = has_residual ? __fmul_rn(along.decay, along.residual.data[i]) : 0.0f;
+  if (along.velocity.size == 0) return unsent;
+  const float moving = __fmul_rn(along.momentum, along.velocity.data[i]);
+  return has_residual ? __fadd_rn(unsent, moving) : moving;
+}
+
 template <typename T>
-__global__ void JoinKernel(Span<const float> residual, float decay, float scale, T* gradient,
-                           float* rest) {
+__global__ void JoinKernel(Along along, T* gradient, std::int64_t numel, float* rest) {
   const std::int64_t i = OwnEntry();
-  if (i >= residual.size) return;
-  JoinEntry(__fmul_rn(decay, residual.data[i]), scale, gradient + i, rest + i);
+  if (i >= numel) return;
+  const float owed = OwedAt(i, along);
+  if (along.velocity.size > 0) {
+    unsigned ignored = 0;  // a step in which there is any is refused
+    const WithGradient<T> into_velocity(gradient, along.momentum, along.scale);
+    along.next.data[i] = into_velocity.Join(i, along.velocity.data[i], &ignored);
+  }
+  JoinEntry(owed, along.scale, gradient + i, rest + i);
 }
 
 __global__ void DecayKernel(Span<float> residual, float decay) {
@@ -40,14 +54,13 @@ __global__ void DecayKernel(Span<float> residual, float decay) {
 
 }  // namespace
 
-void LaunchJoin(Span<const float> residual, float decay, float scale, GradView gradient,
-                float* rest, cudaStream_t stream) {
-  if (residual.size == 0) return;
+void LaunchJoin(const Along& along, GradView gradient, float* rest, cudaStream_t stream) {
+  if (gradient.numel == 0) return;
   WithTypeOf(gradient.dtype, [&](auto number) {
     using T = decltype(number);
-    JoinKernel<T><<<BlocksForEntries(residual.size), kEntryThreads, 0, stream>>>(
-        residual, decay, scale, static_cast<T*>(gradient.data), rest);
-    CheckLaunch("let a residual join a gradient");
+    JoinKernel<T><<<BlocksForEntries(gradient.numel), kEntryThreads, 0, stream>>>(
+        along, static_cast<T*>(gradient.data), gradient.numel, rest);
+    CheckLaunch("let a residual or a velocity join a gradient");
   });
 }
 

@@ -1,4 +1,5 @@
-/// A residual joins a gradient that travels dense, on the device; contract in kernels.h.
+/// What has not been sent joins a gradient that travels dense, on the device; contract in
+/// kernels.h.
 
 #ifndef HVD_SPARSE_CUDA_JOIN_H_
 #define HVD_SPARSE_CUDA_JOIN_H_
@@ -12,10 +13,9 @@
 
 namespace hvd_sparse::cuda {
 
-/// gradient[i] += decay * residual[i] / scale. `rest`: as long, of the device, for a narrow number
-/// type; gets what that cannot hold.
-void LaunchJoin(Span<const float> residual, float decay, float scale, GradView gradient,
-                float* rest, cudaStream_t stream);
+/// `rest`: as long as the gradient, of the device, for a narrow number type; gets what that cannot
+/// hold.
+void LaunchJoin(const Along& along, GradView gradient, float* rest, cudaStream_t stream);
 
 /// What is left of a residual: memory of the current device for a gradient of a narrow number type,
 /// nothing for a wide one.

@@ -8,15 +8,6 @@
 #include "csrc/comm/group_communicator.h"
 
 namespace hvd_sparse {
-namespace {
-
-GradView PartOf(GradView gradient, std::int64_t begin, std::int64_t numel) {
-  gradient.data = static_cast<std::uint8_t*>(gradient.data) + begin * SizeOf(gradient.dtype);
-  gradient.numel = numel;
-  return gradient;
-}
-
-}  // namespace
 
 Bucket::Bucket(int id, BucketSpec spec, NodePlace place)
     : id_(id),
@@ -64,7 +55,7 @@ void Bucket::FeedbackOf(std::size_t segment, Span<float> residual,
                         std::vector<Feedback>* to) const {
   std::int64_t begin = 0;
   for (const Piece& piece : pieces_[segment]) {
-    to->push_back({PartOf(inflow_[piece.gradient], piece.begin, piece.size),
+    to->push_back({inflow_[piece.gradient].Sub(piece.begin, piece.size),
                    launch_.decays[piece.gradient], inflow_scale_, residual.Sub(begin, piece.size)});
     begin += piece.size;
   }
@@ -257,7 +248,7 @@ void Bucket::Scatter(Range range, Span<float> residual, int owners, const Kernel
       const bool is_own = range.begin <= part.begin && part.end <= range.end;
       overflows_ += kernels.Scatter(
           reduced_, launch_.output_scale, static_cast<Index>(part.begin),
-          PartOf(gradient, part.begin - offset, part.size()),
+          gradient.Sub(part.begin - offset, part.size()),
           is_own ? residual.Sub(part.begin - range.begin, part.size()) : Span<float>(), &rounded_,
           loss_scale);
     }

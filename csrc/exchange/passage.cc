@@ -11,6 +11,20 @@ bool Narrow(const GradView& gradient) {
   return gradient.dtype == DType::kFloat16 || gradient.dtype == DType::kBFloat16;
 }
 
+/// What goes with the gradient that lies at `offset` in its piece.
+Along PartOf(const Passage::Piece& piece, std::int64_t offset, std::int64_t numel) {
+  Along along;
+  if (piece.residual.size > 0) along.residual = piece.residual.Sub(offset, numel);
+  if (piece.velocity.size > 0) {
+    along.velocity = piece.velocity.Sub(offset, numel);
+    along.next = piece.next.Sub(offset, numel);
+  }
+  along.decay = piece.decay;
+  along.momentum = piece.momentum;
+  along.scale = piece.scale;
+  return along;
+}
+
 }  // namespace
 
 void Passage::LetAllOwe() {
@@ -41,32 +55,13 @@ void Passage::Join(const Piece& piece, const std::vector<GradView>& gradients) {
     if (piece.velocity.size == 0 && !(has_residual && owes_[piece.number])) return;
     stream = stream_;
   }
-  Joined joined{piece, {}, {piece.velocity.begin(), piece.velocity.end()}};
-  Span<const float> along = piece.residual;
-  float decay = piece.decay;
-  std::vector<float> both;
-  if (piece.velocity.size > 0) {
-    both.assign(piece.residual.begin(), piece.residual.end());
-    both.resize(static_cast<std::size_t>(piece.velocity.size));
-    for (std::int64_t i = 0; i < piece.velocity.size; ++i) {
-      float& value = both[static_cast<std::size_t>(i)];
-      value = piece.decay * value + piece.momentum * piece.velocity[i];
-    }
-    along = both;
-    decay = 1;
-  }
+  Joined joined{piece, {}};
   auto& rests = rests_[piece.number];
-  Span<float> next = joined.velocity;
   std::int64_t offset = 0;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const GradView& gradient = gradients[i];
-    if (next.size > 0) {
-      kernels_.Accumulate(
-          {gradient, piece.momentum, piece.scale, next.Sub(offset, gradient.numel)});
-    }
     if (i == rests.size()) rests.push_back(kernels_.NewRest());
-    kernels_.Join(along.Sub(offset, gradient.numel), decay, piece.scale, gradient, stream,
-                  rests[i].get());
+    kernels_.Join(PartOf(piece, offset, gradient.numel), gradient, stream, rests[i].get());
     joined.numels.push_back(gradient.numel);
     offset += gradient.numel;
   }
@@ -78,7 +73,7 @@ void Passage::Settle() {
   const std::lock_guard lock(mutex_);
   for (const Joined& one : joined_) {
     const Span<float> residual = one.piece.residual;
-    std::copy(one.velocity.begin(), one.velocity.end(), one.piece.velocity.begin());
+    if (one.piece.velocity.size > 0) kernels_.Copy(one.piece.next, one.piece.velocity, stream_);
     if (residual.size == 0) continue;
     bool owes = false;
     std::int64_t offset = 0;

@@ -5,8 +5,7 @@
 /// goes along, too, and goes on: nothing of it is delayed, so nothing is masked. Until the step has
 /// ended both stay as they are, for it may be refused.
 ///
-/// On a device all of this is work of the stream that the step comes from. Velocities join on the
-/// CPU alone.
+/// On a device all of this is work of the stream that the step comes from.
 
 #ifndef HVD_SPARSE_EXCHANGE_PASSAGE_H_
 #define HVD_SPARSE_EXCHANGE_PASSAGE_H_
@@ -28,6 +27,7 @@ class Passage {
   struct Piece {
     std::size_t number = 0;
     Span<float> residual, velocity;
+    Span<float> next;    ///< as long: memory for what the velocity has to be, until the step ends
     float decay = 1;     ///< of the residual
     float momentum = 0;  ///< of the velocity
     float scale = 1;     ///< of the gradients, where they join a residual or a velocity
@@ -60,7 +60,6 @@ class Passage {
   struct Joined {
     Piece piece;
     std::vector<std::int64_t> numels;  // of its gradients
-    std::vector<float> velocity;       // what the velocity has to be
   };
 
   const Kernels& kernels_;

@@ -24,7 +24,8 @@ StepDriver::StepDriver(Exchange* exchange, std::vector<Piece> pieces,
       layout_(std::move(pieces)),
       places_(layout_.size()),
       timer_(layout_.size(), kernels_),
-      passage_(layout_.size(), kernels_) {
+      passage_(layout_.size(), kernels_),
+      sampler_(rules_.measure_every, kernels_) {
   CheckRules(rules_);
   layout_.Adopt(std::move(buckets));
 }
@@ -52,13 +53,8 @@ void StepDriver::GoOnAfter(std::int64_t steps) {
   passage_.LetAllOwe();
 }
 
-std::int64_t StepDriver::steps() const {
-  const std::lock_guard lock(mutex_);
-  return steps_;
-}
-
 bool StepDriver::Begin(Span<float> residual, Span<SelectionState> states, float decay,
-                       Span<float> velocity, Origin origin) {
+                       Span<float> velocity, Origin origin, Span<float> room) {
   layout_.RequireFit({residual.size, states.size, velocity.size}, rules_.momentum > 0);
   Require(std::isfinite(decay), "decay must be finite, got ", decay);
   Require(origin.IsOn(rules_.device), "a step must lie on ", rules_.device.Name(), ", got ",
@@ -68,14 +64,17 @@ bool StepDriver::Begin(Span<float> residual, Span<SelectionState> states, float 
     const std::lock_guard lock(mutex_);
     early = InStep();
     if (!early) {
+      Require(room.size == RoomOfStep(), "room must have ", RoomOfStep(), " elements, got ",
+              room.size);
       begun_ = true;
       residual_ = residual;
       velocity_ = velocity;
+      room_ = room;
       states_ = states;
       decay_ = decay;
       origin_ = origin;
       refused_ = false;
-      samples_.clear();
+      sampler_.Begin(steps_);
       passage_.Begin(origin.stream);
       timer_.Begin(origin.stream);
       looks = LooksAtSums();
@@ -144,6 +143,7 @@ Passage::Piece StepDriver::PassageOf(std::size_t piece) const {
   along.residual = residual_.Sub(begin.residual, layout_.piece(piece).owed());
   if (rules_.momentum > 0) {
     along.velocity = velocity_.Sub(begin.velocity, layout_.piece(piece).numel);
+    along.next = room_.Sub(layout_.PassedBefore(piece), layout_.piece(piece).numel);
   }
   along.decay = decay_;
   along.momentum = rules_.momentum;
@@ -187,7 +187,7 @@ hvd_sparse::Launch StepDriver::LaunchOf(std::size_t bucket) const {
 void StepDriver::Drain() {
   for (;;) {
     hvd_sparse::Launch launch;
-    int bucket = 0;
+    std::size_t number = 0;
     {
       const std::lock_guard lock(mutex_);
       while (next_ < layout_.buckets() && layout_.bucket(layout_.at(next_)).passes()) ++next_;
@@ -196,18 +196,16 @@ void StepDriver::Drain() {
         finisher_.Post([this] { Finish(); });
         return;
       }
-      const std::size_t number = layout_.at(next_);
+      number = layout_.at(next_);
       if (!HasAllOf(number)) {
         draining_ = false;
         break;
       }
       launch = LaunchOf(number);
-      bucket = layout_.bucket(number).bucket;
-      if (rules_.measure_every > 0 && steps_ % rules_.measure_every == 0) {
-        samples_.push_back({number, steps_, AccumulatedOf(launch), {}, {}});
-      }
     }
     try {
+      sampler_.Starts(number, launch);
+      const int bucket = layout_.bucket(number).bucket;
       const StreamHandle stream = launch.stream;
       exchange_->Start(bucket, std::move(launch));
       finisher_.Post([this, bucket, stream] { Watch(bucket, stream); });
@@ -325,10 +323,9 @@ void StepDriver::End(Done done) {
 
 /// What was measured, of a step that counts; the gradients hold the sums.
 void StepDriver::Measure() {
-  if (samples_.empty() || !hooks_.measured) return;
-  for (StepSample& sample : samples_) Complete(LaunchOf(sample.bucket), &sample);
+  if (sampler_.empty() || !hooks_.measured) return;
   try {
-    hooks_.measured(samples_);
+    hooks_.measured(sampler_.Complete());
   } catch (const Error& error) {
     exchange_->Fail(error.what());  // other ranks may wait for this one's part
     throw;
@@ -365,7 +362,7 @@ void StepDriver::EndStep() {
     refused = refused_;
     if (!refused) passage_.Settle();
     begun_ = false;
-    residual_ = velocity_ = {};
+    residual_ = velocity_ = room_ = {};
     states_ = {};
     if (!exchanges) ++steps_;
     ended = timer_.End();

@@ -1,6 +1,6 @@
 /// Steps whose gradients are handed over by many threads, in any order.
 ///
-///     Begin(residual, states)          once a step, before its pieces
+///     Begin(memory of the step)        once a step, before its pieces
 ///     Launch(piece, gradients, done)   for each piece, once a step; does not wait for other ranks
 ///     done(error)                      for all pieces that are exchanged together, once the step
 ///                                      was committed or has failed
@@ -17,8 +17,8 @@
 /// momentum is corrected, and stays. The step counts when those sums are there and finite, too.
 ///
 /// Gradients may lie on a device: then a step and all its pieces come from one stream of it, which
-/// finds the results written when `done` is called. There, momentum is not corrected, and what
-/// selection leaves behind is not measured: that is done on the CPU.
+/// finds the results written when `done` is called. In a step that is measured, whoever starts a
+/// bucket waits until the device has come to its gradients; in others nobody does.
 ///
 /// This is the face that a graph's executor needs. Who runs steps by itself (PyTorch) calls the
 /// Exchange.
@@ -84,13 +84,19 @@ class StepDriver {
     timer_.Time(wanted);
   }
 
+  /// Elements of scratch memory that the next step needs: where there is momentum, as many as pass.
+  std::int64_t Room() const {
+    const std::lock_guard lock(mutex_);
+    return RoomOfStep();
+  }
+
   /// The memory of this step; valid until End, or until no `done` is to be called any more. The
   /// residual is multiplied by `decay` as gradients join it, or as it joins them. `velocity` is of
-  /// all pieces where there is momentum, else empty. States lie in the memory of the CPU, all else
-  /// where `origin` says. Returns whether it matters that the sums that others form are finite, on
-  /// all ranks alike.
+  /// all pieces where there is momentum, else empty; `room` has Room() elements. States lie in the
+  /// memory of the CPU, all else where `origin` says. Returns whether it matters that the sums that
+  /// others form are finite, on all ranks alike.
   bool Begin(Span<float> residual, Span<SelectionState> states, float decay = 1,
-             Span<float> velocity = {}, Origin origin = {});
+             Span<float> velocity = {}, Origin origin = {}, Span<float> room = {});
 
   /// Hands over a piece. Starts its bucket, and others that waited for it, on this thread. `origin`
   /// is that of the step.
@@ -122,7 +128,10 @@ class StepDriver {
   const StepRules& rules() const { return rules_; }
 
   /// Steps that were exchanged so far, refused ones among them.
-  std::int64_t steps() const;
+  std::int64_t steps() const {
+    const std::lock_guard lock(mutex_);
+    return steps_;
+  }
 
  private:
   /// A piece, in a step.
@@ -136,6 +145,9 @@ class StepDriver {
   bool HasAllOf(std::size_t bucket) const;
   hvd_sparse::Launch LaunchOf(std::size_t bucket) const;
   Passage::Piece PassageOf(std::size_t piece) const;
+
+  /// The mutex is held.
+  std::int64_t RoomOfStep() const { return rules_.momentum > 0 ? layout_.PassingNumel() : 0; }
 
   /// Whether a step is refused where they are not finite; alike on all ranks. The mutex is held.
   bool LooksAtSums() const {
@@ -161,7 +173,7 @@ class StepDriver {
   StepLayout layout_;
   std::vector<Place> places_;  // of each piece
   bool begun_ = false;
-  Span<float> residual_, velocity_;
+  Span<float> residual_, velocity_, room_;
   Span<SelectionState> states_;
   float decay_ = 1;
   Origin origin_;
@@ -174,7 +186,7 @@ class StepDriver {
   StepTimer timer_;
   Passage passage_;
   DenseSums sums_;
-  std::vector<StepSample> samples_;  // of the step that is under way
+  StepSampler sampler_;
 
   Worker finisher_;  // last: the others must exist while it runs
 };

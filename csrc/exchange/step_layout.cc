@@ -53,6 +53,11 @@ void StepLayout::Adopt(std::vector<DrivenBucket> buckets) {
   buckets_ = std::move(buckets);
   first_piece_ = std::move(first_piece);
   bucket_of_ = std::move(bucket_of);
+  passed_before_ = {0};
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    const std::int64_t passing = this->bucket_of(i).passes() ? pieces_[i].numel : 0;
+    passed_before_.push_back(passed_before_.back() + passing);
+  }
   order_.resize(buckets_.size());
   std::iota(order_.begin(), order_.end(), std::size_t{0});
 }

@@ -80,13 +80,18 @@ class StepLayout {
   /// How many pieces with units of selection pass.
   std::size_t Passing() const;
 
+  /// Elements of all pieces that pass, and of those before one of them.
+  std::int64_t PassingNumel() const { return passed_before_.back(); }
+  std::int64_t PassedBefore(std::size_t piece) const { return passed_before_[piece]; }
+
  private:
   const std::vector<Piece> pieces_;
   std::vector<Begin> begins_;  // of each piece, and past the last one
   std::vector<DrivenBucket> buckets_;
-  std::vector<std::size_t> first_piece_;  // of each bucket, and past the last one
-  std::vector<std::size_t> bucket_of_;    // of each piece
-  std::vector<std::size_t> order_;        // in which buckets start
+  std::vector<std::size_t> first_piece_;     // of each bucket, and past the last one
+  std::vector<std::size_t> bucket_of_;       // of each piece
+  std::vector<std::int64_t> passed_before_;  // elements that pass, of each piece and past the last
+  std::vector<std::size_t> order_;           // in which buckets start
 };
 
 }  // namespace hvd_sparse

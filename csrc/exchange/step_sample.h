@@ -1,5 +1,5 @@
-/// A bucket in a step in which it is measured what selection leaves behind: copies, for somebody
-/// who compares them over the ranks.
+/// What selection leaves behind in a step in which that is measured: copies of each bucket, in the
+/// memory of the CPU, for somebody who compares them over the ranks.
 
 #ifndef HVD_SPARSE_EXCHANGE_STEP_SAMPLE_H_
 #define HVD_SPARSE_EXCHANGE_STEP_SAMPLE_H_
@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "csrc/exchange/bucket_spec.h"
+#include "csrc/kernels/kernels.h"
 
 namespace hvd_sparse {
 
+/// A bucket in such a step.
 struct StepSample {
   std::size_t bucket = 0;          ///< place among the driver's buckets
   std::int64_t step = 0;           ///< steps before this one
@@ -20,11 +22,36 @@ struct StepSample {
   std::vector<float> applied;      ///< the sum over the ranks that the gradients hold
 };
 
-/// What a launch is going to accumulate; before it is started.
-std::vector<float> AccumulatedOf(const Launch& launch);
+class StepSampler {
+ public:
+  /// `every`: steps from one that is measured to the next; 0: none is. `kernels` of where gradients
+  /// lie; on a device, calls wait until it has done what the stream of a launch was given.
+  StepSampler(std::int64_t every, const Kernels& kernels) : every_(every), kernels_(kernels) {}
 
-/// Takes what is left and what was applied, of the same launch in a step that counts.
-void Complete(const Launch& launch, StepSample* sample);
+  /// Another step, with so many before it.
+  void Begin(std::int64_t step);
+
+  /// A launch of a bucket is about to be started. Keeps what it is going to accumulate, if the step
+  /// is measured.
+  void Starts(std::size_t bucket, const Launch& launch);
+
+  /// Whether nothing was kept of the step.
+  bool empty() const { return samples_.empty(); }
+
+  /// The step counts: all that was kept of it, with what is left and what was applied.
+  const std::vector<StepSample>& Complete();
+
+ private:
+  void Follow(const Launch& launch) const;
+  void Read(const Feedback& feedback, std::vector<float>* to) const;
+  std::vector<float> AccumulatedOf(const Launch& launch) const;
+
+  const std::int64_t every_;
+  const Kernels& kernels_;
+  std::int64_t step_ = 0;
+  std::vector<StepSample> samples_;
+  std::vector<Launch> launches_;  // of each
+};
 
 }  // namespace hvd_sparse
 

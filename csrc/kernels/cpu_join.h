@@ -1,4 +1,4 @@
-/// A residual joins a gradient that travels dense: what has not been sent goes with it.
+/// What has not been sent joins a gradient that travels dense.
 
 #ifndef HVD_SPARSE_KERNELS_CPU_JOIN_H_
 #define HVD_SPARSE_KERNELS_CPU_JOIN_H_
@@ -11,19 +11,14 @@
 
 namespace hvd_sparse::cpu {
 
-/// gradient[i] += decay * residual[i] / scale; the residual stays as it is.
-///
-/// Appends to `rest`, as (offset + i, value), what the residual has to be once the gradient has
-/// been applied, where that is not zero: what a narrow number type rounded away or cannot hold, and
-/// all of it where the gradient is not finite, which is then left alone. The residual is as long as
-/// the gradient.
-void JoinResidual(Span<const float> residual, float decay, float scale, Index offset,
-                  GradView gradient, std::vector<std::pair<Index, float>>* rest);
-
 /// Places of a residual, and what it has to be there; zero elsewhere.
 struct RestList final : Rest {
   std::vector<std::pair<Index, float>> entries;
 };
+
+/// As Kernels::Join has it. The rest is what a narrow number type rounded away or cannot hold, and
+/// all that was owed where the gradient is not finite, which is then left alone.
+void Join(const Along& along, GradView gradient, RestList* rest);
 
 /// residual = rest. Returns whether any of it is not zero.
 bool PutRest(const RestList& rest, Span<float> residual);

@@ -1,5 +1,7 @@
 /// The kernels of the CPU: which function does which part of the vocabulary.
 
+#include <algorithm>
+
 #include "csrc/kernels/clones.h"
 #include "csrc/kernels/cpu_blocks.h"
 #include "csrc/kernels/cpu_dense.h"
@@ -91,15 +93,17 @@ class CpuKernelsImpl final : public Kernels {
 
   std::unique_ptr<Rest> NewRest() const override { return std::make_unique<cpu::RestList>(); }
 
-  void Join(Span<const float> residual, float decay, float scale, GradView gradient,
-            StreamHandle /*stream*/, Rest* rest) const override {
-    auto& entries = static_cast<cpu::RestList*>(rest)->entries;
-    entries.clear();
-    cpu::JoinResidual(residual, decay, scale, 0, gradient, &entries);
+  void Join(const Along& along, GradView gradient, StreamHandle /*stream*/,
+            Rest* rest) const override {
+    cpu::Join(along, gradient, static_cast<cpu::RestList*>(rest));
   }
 
   bool PutRest(const Rest& rest, Span<float> residual, StreamHandle /*stream*/) const override {
     return cpu::PutRest(static_cast<const cpu::RestList&>(rest), residual);
+  }
+
+  void Copy(Span<const float> from, Span<float> to, StreamHandle /*stream*/) const override {
+    std::copy(from.begin(), from.end(), to.begin());
   }
 
   void Decay(Span<float> residual, float decay, StreamHandle /*stream*/) const override {

@@ -55,6 +55,17 @@ struct Feedback {
   Span<float> residual;  ///< of the same length
 };
 
+/// What goes along with a gradient that travels dense: what this rank has not sent yet, where
+/// momentum is corrected its velocity, or both. Each is as long as the gradient, or empty.
+struct Along {
+  Span<const float> residual;
+  float decay = 1;  ///< of the residual
+  Span<const float> velocity;
+  float momentum = 0;  ///< of the velocity
+  Span<float> next;    ///< as long as the velocity: gets what that has to be then
+  float scale = 1;     ///< of the gradient, where it joins a residual or a velocity
+};
+
 /// A point in the work that a device has been given; see Kernels::EndOf.
 class Mark {
  public:
@@ -162,22 +173,27 @@ class Kernels {
                                Span<float> residual, std::vector<std::pair<Index, float>>* undo,
                                float loss_scale = 1.0f) const = 0;
 
-  // ---- Residuals that travel dense, as work of a framework's stream ----------------------------
+  // ---- What travels dense, as work of a framework's stream --------------------------------------
 
   /// For Join.
   virtual std::unique_ptr<Rest> NewRest() const = 0;
 
-  /// gradient[i] += decay * residual[i] / scale; the residual, which is as long, stays as it is.
-  /// Notes in `rest` what it has to be once the gradient has been applied: what a narrow number
-  /// type rounds away or cannot hold, else zero.
+  /// gradient[i] += (decay * residual[i] + momentum * velocity[i]) / scale; residual and velocity
+  /// stay as they are. What they have to be once the gradient has been applied goes elsewhere:
+  /// next[i] = momentum * velocity[i] + scale * gradient[i], with the gradient as it came and the
+  /// rule of Feedback; and in `rest`, what a narrow number type rounds away or cannot hold, else
+  /// zero.
   ///
   /// A sum that is not finite: on the CPU the gradient is left alone, and the residual keeps its
   /// entry; on a device the gradient holds it if its type is wide, and the step must be refused.
-  virtual void Join(Span<const float> residual, float decay, float scale, GradView gradient,
-                    StreamHandle stream, Rest* rest) const = 0;
+  virtual void Join(const Along& along, GradView gradient, StreamHandle stream,
+                    Rest* rest) const = 0;
 
   /// residual = rest. Returns whether that may be other than zero.
   virtual bool PutRest(const Rest& rest, Span<float> residual, StreamHandle stream) const = 0;
+
+  /// to = from, which is as long.
+  virtual void Copy(Span<const float> from, Span<float> to, StreamHandle stream) const = 0;
 
   /// residual[i] *= decay.
   virtual void Decay(Span<float> residual, float decay, StreamHandle stream) const = 0;

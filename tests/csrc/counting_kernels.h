@@ -91,13 +91,16 @@ class CountingKernels final : public Kernels {
     return cpu_.Scatter(reduced, scale, offset, grad, residual, undo, loss_scale);
   }
   std::unique_ptr<Rest> NewRest() const override { return cpu_.NewRest(); }
-  void Join(Span<const float> residual, float decay, float scale, GradView gradient,
-            StreamHandle stream, Rest* rest) const override {
-    Look(residual);
-    cpu_.Join(residual, decay, scale, gradient, stream, rest);
+  void Join(const Along& along, GradView gradient, StreamHandle stream, Rest* rest) const override {
+    Look(along.residual);
+    cpu_.Join(along, gradient, stream, rest);
   }
   bool PutRest(const Rest& rest, Span<float> residual, StreamHandle stream) const override {
     return cpu_.PutRest(rest, residual, stream);
+  }
+  void Copy(Span<const float> from, Span<float> to, StreamHandle stream) const override {
+    Look(from);
+    cpu_.Copy(from, to, stream);
   }
   void Decay(Span<float> residual, float decay, StreamHandle stream) const override {
     Look(residual);

@@ -52,7 +52,10 @@ struct DrivenRank {
     return buckets;
   }
 
-  void Begin() { driver->Begin(residual, states, 1, velocity); }
+  void Begin() {
+    room.assign(static_cast<std::size_t>(driver->Room()), 0.0f);
+    driver->Begin(residual, states, 1, velocity, {}, room);
+  }
 
   /// Whether the piece passed, or else when it is there.
   struct Handed {
@@ -98,7 +101,7 @@ struct DrivenRank {
   }
 
   const StepRules rules;
-  std::vector<float> velocity;
+  std::vector<float> velocity, room;
   Exchange exchange;
   std::vector<std::vector<float>> gradients{kPieces, std::vector<float>(kNumel, 1.0f)};
   std::vector<float> residual = std::vector<float>(kNumel * kPieces, 0.0f);

@@ -10,6 +10,7 @@
 
 #include "csrc/exchange/step_driver.h"
 #include "tests/csrc/driven_ranks.h"
+#include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
 namespace {
@@ -151,14 +152,17 @@ TEST(StepDriver, WhatPassesTakesItsVelocityAlongAndARefusedStepLeavesIt) {
   OnRanks(
       2, {1, -3},
       [](DrivenRank& rank) {
-        std::vector<float> expected(kNumel, 0.0f);
+        float expected = 0;  // of a gradient of ones
+        ASSERT_EQ(rank.driver->Room(), 3 * kNumel);
         for (int step = 0; step < 4; ++step) {
           rank.Fill();
           rank.Begin();
           std::future<void> zero = rank.Launch(0);
           for (const int piece : {1, 2, 3}) {
+            const auto own = static_cast<float>(piece);
+            rank.Gradient(piece).assign(kNumel, own);
             rank.Hand(piece);
-            ASSERT_EQ(rank.Gradient(piece)[0], 0.5f * expected[0] + 1);
+            ASSERT_EQ(rank.Gradient(piece)[0], own * (0.5f * expected + 1));
             if (step == 2) rank.Gradient(piece)[0] = std::numeric_limits<float>::quiet_NaN();
             rank.Sum(piece);
           }
@@ -167,11 +171,12 @@ TEST(StepDriver, WhatPassesTakesItsVelocityAlongAndARefusedStepLeavesIt) {
           } else {
             zero.get();
             rank.End();
-            for (float& value : expected) value = 0.5f * value + 1;
+            expected = 0.5f * expected + 1;
           }
           for (const int piece : {1, 2, 3}) {
             const auto begin = rank.velocity.begin() + piece * kNumel;
-            ASSERT_EQ(std::vector<float>(begin, begin + kNumel), expected);
+            ASSERT_EQ(std::vector<float>(begin, begin + kNumel),
+                      std::vector<float>(kNumel, static_cast<float>(piece) * expected));
           }
         }
         // What was exchanged goes on in a step that is refused, and is masked in others: all of it
@@ -181,6 +186,27 @@ TEST(StepDriver, WhatPassesTakesItsVelocityAlongAndARefusedStepLeavesIt) {
                                 [](float value) { return value == 0; }));
       },
       rules);
+}
+
+TEST(StepDriver, VelocitiesNeedRoomForThoseThatPass) {
+  StepRules rules;
+  rules.momentum = 0.5f;
+  OnRanks(
+      1, {1, -3},
+      [](DrivenRank& rank) {
+        const auto begin = [&] {
+          rank.driver->Begin(rank.residual, rank.states, 1, rank.velocity, {}, rank.room);
+        };
+        rank.room.resize(5);
+        EXPECT_TRUE(Says(Thrown(begin), "room must have 192 elements, got 5"));
+        rank.exchange.ClearBuckets();
+        rank.driver->Replace(rank.Buckets({4}));
+        EXPECT_TRUE(Says(Thrown(begin), "room must have 0 elements, got 5"));
+        rank.room.clear();
+        EXPECT_NO_THROW(begin());
+      },
+      rules);
+  OnRanks(1, {1, -3}, [](DrivenRank& rank) { EXPECT_EQ(rank.driver->Room(), 0); });
 }
 
 TEST(StepDriver, AStepIsMeasuredWhenThatWasAskedFor) {

@@ -1,5 +1,4 @@
-/// A residual that joins a dense gradient on a GPU: what is sent and what stays has the bits of the
-/// CPU.
+/// What joins a dense gradient on a GPU: what is sent and what stays has the bits of the CPU.
 
 #include <cmath>
 #include <memory>
@@ -14,45 +13,69 @@ namespace {
 
 constexpr Device kGpu{DeviceType::kCuda, 0};
 constexpr std::int64_t kSize = 1000;
-constexpr float kDecay = 0.7f, kScale = 0.3f;
+constexpr float kDecay = 0.7f, kMomentum = 0.9f, kScale = 0.3f;
 
-/// Gradient and residual after a step, as bits; before, they hold the same each time.
+/// What goes along with a gradient.
+struct Has {
+  bool residual, velocity;
+};
+
+/// Gradient, residual and velocity after a step, as bits; before, they hold the same each time.
 template <typename T>
-Seen AfterJoining(Device device) {
+Seen AfterJoining(Device device, Has has) {
   std::mt19937 random(5);
   std::normal_distribution<float> gaussian;
   std::vector<T> values(kSize);
-  std::vector<float> owed(kSize);
+  std::vector<float> owed(kSize), moving(kSize);
   for (T& value : values) value = Narrow<T>(gaussian(random));
   for (float& value : owed) value = gaussian(random);
+  for (float& value : moving) value = gaussian(random);
   if constexpr (sizeof(T) < sizeof(float)) {  // beyond the type; not finite, so left alone
     owed[1] = -2 * Largest<T>();
     values[2] = Narrow<T>(kInf);
     values[3] = Narrow<T>(std::nanf(""));
   }
   Memory<T> gradient(device, values);
-  Memory<float> residual(device, owed);
+  Memory<float> residual(device, owed), velocity(device, moving);
+  Memory<float> next(device, std::vector<float>(kSize));
   const Kernels& kernels = KernelsFor(device);
   const std::unique_ptr<Rest> rest = kernels.NewRest();
+  Along along;
+  if (has.residual) along.residual = {residual.data(), kSize};
+  if (has.velocity) along.velocity = {velocity.data(), kSize};
+  if (has.velocity) along.next = {next.data(), kSize};
+  along.decay = kDecay;
+  along.momentum = kMomentum;
+  along.scale = kScale;
   Seen seen;
   for (int step = 0; step < 2; ++step) {  // the second time what was left joins
-    kernels.Join({residual.data(), kSize}, kDecay, kScale, {gradient.data(), kSize, kDTypeOf<T>}, 0,
-                 rest.get());
+    kernels.Join(along, {gradient.data(), kSize, kDTypeOf<T>}, 0, rest.get());
     seen.Add(residual.Values());
+    seen.Add(velocity.Values());
     kernels.PutRest(*rest, {residual.data(), kSize}, 0);
+    kernels.Copy({next.data(), kSize}, {velocity.data(), kSize}, 0);
     seen.Add(gradient.Values());
     seen.Add(residual.Values());
+    seen.Add(velocity.Values());
   }
   return seen;
 }
 
 class JoinOnDevice : public CudaTest {};
 
+template <typename T>
+void ExpectTheBitsOfTheCpu() {
+  for (const Has has : {Has{true, false}, Has{false, true}, Has{true, true}}) {
+    EXPECT_TRUE(AfterJoining<T>(kGpu, has).bits == AfterJoining<T>({}, has).bits)
+        << has.residual << has.velocity;
+  }
+}
+
 TEST_F(JoinOnDevice, WhatIsSentAndWhatStaysHasTheBitsOfTheCpu) {
-  EXPECT_TRUE(AfterJoining<float>(kGpu).bits == AfterJoining<float>({}).bits);
-  EXPECT_TRUE(AfterJoining<double>(kGpu).bits == AfterJoining<double>({}).bits);
-  EXPECT_TRUE(AfterJoining<Float16>(kGpu).bits == AfterJoining<Float16>({}).bits);
-  EXPECT_TRUE(AfterJoining<BFloat16>(kGpu).bits == AfterJoining<BFloat16>({}).bits);
+  ExpectTheBitsOfTheCpu<float>();
+  ExpectTheBitsOfTheCpu<double>();
+  ExpectTheBitsOfTheCpu<Float16>();
+  ExpectTheBitsOfTheCpu<BFloat16>();
 }
 
 TEST_F(JoinOnDevice, OfAWideGradientNothingIsLeftAndASumThatIsNotFiniteIsSeenInIt) {
@@ -60,7 +83,9 @@ TEST_F(JoinOnDevice, OfAWideGradientNothingIsLeftAndASumThatIsNotFiniteIsSeenInI
   Memory<float> gradient(kGpu, {largest, kInf, 1}), residual(kGpu, {largest, 1, 2});
   const Kernels& kernels = KernelsFor(kGpu);
   const std::unique_ptr<Rest> rest = kernels.NewRest();
-  kernels.Join({residual.data(), 3}, 1, 1, {gradient.data(), 3, DType::kFloat32}, 0, rest.get());
+  Along along;
+  along.residual = {residual.data(), 3};
+  kernels.Join(along, {gradient.data(), 3, DType::kFloat32}, 0, rest.get());
   EXPECT_EQ(gradient.Values(), (std::vector<float>{kInf, kInf, 3}));
   EXPECT_EQ(residual.Values(), (std::vector<float>{largest, 1, 2}));  // for the refused step
   EXPECT_FALSE(kernels.PutRest(*rest, {residual.data(), 3}, 0));

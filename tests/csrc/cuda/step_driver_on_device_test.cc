@@ -196,18 +196,5 @@ TEST_F(StepDriverOnDevice, WhatPassesTakesItsResidualAlongWithTheBitsOfTheCpu) {
   EXPECT_TRUE(RunPassingSteps<Float16>(kGpu).bits == RunPassingSteps<Float16>({}).bits);
 }
 
-TEST_F(StepDriverOnDevice, WhatIsDoneOnTheCpuAloneIsRefused) {
-  auto world = std::make_shared<LoopbackWorld>(1);
-  Exchange exchange(std::make_unique<LoopbackCommunicator>(world, 0), SelectOn::kCaller);
-  const DrivenBucket passes{DrivenBucket::kPasses, 1, 1, {}, 1};
-  StepRules rules = RulesOn(kGpu);
-  const auto build = [&] { StepDriver(&exchange, {{kFirst, 1}}, {passes}, {}, rules); };
-  rules.momentum = 0.5f;
-  EXPECT_TRUE(Says(Thrown(build), "momentum must be 0 for gradients on cuda:0"));
-  rules.momentum = 0;
-  rules.measure_every = 1;
-  EXPECT_TRUE(Says(Thrown(build), "measure_every must be 0 for gradients on cuda:0"));
-}
-
 }  // namespace
 }  // namespace hvd_sparse

@@ -66,13 +66,23 @@ class Log {
   }
 };
 
+StepRules RulesOnGpu() {
+  StepRules rules;
+  rules.non_finite = NonFinite::kMark;
+  rules.device = kGpu;
+  return rules;
+}
+
 /// A rank that is alone, with buckets of one piece each, which may all pass.
 class RankAlone {
  public:
-  explicit RankAlone(std::int64_t pieces, bool passes = false)
-      : exchange_(std::make_unique<LoopbackCommunicator>(std::make_shared<LoopbackWorld>(1), 0),
+  explicit RankAlone(std::int64_t pieces, bool passes = false, StepRules rules = RulesOnGpu())
+      : rules_(rules),
+        exchange_(std::make_unique<LoopbackCommunicator>(std::make_shared<LoopbackWorld>(1), 0),
                   SelectOn::kCaller),
         residual_(std::vector<float>(static_cast<std::size_t>(pieces * kNumel))),
+        velocity_(residual_.Values()),
+        room_(residual_.Values()),
         states_(static_cast<std::size_t>(pieces)) {
     std::vector<DrivenBucket> buckets;
     for (std::int64_t piece = 0; piece < pieces; ++piece) {
@@ -86,11 +96,16 @@ class RankAlone {
     }
     driver_ = std::make_unique<StepDriver>(
         &exchange_, std::vector<Piece>(static_cast<std::size_t>(pieces), Piece{kNumel, 1}), buckets,
-        StepDriver::Hooks{nullptr, nullptr, [this](const StepEnd& ended) { ended_ = ended; }},
+        StepDriver::Hooks{nullptr, [](const std::vector<StepSample>&) {},
+                          [this](const StepEnd& ended) { ended_ = ended; }},
         rules_);
   }
 
-  void Begin() { driver_->Begin(residual_.span(), states_, 1, {}, origin_); }
+  void Begin() {
+    const Span<float> velocity = rules_.momentum > 0 ? velocity_.span() : Span<float>();
+    driver_->Begin(residual_.span(), states_, 1, velocity, origin_,
+                   {room_.data(), driver_->Room()});
+  }
 
   std::future<void> Launch(int piece, DeviceArray<float>* gradient) {
     auto done = std::make_shared<std::promise<void>>();
@@ -127,10 +142,10 @@ class RankAlone {
   StepDriver& driver() { return *driver_; }
 
  private:
-  const StepRules rules_{NonFinite::kMark, 0, 0, false, {DeviceType::kCuda, 0}};
+  const StepRules rules_;
   const Origin origin_{rules_.device, reinterpret_cast<StreamHandle>(kStream)};
   Exchange exchange_;
-  DeviceArray<float> residual_;
+  DeviceArray<float> residual_, velocity_, room_;
   std::vector<SelectionState> states_;
   StepEnd ended_;
   std::unique_ptr<StepDriver> driver_;
@@ -214,6 +229,38 @@ TEST(StepDriverMarks, ResidualsJoinAndGoInTheOrderOfTheStepsStream) {
   EXPECT_EQ(Log::All(), "MMkMkkkMMMM");  // nothing is owed any more
 }
 
+TEST(StepDriverMarks, VelocitiesJoinAndGoOnInTheOrderOfTheStepsStreamInEveryStep) {
+  StepRules rules = RulesOnGpu();
+  rules.momentum = 0.5f;
+  RankAlone rank(2, true, rules);
+  auto gradients = Gradients(2);
+  for (int step = 0; step < 2; ++step) {
+    const Log log;
+    rank.Begin();
+    for (const int piece : {0, 1}) {
+      rank.Launch(piece, gradients[static_cast<std::size_t>(piece)].get());
+      rank.driver().SummedAs(true);
+    }
+    EXPECT_EQ(Log::All(), "kk");
+    rank.End();
+    EXPECT_EQ(Log::All(), "kkkkkk");  // a velocity and a residual of each
+  }
+}
+
+TEST(StepDriverMarks, WhatIsMeasuredIsReadBehindTheStepsStream) {
+  StepRules rules = RulesOnGpu();
+  rules.measure_every = 2;
+  RankAlone rank(1, false, rules);
+  DeviceArray<float> gradient(std::vector<float>(kNumel, 1.0f));
+  for (const char* order : {"MfMffwMfd", "Mffwd"}) {
+    const Log log;
+    rank.Begin();
+    rank.Launch(0, &gradient).get();
+    EXPECT_EQ(Log::All(), order);
+    rank.End();
+  }
+}
+
 /// While it lives, the device comes to no event.
 class BusyDevice {
  public:
@@ -224,14 +271,16 @@ class BusyDevice {
 };
 
 TEST(StepDriverMarks, NobodyWaitsForTheDeviceBeforeAStepIsRead) {
-  RankAlone rank(2, true);
+  StepRules rules = RulesOnGpu();
+  rules.momentum = 0.5f;
+  RankAlone rank(2, true, rules);
   auto gradients = Gradients(2);
   std::shared_ptr<StepReading> reading;
   rank.driver().TimeSteps(true);
   {
     const BusyDevice busy;  // who waits for it waits for ever
     const int waits = emulated_calls.waits;
-    reading = rank.Pass(&gradients).reading;  // and residuals join the gradients
+    reading = rank.Pass(&gradients).reading;  // and residuals and velocities join the gradients
     EXPECT_EQ(emulated_calls.waits, waits);
     EXPECT_FALSE(reading->Passed());
   }
