@@ -19,9 +19,6 @@ from hvd_sparse.place import BesideCpu
 from hvd_sparse.tensorflow import ops
 from hvd_sparse.tensorflow.ops import CPU
 
-# What acts on gradients in the memory of the CPU, and what it is where it does nothing.
-_OF_THE_CPU = {"momentum_correction": 0, "quality_every": None}
-
 
 def short_name(device: str) -> str:
     """A device of this process, "CPU:0" or "GPU:1" and the like, by any of TensorFlow's names."""
@@ -72,13 +69,6 @@ def check_options(device: str, compression: Compression) -> None:
             f"collective '{compression.collective}' takes no gradients of {device}: it adds up "
             "residuals on the CPU"
         )
-    for name, nothing in _OF_THE_CPU.items():
-        value = getattr(compression, name)
-        if value != nothing:
-            raise UnsupportedError(
-                f"{name} must be {nothing} for variables on {device}, got {value}: TensorFlow's "
-                "gradients have it on the CPU alone"
-            )
 
 
 @functools.cache

@@ -93,9 +93,12 @@ class Messages:
 
     def add_up(self, array: np.ndarray) -> np.ndarray:
         """The sum of all ranks' float32 arrays, flat and of one length. Waits for it."""
-        return _InBackground(
-            lambda: np.asarray(self._total(tf.constant(array)).numpy()), self._exchange
-        ).result()
+
+        def sum_up() -> np.ndarray:
+            with tf.device(CPU):  # where the arrays lie
+                return np.asarray(self._total(tf.constant(array)).numpy())
+
+        return _InBackground(sum_up, self._exchange).result()
 
     def timed_allreduce(self, device: str, clock: Clock) -> Callable[[int], float]:
         """Lets Horovod sum a float32 tensor of so many bytes; the seconds that it took.

@@ -81,7 +81,8 @@ class StepOps:
 
     def _with_velocity(self, piece: int, gradient: tf.Tensor, begun: ops.Begun) -> tf.Tensor:
         """What travels in place of a gradient that always travels dense; float32 at least."""
-        wide = gradient if gradient.dtype == tf.float64 else tf.cast(gradient, tf.float32)
+        with tf.device(self._where["device"]):
+            wide = gradient if gradient.dtype == tf.float64 else tf.cast(gradient, tf.float32)
         (moved,), _ = ops.exchange([wide], begun.token, piece=piece, **self._where)
         return moved
 

@@ -30,6 +30,7 @@ from tests.parallel_tensorflow.ranks import (
     integer_gradients,
     loss_of,
     make_variables,
+    on_each_device,
     residuals,
     total,
     velocities,
@@ -76,9 +77,10 @@ def checked_step(step, gradients):
     assert_same_on_all_ranks(applied)
 
 
+@on_each_device
 @pytest.mark.parametrize("name", COMPRESSIONS)
-def test_nothing_is_lost(name):
-    variables = make_variables()
+def test_nothing_is_lost(name, device):
+    variables = make_variables(device=device)
     step = step_of(variables, COMPRESSIONS[name])
     prepare(variables, COMPRESSIONS[name], op=hvd.Sum)
     for number in range(5):
@@ -87,9 +89,10 @@ def test_nothing_is_lost(name):
     assert all(np.any(part) for part in velocities().values())
 
 
+@on_each_device
 @pytest.mark.parametrize("op", [hvd.Sum, hvd.Average])
-def test_what_travels_dense_is_momentum_sgd(op):
-    variables = make_variables()
+def test_what_travels_dense_is_momentum_sgd(op, device):
+    variables = make_variables(device=device)
     step = step_of(variables, TopK(min_numel=10**6, momentum_correction=M), op)
     moved = [0.0] * len(variables)
     for number in range(4):
@@ -104,11 +107,12 @@ def test_what_travels_dense_is_momentum_sgd(op):
 
 
 @several_ranks
+@on_each_device
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float16], ids=lambda dtype: dtype.name)
-def test_nothing_is_lost_from_dense_to_sparse(monkeypatch, dtype):
+def test_nothing_is_lost_from_dense_to_sparse(monkeypatch, dtype, device):
     monkeypatch.setattr(tuner, "make_plan", mixed_plan)
     monkeypatch.setattr(tuner, "MARGIN", -math.inf)
-    variables = make_variables(dtype=dtype)
+    variables = make_variables(dtype=dtype, device=device)
     compression = LAGS(**OPTIONS)
     step = step_of(variables, compression)
     prepare(variables, compression, op=hvd.Sum)
@@ -122,9 +126,10 @@ def test_nothing_is_lost_from_dense_to_sparse(monkeypatch, dtype):
     assert sparse == [0] * DENSE_STEPS + [1] * 3
 
 
+@on_each_device
 @pytest.mark.parametrize("bad", ["second", "bias"])
-def test_a_bad_gradient_of_one_rank_leaves_finite_velocities(bad):
-    variables = make_variables()
+def test_a_bad_gradient_of_one_rank_leaves_finite_velocities(bad, device):
+    variables = make_variables(device=device)
     step = step_of(variables, COMPRESSIONS["topk"])
     step(integer_gradients(variables, 0))
     before, velocity = residuals(), velocities()
@@ -175,17 +180,19 @@ def train(step, variables, numbers):
             variable.assign_sub(average)
 
 
-def test_a_checkpoint_of_tensorflow_goes_on_bit_for_bit(tmp_path):
+@on_each_device
+def test_a_checkpoint_of_tensorflow_goes_on_bit_for_bit(tmp_path, device):
     compression = COMPRESSIONS["lags"]
-    variables = make_variables()
+    variables = make_variables(device=device)
     step = step_of(variables, compression)
     train(step, variables, range(3))
     checkpoint = tf.train.Checkpoint(residuals=residual_variables(variables))
     path = checkpoint.save(str(tmp_path / f"residuals-{hvd.rank()}"))
     weights = [v.numpy() for v in variables]
     train(step, variables, range(3, 6))
-    twins = make_variables()
+    twins = make_variables(device=device)
     prepared = prepare(twins, compression, op=hvd.Sum)
+    assert prepared[-1].device.endswith(device)  # the velocity
     tf.train.Checkpoint(residuals=prepared).restore(path).assert_consumed()
     for twin, weight in zip(twins, weights, strict=True):
         twin.assign(weight)

@@ -15,6 +15,7 @@ from tests.parallel_tensorflow.ranks import (
     integer_gradients,
     loss_of,
     make_variables,
+    on_each_device,
     residuals,
     total,
     velocities,
@@ -48,11 +49,12 @@ def left_over_whole(before, after):
     return np.sum(after**2) / np.sum(before**2)
 
 
+@on_each_device
 @pytest.mark.parametrize("mode", [lambda step: step, tf.function], ids=["eager", "graph"])
 @pytest.mark.parametrize("name", [name for name in COMPRESSIONS if name != "hierarchical"])
-def test_it_equals_numpy(name, mode):
+def test_it_equals_numpy(name, mode, device):
     compression = COMPRESSIONS[name]
-    variables = make_variables()
+    variables = make_variables(device=device)
     step = step_of(variables, compression, mode)
     prepare(variables, compression, gradient_predivide_factor=2.0)
     for number in range(3):
@@ -94,8 +96,9 @@ def test_where_nodes_share_a_residual_no_rank_tells_its_own_error():
     assert 0 < quality.largest_delta <= 1
 
 
-def test_a_step_that_is_refused_tells_nothing():
-    variables = make_variables()
+@on_each_device
+def test_a_step_that_is_refused_tells_nothing(device):
+    variables = make_variables(device=device)
     step = step_of(variables, COMPRESSIONS["topk"])
     step(integer_gradients(variables, 0))
     assert stats(variables).quality is not None
