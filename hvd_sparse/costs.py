@@ -183,7 +183,11 @@ def cheapest_of(
         if name != "dense" or setting is settings[0]
     ]
     if not options:
-        raise InvalidArgumentError(f"none of {list(allowed)} is possible between these ranks")
+        raise InvalidArgumentError(
+            f"none of {list(allowed)} is possible between {network.size} ranks, "
+            f"{network.local_size} on a node: 'hierarchical' takes several nodes of as many ranks "
+            "each, two at least, whose own links were measured"
+        )
     priced = [arrays(name, k, numel, setting) for name, setting in options]
     seconds = np.stack([one for one, _ in priced])
     nbytes = np.stack([one for _, one in priced])

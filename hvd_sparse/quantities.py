@@ -65,5 +65,5 @@ def _split(name: str, text: str) -> tuple[float, str]:
     """The number and the unit."""
     match = re.fullmatch(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*(\S+)\s*", text)
     if match is None or not math.isfinite(float(match[1])):
-        raise InvalidArgumentError(f"{name} must be a number with a unit, got {text!r}")
+        raise InvalidArgumentError(f"{name} must be a number >= 0 with a unit, got {text!r}")
     return float(match[1]), match[2]

@@ -55,7 +55,10 @@ class Saved:
         except (OSError, UnicodeDecodeError) as error:
             what = cls.KIND.split()[-1]
             raise InvalidArgumentError(f"cannot read a {what} from {path}: {error}") from None
-        return cls.from_json(text)
+        try:
+            return cls.from_json(text)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{path}: {error}") from None
 
 
 def to_json(record: Any, *, kind: str, version: int) -> str:

@@ -40,13 +40,13 @@ def read(path: Path) -> list[Event]:
     Raises:
         InvalidArgumentError: It is no array of events.
     """
-    text = path.read_text(encoding="utf-8").rstrip()
+    text = path.read_text(encoding="utf-8", errors="replace").rstrip()
     for candidate in (text, text.rstrip(",") + "]"):
         try:
             events = json.loads(candidate)
         except json.JSONDecodeError:
             continue
-        if isinstance(events, list) and all(isinstance(e, dict) and "ph" in e for e in events):
+        if isinstance(events, list) and all(map(_is_event, events)):
             return events
     raise InvalidArgumentError(f"'{path}' must hold a JSON array of trace events; it does not")
 
@@ -77,6 +77,15 @@ def merge(traces: Mapping[str, list[Event]]) -> list[Event]:
                 event = {**event, "ts": round(event["ts"] + (starts[name] - earliest), 3)}
             merged.append(event)
     return merged
+
+
+def _is_event(thing: object) -> bool:
+    return (
+        isinstance(thing, dict)
+        and "ph" in thing
+        and isinstance(thing.get("ts", 0), int | float)
+        and isinstance(thing.get("args", {}), dict)
+    )
 
 
 def _start(name: str, events: list[Event]) -> int:

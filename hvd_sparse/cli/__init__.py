@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from hvd_sparse import __version__
 from hvd_sparse.cli import bench, doctor, merge_timelines, plan
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -11,6 +14,16 @@ for command in (bench.bench, doctor.doctor, plan.plan, merge_timelines.merge_tim
     app.command()(command)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
     """Sparse gradient exchange for Horovod."""

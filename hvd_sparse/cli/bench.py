@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hvd_sparse.bench_results import Results, Row, Settings, Timing, winners
+from hvd_sparse.cli import files
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.quantities import shown_rate, shown_seconds
 
@@ -53,7 +54,7 @@ def bench(
     except InvalidArgumentError as error:
         raise typer.BadParameter(str(error)) from None
     try:
-        results = _run(settings, [file for file in (json_file, save, plot) if file], plot)
+        results = _run(settings, json_file, save, plot)
     except InvalidArgumentError as error:
         raise typer.BadParameter(str(error)) from None
     except HvdSparseError as error:
@@ -63,7 +64,9 @@ def bench(
         _report(results, json_file, save, plot)
 
 
-def _run(settings: Settings, files: Sequence[Path], plot: Path | None) -> Results | None:
+def _run(
+    settings: Settings, json_file: Path | None, save: Path | None, plot: Path | None
+) -> Results | None:
     """Measures and times; the results on rank 0 alone."""
     # Imported here: a command line without the core or Horovod is good for its other commands.
     from hvd_sparse.bench import run
@@ -74,24 +77,27 @@ def _run(settings: Settings, files: Sequence[Path], plot: Path | None) -> Result
         raise InvalidArgumentError(
             f"a bench compares ranks, and this is a job of one: run `{START}`"
         )
-    _agree_on_files(ranks, files, plot)
+    _agree_on_files(ranks, json_file, save, plot)
     exchange = ranks.connect()
     results = run(settings, ranks, exchange, ranks.measure(exchange))
     return results if ranks.world.rank == 0 else None
 
 
-def _agree_on_files(ranks: HorovodRanks, files: Sequence[Path], plot: Path | None) -> None:
+def _agree_on_files(
+    ranks: HorovodRanks, json_file: Path | None, save: Path | None, plot: Path | None
+) -> None:
     """Refuses on all ranks what rank 0 will not be able to write. Collective."""
     problem = None
     if ranks.world.rank == 0:
-        for file in files:
-            if str(file) != "-" and (file.is_dir() or not file.absolute().parent.is_dir()):
-                problem = f"cannot write {file}: its folder must exist, and it must be no folder"
-        if plot is not None:
-            try:
-                import matplotlib  # noqa: F401
-            except ImportError:
-                problem = "--plot takes matplotlib: pip install matplotlib"
+        try:
+            if json_file is not None and str(json_file) != "-":
+                files.check_writable("--json", json_file)
+            if save is not None:
+                files.check_writable("--save", save)
+            if plot is not None:
+                files.check_picture("--plot", plot)
+        except InvalidArgumentError as error:
+            problem = str(error)
     problem = ranks.world.broadcast_object(problem)
     if problem is not None:
         raise InvalidArgumentError(problem)

@@ -5,22 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from hvd_sparse.bench_results import Results
-from hvd_sparse.errors import UnavailableError
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; dense is the first.
 COLORS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999")
 
 
 def plot_bench(file: Path, results: Results) -> None:
-    """Draws the time of each method, selection included, against the size of the tensor.
+    """Draws the time of each method, selection included, against the size of the tensor."""
+    import matplotlib as mpl  # files.check_picture has seen that it is there
 
-    Raises:
-        UnavailableError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise UnavailableError("--plot takes matplotlib: pip install matplotlib") from None
     mpl.use("Agg")  # draws without a display
     from matplotlib import pyplot as plt
 

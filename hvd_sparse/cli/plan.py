@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hvd_sparse import planner, quantities
+from hvd_sparse.cli.files import check_picture
 from hvd_sparse.cli.plot import plot_plan
 from hvd_sparse.cluster import Cluster
 from hvd_sparse.errors import HvdSparseError
@@ -34,7 +35,13 @@ class Rule(str, Enum):
 
 def plan(
     profile_file: Annotated[
-        Path, typer.Option("--profile", help="File that Profile.save wrote.", show_default=False)
+        Path,
+        typer.Option(
+            "--profile",
+            help="The model: what tuning(optimizer).profile.save(FILE) wrote after a training's "
+            "first 30 steps.",
+            show_default=False,
+        ),
     ],
     cluster_file: Annotated[
         Path | None,
@@ -60,6 +67,8 @@ def plan(
 ) -> None:
     """Says what LAGS would do with a model on a network, and whether that helps."""
     try:
+        if plot is not None:
+            check_picture("--plot", plot)
         measured = Profile.load(profile_file)
         if cluster_file is not None:
             measured = Cluster.load(cluster_file).with_model_of(measured)

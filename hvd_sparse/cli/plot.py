@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hvd_sparse.errors import UnavailableError
 from hvd_sparse.explain import timeline_of
 from hvd_sparse.pipeline import Timeline, simulate_dense
 from hvd_sparse.plan import Plan
@@ -16,15 +15,9 @@ SPARSE, DENSE = "#009E73", "#D55E00"
 
 
 def plot_plan(file: Path, plan: Plan, profile: Profile, title: str) -> None:
-    """Draws forward, backward, selection and exchanges of the plan's step and of a dense step.
+    """Draws forward, backward, selection and exchanges of the plan's step and of a dense step."""
+    import matplotlib as mpl  # files.check_picture has seen that it is there
 
-    Raises:
-        UnavailableError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise UnavailableError("--plot takes matplotlib: pip install matplotlib") from None
     mpl.use("Agg")  # draws without a display
     from matplotlib import pyplot as plt
     from matplotlib.patches import Patch

@@ -46,7 +46,7 @@ def test_a_bench_times_every_collective_and_saves_what_a_plan_takes(tmp_path, ra
     ("options", "message"),
     [
         (("--density", "3"), "density must lie in"),
-        (("--save", "/nowhere/at/all.json"), "cannot write /nowhere"),
+        (("--save", "/nowhere/at/all.json"), "there is no folder /nowhere/at"),
     ],
 )
 def test_a_wrong_option_ends_all_ranks_with_status_2(options, message):

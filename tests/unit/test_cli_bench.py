@@ -163,8 +163,10 @@ def test_it_is_said_plainly_when_compression_does_not_help():
         (("--density", "0"), "density must lie in (0, 1], got 0.0"),
         (("--numel", "0"), "numel must lie in [1, 2147483647], got 0"),
         (("--repetitions", "1"), "repetitions must be at least 2, got 1"),
-        (("--save", "/nowhere/at/all.json"), "cannot write /nowhere/at/all.json"),
-        (("--json", "/"), "cannot write /"),
+        (("--save", "/nowhere/at/all.json"), "got /nowhere/at/all.json: there is no folder"),
+        (("--json", "/"), "--json must name a file that can be written, got /: that is a folder"),
+        (("--plot", "/nowhere/at/all.png"), "--plot must name a file that can be written"),
+        (("--plot", "bench.xyz"), "--plot must end in .png, .pdf, .svg, got bench.xyz"),
     ],
 )
 def test_a_wrong_option_is_explained_before_anything_is_timed(run, arguments, message):

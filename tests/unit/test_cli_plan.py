@@ -9,6 +9,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+import hvd_sparse
 from hvd_sparse import cli
 from hvd_sparse.cluster import Cluster
 from hvd_sparse.plan import Plan
@@ -107,8 +108,15 @@ def test_it_is_said_plainly_when_compression_does_not_help(run):
         (("--latency", "soon"), "latency must be"),
         (("--density", "2"), "density must lie in"),
         (("--collective", "ring"), "collective must be one of"),
+        (
+            ("--collective", "hierarchical"),
+            "none of ['hierarchical'] is possible between 16 ranks, 1 on a node",
+        ),
+        (("--bandwidth", "-1Gbps"), "bandwidth must be a number >= 0 with a unit, got '-1Gbps'"),
         (("--profile", "none.json"), "cannot read a profile"),
         (("--network", "none.json"), "cannot read a cluster"),
+        (("--plot", "/nowhere/at/all.png"), "there is no folder /nowhere/at"),
+        (("--plot", "plan.xyz"), "--plot must end in .png, .pdf, .svg, got plan.xyz"),
     ],
 )
 def test_a_wrong_option_is_explained_without_a_traceback(run, arguments, message):
@@ -144,6 +152,11 @@ def test_a_profile_of_one_rank_needs_a_bandwidth(tmp_path):
     assert "give --bandwidth" in said(result)
     result = CliRunner().invoke(cli.app, [*arguments, "--bandwidth", "1Gbps"])
     assert result.exit_code == 0
+
+
+def test_the_version_is_told():
+    result = CliRunner().invoke(cli.app, ["--version"])
+    assert (result.exit_code, result.output.strip()) == (0, hvd_sparse.__version__)
 
 
 def test_the_command_line_needs_neither_the_core_nor_a_framework():

@@ -27,5 +27,6 @@ def test_a_cluster_replaces_network_and_machine_and_keeps_the_model():
 def test_what_is_no_cluster_is_refused(tmp_path):
     with pytest.raises(InvalidArgumentError, match="cannot read a cluster from"):
         Cluster.load(tmp_path / "none")
-    with pytest.raises(InvalidArgumentError, match="is no hvd_sparse cluster"):
-        Cluster.from_json(deep_profile(5).to_json())
+    deep_profile(5).save(tmp_path / "profile.json")
+    with pytest.raises(InvalidArgumentError, match=r"profile\.json: this is no hvd_sparse cluster"):
+        Cluster.load(tmp_path / "profile.json")

@@ -52,10 +52,14 @@ def test_the_closing_bracket_may_be_missing(tmp_path, end):
     assert read(path) == trace(0, 1, 2)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[3]", '[{"ts": 4}]', '[{"ph": "B", "na'])
-def test_what_is_no_trace_is_refused(tmp_path, text):
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[3]", b'[{"ts": 4}]', b'[{"ph": "B", "na', b'[{"ph": "B", "ts": "x"}]',
+     b'[{"ph": "M", "args": [1]}]', b"\x89PNG"],
+)  # fmt: skip
+def test_what_is_no_trace_is_refused(tmp_path, content):
     path = tmp_path / "trace.json"
-    path.write_text(text)
+    path.write_bytes(content)
     with pytest.raises(InvalidArgumentError, match="must hold a JSON array of trace events"):
         read(path)
 
