@@ -114,7 +114,8 @@ HEAD = """# Convergence
 
 Sparse against dense training: {ranks} ranks, density {density} where a table says no other, after a
 warm-up where it says so, mean of {seeds} seeds and their standard deviation. All methods of a table
-share all other settings. Bytes are those of all steps, warm-up included; dense ones are computed
+share all other settings. LAGS has the density of all others, with `adaptive=False`: adaptive LAGS
+may go dense on one machine. Bytes are those of all steps, warm-up included; dense ones are computed
 for a ring. Made on {machine} by
 
 ```

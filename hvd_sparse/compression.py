@@ -32,11 +32,13 @@ class Compression:
     """How gradients are made sparse and exchanged; LAGS, GTopK, GaussianK and TopK are presets.
 
     Args:
-        density: Fraction of each gradient's entries that a rank sends, in (0, 1].
+        density: Fraction of each gradient's entries that a rank sends, in (0, 1]; if adaptive, the
+            least that any layer gets.
         sparsifier: Who chooses them: a name ("top_k", "gaussian", "sampled", "sidco", "random_k"),
-            or one of hvd_sparse.sparsifiers with its options.
-        collective: Who moves them: one of hvd_sparse.collectives, or "auto": what the plan finds
-            fastest where the plan is adaptive, "gtopk" where it is not.
+            or one of hvd_sparse.sparsifiers with its options, as HardThreshold(threshold=...).
+        collective: Who moves them: "allgather", "gtopk", "recursive_doubling", "split_allgather",
+            "hierarchical", or "auto": what the plan finds fastest where the plan is adaptive,
+            "gtopk" where it is not.
         slack: "gtopk" keeps that many times k entries in its middle rounds, at least 1: a result
             nearer to the exact top-k of the sum, for as many times the bytes.
         indices: How positions travel: "plain" (4 bytes each), "packed" (about 2 + log2(1/density)
@@ -47,16 +49,16 @@ class Compression:
             on. Otherwise once, over the whole model, after backward.
         min_numel: Tensors with fewer elements, and all with less than two dimensions, are exchanged
             dense by Horovod.
-        bucket_numel: Layers are merged into buckets of at most that many elements; a larger layer
-            is a bucket of its own.
-        warmup: Larger densities for the first steps.
+        bucket_numel: If not adaptive, layers are merged into buckets of at most that many elements;
+            a larger layer is a bucket of its own.
+        warmup: Larger densities for the first steps; no layer gets less meanwhile.
         adaptive: Whether merging, density per layer and collective follow from measured times, and
             gradients travel dense where that is faster. Otherwise `density` holds for all layers.
         plan: Which density a layer gets, if adaptive: "simulated" (the largest with which the step
             takes no longer, by a simulation of the step) or "paper" (the largest that hides behind
             the next layer's backward pass).
-        replan_every: Steps after which all is measured and planned anew, if adaptive. None: seldom
-            enough to cost less than a hundredth of the time.
+        replan_every: Steps after which layers and steps are timed and planned anew, if adaptive, at
+            least 100. None: seldom enough to cost less than a hundredth of the time.
         rescale_residual: Whether the residual follows a change of the learning rate, as in LAGS's
             paper. None: where the compression is LAGS and the optimizer is plain SGD without
             clipping.
