@@ -70,20 +70,20 @@ def connect(
     """
     if _core.with_nccl:  # loaded only when gradients on GPUs are exchanged
         _core.look_for_nccl_at(nccl.package_libraries())
-    chosen, port, checking = "", None, False
+    lifeline, chosen, port, checking = None, "", None, False
     try:
         if problem is None:
+            lifeline = _core.Lifeline(world.rank, world.size, name)
             checking = checks.from_environment()
             chosen = transport.choose(world.mpi_problem, asked)
             port = _core.TcpPort() if chosen == transport.TCP else None
     except HvdSparseError as error:
         problem = error
-    lifeline = _core.Lifeline(world.rank, world.size, name)
     everybody = world.allgather_object(
         _Introduction(
             problem="" if problem is None else str(problem),
             transport=chosen,
-            hub=lifeline.listen() if world.rank == 0 else "",
+            hub=lifeline.listen() if lifeline is not None and world.rank == 0 else "",
             tcp_address="" if port is None else port.address,
             mpi_rank=_core.mpi_world_rank() if chosen == transport.MPI else -1,
             tag=next(_tags),
@@ -94,6 +94,7 @@ def connect(
     )
     if problem is not None:
         raise problem
+    assert lifeline is not None
     for rank, one in enumerate(everybody):
         if one.problem:
             raise InvalidArgumentError(f"rank {rank} cannot take part: {one.problem}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hvd_sparse import _core, connection, log, timeline
 from hvd_sparse.bucket_stats import BucketStats
 from hvd_sparse.buffer import Buffer
-from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
+from hvd_sparse.errors import HvdSparseError, InvalidArgumentError, NonFiniteGradientError
 from hvd_sparse.exchange_timeline import ExchangeTimeline
 from hvd_sparse.pings import Pings
 from hvd_sparse.sparsifiers import Sparsifier
@@ -74,11 +74,12 @@ class Exchange(Pings):
             UnavailableError: MPI is asked for, and missing from this build or this job; or OpenMP,
                 and HVD_SPARSE_NUM_THREADS asks for it.
             PeerLostError: Not all ranks came within 120 seconds.
-            InvalidArgumentError: An argument is out of its range, or HVD_SPARSE_NUM_THREADS is. Or,
-                then on every rank: on some rank HVD_SPARSE_TIMELINE names no file that it can
-                write, HVD_SPARSE_TRANSPORT no transport, HOROVOD_GLOO_IFACE no network interface,
-                HVD_SPARSE_LOG_LEVEL no level, HVD_SPARSE_CHECK neither 0 nor 1; or the ranks have
-                chosen different transports, or different HVD_SPARSE_CHECKs.
+            InvalidArgumentError: An argument is out of its range. Or, then on every rank: on some
+                rank HVD_SPARSE_NUM_THREADS is out of its range, or HVD_SPARSE_ABORT_SECONDS,
+                HVD_SPARSE_TIMELINE names no file that it can write, HVD_SPARSE_TRANSPORT no
+                transport, HOROVOD_GLOO_IFACE no network interface, HVD_SPARSE_LOG_LEVEL no level,
+                HVD_SPARSE_CHECK neither 0 nor 1; or the ranks have chosen different transports, or
+                different HVD_SPARSE_CHECKs.
         """
         if local_size is not None and local_size < 1:
             raise InvalidArgumentError(f"local_size must be at least 1, got {local_size}")
@@ -86,12 +87,12 @@ class Exchange(Pings):
             raise InvalidArgumentError(
                 f"max_message_bytes must lie in [1, 2^31), got {max_message_bytes}"
             )
-        _core.set_threads(kernel_threads(local_size=world.local_size, openmp=_core.with_openmp))
         trace, problem = None, None
         try:
+            _core.set_threads(kernel_threads(local_size=world.local_size, openmp=_core.with_openmp))
             log.configure(world.job_rank)
             trace = timeline.from_environment(rank=world.job_rank)
-        except InvalidArgumentError as error:
+        except HvdSparseError as error:
             problem = error
         rows = None if trace is None else ExchangeTimeline(trace, name)
         if world.size == 1:

@@ -143,6 +143,16 @@ def test_a_problem_of_one_rank_is_told_to_all():
     assert ODD or f"rank {ODD_ONE} cannot take part" in str(caught.value)
 
 
+@several_ranks
+@pytest.mark.parametrize("variable", ["HVD_SPARSE_NUM_THREADS", "HVD_SPARSE_ABORT_SECONDS"])
+def test_a_wrong_variable_of_one_rank_is_told_to_all(variable, monkeypatch):
+    if ODD:
+        monkeypatch.setenv(variable, "-3")
+    with pytest.raises(InvalidArgumentError, match=rf"{variable} must be .*'-3'") as caught:
+        distribute(Toy(), LAGS)
+    assert ODD or f"rank {ODD_ONE} cannot take part" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
