@@ -16,6 +16,7 @@ def plot_bench(file: Path, results: Results) -> None:
 
     mpl.use("Agg")  # draws without a display
     from matplotlib import pyplot as plt
+    from matplotlib import ticker
 
     figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
     names = list(dict.fromkeys(row.collective for row in results.rows))
@@ -34,6 +35,9 @@ def plot_bench(file: Path, results: Results) -> None:
         axis.plot(numels, predicted, color=color, linestyle="--", linewidth=1)
     axis.set_xscale("log")
     axis.set_yscale("log")
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+    axis.yaxis.set_major_formatter("{x:,g}")
+    axis.yaxis.set_minor_formatter(ticker.LogFormatter())
     axis.set_xlabel("entries")
     axis.set_ylabel("ms, selection included; dashed: predicted")
     network, settings = results.cluster.network, results.settings
