@@ -5,7 +5,7 @@
     SPARSE     a few steps follow the plan, while steps are timed
     JUDGING    rank 0 compares, and tells all which kind goes on; or, once, where sparse steps took
                much longer than predicted, a second plan that allows for it: back to SPARSE
-    SETTLED    until it is time to begin again
+    SETTLED    until it is time to begin again, or a warm-up ends what was planned for
 
 All ranks go through the stages at the same steps: a stage lasts a number of steps, whatever a rank
 has seen in them, and what follows from measured times is decided by rank 0.
@@ -144,6 +144,7 @@ class Tuner:
         self._keeps_order = keeps_order
         self._readings: list[Reading] = []
         self._steps = 0  # of this stage
+        self._floor = self._floor_after(0)  # of all densities, while what was planned holds
         self._decision: Decision | None = None
         self._first: Tuning | None = None  # with the first plan timed, while a second one is tried
         self._said: bool | None = None
@@ -175,8 +176,12 @@ class Tuner:
             steps=self._steps,
         ).to_json()
 
-    def load(self, state: str) -> Tuning:
+    def load(self, state: str, *, steps: int) -> Tuning:
         """Goes on, between two steps and on all ranks alike, where `state` was taken.
+
+        Args:
+            state: As `state` gave it.
+            steps: Of the training, that were over then.
 
         Returns:
             What holds from the next step on.
@@ -198,6 +203,7 @@ class Tuner:
             settled_steps=settled.settled_steps,
         )
         self._steps = settled.steps
+        self._floor = self._floor_after(steps)
         self._said = settled.sparse
         return self.tuning
 
@@ -206,12 +212,13 @@ class Tuner:
         """Whether the times of the next step will count."""
         return self.tuning.stage in _TIMED and self._steps >= SKIPPED_STEPS
 
-    def end_step(self, reading: Reading | None) -> Tuning | None:
+    def end_step(self, reading: Reading | None, *, steps: int) -> Tuning | None:
         """Counts a step, on all ranks alike.
 
         Args:
             reading: Tells the times of the step, if this rank knows them; it is asked, if at all,
                 at the end of the last step that is timed.
+            steps: Of the training, that are over.
 
         Returns:
             What holds from the next step on, where `sparse` or `plan` has changed; else None.
@@ -223,15 +230,22 @@ class Tuner:
         if self._decision is not None:
             self._decision.end_step()
         else:
-            self._advance()
+            self._advance(self._floor_after(steps))
         changed = self.tuning.sparse != before.sparse or self.tuning.plan is not before.plan
         return self.tuning if changed else None
 
-    def _advance(self) -> None:
+    def _floor_after(self, steps: int) -> float:
+        """What no density of the next step falls below, with so many steps of the training over."""
+        warmup, final = self._compression.warmup, self._rules.density
+        return final if warmup is None else warmup.density_at(steps, final)
+
+    def _advance(self, floor: float) -> None:
         stage, timed = self.tuning.stage, self._steps >= SKIPPED_STEPS + TIMED_STEPS
-        if stage is Stage.SETTLED and self._steps >= self.tuning.settled_steps:
-            self._enter(Stage.DENSE, sparse=False)
+        if stage is Stage.SETTLED:
+            if self._steps >= self.tuning.settled_steps or floor != self._floor:
+                self._enter(Stage.DENSE, sparse=False)
         elif stage is Stage.DENSE and timed:
+            self._floor = floor
             times = [read() for read in self._readings]
             measured = measured_times(times, len(self._layers))
             self._enter(Stage.PLANNING)
@@ -278,8 +292,10 @@ class Tuner:
         return profile if dense_step is None else calibrated(profile, dense_step)
 
     def _make_plan(self, rows: Rows) -> list[float]:
-        profile = self._profile(rows)
-        return to_numbers(make_plan(profile, self._rules), self._layers)
+        return to_numbers(self._plan_for(self._profile(rows)), self._layers)
+
+    def _plan_for(self, profile: Profile) -> Plan:
+        return make_plan(profile, replace(self._rules, density=self._floor))
 
     def _take_up_plan(self, rows: Rows, numbers: list[float]) -> None:
         plan = from_numbers(numbers, self._layers)
@@ -308,7 +324,7 @@ class Tuner:
         assert plan is not None
         if self._first is not None or not step > (1 + SURPRISE) * plan.step_seconds:
             return None
-        second = make_plan(self._delayed(profile, plan, step), self._rules)
+        second = self._plan_for(self._delayed(profile, plan, step))
         return None if second.dense or second.decides_like(plan) else second
 
     def _delayed(self, profile: Profile, plan: Plan, step: float) -> Profile:

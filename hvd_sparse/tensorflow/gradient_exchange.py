@@ -224,10 +224,10 @@ class GradientExchange:
         self._before, self._first_step = None, step
         self._driver.go_on_after(step)
 
-    def go_on_as(self, settled: str) -> None:
-        """Takes up, between two steps and on all ranks alike, what `tuner.state()` gave."""
+    def go_on_as(self, settled: str, *, step: int) -> None:
+        """Takes up, on all ranks alike, what `tuner.state()` gave after `step` steps."""
         assert self.tuner is not None
-        self._take_up(self.tuner.load(settled).choices)
+        self._take_up(self.tuner.load(settled, steps=step).choices)
 
     def stats(self) -> StepStats | None:
         """What became of the last step; None before the first."""
@@ -301,7 +301,8 @@ class GradientExchange:
             return
         assert self._driver is not None
         layers, check = len(self._pieces), self._exchange.check
-        tuning = self.tuner.end_step(None if step is None else reading_of(step, layers, check))
+        reading = None if step is None else reading_of(step, layers, check)
+        tuning = self.tuner.end_step(reading, steps=self.steps)
         if tuning is not None:
             self._take_up(tuning.choices)
         self._driver.time_steps(self.tuner.times_next_step)

@@ -78,7 +78,8 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
         return
     own = {theirs: ours for ours, theirs in exchange.saved_names.items()}
     if exchange.tuner is not None and saved["tuning"] is not None:
-        exchange.go_on_as(Settled.from_json(saved["tuning"]).renamed(own).to_json())
+        settled = Settled.from_json(saved["tuning"]).renamed(own)
+        exchange.go_on_as(settled.to_json(), step=saved["step"])
     arrays = [{own[name]: part for name, part in saved[kind].items()} for kind in _ARRAYS]
     exchange.load(*arrays, step=saved["step"], rate=saved["rate"])
 

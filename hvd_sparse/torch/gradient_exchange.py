@@ -332,7 +332,7 @@ class GradientExchange:
         self._phase = _Phase.EXCHANGED
         self._sparse.end_step()
         if self.tuner is not None:
-            tuning = self.tuner.end_step(reading)
+            tuning = self.tuner.end_step(reading, steps=self.steps)
             if tuning is not None:
                 self.state.move_to(tuning.choices)
             self._clock.running = self.tuner.times_next_step
@@ -348,7 +348,7 @@ class GradientExchange:
         self.tuner.restart(self._measurer.network())
         self.state.move_to(())
 
-    def go_on_as(self, settled: str) -> None:
-        """Takes up, between two steps and on all ranks alike, what `tuner.state()` gave."""
+    def go_on_as(self, settled: str, *, step: int) -> None:
+        """Takes up, on all ranks alike, what `tuner.state()` gave after `step` steps."""
         assert self.tuner is not None
-        self.state.move_to(self.tuner.load(settled).choices)
+        self.state.move_to(self.tuner.load(settled, steps=step).choices)

@@ -71,7 +71,7 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
         exchange.state.load({}, {})
         return
     if exchange.tuner is not None and saved.get("tuning") is not None:
-        exchange.go_on_as(saved["tuning"])
+        exchange.go_on_as(saved["tuning"], step=saved["step"])
     exchange.state.load(saved["residuals"], saved["states"], saved.get("velocities"))
     exchange.steps = saved["step"]
     exchange.rates.load(saved["lrs"])

@@ -12,7 +12,7 @@ import torch
 
 from hvd_sparse import tuner
 from hvd_sparse.errors import GradientInFlightError, InvalidArgumentError
-from hvd_sparse.torch import LAGS, GTopK, replan, stats, tuning
+from hvd_sparse.torch import LAGS, GTopK, Warmup, replan, stats, tuning
 from hvd_sparse.torch import optimizer as optimizers
 from hvd_sparse.torch.places import OnDevice
 from hvd_sparse.tuner import Stage
@@ -97,6 +97,20 @@ def test_nothing_is_lost_from_one_plan_to_another(verdict, monkeypatch):
     assert found.stage is Stage.SETTLED
     assert seen[-1] == sum(not bucket.dense for bucket in found.plan.buckets)
     assert len(made) == (2 if hvd.rank() == 0 else 0)
+
+
+@several_ranks
+def test_a_warm_up_that_ends_is_looked_at_again(verdict):
+    verdict(sparse=True)
+    model = Toy()
+    warmup = Warmup(steps=CYCLE + 3, densities=(0.5,))
+    optimizer = distribute(model, replace(COMPRESSION, warmup=warmup))
+    seen = []
+    for _ in train(model, optimizer, range(2 * CYCLE + 5)):
+        seen.append(len(stats(optimizer).last.buckets))
+        assert_same_on_all_ranks(model.parameters())
+    compared = [0] * DENSE_STEPS + [1] * DENSE_STEPS
+    assert seen == [*compared, 1, 1, 1, *compared, 1, 1]
 
 
 @several_ranks

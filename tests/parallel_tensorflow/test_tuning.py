@@ -16,6 +16,7 @@ from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tensorflow import (
     LAGS,
     TopK,
+    Warmup,
     gradient_exchange,
     ops,
     places,
@@ -103,6 +104,17 @@ def test_nothing_is_lost_from_dense_to_sparse_and_back(verdict, sparse, dtype):
     sizes = [math.prod(shape) * dtype.size for shape in SHAPES.values()]
     sparse_bytes = sum(sizes[place] for place in (0, 2))
     assert last.dense_bytes == sum(sizes) - (sparse_bytes if sparse else 0)
+
+
+def test_a_warm_up_that_ends_is_looked_at_again(verdict):
+    verdict(sparse=True)
+    variables = make_variables()
+    warmup = Warmup(steps=CYCLE + 3, densities=(0.5,))
+    step = averaging(variables, replace(COMPRESSION, warmup=warmup))
+    steps = run(step, variables, range(2 * CYCLE + 5))
+    seen = [len(stats(variables).buckets) for _ in steps]
+    compared = [0] * DENSE_STEPS + [1] * DENSE_STEPS
+    assert seen == [*compared, 1, 1, 1, *compared, 1, 1]
 
 
 def test_a_sparse_bucket_waits_for_sums_of_layers_behind_it(verdict, monkeypatch):

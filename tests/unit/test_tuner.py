@@ -121,11 +121,14 @@ def times(seconds, *, ready=(0.0, 0.3, 0.1)):
     return lambda: StepTimes(step=seconds, forward=seconds / 4, ready=ready)
 
 
-def run(ranks, steps, seconds):
-    """Steps of all ranks; `seconds(sparse)` tells how long one takes. Returns what changed."""
+def run(ranks, steps, seconds, *, before=0):
+    """Steps of all ranks; `seconds(sparse)` tells how long one takes. Returns what changed.
+
+    `before`: steps of the training that are over.
+    """
     changes = []
-    for step in range(steps):
-        changed = [one.end_step(times(seconds(one.tuning.sparse))) for one in ranks]
+    for step in range(before, before + steps):
+        changed = [one.end_step(times(seconds(one.tuning.sparse)), steps=step + 1) for one in ranks]
         assert len({one.tuning.stage for one in ranks}) == 1
         assert len({one.tuning.sparse for one in ranks}) == 1
         if changed[0] is not None:
@@ -189,10 +192,10 @@ def test_a_plan_that_takes_longer_than_predicted_gets_a_second_one_beside_it(
     ranks = tuners()
     seconds = {SPARSE: 3.2, SECOND: second_seconds}
     changes = []
-    for _ in range(40):
+    for number in range(1, 41):
         now = ranks[0].tuning
         step = times(seconds[now.plan] if now.sparse else 4.0)
-        changed = [one.end_step(step) for one in ranks]
+        changed = [one.end_step(step, steps=number) for one in ranks]
         changes += [found.plan for found in changed[:1] if found is not None]
         assert len({(one.tuning.stage, one.tuning.plan) for one in ranks}) == 1
     assert changes == [SPARSE, SECOND, *([SPARSE] if kept is SPARSE else [])]
@@ -252,7 +255,7 @@ def test_steps_are_read_once_when_the_last_that_counts_is_over(planned):
             read.append(step)
             return times(0.5 if alone.tuning.sparse else 1.0)()
 
-        alone.end_step(reading)
+        alone.end_step(reading, steps=step)
         if counts:
             counted.append(step)
         if len(read) > known:
@@ -294,10 +297,10 @@ def test_comparing_costs_a_hundredth_of_the_time(planned, fast, expected):
 def test_the_slowest_rank_counts(planned):
     planned(SPARSE)
     ranks = tuners()
-    for _ in range(30):
+    for step in range(1, 31):
         for rank, one in enumerate(ranks):
             slow = 1.2 if rank == 1 and one.tuning.sparse else 1.0
-            one.end_step(times(slow))
+            one.end_step(times(slow), steps=step)
     assert not ranks[0].tuning.sparse
     assert ranks[0].tuning.sparse_seconds == 1.2
 
@@ -305,9 +308,9 @@ def test_the_slowest_rank_counts(planned):
 def test_ranks_that_saw_nothing_go_dense_together(planned):
     planned(SPARSE)
     ranks = tuners()
-    for _ in range(30):
+    for step in range(1, 31):
         for one in ranks:
-            one.end_step(None)
+            one.end_step(None, steps=step)
     assert {one.tuning.stage for one in ranks} == {Stage.SETTLED}
     assert not any(one.tuning.sparse for one in ranks)
 
@@ -346,7 +349,7 @@ def test_what_was_settled_goes_on_after_a_restart(planned):
     states = {one.state() for one in first}
     assert len(states) == 1
     for one in second:
-        found = one.load(*states)
+        found = one.load(*states, steps=40)
         assert found == first[0].tuning
         assert found.stage is Stage.SETTLED
     both = [run(ranks, 3000, lambda sparse: 0.5 if sparse else 1.0) for ranks in (first, second)]
@@ -359,11 +362,11 @@ def test_what_was_settled_elsewhere_is_refused(planned):
     ranks = tuners()
     run(ranks, 40, lambda sparse: 0.5 if sparse else 1.0)
     with pytest.raises(InvalidArgumentError, match="made for 3 ranks, and there are 4"):
-        tuners(4)[0].load(ranks[0].state())
+        tuners(4)[0].load(ranks[0].state(), steps=40)
     other = tuners()[0]
     other._layers = (*LAYERS[:2], Layer("stem", 99))
     with pytest.raises(InvalidArgumentError, match=r"'stem' \(99\) is not in both"):
-        other.load(ranks[0].state())
+        other.load(ranks[0].state(), steps=40)
 
 
 def test_a_profile_may_keep_the_layers_order():

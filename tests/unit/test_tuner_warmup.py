@@ -1,0 +1,76 @@
+"""Tuning in a warm-up: what is planned for is what will travel, until that changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvd_sparse import tuner as tuning
+from hvd_sparse.compression import LAGS
+from hvd_sparse.schedules import Warmup
+from hvd_sparse.tuner import Stage
+from tests.unit.test_tuner import SPARSE, run, tuners
+
+# Steps from the first timed dense one to a verdict, of which the first 7 travel dense.
+COMPARED = 18
+DENSE = 7
+SECONDS = {True: 0.5, False: 1.0}
+
+
+@pytest.fixture
+def floors(monkeypatch):
+    """The least densities that plans were asked for, one after another."""
+    asked = []
+
+    def choose(profile, rules):
+        asked.append(rules.density)
+        return SPARSE
+
+    monkeypatch.setattr(tuning, "make_plan", choose)
+    return asked
+
+
+def begun(changes):
+    """After which steps gradients travelled dense, to be timed."""
+    return [step + 1 for step, stage, _ in changes if stage is Stage.DENSE]
+
+
+def test_every_density_of_a_warm_up_is_planned_for_and_compared(floors):
+    warmup = Warmup(steps=50, densities=(0.25, 0.1))
+    ranks = tuners(compression=LAGS(density=0.01, warmup=warmup))
+    changes = run(ranks, 1000, SECONDS.__getitem__)
+    assert floors == [0.25, 0.1, 0.01]
+    assert begun(changes) == [50, 100]
+    assert all(one.tuning.sparse for one in ranks)
+
+
+def test_a_density_that_is_the_same_is_no_reason(floors):
+    warmup = Warmup(steps=50, densities=(0.1, 0.1, 0.001))
+    ranks = tuners(compression=LAGS(density=0.01, warmup=warmup))
+    assert begun(run(ranks, 1000, SECONDS.__getitem__)) == [100]
+    assert floors == [0.1, 0.01]
+
+
+@pytest.mark.parametrize("steps", [*range(1, DENSE), DENSE, DENSE + 3, COMPARED - 1])
+def test_a_warm_up_that_ends_amid_a_comparison_begins_another_behind_it(floors, steps):
+    ranks = tuners(compression=LAGS(density=0.01, warmup=Warmup(steps=steps, densities=(0.25,))))
+    changes = run(ranks, 1000, SECONDS.__getitem__)
+    if steps <= DENSE:  # over before the plan
+        assert (floors, begun(changes)) == ([0.01], [])
+    else:
+        assert (floors, begun(changes)) == ([0.25, 0.01], [COMPARED + 1])
+
+
+def test_a_second_plan_is_for_the_warm_up_as_well(floors):
+    compression = LAGS(density=0.01, warmup=Warmup(steps=500, densities=(0.25,)))
+    run(tuners(compression=compression), 40, {True: 0.9, False: 1.0}.__getitem__)
+    assert floors == [0.25, 0.25]  # SPARSE promised less than 0.9
+
+
+def test_a_resumed_run_looks_again_when_the_first_would_have(floors):
+    compression = LAGS(density=0.01, warmup=Warmup(steps=60, densities=(0.25, 0.1)))
+    first, second = tuners(compression=compression), tuners(compression=compression)
+    run(first, 80, SECONDS.__getitem__)
+    for one in second:
+        one.load(first[0].state(), steps=80)
+    both = [run(ranks, 100, SECONDS.__getitem__, before=80) for ranks in (first, second)]
+    assert begun(both[0]) == begun(both[1]) == [120]
