@@ -156,9 +156,9 @@ bool FailsAt(int allocation, Where where, const Kind& kind) {
     if (error.empty()) return;  // it had all it needed before the victim failed, if any did
     EXPECT_TRUE(EndsWhileWaiting(&exchange, started));
     for (int bucket = 0; bucket < kBuckets; ++bucket) {
-      // Where selecting failed, a gradient may not have joined the residual; it is where it was.
-      const bool accumulated =
-          bucket < started && !(victim && where == Where::kStart && bucket == 1);
+      // Where selecting failed, or the exchange ended before, a gradient may not have joined the
+      // residual; it is where it was.
+      const bool accumulated = exchange.Stats(bucket).select_end > 0;
       EXPECT_TRUE(memory[static_cast<std::size_t>(bucket)].LostNothing(accumulated))
           << "bucket " << bucket << " of rank " << rank << ", " << error;
     }
