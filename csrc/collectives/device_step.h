@@ -1,9 +1,15 @@
-/// A whole step of a bucket on a device: select, gTop-k, settle and scatter, given to it at once.
+/// A whole step of a bucket on a device: select, gTop-k, settle and scatter, given to two streams.
 ///
-/// The CPU learns what became of it once, behind the end of all of it. Thresholds belong to the
-/// framework, as on every other route (csrc/exchange/bucket.h): its array of them, in memory of the
-/// CPU, is what counts between two steps. The device works on a copy, which is renewed where the
-/// framework brings another than it was given last, and is copied back when a step has arrived.
+///     select      on one that waits for gradients, and for nobody else
+///     exchange    all the rest, on one that waits for other ranks, in the order they agree on
+///
+/// Between the two of a bucket there is an event, so a selection runs while the exchange of the
+/// bucket before is under way. The CPU learns what became of a step once, behind the end of it.
+///
+/// Thresholds belong to the framework, as on every other route (csrc/exchange/bucket.h): its array
+/// of them, in memory of the CPU, is what counts between two steps. The device works on a copy,
+/// which is renewed where the framework brings another than it was given last, and is copied back
+/// when a step has arrived.
 
 #ifndef HVD_SPARSE_COLLECTIVES_DEVICE_STEP_H_
 #define HVD_SPARSE_COLLECTIVES_DEVICE_STEP_H_
@@ -45,8 +51,8 @@ struct DeviceStepReport {
   std::int32_t bad_rank = kNoRank;      ///< as in BlockHeader, the same on all ranks
   std::int32_t own_bad_rank = kNoRank;  ///< this rank, if its gradient is not finite
   std::int64_t selected = 0, reduced = 0;
-  double begin = 0, end = 0;
-  RoundTimes messages;  ///< from the end of selection to the last of them: a merge comes after it
+  double begin = 0, select_end = 0, end = 0;
+  RoundTimes messages;  ///< from their turn to the last of them: a merge comes after it
 };
 
 /// One bucket's. It keeps memory of the device from step to step, and waits for the device when it
@@ -55,12 +61,17 @@ class DeviceStep {
  public:
   virtual ~DeviceStep() = default;
 
-  /// The stream that Give gives work; all buckets of a network share it.
-  virtual StreamHandle stream() const = 0;
+  /// The streams that Select and Exchange give work; all buckets of a network share them.
+  virtual StreamHandle select_stream() const = 0;
+  virtual StreamHandle exchange_stream() const = 0;
 
-  /// Gives the stream a step and returns: without a wait for the device, or, where the CPU moves
-  /// the messages, when the last of them has been. Throws what ended the exchange meanwhile.
-  virtual void Give(const DeviceStepLaunch& launch) = 0;
+  /// Gives its stream error feedback and selection, and returns.
+  virtual void Select(const DeviceStepLaunch& launch) = 0;
+
+  /// Gives its stream the rest of that step and returns: without a wait for the device, or, where
+  /// the CPU moves the messages, when the last of them has been. Throws what ended the exchange
+  /// meanwhile. From one thread at a time for all buckets of a network; Select from any.
+  virtual void Exchange() = 0;
 
   /// Waits at most `seconds` for the end of the step; returns whether it is over. Throws what ended
   /// the exchange, ExchangeFailed for what no rank of this exchange can have sent.

@@ -15,12 +15,20 @@ DeviceExchange::DeviceExchange(const DeviceBucket& bucket, DeviceTransport* tran
       rounds_(bucket.Numel(), bucket.MaxAsked(), bucket.slack, transport) {}
 
 void DeviceExchange::Run(const DeviceLaunch& launch, cudaStream_t stream) {
+  Select(launch, stream);
+  Exchange(launch, stream);
+}
+
+void DeviceExchange::Select(const DeviceLaunch& launch, cudaStream_t stream) {
   CheckStep(bucket_, launch);
   tables_.Update(launch, stream);
   rounds_.Ask(tables_.asked());
   const Identity identity{rank_, bucket_.id, step_, static_cast<std::uint32_t>(tables_.asked())};
   selector_.Select(launch, tables_, identity, selected(), stream);
   ++step_;
+}
+
+void DeviceExchange::Exchange(const DeviceLaunch& launch, cudaStream_t stream) {
   rounds_.Run(stream);
 
   // What might refuse the step comes before all that cannot be undone.

@@ -1,4 +1,4 @@
-/// A whole step of a bucket that stays on its device: select, gTop-k, settle, write. The stream is
+/// A whole step of a bucket that stays on its device: select, gTop-k, settle, write. Streams are
 /// given all of it at once, in as many launches for a thousand layers as for one.
 ///
 /// Whether the step is applied is decided on the device, by the reduced block's header, which is
@@ -30,14 +30,21 @@ class DeviceExchange {
   /// has given to streams. Throws InvalidArgument where the numbers do not fit together.
   DeviceExchange(const DeviceBucket& bucket, DeviceTransport* transport);
 
-  /// Gives the stream a step, and returns. All steps of an exchange belong to one stream. Throws
+  /// Gives the stream a step, and returns: Select, and Exchange behind it.
+  void Run(const DeviceLaunch& launch, cudaStream_t stream);
+
+  /// Gives the stream error feedback and selection, behind the Exchange of the step before. Throws
   /// InvalidArgument, before the stream is given anything, where the launch does not fit the
   /// bucket.
   ///
   /// Which memory, decays and ks a step has goes to the device by a copy from pinned memory, which
   /// is left out where they are those of the step before. The ks set the length of messages: ranks
-  /// whose ks differ would make devices wait for ever, so who cannot be sure compares them first.
-  void Run(const DeviceLaunch& launch, cudaStream_t stream);
+  /// whose ks differ would make devices wait for ever, so who cannot be sure compares them before
+  /// Exchange.
+  void Select(const DeviceLaunch& launch, cudaStream_t stream);
+
+  /// Gives the stream all that follows, behind the Select of the same launch.
+  void Exchange(const DeviceLaunch& launch, cudaStream_t stream);
 
   /// Gives the stream the copy of the last step's header to pinned memory.
   void Fetch(DeviceBlockHeader* pinned, cudaStream_t stream) const;

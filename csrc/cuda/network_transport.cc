@@ -10,6 +10,7 @@ NetworkTransport::NetworkTransport(Communicator* comm, int device, const WaitLim
     : comm_(*comm), device_(device), limits_(limits) {
   const OnDevice current(device_);
   stream_ = std::make_unique<Stream>();
+  select_stream_ = std::make_unique<Stream>();
   mark_ = std::make_unique<Event>();
 }
 

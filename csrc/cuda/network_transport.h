@@ -1,4 +1,4 @@
-/// A transport as an exchange uses it: by a name, on a stream of its own, and with waits of the CPU
+/// A transport as an exchange uses it: by a name, on streams of its own, and with waits of the CPU
 /// that have limits and end with the exchange.
 
 #ifndef HVD_SPARSE_CUDA_NETWORK_TRANSPORT_H_
@@ -34,6 +34,9 @@ class NetworkTransport : public DeviceTransport {
 
   /// A stream of this transport's own, for exchanges that run beside other streams.
   cudaStream_t stream() const { return stream_->get(); }
+
+  /// Another one, for what comes before messages and waits for no rank.
+  cudaStream_t select_stream() const { return select_stream_->get(); }
 
   /// For whose sake messages are given from now on: for warnings and errors.
   void Serve(std::string what) { served_ = std::move(what); }
@@ -86,7 +89,7 @@ class NetworkTransport : public DeviceTransport {
   const int device_;
   const WaitLimits limits_;
   std::string served_ = "messages";
-  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Stream> stream_, select_stream_;
   std::unique_ptr<Event> mark_;
 };
 

@@ -1,4 +1,4 @@
-/// When a stream passed the parts of a step, as the clock of the CPU counts.
+/// When streams passed the parts of a step, as the clock of the CPU counts.
 ///
 /// A device tells how long it took from one mark to another, and not when. So a step is placed
 /// behind the one before, as far as the device says, but not before the CPU gave it, nor so that it
@@ -18,11 +18,11 @@ namespace hvd_sparse::cuda {
 
 /// Seconds of SteadySeconds().
 struct StepTimes {
-  double begin = 0, selected = 0, exchanged = 0, end = 0;
+  double begin = 0, selected = 0, entered = 0, exchanged = 0, end = 0;
 };
 
-/// Marks of one bucket's steps on one stream, made on the current device. All four are recorded in
-/// each step, in this order; the third may be moved on.
+/// Marks of one bucket's steps, made on the current device. All five are recorded in each step, in
+/// this order; the fourth may be moved on. Between the second and the third the stream may change.
 class StepMarks {
  public:
   void Begin(cudaStream_t stream) {
@@ -30,9 +30,11 @@ class StepMarks {
     begin_.Record(stream);
   }
   void Selected(cudaStream_t stream) { selected_.Record(stream); }
+  void Entered(cudaStream_t stream) { entered_.Record(stream); }
   void Exchanged(cudaStream_t stream) { exchanged_.Record(stream); }
   void End(cudaStream_t stream) { end_->Record(stream); }
 
+  const Event& selected() const { return selected_; }
   const Event& end() const { return *end_; }
 
   /// Of a step whose end was just seen.
@@ -43,6 +45,7 @@ class StepMarks {
     StepTimes times;
     times.begin = std::clamp(told, given_, latest);
     times.selected = times.begin + Event::SecondsBetween(begin_, selected_);
+    times.entered = times.begin + Event::SecondsBetween(begin_, entered_);
     times.exchanged = times.begin + Event::SecondsBetween(begin_, exchanged_);
     times.end = times.begin + whole;
     std::swap(before_, end_);
@@ -51,7 +54,8 @@ class StepMarks {
   }
 
  private:
-  Event begin_{Timing::kKept}, selected_{Timing::kKept}, exchanged_{Timing::kKept};
+  Event begin_{Timing::kKept}, selected_{Timing::kKept};
+  Event entered_{Timing::kKept}, exchanged_{Timing::kKept};
   Event one_{Timing::kKept}, other_{Timing::kKept};
   Event *end_ = &one_, *before_ = &other_;  // of this step, and of the one before
   double given_ = 0;

@@ -23,11 +23,16 @@ DeviceBucket BucketOf(const DeviceStepSpec& spec) {
 
 bool IsNarrow(const GradView& gradient) { return SizeOf(gradient.dtype) < SizeOf(DType::kFloat32); }
 
+StreamHandle HandleOf(cudaStream_t stream) {
+  return reinterpret_cast<StreamHandle>(stream);  // NOLINT: frameworks pass streams as numbers
+}
+
 }  // namespace
 
 TransportStep::TransportStep(const DeviceStepSpec& spec, int device, NetworkTransport* transport)
     : device_(device),
       network_(*transport),
+      select_stream_(transport->select_stream()),
       stream_(transport->stream()),
       messages_name_(Concat("gtopk, over ", transport->Name())),
       what_(Concat(spec.what, ", ", messages_name_)),
@@ -43,7 +48,10 @@ TransportStep::TransportStep(const DeviceStepSpec& spec, int device, NetworkTran
   Divide(&divider);
 }
 
-TransportStep::~TransportStep() { (void)cudaStreamSynchronize(stream_); }
+TransportStep::~TransportStep() {
+  (void)cudaStreamSynchronize(select_stream_);
+  (void)cudaStreamSynchronize(stream_);
+}
 
 void TransportStep::Divide(Divider* divider) {
   states_ = divider->Take<SelectionState>(segments_);
@@ -51,37 +59,52 @@ void TransportStep::Divide(Divider* divider) {
   masked_ = divider->Take<float>(exchange_.selected().capacity);
 }
 
-StreamHandle TransportStep::stream() const {
-  return reinterpret_cast<StreamHandle>(stream_);  // NOLINT: frameworks pass streams as numbers
-}
+StreamHandle TransportStep::select_stream() const { return HandleOf(select_stream_); }
+
+StreamHandle TransportStep::exchange_stream() const { return HandleOf(stream_); }
 
 void TransportStep::Marked::Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
                                      cudaStream_t stream) {
-  if (calls() == 0) marks_.Selected(stream);
+  if (calls() == 0) marks_.Entered(stream);
   CountedTransport::Exchange(peer, send, recv, bytes, stream);
   marks_.Exchanged(stream);
 }
 
-void TransportStep::Give(const DeviceStepLaunch& launch) {
+void TransportStep::Select(const DeviceStepLaunch& launch) {
   const OnDevice current(device_);
-  residual_ = launch.residual;
-  velocity_ = launch.velocity;
+  const bool rounds = std::any_of(launch.gradients.begin(), launch.gradients.end(), IsNarrow);
+  launch_ = {launch.residual,
+             launch.velocity,
+             launch.momentum,
+             launch.gradients,
+             launch.decays,
+             launch.scale,
+             launch.ks,
+             states_,
+             launch.gradients,
+             launch.output_scale,
+             rounds ? former_ : nullptr,
+             masked_};
   framework_states_ = launch.states;
-  is_narrow_ = std::any_of(launch.gradients.begin(), launch.gradients.end(), IsNarrow);
-  is_written_ = false;
+  is_selected_ = is_written_ = false;
   waiting_ = nullptr;
   transport_.Reset();
-  network_.Serve(what_);
 
-  marks_.Begin(stream_);
+  marks_.Begin(select_stream_);
   RenewStates();
-  exchange_.Run({launch.residual, launch.velocity, launch.momentum, launch.gradients, launch.decays,
-                 launch.scale, launch.ks, states_, launch.gradients, launch.output_scale,
-                 is_narrow_ ? former_ : nullptr, masked_},
-                stream_);
+  exchange_.Select(launch_, select_stream_);
+  marks_.Selected(select_stream_);
+  is_selected_ = true;
+}
+
+void TransportStep::Exchange() {
+  const OnDevice current(device_);
+  network_.Serve(what_);
+  marks_.selected().LetFollow(stream_);
+  exchange_.Exchange(launch_, stream_);
   is_written_ = true;
   if (transport_.calls() == 0) {  // a rank alone
-    marks_.Selected(stream_);
+    marks_.Entered(stream_);
     marks_.Exchanged(stream_);
   }
   selected_.FetchFrom(exchange_.selected().header, stream_);
@@ -99,7 +122,7 @@ void TransportStep::RenewStates() {
   if (is_known) return;
   known_states_.assign(now.begin(), now.end());
   std::copy(now.begin(), now.end(), sent_states_.data());
-  sent_states_.SendTo(states_, stream_);
+  sent_states_.SendTo(states_, select_stream_);
 }
 
 bool TransportStep::Arrived(double seconds) {
@@ -130,24 +153,25 @@ void TransportStep::Report() {
   report_.reduced = reduced.count;
   const StepTimes times = marks_.Read();
   report_.begin = times.begin;
+  report_.select_end = times.selected;
   report_.end = times.end;
-  report_.messages = {messages_name_, times.selected, times.exchanged, transport_.sent(),
+  report_.messages = {messages_name_, times.entered, times.exchanged, transport_.sent(),
                       transport_.received()};
 }
 
 void TransportStep::PutBack() {
   const OnDevice current(device_);
-  // Where messages were given, so was all of the selection before them.
-  if (is_written_ || transport_.calls() > 0) {
-    if (is_written_ && is_narrow_) {
-      LaunchPutBack(DeviceBlock::In(former_, exchange_.reduced().capacity), residual_, stream_);
-    }
-    LaunchPutBack(exchange_.selected(), residual_, stream_);
+  // Where it was not exchanged, the other stream has yet to follow.
+  if (is_selected_) marks_.selected().LetFollow(stream_);
+  if (is_written_ && launch_.former != nullptr) {
+    LaunchPutBack(DeviceBlock::In(former_, exchange_.reduced().capacity), launch_.residual,
+                  stream_);
   }
-  if (is_written_ && velocity_.data != nullptr) {
+  if (is_selected_) LaunchPutBack(exchange_.selected(), launch_.residual, stream_);
+  if (is_written_ && launch_.velocity.data != nullptr) {
     DeviceBlock masked = exchange_.selected();
     masked.values = masked_;
-    LaunchPutBack(masked, velocity_, stream_);
+    LaunchPutBack(masked, launch_.velocity, stream_);
   }
   Check(cudaStreamSynchronize(stream_), "finish its work");
 }

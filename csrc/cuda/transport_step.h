@@ -3,7 +3,7 @@
 ///
 /// Until a step is committed, every value that it took can return:
 ///
-///     ended before all of it was given        the selected block holds what left the residual
+///     ended when it was selected              the selected block holds what left the residual
 ///     ended behind that, also by an abort     the stream has run to its end, on rubbish perhaps,
 ///                                             which reaches the residual at selected entries, and
 ///                                             where narrow gradients lose by rounding, and the
@@ -39,8 +39,10 @@ class TransportStep final : public DeviceStep {
 
   ~TransportStep() override;
 
-  StreamHandle stream() const override;
-  void Give(const DeviceStepLaunch& launch) override;
+  StreamHandle select_stream() const override;
+  StreamHandle exchange_stream() const override;
+  void Select(const DeviceStepLaunch& launch) override;
+  void Exchange() override;
   bool Arrived(double seconds) override;
   const DeviceStepReport& report() const override { return report_; }
   void PutBack() override;
@@ -64,7 +66,7 @@ class TransportStep final : public DeviceStep {
 
   const int device_;
   NetworkTransport& network_;
-  const cudaStream_t stream_;
+  const cudaStream_t select_stream_, stream_;
   const std::string messages_name_, what_;
 
   StepMarks marks_;
@@ -81,10 +83,10 @@ class TransportStep final : public DeviceStep {
   PinnedArray<DeviceBlockHeader> selected_, reduced_;  // one each
 
   // Of the last step.
-  Span<float> residual_, velocity_;
+  DeviceLaunch launch_;
   Span<SelectionState> framework_states_;
-  bool is_narrow_ = false;                              // a gradient rounds
-  bool is_written_ = false;                             // the stream was given all of it
+  bool is_selected_ = false;                            // a stream was given the first part of it
+  bool is_written_ = false;                             // and the other one the second
   std::unique_ptr<NetworkTransport::Waiting> waiting_;  // for its end; empty: nobody has so far
   DeviceStepReport report_;
 };

@@ -7,8 +7,8 @@
 /// joins the residual; what a step delivers leaves both (momentum factor masking: Lin et al., ICLR
 /// 2018).
 ///
-/// Where the whole step is given to a device (bucket_step.cc), Give and StepArrived are in place of
-/// Select and Reduce.
+/// Where the whole step is given to a device (bucket_step.cc), GiveSelection, Give and StepArrived
+/// are in place of Select and Reduce.
 ///
 /// A bucket holds scratch memory and the plan, never state: residuals and thresholds belong to the
 /// framework and are passed in at every step.
@@ -76,11 +76,17 @@ class Bucket {
   /// gradients. `network` is there on all ranks, where their route is kRounds, or on none.
   void Reduce(Communicator& comm, const Kernels& kernels, DeviceNetwork* network = nullptr);
 
-  /// All of that where the route is kStep: compares with all ranks what is about to be done, then
-  /// gives the network's device a step that begins behind `ready` (see DeviceStep::Give for who
-  /// waits). Returns the end of it.
-  std::shared_ptr<const Mark> Give(Launch launch, Communicator& comm, const Kernels& kernels,
-                                   DeviceNetwork* network, const Mark* ready);
+  /// Where the route is kStep: takes the memory that all steps need of the network's device, once.
+  /// Before the first one is compared, so that nobody waits for a rank that could not.
+  void PrepareSteps(DeviceNetwork* network);
+  bool IsPreparedForSteps() const { return device_step_ != nullptr; }
+
+  /// Then, in place of Select: gives the device the selection, which begins behind `ready`.
+  void GiveSelection(Launch launch, const Kernels& kernels, const Mark* ready);
+
+  /// And in place of Reduce: compares with all ranks what is about to be done, and gives the device
+  /// the rest (see DeviceStep::Exchange for who waits). Returns the end of the step.
+  std::shared_ptr<const Mark> Give(Communicator& comm, const Kernels& kernels);
 
   /// Waits at most `seconds` for the end of that step; returns whether it is over.
   bool StepArrived(double seconds);

@@ -6,33 +6,37 @@
 
 namespace hvd_sparse {
 
-std::shared_ptr<const Mark> Bucket::Give(Launch launch, Communicator& comm, const Kernels& kernels,
-                                         DeviceNetwork* network, const Mark* ready) {
+void Bucket::PrepareSteps(DeviceNetwork* network) {
+  if (device_step_ != nullptr) return;
+  device_step_ =
+      network->Step({"bucket '" + spec_.name + "'", static_cast<std::uint32_t>(id_),
+                     spec_.gradient_numels, spec_.segment_numels, spec_.max_ks,
+                     spec_.collective_options.slack, RefreshOf(spec_.sparsifier_options)});
+}
+
+void Bucket::GiveSelection(Launch launch, const Kernels& kernels, const Mark* ready) {
   Begin(std::move(launch));
   stats_.route = Route::kStep;
   bad_rank_ = kNoRank;  // of which only the device knows
   selected_.Reset(0);
   selected_.Finish(0);
+  kernels.LetFollow(device_step_->select_stream(), ready);
+  is_given_ = true;
+  device_step_->Select({launch_.residual, launch_.velocity, launch_.gradients, launch_.decays,
+                        launch_.ks, launch_.states, launch_.momentum, launch_.scale,
+                        launch_.output_scale});
+}
+
+std::shared_ptr<const Mark> Bucket::Give(Communicator& comm, const Kernels& kernels) {
   CollectiveContext ctx = ContextOf(comm, kernels, spec_.wire);
-  const double slack = spec_.collective_options.slack;
-  if (device_step_ == nullptr) {
-    // It allocates: before the comparison, so that nobody waits for a rank that could not.
-    device_step_ = network->Step({ctx.what, static_cast<std::uint32_t>(id_), spec_.gradient_numels,
-                                  spec_.segment_numels, spec_.max_ks, slack,
-                                  RefreshOf(spec_.sparsifier_options)});
-  }
   BlockHeader own = Identity();
-  own.kept = static_cast<std::uint32_t>(GTopK::KeptBeforeTheLast(ctx.k, ctx.numel, slack));
+  own.kept = static_cast<std::uint32_t>(
+      GTopK::KeptBeforeTheLast(ctx.k, ctx.numel, spec_.collective_options.slack));
   ctx.AgreeBeforehand(&own);
   stats_.bytes_sent = ctx.bytes_sent;
   stats_.bytes_received = ctx.bytes_received;
-
-  kernels.LetFollow(device_step_->stream(), ready);
-  is_given_ = true;
-  device_step_->Give({launch_.residual, launch_.velocity, launch_.gradients, launch_.decays,
-                      launch_.ks, launch_.states, launch_.momentum, launch_.scale,
-                      launch_.output_scale});
-  return kernels.EndOf(device_step_->stream());
+  device_step_->Exchange();
+  return kernels.EndOf(device_step_->exchange_stream());
 }
 
 bool Bucket::StepArrived(double seconds) {
@@ -51,7 +55,8 @@ bool Bucket::StepArrived(double seconds) {
   stats_.bytes_received += report.messages.bytes_received;
   stats_.rounds = {report.messages};
   stats_.select_begin = report.begin;
-  stats_.select_end = stats_.exchange_begin = report.messages.begin;
+  stats_.select_end = report.select_end;
+  stats_.exchange_begin = report.messages.begin;
   stats_.settle_begin = report.messages.end;
   stats_.exchange_end = report.end;
   stats_.select_seconds = stats_.select_end - stats_.select_begin;

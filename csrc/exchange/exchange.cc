@@ -138,8 +138,8 @@ void Exchange::Start(int id, Launch launch) {
   }
 }
 
-/// A step that a device can do alone is not selected before it is known whether the devices of all
-/// ranks are connected; it keeps its place in the order.
+/// The first step that a device can do alone is not selected before it is known whether the devices
+/// of all ranks are connected; it keeps its place in the order.
 void Exchange::HandOver(Slot* slot, Launch launch) {
   {
     const std::lock_guard lock(mutex_);
@@ -147,7 +147,7 @@ void Exchange::HandOver(Slot* slot, Launch launch) {
     slot->route = RouteOf(spec, launch, Size() > 1 && devices_.MayBeThere());
     if (checks_) slot->intent = IntentOf(spec, slot->bucket->id(), steps_, launch, note_);
   }
-  const bool selects = slot->route != Route::kStep;
+  const bool selects = slot->route != Route::kStep || slot->bucket->IsPreparedForSteps();
   const auto now = std::make_shared<std::optional<Launch>>(std::move(launch));
   const auto hand_over = [this, slot, selects, now] {
     if (selects) Select(slot, *std::exchange(*now, std::nullopt));
@@ -160,6 +160,9 @@ void Exchange::HandOver(Slot* slot, Launch launch) {
 void Exchange::Select(Slot* slot, Launch launch) {
   const bool done = Run(*slot, "select", [&] {
     slot->kernels->Follow(slot->ready.get());
+    if (slot->route == Route::kStep && slot->bucket->IsPreparedForSteps()) {
+      return slot->bucket->GiveSelection(std::move(launch), *slot->kernels, slot->ready.get());
+    }
     slot->bucket->Select(std::move(launch), Rank(), *slot->kernels);
   });
   const std::lock_guard lock(mutex_);
@@ -179,17 +182,17 @@ void Exchange::TakeThrough(Slot* slot, std::optional<Launch> unselected) {
     if (slot->route != Route::kCalls) {
       network = devices_.NetworkFor(bucket.spec().device, comm_.get());
     }
+    if (unselected && network != nullptr) bucket.PrepareSteps(network);
   });
-  const bool is_given = unselected && network != nullptr;
-  if (unselected && ready && !is_given) Select(slot, std::move(*unselected));
+  const bool is_given = slot->route == Route::kStep && network != nullptr;
+  if (unselected && ready) Select(slot, std::move(*unselected));
   const auto note = [&](std::shared_ptr<const Mark> written) {
     const std::lock_guard lock(mutex_);
     slot->written = std::move(written);
   };
   const bool done = Run(*slot, "exchange", [&] {
     if (!is_given) return bucket.Reduce(*comm_, kernels, network);
-    slot->selected = true;  // nobody else looks before it is given, or failed
-    note(bucket.Give(std::move(*unselected), *comm_, kernels, network, slot->ready.get()));
+    note(bucket.Give(*comm_, kernels));
   });
   // Also behind one that failed: it may have left gradients to be written later.
   if (!is_given) Try(*slot, "exchange", [&] { note(kernels.EndOfOwn()); });

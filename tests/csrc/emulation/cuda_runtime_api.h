@@ -1,8 +1,8 @@
 /// CUDA's runtime, as far as csrc/cuda/ calls it, for a device that is plain memory of the CPU.
 ///
 /// Found in place of NVIDIA's header where csrc/cuda/ is compiled for tests without a GPU. There is
-/// one device; whatever it is given is done when a call returns, so streams are nothing and events
-/// no more than a time, unless a test says otherwise (hvd_sparse::emulation, below).
+/// one device; whatever it is given is done when a call returns, so streams are no more than a name
+/// and events a time, unless a test says otherwise (hvd_sparse::emulation, below).
 
 #ifndef HVD_SPARSE_TESTS_CSRC_EMULATION_CUDA_RUNTIME_API_H_
 #define HVD_SPARSE_TESTS_CSRC_EMULATION_CUDA_RUNTIME_API_H_
@@ -43,6 +43,7 @@ struct cudaPointerAttributes {
 
 constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2;
 
+struct CUstream_st {};
 struct CUevent_st {
   std::chrono::steady_clock::time_point passed;
 };
@@ -58,7 +59,10 @@ inline std::atomic<bool (*)()> device_is_idle{nullptr};  ///< else no event has 
 inline std::atomic<bool> streams_capture{false};         ///< all of them, into a graph
 
 /// Called when an event is recorded on a stream, and when a stream is made to wait for one.
-inline std::atomic<void (*)(cudaStream_t, bool waits)> at_event{nullptr};
+inline std::atomic<void (*)(cudaStream_t, cudaEvent_t, bool waits)> at_event{nullptr};
+inline void Met(cudaStream_t stream, cudaEvent_t event, bool waits) {
+  if (void (*const seen)(cudaStream_t, cudaEvent_t, bool) = at_event) seen(stream, event, waits);
+}
 
 /// Called when a stream is given a kernel, a copy or memory to fill.
 inline std::atomic<void (*)(cudaStream_t)> at_work{nullptr};
@@ -112,22 +116,24 @@ inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
-  *stream = nullptr;
+  *stream = new CUstream_st;
   return cudaSuccess;
 }
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = nullptr;
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  delete stream;
   return cudaSuccess;
 }
-inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
   ++emulated_calls.waits;
   bool (*const idle)() = hvd_sparse::emulation::device_is_idle;
   while (idle != nullptr && !idle()) std::this_thread::yield();
   return cudaSuccess;
 }
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
-  if (void (*const seen)(cudaStream_t, bool) = hvd_sparse::emulation::at_event) seen(stream, true);
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  hvd_sparse::emulation::Met(stream, event, true);
   return cudaSuccess;
 }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
@@ -139,7 +145,7 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  if (void (*const seen)(cudaStream_t, bool) = hvd_sparse::emulation::at_event) seen(stream, false);
+  hvd_sparse::emulation::Met(stream, event, false);
   event->passed = std::chrono::steady_clock::now();
   return cudaSuccess;
 }

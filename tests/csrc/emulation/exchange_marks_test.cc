@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kRanks = 3, kGuest = 2;  // gtopk sends it the result as it is
 constexpr std::int64_t kNumel = 100;
-constexpr StreamHandle kStreams = 0x70;  // of the ranks; the exchanges' own are null here
+constexpr StreamHandle kStreams = 0x70;  // of the ranks; none of the exchanges' own
 
 /// What this rank is sent knows of no gradient that is not finite.
 class Forgetful final : public LoopbackCommunicator {
@@ -76,7 +76,7 @@ std::string ErrorOf(const std::shared_ptr<LoopbackWorld>& world, int rank) {
 /// Its result is given to the device to be written before what is wrong with it is seen.
 TEST(ExchangeMarks, TheFrameworksStreamFollowsABucketThatFailedBehindItsWriting) {
   waits = 0;
-  emulation::at_event = [](cudaStream_t stream, bool is_wait) {
+  emulation::at_event = [](cudaStream_t stream, cudaEvent_t, bool is_wait) {
     const bool of_guest = stream == reinterpret_cast<cudaStream_t>(kStreams + kGuest);  // NOLINT
     if (of_guest && is_wait) ++waits;
   };

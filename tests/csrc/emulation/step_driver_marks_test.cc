@@ -19,7 +19,7 @@ namespace hvd_sparse {
 namespace {
 
 constexpr std::int64_t kNumel = 100;
-const auto kStream = reinterpret_cast<cudaStream_t>(0x77);  // the exchange's own are null here
+const auto kStream = reinterpret_cast<cudaStream_t>(0x77);  // none of the exchange's own
 
 /// What happened, a letter each: the step's stream was marked (M), made to wait (w), or given work
 /// (k); one of the exchange's own was made to wait (f); a piece was done (d).
@@ -27,7 +27,7 @@ class Log {
  public:
   Log() {
     Text().clear();
-    emulation::at_event = [](cudaStream_t stream, bool waits) {
+    emulation::at_event = [](cudaStream_t stream, cudaEvent_t, bool waits) {
       if (stream == kStream) Add(waits ? 'w' : 'M');
       if (stream != kStream && waits) Add('f');
     };

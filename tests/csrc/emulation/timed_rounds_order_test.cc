@@ -43,7 +43,7 @@ class TimedRoundsOrder : public testing::Test {
  protected:
   void SetUp() override {
     seen.clear();
-    emulation::at_event = [](cudaStream_t, bool waits) { seen += waits ? 'f' : 'e'; };
+    emulation::at_event = [](cudaStream_t, cudaEvent_t, bool waits) { seen += waits ? 'f' : 'e'; };
   }
   void TearDown() override { emulation::at_event = nullptr; }
 };

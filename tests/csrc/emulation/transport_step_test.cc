@@ -31,14 +31,15 @@ struct OwnStep {
     }
   }
 
-  /// What giving a step has asked for.
+  /// What giving a step, selection and all that follows, has asked for.
   EmulatedCalls Give() {
     const std::vector<GradView> gradients{{gradient.data(), kNumel, DType::kFloat32}};
     const std::vector<float> decays{1.0f};
     const std::vector<std::int64_t> ks{kK};
     emulated_calls = {};
     const Span<float> moving = velocity.empty() ? Span<float>() : Span<float>(velocity);
-    step.Give({residual, moving, gradients, decays, ks, states, 0.5f, 1.0f, 1.0f});
+    step.Select({residual, moving, gradients, decays, ks, states, 0.5f, 1.0f, 1.0f});
+    step.Exchange();
     return emulated_calls;
   }
 };
