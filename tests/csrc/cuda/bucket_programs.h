@@ -31,6 +31,15 @@ inline const BucketPlan kOfVeryDifferentSizes = {
     {{4200, 30}, {3, 2}, {1, 1}, {64, 8}, {0, 1}, {5001, 60}},
     {{2100}, {2101, DType::kBFloat16}, {2}, {1}, {64, DType::kFloat16}, {5001}}};
 
+/// With slack and factors that round.
+inline BucketPlan Rounding(BucketPlan plan) {
+  plan.slack = 1.7;
+  plan.output_scale = 0.3f;
+  plan.scale = 0.7f;
+  plan.gradients.back().decay = plan.gradients.front().decay = 0.9f;
+  return plan;
+}
+
 /// Whole numbers, of which the ranks have many indices and magnitudes in common. Number types of 16
 /// bits hold them, and sums of eight.
 inline ByRank WholeNumbers(const BucketPlan& plan, int ranks, int seed) {

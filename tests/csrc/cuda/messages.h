@@ -3,9 +3,17 @@
 #ifndef HVD_SPARSE_TESTS_CSRC_CUDA_MESSAGES_H_
 #define HVD_SPARSE_TESTS_CSRC_CUDA_MESSAGES_H_
 
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/cuda/network_transport.h"
+#include "tests/csrc/cuda/device_array.h"
+#include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
 
@@ -18,6 +26,20 @@ inline Bytes Message(int from, int to, int n, std::int64_t bytes) {
     message[i] = static_cast<std::uint8_t>(i * 7 + i / 251 + 31 * from + 17 * to + n);
   }
   return message;
+}
+
+/// On one of two ranks: no message to nobody, to itself, or of nothing; and nothing has ended.
+inline void ExpectRefusalOfImpossibleMessages(cuda::NetworkTransport& transport,
+                                              cudaStream_t stream) {
+  const int own = transport.Rank();
+  DeviceArray<std::uint8_t> memory(Bytes(64));
+  const auto refused = [&](int peer, std::int64_t bytes) {
+    return Thrown([&] { transport.Exchange(peer, memory.data(), nullptr, bytes, stream); });
+  };
+  EXPECT_TRUE(Says(refused(own, 8), Concat("peer must be a rank below 2 other than ", own)));
+  EXPECT_TRUE(Says(refused(2, 8), "got 2"));
+  EXPECT_TRUE(Says(refused(1 - own, 0), "bytes must be positive, got 0"));
+  transport.Check();
 }
 
 }  // namespace hvd_sparse

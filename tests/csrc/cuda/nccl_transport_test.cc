@@ -143,15 +143,7 @@ TEST_F(NcclTransportTest, ARankThatEndsTheExchangeFreesThoseThatWaitForTheDevice
 
 TEST_F(NcclTransportTest, WhatNoTransportCanDoIsRefused) {
   ON_RANKS(2, [](NcclTransport& transport, Communicator&, cudaStream_t stream) {
-    const int own = transport.Rank();
-    DeviceArray<std::uint8_t> memory(Bytes(64));
-    const auto refused = [&](int peer, std::int64_t bytes) {
-      return Thrown([&] { transport.Exchange(peer, memory.data(), nullptr, bytes, stream); });
-    };
-    EXPECT_TRUE(Says(refused(own, 8), Concat("peer must be a rank below 2 other than ", own)));
-    EXPECT_TRUE(Says(refused(2, 8), "got 2"));
-    EXPECT_TRUE(Says(refused(1 - own, 0), "bytes must be positive, got 0"));
-    transport.Check();  // nothing has ended
+    ExpectRefusalOfImpossibleMessages(transport, stream);
   });
 }
 
