@@ -26,7 +26,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 # Seconds per message at these rates, in Gb/s: gigabit Ethernet, 10 Gb/s and 100 Gb/s.
 LATENCY = {1: 436e-6, 10: 50e-6, 100: 5e-6}
 SIZES = [1 << bit for bit in range(2, 13)]
-# docs/performance.md, "Selection" and "Merging", of one thread. Packing is not measured there.
+# docs/performance_kernels.md, "Selection" and "Merging", of one thread. Packing is not there.
 MACHINE = Machine(
     select_seconds_per_entry=0.55e-9,
     select_overhead=20e-6,

@@ -17,7 +17,7 @@ from hvd_sparse.world import World
 
 # Over MPI, longer messages travel in pieces.
 MAX_MESSAGE_BYTES = 1 << 30
-# Which thread selects. See docs/performance.md for the measurement behind the default.
+# Which thread selects. See docs/performance_exchange.md for the measurement behind the default.
 DEFAULT_SELECT_ON = "caller"
 
 

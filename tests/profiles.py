@@ -10,7 +10,7 @@ import numpy as np
 from hvd_sparse.network import distances_below
 from hvd_sparse.profile import DeviceNetwork, LayerProfile, Link, Machine, Network, Profile
 
-# Of the size that docs/performance.md measured.
+# Of the size that docs/performance_kernels.md measured.
 MACHINE = Machine(
     select_seconds_per_entry=0.55e-9,
     select_overhead=2e-5,

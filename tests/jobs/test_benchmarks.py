@@ -146,7 +146,7 @@ def test_overlap_and_a_waiting_exchange_leaves_the_cores_to_the_model(tmp_path):
     rows = read(file)
     waiting = [row for name, row in rows.items() if name.startswith("waiting: ")]
     assert len(waiting) >= 2
-    # 5 % are promised, see docs/performance.md; a test on a busy machine sees its noise, too.
+    # 5 % are promised, see docs/performance_exchange.md; a busy machine adds its noise.
     slower = [row["facts"]["slower than the first (%)"] for row in waiting]
     assert max(slower) < 20, job.output
 
