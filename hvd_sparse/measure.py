@@ -22,6 +22,9 @@ from hvd_sparse.world import World
 # Bytes of a message, and how often it is swapped. The first swaps of a pair open its connection.
 _SWAPS = {1 << 10: 9, 32 << 10: 7, 512 << 10: 3}
 _UNTIMED_SWAPS = 2
+# Bytes of a message to each of several ranks at once, and how often; as long as the shortest swap.
+_SPREAD_BYTES = min(_SWAPS)
+_SPREADS = 7
 # Horovod's cycle unless HOROVOD_CYCLE_TIME says otherwise.
 _CYCLE_SECONDS = 1e-3
 # Bytes of a tensor, and how often it is allreduced.
@@ -62,8 +65,8 @@ def fit_link(seconds: Mapping[int, float]) -> Link:
 def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int], float]) -> Network:
     """What the ranks of an exchange see of each other, all of them talking at once. Collective.
 
-    Every rank swaps with the partners that an exchange has, 1, 2, 4, ... ranks away; a time is the
-    median of a few, and of those the slowest rank's.
+    Every rank swaps with the partners that an exchange has, 1, 2, 4, ... ranks away, and then sends
+    to many at once; a time is the median of a few, and of those the slowest rank's.
 
     Args:
         exchange: With no bucket in flight.
@@ -92,6 +95,7 @@ def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int],
         )
         # Distances are measured one after the other, on all ranks.
         world.allgather_object(distance)
+    times.append([_spread_seconds(exchange) if exchange.spread_peers > 1 else 0.0])
     allreduce(min(_ALLREDUCES))
     times.append(
         [
@@ -99,16 +103,38 @@ def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int],
             for nbytes, count in _ALLREDUCES.items()
         ]
     )
-    slowest = _largest(world.allgather_object(times))
-    links = [fit_link(dict(zip(_SWAPS, row, strict=True))) for row in slowest[:-1]]
+    *swaps, (spread,), allreduces = _largest(world.allgather_object(times))
+    links = [fit_link(dict(zip(_SWAPS, row, strict=True))) for row in swaps]
+    gap = None
+    if exchange.spread_peers > 1:
+        one, beta = max(row[0] for row in swaps), max(link.beta for link in links)
+        gap = fit_gap(one, spread, exchange.spread_peers, beta * _SPREAD_BYTES)
     local = exchange.local_size or 1
     return Network(
         size=world.size,
         local_size=local,
         links=tuple(zip(distances, links, strict=True)),
-        dense=fit_link(dict(zip(_ALLREDUCES, slowest[-1], strict=True))),
+        dense=fit_link(dict(zip(_ALLREDUCES, allreduces, strict=True))),
         local=links[0] if 1 < local < world.size else None,
+        gap=gap,
     )
+
+
+def fit_gap(one: float, many: float, messages: int, on_the_wire: float) -> float:
+    """Seconds that each further message adds beside others, its bytes not counted; 0 at least.
+
+    Args:
+        one: Seconds of one short message.
+        many: Seconds of `messages` as short ones at once, to other ranks.
+        messages: Two at least.
+        on_the_wire: Seconds that the bytes of one take.
+    """
+    return max(0.0, (many - one) / (messages - 1) - on_the_wire)
+
+
+def _spread_seconds(exchange: Exchange) -> float:
+    exchange.spread(_SPREAD_BYTES, _UNTIMED_SWAPS)
+    return statistics.median(exchange.spread(_SPREAD_BYTES, _SPREADS))
 
 
 def _after_a_pause(allreduce: Callable[[int], float], nbytes: int, share: float) -> float:
@@ -282,4 +308,6 @@ def _median_seconds(work: Callable[[], object]) -> float:
 
 
 def _largest(tables: Sequence[list[list[float]]]) -> list[list[float]]:
-    return np.max(np.array(tables), axis=0).tolist()  # type: ignore[no-any-return]
+    return [
+        [max(column) for column in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)
+    ]

@@ -76,8 +76,8 @@ class Network:
             while every rank swaps with its partner, so that ranks that share a cable share it here.
         dense: Horovod's dense allreduce between these ranks, over the bytes of its tensor.
         local: Between two ranks of one node, all of them talking; None: not known.
-        gap: Seconds that each further message adds which goes out beside others, to other ranks;
-            None: as much as the first one, the alpha of `link`.
+        gap: Seconds that each further message adds which goes out beside others, to other ranks,
+            its bytes not counted; None: as much as the first one, the alpha of `link`.
         devices: Between the ranks' devices; None: nothing connects them, or gradients lie on none.
     """
 

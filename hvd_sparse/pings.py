@@ -30,6 +30,30 @@ class Pings(CoreHandle):
         with self._noting_losses():
             return self._open.swap(peer, bytes, repetitions)
 
+    @property
+    def spread_peers(self) -> int:
+        """To how many ranks `spread` sends: as many as a collective sends to at once."""
+        return self._open.spread_peers
+
+    def spread(self, bytes: int, repetitions: int) -> list[float]:  # noqa: A002
+        """As `swap`, of messages to the next `spread_peers` ranks, and from those before, at once.
+
+        All ranks call it, with the same numbers.
+
+        Args:
+            bytes: Length of each message.
+            repetitions: How many times, one after the other.
+
+        Returns:
+            Seconds of each time, from all messages posted to all complete.
+
+        Raises:
+            InvalidArgumentError: As `swap`.
+            ExchangeFailedError: As `swap`.
+        """
+        with self._noting_losses():
+            return self._open.spread(bytes, repetitions)
+
     def connect_devices(self, device: str) -> bool:
         """Whether a network connects the devices of all ranks; where nobody has tried, it is made.
 

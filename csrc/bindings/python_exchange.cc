@@ -189,6 +189,9 @@ void BindExchange(py::module_& m) {
       .def("commit", &Exchange::Commit, py::arg("refuse"), py::call_guard<py::gil_scoped_release>())
       .def("swap", &Exchange::Swap, py::arg("peer"), py::arg("bytes"), py::arg("repetitions"),
            py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("spread_peers", &Exchange::SpreadPeers)
+      .def("spread", &Exchange::Spread, py::arg("bytes"), py::arg("repetitions"),
+           py::call_guard<py::gil_scoped_release>())
       .def(
           "connect_devices",
           [](Exchange& self, const std::string& device) {

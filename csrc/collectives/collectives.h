@@ -7,6 +7,9 @@
 
 namespace hvd_sparse {
 
+/// Messages to different ranks that a collective has in flight; the others wait for these.
+inline constexpr int kMessagesAtOnce = 32;
+
 class Allgather final : public SparseAllreduce {
  public:
   bool DeliversAll() const override { return true; }

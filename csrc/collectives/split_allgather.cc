@@ -35,9 +35,6 @@ namespace {
 
 constexpr std::uint64_t kStepsBetweenRegions = 64;
 
-/// Messages in flight while entries go to their owners.
-constexpr int kWindow = 32;
-
 /// A share of fewer entries is not worth balancing: 64 kB take as long as a message takes to start
 /// on the networks at hand.
 constexpr std::int64_t kWorthBalancing = 8192;
@@ -136,10 +133,10 @@ class SplitRun {
   /// Rank r starts with rank r + 1, so that no owner is everybody's first.
   void SendToOwners() {
     CopyPart(block_, EntriesIn(rank_), block_.header(), Of(&scratch_.blocks, rank_));
-    for (int first = 1; first < size_; first += kWindow) {
+    for (int first = 1; first < size_; first += kMessagesAtOnce) {
       std::vector<BlockOut> out;
       std::vector<BlockIn> in;
-      for (int distance = first; distance < std::min(size_, first + kWindow); ++distance) {
+      for (int distance = first; distance < std::min(size_, first + kMessagesAtOnce); ++distance) {
         const int to = (rank_ + distance) % size_, from = (rank_ + size_ - distance) % size_;
         CopyPart(block_, EntriesIn(to), block_.header(), Of(&scratch_.parts, to));
         out.push_back({to, Of(&scratch_.parts, to)});

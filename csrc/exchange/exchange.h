@@ -95,6 +95,13 @@ class Exchange {
   /// does in a bucket.
   std::vector<double> Swap(int peer, std::int64_t bytes, int repetitions);
 
+  /// To how many ranks Spread sends: as many as a collective sends to at once.
+  int SpreadPeers() const;
+
+  /// As Swap, of a message to each of the SpreadPeers ranks behind this one, and from each of those
+  /// before it, at once. All ranks call it, with the same numbers.
+  std::vector<double> Spread(std::int64_t bytes, int repetitions);
+
   /// Whether a network connects the devices of all ranks, `device` on this one; where nobody has
   /// tried yet, it is made. Collective, and else as Swap.
   bool ConnectDevices(Device device);

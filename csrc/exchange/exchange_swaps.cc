@@ -1,9 +1,11 @@
 /// What an exchange can time while no bucket is in flight: swaps, between devices, too, and what a
 /// device does by itself.
 
+#include <algorithm>
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/collectives/collectives.h"
 #include "csrc/exchange/exchange.h"
 #include "csrc/exchange/swap.h"
 
@@ -51,6 +53,18 @@ std::vector<double> Exchange::Swap(int peer, std::int64_t bytes, int repetitions
   std::vector<double> seconds;
   Measure(Concat("a swap with rank ", peer),
           [&] { seconds = TimedSwaps(comm_.get(), peer, bytes, repetitions, &swapped_); });
+  return seconds;
+}
+
+int Exchange::SpreadPeers() const { return std::min(Size() - 1, kMessagesAtOnce); }
+
+std::vector<double> Exchange::Spread(std::int64_t bytes, int repetitions) {
+  Check();
+  RequireMessages(bytes, repetitions);
+  std::vector<double> seconds;
+  Measure("messages to all ranks", [&] {
+    seconds = TimedSpreads(comm_.get(), SpreadPeers(), bytes, repetitions, &swapped_);
+  });
   return seconds;
 }
 

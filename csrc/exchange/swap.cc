@@ -13,15 +13,42 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// All pages are written: the first message is to cost no more than the others.
-void Prepare(std::int64_t bytes, std::vector<Buffer>* memory) {
-  memory->resize(2);
-  for (Buffer& buffer : *memory) {
+/// So many buffers of so many bytes. All pages are written: the first message is to cost no more
+/// than the others.
+void Prepare(std::size_t buffers, std::int64_t bytes, std::vector<Buffer>* memory) {
+  if (memory->size() < buffers) memory->resize(buffers);
+  for (std::size_t i = 0; i < buffers; ++i) {
+    Buffer& buffer = (*memory)[i];
     const std::int64_t before = buffer.size();
     buffer.Reserve(bytes);
     if (buffer.size() == before) continue;
     std::memset(buffer.data(), 0, static_cast<std::size_t>(buffer.size()));
   }
+}
+
+/// Seconds of each of `repetitions` transfers of `bytes` bytes to and from these ranks at once.
+std::vector<double> Timed(Communicator* comm, const std::vector<int>& to,
+                          const std::vector<int>& from, std::int64_t bytes, int repetitions,
+                          const std::string& what, std::vector<Buffer>* memory) {
+  const ShortSleeps punctual;  // as on the exchange's own thread
+  Prepare(1 + from.size(), bytes, memory);
+  std::vector<Outgoing> out;
+  for (int peer : to) out.push_back({peer, memory->front().data(), bytes});
+  std::vector<double> seconds;
+  seconds.reserve(static_cast<std::size_t>(repetitions));
+  for (int i = 0; i < repetitions; ++i) {
+    const auto start = Clock::now();
+    std::vector<Incoming> in;
+    for (int peer : from) in.push_back({peer, (*memory)[1 + in.size()].data(), bytes});
+    comm->Transfer(out, in, what);
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    for (const Incoming& message : in) {
+      if (message.bytes == bytes) continue;
+      Throw(ErrorKind::kDisagreement, "the ranks disagree: rank ", comm->Rank(), " swaps ", bytes,
+            " bytes with rank ", message.peer, ", which sent ", message.bytes);
+    }
+  }
+  return seconds;
 }
 
 }  // namespace
@@ -30,36 +57,36 @@ void RequireSwap(const Communicator& comm, int peer, std::int64_t bytes, int rep
   Require(peer >= 0 && peer < comm.Size() && peer != comm.Rank(),
           "peer must be another rank in [0, ", comm.Size(), "), got ", peer, " on rank ",
           comm.Rank());
+  RequireMessages(bytes, repetitions);
+}
+
+void RequireMessages(std::int64_t bytes, int repetitions) {
   Require(bytes >= 0, "bytes must not be negative, got ", bytes);
   Require(repetitions >= 0, "repetitions must not be negative, got ", repetitions);
 }
 
 std::vector<double> TimedSwaps(Communicator* comm, int peer, std::int64_t bytes, int repetitions,
                                std::vector<Buffer>* memory) {
-  const ShortSleeps punctual;  // as on the exchange's own thread
-  Prepare(bytes, memory);
-  Buffer &sent = (*memory)[0], &received = (*memory)[1];
-  const std::string what = Concat("a swap of ", bytes, " bytes");
-  std::vector<double> seconds;
-  seconds.reserve(static_cast<std::size_t>(repetitions));
-  for (int i = 0; i < repetitions; ++i) {
-    const auto start = Clock::now();
-    const Outgoing out{peer, sent.data(), bytes};
-    Incoming in{peer, received.data(), bytes};
-    comm->Transfer({&out, 1}, {&in, 1}, what);
-    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
-    if (in.bytes != bytes) {
-      Throw(ErrorKind::kDisagreement, "the ranks disagree: rank ", comm->Rank(), " swaps ", bytes,
-            " bytes with rank ", peer, ", which sent ", in.bytes);
-    }
+  return Timed(comm, {peer}, {peer}, bytes, repetitions, Concat("a swap of ", bytes, " bytes"),
+               memory);
+}
+
+std::vector<double> TimedSpreads(Communicator* comm, int peers, std::int64_t bytes, int repetitions,
+                                 std::vector<Buffer>* memory) {
+  const int rank = comm->Rank(), size = comm->Size();
+  std::vector<int> to, from;
+  for (int distance = 1; distance <= peers; ++distance) {
+    to.push_back((rank + distance) % size);
+    from.push_back((rank + size - distance) % size);
   }
-  return seconds;
+  return Timed(comm, to, from, bytes, repetitions,
+               Concat("messages of ", bytes, " bytes to ", peers, " ranks"), memory);
 }
 
 void AgreeOnSwaps(Communicator* comm, int peer, std::int64_t bytes, int repetitions,
                   std::vector<Buffer>* memory) {
   const std::array<std::int64_t, 2> own{bytes, repetitions};
-  Prepare(sizeof(own), memory);
+  Prepare(2, sizeof(own), memory);
   Buffer &sent = (*memory)[0], &received = (*memory)[1];
   std::memcpy(sent.data(), own.data(), sizeof(own));
   const Outgoing out{peer, sent.data(), sizeof(own)};

@@ -1,4 +1,4 @@
-/// Swaps of equal messages with a peer, timed: what a round of an exchange costs on this network.
+/// Equal messages between ranks, timed: what the rounds of an exchange cost on this network.
 
 #ifndef HVD_SPARSE_EXCHANGE_SWAP_H_
 #define HVD_SPARSE_EXCHANGE_SWAP_H_
@@ -11,7 +11,9 @@
 
 namespace hvd_sparse {
 
-/// Throws InvalidArgument unless `peer` is another rank and the numbers are not negative.
+/// Throws InvalidArgument unless the numbers are not negative and, in a swap, `peer` is another
+/// rank.
+void RequireMessages(std::int64_t bytes, int repetitions);
 void RequireSwap(const Communicator& comm, int peer, std::int64_t bytes, int repetitions);
 
 /// Sends `bytes` bytes to `peer` and receives as many from it at the same time, again and again.
@@ -21,6 +23,11 @@ void RequireSwap(const Communicator& comm, int peer, std::int64_t bytes, int rep
 /// peer swaps another number of bytes.
 std::vector<double> TimedSwaps(Communicator* comm, int peer, std::int64_t bytes, int repetitions,
                                std::vector<Buffer>* memory);
+
+/// As TimedSwaps, of messages to the `peers` next ranks and from as many before this one, all in
+/// flight at once. All ranks give the same numbers.
+std::vector<double> TimedSpreads(Communicator* comm, int peers, std::int64_t bytes, int repetitions,
+                                 std::vector<Buffer>* memory);
 
 /// Throws ExchangeFailed, there as well, unless `peer` swaps as many bytes as often: for those who
 /// are about to wait for each other's devices. `memory` as above.

@@ -155,6 +155,8 @@ def show_cluster(cluster: Cluster, transport: str, console: Console) -> None:
     for name, link in [*links, ("dense allreduce", network.dense)]:
         rate = shown_rate(1 / link.beta) if link.beta else "no limit"
         table.add_row(name, shown_seconds(link.alpha), f"{1e9 * link.beta:.3g} ns/byte", rate)
+    if network.gap is not None:
+        table.add_row("one message more, beside others", shown_seconds(network.gap), "", "")
     console.print(table)
     per_entry = {
         "select": machine.select_seconds_per_entry,

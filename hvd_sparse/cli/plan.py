@@ -106,13 +106,14 @@ def network_of(
     link = measured.link
     if bandwidth is None and link.beta == 0:
         raise HvdSparseError("the profile measured no bandwidth (one rank): give --bandwidth")
-    return Network.assumed(
+    network = Network.assumed(
         size,
         1 / link.beta if bandwidth is None else quantities.bytes_per_second(bandwidth),
         link.alpha if latency is None else quantities.seconds(latency),
         local_size=min(measured.local_size, size),
         local=measured.local,
     )
+    return replace(network, gap=measured.gap)
 
 
 def account(made: Plan, here: Profile) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hvd_sparse import _core, measure
 from hvd_sparse.errors import UnavailableError
 from hvd_sparse.exchange import Exchange
-from hvd_sparse.measure import fit_link, measure_machine, measure_network
+from hvd_sparse.measure import fit_gap, fit_link, measure_machine, measure_network
 from hvd_sparse.place import OnCpu
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.torch.places import OnDevice
@@ -119,6 +119,28 @@ def test_every_distance_of_a_network_is_measured_alike_on_all_ranks(size, distan
     assert networks[0].dense.alpha == pytest.approx(1e-4)
     assert networks[0].dense.beta == pytest.approx(1e-9)
     assert networks[0].local is None
+    assert (networks[0].gap is None) == (size == 2)  # which have no other rank to send to
+
+
+def test_a_gap_is_what_a_message_adds_beside_others_without_its_bytes():
+    assert fit_gap(5e-5, 5e-5 + 14 * 9e-6, 15, on_the_wire=8e-6) == pytest.approx(1e-6)
+    assert fit_gap(5e-5, 4e-5, 15, on_the_wire=0.0) == 0  # the first one waited for others
+
+
+def test_the_gap_is_measured_with_as_many_messages_as_a_collective_sends_at_once(monkeypatch):
+    def spread(exchange, nbytes, repetitions):
+        return [
+            1e-4 + 3e-6 * (exchange.spread_peers - 1) + 1e-3 * (i == 0) for i in range(repetitions)
+        ]
+
+    monkeypatch.setattr(Exchange, "swap", lambda *_: [1e-4])
+    monkeypatch.setattr(Exchange, "spread", spread)
+    size = 40
+    exchange = Exchange.over_loopback(_core.LoopbackWorld(size), 0)
+    world = World(0, size)
+    object.__setattr__(world, "allgather_object", lambda thing: [thing])
+    assert exchange.spread_peers == 32
+    assert measure_network(exchange, world, lambda nbytes: 1e-3).gap == pytest.approx(3e-6)
 
 
 def test_allreduces_begin_at_different_times_of_horovods_cycle(monkeypatch):

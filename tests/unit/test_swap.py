@@ -52,6 +52,40 @@ def test_a_swap_takes_as_long_as_the_later_rank_lets_it_wait():
     assert prompt[1] < 0.3
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_messages_to_all_others_at_once_are_timed(ranks):
+    def program(exchange, rank):
+        assert exchange.spread_peers == ranks - 1
+        return exchange.spread(1000, 5)
+
+    for seconds in on_ranks(ranks, program):
+        assert len(seconds) == 5
+        assert min(seconds) > 0
+
+
+def test_a_message_to_all_waits_for_the_last_rank():
+    def program(exchange, rank):
+        exchange.spread(10, 1)
+        if rank == 2:
+            time.sleep(0.5)
+        return exchange.spread(10, 1)
+
+    first, second, late = on_ranks(3, program)
+    assert first[0] > 0.3
+    assert second[0] > 0.3
+    assert late[0] < 0.3
+
+
+def test_ranks_that_spread_different_lengths_are_told_and_the_exchange_ends():
+    def program(exchange, rank):
+        with pytest.raises(ExchangeFailedError, match=r"the ranks disagree|expected at most 10"):
+            exchange.spread(10 * (1 + rank // 2), 1)
+        with pytest.raises(ExchangeFailedError):
+            exchange.check()
+
+    on_ranks(3, program)
+
+
 def test_swaps_and_steps_may_alternate():
     def program(exchange, rank):
         me = laws.Rank(exchange, rank, [300], 0.1, "top_k", "gtopk")
@@ -79,6 +113,9 @@ def test_arguments_out_of_range_are_refused_before_anything_is_sent(arguments, m
         if rank == 1:
             with pytest.raises(InvalidArgumentError, match=message):
                 exchange.swap(*arguments)
+            if min(arguments) < 0 <= arguments[0]:  # what spread takes, too
+                with pytest.raises(InvalidArgumentError, match=message):
+                    exchange.spread(*arguments[1:])
         return exchange.swap(1 - rank, 10, 3)
 
     assert [len(seconds) for seconds in on_ranks(2, program)] == [3, 3]
@@ -93,6 +130,8 @@ def test_a_swap_beside_a_bucket_in_flight_is_refused():
             me.start(laws.integer_gradient(300, rank=0, step=0))  # waits for rank 1
             with pytest.raises(InvalidArgumentError, match="until no bucket is in flight"):
                 exchange.swap(1, 10, 1)
+            with pytest.raises(InvalidArgumentError, match="until no bucket is in flight"):
+                exchange.spread(10, 1)
             refused.set()
         else:
             assert refused.wait(20)
