@@ -25,8 +25,9 @@ def merge_files(paths: Sequence[Path], output: Path) -> int:
         How many events there are.
 
     Raises:
-        InvalidArgumentError: A file is no such trace, or two of them use the same rows.
-        OSError: A file cannot be read or written.
+        InvalidArgumentError: A file cannot be read or is no such trace, or two of them use the same
+            rows.
+        OSError: The output cannot be written.
     """
     events = merge({str(path): read(path) for path in paths})
     lines = ",\n".join(json.dumps(event) for event in events)
@@ -38,9 +39,12 @@ def read(path: Path) -> list[Event]:
     """The events of a trace, whose closing bracket may be missing.
 
     Raises:
-        InvalidArgumentError: It is no array of events.
+        InvalidArgumentError: It cannot be read, or is no array of events.
     """
-    text = path.read_text(encoding="utf-8", errors="replace").rstrip()
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace").rstrip()
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot read a trace from {path}: {error}") from None
     for candidate in (text, text.rstrip(",") + "]"):
         try:
             events = json.loads(candidate)

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from hvd_sparse.bench_results import Results, Row, Settings, Timing, winners
 from hvd_sparse.cli import files
+from hvd_sparse.cli.numbers import integer, number
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.quantities import shown_rate, shown_seconds
 
@@ -31,10 +32,17 @@ COLUMNS = 120
 def bench(
     numel: Annotated[
         list[int] | None,
-        typer.Option(help="Entries of a tensor; may be repeated. Default: 10 thousand to 4 mio."),
+        typer.Option(
+            parser=integer,
+            help="Entries of a tensor; may be repeated. Default: 10 thousand to 4 mio.",
+        ),
     ] = None,
-    density: Annotated[float, typer.Option(help="Fraction of the entries sent.")] = 0.001,
-    repetitions: Annotated[int, typer.Option(help="Timed turns of each method.")] = 9,
+    density: Annotated[
+        float, typer.Option(parser=number, help="Fraction of the entries sent.")
+    ] = 0.001,
+    repetitions: Annotated[
+        int, typer.Option(parser=integer, help="Timed turns of each method.")
+    ] = 9,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write everything as JSON; -: print it instead.")
     ] = None,

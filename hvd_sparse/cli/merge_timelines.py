@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from hvd_sparse.cli.files import check_writable
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.timeline_merge import merge_files
 
@@ -22,6 +23,7 @@ def merge_timelines(
     """Joins traces of several ranks, and Horovod's, in one file for ui.perfetto.dev."""
     console = Console()
     try:
+        check_writable("--output", output)
         count = merge_files(traces, output)
     except (InvalidArgumentError, OSError) as error:
         console.print(f"[bold red]Error:[/] {escape(str(error))}", soft_wrap=True)

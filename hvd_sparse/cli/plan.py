@@ -15,9 +15,10 @@ from rich.table import Table
 
 from hvd_sparse import planner, quantities
 from hvd_sparse.cli.files import check_picture
+from hvd_sparse.cli.numbers import integer, number
 from hvd_sparse.cli.plot import plot_plan
 from hvd_sparse.cluster import Cluster
-from hvd_sparse.errors import HvdSparseError
+from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.explain import explain
 from hvd_sparse.network import Link, Network
 from hvd_sparse.plan import Plan
@@ -53,8 +54,8 @@ def plan(
     latency: Annotated[
         str | None, typer.Option(help="Of a message, like 50us. Default: as measured.")
     ] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Default: as measured.")] = None,
-    density: Annotated[float, typer.Option(help="Floor of the densities.")] = 0.001,
+    ranks: Annotated[int | None, typer.Option(parser=integer, help="Default: as measured.")] = None,
+    density: Annotated[float, typer.Option(parser=number, help="Floor of the densities.")] = 0.001,
     rule: Annotated[Rule, typer.Option(help="How buckets and densities are found.")] = (
         Rule.SIMULATED
     ),
@@ -101,6 +102,8 @@ def network_of(
     measured tells of them.
     """
     size = measured.size if ranks is None else ranks
+    if size < 1:
+        raise InvalidArgumentError(f"ranks must be at least 1, got {size}")
     if bandwidth is None and latency is None:
         return measured.scaled(size)
     link = measured.link

@@ -161,7 +161,10 @@ def test_it_is_said_plainly_when_compression_does_not_help():
     ("arguments", "message"),
     [
         (("--density", "0"), "density must lie in (0, 1], got 0.0"),
+        (("--density", ""), "'--density': must be a number, got ''"),
         (("--numel", "0"), "numel must lie in [1, 2147483647], got 0"),
+        (("--numel", "100", "--numel", "1k"), "'--numel': must be a whole number, got '1k'"),
+        (("--repetitions", "9.5"), "'--repetitions': must be a whole number, got '9.5'"),
         (("--repetitions", "1"), "repetitions must be at least 2, got 1"),
         (("--save", "/nowhere/at/all.json"), "got /nowhere/at/all.json: there is no folder"),
         (("--json", "/"), "--json must name a file that can be written, got /: that is a folder"),

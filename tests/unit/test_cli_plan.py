@@ -106,7 +106,11 @@ def test_it_is_said_plainly_when_compression_does_not_help(run):
     [
         (("--bandwidth", "fast"), "bandwidth must be"),
         (("--latency", "soon"), "latency must be"),
-        (("--density", "2"), "density must lie in"),
+        (("--density", "2"), "density must lie in (0, 1], got 2.0"),
+        (("--density", "little"), "'--density': must be a number, got 'little'"),
+        (("--ranks", "0"), "ranks must be at least 1, got 0"),
+        (("--ranks", "2.5"), "'--ranks': must be a whole number, got '2.5'"),
+        (("--rule", "fast"), "'fast' is not one of 'simulated', 'paper'"),
         (("--collective", "ring"), "collective must be one of"),
         (
             ("--collective", "hierarchical"),

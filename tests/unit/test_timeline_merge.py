@@ -79,3 +79,15 @@ def test_the_command_writes_one_file_or_says_why_not(tmp_path):
     assert done.exit_code == 1
     assert "must hold a JSON array" in done.output
     assert not (tmp_path / "none.json").exists()
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path):
+    (tmp_path / "a").write_text(json.dumps(trace(0, 10, 1)))
+    for given, output, message in [
+        ("a", "nowhere/all", "--output must name a file that can be written, got"),
+        ("missing", "all", f"cannot read a trace from {tmp_path / 'missing'}"),
+    ]:
+        arguments = ["merge-timelines", str(tmp_path / given), "-o", str(tmp_path / output)]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 1
+        assert message in done.output
