@@ -100,6 +100,10 @@ class Lifeline:
     def listen(self) -> str: ...
     def connect(self, address: str, seconds: float) -> None: ...
 
+class WaitLimits:
+    @staticmethod
+    def from_environment() -> WaitLimits: ...
+
 class LoopbackWorld:
     def __init__(self, size: int, timeout_seconds: float = 60.0) -> None: ...
     @property
@@ -168,6 +172,7 @@ class Exchange:
         addresses: Sequence[str],
         port: TcpPort,
         lifeline: Lifeline,
+        limits: WaitLimits,
         select_on: str,
         nodes: Sequence[int],
         checks: bool,
@@ -178,6 +183,7 @@ class Exchange:
         *,
         tag: int,
         lifeline: Lifeline,
+        limits: WaitLimits,
         max_message_bytes: int,
         select_on: str,
         machines: Sequence[int],

@@ -70,10 +70,11 @@ def connect(
     """
     if _core.with_nccl:  # loaded only when gradients on GPUs are exchanged
         _core.look_for_nccl_at(nccl.package_libraries())
-    lifeline, chosen, port, checking = None, "", None, False
+    lifeline, limits, chosen, port, checking = None, None, "", None, False
     try:
         if problem is None:
             lifeline = _core.Lifeline(world.rank, world.size, name)
+            limits = _core.WaitLimits.from_environment()
             checking = checks.from_environment()
             chosen = transport.choose(world.mpi_problem, asked)
             port = _core.TcpPort() if chosen == transport.TCP else None
@@ -95,6 +96,7 @@ def connect(
     if problem is not None:
         raise problem
     assert lifeline is not None
+    assert limits is not None
     for rank, one in enumerate(everybody):
         if one.problem:
             raise InvalidArgumentError(f"rank {rank} cannot take part: {one.problem}")
@@ -108,6 +110,7 @@ def connect(
             addresses=[one.tcp_address for one in everybody],
             port=port,
             lifeline=lifeline,
+            limits=limits,
             select_on=select_on,
             nodes=nodes,
             checks=checking,
@@ -117,6 +120,7 @@ def connect(
             [one.mpi_rank for one in everybody],
             tag=everybody[0].tag % 32768,
             lifeline=lifeline,
+            limits=limits,
             max_message_bytes=max_message_bytes,
             select_on=select_on,
             machines=_numbered([one.machine for one in everybody]),

@@ -75,11 +75,11 @@ class Exchange(Pings):
                 and HVD_SPARSE_NUM_THREADS asks for it.
             PeerLostError: Not all ranks came within 120 seconds.
             InvalidArgumentError: An argument is out of its range. Or, then on every rank: on some
-                rank HVD_SPARSE_NUM_THREADS is out of its range, or HVD_SPARSE_ABORT_SECONDS,
-                HVD_SPARSE_TIMELINE names no file that it can write, HVD_SPARSE_TRANSPORT no
-                transport, HOROVOD_GLOO_IFACE no network interface, HVD_SPARSE_LOG_LEVEL no level,
-                HVD_SPARSE_CHECK neither 0 nor 1; or the ranks have chosen different transports, or
-                different HVD_SPARSE_CHECKs.
+                rank HVD_SPARSE_NUM_THREADS is out of its range, or HVD_SPARSE_STALL_SECONDS,
+                HVD_SPARSE_TIMEOUT or HVD_SPARSE_ABORT_SECONDS is, HVD_SPARSE_TIMELINE names no file
+                that it can write, HVD_SPARSE_TRANSPORT no transport, HOROVOD_GLOO_IFACE no network
+                interface, HVD_SPARSE_LOG_LEVEL no level, HVD_SPARSE_CHECK neither 0 nor 1; or the
+                ranks have chosen different transports, or different HVD_SPARSE_CHECKs.
         """
         if local_size is not None and local_size < 1:
             raise InvalidArgumentError(f"local_size must be at least 1, got {local_size}")

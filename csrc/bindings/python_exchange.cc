@@ -14,6 +14,7 @@
 #include "csrc/bindings/python_module.h"
 #include "csrc/comm/lifeline.h"
 #include "csrc/comm/loopback_communicator.h"
+#include "csrc/comm/patience.h"
 #include "csrc/comm/tcp_communicator.h"
 #include "csrc/exchange/exchange.h"
 #ifdef HVD_SPARSE_WITH_MPI
@@ -71,6 +72,9 @@ void BindExchange(py::module_& m) {
       .def("connect", &Lifeline::Connect, py::arg("address"), py::arg("seconds"),
            py::call_guard<py::gil_scoped_release>());
 
+  py::class_<WaitLimits>(m, "WaitLimits", "How long a rank waits for peers that are alive.")
+      .def_static("from_environment", &WaitLimits::FromEnvironment);
+
   py::class_<RoundTimes>(m, "RoundTimes")
       .def_readonly("name", &RoundTimes::name)
       .def_readonly("begin", &RoundTimes::begin)
@@ -120,38 +124,39 @@ void BindExchange(py::module_& m) {
       .def_static(
           "over_tcp",
           [](int rank, std::vector<std::string> addresses, TcpPort& port,
-             std::shared_ptr<Lifeline> lifeline, const std::string& select_on,
-             std::vector<int> nodes, bool checks) {
+             std::shared_ptr<Lifeline> lifeline, const WaitLimits& limits,
+             const std::string& select_on, std::vector<int> nodes, bool checks) {
             TcpOptions options;
             options.rank = rank;
             options.addresses = std::move(addresses);
-            options.limits = WaitLimits::FromEnvironment();
+            options.limits = limits;
             return std::make_unique<Exchange>(
                 MakeTcpCommunicator(options, &port, std::move(lifeline)), SelectOnFrom(select_on),
                 Nodes(std::move(nodes)), checks);
           },
           py::arg("rank"), py::kw_only(), py::arg("addresses"), py::arg("port"),
-          py::arg("lifeline"), py::arg("select_on"), py::arg("nodes"), py::arg("checks"))
+          py::arg("lifeline"), py::arg("limits"), py::arg("select_on"), py::arg("nodes"),
+          py::arg("checks"))
 #ifdef HVD_SPARSE_WITH_MPI
       .def_static(
           "over_mpi",
           [](std::vector<int> world_ranks, int tag, std::shared_ptr<Lifeline> lifeline,
-             std::int64_t max_message_bytes, const std::string& select_on,
+             const WaitLimits& limits, std::int64_t max_message_bytes, const std::string& select_on,
              std::vector<int> machines, std::vector<int> nodes, bool checks) {
             const py::gil_scoped_release release;
             MpiOptions options;
             options.world_ranks = std::move(world_ranks);
             options.machines = std::move(machines);
             options.tag = tag;
-            options.limits = WaitLimits::FromEnvironment();
+            options.limits = limits;
             options.max_message_bytes = max_message_bytes;
             return std::make_unique<Exchange>(MakeMpiCommunicator(options, std::move(lifeline)),
                                               SelectOnFrom(select_on), Nodes(std::move(nodes)),
                                               checks);
           },
           py::arg("world_ranks"), py::kw_only(), py::arg("tag"), py::arg("lifeline"),
-          py::arg("max_message_bytes"), py::arg("select_on"), py::arg("machines"), py::arg("nodes"),
-          py::arg("checks"))
+          py::arg("limits"), py::arg("max_message_bytes"), py::arg("select_on"),
+          py::arg("machines"), py::arg("nodes"), py::arg("checks"))
 #endif
       .def(
           "add_bucket",

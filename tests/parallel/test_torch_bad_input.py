@@ -144,7 +144,15 @@ def test_a_problem_of_one_rank_is_told_to_all():
 
 
 @several_ranks
-@pytest.mark.parametrize("variable", ["HVD_SPARSE_NUM_THREADS", "HVD_SPARSE_ABORT_SECONDS"])
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "HVD_SPARSE_NUM_THREADS",
+        "HVD_SPARSE_STALL_SECONDS",
+        "HVD_SPARSE_TIMEOUT",
+        "HVD_SPARSE_ABORT_SECONDS",
+    ],
+)
 def test_a_wrong_variable_of_one_rank_is_told_to_all(variable, monkeypatch):
     if ODD:
         monkeypatch.setenv(variable, "-3")
