@@ -37,14 +37,10 @@ DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t max_k, double slack,
       kept_(GTopK::KeptBeforeTheLast(max_k, numel, slack)),
       mergings_(static_cast<std::size_t>(MergesOf(cube_))),
       zeros_(SizeOfAll([this](Divider* divider) { DivideZeros(divider); })),
-      rest_(SizeOfAll([this](Divider* divider) { DivideRest(divider); })) {
+      rest_(transport_, SizeOfAll([this](Divider* divider) { DivideRest(divider); })) {
   Divider zeros(zeros_.get());
   DivideZeros(&zeros);
   Ask(max_k);
-}
-
-DeviceGTopK::~DeviceGTopK() {
-  if (transport_.HoldsMemory()) rest_.Leave();
 }
 
 void DeviceGTopK::Ask(std::int64_t k) {

@@ -25,6 +25,7 @@
 #include "csrc/cuda/device_block.h"
 #include "csrc/cuda/device_memory.h"
 #include "csrc/cuda/device_transport.h"
+#include "csrc/cuda/message_memory.h"
 
 namespace hvd_sparse::cuda {
 
@@ -34,12 +35,6 @@ class DeviceGTopK {
   /// all ranks. Allocates on the current device all that it will ever need. The transport outlives
   /// it.
   DeviceGTopK(std::int64_t numel, std::int64_t max_k, double slack, DeviceTransport* transport);
-
-  /// Its blocks stay where they are if the transport still holds one of a message that failed.
-  ~DeviceGTopK();
-
-  DeviceGTopK(const DeviceGTopK&) = delete;
-  DeviceGTopK& operator=(const DeviceGTopK&) = delete;
 
   /// From now on k entries are asked for, at first max_k; the same on all ranks, since messages are
   /// as long as that takes. Where blocks lie changes.
@@ -82,7 +77,7 @@ class DeviceGTopK {
   std::vector<Merging> mergings_;  // one for each merge: all are cleared at once
   DeviceBlock selected_, theirs_, merged_, running_, reduced_;
   const DeviceBytes zeros_;
-  DeviceBytes rest_;
+  const MessageBytes rest_;
 };
 
 }  // namespace hvd_sparse::cuda

@@ -9,8 +9,8 @@
 #include "csrc/base/error.h"
 #include "csrc/comm/loopback_communicator.h"
 #include "csrc/comm/patience.h"
-#include "csrc/cuda/device_memory.h"
 #include "csrc/cuda/device_reduce.h"
+#include "csrc/cuda/message_memory.h"
 #include "csrc/cuda/network_transport.h"
 #include "csrc/cuda/stream.h"
 #include "csrc/cuda/stream_work.h"
@@ -86,8 +86,8 @@ void RequireEntries(std::int64_t entries) {
 
 std::vector<double> TimedSwaps(DeviceTransport* transport, int peer, std::int64_t bytes,
                                int repetitions, cudaStream_t stream, const AwaitStream& await) {
-  const DeviceBytes sent(static_cast<std::size_t>(bytes)),
-      received(static_cast<std::size_t>(bytes));
+  const MessageBytes sent(*transport, static_cast<std::size_t>(bytes)),
+      received(*transport, static_cast<std::size_t>(bytes));
   sent.Clear(stream);
   const std::string what = Concat("swaps of ", bytes, " bytes between devices");
   return TimedOnStream(stream, repetitions, what, await, [&] {

@@ -90,5 +90,31 @@ TEST_F(TimedRoundsOrder, NothingIsFreedThatAStreamStillUses) {
   EXPECT_EQ(emulated_calls.waits - before, 1);
 }
 
+/// Its messages fail, and may be under way all the same.
+class LostTransport final : public DeviceTransport {
+ public:
+  explicit LostTransport(bool holds_memory) : holds_memory_(holds_memory) {}
+
+  int Rank() const override { return 0; }
+  int Size() const override { return 2; }
+  void Exchange(int, const void*, void*, std::int64_t, cudaStream_t) override {
+    Throw(ErrorKind::kPeerLost, "rank 1 was lost");
+  }
+  bool HoldsMemory() const override { return holds_memory_; }
+
+ private:
+  const bool holds_memory_;
+};
+
+TEST_F(TimedRoundsOrder, NothingIsFreedThatAFailedMessageMayStillUse) {
+  for (const bool holds_memory : {false, true}) {
+    LostTransport transport(holds_memory);
+    const int before = emulated_calls.frees;
+    const Error error = Thrown([&] { TimedSwaps(&transport, 1, 1000, 1, nullptr, &Wait); });
+    EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
+    EXPECT_EQ(emulated_calls.frees - before, holds_memory ? 0 : 2);
+  }
+}
+
 }  // namespace
 }  // namespace hvd_sparse::cuda
