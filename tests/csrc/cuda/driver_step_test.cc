@@ -1,0 +1,139 @@
+/// Steps of a driver that a GPU does alone, with velocities: the bits of the same steps on the CPU,
+/// nothing lost, also where a step does not come to its end.
+
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+#include <utility>
+
+#include "tests/csrc/cuda/moving_ranks.h"
+
+namespace hvd_sparse {
+namespace {
+
+/// What error feedback makes of an entry; exact.
+float Moved(const Account& one, std::size_t i, float momentum) {
+  return kScale * one.gradient[i] + momentum * one.before.velocity[i];
+}
+
+/// Whether a bucket, of the entries from `begin` to `end`, has not begun, or has lost nothing.
+bool Holds(const Account& one, std::int64_t begin, std::int64_t end, float momentum) {
+  bool is_untouched = true, has_all = true;
+  for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+    const float moved = Moved(one, i, momentum), owed = kDecay * one.before.residual[i] + moved;
+    const float residual = one.after.residual[i], velocity = one.after.velocity[i];
+    has_all = has_all && residual == owed && velocity == moved;
+    is_untouched =
+        is_untouched && residual == one.before.residual[i] && velocity == one.before.velocity[i];
+  }
+  return is_untouched || has_all;
+}
+
+/// Ranks whose messages lie on devices, as over a CUDA-aware MPI. Without a threshold a device
+/// takes the exact top-k.
+class DriverStepOnDevice : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "auto", 1);
+  }
+  void TearDown() override { ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI"); }
+
+  static DriverJob Forgetful(float momentum, std::int64_t measure_every = 0) {
+    return {"top_k", "gaussian", momentum, measure_every, Route::kStep, /*forgets=*/true};
+  }
+};
+
+TEST_F(DriverStepOnDevice, HasTheBitsOfTheCpu) {
+  ExpectTheBitsOfTheCpu(Forgetful(0), {2, 3});
+  ExpectTheBitsOfTheCpu(Forgetful(0.5f), {2, 3, 4});
+}
+
+TEST_F(DriverStepOnDevice, WhatIsMeasuredHasTheBitsOfTheCpu) {
+  ExpectTheBitsOfTheCpu(Forgetful(0.5f, 1), {2, 3});
+}
+
+TEST_F(DriverStepOnDevice, FollowsThresholdsAsTheCpuDoes) {
+  DriverJob job{"gaussian", "gaussian", 0.5f, 0, Route::kStep};
+  job.part = 10;  // so many that no threshold misses
+  std::vector<Kept> learned(3);
+  OnMovingRanks(3, {}, job, [&learned](MovingRank& rank) {
+    for (int step = 0; step < 12; ++step) rank.Step();
+    learned[static_cast<std::size_t>(rank.number())] = rank.kept();
+  });
+  std::vector<std::vector<Account>> seen[2];
+  for (const bool on_gpu : {false, true}) {
+    seen[on_gpu].resize(3);
+    const auto program = [&](MovingRank& rank) {
+      seen[on_gpu][static_cast<std::size_t>(rank.number())] = Train(rank);
+    };
+    OnMovingRanks(3, on_gpu ? kGpu : Device{}, job, program, learned);
+  }
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    for (std::size_t step = 0; step < seen[0][rank].size(); ++step) {
+      SCOPED_TRACE(testing::Message() << "rank " << rank << ", step " << step);
+      const Account &of_cpu = seen[0][rank][step], &of_gpu = seen[1][rank][step];
+      EXPECT_TRUE(SameBits(of_gpu.after.residual, of_cpu.after.residual));
+      EXPECT_TRUE(SameBits(of_gpu.after.velocity, of_cpu.after.velocity));
+      EXPECT_TRUE(SameStates(of_gpu.after.states, of_cpu.after.states));
+    }
+  }
+}
+
+/// Whole numbers, halved now and then: all sums are exact.
+TEST_F(DriverStepOnDevice, AllThatTheRanksAddedIsAppliedOrKept) {
+  constexpr int kSize = 4, kTimes = 6;
+  DriverJob job = Forgetful(0.5f);
+  job.whole = true;
+  std::vector<std::vector<Account>> accounts(kSize);
+  const auto bad_in = [](int step) { return step == 3 ? Bad::kSum : Bad::kNothing; };
+  OnMovingRanks(kSize, kGpu, job, [&](MovingRank& rank) {
+    for (int step = 0; step < kTimes; ++step) {
+      accounts[static_cast<std::size_t>(rank.number())].push_back(rank.Step(bad_in(step)));
+    }
+  });
+  for (int step = 0; step < kTimes; ++step) {
+    SCOPED_TRACE(testing::Message() << "step " << step);
+    std::int64_t lost = 0, differ = 0, masked = 0;
+    for (std::size_t i = 0; i < kOwed; ++i) {
+      double owed = 0, kept = 0;
+      const float applied = accounts[0][step].applied[i];
+      for (const auto& of_rank : accounts) {
+        const Account& one = of_rank[step];
+        const float moved = Moved(one, i, job.momentum);
+        owed += kDecay * one.before.residual[i] + moved;
+        kept += one.after.residual[i];
+        if (bad_in(step) == Bad::kNothing) differ += one.applied[i] != applied ? 1 : 0;
+        const float velocity = one.after.velocity[i];
+        if (velocity == moved) continue;
+        ++masked;
+        lost += velocity != 0 ? 1 : 0;
+      }
+      if (bad_in(step) == Bad::kNothing) kept += double{kSize} * applied;
+      lost += kept != owed ? 1 : 0;
+    }
+    EXPECT_EQ(lost, 0);
+    EXPECT_EQ(differ, 0);
+    EXPECT_EQ(masked > 0, bad_in(step) == Bad::kNothing);
+  }
+}
+
+TEST_F(DriverStepOnDevice, AStepThatIsEndedKeepsAllThatItTook) {
+  DriverJob job = Forgetful(0.5f);
+  job.whole = true;
+  for (const std::vector<int>& pieces : {std::vector<int>{0}, {0, 1}}) {
+    std::atomic<int> met{0};
+    OnMovingRanks(2, kGpu, job, [&](MovingRank& rank) {
+      rank.Step();
+      // Whoever is still in that step would lose it.
+      for (++met; met < 2;) std::this_thread::yield();
+      const Account account = rank.EndedStep(pieces);
+      for (const auto& [begin, end] : {std::pair{0, kOne + kTwo}, {kOne + kTwo, kOwed}}) {
+        EXPECT_TRUE(Holds(account, begin, end, job.momentum)) << "from " << begin << " on";
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace hvd_sparse

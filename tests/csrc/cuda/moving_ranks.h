@@ -1,0 +1,275 @@
+/// Ranks whose steps a driver runs on the CPU or on a GPU, with velocities, to be compared: what is
+/// handed out, what stays, and what is told of steps that are measured.
+
+#ifndef HVD_SPARSE_TESTS_CSRC_CUDA_MOVING_RANKS_H_
+#define HVD_SPARSE_TESTS_CSRC_CUDA_MOVING_RANKS_H_
+
+#include <cmath>
+#include <functional>
+#include <future>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/exchange/step_driver.h"
+#include "tests/csrc/cuda/step_ranks.h"
+
+namespace hvd_sparse {
+
+/// A piece that is exchanged, of two gradients; one that is exchanged, and then passes; one that
+/// always passes, and has a velocity alone.
+constexpr std::int64_t kOne = 1000, kTwo = 501, kEither = 6001, kAlways = 77;
+constexpr std::int64_t kOwed = kOne + kTwo + kEither, kMoving = kOwed + kAlways;
+constexpr float kDecay = 0.5f, kScale = 0.75f;
+inline const std::vector<Piece> kPieces = {{kOne + kTwo, 1}, {kEither, 1}, {kAlways, 0}};
+
+/// What is not finite in a step: nothing, a gradient of the last rank, or a dense sum.
+enum class Bad { kNothing, kGradient, kSum };
+
+/// How they are exchanged, and what is asked of the driver.
+struct DriverJob {
+  std::string on_cpu, on_gpu;  // sparsifiers
+  float momentum = 0;
+  std::int64_t measure_every = 0;
+  Route route = Route::kCalls;  // of several ranks on a GPU
+  bool forgets = false;         // thresholds, before each step
+  bool whole = false;           // gradients are whole numbers
+  std::int64_t part = 50;       // one entry of so many is selected
+};
+
+/// What a step was given and what became of it, on one rank; the pieces that can be exchanged.
+struct Account {
+  std::vector<float> gradient, applied;
+  Kept before, after;
+};
+
+class MovingRank {
+ public:
+  MovingRank(const std::shared_ptr<LoopbackWorld>& world, int rank, Device device,
+             const DriverJob& job, const Kept& before, Seen* seen)
+      : job_(job),
+        size_(world->size()),
+        seen_(*seen),
+        random_(29 + rank),
+        exchange_(std::make_unique<DeviceLoopback>(world, rank), SelectOn::kCaller),
+        origin_{device, 0},
+        residual_(device, before.residual),
+        velocity_(device, before.velocity),
+        states_(before.states) {
+    StepRules rules;
+    rules.non_finite = NonFinite::kMark;
+    rules.momentum = job.momentum;
+    rules.measure_every = job.measure_every;
+    rules.others = true;
+    rules.device = device;
+    StepDriver::Hooks hooks;
+    hooks.measured = [this](const std::vector<StepSample>& samples) {
+      for (const StepSample& one : samples) {
+        seen_.Add(one.accumulated);
+        seen_.Add(one.left);
+        seen_.Add(one.applied);
+        ++measured_;
+      }
+    };
+    driver_ = std::make_unique<StepDriver>(&exchange_, kPieces, Buckets(false), hooks, rules);
+  }
+
+  /// From now on the piece that may travel either way passes.
+  void LetPass() {
+    exchange_.ClearBuckets();
+    driver_->Replace(Buckets(true));
+    passes_ = true;
+  }
+
+  Account Step(Bad bad = Bad::kNothing) {
+    if (job_.forgets) states_ = States(states_.size());
+    Drawn drawn = Draw(bad == Bad::kGradient && number() + 1 == size_);
+    Account account{drawn.Exchangeable(), {}, kept(), {}};
+    Begin(&drawn);
+    std::vector<std::future<void>> done;
+    for (const int piece : {2, 1, 0}) done.push_back(Hand(piece, &drawn));
+    for (int summed = 0; summed < (passes_ ? 2 : 1); ++summed) {
+      driver_->SummedAs(bad != Bad::kSum);
+    }
+    for (auto& future : done) EXPECT_NO_THROW(future.get());
+    const bool by_devices = !origin_.device.IsCpu() && size_ > 1;
+    for (const int bucket : exchanged_) {
+      EXPECT_EQ(exchange_.Stats(bucket).route, by_devices ? job_.route : Route::kCalls);
+    }
+    std::promise<void> ended;
+    driver_->End([&ended](std::exception_ptr error) {
+      EXPECT_EQ(error, nullptr);
+      ended.set_value();
+    });
+    ended.get_future().get();
+    account.applied = drawn.Exchangeable();
+    account.after = kept();
+    if (bad == Bad::kNothing) {
+      seen_.Add(account.applied);
+      seen_.Add(drawn.always.Values());
+    }
+    seen_.Add(account.after.residual);
+    seen_.Add(account.after.velocity);
+    return account;
+  }
+
+  /// A step of which pieces are handed over, and which rank 0 then ends, whatever has come by then.
+  Account EndedStep(const std::vector<int>& pieces) {
+    Drawn drawn = Draw(false);
+    Account account{drawn.Exchangeable(), {}, kept(), {}};
+    Begin(&drawn);
+    std::vector<std::future<void>> done;
+    for (const int piece : pieces) done.push_back(Hand(piece, &drawn));
+    if (number() == 0) driver_->Cancel("a test wants it");
+    for (auto& future : done) EXPECT_THROW(future.get(), Error);
+    account.after = kept();
+    return account;
+  }
+
+  int number() const { return exchange_.Rank(); }
+  StepDriver& driver() { return *driver_; }
+  Kept kept() { return {residual_.Values(), velocity_.Values(), states_}; }
+  int measured() const { return measured_; }
+
+ private:
+  /// The gradients of a step.
+  struct Drawn {
+    Memory<float> one;
+    Memory<double> two;
+    Memory<Float16> either;
+    Memory<float> always;
+    Memory<float> room;
+
+    /// Of all pieces that can be exchanged.
+    std::vector<float> Exchangeable() {
+      std::vector<float> all = one.Values();
+      for (const double value : two.Values()) all.push_back(static_cast<float>(value));
+      for (const Float16 value : either.Values()) all.push_back(Widen(value));
+      return all;
+    }
+  };
+
+  Drawn Draw(bool is_bad) {
+    const Device device = origin_.device;
+    const std::vector<float> one = Random<float>(kOne);
+    const std::vector<double> two = Random<double>(kTwo);
+    std::vector<Float16> either = Random<Float16>(kEither);
+    if (is_bad) either[7] = Narrow<Float16>(kInf);
+    const std::vector<float> room(static_cast<std::size_t>(driver_->Room()));
+    return {{device, one},
+            {device, two},
+            {device, either},
+            {device, Random<float>(kAlways)},
+            {device, room}};
+  }
+
+  template <typename T>
+  std::vector<T> Random(std::int64_t numel) {
+    std::normal_distribution<float> gaussian;
+    std::vector<T> values(static_cast<std::size_t>(numel));
+    for (T& value : values) {
+      const float drawn = gaussian(random_);
+      value = Narrow<T>(job_.whole ? std::round(8 * drawn) : drawn);
+    }
+    return values;
+  }
+
+  void Begin(Drawn* drawn) {
+    driver_->Begin({residual_.data(), kOwed}, states_, kDecay,
+                   {velocity_.data(), job_.momentum > 0 ? kMoving : 0}, origin_,
+                   {drawn->room.data(), driver_->Room()});
+  }
+
+  std::vector<DrivenBucket> Buckets(bool either_passes) {
+    const float average = 1.0f / static_cast<float>(size_);
+    const std::string& sparsifier = origin_.device.IsCpu() ? job_.on_cpu : job_.on_gpu;
+    exchanged_.clear();
+    const auto sparse = [&](const std::vector<std::int64_t>& numels, std::int64_t numel) {
+      BucketSpec spec{"a bucket", numels, {numel}, {numel / job_.part}, sparsifier, {}, "gtopk"};
+      spec.device = origin_.device;
+      exchanged_.push_back(exchange_.AddBucket(spec));
+      return DrivenBucket{exchanged_.back(), kScale, average, {{0, spec.max_ks}}, 1};
+    };
+    const DrivenBucket passing{DrivenBucket::kPasses, kScale, 1, {}, 1};
+    const DrivenBucket first = sparse({kOne, kTwo}, kOne + kTwo);
+    return {first, either_passes ? passing : sparse({kEither}, kEither), passing};
+  }
+
+  std::future<void> Hand(int piece, Drawn* drawn) {
+    const std::vector<GradView> gradients[] = {
+        {{drawn->one.data(), kOne, DType::kFloat32}, {drawn->two.data(), kTwo, DType::kFloat64}},
+        {{drawn->either.data(), kEither, DType::kFloat16}},
+        {{drawn->always.data(), kAlways, DType::kFloat32}}};
+    auto done = std::make_shared<std::promise<void>>();
+    const auto tell = [done](std::exception_ptr error) {
+      if (error) return done->set_exception(error);
+      done->set_value();
+    };
+    if (driver_->Launch(piece, gradients[piece], tell, origin_)) done->set_value();
+    return done->get_future();
+  }
+
+  const DriverJob job_;
+  const int size_;
+  Seen& seen_;
+  std::mt19937 random_;
+  Exchange exchange_;
+  const Origin origin_;
+  Memory<float> residual_, velocity_;
+  States states_;
+  std::vector<int> exchanged_;  // buckets
+  bool passes_ = false;
+  int measured_ = 0;
+  std::unique_ptr<StepDriver> driver_;
+};
+
+/// Ranks begin with what they have kept before, if anything.
+inline std::vector<Seen> OnMovingRanks(int size, Device device, const DriverJob& job,
+                                       const std::function<void(MovingRank&)>& program,
+                                       const std::vector<Kept>& before = {}) {
+  auto world = std::make_shared<LoopbackWorld>(size);
+  std::vector<Seen> seen(static_cast<std::size_t>(size));
+  const Kept nothing{std::vector<float>(kOwed), std::vector<float>(job.momentum > 0 ? kMoving : 0),
+                     States(2)};
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto number = static_cast<std::size_t>(rank);
+      MovingRank one(world, rank, device, job, before.empty() ? nothing : before[number],
+                     &seen[number]);
+      program(one);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return seen;
+}
+
+/// Steps of all kinds: that count, that are refused for a gradient or a sum, before and after a
+/// piece travels dense.
+inline std::vector<Account> Train(MovingRank& rank) {
+  std::vector<Account> steps;
+  for (const Bad bad : {Bad::kNothing, Bad::kNothing, Bad::kGradient, Bad::kSum, Bad::kNothing}) {
+    steps.push_back(rank.Step(bad));
+  }
+  rank.LetPass();
+  for (const Bad bad : {Bad::kNothing, Bad::kSum, Bad::kNothing, Bad::kNothing}) {
+    steps.push_back(rank.Step(bad));
+  }
+  return steps;
+}
+
+inline void ExpectTheBitsOfTheCpu(const DriverJob& job, const std::vector<int>& sizes = {1, 2, 3}) {
+  for (const int size : sizes) {
+    const std::vector<Seen> of_cpu = OnMovingRanks(size, {}, job, Train);
+    const std::vector<Seen> of_gpu = OnMovingRanks(size, kGpu, job, Train);
+    for (std::size_t rank = 0; rank < of_cpu.size(); ++rank) {
+      EXPECT_TRUE(of_gpu[rank].bits == of_cpu[rank].bits) << "rank " << rank << " of " << size;
+    }
+  }
+}
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_TESTS_CSRC_CUDA_MOVING_RANKS_H_
