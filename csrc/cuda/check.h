@@ -9,17 +9,23 @@
 
 namespace hvd_sparse::cuda {
 
-/// Throws unless a call succeeded; `what` was attempted. Unavailable where there is no device or no
-/// driver for this runtime, else ExchangeFailed: after an error in a kernel the device is of no use
-/// to this process any more.
-inline void Check(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return;
-  (void)cudaGetLastError();  // forgets it: it has been told
+/// As what such an error is thrown: Unavailable where there is no device or no driver for this
+/// runtime, OutOfMemory where there is no memory left, else ExchangeFailed: after an error in a
+/// kernel the device is of no use to this process any more.
+inline ErrorKind KindOf(cudaError_t status) {
   const bool absent = status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver ||
                       status == cudaErrorSystemDriverMismatch || status == cudaErrorInvalidDevice ||
                       status == cudaErrorNoKernelImageForDevice;
-  Throw(absent ? ErrorKind::kUnavailable : ErrorKind::kExchangeFailed, "CUDA could not ", what,
-        ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), ")");
+  if (absent) return ErrorKind::kUnavailable;
+  return status == cudaErrorMemoryAllocation ? ErrorKind::kOutOfMemory : ErrorKind::kExchangeFailed;
+}
+
+/// Throws unless a call succeeded; `what` was attempted.
+inline void Check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();  // forgets it: it has been told
+  Throw(KindOf(status), "CUDA could not ", what, ": ", cudaGetErrorString(status), " (",
+        cudaGetErrorName(status), ")");
 }
 
 /// Throws if the kernel that was just launched could not be; call it right after the launch.
