@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,9 +13,9 @@ from hvd_sparse import _core, plan
 from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.exchange import Exchange
-from hvd_sparse.launch_order import LaunchOrder
 from hvd_sparse.local_share import LocalShare
 from hvd_sparse.measurer import Measurer
+from hvd_sparse.ready_order import ReadyOrder
 from hvd_sparse.step_stats import StepStats
 from hvd_sparse.tensorflow import compat, devices, ops
 from hvd_sparse.tensorflow.dense import DenseReducer
@@ -296,34 +295,18 @@ class GradientExchange:
 
     def _step_ended(self, came: list[float], step: _core.StepReading | None) -> None:
         """Between two steps, on the driver's thread."""
-        self._learn_order(came)
+        assert self._driver is not None
+        order = self._order.end_step(came)
+        if order is not None:
+            self._driver.reorder(order)
         if self.tuner is None:
             return
-        assert self._driver is not None
         layers, check = len(self._pieces), self._exchange.check
         reading = None if step is None else reading_of(step, layers, check)
         tuning = self.tuner.end_step(reading, steps=self.steps)
         if tuning is not None:
             self._take_up(tuning.choices)
         self._driver.time_steps(self.tuner.times_next_step)
-
-    def _learn_order(self, came: list[float]) -> None:
-        """Buckets start in the order in which they became ready; on rank 0, and a step later.
-
-        What an executor with several threads does first differs from step to step, so a bucket's
-        places in all steps count.
-        """
-        assert self._driver is not None
-        pieces = iter(came)
-        last = [max(itertools.islice(pieces, count)) for count in self._counts]
-        for place, bucket in enumerate(sorted(range(len(last)), key=last.__getitem__)):
-            self._places[bucket] += place
-        for bucket in sorted(range(len(last)), key=self._places.__getitem__):
-            self._order.became_ready(bucket)
-        before = self._order.order
-        self._order.end_step()
-        if self._order.order != before:
-            self._driver.reorder(self._order.order)
 
     def _take_up(self, choices: Sequence[plan.BucketChoice]) -> None:
         """Between two steps, on all ranks alike: other buckets, the same residuals."""
@@ -353,9 +336,8 @@ class GradientExchange:
             size=self.world.size,
             device=devices.core_name(self._device),
         )
-        self._counts = [bucket.pieces for bucket in buckets]
-        self._order = LaunchOrder(len(buckets), self._messages.broadcast_order)
-        self._places = [0] * len(buckets)  # of each, summed over the steps
+        counts = [bucket.pieces for bucket in buckets]
+        self._order = ReadyOrder(counts, self._messages.broadcast_order)
         return buckets
 
     def _numel(self, place: int) -> int:

@@ -1,0 +1,46 @@
+"""The order in which buckets become ready, learned from when their pieces come."""
+
+from __future__ import annotations
+
+from hvd_sparse.ready_order import ReadyOrder
+
+
+class Broadcast:
+    """Hands on what it is given."""
+
+    def __init__(self):
+        self.sent = []
+
+    def __call__(self, numbers):
+        self.sent.append(list(numbers))
+        return lambda sent=self.sent[-1]: sent
+
+
+def test_a_bucket_is_ready_when_its_last_piece_is_there():
+    broadcast = Broadcast()
+    order = ReadyOrder([2, 1, 1], broadcast)
+    assert order.end_step([0.0, 3.0, 2.0, 1.0]) is None
+    assert broadcast.sent == [[2, 1, 0]]
+
+
+def test_another_order_is_told_once():
+    order = ReadyOrder([1, 1], Broadcast())
+    steps = [order.end_step([1.0, 0.0]) for _ in range(6)]
+    assert steps == [None, [1, 0], None, None, None, None]
+
+
+def test_the_places_of_all_steps_count():
+    broadcast = Broadcast()
+    order = ReadyOrder([1, 1, 1], broadcast)
+    for came in ([2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [0.0, 1.0, 2.0]):
+        order.end_step(came)  # an order is sent after the first and the fourth
+    assert broadcast.sent == [[2, 1, 0], [2, 1, 0]]
+
+
+def test_an_order_on_its_way_is_waited_for_at_the_end():
+    arrived = []
+    order = ReadyOrder([1, 1], lambda numbers: lambda: arrived.append(numbers) or numbers)
+    order.end_step([1.0, 0.0])
+    assert arrived == []
+    order.close()
+    assert arrived == [[1, 0]]
