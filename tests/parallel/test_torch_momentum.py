@@ -28,6 +28,7 @@ from tests.parallel.test_torch_tuning import CYCLE, DENSE_STEPS
 from tests.parallel.torch_ranks import (
     Toy,
     a_name,
+    assert_nothing_is_lost,
     assert_same_on_all_ranks,
     distribute,
     integer_gradients,
@@ -49,22 +50,17 @@ COMPRESSIONS = {
 }
 
 
-def checked_step(model, optimizer, gradients):
+def checked_step(model, optimizer, step, gradients):
     """A step for op=Sum under the law of velocities and residuals."""
     residual, velocity = residuals(optimizer), velocities(optimizer)
     optimizer.zero_grad()
     model.backward(gradients)
     optimizer.step()
-    left = residuals(optimizer)
-    for name, p in model.named_parameters():
-        grown = gradients[name].double().flatten()
-        if name in velocity:
-            grown = grown + M * velocity[name]
-        owed, kept = total(grown), 0.0
-        if name in left:
-            owed = owed + total(residual[name])
-            kept = total(left[name])
-        assert torch.equal(owed, p.grad.double().flatten() + kept), name
+    grown = {
+        name: gradient.double().flatten() + M * velocity.get(name, 0.0)
+        for name, gradient in gradients.items()
+    }
+    assert_nothing_is_lost(model, step, residual, optimizer, grown)
 
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
@@ -72,7 +68,7 @@ def test_nothing_is_lost(name):
     model = Toy()
     optimizer = distribute(model, COMPRESSIONS[name])
     for step in range(5):
-        checked_step(model, optimizer, integer_gradients(model, step))
+        checked_step(model, optimizer, step, integer_gradients(model, step))
         assert_same_on_all_ranks([p.grad for p in model.parameters()])
     if hvd.size() > 1:
         assert all(bool(part.any()) for part in velocities(optimizer).values())
@@ -110,7 +106,7 @@ def test_nothing_is_lost_from_dense_to_sparse(monkeypatch):
         gradients = integer_gradients(model, step)
         if step < DENSE_STEPS - 2:  # else sums would need more bits than float32 has
             gradients = {name: torch.zeros_like(g) for name, g in gradients.items()}
-        checked_step(model, optimizer, gradients)
+        checked_step(model, optimizer, step, gradients)
         sparse.append(len(stats(optimizer).last.buckets))
         assert_same_on_all_ranks(model.parameters())
     assert sparse == [0] * DENSE_STEPS + [1] * 3
@@ -206,7 +202,7 @@ def test_velocities_begin_anew_where_residuals_change_hands(policy, folder):
     save_checkpoint(folder, model, optimizer)
     load_checkpoint(folder, model, optimizer, residuals=policy)
     assert not any(part.any() for part in velocities(optimizer).values())
-    checked_step(model, optimizer, integer_gradients(model, 3))
+    checked_step(model, optimizer, 3, integer_gradients(model, 3))
 
 
 def test_reset_residual_empties_velocities_and_a_damaged_one_is_refused():

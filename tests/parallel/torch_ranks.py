@@ -95,6 +95,13 @@ def total(tensor, process_set=hvd.global_process_set):
     return hvd.allreduce(flat, op=hvd.Sum, name=a_name(process_set), process_set=process_set)
 
 
+def totals(tensors, process_set=hvd.global_process_set):
+    """`total` of each, by name; in one message, for a message costs more than its bytes."""
+    flat = {name: tensor.detach().double().flatten() for name, tensor in tensors.items()}
+    summed = total(torch.cat(list(flat.values())), process_set=process_set)
+    return dict(zip(flat, summed.split([one.numel() for one in flat.values()]), strict=True))
+
+
 def gradients_of(model):
     """By parameter, a copy of its gradient."""
     return {name: p.grad.detach().clone() for name, p in model.named_parameters()}
@@ -110,17 +117,14 @@ def assert_same_on_all_ranks(tensors, process_set=hvd.global_process_set):
 
 
 def assert_nothing_is_lost(model, step, before, optimizer, gradients, scale=1.0):
-    """The law for op=Sum: what was to be sent is applied or still in a residual, exactly."""
+    """The law for op=Sum: what came in and is not in a residual was applied, exactly."""
     after = residuals(optimizer)
+    given = {name: (g * scale).double().flatten() for name, g in gradients.items()}
+    for name, kept in after.items():
+        given[name] = given[name] + before.get(name, 0.0) - kept
+    summed = totals(given)
     for name, p in model.named_parameters():
-        owed = total(gradients[name] * scale)
-        if name in after:
-            owed = owed + total(before.get(name, torch.zeros_like(after[name])))
-            kept = total(after[name])
-        else:
-            kept = torch.zeros_like(owed)
-        applied = p.grad.double().flatten()
-        assert torch.equal(owed, applied + kept), f"step {step}, {name}"
+        assert torch.equal(summed[name], p.grad.double().flatten()), f"step {step}, {name}"
 
 
 CULPRIT = hvd.size() - 1

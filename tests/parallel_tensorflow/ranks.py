@@ -110,6 +110,14 @@ def total(array, process_set=hvd.global_process_set):
     return hvd.allreduce(flat, op=hvd.Sum, name=a_name(), process_set=process_set).numpy()
 
 
+def totals(arrays, process_set=hvd.global_process_set):
+    """`total` of each, by name; in one message, for a message costs more than its bytes."""
+    flat = {name: np.asarray(array, np.float64).ravel() for name, array in arrays.items()}
+    summed = total(np.concatenate(list(flat.values())), process_set)
+    ends = np.cumsum([one.size for one in flat.values()])
+    return dict(zip(flat, np.split(summed, ends[:-1]), strict=True))
+
+
 def assert_same_on_all_ranks(tensors, process_set=hvd.global_process_set):
     """Bitwise: NaN equals NaN and -0 does not equal 0."""
     flat = np.concatenate([np.asarray(tf.cast(t, tf.float32)).ravel() for t in tensors])
@@ -119,11 +127,13 @@ def assert_same_on_all_ranks(tensors, process_set=hvd.global_process_set):
 
 
 def assert_nothing_is_lost(names, gradients, averages, before, after):
-    """The law for op=Sum: what was to be sent is applied or still in a residual, exactly."""
-    for name, gradient, applied in zip(names, gradients, averages, strict=True):
-        owed = total(tf.cast(gradient, tf.float64))
-        kept = 0.0
-        if name in after:
-            owed = owed + total(before.get(name, np.zeros_like(after[name])))
-            kept = total(after[name])
-        assert np.array_equal(owed, np.asarray(applied, np.float64).ravel() + kept), name
+    """The law for op=Sum: what came in and is not in a residual was applied, exactly."""
+    given = {
+        name: np.asarray(gradient, np.float64).ravel()
+        for name, gradient in zip(names, gradients, strict=True)
+    }
+    for name, kept in after.items():
+        given[name] = given[name] + before.get(name, 0.0) - kept
+    summed = totals(given)
+    for name, applied in zip(names, averages, strict=True):
+        assert np.array_equal(summed[name], np.asarray(applied, np.float64).ravel()), name

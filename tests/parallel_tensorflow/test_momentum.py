@@ -26,6 +26,7 @@ from hvd_sparse.tensorflow import (
 from tests.parallel_tensorflow.ranks import (
     SHAPES,
     a_name,
+    assert_nothing_is_lost,
     assert_same_on_all_ranks,
     integer_gradients,
     loss_of,
@@ -64,16 +65,11 @@ def checked_step(step, gradients):
     """A step for op=Sum under the law of velocities and residuals."""
     residual, velocity = residuals(), velocities()
     applied = step(gradients)
-    left = residuals()
-    for name, gradient, result in zip(SHAPES, gradients, applied, strict=True):
-        grown = np.asarray(gradient, np.float64).ravel()
-        if name in velocity:
-            grown = grown + M * velocity[name]
-        owed, kept = total(grown), 0.0
-        if name in left:
-            owed = owed + total(residual.get(name, np.zeros_like(grown)))
-            kept = total(left[name])
-        assert np.array_equal(owed, np.asarray(result, np.float64).ravel() + kept), name
+    grown = [
+        np.asarray(gradient, np.float64).ravel() + M * velocity.get(name, 0.0)
+        for name, gradient in zip(SHAPES, gradients, strict=True)
+    ]
+    assert_nothing_is_lost(SHAPES, grown, applied, residual, residuals())
     assert_same_on_all_ranks(applied)
 
 
