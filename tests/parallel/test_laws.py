@@ -11,8 +11,7 @@ from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError, NonFini
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.world import World
 from tests import laws
-
-EVERY_PAIR = [(s, c) for s in _core.sparsifiers() for c in _core.collectives()]
+from tests.cases import in_turn
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +32,10 @@ def new_exchange(world):
         exchange.close()
 
 
-@pytest.mark.parametrize("select_on", ["caller", "engine"])
-@pytest.mark.parametrize("density", [0.001, 0.05, 1.0])
-@pytest.mark.parametrize(("sparsifier", "collective"), EVERY_PAIR)
+@pytest.mark.parametrize(
+    ("sparsifier", "collective", "density", "select_on"),
+    in_turn(_core.sparsifiers(), _core.collectives(), [0.001, 0.05, 1.0], ["caller", "engine"]),
+)
 def test_laws_hold_over_several_steps(
     world, new_exchange, sparsifier, collective, density, select_on
 ):
@@ -106,8 +106,10 @@ def test_nodes_without_ranks_are_refused(new_exchange, local_size):
         new_exchange(local_size=local_size)
 
 
-@pytest.mark.parametrize("piece", [1, 40, 97])
-@pytest.mark.parametrize(("sparsifier", "collective"), EVERY_PAIR)
+@pytest.mark.parametrize(
+    ("sparsifier", "collective", "piece"),
+    in_turn(_core.sparsifiers(), _core.collectives(), [1, 40, 97]),
+)
 def test_laws_hold_when_messages_travel_in_pieces(
     world, new_exchange, sparsifier, collective, piece
 ):
@@ -138,8 +140,10 @@ def test_exchanges_of_one_process_do_not_wait_for_each_other(world, new_exchange
         laws.check_laws([[r] for r in world.allgather_object(step)])
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize(("sparsifier", "collective"), EVERY_PAIR)
+@pytest.mark.parametrize(
+    ("sparsifier", "collective", "bad"),
+    in_turn(_core.sparsifiers(), _core.collectives(), [np.nan, np.inf]),
+)
 def test_a_step_with_a_bad_gradient_on_one_rank_is_undone_on_all(
     world, new_exchange, sparsifier, collective, bad
 ):

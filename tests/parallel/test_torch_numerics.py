@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from hvd_sparse.torch import LAGS
+from tests.cases import in_turn
 from tests.parallel.torch_ranks import (
     Toy,
     assert_same_on_all_ranks,
@@ -76,11 +77,18 @@ def check_law(model, before, after, gradients, *, ranks, refused, momentum, pass
         assert torch.equal(summed, torch.zeros_like(summed) if refused else applied), name
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5], ids=["no momentum", "momentum"])
-@pytest.mark.parametrize("clips", [False, True], ids=["whole", "clipped"])
-@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
-@pytest.mark.parametrize("passes", [1, 2], ids=["one pass", "two passes"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "passes", "scaled", "clips", "momentum", "ranks"),
+    in_turn(
+        [torch.float32, torch.bfloat16],
+        [1, 2],
+        [False, True],
+        [False, True],
+        [0.0, 0.5],
+        ["all ranks", "two ranks"],
+    ),
+    indirect=["ranks"],
+)
 def test_nothing_is_lost(dtype, passes, scaled, clips, momentum, ranks):
     if not ranks.included():
         return

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from hvd_sparse.tensorflow import LAGS
 from hvd_sparse.tensorflow.registry import find_exchange
+from tests.cases import in_turn
 from tests.parallel_tensorflow.ranks import (
     SHAPES,
     assert_same_on_all_ranks,
@@ -27,6 +28,7 @@ from tests.parallel_tensorflow.ranks import (
 
 BAD_STEP = 1
 SCALE = 1024.0
+RANKS = ["all ranks", "two ranks"]  # of the fixture
 
 
 def new_compression(*, ranks, clips, momentum, passes=1):
@@ -78,14 +80,16 @@ def check_law(before, after, gradients, applied, *, ranks, refused, momentum, pa
         assert np.array_equal(summed, result.ravel()), name
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5], ids=["no momentum", "momentum"])
-@pytest.mark.parametrize("clips", [False, True], ids=["whole", "clipped"])
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "clips", "momentum", "ranks"),
+    in_turn(["float32", "bfloat16"], [False, True], [0.0, 0.5], RANKS),
+    indirect=["ranks"],
+)
 def test_nothing_is_lost_through_a_tape(dtype, clips, momentum, ranks):
     if not ranks.included():
         return
-    mode = mode_of(dtype == tf.float32, clips, momentum > 0, ranks.size() == hvd.size())
-    variables = make_variables(dtype=dtype)
+    mode = mode_of(clips, momentum > 0)
+    variables = make_variables(dtype=tf.as_dtype(dtype))
     compression = new_compression(ranks=ranks, clips=clips, momentum=momentum)
 
     @mode
@@ -108,15 +112,20 @@ def test_nothing_is_lost_through_a_tape(dtype, clips, momentum, ranks):
         assert_same_on_all_ranks(applied, ranks)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5], ids=["no momentum", "momentum"])
-@pytest.mark.parametrize("clips", [False, True], ids=["whole", "clipped"])
-@pytest.mark.parametrize("how", ["plain", "two passes", "scaled, bad weights", "scaled, bad bias"])
+@pytest.mark.parametrize(
+    ("how", "clips", "momentum", "ranks"),
+    in_turn(
+        ["plain", "two passes", "scaled, bad weights", "scaled, bad bias"],
+        [False, True],
+        [0.0, 0.5],
+        RANKS,
+    ),
+    indirect=["ranks"],
+)
 def test_nothing_is_lost_through_an_optimizer(how, clips, momentum, ranks):
     if not ranks.included():
         return
-    mode = mode_of(
-        how in ("plain", "scaled, bad bias"), clips, momentum > 0, ranks.size() == hvd.size()
-    )
+    mode = mode_of(clips, momentum > 0)
     passes = 2 if how == "two passes" else 1
     variables = [keras.Variable(np.zeros(s, np.float32), name=n) for n, s in SHAPES.items()]
     optimizer = inner = hvd.DistributedOptimizer(

@@ -13,6 +13,7 @@ from hvd_sparse import _core, reference
 from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError, NonFiniteGradientError
 from hvd_sparse.exchange import Exchange
 from tests import laws
+from tests.cases import in_turn
 
 # (ranks, ranks on a node)
 LAYOUTS = [(2, 2), (3, 3), (4, 2), (4, 4), (6, 2), (6, 3), (8, 2), (8, 4), (12, 4), (15, 3)]
@@ -76,9 +77,10 @@ def check_shards(ranks, local_size):
             assert not step.residual_after[end:].any()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("sparsifier", _core.sparsifiers())
-@pytest.mark.parametrize("density", [0.01, 1.0])
+@pytest.mark.parametrize(
+    ("layout", "sparsifier", "density"),
+    in_turn(LAYOUTS, _core.sparsifiers(), [0.01, 1.0]),
+)
 def test_laws_hold_over_several_steps(layout, sparsifier, density):
     ranks = run_ranks(layout, lambda me: me.run(5), sparsifier=sparsifier, density=density)
     laws.check_laws(ranks)

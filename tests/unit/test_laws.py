@@ -13,9 +13,11 @@ from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError
 from hvd_sparse.exchange import Exchange
 from tests import laws
+from tests.cases import in_turn
 
 EVERY_PAIR = [(s, c) for s in _core.sparsifiers() for c in _core.collectives()]
 RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17]
+DENSITIES = [0.001, 0.05, 0.5, 1.0]
 
 
 def run_ranks(size, segments, density, sparsifier, collective, program, slack=1.0):
@@ -40,9 +42,10 @@ def run_ranks(size, segments, density, sparsifier, collective, program, slack=1.
         return list(threads.map(one, range(size)))
 
 
-@pytest.mark.parametrize("size", RANKS)
-@pytest.mark.parametrize(("sparsifier", "collective"), EVERY_PAIR)
-@pytest.mark.parametrize("density", [0.001, 0.05, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("size", "sparsifier", "collective", "density"),
+    in_turn(RANKS, _core.sparsifiers(), _core.collectives(), DENSITIES),
+)
 def test_laws_hold_over_several_steps(size, sparsifier, collective, density):
     ranks = run_ranks(
         size, [1000, 1, 0, 3333], density, sparsifier, collective, lambda me: me.run(6)
@@ -50,15 +53,18 @@ def test_laws_hold_over_several_steps(size, sparsifier, collective, density):
     laws.check_laws(ranks)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize(("sparsifier", "collective"), EVERY_PAIR)
-@pytest.mark.parametrize("segments", [[], [0], [1], [2, 0, 1]])
-def test_laws_hold_for_tiny_buckets(size, sparsifier, collective, segments):
+@pytest.mark.parametrize(
+    ("sparsifier", "collective", "segments", "size"),
+    in_turn(_core.sparsifiers(), _core.collectives(), [[], [0], [1], [2, 0, 1]], [1, 2, 3]),
+)
+def test_laws_hold_for_tiny_buckets(sparsifier, collective, segments, size):
     ranks = run_ranks(size, segments, 0.5, sparsifier, collective, lambda me: me.run(4))
     laws.check_laws(ranks)
 
 
-@pytest.mark.parametrize(("sparsifier", "collective"), EVERY_PAIR)
+@pytest.mark.parametrize(
+    ("sparsifier", "collective"), in_turn(_core.sparsifiers(), _core.collectives())
+)
 def test_laws_hold_at_64_ranks(sparsifier, collective):
     ranks = run_ranks(64, [2000], 0.01, sparsifier, collective, lambda me: me.run(3))
     laws.check_laws(ranks)
@@ -171,10 +177,16 @@ def constant_gradients(kind, rank, numel):
     }[kind]
 
 
-@pytest.mark.parametrize("kind", ["zeros", "ties", "zeros on one rank", "cancelling", "denormals"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
-@pytest.mark.parametrize(("sparsifier", "collective"), EVERY_PAIR)
-def test_laws_hold_for_degenerate_gradients(size, sparsifier, collective, kind):
+@pytest.mark.parametrize(
+    ("kind", "sparsifier", "collective", "size"),
+    in_turn(
+        ["zeros", "ties", "zeros on one rank", "cancelling", "denormals"],
+        _core.sparsifiers(),
+        _core.collectives(),
+        [1, 2, 3, 4, 6],
+    ),
+)
+def test_laws_hold_for_degenerate_gradients(kind, sparsifier, collective, size):
     def program(me):
         return [me.step(constant_gradients(kind, me.rank, me.numel)) for _ in range(3)]
 

@@ -11,6 +11,7 @@ from hvd_sparse import _core
 from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError, NonFiniteGradientError
 from hvd_sparse.exchange import Exchange
 from tests import laws
+from tests.cases import in_turn
 
 DTYPES = ["float32", "bfloat16", "float16"]
 FORMATS = [(packed, dtype) for packed in (False, True) for dtype in DTYPES][1:]
@@ -55,10 +56,10 @@ def bits_of(dtype):
     return {"float32": 24, "float16": 11, "bfloat16": 8}[dtype]
 
 
-@pytest.mark.parametrize("size", RANKS)
-@pytest.mark.parametrize("collective", _core.collectives())
-@pytest.mark.parametrize("wire", FORMATS)
-@pytest.mark.parametrize("density", [0.004, 0.3])
+@pytest.mark.parametrize(
+    ("size", "collective", "wire", "density"),
+    in_turn(RANKS, _core.collectives(), FORMATS, [0.004, 0.3]),
+)
 def test_laws_hold_over_several_steps(size, collective, wire, density):
     ranks = run_ranks(
         size,
@@ -104,11 +105,11 @@ def test_laws_hold_for_values_beyond_float16(size, collective, wire):
     laws.check_laws(ranks)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 6])
-@pytest.mark.parametrize("collective", _core.collectives())
-@pytest.mark.parametrize("wire", FORMATS)
-@pytest.mark.parametrize("segments", [[], [0], [1], [2, 0, 1]])
-def test_laws_hold_for_tiny_buckets(size, collective, wire, segments):
+@pytest.mark.parametrize(
+    ("collective", "wire", "segments", "size"),
+    in_turn(_core.collectives(), FORMATS, [[], [0], [1], [2, 0, 1]], [1, 2, 3, 6]),
+)
+def test_laws_hold_for_tiny_buckets(collective, wire, segments, size):
     ranks = run_ranks(
         size,
         lambda me: me.run(4),
