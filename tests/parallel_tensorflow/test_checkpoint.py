@@ -16,7 +16,6 @@ from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.tensorflow import (
     LAGS,
     GaussianK,
-    GTopK,
     TopK,
     Warmup,
     load_checkpoint,
@@ -42,7 +41,6 @@ several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no
 FIXED = {"density": 0.1, "min_numel": 64}
 COMPRESSIONS = {
     "lags": LAGS(adaptive=False, bucket_numel=1500, **FIXED),
-    "gtopk": GTopK(**FIXED),
     "gaussiank": GaussianK(warmup=Warmup(steps=2, densities=(0.5, 0.25)), **FIXED),
     "adaptive": LAGS(**FIXED),
     "momentum": TopK(momentum_correction=0.5, clip_norm=20.0, weight_decay=0.01, **FIXED),
@@ -65,21 +63,22 @@ def sparse_verdict(monkeypatch):
 
 
 class Loop:
-    """A loop of one's own: a tape, an optimizer with a state, and random numbers."""
+    """A loop of one's own: a tape, an optimizer with a state, and random numbers.
 
-    def __init__(self, compression, shapes=None):
+    `mode` is tf.function, or leaves it eager: a few steps take less time than to trace one.
+    """
+
+    def __init__(self, compression, shapes=None, *, mode=lambda step: step):
         self.variables = make_variables() if shapes is None else make_variables(shapes)
         self.optimizer = keras.optimizers.Adam(0.5)
         self.compression = compression
-        self._step = None
+        self._step = mode(self._one)
 
     def prepare(self):
         if hvd.size() > 1:
             prepare(self.variables, self.compression, op=hvd.Sum)
 
     def train(self, steps):
-        if self._step is None:
-            self._step = tf.function(self._one)
         for step in steps:
             self._step(integer_gradients(self.variables, step))
 
@@ -114,16 +113,20 @@ def assert_equal(variables, others):
         assert np.array_equal(np.asarray(one), np.asarray(other))
 
 
-@pytest.mark.parametrize("name", COMPRESSIONS)
+# A rank that is alone exchanges nothing: only what acts on gradients differs there.
+@pytest.mark.parametrize(
+    "name",
+    ["lags", "momentum", *(["gaussiank", "adaptive momentum"] if hvd.size() > 1 else [])],
+)
 def test_a_loop_of_ones_own_goes_on_bit_for_bit(name, folder):
     before = CYCLE + 1 if COMPRESSIONS[name].adaptive else 3
-    loop = Loop(COMPRESSIONS[name])
+    loop = Loop(COMPRESSIONS[name], mode=tf.function)
     tf.random.set_global_generator(tf.random.Generator.from_seed(hvd.rank()))
     loop.train(range(before))
     loop.save(folder, epoch=7)
     loop.train(range(before, before + 4))
 
-    twin = Loop(COMPRESSIONS[name])
+    twin = Loop(COMPRESSIONS[name], mode=tf.function)
     twin.train(range(20, 22))
     assert twin.load(folder) == {"epoch": 7}
     twin.train(range(before, before + 4))
@@ -164,7 +167,8 @@ def fit(model, epochs):
         model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
 
 
-@pytest.mark.parametrize("name", COMPRESSIONS)
+# What compressions keep, loops of one's own have shown; here, that Keras's state goes with it.
+@pytest.mark.parametrize("name", ["momentum", "adaptive"])
 def test_keras_goes_on_bit_for_bit(name, folder):
     before = 6 if COMPRESSIONS[name].adaptive else 1  # of 4 steps each
     assert CYCLE < 4 * 6

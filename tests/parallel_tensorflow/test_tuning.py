@@ -89,8 +89,8 @@ def run(step, variables, numbers, *, lawful=True):
         yield number
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float16], ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("sparse", [True, False])
+# False and float16: residuals join gradients that cannot hold all of their bits.
+@pytest.mark.parametrize(("sparse", "dtype"), [(True, tf.float32), (False, tf.float16)])
 def test_nothing_is_lost_from_dense_to_sparse_and_back(verdict, sparse, dtype):
     verdict(sparse=sparse)
     variables = make_variables(dtype=dtype)
