@@ -53,21 +53,19 @@ def test_required_cuda_that_is_not_found_ends_the_build(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc on PATH")
-def test_cuda_is_taken_where_it_is_wanted(tmp_path):
-    done = configure(tmp_path, HVD_SPARSE_WITH_CUDA="1", CUDAARCHS="80")
+def test_cuda_is_taken_where_it_is_wanted_and_nccl_can_be_left_out(tmp_path):
+    wanted = {"HVD_SPARSE_WITH_CUDA": "1", "CUDAARCHS": "80"}
+    done = configure(tmp_path, **wanted)
     assert done.returncode == 0, done.stdout
     info = json.loads((tmp_path / "cmake" / "build_info.json").read_text())
     assert info["parts"]["cuda"]["built"]
     assert re.fullmatch(r"nvcc [0-9.]+ for 80", info["parts"]["cuda"]["detail"])
     assert info["parts"]["nccl"]["built"]
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc on PATH")
-def test_nccl_can_be_left_out_of_a_build_with_cuda(tmp_path):
-    wanted = {"HVD_SPARSE_WITH_CUDA": "1", "HVD_SPARSE_WITH_NCCL": "0"}
-    done = configure(tmp_path, **wanted, CUDAARCHS="80")
+    commands = tmp_path / "cmake" / "compile_commands.json"
+    assert "csrc/cuda/nccl_" in commands.read_text()
+    done = configure(tmp_path, **wanted, HVD_SPARSE_WITH_NCCL="0")
     assert done.returncode == 0, done.stdout
-    assert "csrc/cuda/nccl_" not in (tmp_path / "cmake" / "compile_commands.json").read_text()
+    assert "csrc/cuda/nccl_" not in commands.read_text()
 
 
 def test_required_tensorflow_that_cannot_be_imported_ends_the_build(tmp_path):
