@@ -1,13 +1,15 @@
-"""Runs every check and test, one stage after another, and adds up what they report.
+"""Runs every check and test, stage by stage, and adds up what they report.
 
-Tests marked as long are left out; `make longtest` has them. A stage that fails does not keep the
-others from running. Each one leaves a report in build/reports, which the closing line is counted
-from; what failed is said once more at the very end, which is what continuous integration shows.
+Tests marked as long are left out; `make longtest` has them. Stages that keep one core busy run
+beside each other, the others one after another. A stage that fails does not keep the others from
+running. Each one leaves a report in build/reports, which the closing line is counted from; what
+failed is said once more at the very end, which is what continuous integration shows.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +18,7 @@ import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,11 +36,17 @@ COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True)
 class Stage:
-    """One command; `report` is where it writes its results as JUnit XML, if it does."""
+    """One command.
+
+    Attributes:
+        report: Where it writes its results as JUnit XML, if it does.
+        one_core: Whether it leaves the machine's other cores to others.
+    """
 
     name: str
     command: list[str]
     report: Path | None = None
+    one_core: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,36 +66,47 @@ class Count:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
 
 
-def pytest_stage(name: str, folder: str, *, ranks: int = 0) -> Stage:
-    """pytest on tests/`folder`: alone, or on `ranks` processes, the first of which reports."""
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a stage."""
+
+    count: Count
+    output: list[str]
+    seconds: float
+
+
+def pytest_stage(name: str, *paths: str, ranks: int = 0, one_core: bool = True) -> Stage:
+    """pytest on `paths`: alone, or on `ranks` processes, the first of which reports."""
     report = REPORTS / f"{name.replace(' ', '-')}.xml"
     color = "yes" if sys.stdout.isatty() else "no"  # mpirun always pretends to be a terminal
     options = ["-q", "-p", "no:cacheprovider", f"--color={color}", "-m", "not long"]
-    silent = [sys.executable, "-m", "pytest", *options, f"tests/{folder}"]
+    silent = [sys.executable, "-m", "pytest", *options, *paths]
     reporting = [*silent, f"--junit-xml={report}"]
     if ranks == 0:
-        return Stage(name, reporting, report)
+        return Stage(name, reporting, report, one_core)
     command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", "1", *reporting]
     if ranks > 1:
         command += [":", "-np", str(ranks - 1), *silent]
-    return Stage(name, command, report)
+    return Stage(name, command, report, one_core and ranks == 1)
 
 
 def stages(framework: str) -> Iterator[Stage]:
     """All stages, or those of one framework."""
-    yield Stage("lint", ["make", "lint"])
+    yield Stage("lint", ["make", "lint"], one_core=True)
     yield Stage("C++", ["make", "cpptest"], ROOT / "build" / "tests" / "report.xml")
     if shutil.which("nvcc"):  # compiles for GPUs, and needs none
         yield Stage("CUDA", ["make", "cuda"])
-    yield Stage("doctor", [sys.executable, "-m", "hvd_sparse", "doctor"])
+    yield Stage("doctor", [sys.executable, "-m", "hvd_sparse", "doctor"], one_core=True)
     if framework in ("all", "tensorflow"):
         for ranks in (1, 3):
-            yield pytest_stage(f"tensorflow on {ranks}", "parallel_tensorflow", ranks=ranks)
+            yield pytest_stage(f"tensorflow on {ranks}", "tests/parallel_tensorflow", ranks=ranks)
     if framework in ("all", "torch"):
-        yield pytest_stage("unit", "unit")
+        laws = sorted(str(path) for path in ROOT.glob("tests/unit/test_*laws.py"))
+        yield pytest_stage("laws", *laws)
+        yield pytest_stage("unit", "tests/unit", *(f"--ignore={path}" for path in laws))
         for ranks in (1, 2, 3, 4):
-            yield pytest_stage(f"parallel on {ranks}", "parallel", ranks=ranks)
-        yield pytest_stage("jobs", "jobs")
+            yield pytest_stage(f"parallel on {ranks}", "tests/parallel", ranks=ranks)
+        yield pytest_stage("jobs", "tests/jobs", one_core=False)
 
 
 def count(report: Path) -> Count:
@@ -108,21 +128,24 @@ def gist(output: list[str]) -> list[str]:
     return [line[:140] for line in telling[:TELLING_LINES]]
 
 
-def run(stage: Stage) -> tuple[Count, list[str]]:
-    """Runs a stage: its count, where one without a report is a single test; and what it printed."""
+def run(stage: Stage) -> Outcome:
+    """Runs a stage, and prints what it does: as it comes, or in the end where it is not alone."""
     if stage.report is not None:
         stage.report.unlink(missing_ok=True)
-    print(f"\n==== {stage.name} ====", flush=True)
-    process = subprocess.Popen(
-        stage.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace"
-    )
-    output: list[str] = []
+    output = [f"\n==== {stage.name} ===="]
 
     def pass_on() -> None:
         for line in process.stdout or ():
-            output.append(COLOR.sub("", line.rstrip("\n")))
-            print(line, end="", flush=True)
+            output.append(line.rstrip("\n"))
+            if not stage.one_core:
+                print(output[-1], flush=True)
 
+    if not stage.one_core:
+        print(output[0], flush=True)
+    start = time.monotonic()
+    process = subprocess.Popen(
+        stage.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace"
+    )
     reader = threading.Thread(target=pass_on, daemon=True)
     reader.start()
     try:
@@ -132,12 +155,31 @@ def run(stage: Stage) -> tuple[Count, list[str]]:
         process.terminate()  # not kill: mpirun ends its ranks when it is asked to end
         status = process.wait() or 1
     reader.join(10)  # not for ever: a process that it left behind may still hold the pipe
+    if stage.one_core:
+        print(*output, sep="\n", flush=True)
+    plain = [COLOR.sub("", line) for line in output[1:]]
+    return Outcome(count_of(stage, status), plain, time.monotonic() - start)
+
+
+def count_of(stage: Stage, status: int) -> Count:
+    """Of a stage that has ended; one without a report is a single test."""
     if stage.report is None or not stage.report.exists():
-        return Count(passed=int(status == 0), failed=int(status != 0)), output
+        return Count(passed=int(status == 0), failed=int(status != 0))
     result = count(stage.report)
     if status != 0 and result.failed == 0:
         result += Count(failed=1)
-    return result, output
+    return result
+
+
+def run_all(wanted: list[Stage]) -> Iterator[tuple[Stage, Outcome]]:
+    """Runs stages of one core beside each other, and then the others one after another."""
+    beside = [stage for stage in wanted if stage.one_core]
+    print("side by side:", ", ".join(stage.name for stage in beside), flush=True)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as cores:
+        yield from zip(beside, cores.map(run, beside), strict=True)
+    for stage in wanted:
+        if not stage.one_core:
+            yield stage, run(stage)
 
 
 def main() -> None:
@@ -151,13 +193,11 @@ def main() -> None:
     total = Count()
     lines = []
     failures = []
-    for stage in stages(args.framework):
-        start = time.monotonic()
-        result, output = run(stage)
-        total += result
-        if result.failed:
-            failures += [f"-- {stage.name}:", *gist(output)]
-        lines.append(f"{stage.name:15} {time.monotonic() - start:5.0f} s  {result}")
+    for stage, outcome in run_all(list(stages(args.framework))):
+        total += outcome.count
+        if outcome.count.failed:
+            failures += [f"-- {stage.name}:", *gist(outcome.output)]
+        lines.append(f"{stage.name:15} {outcome.seconds:5.0f} s  {outcome.count}")
     print("\n==== summary ====", *lines, sep="\n")
     print(total, *failures, sep="\n")
     sys.exit(total.failed != 0)
