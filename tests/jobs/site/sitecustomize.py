@@ -1,9 +1,15 @@
-"""Lets the ranks of a job start in half the time: torch's compiler waits until it is asked for.
+"""Lets the processes of a job start in half the time: what no job here needs is not imported.
 
-Python imports this module by itself, before the program, where this folder is on PYTHONPATH. The
-first step of an optimizer imports all of torch._dynamo, two seconds of a core in every rank, only
-to ask it for `disable`, which marks functions that torch.compile has to leave alone. Whatever else
-is asked of it is answered by the real one.
+Python imports this module by itself, before the program, where this folder is on PYTHONPATH.
+
+* The first step of an optimizer imports all of torch._dynamo, two seconds of a core in every rank,
+  only to ask it for `disable`, which marks functions that torch.compile has to leave alone. It
+  waits until something else is asked of it, which is then answered by the real one.
+* Keras imports scikit-learn and matplotlib, a second, for wrappers and pictures of its own. It
+  does without where they are not installed, so it is told that. A program can import them all the
+  same.
+* horovodrun imports TensorFlow, five seconds, to ask what Horovod was built with. PyTorch's part
+  answers the same in two.
 """
 
 from __future__ import annotations
@@ -11,10 +17,13 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 NAME = "torch._dynamo"
+WITHHELD = ("sklearn", "matplotlib")
 
 
 class Deferred(ModuleType):
@@ -37,4 +46,17 @@ class Deferred(ModuleType):
         return getattr(importlib.import_module(NAME), name)
 
 
+class NotForKeras(MetaPathFinder):
+    """Finds nothing; but what is withheld it denies while Keras is being imported."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        spec = getattr(sys.modules.get("keras"), "__spec__", None)
+        if name in WITHHELD and getattr(spec, "_initializing", False):
+            raise ModuleNotFoundError(f"{name} is withheld from Keras", name=name)
+
+
 sys.modules[NAME] = Deferred(NAME)
+sys.meta_path.insert(0, NotForKeras())
+if [Path(word).name for word in sys.orig_argv[1:2]] == ["horovodrun"]:
+    sys.modules["horovod.tensorflow"] = None  # cannot be imported
