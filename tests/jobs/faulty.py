@@ -81,6 +81,7 @@ def main() -> None:
         time.sleep(args.pause)
     if victim and fault in STAYS:
         time.sleep(STAYS[fault])
+    hvd.stop_timeline()  # else Horovod's lacks what it has not written when it shuts down
 
 
 def tell() -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hvd_sparse.timeline_merge import merge_files
-from tests.jobs.launch import horovodrun
+from tests.jobs.launch import mpirun
 from tests.traces import check_trace, read_trace
 
 JOB = "tests/jobs/faulty.py"
@@ -15,7 +15,7 @@ JOB = "tests/jobs/faulty.py"
 
 def test_a_trace_lies_beside_horovods(tmp_path):
     theirs = tmp_path / "horovod.json"
-    job = horovodrun(
+    job = mpirun(
         2,
         [JOB, "none"],
         timeout=60,
@@ -51,7 +51,7 @@ def test_a_trace_lies_beside_horovods(tmp_path):
 
 def test_a_killed_job_leaves_whole_files(tmp_path):
     name = str(tmp_path / "{rank}.json")
-    job = horovodrun(2, [JOB, "kill in wait"], timeout=60, HVD_SPARSE_TIMELINE=name)
+    job = mpirun(2, [JOB, "kill in wait"], timeout=60, HVD_SPARSE_TIMELINE=name)
     assert job.status != 0, job.output
     survivor = check_trace(json.loads((tmp_path / "0.json").read_text()), died=True)
     assert survivor.slices or survivor.moments
@@ -61,7 +61,7 @@ def test_a_killed_job_leaves_whole_files(tmp_path):
 @pytest.mark.long
 def test_a_bad_file_ends_the_job_before_anything_is_exchanged(tmp_path):
     name = str(tmp_path / "nowhere" / "trace.json")
-    job = horovodrun(2, [JOB, "none"], timeout=60, HVD_SPARSE_TIMELINE=name)
+    job = mpirun(2, [JOB, "none"], timeout=60, HVD_SPARSE_TIMELINE=name)
     assert job.status != 0
     assert "HVD_SPARSE_TIMELINE must name a file that rank 0 can write" in job.output
     assert "step 0 done" not in job.output
