@@ -1,4 +1,9 @@
-"""Ranks that train with TensorFlow; one of them may fail. Run by test_tensorflow.py."""
+"""Ranks that train with TensorFlow; one of them may fail. Run by test_tensorflow.py.
+
+    tensorflow_ranks.py HOW ...
+
+Each HOW has weights of its own, which are named after it; what a rank fails by comes last.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +28,12 @@ def fail(how: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(how: str) -> None:
-    """Takes some steps; the last rank fails in the third one."""
-    hvd.init()
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(2)
+def train(how: str) -> None:
+    """Takes some steps; the last rank may fail in the third one."""
     weights = [
-        tf.Variable(tf.random.stateless_normal((SIDE, SIDE), [1, i]) / SIDE**0.5, name=f"w{i}")
+        tf.Variable(
+            tf.random.stateless_normal((SIDE, SIDE), [1, i]) / SIDE**0.5, name=f"{how}_w{i}"
+        )
         for i in range(LAYERS)
     ]
     inputs = tf.random.normal((256, SIDE))
@@ -63,5 +67,13 @@ def main(how: str) -> None:
             sys.exit(3)
 
 
+def main(hows: list[str]) -> None:
+    hvd.init()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    for how in hows:
+        train(how)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

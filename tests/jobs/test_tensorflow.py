@@ -11,40 +11,44 @@ from tests.jobs.marks import long
 
 PROGRAM = "tests/jobs/tensorflow_ranks.py"
 SECONDS = 60.0
+ORDERS = ("none", "reversed")
 
 
-@pytest.mark.parametrize("how", ["none", "reversed"])
-def test_buckets_are_exchanged_while_other_gradients_are_computed(how, tmp_path):
-    """Also where variables come in an order that says nothing of that of their gradients."""
-    trace = tmp_path / "trace.json"
-    job = mpirun(2, [PROGRAM, how], timeout=SECONDS, HVD_SPARSE_TIMELINE=str(trace))
+@pytest.fixture(scope="module")
+def events(tmp_path_factory):
+    """The trace of a job that trains with variables in one order, and then in the other."""
+    trace = tmp_path_factory.mktemp("overlap") / "trace.json"
+    job = mpirun(2, [PROGRAM, *ORDERS], timeout=SECONDS, HVD_SPARSE_TIMELINE=str(trace))
     assert job.status == 0, job.output
-    events = json.loads(trace.read_text())
+    return json.loads(trace.read_text())
+
+
+@pytest.mark.parametrize("how", ORDERS)
+def test_buckets_are_exchanged_while_other_gradients_are_computed(how, events):
+    """Also where variables come in an order that says nothing of that of their gradients."""
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    buckets = {pid: name.rsplit(maxsplit=1)[-1] for pid, name in names.items() if how in name}
+    first = f"{how}_w0"
     overlaps = []
     for step in range(3, 6):  # the order is learned after step 1, and holds from step 2 on
         begun = {"SELECT": {}, "EXCHANGE": {}}
         for event in events:
-            if event["name"] in begun and event["args"]["step"] == step:
-                bucket = names[event["pid"]].rsplit(maxsplit=1)[-1]
-                begun[event["name"]][bucket] = event["ts"]
-        assert sorted(begun["EXCHANGE"]) == [f"w{i}" for i in range(5)]
-        assert min(begun["SELECT"], key=begun["SELECT"].get) != "w0"
-        overlaps.append(min(begun["EXCHANGE"].values()) < begun["SELECT"]["w0"])
+            if event["name"] in begun and event["pid"] in buckets and event["args"]["step"] == step:
+                begun[event["name"]][buckets[event["pid"]]] = event["ts"]
+        assert sorted(begun["EXCHANGE"]) == [f"{how}_w{i}" for i in range(5)]
+        assert min(begun["SELECT"], key=begun["SELECT"].get) != first
+        overlaps.append(min(begun["EXCHANGE"].values()) < begun["SELECT"][first])
     assert any(overlaps)
 
 
 @pytest.mark.parametrize("how", ["raise", long("kill"), long("operation")])
 def test_every_rank_ends_when_one_fails(how):
-    job = mpirun_without_help(3, [PROGRAM, how], timeout=SECONDS)
-    for rank in range(2):
-        assert f"rank {rank}: AbortedError" in job.output, job.output
-        assert f"rank {rank} ended with status 0" not in job.output
-    if how == "raise":
-        assert (
-            "rank 2 ended the exchange: unhandled ValueError: a mistake of the user" in job.output
-        )
-    if how == "kill":
-        assert "rank 2 of 3 has died" in job.output
-    if how == "operation":
-        assert "rank 2: InvalidArgumentError" in job.output
+    job = mpirun_without_help(2, [PROGRAM, how], timeout=SECONDS)
+    assert "rank 0: AbortedError" in job.output, job.output
+    assert "rank 0 ended with status 0" not in job.output
+    said = {
+        "raise": "rank 1 ended the exchange: unhandled ValueError: a mistake of the user",
+        "kill": "rank 1 of 2 has died",
+        "operation": "rank 1: InvalidArgumentError",
+    }
+    assert said[how] in job.output, job.output
