@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.jobs.faults import FAULTS, FAULTY, break_job
-from tests.jobs.launch import Job, mpirun, mpirun_without_help
+from tests.jobs.faults import FAULTS, FAULTY, LAST_STEP, break_job
+from tests.jobs.launch import Job, free_port, mpirun, mpirun_without_help
 from tests.jobs.marks import long
 
 
@@ -14,38 +14,34 @@ def failed(job: Job, *ranks: int) -> bool:
     return all(f"rank {rank} ended with status 1" in job.output for rank in ranks)
 
 
-def test_a_job_without_fault_ends_well():
-    job = mpirun(3, [FAULTY, "none"], timeout=60)
-    assert job.status == 0, job.output
-    assert "step 3 done" in job.output
-
-
-@pytest.mark.parametrize("fault", ["kill", "kill in backward", "kill in wait"])
+@pytest.mark.parametrize("fault", [long("kill"), long("kill in backward"), "kill in wait"])
 def test_mpirun_ends_the_job_of_a_killed_rank(fault):
     job = mpirun(3, [FAULTY, fault], timeout=60)
     assert job.status != 0, job.output
-    assert "step 2 done" not in job.output
+    assert LAST_STEP not in job.output  # of the third, all may have been sent before
 
 
-# What becomes of these, other tests show in part: below, and with all ranks in tests/parallel.
+# What becomes of these, others show in part: ranks that are killed in another phase or stopped,
+# "model" below, "late" over Gloo, and what else there is tests/parallel with all ranks.
 SHOWN_ELSEWHERE = (
     "kill in backward",
-    "exception",
+    "kill in wait",
     "nan",
     "skip and stay",
     "model",
     "density",
     "slow",
+    "late",
 )
+
+
+def shown_elsewhere(fault):
+    return fault.name in SHOWN_ELSEWHERE or "HVD_SPARSE_CHECK" in fault.env
 
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        long(fault) if fault.name in SHOWN_ELSEWHERE else fault
-        for fault in FAULTS
-        if not fault.patient
-    ],
+    [long(fault) if shown_elsewhere(fault) else fault for fault in FAULTS if not fault.patient],
     ids=lambda fault: fault.name,
 )
 def test_a_fault_of_one_rank_ends_all_in_time_or_is_survived(fault):
@@ -53,6 +49,17 @@ def test_a_fault_of_one_rank_ends_all_in_time_or_is_survived(fault):
     assert not outcome.problems, f"{outcome.problems}\n{outcome.output}"
 
 
+# Over MPI Horovod takes whole cores while it waits, hence the other one is for every day.
+@pytest.mark.parametrize("transport", [long("mpi"), "gloo"])
+def test_a_slow_rank_is_named_and_waited_for(transport):
+    options = [f"--gloo=127.0.0.1:{free_port()}"] if transport == "gloo" else []
+    job = mpirun(3, [FAULTY, "slow", *options], timeout=60, HVD_SPARSE_STALL_SECONDS="1")
+    assert job.status == 0, job.output
+    assert LAST_STEP in job.output
+    assert "has waited 1 s for rank 2 in bucket '" in job.output
+
+
+@pytest.mark.long
 def test_an_exception_on_one_rank_ends_the_job():
     job = mpirun(3, [FAULTY, "exception"], timeout=60)
     assert job.status != 0, job.output
@@ -60,18 +67,12 @@ def test_an_exception_on_one_rank_ends_the_job():
     assert "step 2 done" not in job.output
 
 
-def test_a_slow_rank_is_named_and_waited_for():
-    job = mpirun(3, [FAULTY, "slow"], timeout=60, HVD_SPARSE_STALL_SECONDS="2")
-    assert job.status == 0, job.output
-    assert "step 3 done" in job.output
-    warnings = [line for line in job.output.splitlines() if "has waited 2 s for rank" in line]
-    assert warnings, job.output
-    assert any("for rank 2 in bucket '" in line for line in warnings), job.output
-
-
 @pytest.mark.parametrize(
     ("fault", "ours", "theirs"),
-    [("model", "(48, 256)", "(64, 256)"), ("density", "density=0.5", "density=0.01")],
+    [
+        ("model", "(48, 256)", "(64, 256)"),
+        pytest.param("density", "density=0.5", "density=0.01", marks=pytest.mark.long),
+    ],
 )
 def test_ranks_that_differ_are_told_at_construction(fault, ours, theirs):
     job = mpirun_without_help(3, [FAULTY, fault], timeout=60)

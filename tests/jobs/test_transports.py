@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.jobs.faults import FAULTS, FAULTY, break_job
+from tests.jobs.faults import FAULTS, FAULTY, LAST_STEP, break_job
 from tests.jobs.launch import Job, free_port, horovodrun, mpirun
+from tests.jobs.marks import long
 
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no"]
 SECONDS = 120.0
@@ -50,7 +51,7 @@ def test_tcp_under_mpirun():
         "tests/parallel/test_transport.py",
         "tests/parallel/test_swap.py",
         "tests/parallel/test_laws.py",
-        "-k=not pieces",
+        "-k=not pieces and (0.05-engine or not over_several_steps)",
     ]
     job = mpirun(3, program, timeout=SECONDS, HVD_SPARSE_TRANSPORT="tcp")
     assert passed(job), job.output
@@ -69,13 +70,13 @@ def test_horovod_over_gloo_may_be_shut_down_and_initialised_again():
     assert job.output.count("life 2 over tcp is done") == 2, job.output
 
 
-OVER_GLOO = ("kill in exchange", "late", "stop for 3 s")
+# A rank that is stopped is shown over MPI.
+OVER_GLOO = ("kill in exchange", "late", long("stop for 3 s"))
 
 
-@pytest.mark.parametrize(
-    "fault", [fault for fault in FAULTS if fault.name in OVER_GLOO], ids=lambda fault: fault.name
-)
-def test_a_fault_of_one_rank_over_gloo_ends_all_in_time_or_is_survived(fault):
+@pytest.mark.parametrize("name", OVER_GLOO)
+def test_a_fault_of_one_rank_over_gloo_ends_all_in_time_or_is_survived(name):
+    (fault,) = (fault for fault in FAULTS if fault.name == name)
     outcome = break_job(fault, f"--gloo=127.0.0.1:{free_port()}")
     assert not outcome.problems, f"{outcome.problems}\n{outcome.output}"
 
@@ -85,4 +86,4 @@ def test_a_killed_rank_ends_a_job_over_gloo():
     job = horovodrun(2, program, timeout=SECONDS_AFTER_A_DEATH, options=("--gloo",))
     assert job.status != 0, job.output
     assert "step 1 done" in job.output
-    assert "step 2 done" not in job.output
+    assert LAST_STEP not in job.output  # of the third, all may have been sent before
