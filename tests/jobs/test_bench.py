@@ -9,6 +9,7 @@ import pytest
 from hvd_sparse.cluster import Cluster
 from hvd_sparse.collectives import COLLECTIVES
 from tests.jobs.launch import mpirun, run
+from tests.jobs.marks import long
 from tests.profiles import deep_profile
 
 
@@ -16,7 +17,7 @@ def bench(ranks, *options):
     return mpirun(ranks, ["-m", "hvd_sparse", "bench", *options], timeout=120)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [long(2), 3])
 def test_a_bench_times_every_collective_and_saves_what_a_plan_takes(tmp_path, ranks):
     result, saved, model = (
         tmp_path / name for name in ("bench.json", "cluster.json", "model.json")
@@ -55,6 +56,7 @@ def test_a_wrong_option_ends_all_ranks_with_status_2(options, message):
     assert message in job.output
 
 
+@pytest.mark.long  # tests/unit/test_cli_bench.py shows it with a rank that is none
 def test_one_rank_alone_is_told_what_to_run():
     job = bench(1)
     assert job.status == 2, job.output

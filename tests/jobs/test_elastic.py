@@ -8,13 +8,17 @@ from __future__ import annotations
 import pytest
 
 from tests.jobs.elastic_job import HOSTS, ElasticJob
+from tests.jobs.marks import long
 
 PROGRAM = "tests/jobs/elastic_ranks.py"
 TENSORFLOW = "tests/jobs/elastic_tensorflow_ranks.py"
 SECONDS = 180.0
 
+# A tape takes longest, and what differs is shown by tests/parallel_tensorflow/test_elastic.py.
 faces = pytest.mark.parametrize(
-    "face", [[PROGRAM], [TENSORFLOW], [TENSORFLOW, "--keras"]], ids=["torch", "tape", "keras"]
+    "face",
+    [[PROGRAM], long([TENSORFLOW]), [TENSORFLOW, "--keras"]],
+    ids=["torch", "tape", "keras"],
 )
 
 

@@ -81,7 +81,8 @@ def test_a_fault_of_one_rank_over_gloo_ends_all_in_time_or_is_survived(name):
     assert not outcome.problems, f"{outcome.problems}\n{outcome.output}"
 
 
-def test_a_killed_rank_ends_a_job_over_gloo():
+@pytest.mark.long  # mpirun ends such a job in test_faults.py, and without help it ends above
+def test_horovodrun_ends_the_job_of_a_killed_rank_over_gloo():
     program = [FAULTY, "kill in wait"]
     job = horovodrun(2, program, timeout=SECONDS_AFTER_A_DEATH, options=("--gloo",))
     assert job.status != 0, job.output
