@@ -13,7 +13,7 @@ namespace {
 using std::chrono::duration;
 using std::chrono::microseconds;
 
-constexpr int kSpins = 1000;  // looks before the first sleep: under a millisecond, yielding
+constexpr int kSpins = 1000;  // looks before the first sleep: a millisecond where a core is free
 // One that an arrival wakes loses little by going to sleep, and a call of poll() costs more.
 constexpr int kSpinsBeforePoll = 100;
 
@@ -63,21 +63,22 @@ double Patience::CheckLimits() {
   return waited;
 }
 
+bool Patience::Spins(int most) {
+  if (++looks_ > most) return false;
+  std::this_thread::yield();
+  CheckLimits();  // where cores are scarce, a yield may have given one away for milliseconds
+  return true;
+}
+
 void Patience::Pause() {
-  if (++looks_ <= kSpins) {
-    std::this_thread::yield();
-    return;
-  }
+  if (Spins(kSpins)) return;
   const double waited = CheckLimits();
   const double without_progress = duration<double>(Clock::now() - progress_).count();
   std::this_thread::sleep_for(SleepAfter(waited, without_progress));
 }
 
 void Patience::PauseUntilWoken(const Sleep& sleep) {
-  if (++looks_ <= kSpinsBeforePoll) {
-    std::this_thread::yield();
-    return;
-  }
+  if (Spins(kSpinsBeforePoll)) return;
   sleep(CheckLimits() < 20e-3 ? microseconds(1000) : microseconds(20'000));
 }
 

@@ -44,6 +44,9 @@ class Patience {
  private:
   using Clock = std::chrono::steady_clock;
 
+  /// Yields instead of sleeping, and says so, in the first looks: `most` of them at most.
+  bool Spins(int most);
+
   /// Warns, or throws Timeout, when it is time to; returns the seconds waited so far.
   double CheckLimits();
 
