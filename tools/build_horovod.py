@@ -104,7 +104,7 @@ def run_quietly(*command: str) -> None:
 def build(wheel_folder: Path) -> None:
     """Builds the wheel into `wheel_folder`, which appears complete or not at all."""
     wheel_folder.parent.mkdir(parents=True, exist_ok=True)
-    print("building Horovod; 4 to 10 minutes, once per environment", flush=True)
+    print("building Horovod; 2 to 5 minutes, once per environment", flush=True)
     with tempfile.TemporaryDirectory(dir=wheel_folder.parent) as scratch:
         source = fetch_sources(Path(scratch))
         horovod_changes.apply_changes(source)

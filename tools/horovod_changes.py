@@ -1,4 +1,4 @@
-"""What must change in Horovod's 0.28.1 sources to build with the frameworks of today.
+"""What we change in Horovod's 0.28.1 sources: to build with frameworks of today, and sooner.
 
 Each change is a literal replacement: a source that no longer holds the old text is refused, so a
 different Horovod cannot be patched half-way.
@@ -22,6 +22,14 @@ class Change:
     new: str
     why: str
 
+
+# As TensorFlow wants it, which has flags for Eigen; what is PyTorch's own uses none of Eigen.
+_SHARED_OBJECTS = """\
+add_library(horovod_common OBJECT ${SOURCES})
+target_include_directories(horovod_common PRIVATE ${EIGEN_INCLUDE_PATH} ${FLATBUFFERS_INCLUDE_PATH})
+add_library(${TF_TARGET_LIB} SHARED $<TARGET_OBJECTS:horovod_common> ${TF_SOURCES})
+"""
+_SHARED_OBJECTS_WHY = "what both modules hold is compiled once"
 
 _KERAS_BACKEND_OLD = "    from keras import backend as K\n"
 _KERAS_BACKEND_NEW = "    K = keras.backend\n"
@@ -57,6 +65,43 @@ CHANGES = (
         _KERAS_BACKEND_OLD,
         _KERAS_BACKEND_NEW,
         _KERAS_BACKEND_WHY,
+    ),
+    Change(
+        "CMakeLists.txt",
+        "project(horovod CXX)\n",
+        "project(horovod CXX)\nset(CMAKE_UNITY_BUILD ON)\nset(CMAKE_UNITY_BUILD_BATCH_SIZE 16)\n",
+        "reading the same headers again takes most of the time; so many files keep two cores busy",
+    ),
+    Change(
+        "third_party/gloo/gloo/CMakeLists.txt",
+        "add_library(gloo ",
+        "set_source_files_properties(allreduce.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)\n"
+        "add_library(gloo ",
+        "it has an alias of the name of a class, which sources that follow it would find instead",
+    ),
+    Change(
+        "CMakeLists.txt",
+        'string(REPLACE "-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO',
+        'string(REPLACE "-O2 -g" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO',
+        "build_horovod.py has the linker strip what -g takes long to write",
+    ),
+    Change(
+        "horovod/tensorflow/CMakeLists.txt",
+        "set(Tensorflow_CXX17 TRUE)",
+        "set(Tensorflow_CXX17 FALSE)",
+        "it asks for a second gloo, of C++17, which the first one is already",
+    ),
+    Change(
+        "horovod/tensorflow/CMakeLists.txt",
+        "add_library(${TF_TARGET_LIB} SHARED ${SOURCES} ${TF_SOURCES})\n",
+        _SHARED_OBJECTS,
+        _SHARED_OBJECTS_WHY,
+    ),
+    Change(
+        "horovod/torch/CMakeLists.txt",
+        "SHARED ${SOURCES} ${PYTORCH_SOURCES}",
+        "SHARED $<TARGET_OBJECTS:horovod_common> ${PYTORCH_SOURCES}",
+        _SHARED_OBJECTS_WHY,
     ),
 )
 
