@@ -88,9 +88,9 @@ cpp_tests = $(foreach source,$(GTEST_SOURCE), \
 	    --no-tests=error --output-junit report.xml --output-log build/$(1)/ctest.log \
 	  && tail -n 4 build/$(1)/ctest.log || { cat build/$(1)/ctest.log; false; }; })
 
-# Among them those of csrc/cuda/, compiled as plain C++.
-cpptest: $(ENV_STAMP) ## runs the C++ tests
-	@$(call cpp_tests,tests,-DHVD_SPARSE_EMULATE_CUDA=ON)
+# Among them those of csrc/cuda/, compiled as plain C++; the rest of the core is that of the module.
+cpptest: build ## runs the C++ tests
+	@$(call cpp_tests,tests,-DHVD_SPARSE_EMULATE_CUDA=ON -DHVD_SPARSE_MODULE_BUILD=$(HVD_SPARSE_BUILD_DIR))
 
 tsan: $(ENV_STAMP) ## runs the C++ tests under ThreadSanitizer
 	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/csrc/tsan_suppressions.txt" $(call cpp_tests,tsan,-DHVD_SPARSE_SANITIZE=thread)

@@ -28,7 +28,8 @@ macro(hvd_sparse_emulate_cuda)
   file(GLOB HVD_SPARSE_CUDA_TESTS CONFIGURE_DEPENDS tests/csrc/cuda/*.cc)
   list(FILTER HVD_SPARSE_CUDA_TESTS EXCLUDE REGEX "graph_capture_test")  # it has no graphs
   file(GLOB _tests CONFIGURE_DEPENDS "${_emulation}/*_test.cc")
-  set_source_files_properties(${_tests} PROPERTIES COMPILE_OPTIONS "${_implicit}")
+  set_source_files_properties(${_tests} PROPERTIES COMPILE_OPTIONS "${_implicit}"
+                              SKIP_PRECOMPILE_HEADERS ON)  # which would have to be included first
   set_source_files_properties(${HVD_SPARSE_CUDA_TESTS} ${_tests}
                               tests/csrc/without_nccl/devices_for_test.cc PROPERTIES
                               INCLUDE_DIRECTORIES "${_emulation}")
@@ -49,7 +50,7 @@ endmacro()
 macro(hvd_sparse_fake_nccl name definitions)
   add_library(${name} MODULE tests/csrc/nccl/fake_nccl.cc)
   target_include_directories(${name} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
-  target_compile_options(${name} PRIVATE -Wall -Wextra -fvisibility=default)
+  target_compile_options(${name} PRIVATE ${hvd_sparse_test_options} -fvisibility=default)
   target_compile_definitions(${name} PRIVATE ${definitions})
   target_link_libraries(${name} PRIVATE Threads::Threads)
   set_target_properties(${name} PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${_fakes}")
