@@ -13,7 +13,8 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 PY := $(VENV)/bin/python
-JOBS ?= $(shell nproc)
+# nproc goes by OMP_NUM_THREADS, which is 1 where make runs this again.
+JOBS ?= $(shell env -u OMP_NUM_THREADS nproc)
 NP ?= 4
 
 # ---- Environment of every command below ----------------------------------------------------------

@@ -92,19 +92,24 @@ def pytest_stage(name: str, *paths: str, ranks: int = 0, one_core: bool = True) 
 
 def stages(framework: str) -> Iterator[Stage]:
     """All stages, or those of one framework."""
+    # Those of one core, the longest first: it would be left alone in the end.
+    if framework in ("all", "torch"):
+        laws = sorted(str(path) for path in ROOT.glob("tests/unit/test_*laws.py"))
+        yield pytest_stage("unit", "tests/unit", *(f"--ignore={path}" for path in laws))
+        yield pytest_stage("laws", *laws)
+        yield pytest_stage("parallel on 1", "tests/parallel", ranks=1)
+    if framework in ("all", "tensorflow"):
+        yield pytest_stage("tensorflow on 1", "tests/parallel_tensorflow", ranks=1)
     yield Stage("lint", ["make", "lint"], one_core=True)
+    yield Stage("doctor", [sys.executable, "-m", "hvd_sparse", "doctor"], one_core=True)
+
     yield Stage("C++", ["make", "cpptest"], ROOT / "build" / "tests" / "report.xml")
     if shutil.which("nvcc"):  # compiles for GPUs, and needs none
         yield Stage("CUDA", ["make", "cuda"])
-    yield Stage("doctor", [sys.executable, "-m", "hvd_sparse", "doctor"], one_core=True)
     if framework in ("all", "tensorflow"):
-        for ranks in (1, 3):
-            yield pytest_stage(f"tensorflow on {ranks}", "tests/parallel_tensorflow", ranks=ranks)
+        yield pytest_stage("tensorflow on 3", "tests/parallel_tensorflow", ranks=3)
     if framework in ("all", "torch"):
-        laws = sorted(str(path) for path in ROOT.glob("tests/unit/test_*laws.py"))
-        yield pytest_stage("laws", *laws)
-        yield pytest_stage("unit", "tests/unit", *(f"--ignore={path}" for path in laws))
-        for ranks in (1, 2, 3, 4):
+        for ranks in (2, 3, 4):
             yield pytest_stage(f"parallel on {ranks}", "tests/parallel", ranks=ranks)
         yield pytest_stage("jobs", "tests/jobs", one_core=False)
 

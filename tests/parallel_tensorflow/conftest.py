@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
+from tests.quick_measuring import quick_measuring
 from tests.rank_guard import hooks
+
+__all__ = ["quick_measuring"]
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)
