@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from hvd_sparse.launch_order import LaunchOrder, plan_is_due
-
-
-class Broadcast:
-    """Hands on rank 0's list, as late as it is asked for."""
-
-    def __init__(self):
-        self.sent = []
-
-    def __call__(self, numbers):
-        self.sent.append(list(numbers))
-        return lambda sent=self.sent[-1]: sent
+from tests.broadcast import Broadcast
 
 
 def test_buckets_start_in_their_own_order():

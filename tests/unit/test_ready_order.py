@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from hvd_sparse.ready_order import ReadyOrder
-
-
-class Broadcast:
-    """Hands on what it is given."""
-
-    def __init__(self):
-        self.sent = []
-
-    def __call__(self, numbers):
-        self.sent.append(list(numbers))
-        return lambda sent=self.sent[-1]: sent
+from tests.broadcast import Broadcast
 
 
 def test_a_bucket_is_ready_when_its_last_piece_is_there():
