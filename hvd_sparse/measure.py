@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -103,7 +103,8 @@ def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int],
             for nbytes, count in _ALLREDUCES.items()
         ]
     )
-    *swaps, (spread,), allreduces = _largest(world.allgather_object(times))
+    tables = zip(*world.allgather_object(times), strict=True)
+    *swaps, (spread,), allreduces = [_largest(rows) for rows in tables]
     links = [fit_link(dict(zip(_SWAPS, row, strict=True))) for row in swaps]
     gap = None
     if exchange.spread_peers > 1:
@@ -234,7 +235,7 @@ def slowest_numbers(world: World, measure: Callable[[], list[float]]) -> list[fl
     for rank, row in enumerate(rows):
         if isinstance(row, str):
             raise UnavailableError(f"rank {rank} cannot measure what its own work takes: {row}")
-    return [max(column) for column in zip(*rows, strict=True)]
+    return _largest(rows)
 
 
 class _Seconds(NamedTuple):
@@ -307,7 +308,6 @@ def _median_seconds(work: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-def _largest(tables: Sequence[list[list[float]]]) -> list[list[float]]:
-    return [
-        [max(column) for column in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)
-    ]
+def _largest(rows: Iterable[list[float]]) -> list[float]:
+    """Of every rank's numbers, place by place."""
+    return [max(column) for column in zip(*rows, strict=True)]
