@@ -29,8 +29,9 @@ from hvd_sparse.network import Network
 from hvd_sparse.place import Place
 from hvd_sparse.plan import BucketPlan, Plan
 from hvd_sparse.plan_numbers import count_numbers, from_numbers, to_numbers
-from hvd_sparse.planner import make_plan, rules_of
+from hvd_sparse.planner import Rules, make_plan, rules_of
 from hvd_sparse.profile import Machine, Profile
+from hvd_sparse.quantities import shown_seconds
 from hvd_sparse.settled import Settled
 from hvd_sparse.step_clock import Reading
 from hvd_sparse.step_rows import (
@@ -375,18 +376,22 @@ def verdict(tuning: Tuning) -> tuple[int, str]:
     """Log level and text: how gradients travel from now on, and why, with the numbers."""
     plan = tuning.plan
     assert plan is not None
-    predicted = f"predicted {_ms(plan.step_seconds)} sparse, {_ms(plan.dense_seconds)} dense"
-    measured = f"{_ms(tuning.dense_seconds)} dense"
-    if tuning.sparse_seconds is not None:
-        measured = f"{_ms(tuning.sparse_seconds)} sparse, {measured}"
+    dense = _shown(tuning.dense_seconds)
+    found = (
+        f"a step takes {_shown(tuning.sparse_seconds)} sparse, {dense} dense "
+        f"(predicted {_shown(plan.step_seconds)}, {_shown(plan.dense_seconds)})"
+    )
     if tuning.sparse:
-        return logging.INFO, f"gradients travel sparse: a step takes {measured} ({predicted})"
+        return logging.INFO, f"gradients travel sparse: {found}"
+    if plan.dense:
+        margin, found = Rules.margin, f"a step takes {dense}, and no sparse plan is predicted to be"
+    else:
+        margin, found = MARGIN, f"{found}, and sparse ones must be"
     return logging.WARNING, (
-        f"gradients travel dense, because that is faster here: a step takes {measured} "
-        f"({predicted}). Compression helps on slower networks or with larger models; "
-        "adaptive=False sends sparse gradients all the same"
+        f"gradients travel dense: {found} {100 * margin:g} % faster. Compression helps on slower "
+        "networks or with larger models; adaptive=False sends sparse gradients all the same"
     )
 
 
-def _ms(seconds: float | None) -> str:
-    return "an unknown time" if seconds is None else f"{1e3 * seconds:.3g} ms"
+def _shown(seconds: float | None) -> str:
+    return "an unknown time" if seconds is None else shown_seconds(seconds)

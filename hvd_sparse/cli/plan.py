@@ -18,6 +18,7 @@ from hvd_sparse.cli.files import check_picture
 from hvd_sparse.cli.numbers import integer, number
 from hvd_sparse.cli.plot import plot_plan
 from hvd_sparse.cluster import Cluster
+from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.explain import explain
 from hvd_sparse.network import Link, Network
@@ -74,13 +75,11 @@ def plan(
         if cluster_file is not None:
             measured = Cluster.load(cluster_file).with_model_of(measured)
         here = measured.scaled(network=network_of(measured.network, bandwidth, latency, ranks))
-        rules = Rules(
-            density=density,
-            rule=rule.value,
-            collectives=tuple(collective) if collective else None,
-            adaptive=not fixed,
-            reserve=planner.RESERVE,
+        rules = replace(
+            planner.rules_of(LAGS(density=density, plan=rule.value)), adaptive=not fixed
         )
+        if collective:
+            rules = replace(rules, collectives=tuple(collective))
         made = planner.make_plan(here, rules)
         if plot is not None:
             plot_plan(plot, made, here, title(here))

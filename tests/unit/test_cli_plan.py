@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 import hvd_sparse
 from hvd_sparse import cli
 from hvd_sparse.cluster import Cluster
+from hvd_sparse.compression import LAGS
 from hvd_sparse.plan import Plan
-from hvd_sparse.planner import RESERVE, Rules, make_plan
+from hvd_sparse.planner import make_plan, rules_of
 from tests.profiles import IDLE, deep_profile, gigabits
 
-RULES = Rules(reserve=RESERVE)  # of what users get
+RULES = rules_of(LAGS())  # of what users get
 
 
 def said(result):
@@ -48,6 +49,11 @@ def test_json_holds_the_plan_that_the_planner_makes(run):
     assert found["sparse"] is True
     assert found["speedup"] == pytest.approx(found["dense_seconds"] / found["step_seconds"])
     assert len(found["buckets"]) == len(expected.buckets)
+
+
+def test_positions_are_packed_where_lags_would_pack_them(run):
+    sparse = [row for row in answer(run("--json"))["buckets"] if row["collective"] != "dense"]
+    assert {row["wire"] for row in sparse} == {"packed"}
 
 
 def test_the_network_may_be_another_one(run):
