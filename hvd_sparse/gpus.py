@@ -23,7 +23,10 @@ def require_gpus(found: str) -> None:
 def problem_of_gpus() -> str | None:
     """What this build does instead, or why it fails; None where it can use GPUs."""
     if not _core.with_cuda:
-        return "exchanges on the CPU only: build hvd_sparse with HVD_SPARSE_WITH_CUDA=1"
+        return (
+            "exchanges on the CPU only: build hvd_sparse with HVD_SPARSE_WITH_CUDA=1 (no GPU has "
+            "run that part so far)"
+        )
     try:
         _core.cuda_devices()
     except UnavailableError as error:

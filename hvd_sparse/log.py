@@ -1,6 +1,6 @@
 """What hvd_sparse says, and how loud: the logger `hvd_sparse`, with Horovod's levels and prefix.
 
-    [2026-01-31 12:00:00.123456: W hvd_sparse/tuner.py:334] [0]: gradients travel dense, because ...
+    [2026-01-31 12:00:00.123456: W hvd_sparse/tuner.py:334] [0]: gradients travel dense: a step ...
 
 HVD_SPARSE_LOG_LEVEL is one of trace, debug, info, warning, error, fatal; where it is not set,
 HOROVOD_LOG_LEVEL counts, so that one variable does for both. Lines go to stderr, but not where the

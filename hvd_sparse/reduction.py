@@ -75,8 +75,8 @@ def checked_reduction(
         )
     if groups is not None or num_groups != 0:
         raise UnsupportedError(
-            "groups and num_groups do not apply to a sparse compression: use its bucket_numel "
-            "to say how many elements travel together"
+            "groups and num_groups do not apply to a sparse compression: adaptive LAGS chooses "
+            "what travels together; with adaptive=False its bucket_numel says how many elements do"
         )
     factor = float(gradient_predivide_factor)
     if not 0 < factor < float("inf"):

@@ -1,7 +1,7 @@
 /// A collective turns the blocks that the ranks selected into one block that all of them hold.
 ///
-/// Adding one: a file beside this one, a line in registry.cc, a row in hvd_sparse/collectives.py.
-/// The tests of the laws find it through the registry.
+/// What a new one takes stands in docs/contributing.md. The tests of the laws find it through the
+/// registry.
 
 #ifndef HVD_SPARSE_COLLECTIVES_SPARSE_ALLREDUCE_H_
 #define HVD_SPARSE_COLLECTIVES_SPARSE_ALLREDUCE_H_
