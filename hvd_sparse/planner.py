@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from hvd_sparse import costs
 from hvd_sparse.collectives import COLLECTIVES
@@ -37,6 +37,8 @@ from hvd_sparse.schedules import checked_density
 from hvd_sparse.sparsifiers import as_sparsifier
 
 RULES = ("simulated", "paper")
+# Of more layers, neighbours are glued before merging, whose time grows with their square and more.
+MOST_MERGED = 400
 # Of plans for users: predictions may be off by that much, and what just hid would then show.
 RESERVE = 0.5
 
@@ -123,8 +125,8 @@ def rules_of(compression: Compression, place: Place | None = None) -> Rules:
 def make_plan(profile: Profile, rules: Rules | None = None) -> Plan:
     """The plan that is predicted to end a step first, and sends most at that.
 
-    Takes less than a second for 200 layers. The same arguments give the same plan, bit for bit, on
-    one machine; ranks on several get the plan of one of them as JSON.
+    Takes about a second, however many the layers. The same arguments give the same plan, bit for
+    bit, on one machine; ranks on several get the plan of one of them as JSON.
 
     Args:
         profile: Measured numbers.
@@ -201,19 +203,19 @@ class _Planner:
 
     def _merge(self) -> Merged:
         """Step 1."""
-        count = len(self._profile.layers)
+        if not self._rules.layer_wise:
+            return Merged((len(self._profile.layers),), (0,))
+        borders = self._borders()
         numel, k = (
             np.maximum(0, sums[np.newaxis, :] - sums[:-1, np.newaxis])
             for sums in (
-                np.concatenate([[0], np.cumsum(ones)])
+                np.concatenate([[0], np.cumsum(ones)])[borders]
                 for ones in (self._numels, self._entries(self._rules.density))
             )
         )
-        if not self._rules.layer_wise:
-            return Merged((count,), (0,))
         machine = self._profile.machine
         impossible = np.where(numel > MAX_BUCKET_NUMEL, np.inf, 0.0)
-        impossible[np.arange(count), np.arange(1, count + 1)] = 0.0
+        np.fill_diagonal(impossible[:, 1:], 0.0)
         sparse = self._price(k, numel, self._rules.allowed)
         longer = 1 + self._rules.reserve
         select = machine.select_overhead + machine.select_seconds_per_entry * numel
@@ -222,7 +224,18 @@ class _Planner:
             dense = self._price(k, numel, ("dense",))
             offers.append(Offer(np.zeros_like(numel), longer * dense.seconds + impossible))
         rule = "optimal" if self._rules.rule == "simulated" else "omgs"
-        return merge_layers(self._profile, offers, rule=rule, select_on=self._rules.select_on)
+        glued = self._profile.glued(borders)
+        merged = merge_layers(glued, offers, rule=rule, select_on=self._rules.select_on)
+        ends = borders[np.cumsum([0, *merged.sizes])]
+        return Merged(tuple(np.diff(ends).tolist()), merged.offers)
+
+    def _borders(self) -> NDArray[np.int64]:
+        """The layers before which a bucket may begin, and the end; all, but where they are many."""
+        count = len(self._numels)
+        borders = np.linspace(0, count, min(count, MOST_MERGED) + 1).round().astype(np.int64)
+        too_large = np.add.reduceat(self._numels, borders[:-1]) > MAX_BUCKET_NUMEL
+        apart = [np.arange(*borders[i : i + 2]) for i in np.flatnonzero(too_large)]
+        return np.unique(np.concatenate([borders, *apart]))
 
     def _sparse_plan(self, merged: Merged, dense_seconds: float) -> Plan:
         """Steps 2 and 3."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar
 
 from hvd_sparse import records
@@ -105,6 +107,24 @@ class Profile(records.Saved):
     def compute(self) -> float:
         """Seconds of a step without any exchange."""
         return self.forward + self.backward
+
+    def glued(self, borders: Sequence[int]) -> Profile:
+        """The same with neighbours as one layer.
+
+        Args:
+            borders: Ascending: the first layer of each group, and behind the last the number of
+                layers.
+        """
+        groups = [self.layers[a:b] for a, b in pairwise(borders)]
+        layers = [
+            LayerProfile(
+                name=group[0].name,
+                numel=sum(layer.numel for layer in group),
+                backward=sum(layer.backward for layer in group),
+            )
+            for group in groups
+        ]
+        return replace(self, layers=tuple(layers))
 
     def scaled(self, *, size: int | None = None, network: Network | None = None) -> Profile:
         """The same model elsewhere: with another number of ranks, or on another network."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_sparse import costs
+from hvd_sparse import costs, planner
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.explain import explain, timeline_of
@@ -194,6 +194,27 @@ def test_a_plan_for_many_layers_takes_less_than_a_second():
         make_plan(profile, EVERYTHING)
         best = min(best, time.process_time() - start)
     assert best < 1.0
+
+
+@pytest.mark.parametrize("rule", ["simulated", "paper"])
+def test_with_very_many_layers_buckets_begin_at_some_of_them_only(monkeypatch, rule):
+    rules = replace(EVERYTHING, rule=rule)
+    profile = random_profile(1, 161, network=gigabits(1, 16))
+    exact = make_plan(profile, rules)
+    monkeypatch.setattr(planner, "MOST_MERGED", 40)
+    plan = make_plan(profile, rules)
+    check(plan, profile, rules)
+    begins = np.cumsum([0, *(len(bucket.layers) for bucket in plan.buckets)])
+    assert set(begins) <= set(np.linspace(0, 161, 41).round())
+    assert exact.step_seconds < 1.02 * plan.step_seconds
+    assert plan.step_seconds < 1.02 * exact.step_seconds
+
+
+def test_layers_that_are_too_large_for_one_bucket_are_not_glued(monkeypatch):
+    monkeypatch.setattr(planner, "MOST_MERGED", 2)
+    profile = profile_of([5, 5, 2**30, 2**30, 2**30], [1e-9] * 5, network=gigabits(1, 8))
+    plan = make_plan(profile, Rules(dense=False))
+    assert max(bucket.numel for bucket in plan.buckets) < 2**31
 
 
 def test_the_same_numbers_give_the_same_plan():
