@@ -154,7 +154,7 @@ CUDA_OPTIONS := -DHVD_SPARSE_WITH_CUDA=1
 cuda: $(ENV_STAMP) ## compiles csrc/cuda/ for all GPUs that nvcc knows
 	@cmake -S . -B build/cuda -G Ninja --log-level=WARNING -DHVD_SPARSE_BUILD_PYTHON=OFF $(CUDA_OPTIONS)
 	@ninja -C build/cuda --quiet hvd_sparse_cuda
-	@echo "csrc/cuda/ compiles for all GPUs"
+	@echo "csrc/cuda/ compiles for $$(grep -oh 'sm_[0-9]*' build/cuda/build.ninja | sort -Vu | xargs)"
 	@cd benchmarks && ../$(PY) -c "import cub_pieces; print(cub_pieces.compile_for('sm_80'))"
 
 cudatest: $(ENV_STAMP) ## runs the C++ tests with CUDA

@@ -91,9 +91,23 @@ print(';'.join([tf.__version__, ' '.join(s.get_compile_flags()), ' '.join(s.get_
   endif()
 endmacro()
 
-# nvcc: $CUDACXX, else on PATH. Asked for by name only. $CUDAARCHS (or CMAKE_CUDA_ARCHITECTURES)
-# names the GPUs to compile for; without, all that this nvcc knows from sm_70 on, and the newest as
-# PTX, which drivers translate for GPUs to come.
+# The GPUs that $CUDAARCHS or CMAKE_CUDA_ARCHITECTURES asks for; empty: nobody asked. CMake caches
+# nvcc's default where -D puts what a user wants, and only the entry's description tells them apart.
+function(hvd_sparse_asked_architectures out)
+  get_property(description CACHE CMAKE_CUDA_ARCHITECTURES PROPERTY HELPSTRING)
+  if(NOT "$ENV{CUDAARCHS}" STREQUAL "")
+    set(asked "$ENV{CUDAARCHS}")
+  elseif(description STREQUAL "CUDA architectures")
+    set(asked "")
+  else()
+    set(asked "${CMAKE_CUDA_ARCHITECTURES}")
+  endif()
+  set(${out} "${asked}" PARENT_SCOPE)
+endfunction()
+
+# nvcc: $CUDACXX, else on PATH. Asked for by name only. Where nobody names the GPUs to compile for,
+# they are all that this nvcc knows from sm_70 on, and the newest as PTX, which drivers translate
+# for GPUs to come.
 macro(hvd_sparse_find_cuda)
   hvd_sparse_check_option(CUDA)
   set(HVD_SPARSE_CUDA_FOUND FALSE)
@@ -107,16 +121,15 @@ macro(hvd_sparse_find_cuda)
         "HVD_SPARSE_WITH_CUDA=1, but no nvcc was found that works. Put it on PATH, or name it by "
         "CUDACXX=/path/to/nvcc.")
     endif()
-    set(_all_architectures TRUE)
-    if(DEFINED CMAKE_CUDA_ARCHITECTURES OR DEFINED ENV{CUDAARCHS})
-      set(_all_architectures FALSE)
-    endif()
+    hvd_sparse_asked_architectures(_asked)
     enable_language(CUDA)
     if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 11.8)
       message(FATAL_ERROR "HVD_SPARSE_WITH_CUDA=1 takes nvcc 11.8 or newer, got "
                           "${CMAKE_CUDA_COMPILER_VERSION} (${CMAKE_CUDA_COMPILER})")
     endif()
-    if(_all_architectures)
+    if(_asked)
+      set(CMAKE_CUDA_ARCHITECTURES ${_asked})
+    else()
       set(CMAKE_CUDA_ARCHITECTURES 75-real 80-real 86-real 89-real)
       if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13.0)
         list(PREPEND CMAKE_CUDA_ARCHITECTURES 70-real)

@@ -40,6 +40,11 @@ def configure(folder, **options):
     )
 
 
+def parts_of(folder):
+    """What the build says of its optional parts."""
+    return json.loads((folder / "build_info.json").read_text())["parts"]
+
+
 def test_required_nccl_without_cuda_ends_the_build(tmp_path):
     done = configure(tmp_path, HVD_SPARSE_WITH_NCCL="1")
     assert done.returncode != 0
@@ -53,19 +58,25 @@ def test_required_cuda_that_is_not_found_ends_the_build(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc on PATH")
-def test_cuda_is_taken_where_it_is_wanted_and_nccl_can_be_left_out(tmp_path):
-    wanted = {"HVD_SPARSE_WITH_CUDA": "1", "CUDAARCHS": "80"}
-    done = configure(tmp_path, **wanted)
-    assert done.returncode == 0, done.stdout
-    info = json.loads((tmp_path / "cmake" / "build_info.json").read_text())
-    assert info["parts"]["cuda"]["built"]
-    assert re.fullmatch(r"nvcc [0-9.]+ for 80", info["parts"]["cuda"]["detail"])
-    assert info["parts"]["nccl"]["built"]
-    commands = tmp_path / "cmake" / "compile_commands.json"
+def test_cuda_is_taken_for_all_gpus_or_those_asked_for_and_nccl_can_be_left_out(tmp_path):
+    folder = tmp_path / "cmake"
+    for _ in range(2):  # CMake caches nvcc's default at the first time
+        done = configure(tmp_path, HVD_SPARSE_WITH_CUDA="1", CUDAARCHS="")
+        assert done.returncode == 0, done.stdout
+        parts = parts_of(folder)
+        assert parts["cuda"]["built"]
+        assert re.fullmatch(
+            r"nvcc [0-9.]+ for (70-real )?75-real 80-real 86-real 89-real 90.*",
+            parts["cuda"]["detail"],
+        )
+        assert parts["nccl"]["built"]
+    commands = folder / "compile_commands.json"
     assert "csrc/cuda/nccl_" in commands.read_text()
-    done = configure(tmp_path, **wanted, HVD_SPARSE_WITH_NCCL="0")
-    assert done.returncode == 0, done.stdout
-    assert "csrc/cuda/nccl_" not in commands.read_text()
+    asked = ["-DHVD_SPARSE_WITH_NCCL=0", "-DCMAKE_CUDA_ARCHITECTURES=80"]
+    for options in (asked, []):  # what was asked for once stays
+        subprocess.run(["cmake", *options, folder], check=True, capture_output=True)
+        assert parts_of(folder)["cuda"]["detail"].endswith(" for 80")
+        assert "csrc/cuda/nccl_" not in commands.read_text()
 
 
 def test_required_tensorflow_that_cannot_be_imported_ends_the_build(tmp_path):
@@ -77,14 +88,14 @@ def test_required_tensorflow_that_cannot_be_imported_ends_the_build(tmp_path):
     assert "HVD_SPARSE_WITH_TENSORFLOW=1, but" in said
     assert "it is broken" in said
     configure(tmp_path, HVD_SPARSE_WITH_TENSORFLOW="", **path)
-    info = json.loads((tmp_path / "cmake" / "build_info.json").read_text())
-    assert not info["parts"]["tensorflow"]["built"]
+    parts = parts_of(tmp_path / "cmake")
+    assert not parts["tensorflow"]["built"]
 
 
 def test_tensorflow_is_taken_with_its_version(tmp_path):
     configure(tmp_path, HVD_SPARSE_WITH_TENSORFLOW="1")
-    info = json.loads((tmp_path / "cmake" / "build_info.json").read_text())
-    assert info["parts"]["tensorflow"] == {"built": True, "detail": version("tensorflow-cpu")}
+    parts = parts_of(tmp_path / "cmake")
+    assert parts["tensorflow"] == {"built": True, "detail": version("tensorflow-cpu")}
 
 
 def test_required_mpi_that_is_not_found_ends_the_build(tmp_path):
@@ -97,16 +108,16 @@ def test_required_mpi_that_is_not_found_ends_the_build(tmp_path):
 def test_mpi_is_left_out_where_it_is_not_wanted(tmp_path):
     done = configure(tmp_path, HVD_SPARSE_WITH_MPI="0")
     assert "without MPI: HVD_SPARSE_WITH_MPI=0" in done.stdout
-    info = json.loads((tmp_path / "cmake" / "build_info.json").read_text())
-    assert info["parts"]["mpi"] == {"built": False, "detail": "HVD_SPARSE_WITH_MPI=0"}
+    parts = parts_of(tmp_path / "cmake")
+    assert parts["mpi"] == {"built": False, "detail": "HVD_SPARSE_WITH_MPI=0"}
 
 
 def test_mpi_is_taken_where_it_is_found(tmp_path):
     configure(tmp_path)
-    info = json.loads((tmp_path / "cmake" / "build_info.json").read_text())
-    assert info["parts"]["mpi"]["built"]
-    assert not info["parts"]["cuda"]["built"]
-    assert "HVD_SPARSE_WITH_CUDA=1" in info["parts"]["cuda"]["detail"]
+    parts = parts_of(tmp_path / "cmake")
+    assert parts["mpi"]["built"]
+    assert not parts["cuda"]["built"]
+    assert "HVD_SPARSE_WITH_CUDA=1" in parts["cuda"]["detail"]
 
 
 @pytest.mark.parametrize("value", ["yes", "2", "ON"])
