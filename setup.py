@@ -7,7 +7,8 @@ Options, by environment variables, in Horovod's manner:
                             NCCL: with CUDA)
     MPICXX                  MPI's compiler wrapper (default: mpicxx on PATH)
     CUDACXX, CUDAARCHS      nvcc (default: nvcc on PATH), and the GPUs to compile for (default: all)
-    HVD_SPARSE_BUILD_DIR    where CMake works (default: a folder below build/ for each environment)
+    HVD_SPARSE_BUILD_DIR    where CMake works (default: a folder below build/ for each environment);
+                            it begins anew there if the environment is another one
     CXX, CXXFLAGS, LDFLAGS, CMAKE_BUILD_PARALLEL_LEVEL    as CMake knows them
 """
 
@@ -20,6 +21,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -27,6 +29,8 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 PARTS = ("MPI", "TENSORFLOW", "CUDA", "NCCL")
+# What CMake takes from the environment when a folder is configured for the first time only.
+READ_ONCE = ("CXX", "CXXFLAGS", "LDFLAGS", "CUDACXX", "CUDAARCHS")
 
 
 def find_cmake() -> str:
@@ -69,14 +73,34 @@ def cmake_arguments() -> list[str]:
     return arguments
 
 
+def digest_of_environment(cmake: str, arguments: list[str]) -> str:
+    """Names all that a build folder keeps from its first configuration."""
+    variables = [os.environ.get(name) for name in READ_ONCE]
+    kept = [str(ROOT), cmake, *arguments, sysconfig.get_config_var("SOABI"), *variables]
+    return hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:12]
+
+
+def begin_anew_if_changed(folder: Path, environment: str) -> None:
+    """Removes what CMake keeps in a folder that was configured in another environment."""
+    stamp = folder / "environment.txt"
+    if stamp.exists() and stamp.read_text() == environment:
+        return
+    (folder / "CMakeCache.txt").unlink(missing_ok=True)
+    if (folder / "CMakeFiles").exists():
+        shutil.rmtree(folder / "CMakeFiles")
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(environment)
+
+
 class CMakeBuild(build_ext):
     """Runs CMake, then puts the module and the record of its parts where setuptools wants them."""
 
     def build_extension(self, ext: Extension) -> None:
         """Builds the one extension; nothing is compiled again that has not changed."""
         cmake, arguments = find_cmake(), cmake_arguments()
-        environment = hashlib.sha256(json.dumps([cmake, *arguments]).encode()).hexdigest()[:12]
+        environment = digest_of_environment(cmake, arguments)
         folder = Path(os.environ.get("HVD_SPARSE_BUILD_DIR") or ROOT / "build" / environment)
+        begin_anew_if_changed(folder, environment)
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count())
         try:
             subprocess.run([cmake, "-S", ROOT, "-B", folder, *arguments], check=True)
@@ -85,15 +109,16 @@ class CMakeBuild(build_ext):
             sys.exit("building hvd_sparse failed; CMake's messages above say why")
 
         target = Path(self.get_ext_fullpath(ext.name))
-        built = {
-            target.name: target,
-            "build_info.json": target.with_name("_build_info.json"),
-            "_ops.so": target.parent / "tensorflow" / "_ops.so",
-        }
+        info = target.with_name("_build_info.json")
+        built = {target.name: target, "build_info.json": info}
+        parts = json.loads((folder / "build_info.json").read_text())["parts"]
+        if parts["tensorflow"]["built"]:
+            built["_ops.so"] = target.parent / "tensorflow" / "_ops.so"
         for name, place in built.items():
+            if not (folder / name).exists():
+                sys.exit(f"CMake built no {name} in {folder}; remove that folder, and build again")
             place.parent.mkdir(parents=True, exist_ok=True)
-            if (folder / name).exists():
-                shutil.copy2(folder / name, place)
+            shutil.copy2(folder / name, place)
 
     def copy_extensions_to_source(self) -> None:
         """For editable installs: what was built into the package's sources."""

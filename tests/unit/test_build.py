@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 from importlib.metadata import version
 from pathlib import Path
@@ -17,12 +18,27 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def configure(folder, **options):
-    """Runs setup.py up to CMake's configuration; CMake's build step is a no-op."""
+def configure(folder, *, before="", builds=True, **options):
+    """Runs setup.py up to CMake's configuration; CMake's build step leaves empty files.
+
+    Args:
+        folder: Where all of it happens.
+        before: Statements that come before setup.py's, on one line.
+        builds: Whether the build step leaves anything.
+        options: Of the environment.
+    """
     program = (
-        "import runpy, subprocess, sys\n"
+        "import runpy, subprocess, sys, sysconfig\n"
+        "from pathlib import Path\n"
+        f"{before}\n"
         "run = subprocess.run\n"
-        "subprocess.run = lambda c, **k: None if '--build' in c else run(c, **k)\n"
+        "def step(command, **options):\n"
+        "    if '--build' not in command:\n"
+        "        return run(command, **options)\n"
+        "    module = '_core' + sysconfig.get_config_var('EXT_SUFFIX')\n"
+        f"    for name in [module, '_ops.so'] if {builds} else []:\n"
+        "        Path(command[2], name).touch()\n"
+        "subprocess.run = step\n"
         "sys.argv = ['setup.py', '--quiet', 'build_ext', '--build-lib', sys.argv[1]]\n"
         "runpy.run_path('setup.py', run_name='__main__')\n"
     )
@@ -43,6 +59,33 @@ def configure(folder, **options):
 def parts_of(folder):
     """What the build says of its optional parts."""
     return json.loads((folder / "build_info.json").read_text())["parts"]
+
+
+def test_a_folder_begins_anew_for_another_compiler_or_python_and_else_goes_on(tmp_path):
+    folder = tmp_path / "cmake"
+    kept = folder / "CMakeFiles" / "kept"
+    assert configure(tmp_path, CXXFLAGS="-DFIRST=1").returncode == 0
+    kept.touch()
+    assert configure(tmp_path, CXXFLAGS="-DFIRST=1").returncode == 0
+    assert kept.exists()
+    assert configure(tmp_path, CXXFLAGS="-DSECOND=2").returncode == 0
+    assert not kept.exists()
+    commands = (folder / "compile_commands.json").read_text()
+    assert "-DSECOND=2" in commands
+    assert "-DFIRST=1" not in commands
+    kept.touch()
+    another = "sysconfig.get_config_vars()['SOABI'] = 'cpython-399'"
+    at_once = "subprocess.run = lambda *_, **__: sys.exit('without CMake')"
+    done = configure(tmp_path, before=f"{another}; {at_once}", CXXFLAGS="-DSECOND=2")
+    assert "without CMake" in done.stdout
+    assert not kept.exists()
+
+
+def test_a_module_that_was_not_built_ends_the_build(tmp_path):
+    done = configure(tmp_path, builds=False)
+    assert done.returncode != 0
+    name = "_core" + sysconfig.get_config_var("EXT_SUFFIX")
+    assert f"CMake built no {name} in {tmp_path / 'cmake'}" in done.stdout
 
 
 def test_required_nccl_without_cuda_ends_the_build(tmp_path):
