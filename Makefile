@@ -11,6 +11,10 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
+ifneq ($(words $(CURDIR)),1)
+$(error make takes a checkout whose path has no space, got '$(CURDIR)')
+endif
+
 VENV := .venv
 PY := $(VENV)/bin/python
 # nproc goes by OMP_NUM_THREADS, which is 1 where make runs this again.

@@ -66,8 +66,9 @@ macro(hvd_sparse_find_tensorflow)
   else()
     execute_process(
       COMMAND "${CMAKE_COMMAND}" -E env TF_CPP_MIN_LOG_LEVEL=3 "${Python_EXECUTABLE}" -c
-        "import tensorflow as tf; s = tf.sysconfig; \
-print(';'.join([tf.__version__, ' '.join(s.get_compile_flags()), ' '.join(s.get_link_flags())]))"
+        "import shlex, tensorflow as tf; s = tf.sysconfig; \
+flags = s.get_compile_flags(), s.get_link_flags(); \
+print(';'.join([tf.__version__, *map(shlex.join, flags)]))"
       OUTPUT_VARIABLE _answer ERROR_VARIABLE _problem RESULT_VARIABLE _status
       OUTPUT_STRIP_TRAILING_WHITESPACE)
     if(_status EQUAL 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -141,6 +142,22 @@ def test_tensorflow_is_taken_with_its_version(tmp_path):
     assert parts["tensorflow"] == {"built": True, "detail": version("tensorflow-cpu")}
 
 
+def test_tensorflow_may_lie_below_a_path_with_a_space(tmp_path):
+    place = tmp_path / "a folder"
+    (place / "tensorflow").mkdir(parents=True)
+    (place / "tensorflow" / "__init__.py").write_text(
+        "__version__ = '2.99'\n"
+        "class sysconfig:\n"
+        f"    get_compile_flags = lambda: ['-I{place}/include', '-DSOME=1']\n"
+        f"    get_link_flags = lambda: ['-L{place}', '-l:libsome.so']\n"
+    )
+    done = configure(tmp_path, HVD_SPARSE_WITH_TENSORFLOW="1", PYTHONPATH=str(place))
+    assert done.returncode == 0, done.stdout
+    commands = json.loads((tmp_path / "cmake" / "compile_commands.json").read_text())
+    (ops,) = (one for one in commands if one["file"].endswith("tensorflow_ops.cc"))
+    assert {f"-isystem{place}/include", "-DSOME=1"} <= set(shlex.split(ops["command"]))
+
+
 def test_required_mpi_that_is_not_found_ends_the_build(tmp_path):
     # Here mpicxx lies beside the interpreter: only a wrapper that does not work keeps it away.
     done = configure(tmp_path, HVD_SPARSE_WITH_MPI="1", MPICXX="/bin/false")
@@ -168,6 +185,20 @@ def test_an_option_takes_0_and_1_only(tmp_path, value):
     done = configure(tmp_path, HVD_SPARSE_WITH_MPI=value)
     assert done.returncode != 0
     assert f"HVD_SPARSE_WITH_MPI must be 0, 1 or unset, got '{value}'" in done.stdout
+
+
+def make_help(folder):
+    """`make help` in a folder with the project's Makefile."""
+    command = ["make", "-C", folder, "-f", ROOT / "Makefile", "help"]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_make_refuses_a_path_with_a_space(tmp_path):
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    done = make_help(folder)
+    assert done.returncode != 0
+    assert f"make takes a checkout whose path has no space, got '{folder}'" in done.stderr
 
 
 def files_of_git(*options):
