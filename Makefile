@@ -49,7 +49,7 @@ INSTALL_STAMP = $(VENV)/.install-$(call digest,pyproject.toml setup.py)
 
 .PHONY: help env build
 help: ## lists the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1 	/' | expand -t 14
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /\1 	/' | expand -t 14
 
 env: $(ENV_STAMP) ## makes .venv with all requirements and Horovod
 

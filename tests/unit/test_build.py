@@ -189,8 +189,8 @@ def test_an_option_takes_0_and_1_only(tmp_path, value):
 
 def make_help(folder):
     """`make help` in a folder with the project's Makefile."""
-    command = ["make", "-C", folder, "-f", ROOT / "Makefile", "help"]
-    return subprocess.run(command, capture_output=True, text=True)
+    command = ["make", "--no-print-directory", "-f", ROOT / "Makefile", "help"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
 def test_make_refuses_a_path_with_a_space(tmp_path):
@@ -199,6 +199,12 @@ def test_make_refuses_a_path_with_a_space(tmp_path):
     done = make_help(folder)
     assert done.returncode != 0
     assert f"make takes a checkout whose path has no space, got '{folder}'" in done.stderr
+
+
+def test_make_help_lists_every_target_that_is_described():
+    described = re.findall(r"^([^\s:#]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    listed = [line.split()[0] for line in make_help(ROOT).stdout.splitlines()]
+    assert listed == described
 
 
 def files_of_git(*options):
