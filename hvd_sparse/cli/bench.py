@@ -16,6 +16,7 @@ from rich.table import Table
 
 from hvd_sparse.bench_results import Results, Row, Settings, Timing, winners
 from hvd_sparse.cli import files
+from hvd_sparse.cli.console import wide_console
 from hvd_sparse.cli.numbers import integer, number
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.quantities import shown_rate, shown_seconds
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from hvd_sparse.cluster import Cluster
 
 START = "horovodrun -np 4 hvd-sparse bench"
-# The tables need so many columns; horovodrun passes on no width of a terminal.
-COLUMNS = 120
 
 
 def bench(
@@ -124,7 +123,7 @@ def _report(results: Results, json_file: Path | None, save: Path | None, plot: P
     if json_file is not None and str(json_file) == "-":
         print(text)
     else:
-        show(results, Console(width=max(COLUMNS, Console().width), highlight=False))
+        show(results, wide_console())
 
 
 def account(results: Results) -> dict[str, Any]:

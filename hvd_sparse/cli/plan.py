@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hvd_sparse import planner, quantities
+from hvd_sparse.cli.console import wide_console
 from hvd_sparse.cli.files import check_picture
 from hvd_sparse.cli.numbers import integer, number
 from hvd_sparse.cli.plot import plot_plan
@@ -89,7 +90,7 @@ def plan(
         print(json.dumps(account(made, here), indent=2))
     else:
         assumed = bandwidth is not None or latency is not None
-        show(made, here, Console(), assumed=assumed, rules=rules)
+        show(made, here, wide_console(), assumed=assumed, rules=rules)
 
 
 def network_of(

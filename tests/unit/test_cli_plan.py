@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import hvd_sparse
-from hvd_sparse import cli
+from hvd_sparse import cli, quantities
 from hvd_sparse.cluster import Cluster
 from hvd_sparse.compression import LAGS
 from hvd_sparse.plan import Plan
@@ -96,6 +96,20 @@ def test_the_tables_say_how_much_is_gained(run):
     assert "times as fast as dense." in result.output
     assert "ideal ring" not in result.output
     assert "gtopk" in result.output
+
+
+def test_a_narrow_terminal_cuts_no_name_and_no_number(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    asked = ("--collective", "split_allgather", "--density", "0.01")
+    rows = answer(run(*asked, "--json"))["buckets"]
+    printed = [" ".join(line.split()) for line in run(*asked).output.splitlines()]
+    sparse = [row for row in rows if row["collective"] == "split_allgather"]
+    assert sparse
+    for row in sparse:
+        times = [row[name] for name in ("select_seconds", "exchange_seconds", "ready", "end")]
+        facts = [f"{row['numel']:,}", f"{row['density']:.3g}", "split_allgather, packed"]
+        facts += [quantities.shown_seconds(seconds) for seconds in times]
+        assert " ".join([row["layers"], *facts]) in printed
 
 
 def test_it_is_said_plainly_when_compression_does_not_help(run):
