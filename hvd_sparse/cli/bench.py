@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvd_sparse.bench_results import Results, Row, Settings, Timing, winners
+from hvd_sparse.bench_results import WINNING_SPEEDUP, Results, Row, Settings, Timing, winners
 from hvd_sparse.cli import files
 from hvd_sparse.cli.console import wide_console
 from hvd_sparse.cli.numbers import integer, number
@@ -217,9 +217,9 @@ def verdict(results: Results) -> str:
             (row for row in results.rows if row.collective != "dense"), key=lambda row: row.speedup
         )
         return (
-            f"Compression will not help here: at {density} dense was as fast or faster at every "
-            f"size. The best was {_name(best)} of {best.numel:,} entries, {best.speedup:.2g} "
-            "times as fast."
+            f"Compression will not help here: at {density} nothing was "
+            f"{100 * (WINNING_SPEEDUP - 1):.2g} % faster than dense at any size. The best was "
+            f"{_name(best)} of {best.numel:,} entries, {best.speedup:.3g} times as fast."
         )
     last = max(results.at(won[-1]), key=lambda row: row.speedup)
     gain = f"{_name(last)} is {last.speedup:.3g} times as fast as dense at {won[-1]:,} entries."
