@@ -45,7 +45,7 @@ digest = $(shell cat $(1) | sha256sum | cut -c1-12)
 ENV_INPUTS := tools/requirements.txt tools/install_requirements.py tools/build_horovod.py \
               tools/horovod_changes.py $(wildcard tools/constraints/*.txt)
 ENV_STAMP := $(VENV)/.env-$(call digest,$(ENV_INPUTS))
-INSTALL_STAMP = $(VENV)/.install-$(call digest,pyproject.toml setup.py)
+INSTALL_STAMP = $(VENV)/.install-$(call digest,pyproject.toml setup.py hvd_sparse/__init__.py)
 
 .PHONY: help env build
 help: ## lists the targets

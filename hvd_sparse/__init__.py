@@ -42,7 +42,7 @@ __all__ = [
     "sparse_allreduce",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,7 @@ from hvd_sparse.nccl import package_libraries
 
 HEALTHY = {
     "hvd_sparse": {
-        "version": "0.1.0",
+        "version": hvd_sparse.__version__,
         "folder": "/somewhere/hvd_sparse",
         "build": {
             "compiler": "GNU 12.2.0",
