@@ -251,13 +251,22 @@ def test_a_row_that_breaks_a_rule_is_void_and_says_why(options, problem):
 
 
 def test_predictions_stand_beside_measured_times_and_end_with_the_median_error():
-    row = replace(ROW, predicted={"SLGS": 0.6, "LAGS": 0.2, "dense, MPI": 3.3})
+    row = replace(ROW, predicted={"SLGS": 0.6, "LAGS": 0.225, "dense, MPI": 3.3})
     *rows, median = prediction_rows([row])
-    assert [shown.facts["error (%)"] for shown in rows] == pytest.approx([20, -20, 10])
-    assert median.facts["error (%)"] == pytest.approx(20)
+    assert [shown.facts["error (%)"] for shown in rows] == pytest.approx([20, -10, 10])
+    assert median.facts["error (%)"] == pytest.approx(15)
     assert median.facts["verdict"] == "20 % reached: yes"
     worse = replace(ROW, predicted={"SLGS": 0.61, "LAGS": 0.19})
     assert prediction_rows([worse])[-1].facts["verdict"] == "20 % reached: no"
+
+
+def test_the_median_leaves_out_what_was_fitted_and_rows_that_are_void():
+    row = replace(ROW, predicted={"SLGS": 0.55, "dense, MPI": 3.9})
+    void = replace(ROW, predicted={"SLGS": 0.9}, problems=["the machine is busy"])
+    *rows, median = prediction_rows([row, void])
+    assert [shown.facts["in the median"] for shown in rows] == ["yes", "no", "no"]
+    assert median.facts["error (%)"] == pytest.approx(10)
+    assert [shown.name for shown in prediction_rows([void])] == [rows[-1].name]
 
 
 def test_goals_are_told_of_every_method():
