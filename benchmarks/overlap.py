@@ -7,7 +7,8 @@ waiting    A fixed computation on every rank, alone and while the exchange waits
 selecting  Steps of a model (forward, backward, exchange layer by layer, wait) with the selection on
            the thread that runs backward, and on a thread of the exchange.
 
-The variants take turns, repetition by repetition.
+The variants take turns, repetition by repetition. Gradients are integers, so that their sums are
+exact: after each repetition the result must be what left the residuals of all ranks.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Layers:
     def __post_init__(self) -> None:
         self._ks = [plan.entries_to_send(p.numel(), self.density) for p in self.parameters]
         self._residuals = [torch.zeros(p.numel()) for p in self.parameters]
+        self._before = [residual.clone() for residual in self._residuals]
         self._states = [torch.zeros(1, 4) for _ in self.parameters]
         for i, parameter in enumerate(self.parameters):
             self.exchange.add_bucket(
@@ -67,7 +69,6 @@ class Layers:
                 states=buffer(self._states[i]),
                 ks=[self._ks[i]],
                 decays=[1.0],
-                output_scale=1 / hvd.size(),
             )
         )
 
@@ -76,6 +77,21 @@ class Layers:
             self.exchange.wait(handle)
         self.handles.clear()
         self.exchange.commit()
+
+    def verify(self, gradients: list[torch.Tensor], sums: list[torch.Tensor]) -> bool:
+        """Whether the step's sums are what left the residuals, and not nothing. Collective.
+
+        Args:
+            gradients: Of this rank, as they went in.
+            sums: What became of them.
+        """
+        right = True
+        for i, residual in enumerate(self._residuals):
+            left = self._before[i] + gradients[i].flatten() - residual
+            self._before[i].copy_(residual)
+            left = hvd.allreduce(left, op=hvd.Sum, name=f"left of layer {i}")
+            right &= bool(left.any()) and torch.equal(left, sums[i].flatten())
+        return right
 
 
 def buffer(tensor: torch.Tensor) -> Buffer:
@@ -89,16 +105,21 @@ def slowest(seconds: list[float]) -> list[float]:
     return everybody.max(dim=0).values.tolist()
 
 
-def same_everywhere(tensor: torch.Tensor) -> bool:
-    """Whether all ranks hold the same bits, not all of them zero."""
-    everybody = hvd.allgather(tensor.detach().flatten()[None], name="same")
-    return bool((everybody == everybody[0]).all() and everybody.any())
+def everywhere(verified: bool) -> bool:
+    """Whether all ranks say so."""
+    return bool(hvd.allgather(torch.tensor([int(verified)]), name="verified").all())
+
+
+def integers(*shape: int) -> torch.Tensor:
+    """Normal numbers, rounded to integers so small that sums over ranks and steps are exact."""
+    return torch.randn(*shape).mul(100).round()
 
 
 def measure_waiting(
     world: World, milliseconds: float, repetitions: int
 ) -> tuple[dict[str, list[float]], bool]:
     """Seconds of the same computation, alone and beside a waiting exchange."""
+    torch.manual_seed(1 + hvd.rank())
     gradient = torch.empty(100_000)
     layers = Layers(Exchange.between_ranks(world, name="waiting"), [gradient], density=0.01)
     late = hvd.size() - 1
@@ -117,8 +138,9 @@ def measure_waiting(
 
     seconds: dict[str, list[float]] = {"alone": [], "beside a waiting exchange": []}
     verified = True
-    for repetition in range(UNTIMED + repetitions):
-        gradient.normal_()
+    for _ in range(UNTIMED + repetitions):
+        own = integers(gradient.numel())
+        gradient.copy_(own)
         seconds["alone"].append(compute(products))
         if hvd.rank() != late:
             layers.start(0, gradient)
@@ -127,10 +149,10 @@ def measure_waiting(
         if hvd.rank() == late:
             layers.start(0, gradient)
         layers.wait()
-        if repetition == 0:
-            verified = same_everywhere(gradient)
+        verified &= layers.verify([own], [gradient])
     layers.exchange.close()
-    return {name: slowest(all_[UNTIMED:]) for name, all_ in seconds.items()}, verified
+    timed = {name: slowest(all_[UNTIMED:]) for name, all_ in seconds.items()}
+    return timed, everywhere(verified)
 
 
 def measure_selecting(
@@ -141,7 +163,11 @@ def measure_selecting(
     stages = [nn.Sequential(nn.Linear(width, width, bias=False), nn.ReLU()) for _ in range(depth)]
     model = nn.Sequential(*stages)
     parameters = list(reversed(list(model.parameters())))  # in the order of backward
-    images = torch.randn(32, width)
+    with torch.no_grad():  # integers remain integers on their way through a permutation
+        for parameter in parameters:
+            parameter.copy_(torch.eye(width)[torch.randperm(width)])
+    torch.manual_seed(1 + hvd.rank())
+    images, signs = integers(32, width), torch.randn(32, width).sign()
 
     variants: dict[str, Layers | None] = {"no exchange": None}
     for thread in ("caller", "engine"):
@@ -161,23 +187,25 @@ def measure_selecting(
         parameter.register_post_accumulate_grad_hook(hook(i))
 
     seconds: dict[str, list[float]] = {name: [] for name in variants}
+    own: list[torch.Tensor] = []
     verified = True
-    for repetition in range(UNTIMED + repetitions):
+    for _ in range(UNTIMED + repetitions):
         for name, layers in variants.items():
             model.zero_grad()
             active = layers
             hvd.barrier()
             start = time.perf_counter()
-            model(images).square().mean().backward()
+            (model(images) * signs).sum().backward()
             if layers is not None:
                 layers.wait()
             seconds[name].append(time.perf_counter() - start)
-            if layers is not None and repetition == 0:
-                verified &= all(
-                    same_everywhere(parameter.grad) for parameter in parameters
-                    if parameter.grad is not None
-                )  # fmt: skip
-    return {name: slowest(all_[UNTIMED:]) for name, all_ in seconds.items()}, verified
+            results = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            if layers is None:
+                own = [gradient.clone() for gradient in results]
+            else:
+                verified &= layers.verify(own, results)
+    timed = {name: slowest(all_[UNTIMED:]) for name, all_ in seconds.items()}
+    return timed, everywhere(verified)
 
 
 def rows_of(title: str, seconds: dict[str, list[float]]) -> list[Row]:
