@@ -161,6 +161,8 @@ def run(stage: Stage) -> Outcome:
         process.terminate()  # not kill: mpirun ends its ranks when it is asked to end
         status = process.wait() or 1
     reader.join(10)  # not for ever: a process that it left behind may still hold the pipe
+    if stage.report is not None and not stage.report.exists():
+        output.append(f"error: {stage.name} has left no report in {stage.report}")
     if stage.one_core:
         print("\n".join(output), flush=True)  # at once: others print, too
     plain = [COLOR.sub("", line) for line in output[1:]]
@@ -168,9 +170,11 @@ def run(stage: Stage) -> Outcome:
 
 
 def count_of(stage: Stage, status: int) -> Count:
-    """Of a stage that has ended; one without a report is a single test."""
-    if stage.report is None or not stage.report.exists():
+    """Of a stage that has ended; one that writes no report is a single test."""
+    if stage.report is None:
         return Count(passed=int(status == 0), failed=int(status != 0))
+    if not stage.report.exists():
+        return Count(failed=1)
     result = count(stage.report)
     if status != 0 and result.failed == 0:
         result += Count(failed=1)
