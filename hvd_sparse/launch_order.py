@@ -68,4 +68,8 @@ class LaunchOrder:
         if len(self._order) > 1 and plan_is_due(self._steps):
             late = [bucket for bucket in self._order if bucket not in self._ready]
             self._coming = self._broadcast(self._ready + late)
+        self.release()
+
+    def release(self) -> None:
+        """Forgets what became ready: the step is over, applied or not."""
         self._ready.clear()

@@ -106,6 +106,7 @@ class Launcher:
         """Makes ready for the next step."""
         for bucket in self.buckets:
             bucket.release()
+        self._order.release()
         self._launched = 0
 
     def _launch(self, step: int, *, force: bool) -> None:

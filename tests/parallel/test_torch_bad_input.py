@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
-from hvd_sparse.torch import LAGS, GTopK, TopK
+from hvd_sparse.torch import LAGS, GTopK, TopK, stats
 from tests.parallel.torch_ranks import (
     SHAPES,
     Toy,
@@ -53,6 +53,31 @@ def test_a_bad_gradient_on_one_rank_is_refused_by_all_and_nothing_is_lost(preset
             optimizer.step()
             assert_nothing_is_lost(model, step, before, optimizer, gradients)
         before = residuals(optimizer)
+
+
+@several_ranks
+@pytest.mark.parametrize("bad", [0, 3])  # before the steps after which an order is sent
+def test_a_refused_step_before_a_new_launch_order_changes_nothing(bad):
+    model = Toy({"w": (40, 30), "v": (50, 20)})
+    optimizer = distribute(
+        model, LAGS(adaptive=False, density=0.1, min_numel=64, bucket_numel=1000)
+    )
+    for step in range(7):  # the order is sent after one good step, taken up after the next
+        before = residuals(optimizer)
+        optimizer.zero_grad()
+        gradients = integer_gradients(model, step)
+        if step == bad:
+            if ODD:
+                del gradients["v"]  # becomes ready on some ranks only
+                gradients["w"][0, 0] = float("nan")
+            model.backward(gradients)
+            with pytest.raises(NonFiniteGradientError):
+                optimizer.step()
+        else:
+            model.backward(gradients)
+            optimizer.step()
+            assert len(stats(optimizer).last.buckets) == 2
+            assert_nothing_is_lost(model, step, before, optimizer, gradients)
 
 
 @several_ranks

@@ -43,6 +43,18 @@ def test_what_became_ready_counts_for_its_own_step_only():
     assert broadcast.sent == [[0, 1], [1, 0]]
 
 
+def test_what_became_ready_in_a_step_that_does_not_count_is_forgotten():
+    broadcast = Broadcast()
+    order = LaunchOrder(3, broadcast)
+    for bucket in (1, 2):  # of a step that was refused
+        order.became_ready(bucket)
+    order.release()
+    for bucket in (2, 0, 1):
+        order.became_ready(bucket)
+    order.end_step()
+    assert broadcast.sent == [[2, 0, 1]]
+
+
 def test_plans_are_frequent_at_first_and_rare_later():
     due = [steps for steps in range(3000) if plan_is_due(steps)]
     assert due == [1, 4, 16, 64, 256, 1024, 2048]
