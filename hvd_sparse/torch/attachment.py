@@ -108,7 +108,7 @@ class Attachment:
         """
         if self.exchange is not None:
             self._refuse_if_busy("reset_residual()")
-            state.load(self.exchange, None)
+            self.exchange.state.reset()
         if self.renewal.pending:
             self.renewal.hold(None)
         return None if state_dict is None else state.without_residuals(state_dict)

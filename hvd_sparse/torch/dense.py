@@ -65,6 +65,8 @@ class DenseReducer:
         self._options = {**settings.reduction.of_horovod(), "process_set": process_set}
         self._in_flight: list[tuple[Slot, int]] = []
         self._remainders: dict[str, torch.Tensor] = {}
+        # Whether any rank may have a residual here: alike on all ranks, whatever each one holds.
+        self._owed = True
 
     def launch(self, slot: Slot) -> None:
         """Starts the allreduce of a gradient, with velocity and residual of its layer."""
@@ -90,8 +92,9 @@ class DenseReducer:
         """Waits for all launched gradients; the results then lie in their slots' `work`.
 
         Args:
-            alone: Whether the whole step travels dense. Then nothing depends on finite sums, and
-                they are not looked at: the step is Horovod's own, and takes no longer.
+            alone: Whether the whole step travels dense. Then, where no residual may have joined it
+                on any rank, nothing depends on finite sums, and they are not looked at: the step is
+                Horovod's own, and takes no longer.
 
         Returns:
             Why the step cannot be applied, found by all ranks alike, or None.
@@ -100,7 +103,7 @@ class DenseReducer:
             ExchangeFailedError: The exchange has ended.
         """
         refuse = None
-        checks = not alone or bool(self.residuals) or bool(self.velocities)
+        checks = not alone or self._owed or bool(self.velocities)
         for slot, handle in self._in_flight:
             wait_for(handle, self._exchange)
             assert slot.work is not None
@@ -113,14 +116,23 @@ class DenseReducer:
     def committed(self) -> None:
         """The step is applied, and not yet written: the residuals that joined it are gone."""
         self.velocities.committed()
-        if self.residuals:
-            for slot, _ in self._in_flight:
-                self.residuals.pop(slot.name, None)
-            self.residuals |= self._remainders
+        for slot, _ in self._in_flight:
+            self.residuals.pop(slot.name, None)
+        self.residuals |= self._remainders
+        self._owed = bool(self._remainders)
 
     def load(self, residuals: Mapping[str, torch.Tensor]) -> None:
-        """Takes over residuals, copied, in place of those that are here."""
+        """Takes over residuals, copied, in place of those that are here; on all ranks alike.
+
+        A rank may take over none where others take over some.
+        """
         self.residuals = {name: residual.clone() for name, residual in residuals.items()}
+        self._owed = True
+
+    def reset(self) -> None:
+        """Forgets residuals and velocities, perhaps on this rank alone."""
+        self.residuals.clear()
+        self.velocities.load({})
 
     def release(self) -> None:
         """Makes ready for the next step."""

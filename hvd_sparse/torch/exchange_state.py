@@ -58,7 +58,10 @@ class ExchangeState:
         memories: Mapping[str, torch.Tensor],
         velocities: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Takes up, between two steps, what these methods gave; what lacks is zero."""
+        """Takes up, between two steps, what these methods gave; what lacks is zero.
+
+        On all ranks alike, but for what each of them takes up.
+        """
         velocities = velocities or {}
         for bucket in self._sparse.buckets:
             bucket.load(residuals, memories, velocities)
@@ -67,7 +70,7 @@ class ExchangeState:
             {
                 name: residual.to(self._device)
                 for name, residual in residuals.items()
-                if name not in sparse and bool(residual.any())
+                if name not in sparse
             }
         )
         self._dense.velocities.load(
@@ -77,6 +80,12 @@ class ExchangeState:
                 if name not in sparse
             }
         )
+
+    def reset(self) -> None:
+        """Forgets it all, between two steps, perhaps on this rank alone."""
+        for bucket in self._sparse.buckets:
+            bucket.load({}, {}, {})
+        self._dense.reset()
 
     def move_to(self, choices: Sequence[BucketChoice]) -> None:
         """Between two steps, on all ranks alike: other buckets, the same residuals."""

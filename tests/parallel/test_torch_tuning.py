@@ -11,7 +11,11 @@ import pytest
 import torch
 
 from hvd_sparse import tuner
-from hvd_sparse.errors import GradientInFlightError, InvalidArgumentError
+from hvd_sparse.errors import (
+    GradientInFlightError,
+    InvalidArgumentError,
+    NonFiniteGradientError,
+)
 from hvd_sparse.torch import LAGS, GTopK, Warmup, replan, stats, tuning
 from hvd_sparse.torch import optimizer as optimizers
 from hvd_sparse.torch.places import OnDevice
@@ -248,9 +252,11 @@ def test_a_bad_gradient_in_a_step_that_is_all_dense_is_horovods_affair(verdict):
     verdict(sparse=False)
     model = Toy()
     optimizer = distribute(model, COMPRESSION)
-    gradients = integer_gradients(model, 0)
+    list(train(model, optimizer, range(1)))  # with what a checkpoint might have brought
+    gradients = integer_gradients(model, 1)
     if hvd.rank() == 0:
         gradients["second"][3, 3, 3] = math.nan
+    optimizer.zero_grad()
     model.backward(gradients)
     optimizer.synchronize()
     assert model.second.grad.isnan().sum() == 1
@@ -273,3 +279,34 @@ def test_a_bad_gradient_in_a_step_that_empties_residuals_keeps_them(verdict):
     for name, residual in residuals(optimizer).items():
         assert torch.equal(residual, before[name])
     list(train(model, optimizer, range(3)))
+
+
+@several_ranks
+@pytest.mark.parametrize("empty", ["nothing came", "reset"])
+def test_a_bad_gradient_is_refused_by_all_though_one_rank_has_no_residual(verdict, empty):
+    verdict(sparse=False)
+    model = Toy()
+    optimizer = distribute(model, COMPRESSION)
+    odd = hvd.rank() == 0
+    for step in range(CYCLE):
+        gradients = integer_gradients(model, step)
+        if odd and empty == "nothing came":
+            gradients = {name: torch.zeros_like(gradient) for name, gradient in gradients.items()}
+        optimizer.zero_grad()
+        model.backward(gradients)
+        optimizer.step()
+    if odd and empty == "reset":
+        optimizer.reset_residual()
+    before = residuals(optimizer)
+    assert any(residual.any() for residual in before.values()) != odd
+    gradients = integer_gradients(model, CYCLE)
+    if odd:
+        gradients["second"][3, 3, 3] = math.nan
+    optimizer.zero_grad()
+    model.backward(gradients)
+    with pytest.raises(NonFiniteGradientError, match="'second'"):
+        optimizer.step()
+    for name, residual in residuals(optimizer).items():
+        assert torch.equal(residual, before[name])
+    list(train(model, optimizer, range(3)))
+    assert not any(residual.any() for residual in residuals(optimizer).values())
