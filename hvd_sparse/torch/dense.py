@@ -145,11 +145,13 @@ class DenseReducer:
         (decay,) = self._rates.decays([slot])
         factor = self._loss_scale.value / self._scale
         residual = self.residuals[slot.name]
+        if decay != 1:  # whether the step is applied or not: the rate has been noted
+            residual.mul_(decay)
         if work.dtype != torch.float16:
-            work.add_(residual.to(work.dtype), alpha=decay * factor)
+            work.add_(residual.to(work.dtype), alpha=factor)
             return
         largest = torch.finfo(work.dtype).max
-        total = work.to(torch.float32).add_(residual, alpha=decay * factor)
+        total = work.to(torch.float32).add_(residual, alpha=factor)
         finite = torch.isfinite(total)
         work.copy_(torch.where(finite, total.clamp(-largest, largest), total))
         rest = torch.where(finite, total - work.to(torch.float32), 0.0)

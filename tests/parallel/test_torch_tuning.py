@@ -310,3 +310,21 @@ def test_a_bad_gradient_is_refused_by_all_though_one_rank_has_no_residual(verdic
         assert torch.equal(residual, before[name])
     list(train(model, optimizer, range(3)))
     assert not any(residual.any() for residual in residuals(optimizer).values())
+
+
+@several_ranks
+def test_a_refused_step_that_empties_residuals_still_changes_their_rate(verdict):
+    verdict(sparse=False)
+    model = Toy()
+    optimizer = distribute(model, replace(COMPRESSION, rescale_residual=True))
+    list(train(model, optimizer, range(CYCLE)))
+    before = residuals(optimizer)
+    assert any(residual.any() for residual in before.values())
+    optimizer.param_groups[0]["lr"] = 0.5
+    optimizer.zero_grad()
+    model.backward({name: torch.full_like(p, math.nan) for name, p in model.named_parameters()})
+    with pytest.raises(NonFiniteGradientError):
+        optimizer.step()
+    for name, residual in residuals(optimizer).items():
+        assert torch.equal(residual, 2 * before[name])
+    list(train(model, optimizer, range(3)))
