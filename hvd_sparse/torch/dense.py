@@ -14,22 +14,21 @@ from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.local_gradient import LocalGradient
 from hvd_sparse.torch.loss_scale import LossScale
 from hvd_sparse.torch.messages import wait_for
-from hvd_sparse.torch.settings import Settings
+from hvd_sparse.torch.settings import Settings, travels_sparse
 from hvd_sparse.torch.slots import Slot
-
-# What Horovod has no name for, and the type in which it travels instead.
-_TRAVELS_AS = {torch.bfloat16: torch.float32}
 
 
 class DenseReducer:
     """Allreduces gradients through Horovod; ends the wait when the exchange fails.
 
     A layer that was exchanged sparsely before has a residual. It joins the next gradient, and is
-    gone once that step is committed; but for what the gradient's type rounds away.
+    gone once that step is committed. A narrow gradient travels as float32 then, and each rank keeps
+    its share of what the result rounds away.
 
     Args:
         prefix: Of the names of the operations; the same on all ranks, of no other optimizer.
-        settings: Horovod's arguments.
+        settings: What the user asked for.
+        size: Number of ranks.
         process_set: Horovod's.
         exchange: Whose failure ends every wait.
         rates: Tell how the residuals decay.
@@ -39,6 +38,8 @@ class DenseReducer:
     Attributes:
         bytes: Of the gradients of this step.
         residuals: By layer, float32, flat: what has yet to join a gradient.
+        rests: Likewise, what a narrow gradient could not hold of a step that a residual joined. It
+            waits until the layer travels sparse: a narrow gradient would round it away again.
         velocities: Of these gradients, where momentum is corrected.
     """
 
@@ -47,6 +48,7 @@ class DenseReducer:
         prefix: str,
         settings: Settings,
         *,
+        size: int,
         process_set: Any,
         exchange: Exchange,
         rates: LearningRates,
@@ -55,30 +57,28 @@ class DenseReducer:
     ) -> None:
         self.bytes = 0
         self.residuals: dict[str, torch.Tensor] = {}
+        self.rests: dict[str, torch.Tensor] = {}
         self.velocities = DenseVelocities(settings.compression.momentum_correction)
         self._prefix = prefix
         self._exchange = exchange
         self._rates = rates
         self._loss_scale = loss_scale
         self._local = local
-        self._scale = settings.reduction.scales(1)[0]
+        self._scale, output_scale = settings.reduction.scales(size)
+        self._share = 1 / (output_scale * size)  # of a result, as each rank's residual counts it
+        self._compression = settings.compression
         self._options = {**settings.reduction.of_horovod(), "process_set": process_set}
         self._in_flight: list[tuple[Slot, int]] = []
-        self._remainders: dict[str, torch.Tensor] = {}
         # Whether any rank may have a residual here: alike on all ranks, whatever each one holds.
         self._owed = True
 
     def launch(self, slot: Slot) -> None:
         """Starts the allreduce of a gradient, with velocity and residual of its layer."""
         self._local.prepare(slot)
-        dtype = slot.gradient().dtype
-        dtype = _TRAVELS_AS.get(dtype, dtype)
         joins = slot.name in self.residuals
+        work = slot.take(self._travels_as(slot), copy=joins or bool(self.velocities))
         if self.velocities:
-            work = slot.take(torch.promote_types(dtype, torch.float32), copy=True)
             self.velocities.join(slot, work.view(-1), self._loss_scale.value / self._scale)
-        else:
-            work = slot.take(dtype, copy=joins)
         if joins:
             self._join(slot, work.view(-1))
         size = work.numel() * work.element_size()
@@ -117,46 +117,52 @@ class DenseReducer:
         """The step is applied, and not yet written: the residuals that joined it are gone."""
         self.velocities.committed()
         for slot, _ in self._in_flight:
-            self.residuals.pop(slot.name, None)
-        self.residuals |= self._remainders
-        self._owed = bool(self._remainders)
+            if self.residuals.pop(slot.name, None) is not None:
+                self._keep_rest(slot)
+        self._owed = False
 
     def load(self, residuals: Mapping[str, torch.Tensor]) -> None:
-        """Takes over residuals, copied, in place of those that are here; on all ranks alike.
+        """Takes over residuals, copied, in place of all that is here; on all ranks alike.
 
         A rank may take over none where others take over some.
         """
         self.residuals = {name: residual.clone() for name, residual in residuals.items()}
+        self.rests.clear()
         self._owed = True
 
     def reset(self) -> None:
         """Forgets residuals and velocities, perhaps on this rank alone."""
-        self.residuals.clear()
+        for residual in self.residuals.values():
+            residual.zero_()  # it still joins, for this rank's share of what is rounded away
+        self.rests.clear()
         self.velocities.load({})
 
     def release(self) -> None:
         """Makes ready for the next step."""
         self._in_flight.clear()
-        self._remainders.clear()
         self.velocities.release()
         self.bytes = 0
 
+    def _travels_as(self, slot: Slot) -> torch.dtype:
+        """The type of a gradient on its way; alike on all ranks, whatever joins it on each one."""
+        dtype = slot.gradient().dtype
+        joins = self._owed and travels_sparse(slot.param, self._compression)
+        if joins or self.velocities or dtype == torch.bfloat16:  # for which Horovod has no name
+            return torch.promote_types(dtype, torch.float32)
+        return dtype
+
     def _join(self, slot: Slot, work: torch.Tensor) -> None:
         (decay,) = self._rates.decays([slot])
-        factor = self._loss_scale.value / self._scale
         residual = self.residuals[slot.name]
         if decay != 1:  # whether the step is applied or not: the rate has been noted
             residual.mul_(decay)
-        if work.dtype != torch.float16:
-            work.add_(residual.to(work.dtype), alpha=factor)
-            return
-        largest = torch.finfo(work.dtype).max
-        total = work.to(torch.float32).add_(residual, alpha=factor)
-        finite = torch.isfinite(total)
-        work.copy_(torch.where(finite, total.clamp(-largest, largest), total))
-        rest = torch.where(finite, total - work.to(torch.float32), 0.0)
-        # Also where it is zero: whether sums are looked at must be the same on all ranks.
-        self._remainders[slot.name] = rest.div_(factor)
+        work.add_(residual.to(work.dtype), alpha=self._loss_scale.value / self._scale)
+
+    def _keep_rest(self, slot: Slot) -> None:
+        result, dtype = slot.result(), slot.gradient().dtype
+        if result.dtype != dtype:
+            rest = result - result.to(dtype)
+            self.rests[slot.name] = rest.view(-1).mul_(self._share / self._loss_scale.value)
 
 
 def _fits(work: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -38,6 +38,7 @@ class ExchangeState:
     def residuals(self) -> Iterator[tuple[str, torch.Tensor]]:
         """By layer, float32, flat: what this rank has yet to send; zero where there is none."""
         yield from self._dense.residuals.items()
+        yield from self._dense.rests.items()
         for bucket in self._sparse.buckets:
             yield from bucket.residuals()
 

@@ -119,6 +119,7 @@ class GradientExchange:
         self._dense = DenseReducer(
             prefix,
             settings,
+            size=world.size,
             process_set=process_set,
             exchange=exchange,
             rates=self.rates,

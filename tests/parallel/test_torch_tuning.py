@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from dataclasses import replace
@@ -28,6 +29,7 @@ from tests.parallel.torch_ranks import (
     distribute,
     integer_gradients,
     residuals,
+    totals,
 )
 from tests.plans import mixed_plan
 
@@ -168,6 +170,46 @@ def test_residuals_join_narrow_gradients_without_loss(verdict):
     optimizer = distribute(model, COMPRESSION)
     list(train(model, optimizer, range(CYCLE + 3)))
     assert not any(r.any() for r in residuals(optimizer).values())
+
+
+@several_ranks
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_a_narrow_type_rounds_away_of_a_residual_waits_for_sparse_steps(verdict, dtype):
+    verdict(sparse=False)
+    model = Toy(dtype=dtype)
+    optimizer = distribute(model, COMPRESSION)
+    steps = itertools.count()
+
+    def backward(**changes):
+        gradients = integer_gradients(model, next(steps), low=1, high=1500)
+        optimizer.zero_grad()
+        model.backward({**gradients, **changes})
+        return gradients["second"].double().flatten()
+
+    def step_under_the_law():  # of a layer that was sparse, or is; the sums need more bits
+        owed = residuals(optimizer)["second"]
+        owed += backward()
+        optimizer.step()
+        summed = totals({"owed": owed, "kept": residuals(optimizer)["second"]})
+        given = model.second.grad.double().flatten() + summed["kept"]
+        torch.testing.assert_close(summed["owed"], given, rtol=1e-6, atol=0)
+
+    for _ in range(CYCLE):
+        backward()
+        optimizer.step()
+    step_under_the_law()
+    rests = residuals(optimizer)
+    assert rests["second"].any()
+    backward(second=torch.full_like(model.second, math.nan))
+    optimizer.synchronize()  # nothing joins, so nobody looks
+    assert all(torch.equal(rest, rests[name]) for name, rest in residuals(optimizer).items())
+    replan(optimizer)
+    for _ in range(DENSE_STEPS):
+        backward()
+        optimizer.step()
+    assert residuals(optimizer)["second"].any()
+    step_under_the_law()
+    assert len(stats(optimizer).last.buckets) == 1
 
 
 @several_ranks
