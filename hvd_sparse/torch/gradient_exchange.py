@@ -140,6 +140,7 @@ class GradientExchange:
         self._hooks = [
             slot.param.register_post_accumulate_grad_hook(guards.hook(weakref.ref(self), slot))  # type: ignore[no-untyped-call]
             for slot in self._slots
+            if slot.param.requires_grad  # one that was frozen since leaves at the end of its step
         ]
         # The core writes to memory that is freed with this object, so it has to end first.
         weakref.finalize(self, exchange.close).atexit = False
