@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from hvd_sparse.agreement import agree, kind_of_device
@@ -36,18 +37,21 @@ class Blueprint:
 
     Attributes:
         variables: In the order of their gradients.
-        sliced: Which gradients are IndexedSlices that Horovod shall gather.
+        sliced: Which gradients are IndexedSlices that Horovod shall gather. None where this rank
+            had no gradient, until all have agreed.
         settings: What the user asked for.
         serial: Of the exchange: the same on all ranks, of no other one; 0 until they have agreed.
     """
 
     variables: tuple[Template, ...]
-    sliced: tuple[bool, ...]
+    sliced: tuple[bool | None, ...]
     settings: Settings
     serial: int = 0
 
     @classmethod
-    def of(cls, variables: Sequence[Any], sliced: Sequence[bool], settings: Settings) -> Blueprint:
+    def of(
+        cls, variables: Sequence[Any], sliced: Sequence[bool | None], settings: Settings
+    ) -> Blueprint:
         """Of variables of TensorFlow or Keras; `sliced`: which gradients are IndexedSlices."""
         return cls(
             tuple(
@@ -59,7 +63,7 @@ class Blueprint:
                 )
                 for one in variables
             ),
-            tuple(slices and not settings.sparse_as_dense for slices in sliced),
+            (False,) * len(sliced) if settings.sparse_as_dense else tuple(sliced),
             settings,
         )
 
@@ -81,6 +85,8 @@ class Blueprint:
     def agreed(self, world: World, ranks: Sequence[int], serial: int) -> Blueprint:
         """The same with its serial, once all ranks have the same. Collective.
 
+        What this rank had no gradient of is what it is on the others: a tensor if no rank had one.
+
         Args:
             world: The ranks.
             ranks: Their numbers in Horovod, for messages.
@@ -90,10 +96,12 @@ class Blueprint:
             InvalidArgumentError: On all ranks: their variables or options differ.
             UnsupportedError: On the rank that has such variables: they cannot be exchanged.
         """
-        problem = self._problem()
+        everywhere = world.allgather_object(self.sliced)
+        known = replace(self, sliced=_filled_in(self.sliced, everywhere))
+        problem = known._problem()
         options = self.settings.describe()
         if problem is None:
-            kind = self.device.partition(":")[0]
+            kind = known.device.partition(":")[0]
             options |= kind_of_device(kind, self.settings.compression)
         agreed = agree(
             world,
@@ -102,13 +110,13 @@ class Blueprint:
             parameters=[
                 f"'{name}' {one.shape} {one.dtype}{' IndexedSlices' if slices else ''}"
                 for name, one, slices in zip(
-                    unique_names(self.variables), self.variables, self.sliced, strict=True
+                    unique_names(self.variables), self.variables, known.sliced, strict=True
                 )
             ],
             options=options,
             serial=serial,
         )
-        return replace(self, serial=1 + agreed)
+        return replace(known, serial=1 + agreed)
 
     def is_for(self, other: Blueprint) -> bool:
         """Whether another, of this rank's own variables, describes the same model.
@@ -118,7 +126,7 @@ class Blueprint:
         Raises:
             InvalidArgumentError: The model is the same, and the options are not.
         """
-        if self._model() != other._model():
+        if self._model() != other._model() or not self._slices_as(other):
             return False
         for name, value in self.settings.describe().items():
             here = other.settings.describe()[name]
@@ -128,14 +136,28 @@ class Blueprint:
 
     def _model(self) -> tuple[Any, ...]:
         names = unnumbered_names(unique_names(self.variables))
-        return names, [(one.shape, one.dtype) for one in self.variables], self.sliced
+        return names, [(one.shape, one.dtype) for one in self.variables]
+
+    def _slices_as(self, other: Blueprint) -> bool:
+        pairs = zip(self.sliced, other.sliced, strict=True)
+        return all(None in pair or pair[0] == pair[1] for pair in pairs)
 
     def _problem(self) -> UnsupportedError | None:
         try:
             for variable, slices in zip(self.variables, self.sliced, strict=True):
-                check_variable(variable, sliced=slices, compression=self.settings.compression)
+                check_variable(variable, sliced=bool(slices), compression=self.settings.compression)
             devices.check_device(self.device)
             devices.check_options(self.device, self.settings.compression)
         except UnsupportedError as error:
             return error
         return None
+
+
+def _filled_in(
+    ours: Sequence[bool | None], everywhere: Sequence[Sequence[bool | None]]
+) -> tuple[bool, ...]:
+    """What is sliced, once other ranks have told what this one does not know."""
+    anywhere = [any(known) for known in zip_longest(*everywhere)]
+    return tuple(
+        any_rank if own is None else own for own, any_rank in zip(ours, anywhere, strict=False)
+    )

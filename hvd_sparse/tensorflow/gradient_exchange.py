@@ -28,6 +28,7 @@ from hvd_sparse.tensorflow.pieces import drive_choices, pieces_of
 from hvd_sparse.tensorflow.places import place_of
 from hvd_sparse.tensorflow.quality_meter import QualityMeter
 from hvd_sparse.tensorflow.settings import Settings
+from hvd_sparse.tensorflow.slices import as_slices
 from hvd_sparse.tensorflow.step_ops import StepOps
 from hvd_sparse.tensorflow.step_reading import reading_of
 from hvd_sparse.tuner import Tuner
@@ -261,7 +262,7 @@ class GradientExchange:
             rate: The learning rate that the residual follows, if it does.
 
         Raises:
-            UnsupportedError: A gradient is sliced that was not before.
+            UnsupportedError: A gradient is sliced of what counts as a tensor.
         """
         whole = [
             self._prepared(place, *both)
@@ -345,16 +346,15 @@ class GradientExchange:
 
     def _prepared(self, place: int, gradient: Any, variable: Any) -> Any:
         shape, dtype = self._templates[place]
-        if gradient is None:
-            gradient = tf.zeros(shape, dtype)
+        if self._sliced[place]:
+            return as_slices(gradient, shape, dtype)
         if isinstance(gradient, tf.IndexedSlices) and not self._settings.sparse_as_dense:
-            if not self._sliced[place]:
-                raise UnsupportedError(
-                    f"the gradient of '{self._names[place]}' was a tensor before and is "
-                    "IndexedSlices now: use sparse_as_dense=True"
-                )
-            return gradient
-        whole = tf.convert_to_tensor(gradient)
+            raise UnsupportedError(
+                f"the gradient of '{self._names[place]}' counts as a tensor, since no rank had "
+                "IndexedSlices when its exchange was built, and is IndexedSlices now: use "
+                "sparse_as_dense=True, or prepare(..., sliced=[...]) before the first step"
+            )
+        whole = tf.zeros(shape, dtype) if gradient is None else tf.convert_to_tensor(gradient)
         if whole.shape != shape:
             whole = tf.reshape(whole, shape)
         return self._local.prepare(whole, variable)

@@ -57,7 +57,7 @@ def find_exchanges(target: Any) -> list[GradientExchange]:
 
 def exchange_of(
     variables: Sequence[Any],
-    sliced: Sequence[bool],
+    sliced: Sequence[bool | None],
     settings: Settings,
     *,
     process_set: Any,
@@ -67,7 +67,8 @@ def exchange_of(
 
     Args:
         variables: Of TensorFlow or Keras.
-        sliced: Which gradients are IndexedSlices; counts when the exchange is built.
+        sliced: Which gradients are IndexedSlices, None where there is none; counts when the
+            exchange is built.
         settings: What the user asked for.
         process_set: Horovod's; contains this rank, and others unless the job is elastic.
         owner: Two owners (two optimizers) share no residuals.

@@ -69,7 +69,7 @@ class Renewal(renewal.Renewal[GradientExchange]):
         world = World.from_horovod(hvd, self.process_set)
         exchange = GradientExchange(
             self.blueprint.variables,
-            self.blueprint.sliced,
+            [bool(slices) for slices in self.blueprint.sliced],
             self.blueprint.settings,
             world=world,
             exchange=Exchange.between_ranks(world, name=f"exchange {self.blueprint.serial}"),

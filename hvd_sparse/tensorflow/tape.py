@@ -40,7 +40,7 @@ def reducer(
                     "a sparse compression takes gradients of variables, which own the residuals; "
                     f"got a source of type {type(variable).__name__}"
                 )
-        sliced = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
+        sliced = [None if one is None else isinstance(one, tf.IndexedSlices) for one in gradients]
         exchange = exchange_of(variables, sliced, settings, process_set=process_set, owner=owner)
         rate = None
         if settings.follows_rate:

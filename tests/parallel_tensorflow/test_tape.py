@@ -173,32 +173,6 @@ def test_a_missing_gradient_counts_as_zero():
 
 
 @alone
-@on_each_device
-@pytest.mark.parametrize("as_dense", [False, True])
-def test_slices_are_gathered_or_made_dense(as_dense, device):
-    table, weight = make_variables({"table": (20, 8), "weight": (16, 8)}, device=device)
-    compression = TopK(density=1.0, min_numel=1)
-
-    @tf.function
-    def step(rows):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.gather(table, rows)) + tf.reduce_sum(weight)
-        tape = hvd.DistributedGradientTape(
-            tape, compression=compression, op=hvd.Sum, sparse_as_dense=as_dense
-        )
-        return tape.gradient(loss, [table, weight])
-
-    sliced, whole = step(tf.constant([hvd.rank(), hvd.rank(), 19]))
-    assert isinstance(sliced, tf.IndexedSlices) != as_dense
-    expected = np.zeros((20, 8), np.float32)
-    for rank in range(hvd.size()):
-        expected[rank] += 2
-        expected[19] += 1
-    assert np.array_equal(tf.convert_to_tensor(sliced), expected)
-    assert np.array_equal(whole, np.full((16, 8), hvd.size()))
-
-
-@alone
 def test_compiling_with_xla_is_refused_by_name():
     variables = make_variables()
     step = tf.function(step_of(variables, TopK(min_numel=64)), jit_compile=True)

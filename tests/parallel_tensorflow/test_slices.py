@@ -1,0 +1,98 @@
+"""Gradients that are IndexedSlices: Horovod gathers their rows, of each rank those that it has."""
+
+from __future__ import annotations
+
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvd_sparse.errors import UnsupportedError
+from hvd_sparse.tensorflow import TopK, prepare
+from tests.parallel_tensorflow.ranks import make_variables, on_each_device
+
+SHAPES = {"table": (20, 8), "weight": (16, 8)}
+COMPRESSION = TopK(density=1.0, min_numel=1)
+
+pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
+
+
+def step(variables, rows, **options):
+    """Averages of gradients that are 1: of the table in these rows, "all" or None."""
+    table, weight = variables
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(weight)
+        if rows is not None:
+            loss += tf.reduce_sum(table if isinstance(rows, str) else tf.gather(table, rows))
+    options = {"compression": COMPRESSION, "op": hvd.Sum, **options}
+    return hvd.DistributedGradientTape(tape, **options).gradient(loss, variables)
+
+
+def total(rows_of):
+    """The sum over the ranks of the table's gradients, given each one's rows."""
+    expected = np.zeros(SHAPES["table"], np.float32)
+    for rows in map(rows_of, range(hvd.size())):
+        if rows is not None:
+            np.add.at(expected, slice(None) if isinstance(rows, str) else rows, 1)
+    return expected
+
+
+@on_each_device
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_slices_are_gathered_or_made_dense(as_dense, device):
+    variables = make_variables(SHAPES, device=device)
+    traced = tf.function(lambda rows: step(variables, rows, sparse_as_dense=as_dense))
+    sliced, whole = traced(tf.constant([hvd.rank(), hvd.rank(), 19]))
+    assert isinstance(sliced, tf.IndexedSlices) != as_dense
+    assert np.array_equal(tf.convert_to_tensor(sliced), total(lambda rank: [rank, rank, 19]))
+    assert np.array_equal(whole, np.full(SHAPES["weight"], hvd.size()))
+
+
+@on_each_device
+@pytest.mark.parametrize("dtype", [tf.float64, tf.float16, tf.bfloat16], ids=lambda one: one.name)
+def test_slices_of_any_number_type_are_averaged(dtype, device):
+    variables = make_variables(SHAPES, dtype=dtype, device=device)
+    sliced, _ = step(variables, [hvd.rank(), 19], op=hvd.Average)
+    assert sliced.dtype == dtype
+    expected = (total(lambda rank: [rank, 19]) / hvd.size()).astype(dtype.as_numpy_dtype)
+    found = tf.convert_to_tensor(sliced).numpy()
+    assert np.array_equal(found[: hvd.size()], expected[: hvd.size()])
+    np.testing.assert_allclose(found[19].astype(np.float32), 1, rtol=0.02)  # sums of parts
+
+
+USERS = {
+    "all": lambda rank: [rank, 19],
+    "all but the first": lambda rank: None if rank == 0 else [rank, 19],
+    "none": lambda rank: None,
+    "the first": lambda rank: [3] if rank == 0 else None,
+    "the first whole": lambda rank: "all" if rank == 0 else [rank],
+}
+
+
+@on_each_device
+@pytest.mark.parametrize("first", ["all", "the first", "all but the first"])
+def test_a_rank_may_lack_a_gradient_of_slices_or_have_a_whole_one(first, device):
+    variables = make_variables(SHAPES, device=device)
+    for users in (first, *USERS):
+        sliced, whole = step(variables, USERS[users](hvd.rank()))
+        assert isinstance(sliced, tf.IndexedSlices), users
+        assert np.array_equal(tf.convert_to_tensor(sliced), total(USERS[users])), users
+        assert np.array_equal(whole, np.full(SHAPES["weight"], hvd.size())), users
+
+
+def test_what_no_rank_had_a_gradient_of_at_first_counts_as_a_tensor():
+    variables = make_variables(SHAPES)
+    table, _ = step(variables, None)
+    assert np.array_equal(table, np.zeros(SHAPES["table"]))
+    with pytest.raises(UnsupportedError, match=r"'table' counts as a tensor.*prepare\(.*sliced="):
+        step(variables, [0])
+    table, _ = step(variables, "all")
+    assert np.array_equal(table, total(lambda rank: "all"))
+
+
+def test_slices_that_were_prepared_may_lack_in_the_first_step():
+    variables = make_variables(SHAPES)
+    prepare(variables, COMPRESSION, op=hvd.Sum, sliced=variables[:1])
+    for users in ("none", "all"):
+        sliced, _ = step(variables, USERS[users](hvd.rank()))
+        assert np.array_equal(tf.convert_to_tensor(sliced), total(USERS[users]))
