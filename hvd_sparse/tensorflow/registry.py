@@ -1,7 +1,8 @@
 """Which exchange belongs to which variables: built when their gradients are met for the first time.
 
 A tape is made anew in every step, so it cannot keep an exchange, nor residuals. They belong to the
-variables, and live as long as the first of them.
+variables, and end with the first of them that dies: at once, so that a new variable at its address
+finds nothing of it, whichever ranks have one there.
 
 In an elastic job all exchanges are built again, for the ranks of now, when the elastic state is
 synchronised. A rank that has just joined meets its gradients later than that: it is told what the
@@ -10,6 +11,7 @@ others exchange, takes part, and finds the exchange when it looks for one.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -91,9 +93,8 @@ def exchange_of(
         with tf.init_scope():
             if found is None or not in_elastic_job():
                 found = _new(Blueprint.of(variables, sliced, settings), process_set)
-                _renewals[key] = found
-                holder = variables[0] if owner is None else owner
-                weakref.finalize(holder, _drop, key, found).atexit = False
+                holders = [compat.tensor_of(variable) for variable in variables]
+                _keep(key, found, holders if owner is None else [owner, *holders])
             else:
                 found.give_up()
                 renew_all()
@@ -115,6 +116,7 @@ def renew_all() -> None:
     Collective.
     """
     global _serial
+    gc.collect()  # what is discarded ends on all ranks alike, and is not built again on some
     world = World.from_horovod(hvd, hvd.global_process_set)
     pending = {one.blueprint.serial: one for one in renewals() if one.pending}
     told = world.allgather_object([one.blueprint for one in pending.values()])
@@ -149,10 +151,25 @@ def _ids(variables: Sequence[Any]) -> tuple[int, ...]:
     return tuple(id(compat.tensor_of(variable)) for variable in variables)
 
 
-def _drop(key: _Key, renewal: Renewal) -> None:
-    if _renewals.get(key) is renewal:
-        del _renewals[key]
-    renewal.give_up()
+def _keep(key: _Key, renewal: Renewal, holders: Sequence[Any]) -> None:
+    """Keeps an exchange until the first of its holders dies."""
+    _renewals[key] = renewal
+    kept = weakref.ref(renewal)
+    watches: list[weakref.finalize[..., Any]] = []
+
+    def drop() -> None:
+        dropped = kept()
+        if dropped is not None:
+            if _renewals.get(key) is dropped:
+                del _renewals[key]
+            dropped.give_up()
+        for watch in watches:
+            watch.detach()
+
+    for holder in holders:
+        watch = weakref.finalize(holder, drop)
+        watch.atexit = False
+        watches.append(watch)
 
 
 def _new(blueprint: Blueprint, process_set: Any) -> Renewal:
