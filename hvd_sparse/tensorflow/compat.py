@@ -8,6 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 
+def is_keras_3(keras: Any) -> bool:
+    """Whether a module that is Keras is Keras 3."""
+    return int(keras.__version__.partition(".")[0]) >= 3
+
+
 def is_keras_3_optimizer(optimizer: object) -> bool:
     """Whether it is an optimizer of Keras 3, whose steps Horovod's own wrapper does not see."""
     return hasattr(optimizer, "apply") and any(

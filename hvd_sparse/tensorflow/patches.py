@@ -1,7 +1,9 @@
 """What importing hvd_sparse.tensorflow changes in horovod.tensorflow; written for Horovod 0.28.
 
 DistributedGradientTape   takes sparse compressions, a learning rate, and variables of Keras 3
-DistributedOptimizer      takes sparse compressions; with Keras 3, all compressions really exchange
+DistributedOptimizer      takes sparse compressions; with Keras 3, all compressions really exchange;
+                          also that of horovod.keras
+load_model                gives the same optimizers, with Keras 3, too
 broadcast callback        works with Keras 3
 broadcast_variables       takes variables of Keras 3; layers' random seeds stay each rank's own
 LossScaleOptimizer        exchanges before it looks whether gradients are finite; in Keras 2 the
@@ -18,6 +20,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import horovod._keras
 import horovod._keras.callbacks
 import horovod.tensorflow
 import horovod.tensorflow.elastic
@@ -56,6 +59,9 @@ def install() -> None:
         ("DistributedGradientTape", hvd, _distributed_gradient_tape),
         ("DistributedOptimizer", hvd, _distributed_optimizer),
         ("DistributedOptimizer", keras, _distributed_optimizer),
+        # What horovod.keras calls, which is not imported here: Keras may not stand alone.
+        ("create_distributed_optimizer", horovod._keras, _distributed_optimizer),
+        ("load_model", horovod._keras, _load_model),
         ("on_batch_end", callback, _broadcast_at_batch_end),
         ("broadcast_variables", horovod.tensorflow.functions, _broadcast_variables),
         ("join", horovod.tensorflow.mpi_ops, _join),
@@ -114,6 +120,7 @@ def _distributed_optimizer(stock: Callable[..., Any], *args: Any, **kwargs: Any)
     arguments = _arguments(stock, args, kwargs)
     optimizer = arguments["optimizer"]
     if compat.is_keras_3_optimizer(optimizer):
+        arguments.pop("keras", None)
         distribute_keras_3(**{**arguments, "optimizer": compat.stepping_of(optimizer)})
         return optimizer
     if not is_sparse_compression(arguments.get("compression")):
@@ -124,6 +131,29 @@ def _distributed_optimizer(stock: Callable[..., Any], *args: Any, **kwargs: Any)
             "sparse compression cannot be used with: use one of Keras, or DistributedGradientTape"
         )
     return distribute_keras_2(stock, arguments)
+
+
+def _load_model(
+    stock: Callable[..., Any],
+    keras: Any,
+    wrap_optimizer: Callable[[Any], Callable[[], Any]],
+    filepath: Any,
+    custom_optimizers: Any,
+    custom_objects: Any,
+    legacy_opts: bool = False,
+) -> Any:
+    if not compat.is_keras_3(keras):
+        return stock(
+            keras, wrap_optimizer, filepath, custom_optimizers, custom_objects, legacy_opts
+        )
+    if legacy_opts:
+        raise InvalidArgumentError(f"legacy_opts must be False with Keras 3, got {legacy_opts!r}")
+    # Keras 3 looks for its own optimizers not among custom objects, where Horovod puts wrappers.
+    custom = {kind.__name__: kind for kind in custom_optimizers or ()} | (custom_objects or {})
+    model = keras.models.load_model(filepath, custom_objects=custom)
+    if model.optimizer is not None:
+        wrap_optimizer(lambda: model.optimizer)()  # the same object comes back
+    return model
 
 
 def _broadcast_at_batch_end(
