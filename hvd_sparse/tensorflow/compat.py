@@ -39,6 +39,15 @@ def stepping_of(optimizer: Any) -> Any:
     return optimizer.inner_optimizer if is_loss_scaling(optimizer) else optimizer
 
 
+def rate_of(optimizer: Any) -> Any:
+    """The learning rate of an optimizer's next step."""
+    if hasattr(optimizer, "_decayed_lr"):  # of Keras 2's older kind, whose rate may be a schedule
+        return optimizer._decayed_lr(tf.float32)
+    if hasattr(optimizer, "_current_learning_rate"):  # a schedule's in Keras 2; of the last step
+        return optimizer._learning_rate(optimizer.iterations)
+    return optimizer.learning_rate
+
+
 def keras_3_loss_scaling() -> type | None:
     """Keras 3's LossScaleOptimizer, which `compile` puts around optimizers with mixed_float16."""
     kind = getattr(tf.keras.optimizers, "LossScaleOptimizer", None)

@@ -9,6 +9,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvd_sparse.errors import UnsupportedError
+from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.registry import exchange_of
 from hvd_sparse.tensorflow.settings import Settings
 
@@ -44,7 +45,7 @@ def reducer(
         exchange = exchange_of(variables, sliced, settings, process_set=process_set, owner=owner)
         rate = None
         if settings.follows_rate:
-            rate = owner.learning_rate if learning_rate is None else learning_rate
+            rate = compat.rate_of(owner) if learning_rate is None else learning_rate
         return exchange.reduce(gradients, variables, rate)
 
     unconverted: Callable[..., list[Any]] = tf.autograph.experimental.do_not_convert(reduce)

@@ -121,6 +121,43 @@ def test_with_loss_scaling_all_ranks_skip_a_step_or_none(by, compression, eagerl
 
 
 @several_ranks
+@pytest.mark.parametrize("kind", ["new", "old"])
+@pytest.mark.parametrize("way", ["eager", "graph"])
+@pytest.mark.parametrize("changes", ["by schedule", "by decay"])
+def test_the_residual_follows_a_learning_rate_that_changes_by_itself(changes, way, kind):
+    if changes == "by decay" and kind == "new":
+        pytest.skip("the newer optimizers have no decay")
+    rates, rate, options = (0.5, 0.25, 1.0), 0.5, {}
+    if changes == "by schedule":
+        rate = keras.optimizers.schedules.PiecewiseConstantDecay([0, 1], rates)
+    else:
+        rates, options = (0.5, 0.25), {"decay": 1.0}
+    optimizers = {"new": keras.optimizers, "old": keras.optimizers.legacy}[kind]
+    variable = tf.Variable(tf.zeros((40, 30)), name="w")
+    optimizer = hvd.DistributedOptimizer(
+        optimizers.SGD(rate, **options),
+        compression=LAGS(density=0.01, min_numel=1, adaptive=False),
+        op=hvd.Sum,
+    )
+
+    def step(gradient):
+        optimizer.minimize(lambda: tf.reduce_sum(variable * gradient), [variable])
+
+    step = step if way == "eager" else tf.function(step)
+    rng = np.random.default_rng(hvd.rank())
+    owed = 0.0
+    for applied in rates:
+        gradient = rng.integers(-9, 10, (40, 30)).astype(np.float32)
+        step(tf.constant(gradient))
+        owed = owed + applied * gradient
+    # With rates that are powers of two, all sums are exact: what was applied, and what is left.
+    left = rates[-1] * residual_variables(optimizer)[0].numpy().reshape(40, 30)
+    total = hvd.allreduce(tf.constant(owed - left), op=hvd.Sum, name=a_name()).numpy()
+    assert np.array_equal(-variable.numpy(), total)
+    assert np.any(left)
+
+
+@several_ranks
 def test_several_passes_under_loss_scaling_are_refused():
     optimizer = hvd.DistributedOptimizer(
         sgd("new"), compression=TopK(**SMALL), backward_passes_per_step=2
