@@ -7,6 +7,7 @@ again, and a resumed run need not have made as many. So the numbers are left out
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def read(path: Path) -> tuple[dict[str, Any] | None, dict[str, np.ndarray]]:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
         saved = json.loads(str(arrays.pop("head")))
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise CheckpointMismatchError(f"{path} is damaged: {error}") from None
     if saved is not None:
         for kind in _ARRAYS:

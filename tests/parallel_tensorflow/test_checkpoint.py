@@ -287,6 +287,26 @@ def test_a_file_that_is_missing_is_an_error_on_every_rank_and_changes_nothing(po
 
 
 @several_ranks
+@pytest.mark.parametrize("policy", ["own", "spread"])
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
+def test_a_file_that_is_cut_short_is_an_error_on_every_rank_and_changes_nothing(
+    left, policy, folder
+):
+    loop = Loop(COMPRESSIONS["lags"])
+    loop.train(range(2))
+    loop.save(folder)
+    if hvd.rank() == hvd.size() - 1:
+        path = Path(folder) / f"rank-{hvd.rank()}-of-{hvd.size()}.npz"
+        path.write_bytes(path.read_bytes()[: int(left * path.stat().st_size)])
+    hvd.allgather_object(None, name=a_name())
+    twin = Loop(COMPRESSIONS["lags"])
+    twin.prepare()
+    with pytest.raises(CheckpointMismatchError, match=f"rank-{hvd.size() - 1}-.* is damaged"):
+        twin.load(folder, residuals=policy)
+    assert not any(np.any(v) for v in twin.variables)
+
+
+@several_ranks
 def test_what_does_not_fit_is_refused_and_changes_nothing(folder):
     loop = Loop(COMPRESSIONS["lags"])
     loop.train(range(2))
