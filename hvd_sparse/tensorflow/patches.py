@@ -107,12 +107,15 @@ def _distributed_gradient_tape(
         )
     else:
         tape = stock(*args, **kwargs)
-    gradient = tape.gradient
+    # Horovod makes a class for each tape. A tape that held a function over itself would keep its
+    # activations until the collector comes.
+    kind = type(tape)
+    gradient = kind.gradient
 
-    def gradient_of(target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        return gradient(target, [compat.tensor_of(one) for one in sources], *args, **kwargs)
+    def gradient_of(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        return gradient(self, target, [compat.tensor_of(one) for one in sources], *args, **kwargs)
 
-    tape.gradient = tf.autograph.experimental.do_not_convert(gradient_of)
+    kind.gradient = tf.autograph.experimental.do_not_convert(gradient_of)
     return tape
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import types
+import weakref
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -170,6 +172,23 @@ def test_a_missing_gradient_counts_as_zero():
 
     averages = step(integer_gradients(variables, 0))
     assert [np.any(average) for average in averages] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("compression", [TopK(**SMALL), hvd.Compression.none], ids=["topk", "none"])
+def test_a_tape_that_is_done_with_is_freed_at_once(compression, persistent):
+    variables = make_variables()
+    gc.disable()  # which would find cycles
+    try:
+        with tf.GradientTape(persistent=persistent) as tape:
+            loss = loss_of(variables, integer_gradients(variables, 0))
+        tape = hvd.DistributedGradientTape(tape, compression=compression)
+        tape.gradient(loss, variables)
+        freed = weakref.ref(tape)
+        del tape
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 @alone
