@@ -104,9 +104,12 @@ def _sparsely(settings: Settings, process_set: Any, optimizer: Any) -> _Reduce:
     scaled = loss_scaling.reducer(settings, process_set, owner=optimizer)
 
     def reduce(gradients: Sequence[Any], variables: Sequence[Any], scale: Any = None) -> list[Any]:
-        if scale is None:
-            return plain(gradients, variables)
-        return scaled(gradients, variables, scale)
+        if scale is not None:
+            return scaled(gradients, variables, scale)
+        factor = getattr(optimizer, "loss_scale_factor", None)  # Keras 3 divides by it afterwards
+        if factor is not None:
+            return loss_scaling.without_scale(plain, gradients, variables, factor)
+        return plain(gradients, variables)
 
     return reduce
 

@@ -36,17 +36,30 @@ def reducer(
     reduce = tape.reducer(settings_for(settings), process_set, owner=owner)
 
     def reduce_scaled(gradients: Sequence[Any], variables: Sequence[Any], scale: Any) -> list[Any]:
-        for variable in variables:
-            if compat.dtype_of(variable) == tf.float16:
-                raise UnsupportedError(
-                    f"variable '{compat.name_of(variable)}' is float16, which cannot hold "
-                    "gradients without their loss scale: use the policy mixed_float16, whose "
-                    "variables are float32"
-                )
-        averages = reduce(_times(gradients, 1 / scale), variables)
-        return _times(averages, scale)
+        return without_scale(reduce, gradients, variables, scale)
 
     return reduce_scaled
+
+
+def without_scale(
+    reduce: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    scale: Any,
+) -> list[Any]:
+    """Scaled averages of scaled gradients, which are exchanged without the scale.
+
+    Raises:
+        UnsupportedError: A variable is float16.
+    """
+    for variable in variables:
+        if compat.dtype_of(variable) == tf.float16:
+            raise UnsupportedError(
+                f"variable '{compat.name_of(variable)}' is float16, which cannot hold "
+                "gradients without their loss scale: use the policy mixed_float16, whose "
+                "variables are float32"
+            )
+    return _times(reduce(_times(gradients, 1 / scale), variables), scale)
 
 
 def settings_for(settings: Settings) -> Settings:

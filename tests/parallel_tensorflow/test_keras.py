@@ -286,6 +286,22 @@ def test_with_loss_scaling_all_ranks_skip_a_step_or_none(by, compression, run_ea
     assert_same_on_all_ranks([v.value for v in scaling.variables])
 
 
+def test_a_loss_scale_factor_changes_nothing():
+    compression = TopK(density=0.05, min_numel=64, clip_norm=8.0, weight_decay=0.25)
+    weights = []
+    for factors in ((None, None, None), (1024.0, 1024.0, 64.0)):
+        variable = keras.Variable(np.ones((40, 30), np.float32), name="w")
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), compression=compression)
+        rng = np.random.default_rng(hvd.rank())
+        for factor in factors:
+            optimizer.loss_scale_factor = factor
+            gradient = rng.integers(-9, 10, (40, 30)).astype(np.float32)
+            optimizer.apply([tf.constant(gradient * (factor or 1))], [variable])
+        weights.append(variable.numpy())
+    assert np.array_equal(*weights)
+    assert len(np.unique(weights[0])) > 1
+
+
 def test_float16_variables_under_loss_scaling_are_refused():
     keras.mixed_precision.set_global_policy("float16")
     try:
