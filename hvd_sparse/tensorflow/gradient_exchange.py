@@ -89,7 +89,8 @@ class GradientExchange:
         self._names = unique_names(variables)
         self._templates = [(tuple(v.shape), compat.dtype_of(v)) for v in variables]
         self._sliced = tuple(sliced)
-        self._eager = tf.function(self._reduce, autograph=False)
+        # Slices have another number of rows in each step.
+        self._eager = tf.function(self._reduce, autograph=False, reduce_retracing=True)
         compression = settings.compression
         least = max(1, compression.min_numel)
         numels = [math.prod(shape) for shape, _ in self._templates]

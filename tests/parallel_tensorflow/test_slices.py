@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.tensorflow import TopK, prepare
+from hvd_sparse.tensorflow.registry import find_exchange
 from tests.parallel_tensorflow.ranks import make_variables, on_each_device
 
 SHAPES = {"table": (20, 8), "weight": (16, 8)}
@@ -78,6 +79,13 @@ def test_a_rank_may_lack_a_gradient_of_slices_or_have_a_whole_one(first, device)
         assert isinstance(sliced, tf.IndexedSlices), users
         assert np.array_equal(tf.convert_to_tensor(sliced), total(USERS[users])), users
         assert np.array_equal(whole, np.full(SHAPES["weight"], hvd.size())), users
+
+
+def test_another_number_of_rows_needs_no_new_graph():
+    variables = make_variables(SHAPES)
+    for rows in range(1, 8):
+        step(variables, list(range(rows)))
+    assert find_exchange(variables)._eager.experimental_get_tracing_count() <= 2
 
 
 def test_what_no_rank_had_a_gradient_of_at_first_counts_as_a_tensor():
