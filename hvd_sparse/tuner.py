@@ -177,11 +177,11 @@ class Tuner:
             steps=self._steps,
         ).to_json()
 
-    def load(self, state: str, *, steps: int) -> Tuning:
+    def load(self, state: str | None, *, steps: int) -> Tuning:
         """Goes on, between two steps and on all ranks alike, where `state` was taken.
 
         Args:
-            state: As `state` gave it.
+            state: As `state` gave it; None: begins again, on the network that is known.
             steps: Of the training, that were over then.
 
         Returns:
@@ -190,6 +190,9 @@ class Tuner:
         Raises:
             InvalidArgumentError: It is not of these layers on so many ranks.
         """
+        if state is None:
+            self.restart(self.tuning.network)
+            return self.tuning
         settled = Settled.from_json(state)
         settled.check(self._layers, size=self.tuning.network.size)
         self.restart(settled.network)

@@ -109,7 +109,8 @@ void Exchange::ClearBuckets() {
     Require(slot->state == State::kIdle, "the buckets cannot be changed in the middle of a step: '",
             slot->bucket->spec().name, "' was started and not committed");
   }
-  first_bucket_ += static_cast<int>(slots_.size());
+  if (started_) first_bucket_ += static_cast<int>(slots_.size());
+  started_ = false;
   slots_.clear();
 }
 
@@ -126,6 +127,7 @@ void Exchange::Start(int id, Launch launch) {
             "' was started twice in one step");
     slot->ready = slot->kernels->EndOf(launch.stream);
     slot->state = State::kStarted;
+    started_ = true;
     slot->selected = false;
     slot->stream = launch.stream;
     slot->written.reset();

@@ -67,8 +67,9 @@ class Exchange {
   /// nodes as the collective wants them to; Unavailable if there are no kernels for its device.
   int AddBucket(BucketSpec spec);
 
-  /// Forgets all buckets, between two steps; on every rank alike. Numbers are not used again, so
-  /// that a rank which still exchanges an old bucket is found out.
+  /// Forgets all buckets, between two steps; on every rank alike. Numbers that were exchanged are
+  /// not used again, so that a rank which still exchanges an old bucket is found out; others are,
+  /// so that ranks agree which have replaced their buckets once or twice since the last step.
   void ClearBuckets();
 
   void Start(int bucket, Launch launch);
@@ -179,6 +180,7 @@ class Exchange {
   std::condition_variable arrived_;
   std::vector<std::unique_ptr<Slot>> slots_;
   int first_bucket_ = 0;    // the number of slots_[0]
+  bool started_ = false;    // one of slots_, in whichever step
   std::int64_t steps_ = 0;  // that ended
   std::string note_;
   bool measuring_ = false;

@@ -225,7 +225,7 @@ class GradientExchange:
         self._before, self._first_step = None, step
         self._driver.go_on_after(step)
 
-    def go_on_as(self, settled: str, *, step: int) -> None:
+    def go_on_as(self, settled: str | None, *, step: int) -> None:
         """Takes up, on all ranks alike, what `tuner.state()` gave after `step` steps."""
         assert self.tuner is not None
         self._take_up(self.tuner.load(settled, steps=step).choices)

@@ -78,9 +78,11 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
         exchange.load({}, {}, {}, step=exchange.steps, rate=exchange.rate)
         return
     own = {theirs: ours for ours, theirs in exchange.saved_names.items()}
-    if exchange.tuner is not None and saved["tuning"] is not None:
-        settled = Settled.from_json(saved["tuning"]).renamed(own)
-        exchange.go_on_as(settled.to_json(), step=saved["step"])
+    if exchange.tuner is not None:
+        settled = saved["tuning"]
+        if settled is not None:
+            settled = Settled.from_json(settled).renamed(own).to_json()
+        exchange.go_on_as(settled, step=saved["step"])
     arrays = [{own[name]: part for name, part in saved[kind].items()} for kind in _ARRAYS]
     exchange.load(*arrays, step=saved["step"], rate=saved["rate"])
 

@@ -104,14 +104,16 @@ class Attachment:
             state_dict: Of any model, rank or number of ranks.
 
         Returns:
-            A copy of `state_dict` that loads here, without residuals; None if there was none.
+            A copy of `state_dict` that loads here, without residuals; None if there was none. Of
+            the same model and number of ranks, it keeps the step and the plan, which all ranks
+            have in common.
         """
         if self.exchange is not None:
             self._refuse_if_busy("reset_residual()")
             self.exchange.state.reset()
         if self.renewal.pending:
             self.renewal.hold(None)
-        return None if state_dict is None else state.without_residuals(state_dict)
+        return None if state_dict is None else state.reset(self.exchange, state_dict)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many backward passes add up to one step's gradient.

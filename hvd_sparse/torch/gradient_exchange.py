@@ -350,7 +350,7 @@ class GradientExchange:
         self.tuner.restart(self._measurer.network())
         self.state.move_to(())
 
-    def go_on_as(self, settled: str, *, step: int) -> None:
+    def go_on_as(self, settled: str | None, *, step: int) -> None:
         """Takes up, on all ranks alike, what `tuner.state()` gave after `step` steps."""
         assert self.tuner is not None
         self.state.move_to(self.tuner.load(settled, steps=step).choices)

@@ -1,7 +1,8 @@
 """What importing hvd_sparse.torch changes in horovod.torch; written for Horovod 0.21 to 0.28.
 
 DistributedOptimizer        takes sparse compressions; all others go to Horovod untouched
-broadcast_optimizer_state   of a sparse optimizer starts no exchange and changes no parameter
+broadcast_optimizer_state   of a sparse optimizer starts no exchange and changes no parameter; all
+                            ranks go on at the root's step, and by its plan
 join                        is refused while there is a sparse optimizer
 shutdown                    ends the exchanges first
 elastic.TorchState          keeps residuals when ranks come and go
@@ -25,6 +26,7 @@ from hvd_sparse import lifecycle
 from hvd_sparse.compression import as_compression, is_sparse_compression
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.patching import replace
+from hvd_sparse.torch import state
 from hvd_sparse.torch.attachment import attachment_of
 from hvd_sparse.torch.elastic_state import check_host_updates, restore_optimizer, sync_optimizer
 from hvd_sparse.torch.gradient_exchange import GradientExchange
@@ -88,14 +90,8 @@ def _broadcast_optimizer_state(stock: Callable[..., Any], *args: Any, **kwargs: 
             param.copy_(value)
             param.grad = grad
     if attachment.exchange is not None:
-        _share_steps(attachment.exchange, bound.arguments["root_rank"])
+        state.follow(attachment.exchange, bound.arguments["root_rank"])
     return result
-
-
-def _share_steps(exchange: GradientExchange, root_rank: int) -> None:
-    # The density of a warm-up depends on it, so it must be the same on all ranks of the exchange.
-    steps = exchange.world.allgather_object((horovod.torch.rank(), exchange.steps))
-    exchange.steps = dict(steps).get(root_rank, steps[0][1])
 
 
 def _join(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

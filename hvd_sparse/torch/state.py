@@ -23,6 +23,20 @@ def without_residuals(state_dict: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in state_dict.items() if key != KEY}
 
 
+def reset(exchange: GradientExchange | None, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The same, but with what all ranks that saved it have in common, where that fits here.
+
+    So a rank that takes another one's state without its residuals goes on at the same step, and by
+    the same plan, as the rank whose state that is.
+    """
+    emptied = without_residuals(state_dict)
+    if exchange is None or KEY not in state_dict:
+        return emptied
+    own = {"residuals": {}, "velocities": {}, "states": {}, "rank": exchange.world.rank}
+    common = {**state_dict[KEY], **own}
+    return emptied if _mismatch(exchange, common) else {**emptied, KEY: common}
+
+
 def save(exchange: GradientExchange) -> dict[str, Any]:
     """What belongs to this rank's exchange, copied; of types that torch.load takes by default."""
     return {
@@ -70,11 +84,27 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     if saved is None:
         exchange.state.load({}, {})
         return
-    if exchange.tuner is not None and saved.get("tuning") is not None:
+    if exchange.tuner is not None:
         exchange.go_on_as(saved["tuning"], step=saved["step"])
     exchange.state.load(saved["residuals"], saved["states"], saved.get("velocities"))
     exchange.steps = saved["step"]
     exchange.rates.load(saved["lrs"])
+
+
+def follow(exchange: GradientExchange, rank: int) -> None:
+    """Goes on at the step, and by the plan, of one rank; residuals stay. Collective.
+
+    Args:
+        exchange: Between two steps.
+        rank: In the whole job; where it has no part in the exchange, the first one that has.
+    """
+    mine = save(exchange)
+    common = {key: mine[key] for key in ("step", "tuning")}
+    told = exchange.world.allgather_object((exchange.world.job_rank, common))
+    theirs = dict(told).get(rank, told[0][1])
+    if theirs["tuning"] != mine["tuning"]:
+        mine["states"] = {}  # found at other densities
+    load(exchange, {**mine, **theirs})
 
 
 def layers_of(exchange: GradientExchange) -> dict[str, int]:

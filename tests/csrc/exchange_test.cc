@@ -140,6 +140,25 @@ TEST_P(ExchangeTest, BucketsCanBeReplacedBetweenSteps) {
   });
 }
 
+TEST_P(ExchangeTest, RanksMayReplaceBucketsTwiceBetweenSteps) {
+  OnRanks(3, GetParam(), [](Exchange& exchange) {
+    for (int plan = 0; plan < 3; ++plan) {
+      if (exchange.Rank() == 0) {
+        for (int b = 0; b < 4; ++b) exchange.AddBucket(Spec("that no step will use"));
+        exchange.ClearBuckets();
+      }
+      Memory memory;
+      const int bucket = exchange.AddBucket(Spec("bucket"));
+      ASSERT_EQ(bucket, plan);
+      exchange.Start(bucket, memory.Step(kNumel));
+      WaitFor(exchange, bucket);
+      exchange.Commit("");
+      ASSERT_EQ(memory.gradient, std::vector<float>(kNumel, 3.0f));
+      exchange.ClearBuckets();
+    }
+  });
+}
+
 TEST_P(ExchangeTest, ABadGradientUndoesAllBucketsOfTheStepOnAllRanks) {
   OnRanks(3, GetParam(), [](Exchange& exchange) {
     std::vector<Memory> memory(3);

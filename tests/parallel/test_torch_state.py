@@ -208,16 +208,20 @@ def test_the_state_is_broadcast_and_residuals_stay(kind, loaded):
         assert optimizer.param_groups[0]["lr"] == 0.125
 
 
-def test_a_warm_up_goes_on_where_rank_0_was():
+@pytest.mark.parametrize("others", ["get it broadcast", "load it without residuals"])
+def test_a_warm_up_goes_on_where_rank_0_was(others):
     compression = TopK(density=0.01, min_numel=64, warmup=Warmup(steps=2, densities=(0.5, 0.1)))
     model = Toy()
     optimizer = new_optimizer(model, "momentum", compression)
     train(model, optimizer, range(3))
-    state = optimizer.state_dict()
+    state = hvd.broadcast_object(optimizer.state_dict(), 0, name="state")
     optimizer = new_optimizer(model, "momentum", compression)
     if hvd.rank() == 0:
         optimizer.load_state_dict(state)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    if others == "get it broadcast":
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    elif hvd.rank() > 0:
+        optimizer.load_state_dict(optimizer.reset_residual(state))
     asked = []
     for step in range(3):
         train(model, optimizer, [step])

@@ -164,6 +164,64 @@ def test_a_checkpoint_of_any_stage_goes_on_in_a_new_job(verdict, stop):
 
 
 @several_ranks
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("others", ["get it broadcast", "load it without residuals"])
+def test_a_checkpoint_of_rank_0_alone_goes_on_on_all_ranks(verdict, sparse, others):
+    verdict(sparse=sparse)
+    model, twin = Toy(), Toy()
+    optimizer = distribute(model, COMPRESSION)
+    list(train(model, optimizer, range(CYCLE + 1)))
+    state = hvd.broadcast_object(optimizer.state_dict(), 0, name="state")
+    resumed = distribute(twin, COMPRESSION)
+    twin.load_state_dict(model.state_dict())
+    if hvd.rank() == 0:
+        resumed.load_state_dict(state)
+    if others == "get it broadcast":
+        hvd.broadcast_optimizer_state(resumed, root_rank=0)
+    elif hvd.rank() > 0:
+        resumed.load_state_dict(resumed.reset_residual(state))
+    assert tuning(resumed) == tuning(optimizer)
+    owed = [bool(residual.any()) for residual in residuals(resumed).values()]
+    assert any(owed) == (sparse and hvd.rank() == 0)
+    for _ in train(twin, resumed, range(CYCLE + 1, CYCLE + 1 + DENSE_STEPS + 2)):
+        assert len(stats(resumed).last.buckets) == int(sparse)
+        assert_same_on_all_ranks(twin.parameters())
+
+
+@several_ranks
+def test_all_ranks_begin_again_where_rank_0_had_not_settled(verdict):
+    verdict(sparse=True)
+    model = Toy()
+    optimizer = distribute(model, COMPRESSION)
+    list(train(model, optimizer, range(1)))
+    early = optimizer.state_dict()
+    list(train(model, optimizer, range(1, CYCLE + 1)))
+    if hvd.rank() == 0:
+        optimizer.load_state_dict(early)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    seen = []
+    for _ in train(model, optimizer, range(CYCLE + 1, 2 * CYCLE + 1)):
+        seen.append(len(stats(optimizer).last.buckets))
+        assert_same_on_all_ranks(model.parameters())
+    assert seen == [0] * DENSE_STEPS + [1] * DENSE_STEPS
+
+
+@several_ranks
+def test_thresholds_stay_where_all_ranks_have_loaded_their_own(verdict):
+    verdict(sparse=True)
+    model = Toy()
+    optimizer = distribute(model, COMPRESSION)
+    list(train(model, optimizer, range(CYCLE + 1)))
+    before = optimizer.state_dict()["hvd_sparse"]["states"]
+    assert any(part.any() for part in before.values())
+    optimizer.load_state_dict(optimizer.state_dict())
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    after = optimizer.state_dict()["hvd_sparse"]["states"]
+    assert before.keys() == after.keys()
+    assert all(torch.equal(part, after[name]) for name, part in before.items())
+
+
+@several_ranks
 def test_residuals_join_narrow_gradients_without_loss(verdict):
     verdict(sparse=False)
     model = Toy(dtype=torch.float16)
