@@ -53,10 +53,11 @@ class DeviceClock:
         """Between two marks; waits until the device has passed both.
 
         Raises:
-            ExchangeFailedError: The exchange has ended meanwhile.
+            ExchangeFailedError: The exchange has ended meanwhile, or the device did not come there
+                within HVD_SPARSE_TIMEOUT seconds.
         """
         for event in (begin, end):
-            wait_until(event.query, self._check)
+            wait_until(event.query, self._check, "the device to pass a mark")
         return begin.elapsed_time(end) / 1e3
 
     def release(self, marks: Iterable[Event]) -> None:

@@ -73,7 +73,8 @@ void BindExchange(py::module_& m) {
            py::call_guard<py::gil_scoped_release>());
 
   py::class_<WaitLimits>(m, "WaitLimits", "How long a rank waits for peers that are alive.")
-      .def_static("from_environment", &WaitLimits::FromEnvironment);
+      .def_static("from_environment", &WaitLimits::FromEnvironment)
+      .def_readonly("fail_seconds", &WaitLimits::fail_seconds, "Then it gives up; 0: never.");
 
   py::class_<RoundTimes>(m, "RoundTimes")
       .def_readonly("name", &RoundTimes::name)

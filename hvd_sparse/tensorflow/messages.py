@@ -1,8 +1,8 @@
 """Small messages between the ranks through Horovod that nobody has to wait for at once.
 
 They are sent from threads of their own and taken up a step later. An exchange that ends meanwhile
-ends the wait. Each kind is a graph of its own: in eager mode Horovod's operations of one kind share
-a name, and two threads would get in each other's way.
+ends the wait, and so does the deadline of all waits. Each kind is a graph of its own: in eager mode
+Horovod's operations of one kind share a name, and two threads would get in each other's way.
 """
 
 from __future__ import annotations
@@ -20,18 +20,23 @@ import tensorflow as tf
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.step_clock import Clock
 from hvd_sparse.tensorflow.ops import CPU
-
-# Between two looks at the exchange while Horovod is waited for.
-_LOOK_SECONDS = 0.1
+from hvd_sparse.waiting import wait_until
 
 _Result = TypeVar("_Result")
 
 
 class _InBackground(Generic[_Result]):
-    """A call on a thread of its own; whoever waits for it learns when the exchange has ended."""
+    """A call on a thread of its own; whoever waits for it learns when the exchange has ended.
 
-    def __init__(self, call: Callable[[], _Result], exchange: Exchange) -> None:
+    Args:
+        call: Runs a Horovod operation.
+        exchange: Whose failure ends the wait.
+        name: Of the operation, as Horovod knows it.
+    """
+
+    def __init__(self, call: Callable[[], _Result], exchange: Exchange, name: str) -> None:
         self._exchange = exchange
+        self._name = name
         self._future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
 
         def run() -> None:
@@ -43,11 +48,9 @@ class _InBackground(Generic[_Result]):
         threading.Thread(target=run, daemon=True, name="hvd_sparse message").start()
 
     def result(self) -> _Result:
-        while True:
-            try:
-                return self._future.result(_LOOK_SECONDS)
-            except concurrent.futures.TimeoutError:
-                self._exchange.check()
+        operation = f"Horovod's operation '{self._name}'"
+        wait_until(self._future.done, self._exchange.check, operation)
+        return self._future.result()
 
 
 class Messages:
@@ -62,33 +65,24 @@ class Messages:
     def __init__(self, prefix: str, *, process_set: Any, exchange: Exchange) -> None:
         self._exchange = exchange
         self._measured, self._decision, self._order = (
-            tf.function(
-                functools.partial(
-                    hvd.allgather,
-                    name=f"{prefix}.{name}",
-                    ignore_name_scope=True,
-                    process_set=process_set,
-                ),
-                input_signature=[tf.TensorSpec((1, None), tf.float64)],
-                autograph=False,
-            )
+            _Rows(f"{prefix}.{name}", process_set, exchange)
             for name in ("measured", "decision", "launch_order")
         )
-        self._total = _sum_of(f"{prefix}.quality", process_set)
-        self._timed = _sum_of(f"{prefix}.allreduce", process_set)
+        self._total = _Sum(f"{prefix}.quality", process_set)
+        self._timed = _Sum(f"{prefix}.allreduce", process_set)
 
     def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
         """Sends every rank's numbers, of which all have as many, to all; bit for bit."""
-        return self._gather(self._measured, numbers)
+        return self._measured.gather(numbers)
 
     def broadcast(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
         """Sends the numbers of the first rank to all, who give as many; bit for bit."""
-        rows = self._gather(self._decision, numbers)
+        rows = self._decision.gather(numbers)
         return lambda: rows()[0]
 
     def broadcast_order(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
         """Sends the integers of the first rank to all, who give as many."""
-        rows = self._gather(self._order, numbers)
+        rows = self._order.gather(numbers)
         return lambda: [int(number) for number in rows()[0]]
 
     def add_up(self, array: np.ndarray) -> np.ndarray:
@@ -96,9 +90,9 @@ class Messages:
 
         def sum_up() -> np.ndarray:
             with tf.device(CPU):  # where the arrays lie
-                return np.asarray(self._total(tf.constant(array)).numpy())
+                return np.asarray(self._total.of(tf.constant(array)).numpy())
 
-        return _InBackground(sum_up, self._exchange).result()
+        return _InBackground(sum_up, self._exchange, self._total.name).result()
 
     def timed_allreduce(self, device: str, clock: Clock) -> Callable[[int], float]:
         """Lets Horovod sum a float32 tensor of so many bytes; the seconds that it took.
@@ -114,36 +108,56 @@ class Messages:
                 made = clock.mark()
                 clock.seconds(made, made)  # waits
                 begin = clock.mark()
-                self._timed(tensor)
+                self._timed.of(tensor)
                 end = clock.mark()
             seconds = clock.seconds(begin, end)
             clock.release([made, begin, end])
             return seconds
 
-        return lambda nbytes: _InBackground(lambda: allreduce(nbytes), self._exchange).result()
+        name = self._timed.name
+        return lambda nbytes: _InBackground(
+            lambda: allreduce(nbytes), self._exchange, name
+        ).result()
 
-    def _gather(
-        self, allgather: Callable[[tf.Tensor], tf.Tensor], numbers: Sequence[float]
-    ) -> Callable[[], list[list[float]]]:
+
+class _Rows:
+    """Horovod's allgather of a row of float64 numbers from each rank, under one name."""
+
+    def __init__(self, name: str, process_set: Any, exchange: Exchange) -> None:
+        self._name = name
+        self._exchange = exchange
+        self._allgather = tf.function(
+            functools.partial(
+                hvd.allgather, name=name, ignore_name_scope=True, process_set=process_set
+            ),
+            input_signature=[tf.TensorSpec((1, None), tf.float64)],
+            autograph=False,
+        )
+
+    def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
+        """Sends this rank's; what it returns waits for those of all."""
+
         def send() -> np.ndarray:
             with tf.device(CPU):  # a GPU would come to it behind all that it was given before
-                return np.asarray(allgather(tf.constant([numbers], tf.float64)).numpy())
+                return np.asarray(self._allgather(tf.constant([numbers], tf.float64)).numpy())
 
-        sent = _InBackground(send, self._exchange)
+        sent = _InBackground(send, self._exchange, self._name)
         return lambda: [[float(number) for number in row] for row in sent.result()]
 
 
-def _sum_of(name: str, process_set: Any) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Lets Horovod sum a float32 tensor, flat."""
-    summed: Callable[[tf.Tensor], tf.Tensor] = tf.function(
-        functools.partial(
-            hvd.allreduce,
-            op=hvd.Sum,
-            name=name,
-            ignore_name_scope=True,
-            process_set=process_set,
-        ),
-        input_signature=[tf.TensorSpec((None,), tf.float32)],
-        autograph=False,
-    )
-    return summed
+class _Sum:
+    """Horovod's sum of float32 tensors, flat, under one name."""
+
+    def __init__(self, name: str, process_set: Any) -> None:
+        self.name = name
+        self.of = tf.function(
+            functools.partial(
+                hvd.allreduce,
+                op=hvd.Sum,
+                name=name,
+                ignore_name_scope=True,
+                process_set=process_set,
+            ),
+            input_signature=[tf.TensorSpec((None,), tf.float32)],
+            autograph=False,
+        )

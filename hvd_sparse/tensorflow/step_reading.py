@@ -19,7 +19,7 @@ def reading_of(step: _core.StepReading, layers: int, check: Callable[[], None]) 
     """
 
     def read() -> StepTimes:
-        wait_until(lambda: step.passed, check)
+        wait_until(lambda: step.passed, check, "the device to pass a mark")
         seconds, forward, ready = step.times()
         return StepTimes(step=seconds, forward=forward, ready=tuple(ready[:layers]))
 

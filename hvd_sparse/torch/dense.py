@@ -105,7 +105,7 @@ class DenseReducer:
         refuse = None
         checks = not alone or self._owed or bool(self.velocities)
         for slot, handle in self._in_flight:
-            wait_for(handle, self._exchange)
+            wait_for(handle, self._exchange, f"{self._prefix}.{slot.name}")
             assert slot.work is not None
             if checks and refuse is None and not _fits(slot.work, slot.gradient().dtype):
                 refuse = f"the sum of the gradients of '{slot.name}' over the ranks is not finite"

@@ -33,10 +33,11 @@ class Messages:
 
     def add_up(self, tensor: torch.Tensor, what: str) -> Callable[[], torch.Tensor]:
         """Sums a tensor over the ranks, in place; `what` is the same on all of them."""
+        name = f"{self._prefix}.{what}"
         handle = hvd_ops.allreduce_async_(
-            tensor, op=hvd_ops.Sum, name=f"{self._prefix}.{what}", process_set=self._process_set
+            tensor, op=hvd_ops.Sum, name=name, process_set=self._process_set
         )
-        return lambda: wait_for(handle, self._exchange)
+        return lambda: wait_for(handle, self._exchange, name)
 
     def broadcast_order(self, numbers: list[int]) -> Callable[[], list[int]]:
         """Sends the integers of the set's first rank to all, who give lists of the same length."""
@@ -51,26 +52,23 @@ class Messages:
     def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
         """Sends every rank's numbers, of which all have as many, to all."""
         row = torch.tensor([numbers], dtype=torch.float64)
-        handle = hvd_ops.allgather_async(
-            row, name=f"{self._prefix}.measured", process_set=self._process_set
-        )
+        name = f"{self._prefix}.measured"
+        handle = hvd_ops.allgather_async(row, name=name, process_set=self._process_set)
 
         def result() -> list[list[float]]:
-            rows = wait_for(handle, self._exchange)
+            rows = wait_for(handle, self._exchange, name)
             return [[float(number) for number in row] for row in rows]
 
         return result
 
-    def _broadcast(self, tensor: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
+    def _broadcast(self, tensor: torch.Tensor, what: str) -> Callable[[], torch.Tensor]:
+        name = f"{self._prefix}.{what}"
         handle = hvd_ops.broadcast_async_(
-            tensor,
-            self._process_set.ranks[0],
-            name=f"{self._prefix}.{name}",
-            process_set=self._process_set,
+            tensor, self._process_set.ranks[0], name=name, process_set=self._process_set
         )
 
         def result() -> torch.Tensor:
-            wait_for(handle, self._exchange)
+            wait_for(handle, self._exchange, name)
             return tensor
 
         return result
@@ -87,6 +85,7 @@ def timed_allreduce(
         exchange: Whose failure ends every wait.
         place: Of the tensor: where the gradients lie.
     """
+    name = f"{prefix}.allreduce"
 
     def allreduce(nbytes: int) -> float:
         clock = place.clock
@@ -95,9 +94,9 @@ def timed_allreduce(
         clock.seconds(made, made)  # waits
         begin = clock.mark()
         handle = hvd_ops.allreduce_async_(
-            tensor, name=f"{prefix}.allreduce", op=hvd_ops.Sum, process_set=process_set
+            tensor, name=name, op=hvd_ops.Sum, process_set=process_set
         )
-        wait_for(handle, exchange)
+        wait_for(handle, exchange, name)
         end = clock.mark()
         seconds = clock.seconds(begin, end)
         clock.release([made, begin, end])
@@ -106,7 +105,17 @@ def timed_allreduce(
     return allreduce
 
 
-def wait_for(handle: int, exchange: Exchange) -> Any:
-    """What a Horovod operation gives; ExchangeFailedError if the exchange ends before it."""
-    wait_until(lambda: hvd_ops.poll(handle), exchange.check)
+def wait_for(handle: int, exchange: Exchange, name: str) -> Any:
+    """What a Horovod operation gives.
+
+    Args:
+        handle: Of the operation.
+        exchange: Whose failure ends the wait.
+        name: Of the operation, as Horovod knows it.
+
+    Raises:
+        ExchangeFailedError: The exchange has ended before the operation.
+        ExchangeTimeoutError: The operation takes longer than HVD_SPARSE_TIMEOUT.
+    """
+    wait_until(lambda: hvd_ops.poll(handle), exchange.check, f"Horovod's operation '{name}'")
     return hvd_ops.synchronize(handle)

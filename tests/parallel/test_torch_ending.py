@@ -37,3 +37,22 @@ def test_a_shutdown_of_horovod_is_not_mistaken_for_the_reason(monkeypatch):
     monkeypatch.setattr(dense.hvd_ops, "allreduce_async_", shut_down)
     with pytest.raises(ExchangeFailedError, match="a bug in the user's code"):
         model.backward({"bias": integer_gradients(model, 0)["bias"]})
+
+
+def test_a_rank_that_leaves_out_a_dense_step_is_not_waited_for_for_ever(monkeypatch):
+    model = Toy()
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    exchange = attachment_of(optimizer).exchange
+    monkeypatch.setenv("HVD_SPARSE_TIMEOUT", "1")
+
+    def step_or_hear_of_it():
+        if hvd.rank() < hvd.size() - 1:
+            model.backward(integer_gradients(model, 0))
+            optimizer.synchronize()
+        while True:  # the time limit of every test ends it
+            exchange._exchange.check()
+            time.sleep(0.01)
+
+    match = r"gave up waiting for Horovod's operation 'hvd_sparse\.\d+\.\w+' after 1 s"
+    with pytest.raises(ExchangeFailedError, match=match):
+        step_or_hear_of_it()

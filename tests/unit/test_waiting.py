@@ -1,0 +1,50 @@
+"""Waits end with what is waited for, with the exchange, or at the deadline, which has a name."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from hvd_sparse.errors import ExchangeTimeoutError, PeerLostError
+from hvd_sparse.waiting import wait_until
+
+
+def never():
+    return False
+
+
+def nothing_has_ended():
+    pass
+
+
+def test_what_never_comes_is_given_up_by_name(monkeypatch):
+    monkeypatch.setenv("HVD_SPARSE_TIMEOUT", "0.05")
+    match = r"^gave up waiting for a bus after 0.05 s \(HVD_SPARSE_TIMEOUT\)$"
+    with pytest.raises(ExchangeTimeoutError, match=match):
+        wait_until(never, nothing_has_ended, "a bus")
+
+
+def test_what_has_ended_the_exchange_is_told_before_the_deadline(monkeypatch):
+    monkeypatch.setenv("HVD_SPARSE_TIMEOUT", "1e-9")
+
+    def check():
+        raise PeerLostError("rank 1 is gone")
+
+    with pytest.raises(PeerLostError, match="rank 1 is gone"):
+        wait_until(never, check, "a bus")
+
+
+@pytest.mark.parametrize("limit", ["0", "60"])
+def test_what_comes_in_time_is_waited_for(monkeypatch, limit):
+    monkeypatch.setenv("HVD_SPARSE_TIMEOUT", limit)
+    looks = itertools.count()
+    wait_until(lambda: next(looks) == 5, nothing_has_ended, "a bus")
+    assert next(looks) == 6
+
+
+def test_what_is_there_is_not_waited_for():
+    def check():
+        pytest.fail("the exchange was asked")
+
+    wait_until(lambda: True, check, "a bus")
