@@ -1,4 +1,4 @@
-"""Whether the saved state of an exchange is this rank's, whatever framework has saved it."""
+"""What of the saved state of an exchange can be taken up, whatever framework has saved it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,48 @@ from collections.abc import Mapping
 from typing import Any
 
 from hvd_sparse.buckets import Layer
+from hvd_sparse.compression import Compression
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.log import logger
 from hvd_sparse.settled import Settled
 from hvd_sparse.world import World
+
+
+def conditions_of(
+    compression: Compression, *, local_size: int | None, device: str
+) -> dict[str, str]:
+    """By name, under what plan and thresholds are found: what is known before they are.
+
+    Args:
+        compression: The user's.
+        local_size: Ranks on each node; None where nodes differ.
+        device: Where this rank's gradients lie, as the core names it.
+    """
+    return {
+        "compression": repr(compression),
+        "ranks on a node": str(local_size),
+        "device": device.split(":")[0],
+    }
+
+
+def taken_up(
+    saved: dict[str, Any], conditions: Mapping[str, str], *, leads: bool
+) -> dict[str, Any]:
+    """The saved state, without plan and thresholds if they were found under other conditions.
+
+    Args:
+        saved: That fits here; with "conditions".
+        conditions: Those of here.
+        leads: Whether this rank tells the user.
+    """
+    theirs = saved["conditions"]
+    changed = [name for name, value in conditions.items() if theirs.get(name) != value]
+    if not changed:
+        return saved
+    if leads:
+        shown = "; ".join(f"{n} was {theirs.get(n)}, is {conditions[n]}" for n in changed)
+        logger.info("plan and thresholds are found anew, not taken from what was saved: %s", shown)
+    return {**saved, "tuning": None, "states": {}}
 
 
 def mismatch_of(

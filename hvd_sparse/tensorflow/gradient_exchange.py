@@ -16,6 +16,7 @@ from hvd_sparse.exchange import Exchange
 from hvd_sparse.local_share import LocalShare
 from hvd_sparse.measurer import Measurer
 from hvd_sparse.ready_order import ReadyOrder
+from hvd_sparse.saved_exchange import conditions_of
 from hvd_sparse.step_stats import StepStats
 from hvd_sparse.tensorflow import compat, devices, ops
 from hvd_sparse.tensorflow.dense import DenseReducer
@@ -60,6 +61,7 @@ class GradientExchange:
         world: The ranks.
         layers: Those that can travel sparse, in the order in which they travel.
         tuner: Decides how gradients travel, if the compression is adaptive.
+        conditions: Under what plan and thresholds are found, for checkpoints.
         saved_names: By variable, under which name its state is saved: the same in a process that
             has made more models of Keras before, or fewer.
         saved_numels: Elements of each variable, by that name.
@@ -92,6 +94,9 @@ class GradientExchange:
         # Slices have another number of rows in each step.
         self._eager = tf.function(self._reduce, autograph=False, reduce_retracing=True)
         compression = settings.compression
+        self.conditions = conditions_of(
+            compression, local_size=exchange.local_size, device=devices.core_name(device)
+        )
         least = max(1, compression.min_numel)
         numels = [math.prod(shape) for shape, _ in self._templates]
         backwards = [place for place in reversed(range(len(variables))) if not sliced[place]]

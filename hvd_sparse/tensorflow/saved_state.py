@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from hvd_sparse.errors import CheckpointMismatchError
-from hvd_sparse.saved_exchange import mismatch_of
+from hvd_sparse.saved_exchange import mismatch_of, taken_up
 from hvd_sparse.settled import Settled
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 
-_VERSION = 1
+_VERSION = 2
 _ARRAYS = ("residuals", "states", "velocities")
 
 
@@ -37,6 +37,7 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "version": _VERSION,
         "rank": exchange.world.rank,
         "size": exchange.world.size,
+        "conditions": exchange.conditions,
         "layers": layers_of(exchange),
         "residuals": {names[n]: part.numpy() for n, part in exchange.residuals().items()},
         "states": {names[n]: part.numpy() for n, part in exchange.memories().items()},
@@ -73,10 +74,14 @@ def check(exchange: GradientExchange | None, saved: dict[str, Any] | None) -> No
 
 
 def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
-    """Takes up, between two steps, what `check` has found to fit; None empties the residuals."""
+    """Takes up, between two steps, what `check` has found to fit; None empties the residuals.
+
+    Of another compression, or where the ranks lie otherwise, without plan and thresholds.
+    """
     if saved is None:
         exchange.load({}, {}, {}, step=exchange.steps, rate=exchange.rate)
         return
+    saved = taken_up(saved, exchange.conditions, leads=exchange.world.rank == 0)
     own = {theirs: ours for ours, theirs in exchange.saved_names.items()}
     if exchange.tuner is not None:
         settled = saved["tuning"]

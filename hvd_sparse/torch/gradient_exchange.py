@@ -18,6 +18,7 @@ from hvd_sparse.buckets import Layer
 from hvd_sparse.errors import GradientInFlightError, HvdSparseError, NonFiniteGradientError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.measurer import Measurer
+from hvd_sparse.saved_exchange import conditions_of
 from hvd_sparse.step_clock import StepClock
 from hvd_sparse.step_stats import Stats, StepStats
 from hvd_sparse.torch import guards, step_marks
@@ -58,6 +59,7 @@ class GradientExchange:
         rates: The learning rates that the residuals follow.
         stats: What the steps cost.
         passes: Backward passes per step.
+        conditions: Under what plan and thresholds are found, for checkpoints.
         mark: At which step the user says to be; see `mark_step`.
         any_ended_early: Whether an error has ended an exchange of this process, perhaps amid a
             step: then Horovod may wait for ever for the rest of its dense operations.
@@ -103,6 +105,9 @@ class GradientExchange:
             if param.numel() > 0
         ]
         compression = self._compression = settings.compression
+        self.conditions = conditions_of(
+            compression, local_size=exchange.local_size, device=str(self._device)
+        )
         large = [s for s in reversed(self._slots) if travels_sparse(s.param, compression)]
         self.layers = tuple(Layer(slot.name, slot.param.numel()) for slot in large)
         local = LocalGradient(settings, size=world.size, loss_scale=self._loss_scale)

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from hvd_sparse.errors import CheckpointMismatchError
-from hvd_sparse.saved_exchange import mismatch_of, misplacement_of
+from hvd_sparse.saved_exchange import mismatch_of, misplacement_of, taken_up
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 
 KEY = "hvd_sparse"
-_VERSION = 3
+_VERSION = 4
 _ADVICE = (
     "To go on with the rest of the state and empty residuals (what was not sent yet is lost), load "
     "optimizer.reset_residual(state_dict) instead"
@@ -43,6 +43,7 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "version": _VERSION,
         "rank": exchange.world.rank,
         "size": exchange.world.size,
+        "conditions": exchange.conditions,
         "layers": layers_of(exchange),
         "residuals": {name: part.clone() for name, part in exchange.state.residuals()},
         "velocities": {name: part.clone() for name, part in exchange.state.velocities()},
@@ -80,10 +81,14 @@ def check_place(saved: dict[str, Any] | None, *, rank: int, size: int) -> None:
 
 
 def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
-    """Takes up what `check` has found to fit; None empties the residuals."""
+    """Takes up what `check` has found to fit; None empties the residuals.
+
+    Of another compression, or where the ranks lie otherwise, without plan and thresholds.
+    """
     if saved is None:
         exchange.state.load({}, {})
         return
+    saved = taken_up(saved, exchange.conditions, leads=exchange.world.rank == 0)
     if exchange.tuner is not None:
         exchange.go_on_as(saved["tuning"], step=saved["step"])
     exchange.state.load(saved["residuals"], saved["states"], saved.get("velocities"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import horovod.torch as hvd
 import pytest
@@ -146,6 +147,21 @@ def test_residuals_go_on_in_other_buckets(kind):
     twin.backward(gradients)
     resumed.step()
     assert_nothing_is_lost(twin, 5, before, resumed, gradients)
+
+
+def test_thresholds_of_another_sparsifier_are_not_taken_up():
+    model, twin = Toy(), Toy()
+    optimizer = new_optimizer(model, "SGD")
+    train(model, optimizer, range(3))
+    resumed = new_optimizer(twin, "SGD", replace(COMPRESSION, sparsifier="top_k"))
+    resumed.load_state_dict(stored(optimizer.state_dict()))
+    before = residuals(optimizer)
+    for name, residual in residuals(resumed).items():
+        assert torch.equal(residual, before[name])
+    memories = [s.get("hvd_sparse", {}).get("states", {}) for s in
+                (optimizer.state_dict(), resumed.state_dict())]  # fmt: skip
+    assert hvd.size() == 1 or any(part.any() for part in memories[0].values())
+    assert not any(part.any() for part in memories[1].values())
 
 
 def test_a_state_without_residuals_empties_them():

@@ -222,6 +222,35 @@ def test_thresholds_stay_where_all_ranks_have_loaded_their_own(verdict):
 
 
 @several_ranks
+@pytest.mark.parametrize("changed", ["compression", "ranks on a node"])
+def test_under_other_conditions_residuals_go_on_and_the_plan_does_not(verdict, changed, caplog):
+    verdict(sparse=True)
+    model, twin = Toy(), Toy()
+    optimizer = distribute(model, COMPRESSION)
+    list(train(model, optimizer, range(CYCLE + 1)))
+    state = optimizer.state_dict()
+    compression = COMPRESSION
+    if changed == "compression":
+        compression = replace(COMPRESSION, density=0.2)
+    else:
+        state["hvd_sparse"]["conditions"][changed] = "64"
+    resumed = distribute(twin, compression)
+    twin.load_state_dict(model.state_dict())
+    with caplog.at_level(logging.INFO, logger="hvd_sparse"):
+        resumed.load_state_dict(state)
+    said = [one.message for one in caplog.records if "found anew" in one.message]
+    assert len(said) == (1 if hvd.rank() == 0 else 0)
+    assert all(f"{changed} was" in message for message in said)
+    assert tuning(resumed).stage is Stage.DENSE
+    for name, residual in residuals(optimizer).items():
+        assert torch.equal(residual, residuals(resumed)[name])
+    steps = train(twin, resumed, range(CYCLE + 1, 2 * CYCLE + 2))
+    seen = [len(stats(resumed).last.buckets) for _ in steps]
+    assert seen == [0] * DENSE_STEPS + [1] * DENSE_STEPS + [1]
+    assert_same_on_all_ranks(twin.parameters())
+
+
+@several_ranks
 def test_residuals_join_narrow_gradients_without_loss(verdict):
     verdict(sparse=False)
     model = Toy(dtype=torch.float16)

@@ -144,6 +144,23 @@ def test_a_loop_of_ones_own_goes_on_bit_for_bit(name, folder):
         assert any(np.any(part) for part in twin.residuals().values())
 
 
+@several_ranks
+def test_with_other_options_residuals_go_on_and_the_plan_does_not(folder):
+    loop = Loop(COMPRESSIONS["adaptive"])
+    loop.train(range(CYCLE + 1))
+    loop.save(folder)
+    assert tuning(loop.variables).stage is Stage.SETTLED
+    twin = Loop(LAGS(**{**FIXED, "density": 0.2}))
+    twin.prepare()
+    twin.load(folder)
+    assert tuning(twin.variables).stage is Stage.DENSE
+    assert_equal(loop.residuals().values(), twin.residuals().values())
+    assert any(np.any(part) for part in twin.residuals().values())
+    twin.train(range(CYCLE + 1, 2 * CYCLE + 2))
+    assert len(stats(twin.variables).buckets) == 1
+    assert_same_on_all_ranks(twin.variables)
+
+
 def make_model(compression):
     """With dropout; layers of no two models of a process have the same names."""
     keras.utils.set_random_seed(1 + hvd.rank())
