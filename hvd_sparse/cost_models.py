@@ -102,8 +102,11 @@ class Setting:
     def pass_over(self, numel: Array) -> Array:
         """Seconds to add up two plain arrays where blocks lie: on the CPU, also of a device."""
         machine = self.machine
-        beside = machine.copy_seconds_per_entry > 0  # selecting is the device's, merging is not
-        per_entry = machine.merge_seconds_per_entry if beside else machine.select_seconds_per_entry
+        per_entry = (  # on a device selecting is the device's, merging is not
+            machine.merge_seconds_per_entry
+            if machine.beside_cpu
+            else machine.select_seconds_per_entry
+        )
         return numel * per_entry
 
     def union(self, k: Array, numel: Array, ranks: int) -> Array:

@@ -102,9 +102,8 @@ class Rules:
         return tuple(COLLECTIVES if self.collectives is None else self.collectives)
 
 
-def rules_of(compression: Compression, place: Place | None = None) -> Rules:
-    """What a user's adaptive compression allows, for gradients of a place; None: on the CPU."""
-    place = place or OnCpu()
+def rules_of(compression: Compression, place: Place | type[Place] = OnCpu) -> Rules:
+    """What a user's adaptive compression allows, for gradients of a place or a kind of places."""
     collectives: tuple[str, ...] = tuple(name for name in COLLECTIVES if name not in place.refuses)
     if compression.collective != AUTO:
         collectives = (compression.collective,)
@@ -224,7 +223,7 @@ class _Planner:
             dense = self._price(k, numel, ("dense",))
             offers.append(Offer(np.zeros_like(numel), longer * dense.seconds + impossible))
         rule = "optimal" if self._rules.rule == "simulated" else "omgs"
-        glued = self._profile.glued(borders)
+        glued = self._profile.glued(borders.tolist())
         merged = merge_layers(glued, offers, rule=rule, select_on=self._rules.select_on)
         ends = borders[np.cumsum([0, *merged.sizes])]
         return Merged(tuple(np.diff(ends).tolist()), merged.offers)

@@ -41,6 +41,11 @@ class Machine:
     def __post_init__(self) -> None:
         records.check_finite(self)
 
+    @property
+    def beside_cpu(self) -> bool:
+        """Whether gradients lie on a device."""
+        return self.copy_seconds_per_entry > 0
+
     def select_seconds(self, numel: int) -> float:
         """Starting a bucket of so many entries: accumulate, select, hand over."""
         return self.select_overhead + self.select_seconds_per_entry * numel

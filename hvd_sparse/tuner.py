@@ -26,7 +26,7 @@ from hvd_sparse.calibrate import calibrated, delayed
 from hvd_sparse.compression import Compression
 from hvd_sparse.decision import Channel, Decision
 from hvd_sparse.network import Network
-from hvd_sparse.place import Place
+from hvd_sparse.place import OnCpu, Place
 from hvd_sparse.plan import BucketPlan, Plan
 from hvd_sparse.plan_numbers import count_numbers, from_numbers, to_numbers
 from hvd_sparse.planner import Rules, make_plan, rules_of
@@ -135,7 +135,7 @@ class Tuner:
         keeps_order: bool = False,
         place: Place | None = None,
     ) -> None:
-        self._rules = rules_of(compression, place)
+        self._rules = rules_of(compression, place or OnCpu)
         select_on = self._rules.select_on
         self.tuning = Tuning(network=network, machine=machine, select_on=select_on)
         self._layers = tuple(layers)

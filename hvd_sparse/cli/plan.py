@@ -23,6 +23,7 @@ from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.explain import explain
 from hvd_sparse.network import Link, Network
+from hvd_sparse.place import BesideCpu, OnCpu
 from hvd_sparse.plan import Plan
 from hvd_sparse.planner import Rules
 from hvd_sparse.profile import Profile
@@ -76,18 +77,18 @@ def plan(
         if cluster_file is not None:
             measured = Cluster.load(cluster_file).with_model_of(measured)
         here = measured.scaled(network=network_of(measured.network, bandwidth, latency, ranks))
-        rules = replace(
-            planner.rules_of(LAGS(density=density, plan=rule.value)), adaptive=not fixed
-        )
+        place = BesideCpu if here.machine.beside_cpu else OnCpu
+        allowed = planner.rules_of(LAGS(density=density, plan=rule.value), place)
+        rules = replace(allowed, adaptive=not fixed)
         if collective:
             rules = replace(rules, collectives=tuple(collective))
         made = planner.make_plan(here, rules)
         if plot is not None:
-            plot_plan(plot, made, here, title(here))
+            plot_plan(plot, made, here, title(here), select_on=rules.select_on)
     except HvdSparseError as error:
         raise typer.BadParameter(str(error)) from None
     if as_json:
-        print(json.dumps(account(made, here), indent=2))
+        print(json.dumps(account(made, here, rules), indent=2))
     else:
         assumed = bandwidth is not None or latency is not None
         show(made, here, wide_console(), assumed=assumed, rules=rules)
@@ -119,11 +120,11 @@ def network_of(
     return replace(network, gap=measured.gap)
 
 
-def account(made: Plan, here: Profile) -> dict[str, Any]:
+def account(made: Plan, here: Profile, rules: Rules) -> dict[str, Any]:
     """Everything that the command knows, as plain values."""
     return {
         "plan": json.loads(made.to_json()),
-        "buckets": [asdict(row) for row in explain(made, here)],
+        "buckets": [asdict(row) for row in explain(made, here, select_on=rules.select_on)],
         "ranks": made.size,
         "sparse": not made.dense,
         "step_seconds": made.step_seconds,
@@ -159,7 +160,7 @@ def show(made: Plan, here: Profile, console: Console, *, assumed: bool, rules: R
         best = planner.make_plan(here, replace(rules, dense=False))
         steps["best sparse plan"] = best.step_seconds
     else:
-        show_buckets(made, here, console)
+        show_buckets(made, here, console, rules)
         steps["this plan"] = made.step_seconds
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, seconds in steps.items():
@@ -178,13 +179,13 @@ def show(made: Plan, here: Profile, console: Console, *, assumed: bool, rules: R
     console.print(f"\n{verdict}", soft_wrap=True)
 
 
-def show_buckets(made: Plan, here: Profile, console: Console) -> None:
+def show_buckets(made: Plan, here: Profile, console: Console, rules: Rules) -> None:
     """Prints a row for each bucket."""
     table = Table(box=None, pad_edge=False)
     table.add_column("layers, in ready order", overflow="fold")
     for column in ("entries", "density", "collective", "select", "exchange", "ready", "done"):
         table.add_column(column, justify="right", no_wrap=True)
-    for row in explain(made, here):
+    for row in explain(made, here, select_on=rules.select_on):
         times = (row.select_seconds, row.exchange_seconds, row.ready, row.end)
         how = row.route if row.route != CALLS else "packed" if row.wire == "packed" else ""
         table.add_row(

@@ -14,7 +14,7 @@ FORWARD, BACKWARD, SELECT = "#999999", "#56B4E9", "#E69F00"
 SPARSE, DENSE = "#009E73", "#D55E00"
 
 
-def plot_plan(file: Path, plan: Plan, profile: Profile, title: str) -> None:
+def plot_plan(file: Path, plan: Plan, profile: Profile, title: str, *, select_on: str) -> None:
     """Draws forward, backward, selection and exchanges of the plan's step and of a dense step."""
     import matplotlib as mpl  # files.check_picture has seen that it is there
 
@@ -45,7 +45,7 @@ def plot_plan(file: Path, plan: Plan, profile: Profile, title: str) -> None:
         bars(row - 1, [(one.start, one.end) for one in timeline.buckets], exchange_colors)
 
     dense = simulate_dense(profile)
-    own = dense if plan.dense else timeline_of(plan, profile)
+    own = dense if plan.dense else timeline_of(plan, profile, select_on=select_on)
     step(4, own, [DENSE if bucket.dense else SPARSE for bucket in plan.buckets])
     step(1, dense, [DENSE] * len(dense.buckets))
     axis.set_yticks([4, 3, 1, 0], ["plan: computing", "network", "dense: computing", "network"])
