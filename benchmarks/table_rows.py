@@ -22,6 +22,7 @@ COMPUTE = "compute only"
 DENSE = ("dense, MPI", "dense, Gloo")
 BOUND = "ring bound"
 # Its prediction is no model's: profiles are scaled until it is the dense step that the tuner timed.
+# That of an adaptive method whose plan is dense is the same.
 FITTED = "dense, MPI"
 
 # What is to be reached: of compute only over a step; and how much longer than the best pinned
@@ -179,7 +180,8 @@ def prediction_rows(rows: Sequence[Measurement]) -> list[Row]:
     shown, errors = [], []
     for row in rows:
         for method, error in relative_errors(row.predicted, row.seconds).items():
-            counts = method != FITTED and not row.problems
+            fitted = row.predicted[method] == row.predicted.get(FITTED)
+            counts = not fitted and not row.problems
             if counts:
                 errors.append(error)
             facts: dict[str, float | int | str] = {
