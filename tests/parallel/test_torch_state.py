@@ -174,6 +174,27 @@ def test_a_state_without_residuals_empties_them():
     assert not any(r.any() for r in residuals(optimizer).values())
 
 
+@several_ranks
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda plain, _: plain, lambda plain, names: hvd.DistributedOptimizer(plain, names)],
+    ids=["torch", "Horovod"],
+)
+def test_torch_and_horovod_pass_over_the_residuals_of_a_state(wrap):
+    model, twin = Toy(), Toy()
+    optimizer = new_optimizer(model, "Adam")
+    train(model, optimizer, range(2))
+    state = stored(optimizer.state_dict())
+    assert "hvd_sparse" in state
+    stock = wrap(optimizers(twin)["Adam"](), twin.named_parameters())
+    stock.load_state_dict(state)
+    again = stock.state_dict()
+    assert set(again) == {"state", "param_groups"}
+    assert again["param_groups"] == state["param_groups"]
+    for key, moments in state["state"].items():
+        assert all(torch.equal(again["state"][key][name], part) for name, part in moments.items())
+
+
 def test_reset_residual_empties_this_ranks_residuals():
     model = Toy()
     optimizer = new_optimizer(model, "SGD")
