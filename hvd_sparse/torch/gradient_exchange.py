@@ -265,7 +265,7 @@ class GradientExchange:
         if slot.launched or slot.passes_left == 0:
             self._exchange.check()  # an exchange that has ended has a better reason
             guards.refuse_gradient(slot)
-        guards.check_layout(slot, densify=self._sparse_as_dense)
+        self._check(slot)
         slot.passes_left -= 1
         if slot.passes_left > 0:
             return
@@ -274,6 +274,10 @@ class GradientExchange:
                 self._sparse.ready(slot, step=self.steps)
             else:
                 self._dense.launch(slot)
+
+    def _check(self, slot: Slot) -> None:
+        guards.check_place(slot, self._device)
+        guards.check_layout(slot, densify=self._sparse_as_dense)
 
     def _begin(self, slot: Slot) -> None:
         if self._phase is _Phase.EXCHANGED:
@@ -301,7 +305,7 @@ class GradientExchange:
         for slot in self._slots:
             if slot.launched:
                 continue
-            guards.check_layout(slot, densify=self._sparse_as_dense)
+            self._check(slot)
             if slot not in self._sparse:
                 self._dense.launch(slot)
         self._sparse.launch_rest(step=self.steps)

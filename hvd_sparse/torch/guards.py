@@ -59,6 +59,15 @@ def check_untouched(slot: Slot) -> None:
         )
 
 
+def check_place(slot: Slot, device: torch.device) -> None:
+    """Raises UnsupportedError if a parameter was moved: its bucket works on memory of `device`."""
+    if slot.param.device != device:
+        raise UnsupportedError(
+            f"'{slot.name}' was moved from device '{device}' to '{slot.param.device}' after "
+            "DistributedOptimizer was called: make a new one"
+        )
+
+
 def check_layout(slot: Slot, *, densify: bool) -> None:
     """Makes a sparse gradient dense; raises UnsupportedError where that was not asked for."""
     grad = slot.param.grad

@@ -64,6 +64,25 @@ def test_a_parameter_that_was_added_later_is_refused():
         run()
 
 
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_parameter_that_was_moved_is_refused(monkeypatch, arrives):
+    model = Toy()
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    exchange = attachment_of(optimizer).exchange
+    elsewhere = torch.device("meta")  # the device of all parameters before, as far as anybody knows
+
+    def run():
+        on_the_culprit(lambda: monkeypatch.setattr(exchange, "_device", elsewhere))
+        optimizer.zero_grad()
+        if arrives:
+            model.backward(integer_gradients(model, 0))
+        optimizer.step()
+
+    expect_error_on_every_rank(
+        run, match="was moved from device 'meta' to 'cpu' after", kind=UnsupportedError
+    )
+
+
 def test_join_is_refused_while_there_is_a_sparse_optimizer():
     model = Toy()
     optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
@@ -83,7 +102,8 @@ def start_capture(optimizer, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
 
 
-def end_capture(monkeypatch):
+def end_capture(optimizer, monkeypatch):
+    monkeypatch.setattr(attachment_of(optimizer).exchange, "_device", torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
@@ -138,7 +158,7 @@ def test_a_step_that_follows_an_own_synchronize_may_be_captured(monkeypatch):
         start_capture(optimizer, monkeypatch)
         with optimizer.skip_synchronize():
             optimizer.step()
-        end_capture(monkeypatch)
+        end_capture(optimizer, monkeypatch)
     assert_same_on_all_ranks(model.parameters())
 
 
