@@ -277,6 +277,7 @@ class GradientExchange:
 
     def _check(self, slot: Slot) -> None:
         guards.check_place(slot, self._device)
+        guards.check_without_graph(slot)
         guards.check_layout(slot, densify=self._sparse_as_dense)
 
     def _begin(self, slot: Slot) -> None:

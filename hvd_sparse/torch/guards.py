@@ -68,6 +68,16 @@ def check_place(slot: Slot, device: torch.device) -> None:
         )
 
 
+def check_without_graph(slot: Slot) -> None:
+    """Raises UnsupportedError for a gradient that is to be differentiated: an average cannot be."""
+    if slot.param.grad is not None and slot.param.grad.requires_grad:
+        raise UnsupportedError(
+            f"the gradient of '{slot.name}' has a graph of its own, and its average over the ranks "
+            "cannot have one: call loss.backward() without create_graph=True, and "
+            "torch.autograd.grad for what is to be differentiated"
+        )
+
+
 def check_layout(slot: Slot, *, densify: bool) -> None:
     """Makes a sparse gradient dense; raises UnsupportedError where that was not asked for."""
     grad = slot.param.grad

@@ -83,6 +83,29 @@ def test_a_parameter_that_was_moved_is_refused(monkeypatch, arrives):
     )
 
 
+@pytest.mark.parametrize("shape", [(40, 30), (7,)], ids=["sparse", "dense"])
+def test_a_gradient_that_is_to_be_differentiated_is_refused(shape):
+    model = Toy({"w": shape})
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+
+    def run():
+        optimizer.zero_grad()
+        ((model.w - 1) ** 2).sum().backward(create_graph=hvd.rank() == CULPRIT)
+        optimizer.step()
+
+    expect_error_on_every_rank(run, match="'w' has a graph of its own", kind=UnsupportedError)
+
+
+def test_second_derivatives_are_taken_beside_an_exchange():
+    model = Toy({"w": (40, 30)})
+    optimizer = distribute(model, TopK(density=1.0, min_numel=64))
+    loss = ((model.w - 1) ** 2).sum()
+    (slope,) = torch.autograd.grad(loss, model.w, create_graph=True)
+    (loss + (slope**2).sum()).backward()
+    optimizer.step()
+    assert torch.equal(model.w.grad, torch.full((40, 30), -10.0 * hvd.size()))
+
+
 def test_join_is_refused_while_there_is_a_sparse_optimizer():
     model = Toy()
     optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
