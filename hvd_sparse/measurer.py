@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hvd_sparse.buckets import Layer
+from hvd_sparse.buckets import Layer, check_sizes
 from hvd_sparse.compression import Compression
 from hvd_sparse.decision import Channel
 from hvd_sparse.exchange import Exchange
@@ -63,6 +63,7 @@ class Measurer:
         None where nothing is tuned: the compression is not adaptive, or no layer can travel sparse.
 
         Raises:
+            UnsupportedError: On every rank: a layer has more than 2^31 - 1 entries.
             UnavailableError: On every rank, where one could not measure.
             InvalidArgumentError: HVD_SPARSE_NCCL or HVD_SPARSE_CUDA_AWARE_MPI has no such value on
                 some rank.
@@ -70,6 +71,7 @@ class Measurer:
         """
         if not compression.adaptive or not layers:
             return None
+        check_sizes(layers)
         network = self.network()  # first: all ranks are through with it at nearly the same time
         sparsifier = as_sparsifier(compression.sparsifier)
         machine = slowest_machine(self._world, lambda: measure_machine(sparsifier, self.place))

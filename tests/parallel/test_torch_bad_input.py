@@ -214,6 +214,16 @@ def test_complex_and_integer_like_parameters_are_refused_by_name():
         distribute(Toy().to("meta"), LAGS)
 
 
+@several_ranks
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_a_layer_beyond_32_bit_indices_is_refused_by_name(adaptive):
+    model = Toy({"small": (40, 30)})
+    one = torch.zeros(1).expand(1 << 16, 1 << 15)  # as many elements in the memory of one
+    model.register_parameter("giant", torch.nn.Parameter(one))
+    with pytest.raises(UnsupportedError, match=r"'giant' has 2147483648 .* at most 2147483647"):
+        distribute(model, LAGS(adaptive=adaptive))
+
+
 @pytest.mark.parametrize("compression", ["lags", object(), int, 0.01])
 def test_a_foreign_compression_is_refused_by_name(compression):
     with pytest.raises(InvalidArgumentError, match=r"LAGS, GTopK.* got"):
