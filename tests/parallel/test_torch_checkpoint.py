@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import horovod.torch as hvd
 import pytest
 import torch
 
-from hvd_sparse import tuner
+from hvd_sparse import checkpoint, tuner
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.torch import (
     LAGS,
@@ -118,6 +119,76 @@ def test_a_job_that_died_between_two_renames_finds_the_former(folder):
         Path(folder).rename(f"{folder}.old")
     hvd.barrier()
     assert load_checkpoint(folder, model, optimizer) == {"epoch": 1}
+
+
+@pytest.fixture
+def own_folder(folder, monkeypatch):
+    """As if every rank had a machine, and a disk, of its own."""
+    monkeypatch.setattr(hvd, "local_rank", lambda: 0)
+    mine = Path(f"{folder}-of-{hvd.rank()}") / "last"
+    mine.parent.mkdir()
+    return mine
+
+
+def names_beside(folder):
+    return sorted(path.name for path in folder.parent.iterdir())
+
+
+@several_ranks
+def test_machines_of_which_some_have_a_later_one_go_on_from_what_all_have(own_folder, monkeypatch):
+    model, optimizer = new(COMPRESSIONS["lags"])
+    train(model, optimizer, [0])
+    save_checkpoint(own_folder, model, optimizer, epoch=1)
+    weights = [p.detach().clone() for p in model.parameters()]
+
+    def full_disk(*_):
+        raise OSError("no space left on this machine")
+
+    for epoch in (2, 3):  # the second time, the former one is not all ranks' FOLDER
+        train(model, optimizer, [epoch])
+        with monkeypatch.context() as here, pytest.raises(OSError, match="no space left"):
+            if hvd.rank() == hvd.size() - 1:
+                here.setattr(checkpoint, "_put_in_place", full_disk)
+            save_checkpoint(own_folder, model, optimizer, epoch=epoch)
+        assert ("last.old" in names_beside(own_folder)) == (hvd.rank() < hvd.size() - 1)
+        twin, resumed = new(COMPRESSIONS["lags"])
+        assert load_checkpoint(own_folder, twin, resumed) == {"epoch": 1}
+        assert all(torch.equal(p, q) for p, q in zip(twin.parameters(), weights, strict=True))
+    save_checkpoint(own_folder, model, optimizer, epoch=4)
+    assert names_beside(own_folder) == ["last"]
+    assert load_checkpoint(own_folder, model, optimizer) == {"epoch": 4}
+
+
+@several_ranks
+def test_machines_without_a_checkpoint_in_common_are_named_and_nothing_changes(own_folder):
+    model, optimizer = new(COMPRESSIONS["lags"])
+    train(model, optimizer, [0])
+    for _ in range(2):
+        save_checkpoint(own_folder, model, optimizer)
+        if hvd.rank() == hvd.size() - 1 and not own_folder.with_name("kept").exists():
+            shutil.copytree(own_folder, own_folder.with_name("kept"))
+    twin, resumed = new(COMPRESSIONS["lags"])
+    last = hvd.size() - 1
+    for left, match in (("another", rf"rank 0.*: \w{{8}}; rank {last}: \w{{8}}$"),
+                        ("none", rf"rank 0.*: \w{{8}}; rank {last}: none$")):  # fmt: skip
+        if hvd.rank() == last:
+            shutil.rmtree(own_folder)
+            if left == "another":
+                own_folder.with_name("kept").rename(own_folder)
+        with pytest.raises(CheckpointMismatchError, match=match):
+            load_checkpoint(own_folder, twin, resumed)
+    assert all(not p.any() for p in twin.parameters())
+
+
+@several_ranks
+def test_a_folder_without_an_id_is_refused(folder):
+    model, optimizer = new(COMPRESSIONS["lags"])
+    save_checkpoint(folder, model, optimizer)
+    if hvd.rank() == 0:
+        (Path(folder) / "id").unlink()
+    hvd.barrier()
+    with pytest.raises(CheckpointMismatchError, match="it has no id"):
+        load_checkpoint(folder, model, optimizer)
 
 
 def test_where_there_is_none_none_is_loaded(folder):
