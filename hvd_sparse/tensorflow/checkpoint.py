@@ -95,7 +95,8 @@ def load_checkpoint(
     Raises:
         InvalidArgumentError: `residuals` is none of the three.
         CheckpointMismatchError: On every rank, if the checkpoint does not fit, a rank's file is
-            missing, only some ranks find one, or there is no exchange yet. Nothing has changed.
+            missing, the ranks have no checkpoint in common, or there is no exchange yet. Nothing
+            has changed.
     """
     policy = checked_policy(residuals)
     parts = _Parts(model, optimizer)

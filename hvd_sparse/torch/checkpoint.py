@@ -53,7 +53,7 @@ def save_checkpoint(
             "optimizer.synchronize()"
         )
     whole = optimizer.state_dict()
-    own = {"sparse": whole.get(state.KEY), "random": torch.get_rng_state()}
+    own = {"sparse": whole.get(state.KEY), "random": _random(_device_of(optimizer))}
     shared = {
         "model": model.state_dict(),
         "optimizer": state.without_residuals(whole),
@@ -86,12 +86,13 @@ def load_checkpoint(
             found anew. "reset": it is lost.
 
     Returns:
-        What `save_checkpoint` was given as `extra`; None if there is no checkpoint on any rank.
+        What `save_checkpoint` was given as `extra`, its tensors on the CPU; None if there is no
+        checkpoint on any rank.
 
     Raises:
         InvalidArgumentError: `residuals` is none of the three.
         CheckpointMismatchError: On every rank, if the checkpoint does not fit, a rank's file is
-            missing, or only some ranks find one. Nothing has changed.
+            missing, or the ranks have no checkpoint in common. Nothing has changed.
     """
     policy = checked_policy(residuals)
     exchange = _exchange_of(optimizer)
@@ -102,10 +103,10 @@ def load_checkpoint(
     shared: dict[str, Any] = {}
     sparse: dict[str, Any] | None = None
     with job.together(CheckpointMismatchError):
-        shared = torch.load(existing(found / f"shared{_SUFFIX}"))
+        shared = _read(existing(found / f"shared{_SUFFIX}"))
     if policy == "own":
         with job.together(CheckpointMismatchError):
-            own = torch.load(job.own_file(found, _SUFFIX))
+            own = _read(job.own_file(found, _SUFFIX))
             sparse = own["sparse"]
             state.check(exchange, sparse)
     elif policy == "spread":
@@ -115,9 +116,35 @@ def load_checkpoint(
         whole = shared["optimizer"]
         optimizer.load_state_dict(whole if sparse is None else {**whole, state.KEY: sparse})
     if policy == "own":
-        torch.set_rng_state(own["random"])
+        _set_random(own["random"], _device_of(optimizer))
     extra: dict[str, Any] = shared["extra"]
     return extra
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What is in a file, on the CPU: it may be of a GPU that this process does not see."""
+    content: dict[str, Any] = torch.load(path, map_location="cpu")
+    return content
+
+
+def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:
+    """Where its first parameter lies."""
+    return next(param.device for group in optimizer.param_groups for param in group["params"])
+
+
+def _random(device: torch.device) -> dict[str, torch.Tensor]:
+    """The states of this rank's random numbers: the CPU's, and those of a GPU."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _set_random(states: dict[str, torch.Tensor], device: torch.device) -> None:
+    """Takes up what `_random` gave; a GPU's, if it was saved on one and this is one, too."""
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def _exchange_of(optimizer: torch.optim.Optimizer) -> GradientExchange | None:
@@ -137,7 +164,7 @@ def _spread(job: Job, folder: Path, exchange: GradientExchange | None) -> dict[s
         )
     assert exchange is not None
     total = SavedSum(state.layers_of(exchange))
-    common = read_all(job, folder, _SUFFIX, lambda path: _add(torch.load(path)["sparse"], total))
+    common = read_all(job, folder, _SUFFIX, lambda path: _add(_read(path)["sparse"], total))
     shares = total.share(summing_over(hvd.global_process_set), rank=job.rank, size=job.size)
     share = {name: torch.from_numpy(part) for name, part in shares.items()}
     return {

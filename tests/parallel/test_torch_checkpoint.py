@@ -22,6 +22,7 @@ from hvd_sparse.torch import (
     stats,
     tuning,
 )
+from hvd_sparse.torch import checkpoint as checkpoint_of_torch
 from hvd_sparse.tuner import Stage
 from tests.parallel.test_torch_tuning import CYCLE
 from tests.parallel.torch_ranks import (
@@ -194,6 +195,36 @@ def test_a_folder_without_an_id_is_refused(folder):
 def test_where_there_is_none_none_is_loaded(folder):
     model, optimizer = new(COMPRESSIONS["lags"])
     assert load_checkpoint(folder, model, optimizer) is None
+
+
+@pytest.mark.parametrize("policy", ["own", "reset", *(["spread"] if hvd.size() > 1 else [])])
+def test_what_was_written_from_a_gpu_loads_where_there_is_none(policy, folder, monkeypatch):
+    model, optimizer = new(COMPRESSIONS["lags"])
+    train(model, optimizer, range(3))
+    with monkeypatch.context() as there:
+        there.setattr(torch.serialization, "location_tag", lambda _: "cuda:3")
+        save_checkpoint(folder, model, optimizer, tensor=torch.ones(2))
+    twin, resumed = new(COMPRESSIONS["lags"])
+    found = load_checkpoint(folder, twin, resumed, residuals=policy)
+    assert found["tensor"].device.type == "cpu"
+    assert all(
+        torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True)
+    )
+
+
+def test_random_numbers_of_a_gpu_go_on(folder, monkeypatch):
+    device = torch.device("cuda", 0)
+    states = {device: torch.full((16,), hvd.rank(), dtype=torch.uint8)}
+    monkeypatch.setattr(checkpoint_of_torch, "_device_of", lambda _: device)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda of: states[of])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, of: states.update({of: state}))
+    model, optimizer = new(COMPRESSIONS["lags"])
+    save_checkpoint(folder, model, optimizer)
+    states[device] = torch.zeros(16, dtype=torch.uint8) + 99
+    load_checkpoint(folder, model, optimizer, residuals="reset")
+    assert bool((states[device] == 99).all())
+    load_checkpoint(folder, model, optimizer)
+    assert bool((states[device] == hvd.rank()).all())
 
 
 @several_ranks
