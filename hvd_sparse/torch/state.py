@@ -103,10 +103,14 @@ def follow(exchange: GradientExchange, rank: int) -> None:
         exchange: Between two steps.
         rank: In the whole job; where it has no part in the exchange, the first one that has.
     """
-    mine = save(exchange)
-    common = {key: mine[key] for key in ("step", "tuning")}
+    tuner = exchange.tuner
+    common = {"step": exchange.steps, "tuning": None if tuner is None else tuner.state()}
     told = exchange.world.allgather_object((exchange.world.job_rank, common))
     theirs = dict(told).get(rank, told[0][1])
+    if tuner is None:
+        exchange.steps = theirs["step"]
+        return
+    mine = save(exchange)
     if theirs["tuning"] != mine["tuning"]:
         mine["states"] = {}  # found at other densities
     load(exchange, {**mine, **theirs})
