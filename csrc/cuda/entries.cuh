@@ -66,15 +66,24 @@ __device__ void StoreFour(const Four<T>& four, std::int64_t left, bool is_aligne
 
 // ---- What a pass makes of the residual ----------------------------------------------------------
 
+// What joins four entries is loaded by itself, an Inflow, before any of it is used: a compiler
+// moves no load across the branches of another one, and a thread waits once for all that are under
+// way. No branch depends on values. Of four entries there are `left`; the others may become
+// anything.
+
 /// Nothing: the gradient has joined it before.
 struct AsItIs {
   static constexpr bool kChanges = false;
 
+  struct Inflow {};
+
   __device__ float Join(std::int64_t /*i*/, float before, unsigned* /*bad*/) const {
     return before;
   }
+  __device__ Inflow LoadInflow(std::int64_t /*i*/, std::int64_t /*left*/) const { return {}; }
   __device__ Four<float> JoinFour(std::int64_t /*i*/, std::int64_t /*left*/,
-                                  const Four<float>& before, unsigned* /*bad*/) const {
+                                  const Four<float>& before, const Inflow& /*inflow*/,
+                                  unsigned* /*bad*/) const {
     return before;
   }
 };
@@ -84,6 +93,8 @@ struct AsItIs {
 template <typename T>
 struct WithGradient {
   static constexpr bool kChanges = true;
+
+  using Inflow = Four<T>;
 
   const T* gradient;
   float decay, scale;
@@ -101,29 +112,34 @@ struct WithGradient {
   __device__ float Add(float before, T gradient_there, unsigned* bad) const {
     const float decayed = __fmul_rn(decay, before);
     const float sum = __fadd_rn(decayed, __fmul_rn(scale, Widen(gradient_there)));
-    if (IsFinite(sum)) return sum;
-    ++*bad;
-    return IsFinite(decayed) ? decayed : before;
+    const float kept = IsFinite(decayed) ? decayed : before;
+    *bad += IsFinite(sum) ? 0u : 1u;
+    return IsFinite(sum) ? sum : kept;
   }
 
   __device__ float Join(std::int64_t i, float before, unsigned* bad) const {
     return Add(before, gradient[i], bad);
   }
 
-  /// The same for four entries, `left` of which there are.
+  __device__ Inflow LoadInflow(std::int64_t i, std::int64_t left) const {
+    return LoadFour(gradient + i, left, is_aligned);
+  }
+
   __device__ Four<float> AddFour(const Four<float>& before, const Four<T>& gradient_there,
                                  std::int64_t left, unsigned* bad) const {
-    Four<float> after = before;
+    Four<float> after;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (j < left) after.at[j] = Add(before.at[j], gradient_there.at[j], bad);
+      unsigned is_bad = 0;
+      after.at[j] = Add(before.at[j], gradient_there.at[j], &is_bad);
+      *bad += j < left ? is_bad : 0;
     }
     return after;
   }
 
-  __device__ Four<float> JoinFour(std::int64_t i, std::int64_t left, const Four<float>& before,
-                                  unsigned* bad) const {
-    return AddFour(before, LoadFour(gradient + i, left, is_aligned), left, bad);
+  __device__ Four<float> JoinFour(std::int64_t /*i*/, std::int64_t left, const Four<float>& before,
+                                  const Inflow& inflow, unsigned* bad) const {
+    return AddFour(before, inflow, left, bad);
   }
 };
 
@@ -133,6 +149,11 @@ template <typename T>
 struct WithVelocity {
   static constexpr bool kChanges = true;
 
+  struct Inflow {
+    Four<float> velocity;
+    Four<T> gradient;
+  };
+
   float* velocity;
   WithGradient<T> into_velocity;
   WithGradient<float> into_residual;
@@ -140,12 +161,14 @@ struct WithVelocity {
   __device__ WithVelocity(const WithGradient<T>& into_velocity, float* velocity, float decay)
       : velocity(velocity), into_velocity(into_velocity), into_residual(velocity, decay, 1.0f) {}
 
+  __device__ Inflow LoadInflow(std::int64_t i, std::int64_t left) const {
+    return {into_residual.LoadInflow(i, left), into_velocity.LoadInflow(i, left)};
+  }
+
   __device__ Four<float> JoinFour(std::int64_t i, std::int64_t left, const Four<float>& before,
-                                  unsigned* bad) const {
-    const bool is_aligned = into_residual.is_aligned;
-    const Four<float> former = LoadFour(velocity + i, left, is_aligned);
-    const Four<float> joined = into_velocity.JoinFour(i, left, former, bad);
-    StoreFour(joined, left, is_aligned, velocity + i);
+                                  const Inflow& inflow, unsigned* bad) const {
+    const Four<float> joined = into_velocity.AddFour(inflow.velocity, inflow.gradient, left, bad);
+    StoreFour(joined, left, into_residual.is_aligned, velocity + i);
     return into_residual.AddFour(before, joined, left, bad);
   }
 };

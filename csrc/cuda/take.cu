@@ -61,7 +61,8 @@ __global__ void __launch_bounds__(kTakeThreads)
   for (; i < residual.size; i += step) {
     const std::int64_t left = residual.size - i;
     const Four<float> before = LoadFour(residual.data + i, left, is_aligned);
-    StoreFour(source.JoinFour(i, left, before, &bad), left, is_aligned, residual.data + i);
+    const auto inflow = source.LoadInflow(i, left);
+    StoreFour(source.JoinFour(i, left, before, inflow, &bad), left, is_aligned, residual.data + i);
   }
   bad = WarpSum(bad);
   if (threadIdx.x % kWarp == 0 && bad > 0) atomicAdd(not_finite, bad);

@@ -21,6 +21,10 @@ namespace hvd_sparse::cuda {
 
 constexpr int kTakeThreads = 256, kTakeWarps = kTakeThreads / kWarp, kVectors = 4;
 constexpr int kTakenByWarp = kVectors * kWarp * 4;
+
+/// So many vectors are loaded before any of them is used.
+constexpr int kInFlight = 2;
+static_assert(kVectors % kInFlight == 0);
 static_assert(kTakeWarps * kTakenByWarp == kTileEntries);
 
 // ---- Which entries are taken --------------------------------------------------------------------
@@ -109,11 +113,19 @@ struct TileEntries {
   __device__ void Load(const Source& source, std::int64_t first, unsigned* not_finite) {
     unsigned bad = 0;
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int i = BeginOf(v), left = size - i;
-      if (left <= 0) continue;
-      const Four<float> before = LoadFour(residual + i, left, is_aligned);
-      of[v] = source.JoinFour(first + i, left, before, &bad);
+    for (int v = 0; v < kVectors; v += kInFlight) {
+      typename Source::Inflow inflow[kInFlight];
+#pragma unroll
+      for (int n = 0; n < kInFlight; ++n) {
+        const int i = BeginOf(v + n), left = size - i;
+        of[v + n] = LoadFour(residual + i, left, is_aligned);
+        inflow[n] = source.LoadInflow(first + i, left);
+      }
+#pragma unroll
+      for (int n = 0; n < kInFlight; ++n) {
+        const int i = BeginOf(v + n), left = size - i;
+        of[v + n] = source.JoinFour(first + i, left, of[v + n], inflow[n], &bad);
+      }
     }
     if (!Source::kChanges) return;
     bad = WarpSum(bad);

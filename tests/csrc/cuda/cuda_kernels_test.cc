@@ -116,6 +116,21 @@ TYPED_TEST(CudaFeedback, AccumulateEqualsTheCpu) {
   }
 }
 
+TYPED_TEST(CudaFeedback, NothingBehindTheLastEntryIsCounted) {
+  for (const std::int64_t size : {1, 5, 4098}) {
+    DeviceArray<TypeParam> gradient(std::vector<TypeParam>(size, Narrow<TypeParam>(0.0f)));
+    const std::vector<float> before(size, 2.0f);
+    DeviceArray<float> residual(before);
+    SparseBlock block;
+    block.Reset(size);
+    const Feedback feedback{
+        {gradient.data(), size, kDTypeOf<TypeParam>}, 1.0f, kInf, residual.span()};
+    EXPECT_EQ(Gpu().Accumulate(feedback), size);  // 0 times infinity
+    EXPECT_EQ(Gpu().AccumulateAndTake(feedback, 3.0f, 0, 0, size, &block).not_finite, size);
+    EXPECT_EQ(residual.Values(), before);
+  }
+}
+
 TYPED_TEST(CudaFeedback, AccumulateAndTakeEqualsTheCpu) {
   for (const std::int64_t size : kPassSizes) {
     std::vector<TypeParam> gradient = GradientOf<TypeParam>(size);
