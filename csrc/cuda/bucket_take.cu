@@ -13,6 +13,15 @@ namespace {
 /// Blocks that fill any device of today.
 constexpr unsigned kMostBlocks = 1024;
 
+/// Of error feedback, that a multiprocessor has at a time: while some wait for numbers, tables and
+/// counts, the others load. It bounds the registers of a thread, by 48; where a multiprocessor has
+/// 1,024 threads and no more, by 64.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+constexpr int kBlocksAtATime = 4;
+#else
+constexpr int kBlocksAtATime = 5;
+#endif
+
 /// Where candidates of a segment go.
 __device__ Taken CandidatesOf(const Selecting& work, const Tile& tile) {
   const Index begin = work.bucket.segments[tile.segment].candidates;
@@ -20,7 +29,9 @@ __device__ Taken CandidatesOf(const Selecting& work, const Tile& tile) {
           tile.begin};
 }
 
-__global__ void __launch_bounds__(kTakeThreads) FeedbackAndTakeKernel(Selecting work) {
+template <bool kHasVelocity>
+__global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime)
+    FeedbackAndTakeKernel(Selecting work) {
   __shared__ TakeShared shared;
   const unsigned number = NextNumber(&work.pass->begun, &shared.number);
   const Tile tile = work.bucket.tiles[number];
@@ -29,14 +40,15 @@ __global__ void __launch_bounds__(kTakeThreads) FeedbackAndTakeKernel(Selecting 
   TileEntries entries(work.residual + tile.begin, tile.size);
   WithTypeOnDevice(flow.gradient_type, [&](auto number) {
     using T = decltype(number);
-    const T* const gradient = static_cast<const T*>(flow.gradient) + tile.in_gradient;
+    const T* const gradient =
+        static_cast<const T*>(flow.gradient) + tile.in_gradient;
     unsigned* const not_finite = &work.pass->not_finite;
-    if (work.velocity == nullptr) {
-      entries.Load(WithGradient<T>(gradient, flow.decay, work.scale), 0, not_finite);
-    } else {
+    if constexpr (kHasVelocity) {
       const WithGradient<T> into_velocity(gradient, work.momentum, work.scale);
       float* const velocity = work.velocity + tile.begin;
       entries.Load(WithVelocity<T>(into_velocity, velocity, flow.decay), 0, not_finite);
+    } else {
+      entries.Load(WithGradient<T>(gradient, flow.decay, work.scale), 0, not_finite);
     }
   });
   const unsigned first = static_cast<unsigned>(segment.first_tile);
@@ -151,7 +163,12 @@ __global__ void __launch_bounds__(kTakeThreads) TakeCutKernel(Selecting work) {
 }  // namespace
 
 void LaunchFeedbackAndTake(const Selecting& work, cudaStream_t stream) {
-  FeedbackAndTakeKernel<<<work.bucket.tile_count, kTakeThreads, 0, stream>>>(work);
+  const unsigned tiles = work.bucket.tile_count;
+  if (work.velocity == nullptr) {
+    FeedbackAndTakeKernel<false><<<tiles, kTakeThreads, 0, stream>>>(work);
+  } else {
+    FeedbackAndTakeKernel<true><<<tiles, kTakeThreads, 0, stream>>>(work);
+  }
   CheckLaunch("take entries from the residual of a bucket");
 }
 

@@ -22,7 +22,8 @@ namespace hvd_sparse::cuda {
 constexpr int kTakeThreads = 256, kTakeWarps = kTakeThreads / kWarp, kVectors = 4;
 constexpr int kTakenByWarp = kVectors * kWarp * 4;
 
-/// So many vectors are loaded before any of them is used.
+/// So many vectors are loaded before any of them is used; four would take the registers of one
+/// block in five.
 constexpr int kInFlight = 2;
 static_assert(kVectors % kInFlight == 0);
 static_assert(kTakeWarps * kTakenByWarp == kTileEntries);

@@ -20,7 +20,7 @@
 #define __device__
 #define __global__ static
 #define __shared__ static
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 namespace hvd_sparse::emulation {
 
