@@ -31,11 +31,7 @@ __global__ void __launch_bounds__(kThreads)
   if (level > 0) prefix = FindLevel<kThreads>(digits, level - 1, k, blockIdx.x == 0);
   ClearCounts<kThreads>(histogram);
   __syncthreads();
-  const int above = level == 0 ? 31 : ShiftOf(level - 1);
-  for (unsigned i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads) {
-    const std::uint32_t magnitude = MagnitudeInBlock(block.values[i]);
-    if (magnitude >> above == prefix.bits) atomicAdd(histogram + DigitOf(magnitude, level), 1u);
-  }
+  CountLevel<kThreads>(block.values, count, prefix, level, blockIdx.x, gridDim.x, histogram);
   __syncthreads();
   AddCounts<kThreads>(histogram, digits->histograms[level]);
 }

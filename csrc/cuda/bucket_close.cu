@@ -27,12 +27,7 @@ __device__ Prefix FindCutAmong(const float* values, unsigned count, unsigned k,
   for (int level = 0; level < kLevels; ++level) {
     ClearCounts<kThreads>(histogram);
     __syncthreads();
-    const int above = level == 0 ? 31 : ShiftOf(level - 1);
-#pragma unroll 4
-    for (unsigned i = threadIdx.x; i < count; i += kThreads) {
-      const std::uint32_t magnitude = MagnitudeInBlock(values[i]);
-      if (magnitude >> above == cut.bits) atomicAdd(histogram + DigitOf(magnitude, level), 1u);
-    }
+    CountLevel<kThreads>(values, count, cut, level, 0, 1, histogram);
     __syncthreads();
     cut = Behind(cut, FindDigit<kThreads>(histogram, cut.rest), level);
   }

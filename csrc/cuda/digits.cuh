@@ -98,6 +98,35 @@ __device__ void AddCounts(const unsigned* counts, unsigned* histogram) {
 /// The bits of |x| as they order entries of a block: a NaN, which only a sum can be, is seen.
 __device__ inline std::uint32_t MagnitudeInBlock(float x) { return FloatBits(x) & 0x7fffffffu; }
 
+/// Entries of a block that a thread loads before it looks at any. Behind each stands an atomic,
+/// which no compiler moves a load across; so one by one they would all be waited for.
+constexpr int kCountedAtATime = 8;
+
+/// Counts one level's digits, of those magnitudes of a block that begin with `prefix`, in shared
+/// memory. Blocks of threads take turns: this one is `number` of `blocks`. By all its threads.
+template <int Threads>
+__device__ void CountLevel(const float* values, unsigned count, const Prefix& prefix, int level,
+                           unsigned number, unsigned blocks, unsigned* histogram) {
+  constexpr unsigned kTurn = kCountedAtATime * Threads;
+  const int above = level == 0 ? 31 : ShiftOf(level - 1);
+  for (unsigned begin = number * kTurn; begin < count; begin += blocks * kTurn) {
+    const unsigned first = begin + threadIdx.x;
+    float of_turn[kCountedAtATime];
+#pragma unroll
+    for (int j = 0; j < kCountedAtATime; ++j) {
+      const unsigned i = first + static_cast<unsigned>(j * Threads);
+      of_turn[j] = i < count ? values[i] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < kCountedAtATime; ++j) {
+      const unsigned i = first + static_cast<unsigned>(j * Threads);
+      const std::uint32_t magnitude = MagnitudeInBlock(of_turn[j]);
+      if (i >= count || magnitude >> above != prefix.bits) continue;
+      atomicAdd(histogram + DigitOf(magnitude, level), 1u);
+    }
+  }
+}
+
 }  // namespace hvd_sparse::cuda
 
 #endif  // HVD_SPARSE_CUDA_DIGITS_CUH_

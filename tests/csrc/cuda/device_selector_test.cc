@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -129,6 +130,26 @@ TEST_F(CudaSelector, StepsAndThresholdsHaveTheBitsOfTheCpu) {
   EXPECT_TRUE(trims);  // some segment had more than will do
   EXPECT_GT(states[0].threshold, 0.0f);
   EXPECT_GT(states[2].threshold, 0.0f);
+}
+
+TEST_F(CudaSelector, ManyCandidatesOfASegmentAreTrimmedAsOnTheCpu) {
+  BucketPlan plan = OneSegment(20000, 3200);
+  plan.refresh = 2;
+  std::vector<float> residual = Gaussians(plan.numel(), 3);
+  std::vector<SelectionState> states = {{1.9f, 0, 0.15f, 0}};
+  OnDevice device(plan, residual, states);
+  unsigned most = 0;
+  for (int step = 0; step < 4; ++step) {
+    const std::vector<float> gradient = Gaussians(plan.numel(), 30 + step);
+    const Entries expected = SelectOnCpu(plan, {"gaussian"}, gradient, &states, &residual);
+    const BlockOnCpu selected = device.Select(gradient);
+    EXPECT_EQ(Unmarked(selected.entries), expected) << "step " << step;
+    EXPECT_TRUE(SameBits(device.residual.Values(), residual)) << "step " << step;
+    EXPECT_TRUE(SameStates(device.states.Values(), states)) << "step " << step;
+    most = std::max(most, selected.header.above);
+  }
+  EXPECT_GT(most, 4096u);  // which 512 threads count in more than one turn
+  EXPECT_LE(most, 6656u);
 }
 
 TEST_F(CudaSelector, ThresholdsMissOneByOne) {
