@@ -165,7 +165,10 @@ cudatest: $(ENV_STAMP) ## runs the C++ tests with CUDA
 	@$(call cpp_tests,cuda,$(CUDA_OPTIONS))
 
 cudasan: cudatest ## runs the CUDA tests under compute-sanitizer's checks
-	@for tool in memcheck initcheck synccheck racecheck; do 	  compute-sanitizer --tool $$tool --error-exitcode 1 build/cuda/core_tests --gtest_filter='Cuda*' 	    || exit 1; done
+	@failed=; for tool in memcheck initcheck synccheck racecheck; do \
+	  compute-sanitizer --tool $$tool --error-exitcode 1 build/cuda/core_tests --gtest_filter='Cuda*' \
+	    || failed="$$failed $$tool"; \
+	done; [ -z "$$failed" ] || { echo "compute-sanitizer has found errors:$$failed" >&2; false; }
 
 tidy: build ## runs clang-tidy on the C++ sources
 	@run-clang-tidy.py -quiet -j $(JOBS) -p build/module -clang-tidy-binary clang-tidy \

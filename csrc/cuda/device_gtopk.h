@@ -32,8 +32,8 @@ namespace hvd_sparse::cuda {
 class DeviceGTopK {
  public:
   /// Of at most `max_k` of `numel` entries; all arguments but the transport's rank are the same on
-  /// all ranks. Allocates on the current device all that it will ever need. The transport outlives
-  /// it.
+  /// all ranks. Allocates on the current device all that it will ever need, and waits until it is
+  /// cleared. The transport outlives it.
   DeviceGTopK(std::int64_t numel, std::int64_t max_k, double slack, DeviceTransport* transport);
 
   /// From now on k entries are asked for, at first max_k; the same on all ranks, since messages are

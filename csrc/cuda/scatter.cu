@@ -21,7 +21,7 @@ __global__ void ScatterKernel(Scattering job) {
   }
   if constexpr (sizeof(T) < sizeof(float)) {
     job.narrowed[n] = written.outcome;
-    if (written.outcome == Narrowed::kRounded) job.former[n] = written.former;
+    job.former[n] = written.former;
   }
 }
 

@@ -26,7 +26,7 @@ struct Scattering {
   float loss_scale;
 
   /// For narrow number types, by entry: what became of it, and where it was rounded what the
-  /// residual held before it took the loss.
+  /// residual held before it took the loss, else 0.
   Narrowed* narrowed;
   float* former;
 };
