@@ -14,6 +14,10 @@
 /// follows in the other input and adds it; the other one's looks at what went before and does
 /// nothing. So one entry more than the tile has is loaded from either input.
 ///
+/// How many tiles have steps is up to their block's header, and a message that was aborted may
+/// still write there. So a block reads both counts once, for all its threads, and one without steps
+/// publishes, too: whatever others have read, nobody waits for ever.
+///
 /// Green, Odeh and Birk, "Merge Path - A Visually Intuitive Approach to Parallel Merging", 2014,
 /// https://arxiv.org/abs/1406.2628.
 
@@ -146,15 +150,17 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ Index indices[kTile + 2];
   __shared__ float values[kTile + 2];
   __shared__ unsigned histogram[kDigits];
-  __shared__ unsigned my_tile, own_splits[2], of_warp[kWarps], before_tile, flags;
+  __shared__ unsigned my_tile, counts[2], own_splits[2], of_warp[kWarps], before_tile, flags;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
   if (thread == 0) {
     my_tile = atomicAdd(&pass->begun, 1u);
+    counts[0] = own.CountOnDevice();
+    counts[1] = theirs.CountOnDevice();
     flags = 0;
   }
   if (digits != nullptr) ClearCounts<kThreads>(histogram);
   __syncthreads();
-  const unsigned own_count = own.CountOnDevice(), their_count = theirs.CountOnDevice();
+  const unsigned own_count = counts[0], their_count = counts[1];
   const unsigned all = own_count + their_count, tile = my_tile;
   const unsigned begin = min(tile * kTile, all), end = min(begin + kTile, all);
 
@@ -232,6 +238,8 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (digits != nullptr) AddCounts<kThreads>(histogram, digits->histograms[0]);
     __syncthreads();
+  } else if (thread == 0) {
+    Publish(words + tile, TileStatus::kUpToEnd, {0, 0});
   }
 
   if (thread != 0) return;

@@ -75,7 +75,8 @@ struct DeviceBlock {
   /// On the device: how many entries there are; never more than fit, whatever the header says.
   HVD_SPARSE_INLINE std::uint32_t CountOnDevice() const {
     const auto most = static_cast<std::uint32_t>(capacity);
-    return header->count < most ? header->count : most;
+    const std::uint32_t count = header->count;
+    return count < most ? count : most;
   }
 };
 
