@@ -15,6 +15,9 @@ namespace hvd_sparse::cuda {
 struct MergePass;
 struct Digits;
 
+/// Entries for which either of two blocks to merge can have room.
+constexpr std::int64_t kMostToMerge = kMaxBucketNumel / 2 / DeviceBlock::kUnit * DeviceBlock::kUnit;
+
 /// What a merge needs, all zero at first; good for one.
 struct MergeScratch {
   MergePass* pass = nullptr;

@@ -25,6 +25,13 @@ std::int64_t Checked(std::int64_t numel, std::int64_t k, double slack) {
   return k;
 }
 
+/// Entries of a block between the rounds.
+std::int64_t CheckedKept(std::int64_t kept, int ranks) {
+  Require(ranks == 1 || kept <= kMostToMerge, "k times slack must be at most ", kMostToMerge,
+          " where ranks merge their blocks, got ", kept);
+  return kept;
+}
+
 }  // namespace
 
 DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t max_k, double slack,
@@ -35,7 +42,7 @@ DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t max_k, double slack,
       max_k_(Checked(numel, max_k, slack)),
       slack_(slack),
       k_(max_k),
-      kept_(GTopK::KeptBeforeTheLast(max_k, numel, slack)),
+      kept_(CheckedKept(GTopK::KeptBeforeTheLast(max_k, numel, slack), transport->Size())),
       mergings_(static_cast<std::size_t>(MergesOf(cube_))),
       zeros_(SizeOfAll([this](Divider* divider) { DivideZeros(divider); })),
       rest_(transport_, SizeOfAll([this](Divider* divider) { DivideRest(divider); })) {

@@ -238,8 +238,7 @@ void CheckSizes(GradView gradient, Span<float> residual) {
 std::unique_ptr<StreamWork> MakeMergeWork(int device, const SparseBlock& own,
                                           const SparseBlock& theirs, std::int64_t k) {
   CheckDevice(device);
-  Require(k >= 1 && k <= kMaxBucketNumel / 2, "k must lie in [1, ", kMaxBucketNumel / 2, "], got ",
-          k);
+  Require(k >= 1 && k <= kMostToMerge, "k must lie in [1, ", kMostToMerge, "], got ", k);
   const OnDevice current(device);
   return std::make_unique<MergeWork>(device, own, theirs, k);
 }

@@ -9,6 +9,7 @@
 #include "csrc/base/error.h"
 #include "csrc/comm/loopback_communicator.h"
 #include "csrc/comm/patience.h"
+#include "csrc/cuda/block_merge.h"
 #include "csrc/cuda/device_reduce.h"
 #include "csrc/cuda/message_memory.h"
 #include "csrc/cuda/network_transport.h"
@@ -78,8 +79,8 @@ SparseBlock BlockAt(Index first, std::int64_t entries) {
 }
 
 void RequireEntries(std::int64_t entries) {
-  Require(entries >= 1 && entries <= kMaxBucketNumel / 2, "entries must lie in [1, ",
-          kMaxBucketNumel / 2, "], got ", entries);
+  Require(entries >= 1 && entries <= kMostToMerge, "entries must lie in [1, ", kMostToMerge,
+          "], got ", entries);
 }
 
 }  // namespace

@@ -9,11 +9,23 @@
 
 #include "tests/csrc/cuda/device_blocks.h"
 #include "tests/csrc/cuda/loopback_transport.h"
+#include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
 namespace {
 
 using CudaDeviceGTopK = CudaTest;
+
+TEST_F(CudaDeviceGTopK, BlocksThatNoMergeTakesAreRefusedBeforeMemoryIsTaken) {
+  LoopbackTransport transport(std::make_shared<TransportWorld>(2), 0);
+  for (const auto& [k, slack] :
+       {std::pair(std::int64_t{1} << 30, 1.0), std::pair(std::int64_t{1} << 29, 2.0),
+        std::pair((std::int64_t{1} << 30) - 63, 1.0)}) {
+    const Error error = Thrown([&] { cuda::DeviceGTopK(kMaxBucketNumel, k, slack, &transport); });
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+    EXPECT_TRUE(Says(error, "k times slack must be at most 1073741760")) << error.what();
+  }
+}
 
 TEST_F(CudaDeviceGTopK, NoMessageHoldsWhatWasNeverWritten) {
   LoopbackTransport transport(std::make_shared<TransportWorld>(2), 0);

@@ -57,7 +57,7 @@ TEST_F(TimedRounds, BlocksWithoutEntriesAreRefused) {
   for (const Error& error : {Thrown([] { TimedMerges(0, 0, 1, &Finish); }),
                              Thrown([] { TimedHandings(0, 0, 1, [] {}); })}) {
     EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
-    EXPECT_TRUE(Says(error, "entries must lie in [1, 1073741823], got 0")) << error.what();
+    EXPECT_TRUE(Says(error, "entries must lie in [1, 1073741760], got 0")) << error.what();
   }
 }
 
