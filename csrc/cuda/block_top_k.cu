@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
     CountBlockKernel(DeviceBlock block, unsigned k, int level, Digits* digits) {
   __shared__ unsigned histogram[kDigits];
   const unsigned count = block.CountOnDevice();
-  if (count < k || k == 0) return;  // all threads: the cut is of no use
+  if (count <= k || k == 0) return;  // all threads: the cut is of no use
   Prefix prefix = {0, k};
   if (level > 0) prefix = FindLevel<kThreads>(digits, level - 1, k, blockIdx.x == 0);
   ClearCounts<kThreads>(histogram);
@@ -39,10 +39,8 @@ __global__ void __launch_bounds__(kThreads)
 /// Where the k largest of `count` entries end; all are kept where they are not more.
 __device__ Prefix FindCut(unsigned count, unsigned k, Digits* digits) {
   if (k == 0) return {0xffffffffu, 0};
-  const Prefix all = {0, 0x7fffffffu};
-  if (count < k) return all;
-  const Prefix cut = FindLevel<kThreads>(digits, kLevels - 1, k, false);
-  return count == k ? all : cut;
+  if (count <= k) return {0, 0x7fffffffu};
+  return FindLevel<kThreads>(digits, kLevels - 1, k, false);
 }
 
 __global__ void __launch_bounds__(kThreads)

@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kTakeThreads)
   const SegmentPass pass = work.segments[chunk.segment];
   const auto begin = static_cast<unsigned>(chunk.begin);
   if (begin >= pass.taken) return;
-  const bool counts = block.CountOnDevice() >= k;
+  const bool counts = block.CountOnDevice() > k;
   if (counts) ClearCounts<kTakeThreads>(histogram);
   __syncthreads();
   const Index candidates = work.bucket.segments[chunk.segment].candidates;

@@ -23,7 +23,7 @@ void LaunchCloseSegments(const Selecting& work, const DeviceBlock& block, const 
                          cudaStream_t stream);
 
 /// Writes the entries of all segments into the block. Counts the first level of a radix select of
-/// its k largest in `digits`, which are zeros, where it has as many. One launch.
+/// its k largest in `digits`, which are zeros, where it has more. One launch.
 void LaunchGather(const Selecting& work, const DeviceBlock& block, std::int64_t k, Digits* digits,
                   cudaStream_t stream);
 
