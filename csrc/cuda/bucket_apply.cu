@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kEntryThreads) ZeroKernel(Applying job) {
     const Flow flow = job.bucket.flows[tile.gradient];
     WithTypeOnDevice(flow.output_type, [&](auto number) {
       using T = decltype(number);
-      T* const output = static_cast<T*>(flow.output) + tile.in_gradient;
+      T* const output = InDeviceMemory(static_cast<T*>(flow.output)) + tile.in_gradient;
       const bool is_aligned = IsAligned(output);
       for (int i = static_cast<int>(threadIdx.x) * 4; i < tile.size; i += kEntryThreads * 4) {
         StoreFour(Four<T>{}, tile.size - i, is_aligned, output + i);
@@ -75,8 +75,9 @@ __global__ void __launch_bounds__(kEntryThreads) ApplyKernel(Applying job) {
   const Flow flow = job.bucket.flows[target.gradient];
   WithTypeOnDevice(flow.output_type, [&](auto number) {
     using T = decltype(number);
-    WriteEntry(job.reduced.values[n], job.scale, static_cast<T*>(flow.output) + target.in_gradient,
-               job.residual.data + target.position, job.loss_scale);
+    T* const output = InDeviceMemory(static_cast<T*>(flow.output)) + target.in_gradient;
+    WriteEntry(job.reduced.values[n], job.scale, output, job.residual.data + target.position,
+               job.loss_scale);
   });
 }
 

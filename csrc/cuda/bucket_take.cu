@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime)
   WithTypeOnDevice(flow.gradient_type, [&](auto number) {
     using T = decltype(number);
     const T* const gradient =
-        static_cast<const T*>(flow.gradient) + tile.in_gradient;
+        InDeviceMemory(static_cast<const T*>(flow.gradient)) + tile.in_gradient;
     unsigned* const not_finite = &work.pass->not_finite;
     if constexpr (kHasVelocity) {
       const WithGradient<T> into_velocity(gradient, work.momentum, work.scale);

@@ -64,6 +64,14 @@ __device__ void StoreFour(const Four<T>& four, std::int64_t left, bool is_aligne
   }
 }
 
+/// An address that came out of a table, where no compiler knows which memory it is of: the
+/// device's.
+template <typename T>
+__device__ T* InDeviceMemory(T* address) {
+  __builtin_assume(__isGlobal(address));
+  return address;
+}
+
 // ---- What a pass makes of the residual ----------------------------------------------------------
 
 // What joins four entries is loaded by itself, an Inflow, before any of it is used: a compiler

@@ -21,6 +21,7 @@
 #define __global__ static
 #define __shared__ static
 #define __launch_bounds__(...)
+#define __builtin_assume(holds)
 
 namespace hvd_sparse::emulation {
 
