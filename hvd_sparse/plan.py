@@ -6,7 +6,7 @@ How a plan is made from measured numbers: hvd_sparse/planner.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -95,7 +95,7 @@ class BucketChoice:
         return self.collective == "hierarchical"
 
 
-def fixed_choices(layers: Iterable[Layer], compression: Compression) -> tuple[BucketChoice, ...]:
+def fixed_choices(layers: Sequence[Layer], compression: Compression) -> tuple[BucketChoice, ...]:
     """The buckets of a compression that is not adaptive.
 
     Args:

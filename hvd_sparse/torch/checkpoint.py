@@ -129,7 +129,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:
     """Where its first parameter lies."""
-    return next(param.device for group in optimizer.param_groups for param in group["params"])
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    device: torch.device = next(params).device
+    return device
 
 
 def _random(device: torch.device) -> dict[str, torch.Tensor]:
