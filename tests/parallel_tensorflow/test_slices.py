@@ -9,7 +9,9 @@ import tensorflow as tf
 
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.tensorflow import TopK, prepare
+from hvd_sparse.tensorflow.blueprint import Blueprint, Template
 from hvd_sparse.tensorflow.registry import find_exchange
+from hvd_sparse.tensorflow.settings import Settings
 from tests.parallel_tensorflow.ranks import make_variables, on_each_device
 
 SHAPES = {"table": (20, 8), "weight": (16, 8)}
@@ -38,6 +40,15 @@ def total(rows_of):
     return expected
 
 
+def assert_gathered(sliced, rows_of):
+    """The rows of all ranks, in their order, and of each the part that averages have."""
+    rows = np.concatenate([rows_of(rank) for rank in range(hvd.size())])
+    assert np.array_equal(sliced.indices, rows)
+    wide = tf.float32 if sliced.dtype == tf.bfloat16 else sliced.dtype
+    part = tf.cast(tf.ones((), wide) / tf.cast(hvd.size(), wide), sliced.dtype)
+    assert np.all(sliced.values == part)
+
+
 @on_each_device
 @pytest.mark.parametrize("as_dense", [False, True])
 def test_slices_are_gathered_or_made_dense(as_dense, device):
@@ -55,10 +66,24 @@ def test_slices_of_any_number_type_are_averaged(dtype, device):
     variables = make_variables(SHAPES, dtype=dtype, device=device)
     sliced, _ = step(variables, [hvd.rank(), 19], op=hvd.Average)
     assert sliced.dtype == dtype
-    expected = (total(lambda rank: [rank, 19]) / hvd.size()).astype(dtype.as_numpy_dtype)
-    found = tf.convert_to_tensor(sliced).numpy()
-    assert np.array_equal(found[: hvd.size()], expected[: hvd.size()])
-    np.testing.assert_allclose(found[19].astype(np.float32), 1, rtol=0.02)  # sums of parts
+    assert_gathered(sliced, lambda rank: [rank, 19])
+
+
+@pytest.mark.usefixtures("an_elastic_job")
+def test_slices_are_averaged_over_the_ranks_of_an_elastic_job():
+    variables = make_variables(SHAPES)
+    for _ in range(2):
+        sliced, _ = step(variables, [0], op=hvd.Average)
+        assert_gathered(sliced, lambda rank: [0])
+
+
+def test_a_rank_that_joins_may_lack_a_gradient_of_slices():
+    templates = tuple(Template(name, shape, "float32", "CPU:0") for name, shape in SHAPES.items())
+    settings = Settings.checked(COMPRESSION)
+    told = Blueprint(templates, (True, False), settings)
+    assert told.is_for(Blueprint(templates, (True, None), settings))
+    assert told.is_for(Blueprint(templates, (None, False), settings))
+    assert not told.is_for(Blueprint(templates, (False, False), settings))
 
 
 USERS = {
