@@ -13,9 +13,9 @@ namespace {
 /// Blocks that fill any device of today.
 constexpr unsigned kMostBlocks = 1024;
 
-/// Of error feedback, that a multiprocessor has at a time: while some wait for numbers, tables and
-/// counts, the others load. It bounds the registers of a thread, by 48; where a multiprocessor has
-/// 1,024 threads and no more, by 64.
+/// Of a pass that takes, that a multiprocessor has at a time: while some wait for numbers, tables
+/// and counts, the others load. It bounds the registers of a thread, by 48; where a multiprocessor
+/// has 1,024 threads and no more, by 64.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 constexpr int kBlocksAtATime = 4;
 #else
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kTakeThreads) CountDigitsKernel(Selecting work
   }
 }
 
-__global__ void __launch_bounds__(kTakeThreads) TakeCutKernel(Selecting work) {
+__global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime) TakeCutKernel(Selecting work) {
   __shared__ TakeShared shared;
   if (work.pass->missed == 0) return;
   for (;;) {
