@@ -180,7 +180,6 @@ class MpiCommunicator final : public LifelineCommunicator {
   int Size() const override { return size_; }
 
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
-    Check();
     auto streams = std::make_unique<Streams>(comm_, out, in, piece_limits_);
     try {
       WaitForAll(streams.get(), what);
@@ -197,28 +196,34 @@ class MpiCommunicator final : public LifelineCommunicator {
 
  private:
   void WaitForAll(Streams* streams, const std::string& what) {
-    const auto whom = [&] { return streams->Peers(); };
-    Patience patience(limits_, rank_, what, whom);
+    Patience patience(limits_, rank_, what, [&] { return streams->Peers(); });
     for (;;) {
+      RequireAlive(*streams, what);
       streams->Post();
       const bool moving = streams->Look();
       if (streams->done()) return;
       if (moving) {
         patience.Progress();
-        continue;
+      } else {
+        patience.Pause();
       }
-      patience.Pause();
-      // Right before the next look: where a rank has left, Horovod finalizes MPI on all others.
-      if (lifeline() != nullptr) {
-        if (auto failure = lifeline()->CurrentFailure()) {
-          throw Error(failure->kind, Concat(failure->message, "; rank ", rank_,
-                                            " was waiting for rank ", whom(), " in ", what));
-        }
+    }
+  }
+
+  /// Throws if the exchange has ended, or MPI has. Asked right before each call of MPI, the first
+  /// one included: where a rank has left, Horovod finalizes MPI on all others.
+  void RequireAlive(const Streams& streams, const std::string& what) const {
+    const auto waiting = [&] {
+      return Concat("; rank ", rank_, " was waiting for rank ", streams.Peers(), " in ", what);
+    };
+    if (lifeline() != nullptr) {
+      if (auto failure = lifeline()->CurrentFailure()) {
+        throw Error(failure->kind, failure->message + waiting());
       }
-      if (Finalized()) {
-        Throw(ErrorKind::kPeerLost, "MPI was finalized because a rank has shut Horovod down; rank ",
-              rank_, " was waiting for rank ", whom(), " in ", what);
-      }
+    }
+    if (Finalized()) {
+      Throw(ErrorKind::kPeerLost, "MPI was finalized because a rank has shut Horovod down",
+            waiting());
     }
   }
 

@@ -79,6 +79,10 @@ FAULTS = (
         {r"ExchangeTimeoutError: .*gave up waiting for rank \d after 2 s": 2},
         env={"HVD_SPARSE_TIMEOUT": "2"},
     ),
+    Fault(
+        "leave", "backward", "a rank ends a step early, while the others compute",
+        {"PeerLostError: .*(?:left exchange|MPI was finalized).*waiting for rank": 2},
+    ),
     Fault("memory", "backward", "no memory is left for scratch", {OUT_OF_MEMORY: 3}),
     Fault("model", "construction", "a rank has another model", {"InvalidArgumentError: ": 3}),
     Fault("density", "construction", "a rank has other options", {"InvalidArgumentError: ": 3}),

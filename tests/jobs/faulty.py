@@ -24,6 +24,10 @@ EXCHANGING_SECONDS = 0.02
 # With a large model; and in the first step, when memory grows.
 LARGE = ("kill in exchange", "memory", "fill shm")
 EARLY = ("memory", "fill shm")
+# Without what Horovod sums: it wants memory of its own, and says by itself that it was shut down.
+ALONE = (*EARLY, "leave")
+# So many seconds others compute when a rank has ended, and with it MPI.
+COMPUTING_SECONDS = 1.5
 # So many seconds after its last step, the rank is still there.
 STAYS = {"skip and stay": 6, "late": 4}
 
@@ -43,7 +47,7 @@ def main() -> None:
     victim = hvd.rank() == hvd.size() - 1
     torch.manual_seed(0)
     width = 48 if victim and fault == "model" else 64
-    bias = fault not in EARLY  # Horovod, which sums those, wants memory of its own
+    bias = fault not in ALONE
     sizes = [256, width, 64]
     large = fault in LARGE  # exchanges then take a while, and memory
     if large:
@@ -68,6 +72,10 @@ def main() -> None:
             FAULTS[fault](model)
         if breaks and fault in ("skip", "skip and stay"):
             continue
+        if fault == "leave" and step == 2:
+            if victim:
+                break
+            time.sleep(COMPUTING_SECONDS)
         mark_step(optimizer, f"batch {step}")
         optimizer.zero_grad()
         model(torch.randn(8, 256)).square().mean().backward()
@@ -165,6 +173,7 @@ FAULTS = {
     "exception": raise_an_error,
     "skip": skip,
     "skip and stay": skip,
+    "leave": skip,
     "late": nothing,
     "memory": use_up_memory,
     "slow": be_slow,
