@@ -3,6 +3,7 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "csrc/base/error.h"
@@ -131,11 +132,9 @@ class Streams {
 
   /// The peers that are still waited for.
   std::string Peers() const {
-    std::string peers;
+    std::set<int> waiting;
     for (const Stream& stream : streams_) {
-      if (stream.pieces.done()) continue;
-      const std::string peer = std::to_string(stream.peer);
-      if (peers.find(peer) == std::string::npos) peers += (peers.empty() ? "" : ", ") + peer;
+      if (!stream.pieces.done()) waiting.insert(stream.peer);
     }
     return peers;
   }
@@ -144,6 +143,8 @@ class Streams {
   void Cancel() {
     if (Finalized()) return;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
+    std::string peers;
+    for (const int peer : waiting) peers += Concat(peers.empty() ? "" : ", ", peer);
       if (requests_[i] == MPI_REQUEST_NULL || streams_[i / kWindow].sends) continue;
       MPI_Cancel(&requests_[i]);
       MPI_Request_free(&requests_[i]);
