@@ -7,6 +7,7 @@
 #define HVD_SPARSE_COMM_COMMUNICATOR_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "csrc/base/error.h"
@@ -27,6 +28,15 @@ struct Incoming {
   std::int64_t bytes = 0;  ///< bytes received; set by Transfer
 };
 
+/// Throws Disagreement: what rank `peer` has sent to `rank`, this one, is longer than `capacity`
+/// bytes, for which there is room. `bytes`: how long, where that is known.
+[[noreturn]] inline void RefuseLength(int peer, int rank, std::optional<std::int64_t> bytes,
+                                      std::int64_t capacity, const std::string& what) {
+  Throw(ErrorKind::kDisagreement, "the ranks disagree: rank ", peer, " sent ",
+        bytes ? std::to_string(*bytes) : "more", " bytes to rank ", rank,
+        ", which expected at most ", capacity, ", in ", what);
+}
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -39,7 +49,8 @@ class Communicator {
 
   /// Sends and receives all at once; returns when everything has been sent and received.
   ///
-  /// Throws PeerLost, Timeout or what the exchange was ended with when that can no longer happen.
+  /// Throws PeerLost, Timeout or what the exchange was ended with when that can no longer happen,
+  /// and Disagreement where a message is longer than the room given for it.
   /// `what` says for whose sake this rank waits ("bucket 3 (fc.weight), gtopk, round 1") and is
   /// part of every warning and error.
   virtual void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) = 0;

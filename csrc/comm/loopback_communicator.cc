@@ -105,10 +105,7 @@ void LoopbackCommunicator::Transfer(Span<const Outgoing> out, Span<Incoming> in,
   for (Incoming& message : in) {
     auto received = world_->Receive(message.peer, rank_, start, what);
     const auto bytes = static_cast<std::int64_t>(received.size());
-    if (bytes > message.capacity) {
-      Throw(ErrorKind::kExchangeFailed, "rank ", message.peer, " sent ", bytes, " bytes to rank ",
-            rank_, ", which expected at most ", message.capacity, ", in ", what);
-    }
+    if (bytes > message.capacity) RefuseLength(message.peer, rank_, bytes, message.capacity, what);
     std::copy(received.begin(), received.end(), static_cast<std::uint8_t*>(message.data));
     message.bytes = bytes;
     if (spare_.size() < kMaxSpare) spare_.push_back(std::move(received));

@@ -62,7 +62,6 @@ class LoopbackCommunicator : public Communicator {
   int Rank() const override { return rank_; }
   int Size() const override { return world_->size(); }
 
-  /// Throws ExchangeFailed, too, when a message is longer than the room given for it.
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override;
 
   void Fail(ErrorKind kind, const std::string& reason) override { world_->Fail(kind, reason); }

@@ -3,6 +3,7 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -56,27 +57,31 @@ bool Finalized() {
 struct Stream {
   int peer;
   bool sends;
+  std::int64_t bytes;  // to send, or the room to receive
   Pieces pieces;
 };
 
 /// The messages of one transfer, and the MPI requests of their pieces.
 class Streams {
  public:
-  /// `limits` are the longest pieces, by peer.
-  Streams(MPI_Comm comm, Span<const Outgoing> out, Span<Incoming> in,
-          const std::vector<std::int64_t>& limits)
-      : comm_(comm) {
+  /// `limits` are the longest pieces, by peer; `rank` is this one's, and `what` lives as long as
+  /// pieces are looked for.
+  Streams(MPI_Comm comm, int rank, Span<const Outgoing> out, Span<Incoming> in,
+          const std::vector<std::int64_t>& limits, const std::string& what)
+      : comm_(comm), rank_(rank), what_(what) {
     const auto limit = [&](int peer) { return limits[static_cast<std::size_t>(peer)]; };
     streams_.reserve(static_cast<std::size_t>(out.size + in.size));
     for (const Incoming& message : in) {
       streams_.push_back(
           {message.peer,
            false,
+           message.capacity,
            {Pieces::Direction::kIn, message.data, message.capacity, limit(message.peer)}});
     }
     for (const Outgoing& message : out) {
       streams_.push_back({message.peer,
                           true,
+                          message.bytes,
                           {Pieces::Direction::kOut, const_cast<void*>(message.data), message.bytes,
                            limit(message.peer)}});
     }
@@ -113,14 +118,17 @@ class Streams {
     if (arrived == MPI_UNDEFINED) return false;
     for (int i = 0; i < arrived; ++i) {
       Stream& stream = streams_[static_cast<std::size_t>(complete_[i]) / kWindow];
-      if (code == MPI_ERR_IN_STATUS) {
-        CheckMpi(statuses_[i].MPI_ERROR, stream.sends ? "MPI_Isend" : "MPI_Irecv");
-      }
+      if (code == MPI_ERR_IN_STATUS) CheckPiece(stream, statuses_[i].MPI_ERROR);
       int bytes = 0;
       if (!stream.sends) {
         CheckMpi(MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes), "MPI_Get_count");
       }
-      stream.pieces.Arrived(bytes);
+      try {
+        stream.pieces.Arrived(bytes);
+      } catch (const Error& error) {
+        Throw(error.kind(), error.what(), ", from rank ", stream.peer, " to rank ", rank_, ", in ",
+              what_);
+      }
     }
     return arrived > 0;
   }
@@ -136,6 +144,8 @@ class Streams {
     for (const Stream& stream : streams_) {
       if (!stream.pieces.done()) waiting.insert(stream.peer);
     }
+    std::string peers;
+    for (const int peer : waiting) peers += Concat(peers.empty() ? "" : ", ", peer);
     return peers;
   }
 
@@ -143,8 +153,6 @@ class Streams {
   void Cancel() {
     if (Finalized()) return;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
-    std::string peers;
-    for (const int peer : waiting) peers += Concat(peers.empty() ? "" : ", ", peer);
       if (requests_[i] == MPI_REQUEST_NULL || streams_[i / kWindow].sends) continue;
       MPI_Cancel(&requests_[i]);
       MPI_Request_free(&requests_[i]);
@@ -152,7 +160,19 @@ class Streams {
   }
 
  private:
+  /// Throws what has become of a piece, unless it has arrived.
+  void CheckPiece(const Stream& stream, int code) const {
+    int kind = MPI_SUCCESS;
+    MPI_Error_class(code, &kind);
+    if (kind == MPI_ERR_TRUNCATE) {
+      RefuseLength(stream.peer, rank_, std::nullopt, stream.bytes, what_);
+    }
+    CheckMpi(code, stream.sends ? "MPI_Isend" : "MPI_Irecv");
+  }
+
   MPI_Comm comm_;
+  const int rank_;
+  const std::string& what_;
   std::vector<Stream> streams_;
   std::vector<MPI_Request> requests_;  // kWindow for each stream
   std::vector<int> complete_;
@@ -181,7 +201,7 @@ class MpiCommunicator final : public LifelineCommunicator {
   int Size() const override { return size_; }
 
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
-    auto streams = std::make_unique<Streams>(comm_, out, in, piece_limits_);
+    auto streams = std::make_unique<Streams>(comm_, rank_, out, in, piece_limits_, what);
     try {
       WaitForAll(streams.get(), what);
     } catch (...) {

@@ -82,8 +82,7 @@ class TcpCommunicator final : public LifelineCommunicator {
       sent = std::find_if(sent, out.end(), is_own);
       Require(sent != out.end(), "rank ", rank_, " waits for itself in ", what);
       if (sent->bytes > message.capacity) {
-        Throw(ErrorKind::kExchangeFailed, "rank ", rank_, " sent ", sent->bytes, " bytes to rank ",
-              rank_, ", which expected at most ", message.capacity, ", in ", what);
+        RefuseLength(rank_, rank_, sent->bytes, message.capacity, what);
       }
       std::copy_n(static_cast<const std::uint8_t*>(sent->data), sent->bytes,
                   static_cast<std::uint8_t*>(message.data));

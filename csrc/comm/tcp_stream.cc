@@ -126,8 +126,7 @@ bool TcpStream::ReceiveSome(int socket, const std::string& what) {
 
 void TcpStream::RequireRoom(const Incoming& message, const std::string& what) const {
   if (length_ >= 0 && length_ <= message.capacity) return;
-  Throw(ErrorKind::kDisagreement, "the ranks disagree: rank ", peer_, " sent ", length_,
-        " bytes to rank ", rank_, ", which expected at most ", message.capacity, ", in ", what);
+  RefuseLength(peer_, rank_, length_, message.capacity, what);
 }
 
 }  // namespace hvd_sparse

@@ -111,15 +111,16 @@ TEST_P(Communicators, AMessageMayBeEmptyOrShorterThanItsRoom) {
   });
 }
 
-TEST_P(Communicators, ALongMessageThrowsExchangeFailed) {
+TEST_P(Communicators, ALongMessageMeansThatTheRanksDisagree) {
   GetParam().run(1, 60, [](Communicator& comm) {
     char text[8] = {};
     const Outgoing out{0, text, 8};
     Incoming in{0, text, 7};
     const Error error = Thrown([&] { comm.Transfer({&out, 1}, {&in, 1}, "bucket 3"); });
-    EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed);
+    EXPECT_EQ(error.kind(), ErrorKind::kDisagreement);
     EXPECT_STREQ(error.what(),
-                 "rank 0 sent 8 bytes to rank 0, which expected at most 7, in bucket 3");
+                 "the ranks disagree: rank 0 sent 8 bytes to rank 0, which expected at most 7, in "
+                 "bucket 3");
   });
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 
-from hvd_sparse.errors import ExchangeFailedError
+from hvd_sparse.errors import RanksDisagreeError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.world import World
 from tests import laws
@@ -39,15 +39,17 @@ def test_every_swap_is_timed_and_steps_go_on_after_it(world, piece, size):
     exchange.close()
 
 
-def test_ranks_that_swap_different_lengths_are_told_and_the_exchange_ends_on_all(world):
+@pytest.mark.parametrize("piece", [4, 1 << 30])
+def test_ranks_that_swap_different_lengths_are_told_and_the_exchange_ends_on_all(world, piece):
     if world.size == 1:
         pytest.skip("a single rank has nobody to swap with")
-    exchange = Exchange.between_ranks(world, name="disagreement")
+    exchange = Exchange.between_ranks(world, name="disagreement", max_message_bytes=piece)
+    told = r"the ranks disagree: .*rank [01]\b.* swap"
     if world.rank < 2:
-        with pytest.raises(ExchangeFailedError):
+        with pytest.raises(RanksDisagreeError, match=told):
             exchange.swap(1 - world.rank, 10 * (1 + world.rank), 1)
     world.allgather_object("two ranks have disagreed")
-    with pytest.raises(ExchangeFailedError, match=r"the ranks disagree|MPI_Irecv failed"):
+    with pytest.raises(RanksDisagreeError, match=told):
         while True:
             exchange.check()  # the others hear of it within moments
     exchange.close()
