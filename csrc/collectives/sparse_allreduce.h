@@ -124,14 +124,14 @@ struct CollectiveContext {
   const std::uint8_t* AllgatherRecords(const void* own, std::int64_t bytes,
                                        const std::string& round);
 
-  /// Throws ExchangeFailed unless `theirs`, received from `peer`, belongs to the same bucket and
+  /// Throws Disagreement unless `theirs`, received from `peer`, belongs to the same bucket and
   /// step as `own`, and to a rank of the same options. Makes the lowest bad rank known to `own`.
   void Agree(BlockHeader* own, const BlockHeader& theirs, int peer) const;
   void Agree(SparseBlock* own, const SparseBlock& theirs, int peer) const {
     Agree(&own->header(), theirs.header(), peer);
   }
 
-  /// Throws ExchangeFailed unless `peer` sends messages of this context's format.
+  /// Throws Disagreement unless `peer` sends messages of this context's format.
   void AgreeOnFormat(std::uint8_t theirs, int peer) const;
 
   /// For those who are about to wait for each other's devices, which know no end of waiting: all

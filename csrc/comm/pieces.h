@@ -34,7 +34,7 @@ class Pieces {
   /// A posted piece has been sent, or received, with so many bytes. Of pieces that were on their
   /// way at the same time, any one may be reported first.
   ///
-  /// Throws ExchangeFailed if the message does not fit, or is not as long as was announced.
+  /// Throws Disagreement if the message does not fit, or is not as long as was announced.
   void Arrived(std::int64_t bytes);
 
   bool done() const { return next_ == Part::kNothing && on_their_way_ == 0; }

@@ -42,7 +42,7 @@ class TcpStream {
 
   /// Sends and receives what can be without waiting; returns whether any byte has moved.
   ///
-  /// Throws ExchangeFailed naming `what` if a message is longer than the room for it.
+  /// Throws Disagreement naming `what` if a message is longer than the room for it.
   bool Move(const std::string& what);
 
   /// The events to poll for.

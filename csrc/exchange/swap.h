@@ -19,7 +19,7 @@ void RequireSwap(const Communicator& comm, int peer, std::int64_t bytes, int rep
 /// Sends `bytes` bytes to `peer` and receives as many from it at the same time, again and again.
 ///
 /// Returns the seconds of each repetition. `memory` grows to what is sent and received; after an
-/// error the communicator may still read it. Throws what Transfer throws, and ExchangeFailed if the
+/// error the communicator may still read it. Throws what Transfer throws, and Disagreement if the
 /// peer swaps another number of bytes.
 std::vector<double> TimedSwaps(Communicator* comm, int peer, std::int64_t bytes, int repetitions,
                                std::vector<Buffer>* memory);
@@ -29,7 +29,7 @@ std::vector<double> TimedSwaps(Communicator* comm, int peer, std::int64_t bytes,
 std::vector<double> TimedSpreads(Communicator* comm, int peers, std::int64_t bytes, int repetitions,
                                  std::vector<Buffer>* memory);
 
-/// Throws ExchangeFailed, there as well, unless `peer` swaps as many bytes as often: for those who
+/// Throws Disagreement, there as well, unless `peer` swaps as many bytes as often: for those who
 /// are about to wait for each other's devices. `memory` as above.
 void AgreeOnSwaps(Communicator* comm, int peer, std::int64_t bytes, int repetitions,
                   std::vector<Buffer>* memory);
