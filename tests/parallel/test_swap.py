@@ -5,7 +5,8 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 
-from hvd_sparse.errors import RanksDisagreeError
+from hvd_sparse import lifecycle
+from hvd_sparse.errors import ExchangeTimeoutError, RanksDisagreeError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.world import World
 from tests import laws
@@ -52,4 +53,20 @@ def test_ranks_that_swap_different_lengths_are_told_and_the_exchange_ends_on_all
     with pytest.raises(RanksDisagreeError, match=told):
         while True:
             exchange.check()  # the others hear of it within moments
+    exchange.close()
+
+
+def test_a_rank_that_does_not_come_is_given_up_and_named(world, monkeypatch):
+    if world.size == 1:
+        pytest.skip("a single rank waits for nobody")
+    monkeypatch.setenv("HVD_SPARSE_TIMEOUT", "0.5")
+    monkeypatch.setattr(lifecycle, "note_peer_lost", lambda: None)  # it has not gone
+    exchange = Exchange.between_ranks(world, name="patience")
+    told = r"rank 0 gave up waiting for rank 1 after 0\.5 s \(HVD_SPARSE_TIMEOUT\) in a swap of 10"
+    if world.rank == 0:
+        with pytest.raises(ExchangeTimeoutError, match=told):
+            exchange.swap(1, 10, 1)
+    with pytest.raises(ExchangeTimeoutError, match=told):
+        while True:
+            exchange.check()
     exchange.close()
