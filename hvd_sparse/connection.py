@@ -71,6 +71,7 @@ def connect(
     if _core.with_nccl:  # loaded only when gradients on GPUs are exchanged
         _core.look_for_nccl_at(nccl.package_libraries())
     lifeline, limits, chosen, port, checking = None, None, "", None, False
+    hub, mpi_rank = "", -1
     try:
         if problem is None:
             lifeline = _core.Lifeline(world.rank, world.size, name)
@@ -78,15 +79,17 @@ def connect(
             checking = checks.from_environment()
             chosen = transport.choose(world.mpi_problem, asked)
             port = _core.TcpPort() if chosen == transport.TCP else None
+            hub = lifeline.listen() if world.rank == 0 else ""
+            mpi_rank = _core.mpi_world_rank() if chosen == transport.MPI else -1
     except HvdSparseError as error:
         problem = error
     everybody = world.allgather_object(
         _Introduction(
             problem="" if problem is None else str(problem),
             transport=chosen,
-            hub=lifeline.listen() if lifeline is not None and world.rank == 0 else "",
+            hub=hub,
             tcp_address="" if port is None else port.address,
-            mpi_rank=_core.mpi_world_rank() if chosen == transport.MPI else -1,
+            mpi_rank=mpi_rank,
             tag=next(_tags),
             machine=world.node,
             node=node,
