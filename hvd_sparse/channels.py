@@ -19,9 +19,10 @@ from hvd_sparse.world import World
 
 
 class _Channel:
-    """The exchange of a process set; it has a bucket per (numel, compression, name, device type).
+    """The exchange of a process set.
 
-    A rank's bucket stays on the device on which it was first met.
+    It has a bucket per (numel, dtype, compression, name, device type). A rank's bucket stays on the
+    device on which it was first met.
     """
 
     def __init__(self, hvd: ModuleType, process_set: Any) -> None:
@@ -33,20 +34,21 @@ class _Channel:
             self._world, name=f"sparse_allreduce in process set {process_set.process_set_id}"
         )
         self._buckets: dict[
-            tuple[int, str, str, str], tuple[int, list[int], np.ndarray[Any, Any], str]
+            tuple[int, str, str, str, str], tuple[int, list[int], np.ndarray[Any, Any], str]
         ] = {}
 
     def bucket(
-        self, name: str | None, numel: int, compression: Compression, device: str
+        self, name: str | None, array: Buffer, compression: Compression, device: str
     ) -> tuple[int, list[int], np.ndarray[Any, Any]]:
         """Its number, ks and state; agreed upon by all ranks when it is first met."""
-        key = (numel, repr(compression), name or "", device.partition(":")[0])
+        numel, kind = array.numel, device.partition(":")[0]
+        key = (numel, array.dtype, repr(compression), name or "", kind)
         if key not in self._buckets:
             for rank, theirs in zip(self._ranks, self._world.allgather_object(key), strict=True):
                 if theirs != key:
                     raise InvalidArgumentError(
-                        "sparse_allreduce was called with (numel, compression, name, device) = "
-                        f"{theirs} on rank {rank} and {key} on rank {self._rank}"
+                        "sparse_allreduce was called with (numel, dtype, compression, name, "
+                        f"device) = {theirs} on rank {rank} and {key} on rank {self._rank}"
                     )
             label = name or f"tensor of {numel}"
             layout = Bucket((Layer(label, numel),), layer_wise=False)
@@ -108,7 +110,7 @@ class Channels:
         channel = self._of(process_set)
         exchange = channel.exchange
         try:
-            number, ks, state = channel.bucket(name, array.numel, compression, device)
+            number, ks, state = channel.bucket(name, array, compression, device)
             handle = exchange.start(
                 number,
                 [array],

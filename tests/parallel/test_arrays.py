@@ -95,6 +95,14 @@ def test_ranks_that_differ_are_told():
         sparse_allreduce(array, np.zeros(array.size, np.float32))
 
 
+@pytest.mark.skipif(hvd.size() == 1, reason="one rank agrees with itself")
+def test_ranks_whose_number_types_differ_are_told():
+    # A sum can overflow one of them alone: some ranks would refuse a step that others count.
+    array = np.zeros(72, np.float16 if hvd.rank() == 1 else np.float32)
+    with pytest.raises(InvalidArgumentError, match=r"'float16', .* on rank 1"):
+        sparse_allreduce(array, np.zeros(array.size, np.float32))
+
+
 @pytest.mark.skipif(not _core.with_cuda, reason="this build has no CUDA")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 def test_arrays_of_cupy_give_the_bits_of_numpys():
