@@ -70,7 +70,8 @@ class Lifeline {
   /// The user has been told of a failure: no need to end the process. Without effect before there
   /// is one. Unless somebody calls this within HVD_SPARSE_ABORT_SECONDS (45; 0: never) after a rank
   /// died, the lifeline prints the failure and ends the process with status 1, since it may hang in
-  /// a collective that is not ours.
+  /// a collective that is not ours. Of a death, this holds for all lifelines that this process has
+  /// now: whoever was told of it by one exchange may save before asking the others.
   void Acknowledge();
 
  private:

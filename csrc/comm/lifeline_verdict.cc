@@ -9,6 +9,9 @@ namespace {
 
 constexpr double kLastMessagesSeconds = 60;
 
+/// When the user of this process was last told of a death, whatever exchange told it.
+std::atomic<Clock::time_point> told_of_death{Clock::time_point::min()};
+
 }  // namespace
 
 void LifelineVerdict::Note(ErrorKind kind, const std::string& message,
@@ -73,12 +76,14 @@ void LifelineVerdict::Acknowledge() {
   if (!any_.load(std::memory_order_acquire)) return;
   std::lock_guard<std::mutex> lock(mutex_);
   acknowledged_ = true;
+  if (lost_) told_of_death.store(Clock::now(), std::memory_order_release);
 }
 
 std::optional<LifelineVerdict::Event> LifelineVerdict::UnacknowledgedDeath() const {
   if (!any_.load(std::memory_order_acquire)) return std::nullopt;
   std::lock_guard<std::mutex> lock(mutex_);
-  return acknowledged_ ? std::nullopt : lost_;
+  const bool told_elsewhere = told_of_death.load(std::memory_order_acquire) >= born_;
+  return acknowledged_ || told_elsewhere ? std::nullopt : lost_;
 }
 
 }  // namespace hvd_sparse

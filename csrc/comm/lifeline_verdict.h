@@ -54,7 +54,8 @@ class LifelineVerdict {
     Lifeline::Failure failure;
   };
 
-  /// The death of a rank that nobody has acknowledged.
+  /// The death of a rank that nobody has acknowledged: neither here, nor, since this lifeline is
+  /// there, that of a rank of another exchange of this process.
   std::optional<Event> UnacknowledgedDeath() const;
 
  private:
@@ -63,6 +64,7 @@ class LifelineVerdict {
 
   const int size_;
   const std::string name_;
+  const Clock::time_point born_ = Clock::now();
   std::atomic<std::int64_t> steps_{0};
   std::atomic<bool> any_{false};  // one of the events below has happened
 
