@@ -123,7 +123,12 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
     const auto gradients_of = [this](auto... arguments) { FeedbackOf(arguments...); };
     not_finite += segments_.Select(*sparsifier_, gradients_of, launch_.ks, launch_.states,
                                    launch_.residual, kernels, &selected_);
-    collective_.Trim(stats_.asked, launch_.residual, kernels, &selected_);
+    try {
+      collective_.Trim(stats_.asked, launch_.residual, kernels, &selected_);
+    } catch (...) {  // out of memory
+      kernels.PutBack(selected_, 0, selected_.count(), launch_.residual);
+      throw;
+    }
     stats_.selected = selected_.count();
   } else {
     not_finite += Accumulate(kernels);

@@ -131,13 +131,15 @@ bool FailsAt(int allocation, Where where, const Kind& kind) {
       memory.emplace_back(10 * rank + bucket);
       exchange.AddBucket(Memory::Spec(std::to_string(bucket), kind));
     }
+    std::deque<Launch> launches;
+    for (Memory& bucket : memory) launches.push_back(bucket.Step());
     int started = 0;
     std::string error;
     try {
+      // From the first one on, of which this thread has no memory yet.
+      if (victim && where == Where::kStart) FailAllocation(allocation);
       for (; started < kBuckets; ++started) {
-        Launch launch = memory[static_cast<std::size_t>(started)].Step();
-        if (victim && where == Where::kStart && started == 1) FailAllocation(allocation);
-        exchange.Start(started, std::move(launch));
+        exchange.Start(started, std::move(launches[static_cast<std::size_t>(started)]));
       }
       StopFailingAllocations();
       for (int bucket = 0; bucket < kBuckets; ++bucket) {
