@@ -3,6 +3,7 @@
 #ifndef HVD_SPARSE_BASE_ERROR_H_
 #define HVD_SPARSE_BASE_ERROR_H_
 
+#include <new>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -61,6 +62,20 @@ template <typename... Parts>
 template <typename... Parts>
 void Require(bool condition, const Parts&... parts) {
   if (!condition) Throw(ErrorKind::kInvalidArgument, parts...);
+}
+
+/// What is being caught, as what ends an exchange; `where` names the place.
+inline Error Caught(int rank, const std::string& where) {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::bad_alloc&) {
+    return {ErrorKind::kOutOfMemory, Concat("rank ", rank, " ran out of memory in ", where)};
+  } catch (const std::exception& error) {
+    return {ErrorKind::kExchangeFailed,
+            Concat("rank ", rank, " failed in ", where, ": ", error.what())};
+  }
 }
 
 }  // namespace hvd_sparse

@@ -145,6 +145,18 @@ class BoundDriver {
     }
   }
 
+  /// Tells what is being caught. An error of ours says itself what has become of the exchange; with
+  /// any other, for want of memory, it ends.
+  static void TellCaught(const StepDriver& driver, HvdSparseDone done, void* context) {
+    try {
+      throw;
+    } catch (const Error&) {
+      Tell(std::current_exception(), done, context);
+    } catch (...) {
+      Tell(std::make_exception_ptr(driver.EndByCaught("an op of a step")), done, context);
+    }
+  }
+
   static std::int64_t RoomIn(void* driver) { return static_cast<StepDriver*>(driver)->Room(); }
 
   static Span<float> FloatsOf(const HvdSparseBuffer& buffer) {
@@ -156,15 +168,15 @@ class BoundDriver {
                               HvdSparseBuffer room, float decay, HvdSparseDone done,
                               void* context) {
     constexpr std::int64_t kFields = sizeof(SelectionState) / sizeof(float);
+    auto* const to = static_cast<StepDriver*>(driver);
     bool looks = false;
     try {
-      auto* const to = static_cast<StepDriver*>(driver);
       looks = to->Begin(FloatsOf(residual),
                         {static_cast<SelectionState*>(states.data), states.numel / kFields}, decay,
                         FloatsOf(velocity), OriginOf(*to, origin), FloatsOf(room));
       Tell(nullptr, done, context);
-    } catch (const Error&) {
-      Tell(std::current_exception(), done, context);
+    } catch (...) {
+      TellCaught(*to, done, context);
     }
     return looks ? 1 : 0;
   }
@@ -172,16 +184,16 @@ class BoundDriver {
   static std::int32_t LaunchIn(void* driver, std::int32_t piece, HvdSparseOrigin origin,
                                const HvdSparseBuffer* gradients, std::int32_t count,
                                HvdSparseDone done, void* context) {
-    std::vector<GradView> views;
-    for (std::int32_t i = 0; i < count; ++i) views.push_back(ViewOf(gradients[i]));
+    auto* const to = static_cast<StepDriver*>(driver);
     try {
-      auto* const to = static_cast<StepDriver*>(driver);
+      std::vector<GradView> views;
+      for (std::int32_t i = 0; i < count; ++i) views.push_back(ViewOf(gradients[i]));
       return to->Launch(
           piece, views,
           [done, context](const std::exception_ptr& raised) { Tell(raised, done, context); },
           OriginOf(*to, origin));
-    } catch (const Error&) {
-      Tell(std::current_exception(), done, context);
+    } catch (...) {
+      TellCaught(*to, done, context);
       return 0;
     }
   }

@@ -108,6 +108,8 @@ void Bucket::Begin(Launch launch) {
     if (spec_.segment_numels[s] > 0) stats_.asked += launch_.ks[s];
   }
   rounded_.clear();
+  masked_.Reset(0);
+  masked_.Finish(0);
   is_given_ = false;
 }
 
@@ -226,6 +228,7 @@ void Bucket::Reduce(Communicator& comm, const Kernels& kernels, DeviceNetwork* n
   } else {
     ReduceOverNodes(comm, kernels);
   }
+  if (launch_.velocity.data != nullptr) MaskVelocity(kernels);
   RequireKnown(comm.Rank());
   stats_.reduced = reduced_.count();
   stats_.exchange_end = SteadySeconds();
@@ -263,16 +266,15 @@ void Bucket::Scatter(Range range, Span<float> residual, int owners, const Kernel
 
 void Bucket::PutBack(const Kernels& kernels) {
   if (is_given_) return device_step_->PutBack();
+  kernels.PutBack(masked_, 0, masked_.count(), launch_.velocity);
   if (node_ != nullptr) return;  // nothing has left the residual
   kernels.Restore(rounded_, launch_.residual);
   rounded_.clear();
   kernels.PutBack(selected_, 0, selected_.count(), launch_.residual);
 }
 
-void Bucket::Commit(const Kernels& kernels) {
+void Bucket::Commit() {
   if (node_ != nullptr) node_->Commit(launch_.residual);
-  const bool has_masked = is_given_;  // the device, as it settled
-  if (launch_.velocity.data != nullptr && !has_masked) MaskVelocity(kernels);
 }
 
 /// Momentum factor masking: velocities move to a block as selected values do, and what was not

@@ -72,8 +72,9 @@ class Bucket {
   /// gradients are free afterwards.
   void Select(Launch launch, int rank, const Kernels& kernels);
 
-  /// Exchanges the selection, puts back what was not delivered and writes the result into the
-  /// gradients. `network` is there on all ranks, where their route is kRounds, or on none.
+  /// Exchanges the selection, puts back what was not delivered, takes the velocity of what was, and
+  /// writes the result into the gradients. `network` is there on all ranks, where their route is
+  /// kRounds, or on none.
   void Reduce(Communicator& comm, const Kernels& kernels, DeviceNetwork* network = nullptr);
 
   /// Where the route is kStep: takes the memory that all steps need of the network's device, once.
@@ -101,14 +102,14 @@ class Bucket {
   /// How many results were not finite in the number type of their gradient.
   std::int64_t overflows() const { return overflows_; }
 
-  /// Puts back all that was selected: the residual is what it was after error feedback, bit for
-  /// bit. Nothing was applied, so nothing is lost. Of a step that was given to a device, at any
-  /// time.
+  /// Puts back all that was taken: the residual, and the velocity, are what they were after error
+  /// feedback, bit for bit. Nothing was applied, so nothing is lost. Of a step that was given to a
+  /// device, at any time.
   void PutBack(const Kernels& kernels);
 
   /// The step counts: the residual is what this rank has yet to send, and the velocity of what was
-  /// delivered is zero. Valid after Reduce.
-  void Commit(const Kernels& kernels);
+  /// delivered is zero. Valid after Reduce. Does not fail: others may have committed.
+  void Commit();
 
  private:
   /// The part of a gradient that lies in a segment.
@@ -148,7 +149,7 @@ class Bucket {
   float inflow_scale_ = 1;
   std::int32_t bad_rank_ = kNoRank;
   SparseBlock selected_, reduced_;
-  SparseBlock masked_;    // velocities of what was selected, until it is known what they become
+  SparseBlock masked_;    // velocities of what was selected, until the step has ended
   bool settled_ = false;  // whether entries that were selected may have stayed
   std::unique_ptr<DeviceReduce> device_reduce_;  // in place of the collective, where there is one
   std::unique_ptr<DeviceStep> device_step_;      // in place of all, where there is one

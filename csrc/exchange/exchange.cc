@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
-#include <new>
 #include <utility>
 
 #include "csrc/base/clock.h"
@@ -22,20 +21,6 @@ void LeaveToMpi(std::vector<T>* memory) {
   const std::lock_guard lock(mutex);
   std::move(memory->begin(), memory->end(), std::back_inserter(*kept));
   memory->clear();
-}
-
-/// What is being caught, as what ends an exchange.
-Error Caught(int rank, const std::string& where) {
-  try {
-    throw;
-  } catch (const Error& error) {
-    return error;
-  } catch (const std::bad_alloc&) {
-    return {ErrorKind::kOutOfMemory, Concat("rank ", rank, " ran out of memory in ", where)};
-  } catch (const std::exception& error) {
-    return {ErrorKind::kExchangeFailed,
-            Concat("rank ", rank, " failed in ", where, ": ", error.what())};
-  }
 }
 
 }  // namespace
@@ -281,7 +266,7 @@ void Exchange::Commit(const std::string& refuse) {
     if (why.empty()) why = refuse;
     for (auto& slot : slots_) {
       if (slot->selected) {
-        why.empty() ? slot->bucket->Commit(*slot->kernels) : slot->bucket->PutBack(*slot->kernels);
+        why.empty() ? slot->bucket->Commit() : slot->bucket->PutBack(*slot->kernels);
       }
       slot->selected = false;
       slot->written.reset();
@@ -312,9 +297,12 @@ void Exchange::CheckBy(void (Communicator::*check)()) {
   ThrowEnded();
 }
 
-void Exchange::Fail(const std::string& reason) {
-  const std::string message = Concat("rank ", Rank(), " ended the exchange: ", reason);
-  End({ErrorKind::kExchangeFailed, message}, reason);
+void Exchange::Fail(const std::string& reason) { EndBy({ErrorKind::kExchangeFailed, reason}); }
+
+void Exchange::EndBy(const Error& error) {
+  const std::string reason = error.what();
+  End({KindOnOthers(error.kind()), Concat("rank ", Rank(), " ended the exchange: ", reason)},
+      reason);
 }
 
 bool Exchange::HasEnded() const {

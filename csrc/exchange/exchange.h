@@ -122,8 +122,11 @@ class Exchange {
   /// The same before it is closed: other ranks may have left already.
   void CheckAtEnd();
 
-  /// Ends the exchange on all ranks.
+  /// Ends the exchange on all ranks, unless it has ended.
   void Fail(const std::string& reason);
+
+  /// The same because of an error, whose kind is that of all waits (KindOnOthers).
+  void EndBy(const Error& error);
 
  private:
   enum class State {

@@ -99,6 +99,7 @@ bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done 
           layout_.piece(number).numel, " elements, got ", numel);
   bool twice = false, passes = false;
   Passage::Piece along;
+  std::vector<GradView> kept = gradients;
   kernels_.Follow(nullptr);
   {
     const std::lock_guard lock(mutex_);
@@ -112,7 +113,7 @@ bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done 
     twice = here.taken;
     if (!passes && !twice) {
       here.taken = true;
-      here.gradients = gradients;
+      here.gradients = std::move(kept);
       here.done = std::move(done);
       if (draining_) return false;
       draining_ = true;
@@ -120,7 +121,11 @@ bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done 
   }
   if (passes) {
     exchange_->Check();
-    passage_.Join(along, gradients);
+    try {
+      passage_.Join(along, gradients);
+    } catch (...) {
+      throw EndByCaught(Concat("piece ", piece));
+    }
     return true;
   }
   if (!twice) {
@@ -182,11 +187,26 @@ hvd_sparse::Launch StepDriver::LaunchOf(std::size_t bucket) const {
   return launch;
 }
 
+/// Starts the bucket whose turn it is, and all of whose pieces are there.
+void StepDriver::Start(std::size_t number) {
+  hvd_sparse::Launch launch;
+  {
+    const std::lock_guard lock(mutex_);
+    launch = LaunchOf(number);
+  }
+  sampler_.Starts(number, launch);
+  const int bucket = layout_.bucket(number).bucket;
+  const StreamHandle stream = launch.stream;
+  exchange_->Start(bucket, std::move(launch));
+  finisher_.Post([this, bucket, stream] { Watch(bucket, stream); });
+  const std::lock_guard lock(mutex_);
+  ++next_;
+}
+
 /// Starts all buckets whose turn it is. One thread at a time does that, so that the order holds;
 /// others go on at once.
 void StepDriver::Drain() {
   for (;;) {
-    hvd_sparse::Launch launch;
     std::size_t number = 0;
     {
       const std::lock_guard lock(mutex_);
@@ -201,20 +221,13 @@ void StepDriver::Drain() {
         draining_ = false;
         break;
       }
-      launch = LaunchOf(number);
     }
     try {
-      sampler_.Starts(number, launch);
-      const int bucket = layout_.bucket(number).bucket;
-      const StreamHandle stream = launch.stream;
-      exchange_->Start(bucket, std::move(launch));
-      finisher_.Post([this, bucket, stream] { Watch(bucket, stream); });
+      Start(number);
+    } catch (...) {
+      const Error error = EndByCaught("the start of a bucket");
       const std::lock_guard lock(mutex_);
-      ++next_;
-    } catch (const Error& error) {
-      exchange_->Fail(error.what());  // does nothing if that is what ended it
-      const std::lock_guard lock(mutex_);
-      if (failure_ == nullptr) failure_ = std::current_exception();
+      if (failure_ == nullptr) failure_ = std::make_exception_ptr(error);
     }
   }
   // What came now waits for buckets before it. Where the exchange has ended they may have been here
@@ -225,6 +238,12 @@ void StepDriver::Drain() {
     const std::lock_guard lock(mutex_);
     FinishAfter(std::current_exception());
   }
+}
+
+Error StepDriver::EndByCaught(const std::string& where) const {
+  Error error = Caught(exchange_->Rank(), where);
+  if (error.kind() != ErrorKind::kNonFinite) exchange_->EndBy(error);
+  return error;
 }
 
 /// Ends the step, with what failed first. The mutex is held. Whoever is draining sees it, too.
@@ -242,10 +261,10 @@ void StepDriver::Watch(int bucket, StreamHandle stream) {
     // An exchange that has ended throws, but not before it has left all memory alone.
     while (!exchange_->Wait(bucket, kWaitSlice, stream)) {
     }
-  } catch (const Error& error) {
-    exchange_->Fail(error.what());  // does nothing if that is what ended it
+  } catch (...) {
+    const Error error = EndByCaught("the wait for a bucket");
     const std::lock_guard lock(mutex_);
-    FinishAfter(std::current_exception());
+    FinishAfter(std::make_exception_ptr(error));
   }
 }
 
@@ -280,8 +299,9 @@ void StepDriver::Finish() {
       exchange_->Commit(sums_.finite() ? "" : kNotFinite);
       Measure();
     }
-  } catch (const Error& raised) {
-    error = std::current_exception();
+  } catch (...) {
+    const Error raised = EndByCaught("the end of a step");
+    error = std::make_exception_ptr(raised);
     if (raised.kind() == ErrorKind::kNonFinite) {
       Refuse();
       if (rules_.non_finite == NonFinite::kMark) error = MarkGradients();
@@ -308,9 +328,8 @@ void StepDriver::End(Done done) {
     std::exception_ptr error;
     try {
       EndStep();
-    } catch (const Error& raised) {
-      if (raised.kind() != ErrorKind::kNonFinite) exchange_->Fail(raised.what());
-      error = std::current_exception();
+    } catch (...) {
+      error = std::make_exception_ptr(EndByCaught("the end of a step"));
     }
     done(error);
   };
@@ -323,13 +342,7 @@ void StepDriver::End(Done done) {
 
 /// What was measured, of a step that counts; the gradients hold the sums.
 void StepDriver::Measure() {
-  if (sampler_.empty() || !hooks_.measured) return;
-  try {
-    hooks_.measured(sampler_.Complete());
-  } catch (const Error& error) {
-    exchange_->Fail(error.what());  // other ranks may wait for this one's part
-    throw;
-  }
+  if (!sampler_.empty() && hooks_.measured) hooks_.measured(sampler_.Complete());
 }
 
 /// What passed does not count; on all ranks.
@@ -345,9 +358,8 @@ std::exception_ptr StepDriver::MarkGradients() {
     const std::lock_guard lock(mutex_);
     for (const Place& place : places_) PutNaN(place.gradients, origin_);
     return nullptr;
-  } catch (const Error& error) {
-    exchange_->Fail(error.what());
-    return std::current_exception();
+  } catch (...) {
+    return std::make_exception_ptr(EndByCaught("the end of a step"));
   }
 }
 

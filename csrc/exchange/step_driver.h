@@ -51,7 +51,7 @@ class StepDriver {
  public:
   using Done = std::function<void(std::exception_ptr)>;
 
-  /// Called on the driver's thread. What they throw, of type Error, fails the step.
+  /// Called on the driver's thread. What they throw ends the exchange, and so the step.
   struct Hooks {
     std::function<void()> exchanged;  ///< all buckets were; nobody knows yet
     /// Of a step that counts and was to be measured, all buckets that did not pass. Called before
@@ -125,6 +125,10 @@ class StepDriver {
   /// Ends the exchange on all ranks, also between steps: for a piece that will not come.
   void Fail(const std::string& reason);
 
+  /// Ends the exchange on all ranks with what is being caught, unless that is what has ended it, or
+  /// says that a step is not finite; returns it. `where` names the place, for a lack of memory.
+  Error EndByCaught(const std::string& where) const;
+
   const StepRules& rules() const { return rules_; }
 
   /// Steps that were exchanged so far, refused ones among them.
@@ -154,6 +158,7 @@ class StepDriver {
     return rules_.momentum > 0 || layout_.Exchanges() || passage_.OwedAnywhere();
   }
 
+  void Start(std::size_t number);
   void Drain();
   void Watch(int bucket, StreamHandle stream);
   void FinishAfter(std::exception_ptr failure);

@@ -195,7 +195,7 @@ void ExpectNothingIsLostBetween(int ranks, const std::string& sparsifier,
         if (momentum > 0) launch.velocity = velocity;
         bucket.Select(launch, rank, CpuKernels());
         bucket.Reduce(comm, CpuKernels());
-        bucket.Commit(CpuKernels());
+        bucket.Commit();
         for (std::int64_t i = 0; i < kNumel; ++i) applied[rank][i] += gradient[i];
       }
     });

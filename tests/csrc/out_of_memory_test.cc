@@ -188,6 +188,32 @@ TEST_P(OutOfMemory, InAnyAllocationOfAStepLosesNothing) {
   }
 }
 
+TEST(Commit, TakesNoMemory) {
+  auto world = std::make_shared<LoopbackWorld>(kRanks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&world, rank] {
+      Exchange exchange(std::make_unique<LoopbackCommunicator>(world, rank), SelectOn::kCaller);
+      Memory memory(rank);
+      std::vector<float> velocity(kNumel, 0.0f);
+      exchange.AddBucket(Memory::Spec("0", {"top_k", "gtopk", {}}));
+      Launch launch = memory.Step();
+      launch.velocity = velocity;
+      launch.momentum = 0.5f;
+      exchange.Start(0, std::move(launch));
+      while (!exchange.Wait(0, 1.0)) {
+      }
+      FailAllocation(0);
+      EXPECT_NO_THROW(exchange.Commit(""));
+      EXPECT_FALSE(StopFailingAllocations());
+      // What was delivered has left the velocity, and the residual, alike.
+      EXPECT_TRUE(SameBits(velocity, memory.residual));
+      EXPECT_FALSE(SameBits(velocity, memory.given));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 INSTANTIATE_TEST_SUITE_P(On, OutOfMemory, testing::Values(Where::kStart, Where::kExchange),
                          [](const auto& test) {
                            return test.param == Where::kStart ? "TheCallersThread" : "ItsOwnThread";

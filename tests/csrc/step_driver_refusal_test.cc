@@ -3,13 +3,20 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <future>
 #include <limits>
+#include <memory>
+#include <new>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "csrc/exchange/step_driver.h"
 #include "tests/csrc/driven_ranks.h"
+#include "tests/csrc/failing_allocations.h"
 #include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
@@ -270,6 +277,68 @@ TEST(StepDriver, CancellingEndsTheStepOnAllRanks) {
     ASSERT_EQ(KindOf(rank.Launch(2)), ErrorKind::kExchangeFailed);
     ASSERT_EQ(KindOf(rank.Launch(0)), ErrorKind::kExchangeFailed);
   });
+}
+
+TEST(StepDriver, ALackOfMemoryEndsTheStepOnAllRanks) {
+  const auto fail = [] { throw std::bad_alloc(); };
+  StepDriver::Hooks measuring, ending;
+  measuring.measured = [&](const std::vector<StepSample>&) { fail(); };
+  ending.step_ended = [&](const StepEnd&) { fail(); };
+  StepRules rules;
+  rules.measure_every = 1;
+  for (const StepDriver::Hooks& hooks : {measuring, ending}) {
+    auto world = std::make_shared<LoopbackWorld>(2);
+    std::vector<std::thread> threads;
+    for (int number = 0; number < 2; ++number) {
+      threads.emplace_back([&, number] {
+        DrivenRank rank(world, number, {4}, number == 1 ? hooks : StepDriver::Hooks{}, rules);
+        const auto step = [&] {
+          rank.Begin();
+          std::vector<std::future<void>> done;
+          for (int piece = 0; piece < kPieces; ++piece) done.push_back(rank.Launch(piece));
+          for (auto& one : done) one.get();
+          rank.End();
+        };
+        const Error error = Thrown([&] {
+          for (;;) step();
+        });
+        EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory);
+        EXPECT_TRUE(Says(error, "rank 1 ran out of memory in the end of a step")) << error.what();
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  }
+}
+
+TEST(StepDriver, NoMemoryToStartABucketEndsTheStep) {
+  for (int allocation = 0;; ++allocation) {
+    auto world = std::make_shared<LoopbackWorld>(1);
+    StepRules rules;
+    rules.measure_every = 1;  // copies of the residual are made first
+    DrivenRank rank(world, 0, {1, -3}, {}, rules);
+    rank.Begin();
+    for (const int piece : {1, 2, 3}) {
+      rank.Hand(piece);
+      rank.Sum(piece);
+    }
+    const std::vector<GradView> gradient = {{rank.Gradient(0).data(), kNumel, DType::kFloat32}};
+    std::promise<std::string> told;
+    StepDriver::Done done = [&told](const std::exception_ptr& error) {
+      told.set_value(error ? Thrown([&] { std::rethrow_exception(error); }).what() : "");
+    };
+    std::string text;
+    FailAllocation(allocation);
+    try {
+      rank.driver->Launch(0, gradient, std::move(done));
+      StopFailingAllocations();
+      text = told.get_future().get();
+    } catch (const std::bad_alloc&) {  // nothing has happened
+      continue;
+    }
+    if (text.empty()) return;
+    EXPECT_EQ(text.find("rank 0 ran out of memory in "), 0u) << text;
+    EXPECT_THROW(rank.exchange.Check(), Error);
+  }
 }
 
 TEST(StepDriver, CancellingBetweenStepsChangesNothing) {

@@ -94,7 +94,7 @@ class RankOfBucket {
       CheckError(error);
     }
     if (arrived && bucket_.bad_rank() == kNoRank && bucket_.overflows() == 0) {
-      bucket_.Commit(kernels);
+      bucket_.Commit();
       const auto finite = [](float value) { return std::isfinite(value); };
       Demand(std::all_of(residual_.begin(), residual_.end(), finite), "residuals stay finite");
       return true;
