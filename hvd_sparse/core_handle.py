@@ -66,14 +66,17 @@ class CoreHandle:
             raise HvdSparseError("this exchange is closed: Horovod was shut down, build it anew")
         return self._core
 
-    @staticmethod
     @contextmanager
-    def _noting_losses() -> Iterator[None]:
+    def _noting_losses(self) -> Iterator[None]:
         """Around calls of the core that may tell that a rank is gone."""
+        core = self._core
         try:
             yield
-        except (PeerLostError, ExchangeTimeoutError, OutOfMemoryError):
-            # A rank that has given up leaves without finalizing MPI: to the others it is lost, too.
-            # One without memory may not be able to.
-            lifecycle.note_peer_lost()
+        except ExchangeFailedError as error:
+            if core is not None:
+                core.acknowledge()
+            if isinstance(error, PeerLostError | ExchangeTimeoutError | OutOfMemoryError):
+                # A rank that has given up leaves without finalizing MPI: to the others it is lost,
+                # too. One without memory may not be able to.
+                lifecycle.note_peer_lost()
             raise

@@ -214,6 +214,7 @@ void BindExchange(py::module_& m) {
            py::call_guard<py::gil_scoped_release>())
       .def("check", &Exchange::Check, py::call_guard<py::gil_scoped_release>())
       .def("check_at_end", &Exchange::CheckAtEnd, py::call_guard<py::gil_scoped_release>())
+      .def("acknowledge", &Exchange::Acknowledge, py::call_guard<py::gil_scoped_release>())
       .def("fail", &Exchange::Fail, py::arg("reason"), py::call_guard<py::gil_scoped_release>());
 }
 

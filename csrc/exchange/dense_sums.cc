@@ -10,6 +10,7 @@ namespace hvd_sparse {
 void DenseSums::Begin(std::size_t expected, bool looks) {
   const std::lock_guard lock(mutex_);
   missing_ = expected;
+  interrupted_ = false;
   looks_ = looks;
   finite_ = true;
 }
@@ -35,13 +36,18 @@ void DenseSums::AddSeen(bool finite) {
 bool DenseSums::Wait(double seconds) {
   std::unique_lock lock(mutex_);
   return came_.wait_for(lock, std::chrono::duration<double>(seconds),
-                        [this] { return missing_ == 0; });
+                        [this] { return missing_ == 0 || interrupted_; });
+}
+
+bool DenseSums::complete() const {
+  const std::lock_guard lock(mutex_);
+  return missing_ == 0;
 }
 
 void DenseSums::Interrupt() {
   {
     const std::lock_guard lock(mutex_);
-    missing_ = 0;
+    interrupted_ = true;
   }
   came_.notify_all();
 }

@@ -27,6 +27,9 @@ class DenseSums {
   /// Whether all came within so many seconds, or Interrupt did.
   bool Wait(double seconds);
 
+  /// Whether all came.
+  bool complete() const;
+
   /// Ends the wait for this step's.
   void Interrupt();
 
@@ -38,6 +41,7 @@ class DenseSums {
   mutable std::mutex mutex_;
   std::condition_variable came_;
   std::size_t missing_ = 0;
+  bool interrupted_ = false;
   bool looks_ = false;
   bool finite_ = true;
 };

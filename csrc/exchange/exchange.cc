@@ -305,6 +305,10 @@ void Exchange::EndBy(const Error& error) {
       reason);
 }
 
+void Exchange::Acknowledge() {
+  if (HasEnded()) comm_->Acknowledge();
+}
+
 bool Exchange::HasEnded() const {
   const std::lock_guard lock(mutex_);
   return ended_.has_value();
@@ -348,7 +352,6 @@ void Exchange::ThrowEnded() {
     const std::lock_guard lock(mutex_);
     PutBackAll();
   }
-  comm_->Acknowledge();
   throw Error(*ended_);
 }
 

@@ -128,6 +128,10 @@ class Exchange {
   /// The same because of an error, whose kind is that of all waits (KindOnOthers).
   void EndBy(const Error& error);
 
+  /// The user knows what has ended the exchange, or is about to: nothing else holds up the thread
+  /// that was told. Else see Lifeline::Acknowledge. Without effect while it goes on.
+  void Acknowledge();
+
  private:
   enum class State {
     kIdle,

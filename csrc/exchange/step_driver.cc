@@ -307,6 +307,9 @@ void StepDriver::Finish() {
       if (rules_.non_finite == NonFinite::kMark) error = MarkGradients();
     }
   }
+  // An executor returns to the user when all its ops have, also those that form sums: and they may
+  // wait for ever for a rank that is lost.
+  if (error != nullptr && sums_.complete()) exchange_->Acknowledge();
   std::vector<Done> done;
   {
     const std::lock_guard lock(mutex_);
@@ -330,6 +333,7 @@ void StepDriver::End(Done done) {
       EndStep();
     } catch (...) {
       error = std::make_exception_ptr(EndByCaught("the end of a step"));
+      exchange_->Acknowledge();  // all ops of the step are over
     }
     done(error);
   };

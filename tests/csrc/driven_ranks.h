@@ -29,9 +29,14 @@ using Layout = std::vector<int>;
 struct DrivenRank {
   DrivenRank(const std::shared_ptr<LoopbackWorld>& world, int rank, const Layout& layout,
              StepDriver::Hooks hooks = {}, StepRules rules = {})
+      : DrivenRank(std::make_unique<LoopbackCommunicator>(world, rank), layout, std::move(hooks),
+                   rules) {}
+
+  DrivenRank(std::unique_ptr<Communicator> comm, const Layout& layout, StepDriver::Hooks hooks = {},
+             StepRules rules = {})
       : rules(rules),
         velocity(rules.momentum > 0 ? kNumel * kPieces : 0, 0.0f),
-        exchange(std::make_unique<LoopbackCommunicator>(world, rank), SelectOn::kCaller) {
+        exchange(std::move(comm), SelectOn::kCaller) {
     driver = std::make_unique<StepDriver>(&exchange, std::vector<Piece>(kPieces, Piece{kNumel, 1}),
                                           Buckets(layout), std::move(hooks), rules);
   }

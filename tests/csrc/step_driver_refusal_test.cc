@@ -279,6 +279,35 @@ TEST(StepDriver, CancellingEndsTheStepOnAllRanks) {
   });
 }
 
+/// Counts how often the user is said to know of the end.
+class TellingCommunicator final : public LoopbackCommunicator {
+ public:
+  TellingCommunicator(std::shared_ptr<LoopbackWorld> world, std::atomic<int>* told)
+      : LoopbackCommunicator(std::move(world), 0), told_(*told) {}
+  void Acknowledge() override { ++told_; }
+
+ private:
+  std::atomic<int>& told_;
+};
+
+TEST(StepDriver, TheUserKnowsOfTheEndOnceNoSumIsWaitedFor) {
+  for (const bool summed : {false, true}) {
+    std::atomic<int> told{0};
+    auto world = std::make_shared<LoopbackWorld>(2);  // the other rank never comes
+    DrivenRank rank(std::make_unique<TellingCommunicator>(world, &told), {2, -2});
+    rank.Begin();
+    std::future<void> first = rank.Launch(0), second = rank.Launch(1);
+    for (const int piece : {2, 3}) {
+      rank.Hand(piece);
+      if (summed) rank.Sum(piece);
+    }
+    world->Fail(ErrorKind::kPeerLost, "rank 1 has died");
+    ASSERT_EQ(KindOf(std::move(first)), ErrorKind::kPeerLost);
+    ASSERT_EQ(KindOf(std::move(second)), ErrorKind::kPeerLost);
+    EXPECT_EQ(told > 0, summed);
+  }
+}
+
 TEST(StepDriver, ALackOfMemoryEndsTheStepOnAllRanks) {
   const auto fail = [] { throw std::bad_alloc(); };
   StepDriver::Hooks measuring, ending;

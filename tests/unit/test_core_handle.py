@@ -1,0 +1,55 @@
+"""Who is told of the end of an exchange, and what then is known to have been told."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvd_sparse import lifecycle
+from hvd_sparse.core_handle import CoreHandle
+from hvd_sparse.errors import (
+    ExchangeFailedError,
+    ExchangeTimeoutError,
+    HvdSparseError,
+    InvalidArgumentError,
+    OutOfMemoryError,
+    PeerLostError,
+    RanksDisagreeError,
+)
+
+
+class Core:
+    """An exchange of the core that has ended, or meets a mistake."""
+
+    def __init__(self, error):
+        self._error, self.acknowledged = error, 0
+
+    def check(self):
+        raise self._error
+
+    def acknowledge(self):
+        self.acknowledged += 1
+
+    def check_at_end(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "lost"),
+    [
+        (PeerLostError, 1, 1),
+        (ExchangeTimeoutError, 1, 1),
+        (OutOfMemoryError, 1, 1),
+        (RanksDisagreeError, 1, 0),
+        (ExchangeFailedError, 1, 0),
+        (InvalidArgumentError, 0, 0),
+    ],
+)
+def test_an_end_that_is_raised_is_acknowledged(monkeypatch, kind, told, lost):
+    losses = []
+    monkeypatch.setattr(lifecycle, "note_peer_lost", lambda: losses.append(kind))
+    core = Core(kind("the end"))
+    handle = CoreHandle(core)
+    with pytest.raises(HvdSparseError, match="the end"):
+        handle.check()
+    assert (core.acknowledged, len(losses)) == (told, lost)
+    handle.close()
