@@ -206,7 +206,7 @@ bool Exchange::Wait(int id, double seconds, StreamHandle stream) {
   const double deadline = SteadySeconds() + seconds;
   std::unique_lock lock(mutex_);
   Slot& slot = SlotOf(id);
-  Require(slot.state != State::kIdle, "bucket '", slot.bucket->spec().name,
+  Require(ended_ || slot.state != State::kIdle, "bucket '", slot.bucket->spec().name,
           "' is waited for, but was not started");
   bool in_time = arrived_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
     return ended_ ? !AnyIs(State::kStarted) : slot.state != State::kStarted;

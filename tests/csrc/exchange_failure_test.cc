@@ -16,6 +16,7 @@
 #include "csrc/exchange/exchange.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/kernel_threads.h"
+#include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
 namespace {
@@ -153,6 +154,9 @@ class ExchangeFailure : public testing::TestWithParam<SelectOn> {
       EXPECT_TRUE(EndsWhileWaiting(&exchange));
       EXPECT_TRUE(failure.happened);
       EXPECT_THROW(exchange.Check(), Error);
+      for (int bucket = 0; bucket < kBuckets; ++bucket) {  // each wait says what has ended it
+        EXPECT_EQ(Thrown([&] { exchange.Wait(bucket, 1.0); }).kind(), ErrorKind::kPeerLost);
+      }
       for (const Memory& bucket : memory) ExpectNothingIsLost(bucket);
     });
   }
