@@ -21,12 +21,12 @@ constexpr std::int64_t kNumel = 64;
 
 /// A bucket, and what a step brings to it.
 struct Work {
-  BucketSpec spec{"layer", {kNumel}, {kNumel}, {kNumel}, "top_k", {}, "gtopk"};
+  BucketSpec spec{"layer", {kNumel}, {32, 32}, {32, 32}, "top_k", {}, "gtopk"};
   std::vector<float> gradient = std::vector<float>(kNumel, 1.0f);
   std::vector<double> doubles = std::vector<double>(kNumel, 1.0);
   std::vector<float> residual = std::vector<float>(kNumel, 0.0f);
-  std::vector<SelectionState> states = std::vector<SelectionState>(1);
-  std::vector<std::int64_t> ks = {8};
+  std::vector<SelectionState> states = std::vector<SelectionState>(2);
+  std::vector<std::int64_t> ks = {4, 4};
   bool as_doubles = false;
   std::string note = "rate .1";
 
@@ -83,7 +83,7 @@ struct Difference {
 
 const Difference kDifferences[] = {
     {"Bucket", [](Work* work) { work->spec.name = "another"; }, "'layer'", "'another'"},
-    {"K", [](Work* work) { work->ks = {9}; }, ", k 8,", ", k 9,"},
+    {"K", [](Work* work) { work->ks = {4, 5}; }, ", k 8,", ", k 9,"},
     {"Type", [](Work* work) { work->as_doubles = true; }, "64 float32", "64 float64"},
     {"Collective", [](Work* work) { work->spec.collective = "allgather"; }, "gtopk", "allgather"},
     {"Slack", [](Work* work) { work->spec.collective_options.slack = 2; }, "slack 1", "slack 2"},
@@ -92,12 +92,11 @@ const Difference kDifferences[] = {
     {"LongNote", [](Work* work) { work->note = std::string(5000, 'x'); }, "rate .1", "xxxxxxxx"},
     {"Layout",
      [](Work* work) {
-       work->spec.segment_numels = {32, 32};
-       work->spec.max_ks = {32, 32};
-       work->ks = {4, 4};
-       work->states.resize(2);
+       work->spec.segment_numels = {16, 48};
+       work->spec.max_ks = {16, 48};
      },
      "layout", "layout"},
+    {"KsOfTheSameSum", [](Work* work) { work->ks = {5, 3}; }, "layout", "layout"},
 };
 
 class Intents : public testing::TestWithParam<Difference> {};
