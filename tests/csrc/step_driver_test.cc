@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "csrc/base/clock.h"
+#include "csrc/kernels/half.h"
 #include "tests/csrc/driven_ranks.h"
 
 namespace hvd_sparse {
@@ -106,6 +107,24 @@ TEST(StepDriver, SumsMatterUntilNoRankOwesAnything) {
     rank.End();
     if (!matters) rank.driver->GoOnAfter(1);
   }
+}
+
+TEST(StepDriver, SumsGoOnToMatterWhereANarrowTypeMayHaveRounded) {
+  auto world = std::make_shared<LoopbackWorld>(1);
+  DrivenRank rank(world, 0, {-4});
+  std::vector<Float16> halves(kNumel, Narrow<Float16>(1));
+  for (const bool narrow : {true, true, false}) {
+    EXPECT_TRUE(rank.driver->Begin(rank.residual, rank.states));
+    for (int piece = 0; piece < kPieces; ++piece) {
+      if (narrow && piece == 2) {
+        rank.driver->Launch(piece, {{halves.data(), kNumel, DType::kFloat16}}, nullptr);
+      } else {
+        rank.Hand(piece);
+      }
+    }
+    rank.End();
+  }
+  EXPECT_FALSE(rank.driver->Begin(rank.residual, rank.states));
 }
 
 TEST(StepDriver, ManyThreadsMayHandOver) {
