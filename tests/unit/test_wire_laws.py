@@ -70,6 +70,7 @@ def test_laws_hold_over_several_steps(size, collective, wire, density):
         formats=[wire],
     )
     laws.check_laws(ranks)
+    laws.check_something_was_applied(ranks)
 
 
 @pytest.mark.parametrize("sparsifier", _core.sparsifiers())
@@ -218,7 +219,8 @@ def test_a_sum_that_overflows_is_refused_and_undone(size, collective, wire):
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 @pytest.mark.parametrize("collective", _core.collectives())
 @pytest.mark.parametrize("other", FORMATS)
-def test_ranks_of_different_formats_are_told(size, collective, other):
+@pytest.mark.parametrize("density", [0.01, 0.8])  # of .8, sums are dense where they may be
+def test_ranks_of_different_formats_are_told(size, collective, other, density):
     def program(me):
         with pytest.raises(
             ExchangeFailedError, match=r"the ranks disagree: .* float(16|32) values"
@@ -226,7 +228,9 @@ def test_ranks_of_different_formats_are_told(size, collective, other):
             me.run(1)
 
     formats = [(False, "float32")] * (size - 1) + [other]
-    run_ranks(size, program, segments=[3000], density=0.01, collective=collective, formats=formats)
+    run_ranks(
+        size, program, segments=[3000], density=density, collective=collective, formats=formats
+    )
 
 
 @pytest.mark.parametrize("collective", ["allgather", "gtopk"])  # all messages are of k entries
