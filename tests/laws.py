@@ -138,6 +138,11 @@ def check_nothing_is_lost(ranks: list[Step]) -> None:
     np.testing.assert_array_equal(came_in, is_there)
 
 
+def check_something_was_applied(ranks: list[list[Step]]) -> None:
+    """Of gradients that are not all zero: to keep everything in the residuals breaks no law."""
+    assert any(step.total.any() for step in ranks[0])
+
+
 def check_laws(ranks: list[list[Step]]) -> None:
     """All laws, over the steps of all ranks: ranks[rank][step]."""
     for step in zip(*ranks, strict=True):
