@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hvd_sparse import _core, transport
-from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.errors import InvalidArgumentError, RanksDisagreeError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.torch import TopK, stats
 from hvd_sparse.world import World
@@ -75,6 +75,18 @@ def test_both_transports_come_to_the_same_bits(world, collective):
         totals.append([step.total for step in steps])
         exchange.close()
     np.testing.assert_array_equal(totals[0], totals[-1])
+
+
+def test_a_message_that_is_too_long_is_told_with_its_bucket_on_all_ranks(world):
+    exchange = Exchange.between_ranks(world, name="a test's exchange")
+    # Of three ranks the last one sends its block to rank 0, and then waits for an answer.
+    density = 0.5 if world.rank == world.size - 1 else 0.01
+    me = laws.Rank(exchange, world.rank, [3000], density, "top_k", "gtopk")
+    told = "the ranks disagree: .*bucket 'top_k-gtopk'"
+    with pytest.raises(RanksDisagreeError, match=told):
+        me.run(1)
+    world.allgather_object("all have met it")
+    exchange.close()
 
 
 def test_ranks_that_ask_for_different_transports_are_told(world):
