@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hvd_sparse.compression import MAX_BUCKET_NUMEL
@@ -51,18 +51,17 @@ class Bucket:
         return tuple(layer.name for layer in self.layers) if self.layer_wise else (self.name,)
 
 
-def check_sizes(layers: Iterable[Layer]) -> None:
+def check_size(layer: Layer) -> None:
     """Raises UnsupportedError for a layer of more entries than a block has indices for."""
-    for layer in layers:
-        if layer.numel > MAX_BUCKET_NUMEL:
-            raise UnsupportedError(
-                f"'{layer.name}' has {layer.numel} elements; a sparse exchange takes at most "
-                f"{MAX_BUCKET_NUMEL} per parameter"
-            )
+    if layer.numel > MAX_BUCKET_NUMEL:
+        raise UnsupportedError(
+            f"'{layer.name}' has {layer.numel} elements; a sparse exchange takes at most "
+            f"{MAX_BUCKET_NUMEL} per parameter"
+        )
 
 
 def assign_buckets(
-    layers: Sequence[Layer], *, bucket_numel: int, layer_wise: bool
+    layers: Iterable[Layer], *, bucket_numel: int, layer_wise: bool
 ) -> tuple[Bucket, ...]:
     """Merges layers, in the given order, into buckets.
 
@@ -75,11 +74,11 @@ def assign_buckets(
     Raises:
         UnsupportedError: A layer has more than 2^31 - 1 entries.
     """
-    check_sizes(layers)
     limit = bucket_numel if layer_wise else MAX_BUCKET_NUMEL
     merged: list[list[Layer]] = []
     filled = 0
     for layer in layers:
+        check_size(layer)
         if not merged or filled + layer.numel > limit:
             merged.append([])
             filled = 0

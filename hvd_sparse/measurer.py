@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hvd_sparse.buckets import Layer, check_sizes
+from hvd_sparse.buckets import Layer, check_size
 from hvd_sparse.compression import Compression
 from hvd_sparse.decision import Channel
 from hvd_sparse.exchange import Exchange
@@ -71,7 +71,8 @@ class Measurer:
         """
         if not compression.adaptive or not layers:
             return None
-        check_sizes(layers)
+        for layer in layers:
+            check_size(layer)
         network = self.network()  # first: all ranks are through with it at nearly the same time
         sparsifier = as_sparsifier(compression.sparsifier)
         machine = slowest_machine(self._world, lambda: measure_machine(sparsifier, self.place))

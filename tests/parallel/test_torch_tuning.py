@@ -260,11 +260,21 @@ def test_residuals_join_narrow_gradients_without_loss(verdict):
 
 
 @several_ranks
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_what_a_narrow_type_rounds_away_of_a_residual_waits_for_sparse_steps(verdict, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "options", "ranks"),
+    [
+        (torch.float16, {"op": hvd.Sum}, 1),
+        (torch.bfloat16, {"op": hvd.Sum}, 1),
+        (torch.bfloat16, {"op": hvd.Average, "gradient_predivide_factor": 2.0}, hvd.size()),
+    ],
+)
+def test_what_a_narrow_type_rounds_away_of_a_residual_waits_for_sparse_steps(
+    verdict, dtype, options, ranks
+):
     verdict(sparse=False)
     model = Toy(dtype=dtype)
-    optimizer = distribute(model, COMPRESSION)
+    optimizer = distribute(model, COMPRESSION, **options)
+    scale = 1 / options.get("gradient_predivide_factor", 1.0)
     steps = itertools.count()
 
     def backward(**changes):
@@ -275,10 +285,10 @@ def test_what_a_narrow_type_rounds_away_of_a_residual_waits_for_sparse_steps(ver
 
     def step_under_the_law():  # of a layer that was sparse, or is; the sums need more bits
         owed = residuals(optimizer)["second"]
-        owed += backward()
+        owed += scale * backward()
         optimizer.step()
         summed = totals({"owed": owed, "kept": residuals(optimizer)["second"]})
-        given = model.second.grad.double().flatten() + summed["kept"]
+        given = scale * ranks * model.second.grad.double().flatten() + summed["kept"]
         torch.testing.assert_close(summed["owed"], given, rtol=1e-6, atol=0)
 
     for _ in range(CYCLE):
