@@ -62,18 +62,18 @@ class Job:
 
     @contextlib.contextmanager
     def together(self, kind: type[Exception]) -> Iterator[None]:
-        """What fails on one rank fails on all; on the others with an error of this kind."""
+        """What fails on one rank fails on all of them, with an error of this kind."""
         problem: Exception | None = None
         try:
             yield
         except Exception as error:
             problem = error
         told = self.everywhere(None if problem is None else f"{type(problem).__name__}: {problem}")
-        if problem is not None:
+        if isinstance(problem, kind):
             raise problem
         for rank, text in enumerate(told):
             if text is not None:
-                raise kind(f"rank {rank} could not go on: {text}")
+                raise kind(f"rank {rank} could not go on: {text}") from problem
 
     def write(
         self,

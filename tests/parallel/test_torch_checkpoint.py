@@ -285,6 +285,26 @@ def test_a_file_that_is_missing_is_an_error_on_every_rank_and_changes_nothing(po
 
 
 @several_ranks
+@pytest.mark.parametrize("policy", ["own", "spread"])
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
+def test_a_file_that_is_cut_short_is_an_error_on_every_rank_and_changes_nothing(
+    left, policy, folder
+):
+    model, optimizer = new(COMPRESSIONS["lags"])
+    train(model, optimizer, range(3))
+    save_checkpoint(folder, model, optimizer)
+    last = hvd.size() - 1
+    if hvd.rank() == last:
+        path = Path(folder) / f"rank-{last}-of-{hvd.size()}.pt"
+        path.write_bytes(path.read_bytes()[: int(left * path.stat().st_size)])
+    hvd.barrier()
+    twin, resumed = new(COMPRESSIONS["lags"])
+    with pytest.raises(CheckpointMismatchError, match=r"rank \d could not go on: "):
+        load_checkpoint(folder, twin, resumed, residuals=policy)
+    assert all(not p.any() for p in twin.parameters())
+
+
+@several_ranks
 def test_a_folder_that_one_rank_cannot_write_is_an_error_on_every_rank(folder):
     model, optimizer = new(COMPRESSIONS["lags"])
     mine = "/proc/nowhere/last" if hvd.rank() == 0 else folder

@@ -304,6 +304,21 @@ def test_a_file_that_is_missing_is_an_error_on_every_rank_and_changes_nothing(po
 
 
 @several_ranks
+def test_what_all_share_and_is_cut_short_is_an_error_on_every_rank(folder):
+    loop = Loop(COMPRESSIONS["lags"])
+    loop.train(range(2))
+    loop.save(folder)
+    if hvd.rank() == 0:
+        path = Path(folder) / "shared.json"
+        path.write_text(path.read_text()[:-3])
+    hvd.allgather_object(None, name=a_name())
+    twin = Loop(COMPRESSIONS["lags"])
+    twin.prepare()
+    with pytest.raises(CheckpointMismatchError, match="JSONDecodeError"):
+        twin.load(folder, residuals="own")
+
+
+@several_ranks
 @pytest.mark.parametrize("policy", ["own", "spread"])
 @pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
 def test_a_file_that_is_cut_short_is_an_error_on_every_rank_and_changes_nothing(
