@@ -30,6 +30,9 @@ class DeviceExchange {
   /// has given to streams. Throws InvalidArgument where the numbers do not fit together.
   DeviceExchange(const DeviceBucket& bucket, DeviceTransport* transport);
 
+  /// Gives the stream the clearing of its blocks, before the first step: see DeviceGTopK.
+  void ClearBlocks(cudaStream_t stream) const { rounds_.ClearBlocks(stream); }
+
   /// Gives the stream a step, and returns: Select, and Exchange behind it.
   void Run(const DeviceLaunch& launch, cudaStream_t stream);
 

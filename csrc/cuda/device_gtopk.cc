@@ -4,7 +4,6 @@
 
 #include "csrc/base/error.h"
 #include "csrc/collectives/collectives.h"
-#include "csrc/cuda/stream.h"
 
 namespace hvd_sparse::cuda {
 namespace {
@@ -49,10 +48,6 @@ DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t max_k, double slack,
   Divider zeros(zeros_.get());
   DivideZeros(&zeros);
   Ask(max_k);
-  // Messages are sent as a whole, and what lies behind their entries has never been written.
-  const Stream stream;
-  rest_.Clear(stream.get());
-  stream.Synchronize();
 }
 
 void DeviceGTopK::Ask(std::int64_t k) {

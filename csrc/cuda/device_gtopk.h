@@ -32,9 +32,13 @@ namespace hvd_sparse::cuda {
 class DeviceGTopK {
  public:
   /// Of at most `max_k` of `numel` entries; all arguments but the transport's rank are the same on
-  /// all ranks. Allocates on the current device all that it will ever need, and waits until it is
-  /// cleared. The transport outlives it.
+  /// all ranks. Allocates on the current device all that it will ever need. The transport outlives
+  /// it.
   DeviceGTopK(std::int64_t numel, std::int64_t max_k, double slack, DeviceTransport* transport);
+
+  /// Gives the stream the clearing of all blocks, before anything else: messages are sent as a
+  /// whole, and what lies behind their entries would never have been written.
+  void ClearBlocks(cudaStream_t stream) const { rest_.Clear(stream); }
 
   /// From now on k entries are asked for, at first max_k; the same on all ranks, since messages are
   /// as long as that takes. Where blocks lie changes.

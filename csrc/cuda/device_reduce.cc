@@ -15,6 +15,7 @@ void TransportGTopK::Fit(std::int64_t numel, std::int64_t k, double slack) {
   const OnDevice current(device_);
   rounds_.reset();
   rounds_ = std::make_unique<DeviceGTopK>(numel, k, slack, &counted_);
+  rounds_->ClearBlocks(OwnStream(device_).get());
   numel_ = numel;
   k_ = k;
   slack_ = slack;

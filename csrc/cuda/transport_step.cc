@@ -46,6 +46,7 @@ TransportStep::TransportStep(const DeviceStepSpec& spec, int device, NetworkTran
       reduced_(1) {
   Divider divider(memory_.get());
   Divide(&divider);
+  exchange_.ClearBlocks(select_stream_);
 }
 
 TransportStep::~TransportStep() {

@@ -142,7 +142,9 @@ class RankOnDevice {
         exchange_(Identified(plan, id), transport),
         residual_(before.residual),
         velocity_(before.velocity, transport->Rank() % 2),  // every second one is not aligned
-        states_(before.states) {}
+        states_(before.states) {
+    exchange_.ClearBlocks(nullptr);
+  }
 
   AfterStep Step(const std::vector<float>& gradients, const std::vector<std::int64_t>& ks) {
     std::vector<std::unique_ptr<DeviceArray<std::uint8_t>>> arrays;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "tests/csrc/cuda/device_blocks.h"
@@ -30,6 +31,7 @@ TEST_F(CudaDeviceGTopK, BlocksThatNoMergeTakesAreRefusedBeforeMemoryIsTaken) {
 TEST_F(CudaDeviceGTopK, NoMessageHoldsWhatWasNeverWritten) {
   LoopbackTransport transport(std::make_shared<TransportWorld>(2), 0);
   const cuda::DeviceGTopK rounds(1000, 10, 3, &transport);
+  rounds.ClearBlocks(nullptr);
   for (const cuda::DeviceBlock& block : {rounds.selected(), rounds.reduced()}) {
     std::vector<char> bytes(static_cast<std::size_t>(block.message_bytes()), 1);
     CopyBytes(bytes.data(), block.message(), bytes.size());

@@ -61,6 +61,8 @@ inline void Put(const Entries& entries, const cuda::DeviceBlock& into) {
 inline void ExpectTheSameFromAGraph(cuda::DeviceTransport* transport) {
   const cuda::Stream stream;
   cuda::DeviceGTopK rounds(kCapturedNumel, kCapturedK, 1, transport);
+  rounds.ClearBlocks(stream.get());
+  stream.Synchronize();
   Put(BlockOf(transport->Rank()), rounds.selected());
   rounds.Run(stream.get());  // it connects the peers, too
   stream.Synchronize();
