@@ -23,23 +23,24 @@ _DEFAULT = GTopK(density=0.01)
 
 
 class _Channel:
-    """The exchange of tensors of one name, size and compression: a step for each tensor."""
+    """The exchange of tensors of one name, size, type and compression: a step for each tensor."""
 
     def __init__(
         self,
         label: str,
         numel: int,
+        dtype: str,
         compression: Compression,
         reduction: Reduction,
         ranks: Any,
         device: str,
     ) -> None:
         world = World.from_horovod(hvd, ranks)
-        mine = (label, numel, repr(compression))
+        mine = (label, numel, dtype, repr(compression))
         for rank, theirs in zip(ranks.ranks, world.allgather_object(mine), strict=True):
             if theirs != mine:
                 raise InvalidArgumentError(
-                    "sparse_allreduce was called with (name, numel, compression) = "
+                    "sparse_allreduce was called with (name, numel, dtype, compression) = "
                     f"{theirs} on rank {rank} and {mine} on rank {hvd.rank()}"
                 )
         layout = Bucket((Layer(label, numel),), layer_wise=False)
@@ -55,7 +56,7 @@ class _Channel:
         self.driver = ops.Driver(exchange, [(numel, 1)], [bucket], rules=rules)
 
 
-_channels: dict[tuple[str, int, str, bool, ProcessSetKey, str], _Channel] = {}
+_channels: dict[tuple[str, int, str, str, bool, ProcessSetKey, str], _Channel] = {}
 
 
 def sparse_allreduce(
@@ -71,8 +72,8 @@ def sparse_allreduce(
 
     Entry by entry, summed over the ranks P: tensor + residual before = P * result + residual after
     (for op=Sum: result + residual after). In eager mode and in graphs. The first call for a name,
-    size, compression and op builds an exchange; calls of the same are made in the same order on all
-    ranks, others in any order.
+    size, type, compression and op builds an exchange; calls of the same are made in the same order
+    on all ranks, others in any order.
 
     Args:
         tensor: float64, float32, float16 or bfloat16, of a known shape.
@@ -108,11 +109,12 @@ def sparse_allreduce(
     if numel == 0:
         return tf.identity(tensor)
     label = name or f"tensor of {numel}"
-    key = (label, numel, repr(chosen), reduction.averages, key_of(process_set), device)
+    dtype = tensor.dtype.name
+    key = (label, numel, dtype, repr(chosen), reduction.averages, key_of(process_set), device)
     channel = _channels.get(key)
     if channel is None or channel.driver.closed:
         with tf.init_scope():
-            channel = _Channel(label, numel, chosen, reduction, process_set, device)
+            channel = _Channel(label, numel, dtype, chosen, reduction, process_set, device)
             _channels[key] = channel
     driver = channel.driver.number
     token = ops.begin(residual, channel.states, driver=driver, device=device).token

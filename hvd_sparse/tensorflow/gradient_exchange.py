@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from hvd_sparse import _core, plan
 from hvd_sparse.buckets import Bucket, Layer
-from hvd_sparse.errors import UnsupportedError
+from hvd_sparse.errors import HvdSparseError, UnsupportedError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.local_share import LocalShare
 from hvd_sparse.measurer import Measurer
@@ -280,7 +281,12 @@ class GradientExchange:
         if not tf.executing_eagerly():
             return self._reduce(whole, decay)
         # Pieces are done together; one op after the other would wait for ever.
-        return list(self._eager(whole, decay))
+        try:
+            return list(self._eager(whole, decay))
+        except tf.errors.OpError:
+            with suppress(HvdSparseError):
+                self._exchange.check()  # whoever catches this knows what has ended the exchange
+            raise
 
     def replan(self) -> None:
         """Measures the network anew, between two steps, and begins tuning again. Collective."""

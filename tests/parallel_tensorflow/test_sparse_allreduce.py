@@ -75,3 +75,10 @@ def test_what_does_not_fit_is_refused():
         sparse_allreduce(tf.zeros(8), tf.Variable(tf.zeros(8, tf.float64)))
     with pytest.raises(UnsupportedError, match="op=Adasum"):
         sparse_allreduce(tf.zeros(8), residual, op=hvd.Adasum)
+
+
+@pytest.mark.skipif(hvd.size() == 1, reason="a single rank agrees with itself")
+def test_number_types_that_differ_between_ranks_are_refused_by_all():
+    tensor = tf.zeros(9, tf.float16 if hvd.rank() == 0 else tf.float32)
+    with pytest.raises(InvalidArgumentError, match=r"\(name, numel, dtype, compression\)"):
+        sparse_allreduce(tensor, tf.Variable(tf.zeros(9)), name="types")
