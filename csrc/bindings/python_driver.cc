@@ -47,6 +47,7 @@ class BoundDriver {
                &SummedAsIn,   &EndIn,  &CancelIn, &FailIn} {}
 
   std::uintptr_t table() const { return reinterpret_cast<std::uintptr_t>(&table_); }
+  bool OnItsThread() const { return driver_ != nullptr && driver_->OnItsThread(); }
   std::int64_t steps() const { return driver_ == nullptr ? 0 : driver_->steps(); }
   void Replace(std::vector<DrivenBucket> buckets) const {
     if (driver_ != nullptr) driver_->Replace(std::move(buckets));
@@ -261,6 +262,7 @@ void BindDriver(py::module_& m) {
            py::arg("measured"), py::arg("step_ended"), py::arg("rules"), py::keep_alive<1, 2>())
       .def_property_readonly("table", &BoundDriver::table)
       .def_property_readonly("steps", &BoundDriver::steps)
+      .def_property_readonly("on_its_thread", &BoundDriver::OnItsThread)
       .def("replace", &BoundDriver::Replace, py::arg("buckets"))
       .def("reorder", &BoundDriver::Reorder, py::arg("order"))
       .def("go_on_after", &BoundDriver::GoOnAfter, py::arg("steps"))

@@ -297,7 +297,7 @@ void StepDriver::Finish() {
     if (error == nullptr) {
       if (hooks_.exchanged) hooks_.exchanged();
       exchange_->Commit(sums_.finite() ? "" : kNotFinite);
-      Measure();
+      if (!sampler_.empty() && hooks_.measured) hooks_.measured(sampler_.Complete());
     }
   } catch (...) {
     const Error raised = EndByCaught("the end of a step");
@@ -342,11 +342,6 @@ void StepDriver::End(Done done) {
   } else {
     end();
   }
-}
-
-/// What was measured, of a step that counts; the gradients hold the sums.
-void StepDriver::Measure() {
-  if (!sampler_.empty() && hooks_.measured) hooks_.measured(sampler_.Complete());
 }
 
 /// What passed does not count; on all ranks.
@@ -399,15 +394,6 @@ void StepDriver::Cancel(const std::string& reason) {
   if (!InStep()) return;
   const std::string message = Concat("rank ", exchange_->Rank(), " ended the exchange: ", reason);
   FinishAfter(std::make_exception_ptr(Error(ErrorKind::kExchangeFailed, message)));
-}
-
-void StepDriver::Fail(const std::string& reason) {
-  exchange_->Fail(reason);
-  Cancel(reason);
-}
-
-bool StepDriver::InStep() const {
-  return std::any_of(places_.begin(), places_.end(), [](const Place& one) { return one.taken; });
 }
 
 }  // namespace hvd_sparse

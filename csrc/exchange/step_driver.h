@@ -26,6 +26,7 @@
 #ifndef HVD_SPARSE_EXCHANGE_STEP_DRIVER_H_
 #define HVD_SPARSE_EXCHANGE_STEP_DRIVER_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -123,13 +124,19 @@ class StepDriver {
   void Cancel(const std::string& reason);
 
   /// Ends the exchange on all ranks, also between steps: for a piece that will not come.
-  void Fail(const std::string& reason);
+  void Fail(const std::string& reason) {
+    exchange_->Fail(reason);
+    Cancel(reason);
+  }
 
   /// Ends the exchange on all ranks with what is being caught, unless that is what has ended it, or
   /// says that a step is not finite; returns it. `where` names the place, for a lack of memory.
   Error EndByCaught(const std::string& where) const;
 
   const StepRules& rules() const { return rules_; }
+
+  /// Whether the caller is the driver's own thread, as in its hooks: it cannot end the driver.
+  bool OnItsThread() const { return finisher_.IsCurrent(); }
 
   /// Steps that were exchanged so far, refused ones among them.
   std::int64_t steps() const {
@@ -145,7 +152,9 @@ class StepDriver {
     Done done;
   };
 
-  bool InStep() const;
+  bool InStep() const {
+    return std::any_of(places_.begin(), places_.end(), [](const Place& one) { return one.taken; });
+  }
   bool HasAllOf(std::size_t bucket) const;
   hvd_sparse::Launch LaunchOf(std::size_t bucket) const;
   Passage::Piece PassageOf(std::size_t piece) const;
@@ -163,7 +172,6 @@ class StepDriver {
   void Watch(int bucket, StreamHandle stream);
   void FinishAfter(std::exception_ptr failure);
   void WaitForSums();
-  void Measure();
   void Finish();
   void Refuse();
   std::exception_ptr MarkGradients();

@@ -21,6 +21,9 @@ class Worker {
   /// Tasks run in the order in which they were posted; they must not throw.
   void Post(std::function<void()> task);
 
+  /// Whether a task asks, which cannot wait for the end of its own thread.
+  bool IsCurrent() const { return std::this_thread::get_id() == thread_.get_id(); }
+
  private:
   void Loop();
 

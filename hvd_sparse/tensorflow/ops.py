@@ -6,7 +6,8 @@ import ctypes
 import functools
 import itertools
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,10 +90,23 @@ class Driver:
     def fail(self, reason: str) -> None:
         """Ends the exchange on all ranks."""
         self._exchange.fail(reason)
-        self._end(reason)
+        self._elsewhere(self._end, reason)
 
     def close(self) -> None:
         """Ends this rank's part; a step that is under way ends on all ranks."""
+        self._elsewhere(self._close)
+
+    def _elsewhere(self, call: Callable[..., None], *args: Any) -> None:
+        """Calls it on a thread that can wait for the driver's.
+
+        Python's collector may let go of a model on that very thread, while a step ends.
+        """
+        if self._driver is not None and self._driver.on_its_thread:
+            threading.Thread(target=call, args=args, name="hvd_sparse end").start()
+        else:
+            call(*args)
+
+    def _close(self) -> None:
         self._end("it was closed")
         self._exchange.close()
 

@@ -19,7 +19,9 @@ def test_memory_of_a_step_is_freed_when_its_driver_has_ended(monkeypatch):
         hvd_sparse_remove_driver=noting("free memory"),
     )
     monkeypatch.setattr(ops, "_symbols", lambda: symbols)
-    core = SimpleNamespace(table=0, steps=3, cancel=noting("cancel"), close=noting("end"))
+    core = SimpleNamespace(
+        table=0, steps=3, on_its_thread=False, cancel=noting("cancel"), close=noting("end")
+    )
     exchange = SimpleNamespace(drive=lambda *_: core, close=noting("close"))
     driver = ops.Driver(exchange, [], [])
     driver.close()

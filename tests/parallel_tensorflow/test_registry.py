@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse.tensorflow import TopK
+from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.registry import find_exchange, live_exchanges
+from hvd_sparse.waiting import wait_until
 from tests.parallel_tensorflow.ranks import (
     assert_nothing_is_lost,
     integer_gradients,
@@ -25,11 +28,11 @@ COMPRESSION = TopK(density=0.05, min_numel=64)
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
 
 
-def step(variables, number):
+def step(variables, number, compression=COMPRESSION):
     gradients = integer_gradients(variables, number)
     with tf.GradientTape() as tape:
         loss = loss_of(variables, gradients)
-    tape = hvd.DistributedGradientTape(tape, compression=COMPRESSION, op=hvd.Sum)
+    tape = hvd.DistributedGradientTape(tape, compression=compression, op=hvd.Sum)
     return gradients, tape.gradient(loss, variables)
 
 
@@ -61,3 +64,10 @@ def test_an_exchange_ends_with_the_first_variable_that_dies():
         assert live_exchanges() == []
         assert exchange.closed
         variables = make_variables(SHAPES)
+
+
+def test_an_exchange_may_end_on_the_thread_of_its_own_driver(monkeypatch):
+    monkeypatch.setattr(GradientExchange, "_step_ended", lambda self, came, reading: self.close())
+    variables = make_variables(SHAPES)
+    step(variables, 0, replace(COMPRESSION, bucket_numel=1200))  # their order is learnt there
+    wait_until(lambda: not live_exchanges(), lambda: None, "the end of the exchange")
