@@ -3,12 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <future>
 #include <limits>
 #include <memory>
-#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,7 +14,6 @@
 
 #include "csrc/exchange/step_driver.h"
 #include "tests/csrc/driven_ranks.h"
-#include "tests/csrc/failing_allocations.h"
 #include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
@@ -277,97 +274,6 @@ TEST(StepDriver, CancellingEndsTheStepOnAllRanks) {
     ASSERT_EQ(KindOf(rank.Launch(2)), ErrorKind::kExchangeFailed);
     ASSERT_EQ(KindOf(rank.Launch(0)), ErrorKind::kExchangeFailed);
   });
-}
-
-/// Counts how often the user is said to know of the end.
-class TellingCommunicator final : public LoopbackCommunicator {
- public:
-  TellingCommunicator(std::shared_ptr<LoopbackWorld> world, std::atomic<int>* told)
-      : LoopbackCommunicator(std::move(world), 0), told_(*told) {}
-  void Acknowledge() override { ++told_; }
-
- private:
-  std::atomic<int>& told_;
-};
-
-TEST(StepDriver, TheUserKnowsOfTheEndOnceNoSumIsWaitedFor) {
-  for (const bool summed : {false, true}) {
-    std::atomic<int> told{0};
-    auto world = std::make_shared<LoopbackWorld>(2);  // the other rank never comes
-    DrivenRank rank(std::make_unique<TellingCommunicator>(world, &told), {2, -2});
-    rank.Begin();
-    std::future<void> first = rank.Launch(0), second = rank.Launch(1);
-    for (const int piece : {2, 3}) {
-      rank.Hand(piece);
-      if (summed) rank.Sum(piece);
-    }
-    world->Fail(ErrorKind::kPeerLost, "rank 1 has died");
-    ASSERT_EQ(KindOf(std::move(first)), ErrorKind::kPeerLost);
-    ASSERT_EQ(KindOf(std::move(second)), ErrorKind::kPeerLost);
-    EXPECT_EQ(told > 0, summed);
-  }
-}
-
-TEST(StepDriver, ALackOfMemoryEndsTheStepOnAllRanks) {
-  const auto fail = [] { throw std::bad_alloc(); };
-  StepDriver::Hooks measuring, ending;
-  measuring.measured = [&](const std::vector<StepSample>&) { fail(); };
-  ending.step_ended = [&](const StepEnd&) { fail(); };
-  StepRules rules;
-  rules.measure_every = 1;
-  for (const StepDriver::Hooks& hooks : {measuring, ending}) {
-    auto world = std::make_shared<LoopbackWorld>(2);
-    std::vector<std::thread> threads;
-    for (int number = 0; number < 2; ++number) {
-      threads.emplace_back([&, number] {
-        DrivenRank rank(world, number, {4}, number == 1 ? hooks : StepDriver::Hooks{}, rules);
-        const auto step = [&] {
-          rank.Begin();
-          std::vector<std::future<void>> done;
-          for (int piece = 0; piece < kPieces; ++piece) done.push_back(rank.Launch(piece));
-          for (auto& one : done) one.get();
-          rank.End();
-        };
-        const Error error = Thrown([&] {
-          for (;;) step();
-        });
-        EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory);
-        EXPECT_TRUE(Says(error, "rank 1 ran out of memory in the end of a step")) << error.what();
-      });
-    }
-    for (auto& thread : threads) thread.join();
-  }
-}
-
-TEST(StepDriver, NoMemoryToStartABucketEndsTheStep) {
-  for (int allocation = 0;; ++allocation) {
-    auto world = std::make_shared<LoopbackWorld>(1);
-    StepRules rules;
-    rules.measure_every = 1;  // copies of the residual are made first
-    DrivenRank rank(world, 0, {1, -3}, {}, rules);
-    rank.Begin();
-    for (const int piece : {1, 2, 3}) {
-      rank.Hand(piece);
-      rank.Sum(piece);
-    }
-    const std::vector<GradView> gradient = {{rank.Gradient(0).data(), kNumel, DType::kFloat32}};
-    std::promise<std::string> told;
-    StepDriver::Done done = [&told](const std::exception_ptr& error) {
-      told.set_value(error ? Thrown([&] { std::rethrow_exception(error); }).what() : "");
-    };
-    std::string text;
-    FailAllocation(allocation);
-    try {
-      rank.driver->Launch(0, gradient, std::move(done));
-      StopFailingAllocations();
-      text = told.get_future().get();
-    } catch (const std::bad_alloc&) {  // nothing has happened
-      continue;
-    }
-    if (text.empty()) return;
-    EXPECT_EQ(text.find("rank 0 ran out of memory in "), 0u) << text;
-    EXPECT_THROW(rank.exchange.Check(), Error);
-  }
 }
 
 TEST(StepDriver, CancellingBetweenStepsChangesNothing) {

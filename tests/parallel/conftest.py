@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.quick_measuring import quick_measuring
 from tests.rank_guard import hooks
+from tests.verdict import verdict
 
-__all__ = ["quick_measuring"]
+__all__ = ["quick_measuring", "verdict"]
 
 globals().update(hooks("horovod.torch"))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import math
 from dataclasses import replace
 
 import horovod.torch as hvd
@@ -15,53 +13,23 @@ from hvd_sparse import tuner
 from hvd_sparse.errors import (
     GradientInFlightError,
     InvalidArgumentError,
-    NonFiniteGradientError,
 )
-from hvd_sparse.torch import LAGS, GTopK, Warmup, replan, stats, tuning
+from hvd_sparse.torch import GTopK, Warmup, replan, stats, tuning
 from hvd_sparse.torch import optimizer as optimizers
 from hvd_sparse.torch.places import OnDevice
 from hvd_sparse.tuner import Stage
 from tests.device_time import LateEvent, late_clock
 from tests.parallel.torch_ranks import (
     Toy,
-    assert_nothing_is_lost,
     assert_same_on_all_ranks,
     distribute,
     integer_gradients,
     residuals,
-    totals,
 )
+from tests.parallel.tuned_ranks import COMPRESSION, CYCLE, DENSE_STEPS, train
 from tests.plans import mixed_plan
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has nothing to tune")
-COMPRESSION = LAGS(density=0.1, min_numel=64, rescale_residual=False)
-DENSE_STEPS = tuner.SKIPPED_STEPS + tuner.TIMED_STEPS + 2  # and a decision
-CYCLE = 2 * DENSE_STEPS
-
-
-@pytest.fixture
-def verdict(monkeypatch):
-    """Sets what comes out of the comparison, whatever the times."""
-    monkeypatch.setattr(tuner, "make_plan", mixed_plan)
-
-    def choose(*, sparse):
-        monkeypatch.setattr(tuner, "MARGIN", -math.inf if sparse else 1.0)
-
-    return choose
-
-
-def train(model, optimizer, steps, *, dtype=None):
-    """Steps under the law; yields after each."""
-    before = residuals(optimizer)
-    for step in steps:
-        gradients = integer_gradients(model, step)
-        optimizer.zero_grad()
-        model.backward(gradients)
-        optimizer.step()
-        if dtype is None:
-            assert_nothing_is_lost(model, step, before, optimizer, gradients)
-        before = residuals(optimizer)
-        yield step
 
 
 @several_ranks
@@ -251,65 +219,6 @@ def test_under_other_conditions_residuals_go_on_and_the_plan_does_not(verdict, c
 
 
 @several_ranks
-def test_residuals_join_narrow_gradients_without_loss(verdict):
-    verdict(sparse=False)
-    model = Toy(dtype=torch.float16)
-    optimizer = distribute(model, COMPRESSION)
-    list(train(model, optimizer, range(CYCLE + 3)))
-    assert not any(r.any() for r in residuals(optimizer).values())
-
-
-@several_ranks
-@pytest.mark.parametrize(
-    ("dtype", "options", "ranks"),
-    [
-        (torch.float16, {"op": hvd.Sum}, 1),
-        (torch.bfloat16, {"op": hvd.Sum}, 1),
-        (torch.bfloat16, {"op": hvd.Average, "gradient_predivide_factor": 2.0}, hvd.size()),
-    ],
-)
-def test_what_a_narrow_type_rounds_away_of_a_residual_waits_for_sparse_steps(
-    verdict, dtype, options, ranks
-):
-    verdict(sparse=False)
-    model = Toy(dtype=dtype)
-    optimizer = distribute(model, COMPRESSION, **options)
-    scale = 1 / options.get("gradient_predivide_factor", 1.0)
-    steps = itertools.count()
-
-    def backward(**changes):
-        gradients = integer_gradients(model, next(steps), low=1, high=1500)
-        optimizer.zero_grad()
-        model.backward({**gradients, **changes})
-        return gradients["second"].double().flatten()
-
-    def step_under_the_law():  # of a layer that was sparse, or is; the sums need more bits
-        owed = residuals(optimizer)["second"]
-        owed += scale * backward()
-        optimizer.step()
-        summed = totals({"owed": owed, "kept": residuals(optimizer)["second"]})
-        given = scale * ranks * model.second.grad.double().flatten() + summed["kept"]
-        torch.testing.assert_close(summed["owed"], given, rtol=1e-6, atol=0)
-
-    for _ in range(CYCLE):
-        backward()
-        optimizer.step()
-    step_under_the_law()
-    rests = residuals(optimizer)
-    assert rests["second"].any()
-    backward(second=torch.full_like(model.second, math.nan))
-    optimizer.synchronize()  # nothing joins, so nobody looks
-    assert all(torch.equal(rest, rests[name]) for name, rest in residuals(optimizer).items())
-    replan(optimizer)
-    for _ in range(DENSE_STEPS):
-        backward()
-        optimizer.step()
-    assert residuals(optimizer)["second"].any()
-    step_under_the_law()
-    assert len(stats(optimizer).last.buckets) == 1
-
-
-@several_ranks
 def test_replan_begins_again_and_loses_nothing(verdict):
     verdict(sparse=True)
     model = Toy()
@@ -384,86 +293,3 @@ def test_going_dense_is_said_once_by_one_rank(verdict, caplog):
     for record in said:
         assert record.levelname == "WARNING"
         assert "gradients travel dense" in record.message
-
-
-@several_ranks
-def test_a_bad_gradient_in_a_step_that_is_all_dense_is_horovods_affair(verdict):
-    verdict(sparse=False)
-    model = Toy()
-    optimizer = distribute(model, COMPRESSION)
-    list(train(model, optimizer, range(1)))  # with what a checkpoint might have brought
-    gradients = integer_gradients(model, 1)
-    if hvd.rank() == 0:
-        gradients["second"][3, 3, 3] = math.nan
-    optimizer.zero_grad()
-    model.backward(gradients)
-    optimizer.synchronize()
-    assert model.second.grad.isnan().sum() == 1
-
-
-@several_ranks
-def test_a_bad_gradient_in_a_step_that_empties_residuals_keeps_them(verdict):
-    verdict(sparse=False)
-    model = Toy()
-    optimizer = distribute(model, COMPRESSION)
-    list(train(model, optimizer, range(CYCLE)))
-    before = residuals(optimizer)
-    gradients = integer_gradients(model, 99)
-    if hvd.rank() == 0:
-        gradients["second"][3, 3, 3] = math.nan
-    optimizer.zero_grad()
-    model.backward(gradients)
-    with pytest.raises(ArithmeticError):
-        optimizer.step()
-    for name, residual in residuals(optimizer).items():
-        assert torch.equal(residual, before[name])
-    list(train(model, optimizer, range(3)))
-
-
-@several_ranks
-@pytest.mark.parametrize("empty", ["nothing came", "reset"])
-def test_a_bad_gradient_is_refused_by_all_though_one_rank_has_no_residual(verdict, empty):
-    verdict(sparse=False)
-    model = Toy()
-    optimizer = distribute(model, COMPRESSION)
-    odd = hvd.rank() == 0
-    for step in range(CYCLE):
-        gradients = integer_gradients(model, step)
-        if odd and empty == "nothing came":
-            gradients = {name: torch.zeros_like(gradient) for name, gradient in gradients.items()}
-        optimizer.zero_grad()
-        model.backward(gradients)
-        optimizer.step()
-    if odd and empty == "reset":
-        optimizer.reset_residual()
-    before = residuals(optimizer)
-    assert any(residual.any() for residual in before.values()) != odd
-    gradients = integer_gradients(model, CYCLE)
-    if odd:
-        gradients["second"][3, 3, 3] = math.nan
-    optimizer.zero_grad()
-    model.backward(gradients)
-    with pytest.raises(NonFiniteGradientError, match="'second'"):
-        optimizer.step()
-    for name, residual in residuals(optimizer).items():
-        assert torch.equal(residual, before[name])
-    list(train(model, optimizer, range(3)))
-    assert not any(residual.any() for residual in residuals(optimizer).values())
-
-
-@several_ranks
-def test_a_refused_step_that_empties_residuals_still_changes_their_rate(verdict):
-    verdict(sparse=False)
-    model = Toy()
-    optimizer = distribute(model, replace(COMPRESSION, rescale_residual=True))
-    list(train(model, optimizer, range(CYCLE)))
-    before = residuals(optimizer)
-    assert any(residual.any() for residual in before.values())
-    optimizer.param_groups[0]["lr"] = 0.5
-    optimizer.zero_grad()
-    model.backward({name: torch.full_like(p, math.nan) for name, p in model.named_parameters()})
-    with pytest.raises(NonFiniteGradientError):
-        optimizer.step()
-    for name, residual in residuals(optimizer).items():
-        assert torch.equal(residual, 2 * before[name])
-    list(train(model, optimizer, range(3)))

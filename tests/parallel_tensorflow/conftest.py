@@ -7,8 +7,9 @@ import tensorflow as tf
 
 from tests.quick_measuring import quick_measuring
 from tests.rank_guard import hooks
+from tests.verdict import verdict
 
-__all__ = ["quick_measuring"]
+__all__ = ["quick_measuring", "verdict"]
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)

@@ -304,36 +304,26 @@ def test_a_file_that_is_missing_is_an_error_on_every_rank_and_changes_nothing(po
 
 
 @several_ranks
-def test_what_all_share_and_is_cut_short_is_an_error_on_every_rank(folder):
-    loop = Loop(COMPRESSIONS["lags"])
-    loop.train(range(2))
-    loop.save(folder)
-    if hvd.rank() == 0:
-        path = Path(folder) / "shared.json"
-        path.write_text(path.read_text()[:-3])
-    hvd.allgather_object(None, name=a_name())
-    twin = Loop(COMPRESSIONS["lags"])
-    twin.prepare()
-    with pytest.raises(CheckpointMismatchError, match="JSONDecodeError"):
-        twin.load(folder, residuals="own")
-
-
-@several_ranks
 @pytest.mark.parametrize("policy", ["own", "spread"])
-@pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize(
+    ("name", "left"), [("shared", 0.9), *(("rank", x) for x in (0, 0.5, 0.99))]
+)
 def test_a_file_that_is_cut_short_is_an_error_on_every_rank_and_changes_nothing(
-    left, policy, folder
+    name, left, policy, folder
 ):
     loop = Loop(COMPRESSIONS["lags"])
     loop.train(range(2))
     loop.save(folder)
-    if hvd.rank() == hvd.size() - 1:
-        path = Path(folder) / f"rank-{hvd.rank()}-of-{hvd.size()}.npz"
+    last = hvd.size() - 1
+    if hvd.rank() == last:
+        file = {"shared": "shared.json", "rank": f"rank-{last}-of-{hvd.size()}.npz"}[name]
+        path = Path(folder) / file
         path.write_bytes(path.read_bytes()[: int(left * path.stat().st_size)])
     hvd.allgather_object(None, name=a_name())
     twin = Loop(COMPRESSIONS["lags"])
     twin.prepare()
-    with pytest.raises(CheckpointMismatchError, match=f"rank-{hvd.size() - 1}-.* is damaged"):
+    told = {"shared": "JSONDecodeError", "rank": f"rank-{last}-.* is damaged"}[name]
+    with pytest.raises(CheckpointMismatchError, match=told):
         twin.load(folder, residuals=policy)
     assert not any(np.any(v) for v in twin.variables)
 

@@ -48,17 +48,6 @@ DENSE_STEPS = tuner.SKIPPED_STEPS + tuner.TIMED_STEPS + 2  # and a decision
 CYCLE = 2 * DENSE_STEPS
 
 
-@pytest.fixture
-def verdict(monkeypatch):
-    """Sets what comes out of the comparison, whatever the times."""
-    monkeypatch.setattr(tuner, "make_plan", mixed_plan)
-
-    def choose(*, sparse):
-        monkeypatch.setattr(tuner, "MARGIN", -math.inf if sparse else 1.0)
-
-    return choose
-
-
 def averaging(variables, compression=COMPRESSION):
     """One function; plans come and go without a new graph."""
     traces = []  # two where the first one makes variables

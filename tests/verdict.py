@@ -1,0 +1,21 @@
+"""Adaptive trainings whose plan and verdict are known beforehand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hvd_sparse import tuner
+from tests.plans import mixed_plan
+
+
+@pytest.fixture
+def verdict(monkeypatch):
+    """Sets what comes out of the comparison, whatever the times."""
+    monkeypatch.setattr(tuner, "make_plan", mixed_plan)
+
+    def choose(*, sparse):
+        monkeypatch.setattr(tuner, "MARGIN", -math.inf if sparse else 1.0)
+
+    return choose
