@@ -12,6 +12,7 @@ from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.network import Link, Network
+from hvd_sparse.pipeline import simulate_dense
 from hvd_sparse.place import OnCpu
 from hvd_sparse.plan import BucketPlan, Plan
 from hvd_sparse.plan_numbers import count_numbers, from_numbers, to_numbers
@@ -43,13 +44,6 @@ def bucket(layers, densities, collective, wire):
     )
 
 
-SECOND = Plan(
-    buckets=(bucket(("head", "stem", "body"), (0.1, 0.1, 0.1), "gtopk", "packed"),),
-    step_seconds=0.7,
-    size=3,
-    dense_seconds=1.0,
-    compute_seconds=0.25,
-)
 SECONDS = {"size": 3, "dense_seconds": 1.0, "compute_seconds": 0.25}
 SPARSE = Plan(
     buckets=(
@@ -176,44 +170,31 @@ def test_it_goes_dense_and_says_so_where_sparse_does_not_win_by_a_margin(
     assert "sparse ones must be 5 % faster" in record.message
 
 
-@pytest.fixture
-def planned_again(monkeypatch):
-    """Makes the model choose one plan, and another where exchanges were found to be late."""
-
-    def make_plan(profile, rules):
-        late = profile.machine.exchange_overhead > MACHINE.exchange_overhead
-        return SECOND if late else SPARSE
-
-    monkeypatch.setattr(tuning, "make_plan", make_plan)
-
-
-@pytest.mark.parametrize(("second_seconds", "kept"), [(2.8, SECOND), (3.4, SPARSE)])
-def test_a_plan_that_takes_longer_than_predicted_gets_a_second_one_beside_it(
-    planned_again, second_seconds, kept, caplog
-):
+@pytest.mark.parametrize("dense", [0.01, 100.0])
+@pytest.mark.parametrize(("part", "sparse"), [(0.94, True), (0.96, False)])
+def test_the_margin_is_a_part_of_the_step(planned, dense, part, sparse):
+    planned(SPARSE)
     ranks = tuners()
-    seconds = {SPARSE: 3.2, SECOND: second_seconds}
-    changes = []
-    for number in range(1, 41):
-        now = ranks[0].tuning
-        step = times(seconds[now.plan] if now.sparse else 4.0)
-        changed = [one.end_step(step, steps=number) for one in ranks]
-        changes += [found.plan for found in changed[:1] if found is not None]
-        assert len({(one.tuning.stage, one.tuning.plan) for one in ranks}) == 1
-    assert changes == [SPARSE, SECOND, *([SPARSE] if kept is SPARSE else [])]
-    found = ranks[2].tuning
-    assert found.stage is Stage.SETTLED
-    assert found.sparse
-    assert found.sparse_seconds == seconds[kept]
-    late = found.profile.machine.exchange_overhead > MACHINE.exchange_overhead
-    assert late == (kept is SECOND)
+    run(ranks, 40, lambda sparse: part * dense if sparse else dense)
+    assert ranks[0].tuning.sparse is sparse
 
 
-def test_a_second_plan_is_tried_once_and_may_lose_to_dense(planned_again, caplog):
+def test_plans_are_made_from_a_profile_whose_dense_step_is_the_one_that_was_timed(planned):
+    planned(SPARSE)
     ranks = tuners()
-    changes = run(ranks, 60, lambda sparse: 3.0 if sparse else 1.0)
-    assert [sparse for *_, sparse in changes] == [True, True, False]
-    assert ranks[1].tuning.stage is Stage.SETTLED
+    run(ranks, 40, lambda sparse: 0.2 if sparse else 0.41)
+    assert simulate_dense(ranks[0].tuning.profile).step == pytest.approx(0.41)
+
+
+def test_of_a_plan_that_is_dense_no_sparse_steps_are_told(planned):
+    planned(SPARSE)
+    ranks = tuners(compression=LAGS(replan_every=100))
+    run(ranks, 30, lambda sparse: 0.5 if sparse else 1.0)
+    assert ranks[0].tuning.sparse_seconds == 0.5
+    planned(DENSE)
+    run(ranks, 120, lambda sparse: 1.0, before=30)
+    assert ranks[0].tuning.plan == DENSE
+    assert ranks[0].tuning.sparse_seconds is None
 
 
 def test_a_plan_that_is_all_dense_is_not_tried(planned, caplog):
