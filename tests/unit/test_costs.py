@@ -231,6 +231,18 @@ def test_hierarchical_starts_its_messages_and_adds_up_and_selects_after_backward
     assert found.seconds == pytest.approx(shards + gather + 100_000)
 
 
+@pytest.mark.parametrize(("distance", "counts"), [(1, False), (2, True), (4, True)])
+def test_between_nodes_hierarchical_uses_the_links_of_their_distance(distance, counts):
+    link, slow = Link(alpha=1e-5, beta=1e-9), Link(alpha=1e-2, beta=1e-9)
+    links = {1: link, 2: link, 4: link}
+    network = Network(
+        size=8, local_size=2, links=tuple(links.items()), dense=link, local=Link(alpha=0, beta=0)
+    )
+    slower = replace(network, links=tuple({**links, distance: slow}.items()))
+    seconds = [of("hierarchical", network=one).seconds for one in (network, slower)]
+    assert (seconds[1] > seconds[0] + 5e-3) == counts
+
+
 @pytest.mark.parametrize(
     "network", [BYTES, gigabits(1, 8, local_size=3, local=LOCAL), gigabits(1, 8, local_size=4)]
 )
