@@ -51,6 +51,27 @@ def agree(
     return max(int(serial) for _, _, serial in reports)
 
 
+def agree_on_call(world: World, ranks: Sequence[int], function: str, **arguments: object) -> None:
+    """Compares the arguments with which the ranks call a function. Collective.
+
+    Args:
+        world: The ranks.
+        ranks: Their numbers in Horovod, for messages.
+        function: Its name, likewise.
+        **arguments: Of this rank, by the names that messages show.
+
+    Raises:
+        InvalidArgumentError: On all ranks: they differ; with both sides named.
+    """
+    mine = tuple(arguments.values())
+    for rank, theirs in zip(ranks, world.allgather_object(mine), strict=True):
+        if theirs != mine:
+            raise InvalidArgumentError(
+                f"{function} was called with ({', '.join(arguments)}) = {theirs} on rank {rank} "
+                f"and {mine} on rank {world.job_rank}"
+            )
+
+
 def kind_of_device(kind: str, compression: Compression) -> dict[str, str]:
     """An option for `agree`: a plan is made for ranks whose gradients lie alike.
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hvd_sparse import plan
+from hvd_sparse.agreement import agree_on_call
 from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.buffer import Buffer
 from hvd_sparse.compression import Compression
@@ -27,14 +28,13 @@ class _Channel:
 
     def __init__(self, hvd: ModuleType, process_set: Any) -> None:
         self.process_set = process_set
-        self._rank = hvd.rank()
         self._ranks = process_set.ranks
         self._world = World.from_horovod(hvd, process_set)
         self.exchange = Exchange.between_ranks(
             self._world, name=f"sparse_allreduce in process set {process_set.process_set_id}"
         )
         self._buckets: dict[
-            tuple[int, str, str, str, str], tuple[int, list[int], np.ndarray[Any, Any], str]
+            tuple[object, ...], tuple[int, list[int], np.ndarray[Any, Any], str]
         ] = {}
 
     def bucket(
@@ -42,14 +42,16 @@ class _Channel:
     ) -> tuple[int, list[int], np.ndarray[Any, Any]]:
         """Its number, ks and state; agreed upon by all ranks when it is first met."""
         numel, kind = array.numel, device.partition(":")[0]
-        key = (numel, array.dtype, repr(compression), name or "", kind)
+        call: dict[str, object] = {
+            "numel": numel,
+            "dtype": array.dtype,
+            "compression": repr(compression),
+            "name": name or "",
+            "device": kind,
+        }
+        key = tuple(call.values())
         if key not in self._buckets:
-            for rank, theirs in zip(self._ranks, self._world.allgather_object(key), strict=True):
-                if theirs != key:
-                    raise InvalidArgumentError(
-                        "sparse_allreduce was called with (numel, dtype, compression, name, "
-                        f"device) = {theirs} on rank {rank} and {key} on rank {self._rank}"
-                    )
+            agree_on_call(self._world, self._ranks, "sparse_allreduce", **call)
             label = name or f"tensor of {numel}"
             layout = Bucket((Layer(label, numel),), layer_wise=False)
             (choice,) = plan.fixed_choices(layout.layers, compression)

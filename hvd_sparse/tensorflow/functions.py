@@ -8,6 +8,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvd_sparse import _core, plan
+from hvd_sparse.agreement import agree_on_call
 from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import Compression, GTopK, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
@@ -36,13 +37,8 @@ class _Channel:
         device: str,
     ) -> None:
         world = World.from_horovod(hvd, ranks)
-        mine = (label, numel, dtype, repr(compression))
-        for rank, theirs in zip(ranks.ranks, world.allgather_object(mine), strict=True):
-            if theirs != mine:
-                raise InvalidArgumentError(
-                    "sparse_allreduce was called with (name, numel, dtype, compression) = "
-                    f"{theirs} on rank {rank} and {mine} on rank {hvd.rank()}"
-                )
+        call = {"name": label, "numel": numel, "dtype": dtype, "compression": repr(compression)}
+        agree_on_call(world, ranks.ranks, "sparse_allreduce", **call)
         layout = Bucket((Layer(label, numel),), layer_wise=False)
         (choice,) = plan.fixed_choices(layout.layers, compression)
         exchange = Exchange.between_ranks(world, name=f"sparse_allreduce of {label}")

@@ -10,6 +10,7 @@ its LossScaleOptimizer sees any; there it has to be told the scale.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,11 +35,7 @@ def reducer(
 ) -> Callable[[Sequence[Any], Sequence[Any], Any], list[Any]]:
     """What averages scaled gradients, given the scale; NaN on all ranks in place of an error."""
     reduce = tape.reducer(settings_for(settings), process_set, owner=owner)
-
-    def reduce_scaled(gradients: Sequence[Any], variables: Sequence[Any], scale: Any) -> list[Any]:
-        return without_scale(reduce, gradients, variables, scale)
-
-    return reduce_scaled
+    return functools.partial(without_scale, reduce)
 
 
 def without_scale(
