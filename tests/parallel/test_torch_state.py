@@ -18,6 +18,7 @@ from tests.parallel.torch_ranks import (
     distribute,
     integer_gradients,
     residuals,
+    take_over_from_rank_0,
 )
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
@@ -253,12 +254,7 @@ def test_a_warm_up_goes_on_where_rank_0_was(others):
     train(model, optimizer, range(3))
     state = hvd.broadcast_object(optimizer.state_dict(), 0, name="state")
     optimizer = new_optimizer(model, "momentum", compression)
-    if hvd.rank() == 0:
-        optimizer.load_state_dict(state)
-    if others == "get it broadcast":
-        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    elif hvd.rank() > 0:
-        optimizer.load_state_dict(optimizer.reset_residual(state))
+    take_over_from_rank_0(optimizer, state, others)
     asked = []
     for step in range(3):
         train(model, optimizer, [step])

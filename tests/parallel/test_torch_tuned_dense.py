@@ -18,6 +18,15 @@ from tests.parallel.tuned_ranks import COMPRESSION, CYCLE, DENSE_STEPS, train
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has nothing to tune")
 
 
+def backward_with_nan(model, optimizer, step):
+    """A backward pass that leaves a NaN in a gradient of rank 0."""
+    gradients = integer_gradients(model, step)
+    if hvd.rank() == 0:
+        gradients["second"][3, 3, 3] = math.nan
+    optimizer.zero_grad()
+    model.backward(gradients)
+
+
 @several_ranks
 def test_residuals_join_narrow_gradients_without_loss(verdict):
     verdict(sparse=False)
@@ -83,11 +92,7 @@ def test_a_bad_gradient_in_a_step_that_is_all_dense_is_horovods_affair(verdict):
     model = Toy()
     optimizer = distribute(model, COMPRESSION)
     list(train(model, optimizer, range(1)))  # with what a checkpoint might have brought
-    gradients = integer_gradients(model, 1)
-    if hvd.rank() == 0:
-        gradients["second"][3, 3, 3] = math.nan
-    optimizer.zero_grad()
-    model.backward(gradients)
+    backward_with_nan(model, optimizer, 1)
     optimizer.synchronize()
     assert model.second.grad.isnan().sum() == 1
 
@@ -99,11 +104,7 @@ def test_a_bad_gradient_in_a_step_that_empties_residuals_keeps_them(verdict):
     optimizer = distribute(model, COMPRESSION)
     list(train(model, optimizer, range(CYCLE)))
     before = residuals(optimizer)
-    gradients = integer_gradients(model, 99)
-    if hvd.rank() == 0:
-        gradients["second"][3, 3, 3] = math.nan
-    optimizer.zero_grad()
-    model.backward(gradients)
+    backward_with_nan(model, optimizer, 99)
     with pytest.raises(ArithmeticError):
         optimizer.step()
     for name, residual in residuals(optimizer).items():
@@ -129,11 +130,7 @@ def test_a_bad_gradient_is_refused_by_all_though_one_rank_has_no_residual(verdic
         optimizer.reset_residual()
     before = residuals(optimizer)
     assert any(residual.any() for residual in before.values()) != odd
-    gradients = integer_gradients(model, CYCLE)
-    if odd:
-        gradients["second"][3, 3, 3] = math.nan
-    optimizer.zero_grad()
-    model.backward(gradients)
+    backward_with_nan(model, optimizer, CYCLE)
     with pytest.raises(NonFiniteGradientError, match="'second'"):
         optimizer.step()
     for name, residual in residuals(optimizer).items():

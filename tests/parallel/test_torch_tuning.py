@@ -25,6 +25,7 @@ from tests.parallel.torch_ranks import (
     distribute,
     integer_gradients,
     residuals,
+    take_over_from_rank_0,
 )
 from tests.parallel.tuned_ranks import COMPRESSION, CYCLE, DENSE_STEPS, train
 from tests.plans import mixed_plan
@@ -142,12 +143,7 @@ def test_a_checkpoint_of_rank_0_alone_goes_on_on_all_ranks(verdict, sparse, othe
     state = hvd.broadcast_object(optimizer.state_dict(), 0, name="state")
     resumed = distribute(twin, COMPRESSION)
     twin.load_state_dict(model.state_dict())
-    if hvd.rank() == 0:
-        resumed.load_state_dict(state)
-    if others == "get it broadcast":
-        hvd.broadcast_optimizer_state(resumed, root_rank=0)
-    elif hvd.rank() > 0:
-        resumed.load_state_dict(resumed.reset_residual(state))
+    take_over_from_rank_0(resumed, state, others)
     assert tuning(resumed) == tuning(optimizer)
     owed = [bool(residual.any()) for residual in residuals(resumed).values()]
     assert any(owed) == (sparse and hvd.rank() == 0)

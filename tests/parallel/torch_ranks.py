@@ -153,3 +153,19 @@ def expect_error_on_every_rank(run, *, match, kind=GradientInFlightError):
 
     with pytest.raises(ExchangeFailedError, match=match):
         this_step_or_the_next()
+
+
+def take_over_from_rank_0(optimizer, state, others):
+    """What scripts do with the one state that rank 0 has written; `others`: how it comes to them.
+
+    Args:
+        optimizer: A new one.
+        state: Of an optimizer of rank 0's; on all ranks.
+        others: "get it broadcast" or "load it without residuals".
+    """
+    if hvd.rank() == 0:
+        optimizer.load_state_dict(state)
+    if others == "get it broadcast":
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    elif hvd.rank() > 0:
+        optimizer.load_state_dict(optimizer.reset_residual(state))
