@@ -78,18 +78,18 @@ FRAMEWORK ?= all
 test: build ## runs all checks and tests, but those of longtest
 	@$(PY) tools/run_tests.py --framework $(FRAMEWORK)
 
-longtest: build ## runs the tests that take long
-	@$(PY) -m pytest -q -p no:cacheprovider -m long tests/jobs
+longtest: build ## runs the tests that take long, and on other numbers of ranks
+	@$(PY) tools/run_tests.py --framework $(FRAMEWORK) --long
 
 # $(call cpp_tests,FOLDER,OPTIONS): builds and runs the C++ tests. ThreadSanitizer needs memory laid
-# out as it expects, which setarch -R sees to where it is allowed.
+# out as it expects, which setarch -R sees to where it is allowed. Some wait for others to be slow.
 UNRANDOMIZED = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 GTEST_SOURCE ?= $(shell $(PY) tools/fetch_googletest.py)
 cpp_tests = $(foreach source,$(GTEST_SOURCE), \
 	cmake -S . -B build/$(1) -G Ninja -Wno-deprecated --log-level=WARNING -DHVD_SPARSE_BUILD_PYTHON=OFF \
 	  -DHVD_SPARSE_BUILD_TESTS=ON -DHVD_SPARSE_GTEST_SOURCE=$(source) $(2) && \
 	ninja -C build/$(1) --quiet && \
-	{ $(UNRANDOMIZED) ctest --test-dir build/$(1) --parallel $(JOBS) --output-on-failure --quiet \
+	{ $(UNRANDOMIZED) ctest --test-dir build/$(1) --parallel $$(($(JOBS) + 1)) --output-on-failure --quiet \
 	    --no-tests=error --output-junit report.xml --output-log build/$(1)/ctest.log \
 	  && tail -n 4 build/$(1)/ctest.log || { cat build/$(1)/ctest.log; false; }; })
 

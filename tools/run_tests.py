@@ -1,9 +1,10 @@
 """Runs every check and test, stage by stage, and adds up what they report.
 
-Tests marked as long are left out; `make longtest` has them. Stages that keep one core busy run
-beside each other, the others one after another. A stage that fails does not keep the others from
-running. Each one leaves a report in build/reports, which the closing line is counted from; what
-failed is said once more at the very end, which is what continuous integration shows.
+What takes long and shows what others show in part is left out; --long runs it alone. Stages that
+keep one core busy run beside each other, the others one after another. A stage that fails does not
+keep the others from running. Each one leaves a report in build/reports, which the closing line is
+counted from; what failed is said once more at the very end, which is what continuous integration
+shows.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "build" / "reports"
-STAGE_SECONDS = 1200  # of patience with one stage; every single test has its own, shorter limit
+STAGE_SECONDS = 3600  # of patience with one stage; every single test has its own, shorter limit
 # How lines begin that say why a stage failed: pytest's, those of a rank that ended
 # (tests/rank_guard.py) or crashed, of ctest, compilers and linters.
 TELLING = re.compile(
@@ -75,11 +76,13 @@ class Outcome:
     seconds: float
 
 
-def pytest_stage(name: str, *paths: str, ranks: int = 0, one_core: bool = True) -> Stage:
+def pytest_stage(
+    name: str, *paths: str, ranks: int = 0, one_core: bool = True, marked: str = "not long"
+) -> Stage:
     """pytest on `paths`: alone, or on `ranks` processes, the first of which reports."""
     report = REPORTS / f"{name.replace(' ', '-')}.xml"
     color = "yes" if sys.stdout.isatty() else "no"  # mpirun always pretends to be a terminal
-    options = ["-q", "-p", "no:cacheprovider", f"--color={color}", "-m", "not long"]
+    options = ["-q", "-p", "no:cacheprovider", f"--color={color}", "-m", marked]
     silent = [sys.executable, "-m", "pytest", *options, *paths]
     reporting = [*silent, f"--junit-xml={report}"]
     if ranks == 0:
@@ -91,7 +94,11 @@ def pytest_stage(name: str, *paths: str, ranks: int = 0, one_core: bool = True) 
 
 
 def stages(framework: str) -> Iterator[Stage]:
-    """All stages, or those of one framework."""
+    """All stages, or those of one framework.
+
+    With an odd number of ranks, and with powers of two. What they exchange is the same for both
+    frameworks, so that they take turns.
+    """
     # Those of one core, the longest first: it would be left alone in the end.
     if framework in ("all", "torch"):
         laws = sorted(str(path) for path in ROOT.glob("tests/unit/test_*laws.py"))
@@ -108,11 +115,20 @@ def stages(framework: str) -> Iterator[Stage]:
     if shutil.which("nvcc"):  # compiles for GPUs, and needs none
         yield Stage("CUDA", ["make", "cuda"])
     if framework in ("all", "tensorflow"):
+        yield pytest_stage("tensorflow on 2", "tests/parallel_tensorflow", ranks=2)
+    if framework in ("all", "torch"):
+        yield pytest_stage("parallel on 3", "tests/parallel", ranks=3)
+        yield pytest_stage("parallel on 4", "tests/parallel", ranks=4)
+        yield pytest_stage("jobs", "tests/jobs", one_core=False)
+
+
+def long_stages(framework: str) -> Iterator[Stage]:
+    """What takes long: other numbers of ranks, and tests that are marked."""
+    if framework in ("all", "tensorflow"):
         yield pytest_stage("tensorflow on 3", "tests/parallel_tensorflow", ranks=3)
     if framework in ("all", "torch"):
-        for ranks in (2, 3, 4):
-            yield pytest_stage(f"parallel on {ranks}", "tests/parallel", ranks=ranks)
-        yield pytest_stage("jobs", "tests/jobs", one_core=False)
+        yield pytest_stage("parallel on 2", "tests/parallel", ranks=2)
+        yield pytest_stage("long jobs", "tests/jobs", one_core=False, marked="long")
 
 
 def count(report: Path) -> Count:
@@ -196,6 +212,7 @@ def main() -> None:
     """Runs the stages; the exit status tells whether all of them passed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--framework", choices=("all", "torch", "tensorflow"), default="all")
+    parser.add_argument("--long", action="store_true", help="what is left out otherwise, alone")
     args = parser.parse_args()
     shutil.rmtree(REPORTS, ignore_errors=True)
     REPORTS.mkdir(parents=True)
@@ -203,7 +220,8 @@ def main() -> None:
     total = Count()
     lines = []
     failures = []
-    for stage, outcome in run_all(list(stages(args.framework))):
+    wanted = long_stages if args.long else stages
+    for stage, outcome in run_all(list(wanted(args.framework))):
         total += outcome.count
         if outcome.count.failed:
             failures += [f"-- {stage.name}:", *gist(outcome.output)]
