@@ -175,6 +175,7 @@ def _spread(job: Job, folder: Path, exchange: GradientExchange | None) -> dict[s
         "residuals": share,
         "velocities": {},
         "states": {},
+        "waiting": [],
         "tuning": None,
     }
 

@@ -40,6 +40,8 @@ class DenseReducer:
         residuals: By layer, float32, flat: what has yet to join a gradient.
         rests: Likewise, what a narrow gradient could not hold of a step that a residual joined. It
             waits until the layer travels sparse: a narrow gradient would round it away again.
+        owed: Whether any rank may have a residual here: alike on all ranks, whatever each one
+            holds.
         velocities: Of these gradients, where momentum is corrected.
     """
 
@@ -58,6 +60,7 @@ class DenseReducer:
         self.bytes = 0
         self.residuals: dict[str, torch.Tensor] = {}
         self.rests: dict[str, torch.Tensor] = {}
+        self.owed = True
         self.velocities = DenseVelocities(settings.compression.momentum_correction)
         self._prefix = prefix
         self._exchange = exchange
@@ -69,8 +72,6 @@ class DenseReducer:
         self._compression = settings.compression
         self._options = {**settings.reduction.of_horovod(), "process_set": process_set}
         self._in_flight: list[tuple[Slot, int]] = []
-        # Whether any rank may have a residual here: alike on all ranks, whatever each one holds.
-        self._owed = True
 
     def launch(self, slot: Slot) -> None:
         """Starts the allreduce of a gradient, with velocity and residual of its layer."""
@@ -103,7 +104,7 @@ class DenseReducer:
             ExchangeFailedError: The exchange has ended.
         """
         refuse = None
-        checks = not alone or self._owed or bool(self.velocities)
+        checks = not alone or self.owed or bool(self.velocities)
         for slot, handle in self._in_flight:
             wait_for(handle, self._exchange, f"{self._prefix}.{slot.name}")
             assert slot.work is not None
@@ -119,16 +120,22 @@ class DenseReducer:
         for slot, _ in self._in_flight:
             if self.residuals.pop(slot.name, None) is not None:
                 self._keep_rest(slot)
-        self._owed = False
+        self.owed = False
 
-    def load(self, residuals: Mapping[str, torch.Tensor]) -> None:
-        """Takes over residuals, copied, in place of all that is here; on all ranks alike.
+    def load(
+        self,
+        residuals: Mapping[str, torch.Tensor],
+        rests: Mapping[str, torch.Tensor],
+        *,
+        owed: bool,
+    ) -> None:
+        """Takes over residuals and rests, copied, in place of all that is here.
 
-        A rank may take over none where others take over some.
+        On all ranks alike, but for what each of them takes over.
         """
         self.residuals = {name: residual.clone() for name, residual in residuals.items()}
-        self.rests.clear()
-        self._owed = True
+        self.rests = {name: rest.clone() for name, rest in rests.items()}
+        self.owed = owed
 
     def reset(self) -> None:
         """Forgets residuals and velocities, perhaps on this rank alone."""
@@ -146,7 +153,7 @@ class DenseReducer:
     def _travels_as(self, slot: Slot) -> torch.dtype:
         """The type of a gradient on its way; alike on all ranks, whatever joins it on each one."""
         dtype = slot.gradient().dtype
-        joins = self._owed and travels_sparse(slot.param, self._compression)
+        joins = self.owed and travels_sparse(slot.param, self._compression)
         if joins or self.velocities or dtype == torch.bfloat16:  # for which Horovod has no name
             return torch.promote_types(dtype, torch.float32)
         return dtype

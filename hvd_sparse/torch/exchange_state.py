@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -42,6 +42,13 @@ class ExchangeState:
         for bucket in self._sparse.buckets:
             yield from bucket.residuals()
 
+    def waiting(self) -> list[str]:
+        """Layers that travel dense, and whose residuals wait until they travel sparse.
+
+        Alike on all ranks; those of the others that travel dense join their next gradients.
+        """
+        return [] if self._dense.owed else sorted(self._dense_layers())
+
     def memories(self) -> Iterator[tuple[str, torch.Tensor]]:
         """By unit of selection, float32, [4]: what the sparsifier remembers of it."""
         for bucket in self._sparse.buckets:
@@ -58,6 +65,7 @@ class ExchangeState:
         residuals: Mapping[str, torch.Tensor],
         memories: Mapping[str, torch.Tensor],
         velocities: Mapping[str, torch.Tensor] | None = None,
+        waiting: Collection[str] = (),
     ) -> None:
         """Takes up, between two steps, what these methods gave; what lacks is zero.
 
@@ -66,21 +74,15 @@ class ExchangeState:
         velocities = velocities or {}
         for bucket in self._sparse.buckets:
             bucket.load(residuals, memories, velocities)
-        sparse = {slot.name for bucket in self._sparse.buckets for slot in bucket.slots}
+        dense = self._dense_layers()
+        waiting = dense.intersection(waiting)
         self._dense.load(
-            {
-                name: residual.to(self._device)
-                for name, residual in residuals.items()
-                if name not in sparse
-            }
+            self._some(residuals, dense - waiting),
+            self._some(residuals, waiting),
+            owed=dense != waiting,
         )
-        self._dense.velocities.load(
-            {
-                name: velocity.to(self._device)
-                for name, velocity in velocities.items()
-                if name not in sparse
-            }
-        )
+        sparse = self._slots.keys() - dense
+        self._dense.velocities.load(self._some(velocities, velocities.keys() - sparse))
 
     def reset(self) -> None:
         """Forgets it all, between two steps, perhaps on this rank alone."""
@@ -93,3 +95,13 @@ class ExchangeState:
         residuals, velocities = dict(self.residuals()), dict(self.velocities())
         self._sparse.take_up([choice for choice in choices if not choice.dense], self._slots)
         self.load(residuals, {}, velocities)
+
+    def _dense_layers(self) -> set[str]:
+        """Those that can travel sparse, and do not."""
+        return {name for name, slot in self._slots.items() if slot not in self._sparse}
+
+    def _some(
+        self, tensors: Mapping[str, torch.Tensor], names: Collection[str]
+    ) -> dict[str, torch.Tensor]:
+        """Those of these names, on the device of the gradients."""
+        return {name: one.to(self._device) for name, one in tensors.items() if name in names}

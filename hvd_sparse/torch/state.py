@@ -48,6 +48,7 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "residuals": {name: part.clone() for name, part in exchange.state.residuals()},
         "velocities": {name: part.clone() for name, part in exchange.state.velocities()},
         "states": {name: part.clone() for name, part in exchange.state.memories()},
+        "waiting": exchange.state.waiting(),
         "step": exchange.steps,
         "lrs": exchange.rates.state(),
         "tuning": None if exchange.tuner is None else exchange.tuner.state(),
@@ -91,7 +92,12 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     saved = taken_up(saved, exchange.conditions, leads=exchange.world.rank == 0)
     if exchange.tuner is not None:
         exchange.go_on_as(saved["tuning"], step=saved["step"])
-    exchange.state.load(saved["residuals"], saved["states"], saved.get("velocities"))
+    exchange.state.load(
+        saved["residuals"],
+        saved["states"],
+        saved.get("velocities"),
+        saved.get("waiting", ()),  # older files do not tell: all join
+    )
     exchange.steps = saved["step"]
     exchange.rates.load(saved["lrs"])
 
@@ -105,15 +111,17 @@ def follow(exchange: GradientExchange, rank: int) -> None:
     """
     tuner = exchange.tuner
     common = {"step": exchange.steps, "tuning": None if tuner is None else tuner.state()}
-    told = exchange.world.allgather_object((exchange.world.job_rank, common))
-    theirs = dict(told).get(rank, told[0][1])
+    waiting = set(exchange.state.waiting())
+    told = exchange.world.allgather_object((exchange.world.job_rank, common, waiting))
+    theirs = next((one for of, one, _ in told if of == rank), told[0][1])
     if tuner is None:
         exchange.steps = theirs["step"]
         return
     mine = save(exchange)
     if theirs["tuning"] != mine["tuning"]:
         mine["states"] = {}  # found at other densities
-    load(exchange, {**mine, **theirs})
+    waiting.intersection_update(*(names for _, _, names in told))  # joins on one: joins on all
+    load(exchange, {**mine, **theirs, "waiting": waiting})
 
 
 def layers_of(exchange: GradientExchange) -> dict[str, int]:

@@ -87,6 +87,37 @@ def test_what_a_narrow_type_rounds_away_of_a_residual_waits_for_sparse_steps(
 
 
 @several_ranks
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("sparse", "stop"), [(False, 1), (False, CYCLE), (False, CYCLE + 1), (True, CYCLE + 1)]
+)
+def test_narrow_gradients_go_on_bit_for_bit_from_a_checkpoint(verdict, dtype, sparse, stop):
+    verdict(sparse=sparse)
+    options = {"op": hvd.Average, "gradient_predivide_factor": 3.0}  # a narrow type rounds that
+
+    def run(model, optimizer, steps):
+        for step in steps:
+            optimizer.zero_grad()
+            model.backward(integer_gradients(model, step, low=1, high=1500))
+            optimizer.step()
+
+    model, twin = Toy(dtype=dtype), Toy(dtype=dtype)
+    optimizer = distribute(model, COMPRESSION, **options)
+    run(model, optimizer, range(stop))
+    twin.load_state_dict(model.state_dict())
+    resumed = distribute(twin, COMPRESSION, **options)
+    resumed.load_state_dict(optimizer.state_dict())
+    for step in range(stop, stop + 3):
+        run(model, optimizer, [step])
+        run(twin, resumed, [step])
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad)
+            assert torch.equal(p, q)
+        before = residuals(optimizer)
+        assert all(torch.equal(part, before[name]) for name, part in residuals(resumed).items())
+
+
+@several_ranks
 def test_a_bad_gradient_in_a_step_that_is_all_dense_is_horovods_affair(verdict):
     verdict(sparse=False)
     model = Toy()

@@ -153,9 +153,10 @@ def test_a_checkpoint_of_rank_0_alone_goes_on_on_all_ranks(verdict, sparse, othe
 
 
 @several_ranks
-def test_all_ranks_begin_again_where_rank_0_had_not_settled(verdict):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_all_ranks_begin_again_where_rank_0_had_not_settled(verdict, dtype):
     verdict(sparse=True)
-    model = Toy()
+    model = Toy(dtype=dtype)
     optimizer = distribute(model, COMPRESSION)
     list(train(model, optimizer, range(1)))
     early = optimizer.state_dict()
