@@ -42,7 +42,9 @@ FIXED = {"density": 0.1, "min_numel": 64}
 COMPRESSIONS = {
     "lags": LAGS(adaptive=False, bucket_numel=1500, **FIXED),
     "gtopk": GTopK(**FIXED),
-    "gaussiank": GaussianK(warmup=Warmup(steps=2, densities=(0.5, 0.25)), **FIXED),
+    "gaussiank": GaussianK(
+        warmup=Warmup(steps=2, densities=(0.5, 0.25)), rescale_residual=True, **FIXED
+    ),
     "adaptive": LAGS(**FIXED),
 }
 
@@ -250,6 +252,8 @@ def test_the_sum_of_residuals_of_more_ranks_is_spread_and_nothing_is_lost(folder
         assert torch.equal(total(part), 2 * owed[name])
         places = torch.arange(part.numel())[part != 0]
         assert bool((places % hvd.size() == hvd.rank()).all())
+    rates = resumed.state_dict()["hvd_sparse"]["lrs"]
+    assert rates == dict.fromkeys(residuals(optimizer), 0.5)
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(p, q)
     train(twin, resumed, [9])

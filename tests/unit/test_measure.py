@@ -122,6 +122,21 @@ def test_every_distance_of_a_network_is_measured_alike_on_all_ranks(size, distan
     assert (networks[0].gap is None) == (size == 2)  # which have no other rank to send to
 
 
+def test_the_link_inside_a_node_is_that_of_its_nearest_ranks(monkeypatch):
+    def swap(exchange, partner, nbytes, repetitions):  # of rank 0: the farther, the slower
+        return [partner * (1e-4 + 1e-9 * nbytes)] * repetitions
+
+    monkeypatch.setattr(Exchange, "swap", swap)
+    monkeypatch.setattr(Exchange, "spread", lambda *_: [1e-3])
+    exchange = Exchange.over_loopback(_core.LoopbackWorld(8), 0, local_size=4)
+    world = World(0, 8)
+    object.__setattr__(world, "allgather_object", lambda thing: [thing])
+    network = measure_network(exchange, world, lambda nbytes: 1e-3)
+    assert network.local_size == 4
+    assert network.local == network.at(1)
+    assert network.at(4).alpha == pytest.approx(4 * network.local.alpha)
+
+
 def test_a_gap_is_what_a_message_adds_beside_others_without_its_bytes():
     assert fit_gap(5e-5, 5e-5 + 14 * 9e-6, 15, on_the_wire=8e-6) == pytest.approx(1e-6)
     assert fit_gap(5e-5, 4e-5, 15, on_the_wire=0.0) == 0  # the first one waited for others

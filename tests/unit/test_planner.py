@@ -18,6 +18,7 @@ from hvd_sparse.explain import explain, timeline_of
 from hvd_sparse.pipeline import simulate, simulate_dense
 from hvd_sparse.plan import BucketPlan, Plan, entries_to_send
 from hvd_sparse.planner import Rules, dense_plan, make_plan
+from hvd_sparse.profile import Link, Network
 from tests.profiles import IDLE, deep_profile, gigabits, profile_of, random_profile
 
 EVERYTHING = Rules(collectives=costs.SPARSE, wires=costs.WIRES)
@@ -155,6 +156,21 @@ def test_a_plan_must_win_by_its_margin():
     assert gain > 0.05
     assert not make_plan(profile, replace(EVERYTHING, margin=gain - 0.01)).dense
     assert make_plan(profile, replace(EVERYTHING, margin=gain + 0.01)).dense
+
+
+def test_by_the_papers_rule_a_bucket_that_selection_makes_slower_goes_dense():
+    link = Link(alpha=1e-4, beta=1e-8)
+    network = Network(size=4, links=((1, link), (2, link)), dense=Link(alpha=3e-4, beta=1e-8))
+    profile = profile_of([1000, 10_000_000], [0.01, 1.0], network=network, machine=IDLE)
+    rules = Rules(rule="paper", adaptive=False, collectives=("gtopk",))
+
+    def dense_ones(machine):
+        return [
+            bucket.dense for bucket in make_plan(replace(profile, machine=machine), rules).buckets
+        ]
+
+    assert dense_ones(IDLE) == [False, False]
+    assert dense_ones(replace(IDLE, select_overhead=5e-4)) == [True, False]
 
 
 def test_one_rank_has_nothing_to_exchange():

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import HvdSparseError, UnavailableError
 from hvd_sparse.torch import renewal as module
+from hvd_sparse.torch.inheritance import Heir
+from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.optimizer import has_peers
 from hvd_sparse.torch.renewal import Renewal
+from hvd_sparse.torch.slots import Slot
 
 
 class ProcessSet:
@@ -59,6 +65,41 @@ def test_after_a_shutdown_it_is_built_anew(built):
     assert renewal.pending
     param.sum().backward()
     assert built == [1, 1]
+
+
+def exchange_of(param: torch.Tensor) -> SimpleNamespace:
+    """What an exchange of the only rank has, as far as it is given up and inherited."""
+    return SimpleNamespace(
+        world=SimpleNamespace(rank=0, size=1, allgather_object=lambda thing: [thing]),
+        layers=(),
+        state=SimpleNamespace(load=lambda *_: None),
+        steps=0,
+        rates=LearningRates(torch.optim.SGD([param], lr=0.5), LAGS()),
+        stats=None,
+        close=lambda: None,
+    )
+
+
+def test_whoever_was_seen_to_clip_clips_in_the_next_world_too(built, monkeypatch):
+    param = torch.nn.Parameter(torch.ones(3))
+    monkeypatch.setattr(module.state, "save", lambda _: None)  # of ranks that hold nothing
+    renewal = Renewal(lambda: exchange_of(param), [param], ProcessSet(2))
+    for clips in (False, True):
+        renewal.renew()
+        assert renewal.exchange.rates.followed
+        if clips:
+            renewal.exchange.rates.clipping_seen()
+        renewal.close()
+    renewal.renew()
+    assert not renewal.exchange.rates.followed
+
+
+def test_residuals_that_were_shared_out_follow_the_rate_from_where_it_was():
+    param = torch.nn.Parameter(torch.ones(3))
+    exchange = exchange_of(param)
+    Heir(exchange, ProcessSet(2)).begin({}, steps=7, rates={"w": 1.0})
+    assert exchange.steps == 7
+    assert exchange.rates.decays([Slot("w", param, 0, 1)]) == [2.0]
 
 
 def test_without_horovod_it_is_refused(built, monkeypatch):
