@@ -27,6 +27,7 @@ from hvd_sparse.tensorflow import compat, saved_state
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.inheritance import summed
 from hvd_sparse.tensorflow.keras_optimizer import refuse_amid_passes
+from hvd_sparse.tensorflow.local_variables import refuse_to_share
 from hvd_sparse.tensorflow.registry import find_exchanges
 
 _SHARED = ".json"
@@ -48,8 +49,9 @@ def save_checkpoint(
         **extra: Kept beside them, as one rank has it: the epoch, ...; of types that JSON has.
 
     Raises:
-        InvalidArgumentError: JSON has no such type; or gradients of backward_passes_per_step have
-            been added up and not been exchanged yet.
+        InvalidArgumentError: JSON has no such type; gradients of backward_passes_per_step have
+            been added up and not been exchanged yet; or the optimizer has local layers, whose
+            weights differ between ranks.
         OSError: On every rank, if one cannot write.
     """
     parts = _Parts(model, optimizer)
@@ -57,6 +59,7 @@ def save_checkpoint(
     text = ""
     with job.together(InvalidArgumentError):
         refuse_amid_passes(optimizer)
+        refuse_to_share(optimizer)
         text = _as_json({**parts.shapes(), "extra": extra})
     exchange = parts.exchange()
     saved = None if exchange is None else saved_state.save(exchange)

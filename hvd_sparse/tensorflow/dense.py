@@ -48,14 +48,8 @@ class DenseReducer:
         values = mpi_ops.allgather(values, **self._named(f"{name}.values"))
         indices = mpi_ops.allgather(slices.indices, **self._named(f"{name}.indices"))
         if self._averages:
-            values = values / tf.cast(self._size(), values.dtype)
+            values = values / tf.cast(size_of(self._process_set), values.dtype)
         return tf.IndexedSlices(tf.cast(values, slices.dtype), indices, slices.dense_shape)
-
-    def _size(self) -> Any:
-        """The number of ranks; in an elastic job a graph outlives it."""
-        if in_elastic_job():
-            return hvd.size_op(self._process_set.process_set_id)
-        return self._process_set.size()
 
     def _named(self, name: str) -> dict[str, Any]:
         """What each of Horovod's operations is given."""
@@ -64,6 +58,13 @@ class DenseReducer:
             "ignore_name_scope": True,
             "process_set": self._process_set,
         }
+
+
+def size_of(process_set: Any) -> Any:
+    """The number of its ranks; in an elastic job a graph outlives it."""
+    if in_elastic_job():
+        return hvd.size_op(process_set.process_set_id)
+    return process_set.size()
 
 
 def _travels_as(gradient: Any) -> tf.DType:

@@ -17,6 +17,7 @@ from hvd_sparse.compression import is_sparse_compression
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tensorflow import compat, loss_scaling
 from hvd_sparse.tensorflow.accumulation import Accumulation
+from hvd_sparse.tensorflow.local_variables import REFS, LocalVariables
 from hvd_sparse.tensorflow.settings import Settings
 from hvd_sparse.tensorflow.tape import reducer
 
@@ -57,7 +58,8 @@ def distribute_keras_3(
         num_groups: As Horovod has it, for its compressions.
         groups: As Horovod has it, for its compressions.
         process_set: Horovod's; ranks outside it exchange nothing.
-        scale_local_gradients: Without meaning: no variable is local here.
+        scale_local_gradients: As Horovod has it: whether gradients of local variables, of which
+            `register_local_var` tells, are divided by the number of ranks.
         use_locking: Without meaning for Keras.
 
     Raises:
@@ -95,7 +97,8 @@ def distribute_keras_3(
     accumulation = None
     if backward_passes_per_step != 1:
         accumulation = Accumulation(backward_passes_per_step, averages=average_aggregated_gradients)
-    optimizer.__class__ = _exchanging(type(optimizer), reduce, accumulation)
+    local = LocalVariables(process_set, scales=scale_local_gradients)
+    optimizer.__class__ = _exchanging(type(optimizer), reduce, accumulation, local)
     return optimizer
 
 
@@ -166,8 +169,11 @@ def refuse_amid_passes(optimizer: Any) -> None:
         )
 
 
-def _exchanging(stock: type, reduce: _Reduce, accumulation: Accumulation | None) -> type:
+def _exchanging(
+    stock: type, reduce: _Reduce, accumulation: Accumulation | None, local: LocalVariables
+) -> type:
     """A class like `stock` whose steps exchange; a saved model names the stock one."""
+    reduce = local.around(reduce)
 
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         def apply_averages(averages: Sequence[Any]) -> Any:
@@ -189,6 +195,8 @@ def _exchanging(stock: type, reduce: _Reduce, accumulation: Accumulation | None)
         "apply": apply,
         loss_scaling.REDUCE: staticmethod(reduce),
         loss_scaling.ACCUMULATION: accumulation,
+        REFS: local.refs,
+        "register_local_var": staticmethod(local.add),  # as Horovod's own optimizers have it
         "__module__": stock.__module__,
         "__doc__": stock.__doc__,
     }

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from hvd_sparse.errors import UnsupportedError
-from hvd_sparse.tensorflow import compat, tape
+from hvd_sparse.tensorflow import compat, local_variables, tape
 from hvd_sparse.tensorflow.settings import Settings
 
 # What a distributed optimizer's class is known by: its function that exchanges.
@@ -74,6 +74,8 @@ def apply_scaled(
         return stock(scaling, grads, trainable_variables)
     if getattr(inner, ACCUMULATION) is not None:
         _refuse_several_passes()
+    if local_variables.refs_of(inner):
+        local_variables.refuse_under_loss_scaling()
     variables = trainable_variables
     if variables is None:
         variables = inner._trainable_variables
@@ -88,6 +90,8 @@ def compute_scaled(stock: Callable[..., Any], scaling: Any, *args: Any, **kwargs
     inner = scaling.inner_optimizer
     if getattr(inner, SEVERAL_PASSES, False):
         _refuse_several_passes()
+    if local_variables.refs_of(inner):
+        local_variables.refuse_under_loss_scaling()
     with _noted(inner, _SCALE, scaling.loss_scale):
         return stock(scaling, *args, **kwargs)
 

@@ -1,13 +1,15 @@
 """What importing hvd_sparse.tensorflow changes in horovod.tensorflow; written for Horovod 0.28.
 
-DistributedGradientTape   takes sparse compressions, a learning rate, and variables of Keras 3
-DistributedOptimizer      takes sparse compressions; with Keras 3, all compressions really exchange;
-                          also that of horovod.keras
+DistributedGradientTape   takes sparse compressions, a learning rate, and variables of Keras 3,
+                          local ones, too
+DistributedOptimizer      takes sparse compressions; with Keras 3, all compressions really exchange,
+                          but for gradients of local layers; also that of horovod.keras
 load_model                gives the same optimizers, with Keras 3, too
 broadcast callback        works with Keras 3
 broadcast_variables       takes variables of Keras 3; layers' random seeds stay each rank's own
 LossScaleOptimizer        exchanges before it looks whether gradients are finite; in Keras 2 the
-                          optimizer inside is told the scale of the gradients that it exchanges
+                          optimizer inside is told the scale of the gradients that it exchanges;
+                          refuses local layers
 join                      is refused while there is a sparse exchange
 shutdown                  ends the exchanges first
 elastic states            keep residuals when ranks come and go; know optimizers of Keras 3
@@ -36,9 +38,10 @@ from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.patching import replace
 from hvd_sparse.tensorflow import compat, elastic_state
 from hvd_sparse.tensorflow.keras_optimizer import distribute_keras_2, distribute_keras_3
+from hvd_sparse.tensorflow.local_variables import is_among, refuse_in
 from hvd_sparse.tensorflow.loss_scaling import apply_scaled, compute_scaled
 from hvd_sparse.tensorflow.registry import live_exchanges
-from hvd_sparse.tensorflow.tape import distribute_tape
+from hvd_sparse.tensorflow.tape import distribute_tape, teach_variables
 from hvd_sparse.world import in_elastic_job
 
 # Where Horovod's modules hold the functions under their own names.
@@ -81,8 +84,10 @@ def install() -> None:
     scaling = compat.keras_3_loss_scaling()
     if scaling is not None:
         replace("apply", scaling, apply_scaled)
+        refuse_in(scaling)
     for kind, method in compat.keras_2_loss_scaling():
         replace(method, kind, compute_scaled)
+        refuse_in(kind)
 
 
 def _arguments(stock: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
@@ -107,15 +112,7 @@ def _distributed_gradient_tape(
         )
     else:
         tape = stock(*args, **kwargs)
-    # Horovod makes a class for each tape. A tape that held a function over itself would keep its
-    # activations until the collector comes.
-    kind = type(tape)
-    gradient = kind.gradient
-
-    def gradient_of(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        return gradient(self, target, [compat.tensor_of(one) for one in sources], *args, **kwargs)
-
-    kind.gradient = tf.autograph.experimental.do_not_convert(gradient_of)
+    teach_variables(type(tape))  # Horovod makes a class for each tape
     return tape
 
 
@@ -167,7 +164,8 @@ def _broadcast_at_batch_end(
         return stock(callback, *args, **kwargs)
     if not callback.broadcast_done:
         variables = [*callback.model.variables, *compat.variables_of(optimizer)]
-        horovod.tensorflow.broadcast_variables(variables, root_rank=callback.root_rank)
+        shared = [one for one in variables if not is_among(callback._local_vars, one)]
+        horovod.tensorflow.broadcast_variables(shared, root_rank=callback.root_rank)
         callback.broadcast_done = True
     return None
 

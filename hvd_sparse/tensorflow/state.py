@@ -9,7 +9,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.tensorflow import compat, loss_scaling
+from hvd_sparse.tensorflow import compat, local_variables, loss_scaling
 from hvd_sparse.tensorflow.registry import exchange_of, find_exchange
 from hvd_sparse.tensorflow.settings import Settings
 from hvd_sparse.world import in_elastic_job
@@ -54,7 +54,8 @@ def prepare(
     """Builds the exchange before its first step, so that its state can be restored. Collective.
 
     Args:
-        variables: As the tape or the optimizer will be given them, in that order.
+        variables: As the tape or the optimizer will be given them, in that order. A tape's without
+            local ones; an optimizer knows its own.
         compression: As the tape or the optimizer is given it.
         optimizer: From `hvd.DistributedOptimizer`, or `model.optimizer`, which `compile` may have
             wrapped for loss scaling; None where a tape exchanges.
@@ -87,6 +88,7 @@ def prepare(
             settings = loss_scaling.settings_for(settings)
     if not settings.needs_exchange(process_set):
         return []
+    variables = local_variables.exchanged(optimizer, variables)
     slices = {id(compat.tensor_of(variable)) for variable in sliced}
     are_sliced = [id(compat.tensor_of(variable)) in slices for variable in variables]
     return exchange_of(

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.tensorflow import compat
+from hvd_sparse.tensorflow.local_variables import is_among
 from hvd_sparse.tensorflow.registry import exchange_of
 from hvd_sparse.tensorflow.settings import Settings
 
@@ -72,3 +73,31 @@ def distribute_tape(
     tape = stock(**rest)
     tape._allreduce_grads = reducer(settings, tape.process_set, learning_rate=learning_rate)
     return tape
+
+
+def teach_variables(kind: Any) -> None:
+    """Lets the tapes of a class of Horovod's take variables of Keras 3, which have no `ref`.
+
+    Not one tape: if that held a function over itself, it would keep its activations until Python's
+    collector comes.
+    """
+    gradient, register = kind.gradient, kind.register_local_source
+
+    def gradient_of(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        return gradient(self, target, [compat.tensor_of(one) for one in sources], *args, **kwargs)
+
+    def register_local_source(self: Any, source: Any) -> None:
+        register(self, compat.tensor_of(source))
+
+    def get_local_and_global_gradients(
+        self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+    ) -> tuple[list[Any], list[Any]]:
+        pairs = list(zip(sources, self.gradient(target, sources, *args, **kwargs), strict=True))
+        known = self._local_sources
+        local = [pair for pair in pairs if is_among(known, pair[0])]
+        return local, [pair for pair in pairs if not is_among(known, pair[0])]
+
+    unconverted = tf.autograph.experimental.do_not_convert
+    kind.gradient = unconverted(gradient_of)
+    kind.register_local_source = register_local_source
+    kind.get_local_and_global_gradients = unconverted(get_local_and_global_gradients)
