@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -89,6 +89,18 @@ class ExchangeState:
         if self.velocity is not None:
             self.velocity.assign(_joined(velocities, [*self._layers, *self._dense]))
         self.rate.last.assign(rate)
+
+    def forget(self, names: Collection[str]) -> None:
+        """Zeroes residuals and velocities of some layers, or of what has none."""
+        for flat, layers in (
+            (self.residual, self._layers),
+            (self.velocity, [*self._layers, *self._dense]),
+        ):
+            if flat is not None:
+                parts = _split(flat, layers)
+                flat.assign(
+                    _joined({n: part.numpy() for n, part in parts if n not in names}, layers)
+                )
 
 
 def _split(flat: tf.Variable, layers: Sequence[Layer]) -> Iterator[tuple[str, tf.Tensor]]:

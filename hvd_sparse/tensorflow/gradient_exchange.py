@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -230,6 +230,11 @@ class GradientExchange:
         self._state.load(residuals, memories, velocities, rate=rate)
         self._before, self._first_step = None, step
         self._driver.go_on_after(step)
+
+    def let_go(self, names: Collection[str]) -> None:
+        """Forgets, between two steps, what another exchange has taken over of some variables."""
+        if self._driver is not None:
+            self._state.forget(names)
 
     def go_on_as(self, settled: str | None, *, step: int) -> None:
         """Takes up, on all ranks alike, what `tuner.state()` gave after `step` steps."""

@@ -2,7 +2,8 @@
 
 A tape is made anew in every step, so it cannot keep an exchange, nor residuals. They belong to the
 variables, and end with the first of them that dies: at once, so that a new variable at its address
-finds nothing of it, whichever ranks have one there.
+finds nothing of it, whichever ranks have one there. What is left of the others, or held by an
+exchange that shares some, goes to the next one that is built of them (estates.py).
 
 In an elastic job all exchanges are built again, for the ranks of now, when the elastic state is
 synchronised. A rank that has just joined meets its gradients later than that: it is told what the
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import horovod.tensorflow as hvd
@@ -22,6 +23,7 @@ import tensorflow as tf
 from hvd_sparse.inheritance import SPREAD
 from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.blueprint import Blueprint
+from hvd_sparse.tensorflow.estates import Estate, take_over
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.renewal import Renewal
 from hvd_sparse.tensorflow.settings import Settings
@@ -31,6 +33,7 @@ from hvd_sparse.world import ProcessSetKey, World, in_elastic_job, key_of
 _Key: TypeAlias = tuple[int, tuple[int, ...], str, ProcessSetKey]
 
 _renewals: dict[_Key, Renewal] = {}
+_estates: list[tuple[_Key, Estate]] = []
 _awaited: list[Renewal] = []  # those of which this rank was told, and has met no gradient
 _serial = 0
 _policy = SPREAD
@@ -93,8 +96,8 @@ def exchange_of(
         with tf.init_scope():
             if found is None or not in_elastic_job():
                 found = _new(Blueprint.of(variables, sliced, settings), process_set)
-                holders = [compat.tensor_of(variable) for variable in variables]
-                _keep(key, found, holders if owner is None else [owner, *holders])
+                _take_over(key, found)
+                _keep(key, found, [compat.tensor_of(one) for one in variables], owner)
             else:
                 found.give_up()
                 renew_all()
@@ -151,25 +154,62 @@ def _ids(variables: Sequence[Any]) -> tuple[int, ...]:
     return tuple(id(compat.tensor_of(variable)) for variable in variables)
 
 
-def _keep(key: _Key, renewal: Renewal, holders: Sequence[Any]) -> None:
-    """Keeps an exchange until the first of its holders dies."""
+def _keep(key: _Key, renewal: Renewal, variables: Sequence[Any], owner: object) -> None:
+    """Keeps an exchange until its owner or the first of its variables dies."""
     _renewals[key] = renewal
     kept = weakref.ref(renewal)
+    known = [weakref.ref(variable) for variable in variables]
+    owned = None if owner is None else weakref.ref(owner)
     watches: list[weakref.finalize[..., Any]] = []
 
     def drop() -> None:
         dropped = kept()
-        if dropped is not None:
-            if _renewals.get(key) is dropped:
-                del _renewals[key]
-            dropped.give_up()
         for watch in watches:
             watch.detach()
+        if dropped is None:
+            return
+        if _renewals.get(key) is dropped:
+            del _renewals[key]
+        dropped.give_up()
+        if in_elastic_job():  # another rank may have the model of another moment
+            return
+        _estates.append((key, Estate(dropped, owned, known)))
+        for variable in (one() for one in known):
+            if variable is not None:
+                _watch(variable, _settle_estates)
+        _settle_estates()
 
-    for holder in holders:
-        watch = weakref.finalize(holder, drop)
-        watch.atexit = False
-        watches.append(watch)
+    holders = variables if owner is None else [owner, *variables]
+    watches.extend(_watch(holder, drop) for holder in holders)
+
+
+def _watch(holder: Any, call: Callable[[], None]) -> weakref.finalize[..., Any]:
+    watch = weakref.finalize(holder, call)
+    watch.atexit = False
+    return watch
+
+
+def _settle_estates() -> None:
+    """Forgets those that nobody can take over any more."""
+    _estates[:] = [one for one in list(_estates) if any(one[1].ids)]
+
+
+def _take_over(key: _Key, renewal: Renewal) -> None:
+    """Gives a new exchange what others of the same owner, with the same options, hold."""
+    owner, ids, *options = key
+    if renewal.exchange is None or in_elastic_job():
+        return
+    others = [
+        *((known, one, known[1]) for known, one in list(_renewals.items()) if one.current),
+        *((known, estate.renewal, estate.ids) for known, estate in list(_estates)),
+    ]
+    akin = [
+        (one, theirs)
+        for known, one, theirs in others
+        if (known[0], *known[2:]) == (owner, *options)
+    ]
+    take_over(renewal.exchange, ids, akin)
+    _estates[:] = [one for one in list(_estates) if one[1].owes()]
 
 
 def _new(blueprint: Blueprint, process_set: Any) -> Renewal:

@@ -49,6 +49,11 @@ class Renewal(renewal.Renewal[GradientExchange]):
         current = self.exchange or self.stand_in
         return None if current is None or current.closed else current
 
+    @property
+    def holder(self) -> GradientExchange | None:
+        """What holds this rank's residuals now, and may have ended."""
+        return self.exchange or self._former
+
     def give_up(self) -> None:
         """Ends the exchange, since its ranks are no longer what they were."""
         super().give_up()

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_sparse.tensorflow import TopK
+from hvd_sparse.tensorflow import TopK, registry
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.registry import find_exchange, live_exchanges
+from hvd_sparse.tensorflow.settings import Settings
 from hvd_sparse.waiting import wait_until
 from tests.parallel_tensorflow.ranks import (
     assert_nothing_is_lost,
@@ -36,9 +37,13 @@ def step(variables, number, compression=COMPRESSION):
     return gradients, tape.gradient(loss, variables)
 
 
-def test_a_head_for_each_task_has_an_exchange_of_its_own():
+def owed_by(exchange):
+    return {name: np.array(part) for name, part in exchange.residuals().items()}
+
+
+def test_what_a_backbone_owes_goes_along_to_each_new_head():
     (backbone,) = make_variables({"backbone": SHAPES["backbone"]})
-    head = None
+    head, before = None, {}
     for number in range(4):
         if hvd.rank() % 2:  # never where the former one was; on other ranks often there
             head = tf.Variable(tf.zeros(SHAPES["head"]), name="head")
@@ -48,10 +53,77 @@ def test_a_head_for_each_task_has_an_exchange_of_its_own():
             head = tf.Variable(tf.zeros(SHAPES["head"]), name="head")
         gc.collect()
         gradients, averages = step([backbone, head], number)
-        assert_nothing_is_lost(SHAPES, gradients, averages, {}, residuals())
-        assert any(np.any(part) for part in residuals().values())
+        after = residuals()
+        assert_nothing_is_lost(SHAPES, gradients, averages, before, after)
+        assert np.any(after["backbone"])
+        before = {"backbone": after["backbone"]}
         assert find_exchange([backbone, head]).steps == 1
         assert len(live_exchanges()) == 1
+        assert not registry._estates  # nothing is kept twice
+
+
+def test_what_a_backbone_owes_goes_along_while_its_former_head_lives():
+    first, second, backbone = make_variables(
+        {"first": SHAPES["head"], "second": SHAPES["head"], "backbone": SHAPES["backbone"]}
+    )
+    step([first, backbone], 0)
+    former = find_exchange([first, backbone])
+    before = owed_by(former)
+    names = {"second": SHAPES["head"], "backbone": SHAPES["backbone"]}
+    gradients, averages = step([second, backbone], 1)
+    next_one = find_exchange([second, backbone])
+    left = {"backbone": before["backbone"]}
+    assert_nothing_is_lost(names, gradients, averages, left, owed_by(next_one))
+    kept = owed_by(former)
+    assert np.array_equal(kept["first"], before["first"])
+    assert not np.any(kept["backbone"])
+    step([first, backbone], 2)  # both go on
+    owed = owed_by(former)["backbone"]
+    del first
+    gc.collect()
+    assert former.closed
+    third = tf.Variable(tf.zeros(SHAPES["head"]), name="third")
+    left = {"backbone": owed + owed_by(next_one)["backbone"]}
+    gradients, averages = step([third, backbone], 3)
+    after = owed_by(find_exchange([third, backbone]))
+    names = {"third": SHAPES["head"], "backbone": SHAPES["backbone"]}
+    assert_nothing_is_lost(names, gradients, averages, left, after)
+
+
+def test_a_velocity_goes_along_with_its_variable():
+    compression = replace(COMPRESSION, momentum_correction=0.5)
+    head, backbone = make_variables({"head": SHAPES["head"], "backbone": SHAPES["backbone"]})
+    step([head, backbone], 0, compression)
+    before = {name: part.numpy() for name, part in live_exchanges()[-1].velocities().items()}
+    assert np.any(before["backbone"])
+    del head
+    gc.collect()
+    head = tf.Variable(tf.zeros(SHAPES["head"]), name="head")
+    settled = registry.exchange_of(
+        [head, backbone],
+        [False, False],
+        Settings.checked(compression, op=hvd.Sum),
+        process_set=hvd.global_process_set,
+    )
+    after = {name: part.numpy() for name, part in settled.velocities().items()}
+    assert np.array_equal(after["backbone"], before["backbone"])
+    assert not np.any(after["head"])
+
+
+def test_nothing_goes_along_to_other_options_or_once_all_variables_are_gone():
+    head, backbone = make_variables({"head": SHAPES["head"], "backbone": SHAPES["backbone"]})
+    step([head, backbone], 0)
+    del head
+    gc.collect()
+    assert len(registry._estates) == 1
+    head = tf.Variable(tf.zeros(SHAPES["head"]), name="head")
+    other = replace(COMPRESSION, density=0.1)
+    gradients, averages = step([head, backbone], 1, other)
+    names = {"head": SHAPES["head"], "backbone": SHAPES["backbone"]}
+    assert_nothing_is_lost(names, gradients, averages, {}, residuals())
+    del head, backbone
+    gc.collect()
+    assert not registry._estates
 
 
 def test_an_exchange_ends_with_the_first_variable_that_dies():
