@@ -131,7 +131,8 @@ class DenseReducer:
     ) -> None:
         """Takes over residuals and rests, copied, in place of all that is here.
 
-        On all ranks alike, but for what each of them takes over.
+        On all ranks alike, but for the values. Where one rank has a residual all have one, be it of
+        zeros: it joins for the rank's share of what is rounded away.
         """
         self.residuals = {name: residual.clone() for name, residual in residuals.items()}
         self.rests = {name: rest.clone() for name, rest in rests.items()}
@@ -140,7 +141,7 @@ class DenseReducer:
     def reset(self) -> None:
         """Forgets residuals and velocities, perhaps on this rank alone."""
         for residual in self.residuals.values():
-            residual.zero_()  # it still joins, for this rank's share of what is rounded away
+            residual.zero_()  # it still joins, as `load` says
         self.rests.clear()
         self.velocities.load({})
 

@@ -32,9 +32,16 @@ def reset(exchange: GradientExchange | None, state_dict: dict[str, Any]) -> dict
     emptied = without_residuals(state_dict)
     if exchange is None or KEY not in state_dict:
         return emptied
+    theirs = state_dict[KEY]
     own = {"residuals": {}, "velocities": {}, "states": {}, "rank": exchange.world.rank}
-    common = {**state_dict[KEY], **own}
-    return emptied if _mismatch(exchange, common) else {**emptied, KEY: common}
+    common = {**theirs, **own}
+    if _mismatch(exchange, common):
+        return emptied
+    # What joins on the rank that saved it joins here, be it zeros.
+    common["residuals"] = {
+        name: torch.zeros(theirs["layers"][name]) for name in theirs["residuals"]
+    }
+    return {**emptied, KEY: common}
 
 
 def save(exchange: GradientExchange) -> dict[str, Any]:
@@ -109,19 +116,22 @@ def follow(exchange: GradientExchange, rank: int) -> None:
         exchange: Between two steps.
         rank: In the whole job; where it has no part in the exchange, the first one that has.
     """
-    tuner = exchange.tuner
-    common = {"step": exchange.steps, "tuning": None if tuner is None else tuner.state()}
-    waiting = set(exchange.state.waiting())
-    told = exchange.world.allgather_object((exchange.world.job_rank, common, waiting))
-    theirs = next((one for of, one, _ in told if of == rank), told[0][1])
-    if tuner is None:
+    mine = save(exchange)
+    common = {"step": mine["step"], "tuning": mine["tuning"]}
+    own = (exchange.world.job_rank, common, set(mine["waiting"]), set(mine["residuals"]))
+    told = exchange.world.allgather_object(own)
+    ranks, commons, waiting, held = zip(*told, strict=True)
+    theirs = dict(zip(ranks, commons, strict=True)).get(rank, commons[0])
+    if exchange.tuner is None:
         exchange.steps = theirs["step"]
         return
-    mine = save(exchange)
     if theirs["tuning"] != mine["tuning"]:
         mine["states"] = {}  # found at other densities
-    waiting.intersection_update(*(names for _, _, names in told))  # joins on one: joins on all
-    load(exchange, {**mine, **theirs, "waiting": waiting})
+    # What joins on one rank joins on all, be it zeros.
+    mine["waiting"] = set.intersection(*waiting)
+    for name in set.union(*held) - mine["residuals"].keys():
+        mine["residuals"][name] = torch.zeros(mine["layers"][name])
+    load(exchange, {**mine, **theirs})
 
 
 def layers_of(exchange: GradientExchange) -> dict[str, int]:

@@ -12,7 +12,14 @@ import torch
 
 from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.torch import replan, stats
-from tests.parallel.torch_ranks import Toy, distribute, integer_gradients, residuals, totals
+from tests.parallel.torch_ranks import (
+    Toy,
+    distribute,
+    integer_gradients,
+    residuals,
+    take_over_from_rank_0,
+    totals,
+)
 from tests.parallel.tuned_ranks import COMPRESSION, CYCLE, DENSE_STEPS, train
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has nothing to tune")
@@ -84,6 +91,28 @@ def test_what_a_narrow_type_rounds_away_of_a_residual_waits_for_sparse_steps(
     assert residuals(optimizer)["second"].any()
     step_under_the_law()
     assert len(stats(optimizer).last.buckets) == 1
+
+
+@several_ranks
+@pytest.mark.parametrize("others", ["get it broadcast", "load it without residuals"])
+def test_ranks_without_residuals_keep_their_share_of_what_is_rounded_away(verdict, others):
+    verdict(sparse=False)
+    model = Toy(dtype=torch.float16)
+    optimizer = distribute(model, COMPRESSION)
+    list(train(model, optimizer, range(CYCLE), dtype=torch.float16))
+    state = hvd.broadcast_object(optimizer.state_dict(), 0, name="state")
+    optimizer = distribute(model, COMPRESSION)
+    take_over_from_rank_0(optimizer, state, others)
+    owed = residuals(optimizer)["second"]
+    assert bool(owed.any()) == (hvd.rank() == 0)
+    gradients = integer_gradients(model, CYCLE, low=1, high=1500)  # the sums need more bits
+    optimizer.zero_grad()
+    model.backward(gradients)
+    optimizer.step()
+    owed += gradients["second"].double().flatten()
+    summed = totals({"owed": owed, "kept": residuals(optimizer)["second"]})
+    given = model.second.grad.double().flatten() + summed["kept"]
+    torch.testing.assert_close(summed["owed"], given, rtol=1e-6, atol=0)
 
 
 @several_ranks
