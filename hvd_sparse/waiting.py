@@ -27,13 +27,11 @@ def wait_until(done: Callable[[], bool], check: Callable[[], None], what: str) -
     """
     if done():
         return
-    limit = _core.WaitLimits.from_environment().fail_seconds
+    limits = _core.WaitLimits.from_environment()
     start = time.perf_counter()
     while not done():
         check()
         waited = time.perf_counter() - start
-        if 0 < limit < waited:
-            raise ExchangeTimeoutError(
-                f"gave up waiting for {what} after {limit:g} s (HVD_SPARSE_TIMEOUT)"
-            )
+        if 0 < limits.fail_seconds < waited:
+            raise ExchangeTimeoutError(limits.gave_up(what))
         time.sleep(min(max(_POLL_SHARE * waited, _SHORTEST_POLL), _LONGEST_POLL))

@@ -74,7 +74,8 @@ void BindExchange(py::module_& m) {
 
   py::class_<WaitLimits>(m, "WaitLimits", "How long a rank waits for peers that are alive.")
       .def_static("from_environment", &WaitLimits::FromEnvironment)
-      .def_readonly("fail_seconds", &WaitLimits::fail_seconds, "Then it gives up; 0: never.");
+      .def_readonly("fail_seconds", &WaitLimits::fail_seconds, "Then it gives up; 0: never.")
+      .def("gave_up", &WaitLimits::GaveUp, py::arg("what"));
 
   py::class_<RoundTimes>(m, "RoundTimes")
       .def_readonly("name", &RoundTimes::name)

@@ -45,6 +45,10 @@ WaitLimits WaitLimits::FromEnvironment() {
   return limits;
 }
 
+std::string WaitLimits::GaveUp(const std::string& what) const {
+  return Concat("gave up waiting for ", what, " after ", fail_seconds, " s (HVD_SPARSE_TIMEOUT)");
+}
+
 Patience::Patience(const WaitLimits& limits, int rank, const std::string& what,
                    std::function<std::string()> whom)
     : limits_(limits), rank_(rank), what_(what), whom_(std::move(whom)) {}
@@ -52,8 +56,8 @@ Patience::Patience(const WaitLimits& limits, int rank, const std::string& what,
 double Patience::CheckLimits() {
   const double waited = duration<double>(Clock::now() - start_).count();
   if (limits_.fail_seconds > 0 && waited > limits_.fail_seconds) {
-    Throw(ErrorKind::kTimeout, "rank ", rank_, " gave up waiting for rank ", whom_(), " after ",
-          limits_.fail_seconds, " s (HVD_SPARSE_TIMEOUT) in ", what_);
+    Throw(ErrorKind::kTimeout, "rank ", rank_, " ", limits_.GaveUp("rank " + whom_()), " in ",
+          what_);
   }
   if (!warned_ && limits_.warn_seconds > 0 && waited > limits_.warn_seconds) {
     warned_ = true;

@@ -19,6 +19,9 @@ struct WaitLimits {
 
   /// HVD_SPARSE_STALL_SECONDS and HVD_SPARSE_TIMEOUT, where they are set.
   static WaitLimits FromEnvironment();
+
+  /// That `what` was waited for until the deadline, as errors of all waits say it.
+  std::string GaveUp(const std::string& what) const;
 };
 
 class Patience {

@@ -2,10 +2,20 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <string>
 
+#include "csrc/base/clock.h"
+#include "csrc/base/error.h"
+#include "csrc/base/warn.h"
 #include "csrc/kernels/cpu_finite.h"
 
 namespace hvd_sparse {
+namespace {
+
+constexpr double kWaitSlice = 1.0;  // seconds
+
+}  // namespace
 
 void DenseSums::Begin(std::size_t expected, bool looks) {
   const std::lock_guard lock(mutex_);
@@ -25,12 +35,33 @@ void DenseSums::Add(const std::vector<GradView>& sums) {
 }
 
 void DenseSums::AddSeen(bool finite) {
+  bool all = false;
   {
     const std::lock_guard lock(mutex_);
     finite_ = finite_ && (finite || !looks_);
     if (missing_ > 0) --missing_;
+    all = missing_ == 0;
   }
-  came_.notify_all();
+  if (all) came_.notify_all();
+}
+
+void DenseSums::Await(const WaitLimits& limits, const std::function<void()>& check) {
+  const double limit = limits.fail_seconds > 0 ? limits.fail_seconds : HUGE_VAL;
+  std::size_t missing = this->missing();
+  double progress = SteadySeconds();
+  while (!Wait(std::min(kWaitSlice, limit))) {
+    check();
+    const double now = SteadySeconds();
+    if (const std::size_t left = this->missing(); left < missing) {
+      missing = left;
+      progress = now;
+    } else if (now - progress >= limit) {
+      const std::string problem =
+          limits.GaveUp(Concat(missing, " of Horovod's sums of gradients that travel dense"));
+      Warn(problem);
+      Throw(ErrorKind::kTimeout, problem);
+    }
+  }
 }
 
 bool DenseSums::Wait(double seconds) {
@@ -39,9 +70,9 @@ bool DenseSums::Wait(double seconds) {
                         [this] { return missing_ == 0 || interrupted_; });
 }
 
-bool DenseSums::complete() const {
+std::size_t DenseSums::missing() const {
   const std::lock_guard lock(mutex_);
-  return missing_ == 0;
+  return missing_;
 }
 
 void DenseSums::Interrupt() {

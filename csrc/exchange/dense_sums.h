@@ -5,10 +5,12 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <functional>
 #include <mutex>
 #include <vector>
 
 #include "csrc/base/types.h"
+#include "csrc/comm/patience.h"
 
 namespace hvd_sparse {
 
@@ -24,11 +26,13 @@ class DenseSums {
   /// The same, when somebody else has looked.
   void AddSeen(bool finite);
 
-  /// Whether all came within so many seconds, or Interrupt did.
-  bool Wait(double seconds);
+  /// Waits until all came, or Interrupt did. `check` is called now and then, and throws what ends
+  /// the wait. After the deadline, counted from the last sum that came, warns and throws Timeout:
+  /// whoever waits elsewhere for what is missing may never hear of an error.
+  void Await(const WaitLimits& limits, const std::function<void()>& check);
 
-  /// Whether all came.
-  bool complete() const;
+  /// How many have yet to come.
+  std::size_t missing() const;
 
   /// Ends the wait for this step's.
   void Interrupt();
@@ -38,6 +42,9 @@ class DenseSums {
   bool finite() const;
 
  private:
+  /// Whether all came within so many seconds, or Interrupt did.
+  bool Wait(double seconds);
+
   mutable std::mutex mutex_;
   std::condition_variable came_;
   std::size_t missing_ = 0;

@@ -30,8 +30,6 @@ StepDriver::StepDriver(Exchange* exchange, std::vector<Piece> pieces,
   layout_.Adopt(std::move(buckets));
 }
 
-StepDriver::~StepDriver() { Cancel("it was closed while gradients were in flight"); }
-
 void StepDriver::Replace(std::vector<DrivenBucket> buckets) {
   const std::lock_guard lock(mutex_);
   Require(!InStep(), "buckets cannot be replaced while gradients are in flight");
@@ -67,6 +65,7 @@ bool StepDriver::Begin(Span<float> residual, Span<SelectionState> states, float 
       Require(room.size == RoomOfStep(), "room must have ", RoomOfStep(), " elements, got ",
               room.size);
       begun_ = true;
+      passed_ = 0;
       residual_ = residual;
       velocity_ = velocity;
       room_ = room;
@@ -109,7 +108,12 @@ bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done 
     Place& here = places_[number];
     timer_.Arrived(number);
     passes = layout_.bucket_of(number).passes();
-    if (passes) along = PassageOf(number);
+    if (passes) {
+      along = PassageOf(number);
+      const bool all = layout_.piece(number).segments > 0 && ++passed_ == layout_.Passing();
+      // Else Finish waits for the sums.
+      if (all && !layout_.Exchanges()) finisher_.Post([this] { WaitForSums(); });
+    }
     twice = here.taken;
     if (!passes && !twice) {
       here.taken = true;
@@ -154,13 +158,6 @@ Passage::Piece StepDriver::PassageOf(std::size_t piece) const {
   along.momentum = rules_.momentum;
   along.scale = layout_.bucket_of(piece).scale;
   return along;
-}
-
-bool StepDriver::HasAllOf(std::size_t bucket) const {
-  const auto [first, end] = layout_.PiecesOf(bucket);
-  bool all = true;
-  for (std::size_t i = first; i < end; ++i) all = all && places_[i].taken;
-  return all;
 }
 
 hvd_sparse::Launch StepDriver::LaunchOf(std::size_t bucket) const {
@@ -268,13 +265,14 @@ void StepDriver::Watch(int bucket, StreamHandle stream) {
   }
 }
 
-/// An exchange that ends meanwhile ends the wait.
+/// An exchange that ends meanwhile ends the wait, and so does the deadline.
 void StepDriver::WaitForSums() {
   try {
-    while (!sums_.Wait(kWaitSlice)) exchange_->Check();
-  } catch (const Error&) {
+    sums_.Await(limits_, [this] { exchange_->Check(); });
+  } catch (...) {
+    const Error error = EndByCaught("the wait for dense sums");
     const std::lock_guard lock(mutex_);
-    if (failure_ == nullptr) failure_ = std::current_exception();
+    if (failure_ == nullptr) failure_ = std::make_exception_ptr(error);
   }
 }
 
@@ -309,7 +307,7 @@ void StepDriver::Finish() {
   }
   // An executor returns to the user when all its ops have, also those that form sums: and they may
   // wait for ever for a rank that is lost.
-  if (error != nullptr && sums_.complete()) exchange_->Acknowledge();
+  if (error != nullptr && sums_.missing() == 0) exchange_->Acknowledge();
   std::vector<Done> done;
   {
     const std::lock_guard lock(mutex_);
@@ -327,6 +325,7 @@ void StepDriver::Finish() {
 }
 
 void StepDriver::End(Done done) {
+  sums_.Interrupt();  // all are there
   const auto end = [this, done = std::move(done)] {
     std::exception_ptr error;
     try {

@@ -15,6 +15,9 @@
 /// A piece may also pass: then it is somebody else's to sum, dense, and leaves at once. What its
 /// residual holds goes with it, and is gone once the step has ended. So does its velocity, where
 /// momentum is corrected, and stays. The step counts when those sums are there and finite, too.
+/// From when all pieces are there, the deadline of all waits (HVD_SPARSE_TIMEOUT) holds for them:
+/// the exchange then ends on all ranks, and a warning says so, since who waits for a sum elsewhere
+/// may not be told.
 ///
 /// Gradients may lie on a device: then a step and all its pieces come from one stream of it, which
 /// finds the results written when `done` is called. In a step that is measured, whoever starts a
@@ -36,6 +39,7 @@
 #include <vector>
 
 #include "csrc/base/types.h"
+#include "csrc/comm/patience.h"
 #include "csrc/exchange/dense_sums.h"
 #include "csrc/exchange/exchange.h"
 #include "csrc/exchange/origin.h"
@@ -67,7 +71,10 @@ class StepDriver {
              Hooks hooks = {}, StepRules rules = {});
 
   /// Ends what is in flight, on all ranks, and waits until every `done` was called.
-  ~StepDriver();
+  ~StepDriver() {
+    Cancel("it was closed while gradients were in flight");
+    sums_.Interrupt();
+  }
 
   /// Other buckets from the next step on, between two steps; on all ranks alike.
   void Replace(std::vector<DrivenBucket> buckets);
@@ -155,7 +162,11 @@ class StepDriver {
   bool InStep() const {
     return std::any_of(places_.begin(), places_.end(), [](const Place& one) { return one.taken; });
   }
-  bool HasAllOf(std::size_t bucket) const;
+  bool HasAllOf(std::size_t bucket) const {
+    const auto [first, end] = layout_.PiecesOf(bucket);
+    const Place* const places = places_.data();
+    return std::all_of(places + first, places + end, [](const Place& one) { return one.taken; });
+  }
   hvd_sparse::Launch LaunchOf(std::size_t bucket) const;
   Passage::Piece PassageOf(std::size_t piece) const;
 
@@ -180,12 +191,14 @@ class StepDriver {
   Exchange* const exchange_;
   const Hooks hooks_;
   const StepRules rules_;
+  const WaitLimits limits_ = WaitLimits::FromEnvironment();
   const Kernels& kernels_;  // whoever calls them follows them first, if only to be on their device
 
   mutable std::mutex mutex_;
   StepLayout layout_;
   std::vector<Place> places_;  // of each piece
   bool begun_ = false;
+  std::size_t passed_ = 0;  // of the pieces with units of selection
   Span<float> residual_, velocity_, room_;
   Span<SelectionState> states_;
   float decay_ = 1;

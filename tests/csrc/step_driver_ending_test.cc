@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <new>
@@ -46,6 +47,45 @@ TEST(StepDriver, TheUserKnowsOfTheEndOnceNoSumIsWaitedFor) {
     ASSERT_EQ(KindOf(std::move(second)), ErrorKind::kPeerLost);
     EXPECT_EQ(told > 0, summed);
   }
+}
+
+/// For drivers that are made while it lives.
+struct ShortPatience {
+  ShortPatience() { ::setenv("HVD_SPARSE_TIMEOUT", "0.05", 1); }
+  ~ShortPatience() { ::unsetenv("HVD_SPARSE_TIMEOUT"); }
+};
+
+TEST(StepDriver, SumsThatNeverComeAreGivenUpOnAllRanks) {
+  const ShortPatience impatient;
+  OnRanks(2, {2, -2}, [](DrivenRank& rank) {
+    rank.Begin();
+    std::vector<std::future<void>> done;
+    for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
+    for (const int piece : {2, 3}) rank.Hand(piece);
+    rank.Sum(2);
+    for (auto& one : done) {
+      const Error error = Thrown([&] { one.get(); });
+      ASSERT_EQ(error.kind(), ErrorKind::kTimeout);
+      EXPECT_TRUE(Says(error, "gave up waiting for 1 of Horovod's sums")) << error.what();
+    }
+  });
+}
+
+TEST(StepDriver, TheDeadlineOfSumsHoldsWhereAllPiecesPass) {
+  const ShortPatience impatient;
+  auto world = std::make_shared<LoopbackWorld>(1);
+  DrivenRank rank(world, 0, {-4});
+  rank.Begin();
+  for (int piece = 0; piece < kPieces; ++piece) rank.Hand(piece);
+  const Error error = Thrown([&] {
+    for (;;) {
+      rank.exchange.Check();
+      std::this_thread::yield();
+    }
+  });
+  EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
+  EXPECT_TRUE(Says(error, "gave up waiting for 4 of Horovod's sums")) << error.what();
+  EXPECT_THROW(rank.Hand(0), Error);
 }
 
 TEST(StepDriver, ALackOfMemoryEndsTheStepOnAllRanks) {
