@@ -1,15 +1,10 @@
 #include "csrc/exchange/passage.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace hvd_sparse {
 
 namespace {
-
-bool Narrow(const GradView& gradient) {
-  return gradient.dtype == DType::kFloat16 || gradient.dtype == DType::kBFloat16;
-}
 
 /// What goes with the gradient that lies at `offset` in its piece.
 Along PartOf(const Passage::Piece& piece, std::int64_t offset, std::int64_t numel) {
@@ -30,6 +25,7 @@ Along PartOf(const Passage::Piece& piece, std::int64_t offset, std::int64_t nume
 void Passage::LetAllOwe() {
   const std::lock_guard lock(mutex_);
   owes_.assign(owes_.size(), true);
+  waits_.assign(waits_.size(), false);
   owed_anywhere_ = true;
   for (auto& rests : rests_) rests.clear();
 }
@@ -43,17 +39,20 @@ void Passage::Begin(StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   stream_ = stream;
   joined_.clear();
-  narrow_ = false;
 }
 
 void Passage::Join(const Piece& piece, const std::vector<GradView>& gradients) {
   StreamHandle stream = 0;
+  bool joins = false, waits = false;
   {
     const std::lock_guard lock(mutex_);
-    const bool has_residual = piece.residual.size > 0;
-    narrow_ = narrow_ || (has_residual && std::any_of(gradients.begin(), gradients.end(), Narrow));
-    if (piece.velocity.size == 0 && !(has_residual && owes_[piece.number])) return;
+    joins = piece.velocity.size > 0 || (piece.residual.size > 0 && owes_[piece.number]);
+    waits = waits_[piece.number];
     stream = stream_;
+  }
+  if (!joins) {
+    if (waits && piece.decay != 1) kernels_.Decay(piece.residual, piece.decay, stream);
+    return;
   }
   Joined joined{piece, {}};
   auto& rests = rests_[piece.number];
@@ -75,17 +74,18 @@ void Passage::Settle() {
     const Span<float> residual = one.piece.residual;
     if (one.piece.velocity.size > 0) kernels_.Copy(one.piece.next, one.piece.velocity, stream_);
     if (residual.size == 0) continue;
-    bool owes = false;
+    bool waits = false;
     std::int64_t offset = 0;
     for (std::size_t i = 0; i < one.numels.size(); ++i) {
       const Span<float> part = residual.Sub(offset, one.numels[i]);
-      owes = kernels_.PutRest(*rests_[one.piece.number][i], part, stream_) || owes;
+      waits = kernels_.PutRest(*rests_[one.piece.number][i], part, stream_) || waits;
       offset += one.numels[i];
     }
-    owes_[one.piece.number] = owes;
+    owes_[one.piece.number] = false;
+    waits_[one.piece.number] = waits;
   }
   joined_.clear();
-  owed_anywhere_ = owed_anywhere_ && narrow_;
+  owed_anywhere_ = false;
 }
 
 void Passage::Refuse() {

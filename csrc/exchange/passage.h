@@ -1,9 +1,11 @@
 /// What pieces that travel dense take with them in a step, and what they leave behind.
 ///
 /// A residual goes along with the gradient, since nothing of that is held back: it is gone once the
-/// step has ended, but for what the gradient's number type rounds away. With momentum the velocity
-/// goes along, too, and goes on: nothing of it is delayed, so nothing is masked. Until the step has
-/// ended both stay as they are, for it may be refused.
+/// step has ended, but for what the gradient's number type rounds away. That waits until all may
+/// owe again: gradients of that type would round it away in each step, and sums would go on to
+/// matter. With momentum the velocity goes along, too, and goes on: nothing of it is delayed, so
+/// nothing is masked, and what waits joins it. Until the step has ended both stay as they are, for
+/// it may be refused.
 ///
 /// On a device all of this is work of the stream that the step comes from.
 
@@ -35,18 +37,19 @@ class Passage {
 
   /// `kernels` of where everything lies.
   Passage(std::size_t pieces, const Kernels& kernels)
-      : kernels_(kernels), owes_(pieces, true), rests_(pieces) {}
+      : kernels_(kernels), owes_(pieces, true), waits_(pieces, false), rests_(pieces) {}
 
-  /// The residual of any rank may hold something; on all ranks alike.
+  /// The residual of any rank may hold something, and shall join; on all ranks alike.
   void LetAllOwe();
 
-  /// Whether that of some rank may; alike on all ranks.
+  /// Whether that of some rank may and shall; alike on all ranks.
   bool OwedAnywhere() const;
 
   /// Another step, from that stream.
   void Begin(StreamHandle stream);
 
-  /// gradient += (decay * residual + momentum * velocity) / scale. From any thread.
+  /// gradient += (decay * residual + momentum * velocity) / scale, where they join; a residual that
+  /// waits decays. From any thread.
   void Join(const Piece& piece, const std::vector<GradView>& gradients);
 
   /// The step has ended: of what joined, residuals have gone, and velocities are
@@ -65,9 +68,9 @@ class Passage {
   const Kernels& kernels_;
   mutable std::mutex mutex_;
   StreamHandle stream_ = 0;
-  std::vector<bool> owes_;  // by piece: this rank's residual may hold something
+  std::vector<bool> owes_;   // by piece: this rank's residual may hold something that joins
+  std::vector<bool> waits_;  // by piece: it may hold something that does not
   bool owed_anywhere_ = true;
-  bool narrow_ = false;  // a gradient of this step may round away what goes with it
   std::vector<Joined> joined_;
   std::vector<std::vector<std::unique_ptr<Rest>>> rests_;  // by piece, of each of its gradients
 };

@@ -109,12 +109,17 @@ TEST(StepDriver, SumsMatterUntilNoRankOwesAnything) {
   }
 }
 
-TEST(StepDriver, SumsGoOnToMatterWhereANarrowTypeMayHaveRounded) {
+TEST(StepDriver, WhatANarrowTypeRoundsAwayWaitsUntilAllMayOweAgain) {
+  constexpr float kTiny = 0x1p-20f;  // beside 1, too small for float16
   auto world = std::make_shared<LoopbackWorld>(1);
   DrivenRank rank(world, 0, {-4});
   std::vector<Float16> halves(kNumel, Narrow<Float16>(1));
-  for (const bool narrow : {true, true, false}) {
-    EXPECT_TRUE(rank.driver->Begin(rank.residual, rank.states));
+  float& left = rank.residual[2 * kNumel + 5];
+  left = kTiny;
+  rank.residual[5] = 3;
+  const auto step = [&](float decay, bool narrow) {
+    rank.Fill();
+    const bool matters = rank.driver->Begin(rank.residual, rank.states, decay);
     for (int piece = 0; piece < kPieces; ++piece) {
       if (narrow && piece == 2) {
         rank.driver->Launch(piece, {{halves.data(), kNumel, DType::kFloat16}}, nullptr);
@@ -123,8 +128,18 @@ TEST(StepDriver, SumsGoOnToMatterWhereANarrowTypeMayHaveRounded) {
       }
     }
     rank.End();
-  }
-  EXPECT_FALSE(rank.driver->Begin(rank.residual, rank.states));
+    return matters;
+  };
+  EXPECT_TRUE(step(1, true));
+  EXPECT_EQ(rank.Gradient(0)[5], 4.0f);
+  EXPECT_EQ(rank.Owed(), kTiny);
+  EXPECT_FALSE(step(0.5f, true));  // the rate has changed meanwhile
+  EXPECT_EQ(left, kTiny / 2);
+  rank.driver->GoOnAfter(2);
+  EXPECT_TRUE(step(1, false));
+  EXPECT_EQ(rank.Gradient(2)[5], 1 + kTiny / 2);
+  EXPECT_EQ(rank.Owed(), 0);
+  EXPECT_FALSE(step(1, false));
 }
 
 TEST(StepDriver, ManyThreadsMayHandOver) {

@@ -38,6 +38,7 @@ from tests.parallel_tensorflow.ranks import (
     loss_of,
     make_variables,
     residuals,
+    same,
     total,
 )
 from tests.plans import mixed_plan
@@ -93,6 +94,39 @@ def test_nothing_is_lost_from_dense_to_sparse_and_back(verdict, sparse, dtype):
     sizes = [math.prod(shape) * dtype.size for shape in SHAPES.values()]
     sparse_bytes = sum(sizes[place] for place in (0, 2))
     assert last.dense_bytes == sum(sizes) - (sparse_bytes if sparse else 0)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda dtype: dtype.name)
+def test_what_a_narrow_type_rounds_away_of_a_residual_waits(verdict, dtype):
+    verdict(sparse=False)
+    variables = make_variables(dtype=dtype)
+    step = averaging(variables)
+
+    def gradients(number):
+        return integer_gradients(variables, number, low=1, high=1500)
+
+    for number in range(CYCLE):
+        step(gradients(number))
+    before, last = residuals(), gradients(CYCLE)
+    step(last)  # which the residuals join
+    rests = residuals()
+    for name, gradient in zip(SHAPES, last, strict=True):
+        if name in rests:
+            whole = tf.constant(before[name], tf.float32) + tf.reshape(
+                tf.cast(gradient, tf.float32), -1
+            )
+            rest = whole - tf.cast(tf.cast(whole, dtype), tf.float32)
+            assert np.array_equal(rests[name], rest), name
+    assert any(np.any(rest) for rest in rests.values())
+    bad = [tf.fill(one.shape, tf.cast(np.inf, dtype)) for one in last]
+    for average in step(bad):  # nothing joins, so nobody looks
+        assert np.isinf(tf.cast(average, tf.float32)).all()
+    assert same(residuals(), rests)
+    replan(variables)
+    averages = dict(zip(SHAPES, step([tf.zeros_like(one) for one in last]), strict=True))
+    for name, rest in rests.items():
+        assert np.array_equal(np.ravel(tf.cast(averages[name], tf.float64)), total(rest)), name
+    assert not any(np.any(rest) for rest in residuals().values())
 
 
 def test_a_warm_up_that_ends_is_looked_at_again(verdict):
