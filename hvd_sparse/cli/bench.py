@@ -33,7 +33,7 @@ def bench(
         list[int] | None,
         typer.Option(
             parser=integer,
-            help="Entries of a tensor; may be repeated. Default: 10 thousand to 4 mio.",
+            help="Entries of a tensor; may be repeated. Default: 10 thousand to 4 million.",
         ),
     ] = None,
     density: Annotated[
