@@ -10,12 +10,15 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <limits>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -27,7 +30,7 @@
 namespace hvd_sparse {
 namespace {
 
-constexpr double kGoodbyeSeconds = 0.5;  // the peers answer a goodbye by closing; wait no longer
+constexpr double kGoodbyeSeconds = 0.5;  // where nobody is waited for but to hear a goodbye
 
 double AbortSeconds() {
   const char* text = std::getenv("HVD_SPARSE_ABORT_SECONDS");
@@ -39,7 +42,7 @@ double AbortSeconds() {
   return seconds;
 }
 
-/// What a goodbye says; 0 if it says nothing that can be read.
+/// What a rank says of its steps; 0 if it says nothing that can be read.
 std::int64_t StepsIn(const std::string& text) {
   std::int64_t steps = 0;
   const char* const end = text.data() + text.size();
@@ -67,6 +70,7 @@ class Lifeline::Impl {
   std::string Listen();
   void Connect(const std::string& address, double seconds);
   void Fail(ErrorKind kind, const std::string& reason);
+  void Committed(std::int64_t steps);
 
   LifelineVerdict& verdict() { return verdict_; }
 
@@ -80,6 +84,9 @@ class Lifeline::Impl {
   void Watch();
   void Sleep(const std::optional<Clock::time_point>& deadline);
   void CarryOutOrders();
+  void TellSteps();
+  std::int64_t StepsOfAll() const;
+  void LetGo();
   void Serve(int rank);
   void Heed(int from, const Record& record);
   void TellOthers(const Record& record, int except = -1);
@@ -93,7 +100,8 @@ class Lifeline::Impl {
   Descriptor wake_;
 
   LifelinePeers peers_;  // those still connected: on rank 0 all others, elsewhere rank 0
-  std::optional<Clock::time_point> leaving_;  // the time at which to stop waiting for their answer
+  std::optional<Clock::time_point> leaving_;  // the time at which to stop waiting for them
+  std::int64_t steps_told_ = 0;
   std::thread thread_;
 
   std::mutex mutex_;  // guards the orders
@@ -152,6 +160,10 @@ void Lifeline::Impl::Fail(ErrorKind kind, const std::string& reason) {
   Wake();
 }
 
+void Lifeline::Impl::Committed(std::int64_t steps) {
+  if (verdict_.Committed(steps)) Wake();
+}
+
 void Lifeline::Impl::Wake() {
   const std::uint64_t one = 1;
   if (wake_ && ::write(wake_.get(), &one, sizeof(one)) < 0) return;  // full: will wake anyway
@@ -163,6 +175,7 @@ void Lifeline::Impl::Watch() {
 
   while (true) {
     CarryOutOrders();
+    rank_ == 0 ? LetGo() : TellSteps();
     if (leaving_ && (peers_.empty() || Clock::now() >= *leaving_)) return;
 
     auto deadline = leaving_;
@@ -202,8 +215,38 @@ void Lifeline::Impl::CarryOutOrders() {
   if (fail) TellOthers(*fail);
   if (!leave || leaving_) return;
   TellOthers({RecordKind::kGoodbye, rank_, std::to_string(verdict_.steps())});
-  for (auto& [rank, peer] : peers_) peer.connection.FinishSending();
-  leaving_ = After(kGoodbyeSeconds);
+  const bool may_be_needed = verdict_.steps() > 0 && !verdict_.AtEnd();
+  leaving_ = After(may_be_needed ? kLastMessagesSeconds : kGoodbyeSeconds);
+}
+
+/// Those who leave wait for that.
+void Lifeline::Impl::TellSteps() {
+  const std::int64_t steps = verdict_.steps();
+  if (steps == steps_told_ || leaving_ || !verdict_.Any()) return;
+  steps_told_ = steps;
+  TellOthers({RecordKind::kThrough, rank_, std::to_string(steps)});
+}
+
+/// On rank 0: the steps that all ranks are through with, but for those who leave.
+std::int64_t Lifeline::Impl::StepsOfAll() const {
+  constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
+  if (verdict_.AtEnd()) return kAny;  // nobody is in a step any more
+  std::int64_t steps = leaving_ ? kAny : verdict_.steps();
+  for (const auto& [rank, peer] : peers_) {
+    if (!peer.leaves) steps = std::min(steps, peer.steps);
+  }
+  return steps;
+}
+
+/// On rank 0: closes the connections of those who leave and whom nobody needs any more; all of
+/// them, if it is such a one itself.
+void Lifeline::Impl::LetGo() {
+  const std::int64_t steps = StepsOfAll();
+  if (leaving_ && verdict_.steps() <= steps) return peers_.clear();
+  for (auto peer = peers_.begin(); peer != peers_.end();) {
+    const bool goes = peer->second.leaves && peer->second.steps <= steps;
+    peer = goes ? peers_.erase(peer) : std::next(peer);
+  }
 }
 
 /// Sends and receives what can be, and heeds what came from `rank`.
@@ -213,17 +256,14 @@ void Lifeline::Impl::Serve(int rank) {
   LifelineConnection& connection = peer->second.connection;
   connection.Flush();
   connection.Receive();
-  bool left = false;
-  while (const auto record = connection.Next()) {
-    if (record->kind == RecordKind::kGoodbye) left = true;
-    Heed(rank, *record);
-  }
-  if (connection.broken() == 0 && !left) return;
+  while (const auto record = connection.Next()) Heed(rank, *record);
+  if (connection.broken() == 0) return;
 
   const int error = connection.broken();
   const std::string who = peer->second.who;
+  const bool was_to_close = peer->second.leaves || (rank == 0 && leaving_);
   peers_.erase(peer);
-  if (left || leaving_) return;
+  if (was_to_close) return;
   const bool unreachable = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
   const std::string how =
       Concat(unreachable ? "can no longer be reached (" : "has died (", who, ")");
@@ -236,7 +276,13 @@ void Lifeline::Impl::Heed(int from, const Record& record) {
   const int about = rank_ == 0 || record.kind == RecordKind::kGoodbye ? from : record.rank;
   if (about < 0 || about >= size_) return;
   switch (record.kind) {
+    case RecordKind::kThrough:
+      peers_.at(from).steps = StepsIn(record.text);
+      return;
     case RecordKind::kGoodbye:
+      peers_.at(from).steps = StepsIn(record.text);
+      peers_.at(from).leaves = true;
+      [[fallthrough]];
     case RecordKind::kLeft:
       verdict_.Left(about, StepsIn(record.text));
       TellOthers({RecordKind::kLeft, about, record.text}, from);
@@ -256,9 +302,8 @@ void Lifeline::Impl::Heed(int from, const Record& record) {
   }
 }
 
-/// On rank 0 all others are told, elsewhere rank 0; but nobody after the goodbye.
+/// On rank 0 all others are told, elsewhere rank 0.
 void Lifeline::Impl::TellOthers(const Record& record, int except) {
-  if (leaving_) return;
   for (auto& [rank, peer] : peers_) {
     if (rank != except) peer.connection.Post(record);
   }
@@ -282,7 +327,9 @@ void Lifeline::Fail(ErrorKind kind, const std::string& reason) {
   if (!impl_->InForkedChild()) impl_->Fail(kind, reason);
 }
 
-void Lifeline::Committed(std::int64_t steps) { impl_->verdict().Committed(steps); }
+void Lifeline::Committed(std::int64_t steps) {
+  if (!impl_->InForkedChild()) impl_->Committed(steps);
+}
 
 std::optional<Lifeline::Failure> Lifeline::CurrentFailure(double grace_seconds) const {
   if (impl_->InForkedChild()) return std::nullopt;

@@ -6,6 +6,9 @@
 /// exchange. A stopped or slow process keeps its connection and is waited for. Keep-alive probes
 /// find a host that is gone, within about 30 s. Costs one sleeping thread per rank and no traffic.
 ///
+/// Whoever leaves may take away from the others what they still need: where a rank shuts Horovod
+/// down, MPI ends on all. So it waits until they are through with its last step.
+///
 /// After rank 0 has left nobody relays any more; that rank 0 left is then all that is known.
 /// Children that a rank forks hold no connection open; in them a lifeline does nothing.
 
@@ -34,7 +37,9 @@ class Lifeline {
   Lifeline(int rank, int size, const std::string& name);
 
   /// Says goodbye and closes; the peers learn that this rank left, and after how many steps, which
-  /// fails only those that still wait for it. Takes half a second at most.
+  /// fails only those that still wait for it. Waits until each of them is through with as many
+  /// steps or leaves, too: a minute at most, or half a second where this rank took none; and not at
+  /// all once a rank has died or ended the exchange.
   ~Lifeline();
 
   Lifeline(const Lifeline&) = delete;
@@ -55,7 +60,7 @@ class Lifeline {
   /// failure is of the kind KindOnOthers(kind).
   void Fail(ErrorKind kind, const std::string& reason);
 
-  /// This rank is through with so many steps.
+  /// This rank is through with so many steps. Tells the others only where one of them has left.
   void Committed(std::int64_t steps);
 
   /// Why the exchange has ended; nothing while it goes on. A rank that left or died counts at once

@@ -7,6 +7,7 @@
 #ifndef HVD_SPARSE_COMM_LIFELINE_RENDEZVOUS_H_
 #define HVD_SPARSE_COMM_LIFELINE_RENDEZVOUS_H_
 
+#include <cstdint>
 #include <map>
 #include <string>
 
@@ -19,7 +20,9 @@ namespace hvd_sparse {
 /// The other end of a connection.
 struct LifelinePeer {
   LifelineConnection connection;
-  std::string who;  ///< "host h, pid n"
+  std::string who;         ///< "host h, pid n"
+  std::int64_t steps = 0;  ///< that it is through with, as far as it has said
+  bool leaves = false;     ///< it has said goodbye
 };
 
 /// By rank.

@@ -7,8 +7,6 @@
 namespace hvd_sparse {
 namespace {
 
-constexpr double kLastMessagesSeconds = 60;
-
 /// When the user of this process was last told of a death, whatever exchange told it.
 std::atomic<Clock::time_point> told_of_death{Clock::time_point::min()};
 
@@ -17,7 +15,7 @@ std::atomic<Clock::time_point> told_of_death{Clock::time_point::min()};
 void LifelineVerdict::Note(ErrorKind kind, const std::string& message,
                            std::optional<Event>* first) {
   if (!*first) *first = Event{Clock::now(), {kind, message}};
-  any_.store(true, std::memory_order_release);
+  any_ = true;
 }
 
 void LifelineVerdict::Lost(int rank, const std::string& how) {

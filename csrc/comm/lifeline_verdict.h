@@ -16,6 +16,9 @@
 
 namespace hvd_sparse {
 
+/// Seconds that the last messages of a rank that leaves may be under way, over a slow link.
+inline constexpr double kLastMessagesSeconds = 60;
+
 /// Thread-safe.
 class LifelineVerdict {
  public:
@@ -27,11 +30,18 @@ class LifelineVerdict {
   /// Rank `rank` has left after so many steps.
   void Left(int rank, std::int64_t steps);
 
-  /// See Lifeline::Committed.
-  void Committed(std::int64_t steps) { steps_.store(steps, std::memory_order_release); }
+  /// See Lifeline::Committed. Returns Any(): of this and the noting of an event, which are in one
+  /// order for all threads, the later one sees the other.
+  bool Committed(std::int64_t steps) {
+    steps_ = steps;
+    return Any();
+  }
 
   /// This rank's steps.
-  std::int64_t steps() const { return steps_.load(std::memory_order_acquire); }
+  std::int64_t steps() const { return steps_; }
+
+  /// Whether a rank was lost, has left or has ended the exchange.
+  bool Any() const { return any_; }
 
   /// Rank `rank` has ended the exchange. False if another had done so before.
   bool Failed(int rank, ErrorKind kind, const std::string& reason);

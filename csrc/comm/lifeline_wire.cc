@@ -27,7 +27,7 @@ std::uint32_t NumberAt(const std::string& bytes, std::size_t position) {
 
 bool IsKind(unsigned char kind) {
   return kind >= static_cast<unsigned char>(RecordKind::kHello) &&
-         kind <= static_cast<unsigned char>(RecordKind::kLeft);
+         kind <= static_cast<unsigned char>(RecordKind::kThrough);
 }
 
 bool IsErrorKind(unsigned char kind) { return kind <= static_cast<unsigned char>(kLastErrorKind); }
@@ -64,12 +64,6 @@ void LifelineConnection::Flush() {
       return;
     }
   }
-  if (finishing_) ::shutdown(socket, SHUT_WR);
-}
-
-void LifelineConnection::FinishSending() {
-  finishing_ = true;
-  Flush();
 }
 
 void LifelineConnection::Receive() {

@@ -24,6 +24,7 @@ enum class RecordKind : unsigned char {
   kFail = 5,     ///< rank `rank` ends the exchange (error: as what; text: reason)
   kLost = 6,     ///< from rank 0: rank `rank` is lost (text: how)
   kLeft = 7,     ///< from rank 0: rank `rank` has left (text: as it said)
+  kThrough = 8,  ///< to rank 0, once a rank has left: the sender's steps so far (text)
 };
 
 struct Record {
@@ -55,9 +56,6 @@ class LifelineConnection {
   /// Sends what is left of the posted records; call it when poll() reports POLLOUT.
   void Flush();
 
-  /// No more records will be posted: the peer sees the end of the stream behind the last one.
-  void FinishSending();
-
   /// Reads what is there, without waiting.
   void Receive();
 
@@ -71,7 +69,6 @@ class LifelineConnection {
   Descriptor socket_;
   std::string unsent_;
   std::string unread_;
-  bool finishing_ = false;
   int send_error_ = 0;
   int broken_ = 0;
 };

@@ -23,6 +23,10 @@ int ServeCommands(std::unique_ptr<Lifeline> lifeline, const Instructions& instru
       case 'r':  // report
         instructions.Answer(Report(*lifeline));
         break;
+      case 'c':  // commit a step
+        lifeline->Committed(1);
+        instructions.Answer("committed");
+        break;
       case 'a':
         lifeline->Acknowledge();
         instructions.Answer("acknowledged");
@@ -134,6 +138,20 @@ TEST(Lifeline, ARankThatExitsAfterItsGoodbyeHasLeft) {
   ranks[2].Command('g');
   EXPECT_EQ(ranks[2].WaitForExit(), 0);
   ranks.ExpectReports(2, "rank 2 of 3 left exchange 'optimizer.0'");
+}
+
+TEST(Lifeline, ARankThatLeavesDoesNotWaitForADeadOne) {
+  for (const bool hub_leaves : {false, true}) {
+    Ranks ranks(3, hub_leaves);
+    const int leaving = hub_leaves ? 0 : 2;
+    ranks[leaving].Command('c');
+    EXPECT_EQ(ranks[leaving].Answer(), "committed");
+    ranks[leaving].Command('g');
+    const auto start = Clock::now();
+    ranks[1].Kill(SIGKILL);
+    EXPECT_EQ(ranks[leaving].WaitForExit(), 0);
+    EXPECT_LT(Clock::now() - start, std::chrono::seconds(30));
+  }
 }
 
 TEST(Lifeline, AStoppedRankIsNotDead) {

@@ -5,10 +5,13 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "csrc/comm/lifeline_rendezvous.h"
@@ -86,12 +89,22 @@ TEST_P(LifelineSizes, ARankThatLeavesIsReportedAfterTheGracePeriod) {
   }
 }
 
+/// Takes a rank's lifeline and lets it go on a thread of its own.
+std::future<void> Leave(std::unique_ptr<Lifeline>* lifeline) {
+  return std::async(std::launch::async,
+                    [leaving = std::move(*lifeline)]() mutable { leaving.reset(); });
+}
+
+bool HasLeft(const std::future<void>& leaving, double seconds = 20) {
+  return leaving.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
+}
+
 TEST_P(LifelineSizes, ARankThatLeftAfterTheStepOfAnotherIsNotMissedAtOnce) {
   const int size = GetParam();
   for (const int rank : {0, size - 1}) {
     Lifelines lifelines = ConnectedLifelines(size);
     lifelines[rank]->Committed(3);
-    lifelines[rank].reset();
+    const auto leaving = Leave(&lifelines[rank]);
     for (const auto& lifeline : lifelines) {
       if (!lifeline) continue;
       lifeline->Committed(2);
@@ -103,14 +116,69 @@ TEST_P(LifelineSizes, ARankThatLeftAfterTheStepOfAnotherIsNotMissedAtOnce) {
   }
 }
 
+TEST_P(LifelineSizes, ARankLeavesWhenAllAreThroughWithItsLastStepOrLeaveToo) {
+  const int size = GetParam();
+  if (size < 2) return;  // it has nobody to wait for
+  for (const int rank : {0, size - 1}) {
+    for (const bool others_leave : {false, true}) {
+      Lifelines lifelines = ConnectedLifelines(size);
+      const int late = size - 1 - rank;
+      for (int other = 0; other < size; ++other) lifelines[other]->Committed(other == late ? 2 : 3);
+      std::vector<std::future<void>> leaving;
+      leaving.push_back(Leave(&lifelines[rank]));
+      for (int other = 0; others_leave && other < size; ++other) {
+        if (lifelines[other] && other != late) leaving.push_back(Leave(&lifelines[other]));
+      }
+      for (const auto& one : leaving) EXPECT_FALSE(HasLeft(one, 0.02));
+      if (others_leave) {
+        leaving.push_back(Leave(&lifelines[late]));
+      } else {
+        lifelines[late]->Committed(3);
+      }
+      for (const auto& one : leaving) EXPECT_TRUE(HasLeft(one));
+    }
+  }
+}
+
+TEST(Lifeline, ARankWaitsForNobodyOnceTheExchangeHasEnded) {
+  for (const int rank : {0, 1, 2}) {
+    for (const bool before : {true, false}) {
+      Lifelines lifelines = ConnectedLifelines(3);
+      const int late = (rank + 1) % 3;
+      for (int other = 0; other < 3; ++other) lifelines[other]->Committed(other == late ? 2 : 3);
+      const auto end = [&] { lifelines[late]->Fail(ErrorKind::kExchangeFailed, "enough"); };
+      if (before) {
+        end();
+        Report(*lifelines[rank], kNever);
+      }
+      const auto leaving = Leave(&lifelines[rank]);
+      if (!before) {
+        EXPECT_FALSE(HasLeft(leaving, 0.02));
+        end();
+      }
+      EXPECT_TRUE(HasLeft(leaving));
+    }
+  }
+}
+
+TEST(Lifeline, OthersHearOfAFailureThroughARankZeroThatIsLeaving) {
+  Lifelines lifelines = ConnectedLifelines(3);
+  lifelines[0]->Committed(1);
+  const auto leaving = Leave(&lifelines[0]);
+  EXPECT_EQ(Report(*lifelines[1], 0), "rank 0 of 3 left exchange 'optimizer.0'");
+  lifelines[1]->Fail(ErrorKind::kExchangeFailed, "no memory");
+  EXPECT_EQ(Report(*lifelines[2], kNever), "rank 1 ended the exchange: no memory");
+}
+
 TEST(Lifeline, OfSeveralThatLeftTheOneThatIsMissedCounts) {
   Lifelines lifelines = ConnectedLifelines(4);
   lifelines[1]->Committed(1);
-  lifelines[1].reset();
+  const auto leaving = Leave(&lifelines[1]);
   EXPECT_EQ(Report(*lifelines[3], 0), "rank 1 of 4 left exchange 'optimizer.0'");
   EXPECT_FALSE(lifelines[3]->CurrentFailure(1e-9));
   lifelines[2].reset();
   EXPECT_EQ(Report(*lifelines[3], 1e-9), "rank 2 of 4 left exchange 'optimizer.0'");
+  for (const int late : {0, 3}) lifelines[late]->Committed(1);
 }
 
 INSTANTIATE_TEST_SUITE_P(UpTo64Ranks, LifelineSizes, testing::Values(1, 2, 3, 4, 17, 64));

@@ -45,6 +45,7 @@ std::vector<Bytes> Seeds() {
       {RecordKind::kFail, 3, std::string(LifelineConnection::kMaxText, 'x')},
       {RecordKind::kLost, 1, "has died"},
       {RecordKind::kLeft, -1},
+      {RecordKind::kThrough, 2, "17"},
       {RecordKind::kGoodbye}};
   std::vector<Bytes> seeds;
   for (const std::uint8_t piece : {0, 1, 40}) {
