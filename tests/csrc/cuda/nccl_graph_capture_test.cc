@@ -14,11 +14,17 @@
 namespace hvd_sparse {
 namespace {
 
-using CudaNcclGraphCapture = CudaTest;
+class CudaNcclGraphCapture : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    ::setenv("HVD_SPARSE_NCCL", "auto", 1);
+  }
+  void TearDown() override { ::unsetenv("HVD_SPARSE_NCCL"); }
+};
 
 /// A rank for each device.
 TEST_F(CudaNcclGraphCapture, RoundsOverNcclCanBeCaptured) {
-  ::setenv("HVD_SPARSE_NCCL", "auto", 1);
   const int size = static_cast<int>(CudaDeviceNames().size());
   const std::string problem = OnNcclRanks(size, [](cuda::NcclTransport& transport, Communicator&) {
     ExpectTheSameFromAGraph(&transport);

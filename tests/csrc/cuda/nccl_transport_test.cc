@@ -36,6 +36,12 @@ class NcclTransportTest : public CudaTest {
 #endif
     ::setenv("HVD_SPARSE_NCCL", "auto", 1);
   }
+  void TearDown() override {
+#ifdef FAKE_NCCL_FOLDER
+    ::unsetenv(nccl::kSharing);
+#endif
+    ::unsetenv("HVD_SPARSE_NCCL");
+  }
 
   /// Runs `program` on `size` ranks; false, and the reason, if they cannot use NCCL here.
   bool OnRanks(int size, const Program& program) {
