@@ -95,6 +95,10 @@ FAULTS = (
         "late", "after the last step", "a rank stays 4 s longer than the others, to save say",
         recovers=True,
     ),
+    Fault(
+        "hold", "wait", "in the last step, a rank looks for messages 3 s later than the others",
+        recovers=True,
+    ),
     Fault("stop for 3 s", "between steps", "SIGSTOP for 3 s, then SIGCONT", recovers=True),
     Fault(
         "stop for 30 s", "between steps", "SIGSTOP for 30 s, then SIGCONT",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import resource
 import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +30,8 @@ EARLY = ("memory", "fill shm")
 ALONE = (*EARLY, "leave")
 # So many seconds others compute when a rank has ended, and with it MPI.
 COMPUTING_SECONDS = 1.5
+# So many seconds after its last backward pass, a rank waits for others; then it is held up.
+WAITING_SECONDS, HELD_SECONDS = 0.5, 3
 # So many seconds after its last step, the rank is still there.
 STAYS = {"skip and stay": 6, "late": 4}
 
@@ -61,12 +65,15 @@ def main() -> None:
         tell()
     if victim and fault == "kill in construction":
         kill(model)
+    before = set(own_threads())
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01),
         named_parameters=model.named_parameters(),
         compression=LAGS(adaptive=False, density=density, min_numel=1),
     )
+    of_exchange = set(own_threads()) - before
     for step in range(args.steps):
+        held = fault == "hold" and step == args.steps - 1
         breaks = victim and step == (0 if fault in EARLY else 2)
         if breaks:
             FAULTS[fault](model)
@@ -76,6 +83,8 @@ def main() -> None:
             if victim:
                 break
             time.sleep(COMPUTING_SECONDS)
+        if held and not victim:
+            time.sleep(COMPUTING_SECONDS)
         mark_step(optimizer, f"batch {step}")
         optimizer.zero_grad()
         model(torch.randn(8, 256)).square().mean().backward()
@@ -83,6 +92,8 @@ def main() -> None:
             kill(model)
         if breaks and fault == "kill in exchange":
             threading.Timer(EXCHANGING_SECONDS, kill, [model]).start()
+        if held and victim:
+            hold_up(of_exchange)
         optimizer.step()
         if hvd.rank() == 0:
             print(f"step {step} done", flush=True)
@@ -143,6 +154,22 @@ def use_up_memory(model: torch.nn.Module) -> None:
     model[1].weight.register_hook(limit)
 
 
+def own_threads() -> Iterable[int]:
+    return (int(task.name) for task in Path("/proc/self/task").iterdir())
+
+
+def hold_up(threads: Iterable[int]) -> None:
+    """Threads that wait for other ranks do not look for what has come for a while."""
+    time.sleep(WAITING_SECONDS)
+    tell()
+    libc = ctypes.CDLL(None)
+    # Called with the number of the signal: whichever thread gets that sleeps for so many seconds.
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal(HELD_SECONDS, ctypes.cast(libc.sleep, ctypes.c_void_p))
+    for thread in threads:
+        libc.tgkill(os.getpid(), thread, HELD_SECONDS)
+
+
 def fill_shm(model: torch.nn.Module) -> None:
     """Not one byte is left in /dev/shm, which is the job's own."""
     tell()
@@ -175,6 +202,7 @@ FAULTS = {
     "skip and stay": skip,
     "leave": skip,
     "late": nothing,
+    "hold": nothing,
     "memory": use_up_memory,
     "slow": be_slow,
     "stop for 3 s": lambda model: stop_for(3),
