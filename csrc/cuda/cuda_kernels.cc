@@ -8,6 +8,7 @@
 #include <cmath>
 #include <deque>
 #include <mutex>
+#include <utility>
 
 #include "csrc/cuda/dense.h"
 #include "csrc/cuda/entry_lists.h"
@@ -157,7 +158,7 @@ class CudaKernelsImpl final : public Kernels {
       before.values.assign(block->values() + begin, block->values() + end);
     }
     const std::int64_t new_end = CpuKernels().KeepTopK(k, begin, end, block);
-    Put(Dropped(before, *block, begin, new_end), residual);
+    Put(Dropped(std::move(before), *block, begin, new_end), residual);
     return new_end;
   }
 
@@ -319,13 +320,32 @@ class CudaKernelsImpl final : public Kernels {
     Put(entries.positions.data(), entries.values.data(), entries.count(), residual);
   }
 
+  /// Whatever entries these are, nobody else has them any more: a lack of memory must not lose
+  /// them.
   void Put(const Index* positions, const float* values, std::int64_t count,
            Span<float> residual) const {
     if (count == 0) return;
-    Work work(device_);
-    LaunchPut(work.Send(positions, count), work.Send(values, count), count, residual.data,
-              work.stream());
-    work.Finish();
+    try {
+      Work work(device_);
+      LaunchPut(work.Send(positions, count), work.Send(values, count), count, residual.data,
+                work.stream());
+      work.Finish();
+    } catch (...) {  // out of memory; else this fails, too
+      PutOneByOne(positions, values, count, residual);
+    }
+  }
+
+  /// The same, slowly, without memory for it.
+  void PutOneByOne(const Index* positions, const float* values, std::int64_t count,
+                   Span<float> residual) const {
+    const OnDevice current(device_);
+    const Stream& stream = OwnStream(device_);
+    for (std::int64_t n = 0; n < count; ++n) {
+      Check(cudaMemcpyAsync(residual.data + Position(positions[n]), values + n, sizeof(float),
+                            cudaMemcpyHostToDevice, stream.get()),
+            "put an entry back to a residual");
+    }
+    stream.Synchronize();
   }
 
   const int device_;

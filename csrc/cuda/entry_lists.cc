@@ -18,18 +18,20 @@ EntryList Undelivered(const SparseBlock& selected, const SparseBlock& reduced) {
   return list;
 }
 
-EntryList Dropped(const EntryList& before, const SparseBlock& kept, std::int64_t begin,
-                  std::int64_t end) {
-  EntryList list;
+EntryList Dropped(EntryList before, const SparseBlock& kept, std::int64_t begin, std::int64_t end) {
   std::int64_t next = begin;
+  std::size_t dropped = 0;
   for (std::size_t i = 0; i < before.positions.size(); ++i) {
     if (next < end && kept.indices()[next] == before.positions[i]) {
       ++next;
     } else {
-      list.Add(before.positions[i], before.values[i]);
+      before.positions[dropped] = before.positions[i];
+      before.values[dropped++] = before.values[i];
     }
   }
-  return list;
+  before.positions.resize(dropped);
+  before.values.resize(dropped);
+  return before;
 }
 
 EntryList FirstValues(Span<const std::pair<Index, float>> undo) {

@@ -28,9 +28,8 @@ struct EntryList {
 EntryList Undelivered(const SparseBlock& selected, const SparseBlock& reduced);
 
 /// The entries of `before` that are not among the entries [begin, end) of `kept`, which has some of
-/// them, in the same order.
-EntryList Dropped(const EntryList& before, const SparseBlock& kept, std::int64_t begin,
-                  std::int64_t end);
+/// them, in the same order. Takes no memory: the others have been dropped.
+EntryList Dropped(EntryList before, const SparseBlock& kept, std::int64_t begin, std::int64_t end);
 
 /// What Kernels::Restore has to write: of several values of a position, the first.
 EntryList FirstValues(Span<const std::pair<Index, float>> undo);

@@ -57,6 +57,7 @@ inline thread_local EmulatedCalls emulated_calls;
 namespace hvd_sparse::emulation {
 inline std::atomic<bool (*)()> device_is_idle{nullptr};  ///< else no event has passed
 inline std::atomic<bool> streams_capture{false};         ///< all of them, into a graph
+inline std::atomic<bool> has_memory{true};               ///< to allocate, pinned memory, too
 
 /// Called when an event is recorded on a stream, and when a stream is made to wait for one.
 inline std::atomic<void (*)(cudaStream_t, cudaEvent_t, bool waits)> at_event{nullptr};
@@ -172,6 +173,7 @@ inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* 
 
 /// As aligned as CUDA's, and full of rubbish: what was never written is not zero by chance.
 inline cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
+  if (!hvd_sparse::emulation::has_memory) return cudaErrorMemoryAllocation;
   ++emulated_calls.allocations;
   constexpr std::size_t kAlignment = 256;
   const std::size_t rounded = (bytes / kAlignment + 1) * kAlignment;
