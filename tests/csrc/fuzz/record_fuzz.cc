@@ -10,7 +10,7 @@
 namespace hvd_sparse::fuzz {
 namespace {
 
-constexpr std::size_t kHeaderBytes = 9;
+constexpr std::size_t kHeaderBytes = 10;
 
 struct Ends {
   Descriptor here, there;
