@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from hvd_sparse import bench, bench_ranks, cli
 from hvd_sparse.bench_results import Results, Row, Settings, Timing, winners
 from hvd_sparse.cli.bench import show, verdict
+from hvd_sparse.cli.console import wide_console
 from hvd_sparse.cluster import Cluster
 from hvd_sparse.errors import UnavailableError
 from hvd_sparse.world import World
@@ -211,3 +213,27 @@ def test_without_horovod_and_torch_it_is_said_what_is_missing(missing, monkeypat
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(UnavailableError, match=r"takes Horovod with PyTorch .*hvd-sparse doctor"):
         bench_ranks.HorovodRanks()
+
+
+class Terminal(io.StringIO):
+    """What mpirun gives a rank as its output."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environment", "styled"),
+    [({}, True), ({"OMPI_COMM_WORLD_SIZE": "4"}, False)]
+    + [({"OMPI_COMM_WORLD_SIZE": "4", "FORCE_COLOR": "1"}, True)],
+)
+def test_a_rank_under_mpirun_prints_escape_codes_only_where_asked_to(
+    monkeypatch, environment, styled
+):
+    for name in ("OMPI_COMM_WORLD_SIZE", "FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm", **environment}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    wide_console().print("[bold]best[/]")
+    assert ("\x1b[" in sys.stdout.getvalue()) == styled
