@@ -56,7 +56,8 @@ class ElasticJob:
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=environment(HOROVOD_ELASTIC_TIMEOUT="60"),
+            # After a kill some trials wait for so long for Horovod's background loop to end.
+            env=environment(HOROVOD_ELASTIC_TIMEOUT="60", HOROVOD_GLOO_TIMEOUT_SECONDS="15"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
