@@ -32,6 +32,9 @@ TELLING = re.compile(
     r"E  |FAILED|rank \d+: |Timeout \(|Fatal Python|  File .* in test_|.*\*\*\*Failed|.*\berror\b"
 )
 TELLING_LINES = 10
+# Milliseconds. Horovod holds a lock in its rounds, which are slow where ranks share cores. Without
+# a pause between them an operation of TensorFlow may wait for the lock for many seconds.
+UNHURRIED = "HOROVOD_CYCLE_TIME=5"
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -77,9 +80,17 @@ class Outcome:
 
 
 def pytest_stage(
-    name: str, *paths: str, ranks: int = 0, one_core: bool = True, marked: str = "not long"
+    name: str,
+    *paths: str,
+    ranks: int = 0,
+    one_core: bool = True,
+    marked: str = "not long",
+    environment: str = "",
 ) -> Stage:
-    """pytest on `paths`: alone, or on `ranks` processes, the first of which reports."""
+    """pytest on `paths`: alone, or on `ranks` processes, the first of which reports.
+
+    Several processes are given a variable, as in `environment="NAME=value"`.
+    """
     report = REPORTS / f"{name.replace(' ', '-')}.xml"
     color = "yes" if sys.stdout.isatty() else "no"  # mpirun always pretends to be a terminal
     options = ["-q", "-p", "no:cacheprovider", f"--color={color}", "-m", marked]
@@ -87,9 +98,11 @@ def pytest_stage(
     reporting = [*silent, f"--junit-xml={report}"]
     if ranks == 0:
         return Stage(name, reporting, report, one_core)
-    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", "1", *reporting]
+    exported = ["-x", environment] if environment else []
+    command = ["mpirun", "--oversubscribe", "--bind-to", "none"]
+    command += [*exported, "-np", "1", *reporting]
     if ranks > 1:
-        command += [":", "-np", str(ranks - 1), *silent]
+        command += [":", *exported, "-np", str(ranks - 1), *silent]
     return Stage(name, command, report, one_core and ranks == 1)
 
 
@@ -115,7 +128,9 @@ def stages(framework: str) -> Iterator[Stage]:
     if shutil.which("nvcc"):  # compiles for GPUs, and needs none
         yield Stage("CUDA", ["make", "cuda"])
     if framework in ("all", "tensorflow"):
-        yield pytest_stage("tensorflow on 2", "tests/parallel_tensorflow", ranks=2)
+        yield pytest_stage(
+            "tensorflow on 2", "tests/parallel_tensorflow", ranks=2, environment=UNHURRIED
+        )
     if framework in ("all", "torch"):
         yield pytest_stage("parallel on 3", "tests/parallel", ranks=3)
         yield pytest_stage("parallel on 4", "tests/parallel", ranks=4)
