@@ -25,6 +25,9 @@ class Estate:
         renewal: Of the exchange; given up.
         owner: None where nobody but the variables owns it.
         variables: All of them, by weak references, in the order of their gradients.
+
+    Attributes:
+        watches: Over variables that live on, for as long as this is kept.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Estate:
         variables: Sequence[weakref.ref[Any]],
     ) -> None:
         self.renewal = renewal
+        self.watches: list[weakref.finalize[..., Any]] = []
         self._owner = owner
         self._variables = variables
 
@@ -43,6 +47,10 @@ class Estate:
         found = [variable() for variable in self._variables]
         gone = self._owner is not None and self._owner() is None
         return tuple(None if gone or one is None else id(one) for one in found)
+
+    def lives(self) -> bool:
+        """Whether somebody may take it over."""
+        return any(self.ids)
 
     def owes(self) -> bool:
         """Whether something is left of those that live."""

@@ -33,7 +33,7 @@ from hvd_sparse.world import ProcessSetKey, World, in_elastic_job, key_of
 _Key: TypeAlias = tuple[int, tuple[int, ...], str, ProcessSetKey]
 
 _renewals: dict[_Key, Renewal] = {}
-_estates: list[tuple[_Key, Estate]] = []
+_estates: dict[Estate, _Key] = {}
 _awaited: list[Renewal] = []  # those of which this rank was told, and has met no gradient
 _serial = 0
 _policy = SPREAD
@@ -173,10 +173,10 @@ def _keep(key: _Key, renewal: Renewal, variables: Sequence[Any], owner: object) 
         dropped.give_up()
         if in_elastic_job():  # another rank may have the model of another moment
             return
-        _estates.append((key, Estate(dropped, owned, known)))
-        for variable in (one() for one in known):
-            if variable is not None:
-                _watch(variable, _settle_estates)
+        estate = Estate(dropped, owned, known)
+        _estates[estate] = key
+        living = [one for one in (variable() for variable in known) if one is not None]
+        estate.watches.extend(_watch(variable, _settle_estates) for variable in living)
         _settle_estates()
 
     holders = variables if owner is None else [owner, *variables]
@@ -189,9 +189,12 @@ def _watch(holder: Any, call: Callable[[], None]) -> weakref.finalize[..., Any]:
     return watch
 
 
-def _settle_estates() -> None:
-    """Forgets those that nobody can take over any more."""
-    _estates[:] = [one for one in list(_estates) if any(one[1].ids)]
+def _settle_estates(wanted: Callable[[Estate], bool] = Estate.lives) -> None:
+    """Forgets the others, one by one: Python's collector may bring another one meanwhile."""
+    for estate in [one for one in list(_estates) if not wanted(one)]:
+        _estates.pop(estate, None)
+        for watch in estate.watches:
+            watch.detach()
 
 
 def _take_over(key: _Key, renewal: Renewal) -> None:
@@ -201,7 +204,7 @@ def _take_over(key: _Key, renewal: Renewal) -> None:
         return
     others = [
         *((known, one, known[1]) for known, one in list(_renewals.items()) if one.current),
-        *((known, estate.renewal, estate.ids) for known, estate in list(_estates)),
+        *((known, estate.renewal, estate.ids) for estate, known in list(_estates.items())),
     ]
     akin = [
         (one, theirs)
@@ -209,7 +212,7 @@ def _take_over(key: _Key, renewal: Renewal) -> None:
         if (known[0], *known[2:]) == (owner, *options)
     ]
     take_over(renewal.exchange, ids, akin)
-    _estates[:] = [one for one in list(_estates) if one[1].owes()]
+    _settle_estates(Estate.owes)
 
 
 def _new(blueprint: Blueprint, process_set: Any) -> Renewal:
