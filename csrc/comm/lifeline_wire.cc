@@ -11,8 +11,6 @@
 namespace hvd_sparse {
 namespace {
 
-constexpr std::size_t kHeaderBytes = 10;
-
 void Append(std::uint32_t number, std::string* bytes) {
   for (int i = 0; i < 4; ++i, number >>= 8u) bytes->push_back(static_cast<char>(number));
 }

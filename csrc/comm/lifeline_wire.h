@@ -37,6 +37,9 @@ struct Record {
 /// Sends and receives records without ever blocking. Used by one thread at a time.
 class LifelineConnection {
  public:
+  /// Of a record: its kind, its error's, its rank, and the length of its text.
+  static constexpr std::size_t kHeaderBytes = 10;
+
   /// Longer texts are cut; longer records (a stranger's) break the connection.
   static constexpr std::size_t kMaxText = 4096;
 

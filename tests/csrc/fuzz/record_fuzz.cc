@@ -10,8 +10,6 @@
 namespace hvd_sparse::fuzz {
 namespace {
 
-constexpr std::size_t kHeaderBytes = 10;
-
 struct Ends {
   Descriptor here, there;
 };
@@ -28,9 +26,9 @@ Bytes BytesOf(const Record& record) {
   Ends ends = Connected();
   LifelineConnection sender(std::move(ends.here));
   sender.Post(record);
-  Bytes bytes(kHeaderBytes + LifelineConnection::kMaxText);
+  Bytes bytes(LifelineConnection::kHeaderBytes + LifelineConnection::kMaxText);
   const ssize_t got = ::recv(ends.there.get(), bytes.data(), bytes.size(), 0);
-  Demand(got >= static_cast<ssize_t>(kHeaderBytes), "a record is sent at once");
+  Demand(got >= static_cast<ssize_t>(LifelineConnection::kHeaderBytes), "a record is sent at once");
   bytes.resize(static_cast<std::size_t>(got));
   return bytes;
 }
