@@ -116,15 +116,17 @@ def follow(exchange: GradientExchange, rank: int) -> None:
         exchange: Between two steps.
         rank: In the whole job; where it has no part in the exchange, the first one that has.
     """
-    mine = save(exchange)
-    common = {"step": mine["step"], "tuning": mine["tuning"]}
-    own = (exchange.world.job_rank, common, set(mine["waiting"]), set(mine["residuals"]))
+    tuner, state = exchange.tuner, exchange.state
+    common = {"step": exchange.steps, "tuning": None if tuner is None else tuner.state()}
+    names = {name for name, _ in state.residuals()}
+    own = (exchange.world.job_rank, common, set(state.waiting()), names)
     told = exchange.world.allgather_object(own)
     ranks, commons, waiting, held = zip(*told, strict=True)
     theirs = dict(zip(ranks, commons, strict=True)).get(rank, commons[0])
-    if exchange.tuner is None:
+    if tuner is None:
         exchange.steps = theirs["step"]
         return
+    mine = save(exchange)
     if theirs["tuning"] != mine["tuning"]:
         mine["states"] = {}  # found at other densities
     # What joins on one rank joins on all, be it zeros.
