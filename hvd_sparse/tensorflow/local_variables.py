@@ -92,13 +92,18 @@ def refuse_to_share(optimizer: Any) -> None:
         )
 
 
+def refuse_to_scale(optimizer: Any) -> None:
+    """Raises UnsupportedError where an optimizer under loss scaling has local variables."""
+    if refs_of(optimizer):
+        _refuse_under_loss_scaling()
+
+
 def refuse_in(scaling: Any) -> None:
     """Lets a class of LossScaleOptimizers refuse them, whom Horovod would not tell else."""
-    scaling.register_local_var = refuse_under_loss_scaling
+    scaling.register_local_var = _refuse_under_loss_scaling
 
 
-def refuse_under_loss_scaling(*_: Any) -> NoReturn:
-    """Raises UnsupportedError."""
+def _refuse_under_loss_scaling(*_: Any) -> NoReturn:
     raise UnsupportedError(
         "local_layers must be empty under loss scaling, where a rank whose local gradient is not "
         "finite would skip a step that the others take"

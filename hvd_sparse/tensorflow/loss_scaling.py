@@ -74,8 +74,7 @@ def apply_scaled(
         return stock(scaling, grads, trainable_variables)
     if getattr(inner, ACCUMULATION) is not None:
         _refuse_several_passes()
-    if local_variables.refs_of(inner):
-        local_variables.refuse_under_loss_scaling()
+    local_variables.refuse_to_scale(inner)
     variables = trainable_variables
     if variables is None:
         variables = inner._trainable_variables
@@ -90,8 +89,7 @@ def compute_scaled(stock: Callable[..., Any], scaling: Any, *args: Any, **kwargs
     inner = scaling.inner_optimizer
     if getattr(inner, SEVERAL_PASSES, False):
         _refuse_several_passes()
-    if local_variables.refs_of(inner):
-        local_variables.refuse_under_loss_scaling()
+    local_variables.refuse_to_scale(inner)
     with _noted(inner, _SCALE, scaling.loss_scale):
         return stock(scaling, *args, **kwargs)
 
