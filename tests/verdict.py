@@ -9,6 +9,9 @@ import pytest
 from hvd_sparse import tuner
 from tests.plans import mixed_plan
 
+DENSE_STEPS = tuner.SKIPPED_STEPS + tuner.TIMED_STEPS + 2  # and a decision
+CYCLE = 2 * DENSE_STEPS
+
 
 @pytest.fixture
 def verdict(monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from hvd_sparse import checkpoint, tuner
+from hvd_sparse import checkpoint
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.torch import (
     LAGS,
@@ -24,7 +23,6 @@ from hvd_sparse.torch import (
 )
 from hvd_sparse.torch import checkpoint as checkpoint_of_torch
 from hvd_sparse.tuner import Stage
-from tests.parallel.test_torch_tuning import CYCLE
 from tests.parallel.torch_ranks import (
     ON_ANY_RANK,
     Toy,
@@ -35,7 +33,7 @@ from tests.parallel.torch_ranks import (
     residuals,
     total,
 )
-from tests.plans import mixed_plan
+from tests.verdict import CYCLE
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
 FIXED = {"density": 0.1, "min_numel": 64}
@@ -57,10 +55,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def sparse_verdict(monkeypatch):
+def sparse_verdict(verdict):
     """Whatever the times, sparse steps win."""
-    monkeypatch.setattr(tuner, "make_plan", mixed_plan)
-    monkeypatch.setattr(tuner, "MARGIN", -math.inf)
+    verdict(sparse=True)
 
 
 def new(compression, optimizer=torch.optim.Adam):

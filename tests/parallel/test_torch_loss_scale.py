@@ -8,10 +8,8 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from hvd_sparse import tuner
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.torch import LAGS, GTopK, TopK
-from tests.parallel.test_torch_tuning import CYCLE
 from tests.parallel.torch_ranks import (
     Toy,
     assert_nothing_is_lost,
@@ -21,7 +19,7 @@ from tests.parallel.torch_ranks import (
     residuals,
     total,
 )
-from tests.plans import mixed_plan
+from tests.verdict import CYCLE
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
 PRESETS = {
@@ -55,9 +53,8 @@ def scaled_step(model, optimizer, scaler, gradients, *, passes=1, clip=None):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_nothing_is_lost_while_the_scale_grows(preset, monkeypatch):
-    monkeypatch.setattr(tuner, "make_plan", mixed_plan)
-    monkeypatch.setattr(tuner, "MARGIN", -math.inf)
+def test_nothing_is_lost_while_the_scale_grows(preset, verdict):
+    verdict(sparse=True)
     scaler = new_scaler(growth_interval=3)
     model = Toy()
     optimizer = distribute(model, PRESETS[preset](scaler))

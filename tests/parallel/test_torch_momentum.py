@@ -8,7 +8,6 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from hvd_sparse import tuner
 from hvd_sparse.errors import (
     CheckpointMismatchError,
     ExchangeFailedError,
@@ -24,7 +23,6 @@ from hvd_sparse.torch import (
     save_checkpoint,
     stats,
 )
-from tests.parallel.test_torch_tuning import CYCLE, DENSE_STEPS
 from tests.parallel.torch_ranks import (
     Toy,
     a_name,
@@ -36,7 +34,7 @@ from tests.parallel.torch_ranks import (
     total,
     velocities,
 )
-from tests.plans import mixed_plan
+from tests.verdict import CYCLE, DENSE_STEPS
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
 M = 0.5  # with integers, sums are exact for some steps
@@ -96,9 +94,8 @@ def test_what_travels_dense_is_momentum_sgd(op):
 
 
 @several_ranks
-def test_nothing_is_lost_from_dense_to_sparse(monkeypatch):
-    monkeypatch.setattr(tuner, "make_plan", mixed_plan)
-    monkeypatch.setattr(tuner, "MARGIN", -math.inf)
+def test_nothing_is_lost_from_dense_to_sparse(verdict):
+    verdict(sparse=True)
     model = Toy()
     optimizer = distribute(model, LAGS(rescale_residual=False, **OPTIONS))
     sparse = []

@@ -20,7 +20,8 @@ from tests.parallel.torch_ranks import (
     take_over_from_rank_0,
     totals,
 )
-from tests.parallel.tuned_ranks import COMPRESSION, CYCLE, DENSE_STEPS, train
+from tests.parallel.tuned_ranks import COMPRESSION, train
+from tests.verdict import CYCLE, DENSE_STEPS
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has nothing to tune")
 

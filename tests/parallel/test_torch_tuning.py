@@ -27,8 +27,9 @@ from tests.parallel.torch_ranks import (
     residuals,
     take_over_from_rank_0,
 )
-from tests.parallel.tuned_ranks import COMPRESSION, CYCLE, DENSE_STEPS, train
+from tests.parallel.tuned_ranks import COMPRESSION, train
 from tests.plans import mixed_plan
+from tests.verdict import CYCLE, DENSE_STEPS
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has nothing to tune")
 

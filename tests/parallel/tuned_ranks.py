@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from hvd_sparse import tuner
 from hvd_sparse.torch import LAGS
 from tests.parallel.torch_ranks import assert_nothing_is_lost, integer_gradients, residuals
 
 COMPRESSION = LAGS(density=0.1, min_numel=64, rescale_residual=False)
-DENSE_STEPS = tuner.SKIPPED_STEPS + tuner.TIMED_STEPS + 2  # and a decision
-CYCLE = 2 * DENSE_STEPS
 
 
 def train(model, optimizer, steps, *, dtype=None):

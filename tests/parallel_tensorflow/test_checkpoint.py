@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import horovod.tensorflow as hvd
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_sparse import tuner
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.tensorflow import (
     LAGS,
@@ -34,8 +32,7 @@ from tests.parallel_tensorflow.ranks import (
     make_variables,
     total,
 )
-from tests.parallel_tensorflow.test_tuning import CYCLE
-from tests.plans import mixed_plan
+from tests.verdict import CYCLE
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
 FIXED = {"density": 0.1, "min_numel": 64}
@@ -56,10 +53,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def sparse_verdict(monkeypatch):
+def sparse_verdict(verdict):
     """Whatever the times, sparse steps win."""
-    monkeypatch.setattr(tuner, "make_plan", mixed_plan)
-    monkeypatch.setattr(tuner, "MARGIN", -math.inf)
+    verdict(sparse=True)
 
 
 class Loop:

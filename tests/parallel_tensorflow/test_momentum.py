@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_sparse import tuner
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.tensorflow import (
     LAGS,
@@ -36,10 +33,9 @@ from tests.parallel_tensorflow.ranks import (
     total,
     velocities,
 )
-from tests.plans import mixed_plan
+from tests.verdict import DENSE_STEPS
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
-DENSE_STEPS = tuner.SKIPPED_STEPS + tuner.TIMED_STEPS + 2  # and a decision
 M = 0.5  # with integers, sums are exact for some steps
 OPTIONS = {"density": 0.1, "min_numel": 64, "momentum_correction": M}
 COMPRESSIONS = {
@@ -105,9 +101,8 @@ def test_what_travels_dense_is_momentum_sgd(op, device):
 @several_ranks
 @on_each_device
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float16], ids=lambda dtype: dtype.name)
-def test_nothing_is_lost_from_dense_to_sparse(monkeypatch, dtype, device):
-    monkeypatch.setattr(tuner, "make_plan", mixed_plan)
-    monkeypatch.setattr(tuner, "MARGIN", -math.inf)
+def test_nothing_is_lost_from_dense_to_sparse(verdict, dtype, device):
+    verdict(sparse=True)
     variables = make_variables(dtype=dtype, device=device)
     compression = LAGS(**OPTIONS)
     step = step_of(variables, compression)

@@ -42,11 +42,10 @@ from tests.parallel_tensorflow.ranks import (
     total,
 )
 from tests.plans import mixed_plan
+from tests.verdict import CYCLE, DENSE_STEPS
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has nothing to tune")
 COMPRESSION = LAGS(density=0.1, min_numel=64)
-DENSE_STEPS = tuner.SKIPPED_STEPS + tuner.TIMED_STEPS + 2  # and a decision
-CYCLE = 2 * DENSE_STEPS
 
 
 def averaging(variables, compression=COMPRESSION):

@@ -224,8 +224,11 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize(
     ("environment", "styled"),
-    [({}, True), ({"OMPI_COMM_WORLD_SIZE": "4"}, False)]
-    + [({"OMPI_COMM_WORLD_SIZE": "4", "FORCE_COLOR": "1"}, True)],
+    [
+        ({}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "FORCE_COLOR": "1"}, True),
+    ],
 )
 def test_a_rank_under_mpirun_prints_escape_codes_only_where_asked_to(
     monkeypatch, environment, styled
