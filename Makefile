@@ -82,7 +82,8 @@ longtest: build ## runs the tests that take long, and on other numbers of ranks
 	@$(PY) tools/run_tests.py --framework $(FRAMEWORK) --long
 
 # $(call cpp_tests,FOLDER,OPTIONS): builds and runs the C++ tests. ThreadSanitizer needs memory laid
-# out as it expects, which setarch -R sees to where it is allowed. Some wait for others to be slow.
+# out as it expects, which setarch -R sees to where it is allowed. Some tests wait: so there is one
+# more at a time than there are cores.
 UNRANDOMIZED = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 GTEST_SOURCE ?= $(shell $(PY) tools/fetch_googletest.py)
 cpp_tests = $(foreach source,$(GTEST_SOURCE), \
