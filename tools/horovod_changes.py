@@ -73,6 +73,13 @@ CHANGES = (
         "reading the same headers again takes most of the time; so many files keep two cores busy",
     ),
     Change(
+        "cmake/Modules/FindPytorch.cmake",
+        "print(True if ((torch.version.cuda is not None) and (CUDA_HOME is not None)) else False)",
+        "print(False)",
+        "for a torch with CUDA it would want a whole toolkit, and sources that TensorFlow's module,"
+        " which has the same objects, cannot use; here Horovod has nothing to do with devices",
+    ),
+    Change(
         "third_party/gloo/gloo/CMakeLists.txt",
         "add_library(gloo ",
         "set_source_files_properties(allreduce.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)\n"
