@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads)
   // Others wait for this count; the second one adds up what the header says.
   const Counts before = LookBack(work.segment_words, s, {size, above});
   if (threadIdx.x == 0) {
-    pass->taken = size;
+    if (is_too_many) pass->taken = size;  // else other warps may still read it
     pass->start = before.above;
     if (s + 1 == work.bucket.segment_count) {
       *block.header = HeaderOf(*work.pass, before + Counts{size, above}, identity);
