@@ -13,6 +13,8 @@
 #include <cstring>
 #include <thread>
 
+#include "tests/csrc/emulation/order.h"
+
 enum cudaError_t {
   cudaSuccess,
   cudaErrorInsufficientDriver,
@@ -25,8 +27,6 @@ enum cudaError_t {
   cudaErrorSystemDriverMismatch,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDefault };
-using cudaStream_t = struct CUstream_st*;
-using cudaEvent_t = struct CUevent_st*;
 enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
 struct cudaUUID_t {
@@ -109,6 +109,7 @@ inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
 }
 inline cudaError_t cudaDeviceSynchronize() {
   ++emulated_calls.waits;
+  hvd_sparse::emulation::FollowDevice();
   return cudaSuccess;
 }
 
@@ -116,25 +117,29 @@ inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *least = *greatest = 0;
   return cudaSuccess;
 }
-inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
   *stream = new CUstream_st;
+  hvd_sparse::emulation::MakeStream(*stream, flags != cudaStreamNonBlocking);
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return cudaStreamCreateWithPriority(stream, flags, 0);
 }
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  hvd_sparse::emulation::ForgetStream(stream);
   delete stream;
   return cudaSuccess;
 }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   ++emulated_calls.waits;
   bool (*const idle)() = hvd_sparse::emulation::device_is_idle;
   while (idle != nullptr && !idle()) std::this_thread::yield();
+  hvd_sparse::emulation::Follow(stream);
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   hvd_sparse::emulation::Met(stream, event, true);
+  hvd_sparse::emulation::LetFollow(stream, event);
   return cudaSuccess;
 }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
@@ -142,11 +147,13 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   return cudaSuccess;
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  hvd_sparse::emulation::ForgetEvent(event);
   delete event;
   return cudaSuccess;
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   hvd_sparse::emulation::Met(stream, event, false);
+  hvd_sparse::emulation::RecordEvent(event, stream);
   event->passed = std::chrono::steady_clock::now();
   return cudaSuccess;
 }
@@ -156,13 +163,15 @@ inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, c
   return cudaSuccess;
 }
 /// That an event has not passed is noted as an error would be: nobody may rely on the contrary.
-inline cudaError_t cudaEventQuery(cudaEvent_t) {
+inline cudaError_t cudaEventQuery(cudaEvent_t event) {
   bool (*const idle)() = hvd_sparse::emulation::device_is_idle;
-  if (idle == nullptr || idle()) return cudaSuccess;
-  return emulated_error = cudaErrorNotReady;
+  if (idle != nullptr && !idle()) return emulated_error = cudaErrorNotReady;
+  hvd_sparse::emulation::Follow(event);
+  return cudaSuccess;
 }
-inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   ++emulated_calls.waits;
+  hvd_sparse::emulation::Follow(event);
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
@@ -185,28 +194,33 @@ inline cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
 inline cudaError_t cudaMallocHost(void** memory, std::size_t bytes) {
   return cudaMalloc(memory, bytes);
 }
+/// It waits for the device, as CUDA's does.
 inline cudaError_t cudaFree(void* memory) {
   if (memory != nullptr) ++emulated_calls.frees;
+  hvd_sparse::emulation::FollowDevice();
   std::free(memory);
   return cudaSuccess;
 }
 inline cudaError_t cudaFreeHost(void* memory) { return cudaFree(memory); }
 
-inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,
+                                   cudaStream_t stream) {
+  hvd_sparse::emulation::Given(stream);
   ++emulated_calls.copies;
-  std::memcpy(to, from, bytes);
+  hvd_sparse::emulation::Copy(stream, to, from, bytes);
   return cudaSuccess;
 }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes,
-                                   cudaMemcpyKind kind, cudaStream_t stream) {
-  hvd_sparse::emulation::Given(stream);
-  return cudaMemcpy(to, from, bytes, kind);
+inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+  ++emulated_calls.copies;
+  hvd_sparse::emulation::Copy(nullptr, to, from, bytes);
+  hvd_sparse::emulation::Follow(cudaStream_t{nullptr});
+  return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes,
                                    cudaStream_t stream) {
   hvd_sparse::emulation::Given(stream);
   ++emulated_calls.clears;
-  std::memset(memory, value, bytes);
+  hvd_sparse::emulation::Fill(stream, memory, value, bytes);
   return cudaSuccess;
 }
 

@@ -9,10 +9,14 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <deque>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
+
+#include "tests/csrc/emulation/strand.h"
 
 hvd_sparse::emulation::Dimension threadIdx, blockIdx, gridDim;
 
@@ -21,9 +25,21 @@ namespace {
 
 constexpr unsigned kWarp = 32;
 constexpr std::size_t kStack = std::size_t{64} << 10;
+constexpr std::size_t kSharedMemory = std::size_t{48} << 10;  // as much as CUDA has for a block
+constexpr std::size_t kMostShared = 20;                       // names in a kernel
 
-/// Opens when all have met it, again and again.
-struct Barrier {
+/// Blocks that are made before one is used again: its threads are the same strands, and so what it
+/// does is taken to follow what it did before.
+#ifdef HVD_SPARSE_ORDER_IS_CHECKED
+constexpr std::size_t kSpareBlocks = 2, kMostSpare = 3;
+constexpr unsigned kMostThreads = 5000;  // ThreadSanitizer has 8,128
+#else
+constexpr std::size_t kSpareBlocks = 0, kMostSpare = 1000;
+constexpr unsigned kMostThreads = UINT32_MAX;
+#endif
+
+/// Opens when all have met it, again and again. It orders nothing.
+struct Meeting {
   unsigned waiting = 0;
   std::uint64_t times = 0;
 
@@ -37,39 +53,82 @@ struct Barrier {
   }
 };
 
+/// What was done before it comes before what is done behind it.
+struct Barrier {
+  Meeting meeting;
+  Order orders[2];  // in turns: some may not have left it when others meet it again
+
+  void Meet(unsigned all) {
+    Order* const order = &orders[meeting.times % 2];
+    order->PassOn();
+    meeting.Meet(all);
+    order->Take();
+  }
+  void Renew() {
+    meeting = {};
+    for (Order& order : orders) order.Forget();
+  }
+};
+
 struct Warp {
-  Barrier barrier;
+  Meeting meeting;
   std::uint64_t words[kWarp];
 };
 
 struct Block;
 
+/// What a kernel is part of.
+struct Grid {
+  std::unique_ptr<const std::function<void()>> body;
+  Order end, fence;
+  std::vector<std::unique_ptr<char[]>> memory;  // of all blocks: freed when all have ended
+};
+
 struct Fiber {
+  Fiber() = default;
+  ~Fiber() { EndStrand(strand); }
+  Fiber(const Fiber&) = delete;
+  Fiber& operator=(const Fiber&) = delete;
+
   ucontext_t beginning;
   jmp_buf turn;  // where it goes on
   std::unique_ptr<char[]> stack{new char[kStack]};
+  void* const strand = MakeStrand();
   bool has_begun = false;
   Block* block = nullptr;
   unsigned thread = 0;
   bool done = false;
 };
 
+/// A piece of a block's memory.
+struct Shared {
+  const void* place;
+  void* piece;
+};
+
 struct Block {
   unsigned index = 0, threads = 0, left = 0;  // left: not done
+  char* memory = nullptr;                     // kSharedMemory bytes
+  std::size_t used = 0;
+  Shared shared[kMostShared] = {};
+  Order begin;
   Barrier barrier;
   std::vector<Warp> warps;
   std::vector<std::unique_ptr<Fiber>> fibers;
 };
 
-std::mutex one_kernel_at_a_time;
+// Of the one kernel at a time.
 unsigned most_resident = 1;
-const std::function<void()>* kernel = nullptr;
+Grid* grid = nullptr;
 jmp_buf scheduler;
+void* strand_of_scheduler = nullptr;
 Fiber* running = nullptr;
 
 void RunThreads() {
   for (;;) {
-    (*kernel)();
+    running->block->begin.Take();
+    (*grid->body)();
+    grid->end.PassOn();
     running->done = true;
     Yield();
   }
@@ -89,6 +148,7 @@ std::unique_ptr<Fiber> MakeFiber() {
 __attribute__((noinline)) void GiveTurn(Fiber* fiber) {
   running = fiber;
   if (_setjmp(scheduler) != 0) return;
+  Become(fiber->strand);
   if (fiber->has_begun) _longjmp(fiber->turn, 1);
   fiber->has_begun = true;
   setcontext(&fiber->beginning);
@@ -97,14 +157,22 @@ __attribute__((noinline)) void GiveTurn(Fiber* fiber) {
 void Begin(unsigned index, unsigned threads, Block* block) {
   block->index = index;
   block->threads = block->left = threads;
-  block->barrier = Barrier();
-  block->warps.assign(threads / kWarp, Warp());
+  block->barrier.Renew();
+  block->warps = std::vector<Warp>(threads / kWarp);
+  grid->memory.emplace_back(new char[kSharedMemory]);
+  block->memory = grid->memory.back().get();
+  std::memset(block->memory, 0xa5, kSharedMemory);
+  block->used = 0;
+  for (Shared& shared : block->shared) shared = {};
+  block->begin.Forget();
+  block->begin.PassOn();
   while (block->fibers.size() < threads) block->fibers.push_back(MakeFiber());
   for (unsigned thread = 0; thread < threads; ++thread) {
     Fiber& fiber = *block->fibers[thread];
     fiber.block = block;
     fiber.thread = thread;
     fiber.done = false;
+    NameStrand(fiber.strand, "thread %u of block %u", thread, index);
   }
 }
 
@@ -124,44 +192,69 @@ Warp& OwnWarp() { return running->block->warps[running->thread / kWarp]; }
 
 }  // namespace
 
-void Launch(unsigned blocks, unsigned threads, const std::function<void()>& body) {
+void Launch(unsigned blocks, unsigned threads, cudaStream_t stream,
+            const std::function<void()>& body) {
+  Given(stream);
   ++emulated_calls.launches;
   if (blocks == 0 || blocks > INT32_MAX) {
     emulated_error = cudaErrorInvalidConfiguration;
     return;
   }
-  const std::lock_guard lock(one_kernel_at_a_time);
-  kernel = &body;
+  auto copy = std::make_unique<const std::function<void()>>(body);  // as launches copy
+  const Working working(stream);
+  const Unseen unseen;
+  strand_of_scheduler = ThisStrand();
+  Grid launched{std::move(copy), {}, {}, {}};
+  grid = &launched;
   gridDim.x = blocks;
-  static std::vector<std::unique_ptr<Block>> spare;  // stacks are kept from launch to launch
+  static auto& spare = *new std::deque<std::unique_ptr<Block>>;  // kept from launch to launch
   std::vector<std::unique_ptr<Block>> resident;
   unsigned next = 0;
-  while (next < blocks && resident.size() < most_resident) {
-    if (spare.empty()) spare.push_back(std::make_unique<Block>());
-    resident.push_back(std::move(spare.back()));
-    spare.pop_back();
+  const auto begin_next = [&] {
+    if (spare.size() <= kSpareBlocks) spare.push_front(std::make_unique<Block>());
+    resident.push_back(std::move(spare.front()));
+    spare.pop_front();
     Begin(next++, threads, resident.back().get());
-  }
+  };
+  const unsigned most = std::min(most_resident, std::max(kMostThreads / threads, 1u));
+  while (next < blocks && resident.size() < most) begin_next();
   while (!resident.empty()) {
     for (std::size_t i = 0; i < resident.size();) {
       Advance(resident[i].get());
       if (resident[i]->left > 0) {
         ++i;
-      } else if (next < blocks) {
-        Begin(next++, threads, resident[i++].get());
-      } else {
-        spare.push_back(std::move(resident[i]));
-        resident.erase(resident.begin() + static_cast<std::ptrdiff_t>(i));
+        continue;
       }
+      spare.push_back(std::move(resident[i]));
+      resident.erase(resident.begin() + static_cast<std::ptrdiff_t>(i));
+      if (next < blocks) begin_next();
     }
   }
+  while (spare.size() > kMostSpare) spare.pop_back();
+  grid->end.Take();
 }
 
 Resident::Resident(unsigned blocks) { most_resident = blocks; }
 Resident::~Resident() { most_resident = 1; }
 
 void Yield() {
-  if (_setjmp(running->turn) == 0) _longjmp(scheduler, 1);
+  if (_setjmp(running->turn) != 0) return;
+  Become(strand_of_scheduler);
+  _longjmp(scheduler, 1);
+}
+
+void* SharedAt(const void* place, std::size_t bytes) {
+  constexpr std::size_t kAlignment = 16;
+  Block& block = *running->block;
+  for (Shared& shared : block.shared) {
+    if (shared.place == place) return shared.piece;
+    if (shared.place != nullptr) continue;
+    shared = {place, block.memory + block.used};
+    block.used += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    if (block.used > kSharedMemory) break;  // nvcc would have refused it
+    return shared.piece;
+  }
+  std::abort();
 }
 
 void BlockBarrier() {
@@ -169,14 +262,19 @@ void BlockBarrier() {
   block.barrier.Meet(static_cast<unsigned>(block.warps.size()) * kWarp);
 }
 
+void Fence() {
+  grid->fence.PassOn();
+  grid->fence.Take();
+}
+
 int OwnLane() { return static_cast<int>(running->thread % kWarp); }
 
 std::uint64_t OfLane(std::uint64_t own, int lane) {
   Warp& warp = OwnWarp();
   warp.words[OwnLane()] = own;
-  warp.barrier.Meet(kWarp);
+  warp.meeting.Meet(kWarp);
   const std::uint64_t theirs = warp.words[lane];
-  warp.barrier.Meet(kWarp);  // all have read before the next call writes
+  warp.meeting.Meet(kWarp);  // all have read before the next call writes
   return theirs;
 }
 
@@ -186,11 +284,11 @@ unsigned __ballot_sync(unsigned, bool holds) {
   using namespace hvd_sparse::emulation;
   Warp& warp = OwnWarp();
   warp.words[OwnLane()] = holds ? 1 : 0;
-  warp.barrier.Meet(kWarp);
+  warp.meeting.Meet(kWarp);
   unsigned bits = 0;
   for (unsigned lane = 0; lane < kWarp; ++lane) {
     bits |= static_cast<unsigned>(warp.words[lane]) << lane;
   }
-  warp.barrier.Meet(kWarp);
+  warp.meeting.Meet(kWarp);
   return bits;
 }

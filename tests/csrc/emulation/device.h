@@ -3,13 +3,16 @@
 ///
 /// The threads of a block are fibers. One runs until it meets a barrier of its warp or its block,
 /// which it leaves when all others have met it, too. Blocks run one after the other, or, from
-/// Resident on, some at a time; then they must not use __shared__ memory, which is static here.
+/// Resident on, some at a time.
 ///
-/// Results tell whether a kernel's arithmetic and its order of steps are right. They tell nothing
-/// of barriers that are missing, since nobody runs between two of them, or of speed.
+/// Results tell whether a kernel's arithmetic and its order of steps are right. What they cannot
+/// tell, since nobody runs between two barriers, is whether a barrier is missing. ThreadSanitizer
+/// does: see order.h. Nothing here tells of speed.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_EMULATION_DEVICE_H_
 #define HVD_SPARSE_TESTS_CSRC_EMULATION_DEVICE_H_
+
+#include <cuda_runtime_api.h>
 
 #include <cmath>
 #include <cstdint>
@@ -19,7 +22,6 @@
 #define __host__
 #define __device__
 #define __global__ static
-#define __shared__ static
 #define __launch_bounds__(...)
 #define __builtin_assume(holds)
 
@@ -31,9 +33,19 @@ struct Dimension {
 
 /// Runs a kernel: `body` in every thread of `blocks` blocks of `threads`, a multiple of 32. A grid
 /// of no blocks is an error, which cudaGetLastError says.
-void Launch(unsigned blocks, unsigned threads, const std::function<void()>& body);
+void Launch(unsigned blocks, unsigned threads, cudaStream_t stream,
+            const std::function<void()>& body);
 
-/// So many blocks at a time, while it lives.
+/// A piece of the running block's memory for what is declared `__shared__` at `place`; full of
+/// rubbish at first.
+void* SharedAt(const void* place, std::size_t bytes);
+
+template <typename T>
+T& OfBlock(const void* place) {
+  return *static_cast<T*>(SharedAt(place, sizeof(T)));
+}
+
+/// So many blocks at a time, while it lives; fewer where ThreadSanitizer has no more threads.
 class Resident {
  public:
   explicit Resident(unsigned blocks);
@@ -44,6 +56,7 @@ class Resident {
 void Yield();
 
 void BlockBarrier();
+void Fence();
 
 /// Swaps words between the lanes of a warp: what `lane` passed to the same call.
 std::uint64_t OfLane(std::uint64_t own, int lane);
@@ -84,18 +97,13 @@ inline bool __any_sync(unsigned mask, bool holds) { return __ballot_sync(mask, h
 
 template <typename T>
 T atomicAdd(T* to, T value) {
-  const T before = *to;
-  *to += value;
-  return before;
+  return __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
 }
-
 template <typename T>
 T atomicOr(T* to, T bits) {
-  const T before = *to;
-  *to |= bits;
-  return before;
+  return __atomic_fetch_or(to, bits, __ATOMIC_RELAXED);
 }
-inline void __threadfence() {}
+inline void __threadfence() { hvd_sparse::emulation::Fence(); }
 
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }

@@ -62,6 +62,7 @@ std::vector<EmulatedCalls> CallsOf(int layers, int ranks, int rank,
       EXPECT_EQ(calls.launches + calls.clears, exchange.launches());
       if (loopback.Rank() == rank) seen.push_back(calls);
     }
+    EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
     if (ranks == 8) {
       EXPECT_EQ(exchange.launches(), 13 + 1 + 3 * 4 + 4);  // select, clear, three rounds, finish
       EXPECT_EQ(loopback.exchanges(), 2 * 3);

@@ -25,13 +25,14 @@ void ExpectCounts(unsigned tiles, unsigned resident) {
   std::vector<TileWord> words(tiles);
   unsigned begun = 0;
   const emulation::Resident several(resident);
-  emulation::Launch(tiles, kWarp, [&] {
+  emulation::Launch(tiles, kWarp, nullptr, [&] {
     const int lane = emulation::OwnLane();
     const unsigned tile = __shfl_sync(kAllLanes, lane == 0 ? atomicAdd(&begun, 1u) : 0u, 0);
     for (unsigned pause = 0; pause < pauses[tile]; ++pause) emulation::Yield();
     const Counts counts = LookBack(words.data(), tile, own[tile]);
     if (lane == static_cast<int>(tile % kWarp)) before[tile] = counts;
   });
+  ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   Counts sum = {0, 0};
   for (unsigned tile = 0; tile < tiles; ++tile) {
     ASSERT_EQ(before[tile].above, sum.above) << "tile " << tile;

@@ -32,6 +32,7 @@ std::vector<unsigned> UpToEachTile(std::uint32_t own_count, std::uint32_t their_
   }
   const ZeroedScratch<cuda::MergeScratch> scratch(2 * kRoom);
   cuda::LaunchMerge(own.block(), theirs.block(), out.block(), scratch.get(), nullptr, nullptr);
+  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   std::vector<unsigned> up_to_end;
   for (std::int64_t tile = 0; tile < kTiles; ++tile) {
     const cuda::TileWord word = scratch.get().words[tile];

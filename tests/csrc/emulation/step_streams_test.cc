@@ -79,7 +79,10 @@ class Mirrored {
     step_.PutBack();
   }
 
-  bool IsWhole() const { return residual_ == gradient_; }
+  bool IsWhole() const {
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    return residual_ == gradient_;
+  }
   cuda::TransportStep& step() { return step_; }
 
  private:
@@ -203,6 +206,7 @@ TEST_F(StepStreams, ABucketBeginsBehindTheCallersStreamWhichGoesOnBehindItsEnd) 
   EXPECT_TRUE(order_.Follows("select", "gradient"));
   EXPECT_TRUE(order_.Follows("exchange", "select"));
   EXPECT_TRUE(order_.Follows("update", "exchange"));
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 }
 
 std::atomic<int> given{0};  // pieces of work, on all ranks

@@ -74,6 +74,7 @@ TEST(TransportStepCalls, WhatAStepTookReturnsAtAnyTime) {
   EXPECT_EQ(own.residual, std::vector<float>(kNumel));
   const std::vector<float> given = own.gradient;
   own.Give();
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   EXPECT_NE(own.residual, given);
   own.step.PutBack();
   EXPECT_EQ(own.residual, given);
@@ -86,6 +87,7 @@ TEST(TransportStepCalls, SoDoesWhatItMasked) {
   std::vector<float> joined = own.gradient;
   for (std::int64_t i = 0; i < kNumel; ++i) joined[i] += 0.5f * own.velocity[i];
   own.Give();
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   std::int64_t masked = 0;
   for (std::int64_t i = 0; i < kNumel; ++i) {
     masked += own.velocity[i] != joined[i] ? 1 : 0;

@@ -1,0 +1,164 @@
+#include "tests/csrc/emulation/order.h"
+
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "tests/csrc/emulation/strand.h"
+
+namespace hvd_sparse::emulation {
+namespace {
+
+unsigned made = 0;
+
+struct Stream {
+  void* strand = MakeStrand();
+  bool blocks = false;
+  Order given, done;
+
+  Stream() { NameStrand(strand, "stream %u", ++made); }
+  ~Stream() { EndStrand(strand); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+};
+
+/// All that there is; whoever looks at it holds the lock.
+struct Device {
+  std::mutex lock;
+  std::map<cudaStream_t, Stream> streams;  // those that nobody made, too
+  std::map<cudaEvent_t, Order> events;     // as recorded last
+
+  static Device& Get() {
+    static auto* const device = new Device;
+    return *device;
+  }
+};
+
+template <typename Key, typename Value>
+Value& Find(std::map<Key, Value>* all, Key key) {
+  const Unseen unseen;
+  return (*all)[key];
+}
+
+template <typename Key, typename Value>
+void Forget(std::map<Key, Value>* all, Key key) {
+  const Unseen unseen;
+  all->erase(key);
+}
+
+void Lock() {
+  const UnseenLocks unseen;
+  Device::Get().lock.lock();
+}
+void Unlock() {
+  const UnseenLocks unseen;
+  Device::Get().lock.unlock();
+}
+
+/// Lets the running strand follow what a stream was given so far.
+void FollowStream(Stream* stream) {
+  void* const own = ThisStrand();
+  Become(stream->strand);
+  stream->done.PassOn();
+  Become(own);
+  stream->done.Take();
+}
+
+/// What the default stream is given waits for all streams that block, and they wait for it.
+void FollowDefault(cudaStream_t name, const Stream& stream) {
+  if (name != nullptr && !stream.blocks) return;
+  for (auto& [other, its] : Device::Get().streams) {
+    const bool waits = name == nullptr ? its.blocks : other == nullptr;
+    if (waits) FollowStream(&its);
+  }
+}
+
+}  // namespace
+
+Working::Working(cudaStream_t name) : cpu_(ThisStrand()) {
+  Lock();
+  Stream& stream = Find(&Device::Get().streams, name);
+  stream.given.PassOn();
+  Become(stream.strand);
+  stream.given.Take();
+  FollowDefault(name, stream);
+}
+
+Working::~Working() {
+  Become(cpu_);
+  Unlock();
+}
+
+void Copy(cudaStream_t stream, void* to, const void* from, std::size_t bytes) {
+  const Working working(stream);
+  std::memcpy(to, from, bytes);
+}
+
+void Fill(cudaStream_t stream, void* memory, int value, std::size_t bytes) {
+  const Working working(stream);
+  std::memset(memory, value, bytes);
+}
+
+void MakeStream(cudaStream_t stream, bool blocks) {
+  Lock();
+  Find(&Device::Get().streams, stream).blocks = blocks;
+  Unlock();
+}
+
+void ForgetStream(cudaStream_t stream) {
+  Lock();
+  Forget(&Device::Get().streams, stream);
+  Unlock();
+}
+
+void RecordEvent(cudaEvent_t event, cudaStream_t stream) {
+  const Working working(stream);
+  Order& recorded = Find(&Device::Get().events, event);
+  recorded.Forget();
+  recorded.PassOn();
+}
+
+void LetFollow(cudaStream_t stream, cudaEvent_t event) {
+  const Working working(stream);
+  Find(&Device::Get().events, event).Take();
+}
+
+void ForgetEvent(cudaEvent_t event) {
+  Lock();
+  Forget(&Device::Get().events, event);
+  Unlock();
+}
+
+void Follow(cudaEvent_t event) {
+  Lock();
+  Find(&Device::Get().events, event).Take();
+  Unlock();
+}
+
+void Follow(cudaStream_t stream) {
+  Lock();
+  FollowStream(&Find(&Device::Get().streams, stream));
+  Unlock();
+}
+
+void FollowDevice() {
+  Lock();
+  for (auto& [name, stream] : Device::Get().streams) FollowStream(&stream);
+  Unlock();
+}
+
+}  // namespace hvd_sparse::emulation
+
+#ifdef HVD_SPARSE_ORDER_IS_CHECKED
+// Volatile accesses of kernels, which are compiled to tell them apart.
+extern "C" {
+#define HVD_SPARSE_VOLATILE(bytes)           \
+  void __tsan_volatile_read##bytes(void*) {} \
+  void __tsan_volatile_write##bytes(void*) {}
+HVD_SPARSE_VOLATILE(1)
+HVD_SPARSE_VOLATILE(2)
+HVD_SPARSE_VOLATILE(4)
+HVD_SPARSE_VOLATILE(8)
+HVD_SPARSE_VOLATILE(16)
+}
+#endif
