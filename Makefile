@@ -103,7 +103,7 @@ tsan: $(ENV_STAMP) ## runs the C++ tests under ThreadSanitizer
 	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/csrc/tsan_suppressions.txt" $(call cpp_tests,tsan,-DHVD_SPARSE_EMULATE_CUDA=ON -DHVD_SPARSE_SANITIZE=thread)
 
 asan: $(ENV_STAMP) ## runs the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	@$(call cpp_tests,asan,-DHVD_SPARSE_SANITIZE=address)
+	@$(call cpp_tests,asan,-DHVD_SPARSE_EMULATE_CUDA=ON -DHVD_SPARSE_SANITIZE=address)
 
 # For SECONDS each, mutations of valid messages, mutated further where they reach new edges. With
 # CXX=clang++ it is libFuzzer that does so; a finding is left in build/fuzz.

@@ -6,6 +6,7 @@
 #include "tests/csrc/emulation/device.h"
 
 #include <cuda_runtime_api.h>
+#include <sanitizer/asan_interface.h>
 #include <setjmp.h>
 #include <ucontext.h>
 
@@ -27,6 +28,7 @@ constexpr unsigned kWarp = 32;
 constexpr std::size_t kStack = std::size_t{64} << 10;
 constexpr std::size_t kSharedMemory = std::size_t{48} << 10;  // as much as CUDA has for a block
 constexpr std::size_t kMostShared = 20;                       // names in a kernel
+constexpr std::size_t kRedZone = 16;  // behind each of them, for AddressSanitizer
 
 /// Blocks that are made before one is used again: its threads are the same strands, and so what it
 /// does is taken to follow what it did before.
@@ -159,9 +161,11 @@ void Begin(unsigned index, unsigned threads, Block* block) {
   block->threads = block->left = threads;
   block->barrier.Renew();
   block->warps = std::vector<Warp>(threads / kWarp);
-  grid->memory.emplace_back(new char[kSharedMemory]);
+  constexpr std::size_t kBytes = kSharedMemory + kMostShared * kRedZone;
+  grid->memory.emplace_back(new char[kBytes]);
   block->memory = grid->memory.back().get();
-  std::memset(block->memory, 0xa5, kSharedMemory);
+  std::memset(block->memory, 0xa5, kBytes);
+  ASAN_POISON_MEMORY_REGION(block->memory, kBytes);
   block->used = 0;
   for (Shared& shared : block->shared) shared = {};
   block->begin.Forget();
@@ -246,12 +250,14 @@ void Yield() {
 void* SharedAt(const void* place, std::size_t bytes) {
   constexpr std::size_t kAlignment = 16;
   Block& block = *running->block;
-  for (Shared& shared : block.shared) {
+  for (std::size_t i = 0; i < kMostShared; ++i) {
+    Shared& shared = block.shared[i];
     if (shared.place == place) return shared.piece;
     if (shared.place != nullptr) continue;
-    shared = {place, block.memory + block.used};
+    shared = {place, block.memory + block.used + i * kRedZone};
     block.used += (bytes + kAlignment - 1) / kAlignment * kAlignment;
     if (block.used > kSharedMemory) break;  // nvcc would have refused it
+    ASAN_UNPOISON_MEMORY_REGION(shared.piece, bytes);
     return shared.piece;
   }
   std::abort();
