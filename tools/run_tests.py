@@ -23,13 +23,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from process_groups import end_group
+
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "build" / "reports"
 STAGE_SECONDS = 3600  # of patience with one stage; every single test has its own, shorter limit
 # How lines begin that say why a stage failed: pytest's, those of a rank that ended
-# (tests/rank_guard.py) or crashed, of ctest, compilers and linters.
+# (tests/rank_guard.py) or crashed, of ctest, GoogleTest, compute-sanitizer, compilers and linters.
 TELLING = re.compile(
-    r"E  |FAILED|rank \d+: |Timeout \(|Fatal Python|  File .* in test_|.*\*\*\*Failed|.*\berror\b"
+    r"E  |FAILED|rank \d+: |Timeout \(|Fatal Python|  File .* in test_|.*\*\*\*(Failed|Timeout)"
+    r"|.*: Failure$|C\+\+ exception|=========\s+(Invalid|Uninit|Barrier|Divergent|Error|at )"
+    r"|.*\berror\b"
 )
 TELLING_LINES = 10
 # Milliseconds. Horovod holds a lock in its rounds, which are slow where ranks share cores. Without
@@ -45,12 +49,15 @@ class Stage:
     Attributes:
         report: Where it writes its results as JUnit XML, if it does.
         one_core: Whether it leaves the machine's other cores to others.
+        seconds: After so many it is ended, with all that it has started; None: STAGE_SECONDS, for
+            the command alone.
     """
 
     name: str
     command: list[str]
     report: Path | None = None
     one_core: bool = False
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -159,10 +166,10 @@ def count(report: Path) -> Count:
     return total
 
 
-def gist(output: list[str]) -> list[str]:
+def gist(output: list[str], lines: int = TELLING_LINES) -> list[str]:
     """The few lines of a failed stage that say why."""
     telling = [line for line in output if TELLING.match(line)] or output
-    return [line[:140] for line in telling[:TELLING_LINES]]
+    return [line[:140] for line in telling[:lines]]
 
 
 def run(stage: Stage) -> Outcome:
@@ -181,16 +188,27 @@ def run(stage: Stage) -> Outcome:
         print(output[0], flush=True)
     start = time.monotonic()
     process = subprocess.Popen(
-        stage.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace"
+        stage.command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        errors="replace",
+        start_new_session=stage.seconds is not None,
     )
     reader = threading.Thread(target=pass_on, daemon=True)
     reader.start()
+    limit = stage.seconds or STAGE_SECONDS
     try:
-        status = process.wait(STAGE_SECONDS)
+        status = process.wait(limit)
     except subprocess.TimeoutExpired:
-        print(f"{stage.name}: still running after {STAGE_SECONDS} s", flush=True)
+        output.append(f"error: {stage.name} was still running after {limit:.0f} s")
+        print(output[-1], flush=True)
         process.terminate()  # not kill: mpirun ends its ranks when it is asked to end
-        status = process.wait() or 1
+        status = 1
+    finally:
+        if stage.seconds is not None:
+            end_group(process)
+    process.wait()
     reader.join(10)  # not for ever: a process that it left behind may still hold the pipe
     if stage.report is not None and not stage.report.exists():
         output.append(f"error: {stage.name} has left no report in {stage.report}")
