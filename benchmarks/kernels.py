@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -198,27 +198,32 @@ def main(
     numels_beside, densities_beside = numel or ON_DEVICE_NUMELS, density or ON_DEVICE_DENSITIES
     numel, density = numel or list(NUMELS), density or list(DENSITIES)
     threads = threads or ([1, 2] if on_cpu else [1])
+
+    def measured() -> Iterator[list[Result]]:
+        for entries in (message or MESSAGES) if on_cpu else []:
+            yield [measure_messages(entries, share, steps=steps) for share in density]
+        for one in numel if selection else []:
+            for share in density:
+                yield measure(
+                    Size(one, max(1, model // one), share, device),
+                    threads=threads,
+                    steps=steps,
+                    warm_up=warm_up or max(LEAST_WARM_UP, math.ceil(0.5 / share)),
+                    slow_every=slow_every,
+                    pause=pause,
+                )
+            if on_cpu:
+                yield measure_pieces(block, one, threads=threads, steps=steps)
+        for one in numels_beside if side_by_side else []:
+            yield measure_on_device(block, one, densities_beside, device, steps=steps)
+        if not on_cpu:
+            yield measure_model(model, density, device, steps=steps)
+
     results: list[Result] = []
-    for entries in (message or MESSAGES) if on_cpu else []:
-        results += [measure_messages(entries, share, steps=steps) for share in density]
-    for one in numel if selection else []:
-        for share in density:
-            results += measure(
-                Size(one, max(1, model // one), share, device),
-                threads=threads,
-                steps=steps,
-                warm_up=warm_up or max(LEAST_WARM_UP, math.ceil(0.5 / share)),
-                slow_every=slow_every,
-                pause=pause,
-            )
-        if on_cpu:
-            results += measure_pieces(block, one, threads=threads, steps=steps)
-    for one in numels_beside if side_by_side else []:
-        results += measure_on_device(block, one, densities_beside, device, steps=steps)
-    if not on_cpu:
-        results += measure_model(model, density, device, steps=steps)
-    if json is not None:
-        write(json, [result.as_json() for result in results])
+    for some in measured():
+        results += some
+        if json is not None:  # what there is, since what follows may take long
+            write(json, [result.as_json() for result in results])
     if not all(result.verified for result in results):
         raise typer.Exit(1)
 
