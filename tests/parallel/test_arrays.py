@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import hvd_sparse.torch
-from hvd_sparse import _core, sparse_allreduce
+from hvd_sparse import sparse_allreduce
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
 from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK
+from tests.gpus import needs_gpu
 from tests.parallel.torch_ranks import assert_same_on_all_ranks, total
 
 
@@ -103,8 +104,7 @@ def test_ranks_whose_number_types_differ_are_told():
         sparse_allreduce(array, np.zeros(array.size, np.float32))
 
 
-@pytest.mark.skipif(not _core.with_cuda, reason="this build has no CUDA")
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+@needs_gpu
 def test_arrays_of_cupy_give_the_bits_of_numpys():
     cupy = pytest.importorskip("cupy")
     compression = GTopK(density=0.05)

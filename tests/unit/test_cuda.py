@@ -22,19 +22,9 @@ from hvd_sparse.torch.places import OnDevice, place_of
 from hvd_sparse.torch.settings import check_devices, check_horovod
 from hvd_sparse.torch.slots import buffer_of
 from tests import laws
+from tests.gpus import needs_gpu
 
 ON_THE_CPU = [c for c in _core.collectives() if c != "hierarchical"]
-
-
-def reason_to_skip() -> str | None:
-    if not _core.with_cuda:
-        return "this build has no CUDA"
-    if not torch.cuda.is_available():
-        return "torch sees no GPU"
-    return None
-
-
-needs_gpu = pytest.mark.skipif(reason_to_skip() is not None, reason=str(reason_to_skip()))
 
 
 def add_bucket(exchange, device, *, sparsifier="top_k", collective="allgather", segments=(100,)):

@@ -1,0 +1,46 @@
+"""Training on a GPU; ranks may share one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK
+from tests.gpus import needs_gpu
+from tests.parallel.torch_ranks import (
+    SHAPES,
+    Toy,
+    assert_same_on_all_ranks,
+    distribute,
+    integer_gradients,
+    residuals,
+)
+
+# All of them travel sparse, since a Horovod that was built for the CPU takes nothing of a GPU.
+LARGE = {name: shape for name, shape in SHAPES.items() if name != "bias"}
+
+
+def trained(device, compression, dtype):
+    """The parameters and residuals after some steps."""
+    model = Toy(LARGE, dtype).to(device)
+    optimizer = distribute(model, compression)
+    for step in range(6):
+        optimizer.zero_grad()
+        gradients = integer_gradients(model, step)
+        model.backward({name: one.to(device) for name, one in gradients.items()})
+        optimizer.step()
+    parameters = {name: p.detach().cpu() for name, p in model.named_parameters()}
+    return parameters, {name: one.cpu() for name, one in residuals(optimizer).items()}
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("preset", [LAGS, GTopK, GaussianK, TopK])
+def test_training_has_the_bits_of_the_cpu(preset, dtype):
+    compression = preset(adaptive=False, density=0.1, min_numel=64, bucket_numel=1500)
+    on_cpu, kept_there = trained("cpu", compression, dtype)
+    on_gpu, kept = trained("cuda:0", compression, dtype)
+    for name in LARGE:
+        assert torch.equal(on_gpu[name], on_cpu[name]), name
+        assert torch.equal(kept[name], kept_there[name]), name
+    assert_same_on_all_ranks(on_gpu.values())
