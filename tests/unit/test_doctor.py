@@ -348,4 +348,5 @@ def test_importing_the_package_loads_no_framework():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
-    assert hvd_sparse.__version__ == version_of("hvd_sparse")
+    installed = version_of("hvd_sparse")  # None where it is found by its path
+    assert installed in (None, hvd_sparse.__version__)
