@@ -177,7 +177,7 @@ aarch64: $(ENV_STAMP) ## compiles the core for aarch64
 # where it can, it lets the ranks of a test share a GPU.
 CUDA_OPTIONS := -DHVD_SPARSE_WITH_CUDA=1
 CUDA_PROGRAMS := cuda_tests without_nccl_tests
-CUDA_TARGETS := cudaprograms cudatest cudasan
+CUDA_TARGETS := cudaprograms cudatest cudasan gputest
 $(CUDA_TARGETS): export HVD_SPARSE_NCCL_LIBRARY ?= \
   $(shell $(PY) -c "import runpy; print(*runpy.run_path('hvd_sparse/nccl.py')['package_libraries']()[:1])")
 $(CUDA_TARGETS): export NCCL_MULTI_RANK_GPU_ENABLE ?= 1
@@ -198,6 +198,12 @@ cudasan: cudaprograms ## runs the C++ tests of CUDA under compute-sanitizer's ch
 	@failed=; for tool in memcheck racecheck synccheck initcheck; do \
 	  $(PY) tools/sanitize_cuda.py --tool $$tool build/cuda/cuda_tests || failed="$$failed $$tool"; \
 	done; [ -z "$$failed" ] || { echo "compute-sanitizer has found errors:$$failed" >&2; false; }
+
+# In one command, on a machine with a GPU. REPORTS is the folder for what it prints and what it times.
+PARTS ?= build tests sanitizers benchmark
+REPORTS ?= build/reports
+gputest: $(ENV_STAMP) ## checks and times on a GPU; PARTS="build tests sanitizers benchmark"
+	@$(PY) tools/gpu_tests.py --reports $(REPORTS) $(PARTS)
 
 tidy: build ## runs clang-tidy on the C++ sources
 	@run-clang-tidy.py -quiet -j $(JOBS) -p build/module -clang-tidy-binary clang-tidy \

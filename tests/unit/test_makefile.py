@@ -27,7 +27,7 @@ def environment(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("target", ["build", "demo", "test", "cpptest", "cuda"])
+@pytest.mark.parametrize("target", ["build", "demo", "test", "cpptest", "cuda", "gputest"])
 def test_nothing_is_installed_in_it(environment, target):
     done = make("-n", f"VENV={environment}", "GTEST_SOURCE=/googletest", target)
     assert done.returncode == 0, done.stderr
