@@ -193,7 +193,7 @@ inline void ExpectNothingIsLost(const Program& program) {
     std::vector<float> total(numel), expected(numel), output(numel);
     std::int64_t i = 0;
     for (const Bytes& bytes : after[0][step].outputs) {
-      std::memcpy(output.data() + i, bytes.data(), bytes.size());
+      if (!bytes.empty()) std::memcpy(output.data() + i, bytes.data(), bytes.size());
       i += static_cast<std::int64_t>(bytes.size() / sizeof(float));
     }
     for (int rank = 0; rank < program.ranks(); ++rank) {
