@@ -172,9 +172,12 @@ class BoundDriver {
     auto* const to = static_cast<StepDriver*>(driver);
     bool looks = false;
     try {
-      looks = to->Begin(FloatsOf(residual),
-                        {static_cast<SelectionState*>(states.data), states.numel / kFields}, decay,
-                        FloatsOf(velocity), OriginOf(*to, origin), FloatsOf(room));
+      looks = to->Begin({FloatsOf(residual),
+                         {static_cast<SelectionState*>(states.data), states.numel / kFields},
+                         decay,
+                         FloatsOf(velocity),
+                         OriginOf(*to, origin),
+                         FloatsOf(room)});
       Tell(nullptr, done, context);
     } catch (...) {
       TellCaught(*to, done, context);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "csrc/base/clock.h"
 #include "csrc/base/error.h"
@@ -17,12 +18,20 @@ constexpr double kWaitSlice = 1.0;  // seconds
 
 }  // namespace
 
-void DenseSums::Begin(std::size_t expected, bool looks) {
+DenseSums::DenseSums(std::function<void()> check) : check_(std::move(check)) {}
+
+void DenseSums::Begin(std::size_t passing, bool others, bool looks) {
   const std::lock_guard lock(mutex_);
-  missing_ = expected;
+  passing_ = passing;
+  missing_ = passing + (others ? 1 : 0);
   interrupted_ = false;
   looks_ = looks;
   finite_ = true;
+}
+
+bool DenseSums::Pass() {
+  const std::lock_guard lock(mutex_);
+  return passing_ > 0 && --passing_ == 0;
 }
 
 void DenseSums::Add(const std::vector<GradView>& sums) {
@@ -45,19 +54,19 @@ void DenseSums::AddSeen(bool finite) {
   if (all) came_.notify_all();
 }
 
-void DenseSums::Await(const WaitLimits& limits, const std::function<void()>& check) {
-  const double limit = limits.fail_seconds > 0 ? limits.fail_seconds : HUGE_VAL;
+void DenseSums::Await() {
+  const double limit = limits_.fail_seconds > 0 ? limits_.fail_seconds : HUGE_VAL;
   std::size_t missing = this->missing();
   double progress = SteadySeconds();
   while (!Wait(std::min(kWaitSlice, limit))) {
-    check();
+    check_();
     const double now = SteadySeconds();
     if (const std::size_t left = this->missing(); left < missing) {
       missing = left;
       progress = now;
     } else if (now - progress >= limit) {
       const std::string problem =
-          limits.GaveUp(Concat(missing, " of Horovod's sums of gradients that travel dense"));
+          limits_.GaveUp(Concat(missing, " of Horovod's sums of gradients that travel dense"));
       Warn(problem);
       Throw(ErrorKind::kTimeout, problem);
     }
@@ -86,6 +95,10 @@ void DenseSums::Interrupt() {
 bool DenseSums::finite() const {
   const std::lock_guard lock(mutex_);
   return finite_;
+}
+
+std::string DenseSums::Problem() const {
+  return finite() ? "" : "a sum over the ranks of gradients that travel dense is not finite";
 }
 
 }  // namespace hvd_sparse

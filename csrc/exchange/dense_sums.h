@@ -1,4 +1,5 @@
-/// The sums of a step that somebody else forms, dense: whether all are there, and all are finite.
+/// The sums of a step that somebody else forms, dense: whether all are there, and all are finite;
+/// and the wait for them.
 
 #ifndef HVD_SPARSE_EXCHANGE_DENSE_SUMS_H_
 #define HVD_SPARSE_EXCHANGE_DENSE_SUMS_H_
@@ -7,6 +8,7 @@
 #include <cstddef>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "csrc/base/types.h"
@@ -16,9 +18,16 @@ namespace hvd_sparse {
 
 class DenseSums {
  public:
-  /// A step with so many calls of Add. `looks`: whether it matters that they are finite, on all
-  /// ranks alike; else nobody reads them.
-  void Begin(std::size_t expected, bool looks);
+  /// `check` is called now and then by who waits, and throws what ends the wait. The deadline is
+  /// that of all waits (WaitLimits::FromEnvironment).
+  explicit DenseSums(std::function<void()> check);
+
+  /// A step in which so many pieces pass whose sums are told one by one; and `others`, once.
+  /// `looks`: whether it matters that they are finite, on all ranks alike; else nobody reads them.
+  void Begin(std::size_t passing, bool others, bool looks);
+
+  /// One of these pieces has come. Returns whether it was the last one of the step.
+  bool Pass();
 
   /// Sums that are there, from any thread.
   void Add(const std::vector<GradView>& sums);
@@ -26,10 +35,10 @@ class DenseSums {
   /// The same, when somebody else has looked.
   void AddSeen(bool finite);
 
-  /// Waits until all came, or Interrupt did. `check` is called now and then, and throws what ends
-  /// the wait. After the deadline, counted from the last sum that came, warns and throws Timeout:
-  /// whoever waits elsewhere for what is missing may never hear of an error.
-  void Await(const WaitLimits& limits, const std::function<void()>& check);
+  /// Waits until all came, or Interrupt did. After the deadline, counted from the last sum that
+  /// came, warns and throws Timeout: whoever waits elsewhere for what is missing may never hear of
+  /// an error.
+  void Await();
 
   /// How many have yet to come.
   std::size_t missing() const;
@@ -41,13 +50,20 @@ class DenseSums {
   /// same.
   bool finite() const;
 
+  /// Why no rank may apply the step; empty where all are finite.
+  std::string Problem() const;
+
  private:
   /// Whether all came within so many seconds, or Interrupt did.
   bool Wait(double seconds);
 
+  const std::function<void()> check_;
+  const WaitLimits limits_ = WaitLimits::FromEnvironment();
+
   mutable std::mutex mutex_;
   std::condition_variable came_;
-  std::size_t missing_ = 0;
+  std::size_t passing_ = 0;  // pieces that have yet to come
+  std::size_t missing_ = 0;  // sums likewise
   bool interrupted_ = false;
   bool looks_ = false;
   bool finite_ = true;

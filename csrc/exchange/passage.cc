@@ -39,6 +39,7 @@ void Passage::Begin(StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   stream_ = stream;
   joined_.clear();
+  refused_ = false;
 }
 
 void Passage::Join(const Piece& piece, const std::vector<GradView>& gradients) {
@@ -68,8 +69,18 @@ void Passage::Join(const Piece& piece, const std::vector<GradView>& gradients) {
   joined_.push_back(std::move(joined));
 }
 
-void Passage::Settle() {
+void Passage::Refuse() {
   const std::lock_guard lock(mutex_);
+  for (const Joined& one : joined_) {
+    if (one.piece.decay != 1) kernels_.Decay(one.piece.residual, one.piece.decay, stream_);
+  }
+  joined_.clear();
+  refused_ = true;
+}
+
+bool Passage::Settle() {
+  const std::lock_guard lock(mutex_);
+  if (refused_) return false;
   for (const Joined& one : joined_) {
     const Span<float> residual = one.piece.residual;
     if (one.piece.velocity.size > 0) kernels_.Copy(one.piece.next, one.piece.velocity, stream_);
@@ -86,14 +97,7 @@ void Passage::Settle() {
   }
   joined_.clear();
   owed_anywhere_ = false;
-}
-
-void Passage::Refuse() {
-  const std::lock_guard lock(mutex_);
-  for (const Joined& one : joined_) {
-    if (one.piece.decay != 1) kernels_.Decay(one.piece.residual, one.piece.decay, stream_);
-  }
-  joined_.clear();
+  return true;
 }
 
 }  // namespace hvd_sparse

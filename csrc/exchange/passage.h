@@ -52,12 +52,12 @@ class Passage {
   /// waits decays. From any thread.
   void Join(const Piece& piece, const std::vector<GradView>& gradients);
 
-  /// The step has ended: of what joined, residuals have gone, and velocities are
-  /// momentum * velocity + scale * gradient.
-  void Settle();
-
   /// Nobody applies the step: what joined stays. Residuals have decayed all the same, as others do.
   void Refuse();
+
+  /// The step has ended. Unless it was refused, residuals of what joined have gone, and velocities
+  /// are momentum * velocity + scale * gradient. Returns whether it counts.
+  bool Settle();
 
  private:
   struct Joined {
@@ -71,6 +71,7 @@ class Passage {
   std::vector<bool> owes_;   // by piece: this rank's residual may hold something that joins
   std::vector<bool> waits_;  // by piece: it may hold something that does not
   bool owed_anywhere_ = true;
+  bool refused_ = false;  // this step
   std::vector<Joined> joined_;
   std::vector<std::vector<std::unique_ptr<Rest>>> rests_;  // by piece, of each of its gradients
 };

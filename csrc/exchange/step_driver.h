@@ -29,22 +29,21 @@
 #ifndef HVD_SPARSE_EXCHANGE_STEP_DRIVER_H_
 #define HVD_SPARSE_EXCHANGE_STEP_DRIVER_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "csrc/base/types.h"
-#include "csrc/comm/patience.h"
 #include "csrc/exchange/dense_sums.h"
 #include "csrc/exchange/exchange.h"
 #include "csrc/exchange/origin.h"
 #include "csrc/exchange/passage.h"
 #include "csrc/exchange/step_layout.h"
+#include "csrc/exchange/step_memory.h"
+#include "csrc/exchange/step_pieces.h"
 #include "csrc/exchange/step_rules.h"
 #include "csrc/exchange/step_sample.h"
 #include "csrc/exchange/step_times.h"
@@ -54,7 +53,7 @@ namespace hvd_sparse {
 
 class StepDriver {
  public:
-  using Done = std::function<void(std::exception_ptr)>;
+  using Done = StepPieces::Done;
 
   /// Called on the driver's thread. What they throw ends the exchange, and so the step.
   struct Hooks {
@@ -71,10 +70,7 @@ class StepDriver {
              Hooks hooks = {}, StepRules rules = {});
 
   /// Ends what is in flight, on all ranks, and waits until every `done` was called.
-  ~StepDriver() {
-    Cancel("it was closed while gradients were in flight");
-    sums_.Interrupt();
-  }
+  ~StepDriver();
 
   /// Other buckets from the next step on, between two steps; on all ranks alike.
   void Replace(std::vector<DrivenBucket> buckets);
@@ -87,24 +83,14 @@ class StepDriver {
   void GoOnAfter(std::int64_t steps);
 
   /// Whether steps are timed from the next one on; between two steps.
-  void TimeSteps(bool wanted) {
-    const std::lock_guard lock(mutex_);
-    timer_.Time(wanted);
-  }
+  void TimeSteps(bool wanted);
 
-  /// Elements of scratch memory that the next step needs: where there is momentum, as many as pass.
-  std::int64_t Room() const {
-    const std::lock_guard lock(mutex_);
-    return RoomOfStep();
-  }
+  /// Elements of scratch memory that the next step needs.
+  std::int64_t Room() const;
 
-  /// The memory of this step; valid until End, or until no `done` is to be called any more. The
-  /// residual is multiplied by `decay` as gradients join it, or as it joins them. `velocity` is of
-  /// all pieces where there is momentum, else empty; `room` has Room() elements. States lie in the
-  /// memory of the CPU, all else where `origin` says. Returns whether it matters that the sums that
-  /// others form are finite, on all ranks alike.
-  bool Begin(Span<float> residual, Span<SelectionState> states, float decay = 1,
-             Span<float> velocity = {}, Origin origin = {}, Span<float> room = {});
+  /// The memory of this step; valid until End, or until no `done` is to be called any more. Returns
+  /// whether it matters that the sums that others form are finite, on all ranks alike.
+  bool Begin(const StepMemory& memory);
 
   /// Hands over a piece. Starts its bucket, and others that waited for it, on this thread. `origin`
   /// is that of the step.
@@ -131,10 +117,7 @@ class StepDriver {
   void Cancel(const std::string& reason);
 
   /// Ends the exchange on all ranks, also between steps: for a piece that will not come.
-  void Fail(const std::string& reason) {
-    exchange_->Fail(reason);
-    Cancel(reason);
-  }
+  void Fail(const std::string& reason);
 
   /// Ends the exchange on all ranks with what is being caught, unless that is what has ended it, or
   /// says that a step is not finite; returns it. `where` names the place, for a lack of memory.
@@ -146,66 +129,35 @@ class StepDriver {
   bool OnItsThread() const { return finisher_.IsCurrent(); }
 
   /// Steps that were exchanged so far, refused ones among them.
-  std::int64_t steps() const {
-    const std::lock_guard lock(mutex_);
-    return steps_;
-  }
+  std::int64_t steps() const;
 
  private:
-  /// A piece, in a step.
-  struct Place {
-    bool taken = false;  // by the exchange
-    std::vector<GradView> gradients;
-    Done done;
-  };
-
-  bool InStep() const {
-    return std::any_of(places_.begin(), places_.end(), [](const Place& one) { return one.taken; });
-  }
-  bool HasAllOf(std::size_t bucket) const {
-    const auto [first, end] = layout_.PiecesOf(bucket);
-    const Place* const places = places_.data();
-    return std::all_of(places + first, places + end, [](const Place& one) { return one.taken; });
-  }
-  hvd_sparse::Launch LaunchOf(std::size_t bucket) const;
-  Passage::Piece PassageOf(std::size_t piece) const;
-
-  /// The mutex is held.
-  std::int64_t RoomOfStep() const { return rules_.momentum > 0 ? layout_.PassingNumel() : 0; }
-
-  /// Whether a step is refused where they are not finite; alike on all ranks. The mutex is held.
-  bool LooksAtSums() const {
-    return rules_.momentum > 0 || layout_.Exchanges() || passage_.OwedAnywhere();
-  }
-
-  void Start(std::size_t number);
+  // step_driver.cc: pieces come, and buckets start.
   void Drain();
+  bool HasAllOf(std::size_t bucket) const;
+  void Start(std::size_t bucket);
+
+  // step_driver_end.cc: on the driver's thread, but for FinishAfter, and End where nobody is told.
   void Watch(int bucket, StreamHandle stream);
   void FinishAfter(std::exception_ptr failure);
-  void WaitForSums();
   void Finish();
-  void Refuse();
+  void WaitForSums();
+  std::exception_ptr Commit();
   std::exception_ptr MarkGradients();
   void EndStep();
 
   Exchange* const exchange_;
   const Hooks hooks_;
   const StepRules rules_;
-  const WaitLimits limits_ = WaitLimits::FromEnvironment();
   const Kernels& kernels_;  // whoever calls them follows them first, if only to be on their device
 
   mutable std::mutex mutex_;
   StepLayout layout_;
-  std::vector<Place> places_;  // of each piece
+  StepPieces pieces_;
+  StepMemory memory_;
   bool begun_ = false;
-  std::size_t passed_ = 0;  // of the pieces with units of selection
-  Span<float> residual_, velocity_, room_;
-  Span<SelectionState> states_;
-  float decay_ = 1;
-  Origin origin_;
-  bool refused_ = false;  // this step, on all ranks
-  std::size_t next_ = 0;  // place in the order of the bucket to start
-  bool draining_ = false;
+  std::size_t next_ = 0;   // place in the order of the bucket to start
+  bool draining_ = false;  // a thread starts buckets
   std::exception_ptr failure_;
   std::int64_t steps_ = 0;
 

@@ -59,7 +59,7 @@ struct DrivenRank {
 
   void Begin() {
     room.assign(static_cast<std::size_t>(driver->Room()), 0.0f);
-    driver->Begin(residual, states, 1, velocity, {}, room);
+    driver->Begin({residual, states, 1, velocity, {}, room});
   }
 
   /// Whether the piece passed, or else when it is there.

@@ -130,7 +130,7 @@ TEST(StepDriver, OfARefusedStepTheResidualHasDecayedAllTheSame) {
   auto world = std::make_shared<LoopbackWorld>(1);
   DrivenRank rank(world, 0, {-4}, {}, {NonFinite::kMark});
   std::fill(rank.residual.begin(), rank.residual.end(), 2.0f);
-  rank.driver->Begin(rank.residual, rank.states, 0.5f);
+  rank.driver->Begin({rank.residual, rank.states, 0.5f});
   for (int piece = 0; piece < kPieces; ++piece) {
     rank.Hand(piece);
     EXPECT_EQ(rank.Gradient(piece)[0], 2.0f);
@@ -199,7 +199,7 @@ TEST(StepDriver, VelocitiesNeedRoomForThoseThatPass) {
       1, {1, -3},
       [](DrivenRank& rank) {
         const auto begin = [&] {
-          rank.driver->Begin(rank.residual, rank.states, 1, rank.velocity, {}, rank.room);
+          rank.driver->Begin({rank.residual, rank.states, 1, rank.velocity, {}, rank.room});
         };
         rank.room.resize(5);
         EXPECT_TRUE(Says(Thrown(begin), "room must have 192 elements, got 5"));
@@ -315,13 +315,13 @@ TEST(StepDriver, AStepThatBeginsAmidAnotherEndsTheExchange) {
 TEST(StepDriver, WhatDoesNotFitIsRefusedAndNothingHasHappened) {
   OnRanks(1, kOneByOne, [](DrivenRank& rank) {
     EXPECT_THROW(rank.Launch(0), Error);  // before its step
-    EXPECT_THROW(rank.driver->Begin({rank.residual.data(), 3}, rank.states), Error);
-    EXPECT_THROW(rank.driver->Begin(rank.residual, {rank.states.data(), 3}), Error);
+    EXPECT_THROW(rank.driver->Begin({{rank.residual.data(), 3}, rank.states}), Error);
+    EXPECT_THROW(rank.driver->Begin({rank.residual, {rank.states.data(), 3}}), Error);
     EXPECT_THROW(rank.driver->Replace(rank.Buckets({3})), Error);
     EXPECT_THROW(rank.driver->Launch(kPieces, {}, nullptr), Error);
     EXPECT_THROW(rank.driver->Launch(0, {}, nullptr), Error);
     const Origin elsewhere{{DeviceType::kCuda, 0}, 1};
-    EXPECT_THROW(rank.driver->Begin(rank.residual, rank.states, 1, {}, elsewhere), Error);
+    EXPECT_THROW(rank.driver->Begin({rank.residual, rank.states, 1, {}, elsewhere}), Error);
     rank.Begin();
     const std::vector<GradView> gradient = {{rank.Gradient(0).data(), kNumel, DType::kFloat32}};
     EXPECT_THROW(rank.driver->Launch(0, gradient, nullptr, elsewhere), Error);

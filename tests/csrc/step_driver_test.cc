@@ -102,7 +102,7 @@ TEST(StepDriver, SumsMatterUntilNoRankOwesAnything) {
   auto world = std::make_shared<LoopbackWorld>(1);
   DrivenRank rank(world, 0, {-4});
   for (const bool matters : {true, false, true, false}) {
-    EXPECT_EQ(rank.driver->Begin(rank.residual, rank.states), matters);
+    EXPECT_EQ(rank.driver->Begin({rank.residual, rank.states}), matters);
     for (int piece = 0; piece < kPieces; ++piece) rank.Hand(piece);
     rank.End();
     if (!matters) rank.driver->GoOnAfter(1);
@@ -119,7 +119,7 @@ TEST(StepDriver, WhatANarrowTypeRoundsAwayWaitsUntilAllMayOweAgain) {
   rank.residual[5] = 3;
   const auto step = [&](float decay, bool narrow) {
     rank.Fill();
-    const bool matters = rank.driver->Begin(rank.residual, rank.states, decay);
+    const bool matters = rank.driver->Begin({rank.residual, rank.states, decay});
     for (int piece = 0; piece < kPieces; ++piece) {
       if (narrow && piece == 2) {
         rank.driver->Launch(piece, {{halves.data(), kNumel, DType::kFloat16}}, nullptr);

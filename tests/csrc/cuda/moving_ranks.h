@@ -177,9 +177,12 @@ class MovingRank {
   }
 
   void Begin(Drawn* drawn) {
-    driver_->Begin({residual_.data(), kOwed}, states_, kDecay,
-                   {velocity_.data(), job_.momentum > 0 ? kMoving : 0}, origin_,
-                   {drawn->room.data(), driver_->Room()});
+    driver_->Begin({{residual_.data(), kOwed},
+                    states_,
+                    kDecay,
+                    {velocity_.data(), job_.momentum > 0 ? kMoving : 0},
+                    origin_,
+                    {drawn->room.data(), driver_->Room()}});
   }
 
   std::vector<DrivenBucket> Buckets(bool either_passes) {

@@ -42,7 +42,7 @@ struct RankOn {
                                           buckets, StepDriver::Hooks{}, RulesOn(device));
   }
 
-  void Begin() { driver->Begin({residual.data(), kNumel}, states, 1, {}, origin); }
+  void Begin() { driver->Begin({{residual.data(), kNumel}, states, 1, {}, origin}); }
 
   std::future<void> Launch(int piece, Memory<float>* gradient) {
     auto done = std::make_shared<std::promise<void>>();
@@ -147,7 +147,7 @@ TEST_F(StepDriverOnDevice, AStepThatFailsLeavesNothingInABlock) {
 TEST_F(StepDriverOnDevice, WhatDoesNotComeFromTheStreamOfTheStepIsRefused) {
   OnRanks(1, kGpu, [](RankOn& rank) {
     const auto begin_on_the_cpu = [&] {
-      rank.driver->Begin({rank.residual.data(), kNumel}, rank.states);
+      rank.driver->Begin({{rank.residual.data(), kNumel}, rank.states});
     };
     EXPECT_TRUE(Says(Thrown(begin_on_the_cpu), "must lie on cuda:0, got cpu"));
     rank.Begin();
@@ -175,7 +175,7 @@ Seen RunPassingSteps(Device device) {
   const Origin origin{device, 0};
   Seen seen;
   for (int step = 0; step < 4; ++step) {
-    driver.Begin({residual.data(), kNumel}, states, 0.5f, {}, origin);
+    driver.Begin({{residual.data(), kNumel}, states, 0.5f, {}, origin});
     for (const int piece : {1, 0}) {
       std::vector<T> values(static_cast<std::size_t>(kSizes[piece]));
       for (T& value : values) value = Narrow<T>(gaussian(random));

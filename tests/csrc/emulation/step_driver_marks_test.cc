@@ -103,8 +103,8 @@ class RankAlone {
 
   void Begin() {
     const Span<float> velocity = rules_.momentum > 0 ? velocity_.span() : Span<float>();
-    driver_->Begin(residual_.span(), states_, 1, velocity, origin_,
-                   {room_.data(), driver_->Room()});
+    driver_->Begin(
+        {residual_.span(), states_, 1, velocity, origin_, {room_.data(), driver_->Room()}});
   }
 
   std::future<void> Launch(int piece, DeviceArray<float>* gradient) {

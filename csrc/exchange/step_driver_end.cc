@@ -1,0 +1,176 @@
+/// How a step of a driver ends: its buckets are waited for, then the sums that somebody else forms;
+/// it counts, or does not; everybody is told. And how it is made to end before that.
+
+#include <string>
+#include <utility>
+
+#include "csrc/base/error.h"
+#include "csrc/exchange/step_driver.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr double kWaitSlice = 1.0;  // seconds
+
+}  // namespace
+
+/// Waits for a bucket. Where the exchange ends meanwhile, so does the step: the pieces that are
+/// still to come may wait for other ranks, and so never come.
+void StepDriver::Watch(int bucket, StreamHandle stream) {
+  try {
+    kernels_.Follow(nullptr);
+    // An exchange that has ended throws, but not before it has left all memory alone.
+    while (!exchange_->Wait(bucket, kWaitSlice, stream)) {
+    }
+  } catch (...) {
+    const Error error = EndByCaught("the wait for a bucket");
+    const std::lock_guard lock(mutex_);
+    FinishAfter(std::make_exception_ptr(error));
+  }
+}
+
+/// Ends the step, with what failed first. The mutex is held. Whoever is draining sees it, too.
+void StepDriver::FinishAfter(std::exception_ptr failure) {
+  if (failure_ == nullptr) failure_ = std::move(failure);
+  sums_.Interrupt();
+  if (!draining_) finisher_.Post([this] { Finish(); });
+}
+
+/// After a Watch of every bucket that was started.
+void StepDriver::Finish() {
+  std::exception_ptr error;
+  bool all = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!pieces_.Any()) return;  // several have found out that the exchange has ended
+    error = failure_;
+    all = next_ == layout_.buckets();
+  }
+  if (error == nullptr) {
+    WaitForSums();
+    const std::lock_guard lock(mutex_);
+    error = failure_;
+  }
+  if (error == nullptr) error = Commit();
+  // An executor returns to the user when all its ops have, also those that form sums: and they may
+  // wait for ever for a rank that is lost.
+  if (error != nullptr && sums_.missing() == 0) exchange_->Acknowledge();
+  std::vector<Done>* told = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    told = &pieces_.Release();
+    if (all) ++steps_;
+    next_ = 0;
+    failure_ = nullptr;
+  }
+  for (Done& one : *told) {
+    if (one) std::exchange(one, nullptr)(error);
+  }
+}
+
+/// An exchange that ends meanwhile ends the wait, and so does the deadline.
+void StepDriver::WaitForSums() {
+  try {
+    sums_.Await();
+  } catch (...) {
+    const Error error = EndByCaught("the wait for dense sums");
+    const std::lock_guard lock(mutex_);
+    if (failure_ == nullptr) failure_ = std::make_exception_ptr(error);
+  }
+}
+
+/// Returns what failed, or that the step does not count.
+std::exception_ptr StepDriver::Commit() {
+  try {
+    if (hooks_.exchanged) hooks_.exchanged();
+    exchange_->Commit(sums_.Problem());
+    if (!sampler_.empty() && hooks_.measured) hooks_.measured(sampler_.Complete());
+    return nullptr;
+  } catch (...) {
+    const Error error = EndByCaught("the end of a step");
+    if (error.kind() != ErrorKind::kNonFinite) return std::make_exception_ptr(error);
+    passage_.Refuse();  // on all ranks
+    if (rules_.non_finite == NonFinite::kMark) return MarkGradients();
+    return std::make_exception_ptr(error);
+  }
+}
+
+/// Says of a step that does not count, and is no error, that it does not; returns what failed.
+std::exception_ptr StepDriver::MarkGradients() {
+  try {
+    const std::lock_guard lock(mutex_);
+    pieces_.Mark(memory_.origin);
+    return nullptr;
+  } catch (...) {
+    return std::make_exception_ptr(EndByCaught("the end of a step"));
+  }
+}
+
+void StepDriver::End(Done done) {
+  sums_.Interrupt();  // all are there
+  const auto end = [this, done = std::move(done)] {
+    std::exception_ptr error;
+    try {
+      EndStep();
+    } catch (...) {
+      error = std::make_exception_ptr(EndByCaught("the end of a step"));
+      exchange_->Acknowledge();  // all ops of the step are over
+    }
+    done(error);
+  };
+  if (hooks_.step_ended) {
+    finisher_.Post(end);
+  } else {
+    end();
+  }
+}
+
+void StepDriver::EndStep() {
+  const bool exchanges = layout_.Exchanges();
+  if (!exchanges && !sums_.finite()) passage_.Refuse();
+  bool counts = false;
+  StepEnd ended;
+  kernels_.Follow(nullptr);
+  {
+    const std::lock_guard lock(mutex_);
+    counts = passage_.Settle();
+    begun_ = false;
+    memory_ = {};
+    if (!exchanges) ++steps_;
+    ended = timer_.End();
+  }
+  if (!counts && !exchanges && rules_.non_finite == NonFinite::kRefuse) {
+    exchange_->Commit(sums_.Problem());
+  }
+  if (hooks_.step_ended) hooks_.step_ended(ended);
+}
+
+Error StepDriver::EndByCaught(const std::string& where) const {
+  Error error = Caught(exchange_->Rank(), where);
+  if (error.kind() != ErrorKind::kNonFinite) exchange_->EndBy(error);
+  return error;
+}
+
+void StepDriver::Cancel(const std::string& reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!pieces_.Any()) return;
+  }
+  exchange_->Fail(reason);
+  const std::lock_guard lock(mutex_);
+  if (!pieces_.Any()) return;
+  const std::string message = Concat("rank ", exchange_->Rank(), " ended the exchange: ", reason);
+  FinishAfter(std::make_exception_ptr(Error(ErrorKind::kExchangeFailed, message)));
+}
+
+void StepDriver::Fail(const std::string& reason) {
+  exchange_->Fail(reason);
+  Cancel(reason);
+}
+
+StepDriver::~StepDriver() {
+  Cancel("it was closed while gradients were in flight");
+  sums_.Interrupt();
+}
+
+}  // namespace hvd_sparse
