@@ -64,17 +64,32 @@ void Require(bool condition, const Parts&... parts) {
   if (!condition) Throw(ErrorKind::kInvalidArgument, parts...);
 }
 
-/// What is being caught, as what ends an exchange; `where` names the place.
-inline Error Caught(int rank, const std::string& where) {
+/// In place of an error that there is no memory left to describe.
+inline const Error kNotDescribed(ErrorKind::kOutOfMemory, "a rank ran out of memory");
+
+/// An error with the concatenated message; does not fail.
+template <typename... Parts>
+Error Described(ErrorKind kind, const Parts&... parts) noexcept {
+  try {
+    return {kind, Concat(parts...)};
+  } catch (...) {
+    return kNotDescribed;
+  }
+}
+
+/// What is being caught, as what ends an exchange; `where` names the place. Does not fail: whoever
+/// catches it has yet to tell others.
+template <typename... Parts>
+Error Caught(int rank, const Parts&... where) {
   try {
     throw;
   } catch (const Error& error) {
     return error;
   } catch (const std::bad_alloc&) {
-    return {ErrorKind::kOutOfMemory, Concat("rank ", rank, " ran out of memory in ", where)};
+    return Described(ErrorKind::kOutOfMemory, "rank ", rank, " ran out of memory in ", where...);
   } catch (const std::exception& error) {
-    return {ErrorKind::kExchangeFailed,
-            Concat("rank ", rank, " failed in ", where, ": ", error.what())};
+    return Described(ErrorKind::kExchangeFailed, "rank ", rank, " failed in ", where..., ": ",
+                     error.what());
   }
 }
 

@@ -73,7 +73,7 @@ int Exchange::AddBucket(BucketSpec spec) {
   const int id = first_bucket_ + static_cast<int>(slots_.size());
   NodePlace place;
   if (FindCollective(spec.collective).SumsNodesFirst()) place = nodes_.PlaceOf(Rank());
-  auto slot = std::make_unique<Slot>();
+  auto slot = std::make_unique<Slot>(this);
   slot->bucket = std::make_unique<Bucket>(id, std::move(spec), place);
   const Device device = slot->bucket->spec().device;
   slot->kernels = &KernelsFor(device);
@@ -117,34 +117,27 @@ void Exchange::Start(int id, Launch launch) {
     slot->stream = launch.stream;
     slot->written.reset();
   }
-  try {
-    HandOver(slot, std::move(launch));
-  } catch (...) {  // no memory even for that
-    Run(*slot, "start", [] { throw; });
-    Reach(State::kArrived, slot);
-  }
-}
-
-/// The first step that a device can do alone is not selected before it is known whether the devices
-/// of all ranks are connected; it keeps its place in the order.
-void Exchange::HandOver(Slot* slot, Launch launch) {
-  {
+  const bool known = Run(*slot, "start", [&] {
     const std::lock_guard lock(mutex_);
     const BucketSpec& spec = slot->bucket->spec();
     slot->route = RouteOf(spec, launch, Size() > 1 && devices_.MayBeThere());
     if (checks_) slot->intent = IntentOf(spec, slot->bucket->id(), steps_, launch, note_);
-  }
-  const bool selects = slot->route != Route::kStep || slot->bucket->IsPreparedForSteps();
-  const auto now = std::make_shared<std::optional<Launch>>(std::move(launch));
-  const auto hand_over = [this, slot, selects, now] {
-    if (selects) Select(slot, *std::exchange(*now, std::nullopt));
-    exchanger_->Post([this, slot, now] { TakeThrough(slot, std::move(*now)); });
-  };
-  if (selector_ == nullptr) return hand_over();
-  selector_->Post(hand_over);
+  });
+  if (!known) return Reach(State::kArrived, slot);
+  slot->launch = std::move(launch);
+  selector_ == nullptr ? SelectFirst(slot) : selector_->Post(&slot->to_select);
 }
 
-void Exchange::Select(Slot* slot, Launch launch) {
+/// The first step that a device can do alone is not selected before it is known whether the devices
+/// of all ranks are connected; it keeps its place in the order.
+void Exchange::SelectFirst(Slot* slot) {
+  const bool waits = slot->route == Route::kStep && !slot->bucket->IsPreparedForSteps();
+  if (!waits) Select(slot);
+  exchanger_->Post(&slot->to_take_through);
+}
+
+void Exchange::Select(Slot* slot) {
+  Launch launch = *std::exchange(slot->launch, std::nullopt);
   const bool done = Run(*slot, "select", [&] {
     slot->kernels->Follow(slot->ready.get());
     if (slot->route == Route::kStep && slot->bucket->IsPreparedForSteps()) {
@@ -156,9 +149,10 @@ void Exchange::Select(Slot* slot, Launch launch) {
   slot->selected = done;
 }
 
-void Exchange::TakeThrough(Slot* slot, std::optional<Launch> unselected) {
+void Exchange::TakeThrough(Slot* slot) {
   Bucket& bucket = *slot->bucket;
   const Kernels& kernels = *slot->kernels;
+  const bool unselected = slot->launch.has_value();
   DeviceNetwork* network = nullptr;
   const bool ready = Run(*slot, "exchange", [&] {
     if (checks_) {
@@ -172,7 +166,7 @@ void Exchange::TakeThrough(Slot* slot, std::optional<Launch> unselected) {
     if (unselected && network != nullptr) bucket.PrepareSteps(network);
   });
   const bool is_given = slot->route == Route::kStep && network != nullptr;
-  if (unselected && ready) Select(slot, std::move(*unselected));
+  if (unselected && ready) Select(slot);
   const auto note = [&](std::shared_ptr<const Mark> written) {
     const std::lock_guard lock(mutex_);
     slot->written = std::move(written);
@@ -197,7 +191,7 @@ bool Exchange::Try(const Slot& slot, const char* phase, const Work& work) {
     work();
     return true;
   } catch (...) {
-    EndByCaught(Concat("bucket '", slot.bucket->spec().name, "', ", phase));
+    End(Caught(Rank(), "bucket '", slot.bucket->spec().name, "', ", phase));
     return false;
   }
 }
@@ -290,19 +284,20 @@ void Exchange::CheckBy(void (Communicator::*check)()) {
     try {
       (comm_.get()->*check)();
       return;
-    } catch (const Error& error) {
-      End(error, error.what());
+    } catch (...) {
+      End(Caught(Rank(), "a look at the other ranks"));
     }
   }
   ThrowEnded();
 }
 
-void Exchange::Fail(const std::string& reason) { EndBy({ErrorKind::kExchangeFailed, reason}); }
+void Exchange::Fail(std::string_view reason) noexcept {
+  EndBy(Described(ErrorKind::kExchangeFailed, reason));
+}
 
-void Exchange::EndBy(const Error& error) {
-  const std::string reason = error.what();
-  End({KindOnOthers(error.kind()), Concat("rank ", Rank(), " ended the exchange: ", reason)},
-      reason);
+void Exchange::EndBy(const Error& error) noexcept {
+  End(Described(KindOnOthers(error.kind()), "rank ", Rank(), " ended the exchange: ", error.what()),
+      error.what());
 }
 
 void Exchange::Acknowledge() {
@@ -314,19 +309,19 @@ bool Exchange::HasEnded() const {
   return ended_.has_value();
 }
 
-void Exchange::EndByCaught(const std::string& where) {
-  const Error error = Caught(Rank(), where);
-  End(error, error.what());
-}
-
-/// `reason` is `error` as the other ranks are told it.
-void Exchange::End(const Error& error, const std::string& reason) {
+/// `reason` is `error` as the other ranks are told it. They would wait for a rank that cannot tell
+/// them: if there is no memory even for a short word, this process ends, which they notice.
+void Exchange::End(const Error& error, const char* reason) noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (ended_) return;
     ended_ = error;
   }
-  comm_->Fail(error.kind(), reason);
+  try {
+    comm_->Fail(error.kind(), reason);
+  } catch (const std::bad_alloc&) {
+    comm_->Fail(error.kind(), "no memory");
+  }
   arrived_.notify_all();
 }
 

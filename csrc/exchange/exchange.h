@@ -20,6 +20,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "csrc/base/buffer.h"
@@ -122,11 +123,11 @@ class Exchange {
   /// The same before it is closed: other ranks may have left already.
   void CheckAtEnd();
 
-  /// Ends the exchange on all ranks, unless it has ended.
-  void Fail(const std::string& reason);
+  /// Ends the exchange on all ranks, unless it has ended. Does not fail.
+  void Fail(std::string_view reason) noexcept;
 
   /// The same because of an error, whose kind is that of all waits (KindOnOthers).
-  void EndBy(const Error& error);
+  void EndBy(const Error& error) noexcept;
 
   /// The user knows what has ended the exchange, or is about to: nothing else holds up the thread
   /// that was told. Else see Lifeline::Acknowledge. Without effect while it goes on.
@@ -140,12 +141,20 @@ class Exchange {
     kArrived,
   };
   struct Slot {
+    explicit Slot(Exchange* exchange)
+        : to_select([exchange, this] { exchange->SelectFirst(this); }),
+          to_take_through([exchange, this] { exchange->TakeThrough(this); }) {}
+
     std::unique_ptr<Bucket> bucket;
     const Kernels* kernels = nullptr;  // of the bucket's device
     State state = State::kIdle;
     bool selected = false;  // its entries of this step may have left the residual
 
-    // Of this step: the route if devices can be connected, and what is compared where `checks`.
+    Worker::Task to_select, to_take_through;
+
+    // Of this step: what it brings, until that is selected; the route if devices can be connected;
+    // and what is compared where `checks`.
+    std::optional<Launch> launch;
     Route route = Route::kCalls;
     std::string intent;
 
@@ -164,15 +173,15 @@ class Exchange {
   /// The same where the exchange has ended, too.
   template <typename Work>
   bool Try(const Slot& slot, const char* phase, const Work& work);
-  void HandOver(Slot* slot, Launch launch);
-  void Select(Slot* slot, Launch launch);
-  void TakeThrough(Slot* slot, std::optional<Launch> unselected);
+  void SelectFirst(Slot* slot);
+  void Select(Slot* slot);
+  void TakeThrough(Slot* slot);
   bool AwaitDevice(Slot* slot, double seconds);
   class Measuring;
   template <typename Work>
   void Measure(const std::string& what, const Work& work);
-  void EndByCaught(const std::string& where);
-  void End(const Error& error, const std::string& reason);
+  void End(const Error& error) noexcept { End(error, error.what()); }
+  void End(const Error& error, const char* reason) noexcept;
   bool HasEnded() const;
   void PutBackAll();
   void CheckBy(void (Communicator::*check)());

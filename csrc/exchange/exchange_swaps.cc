@@ -41,7 +41,7 @@ void Exchange::Measure(const std::string& what, const Work& work) {
     try {
       work();
     } catch (...) {
-      EndByCaught(what);
+      End(Caught(Rank(), what));
     }
   }
   if (HasEnded()) ThrowEnded();

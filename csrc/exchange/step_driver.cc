@@ -19,7 +19,11 @@ StepDriver::StepDriver(Exchange* exchange, std::vector<Piece> pieces,
       timer_(layout_.size(), kernels_),
       passage_(layout_.size(), kernels_),
       sums_([this] { exchange_->Check(); }),
-      sampler_(rules_.measure_every, kernels_) {
+      sampler_(rules_.measure_every, kernels_),
+      to_watch_([this] { WatchStarted(); }),
+      to_wait_for_sums_([this] { WaitForSums(); }),
+      to_finish_([this] { Finish(); }),
+      to_end_([this] { TellEnd(TakeEnding()); }) {
   CheckRules(rules_);
   layout_.Adopt(std::move(buckets));
 }
@@ -75,7 +79,7 @@ bool StepDriver::Begin(const StepMemory& memory) {
       return looks;
     }
   }
-  const std::string reason = "a step was begun before the last one had ended";
+  constexpr char reason[] = "a step was begun before the last one had ended";
   Cancel(reason);
   Throw(ErrorKind::kExchangeFailed, reason);
 }
@@ -106,7 +110,7 @@ bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done 
       along = PassageOf(number, memory_, layout_, rules_);
       const bool all = layout_.piece(number).segments > 0 && sums_.Pass();
       // Else Finish waits for the sums.
-      if (all && !layout_.Exchanges()) finisher_.Post([this] { WaitForSums(); });
+      if (all && !layout_.Exchanges()) finisher_.Post(&to_wait_for_sums_);
     } else {
       twice = !pieces_.Take(number, std::move(kept), std::move(done));
       if (!twice) {
@@ -120,7 +124,7 @@ bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done 
     try {
       passage_.Join(along, gradients);
     } catch (...) {
-      throw EndByCaught(Concat("piece ", piece));
+      throw EndByCaught("piece ", piece);
     }
     return true;
   }
@@ -130,15 +134,12 @@ bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done 
   }
   const std::string reason = Concat("piece ", piece, " was handed over twice in one step");
   Cancel(reason);
-  finisher_.Post([done = std::move(done), reason] {
-    done(std::make_exception_ptr(Error(ErrorKind::kExchangeFailed, reason)));
-  });
-  return false;
+  Throw(ErrorKind::kExchangeFailed, reason);
 }
 
 /// Starts all buckets whose turn it is. One thread at a time does that, so that the order holds;
 /// others go on at once.
-void StepDriver::Drain() {
+void StepDriver::Drain() noexcept {
   for (;;) {
     std::size_t bucket = 0;
     {
@@ -146,7 +147,7 @@ void StepDriver::Drain() {
       while (next_ < layout_.buckets() && layout_.bucket(layout_.at(next_)).passes()) ++next_;
       if (failure_ != nullptr || next_ == layout_.buckets()) {
         draining_ = false;
-        finisher_.Post([this] { Finish(); });
+        finisher_.Post(&to_finish_);
         return;
       }
       bucket = layout_.at(next_);
@@ -167,7 +168,7 @@ void StepDriver::Drain() {
   // already, and nothing would ever start again.
   try {
     exchange_->Check();
-  } catch (const Error&) {
+  } catch (...) {
     const std::lock_guard lock(mutex_);
     FinishAfter(std::current_exception());
   }
@@ -187,12 +188,10 @@ void StepDriver::Start(std::size_t bucket) {
     launch = LaunchOf(bucket, pieces_.GradientsOf(first, end), steps_, memory_, layout_, rules_);
   }
   sampler_.Starts(bucket, launch);
-  const int handle = layout_.bucket(bucket).bucket;
-  const StreamHandle stream = launch.stream;
-  exchange_->Start(handle, std::move(launch));
-  finisher_.Post([this, handle, stream] { Watch(handle, stream); });
+  exchange_->Start(layout_.bucket(bucket).bucket, std::move(launch));
   const std::lock_guard lock(mutex_);
   ++next_;
+  finisher_.Post(&to_watch_);
 }
 
 }  // namespace hvd_sparse

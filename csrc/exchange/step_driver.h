@@ -33,7 +33,8 @@
 #include <exception>
 #include <functional>
 #include <mutex>
-#include <string>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "csrc/base/types.h"
@@ -97,8 +98,8 @@ class StepDriver {
   ///
   /// Returns true if the piece passes: the gradients are the caller's again. Else `done` is called
   /// exactly once, on a thread of the driver, with what went wrong or nullptr, and until then the
-  /// memory belongs to the exchange. A piece that is handed over twice in a step ends the exchange
-  /// on all ranks.
+  /// memory belongs to the exchange. Where this throws, `done` is not called. A piece that is
+  /// handed over twice in a step ends the exchange on all ranks.
   bool Launch(int piece, const std::vector<GradView>& gradients, Done done, Origin origin = {});
 
   /// Sums over the ranks that somebody else has formed: of one piece that passed and has units of
@@ -109,19 +110,22 @@ class StepDriver {
   /// The same of sums at which somebody has looked where they lie.
   void SummedAs(bool finite) { sums_.AddSeen(finite); }
 
-  /// Ends the step, whose pieces have all been summed, by the exchange or by others. `done` is told
-  /// NonFinite where all passed, and a sum is not finite.
+  /// Ends the step, whose pieces have all been summed, by the exchange or by others. `done` is
+  /// called exactly once: with NonFinite where all passed, and a sum is not finite.
   void End(Done done);
 
   /// Amid a step: ends the exchange on all ranks, and whoever waits is told `reason`.
-  void Cancel(const std::string& reason);
+  void Cancel(std::string_view reason) noexcept;
 
   /// Ends the exchange on all ranks, also between steps: for a piece that will not come.
-  void Fail(const std::string& reason);
+  void Fail(std::string_view reason) noexcept;
 
   /// Ends the exchange on all ranks with what is being caught, unless that is what has ended it, or
   /// says that a step is not finite; returns it. `where` names the place, for a lack of memory.
-  Error EndByCaught(const std::string& where) const;
+  template <typename... Parts>
+  Error EndByCaught(const Parts&... where) const {
+    return EndBy(Caught(exchange_->Rank(), where...));
+  }
 
   const StepRules& rules() const { return rules_; }
 
@@ -133,18 +137,22 @@ class StepDriver {
 
  private:
   // step_driver.cc: pieces come, and buckets start.
-  void Drain();
+  void Drain() noexcept;
   bool HasAllOf(std::size_t bucket) const;
   void Start(std::size_t bucket);
 
   // step_driver_end.cc: on the driver's thread, but for FinishAfter, and End where nobody is told.
+  void WatchStarted();
   void Watch(int bucket, StreamHandle stream);
-  void FinishAfter(std::exception_ptr failure);
+  void FinishAfter(std::exception_ptr failure) noexcept;
   void Finish();
   void WaitForSums();
   std::exception_ptr Commit();
-  std::exception_ptr MarkGradients();
+  std::exception_ptr Refuse(const Error& error);
+  Done TakeEnding();
+  void TellEnd(const Done& done);
   void EndStep();
+  Error EndBy(Error error) const;
 
   Exchange* const exchange_;
   const Hooks hooks_;
@@ -156,9 +164,11 @@ class StepDriver {
   StepPieces pieces_;
   StepMemory memory_;
   bool begun_ = false;
-  std::size_t next_ = 0;   // place in the order of the bucket to start
-  bool draining_ = false;  // a thread starts buckets
+  std::size_t next_ = 0;     // place in the order of the bucket to start
+  std::size_t watched_ = 0;  // and of the one to wait for
+  bool draining_ = false;    // a thread starts buckets
   std::exception_ptr failure_;
+  std::optional<Done> ending_;  // whoever is to be told that the step has ended
   std::int64_t steps_ = 0;
 
   StepTimer timer_;
@@ -166,6 +176,7 @@ class StepDriver {
   DenseSums sums_;
   StepSampler sampler_;
 
+  Worker::Task to_watch_, to_wait_for_sums_, to_finish_, to_end_;
   Worker finisher_;  // last: the others must exist while it runs
 };
 

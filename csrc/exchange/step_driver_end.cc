@@ -1,7 +1,6 @@
 /// How a step of a driver ends: its buckets are waited for, then the sums that somebody else forms;
 /// it counts, or does not; everybody is told. And how it is made to end before that.
 
-#include <string>
 #include <utility>
 
 #include "csrc/base/error.h"
@@ -13,6 +12,21 @@ namespace {
 constexpr double kWaitSlice = 1.0;  // seconds
 
 }  // namespace
+
+/// Waits for all buckets that were started.
+void StepDriver::WatchStarted() {
+  for (;;) {
+    int bucket = DrivenBucket::kPasses;
+    StreamHandle stream = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      if (watched_ == next_) return;
+      bucket = layout_.bucket(layout_.at(watched_++)).bucket;
+      stream = memory_.origin.stream;
+    }
+    if (bucket != DrivenBucket::kPasses) Watch(bucket, stream);
+  }
+}
 
 /// Waits for a bucket. Where the exchange ends meanwhile, so does the step: the pieces that are
 /// still to come may wait for other ranks, and so never come.
@@ -30,14 +44,15 @@ void StepDriver::Watch(int bucket, StreamHandle stream) {
 }
 
 /// Ends the step, with what failed first. The mutex is held. Whoever is draining sees it, too.
-void StepDriver::FinishAfter(std::exception_ptr failure) {
+void StepDriver::FinishAfter(std::exception_ptr failure) noexcept {
   if (failure_ == nullptr) failure_ = std::move(failure);
   sums_.Interrupt();
-  if (!draining_) finisher_.Post([this] { Finish(); });
+  if (!draining_) finisher_.Post(&to_finish_);
 }
 
-/// After a Watch of every bucket that was started.
+/// Nothing is started any more, until everybody was told.
 void StepDriver::Finish() {
+  WatchStarted();
   std::exception_ptr error;
   bool all = false;
   {
@@ -60,7 +75,7 @@ void StepDriver::Finish() {
     const std::lock_guard lock(mutex_);
     told = &pieces_.Release();
     if (all) ++steps_;
-    next_ = 0;
+    next_ = watched_ = 0;
     failure_ = nullptr;
   }
   for (Done& one : *told) {
@@ -88,16 +103,16 @@ std::exception_ptr StepDriver::Commit() {
     return nullptr;
   } catch (...) {
     const Error error = EndByCaught("the end of a step");
-    if (error.kind() != ErrorKind::kNonFinite) return std::make_exception_ptr(error);
-    passage_.Refuse();  // on all ranks
-    if (rules_.non_finite == NonFinite::kMark) return MarkGradients();
-    return std::make_exception_ptr(error);
+    return error.kind() == ErrorKind::kNonFinite ? Refuse(error) : std::make_exception_ptr(error);
   }
 }
 
-/// Says of a step that does not count, and is no error, that it does not; returns what failed.
-std::exception_ptr StepDriver::MarkGradients() {
+/// No rank applies the step. Returns that, or what failed; where it is no error, the gradients say
+/// it.
+std::exception_ptr StepDriver::Refuse(const Error& error) {
   try {
+    passage_.Refuse();
+    if (rules_.non_finite != NonFinite::kMark) return std::make_exception_ptr(error);
     const std::lock_guard lock(mutex_);
     pieces_.Mark(memory_.origin);
     return nullptr;
@@ -108,21 +123,33 @@ std::exception_ptr StepDriver::MarkGradients() {
 
 void StepDriver::End(Done done) {
   sums_.Interrupt();  // all are there
-  const auto end = [this, done = std::move(done)] {
-    std::exception_ptr error;
-    try {
-      EndStep();
-    } catch (...) {
-      error = std::make_exception_ptr(EndByCaught("the end of a step"));
-      exchange_->Acknowledge();  // all ops of the step are over
+  if (!hooks_.step_ended) return TellEnd(done);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!ending_) {
+      ending_ = std::move(done);
+      return finisher_.Post(&to_end_);
     }
-    done(error);
-  };
-  if (hooks_.step_ended) {
-    finisher_.Post(end);
-  } else {
-    end();
   }
+  constexpr char reason[] = "a step was ended twice";
+  exchange_->Fail(reason);
+  done(std::make_exception_ptr(Described(ErrorKind::kExchangeFailed, reason)));
+}
+
+StepDriver::Done StepDriver::TakeEnding() {
+  const std::lock_guard lock(mutex_);
+  return *std::exchange(ending_, std::nullopt);
+}
+
+void StepDriver::TellEnd(const Done& done) {
+  std::exception_ptr error;
+  try {
+    EndStep();
+  } catch (...) {
+    error = std::make_exception_ptr(EndByCaught("the end of a step"));
+    exchange_->Acknowledge();  // all ops of the step are over
+  }
+  done(error);
 }
 
 void StepDriver::EndStep() {
@@ -145,25 +172,24 @@ void StepDriver::EndStep() {
   if (hooks_.step_ended) hooks_.step_ended(ended);
 }
 
-Error StepDriver::EndByCaught(const std::string& where) const {
-  Error error = Caught(exchange_->Rank(), where);
+Error StepDriver::EndBy(Error error) const {
   if (error.kind() != ErrorKind::kNonFinite) exchange_->EndBy(error);
   return error;
 }
 
-void StepDriver::Cancel(const std::string& reason) {
+void StepDriver::Cancel(std::string_view reason) noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (!pieces_.Any()) return;
   }
   exchange_->Fail(reason);
+  const Error error = Described(ErrorKind::kExchangeFailed, "rank ", exchange_->Rank(),
+                                " ended the exchange: ", reason);
   const std::lock_guard lock(mutex_);
-  if (!pieces_.Any()) return;
-  const std::string message = Concat("rank ", exchange_->Rank(), " ended the exchange: ", reason);
-  FinishAfter(std::make_exception_ptr(Error(ErrorKind::kExchangeFailed, message)));
+  if (pieces_.Any()) FinishAfter(std::make_exception_ptr(error));
 }
 
-void StepDriver::Fail(const std::string& reason) {
+void StepDriver::Fail(std::string_view reason) noexcept {
   exchange_->Fail(reason);
   Cancel(reason);
 }

@@ -1,7 +1,5 @@
 #include "csrc/exchange/worker.h"
 
-#include <utility>
-
 #include "csrc/base/short_sleeps.h"
 #include "csrc/kernels/parallel.h"
 
@@ -18,10 +16,14 @@ Worker::~Worker() {
   thread_.join();
 }
 
-void Worker::Post(std::function<void()> task) {
+void Worker::Post(Task* task) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
+    if (task->waits_) return;
+    task->waits_ = true;
+    task->next_ = nullptr;
+    (first_ == nullptr ? first_ : last_->next_) = task;
+    last_ = task;
   }
   posted_.notify_one();
 }
@@ -31,12 +33,13 @@ void Worker::Loop() {
   const ShortSleeps punctual;
   std::unique_lock lock(mutex_);
   for (;;) {
-    posted_.wait(lock, [this] { return closing_ || !tasks_.empty(); });
-    if (tasks_.empty()) return;
-    auto task = std::move(tasks_.front());
-    tasks_.pop_front();
+    posted_.wait(lock, [this] { return closing_ || first_ != nullptr; });
+    if (first_ == nullptr) return;
+    Task* const task = first_;
+    first_ = task->next_;
+    task->waits_ = false;
     lock.unlock();
-    task();
+    task->work_();
     lock.lock();
   }
 }

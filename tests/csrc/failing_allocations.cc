@@ -2,6 +2,7 @@
 
 #include "tests/csrc/failing_allocations.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdlib>
 #include <new>
@@ -10,7 +11,8 @@ namespace hvd_sparse {
 namespace {
 
 constexpr int kNone = -1;
-thread_local int left_until_failure = kNone;
+std::atomic<int> of_new_threads{kNone};
+thread_local int left_until_failure = of_new_threads;  // as it is at a thread's first allocation
 thread_local bool failed = false;
 
 bool FailsNow() {
@@ -32,6 +34,8 @@ void FailAllocation(int number) {
   left_until_failure = number;
   failed = false;
 }
+
+void FailAllocationOfNewThreads(int number) { of_new_threads = number < 0 ? kNone : number; }
 
 bool StopFailingAllocations() {
   left_until_failure = kNone;

@@ -188,6 +188,38 @@ TEST_P(OutOfMemory, InAnyAllocationOfAStepLosesNothing) {
   }
 }
 
+TEST(OutOfMemory, OnTheThreadThatSelectsLosesNothing) {
+  for (int allocation = 0;; ++allocation) {
+    FailAllocationOfNewThreads(allocation);
+    Exchange exchange(std::make_unique<LoopbackCommunicator>(std::make_shared<LoopbackWorld>(1), 0),
+                      SelectOn::kEngine);
+    Memory memory(1);
+    exchange.AddBucket(Memory::Spec("0", {"top_k", "gtopk", {}}));
+    exchange.Start(0, memory.Step());
+    const bool ended = EndsWhileWaiting(&exchange, 1);
+    FailAllocationOfNewThreads(-1);
+    if (!ended) {
+      EXPECT_NO_THROW(exchange.Commit(""));
+      EXPECT_GE(allocation, 2);
+      return;
+    }
+    EXPECT_TRUE(memory.LostNothing(exchange.Stats(0).select_end > 0)) << allocation;
+  }
+}
+
+TEST(OutOfMemory, WhicheverAllocationOfAnEndFailsAllRanksHearOfIt) {
+  for (int allocation = 0;; ++allocation) {
+    auto world = std::make_shared<LoopbackWorld>(2);
+    Exchange exchange(std::make_unique<LoopbackCommunicator>(world, 0), SelectOn::kCaller);
+    FailAllocation(allocation);
+    EXPECT_NO_THROW(exchange.Fail("a reason that takes memory to be told"));
+    const bool any = StopFailingAllocations();
+    EXPECT_THROW(world->Check(), Error);
+    EXPECT_THROW(exchange.Check(), Error);
+    if (!any || testing::Test::HasFailure()) return;
+  }
+}
+
 TEST(Commit, TakesNoMemory) {
   auto world = std::make_shared<LoopbackWorld>(kRanks);
   std::vector<std::thread> threads;

@@ -1,0 +1,216 @@
+/// Whichever allocation fails, on whichever thread: everybody who waits for a driver is told, once,
+/// and the residual has what was not applied.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/exchange/step_driver.h"
+#include "tests/csrc/driven_ranks.h"
+#include "tests/csrc/failing_allocations.h"
+#include "tests/csrc/thrown.h"
+
+namespace hvd_sparse {
+namespace {
+
+/// Somebody who waits, and what he was told.
+struct Waiting {
+  StepDriver::Done Done() {
+    return [this](const std::exception_ptr& error) {
+      failed = error != nullptr;
+      ++told;
+      if (first) first();
+    };
+  }
+  void Wait() const {
+    while (told == 0) std::this_thread::yield();
+  }
+
+  std::function<void()> first;  // what he does then
+  std::atomic<bool> failed{false};
+  std::atomic<int> told{0};
+};
+
+/// A rank whose pieces are waited for, one entry of each being exchanged; others never come.
+class WaitingRank {
+ public:
+  explicit WaitingRank(const Layout& layout, const StepDriver::Hooks& hooks = {},
+                       StepRules rules = {}, int ranks = 1)
+      : world(std::make_shared<LoopbackWorld>(ranks)), rank(world, 0, layout, hooks, rules) {
+    rank.driver->GoOnAfter(1);
+  }
+
+  void Launch(int piece) {
+    Waiting& one = waiting[static_cast<std::size_t>(piece)];
+    const std::vector<GradView> gradient = {{rank.Gradient(piece).data(), kNumel, DType::kFloat32}};
+    const StepDriver::Done done = one.Done();
+    rank.driver->Launch(piece, gradient, done);
+  }
+
+  /// What a piece's residual holds, of gradients of ones.
+  double Owed(int piece) const {
+    double sum = 0;
+    for (std::int64_t i = 0; i < kNumel; ++i) {
+      sum += rank.residual[static_cast<std::size_t>(piece * kNumel + i)];
+    }
+    return sum;
+  }
+
+  const std::shared_ptr<LoopbackWorld> world;
+  DrivenRank rank;
+  std::vector<Waiting> waiting{kPieces};
+};
+
+TEST(StepDriver, WhicheverAllocationOfALaunchFailsEveryPieceIsToldOnceAndNothingIsLost) {
+  for (int allocation = 0;; ++allocation) {
+    WaitingRank one(kOneByOne);
+    std::atomic<bool> kept{true};
+    for (int piece = 0; piece < kPieces; ++piece) {
+      // The memory is this rank's again, whatever the exchange's own thread does.
+      Waiting& waiting = one.waiting[static_cast<std::size_t>(piece)];
+      waiting.first = [&one, &waiting, &kept, piece] {
+        const double owed = one.Owed(piece);
+        if (waiting.failed && owed != 0 && owed != kNumel) kept = false;  // joined it, or not yet
+      };
+    }
+    one.rank.Begin();
+    for (const int piece : {1, 2, 3}) one.Launch(piece);
+    bool thrown = false;
+    FailAllocation(allocation);
+    try {
+      one.Launch(0);
+    } catch (const std::exception&) {
+      thrown = true;
+    }
+    const bool any = StopFailingAllocations();
+    if (!thrown) {
+      for (const Waiting& waiting : one.waiting) waiting.Wait();
+    }
+    const bool failed = thrown || one.waiting[0].failed;
+    one.rank.driver.reset();
+    EXPECT_EQ(failed, any) << allocation;
+    for (int piece = 0; piece < kPieces; ++piece) {
+      EXPECT_EQ(one.waiting[static_cast<std::size_t>(piece)].told, thrown && piece == 0 ? 0 : 1)
+          << "piece " << piece << ", allocation " << allocation;
+    }
+    EXPECT_TRUE(kept) << allocation;
+    if (!any || testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(StepDriver, WhicheverAllocationOfAnEndFailsItIsToldOnce) {
+  for (const bool hooked : {false, true}) {
+    for (int allocation = 0;; ++allocation) {
+      StepDriver::Hooks hooks;
+      if (hooked) hooks.step_ended = [](const StepEnd&) {};
+      WaitingRank one({-4}, hooks);
+      one.rank.Begin();
+      for (int piece = 0; piece < kPieces; ++piece) one.rank.Hand(piece);
+      Waiting ending;
+      StepDriver::Done done = ending.Done();
+      FailAllocation(allocation);
+      EXPECT_NO_THROW(one.rank.driver->End(std::move(done)));
+      const bool any = StopFailingAllocations();
+      one.rank.driver.reset();
+      ASSERT_EQ(ending.told, 1);
+      EXPECT_EQ(ending.failed, any);
+      if (!any) break;
+    }
+  }
+}
+
+/// How a step of which an allocation fails on the driver's thread would have gone.
+enum class Step { kCounts, kIsRefused, kIsLost };
+
+class OnTheDriversThread : public testing::TestWithParam<Step> {};
+
+TEST_P(OnTheDriversThread, WhicheverAllocationFailsEveryPieceIsToldOnce) {
+  for (int allocation = 0;; ++allocation) {
+    bool any = false;
+    StepDriver::Hooks hooks;
+    hooks.measured = [](const std::vector<StepSample>&) {};
+    hooks.step_ended = [&](const StepEnd&) { FailAllocation(allocation); };
+    StepRules rules;
+    rules.measure_every = 1;
+    WaitingRank one({-4}, hooks, rules, GetParam() == Step::kIsLost ? 2 : 1);
+    one.rank.Begin();
+    one.rank.End();
+    one.rank.driver->Replace(one.rank.Buckets({2, 1, -1}));
+    if (GetParam() == Step::kIsRefused) one.rank.Gradient(1)[3] = NAN;
+    one.waiting[0].first = [&] { any = StopFailingAllocations(); };
+    one.rank.Begin();
+    for (int piece = 0; piece < kPieces; ++piece) one.Launch(piece);
+    if (GetParam() == Step::kIsLost) {
+      one.world->Fail(ErrorKind::kPeerLost, "the other rank was lost");
+    } else {
+      one.rank.Sum(3);
+    }
+    for (const int piece : {0, 1, 2}) one.waiting[static_cast<std::size_t>(piece)].Wait();
+    one.rank.driver.reset();
+    for (const int piece : {0, 1, 2}) {
+      EXPECT_EQ(one.waiting[static_cast<std::size_t>(piece)].told, 1);
+    }
+    EXPECT_EQ(one.waiting[0].failed, any || GetParam() != Step::kCounts) << allocation;
+    if (!any || HasFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(OfAStepThat, OnTheDriversThread,
+                         testing::Values(Step::kCounts, Step::kIsRefused, Step::kIsLost),
+                         [](const auto& test) {
+                           switch (test.param) {
+                             case Step::kCounts:
+                               return "Counts";
+                             case Step::kIsRefused:
+                               return "IsRefused";
+                             case Step::kIsLost:
+                               break;
+                           }
+                           return "IsLost";
+                         });
+
+TEST(StepDriver, WhicheverAllocationOfACancellationFailsAllAreTold) {
+  for (int allocation = 0;; ++allocation) {
+    WaitingRank one({4});
+    one.rank.Begin();
+    one.Launch(2);
+    FailAllocation(allocation);
+    EXPECT_NO_THROW(one.rank.driver->Cancel("nobody wants this step, whatever is there of it"));
+    const bool any = StopFailingAllocations();
+    EXPECT_THROW(one.world->Check(), Error);
+    one.rank.driver.reset();
+    EXPECT_EQ(one.waiting[2].told, 1);
+    EXPECT_TRUE(one.waiting[2].failed);
+    if (!any || testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(StepDriver, AStepThatIsEndedTwiceEndsTheExchange) {
+  std::atomic<bool> go{false};
+  StepDriver::Hooks hooks;
+  hooks.step_ended = [&go](const StepEnd&) {
+    while (!go) std::this_thread::yield();
+  };
+  WaitingRank one({-4}, hooks);
+  std::vector<Waiting> ends(3);
+  one.rank.Begin();
+  // The first one may have begun, and so make room for another one.
+  for (Waiting& end : ends) one.rank.driver->End(end.Done());
+  EXPECT_TRUE(ends[1].failed || ends[2].failed);
+  EXPECT_THROW(one.world->Check(), Error);
+  go = true;
+  one.rank.driver.reset();
+  for (const Waiting& end : ends) EXPECT_EQ(end.told, 1);
+}
+
+}  // namespace
+}  // namespace hvd_sparse
