@@ -152,10 +152,11 @@ void Lifeline::Impl::Connect(const std::string& address, double seconds) {
 }
 
 void Lifeline::Impl::Fail(ErrorKind kind, const std::string& reason) {
+  Record order{RecordKind::kFail, rank_, reason, kind};
   if (!verdict_.Failed(rank_, kind, reason)) return;  // everybody knows, or will at once
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    fail_order_ = Record{RecordKind::kFail, rank_, reason, kind};
+    fail_order_ = std::move(order);
   }
   Wake();
 }

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <future>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,6 +17,7 @@
 
 #include "csrc/comm/lifeline_rendezvous.h"
 #include "csrc/comm/lifeline_wire.h"
+#include "tests/csrc/failing_allocations.h"
 #include "tests/csrc/lifeline_testing.h"
 #include "tests/csrc/thrown.h"
 
@@ -182,6 +184,21 @@ TEST(Lifeline, OfSeveralThatLeftTheOneThatIsMissedCounts) {
 }
 
 INSTANTIATE_TEST_SUITE_P(UpTo64Ranks, LifelineSizes, testing::Values(1, 2, 3, 4, 17, 64));
+
+TEST(Lifeline, AFailureThatThereWasNoMemoryToTellMayBeToldAgain) {
+  for (int allocation = 0;; ++allocation) {
+    const Lifelines lifelines = ConnectedLifelines(2);
+    FailAllocation(allocation);
+    try {
+      lifelines[1]->Fail(ErrorKind::kOutOfMemory, "a reason that takes memory");
+    } catch (const std::bad_alloc&) {
+      lifelines[1]->Fail(ErrorKind::kOutOfMemory, "no memory");
+    }
+    const bool any = StopFailingAllocations();
+    EXPECT_NE(Report(*lifelines[0]).find("rank 1 ended the exchange: "), std::string::npos);
+    if (!any || testing::Test::HasFailure()) return;
+  }
+}
 
 TEST(Lifeline, TheFirstReasonStays) {
   const Lifelines lifelines = ConnectedLifelines(3);
