@@ -22,6 +22,7 @@ DenseSums::DenseSums(std::function<void()> check) : check_(std::move(check)) {}
 
 void DenseSums::Begin(std::size_t passing, bool others, bool looks) {
   const std::lock_guard lock(mutex_);
+  ++step_;
   passing_ = passing;
   missing_ = passing + (others ? 1 : 0);
   interrupted_ = false;
@@ -56,9 +57,15 @@ void DenseSums::AddSeen(bool finite) {
 
 void DenseSums::Await() {
   const double limit = limits_.fail_seconds > 0 ? limits_.fail_seconds : HUGE_VAL;
-  std::size_t missing = this->missing();
+  std::size_t missing = 0;
+  std::int64_t step = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    missing = missing_;
+    step = step_;
+  }
   double progress = SteadySeconds();
-  while (!Wait(std::min(kWaitSlice, limit))) {
+  while (!Wait(step, std::min(kWaitSlice, limit))) {
     check_();
     const double now = SteadySeconds();
     if (const std::size_t left = this->missing(); left < missing) {
@@ -73,10 +80,10 @@ void DenseSums::Await() {
   }
 }
 
-bool DenseSums::Wait(double seconds) {
+bool DenseSums::Wait(std::int64_t step, double seconds) {
   std::unique_lock lock(mutex_);
   return came_.wait_for(lock, std::chrono::duration<double>(seconds),
-                        [this] { return missing_ == 0 || interrupted_; });
+                        [&] { return missing_ == 0 || interrupted_ || step_ != step; });
 }
 
 std::size_t DenseSums::missing() const {

@@ -6,6 +6,7 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -35,9 +36,9 @@ class DenseSums {
   /// The same, when somebody else has looked.
   void AddSeen(bool finite);
 
-  /// Waits until all came, or Interrupt did. After the deadline, counted from the last sum that
-  /// came, warns and throws Timeout: whoever waits elsewhere for what is missing may never hear of
-  /// an error.
+  /// Waits until all came, or Interrupt or the next Begin did. After the deadline, counted from the
+  /// last sum that came, warns and throws Timeout: whoever waits elsewhere for what is missing may
+  /// never hear of an error.
   void Await();
 
   /// How many have yet to come.
@@ -54,14 +55,15 @@ class DenseSums {
   std::string Problem() const;
 
  private:
-  /// Whether all came within so many seconds, or Interrupt did.
-  bool Wait(double seconds);
+  /// Whether the wait for that step is over, within so many seconds.
+  bool Wait(std::int64_t step, double seconds);
 
   const std::function<void()> check_;
   const WaitLimits limits_ = WaitLimits::FromEnvironment();
 
   mutable std::mutex mutex_;
   std::condition_variable came_;
+  std::int64_t step_ = 0;    // counts calls of Begin
   std::size_t passing_ = 0;  // pieces that have yet to come
   std::size_t missing_ = 0;  // sums likewise
   bool interrupted_ = false;

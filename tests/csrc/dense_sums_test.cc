@@ -1,0 +1,30 @@
+/// The wait for sums that somebody else forms.
+
+#include "csrc/exchange/dense_sums.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace hvd_sparse {
+namespace {
+
+TEST(DenseSums, AWaitForOneStepIsNoneForTheNext) {
+  ::setenv("HVD_SPARSE_TIMEOUT", "20", 1);
+  bool looked = false;
+  DenseSums* own = nullptr;
+  // On the thread that waits: so it has not woken between the two.
+  DenseSums sums([&] {
+    if (!looked) own->Interrupt();
+    if (!looked) own->Begin(1, false, false);
+    looked = true;
+  });
+  ::unsetenv("HVD_SPARSE_TIMEOUT");
+  own = &sums;
+  sums.Begin(1, false, false);
+  EXPECT_NO_THROW(sums.Await());
+  EXPECT_TRUE(looked);
+}
+
+}  // namespace
+}  // namespace hvd_sparse
