@@ -1,6 +1,7 @@
 #include "csrc/exchange/step_driver.h"
 
 #include <numeric>
+#include <string>
 #include <utility>
 
 #include "csrc/base/error.h"
@@ -71,6 +72,7 @@ bool StepDriver::Begin(const StepMemory& memory) {
     if (!pieces_.Any()) {
       begun_ = true;
       memory_ = memory;
+      pieces_.Begin();
       sampler_.Begin(steps_);
       passage_.Begin(memory.origin.stream);
       timer_.Begin(memory.origin.stream);
@@ -94,7 +96,7 @@ bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done 
                       [](std::int64_t sum, const GradView& one) { return sum + one.numel; });
   Require(numel == layout_.piece(number).numel, "piece ", piece, " must have ",
           layout_.piece(number).numel, " elements, got ", numel);
-  bool twice = false, passes = false;
+  bool passes = false, twice = false, starts = false;
   Passage::Piece along;
   std::vector<GradView> kept = gradients;
   kernels_.Follow(nullptr);
@@ -106,35 +108,30 @@ bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done 
             "; got another one, on ", origin.device.Name());
     timer_.Arrived(number);
     passes = layout_.bucket_of(number).passes();
-    if (passes) {
+    twice =
+        passes ? !pieces_.Pass(number) : !pieces_.Take(number, std::move(kept), std::move(done));
+    starts = !passes && !twice && !std::exchange(draining_, true);
+    if (passes && !twice) {
       along = PassageOf(number, memory_, layout_, rules_);
       const bool all = layout_.piece(number).segments > 0 && sums_.Pass();
       // Else Finish waits for the sums.
       if (all && !layout_.Exchanges()) finisher_.Post(&to_wait_for_sums_);
-    } else {
-      twice = !pieces_.Take(number, std::move(kept), std::move(done));
-      if (!twice) {
-        if (draining_) return false;
-        draining_ = true;
-      }
     }
   }
-  if (passes) {
-    exchange_->Check();
-    try {
-      passage_.Join(along, gradients);
-    } catch (...) {
-      throw EndByCaught("piece ", piece);
-    }
-    return true;
+  if (twice) {
+    const std::string reason = Concat("piece ", piece, " was handed over twice in one step");
+    Fail(reason);
+    Throw(ErrorKind::kExchangeFailed, reason);
   }
-  if (!twice) {
-    Drain();
-    return false;
+  if (starts) Drain();
+  if (!passes) return false;
+  exchange_->Check();
+  try {
+    passage_.Join(along, gradients);
+  } catch (...) {
+    throw EndByCaught("piece ", piece);
   }
-  const std::string reason = Concat("piece ", piece, " was handed over twice in one step");
-  Cancel(reason);
-  Throw(ErrorKind::kExchangeFailed, reason);
+  return true;
 }
 
 /// Starts all buckets whose turn it is. One thread at a time does that, so that the order holds;

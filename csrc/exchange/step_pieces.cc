@@ -5,6 +5,12 @@
 
 namespace hvd_sparse {
 
+void StepPieces::Begin() {
+  for (Place& place : places_) place.passed = false;
+}
+
+bool StepPieces::Pass(std::size_t piece) { return !std::exchange(places_[piece].passed, true); }
+
 bool StepPieces::Take(std::size_t piece, std::vector<GradView>&& gradients, Done&& done) {
   Place& here = places_[piece];
   if (here.taken) return false;

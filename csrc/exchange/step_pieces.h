@@ -1,4 +1,5 @@
-/// The pieces of a step that were handed over to be exchanged, until everybody is told.
+/// The pieces of a step that were handed over: those that pass, and those that are to be exchanged,
+/// until everybody is told.
 
 #ifndef HVD_SPARSE_EXCHANGE_STEP_PIECES_H_
 #define HVD_SPARSE_EXCHANGE_STEP_PIECES_H_
@@ -21,10 +22,16 @@ class StepPieces {
 
   std::size_t size() const { return places_.size(); }
 
-  /// A piece is there. Returns whether it was not yet; else nothing was moved.
+  /// A step begins, of which nothing is there.
+  void Begin();
+
+  /// A piece passes. Returns whether it had not yet, in this step.
+  bool Pass(std::size_t piece);
+
+  /// A piece is to be exchanged. Returns whether it was not there yet; else nothing was moved.
   bool Take(std::size_t piece, std::vector<GradView>&& gradients, Done&& done);
 
-  /// Whether any is there, and whether all in [first, end) are.
+  /// Whether any is to be exchanged, and whether all in [first, end) are there for that.
   bool Any() const;
   bool HasAll(std::size_t first, std::size_t end) const;
 
@@ -40,7 +47,7 @@ class StepPieces {
 
  private:
   struct Place {
-    bool taken = false;
+    bool passed = false, taken = false;
     std::vector<GradView> gradients;
     Done done;
   };

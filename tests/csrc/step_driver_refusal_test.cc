@@ -303,6 +303,19 @@ TEST(StepDriver, APieceThatComesTwiceEndsTheExchange) {
   });
 }
 
+TEST(StepDriver, APieceThatPassesTwiceEndsTheExchange) {
+  for (const Layout& layout : {Layout{-4}, Layout{2, -2}}) {
+    OnRanks(1, layout, [](DrivenRank& rank) {
+      for (int step = 0; step < 2; ++step) {  // in each of them once is normal
+        rank.Begin();
+        ASSERT_TRUE(rank.Hand(3).passed);
+      }
+      ASSERT_EQ(Thrown([&] { rank.Hand(3); }).kind(), ErrorKind::kExchangeFailed);
+      ASSERT_THROW(rank.exchange.Check(), Error);
+    });
+  }
+}
+
 TEST(StepDriver, AStepThatBeginsAmidAnotherEndsTheExchange) {
   OnRanks(1, kOneByOne, [](DrivenRank& rank) {
     rank.Begin();
