@@ -89,6 +89,7 @@ void Exchange::Note(std::string note) {
 }
 
 void Exchange::ClearBuckets() {
+  if (HasEnded()) ThrowEnded();
   const std::lock_guard lock(mutex_);
   for (const auto& slot : slots_) {
     Require(slot->state == State::kIdle, "the buckets cannot be changed in the middle of a step: '",
@@ -291,6 +292,11 @@ void Exchange::CheckBy(void (Communicator::*check)()) {
   ThrowEnded();
 }
 
+void Exchange::LeaveMemory() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (ended_) PutBackAll();
+}
+
 void Exchange::Fail(std::string_view reason) noexcept {
   EndBy(Described(ErrorKind::kExchangeFailed, reason));
 }
@@ -334,8 +340,8 @@ void Exchange::PutBackAll() {
     try {
       slot->kernels->LetFollow(slot->stream, slot->written.get());
       if (slot->selected) slot->bucket->PutBack(*slot->kernels);
-    } catch (const Error&) {
-      // The device has failed; what ended the exchange says more.
+    } catch (...) {
+      // The device has failed; what ended the exchange says more, and others may be put back.
     }
     slot->selected = false;
     slot->state = State::kIdle;

@@ -70,7 +70,8 @@ class Exchange {
 
   /// Forgets all buckets, between two steps; on every rank alike. Numbers that were exchanged are
   /// not used again, so that a rank which still exchanges an old bucket is found out; others are,
-  /// so that ranks agree which have replaced their buckets once or twice since the last step.
+  /// so that ranks agree which have replaced their buckets once or twice since the last step. An
+  /// exchange that has ended keeps its own, and throws: MPI may still read their memory.
   void ClearBuckets();
 
   void Start(int bucket, Launch launch);
@@ -122,6 +123,10 @@ class Exchange {
 
   /// The same before it is closed: other ranks may have left already.
   void CheckAtEnd();
+
+  /// Where the exchange has ended, leaves all memory of the step alone, as every wait does before
+  /// it throws: what was selected is in the residuals again. For whoever does not wait any more.
+  void LeaveMemory() noexcept;
 
   /// Ends the exchange on all ranks, unless it has ended. Does not fail.
   void Fail(std::string_view reason) noexcept;

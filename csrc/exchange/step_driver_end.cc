@@ -67,6 +67,7 @@ void StepDriver::Finish() {
     error = failure_;
   }
   if (error == nullptr) error = Commit();
+  exchange_->LeaveMemory();  // which is that of whoever is told
   // An executor returns to the user when all its ops have, also those that form sums: and they may
   // wait for ever for a rank that is lost.
   if (error != nullptr && sums_.missing() == 0) exchange_->Acknowledge();

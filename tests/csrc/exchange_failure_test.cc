@@ -216,6 +216,15 @@ TEST_P(ExchangeFailure, OrderedByOneRankAfterAllArrivedLosesNothing) {
   }
 }
 
+TEST_P(ExchangeFailure, LeavesTheBucketsToWhoeverStillSendsThem) {
+  auto world = std::make_shared<LoopbackWorld>(1);
+  Exchange exchange(std::make_unique<LoopbackCommunicator>(world, 0), GetParam());
+  exchange.AddBucket(Memory::Spec("0", 2000, "top_k", "gtopk"));
+  exchange.Fail("enough");
+  EXPECT_EQ(Thrown([&] { exchange.ClearBuckets(); }).kind(), ErrorKind::kExchangeFailed);
+  EXPECT_NO_THROW(exchange.Stats(0));
+}
+
 TEST_P(ExchangeFailure, ARefusedStepLosesNothingAndTheNextOneCounts) {
   for (const std::string& sparsifier : SparsifierNames()) {
     auto world = std::make_shared<LoopbackWorld>(kRanks);

@@ -49,6 +49,24 @@ TEST(StepDriver, TheUserKnowsOfTheEndOnceNoSumIsWaitedFor) {
   }
 }
 
+TEST(StepDriver, WhoeverIsToldThatAStepEndedAmidItsSumsHasAllThatWasTakenAgain) {
+  auto world = std::make_shared<LoopbackWorld>(1);
+  DrivenRank rank(world, 0, {2, -2});
+  rank.driver->GoOnAfter(1);  // of each piece, one entry is taken
+  rank.Begin();
+  std::promise<double> owed;
+  rank.driver->Launch(0, {{rank.Gradient(0).data(), kNumel, DType::kFloat32}},
+                      [&](const std::exception_ptr& error) {
+                        owed.set_value(error == nullptr ? -1 : rank.Owed());
+                      });
+  std::future<void> second = rank.Launch(1);
+  for (const int piece : {2, 3}) rank.Hand(piece);
+  ASSERT_EQ(second.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  ASSERT_GT(rank.exchange.Stats(0).exchange_end, 0);
+  rank.driver->Cancel("its sums will not come");
+  EXPECT_EQ(owed.get_future().get(), 2.0 * kNumel);
+}
+
 /// For drivers that are made while it lives.
 struct ShortPatience {
   ShortPatience() { ::setenv("HVD_SPARSE_TIMEOUT", "0.05", 1); }
