@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import tensorflow as tf
 
@@ -29,6 +31,16 @@ def on_the_device_of_the_test(request):
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     with tf.device(parameters.get("device", "CPU:0")):
         yield
+
+
+@pytest.fixture
+def own_exchanges():
+    """Those of the test: Keras may still hold variables of a model that another one has saved."""
+    from hvd_sparse.tensorflow.registry import live_exchanges
+
+    gc.collect()
+    others = live_exchanges()
+    return lambda: [one for one in live_exchanges() if one not in others]
 
 
 @pytest.fixture

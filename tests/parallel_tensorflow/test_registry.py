@@ -41,7 +41,7 @@ def owed_by(exchange):
     return {name: np.array(part) for name, part in exchange.residuals().items()}
 
 
-def test_what_a_backbone_owes_goes_along_to_each_new_head():
+def test_what_a_backbone_owes_goes_along_to_each_new_head(own_exchanges):
     (backbone,) = make_variables({"backbone": SHAPES["backbone"]})
     head, before = None, {}
     for number in range(4):
@@ -58,7 +58,7 @@ def test_what_a_backbone_owes_goes_along_to_each_new_head():
         assert np.any(after["backbone"])
         before = {"backbone": after["backbone"]}
         assert find_exchange([backbone, head]).steps == 1
-        assert len(live_exchanges()) == 1
+        assert len(own_exchanges()) == 1
         assert not registry._estates  # nothing is kept twice
 
 
@@ -126,20 +126,20 @@ def test_nothing_goes_along_to_other_options_or_once_all_variables_are_gone():
     assert not registry._estates
 
 
-def test_an_exchange_ends_with_the_first_variable_that_dies():
+def test_an_exchange_ends_with_the_first_variable_that_dies(own_exchanges):
     variables = make_variables(SHAPES)
     for place in reversed(range(len(SHAPES))):
         step(variables, 0)
-        (exchange,) = live_exchanges()
+        (exchange,) = own_exchanges()
         variables[place] = None
         gc.collect()
-        assert live_exchanges() == []
+        assert own_exchanges() == []
         assert exchange.closed
         variables = make_variables(SHAPES)
 
 
-def test_an_exchange_may_end_on_the_thread_of_its_own_driver(monkeypatch):
+def test_an_exchange_may_end_on_the_thread_of_its_own_driver(monkeypatch, own_exchanges):
     monkeypatch.setattr(GradientExchange, "_step_ended", lambda self, came, reading: self.close())
     variables = make_variables(SHAPES)
     step(variables, 0, replace(COMPRESSION, bucket_numel=1200))  # their order is learnt there
-    wait_until(lambda: not live_exchanges(), lambda: None, "the end of the exchange")
+    wait_until(lambda: not own_exchanges(), lambda: None, "the end of the exchange")
