@@ -27,12 +27,8 @@ struct Device {
   std::mutex lock;
   std::map<cudaStream_t, Stream> streams;  // those that nobody made, too
   std::map<cudaEvent_t, Order> events;     // as recorded last
-
-  static Device& Get() {
-    static auto* const device = new Device;
-    return *device;
-  }
 };
+Device* const device = new Device;  // made before any thread: what locks it is not seen to order it
 
 template <typename Key, typename Value>
 Value& Find(std::map<Key, Value>* all, Key key) {
@@ -48,11 +44,11 @@ void Forget(std::map<Key, Value>* all, Key key) {
 
 void Lock() {
   const UnseenLocks unseen;
-  Device::Get().lock.lock();
+  device->lock.lock();
 }
 void Unlock() {
   const UnseenLocks unseen;
-  Device::Get().lock.unlock();
+  device->lock.unlock();
 }
 
 /// Lets the running strand follow what a stream was given so far.
@@ -67,7 +63,7 @@ void FollowStream(Stream* stream) {
 /// What the default stream is given waits for all streams that block, and they wait for it.
 void FollowDefault(cudaStream_t name, const Stream& stream) {
   if (name != nullptr && !stream.blocks) return;
-  for (auto& [other, its] : Device::Get().streams) {
+  for (auto& [other, its] : device->streams) {
     const bool waits = name == nullptr ? its.blocks : other == nullptr;
     if (waits) FollowStream(&its);
   }
@@ -77,7 +73,7 @@ void FollowDefault(cudaStream_t name, const Stream& stream) {
 
 Working::Working(cudaStream_t name) : cpu_(ThisStrand()) {
   Lock();
-  Stream& stream = Find(&Device::Get().streams, name);
+  Stream& stream = Find(&device->streams, name);
   stream.given.PassOn();
   Become(stream.strand);
   stream.given.Take();
@@ -101,49 +97,49 @@ void Fill(cudaStream_t stream, void* memory, int value, std::size_t bytes) {
 
 void MakeStream(cudaStream_t stream, bool blocks) {
   Lock();
-  Find(&Device::Get().streams, stream).blocks = blocks;
+  Find(&device->streams, stream).blocks = blocks;
   Unlock();
 }
 
 void ForgetStream(cudaStream_t stream) {
   Lock();
-  Forget(&Device::Get().streams, stream);
+  Forget(&device->streams, stream);
   Unlock();
 }
 
 void RecordEvent(cudaEvent_t event, cudaStream_t stream) {
   const Working working(stream);
-  Order& recorded = Find(&Device::Get().events, event);
+  Order& recorded = Find(&device->events, event);
   recorded.Forget();
   recorded.PassOn();
 }
 
 void LetFollow(cudaStream_t stream, cudaEvent_t event) {
   const Working working(stream);
-  Find(&Device::Get().events, event).Take();
+  Find(&device->events, event).Take();
 }
 
 void ForgetEvent(cudaEvent_t event) {
   Lock();
-  Forget(&Device::Get().events, event);
+  Forget(&device->events, event);
   Unlock();
 }
 
 void Follow(cudaEvent_t event) {
   Lock();
-  Find(&Device::Get().events, event).Take();
+  Find(&device->events, event).Take();
   Unlock();
 }
 
 void Follow(cudaStream_t stream) {
   Lock();
-  FollowStream(&Find(&Device::Get().streams, stream));
+  FollowStream(&Find(&device->streams, stream));
   Unlock();
 }
 
 void FollowDevice() {
   Lock();
-  for (auto& [name, stream] : Device::Get().streams) FollowStream(&stream);
+  for (auto& [name, stream] : device->streams) FollowStream(&stream);
   Unlock();
 }
 
