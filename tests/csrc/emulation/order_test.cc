@@ -6,23 +6,12 @@
 #include <functional>
 #include <vector>
 
+#include "csrc/cuda/stream.h"
+
 namespace hvd_sparse {
 namespace {
 
 constexpr unsigned kThreads = 64;
-
-struct Streams {
-  cudaStream_t first, second;
-  Streams() {
-    cudaStreamCreateWithFlags(&first, cudaStreamNonBlocking);
-    cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking);
-  }
-  ~Streams() {
-    cudaDeviceSynchronize();
-    cudaStreamDestroy(first);
-    cudaStreamDestroy(second);
-  }
-};
 
 class OrderOfTheDevice : public testing::Test {
  protected:
@@ -70,42 +59,39 @@ TEST_F(OrderOfTheDevice, FencesOrderBlocksWhoseThreadsCountEachOther) {
 
 TEST_F(OrderOfTheDevice, AnEventOrdersStreams) {
   ExpectRaceWithout([](bool order) {
-    Streams streams;
-    cudaEvent_t event;
-    cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    const cuda::Stream first, second;
+    cuda::Event event;
     std::vector<char> memory(100);
-    cudaMemsetAsync(memory.data(), 1, memory.size(), streams.first);
-    cudaEventRecord(event, streams.first);
-    if (order) cudaStreamWaitEvent(streams.second, event, 0);
-    cudaMemsetAsync(memory.data(), 2, memory.size(), streams.second);
+    cudaMemsetAsync(memory.data(), 1, memory.size(), first.get());
+    event.Record(first.get());
+    if (order) event.LetFollow(second.get());
+    cudaMemsetAsync(memory.data(), 2, memory.size(), second.get());
     cudaDeviceSynchronize();
-    cudaEventDestroy(event);
   });
 }
 
 TEST_F(OrderOfTheDevice, AnEventOrdersWhatCameBeforeItAlone) {
   ExpectRaceWithout([](bool order) {
-    Streams streams;
-    cudaEvent_t event;
-    cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    const cuda::Stream stream;
+    cuda::Event event;
     std::vector<char> memory(100);
-    cudaEventRecord(event, streams.first);
-    cudaMemsetAsync(memory.data(), 1, memory.size(), streams.first);
-    if (order) cudaEventRecord(event, streams.first);
-    cudaEventSynchronize(event);
+    event.Record(stream.get());
+    cudaMemsetAsync(memory.data(), 1, memory.size(), stream.get());
+    if (order) event.Record(stream.get());
+    event.Wait();
     EXPECT_EQ(memory[0], 1);
     cudaDeviceSynchronize();
-    cudaEventDestroy(event);
   });
 }
 
 TEST_F(OrderOfTheDevice, TheCpuFollowsAStreamThatItWaitsFor) {
   ExpectRaceWithout([](bool order) {
-    const Streams streams;
+    const cuda::Stream first, second;
     std::vector<char> memory(100);
-    cudaMemsetAsync(memory.data(), 1, memory.size(), streams.first);
-    cudaStreamSynchronize(order ? streams.first : streams.second);
+    cudaMemsetAsync(memory.data(), 1, memory.size(), first.get());
+    (order ? first : second).Synchronize();
     EXPECT_EQ(memory[0], 1);
+    cudaDeviceSynchronize();
   });
 }
 
