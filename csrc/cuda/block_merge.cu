@@ -237,7 +237,6 @@ __global__ void __launch_bounds__(kThreads)
       out.values[to] = values[i];
     }
     if (digits != nullptr) AddCounts<kThreads>(histogram, digits->histograms[0]);
-    __syncthreads();
   } else if (thread == 0) {
     Publish(words + tile, TileStatus::kUpToEnd, {0, 0});
   }
