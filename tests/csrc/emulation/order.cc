@@ -51,6 +51,11 @@ void Unlock() {
   device->lock.unlock();
 }
 
+struct Locked {
+  Locked() { Lock(); }
+  ~Locked() { Unlock(); }
+};
+
 /// Lets the running strand follow what a stream was given so far.
 void FollowStream(Stream* stream) {
   void* const own = ThisStrand();
@@ -96,15 +101,13 @@ void Fill(cudaStream_t stream, void* memory, int value, std::size_t bytes) {
 }
 
 void MakeStream(cudaStream_t stream, bool blocks) {
-  Lock();
+  const Locked locked;
   Find(&device->streams, stream).blocks = blocks;
-  Unlock();
 }
 
 void ForgetStream(cudaStream_t stream) {
-  Lock();
+  const Locked locked;
   Forget(&device->streams, stream);
-  Unlock();
 }
 
 void RecordEvent(cudaEvent_t event, cudaStream_t stream) {
@@ -120,27 +123,23 @@ void LetFollow(cudaStream_t stream, cudaEvent_t event) {
 }
 
 void ForgetEvent(cudaEvent_t event) {
-  Lock();
+  const Locked locked;
   Forget(&device->events, event);
-  Unlock();
 }
 
 void Follow(cudaEvent_t event) {
-  Lock();
+  const Locked locked;
   Find(&device->events, event).Take();
-  Unlock();
 }
 
 void Follow(cudaStream_t stream) {
-  Lock();
+  const Locked locked;
   FollowStream(&Find(&device->streams, stream));
-  Unlock();
 }
 
 void FollowDevice() {
-  Lock();
+  const Locked locked;
   for (auto& [name, stream] : device->streams) FollowStream(&stream);
-  Unlock();
 }
 
 }  // namespace hvd_sparse::emulation
