@@ -1,4 +1,4 @@
-"""Runs the C++ tests of CUDA under one of compute-sanitizer's tools.
+"""Runs the C++ tests of CUDA under compute-sanitizer's tools, or one of them.
 
     python tools/sanitize_cuda.py --tool racecheck build/cuda/cuda_tests
 
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -142,35 +143,44 @@ def show(tool: str, verdict: Verdict) -> None:
     print("\n".join(verdict.output.splitlines()[:SHOWN_LINES]), flush=True)
 
 
-def main() -> None:
-    """Runs the tests; the exit status tells whether all passed, or were skipped."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("program", type=Path)
-    parser.add_argument("--tool", choices=TOOLS, required=True)
-    parser.add_argument("--report", type=Path, help="JUnit XML, to be written here")
-    parser.add_argument("--seconds", type=float, default=3600, help="begins nothing after so many")
-    args = parser.parse_args()
-    if shutil.which("compute-sanitizer") is None:
-        sys.exit("error: there is no compute-sanitizer on PATH")
+def sanitize(tool: str, program: Path, seconds: float) -> list[Verdict]:
+    """Runs all tests under one tool, and prints what it finds."""
     listing = subprocess.run(
-        [args.program, "--gtest_list_tests"], check=True, stdout=subprocess.PIPE, text=True
+        [program, "--gtest_list_tests"], check=True, stdout=subprocess.PIPE, text=True
     )
     jobs = len(os.sched_getaffinity(0))
-    sanitizer = Sanitizer(args.tool, args.program, jobs, args.seconds)
+    sanitizer = Sanitizer(tool, program, jobs, seconds)
     verdicts = []
     with ThreadPoolExecutor(jobs) as threads:
         for verdict in threads.map(sanitizer.run, tests_in(listing.stdout)):
             verdicts.append(verdict)
             if verdict.outcome == "failed":
-                show(args.tool, verdict)
-    if args.report:
-        write_report(verdicts, args.tool, args.report)
-    count = {
-        outcome: sum(one.outcome == outcome for one in verdicts)
-        for outcome in ("passed", "failed", "skipped")
-    }
-    print(f"{args.tool}: " + ", ".join(f"{many} {outcome}" for outcome, many in count.items()))
-    sys.exit(count["failed"] > 0 or not verdicts)
+                show(tool, verdict)
+    count = Counter(one.outcome for one in verdicts)
+    counted = ", ".join(f"{count[one]} {one}" for one in ("passed", "failed", "skipped"))
+    print(f"{tool}: {counted}", flush=True)
+    return verdicts
+
+
+def main() -> None:
+    """Runs the tests; the exit status tells whether all passed, or were skipped."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("program", type=Path)
+    parser.add_argument("--tool", choices=TOOLS, help="all of them, one after another, unless said")
+    parser.add_argument("--report", type=Path, help="JUnit XML of the one tool, to be written here")
+    parser.add_argument("--seconds", type=float, default=3600, help="begins nothing after so many")
+    args = parser.parse_args()
+    if args.report and not args.tool:
+        parser.error("--report is of one tool: name it with --tool")
+    if shutil.which("compute-sanitizer") is None:
+        sys.exit("error: there is no compute-sanitizer on PATH")
+    failed = False
+    for tool in [args.tool] if args.tool else TOOLS:
+        verdicts = sanitize(tool, args.program, args.seconds)
+        if args.report:
+            write_report(verdicts, tool, args.report)
+        failed |= not verdicts or any(one.outcome == "failed" for one in verdicts)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

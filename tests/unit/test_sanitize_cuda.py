@@ -92,6 +92,18 @@ def test_what_no_time_was_left_for_is_skipped_and_says_so(program, tmp_path, mon
     assert [case.get("message") for case in cases] == ["no time was left"] * 6
 
 
+def test_all_tools_run_where_none_is_named(program, monkeypatch, capsys):
+    assert run(monkeypatch, program, "--seconds", 0) == 0
+    said = capsys.readouterr().out
+    for tool in sanitize_cuda.TOOLS:
+        assert f"{tool}: 0 passed, 0 failed, 6 skipped" in said
+
+
+def test_a_report_is_of_one_tool(program, tmp_path, monkeypatch, capsys):
+    assert run(monkeypatch, program, "--report", tmp_path / "report.xml") == 2
+    assert "name it with --tool" in capsys.readouterr().err
+
+
 def test_without_the_sanitizer_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     code = run(monkeypatch, tmp_path / "cuda_tests", "--tool", "memcheck")
