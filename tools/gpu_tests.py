@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import run_tests
-from run_tests import REPORTS, ROOT, Outcome, Stage, pytest_stage
+from run_tests import REPORTS, ROOT, Cores, Outcome, Stage, pytest_stage
 from sanitize_cuda import TOOLS
 
 PARTS = ("build", "tests", "sanitizers", "benchmark")
@@ -75,8 +75,9 @@ def stages(part: str, reports: Path) -> Iterator[Stage]:
         report = ROOT / "build" / "cuda" / "report.xml"
         yield Stage("C++", ["make", "cudatest"], report, seconds=TEST_SECONDS)
         for name, ranks in (("unit", 0), ("parallel", 2)):
-            stage = pytest_stage(f"{name} on a GPU", f"tests/{name}", ranks=ranks, marked="gpu")
-            yield replace(stage, one_core=False, seconds=TEST_SECONDS)
+            title, cores = f"{name} on a GPU", Cores.ALL
+            stage = pytest_stage(title, f"tests/{name}", ranks=ranks, cores=cores, marked="gpu")
+            yield replace(stage, seconds=TEST_SECONDS)
     if part == "sanitizers":
         for tool in TOOLS:
             report = REPORTS / f"{tool}.xml"

@@ -1,10 +1,9 @@
 """Runs every check and test, stage by stage, and adds up what they report.
 
 What takes long and shows what others show in part is left out; --long runs it alone. Stages that
-keep one core busy run beside each other, the others one after another. A stage that fails does not
-keep the others from running. Each one leaves a report in build/reports, which the closing line is
-counted from; what failed is said once more at the very end, which is what continuous integration
-shows.
+leave cores to others run beside each other. A stage that fails does not keep the others from
+running. Each one leaves a report in build/reports, which the closing line is counted from; what
+failed is said once more at the very end, which is what continuous integration shows.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from process_groups import end_group
@@ -42,13 +42,25 @@ UNHURRIED = "HOROVOD_CYCLE_TIME=5"
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
+class Cores(Enum):
+    """How many of the machine's cores a stage keeps busy."""
+
+    ONE = "one"
+    SOME = "some"  # it has many processes, which wait much of the time
+    ALL = "all"
+
+
+# How many of such stages run at a time.
+AT_A_TIME = {Cores.ONE: len(os.sched_getaffinity(0)), Cores.SOME: 2, Cores.ALL: 1}
+
+
 @dataclass(frozen=True)
 class Stage:
     """One command.
 
     Attributes:
         report: Where it writes its results as JUnit XML, if it does.
-        one_core: Whether it leaves the machine's other cores to others.
+        cores: How many it keeps busy.
         seconds: After so many it is ended, with all that it has started; None: STAGE_SECONDS, for
             the command alone.
     """
@@ -56,7 +68,7 @@ class Stage:
     name: str
     command: list[str]
     report: Path | None = None
-    one_core: bool = False
+    cores: Cores = Cores.ALL
     seconds: float | None = None
 
 
@@ -90,7 +102,7 @@ def pytest_stage(
     name: str,
     *paths: str,
     ranks: int = 0,
-    one_core: bool = True,
+    cores: Cores = Cores.ONE,
     marked: str = "not long",
     environment: str = "",
 ) -> Stage:
@@ -104,13 +116,13 @@ def pytest_stage(
     silent = [sys.executable, "-m", "pytest", *options, *paths]
     reporting = [*silent, f"--junit-xml={report}"]
     if ranks == 0:
-        return Stage(name, reporting, report, one_core)
+        return Stage(name, reporting, report, cores)
     exported = ["-x", environment] if environment else []
     command = ["mpirun", "--oversubscribe", "--bind-to", "none"]
     command += [*exported, "-np", "1", *reporting]
     if ranks > 1:
         command += [":", *exported, "-np", str(ranks - 1), *silent]
-    return Stage(name, command, report, one_core and ranks == 1)
+    return Stage(name, command, report, cores)
 
 
 def stages(framework: str) -> Iterator[Stage]:
@@ -127,30 +139,37 @@ def stages(framework: str) -> Iterator[Stage]:
         yield pytest_stage("parallel on 1", "tests/parallel", ranks=1)
     if framework in ("all", "tensorflow"):
         yield pytest_stage("tensorflow on 1", "tests/parallel_tensorflow", ranks=1)
-    yield Stage("lint", ["make", "lint"], one_core=True)
-    yield Stage("doctor", [sys.executable, "-m", "hvd_sparse", "doctor"], one_core=True)
+    yield Stage("lint", ["make", "lint"], cores=Cores.ONE)
+    yield Stage("doctor", [sys.executable, "-m", "hvd_sparse", "doctor"], cores=Cores.ONE)
+
+    if framework in ("all", "tensorflow"):
+        yield pytest_stage(
+            "tensorflow on 2",
+            "tests/parallel_tensorflow",
+            ranks=2,
+            cores=Cores.SOME,
+            environment=UNHURRIED,
+        )
+    if framework in ("all", "torch"):
+        yield pytest_stage("jobs", "tests/jobs", cores=Cores.SOME, marked="not long and not timed")
 
     cpptest = ["make", "-o", "build", "cpptest"]  # the module is built: what runs this saw to it
     yield Stage("C++", cpptest, ROOT / "build" / "tests" / "report.xml")
     if shutil.which("nvcc"):  # compiles for GPUs, and needs none
         yield Stage("CUDA", ["make", "cuda"])
-    if framework in ("all", "tensorflow"):
-        yield pytest_stage(
-            "tensorflow on 2", "tests/parallel_tensorflow", ranks=2, environment=UNHURRIED
-        )
     if framework in ("all", "torch"):
-        yield pytest_stage("parallel on 3", "tests/parallel", ranks=3)
-        yield pytest_stage("parallel on 4", "tests/parallel", ranks=4)
-        yield pytest_stage("jobs", "tests/jobs", one_core=False)
+        yield pytest_stage("parallel on 3", "tests/parallel", ranks=3, cores=Cores.ALL)
+        yield pytest_stage("parallel on 4", "tests/parallel", ranks=4, cores=Cores.ALL)
+        yield pytest_stage("timed jobs", "tests/jobs", cores=Cores.ALL, marked="not long and timed")
 
 
 def long_stages(framework: str) -> Iterator[Stage]:
     """What takes long: other numbers of ranks, and tests that are marked."""
     if framework in ("all", "tensorflow"):
-        yield pytest_stage("tensorflow on 3", "tests/parallel_tensorflow", ranks=3)
+        yield pytest_stage("tensorflow on 3", "tests/parallel_tensorflow", ranks=3, cores=Cores.ALL)
     if framework in ("all", "torch"):
-        yield pytest_stage("parallel on 2", "tests/parallel", ranks=2)
-        yield pytest_stage("long jobs", "tests/jobs", one_core=False, marked="long")
+        yield pytest_stage("parallel on 2", "tests/parallel", ranks=2, cores=Cores.ALL)
+        yield pytest_stage("long jobs", "tests/jobs", cores=Cores.ALL, marked="long")
 
 
 def count(report: Path) -> Count:
@@ -181,10 +200,10 @@ def run(stage: Stage) -> Outcome:
     def pass_on() -> None:
         for line in process.stdout or ():
             output.append(line.rstrip("\n"))
-            if not stage.one_core:
+            if stage.cores is Cores.ALL:
                 print(output[-1], flush=True)
 
-    if not stage.one_core:
+    if stage.cores is Cores.ALL:
         print(output[0], flush=True)
     start = time.monotonic()
     process = subprocess.Popen(
@@ -212,8 +231,8 @@ def run(stage: Stage) -> Outcome:
     reader.join(10)  # not for ever: a process that it left behind may still hold the pipe
     if stage.report is not None and not stage.report.exists():
         output.append(f"error: {stage.name} has left no report in {stage.report}")
-    if stage.one_core:
-        print("\n".join(output), flush=True)  # at once: others print, too
+    if stage.cores is not Cores.ALL:  # others print, too
+        print("\n".join(output), flush=True)
     plain = [COLOR.sub("", line) for line in output[1:]]
     return Outcome(count_of(stage, status), plain, time.monotonic() - start)
 
@@ -231,14 +250,13 @@ def count_of(stage: Stage, status: int) -> Count:
 
 
 def run_all(wanted: list[Stage]) -> Iterator[tuple[Stage, Outcome]]:
-    """Runs stages of one core beside each other, and then the others one after another."""
-    beside = [stage for stage in wanted if stage.one_core]
-    print("side by side:", ", ".join(stage.name for stage in beside), flush=True)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as cores:
-        yield from zip(beside, cores.map(run, beside), strict=True)
-    for stage in wanted:
-        if not stage.one_core:
-            yield stage, run(stage)
+    """Runs stages, as many at a time as AT_A_TIME says."""
+    for cores, many in AT_A_TIME.items():
+        group = [stage for stage in wanted if stage.cores is cores]
+        if group and cores is not Cores.ALL:
+            print("\nside by side:", ", ".join(stage.name for stage in group), flush=True)
+        with ThreadPoolExecutor(many) as threads:
+            yield from zip(group, threads.map(run, group), strict=True)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from virtual_cluster import VirtualCluster
 
 from tests.jobs.launch import ROOT
 
+pytestmark = pytest.mark.timed
 REASON = virtual_cluster.why_not()
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 import pytest
-from run_tests import Count, Stage, count_of, gist, run
+from run_tests import Cores, Count, Stage, count_of, gist, run, run_all
 
 REPORT = "<suite><testcase/><testcase><skipped/></testcase>{}</suite>"
 
@@ -50,6 +51,24 @@ def test_a_stage_with_a_limit_is_ended_with_all_that_it_has_started(tmp_path):
     alive.unlink()
     time.sleep(0.5)
     assert not alive.exists()
+
+
+def begins_and_ends(name: str, log: Path, cores: Cores) -> Stage:
+    """Says so in `log`, with enough time between for another one to begin."""
+    return Stage(
+        name, ["sh", "-c", f"echo +{name} >>{log}; sleep 1; echo -{name} >>{log}"], None, cores
+    )
+
+
+def test_stages_that_leave_cores_run_beside_each_other_and_others_alone(tmp_path):
+    log = tmp_path / "log"
+    kinds = {"a": Cores.ALL, "b": Cores.SOME, "c": Cores.ALL, "d": Cores.SOME}
+    wanted = [begins_and_ends(name, log, cores) for name, cores in kinds.items()]
+    assert [stage.name for stage, _ in run_all(wanted)] == ["b", "d", "a", "c"]
+    said = log.read_text().split()
+    assert {*said[:2]} == {"+b", "+d"}
+    assert {*said[2:4]} == {"-b", "-d"}
+    assert said[4:] == ["+a", "-a", "+c", "-c"]
 
 
 def test_the_gist_of_a_stage_has_what_tests_on_a_gpu_print_when_they_fail():
