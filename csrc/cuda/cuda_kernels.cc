@@ -265,7 +265,7 @@ class CudaKernelsImpl final : public Kernels {
   }
 
   void Follow(const Mark* mark) const override {
-    Check(cudaSetDevice(device_), "use a device");
+    StayOn(device_);
     if (mark != nullptr) EventOf(*mark).LetFollow(OwnStream(device_).get());
   }
 

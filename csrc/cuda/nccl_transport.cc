@@ -197,7 +197,11 @@ void NcclTransport::End(const Error& error, bool tell) {
 }
 
 void NcclTransport::Watch() {
-  (void)cudaSetDevice(device());  // for good: aborting frees memory there (see OnDevice)
+  try {
+    StayOn(device());  // aborting frees memory there
+  } catch (const Error& error) {
+    return End(error, true);
+  }
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, kBetweenLooks, [this] { return closing_ || ended_; })) {
     lock.unlock();

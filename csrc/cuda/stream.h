@@ -14,8 +14,7 @@ namespace hvd_sparse::cuda {
 /// While it lives, calls of this thread go to a device; then to the one before.
 ///
 /// Going back to a device that nobody has used takes half a gigabyte there, for nothing: so threads
-/// of the exchange, which begin at device 0 like all others, go to theirs for good first
-/// (Kernels::Follow).
+/// of the exchange, which begin at device 0 like all others, go to theirs for good first (StayOn).
 class OnDevice {
  public:
   explicit OnDevice(int device) : device_(device) {
@@ -32,6 +31,16 @@ class OnDevice {
   const int device_;
   int before_ = 0;
 };
+
+/// For threads of an exchange: the calls of this thread go to a device for good, and break no CUDA
+/// graph that another thread captures meanwhile. Frameworks capture with
+/// cudaStreamCaptureModeGlobal, which forbids all other threads what must not happen in a capture;
+/// but not those that say that they capture nothing of their own.
+inline void StayOn(int device) {
+  Check(cudaSetDevice(device), "use a device");
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal;
+  Check(cudaThreadExchangeStreamCaptureMode(&mode), "keep out of captures");
+}
 
 /// A stream of the current device. It does not wait for the default stream, and its short kernels
 /// go before the long ones of backpropagation.

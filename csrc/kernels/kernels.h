@@ -208,7 +208,8 @@ class Kernels {
   virtual std::shared_ptr<const Mark> EndOfOwn() const { return nullptr; }
 
   /// Work of this thread's calls from now on begins after `mark`; a null one is no wait. For
-  /// threads of the exchange: their current device becomes that of these kernels.
+  /// threads of the exchange: their current device becomes that of these kernels, and what they do
+  /// there disturbs no other thread that captures a CUDA graph.
   virtual void Follow(const Mark* /*mark*/) const {}
 
   /// Work that `stream` is given from now on begins after `mark`; a null one is no wait.

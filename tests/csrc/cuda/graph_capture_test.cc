@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "csrc/cuda/stream.h"
@@ -91,6 +92,22 @@ TEST_F(CudaGraphCapture, AnExchangeWhoseStreamIsBeingCapturedIsRefusedByName) {
     EXPECT_TRUE(Says(error, "is being captured into a CUDA graph")) << error.what();
   });
   kernels.EndOf(handle);
+}
+
+TEST_F(CudaGraphCapture, AThreadOfAnExchangeBreaksNoCaptureOfAnother) {
+  DeviceArray<float> gradient(Awkward(kNumel, 4)), residual(Awkward(kNumel, 5));
+  const Feedback feedback{{gradient.data(), kNumel, DType::kFloat32}, 1, 1, residual.span()};
+  const cuda::Stream stream;
+  cudaGraph_t graph = nullptr;
+  cuda::Check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
+  std::thread exchange([&] {
+    const Kernels& kernels = KernelsFor({DeviceType::kCuda, 0});
+    EXPECT_NO_THROW(kernels.Follow(nullptr));
+    EXPECT_NO_THROW(kernels.Accumulate(feedback));  // it allocates, and waits
+  });
+  exchange.join();
+  EXPECT_EQ(cudaStreamEndCapture(stream.get(), &graph), cudaSuccess);
+  (void)cudaGraphDestroy(graph);
 }
 
 TEST_F(CudaGraphCapture, ALoneRanksRoundsCanBeCaptured) {

@@ -14,39 +14,63 @@
 namespace hvd_sparse {
 namespace {
 
-TEST(Capture, AStartIsRefusedByNameAndTheStepCanBeStartedLater) {
-  Exchange exchange(std::make_unique<LoopbackCommunicator>(std::make_shared<LoopbackWorld>(1), 0),
-                    SelectOn::kCaller);
-  BucketSpec spec;
-  spec.name = "a bucket";
-  spec.gradient_numels = spec.segment_numels = {4};
-  spec.max_ks = {1};
-  spec.sparsifier = "top_k";
-  spec.collective = "gtopk";
-  spec.device = {DeviceType::kCuda, 0};
-  const int bucket = exchange.AddBucket(spec);
-  DeviceArray<float> gradient({1, 2, 3, 4}), residual({0, 0, 0, 0});
-  std::vector<SelectionState> states(1);
+/// A bucket of a rank alone.
+struct OneBucket {
+  Exchange exchange;
+  DeviceArray<float> gradient{{1, 2, 3, 4}}, residual{{0, 0, 0, 0}};
+  std::vector<SelectionState> states{1};
+  int bucket = 0;
   Launch launch;
-  launch.gradients = {{gradient.data(), 4, DType::kFloat32}};
-  launch.residual = residual.span();
-  launch.states = {states.data(), 1};
-  launch.ks = {1};
-  launch.decays = {1};
 
+  explicit OneBucket(SelectOn select_on)
+      : exchange(std::make_unique<LoopbackCommunicator>(std::make_shared<LoopbackWorld>(1), 0),
+                 select_on) {
+    BucketSpec spec;
+    spec.name = "a bucket";
+    spec.gradient_numels = spec.segment_numels = {4};
+    spec.max_ks = {1};
+    spec.sparsifier = "top_k";
+    spec.collective = "gtopk";
+    spec.device = {DeviceType::kCuda, 0};
+    bucket = exchange.AddBucket(spec);
+    launch.gradients = {{gradient.data(), 4, DType::kFloat32}};
+    launch.residual = residual.span();
+    launch.states = {states.data(), 1};
+    launch.ks = {1};
+    launch.decays = {1};
+  }
+
+  void Step() {
+    exchange.Start(bucket, launch);
+    EXPECT_TRUE(exchange.Wait(bucket, 60, 0));
+    exchange.Commit("");
+  }
+
+  void ExpectStepped() {
+    EXPECT_EQ(gradient.Values(), std::vector<float>({0, 0, 0, 4}));
+    EXPECT_EQ(residual.Values(), std::vector<float>({1, 2, 3, 0}));
+  }
+};
+
+TEST(Capture, AStartIsRefusedByNameAndTheStepCanBeStartedLater) {
+  OneBucket one(SelectOn::kCaller);
   emulation::streams_capture = true;
-  const Error refused = Thrown([&] { exchange.Start(bucket, launch); });
+  const Error refused = Thrown([&] { one.exchange.Start(one.bucket, one.launch); });
   emulation::streams_capture = false;
   EXPECT_EQ(refused.kind(), ErrorKind::kInvalidArgument);
   EXPECT_TRUE(Says(refused, "is being captured into a CUDA graph")) << refused.what();
-  EXPECT_EQ(gradient.Values(), std::vector<float>({1, 2, 3, 4}));
-  EXPECT_EQ(residual.Values(), std::vector<float>(4));
+  EXPECT_EQ(one.gradient.Values(), std::vector<float>({1, 2, 3, 4}));
+  EXPECT_EQ(one.residual.Values(), std::vector<float>(4));
+  one.Step();
+  one.ExpectStepped();
+}
 
-  exchange.Start(bucket, launch);
-  ASSERT_TRUE(exchange.Wait(bucket, 60, 0));
-  exchange.Commit("");
-  EXPECT_EQ(gradient.Values(), std::vector<float>({0, 0, 0, 4}));
-  EXPECT_EQ(residual.Values(), std::vector<float>({1, 2, 3, 0}));
+TEST(Capture, AnExchangeGoesOnWhileAnotherThreadCaptures) {
+  OneBucket one(SelectOn::kEngine);
+  emulation::another_captures = true;
+  one.Step();
+  emulation::another_captures = false;
+  one.ExpectStepped();
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "tests/csrc/emulation/order.h"
 
@@ -24,10 +25,12 @@ enum cudaError_t {
   cudaErrorNoDevice,
   cudaErrorNoKernelImageForDevice,
   cudaErrorNotReady,
+  cudaErrorStreamCaptureUnsupported,
   cudaErrorSystemDriverMismatch,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDefault };
 enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
 struct cudaUUID_t {
   char bytes[16];
@@ -57,7 +60,8 @@ inline thread_local EmulatedCalls emulated_calls;
 namespace hvd_sparse::emulation {
 inline std::atomic<bool (*)()> device_is_idle{nullptr};  ///< else no event has passed
 inline std::atomic<bool> streams_capture{false};         ///< all of them, into a graph
-inline std::atomic<bool> has_memory{true};               ///< to allocate, pinned memory, too
+inline std::atomic<bool> another_captures{false};  ///< a thread, in cudaStreamCaptureModeGlobal
+inline std::atomic<bool> has_memory{true};         ///< to allocate, pinned memory, too
 
 /// Called when an event is recorded on a stream, and when a stream is made to wait for one.
 inline std::atomic<void (*)(cudaStream_t, cudaEvent_t, bool waits)> at_event{nullptr};
@@ -69,6 +73,18 @@ inline void Met(cudaStream_t stream, cudaEvent_t event, bool waits) {
 inline std::atomic<void (*)(cudaStream_t)> at_work{nullptr};
 inline void Given(cudaStream_t stream) {
   if (void (*const seen)(cudaStream_t) = at_work) seen(stream);
+}
+}  // namespace hvd_sparse::emulation
+
+/// Of this thread. CUDA forbids more calls than the emulation does.
+inline thread_local cudaStreamCaptureMode emulated_capture_mode = cudaStreamCaptureModeGlobal;
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, emulated_capture_mode);
+  return cudaSuccess;
+}
+namespace hvd_sparse::emulation {
+inline bool BreaksACapture() {
+  return another_captures && emulated_capture_mode == cudaStreamCaptureModeGlobal;
 }
 }  // namespace hvd_sparse::emulation
 
@@ -108,6 +124,7 @@ inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
   return cudaSuccess;
 }
 inline cudaError_t cudaDeviceSynchronize() {
+  if (hvd_sparse::emulation::BreaksACapture()) return cudaErrorStreamCaptureUnsupported;
   ++emulated_calls.waits;
   hvd_sparse::emulation::FollowDevice();
   return cudaSuccess;
@@ -131,6 +148,7 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (hvd_sparse::emulation::BreaksACapture()) return cudaErrorStreamCaptureUnsupported;
   ++emulated_calls.waits;
   bool (*const idle)() = hvd_sparse::emulation::device_is_idle;
   while (idle != nullptr && !idle()) std::this_thread::yield();
@@ -164,12 +182,14 @@ inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, c
 }
 /// That an event has not passed is noted as an error would be: nobody may rely on the contrary.
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (hvd_sparse::emulation::BreaksACapture()) return cudaErrorStreamCaptureUnsupported;
   bool (*const idle)() = hvd_sparse::emulation::device_is_idle;
   if (idle != nullptr && !idle()) return emulated_error = cudaErrorNotReady;
   hvd_sparse::emulation::Follow(event);
   return cudaSuccess;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (hvd_sparse::emulation::BreaksACapture()) return cudaErrorStreamCaptureUnsupported;
   ++emulated_calls.waits;
   hvd_sparse::emulation::Follow(event);
   return cudaSuccess;
@@ -182,6 +202,7 @@ inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* 
 
 /// As aligned as CUDA's, and full of rubbish: what was never written is not zero by chance.
 inline cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
+  if (hvd_sparse::emulation::BreaksACapture()) return cudaErrorStreamCaptureUnsupported;
   if (!hvd_sparse::emulation::has_memory) return cudaErrorMemoryAllocation;
   ++emulated_calls.allocations;
   constexpr std::size_t kAlignment = 256;
