@@ -11,6 +11,7 @@ from hvd_sparse.errors import (
     ExchangeTimeoutError,
     HvdSparseError,
     OutOfMemoryError,
+    PeerLeftError,
     PeerLostError,
 )
 
@@ -75,7 +76,9 @@ class CoreHandle:
         except ExchangeFailedError as error:
             if core is not None:
                 core.acknowledge()
-            if isinstance(error, PeerLostError | ExchangeTimeoutError | OutOfMemoryError):
+            if isinstance(error, PeerLeftError):
+                lifecycle.note_peer_left()
+            elif isinstance(error, PeerLostError | ExchangeTimeoutError | OutOfMemoryError):
                 # A rank that has given up leaves without finalizing MPI: to the others it is lost,
                 # too. One without memory may not be able to.
                 lifecycle.note_peer_lost()

@@ -40,7 +40,11 @@ class ExchangeFailedError(HvdSparseError, HorovodInternalError):  # type: ignore
 
 
 class PeerLostError(ExchangeFailedError):
-    """Another rank died or left while this one needed it."""
+    """Another rank died, or could not be reached, while this one needed it."""
+
+
+class PeerLeftError(PeerLostError):
+    """Another rank lives, but left the exchange or shut Horovod down while it was needed."""
 
 
 class ExchangeTimeoutError(ExchangeFailedError):

@@ -9,8 +9,11 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
-from hvd_sparse import world
+from hvd_sparse import _core, world
 from hvd_sparse.errors import UnsupportedError
+
+# For ranks that live to end MPI together; under load, too.
+FAREWELL_SECONDS = 10.0
 
 
 class Failing(Protocol):
@@ -29,6 +32,7 @@ class Closeable(Failing, Protocol):
 
 _open: weakref.WeakSet[Closeable] = weakref.WeakSet()
 _peer_lost = False
+_peer_left = False
 _registered = False
 
 
@@ -59,10 +63,10 @@ def close_all() -> None:
 
 def shut_down(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Horovod's shutdown, in place of which users call this: exchanges end first."""
-    global _peer_lost
+    global _peer_lost, _peer_left
     close_all()
     result = stock(*args, **kwargs)
-    _peer_lost = False  # nobody waits for that rank any more
+    _peer_lost = _peer_left = False  # nobody waits for that rank any more
     world.begin_anew()
     return result
 
@@ -92,6 +96,12 @@ def note_peer_lost() -> None:
     _peer_lost = True
 
 
+def note_peer_left() -> None:
+    """Remembers that a rank may wait for this one already, where MPI ends on all of them."""
+    global _peer_left
+    _peer_left = True
+
+
 def _at_exit() -> None:
     unhandled = getattr(sys, "last_value", None)
     if unhandled is not None:
@@ -103,3 +113,6 @@ def _at_exit() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
+    if _peer_left:
+        # Horovod's own exit handler joins that rank there. Not for ever: it may have died since.
+        _core.exit_within(FAREWELL_SECONDS)

@@ -13,7 +13,8 @@ namespace hvd_sparse {
 enum class ErrorKind {
   kInvalidArgument,  ///< the caller's mistake, refused before anything was sent
   kUnavailable,      ///< not built in, or not offered by the MPI library at hand
-  kPeerLost,         ///< another rank died or left while it was waited for
+  kPeerLost,         ///< another rank died, or cannot be reached, while it was waited for
+  kPeerLeft,         ///< another rank left while it was waited for
   kTimeout,          ///< another rank is alive, but the deadline has passed
   kExchangeFailed,   ///< a rank ended the exchange for all
   kNonFinite,        ///< some rank's gradient, or a sum, is not finite: the step was undone
@@ -27,6 +28,7 @@ constexpr ErrorKind kLastErrorKind = ErrorKind::kOutOfMemory;
 constexpr ErrorKind KindOnOthers(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::kPeerLost:
+    case ErrorKind::kPeerLeft:
     case ErrorKind::kTimeout:
     case ErrorKind::kDisagreement:
     case ErrorKind::kOutOfMemory:

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "csrc/base/error.h"
+#include "csrc/base/exit_within.h"
 #include "csrc/base/huge_pages.h"
 #include "csrc/base/warn.h"
 #include "csrc/bindings/python_buffers.h"
@@ -39,6 +40,8 @@ const char* PythonName(ErrorKind kind) {
       return "UnavailableError";
     case ErrorKind::kPeerLost:
       return "PeerLostError";
+    case ErrorKind::kPeerLeft:
+      return "PeerLeftError";
     case ErrorKind::kTimeout:
       return "ExchangeTimeoutError";
     case ErrorKind::kExchangeFailed:
@@ -97,6 +100,7 @@ void BindEnvironment(py::module_& m) {
       },
       py::arg("memory_problem"), py::kw_only(), py::arg("device"));
   m.def("show_warnings", [](bool show) { warnings_are_shown = show; }, py::arg("show"));
+  m.def("exit_within", &ExitWithin, py::arg("seconds"));
   m.def("set_threads", &SetKernelThreads, py::arg("threads"));
   m.def("threads", &KernelThreads);
   m.def("sparsifiers", &SparsifierNames);

@@ -92,6 +92,7 @@ inline absl::Status StatusOf(std::int32_t kind, const char* message) {
       absl::StatusCode::kInvalidArgument,     // kInvalidArgument
       absl::StatusCode::kFailedPrecondition,  // kUnavailable
       absl::StatusCode::kAborted,             // kPeerLost; TensorFlow keeps kUnavailable to itself
+      absl::StatusCode::kAborted,             // kPeerLeft
       absl::StatusCode::kDeadlineExceeded,    // kTimeout
       absl::StatusCode::kAborted,             // kExchangeFailed
       absl::StatusCode::kInvalidArgument,     // kNonFinite, as tf.debugging.check_numerics has it

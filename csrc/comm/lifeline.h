@@ -28,7 +28,7 @@ class Lifeline {
  public:
   /// What ended an exchange.
   struct Failure {
-    ErrorKind kind;       ///< kPeerLost (died or left), or what a rank called Fail with
+    ErrorKind kind;       ///< kPeerLost (died) or kPeerLeft, or what a rank called Fail with
     std::string message;  ///< names the rank
   };
 

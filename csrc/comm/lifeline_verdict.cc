@@ -27,7 +27,7 @@ void LifelineVerdict::Lost(int rank, const std::string& how) {
 void LifelineVerdict::Left(int rank, std::int64_t steps) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::optional<Event> event;
-  Note(ErrorKind::kPeerLost, Concat("rank ", rank, " of ", size_, " left exchange '", name_, "'"),
+  Note(ErrorKind::kPeerLeft, Concat("rank ", rank, " of ", size_, " left exchange '", name_, "'"),
        &event);
   left_.push_back({*event, steps});
 }

@@ -243,7 +243,7 @@ class MpiCommunicator final : public LifelineCommunicator {
       }
     }
     if (Finalized()) {
-      Throw(ErrorKind::kPeerLost, "MPI was finalized because a rank has shut Horovod down",
+      Throw(ErrorKind::kPeerLeft, "MPI was finalized because a rank has shut Horovod down",
             waiting());
     }
   }

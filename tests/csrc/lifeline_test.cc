@@ -83,7 +83,7 @@ TEST_P(LifelineSizes, ARankThatLeavesIsReportedAfterTheGracePeriod) {
     for (const auto& lifeline : lifelines) {
       if (!lifeline) continue;
       EXPECT_EQ(Report(*lifeline, 0), expected);
-      EXPECT_EQ(lifeline->CurrentFailure(0)->kind, ErrorKind::kPeerLost);
+      EXPECT_EQ(lifeline->CurrentFailure(0)->kind, ErrorKind::kPeerLeft);
       EXPECT_FALSE(lifeline->CurrentFailure(kNever));
       EXPECT_EQ(Report(*lifeline, 0.05), expected);
       EXPECT_FALSE(lifeline->FailureAtEnd());

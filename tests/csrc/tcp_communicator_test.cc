@@ -142,7 +142,7 @@ TEST(Tcp, TheLifelineSaysWhyAConnectionBroke) {
   for (const int waiting : {0, 1}) {
     for (const bool met_before : {true, false}) {
       const Error error = AfterLeaving(waiting, met_before, true);
-      EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
+      EXPECT_EQ(error.kind(), ErrorKind::kPeerLeft);
       EXPECT_EQ(error.what(),
                 Concat("rank ", 1 - waiting, " of 2 left exchange '", kName, "'; rank ", waiting,
                        " was waiting for rank ", 1 - waiting, " in bucket 3"));

@@ -55,7 +55,7 @@ class Fault:
 
 
 DEAD = {"PeerLostError: rank 2 of 3 has died": 2}
-ENDED = {"(?:ExchangeFailed|PeerLost)Error: ": 2}
+ENDED = {"(?:ExchangeFailed|PeerLeft)Error: ": 2}
 DISAGREE = "RanksDisagreeError: .*the ranks disagree: .*'batch [23]'; rank . .*'batch [23]'"
 OUT_OF_MEMORY = "OutOfMemoryError: .*rank 2 ran out of memory in bucket '"
 BUG = "ExchangeFailedError: rank 2 ended the exchange: unhandled RuntimeError: a bug in the user"
@@ -81,7 +81,7 @@ FAULTS = (
     ),
     Fault(
         "leave", "backward", "a rank ends a step early, while the others compute",
-        {"PeerLostError: .*(?:left exchange|MPI was finalized).*waiting for rank": 2},
+        {"PeerLeftError: .*(?:left exchange|MPI was finalized).*waiting for rank": 2},
     ),
     Fault("memory", "backward", "no memory is left for scratch", {OUT_OF_MEMORY: 3}),
     Fault("model", "construction", "a rank has another model", {"InvalidArgumentError: ": 3}),

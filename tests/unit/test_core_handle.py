@@ -12,6 +12,7 @@ from hvd_sparse.errors import (
     HvdSparseError,
     InvalidArgumentError,
     OutOfMemoryError,
+    PeerLeftError,
     PeerLostError,
     RanksDisagreeError,
 )
@@ -34,22 +35,24 @@ class Core:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told", "lost"),
+    ("kind", "told", "noted"),
     [
-        (PeerLostError, 1, 1),
-        (ExchangeTimeoutError, 1, 1),
-        (OutOfMemoryError, 1, 1),
-        (RanksDisagreeError, 1, 0),
-        (ExchangeFailedError, 1, 0),
-        (InvalidArgumentError, 0, 0),
+        (PeerLostError, 1, ["lost"]),
+        (PeerLeftError, 1, ["left"]),
+        (ExchangeTimeoutError, 1, ["lost"]),
+        (OutOfMemoryError, 1, ["lost"]),
+        (RanksDisagreeError, 1, []),
+        (ExchangeFailedError, 1, []),
+        (InvalidArgumentError, 0, []),
     ],
 )
-def test_an_end_that_is_raised_is_acknowledged(monkeypatch, kind, told, lost):
-    losses = []
-    monkeypatch.setattr(lifecycle, "note_peer_lost", lambda: losses.append(kind))
+def test_an_end_that_is_raised_is_acknowledged(monkeypatch, kind, told, noted):
+    heard = []
+    monkeypatch.setattr(lifecycle, "note_peer_lost", lambda: heard.append("lost"))
+    monkeypatch.setattr(lifecycle, "note_peer_left", lambda: heard.append("left"))
     core = Core(kind("the end"))
     handle = CoreHandle(core)
     with pytest.raises(HvdSparseError, match="the end"):
         handle.check()
-    assert (core.acknowledged, len(losses)) == (told, lost)
+    assert (core.acknowledged, heard) == (told, noted)
     handle.close()

@@ -55,7 +55,7 @@ TEST_P(NcclFailure, ALostRankIsNamedToThoseThatWaitForIt) {
   for (const int rank : {0, 1}) {
     threads.emplace_back([&, rank] {
       const Error error = Swap(transports[static_cast<std::size_t>(rank)].get(), 2);
-      EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
+      EXPECT_EQ(error.kind(), ErrorKind::kPeerLeft) << error.what();
       EXPECT_TRUE(Says(error, "rank 2")) << error.what();
       EXPECT_TRUE(Says(error, Concat("rank ", rank, " was waiting in"))) << error.what();
     });

@@ -175,7 +175,7 @@ TEST_P(NcclSwaps, ALostRankIsNamedToAllThatWaitForItOrForThoseThatDo) {
       threads.emplace_back([&, rank] {
         const Error error =
             Thrown([&] { networks[static_cast<std::size_t>(rank)]->TimedSwaps(rank + 1, 64, 3); });
-        EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
+        EXPECT_EQ(error.kind(), ErrorKind::kPeerLeft) << error.what();
         EXPECT_TRUE(Says(error, Concat("rank ", size - 1))) << error.what();
       });
     }

@@ -1,6 +1,8 @@
-"""Lets the processes of a job start in half the time: what no job here needs is not imported.
+"""Lets the processes of a job start in half the time, and say at once what ended them.
 
 Python imports this module by itself, before the program, where this folder is on PYTHONPATH.
+
+What no job here needs is not imported:
 
 * The first step of an optimizer imports all of torch._dynamo, two seconds of a core in every rank,
   only to ask it for `disable`, which marks functions that torch.compile has to leave alone. It
@@ -10,6 +12,8 @@ Python imports this module by itself, before the program, where this folder is o
   same.
 * horovodrun imports TensorFlow, five seconds, or else PyTorch, two, each time that it asks what
   Horovod was built with. Horovod's library for PyTorch answers the same in a third of a second.
+
+Python writes a traceback piece by piece, between which those of other ranks come out.
 """
 
 from __future__ import annotations
@@ -72,6 +76,14 @@ class HorovodsLibrary(ModuleType):
         return getattr(HorovodBasics(str(file), "mpi_lib_v2"), name)
 
 
+def say_at_once(*raised: Any) -> None:
+    """Takes the place of sys.excepthook."""
+    import traceback
+
+    sys.stderr.write("".join(traceback.format_exception(*raised)))
+
+
+sys.excepthook = say_at_once
 sys.modules[NAME] = Deferred(NAME)
 sys.meta_path.insert(0, NotForKeras())
 if [Path(word).name for word in sys.orig_argv[1:2]] == ["horovodrun"]:
