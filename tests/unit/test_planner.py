@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hvd_sparse import costs, planner
 from hvd_sparse.collectives import COLLECTIVES
+from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.explain import explain, timeline_of
 from hvd_sparse.pipeline import simulate, simulate_dense
@@ -135,19 +136,37 @@ def test_a_longer_step_buys_density():
     assert sum(b.k for b in loose.buckets) > 1.5 * sum(b.k for b in tight.buckets)
 
 
+def late_step(profile, plan):
+    """Seconds of a step in which exchanges take half as long again as the plan predicts."""
+    stages = [replace(stage, exchange=1.5 * stage.exchange) for stage in plan.stages()]
+    return simulate(profile, stages).step
+
+
 @pytest.mark.parametrize("rate", [0.1, 1, 2.5])
 def test_exchanges_that_last_longer_by_the_reserve_still_hide(rate):
     profile = deep_profile(rate=rate, size=16)
-
-    def step(plan, longer):
-        stages = [replace(stage, exchange=longer * stage.exchange) for stage in plan.stages()]
-        return simulate(profile, stages).step
-
     tight = make_plan(profile, EVERYTHING)
     spare = make_plan(profile, replace(EVERYTHING, reserve=0.5))
     assert spare.step_seconds <= 1.03 * tight.step_seconds
-    assert step(spare, 1.5) <= 1.05 * spare.step_seconds
-    assert step(spare, 1.5) < step(tight, 1.5)
+    assert late_step(profile, spare) <= 1.05 * spare.step_seconds
+    assert late_step(profile, spare) < late_step(profile, tight)
+
+
+def test_a_users_plan_has_the_reserve_that_the_documentation_says():
+    profile, rules = deep_profile(rate=1, size=4), planner.rules_of(LAGS())
+    tight, spare = make_plan(profile, replace(rules, reserve=0.0)), make_plan(profile, rules)
+    assert spare.step_seconds / tight.step_seconds == pytest.approx(1.002, abs=0.0005)
+    assert late_step(profile, spare) / spare.step_seconds == pytest.approx(1, abs=0.0005)
+    assert late_step(profile, tight) / tight.step_seconds == pytest.approx(1.3, abs=0.005)
+
+
+def test_by_the_published_rule_more_messages_take_longer_as_the_documentation_says():
+    profile, rules = deep_profile(rate=1, size=16), Rules(collectives=("gtopk",), dense=False)
+    best, published = (
+        make_plan(profile, fixed(replace(rules, rule=rule))) for rule in ("simulated", "paper")
+    )
+    assert (len(best.buckets), len(published.buckets)) == (3, 161)
+    assert published.step_seconds / best.step_seconds == pytest.approx(1.014, abs=0.0005)
 
 
 def test_a_plan_must_win_by_its_margin():
