@@ -1,9 +1,8 @@
 /// Compaction: moving the few entries that matter together.
 ///
 /// Vectorised by hand, since no compiler does it: AVX2 moves the kept ones of 8 entries together
-/// with a table of permutations, AVX-512 those of 16 in one instruction. (Compressing right to
-/// memory takes ten times as long on some processors.) The ways are compared in
-/// docs/performance_kernels.md.
+/// with a table of permutations, AVX-512 those of 16 in one instruction. (It compresses in a
+/// register: right to memory is microcode on some processors.)
 
 #ifndef HVD_SPARSE_KERNELS_COMPACT_H_
 #define HVD_SPARSE_KERNELS_COMPACT_H_
