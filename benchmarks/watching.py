@@ -4,21 +4,26 @@
 
 One job trains as many copies of a network as there are ways to watch, turn by turn, on the same
 batches from the same weights: not watched; metrics of every step to a function, to TensorBoard, to
-TensorBoard with norms. Timed is a whole step on rank 0, which is the one that watches. The weights
-of all copies must stay the same bit for bit, and each way must have been told of every step.
+TensorBoard with norms; a timeline. Timed is a whole step on rank 0, which is the one that watches.
+The weights of all copies must stay the same bit for bit, and each way must have been told of every
+step.
 
 What is said is the share of the step that watching adds: the median of the differences between two
-steps that follow each other, one of them not watched.
+steps that follow each other, one of them not watched. A timeline is written by a thread of its own,
+ten times a second, beside whichever copy is at work: that is not in it.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +34,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 UNTIMED = 10  # steps before the timed ones
 BARE = "not watched"
+TRACED = "a timeline"
 
 
 class Told:
@@ -51,6 +57,14 @@ def written(folder: str) -> int:
     return min((len(events.Scalars(tag)) for tag in tags), default=0)
 
 
+@contextmanager
+def timeline(file: Path) -> Iterator[None]:
+    """Optimizers that are made meanwhile write a trace, on rank 0."""
+    os.environ["HVD_SPARSE_TIMELINE"] = str(file)
+    yield
+    del os.environ["HVD_SPARSE_TIMELINE"]
+
+
 def train(width: int, depth: int, batch: int, steps: int, json_file: Path | None) -> None:
     """One rank of the job."""
     import horovod.torch as hvd
@@ -64,22 +78,25 @@ def train(width: int, depth: int, batch: int, steps: int, json_file: Path | None
     compression = LAGS(adaptive=False, density=0.01)
     told = Told()
     plain, with_norms = (SummaryWriter(tempfile.mkdtemp()) for _ in range(2))
+    trace = Path(tempfile.mkdtemp()) / "trace.json"
     watches: dict[str, Callable[[Any], None]] = {
         BARE: lambda optimizer: None,
         "a function": lambda optimizer: watch(optimizer, told),
         "TensorBoard": lambda optimizer: watch(optimizer, plain),
         "TensorBoard, norms": lambda optimizer: watch(optimizer, with_norms, norms=True),
+        TRACED: lambda optimizer: None,
     }
     copies = {}
     for name, begin in watches.items():
         torch.manual_seed(1)
         layers = [torch.nn.Linear(width, width) for _ in range(depth)]
         model = torch.nn.Sequential(*[m for layer in layers for m in (layer, torch.nn.ReLU())])
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.01),
-            named_parameters=model.named_parameters(prefix=name),
-            compression=compression,
-        )
+        with timeline(trace) if name == TRACED else nullcontext():
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.01),
+                named_parameters=model.named_parameters(prefix=name),
+                compression=compression,
+            )
         if hvd.rank() == 0:
             begin(optimizer)
         copies[name] = (model, optimizer)
@@ -106,19 +123,28 @@ def train(width: int, depth: int, batch: int, steps: int, json_file: Path | None
         for one, other in zip(reference, params, strict=True)
     )
     verified = all(hvd.allgather_object(same))
-    if hvd.rank() == 0:
+    leads, size = hvd.rank() == 0, hvd.size()
+    hvd.shutdown()  # the trace is complete then
+    if leads:
         verified &= told.steps == UNTIMED + steps
         for writer in (plain, with_norms):
             writer.close()
             verified &= written(writer.log_dir) == UNTIMED + steps
+        events = json.loads(trace.read_text())
+        verified &= sum(one["name"] == "bytes per step" for one in events) == UNTIMED + steps
+        of_trace = {
+            "events a step": len(events) / (UNTIMED + steps),
+            "bytes a step": trace.stat().st_size / (UNTIMED + steps),
+        }
         numel = sum(param.numel() for param in reference)
-        show(seconds, numel, hvd.size(), steps, verified, json_file)
-    if not all(hvd.allgather_object(verified)):
+        show(seconds, of_trace, numel, size, steps, verified, json_file)
+    if not verified:
         sys.exit(1)
 
 
 def show(
     seconds: dict[str, list[float]],
+    of_trace: dict[str, float],
     numel: int,
     ranks: int,
     steps: int,
@@ -137,6 +163,8 @@ def show(
                 "added, us": 1e6 * added,
                 "of the step, %": 100 * added / statistics.median(bare),
             }
+        if name == TRACED:
+            facts |= of_trace
         rows.append(Row(name, Timing.of(times), facts))
     settings = {"ranks": ranks, "numel": numel, "steps": steps}
     title = f"{ranks} ranks, {numel} parameters, every step watched on rank 0"
