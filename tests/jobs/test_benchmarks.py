@@ -148,7 +148,7 @@ def test_overlap_and_a_waiting_exchange_leaves_the_cores_to_the_model(tmp_path):
     rows = read(file)
     waiting = [row for name, row in rows.items() if name.startswith("waiting: ")]
     assert len(waiting) >= 2
-    # 5 % are promised, see docs/performance_exchange.md; a busy machine adds its noise.
+    # What a quiet machine shows is in docs/performance_exchange.md; a busy one adds its noise.
     slower = [row["facts"]["slower than the first (%)"] for row in waiting]
     assert max(slower) < 20, job.output
 
