@@ -38,12 +38,12 @@ from reporting import Result, Row, Timing, write
 from virtual_cluster import VirtualCluster
 
 from hvd_sparse import _core, reference
-from hvd_sparse.buffer import Buffer
 from hvd_sparse.exchange import Exchange
-from hvd_sparse.exchange_timeline import ExchangeTimeline
+from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.ranks.transport import TRANSPORTS
+from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
-from hvd_sparse.transport import TRANSPORTS
-from hvd_sparse.world import World
+from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

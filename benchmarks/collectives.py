@@ -29,11 +29,11 @@ from reporting import Row, Timing, report
 
 from hvd_sparse import _core, reference
 from hvd_sparse.bucket_stats import BucketStats
-from hvd_sparse.buffer import Buffer
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.ranks.transport import TRANSPORTS
+from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
-from hvd_sparse.transport import TRANSPORTS
-from hvd_sparse.world import World
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -19,7 +19,7 @@ import torch
 from published import Method
 
 from hvd_sparse import _core, plan
-from hvd_sparse.buffer import Buffer
+from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.sparsifiers import RandomK, Sparsifier
 
 Call = Callable[[], object]

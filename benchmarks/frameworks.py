@@ -102,8 +102,8 @@ def core_way(world: Any, compression: Any, numel: int) -> Way:
     """A step through the core alone."""
     from hvd_sparse import plan
     from hvd_sparse.buckets import Bucket, Layer
-    from hvd_sparse.buffer import Buffer
     from hvd_sparse.exchange import Exchange
+    from hvd_sparse.places.buffer import Buffer
     from hvd_sparse.planned_bucket import add_planned_bucket
 
     exchange = Exchange.between_ranks(world, name="the core alone")
@@ -133,7 +133,7 @@ def measure(framework: str, numel: int, density: float, steps: int, file: Path) 
     import importlib
 
     from hvd_sparse.compression import GTopK
-    from hvd_sparse.world import World
+    from hvd_sparse.ranks.world import World
 
     hvd = importlib.import_module(f"horovod.{framework}")
     hvd.init()

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from hvd_sparse import _core, reference
-from hvd_sparse.buffer import Buffer
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.sparsifiers import as_sparsifier
 
 # What the sum must be, for collectives that the reference has.

@@ -26,10 +26,10 @@ from reporting import Row, Timing, report
 from torch import nn
 
 from hvd_sparse import plan
-from hvd_sparse.buffer import Buffer
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
-from hvd_sparse.world import World
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

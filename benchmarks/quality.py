@@ -28,8 +28,8 @@ import typer
 from reporting import Result, Row, write
 
 from hvd_sparse import _core, reference
-from hvd_sparse.buffer import Buffer
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.sparsifiers import as_sparsifier
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -74,8 +74,8 @@ def measure(entries: int, repetitions: int) -> tuple[dict[str, list[float]], boo
     import torch
 
     from hvd_sparse.exchange import Exchange
-    from hvd_sparse.transport import TRANSPORTS
-    from hvd_sparse.world import World
+    from hvd_sparse.ranks.transport import TRANSPORTS
+    from hvd_sparse.ranks.world import World
 
     rank, size = hvd.rank(), hvd.size()
     world = World.from_horovod(hvd, hvd.global_process_set)

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hvd_sparse import _core
-from hvd_sparse.buffer import Buffer
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.gpus import require_gpus
+from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.places.gpus import require_gpus
 
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 _LEGACY_DEFAULT_STREAM = 1  # as __cuda_array_interface__ numbers it, and CUDA, too

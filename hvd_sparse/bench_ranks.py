@@ -12,8 +12,8 @@ from hvd_sparse.cluster import Cluster
 from hvd_sparse.errors import UnavailableError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.measure import measure_machine, measure_network, slowest_machine
+from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
-from hvd_sparse.world import World
 
 
 class HorovodRanks:

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
-from hvd_sparse.world import World
+from hvd_sparse.ranks.world import World
 
 POLICIES = ("own", "spread", "reset")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from hvd_sparse import _core, lifecycle
+from hvd_sparse import _core
 from hvd_sparse.errors import (
     ExchangeFailedError,
     ExchangeTimeoutError,
@@ -14,6 +14,7 @@ from hvd_sparse.errors import (
     PeerLeftError,
     PeerLostError,
 )
+from hvd_sparse.ranks import lifecycle
 
 
 def failures() -> list[ExchangeFailedError]:

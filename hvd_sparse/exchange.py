@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvd_sparse import _core, connection, log, timeline
+from hvd_sparse import _core, log
 from hvd_sparse.bucket_stats import BucketStats
-from hvd_sparse.buffer import Buffer
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError, NonFiniteGradientError
-from hvd_sparse.exchange_timeline import ExchangeTimeline
 from hvd_sparse.pings import Pings
+from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.ranks import connection
+from hvd_sparse.ranks.transport import LOOPBACK
+from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import Sparsifier
 from hvd_sparse.threads import kernel_threads
-from hvd_sparse.transport import LOOPBACK
-from hvd_sparse.world import World
+from hvd_sparse.timeline import timeline
+from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
 
 # Over MPI, longer messages travel in pieces.
 MAX_MESSAGE_BYTES = 1 << 30

@@ -14,8 +14,8 @@ import numpy as np
 from hvd_sparse import checkpoint
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.log import logger
+from hvd_sparse.ranks.world import World
 from hvd_sparse.spreading import SavedSum
-from hvd_sparse.world import World
 
 SPREAD = "spread"
 RESET = "reset"

@@ -10,14 +10,14 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_sparse import _core
-from hvd_sparse.buffer import Buffer
 from hvd_sparse.errors import UnavailableError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.network import Link, Network, distances_below
-from hvd_sparse.place import OnCpu, Place
+from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.profile import Machine
+from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import Sparsifier
-from hvd_sparse.world import World
 
 # Bytes of a message, and how often it is swapped. The first swaps of a pair open its connection.
 _SWAPS = {1 << 10: 9, 32 << 10: 7, 512 << 10: 3}

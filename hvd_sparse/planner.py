@@ -29,7 +29,7 @@ from hvd_sparse.densities import (
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.merging import Merged, Offer, merge_layers
 from hvd_sparse.pipeline import simulate, simulate_dense
-from hvd_sparse.place import OnCpu, Place
+from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.plan import BucketPlan, Plan
 from hvd_sparse.profile import LayerProfile, Profile
 from hvd_sparse.routes import CALLS

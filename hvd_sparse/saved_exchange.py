@@ -9,8 +9,8 @@ from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.log import logger
+from hvd_sparse.ranks.world import World
 from hvd_sparse.settled import Settled
-from hvd_sparse.world import World
 
 
 def conditions_of(

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from hvd_sparse.buckets import Layer
 from hvd_sparse.network import Network
+from hvd_sparse.places.step_clock import StepTimes
 from hvd_sparse.profile import LayerProfile, Machine, Profile
-from hvd_sparse.step_clock import StepTimes
 
 Rows: TypeAlias = list[list[float]]
 

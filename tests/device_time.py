@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 
-from hvd_sparse.device_clock import DeviceClock
+from hvd_sparse.places.device_clock import DeviceClock
 
 
 class FakeDevice:

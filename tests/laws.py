@@ -12,8 +12,8 @@ from functools import cache
 
 import numpy as np
 
-from hvd_sparse.buffer import Buffer
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.sparsifiers import SPARSIFIERS, HardThreshold, Sparsifier, as_sparsifier
 
 # Every sparsifier by its name, with options that suit the gradients below.

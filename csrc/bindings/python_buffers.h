@@ -15,7 +15,7 @@
 
 namespace hvd_sparse {
 
-/// (address, numel, dtype): a hvd_sparse.exchange.Buffer.
+/// (address, numel, dtype): a hvd_sparse.places.buffer.Buffer.
 using PyBuffer = std::tuple<std::uintptr_t, std::int64_t, std::string>;
 
 inline const std::map<std::string, DType>& DTypes() {

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from hvd_sparse.cli.files import check_writable
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.timeline_merge import merge_files
+from hvd_sparse.timeline.merge import merge_files
 
 
 def merge_timelines(

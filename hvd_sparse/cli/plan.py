@@ -23,7 +23,7 @@ from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.explain import explain
 from hvd_sparse.network import Link, Network
-from hvd_sparse.place import BesideCpu, OnCpu
+from hvd_sparse.places.place import BesideCpu, OnCpu
 from hvd_sparse.plan import Plan
 from hvd_sparse.planner import Rules
 from hvd_sparse.profile import Profile

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from hvd_sparse.agreement import agree, kind_of_device
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.ranks.agreement import agree, kind_of_device
+from hvd_sparse.ranks.world import World
 from hvd_sparse.tensorflow import compat, devices
 from hvd_sparse.tensorflow.names import unique_names, unnumbered_names
 from hvd_sparse.tensorflow.settings import Settings, check_variable
-from hvd_sparse.world import World
 
 
 class Template(NamedTuple):

@@ -8,8 +8,8 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow import mpi_ops
 
+from hvd_sparse.ranks.world import in_elastic_job
 from hvd_sparse.tensorflow.settings import Settings
-from hvd_sparse.world import in_elastic_job
 
 # What Horovod has no name for, and the type in which it travels instead.
 _TRAVELS_AS = {tf.bfloat16: tf.float32}

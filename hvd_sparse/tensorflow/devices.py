@@ -14,8 +14,8 @@ import tensorflow as tf
 from hvd_sparse import _core
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import UnsupportedError
-from hvd_sparse.gpus import require_gpus
-from hvd_sparse.place import BesideCpu
+from hvd_sparse.places.gpus import require_gpus
+from hvd_sparse.places.place import BesideCpu
 from hvd_sparse.tensorflow import ops
 from hvd_sparse.tensorflow.ops import CPU
 

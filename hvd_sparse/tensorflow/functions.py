@@ -8,17 +8,17 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvd_sparse import _core, plan
-from hvd_sparse.agreement import agree_on_call
 from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import Compression, GTopK, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.planned_bucket import add_planned_bucket
+from hvd_sparse.ranks.agreement import agree_on_call
+from hvd_sparse.ranks.world import ProcessSetKey, World, in_elastic_job, key_of
 from hvd_sparse.reduction import Reduction, checked_reduction
 from hvd_sparse.tensorflow import devices, ops
 from hvd_sparse.tensorflow.graph_state import make_state
 from hvd_sparse.tensorflow.settings import DTYPES
-from hvd_sparse.world import ProcessSetKey, World, in_elastic_job, key_of
 
 _DEFAULT = GTopK(density=0.01)
 

@@ -16,6 +16,7 @@ from hvd_sparse.errors import HvdSparseError, UnsupportedError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.local_share import LocalShare
 from hvd_sparse.measurer import Measurer
+from hvd_sparse.ranks.world import World, may_have_peers
 from hvd_sparse.ready_order import ReadyOrder
 from hvd_sparse.saved_exchange import conditions_of
 from hvd_sparse.step_stats import StepStats
@@ -34,7 +35,6 @@ from hvd_sparse.tensorflow.slices import as_slices
 from hvd_sparse.tensorflow.step_ops import StepOps
 from hvd_sparse.tensorflow.step_reading import reading_of
 from hvd_sparse.tuner import Tuner
-from hvd_sparse.world import World, may_have_peers
 
 
 class GradientExchange:

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hvd_sparse import _core, lifecycle
+from hvd_sparse import _core
 from hvd_sparse.errors import UnavailableError
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.ranks import lifecycle
 
 _LIBRARY = Path(__file__).with_name("_ops.so")
 _BUILD_INFO = Path(__file__).parent.with_name("_build_info.json")

@@ -32,17 +32,17 @@ import horovod.tensorflow.keras.elastic
 import horovod.tensorflow.mpi_ops
 import tensorflow as tf
 
-from hvd_sparse import lifecycle
 from hvd_sparse.compression import as_compression, is_sparse_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.patching import replace
+from hvd_sparse.ranks import lifecycle
+from hvd_sparse.ranks.world import in_elastic_job
 from hvd_sparse.tensorflow import compat, elastic_state
 from hvd_sparse.tensorflow.keras_optimizer import distribute_keras_2, distribute_keras_3
 from hvd_sparse.tensorflow.local_variables import is_among, refuse_in
 from hvd_sparse.tensorflow.loss_scaling import apply_scaled, compute_scaled
 from hvd_sparse.tensorflow.registry import live_exchanges
 from hvd_sparse.tensorflow.tape import distribute_tape, teach_variables
-from hvd_sparse.world import in_elastic_job
 
 # Where Horovod's modules hold the functions under their own names.
 _MODULES = (

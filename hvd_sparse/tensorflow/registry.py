@@ -21,13 +21,13 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvd_sparse.inheritance import SPREAD
+from hvd_sparse.ranks.world import ProcessSetKey, World, in_elastic_job, key_of
 from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.blueprint import Blueprint
 from hvd_sparse.tensorflow.estates import Estate, take_over
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.renewal import Renewal
 from hvd_sparse.tensorflow.settings import Settings
-from hvd_sparse.world import ProcessSetKey, World, in_elastic_job, key_of
 
 # Ids of the owner and of the variables, settings, and Horovod's number of the process set.
 _Key: TypeAlias = tuple[int, tuple[int, ...], str, ProcessSetKey]

@@ -13,12 +13,12 @@ import horovod.tensorflow as hvd
 from hvd_sparse import renewal
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.inheritance import inherit
+from hvd_sparse.ranks.world import World, in_elastic_job
 from hvd_sparse.tensorflow import saved_state
 from hvd_sparse.tensorflow.blueprint import Blueprint
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.graph_state import GraphState
 from hvd_sparse.tensorflow.inheritance import Heir
-from hvd_sparse.world import World, in_elastic_job
 
 
 class Renewal(renewal.Renewal[GradientExchange]):

@@ -9,10 +9,10 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.ranks.world import in_elastic_job
 from hvd_sparse.tensorflow import compat, local_variables, loss_scaling
 from hvd_sparse.tensorflow.registry import exchange_of, find_exchange
 from hvd_sparse.tensorflow.settings import Settings
-from hvd_sparse.world import in_elastic_job
 
 
 def residual_variables(target: Any) -> list[tf.Variable]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hvd_sparse import _core
-from hvd_sparse.step_clock import Reading, StepTimes
+from hvd_sparse.places.step_clock import Reading, StepTimes
 from hvd_sparse.waiting import wait_until
 
 

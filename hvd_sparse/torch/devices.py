@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvd_sparse.errors import UnsupportedError
-from hvd_sparse.gpus import require_gpus
+from hvd_sparse.places.gpus import require_gpus
 
 
 def check_device(name: str, tensor: torch.Tensor) -> None:

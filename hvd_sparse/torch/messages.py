@@ -13,7 +13,7 @@ import horovod.torch.mpi_ops as hvd_ops
 import torch
 
 from hvd_sparse.exchange import Exchange
-from hvd_sparse.place import Place
+from hvd_sparse.places.place import Place
 from hvd_sparse.waiting import wait_until
 
 

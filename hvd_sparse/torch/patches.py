@@ -22,10 +22,10 @@ import horovod.torch.mpi_ops
 import horovod.torch.optimizer
 import torch
 
-from hvd_sparse import lifecycle
 from hvd_sparse.compression import as_compression, is_sparse_compression
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.patching import replace
+from hvd_sparse.ranks import lifecycle
 from hvd_sparse.torch import state
 from hvd_sparse.torch.attachment import attachment_of
 from hvd_sparse.torch.elastic_state import check_host_updates, restore_optimizer, sync_optimizer

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hvd_sparse.buffer import Buffer
-from hvd_sparse.device_clock import DeviceClock
 from hvd_sparse.exchange import Exchange
-from hvd_sparse.place import BesideCpu, OnCpu, Place
-from hvd_sparse.step_clock import Clock
+from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.places.device_clock import DeviceClock
+from hvd_sparse.places.place import BesideCpu, OnCpu, Place
+from hvd_sparse.places.step_clock import Clock
 from hvd_sparse.torch.devices import current_stream
 from hvd_sparse.torch.slots import buffer_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hvd_sparse.buffer import Buffer
+from hvd_sparse.places.buffer import Buffer
 
 DTYPES = {
     torch.float64: "float64",

@@ -28,8 +28,8 @@ import horovod.torch as hvd
 import numpy as np
 
 from benchmarks.reporting import Row, report
-from hvd_sparse import transport
-from hvd_sparse.world import World
+from hvd_sparse.ranks import transport
+from hvd_sparse.ranks.world import World
 from tests.jobs.soaked import Slot
 
 READINGS = 20

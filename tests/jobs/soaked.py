@@ -15,7 +15,7 @@ from hvd_sparse import _core
 from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.exchange import Buffer, Exchange
 from hvd_sparse.plan import entries_to_send
-from hvd_sparse.world import World
+from hvd_sparse.ranks.world import World
 from tests.laws import EVERY_SPARSIFIER
 
 MOST_STEPS = 20  # of a bucket

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hvd_sparse.timeline_merge import merge_files
+from hvd_sparse.timeline.merge import merge_files
 from tests.jobs.launch import mpirun
 from tests.traces import check_trace, read_trace
 

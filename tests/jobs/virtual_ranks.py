@@ -8,7 +8,7 @@ import sys
 import horovod.torch as hvd
 
 from hvd_sparse.exchange import Exchange
-from hvd_sparse.world import World
+from hvd_sparse.ranks.world import World
 from tests import laws
 
 hosts, ranks_per_host = int(sys.argv[1]), int(sys.argv[2])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 
-from hvd_sparse import lifecycle
 from hvd_sparse.errors import ExchangeTimeoutError, RanksDisagreeError
 from hvd_sparse.exchange import Exchange
-from hvd_sparse.world import World
+from hvd_sparse.ranks import lifecycle
+from hvd_sparse.ranks.world import World
 from tests import laws
 
 

@@ -8,8 +8,8 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from hvd_sparse import transport
 from hvd_sparse.errors import InvalidArgumentError, RanksDisagreeError
+from hvd_sparse.ranks import transport
 from hvd_sparse.torch import LAGS, mark_step
 from tests.parallel.torch_ranks import (
     Toy,

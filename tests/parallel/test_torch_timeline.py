@@ -8,8 +8,8 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from hvd_sparse import timeline
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
+from hvd_sparse.timeline import timeline
 from hvd_sparse.torch import LAGS, GTopK, TopK, stats
 from tests.parallel.torch_ranks import CULPRIT, Toy, distribute, integer_gradients
 from tests.traces import read_trace

@@ -9,11 +9,12 @@ import horovod.torch as hvd
 import numpy as np
 import pytest
 
-from hvd_sparse import _core, transport
+from hvd_sparse import _core
 from hvd_sparse.errors import InvalidArgumentError, RanksDisagreeError
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.ranks import transport
+from hvd_sparse.ranks.world import World
 from hvd_sparse.torch import TopK, stats
-from hvd_sparse.world import World
 from tests import laws
 from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hvd_sparse.errors import ExchangeFailedError, GradientInFlightError
-from hvd_sparse.world import key_of
+from hvd_sparse.ranks.world import key_of
 
 SHAPES = {"first": (40, 30), "bias": (7,), "second": (25, 8, 5), "last": (30, 20)}
 

@@ -11,10 +11,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import kernels, op_def_registry
 
-from hvd_sparse import _core, gpus
+from hvd_sparse import _core
 from hvd_sparse.buckets import Layer
-from hvd_sparse.buffer import Buffer
-from hvd_sparse.device_clock import DeviceClock
 from hvd_sparse.errors import (
     ExchangeFailedError,
     InvalidArgumentError,
@@ -22,8 +20,12 @@ from hvd_sparse.errors import (
     UnsupportedError,
 )
 from hvd_sparse.measure import measure_machine
+from hvd_sparse.places import gpus
+from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.places.device_clock import DeviceClock
+from hvd_sparse.places.step_clock import CpuClock
+from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
-from hvd_sparse.step_clock import CpuClock
 from hvd_sparse.tensorflow import LAGS, TopK, devices, ops
 from hvd_sparse.tensorflow.blueprint import Blueprint, Template
 from hvd_sparse.tensorflow.exchange_state import ExchangeState
@@ -32,7 +34,6 @@ from hvd_sparse.tensorflow.places import OnDevice, place_of
 from hvd_sparse.tensorflow.settings import Settings
 from hvd_sparse.tensorflow.step_ops import StepOps
 from hvd_sparse.tensorflow.step_reading import reading_of
-from hvd_sparse.world import World
 from tests.parallel_tensorflow.ranks import integer_gradients, loss_of, make_variables, total
 
 # What lies in the memory of the CPU wherever an op works. All else is gradients.

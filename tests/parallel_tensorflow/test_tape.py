@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_sparse.buffer import Buffer
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.tensorflow import (
     LAGS,
@@ -28,7 +29,6 @@ from hvd_sparse.tensorflow import (
     stats,
 )
 from hvd_sparse.tensorflow.registry import live_exchanges
-from hvd_sparse.world import World
 from tests.cases import in_turn
 from tests.parallel_tensorflow.ranks import (
     SHAPES,

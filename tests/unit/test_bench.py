@@ -15,7 +15,7 @@ from hvd_sparse.bench_results import Settings, Timing
 from hvd_sparse.cluster import Cluster
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange import Exchange
-from hvd_sparse.world import World
+from hvd_sparse.ranks.world import World
 from tests.profiles import MACHINE, gigabits
 
 

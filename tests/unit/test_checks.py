@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_sparse import checks
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.ranks import checks
 
 
 @pytest.mark.parametrize(

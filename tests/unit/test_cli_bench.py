@@ -17,7 +17,7 @@ from hvd_sparse.cli.bench import show, verdict
 from hvd_sparse.cli.console import wide_console
 from hvd_sparse.cluster import Cluster
 from hvd_sparse.errors import UnavailableError
-from hvd_sparse.world import World
+from hvd_sparse.ranks.world import World
 from tests.profiles import MACHINE, gigabits
 from tests.unit.test_cli_plan import said
 

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvd_sparse import _core, connection, transport
+from hvd_sparse import _core
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError
+from hvd_sparse.ranks import connection, transport
 
 
 class World:

@@ -11,11 +11,11 @@ import torch
 
 from hvd_sparse import _core
 from hvd_sparse.buckets import Layer
-from hvd_sparse.device_clock import DeviceClock
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.measure import measure_machine
-from hvd_sparse.step_clock import CpuClock, StepClock
+from hvd_sparse.places.device_clock import DeviceClock
+from hvd_sparse.places.step_clock import CpuClock, StepClock
 from hvd_sparse.torch import LAGS, TopK
 from hvd_sparse.torch.devices import Arrivals, check_device, common_device, current_stream
 from hvd_sparse.torch.places import OnDevice, place_of

@@ -9,7 +9,7 @@ import pytest
 from hvd_sparse import waiting
 from hvd_sparse.buckets import Layer
 from hvd_sparse.errors import ExchangeFailedError
-from hvd_sparse.step_clock import StepClock
+from hvd_sparse.places.step_clock import StepClock
 from tests.device_time import FakeDevice
 
 LAYERS = [Layer("a", 1), Layer("b", 1)]

@@ -14,7 +14,7 @@ from hvd_sparse.compression import LAGS, GaussianK, TopK
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.explain import explain
 from hvd_sparse.network import Link
-from hvd_sparse.place import BesideCpu
+from hvd_sparse.places.place import BesideCpu
 from hvd_sparse.plan import Plan
 from hvd_sparse.plan_numbers import count_numbers, from_numbers, to_numbers
 from hvd_sparse.planner import Rules, make_plan, rules_of

@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import atexit, sys, time
-from hvd_sparse import lifecycle
+from hvd_sparse.ranks import lifecycle
 
 class Exchange:
     def close(self):

@@ -10,8 +10,8 @@ import pytest
 from hvd_sparse import log
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange import Exchange
+from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
-from hvd_sparse.world import World
 
 VARIABLES = (log.VARIABLE, log.HOROVODS_VARIABLE, log.HIDE_TIME)
 

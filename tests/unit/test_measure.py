@@ -14,10 +14,10 @@ from hvd_sparse import _core, measure
 from hvd_sparse.errors import UnavailableError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.measure import fit_gap, fit_link, measure_machine, measure_network
-from hvd_sparse.place import OnCpu
+from hvd_sparse.places.place import OnCpu
+from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.torch.places import OnDevice
-from hvd_sparse.world import World
 from tests.device_time import LateEvent, late_clock
 from tests.profiles import MACHINE
 

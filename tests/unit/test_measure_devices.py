@@ -12,8 +12,8 @@ from hvd_sparse.errors import PeerLostError, UnavailableError
 from hvd_sparse.measure_devices import measure_devices
 from hvd_sparse.measurer import Measurer
 from hvd_sparse.network import DeviceNetwork, Link
-from hvd_sparse.place import OnCpu
-from hvd_sparse.world import World
+from hvd_sparse.places.place import OnCpu
+from hvd_sparse.ranks.world import World
 from tests.profiles import gigabits
 
 MERGE = Link(alpha=2e-5, beta=3e-11)

@@ -21,11 +21,11 @@ from replayed import (
     most_steps,
 )
 
-from hvd_sparse import step_clock
 from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import LAGS, TopK
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.step_clock import StepClock
+from hvd_sparse.places import step_clock
+from hvd_sparse.places.step_clock import StepClock
 
 
 class Time:

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from hvd_sparse import step_clock
 from hvd_sparse.buckets import Layer
-from hvd_sparse.step_clock import StepClock
+from hvd_sparse.places import step_clock
+from hvd_sparse.places.step_clock import StepClock
 
 
 @pytest.fixture

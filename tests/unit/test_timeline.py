@@ -14,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hvd_sparse import _core, timeline
+from hvd_sparse import _core
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
 from hvd_sparse.exchange import Exchange
-from hvd_sparse.exchange_timeline import ExchangeTimeline
-from hvd_sparse.timeline import Timeline, from_environment
-from hvd_sparse.trace_file import TraceFile, Track, event, metadata
+from hvd_sparse.timeline import timeline
+from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
+from hvd_sparse.timeline.timeline import Timeline, from_environment
+from hvd_sparse.timeline.trace_file import TraceFile, Track, event, metadata
 from tests import laws
 from tests.traces import check_trace, read_trace
 
@@ -84,8 +85,8 @@ def test_a_killed_process_leaves_a_whole_file(tmp_path):
     program = f"""
 import os, time
 from pathlib import Path
-from hvd_sparse.exchange_timeline import ExchangeTimeline
-from hvd_sparse.timeline import Timeline
+from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
+from hvd_sparse.timeline.timeline import Timeline
 rows = ExchangeTimeline(Timeline({str(path)!r}, rank=0), "optimizer")
 rows.add_bucket(0, "b", sparsifier="top_k", collective="gtopk")
 rows.wait_begins(0)

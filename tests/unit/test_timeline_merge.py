@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from hvd_sparse.__main__ import app
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.timeline_merge import merge, read
+from hvd_sparse.timeline.merge import merge, read
 
 
 def trace(pid, start, *times):

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvd_sparse import _core, transport
+from hvd_sparse import _core
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError
+from hvd_sparse.ranks import transport
 
 
 def horovod(*, mpi, threads=True):

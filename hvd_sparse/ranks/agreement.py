@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.world import World
+from hvd_sparse.ranks.world import World
 
 
 def agree(

@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hvd_sparse import _core, checks, nccl, transport
+from hvd_sparse import _core, nccl
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
-from hvd_sparse.world import World
+from hvd_sparse.ranks import checks, transport
+from hvd_sparse.ranks.world import World
 
 # Seconds in which all ranks must have reached the construction of an exchange.
 CONNECT_SECONDS = 120.0

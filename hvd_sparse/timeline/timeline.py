@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from hvd_sparse import lifecycle
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.trace_file import TraceFile, Track, metadata
+from hvd_sparse.ranks import lifecycle
+from hvd_sparse.timeline.trace_file import TraceFile, Track, metadata
 
 VARIABLE = "HVD_SPARSE_TIMELINE"
 HOROVOD_VARIABLE = "HOROVOD_TIMELINE"

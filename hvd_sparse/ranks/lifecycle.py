@@ -9,8 +9,9 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
-from hvd_sparse import _core, world
+from hvd_sparse import _core
 from hvd_sparse.errors import UnsupportedError
+from hvd_sparse.ranks import world
 
 # For ranks that live to end MPI together; under load, too.
 FAREWELL_SECONDS = 10.0

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_sparse.buffer import Buffer
-from hvd_sparse.step_clock import Clock, CpuClock
+from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.places.step_clock import Clock, CpuClock
 
 
 class Place(ABC):

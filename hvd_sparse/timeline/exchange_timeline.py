@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hvd_sparse import _core
-from hvd_sparse.timeline import Since, Timeline
-from hvd_sparse.trace_file import Track, event
+from hvd_sparse.timeline.timeline import Since, Timeline
+from hvd_sparse.timeline.trace_file import Track, event
 
 
 @dataclass(frozen=True, kw_only=True)

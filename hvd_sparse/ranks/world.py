@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from hvd_sparse import transport
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError
+from hvd_sparse.ranks import transport
 
 # How a NumPy array becomes a tensor that Horovod's module takes: "module:function".
 _TENSOR_MAKERS = {
