@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from published import Method
 
-from hvd_sparse import _core, plan
+from hvd_sparse import _core
 from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.planning import plan
 from hvd_sparse.sparsifiers import RandomK, Sparsifier
 
 Call = Callable[[], object]

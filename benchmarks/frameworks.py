@@ -100,11 +100,11 @@ def tensorflow_ways(compression: Any, numel: int) -> Ways:
 
 def core_way(world: Any, compression: Any, numel: int) -> Way:
     """A step through the core alone."""
-    from hvd_sparse import plan
     from hvd_sparse.buckets import Bucket, Layer
     from hvd_sparse.exchange import Exchange
     from hvd_sparse.places.buffer import Buffer
     from hvd_sparse.planned_bucket import add_planned_bucket
+    from hvd_sparse.planning import plan
 
     exchange = Exchange.between_ranks(world, name="the core alone")
     layout = Bucket((Layer("w", numel),), layer_wise=False)

@@ -13,12 +13,12 @@ from typing import Any
 
 from modes import compression_of
 
-from hvd_sparse import costs
 from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import Compression
-from hvd_sparse.pipeline import Stage, simulate, simulate_dense
-from hvd_sparse.plan import entries_to_send, fixed_choices
-from hvd_sparse.profile import Profile
+from hvd_sparse.planning import costs
+from hvd_sparse.planning.pipeline import Stage, simulate, simulate_dense
+from hvd_sparse.planning.plan import entries_to_send, fixed_choices
+from hvd_sparse.planning.profile import Profile
 
 MEDIAN_GOAL = 0.20
 

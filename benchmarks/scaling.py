@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py --plot scaling.png
 
-The times are those of hvd_sparse/costs.py for one bucket, selection included, at several
+The times are those of hvd_sparse/planning/costs.py for one bucket, selection included, at several
 bandwidths. What is behind them is run, too: every collective of this build between up to 256 ranks
 that are threads of this process, compared with the reference (--verify 0 leaves that out).
 """
@@ -18,8 +18,9 @@ from loopback_ranks import is_right
 from matplotlib import pyplot as plt
 from reporting import Result, Row, write
 
-from hvd_sparse import _core, costs
-from hvd_sparse.profile import Machine, Network, Profile
+from hvd_sparse import _core
+from hvd_sparse.planning import costs
+from hvd_sparse.planning.profile import Machine, Network, Profile
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -15,13 +15,14 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_sparse import _core, costs
+from hvd_sparse import _core
 from hvd_sparse.bench_results import Results, Row, Settings, Timing
-from hvd_sparse.cluster import Cluster
 from hvd_sparse.collectives import find_collective
 from hvd_sparse.errors import HvdSparseError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.planning import costs
+from hvd_sparse.planning.cluster import Cluster
 from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
 

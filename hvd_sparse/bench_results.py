@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvd_sparse.cluster import Cluster
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.planning.cluster import Cluster
 
 DEFAULT_NUMELS = (10_000, 100_000, 1_000_000, 4_000_000)
 MAX_NUMEL = (1 << 31) - 1  # of a bucket of the core

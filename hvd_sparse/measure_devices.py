@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from hvd_sparse import _core
-from hvd_sparse.cost_models import device_message
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.measure import fit_link, slowest_numbers
-from hvd_sparse.network import DeviceNetwork, Link, distances_below
 from hvd_sparse.places.place import OnCpu
+from hvd_sparse.planning.cost_models import device_message
+from hvd_sparse.planning.network import DeviceNetwork, Link, distances_below
 from hvd_sparse.ranks.world import World
 
 # Bytes of a message, and how often it is swapped. How long the longest one is depends on what the

@@ -11,8 +11,8 @@ from hvd_sparse.decision import Channel
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.measure import measure_machine, measure_network, slowest_machine
 from hvd_sparse.measure_devices import measure_devices
-from hvd_sparse.network import Network
 from hvd_sparse.places.place import OnCpu, Place
+from hvd_sparse.planning.network import Network
 from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.tuner import Tuner

@@ -9,9 +9,9 @@ from typing import ClassVar
 from hvd_sparse import records
 from hvd_sparse.buckets import Layer
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.network import Network
-from hvd_sparse.plan import Plan
-from hvd_sparse.profile import Machine, Profile
+from hvd_sparse.planning.network import Network
+from hvd_sparse.planning.plan import Plan
+from hvd_sparse.planning.profile import Machine, Profile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from hvd_sparse.buckets import Layer
-from hvd_sparse.network import Network
 from hvd_sparse.places.step_clock import StepTimes
-from hvd_sparse.profile import LayerProfile, Machine, Profile
+from hvd_sparse.planning.network import Network
+from hvd_sparse.planning.profile import LayerProfile, Machine, Profile
 
 Rows: TypeAlias = list[list[float]]
 

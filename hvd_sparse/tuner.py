@@ -22,16 +22,16 @@ from typing import Any
 
 from hvd_sparse import log
 from hvd_sparse.buckets import Layer
-from hvd_sparse.calibrate import calibrated, delayed
 from hvd_sparse.compression import Compression
 from hvd_sparse.decision import Channel, Decision
-from hvd_sparse.network import Network
 from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.places.step_clock import Reading
-from hvd_sparse.plan import BucketPlan, Plan
-from hvd_sparse.plan_numbers import count_numbers, from_numbers, to_numbers
-from hvd_sparse.planner import Rules, make_plan, rules_of
-from hvd_sparse.profile import Machine, Profile
+from hvd_sparse.planning.calibrate import calibrated, delayed
+from hvd_sparse.planning.network import Network
+from hvd_sparse.planning.plan import BucketPlan, Plan
+from hvd_sparse.planning.plan_numbers import count_numbers, from_numbers, to_numbers
+from hvd_sparse.planning.planner import Rules, make_plan, rules_of
+from hvd_sparse.planning.profile import Machine, Profile
 from hvd_sparse.quantities import shown_seconds
 from hvd_sparse.settled import Settled
 from hvd_sparse.step_rows import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_sparse.plan import BucketPlan, Plan
+from hvd_sparse.planning.plan import BucketPlan, Plan
 
 
 def mixed_plan(profile, rules):

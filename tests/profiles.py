@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hvd_sparse.network import distances_below
-from hvd_sparse.profile import DeviceNetwork, LayerProfile, Link, Machine, Network, Profile
+from hvd_sparse.planning.network import distances_below
+from hvd_sparse.planning.profile import DeviceNetwork, LayerProfile, Link, Machine, Network, Profile
 
 # Of the size that docs/performance_kernels.md measured.
 MACHINE = Machine(

@@ -23,7 +23,7 @@ from hvd_sparse.quantities import shown_rate, shown_seconds
 
 if TYPE_CHECKING:
     from hvd_sparse.bench_ranks import HorovodRanks
-    from hvd_sparse.cluster import Cluster
+    from hvd_sparse.planning.cluster import Cluster
 
 START = "horovodrun -np 4 hvd-sparse bench"
 

@@ -13,21 +13,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvd_sparse import planner, quantities
+from hvd_sparse import quantities
 from hvd_sparse.cli.console import wide_console
 from hvd_sparse.cli.files import check_picture
 from hvd_sparse.cli.numbers import integer, number
 from hvd_sparse.cli.plot import plot_plan
-from hvd_sparse.cluster import Cluster
 from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
-from hvd_sparse.explain import explain
-from hvd_sparse.network import Link, Network
 from hvd_sparse.places.place import BesideCpu, OnCpu
-from hvd_sparse.plan import Plan
-from hvd_sparse.planner import Rules
-from hvd_sparse.profile import Profile
-from hvd_sparse.routes import CALLS
+from hvd_sparse.planning import planner
+from hvd_sparse.planning.cluster import Cluster
+from hvd_sparse.planning.explanation import explain
+from hvd_sparse.planning.network import Link, Network
+from hvd_sparse.planning.plan import Plan
+from hvd_sparse.planning.planner import Rules
+from hvd_sparse.planning.profile import Profile
+from hvd_sparse.planning.routes import CALLS
 
 
 class Rule(str, Enum):

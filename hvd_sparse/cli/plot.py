@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hvd_sparse.explain import timeline_of
-from hvd_sparse.pipeline import Timeline, simulate_dense
-from hvd_sparse.plan import Plan
-from hvd_sparse.profile import Profile
+from hvd_sparse.planning.explanation import timeline_of
+from hvd_sparse.planning.pipeline import Timeline, simulate_dense
+from hvd_sparse.planning.plan import Plan
+from hvd_sparse.planning.profile import Profile
 
 # Okabe and Ito's colours, which colour-blind readers tell apart.
 FORWARD, BACKWARD, SELECT = "#999999", "#56B4E9", "#E69F00"

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse import _core, plan
+from hvd_sparse import _core
 from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.errors import HvdSparseError, UnsupportedError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.local_share import LocalShare
 from hvd_sparse.measurer import Measurer
+from hvd_sparse.planning import plan
 from hvd_sparse.ranks.world import World, may_have_peers
 from hvd_sparse.ready_order import ReadyOrder
 from hvd_sparse.saved_exchange import conditions_of

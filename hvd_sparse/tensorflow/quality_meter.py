@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hvd_sparse import plan
 from hvd_sparse.buckets import Bucket
 from hvd_sparse.compression import Compression
+from hvd_sparse.planning import plan
 from hvd_sparse.quality import BucketSample, Quality, UnitSample, quality_of
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
-from hvd_sparse.plan import BucketChoice
+from hvd_sparse.planning.plan import BucketChoice
 from hvd_sparse.torch.dense import DenseReducer
 from hvd_sparse.torch.launcher import Launcher
 from hvd_sparse.torch.slots import Slot

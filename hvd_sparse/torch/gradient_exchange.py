@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import torch
 from horovod.common.exceptions import HorovodInternalError
 
-from hvd_sparse import plan
 from hvd_sparse.buckets import Layer
 from hvd_sparse.errors import GradientInFlightError, HvdSparseError, NonFiniteGradientError
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.measurer import Measurer
 from hvd_sparse.places.step_clock import StepClock
+from hvd_sparse.planning import plan
 from hvd_sparse.ranks.world import World
 from hvd_sparse.saved_exchange import conditions_of
 from hvd_sparse.step_stats import Stats, StepStats

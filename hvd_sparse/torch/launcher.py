@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hvd_sparse.bucket_stats import BucketStats
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.launch_order import LaunchOrder
-from hvd_sparse.plan import BucketChoice
+from hvd_sparse.planning.plan import BucketChoice
 from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.local_gradient import LocalGradient
 from hvd_sparse.torch.loss_scale import LossScale

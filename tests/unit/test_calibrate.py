@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from hvd_sparse.calibrate import LARGEST_FACTOR, calibrated, delayed
-from hvd_sparse.pipeline import simulate, simulate_dense
-from hvd_sparse.planner import Rules, make_plan
+from hvd_sparse.planning.calibrate import LARGEST_FACTOR, calibrated, delayed
+from hvd_sparse.planning.pipeline import simulate, simulate_dense
+from hvd_sparse.planning.planner import Rules, make_plan
 from tests.profiles import deep_profile, gigabits, profile_of
 
 

@@ -15,8 +15,8 @@ from hvd_sparse import bench, bench_ranks, cli
 from hvd_sparse.bench_results import Results, Row, Settings, Timing, winners
 from hvd_sparse.cli.bench import show, verdict
 from hvd_sparse.cli.console import wide_console
-from hvd_sparse.cluster import Cluster
 from hvd_sparse.errors import UnavailableError
+from hvd_sparse.planning.cluster import Cluster
 from hvd_sparse.ranks.world import World
 from tests.profiles import MACHINE, gigabits
 from tests.unit.test_cli_plan import said

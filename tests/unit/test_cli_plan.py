@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 import hvd_sparse
 from hvd_sparse import cli, quantities
-from hvd_sparse.cluster import Cluster
 from hvd_sparse.compression import LAGS
-from hvd_sparse.plan import Plan
-from hvd_sparse.planner import make_plan, rules_of
+from hvd_sparse.planning.cluster import Cluster
+from hvd_sparse.planning.plan import Plan
+from hvd_sparse.planning.planner import make_plan, rules_of
 from tests.profiles import IDLE, deep_profile, gigabits
 
 RULES = rules_of(LAGS())  # of what users get

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_sparse.cluster import Cluster
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.planning.cluster import Cluster
 from tests.profiles import IDLE, MACHINE, deep_profile, gigabits
 
 HERE = Cluster(network=gigabits(3, 8, latency=7e-5), machine=MACHINE)

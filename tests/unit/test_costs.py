@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_sparse import costs
-from hvd_sparse.cost_models import HEADER_BYTES, Setting
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.profile import Link, Machine, Network
+from hvd_sparse.planning import costs
+from hvd_sparse.planning.cost_models import HEADER_BYTES, Setting
+from hvd_sparse.planning.profile import Link, Machine, Network
 from tests.profiles import IDLE, MACHINE, gigabits
 
 LOCAL = Link(alpha=2e-6, beta=1e-10)

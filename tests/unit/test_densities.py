@@ -7,8 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
-from hvd_sparse.densities import Ladder, notches_between, paper_densities, simulated_densities
-from hvd_sparse.pipeline import simulate
+from hvd_sparse.planning.densities import (
+    Ladder,
+    notches_between,
+    paper_densities,
+    simulated_densities,
+)
+from hvd_sparse.planning.pipeline import simulate
 from tests.profiles import profile_of, random_profile
 
 

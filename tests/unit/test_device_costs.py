@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hvd_sparse import costs
-from hvd_sparse.cost_models import HEADER_BYTES, device_message
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.network import DeviceNetwork, Link, Network
-from hvd_sparse.routes import CALLS, ROUNDS, STEP, route_of
+from hvd_sparse.planning import costs
+from hvd_sparse.planning.cost_models import HEADER_BYTES, device_message
+from hvd_sparse.planning.network import DeviceNetwork, Link, Network
+from hvd_sparse.planning.routes import CALLS, ROUNDS, STEP, route_of
 from tests.profiles import IDLE, MACHINE, between_devices, gigabits
 
 ON_DEVICE = replace(MACHINE, copy_seconds_per_entry=3e-9, exchange_overhead=7e-5)

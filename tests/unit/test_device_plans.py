@@ -8,18 +8,19 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from hvd_sparse import cli, costs
+from hvd_sparse import cli
 from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import LAGS, GaussianK, TopK
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.explain import explain
-from hvd_sparse.network import Link
 from hvd_sparse.places.place import BesideCpu
-from hvd_sparse.plan import Plan
-from hvd_sparse.plan_numbers import count_numbers, from_numbers, to_numbers
-from hvd_sparse.planner import Rules, make_plan, rules_of
-from hvd_sparse.profile import Profile
-from hvd_sparse.routes import CALLS, ROUNDS, STEP
+from hvd_sparse.planning import costs
+from hvd_sparse.planning.explanation import explain
+from hvd_sparse.planning.network import Link
+from hvd_sparse.planning.plan import Plan
+from hvd_sparse.planning.plan_numbers import count_numbers, from_numbers, to_numbers
+from hvd_sparse.planning.planner import Rules, make_plan, rules_of
+from hvd_sparse.planning.profile import Profile
+from hvd_sparse.planning.routes import CALLS, ROUNDS, STEP
 from tests.profiles import MACHINE, between_devices, deep_profile, gigabits
 
 RULES = Rules(collectives=costs.SPARSE, wires=costs.WIRES)

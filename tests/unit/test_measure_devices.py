@@ -11,8 +11,8 @@ from hvd_sparse import _core
 from hvd_sparse.errors import PeerLostError, UnavailableError
 from hvd_sparse.measure_devices import measure_devices
 from hvd_sparse.measurer import Measurer
-from hvd_sparse.network import DeviceNetwork, Link
 from hvd_sparse.places.place import OnCpu
+from hvd_sparse.planning.network import DeviceNetwork, Link
 from hvd_sparse.ranks.world import World
 from tests.profiles import gigabits
 

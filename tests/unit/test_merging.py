@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.merging import Merged, Offer, merge_layers, omgs
-from hvd_sparse.pipeline import simulate
+from hvd_sparse.planning.merging import Merged, Offer, merge_layers, omgs
+from hvd_sparse.planning.pipeline import simulate
 from tests.profiles import profile_of, random_profile
 
 

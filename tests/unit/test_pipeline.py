@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.pipeline import Stage, simulate, simulate_dense
-from hvd_sparse.profile import Link, Network
+from hvd_sparse.planning.pipeline import Stage, simulate, simulate_dense
+from hvd_sparse.planning.profile import Link, Network
 from tests.profiles import profile_of
 
 # Forward 1, then gradients 1, 2 and 4 seconds after one another.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_sparse import plan
 from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import LAGS, GTopK
+from hvd_sparse.planning import plan
 from hvd_sparse.schedules import Warmup
 
 BUCKET = Bucket((Layer("a", 1000), Layer("b", 50)), layer_wise=True)

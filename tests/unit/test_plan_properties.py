@@ -12,11 +12,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hvd_sparse import costs
 from hvd_sparse.buckets import Bucket, Layer, assign_buckets
 from hvd_sparse.compression import LAGS, MAX_BUCKET_NUMEL
 from hvd_sparse.errors import HvdSparseError
-from hvd_sparse.plan import (
+from hvd_sparse.planning import costs
+from hvd_sparse.planning.plan import (
     Plan,
     entries_to_send,
     fixed_choices,
@@ -24,8 +24,8 @@ from hvd_sparse.plan import (
     ks_by_step,
     largest_ks,
 )
-from hvd_sparse.planner import Rules, make_plan
-from hvd_sparse.profile import Profile
+from hvd_sparse.planning.planner import Rules, make_plan
+from hvd_sparse.planning.profile import Profile
 from hvd_sparse.schedules import Warmup
 from tests.profiles import gigabits, random_profile
 

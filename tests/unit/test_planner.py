@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_sparse import costs, planner
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.explain import explain, timeline_of
-from hvd_sparse.pipeline import simulate, simulate_dense
-from hvd_sparse.plan import BucketPlan, Plan, entries_to_send
-from hvd_sparse.planner import Rules, dense_plan, make_plan
-from hvd_sparse.profile import Link, Network
+from hvd_sparse.planning import costs, planner
+from hvd_sparse.planning.explanation import explain, timeline_of
+from hvd_sparse.planning.pipeline import simulate, simulate_dense
+from hvd_sparse.planning.plan import BucketPlan, Plan, entries_to_send
+from hvd_sparse.planning.planner import Rules, dense_plan, make_plan
+from hvd_sparse.planning.profile import Link, Network
 from tests.profiles import IDLE, deep_profile, gigabits, profile_of, random_profile
 
 EVERYTHING = Rules(collectives=costs.SPARSE, wires=costs.WIRES)

@@ -9,9 +9,9 @@ import pytest
 from predictions import median_error, predicted_step, predictions, relative_errors
 
 from hvd_sparse.compression import LAGS, TopK
-from hvd_sparse.network import Network
-from hvd_sparse.planner import Rules, dense_plan, make_plan
-from hvd_sparse.profile import LayerProfile, Machine, Profile
+from hvd_sparse.planning.network import Network
+from hvd_sparse.planning.planner import Rules, dense_plan, make_plan
+from hvd_sparse.planning.profile import LayerProfile, Machine, Profile
 
 RANKS, BANDWIDTH, LATENCY = 8, 1e7, 1e-3
 PER_ENTRY = 1e-8  # seconds of selection

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.profile import LayerProfile, Link, Network, Profile
+from hvd_sparse.planning.profile import LayerProfile, Link, Network, Profile
 from tests.profiles import MACHINE, gigabits, profile_of
 
 SECONDS = st.floats(min_value=0, max_value=1e6, allow_nan=False)

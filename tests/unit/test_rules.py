@@ -7,7 +7,7 @@ import pytest
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.compression import LAGS
 from hvd_sparse.places.place import BesideCpu
-from hvd_sparse.planner import Rules, rules_of
+from hvd_sparse.planning.planner import Rules, rules_of
 
 
 @pytest.mark.parametrize(

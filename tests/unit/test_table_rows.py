@@ -29,8 +29,8 @@ from table_rows import (
 from table_runs import Effort, jobs_of, measure, timeline_file
 
 from hvd_sparse.collectives import COLLECTIVES
-from hvd_sparse.network import Network
-from hvd_sparse.profile import LayerProfile, Machine, Profile
+from hvd_sparse.planning.network import Network
+from hvd_sparse.planning.profile import LayerProfile, Machine, Profile
 
 RESNET = LAGS_TABLE[0]
 EFFORT = Effort(repeat=20, steps=3, dense_steps=1, turns=2, untimed=0, memory=20 * GIB, timeout=1)

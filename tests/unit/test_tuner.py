@@ -11,13 +11,13 @@ from hvd_sparse import tuner as tuning
 from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.network import Link, Network
-from hvd_sparse.pipeline import simulate_dense
 from hvd_sparse.places.place import OnCpu
 from hvd_sparse.places.step_clock import StepTimes
-from hvd_sparse.plan import BucketPlan, Plan
-from hvd_sparse.plan_numbers import count_numbers, from_numbers, to_numbers
-from hvd_sparse.profile import Machine
+from hvd_sparse.planning.network import Link, Network
+from hvd_sparse.planning.pipeline import simulate_dense
+from hvd_sparse.planning.plan import BucketPlan, Plan
+from hvd_sparse.planning.plan_numbers import count_numbers, from_numbers, to_numbers
+from hvd_sparse.planning.profile import Machine
 from hvd_sparse.quantities import shown_seconds
 from hvd_sparse.step_rows import profile_of
 from hvd_sparse.tuner import Stage, Tuner

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hvd_sparse import tuner as tuning
-from hvd_sparse.plan import Plan
+from hvd_sparse.planning.plan import Plan
 from hvd_sparse.tuner import Stage
 from tests.unit.test_tuner import DENSE, MACHINE, SPARSE, bucket, run, times, tuners
 

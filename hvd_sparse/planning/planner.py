@@ -15,24 +15,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hvd_sparse import costs
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.compression import AUTO, MAX_BUCKET_NUMEL, Compression
-from hvd_sparse.cost_models import VALUE_BYTES, WIRES, Array
-from hvd_sparse.densities import (
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.places.place import OnCpu, Place
+from hvd_sparse.planning import costs
+from hvd_sparse.planning.cost_models import VALUE_BYTES, WIRES, Array
+from hvd_sparse.planning.densities import (
     LARGEST_SPARSE,
     Ladder,
     notches_between,
     paper_densities,
     simulated_densities,
 )
-from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.merging import Merged, Offer, merge_layers
-from hvd_sparse.pipeline import simulate, simulate_dense
-from hvd_sparse.places.place import OnCpu, Place
-from hvd_sparse.plan import BucketPlan, Plan
-from hvd_sparse.profile import LayerProfile, Profile
-from hvd_sparse.routes import CALLS
+from hvd_sparse.planning.merging import Merged, Offer, merge_layers
+from hvd_sparse.planning.pipeline import simulate, simulate_dense
+from hvd_sparse.planning.plan import BucketPlan, Plan
+from hvd_sparse.planning.profile import LayerProfile, Profile
+from hvd_sparse.planning.routes import CALLS
 from hvd_sparse.schedules import checked_density
 from hvd_sparse.sparsifiers import as_sparsifier
 

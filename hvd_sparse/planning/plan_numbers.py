@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from hvd_sparse.buckets import Layer
-from hvd_sparse.cost_models import MODELS, WIRES
-from hvd_sparse.plan import BucketPlan, Plan
-from hvd_sparse.routes import ROUTES
+from hvd_sparse.planning.cost_models import MODELS, WIRES
+from hvd_sparse.planning.plan import BucketPlan, Plan
+from hvd_sparse.planning.routes import ROUTES
 
 _COLLECTIVES = tuple(sorted(MODELS))
 _PER_PLAN = 4

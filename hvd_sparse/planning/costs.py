@@ -1,6 +1,6 @@
 """What each collective takes, and which one is done first.
 
-The formulas are in hvd_sparse/cost_models.py, and in docs/algorithms.md, "What a step costs".
+The formulas are in cost_models.py, and in docs/algorithms.md, "What a step costs".
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hvd_sparse.cost_models import MODELS, VALUE_BYTES, WIRES, Account, Array, Setting
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.network import Network
-from hvd_sparse.profile import Machine
+from hvd_sparse.planning.cost_models import MODELS, VALUE_BYTES, WIRES, Account, Array, Setting
+from hvd_sparse.planning.network import Network
+from hvd_sparse.planning.profile import Machine
 
 __all__ = ["NAMES", "SPARSE", "WIRES", "Choice", "Cost", "cheapest", "cost", "possible"]
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from hvd_sparse import records
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.network import DeviceNetwork, Link, Network
+from hvd_sparse.planning.network import DeviceNetwork, Link, Network
 
 __all__ = ["DeviceNetwork", "LayerProfile", "Link", "Machine", "Network", "Profile"]
 

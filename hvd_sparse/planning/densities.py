@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_sparse.cost_models import Array
-from hvd_sparse.pipeline import Stage, simulate
-from hvd_sparse.profile import Profile
+from hvd_sparse.planning.cost_models import Array
+from hvd_sparse.planning.pipeline import Stage, simulate
+from hvd_sparse.planning.profile import Profile
 
 # A density that the plan chooses is at most this far, as a factor, below one that would fit.
 NOTCH = 1.02

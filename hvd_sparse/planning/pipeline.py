@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.profile import Profile
+from hvd_sparse.planning.profile import Profile
 
 FUSION_BYTES = 64 << 20
 VALUE_BYTES = 4

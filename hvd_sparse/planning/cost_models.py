@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.network import Link, Network, distances_below
-from hvd_sparse.profile import Machine
-from hvd_sparse.routes import CALLS, FLOAT32_BYTES, ROUNDS, route_of
+from hvd_sparse.planning.network import Link, Network, distances_below
+from hvd_sparse.planning.profile import Machine
+from hvd_sparse.planning.routes import CALLS, FLOAT32_BYTES, ROUNDS, route_of
 
 Array: TypeAlias = NDArray[np.float64]
 

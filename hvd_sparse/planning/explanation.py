@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvd_sparse.pipeline import Timeline, simulate
-from hvd_sparse.plan import Plan
-from hvd_sparse.profile import Profile
+from hvd_sparse.planning.pipeline import Timeline, simulate
+from hvd_sparse.planning.plan import Plan
+from hvd_sparse.planning.profile import Profile
 
 
 @dataclass(frozen=True)

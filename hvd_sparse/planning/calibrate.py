@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from hvd_sparse.network import Link
-from hvd_sparse.pipeline import simulate, simulate_dense
-from hvd_sparse.plan import Plan
-from hvd_sparse.profile import Profile
+from hvd_sparse.planning.network import Link
+from hvd_sparse.planning.pipeline import simulate, simulate_dense
+from hvd_sparse.planning.plan import Plan
+from hvd_sparse.planning.profile import Profile
 
 # How far, as a factor, a few short allreduces may be off what a whole step's take.
 LARGEST_FACTOR = 8.0

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from hvd_sparse import records
-from hvd_sparse.network import Network
-from hvd_sparse.profile import Machine, Profile
+from hvd_sparse.planning.network import Network
+from hvd_sparse.planning.profile import Machine, Profile
 
 __all__ = ["Cluster"]
 

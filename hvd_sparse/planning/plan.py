@@ -1,6 +1,6 @@
 """The plan: how many entries of each layer are sent in a step, in which buckets, and how.
 
-How a plan is made from measured numbers: hvd_sparse/planner.py.
+How a plan is made from measured numbers: hvd_sparse/planning/planner.py.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import ClassVar
 from hvd_sparse import records
 from hvd_sparse.buckets import Bucket, Layer, assign_buckets
 from hvd_sparse.compression import AUTO, Compression
-from hvd_sparse.cost_models import MODELS, WIRES
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.pipeline import Stage
-from hvd_sparse.routes import CALLS, ROUTES
+from hvd_sparse.planning.cost_models import MODELS, WIRES
+from hvd_sparse.planning.pipeline import Stage
+from hvd_sparse.planning.routes import CALLS, ROUTES
 from hvd_sparse.schedules import Warmup, checked_density
 
 DENSE = "dense"

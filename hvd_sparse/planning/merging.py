@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_sparse.cost_models import Array
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.pipeline import Stage, simulate
-from hvd_sparse.profile import Profile
+from hvd_sparse.planning.cost_models import Array
+from hvd_sparse.planning.pipeline import Stage, simulate
+from hvd_sparse.planning.profile import Profile
 
 # Ways to cut a prefix that are kept. With more the step was never shorter by more than .01 %.
 WAYS = 32

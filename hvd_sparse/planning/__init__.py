@@ -1,0 +1,24 @@
+"""Planning: from measured numbers to a plan. Arithmetic alone, without ranks and without the core.
+
+Begin with planner.py. What goes in is a profile (profile.py, network.py), what comes out a plan
+(plan.py); in between a step is simulated (pipeline.py) at the prices of costs.py. Users import the
+names below from here.
+"""
+
+from hvd_sparse.planning.explanation import Row, explain
+from hvd_sparse.planning.network import DeviceNetwork, Link, Network
+from hvd_sparse.planning.plan import BucketPlan, Plan
+from hvd_sparse.planning.profile import LayerProfile, Machine, Profile
+
+__all__ = [
+    "BucketPlan",
+    "DeviceNetwork",
+    "LayerProfile",
+    "Link",
+    "Machine",
+    "Network",
+    "Plan",
+    "Profile",
+    "Row",
+    "explain",
+]
