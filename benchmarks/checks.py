@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 from hvd_sparse import _core
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from tests import laws
 
 RANKS = 2

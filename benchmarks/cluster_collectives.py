@@ -38,7 +38,7 @@ from reporting import Result, Row, Timing, write
 from virtual_cluster import VirtualCluster
 
 from hvd_sparse import _core, reference
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.ranks.transport import TRANSPORTS
 from hvd_sparse.ranks.world import World

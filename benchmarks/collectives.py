@@ -28,8 +28,8 @@ import typer
 from reporting import Row, Timing, report
 
 from hvd_sparse import _core, reference
-from hvd_sparse.bucket_stats import BucketStats
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.bucket_stats import BucketStats
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.ranks.transport import TRANSPORTS
 from hvd_sparse.ranks.world import World

@@ -101,9 +101,9 @@ def tensorflow_ways(compression: Any, numel: int) -> Ways:
 def core_way(world: Any, compression: Any, numel: int) -> Way:
     """A step through the core alone."""
     from hvd_sparse.buckets import Bucket, Layer
-    from hvd_sparse.exchange import Exchange
+    from hvd_sparse.exchange.exchange import Exchange
+    from hvd_sparse.exchange.planned_bucket import add_planned_bucket
     from hvd_sparse.places.buffer import Buffer
-    from hvd_sparse.planned_bucket import add_planned_bucket
     from hvd_sparse.planning import plan
 
     exchange = Exchange.between_ranks(world, name="the core alone")

@@ -25,7 +25,7 @@ import typer
 from reporting import Row, Timing, report
 from torch import nn
 
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.planning import plan
 from hvd_sparse.ranks.world import World

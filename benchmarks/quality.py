@@ -28,7 +28,7 @@ import typer
 from reporting import Result, Row, write
 
 from hvd_sparse import _core, reference
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.sparsifiers import as_sparsifier
 

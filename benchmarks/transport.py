@@ -73,7 +73,7 @@ def measure(entries: int, repetitions: int) -> tuple[dict[str, list[float]], boo
     import horovod.torch as hvd
     import torch
 
-    from hvd_sparse.exchange import Exchange
+    from hvd_sparse.exchange.exchange import Exchange
     from hvd_sparse.ranks.transport import TRANSPORTS
     from hvd_sparse.ranks.world import World
 

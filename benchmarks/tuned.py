@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hvd_sparse import tuner
 from hvd_sparse.planning.explanation import explain
-from hvd_sparse.tuner import Stage
+from hvd_sparse.tuning import tuner
+from hvd_sparse.tuning.tuner import Stage
 
 DECISION_STEPS = 2  # in which a tuner's ranks agree, after the timed ones of each kind
 

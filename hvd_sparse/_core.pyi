@@ -6,7 +6,7 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-_Buffer = tuple[int, int, str]  # address, numel, dtype: a hvd_sparse.exchange.Buffer
+_Buffer = tuple[int, int, str]  # address, numel, dtype: a hvd_sparse.places.buffer.Buffer
 
 with_mpi: bool
 with_openmp: bool

@@ -19,7 +19,7 @@ from hvd_sparse import _core
 from hvd_sparse.bench_results import Results, Row, Settings, Timing
 from hvd_sparse.collectives import find_collective
 from hvd_sparse.errors import HvdSparseError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.planning import costs
 from hvd_sparse.planning.cluster import Cluster

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from hvd_sparse.bench import SPARSIFIER
 from hvd_sparse.errors import UnavailableError
-from hvd_sparse.exchange import Exchange
-from hvd_sparse.measure import measure_machine, measure_network, slowest_machine
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.planning.cluster import Cluster
 from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
+from hvd_sparse.tuning.measure import measure_machine, measure_network, slowest_machine
 
 
 class HorovodRanks:

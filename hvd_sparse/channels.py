@@ -10,13 +10,13 @@ import numpy as np
 from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import ExchangeFailedError, HvdSparseError, InvalidArgumentError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.exchange.planned_bucket import add_planned_bucket
+from hvd_sparse.exchange.reduction import Reduction
 from hvd_sparse.places.buffer import Buffer
-from hvd_sparse.planned_bucket import add_planned_bucket
 from hvd_sparse.planning import plan
 from hvd_sparse.ranks.agreement import agree_on_call
 from hvd_sparse.ranks.world import World
-from hvd_sparse.reduction import Reduction
 
 
 class _Channel:

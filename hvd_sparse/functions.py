@@ -11,7 +11,7 @@ from hvd_sparse.arrays import Placed, placed
 from hvd_sparse.channels import Channels
 from hvd_sparse.compression import Compression, GTopK, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
-from hvd_sparse.reduction import checked_reduction
+from hvd_sparse.exchange.reduction import checked_reduction
 
 _DEFAULT = GTopK(density=0.01)
 

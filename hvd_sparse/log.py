@@ -1,6 +1,6 @@
 """What hvd_sparse says, and how loud: the logger `hvd_sparse`, with Horovod's levels and prefix.
 
-    [2026-01-31 12:00:00.123456: W hvd_sparse/tuner.py:334] [0]: gradients travel dense: a step ...
+    [2026-01-31 12:00:00.123456: W hvd_sparse/tuning/tuner.py:334] [0]: gradients travel dense: ...
 
 HVD_SPARSE_LOG_LEVEL is one of trace, debug, info, warning, error, fatal; where it is not set,
 HOROVOD_LOG_LEVEL counts, so that one variable does for both. Lines go to stderr, but not where the
@@ -31,6 +31,8 @@ _LEVELS = {
     "fatal": logging.CRITICAL,
 }
 _LETTERS = {level: name[0].upper() for name, level in _LEVELS.items()}
+
+_PACKAGE = Path(__file__).parent
 
 logger = logging.getLogger("hvd_sparse")
 logging.addLevelName(TRACE, "TRACE")
@@ -96,10 +98,15 @@ class _Formatter(logging.Formatter):
         self._shows_time = not (hidden.isdigit() and int(hidden) > 0)
 
     def format(self, record: logging.LogRecord) -> str:
-        source = Path(record.pathname)
         time = ""
         if self._shows_time:
             time = f"{datetime.fromtimestamp(record.created):%Y-%m-%d %H:%M:%S.%f}: "
         letter = _LETTERS.get(record.levelno, record.levelname[0])
-        place = f"{source.parent.name}/{source.name}:{record.lineno}"
+        place = f"{_shown(Path(record.pathname))}:{record.lineno}"
         return f"[{time}{letter} {place}] [{self._rank}]: {record.getMessage()}"
+
+
+def _shown(source: Path) -> Path:
+    """From this package's folder on; of another package, the file and its folder."""
+    base = _PACKAGE if _PACKAGE in source.parents else source.parent
+    return source.relative_to(base.parent)

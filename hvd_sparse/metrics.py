@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
 from hvd_sparse.step_stats import StepStats, TotalStats
-from hvd_sparse.tuner import Tuning
+from hvd_sparse.tuning.tuner import Tuning
 
 # Takes the metrics of a step, and its number.
 Sink: TypeAlias = Callable[[Mapping[str, float], int], None]

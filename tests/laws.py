@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.sparsifiers import SPARSIFIERS, HardThreshold, Sparsifier, as_sparsifier
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_sparse import measure
+from hvd_sparse.tuning import measure
 
 
 @pytest.fixture(autouse=True)

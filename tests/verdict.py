@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hvd_sparse import tuner
+from hvd_sparse.tuning import tuner
 from tests.plans import mixed_plan
 
 DENSE_STEPS = tuner.SKIPPED_STEPS + tuner.TIMED_STEPS + 2  # and a decision

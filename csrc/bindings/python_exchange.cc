@@ -1,4 +1,4 @@
-/// Exchanges as Python sees them; hvd_sparse/exchange.py gives them types.
+/// Exchanges as Python sees them; hvd_sparse/exchange/exchange.py gives them types.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -1,6 +1,6 @@
 """Checkpoints of a whole job: what all ranks share, and what each rank has yet to send.
 
-The folder is that of hvd_sparse/checkpoint.py:
+The folder is that of hvd_sparse/state/checkpoint.py:
 
 * shared.index and shared.data-... are a tf.train.Checkpoint(model=..., optimizer=...), which any
   process can restore;
@@ -20,9 +20,9 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.checkpoint import Job, checked_policy, existing
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
-from hvd_sparse.spreading import SavedSum, read_all
+from hvd_sparse.state.checkpoint import Job, checked_policy, existing
+from hvd_sparse.state.spreading import SavedSum, read_all
 from hvd_sparse.tensorflow import compat, saved_state
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.inheritance import summed

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 
-from hvd_sparse.core_handle import failures
+from hvd_sparse.exchange.core_handle import failures
 
 # Of which at least one is in what Horovod's ops tell. Their names are the user's in a graph, or
 # ours; what is certain is who speaks, and about what library.

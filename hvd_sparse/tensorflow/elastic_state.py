@@ -17,7 +17,7 @@ import tensorflow as tf
 from horovod.common.exceptions import HostsUpdatedInterrupt
 
 from hvd_sparse.errors import UnsupportedError
-from hvd_sparse.inheritance import checked_policy
+from hvd_sparse.state.inheritance import checked_policy
 from hvd_sparse.tensorflow import accumulation, compat, registry
 from hvd_sparse.tensorflow.elastic_errors import as_horovod_knows_them
 

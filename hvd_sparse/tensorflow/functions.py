@@ -11,12 +11,12 @@ from hvd_sparse import _core
 from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import Compression, GTopK, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.exchange import Exchange
-from hvd_sparse.planned_bucket import add_planned_bucket
+from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.exchange.planned_bucket import add_planned_bucket
+from hvd_sparse.exchange.reduction import Reduction, checked_reduction
 from hvd_sparse.planning import plan
 from hvd_sparse.ranks.agreement import agree_on_call
 from hvd_sparse.ranks.world import ProcessSetKey, World, in_elastic_job, key_of
-from hvd_sparse.reduction import Reduction, checked_reduction
 from hvd_sparse.tensorflow import devices, ops
 from hvd_sparse.tensorflow.graph_state import make_state
 from hvd_sparse.tensorflow.settings import DTYPES

@@ -13,13 +13,12 @@ import tensorflow as tf
 from hvd_sparse import _core
 from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.errors import HvdSparseError, UnsupportedError
-from hvd_sparse.exchange import Exchange
-from hvd_sparse.local_share import LocalShare
-from hvd_sparse.measurer import Measurer
+from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.exchange.local_share import LocalShare
+from hvd_sparse.exchange.ready_order import ReadyOrder
 from hvd_sparse.planning import plan
 from hvd_sparse.ranks.world import World, may_have_peers
-from hvd_sparse.ready_order import ReadyOrder
-from hvd_sparse.saved_exchange import conditions_of
+from hvd_sparse.state.saved_exchange import conditions_of
 from hvd_sparse.step_stats import StepStats
 from hvd_sparse.tensorflow import compat, devices, ops
 from hvd_sparse.tensorflow.dense import DenseReducer
@@ -35,7 +34,8 @@ from hvd_sparse.tensorflow.settings import Settings
 from hvd_sparse.tensorflow.slices import as_slices
 from hvd_sparse.tensorflow.step_ops import StepOps
 from hvd_sparse.tensorflow.step_reading import reading_of
-from hvd_sparse.tuner import Tuner
+from hvd_sparse.tuning.measurer import Measurer
+from hvd_sparse.tuning.tuner import Tuner
 
 
 class GradientExchange:

@@ -9,13 +9,13 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.inheritance import total_of
+from hvd_sparse.state.inheritance import total_of
 from hvd_sparse.tensorflow import saved_state
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 
 
 class Heir:
-    """See `hvd_sparse.inheritance.Heir`.
+    """See `hvd_sparse.state.inheritance.Heir`.
 
     Args:
         exchange: Between all ranks of the job; that has taken no step yet, or, for `total`, any.

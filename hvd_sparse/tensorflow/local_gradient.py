@@ -1,4 +1,4 @@
-"""Clipping and weight decay of a rank's own gradient; see hvd_sparse/local_share.py."""
+"""Clipping and weight decay of a rank's own gradient; see hvd_sparse/exchange/local_share.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_sparse.local_share import LocalShare
+from hvd_sparse.exchange.local_share import LocalShare
 from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.graph_state import GraphState
 

@@ -17,7 +17,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.step_clock import Clock
 from hvd_sparse.tensorflow.ops import CPU
 from hvd_sparse.waiting import wait_until

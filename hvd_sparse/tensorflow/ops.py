@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from hvd_sparse import _core
 from hvd_sparse.errors import UnavailableError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.ranks import lifecycle
 
 _LIBRARY = Path(__file__).with_name("_ops.so")

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from hvd_sparse import _core
 from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import Compression
-from hvd_sparse.exchange import Exchange
-from hvd_sparse.planned_bucket import add_planned_bucket
+from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.exchange.planned_bucket import add_planned_bucket
+from hvd_sparse.exchange.reduction import Reduction
 from hvd_sparse.planning import plan
-from hvd_sparse.reduction import Reduction
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvd_sparse import _core
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.places.device_clock import DeviceClock
 from hvd_sparse.places.place import BesideCpu, OnCpu, Place

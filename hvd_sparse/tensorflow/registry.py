@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_sparse.inheritance import SPREAD
 from hvd_sparse.ranks.world import ProcessSetKey, World, in_elastic_job, key_of
+from hvd_sparse.state.inheritance import SPREAD
 from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.blueprint import Blueprint
 from hvd_sparse.tensorflow.estates import Estate, take_over

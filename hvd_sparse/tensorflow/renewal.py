@@ -10,10 +10,10 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 
-from hvd_sparse import renewal
-from hvd_sparse.exchange import Exchange
-from hvd_sparse.inheritance import inherit
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.ranks.world import World, in_elastic_job
+from hvd_sparse.state import renewal
+from hvd_sparse.state.inheritance import inherit
 from hvd_sparse.tensorflow import saved_state
 from hvd_sparse.tensorflow.blueprint import Blueprint
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from hvd_sparse.errors import CheckpointMismatchError
-from hvd_sparse.saved_exchange import mismatch_of, taken_up
-from hvd_sparse.settled import Settled
+from hvd_sparse.state.saved_exchange import mismatch_of, taken_up
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
+from hvd_sparse.tuning.settled import Settled
 
 _VERSION = 2
 _ARRAYS = ("residuals", "states", "velocities")

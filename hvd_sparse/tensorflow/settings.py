@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from hvd_sparse.compression import Compression, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.local_share import check_not_twice
+from hvd_sparse.exchange.local_share import check_not_twice
+from hvd_sparse.exchange.reduction import Reduction, checked_reduction
 from hvd_sparse.ranks.world import may_have_peers
-from hvd_sparse.reduction import Reduction, checked_reduction
 from hvd_sparse.tensorflow import compat
 
 # Arguments of Horovod's functions that belong to an exchange.

@@ -6,7 +6,7 @@ from typing import Any
 
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tensorflow.registry import find_exchange
-from hvd_sparse.tuner import Tuning
+from hvd_sparse.tuning.tuner import Tuning
 
 
 def tuning(target: Any) -> Tuning | None:

@@ -1,7 +1,8 @@
 """Checkpoints of a whole job: what all ranks share, and what each rank has yet to send.
 
-The folder is that of hvd_sparse/checkpoint.py: shared.pt has the model, the optimizer, and what
-else the user keeps; rank-3-of-16.pt has rank 3's residuals, thresholds, plan and random numbers.
+The folder is that of hvd_sparse/state/checkpoint.py: shared.pt has the model, the optimizer, and
+what else the user keeps; rank-3-of-16.pt has rank 3's residuals, thresholds, plan and random
+numbers.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvd_sparse.checkpoint import Job, checked_policy, existing
 from hvd_sparse.errors import CheckpointMismatchError
-from hvd_sparse.spreading import SavedSum, read_all
+from hvd_sparse.state.checkpoint import Job, checked_policy, existing
+from hvd_sparse.state.spreading import SavedSum, read_all
 from hvd_sparse.torch import state
 from hvd_sparse.torch.attachment import attachment_of
 from hvd_sparse.torch.gradient_exchange import GradientExchange

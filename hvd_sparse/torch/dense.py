@@ -8,7 +8,7 @@ from typing import Any
 import horovod.torch.mpi_ops as hvd_ops
 import torch
 
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.torch.dense_velocities import DenseVelocities
 from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.local_gradient import LocalGradient

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from horovod.common.exceptions import HostsUpdatedInterrupt
 
-from hvd_sparse.inheritance import checked_policy
+from hvd_sparse.state.inheritance import checked_policy
 from hvd_sparse.torch.attachment import attachment_of, require_attachment
 
 

@@ -10,7 +10,7 @@ import torch
 from hvd_sparse.channels import Channels
 from hvd_sparse.compression import Compression, GTopK, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.reduction import checked_reduction
+from hvd_sparse.exchange.reduction import checked_reduction
 from hvd_sparse.torch.devices import current_stream
 from hvd_sparse.torch.guards import check_not_capturing
 from hvd_sparse.torch.settings import check_parameter

@@ -15,12 +15,11 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvd_sparse.buckets import Layer
 from hvd_sparse.errors import GradientInFlightError, HvdSparseError, NonFiniteGradientError
-from hvd_sparse.exchange import Exchange
-from hvd_sparse.measurer import Measurer
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.step_clock import StepClock
 from hvd_sparse.planning import plan
 from hvd_sparse.ranks.world import World
-from hvd_sparse.saved_exchange import conditions_of
+from hvd_sparse.state.saved_exchange import conditions_of
 from hvd_sparse.step_stats import Stats, StepStats
 from hvd_sparse.torch import guards, step_marks
 from hvd_sparse.torch.dense import DenseReducer
@@ -36,6 +35,7 @@ from hvd_sparse.torch.quality_meter import QualityMeter
 from hvd_sparse.torch.settings import Settings, refuse_twice, travels_sparse
 from hvd_sparse.torch.slots import Slot
 from hvd_sparse.torch.sparse_bucket import SparseBucket
+from hvd_sparse.tuning.measurer import Measurer
 
 
 class _Phase(enum.Enum):

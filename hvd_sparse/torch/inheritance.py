@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvd_sparse.inheritance import total_of
+from hvd_sparse.state.inheritance import total_of
 from hvd_sparse.torch import state
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.residual_sums import residuals_of, summing_over
 
 
 class Heir:
-    """See `hvd_sparse.inheritance.Heir`.
+    """See `hvd_sparse.state.inheritance.Heir`.
 
     Args:
         exchange: That has taken no step yet; or, for `total`, any.

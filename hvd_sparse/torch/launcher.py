@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from hvd_sparse.bucket_stats import BucketStats
-from hvd_sparse.exchange import Exchange
-from hvd_sparse.launch_order import LaunchOrder
+from hvd_sparse.exchange.bucket_stats import BucketStats
+from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.exchange.launch_order import LaunchOrder
 from hvd_sparse.planning.plan import BucketChoice
 from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.local_gradient import LocalGradient

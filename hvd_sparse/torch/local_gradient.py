@@ -1,4 +1,7 @@
-"""Clipping and weight decay of a rank's own gradient, in place; see hvd_sparse/local_share.py."""
+"""Clipping and weight decay of a rank's own gradient, in place.
+
+See hvd_sparse/exchange/local_share.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 
 import torch
 
-from hvd_sparse.local_share import LocalShare
+from hvd_sparse.exchange.local_share import LocalShare
 from hvd_sparse.torch.loss_scale import LossScale
 from hvd_sparse.torch.settings import Settings
 from hvd_sparse.torch.slots import Slot

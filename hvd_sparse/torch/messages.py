@@ -12,7 +12,7 @@ from typing import Any
 import horovod.torch.mpi_ops as hvd_ops
 import torch
 
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.place import Place
 from hvd_sparse.waiting import wait_until
 

@@ -9,8 +9,7 @@ import horovod.torch as hvd
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError
-from hvd_sparse.exchange import Exchange
-from hvd_sparse.measurer import Measurer
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.ranks.agreement import agree, kind_of_device
 from hvd_sparse.ranks.world import World, in_elastic_job
 from hvd_sparse.step_stats import Stats
@@ -22,6 +21,7 @@ from hvd_sparse.torch.parameters import NamedParameters, describe, name_paramete
 from hvd_sparse.torch.places import place_of
 from hvd_sparse.torch.renewal import Renewal
 from hvd_sparse.torch.settings import Settings, check_devices, check_horovod, check_parameter
+from hvd_sparse.tuning.measurer import Measurer
 
 _live: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
 _renewals: weakref.WeakSet[Renewal] = weakref.WeakSet()

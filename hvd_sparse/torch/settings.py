@@ -11,8 +11,8 @@ import torch
 
 from hvd_sparse.compression import Compression, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.local_share import check_not_twice
-from hvd_sparse.reduction import Reduction, checked_reduction
+from hvd_sparse.exchange.local_share import check_not_twice
+from hvd_sparse.exchange.reduction import Reduction, checked_reduction
 from hvd_sparse.schedules import checked_count
 from hvd_sparse.torch.devices import check_device, common_device
 from hvd_sparse.torch.parameters import NamedParameters

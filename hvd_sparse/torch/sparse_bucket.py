@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from hvd_sparse import _core
-from hvd_sparse.bucket_stats import BucketStats
 from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import Compression
-from hvd_sparse.exchange import Exchange
-from hvd_sparse.planned_bucket import add_planned_bucket
+from hvd_sparse.exchange.bucket_stats import BucketStats
+from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.exchange.planned_bucket import add_planned_bucket
 from hvd_sparse.planning import plan
 from hvd_sparse.torch.devices import Arrivals, current_stream
 from hvd_sparse.torch.slots import Slot, buffer_of

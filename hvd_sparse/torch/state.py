@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hvd_sparse.errors import CheckpointMismatchError
-from hvd_sparse.saved_exchange import mismatch_of, misplacement_of, taken_up
+from hvd_sparse.state.saved_exchange import mismatch_of, misplacement_of, taken_up
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 
 KEY = "hvd_sparse"

@@ -6,7 +6,7 @@ import torch
 
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.torch.attachment import attachment_of, require_attachment
-from hvd_sparse.tuner import Tuning
+from hvd_sparse.tuning.tuner import Tuning
 
 
 def tuning(optimizer: torch.optim.Optimizer) -> Tuning | None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hvd_sparse.torch import LAGS, stats, tuning
-from hvd_sparse.tuner import Stage
+from hvd_sparse.tuning.tuner import Stage
 
 STEPS = 30
 

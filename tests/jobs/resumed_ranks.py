@@ -18,7 +18,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse import tuner
 from hvd_sparse.compression import Compression
 from hvd_sparse.tensorflow import (
     LAGS,
@@ -31,6 +30,7 @@ from hvd_sparse.tensorflow import (
     tuning,
 )
 from hvd_sparse.tensorflow.registry import find_exchange
+from hvd_sparse.tuning import tuner
 from tests.plans import mixed_plan
 
 SMALL = {"density": 0.05, "min_numel": 64}

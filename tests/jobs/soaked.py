@@ -13,7 +13,7 @@ import torch
 
 from hvd_sparse import _core
 from hvd_sparse.errors import NonFiniteGradientError
-from hvd_sparse.exchange import Buffer, Exchange
+from hvd_sparse.exchange.exchange import Buffer, Exchange
 from hvd_sparse.planning.plan import entries_to_send
 from hvd_sparse.ranks.world import World
 from tests.laws import EVERY_SPARSIFIER

@@ -7,7 +7,7 @@ import sys
 
 import horovod.torch as hvd
 
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.ranks.world import World
 from tests import laws
 

@@ -8,7 +8,7 @@ import pytest
 
 from hvd_sparse import _core
 from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError, NonFiniteGradientError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.ranks.world import World
 from tests import laws
 from tests.cases import in_turn

@@ -6,7 +6,7 @@ import horovod.torch as hvd
 import pytest
 
 from hvd_sparse.errors import ExchangeTimeoutError, RanksDisagreeError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.ranks import lifecycle
 from hvd_sparse.ranks.world import World
 from tests import laws

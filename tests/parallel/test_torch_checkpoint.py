@@ -9,8 +9,8 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from hvd_sparse import checkpoint
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
+from hvd_sparse.state import checkpoint
 from hvd_sparse.torch import (
     LAGS,
     GaussianK,
@@ -22,7 +22,7 @@ from hvd_sparse.torch import (
     tuning,
 )
 from hvd_sparse.torch import checkpoint as checkpoint_of_torch
-from hvd_sparse.tuner import Stage
+from hvd_sparse.tuning.tuner import Stage
 from tests.parallel.torch_ranks import (
     ON_ANY_RANK,
     Toy,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK, Warmup, sparse_allreduce, stats
 from tests.parallel.torch_ranks import (
     Toy,

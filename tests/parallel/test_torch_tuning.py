@@ -9,7 +9,6 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from hvd_sparse import tuner
 from hvd_sparse.errors import (
     GradientInFlightError,
     InvalidArgumentError,
@@ -17,7 +16,8 @@ from hvd_sparse.errors import (
 from hvd_sparse.torch import GTopK, Warmup, replan, stats, tuning
 from hvd_sparse.torch import optimizer as optimizers
 from hvd_sparse.torch.places import OnDevice
-from hvd_sparse.tuner import Stage
+from hvd_sparse.tuning import tuner
+from hvd_sparse.tuning.tuner import Stage
 from tests.device_time import LateEvent, late_clock
 from tests.parallel.torch_ranks import (
     Toy,

@@ -11,7 +11,7 @@ import pytest
 
 from hvd_sparse import _core
 from hvd_sparse.errors import InvalidArgumentError, RanksDisagreeError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.ranks import transport
 from hvd_sparse.ranks.world import World
 from hvd_sparse.torch import TopK, stats

@@ -23,7 +23,7 @@ from hvd_sparse.tensorflow import (
     tuning,
 )
 from hvd_sparse.tensorflow.registry import find_exchange
-from hvd_sparse.tuner import Stage
+from hvd_sparse.tuning.tuner import Stage
 from tests.parallel_tensorflow.ranks import (
     a_name,
     assert_same_on_all_ranks,

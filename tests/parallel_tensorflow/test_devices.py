@@ -19,7 +19,6 @@ from hvd_sparse.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from hvd_sparse.measure import measure_machine
 from hvd_sparse.places import gpus
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.places.device_clock import DeviceClock
@@ -34,6 +33,7 @@ from hvd_sparse.tensorflow.places import OnDevice, place_of
 from hvd_sparse.tensorflow.settings import Settings
 from hvd_sparse.tensorflow.step_ops import StepOps
 from hvd_sparse.tensorflow.step_reading import reading_of
+from hvd_sparse.tuning.measure import measure_machine
 from tests.parallel_tensorflow.ranks import integer_gradients, loss_of, make_variables, total
 
 # What lies in the memory of the CPU wherever an op works. All else is gradients.

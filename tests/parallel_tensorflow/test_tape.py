@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier

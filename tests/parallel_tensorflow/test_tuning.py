@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_sparse import tuner
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tensorflow import (
     LAGS,
@@ -27,7 +26,8 @@ from hvd_sparse.tensorflow import (
     step_reading,
     tuning,
 )
-from hvd_sparse.tuner import Stage
+from hvd_sparse.tuning import tuner
+from hvd_sparse.tuning.tuner import Stage
 from tests.device_time import LateEvent, late_clock
 from tests.parallel_tensorflow.ranks import (
     SHAPES,

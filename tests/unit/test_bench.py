@@ -13,7 +13,7 @@ from hvd_sparse import _core, bench
 from hvd_sparse.bench import VerificationError, integer_gradient
 from hvd_sparse.bench_results import Settings, Timing
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.planning.cluster import Cluster
 from hvd_sparse.ranks.world import World
 from tests.profiles import MACHINE, gigabits

@@ -11,7 +11,7 @@ import pytest
 from byte_floor import schedule
 
 from hvd_sparse import _core
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.sparsifiers import as_sparsifier
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_sparse.core_handle import CoreHandle
 from hvd_sparse.errors import (
     ExchangeFailedError,
     ExchangeTimeoutError,
@@ -15,6 +14,7 @@ from hvd_sparse.errors import (
     PeerLostError,
     RanksDisagreeError,
 )
+from hvd_sparse.exchange.core_handle import CoreHandle
 from hvd_sparse.ranks import lifecycle
 
 

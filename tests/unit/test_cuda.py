@@ -12,8 +12,7 @@ import torch
 from hvd_sparse import _core
 from hvd_sparse.buckets import Layer
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
-from hvd_sparse.exchange import Exchange
-from hvd_sparse.measure import measure_machine
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.device_clock import DeviceClock
 from hvd_sparse.places.step_clock import CpuClock, StepClock
 from hvd_sparse.torch import LAGS, TopK
@@ -21,6 +20,7 @@ from hvd_sparse.torch.devices import Arrivals, check_device, common_device, curr
 from hvd_sparse.torch.places import OnDevice, place_of
 from hvd_sparse.torch.settings import check_devices, check_horovod
 from hvd_sparse.torch.slots import buffer_of
+from hvd_sparse.tuning.measure import measure_machine
 from tests import laws
 from tests.gpus import needs_gpu
 

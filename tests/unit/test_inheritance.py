@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.inheritance import Holding, checked_policy, givers, in_place, lost
+from hvd_sparse.state.inheritance import Holding, checked_policy, givers, in_place, lost
 
 
 def test_every_rank_in_its_place_keeps_its_own():

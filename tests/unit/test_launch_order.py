@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_sparse.launch_order import LaunchOrder, plan_is_due
+from hvd_sparse.exchange.launch_order import LaunchOrder, plan_is_due
 from tests.broadcast import Broadcast
 
 

@@ -11,7 +11,7 @@ import pytest
 from hvd_sparse import _core, reference
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from tests import laws
 from tests.cases import in_turn
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+from pathlib import Path
 
 import pytest
 
 from hvd_sparse import log
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
 
@@ -82,6 +83,14 @@ def test_a_line_has_time_level_place_and_rank(monkeypatch, said, hides):
     time = "" if hides else r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}: "
     pattern = rf"\[{time}W unit/test_log\.py:\d+\] \[7\]: something is odd\n"
     assert re.fullmatch(pattern, said())
+
+
+def test_the_place_of_a_line_of_ours_begins_with_the_package(said):
+    log.configure(0)
+    file = Path(log.__file__).parent / "tuning" / "tuner.py"
+    record = log.logger.makeRecord("hvd_sparse", logging.WARNING, str(file), 12, "odd", (), None)
+    log.logger.handle(record)
+    assert "W hvd_sparse/tuning/tuner.py:12] [0]: odd\n" in said()
 
 
 def test_a_program_that_has_set_up_logging_gets_the_records_alone(capsys, caplog):

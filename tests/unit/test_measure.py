@@ -10,14 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_sparse import _core, measure
+from hvd_sparse import _core
 from hvd_sparse.errors import UnavailableError
-from hvd_sparse.exchange import Exchange
-from hvd_sparse.measure import fit_gap, fit_link, measure_machine, measure_network
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.place import OnCpu
 from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.torch.places import OnDevice
+from hvd_sparse.tuning import measure
+from hvd_sparse.tuning.measure import fit_gap, fit_link, measure_machine, measure_network
 from tests.device_time import LateEvent, late_clock
 from tests.profiles import MACHINE
 
@@ -160,7 +161,7 @@ def test_the_gap_is_measured_with_as_many_messages_as_a_collective_sends_at_once
 
 def test_allreduces_begin_at_different_times_of_horovods_cycle(monkeypatch):
     pauses = []
-    monkeypatch.setattr("hvd_sparse.measure.time.sleep", pauses.append)
+    monkeypatch.setattr("hvd_sparse.tuning.measure.time.sleep", pauses.append)
     exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
     measure_network(exchange, World(0, 1), lambda nbytes: 1e-3)
     rows = [pauses[:7], pauses[7:12], pauses[12:]]  # of each size

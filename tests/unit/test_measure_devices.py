@@ -9,11 +9,11 @@ import pytest
 
 from hvd_sparse import _core
 from hvd_sparse.errors import PeerLostError, UnavailableError
-from hvd_sparse.measure_devices import measure_devices
-from hvd_sparse.measurer import Measurer
 from hvd_sparse.places.place import OnCpu
 from hvd_sparse.planning.network import DeviceNetwork, Link
 from hvd_sparse.ranks.world import World
+from hvd_sparse.tuning.measure_devices import measure_devices
+from hvd_sparse.tuning.measurer import Measurer
 from tests.profiles import gigabits
 
 MERGE = Link(alpha=2e-5, beta=3e-11)
@@ -169,7 +169,7 @@ def test_a_rank_whose_device_cannot_be_measured_is_named_on_all():
 
 
 def test_a_measurer_measures_devices_where_gradients_lie_on_them(monkeypatch):
-    monkeypatch.setattr("hvd_sparse.measurer.measure_network", lambda *_: gigabits(1, 2))
+    monkeypatch.setattr("hvd_sparse.tuning.measurer.measure_network", lambda *_: gigabits(1, 2))
 
     def measured(exchange, world, device):
         place = OnCpu()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hvd_sparse.bucket_stats import BucketStats
+from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.metrics import metrics_of, sink_of, summary_of
 from hvd_sparse.quality import Quality
 from hvd_sparse.step_stats import StepStats, TotalStats

@@ -13,7 +13,7 @@ import pytest
 
 from hvd_sparse import _core, reference
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from tests import laws
 
 MOMENTUM = 0.5

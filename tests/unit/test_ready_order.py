@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_sparse.ready_order import ReadyOrder
+from hvd_sparse.exchange.ready_order import ReadyOrder
 from tests.broadcast import Broadcast
 
 

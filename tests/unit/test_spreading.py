@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hvd_sparse.errors import CheckpointMismatchError
-from hvd_sparse.spreading import SavedSum, share_of
+from hvd_sparse.state.spreading import SavedSum, share_of
 
 
 def shares_of(total: np.ndarray, size: int) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ import pytest
 
 from hvd_sparse import _core
 from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from tests import laws
 
 

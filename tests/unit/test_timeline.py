@@ -16,7 +16,7 @@ import pytest
 
 from hvd_sparse import _core
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.timeline import timeline
 from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
 from hvd_sparse.timeline.timeline import Timeline, from_environment

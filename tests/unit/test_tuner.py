@@ -7,7 +7,6 @@ import math
 
 import pytest
 
-from hvd_sparse import tuner as tuning
 from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import InvalidArgumentError
@@ -19,8 +18,9 @@ from hvd_sparse.planning.plan import BucketPlan, Plan
 from hvd_sparse.planning.plan_numbers import count_numbers, from_numbers, to_numbers
 from hvd_sparse.planning.profile import Machine
 from hvd_sparse.quantities import shown_seconds
-from hvd_sparse.step_rows import profile_of
-from hvd_sparse.tuner import Stage, Tuner
+from hvd_sparse.tuning import tuner as tuning
+from hvd_sparse.tuning.step_rows import profile_of
+from hvd_sparse.tuning.tuner import Stage, Tuner
 
 LAYERS = (Layer("head", 1000), Layer("body", 50_000), Layer("stem", 3000))
 MACHINE = Machine(

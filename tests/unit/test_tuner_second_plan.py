@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from hvd_sparse import tuner as tuning
 from hvd_sparse.planning.plan import Plan
-from hvd_sparse.tuner import Stage
+from hvd_sparse.tuning import tuner as tuning
+from hvd_sparse.tuning.tuner import Stage
 from tests.unit.test_tuner import DENSE, MACHINE, SPARSE, bucket, run, times, tuners
 
 SECOND = Plan(

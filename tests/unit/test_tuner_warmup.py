@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_sparse import tuner as tuning
 from hvd_sparse.compression import LAGS
 from hvd_sparse.schedules import Warmup
-from hvd_sparse.tuner import Stage
+from hvd_sparse.tuning import tuner as tuning
+from hvd_sparse.tuning.tuner import Stage
 from tests.unit.test_tuner import SPARSE, run, tuners
 
 # Steps from the first timed dense one to a verdict, of which the first 7 travel dense.

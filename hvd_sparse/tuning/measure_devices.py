@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from hvd_sparse import _core
-from hvd_sparse.exchange import Exchange
-from hvd_sparse.measure import fit_link, slowest_numbers
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.place import OnCpu
 from hvd_sparse.planning.cost_models import device_message
 from hvd_sparse.planning.network import DeviceNetwork, Link, distances_below
 from hvd_sparse.ranks.world import World
+from hvd_sparse.tuning.measure import fit_link, slowest_numbers
 
 # Bytes of a message, and how often it is swapped. How long the longest one is depends on what the
 # others took: where links are slow it tells no more, and would take too long.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvd_sparse import _core, log
-from hvd_sparse.bucket_stats import BucketStats
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError, NonFiniteGradientError
-from hvd_sparse.pings import Pings
+from hvd_sparse.exchange.bucket_stats import BucketStats
+from hvd_sparse.exchange.pings import Pings
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.ranks import connection
 from hvd_sparse.ranks.transport import LOOPBACK

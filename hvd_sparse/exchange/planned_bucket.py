@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hvd_sparse.buckets import Bucket
 from hvd_sparse.compression import Compression
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.planning import plan
 from hvd_sparse.sparsifiers import as_sparsifier
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from hvd_sparse.checkpoint import Job
 from hvd_sparse.errors import CheckpointMismatchError
+from hvd_sparse.state.checkpoint import Job
 
 _RANK_FILE = re.compile(r"rank-(\d+)-of-(\d+)")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.reduction import Reduction
+from hvd_sparse.exchange.reduction import Reduction
 
 
 @dataclass(frozen=True, kw_only=True)

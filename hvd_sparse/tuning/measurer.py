@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from hvd_sparse.buckets import Layer, check_size
 from hvd_sparse.compression import Compression
-from hvd_sparse.decision import Channel
-from hvd_sparse.exchange import Exchange
-from hvd_sparse.measure import measure_machine, measure_network, slowest_machine
-from hvd_sparse.measure_devices import measure_devices
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.planning.network import Network
 from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
-from hvd_sparse.tuner import Tuner
+from hvd_sparse.tuning.decision import Channel
+from hvd_sparse.tuning.measure import measure_machine, measure_network, slowest_machine
+from hvd_sparse.tuning.measure_devices import measure_devices
+from hvd_sparse.tuning.tuner import Tuner
 
 
 class Measurer:

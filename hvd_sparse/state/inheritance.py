@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from hvd_sparse import checkpoint
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.log import logger
 from hvd_sparse.ranks.world import World
-from hvd_sparse.spreading import SavedSum
+from hvd_sparse.state import checkpoint
+from hvd_sparse.state.spreading import SavedSum
 
 SPREAD = "spread"
 RESET = "reset"

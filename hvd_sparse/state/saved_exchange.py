@@ -10,7 +10,7 @@ from hvd_sparse.compression import Compression
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.log import logger
 from hvd_sparse.ranks.world import World
-from hvd_sparse.settled import Settled
+from hvd_sparse.tuning.settled import Settled
 
 
 def conditions_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hvd_sparse.step_rows import Rows
+from hvd_sparse.tuning.step_rows import Rows
 
 
 class Channel(Protocol):

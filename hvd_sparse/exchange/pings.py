@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_sparse.core_handle import CoreHandle
+from hvd_sparse.exchange.core_handle import CoreHandle
 
 
 class Pings(CoreHandle):

@@ -11,7 +11,7 @@ import numpy as np
 
 from hvd_sparse import _core
 from hvd_sparse.errors import UnavailableError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.planning.network import Link, Network, distances_below

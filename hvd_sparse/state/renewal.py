@@ -9,8 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Generic, Protocol, TypeVar
 
-from hvd_sparse.inheritance import RESET, SPREAD
 from hvd_sparse.ranks import lifecycle
+from hvd_sparse.state.inheritance import RESET, SPREAD
 
 
 class Ending(Protocol):

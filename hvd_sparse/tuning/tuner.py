@@ -23,7 +23,6 @@ from typing import Any
 from hvd_sparse import log
 from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import Compression
-from hvd_sparse.decision import Channel, Decision
 from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.places.step_clock import Reading
 from hvd_sparse.planning.calibrate import calibrated, delayed
@@ -33,8 +32,9 @@ from hvd_sparse.planning.plan_numbers import count_numbers, from_numbers, to_num
 from hvd_sparse.planning.planner import Rules, make_plan, rules_of
 from hvd_sparse.planning.profile import Machine, Profile
 from hvd_sparse.quantities import shown_seconds
-from hvd_sparse.settled import Settled
-from hvd_sparse.step_rows import (
+from hvd_sparse.tuning.decision import Channel, Decision
+from hvd_sparse.tuning.settled import Settled
+from hvd_sparse.tuning.step_rows import (
     Rows,
     known,
     measured_times,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from hvd_sparse.launch_order import LaunchOrder
+from hvd_sparse.exchange.launch_order import LaunchOrder
 
 
 class ReadyOrder:
