@@ -25,7 +25,7 @@ from hvd_sparse.errors import (
 )
 
 if TYPE_CHECKING:
-    from hvd_sparse.functions import sparse_allreduce
+    from hvd_sparse.arrays.functions import sparse_allreduce
 
 __all__ = [
     "CheckpointMismatchError",
@@ -49,7 +49,7 @@ __version__ = "0.2.0.dev0"
 
 def __getattr__(name: str) -> Any:
     if name == "sparse_allreduce":  # the core is loaded when somebody needs it
-        from hvd_sparse.functions import sparse_allreduce
+        from hvd_sparse.arrays.functions import sparse_allreduce
 
         return sparse_allreduce
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -74,7 +74,7 @@ class Compression:
         weight_decay: Times the weights, added to each gradient (after clipping, before momentum),
             in place of the optimizer's.
         quality_every: Steps from one to the next in which it is measured how much selection leaves
-            behind, see hvd_sparse.quality; each costs a dense allreduce. None: never.
+            behind, see hvd_sparse.stats.quality; each costs a dense allreduce. None: never.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvd_sparse.bench_results import WINNING_SPEEDUP, Results, Row, Settings, Timing, winners
+from hvd_sparse.bench.results import WINNING_SPEEDUP, Results, Row, Settings, Timing, winners
 from hvd_sparse.cli import files
 from hvd_sparse.cli.console import wide_console
 from hvd_sparse.cli.numbers import integer, number
@@ -22,7 +22,7 @@ from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.quantities import shown_rate, shown_seconds
 
 if TYPE_CHECKING:
-    from hvd_sparse.bench_ranks import HorovodRanks
+    from hvd_sparse.bench.ranks import HorovodRanks
     from hvd_sparse.planning.cluster import Cluster
 
 START = "horovodrun -np 4 hvd-sparse bench"
@@ -76,8 +76,8 @@ def _run(
 ) -> Results | None:
     """Measures and times; the results on rank 0 alone."""
     # Imported here: a command line without the core or Horovod is good for its other commands.
-    from hvd_sparse.bench import run
-    from hvd_sparse.bench_ranks import HorovodRanks
+    from hvd_sparse.bench.bench import run
+    from hvd_sparse.bench.ranks import HorovodRanks
 
     ranks = HorovodRanks()
     if ranks.world.size == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hvd_sparse.bench_results import Results
+from hvd_sparse.bench.results import Results
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; dense is the first.
 COLORS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999")

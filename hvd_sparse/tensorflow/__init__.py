@@ -16,7 +16,7 @@ import horovod.tensorflow as _horovod
 from hvd_sparse import handing_on as _handing_on
 from hvd_sparse.compression import LAGS, GaussianK, GTopK, TopK
 from hvd_sparse.schedules import Warmup
-from hvd_sparse.step_stats import StepStats
+from hvd_sparse.stats.step_stats import StepStats
 from hvd_sparse.tensorflow import patches as _patches
 from hvd_sparse.tensorflow.checkpoint import load_checkpoint, save_checkpoint
 from hvd_sparse.tensorflow.elastic_state import elastic_residuals

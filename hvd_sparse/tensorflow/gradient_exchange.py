@@ -19,7 +19,7 @@ from hvd_sparse.exchange.ready_order import ReadyOrder
 from hvd_sparse.planning import plan
 from hvd_sparse.ranks.world import World, may_have_peers
 from hvd_sparse.state.saved_exchange import conditions_of
-from hvd_sparse.step_stats import StepStats
+from hvd_sparse.stats.step_stats import StepStats
 from hvd_sparse.tensorflow import compat, devices, ops
 from hvd_sparse.tensorflow.dense import DenseReducer
 from hvd_sparse.tensorflow.exchange_state import ExchangeState

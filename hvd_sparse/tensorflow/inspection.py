@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvd_sparse.step_stats import StepStats
+from hvd_sparse.stats.step_stats import StepStats
 from hvd_sparse.tensorflow.registry import find_exchange
 
 

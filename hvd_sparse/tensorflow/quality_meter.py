@@ -9,7 +9,7 @@ import numpy as np
 from hvd_sparse.buckets import Bucket
 from hvd_sparse.compression import Compression
 from hvd_sparse.planning import plan
-from hvd_sparse.quality import BucketSample, Quality, UnitSample, quality_of
+from hvd_sparse.stats.quality import BucketSample, Quality, UnitSample, quality_of
 
 
 class QualityMeter:

@@ -17,7 +17,7 @@ import horovod.torch as _horovod
 from hvd_sparse import handing_on as _handing_on
 from hvd_sparse.compression import LAGS, GaussianK, GTopK, TopK
 from hvd_sparse.schedules import Warmup
-from hvd_sparse.step_stats import Stats, StepStats, TotalStats
+from hvd_sparse.stats.step_stats import Stats, StepStats, TotalStats
 from hvd_sparse.torch import patches as _patches
 from hvd_sparse.torch.checkpoint import load_checkpoint, save_checkpoint
 from hvd_sparse.torch.elastic_state import elastic_residuals

@@ -7,7 +7,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvd_sparse.channels import Channels
+from hvd_sparse.arrays.channels import Channels
 from hvd_sparse.compression import Compression, GTopK, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange.reduction import checked_reduction

@@ -20,7 +20,7 @@ from hvd_sparse.places.step_clock import StepClock
 from hvd_sparse.planning import plan
 from hvd_sparse.ranks.world import World
 from hvd_sparse.state.saved_exchange import conditions_of
-from hvd_sparse.step_stats import Stats, StepStats
+from hvd_sparse.stats.step_stats import Stats, StepStats
 from hvd_sparse.torch import guards, step_marks
 from hvd_sparse.torch.dense import DenseReducer
 from hvd_sparse.torch.devices import common_device

@@ -12,7 +12,7 @@ from hvd_sparse.errors import InvalidArgumentError, UnavailableError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.ranks.agreement import agree, kind_of_device
 from hvd_sparse.ranks.world import World, in_elastic_job
-from hvd_sparse.step_stats import Stats
+from hvd_sparse.stats.step_stats import Stats
 from hvd_sparse.torch.attachment import Attachment, attachment_of, require_attachment
 from hvd_sparse.torch.devices import common_device
 from hvd_sparse.torch.gradient_exchange import GradientExchange

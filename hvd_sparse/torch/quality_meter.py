@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_sparse.quality import BucketSample, Quality, UnitSample, quality_of
+from hvd_sparse.stats.quality import BucketSample, Quality, UnitSample, quality_of
 from hvd_sparse.torch.messages import Messages
 from hvd_sparse.torch.sparse_bucket import SparseBucket
 

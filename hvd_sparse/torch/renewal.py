@@ -15,7 +15,7 @@ import torch
 from hvd_sparse.errors import HvdSparseError, UnavailableError
 from hvd_sparse.state import renewal
 from hvd_sparse.state.inheritance import inherit
-from hvd_sparse.step_stats import Stats
+from hvd_sparse.stats.step_stats import Stats
 from hvd_sparse.torch import guards, state
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.inheritance import Heir

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.metrics import ScalarWriter, Sink, metrics_of, sink_of, summary_of
 from hvd_sparse.schedules import checked_count
+from hvd_sparse.stats.metrics import ScalarWriter, Sink, metrics_of, sink_of, summary_of
 from hvd_sparse.torch.attachment import require_attachment
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 

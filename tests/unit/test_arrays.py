@@ -8,10 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from hvd_sparse import _core, arrays
-from hvd_sparse.arrays import placed
+from hvd_sparse import _core
+from hvd_sparse.arrays import arrays
+from hvd_sparse.arrays.arrays import placed
+from hvd_sparse.arrays.functions import sparse_allreduce
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
-from hvd_sparse.functions import sparse_allreduce
 from hvd_sparse.places import gpus
 
 

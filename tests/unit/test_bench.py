@@ -9,9 +9,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hvd_sparse import _core, bench
-from hvd_sparse.bench import VerificationError, integer_gradient
-from hvd_sparse.bench_results import Settings, Timing
+from hvd_sparse import _core
+from hvd_sparse.bench import bench
+from hvd_sparse.bench.bench import VerificationError, integer_gradient
+from hvd_sparse.bench.results import Settings, Timing
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.planning.cluster import Cluster

@@ -11,8 +11,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hvd_sparse import bench, bench_ranks, cli
-from hvd_sparse.bench_results import Results, Row, Settings, Timing, winners
+from hvd_sparse import cli
+from hvd_sparse.bench import bench
+from hvd_sparse.bench import ranks as bench_ranks
+from hvd_sparse.bench.results import Results, Row, Settings, Timing, winners
 from hvd_sparse.cli.bench import show, verdict
 from hvd_sparse.cli.console import wide_console
 from hvd_sparse.errors import UnavailableError

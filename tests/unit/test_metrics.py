@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from hvd_sparse.exchange.bucket_stats import BucketStats
-from hvd_sparse.metrics import metrics_of, sink_of, summary_of
-from hvd_sparse.quality import Quality
-from hvd_sparse.step_stats import StepStats, TotalStats
+from hvd_sparse.stats.metrics import metrics_of, sink_of, summary_of
+from hvd_sparse.stats.quality import Quality
+from hvd_sparse.stats.step_stats import StepStats, TotalStats
 
 BUCKET = BucketStats(
     bucket="fc", step=3, numel=1000, asked=10, selected=12, reduced=30, bytes_sent=96,

@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.metrics import PREFIX, ScalarWriter, Sink, metrics_of, sink_of
 from hvd_sparse.schedules import checked_count
+from hvd_sparse.stats.metrics import PREFIX, ScalarWriter, Sink, metrics_of, sink_of
 from hvd_sparse.tensorflow.inspection import stats
 from hvd_sparse.tensorflow.tuning import tuning
 
@@ -21,7 +21,7 @@ class WatchCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     Args:
         target: A writer of `tf.summary`, or anything with the `add_scalar` of PyTorch's; or a
             function of the metrics by name, and the number of the step. The metrics are those of
-            `hvd_sparse.metrics.metrics_of`, without seconds of waiting: the graph waits.
+            `hvd_sparse.stats.metrics.metrics_of`, without seconds of waiting: the graph waits.
         every: Steps from one to the next that is told.
 
     Raises:

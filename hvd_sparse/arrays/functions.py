@@ -7,8 +7,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from hvd_sparse.arrays import Placed, placed
-from hvd_sparse.channels import Channels
+from hvd_sparse.arrays.arrays import Placed, placed
+from hvd_sparse.arrays.channels import Channels
 from hvd_sparse.compression import Compression, GTopK, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from hvd_sparse.exchange.reduction import checked_reduction

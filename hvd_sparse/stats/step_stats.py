@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hvd_sparse.exchange.bucket_stats import BucketStats
-from hvd_sparse.quality import Quality
+from hvd_sparse.stats.quality import Quality
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_sparse import _core
-from hvd_sparse.bench_results import Results, Row, Settings, Timing
+from hvd_sparse.bench.results import Results, Row, Settings, Timing
 from hvd_sparse.collectives import find_collective
 from hvd_sparse.errors import HvdSparseError
 from hvd_sparse.exchange.exchange import Exchange

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
-from hvd_sparse.step_stats import StepStats, TotalStats
+from hvd_sparse.stats.step_stats import StepStats, TotalStats
 from hvd_sparse.tuning.tuner import Tuning
 
 # Takes the metrics of a step, and its number.
@@ -37,7 +37,7 @@ def metrics_of(step: StepStats, tuning: Tuning | None = None) -> dict[str, float
         that nobody waited for; the last two where waiting is known. `predicted_seconds`,
         `dense_seconds`: a step by the plan in force, and a measured dense one, where tuning knows
         them. `compression_error`, `assumption_delta`: of a step in which quality_every has them
-        measured, see hvd_sparse.quality; the latter is the largest of any layer.
+        measured, see hvd_sparse.stats.quality; the latter is the largest of any layer.
     """
     found = {
         "sparse": float(bool(step.buckets)),

@@ -7,7 +7,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_sparse.bench import SPARSIFIER
+from hvd_sparse.bench.bench import SPARSIFIER
 from hvd_sparse.errors import UnavailableError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.planning.cluster import Cluster

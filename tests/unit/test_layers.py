@@ -1,0 +1,78 @@
+"""Which folder of hvd_sparse/ may import which: the order that docs/architecture.md states."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "hvd_sparse"
+# They hand on what the table has below them: sparse_allreduce, and the command.
+HAND_ON = {PACKAGE / "__init__.py", PACKAGE / "__main__.py"}
+
+
+def layers():
+    """The folders in the order of the page's table; "" is the package itself."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `hvd_sparse/(.*?)` \|", page, re.MULTILINE)
+    return [row.rstrip("/") for row in rows]
+
+
+def folder_of(name):
+    """In which folder a module lies, given by its whole name; "" for the package itself."""
+    folder = name.split(".")[1] if "." in name else ""
+    return folder if (PACKAGE / folder).is_dir() else ""
+
+
+def imported_folders(source):
+    """Folders of hvd_sparse/ from which a source imports, anywhere in it, and in which lines."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: an import names its module in full"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        ours = [name for name in names if name.split(".")[0] == "hvd_sparse"]
+        found |= {(folder_of(name), node.lineno) for name in ours}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "folders"),
+    [
+        ("from hvd_sparse import _core, records", {""}),
+        ("from hvd_sparse import planning, records", {"", "planning"}),
+        ("from hvd_sparse.planning import plan", {"planning"}),
+        ("def later():\n    import hvd_sparse.planning.plan", {"planning"}),
+        ("import hvd_sparse, numpy", {""}),
+        ("from numpy import linalg", set()),
+    ],
+)
+def test_imports_are_found_wherever_they_stand(source, folders):
+    assert {folder for folder, _ in imported_folders(source)} == folders
+
+
+def test_the_table_of_layers_has_every_folder_once():
+    there = {file.parent.name for file in PACKAGE.glob("*/__init__.py")}
+    assert sorted(layers()) == sorted(there | {""})
+
+
+@pytest.mark.parametrize("layer", layers())
+def test_a_folder_imports_those_above_it_in_the_table_alone(layer):
+    allowed = set(layers()[: layers().index(layer) + 1])
+    folder = PACKAGE / layer
+    files = set(folder.rglob("*.py") if layer else folder.glob("*.py")) - HAND_ON
+    assert files
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line} imports of {imported}/"
+        for file in sorted(files)
+        for imported, line in sorted(imported_folders(file.read_text()))
+        if imported not in allowed
+    ]
+    assert wrong == []
