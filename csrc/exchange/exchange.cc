@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <iterator>
 #include <utility>
 
 #include "csrc/base/clock.h"
@@ -11,41 +10,45 @@
 #include "csrc/kernels/kernels_for.h"
 
 namespace hvd_sparse {
-namespace {
 
-/// Keeps memory for ever that MPI may still read: after a failure, blocks that it has not sent yet.
-template <typename T>
-void LeaveToMpi(std::vector<T>* memory) {
-  static std::mutex mutex;
-  static auto* const kept = new std::vector<T>;
-  const std::lock_guard lock(mutex);
-  std::move(memory->begin(), memory->end(), std::back_inserter(*kept));
-  memory->clear();
-}
-
-}  // namespace
+/// What is kept for ever since MPI may still read it: after a failure, blocks that it has not sent
+/// yet. Made while there is memory, for an exchange that may end for want of it.
+struct Exchange::LeftToMpi {
+  std::vector<std::unique_ptr<Slot>> slots;
+  std::vector<Buffer> swapped;
+  LeftToMpi* before = nullptr;
+};
 
 Exchange::Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on, Nodes nodes, bool checks)
     : comm_(std::move(comm)),
       nodes_(std::move(nodes)),
       checks_(checks),
+      left_to_mpi_(std::make_unique<LeftToMpi>()),
       exchanger_(std::make_unique<Worker>()),
       selector_(select_on == SelectOn::kEngine ? std::make_unique<Worker>() : nullptr) {}
 
 Exchange::~Exchange() {
+  bool amid_a_step = false;
   {
-    std::unique_lock lock(mutex_);
-    if ((AnyIs(State::kStarted) || AnyIs(State::kGiven)) && !ended_) {
-      lock.unlock();
-      Fail("it was closed while gradients were in flight");
-    }
+    const std::lock_guard lock(mutex_);
+    amid_a_step = AnyIs(State::kStarted) || AnyIs(State::kGiven) || AnyIs(State::kArrived);
   }
+  if (amid_a_step) Fail("it was closed while gradients were in flight");
   selector_.reset();
   exchanger_.reset();
+  LeaveMemory();
   for (const auto& slot : slots_) slot->bucket->LeaveDevices();
-  if (!ended_) return;
-  LeaveToMpi(&slots_);
-  LeaveToMpi(&swapped_);
+  if (ended_) LeaveToMpi();
+}
+
+void Exchange::LeaveToMpi() {
+  static std::mutex mutex;
+  static LeftToMpi* last = nullptr;
+  left_to_mpi_->slots.swap(slots_);
+  left_to_mpi_->swapped.swap(swapped_);
+  const std::lock_guard lock(mutex);
+  left_to_mpi_->before = last;
+  last = left_to_mpi_.release();
 }
 
 Exchange::Slot& Exchange::SlotOf(int bucket) {

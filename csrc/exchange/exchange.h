@@ -48,7 +48,8 @@ class Exchange {
   Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on, Nodes nodes = {},
            bool checks = false);
 
-  /// Ends what is in flight, on all ranks.
+  /// Amid a step, whose memory has to be there: ends the exchange on all ranks, and leaves the
+  /// memory alone.
   ~Exchange();
 
   int Rank() const { return comm_->Rank(); }
@@ -169,6 +170,8 @@ class Exchange {
     std::shared_ptr<const Mark> ready, written;
   };
 
+  struct LeftToMpi;
+
   Slot& SlotOf(int bucket);
   bool AnyIs(State state) const;
   void Reach(State state, Slot* slot);
@@ -189,6 +192,7 @@ class Exchange {
   void End(const Error& error, const char* reason) noexcept;
   bool HasEnded() const;
   void PutBackAll();
+  void LeaveToMpi();
   void CheckBy(void (Communicator::*check)());
   [[noreturn]] void ThrowEnded();
 
@@ -208,6 +212,7 @@ class Exchange {
   std::vector<Buffer> swapped_;
   std::optional<Error> ended_;
   bool put_back_ = false;
+  std::unique_ptr<LeftToMpi> left_to_mpi_;
 
   std::unique_ptr<Worker> exchanger_;
   std::unique_ptr<Worker> selector_;  // none so far: the caller selects

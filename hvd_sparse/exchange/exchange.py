@@ -27,7 +27,8 @@ class Exchange(Pings):
     """The buckets of one optimizer, exchanged in one order over a communicator of their own.
 
     Each bucket is started once per step, in the same order on all ranks; then all are waited for,
-    and `commit` ends the step. Memory passed to `start` must live until `wait` has returned.
+    and `commit` ends the step. Memory passed to `start` must live until then. Closing the exchange
+    amid a step ends it on all ranks, and gives the residuals back what was taken from them.
 
     An error other than `NonFiniteGradientError` ends the exchange, on every rank, for good.
 

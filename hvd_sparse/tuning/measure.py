@@ -269,9 +269,11 @@ class _Bucket:
 
     def seconds(self) -> _Seconds:
         """Some steps."""
-        self._step()
-        steps = [self._step() for _ in range(_REPETITIONS)]
-        self._exchange.close()
+        try:
+            self._step()
+            steps = [self._step() for _ in range(_REPETITIONS)]
+        finally:
+            self._exchange.close()  # while there is the memory of a step that was interrupted
         return _Seconds(*(statistics.median(column) for column in zip(*steps, strict=True)))
 
     def _step(self) -> _Seconds:

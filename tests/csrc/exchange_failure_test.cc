@@ -216,6 +216,41 @@ TEST_P(ExchangeFailure, OrderedByOneRankAfterAllArrivedLosesNothing) {
   }
 }
 
+TEST_P(ExchangeFailure, OfOneRankThatClosesAmidAStepLosesNothingOnAnyRank) {
+  for (const bool waits : {false, true}) {
+    auto world = std::make_shared<LoopbackWorld>(kRanks);
+    std::atomic<int> ready{0};
+    std::atomic<bool> closed{false};
+    OnRanks([&](int rank) {
+      std::deque<Memory> memory;
+      auto exchange = std::make_unique<Exchange>(
+          std::make_unique<LoopbackCommunicator>(world, rank), GetParam());
+      for (int bucket = 0; bucket < kBuckets; ++bucket) {
+        memory.emplace_back(10 * rank + bucket, 2000);
+        exchange->AddBucket(Memory::Spec(std::to_string(bucket), 2000, "top_k", "gtopk"));
+        exchange->Start(bucket, memory[bucket].Step());
+      }
+      if (waits) {
+        EXPECT_FALSE(EndsWhileWaiting(exchange.get()));
+        for (const Memory& bucket : memory) {
+          EXPECT_FALSE(SameBits(bucket.residual, bucket.accumulated));
+        }
+      }
+      ++ready;
+      while (ready < kRanks) std::this_thread::yield();
+      if (rank == 1) {
+        exchange.reset();
+        closed = true;
+      } else {
+        while (!closed) std::this_thread::yield();
+        EXPECT_THROW(exchange->Check(), Error);
+        exchange.reset();
+      }
+      for (const Memory& bucket : memory) ExpectNothingIsLost(bucket);
+    });
+  }
+}
+
 TEST_P(ExchangeFailure, LeavesTheBucketsToWhoeverStillSendsThem) {
   auto world = std::make_shared<LoopbackWorld>(1);
   Exchange exchange(std::make_unique<LoopbackCommunicator>(world, 0), GetParam());

@@ -220,6 +220,27 @@ TEST(OutOfMemory, WhicheverAllocationOfAnEndFailsAllRanksHearOfIt) {
   }
 }
 
+TEST(OutOfMemory, WhicheverAllocationOfAClosingFailsNothingIsLost) {
+  for (const int size : {1, 2}) {  // the bucket arrives, or waits for a rank that never comes
+    for (int allocation = 0;; ++allocation) {
+      auto world = std::make_shared<LoopbackWorld>(size);
+      Memory memory(1);
+      auto exchange = std::make_unique<Exchange>(std::make_unique<LoopbackCommunicator>(world, 0),
+                                                 SelectOn::kCaller);
+      exchange->AddBucket(Memory::Spec("0", {"top_k", "gtopk", {}}));
+      exchange->Start(0, memory.Step());
+      if (size == 1) EXPECT_FALSE(EndsWhileWaiting(exchange.get(), 1));
+      EXPECT_FALSE(SameBits(memory.residual, memory.given));
+      FailAllocation(allocation);
+      exchange.reset();
+      const bool any = StopFailingAllocations();
+      EXPECT_THROW(world->Check(), Error);
+      EXPECT_TRUE(SameBits(memory.residual, memory.given)) << allocation;
+      if (!any || testing::Test::HasFailure()) break;
+    }
+  }
+}
+
 TEST(Commit, TakesNoMemory) {
   auto world = std::make_shared<LoopbackWorld>(kRanks);
   std::vector<std::thread> threads;

@@ -1,9 +1,11 @@
-"""Who is told of the end of an exchange, and what then is known to have been told."""
+"""Who is told of the end of an exchange, what then is known to have been told, and what is left."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from hvd_sparse import _core
 from hvd_sparse.errors import (
     ExchangeFailedError,
     ExchangeTimeoutError,
@@ -15,7 +17,10 @@ from hvd_sparse.errors import (
     RanksDisagreeError,
 )
 from hvd_sparse.exchange.core_handle import CoreHandle
+from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.ranks import lifecycle
+from hvd_sparse.sparsifiers import TopK
 
 
 class Core:
@@ -56,3 +61,35 @@ def test_an_end_that_is_raised_is_acknowledged(monkeypatch, kind, told, noted):
         handle.check()
     assert (core.acknowledged, heard) == (told, noted)
     handle.close()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_closing_amid_a_step_gives_back_what_was_taken(waits):
+    gradient = np.arange(1, 101, dtype=np.float32)
+    residual, states = np.ones(100, np.float32), np.zeros((1, 4), np.float32)
+    expected = residual + gradient
+    world = _core.LoopbackWorld(1)
+    exchange = Exchange.over_loopback(world, 0)
+    bucket = exchange.add_bucket(
+        "a",
+        numels=[100],
+        segments=[100],
+        capacity_ks=[10],
+        sparsifier=TopK(),
+        collective="gtopk",
+    )
+    handle = exchange.start(
+        bucket,
+        [Buffer.of(gradient)],
+        residual=Buffer.of(residual),
+        states=Buffer.of(states),
+        ks=[10],
+        decays=[1.0],
+    )
+    if waits:
+        exchange.wait(handle)
+    assert np.count_nonzero(residual) == 90
+    exchange.close()
+    assert np.array_equal(residual, expected)
+    with pytest.raises(ExchangeFailedError, match="closed while gradients were in flight"):
+        Exchange.over_loopback(world, 0).check()
