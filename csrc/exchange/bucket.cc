@@ -17,6 +17,7 @@ Bucket::Bucket(int id, BucketSpec spec, NodePlace place)
       collective_(FindCollective(spec_.collective)) {
   CheckSpec(spec_);
   pieces_ = Cut(spec_);
+  for (const std::vector<Piece>& segment : pieces_) feedback_.reserve(segment.size());
   const auto segments_in = [&](Range range) {
     return Segments(spec_.segment_numels, spec_.max_ks, range, *sparsifier_);
   };
@@ -51,24 +52,25 @@ std::vector<std::vector<Bucket::Piece>> Bucket::Cut(const BucketSpec& spec) {
   return pieces;
 }
 
-void Bucket::FeedbackOf(std::size_t segment, Span<float> residual,
-                        std::vector<Feedback>* to) const {
+/// What joins the residual of a segment; valid until the next call. Takes no memory.
+Span<const Feedback> Bucket::FeedbackOf(std::size_t segment, Span<float> residual) {
+  feedback_.clear();
   std::int64_t begin = 0;
   for (const Piece& piece : pieces_[segment]) {
-    to->push_back({inflow_[piece.gradient].Sub(piece.begin, piece.size),
-                   launch_.decays[piece.gradient], inflow_scale_, residual.Sub(begin, piece.size)});
+    feedback_.push_back({inflow_[piece.gradient].Sub(piece.begin, piece.size),
+                         launch_.decays[piece.gradient], inflow_scale_,
+                         residual.Sub(begin, piece.size)});
     begin += piece.size;
   }
+  return feedback_;
 }
 
 /// Error feedback alone. Returns how many entries of the gradients were not finite.
-std::int64_t Bucket::Accumulate(const Kernels& kernels) const {
+std::int64_t Bucket::Accumulate(const Kernels& kernels) {
   std::int64_t not_finite = 0, offset = 0;
-  std::vector<Feedback> feedback;
   for (std::size_t s = 0; s < spec_.segment_numels.size(); offset += spec_.segment_numels[s++]) {
-    feedback.clear();
-    FeedbackOf(s, launch_.residual.Sub(offset, spec_.segment_numels[s]), &feedback);
-    for (const Feedback& part : feedback) not_finite += kernels.Accumulate(part);
+    const Span<float> residual = launch_.residual.Sub(offset, spec_.segment_numels[s]);
+    for (const Feedback& part : FeedbackOf(s, residual)) not_finite += kernels.Accumulate(part);
   }
   return not_finite;
 }
@@ -108,8 +110,7 @@ void Bucket::Begin(Launch launch) {
     if (spec_.segment_numels[s] > 0) stats_.asked += launch_.ks[s];
   }
   rounded_.clear();
-  masked_.Reset(0);
-  masked_.Finish(0);
+  is_masked_ = false;
   is_given_ = false;
 }
 
@@ -117,12 +118,14 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
   Begin(std::move(launch));
   stats_.select_begin = SteadySeconds();
 
-  // Error feedback. The residual is the bucket's fusion buffer too: adding is packing.
+  // Error feedback. The residual is the bucket's fusion buffer too: adding is packing. Once the
+  // velocity has moved it has to join the residual: what takes memory in between comes first.
   inflow_ = launch_.gradients;
   inflow_scale_ = launch_.scale;
+  if (node_ == nullptr) selected_.Reset(segments_.room());
   std::int64_t not_finite = launch_.velocity.data == nullptr ? 0 : JoinVelocity(kernels);
   if (node_ == nullptr) {
-    const auto gradients_of = [this](auto... arguments) { FeedbackOf(arguments...); };
+    const auto gradients_of = [this](auto... arguments) { return FeedbackOf(arguments...); };
     not_finite += segments_.Select(*sparsifier_, gradients_of, launch_.ks, launch_.states,
                                    launch_.residual, kernels, &selected_);
     try {
@@ -266,7 +269,7 @@ void Bucket::Scatter(Range range, Span<float> residual, int owners, const Kernel
 
 void Bucket::PutBack(const Kernels& kernels) {
   if (is_given_) return device_step_->PutBack();
-  kernels.PutBack(masked_, 0, masked_.count(), launch_.velocity);
+  if (is_masked_) kernels.PutBack(masked_, 0, masked_.count(), launch_.velocity);
   if (node_ != nullptr) return;  // nothing has left the residual
   kernels.Restore(rounded_, launch_.residual);
   rounded_.clear();
@@ -284,6 +287,7 @@ void Bucket::MaskVelocity(const Kernels& kernels) {
   masked_.Reset(leaving.count());
   kernels.TakeAt(launch_.velocity, {leaving.indices(), leaving.count()}, 0, 0, &masked_);
   masked_.Finish(leaving.count());
+  is_masked_ = true;
   if (node_ == nullptr && settled_) kernels.Settle(masked_, reduced_, launch_.velocity);
 }
 

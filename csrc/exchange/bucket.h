@@ -69,7 +69,8 @@ class Bucket {
   void Validate(const Launch& launch) const { CheckLaunch(spec_, launch); }
 
   /// Adds the gradients to the residual and moves what is selected from there to a block; the
-  /// gradients are free afterwards.
+  /// gradients are free afterwards. Where it throws, all gradients have been added, and nothing is
+  /// selected; or nothing has happened.
   void Select(Launch launch, int rank, const Kernels& kernels);
 
   /// Exchanges the selection, puts back what was not delivered, takes the velocity of what was, and
@@ -120,8 +121,8 @@ class Bucket {
 
   static std::vector<std::vector<Piece>> Cut(const BucketSpec& spec);
   void Begin(Launch launch);
-  void FeedbackOf(std::size_t segment, Span<float> residual, std::vector<Feedback>* to) const;
-  std::int64_t Accumulate(const Kernels& kernels) const;
+  Span<const Feedback> FeedbackOf(std::size_t segment, Span<float> residual);
+  std::int64_t Accumulate(const Kernels& kernels);
   std::int64_t JoinVelocity(const Kernels& kernels);
   void MaskVelocity(const Kernels& kernels);
 
@@ -147,10 +148,12 @@ class Bucket {
   Launch launch_;
   std::vector<GradView> inflow_;  // what joins the residual: the gradients, or the velocity
   float inflow_scale_ = 1;
+  std::vector<Feedback> feedback_;  // of a segment, with room for that of any
   std::int32_t bad_rank_ = kNoRank;
   SparseBlock selected_, reduced_;
-  SparseBlock masked_;    // velocities of what was selected, until the step has ended
-  bool settled_ = false;  // whether entries that were selected may have stayed
+  bool settled_ = false;    // whether entries that were selected may have stayed
+  SparseBlock masked_;      // velocities of what was selected, until the step has ended
+  bool is_masked_ = false;  // whether they have been taken
   std::unique_ptr<DeviceReduce> device_reduce_;  // in place of the collective, where there is one
   std::unique_ptr<DeviceStep> device_step_;      // in place of all, where there is one
   bool is_given_ = false;                        // of this step, whether that one has its entries

@@ -29,19 +29,23 @@ std::int64_t Segments::Select(const Sparsifier& sparsifier, const GradientsOf& g
                               Span<float> residual, const Kernels& kernels,
                               SparseBlock* out) const {
   out->Reset(room_);
+  const auto residual_of = [&](const Part& part) { return residual.Sub(part.begin, part.numel); };
+  const auto feedback_of = [&](const Part& part) {
+    return gradients_of ? gradients_of(part.segment, residual_of(part)) : Span<const Feedback>();
+  };
   std::int64_t filled = 0, not_finite = 0;
-  std::vector<Feedback> feedback;
-  for (const Part& part : parts_) {
-    const std::int64_t k = part.Share(ks[part.segment]);
-    const Span<float> own = residual.Sub(part.begin, part.numel);
-    feedback.clear();
-    if (gradients_of) gradients_of(part.segment, own, &feedback);
-    Selection selection(feedback, own, static_cast<Index>(part.begin), filled,
-                        sparsifier.Room(k, part.numel), kernels, out);
+  for (auto part = parts_.begin(); part != parts_.end(); ++part) {
+    const std::int64_t k = part->Share(ks[part->segment]);
+    Selection selection(feedback_of(*part), residual_of(*part), static_cast<Index>(part->begin),
+                        filled, sparsifier.Room(k, part->numel), kernels, out);
     try {
-      sparsifier.Select(k, &states[static_cast<std::int64_t>(part.segment)], &selection);
+      sparsifier.Select(k, &states[static_cast<std::int64_t>(part->segment)], &selection);
     } catch (...) {  // out of memory
       kernels.PutBack(*out, 0, filled + selection.taken(), residual);
+      selection.Dense();
+      while (++part != parts_.end()) {
+        for (const Feedback& one : feedback_of(*part)) kernels.Accumulate(one);
+      }
       throw;
     }
     filled += selection.taken();

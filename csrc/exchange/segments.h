@@ -22,9 +22,10 @@ struct Range {
 
 class Segments {
  public:
-  /// Appends the gradients that join a segment, given its residual, to an empty list.
+  /// The gradients that join a segment, given its residual; valid until the next call. Does not
+  /// fail.
   using GradientsOf =
-      std::function<void(std::size_t segment, Span<float> residual, std::vector<Feedback>* to)>;
+      std::function<Span<const Feedback>(std::size_t segment, Span<float> residual)>;
 
   Segments() = default;
 
@@ -33,8 +34,9 @@ class Segments {
   Segments(const std::vector<std::int64_t>& numels, const std::vector<std::int64_t>& max_ks,
            Range range, const Sparsifier& sparsifier);
 
-  /// The most entries that Select leaves in a block.
+  /// The most entries that Select leaves in a block, and that it writes there meanwhile.
   std::int64_t capacity() const { return capacity_; }
+  std::int64_t room() const { return room_; }
 
   /// Entries that all parts together are asked for, given the k of every whole segment.
   std::int64_t Asked(const std::vector<std::int64_t>& ks) const;
@@ -42,6 +44,8 @@ class Segments {
   /// Moves about as many entries of the range's residual to `out`, which it resets and finishes;
   /// positions count from the begin of the range. The gradients join the residual, where there are
   /// any; returns how many of their entries were not finite. `states`: one for every whole segment.
+  /// Where it throws, for want of memory, that has happened to all gradients, and nothing is taken;
+  /// or nothing has happened, where `out` had no room and did not get it.
   std::int64_t Select(const Sparsifier& sparsifier, const GradientsOf& gradients_of,
                       const std::vector<std::int64_t>& ks, Span<SelectionState> states,
                       Span<float> residual, const Kernels& kernels, SparseBlock* out) const;

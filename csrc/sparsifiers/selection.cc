@@ -12,13 +12,12 @@ Selection::Selection(Span<const Feedback> feedback, Span<float> residual, Index 
       room_(room),
       kernels_(kernels),
       out_(out),
-      end_(filled),
-      accumulated_(feedback.size == 0) {}
+      end_(filled) {}
 
 Span<const float> Selection::Sample(std::int64_t count, std::uint64_t seed) const {
   thread_local std::vector<float> sample;
   sample.clear();
-  if (accumulated_) {
+  if (HasAccumulated()) {
     kernels_.Sample({{}, 1, 1, residual_}, count, seed, &sample);
     return sample;
   }
@@ -37,16 +36,16 @@ std::int64_t Selection::TakeAbove(float threshold) {
     end_ += tally.taken;
     not_finite_ += tally.not_finite;
   };
-  if (accumulated_) {
+  if (HasAccumulated()) {
     note(kernels_.TakeAbove(residual_, threshold, offset_, end_, begin_ + room_, out_));
     return above;
   }
   Index offset = offset_;
   for (const Feedback& part : feedback_) {
     note(kernels_.AccumulateAndTake(part, threshold, offset, end_, begin_ + room_, out_));
+    ++joined_;
     offset += static_cast<Index>(part.residual.size);
   }
-  accumulated_ = true;
   return above;
 }
 
@@ -74,9 +73,9 @@ void Selection::PutBack() {
 }
 
 Span<const float> Selection::Dense() {
-  if (!accumulated_) {
-    for (const Feedback& part : feedback_) not_finite_ += kernels_.Accumulate(part);
-    accumulated_ = true;
+  while (!HasAccumulated()) {
+    not_finite_ += kernels_.Accumulate(feedback_[joined_]);
+    ++joined_;
   }
   return residual_;
 }

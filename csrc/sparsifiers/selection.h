@@ -59,10 +59,12 @@ class Selection {
   /// Puts back all that was taken.
   void PutBack();
 
-  /// Error feedback, unless it is done; then the residual, less what has been taken.
+  /// Error feedback, of as much as it is not done of; then the residual, less what has been taken.
   Span<const float> Dense();
 
  private:
+  bool HasAccumulated() const { return joined_ == feedback_.size; }
+
   const Span<const Feedback> feedback_;
   const Span<float> residual_;
   const Index offset_;
@@ -72,7 +74,7 @@ class Selection {
 
   std::int64_t end_;  // of the entries taken
   std::int64_t not_finite_ = 0;
-  bool accumulated_;
+  std::int64_t joined_ = 0;  // gradients of which error feedback is done
 };
 
 }  // namespace hvd_sparse

@@ -28,52 +28,58 @@ constexpr std::int64_t kNumel = 600;
 struct Kind {
   std::string sparsifier, collective;
   WireFormat wire;
+  float momentum = 0;  // 0: there is no velocity
 };
 
-/// A bucket on a rank; its residual is empty at first.
+/// A bucket of two gradients and two segments on a rank; its residual, and its velocity, are empty
+/// at first.
 class Memory {
  public:
-  explicit Memory(int seed) {
+  explicit Memory(int seed, float momentum = 0) : momentum_(momentum) {
     std::mt19937 random(seed);
     std::normal_distribution<float> gaussian;
     for (std::int64_t i = 0; i < kNumel; ++i) given.push_back(gaussian(random));
     gradient_ = given;
+    if (momentum > 0) velocity.assign(kNumel, 0.0f);
   }
 
   static BucketSpec Spec(const std::string& name, const Kind& kind) {
     SparsifierOptions options;
     if (kind.sparsifier == "hard_threshold") options = {{"threshold", 1.0}};
-    BucketSpec spec{name,    {kNumel},       {kNumel / 2, kNumel / 2}, {40, 40}, kind.sparsifier,
-                    options, kind.collective};
+    BucketSpec spec{name,           {kFirst, kNumel - kFirst}, {kNumel / 2, kNumel / 2},
+                    {40, 40},       kind.sparsifier,           options,
+                    kind.collective};
     spec.wire = kind.wire;
     return spec;
   }
 
   Launch Step() {
     Launch launch;
-    launch.gradients = {{gradient_.data(), kNumel, DType::kFloat32}};
+    launch.gradients = {{gradient_.data(), kFirst, DType::kFloat32},
+                        {gradient_.data() + kFirst, kNumel - kFirst, DType::kFloat32}};
     launch.residual = residual;
+    launch.velocity = velocity;
+    launch.momentum = momentum_;
     launch.states = states_;
     launch.ks = {40, 40};
-    launch.decays = {1.0f};
+    launch.decays = {1.0f, 1.0f};
     return launch;
   }
 
-  /// Whether each segment's residual holds its whole gradient, or what it held before.
+  /// Whether error feedback is done, all of it, or not even begun.
   bool LostNothing(bool all_accumulated) const {
-    for (std::int64_t begin = 0; begin < kNumel; begin += kNumel / 2) {
-      const auto part = [begin](const std::vector<float>& whole) {
-        return std::vector<float>(whole.begin() + begin, whole.begin() + begin + kNumel / 2);
-      };
-      const bool untouched = SameBits(part(residual), std::vector<float>(kNumel / 2, 0.0f));
-      if (!SameBits(part(residual), part(given)) && (all_accumulated || !untouched)) return false;
-    }
-    return true;
+    const auto is = [this](const std::vector<float>& what) {
+      return SameBits(residual, what) && (velocity.empty() || SameBits(velocity, what));
+    };
+    return is(given) || (!all_accumulated && is(std::vector<float>(kNumel, 0.0f)));
   }
 
-  std::vector<float> given, residual = std::vector<float>(kNumel, 0.0f);
+  std::vector<float> given, velocity, residual = std::vector<float>(kNumel, 0.0f);
 
  private:
+  static constexpr std::int64_t kFirst = kNumel / 3;
+
+  const float momentum_;
   std::vector<float> gradient_;
   std::vector<SelectionState> states_ = std::vector<SelectionState>(2);
 };
@@ -128,7 +134,7 @@ bool FailsAt(int allocation, Where where, const Kind& kind) {
                       SelectOn::kCaller, Nodes::Of(kRanks, 1));
     std::deque<Memory> memory;
     for (int bucket = 0; bucket < kBuckets; ++bucket) {
-      memory.emplace_back(10 * rank + bucket);
+      memory.emplace_back(10 * rank + bucket, kind.momentum);
       exchange.AddBucket(Memory::Spec(std::to_string(bucket), kind));
     }
     std::deque<Launch> launches;
@@ -158,8 +164,8 @@ bool FailsAt(int allocation, Where where, const Kind& kind) {
     if (error.empty()) return;  // it had all it needed before the victim failed, if any did
     EXPECT_TRUE(EndsWhileWaiting(&exchange, started));
     for (int bucket = 0; bucket < kBuckets; ++bucket) {
-      // Where selecting failed, or the exchange ended before, a gradient may not have joined the
-      // residual; it is where it was.
+      // Where selecting could not begin, or the exchange had ended before, gradients are where they
+      // were.
       const bool accumulated = exchange.Stats(bucket).select_end > 0;
       EXPECT_TRUE(memory[static_cast<std::size_t>(bucket)].LostNothing(accumulated))
           << "bucket " << bucket << " of rank " << rank << ", " << error;
@@ -176,12 +182,14 @@ class OutOfMemory : public testing::TestWithParam<Where> {};
 TEST_P(OutOfMemory, InAnyAllocationOfAStepLosesNothing) {
   for (const std::string& sparsifier : SparsifierNames()) {
     for (const std::string& collective : CollectiveNames()) {
-      for (const WireFormat wire : {WireFormat{}, WireFormat{true, DType::kFloat16}}) {
-        SCOPED_TRACE(testing::Message() << sparsifier << ", " << collective << ", " << wire.packed);
+      const Kind kinds[] = {{sparsifier, collective, {}},
+                            {sparsifier, collective, {}, 0.5f},
+                            {sparsifier, collective, {true, DType::kFloat16}}};
+      for (const Kind& kind : kinds) {
+        SCOPED_TRACE(testing::Message() << sparsifier << ", " << collective << ", "
+                                        << kind.wire.packed << ", " << kind.momentum);
         int allocation = 0;
-        while (!HasFailure() && FailsAt(allocation, GetParam(), {sparsifier, collective, wire})) {
-          ++allocation;
-        }
+        while (!HasFailure() && FailsAt(allocation, GetParam(), kind)) ++allocation;
         EXPECT_GE(allocation, 2);
       }
     }
@@ -193,7 +201,7 @@ TEST(OutOfMemory, OnTheThreadThatSelectsLosesNothing) {
     FailAllocationOfNewThreads(allocation);
     Exchange exchange(std::make_unique<LoopbackCommunicator>(std::make_shared<LoopbackWorld>(1), 0),
                       SelectOn::kEngine);
-    Memory memory(1);
+    Memory memory(1, 0.5f);
     exchange.AddBucket(Memory::Spec("0", {"top_k", "gtopk", {}}));
     exchange.Start(0, memory.Step());
     const bool ended = EndsWhileWaiting(&exchange, 1);
@@ -229,7 +237,9 @@ TEST(OutOfMemory, WhicheverAllocationOfAClosingFailsNothingIsLost) {
                                                  SelectOn::kCaller);
       exchange->AddBucket(Memory::Spec("0", {"top_k", "gtopk", {}}));
       exchange->Start(0, memory.Step());
-      if (size == 1) EXPECT_FALSE(EndsWhileWaiting(exchange.get(), 1));
+      if (size == 1) {
+        EXPECT_FALSE(EndsWhileWaiting(exchange.get(), 1));
+      }
       EXPECT_FALSE(SameBits(memory.residual, memory.given));
       FailAllocation(allocation);
       exchange.reset();
@@ -247,21 +257,17 @@ TEST(Commit, TakesNoMemory) {
   for (int rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&world, rank] {
       Exchange exchange(std::make_unique<LoopbackCommunicator>(world, rank), SelectOn::kCaller);
-      Memory memory(rank);
-      std::vector<float> velocity(kNumel, 0.0f);
+      Memory memory(rank, 0.5f);
       exchange.AddBucket(Memory::Spec("0", {"top_k", "gtopk", {}}));
-      Launch launch = memory.Step();
-      launch.velocity = velocity;
-      launch.momentum = 0.5f;
-      exchange.Start(0, std::move(launch));
+      exchange.Start(0, memory.Step());
       while (!exchange.Wait(0, 1.0)) {
       }
       FailAllocation(0);
       EXPECT_NO_THROW(exchange.Commit(""));
       EXPECT_FALSE(StopFailingAllocations());
       // What was delivered has left the velocity, and the residual, alike.
-      EXPECT_TRUE(SameBits(velocity, memory.residual));
-      EXPECT_FALSE(SameBits(velocity, memory.given));
+      EXPECT_TRUE(SameBits(memory.velocity, memory.residual));
+      EXPECT_FALSE(SameBits(memory.velocity, memory.given));
     });
   }
   for (std::thread& thread : threads) thread.join();
