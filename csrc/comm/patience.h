@@ -12,6 +12,9 @@
 
 namespace hvd_sparse {
 
+/// Seconds after which whoever is woken by what he waits for looks whether it can still come.
+constexpr double kWaitSlice = 1.0;
+
 /// Seconds to wait for a peer that is alive.
 struct WaitLimits {
   double warn_seconds = 60;    ///< then say so, and go on waiting; 0: never

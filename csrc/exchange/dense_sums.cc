@@ -12,11 +12,6 @@
 #include "csrc/kernels/cpu_finite.h"
 
 namespace hvd_sparse {
-namespace {
-
-constexpr double kWaitSlice = 1.0;  // seconds
-
-}  // namespace
 
 DenseSums::DenseSums(std::function<void()> check) : check_(std::move(check)) {}
 

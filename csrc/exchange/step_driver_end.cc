@@ -7,11 +7,6 @@
 #include "csrc/exchange/step_driver.h"
 
 namespace hvd_sparse {
-namespace {
-
-constexpr double kWaitSlice = 1.0;  // seconds
-
-}  // namespace
 
 /// Waits for all buckets that were started.
 void StepDriver::WatchStarted() {
