@@ -66,6 +66,7 @@ std::int64_t StepDriver::Room() const {
 }
 
 bool StepDriver::Begin(const StepMemory& memory) {
+  RequireOpen();
   {
     const std::lock_guard lock(mutex_);
     CheckMemory(memory, layout_, rules_);
@@ -84,6 +85,17 @@ bool StepDriver::Begin(const StepMemory& memory) {
   constexpr char reason[] = "a step was begun before the last one had ended";
   Cancel(reason);
   Throw(ErrorKind::kExchangeFailed, reason);
+}
+
+/// What has ended the exchange between two steps is told before the next one has begun: no op of
+/// that waits for other ranks yet, but those that form sums, perhaps.
+void StepDriver::RequireOpen() {
+  try {
+    exchange_->Check();
+  } catch (...) {
+    if (layout_.Passing() == 0 && !rules_.others) exchange_->Acknowledge();
+    throw;
+  }
 }
 
 bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done done,

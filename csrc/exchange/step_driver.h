@@ -56,7 +56,8 @@ class StepDriver {
  public:
   using Done = StepPieces::Done;
 
-  /// Called on the driver's thread. What they throw ends the exchange, and so the step.
+  /// Called on the driver's thread. What they throw ends the exchange: the first one before the
+  /// step counts, the others when it does, so that it is the next one that fails.
   struct Hooks {
     std::function<void()> exchanged;  ///< all buckets were; nobody knows yet
     /// Of a step that counts and was to be measured, all buckets that did not pass. Called before
@@ -90,7 +91,8 @@ class StepDriver {
   std::int64_t Room() const;
 
   /// The memory of this step; valid until End, or until no `done` is to be called any more. Returns
-  /// whether it matters that the sums that others form are finite, on all ranks alike.
+  /// whether it matters that the sums that others form are finite, on all ranks alike. Throws what
+  /// has ended the exchange.
   bool Begin(const StepMemory& memory);
 
   /// Hands over a piece. Starts its bucket, and others that waited for it, on this thread. `origin`
@@ -137,6 +139,7 @@ class StepDriver {
 
  private:
   // step_driver.cc: pieces come, and buckets start.
+  void RequireOpen();
   void Drain() noexcept;
   bool HasAllOf(std::size_t bucket) const;
   void Start(std::size_t bucket);
@@ -148,6 +151,8 @@ class StepDriver {
   void Finish();
   void WaitForSums();
   std::exception_ptr Commit();
+  template <typename Work>
+  void Afterwards(const Work& work) noexcept;
   std::exception_ptr Refuse(const Error& error);
   Done TakeEnding();
   void TellEnd(const Done& done);

@@ -95,11 +95,24 @@ std::exception_ptr StepDriver::Commit() {
   try {
     if (hooks_.exchanged) hooks_.exchanged();
     exchange_->Commit(sums_.Problem());
-    if (!sampler_.empty() && hooks_.measured) hooks_.measured(sampler_.Complete());
-    return nullptr;
   } catch (...) {
     const Error error = EndByCaught("the end of a step");
     return error.kind() == ErrorKind::kNonFinite ? Refuse(error) : std::make_exception_ptr(error);
+  }
+  Afterwards([this] {
+    if (!sampler_.empty() && hooks_.measured) hooks_.measured(sampler_.Complete());
+  });
+  return nullptr;
+}
+
+/// What comes after a step that counts, and cannot take it back: the residuals have given away what
+/// others apply. What it throws ends the exchange, as the next step is told.
+template <typename Work>
+void StepDriver::Afterwards(const Work& work) noexcept {
+  try {
+    work();
+  } catch (...) {
+    EndByCaught("the end of a step");
   }
 }
 
@@ -152,7 +165,6 @@ void StepDriver::EndStep() {
   const bool exchanges = layout_.Exchanges();
   if (!exchanges && !sums_.finite()) passage_.Refuse();
   bool counts = false;
-  StepEnd ended;
   kernels_.Follow(nullptr);
   {
     const std::lock_guard lock(mutex_);
@@ -160,12 +172,17 @@ void StepDriver::EndStep() {
     begun_ = false;
     memory_ = {};
     if (!exchanges) ++steps_;
-    ended = timer_.End();
   }
+  std::optional<StepEnd> ended;
+  Afterwards([&] {
+    const std::lock_guard lock(mutex_);
+    ended = timer_.End();
+  });
   if (!counts && !exchanges && rules_.non_finite == NonFinite::kRefuse) {
     exchange_->Commit(sums_.Problem());
   }
-  if (hooks_.step_ended) hooks_.step_ended(ended);
+  if (!ended || !hooks_.step_ended) return;
+  Afterwards([&] { hooks_.step_ended(*ended); });
 }
 
 Error StepDriver::EndBy(Error error) const {

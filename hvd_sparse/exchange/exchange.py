@@ -364,10 +364,10 @@ class Exchange(Pings):
                 left behind; whether the sums of what always travels dense will be reported; on
                 which device gradients and residual lie.
             measured: Called for each bucket of such a step, on a thread of the driver, before
-                anybody has the result. What it raises fails the step.
+                anybody has the result. What it raises ends the exchange; the step counts.
             step_ended: Called on a thread of the driver, between two steps, with seconds from the
                 first piece until each came, as the CPU sees it; and what tells the times of the
-                device, of a step that was timed. What it raises fails the step.
+                device, of a step that was timed. What it raises ends the exchange; the step counts.
         """
         rows = self.timeline
 

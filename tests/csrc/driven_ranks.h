@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <future>
@@ -60,6 +61,13 @@ struct DrivenRank {
   void Begin() {
     room.assign(static_cast<std::size_t>(driver->Room()), 0.0f);
     driver->Begin({residual, states, 1, velocity, {}, room});
+  }
+
+  /// The same, and waits until all ranks have begun: whichever ends the step ends it amid that.
+  void BeginTogether(int ranks, std::atomic<int>* begun) {
+    Begin();
+    ++*begun;
+    while (*begun < ranks) std::this_thread::yield();
   }
 
   /// Whether the piece passed, or else when it is there.

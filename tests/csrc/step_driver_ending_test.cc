@@ -75,8 +75,9 @@ struct ShortPatience {
 
 TEST(StepDriver, SumsThatNeverComeAreGivenUpOnAllRanks) {
   const ShortPatience impatient;
-  OnRanks(2, {2, -2}, [](DrivenRank& rank) {
-    rank.Begin();
+  std::atomic<int> begun{0};
+  OnRanks(2, {2, -2}, [&begun](DrivenRank& rank) {
+    rank.BeginTogether(2, &begun);
     std::vector<std::future<void>> done;
     for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
     for (const int piece : {2, 3}) rank.Hand(piece);
@@ -134,6 +135,38 @@ TEST(StepDriver, ALackOfMemoryEndsTheStepOnAllRanks) {
       });
     }
     for (auto& thread : threads) thread.join();
+  }
+}
+
+TEST(StepDriver, AStepThatCountsIsHandedOutAndWhatItsHooksThrowEndsTheNextOne) {
+  const auto fail = [] { Throw(ErrorKind::kExchangeFailed, "the hook has failed"); };
+  StepDriver::Hooks measuring, ending;
+  measuring.measured = [&](const std::vector<StepSample>&) { fail(); };
+  ending.step_ended = [&](const StepEnd&) { fail(); };
+  StepRules rules;
+  rules.measure_every = 1;
+  for (const StepDriver::Hooks& hooks : {measuring, ending}) {
+    auto world = std::make_shared<LoopbackWorld>(1);
+    DrivenRank rank(world, 0, {2, -2}, hooks, rules);
+    rank.driver->GoOnAfter(1);
+    rank.Begin();
+    std::future<void> first = rank.Launch(0), second = rank.Launch(1);
+    for (const int piece : {2, 3}) {
+      rank.Hand(piece);
+      rank.Sum(piece);
+    }
+    EXPECT_NO_THROW(first.get());
+    EXPECT_NO_THROW(second.get());
+    EXPECT_NO_THROW(rank.End());
+    double applied = 0;
+    for (const int piece : {0, 1}) {
+      for (const float value : rank.Gradient(piece)) applied += value;
+    }
+    EXPECT_EQ(applied + rank.Owed(), 2 * kNumel);
+    EXPECT_GT(applied, 0);
+
+    const Error error = Thrown([&] { rank.Begin(); });
+    EXPECT_TRUE(Says(error, "the hook has failed")) << error.what();
   }
 }
 

@@ -65,6 +65,13 @@ class WaitingRank {
     return sum;
   }
 
+  /// What a piece's gradient was handed out with.
+  double Applied(int piece) {
+    double sum = 0;
+    for (const float value : rank.Gradient(piece)) sum += value;
+    return sum;
+  }
+
   const std::shared_ptr<LoopbackWorld> world;
   DrivenRank rank;
   std::vector<Waiting> waiting{kPieces};
@@ -107,7 +114,7 @@ TEST(StepDriver, WhicheverAllocationOfALaunchFailsEveryPieceIsToldOnceAndNothing
   }
 }
 
-TEST(StepDriver, WhicheverAllocationOfAnEndFailsItIsToldOnce) {
+TEST(StepDriver, WhicheverAllocationOfAnEndFailsItIsToldOnceThatTheStepCounts) {
   for (const bool hooked : {false, true}) {
     for (int allocation = 0;; ++allocation) {
       StepDriver::Hooks hooks;
@@ -122,8 +129,9 @@ TEST(StepDriver, WhicheverAllocationOfAnEndFailsItIsToldOnce) {
       const bool any = StopFailingAllocations();
       one.rank.driver.reset();
       ASSERT_EQ(ending.told, 1);
-      EXPECT_EQ(ending.failed, any);
+      EXPECT_FALSE(ending.failed);  // the step counts: its residuals have gone with the sums
       if (!any) break;
+      EXPECT_THROW(one.world->Check(), Error);
     }
   }
 }
@@ -133,7 +141,7 @@ enum class Step { kCounts, kIsRefused, kIsLost };
 
 class OnTheDriversThread : public testing::TestWithParam<Step> {};
 
-TEST_P(OnTheDriversThread, WhicheverAllocationFailsEveryPieceIsToldOnce) {
+TEST_P(OnTheDriversThread, WhicheverAllocationFailsEveryPieceIsToldOnceAndNothingIsLost) {
   for (int allocation = 0;; ++allocation) {
     bool any = false;
     StepDriver::Hooks hooks;
@@ -156,10 +164,20 @@ TEST_P(OnTheDriversThread, WhicheverAllocationFailsEveryPieceIsToldOnce) {
     }
     for (const int piece : {0, 1, 2}) one.waiting[static_cast<std::size_t>(piece)].Wait();
     one.rank.driver.reset();
+    const bool failed = one.waiting[0].failed;
     for (const int piece : {0, 1, 2}) {
       EXPECT_EQ(one.waiting[static_cast<std::size_t>(piece)].told, 1);
+      EXPECT_EQ(one.waiting[static_cast<std::size_t>(piece)].failed, failed);
+      const int finite = GetParam() == Step::kIsRefused && piece == 1 ? kNumel - 1 : kNumel;
+      EXPECT_EQ(one.Owed(piece) + (failed ? 0 : one.Applied(piece)), finite)
+          << "piece " << piece << ", allocation " << allocation;
     }
-    EXPECT_EQ(one.waiting[0].failed, any || GetParam() != Step::kCounts) << allocation;
+    EXPECT_TRUE(failed || GetParam() == Step::kCounts);
+    if (any && GetParam() == Step::kCounts) {
+      EXPECT_THROW(one.world->Check(), Error);
+    } else {  // where a step is refused, its reason may be cut short
+      EXPECT_EQ(failed, GetParam() != Step::kCounts);
+    }
     if (!any || HasFailure()) return;
   }
 }

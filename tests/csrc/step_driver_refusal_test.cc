@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <future>
 #include <limits>
@@ -141,8 +142,9 @@ TEST(StepDriver, OfARefusedStepTheResidualHasDecayedAllTheSame) {
 }
 
 TEST(StepDriver, AnExchangeThatEndsEndsTheWaitForSums) {
-  OnRanks(2, {2, -2}, [](DrivenRank& rank) {
-    rank.Begin();
+  std::atomic<int> begun{0};
+  OnRanks(2, {2, -2}, [&begun](DrivenRank& rank) {
+    rank.BeginTogether(2, &begun);
     std::vector<std::future<void>> done;
     for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
     if (rank.exchange.Rank() == 0) rank.driver->Cancel("its sums will not come");
@@ -263,8 +265,9 @@ TEST(StepDriver, WhatHasNoUnitsOfSelectionMustPass) {
 }
 
 TEST(StepDriver, CancellingEndsTheStepOnAllRanks) {
-  OnRanks(3, kOneByOne, [](DrivenRank& rank) {
-    rank.Begin();
+  std::atomic<int> begun{0};
+  OnRanks(3, kOneByOne, [&begun](DrivenRank& rank) {
+    rank.BeginTogether(3, &begun);
     std::vector<std::future<void>> done;
     const int count = rank.exchange.Rank() == 0 ? 2 : kPieces;
     for (int piece = 0; piece < count; ++piece) done.push_back(rank.Launch(piece));
@@ -289,8 +292,11 @@ TEST(StepDriver, CancellingBetweenStepsChangesNothing) {
 TEST(StepDriver, APieceThatWillNotComeEndsTheExchange) {
   OnRanks(2, kOneByOne, [](DrivenRank& rank) {
     if (rank.exchange.Rank() == 0) return rank.driver->Fail("a piece was lost");
-    rank.Begin();
-    ASSERT_EQ(KindOf(rank.Launch(0)), ErrorKind::kExchangeFailed);
+    const Error error = Thrown([&] {  // perhaps as the step begins
+      rank.Begin();
+      rank.Launch(0).get();
+    });
+    ASSERT_EQ(error.kind(), ErrorKind::kExchangeFailed);
   });
 }
 
@@ -363,8 +369,9 @@ TEST(StepDriver, WhoeverHasLookedAtSumsMayTellInstead) {
 }
 
 TEST(StepDriver, ClosingAmidAStepLeavesNobodyWaiting) {
-  OnRanks(2, kOneByOne, [](DrivenRank& rank) {
-    rank.Begin();
+  std::atomic<int> begun{0};
+  OnRanks(2, kOneByOne, [&begun](DrivenRank& rank) {
+    rank.BeginTogether(2, &begun);
     std::future<void> done = rank.Launch(0);
     if (rank.exchange.Rank() == 0) rank.driver.reset();
     if (rank.exchange.Rank() == 1) {

@@ -304,15 +304,5 @@ TEST(StepDriver, AStepWithoutPiecesIsAllForward) {
                           [](double ready) { return std::isnan(ready); }));
 }
 
-TEST(StepDriver, AHookThatThrowsFailsTheStepAndEndsTheExchange) {
-  auto world = std::make_shared<LoopbackWorld>(1);
-  StepDriver::Hooks hooks;
-  hooks.step_ended = [](const StepEnd&) { Throw(ErrorKind::kExchangeFailed, "of a test"); };
-  DrivenRank rank(world, 0, {-4}, hooks);
-  rank.Begin();
-  EXPECT_THROW(rank.End(), Error);
-  EXPECT_THROW(rank.exchange.Check(), Error);
-}
-
 }  // namespace
 }  // namespace hvd_sparse

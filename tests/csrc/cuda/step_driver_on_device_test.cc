@@ -1,6 +1,7 @@
 /// Steps that an executor hands over piece by piece, with gradients on a GPU: what is applied and
 /// what stays has the bits of the same steps on the CPU.
 
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <future>
@@ -132,9 +133,12 @@ TEST_F(StepDriverOnDevice, StepsHaveTheBitsOfTheCpu) {
 }
 
 TEST_F(StepDriverOnDevice, AStepThatFailsLeavesNothingInABlock) {
-  OnRanks(2, kGpu, [](RankOn& rank) {
+  std::atomic<int> begun{0};
+  OnRanks(2, kGpu, [&begun](RankOn& rank) {
     Memory<float> first(kGpu, std::vector<float>(kFirst, 1.0f));
     rank.Begin();
+    ++begun;
+    while (begun < 2) std::this_thread::yield();
     std::future<void> done = rank.Launch(0, &first);
     if (rank.exchange.Rank() == 0) rank.driver->Cancel("a test wants it");
     EXPECT_THROW(done.get(), Error);
