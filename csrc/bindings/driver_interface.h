@@ -23,7 +23,8 @@ struct HvdSparseOrigin {
 };
 
 /// `kind`: of hvd_sparse::ErrorKind, or HVD_SPARSE_DONE. `message` lives as long as the call. What
-/// a function below would throw goes here, too; it is called exactly once unless said otherwise.
+/// a function below would throw goes here, too; it is called exactly once unless said otherwise,
+/// and throws nothing.
 typedef void (*HvdSparseDone)(void* context, int32_t kind, const char* message);
 
 enum { HVD_SPARSE_DONE = -1 };
@@ -45,8 +46,10 @@ struct HvdSparseDriver {
                     const HvdSparseBuffer* gradients, int32_t count, HvdSparseDone done,
                     void* context);
 
-  /// StepDriver::Summed, of the CPU's memory, and StepDriver::SummedAs; do not fail.
-  void (*summed)(void* driver, const HvdSparseBuffer* sums, int32_t count);
+  /// StepDriver::Summed, of the CPU's memory; `done` is called before it returns. And
+  /// StepDriver::SummedAs, which does not fail.
+  void (*summed)(void* driver, const HvdSparseBuffer* sums, int32_t count, HvdSparseDone done,
+                 void* context);
   void (*summed_as)(void* driver, int32_t finite);
 
   /// StepDriver::End.

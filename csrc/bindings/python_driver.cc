@@ -202,10 +202,17 @@ class BoundDriver {
     }
   }
 
-  static void SummedIn(void* driver, const HvdSparseBuffer* sums, std::int32_t count) {
-    std::vector<GradView> views;
-    for (std::int32_t i = 0; i < count; ++i) views.push_back(ViewOf(sums[i]));
-    static_cast<StepDriver*>(driver)->Summed(views);
+  static void SummedIn(void* driver, const HvdSparseBuffer* sums, std::int32_t count,
+                       HvdSparseDone done, void* context) {
+    auto* const to = static_cast<StepDriver*>(driver);
+    try {
+      std::vector<GradView> views;
+      for (std::int32_t i = 0; i < count; ++i) views.push_back(ViewOf(sums[i]));
+      to->Summed(views);
+      Tell(nullptr, done, context);
+    } catch (...) {
+      TellCaught(*to, done, context);
+    }
   }
 
   static void SummedAsIn(void* driver, std::int32_t finite) {

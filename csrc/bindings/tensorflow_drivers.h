@@ -4,8 +4,11 @@
 #define HVD_SPARSE_BINDINGS_TENSORFLOW_DRIVERS_H_
 
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <mutex>
+#include <new>
+#include <string>
 #include <utility>
 
 #include "csrc/bindings/driver_interface.h"
@@ -102,6 +105,42 @@ inline absl::Status StatusOf(std::int32_t kind, const char* message) {
   if (kind == HVD_SPARSE_DONE) return absl::OkStatus();
   constexpr std::int32_t kinds = sizeof(kCodes) / sizeof(kCodes[0]);
   return absl::Status(kind < kinds ? kCodes[kind] : absl::StatusCode::kInternal, message);
+}
+
+/// Of what is being caught; without a message where there is no memory for one.
+inline absl::Status StatusOfCaught() noexcept {
+  absl::StatusCode code = absl::StatusCode::kInternal;
+  try {
+    try {
+      throw;
+    } catch (const std::bad_alloc&) {
+      code = absl::StatusCode::kResourceExhausted;
+      return absl::Status(code, "an op of hvd_sparse ran out of memory");
+    } catch (const std::exception& error) {
+      return absl::Status(code, error.what());
+    }
+  } catch (...) {
+    return absl::Status(code, "");
+  }
+}
+
+/// What a call returns, or throws: TensorFlow ends the process where an op throws.
+template <typename Call>
+absl::Status Guarded(const Call& call) noexcept {
+  try {
+    return call();
+  } catch (...) {
+    return StatusOfCaught();
+  }
+}
+
+/// Ends the exchange on all ranks with what a status says.
+inline void Fail(const HvdSparseDriver& driver, const absl::Status& status) noexcept {
+  try {
+    driver.fail(driver.driver, std::string(status.message()).c_str());
+  } catch (const std::bad_alloc&) {
+    driver.fail(driver.driver, "no memory");
+  }
 }
 
 /// The number of hvd_sparse::DType.

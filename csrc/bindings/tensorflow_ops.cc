@@ -39,7 +39,7 @@ constexpr char kOtherFailed[] = "another operation of this step failed";
 
 /// For calls that answer before they return.
 void Note(void* status, std::int32_t kind, const char* message) {
-  *static_cast<absl::Status*>(status) = StatusOf(kind, message);
+  *static_cast<absl::Status*>(status) = Guarded([&] { return StatusOf(kind, message); });
 }
 
 class BeginOp : public tf::OpKernel {
@@ -51,10 +51,17 @@ class BeginOp : public tf::OpKernel {
 
   void Compute(tf::OpKernelContext* context) override {
     HvdSparseDriver driver{};
-    OP_REQUIRES_OK(context, Drivers::Get().Find(number_, &driver));
+    OP_REQUIRES_OK(context, Guarded([&] { return Drivers::Get().Find(number_, &driver); }));
+    const absl::Status status = Guarded([&] { return Begin(context, driver); });
+    if (!status.ok()) Fail(driver, status);
+    OP_REQUIRES_OK(context, status);
+  }
+
+ private:
+  absl::Status Begin(tf::OpKernelContext* context, const HvdSparseDriver& driver) const {
     StepMemory memory;
     HvdSparseOrigin origin{};
-    std::int32_t looks = 0;
+    tf::Tensor *token = nullptr, *answer = nullptr;
     absl::Status status = place_.Find(context, &origin);
     if (status.ok()) status = place_.OwnMemory(context, 0, &memory.residual);
     if (status.ok() && velocities_ > 0) status = place_.OwnMemory(context, 3, &memory.velocity);
@@ -63,26 +70,21 @@ class BeginOp : public tf::OpKernel {
       const tf::TensorShape room({driver.room(driver.driver)});
       status = context->allocate_temp(tf::DT_FLOAT, room, &memory.room);
     }
-    if (status.ok()) {
-      const HvdSparseBuffer velocity =
-          velocities_ > 0 ? BufferOf(memory.velocity) : HvdSparseBuffer{nullptr, 0, 0};
-      looks = driver.begin(driver.driver, origin, BufferOf(memory.residual),
-                           BufferOf(memory.states), velocity, BufferOf(memory.room),
-                           context->input(2).scalar<float>()(), &Note, &status);
-      // Not where the step before has yet to end: it works on what is kept.
-      if (status.ok()) Drivers::Get().Keep(number_, std::move(memory));
-    }
-    if (!status.ok()) driver.fail(driver.driver, std::string(status.message()).c_str());
-    OP_REQUIRES_OK(context, status);
-    tf::Tensor* token = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, tf::TensorShape({}), &token));
+    if (status.ok()) status = context->allocate_output(0, tf::TensorShape({}), &token);
+    if (status.ok()) status = context->allocate_output(1, tf::TensorShape({}), &answer);
+    if (!status.ok()) return status;
+    const HvdSparseBuffer velocity =
+        velocities_ > 0 ? BufferOf(memory.velocity) : HvdSparseBuffer{nullptr, 0, 0};
+    const std::int32_t looks = driver.begin(
+        driver.driver, origin, BufferOf(memory.residual), BufferOf(memory.states), velocity,
+        BufferOf(memory.room), context->input(2).scalar<float>()(), &Note, &status);
+    // Not where the step before has yet to end: it works on what is kept.
+    if (status.ok()) Drivers::Get().Keep(number_, std::move(memory));
     token->scalar<std::int32_t>()() = 0;
-    tf::Tensor* answer = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(1, tf::TensorShape({}), &answer));
     answer->scalar<bool>()() = looks != 0;
+    return status;
   }
 
- private:
   static absl::Status CopyOfStates(tf::OpKernelContext* context, tf::Tensor* states) {
     const tf::Tensor& before = context->input(1);
     tf::AllocatorAttributes on_cpu;
@@ -108,28 +110,22 @@ class ExchangeOp : public tf::AsyncOpKernel {
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
     HvdSparseDriver driver{};
-    OP_REQUIRES_OK_ASYNC(context, Drivers::Get().Find(number_, &driver), done);
-    auto flight = std::make_unique<Flight>();
-    flight->context = context;
-    flight->done = std::move(done);
-    const absl::Status ready = Prepare(context, flight.get());
-    if (!ready.ok()) {
-      driver.fail(driver.driver, std::string(ready.message()).c_str());
-      context->SetStatus(ready);
-      return flight->done();
-    }
-    if (tf::CancellationManager* manager = context->cancellation_manager()) {
-      flight->token = manager->get_cancellation_token();
-      flight->registered = manager->RegisterCallback(
-          flight->token, [driver] { driver.cancel(driver.driver, kOtherFailed); });
-      if (!flight->registered) {  // too late
-        driver.fail(driver.driver, kOtherFailed);
-        context->SetStatus(absl::CancelledError(kOtherFailed));
-        return flight->done();
-      }
-    }
+    OP_REQUIRES_OK_ASYNC(context, Guarded([&] { return Drivers::Get().Find(number_, &driver); }),
+                         done);
+    std::unique_ptr<Flight> flight;
     std::vector<HvdSparseBuffer> gradients;
-    for (const tf::Tensor& tensor : flight->gradients) gradients.push_back(BufferOf(tensor));
+    const absl::Status ready = Guarded([&] {
+      flight = std::make_unique<Flight>();
+      flight->context = context;
+      const absl::Status status = Prepare(context, flight.get(), &gradients);
+      return status.ok() ? Register(driver, flight.get()) : status;
+    });
+    if (!ready.ok()) {
+      Fail(driver, ready);
+      context->SetStatus(ready);
+      return done();
+    }
+    flight->done = std::move(done);
     Flight* const flying = flight.release();
     const std::int32_t passes =
         driver.launch(driver.driver, piece_, flying->origin, gradients.data(),
@@ -151,7 +147,8 @@ class ExchangeOp : public tf::AsyncOpKernel {
     bool registered = false;
   };
 
-  absl::Status Prepare(tf::OpKernelContext* context, Flight* flight) const {
+  absl::Status Prepare(tf::OpKernelContext* context, Flight* flight,
+                       std::vector<HvdSparseBuffer>* gradients) const {
     absl::Status status = place_.Find(context, &flight->origin);
     if (!status.ok()) return status;
     const int count = context->num_inputs() - 1;  // and the token
@@ -164,17 +161,28 @@ class ExchangeOp : public tf::AsyncOpKernel {
       if (status.ok() && forwarded < 0) status = place_.Copy(context, input, output);
       if (!status.ok()) return status;
       flight->gradients.push_back(*output);
+      gradients->push_back(BufferOf(*output));
     }
     status = context->allocate_output(count, tf::TensorShape({}), &flight->passes);
     if (status.ok()) flight->passes->scalar<bool>()() = false;
     return status;
   }
 
+  /// The last thing before the launch: a callback that stayed behind would outlive its driver.
+  static absl::Status Register(const HvdSparseDriver& driver, Flight* flight) {
+    tf::CancellationManager* const manager = flight->context->cancellation_manager();
+    if (manager == nullptr) return absl::OkStatus();
+    flight->token = manager->get_cancellation_token();
+    flight->registered = manager->RegisterCallback(
+        flight->token, [driver] { driver.cancel(driver.driver, kOtherFailed); });
+    return flight->registered ? absl::OkStatus() : absl::CancelledError(kOtherFailed);  // too late
+  }
+
   static void Land(void* landed, std::int32_t kind, const char* message) {
     std::unique_ptr<Flight> flight(static_cast<Flight*>(landed));
     tf::OpKernelContext* const context = flight->context;
     if (flight->registered) context->cancellation_manager()->DeregisterCallback(flight->token);
-    context->SetStatus(StatusOf(kind, message));
+    context->SetStatus(Guarded([&] { return StatusOf(kind, message); }));
     const DoneCallback done = std::move(flight->done);
     flight.reset();  // now the outputs are TensorFlow's alone, which may reuse their memory
     done();
@@ -197,18 +205,29 @@ class SummedOp : public tf::OpKernel {
 
   void Compute(tf::OpKernelContext* context) override {
     HvdSparseDriver driver{};
-    OP_REQUIRES_OK(context, Drivers::Get().Find(number_, &driver));
+    OP_REQUIRES_OK(context, Guarded([&] { return Drivers::Get().Find(number_, &driver); }));
+    const absl::Status status = Guarded([&] { return Tell(context, driver); });
+    if (!status.ok()) Fail(driver, status);
+    OP_REQUIRES_OK(context, status);
+  }
+
+ private:
+  absl::Status Tell(tf::OpKernelContext* context, const HvdSparseDriver& driver) const {
     const int count = context->num_inputs() - told_ - 1;  // and the token
     std::vector<HvdSparseBuffer> sums;
     for (int i = 0; i < count; ++i) {
       sums.push_back(BufferOf(context->input(i)));
       context->set_output(i, context->input(i));
     }
-    if (told_ == 0) return driver.summed(driver.driver, sums.data(), count);
-    driver.summed_as(driver.driver, context->input(count).scalar<bool>()() ? 1 : 0);
+    absl::Status status;
+    if (told_ == 0) {
+      driver.summed(driver.driver, sums.data(), count, &Note, &status);
+    } else {
+      driver.summed_as(driver.driver, context->input(count).scalar<bool>()() ? 1 : 0);
+    }
+    return status;
   }
 
- private:
   std::int64_t number_ = 0;
   int told_ = 0;
 };
@@ -221,24 +240,42 @@ class EndOp : public tf::AsyncOpKernel {
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
     HvdSparseDriver driver{};
-    OP_REQUIRES_OK_ASYNC(context, Drivers::Get().Find(number_, &driver), done);
-    driver.end(driver.driver, &EndOp::Land, new Flight{context, std::move(done), number_});
+    OP_REQUIRES_OK_ASYNC(context, Guarded([&] { return Drivers::Get().Find(number_, &driver); }),
+                         done);
+    std::unique_ptr<Flight> flight;
+    const absl::Status ready = Guarded([&] {
+      flight = std::make_unique<Flight>();
+      return absl::OkStatus();
+    });
+    if (!ready.ok()) {
+      Fail(driver, ready);
+      context->SetStatus(ready);
+      return done();
+    }
+    *flight = {context, std::move(done), driver, number_};
+    driver.end(driver.driver, &EndOp::Land, flight.release());
   }
 
  private:
   struct Flight {
-    tf::OpKernelContext* context;
+    tf::OpKernelContext* context = nullptr;
     DoneCallback done;
-    std::int64_t number;
+    HvdSparseDriver driver{};
+    std::int64_t number = 0;
   };
 
   static void Land(void* landed, std::int32_t kind, const char* message) {
     const std::unique_ptr<Flight> flight(static_cast<Flight*>(landed));
-    const StepMemory memory = Drivers::Get().Take(flight->number);
-    absl::Status status = StatusOf(kind, message);
-    if (status.ok() && memory.states.dims() != 2) status = Closed();
-    if (status.ok()) flight->context->set_output(0, memory.states);
-    flight->context->SetStatus(status);
+    tf::OpKernelContext* const context = flight->context;
+    const absl::Status status = Guarded([&] {
+      const StepMemory memory = Drivers::Get().Take(flight->number);
+      if (kind != HVD_SPARSE_DONE) return StatusOf(kind, message);
+      if (memory.states.dims() != 2) return Closed();
+      context->set_output(0, memory.states);
+      return absl::OkStatus();
+    });
+    if (!status.ok() && kind == HVD_SPARSE_DONE) Fail(flight->driver, status);
+    context->SetStatus(status);
     flight->done();
   }
 
