@@ -1,5 +1,6 @@
 #include "csrc/comm/patience.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <thread>
 #include <utility>
@@ -81,9 +82,9 @@ void Patience::Pause() {
   std::this_thread::sleep_for(SleepAfter(waited, without_progress));
 }
 
-void Patience::PauseUntilWoken(const Sleep& sleep) {
+void Patience::PauseUntilWoken(const Sleep& sleep, microseconds longest) {
   if (Spins(kSpinsBeforePoll)) return;
-  sleep(CheckLimits() < 20e-3 ? microseconds(1000) : microseconds(20'000));
+  sleep(std::min(longest, CheckLimits() < 20e-3 ? microseconds(1000) : microseconds(20'000)));
 }
 
 }  // namespace hvd_sparse

@@ -41,8 +41,9 @@ class Patience {
   using Sleep = std::function<void(std::chrono::microseconds)>;
 
   /// The same for those whom an arrival wakes: `sleep` is given the longest time to sleep, and
-  /// returns as soon as there is something to look at.
-  void PauseUntilWoken(const Sleep& sleep);
+  /// returns as soon as there is something to look at. Not longer than `longest`: for those who
+  /// also wait for something that wakes nobody.
+  void PauseUntilWoken(const Sleep& sleep, std::chrono::microseconds longest);
 
   /// Call when something has arrived, but not all: the rest is likely to come soon.
   void Progress() { progress_ = Clock::now(); }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/comm/departures.h"
 #include "csrc/comm/lifeline_communicator.h"
 #include "csrc/comm/tcp_rendezvous.h"
 #include "csrc/comm/tcp_stream.h"
@@ -20,6 +21,9 @@ namespace {
 // A peer's death breaks its connections at once and reaches the lifeline by way of rank 0: so long
 // it is given to say what has happened.
 constexpr double kVerdictSeconds = 5.0;
+
+// While only arrivals are waited for, which end a sleep.
+constexpr std::chrono::seconds kLongestSleep(1);
 
 /// The addresses at which other ranks are to look for this one.
 std::vector<std::string> OfferedAddresses() {
@@ -105,25 +109,43 @@ class TcpCommunicator final : public LifelineCommunicator {
   }
 
   void Finish() {
-    for (TcpStream* stream : active_) stream->Forget();
+    for (TcpStream* stream : active_) {
+      if (stream->sends()) departures_.Add(stream);
+      stream->Forget();
+    }
     active_.clear();
   }
 
   void WaitForAll(const std::string& what) {
     Patience patience(limits_, rank_, what, [this] { return Peers(); });
     Connect();
+    held_ = MustHold();
     // Most likely there is room to send, so ask nobody first.
     bool moving = false;
-    for (TcpStream* stream : active_) moving |= stream->Move(what);
+    for (TcpStream* stream : active_) moving |= stream->Move(what, held_);
     while (!Done()) {
       if (moving) {
         patience.Progress();
       } else {
-        patience.PauseUntilWoken([this](std::chrono::microseconds time) { Poll(time); });
+        patience.PauseUntilWoken([this](std::chrono::microseconds time) { Poll(time); },
+                                 held_ ? TcpStream::kSoon : kLongestSleep);
         WatchPeers(what);
       }
+      held_ = held_ && MustHold();
       moving = Look(what);
     }
+  }
+
+  /// Whether what is to be sent has to wait for messages of earlier transfers to other peers.
+  bool MustHold() {
+    const TcpStream* one = nullptr;
+    int senders = 0;
+    for (const TcpStream* stream : active_) {
+      if (!stream->sends()) continue;
+      one = stream;
+      ++senders;
+    }
+    return senders > 0 && departures_.Moving(senders == 1 ? one : nullptr);
   }
 
   bool Done() const {
@@ -160,7 +182,7 @@ class TcpCommunicator final : public LifelineCommunicator {
     Poll(std::chrono::microseconds(0));
     bool moved = false;
     for (std::size_t i = 0; i < polled_streams_.size(); ++i) {
-      if (polled_[i].revents != 0) moved |= polled_streams_[i]->Move(what);
+      if (polled_[i].revents != 0) moved |= polled_streams_[i]->Move(what, held_);
     }
     return moved;
   }
@@ -170,8 +192,9 @@ class TcpCommunicator final : public LifelineCommunicator {
     polled_.clear();
     polled_streams_.clear();
     for (TcpStream* stream : active_) {
-      if (!stream->open() || stream->events() == 0) continue;
-      polled_.push_back({stream->fd(), stream->events(), 0});
+      const short events = stream->events(held_);
+      if (!stream->open() || events == 0) continue;
+      polled_.push_back({stream->fd(), events, 0});
       polled_streams_.push_back(stream);
     }
     rendezvous_.AddTo(&polled_);
@@ -207,6 +230,8 @@ class TcpCommunicator final : public LifelineCommunicator {
   std::string broken_;  // what went wrong
   std::optional<Clock::time_point> verdict_due_;
 
+  Departures departures_;
+  bool held_ = false;               // whether the transfer's messages wait for departures
   std::vector<TcpStream*> active_;  // of the transfer
   std::vector<pollfd> polled_;
   std::vector<TcpStream*> polled_streams_;  // the first ones of polled_

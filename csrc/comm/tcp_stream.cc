@@ -1,6 +1,10 @@
 #include "csrc/comm/tcp_stream.h"
 
+#include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -19,6 +23,8 @@ constexpr std::int64_t kLengthBytes = sizeof(std::int64_t);
 constexpr std::int64_t kTurn = std::int64_t{512} * 1024;
 // Pieces of memory that one call sends: eight messages with their lengths.
 constexpr std::size_t kPieces = 16;
+// A receiver acknowledges every other segment at once, and the last one when it likes.
+constexpr int kLastSegments = 2;
 
 bool MeansLater(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
@@ -59,19 +65,35 @@ void TcpStream::Forget() {
   sent_ = received_ = 0;
 }
 
-bool TcpStream::Move(const std::string& what) {
+bool TcpStream::Move(const std::string& what, bool held) {
   const int socket = fd();
   if (socket < 0 || !lost_.empty()) return false;
-  const bool sent = SendSome(socket);
+  const bool sent = !held && SendSome(socket);
   const bool received = lost_.empty() && ReceiveSome(socket, what);
   return sent || received;
 }
 
-short TcpStream::events() const {
+short TcpStream::events(bool held) const {
   if (!lost_.empty()) return 0;
-  const int events =
-      (sent_ < sending_.size() ? POLLOUT : 0) | (received_ < receiving_.size() ? POLLIN : 0);
+  const int events = (!held && sent_ < sending_.size() ? POLLOUT : 0) |
+                     (received_ < receiving_.size() ? POLLIN : 0);
   return static_cast<short>(events);
+}
+
+std::int64_t TcpStream::under_way() const {
+  const int socket = fd();
+  if (socket < 0 || !lost_.empty()) return 0;
+  int unacknowledged = 0;
+  tcp_info info{};
+  socklen_t length = sizeof(info);
+  if (::ioctl(socket, SIOCOUTQ, &unacknowledged) != 0) return 0;
+  if (::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
+  const double soon = std::chrono::duration<double>(kSoon).count();
+  const double few = std::max(static_cast<double>(kLastSegments) * info.tcpi_snd_mss,
+                              soon * static_cast<double>(info.tcpi_delivery_rate));
+  if (unacknowledged <= few) return 0;
+  pollfd broken{socket, 0, 0};
+  return ::poll(&broken, 1, 0) == 0 ? unacknowledged : 0;
 }
 
 bool TcpStream::SendSome(int socket) {

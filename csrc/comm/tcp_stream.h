@@ -8,6 +8,7 @@
 #ifndef HVD_SPARSE_COMM_TCP_STREAM_H_
 #define HVD_SPARSE_COMM_TCP_STREAM_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -21,6 +22,9 @@ namespace hvd_sparse {
 /// Used by one thread at a time.
 class TcpStream {
  public:
+  /// What arrives within this is not worth waiting for.
+  static constexpr std::chrono::microseconds kSoon{500};
+
   /// Between this rank and a peer; rank numbers appear in messages only.
   TcpStream(int rank, int peer) : rank_(rank), peer_(peer) {}
 
@@ -35,20 +39,27 @@ class TcpStream {
   void Send(const Outgoing& message) { sending_.push_back({message.bytes, message.data}); }
   void Receive(Incoming* message) { receiving_.push_back(message); }
 
+  bool sends() const { return !sending_.empty(); }                      ///< a message, done or not
   bool idle() const { return sending_.empty() && receiving_.empty(); }  ///< no message to move
 
   /// Forgets all messages, once they are done; in the middle of one the stream is of no more use.
   void Forget();
 
-  /// Sends and receives what can be without waiting; returns whether any byte has moved.
+  /// Sends and receives what can be without waiting; returns whether any byte has moved. While
+  /// `held`, nothing is sent.
   ///
   /// Throws Disagreement naming `what` if a message is longer than the room for it.
-  bool Move(const std::string& what);
+  bool Move(const std::string& what, bool held);
 
   /// The events to poll for.
-  short events() const;
+  short events(bool held) const;
 
   bool done() const { return sent_ == sending_.size() && received_ == receiving_.size(); }
+
+  /// Bytes that were sent and have not reached the peer's machine, if they are more than arrive
+  /// within kSoon, or than the last segments, which a machine may be slow to acknowledge; 0 also
+  /// once nothing will reach it any more.
+  std::int64_t under_way() const;
 
   /// Why nothing will come or go any more; empty while it may.
   const std::string& lost() const { return lost_; }

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -87,6 +88,27 @@ TEST(Tcp, ARankThatComesLaterIsWaitedFor) {
       ExchangeAll(comm, late, {1000});
     });
   }
+}
+
+TEST(Tcp, APeerThatDoesNotReadKeepsNobodyFromItsMessage) {
+  // More than a receiver takes that does not read, and no more than the kernels take together.
+  constexpr std::size_t kBytes = 300'000;
+  std::atomic<bool> arrived = false;
+  TcpRanks(3).Run([&](Communicator& comm) {
+    ExchangeAll(comm, 0, {1});
+    Bytes memory(kBytes, 1);
+    if (comm.Rank() == 0) {
+      for (const int peer : {1, 2}) {
+        const Outgoing out{peer, memory.data(), kBytes};
+        comm.Transfer({&out, 1}, {}, "a test");
+      }
+      return;
+    }
+    while (comm.Rank() == 1 && !arrived) std::this_thread::yield();
+    Incoming in{0, memory.data(), kBytes};
+    comm.Transfer({}, {&in, 1}, "a test");
+    if (comm.Rank() == 2) arrived = true;
+  });
 }
 
 TEST(Tcp, AMessageWithoutRoomEndsTheTransferAndIsNotWritten) {

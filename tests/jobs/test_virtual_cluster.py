@@ -78,6 +78,17 @@ def test_ranks_know_their_hosts_and_exchange_blocks_of_all_lengths():
 
 
 @builds
+def test_a_rank_that_is_ahead_does_not_delay_what_others_wait_for():
+    with VirtualCluster(hosts=3, rate="2mbit") as cluster:
+        program = [sys.executable, str(ROOT / "tests/jobs/rank_ahead.py")]
+        job = cluster.run(program, env={"PYTHONPATH": str(ROOT)}, timeout=120)
+    lines = [line for line in job.output.splitlines() if "got it" in line]
+    first, second = (float(line.split()[-1]) for line in lines)
+    # One behind the other, it is half; side by side, both take as long.
+    assert first < 0.65 * second, job.output
+
+
+@builds
 def test_collectives_are_right_over_links_and_none_is_faster_than_its_bytes(tmp_path):
     file = tmp_path / "result.json"
     options = ["--hosts", "4", "--k", "10000", "--rate", "100mbit", "--repetitions", "2"]

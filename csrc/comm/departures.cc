@@ -1,0 +1,35 @@
+#include "csrc/comm/departures.h"
+
+#include <algorithm>
+
+namespace hvd_sparse {
+namespace {
+
+// Without progress for so long, nothing moves: many times what frames are apart, half of what a
+// receiver's kernel waits before it acknowledges the last ones.
+constexpr std::chrono::milliseconds kStill(20);
+
+}  // namespace
+
+void Departures::Add(const TcpStream* stream) {
+  if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) {
+    streams_.push_back(stream);
+  }
+  left_ = -1;
+}
+
+bool Departures::Moving(const TcpStream* own) {
+  const auto arrived = [](const TcpStream* stream) { return stream->under_way() == 0; };
+  streams_.erase(std::remove_if(streams_.begin(), streams_.end(), arrived), streams_.end());
+  std::int64_t left = 0;
+  for (const TcpStream* stream : streams_) left += stream == own ? 0 : stream->under_way();
+  if (left == 0) return false;
+  const auto now = Clock::now();
+  if (left != left_) progress_ = now;
+  left_ = left;
+  if (now - progress_ < kStill) return true;
+  streams_.clear();
+  return false;
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,105 @@
+/// What has been sent and is still on its way, over a connection whose receiver reads when told to.
+
+#include "csrc/comm/departures.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstdint>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "csrc/comm/communicator.h"
+#include "csrc/comm/socket.h"
+#include "csrc/comm/tcp_stream.h"
+
+namespace hvd_sparse {
+namespace {
+
+using Bytes = std::vector<std::uint8_t>;
+
+/// A stream to a peer that is only a socket.
+class Sender {
+ public:
+  explicit Sender(int peer) : stream_(0, peer) {
+    const Listener listener = ListenAnywhere();
+    Descriptor socket = ConnectTo("127.0.0.1", listener.port, After(10));
+    const unsigned rate = 100'000'000;  // bytes per second, as on a network
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof(rate));
+    peer_ = Accept(listener.socket);
+    stream_.Open(std::move(socket));
+  }
+
+  const TcpStream* stream() const { return &stream_; }
+
+  /// Sends what the kernel takes of a message of 64 MiB, which is more than it ever takes.
+  void Send() {
+    stream_.Send({stream_.peer(), message_.data(), static_cast<std::int64_t>(message_.size())});
+    while (stream_.Move("a test", false)) {
+    }
+  }
+
+  /// The peer reads a little of what there is.
+  void Read() { ::recv(peer_.get(), read_.data(), read_.size(), 0); }
+
+  /// The peer is gone, with bytes unread.
+  void Leave() { peer_.Close(); }
+
+ private:
+  TcpStream stream_;
+  Descriptor peer_;
+  Bytes message_ = Bytes(std::size_t{64} << 20u), read_ = Bytes(16'384);
+};
+
+TEST(Departures, WhatIsReadMovesUntilItHasArrived) {
+  Sender sender(1);
+  Departures departures;
+  EXPECT_FALSE(departures.Moving(nullptr));
+  sender.Send();
+  departures.Add(sender.stream());
+  int moving = 0;
+  while (sender.stream()->under_way() > 0) {
+    departures.Add(sender.stream());
+    if (departures.Moving(nullptr)) ++moving;
+    sender.Read();
+  }
+  EXPECT_GT(moving, 1);
+  EXPECT_FALSE(departures.Moving(nullptr));
+}
+
+TEST(Departures, WhatNobodyReadsDoesNotMove) {
+  Sender sender(1);
+  sender.Send();
+  Departures departures;
+  departures.Add(sender.stream());
+  const auto start = std::chrono::steady_clock::now();
+  while (departures.Moving(nullptr)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(20));
+  EXPECT_GT(sender.stream()->under_way(), 0);
+}
+
+TEST(Departures, MessagesToTheSamePeerDoNotCount) {
+  Sender one(1), other(2);
+  one.Send();
+  Departures departures;
+  departures.Add(one.stream());
+  EXPECT_FALSE(departures.Moving(one.stream()));
+  EXPECT_TRUE(departures.Moving(other.stream()));
+  other.Send();
+  departures.Add(other.stream());
+  EXPECT_TRUE(departures.Moving(one.stream()));
+}
+
+TEST(Departures, WhatWasSentToAPeerThatIsGoneIsForgotten) {
+  Sender sender(1);
+  sender.Send();
+  Departures departures;
+  departures.Add(sender.stream());
+  sender.Leave();
+  EXPECT_FALSE(departures.Moving(nullptr));
+}
+
+}  // namespace
+}  // namespace hvd_sparse
