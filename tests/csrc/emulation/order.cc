@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 
+#include "tests/csrc/emulation/message.h"
 #include "tests/csrc/emulation/strand.h"
 
 namespace hvd_sparse::emulation {
@@ -12,11 +13,12 @@ namespace {
 unsigned made = 0;
 
 struct Stream {
-  void* strand = MakeStrand();
+  const unsigned number = ++made;
+  void* const strand = MakeStrand();
   bool blocks = false;
   Order given, done;
 
-  Stream() { NameStrand(strand, "stream %u", ++made); }
+  Stream() { NameStrand(strand, "stream %u", number); }
   ~Stream() { EndStrand(strand); }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
@@ -140,6 +142,55 @@ void Follow(cudaStream_t stream) {
 void FollowDevice() {
   const Locked locked;
   for (auto& [name, stream] : device->streams) FollowStream(&stream);
+}
+
+Part::Part(cudaStream_t stream) : stream_(stream) {
+  const Working working(stream);
+  const Unseen unseen;
+  strand_ = MakeStrand();  // which is behind the strand that makes it
+  NameStrand(strand_, "message of stream %u", Find(&device->streams, stream).number);
+}
+
+Part::~Part() { EndStrand(strand_); }
+
+void Part::ComesLate() {
+  const Locked locked;
+  const auto found = device->streams.find(stream_);
+  if (found == device->streams.end()) return;  // destroyed meanwhile
+  void* const own = ThisStrand();
+  Become(strand_);
+  FollowStream(&found->second);
+  Become(own);
+}
+
+void Part::Send(const void* from, Message* message) {
+  Do([&] {
+    std::memcpy(message->bytes.data(), from, message->bytes.size());
+    message->order.PassOn();
+  });
+}
+
+void Part::Receive(const Message& message, void* to) {
+  Do([&] {
+    message.order.Take();
+    std::memcpy(to, message.bytes.data(), message.bytes.size());
+  });
+}
+
+template <typename Move>
+void Part::Do(const Move& move) {
+  const Locked locked;
+  void* const own = ThisStrand();
+  Order done;
+  Become(strand_);
+  move();
+  done.PassOn();
+  const auto found = device->streams.find(stream_);
+  if (found != device->streams.end()) {
+    Become(found->second.strand);
+    done.Take();
+  }
+  Become(own);
 }
 
 }  // namespace hvd_sparse::emulation

@@ -65,7 +65,7 @@ class Order {
   Order& operator=(const Order&) = delete;
 
   void PassOn() { __tsan_release(place_); }
-  void Take() { __tsan_acquire(place_); }
+  void Take() const { __tsan_acquire(place_); }
   void Forget() {
     const Unseen unseen;
     delete place_;
@@ -95,7 +95,7 @@ using UnseenLocks = Unseen;
 class Order {
  public:
   void PassOn() {}
-  void Take() {}
+  void Take() const {}
   void Forget() {}
 };
 

@@ -5,6 +5,10 @@
 /// it are refused, and a message that no peer meets is waited for until the communicator is
 /// aborted.
 ///
+/// To ThreadSanitizer messages are work of the streams that they were given to, those of a group
+/// beside each other, and a message is received behind its sending. Nothing else here orders
+/// ranks, or threads of a rank: what NCCL does not promise nobody may rely on.
+///
 /// FAKE_NCCL_VERSION is what it calls itself; with FAKE_NCCL_WITHOUT_CONFIG one function is
 /// missing.
 
@@ -24,6 +28,9 @@
 #include <thread>
 #include <vector>
 
+#include "tests/csrc/emulation/message.h"
+#include "tests/csrc/emulation/strand.h"
+
 #ifndef FAKE_NCCL_VERSION
 #define FAKE_NCCL_VERSION 23203
 #endif
@@ -40,14 +47,21 @@ struct Config {
   unsigned magic, version;
   int blocking;
 };
-using Bytes = std::vector<std::uint8_t>;
+using hvd_sparse::emulation::Message;
+using hvd_sparse::emulation::Part;
+
+/// While it lives, a thread is inside the library.
+struct Inside {
+  hvd_sparse::emulation::Unseen unseen;
+  hvd_sparse::emulation::UnseenLocks unseen_locks;
+};
 
 /// What the ranks of a communicator share.
 struct World {
   std::mutex mutex;
   std::condition_variable changed;
   int joined = 0;
-  std::map<std::pair<int, int>, std::deque<Bytes>> messages;  // by sender and receiver
+  std::map<std::pair<int, int>, std::deque<Message>> messages;  // by sender and receiver
 };
 
 std::mutex global;
@@ -63,6 +77,8 @@ struct Operation {
   void* to;
   std::size_t bytes;
   int peer;
+  cudaStream_t stream;
+  std::shared_ptr<Part> part = nullptr;  // of the stream, when that is given the group
 };
 
 }  // namespace
@@ -85,6 +101,7 @@ struct ncclComm {
   }
 
   void Loop() {
+    const Inside inside;
     std::unique_lock lock(mutex);
     for (;;) {
       wake.wait(lock, [&] { return closing || !jobs.empty(); });
@@ -104,20 +121,22 @@ struct ncclComm {
     return aborted ? kInvalidUsage : kSuccess;
   }
 
-  int Run(const std::vector<Operation>& operations) {
+  int Run(const std::vector<Operation>& operations, bool late) {
     std::unique_lock lock(world->mutex);
     for (const Operation& one : operations) {
       if (!one.sends) continue;
-      const auto* bytes = static_cast<const std::uint8_t*>(one.from);
-      world->messages[{rank, one.peer}].emplace_back(bytes, bytes + one.bytes);
+      if (late) one.part->ComesLate();
+      one.part->Send(one.from, &world->messages[{rank, one.peer}].emplace_back(one.bytes));
     }
     world->changed.notify_all();
     for (const Operation& one : operations) {
       if (one.sends) continue;
       auto& queue = world->messages[{one.peer, rank}];
       if (AwaitInWorld(&lock, [&] { return !queue.empty(); }) != kSuccess) return kInvalidUsage;
-      if (queue.front().size() != one.bytes) return kInvalidUsage;  // NCCL would hang, or worse
-      std::memcpy(one.to, queue.front().data(), one.bytes);
+      const Message& message = queue.front();
+      if (message.bytes.size() != one.bytes) return kInvalidUsage;  // NCCL would hang, or worse
+      if (late) one.part->ComesLate();
+      one.part->Receive(message, one.to);
       queue.pop_front();
     }
     return kSuccess;
@@ -174,6 +193,7 @@ int ncclGetVersion(int* version) {
 }
 
 int ncclGetUniqueId(UniqueId* id) {
+  const Inside inside;
   std::memset(id->bytes, 0x5c, sizeof(id->bytes));
   const std::uint64_t number = ids++;
   std::memcpy(id->bytes + 64, &number, sizeof(number));
@@ -182,6 +202,7 @@ int ncclGetUniqueId(UniqueId* id) {
 
 #ifndef FAKE_NCCL_WITHOUT_CONFIG
 int ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, Config* config) {
+  const Inside inside;
   if (config->magic != 0xcafebeef || config->size < sizeof(Config) || config->version < 21400) {
     return Refuse(kInvalidArgument, "not a configuration");
   }
@@ -214,18 +235,21 @@ int ncclCommGetAsyncError(ncclComm* comm, int* result) {
 }
 
 int ncclCommFinalize(ncclComm* comm) {
+  const Inside inside;
   comm->state = kInProgress;
   comm->Post([] { return kSuccess; });
   return kInProgress;
 }
 
 int ncclCommDestroy(ncclComm* comm) {
+  const Inside inside;
   comm->Close();
   delete comm;
   return kSuccess;
 }
 
 int ncclCommAbort(ncclComm* comm) {
+  const Inside inside;
   {
     const std::lock_guard lock(comm->world->mutex);
     comm->aborted = true;
@@ -242,14 +266,16 @@ int ncclGroupStart() {
 int ncclGroupEnd() {
   if (depth == 0) return Refuse(kInvalidUsage, "no group was begun");
   if (--depth > 0 || grouped == nullptr) return kSuccess;
+  for (Operation& one : operations) one.part = std::make_shared<Part>(one.stream);
+  const Inside inside;  // from here on: streams are behind whoever gives them something
   ncclComm* const comm = grouped;
   grouped = nullptr;
   ++unfinished;
   if (!behind) comm->state = kInProgress;
   const bool breaks = next_error != kSuccess && groups_before_it-- == 0;
-  comm->Post([comm, error = breaks ? next_error.exchange(kSuccess) : kSuccess,
-              now = std::move(operations)] {
-    const int result = error != kSuccess ? error : comm->Run(now);
+  comm->Post([comm, late = behind.load(), now = std::move(operations),
+              error = breaks ? next_error.exchange(kSuccess) : kSuccess] {
+    const int result = error != kSuccess ? error : comm->Run(now, late);
     --unfinished;
     return result;
   });
@@ -257,18 +283,21 @@ int ncclGroupEnd() {
   return behind ? kSuccess : kInProgress;
 }
 
-int ncclSend(const void* from, std::size_t count, int type, int peer, ncclComm* comm, void*) {
+int ncclSend(const void* from, std::size_t count, int type, int peer, ncclComm* comm,
+             cudaStream_t stream) {
+  const Inside inside;
   if (type != 1) return Refuse(kInvalidArgument, "the stand-in moves bytes");
-  return Add(comm, {true, from, nullptr, count, peer});
+  return Add(comm, {true, from, nullptr, count, peer, stream});
 }
 
-int ncclRecv(void* to, std::size_t count, int type, int peer, ncclComm* comm, void*) {
+int ncclRecv(void* to, std::size_t count, int type, int peer, ncclComm* comm, cudaStream_t stream) {
+  const Inside inside;
   if (type != 1) return Refuse(kInvalidArgument, "the stand-in moves bytes");
-  return Add(comm, {false, nullptr, to, count, peer});
+  return Add(comm, {false, nullptr, to, count, peer, stream});
 }
 
 int ncclAllGather(const void* from, void* to, std::size_t count, int type, ncclComm* comm,
-                  void* stream) {
+                  cudaStream_t stream) {
   int result = kInProgress;
   for (int peer = 0; peer < comm->size && result == kInProgress; ++peer) {
     result = ncclSend(from, count, type, peer, comm, stream);

@@ -15,6 +15,7 @@
 #include "csrc/base/error.h"
 #include "csrc/cuda/nccl_transport.h"
 #include "tests/csrc/collective_ranks.h"
+#include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/nccl_ranks.h"
 #include "tests/csrc/nccl/with_fake_nccl.h"
 #include "tests/csrc/tcp_ranks.h"
@@ -33,9 +34,11 @@ std::unique_ptr<NcclTransport> Connect(Communicator* comm, const WaitLimits& lim
   return std::move(made.transport);
 }
 
-/// A message to and from a peer, waited for.
+/// A message to and from a peer, waited for. One that fails may still be under way on the device,
+/// which freeing its memory waits for.
 Error Swap(NcclTransport* transport, int peer) {
-  std::vector<std::uint8_t> sent(kBytes), received(kBytes);
+  const std::vector<std::uint8_t> zeros(kBytes);
+  DeviceArray<std::uint8_t> sent(zeros), received(zeros);
   const Error error = Thrown([&] {
     transport->Exchange(peer, sent.data(), received.data(), kBytes, nullptr);
     transport->Await(nullptr, "bucket 'b', gtopk, round 1");
@@ -68,7 +71,8 @@ class NcclFailureOnTheDevice : public NcclFailure {};
 TEST_P(NcclFailureOnTheDevice, IsFreedThoughNobodyWaitsForIt) {
   OnRanks(2, [](Communicator& comm) {
     const auto transport = Connect(&comm);
-    std::vector<std::uint8_t> sent(kBytes), received(kBytes);
+    const std::vector<std::uint8_t> zeros(kBytes);
+    DeviceArray<std::uint8_t> sent(zeros), received(zeros);
     if (comm.Rank() == 0) {
       transport->Exchange(1, sent.data(), received.data(), kBytes, nullptr);
       EXPECT_FALSE(FakeNcclIsIdle());

@@ -16,6 +16,7 @@
 #include "csrc/collectives/devices_for.h"
 #include "csrc/comm/loopback_communicator.h"
 #include "csrc/exchange/exchange.h"
+#include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/exchange_steps.h"
 #include "tests/csrc/nccl/with_fake_nccl.h"
 #include "tests/csrc/tcp_ranks.h"
@@ -68,12 +69,13 @@ TEST_P(NcclSwapsInTheCall, StepsGoOnAfterThem) {
     for (int step = 0; step < 2; ++step) {
       ASSERT_TRUE(exchange.ConnectDevices(kGpu));
       if (rank < 2) exchange.SwapBetweenDevices(1 - rank, 100, 2);
-      std::vector<float> gradient(kNumel, 1.0f), residual(kNumel);
+      DeviceArray<float> gradient(std::vector<float>(kNumel, 1.0f));
+      DeviceArray<float> residual(std::vector<float>(kNumel, 0.0f));
       std::vector<SelectionState> states(3);
       Launch launch;
       launch.gradients = {{gradient.data(), kFirst, DType::kFloat32},
                           {gradient.data() + kFirst, kSecond, DType::kFloat32}};
-      launch.residual = {residual.data(), kNumel};
+      launch.residual = residual.span();
       launch.states = states;
       launch.ks = {40, 1, 200};
       launch.decays = {1.0f, 1.0f};
