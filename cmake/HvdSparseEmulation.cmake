@@ -9,7 +9,7 @@ macro(hvd_sparse_emulate_cuda)
   set(_implicit -include "${_emulation}/device.h" -Wno-unknown-pragmas)  # which nvcc knows
   set(_kernels_include "${_made}" "${_emulation}")
   file(GLOB _sources CONFIGURE_DEPENDS csrc/cuda/*.cc)
-  set(_order "${_emulation}/device.cc" "${_emulation}/order.cc")
+  set(_order "${_emulation}/device.cc" "${_emulation}/memory.cc" "${_emulation}/order.cc")
   if(HVD_SPARSE_SANITIZE STREQUAL "thread")
     list(APPEND _implicit --param=tsan-distinguish-volatile=1)
     set(_checked HVD_SPARSE_ORDER_IS_CHECKED)

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
+#include "csrc/cuda/stream.h"
 #include "csrc/kernels/kernels_for.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/entries.h"
@@ -16,7 +18,17 @@ namespace {
 
 constexpr std::int64_t kNumel = 4000;
 
-using CudaStreamWork = CudaTest;
+class CudaStreamWork : public CudaTest {
+ protected:
+  /// To a stream that waits for no other.
+  void Give(StreamWork* work) {
+    if (stream_ == nullptr) stream_ = std::make_unique<cuda::Stream>();
+    work->Give(reinterpret_cast<StreamHandle>(stream_->get()));  // NOLINT: as frameworks do
+  }
+
+ private:
+  std::unique_ptr<cuda::Stream> stream_;
+};
 
 TEST_F(CudaStreamWork, AMergeGivesTheLargestOfTheSum) {
   Entries a, b;
@@ -28,7 +40,7 @@ TEST_F(CudaStreamWork, AMergeGivesTheLargestOfTheSum) {
   expected.Finish(CpuKernels().KeepTopK(900, 0, expected.count(), &expected));
   const auto work = MergeWorkOn(kGpu, MakeBlock(a), MakeBlock(b), 900);
   for (int time = 0; time < 2; ++time) {
-    work->Give(0);
+    Give(work.get());
     work->Fetch(&made);
     EXPECT_EQ(EntriesOf(made), EntriesOf(expected));
   }
@@ -44,7 +56,7 @@ TEST_F(CudaStreamWork, APassTakesWhatExceedsTheThreshold) {
     expected.Reset(kNumel);
     const Feedback feedback{{gradient.data(), kNumel, DType::kFloat32}, 1, 1, residual};
     expected.Finish(CpuKernels().AccumulateAndTake(feedback, 2.5f, 0, 0, kNumel, &expected).taken);
-    work->Give(0);
+    Give(work.get());
     work->Fetch(&made);
     EXPECT_EQ(EntriesOf(made), EntriesOf(expected));
     EXPECT_TRUE(SameBits(rest.Values(), residual));
@@ -56,7 +68,7 @@ TEST_F(CudaStreamWork, ASelectionTakesTheLargest) {
   DeviceArray<float> on_device(gradient), rest(residual);
   const auto work =
       SelectWorkOn(kGpu, {on_device.data(), kNumel, DType::kFloat32}, rest.span(), 99);
-  work->Give(0);
+  Give(work.get());
   SparseBlock expected, made;
   work->Fetch(&made);
   CpuKernels().Accumulate({{gradient.data(), kNumel, DType::kFloat32}, 1, 1, residual});
@@ -92,7 +104,7 @@ TEST_F(CudaStreamWork, AStepWritesTheLargestOfEachLayerAndLeavesTheRest) {
     }
   }
   const auto work = StepWorkOn(kGpu, gradients, rest.span(), ks, outputs);
-  work->Give(0);
+  Give(work.get());
   SparseBlock made;
   work->Fetch(&made);
   EXPECT_EQ(EntriesOf(made), taken);

@@ -9,7 +9,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -200,41 +199,24 @@ inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* 
   return cudaSuccess;
 }
 
-/// As aligned as CUDA's, and full of rubbish: what was never written is not zero by chance.
-inline cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
-  if (hvd_sparse::emulation::BreaksACapture()) return cudaErrorStreamCaptureUnsupported;
-  if (!hvd_sparse::emulation::has_memory) return cudaErrorMemoryAllocation;
-  ++emulated_calls.allocations;
-  constexpr std::size_t kAlignment = 256;
-  const std::size_t rounded = (bytes / kAlignment + 1) * kAlignment;
-  *memory = std::aligned_alloc(kAlignment, rounded);
-  if (*memory == nullptr) return cudaErrorMemoryAllocation;
-  std::memset(*memory, 0xa5, rounded);
-  return cudaSuccess;
-}
-inline cudaError_t cudaMallocHost(void** memory, std::size_t bytes) {
-  return cudaMalloc(memory, bytes);
-}
+// Of memory: see memory.cc.
+cudaError_t cudaMalloc(void** memory, std::size_t bytes);
+cudaError_t cudaMallocHost(void** memory, std::size_t bytes);
+
 /// It waits for the device, as CUDA's does.
-inline cudaError_t cudaFree(void* memory) {
-  if (memory != nullptr) ++emulated_calls.frees;
-  hvd_sparse::emulation::FollowDevice();
-  std::free(memory);
-  return cudaSuccess;
-}
-inline cudaError_t cudaFreeHost(void* memory) { return cudaFree(memory); }
+cudaError_t cudaFree(void* memory);
+/// Of this one CUDA does not say that it waits.
+cudaError_t cudaFreeHost(void* memory);
+
+/// The CPU goes on behind it, but not where memory of the device is copied to, unless from pinned
+/// memory: then it is as with CUDA's behind the reading of plain memory, and behind nothing else.
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
 
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,
                                    cudaStream_t stream) {
   hvd_sparse::emulation::Given(stream);
   ++emulated_calls.copies;
   hvd_sparse::emulation::Copy(stream, to, from, bytes);
-  return cudaSuccess;
-}
-inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
-  ++emulated_calls.copies;
-  hvd_sparse::emulation::Copy(nullptr, to, from, bytes);
-  hvd_sparse::emulation::Follow(cudaStream_t{nullptr});
   return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes,

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/csrc/emulation/fences.h"
 #include "tests/csrc/emulation/strand.h"
 
 hvd_sparse::emulation::Dimension threadIdx, blockIdx, gridDim;
@@ -82,7 +83,8 @@ struct Block;
 /// What a kernel is part of.
 struct Grid {
   std::unique_ptr<const std::function<void()>> body;
-  Order end, fence;
+  Order end;
+  Fences fences;
   std::vector<std::unique_ptr<char[]>> memory;  // of all blocks: freed when all have ended
 };
 
@@ -99,6 +101,7 @@ struct Fiber {
   bool has_begun = false;
   Block* block = nullptr;
   unsigned thread = 0;
+  Fences::Own fences;
   bool done = false;
 };
 
@@ -175,6 +178,7 @@ void Begin(unsigned index, unsigned threads, Block* block) {
     Fiber& fiber = *block->fibers[thread];
     fiber.block = block;
     fiber.thread = thread;
+    fiber.fences = {};
     fiber.done = false;
     NameStrand(fiber.strand, "thread %u of block %u", thread, index);
   }
@@ -268,10 +272,8 @@ void BlockBarrier() {
   block.barrier.Meet(static_cast<unsigned>(block.warps.size()) * kWarp);
 }
 
-void Fence() {
-  grid->fence.PassOn();
-  grid->fence.Take();
-}
+void Fence() { grid->fences.Fence(&running->fences); }
+void Changes(const void* word) { grid->fences.Change(word, &running->fences); }
 
 int OwnLane() { return static_cast<int>(running->thread % kWarp); }
 

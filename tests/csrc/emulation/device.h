@@ -57,6 +57,7 @@ void Yield();
 
 void BlockBarrier();
 void Fence();
+void Changes(const void* word);  ///< atomically
 
 /// Swaps words between the lanes of a warp: what `lane` passed to the same call.
 std::uint64_t OfLane(std::uint64_t own, int lane);
@@ -97,10 +98,12 @@ inline bool __any_sync(unsigned mask, bool holds) { return __ballot_sync(mask, h
 
 template <typename T>
 T atomicAdd(T* to, T value) {
+  hvd_sparse::emulation::Changes(to);
   return __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
 }
 template <typename T>
 T atomicOr(T* to, T bits) {
+  hvd_sparse::emulation::Changes(to);
   return __atomic_fetch_or(to, bits, __ATOMIC_RELAXED);
 }
 inline void __threadfence() { hvd_sparse::emulation::Fence(); }

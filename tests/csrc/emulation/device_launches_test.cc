@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "csrc/base/error.h"
 #include "csrc/cuda/block_undo.h"
+#include "csrc/cuda/bucket_tables.h"
 #include "csrc/cuda/check.h"
 #include "csrc/cuda/device_exchange.h"
 #include "csrc/cuda/stream.h"
@@ -140,6 +142,28 @@ TEST(DeviceLaunches, AGridWithoutBlocksIsAnError) {
   const cuda::DeviceBlock none;
   EXPECT_THROW(cuda::LaunchPutBack(none, {}, nullptr), Error);
   cuda::CheckLaunch("launch a kernel");  // it was told once
+}
+
+/// Whoever changes what is sent more often than there is memory for is held up until the device has
+/// read the first change.
+TEST(DeviceLaunches, TheFifthChangeUnderWayWaitsForTheFirst) {
+  cuda::DeviceBucket bucket;
+  bucket.segments = {{40, 3}};
+  bucket.gradient_numels = {40};
+  cuda::BucketTables tables{cuda::BucketLayout(bucket)};
+  cuda::DeviceLaunch launch;
+  launch.gradients = launch.outputs = {{nullptr, 40, DType::kFloat32}};
+  launch.ks = {3};
+  emulation::device_is_idle = [] { return false; };
+  emulated_calls = {};
+  for (int change = 1; change <= 6; ++change) {
+    launch.decays = {static_cast<float>(change)};
+    for (int times = 0; times < 2; ++times) tables.Update(launch, nullptr);
+    EXPECT_EQ(emulated_calls.copies, change);
+    EXPECT_EQ(emulated_calls.waits, std::max(change - 4, 0));
+  }
+  emulation::device_is_idle = nullptr;
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 }
 
 }  // namespace

@@ -4,9 +4,9 @@
 /// any order that streams, events and barriers allow, and only those order it here: a stream is a
 /// thread to ThreadSanitizer, and so is each thread of a kernel. So it reports
 ///
-///   * a barrier that a kernel lacks, and blocks of a kernel that meet in memory: only
-///   __syncthreads,
-///     __threadfence and the launch order what they do, no shuffle, vote or atomic operation;
+///   * a barrier that a kernel lacks, and blocks of a kernel that meet in memory: the launch orders
+///     what they do, and __syncthreads, and __threadfence on both sides (fences.h), but no shuffle,
+///     vote or atomic operation;
 ///   * streams that meet in memory without an event between them;
 ///   * what the CPU does with memory that a stream may still use.
 ///

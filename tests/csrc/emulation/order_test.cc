@@ -39,21 +39,44 @@ TEST_F(OrderOfTheDevice, ABarrierOrdersTheThreadsOfABlock) {
   });
 }
 
-TEST_F(OrderOfTheDevice, FencesOrderBlocksWhoseThreadsCountEachOther) {
+/// Blocks are counted as they end, and the last one adds up what all have written.
+unsigned SumOfBlocks(bool fence_before_counting, bool fence_behind_it) {
+  constexpr unsigned kBlocks = 3;
+  std::vector<unsigned> of_block(kBlocks);
+  unsigned done = 0, sum = 0;
+  emulation::Launch(kBlocks, 32, nullptr, [&] {
+    if (threadIdx.x != 0) return;
+    of_block[blockIdx.x] = blockIdx.x + 1;
+    if (fence_before_counting) __threadfence();
+    if (atomicAdd(&done, 1u) + 1 < kBlocks) return;
+    if (fence_behind_it) __threadfence();
+    for (const unsigned one : of_block) sum += one;
+  });
+  cudaDeviceSynchronize();
+  return sum;
+}
+
+TEST_F(OrderOfTheDevice, AFenceBeforeCountingOrdersWhatWasWritten) {
+  ExpectRaceWithout([](bool order) { EXPECT_EQ(SumOfBlocks(order, true), 6u); });
+}
+
+TEST_F(OrderOfTheDevice, AFenceBehindCountingOrdersWhatIsRead) {
+  ExpectRaceWithout([](bool order) { EXPECT_EQ(SumOfBlocks(true, order), 6u); });
+}
+
+TEST_F(OrderOfTheDevice, FencesOrderNobodyWhoseThreadsMeetInNoWord) {
   ExpectRaceWithout([](bool order) {
-    constexpr unsigned kBlocks = 3;
-    std::vector<unsigned> of_block(kBlocks);
-    unsigned done = 0, sum = 0;
-    emulation::Launch(kBlocks, 32, nullptr, [&] {
+    unsigned written = 0, words[2] = {}, seen = 0;
+    emulation::Launch(2, 32, nullptr, [&] {
       if (threadIdx.x != 0) return;
-      of_block[blockIdx.x] = blockIdx.x + 1;
-      if (order) __threadfence();
-      if (atomicAdd(&done, 1u) + 1 < kBlocks) return;
-      if (order) __threadfence();
-      for (const unsigned one : of_block) sum += one;
+      if (blockIdx.x == 0) written = 1;
+      __threadfence();
+      atomicAdd(&words[order ? 0 : blockIdx.x], 1u);
+      __threadfence();
+      if (blockIdx.x == 1) seen = written;
     });
     cudaDeviceSynchronize();
-    EXPECT_EQ(sum, 6u);
+    EXPECT_EQ(seen, 1u);
   });
 }
 
@@ -92,6 +115,55 @@ TEST_F(OrderOfTheDevice, TheCpuFollowsAStreamThatItWaitsFor) {
     (order ? first : second).Synchronize();
     EXPECT_EQ(memory[0], 1);
     cudaDeviceSynchronize();
+  });
+}
+
+/// Memory of the device, or pinned.
+struct Allocated {
+  char* bytes = nullptr;
+
+  explicit Allocated(bool pinned) {
+    void* memory = nullptr;
+    (pinned ? cudaMallocHost : cudaMalloc)(&memory, kThreads);
+    bytes = static_cast<char*>(memory);
+  }
+};
+
+TEST_F(OrderOfTheDevice, ACopyOfPlainMemoryMayStillBeUnderWayWhenTheCallReturns) {
+  ExpectRaceWithout([](bool order) {
+    const cuda::Stream stream;
+    const Allocated memory(false);
+    {
+      const std::vector<char> plain(kThreads, 1);
+      cudaMemcpy(memory.bytes, plain.data(), plain.size(), cudaMemcpyDefault);
+    }  // it has been read
+    if (order) cudaDeviceSynchronize();
+    cudaMemsetAsync(memory.bytes, 2, kThreads, stream.get());
+    cudaFree(memory.bytes);
+  });
+}
+
+TEST_F(OrderOfTheDevice, ACopyOfPinnedMemoryIsDoneWhenTheCallReturns) {
+  ExpectRaceWithout([](bool order) {
+    const cuda::Stream stream;
+    const Allocated memory(false), pinned(true);
+    (order
+         ? (void)cudaMemcpy(memory.bytes, pinned.bytes, kThreads, cudaMemcpyDefault)
+         : (void)cudaMemcpyAsync(memory.bytes, pinned.bytes, kThreads, cudaMemcpyDefault, nullptr));
+    cudaMemsetAsync(memory.bytes, 2, kThreads, stream.get());
+    cudaFree(memory.bytes);
+    cudaFreeHost(pinned.bytes);
+  });
+}
+
+TEST_F(OrderOfTheDevice, PinnedMemoryIsFreedWhenItsCopiesHaveBeenWaitedFor) {
+  ExpectRaceWithout([](bool order) {
+    const cuda::Stream stream;
+    const Allocated memory(false), pinned(true);
+    cudaMemcpyAsync(memory.bytes, pinned.bytes, kThreads, cudaMemcpyDefault, stream.get());
+    if (order) stream.Synchronize();
+    cudaFreeHost(pinned.bytes);
+    cudaFree(memory.bytes);
   });
 }
 

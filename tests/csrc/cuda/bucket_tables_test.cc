@@ -1,0 +1,64 @@
+/// What a step brings is on its way to the device while the next ones are given.
+
+#include "csrc/cuda/bucket_tables.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "csrc/cuda/check.h"
+#include "csrc/cuda/stream.h"
+#include "tests/csrc/cuda/device_array.h"
+
+namespace hvd_sparse::cuda {
+namespace {
+
+constexpr std::int64_t kNumel = 100;
+
+class CudaBucketTables : public CudaTest {
+ protected:
+  static BucketLayout Layout() {
+    DeviceBucket bucket;
+    bucket.segments = {{kNumel, 10}};
+    bucket.gradient_numels = {kNumel};
+    return BucketLayout(bucket);
+  }
+
+  /// A step that differs from all others in its decay.
+  static DeviceLaunch Step(int number) {
+    DeviceLaunch launch;
+    launch.gradients = launch.outputs = {{nullptr, kNumel, DType::kFloat32}};
+    launch.decays = {static_cast<float>(number)};
+    launch.ks = {10};
+    return launch;
+  }
+};
+
+TEST_F(CudaBucketTables, ChangesThatAreUnderWayAreNotWrittenOver) {
+  constexpr int kSteps = 10;
+  BucketTables tables(Layout());
+  DeviceArray<Flow> seen{std::vector<Flow>(kSteps)};
+  const Stream stream;
+  for (int step = 0; step < kSteps; ++step) {
+    tables.Update(Step(step), stream.get());
+    Check(cudaMemcpyAsync(seen.data() + step, tables.view().flows, sizeof(Flow), cudaMemcpyDefault,
+                          stream.get()),
+          "copy");
+  }
+  const std::vector<Flow> flows = seen.Values();
+  for (int step = 0; step < kSteps; ++step) EXPECT_EQ(flows[step].decay, step);
+}
+
+TEST_F(CudaBucketTables, TheLayoutIsThereForAnyStream) {
+  const BucketLayout layout = Layout();
+  const BucketTables tables(layout);
+  DeviceArray<Tile> seen(std::vector<Tile>(1));
+  const Stream stream;
+  Check(cudaMemcpyAsync(seen.data(), tables.view().tiles, sizeof(Tile), cudaMemcpyDefault,
+                        stream.get()),
+        "copy");
+  EXPECT_EQ(seen.Values()[0].size, kNumel);
+}
+
+}  // namespace
+}  // namespace hvd_sparse::cuda

@@ -1,0 +1,116 @@
+/// The emulated device's memory: what it is to ThreadSanitizer, and who waits where it is copied to
+/// in a call, or freed.
+
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "tests/csrc/emulation/strand.h"
+
+namespace {
+
+namespace emulation = hvd_sparse::emulation;
+
+enum class Kind { kPlain, kPinned, kDevice };  // plain: of the CPU, and nobody told CUDA of it
+
+struct Piece {
+  std::size_t bytes;
+  Kind kind;
+};
+
+/// By where they begin; whoever looks at them orders nothing by that.
+class Pieces {
+ public:
+  void Add(const void* begin, Piece piece) {
+    const emulation::UnseenLocks unseen_locks;
+    const emulation::Unseen unseen;
+    const std::lock_guard lock(mutex_);
+    pieces_[static_cast<const char*>(begin)] = piece;
+  }
+  void Remove(const void* begin) {
+    const emulation::UnseenLocks unseen_locks;
+    const emulation::Unseen unseen;
+    const std::lock_guard lock(mutex_);
+    pieces_.erase(static_cast<const char*>(begin));
+  }
+  Kind KindOf(const void* address) {
+    const emulation::UnseenLocks unseen_locks;
+    const std::lock_guard lock(mutex_);
+    const auto* const byte = static_cast<const char*>(address);
+    const auto behind = pieces_.upper_bound(byte);
+    if (behind == pieces_.begin()) return Kind::kPlain;
+    const auto& [begin, piece] = *std::prev(behind);
+    return byte < begin + piece.bytes ? piece.kind : Kind::kPlain;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const char*, Piece> pieces_;
+};
+Pieces& pieces = *new Pieces;
+
+/// As aligned as CUDA's, and full of rubbish: what was never written is not zero by chance.
+cudaError_t Allocate(void** memory, std::size_t bytes, Kind kind) {
+  if (emulation::BreaksACapture()) return cudaErrorStreamCaptureUnsupported;
+  if (!emulation::has_memory) return cudaErrorMemoryAllocation;
+  ++emulated_calls.allocations;
+  constexpr std::size_t kAlignment = 256;
+  const std::size_t rounded = (bytes / kAlignment + 1) * kAlignment;
+  *memory = std::aligned_alloc(kAlignment, rounded);
+  if (*memory == nullptr) return cudaErrorMemoryAllocation;
+  std::memset(*memory, 0xa5, rounded);
+  pieces.Add(*memory, {rounded, kind});
+  return cudaSuccess;
+}
+
+/// The CPU reads what the default stream then copies, at any time.
+void CopyWhatIsRead(void* to, const void* from, std::size_t bytes) {
+  std::vector<char>* read = nullptr;
+  {
+    const emulation::Unseen unseen;
+    read = new std::vector<char>(bytes);
+  }
+  std::memcpy(read->data(), from, bytes);
+  emulation::Copy(nullptr, to, read->data(), bytes);
+  const emulation::Unseen unseen;
+  delete read;
+}
+
+}  // namespace
+
+cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
+  return Allocate(memory, bytes, Kind::kDevice);
+}
+cudaError_t cudaMallocHost(void** memory, std::size_t bytes) {
+  return Allocate(memory, bytes, Kind::kPinned);
+}
+
+cudaError_t cudaFree(void* memory) {
+  emulation::FollowDevice();
+  return cudaFreeHost(memory);
+}
+cudaError_t cudaFreeHost(void* memory) {
+  if (memory == nullptr) return cudaSuccess;
+  ++emulated_calls.frees;
+  pieces.Remove(memory);
+  std::free(memory);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+  ++emulated_calls.copies;
+  const Kind target = pieces.KindOf(to), source = pieces.KindOf(from);
+  if (target == Kind::kDevice && source == Kind::kPlain) {
+    CopyWhatIsRead(to, from, bytes);
+    return cudaSuccess;
+  }
+  emulation::Copy(nullptr, to, from, bytes);
+  const bool within = target == Kind::kDevice && source == Kind::kDevice;
+  if (!within) emulation::Follow(cudaStream_t{nullptr});
+  return cudaSuccess;
+}
