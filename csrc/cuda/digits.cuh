@@ -38,7 +38,9 @@ struct Digits {
 };
 
 /// The digit of the k-th largest entry of a histogram, and k less the entries with larger digits.
-/// Called by all `Threads` threads of a block. Digit 0 where there are fewer than k entries.
+/// Called by all `Threads` threads of a block, again only behind a barrier of theirs: what a call
+/// returns they read from memory that the next one writes. Digit 0 where there are fewer than k
+/// entries.
 template <int Threads>
 __device__ Prefix FindDigit(const unsigned* histogram, unsigned k) {
   constexpr int kOwn = kDigits / Threads;
@@ -61,9 +63,7 @@ __device__ Prefix FindDigit(const unsigned* histogram, unsigned k) {
     found = {static_cast<std::uint32_t>(digit), rest};
   }
   __syncthreads();
-  const Prefix result = found;
-  __syncthreads();  // all have read it before the next call writes
-  return result;
+  return found;
 }
 
 /// What is known when the digit of `level` has been found, too.
