@@ -38,6 +38,10 @@ Work::~Work() {
 
 void Work::Finish() {
   workspace_.stream.Synchronize();
+  IsDone();
+}
+
+void Work::IsDone() {
   workspace_.busy = false;
   finished_ = true;
 }

@@ -31,14 +31,18 @@ struct OwnStep {
     }
   }
 
-  /// What giving a step, selection and all that follows, has asked for.
-  EmulatedCalls Give() {
+  void Select() {
     const std::vector<GradView> gradients{{gradient.data(), kNumel, DType::kFloat32}};
     const std::vector<float> decays{1.0f};
     const std::vector<std::int64_t> ks{kK};
-    emulated_calls = {};
     const Span<float> moving = velocity.empty() ? Span<float>() : Span<float>(velocity);
     step.Select({residual, moving, gradients, decays, ks, states, 0.5f, 1.0f, 1.0f});
+  }
+
+  /// What giving a step, selection and all that follows, has asked for.
+  EmulatedCalls Give() {
+    emulated_calls = {};
+    Select();
     step.Exchange();
     return emulated_calls;
   }
@@ -80,6 +84,14 @@ TEST(TransportStepCalls, WhatAStepTookReturnsAtAnyTime) {
   EXPECT_EQ(own.residual, given);
   own.step.PutBack();
   EXPECT_EQ(own.residual, given);
+}
+
+/// Who ends it has not waited for the device.
+TEST(TransportStepCalls, AStepUnderWayEndsWhenTheDeviceIsDoneWithItsMemory) {
+  for (const bool is_exchanged : {false, true}) {
+    OwnStep own;
+    is_exchanged ? (void)own.Give() : own.Select();
+  }
 }
 
 TEST(TransportStepCalls, SoDoesWhatItMasked) {
