@@ -200,6 +200,7 @@ def hierarchical(
     arrays = [np.asarray(array, dtype=np.float32).ravel() for array in accumulated]
     size, numel = len(arrays), arrays[0].size
     applied = np.zeros(numel, dtype=np.float32)
+    residuals: list[NDArray[np.float32]]
     residuals = [np.zeros(numel, dtype=np.float32) for _ in arrays]
     for local_rank in range(local_size):
         begin, end = (numel * j // local_size for j in (local_rank, local_rank + 1))

@@ -83,7 +83,7 @@ class Setting:
         """What k entries of so many take, without the header."""
         if self.wire == "plain":
             return (INDEX_BYTES + self.value_bytes) * k
-        bits = np.log2(np.maximum(numel, 1) / np.maximum(k, 1)) + 2
+        bits: Array = np.log2(np.maximum(numel, 1) / np.maximum(k, 1)) + 2
         return k * (self.value_bytes + bits / 8)
 
     def code(self, entries: Array) -> Array:

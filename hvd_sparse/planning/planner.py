@@ -234,7 +234,8 @@ class _Planner:
         borders = np.linspace(0, count, min(count, MOST_MERGED) + 1).round().astype(np.int64)
         too_large = np.add.reduceat(self._numels, borders[:-1]) > MAX_BUCKET_NUMEL
         apart = [np.arange(*borders[i : i + 2]) for i in np.flatnonzero(too_large)]
-        return np.unique(np.concatenate([borders, *apart]))
+        found: NDArray[np.int64] = np.unique(np.concatenate([borders, *apart]))
+        return found
 
     def _sparse_plan(self, merged: Merged, dense_seconds: float) -> Plan:
         """Steps 2 and 3."""
@@ -276,7 +277,7 @@ class _Planner:
         ks = np.add.reduceat(self._entries(np.array(densities)[:, np.newaxis]), starts, axis=1).T
         table = self._price(ks, numels[:, np.newaxis], rules.allowed)
         select = np.array([machine.select_seconds(int(numel)) for numel in numels])
-        dense = np.full(numels.size, np.inf)
+        dense: NDArray[np.float64] = np.full(numels.size, np.inf)
         goes_dense = np.zeros(numels.size, dtype=bool)
         exchange = table.seconds
         if rules.dense:

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError
 from hvd_sparse.ranks import transport
@@ -75,7 +76,7 @@ class World:
     node: str = ""
     mpi_problem: str = ""
     _serial: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
-    _allgather: Callable[[np.ndarray, str], np.ndarray] | None = field(
+    _allgather: Callable[[NDArray[Any], str], NDArray[Any]] | None = field(
         default=None, repr=False, compare=False
     )
 
@@ -101,7 +102,7 @@ class World:
         module, function = _TENSOR_MAKERS[hvd.__name__].split(":")
         as_tensor = getattr(importlib.import_module(module), function)
 
-        def allgather(array: np.ndarray, name: str) -> np.ndarray:
+        def allgather(array: NDArray[Any], name: str) -> NDArray[Any]:
             gathered = hvd.allgather(as_tensor(array), name=name, process_set=process_set)
             return np.asarray(gathered.numpy())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
+from numpy.typing import NDArray
 
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.log import logger
@@ -54,19 +54,19 @@ class Heir(Protocol):
     def layers(self) -> Mapping[str, int]:
         """Elements of each layer that can travel sparse, by the name under which it is saved."""
 
-    def residuals_of(self, held: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
+    def residuals_of(self, held: Mapping[str, Any]) -> Mapping[str, NDArray[Any]]:
         """Those among what was saved: float32, flat, by layer."""
 
     def rates_of(self, held: Mapping[str, Any]) -> Any:
         """Learning rates among what was saved; can be pickled."""
 
-    def allreduce(self, part: np.ndarray, name: str) -> np.ndarray:
+    def allreduce(self, part: NDArray[Any], name: str) -> NDArray[Any]:
         """Sums a float64 array over the ranks; the name is the same on all of them."""
 
     def go_on(self, held: dict[str, Any]) -> None:
         """Takes up what this very rank had, as if nothing had happened."""
 
-    def begin(self, residuals: Mapping[str, np.ndarray], *, steps: int, rates: Any) -> None:
+    def begin(self, residuals: Mapping[str, NDArray[Any]], *, steps: int, rates: Any) -> None:
         """Begins after so many steps, with residuals of some layers; what lacks is zero."""
 
 
@@ -140,7 +140,7 @@ def inherit(heir: Heir, held: dict[str, Any] | None, policy: str) -> None:
     if world.rank == 0:
         _tell(holdings, policy)
     _, (first, rates, _) = everybody[giving[0]]
-    shares: Mapping[str, np.ndarray] = {}
+    shares: Mapping[str, NDArray[Any]] = {}
     if policy == SPREAD:
         total = SavedSum(layers)
         if world.rank in giving:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hvd_sparse.errors import CheckpointMismatchError
 from hvd_sparse.state.checkpoint import Job
@@ -31,7 +32,7 @@ class SavedSum:
         self._layers = dict(layers)
         self._parts = {name: np.zeros(numel) for name, numel in layers.items()}
 
-    def add(self, layers: Mapping[str, int], residuals: Mapping[str, np.ndarray]) -> None:
+    def add(self, layers: Mapping[str, int], residuals: Mapping[str, NDArray[Any]]) -> None:
         """Adds the residuals of a rank that was saved.
 
         Args:
@@ -50,8 +51,8 @@ class SavedSum:
             self._parts[name] += residual
 
     def over_ranks(
-        self, allreduce: Callable[[np.ndarray, str], np.ndarray]
-    ) -> dict[str, np.ndarray]:
+        self, allreduce: Callable[[NDArray[Any], str], NDArray[Any]]
+    ) -> dict[str, NDArray[Any]]:
         """The whole sum. Collective.
 
         Args:
@@ -66,8 +67,8 @@ class SavedSum:
         }
 
     def share(
-        self, allreduce: Callable[[np.ndarray, str], np.ndarray], *, rank: int, size: int
-    ) -> dict[str, np.ndarray]:
+        self, allreduce: Callable[[NDArray[Any], str], NDArray[Any]], *, rank: int, size: int
+    ) -> dict[str, NDArray[Any]]:
         """This rank's part: entry by entry the sum goes to one rank after the other. Collective.
 
         Args:
@@ -82,7 +83,7 @@ class SavedSum:
         return {name: share_of(total, rank=rank, size=size) for name, total in summed.items()}
 
 
-def share_of(total: np.ndarray, *, rank: int, size: int) -> np.ndarray:
+def share_of(total: NDArray[Any], *, rank: int, size: int) -> NDArray[Any]:
     """What one rank takes of a sum: one entry in `size`, and the rest of the one after.
 
     Args:

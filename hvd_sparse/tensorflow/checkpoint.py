@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
-import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.state.checkpoint import Job, checked_policy, existing
@@ -166,14 +166,14 @@ class _Parts:
             for kind, variables in (("model", self._variables()), ("optimizer", optimizer))
         }
 
-    def random(self) -> dict[str, np.ndarray]:
+    def random(self) -> dict[str, NDArray[Any]]:
         """This rank's random numbers: of the layers, and of tf.random's global generator."""
         return {
             "generator": tf.random.get_global_generator().state.numpy(),
             **{f"seed {place}": seed.numpy() for place, seed in enumerate(self._seeds())},
         }
 
-    def set_random(self, random: dict[str, np.ndarray]) -> None:
+    def set_random(self, random: dict[str, NDArray[Any]]) -> None:
         """Takes up what `random` gave."""
         tf.random.get_global_generator().state.assign(random["generator"])
         for place, seed in enumerate(self._seeds()):
@@ -206,7 +206,7 @@ def _check_shapes(saved: dict[str, Any], here: dict[str, list[Any]]) -> None:
             )
 
 
-def _check_random(saved: dict[str, np.ndarray], here: dict[str, np.ndarray]) -> None:
+def _check_random(saved: dict[str, NDArray[Any]], here: dict[str, NDArray[Any]]) -> None:
     shapes = [{name: one.shape for name, one in random.items()} for random in (saved, here)]
     if shapes[0] != shapes[1]:
         raise CheckpointMismatchError(

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.renewal import Renewal
@@ -76,8 +77,8 @@ def take_over(
             variables, None for those that died.
     """
     own = dict(zip(ids, heir.saved_names, strict=True))
-    residuals: dict[str, np.ndarray] = {}
-    velocities: dict[str, np.ndarray] = {}
+    residuals: dict[str, NDArray[Any]] = {}
+    velocities: dict[str, NDArray[Any]] = {}
     rate = 0.0
     for renewal, theirs in givers:
         giver = renewal.holder
@@ -99,7 +100,7 @@ def _move(
     held: Mapping[str, Any],
     names: Mapping[str, str],
     wanted: Mapping[str, Any],
-    moved: dict[str, np.ndarray],
+    moved: dict[str, NDArray[Any]],
     factor: np.float32,
 ) -> None:
     for theirs, ours in names.items():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from hvd_sparse.buckets import Layer
 from hvd_sparse.tensorflow.graph_state import GraphState
@@ -76,9 +78,9 @@ class ExchangeState:
 
     def load(
         self,
-        residuals: Mapping[str, np.ndarray],
-        memories: Mapping[str, np.ndarray],
-        velocities: Mapping[str, np.ndarray],
+        residuals: Mapping[str, NDArray[Any]],
+        memories: Mapping[str, NDArray[Any]],
+        velocities: Mapping[str, NDArray[Any]],
         *,
         rate: float,
     ) -> None:
@@ -110,7 +112,7 @@ def _split(flat: tf.Variable, layers: Sequence[Layer]) -> Iterator[tuple[str, tf
         offset += layer.numel
 
 
-def _joined(parts: Mapping[str, np.ndarray], layers: Sequence[Layer]) -> np.ndarray:
+def _joined(parts: Mapping[str, NDArray[Any]], layers: Sequence[Layer]) -> NDArray[Any]:
     zero = np.zeros(0, np.float32)
     wanted = (parts.get(one.name, np.zeros(one.numel, np.float32)) for one in layers)
     return np.concatenate([zero, *wanted])

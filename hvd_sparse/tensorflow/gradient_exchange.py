@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from hvd_sparse import _core
 from hvd_sparse.buckets import Bucket, Layer
@@ -210,9 +210,9 @@ class GradientExchange:
 
     def load(
         self,
-        residuals: Mapping[str, np.ndarray],
-        memories: Mapping[str, np.ndarray],
-        velocities: Mapping[str, np.ndarray],
+        residuals: Mapping[str, NDArray[Any]],
+        memories: Mapping[str, NDArray[Any]],
+        velocities: Mapping[str, NDArray[Any]],
         *,
         step: int,
         rate: float,

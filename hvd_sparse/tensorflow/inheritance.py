@@ -8,6 +8,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from hvd_sparse.state.inheritance import total_of
 from hvd_sparse.tensorflow import saved_state
@@ -26,16 +27,16 @@ class Heir:
         self.layers = saved_state.layers_of(exchange)
         self._exchange = exchange
 
-    def residuals_of(self, held: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
+    def residuals_of(self, held: Mapping[str, Any]) -> Mapping[str, NDArray[Any]]:
         """By layer, flat."""
-        residuals: Mapping[str, np.ndarray] = held["residuals"]
+        residuals: Mapping[str, NDArray[Any]] = held["residuals"]
         return residuals
 
     def rates_of(self, held: Mapping[str, Any]) -> Any:
         """The one of the optimizer."""
         return held["rate"]
 
-    def allreduce(self, part: np.ndarray, name: str) -> np.ndarray:
+    def allreduce(self, part: NDArray[Any], name: str) -> NDArray[Any]:
         """By Horovod."""
         return summed(part, name)
 
@@ -43,7 +44,7 @@ class Heir:
         """With its thresholds, and its plan."""
         saved_state.load(self._exchange, held)
 
-    def begin(self, residuals: Mapping[str, np.ndarray], *, steps: int, rates: Any) -> None:
+    def begin(self, residuals: Mapping[str, NDArray[Any]], *, steps: int, rates: Any) -> None:
         """With what was shared out."""
         own = {saved: name for name, saved in self._exchange.saved_names.items()}
         shares = {own[name]: part for name, part in residuals.items()}
@@ -54,7 +55,7 @@ class Heir:
         return total_of(self, saved_state.save(self._exchange))
 
 
-def summed(part: np.ndarray, name: str) -> np.ndarray:
+def summed(part: NDArray[Any], name: str) -> NDArray[Any]:
     """The sum over all ranks of the job. Collective; the name is the same on all of them."""
     total = hvd.allreduce(tf.constant(part), op=hvd.Sum, name=name.replace("/", "."))
     return np.asarray(total.numpy())

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.step_clock import Clock
@@ -85,10 +86,10 @@ class Messages:
         rows = self._order.gather(numbers)
         return lambda: [int(number) for number in rows()[0]]
 
-    def add_up(self, array: np.ndarray) -> np.ndarray:
+    def add_up(self, array: NDArray[Any]) -> NDArray[Any]:
         """The sum of all ranks' float32 arrays, flat and of one length. Waits for it."""
 
-        def sum_up() -> np.ndarray:
+        def sum_up() -> NDArray[Any]:
             with tf.device(CPU):  # where the arrays lie
                 return np.asarray(self._total.of(tf.constant(array)).numpy())
 
@@ -137,7 +138,7 @@ class _Rows:
     def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
         """Sends this rank's; what it returns waits for those of all."""
 
-        def send() -> np.ndarray:
+        def send() -> NDArray[Any]:
             with tf.device(CPU):  # a GPU would come to it behind all that it was given before
                 return np.asarray(self._allgather(tf.constant([numbers], tf.float64)).numpy())
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hvd_sparse.buckets import Bucket
 from hvd_sparse.compression import Compression
@@ -21,7 +23,7 @@ class QualityMeter:
     """
 
     def __init__(
-        self, compression: Compression, add_up: Callable[[np.ndarray], np.ndarray]
+        self, compression: Compression, add_up: Callable[[NDArray[Any]], NDArray[Any]]
     ) -> None:
         self._compression = compression
         self._add_up = add_up
@@ -33,9 +35,9 @@ class QualityMeter:
         layout: Bucket,
         choice: plan.BucketChoice,
         step: int,
-        accumulated: np.ndarray,
-        left: np.ndarray,
-        applied: np.ndarray,
+        accumulated: NDArray[Any],
+        left: NDArray[Any],
+        applied: NDArray[Any],
     ) -> None:
         """A bucket of a step that counts, one after the other on all ranks alike. Collective.
 
@@ -74,5 +76,5 @@ class QualityMeter:
         return quality_of(self._samples) if step == self._step else None
 
 
-def _energy(array: np.ndarray) -> float:
+def _energy(array: NDArray[Any]) -> float:
     return float(np.square(array, dtype=np.float64).sum())

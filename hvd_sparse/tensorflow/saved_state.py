@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hvd_sparse.errors import CheckpointMismatchError
 from hvd_sparse.state.saved_exchange import mismatch_of, taken_up
@@ -104,7 +105,7 @@ def _velocity_mismatch(exchange: GradientExchange, saved: dict[str, Any]) -> str
     return None
 
 
-def write(path: Path, saved: dict[str, Any] | None, others: dict[str, np.ndarray]) -> None:
+def write(path: Path, saved: dict[str, Any] | None, others: dict[str, NDArray[Any]]) -> None:
     """Writes a rank's file.
 
     Args:
@@ -121,7 +122,7 @@ def write(path: Path, saved: dict[str, Any] | None, others: dict[str, np.ndarray
     np.savez(path, head=np.array(json.dumps(head)), **arrays)
 
 
-def read(path: Path) -> tuple[dict[str, Any] | None, dict[str, np.ndarray]]:
+def read(path: Path) -> tuple[dict[str, Any] | None, dict[str, NDArray[Any]]]:
     """What `write` was given.
 
     Raises:

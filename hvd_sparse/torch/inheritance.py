@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hvd_sparse.state.inheritance import total_of
 from hvd_sparse.torch import state
@@ -28,7 +28,7 @@ class Heir:
         self.allreduce = summing_over(process_set)
         self._exchange = exchange
 
-    def residuals_of(self, held: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def residuals_of(self, held: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """By layer, flat."""
         return residuals_of(held)
 
@@ -40,7 +40,7 @@ class Heir:
         """With its thresholds, and its plan."""
         state.load(self._exchange, held)
 
-    def begin(self, residuals: Mapping[str, np.ndarray], *, steps: int, rates: Any) -> None:
+    def begin(self, residuals: Mapping[str, NDArray[Any]], *, steps: int, rates: Any) -> None:
         """With what was shared out."""
         tensors = {name: torch.from_numpy(part) for name, part in residuals.items()}
         self._exchange.state.load(tensors, {}, {})

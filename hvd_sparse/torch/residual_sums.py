@@ -8,17 +8,18 @@ from typing import Any
 import horovod.torch as hvd
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
-def residuals_of(saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def residuals_of(saved: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     """By layer, flat: those among what `state.save` returned."""
     return {name: part.cpu().numpy() for name, part in saved["residuals"].items()}
 
 
-def summing_over(process_set: Any) -> Callable[[np.ndarray, str], np.ndarray]:
+def summing_over(process_set: Any) -> Callable[[NDArray[Any], str], NDArray[Any]]:
     """How a SavedSum adds up its parts over the ranks of a process set."""
 
-    def allreduce(part: np.ndarray, name: str) -> np.ndarray:
+    def allreduce(part: NDArray[Any], name: str) -> NDArray[Any]:
         summed = hvd.allreduce(
             torch.from_numpy(part), op=hvd.Sum, name=name, process_set=process_set
         )
