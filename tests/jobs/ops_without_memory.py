@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from hvd_sparse import _core
 from hvd_sparse.errors import ExchangeFailedError
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.sparsifiers import TopK
 from hvd_sparse.tensorflow import ops
 

@@ -6,8 +6,8 @@ import time
 
 import horovod.torch as hvd
 
-from hvd_sparse.exchange import Exchange
-from hvd_sparse.world import World
+from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.ranks.world import World
 
 BYTES = 60_000  # less than a receiver takes that does not read
 
