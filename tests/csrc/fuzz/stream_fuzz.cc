@@ -45,11 +45,11 @@ void ReceiveMessages(Reader* reader) {
     while (reader->left() > 0 && !stream.done()) {
       const Bytes bytes = reader->TakeBytes(piece);
       ::send(there.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      while (stream.Move("bucket 'fc'")) {
+      while (stream.Move("bucket 'fc'", false)) {
       }
     }
     there.Close();
-    while (stream.Move("bucket 'fc'")) {
+    while (stream.Move("bucket 'fc'", false)) {
     }
   } catch (const Error& error) {
     DemandEnd(error);
