@@ -96,7 +96,7 @@ DeviceBlockHeader TransportGTopK::Move(const SparseBlock& selected, std::int32_t
   copy(result_indices, result.indices, k_, cudaMemcpyDeviceToHost);
   copy(result_values, result.values, k_, cudaMemcpyDeviceToHost);
   network_.Await(work.stream(), what);
-  work.IsDone();
+  work.NoteDone();
 
   const auto entries = std::min(static_cast<std::int64_t>(result_header->count), k_);
   reduced->Reset(entries);

@@ -38,10 +38,10 @@ Work::~Work() {
 
 void Work::Finish() {
   workspace_.stream.Synchronize();
-  IsDone();
+  NoteDone();
 }
 
-void Work::IsDone() {
+void Work::NoteDone() {
   workspace_.busy = false;
   finished_ = true;
 }

@@ -35,7 +35,7 @@ class Work {
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
 
-  /// To be given work, which Finish, IsDone or Leave must follow.
+  /// To be given work, which Finish, NoteDone or Leave must follow.
   cudaStream_t stream() {
     finished_ = false;
     return workspace_.stream.get();
@@ -94,7 +94,7 @@ class Work {
   void Finish();
 
   /// All is done: somebody has waited for the stream.
-  void IsDone();
+  void NoteDone();
 
   /// Lets the work go on by itself.
   void Leave() { left_ = true; }

@@ -45,6 +45,10 @@ std::atomic<int> waits{0};
 
 /// A step of one bucket; returns what ended the exchange.
 std::string ErrorOf(const std::shared_ptr<LoopbackWorld>& world, int rank) {
+  std::vector<float> values(kNumel, 1.0f);
+  if (rank == kGuest) values[3] = std::numeric_limits<float>::quiet_NaN();
+  DeviceArray<float> gradient(values), residual(std::vector<float>(kNumel, 0.0f));
+  SelectionState state;
   std::unique_ptr<Communicator> comm;
   if (rank == kGuest) comm = std::make_unique<Forgetful>(world, rank);
   if (rank != kGuest) comm = std::make_unique<LoopbackCommunicator>(world, rank);
@@ -52,10 +56,6 @@ std::string ErrorOf(const std::shared_ptr<LoopbackWorld>& world, int rank) {
   BucketSpec spec{"fc", {kNumel}, {kNumel}, {10}, "top_k", {}, "gtopk"};
   spec.device = {DeviceType::kCuda, 0};
   const int bucket = exchange.AddBucket(spec);
-  std::vector<float> values(kNumel, 1.0f);
-  if (rank == kGuest) values[3] = std::numeric_limits<float>::quiet_NaN();
-  DeviceArray<float> gradient(values), residual(std::vector<float>(kNumel, 0.0f));
-  SelectionState state;
   Launch launch;
   launch.gradients = {{gradient.data(), kNumel, DType::kFloat32}};
   launch.residual = residual.span();
