@@ -5,7 +5,6 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <future>
@@ -17,6 +16,7 @@
 #include "csrc/base/error.h"
 #include "csrc/comm/loopback_communicator.h"
 #include "csrc/exchange/step_driver.h"
+#include "tests/csrc/meeting.h"
 
 namespace hvd_sparse {
 
@@ -64,10 +64,9 @@ struct DrivenRank {
   }
 
   /// The same, and waits until all ranks have begun: whichever ends the step ends it amid that.
-  void BeginTogether(int ranks, std::atomic<int>* begun) {
+  void BeginTogether(Meeting* begun) {
     Begin();
-    ++*begun;
-    while (*begun < ranks) std::this_thread::yield();
+    begun->Attend();
   }
 
   /// Whether the piece passed, or else when it is there.

@@ -16,6 +16,7 @@
 #include "csrc/exchange/exchange.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/kernel_threads.h"
+#include "tests/csrc/meeting.h"
 #include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
@@ -190,7 +191,7 @@ TEST_P(ExchangeFailure, WithKernelThreadsLosesNothing) {
 TEST_P(ExchangeFailure, OrderedByOneRankAfterAllArrivedLosesNothing) {
   for (const std::string& collective : CollectiveNames()) {
     auto world = std::make_shared<LoopbackWorld>(kRanks);
-    std::atomic<int> arrived{0}, failed{0};
+    Meeting meeting(kRanks);
     OnRanks([&](int rank) {
       Exchange exchange(std::make_unique<LoopbackCommunicator>(world, rank), GetParam());
       std::deque<Memory> memory;
@@ -203,11 +204,9 @@ TEST_P(ExchangeFailure, OrderedByOneRankAfterAllArrivedLosesNothing) {
       for (const Memory& bucket : memory) {
         EXPECT_FALSE(SameBits(bucket.residual, bucket.accumulated));
       }
-      ++arrived;
-      while (arrived < kRanks) std::this_thread::yield();
+      meeting.Attend();
       if (rank == 1) exchange.Fail("enough");
-      ++failed;
-      while (failed < kRanks) std::this_thread::yield();
+      meeting.Attend();
       EXPECT_THROW(exchange.Check(), Error);
       for (const Memory& bucket : memory) {
         EXPECT_TRUE(SameBits(bucket.residual, bucket.accumulated));
@@ -219,8 +218,7 @@ TEST_P(ExchangeFailure, OrderedByOneRankAfterAllArrivedLosesNothing) {
 TEST_P(ExchangeFailure, OfOneRankThatClosesAmidAStepLosesNothingOnAnyRank) {
   for (const bool waits : {false, true}) {
     auto world = std::make_shared<LoopbackWorld>(kRanks);
-    std::atomic<int> ready{0};
-    std::atomic<bool> closed{false};
+    Meeting meeting(kRanks);
     OnRanks([&](int rank) {
       std::deque<Memory> memory;
       auto exchange = std::make_unique<Exchange>(
@@ -236,16 +234,13 @@ TEST_P(ExchangeFailure, OfOneRankThatClosesAmidAStepLosesNothingOnAnyRank) {
           EXPECT_FALSE(SameBits(bucket.residual, bucket.accumulated));
         }
       }
-      ++ready;
-      while (ready < kRanks) std::this_thread::yield();
-      if (rank == 1) {
-        exchange.reset();
-        closed = true;
-      } else {
-        while (!closed) std::this_thread::yield();
+      meeting.Attend();
+      if (rank == 1) exchange.reset();
+      meeting.Attend();
+      if (exchange != nullptr) {
         EXPECT_THROW(exchange->Check(), Error);
-        exchange.reset();
       }
+      exchange.reset();
       for (const Memory& bucket : memory) ExpectNothingIsLost(bucket);
     });
   }

@@ -15,6 +15,7 @@
 #include "csrc/exchange/step_driver.h"
 #include "tests/csrc/driven_ranks.h"
 #include "tests/csrc/failing_allocations.h"
+#include "tests/csrc/meeting.h"
 #include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
@@ -75,9 +76,9 @@ struct ShortPatience {
 
 TEST(StepDriver, SumsThatNeverComeAreGivenUpOnAllRanks) {
   const ShortPatience impatient;
-  std::atomic<int> begun{0};
+  Meeting begun(2);
   OnRanks(2, {2, -2}, [&begun](DrivenRank& rank) {
-    rank.BeginTogether(2, &begun);
+    rank.BeginTogether(&begun);
     std::vector<std::future<void>> done;
     for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
     for (const int piece : {2, 3}) rank.Hand(piece);

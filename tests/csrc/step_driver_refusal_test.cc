@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <future>
 #include <limits>
@@ -15,6 +14,7 @@
 
 #include "csrc/exchange/step_driver.h"
 #include "tests/csrc/driven_ranks.h"
+#include "tests/csrc/meeting.h"
 #include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
@@ -142,9 +142,9 @@ TEST(StepDriver, OfARefusedStepTheResidualHasDecayedAllTheSame) {
 }
 
 TEST(StepDriver, AnExchangeThatEndsEndsTheWaitForSums) {
-  std::atomic<int> begun{0};
+  Meeting begun(2);
   OnRanks(2, {2, -2}, [&begun](DrivenRank& rank) {
-    rank.BeginTogether(2, &begun);
+    rank.BeginTogether(&begun);
     std::vector<std::future<void>> done;
     for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
     if (rank.exchange.Rank() == 0) rank.driver->Cancel("its sums will not come");
@@ -265,9 +265,9 @@ TEST(StepDriver, WhatHasNoUnitsOfSelectionMustPass) {
 }
 
 TEST(StepDriver, CancellingEndsTheStepOnAllRanks) {
-  std::atomic<int> begun{0};
+  Meeting begun(3);
   OnRanks(3, kOneByOne, [&begun](DrivenRank& rank) {
-    rank.BeginTogether(3, &begun);
+    rank.BeginTogether(&begun);
     std::vector<std::future<void>> done;
     const int count = rank.exchange.Rank() == 0 ? 2 : kPieces;
     for (int piece = 0; piece < count; ++piece) done.push_back(rank.Launch(piece));
@@ -369,9 +369,9 @@ TEST(StepDriver, WhoeverHasLookedAtSumsMayTellInstead) {
 }
 
 TEST(StepDriver, ClosingAmidAStepLeavesNobodyWaiting) {
-  std::atomic<int> begun{0};
+  Meeting begun(2);
   OnRanks(2, kOneByOne, [&begun](DrivenRank& rank) {
-    rank.BeginTogether(2, &begun);
+    rank.BeginTogether(&begun);
     std::future<void> done = rank.Launch(0);
     if (rank.exchange.Rank() == 0) rank.driver.reset();
     if (rank.exchange.Rank() == 1) {

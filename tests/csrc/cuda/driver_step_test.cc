@@ -1,12 +1,11 @@
 /// Steps of a driver that a GPU does alone, with velocities: the bits of the same steps on the CPU,
 /// nothing lost, also where a step does not come to its end.
 
-#include <atomic>
 #include <cstdlib>
-#include <thread>
 #include <utility>
 
 #include "tests/csrc/cuda/moving_ranks.h"
+#include "tests/csrc/meeting.h"
 
 namespace hvd_sparse {
 namespace {
@@ -122,12 +121,12 @@ TEST_F(DriverStepOnDevice, AStepThatIsEndedKeepsAllThatItTook) {
   DriverJob job = Forgetful(0.5f);
   job.whole = true;
   for (const std::vector<int>& pieces : {std::vector<int>{0}, {0, 1}}) {
-    std::atomic<int> met{0};
+    Meeting meeting(2);
     OnMovingRanks(2, kGpu, job, [&](MovingRank& rank) {
       rank.Step();
       // Whoever is still in that step would lose it.
-      for (++met; met < 2;) std::this_thread::yield();
-      const Account account = rank.EndedStep(pieces);
+      meeting.Attend();
+      const Account account = rank.EndedStep(pieces, &meeting);
       for (const auto& [begin, end] : {std::pair{0, kOne + kTwo}, {kOne + kTwo, kOwed}}) {
         EXPECT_TRUE(Holds(account, begin, end, job.momentum)) << "from " << begin << " on";
       }

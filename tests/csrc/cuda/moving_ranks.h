@@ -15,6 +15,7 @@
 
 #include "csrc/exchange/step_driver.h"
 #include "tests/csrc/cuda/step_ranks.h"
+#include "tests/csrc/meeting.h"
 
 namespace hvd_sparse {
 
@@ -115,11 +116,13 @@ class MovingRank {
     return account;
   }
 
-  /// A step of which pieces are handed over, and which rank 0 then ends, whatever has come by then.
-  Account EndedStep(const std::vector<int>& pieces) {
+  /// A step of which pieces are handed over when all ranks have begun it, and which rank 0 then
+  /// ends, whatever has come by then.
+  Account EndedStep(const std::vector<int>& pieces, Meeting* begun) {
     Drawn drawn = Draw(false);
     Account account{drawn.Exchangeable(), {}, kept(), {}};
     Begin(&drawn);
+    begun->Attend();
     std::vector<std::future<void>> done;
     for (const int piece : pieces) done.push_back(Hand(piece, &drawn));
     if (number() == 0) driver_->Cancel("a test wants it");

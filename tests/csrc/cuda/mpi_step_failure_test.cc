@@ -13,6 +13,7 @@
 
 #include "csrc/base/error.h"
 #include "tests/csrc/cuda/own_ranks.h"
+#include "tests/csrc/meeting.h"
 #include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
@@ -93,10 +94,10 @@ TEST_F(CudaMpiStepFailure, ARankThatIsWaitedForTooLongEndsTheStepOfAllAndNothing
 }
 
 TEST_F(CudaMpiStepFailure, ARankThatClosesItsExchangeEndsTheStepOfAllAndNothingIsLost) {
-  std::atomic<int> started{0};
+  Meeting started(kRanks);
   OnOwnRanks(2, End::kAllOrUntouched, [&started](int rank, OwnRank& own) {
     if (rank != 1) own.StartAll();
-    Meet(&started);
+    started.Attend();
     if (rank == 1) {
       own.exchange->Start(0, own.buckets[0].Step());
       own.exchange.reset();

@@ -6,7 +6,6 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
@@ -25,6 +24,7 @@
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/device_loopback.h"
 #include "tests/csrc/entries.h"
+#include "tests/csrc/meeting.h"
 #include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
@@ -172,11 +172,6 @@ inline void OnOwnRanks(int count, End end, const std::function<void(int rank, Ow
   for (std::thread& thread : threads) thread.join();
 }
 
-/// All ranks have come here.
-inline void Meet(std::atomic<int>* met) {
-  for (++*met; *met < kRanks;) std::this_thread::yield();
-}
-
 /// What a refused step took returns, and what rounding added, and what was masked.
 inline void ExpectARefusalToReturnAll() {
   OnOwnRanks(2, End::kAll, [](int, OwnRank& own) {
@@ -190,13 +185,13 @@ inline void ExpectARefusalToReturnAll() {
 
 /// While devices are behind.
 inline void ExpectALostRankToEndTheWait(const Circumstances& met = {}) {
-  std::atomic<int> waited{0};
+  Meeting waited(kRanks);
   OnOwnRanks(
       2, End::kAllOrUntouched,
       [&waited](int rank, OwnRank& own) {
         own.StartAll();
         EXPECT_FALSE(own.exchange->Wait(0, 0.05));
-        Meet(&waited);
+        waited.Attend();
         if (rank == 0) own.world->Fail(ErrorKind::kPeerLost, "rank 2 was lost");
         const Error error = Thrown([&own] { own.WaitForAll(); });
         EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();

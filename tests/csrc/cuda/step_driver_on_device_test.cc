@@ -1,7 +1,6 @@
 /// Steps that an executor hands over piece by piece, with gradients on a GPU: what is applied and
 /// what stays has the bits of the same steps on the CPU.
 
-#include <atomic>
 #include <cmath>
 #include <functional>
 #include <future>
@@ -13,6 +12,7 @@
 
 #include "csrc/exchange/step_driver.h"
 #include "tests/csrc/cuda/exchange_steps.h"
+#include "tests/csrc/meeting.h"
 #include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
@@ -133,12 +133,11 @@ TEST_F(StepDriverOnDevice, StepsHaveTheBitsOfTheCpu) {
 }
 
 TEST_F(StepDriverOnDevice, AStepThatFailsLeavesNothingInABlock) {
-  std::atomic<int> begun{0};
+  Meeting begun(2);
   OnRanks(2, kGpu, [&begun](RankOn& rank) {
     Memory<float> first(kGpu, std::vector<float>(kFirst, 1.0f));
     rank.Begin();
-    ++begun;
-    while (begun < 2) std::this_thread::yield();
+    begun.Attend();
     std::future<void> done = rank.Launch(0, &first);
     if (rank.exchange.Rank() == 0) rank.driver->Cancel("a test wants it");
     EXPECT_THROW(done.get(), Error);

@@ -17,6 +17,7 @@
 #include "csrc/comm/loopback_communicator.h"
 #include "csrc/exchange/exchange.h"
 #include "tests/csrc/cuda/device_array.h"
+#include "tests/csrc/meeting.h"
 
 namespace hvd_sparse {
 namespace {
@@ -44,7 +45,7 @@ class Forgetful final : public LoopbackCommunicator {
 std::atomic<int> waits{0};
 
 /// A step of one bucket; returns what ended the exchange.
-std::string ErrorOf(const std::shared_ptr<LoopbackWorld>& world, int rank) {
+std::string ErrorOf(const std::shared_ptr<LoopbackWorld>& world, int rank, Meeting* ended) {
   std::vector<float> values(kNumel, 1.0f);
   if (rank == kGuest) values[3] = std::numeric_limits<float>::quiet_NaN();
   DeviceArray<float> gradient(values), residual(std::vector<float>(kNumel, 0.0f));
@@ -64,13 +65,15 @@ std::string ErrorOf(const std::shared_ptr<LoopbackWorld>& world, int rank) {
   launch.decays = {1};
   launch.stream = kStreams + static_cast<StreamHandle>(rank);
   exchange.Start(bucket, std::move(launch));
+  std::string said;
   try {
     while (!exchange.Wait(bucket, 1.0, kStreams + static_cast<StreamHandle>(rank))) {
     }
   } catch (const Error& error) {
-    return error.what();
+    said = error.what();
   }
-  return "";
+  ended->Attend();  // who closes amid a step ends it for all
+  return said;
 }
 
 /// Its result is given to the device to be written before what is wrong with it is seen.
@@ -81,12 +84,13 @@ TEST(ExchangeMarks, TheFrameworksStreamFollowsABucketThatFailedBehindItsWriting)
     if (of_guest && is_wait) ++waits;
   };
   auto world = std::make_shared<LoopbackWorld>(kRanks);
+  Meeting ended(kRanks);
   std::string error;
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < kRanks; ++rank) {
     ranks.emplace_back([&, rank] {
-      const std::string ended = ErrorOf(world, rank);
-      if (rank == kGuest) error = ended;
+      const std::string said = ErrorOf(world, rank, &ended);
+      if (rank == kGuest) error = said;
     });
   }
   for (std::thread& rank : ranks) rank.join();

@@ -14,6 +14,7 @@
 #include "csrc/cuda/device_gtopk.h"
 #include "csrc/cuda/mpi_transport.h"
 #include "tests/csrc/cuda/own_ranks.h"
+#include "tests/csrc/meeting.h"
 #include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
@@ -59,13 +60,13 @@ class MpiWait : public testing::Test {
 };
 
 TEST_F(MpiWait, ABucketWhoseDeviceIsBehindIsWaitedForAndThenCounts) {
-  std::atomic<int> waited{0};
+  Meeting waited(kRanks);
   OnOwnRanks(
       2, End::kCounts,
       [&waited](int, OwnRank& own) {
         own.StartAll();
         for (const int bucket : {0, 1}) EXPECT_FALSE(own.exchange->Wait(bucket, 0.05));
-        Meet(&waited);
+        waited.Attend();
         device_is_done = true;
         own.WaitForAll();
         EXPECT_EQ(own.exchange->Stats(1).route, Route::kStep);

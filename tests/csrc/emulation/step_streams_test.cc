@@ -16,6 +16,7 @@
 #include "csrc/cuda/transport_step.h"
 #include "tests/csrc/cuda/own_ranks.h"
 #include "tests/csrc/emulation/stream_order.h"
+#include "tests/csrc/meeting.h"
 
 namespace hvd_sparse {
 namespace {
@@ -227,19 +228,19 @@ TEST(StepStreamsOverMpi, ABucketIsSelectedWhileMessagesOfTheOneBeforeAreUnderWay
     seen = given >= 2 * kRanks * kOfASelection;
     looks = false;
   };
-  std::atomic<int> committed{0}, ready{0};
+  Meeting meeting(kRanks);
   OnOwnRanks(
       2, End::kCounts,
       [&](int rank, OwnRank& own) {
         own.StartAll();  // the first step finds out whether devices are connected
         own.WaitForAll();
         own.exchange->Commit("");
-        Meet(&committed);
+        meeting.Attend();
         if (rank == 0) {
           emulation::at_work = [](cudaStream_t) { ++given; };
           looks = true;
         }
-        Meet(&ready);
+        meeting.Attend();
         own.StartAll();
         own.WaitForAll();
         own.exchange->Commit("");

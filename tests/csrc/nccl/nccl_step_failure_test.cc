@@ -12,6 +12,7 @@
 
 #include "csrc/base/error.h"
 #include "tests/csrc/cuda/own_ranks.h"
+#include "tests/csrc/meeting.h"
 #include "tests/csrc/nccl/with_fake_nccl.h"
 #include "tests/csrc/thrown.h"
 
@@ -32,11 +33,11 @@ TEST_F(NcclStepFailure, AStepThatAllRefuseReturnsWhatItTookAndWhatRoundingAdded)
 }
 
 TEST_F(NcclStepFailure, EndedByARankWhenAllHasArrivedLosesNothing) {
-  std::atomic<int> arrived{0};
+  Meeting arrived(kRanks);
   OnOwnRanks(2, End::kAll, [&arrived](int rank, OwnRank& own) {
     own.StartAll();
     own.WaitForAll();
-    Meet(&arrived);
+    arrived.Attend();
     if (rank == 1) own.exchange->Fail("enough");
     const Error error = Thrown([&] {
       for (;; std::this_thread::yield()) own.exchange->Check();
@@ -52,10 +53,10 @@ TEST_F(NcclStepFailure, EndedByARankWhenAllHasArrivedLosesNothing) {
 void BreakEachGroup(const char* error_says) {
   for (const int groups : {0, 2, 3, 5, 8}) {
     SCOPED_TRACE(groups);
-    std::atomic<int> ready{0};
+    Meeting ready(kRanks);
     OnOwnRanks(2, End::kAllOrUntouched, [&](int rank, OwnRank& own) {
       if (rank == 0) OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kRemoteError, groups);
-      Meet(&ready);
+      ready.Attend();
       const Error error = Thrown([&own] {
         own.StartAll();
         own.WaitForAll();
@@ -88,12 +89,12 @@ class NcclStepWait : public NcclStepFailure {
 };
 
 TEST_F(NcclStepWait, IsInWaitAlone) {
-  std::atomic<int> waited{0};
+  Meeting waited(kRanks);
   OnOwnRanks(3, End::kCounts, [&waited](int, OwnRank& own) {
     own.StartAll();
     for (int b = 0; b < 3; ++b) EXPECT_FALSE(own.exchange->Wait(b, 0.05));
     EXPECT_TRUE(Says(Thrown([&] { own.exchange->Commit(""); }), "is in flight"));
-    Meet(&waited);
+    waited.Attend();
     device_is_done = true;
     own.WaitForAll();
     EXPECT_EQ(own.exchange->Stats(2).route, Route::kStep);
@@ -108,11 +109,11 @@ TEST_F(NcclStepWait, EndsAtTheLimitOfTimeAndNothingIsLost) {
 }
 
 TEST_F(NcclStepWait, EndsForTheOthersWhenARankClosesItsExchange) {
-  std::atomic<int> waited{0};
+  Meeting waited(kRanks);
   OnOwnRanks(1, End::kAllOrUntouched, [&waited](int rank, OwnRank& own) {
     own.StartAll();
     EXPECT_FALSE(own.exchange->Wait(0, 0.05));
-    Meet(&waited);
+    waited.Attend();
     if (rank == 1) {
       own.exchange.reset();
       own.buckets.clear();  // of which nobody promises anything

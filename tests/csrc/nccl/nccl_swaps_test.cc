@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
@@ -18,6 +17,7 @@
 #include "csrc/exchange/exchange.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/exchange_steps.h"
+#include "tests/csrc/meeting.h"
 #include "tests/csrc/nccl/with_fake_nccl.h"
 #include "tests/csrc/tcp_ranks.h"
 #include "tests/csrc/thrown.h"
@@ -133,12 +133,12 @@ TEST_P(NcclSwaps, RanksThatSwapOtherLengthsAreToldBeforeAnyWaitsForADevice) {
 }
 
 TEST_P(NcclSwaps, WhatNcclMeetsEndsThemOnAllRanks) {
-  std::atomic<int> connected{0};
-  OnExchanges(4, [&connected](Exchange& exchange) {
+  Meeting meeting(4);
+  OnExchanges(4, [&meeting](Exchange& exchange) {
     ASSERT_TRUE(exchange.ConnectDevices(kGpu));
-    for (++connected; connected < 4;) std::this_thread::yield();
+    meeting.Attend();
     if (exchange.Rank() == 0) OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kRemoteError, 2);
-    for (++connected; connected < 8;) std::this_thread::yield();
+    meeting.Attend();
     const Error error = Thrown([&] {
       for (;;) exchange.SwapBetweenDevices(exchange.Rank() ^ 1, 1000, 3);
     });
