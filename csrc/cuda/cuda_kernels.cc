@@ -59,8 +59,9 @@ class CudaKernelsImpl final : public Kernels {
   std::int64_t Accumulate(const Feedback& feedback) const override {
     Work work(device_);
     unsigned* const not_finite = work.Zeros<unsigned>(1);
+    unsigned* const counted = work.Staged<unsigned>(1);
     LaunchAccumulate(feedback, not_finite, work.stream());
-    const unsigned* const counted = work.Fetch(not_finite, 1);
+    work.Fetch(not_finite, 1, counted);
     work.Finish();
     return *counted;
   }
@@ -101,7 +102,7 @@ class CudaKernelsImpl final : public Kernels {
     const cpu::Room room = cpu::RoomOf(out, filled, out->capacity());
     const std::int64_t count = std::min(positions.size, room.size);
     float* const values = work.Scratch<float>(count);
-    float* const fetched = work.Staged<float>(count);  // after the launch nothing may fail
+    float* const fetched = work.Staged<float>(count);
     LaunchGatherAndClear(residual.data, work.Send(positions.data, count), count, values,
                          work.stream());
     work.Fetch(values, count, fetched);
@@ -135,9 +136,10 @@ class CudaKernelsImpl final : public Kernels {
                           begins[place / length] = static_cast<Index>(begin);
                         });
     float* const values = work.Scratch<float>(entries);
+    float* const fetched = work.Staged<float>(entries);
     LaunchSample(feedback, work.Upload(begins, entries / length), length, entries, values,
                  work.stream());
-    const float* const fetched = work.Fetch(values, entries);
+    work.Fetch(values, entries, fetched);
     work.Finish();
     sample->insert(sample->end(), fetched, fetched + entries);
   }
@@ -179,9 +181,10 @@ class CudaKernelsImpl final : public Kernels {
     {
       Work work(device_);
       float* const values = work.Scratch<float>(places.count());
+      float* const fetched = work.Staged<float>(places.count());
       LaunchGather(residual.data, work.Send(places.positions.data(), places.count()),
                    places.count(), values, work.stream());
-      const float* const fetched = work.Fetch(values, places.count());
+      work.Fetch(values, places.count(), fetched);
       work.Finish();
       std::copy_n(fetched, places.count(), places.values.begin());
     }
@@ -205,8 +208,12 @@ class CudaKernelsImpl final : public Kernels {
     const Index* const indices = reduced.indices() + begin;
     const float* const values = reduced.values() + begin;
     const bool is_narrow = SizeOf(grad.dtype) < SizeOf(DType::kFloat32);
+    const std::int64_t told = is_narrow ? count : 0;
     Narrowed* const narrowed = is_narrow ? work.Scratch<Narrowed>(count) : nullptr;
     float* const former = is_narrow ? work.Scratch<float>(count) : nullptr;
+    Narrowed* const outcomes = work.Staged<Narrowed>(told);
+    float* const before = work.Staged<float>(told);
+    undo->reserve(undo->size() + static_cast<std::size_t>(told));
     LaunchScatter({work.Send(indices, count), work.Send(values, count), count, scale, offset, grad,
                    residual, loss_scale, narrowed, former},
                   work.stream());
@@ -215,8 +222,8 @@ class CudaKernelsImpl final : public Kernels {
       return std::count_if(values, values + count,
                            [scale](float value) { return !(std::fabs(scale * value) <= FLT_MAX); });
     }
-    const Narrowed* const outcomes = work.Fetch(narrowed, count);
-    const float* const before = work.Fetch(former, count);
+    work.Fetch(narrowed, count, outcomes);
+    work.Fetch(former, count, before);
     work.Finish();
     for (std::int64_t n = 0; n < count; ++n) {
       if (outcomes[n] == Narrowed::kRounded) undo->emplace_back(Position(indices[n]), before[n]);

@@ -62,10 +62,11 @@ std::int64_t CountAbove(Span<const float> dense, float threshold, Work* work) {
   const std::int64_t blocks = (dense.size + kThreads * 4 - 1) / (kThreads * 4);
   if (blocks == 0) return 0;
   unsigned* const above = work->Zeros<unsigned>(1);
+  unsigned* const counted = work->Staged<unsigned>(1);
   CountAboveKernel<<<static_cast<unsigned>(std::min(blocks, kMostBlocks)), kThreads, 0,
                      work->stream()>>>(dense, IsAligned(dense.data), threshold, above);
   CheckLaunch("count the entries above a threshold");
-  const unsigned* const counted = work->Fetch(above, 1);
+  work->Fetch(above, 1, counted);
   work->Finish();
   return *counted;
 }
@@ -74,9 +75,10 @@ Moments ComputeMoments(Span<const float> dense, Work* work) {
   if (dense.size == 0) return {};
   const std::int64_t parts = (dense.size + kPart - 1) / kPart;
   Sums* const of_part = work->Scratch<Sums>(parts);
+  Sums* const sums = work->Staged<Sums>(parts);
   AddUpKernel<<<static_cast<unsigned>(parts), kThreads, 0, work->stream()>>>(dense, of_part);
   CheckLaunch("add up the entries of an array");
-  const Sums* const sums = work->Fetch(of_part, parts);
+  work->Fetch(of_part, parts, sums);
   work->Finish();
   double sum = 0, squares = 0;
   for (std::int64_t part = 0; part < parts; ++part) {

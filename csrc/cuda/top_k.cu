@@ -56,11 +56,12 @@ __global__ void __launch_bounds__(kThreads)
 
 Histogram CountDigits(Span<const float> dense, const Digit& digit, Work* work) {
   unsigned* const histogram = work->Zeros<unsigned>(kDigits);
+  unsigned* const counted = work->Staged<unsigned>(kDigits);
   const std::int64_t blocks = (dense.size + kThreads * 4 - 1) / (kThreads * 4);
   CountDigitsKernel<<<static_cast<unsigned>(std::min(blocks, kMostBlocks)), kThreads, 0,
                       work->stream()>>>(dense, IsAligned(dense.data), digit, histogram);
   CheckLaunch("count the digits of magnitudes");
-  const unsigned* const counted = work->Fetch(histogram, kDigits);
+  work->Fetch(histogram, kDigits, counted);
   work->Finish();
   Histogram result;
   std::copy_n(counted, kDigits, result.begin());

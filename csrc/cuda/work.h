@@ -56,7 +56,8 @@ class Work {
     return memory;
   }
 
-  /// Pinned memory for `count` elements, for Upload and Fetch.
+  /// Pinned memory for `count` elements, for Upload and Fetch. To be had before anything is
+  /// changed: there may be none.
   template <typename T>
   T* Staged(std::int64_t count) {
     return workspace_.staging.Take<T>(count);
@@ -82,12 +83,6 @@ class Work {
   template <typename T>
   void Fetch(const T* from, std::int64_t count, T* staged) {
     Copy(staged, from, count, cudaMemcpyDeviceToHost);
-  }
-  template <typename T>
-  const T* Fetch(const T* from, std::int64_t count) {
-    T* const staged = Staged<T>(count);
-    Fetch(from, count, staged);
-    return staged;
   }
 
   /// Waits until all is done.

@@ -64,9 +64,10 @@ class OwnBucket {
     narrow_ = std::make_unique<DeviceArray<BFloat16>>(narrow);
   }
 
-  static BucketSpec Spec(int number) {
+  static BucketSpec Spec(int number, const std::string& sparsifier) {
     BucketSpec spec{
-        std::to_string(number), {kSingles, kNarrow}, {400, 400}, {90, 60}, "gaussian", {}, "gtopk"};
+        std::to_string(number), {kSingles, kNarrow}, {400, 400}, {90, 60}, sparsifier, {}, "gtopk"};
+    if (sparsifier == "hard_threshold") spec.sparsifier_options = {{"threshold", 1.0}};
     spec.device = kGpu;
     return spec;
   }
@@ -111,20 +112,27 @@ class OwnBucket {
   std::vector<SelectionState> states_ = std::vector<SelectionState>(2);
 };
 
+/// What ranks meet on their way.
+struct Circumstances {
+  std::shared_ptr<LoopbackWorld> world = std::make_shared<LoopbackWorld>(kRanks);
+  DeviceLoopback::Before before_transfer = nullptr;
+  std::string sparsifier = "gaussian";
+};
+
 /// A rank with so many buckets.
 struct OwnRank {
   const std::shared_ptr<LoopbackWorld> world;
   std::unique_ptr<Exchange> exchange;
   std::deque<OwnBucket> buckets;
 
-  OwnRank(const std::shared_ptr<LoopbackWorld>& ranks, int rank, int count,
-          const DeviceLoopback::Before& before)
-      : world(ranks),
-        exchange(std::make_unique<Exchange>(std::make_unique<DeviceLoopback>(world, rank, before),
-                                            SelectOn::kCaller)) {
+  OwnRank(const Circumstances& met, int rank, int count)
+      : world(met.world),
+        exchange(std::make_unique<Exchange>(
+            std::make_unique<DeviceLoopback>(world, rank, met.before_transfer),
+            SelectOn::kCaller)) {
     for (int b = 0; b < count; ++b) {
       buckets.emplace_back(100 * rank + b);
-      exchange->AddBucket(OwnBucket::Spec(b));
+      exchange->AddBucket(OwnBucket::Spec(b, met.sparsifier));
     }
   }
 
@@ -148,19 +156,13 @@ enum class End {
   kCounts,          ///< not all: a result was delivered
 };
 
-/// What ranks meet on their way.
-struct Circumstances {
-  std::shared_ptr<LoopbackWorld> world = std::make_shared<LoopbackWorld>(kRanks);
-  DeviceLoopback::Before before_transfer = nullptr;
-};
-
 /// Runs a program on each rank, with so many buckets.
 inline void OnOwnRanks(int count, End end, const std::function<void(int rank, OwnRank&)>& program,
                        const Circumstances& met = {}) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&, rank] {
-      OwnRank own(met.world, rank, count, met.before_transfer);
+      OwnRank own(met, rank, count);
       program(rank, own);
       for (OwnBucket& bucket : own.buckets) {
         const bool is_untouched = end == End::kAllOrUntouched && bucket.IsUntouched();

@@ -59,8 +59,8 @@ inline thread_local EmulatedCalls emulated_calls;
 namespace hvd_sparse::emulation {
 inline std::atomic<bool (*)()> device_is_idle{nullptr};  ///< else no event has passed
 inline std::atomic<bool> streams_capture{false};         ///< all of them, into a graph
-inline std::atomic<bool> another_captures{false};  ///< a thread, in cudaStreamCaptureModeGlobal
-inline std::atomic<bool> has_memory{true};         ///< to allocate, pinned memory, too
+inline std::atomic<bool> another_captures{false};    ///< a thread, in cudaStreamCaptureModeGlobal
+inline std::atomic<bool (*)()> has_memory{nullptr};  ///< asked whenever some is wanted; else yes
 
 /// Called when an event is recorded on a stream, and when a stream is made to wait for one.
 inline std::atomic<void (*)(cudaStream_t, cudaEvent_t, bool waits)> at_event{nullptr};

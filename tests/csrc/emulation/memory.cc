@@ -57,7 +57,8 @@ Pieces& pieces = *new Pieces;
 /// As aligned as CUDA's, and full of rubbish: what was never written is not zero by chance.
 cudaError_t Allocate(void** memory, std::size_t bytes, Kind kind) {
   if (emulation::BreaksACapture()) return cudaErrorStreamCaptureUnsupported;
-  if (!emulation::has_memory) return cudaErrorMemoryAllocation;
+  bool (*const has_memory)() = emulation::has_memory;
+  if (has_memory != nullptr && !has_memory()) return cudaErrorMemoryAllocation;
   ++emulated_calls.allocations;
   constexpr std::size_t kAlignment = 256;
   const std::size_t rounded = (bytes / kAlignment + 1) * kAlignment;

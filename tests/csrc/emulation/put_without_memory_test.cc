@@ -22,11 +22,11 @@ using Change = std::function<std::int64_t(const Kernels&, SparseBlock*, Span<flo
 std::int64_t WithoutMemory(const Change& change, SparseBlock* block, Span<float> residual) {
   std::int64_t result = 0;
   std::thread([&] {
-    emulation::has_memory = false;
+    emulation::has_memory = [] { return false; };
     EXPECT_EQ(Thrown([&] { CudaKernels(0).ComputeMoments(residual); }).kind(),
               ErrorKind::kOutOfMemory);
     result = change(CudaKernels(0), block, residual);
-    emulation::has_memory = true;
+    emulation::has_memory = nullptr;
   }).join();
   return result;
 }

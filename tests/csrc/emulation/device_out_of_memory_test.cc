@@ -1,0 +1,105 @@
+/// Whichever allocation on a device fails, pinned memory's too: the step ends on all ranks, and its
+/// residuals and velocities lose nothing.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "csrc/sparsifiers/sparsifier.h"
+#include "tests/csrc/cuda/own_ranks.h"
+
+namespace hvd_sparse {
+namespace {
+
+std::atomic<int> left{0};     // allocations, of all ranks, until one fails
+std::atomic<int> failing{0};  // of those from then on, how many fail
+
+bool HasMemory() {
+  if (left-- > 0) return true;
+  return failing-- <= 0;
+}
+
+/// Runs a step in which the n-th allocation fails, and so many in all; returns whether one has.
+bool FailsAt(int n, int failures, const std::string& sparsifier) {
+  left = n;
+  failing = failures;
+  Circumstances met;
+  met.sparsifier = sparsifier;
+  Meeting meeting(kRanks);
+  std::atomic<int> ended{0};
+  OnOwnRanks(
+      2, End::kAllOrUntouched,
+      [&](int rank, OwnRank& own) {
+        meeting.Attend();  // all memory of the test is there
+        if (rank == 0) emulation::has_memory = &HasMemory;
+        meeting.Attend();
+        Thrown([&own] {
+          own.StartAll();
+          own.WaitForAll();
+        });
+        meeting.Attend();  // some may have all they need before another one fails
+        emulation::has_memory = nullptr;
+        const Error error = Thrown([&own] {
+          own.exchange->Check();
+          own.exchange->Commit("not today");
+        });
+        if (error.kind() == ErrorKind::kNonFinite) return;
+        ++ended;
+        EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory) << error.what();
+        EXPECT_THROW(own.WaitForAll(), Error);  // what was started leaves its memory alone
+      },
+      met);
+  EXPECT_TRUE(ended == 0 || ended == kRanks) << ended << " ranks have ended";
+  return failing < failures;
+}
+
+/// Where blocks travel, what selects, and how many allocations fail in a row.
+struct Case {
+  bool between_devices;
+  std::string sparsifier;
+  int failures;
+
+  std::string Name() const {
+    return (between_devices ? "Devices_" : "Cpus_") + sparsifier + (failures > 1 ? "_All" : "_One");
+  }
+};
+
+/// A device does the step alone with `gaussian`, and merges whatever was selected.
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const int failures : {1, 1 << 20}) {
+    for (const std::string& sparsifier : SparsifierNames()) {
+      cases.push_back({false, sparsifier, failures});
+    }
+    for (const char* const sparsifier : {"gaussian", "top_k"}) {
+      cases.push_back({true, sparsifier, failures});
+    }
+  }
+  return cases;
+}
+
+class DeviceOutOfMemory : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    if (GetParam().between_devices) ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "1", 1);
+  }
+  void TearDown() override { ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI"); }
+};
+
+TEST_P(DeviceOutOfMemory, InAnyAllocationOfAStepLosesNothing) {
+  int n = 0;
+  while (FailsAt(n, GetParam().failures, GetParam().sparsifier)) {
+    ++n;
+    if (HasFailure()) return;
+  }
+  EXPECT_GE(n, 2 * kRanks) << "of each rank, on the device and pinned";
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, DeviceOutOfMemory, testing::ValuesIn(Cases()),
+                         [](const auto& one) { return one.param.Name(); });
+
+}  // namespace
+}  // namespace hvd_sparse
