@@ -267,14 +267,16 @@ class EndOp : public tf::AsyncOpKernel {
   static void Land(void* landed, std::int32_t kind, const char* message) {
     const std::unique_ptr<Flight> flight(static_cast<Flight*>(landed));
     tf::OpKernelContext* const context = flight->context;
+    bool is_open = false;  // else its driver may be gone
     const absl::Status status = Guarded([&] {
       const StepMemory memory = Drivers::Get().Take(flight->number);
+      is_open = memory.states.dims() == 2;
       if (kind != HVD_SPARSE_DONE) return StatusOf(kind, message);
-      if (memory.states.dims() != 2) return Closed();
+      if (!is_open) return Closed();
       context->set_output(0, memory.states);
       return absl::OkStatus();
     });
-    if (!status.ok() && kind == HVD_SPARSE_DONE) Fail(flight->driver, status);
+    if (!status.ok() && is_open && kind == HVD_SPARSE_DONE) Fail(flight->driver, status);
     context->SetStatus(status);
     flight->done();
   }

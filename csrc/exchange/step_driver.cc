@@ -93,6 +93,7 @@ void StepDriver::RequireOpen() {
   try {
     exchange_->Check();
   } catch (...) {
+    const std::lock_guard lock(mutex_);
     if (layout_.Passing() == 0 && !rules_.others) exchange_->Acknowledge();
     throw;
   }

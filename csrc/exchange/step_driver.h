@@ -57,7 +57,8 @@ class StepDriver {
   using Done = StepPieces::Done;
 
   /// Called on the driver's thread. What they throw ends the exchange: the first one before the
-  /// step counts, the others when it does, so that it is the next one that fails.
+  /// step counts, the others when it does, so that it is the next one that fails on this rank;
+  /// others, which may be behind, may lose this one.
   struct Hooks {
     std::function<void()> exchanged;  ///< all buckets were; nobody knows yet
     /// Of a step that counts and was to be measured, all buckets that did not pass. Called before
