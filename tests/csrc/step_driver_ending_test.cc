@@ -63,7 +63,8 @@ TEST(StepDriver, WhoeverIsToldThatAStepEndedAmidItsSumsHasAllThatWasTakenAgain) 
   std::future<void> second = rank.Launch(1);
   for (const int piece : {2, 3}) rank.Hand(piece);
   ASSERT_EQ(second.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
-  ASSERT_GT(rank.exchange.Stats(0).exchange_end, 0);
+  while (!rank.exchange.Wait(0, 1.0)) {
+  }
   rank.driver->Cancel("its sums will not come");
   EXPECT_EQ(owed.get_future().get(), 2.0 * kNumel);
 }
@@ -79,10 +80,10 @@ TEST(StepDriver, SumsThatNeverComeAreGivenUpOnAllRanks) {
   Meeting begun(2);
   OnRanks(2, {2, -2}, [&begun](DrivenRank& rank) {
     rank.BeginTogether(&begun);
-    std::vector<std::future<void>> done;
-    for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
     for (const int piece : {2, 3}) rank.Hand(piece);
     rank.Sum(2);
+    std::vector<std::future<void>> done;  // behind them the wait for sums begins
+    for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
     for (auto& one : done) {
       const Error error = Thrown([&] { one.get(); });
       ASSERT_EQ(error.kind(), ErrorKind::kTimeout);
@@ -96,8 +97,9 @@ TEST(StepDriver, TheDeadlineOfSumsHoldsWhereAllPiecesPass) {
   auto world = std::make_shared<LoopbackWorld>(1);
   DrivenRank rank(world, 0, {-4});
   rank.Begin();
-  for (int piece = 0; piece < kPieces; ++piece) rank.Hand(piece);
+  for (int piece = 0; piece + 1 < kPieces; ++piece) rank.Hand(piece);
   const Error error = Thrown([&] {
+    rank.Hand(kPieces - 1);  // the wait begins
     for (;;) {
       rank.exchange.Check();
       std::this_thread::yield();
