@@ -29,7 +29,7 @@ from run_tests import REPORTS, ROOT, Cores, Outcome, Stage, pytest_stage
 from sanitize_cuda import TOOLS
 
 PARTS = ("build", "tests", "sanitizers", "benchmark")
-BUILD_SECONDS, TEST_SECONDS, SANITIZER_SECONDS, BENCHMARK_SECONDS = 400.0, 150.0, 100.0, 150.0
+BUILD_SECONDS, TEST_SECONDS, SANITIZER_SECONDS, BENCHMARK_SECONDS = 400.0, 300.0, 100.0, 150.0
 TEST_PROGRAM = "build/cuda/cuda_tests"
 FAILURE_LINES, REASON_LINES, FIGURE_LINES = 48, 8, 16  # of the summary
 WIDTH = 140

@@ -29,6 +29,7 @@ from process_groups import end_group
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 TEST_SECONDS = 120  # of patience with one test
 FOUND = 99  # the exit status where the tool has found something
+NO_TIME = "no time was left"
 SHOWN_LINES = 40  # of what a test that fails has printed
 FIRST_PORT = 49152  # over which the tool talks to its program, which takes one of PORTS
 PORTS = 10
@@ -65,7 +66,7 @@ class Sanitizer:
         """Runs one test."""
         patience = min(TEST_SECONDS, self._end - time.monotonic())
         if patience < 1:
-            return Verdict(name, "skipped", why="no time was left")
+            return Verdict(name, "skipped", why=NO_TIME)
         port = self._ports.get()
         try:
             with tempfile.TemporaryDirectory() as folder:
@@ -99,6 +100,8 @@ class Sanitizer:
 
 def judge(status: int | None, patience: float, report: Path) -> tuple[str, str]:
     """The outcome of a test, and why, by its report and exit status (None: it did not end)."""
+    if status is None and patience < TEST_SECONDS:
+        return "skipped", NO_TIME
     if status is None:
         return "failed", f"still running after {patience:.0f} s"
     if status == FOUND:
@@ -168,7 +171,9 @@ def main() -> None:
     parser.add_argument("program", type=Path)
     parser.add_argument("--tool", choices=TOOLS, help="all of them, one after another, unless said")
     parser.add_argument("--report", type=Path, help="JUnit XML of the one tool, to be written here")
-    parser.add_argument("--seconds", type=float, default=3600, help="begins nothing after so many")
+    parser.add_argument(
+        "--seconds", type=float, default=3600, help="of each tool; then the rest is skipped"
+    )
     args = parser.parse_args()
     if args.report and not args.tool:
         parser.error("--report is of one tool: name it with --tool")

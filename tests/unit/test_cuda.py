@@ -262,6 +262,8 @@ def test_a_step_takes_what_the_device_takes_for_it():
     timed = StepClock([Layer("a", 1), Layer("b", 1)], place.clock)
     timed.end_step()
     cycles = 50_000_000  # tens of milliseconds, of which the CPU runs ahead
+    torch.cuda._sleep(20 * cycles)  # until the clock that counts them has its full rate
+    torch.cuda.synchronize()
     readings = []
     for _ in range(2):
         torch.cuda._sleep(cycles)

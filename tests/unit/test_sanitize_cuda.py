@@ -92,6 +92,13 @@ def test_what_no_time_was_left_for_is_skipped_and_says_so(program, tmp_path, mon
     assert [case.get("message") for case in cases] == ["no time was left"] * 6
 
 
+def test_what_was_under_way_when_no_time_was_left_has_not_failed(program, tmp_path, monkeypatch):
+    report = tmp_path / "report.xml"
+    run(monkeypatch, program, "--tool", "racecheck", "--report", report, "--seconds", 3)
+    (case,) = ElementTree.parse(report).iterfind("testcase[@name='CudaMerge.Hangs']")
+    assert [(kind.tag, kind.get("message")) for kind in case] == [("skipped", "no time was left")]
+
+
 def test_all_tools_run_where_none_is_named(program, monkeypatch, capsys):
     assert run(monkeypatch, program, "--seconds", 0) == 0
     said = capsys.readouterr().out

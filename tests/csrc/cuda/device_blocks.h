@@ -42,7 +42,10 @@ class OwnedBlock {
  public:
   explicit OwnedBlock(std::int64_t entries)
       : capacity_(cuda::DeviceBlock::CapacityFor(std::max<std::int64_t>(entries, 1))),
-        bytes_(static_cast<std::size_t>(cuda::DeviceBlock::BytesFor(capacity_))) {}
+        bytes_(static_cast<std::size_t>(cuda::DeviceBlock::BytesFor(capacity_))) {
+    bytes_.Clear(nullptr);  // room without entries is read, too: by copies, and of malformed blocks
+    cuda::Check(cudaDeviceSynchronize(), "finish");
+  }
   explicit OwnedBlock(const Entries& entries, cuda::DeviceBlockHeader header = {})
       : OwnedBlock(static_cast<std::int64_t>(entries.size())) {
     std::vector<Index> indices;

@@ -1,7 +1,9 @@
 /// Messages between devices over NCCL, ranks being threads of this process.
 ///
 /// Where csrc/cuda/ is compiled for tests without a GPU, against a library that stands in for NCCL;
-/// else against NCCL, on as many devices as there are.
+/// else against NCCL, on as many devices as there are. Ranks that share one take memory before the
+/// first message, and free it behind the last one: the device would wait for messages under way,
+/// and they for ranks that wait for the device.
 
 #include "csrc/cuda/nccl_transport.h"
 
@@ -11,6 +13,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <deque>
 #include <functional>
 #include <string>
 
@@ -19,6 +22,7 @@
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/messages.h"
 #include "tests/csrc/cuda/nccl_ranks.h"
+#include "tests/csrc/meeting.h"
 #include "tests/csrc/thrown.h"
 
 namespace hvd_sparse::cuda {
@@ -58,58 +62,87 @@ class NcclTransportTest : public CudaTest {
 #define ON_RANKS(size, ...) \
   if (!OnRanks(size, __VA_ARGS__)) GTEST_SKIP() << problem_
 
+/// Between two ranks, as one of them sees it.
+struct Swap {
+  int own, peer, number;
+  std::int64_t bytes;
+  DeviceArray<std::uint8_t> sent, received;
+
+  Swap(int rank, int other, int n, std::int64_t length)
+      : own(rank),
+        peer(other),
+        number(n),
+        bytes(length),
+        sent(Message(rank, other, n, length)),
+        received(Bytes(static_cast<std::size_t>(length))) {}
+};
+
 TEST_F(NcclTransportTest, PairsSwapMessagesOfAnyLengthInOrder) {
   for (const int size : {2, 3, 4}) {
-    ON_RANKS(size, [size](NcclTransport& transport, Communicator&, cudaStream_t stream) {
+    Meeting meeting(size);
+    ON_RANKS(size, [&](NcclTransport& transport, Communicator&, cudaStream_t stream) {
+      const int own = transport.Rank();
+      std::deque<Swap> swaps;
       int n = 0;
       for (const std::int64_t bytes : {1, 4, 1001, 1 << 20}) {
         for (int low = 0; low < size; ++low) {
           for (int high = low + 1; high < size; ++high, ++n) {
-            const int own = transport.Rank();
-            if (own != low && own != high) continue;
-            const int peer = own == low ? high : low;
-            DeviceArray<std::uint8_t> sent(Message(own, peer, n, bytes));
-            DeviceArray<std::uint8_t> received(Bytes(static_cast<std::size_t>(bytes)));
-            transport.Exchange(peer, sent.data(), received.data(), bytes, stream);
-            transport.Await(stream, "a test");
-            EXPECT_EQ(received.Values(), Message(peer, own, n, bytes));
+            if (own == low || own == high) swaps.emplace_back(own, low + high - own, n, bytes);
           }
         }
+      }
+      meeting.Attend();
+      for (Swap& one : swaps) {
+        transport.Exchange(one.peer, one.sent.data(), one.received.data(), one.bytes, stream);
+        transport.Await(stream, "a test");
+      }
+      meeting.Attend();
+      for (Swap& one : swaps) {
+        EXPECT_EQ(one.received.Values(), Message(one.peer, own, one.number, one.bytes));
       }
     });
   }
 }
 
 TEST_F(NcclTransportTest, AMessageCanGoOneWayOnly) {
-  ON_RANKS(3, [](NcclTransport& transport, Communicator&, cudaStream_t stream) {
+  Meeting meeting(3);
+  ON_RANKS(3, [&](NcclTransport& transport, Communicator&, cudaStream_t stream) {
     const int own = transport.Rank(), last = transport.Size() - 1;
     const std::int64_t bytes = 300;
     DeviceArray<std::uint8_t> passed(own == 0 ? Message(0, 0, 0, bytes) : Bytes(bytes));
+    meeting.Attend();
     if (own > 0) transport.Exchange(own - 1, nullptr, passed.data(), bytes, stream);
     if (own < last) transport.Exchange(own + 1, passed.data(), nullptr, bytes, stream);
     transport.Await(stream, "a test");
+    meeting.Attend();
     EXPECT_EQ(passed.Values(), Message(0, 0, 0, bytes));
   });
 }
 
 TEST_F(NcclTransportTest, BlocksOfAllRanksComeTogetherInTheirOrder) {
-  ON_RANKS(4, [](NcclTransport& transport, Communicator&, cudaStream_t stream) {
-    const std::int64_t capacity = 520;
-    DeviceArray<std::uint8_t> own(Message(transport.Rank(), 0, 0, capacity));
-    DeviceArray<std::uint8_t> all(Bytes(static_cast<std::size_t>(4 * capacity)));
-    transport.AllGather(own.data(), all.data(), capacity, stream);
-    transport.Await(stream, "a test");
-    Bytes expected;
-    for (int rank = 0; rank < 4; ++rank) {
-      const Bytes block = Message(rank, 0, 0, capacity);
-      expected.insert(expected.end(), block.begin(), block.end());
-    }
-    EXPECT_EQ(all.Values(), expected);
-  });
+  for (const int size : {1, 4}) {
+    Meeting meeting(size);
+    ON_RANKS(size, [&](NcclTransport& transport, Communicator&, cudaStream_t stream) {
+      const std::int64_t capacity = 520;
+      DeviceArray<std::uint8_t> own(Message(transport.Rank(), 0, 0, capacity));
+      DeviceArray<std::uint8_t> all(Bytes(static_cast<std::size_t>(size * capacity)));
+      meeting.Attend();
+      transport.AllGather(own.data(), all.data(), capacity, stream);
+      transport.Await(stream, "a test");
+      meeting.Attend();
+      Bytes expected;
+      for (int rank = 0; rank < size; ++rank) {
+        const Bytes block = Message(rank, 0, 0, capacity);
+        expected.insert(expected.end(), block.begin(), block.end());
+      }
+      EXPECT_EQ(all.Values(), expected);
+    });
+  }
 }
 
 TEST_F(NcclTransportTest, ItsOwnStreamStandsBetweenTwoPointsOfAnother) {
-  ON_RANKS(2, [](NcclTransport& transport, Communicator&, cudaStream_t stream) {
+  Meeting meeting(2);
+  ON_RANKS(2, [&](NcclTransport& transport, Communicator&, cudaStream_t stream) {
     const int own = transport.Rank(), peer = 1 - own;
     const std::int64_t bytes = 1 << 16;
     const Bytes zeros(static_cast<std::size_t>(bytes));
@@ -119,21 +152,24 @@ TEST_F(NcclTransportTest, ItsOwnStreamStandsBetweenTwoPointsOfAnother) {
       cuda::Check(cudaMemcpyAsync(into.data(), of.data(), bytes, cudaMemcpyDefault, stream),
                   "copy");
     };
+    meeting.Attend();
     copy(sent, from);
     transport.Follow(stream);
     transport.Exchange(peer, sent.data(), received.data(), bytes, transport.stream());
     transport.LetFollow(stream);
     copy(to, received);
     transport.Await(stream, "a test");
+    meeting.Attend();
     EXPECT_EQ(to.Values(), Message(peer, own, 0, bytes));
   });
 }
 
 TEST_F(NcclTransportTest, ARankThatEndsTheExchangeFreesThoseThatWaitForTheDevice) {
-  ON_RANKS(3, [](NcclTransport& transport, Communicator& comm, cudaStream_t stream) {
+  Meeting meeting(3);
+  ON_RANKS(3, [&](NcclTransport& transport, Communicator& comm, cudaStream_t stream) {
     DeviceArray<std::uint8_t> sent(Bytes(64)), received(Bytes(64));
     const int own = transport.Rank();
-    WaitForOthers(comm, 1);
+    meeting.Attend();
     const Error error = Thrown([&] {
       // Rank 2 is waited for by rank 0, and waits for rank 1 in vain.
       if (own == 1) Throw(ErrorKind::kExchangeFailed, "rank 1 has had enough");
