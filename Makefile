@@ -118,8 +118,9 @@ cpptest: build ## runs the C++ tests
 	@$(call cpp_tests,tests,-DHVD_SPARSE_EMULATE_CUDA=ON -DHVD_SPARSE_MODULE_BUILD=$(HVD_SPARSE_BUILD_DIR))
 
 # To it threads and streams of an emulated GPU are threads, too: see tests/csrc/emulation/order.h.
+tsan: export TSAN_OPTIONS = halt_on_error=1 suppressions=$(CURDIR)/tests/csrc/tsan_suppressions.txt
 tsan: $(ENV_STAMP) ## runs the C++ tests under ThreadSanitizer
-	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/csrc/tsan_suppressions.txt" $(call cpp_tests,tsan,-DHVD_SPARSE_EMULATE_CUDA=ON -DHVD_SPARSE_SANITIZE=thread)
+	@$(call cpp_tests,tsan,-DHVD_SPARSE_EMULATE_CUDA=ON -DHVD_SPARSE_SANITIZE=thread)
 
 asan: $(ENV_STAMP) ## runs the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(call cpp_tests,asan,-DHVD_SPARSE_EMULATE_CUDA=ON -DHVD_SPARSE_SANITIZE=address)
