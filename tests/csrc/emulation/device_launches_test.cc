@@ -119,7 +119,9 @@ int WaitsForSixChanges() {
     tables.Update(launch, nullptr);  // no change
   }
   EXPECT_EQ(emulated_calls.copies, 6);
-  return emulated_calls.waits;
+  const int waits = emulated_calls.waits;
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // nothing is freed under way
+  return waits;
 }
 
 TEST(DeviceLaunches, OnlyAStreamThatIsFarBehindIsWaitedFor) {
