@@ -94,6 +94,7 @@ void StepDriver::RequireOpen() {
     exchange_->Check();
   } catch (...) {
     const std::lock_guard lock(mutex_);
+    untold_.error.reset();
     if (layout_.Passing() == 0 && !rules_.others) exchange_->Acknowledge();
     throw;
   }

@@ -57,8 +57,8 @@ class StepDriver {
   using Done = StepPieces::Done;
 
   /// Called on the driver's thread. What they throw ends the exchange: the first one before the
-  /// step counts, the others when it does, so that it is the next one that fails on this rank;
-  /// others, which may be behind, may lose this one.
+  /// step counts, the others when it does, so that it is the next one that fails on this rank, or
+  /// the log tells it; others, which may be behind, may lose this one.
   struct Hooks {
     std::function<void()> exchanged;  ///< all buckets were; nobody knows yet
     /// Of a step that counts and was to be measured, all buckets that did not pass. Called before
@@ -181,6 +181,12 @@ class StepDriver {
   Passage passage_;
   DenseSums sums_;
   StepSampler sampler_;
+
+  /// What came after a step that counts, if no step has followed that could tell it.
+  struct Untold {
+    std::optional<Error> error;
+    ~Untold();
+  } untold_;
 
   Worker::Task to_watch_, to_wait_for_sums_, to_finish_, to_end_;
   Worker finisher_;  // last: the others must exist while it runs

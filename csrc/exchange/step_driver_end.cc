@@ -1,9 +1,11 @@
 /// How a step of a driver ends: its buckets are waited for, then the sums that somebody else forms;
 /// it counts, or does not; everybody is told. And how it is made to end before that.
 
+#include <new>
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/base/warn.h"
 #include "csrc/exchange/step_driver.h"
 
 namespace hvd_sparse {
@@ -106,13 +108,23 @@ std::exception_ptr StepDriver::Commit() {
 }
 
 /// What comes after a step that counts, and cannot take it back: the residuals have given away what
-/// others apply. What it throws ends the exchange, as the next step is told.
+/// others apply. What it throws ends the exchange, as the next step is told, if there is one.
 template <typename Work>
 void StepDriver::Afterwards(const Work& work) noexcept {
   try {
     work();
   } catch (...) {
-    EndByCaught("the end of a step");
+    const Error error = EndByCaught("the end of a step");
+    const std::lock_guard lock(mutex_);
+    untold_.error = error;
+  }
+}
+
+StepDriver::Untold::~Untold() {
+  if (!error) return;
+  try {
+    Warn("after a step that counts, and was the last one: ", error->what());
+  } catch (const std::bad_alloc&) {  // then it stays untold
   }
 }
 

@@ -141,35 +141,47 @@ TEST(StepDriver, ALackOfMemoryEndsTheStepOnAllRanks) {
   }
 }
 
-TEST(StepDriver, AStepThatCountsIsHandedOutAndWhatItsHooksThrowEndsTheNextOne) {
+/// A step behind which a hook fails, and perhaps another one, of a rank that is alone.
+void TakeStepsBehindWhichFails(const StepDriver::Hooks& hooks, bool another) {
+  StepRules rules;
+  rules.measure_every = 1;
+  auto world = std::make_shared<LoopbackWorld>(1);
+  DrivenRank rank(world, 0, {2, -2}, hooks, rules);
+  rank.driver->GoOnAfter(1);
+  rank.Begin();
+  std::future<void> first = rank.Launch(0), second = rank.Launch(1);
+  for (const int piece : {2, 3}) {
+    rank.Hand(piece);
+    rank.Sum(piece);
+  }
+  EXPECT_NO_THROW(first.get());
+  EXPECT_NO_THROW(second.get());
+  EXPECT_NO_THROW(rank.End());
+  double applied = 0;
+  for (const int piece : {0, 1}) {
+    for (const float value : rank.Gradient(piece)) applied += value;
+  }
+  EXPECT_EQ(applied + rank.Owed(), 2 * kNumel);
+  EXPECT_GT(applied, 0);
+
+  if (!another) return;
+  const Error error = Thrown([&] { rank.Begin(); });
+  EXPECT_TRUE(Says(error, "the hook has failed")) << error.what();
+}
+
+TEST(StepDriver, AStepThatCountsIsHandedOutAndWhatItsHooksThrowIsToldByTheNextOneOrTheLog) {
   const auto fail = [] { Throw(ErrorKind::kExchangeFailed, "the hook has failed"); };
   StepDriver::Hooks measuring, ending;
   measuring.measured = [&](const std::vector<StepSample>&) { fail(); };
   ending.step_ended = [&](const StepEnd&) { fail(); };
-  StepRules rules;
-  rules.measure_every = 1;
   for (const StepDriver::Hooks& hooks : {measuring, ending}) {
-    auto world = std::make_shared<LoopbackWorld>(1);
-    DrivenRank rank(world, 0, {2, -2}, hooks, rules);
-    rank.driver->GoOnAfter(1);
-    rank.Begin();
-    std::future<void> first = rank.Launch(0), second = rank.Launch(1);
-    for (const int piece : {2, 3}) {
-      rank.Hand(piece);
-      rank.Sum(piece);
+    for (const bool another : {false, true}) {
+      testing::internal::CaptureStderr();
+      TakeStepsBehindWhichFails(hooks, another);
+      const std::string said = testing::internal::GetCapturedStderr();
+      const bool is_told = said.find("the last one: the hook has failed") != std::string::npos;
+      EXPECT_EQ(is_told, !another) << said;
     }
-    EXPECT_NO_THROW(first.get());
-    EXPECT_NO_THROW(second.get());
-    EXPECT_NO_THROW(rank.End());
-    double applied = 0;
-    for (const int piece : {0, 1}) {
-      for (const float value : rank.Gradient(piece)) applied += value;
-    }
-    EXPECT_EQ(applied + rank.Owed(), 2 * kNumel);
-    EXPECT_GT(applied, 0);
-
-    const Error error = Thrown([&] { rank.Begin(); });
-    EXPECT_TRUE(Says(error, "the hook has failed")) << error.what();
   }
 }
 
