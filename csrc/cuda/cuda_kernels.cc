@@ -13,6 +13,7 @@
 #include "csrc/cuda/dense.h"
 #include "csrc/cuda/entry_lists.h"
 #include "csrc/cuda/join.h"
+#include "csrc/cuda/landing.h"
 #include "csrc/cuda/places.h"
 #include "csrc/cuda/scatter.h"
 #include "csrc/cuda/take.h"
@@ -72,8 +73,7 @@ class CudaKernelsImpl final : public Kernels {
     Work work(device_);
     const cpu::Room room = cpu::RoomOf(out, filled, limit);
     const Landing landing(room, feedback.residual, offset, &work);
-    return Receive(LaunchTakeAbove(feedback, threshold, landing.taken, &work), 0, landing, room,
-                   &work);
+    return landing.Receive(LaunchTakeAbove(feedback, threshold, landing.taken(), &work));
   }
 
   Tally TakeAbove(Span<float> residual, float threshold, Index offset, std::int64_t filled,
@@ -91,9 +91,8 @@ class CudaKernelsImpl final : public Kernels {
     Work work(device_);
     const cpu::Room room = cpu::RoomOf(out, filled, out->capacity());
     const Landing landing(room, residual, offset, &work);
-    return Receive(LaunchTakeCut(residual, cut, landing.taken, &work), cut.ties, landing, room,
-                   &work)
-        .taken;
+    const Totals* const totals = LaunchTakeCut(residual, cut, landing.taken(), &work);
+    return landing.Receive(totals, cut.ties).taken;
   }
 
   void TakeAt(Span<float> residual, Span<const Index> positions, Index offset, std::int64_t filled,
@@ -209,8 +208,8 @@ class CudaKernelsImpl final : public Kernels {
     const float* const values = reduced.values() + begin;
     const bool is_narrow = SizeOf(grad.dtype) < SizeOf(DType::kFloat32);
     const std::int64_t told = is_narrow ? count : 0;
-    Narrowed* const narrowed = is_narrow ? work.Scratch<Narrowed>(count) : nullptr;
-    float* const former = is_narrow ? work.Scratch<float>(count) : nullptr;
+    Narrowed* const narrowed = work.Scratch<Narrowed>(told);
+    float* const former = work.Scratch<float>(told);
     Narrowed* const outcomes = work.Staged<Narrowed>(told);
     float* const before = work.Staged<float>(told);
     undo->reserve(undo->size() + static_cast<std::size_t>(told));
@@ -287,42 +286,6 @@ class CudaKernelsImpl final : public Kernels {
   }
 
  private:
-  /// Where taken entries go, on the device and then on the CPU. There must be room before a pass:
-  /// after it they have left the residual, and must not be lost for want of memory.
-  struct Landing {
-    const std::int64_t size;
-    const Taken taken;
-    Index* const indices;
-    float* const values;
-    Totals* const totals;
-
-    Landing(const cpu::Room& room, Span<float> residual, Index offset, Work* work)
-        : size(std::min(room.size, residual.size)),
-          taken{work->Scratch<Index>(size), work->Scratch<float>(size), size, offset},
-          indices(work->Staged<Index>(size)),
-          values(work->Staged<float>(size)),
-          totals(work->Staged<Totals>(1)) {}
-  };
-
-  /// Brings what was taken to the block. `ties`: how many entries equal to the cut were to be
-  /// taken.
-  static Tally Receive(const Totals* totals, std::int64_t ties, const Landing& landing,
-                       const cpu::Room& room, Work* work) {
-    work->Fetch(totals, 1, landing.totals);
-    work->Finish();
-    const auto [above, all_ties, not_finite] = *landing.totals;
-    const std::int64_t count =
-        std::min(above + std::min<std::int64_t>(all_ties, ties), landing.size);
-    if (count > 0) {
-      work->Fetch(landing.taken.indices, count, landing.indices);
-      work->Fetch(landing.taken.values, count, landing.values);
-      work->Finish();
-      std::copy_n(landing.indices, count, room.indices);
-      std::copy_n(landing.values, count, room.values);
-    }
-    return {above, count, not_finite};
-  }
-
   void Put(const EntryList& entries, Span<float> residual) const {
     Put(entries.positions.data(), entries.values.data(), entries.count(), residual);
   }
