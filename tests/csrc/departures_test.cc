@@ -67,6 +67,7 @@ TEST(Departures, WhatIsReadMovesUntilItHasArrived) {
   }
   EXPECT_GT(moving, 1);
   while (departures.Moving(nullptr)) sender.Read();
+  EXPECT_FALSE(departures.Moving(nullptr));
 }
 
 TEST(Departures, WhatNobodyReadsDoesNotMove) {

@@ -65,6 +65,7 @@ TEST(StepDriver, WhoeverIsToldThatAStepEndedAmidItsSumsHasAllThatWasTakenAgain) 
   ASSERT_EQ(second.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
   while (!rank.exchange.Wait(0, 1.0)) {
   }
+  ASSERT_GT(rank.exchange.Stats(0).exchange_end, 0);
   rank.driver->Cancel("its sums will not come");
   EXPECT_EQ(owed.get_future().get(), 2.0 * kNumel);
 }
@@ -141,8 +142,9 @@ TEST(StepDriver, ALackOfMemoryEndsTheStepOnAllRanks) {
   }
 }
 
-/// A step behind which a hook fails, and perhaps another one, of a rank that is alone.
-void TakeStepsBehindWhichFails(const StepDriver::Hooks& hooks, bool another) {
+/// A step behind which its hook fails, of a rank that is alone, and perhaps the beginning of
+/// another one.
+void TakeAStepWhoseHookFails(const StepDriver::Hooks& hooks, bool another) {
   StepRules rules;
   rules.measure_every = 1;
   auto world = std::make_shared<LoopbackWorld>(1);
@@ -177,7 +179,7 @@ TEST(StepDriver, AStepThatCountsIsHandedOutAndWhatItsHooksThrowIsToldByTheNextOn
   for (const StepDriver::Hooks& hooks : {measuring, ending}) {
     for (const bool another : {false, true}) {
       testing::internal::CaptureStderr();
-      TakeStepsBehindWhichFails(hooks, another);
+      TakeAStepWhoseHookFails(hooks, another);
       const std::string said = testing::internal::GetCapturedStderr();
       const bool is_told = said.find("the last one: the hook has failed") != std::string::npos;
       EXPECT_EQ(is_told, !another) << said;

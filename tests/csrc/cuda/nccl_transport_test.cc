@@ -18,7 +18,6 @@
 #include <string>
 
 #include "csrc/base/error.h"
-#include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/messages.h"
 #include "tests/csrc/cuda/nccl_ranks.h"

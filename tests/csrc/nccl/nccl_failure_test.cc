@@ -17,6 +17,7 @@
 #include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/nccl_ranks.h"
+#include "tests/csrc/meeting.h"
 #include "tests/csrc/nccl/with_fake_nccl.h"
 #include "tests/csrc/tcp_ranks.h"
 #include "tests/csrc/thrown.h"
@@ -139,25 +140,22 @@ TEST_P(NcclFailure, ARankThatFailsInsteadOfConnectingFreesTheOthers) {
 }
 
 TEST_P(NcclFailure, ACaptureMeetsOnlyPeersThatWereMetBefore) {
-  OnRanks(2, [](Communicator& comm) {
+  Meeting meeting(2);  // the capture is that of all streams
+  OnRanks(2, [&meeting](Communicator& comm) {
     const auto transport = Connect(&comm);
     const int peer = 1 - comm.Rank();
-    const auto meet = [&] {  // the capture is that of all streams
-      WaitForOthers(comm, 0);
-      WaitForOthers(comm, 1);
-    };
-    meet();
+    meeting.Attend();
     emulation::streams_capture = true;
     const Error refused = Swap(transport.get(), peer);
     EXPECT_EQ(refused.kind(), ErrorKind::kInvalidArgument);
     EXPECT_TRUE(Says(refused, Concat("not connected to rank ", peer, " yet"))) << refused.what();
-    meet();
+    meeting.Attend();
     emulation::streams_capture = false;
     EXPECT_TRUE(Says(Swap(transport.get(), peer), "nothing was thrown"));
-    meet();
+    meeting.Attend();
     emulation::streams_capture = true;
     EXPECT_TRUE(Says(Swap(transport.get(), peer), "nothing was thrown"));
-    meet();
+    meeting.Attend();
     emulation::streams_capture = false;
   });
 }
