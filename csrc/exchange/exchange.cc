@@ -125,7 +125,9 @@ void Exchange::Start(int id, Launch launch) {
     const std::lock_guard lock(mutex_);
     const BucketSpec& spec = slot->bucket->spec();
     slot->route = RouteOf(spec, launch, Size() > 1 && devices_.MayBeThere());
-    if (checks_) slot->intent = IntentOf(spec, slot->bucket->id(), steps_, launch, note_);
+    const bool compares = !std::exchange(slot->was_started, true) || checks_;
+    const std::string note = checks_ ? note_ : "";  // without checks nobody keeps it equal
+    slot->intent = compares ? IntentOf(spec, slot->bucket->id(), steps_, launch, note) : "";
   });
   if (!known) return Reach(State::kArrived, slot);
   slot->launch = std::move(launch);
@@ -159,7 +161,7 @@ void Exchange::TakeThrough(Slot* slot) {
   const bool unselected = slot->launch.has_value();
   DeviceNetwork* network = nullptr;
   const bool ready = Run(*slot, "exchange", [&] {
-    if (checks_) {
+    if (!slot->intent.empty()) {
       RequireSameIntent(comm_.get(), slot->intent,
                         Concat("bucket '", bucket.spec().name, "', check"));
     }

@@ -43,8 +43,8 @@ enum class SelectOn {
 
 class Exchange {
  public:
-  /// `checks`: whether the ranks compare what they are about to do before they exchange a bucket
-  /// (see intent.h); the same on all ranks.
+  /// `checks`: whether the ranks compare what they are about to do (see intent.h) in every step,
+  /// and not only when they exchange a bucket for the first time; the same on all ranks.
   Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on, Nodes nodes = {},
            bool checks = false);
 
@@ -155,11 +155,12 @@ class Exchange {
     const Kernels* kernels = nullptr;  // of the bucket's device
     State state = State::kIdle;
     bool selected = false;  // its entries of this step may have left the residual
+    bool was_started = false;
 
     Worker::Task to_select, to_take_through;
 
     // Of this step: what it brings, until that is selected; the route if devices can be connected;
-    // and what is compared where `checks`.
+    // and what this rank is about to do, where the ranks compare that.
     std::optional<Launch> launch;
     Route route = Route::kCalls;
     std::string intent;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "csrc/base/error.h"
+#include "csrc/exchange/route_of.h"
 
 namespace hvd_sparse {
 namespace {
@@ -75,11 +76,14 @@ std::string IntentOf(const BucketSpec& spec, int bucket, std::int64_t step, cons
     if (spec.segment_numels[s] > 0) k += launch.ks[s];
   }
   std::ostringstream text;
+  text.exceptions(std::ios::badbit);  // without memory it would cut the text
   text << "step " << step << ", bucket " << bucket << " '" << spec.name << "': " << spec.Numel();
   if (!launch.gradients.empty()) text << ' ' << NameOf(launch.gradients[0].dtype);
   text << " entries (layout " << std::hex << layout.value() << std::dec << "), k " << k << ", "
        << spec.collective << " with slack " << spec.collective_options.slack << ", "
        << NameOfFormat(spec.wire.Id());
+  const bool may_connect = RouteOf(spec, launch, true) != Route::kCalls;
+  if (may_connect && !spec.device.IsCpu()) text << ", between devices if they can be connected";
   if (!note.empty()) text << ", " << note;
   return text.str();
 }

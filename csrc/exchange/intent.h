@@ -1,8 +1,10 @@
 /// What a rank is about to exchange, in words, and that all ranks are about to do the same.
 ///
-/// For HVD_SPARSE_CHECK=1. Before a bucket is exchanged, every rank tells the next one in a ring
-/// what it is about to do, and hears it from the one before: where all neighbours agree, all ranks
-/// do. That is one round for each bucket, of less than 1 KiB.
+/// Before a bucket is exchanged for the first time, and with HVD_SPARSE_CHECK=1 every time, each
+/// rank tells the next one in a ring what it is about to do, and hears it from the one before:
+/// where all neighbours agree, all ranks do. That is one round, of less than 1 KiB. Ranks that are
+/// about to move different messages, or to connect their devices, could wait for each other
+/// otherwise.
 
 #ifndef HVD_SPARSE_EXCHANGE_INTENT_H_
 #define HVD_SPARSE_EXCHANGE_INTENT_H_

@@ -106,14 +106,14 @@ Opened Open(const std::uint8_t* message, std::int64_t available) {
 }  // namespace
 
 std::string NameOfFormat(std::uint8_t id) {
-  const char* const indices = (id & 1) != 0 ? "packed indices, " : "plain indices, ";
+  const std::string indices = (id & 1) != 0 ? "packed indices, " : "plain indices, ";
   switch (static_cast<DType>(id >> 1)) {
     case DType::kFloat32:
-      return Concat(indices, "float32 values");
+      return indices + "float32 values";
     case DType::kFloat16:
-      return Concat(indices, "float16 values");
+      return indices + "float16 values";
     case DType::kBFloat16:
-      return Concat(indices, "bfloat16 values");
+      return indices + "bfloat16 values";
     case DType::kFloat64:
       break;
   }

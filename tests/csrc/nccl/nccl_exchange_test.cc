@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -127,16 +128,29 @@ TEST_F(NcclExchange, RanksThatDisagreeAreToldBeforeAnyWaitsForADevice) {
   });
   for (const Error& error : errors) {
     EXPECT_EQ(error.kind(), ErrorKind::kDisagreement) << error.what();
-    EXPECT_TRUE(Says(error, "entries, rank")) << error.what();
+    EXPECT_TRUE(Says(error, "entries (layout")) << error.what();
+    EXPECT_TRUE(Says(error, ", k 234, gtopk")) << error.what();
   }
 }
 
-TEST_F(NcclExchange, GradientsOnTheCpuOfOneRankAndOnDevicesOfOthersEndTheExchange) {
-  for (const int apart : {0, 1, 2}) {
-    const auto errors = FailIn(3, [apart](int rank, BucketSpec* spec, Launch*) {
-      if (rank == apart) spec->device = {};
-    });
-    for (const Error& error : errors) EXPECT_TRUE(BlamesAPeer(error)) << error.what();
+/// They would wait for it while it waits for a block.
+TEST_F(NcclExchange, ARankThatWantsNoConnectionEndsTheExchange) {
+  const std::vector<std::function<void(BucketSpec*)>> ways = {
+      [](BucketSpec* spec) { spec->device = {}; },
+      [](BucketSpec* spec) { spec->wire.values = DType::kBFloat16; },
+      [](BucketSpec* spec) { spec->collective = "allgather"; }};
+  for (const int size : {2, 3, 4, 5}) {
+    for (int apart = 0; apart < size; ++apart) {
+      for (const auto& alter : ways) {
+        const auto errors = FailIn(size, [&](int rank, BucketSpec* spec, Launch*) {
+          if (rank == apart) alter(spec);
+        });
+        for (const Error& error : errors) {
+          EXPECT_EQ(error.kind(), ErrorKind::kDisagreement) << error.what();
+          EXPECT_TRUE(Says(error, "between devices if they can be connected")) << error.what();
+        }
+      }
+    }
   }
 }
 

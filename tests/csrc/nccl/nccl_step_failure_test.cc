@@ -126,9 +126,17 @@ TEST_F(NcclStepWait, EndsForTheOthersWhenARankClosesItsExchange) {
 
 // ---- Ranks that are about to do different things ------------------------------------------------
 
-Error WhereRankOneAlters(const std::function<void(Launch*)>& alter) {
+/// What rank 0 then meets, behind so many steps that count.
+Error WhereRankOneAlters(const std::function<void(Launch*)>& alter, int steps = 0) {
   Error first(ErrorKind::kInvalidArgument, "");
-  OnOwnRanks(1, End::kAllOrUntouched, [&](int rank, OwnRank& own) {
+  Meeting counted(kRanks);
+  OnOwnRanks(1, steps == 0 ? End::kAllOrUntouched : End::kCounts, [&](int rank, OwnRank& own) {
+    for (int step = 0; step < steps; ++step) {
+      own.StartAll();
+      own.WaitForAll();
+      own.exchange->Commit("");
+    }
+    counted.Attend();
     Launch launch = own.buckets[0].Step();
     if (rank == 1) alter(&launch);
     const Error error = Thrown([&] {
@@ -144,6 +152,12 @@ Error WhereRankOneAlters(const std::function<void(Launch*)>& alter) {
 
 TEST_F(NcclStepFailure, RanksWithOtherKsAreToldBeforeAnyWaitsForADevice) {
   const Error error = WhereRankOneAlters([](Launch* launch) { launch->ks[0] -= 7; });
+  EXPECT_TRUE(Says(error, ", k 143, gtopk")) << error.what();
+  EXPECT_TRUE(Says(error, ", k 150, gtopk")) << error.what();
+}
+
+TEST_F(NcclStepFailure, RanksThatAskForOtherKsLaterAreToldBeforeAnyWaitsForADevice) {
+  const Error error = WhereRankOneAlters([](Launch* launch) { launch->ks[0] -= 7; }, 1);
   EXPECT_TRUE(Says(error, "asked for")) << error.what();
 }
 
