@@ -89,7 +89,7 @@ def pass_work(memory: Memory, sign: int, device: str) -> Work:
         buffer(memory.gradients[sign]),
         buffer(memory.residuals[0]),
         threshold=memory.threshold,
-        capacity=memory.k,
+        k=memory.k,
         device=device,
     )
 

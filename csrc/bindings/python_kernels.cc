@@ -220,15 +220,15 @@ void BindKernels(py::module_& m) {
 
   m.def(
       "pass_work",
-      [](const PyBuffer& gradient, const PyBuffer& residual, float threshold, std::int64_t capacity,
+      [](const PyBuffer& gradient, const PyBuffer& residual, float threshold, std::int64_t k,
          const std::string& device) {
         return PassWorkOn(DeviceFrom(device), ViewOf(gradient), FloatsOf(residual, "residual"),
-                          threshold, capacity);
+                          threshold, k);
       },
-      py::arg("gradient"), py::arg("residual"), py::kw_only(), py::arg("threshold"),
-      py::arg("capacity"), py::arg("device"),
-      "residual += gradient, less the first entries that exceed the threshold. The memory must "
-      "outlive the work.");
+      py::arg("gradient"), py::arg("residual"), py::kw_only(), py::arg("threshold"), py::arg("k"),
+      py::arg("device"),
+      "residual += gradient, less the entries that exceed the threshold: the first ones of them, "
+      "for which a selection of k has room. The memory must outlive the work.");
 
   m.def(
       "select_work",

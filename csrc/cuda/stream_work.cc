@@ -137,10 +137,9 @@ class States {
 
 class PassWork final : public WorkOnDevice {
  public:
-  PassWork(int device, GradView gradient, Span<float> residual, float threshold,
-           std::int64_t capacity)
+  PassWork(int device, GradView gradient, Span<float> residual, float threshold, std::int64_t k)
       : WorkOnDevice(device),
-        layers_({gradient}, residual, {capacity}, nullptr),
+        layers_({gradient}, residual, {k}, nullptr),
         layout_(layers_.bucket),
         tables_(layout_),
         zeros_(SizeOfAll([this](Divider* divider) { work_.DivideZeros(layout_, divider); })),
@@ -244,13 +243,12 @@ std::unique_ptr<StreamWork> MakeMergeWork(int device, const SparseBlock& own,
 }
 
 std::unique_ptr<StreamWork> MakePassWork(int device, GradView gradient, Span<float> residual,
-                                         float threshold, std::int64_t capacity) {
+                                         float threshold, std::int64_t k) {
   CheckDevice(device);
   CheckSizes(gradient, residual);
-  Require(capacity >= 1 && capacity <= residual.size, "capacity must lie in [1, ", residual.size,
-          "], got ", capacity);
+  Require(k >= 1 && k <= residual.size, "k must lie in [1, ", residual.size, "], got ", k);
   const OnDevice current(device);
-  return std::make_unique<PassWork>(device, gradient, residual, threshold, capacity);
+  return std::make_unique<PassWork>(device, gradient, residual, threshold, k);
 }
 
 std::unique_ptr<StreamWork> MakeSelectWork(int device, GradView gradient, Span<float> residual,

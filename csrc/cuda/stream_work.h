@@ -19,9 +19,10 @@ std::unique_ptr<StreamWork> MakeMergeWork(int device, const SparseBlock& own,
                                           const SparseBlock& theirs, std::int64_t k);
 
 /// residual += gradient, less the entries that exceed a threshold, which become the block; the
-/// first ones of them, at least `capacity`. Gradient and residual lie on the device.
+/// first ones of them, for which a selection of k entries has room. Gradient and residual lie on
+/// the device.
 std::unique_ptr<StreamWork> MakePassWork(int device, GradView gradient, Span<float> residual,
-                                         float threshold, std::int64_t capacity);
+                                         float threshold, std::int64_t k);
 
 /// DeviceSelector::Select of k entries, from a state of zeros on. All have the survived bit.
 std::unique_ptr<StreamWork> MakeSelectWork(int device, GradView gradient, Span<float> residual,

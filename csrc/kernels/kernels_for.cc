@@ -37,9 +37,9 @@ std::unique_ptr<StreamWork> MergeWorkOn(Device device, const SparseBlock& own,
 }
 
 std::unique_ptr<StreamWork> PassWorkOn(Device device, GradView gradient, Span<float> residual,
-                                       float threshold, std::int64_t capacity) {
+                                       float threshold, std::int64_t k) {
   RequireCuda(device);
-  return cuda::MakePassWork(device.index, gradient, residual, threshold, capacity);
+  return cuda::MakePassWork(device.index, gradient, residual, threshold, k);
 }
 
 std::unique_ptr<StreamWork> SelectWorkOn(Device device, GradView gradient, Span<float> residual,

@@ -34,7 +34,7 @@ int CudaDeviceOf(std::uintptr_t address);
 std::unique_ptr<StreamWork> MergeWorkOn(Device device, const SparseBlock& own,
                                         const SparseBlock& theirs, std::int64_t k);
 std::unique_ptr<StreamWork> PassWorkOn(Device device, GradView gradient, Span<float> residual,
-                                       float threshold, std::int64_t capacity);
+                                       float threshold, std::int64_t k);
 std::unique_ptr<StreamWork> SelectWorkOn(Device device, GradView gradient, Span<float> residual,
                                          std::int64_t k);
 std::unique_ptr<StreamWork> StepWorkOn(Device device, const std::vector<GradView>& gradients,

@@ -75,7 +75,7 @@ def test_work_for_a_stream_is_refused_without_cuda():
     block, memory = _core.Block([1], [1.0]), buffer_of(torch.zeros(10))
     for give in (
         lambda: _core.merge_work(block, block, k=1, device="cuda:0"),
-        lambda: _core.pass_work(memory, memory, threshold=1.0, capacity=1, device="cuda:0"),
+        lambda: _core.pass_work(memory, memory, threshold=1.0, k=1, device="cuda:0"),
         lambda: _core.select_work(memory, memory, k=1, device="cuda:0"),
         lambda: _core.step_work([memory], memory, [memory], ks=[1], device="cuda:0"),
     ):
