@@ -89,7 +89,7 @@ build: $(INSTALL_STAMP) ## compiles hvd_sparse._core and installs the package (e
 # FRAMEWORK=torch or tensorflow tests that framework's part alone.
 FRAMEWORK ?= all
 
-.PHONY: test longtest lint cpptest tsan asan fuzz aarch64 tidy
+.PHONY: test longtest lint cpptest emulated tsan asan fuzz aarch64 tidy
 test: build ## runs all checks and tests, but those of longtest
 	@$(PY) tools/run_tests.py --framework $(FRAMEWORK)
 
@@ -113,9 +113,16 @@ cpp_tests = $(call cpp_build,$(1),$(2),$(3)) && \
 	    $(if $(3),--label-regex '$(subst $() ,|,$(3))') \
 	  && tail -n 4 build/$(1)/ctest.log || { cat build/$(1)/ctest.log; false; }; }
 
+EMULATED := -DHVD_SPARSE_EMULATE_CUDA=ON -DHVD_SPARSE_MODULE_BUILD=$(HVD_SPARSE_BUILD_DIR)
 # Among them those of csrc/cuda/, compiled as plain C++; the rest of the core is that of the module.
 cpptest: build ## runs the C++ tests
-	@$(call cpp_tests,tests,-DHVD_SPARSE_EMULATE_CUDA=ON -DHVD_SPARSE_MODULE_BUILD=$(HVD_SPARSE_BUILD_DIR))
+	@$(call cpp_tests,tests,$(EMULATED))
+
+# What takes a GPU, with an emulated one: its core is made of the module's objects.
+emulated: build ## runs what Python tests on a GPU, but for frameworks, on an emulated one
+	@$(call cpp_build,tests,$(EMULATED),emulated_core)
+	@$(PY) -m pytest -q -p tests.emulated_core -m gpu tests/devices
+	@mpirun -np 2 --bind-to none $(PY) -m pytest -q -p tests.emulated_core -m gpu tests/parallel
 
 # To it threads and streams of an emulated GPU are threads, too: see tests/csrc/emulation/order.h.
 tsan: export TSAN_OPTIONS = halt_on_error=1 suppressions=$(CURDIR)/tests/csrc/tsan_suppressions.txt

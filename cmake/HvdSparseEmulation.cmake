@@ -58,6 +58,32 @@ macro(hvd_sparse_emulate_cuda)
   endif()
 endmacro()
 
+# The Python module `_core` with emulated devices, in the folder `emulated`: the objects of the module
+# that was built, and this core. For tests/emulated_core.py.
+macro(hvd_sparse_emulated_module)
+  find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+  set(_info "${HVD_SPARSE_MODULE_BUILD}/build_info.json")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${_info}")
+  file(READ "${_info}" _built)
+  file(GLOB _sources RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}" CONFIGURE_DEPENDS
+       csrc/bindings/python_*.cc)
+  if(_built MATCHES "\"mpi\": {\"built\": true, \"detail\": \"([^\"]*)\"")
+    set(MPI_CXX_COMPILER "${CMAKE_MATCH_1}" CACHE FILEPATH "MPI's compiler wrapper" FORCE)
+    set(HVD_SPARSE_WITH_MPI 1)
+    hvd_sparse_find_mpi()
+    list(APPEND _sources csrc/comm/mpi_communicator.cc)
+  endif()
+  list(TRANSFORM _sources PREPEND "${HVD_SPARSE_MODULE_BUILD}/CMakeFiles/_core.dir/")
+  list(TRANSFORM _sources APPEND .o)
+  Python_add_library(emulated_core MODULE WITH_SOABI ${_sources})
+  set_target_properties(emulated_core PROPERTIES LINKER_LANGUAGE CXX OUTPUT_NAME _core
+                        LIBRARY_OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/emulated")
+  target_link_libraries(emulated_core PRIVATE hvd_sparse_core)
+  if(HVD_SPARSE_MPI_FOUND)
+    target_link_libraries(emulated_core PRIVATE MPI::MPI_CXX)
+  endif()
+endmacro()
+
 # A library that stands in for NCCL, as the tests' folder `_fakes` holds it. What it wants of the
 # emulated device it finds in the program that loads it.
 macro(hvd_sparse_fake_nccl name definitions)

@@ -1,20 +1,27 @@
 """The laws that every sparsifier and every collective obey, as a program that each rank runs.
 
 Gradients are small integers, so float32 sums are exact in any order and nothing needs a tolerance.
-The same program runs on ranks that are threads (tests/unit) and processes (tests/parallel).
+The same program runs on ranks that are threads (tests/devices) and processes (tests/parallel).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 
+from hvd_sparse import _core
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.sparsifiers import SPARSIFIERS, HardThreshold, Sparsifier, as_sparsifier
+from tests.device_array import CPU, DeviceArray
+
+T = TypeVar("T")
 
 # Every sparsifier by its name, with options that suit the gradients below.
 EVERY_SPARSIFIER: dict[str, Sparsifier] = {
@@ -68,13 +75,15 @@ class Rank:
     wire_dtype: str = "float32"
     slack: float = 1.0
     momentum: float = 0.0
+    device: str = CPU
+    dtype: str | None = None  # of gradients in memory; None: as they are handed over
 
     def __post_init__(self) -> None:
         """Adds the bucket."""
         self.ks = [max(1, math.ceil(self.density * n)) if n else 0 for n in self.segments]
         self.numel = sum(self.segments)
-        self.residual = np.zeros(self.numel, np.float32)
-        self.velocity = np.zeros(self.numel, np.float32)
+        self.residual_array = DeviceArray(self.device, np.zeros(self.numel))
+        self.velocity_array = DeviceArray(self.device, np.zeros(self.numel))
         self.states = np.zeros((len(self.segments), 4), np.float32)
         self.bucket = self.exchange.add_bucket(
             f"{self.sparsifier}-{self.collective}",
@@ -86,7 +95,18 @@ class Rank:
             slack=self.slack,
             packed=self.packed,
             wire_dtype=self.wire_dtype,
+            device=self.device,
         )
+
+    @property
+    def residual(self) -> np.ndarray:
+        """As it is now; on the CPU it can be written to."""
+        return self.residual_array.numpy()
+
+    @property
+    def velocity(self) -> np.ndarray:
+        """As it is now."""
+        return self.velocity_array.numpy()
 
     def step(self, gradient: np.ndarray, *, output_scale: float = 1.0) -> Step:
         """Exchanges one gradient."""
@@ -96,25 +116,28 @@ class Rank:
     def start(self, gradient: np.ndarray, *, output_scale: float = 1.0) -> None:
         """The first half of a step: the exchange is under way."""
         self.output_scale = output_scale
-        self.under_way = (gradient, self.residual.copy(), gradient.copy(), self.velocity.copy())
+        self.array = DeviceArray(self.device, gradient, self.dtype or str(gradient.dtype))
+        before = [self.array.numpy(), self.residual, self.velocity]
+        self.under_way = [values.copy() for values in before]
         self.handle = self.exchange.start(
             self.bucket,
-            [buffer_of(self.under_way[2])],
-            residual=buffer_of(self.residual),
+            [self.array.buffer],
+            residual=self.residual_array.buffer,
             states=buffer_of(self.states),
             ks=self.ks,
             decays=[1.0],
             output_scale=output_scale,
-            velocity=buffer_of(self.velocity) if self.momentum else None,
+            stream=self.array.stream,
+            velocity=self.velocity_array.buffer if self.momentum else None,
             momentum=self.momentum,
         )
 
     def finish(self) -> Step:
         """The second half."""
-        self.stats = self.exchange.wait(self.handle)
+        self.stats = self.exchange.wait(self.handle, stream=self.array.stream)
         self.exchange.commit()
-        gradient, before, applied, velocity = self.under_way
-        total = applied.astype(np.float64) / self.output_scale
+        gradient, before, velocity = self.under_way
+        total = self.array.numpy().astype(np.float64) / self.output_scale
         return Step(gradient, before, self.residual.copy(), total, velocity, self.velocity.copy())
 
     def run(self, steps: int) -> list[Step]:
@@ -123,6 +146,38 @@ class Rank:
             self.step(integer_gradient(self.numel, rank=self.rank, step=step))
             for step in range(steps)
         ]
+
+
+def on_threads(
+    size: int,
+    program: Callable[[Rank], T],
+    *,
+    each: Callable[[int], dict[str, Any]] = lambda rank: {},
+    local_size: int = 1,
+    select_on: str = "caller",
+    **options: Any,
+) -> list[T]:
+    """Runs `program(rank)` on ranks that are threads; returns what they return, by rank.
+
+    Args:
+        size: How many.
+        program: What each of them does.
+        each: Options of `Rank` that differ between them.
+        local_size: Ranks on a node.
+        select_on: As `Exchange` has it.
+        options: Of `Rank`, for all of them.
+    """
+    world = _core.LoopbackWorld(size)
+
+    def one(rank: int) -> T:
+        exchange = Exchange.over_loopback(world, rank, select_on=select_on, local_size=local_size)
+        try:
+            return program(Rank(exchange, rank, **options, **each(rank)))
+        finally:
+            exchange.close()
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(one, range(size)))
 
 
 def check_replicas_are_bitwise_equal(ranks: list[Step]) -> None:

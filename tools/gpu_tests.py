@@ -30,6 +30,7 @@ from sanitize_cuda import TOOLS
 
 PARTS = ("build", "tests", "sanitizers", "benchmark")
 BUILD_SECONDS, TEST_SECONDS, SANITIZER_SECONDS, BENCHMARK_SECONDS = 400.0, 300.0, 100.0, 150.0
+TAKE_HOROVOD = ("tests/unit", "tests/parallel")
 TEST_PROGRAM = "build/cuda/cuda_tests"
 FAILURE_LINES, REASON_LINES, FIGURE_LINES = 48, 8, 16  # of the summary
 WIDTH = 140
@@ -74,7 +75,7 @@ def stages(part: str, reports: Path) -> Iterator[Stage]:
     if part == "tests":
         report = ROOT / "build" / "cuda" / "report.xml"
         yield Stage("C++", ["make", "cudatest"], report, seconds=TEST_SECONDS)
-        for name, ranks in (("unit", 0), ("parallel", 2)):
+        for name, ranks in (("devices", 0), ("unit", 0), ("parallel", 2)):
             title, cores = f"{name} on a GPU", Cores.ALL
             stage = pytest_stage(title, f"tests/{name}", ranks=ranks, cores=cores, marked="gpu")
             yield replace(stage, seconds=TEST_SECONDS)
@@ -101,7 +102,8 @@ def missing_for(stage: Stage, part: str, device: Device) -> str:
         return ""
     if device.missing:
         return device.missing
-    if "pytest" in stage.command and importlib.util.find_spec("horovod") is None:
+    takes_horovod = any(folder in stage.command for folder in TAKE_HOROVOD)
+    if takes_horovod and importlib.util.find_spec("horovod") is None:
         return "no Horovod"
     if part == "sanitizers" and shutil.which("compute-sanitizer") is None:
         return "no compute-sanitizer on PATH"

@@ -50,8 +50,8 @@ class Cores(Enum):
     ALL = "all"
 
 
-# How many of such stages run at a time.
-AT_A_TIME = {Cores.ONE: len(os.sched_getaffinity(0)), Cores.SOME: 2, Cores.ALL: 1}
+# How many of such stages run at a time, and in which order: C++ builds what the emulated GPU takes.
+AT_A_TIME = {Cores.ONE: len(os.sched_getaffinity(0)), Cores.ALL: 1, Cores.SOME: 2}
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,16 @@ def pytest_stage(
     cores: Cores = Cores.ONE,
     marked: str = "not long",
     environment: str = "",
+    plugin: str = "",
 ) -> Stage:
     """pytest on `paths`: alone, or on `ranks` processes, the first of which reports.
 
-    Several processes are given a variable, as in `environment="NAME=value"`.
+    Several processes are given a variable, as in `environment="NAME=value"`. pytest loads `plugin`.
     """
     report = REPORTS / f"{name.replace(' ', '-')}.xml"
     color = "yes" if sys.stdout.isatty() else "no"  # mpirun always pretends to be a terminal
     options = ["-q", "-p", "no:cacheprovider", f"--color={color}", "-m", marked]
+    options += ["-p", plugin] if plugin else []
     silent = [sys.executable, "-m", "pytest", *options, *paths]
     reporting = [*silent, f"--junit-xml={report}"]
     if ranks == 0:
@@ -133,9 +135,8 @@ def stages(framework: str) -> Iterator[Stage]:
     """
     # Those of one core, the longest first: it would be left alone in the end.
     if framework in ("all", "torch"):
-        laws = sorted(str(path) for path in ROOT.glob("tests/unit/test_*laws.py"))
-        yield pytest_stage("unit", "tests/unit", *(f"--ignore={path}" for path in laws))
-        yield pytest_stage("laws", *laws)
+        yield pytest_stage("unit", "tests/unit")
+        yield pytest_stage("devices", "tests/devices", marked="not gpu and not long")
         yield pytest_stage("parallel on 1", "tests/parallel", ranks=1)
     if framework in ("all", "tensorflow"):
         yield pytest_stage("tensorflow on 1", "tests/parallel_tensorflow", ranks=1)
@@ -152,6 +153,22 @@ def stages(framework: str) -> Iterator[Stage]:
         )
     if framework in ("all", "torch"):
         yield pytest_stage("jobs", "tests/jobs", cores=Cores.SOME, marked="not long and not timed")
+        yield pytest_stage(
+            "emulated GPU",
+            "tests/devices",
+            "--one-in=3",
+            cores=Cores.SOME,
+            marked="gpu",
+            plugin="tests.emulated_core",
+        )
+        yield pytest_stage(
+            "emulated GPU on 2",
+            "tests/parallel",
+            ranks=2,
+            cores=Cores.SOME,
+            marked="gpu",
+            plugin="tests.emulated_core",
+        )
 
     cpptest = ["make", "-o", "build", "cpptest"]  # the module is built: what runs this saw to it
     yield Stage("C++", cpptest, ROOT / "build" / "tests" / "report.xml")
@@ -170,6 +187,7 @@ def long_stages(framework: str) -> Iterator[Stage]:
     if framework in ("all", "torch"):
         yield pytest_stage("parallel on 2", "tests/parallel", ranks=2, cores=Cores.ALL)
         yield pytest_stage("long jobs", "tests/jobs", cores=Cores.ALL, marked="long")
+        yield Stage("emulated GPU", ["make", "-o", "build", "emulated"])
 
 
 def count(report: Path) -> Count:

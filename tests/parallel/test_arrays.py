@@ -1,6 +1,8 @@
-"""sparse_allreduce of NumPy's arrays."""
+"""sparse_allreduce of NumPy's arrays, and of a GPU's."""
 
 from __future__ import annotations
+
+import contextlib
 
 import horovod.torch as hvd
 import numpy as np
@@ -11,7 +13,7 @@ import hvd_sparse.torch
 from hvd_sparse import sparse_allreduce
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
 from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK
-from tests.gpus import needs_gpu
+from tests.device_array import OnADevice, is_emulated
 from tests.parallel.torch_ranks import assert_same_on_all_ranks, total
 
 
@@ -104,17 +106,57 @@ def test_ranks_whose_number_types_differ_are_told():
         sparse_allreduce(array, np.zeros(array.size, np.float32))
 
 
-@needs_gpu
-def test_arrays_of_cupy_give_the_bits_of_numpys():
-    cupy = pytest.importorskip("cupy")
+def on_gpu(array):
+    """A copy there."""
+    if is_emulated():
+        return OnADevice(array.copy())
+    import cupy
+
+    return cupy.asarray(array)
+
+
+def on_cpu(array):
+    """What an array there holds, when its stream has come so far."""
+    return array.array if is_emulated() else array.get()
+
+
+def a_stream():
+    """For CuPy's arrays, while it is entered; one that waits for no other."""
+    if is_emulated():
+        return contextlib.nullcontext()
+    import cupy
+
+    cupy.cuda.Device().synchronize()
+    return cupy.cuda.Stream(non_blocking=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_arrays_of_a_gpu_give_the_bits_of_numpys(gpu, dtype):
     compression = GTopK(density=0.05)
-    kept, kept_there = np.zeros(1200, np.float32), cupy.zeros(1200, cupy.float32)
+    kept, kept_there = np.zeros(1200, np.float32), on_gpu(np.zeros(1200, np.float32))
     for step in range(3):
-        array = integers(step)
+        array = integers(step, dtype)
         here = sparse_allreduce(array, kept, compression=compression, name="here")
-        with cupy.cuda.Stream(non_blocking=True):
+        with a_stream():
             there = sparse_allreduce(
-                cupy.asarray(array), kept_there, compression=compression, name="there"
+                on_gpu(array), kept_there, compression=compression, name="there"
             )
-            assert np.array_equal(here, cupy.asnumpy(there))
-            assert np.array_equal(kept, cupy.asnumpy(kept_there))
+            assert np.array_equal(here, on_cpu(there))
+            assert np.array_equal(kept, on_cpu(kept_there))
+
+
+def test_an_array_and_its_residual_lie_together(gpu):
+    array, residual = np.ones(80, np.float32), np.zeros(80, np.float32)
+    with pytest.raises(InvalidArgumentError, match="residual must be on 'cuda:0', as array is"):
+        sparse_allreduce(on_gpu(array), residual)
+    with pytest.raises(InvalidArgumentError, match="residual must be on 'cpu', as array is"):
+        sparse_allreduce(array, on_gpu(residual))
+
+
+@pytest.mark.skipif(hvd.size() == 1, reason="one rank agrees with itself")
+def test_ranks_whose_arrays_lie_elsewhere_are_told(gpu):
+    array, residual = np.ones(81, np.float32), np.zeros(81, np.float32)
+    if hvd.rank() == 1:
+        array, residual = on_gpu(array), on_gpu(residual)
+    with pytest.raises(InvalidArgumentError, match=r"'cuda'\) on rank 1"):
+        sparse_allreduce(array, residual)

@@ -37,10 +37,11 @@ def new_exchange(world):
     in_turn(_core.sparsifiers(), _core.collectives(), [0.001, 0.05, 1.0], ["caller", "engine"]),
 )
 def test_laws_hold_over_several_steps(
-    world, new_exchange, sparsifier, collective, density, select_on
+    world, new_exchange, sparsifier, collective, density, select_on, device
 ):
     exchange = new_exchange(select_on=select_on)
-    me = laws.Rank(exchange, world.rank, [3000, 0, 517], density, sparsifier, collective)
+    segments = [3000, 0, 517]
+    me = laws.Rank(exchange, world.rank, segments, density, sparsifier, collective, device=device)
     laws.check_laws(world.allgather_object(me.run(6)))
 
 
@@ -48,9 +49,19 @@ def test_laws_hold_over_several_steps(
     ("packed", "wire_dtype"), [(True, "float32"), (True, "bfloat16"), (False, "float16")]
 )
 @pytest.mark.parametrize("collective", _core.collectives())
-def test_laws_hold_in_every_wire_format(world, new_exchange, collective, packed, wire_dtype):
+def test_laws_hold_in_every_wire_format(
+    world, new_exchange, collective, packed, wire_dtype, device
+):
     me = laws.Rank(
-        new_exchange(), world.rank, [3000, 0, 517], 0.05, "top_k", collective, packed, wire_dtype
+        new_exchange(),
+        world.rank,
+        [3000, 0, 517],
+        0.05,
+        "top_k",
+        collective,
+        packed,
+        wire_dtype,
+        device=device,
     )
     steps = [
         me.step(301 * laws.integer_gradient(me.numel, rank=me.rank, step=step)) for step in range(5)
@@ -145,9 +156,9 @@ def test_exchanges_of_one_process_do_not_wait_for_each_other(world, new_exchange
     in_turn(_core.sparsifiers(), _core.collectives(), [np.nan, np.inf]),
 )
 def test_a_step_with_a_bad_gradient_on_one_rank_is_undone_on_all(
-    world, new_exchange, sparsifier, collective, bad
+    world, new_exchange, sparsifier, collective, bad, device
 ):
-    me = laws.Rank(new_exchange(), world.rank, [400], 0.1, sparsifier, collective)
+    me = laws.Rank(new_exchange(), world.rank, [400], 0.1, sparsifier, collective, device=device)
     me.run(2)
     before = me.residual.copy()
     gradient = laws.integer_gradient(400, rank=world.rank, step=7)

@@ -14,20 +14,7 @@ from hvd_sparse.arrays.arrays import placed
 from hvd_sparse.arrays.functions import sparse_allreduce
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from hvd_sparse.places import gpus
-
-
-class OnADevice:
-    """An array of a device, as far as its interface goes."""
-
-    def __init__(self, array, **changes):
-        self._array = array
-        self.__cuda_array_interface__ = {
-            "typestr": array.dtype.str,
-            "shape": array.shape,
-            "data": (array.ctypes.data, False),
-            "version": 3,
-            **changes,
-        }
+from tests.device_array import OnADevice
 
 
 @pytest.fixture

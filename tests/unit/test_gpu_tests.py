@@ -53,7 +53,7 @@ def test_without_a_gpu_only_the_build_runs_and_the_rest_is_said_to_be_skipped(
     assert (summary.failed, summary.not_run) == (False, True)
     summary.show([])
     said = capsys.readouterr().out
-    assert said.count("skipped: no device: libcuda.so.1 is not there") == 10
+    assert said.count("skipped: no device: libcuda.so.1 is not there") == 11
     assert "not everything ran" in said
 
 
@@ -61,7 +61,7 @@ def test_with_a_gpu_the_parts_that_were_asked_for_run(run, tmp_path, monkeypatch
     monkeypatch.setattr(gpu_tests.shutil, "which", lambda name: name)
     summary = run_parts(["sanitizers", "tests"], GPU, tmp_path)
     tools = ["memcheck", "racecheck", "synccheck", "initcheck"]
-    assert run == [*tools, "C++", "unit on a GPU", "parallel on a GPU"]
+    assert run == [*tools, "C++", "devices on a GPU", "unit on a GPU", "parallel on a GPU"]
     assert (summary.failed, summary.not_run) == (False, False)
 
 
@@ -70,8 +70,10 @@ def test_what_is_not_installed_is_named(run, tmp_path, monkeypatch, capsys):
     run_parts(["tests"], GPU, tmp_path).show([])
     assert "parallel on a GPU  skipped: no mpirun on PATH" in capsys.readouterr().out
     monkeypatch.setattr(gpu_tests.importlib.util, "find_spec", lambda name: None)
+    del run[:]
     run_parts(["tests"], GPU, tmp_path).show([])
     assert "unit on a GPU      skipped: no Horovod" in capsys.readouterr().out
+    assert "devices on a GPU" in run  # they take none
 
 
 def test_a_stage_that_fails_does_not_keep_the_next_from_running(monkeypatch, tmp_path, capsys):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import numpy as np
@@ -23,49 +22,30 @@ DTYPES = ["float32", "bfloat16", "float16"]
 FORMATS = [(packed, dtype) for packed in (False, True) for dtype in DTYPES]
 
 
-def run_ranks(
-    layout,
-    program,
-    *,
-    segments=(1000, 1, 0, 3333),
-    density=0.05,
-    sparsifier="top_k",
-    wire=(False, "float32"),
-    slack=1.0,
-    collective="hierarchical",
-    select_on="caller",
-):
+def run_ranks(layout, program, *, wire=(False, "float32"), **changes):
     """Runs `program(rank)` on threads; returns what they return, by rank.
 
     Args:
         layout: Ranks, and ranks on a node.
+        program: What each of them does.
         wire: (packed, wire_dtype), or a list with those of each rank.
+        changes: To the options below.
     """
-    size, local_size = layout
-    world = _core.LoopbackWorld(size, 20.0)
+    options = {
+        "segments": [1000, 1, 0, 3333],
+        "density": 0.05,
+        "sparsifier": "top_k",
+        "collective": "hierarchical",
+    }
 
-    def one(rank):
-        exchange = Exchange.over_loopback(world, rank, select_on=select_on, local_size=local_size)
+    def format_of(rank):
         packed, wire_dtype = wire[rank] if isinstance(wire, list) else wire
-        try:
-            return program(
-                laws.Rank(
-                    exchange,
-                    rank,
-                    list(segments),
-                    density,
-                    sparsifier,
-                    collective,
-                    packed,
-                    wire_dtype,
-                    slack,
-                )
-            )
-        finally:
-            exchange.close()
+        return {"packed": packed, "wire_dtype": wire_dtype}
 
-    with ThreadPoolExecutor(size) as threads:
-        return list(threads.map(one, range(size)))
+    size, local_size = layout
+    return laws.on_threads(
+        size, program, each=format_of, local_size=local_size, **(options | changes)
+    )
 
 
 def check_shards(ranks, local_size):

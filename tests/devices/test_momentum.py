@@ -6,8 +6,6 @@ exact for some steps.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
@@ -15,28 +13,25 @@ from hvd_sparse import _core, reference
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
 from hvd_sparse.exchange.exchange import Exchange
 from tests import laws
+from tests.device_array import DeviceArray
 
 MOMENTUM = 0.5
 SEGMENTS = [1000, 1, 0, 333]
 EVERY_PAIR = [(s, c) for s in _core.sparsifiers() for c in _core.collectives()]
 
 
-def run_ranks(size, sparsifier, collective, program, *, local_size=1, segments=SEGMENTS):
+def run_ranks(size, sparsifier, collective, program, *, segments=SEGMENTS, **options):
     """Runs `program(rank)` on threads; returns what they return, by rank."""
-    world = _core.LoopbackWorld(size, 20.0)
-
-    def one(rank):
-        exchange = Exchange.over_loopback(world, rank, local_size=local_size)
-        try:
-            me = laws.Rank(
-                exchange, rank, segments, 0.05, sparsifier, collective, momentum=MOMENTUM
-            )
-            return program(me)
-        finally:
-            exchange.close()
-
-    with ThreadPoolExecutor(size) as threads:
-        return list(threads.map(one, range(size)))
+    return laws.on_threads(
+        size,
+        program,
+        segments=segments,
+        density=0.05,
+        sparsifier=sparsifier,
+        collective=collective,
+        momentum=MOMENTUM,
+        **options,
+    )
 
 
 def grown(step):
@@ -55,8 +50,10 @@ def check_law(ranks):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize(("sparsifier", "collective"), EVERY_PAIR)
-def test_nothing_is_lost_and_velocities_leave_with_what_is_delivered(size, sparsifier, collective):
-    ranks = run_ranks(size, sparsifier, collective, lambda me: me.run(6))
+def test_nothing_is_lost_and_velocities_leave_with_what_is_delivered(
+    size, sparsifier, collective, device
+):
+    ranks = run_ranks(size, sparsifier, collective, lambda me: me.run(6), device=device)
     check_law(ranks)
     masked = 0
     for step in (step for rank in ranks for step in rank):
@@ -81,9 +78,11 @@ def test_in_a_sum_of_nodes_velocities_of_the_whole_result_leave(layout):
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("collective", ["allgather", "gtopk"])
-def test_it_equals_the_paper_in_numpy(size, collective):
+def test_it_equals_the_paper_in_numpy(size, collective, device):
     numel, k = 1000, 50
-    ranks = run_ranks(size, "top_k", collective, lambda me: me.run(6), segments=[numel])
+    ranks = run_ranks(
+        size, "top_k", collective, lambda me: me.run(6), segments=[numel], device=device
+    )
     velocity, residual = (np.zeros((size, numel), np.float32) for _ in range(2))
     for step in zip(*ranks, strict=True):
         velocity = np.float32(MOMENTUM) * velocity + np.stack([r.gradient for r in step])
@@ -99,7 +98,7 @@ def test_it_equals_the_paper_in_numpy(size, collective):
 
 
 @pytest.mark.parametrize("collective", ["allgather", "gtopk", "hierarchical"])
-def test_a_refused_step_delivers_nothing_and_keeps_what_is_finite(collective):
+def test_a_refused_step_delivers_nothing_and_keeps_what_is_finite(collective, device):
     def program(me):
         first = me.step(laws.integer_gradient(me.numel, rank=me.rank, step=0))
         gradient = laws.integer_gradient(me.numel, rank=me.rank, step=1)
@@ -114,7 +113,7 @@ def test_a_refused_step_delivers_nothing_and_keeps_what_is_finite(collective):
         np.testing.assert_array_equal(me.residual, first.residual_after + velocity)
         return me.run(3)
 
-    check_law(run_ranks(4, "top_k", collective, program, local_size=2))
+    check_law(run_ranks(4, "top_k", collective, program, local_size=2, device=device))
 
 
 @pytest.mark.parametrize(
@@ -125,10 +124,10 @@ def test_a_refused_step_delivers_nothing_and_keeps_what_is_finite(collective):
         (0.5, 9, "velocity of bucket .* must have size 10, got 9"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(momentum, numel, match):
+def test_what_does_not_fit_is_refused_by_name(momentum, numel, match, device):
     exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
-    me = laws.Rank(exchange, 0, [10], 0.5, "top_k", "allgather", momentum=momentum)
-    me.velocity = np.zeros(numel, np.float32)
+    me = laws.Rank(exchange, 0, [10], 0.5, "top_k", "allgather", momentum=momentum, device=device)
+    me.velocity_array = DeviceArray(device, np.zeros(numel))
     with pytest.raises(InvalidArgumentError, match=match):
         me.run(1)
     exchange.close()

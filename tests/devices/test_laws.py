@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,7 +11,6 @@ import pytest
 from hvd_sparse import _core, reference
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError
-from hvd_sparse.exchange.exchange import Exchange
 from tests import laws
 from tests.cases import in_turn
 
@@ -20,35 +19,36 @@ RANKS = [1, 2, 4, 8, 3, 5, 6, 7, 9, 17, 16]  # each density meets ranks with gue
 DENSITIES = [0.001, 0.05, 0.5, 1.0]
 
 
-def run_ranks(size, segments, density, sparsifier, collective, program, slack=1.0):
+def run_ranks(size, segments, density, sparsifier, collective, program, *, device, slack=1.0):
     """Runs `program(rank)` on `size` threads; returns what they return, by rank.
 
     `slack` is that of all ranks, or a list with that of each.
     """
-    world = _core.LoopbackWorld(size)
-
-    def one(rank):
-        exchange = Exchange.over_loopback(world, rank)
-        try:
-            own_slack = slack[rank] if isinstance(slack, list) else slack
-            me = laws.Rank(
-                exchange, rank, segments, density, sparsifier, collective, slack=own_slack
-            )
-            return program(me)
-        finally:
-            exchange.close()
-
-    with ThreadPoolExecutor(size) as threads:
-        return list(threads.map(one, range(size)))
+    return laws.on_threads(
+        size,
+        program,
+        each=lambda rank: {"slack": slack[rank] if isinstance(slack, list) else slack},
+        segments=segments,
+        density=density,
+        sparsifier=sparsifier,
+        collective=collective,
+        device=device,
+    )
 
 
 @pytest.mark.parametrize(
     ("size", "sparsifier", "collective", "density"),
     in_turn(RANKS, _core.sparsifiers(), _core.collectives(), DENSITIES),
 )
-def test_laws_hold_over_several_steps(size, sparsifier, collective, density):
+def test_laws_hold_over_several_steps(size, sparsifier, collective, density, device):
     ranks = run_ranks(
-        size, [1000, 1, 0, 3333], density, sparsifier, collective, lambda me: me.run(6)
+        size,
+        [1000, 1, 0, 3333],
+        density,
+        sparsifier,
+        collective,
+        lambda me: me.run(6),
+        device=device,
     )
     laws.check_laws(ranks)
     laws.check_something_was_applied(ranks)
@@ -58,16 +58,18 @@ def test_laws_hold_over_several_steps(size, sparsifier, collective, density):
     ("sparsifier", "collective", "segments", "size"),
     in_turn(_core.sparsifiers(), _core.collectives(), [[], [0], [1], [2, 0, 1]], [1, 2, 3]),
 )
-def test_laws_hold_for_tiny_buckets(sparsifier, collective, segments, size):
-    ranks = run_ranks(size, segments, 0.5, sparsifier, collective, lambda me: me.run(4))
+def test_laws_hold_for_tiny_buckets(sparsifier, collective, segments, size, device):
+    ranks = run_ranks(
+        size, segments, 0.5, sparsifier, collective, lambda me: me.run(4), device=device
+    )
     laws.check_laws(ranks)
 
 
 @pytest.mark.parametrize(
     ("sparsifier", "collective"), in_turn(_core.sparsifiers(), _core.collectives())
 )
-def test_laws_hold_at_64_ranks(sparsifier, collective):
-    ranks = run_ranks(64, [2000], 0.01, sparsifier, collective, lambda me: me.run(3))
+def test_laws_hold_at_64_ranks(sparsifier, collective, device):
+    ranks = run_ranks(64, [2000], 0.01, sparsifier, collective, lambda me: me.run(3), device=device)
     laws.check_laws(ranks)
 
 
@@ -82,9 +84,11 @@ def test_laws_hold_at_64_ranks(sparsifier, collective):
     ],
     ids=["allgather", "gtopk", "recursive_doubling", "split_allgather"],
 )
-def test_top_k_through_a_collective_equals_the_reference(size, collective, expected):
+def test_top_k_through_a_collective_equals_the_reference(size, collective, expected, device):
     numel, density = 1500, 0.02
-    ranks = run_ranks(size, [numel], density, "top_k", collective, lambda me: me.run(5))
+    ranks = run_ranks(
+        size, [numel], density, "top_k", collective, lambda me: me.run(5), device=device
+    )
     check_against_the_reference(ranks, numel, 30, expected)
 
 
@@ -102,9 +106,11 @@ def check_against_the_reference(ranks, numel, k, expected):
 
 @pytest.mark.parametrize("size", [*RANKS, 33])
 @pytest.mark.parametrize("slack", [1.01, 1.5, 4.0, 1e300])
-def test_gtopk_with_slack_equals_the_reference(size, slack):
+def test_gtopk_with_slack_equals_the_reference(size, slack, device):
     numel, density, k = 1500, 0.02, 30
-    ranks = run_ranks(size, [numel], density, "top_k", "gtopk", lambda me: me.run(4), slack=slack)
+    ranks = run_ranks(
+        size, [numel], density, "top_k", "gtopk", lambda me: me.run(4), slack=slack, device=device
+    )
     laws.check_laws(ranks)
     in_numpy = min(slack, 50.0)  # 50 k is the bucket
     check_against_the_reference(
@@ -113,10 +119,17 @@ def test_gtopk_with_slack_equals_the_reference(size, slack):
 
 
 @pytest.mark.parametrize("size", [2, 4, 8, 16, 32])
-def test_gtopk_with_slack_enough_for_all_entries_is_the_exact_top_k_of_the_sum(size):
+def test_gtopk_with_slack_enough_for_all_entries_is_the_exact_top_k_of_the_sum(size, device):
     numel, k = 1500, 30
     ranks = run_ranks(
-        size, [numel], 0.02, "top_k", "gtopk", lambda me: me.run(2), slack=float(size)
+        size,
+        [numel],
+        0.02,
+        "top_k",
+        "gtopk",
+        lambda me: me.run(2),
+        slack=float(size),
+        device=device,
     )
     for step in zip(*ranks, strict=True):
         blocks = [reference.top_k(r.gradient + r.residual_before, k) for r in step]
@@ -126,9 +139,9 @@ def test_gtopk_with_slack_enough_for_all_entries_is_the_exact_top_k_of_the_sum(s
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 9])
 @pytest.mark.parametrize("collective", [c.name for c in COLLECTIVES.values() if c.exact])
-def test_an_exact_collective_applies_the_largest_sums_in_full(size, collective):
+def test_an_exact_collective_applies_the_largest_sums_in_full(size, collective, device):
     numel, k = 1500, 30
-    ranks = run_ranks(size, [numel], 0.02, "top_k", collective, lambda me: me.run(3))
+    ranks = run_ranks(size, [numel], 0.02, "top_k", collective, lambda me: me.run(3), device=device)
     for step in zip(*ranks, strict=True):
         blocks = [reference.top_k(r.gradient + r.residual_before, k) for r in step]
         exact = reference.keep_top_k(reference.allgather(blocks).block, k)
@@ -138,24 +151,47 @@ def test_an_exact_collective_applies_the_largest_sums_in_full(size, collective):
 
 
 @pytest.mark.parametrize("slack", [0.99, 0.0, -1.0, math.nan, math.inf])
-def test_a_slack_that_keeps_less_than_k_is_refused(slack):
+def test_a_slack_that_keeps_less_than_k_is_refused(slack, device):
     with pytest.raises(InvalidArgumentError, match="slack must be finite and at least 1, got"):
-        run_ranks(1, [100], 0.1, "top_k", "gtopk", lambda me: me, slack=slack)
+        run_ranks(1, [100], 0.1, "top_k", "gtopk", lambda me: me, slack=slack, device=device)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
-def test_ranks_with_different_slack_are_told(size):
+def test_ranks_with_different_slack_are_told(size, device):
     slack = [1.0] * (size - 1) + [2.0]
     with pytest.raises(
         ExchangeFailedError, match=r"gtopk with slack [12], .*; rank \d .* slack [12],"
     ):
-        run_ranks(size, [100], 0.1, "top_k", "gtopk", lambda me: me.run(1), slack=slack)
+        run_ranks(
+            size, [100], 0.1, "top_k", "gtopk", lambda me: me.run(1), slack=slack, device=device
+        )
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize(
+    ("collective", "other"),
+    list(itertools.permutations([c for c in COLLECTIVES if c != "hierarchical"], 2)),
+)
+def test_ranks_with_different_collectives_are_told(size, collective, other, device):
+    def program(me):
+        with pytest.raises(ExchangeFailedError, match=rf"{collective} with slack|{other} with"):
+            me.run(1)
+
+    laws.on_threads(
+        size,
+        program,
+        each=lambda rank: {"collective": other if rank == size - 1 else collective},
+        segments=[1000],
+        density=0.1,
+        sparsifier="top_k",
+        device=device,
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize("average", [True, False])
-def test_a_gradient_type_that_rounds_loses_nothing(dtype, size, average):
+def test_a_gradient_type_that_rounds_loses_nothing(dtype, size, average, device):
     # Sums up to 8 * 2100 do not fit float16's 11 bits; with P = 2^n every share is exact.
     def program(me):
         return [
@@ -166,7 +202,7 @@ def test_a_gradient_type_that_rounds_loses_nothing(dtype, size, average):
             for step in range(4)
         ]
 
-    ranks = run_ranks(size, [300], 0.5, "top_k", "gtopk", program)
+    ranks = run_ranks(size, [300], 0.5, "top_k", "gtopk", program, device=device)
     laws.check_laws(ranks)
 
 
@@ -189,11 +225,13 @@ def constant_gradients(kind, rank, numel):
         [1, 2, 3, 4, 6],
     ),
 )
-def test_laws_hold_for_degenerate_gradients(kind, sparsifier, collective, size):
+def test_laws_hold_for_degenerate_gradients(kind, sparsifier, collective, size, device):
     def program(me):
         return [me.step(constant_gradients(kind, me.rank, me.numel)) for _ in range(3)]
 
-    laws.check_laws(run_ranks(size, [500, 77], 0.02, sparsifier, collective, program))
+    laws.check_laws(
+        run_ranks(size, [500, 77], 0.02, sparsifier, collective, program, device=device)
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
@@ -201,7 +239,7 @@ def test_laws_hold_for_degenerate_gradients(kind, sparsifier, collective, size):
     ("sparsifier", "collective"),
     [(s, c) for s, c in EVERY_PAIR if laws.EVERY_SPARSIFIER[s].bounds[0] > 0],
 )
-def test_full_density_applies_the_whole_sum(size, sparsifier, collective):
-    ranks = run_ranks(size, [257], 1.0, sparsifier, collective, lambda me: me.run(1))
+def test_full_density_applies_the_whole_sum(size, sparsifier, collective, device):
+    ranks = run_ranks(size, [257], 1.0, sparsifier, collective, lambda me: me.run(1), device=device)
     expected = sum(r[0].gradient for r in ranks)
     np.testing.assert_array_equal(ranks[0][0].total, expected)

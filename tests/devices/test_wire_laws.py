@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
 from hvd_sparse import _core
 from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError, NonFiniteGradientError
-from hvd_sparse.exchange.exchange import Exchange
 from tests import laws
 from tests.cases import in_turn
 
@@ -18,28 +15,19 @@ FORMATS = [(packed, dtype) for packed in (False, True) for dtype in DTYPES][1:]
 RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17]
 
 
-def run_ranks(size, program, *, segments, density, sparsifier="top_k", collective, formats):
+def run_ranks(size, program, *, formats, sparsifier="top_k", **options):
     """Runs `program(rank)` on `size` threads; returns what they return, by rank.
 
     Args:
         formats: (packed, wire_dtype) of each rank, in turn.
+        sparsifier: Of all ranks, as are all other options.
     """
-    world = _core.LoopbackWorld(size, 20.0)
 
-    def one(rank):
+    def format_of(rank):
         packed, wire_dtype = formats[rank % len(formats)]
-        exchange = Exchange.over_loopback(world, rank)
-        try:
-            return program(
-                laws.Rank(
-                    exchange, rank, segments, density, sparsifier, collective, packed, wire_dtype
-                )
-            )
-        finally:
-            exchange.close()
+        return {"packed": packed, "wire_dtype": wire_dtype}
 
-    with ThreadPoolExecutor(size) as threads:
-        return list(threads.map(one, range(size)))
+    return laws.on_threads(size, program, each=format_of, sparsifier=sparsifier, **options)
 
 
 def run_rough(me, steps, factor=301):
@@ -60,7 +48,7 @@ def bits_of(dtype):
     ("size", "collective", "wire", "density"),
     in_turn(RANKS, _core.collectives(), FORMATS, [0.004, 0.3]),
 )
-def test_laws_hold_over_several_steps(size, collective, wire, density):
+def test_laws_hold_over_several_steps(size, collective, wire, density, device):
     ranks = run_ranks(
         size,
         lambda me: run_rough(me, 6),
@@ -68,6 +56,7 @@ def test_laws_hold_over_several_steps(size, collective, wire, density):
         density=density,
         collective=collective,
         formats=[wire],
+        device=device,
     )
     laws.check_laws(ranks)
     laws.check_something_was_applied(ranks)
@@ -76,7 +65,7 @@ def test_laws_hold_over_several_steps(size, collective, wire, density):
 @pytest.mark.parametrize("sparsifier", _core.sparsifiers())
 @pytest.mark.parametrize("collective", _core.collectives())
 @pytest.mark.parametrize("wire", FORMATS)
-def test_laws_hold_for_every_sparsifier(sparsifier, collective, wire):
+def test_laws_hold_for_every_sparsifier(sparsifier, collective, wire, device):
     ranks = run_ranks(
         5,
         lambda me: run_rough(me, 4),
@@ -85,6 +74,7 @@ def test_laws_hold_for_every_sparsifier(sparsifier, collective, wire):
         sparsifier=sparsifier,
         collective=collective,
         formats=[wire],
+        device=device,
     )
     laws.check_laws(ranks)
 
@@ -92,7 +82,7 @@ def test_laws_hold_for_every_sparsifier(sparsifier, collective, wire):
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 16])
 @pytest.mark.parametrize("collective", _core.collectives())
 @pytest.mark.parametrize("wire", FORMATS)
-def test_laws_hold_for_values_beyond_float16(size, collective, wire):
+def test_laws_hold_for_values_beyond_float16(size, collective, wire, device):
     # Up to 300,000: what 16 ranks add up in 3 steps stays below 2^24.
     ranks = run_ranks(
         size,
@@ -101,6 +91,7 @@ def test_laws_hold_for_values_beyond_float16(size, collective, wire):
         density=0.1,
         collective=collective,
         formats=[wire],
+        device=device,
     )
     assert max(np.abs(step.gradient).max() for rank in ranks for step in rank) > 65504
     laws.check_laws(ranks)
@@ -110,7 +101,7 @@ def test_laws_hold_for_values_beyond_float16(size, collective, wire):
     ("collective", "wire", "segments", "size"),
     in_turn(_core.collectives(), FORMATS, [[], [0], [1], [2, 0, 1]], [1, 2, 3, 6]),
 )
-def test_laws_hold_for_tiny_buckets(collective, wire, segments, size):
+def test_laws_hold_for_tiny_buckets(collective, wire, segments, size, device):
     ranks = run_ranks(
         size,
         lambda me: me.run(4),
@@ -118,6 +109,7 @@ def test_laws_hold_for_tiny_buckets(collective, wire, segments, size):
         density=0.5,
         collective=collective,
         formats=[wire],
+        device=device,
     )
     laws.check_laws(ranks)
 
@@ -127,7 +119,9 @@ def test_laws_hold_for_tiny_buckets(collective, wire, segments, size):
 @pytest.mark.parametrize("wire", FORMATS)
 @pytest.mark.parametrize("density", [0.2, 0.4])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_values_that_round_to_zero_stay_where_they_are(size, collective, wire, density, sign):
+def test_values_that_round_to_zero_stay_where_they_are(
+    size, collective, wire, density, sign, device
+):
     # Multiples of 2^-149: float16 rounds all of them to zero, bfloat16 some. Ranks select
     # different ones, so that sums become dense.
     def program(me):
@@ -135,13 +129,19 @@ def test_values_that_round_to_zero_stay_where_they_are(size, collective, wire, d
         return [me.step(np.roll(tiny, 31 * me.rank)) for _ in range(3)]
 
     ranks = run_ranks(
-        size, program, segments=[90], density=density, collective=collective, formats=[wire]
+        size,
+        program,
+        segments=[90],
+        density=density,
+        collective=collective,
+        formats=[wire],
+        device=device,
     )
     laws.check_laws(ranks)
 
 
 @pytest.mark.parametrize("wire", FORMATS)
-def test_laws_hold_where_one_owner_hands_on_what_it_keeps(wire):
+def test_laws_hold_where_one_owner_hands_on_what_it_keeps(wire, device):
     # split_allgather finds its regions in the first step; then all that counts lies in one.
     def program(me):
         steps = []
@@ -153,14 +153,20 @@ def test_laws_hold_where_one_owner_hands_on_what_it_keeps(wire):
         return steps
 
     ranks = run_ranks(
-        3, program, segments=[60_000], density=0.3, collective="split_allgather", formats=[wire]
+        3,
+        program,
+        segments=[60_000],
+        density=0.3,
+        collective="split_allgather",
+        formats=[wire],
+        device=device,
     )
     laws.check_laws(ranks)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("collective", _core.collectives())
-def test_what_travels_is_rounded_once_and_the_error_stays(dtype, collective):
+def test_what_travels_is_rounded_once_and_the_error_stays(dtype, collective, device):
     numel = 64
     value = float(2 ** bits_of(dtype) + 1)  # lies between two numbers of the type
 
@@ -170,7 +176,13 @@ def test_what_travels_is_rounded_once_and_the_error_stays(dtype, collective):
         return me.step(gradient)
 
     ranks = run_ranks(
-        2, program, segments=[numel], density=0.5, collective=collective, formats=[(True, dtype)]
+        2,
+        program,
+        segments=[numel],
+        density=0.5,
+        collective=collective,
+        formats=[(True, dtype)],
+        device=device,
     )
     for rank, step in enumerate(ranks):
         assert list(step.total[[10, 11]]) == [value - 1, value - 1]
@@ -182,7 +194,7 @@ def test_what_travels_is_rounded_once_and_the_error_stays(dtype, collective):
 @pytest.mark.parametrize("size", [2, 3, 4, 9])
 @pytest.mark.parametrize("collective", _core.collectives())
 @pytest.mark.parametrize("wire", FORMATS)
-def test_a_refused_step_leaves_the_residual_bit_for_bit(size, collective, wire):
+def test_a_refused_step_leaves_the_residual_bit_for_bit(size, collective, wire, device):
     def program(me):
         me.run(2)
         before = me.residual.copy()
@@ -196,7 +208,13 @@ def test_a_refused_step_leaves_the_residual_bit_for_bit(size, collective, wire):
         return me.run(2)
 
     ranks = run_ranks(
-        size, program, segments=[400], density=0.1, collective=collective, formats=[wire]
+        size,
+        program,
+        segments=[400],
+        density=0.1,
+        collective=collective,
+        formats=[wire],
+        device=device,
     )
     laws.check_laws(ranks)
 
@@ -204,7 +222,7 @@ def test_a_refused_step_leaves_the_residual_bit_for_bit(size, collective, wire):
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("collective", _core.collectives())
 @pytest.mark.parametrize("wire", FORMATS)
-def test_a_sum_that_overflows_is_refused_and_undone(size, collective, wire):
+def test_a_sum_that_overflows_is_refused_and_undone(size, collective, wire, device):
     def program(me):
         gradient = np.full(me.numel, 3e38, np.float32)
         with pytest.raises(NonFiniteGradientError, match="overflows"):
@@ -213,14 +231,22 @@ def test_a_sum_that_overflows_is_refused_and_undone(size, collective, wire):
 
     if wire[1] == "float16":
         pytest.skip("float16 carries no values that could overflow float32")
-    run_ranks(size, program, segments=[40], density=0.5, collective=collective, formats=[wire])
+    run_ranks(
+        size,
+        program,
+        segments=[40],
+        density=0.5,
+        collective=collective,
+        formats=[wire],
+        device=device,
+    )
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 @pytest.mark.parametrize("collective", _core.collectives())
 @pytest.mark.parametrize("other", FORMATS)
 @pytest.mark.parametrize("density", [0.01, 0.8])  # of .8, sums are dense where they may be
-def test_ranks_of_different_formats_are_told(size, collective, other, density):
+def test_ranks_of_different_formats_are_told(size, collective, other, density, device):
     def program(me):
         with pytest.raises(
             ExchangeFailedError, match=r"the ranks disagree: .* float(16|32) values"
@@ -229,12 +255,18 @@ def test_ranks_of_different_formats_are_told(size, collective, other, density):
 
     formats = [(False, "float32")] * (size - 1) + [other]
     run_ranks(
-        size, program, segments=[3000], density=density, collective=collective, formats=formats
+        size,
+        program,
+        segments=[3000],
+        density=density,
+        collective=collective,
+        formats=formats,
+        device=device,
     )
 
 
 @pytest.mark.parametrize("collective", ["allgather", "gtopk"])  # all messages are of k entries
-def test_coded_blocks_take_the_bytes_that_are_promised(collective):
+def test_coded_blocks_take_the_bytes_that_are_promised(collective, device):
     numel, density = 200_000, 0.01
     k, size = 2000, 4
 
@@ -244,7 +276,13 @@ def test_coded_blocks_take_the_bytes_that_are_promised(collective):
 
     sent = {
         wire: run_ranks(
-            size, program, segments=[numel], density=density, collective=collective, formats=[wire]
+            size,
+            program,
+            segments=[numel],
+            density=density,
+            collective=collective,
+            formats=[wire],
+            device=device,
         )[0]
         for wire in [(False, "float32"), *FORMATS]
     }
@@ -257,7 +295,7 @@ def test_coded_blocks_take_the_bytes_that_are_promised(collective):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int8", ""])
-def test_types_that_cannot_travel_are_refused(dtype):
+def test_types_that_cannot_travel_are_refused(dtype, device):
     with pytest.raises(
         InvalidArgumentError,
         match=f"wire_dtype must be one of float32, float16, bfloat16; got '{dtype}'",
@@ -269,4 +307,5 @@ def test_types_that_cannot_travel_are_refused(dtype):
             density=0.5,
             collective="gtopk",
             formats=[(False, dtype)],
+            device=device,
         )

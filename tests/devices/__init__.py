@@ -1,0 +1,1 @@
+"""What holds on every device: laws between ranks that are threads, and kernels; without Horovod."""

@@ -1,0 +1,63 @@
+"""Devices that are not there, and what no device takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvd_sparse import _core
+from hvd_sparse.errors import InvalidArgumentError, UnavailableError
+from hvd_sparse.exchange.exchange import Exchange
+from tests import laws
+from tests.device_array import GPU
+
+
+def add_bucket(device, *, collective="allgather"):
+    exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
+    sparsifier = laws.EVERY_SPARSIFIER["top_k"]
+    return exchange.add_bucket(
+        "a bucket",
+        numels=[100],
+        segments=[100],
+        capacity_ks=[10],
+        sparsifier=sparsifier,
+        collective=collective,
+        device=device,
+    )
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda", "cuda:", "cuda:x", "cuda:-1", "cuda:9999", ""])
+def test_a_device_of_no_known_name_is_refused(device):
+    with pytest.raises(InvalidArgumentError, match="device must be 'cpu', or 'cuda:' and a number"):
+        add_bucket(device)
+
+
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(UnavailableError, match=r"CUDA|cuda:99"):
+        add_bucket("cuda:99")
+
+
+def test_hierarchical_takes_no_gradients_of_a_device():
+    with pytest.raises(InvalidArgumentError, match="'hierarchical' adds up residuals on the CPU"):
+        add_bucket(GPU, collective="hierarchical")
+
+
+@pytest.mark.skipif(_core.with_cuda, reason="this build has CUDA")
+def test_a_build_without_cuda_says_how_to_get_it():
+    with pytest.raises(UnavailableError, match="no CUDA"):
+        _core.cuda_devices()
+    with pytest.raises(UnavailableError, match="HVD_SPARSE_WITH_CUDA=1"):
+        add_bucket(GPU)
+
+
+@pytest.mark.skipif(_core.with_cuda, reason="this build has CUDA")
+def test_work_for_a_stream_is_refused_without_cuda():
+    block, memory = _core.Block([1], [1.0]), laws.buffer_of(np.zeros(10, np.float32))
+    for give in (
+        lambda: _core.merge_work(block, block, k=1, device=GPU),
+        lambda: _core.pass_work(memory, memory, threshold=1.0, k=1, device=GPU),
+        lambda: _core.select_work(memory, memory, k=1, device=GPU),
+        lambda: _core.step_work([memory], memory, [memory], ks=[1], device=GPU),
+    ):
+        with pytest.raises(UnavailableError, match=r"cuda:0 needs it: .* HVD_SPARSE_WITH_CUDA=1"):
+            give()

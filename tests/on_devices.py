@@ -1,0 +1,27 @@
+"""Fixtures that say on which device a test runs; for conftest.py to import."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.device_array import CPU, GPU, problem_of_gpu
+
+_WHY_NOT = problem_of_gpu()
+_ON_A_GPU = pytest.param(
+    GPU, marks=[pytest.mark.gpu, pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)]
+)
+
+
+@pytest.fixture(params=[CPU, _ON_A_GPU])
+def device(request):
+    """Where a test's gradients and residuals lie: on the CPU, and on a GPU where there is one."""
+    collective = request.node.callspec.params.get("collective")
+    if request.param == GPU and collective == "hierarchical":
+        pytest.skip("'hierarchical' adds up residuals on the CPU, and takes no others")
+    return request.param
+
+
+@pytest.fixture(params=[_ON_A_GPU])
+def gpu(request):
+    """A GPU, where there is nothing to test on the CPU."""
+    return request.param

@@ -1,0 +1,141 @@
+"""PyTorch's devices: what is refused there, streams, and the time that a GPU takes."""
+
+from __future__ import annotations
+
+import horovod.torch.mpi_ops as hvd_ops
+import pytest
+import torch
+
+from hvd_sparse import _core
+from hvd_sparse.buckets import Layer
+from hvd_sparse.errors import UnsupportedError
+from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.places.device_clock import DeviceClock
+from hvd_sparse.places.step_clock import CpuClock, StepClock
+from hvd_sparse.torch import LAGS, TopK
+from hvd_sparse.torch.devices import Arrivals, check_device, common_device, current_stream
+from hvd_sparse.torch.places import OnDevice, place_of
+from hvd_sparse.torch.settings import check_devices, check_horovod
+from hvd_sparse.tuning.measure import measure_machine
+from tests import laws
+from tests.gpus import needs_gpu
+
+
+def test_tensors_on_no_gpu_and_not_on_the_cpu_are_refused_by_name():
+    check_device("tensor 'a'", torch.zeros(1))
+    with pytest.raises(UnsupportedError, match="tensor 'a' is on device 'meta'"):
+        check_device("tensor 'a'", torch.zeros(1, device="meta"))
+
+
+def test_parameters_lie_on_one_device():
+    on_cpu, elsewhere = ("a", torch.zeros(1)), ("b", torch.zeros(1, device="meta"))
+    assert common_device([]) == common_device([on_cpu, on_cpu]) == torch.device("cpu")
+    with pytest.raises(UnsupportedError, match="'a' is on device 'cpu' and 'b' on 'meta'"):
+        common_device([on_cpu, elsewhere])
+
+
+def test_hierarchical_is_refused_on_a_device_before_anything_is_planned():
+    elsewhere = [("b", torch.zeros(1, device="meta"))]
+    check_devices([("a", torch.zeros(1))], LAGS(collective="hierarchical"))
+    check_devices(elsewhere, LAGS())
+    with pytest.raises(UnsupportedError, match=r"'hierarchical' takes no gradients of device 'me"):
+        check_devices(elsewhere, LAGS(collective="hierarchical"))
+
+
+def test_a_horovod_without_gpus_is_named_where_gradients_travel_dense(monkeypatch):
+    large = [("w", torch.zeros(8, 8, device="meta"))]
+    small = [*large, ("b", torch.zeros(8, device="meta"))]
+    fixed = TopK(min_numel=64)
+    check_horovod([("a", torch.zeros(1))], LAGS())
+    check_horovod(large, fixed)
+    with pytest.raises(UnsupportedError, match=r"'b' on device 'meta' \(it is small\).*NCCL"):
+        check_horovod(small, fixed)
+    with pytest.raises(UnsupportedError, match=r"'w' on device 'meta' \(LAGS measures dense"):
+        check_horovod(large, LAGS(min_numel=64))
+    function = "horovod_torch_allreduce_async_torch_meta_FloatTensor"
+    monkeypatch.setattr(hvd_ops.mpi_lib, function, None, raising=False)
+    check_horovod(small, LAGS())
+
+
+def test_the_cpu_has_no_stream():
+    assert current_stream(torch.device("cpu")) == 0
+
+
+class FakeStream:
+    """Remembers for whom it waits."""
+
+    def __init__(self):
+        self.waits_for = []
+
+    def wait_stream(self, stream):
+        self.waits_for.append(stream)
+
+
+def test_gradients_leave_behind_all_streams_that_they_came_from():
+    one, two, three = (FakeStream() for _ in range(3))
+    current = [one, two, one, three]
+    arrivals = Arrivals(lambda: current[0])
+    for _ in range(3):
+        arrivals.note()
+        current.pop(0)
+    assert current == [three]
+    arrivals.join()
+    assert three.waits_for == [one, two]
+    arrivals.join()  # of the next step, in which none has come
+    assert three.waits_for == [one, two]
+    assert one.waits_for == two.waits_for == []
+
+
+def test_gradients_of_one_stream_wait_for_nothing():
+    stream = FakeStream()
+    arrivals = Arrivals(lambda: stream)
+    for _ in range(2):
+        arrivals.note()
+    arrivals.join()
+    assert stream.waits_for == []
+
+
+def test_gradients_have_the_clock_of_their_device():
+    exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
+    assert isinstance(place_of(torch.device("cpu"), exchange).clock, CpuClock)
+    place = place_of(torch.device("cuda:0"), exchange)
+    assert isinstance(place, OnDevice)
+    assert isinstance(place.clock, DeviceClock)
+    assert place.device == "cuda:0"
+
+
+# ---- On a GPU -----------------------------------------------------------------------------------
+
+
+@needs_gpu
+def test_a_step_takes_what_the_device_takes_for_it():
+    place = place_of(torch.device("cuda:0"), Exchange.over_loopback(_core.LoopbackWorld(1), 0))
+    timed = StepClock([Layer("a", 1), Layer("b", 1)], place.clock)
+    timed.end_step()
+    cycles = 50_000_000  # tens of milliseconds, of which the CPU runs ahead
+    torch.cuda._sleep(20 * cycles)  # until the clock that counts them has its full rate
+    torch.cuda.synchronize()
+    readings = []
+    for _ in range(2):
+        torch.cuda._sleep(cycles)
+        with timed.arrival("b"):
+            pass
+        torch.cuda._sleep(2 * cycles)
+        with timed.arrival("a"):
+            torch.cuda._sleep(cycles)
+        readings.append(timed.end_step())
+    for read in readings:
+        times = read()
+        assert times.ready[0] == pytest.approx(2 * times.forward, rel=0.2)
+        assert times.step == pytest.approx(4 * times.forward, rel=0.2)
+
+
+@needs_gpu
+def test_every_time_of_a_device_is_a_time():
+    place = place_of(torch.device("cuda:0"), Exchange.over_loopback(_core.LoopbackWorld(1), 0))
+    machine = measure_machine(laws.EVERY_SPARSIFIER["gaussian"], place)
+    assert 1e-13 < machine.select_seconds_per_entry < 1e-6
+    assert 0 < machine.select_overhead < 1e-2
+    assert 1e-11 < machine.merge_seconds_per_entry < 1e-6
+    assert 0 < machine.scatter_seconds_per_entry < 1e-6
+    assert 1e-12 < machine.copy_seconds_per_entry < 1e-5
