@@ -1,4 +1,4 @@
-"""Tests that take a GPU; `pytest -m gpu` runs them alone."""
+"""Tests that take tensors of torch on a GPU; `pytest -m gpu` runs them, and others, alone."""
 
 from __future__ import annotations
 
