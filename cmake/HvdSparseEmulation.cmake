@@ -62,9 +62,7 @@ endmacro()
 # that was built, and this core. For tests/emulated_core.py.
 macro(hvd_sparse_emulated_module)
   find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
-  set(_info "${HVD_SPARSE_MODULE_BUILD}/build_info.json")
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${_info}")
-  file(READ "${_info}" _built)
+  file(READ "${HVD_SPARSE_MODULE_BUILD}/build_info.json" _built)
   file(GLOB _sources RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}" CONFIGURE_DEPENDS
        csrc/bindings/python_*.cc)
   if(_built MATCHES "\"mpi\": {\"built\": true, \"detail\": \"([^\"]*)\"")

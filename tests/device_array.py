@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from hvd_sparse import _core
-from hvd_sparse.errors import UnavailableError
 from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.places.gpus import problem_of_gpus
 
 CPU, GPU = "cpu", "cuda:0"
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -23,12 +23,9 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 @functools.cache
 def problem_of_gpu() -> str:
     """Why nothing can be tested on a GPU here; empty where it can."""
-    if not _core.with_cuda:
-        return "this build has no CUDA"
-    try:
-        _core.cuda_devices()
-    except UnavailableError as error:
-        return str(error)
+    problem = problem_of_gpus()
+    if problem is not None:
+        return f"this build {problem}"
     if not is_emulated() and importlib.util.find_spec("cupy") is None:
         return "there is no CuPy"
     return ""

@@ -167,7 +167,7 @@ def on_threads(
         select_on: As `Exchange` has it.
         options: Of `Rank`, for all of them.
     """
-    world = _core.LoopbackWorld(size)
+    world = _core.LoopbackWorld(size, 20.0)
 
     def one(rank: int) -> T:
         exchange = Exchange.over_loopback(world, rank, select_on=select_on, local_size=local_size)

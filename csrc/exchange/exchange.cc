@@ -88,7 +88,7 @@ int Exchange::AddBucket(BucketSpec spec) {
 
 void Exchange::Note(std::string note) {
   const std::lock_guard lock(mutex_);
-  note_ = std::move(note);
+  if (checks_) note_ = std::move(note);  // else nobody keeps it equal
 }
 
 void Exchange::ClearBuckets() {
@@ -125,9 +125,11 @@ void Exchange::Start(int id, Launch launch) {
     const std::lock_guard lock(mutex_);
     const BucketSpec& spec = slot->bucket->spec();
     slot->route = RouteOf(spec, launch, Size() > 1 && devices_.MayBeThere());
-    const bool compares = !std::exchange(slot->was_started, true) || checks_;
-    const std::string note = checks_ ? note_ : "";  // without checks nobody keeps it equal
-    slot->intent = compares ? IntentOf(spec, slot->bucket->id(), steps_, launch, note) : "";
+    const bool is_first = !std::exchange(slot->was_started, true);
+    slot->intent.clear();
+    if (is_first || checks_) {
+      slot->intent = IntentOf(spec, slot->bucket->id(), steps_, launch, note_);
+    }
   });
   if (!known) return Reach(State::kArrived, slot);
   slot->launch = std::move(launch);
