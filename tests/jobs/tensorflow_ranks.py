@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from hvd_sparse.tensorflow import LAGS
 
-SIDE, LAYERS, STEPS = 300, 5, 6
+SIDE, LAYERS, STEPS = 300, 5, 24
 
 
 def fail(how: str) -> None:

@@ -30,7 +30,9 @@ def test_buckets_are_exchanged_while_other_gradients_are_computed(how, events):
     buckets = {pid: name.rsplit(maxsplit=1)[-1] for pid, name in names.items() if how in name}
     first = f"{how}_w0"
     overlaps = []
-    for step in range(3, 6):  # the order is learned after step 1, and holds from step 2 on
+    # By then the order is that of 16 steps. A single one, of an executor whose other thread another
+    # process keeps from running, may have the last gradient first.
+    for step in range(18, 24):
         begun = {"SELECT": {}, "EXCHANGE": {}}
         for event in events:
             if event["name"] in begun and event["pid"] in buckets and event["args"]["step"] == step:
