@@ -61,7 +61,8 @@ class Communicator {
   }
 
   /// Ends the exchange on every rank: all waits, there and here, throw `reason`, as an error of the
-  /// kind KindOnOthers(kind). Where it throws, for want of memory, nothing has happened.
+  /// kind KindOnOthers(kind); but for those in steps that this rank is through with (Committed),
+  /// for which it has sent all. Where it throws, for want of memory, nothing has happened.
   virtual void Fail(ErrorKind kind, const std::string& reason) = 0;
 
   /// Throws if the exchange has been ended, by this rank or another.

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -40,14 +39,6 @@ double AbortSeconds() {
   Require(*end == '\0' && std::isfinite(seconds) && seconds >= 0,
           "HVD_SPARSE_ABORT_SECONDS must be a number of seconds, at least 0, got '", text, "'");
   return seconds;
-}
-
-/// What a rank says of its steps; 0 if it says nothing that can be read.
-std::int64_t StepsIn(const std::string& text) {
-  std::int64_t steps = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, steps);
-  return error == std::errc() && rest == end ? steps : 0;
 }
 
 /// Says why and ends the process without running anything that could hang.
@@ -89,6 +80,9 @@ class Lifeline::Impl {
   void LetGo();
   void Serve(int rank);
   void Heed(int from, const Record& record);
+  Record Saying(RecordKind kind, std::int64_t steps) const {
+    return {kind, rank_, {}, ErrorKind::kExchangeFailed, steps};
+  }
   void TellOthers(const Record& record, int except = -1);
 
   const int rank_, size_, fork_count_ = ForkCount();
@@ -152,8 +146,9 @@ void Lifeline::Impl::Connect(const std::string& address, double seconds) {
 }
 
 void Lifeline::Impl::Fail(ErrorKind kind, const std::string& reason) {
-  Record order{RecordKind::kFail, rank_, reason, kind};
-  if (!verdict_.Failed(rank_, kind, reason)) return;  // everybody knows, or will at once
+  const std::int64_t steps = verdict_.steps();
+  Record order{RecordKind::kFail, rank_, reason, kind, steps};
+  if (!verdict_.Failed(rank_, kind, reason, steps)) return;  // everybody knows, or will at once
   {
     std::lock_guard<std::mutex> lock(mutex_);
     fail_order_ = std::move(order);
@@ -215,8 +210,9 @@ void Lifeline::Impl::CarryOutOrders() {
   }
   if (fail) TellOthers(*fail);
   if (!leave || leaving_) return;
-  TellOthers({RecordKind::kGoodbye, rank_, std::to_string(verdict_.steps())});
-  const bool may_be_needed = verdict_.steps() > 0 && !verdict_.AtEnd();
+  const std::int64_t steps = verdict_.steps();
+  TellOthers(Saying(RecordKind::kGoodbye, steps));
+  const bool may_be_needed = steps > 0 && verdict_.CanCome(steps);
   leaving_ = After(may_be_needed ? kLastMessagesSeconds : kGoodbyeSeconds);
 }
 
@@ -225,13 +221,12 @@ void Lifeline::Impl::TellSteps() {
   const std::int64_t steps = verdict_.steps();
   if (steps == steps_told_ || leaving_ || !verdict_.Any()) return;
   steps_told_ = steps;
-  TellOthers({RecordKind::kThrough, rank_, std::to_string(steps)});
+  TellOthers(Saying(RecordKind::kThrough, steps));
 }
 
 /// On rank 0: the steps that all ranks are through with, but for those who leave.
 std::int64_t Lifeline::Impl::StepsOfAll() const {
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
-  if (verdict_.AtEnd()) return kAny;  // nobody is in a step any more
   std::int64_t steps = leaving_ ? kAny : verdict_.steps();
   for (const auto& [rank, peer] : peers_) {
     if (!peer.leaves) steps = std::min(steps, peer.steps);
@@ -242,10 +237,13 @@ std::int64_t Lifeline::Impl::StepsOfAll() const {
 /// On rank 0: closes the connections of those who leave and whom nobody needs any more; all of
 /// them, if it is such a one itself.
 void Lifeline::Impl::LetGo() {
-  const std::int64_t steps = StepsOfAll();
-  if (leaving_ && verdict_.steps() <= steps) return peers_.clear();
+  const std::int64_t of_all = StepsOfAll();
+  const auto may_go = [&](std::int64_t steps) {
+    return steps <= of_all || !verdict_.CanCome(steps);
+  };
+  if (leaving_ && may_go(verdict_.steps())) return peers_.clear();
   for (auto peer = peers_.begin(); peer != peers_.end();) {
-    const bool goes = peer->second.leaves && peer->second.steps <= steps;
+    const bool goes = peer->second.leaves && may_go(peer->second.steps);
     peer = goes ? peers_.erase(peer) : std::next(peer);
   }
 }
@@ -278,19 +276,19 @@ void Lifeline::Impl::Heed(int from, const Record& record) {
   if (about < 0 || about >= size_) return;
   switch (record.kind) {
     case RecordKind::kThrough:
-      peers_.at(from).steps = StepsIn(record.text);
+      peers_.at(from).steps = record.steps;
       return;
     case RecordKind::kGoodbye:
-      peers_.at(from).steps = StepsIn(record.text);
+      peers_.at(from).steps = record.steps;
       peers_.at(from).leaves = true;
       [[fallthrough]];
     case RecordKind::kLeft:
-      verdict_.Left(about, StepsIn(record.text));
-      TellOthers({RecordKind::kLeft, about, record.text}, from);
+      verdict_.Left(about, record.steps);
+      TellOthers({RecordKind::kLeft, about, {}, record.error, record.steps}, from);
       return;
     case RecordKind::kFail:
-      if (verdict_.Failed(about, record.error, record.text)) {
-        TellOthers({RecordKind::kFail, about, record.text, record.error}, from);
+      if (verdict_.Failed(about, record.error, record.text, record.steps)) {
+        TellOthers({RecordKind::kFail, about, record.text, record.error, record.steps}, from);
       }
       return;
     case RecordKind::kLost:

@@ -39,7 +39,7 @@ class Lifeline {
   /// Says goodbye and closes; the peers learn that this rank left, and after how many steps, which
   /// fails only those that still wait for it. Waits until each of them is through with as many
   /// steps or leaves, too: a minute at most, or half a second where this rank took none; and not at
-  /// all once a rank has died or ended the exchange.
+  /// all once a rank has died, or has ended the exchange in one of those steps.
   ~Lifeline();
 
   Lifeline(const Lifeline&) = delete;
@@ -57,7 +57,9 @@ class Lifeline {
   void Connect(const std::string& address, double seconds);
 
   /// Ends the exchange on every rank with `reason`; the first reason stays. On all of them the
-  /// failure is of the kind KindOnOthers(kind).
+  /// failure is of the kind KindOnOthers(kind). A rank in a step that this one is through with
+  /// comes through with it first, so that all of them apply it or none: all that it waits for has
+  /// been sent.
   void Fail(ErrorKind kind, const std::string& reason);
 
   /// This rank is through with so many steps. Tells the others only where one of them has left.
@@ -65,11 +67,12 @@ class Lifeline {
 
   /// Why the exchange has ended; nothing while it goes on. A rank that left or died counts at once
   /// for those who call with `grace_seconds` = 0, else only that much later: its last messages may
-  /// still be under way. One that left after the step in which this rank is has sent all that it
-  /// will wait for, and counts a minute later. Cheap enough for a polling loop.
+  /// still be under way. One that left or failed after the step in which this rank is has sent all
+  /// that it will wait for, and counts a minute later. Cheap enough for a polling loop.
   std::optional<Failure> CurrentFailure(double grace_seconds = 2.0) const;
 
-  /// The same for a rank that waits for nobody: without grace, and others may have left.
+  /// The same for a rank that waits for nobody: without grace, and others may have left, or failed
+  /// after the step in which this rank is.
   std::optional<Failure> FailureAtEnd() const;
 
   /// The user has been told of a failure: no need to end the process. Without effect before there

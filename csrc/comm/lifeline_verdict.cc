@@ -32,11 +32,21 @@ void LifelineVerdict::Left(int rank, std::int64_t steps) {
   left_.push_back({*event, steps});
 }
 
-bool LifelineVerdict::Failed(int rank, ErrorKind kind, const std::string& reason) {
+bool LifelineVerdict::Failed(int rank, ErrorKind kind, const std::string& reason,
+                             std::int64_t steps) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const bool first = !failed_;
-  Note(KindOnOthers(kind), Concat("rank ", rank, " ended the exchange: ", reason), &failed_);
-  return first;
+  if (failed_ && failed_steps_ <= steps) return false;
+  std::optional<Event> event;
+  Note(KindOnOthers(kind), Concat("rank ", rank, " ended the exchange: ", reason), &event);
+  failed_ = std::move(event);
+  failed_steps_ = steps;
+  return true;
+}
+
+bool LifelineVerdict::CanCome(std::int64_t steps) const {
+  if (!any_.load(std::memory_order_acquire)) return true;
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !lost_ && (!failed_ || failed_steps_ >= steps);
 }
 
 std::optional<Lifeline::Failure> LifelineVerdict::Current(double grace_seconds) const {
@@ -47,13 +57,16 @@ std::optional<Lifeline::Failure> LifelineVerdict::Current(double grace_seconds) 
   const auto due = [&](const Event& event, double grace) {
     return std::chrono::duration<double>(now - event.time).count() >= grace;
   };
-  if (failed_ || (lost_ && due(*lost_, grace_seconds))) return LostOrFailed();
+  // What a rank has sent may take long over a slow link; not for ever, should it have died since.
+  const double last_messages =
+      grace_seconds > 0 ? std::max(grace_seconds, kLastMessagesSeconds) : 0;
+  if (EndsStep() || (failed_ && due(*failed_, last_messages)) ||
+      (lost_ && due(*lost_, grace_seconds))) {
+    return LostOrFailed();
+  }
   for (const auto& [event, steps] : left_) {
-    // What it has sent may take long over a slow link; not for ever, should it have died since.
-    const bool has_sent_all = grace_seconds > 0 && steps > this->steps();
-    if (due(event, has_sent_all ? std::max(grace_seconds, kLastMessagesSeconds) : grace_seconds)) {
-      return event.failure;
-    }
+    const bool has_sent_all = steps > this->steps();
+    if (due(event, has_sent_all ? last_messages : grace_seconds)) return event.failure;
   }
   return std::nullopt;
 }
@@ -61,8 +74,11 @@ std::optional<Lifeline::Failure> LifelineVerdict::Current(double grace_seconds) 
 std::optional<Lifeline::Failure> LifelineVerdict::AtEnd() const {
   if (!any_.load(std::memory_order_acquire)) return std::nullopt;
   std::lock_guard<std::mutex> lock(mutex_);
-  return LostOrFailed();
+  return EndsStep() || lost_ ? LostOrFailed() : std::nullopt;
 }
+
+/// Whether a rank has ended the step in which this one is, or one before.
+bool LifelineVerdict::EndsStep() const { return failed_ && failed_steps_ <= steps(); }
 
 std::optional<Lifeline::Failure> LifelineVerdict::LostOrFailed() const {
   if (lost_ && (!failed_ || lost_->time <= failed_->time)) return lost_->failure;

@@ -43,14 +43,19 @@ class LifelineVerdict {
   /// Whether a rank was lost, has left or has ended the exchange.
   bool Any() const { return any_; }
 
-  /// Rank `rank` has ended the exchange. False if another had done so before.
-  bool Failed(int rank, ErrorKind kind, const std::string& reason);
+  /// Rank `rank` has ended the exchange after so many steps. False if that is no news: another had
+  /// done so before, after no more steps.
+  bool Failed(int rank, ErrorKind kind, const std::string& reason, std::int64_t steps);
+
+  /// Whether ranks may still come through with so many steps, as far as is known: nobody is lost,
+  /// or has ended the exchange before.
+  bool CanCome(std::int64_t steps) const;
 
   /// See Lifeline::CurrentFailure. Cheap while there is none.
   ///
-  /// Once a rank has ended the exchange nobody waits for anything: no grace. A death known before
-  /// is then its cause and reported instead. A rank that left is reported for lack of anything
-  /// else.
+  /// Once a rank has ended the exchange nobody waits for anything in the step that it was in, or
+  /// later: no grace. A death known before is then its cause and reported instead. A rank that left
+  /// is reported for lack of anything else.
   std::optional<Lifeline::Failure> Current(double grace_seconds) const;
 
   /// See Lifeline::FailureAtEnd.
@@ -69,7 +74,9 @@ class LifelineVerdict {
   std::optional<Event> UnacknowledgedDeath() const;
 
  private:
-  std::optional<Lifeline::Failure> LostOrFailed() const;  // the mutex is held
+  // Of these two, the caller holds the mutex.
+  bool EndsStep() const;
+  std::optional<Lifeline::Failure> LostOrFailed() const;
   void Note(ErrorKind kind, const std::string& message, std::optional<Event>* first);
 
   const int size_;
@@ -79,7 +86,8 @@ class LifelineVerdict {
   std::atomic<bool> any_{false};  // one of the events below has happened
 
   mutable std::mutex mutex_;
-  std::optional<Event> lost_, failed_;  // the first of each
+  std::optional<Event> lost_, failed_;  // the first, and that after the fewest steps
+  std::int64_t failed_steps_ = 0;
   struct Leaving {
     Event event;
     std::int64_t steps;

@@ -7,18 +7,28 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <type_traits>
 
 namespace hvd_sparse {
 namespace {
 
-void Append(std::uint32_t number, std::string* bytes) {
-  for (int i = 0; i < 4; ++i, number >>= 8u) bytes->push_back(static_cast<char>(number));
+/// Where the parts of a header lie.
+constexpr std::size_t kKindAt = 0, kErrorAt = 1, kRankAt = 2, kStepsAt = 6, kLengthAt = 14;
+static_assert(kLengthAt + sizeof(std::uint32_t) == LifelineConnection::kHeaderBytes);
+
+template <typename Number>
+void Append(Number number, std::string* bytes) {
+  static_assert(std::is_unsigned_v<Number>);
+  for (std::size_t i = 0; i < sizeof(number); ++i, number >>= 8u) {
+    bytes->push_back(static_cast<char>(number));
+  }
 }
 
-std::uint32_t NumberAt(const std::string& bytes, std::size_t position) {
-  std::uint32_t number = 0;
-  for (std::size_t i = 0; i < 4; ++i) {
-    number |= static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[position + i])) << 8 * i;
+template <typename Number>
+Number NumberAt(const std::string& bytes, std::size_t position) {
+  Number number = 0;
+  for (std::size_t i = 0; i < sizeof(number); ++i) {
+    number |= static_cast<Number>(static_cast<unsigned char>(bytes[position + i])) << 8 * i;
   }
   return number;
 }
@@ -43,6 +53,7 @@ void LifelineConnection::Post(const Record& record) {
   unsent_.push_back(static_cast<char>(record.kind));
   unsent_.push_back(static_cast<char>(record.error));
   Append(static_cast<std::uint32_t>(record.rank), &unsent_);
+  Append(static_cast<std::uint64_t>(record.steps), &unsent_);
   Append(static_cast<std::uint32_t>(text.size()), &unsent_);
   unsent_ += text;
   Flush();
@@ -85,17 +96,19 @@ void LifelineConnection::Receive() {
 
 std::optional<Record> LifelineConnection::Next() {
   if (unread_.size() < kHeaderBytes) return std::nullopt;
-  const auto kind = static_cast<unsigned char>(unread_[0]);
-  const auto error = static_cast<unsigned char>(unread_[1]);
-  const std::size_t length = NumberAt(unread_, 6);
+  const auto kind = static_cast<unsigned char>(unread_[kKindAt]);
+  const auto error = static_cast<unsigned char>(unread_[kErrorAt]);
+  const std::size_t length = NumberAt<std::uint32_t>(unread_, kLengthAt);
   if (!IsKind(kind) || !IsErrorKind(error) || length > kMaxText) {
     broken_ = EPROTO;
     unread_.clear();
     return std::nullopt;
   }
   if (unread_.size() < kHeaderBytes + length) return std::nullopt;
-  Record record{static_cast<RecordKind>(kind), static_cast<int>(NumberAt(unread_, 2)),
-                unread_.substr(kHeaderBytes, length), static_cast<ErrorKind>(error)};
+  Record record{static_cast<RecordKind>(kind),
+                static_cast<int>(NumberAt<std::uint32_t>(unread_, kRankAt)),
+                unread_.substr(kHeaderBytes, length), static_cast<ErrorKind>(error),
+                static_cast<std::int64_t>(NumberAt<std::uint64_t>(unread_, kStepsAt))};
   unread_.erase(0, kHeaderBytes + length);
   return record;
 }

@@ -1,11 +1,12 @@
 /// What travels along a lifeline: short records over one TCP connection.
 ///
-/// On the wire: kind (1 byte), kind of error (1 byte), rank (4 bytes), length of the text (4
-/// bytes), text; little-endian.
+/// On the wire: kind (1 byte), kind of error (1 byte), rank (4 bytes), steps (8 bytes), length of
+/// the text (4 bytes), text; little-endian.
 
 #ifndef HVD_SPARSE_COMM_LIFELINE_WIRE_H_
 #define HVD_SPARSE_COMM_LIFELINE_WIRE_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,11 +21,11 @@ enum class RecordKind : unsigned char {
   kHello = 1,    ///< to rank 0, first: who is calling (text: token, size, who)
   kWelcome = 2,  ///< from rank 0: you have reached the right one (text: who)
   kStart = 3,    ///< from rank 0: all ranks have connected
-  kGoodbye = 4,  ///< the sender leaves (text: after how many steps)
-  kFail = 5,     ///< rank `rank` ends the exchange (error: as what; text: reason)
+  kGoodbye = 4,  ///< the sender leaves after `steps`
+  kFail = 5,     ///< rank `rank` ends the exchange after `steps` (error: as what; text: reason)
   kLost = 6,     ///< from rank 0: rank `rank` is lost (text: how)
-  kLeft = 7,     ///< from rank 0: rank `rank` has left (text: as it said)
-  kThrough = 8,  ///< to rank 0, once a rank has left: the sender's steps so far (text)
+  kLeft = 7,     ///< from rank 0: rank `rank` has left after `steps`
+  kThrough = 8,  ///< to rank 0, once a rank has left or failed: the sender's steps so far
 };
 
 struct Record {
@@ -32,13 +33,14 @@ struct Record {
   int rank = 0;
   std::string text = {};
   ErrorKind error = ErrorKind::kExchangeFailed;
+  std::int64_t steps = 0;  ///< that the rank is through with
 };
 
 /// Sends and receives records without ever blocking. Used by one thread at a time.
 class LifelineConnection {
  public:
-  /// Of a record: its kind, its error's, its rank, and the length of its text.
-  static constexpr std::size_t kHeaderBytes = 10;
+  /// Of a record: its kind, its error's, its rank, its steps, and the length of its text.
+  static constexpr std::size_t kHeaderBytes = 18;
 
   /// Longer texts are cut; longer records (a stranger's) break the connection.
   static constexpr std::size_t kMaxText = 4096;

@@ -21,9 +21,9 @@ LoopbackWorld::LoopbackWorld(int size, double timeout_seconds)
 }
 
 void LoopbackWorld::Send(int from, int to, Message message) {
-  Mailbox& mailbox = mailboxes_[static_cast<std::size_t>(to)];
+  Mailbox& mailbox = mailboxes_[At(to)];
   std::lock_guard<std::mutex> lock(mailbox.mutex);
-  mailbox.senders[static_cast<std::size_t>(from)].push_back(std::move(message));
+  mailbox.senders[At(from)].push_back(std::move(message));
   if (mailbox.awaited == from) mailbox.arrived.notify_one();
 }
 
@@ -33,16 +33,16 @@ LoopbackWorld::Message LoopbackWorld::Receive(int from, int to, Clock::time_poin
   const std::chrono::duration<double> patience(std::min(timeout_seconds_, 3.2e7));
   const auto deadline = start + std::chrono::duration_cast<Clock::duration>(patience);
 
-  Mailbox& mailbox = mailboxes_[static_cast<std::size_t>(to)];
-  auto& queue = mailbox.senders[static_cast<std::size_t>(from)];
+  Mailbox& mailbox = mailboxes_[At(to)];
+  auto& queue = mailbox.senders[At(from)];
   std::unique_lock<std::mutex> lock(mailbox.mutex);
   mailbox.awaited = from;
   const bool done =
-      mailbox.arrived.wait_until(lock, deadline, [&] { return failed_ || !queue.empty(); });
+      mailbox.arrived.wait_until(lock, deadline, [&] { return HasFailed(to) || !queue.empty(); });
   mailbox.awaited = -1;
-  if (failed_) {
+  if (HasFailed(to)) {
     lock.unlock();
-    Check();
+    Check(to);
   }
   if (!done) {
     Throw(ErrorKind::kTimeout, "rank ", to, " has waited ", timeout_seconds_, " s for rank ", from,
@@ -53,13 +53,14 @@ LoopbackWorld::Message LoopbackWorld::Receive(int from, int to, Clock::time_poin
   return message;
 }
 
-void LoopbackWorld::Fail(ErrorKind kind, const std::string& reason) {
+void LoopbackWorld::Fail(int rank, ErrorKind kind, const std::string& reason) {
   {
     std::lock_guard<std::mutex> lock(failure_mutex_);
-    if (failed_) return;
+    const std::int64_t steps = mailboxes_[At(rank)].steps;
+    if (failed_steps_ <= steps) return;
     failure_kind_ = KindOnOthers(kind);
     failure_ = reason;
-    failed_ = true;
+    failed_steps_ = steps;
   }
   for (Mailbox& mailbox : mailboxes_) {
     // Under the lock, else an owner that has just looked would sleep through it.
@@ -68,11 +69,13 @@ void LoopbackWorld::Fail(ErrorKind kind, const std::string& reason) {
   }
 }
 
-void LoopbackWorld::Check() {
-  if (!failed_) return;
+void LoopbackWorld::Check(int rank) {
+  if (!HasFailed(rank)) return;
   std::lock_guard<std::mutex> lock(failure_mutex_);
   Throw(failure_kind_, failure_);
 }
+
+void LoopbackWorld::Committed(int rank, std::int64_t steps) { mailboxes_[At(rank)].steps = steps; }
 
 LoopbackCommunicator::LoopbackCommunicator(std::shared_ptr<LoopbackWorld> world, int rank)
     : world_(std::move(world)), rank_(rank) {

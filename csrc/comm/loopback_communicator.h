@@ -9,7 +9,9 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -35,20 +37,28 @@ class LoopbackWorld {
   Message Receive(int from, int to, std::chrono::steady_clock::time_point start,
                   const std::string& what);
 
-  void Fail(ErrorKind kind, const std::string& reason);
-  void Check();
+  /// See Communicator, of rank `rank`.
+  void Fail(int rank, ErrorKind kind, const std::string& reason);
+  void Check(int rank);
+  void Committed(int rank, std::int64_t steps);
 
  private:
+  /// Whether a rank has ended the step in which rank `rank` is, or one before.
+  bool HasFailed(int rank) const { return failed_steps_ <= mailboxes_[At(rank)].steps; }
+  static std::size_t At(int rank) { return static_cast<std::size_t>(rank); }
+
   struct Mailbox {
     std::mutex mutex;
     std::condition_variable arrived;
     int awaited = -1;                          // the sender that the owner sleeps for
     std::vector<std::deque<Message>> senders;  // by rank
+    std::atomic<std::int64_t> steps{0};        // that the owner is through with
   };
 
   std::vector<Mailbox> mailboxes_;  // by receiver
   const double timeout_seconds_;
-  std::atomic<bool> failed_{false};
+  // The fewest steps after which a rank has ended the exchange.
+  std::atomic<std::int64_t> failed_steps_{std::numeric_limits<std::int64_t>::max()};
   std::mutex failure_mutex_;
   ErrorKind failure_kind_ = ErrorKind::kExchangeFailed;
   std::string failure_;
@@ -64,8 +74,11 @@ class LoopbackCommunicator : public Communicator {
 
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override;
 
-  void Fail(ErrorKind kind, const std::string& reason) override { world_->Fail(kind, reason); }
-  void Check() override { world_->Check(); }
+  void Fail(ErrorKind kind, const std::string& reason) override {
+    world_->Fail(rank_, kind, reason);
+  }
+  void Check() override { world_->Check(rank_); }
+  void Committed(std::int64_t steps) override { world_->Committed(rank_, steps); }
 
  private:
   std::shared_ptr<LoopbackWorld> world_;

@@ -11,6 +11,8 @@
 
 #include "csrc/base/error.h"
 #include "csrc/comm/loopback_communicator.h"
+#include "tests/csrc/lifeline_testing.h"
+#include "tests/csrc/meeting.h"
 #include "tests/csrc/tcp_ranks.h"
 #include "tests/csrc/thrown.h"
 
@@ -136,6 +138,44 @@ TEST_P(Communicators, FailWakesEveryRankWithTheFirstReason) {
     EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed);
     EXPECT_TRUE(Says(error, "rank 5 is out of memory")) << error.what();
     EXPECT_EQ(Thrown([&] { comm.Check(); }).kind(), ErrorKind::kExchangeFailed);
+  });
+}
+
+TEST_P(Communicators, AStepThatAFailedRankIsThroughWithIsFinished) {
+  Meeting failed(4);
+  GetParam().run(4, 60, [&](Communicator& comm) {
+    const auto await_failure = [&] {
+      const bool ended = Eventually([&] {
+        try {
+          comm.Check();
+          return false;
+        } catch (const Error& error) {
+          EXPECT_TRUE(Says(error, "no more data")) << error.what();
+          return true;
+        }
+      });
+      EXPECT_TRUE(ended);
+    };
+    const bool is_late = comm.Rank() == 1 || comm.Rank() == 2;
+    if (!is_late) comm.Committed(1);
+    if (comm.Rank() == 0) comm.Fail(ErrorKind::kExchangeFailed, "no more data");
+    if (!is_late) await_failure();
+    failed.Attend();
+    if (!is_late) return;
+
+    const int peer = 3 - comm.Rank();
+    const auto mine = static_cast<char>(comm.Rank());
+    char theirs = 0;
+    const Outgoing out{peer, &mine, 1};
+    Incoming in{peer, &theirs, 1};
+    EXPECT_NO_THROW(comm.Transfer({&out, 1}, {&in, 1}, "bucket 0"));
+    EXPECT_EQ(theirs, peer);
+    EXPECT_NO_THROW(comm.Check());
+    EXPECT_NO_THROW(comm.CheckAtEnd());
+    comm.Committed(1);
+    await_failure();
+    EXPECT_EQ(Thrown([&] { comm.Transfer({}, {&in, 1}, "bucket 0"); }).kind(),
+              ErrorKind::kExchangeFailed);
   });
 }
 

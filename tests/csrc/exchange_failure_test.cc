@@ -215,6 +215,31 @@ TEST_P(ExchangeFailure, OrderedByOneRankAfterAllArrivedLosesNothing) {
   }
 }
 
+TEST_P(ExchangeFailure, AfterAStepThatOneRankHasCommittedLetsAllCommitIt) {
+  auto world = std::make_shared<LoopbackWorld>(kRanks);
+  Meeting meeting(kRanks);
+  OnRanks([&](int rank) {
+    Exchange exchange(std::make_unique<LoopbackCommunicator>(world, rank), GetParam());
+    Memory memory(rank, 2000);
+    exchange.AddBucket(Memory::Spec("0", 2000, "top_k", "gtopk"));
+    exchange.Start(0, memory.Step());
+    while (!exchange.Wait(0, 1.0)) {
+    }
+    meeting.Attend();
+    if (rank == 1) {
+      exchange.Commit("");
+      exchange.Fail("enough");
+    }
+    meeting.Attend();
+    if (rank != 1) {
+      EXPECT_NO_THROW(exchange.CheckAtEnd());
+      EXPECT_NO_THROW(exchange.Commit(""));
+    }
+    EXPECT_EQ(Thrown([&] { exchange.Check(); }).kind(), ErrorKind::kExchangeFailed);
+    EXPECT_FALSE(SameBits(memory.residual, memory.accumulated));  // what was taken is applied
+  });
+}
+
 TEST_P(ExchangeFailure, OfOneRankThatClosesAmidAStepLosesNothingOnAnyRank) {
   for (const bool waits : {false, true}) {
     auto world = std::make_shared<LoopbackWorld>(kRanks);

@@ -163,6 +163,29 @@ TEST(Lifeline, ARankWaitsForNobodyOnceTheExchangeHasEnded) {
   }
 }
 
+TEST_P(LifelineSizes, AStepThatAFailedRankIsThroughWithIsTakenByAll) {
+  const int size = GetParam();
+  if (size < 3) return;  // it takes one that fails, one that knows, and one that is late
+  for (const int rank : {0, 1, size - 1}) {
+    Lifelines lifelines = ConnectedLifelines(size);
+    const int late = (rank + 1) % size;
+    for (int other = 0; other < size; ++other) lifelines[other]->Committed(other == late ? 2 : 3);
+    lifelines[rank]->Fail(ErrorKind::kExchangeFailed, "enough");
+    const std::string expected = Concat("rank ", rank, " ended the exchange: enough");
+    for (int other = 0; other < size; ++other) {
+      if (other != late) EXPECT_EQ(Report(*lifelines[other], kNever), expected);
+    }
+    EXPECT_EQ(Report(*lifelines[late], 0), expected);  // where nothing can be under way any more
+    EXPECT_FALSE(lifelines[late]->CurrentFailure());
+    EXPECT_FALSE(lifelines[late]->FailureAtEnd());
+    const auto leaving = Leave(&lifelines[rank]);
+    EXPECT_FALSE(HasLeft(leaving, 0.02));
+    lifelines[late]->Committed(3);
+    EXPECT_EQ(Report(*lifelines[late], kNever), expected);
+    EXPECT_TRUE(HasLeft(leaving));
+  }
+}
+
 TEST(Lifeline, OthersHearOfAFailureThroughARankZeroThatIsLeaving) {
   Lifelines lifelines = ConnectedLifelines(3);
   lifelines[0]->Committed(1);

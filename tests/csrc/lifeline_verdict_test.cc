@@ -1,4 +1,5 @@
-/// Of which deaths the user of a process has been told, where it has several exchanges.
+/// Which steps a failure ends; of which deaths the user of a process has been told, where it has
+/// several exchanges.
 
 #include "csrc/comm/lifeline_verdict.h"
 
@@ -8,6 +9,45 @@ namespace hvd_sparse {
 namespace {
 
 constexpr char kDied[] = "has died (host h, pid 7)";
+constexpr double kShort = 1e-9;  // seconds of grace
+
+TEST(LifelineVerdict, AFailureEndsItsStepAndThoseAfterIt) {
+  LifelineVerdict verdict(3, "exchange");
+  verdict.Committed(4);
+  EXPECT_TRUE(verdict.CanCome(5));
+  EXPECT_TRUE(verdict.Failed(1, ErrorKind::kExchangeFailed, "enough", 5));
+  EXPECT_FALSE(verdict.Current(kShort));
+  EXPECT_FALSE(verdict.AtEnd());
+  EXPECT_TRUE(verdict.Current(0));  // where nothing can be under way any more
+  EXPECT_TRUE(verdict.CanCome(5));
+  EXPECT_FALSE(verdict.CanCome(6));
+  verdict.Committed(5);
+  EXPECT_TRUE(verdict.AtEnd());
+  ASSERT_TRUE(verdict.Current(kShort));
+  EXPECT_EQ(verdict.Current(kShort)->message, "rank 1 ended the exchange: enough");
+}
+
+TEST(LifelineVerdict, OfSeveralFailuresThatAfterTheFewestStepsCounts) {
+  LifelineVerdict verdict(3, "exchange");
+  EXPECT_TRUE(verdict.Failed(1, ErrorKind::kExchangeFailed, "first", 1));
+  EXPECT_FALSE(verdict.Failed(2, ErrorKind::kExchangeFailed, "second", 1));
+  EXPECT_FALSE(verdict.AtEnd());
+  EXPECT_TRUE(verdict.Failed(2, ErrorKind::kTimeout, "third", 0));
+  ASSERT_TRUE(verdict.AtEnd());
+  EXPECT_EQ(verdict.AtEnd()->message, "rank 2 ended the exchange: third");
+  EXPECT_FALSE(verdict.CanCome(1));
+  verdict.Committed(1);
+  EXPECT_EQ(verdict.AtEnd()->message, "rank 2 ended the exchange: third");
+}
+
+TEST(LifelineVerdict, ADeathEndsAStepThatAFailureDoesNot) {
+  LifelineVerdict verdict(3, "exchange");
+  verdict.Failed(1, ErrorKind::kExchangeFailed, "enough", 1);
+  verdict.Lost(2, kDied);
+  EXPECT_TRUE(verdict.AtEnd());
+  EXPECT_TRUE(verdict.Current(kShort));
+  EXPECT_FALSE(verdict.CanCome(1));
+}
 
 TEST(LifelineVerdict, WhoeverWasToldOfADeathByOneExchangeKnowsItInAll) {
   LifelineVerdict one(3, "generator"), other(3, "discriminator"), late(3, "critic");
@@ -36,7 +76,7 @@ TEST(LifelineVerdict, ADeathInAnExchangeThatWasBuiltLaterIsAnother) {
 
 TEST(LifelineVerdict, WhatIsNoDeathIsKnownInItsOwnExchangeAlone) {
   LifelineVerdict one(3, "generator"), other(3, "discriminator");
-  one.Failed(1, ErrorKind::kExchangeFailed, "a bug in the user's code");
+  one.Failed(1, ErrorKind::kExchangeFailed, "a bug in the user's code", 0);
   one.Acknowledge();
   one.Lost(1, kDied);
   other.Lost(1, kDied);

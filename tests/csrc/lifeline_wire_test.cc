@@ -30,7 +30,7 @@ TEST(LifelineWire, RecordsArriveWholeWhenTheyComeByteByByte) {
   LifelineConnection sender(std::move(first.here));
   LifelineConnection receiver(std::move(second.there));
   sender.Post({RecordKind::kFail, 3, "out of memory", ErrorKind::kOutOfMemory});
-  sender.Post({RecordKind::kGoodbye, 0x01020304});
+  sender.Post({RecordKind::kGoodbye, 0x01020304, "", ErrorKind::kTimeout, 0x0102030405060708});
 
   char byte;
   std::vector<Record> records;
@@ -44,9 +44,11 @@ TEST(LifelineWire, RecordsArriveWholeWhenTheyComeByteByByte) {
   EXPECT_EQ(records[0].rank, 3);
   EXPECT_EQ(records[0].text, "out of memory");
   EXPECT_EQ(records[0].error, ErrorKind::kOutOfMemory);
+  EXPECT_EQ(records[0].steps, 0);
   EXPECT_EQ(records[1].kind, RecordKind::kGoodbye);
   EXPECT_EQ(records[1].rank, 0x01020304);
   EXPECT_EQ(records[1].text, "");
+  EXPECT_EQ(records[1].steps, 0x0102030405060708);
 }
 
 TEST(LifelineWire, APeerThatReadsSlowlyLosesNothing) {
@@ -84,10 +86,11 @@ TEST(LifelineWire, LongTextsAreCut) {
 }
 
 TEST(LifelineWire, NonsenseBreaksTheConnection) {
-  const std::string zeros(9, '\0');
+  constexpr std::size_t kRest = LifelineConnection::kHeaderBytes - 2;
+  const std::string zeros(kRest + 1, '\0');
   for (const std::string& nonsense :
        {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(1, '\0') + zeros,
-        std::string("\x05\x04") + std::string(8, '\xff'), std::string("\x05\xff") + zeros}) {
+        std::string("\x05\x04") + std::string(kRest, '\xff'), std::string("\x05\xff") + zeros}) {
     Wire wire;
     LifelineConnection receiver(std::move(wire.there));
     ASSERT_GT(::send(wire.here.get(), nonsense.data(), nonsense.size(), 0), 0);

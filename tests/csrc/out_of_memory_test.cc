@@ -222,7 +222,7 @@ TEST(OutOfMemory, WhicheverAllocationOfAnEndFailsAllRanksHearOfIt) {
     FailAllocation(allocation);
     EXPECT_NO_THROW(exchange.Fail("a reason that takes memory to be told"));
     const bool any = StopFailingAllocations();
-    EXPECT_THROW(world->Check(), Error);
+    EXPECT_THROW(world->Check(0), Error);
     EXPECT_THROW(exchange.Check(), Error);
     if (!any || testing::Test::HasFailure()) return;
   }
@@ -244,7 +244,7 @@ TEST(OutOfMemory, WhicheverAllocationOfAClosingFailsNothingIsLost) {
       FailAllocation(allocation);
       exchange.reset();
       const bool any = StopFailingAllocations();
-      EXPECT_THROW(world->Check(), Error);
+      EXPECT_THROW(world->Check(0), Error);
       EXPECT_TRUE(SameBits(memory.residual, memory.given)) << allocation;
       if (!any || testing::Test::HasFailure()) break;
     }

@@ -43,7 +43,7 @@ TEST(StepDriver, TheUserKnowsOfTheEndOnceNoSumIsWaitedFor) {
       rank.Hand(piece);
       if (summed) rank.Sum(piece);
     }
-    world->Fail(ErrorKind::kPeerLost, "rank 1 has died");
+    world->Fail(1, ErrorKind::kPeerLost, "rank 1 has died");
     ASSERT_EQ(KindOf(std::move(first)), ErrorKind::kPeerLost);
     ASSERT_EQ(KindOf(std::move(second)), ErrorKind::kPeerLost);
     EXPECT_EQ(told > 0, summed);

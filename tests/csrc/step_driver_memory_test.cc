@@ -131,7 +131,7 @@ TEST(StepDriver, WhicheverAllocationOfAnEndFailsItIsToldOnceThatTheStepCounts) {
       ASSERT_EQ(ending.told, 1);
       EXPECT_FALSE(ending.failed);  // the step counts: its residuals have gone with the sums
       if (!any) break;
-      EXPECT_THROW(one.world->Check(), Error);
+      EXPECT_THROW(one.world->Check(0), Error);
     }
   }
 }
@@ -158,7 +158,7 @@ TEST_P(OnTheDriversThread, WhicheverAllocationFailsEveryPieceIsToldOnceAndNothin
     one.rank.Begin();
     for (int piece = 0; piece < kPieces; ++piece) one.Launch(piece);
     if (GetParam() == Step::kIsLost) {
-      one.world->Fail(ErrorKind::kPeerLost, "the other rank was lost");
+      one.world->Fail(1, ErrorKind::kPeerLost, "the other rank was lost");
     } else {
       one.rank.Sum(3);
     }
@@ -174,7 +174,7 @@ TEST_P(OnTheDriversThread, WhicheverAllocationFailsEveryPieceIsToldOnceAndNothin
     }
     EXPECT_TRUE(failed || GetParam() == Step::kCounts);
     if (any && GetParam() == Step::kCounts) {
-      EXPECT_THROW(one.world->Check(), Error);
+      EXPECT_THROW(one.world->Check(0), Error);
     } else {  // where a step is refused, its reason may be cut short
       EXPECT_EQ(failed, GetParam() != Step::kCounts);
     }
@@ -204,7 +204,7 @@ TEST(StepDriver, WhicheverAllocationOfACancellationFailsAllAreTold) {
     FailAllocation(allocation);
     EXPECT_NO_THROW(one.rank.driver->Cancel("nobody wants this step, whatever is there of it"));
     const bool any = StopFailingAllocations();
-    EXPECT_THROW(one.world->Check(), Error);
+    EXPECT_THROW(one.world->Check(0), Error);
     one.rank.driver.reset();
     EXPECT_EQ(one.waiting[2].told, 1);
     EXPECT_TRUE(one.waiting[2].failed);
@@ -224,7 +224,7 @@ TEST(StepDriver, AStepThatIsEndedTwiceEndsTheExchange) {
   // The first one may have begun, and so make room for another one.
   for (Waiting& end : ends) one.rank.driver->End(end.Done());
   EXPECT_TRUE(ends[1].failed || ends[2].failed);
-  EXPECT_THROW(one.world->Check(), Error);
+  EXPECT_THROW(one.world->Check(0), Error);
   go = true;
   one.rank.driver.reset();
   for (const Waiting& end : ends) EXPECT_EQ(end.told, 1);

@@ -194,7 +194,7 @@ inline void ExpectALostRankToEndTheWait(const Circumstances& met = {}) {
         own.StartAll();
         EXPECT_FALSE(own.exchange->Wait(0, 0.05));
         waited.Attend();
-        if (rank == 0) own.world->Fail(ErrorKind::kPeerLost, "rank 2 was lost");
+        if (rank == 0) own.world->Fail(2, ErrorKind::kPeerLost, "rank 2 was lost");
         const Error error = Thrown([&own] { own.WaitForAll(); });
         EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
         EXPECT_TRUE(Says(error, "rank 2 was lost")) << error.what();

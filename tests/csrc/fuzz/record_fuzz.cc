@@ -40,10 +40,11 @@ std::vector<Bytes> Seeds() {
       {RecordKind::kHello, 2, std::string(32, 'a') + " 4 host h, pid 12"},
       {RecordKind::kWelcome, 0, "host h, pid 1"},
       {RecordKind::kStart},
-      {RecordKind::kFail, 3, std::string(LifelineConnection::kMaxText, 'x')},
+      {RecordKind::kFail, 3, std::string(LifelineConnection::kMaxText, 'x'), ErrorKind::kTimeout,
+       5},
       {RecordKind::kLost, 1, "has died"},
       {RecordKind::kLeft, -1},
-      {RecordKind::kThrough, 2, "17"},
+      {RecordKind::kThrough, 2, "", ErrorKind::kExchangeFailed, 17},
       {RecordKind::kGoodbye}};
   std::vector<Bytes> seeds;
   for (const std::uint8_t piece : {0, 1, 40}) {
