@@ -39,6 +39,8 @@ TELLING_LINES = 10
 # Milliseconds. Horovod holds a lock in its rounds, which are slow where ranks share cores. Without
 # a pause between them an operation of TensorFlow may wait for the lock for many seconds.
 UNHURRIED = "HOROVOD_CYCLE_TIME=5"
+# Jobs that break; a stage of their own, so that they run beside other jobs.
+FAULTS = ("tests/jobs/test_faults.py", "tests/jobs/test_op_memory.py")
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -100,22 +102,23 @@ class Outcome:
 
 def pytest_stage(
     name: str,
-    *paths: str,
+    *what: str,
     ranks: int = 0,
     cores: Cores = Cores.ONE,
     marked: str = "not long",
     environment: str = "",
     plugin: str = "",
 ) -> Stage:
-    """pytest on `paths`: alone, or on `ranks` processes, the first of which reports.
+    """pytest on `what`, alone or on `ranks` processes, the first of which reports.
 
-    Several processes are given a variable, as in `environment="NAME=value"`. pytest loads `plugin`.
+    `what` are paths and further options. Several processes are given a variable, as in
+    `environment="NAME=value"`. pytest loads `plugin`.
     """
     report = REPORTS / f"{name.replace(' ', '-')}.xml"
     color = "yes" if sys.stdout.isatty() else "no"  # mpirun always pretends to be a terminal
     options = ["-q", "-p", "no:cacheprovider", f"--color={color}", "-m", marked]
     options += ["-p", plugin] if plugin else []
-    silent = [sys.executable, "-m", "pytest", *options, *paths]
+    silent = [sys.executable, "-m", "pytest", *options, *what]
     reporting = [*silent, f"--junit-xml={report}"]
     if ranks == 0:
         return Stage(name, reporting, report, cores)
@@ -143,6 +146,11 @@ def stages(framework: str) -> Iterator[Stage]:
     yield Stage("lint", ["make", "lint"], cores=Cores.ONE)
     yield Stage("doctor", [sys.executable, "-m", "hvd_sparse", "doctor"], cores=Cores.ONE)
 
+    # Those that wait, the longest first, too.
+    if framework in ("all", "torch"):
+        others = [f"--ignore={path}" for path in FAULTS]
+        marked = "not long and not timed"
+        yield pytest_stage("jobs", "tests/jobs", *others, cores=Cores.SOME, marked=marked)
     if framework in ("all", "tensorflow"):
         yield pytest_stage(
             "tensorflow on 2",
@@ -152,7 +160,7 @@ def stages(framework: str) -> Iterator[Stage]:
             environment=UNHURRIED,
         )
     if framework in ("all", "torch"):
-        yield pytest_stage("jobs", "tests/jobs", cores=Cores.SOME, marked="not long and not timed")
+        yield pytest_stage("faults", *FAULTS, cores=Cores.SOME)
         yield pytest_stage(
             "emulated GPU",
             "tests/devices",
