@@ -7,6 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+# Of Keras 3's optimizers, whose momentum acts on steps: where they keep it.
+_VELOCITIES = {"SGD": "momentums", "RMSprop": "_momentums"}
+
 
 def is_keras_3(keras: Any) -> bool:
     """Whether a module that is Keras is Keras 3."""
@@ -46,6 +49,15 @@ def rate_of(optimizer: Any) -> Any:
     if hasattr(optimizer, "_current_learning_rate"):  # a schedule's in Keras 2; of the last step
         return optimizer._learning_rate(optimizer.iterations)
     return optimizer.learning_rate
+
+
+def velocities_of(optimizer: Any) -> list[Any]:
+    """Where a Keras 3 optimizer sums up past steps, each with its learning rate."""
+    stepping = stepping_of(optimizer)
+    for kind in type(stepping).__mro__:
+        if kind.__name__ in _VELOCITIES:
+            return list(getattr(stepping, _VELOCITIES[kind.__name__], ()))  # it may not be built
+    return []
 
 
 def keras_3_loss_scaling() -> type | None:

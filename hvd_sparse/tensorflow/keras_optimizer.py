@@ -17,6 +17,7 @@ from hvd_sparse.compression import is_sparse_compression
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tensorflow import compat, loss_scaling
 from hvd_sparse.tensorflow.accumulation import Accumulation
+from hvd_sparse.tensorflow.keras_callbacks import with_short_rate
 from hvd_sparse.tensorflow.local_variables import REFS, LocalVariables
 from hvd_sparse.tensorflow.settings import Settings
 from hvd_sparse.tensorflow.tape import reducer
@@ -200,6 +201,4 @@ def _exchanging(
         "__module__": stock.__module__,
         "__doc__": stock.__doc__,
     }
-    if not hasattr(stock, "lr"):  # Horovod's callbacks know the learning rate by this name
-        members["lr"] = property(lambda self: self.learning_rate)
-    return type(stock.__name__, (stock,), members)
+    return with_short_rate(type(stock.__name__, (stock,), members))

@@ -5,7 +5,7 @@ DistributedGradientTape   takes sparse compressions, a learning rate, and variab
 DistributedOptimizer      takes sparse compressions; with Keras 3, all compressions really exchange,
                           but for gradients of local layers; also that of horovod.keras
 load_model                gives the same optimizers, with Keras 3, too
-broadcast callback        works with Keras 3
+callbacks                 those that broadcast, or set the learning rate, work with Keras 3
 broadcast_variables       takes variables of Keras 3; layers' random seeds stay each rank's own
 LossScaleOptimizer        exchanges before it looks whether gradients are finite; in Keras 2 the
                           optimizer inside is told the scale of the gradients that it exchanges;
@@ -37,9 +37,9 @@ from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.patching import replace
 from hvd_sparse.ranks import lifecycle
 from hvd_sparse.ranks.world import in_elastic_job
-from hvd_sparse.tensorflow import compat, elastic_state
+from hvd_sparse.tensorflow import compat, elastic_state, keras_callbacks
 from hvd_sparse.tensorflow.keras_optimizer import distribute_keras_2, distribute_keras_3
-from hvd_sparse.tensorflow.local_variables import is_among, refuse_in
+from hvd_sparse.tensorflow.local_variables import refuse_in
 from hvd_sparse.tensorflow.loss_scaling import apply_scaled, compute_scaled
 from hvd_sparse.tensorflow.registry import live_exchanges
 from hvd_sparse.tensorflow.tape import distribute_tape, teach_variables
@@ -57,7 +57,7 @@ _MODULES = (
 def install() -> None:
     """Changes horovod.tensorflow; once, however often it is called."""
     hvd, keras, elastic = horovod.tensorflow, horovod.tensorflow.keras, horovod.tensorflow.elastic
-    callback = horovod._keras.callbacks.BroadcastGlobalVariablesCallbackImpl
+    callbacks = horovod._keras.callbacks
     for name, home, around in (
         ("DistributedGradientTape", hvd, _distributed_gradient_tape),
         ("DistributedOptimizer", hvd, _distributed_optimizer),
@@ -65,7 +65,16 @@ def install() -> None:
         # What horovod.keras calls, which is not imported here: Keras may not stand alone.
         ("create_distributed_optimizer", horovod._keras, _distributed_optimizer),
         ("load_model", horovod._keras, _load_model),
-        ("on_batch_end", callback, _broadcast_at_batch_end),
+        (
+            "on_batch_end",
+            callbacks.BroadcastGlobalVariablesCallbackImpl,
+            keras_callbacks.broadcast_at_batch_end,
+        ),
+        (
+            "_adjust_learning_rate",
+            callbacks.LearningRateScheduleCallbackImpl,
+            keras_callbacks.adjust_learning_rate,
+        ),
         ("broadcast_variables", horovod.tensorflow.functions, _broadcast_variables),
         ("join", horovod.tensorflow.mpi_ops, _join),
         ("shutdown", horovod.tensorflow.mpi_ops, lifecycle.shut_down),
@@ -84,6 +93,7 @@ def install() -> None:
     scaling = compat.keras_3_loss_scaling()
     if scaling is not None:
         replace("apply", scaling, apply_scaled)
+        keras_callbacks.with_short_rate(scaling)
         refuse_in(scaling)
     for kind, method in compat.keras_2_loss_scaling():
         replace(method, kind, compute_scaled)
@@ -154,20 +164,6 @@ def _load_model(
     if model.optimizer is not None:
         wrap_optimizer(lambda: model.optimizer)()  # the same object comes back
     return model
-
-
-def _broadcast_at_batch_end(
-    stock: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any
-) -> Any:
-    optimizer = getattr(callback.model, "optimizer", None)
-    if not compat.is_keras_3_optimizer(optimizer):
-        return stock(callback, *args, **kwargs)
-    if not callback.broadcast_done:
-        variables = [*callback.model.variables, *compat.variables_of(optimizer)]
-        shared = [one for one in variables if not is_among(callback._local_vars, one)]
-        horovod.tensorflow.broadcast_variables(shared, root_rank=callback.root_rank)
-        callback.broadcast_done = True
-    return None
 
 
 def _broadcast_variables(

@@ -1,0 +1,53 @@
+"""Horovod's callbacks with Keras 3, whose optimizers have neither variables() nor K.set_value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.tensorflow
+
+from hvd_sparse.tensorflow import compat
+from hvd_sparse.tensorflow.local_variables import is_among
+
+
+def with_short_rate(kind: type) -> type:
+    """That class of optimizers, whose learning rate Horovod's callbacks know as `lr`."""
+    optimizer: Any = kind
+    if not hasattr(optimizer, "lr"):
+        optimizer.lr = property(lambda self: self.learning_rate)
+    return kind
+
+
+def broadcast_at_batch_end(
+    stock: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """That of BroadcastGlobalVariablesCallback."""
+    optimizer = getattr(callback.model, "optimizer", None)
+    if not compat.is_keras_3_optimizer(optimizer):
+        return stock(callback, *args, **kwargs)
+    if not callback.broadcast_done:
+        variables = [*callback.model.variables, *compat.variables_of(optimizer)]
+        shared = [one for one in variables if not is_among(callback._local_vars, one)]
+        horovod.tensorflow.broadcast_variables(shared, root_rank=callback.root_rank)
+        callback.broadcast_done = True
+    return None
+
+
+def adjust_learning_rate(stock: Callable[..., Any], callback: Any, epoch: float) -> Any:
+    """That of LearningRateScheduleCallback and LearningRateWarmupCallback.
+
+    Horovod corrects momentum by another factor of momentum for one batch (Goyal et al., 2017,
+    section 2.2, https://arxiv.org/abs/1706.02677). Keras 3 compiles that factor into its steps, so
+    here the velocities are multiplied instead, which is the same.
+    """
+    optimizer = callback.model.optimizer
+    if not compat.is_keras_3_optimizer(optimizer):
+        return stock(callback, epoch)
+    before = float(optimizer.learning_rate)
+    rate = callback.initial_lr * callback.multiplier(epoch)
+    optimizer.learning_rate = rate
+    if callback.momentum_correction and before > 0:
+        for velocity in compat.velocities_of(optimizer):
+            velocity.assign(velocity * (rate / before))
+    return None
