@@ -41,6 +41,13 @@ double AbortSeconds() {
   return seconds;
 }
 
+/// That rank `rank` is through with so many steps, or leaves after them.
+Record Saying(RecordKind kind, int rank, std::int64_t steps) {
+  Record record{kind, rank};
+  record.steps = steps;
+  return record;
+}
+
 /// Says why and ends the process without running anything that could hang.
 [[noreturn]] void EndProcess(const std::string& failure) {
   const std::string text =
@@ -80,9 +87,6 @@ class Lifeline::Impl {
   void LetGo();
   void Serve(int rank);
   void Heed(int from, const Record& record);
-  Record Saying(RecordKind kind, std::int64_t steps) const {
-    return {kind, rank_, {}, ErrorKind::kExchangeFailed, steps};
-  }
   void TellOthers(const Record& record, int except = -1);
 
   const int rank_, size_, fork_count_ = ForkCount();
@@ -211,7 +215,7 @@ void Lifeline::Impl::CarryOutOrders() {
   if (fail) TellOthers(*fail);
   if (!leave || leaving_) return;
   const std::int64_t steps = verdict_.steps();
-  TellOthers(Saying(RecordKind::kGoodbye, steps));
+  TellOthers(Saying(RecordKind::kGoodbye, rank_, steps));
   const bool may_be_needed = steps > 0 && verdict_.CanCome(steps);
   leaving_ = After(may_be_needed ? kLastMessagesSeconds : kGoodbyeSeconds);
 }
@@ -221,7 +225,7 @@ void Lifeline::Impl::TellSteps() {
   const std::int64_t steps = verdict_.steps();
   if (steps == steps_told_ || leaving_ || !verdict_.Any()) return;
   steps_told_ = steps;
-  TellOthers(Saying(RecordKind::kThrough, steps));
+  TellOthers(Saying(RecordKind::kThrough, rank_, steps));
 }
 
 /// On rank 0: the steps that all ranks are through with, but for those who leave.
@@ -284,7 +288,7 @@ void Lifeline::Impl::Heed(int from, const Record& record) {
       [[fallthrough]];
     case RecordKind::kLeft:
       verdict_.Left(about, record.steps);
-      TellOthers({RecordKind::kLeft, about, {}, record.error, record.steps}, from);
+      TellOthers(Saying(RecordKind::kLeft, about, record.steps), from);
       return;
     case RecordKind::kFail:
       if (verdict_.Failed(about, record.error, record.text, record.steps)) {

@@ -56,13 +56,14 @@ class Lifeline {
   /// ranks if one of them is missing.
   void Connect(const std::string& address, double seconds);
 
-  /// Ends the exchange on every rank with `reason`; the first reason stays. On all of them the
-  /// failure is of the kind KindOnOthers(kind). A rank in a step that this one is through with
-  /// comes through with it first, so that all of them apply it or none: all that it waits for has
-  /// been sent.
+  /// Ends the exchange on every rank with `reason`, as a failure of the kind KindOnOthers(kind). A
+  /// rank in a step that this one is through with comes through with it first, so that all of them
+  /// apply it or none: all that it waits for has been sent. The first reason stays, unless a rank
+  /// gives one in an earlier step.
   void Fail(ErrorKind kind, const std::string& reason);
 
-  /// This rank is through with so many steps. Tells the others only where one of them has left.
+  /// This rank is through with so many steps. Tells the others only where one of them has left or
+  /// failed.
   void Committed(std::int64_t steps);
 
   /// Why the exchange has ended; nothing while it goes on. A rank that left or died counts at once

@@ -3,6 +3,7 @@
 #include "csrc/comm/lifeline_verdict.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace hvd_sparse {
 namespace {
@@ -12,33 +13,31 @@ std::atomic<Clock::time_point> told_of_death{Clock::time_point::min()};
 
 }  // namespace
 
-void LifelineVerdict::Note(ErrorKind kind, const std::string& message,
-                           std::optional<Event>* first) {
-  if (!*first) *first = Event{Clock::now(), {kind, message}};
+LifelineVerdict::Event LifelineVerdict::Note(ErrorKind kind, std::string message) {
+  Event event{Clock::now(), {kind, std::move(message)}};
   any_ = true;
+  return event;
 }
 
 void LifelineVerdict::Lost(int rank, const std::string& how) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Note(ErrorKind::kPeerLost,
-       Concat("rank ", rank, " of ", size_, " ", how, " in exchange '", name_, "'"), &lost_);
+  if (lost_) return;
+  lost_ = Note(ErrorKind::kPeerLost,
+               Concat("rank ", rank, " of ", size_, " ", how, " in exchange '", name_, "'"));
 }
 
 void LifelineVerdict::Left(int rank, std::int64_t steps) {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::optional<Event> event;
-  Note(ErrorKind::kPeerLeft, Concat("rank ", rank, " of ", size_, " left exchange '", name_, "'"),
-       &event);
-  left_.push_back({*event, steps});
+  left_.push_back({Note(ErrorKind::kPeerLeft,
+                        Concat("rank ", rank, " of ", size_, " left exchange '", name_, "'")),
+                   steps});
 }
 
 bool LifelineVerdict::Failed(int rank, ErrorKind kind, const std::string& reason,
                              std::int64_t steps) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (failed_ && failed_steps_ <= steps) return false;
-  std::optional<Event> event;
-  Note(KindOnOthers(kind), Concat("rank ", rank, " ended the exchange: ", reason), &event);
-  failed_ = std::move(event);
+  failed_ = Note(KindOnOthers(kind), Concat("rank ", rank, " ended the exchange: ", reason));
   failed_steps_ = steps;
   return true;
 }

@@ -74,10 +74,10 @@ class LifelineVerdict {
   std::optional<Event> UnacknowledgedDeath() const;
 
  private:
-  // Of these two, the caller holds the mutex.
+  // Of these, the caller holds the mutex.
   bool EndsStep() const;
   std::optional<Lifeline::Failure> LostOrFailed() const;
-  void Note(ErrorKind kind, const std::string& message, std::optional<Event>* first);
+  Event Note(ErrorKind kind, std::string message);
 
   const int size_;
   const std::string name_;

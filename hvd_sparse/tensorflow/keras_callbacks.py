@@ -39,7 +39,8 @@ def adjust_learning_rate(stock: Callable[..., Any], callback: Any, epoch: float)
 
     Horovod corrects momentum by another factor of momentum for one batch (Goyal et al., 2017,
     section 2.2, https://arxiv.org/abs/1706.02677). Keras 3 compiles that factor into its steps, so
-    here the velocities are multiplied instead, which is the same.
+    here the velocities are multiplied instead: the same, but for the second time that Nesterov's
+    step uses the factor, which Horovod's way changes, too.
     """
     optimizer = callback.model.optimizer
     if not compat.is_keras_3_optimizer(optimizer):

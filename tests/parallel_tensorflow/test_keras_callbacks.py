@@ -12,10 +12,6 @@ from tests.parallel_tensorflow.test_keras import COMPRESSIONS
 
 BATCHES = 4
 
-pytestmark = pytest.mark.skipif(
-    int(keras.__version__.partition(".")[0]) < 3, reason="Horovod's own callbacks know Keras 2"
-)
-
 
 class Watcher(keras.callbacks.Callback):
     """Notes learning rate and velocities at the begin of every batch."""
