@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -15,6 +16,10 @@ from hvd_sparse.errors import (
     PeerLostError,
 )
 from hvd_sparse.ranks import lifecycle
+
+# So long after an operation of Horovod's has failed, it may become known why: longer than the grace
+# of a rank that left. And the time between two looks.
+_CAUSE_SECONDS, _LOOK_SECONDS = 3.0, 0.005
 
 
 def failures() -> list[ExchangeFailedError]:
@@ -49,6 +54,24 @@ class CoreHandle:
         """Raises ExchangeFailedError if the exchange has ended; cheap enough for waiting loops."""
         with self._noting_losses():
             self._open.check()
+
+    def cause(self) -> HvdSparseError | None:
+        """What has ended the exchange, for a rank on which an operation of Horovod's has failed.
+
+        Horovod fails on all ranks when one is gone, and says neither which nor why. That is known
+        here soon after, and is waited for. None: the exchange goes on.
+        """
+        deadline = time.monotonic() + _CAUSE_SECONDS
+        while True:
+            try:
+                with self._noting_losses():
+                    self._open.check_at_end()  # one that died or failed, at once
+                    self._open.check()  # one that left
+            except HvdSparseError as error:
+                return error
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(_LOOK_SECONDS)
 
     def fail(self, reason: str) -> None:
         """Ends the exchange on all ranks: every wait, here and there, raises with `reason`."""

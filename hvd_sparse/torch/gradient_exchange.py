@@ -249,12 +249,8 @@ class GradientExchange:
 
     def _end(self, error: BaseException) -> BaseException:
         """Ends the exchange on all ranks; returns the error to raise."""
-        if isinstance(error, HorovodInternalError):
-            # A rank that ended the exchange shuts Horovod down as it leaves: tell why it did.
-            try:
-                self._exchange.check()
-            except HvdSparseError as reason:
-                error = reason
+        if isinstance(error, HorovodInternalError) and not isinstance(error, HvdSparseError):
+            error = self._exchange.cause() or error
         self.fail(f"{type(error).__name__}: {error}")
         return error
 

@@ -64,6 +64,7 @@ FAULTS = (
     Fault("kill in construction", "construction", "kill -9", helped=True),
     Fault("kill", "between steps", "kill -9", DEAD),
     Fault("kill in backward", "backward", "kill -9", DEAD),
+    Fault("kill while others compute", "backward", "kill -9, while the others compute", DEAD),
     Fault("kill in exchange", "exchange", "kill -9", DEAD),
     Fault("kill in wait", "wait", "kill -9", DEAD),
     Fault("exception", "between steps", "an exception in the user's code", {BUG: 2}),

@@ -28,8 +28,9 @@ LARGE = ("kill in exchange", "memory", "fill shm")
 EARLY = ("memory", "fill shm")
 # Without what Horovod sums: it wants memory of its own, and says by itself that it was shut down.
 ALONE = (*EARLY, "leave")
-# So many seconds others compute when a rank has ended, and with it MPI.
+# So many seconds others compute when a rank has ended; where it has left, MPI ends meanwhile.
 COMPUTING_SECONDS = 1.5
+WHILE_OTHERS_COMPUTE = ("leave", "kill while others compute")
 # So many seconds after its last backward pass, a rank waits for others; then it is held up.
 WAITING_SECONDS, HELD_SECONDS = 0.5, 3
 # So many seconds after its last step, the rank is still there.
@@ -79,7 +80,7 @@ def main() -> None:
             FAULTS[fault](model)
         if breaks and fault in ("skip", "skip and stay"):
             continue
-        if fault == "leave" and step == 2:
+        if fault in WHILE_OTHERS_COMPUTE and step == 2:
             if victim:
                 break
             time.sleep(COMPUTING_SECONDS)
@@ -194,6 +195,7 @@ FAULTS = {
     "density": nothing,
     "kill in construction": nothing,
     "kill": kill,
+    "kill while others compute": kill,
     "kill in backward": kill_in_backward,
     "kill in exchange": nothing,
     "kill in wait": nothing,

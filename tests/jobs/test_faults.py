@@ -22,9 +22,11 @@ def test_mpirun_ends_the_job_of_a_killed_rank(fault):
 
 
 # What becomes of these, others show in part: ranks that are killed in another phase or stopped,
-# "model" below, "late" over Gloo, and what else there is tests/parallel with all ranks.
+# "model" below, what test_transports.py has over Gloo, and what else there is tests/parallel with
+# all ranks.
 SHOWN_ELSEWHERE = (
     "kill in backward",
+    "kill while others compute",
     "kill in wait",
     "nan",
     "skip and stay",

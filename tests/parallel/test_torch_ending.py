@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import horovod.torch as hvd
@@ -9,6 +10,7 @@ import pytest
 from horovod.common.exceptions import HorovodInternalError
 
 from hvd_sparse.errors import ExchangeFailedError
+from hvd_sparse.exchange import core_handle
 from hvd_sparse.torch import LAGS, dense
 from hvd_sparse.torch.attachment import attachment_of
 from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
@@ -16,27 +18,44 @@ from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
 
 
-def test_a_shutdown_of_horovod_is_not_mistaken_for_the_reason(monkeypatch):
+@pytest.mark.parametrize("known", ["before", "after"])
+def test_a_shutdown_of_horovod_is_not_mistaken_for_the_reason(known, monkeypatch):
     model = Toy()
     optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
     exchange = attachment_of(optimizer).exchange
+    reason = threading.Timer(0.3, exchange.fail, ["a bug in the user's code"])
     if hvd.rank() == hvd.size() - 1:
-        exchange.fail("a bug in the user's code")
+        reason.start()
 
-    def once_it_is_known(*_, **__):
+    def once_it_is_known():
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             exchange._exchange.check()
             time.sleep(0.01)
 
     def shut_down(*_, **__):
-        with pytest.raises(ExchangeFailedError):
-            once_it_is_known()
+        if known == "before":
+            with pytest.raises(ExchangeFailedError):
+                once_it_is_known()
         raise HorovodInternalError("Horovod has been shut down")
 
     monkeypatch.setattr(dense.hvd_ops, "allreduce_async_", shut_down)
     with pytest.raises(ExchangeFailedError, match="a bug in the user's code"):
         model.backward({"bias": integer_gradients(model, 0)["bias"]})
+
+
+def test_an_error_of_horovod_itself_stays_what_it_is(monkeypatch):
+    model = Toy()
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    monkeypatch.setattr(core_handle, "_CAUSE_SECONDS", 0.1)
+
+    def fails(*_, **__):
+        raise HorovodInternalError("Mismatched shapes")
+
+    monkeypatch.setattr(dense.hvd_ops, "allreduce_async_", fails)
+    with pytest.raises(HorovodInternalError, match="Mismatched shapes"):
+        model.backward({"bias": integer_gradients(model, 0)["bias"]})
+    assert attachment_of(optimizer).exchange.steps == 0
 
 
 def test_a_rank_that_leaves_out_a_dense_step_is_not_waited_for_for_ever(monkeypatch):

@@ -16,6 +16,7 @@ from hvd_sparse.errors import (
     PeerLostError,
     RanksDisagreeError,
 )
+from hvd_sparse.exchange import core_handle
 from hvd_sparse.exchange.core_handle import CoreHandle
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
@@ -60,6 +61,41 @@ def test_an_end_that_is_raised_is_acknowledged(monkeypatch, kind, told, noted):
     with pytest.raises(HvdSparseError, match="the end"):
         handle.check()
     assert (core.acknowledged, heard) == (told, noted)
+    handle.close()
+
+
+class HeardLate:
+    """An exchange of the core that goes on, as far as is known for some looks."""
+
+    def __init__(self, looks, *, death=None, departure=None):
+        self._looks, self._death, self._departure = looks, death, departure
+
+    def check_at_end(self):
+        self._looks -= 1
+        if self._looks < 0 and self._death is not None:
+            raise self._death
+
+    def check(self):
+        if self._looks < 0 and self._departure is not None:
+            raise self._departure
+
+    def acknowledge(self):
+        pass
+
+
+@pytest.mark.parametrize("looks", [0, 3])
+@pytest.mark.parametrize("how", ["death", "departure"])
+def test_why_horovod_has_failed_is_waited_for(how, looks):
+    error = ExchangeFailedError("rank 1 is gone")
+    handle = CoreHandle(HeardLate(looks, **{how: error}))
+    assert handle.cause() is error
+    handle.close()
+
+
+def test_why_horovod_has_failed_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(core_handle, "_CAUSE_SECONDS", 0.05)
+    handle = CoreHandle(HeardLate(1000))
+    assert handle.cause() is None
     handle.close()
 
 
