@@ -19,10 +19,12 @@
 #include <iterator>
 #include <limits>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
 #include "csrc/base/signals_blocked.h"
+#include "csrc/base/warn.h"
 #include "csrc/comm/lifeline_rendezvous.h"
 #include "csrc/comm/lifeline_verdict.h"
 
@@ -77,6 +79,7 @@ class Lifeline::Impl {
 
  private:
   void Wake();
+  void WarnOfDeath() noexcept;
 
   // On the watching thread:
   void Watch();
@@ -123,6 +126,7 @@ Lifeline::Impl::~Impl() {
   }
   Wake();
   thread_.join();
+  WarnOfDeath();
 }
 
 std::string Lifeline::Impl::Listen() {
@@ -167,6 +171,18 @@ void Lifeline::Impl::Committed(std::int64_t steps) {
 void Lifeline::Impl::Wake() {
   const std::uint64_t one = 1;
   if (wake_ && ::write(wake_.get(), &one, sizeof(one)) < 0) return;  // full: will wake anyway
+}
+
+/// The user may have met an error that does not say so: Horovod's, which fails on all ranks then.
+void Lifeline::Impl::WarnOfDeath() noexcept {
+  try {
+    const auto death = verdict_.UnacknowledgedDeath();
+    if (!death) return;
+    Warn(death->failure.message);
+    verdict_.Acknowledge();
+  } catch (const std::bad_alloc&) {
+    // What was met must do.
+  }
 }
 
 void Lifeline::Impl::Watch() {

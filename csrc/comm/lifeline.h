@@ -39,7 +39,8 @@ class Lifeline {
   /// Says goodbye and closes; the peers learn that this rank left, and after how many steps, which
   /// fails only those that still wait for it. Waits until each of them is through with as many
   /// steps or leaves, too: a minute at most, or half a second where this rank took none; and not at
-  /// all once a rank has died, or has ended the exchange in one of those steps.
+  /// all once a rank has died, or has ended the exchange in one of those steps. Warns of a death
+  /// that has not been acknowledged.
   ~Lifeline();
 
   Lifeline(const Lifeline&) = delete;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from hvd_sparse import _core
 from hvd_sparse.errors import (
@@ -52,7 +52,7 @@ class CoreHandle:
 
     def check(self) -> None:
         """Raises ExchangeFailedError if the exchange has ended; cheap enough for waiting loops."""
-        with self._noting_losses():
+        with self._telling():
             self._open.check()
 
     def cause(self) -> HvdSparseError | None:
@@ -64,7 +64,7 @@ class CoreHandle:
         deadline = time.monotonic() + _CAUSE_SECONDS
         while True:
             try:
-                with self._noting_losses():
+                with self._telling():
                     self._open.check_at_end()  # one that died or failed, at once
                     self._open.check()  # one that left
             except HvdSparseError as error:
@@ -81,9 +81,11 @@ class CoreHandle:
     def close(self) -> None:
         """Ends this rank's part; ranks that still wait for it are told that it left."""
         if self._core is not None:
-            with suppress(HvdSparseError), self._noting_losses():
-                self._core.check_at_end()  # a loss of which only an op has heard, or nobody
-        self._core = None
+            try:
+                self._core.check_at_end()
+            except HvdSparseError as error:
+                _note_loss(error)  # of which only an op has heard, or nobody
+        self._core = None  # warns of a death of which nobody has heard
 
     @property
     def _open(self) -> _core.Exchange:
@@ -92,18 +94,23 @@ class CoreHandle:
         return self._core
 
     @contextmanager
-    def _noting_losses(self) -> Iterator[None]:
-        """Around calls of the core that may tell that a rank is gone."""
+    def _telling(self) -> Iterator[None]:
+        """Around calls of the core that may tell the user that the exchange has ended."""
         core = self._core
         try:
             yield
         except ExchangeFailedError as error:
             if core is not None:
                 core.acknowledge()
-            if isinstance(error, PeerLeftError):
-                lifecycle.note_peer_left()
-            elif isinstance(error, PeerLostError | ExchangeTimeoutError | OutOfMemoryError):
-                # A rank that has given up leaves without finalizing MPI: to the others it is lost,
-                # too. One without memory may not be able to.
-                lifecycle.note_peer_lost()
+            _note_loss(error)
             raise
+
+
+def _note_loss(error: HvdSparseError) -> None:
+    """What an error means for the end of this process, if it says that a rank is gone."""
+    if isinstance(error, PeerLeftError):
+        lifecycle.note_peer_left()
+    elif isinstance(error, PeerLostError | ExchangeTimeoutError | OutOfMemoryError):
+        # A rank that has given up leaves without finalizing MPI: to the others it is lost, too. One
+        # without memory may not be able to.
+        lifecycle.note_peer_lost()

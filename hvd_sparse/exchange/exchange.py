@@ -286,7 +286,7 @@ class Exchange(Pings):
             InvalidArgumentError: Something does not fit; nothing has happened.
             ExchangeFailedError: The exchange has ended.
         """
-        with self._noting_losses():
+        with self._telling():
             self._open.start(
                 bucket,
                 gradients,
@@ -315,7 +315,7 @@ class Exchange(Pings):
         if self.timeline is not None:
             self.timeline.wait_begins(handle)
         try:
-            with self._noting_losses():
+            with self._telling():
                 self._open.wait(handle, stream=stream)
         finally:
             if self.timeline is not None:
@@ -336,7 +336,7 @@ class Exchange(Pings):
                 was applied, and they keep every finite entry of the gradients.
         """
         try:
-            with self._noting_losses():
+            with self._telling():
                 self._open.commit(refuse or "")
         except NonFiniteGradientError as error:
             if self.timeline is not None:

@@ -27,7 +27,7 @@ class Pings(CoreHandle):
             ExchangeFailedError: The exchange has ended, by this very swap where the peer swaps
                 another number of bytes.
         """
-        with self._noting_losses():
+        with self._telling():
             return self._open.swap(peer, bytes, repetitions)
 
     @property
@@ -51,7 +51,7 @@ class Pings(CoreHandle):
             InvalidArgumentError: As `swap`.
             ExchangeFailedError: As `swap`.
         """
-        with self._noting_losses():
+        with self._telling():
             return self._open.spread(bytes, repetitions)
 
     def connect_devices(self, device: str) -> bool:
@@ -73,7 +73,7 @@ class Pings(CoreHandle):
                 exchange has ended.
             ExchangeFailedError: The exchange has ended.
         """
-        with self._noting_losses():
+        with self._telling():
             return self._open.connect_devices(device)
 
     def swap_between_devices(self, peer: int, bytes: int, repetitions: int) -> list[float]:  # noqa: A002
@@ -96,7 +96,7 @@ class Pings(CoreHandle):
             ExchangeFailedError: The exchange has ended, by this very swap where the peer swaps
                 another number of bytes, or another number of times.
         """
-        with self._noting_losses():
+        with self._telling():
             return self._open.swap_between_devices(peer, bytes, repetitions)
 
     def merge_on_device(self, entries: int, repetitions: int) -> list[float]:
@@ -114,7 +114,7 @@ class Pings(CoreHandle):
             UnavailableError: The device cannot.
             ExchangeFailedError: The exchange has ended.
         """
-        with self._noting_losses():
+        with self._telling():
             return self._open.merge_on_device(entries, repetitions)
 
     def hand_to_device(self, entries: int, repetitions: int) -> list[float]:
@@ -123,5 +123,5 @@ class Pings(CoreHandle):
         That is what the route `device rounds` does around its rounds. As `merge_on_device`, but for
         the clock, which is the CPU's.
         """
-        with self._noting_losses():
+        with self._telling():
             return self._open.hand_to_device(entries, repetitions)

@@ -289,9 +289,10 @@ class GradientExchange:
         # Pieces are done together; one op after the other would wait for ever.
         try:
             return list(self._eager(whole, decay))
-        except tf.errors.OpError:
-            with suppress(HvdSparseError):
-                self._exchange.check()  # whoever catches this knows what has ended the exchange
+        except tf.errors.OpError as error:
+            if not isinstance(error, tf.errors.UnknownError):  # of Horovod's operations
+                with suppress(HvdSparseError):
+                    self._exchange.check()  # whoever catches this knows what has ended the exchange
             raise
 
     def replan(self) -> None:

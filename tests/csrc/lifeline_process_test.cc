@@ -257,6 +257,24 @@ TEST(LifelineAbort, AProcessThatKnowsOfTheDeathGoesOn) {
   EXPECT_EQ(one->WaitForExit(), 0);
 }
 
+TEST(Lifeline, WhoeverLeavesIsWarnedOfADeathOfWhichNobodyHasHeard) {
+  for (const bool known : {false, true}) {
+    const auto zero = RankZero();
+    const auto one = RankOne(zero->Answer());
+    EXPECT_EQ(one->Answer(), "connected");
+    one->Command('r');  // waits for it
+    zero->Kill(SIGKILL);
+    const std::string death = one->Answer();
+    if (known) {
+      one->Command('a');
+      EXPECT_EQ(one->Answer(), "acknowledged");
+    }
+    one->Command('g');
+    EXPECT_EQ(one->Answer(), known ? "(none)" : "hvd_sparse: warning: " + death);
+    EXPECT_EQ(one->WaitForExit(), 0);
+  }
+}
+
 TEST(LifelineAbort, ARankThatLeavesEndsNobody) {
   const ShortAbort short_abort;
   const auto zero = RankZero();

@@ -1,30 +1,36 @@
 """Ranks that train with TensorFlow; one of them may fail. Run by test_tensorflow.py.
 
-    tensorflow_ranks.py HOW ...
+    tensorflow_ranks.py [--gloo HOST:PORT] HOW ...
 
 Each HOW has weights of its own, which are named after it; what a rank fails by comes last.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import signal
 import sys
+import time
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from benchmarks.gloo_world import prepare
 from hvd_sparse.tensorflow import LAGS
 
 SIDE, LAYERS, STEPS = 300, 5, 24
+# So many seconds others compute when a rank has died. They have what Horovod sums, too.
+COMPUTING_SECONDS = 1.5
+WHILE_OTHERS_COMPUTE = "kill_while_others_compute"
 
 
 def fail(how: str) -> None:
     """In the way that is asked for, unless the graph itself does."""
     if how == "raise":
         raise ValueError("a mistake of the user")
-    if how == "kill":
+    if how.startswith("kill"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -36,6 +42,8 @@ def train(how: str) -> None:
         )
         for i in range(LAYERS)
     ]
+    if how == WHILE_OTHERS_COMPUTE:
+        weights.append(tf.Variable(tf.zeros(SIDE), name=f"{how}_bias"))
     inputs = tf.random.normal((256, SIDE))
 
     @tf.function
@@ -43,7 +51,8 @@ def train(how: str) -> None:
         with tf.GradientTape() as tape:
             hidden = inputs
             for weight in weights:
-                hidden = tf.nn.relu(hidden @ weight)
+                after = hidden @ weight if len(weight.shape) == 2 else hidden + weight
+                hidden = tf.nn.relu(after)
             loss = tf.reduce_mean(hidden**2)
         compression = LAGS(density=0.01, adaptive=False, bucket_numel=1)
         tape = hvd.DistributedGradientTape(tape, compression=compression)
@@ -60,6 +69,8 @@ def train(how: str) -> None:
     for number in range(STEPS):
         if number == 2 and culprit:
             fail(how)
+        if number == 2 and how == WHILE_OTHERS_COMPUTE:
+            time.sleep(COMPUTING_SECONDS)
         try:
             step(tf.constant(math.nan if number == 2 and culprit else 0.0))
         except tf.errors.OpError as error:
@@ -67,13 +78,19 @@ def train(how: str) -> None:
             sys.exit(3)
 
 
-def main(hows: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("hows", nargs="+", metavar="HOW")
+    parser.add_argument("--gloo", metavar="HOST:PORT", help="for Horovod over Gloo")
+    args = parser.parse_args()
+    if args.gloo is not None:
+        prepare(args.gloo, "lo")
     hvd.init()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    for how in hows:
+    for how in args.hows:
         train(how)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from tests.jobs.launch import mpirun, mpirun_without_help
+from tests.jobs.launch import free_port, mpirun, mpirun_without_help
 from tests.jobs.marks import long
 
 PROGRAM = "tests/jobs/tensorflow_ranks.py"
@@ -54,3 +55,14 @@ def test_every_rank_ends_when_one_fails(how):
         "operation": "rank 1: InvalidArgumentError",
     }
     assert said[how] in job.output, job.output
+
+
+def test_the_death_of_a_rank_is_told_where_an_operation_of_horovod_fails_first():
+    """Over Gloo, Horovod notices it; TensorFlow raises the error of one operation alone."""
+    options = [f"--gloo=127.0.0.1:{free_port()}", "kill_while_others_compute"]
+    job = mpirun_without_help(3, [PROGRAM, *options], timeout=SECONDS)
+    for rank in (0, 1):
+        assert f"rank {rank} ended with status 0" not in job.output
+        assert re.search(rf"rank {rank}: (Unknown|Aborted)Error", job.output), job.output
+    said = re.findall(r"rank 2 of 3 has died \(.*\) in exchange '", job.output)
+    assert len(said) >= 2, job.output
