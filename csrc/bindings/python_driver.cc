@@ -15,6 +15,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/bindings/driver_interface.h"
+#include "csrc/bindings/own_process.h"
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/bindings/python_module.h"
 #include "csrc/exchange/exchange.h"
@@ -38,7 +39,7 @@ class BoundDriver {
   BoundDriver(Exchange& exchange, const std::vector<std::pair<std::int64_t, std::int64_t>>& pieces,
               std::vector<DrivenBucket> buckets, Exchanged exchanged, Measured measured,
               StepEnded step_ended, StepRules rules)
-      : driver_(std::make_unique<StepDriver>(
+      : driver_(new StepDriver(
             &exchange, PiecesOf(pieces), std::move(buckets),
             StepDriver::Hooks{Guarded(std::move(exchanged)), Measuring(std::move(measured)),
                               Failing(std::move(step_ended))},
@@ -232,7 +233,7 @@ class BoundDriver {
     static_cast<StepDriver*>(driver)->Fail(reason);
   }
 
-  std::unique_ptr<StepDriver> driver_;
+  OwnProcessPointer<StepDriver> driver_;
   const HvdSparseDriver table_;
 };
 

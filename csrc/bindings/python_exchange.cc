@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "csrc/base/error.h"
+#include "csrc/bindings/own_process.h"
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/bindings/python_module.h"
 #include "csrc/comm/lifeline.h"
@@ -54,6 +55,11 @@ void Start(Exchange& exchange, int bucket, const std::vector<PyBuffer>& gradient
   launch.stream = stream;
   const py::gil_scoped_release release;
   exchange.Start(bucket, std::move(launch));
+}
+
+template <typename... Arguments>
+OwnProcessPointer<Exchange> MakeExchange(Arguments&&... arguments) {
+  return OwnProcessPointer<Exchange>(new Exchange(std::forward<Arguments>(arguments)...));
 }
 
 SelectOn SelectOnFrom(const std::string& name) {
@@ -111,15 +117,14 @@ void BindExchange(py::module_& m) {
       .def(py::init<>())
       .def_property_readonly("address", &TcpPort::Address);
 
-  py::class_<Exchange>(m, "Exchange")
+  py::class_<Exchange, OwnProcessPointer<Exchange>>(m, "Exchange")
       .def_static(
           "over_loopback",
           [](std::shared_ptr<LoopbackWorld> world, int rank, const std::string& select_on,
              int local_size, bool checks) {
             Nodes nodes = Nodes::Of(world->size(), local_size);
-            return std::make_unique<Exchange>(
-                std::make_unique<LoopbackCommunicator>(std::move(world), rank),
-                SelectOnFrom(select_on), std::move(nodes), checks);
+            return MakeExchange(std::make_unique<LoopbackCommunicator>(std::move(world), rank),
+                                SelectOnFrom(select_on), std::move(nodes), checks);
           },
           py::arg("world"), py::arg("rank"), py::kw_only(), py::arg("select_on"),
           py::arg("local_size"), py::arg("checks") = false)
@@ -132,9 +137,8 @@ void BindExchange(py::module_& m) {
             options.rank = rank;
             options.addresses = std::move(addresses);
             options.limits = limits;
-            return std::make_unique<Exchange>(
-                MakeTcpCommunicator(options, &port, std::move(lifeline)), SelectOnFrom(select_on),
-                Nodes(std::move(nodes)), checks);
+            return MakeExchange(MakeTcpCommunicator(options, &port, std::move(lifeline)),
+                                SelectOnFrom(select_on), Nodes(std::move(nodes)), checks);
           },
           py::arg("rank"), py::kw_only(), py::arg("addresses"), py::arg("port"),
           py::arg("lifeline"), py::arg("limits"), py::arg("select_on"), py::arg("nodes"),
@@ -152,9 +156,8 @@ void BindExchange(py::module_& m) {
             options.tag = tag;
             options.limits = limits;
             options.max_message_bytes = max_message_bytes;
-            return std::make_unique<Exchange>(MakeMpiCommunicator(options, std::move(lifeline)),
-                                              SelectOnFrom(select_on), Nodes(std::move(nodes)),
-                                              checks);
+            return MakeExchange(MakeMpiCommunicator(options, std::move(lifeline)),
+                                SelectOnFrom(select_on), Nodes(std::move(nodes)), checks);
           },
           py::arg("world_ranks"), py::kw_only(), py::arg("tag"), py::arg("lifeline"),
           py::arg("limits"), py::arg("max_message_bytes"), py::arg("select_on"),

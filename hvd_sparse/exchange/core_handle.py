@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,12 +38,16 @@ def failures() -> list[ExchangeFailedError]:
 class CoreHandle:
     """Owns an exchange of the core, and closes it before MPI ends.
 
+    A process that was forked, as data loaders' workers are, may collect what its parent has thrown
+    away. The exchange is the parent's alone, with its threads: there nothing is ended or closed.
+
     Args:
         core: Used by nobody else.
     """
 
     def __init__(self, core: _core.Exchange) -> None:
         self._core: _core.Exchange | None = core
+        self._process = os.getpid()
         lifecycle.register(self)
 
     @property
@@ -75,17 +80,23 @@ class CoreHandle:
 
     def fail(self, reason: str) -> None:
         """Ends the exchange on all ranks: every wait, here and there, raises with `reason`."""
-        if self._core is not None:
+        if self._core is not None and not self._inherited:
             self._core.fail(reason)
 
     def close(self) -> None:
         """Ends this rank's part; ranks that still wait for it are told that it left."""
+        if self._inherited:
+            return
         if self._core is not None:
             try:
                 self._core.check_at_end()
             except HvdSparseError as error:
                 _note_loss(error)  # of which only an op has heard, or nobody
         self._core = None  # warns of a death of which nobody has heard
+
+    @property
+    def _inherited(self) -> bool:
+        return os.getpid() != self._process
 
     @property
     def _open(self) -> _core.Exchange:

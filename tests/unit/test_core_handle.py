@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -97,6 +100,32 @@ def test_why_horovod_has_failed_is_not_waited_for_for_ever(monkeypatch):
     handle = CoreHandle(HeardLate(1000))
     assert handle.cause() is None
     handle.close()
+
+
+FORKED = """
+import os, signal, time
+from hvd_sparse import _core
+from hvd_sparse.exchange.exchange import Exchange
+
+exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
+time.sleep(0.2)  # until its thread waits for something to do
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    exchange.fail("a child must not matter")
+    exchange.close()
+    del exchange
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+exchange.check()
+exchange.close()
+raise SystemExit(status)
+"""
+
+
+def test_a_forked_child_that_collects_an_exchange_neither_ends_it_nor_waits_for_its_threads():
+    job = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True)
+    assert (job.returncode, job.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("waits", [False, True])
