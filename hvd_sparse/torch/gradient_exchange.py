@@ -149,6 +149,8 @@ class GradientExchange:
         ]
         # The core writes to memory that is freed with this object, so it has to end first.
         weakref.finalize(self, exchange.close).atexit = False
+        # A parameter and its hook keep each other alive, where no collector sees it.
+        weakref.finalize(self, guards.remove, self._hooks).atexit = False
 
     @property
     def buckets(self) -> list[SparseBucket]:
@@ -213,14 +215,12 @@ class GradientExchange:
 
     def detach(self, reason: str) -> None:
         """Ends the exchange and takes no more gradients."""
-        for hook in self._hooks:
-            hook.remove()
+        guards.remove(self._hooks)
         self._exchange.fail(reason)
 
     def close(self) -> None:
         """Ends this rank's part, amid a step on all ranks, and takes no more gradients."""
-        for hook in self._hooks:
-            hook.remove()
+        guards.remove(self._hooks)
         if self._phase is _Phase.GATHERING:
             self.fail("Horovod was shut down, or a state restored, amid a step")
         self._exchange.close()

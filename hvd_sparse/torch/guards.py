@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import NoReturn, Protocol
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from hvd_sparse.errors import GradientInFlightError, UnsupportedError
 from hvd_sparse.torch.slots import Slot
@@ -28,6 +29,12 @@ def hook(receiver: weakref.ref[Receiver], slot: Slot) -> Callable[[torch.Tensor]
             alive.arrived(slot)
 
     return arrived
+
+
+def remove(hooks: Sequence[RemovableHandle]) -> None:
+    """Takes hooks off their parameters."""
+    for one in hooks:
+        one.remove()
 
 
 def refuse_gradient(slot: Slot) -> NoReturn:

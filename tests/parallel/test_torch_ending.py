@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 
 import horovod.torch as hvd
 import pytest
@@ -75,3 +77,14 @@ def test_a_rank_that_leaves_out_a_dense_step_is_not_waited_for_for_ever(monkeypa
     match = r"gave up waiting for Horovod's operation 'hvd_sparse\.\d+\.\w+' after 1 s"
     with pytest.raises(ExchangeFailedError, match=match):
         step_or_hear_of_it()
+
+
+def test_nothing_keeps_the_parameters_of_a_discarded_optimizer():
+    model = Toy()
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    model.backward(integer_gradients(model, 0))
+    optimizer.step()
+    left = [weakref.ref(param) for param in model.parameters()]
+    del model, optimizer
+    gc.collect()
+    assert [param() for param in left] == [None] * len(left)
