@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 import torch
 from horovod.common.exceptions import HorovodInternalError
 
+from hvd_sparse import log
 from hvd_sparse.buckets import Layer
 from hvd_sparse.errors import GradientInFlightError, HvdSparseError, NonFiniteGradientError
 from hvd_sparse.exchange.exchange import Exchange
-from hvd_sparse.places.step_clock import StepClock
+from hvd_sparse.places.step_clock import Reading, StepClock
 from hvd_sparse.planning import plan
 from hvd_sparse.ranks.world import World
 from hvd_sparse.state.saved_exchange import conditions_of
@@ -330,14 +331,29 @@ class GradientExchange:
                 raise
             for slot in self._slots:
                 slot.mark_not_finite()
+            applied = False
         else:
             self._dense.committed()
             for slot in self._slots:
                 slot.write_back()
-            quality = self._meter.measure(self.buckets)
-            if quality is not None:
-                self.stats = replace(self.stats, last=replace(last, quality=quality))
+            applied = True
         self._phase = _Phase.EXCHANGED
+        try:
+            self._go_on(reading, measures=applied)
+        except Exception as error:
+            # The step counts on all ranks. So it does here, and the next one tells of the error.
+            unexpected = not isinstance(error, HorovodInternalError)
+            cause = self._end(error)
+            log.logger.warning(
+                "after a step that counts: %s: %s", type(cause).__name__, cause, exc_info=unexpected
+            )
+
+    def _go_on(self, reading: Reading | None, *, measures: bool) -> None:
+        """What follows a step: it is measured, and the next ones may travel in another way."""
+        quality = self._meter.measure(self.buckets) if measures else None
+        if quality is not None:
+            assert self.stats.last is not None
+            self.stats = replace(self.stats, last=replace(self.stats.last, quality=quality))
         self._sparse.end_step()
         if self.tuner is not None:
             tuning = self.tuner.end_step(reading, steps=self.steps)

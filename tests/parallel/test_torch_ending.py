@@ -9,13 +9,19 @@ import weakref
 
 import horovod.torch as hvd
 import pytest
+import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from hvd_sparse.errors import ExchangeFailedError
 from hvd_sparse.exchange import core_handle
 from hvd_sparse.torch import LAGS, dense
 from hvd_sparse.torch.attachment import attachment_of
-from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
+from tests.parallel.torch_ranks import (
+    Toy,
+    assert_nothing_is_lost,
+    distribute,
+    integer_gradients,
+)
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
 
@@ -77,6 +83,28 @@ def test_a_rank_that_leaves_out_a_dense_step_is_not_waited_for_for_ever(monkeypa
     match = r"gave up waiting for Horovod's operation 'hvd_sparse\.\d+\.\w+' after 1 s"
     with pytest.raises(ExchangeFailedError, match=match):
         step_or_hear_of_it()
+
+
+def test_what_fails_after_a_step_that_counts_is_told_by_the_next_one(monkeypatch):
+    """All ranks have taken the step by then: whoever did not would lose what was delivered."""
+    model = Toy()
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    exchange = attachment_of(optimizer).exchange
+    gradients = integer_gradients(model, 0)
+
+    def fails():
+        raise RuntimeError("a bug of what follows")
+
+    if hvd.rank() == hvd.size() - 1:
+        monkeypatch.setattr(exchange._sparse, "end_step", fails)
+    model.backward(gradients)
+    optimizer.step()
+    assert_nothing_is_lost(model, 0, {}, optimizer, gradients)
+    assert all(torch.equal(p, -p.grad) for p in model.parameters())
+    with pytest.raises(ExchangeFailedError, match="a bug of what follows"):
+        while True:
+            model.backward(integer_gradients(model, 1))
+            optimizer.step()
 
 
 def test_nothing_keeps_the_parameters_of_a_discarded_optimizer():
