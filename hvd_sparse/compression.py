@@ -60,8 +60,8 @@ class Compression:
         replan_every: Steps after which layers and steps are timed and planned anew, if adaptive, at
             least 100. None: seldom enough to cost less than a hundredth of the time.
         rescale_residual: Whether the residual follows a change of the learning rate, as in LAGS's
-            paper. None: where the compression is LAGS and the optimizer is plain SGD without
-            clipping.
+            paper. None: where the compression is LAGS and the optimizer is SGD without momentum and
+            clipping. With momentum, a rate that jumps up again makes training diverge.
         loss_scale: The torch.amp.GradScaler that scales the loss, or what has its get_scale().
             Residuals then hold gradients without the scale, and in a step in which a gradient is
             not finite on one rank, all gradients are infinite on all of them, so that all skip the

@@ -29,11 +29,11 @@ def is_loss_scaling(optimizer: object) -> bool:
     return any("LossScaleOptimizer" in kind.__name__ for kind in type(optimizer).__mro__)
 
 
-def is_sgd_without_clipping(optimizer: Any) -> bool:
-    """Whether steps are learning rate times gradient, perhaps with momentum."""
-    clips = ("clipnorm", "clipvalue", "global_clipnorm")
-    return any(kind.__name__ == "SGD" for kind in type(optimizer).__mro__) and all(
-        getattr(optimizer, name, None) is None for name in clips
+def is_plain_sgd(optimizer: Any) -> bool:
+    """Whether steps are learning rate times gradient: without momentum or clipping."""
+    others = ("momentum", "clipnorm", "clipvalue", "global_clipnorm")
+    return any(kind.__name__ == "SGD" for kind in type(optimizer).__mro__) and not any(
+        getattr(optimizer, name, None) for name in others
     )
 
 

@@ -132,7 +132,7 @@ class Settings:
         wanted = self.compression.rescale_residual
         if wanted is None:
             by_default = self.compression.rescales_by_default
-            wanted = by_default and compat.is_sgd_without_clipping(optimizer)
+            wanted = by_default and compat.is_plain_sgd(optimizer)
         return replace(self, follows_rate=wanted)
 
     def needs_exchange(self, process_set: Any) -> bool:

@@ -27,7 +27,7 @@ class LearningRates:
     def __init__(self, optimizer: torch.optim.Optimizer, compression: Compression) -> None:
         self._optimizer = optimizer
         self._wanted = compression.rescale_residual
-        self._default = compression.rescales_by_default and isinstance(optimizer, torch.optim.SGD)
+        self._default = compression.rescales_by_default and _is_plain_sgd(optimizer)
         self._last: dict[str, float] = {}
 
     @property
@@ -38,6 +38,8 @@ class LearningRates:
     def clipping_seen(self) -> None:
         """Gradients are changed between exchange and step: by default, no longer rescale."""
         self._default = False
+        if not self.followed:
+            self._last.clear()  # of the backward pass before; nobody goes on from it
 
     def decays(self, slots: Sequence[Slot]) -> list[float]:
         """What to multiply each slot's residual by before this step's gradient is added."""
@@ -60,3 +62,14 @@ class LearningRates:
     def load(self, rates: dict[str, float]) -> None:
         """Takes up what `state` returned."""
         self._last = dict(rates)
+
+
+def _is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether steps are learning rate times gradient.
+
+    With momentum they are not: at a small rate it takes up entries that were multiplied for that
+    rate, and steps on with them when the rate is large again.
+    """
+    return isinstance(optimizer, torch.optim.SGD) and not any(
+        group.get("momentum", 0) for group in optimizer.param_groups
+    )

@@ -13,6 +13,10 @@ pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no re
 SPARSE = {"density": 0.001, "min_numel": 64}
 
 
+def with_momentum(groups, lr):
+    return torch.optim.SGD(groups, lr=lr, momentum=0.5)
+
+
 def optimizer_for(model, compression, kind=torch.optim.SGD):
     groups = [
         {"params": [model.first, model.bias]},
@@ -60,16 +64,19 @@ def test_the_residual_scales_with_old_rate_over_new_of_its_group(rates, ratio):
     ("compression", "kind", "clipped", "followed"),
     [
         (LAGS(adaptive=False, **SPARSE), torch.optim.SGD, False, True),
+        (LAGS(adaptive=False, **SPARSE), with_momentum, False, False),
         (LAGS(adaptive=False, **SPARSE), torch.optim.Adagrad, False, False),
         (LAGS(adaptive=False, **SPARSE), torch.optim.SGD, True, False),
         (GTopK(**SPARSE), torch.optim.SGD, False, False),
         (TopK(**SPARSE), torch.optim.SGD, False, False),
         (LAGS(adaptive=False, **SPARSE, rescale_residual=True), torch.optim.Adagrad, True, True),
-        (TopK(**SPARSE, rescale_residual=True), torch.optim.SGD, False, True),
+        (TopK(**SPARSE, rescale_residual=True), with_momentum, False, True),
         (LAGS(adaptive=False, **SPARSE, rescale_residual=False), torch.optim.SGD, False, False),
     ],
 )
-def test_the_default_is_for_lags_with_sgd_without_clipping(compression, kind, clipped, followed):
+def test_the_default_is_for_lags_with_plain_sgd_without_clipping(
+    compression, kind, clipped, followed
+):
     model = Toy()
     optimizer = optimizer_for(model, compression, kind)
     ratios = largest_change(model, optimizer, first_rate=[2.0], clipped=clipped)
@@ -91,6 +98,17 @@ def test_the_rate_of_a_residual_is_saved_with_it():
     after = residuals(optimizer)["first"]
     kept = after != 0
     assert torch.equal(after[kept], 2 * before["first"][kept])
+
+
+def test_a_rate_that_no_residual_follows_is_not_saved():
+    """Else the next process would begin from it: there, nobody has clipped yet."""
+    model = Toy()
+    optimizer = optimizer_for(model, LAGS(adaptive=False, **SPARSE))
+    model.backward(integer_gradients(model, hvd.rank()))
+    optimizer.synchronize()
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    assert optimizer.state_dict()["hvd_sparse"]["lrs"] == {}
 
 
 def test_in_units_of_the_rate_nothing_is_lost():

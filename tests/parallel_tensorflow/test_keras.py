@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import hvd_sparse.tensorflow.keras as hvd
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.tensorflow import LAGS, GTopK, TopK, prepare, residual_variables, stats
+from hvd_sparse.tensorflow import LAGS, GTopK, TopK, compat, prepare, residual_variables, stats
 from tests.cases import in_turn
 from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks
 
@@ -208,6 +208,14 @@ def test_a_callback_tells_what_steps_cost(tmp_path):
     assert b"hvd_sparse/density_reached" in events
     with pytest.raises(InvalidArgumentError, match="got str"):
         hvd.WatchCallback("runs")
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [({}, True), ({"momentum": 0.9}, False), ({"clipnorm": 1.0}, False)],
+)
+def test_by_default_the_residual_follows_the_rate_of_plain_sgd_alone(options, plain):
+    assert compat.is_plain_sgd(keras.optimizers.SGD(0.5, **options)) == plain
 
 
 @pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
