@@ -19,7 +19,8 @@ class LossScale:
     @property
     def skips(self) -> bool:
         """Whether somebody skips a step whose gradients are not finite."""
-        return self._scaler is not None
+        # A disabled scaler steps whatever the gradients are.
+        return self._scaler is not None and getattr(self._scaler, "is_enabled", lambda: True)()
 
     @property
     def value(self) -> float:

@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
 from hvd_sparse.torch import LAGS, GTopK, TopK
 from tests.parallel.torch_ranks import (
     Toy,
@@ -64,6 +64,19 @@ def test_nothing_is_lost_while_the_scale_grows(preset, verdict):
         scaled_step(model, optimizer, scaler, gradients)  # the gradients are unscaled by now
         assert_nothing_is_lost(model, step, before, optimizer, gradients)
     assert scaler.get_scale() > 1024
+
+
+@pytest.mark.parametrize("preset", ["lags", "gtopk"])
+def test_a_disabled_scaler_skips_nothing_so_a_bad_gradient_is_refused(preset):
+    model = Toy()
+    optimizer = distribute(model, PRESETS[preset](new_scaler(enabled=False)))
+    gradients = integer_gradients(model, 0)
+    if hvd.rank() == 0:
+        gradients["first"][0, 0] = math.nan
+    model.backward(gradients)
+    with pytest.raises(NonFiniteGradientError, match="rank 0"):
+        optimizer.synchronize()
+    assert all(not p.grad.any() for p in model.parameters())
 
 
 @several_ranks
