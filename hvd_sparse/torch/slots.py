@@ -65,7 +65,8 @@ class Slot:
             return "was set to None"
         if self.param.grad is not self._grad:
             return "was replaced"
-        if self._grad._version != self._version:
+        # Views of one flat tensor share its version: those that come later raise it.
+        if self._grad._version != self._version and not self._grad._is_view():
             return "was written to"
         return None
 

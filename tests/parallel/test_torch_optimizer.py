@@ -178,3 +178,19 @@ def test_a_parameter_that_no_rank_uses_does_not_stop_the_others():
         assert torch.equal(model.first.grad.double().flatten(), total(gradients["first"]))
         if hvd.size() > 1:
             assert not model.last.grad.any()
+
+
+def test_gradients_may_be_views_of_one_tensor():
+    model = Toy()
+    optimizer = distribute(model, EXACT)
+    flat = torch.zeros(sum(p.numel() for p in model.parameters()))
+    parts = flat.split([p.numel() for p in model.parameters()])
+    for p, part in zip(model.parameters(), parts, strict=True):
+        p.grad = part.view_as(p)
+    for step in range(2):
+        flat.zero_()
+        gradients = integer_gradients(model, step)
+        model.backward(gradients)
+        optimizer.step()
+        averages = torch.cat([total(gradient) for gradient in gradients.values()])
+        assert torch.equal(flat.double(), averages)
