@@ -41,17 +41,18 @@ class Messages:
 
     def broadcast_order(self, numbers: list[int]) -> Callable[[], list[int]]:
         """Sends the integers of the set's first rank to all, who give lists of the same length."""
-        result = self._broadcast(torch.tensor(numbers), "launch_order")
+        result = self._broadcast(torch.tensor(numbers, device="cpu"), "launch_order")
         return lambda: [int(number) for number in result()]
 
     def broadcast(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
         """Sends the numbers of the set's first rank to all, who give as many; bit for bit."""
-        result = self._broadcast(torch.tensor(numbers, dtype=torch.float64), "decision")
+        sent = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        result = self._broadcast(sent, "decision")
         return lambda: [float(number) for number in result()]
 
     def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
         """Sends every rank's numbers, of which all have as many, to all."""
-        row = torch.tensor([numbers], dtype=torch.float64)
+        row = torch.tensor([numbers], dtype=torch.float64, device="cpu")
         name = f"{self._prefix}.measured"
         handle = hvd_ops.allgather_async(row, name=name, process_set=self._process_set)
 
@@ -89,7 +90,7 @@ def timed_allreduce(
 
     def allreduce(nbytes: int) -> float:
         clock = place.clock
-        tensor = torch.zeros(nbytes // 4, device=place.device)
+        tensor = torch.zeros(nbytes // 4, dtype=torch.float32, device=place.device)
         made = clock.mark()
         clock.seconds(made, made)  # waits
         begin = clock.mark()

@@ -56,7 +56,7 @@ class SparseBucket:
         self.residual = _zeros(self.layout.numel, self._device)
         self._momentum = compression.momentum_correction
         self.velocity = _zeros(self.layout.numel, self._device) if self._momentum else None
-        self.states = torch.zeros(len(self.layout.segments), 4, dtype=torch.float32)
+        self.states = torch.zeros(len(self.layout.segments), 4, dtype=torch.float32, device="cpu")
         self.missing = len(self.slots)
         self.launched = False
         self.ks: list[int] = []
@@ -202,6 +202,6 @@ def _zeros(numel: int, device: torch.device) -> torch.Tensor:
     """A residual; every step reads and writes all of it, which is faster in huge pages."""
     if device.type != "cpu":
         return torch.zeros(numel, dtype=torch.float32, device=device)
-    memory = torch.empty(numel, dtype=torch.float32)
+    memory = torch.empty(numel, dtype=torch.float32, device=device)
     _core.prefer_huge_pages(buffer_of(memory))
     return memory.zero_()

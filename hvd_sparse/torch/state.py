@@ -38,9 +38,7 @@ def reset(exchange: GradientExchange | None, state_dict: dict[str, Any]) -> dict
     if _mismatch(exchange, common):
         return emptied
     # What joins on the rank that saved it joins here, be it zeros.
-    common["residuals"] = {
-        name: torch.zeros(theirs["layers"][name]) for name in theirs["residuals"]
-    }
+    common["residuals"] = {name: _nothing(theirs["layers"][name]) for name in theirs["residuals"]}
     return {**emptied, KEY: common}
 
 
@@ -132,8 +130,13 @@ def follow(exchange: GradientExchange, rank: int) -> None:
     # What joins on one rank joins on all, be it zeros.
     mine["waiting"] = set.intersection(*waiting)
     for name in set.union(*held) - mine["residuals"].keys():
-        mine["residuals"][name] = torch.zeros(mine["layers"][name])
+        mine["residuals"][name] = _nothing(mine["layers"][name])
     load(exchange, {**mine, **theirs})
+
+
+def _nothing(numel: int) -> torch.Tensor:
+    """A residual of a layer, of zeros; whatever type and device a script makes tensors of."""
+    return torch.zeros(numel, dtype=torch.float32, device="cpu")
 
 
 def layers_of(exchange: GradientExchange) -> dict[str, int]:
