@@ -32,7 +32,7 @@ from hvd_sparse.tensorflow.settings import Settings
 # Ids of the owner and of the variables, settings, and Horovod's number of the process set.
 _Key: TypeAlias = tuple[int, tuple[int, ...], str, ProcessSetKey]
 
-_renewals: dict[_Key, Renewal] = {}
+_renewals: dict[_Key, Renewal] = {}  # in the order in which they were last looked for
 _estates: dict[Estate, _Key] = {}
 _awaited: list[Renewal] = []  # those of which this rank was told, and has met no gradient
 _serial = 0
@@ -45,8 +45,12 @@ def live_exchanges() -> list[GradientExchange]:
 
 
 def find_exchange(target: Any) -> GradientExchange | None:
-    """The first exchange of an optimizer's gradients, or of these variables'; None if none yet."""
-    return next(iter(find_exchanges(target)), None)
+    """The exchange of an optimizer's gradients, or of these variables'; None if none yet.
+
+    Of several, that which was last looked for to exchange something.
+    """
+    found = find_exchanges(target)
+    return found[-1] if found else None
 
 
 def find_exchanges(target: Any) -> list[GradientExchange]:
@@ -55,7 +59,7 @@ def find_exchanges(target: Any) -> list[GradientExchange]:
     wanted = _ids(target) if variables else id(compat.stepping_of(target))
     return [
         one.exchange
-        for (owner, ids, *_), one in _renewals.items()
+        for (owner, ids, *_), one in list(_renewals.items())
         if wanted == (ids if variables else owner) and one.exchange and one.current
     ]
 
@@ -92,6 +96,8 @@ def exchange_of(
     )
     found = _renewals.get(key)
     current = None if found is None else found.current
+    if found is not None:
+        _renewals[key] = _renewals.pop(key)
     if current is None:
         with tf.init_scope():
             if found is None or not in_elastic_job():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from dataclasses import replace
 
 import horovod.tensorflow as hvd
@@ -143,3 +144,19 @@ def test_an_exchange_may_end_on_the_thread_of_its_own_driver(monkeypatch, own_ex
     variables = make_variables(SHAPES)
     step(variables, 0, replace(COMPRESSION, bucket_numel=1200))  # their order is learnt there
     wait_until(lambda: not own_exchanges(), lambda: None, "the end of the exchange")
+
+
+def test_of_several_exchanges_the_one_that_was_last_used_is_found():
+    head, backbone = make_variables({"head": SHAPES["head"], "backbone": SHAPES["backbone"]})
+    optimizer = hvd.DistributedOptimizer(
+        tf.keras.optimizers.SGD(0.5), compression=COMPRESSION, op=hvd.Sum
+    )
+    both = [head, backbone]
+    optimizer.build(both)
+    for trained in ([head], both, [head]):
+        for number in range(2):
+            optimizer.apply(integer_gradients(trained, number), trained)
+        numels = [math.prod(variable.shape) for variable in trained]
+        found = find_exchange(optimizer)
+        assert sorted(layer.numel for layer in found.layers) == sorted(numels)
+        assert found.steps >= 2
