@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -103,7 +103,8 @@ def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int],
             for nbytes, count in _ALLREDUCES.items()
         ]
     )
-    tables = zip(*world.allgather_object(times), strict=True)
+    gathered = world.allgather_object(times)
+    tables = zip(*gathered, strict=True)
     *swaps, (spread,), allreduces = [_largest(rows) for rows in tables]
     links = [fit_link(dict(zip(_SWAPS, row, strict=True))) for row in swaps]
     gap = None
@@ -116,9 +117,22 @@ def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int],
         local_size=local,
         links=tuple(zip(distances, links, strict=True)),
         dense=fit_link(dict(zip(_ALLREDUCES, allreduces, strict=True))),
-        local=links[0] if 1 < local < world.size else None,
+        local=_local_link([table[0] for table in gathered], local)
+        if 1 < local < world.size
+        else None,
         gap=gap,
     )
+
+
+def _local_link(nearest: Sequence[list[float]], local: int) -> Link:
+    """Of a node's ranks. Where their number is odd, some of the nearest pairs lie on two nodes.
+
+    Args:
+        nearest: By rank, the times of its swaps with the nearest one, whose number is rank ^ 1.
+        local: Ranks on a node, at least 2.
+    """
+    inside = [row for rank, row in enumerate(nearest) if rank // local == (rank ^ 1) // local]
+    return fit_link(dict(zip(_SWAPS, _largest(inside), strict=True)))
 
 
 def fit_gap(one: float, many: float, messages: int, on_the_wire: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hvd_sparse import _core
 from hvd_sparse.errors import UnavailableError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.place import OnCpu
+from hvd_sparse.planning.network import Link
 from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.torch.places import OnDevice
@@ -121,6 +123,27 @@ def test_every_distance_of_a_network_is_measured_alike_on_all_ranks(size, distan
     assert networks[0].dense.beta == pytest.approx(1e-9)
     assert networks[0].local is None
     assert (networks[0].gap is None) == (size == 2)  # which have no other rank to send to
+
+
+@pytest.mark.parametrize(("size", "local"), [(6, 3), (8, 4), (9, 3), (10, 5)])
+def test_the_link_inside_a_node_is_no_slower_for_an_odd_number_of_ranks_there(size, local):
+    inside, between = Link(alpha=1e-6, beta=1e-10), Link(alpha=1e-4, beta=1e-8)
+    together = _Together(size)
+
+    def one(rank):
+        def swap(partner, nbytes, repetitions):
+            link = inside if rank // local == partner // local else between
+            return [link.seconds(nbytes)] * repetitions
+
+        exchange = SimpleNamespace(swap=swap, spread_peers=1, local_size=local)
+        world = World(rank, size)
+        object.__setattr__(world, "allgather_object", lambda thing: together(rank, thing))
+        return measure_network(exchange, world, lambda nbytes: 1e-4 + 1e-9 * nbytes)
+
+    with ThreadPoolExecutor(size) as threads:
+        for network in threads.map(one, range(size)):
+            assert network.local.alpha == pytest.approx(inside.alpha)
+            assert network.local.beta == pytest.approx(inside.beta)
 
 
 def test_the_link_inside_a_node_is_that_of_its_nearest_ranks(monkeypatch):
