@@ -28,6 +28,8 @@ class Settled(records.Saved):
         sparse: Which of the two was faster.
         settled_steps: Steps from one comparison to the next.
         steps: Of these, those that are over.
+        floor: What no density of the plan falls below, in a warm-up that of the time when it was
+            made; None in older files: that of now.
     """
 
     KIND: ClassVar[str] = "hvd_sparse tuning"
@@ -42,6 +44,7 @@ class Settled(records.Saved):
     sparse: bool
     settled_steps: int
     steps: int
+    floor: float | None = None
 
     def __post_init__(self) -> None:
         records.check_finite(self)

@@ -175,6 +175,7 @@ class Tuner:
             sparse=found.sparse,
             settled_steps=found.settled_steps,
             steps=self._steps,
+            floor=self._floor,
         ).to_json()
 
     def load(self, state: str | None, *, steps: int) -> Tuning:
@@ -207,7 +208,7 @@ class Tuner:
             settled_steps=settled.settled_steps,
         )
         self._steps = settled.steps
-        self._floor = self._floor_after(steps)
+        self._floor = self._floor_after(steps) if settled.floor is None else settled.floor
         self._said = settled.sparse
         return self.tuning
 

@@ -66,11 +66,19 @@ def test_a_second_plan_is_for_the_warm_up_as_well(floors):
     assert floors == [0.25, 0.25]  # SPARSE promised less than 0.9
 
 
-def test_a_resumed_run_looks_again_when_the_first_would_have(floors):
-    compression = LAGS(density=0.01, warmup=Warmup(steps=60, densities=(0.25, 0.1)))
+# The second time, the warm-up goes on while the steps of its first stage are still compared.
+@pytest.mark.parametrize(
+    ("warmup", "cut", "again"),
+    [
+        (Warmup(steps=60, densities=(0.25, 0.1)), 80, [120]),
+        (Warmup(steps=10, densities=(0.25,)), COMPARED, [COMPARED + 1]),
+    ],
+)
+def test_a_resumed_run_looks_again_when_the_first_would_have(floors, warmup, cut, again):
+    compression = LAGS(density=0.01, warmup=warmup)
     first, second = tuners(compression=compression), tuners(compression=compression)
-    run(first, 80, SECONDS.__getitem__)
+    run(first, cut, SECONDS.__getitem__)
     for one in second:
-        one.load(first[0].state(), steps=80)
-    both = [run(ranks, 100, SECONDS.__getitem__, before=80) for ranks in (first, second)]
-    assert begun(both[0]) == begun(both[1]) == [120]
+        one.load(first[0].state(), steps=cut)
+    both = [run(ranks, 100, SECONDS.__getitem__, before=cut) for ranks in (first, second)]
+    assert begun(both[0]) == begun(both[1]) == again
