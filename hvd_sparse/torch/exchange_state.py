@@ -85,9 +85,9 @@ class ExchangeState:
         self._dense.velocities.load(self._some(velocities, velocities.keys() - sparse))
 
     def reset(self) -> None:
-        """Forgets it all, between two steps, perhaps on this rank alone."""
+        """Forgets residuals and velocities, between two steps, perhaps on this rank alone."""
         for bucket in self._sparse.buckets:
-            bucket.load({}, {}, {})
+            bucket.load({}, dict(bucket.memories()), {})
         self._dense.reset()
 
     def move_to(self, choices: Sequence[BucketChoice]) -> None:

@@ -33,7 +33,7 @@ def reset(exchange: GradientExchange | None, state_dict: dict[str, Any]) -> dict
     if exchange is None or KEY not in state_dict:
         return emptied
     theirs = state_dict[KEY]
-    own = {"residuals": {}, "velocities": {}, "states": {}, "rank": exchange.world.rank}
+    own = {"residuals": {}, "velocities": {}, "rank": exchange.world.rank}
     common = {**theirs, **own}
     if _mismatch(exchange, common):
         return emptied
@@ -110,28 +110,32 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
 def follow(exchange: GradientExchange, rank: int) -> None:
     """Goes on at the step, and by the plan, of one rank; residuals stay. Collective.
 
+    So do thresholds that were found with that plan; where there are none, the rank's are taken up,
+    which also count what was drawn at random.
+
     Args:
         exchange: Between two steps.
         rank: In the whole job; where it has no part in the exchange, the first one that has.
     """
     tuner, state = exchange.tuner, exchange.state
-    common = {"step": exchange.steps, "tuning": None if tuner is None else tuner.state()}
+    common = {
+        "step": exchange.steps,
+        "tuning": None if tuner is None else tuner.state(),
+        "states": dict(state.memories()),
+    }
     names = {name for name, _ in state.residuals()}
     own = (exchange.world.job_rank, common, set(state.waiting()), names)
     told = exchange.world.allgather_object(own)
     ranks, commons, waiting, held = zip(*told, strict=True)
     theirs = dict(zip(ranks, commons, strict=True)).get(rank, commons[0])
-    if tuner is None:
-        exchange.steps = theirs["step"]
-        return
     mine = save(exchange)
-    if theirs["tuning"] != mine["tuning"]:
-        mine["states"] = {}  # found at other densities
+    found = mine["states"] if theirs["tuning"] == mine["tuning"] else {}
+    thresholds = {name: part for name, part in found.items() if part.any()}
     # What joins on one rank joins on all, be it zeros.
     mine["waiting"] = set.intersection(*waiting)
     for name in set.union(*held) - mine["residuals"].keys():
         mine["residuals"][name] = _nothing(mine["layers"][name])
-    load(exchange, {**mine, **theirs})
+    load(exchange, {**mine, **theirs, "states": {**theirs["states"], **thresholds}})
 
 
 def _nothing(numel: int) -> torch.Tensor:

@@ -264,6 +264,31 @@ def test_a_warm_up_goes_on_where_rank_0_was(others):
     assert_same_on_all_ranks(model.parameters())
 
 
+@several_ranks
+@pytest.mark.parametrize("others", ["get it broadcast", "load it without residuals", "reset it"])
+def test_ranks_draw_the_same_entries_wherever_residuals_were_lost(others):
+    compression = TopK(density=0.01, min_numel=64, sparsifier="random_k")
+
+    def entries(model, optimizer, step):
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, step, low=1))
+        optimizer.step()
+        return [int(p.grad.count_nonzero()) for p in model.parameters()]
+
+    model = Toy()
+    optimizer = new_optimizer(model, "momentum", compression)
+    counts = [entries(model, optimizer, step) for step in range(3)]
+    if others == "reset it":
+        if hvd.rank() > 0:
+            optimizer.reset_residual()
+    else:
+        state = hvd.broadcast_object(optimizer.state_dict(), 0, name="state")
+        optimizer = new_optimizer(model, "momentum", compression)
+        take_over_from_rank_0(optimizer, state, others)
+    counts += [entries(model, optimizer, step) for step in range(3, 6)]
+    assert counts == counts[:1] * 6
+
+
 def test_the_stock_broadcast_is_as_it_was():
     model = Toy()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.5 + hvd.rank())
