@@ -43,7 +43,7 @@ class TcpCommunicator final : public LifelineCommunicator {
         rank_(rank),
         limits_(limits),
         streams_(addresses.size()),
-        rendezvous_(rank, std::move(addresses), std::move(listener)) {}
+        rendezvous_(rank, std::move(addresses), std::move(listener), this->lifeline() != nullptr) {}
 
   int Rank() const override { return rank_; }
   int Size() const override { return static_cast<int>(streams_.size()); }

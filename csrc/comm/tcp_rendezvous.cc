@@ -13,7 +13,8 @@ namespace hvd_sparse {
 namespace {
 
 constexpr double kSecondsBetweenAddresses = 1.0;
-constexpr double kStrangerSeconds = 10.0;  // a guest who says nothing for so long is dropped
+constexpr double kSecondsBetweenRounds = 0.5;  // of all addresses
+constexpr double kStrangerSeconds = 10.0;      // a guest who says nothing for so long is dropped
 constexpr std::size_t kHelloBytes = kTokenDigits + sizeof(int);
 
 /// What a rank says to the one that it has reached: that one's token, and who it is itself.
@@ -29,6 +30,12 @@ bool SendAtOnce(const Descriptor& socket, const std::string& bytes) {
   if (fd < 0) return false;
   const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   return sent == static_cast<ssize_t>(bytes.size());
+}
+
+/// Whether an error says that nobody can be reached over a link now.
+bool IsOfLink(int error) {
+  return error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN || error == EHOSTDOWN ||
+         error == ETIMEDOUT;
 }
 
 enum class Reading { kNotYet, kComplete, kBroken };
@@ -56,8 +63,12 @@ Reading ReadUpTo(std::size_t size, const Descriptor& socket, std::string* bytes)
 
 }  // namespace
 
-TcpRendezvous::TcpRendezvous(int rank, std::vector<ListenAddress> addresses, Listener listener)
-    : rank_(rank), addresses_(std::move(addresses)), listener_(std::move(listener)) {
+TcpRendezvous::TcpRendezvous(int rank, std::vector<ListenAddress> addresses, Listener listener,
+                             bool persists)
+    : rank_(rank),
+      addresses_(std::move(addresses)),
+      listener_(std::move(listener)),
+      persists_(persists) {
   for (const ListenAddress& address : addresses_) {
     Require(address.token.size() == kTokenDigits, "a token has ", kTokenDigits, " digits, got '",
             address.token, "'");
@@ -103,9 +114,9 @@ void TcpRendezvous::AddTo(std::vector<pollfd>* polled) const {
 bool TcpRendezvous::GoOn(int peer, Call* call, Arrival* arrival) {
   for (;;) {
     for (auto attempt = call->attempts.begin(); attempt != call->attempts.end();) {
-      const std::string problem = GoOn(peer, &*attempt);
-      if (!problem.empty()) {
-        call->problem = problem;
+      const Problem problem = GoOn(peer, &*attempt);
+      if (!problem.text.empty()) {
+        Note(problem, call);
         attempt = call->attempts.erase(attempt);
       } else if (attempt->answer.size() == kTokenDigits) {
         arrival->socket = std::move(attempt->socket);
@@ -114,43 +125,53 @@ bool TcpRendezvous::GoOn(int peer, Call* call, Arrival* arrival) {
         ++attempt;
       }
     }
-    const std::size_t addresses = addresses_[static_cast<std::size_t>(peer)].ips.size();
-    if (call->tried == addresses) break;
-    if (!call->attempts.empty() && Clock::now() < call->next_time) break;
+    if (call->tried == addresses_[static_cast<std::size_t>(peer)].ips.size()) {
+      if (!call->attempts.empty()) return false;
+      if (!persists_ || !call->link_is_down) break;
+      call->tried = 0;
+      call->link_is_down = false;
+      call->next_time = After(kSecondsBetweenRounds);
+    }
+    const bool failed = call->tried > 0 && call->attempts.empty();
+    if (!failed && Clock::now() < call->next_time) return false;
     TryNextAddress(peer, call);
   }
-  if (!call->attempts.empty()) return false;
   const ListenAddress& address = addresses_[static_cast<std::size_t>(peer)];
   arrival->problem = Concat("cannot connect to ", address.Place(), ": ", call->problem);
   return true;
 }
 
-/// What is wrong with an attempt, if anything is.
-std::string TcpRendezvous::GoOn(int peer, Attempt* attempt) {
+void TcpRendezvous::Note(const Problem& problem, Call* call) {
+  call->problem = problem.text;
+  call->link_is_down |= problem.of_link;
+}
+
+TcpRendezvous::Problem TcpRendezvous::GoOn(int peer, Attempt* attempt) {
+  const auto of = [](int error) { return Problem{std::strerror(error), IsOfLink(error)}; };
   if (!attempt->connected) {
     if (!WaitFor(attempt->socket.get(), POLLOUT, Clock::now())) return {};
-    if (const int error = ErrorOf(attempt->socket); error != 0) return std::strerror(error);
+    if (const int error = ErrorOf(attempt->socket); error != 0) return of(error);
     const std::string hello = Hello(addresses_[static_cast<std::size_t>(peer)].token, rank_);
-    if (!SendAtOnce(attempt->socket, hello)) return std::strerror(errno);
+    if (!SendAtOnce(attempt->socket, hello)) return of(errno);
     attempt->connected = true;
   }
   switch (ReadUpTo(kTokenDigits, attempt->socket, &attempt->answer)) {
     case Reading::kNotYet:
       return {};
     case Reading::kBroken:
-      return errno == 0 ? "the connection was refused" : std::strerror(errno);
+      return errno == 0 ? Problem{"the connection was refused"} : of(errno);
     case Reading::kComplete:
       break;
   }
   const std::string& own_token = addresses_[static_cast<std::size_t>(rank_)].token;
-  return attempt->answer == own_token ? "" : "somebody else listens there";
+  return {attempt->answer == own_token ? "" : "somebody else listens there"};
 }
 
 void TcpRendezvous::TryNextAddress(int peer, Call* call) {
   const ListenAddress& address = addresses_[static_cast<std::size_t>(peer)];
   Attempt attempt;
   attempt.socket = BeginConnecting(address.ips[call->tried], address.port);
-  if (!attempt.socket) call->problem = std::strerror(errno);
+  if (!attempt.socket) Note({std::strerror(errno), IsOfLink(errno)}, call);
   if (attempt.socket) call->attempts.push_back(std::move(attempt));
   ++call->tried;
   call->next_time = After(kSecondsBetweenAddresses);

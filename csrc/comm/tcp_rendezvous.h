@@ -8,6 +8,7 @@
 /// tries them one after the other without giving up those before: the higher one may be computing,
 /// and answers when it comes to wait for messages itself. It shows the token of the higher rank and
 /// is shown its own; whoever shows another one, a port scanner say, is dropped on either side.
+/// Where no address can be reached now, the link may come back: they are tried again.
 
 #ifndef HVD_SPARSE_COMM_TCP_RENDEZVOUS_H_
 #define HVD_SPARSE_COMM_TCP_RENDEZVOUS_H_
@@ -30,8 +31,9 @@ namespace hvd_sparse {
 /// Never waits. Used by one thread at a time.
 class TcpRendezvous {
  public:
-  /// `addresses` are those of all ranks, `listener` is where this one can be found.
-  TcpRendezvous(int rank, std::vector<ListenAddress> addresses, Listener listener);
+  /// `addresses` are those of all ranks, `listener` is where this one can be found. `persists`:
+  /// somebody else tells whether a rank that cannot be reached is gone.
+  TcpRendezvous(int rank, std::vector<ListenAddress> addresses, Listener listener, bool persists);
 
   /// A connection with this other rank is needed; once for each.
   void Want(int peer);
@@ -53,6 +55,11 @@ class TcpRendezvous {
   void AddTo(std::vector<pollfd>* polled) const;
 
  private:
+  /// What is wrong with an attempt; nothing while the text is empty.
+  struct Problem {
+    std::string text;
+    bool of_link = false;  // which may come back
+  };
   /// An attempt to reach a rank at one of its addresses.
   struct Attempt {
     Descriptor socket;
@@ -63,8 +70,9 @@ class TcpRendezvous {
   struct Call {
     std::list<Attempt> attempts;
     std::size_t tried = 0;        // addresses
-    Clock::time_point next_time;  // to try another one, though none has failed
+    Clock::time_point next_time;  // to try another one, though none has failed; or all again
     std::string problem;          // the last one
+    bool link_is_down = false;    // one of the problems of these addresses
   };
   /// Somebody who has connected, but not said who it is.
   struct Guest {
@@ -74,7 +82,8 @@ class TcpRendezvous {
   };
 
   bool GoOn(int peer, Call* call, Arrival* arrival);
-  std::string GoOn(int peer, Attempt* attempt);
+  Problem GoOn(int peer, Attempt* attempt);
+  static void Note(const Problem& problem, Call* call);
   void TryNextAddress(int peer, Call* call);
   void AcceptGuests(std::vector<Arrival>* arrivals);
   bool Welcome(Guest* guest, std::vector<Arrival>* arrivals);
@@ -82,6 +91,7 @@ class TcpRendezvous {
   const int rank_;
   const std::vector<ListenAddress> addresses_;
   const Listener listener_;
+  const bool persists_;
   std::map<int, Call> calls_;  // to higher ranks
   std::set<int> awaited_;      // lower ranks
   std::set<int> arrived_;      // lower ranks

@@ -45,7 +45,7 @@ void GreetRank(const Bytes& hello) {
   Listener listener = ListenAnywhere();
   const int port = listener.port;
   TcpRendezvous rendezvous(1, {{{kHost}, 1, TokenOf(0)}, {{kHost}, port, TokenOf(1)}},
-                           std::move(listener));
+                           std::move(listener), false);
   rendezvous.Want(0);
   Descriptor caller = Call(port);
   Say(caller, hello);
@@ -70,7 +70,7 @@ void GreetRank(const Bytes& hello) {
 void AnswerRank(const Bytes& answer) {
   const Listener own = ListenAnywhere();
   TcpRendezvous rendezvous(0, {{{kHost}, 1, TokenOf(0)}, {{kHost}, own.port, TokenOf(1)}},
-                           ListenAnywhere());
+                           ListenAnywhere(), false);
   rendezvous.Want(1);
   rendezvous.Advance();
   Descriptor callee = Answer(own);

@@ -1,0 +1,91 @@
+/// Ranks find each other, also where the link is down when they first look.
+
+#include "csrc/comm/tcp_rendezvous.h"
+
+#include <gtest/gtest.h>
+#include <net/if.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/csrc/rank_process.h"
+
+namespace hvd_sparse {
+namespace {
+
+/// A network of this process's own, without a link: nobody can be reached. Whether that may be.
+bool LeaveTheNetwork() {
+  return ::unshare(CLONE_NEWNET) == 0 || ::unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0;
+}
+
+void BringUpLoopback() {
+  const int socket = ::socket(AF_INET, SOCK_DGRAM, 0);
+  ifreq request{};
+  std::strncpy(request.ifr_name, "lo", IFNAMSIZ - 1);
+  request.ifr_flags = IFF_UP;
+  ::ioctl(socket, SIOCSIFFLAGS, &request);
+  ::close(socket);
+}
+
+/// Two ranks of this process that want to meet.
+struct TwoRanks {
+  explicit TwoRanks(bool persists) {
+    Listener listeners[] = {ListenAnywhere(), ListenAnywhere()};
+    std::vector<ListenAddress> addresses;
+    for (const Listener& listener : listeners) {
+      addresses.push_back({{"127.0.0.1"}, listener.port, NewToken()});
+    }
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks.push_back(
+          std::make_unique<TcpRendezvous>(rank, addresses, std::move(listeners[rank]), persists));
+      ranks.back()->Want(1 - rank);
+    }
+  }
+
+  /// Looks for so many seconds, or until nobody waits any more; says what has come of it.
+  std::string Look(double seconds) {
+    std::string news;
+    for (const auto deadline = After(seconds); Clock::now() < deadline;) {
+      for (const auto& rank : ranks) {
+        for (const TcpRendezvous::Arrival& arrival : rank->Advance()) {
+          news += arrival.socket ? "met " : arrival.problem;
+        }
+      }
+      if (!ranks[0]->waiting() && !ranks[1]->waiting()) break;
+      ::usleep(1000);
+    }
+    return news;
+  }
+
+  std::vector<std::unique_ptr<TcpRendezvous>> ranks;
+};
+
+TEST(TcpRendezvous, ALinkThatComesBackIsNoFaultForThoseWhoPersist) {
+  RankProcess process([](const Instructions& instructions) {
+    const bool alone = LeaveTheNetwork();
+    instructions.Answer(alone ? "alone" : "not permitted");
+    if (!alone) return 0;
+    TwoRanks persistent(true), plain(false);
+    instructions.Answer(persistent.Look(0.2));
+    instructions.Answer(plain.Look(0.2));
+    BringUpLoopback();
+    instructions.Answer(persistent.Look(20));
+    return 0;
+  });
+  if (process.Answer() != "alone") GTEST_SKIP() << "no network of its own is permitted here";
+  EXPECT_EQ(process.Answer(), "");
+  const std::string given_up = process.Answer();
+  EXPECT_EQ(given_up.find("cannot connect to 127.0.0.1, port "), 0u) << given_up;
+  EXPECT_NE(given_up.find("unreachable"), std::string::npos) << given_up;
+  EXPECT_EQ(process.Answer(), "met met ");
+}
+
+}  // namespace
+}  // namespace hvd_sparse
