@@ -3,6 +3,9 @@
 #ifndef HVD_SPARSE_BINDINGS_TENSORFLOW_DRIVERS_H_
 #define HVD_SPARSE_BINDINGS_TENSORFLOW_DRIVERS_H_
 
+#include <unistd.h>
+
+#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <map>
@@ -31,7 +34,35 @@ inline absl::Status Closed() {
 
 /// The drivers that Python has made known, by number, and what their steps work on.
 class Drivers {
+  struct Entry;
+
  public:
+  /// For an op that calls a driver: once found, the driver outlives this. Belongs to the stack of
+  /// one thread, and spans calls alone: whoever ends the driver waits for it, so it must not last
+  /// until something is done that is done only when the driver ends.
+  class Use {
+   public:
+    Use() = default;
+    ~Use() {
+      if (entry_ != nullptr) Get().Leave(entry_);
+    }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+    const HvdSparseDriver& operator*() const { return driver_; }
+    const HvdSparseDriver* operator->() const { return &driver_; }
+
+    /// Whether this thread is amid a call: it cannot wait until all are over.
+    static bool OnThisThread() { return on_this_thread_ > 0; }
+
+   private:
+    friend class Drivers;
+
+    HvdSparseDriver driver_{};
+    Entry* entry_ = nullptr;
+    inline static thread_local int on_this_thread_ = 0;
+  };
+
   static Drivers& Get() {
     static auto* const drivers = new Drivers;
     return *drivers;
@@ -39,8 +70,10 @@ class Drivers {
 
   void Add(std::int64_t number, const HvdSparseDriver& driver) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    drivers_[number].driver = driver;
-    drivers_[number].is_open = true;
+    Entry& entry = drivers_[number];
+    entry.driver = driver;
+    entry.is_open = true;
+    entry.process = ::getpid();
   }
 
   /// No op finds it any more. What its last step works on stays: the step may be under way.
@@ -50,19 +83,26 @@ class Drivers {
     if (found != drivers_.end()) found->second.is_open = false;
   }
 
-  /// Of one that is closed, whose steps have all ended.
-  void Remove(std::int64_t number) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    drivers_.erase(number);
+  /// Of one that is closed: until no op is amid a call of it. Not in a forked child, which has none
+  /// of the threads that were.
+  void AwaitUses(std::int64_t number) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    left_.wait(lock, [&] {
+      const auto found = drivers_.find(number);
+      return found == drivers_.end() || found->second.uses == 0 ||
+             found->second.process != ::getpid();
+    });
   }
 
-  absl::Status Find(std::int64_t number, HvdSparseDriver* driver) {
+  /// Of one that is closed, whose steps have all ended. Another one may have its number already.
+  void Remove(std::int64_t number) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = drivers_.find(number);
-    if (found == drivers_.end() || !found->second.is_open) return Closed();
-    *driver = found->second.driver;
-    return absl::OkStatus();
+    if (found == drivers_.end() || found->second.is_open || found->second.uses > 0) return;
+    drivers_.erase(found);
   }
+
+  absl::Status Find(std::int64_t number, Use* use) noexcept;
 
   /// Keeps what the next step works on alive, in place of what the one before did.
   void Keep(std::int64_t number, StepMemory memory) {
@@ -82,10 +122,19 @@ class Drivers {
   struct Entry {
     HvdSparseDriver driver{};
     bool is_open = false;
+    pid_t process = 0;  // whose threads call it
+    int uses = 0;       // by ops, at this moment
     StepMemory memory;
   };
 
+  void Leave(Entry* entry) {
+    --Use::on_this_thread_;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (--entry->uses == 0) left_.notify_all();
+  }
+
   std::mutex mutex_;
+  std::condition_variable left_;
   std::map<std::int64_t, Entry> drivers_;
 };
 
@@ -132,6 +181,25 @@ absl::Status Guarded(const Call& call) noexcept {
   } catch (...) {
     return StatusOfCaught();
   }
+}
+
+inline absl::Status Drivers::Find(std::int64_t number, Use* use) noexcept {
+  return Guarded([&] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = drivers_.find(number);
+    if (found == drivers_.end() || !found->second.is_open) return Closed();
+    use->driver_ = found->second.driver;
+    use->entry_ = &found->second;
+    ++found->second.uses;
+    ++Use::on_this_thread_;
+    return absl::OkStatus();
+  });
+}
+
+/// Amid a step: ends the exchange on all ranks. One that is closed is cancelled by who closes it.
+inline void Cancel(std::int64_t number, const char* reason) noexcept {
+  Drivers::Use driver;
+  if (Drivers::Get().Find(number, &driver).ok()) driver->cancel(driver->driver, reason);
 }
 
 /// Ends the exchange on all ranks with what a status says.

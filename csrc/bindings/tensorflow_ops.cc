@@ -50,10 +50,10 @@ class BeginOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext* context) override {
-    HvdSparseDriver driver{};
-    OP_REQUIRES_OK(context, Guarded([&] { return Drivers::Get().Find(number_, &driver); }));
-    const absl::Status status = Guarded([&] { return Begin(context, driver); });
-    if (!status.ok()) Fail(driver, status);
+    Drivers::Use driver;
+    OP_REQUIRES_OK(context, Drivers::Get().Find(number_, &driver));
+    const absl::Status status = Guarded([&] { return Begin(context, *driver); });
+    if (!status.ok()) Fail(*driver, status);
     OP_REQUIRES_OK(context, status);
   }
 
@@ -109,27 +109,26 @@ class ExchangeOp : public tf::AsyncOpKernel {
   }
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
-    HvdSparseDriver driver{};
-    OP_REQUIRES_OK_ASYNC(context, Guarded([&] { return Drivers::Get().Find(number_, &driver); }),
-                         done);
+    Drivers::Use driver;
+    OP_REQUIRES_OK_ASYNC(context, Drivers::Get().Find(number_, &driver), done);
     std::unique_ptr<Flight> flight;
     std::vector<HvdSparseBuffer> gradients;
     const absl::Status ready = Guarded([&] {
       flight = std::make_unique<Flight>();
       flight->context = context;
       const absl::Status status = Prepare(context, flight.get(), &gradients);
-      return status.ok() ? Register(driver, flight.get()) : status;
+      return status.ok() ? Register(flight.get()) : status;
     });
     if (!ready.ok()) {
-      Fail(driver, ready);
+      Fail(*driver, ready);
       context->SetStatus(ready);
       return done();
     }
     flight->done = std::move(done);
     Flight* const flying = flight.release();
     const std::int32_t passes =
-        driver.launch(driver.driver, piece_, flying->origin, gradients.data(),
-                      static_cast<std::int32_t>(gradients.size()), &ExchangeOp::Land, flying);
+        driver->launch(driver->driver, piece_, flying->origin, gradients.data(),
+                       static_cast<std::int32_t>(gradients.size()), &ExchangeOp::Land, flying);
     if (passes == 0) return;  // and perhaps it has landed already
     flying->passes->scalar<bool>()() = true;
     Land(flying, HVD_SPARSE_DONE, "");
@@ -168,13 +167,13 @@ class ExchangeOp : public tf::AsyncOpKernel {
     return status;
   }
 
-  /// The last thing before the launch: a callback that stayed behind would outlive its driver.
-  static absl::Status Register(const HvdSparseDriver& driver, Flight* flight) {
+  /// The last thing before the launch: a callback that stayed behind would outlive its flight.
+  absl::Status Register(Flight* flight) const {
     tf::CancellationManager* const manager = flight->context->cancellation_manager();
     if (manager == nullptr) return absl::OkStatus();
     flight->token = manager->get_cancellation_token();
     flight->registered = manager->RegisterCallback(
-        flight->token, [driver] { driver.cancel(driver.driver, kOtherFailed); });
+        flight->token, [number = number_] { Cancel(number, kOtherFailed); });
     return flight->registered ? absl::OkStatus() : absl::CancelledError(kOtherFailed);  // too late
   }
 
@@ -204,10 +203,10 @@ class SummedOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext* context) override {
-    HvdSparseDriver driver{};
-    OP_REQUIRES_OK(context, Guarded([&] { return Drivers::Get().Find(number_, &driver); }));
-    const absl::Status status = Guarded([&] { return Tell(context, driver); });
-    if (!status.ok()) Fail(driver, status);
+    Drivers::Use driver;
+    OP_REQUIRES_OK(context, Drivers::Get().Find(number_, &driver));
+    const absl::Status status = Guarded([&] { return Tell(context, *driver); });
+    if (!status.ok()) Fail(*driver, status);
     OP_REQUIRES_OK(context, status);
   }
 
@@ -239,21 +238,20 @@ class EndOp : public tf::AsyncOpKernel {
   }
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
-    HvdSparseDriver driver{};
-    OP_REQUIRES_OK_ASYNC(context, Guarded([&] { return Drivers::Get().Find(number_, &driver); }),
-                         done);
+    Drivers::Use driver;
+    OP_REQUIRES_OK_ASYNC(context, Drivers::Get().Find(number_, &driver), done);
     std::unique_ptr<Flight> flight;
     const absl::Status ready = Guarded([&] {
       flight = std::make_unique<Flight>();
       return absl::OkStatus();
     });
     if (!ready.ok()) {
-      Fail(driver, ready);
+      Fail(*driver, ready);
       context->SetStatus(ready);
       return done();
     }
-    *flight = {context, std::move(done), driver, number_};
-    driver.end(driver.driver, &EndOp::Land, flight.release());
+    *flight = {context, std::move(done), *driver, number_};
+    driver->end(driver->driver, &EndOp::Land, flight.release());
   }
 
  private:
@@ -267,7 +265,7 @@ class EndOp : public tf::AsyncOpKernel {
   static void Land(void* landed, std::int32_t kind, const char* message) {
     const std::unique_ptr<Flight> flight(static_cast<Flight*>(landed));
     tf::OpKernelContext* const context = flight->context;
-    bool is_open = false;  // else its driver may be gone
+    bool is_open = false;  // else there is no step to fail
     const absl::Status status = Guarded([&] {
       const StepMemory memory = Drivers::Get().Take(flight->number);
       is_open = memory.states.dims() == 2;
@@ -384,6 +382,14 @@ __attribute__((visibility("default"))) void hvd_sparse_add_driver(std::int64_t n
 
 __attribute__((visibility("default"))) void hvd_sparse_close_driver(std::int64_t number) {
   hvd_sparse::Drivers::Get().Close(number);
+}
+
+__attribute__((visibility("default"))) void hvd_sparse_await_ops(std::int64_t number) {
+  hvd_sparse::Drivers::Get().AwaitUses(number);
+}
+
+__attribute__((visibility("default"))) std::int32_t hvd_sparse_amid_op() {
+  return hvd_sparse::Drivers::Use::OnThisThread() ? 1 : 0;
 }
 
 __attribute__((visibility("default"))) void hvd_sparse_remove_driver(std::int64_t number) {

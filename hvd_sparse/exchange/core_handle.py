@@ -55,6 +55,11 @@ class CoreHandle:
         """Whether this rank's part was closed."""
         return self._core is None
 
+    @property
+    def inherited(self) -> bool:
+        """Whether this process was forked by the one whose exchange it is."""
+        return os.getpid() != self._process
+
     def check(self) -> None:
         """Raises ExchangeFailedError if the exchange has ended; cheap enough for waiting loops."""
         with self._telling():
@@ -80,12 +85,12 @@ class CoreHandle:
 
     def fail(self, reason: str) -> None:
         """Ends the exchange on all ranks: every wait, here and there, raises with `reason`."""
-        if self._core is not None and not self._inherited:
+        if self._core is not None and not self.inherited:
             self._core.fail(reason)
 
     def close(self) -> None:
         """Ends this rank's part; ranks that still wait for it are told that it left."""
-        if self._inherited:
+        if self.inherited:
             return
         if self._core is not None:
             try:
@@ -93,10 +98,6 @@ class CoreHandle:
             except HvdSparseError as error:
                 _note_loss(error)  # of which only an op has heard, or nobody
         self._core = None  # warns of a death of which nobody has heard
-
-    @property
-    def _inherited(self) -> bool:
-        return os.getpid() != self._process
 
     @property
     def _open(self) -> _core.Exchange:

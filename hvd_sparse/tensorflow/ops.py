@@ -98,11 +98,15 @@ class Driver:
         self._elsewhere(self._close)
 
     def _elsewhere(self, call: Callable[..., None], *args: Any) -> None:
-        """Calls it on a thread that can wait for the driver's.
+        """Calls it on a thread that can wait for the driver's, and for ops amid a call.
 
-        Python's collector may let go of a model on that very thread, while a step ends.
+        Python's collector may let go of a model on that very thread, while a step ends; or, where
+        TensorFlow goes on within a call of an op, on the thread of that.
         """
-        if self._driver is not None and self._driver.on_its_thread:
+        if self._exchange.inherited:
+            return
+        driver = self._driver
+        if driver is not None and (driver.on_its_thread or _symbols().hvd_sparse_amid_op()):
             threading.Thread(target=call, args=args, name="hvd_sparse end").start()
         else:
             call(*args)
@@ -117,6 +121,8 @@ class Driver:
             number = ctypes.c_int64(self.number)
             _symbols().hvd_sparse_close_driver(number)
             driver.cancel(reason)
+            _symbols().hvd_sparse_await_ops(number)
+            driver.cancel(reason)  # pieces of ops that had found it before
             self._steps = driver.steps
             driver.close()
             _symbols().hvd_sparse_remove_driver(number)  # nobody writes to its memory any more

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import threading
+import time
 from types import SimpleNamespace
 
+import pytest
+import tensorflow as tf
+
+from hvd_sparse import _core
+from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.sparsifiers import TopK
 from hvd_sparse.tensorflow import ops
+
+NUMEL, PIECES = 100_000, 4
 
 
 def test_memory_of_a_step_is_freed_when_its_driver_has_ended(monkeypatch):
@@ -15,16 +26,102 @@ def test_memory_of_a_step_is_freed_when_its_driver_has_ended(monkeypatch):
 
     symbols = SimpleNamespace(
         hvd_sparse_add_driver=noting("add"),
+        hvd_sparse_amid_op=lambda: 0,
         hvd_sparse_close_driver=noting("hide from ops"),
+        hvd_sparse_await_ops=noting("wait for ops"),
         hvd_sparse_remove_driver=noting("free memory"),
     )
     monkeypatch.setattr(ops, "_symbols", lambda: symbols)
     core = SimpleNamespace(
         table=0, steps=3, on_its_thread=False, cancel=noting("cancel"), close=noting("end")
     )
-    exchange = SimpleNamespace(drive=lambda *_: core, close=noting("close"))
+    exchange = SimpleNamespace(drive=lambda *_: core, close=noting("close"), inherited=False)
     driver = ops.Driver(exchange, [], [])
+    exchange.inherited = True  # as in a forked child, whose it is not
+    driver.close()
+    assert calls == ["add"]
+    exchange.inherited = False
     driver.close()
     driver.close()
-    assert calls == ["add", "hide from ops", "cancel", "end", "free memory", "close", "close"]
+    hidden = ["hide from ops", "cancel", "wait for ops", "cancel"]
+    assert calls == ["add", *hidden, "end", "free memory", "close", "close"]
     assert driver.steps == 3
+
+
+@pytest.mark.parametrize("ends_on", ["the thread of the op", "the thread of the driver"])
+def test_a_driver_that_is_closed_amid_steps_outlives_the_calls_of_their_ops(ends_on):
+    number = ops.next_number()
+    step = make_step(number)
+    gradient = tf.random.normal([NUMEL])
+    step_ended = None if ends_on == "the thread of the op" else lambda *_: None
+    draw = random.Random(0)
+    told = []
+
+    def train():
+        try:
+            while True:
+                step(gradient)
+        except tf.errors.OpError as error:
+            told.append(error)
+
+    driver = make_driver(number, step_ended)
+    step(gradient)
+    begin = time.perf_counter()
+    step(gradient)
+    seconds = time.perf_counter() - begin
+    driver.close()
+    rounds = 0
+    while time.perf_counter() - begin < 3:
+        driver = make_driver(number, step_ended)
+        thread = threading.Thread(target=train)
+        thread.start()
+        time.sleep(draw.random() * 3 * seconds)
+        driver.close()
+        thread.join()
+        rounds += 1
+    assert len(told) == rounds
+    closed = (tf.errors.AbortedError, tf.errors.FailedPreconditionError)
+    assert all(isinstance(error, closed) for error in told), told
+
+
+def make_driver(number, step_ended):
+    exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
+    buckets = [
+        exchange.add_bucket(
+            f"bucket.{piece}",
+            numels=[NUMEL],
+            segments=[NUMEL],
+            capacity_ks=[1000],
+            sparsifier=TopK(),
+            collective="gtopk",
+        )
+        for piece in range(PIECES)
+    ]
+    driven = [
+        _core.DrivenBucket(one, scale=1.0, output_scale=1.0, ks=[(0, [1000])], pieces=1)
+        for one in buckets
+    ]
+    rules = _core.StepRules()
+    return ops.Driver(
+        exchange, [(NUMEL, 1)] * PIECES, driven, number, rules=rules, step_ended=step_ended
+    )
+
+
+def make_step(number):
+    residual = tf.Variable(tf.zeros([NUMEL * PIECES]))
+    states = tf.Variable(tf.zeros([PIECES, 4]))
+    where = {"driver": number, "device": ops.CPU}
+
+    @tf.function(autograph=False)
+    def step(gradient):
+        begun = ops.begin(residual, states, **where)
+        averages = []
+        for piece in range(PIECES):
+            (average,), _ = ops.exchange([gradient + piece], begun.token, piece=piece, **where)
+            averages.append(average)
+        with tf.control_dependencies(averages):
+            end = ops.end(residual, states, **where)
+        with tf.control_dependencies([end]):
+            return tf.add_n([tf.reduce_sum(one) for one in averages])
+
+    return step
