@@ -153,11 +153,14 @@ class TcpCommunicator final : public LifelineCommunicator {
                        [](const TcpStream* stream) { return stream->done(); });
   }
 
-  /// The peers that are still waited for.
+  /// The peers that are still waited for, and why those that cannot be reached cannot.
   std::string Peers() const {
     std::string peers;
     for (const TcpStream* stream : active_) {
-      if (!stream->done()) peers += Concat(peers.empty() ? "" : ", ", stream->peer());
+      if (stream->done()) continue;
+      peers += Concat(peers.empty() ? "" : ", ", stream->peer());
+      const std::string obstacle = rendezvous_.Obstacle(stream->peer());
+      if (!obstacle.empty()) peers += Concat(" (", obstacle, ")");
     }
     return peers;
   }

@@ -83,6 +83,21 @@ void TcpRendezvous::Want(int peer) {
   }
 }
 
+std::string TcpRendezvous::Obstacle(int peer) const {
+  const auto call = calls_.find(peer);
+  if (call == calls_.end() || call->second.problem.empty()) return {};
+  // One that was reached at another address may be busy, which is no obstacle.
+  for (const Attempt& attempt : call->second.attempts) {
+    if (attempt.connected) return {};
+  }
+  return CannotConnect(peer, call->second);
+}
+
+std::string TcpRendezvous::CannotConnect(int peer, const Call& call) const {
+  const ListenAddress& address = addresses_[static_cast<std::size_t>(peer)];
+  return Concat("cannot connect to ", address.Place(), ": ", call.problem);
+}
+
 std::vector<TcpRendezvous::Arrival> TcpRendezvous::Advance() {
   std::vector<Arrival> arrivals;
   for (auto call = calls_.begin(); call != calls_.end();) {
@@ -136,8 +151,7 @@ bool TcpRendezvous::GoOn(int peer, Call* call, Arrival* arrival) {
     if (!failed && Clock::now() < call->next_time) return false;
     TryNextAddress(peer, call);
   }
-  const ListenAddress& address = addresses_[static_cast<std::size_t>(peer)];
-  arrival->problem = Concat("cannot connect to ", address.Place(), ": ", call->problem);
+  arrival->problem = CannotConnect(peer, *call);
   return true;
 }
 

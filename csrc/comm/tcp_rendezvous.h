@@ -41,6 +41,9 @@ class TcpRendezvous {
   /// Whether a connection is needed that has not come about.
   bool waiting() const { return !calls_.empty() || !awaited_.empty(); }
 
+  /// Why there is no connection with this peer yet, if it could not be reached; else empty.
+  std::string Obstacle(int peer) const;
+
   struct Arrival {
     int peer;
     Descriptor socket;
@@ -81,6 +84,7 @@ class TcpRendezvous {
     std::string hello;  // as much as has come
   };
 
+  std::string CannotConnect(int peer, const Call& call) const;
   bool GoOn(int peer, Call* call, Arrival* arrival);
   Problem GoOn(int peer, Attempt* attempt);
   static void Note(const Problem& problem, Call* call);

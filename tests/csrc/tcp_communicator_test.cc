@@ -216,16 +216,19 @@ TEST(Tcp, StrangersAreDroppedWithoutDisturbing) {
   for (auto& thread : threads) thread.join();
 }
 
-/// Rank 0 of two, whose peer is told to be found at these addresses.
-Error ConnectingTo(const std::vector<std::string>& ips) {
+/// Rank 0 of two, whose peer is told to be found at these addresses; where `watched`, both have
+/// lifelines.
+Error ConnectingTo(const std::vector<std::string>& ips, bool watched = false) {
   std::vector<TcpPort> ports(2);
   auto peer = ListenAddress::Parse(ports[1].Address());
   peer.ips = ips;
   const std::vector<std::string> addresses{ports[0].Address(), peer.Text()};
+  auto lifelines = TcpRanks::Lifelines(watched ? 2 : 0);
+  lifelines.resize(2);
   const auto one = [&](int rank) {
     WaitLimits limits;
     limits.fail_seconds = 2;
-    const auto comm = MakeTcpCommunicator({rank, addresses, limits}, &ports[rank], nullptr);
+    const auto comm = MakeTcpCommunicator({rank, addresses, limits}, &ports[rank], lifelines[rank]);
     ExchangeAll(*comm, 0, {1000});
   };
   std::thread other([&] { Thrown([&] { one(1); }); });
@@ -247,6 +250,16 @@ TEST(Tcp, APeerThatCannotBeReachedIsNamedWithItsAddresses) {
                    "port "))
       << error.what();
   EXPECT_TRUE(Says(error, ": Invalid argument) in ")) << error.what();
+}
+
+TEST(Tcp, WhileTheLifelineSaysThatAPeerLivesItsLinkMayComeBack) {
+  const std::string nowhere = "224.0.0.1";  // of a group: no rank is ever reached there
+  EXPECT_EQ(ConnectingTo({nowhere}).kind(), ErrorKind::kPeerLost);
+  const Error error = ConnectingTo({nowhere}, true);
+  EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
+  EXPECT_TRUE(Says(error, "rank 0 gave up waiting for rank 1 (cannot connect to 224.0.0.1, port "))
+      << error.what();
+  EXPECT_TRUE(Says(error, ": Network is unreachable) after 2 s")) << error.what();
 }
 
 TEST(Tcp, HorovodsInterfaceIsOffered) {

@@ -44,7 +44,7 @@ class TcpRanks {
     for (auto& thread : threads) thread.join();
   }
 
- private:
+  /// Of so many ranks, connected.
   static std::vector<std::shared_ptr<Lifeline>> Lifelines(int size) {
     std::vector<std::shared_ptr<Lifeline>> lifelines;
     for (int rank = 0; rank < size; ++rank) {
@@ -62,6 +62,7 @@ class TcpRanks {
     return lifelines;
   }
 
+ private:
   std::vector<std::unique_ptr<Communicator>> ranks_;
 };
 
