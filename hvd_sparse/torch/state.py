@@ -110,8 +110,8 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
 def follow(exchange: GradientExchange, rank: int) -> None:
     """Goes on at the step, and by the plan, of one rank; residuals stay. Collective.
 
-    So do thresholds that were found with that plan; where there are none, the rank's are taken up,
-    which also count what was drawn at random.
+    So do thresholds that were found with that plan until that step; where there are none, the
+    rank's are taken up, which also count what was drawn at random.
 
     Args:
         exchange: Between two steps.
@@ -129,7 +129,9 @@ def follow(exchange: GradientExchange, rank: int) -> None:
     ranks, commons, waiting, held = zip(*told, strict=True)
     theirs = dict(zip(ranks, commons, strict=True)).get(rank, commons[0])
     mine = save(exchange)
-    found = mine["states"] if theirs["tuning"] == mine["tuning"] else {}
+    # Another step is another count of draws: of a rank that went back alone, say.
+    alike = all(theirs[key] == mine[key] for key in ("step", "tuning"))
+    found = mine["states"] if alike else {}
     thresholds = {name: part for name, part in found.items() if part.any()}
     # What joins on one rank joins on all, be it zeros.
     mine["waiting"] = set.intersection(*waiting)
