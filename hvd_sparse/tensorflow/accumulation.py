@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.tensorflow import compat
+from hvd_sparse.tensorflow import compat, step_data
 
 _all: weakref.WeakSet[Accumulation] = weakref.WeakSet()
 
@@ -89,13 +89,15 @@ class Accumulation:
             raise UnsupportedError(
                 "with backward_passes_per_step all passes must be over the same variables"
             )
-        added = [
-            one.assign_add(tf.convert_to_tensor(gradient))
-            for one, gradient in zip(self._sums, gradients, strict=True)
-            if gradient is not None
-        ]
-        with tf.control_dependencies(added):
-            due = self._count.assign_add(1) % self._passes == 0
+        # What runs in the branch sees no data of this graph.
+        with tf.control_dependencies(step_data.awaited(gradients)):
+            added = [
+                one.assign_add(tf.convert_to_tensor(gradient))
+                for one, gradient in zip(self._sums, gradients, strict=True)
+                if gradient is not None
+            ]
+            with tf.control_dependencies(added):
+                due = self._count.assign_add(1) % self._passes == 0
 
         def apply_sums() -> tf.Tensor:
             share = 1 / self._passes if self._averages else 1

@@ -20,7 +20,7 @@ from hvd_sparse.planning import plan
 from hvd_sparse.ranks.world import World, may_have_peers
 from hvd_sparse.state.saved_exchange import conditions_of
 from hvd_sparse.stats.step_stats import StepStats
-from hvd_sparse.tensorflow import compat, devices, ops
+from hvd_sparse.tensorflow import compat, devices, ops, step_data
 from hvd_sparse.tensorflow.dense import DenseReducer
 from hvd_sparse.tensorflow.exchange_state import ExchangeState
 from hvd_sparse.tensorflow.graph_state import GraphState
@@ -282,10 +282,11 @@ class GradientExchange:
             for place, both in enumerate(zip(gradients, variables, strict=True))
         ]
         follows = rate is not None and self._driver is not None
-        with tf.device(ops.CPU):  # where a step begins
-            decay = self._state.rate.decay(rate) if follows else tf.ones(())
-        if not tf.executing_eagerly():
-            return self._reduce(whole, decay)
+        with tf.control_dependencies(step_data.awaited(gradients)):
+            with tf.device(ops.CPU):  # where a step begins
+                decay = self._state.rate.decay(rate, whole) if follows else tf.ones(())
+            if not tf.executing_eagerly():
+                return self._reduce(whole, decay)
         # Pieces are done together; one op after the other would wait for ever.
         try:
             return list(self._eager(whole, decay))

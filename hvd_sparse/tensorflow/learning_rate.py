@@ -5,6 +5,7 @@ See hvd_sparse/torch/learning_rates.py; here an optimizer has one rate.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,11 +21,20 @@ class LearningRate:
     def __init__(self, last: tf.Variable) -> None:
         self.last = last
 
-    def decay(self, rate: Any) -> tf.Tensor:
-        """What to multiply the residual by before gradients of this rate are added to it."""
+    def decay(self, rate: Any, gradients: Sequence[Any]) -> tf.Tensor:
+        """What to multiply the residual by before gradients of this rate are added to it.
+
+        The rate is noted once all gradients are there, and travel. A step that fails before that
+        leaves the residual as it is; one that is refused for what they hold has multiplied it.
+
+        Args:
+            rate: A scalar.
+            gradients: Tensors or IndexedSlices.
+        """
         rate = tf.cast(rate, tf.float32)
         last = tf.identity(self.last)
         counts = rate > 0
-        self.last.assign(tf.where(counts, rate, last))
+        with tf.control_dependencies(tf.nest.flatten(list(gradients), expand_composites=True)):
+            self.last.assign(tf.where(counts, rate, last))
         changed = tf.logical_and(counts, last > 0)
         return tf.where(changed, last / tf.where(counts, rate, 1.0), 1.0)
