@@ -83,6 +83,13 @@ def scaling_around(optimizer: Any, scaling: Any) -> Any:
     return type(scaling).from_config({**scaling.get_config(), "inner_optimizer": optimizer})
 
 
+def call_as_graph(function: Any, *args: Any) -> Any:
+    """Calls a tf.function, as a graph even after `tf.config.run_functions_eagerly(True)`."""
+    if tf.config.functions_run_eagerly() and tf.executing_eagerly():
+        function = function.get_concrete_function(*args)
+    return function(*args)
+
+
 def name_of(variable: Any) -> str:
     """The variable's name; with its layer's, where Keras tells."""
     return str(getattr(variable, "path", variable.name))

@@ -289,7 +289,7 @@ class GradientExchange:
                 return self._reduce(whole, decay)
         # Pieces are done together; one op after the other would wait for ever.
         try:
-            return list(self._eager(whole, decay))
+            return list(compat.call_as_graph(self._eager, whole, decay))
         except tf.errors.OpError as error:
             if not isinstance(error, tf.errors.UnknownError):  # of Horovod's operations
                 with suppress(HvdSparseError):

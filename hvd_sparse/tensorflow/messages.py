@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.step_clock import Clock
+from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.ops import CPU
 from hvd_sparse.waiting import wait_until
 
@@ -140,7 +141,8 @@ class _Rows:
 
         def send() -> NDArray[Any]:
             with tf.device(CPU):  # a GPU would come to it behind all that it was given before
-                return np.asarray(self._allgather(tf.constant([numbers], tf.float64)).numpy())
+                row = tf.constant([numbers], tf.float64)
+                return np.asarray(compat.call_as_graph(self._allgather, row).numpy())
 
         sent = _InBackground(send, self._exchange, self._name)
         return lambda: [[float(number) for number in row] for row in sent.result()]
@@ -151,7 +153,7 @@ class _Sum:
 
     def __init__(self, name: str, process_set: Any) -> None:
         self.name = name
-        self.of = tf.function(
+        self._allreduce = tf.function(
             functools.partial(
                 hvd.allreduce,
                 op=hvd.Sum,
@@ -162,3 +164,7 @@ class _Sum:
             input_signature=[tf.TensorSpec((None,), tf.float32)],
             autograph=False,
         )
+
+    def of(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The sum of all ranks' tensors, which are of one length."""
+        return compat.call_as_graph(self._allreduce, tensor)

@@ -159,6 +159,18 @@ def test_functions_that_are_traced_again_share_residuals(device, own_exchanges):
     assert len(traces) == 2
 
 
+@pytest.mark.parametrize("compression", [TopK(**SMALL), LAGS(min_numel=64)], ids=["topk", "lags"])
+def test_functions_that_are_told_to_run_eagerly_exchange(compression):
+    variables = make_variables()
+    step = tf.function(step_of(variables, compression))
+    tf.config.run_functions_eagerly(True)
+    try:
+        for number in range(6):
+            assert_same_on_all_ranks(step(integer_gradients(variables, number)))
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
 @alone
 def test_a_missing_gradient_counts_as_zero():
     variables = make_variables()
