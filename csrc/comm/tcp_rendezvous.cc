@@ -14,6 +14,7 @@ namespace {
 
 constexpr double kSecondsBetweenAddresses = 1.0;
 constexpr double kSecondsBetweenRounds = 0.5;  // of all addresses
+constexpr double kRoundsSeconds = 60.0;        // a firewall may say for ever that a link is down
 constexpr double kStrangerSeconds = 10.0;      // a guest who says nothing for so long is dropped
 constexpr std::size_t kHelloBytes = kTokenDigits + sizeof(int);
 
@@ -143,6 +144,8 @@ bool TcpRendezvous::GoOn(int peer, Call* call, Arrival* arrival) {
     if (call->tried == addresses_[static_cast<std::size_t>(peer)].ips.size()) {
       if (!call->attempts.empty()) return false;
       if (!persists_ || !call->link_is_down) break;
+      if (!call->give_up) call->give_up = After(kRoundsSeconds);
+      if (Clock::now() >= *call->give_up) break;
       call->tried = 0;
       call->link_is_down = false;
       call->next_time = After(kSecondsBetweenRounds);

@@ -8,7 +8,7 @@
 /// tries them one after the other without giving up those before: the higher one may be computing,
 /// and answers when it comes to wait for messages itself. It shows the token of the higher rank and
 /// is shown its own; whoever shows another one, a port scanner say, is dropped on either side.
-/// Where no address can be reached now, the link may come back: they are tried again.
+/// Where no address can be reached now, the link may come back: they are tried again, for a minute.
 
 #ifndef HVD_SPARSE_COMM_TCP_RENDEZVOUS_H_
 #define HVD_SPARSE_COMM_TCP_RENDEZVOUS_H_
@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <list>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -76,6 +77,7 @@ class TcpRendezvous {
     Clock::time_point next_time;  // to try another one, though none has failed; or all again
     std::string problem;          // the last one
     bool link_is_down = false;    // one of the problems of these addresses
+    std::optional<Clock::time_point> give_up;  // set once all have been tried
   };
   /// Somebody who has connected, but not said who it is.
   struct Guest {
