@@ -66,6 +66,7 @@ def test_nothing_is_lost_while_the_scale_grows(preset, verdict):
     assert scaler.get_scale() > 1024
 
 
+@several_ranks
 @pytest.mark.parametrize("preset", ["lags", "gtopk"])
 def test_a_disabled_scaler_skips_nothing_so_a_bad_gradient_is_refused(preset):
     model = Toy()
