@@ -90,13 +90,12 @@ class CoreHandle:
 
     def close(self) -> None:
         """Ends this rank's part; ranks that still wait for it are told that it left."""
-        if self.inherited:
+        if self._core is None or self.inherited:
             return
-        if self._core is not None:
-            try:
-                self._core.check_at_end()
-            except HvdSparseError as error:
-                _note_loss(error)  # of which only an op has heard, or nobody
+        try:
+            self._core.check_at_end()
+        except HvdSparseError as error:
+            _note_loss(error)  # of which only an op has heard, or nobody
         self._core = None  # warns of a death of which nobody has heard
 
     @property

@@ -105,6 +105,12 @@ class Tuning:
         return self.plan.buckets if self.sparse and self.plan else ()
 
 
+# Of a Tuning, what a checkpoint takes along as it is.
+_SETTLED = (
+    "machine", "profile", "plan", "dense_seconds", "sparse_seconds", "sparse", "settled_steps",
+)  # fmt: skip
+
+
 class Tuner:
     """Decides how the gradients of the next step travel.
 
@@ -167,15 +173,9 @@ class Tuner:
             return None
         return Settled(
             network=found.network,
-            machine=found.machine,
-            profile=found.profile,
-            plan=found.plan,
-            dense_seconds=found.dense_seconds,
-            sparse_seconds=found.sparse_seconds,
-            sparse=found.sparse,
-            settled_steps=found.settled_steps,
             steps=self._steps,
             floor=self._floor,
+            **{name: getattr(found, name) for name in _SETTLED},
         ).to_json()
 
     def load(self, state: str | None, *, steps: int) -> Tuning:
@@ -197,16 +197,7 @@ class Tuner:
         settled = Settled.from_json(state)
         settled.check(self._layers, size=self.tuning.network.size)
         self.restart(settled.network)
-        self._enter(
-            Stage.SETTLED,
-            machine=settled.machine,
-            profile=settled.profile,
-            plan=settled.plan,
-            dense_seconds=settled.dense_seconds,
-            sparse_seconds=settled.sparse_seconds,
-            sparse=settled.sparse,
-            settled_steps=settled.settled_steps,
-        )
+        self._enter(Stage.SETTLED, **{name: getattr(settled, name) for name in _SETTLED})
         self._steps = settled.steps
         self._floor = self._floor_after(steps) if settled.floor is None else settled.floor
         self._said = settled.sparse
