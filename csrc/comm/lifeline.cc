@@ -131,10 +131,7 @@ Lifeline::Impl::~Impl() {
 
 std::string Lifeline::Impl::Listen() {
   Require(rank_ == 0, "only rank 0 listens, not rank ", rank_);
-  if (!listener_.socket) {
-    listener_ = ListenAnywhere();
-    address_ = {LocalAddresses(), listener_.port, NewToken()};
-  }
+  if (!listener_.socket) address_ = hvd_sparse::Listen(&listener_);
   return address_.Text();
 }
 
@@ -143,8 +140,7 @@ void Lifeline::Impl::Connect(const std::string& address, double seconds) {
   if (size_ == 1) return;
   if (rank_ == 0) {
     Require(static_cast<bool>(listener_.socket), "Connect on rank 0 comes after Listen");
-    const Listener listener = std::move(listener_);  // closed on return, whatever happens
-    peers_ = AwaitPeers(listener, address_, size_, name_, seconds);
+    peers_ = AwaitPeers(std::move(listener_), address_, size_, name_, seconds);
   } else {
     peers_ = JoinPeers(ListenAddress::Parse(address), rank_, size_, name_, seconds);
   }

@@ -46,15 +46,16 @@ class Lifeline {
   Lifeline(const Lifeline&) = delete;
   Lifeline& operator=(const Lifeline&) = delete;
 
-  /// On rank 0: opens the listening socket; returns the address to hand to the other ranks: all
-  /// IPv4 addresses of this host, the port and a random token.
+  /// On rank 0: opens the listening socket; returns the address to hand to the other ranks, as
+  /// ListenAddress::Text has it.
   std::string Listen();
 
   /// On rank 0 (address empty): waits until all others have connected. On the others: connects to
   /// rank 0 at `address`, as Listen() returned it there. Then starts the watching thread.
   ///
   /// Throws PeerLost naming the missing ranks, or the addresses tried, after `seconds`; on all
-  /// ranks if one of them is missing.
+  /// ranks if one of them is missing. A rank that dies once it has connected, or rank 0 whenever it
+  /// dies, is named within seconds.
   void Connect(const std::string& address, double seconds);
 
   /// Ends the exchange on every rank with `reason`, as a failure of the kind KindOnOthers(kind). A

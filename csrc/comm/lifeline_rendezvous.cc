@@ -7,24 +7,19 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
-#include <list>
 #include <sstream>
 #include <utility>
 #include <vector>
 
 #include "csrc/base/error.h"
+#include "csrc/comm/admission.h"
+#include "csrc/comm/handshake.h"
 
 namespace hvd_sparse {
 namespace {
 
-constexpr double kStrangerSeconds = 10.0;  // a guest who says nothing for so long is dropped
-
-/// Connected, but not yet introduced.
-struct Guest {
-  LifelineConnection connection;
-  Clock::time_point patience = After(kStrangerSeconds);
-};
+// Rank 0 looks so often for guests that have run out of time.
+constexpr double kLookSeconds = 0.1;
 
 /// "host h, pid n" of this process.
 std::string Who() {
@@ -33,140 +28,166 @@ std::string Who() {
   return Concat("host ", host, ", pid ", ::getpid());
 }
 
-std::string HelloText(const std::string& token, int size) {
-  return Concat(token, ' ', size, ' ', Who());
+/// "rank 2 of 4 (host h, pid n)".
+std::string NameOf(int rank, int size, const std::string& who) {
+  return Concat("rank ", rank, " of ", size, who.empty() ? "" : Concat(" (", who, ")"));
 }
 
-/// What a guest says of itself, if it belongs here; else an empty string.
-std::string Introduction(const Record& hello, const std::string& token, int size) {
-  const std::string expected = Concat(token, ' ', size, ' ');
-  const bool belongs = hello.kind == RecordKind::kHello && hello.rank > 0 && hello.rank < size &&
-                       hello.text.compare(0, expected.size(), expected) == 0;
-  return belongs ? hello.text.substr(expected.size()) : "";
-}
+/// The ranks that have come to rank 0, until all are there.
+class Gathering {
+ public:
+  Gathering(Listener listener, const std::string& key, int size)
+      : size_(size), admission_(std::move(listener), key, 0, 1, size) {}
 
-/// "ranks 2, 3 of 4": those who are not in `present`.
-std::string Missing(const LifelinePeers& present, int size) {
-  constexpr int kNamed = 16;
-  std::ostringstream text;
-  int missing = 0;
-  for (int rank = 1; rank < size; ++rank) {
-    if (present.count(rank) != 0) continue;
-    if (++missing <= kNamed) text << (missing > 1 ? ", " : "") << rank;
+  bool complete() const {
+    const auto is_known = [](const auto& peer) { return !peer.second.who.empty(); };
+    return std::count_if(peers_.begin(), peers_.end(), is_known) == size_ - 1;
   }
-  if (missing > kNamed) text << " and " << missing - kNamed << " more";
-  return Concat(missing > 1 ? "ranks " : "rank ", text.str(), " of ", size);
-}
 
-void AwaitEvents(const Listener& listener, const std::list<Guest>& guests,
-                 const LifelinePeers& peers, Clock::time_point deadline) {
-  std::vector<pollfd> polled{{listener.socket.get(), POLLIN, 0}};
-  for (const Guest& guest : guests) {
-    polled.push_back({guest.connection.fd(), guest.connection.events(), 0});
-    deadline = std::min(deadline, guest.patience);
-  }
-  for (const auto& [rank, peer] : peers) {
-    polled.push_back({peer.connection.fd(), peer.connection.events(), 0});
-  }
-  ::poll(polled.data(), polled.size(), PollTimeout(deadline));
-}
+  /// Waits for something to happen, and goes on with it. Returns the rank that has died, else -1.
+  int Advance(Clock::time_point deadline) {
+    std::vector<pollfd> polled;
+    for (const auto& [rank, peer] : peers_) {
+      polled.push_back({peer.connection.fd(), peer.connection.events(), 0});
+    }
+    admission_.AddTo(true, &polled);
+    ::poll(polled.data(), polled.size(), PollTimeout(std::min(deadline, After(kLookSeconds))));
 
-/// Moves the guests who have introduced themselves to `peers`, drops strangers, keeps the others.
-void Welcome(std::list<Guest>* guests, LifelinePeers* peers, const std::string& token, int size) {
-  for (auto guest = guests->begin(); guest != guests->end();) {
-    LifelineConnection& connection = guest->connection;
-    connection.Receive();
-    if (const auto record = connection.Next()) {
-      const std::string who = Introduction(*record, token, size);
-      if (!who.empty()) {
-        connection.Post({RecordKind::kWelcome, 0, Who()});
-        // A rank that comes twice has given its first connection up.
-        peers->insert_or_assign(record->rank, LifelinePeer{std::move(connection), who});
+    for (Admission::Admitted& admitted : admission_.Advance(true)) {
+      BreakWhenStuck(admitted.socket);
+      peers_.emplace(admitted.rank,
+                     LifelinePeer{LifelineConnection(std::move(admitted.socket)), ""});
+    }
+    for (auto& [rank, peer] : peers_) {
+      peer.connection.Flush();
+      peer.connection.Receive();
+      while (const auto record = peer.connection.Next()) {
+        if (record->kind != RecordKind::kHello || !peer.who.empty()) return rank;
+        peer.who = record->text;
+        peer.connection.Post({RecordKind::kWelcome, 0, Who()});
       }
-    } else if (connection.broken() == 0 && Clock::now() < guest->patience) {
-      ++guest;
+      if (peer.connection.broken() != 0) return rank;
+    }
+    return -1;
+  }
+
+  std::string Name(int rank) const { return NameOf(rank, size_, peers_.at(rank).who); }
+
+  /// "ranks 2, 3 of 4": those who have not come.
+  std::string Missing() const {
+    constexpr int kNamed = 16;
+    std::ostringstream text;
+    int missing = 0;
+    for (int rank = 1; rank < size_; ++rank) {
+      const auto peer = peers_.find(rank);
+      if (peer != peers_.end() && !peer->second.who.empty()) continue;
+      if (++missing <= kNamed) text << (missing > 1 ? ", " : "") << rank;
+    }
+    if (missing > kNamed) text << " and " << missing - kNamed << " more";
+    return Concat(missing > 1 ? "ranks " : "rank ", text.str(), " of ", size_);
+  }
+
+  /// Ends this on all ranks that have come.
+  [[noreturn]] void Fail(const std::string& reason) {
+    for (auto& [rank, peer] : peers_) peer.connection.Post({RecordKind::kFail, 0, reason});
+    Throw(ErrorKind::kPeerLost, reason);
+  }
+
+  LifelinePeers Start() {
+    for (auto& [rank, peer] : peers_) peer.connection.Post({RecordKind::kStart});
+    return std::move(peers_);
+  }
+
+ private:
+  const int size_;
+  Admission admission_;
+  LifelinePeers peers_;
+};
+
+/// Goes through the handshake with rank 0: until `patience` to find it, until `deadline` to be
+/// admitted.
+HandshakeStatus Complete(CallerHandshake* handshake, Clock::time_point patience,
+                         Clock::time_point deadline) {
+  for (;;) {
+    const HandshakeStatus status = handshake->Advance();
+    if (status != HandshakeStatus::kUnderWay) return status;
+    const auto limit = handshake->found() ? deadline : std::min(patience, deadline);
+    if (!WaitFor(handshake->fd(), handshake->events(), limit)) return status;
+  }
+}
+
+/// Introduces this rank to rank 0, which has admitted it, and waits for all the others.
+LifelinePeers AwaitStart(Descriptor socket, int rank, int size, const std::string& name,
+                         Clock::time_point deadline) {
+  BreakWhenStuck(socket);
+  LifelineConnection connection(std::move(socket));
+  connection.Post({RecordKind::kHello, rank, Who()});
+  std::string who;
+  for (;;) {
+    // Rank 0 knows who is missing: let it be the first to lose patience.
+    const auto record = connection.WaitForNext(deadline + std::chrono::seconds(1));
+    if (record && record->kind == RecordKind::kWelcome) {
+      who = record->text;
       continue;
     }
-    guest = guests->erase(guest);
+    if (record && record->kind == RecordKind::kStart) break;
+    if (record && record->kind == RecordKind::kFail) Throw(ErrorKind::kPeerLost, record->text);
+    Throw(ErrorKind::kPeerLost, NameOf(0, size, who), " has gone while the ranks connected to it ",
+          "for exchange '", name, "'");
   }
-}
-
-/// Forgets those who have gone again, or try again.
-void DropGone(LifelinePeers* peers) {
-  for (auto peer = peers->begin(); peer != peers->end();) {
-    LifelineConnection& connection = peer->second.connection;
-    connection.Flush();
-    connection.Receive();
-    peer = connection.broken() != 0 ? peers->erase(peer) : std::next(peer);
-  }
+  LifelinePeers peers;
+  peers.emplace(0, LifelinePeer{std::move(connection), who});
+  return peers;
 }
 
 }  // namespace
 
-LifelinePeers AwaitPeers(const Listener& listener, const ListenAddress& address, int size,
+LifelinePeers AwaitPeers(Listener listener, const ListenAddress& address, int size,
                          const std::string& name, double seconds) {
   const auto deadline = After(seconds);
-  LifelinePeers peers;
-  std::list<Guest> guests;
-  while (static_cast<int>(peers.size()) < size - 1) {
+  Gathering gathering(std::move(listener), address.key, size);
+  while (!gathering.complete()) {
     if (Clock::now() >= deadline) {
-      const std::string reason =
-          Concat(Missing(peers, size), " did not connect to rank 0 (", address.Place(), ") within ",
-                 seconds, " s for exchange '", name, "'");
-      for (auto& [rank, peer] : peers) peer.connection.Post({RecordKind::kFail, 0, reason});
-      Throw(ErrorKind::kPeerLost, reason);
+      gathering.Fail(Concat(gathering.Missing(), " did not connect to rank 0 (", address.Place(),
+                            ") within ", seconds, " s for exchange '", name, "'"));
     }
-    AwaitEvents(listener, guests, peers, deadline);
-    while (Descriptor socket = Accept(listener.socket)) {
-      BreakWhenStuck(socket);
-      guests.push_back({LifelineConnection(std::move(socket))});
+    if (const int dead = gathering.Advance(deadline); dead >= 0) {
+      gathering.Fail(Concat(gathering.Name(dead), " has died while the ranks connected for ",
+                            "exchange '", name, "'"));
     }
-    Welcome(&guests, &peers, address.token, size);
-    DropGone(&peers);
   }
-  for (auto& [rank, peer] : peers) peer.connection.Post({RecordKind::kStart});
-  return peers;
+  return gathering.Start();
 }
 
 LifelinePeers JoinPeers(const ListenAddress& address, int rank, int size, const std::string& name,
                         double seconds) {
   const auto deadline = After(seconds);
-  std::string problem = "no time";
+  const std::vector<std::string> ips = address.Reachable();
+  std::string problem = "it offers loopback addresses alone, on another host";
+  bool is_refused = ips.empty();  // by every address: rank 0 listened before it told them
   // An address may lead nowhere, or to somebody else's port: little patience at first.
-  for (double patience = 1.0; Clock::now() < deadline; patience *= 2) {
-    for (const std::string& ip : address.ips) {
-      const auto limit = std::min(deadline, After(patience));
-      Descriptor socket = ConnectTo(ip, address.port, limit);
-      if (!socket) {
-        problem = std::strerror(errno);
-        continue;
+  for (double patience = 1.0; Clock::now() < deadline && !is_refused; patience *= 2) {
+    is_refused = true;
+    for (const std::string& ip : ips) {
+      CallerHandshake handshake(BeginConnecting(ip, address.port), address.key, rank, 0);
+      switch (Complete(&handshake, After(patience), deadline)) {
+        case HandshakeStatus::kDone:
+          return AwaitStart(handshake.Take(), rank, size, name, deadline);
+        case HandshakeStatus::kUnderWay:
+          problem = handshake.connected() ? "connected, but rank 0 did not answer"
+                                          : "Connection timed out";
+          break;
+        case HandshakeStatus::kFailed:
+          problem = handshake.problem();
+          break;
       }
-      BreakWhenStuck(socket);
-      LifelineConnection connection(std::move(socket));
-      connection.Post({RecordKind::kHello, rank, HelloText(address.token, size)});
-      const auto welcome = connection.WaitForNext(limit);
-      if (!welcome || welcome->kind != RecordKind::kWelcome) {
-        problem = "connected, but rank 0 did not answer";
-        continue;
-      }
-
-      // Rank 0 knows who is missing: let it be the first to lose patience.
-      const auto start = connection.WaitForNext(deadline + std::chrono::seconds(1));
-      if (!start || start->kind != RecordKind::kStart) {
-        Throw(ErrorKind::kPeerLost,
-              start && start->kind == RecordKind::kFail
-                  ? start->text
-                  : Concat("rank 0 of ", size, " (", welcome->text,
-                           ") has gone while the ranks connected to it for exchange '", name, "'"));
-      }
-      LifelinePeers peers;
-      peers.emplace(0, LifelinePeer{std::move(connection), welcome->text});
-      return peers;
+      is_refused &= handshake.error() == ECONNREFUSED;
     }
-    ::poll(nullptr, 0, std::min(50, PollTimeout(deadline)));
+    if (!is_refused) ::poll(nullptr, 0, std::min(50, PollTimeout(deadline)));
   }
   Throw(ErrorKind::kPeerLost, "rank ", rank, " of ", size, " could not connect to rank 0 (",
-        address.Place(), ") within ", seconds, " s for exchange '", name, "': ", problem);
+        address.Place(), ") ", is_refused ? "" : Concat("within ", seconds, " s "),
+        "for exchange '", name, "': ", problem);
 }
 
 }  // namespace hvd_sparse

@@ -1,8 +1,8 @@
 /// How the connections of a lifeline come about.
 ///
-/// Rank 0 listens; the others try its addresses in turn and introduce themselves with the token
-/// that came with the address. Whoever knows no token, a port scanner say, is dropped. Nobody
-/// starts before all have come, so a rank that stays away is reported by all the others.
+/// Rank 0 listens; the others try its addresses in turn. Both ends prove that they are ranks of
+/// this exchange (handshake.h). Nobody starts before all have come, so a rank that stays away, or
+/// dies meanwhile, is reported by all the others.
 
 #ifndef HVD_SPARSE_COMM_LIFELINE_RENDEZVOUS_H_
 #define HVD_SPARSE_COMM_LIFELINE_RENDEZVOUS_H_
@@ -30,13 +30,14 @@ using LifelinePeers = std::map<int, LifelinePeer>;
 
 /// On rank 0: waits for ranks 1 to size - 1.
 ///
-/// Throws PeerLost naming the missing ranks after `seconds`, on the ranks that did come as well.
-LifelinePeers AwaitPeers(const Listener& listener, const ListenAddress& address, int size,
+/// Throws PeerLost naming the missing ranks after `seconds`, or at once a rank that has come and
+/// died; on the ranks that did come as well.
+LifelinePeers AwaitPeers(Listener listener, const ListenAddress& address, int size,
                          const std::string& name, double seconds);
 
 /// On the others: connects to rank 0 and waits for all to have done so.
 ///
-/// Throws PeerLost naming the addresses tried after `seconds`.
+/// Throws PeerLost naming the addresses tried after `seconds`, or at once if rank 0 has died.
 LifelinePeers JoinPeers(const ListenAddress& address, int rank, int size, const std::string& name,
                         double seconds);
 

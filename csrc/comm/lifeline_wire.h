@@ -18,8 +18,8 @@
 namespace hvd_sparse {
 
 enum class RecordKind : unsigned char {
-  kHello = 1,    ///< to rank 0, first: who is calling (text: token, size, who)
-  kWelcome = 2,  ///< from rank 0: you have reached the right one (text: who)
+  kHello = 1,    ///< to rank 0, first (text: who is calling)
+  kWelcome = 2,  ///< from rank 0, in answer (text: who)
   kStart = 3,    ///< from rank 0: all ranks have connected
   kGoodbye = 4,  ///< the sender leaves after `steps`
   kFail = 5,     ///< rank `rank` ends the exchange after `steps` (error: as what; text: reason)

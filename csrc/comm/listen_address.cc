@@ -1,11 +1,43 @@
 #include "csrc/comm/listen_address.h"
 
-#include <random>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
 #include <sstream>
 
 #include "csrc/base/error.h"
 
 namespace hvd_sparse {
+namespace {
+
+constexpr char kHexDigits[] = "0123456789abcdef";
+
+bool IsKey(const std::string& text) {
+  return text.size() == kKeyDigits && text.find_first_not_of(kHexDigits) == std::string::npos;
+}
+
+bool IsLoopback(const std::string& ip) { return ip.compare(0, 4, "127.") == 0; }
+
+/// Equal for two processes only if they share a loopback network: one boot of one kernel, and one
+/// network namespace. Where the kernel does not tell, the name of the host stands for it.
+std::string LoopbackNetwork() {
+  std::string boot;
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  if (!std::getline(file, boot)) {
+    char host[256] = "";
+    ::gethostname(host, sizeof(host) - 1);
+    boot = host;
+  }
+  char name[64] = "";
+  const ssize_t length = ::readlink("/proc/self/ns/net", name, sizeof(name));
+  return Concat(boot, ' ', std::string(name, length < 0 ? 0 : static_cast<std::size_t>(length)));
+}
+
+}  // namespace
 
 ListenAddress ListenAddress::Parse(const std::string& text) {
   ListenAddress address;
@@ -13,20 +45,21 @@ ListenAddress ListenAddress::Parse(const std::string& text) {
   std::string ips, ip, port;
   std::getline(parts, ips, ';');
   std::getline(parts, port, ';');
-  std::getline(parts, address.token);
+  std::getline(parts, address.key, ';');
+  std::getline(parts, address.loopback);
   for (std::istringstream list(ips); std::getline(list, ip, ',');) address.ips.push_back(ip);
   const bool is_number = !port.empty() && port.size() <= 5 &&
                          port.find_first_not_of("0123456789") == std::string::npos;
   if (is_number) address.port = std::stoi(port);
-  const bool valid = !address.ips.empty() && !address.token.empty() && address.port > 0;
-  Require(valid && address.port < 65536, "nobody listens at '", text, "'");
+  const bool valid = !address.ips.empty() && IsKey(address.key) && address.port > 0;
+  Require(valid && address.port < 65536, "nobody listens at '", ips, ';', port, "'");
   return address;
 }
 
 std::string ListenAddress::Text() const {
   std::string text;
   for (const std::string& ip : ips) text += (text.empty() ? "" : ",") + ip;
-  return Concat(text, ';', port, ';', token);
+  return Concat(text, ';', port, ';', key, ';', loopback);
 }
 
 std::string ListenAddress::Place() const {
@@ -35,11 +68,53 @@ std::string ListenAddress::Place() const {
   return Concat(text, "port ", port);
 }
 
-std::string NewToken() {
-  std::random_device random;
-  std::string token;
-  while (token.size() < kTokenDigits) token += "0123456789abcdef"[random() % 16];
-  return token;
+std::vector<std::string> ListenAddress::Reachable() const {
+  const bool shares_loopback = loopback == LoopbackNetwork();
+  std::vector<std::string> reachable;
+  for (const std::string& ip : ips) {
+    if (shares_loopback || !IsLoopback(ip)) reachable.push_back(ip);
+  }
+  return reachable;
+}
+
+std::string RandomBytes(std::size_t count) {
+  std::string bytes(count, '\0');
+  for (std::size_t got = 0; got < count;) {
+    const ssize_t more = ::getrandom(&bytes[got], count - got, 0);
+    if (more < 0 && errno != EINTR) {
+      Throw(ErrorKind::kUnavailable, "cannot draw random bytes: ", std::strerror(errno));
+    }
+    if (more > 0) got += static_cast<std::size_t>(more);
+  }
+  return bytes;
+}
+
+std::string NewKey() {
+  std::string key;
+  for (const char byte : RandomBytes(kKeyDigits / 2)) {
+    key += kHexDigits[static_cast<unsigned char>(byte) / 16];
+    key += kHexDigits[static_cast<unsigned char>(byte) % 16];
+  }
+  return key;
+}
+
+ListenAddress Listen(Listener* listener) {
+  const char* interface = std::getenv("HOROVOD_GLOO_IFACE");
+  ListenAddress address;
+  if (interface == nullptr || *interface == '\0') {
+    *listener = ListenAt("0.0.0.0");
+    address.ips = LocalAddresses();
+  } else {
+    const std::vector<std::string> ips = AddressesOf(interface);
+    Require(!ips.empty(), "HOROVOD_GLOO_IFACE must name a network interface with an IPv4 ",
+            "address, got '", interface, "'");
+    *listener = ListenAt(ips.front());
+    address.ips = {ips.front()};
+  }
+  address.port = listener->port;
+  address.key = NewKey();
+  address.loopback = LoopbackNetwork();
+  return address;
 }
 
 }  // namespace hvd_sparse

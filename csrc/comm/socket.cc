@@ -39,6 +39,21 @@ Descriptor NewSocket() {
       [] { return ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
 }
 
+/// "10.0.0.1"; empty if it cannot be told.
+std::string IpOf(const sockaddr_in& address) {
+  char text[INET_ADDRSTRLEN];
+  const char* ip = ::inet_ntop(AF_INET, &address.sin_addr, text, sizeof(text));
+  return ip == nullptr ? "" : ip;
+}
+
+/// What getsockname() or getpeername() tells of a connection.
+std::string AddressFrom(int (*name)(int, sockaddr*, socklen_t*), const Descriptor& socket) {
+  sockaddr_in address{};
+  socklen_t length = sizeof(address);
+  if (name(socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return {};
+  return Concat(IpOf(address), ':', ntohs(address.sin_port));
+}
+
 struct Address {
   std::string interface, ip;
   bool is_loopback;
@@ -56,9 +71,7 @@ std::vector<Address> Addresses() {
     if ((entry->ifa_flags & IFF_UP) == 0) continue;
     sockaddr_in address;
     std::memcpy(&address, entry->ifa_addr, sizeof(address));
-    char text[INET_ADDRSTRLEN];
-    if (::inet_ntop(AF_INET, &address.sin_addr, text, sizeof(text)) == nullptr) continue;
-    addresses.push_back({entry->ifa_name, text, (entry->ifa_flags & IFF_LOOPBACK) != 0});
+    addresses.push_back({entry->ifa_name, IpOf(address), (entry->ifa_flags & IFF_LOOPBACK) != 0});
   }
   return addresses;
 }
@@ -104,17 +117,18 @@ std::vector<std::string> AddressesOf(const std::string& interface) {
   return addresses;
 }
 
-Listener ListenAnywhere() {
+Listener ListenAt(const std::string& ip) {
   Listener listener{NewSocket(), 0};
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  Require(::inet_pton(AF_INET, ip.c_str(), &address.sin_addr) == 1, "no IPv4 address: '", ip, "'");
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   socklen_t length = sizeof(address);
   const int fd = listener.socket.get();
   if (fd < 0 || ::bind(fd, generic, length) != 0 || ::listen(fd, SOMAXCONN) != 0 ||
       ::getsockname(fd, generic, &length) != 0) {
-    Throw(ErrorKind::kUnavailable, "cannot listen for TCP connections: ", std::strerror(errno));
+    Throw(ErrorKind::kUnavailable, "cannot listen for TCP connections at ", ip, ": ",
+          std::strerror(errno));
   }
   listener.port = ntohs(address.sin_port);
   return listener;
@@ -123,13 +137,13 @@ Listener ListenAnywhere() {
 Descriptor Accept(const Descriptor& listener) {
   Descriptor socket = Descriptor::Open(
       [&] { return ::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); });
-  if (socket) {
-    Configure(socket);
-  } else if (errno == EMFILE || errno == ENFILE) {
-    Throw(ErrorKind::kUnavailable, "cannot accept a TCP connection: ", std::strerror(errno));
-  }
+  if (socket) Configure(socket);
   return socket;
 }
+
+std::string AddressOfSelf(const Descriptor& socket) { return AddressFrom(::getsockname, socket); }
+
+std::string AddressOfPeer(const Descriptor& socket) { return AddressFrom(::getpeername, socket); }
 
 Descriptor BeginConnecting(const std::string& ip, int port) {
   Descriptor socket = NewSocket();

@@ -36,12 +36,16 @@ struct Listener {
   int port = 0;
 };
 
-/// Listens on all interfaces at a port that the system chooses. Throws Unavailable.
-Listener ListenAnywhere();
+/// Listens at an IPv4 address of this host ("0.0.0.0": at all of them), at a port that the system
+/// chooses. Throws Unavailable.
+Listener ListenAt(const std::string& ip);
 
-/// The next connection, or an empty descriptor if there is none. Throws Unavailable if the process
-/// has no descriptor left.
+/// The next connection, or an empty descriptor: errno is EMFILE or ENFILE if no descriptor is left.
 Descriptor Accept(const Descriptor& listener);
+
+/// "10.0.0.1:4711": the address of either end of a connection.
+std::string AddressOfSelf(const Descriptor& socket);
+std::string AddressOfPeer(const Descriptor& socket);
 
 /// Begins to connect, which has ended when poll() reports POLLOUT; ErrorOf then says how. An empty
 /// descriptor if it fails at once (errno says why).
@@ -50,7 +54,7 @@ Descriptor BeginConnecting(const std::string& ip, int port);
 /// What went wrong on a socket since the last call, as an errno; 0: nothing.
 int ErrorOf(const Descriptor& socket);
 
-/// An empty descriptor if that fails (errno says why).
+/// Connects, and waits for that; an empty descriptor if it fails (errno says why).
 Descriptor ConnectTo(const std::string& ip, int port, Clock::time_point deadline);
 
 /// Breaks a connection whose other end takes nothing for 30 s, be it gone or only busy: for

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <exception>
 #include <optional>
 #include <utility>
@@ -24,16 +23,6 @@ constexpr double kVerdictSeconds = 5.0;
 
 // While only arrivals are waited for, which end a sleep.
 constexpr std::chrono::seconds kLongestSleep(1);
-
-/// The addresses at which other ranks are to look for this one.
-std::vector<std::string> OfferedAddresses() {
-  const char* interface = std::getenv("HOROVOD_GLOO_IFACE");
-  if (interface == nullptr || *interface == '\0') return LocalAddresses();
-  std::vector<std::string> addresses = AddressesOf(interface);
-  Require(!addresses.empty(), "HOROVOD_GLOO_IFACE must name a network interface with an IPv4 ",
-          "address, got '", interface, "'");
-  return addresses;
-}
 
 class TcpCommunicator final : public LifelineCommunicator {
  public:
@@ -167,7 +156,7 @@ class TcpCommunicator final : public LifelineCommunicator {
 
   /// Goes on with connections that are missing.
   void Connect() {
-    if (!rendezvous_.waiting()) return;
+    if (!rendezvous_.busy()) return;
     for (TcpRendezvous::Arrival& arrival : rendezvous_.Advance()) {
       auto& stream = streams_[static_cast<std::size_t>(arrival.peer)];
       if (stream == nullptr) stream = std::make_unique<TcpStream>(rank_, arrival.peer);
@@ -242,9 +231,7 @@ class TcpCommunicator final : public LifelineCommunicator {
 
 }  // namespace
 
-TcpPort::TcpPort() : listener_(ListenAnywhere()) {
-  address_ = {OfferedAddresses(), listener_.port, NewToken()};
-}
+TcpPort::TcpPort() { address_ = Listen(&listener_); }
 
 Listener TcpPort::Take() {
   Require(static_cast<bool>(listener_.socket), "this port has been taken already");

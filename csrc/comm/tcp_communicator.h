@@ -26,10 +26,7 @@ namespace hvd_sparse {
 /// Where a rank waits for the connections of others; made before any of them connects.
 class TcpPort {
  public:
-  /// Opens a port that the system chooses, on all interfaces. The address names those of the
-  /// interface HOROVOD_GLOO_IFACE, where that is set, as Horovod's own connections do, else all.
-  ///
-  /// Throws Unavailable if that cannot be done, InvalidArgument if that interface has no address.
+  /// Listens where listen_address.h says; throws what Listen throws.
   TcpPort();
 
   /// For the other ranks.

@@ -6,9 +6,10 @@
 ///
 /// A host has several addresses, and one may lead to somebody else, or nowhere. The lower rank
 /// tries them one after the other without giving up those before: the higher one may be computing,
-/// and answers when it comes to wait for messages itself. It shows the token of the higher rank and
-/// is shown its own; whoever shows another one, a port scanner say, is dropped on either side.
-/// Where no address can be reached now, the link may come back: they are tried again, for a minute.
+/// and answers when it comes to wait for messages itself. Both prove that they are ranks of this
+/// exchange (handshake.h). Where no address can be reached now, the link may come back: they are
+/// tried again, for a minute. So they are where the higher rank closed a connection that had not
+/// proved itself, as it does in a crowd of strangers (admission.h).
 
 #ifndef HVD_SPARSE_COMM_TCP_RENDEZVOUS_H_
 #define HVD_SPARSE_COMM_TCP_RENDEZVOUS_H_
@@ -23,7 +24,9 @@
 #include <string>
 #include <vector>
 
+#include "csrc/comm/admission.h"
 #include "csrc/comm/descriptor.h"
+#include "csrc/comm/handshake.h"
 #include "csrc/comm/listen_address.h"
 #include "csrc/comm/socket.h"
 
@@ -39,8 +42,9 @@ class TcpRendezvous {
   /// A connection with this other rank is needed; once for each.
   void Want(int peer);
 
-  /// Whether a connection is needed that has not come about.
-  bool waiting() const { return !calls_.empty() || !awaited_.empty(); }
+  /// Whether Advance has something to go on with: a connection is needed that has not come about,
+  /// or somebody has connected who must prove himself or go.
+  bool busy() const { return !calls_.empty() || !awaited_.empty() || admission_.has_guests(); }
 
   /// Why there is no connection with this peer yet, if it could not be reached; else empty.
   std::string Obstacle(int peer) const;
@@ -59,49 +63,28 @@ class TcpRendezvous {
   void AddTo(std::vector<pollfd>* polled) const;
 
  private:
-  /// What is wrong with an attempt; nothing while the text is empty.
-  struct Problem {
-    std::string text;
-    bool of_link = false;  // which may come back
-  };
-  /// An attempt to reach a rank at one of its addresses.
-  struct Attempt {
-    Descriptor socket;
-    bool connected = false;  // and this rank's hello is on its way
-    std::string answer;      // as much as has come
-  };
   /// All attempts to reach a rank.
   struct Call {
-    std::list<Attempt> attempts;
+    std::vector<std::string> ips;
+    std::list<CallerHandshake> attempts;
     std::size_t tried = 0;        // addresses
     Clock::time_point next_time;  // to try another one, though none has failed; or all again
     std::string problem;          // the last one
-    bool link_is_down = false;    // one of the problems of these addresses
+    bool may_pass = false;        // one of the problems of these addresses
     std::optional<Clock::time_point> give_up;  // set once all have been tried
-  };
-  /// Somebody who has connected, but not said who it is.
-  struct Guest {
-    Descriptor socket;
-    Clock::time_point patience;
-    std::string hello;  // as much as has come
   };
 
   std::string CannotConnect(int peer, const Call& call) const;
   bool GoOn(int peer, Call* call, Arrival* arrival);
-  Problem GoOn(int peer, Attempt* attempt);
-  static void Note(const Problem& problem, Call* call);
   void TryNextAddress(int peer, Call* call);
-  void AcceptGuests(std::vector<Arrival>* arrivals);
-  bool Welcome(Guest* guest, std::vector<Arrival>* arrivals);
 
   const int rank_;
   const std::vector<ListenAddress> addresses_;
-  const Listener listener_;
   const bool persists_;
   std::map<int, Call> calls_;  // to higher ranks
   std::set<int> awaited_;      // lower ranks
   std::set<int> arrived_;      // lower ranks
-  std::list<Guest> guests_;
+  Admission admission_;        // of lower ranks
 };
 
 }  // namespace hvd_sparse

@@ -24,7 +24,7 @@ using Bytes = std::vector<std::uint8_t>;
 class Sender {
  public:
   explicit Sender(int peer) : stream_(0, peer) {
-    const Listener listener = ListenAnywhere();
+    const Listener listener = ListenAt("0.0.0.0");
     Descriptor socket = ConnectTo("127.0.0.1", listener.port, After(10));
     const unsigned rate = 100'000'000;  // bytes per second, as on a network
     ::setsockopt(socket.get(), SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof(rate));

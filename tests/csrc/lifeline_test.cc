@@ -10,15 +10,18 @@
 #include <future>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "csrc/comm/lifeline_rendezvous.h"
+#include "csrc/comm/handshake.h"
 #include "csrc/comm/lifeline_wire.h"
+#include "csrc/comm/listen_address.h"
 #include "tests/csrc/failing_allocations.h"
 #include "tests/csrc/lifeline_testing.h"
+#include "tests/csrc/rank_process.h"
 #include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
@@ -288,10 +291,82 @@ TEST(Lifeline, AnUnreachableHubIsNamedWithItsAddresses) {
   Lifeline lifeline(1, 2, kName);
   const Error error = Thrown([&] { lifeline.Connect(address, 0.2); });
   EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
-  EXPECT_EQ(
-      std::string(error.what()),
-      Concat("rank 1 of 2 could not connect to rank 0 (", ListenAddress::Parse(address).Place(),
-             ") within 0.2 s for exchange 'optimizer.0': Connection refused"));
+  EXPECT_EQ(std::string(error.what()), Concat("rank 1 of 2 could not connect to rank 0 (",
+                                              ListenAddress::Parse(address).Place(),
+                                              ") for exchange 'optimizer.0': Connection refused"));
+}
+
+/// Comes as rank 1 of three, with a handshake and a record.
+std::optional<LifelineConnection> ComeAsRank1(const ListenAddress& address) {
+  CallerHandshake handshake(BeginConnecting("127.0.0.1", address.port), address.key, 1, 0);
+  const auto ended = [&] { return handshake.Advance() != HandshakeStatus::kUnderWay; };
+  if (!Eventually(ended) || !handshake.problem().empty()) return std::nullopt;
+  LifelineConnection connection(handshake.Take());
+  connection.Post({RecordKind::kHello, 1, "host h, pid 1"});
+  return connection;
+}
+
+TEST(Lifeline, ARankThatDiesBeforeAllHaveComeIsNamedOnAllAtOnce) {
+  Lifeline hub(0, 4, kName), other(2, 4, kName);
+  const std::string address = hub.Listen();
+  const auto start = Clock::now();
+  auto of_hub = std::async(
+      std::launch::async, [&] { return std::string(Thrown([&] { hub.Connect("", 60); }).what()); });
+  auto of_other = std::async(std::launch::async, [&] {
+    return std::string(Thrown([&] { other.Connect(address, 60); }).what());
+  });
+  {
+    auto rank1 = ComeAsRank1(ListenAddress::Parse(address));
+    ASSERT_TRUE(rank1);
+    EXPECT_TRUE(rank1->WaitForNext(After(20)));
+  }
+  EXPECT_EQ(of_hub.get(),
+            "rank 1 of 4 (host h, pid 1) has died while the ranks connected for exchange "
+            "'optimizer.0'");
+  const std::string told = of_other.get();  // or it met that when it came
+  EXPECT_TRUE(told.find("rank 1 of 4 (host h, pid 1) has died") == 0 ||
+              told.find("rank 2 of 4 could not connect to rank 0 (") == 0)
+      << told;
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(20));
+}
+
+TEST(Lifeline, ARankZeroThatDiesBeforeAllHaveComeIsNamedAtOnce) {
+  RankProcess process([&](const Instructions& instructions) {
+    Lifeline hub(0, 4, kName);
+    instructions.Answer(hub.Listen());
+    hub.Connect("", 60);
+    return 0;
+  });
+  const std::string address = process.Answer();
+  const auto start = Clock::now();
+  auto of_other = std::async(std::launch::async, [&] {
+    Lifeline other(2, 4, kName);
+    return Thrown([&] { other.Connect(address, 60); });
+  });
+  auto rank1 = ComeAsRank1(ListenAddress::Parse(address));
+  ASSERT_TRUE(rank1);
+  EXPECT_TRUE(rank1->WaitForNext(After(20)));
+  process.Kill(SIGKILL);
+  const Error error = of_other.get();
+  EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
+  EXPECT_NE(std::string(error.what()).find("rank 0"), std::string::npos) << error.what();
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(20));
+}
+
+TEST(Lifeline, ASecondClaimToARankIsRefusedAndTheFirstStays) {
+  Lifeline hub(0, 3, kName), other(2, 3, kName);
+  const std::string address = hub.Listen();
+  auto connected = std::async(std::launch::async, [&] { hub.Connect("", 20); });
+  auto first = ComeAsRank1(ListenAddress::Parse(address));
+  ASSERT_TRUE(first);
+  EXPECT_FALSE(ComeAsRank1(ListenAddress::Parse(address)));
+  other.Connect(address, 20);
+  connected.get();
+  for (const RecordKind kind : {RecordKind::kWelcome, RecordKind::kStart}) {
+    const auto record = first->WaitForNext(After(20));
+    ASSERT_TRUE(record);
+    EXPECT_EQ(record->kind, kind);
+  }
 }
 
 TEST(Lifeline, StrangersAreDroppedWithoutDisturbing) {
@@ -303,12 +378,9 @@ TEST(Lifeline, StrangersAreDroppedWithoutDisturbing) {
     return connection;
   };
   std::vector<LifelineConnection> strangers;
-  const std::string who = "host h, pid 1";
-  strangers.push_back(stranger({RecordKind::kHello, 1, Concat("0123456789abcdef 2 ", who)}));
-  strangers.push_back(stranger({RecordKind::kHello, 1, Concat(address.token, " 3 ", who)}));
-  strangers.push_back(stranger({RecordKind::kHello, 2, Concat(address.token, " 2 ", who)}));
-  strangers.push_back(stranger({RecordKind::kFail, 1, "let me end this"}));
-  strangers.push_back(stranger({static_cast<RecordKind>(200), 1, "nonsense"}));
+  strangers.push_back(stranger({RecordKind::kHello, 1, Concat(address.key, " host h, pid 1")}));
+  strangers.push_back(stranger({RecordKind::kFail, 1, "let me end this, whoever you may be"}));
+  strangers.push_back(stranger({static_cast<RecordKind>(200), 1, std::string(100, 'x')}));
   LifelineConnection silent(ConnectTo("127.0.0.1", address.port, After(10)));
   LifelineConnection gone(ConnectTo("127.0.0.1", address.port, After(10)));
   gone = LifelineConnection(Descriptor());

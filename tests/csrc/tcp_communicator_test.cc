@@ -262,9 +262,14 @@ TEST(Tcp, WhileTheLifelineSaysThatAPeerLivesItsLinkMayComeBack) {
   EXPECT_TRUE(Says(error, ": Network is unreachable) after 2 s")) << error.what();
 }
 
-TEST(Tcp, HorovodsInterfaceIsOffered) {
+TEST(Tcp, HorovodsInterfaceIsOfferedAndNoOtherIsListenedAt) {
   ::setenv("HOROVOD_GLOO_IFACE", "lo", 1);
-  EXPECT_EQ(ListenAddress::Parse(TcpPort().Address()).ips, std::vector<std::string>{"127.0.0.1"});
+  TcpPort port;
+  const auto address = ListenAddress::Parse(port.Address());
+  EXPECT_EQ(address.ips, std::vector<std::string>{"127.0.0.1"});
+  // It listens nowhere else: another address of the loopback interface is not its own.
+  EXPECT_TRUE(ConnectTo("127.0.0.1", address.port, After(5)));
+  EXPECT_FALSE(ConnectTo("127.0.0.2", address.port, After(5)));
   ::setenv("HOROVOD_GLOO_IFACE", "none0", 1);
   const Error error = Thrown([] { TcpPort(); });
   ::unsetenv("HOROVOD_GLOO_IFACE");

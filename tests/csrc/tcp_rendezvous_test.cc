@@ -37,12 +37,14 @@ void BringUpLoopback() {
 /// Two ranks of this process that want to meet.
 struct TwoRanks {
   explicit TwoRanks(bool persists, bool is_refused = false) {
-    Listener listeners[] = {ListenAnywhere(), ListenAnywhere()};
+    Listener listeners[] = {ListenAt("0.0.0.0"), ListenAt("0.0.0.0")};
+    Listener none;
+    const std::string loopback = Listen(&none).loopback;
     std::vector<ListenAddress> addresses;
     for (const Listener& listener : listeners) {
-      addresses.push_back({{"127.0.0.1"}, listener.port, NewToken()});
+      addresses.push_back({{"127.0.0.1"}, listener.port, NewKey(), loopback});
     }
-    if (is_refused) listeners[1] = ListenAnywhere();  // nobody is at the former port
+    if (is_refused) listeners[1] = ListenAt("0.0.0.0");  // nobody is at the former port
     for (int rank = 0; rank < 2; ++rank) {
       ranks.push_back(
           std::make_unique<TcpRendezvous>(rank, addresses, std::move(listeners[rank]), persists));
@@ -59,7 +61,7 @@ struct TwoRanks {
           news += arrival.socket ? "met " : arrival.problem;
         }
       }
-      if (!ranks[0]->waiting() && !ranks[1]->waiting()) break;
+      if (!ranks[0]->busy() && !ranks[1]->busy()) break;
       ::usleep(1000);
     }
     return news;
@@ -90,6 +92,48 @@ TEST(TcpRendezvous, ALinkThatComesBackIsNoFaultForThoseWhoPersist) {
   }
   EXPECT_EQ(process.Answer(), "met met ");
   EXPECT_EQ(process.Answer(), "");
+}
+
+TEST(TcpRendezvous, AnotherHostsLoopbackAddressIsNotTried) {
+  Listener elsewhere, own;
+  ListenAddress address = Listen(&elsewhere);
+  address.ips = {"127.0.0.1"};
+  EXPECT_EQ(address.Reachable(), address.ips);
+  address.loopback = "another boot net:[4026531840]";
+  EXPECT_TRUE(address.Reachable().empty());
+
+  TcpRendezvous rank0(0, {Listen(&own), address}, std::move(own), true);
+  rank0.Want(1);
+  const auto arrivals = rank0.Advance();
+  ASSERT_EQ(arrivals.size(), 1u);
+  EXPECT_NE(arrivals[0].problem.find("loopback addresses alone, on another host"),
+            std::string::npos)
+      << arrivals[0].problem;
+  EXPECT_FALSE(WaitFor(elsewhere.socket.get(), POLLIN, After(0.05)));
+}
+
+TEST(TcpRendezvous, ThoseWhoPersistComeAgainToARankThatClosedTheirConnection) {
+  Listener listeners[2];
+  std::vector<ListenAddress> addresses{Listen(&listeners[0]), Listen(&listeners[1])};
+  addresses[1].ips = {"127.0.0.1"};
+  TcpRendezvous caller(0, addresses, std::move(listeners[0]), true);
+  caller.Want(1);
+  ASSERT_TRUE(caller.Advance().empty());
+  ASSERT_TRUE(WaitFor(listeners[1].socket.get(), POLLIN, After(5)));
+  Accept(listeners[1].socket).Close();  // as a rank does that has too many guests
+
+  TcpRendezvous listener(1, addresses, std::move(listeners[1]), true);
+  listener.Want(0);
+  int met = 0;
+  for (const auto deadline = After(20); met < 2 && Clock::now() < deadline;) {
+    for (TcpRendezvous* rank : {&caller, &listener}) {
+      for (const TcpRendezvous::Arrival& arrival : rank->Advance()) {
+        EXPECT_TRUE(arrival.socket) << arrival.problem;
+        ++met;
+      }
+    }
+  }
+  EXPECT_EQ(met, 2);
 }
 
 TEST(TcpRendezvous, ARefusedConnectionIsGivenUpAtOnceAlsoByThoseWhoPersist) {

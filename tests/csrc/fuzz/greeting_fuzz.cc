@@ -1,5 +1,5 @@
-/// What ranks say when they connect, and the texts that say where: strangers are dropped, and
-/// whoever shows the right token comes in.
+/// How ranks greet each other, and the texts that say where they listen: nobody is admitted without
+/// the key, and a rank that has been admitted may still send anything.
 
 #include <sys/socket.h>
 
@@ -8,7 +8,9 @@
 #include <thread>
 
 #include "csrc/base/error.h"
+#include "csrc/comm/handshake.h"
 #include "csrc/comm/lifeline_rendezvous.h"
+#include "csrc/comm/listen_address.h"
 #include "csrc/comm/tcp_rendezvous.h"
 #include "tests/csrc/fuzz/target.h"
 
@@ -18,8 +20,14 @@ namespace {
 constexpr double kPatience = 0.002;  // of one who waits for a rank that says nothing
 const char* const kHost = "127.0.0.1";
 
-/// The token of a rank.
-std::string TokenOf(int rank) { return std::string(kTokenDigits, static_cast<char>('a' + rank)); }
+/// The address of a rank that listens at this host's port, and its key.
+ListenAddress AddressAt(int port) {
+  Listener none;
+  ListenAddress address = Listen(&none);  // of this host
+  address.ips = {kHost};
+  address.port = port;
+  return address;
+}
 
 /// Closes at once, leaving nothing behind in the kernel: inputs are many, ports are few.
 void CloseAtOnce(Descriptor* socket) {
@@ -42,79 +50,72 @@ Descriptor Answer(const Listener& listener) {
 
 /// To rank 1, which waits for a message of rank 0.
 void GreetRank(const Bytes& hello) {
-  Listener listener = ListenAnywhere();
+  Listener listener = ListenAt(kHost);
   const int port = listener.port;
-  TcpRendezvous rendezvous(1, {{{kHost}, 1, TokenOf(0)}, {{kHost}, port, TokenOf(1)}},
-                           std::move(listener), false);
+  TcpRendezvous rendezvous(1, {AddressAt(1), AddressAt(port)}, std::move(listener), false);
   rendezvous.Want(0);
   Descriptor caller = Call(port);
   Say(caller, hello);
-  std::vector<TcpRendezvous::Arrival> arrivals;
-  const auto deadline = After(hello.size() < kTokenDigits + sizeof(int) ? kPatience : 0.2);
-  bool dropped = false;
-  while (arrivals.empty() && !dropped && Clock::now() < deadline) {
-    arrivals = rendezvous.Advance();
-    char byte;
-    dropped = ::recv(caller.get(), &byte, 1, MSG_PEEK) == 0;
+  const auto deadline = After(kPatience);
+  while (Clock::now() < deadline) {
+    Demand(rendezvous.Advance().empty(), "nobody comes in without the key");
   }
-  const std::string token = TokenOf(1);
-  const int rank = 0;
-  const bool right = hello.size() >= token.size() + sizeof(rank) &&
-                     std::equal(token.begin(), token.end(), hello.begin()) &&
-                     std::memcmp(hello.data() + token.size(), &rank, sizeof(rank)) == 0;
-  Demand(arrivals.empty() != right, "who shows the token comes in, and nobody else");
   CloseAtOnce(&caller);
 }
 
 /// As rank 1, to which rank 0 has connected.
 void AnswerRank(const Bytes& answer) {
-  const Listener own = ListenAnywhere();
-  TcpRendezvous rendezvous(0, {{{kHost}, 1, TokenOf(0)}, {{kHost}, own.port, TokenOf(1)}},
-                           ListenAnywhere(), false);
+  const Listener own = ListenAt(kHost);
+  TcpRendezvous rendezvous(0, {AddressAt(1), AddressAt(own.port)}, ListenAt(kHost), false);
   rendezvous.Want(1);
   rendezvous.Advance();
   Descriptor callee = Answer(own);
   Say(callee, answer);
-  if (answer.size() < kTokenDigits) CloseAtOnce(&callee);
   std::vector<TcpRendezvous::Arrival> arrivals;
-  for (const auto deadline = After(5); arrivals.empty() && Clock::now() < deadline;) {
+  for (const auto patience = After(kPatience); arrivals.empty();) {
     arrivals = rendezvous.Advance();
+    if (Clock::now() >= patience) CloseAtOnce(&callee);
   }
-  Demand(arrivals.size() == 1, "an answer is taken, or refused");
-  const std::string token = TokenOf(0);
-  const bool right =
-      answer.size() >= token.size() && std::equal(token.begin(), token.end(), answer.begin());
-  Demand(arrivals[0].problem.empty() == right, "only the right token is an answer");
-  CloseAtOnce(&callee);
+  Demand(arrivals.size() == 1, "an answer is refused");
+  Demand(!arrivals[0].problem.empty(), "nobody is rank 1 without the key");
 }
 
-/// To rank 0 of a lifeline between two ranks, or as that rank to rank 1.
-void GreetLifeline(const Bytes& hello) {
-  Listener listener = ListenAnywhere();
-  const ListenAddress address{{kHost}, listener.port, TokenOf(0)};
-  Descriptor caller = Call(listener.port);
-  Say(caller, hello);
+/// To rank 0 of a lifeline between two ranks, as rank 1, which has been admitted.
+void GreetLifeline(const Bytes& records) {
+  Listener listener = ListenAt(kHost);
+  const ListenAddress address = AddressAt(listener.port);
+  std::thread rank1([&] {
+    CallerHandshake handshake(BeginConnecting(kHost, address.port), address.key, 1, 0);
+    while (handshake.Advance() == HandshakeStatus::kUnderWay) {
+      WaitFor(handshake.fd(), handshake.events(), After(5));
+    }
+    Descriptor socket = handshake.Take();
+    Say(socket, records);
+    CloseAtOnce(&socket);
+  });
   try {
-    LifelinePeers peers = AwaitPeers(listener, address, 2, "a", kPatience);
-    const std::string token = TokenOf(0) + " 2 ";
-    Demand(std::search(hello.begin(), hello.end(), token.begin(), token.end()) != hello.end(),
-           "who shows the token comes in, and nobody else");
+    AwaitPeers(std::move(listener), address, 2, "a", 5);
   } catch (const Error& error) {
     Demand(error.kind() == ErrorKind::kPeerLost, "a rank that does not come is lost");
   }
-  CloseAtOnce(&caller);
+  rank1.join();
 }
 
-void AnswerLifeline(const Bytes& answer) {
-  const Listener listener = ListenAnywhere();
+/// As rank 0, which has admitted rank 1.
+void AnswerLifeline(const Bytes& records) {
+  const Listener listener = ListenAt(kHost);
+  const ListenAddress address = AddressAt(listener.port);
   std::thread rank0([&] {
-    Descriptor callee = Answer(listener);
-    if (!callee) return;
-    Say(callee, answer);
+    ListenerHandshake handshake(Answer(listener), address.key, 0);
+    while (handshake.Advance() == HandshakeStatus::kUnderWay) {
+      WaitFor(handshake.fd(), POLLIN, After(5));
+    }
+    Descriptor callee = handshake.Admit();
+    Say(callee, records);
     CloseAtOnce(&callee);
   });
   try {
-    JoinPeers({{kHost}, listener.port, TokenOf(0)}, 1, 2, "a", 0.05);
+    JoinPeers(address, 1, 2, "a", 5);
   } catch (const Error& error) {
     Demand(error.kind() == ErrorKind::kPeerLost, "a rank that does not answer is lost");
   }
@@ -129,7 +130,7 @@ void ReadAddress(const Bytes& bytes) {
     Demand(address.port > 0 && address.port < 65536 && !address.ips.empty(),
            "an address leads somewhere");
     const ListenAddress again = ListenAddress::Parse(address.Text());
-    Demand(again.ips == address.ips && again.port == address.port && again.token == address.token,
+    Demand(again.ips == address.ips && again.port == address.port && again.key == address.key,
            "an address can be told on");
   } catch (const Error& error) {
     Demand(error.kind() == ErrorKind::kInvalidArgument, "what is no address is refused");
@@ -142,7 +143,8 @@ constexpr Scene kScenes[] = {GreetRank, AnswerRank, GreetLifeline, AnswerLifelin
 /// A record of a lifeline.
 Bytes RecordOf(std::uint8_t kind, std::uint32_t rank, const std::string& text) {
   Writer writer;
-  writer.Put(kind).Put(rank).Put(static_cast<std::uint32_t>(text.size()));
+  writer.Put(kind).Put(std::uint8_t{0}).Put(rank).Put(std::uint64_t{0});
+  writer.Put(static_cast<std::uint32_t>(text.size()));
   return writer.PutBytes(text.data(), text.size()).bytes();
 }
 
@@ -156,15 +158,14 @@ std::vector<Bytes> Seeds() {
   const auto add_text = [&](std::uint8_t scene, const std::string& text) {
     add(scene, Bytes(text.begin(), text.end()));
   };
-  const std::string token1 = TokenOf(1);
-  add(0, Writer().PutBytes(token1.data(), token1.size()).Put(0).bytes());
-  add_text(1, TokenOf(0));
-  add(2, RecordOf(1, 1, TokenOf(0) + " 2 host h, pid 7"));
+  add_text(0, std::string(36 + 32, 'x'));
+  add_text(1, std::string(64, 'x'));
+  add(2, RecordOf(1, 1, "host h, pid 7"));
   Bytes welcome = RecordOf(2, 0, "host h, pid 1");
   const Bytes start = RecordOf(3, 0, "");
   welcome.insert(welcome.end(), start.begin(), start.end());
   add(3, welcome);
-  add_text(4, "10.0.0.1,127.0.0.1;4711;" + TokenOf(2));
+  add_text(4, AddressAt(4711).Text());
   return seeds;
 }
 

@@ -1,0 +1,96 @@
+/// Proof that both ends of a new connection are ranks of one exchange.
+///
+/// Every listener has a key of its own, which the ranks of its exchange learn through Horovod. The
+/// key never travels on a connection made here:
+///
+///     caller    its rank, a nonce
+///     listener  a nonce, HMAC-SHA256(key, "listener", ranks, both nonces, the listener's address)
+///     caller    HMAC-SHA256(key, "caller", ranks, both nonces, the listener's address)
+///     listener  one byte: the caller is admitted
+///
+/// The listener proves itself first, so a caller that has reached somebody else tells him nothing
+/// of use. Nonces are fresh, so a recorded proof is worthless later. Both ends take the address
+/// from their own end of the connection, so a proof is worthless to somebody who relays it from
+/// another address or port.
+///
+/// Nothing here waits: a handshake goes on as far as the bytes that have arrived allow.
+
+#ifndef HVD_SPARSE_COMM_HANDSHAKE_H_
+#define HVD_SPARSE_COMM_HANDSHAKE_H_
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "csrc/comm/descriptor.h"
+
+namespace hvd_sparse {
+
+enum class HandshakeStatus { kUnderWay, kDone, kFailed };
+
+/// The end that connects; done once it is admitted.
+class CallerHandshake {
+ public:
+  /// `socket` comes from BeginConnecting; if it is empty, errno says why. `key` is the listener's.
+  CallerHandshake(Descriptor socket, std::string key, int caller, int listener);
+
+  HandshakeStatus Advance();
+
+  /// The connection of a handshake that is done.
+  Descriptor Take() { return std::move(socket_); }
+
+  int fd() const { return socket_.get(); }
+  short events() const;  ///< to poll for
+
+  /// Whether a connection has come about, at whose other end there may be anybody.
+  bool connected() const { return stage_ > Stage::kConnecting; }
+
+  /// Whether the listener has proved itself.
+  bool found() const { return stage_ == Stage::kAwaitsAdmission; }
+
+  /// Why the handshake has failed, for messages; empty while it has not.
+  const std::string& problem() const { return problem_; }
+
+  /// The same as an errno; 0 if the other end closed the connection or proved to be another one.
+  int error() const { return error_; }
+
+ private:
+  enum class Stage { kConnecting, kAwaitsProof, kAwaitsAdmission };
+
+  HandshakeStatus Fail(const std::string& problem, int error = 0);
+  HandshakeStatus Lost();
+
+  Descriptor socket_;
+  const std::string key_;
+  const int caller_, listener_;
+  Stage stage_ = Stage::kConnecting;
+  std::string nonce_, received_, problem_;
+  int error_ = 0;
+};
+
+/// The end that listens; done once the caller has proved itself, and only waits to be admitted.
+class ListenerHandshake {
+ public:
+  ListenerHandshake(Descriptor socket, std::string key, int listener);
+
+  HandshakeStatus Advance();
+
+  /// The rank that the caller has proved to be.
+  int caller() const { return caller_; }
+
+  /// Tells the caller that it is admitted; the connection, or an empty descriptor if that fails.
+  Descriptor Admit();
+
+  int fd() const { return socket_.get(); }
+
+ private:
+  Descriptor socket_;
+  const std::string key_;
+  const int listener_;
+  int caller_ = -1;
+  std::string received_, expected_;  // the caller's proof, as it has come and as it must be
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_COMM_HANDSHAKE_H_
