@@ -3,13 +3,16 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "csrc/base/error.h"
 #include "csrc/comm/lifeline_communicator.h"
 #include "csrc/comm/pieces.h"
+#include "csrc/comm/socket.h"
 
 // Open MPI and MPICH have it, and declare it in headers that not every build installs. Null where
 // the library that is loaded lacks it.
@@ -19,6 +22,7 @@ namespace hvd_sparse {
 namespace {
 
 constexpr int kTag = 1;
+constexpr double kGoodbyeSeconds = 2.0;  // of a rank whose Horovod has ended MPI
 
 void CheckMpi(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
@@ -242,10 +246,22 @@ class MpiCommunicator final : public LifelineCommunicator {
         throw Error(failure->kind, failure->message + waiting());
       }
     }
-    if (Finalized()) {
-      Throw(ErrorKind::kPeerLeft, "MPI was finalized because a rank has shut Horovod down",
-            waiting());
+    if (!Finalized()) return;
+    const auto failure = WhoLeft();
+    Throw(failure ? failure->kind : ErrorKind::kPeerLeft,
+          failure ? failure->message : "MPI was finalized because a rank has shut Horovod down",
+          waiting());
+  }
+
+  /// Why MPI has ended: a rank says goodbye on its lifeline before it shuts Horovod down.
+  std::optional<Lifeline::Failure> WhoLeft() const {
+    std::optional<Lifeline::Failure> failure;
+    for (const auto deadline = After(kGoodbyeSeconds);
+         lifeline() != nullptr && !failure && Clock::now() < deadline;) {
+      failure = lifeline()->CurrentFailure(0);
+      if (!failure) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    return failure;
   }
 
   MPI_Comm comm_;
