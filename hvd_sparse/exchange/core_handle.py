@@ -95,7 +95,7 @@ class CoreHandle:
         try:
             self._core.check_at_end()
         except HvdSparseError as error:
-            _note_loss(error)  # of which only an op has heard, or nobody
+            note_loss(error)  # of which only an op has heard, or nobody
         self._core = None  # warns of a death of which nobody has heard
 
     @property
@@ -113,11 +113,11 @@ class CoreHandle:
         except ExchangeFailedError as error:
             if core is not None:
                 core.acknowledge()
-            _note_loss(error)
+            note_loss(error)
             raise
 
 
-def _note_loss(error: HvdSparseError) -> None:
+def note_loss(error: HvdSparseError) -> None:
     """What an error means for the end of this process, if it says that a rank is gone."""
     if isinstance(error, PeerLeftError):
         lifecycle.note_peer_left()

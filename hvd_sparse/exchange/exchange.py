@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hvd_sparse import _core, log
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError, NonFiniteGradientError
 from hvd_sparse.exchange.bucket_stats import BucketStats
+from hvd_sparse.exchange.core_handle import note_loss
 from hvd_sparse.exchange.pings import Pings
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.ranks import connection
@@ -76,7 +77,7 @@ class Exchange(Pings):
         Raises:
             UnavailableError: MPI is asked for, and missing from this build or this job; or OpenMP,
                 and HVD_SPARSE_NUM_THREADS asks for it.
-            PeerLostError: Not all ranks came within 120 seconds.
+            PeerLostError: A rank died, or did not come within 120 seconds.
             InvalidArgumentError: An argument is out of its range. Or, then on every rank: on some
                 rank HVD_SPARSE_NUM_THREADS is out of its range, or HVD_SPARSE_STALL_SECONDS,
                 HVD_SPARSE_TIMEOUT or HVD_SPARSE_ABORT_SECONDS is, HVD_SPARSE_TIMELINE names no file
@@ -103,15 +104,19 @@ class Exchange(Pings):
                 raise problem
             return cls.over_loopback(_core.LoopbackWorld(1), 0, select_on=select_on, timeline=rows)
         node = world.node if local_size is None else f"{world.rank // local_size} of {local_size}"
-        core, chosen = connection.connect(
-            world,
-            name=name,
-            select_on=select_on,
-            max_message_bytes=max_message_bytes,
-            node=node,
-            asked=transport,
-            problem=problem,
-        )
+        try:
+            core, chosen = connection.connect(
+                world,
+                name=name,
+                select_on=select_on,
+                max_message_bytes=max_message_bytes,
+                node=node,
+                asked=transport,
+                problem=problem,
+            )
+        except HvdSparseError as error:
+            note_loss(error)
+            raise
         log.logger.debug("%s: %d ranks, connected by %s", name, world.size, chosen)
         on_gpus = core.device_memory_problem or "can be sent"
         log.logger.debug("%s: messages in memory of a GPU: %s", name, on_gpus)

@@ -67,7 +67,7 @@ def connect(
     Raises:
         HvdSparseError: `problem`, or that this rank cannot use what was asked for.
         InvalidArgumentError: What is wrong with another rank, or that the transports differ.
-        PeerLostError: Not all ranks came within 120 seconds.
+        PeerLostError: A rank died, or did not come within 120 seconds.
     """
     if _core.with_nccl:  # loaded only when gradients on GPUs are exchanged
         _core.look_for_nccl_at(nccl.package_libraries())

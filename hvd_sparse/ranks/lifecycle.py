@@ -43,11 +43,8 @@ def register(closeable: Closeable) -> None:
     Called when an exchange is built, hence after hvd.init(): handlers run in reverse order, so ours
     comes before the one in which Horovod finalizes MPI.
     """
-    global _registered
     _open.add(closeable)
-    if not _registered:
-        atexit.register(_at_exit)
-        _registered = True
+    _register_exit()
 
 
 def still_open() -> list[Closeable]:
@@ -95,12 +92,20 @@ def note_peer_lost() -> None:
     """Remembers that MPI cannot be finalized any more: a rank is gone that would have to help."""
     global _peer_lost
     _peer_lost = True
+    _register_exit()  # the rank may be lost before there is an exchange
 
 
 def note_peer_left() -> None:
     """Remembers that a rank may wait for this one already, where MPI ends on all of them."""
     global _peer_left
     _peer_left = True
+
+
+def _register_exit() -> None:
+    global _registered
+    if not _registered:
+        atexit.register(_at_exit)
+        _registered = True
 
 
 def _at_exit() -> None:

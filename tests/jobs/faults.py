@@ -40,6 +40,7 @@ class Fault:
         env: Of all ranks.
         shm: How large /dev/shm is, as mount has it; none: as on this machine.
         patient: Whether it takes too long for a test of every day.
+        survivors: The ranks that are not broken.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Fault:
     env: Mapping[str, str] = field(default_factory=dict)
     shm: str = ""
     patient: bool = False
+    survivors: Sequence[int] = range(RANKS - 1)
 
 
 DEAD = {"PeerLostError: rank 2 of 3 has died": 2}
@@ -62,7 +64,19 @@ BUG = "ExchangeFailedError: rank 2 ended the exchange: unhandled RuntimeError: a
 
 FAULTS = (
     Fault("kill in construction", "construction", "kill -9", helped=True),
+    Fault(
+        "kill while connecting", "construction", "kill -9, while ranks connect",
+        {"PeerLostError: rank ": 2, "PeerLostError: rank 2 of 3 .* has died while the ranks": 1},
+    ),
+    Fault(
+        "kill rank 0 while connecting", "construction", "kill -9 of rank 0, while ranks connect",
+        {"PeerLostError: rank .*rank 0": 1, "PeerLostError: ": 2}, survivors=(1, 2),
+    ),
     Fault("kill", "between steps", "kill -9", DEAD),
+    Fault(
+        "exit", "between steps", "sys.exit(7)",
+        {"PeerLeftError: .*rank 2 of 3 left exchange": 2}, seconds=10,
+    ),
     Fault("kill in backward", "backward", "kill -9", DEAD),
     Fault("kill while others compute", "backward", "kill -9, while the others compute", DEAD),
     Fault("kill in exchange", "exchange", "kill -9", DEAD),
@@ -82,7 +96,7 @@ FAULTS = (
     ),
     Fault(
         "leave", "backward", "a rank ends a step early, while the others compute",
-        {"PeerLeftError: .*(?:left exchange|MPI was finalized).*waiting for rank": 2},
+        {"PeerLeftError: .*rank 2 of 3 left exchange.*waiting for rank": 2},
     ),
     Fault("memory", "backward", "no memory is left for scratch", {OUT_OF_MEMORY: 3}),
     Fault("model", "construction", "a rank has another model", {"InvalidArgumentError: ": 3}),
@@ -202,7 +216,7 @@ def break_link(fault: Fault) -> Outcome:
                 time.sleep(10)
                 spoil(True)
             # mpirun waits for the machine that has gone.
-            if not fault.recovers and all(status in output for status in _survivors_ended()):
+            if not fault.recovers and all(end in output for end in _ends_of(fault.survivors)):
                 process.kill()
                 break
         end = time.time()
@@ -215,8 +229,8 @@ def _set_link(cluster: VirtualCluster, up: bool) -> None:
     cluster.popen_on(RANKS - 1, ["ip", "link", "set", "e0", "up" if up else "down"]).wait()
 
 
-def _survivors_ended() -> list[str]:
-    return [f"rank {rank} ended with status 1" for rank in range(RANKS - 1)]
+def _ends_of(ranks: Sequence[int]) -> list[str]:
+    return [f"rank {rank} ended with status 1" for rank in ranks]
 
 
 def _judge(fault: Fault, job: Job, end: float, *, last_step: str = LAST_STEP) -> Outcome:
@@ -229,7 +243,7 @@ def _judge(fault: Fault, job: Job, end: float, *, last_step: str = LAST_STEP) ->
         problems.append("should have recovered" if fault.recovers else "should have ended early")
     alone = not fault.recovers and not fault.helped
     problems += [
-        f"missing: {ended}" for ended in _survivors_ended() if alone and ended not in job.output
+        f"missing: {end}" for end in _ends_of(fault.survivors) if alone and end not in job.output
     ]
     for pattern, least in fault.says.items():
         found = len(re.findall(pattern, job.output))

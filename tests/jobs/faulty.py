@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ import horovod.torch as hvd
 import torch
 
 from benchmarks.gloo_world import prepare
+from hvd_sparse import _core
 from hvd_sparse.torch import LAGS, mark_step
 
 # So many seconds after its backward pass, a rank of this model is amid an exchange.
@@ -33,6 +35,9 @@ COMPUTING_SECONDS = 1.5
 WHILE_OTHERS_COMPUTE = ("leave", "kill while others compute")
 # So many seconds after its last backward pass, a rank waits for others; then it is held up.
 WAITING_SECONDS, HELD_SECONDS = 0.5, 3
+# While the lifeline is being connected, this rank is killed; another one is late.
+KILLED_WHILE_CONNECTING = {"kill while connecting": 2, "kill rank 0 while connecting": 0}
+CONNECTING_SECONDS, LATE_SECONDS = 0.5, 1.5
 # So many seconds after its last step, the rank is still there.
 STAYS = {"skip and stay": 6, "late": 4}
 
@@ -66,6 +71,8 @@ def main() -> None:
         tell()
     if victim and fault == "kill in construction":
         kill(model)
+    if fault in KILLED_WHILE_CONNECTING:
+        kill_while_connecting(KILLED_WHILE_CONNECTING[fault])
     before = set(own_threads())
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01),
@@ -113,9 +120,28 @@ def nothing(model: torch.nn.Module) -> None:
     """It happens elsewhere, or nothing is wrong."""
 
 
-def kill(model: torch.nn.Module) -> None:
+def kill(model: torch.nn.Module | None) -> None:
     tell()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_while_connecting(rank: int) -> None:
+    """Kills a rank that has connected to the lifeline, or listens for it; rank 1 comes later."""
+    connect = _core.Lifeline.connect
+
+    def connect_or_die(*args: object) -> None:
+        if hvd.rank() == rank:
+            threading.Timer(CONNECTING_SECONDS, kill, [None]).start()
+        elif hvd.rank() == 1:
+            time.sleep(LATE_SECONDS)
+        connect(*args)
+
+    _core.Lifeline.connect = connect_or_die
+
+
+def leave_by_exit(model: torch.nn.Module) -> None:
+    tell()
+    sys.exit(7)
 
 
 def kill_in_backward(model: torch.nn.Module) -> None:
@@ -194,6 +220,9 @@ FAULTS = {
     "model": nothing,
     "density": nothing,
     "kill in construction": nothing,
+    "kill while connecting": nothing,
+    "kill rank 0 while connecting": nothing,
+    "exit": leave_by_exit,
     "kill": kill,
     "kill while others compute": kill,
     "kill in backward": kill_in_backward,
