@@ -60,7 +60,7 @@ class OutOfMemoryError(ExchangeFailedError, MemoryError):
 
 
 class NonFiniteGradientError(HvdSparseError, ArithmeticError):
-    """A gradient held NaN or Inf on some rank: no rank applies this step, nothing was lost."""
+    """A gradient held NaN or Inf on some rank, or left float32: no rank applies this step."""
 
 
 class GradientInFlightError(HvdSparseError, AssertionError):

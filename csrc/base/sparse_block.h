@@ -19,6 +19,12 @@ namespace hvd_sparse {
 /// No rank saw a non-finite gradient.
 constexpr std::int32_t kNoRank = INT32_MAX;
 
+/// Added to a bad rank that has looked why its gradient cannot join a float32 residual: the
+/// gradient holds NaN or Inf; or it is finite in its own number type, and beyond float32. A rank
+/// without either has not looked.
+constexpr std::int32_t kHoldsNonFinite = 1 << 29;
+constexpr std::int32_t kBeyondFloat32 = 1 << 30;
+
 /// Stands for a bad rank where every gradient is finite, but a sum of them is not. The lowest bad
 /// rank is the one that counts, so it yields to any rank.
 constexpr std::int32_t kSumOverflows = INT32_MAX - 1;
@@ -29,7 +35,7 @@ struct BlockHeader {
   std::int32_t count = 0;
   std::uint32_t bucket = 0;  ///< which bucket this is, counted from 0
   std::int32_t bad_rank =
-      kNoRank;               ///< lowest rank whose gradient is not finite, or one of the above
+      kNoRank;               ///< lowest rank with a bad gradient, and why; or one of the above
   std::uint32_t step = 0;    ///< how often the bucket was exchanged before
   std::uint32_t asked = 0;   ///< entries that the rank was asked for
   std::uint32_t kept = 0;    ///< entries that a round of its collective keeps, where it cuts

@@ -6,6 +6,7 @@
 
 #include "csrc/base/clock.h"
 #include "csrc/comm/group_communicator.h"
+#include "csrc/kernels/cpu_finite.h"
 
 namespace hvd_sparse {
 
@@ -89,6 +90,36 @@ std::int64_t Bucket::JoinVelocity(const Kernels& kernels) {
   return not_finite;
 }
 
+/// What a header says of this rank, whose gradient cannot join its residual. Only the memory of the
+/// CPU is looked at for the reason.
+std::int32_t Bucket::BadRank(int rank, const Kernels& kernels) const {
+  if (&kernels != &CpuKernels()) return rank;
+  const auto& gradients = launch_.gradients;
+  const bool finite = std::all_of(gradients.begin(), gradients.end(), cpu::AllFinite);
+  return rank + (finite ? kBeyondFloat32 : kHoldsNonFinite);
+}
+
+std::string Bucket::Problem() const {
+  const std::int32_t bad = bad_rank();
+  if (bad == kSumOverflows) {
+    const bool nodes = collective_.SumsNodesFirst();
+    return Concat("the sum of the ", nodes ? "residuals of a node or of all nodes" : "gradients",
+                  " in bucket '", spec_.name, "' overflows");
+  }
+  if (bad != kNoRank) {
+    const char* const why =
+        bad >= kBeyondFloat32
+            ? "exceeds float32's range (3.4e38), alone or added to its residual or velocity"
+        : bad >= kHoldsNonFinite ? "holds NaN or Inf"
+                                 : "holds NaN or Inf, or exceeds float32's range (3.4e38)";
+    return Concat("the gradient of rank ", bad % kHoldsNonFinite, " in bucket '", spec_.name, "' ",
+                  why);
+  }
+  if (overflows_ == 0) return "";
+  return Concat("the sum of the gradients in bucket '", spec_.name, "' overflows in ", overflows_,
+                " entries");
+}
+
 /// What the first message of a step says of this rank.
 BlockHeader Bucket::Identity() const {
   BlockHeader identity;
@@ -138,7 +169,7 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
   } else {
     not_finite += Accumulate(kernels);
   }
-  bad_rank_ = not_finite > 0 ? rank : kNoRank;
+  bad_rank_ = not_finite > 0 ? BadRank(rank, kernels) : kNoRank;
   stats_.select_end = SteadySeconds();
   stats_.select_seconds = stats_.select_end - stats_.select_begin;
 }

@@ -96,9 +96,12 @@ class Bucket {
   /// The network is about to go. Waits for the device.
   void LeaveDevices();
 
-  /// The lowest rank whose gradient was not finite, or kNoRank, or kSumOverflows. Valid after
-  /// Reduce, or when the step has arrived, as below.
+  /// As in BlockHeader, the same on all ranks. Valid after Reduce, or when the step has arrived.
   std::int32_t bad_rank() const { return reduced_.header().bad_rank; }
+
+  /// Why no rank applies the step, the same on all ranks; empty where nothing is wrong. Valid as
+  /// bad_rank().
+  std::string Problem() const;
 
   /// How many results were not finite in the number type of their gradient.
   std::int64_t overflows() const { return overflows_; }
@@ -125,6 +128,7 @@ class Bucket {
   std::int64_t Accumulate(const Kernels& kernels);
   std::int64_t JoinVelocity(const Kernels& kernels);
   void MaskVelocity(const Kernels& kernels);
+  std::int32_t BadRank(int rank, const Kernels& kernels) const;
 
   BlockHeader Identity() const;
   CollectiveContext ContextOf(Communicator& comm, const Kernels& kernels, WireFormat wire);

@@ -252,18 +252,7 @@ void Exchange::Commit(const std::string& refuse) {
       Bucket& bucket = *slot->bucket;
       Require(slot->state == State::kArrived, "the step cannot end: bucket '", bucket.spec().name,
               "' is in flight");
-      if (!why.empty()) continue;
-      if (bucket.bad_rank() == kSumOverflows) {
-        const bool nodes = FindCollective(bucket.spec().collective).SumsNodesFirst();
-        why = Concat("the sum of the ", nodes ? "residuals of a node or of all nodes" : "gradients",
-                     " in bucket '", bucket.spec().name, "' overflows");
-      } else if (bucket.bad_rank() != kNoRank) {
-        why = Concat("the gradient of rank ", bucket.bad_rank(), " in bucket '", bucket.spec().name,
-                     "' holds NaN or Inf");
-      } else if (bucket.overflows() > 0) {
-        why = Concat("the sum of the gradients in bucket '", bucket.spec().name, "' overflows in ",
-                     bucket.overflows(), " entries");
-      }
+      if (why.empty()) why = bucket.Problem();
     }
     if (why.empty()) why = refuse;
     for (auto& slot : slots_) {

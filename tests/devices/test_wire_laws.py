@@ -9,6 +9,7 @@ from hvd_sparse import _core
 from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError, NonFiniteGradientError
 from tests import laws
 from tests.cases import in_turn
+from tests.device_array import CPU
 
 DTYPES = ["float32", "bfloat16", "float16"]
 FORMATS = [(packed, dtype) for packed in (False, True) for dtype in DTYPES][1:]
@@ -217,6 +218,62 @@ def test_a_refused_step_leaves_the_residual_bit_for_bit(size, collective, wire, 
         device=device,
     )
     laws.check_laws(ranks)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("collective", _core.collectives())
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_a_finite_gradient_beyond_float32_is_not_called_nan_or_inf(
+    size, collective, momentum, device
+):
+    def program(me):
+        gradient = laws.integer_gradient(me.numel, rank=me.rank, step=0).astype(np.float64)
+        sent = gradient.copy()
+        if me.rank == size - 1:
+            sent[123], gradient[123] = 1e300, 0
+        with pytest.raises(NonFiniteGradientError) as caught:
+            me.step(sent)
+        why = str(caught.value)
+        assert f"the gradient of rank {size - 1} in" in why
+        assert "exceeds float32's range (3.4e38)" in why
+        assert ("NaN" in why) == (device != CPU)  # memory of a device is not searched for the cause
+        assert np.array_equal(me.residual, gradient)
+
+    run_ranks(
+        size,
+        program,
+        segments=[400],
+        density=0.1,
+        collective=collective,
+        momentum=momentum,
+        formats=[(False, "float32")],
+        device=device,
+    )
+
+
+def test_nan_is_reported_before_a_gradient_beyond_float32(device):
+    """The ranks agree on one of the two, whichever order their blocks are merged in."""
+
+    def program(me):
+        gradient = np.zeros(me.numel)
+        if me.rank < 2:
+            gradient[5] = (1e300, np.nan)[me.rank]
+        with pytest.raises(NonFiniteGradientError) as caught:
+            me.step(gradient)
+        return str(caught.value)
+
+    reasons = run_ranks(
+        4,
+        program,
+        segments=[400],
+        density=0.1,
+        collective="gtopk",
+        formats=[(False, "float32")],
+        device=device,
+    )
+    assert len(set(reasons)) == 1
+    assert "holds NaN or Inf" in reasons[0]
+    assert device != CPU or "gradient of rank 1" in reasons[0]
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -72,6 +72,15 @@ def test_nan_on_one_rank_raises_on_all_and_the_residual_keeps_the_rest():
     assert np.array_equal(residual, np.nan_to_num(array).ravel())
 
 
+def test_a_float64_beyond_float32_raises_on_all_and_is_not_called_nan():
+    array, residual = integers(1, np.float64), np.zeros(1200, np.float32)
+    if hvd.rank() == hvd.size() - 1:
+        array[3, 4] = -1e300
+    with pytest.raises(NonFiniteGradientError, match="exceeds float32's range") as caught:
+        sparse_allreduce(array, residual, compression=TopK(density=0.1), name="beyond")
+    assert "NaN" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("array", "residual", "match"),
     [

@@ -56,6 +56,33 @@ def test_a_bad_gradient_on_one_rank_is_refused_by_all_and_nothing_is_lost(preset
 
 
 @several_ranks
+@pytest.mark.parametrize("preset", [LAGS, GTopK, TopK])
+def test_a_finite_gradient_beyond_float32_is_refused_as_such_by_all(preset):
+    model = Toy({"w": (40, 30), "v": (50, 20)}, dtype=torch.float64)
+    optimizer = distribute(model, preset(adaptive=False, density=0.1, min_numel=64))
+    gradients = integer_gradients(model, 0)
+    if ODD:
+        gradients["w"].view(-1)[17] = 1e300
+    model.backward(gradients)
+    match = f"gradient of rank {ODD_ONE} in bucket .* exceeds float32's range \\(3.4e38\\)"
+    with pytest.raises(NonFiniteGradientError, match=match) as caught:
+        optimizer.step()
+    assert "NaN" not in str(caught.value)
+    assert not any(p.any() for p in model.parameters())
+
+
+@several_ranks
+def test_a_float64_gradient_beyond_float32_that_travels_dense_is_applied():
+    model = Toy({"w": (40, 30), "bias": (7,)}, dtype=torch.float64)
+    optimizer = distribute(model, TopK(density=0.1, min_numel=64))
+    gradients = integer_gradients(model, 0)
+    gradients["bias"].fill_(1e300)
+    model.backward(gradients)
+    optimizer.step()
+    assert all((p == -hvd.size() * 1e300).all() for p in [model.get_parameter("bias")])
+
+
+@several_ranks
 @pytest.mark.parametrize("bad", [0, 3])  # before the steps after which an order is sent
 def test_a_refused_step_before_a_new_launch_order_changes_nothing(bad):
     model = Toy({"w": (40, 30), "v": (50, 20)})

@@ -106,6 +106,20 @@ def test_a_bad_gradient_of_one_rank_makes_all_skip_and_back_off(preset, place):
 
 
 @several_ranks
+@pytest.mark.parametrize("preset", ["lags", "gtopk"])
+def test_a_gradient_beyond_float32_makes_all_skip_and_back_off(preset):
+    scaler = new_scaler(growth_interval=1000)
+    model = Toy(dtype=torch.float64)
+    optimizer = distribute(model, PRESETS[preset](scaler))
+    bad = integer_gradients(model, 0)
+    if hvd.rank() == hvd.size() - 1:
+        bad["last"].view(-1)[0] = 1e300
+    scaled_step(model, optimizer, scaler, bad)
+    assert scaler.get_scale() == 512
+    assert not any(p.any() for p in model.parameters())
+
+
+@several_ranks
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

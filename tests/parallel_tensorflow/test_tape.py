@@ -299,6 +299,19 @@ def test_the_residual_follows_the_learning_rate_that_a_tape_is_told(preset, mode
 
 
 @alone
+def test_a_finite_gradient_beyond_float32_is_refused_as_such_on_all():
+    variables = make_variables(dtype=tf.float64)
+    gradients = integer_gradients(variables, 0)
+    if hvd.rank() == hvd.size() - 1:
+        gradients[2] = tf.tensor_scatter_nd_update(gradients[2], [[0, 0, 0]], [1e300])
+    match = f"rank {hvd.size() - 1} .* exceeds float32's range"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=match) as caught:
+        step_of(variables, TopK(density=0.1, **SMALL))(gradients)
+    assert "NaN" not in caught.value.message
+    assert all(np.isfinite(part).all() for part in residuals().values())
+
+
+@alone
 @on_each_device
 def test_a_bad_gradient_of_one_rank_is_refused_on_all_and_changes_nothing(device):
     variables = make_variables(device=device)
