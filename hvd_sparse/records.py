@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import types
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -40,8 +41,13 @@ class Saved:
         return from_json(cls, text, kind=cls.KIND, version=cls.VERSION)
 
     def save(self, path: Path | str) -> None:
-        """Writes it to a file."""
-        Path(path).write_text(self.to_json() + "\n")
+        """Writes it to a file.
+
+        Raises:
+            OSError: It cannot be written; so if it is a FIFO that nobody reads.
+        """
+        with open(path, "w", opener=_open_at_once) as file:
+            file.write(self.to_json() + "\n")
 
     @classmethod
     def load(cls: type[S], path: Path | str) -> S:
@@ -59,6 +65,13 @@ class Saved:
             return cls.from_json(text)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"{path}: {error}") from None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens a file as open() does, but fails where that would wait for the reader of a FIFO."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def to_json(record: Any, *, kind: str, version: int) -> str:

@@ -98,11 +98,11 @@ def _agree_on_files(
     if ranks.world.rank == 0:
         try:
             if json_file is not None and str(json_file) != "-":
-                files.check_writable("--json", json_file)
+                files.check_writable("--json", json_file, in_job=True)
             if save is not None:
-                files.check_writable("--save", save)
+                files.check_writable("--save", save, in_job=True)
             if plot is not None:
-                files.check_picture("--plot", plot)
+                files.check_picture("--plot", plot, in_job=True)
         except InvalidArgumentError as error:
             problem = str(error)
     problem = ranks.world.broadcast_object(problem)

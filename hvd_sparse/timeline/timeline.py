@@ -156,6 +156,8 @@ def _two_clocks() -> tuple[int, int]:
 def _start_of(horovod: str) -> int | None:
     """When a trace of Horovod's began, in microseconds since the epoch; None if it does not say."""
     try:
+        if not Path(horovod).is_file():  # reading a FIFO would wait, and take what others read
+            return None
         with open(horovod, encoding="utf-8", errors="replace") as file:
             head = file.read(4096)
     except OSError:
@@ -175,7 +177,8 @@ def from_environment(*, rank: int, environment: Mapping[str, str] = os.environ) 
         environment: Of the process.
 
     Raises:
-        InvalidArgumentError: The file cannot be written, or Horovod writes to it.
+        InvalidArgumentError: The file cannot be written, is a symbolic link or otherwise no regular
+            file, or Horovod writes to it.
     """
     name = environment.get(VARIABLE, "")
     if not name or (rank != 0 and RANK not in name):

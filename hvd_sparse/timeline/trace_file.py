@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -10,6 +11,16 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 _START, _END, _BETWEEN = b"[", b"\n]", ",\n"
+
+_KINDS = (
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Track(NamedTuple):
@@ -33,14 +44,17 @@ class TraceFile:
         path: Of the file; what it held is lost.
 
     Raises:
-        OSError: It cannot be written, or is no regular file.
+        OSError: It cannot be written, or is no regular file: a symbolic link is none, lest its
+            target is emptied.
     """
 
     def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(FileNotFoundError):
+            _require_regular(os.lstat(path))
+        # The name may have changed hands since then.
+        self._file = os.open(path, _FLAGS, 0o666)
         try:
-            if not stat.S_ISREG(os.fstat(self._file).st_mode):
-                raise OSError("it is no regular file")
+            _require_regular(os.fstat(self._file))
             os.ftruncate(self._file, 0)
             self._length = len(_START)  # without the closing bracket
             self._write(_START + _END, 0)
@@ -74,6 +88,13 @@ class TraceFile:
         while text:
             written = os.pwrite(self._file, text, offset)
             text, offset = text[written:], offset + written
+
+
+def _require_regular(found: os.stat_result) -> None:
+    """Raises OSError that says what kind of file it is instead."""
+    if not stat.S_ISREG(found.st_mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), "a special file")
+        raise OSError(f"it is {kind}, not a regular file")
 
 
 @functools.lru_cache(maxsize=4096)

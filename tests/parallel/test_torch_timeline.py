@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import horovod.torch as hvd
 import pytest
@@ -108,6 +109,24 @@ def test_one_file_is_written_by_rank_0_alone(tmp_path, monkeypatch):
     assert path.exists() == (hvd.rank() == 0)
     if hvd.rank() == 0 and hvd.size() > 1:
         assert len(read_trace(path).of("STEP 0")) == 1
+
+
+@several_ranks
+@pytest.mark.timeout(60)
+def test_all_ranks_refuse_a_fifo_of_one_rank_and_go_on_without_it(tmp_path, monkeypatch):
+    name = tmp_path / "trace-{rank}.json"
+    if hvd.rank() == CULPRIT:
+        os.mkfifo(str(name).format(rank=CULPRIT))
+    monkeypatch.setenv(timeline.VARIABLE, str(name))
+    model = Toy()
+    with pytest.raises(InvalidArgumentError, match=f"rank {CULPRIT} can write.* it is a FIFO"):
+        distribute(model, TopK(density=0.2, min_numel=64))
+    if hvd.rank() != CULPRIT:
+        finish()
+    monkeypatch.delenv(timeline.VARIABLE)
+    optimizer = distribute(model, TopK(density=1.0, min_numel=64))
+    model.backward({n: torch.ones_like(p) for n, p in model.named_parameters()})
+    optimizer.step()
 
 
 @several_ranks

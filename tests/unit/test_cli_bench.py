@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from dataclasses import replace
 
@@ -182,6 +183,16 @@ def test_a_wrong_option_is_explained_before_anything_is_timed(run, arguments, me
     result = run(*arguments)
     assert result.exit_code == 2
     assert message in said(result)
+    assert run.asked == []
+
+
+@pytest.mark.parametrize("option", ["--save", "--json", "--plot"])
+def test_a_fifo_is_refused_since_all_ranks_would_wait_for_its_reader(run, tmp_path, option):
+    os.mkfifo(tmp_path / "bench.png")
+    result = run(option, str(tmp_path / "bench.png"))
+    assert result.exit_code == 2
+    assert f"{option} must name a file that can be written" in said(result)
+    assert "that is a FIFO" in said(result)
     assert run.asked == []
 
 

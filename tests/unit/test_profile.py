@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -34,6 +37,22 @@ def test_a_profile_is_saved_and_loaded(tmp_path):
     before = profile_of([10, 20], [0.1, 0.2])
     before.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json") == before
+
+
+@pytest.mark.timeout(20)
+def test_a_fifo_that_nobody_reads_is_an_error_and_one_that_is_read_gets_all(tmp_path):
+    fifo = tmp_path / "profile.json"
+    os.mkfifo(fifo)
+    before = profile_of([10] * 20_000, [0.1] * 20_000)  # longer than a pipe holds
+    with pytest.raises(OSError, match="No such device or address"):
+        before.save(fifo)
+    with ThreadPoolExecutor() as reader:
+        read = reader.submit(fifo.read_text)
+        while True:
+            with contextlib.suppress(OSError):  # until it has been opened
+                before.save(fifo)
+                break
+        assert Profile.from_json(read.result()) == before
 
 
 def changed(change):

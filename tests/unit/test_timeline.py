@@ -7,10 +7,12 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -258,6 +260,77 @@ def test_a_file_that_cannot_be_written_is_refused(tmp_path, name):
     path = tmp_path / name
     with pytest.raises(InvalidArgumentError, match=r"HVD_SPARSE_TIMELINE must name a file that ra"):
         from_environment(rank=0, environment=asked_for(path))
+
+
+def make_fifo(path):
+    os.mkfifo(path)
+
+
+def make_link(path):
+    (path.parent / "target").write_text("precious")
+    path.symlink_to("target")
+
+
+def make_link_to_nothing(path):
+    path.symlink_to("nowhere")
+
+
+def make_socket(path):
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+
+
+@pytest.mark.timeout(20)  # opening a FIFO would wait for its reader
+@pytest.mark.parametrize("name", ["trace.json", "trace-{rank}.json"])
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (make_fifo, "a FIFO"),
+        (make_link, "a symbolic link"),
+        (make_link_to_nothing, "a symbolic link"),
+        (make_socket, "a socket"),
+        (Path.mkdir, "a directory"),
+    ],
+)
+def test_what_is_no_regular_file_is_refused_by_name_before_it_is_opened(tmp_path, make, kind, name):
+    path = tmp_path / name.format(rank=0)
+    make(path)
+    there = set(tmp_path.iterdir())
+    with pytest.raises(InvalidArgumentError) as caught:
+        from_environment(rank=0, environment=asked_for(tmp_path / name))
+    assert str(caught.value) == (
+        f"HVD_SPARSE_TIMELINE must name a file that rank 0 can write, got {str(path)!r}: "
+        f"it is {kind}, not a regular file"
+    )
+    assert set(tmp_path.iterdir()) == there
+    assert make is not make_link or path.read_text() == "precious"
+
+
+def test_a_link_that_appears_after_the_look_is_not_followed(tmp_path, monkeypatch):
+    path = tmp_path / "trace.json"
+    make_link(path)
+    monkeypatch.setattr(os, "lstat", lambda _: (tmp_path / "target").stat())
+    with pytest.raises(InvalidArgumentError, match="HVD_SPARSE_TIMELINE must name a file"):
+        from_environment(rank=0, environment=asked_for(path))
+    assert path.read_text() == "precious"
+
+
+def test_a_link_among_the_folders_is_followed(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    from_environment(rank=0, environment=asked_for(tmp_path / "link" / "trace.json")).close()
+    assert json.loads((tmp_path / "folder" / "trace.json").read_text()) == []
+
+
+@pytest.mark.timeout(20)
+def test_horovods_trace_is_not_read_from_a_fifo(tmp_path):
+    theirs = tmp_path / "horovod.json"
+    os.mkfifo(theirs)
+    named = asked_for(tmp_path / "trace.json", HOROVOD_TIMELINE=str(theirs))
+    trace = from_environment(rank=0, environment=named)
+    trace.rows("a", "row")
+    trace.close()
+    check_trace(json.loads((tmp_path / "trace.json").read_text()))
 
 
 def test_horovods_own_file_is_refused(tmp_path):
