@@ -42,7 +42,7 @@ class _Channel:
     ) -> tuple[int, list[int], np.ndarray[Any, Any]]:
         """Its number, ks and state; agreed upon by all ranks when it is first met."""
         numel, kind = array.numel, device.partition(":")[0]
-        call: dict[str, object] = {
+        call: dict[str, str | int] = {
             "numel": numel,
             "dtype": array.dtype,
             "compression": repr(compression),

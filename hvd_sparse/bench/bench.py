@@ -10,7 +10,7 @@ import statistics
 import time
 import zlib
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +100,8 @@ def _rows_of_size(
             right[name] &= _bits(method.sum) == bits[name]
     exchange.clear_buckets()
     _require(ranks, numel, right, bits)
-    everybody = ranks.world.allgather_object(np.array(turns[UNTIMED:]))
+    timed = list[list[tuple[float, float]]]
+    everybody = ranks.world.allgather_object(turns[UNTIMED:], timed)
     slowest = np.max(np.array(everybody), axis=0)  # [repetitions, methods, (selection, total)]
     return _rows(list(methods), slowest, numel, k, cluster)
 
@@ -197,6 +198,18 @@ class Sparse:
         return right
 
 
+class _Verdict(NamedTuple):
+    """What a rank saw of the methods, in their order.
+
+    Attributes:
+        right: Whether their sums are right.
+        bits: That tell the sums apart; none where ranks need not hold the same ones.
+    """
+
+    right: list[bool]
+    bits: list[int]
+
+
 def _require(
     ranks: Ranks,
     numel: int,
@@ -204,11 +217,11 @@ def _require(
     bits: dict[tuple[str, str], int] | None = None,
 ) -> None:
     """Raises on all ranks what one of them saw, or that they hold other bits. Collective."""
-    everybody = ranks.world.allgather_object((right, bits))
-    for collective, wire in right:
-        name = (collective, wire)
-        wrong = [rank for rank, (verdicts, _) in enumerate(everybody) if not verdicts[name]]
-        differ = bits is not None and len({held[name] for _, held in everybody}) > 1
+    told = _Verdict([*right.values()], [] if bits is None else [bits[name] for name in right])
+    everybody: list[_Verdict] = ranks.world.allgather_object(told, _Verdict)
+    for at, (collective, wire) in enumerate(right):
+        wrong = [rank for rank, one in enumerate(everybody) if not one.right[at]]
+        differ = bits is not None and len({one.bits[at] for one in everybody}) > 1
         if wrong or differ:
             where = f"on ranks {wrong}" if wrong else "differs between the ranks"
             raise VerificationError(

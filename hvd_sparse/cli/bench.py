@@ -105,7 +105,7 @@ def _agree_on_files(
                 files.check_picture("--plot", plot, in_job=True)
         except InvalidArgumentError as error:
             problem = str(error)
-    problem = ranks.world.broadcast_object(problem)
+    problem = ranks.world.broadcast_object(problem, str | None)
     if problem is not None:
         raise InvalidArgumentError(problem)
 

@@ -5,10 +5,37 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import NamedTuple
 
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.ranks.world import World
+
+
+class _Report(NamedTuple):
+    """What a rank is about to exchange.
+
+    Attributes:
+        problem: Why it cannot go on, if it cannot.
+        digest: Of its `_Details`.
+        serial: How many optimizers it has wrapped.
+    """
+
+    problem: str | None
+    digest: str
+    serial: int
+
+
+class _Details(NamedTuple):
+    """The same in full, where ranks differ.
+
+    Attributes:
+        parameters: Name, shape and type of each.
+        options: By name.
+    """
+
+    parameters: list[str]
+    options: dict[str, str]
 
 
 def agree(
@@ -39,19 +66,22 @@ def agree(
     """
     parameters = list(parameters)
     digest = hashlib.sha256(repr((parameters, sorted(options.items()))).encode()).hexdigest()
-    reports = world.allgather_object((problem and str(problem), digest, serial))
+    report = _Report(None if problem is None else str(problem), digest, serial)
+    reports: list[_Report] = world.allgather_object(report, _Report)
     if problem is not None:
         raise problem
-    for rank, (text, _, _) in zip(ranks, reports, strict=True):
-        if text is not None:
-            raise InvalidArgumentError(f"rank {rank} cannot take part: {text}")
-    if len({digest for _, digest, _ in reports}) > 1:
-        details = world.allgather_object((parameters, options))
+    for rank, one in zip(ranks, reports, strict=True):
+        if one.problem is not None:
+            raise InvalidArgumentError(f"rank {rank} cannot take part: {one.problem}")
+    if len({one.digest for one in reports}) > 1:
+        details = world.allgather_object(_Details(parameters, options), _Details)
         raise InvalidArgumentError(_first_difference(ranks, details))
-    return max(int(serial) for _, _, serial in reports)
+    return max(one.serial for one in reports)
 
 
-def agree_on_call(world: World, ranks: Sequence[int], function: str, **arguments: object) -> None:
+def agree_on_call(
+    world: World, ranks: Sequence[int], function: str, **arguments: str | int
+) -> None:
     """Compares the arguments with which the ranks call a function. Collective.
 
     Args:
@@ -63,8 +93,8 @@ def agree_on_call(world: World, ranks: Sequence[int], function: str, **arguments
     Raises:
         InvalidArgumentError: On all ranks: they differ; with both sides named.
     """
-    mine = tuple(arguments.values())
-    for rank, theirs in zip(ranks, world.allgather_object(mine), strict=True):
+    mine, kind = tuple(arguments.values()), tuple[str | int, ...]
+    for rank, theirs in zip(ranks, world.allgather_object(mine, kind), strict=True):
         if theirs != mine:
             raise InvalidArgumentError(
                 f"{function} was called with ({', '.join(arguments)}) = {theirs} on rank {rank} "
@@ -82,9 +112,7 @@ def kind_of_device(kind: str, compression: Compression) -> dict[str, str]:
     return {"kind of device": kind} if compression.adaptive else {}
 
 
-def _first_difference(
-    ranks: Sequence[int], details: Sequence[tuple[list[str], dict[str, str]]]
-) -> str:
+def _first_difference(ranks: Sequence[int], details: Sequence[_Details]) -> str:
     parameters, options = details[0]
     for rank, (their_parameters, their_options) in zip(ranks[1:], details[1:], strict=True):
         for name, value in options.items():

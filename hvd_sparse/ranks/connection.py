@@ -95,7 +95,8 @@ def connect(
             machine=world.node,
             node=node,
             checks=checking,
-        )
+        ),
+        _Introduction,
     )
     if problem is not None:
         raise problem

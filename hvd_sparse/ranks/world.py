@@ -5,19 +5,18 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
-import pickle
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_sparse.errors import InvalidArgumentError, UnavailableError
-from hvd_sparse.ranks import transport
+from hvd_sparse.errors import HvdSparseError, InvalidArgumentError, UnavailableError
+from hvd_sparse.ranks import messages, transport
 
 # How a NumPy array becomes a tensor that Horovod's module takes: "module:function".
 _TENSOR_MAKERS = {
@@ -120,21 +119,57 @@ class World:
             _allgather=allgather,
         )
 
-    def allgather_object(self, thing: Any) -> list[Any]:
-        """Every rank's `thing`, in the order of the ranks. Collective; `thing` can be pickled."""
-        if self.size == 1:
-            return [thing]
+    def allgather_object(self, thing: Any, kind: Any = Any) -> list[Any]:
+        """Every rank's `thing`, in the order of the ranks. Collective.
+
+        Args:
+            thing: As `messages.encode` takes it.
+            kind: Its type, the same on all ranks, against which all that arrives is checked.
+                Without it tuples and sets come back as lists.
+
+        Raises:
+            InvalidArgumentError: On the rank whose `thing` cannot be sent.
+            HvdSparseError: On all other ranks then; and on all ranks, where one has sent something
+                of another type. Names the rank and the type.
+        """
+        problem: InvalidArgumentError | None = None
+        try:
+            message = messages.encode(thing)
+        except InvalidArgumentError as error:  # the others wait for this rank
+            message, problem = messages.UNREADABLE, error
+        everything = [message] if self.size == 1 else self._allgather_bytes(message)
+        if problem is not None:
+            raise problem
+        return [self._read(rank, theirs, kind) for rank, theirs in enumerate(everything)]
+
+    def broadcast_object(self, thing: Any, kind: Any = Any) -> Any:
+        """The `thing` of the set's rank 0; what other ranks pass is ignored. Collective.
+
+        Args:
+            thing: As in `allgather_object`, like its errors.
+            kind: Likewise; includes None.
+        """
+        return self.allgather_object(thing if self.rank == 0 else None, kind)[0]
+
+    def _allgather_bytes(self, message: bytes) -> list[bytes]:
+        """Every rank's message, in the order of the ranks. Collective."""
         assert self._allgather is not None
-        payload = np.frombuffer(pickle.dumps(thing), dtype=np.uint8)
+        payload = np.frombuffer(message, dtype=np.uint8)
         name = f"hvd_sparse.world.{self.process_set_id}.{next(self._serial)}"
         sizes = self._allgather(np.array([payload.size], dtype=np.int64), f"{name}.sizes")
         everything = self._allgather(payload.copy(), f"{name}.bytes")
         ends = np.cumsum(sizes)
         return [
-            pickle.loads(everything[end - size : end].tobytes())
-            for end, size in zip(ends, sizes, strict=True)
+            everything[end - size : end].tobytes() for end, size in zip(ends, sizes, strict=True)
         ]
 
-    def broadcast_object(self, thing: Any) -> Any:
-        """The `thing` of the set's rank 0; what other ranks pass is ignored. Collective."""
-        return self.allgather_object(thing if self.rank == 0 else None)[0]
+    def _read(self, rank: int, message: bytes, kind: Any) -> Any:
+        try:
+            return messages.decode(message, kind)
+        except ValueError as error:
+            name = str(kind) if get_origin(kind) else getattr(kind, "__name__", str(kind))
+            what = "read" if kind is Any else f"read as {name.lstrip('_')}"
+            raise HvdSparseError(
+                f"rank {rank} of {self.size} has sent a message that cannot be {what}: {error}. Do "
+                "all ranks run the same version of hvd_sparse?"
+            ) from None

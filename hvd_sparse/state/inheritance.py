@@ -7,7 +7,7 @@ reset; where every rank is back in its place, each goes on with its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
@@ -43,6 +43,25 @@ class Holding(NamedTuple):
         return cls(held["rank"], held["size"], held["step"], held.get("whole", False))
 
 
+Rates: TypeAlias = dict[str, float] | float | None  # by parameter, or of the optimizer
+
+
+class _Claim(NamedTuple):
+    """What a rank brings along.
+
+    Attributes:
+        policy: What it wants to become of residuals.
+        holding: Where its own come from; None: it has just joined.
+        rates: Learning rates at which they were accumulated.
+        fits: Whether they are of the layers of now.
+    """
+
+    policy: str
+    holding: Holding | None = None
+    rates: Rates = None
+    fits: bool = True
+
+
 class Heir(Protocol):
     """A new exchange, and how its framework keeps what a rank holds."""
 
@@ -57,8 +76,8 @@ class Heir(Protocol):
     def residuals_of(self, held: Mapping[str, Any]) -> Mapping[str, NDArray[Any]]:
         """Those among what was saved: float32, flat, by layer."""
 
-    def rates_of(self, held: Mapping[str, Any]) -> Any:
-        """Learning rates among what was saved; can be pickled."""
+    def rates_of(self, held: Mapping[str, Any]) -> Rates:
+        """Learning rates among what was saved."""
 
     def allreduce(self, part: NDArray[Any], name: str) -> NDArray[Any]:
         """Sums a float64 array over the ranks; the name is the same on all of them."""
@@ -118,18 +137,18 @@ def inherit(heir: Heir, held: dict[str, Any] | None, policy: str) -> None:
         InvalidArgumentError: On every rank: the ranks' policies differ.
     """
     layers, world = heir.layers, heir.world
-    told = None
+    told = _Claim(policy)
     if held is not None:
-        told = (Holding.of(held), heir.rates_of(held), held["layers"] == layers)
-    everybody = world.allgather_object((policy, told))
-    for rank, (theirs, other) in enumerate(everybody):
-        if theirs != everybody[0][0]:
+        told = _Claim(policy, Holding.of(held), heir.rates_of(held), held["layers"] == layers)
+    everybody: list[_Claim] = world.allgather_object(told, _Claim)
+    for rank, one in enumerate(everybody):
+        if one.policy != everybody[0].policy:
             raise InvalidArgumentError(
-                f"residuals is {theirs!r} on rank {rank} and {everybody[0][0]!r} on rank 0"
+                f"residuals is {one.policy!r} on rank {rank} and {everybody[0].policy!r} on rank 0"
             )
-        if other is not None and not other[2]:
+        if not one.fits:
             raise CheckpointMismatchError(f"rank {rank} holds residuals of other layers")
-    holdings = [None if other is None else other[0] for _, other in everybody]
+    holdings = [one.holding for one in everybody]
     giving = givers(holdings)
     if not giving:
         return
@@ -139,7 +158,7 @@ def inherit(heir: Heir, held: dict[str, Any] | None, policy: str) -> None:
         return
     if world.rank == 0:
         _tell(holdings, policy)
-    _, (first, rates, _) = everybody[giving[0]]
+    first, rates = _at(holdings, giving[0]), everybody[giving[0]].rates
     shares: Mapping[str, NDArray[Any]] = {}
     if policy == SPREAD:
         total = SavedSum(layers)

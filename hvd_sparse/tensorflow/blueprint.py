@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from hvd_sparse.compression_record import CompressionRecord, compression_of, record_of
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.exchange.reduction import Reduction
 from hvd_sparse.ranks.agreement import agree, kind_of_device
 from hvd_sparse.ranks.world import World
 from hvd_sparse.tensorflow import compat, devices
@@ -31,9 +33,22 @@ class Template(NamedTuple):
     device: str
 
 
+class BlueprintRecord(NamedTuple):
+    """A blueprint as ranks tell each other; attributes as there, and in `Settings`."""
+
+    variables: tuple[Template, ...]
+    sliced: tuple[bool | None, ...]
+    serial: int
+    compression: CompressionRecord
+    reduction: Reduction
+    sparse_as_dense: bool
+    follows_rate: bool
+    marks_non_finite: bool
+
+
 @dataclass(frozen=True)
 class Blueprint:
-    """What an exchange is built from. It can be pickled.
+    """What an exchange is built from.
 
     Attributes:
         variables: In the order of their gradients.
@@ -67,6 +82,36 @@ class Blueprint:
             settings,
         )
 
+    @classmethod
+    def of_record(cls, record: BlueprintRecord) -> Blueprint:
+        """Of what another rank has told.
+
+        Raises:
+            InvalidArgumentError: As `compression_of`.
+        """
+        settings = Settings(
+            compression=compression_of(record.compression),
+            reduction=record.reduction,
+            sparse_as_dense=record.sparse_as_dense,
+            follows_rate=record.follows_rate,
+            marks_non_finite=record.marks_non_finite,
+        )
+        return cls(record.variables, record.sliced, settings, record.serial)
+
+    @property
+    def record(self) -> BlueprintRecord:
+        """What to tell other ranks."""
+        return BlueprintRecord(
+            variables=self.variables,
+            sliced=self.sliced,
+            serial=self.serial,
+            compression=record_of(self.settings.compression),
+            reduction=self.settings.reduction,
+            sparse_as_dense=self.settings.sparse_as_dense,
+            follows_rate=self.settings.follows_rate,
+            marks_non_finite=self.settings.marks_non_finite,
+        )
+
     @property
     def prefix(self) -> str:
         """Of the names of the exchange's operations."""
@@ -96,7 +141,7 @@ class Blueprint:
             InvalidArgumentError: On all ranks: their variables or options differ.
             UnsupportedError: On the rank that has such variables: they cannot be exchanged.
         """
-        everywhere = world.allgather_object(self.sliced)
+        everywhere = world.allgather_object(self.sliced, tuple[bool | None, ...])
         known = replace(self, sliced=_filled_in(self.sliced, everywhere))
         problem = known._problem()
         options = self.settings.describe()

@@ -38,7 +38,12 @@ class _Channel:
         device: str,
     ) -> None:
         world = World.from_horovod(hvd, ranks)
-        call = {"name": label, "numel": numel, "dtype": dtype, "compression": repr(compression)}
+        call: dict[str, str | int] = {
+            "name": label,
+            "numel": numel,
+            "dtype": dtype,
+            "compression": repr(compression),
+        }
         agree_on_call(world, ranks.ranks, "sparse_allreduce", **call)
         layout = Bucket((Layer(label, numel),), layer_wise=False)
         (choice,) = plan.fixed_choices(layout.layers, compression)

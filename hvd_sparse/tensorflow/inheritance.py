@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvd_sparse.state.inheritance import total_of
+from hvd_sparse.state.inheritance import Rates, total_of
 from hvd_sparse.tensorflow import saved_state
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 
@@ -32,9 +32,10 @@ class Heir:
         residuals: Mapping[str, NDArray[Any]] = held["residuals"]
         return residuals
 
-    def rates_of(self, held: Mapping[str, Any]) -> Any:
+    def rates_of(self, held: Mapping[str, Any]) -> Rates:
         """The one of the optimizer."""
-        return held["rate"]
+        rates: Rates = held["rate"]
+        return rates
 
     def allreduce(self, part: NDArray[Any], name: str) -> NDArray[Any]:
         """By Horovod."""

@@ -23,7 +23,7 @@ import tensorflow as tf
 from hvd_sparse.ranks.world import ProcessSetKey, World, in_elastic_job, key_of
 from hvd_sparse.state.inheritance import SPREAD
 from hvd_sparse.tensorflow import compat
-from hvd_sparse.tensorflow.blueprint import Blueprint
+from hvd_sparse.tensorflow.blueprint import Blueprint, BlueprintRecord
 from hvd_sparse.tensorflow.estates import Estate, take_over
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.renewal import Renewal
@@ -128,11 +128,13 @@ def renew_all() -> None:
     gc.collect()  # what is discarded ends on all ranks alike, and is not built again on some
     world = World.from_horovod(hvd, hvd.global_process_set)
     pending = {one.blueprint.serial: one for one in renewals() if one.pending}
-    told = world.allgather_object([one.blueprint for one in pending.values()])
-    wanted = {blueprint.serial: blueprint for theirs in told for blueprint in theirs}
+    ours = [one.blueprint.record for one in pending.values()]
+    told = world.allgather_object(ours, list[BlueprintRecord])
+    wanted = {record.serial: record for theirs in told for record in theirs}
     for serial in sorted(wanted):
         if serial not in pending:
-            pending[serial] = Renewal(wanted[serial], hvd.global_process_set)
+            blueprint = Blueprint.of_record(wanted[serial])
+            pending[serial] = Renewal(blueprint, hvd.global_process_set)
             _awaited.append(pending[serial])
         pending[serial].policy = _policy
         pending[serial].renew()
@@ -144,7 +146,7 @@ def pool_all() -> bool:
     ours = {one.blueprint.serial: one for one in renewals()}
     world = World.from_horovod(hvd, hvd.global_process_set)
     # Python may have let go of a model on some ranks only.
-    everywhere = set.intersection(*map(set, world.allgather_object(list(ours))))
+    everywhere = set.intersection(*map(set, world.allgather_object(list(ours), list[int])))
     for serial in sorted(everywhere):
         ours[serial].pool()
     return bool(ours)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from hvd_sparse.state.inheritance import total_of
+from hvd_sparse.state.inheritance import Rates, total_of
 from hvd_sparse.torch import state
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.residual_sums import residuals_of, summing_over
@@ -32,9 +32,10 @@ class Heir:
         """By layer, flat."""
         return residuals_of(held)
 
-    def rates_of(self, held: Mapping[str, Any]) -> Any:
-        """Of each group of parameters."""
-        return held["lrs"]
+    def rates_of(self, held: Mapping[str, Any]) -> Rates:
+        """By parameter."""
+        rates: Rates = held["lrs"]
+        return rates
 
     def go_on(self, held: dict[str, Any]) -> None:
         """With its thresholds, and its plan."""

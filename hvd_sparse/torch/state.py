@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from hvd_sparse.errors import CheckpointMismatchError
@@ -16,6 +17,26 @@ _ADVICE = (
     "To go on with the rest of the state and empty residuals (what was not sent yet is lost), load "
     "optimizer.reset_residual(state_dict) instead"
 )
+
+
+class _Progress(NamedTuple):
+    """How far a rank is, as it tells the others.
+
+    Attributes:
+        job_rank: In the whole job.
+        step: Exchanged so far.
+        tuning: As from `Tuner.state`.
+        states: By unit of selection, float32, [4]: what the sparsifier remembers of it.
+        waiting: Layers that travel dense, whose residuals wait until they travel sparse.
+        held: Layers of which it has residuals.
+    """
+
+    job_rank: int
+    step: int
+    tuning: str | None
+    states: dict[str, np.ndarray]
+    waiting: set[str]
+    held: set[str]
 
 
 def without_residuals(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -118,26 +139,28 @@ def follow(exchange: GradientExchange, rank: int) -> None:
         rank: In the whole job; where it has no part in the exchange, the first one that has.
     """
     tuner, state = exchange.tuner, exchange.state
-    common = {
-        "step": exchange.steps,
-        "tuning": None if tuner is None else tuner.state(),
-        "states": dict(state.memories()),
-    }
-    names = {name for name, _ in state.residuals()}
-    own = (exchange.world.job_rank, common, set(state.waiting()), names)
-    told = exchange.world.allgather_object(own)
-    ranks, commons, waiting, held = zip(*told, strict=True)
-    theirs = dict(zip(ranks, commons, strict=True)).get(rank, commons[0])
+    own = _Progress(
+        job_rank=exchange.world.job_rank,
+        step=exchange.steps,
+        tuning=None if tuner is None else tuner.state(),
+        states={name: part.numpy() for name, part in state.memories()},
+        waiting=set(state.waiting()),
+        held={name for name, _ in state.residuals()},
+    )
+    told: list[_Progress] = exchange.world.allgather_object(own, _Progress)
+    theirs = next((one for one in told if one.job_rank == rank), told[0])
     mine = save(exchange)
     # Another step is another count of draws: of a rank that went back alone, say.
-    alike = all(theirs[key] == mine[key] for key in ("step", "tuning"))
+    alike = (theirs.step, theirs.tuning) == (mine["step"], mine["tuning"])
     found = mine["states"] if alike else {}
     thresholds = {name: part for name, part in found.items() if part.any()}
     # What joins on one rank joins on all, be it zeros.
-    mine["waiting"] = set.intersection(*waiting)
-    for name in set.union(*held) - mine["residuals"].keys():
+    mine["waiting"] = set.intersection(*(one.waiting for one in told))
+    for name in set.union(*(one.held for one in told)) - mine["residuals"].keys():
         mine["residuals"][name] = _nothing(mine["layers"][name])
-    load(exchange, {**mine, **theirs, "states": {**theirs["states"], **thresholds}})
+    common = {"step": theirs.step, "tuning": theirs.tuning}
+    states = {name: torch.from_numpy(part) for name, part in theirs.states.items()}
+    load(exchange, {**mine, **common, "states": {**states, **thresholds}})
 
 
 def _nothing(numel: int) -> torch.Tensor:

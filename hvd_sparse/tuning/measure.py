@@ -94,7 +94,7 @@ def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int],
             ]
         )
         # Distances are measured one after the other, on all ranks.
-        world.allgather_object(distance)
+        world.allgather_object(distance, int)
     times.append([_spread_seconds(exchange) if exchange.spread_peers > 1 else 0.0])
     allreduce(min(_ALLREDUCES))
     times.append(
@@ -103,7 +103,7 @@ def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int],
             for nbytes, count in _ALLREDUCES.items()
         ]
     )
-    gathered = world.allgather_object(times)
+    gathered = world.allgather_object(times, list[list[float]])
     tables = zip(*gathered, strict=True)
     *swaps, (spread,), allreduces = [_largest(rows) for rows in tables]
     links = [fit_link(dict(zip(_SWAPS, row, strict=True))) for row in swaps]
@@ -245,7 +245,7 @@ def slowest_numbers(world: World, measure: Callable[[], list[float]]) -> list[fl
         found = measure()
     except Exception as error:
         found = f"{type(error).__name__}: {error}"
-    rows = world.allgather_object(found)
+    rows = world.allgather_object(found, list[float] | str)
     for rank, row in enumerate(rows):
         if isinstance(row, str):
             raise UnavailableError(f"rank {rank} cannot measure what its own work takes: {row}")

@@ -47,7 +47,7 @@ def measure_devices(exchange: Exchange, world: World, device: str) -> DeviceNetw
         ExchangeFailedError: Another rank ended the exchange, or died.
     """
     may_connect = _core.with_cuda and device != OnCpu.device
-    if not all(world.allgather_object(may_connect)) or not exchange.connect_devices(device):
+    if not all(world.allgather_object(may_connect, bool)) or not exchange.connect_devices(device):
         return None
     alone = slowest_numbers(
         world,
@@ -78,7 +78,8 @@ def _link(exchange: Exchange, world: World, distance: int) -> Link:
                 statistics.median(exchange.swap_between_devices(partner, nbytes, count))
                 for nbytes, count in swaps.items()
             ]
-        return np.max(world.allgather_object(medians), axis=0).tolist()  # type: ignore[no-any-return]
+        gathered = world.allgather_object(medians, list[float])
+        return np.max(gathered, axis=0).tolist()  # type: ignore[no-any-return]
 
     seconds = slowest(_SWAPS)
     longer = _LONG_SWAPS if seconds[-1] < _FAST_SECONDS else _SHORTER_SWAPS

@@ -208,8 +208,8 @@ def main() -> int:
     seconds = time.monotonic() - begin
 
     world = World.from_horovod(hvd, hvd.global_process_set)
-    ranks = world.allgather_object(soak.readings)
-    covered = sum(world.allgather_object(soak.covered), Counter())
+    ranks = world.allgather_object(soak.readings, list[Reading])
+    covered = sum(map(Counter, world.allgather_object(soak.covered)), Counter())
     problems = problems_of(ranks, args.growth)
     if hvd.rank() == 0:
         title = f"{soak.done} exchanges, {soak.built} built, {hvd.size()} ranks, {seconds:.0f} s"

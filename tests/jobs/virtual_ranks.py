@@ -30,5 +30,5 @@ while distance < hvd.size():
     distance *= 2
 for collective in ("gtopk", "allgather"):
     me = laws.Rank(exchange, hvd.rank(), [100_000], 0.5, "top_k", collective)
-    laws.check_laws(world.allgather_object(me.run(2)))
+    laws.check_laws(world.allgather_object(me.run(2), list[laws.Step]))
 print(f"rank {hvd.rank()} is done", flush=True)

@@ -42,7 +42,7 @@ def test_laws_hold_over_several_steps(
     exchange = new_exchange(select_on=select_on)
     segments = [3000, 0, 517]
     me = laws.Rank(exchange, world.rank, segments, density, sparsifier, collective, device=device)
-    laws.check_laws(world.allgather_object(me.run(6)))
+    laws.check_laws(world.allgather_object(me.run(6), list[laws.Step]))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_laws_hold_in_every_wire_format(
     steps = [
         me.step(301 * laws.integer_gradient(me.numel, rank=me.rank, step=step)) for step in range(5)
     ]
-    laws.check_laws(world.allgather_object(steps))
+    laws.check_laws(world.allgather_object(steps, list[laws.Step]))
 
 
 def test_ranks_that_send_different_wire_formats_are_told(world, new_exchange):
@@ -90,7 +90,7 @@ def test_laws_hold_between_two_nodes_of_two_ranks(world, new_exchange, sparsifie
         exchange, world.rank, [3000, 0, 517], 0.05, sparsifier, "hierarchical", True, wire_dtype
     )
     steps = me.run(6)
-    laws.check_laws(world.allgather_object(steps))
+    laws.check_laws(world.allgather_object(steps, list[laws.Step]))
     begin, end = (3517 * shard // 2 for shard in (world.rank % 2, world.rank % 2 + 1))
     assert not steps[-1].residual_after[:begin].any()
     assert not steps[-1].residual_after[end:].any()
@@ -108,7 +108,9 @@ def test_nodes_that_are_unequal_are_refused_by_all_ranks(world, new_exchange):
     with pytest.raises(InvalidArgumentError, match="as many ranks on every node"):
         laws.Rank(exchange, world.rank, [100], 0.1, "top_k", "hierarchical")
     laws.check_laws(
-        world.allgather_object(laws.Rank(exchange, world.rank, [100], 0.1, "top_k", "gtopk").run(2))
+        world.allgather_object(
+            laws.Rank(exchange, world.rank, [100], 0.1, "top_k", "gtopk").run(2), list[laws.Step]
+        )
     )
 
 
@@ -127,7 +129,7 @@ def test_laws_hold_when_messages_travel_in_pieces(
 ):
     exchange = new_exchange(max_message_bytes=piece)
     me = laws.Rank(exchange, world.rank, [40], 0.2, sparsifier, collective)
-    laws.check_laws(world.allgather_object(me.run(3)))
+    laws.check_laws(world.allgather_object(me.run(3), list[laws.Step]))
 
 
 @pytest.mark.parametrize("piece", [0, -1, 1 << 31])
@@ -149,7 +151,7 @@ def test_exchanges_of_one_process_do_not_wait_for_each_other(world, new_exchange
         rank.start(laws.integer_gradient(100, rank=world.rank, step=0))
     steps = [rank.finish() for rank in ranks]
     for step in steps:
-        laws.check_laws([[r] for r in world.allgather_object(step)])
+        laws.check_laws([[r] for r in world.allgather_object(step, laws.Step)])
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_a_step_with_a_bad_gradient_on_one_rank_is_undone_on_all(
     with pytest.raises(NonFiniteGradientError, match=f"gradient of rank {world.size - 1} in"):
         me.step(sent)
     assert me.residual.tobytes() == (before + gradient).tobytes()
-    laws.check_laws(world.allgather_object(me.run(2)))
+    laws.check_laws(world.allgather_object(me.run(2), list[laws.Step]))
 
 
 def test_what_one_rank_ends_raises_its_reason_on_all(world, new_exchange):

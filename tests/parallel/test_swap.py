@@ -36,7 +36,7 @@ def test_every_swap_is_timed_and_steps_go_on_after_it(world, piece, size):
             assert min(seconds) > 0
     if world.size > 1:
         assert min(exchange.spread(size, 4)) > 0
-    laws.check_laws(world.allgather_object(me.run(2)))
+    laws.check_laws(world.allgather_object(me.run(2), list[laws.Step]))
     exchange.close()
 
 

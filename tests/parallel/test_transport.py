@@ -72,7 +72,7 @@ def test_both_transports_come_to_the_same_bits(world, collective):
         assert exchange.transport == means
         me = laws.Rank(exchange, world.rank, [100_000], 0.1, "top_k", collective)
         steps = me.run(3)
-        laws.check_laws(world.allgather_object(steps))
+        laws.check_laws(world.allgather_object(steps, list[laws.Step]))
         totals.append([step.total for step in steps])
         exchange.close()
     np.testing.assert_array_equal(totals[0], totals[-1])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from hvd_sparse.errors import UnsupportedError
-from hvd_sparse.tensorflow import TopK, prepare
-from hvd_sparse.tensorflow.blueprint import Blueprint, Template
+from hvd_sparse.ranks import messages
+from hvd_sparse.sparsifiers import HardThreshold
+from hvd_sparse.tensorflow import LAGS, GaussianK, GTopK, TopK, Warmup, prepare
+from hvd_sparse.tensorflow.blueprint import Blueprint, BlueprintRecord, Template
 from hvd_sparse.tensorflow.registry import find_exchange
 from hvd_sparse.tensorflow.settings import Settings
 from tests.parallel_tensorflow.ranks import make_variables, on_each_device
@@ -84,6 +88,25 @@ def test_a_rank_that_joins_may_lack_a_gradient_of_slices():
     assert told.is_for(Blueprint(templates, (True, None), settings))
     assert told.is_for(Blueprint(templates, (None, False), settings))
     assert not told.is_for(Blueprint(templates, (False, False), settings))
+
+
+@pytest.mark.parametrize(
+    "compression",
+    [
+        LAGS(warmup=Warmup(steps=3), quality_every=5),
+        GTopK(slack=2, clip_norm=1.0, momentum_correction=0.5),
+        GaussianK(sparsifier=HardThreshold(threshold=1e-3), values="float16"),
+    ],
+)
+def test_a_rank_that_joins_makes_the_exchange_that_it_is_told_of(compression):
+    settings = Settings.checked(compression, op=hvd.Sum, sparse_as_dense=True)
+    settings = replace(settings, follows_rate=True, marks_non_finite=True)
+    templates = (Template("table", (20, None), "bfloat16", "GPU:0"), Template("b", (), "half", ""))
+    told = Blueprint(templates, (True, None), settings, serial=7)
+    sent = messages.encode([told.record])
+    (record,) = messages.decode(sent, list[BlueprintRecord])
+    assert Blueprint.of_record(record) == told
+    assert repr(Blueprint.of_record(record)) == repr(told)
 
 
 USERS = {

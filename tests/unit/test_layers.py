@@ -76,3 +76,23 @@ def test_a_folder_imports_those_above_it_in_the_table_alone(layer):
         if imported not in allowed
     ]
     assert wrong == []
+
+
+# They run code that they find in what they read.
+RUN_CODE = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+
+
+@pytest.mark.parametrize(
+    "file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT))
+)
+def test_no_module_reads_a_format_that_can_run_code(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [str(node.module)]
+        assert RUN_CODE.isdisjoint(name.split(".")[0] for name in names)
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            assert isinstance(node.value, ast.Constant)
+            assert node.value.value is False
+        if isinstance(node, ast.Call):
+            assert getattr(node.func, "id", None) not in ("eval", "exec")

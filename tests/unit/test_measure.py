@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -112,8 +113,9 @@ def test_every_distance_of_a_network_is_measured_alike_on_all_ranks(size, distan
 
         def one(rank):
             exchange = Exchange.over_loopback(loopback, rank)
-            world = World(rank, size)
-            object.__setattr__(world, "allgather_object", lambda thing: together(rank, thing))
+            world = World(
+                rank, size, _allgather=lambda array, _: np.concatenate(together(rank, array))
+            )
             return measure_network(exchange, world, lambda nbytes: 1e-4 + 1e-9 * nbytes)
 
         networks = list(threads.map(one, range(size)))
@@ -136,8 +138,7 @@ def test_the_link_inside_a_node_is_no_slower_for_an_odd_number_of_ranks_there(si
             return [link.seconds(nbytes)] * repetitions
 
         exchange = SimpleNamespace(swap=swap, spread_peers=1, local_size=local)
-        world = World(rank, size)
-        object.__setattr__(world, "allgather_object", lambda thing: together(rank, thing))
+        world = World(rank, size, _allgather=lambda array, _: np.concatenate(together(rank, array)))
         return measure_network(exchange, world, lambda nbytes: 1e-4 + 1e-9 * nbytes)
 
     with ThreadPoolExecutor(size) as threads:
@@ -154,7 +155,7 @@ def test_the_link_inside_a_node_is_that_of_its_nearest_ranks(monkeypatch):
     monkeypatch.setattr(Exchange, "spread", lambda *_: [1e-3])
     exchange = Exchange.over_loopback(_core.LoopbackWorld(8), 0, local_size=4)
     world = World(0, 8)
-    object.__setattr__(world, "allgather_object", lambda thing: [thing])
+    object.__setattr__(world, "allgather_object", lambda thing, kind: [thing])
     network = measure_network(exchange, world, lambda nbytes: 1e-3)
     assert network.local_size == 4
     assert network.local == network.at(1)
@@ -177,7 +178,7 @@ def test_the_gap_is_measured_with_as_many_messages_as_a_collective_sends_at_once
     size = 40
     exchange = Exchange.over_loopback(_core.LoopbackWorld(size), 0)
     world = World(0, size)
-    object.__setattr__(world, "allgather_object", lambda thing: [thing])
+    object.__setattr__(world, "allgather_object", lambda thing, kind: [thing])
     assert exchange.spread_peers == 32
     assert measure_network(exchange, world, lambda nbytes: 1e-3).gap == pytest.approx(3e-6)
 
@@ -199,7 +200,7 @@ def test_a_rank_that_cannot_measure_is_named_on_all(poor):
 
     def one(rank):
         world = World(rank, 2)
-        object.__setattr__(world, "allgather_object", lambda thing: together(rank, thing))
+        object.__setattr__(world, "allgather_object", lambda thing, kind: together(rank, thing))
 
         def measured():
             if rank == poor:

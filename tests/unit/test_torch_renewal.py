@@ -70,7 +70,7 @@ def test_after_a_shutdown_it_is_built_anew(built):
 def exchange_of(param: torch.Tensor) -> SimpleNamespace:
     """What an exchange of the only rank has, as far as it is given up and inherited."""
     return SimpleNamespace(
-        world=SimpleNamespace(rank=0, size=1, allgather_object=lambda thing: [thing]),
+        world=SimpleNamespace(rank=0, size=1, allgather_object=lambda thing, kind: [thing]),
         layers=(),
         state=SimpleNamespace(load=lambda *_: None),
         steps=0,

@@ -1,0 +1,84 @@
+"""A compression as one rank tells another: its class by name, and its options as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from typing import NamedTuple
+
+from hvd_sparse.compression import Compression
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.schedules import Warmup
+from hvd_sparse.sparsifiers import SPARSIFIERS
+
+# They have forms of their own, or, as the scaler of a loss, none: it is another one on each rank.
+_NOT_PLAIN = ("sparsifier", "warmup", "loss_scale")
+
+
+class CompressionRecord(NamedTuple):
+    """All that makes a compression but its loss_scale.
+
+    Attributes:
+        preset: Module and name of its class.
+        sparsifier: Name and options.
+        warmup: Steps and densities.
+        options: All others, by name.
+    """
+
+    preset: str
+    sparsifier: tuple[str, dict[str, int | float]]
+    warmup: tuple[int, tuple[float, ...]] | None
+    options: dict[str, bool | int | float | str | None]
+
+
+def record_of(compression: Compression) -> CompressionRecord:
+    """What to tell other ranks."""
+    sparsifier, warmup = compression.sparsifier, compression.warmup
+    assert not isinstance(sparsifier, str)
+    return CompressionRecord(
+        preset=_name_of(type(compression)),
+        sparsifier=(sparsifier.name, asdict(sparsifier)),
+        warmup=None if warmup is None else (warmup.steps, tuple(warmup.densities)),
+        options={
+            one.name: getattr(compression, one.name)
+            for one in fields(compression)
+            if one.name not in _NOT_PLAIN
+        },
+    )
+
+
+def compression_of(record: CompressionRecord) -> Compression:
+    """The compression that another rank has told of; nothing is imported for it.
+
+    Raises:
+        InvalidArgumentError: This process has no such class, or an option lies outside its limits.
+    """
+    presets = {_name_of(one): one for one in _with_heirs(Compression)}
+    name, options = record.sparsifier
+    if record.preset not in presets or name not in SPARSIFIERS:
+        raise InvalidArgumentError(
+            f"another rank uses {record.preset} with the sparsifier '{name}', which this process "
+            "does not have"
+        )
+    warmup = None
+    if record.warmup is not None:
+        steps, densities = record.warmup
+        warmup = Warmup(steps=steps, densities=densities)
+    try:
+        return presets[record.preset](
+            sparsifier=SPARSIFIERS[name](**options),
+            warmup=warmup,
+            **record.options,  # type: ignore[arg-type]  # the class checks them
+        )
+    except TypeError as error:
+        raise InvalidArgumentError(f"another rank uses {record.preset}: {error}") from None
+
+
+def _name_of(preset: type[Compression]) -> str:
+    return f"{preset.__module__}.{preset.__qualname__}"
+
+
+def _with_heirs(preset: type[Compression]) -> Iterator[type[Compression]]:
+    yield preset
+    for heir in preset.__subclasses__():
+        yield from _with_heirs(heir)

@@ -1,0 +1,87 @@
+"""What ranks tell each other by way of Horovod: MessagePack, which runs no code.
+
+A message is checked against its type as it arrives, so that one of another version, or of somebody
+who is no rank, ends in an error here and not in a value that nobody expects.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_sparse.errors import InvalidArgumentError
+
+# MessagePack gives no meaning to this byte.
+UNREADABLE = b"\xc1"
+
+_ARRAY = 1  # code of an extension of MessagePack
+# Of arrays: plain numbers, never objects.
+_DTYPES = frozenset(
+    {"bool", "int8", "uint8"}
+    | {f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (16, 32, 64)}
+)
+
+
+def encode(thing: Any) -> bytes:
+    """The message that holds a value.
+
+    Args:
+        thing: None, a bool, number or string, a list, tuple, set or dict of such, a NamedTuple,
+            a dataclass, or a NumPy array of numbers.
+
+    Raises:
+        InvalidArgumentError: It holds something else, or an integer of more than 64 bits.
+    """
+    try:
+        return msgspec.msgpack.encode(thing, enc_hook=_plain)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidArgumentError(f"cannot tell other ranks {thing!r}: {error}") from None
+
+
+def decode(message: bytes, kind: Any) -> Any:
+    """The value that a message holds.
+
+    Args:
+        message: From anybody.
+        kind: Its type. `Any` takes whatever it is: tuples and sets are lists then, and NamedTuples
+            and dataclasses lists and dicts.
+
+    Raises:
+        ValueError: The message holds no such value.
+    """
+    try:
+        return msgspec.msgpack.decode(message, type=kind, dec_hook=_checked, ext_hook=_extended)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _plain(thing: Any) -> Any:
+    """What stands for a value that MessagePack does not have."""
+    if isinstance(thing, np.generic):
+        return thing.item()
+    if isinstance(thing, np.ndarray) and thing.dtype.name in _DTYPES:
+        parts = (thing.dtype.name, thing.shape, thing.tobytes())
+        return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(parts))
+    raise TypeError(f"there is no message for {type(thing).__name__}")
+
+
+def _extended(code: int, data: memoryview) -> NDArray[Any]:
+    if code != _ARRAY:
+        raise ValueError(f"there is no extension {code}")
+    dtype, shape, memory = msgspec.msgpack.decode(data, type=tuple[str, tuple[int, ...], bytes])
+    if dtype not in _DTYPES:
+        raise ValueError(f"an array of {dtype!r} is not one of numbers")
+    if min(shape, default=0) < 0 or math.prod(shape) * np.dtype(dtype).itemsize != len(memory):
+        raise ValueError(f"an array of {dtype}, {shape}, does not have {len(memory)} bytes")
+    return np.frombuffer(memory, dtype).reshape(shape).copy()
+
+
+def _checked(kind: type[Any], value: Any) -> Any:
+    """A value of a type that only `_extended` makes."""
+    if not isinstance(value, kind):
+        raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+    return value
