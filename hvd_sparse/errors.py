@@ -68,4 +68,4 @@ class GradientInFlightError(HvdSparseError, AssertionError):
 
 
 class CheckpointMismatchError(HvdSparseError, ValueError):
-    """Saved residuals do not belong to this model, this rank or this number of ranks."""
+    """A checkpoint is damaged, or does not belong to this model, this rank or so many ranks."""

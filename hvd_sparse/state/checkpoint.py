@@ -1,33 +1,37 @@
 """A job's checkpoint: a folder that all its ranks fill and read together, whatever the framework.
 
-    FOLDER/shared...                 what all ranks share: one rank of each file system writes it
-    FOLDER/rank-3-of-16...           what belongs to rank 3
-    FOLDER/id                        of this checkpoint, and no other; the same on all file systems
+    FOLDER/shared...            what all ranks share: one rank of each file system writes it
+    FOLDER/rank-3-of-16...      what belongs to rank 3
+    FOLDER/shared.manifest      the checkpoint's id, and the digests of the files of that name
+    FOLDER/rank-3-of-16.manifest
 
-A folder is complete or not there: it is written under another name, and gets its own when all ranks
-are through. It may lie on a file system that all machines share, or on each machine's own. There a
-job may die when some machines have the new one and some have not; so the former one stays, as
-FOLDER.old, until all have, and what is read is what all have.
+A folder is complete or not there: it is written under another name, and gets its own when the files
+of all ranks are on the disk. It may lie on a file system that all machines share, or on each
+machine's own. There a job may die when some machines have the new one and some have not; so the
+former one stays, as FOLDER.old, until all have, and what is read is what all have.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
+from hvd_sparse.log import logger
 from hvd_sparse.ranks.world import World
+from hvd_sparse.state import checkpoint_folder
+from hvd_sparse.state.checkpoint_folder import id_at, making_of, old_of
+from hvd_sparse.state.manifest import SHARED, Manifest, checked, manifest_at, rank_stem, seal
 
 POLICIES = ("own", "spread", "reset")
 
-_ID = "id"
 _SHOWN = 8  # characters of an id in errors
 
 _Ids = Sequence[str | None]  # of FOLDER and FOLDER.old; None: there is none
@@ -38,6 +42,31 @@ def checked_policy(residuals: object, policies: Sequence[str] = POLICIES) -> str
     if residuals in policies:
         return str(residuals)
     raise InvalidArgumentError(f"residuals must be one of {', '.join(policies)}, got {residuals!r}")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that all ranks have.
+
+    Attributes:
+        folder: Where this rank has it.
+        manifest: That of the files which all ranks share.
+    """
+
+    folder: Path
+    manifest: Manifest
+
+    def shared_file(self, suffix: str) -> Path:
+        """A file that all ranks share; it and those beside it are as they were written.
+
+        Raises:
+            CheckpointMismatchError: Names a file that is not.
+        """
+        return checked(self.folder, self.manifest, SHARED, suffix)
+
+    def rank_file(self, rank: int, suffix: str) -> Path:
+        """The file of one of the ranks that saved; raises like `shared_file`."""
+        return checked(self.folder, self.manifest, rank_stem(rank, self.manifest.ranks), suffix)
 
 
 class Job:
@@ -79,6 +108,7 @@ class Job:
         self,
         folder: str | os.PathLike[str],
         *,
+        step: int | None,
         own: Callable[[Path], object],
         shared: Callable[[Path], object],
     ) -> None:
@@ -86,106 +116,121 @@ class Job:
 
         Args:
             folder: A job that dies meanwhile leaves the former one, as FOLDER or FOLDER.old.
+            step: Steps that the exchange has made; None where there is no exchange.
             own: Called by every rank with a path without suffix: writes this rank's file there.
             shared: The same for what all ranks share, on one rank of each file system.
 
         Raises:
-            OSError: On every rank, if one cannot write.
+            OSError: On every rank, if one cannot write, or another job is saving there. What was
+                written is deleted.
         """
         folder = Path(folder)
-        making, owns = self._make(folder)
-        mine: _Ids | None = None
-        with self.together(OSError):
-            own(self._own(making))
-            if owns:
-                shared(making / "shared")
-                mine = _ids_at(folder)
-        former = _common([ids for ids in self.everywhere(mine) if ids is not None])
-        with self.together(OSError):
-            if owns:
-                _put_in_place(making, folder, former)
-        if owns:
-            shutil.rmtree(_old(folder), ignore_errors=True)
+        checkpoint: str = self.everywhere(uuid.uuid4().hex)[0]
+        with contextlib.ExitStack() as held:
+            owns = self._make(folder, checkpoint, held)
+            mine: _Ids | None = None
+            with self.together(OSError):
+                stems = {rank_stem(self.rank, self.size): own}
+                if owns:
+                    stems[SHARED] = shared
+                    mine = _ids_at(folder)
+                for name, write in stems.items():
+                    stem = making_of(folder, checkpoint) / name
+                    with _told_of(stem):
+                        write(stem)
+                        seal(stem, checkpoint=checkpoint, step=step, ranks=self.size)
+            former = _common([ids for ids in self.everywhere(mine) if ids is not None])
+            with self.together(OSError):
+                if owns:
+                    checkpoint_folder.put_in_place(checkpoint, folder, former)
+            with self.together(OSError):
+                if owns:
+                    checkpoint_folder.remove_former(folder)
 
-    def find(self, folder: str | os.PathLike[str], shared_suffix: str) -> Path | None:
-        """The folder that has the same checkpoint on all ranks; None if no rank finds one.
+    def find(self, folder: str | os.PathLike[str]) -> Found | None:
+        """The checkpoint that all ranks have; None if no rank has FOLDER or FOLDER.old.
 
         Args:
             folder: As it was given to `write`.
-            shared_suffix: With this appended, the shared path is a file.
 
         Raises:
-            CheckpointMismatchError: On every rank, if the ranks have no checkpoint in common.
+            CheckpointMismatchError: On every rank, if what one of them has is not whole, or the
+                ranks have no checkpoint in common.
         """
-        folder = Path(folder)
-        places = (folder, _old(folder))
-        mine: _Ids = ()
-        with self.together(CheckpointMismatchError):
-            mine = _ids_at(folder)
-            for place, one in zip(places, mine, strict=True):
-                if one is None and (place / f"shared{shared_suffix}").exists():
-                    raise CheckpointMismatchError(f"{place} is not of this version: it has no id")
-        told = self.everywhere(mine)
-        if not any(one for ids in told for one in ids):
-            return None
-        common = _common(told)
+        places = (Path(folder), old_of(Path(folder)))
+        seen = [_seen(place) for place in places]
+        manifests, problems = [one for one, _ in seen], [problem for _, problem in seen]
+        mine = [None if one is None else one.checkpoint for one in manifests]
+        told = self.everywhere([mine, problems])
+        common = _common([ids for ids, _ in told])
+        _refuse_damaged([said for _, said in told], Path(folder), common)
         if common is None:
+            if not any(one for ids, _ in told for one in ids):
+                return None
             raise CheckpointMismatchError(
                 f"the ranks have no checkpoint '{folder}' in common, nor a former one: "
-                f"{_shown(told)}"
+                f"{_shown([ids for ids, _ in told])}"
             )
-        return places[mine.index(common)]
+        place = mine.index(common)
+        manifest = manifests[place]
+        assert manifest is not None
+        found = Found(places[place], manifest)
+        if manifest.files is None and self.rank == 0:
+            logger.warning(
+                "%s was saved by a version that kept no digests: damage to its files may not be "
+                "noticed",
+                found.folder,
+            )
+        return found
 
-    def own_file(self, folder: Path, suffix: str) -> Path:
-        """This rank's file; raises CheckpointMismatchError if it is missing."""
-        return existing(Path(f"{self._own(folder)}{suffix}"))
+    def own_file(self, found: Found, suffix: str) -> Path:
+        """This rank's file; raises CheckpointMismatchError if it is not as it was written."""
+        if found.manifest.ranks != self.size:
+            raise CheckpointMismatchError(
+                f"{found.folder} was saved by {found.manifest.ranks} ranks, and there are "
+                f'{self.size} now: residuals="spread" or "reset" takes it'
+            )
+        return found.rank_file(self.rank, suffix)
 
-    def _own(self, folder: Path) -> Path:
-        return folder / f"rank-{self.rank}-of-{self.size}"
+    def _make(self, folder: Path, checkpoint: str, held: contextlib.ExitStack) -> bool:
+        """Makes a new folder beside `folder`, seen by all ranks; whether this rank has made it.
 
-    def _make(self, folder: Path) -> tuple[Path, bool]:
-        """A new folder beside `folder`, seen by all ranks; and whether this rank has made it.
-
-        The job's first rank makes it, and the first one of each machine that cannot see that.
+        The job's first rank makes it, and the first one of each machine that cannot see that. Who
+        has made it holds FOLDER's lock until `held` is closed.
         """
-        unique = self.everywhere(uuid.uuid4().hex)[0]
-        making = folder.with_name(f"{folder.name}.making-{unique}")
         owns = False
         for may in (self.rank == 0, self.rank > 0 and self._is_first_of_node):
             with self.together(OSError):
-                if may and not making.exists():
-                    for left in folder.parent.glob(f"{folder.name}.making-*"):
-                        shutil.rmtree(left, ignore_errors=True)
-                    making.mkdir(parents=True)
-                    (making / _ID).write_text(unique)
+                if may and not making_of(folder, checkpoint).exists():
+                    held.enter_context(checkpoint_folder.making(folder, checkpoint))
                     owns = True
-        return making, owns
+        return owns
 
 
-def existing(path: Path) -> Path:
-    """The path of a file that is there; raises CheckpointMismatchError otherwise."""
-    if not path.exists():
-        raise CheckpointMismatchError(
-            f"{path} is missing: the checkpoint was written by another number of ranks (then "
-            'residuals="spread" or "reset" takes it), or lies on another machine'
-        )
-    return path
-
-
-def _old(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.old")
-
-
-def _id_of(place: Path) -> str | None:
-    """Of the checkpoint there; None if there is none."""
+@contextlib.contextmanager
+def _told_of(stem: Path) -> Iterator[None]:
+    """Turns whatever fails into an OSError that names the path."""
     try:
-        return (place / _ID).read_text()
-    except FileNotFoundError:
-        return None
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__  # frameworks hide the system's error
+        if cause is None or cause.errno is None:
+            raise OSError(f"{stem} cannot be written: {error}") from error
+        raise OSError(cause.errno, cause.strerror, str(cause.filename or stem)) from error
+
+
+def _seen(place: Path) -> tuple[Manifest | None, str | None]:
+    """The manifest of the checkpoint that is there, or what is wrong with it."""
+    try:
+        return manifest_at(place), None
+    except CheckpointMismatchError as error:
+        return None, str(error)
 
 
 def _ids_at(folder: Path) -> _Ids:
-    return _id_of(folder), _id_of(_old(folder))
+    return [id_at(folder), id_at(old_of(folder))]
 
 
 def _common(told: Sequence[_Ids]) -> str | None:
@@ -193,16 +238,22 @@ def _common(told: Sequence[_Ids]) -> str | None:
     return next((one for one in told[0] if one and all(one in ids for ids in told)), None)
 
 
-def _put_in_place(made: Path, folder: Path, former: str | None) -> None:
-    """Gives a new checkpoint its name; the former one, which all ranks have, is FOLDER.old then."""
-    old = _old(folder)
-    if former is not None and _id_of(old) == former:  # FOLDER is missing, or not all ranks have it
-        shutil.rmtree(folder, ignore_errors=True)
-    else:
-        shutil.rmtree(old, ignore_errors=True)
-        with contextlib.suppress(FileNotFoundError):
-            folder.rename(old)
-    made.rename(folder)
+def _refuse_damaged(told: Sequence[Sequence[str | None]], folder: Path, common: str | None) -> None:
+    """Raises CheckpointMismatchError if a rank has something that is no whole checkpoint.
+
+    Args:
+        told: By rank, what is wrong with FOLDER and with FOLDER.old.
+        folder: FOLDER.
+        common: The checkpoint that all ranks have. If there is one, FOLDER.old may be damaged: it
+            is older. FOLDER may not be: it may have been newer.
+    """
+    for rank, problems in enumerate(told):
+        damaged = next((one for one in problems[: 1 if common else 2] if one), None)
+        if damaged is not None:
+            raise CheckpointMismatchError(
+                f"rank {rank} has a checkpoint that is not whole: {damaged}"
+                + (f". All ranks have a former one: move {folder} away to load it" * bool(common))
+            )
 
 
 def _shown(told: Sequence[_Ids]) -> str:

@@ -7,7 +7,6 @@ float32 cannot hold of an entry goes to the rank after the one that takes it, so
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_sparse.errors import CheckpointMismatchError
-from hvd_sparse.state.checkpoint import Job
-
-_RANK_FILE = re.compile(r"rank-(\d+)-of-(\d+)")
+from hvd_sparse.state.checkpoint import Found, Job
+from hvd_sparse.state.manifest import rank_stem
 
 
 class SavedSum:
@@ -100,12 +98,12 @@ def share_of(total: NDArray[Any], *, rank: int, size: int) -> NDArray[Any]:
     return np.select([turn == rank, turn == (rank - 1) % size], [rounded, rest], np.float32(0))
 
 
-def read_all(job: Job, folder: Path, suffix: str, read: Callable[[Path], Any]) -> Any:
+def read_all(job: Job, found: Found, suffix: str, read: Callable[[Path], Any]) -> Any:
     """Lets the files of all ranks that wrote a checkpoint be read, each by one rank. Collective.
 
     Args:
         job: Of any size.
-        folder: From `Job.find`.
+        found: From `Job.find`.
         suffix: Of the ranks' files.
         read: Takes up a file; what it returns must be the same for all files, or None.
 
@@ -113,25 +111,20 @@ def read_all(job: Job, folder: Path, suffix: str, read: Callable[[Path], Any]) -
         What `read` returned, if not None.
 
     Raises:
-        CheckpointMismatchError: On every rank, if a file is missing or one does not fit.
+        CheckpointMismatchError: On every rank, if a file is missing or damaged, or does not fit.
     """
-    seen = {
-        int(match[1]): (path, int(match[2]))
-        for path in folder.glob(f"rank-*{suffix}")
-        if (match := _RANK_FILE.fullmatch(path.name.removesuffix(suffix)))
-    }
-    by_rank = job.everywhere({rank: size for rank, (_, size) in seen.items()})
-    found = {rank: size for ranks in by_rank for rank, size in ranks.items()}
-    size = max(found.values(), default=0)
-    missing = sorted(set(range(size)) - set(found))
-    if size == 0 or missing or set(found.values()) != {size}:
+    size = found.manifest.ranks
+    paths = [found.folder / f"{rank_stem(rank, size)}{suffix}" for rank in range(size)]
+    by_rank = job.everywhere([rank for rank, path in enumerate(paths) if path.exists()])
+    missing = sorted(set(range(size)).difference(*by_rank))
+    if size == 0 or missing:
         raise CheckpointMismatchError(
-            f"{folder} must hold the files of all ranks that saved it, and lacks those of ranks "
-            f"{missing or 'unknown'} of {size}"
+            f"{found.folder} must hold the files of all ranks that saved it, and lacks those of "
+            f"ranks {missing or 'unknown'} of {size}"
         )
     said = None
     with job.together(CheckpointMismatchError):
-        for rank, (path, _) in seen.items():
-            if min(i for i, ranks in enumerate(by_rank) if rank in ranks) == job.rank:
-                said = read(path) or said
+        for rank in by_rank[job.rank]:
+            if min(reader for reader, ranks in enumerate(by_rank) if rank in ranks) == job.rank:
+                said = read(found.rank_file(rank, suffix)) or said
     return next((one for one in job.everywhere(said) if one is not None), None)

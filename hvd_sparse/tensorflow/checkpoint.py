@@ -21,7 +21,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
-from hvd_sparse.state.checkpoint import Job, checked_policy, existing
+from hvd_sparse.state.checkpoint import Found, Job, checked_policy
+from hvd_sparse.state.manifest import SHARED
 from hvd_sparse.state.spreading import SavedSum, read_all
 from hvd_sparse.tensorflow import compat, saved_state
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
@@ -52,7 +53,8 @@ def save_checkpoint(
         InvalidArgumentError: JSON has no such type; gradients of backward_passes_per_step have
             been added up and not been exchanged yet; or the optimizer has local layers, whose
             weights differ between ranks.
-        OSError: On every rank, if one cannot write.
+        OSError: On every rank, if one cannot write, or another job is saving to the same folder.
+            The former checkpoint is as it was.
     """
     parts = _Parts(model, optimizer)
     job = Job(hvd)
@@ -71,6 +73,7 @@ def save_checkpoint(
 
     job.write(
         folder,
+        step=None if exchange is None else exchange.steps,
         own=lambda path: saved_state.write(Path(f"{path}{_OWN}"), saved, random),
         shared=write_shared,
     )
@@ -97,20 +100,20 @@ def load_checkpoint(
 
     Raises:
         InvalidArgumentError: `residuals` is none of the three.
-        CheckpointMismatchError: On every rank, if the checkpoint does not fit, a rank's file is
-            missing, the ranks have no checkpoint in common, or there is no exchange yet. Nothing
-            has changed.
+        CheckpointMismatchError: On every rank, if there is no whole checkpoint where there is a
+            folder, it does not fit, the ranks have no checkpoint in common, or there is no exchange
+            yet. Nothing has changed.
     """
     policy = checked_policy(residuals)
     parts = _Parts(model, optimizer)
     job = Job(hvd)
-    found = job.find(folder, _SHARED)
+    found = job.find(folder)
     if found is None:
         return None
     exchange = parts.exchange()
     shared: dict[str, Any] = {}
     with job.together(CheckpointMismatchError):
-        shared = json.loads(existing(found / f"shared{_SHARED}").read_text())
+        shared = _read(found.shared_file(_SHARED))
         _check_shapes(shared, parts.shapes())
     saved, random = None, parts.random()  # nobody shares these
     if policy == "own":
@@ -121,7 +124,7 @@ def load_checkpoint(
     elif policy == "spread":
         saved = _spread(job, found, exchange)
     with job.together(CheckpointMismatchError):
-        parts.shared().read(str(found / "shared")).assert_existing_objects_matched()
+        parts.shared().read(str(found.folder / SHARED)).assert_existing_objects_matched()
         parts.set_random(random)
         if exchange is not None:
             saved_state.load(exchange, saved)
@@ -160,10 +163,9 @@ class _Parts:
 
     def shapes(self) -> dict[str, list[Any]]:
         """Of all that is shared, in JSON's types."""
-        optimizer = [] if self._optimizer is None else compat.variables_of(self._optimizer)
         return {
             kind: [[list(one.shape), compat.dtype_of(one).name] for one in variables]
-            for kind, variables in (("model", self._variables()), ("optimizer", optimizer))
+            for kind, variables in (("model", self._variables()), ("optimizer", self._state()))
         }
 
     def random(self) -> dict[str, NDArray[Any]]:
@@ -182,12 +184,24 @@ class _Parts:
     def _variables(self) -> list[Any]:
         return list(self._model if self._is_list else self._model.variables)
 
+    def _state(self) -> list[Any]:
+        return [] if self._optimizer is None else compat.variables_of(self._optimizer)
+
     def _seeds(self) -> list[Any]:
         return self._tensors([one for one in self._variables() if compat.is_seed(one)])
 
     @staticmethod
     def _tensors(variables: Sequence[Any]) -> list[Any]:
         return [compat.tensor_of(one) for one in variables]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What all ranks share beside TensorFlow's own files."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:  # of versions that kept no digests
+        raise CheckpointMismatchError(f"{path} is damaged: {error}") from None
+    return content
 
 
 def _as_json(thing: dict[str, Any]) -> str:
@@ -214,7 +228,7 @@ def _check_random(saved: dict[str, NDArray[Any]], here: dict[str, NDArray[Any]])
         )
 
 
-def _spread(job: Job, folder: Path, exchange: GradientExchange | None) -> dict[str, Any]:
+def _spread(job: Job, found: Found, exchange: GradientExchange | None) -> dict[str, Any]:
     """State with this rank's share of the sum of all saved residuals."""
     if not all(job.everywhere(exchange is not None and exchange.world.size == job.size)):
         raise CheckpointMismatchError(
@@ -231,7 +245,7 @@ def _spread(job: Job, folder: Path, exchange: GradientExchange | None) -> dict[s
         total.add(saved["layers"], saved["residuals"])
         return {"step": saved["step"], "rate": saved["rate"]}
 
-    common = read_all(job, folder, _OWN, add) or {}
+    common = read_all(job, found, _OWN, add) or {}
     share = total.share(summed, rank=job.rank, size=job.size)
     return {
         **saved_state.save(exchange),

@@ -16,7 +16,7 @@ import horovod.torch as hvd
 import torch
 
 from hvd_sparse.errors import CheckpointMismatchError
-from hvd_sparse.state.checkpoint import Job, checked_policy, existing
+from hvd_sparse.state.checkpoint import Found, Job, checked_policy
 from hvd_sparse.state.spreading import SavedSum, read_all
 from hvd_sparse.torch import state
 from hvd_sparse.torch.attachment import attachment_of
@@ -45,7 +45,8 @@ def save_checkpoint(
 
     Raises:
         GradientInFlightError: Gradients have arrived and were not exchanged yet.
-        OSError: On every rank, if one cannot write.
+        OSError: On every rank, if one cannot write, or another job is saving to the same folder.
+            The former checkpoint is as it was.
     """
     exchange = _exchange_of(optimizer)
     if exchange is not None:
@@ -60,10 +61,12 @@ def save_checkpoint(
         "optimizer": state.without_residuals(whole),
         "extra": extra,
     }
-    Job(hvd).write(
+    job = Job(hvd)
+    job.write(
         folder,
-        own=lambda path: torch.save(own, f"{path}{_SUFFIX}"),
-        shared=lambda path: torch.save(shared, f"{path}{_SUFFIX}"),
+        step=None if exchange is None else exchange.steps,
+        own=lambda path: _write(path, own),
+        shared=lambda path: _write(path, shared),
     )
 
 
@@ -92,19 +95,19 @@ def load_checkpoint(
 
     Raises:
         InvalidArgumentError: `residuals` is none of the three.
-        CheckpointMismatchError: On every rank, if the checkpoint does not fit, a rank's file is
-            missing, or the ranks have no checkpoint in common. Nothing has changed.
+        CheckpointMismatchError: On every rank, if there is no whole checkpoint where there is a
+            folder, it does not fit, or the ranks have no checkpoint in common. Nothing has changed.
     """
     policy = checked_policy(residuals)
     exchange = _exchange_of(optimizer)
     job = Job(hvd)
-    found = job.find(folder, _SUFFIX)
+    found = job.find(folder)
     if found is None:
         return None
     shared: dict[str, Any] = {}
     sparse: dict[str, Any] | None = None
     with job.together(CheckpointMismatchError):
-        shared = _read(existing(found / f"shared{_SUFFIX}"))
+        shared = _read(found.shared_file(_SUFFIX))
     if policy == "own":
         with job.together(CheckpointMismatchError):
             own = _read(job.own_file(found, _SUFFIX))
@@ -122,9 +125,23 @@ def load_checkpoint(
     return extra
 
 
+def _write(stem: Path, content: dict[str, Any]) -> None:
+    path = Path(f"{stem}{_SUFFIX}")
+    with path.open("wb") as file:  # torch's own files do not tell why they cannot be written
+        torch.save(content, file)
+
+
 def _read(path: Path) -> dict[str, Any]:
-    """What is in a file, on the CPU: it may be of a GPU that this process does not see."""
-    content: dict[str, Any] = torch.load(path, map_location="cpu")
+    """What is in a file, on the CPU: it may be of a GPU that this process does not see.
+
+    Raises:
+        CheckpointMismatchError: The file is damaged.
+    """
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu")
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointMismatchError(f"{path} cannot be loaded: {reason}") from None
     return content
 
 
@@ -158,7 +175,7 @@ def _exchange_of(optimizer: torch.optim.Optimizer) -> GradientExchange | None:
     return attachment.exchange
 
 
-def _spread(job: Job, folder: Path, exchange: GradientExchange | None) -> dict[str, Any]:
+def _spread(job: Job, found: Found, exchange: GradientExchange | None) -> dict[str, Any]:
     """State with this rank's share of the sum of all saved residuals."""
     if not all(job.everywhere(exchange is not None and exchange.world.size == job.size)):
         raise CheckpointMismatchError(
@@ -167,7 +184,7 @@ def _spread(job: Job, folder: Path, exchange: GradientExchange | None) -> dict[s
         )
     assert exchange is not None
     total = SavedSum(state.layers_of(exchange))
-    common = read_all(job, folder, _SUFFIX, lambda path: _add(_read(path)["sparse"], total))
+    common = read_all(job, found, _SUFFIX, lambda path: _add(_read(path)["sparse"], total))
     shares = total.share(summing_over(hvd.global_process_set), rank=job.rank, size=job.size)
     share = {name: torch.from_numpy(part) for name, part in shares.items()}
     return {

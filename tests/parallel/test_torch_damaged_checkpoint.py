@@ -1,0 +1,197 @@
+"""Checkpoints that are damaged, of another job, or dangerous: refused by name on every rank."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+from hvd_sparse.errors import CheckpointMismatchError
+from hvd_sparse.torch import load_checkpoint, save_checkpoint
+from tests.checkpoints import (
+    as_before_manifests,
+    cut,
+    flip_a_bit,
+    held_by_another_process,
+)
+from tests.parallel.torch_checkpoints import (
+    folder,
+    names_beside,
+    new,
+    sparse_verdict,
+    train,
+)
+from tests.parallel.torch_ranks import residuals
+
+__all__ = ["folder", "sparse_verdict"]
+
+LAST = f"rank-{hvd.size() - 1}-of-{hvd.size()}"
+DAMAGES = {
+    "changed": (flip_a_bit, "does not match its digest"),
+    "cut": (lambda path: cut(path, 0.5), "is cut short"),
+    "empty": (lambda path: cut(path, 0), "is empty"),
+    "missing": (Path.unlink, "is missing"),
+}
+
+
+def saved(folder, steps=3, **extra):
+    """A checkpoint, and the model and optimizer that were saved."""
+    model, optimizer = new()
+    train(model, optimizer, range(steps))
+    save_checkpoint(folder, model, optimizer, **extra)
+    hvd.barrier()
+    return model, optimizer
+
+
+def on_rank_0(action, *args):
+    """Between two barriers."""
+    hvd.barrier()
+    if hvd.rank() == 0:
+        action(*args)
+    hvd.barrier()
+
+
+def assert_refused(folder, match, **options):
+    """And nothing has changed on any rank."""
+    twin, resumed = new()
+    train(twin, resumed, [5])
+    before = state_of(twin, resumed)
+    with pytest.raises(CheckpointMismatchError, match=match):
+        load_checkpoint(folder, twin, resumed, **options)
+    for one, other in zip(before, state_of(twin, resumed), strict=True):
+        assert torch.equal(one, other)
+
+
+def state_of(model, optimizer):
+    moments = [one for state in optimizer.state.values() for one in state.values()]
+    parts = [torch.get_rng_state(), *model.parameters(), *moments]
+    if hvd.size() > 1:
+        parts += residuals(optimizer).values()
+    return [one.detach().clone() for one in parts]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["shared.pt", f"{LAST}.pt", "shared.manifest", f"{LAST}.manifest"])
+def test_a_damaged_file_is_named(name, damage, folder):
+    saved(folder)
+    spoil, told = DAMAGES[damage]
+    if name.endswith("manifest") and damage in ("changed", "cut"):
+        told = r"(does not match its digest|is cut short or damaged)"
+    on_rank_0(spoil, Path(folder) / name)
+    match = rf"{name} {told}"
+    assert_refused(folder, match)
+    if hvd.size() > 1:
+        assert_refused(
+            folder, match if damage != "missing" else LAST[5] + "|shared", residuals="spread"
+        )
+
+
+def test_files_of_two_checkpoints_are_not_mixed(folder):
+    saved(folder, steps=1)
+    on_rank_0(shutil.copytree, folder, f"{folder}.kept")
+    saved(folder, steps=2)
+
+    def mix():
+        for name in (f"{LAST}.pt", f"{LAST}.manifest"):
+            shutil.copy(Path(f"{folder}.kept") / name, Path(folder) / name)
+
+    on_rank_0(mix)
+    own, others = (r" \(of step 1\)", r" \(of step 2\)") if hvd.size() > 1 else ("", "")
+    match = rf"{LAST}.pt{own} belongs to another checkpoint than .*shared.manifest{others}$"
+    assert_refused(folder, match)
+    if hvd.size() > 1:
+        assert_refused(folder, match, residuals="spread")
+
+
+@pytest.mark.parametrize("content", ["nothing", "notes.txt", "a file"])
+def test_what_is_no_checkpoint_is_an_error_and_never_none(content, folder):
+    def make():
+        if content == "a file":
+            Path(folder).write_text("not a folder")
+            return
+        Path(folder).mkdir()
+        if content != "nothing":
+            (Path(folder) / content).write_text("the user's")
+
+    on_rank_0(make)
+    told = {
+        "nothing": "is empty",
+        "notes.txt": "shared.manifest is missing",
+        "a file": "is not a f",
+    }
+    assert_refused(folder, rf"last.* {told[content]}" if content != "notes.txt" else told[content])
+
+
+def test_what_is_no_checkpoint_is_kept_when_one_takes_its_place(folder):
+    on_rank_0(lambda: (Path(folder).mkdir(), (Path(folder) / "notes.txt").write_text("mine")))
+    model, optimizer = saved(folder, epoch=1)
+    (kept,) = Path(folder).parent.glob("last.kept-*")
+    assert (kept / "notes.txt").read_text() == "mine"
+    assert names_beside(Path(folder)) == ["last", kept.name]
+    assert load_checkpoint(folder, model, optimizer) == {"epoch": 1}
+
+
+def test_a_damaged_checkpoint_does_not_hide_that_the_former_is_whole(folder):
+    saved(folder, epoch=1)
+    on_rank_0(lambda: Path(folder).rename(f"{folder}.first"))
+    model, optimizer = saved(folder, epoch=2)
+
+    def damage():
+        cut(Path(folder) / "shared.manifest", 0)
+        Path(f"{folder}.first").rename(f"{folder}.old")
+
+    on_rank_0(damage)
+    assert_refused(folder, r"shared.manifest is empty.*former one: move .*last away to load it")
+    on_rank_0(shutil.copytree, Path(folder).parent, f"{Path(folder).parent}-copy")
+    on_rank_0(lambda: Path(folder).rename(f"{folder}.damaged"))
+    assert load_checkpoint(folder, *new()) == {"epoch": 1}
+
+    beside = Path(f"{Path(folder).parent}-copy")  # saved over, in place of that
+    save_checkpoint(beside / "last", model, optimizer, epoch=3)
+    assert load_checkpoint(beside / "last", *new()) == {"epoch": 3}
+    names = names_beside(beside / "last")
+    assert len(names) == 2
+    assert names[1].startswith("last.kept-")
+
+
+def test_a_checkpoint_without_digests_loads_with_a_warning(folder, caplog):
+    model, _ = saved(folder, epoch=1)
+    on_rank_0(as_before_manifests, Path(folder))
+    twin, resumed = new()
+    with caplog.at_level(logging.WARNING, logger="hvd_sparse"):
+        assert load_checkpoint(folder, twin, resumed) == {"epoch": 1}
+    assert ("kept no digests" in caplog.text) == (hvd.rank() == 0)
+    assert all(
+        torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True)
+    )
+    for name, left, told in (
+        (f"{LAST}.pt", 0.99, "cannot be loaded"),
+        (f"{LAST}.pt", 0, "is empty"),
+        ("id", 0, "is empty"),
+    ):
+        on_rank_0(cut, Path(folder) / name, left)
+        assert_refused(folder, rf"{name} {told}")
+
+
+def test_two_jobs_do_not_save_to_one_folder_at_a_time(folder):
+    model, optimizer = saved(folder, epoch=1)
+    on_rank_0(Path(f"{folder}.making-ofanother").mkdir)
+    with held_by_another_process(Path(folder), here=hvd.rank() == 0) as other:
+        hvd.barrier()
+        match = r"another job is saving a checkpoint there \(host .*, process \d+, since .*UTC\)"
+        with pytest.raises(OSError, match=match) as refused:
+            save_checkpoint(folder, model, optimizer, epoch=2)
+        assert other is None or f"process {other.pid}," in str(refused.value)
+        assert names_beside(Path(folder)) == ["last", "last.lock", "last.making-ofanother"]
+        hvd.barrier()
+    hvd.barrier()  # the other one was killed: what it has left neither stays nor stops this one
+    assert "last.lock" in names_beside(Path(folder))
+    hvd.barrier()
+    save_checkpoint(folder, model, optimizer, epoch=3)
+    hvd.barrier()
+    assert names_beside(Path(folder)) == ["last"]
+    assert load_checkpoint(folder, model, optimizer) == {"epoch": 3}
