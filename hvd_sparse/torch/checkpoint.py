@@ -7,7 +7,9 @@ numbers.
 
 from __future__ import annotations
 
+import io
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvd_sparse.errors import CheckpointMismatchError
+from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.state.checkpoint import Found, Job, checked_policy
 from hvd_sparse.state.spreading import SavedSum, read_all
 from hvd_sparse.torch import state
@@ -24,6 +26,9 @@ from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.residual_sums import residuals_of, summing_over
 
 _SUFFIX = ".pt"
+
+# Why torch.load refuses an object, among advice to load it without the restriction.
+_REFUSAL = re.compile(r"(?:Trying to load|Unsupported|Can only)[^\n]*")
 
 
 def save_checkpoint(
@@ -41,9 +46,13 @@ def save_checkpoint(
         optimizer: From `hvd.DistributedOptimizer`, sparse or not; its state_dict() is saved by one
             rank, and what belongs to the residuals by every rank.
         **extra: Kept beside them, as one rank has it: the epoch, a schedule's state_dict(), ...;
-            of types that `torch.load` takes by default.
+            of types that `torch.load(weights_only=True)` takes, which cannot run code: numbers,
+            bool, str, None, tensors, torch.Size, torch.dtype, and dict, OrderedDict, list and tuple
+            of them; others that your version of torch takes, or that both this job and the one that
+            loads have given to `torch.serialization.add_safe_globals`.
 
     Raises:
+        InvalidArgumentError: On every rank, if `extra` holds another type on one.
         GradientInFlightError: Gradients have arrived and were not exchanged yet.
         OSError: On every rank, if one cannot write, or another job is saving to the same folder.
             The former checkpoint is as it was.
@@ -62,6 +71,8 @@ def save_checkpoint(
         "extra": extra,
     }
     job = Job(hvd)
+    with job.together(InvalidArgumentError):
+        _check_extra(extra)
     job.write(
         folder,
         step=None if exchange is None else exchange.steps,
@@ -129,20 +140,43 @@ def _write(stem: Path, content: dict[str, Any]) -> None:
     path = Path(f"{stem}{_SUFFIX}")
     with path.open("wb") as file:  # torch's own files do not tell why they cannot be written
         torch.save(content, file)
+    _read(path, mmap=True)  # a model or an optimizer may hold what is refused
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, *, mmap: bool = False) -> dict[str, Any]:
     """What is in a file, on the CPU: it may be of a GPU that this process does not see.
 
+    Args:
+        path: Of the file.
+        mmap: Leaves the content of tensors in the file.
+
     Raises:
-        CheckpointMismatchError: The file is damaged.
+        CheckpointMismatchError: The file is damaged, or has objects that could run code.
     """
     try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu")
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {_reason(error)}"
         raise CheckpointMismatchError(f"{path} cannot be loaded: {reason}") from None
     return content
+
+
+def _reason(error: Exception) -> str:
+    refusal = _REFUSAL.search(str(error))
+    return str(error) if refusal is None else refusal[0]
+
+
+def _check_extra(extra: dict[str, Any]) -> None:
+    """Refuses what `_read` would refuse, while there is still something to save."""
+    file = io.BytesIO()
+    try:
+        torch.save(extra, file)
+        file.seek(0)
+        torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"extra must be of types that torch.load(weights_only=True) takes: {_reason(error)}"
+        ) from None
 
 
 def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:

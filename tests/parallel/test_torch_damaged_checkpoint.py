@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import logging
+import os
+import pickle
 import shutil
+from collections import OrderedDict
 from pathlib import Path
 
 import horovod.torch as hvd
 import pytest
 import torch
 
-from hvd_sparse.errors import CheckpointMismatchError
+from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.torch import load_checkpoint, save_checkpoint
 from tests.checkpoints import (
     as_before_manifests,
     cut,
     flip_a_bit,
     held_by_another_process,
+    seal_again,
 )
 from tests.parallel.torch_checkpoints import (
     folder,
     names_beside,
     new,
+    several_ranks,
     sparse_verdict,
     train,
 )
@@ -177,6 +182,67 @@ def test_a_checkpoint_without_digests_loads_with_a_warning(folder, caplog):
         assert_refused(folder, rf"{name} {told}")
 
 
+class Code:
+    """Runs when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("name", ["shared.pt", f"{LAST}.pt"])
+def test_code_in_a_file_is_refused_and_not_run(name, folder, monkeypatch):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    saved(folder)
+    path = Path(folder) / name
+
+    def infect():
+        torch.save({**torch.load(path, weights_only=True), "code": Code(f"{folder}-ran-on")}, path)
+        seal_again(path)
+
+    on_rank_0(infect)
+    assert_refused(folder, rf"{name} cannot be loaded: UnpicklingError: .*mkdir")
+    hvd.barrier()
+    assert not Path(f"{folder}-ran-on").exists()
+
+
+@several_ranks
+def test_an_extra_object_that_could_not_be_loaded_is_refused_on_all_ranks(folder):
+    model, optimizer = saved(folder, epoch=1)
+    thing = Path("/x") if hvd.rank() == hvd.size() - 1 else "/x"
+    with pytest.raises(InvalidArgumentError, match=r"extra must be .*pathlib\.PosixPath"):
+        save_checkpoint(folder, model, optimizer, thing=thing)
+    assert load_checkpoint(folder, model, optimizer) == {"epoch": 1}
+
+
+def test_a_model_whose_state_could_not_be_loaded_is_refused_when_it_is_saved(folder, monkeypatch):
+    model, optimizer = saved(folder, epoch=1)
+    monkeypatch.setattr(type(model), "get_extra_state", lambda _: Path("/x"), raising=False)
+    with pytest.raises(OSError, match=r"shared cannot be written: .*pathlib\.PosixPath"):
+        save_checkpoint(folder, model, optimizer, epoch=2)
+    hvd.barrier()
+    assert names_beside(Path(folder)) == ["last"]
+    monkeypatch.undo()
+    assert load_checkpoint(folder, model, optimizer) == {"epoch": 1}
+
+
+def test_types_that_are_promised_come_back(folder):
+    extra = {
+        "numbers": [1, 2.5, True, None],
+        "text": {"a": ("b", OrderedDict(c="d"))},
+        "torch": (torch.Size([2]), torch.float16, torch.ones(2)),
+    }
+    model, optimizer = saved(folder, **extra)
+    found = load_checkpoint(folder, model, optimizer)
+    assert torch.equal(found["torch"][2], extra["torch"][2])
+    assert found["torch"][:2] == extra["torch"][:2]
+    assert {k: v for k, v in found.items() if k != "torch"} == {
+        k: v for k, v in extra.items() if k != "torch"
+    }
+
+
 def test_two_jobs_do_not_save_to_one_folder_at_a_time(folder):
     model, optimizer = saved(folder, epoch=1)
     on_rank_0(Path(f"{folder}.making-ofanother").mkdir)
@@ -195,3 +261,17 @@ def test_two_jobs_do_not_save_to_one_folder_at_a_time(folder):
     hvd.barrier()
     assert names_beside(Path(folder)) == ["last"]
     assert load_checkpoint(folder, model, optimizer) == {"epoch": 3}
+
+
+def test_a_pickle_in_place_of_a_file_is_refused(folder):
+    saved(folder)
+    path = Path(folder) / "shared.pt"
+
+    def replace():
+        path.write_bytes(pickle.dumps(Code(f"{folder}-ran-on")))
+        seal_again(path)
+
+    on_rank_0(replace)
+    assert_refused(folder, r"shared.pt cannot be loaded: ")
+    hvd.barrier()
+    assert not Path(f"{folder}-ran-on").exists()
