@@ -90,14 +90,23 @@ class Job:
         return self._world.allgather_object(thing)
 
     @contextlib.contextmanager
-    def together(self, kind: type[Exception]) -> Iterator[None]:
-        """What fails on one rank fails on all of them, with an error of this kind."""
+    def together(
+        self, kind: type[Exception], *, undo: Callable[[], object] | None = None
+    ) -> Iterator[None]:
+        """What fails on one rank fails on all of them.
+
+        Args:
+            kind: Of the error that all ranks raise then.
+            undo: Called on every rank before it raises that error.
+        """
         problem: Exception | None = None
         try:
             yield
         except Exception as error:
             problem = error
         told = self.everywhere(None if problem is None else f"{type(problem).__name__}: {problem}")
+        if undo is not None and any(text is not None for text in told):
+            undo()
         if isinstance(problem, kind):
             raise problem
         for rank, text in enumerate(told):

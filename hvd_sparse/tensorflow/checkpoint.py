@@ -102,7 +102,7 @@ def load_checkpoint(
         InvalidArgumentError: `residuals` is none of the three.
         CheckpointMismatchError: On every rank, if there is no whole checkpoint where there is a
             folder, it does not fit, the ranks have no checkpoint in common, or there is no exchange
-            yet. Nothing has changed.
+            yet. Nothing has changed, except that LAGS may measure its times anew.
     """
     policy = checked_policy(residuals)
     parts = _Parts(model, optimizer)
@@ -123,7 +123,16 @@ def load_checkpoint(
             _check_random(random, parts.random())
     elif policy == "spread":
         saved = _spread(job, found, exchange)
-    with job.together(CheckpointMismatchError):
+    weights, numbers = parts.values(), parts.random()
+    before = None if exchange is None else saved_state.save(exchange)
+
+    def undo() -> None:
+        parts.set_values(weights)
+        parts.set_random(numbers)
+        if exchange is not None:
+            saved_state.load(exchange, before)
+
+    with job.together(CheckpointMismatchError, undo=undo):
         parts.shared().read(str(found.folder / SHARED)).assert_existing_objects_matched()
         parts.set_random(random)
         if exchange is not None:
@@ -168,6 +177,15 @@ class _Parts:
             for kind, variables in (("model", self._variables()), ("optimizer", self._state()))
         }
 
+    def values(self) -> list[NDArray[Any]]:
+        """Of all variables that are shared."""
+        return [one.numpy() for one in self._shared_variables()]
+
+    def set_values(self, values: Sequence[NDArray[Any]]) -> None:
+        """Takes up what `values` gave."""
+        for variable, value in zip(self._shared_variables(), values, strict=True):
+            variable.assign(value)
+
     def random(self) -> dict[str, NDArray[Any]]:
         """This rank's random numbers: of the layers, and of tf.random's global generator."""
         return {
@@ -186,6 +204,9 @@ class _Parts:
 
     def _state(self) -> list[Any]:
         return [] if self._optimizer is None else compat.variables_of(self._optimizer)
+
+    def _shared_variables(self) -> list[Any]:
+        return self._tensors([*self._variables(), *self._state()])
 
     def _seeds(self) -> list[Any]:
         return self._tensors([one for one in self._variables() if compat.is_seed(one)])

@@ -7,6 +7,7 @@ numbers.
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import re
@@ -16,6 +17,7 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
+from torch.nn.parameter import is_lazy
 
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.state.checkpoint import Found, Job, checked_policy
@@ -107,16 +109,19 @@ def load_checkpoint(
     Raises:
         InvalidArgumentError: `residuals` is none of the three.
         CheckpointMismatchError: On every rank, if there is no whole checkpoint where there is a
-            folder, it does not fit, or the ranks have no checkpoint in common. Nothing has changed.
+            folder, it does not fit, or the ranks have no checkpoint in common. Nothing has changed,
+            except that LAGS may measure its times anew.
     """
     policy = checked_policy(residuals)
     exchange = _exchange_of(optimizer)
+    device = _device_of(optimizer)
     job = Job(hvd)
     found = job.find(folder)
     if found is None:
         return None
     shared: dict[str, Any] = {}
     sparse: dict[str, Any] | None = None
+    random = _random(device)
     with job.together(CheckpointMismatchError):
         shared = _read(found.shared_file(_SUFFIX))
     if policy == "own":
@@ -124,14 +129,21 @@ def load_checkpoint(
             own = _read(job.own_file(found, _SUFFIX))
             sparse = own["sparse"]
             state.check(exchange, sparse)
+            random = own["random"]
     elif policy == "spread":
         sparse = _spread(job, found, exchange)
-    with job.together(CheckpointMismatchError):
-        model.load_state_dict(shared["model"])
-        whole = shared["optimizer"]
-        optimizer.load_state_dict(whole if sparse is None else {**whole, state.KEY: sparse})
-    if policy == "own":
-        _set_random(own["random"], _device_of(optimizer))
+    whole = shared["optimizer"] if sparse is None else {**shared["optimizer"], state.KEY: sparse}
+    before = (_copies(model.state_dict()), optimizer.state_dict(), _random(device))
+
+    def take_up(
+        weights: dict[str, Any], whole: dict[str, Any], random: dict[str, torch.Tensor]
+    ) -> None:
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(whole)
+        _set_random(random, device)
+
+    with job.together(CheckpointMismatchError, undo=lambda: take_up(*before)):
+        take_up(shared["model"], whole, random)
     extra: dict[str, Any] = shared["extra"]
     return extra
 
@@ -177,6 +189,16 @@ def _check_extra(extra: dict[str, Any]) -> None:
         raise InvalidArgumentError(
             f"extra must be of types that torch.load(weights_only=True) takes: {_reason(error)}"
         ) from None
+
+
+def _copies(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's state on the CPU, which loading does not change."""
+    return {
+        name: one.to("cpu", copy=True)
+        if isinstance(one, torch.Tensor) and not is_lazy(one)
+        else copy.deepcopy(one)
+        for name, one in weights.items()
+    }
 
 
 def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:

@@ -243,6 +243,29 @@ def test_types_that_are_promised_come_back(folder):
     }
 
 
+@pytest.mark.parametrize("what", ["model", "optimizer", "random"])
+def test_what_fails_while_it_is_taken_up_changes_nothing(what, folder, monkeypatch):
+    saved(folder)
+    kind, method = {
+        "model": (type(new()[0]), "load_state_dict"),
+        "optimizer": (torch.optim.Adam, "load_state_dict"),
+        "random": (torch, "set_rng_state"),
+    }[what]
+    real, failed = getattr(kind, method), []
+
+    def failing(*args, **options):
+        done = real(*args, **options)
+        if not failed and hvd.rank() == hvd.size() - 1:
+            failed.append(True)
+            raise RuntimeError("no memory left")
+        return done
+
+    with monkeypatch.context() as here:
+        here.setattr(kind, method, failing)
+        assert_refused(folder, rf"rank {hvd.size() - 1} could not go on: .*no memory left")
+    assert failed or hvd.rank() < hvd.size() - 1
+
+
 def test_two_jobs_do_not_save_to_one_folder_at_a_time(folder):
     model, optimizer = saved(folder, epoch=1)
     on_rank_0(Path(f"{folder}.making-ofanother").mkdir)

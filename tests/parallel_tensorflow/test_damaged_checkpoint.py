@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse.errors import CheckpointMismatchError
+from hvd_sparse.tensorflow import checkpoint
 from tests.checkpoints import as_before_manifests, cut, flip_a_bit
 from tests.parallel_tensorflow.checkpoints import (
     SIMPLE,
@@ -102,6 +103,31 @@ def test_a_checkpoint_without_digests_loads_with_a_warning(folder, caplog):
     for name in (f"{LAST}.npz", "shared.json"):
         on_rank_0(cut, Path(folder) / name, 0.9)
         assert_refused(folder, f"{name} is damaged")
+
+
+@pytest.mark.parametrize("what", ["shared", "random", "residuals"])
+def test_what_fails_while_it_is_taken_up_changes_nothing(what, folder, monkeypatch):
+    saved(folder)
+    kind, method = {
+        "shared": (tf.train.Checkpoint, "read"),
+        "random": (checkpoint._Parts, "set_random"),
+        "residuals": (checkpoint.saved_state, "load"),
+    }[what]
+    if what == "residuals" and hvd.size() == 1:
+        pytest.skip("a single rank has no residuals")
+    real, failed = getattr(kind, method), []
+
+    def failing(*args, **options):
+        done = real(*args, **options)
+        if not failed and hvd.rank() == hvd.size() - 1:
+            failed.append(True)
+            raise RuntimeError("no memory left")
+        return done
+
+    with monkeypatch.context() as here:
+        here.setattr(kind, method, failing)
+        assert_refused(folder, rf"rank {hvd.size() - 1} could not go on: .*no memory left")
+    assert failed or hvd.rank() < hvd.size() - 1
 
 
 def test_what_was_renamed_had_been_synced(folder, tmp_path_factory, monkeypatch):
