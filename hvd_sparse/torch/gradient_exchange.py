@@ -95,16 +95,7 @@ class GradientExchange:
         self._known = {id(param) for _, param in named}
         self._device = common_device(named)
 
-        groups = {
-            id(param): index
-            for index, group in enumerate(optimizer.param_groups)
-            for param in group["params"]
-        }
-        self._slots = [
-            Slot(name, param, groups[id(param)], self.passes)
-            for name, param in named
-            if param.numel() > 0
-        ]
+        self._slots = [Slot(name, param, self.passes) for name, param in named if param.numel() > 0]
         compression = self._compression = settings.compression
         self.conditions = conditions_of(
             compression, local_size=exchange.local_size, device=str(self._device)
@@ -132,8 +123,10 @@ class GradientExchange:
             loss_scale=self._loss_scale,
             local=local,
         )
-        slots = {slot.name: slot for slot in large}
-        self.state = ExchangeState(self._sparse, self._dense, slots=slots, device=self._device)
+        self._large = {slot.name: slot for slot in large}
+        self.state = ExchangeState(
+            self._sparse, self._dense, slots=self._large, device=self._device
+        )
         self._meter = QualityMeter(messages)
         self._clock = StepClock(self.layers, measurer.place.clock)
         self._clock.running = False  # until the tuner asks for times
@@ -193,6 +186,7 @@ class GradientExchange:
         self._sparse.release()
         self._dense.release()
         self._loss_scale.release()
+        self.rates.groups.release()
         self._phase = _Phase.IDLE
 
     def refuse_if_busy(self, reason: str) -> None:
@@ -276,6 +270,8 @@ class GradientExchange:
         guards.check_place(slot, self._device)
         guards.check_without_graph(slot)
         guards.check_layout(slot, densify=self._sparse_as_dense)
+        if slot.name in self._large:
+            guards.check_owner(slot, self._optimizer, self.rates.groups)
 
     def _begin(self, slot: Slot) -> None:
         if self._phase is _Phase.EXCHANGED:

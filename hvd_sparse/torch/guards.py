@@ -10,6 +10,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from hvd_sparse.errors import GradientInFlightError, UnsupportedError
+from hvd_sparse.torch.parameter_groups import ParameterGroups
 from hvd_sparse.torch.slots import Slot
 
 
@@ -96,6 +97,23 @@ def check_layout(slot: Slot, *, densify: bool) -> None:
             "layer with sparse=False"
         )
     slot.param.grad = grad.to_dense()
+
+
+def check_owner(slot: Slot, optimizer: torch.optim.Optimizer, groups: ParameterGroups) -> None:
+    """Raises UnsupportedError if nobody would apply an average, and so what a residual held.
+
+    Args:
+        slot: Of a gradient that can travel sparse.
+        optimizer: For the message.
+        groups: The optimizer's.
+    """
+    if groups.of(slot.param) is None:
+        kind = type(optimizer).__name__
+        raise UnsupportedError(
+            f"'{slot.name}' is in no parameter group of {kind} any more, and what its residual "
+            "holds would be sent and never be applied: leave it in a group and freeze it with "
+            "requires_grad_(False), or make a new DistributedOptimizer"
+        )
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, known: Container[int]) -> None:

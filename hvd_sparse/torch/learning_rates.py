@@ -11,21 +11,26 @@ from collections.abc import Sequence
 import torch
 
 from hvd_sparse.compression import Compression
+from hvd_sparse.torch.parameter_groups import ParameterGroups
 from hvd_sparse.torch.slots import Slot
 
 
 class LearningRates:
     """Remembers at which learning rate each parameter's residual was accumulated.
 
-    A rate of 0 changes nothing: the change is measured from the last rate above 0 to the next.
+    A rate of 0 changes nothing: the change is measured from the last rate above 0 to the next. A
+    parameter that is in no group has a rate of 0.
 
     Args:
-        optimizer: Whose parameter groups are read.
+        optimizer: Whose steps are taken.
         compression: Says whether to rescale: always, never, or by default.
+
+    Attributes:
+        groups: The optimizer's parameter groups, as they are in this step.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, compression: Compression) -> None:
-        self._optimizer = optimizer
+        self.groups = ParameterGroups(optimizer)
         self._wanted = compression.rescale_residual
         self._default = compression.rescales_by_default and _is_plain_sgd(optimizer)
         self._last: dict[str, float] = {}
@@ -48,7 +53,7 @@ class LearningRates:
         return [self._decay(slot) for slot in slots]
 
     def _decay(self, slot: Slot) -> float:
-        rate = float(self._optimizer.param_groups[slot.group].get("lr", 0.0))
+        rate = float((self.groups.of(slot.param) or {}).get("lr", 0.0))
         if rate <= 0:
             return 1.0
         last = self._last.get(slot.name, rate)

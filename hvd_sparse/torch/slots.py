@@ -20,16 +20,14 @@ class Slot:
     Attributes:
         name: Of the parameter.
         param: The parameter.
-        group: Index of its parameter group.
         passes_left: Backward passes that are still to come before the gradient is exchanged.
         launched: Whether the gradient is being exchanged, or was and awaits the optimizer's step.
         work: The contiguous memory that is exchanged.
     """
 
-    def __init__(self, name: str, param: torch.Tensor, group: int, passes: int) -> None:
+    def __init__(self, name: str, param: torch.Tensor, passes: int) -> None:
         self.name = name
         self.param = param
-        self.group = group
         self.passes_left = passes
         self.launched = False
         self.work: torch.Tensor | None = None

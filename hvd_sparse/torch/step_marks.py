@@ -11,12 +11,12 @@ import torch
 
 
 def describe(optimizer: torch.optim.Optimizer, mark: str) -> str:
-    """The learning rates of an optimizer, and the user's mark.
+    """The learning rates of an optimizer, in ascending order, and the user's mark.
 
     Args:
         optimizer: About to be given averages.
         mark: From `mark_step`; empty if there is none.
     """
-    rates = dict.fromkeys(float(group.get("lr", 0.0)) for group in optimizer.param_groups)
+    rates = sorted({float(group.get("lr", 0.0)) for group in optimizer.param_groups})
     text = f"learning rate {', '.join(map(repr, rates))}"
     return f"{text}, marked '{mark}'" if mark else text

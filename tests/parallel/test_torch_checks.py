@@ -14,6 +14,7 @@ from hvd_sparse.torch import LAGS, mark_step
 from tests.parallel.torch_ranks import (
     Toy,
     assert_nothing_is_lost,
+    assert_same_on_all_ranks,
     distribute,
     integer_gradients,
     residuals,
@@ -67,6 +68,19 @@ def test_a_rank_that_skipped_a_step_is_found_by_its_learning_rate(checks):
     assert f"rank {LAST} " in str(error.value)
     assert "learning rate 0.5" in str(error.value)
     assert "learning rate 0.25" in str(error.value)
+
+
+def test_ranks_whose_groups_differ_in_order_agree(checks):
+    model = Toy()
+    groups = [{"params": [p], "lr": 2.0**-place} for place, p in enumerate(model.parameters())]
+    optimizer = distribute(model, COMPRESSION, optimizer=torch.optim.SGD(groups, lr=1.0))
+    if hvd.rank() == LAST:
+        optimizer.param_groups.reverse()
+    for step in range(2):
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, step))
+        optimizer.step()
+    assert_same_on_all_ranks(model.parameters())
 
 
 def test_a_rank_at_another_batch_is_found_by_its_mark(checks):

@@ -6,8 +6,17 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.errors import ExchangeFailedError, UnsupportedError
 from hvd_sparse.torch import LAGS, GTopK, TopK
-from tests.parallel.torch_ranks import Toy, distribute, integer_gradients, residuals
+from tests.parallel.torch_ranks import (
+    CULPRIT,
+    Toy,
+    distribute,
+    integer_gradients,
+    on_the_culprit,
+    residuals,
+    total,
+)
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
 SPARSE = {"density": 0.001, "min_numel": 64}
@@ -139,3 +148,142 @@ def test_in_units_of_the_rate_nothing_is_lost():
         else:
             lost = -0.5 * model.w.grad.double().flatten()
             assert lost.any()
+
+
+def remove_the_first(optimizer, model):
+    """Of parameters that always travel dense, and so have no residual."""
+    del optimizer.param_groups[0]
+
+
+def reverse(optimizer, model):
+    optimizer.param_groups.reverse()
+
+
+def rotate(optimizer, model):
+    optimizer.param_groups.append(optimizer.param_groups.pop(0))
+
+
+def merge(optimizer, model):
+    last = optimizer.param_groups.pop()
+    optimizer.param_groups[1]["params"] += last["params"]
+
+
+def split(optimizer, model):
+    params = optimizer.param_groups[1]["params"]
+    optimizer.param_groups[1]["params"] = [one for one in params if one is not model.second]
+    group = {**optimizer.param_groups[1], "params": [model.second], "lr": 8.0}
+    optimizer.param_groups.insert(0, group)
+
+
+def take_out_and_add(optimizer, model):
+    del optimizer.param_groups[1]
+    optimizer.add_param_group({"params": [model.first], "lr": 16.0})
+    optimizer.add_param_group({"params": [model.second], "lr": 2.0})
+
+
+def load(optimizer, model):
+    """Which makes new groups of the parameters."""
+    state = optimizer.state_dict()
+    state["param_groups"][1]["lr"] = 8.0
+    optimizer.load_state_dict(state)
+
+
+UNCHANGED = {"first": 1.0, "second": 1.0, "last": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "ratios"),
+    [
+        (remove_the_first, UNCHANGED),
+        (reverse, UNCHANGED),
+        (rotate, UNCHANGED),
+        (merge, {**UNCHANGED, "last": 0.25}),
+        (split, {**UNCHANGED, "second": 0.5}),
+        (take_out_and_add, {**UNCHANGED, "first": 0.25, "second": 2.0}),
+        (load, {**UNCHANGED, "first": 0.5, "second": 0.5}),
+    ],
+)
+def test_the_residual_follows_its_own_parameter_wherever_that_goes(change, ratios):
+    model = Toy()
+    groups = [
+        {"params": [model.bias], "lr": 0.5},
+        {"params": [model.first, model.second], "lr": 4.0},
+        {"params": [model.last], "lr": 1.0},
+    ]
+    optimizer = distribute(
+        model,
+        LAGS(adaptive=False, **SPARSE),
+        optimizer=torch.optim.SGD(groups, lr=32.0),
+    )
+    model.backward(integer_gradients(model, hvd.rank()))
+    optimizer.step()
+    before = residuals(optimizer)
+    change(optimizer, model)
+    for step in range(2):  # it is multiplied once
+        optimizer.zero_grad()
+        model.backward({name: torch.zeros_like(p) for name, p in model.named_parameters()})
+        optimizer.step()
+        after = residuals(optimizer)
+        for name, ratio in ratios.items():
+            kept = after[name] != 0
+            assert kept.any()
+            assert torch.equal(after[name][kept], ratio * before[name][kept]), (step, name)
+
+
+def test_rates_by_name_are_saved_whatever_the_groups_order():
+    model = Toy()
+    optimizer = optimizer_for(model, LAGS(adaptive=False, **SPARSE))
+    optimizer.param_groups.reverse()
+    model.backward(integer_gradients(model, hvd.rank()))
+    optimizer.step()
+    rates = {"first": 4.0, "second": 1.0, "last": 1.0}
+    assert optimizer.state_dict()["hvd_sparse"]["lrs"] == rates
+
+
+def test_a_parameter_that_no_group_holds_any_more_is_refused_and_its_residual_stays():
+    model = Toy()
+    optimizer = optimizer_for(model, LAGS(adaptive=False, **SPARSE))
+    model.backward(integer_gradients(model, hvd.rank()))
+    optimizer.step()
+    before = residuals(optimizer)["first"]
+    values = model.first.detach().clone()
+
+    def run():
+        optimizer.zero_grad()
+        model.backward({name: torch.zeros_like(p) for name, p in model.named_parameters()})
+        optimizer.step()
+
+    def remove():
+        del optimizer.param_groups[0]
+
+    on_the_culprit(remove)
+    if hvd.rank() == CULPRIT:
+        match = "'first' is in no parameter group of SGD any more"
+        with pytest.raises(UnsupportedError, match=match):
+            run()
+    else:
+        with pytest.raises(ExchangeFailedError, match="'first' is in no parameter group"):
+            run()
+    assert torch.equal(model.first, values)
+    assert torch.equal(residuals(optimizer)["first"], before)
+
+
+def test_a_frozen_parameter_that_stays_in_its_group_gets_what_it_is_owed():
+    model = Toy({"w": (8, 8), "v": (8, 8)})
+    optimizer = distribute(
+        model,
+        LAGS(adaptive=False, density=0.25, min_numel=1),
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+    )
+    gradients = integer_gradients(model, 0)
+    model.backward(gradients)
+    optimizer.step()
+    model.w.requires_grad_(False)
+    moved = model.w.detach().clone()
+    for _ in range(4):
+        optimizer.zero_grad()
+        model.backward({"v": torch.zeros(8, 8)})
+        optimizer.step()
+    assert not torch.equal(model.w, moved)
+    owed = total(gradients["w"]) - total(residuals(optimizer)["w"])
+    assert torch.equal(-model.w.double().flatten(), owed)

@@ -99,7 +99,7 @@ def test_residuals_that_were_shared_out_follow_the_rate_from_where_it_was():
     exchange = exchange_of(param)
     Heir(exchange, ProcessSet(2)).begin({}, steps=7, rates={"w": 1.0})
     assert exchange.steps == 7
-    assert exchange.rates.decays([Slot("w", param, 0, 1)]) == [2.0]
+    assert exchange.rates.decays([Slot("w", param, 1)]) == [2.0]
 
 
 def test_without_horovod_it_is_refused(built, monkeypatch):

@@ -80,7 +80,7 @@ def test_tensor_learning_rates_are_followed():
     param = torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([param], lr=torch.tensor(0.5))
     rates = LearningRates(optimizer, LAGS())
-    slot = Slot("w", param, group=0, passes=1)
+    slot = Slot("w", param, passes=1)
     assert rates.decays([slot]) == [1.0]
     optimizer.param_groups[0]["lr"].fill_(0.25)
     assert rates.decays([slot]) == [2.0]

@@ -11,7 +11,7 @@ from hvd_sparse.torch.slots import Slot, buffer_of
 def slot_with(grad, shape=(4, 3)):
     param = torch.nn.Parameter(torch.zeros(shape))
     param.grad = grad
-    return Slot("weight", param, group=0, passes=2)
+    return Slot("weight", param, passes=2)
 
 
 def test_a_missing_gradient_counts_as_zero():
