@@ -72,6 +72,7 @@ class DenseReducer:
         self._compression = settings.compression
         self._options = {**settings.reduction.of_horovod(), "process_set": process_set}
         self._in_flight: list[tuple[Slot, int]] = []
+        self._rests_of_step: dict[str, torch.Tensor] = {}  # memory that a commit fills
 
     def launch(self, slot: Slot) -> None:
         """Starts the allreduce of a gradient, with velocity and residual of its layer."""
@@ -115,11 +116,15 @@ class DenseReducer:
         return refuse
 
     def committed(self) -> None:
-        """The step is applied, and not yet written: the residuals that joined it are gone."""
+        """The step is applied, and written to the gradients: the residuals that joined it are gone.
+
+        Takes no memory, since a step that counts must not fail on one rank.
+        """
         self.velocities.committed()
         for slot, _ in self._in_flight:
-            if self.residuals.pop(slot.name, None) is not None:
-                self._keep_rest(slot)
+            self.residuals.pop(slot.name, None)
+            if slot.name in self._rests_of_step:
+                self.rests[slot.name] = self._rest_of(slot)
         self.owed = False
 
     def load(
@@ -148,6 +153,7 @@ class DenseReducer:
     def release(self) -> None:
         """Makes ready for the next step."""
         self._in_flight.clear()
+        self._rests_of_step.clear()
         self.velocities.release()
         self.bytes = 0
 
@@ -165,14 +171,20 @@ class DenseReducer:
         if decay != 1:  # whether the step is applied or not: the rate has been noted
             residual.mul_(decay)
         work.add_(residual.to(work.dtype), alpha=self._loss_scale.value / self._scale)
+        if work.dtype != slot.gradient().dtype:
+            self._rests_of_step[slot.name] = torch.empty_like(work)
 
-    def _keep_rest(self, slot: Slot) -> None:
-        result, dtype = slot.result(), slot.gradient().dtype
-        if result.dtype != dtype:
-            rest = result - result.to(dtype)
-            self.rests[slot.name] = rest.view(-1).mul_(self._share / self._loss_scale.value)
+    def _rest_of(self, slot: Slot) -> torch.Tensor:
+        """This rank's share of what a narrow gradient has rounded away of a result."""
+        result, rest = slot.result(), self._rests_of_step[slot.name]
+        rest.view(result.shape).copy_(slot.gradient())
+        torch.sub(result.view(-1), rest, out=rest)
+        return rest.mul_(self._share / self._loss_scale.value)
 
 
 def _fits(work: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether a result is finite in the type of its gradient, which may be narrower."""
-    return bool(torch.isfinite(work.to(dtype)).all())
+    """Whether a result is finite in the type of its gradient, which may be narrower.
+
+    Other ranks may have committed the step already: takes no memory that could be missing.
+    """
+    return bool(torch.stack(work.aminmax()).to(dtype).isfinite().all())

@@ -26,7 +26,7 @@ class DenseVelocities:
     def __init__(self, momentum: float) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._momentum = momentum
-        self._joined: list[tuple[Slot, float]] = []
+        self._next: dict[str, torch.Tensor] = {}  # if the step is committed
 
     def __bool__(self) -> bool:
         """Whether velocities are wanted."""
@@ -36,7 +36,7 @@ class DenseVelocities:
         """Makes of a copy of a gradient what travels in its place.
 
         Args:
-            slot: Of the gradient, which stays as it is until the step is committed.
+            slot: Of the gradient, which is not changed.
             work: float32 or float64, flat, the copy.
             factor: Gradients are that many times a velocity: their loss scale.
         """
@@ -44,17 +44,16 @@ class DenseVelocities:
         if velocity is None:
             velocity = torch.zeros(work.numel(), dtype=torch.float32, device=work.device)
             self.tensors[slot.name] = velocity
+        following = velocity * self._momentum
+        self._next[slot.name] = following.add_(slot.gradient().reshape(-1), alpha=1 / factor)
         work.add_(velocity, alpha=self._momentum * factor)
-        self._joined.append((slot, factor))
 
     def committed(self) -> None:
-        """The step is applied: the gradients, which hold no result yet, join their velocities.
+        """The step is applied: the gradients have joined their velocities. Cannot fail.
 
         A step that is refused leaves the velocities alone, as an optimizer does that skips it.
         """
-        for slot, factor in self._joined:
-            velocity = self.tensors[slot.name]
-            velocity.mul_(self._momentum).add_(slot.gradient().reshape(-1), alpha=1 / factor)
+        self.tensors.update(self._next)
 
     def load(self, velocities: Mapping[str, torch.Tensor]) -> None:
         """Takes over velocities, copied, in place of those that are here."""
@@ -62,4 +61,4 @@ class DenseVelocities:
 
     def release(self) -> None:
         """Makes ready for the next step."""
-        self._joined.clear()
+        self._next.clear()

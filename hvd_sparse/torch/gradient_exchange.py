@@ -26,6 +26,7 @@ from hvd_sparse.torch import guards, step_marks
 from hvd_sparse.torch.dense import DenseReducer
 from hvd_sparse.torch.devices import common_device
 from hvd_sparse.torch.exchange_state import ExchangeState
+from hvd_sparse.torch.gradient_memory import MemoryInUse
 from hvd_sparse.torch.launcher import Launcher
 from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.local_gradient import LocalGradient
@@ -96,6 +97,7 @@ class GradientExchange:
         self._device = common_device(named)
 
         self._slots = [Slot(name, param, self.passes) for name, param in named if param.numel() > 0]
+        self._memory = MemoryInUse()
         compression = self._compression = settings.compression
         self.conditions = conditions_of(
             compression, local_size=exchange.local_size, device=str(self._device)
@@ -186,6 +188,7 @@ class GradientExchange:
         self._sparse.release()
         self._dense.release()
         self._loss_scale.release()
+        self._memory.clear()
         self.rates.groups.release()
         self._phase = _Phase.IDLE
 
@@ -270,6 +273,7 @@ class GradientExchange:
         guards.check_place(slot, self._device)
         guards.check_without_graph(slot)
         guards.check_layout(slot, densify=self._sparse_as_dense)
+        guards.check_memory(slot, self._memory)
         if slot.name in self._large:
             guards.check_owner(slot, self._optimizer, self.rates.groups)
 
@@ -329,9 +333,9 @@ class GradientExchange:
                 slot.mark_not_finite()
             applied = False
         else:
-            self._dense.committed()
             for slot in self._slots:
                 slot.write_back()
+            self._dense.committed()
             applied = True
         self._phase = _Phase.EXCHANGED
         try:
@@ -340,9 +344,11 @@ class GradientExchange:
             # The step counts on all ranks. So it does here, and the next one tells of the error.
             unexpected = not isinstance(error, HorovodInternalError)
             cause = self._end(error)
-            log.logger.warning(
-                "after a step that counts: %s: %s", type(cause).__name__, cause, exc_info=unexpected
-            )
+            with suppress(Exception):  # of a handler that the program has added
+                log.logger.warning(
+                    *("after a step that counts: %s: %s", type(cause).__name__, cause),
+                    exc_info=unexpected,
+                )
 
     def _go_on(self, reading: Reading | None, *, measures: bool) -> None:
         """What follows a step: it is measured, and the next ones may travel in another way."""

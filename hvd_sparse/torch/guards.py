@@ -10,8 +10,9 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from hvd_sparse.errors import GradientInFlightError, UnsupportedError
+from hvd_sparse.torch.gradient_memory import Extent, MemoryInUse
 from hvd_sparse.torch.parameter_groups import ParameterGroups
-from hvd_sparse.torch.slots import Slot
+from hvd_sparse.torch.slots import DTYPES, Slot
 
 
 class Receiver(Protocol):
@@ -97,6 +98,46 @@ def check_layout(slot: Slot, *, densify: bool) -> None:
             "layer with sparse=False"
         )
     slot.param.grad = grad.to_dense()
+
+
+def check_memory(slot: Slot, in_use: MemoryInUse) -> None:
+    """Raises UnsupportedError where no average could be written into a gradient.
+
+    Args:
+        slot: Whose gradient is about to be exchanged; a missing one is made, and is good.
+        in_use: The memory of the gradients of this step, which gets this one's.
+    """
+    grad = slot.param.grad
+    if grad is None:
+        return
+    whose = f"the gradient of '{slot.name}'"
+    if grad.is_inference():
+        raise UnsupportedError(
+            f"{whose} was made in torch.inference_mode(), and its average cannot be written into "
+            "it: make it outside, or assign grad.clone()"
+        )
+    if grad.dtype not in DTYPES:
+        raise UnsupportedError(
+            f"{whose} is {grad.dtype}; a sparse exchange takes {', '.join(DTYPES.values())}"
+        )
+    if grad.numel() != slot.numel or grad.device != slot.param.device:
+        raise UnsupportedError(
+            f"{whose} has {grad.numel()} elements on '{grad.device}'; the parameter had "
+            f"{slot.numel} on '{slot.param.device}' when DistributedOptimizer was called"
+        )
+    extent = Extent.of(grad)
+    if not grad.is_contiguous() and extent.folds:
+        raise UnsupportedError(
+            f"entries of {whose} share memory (shape {tuple(grad.shape)}, strides {grad.stride()}, "
+            "as of an expanded tensor), and their averages cannot be told apart: assign "
+            "grad.contiguous()"
+        )
+    other = in_use.claim(slot.name, extent)
+    if other is not None:
+        raise UnsupportedError(
+            f"{whose} shares memory with the gradient of '{other}', and one average would "
+            "overwrite the other: assign grad.clone() to one of them"
+        )
 
 
 def check_owner(slot: Slot, optimizer: torch.optim.Optimizer, groups: ParameterGroups) -> None:

@@ -20,6 +20,7 @@ class Slot:
     Attributes:
         name: Of the parameter.
         param: The parameter.
+        numel: Elements of the parameter, and so of its gradient.
         passes_left: Backward passes that are still to come before the gradient is exchanged.
         launched: Whether the gradient is being exchanged, or was and awaits the optimizer's step.
         work: The contiguous memory that is exchanged.
@@ -28,11 +29,12 @@ class Slot:
     def __init__(self, name: str, param: torch.Tensor, passes: int) -> None:
         self.name = name
         self.param = param
+        self.numel = param.numel()
         self.passes_left = passes
         self.launched = False
         self.work: torch.Tensor | None = None
         self._grad: torch.Tensor | None = None
-        self._version = 0
+        self._version = self._address = 0
 
     def gradient(self) -> torch.Tensor:
         """The gradient; a missing one is made, of zeros."""
@@ -52,7 +54,7 @@ class Slot:
         """
         grad = self.gradient()
         self._grad = grad
-        self._version = grad._version
+        self._version, self._address = grad._version, grad.data_ptr()
         self.work = grad.detach().to(dtype or grad.dtype, copy=copy).contiguous()
         self.launched = True
         return self.work
@@ -63,6 +65,8 @@ class Slot:
             return "was set to None"
         if self.param.grad is not self._grad:
             return "was replaced"
+        if self._grad.data_ptr() != self._address or self._grad.numel() != self.numel:
+            return "was given other memory"
         # Views of one flat tensor share its version: those that come later raise it.
         if self._grad._version != self._version and not self._grad._is_view():
             return "was written to"

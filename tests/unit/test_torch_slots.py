@@ -47,6 +47,7 @@ def test_another_layout_or_type_is_exchanged_in_a_copy(dtype):
         (lambda p: setattr(p, "grad", p.grad.clone()), "was replaced"),
         (lambda p: p.grad.zero_(), "was written to"),
         (lambda p: p.grad.mul_(1.0), "was written to"),
+        (lambda p: setattr(p.grad, "data", torch.ones(4, 3)), "was given other memory"),
     ],
 )
 def test_changes_in_flight_are_noticed(change, text):

@@ -1,0 +1,115 @@
+"""Where gradients lie in memory, and whether averages can be written there.
+
+A step that is committed is applied by all ranks, so writing an average must not fail on one of
+them, nor overwrite another average.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The memory of a strided tensor.
+
+    Attributes:
+        begin: Address of its first entry, in bytes.
+        itemsize: Bytes of an entry.
+        dimensions: Stride, in entries, and size of each dimension that is longer than 1; by stride.
+    """
+
+    begin: int
+    itemsize: int
+    dimensions: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Extent:
+        """That of a tensor that is not empty."""
+        both = zip(tensor.stride(), tensor.shape, strict=True)
+        dimensions = tuple(sorted((stride, size) for stride, size in both if size > 1))
+        return cls(tensor.data_ptr(), tensor.element_size(), dimensions)
+
+    @property
+    def end(self) -> int:
+        """The address behind its last entry."""
+        last = sum(stride * (size - 1) for stride, size in self.dimensions)
+        return self.begin + self.itemsize * (last + 1)
+
+    @property
+    def folds(self) -> bool:
+        """Whether two entries share memory, as in an expanded tensor."""
+        reach = 0  # of the dimensions before, in entries
+        for stride, size in self.dimensions:
+            if stride == 0:
+                return True
+            if stride <= reach:  # they may interleave
+                addresses = self._addresses()
+                return len(set(addresses.tolist())) < addresses.numel()
+            reach += stride * (size - 1)
+        return False
+
+    def meets(self, other: Extent) -> bool:
+        """Whether an entry shares memory with an entry of another tensor."""
+        if self.end <= other.begin or other.end <= self.begin:
+            return False
+        if self.itemsize != other.itemsize or (self._is_dense and other._is_dense):
+            return True
+        return bool(torch.isin(self._addresses(), other._addresses()).any())
+
+    @property
+    def _is_dense(self) -> bool:
+        """Whether the entries lie one behind the other, in any order."""
+        return self.end - self.begin == self.itemsize * math.prod(n for _, n in self.dimensions)
+
+    def _addresses(self) -> torch.Tensor:
+        addresses = torch.tensor([self.begin], device="cpu")
+        for stride, size in self.dimensions:
+            steps = torch.arange(size, device="cpu") * (stride * self.itemsize)
+            addresses = (addresses[:, None] + steps).view(-1)
+        return addresses
+
+
+class MemoryInUse:
+    """The memory of one step's gradients. Two gradients must not share any."""
+
+    def __init__(self) -> None:
+        self._extents: dict[str, Extent] = {}
+        self._sorted: list[tuple[int, str]] = []  # by address
+        self._interleaved = False
+
+    def claim(self, name: str, extent: Extent) -> str | None:
+        """Notes where a gradient lies, in place of what was noted under its name.
+
+        Args:
+            name: Of its parameter.
+            extent: Its memory.
+
+        Returns:
+            The name of a gradient that shares memory with it; None if there is none.
+        """
+        former = self._extents.pop(name, None)
+        if former is not None:
+            self._sorted.remove((former.begin, name))
+        place = bisect(self._sorted, (extent.begin, name))
+        # Unless some interleave, only the next ones can reach into each other.
+        near = self._sorted if self._interleaved else self._sorted[max(0, place - 1) : place + 1]
+        for _, other in near:
+            theirs = self._extents[other]
+            if extent.begin < theirs.end and theirs.begin < extent.end:
+                if extent.meets(theirs):
+                    return other
+                self._interleaved = True
+        self._extents[name] = extent
+        self._sorted.insert(place, (extent.begin, name))
+        return None
+
+    def clear(self) -> None:
+        """Makes ready for the next step."""
+        self._extents.clear()
+        self._sorted.clear()
+        self._interleaved = False
