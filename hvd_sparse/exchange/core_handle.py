@@ -65,6 +65,14 @@ class CoreHandle:
         with self._telling():
             self._open.check()
 
+    def end(self) -> HvdSparseError | None:
+        """What has ended the exchange; None: it goes on."""
+        try:
+            self.check()
+        except HvdSparseError as error:
+            return error
+        return None
+
     def cause(self) -> HvdSparseError | None:
         """What has ended the exchange, for a rank on which an operation of Horovod's has failed.
 

@@ -56,11 +56,13 @@ def save_checkpoint(
     Raises:
         InvalidArgumentError: On every rank, if `extra` holds another type on one.
         GradientInFlightError: Gradients have arrived and were not exchanged yet.
+        ExchangeFailedError: The exchange has ended; the ranks may not have taken the same steps.
         OSError: On every rank, if one cannot write, or another job is saving to the same folder.
             The former checkpoint is as it was.
     """
     exchange = _exchange_of(optimizer)
     if exchange is not None:
+        exchange.refuse_if_ended()
         exchange.refuse_if_busy(
             "save_checkpoint() was called after loss.backward() but before optimizer.step() or "
             "optimizer.synchronize()"

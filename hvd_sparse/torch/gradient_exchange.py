@@ -197,10 +197,14 @@ class GradientExchange:
 
         Raises:
             GradientInFlightError: They have; other ranks meet an ExchangeFailedError.
+            ExchangeFailedError: They have, and will never be exchanged: the exchange has ended.
         """
         if self._phase is _Phase.GATHERING:
-            self.fail(reason)
-            raise GradientInFlightError(reason)
+            raise self._end(GradientInFlightError(reason))
+
+    def refuse_if_ended(self) -> None:
+        """Raises ExchangeFailedError, with its first cause, if the exchange has ended."""
+        self._exchange.check()
 
     def fail(self, reason: str) -> None:
         """Ends the exchange on all ranks; returns when no memory is being written any more."""
@@ -246,9 +250,15 @@ class GradientExchange:
             raise self._end(error)  # noqa: B904
 
     def _end(self, error: BaseException) -> BaseException:
-        """Ends the exchange on all ranks; returns the error to raise."""
+        """Ends the exchange on all ranks; returns the error to raise.
+
+        That is what has ended the exchange first, if it has ended before. All that happens later
+        may be a consequence: gradients that nobody exchanges any more, say.
+        """
         if isinstance(error, HorovodInternalError) and not isinstance(error, HvdSparseError):
             error = self._exchange.cause() or error
+        elif isinstance(error, Exception):  # an interrupt is none of the exchange's
+            error = self._exchange.end() or error
         self.fail(f"{type(error).__name__}: {error}")
         return error
 
@@ -257,7 +267,6 @@ class GradientExchange:
         if self._phase is not _Phase.GATHERING:
             self._begin(slot)
         if slot.launched or slot.passes_left == 0:
-            self._exchange.check()  # an exchange that has ended has a better reason
             guards.refuse_gradient(slot)
         self._check(slot)
         slot.passes_left -= 1
@@ -281,6 +290,7 @@ class GradientExchange:
         if self._phase is _Phase.EXCHANGED:
             guards.check_not_an_average(slot)
             self.release()
+        self._exchange.check()
         self._phase = _Phase.GATHERING
         self._describe_step()
         if self._exchange.timeline is not None:
@@ -366,6 +376,7 @@ class GradientExchange:
     def replan(self) -> None:
         """Measures the network anew, between two steps, and begins tuning again. Collective."""
         assert self.tuner is not None
+        self.refuse_if_ended()
         self.refuse_if_busy(
             "replan() was called after loss.backward() but before optimizer.step() or "
             "optimizer.synchronize()"

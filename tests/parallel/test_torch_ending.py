@@ -14,16 +14,101 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvd_sparse.errors import ExchangeFailedError
 from hvd_sparse.exchange import core_handle
-from hvd_sparse.torch import LAGS, dense
+from hvd_sparse.torch import LAGS, dense, replan, save_checkpoint
 from hvd_sparse.torch.attachment import attachment_of
 from tests.parallel.torch_ranks import (
+    CULPRIT,
     Toy,
     assert_nothing_is_lost,
     distribute,
     integer_gradients,
+    on_the_culprit,
+    total,
 )
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
+
+
+def told(call):
+    """The error that a call raises, as text; None if it raises none."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def wait_for_the_end(exchange):
+    """Until this rank knows that the exchange has ended; the time limit of the test applies."""
+    while exchange._exchange.end() is None:
+        time.sleep(0.01)
+
+
+def test_a_loop_that_goes_on_after_an_end_is_told_the_first_cause_in_every_step():
+    model = Toy()
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+
+    def step():
+        optimizer.zero_grad()
+        model.backward(integer_gradients(model, 0))
+        on_the_culprit(lambda: model.first.grad.mul_(0.5))
+        optimizer.step()
+
+    texts = [told(step)]  # where all has arrived that a rank needs, it takes this step
+    wait_for_the_end(attachment_of(optimizer).exchange)
+    texts += [told(step) for _ in range(3)]
+    assert all("'first' was written to after loss.backward" in text for text in texts if text)
+    assert all(texts[hvd.rank() != CULPRIT :])
+    assert texts[1].startswith("ExchangeFailedError: ")
+
+
+LATER = {
+    "zero_grad": lambda model, optimizer, _: optimizer.zero_grad(),
+    "backward": lambda model, optimizer, _: model.backward(integer_gradients(model, 1)),
+    "step": lambda model, optimizer, _: optimizer.step(),
+    "synchronize": lambda model, optimizer, _: optimizer.synchronize(),
+    "load": lambda model, optimizer, _: optimizer.load_state_dict(optimizer.state_dict()),
+    "reset": lambda model, optimizer, _: optimizer.reset_residual(),
+    "passes": lambda model, optimizer, _: optimizer.set_backward_passes_per_step(2),
+    "replan": lambda model, optimizer, _: replan(optimizer),
+    "save": lambda model, optimizer, folder: save_checkpoint(folder, model, optimizer),
+}
+
+
+@pytest.mark.parametrize("call", LATER)
+def test_every_later_call_tells_the_first_cause_whose_gradients_wait(call, tmp_path):
+    model = Toy()
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    exchange = attachment_of(optimizer).exchange
+    model.backward({"first": integer_gradients(model, 0)["first"]})
+    total(torch.zeros(1))  # all ranks have come so far
+    on_the_culprit(lambda: exchange.fail("a bug in the user's code"))
+    wait_for_the_end(exchange)
+    texts = [told(lambda: LATER[call](model, optimizer, tmp_path / "saved")) for _ in range(2)]
+    assert all("a bug in the user's code" in str(text) for text in texts), texts
+    assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize("call", ["backward", "step", "synchronize", "replan", "save"])
+def test_an_end_between_two_steps_is_told_by_what_needs_the_other_ranks(call, tmp_path):
+    model = Toy()
+    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    exchange = attachment_of(optimizer).exchange
+    on_the_culprit(lambda: exchange.fail("a bug in the user's code"))
+    wait_for_the_end(exchange)
+    for _ in range(2):
+        optimizer.zero_grad()  # does not
+        text = told(lambda: LATER[call](model, optimizer, tmp_path / "saved"))
+        assert "a bug in the user's code" in str(text)
+
+
+def test_an_interrupt_stays_one_after_the_exchange_has_ended():
+    model = Toy()
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    exchange = attachment_of(optimizer).exchange
+    on_the_culprit(lambda: exchange.fail("a bug in the user's code"))
+    wait_for_the_end(exchange)
+    assert isinstance(exchange._end(KeyboardInterrupt()), KeyboardInterrupt)
 
 
 @pytest.mark.parametrize("known", ["before", "after"])
