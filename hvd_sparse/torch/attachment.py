@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.torch import state
+from hvd_sparse.torch import state, step_hooks
 from hvd_sparse.torch.gradient_exchange import GradientExchange
+from hvd_sparse.torch.owner import weakly
 from hvd_sparse.torch.renewal import Renewal
 from hvd_sparse.torch.settings import checked_passes
-
-_ATTRIBUTE = "_hvd_sparse"
 
 
 class Attachment:
@@ -28,20 +27,21 @@ class Attachment:
 
     def __init__(self, optimizer: torch.optim.Optimizer, renewal: Renewal, passes: int) -> None:
         self.renewal = renewal
-        self._optimizer = optimizer
+        self._owner = weakly(optimizer)
         self._should_synchronize = True
         self._paused = False
         self._restoring = False
         self._loading: dict[str, Any] | None = None
-        self._stock_zero_grad = optimizer.zero_grad
+        self._replaced_zero_grad: Callable[..., None] | None = vars(optimizer).get("zero_grad")
 
-        optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
+        step_hooks.run_first()
+        step_hooks.surround(optimizer)
+        optimizer.register_step_post_hook(lambda *_: self.after_step())
         optimizer.register_state_dict_post_hook(self._save)
         optimizer.register_load_state_dict_pre_hook(self._check_load)
         optimizer.register_load_state_dict_post_hook(self._load)
         added = {
-            _ATTRIBUTE: self,
+            step_hooks.ATTRIBUTE: self,
             "synchronize": self.synchronize,
             "skip_synchronize": self.skip_synchronize,
             "zero_grad": self.zero_grad,
@@ -95,7 +95,11 @@ class Attachment:
                 "race condition."
             )
             self.exchange.release()
-        self._stock_zero_grad(*args, **kwargs)
+        if self._replaced_zero_grad is not None:
+            self._replaced_zero_grad(*args, **kwargs)
+        else:
+            optimizer = self._owner()
+            type(optimizer).zero_grad(optimizer, *args, **kwargs)
 
     def reset_residual(self, state_dict: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """Empties this rank's residuals: what was not sent yet is lost.
@@ -126,7 +130,7 @@ class Attachment:
             self._refuse_if_busy("set_backward_passes_per_step()")
             self.exchange.passes = passes
             self.exchange.release()
-        self._optimizer.backward_passes_per_step = passes  # type: ignore[attr-defined]
+        self._owner().backward_passes_per_step = passes  # type: ignore[attr-defined]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -159,7 +163,16 @@ class Attachment:
             "optimizer.synchronize()"
         )
 
-    def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Synchronizes ahead of step(), or has its closure do so.
+
+        Args:
+            args: Of step(): the optimizer, and perhaps the closure.
+            kwargs: Of step().
+
+        Returns:
+            New arguments and keyword arguments, or None to keep these.
+        """
         if self._paused:
             return None
         self.renewal.renew()
@@ -180,7 +193,12 @@ class Attachment:
             return args, {**kwargs, "closure": closure}
         return (args[0], closure, *args[2:]), kwargs
 
-    def _after_step(self, *_: Any) -> None:
+    def after_step(self) -> None:
+        """Makes ready for the next step.
+
+        Raises:
+            GradientInFlightError: step() itself computed gradients that were not exchanged.
+        """
         if self.exchange is not None and not self._paused:
             self.exchange.refuse_if_busy(
                 "optimizer.step() computed gradients without exchanging them"
@@ -226,7 +244,7 @@ def _exchanging(closure: Callable[[], Any], exchange: GradientExchange) -> Calla
 
 def attachment_of(optimizer: object) -> Attachment | None:
     """What DistributedOptimizer has attached to an optimizer, if it has."""
-    attachment = getattr(optimizer, _ATTRIBUTE, None)
+    attachment = getattr(optimizer, step_hooks.ATTRIBUTE, None)
     return attachment if isinstance(attachment, Attachment) else None
 
 

@@ -22,7 +22,7 @@ from hvd_sparse.planning import plan
 from hvd_sparse.ranks.world import World
 from hvd_sparse.state.saved_exchange import conditions_of
 from hvd_sparse.stats.step_stats import Stats, StepStats
-from hvd_sparse.torch import guards, step_marks
+from hvd_sparse.torch import guards, step_hooks, step_marks
 from hvd_sparse.torch.dense import DenseReducer
 from hvd_sparse.torch.devices import common_device
 from hvd_sparse.torch.exchange_state import ExchangeState
@@ -32,6 +32,7 @@ from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.local_gradient import LocalGradient
 from hvd_sparse.torch.loss_scale import LossScale
 from hvd_sparse.torch.messages import Messages
+from hvd_sparse.torch.owner import weakly
 from hvd_sparse.torch.parameters import NamedParameters
 from hvd_sparse.torch.quality_meter import QualityMeter
 from hvd_sparse.torch.settings import Settings, refuse_twice, travels_sparse
@@ -87,7 +88,7 @@ class GradientExchange:
         self.mark = ""
         self.rates = LearningRates(optimizer, settings.compression)
         self.stats = Stats()
-        self._optimizer = optimizer
+        self._owner = weakly(optimizer)
         self._exchange = exchange
         self._sparse_as_dense = settings.sparse_as_dense
         self._loss_scale = LossScale(settings.compression.loss_scale)
@@ -200,6 +201,7 @@ class GradientExchange:
             ExchangeFailedError: They have, and will never be exchanged: the exchange has ended.
         """
         if self._phase is _Phase.GATHERING:
+            reason = guards.step_without_exchange(self._slots) or reason
             raise self._end(GradientInFlightError(reason))
 
     def refuse_if_ended(self) -> None:
@@ -269,6 +271,7 @@ class GradientExchange:
         if slot.launched or slot.passes_left == 0:
             guards.refuse_gradient(slot)
         self._check(slot)
+        slot.note_arrival()
         slot.passes_left -= 1
         if slot.passes_left > 0:
             return
@@ -291,6 +294,7 @@ class GradientExchange:
             guards.check_not_an_average(slot)
             self.release()
         self._exchange.check()
+        step_hooks.surround(self._owner())  # step() may have been replaced since
         self._phase = _Phase.GATHERING
         self._describe_step()
         if self._exchange.timeline is not None:
@@ -298,7 +302,7 @@ class GradientExchange:
 
     def _describe_step(self) -> None:
         if self._exchange.checks:
-            self._exchange.note(step_marks.describe(self._optimizer, self.mark))
+            self._exchange.note(step_marks.describe(self._owner(), self.mark))
 
     def _finish_step(self) -> None:
         guards.check_not_capturing(self._device)
@@ -306,8 +310,9 @@ class GradientExchange:
             self._describe_step()
         if self._exchange.timeline is not None:
             self._exchange.timeline.synchronize_begins(self.steps)
-        guards.check_parameters(self._optimizer, self._known)
-        refuse_twice(self._optimizer, self._compression)
+        optimizer = self._owner()
+        guards.check_parameters(optimizer, self._known)
+        refuse_twice(optimizer, self._compression)
         for slot in self._slots:
             guards.check_untouched(slot)
         for slot in self._slots:

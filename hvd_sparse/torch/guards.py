@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NoReturn, Protocol
 
 import torch
@@ -39,10 +39,23 @@ def remove(hooks: Sequence[RemovableHandle]) -> None:
         one.remove()
 
 
+def step_without_exchange(slots: Iterable[Slot]) -> str | None:
+    """Why gradients are still in flight, if a parameter was changed since they arrived."""
+    for slot in slots:
+        if slot.param_changed():
+            return (
+                f"parameter '{slot.name}' was changed after loss.backward(), and its gradient was "
+                "not exchanged: a step that bypassed optimizer.step() and its hooks has applied "
+                "this rank's own gradients, and replicas differ. Take steps by optimizer.step()"
+            )
+    return None
+
+
 def refuse_gradient(slot: Slot) -> NoReturn:
     """Raises GradientInFlightError: a gradient came that nobody waits for."""
     raise GradientInFlightError(
-        f"a gradient arrived for '{slot.name}' while it was being exchanged. Gradients were "
+        step_without_exchange([slot])
+        or f"a gradient arrived for '{slot.name}' while it was being exchanged. Gradients were "
         "computed more than backward_passes_per_step times before call to step(). Increase "
         "backward_passes_per_step to accumulate gradients locally."
     )

@@ -18,6 +18,7 @@ from hvd_sparse.torch.devices import check_device, common_device
 from hvd_sparse.torch.parameters import NamedParameters
 from hvd_sparse.torch.places import OnDevice
 from hvd_sparse.torch.slots import DTYPES
+from hvd_sparse.torch.step_hooks import check_hooks
 
 _REFUSED_OPTIMIZERS = {
     torch.optim.LBFGS: "it evaluates its closure many times a step",
@@ -66,6 +67,7 @@ class Settings:
                     f"torch.optim.{refused.__name__} cannot be used with a sparse compression: "
                     f"{why}"
                 )
+        check_hooks(optimizer)
         reduction = checked_reduction(
             hvd,
             op=op,

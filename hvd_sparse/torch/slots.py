@@ -35,6 +35,15 @@ class Slot:
         self.work: torch.Tensor | None = None
         self._grad: torch.Tensor | None = None
         self._version = self._address = 0
+        self._param_version: int | None = None
+
+    def note_arrival(self) -> None:
+        """A gradient has been computed from the parameter as it is now."""
+        self._param_version = self.param._version
+
+    def param_changed(self) -> bool:
+        """Whether the parameter was written to since its gradient arrived."""
+        return self._param_version not in (None, self.param._version)
 
     def gradient(self) -> torch.Tensor:
         """The gradient; a missing one is made, of zeros."""
@@ -102,7 +111,7 @@ class Slot:
         """Makes ready for the next step."""
         self.passes_left = passes
         self.launched = False
-        self.work = self._grad = None
+        self.work = self._grad = self._param_version = None
 
 
 def buffer_of(tensor: torch.Tensor) -> Buffer:

@@ -1,0 +1,26 @@
+"""The optimizer of an exchange, which keeps the exchange alive, and is not kept alive by it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+
+from hvd_sparse.errors import HvdSparseError
+
+
+def weakly(optimizer: torch.optim.Optimizer) -> Callable[[], torch.optim.Optimizer]:
+    """Returns `optimizer` when called; raises HvdSparseError once nobody else refers to it."""
+    reference = weakref.ref(optimizer)
+
+    def owner() -> torch.optim.Optimizer:
+        alive = reference()
+        if alive is None:
+            raise HvdSparseError(
+                "the optimizer of these gradients no longer exists: keep a reference to what "
+                "hvd.DistributedOptimizer returns for as long as you train"
+            )
+        return alive
+
+    return owner

@@ -1,0 +1,96 @@
+"""Runs the exchange ahead of whatever else an optimizer's step runs.
+
+PyTorch wraps `step` of a class when an optimizer is constructed, and marks it as `hooked`. A hooked
+step calls the global pre-hooks first, then those of the instance, each in the order of
+registration. A method that was put in its place later calls none of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import OrderedDict
+from typing import Any, Protocol
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+
+from hvd_sparse.errors import UnsupportedError
+
+ATTRIBUTE = "_hvd_sparse"  # of an optimizer: what runs around its steps
+
+# Optimizer.__init__ makes these dictionaries, in which a sparse exchange registers hooks.
+_DICTIONARIES = (
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+
+
+class AroundStep(Protocol):
+    """What runs before and after each step of one optimizer."""
+
+    def before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the new arguments of step(), the optimizer among them, or None."""
+
+    def after_step(self) -> None:
+        """The parameters have been updated."""
+
+
+def check_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses an optimizer whose state_dict() and step() cannot run the exchange's hooks.
+
+    Raises:
+        UnsupportedError: The class does not call `Optimizer.__init__`, as some wrappers around
+            another optimizer do not. Attributes that it passes on from the inner one do not count.
+    """
+    missing = [name for name in _DICTIONARIES if name not in vars(optimizer)]
+    if missing:
+        name = type(optimizer).__name__
+        raise UnsupportedError(
+            f"{name} does not run the hooks of torch.optim.Optimizer, which a sparse exchange "
+            f"needs (it has no {missing[0]}: {name}.__init__ does not call Optimizer.__init__). If "
+            f"{name} wraps another optimizer, pass that one to hvd.DistributedOptimizer, and put "
+            f"{name} around the result"
+        )
+
+
+def run_first() -> None:
+    """Has the exchange run before all other step pre-hooks, whenever these were registered."""
+    hooks = torch_optimizer._global_optimizer_pre_hooks
+    assert isinstance(hooks, OrderedDict)
+    if _before_step not in hooks.values():
+        handle = torch_optimizer.register_optimizer_step_pre_hook(_before_step)
+        hooks.move_to_end(handle.id, last=False)
+
+
+def surround(optimizer: torch.optim.Optimizer) -> None:
+    """Makes a replaced step() run the exchange first, too; a hooked one does so already.
+
+    The method may have been replaced in the class or in the instance. It may still call the
+    original one, for which the exchange then has nothing left to do.
+    """
+    if getattr(optimizer.step, "hooked", False):
+        return
+    own = vars(optimizer).get("step")
+
+    @functools.wraps(optimizer.step)
+    def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        around: AroundStep = getattr(self, ATTRIBUTE)
+        changed = around.before_step((self, *args), kwargs)
+        if changed is not None:
+            (_, *args), kwargs = changed
+        result = (own or types.MethodType(type(self).step, self))(*args, **kwargs)
+        around.after_step()
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined]
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+def _before_step(
+    optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    around: AroundStep | None = getattr(optimizer, ATTRIBUTE, None)
+    return None if around is None else around.before_step(args, kwargs)
