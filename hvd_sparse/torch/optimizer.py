@@ -17,6 +17,7 @@ from hvd_sparse.torch.attachment import Attachment, attachment_of, require_attac
 from hvd_sparse.torch.devices import common_device
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.messages import timed_allreduce
+from hvd_sparse.torch.owner import weakly
 from hvd_sparse.torch.parameters import NamedParameters, describe, name_parameters
 from hvd_sparse.torch.places import place_of
 from hvd_sparse.torch.renewal import Renewal
@@ -121,7 +122,10 @@ def distribute(
     except Exception as error:
         problem = error
 
+    owner = weakly(optimizer)
+
     def build() -> GradientExchange | None:
+        optimizer = owner()
         if has_peers(process_set) or _acts_alone(settings, process_set):
             exchange = _build(optimizer, named, settings, problem, process_set)
             exchange.passes = getattr(optimizer, "backward_passes_per_step", exchange.passes)

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from hvd_sparse.torch.owner import weakly
+
 
 class ParameterGroups:
     """The groups of one optimizer, found by the identity of their parameters.
@@ -17,14 +19,14 @@ class ParameterGroups:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
+        self._owner = weakly(optimizer)
         self._group_of: dict[int, dict[str, Any]] = {}
 
     def of(self, param: torch.Tensor) -> dict[str, Any] | None:
         """The group that holds a parameter in this step; None if there is none."""
         if not self._group_of:
             self._group_of = {
-                id(one): group for group in self._optimizer.param_groups for one in group["params"]
+                id(one): group for group in self._owner().param_groups for one in group["params"]
             }
         return self._group_of.get(id(param))
 

@@ -47,7 +47,7 @@ def watch(
         InvalidArgumentError: The optimizer has no sparse compression, `every` is no integer above
             0, or `target` is neither.
     """
-    attachment = require_attachment(optimizer)
+    require_attachment(optimizer)
     every = checked_count("every", every, low=1, high=2**62)
     if not callable(target) and not hasattr(target, "add_scalar"):
         raise InvalidArgumentError(
@@ -55,8 +55,10 @@ def watch(
         )
     sink = sink_of(target)
 
-    def tell(*_: Any) -> None:
-        exchange = attachment.exchange  # another one after the ranks have changed
+    def tell(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        exchange = require_attachment(
+            optimizer
+        ).exchange  # another one after the ranks have changed
         last = None if exchange is None else exchange.stats.last
         if exchange is None or last is None or last.step % every:
             return

@@ -69,12 +69,14 @@ def test_after_a_shutdown_it_is_built_anew(built):
 
 def exchange_of(param: torch.Tensor) -> SimpleNamespace:
     """What an exchange of the only rank has, as far as it is given up and inherited."""
+    optimizer = torch.optim.SGD([param], lr=0.5)
     return SimpleNamespace(
+        optimizer=optimizer,  # which the rates do not keep alive
         world=SimpleNamespace(rank=0, size=1, allgather_object=lambda thing, kind: [thing]),
         layers=(),
         state=SimpleNamespace(load=lambda *_: None),
         steps=0,
-        rates=LearningRates(torch.optim.SGD([param], lr=0.5), LAGS()),
+        rates=LearningRates(optimizer, LAGS()),
         stats=None,
         close=lambda: None,
     )
