@@ -111,8 +111,7 @@ class Accumulation:
         tf.cond(due, apply_sums, lambda: tf.constant(False))
 
     def _build(self, variables: Sequence[Any]) -> None:
-        self._count = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._count = compat.new_variable(tf.zeros((), tf.int64))
         self._sums = [
-            tf.Variable(tf.zeros(one.shape, compat.dtype_of(one)), trainable=False)
-            for one in variables
+            compat.new_variable(tf.zeros(one.shape, compat.dtype_of(one))) for one in variables
         ]

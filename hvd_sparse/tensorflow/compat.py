@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 # Of Keras 3's optimizers, whose momentum acts on steps: where they keep it.
 _VELOCITIES = {"SGD": "momentums", "RMSprop": "_momentums"}
@@ -88,6 +89,15 @@ def call_as_graph(function: Any, *args: Any) -> Any:
     if tf.config.functions_run_eagerly() and tf.executing_eagerly():
         function = function.get_concrete_function(*args)
     return function(*args)
+
+
+def new_variable(value: tf.Tensor, name: str | None = None) -> tf.Variable:
+    """A variable that is not trained. Call it in `tf.init_scope()`.
+
+    `tf.Variable` asks the tf.function that is being traced, which refuses from its second trace on
+    (`tf.variable_creator_scope`). The class itself asks nobody.
+    """
+    return ResourceVariable(value, trainable=False, name=name)
 
 
 def name_of(variable: Any) -> str:

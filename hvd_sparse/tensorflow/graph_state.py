@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from hvd_sparse.tensorflow import ops
+from hvd_sparse.tensorflow import compat, ops
 
 
 class GraphState:
@@ -44,4 +44,4 @@ def make_state(
 ) -> tf.Variable:
     """A variable of an exchange, of zeros."""
     with tf.device(device):
-        return tf.Variable(tf.zeros(shape, dtype), trainable=False, name=name.replace(".", "_"))
+        return compat.new_variable(tf.zeros(shape, dtype), name.replace(".", "_"))
