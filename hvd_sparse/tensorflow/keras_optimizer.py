@@ -7,6 +7,7 @@ Keras 3 gives all gradients to `optimizer.apply`. Horovod's own wrapper override
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -104,13 +105,14 @@ def distribute_keras_3(
 
 
 def _sparsely(settings: Settings, process_set: Any, optimizer: Any) -> _Reduce:
-    plain = reducer(settings, process_set, owner=optimizer)
-    scaled = loss_scaling.reducer(settings, process_set, owner=optimizer)
+    known = weakref.ref(optimizer)  # a cycle would keep its exchange until Python's collector runs
 
     def reduce(gradients: Sequence[Any], variables: Sequence[Any], scale: Any = None) -> list[Any]:
+        owner = known()
         if scale is not None:
-            return scaled(gradients, variables, scale)
-        factor = getattr(optimizer, "loss_scale_factor", None)  # Keras 3 divides by it afterwards
+            return loss_scaling.reducer(settings, process_set, owner)(gradients, variables, scale)
+        plain = reducer(settings, process_set, owner)
+        factor = getattr(owner, "loss_scale_factor", None)  # Keras 3 divides by it afterwards
         if factor is not None:
             return loss_scaling.without_scale(plain, gradients, variables, factor)
         return plain(gradients, variables)
@@ -145,10 +147,11 @@ def distribute_keras_2(stock: Callable[..., Any], arguments: dict[str, Any]) -> 
     optimizer = stock(**rest)
     by_scale = _sparsely(settings.of_optimizer(optimizer), optimizer.process_set, optimizer)
     helper = optimizer._agg_helper  # of backward_passes_per_step
+    known = weakref.ref(optimizer)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def reduce(gradients: Sequence[Any], variables: Sequence[Any], *_: Any) -> list[Any]:
-        return by_scale(gradients, variables, loss_scaling.scale_of(optimizer))
+        return by_scale(gradients, variables, loss_scaling.scale_of(known()))
 
     optimizer._allreduce_grads = reduce
     setattr(optimizer, loss_scaling.SEVERAL_PASSES, helper is not None)

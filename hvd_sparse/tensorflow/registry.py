@@ -101,6 +101,8 @@ def exchange_of(
     if current is None:
         with tf.init_scope():
             if found is None or not in_elastic_job():
+                if live_exchanges():
+                    gc.collect()  # Keras's models are cycles, and keep exchanges alive till then
                 found = _new(Blueprint.of(variables, sliced, settings), process_set)
                 _take_over(key, found)
                 _keep(key, found, [compat.tensor_of(one) for one in variables], owner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 
@@ -26,6 +27,7 @@ from hvd_sparse.tensorflow import (
     save_checkpoint,
     stats,
 )
+from hvd_sparse.tensorflow.registry import live_exchanges
 from tests.parallel_tensorflow.ranks import a_name, assert_same_on_all_ranks
 
 keras = tf.keras
@@ -211,3 +213,20 @@ def test_saving_amid_several_passes_is_refused(tmp_path):
     model.train_on_batch(np.ones((4, 8, 8, 1)), np.zeros(4))
     with pytest.raises(InvalidArgumentError, match="not exchanged yet"):
         save_checkpoint(tmp_path / "last", model, model.optimizer)
+
+
+@several_ranks
+@pytest.mark.parametrize("family", [keras.optimizers, keras.optimizers.legacy])
+def test_a_dropped_optimizer_ends_its_exchange_at_once(family):
+    variables = [tf.Variable(tf.zeros((40, 30)))]
+    gc.collect()
+    before = live_exchanges()
+    gc.disable()  # which would find cycles
+    try:
+        optimizer = hvd.DistributedOptimizer(family.SGD(0.5), compression=TopK(**SMALL))
+        optimizer.minimize(lambda: tf.reduce_sum(variables[0]), variables)
+        assert len(live_exchanges()) == len(before) + 1
+        del optimizer
+        assert live_exchanges() == before
+    finally:
+        gc.enable()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import horovod.tensorflow as hvd
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -149,7 +151,7 @@ def test_an_exchange_may_end_on_the_thread_of_its_own_driver(monkeypatch, own_ex
 def test_of_several_exchanges_the_one_that_was_last_used_is_found():
     head, backbone = make_variables({"head": SHAPES["head"], "backbone": SHAPES["backbone"]})
     optimizer = hvd.DistributedOptimizer(
-        tf.keras.optimizers.SGD(0.5), compression=COMPRESSION, op=hvd.Sum
+        keras.optimizers.SGD(0.5), compression=COMPRESSION, op=hvd.Sum
     )
     both = [head, backbone]
     optimizer.build(both)
@@ -160,3 +162,62 @@ def test_of_several_exchanges_the_one_that_was_last_used_is_found():
         found = find_exchange(optimizer)
         assert sorted(layer.numel for layer in found.layers) == sorted(numels)
         assert found.steps >= 2
+
+
+@pytest.fixture
+def without_collector():
+    """Nobody looks for cycles but those who ask; what was there before is not looked through."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def descriptors_and_threads():
+    return [len(list(Path("/proc/self", kind).iterdir())) for kind in ("fd", "task")]
+
+
+def train_an_optimizer(variables, *, passes=1, scales=False, traced=False):
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.5), compression=COMPRESSION, backward_passes_per_step=passes
+    )
+    if scales:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=4.0)
+    optimizer.build(variables)
+
+    def step(gradients):
+        optimizer.apply(gradients, variables)
+
+    step = tf.function(step) if traced else step
+    for number in range(2 * passes):
+        step(integer_gradients(variables, number))
+    assert find_exchange(optimizer).steps == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"passes": 2}, {"scales": True}, {"traced": True}],
+    ids=["plain", "passes", "scales", "traced"],
+)
+def test_a_dropped_optimizer_ends_its_exchange_at_once(own_exchanges, without_collector, options):
+    variables = make_variables(SHAPES)
+    held = []
+    for _ in range(4):
+        train_an_optimizer(variables, **options)
+        assert own_exchanges() == []
+        held.append(descriptors_and_threads())
+    assert held[-1] == held[0]  # the first may leave threads of TensorFlow's own
+
+
+def test_dropped_models_leave_one_exchange_until_the_next_is_built(
+    own_exchanges, without_collector
+):
+    for _ in range(4):
+        model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(30)])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), compression=COMPRESSION)
+        model.compile(optimizer, loss="mse", jit_compile=False)
+        model.fit(np.ones((8, 40)), np.ones((8, 30)), verbose=0)
+        del model, optimizer
+        assert len(own_exchanges()) == 1
+    gc.collect()
+    assert own_exchanges() == []
