@@ -7,6 +7,7 @@ from typing import Any
 
 import horovod.tensorflow
 
+from hvd_sparse.patching import replace
 from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.local_variables import is_among
 
@@ -17,6 +18,42 @@ def with_short_rate(kind: type) -> type:
     if not hasattr(optimizer, "lr"):
         optimizer.lr = property(lambda self: self.learning_rate)
     return kind
+
+
+def teach_local_variables(kind: Any) -> None:
+    """Lets Horovod's classes of BroadcastGlobalVariablesCallback take variables of Keras 3.
+
+    Args:
+        kind: What they derive from. One is in horovod.keras, which may be imported later.
+    """
+
+    def teach(derived: Any) -> None:
+        if derived.__module__.startswith("horovod."):
+            replace("__init__", derived, _make_broadcast)
+
+    for derived in kind.__subclasses__():
+        teach(derived)
+    kind.__init_subclass__ = classmethod(teach)
+    replace("register_local_var", kind, _register_local_variable)
+
+
+def _make_broadcast(
+    stock: Callable[..., Any],
+    callback: Any,
+    root_rank: int,
+    device: str = "",
+    local_variables: Any = None,
+) -> None:
+    """That of BroadcastGlobalVariablesCallback, whose local variables are several, one or None."""
+    if hasattr(local_variables, "assign"):
+        local_variables = [local_variables]
+    if local_variables is not None:
+        local_variables = [compat.tensor_of(one) for one in local_variables]
+    stock(callback, root_rank, device, local_variables)
+
+
+def _register_local_variable(stock: Callable[..., Any], callback: Any, variable: Any) -> None:
+    stock(callback, compat.tensor_of(variable))
 
 
 def broadcast_at_batch_end(

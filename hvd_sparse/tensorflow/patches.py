@@ -5,7 +5,8 @@ DistributedGradientTape   takes sparse compressions, a learning rate, and variab
 DistributedOptimizer      takes sparse compressions; with Keras 3, all compressions really exchange,
                           but for gradients of local layers; also that of horovod.keras
 load_model                gives the same optimizers, with Keras 3, too
-callbacks                 those that broadcast, or set the learning rate, work with Keras 3
+callbacks                 those that broadcast, or set the learning rate, work with Keras 3; local
+                          variables may be Keras's
 broadcast_variables       takes variables of Keras 3; layers' random seeds stay each rank's own
 LossScaleOptimizer        exchanges before it looks whether gradients are finite; in Keras 2 the
                           optimizer inside is told the scale of the gradients that it exchanges;
@@ -90,6 +91,7 @@ def install() -> None:
         ),
     ):
         replace(name, home, around, modules=_MODULES)
+    keras_callbacks.teach_local_variables(callbacks.BroadcastGlobalVariablesCallbackImpl)
     scaling = compat.keras_3_loss_scaling()
     if scaling is not None:
         replace("apply", scaling, apply_scaled)

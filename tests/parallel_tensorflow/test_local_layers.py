@@ -118,7 +118,23 @@ def test_a_tape_gives_local_gradients_of_their_rank(compression, traced):
     assert_same_on_all_ranks(globally)
 
 
-def test_the_broadcast_leaves_out_local_variables():
+@pytest.mark.parametrize(
+    "callbacks",
+    [hvd_sparse.tensorflow.keras.callbacks, horovod.keras.callbacks],
+    ids=["horovod.tensorflow.keras", "horovod.keras"],
+)
+@pytest.mark.parametrize(
+    "named",
+    [
+        lambda layer: {"local_variables": layer.variables},
+        lambda layer: {"local_variables": [variable.value for variable in layer.variables]},
+        lambda layer: {"local_variables": (variable for variable in layer.variables)},
+        lambda layer: {"local_variables": layer.kernel},
+        lambda layer: {},
+    ],
+    ids=["keras", "tensorflow", "generator", "one", "registered"],
+)
+def test_the_broadcast_leaves_out_local_variables(callbacks, named):
     keras.utils.set_random_seed(hvd.rank())
     model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(30), keras.layers.Dense(5)])
     local = model.layers[-1]
@@ -127,14 +143,22 @@ def test_the_broadcast_leaves_out_local_variables():
     )
     model.compile(optimizer=optimizer, loss="mse")
     begin = [v.numpy() for v in local.trainable_variables]
-    callback = hvd_sparse.tensorflow.keras.callbacks.BroadcastGlobalVariablesCallback(
-        0, local_variables=[v.value for v in local.variables]
-    )
+    options = named(local)
+    callback = callbacks.BroadcastGlobalVariablesCallback(0, **options)
+    if not options:
+        for variable in local.variables:
+            callback.register_local_var(variable)
     callback.set_model(model)
     callback.on_batch_end(0)
     for before, variable in zip(begin, local.trainable_variables, strict=True):
         assert np.array_equal(before, variable)
     assert_same_on_all_ranks([v.value for v in model.layers[0].variables])
+
+
+def test_what_is_no_variable_is_refused_as_horovod_does():
+    broadcast = hvd_sparse.tensorflow.keras.callbacks.BroadcastGlobalVariablesCallback
+    with pytest.raises(ValueError, match="All local variables must be of"):
+        broadcast(0, local_variables=["kernel"])
 
 
 def test_slices_of_a_local_table_stay_slices():
