@@ -35,6 +35,11 @@ _DONE_BY = {
     "l2_shrinkage_regularization_strength": "weight_decay",
 }
 
+# Keras's Adafactor multiplies a mean over the row of a gradient by one over its column. Where both
+# hold zeros only, each is epsilon_1: the product of smaller ones is 0 in float32, so Adafactor
+# divides a gradient of 0 by it.
+_LEAST_EPSILON = 1e-15
+
 DTYPES = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 
 
@@ -125,8 +130,10 @@ class Settings:
         """The same for the exchange of an optimizer of Keras.
 
         Raises:
-            InvalidArgumentError: The optimizer would do again what the compression does.
+            InvalidArgumentError: The optimizer would do again what the compression does, or divide
+                by zero where averages are zero.
         """
+        _check_epsilon(optimizer)
         found = {name: getattr(optimizer, name, None) for name in _DONE_BY}
         check_not_twice(type(optimizer).__name__, found, _DONE_BY, self.compression)
         wanted = self.compression.rescale_residual
@@ -150,6 +157,18 @@ class Settings:
             "rescaling of residuals": str(self.follows_rate),
             "loss scaling": str(self.marks_non_finite),
         }
+
+
+def _check_epsilon(optimizer: Any) -> None:
+    """Raises InvalidArgumentError for an Adafactor that makes NaN of zeros; or several, for one."""
+    for one in (optimizer, *getattr(optimizer, "optimizers", ())):
+        is_adafactor = any(kind.__name__ == "Adafactor" for kind in type(one).__mro__)
+        if is_adafactor and one.epsilon_1 < _LEAST_EPSILON:
+            raise InvalidArgumentError(
+                f"epsilon_1 of Adafactor must be at least {_LEAST_EPSILON} with a sparse "
+                f"compression, got {one.epsilon_1}: where a row and a column of a gradient hold "
+                "zeros only, as a sparse exchange leaves them, Keras divides 0 by 0"
+            )
 
 
 def check_variable(variable: Any, *, sliced: bool, compression: Compression) -> None:

@@ -1,0 +1,70 @@
+"""Keras's optimizers bear averages that are zero almost everywhere, or are refused."""
+
+from __future__ import annotations
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_sparse.tensorflow.keras as hvd
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.tensorflow import TopK, prepare
+from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks, integer_gradients
+
+COMPRESSION = TopK(density=0.002, min_numel=64)
+LEAST = {"Adafactor": {"epsilon_1": 1e-15}}
+
+
+def optimizer_names():
+    """All but those that hold others."""
+    others = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+    kinds = inspect.getmembers(keras.optimizers, inspect.isclass)
+    return [
+        name
+        for name, kind in kinds
+        if issubclass(kind, keras.optimizers.Optimizer) and name not in others
+    ]
+
+
+def applied(optimizer, gradients_of):
+    """A variable after some steps."""
+    variable = keras.Variable(np.full((40, 30), 0.5, np.float32))
+    step = tf.function(lambda gradients: optimizer.apply(gradients, [variable]))
+    optimizer.build([variable])
+    for number in range(4):
+        step(gradients_of(variable, number))
+    return variable.numpy()
+
+
+@pytest.mark.parametrize("name", optimizer_names())
+def test_rows_and_columns_of_zeros_give_finite_weights(name):
+    optimizer = getattr(keras.optimizers, name)(**LEAST.get(name, {}))
+    optimizer = hvd.DistributedOptimizer(optimizer, compression=COMPRESSION)
+    weights = applied(optimizer, lambda variable, number: integer_gradients([variable], number))
+    assert np.all(np.isfinite(weights))
+    assert np.any(weights != 0.5)
+    assert_same_on_all_ranks([weights])
+
+
+def test_an_adafactor_that_divides_zero_by_zero_is_refused():
+    def one_entry(*_):
+        return [tf.scatter_nd([[1, 2]], [3.0], (40, 30))]
+
+    assert np.all(np.isnan(applied(keras.optimizers.Adafactor(), one_entry)))  # without us, too
+    assert np.all(np.isfinite(applied(keras.optimizers.Adafactor(epsilon_1=1e-15), one_entry)))
+    adafactor = keras.optimizers.Adafactor
+    variables = [keras.Variable(np.ones((40, 30)))]
+    several = keras.optimizers.OptimizerMap(keras.optimizers.SGD(), {"dense": adafactor()})
+    for optimizer in (
+        adafactor(),
+        keras.optimizers.LossScaleOptimizer(adafactor()),
+        keras.optimizers.MultiOptimizer(several),
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"at least 1e-15 with .* got 1e-30"):
+            hvd.DistributedOptimizer(optimizer, compression=COMPRESSION)
+        with pytest.raises(InvalidArgumentError, match="epsilon_1 of Adafactor must be at least"):
+            prepare(variables, COMPRESSION, optimizer=optimizer)
+    hvd.DistributedOptimizer(adafactor(), compression=hvd.Compression.none)
