@@ -103,6 +103,8 @@ os.kill(os.getpid(), {int(signal.SIGKILL)})
     assert events[-1]["name"] == "WAIT"  # what it was doing when it died
 
 
+# Python 3.12 and newer warn of the fork: pytest-timeout has a thread in this process.
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_writes_nothing(tmp_path):
     trace = Timeline(str(tmp_path / "trace.json"), rank=0)
     trace.rows("one", "row")
