@@ -287,7 +287,7 @@ class GradientExchange:
         guards.check_layout(slot, densify=self._sparse_as_dense)
         guards.check_memory(slot, self._memory)
         if slot.name in self._large:
-            guards.check_owner(slot, self._optimizer, self.rates.groups)
+            guards.check_owner(slot, self.rates.groups)
 
     def _begin(self, slot: Slot) -> None:
         if self._phase is _Phase.EXCHANGED:

@@ -153,19 +153,17 @@ def check_memory(slot: Slot, in_use: MemoryInUse) -> None:
         )
 
 
-def check_owner(slot: Slot, optimizer: torch.optim.Optimizer, groups: ParameterGroups) -> None:
+def check_owner(slot: Slot, groups: ParameterGroups) -> None:
     """Raises UnsupportedError if nobody would apply an average, and so what a residual held.
 
     Args:
         slot: Of a gradient that can travel sparse.
-        optimizer: For the message.
-        groups: The optimizer's.
+        groups: Of its optimizer.
     """
     if groups.of(slot.param) is None:
-        kind = type(optimizer).__name__
         raise UnsupportedError(
-            f"'{slot.name}' is in no parameter group of {kind} any more, and what its residual "
-            "holds would be sent and never be applied: leave it in a group and freeze it with "
+            f"'{slot.name}' is in no parameter group of {groups.of_class} any more, and what its "
+            "residual holds would be sent and never be applied: leave it in a group and freeze it with "
             "requires_grad_(False), or make a new DistributedOptimizer"
         )
 

@@ -16,10 +16,14 @@ class ParameterGroups:
 
     Args:
         optimizer: Whose groups may change between two steps.
+
+    Attributes:
+        of_class: The name of the optimizer's class.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._owner = weakly(optimizer)
+        self.of_class = type(optimizer).__name__
         self._group_of: dict[int, dict[str, Any]] = {}
 
     def of(self, param: torch.Tensor) -> dict[str, Any] | None:
