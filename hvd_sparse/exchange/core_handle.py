@@ -70,7 +70,7 @@ class CoreHandle:
         try:
             self.check()
         except HvdSparseError as error:
-            return error
+            return _without_frames(error)
         return None
 
     def cause(self) -> HvdSparseError | None:
@@ -86,7 +86,7 @@ class CoreHandle:
                     self._open.check_at_end()  # one that died or failed, at once
                     self._open.check()  # one that left
             except HvdSparseError as error:
-                return error
+                return _without_frames(error)
             if time.monotonic() >= deadline:
                 return None
             time.sleep(_LOOK_SECONDS)
@@ -123,6 +123,11 @@ class CoreHandle:
                 core.acknowledge()
             note_loss(error)
             raise
+
+
+def _without_frames(error: HvdSparseError) -> HvdSparseError:
+    """An error that a caller may keep: its frames would keep the caller's, and so the error."""
+    return error.with_traceback(None)
 
 
 def note_loss(error: HvdSparseError) -> None:

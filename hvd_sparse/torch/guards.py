@@ -163,8 +163,8 @@ def check_owner(slot: Slot, groups: ParameterGroups) -> None:
     if groups.of(slot.param) is None:
         raise UnsupportedError(
             f"'{slot.name}' is in no parameter group of {groups.of_class} any more, and what its "
-            "residual holds would be sent and never be applied: leave it in a group and freeze it with "
-            "requires_grad_(False), or make a new DistributedOptimizer"
+            "residual holds would be sent and never be applied: leave it in a group and freeze it "
+            "with requires_grad_(False), or make a new DistributedOptimizer"
         )
 
 
