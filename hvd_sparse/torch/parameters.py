@@ -19,7 +19,8 @@ def name_parameters(
 
     Raises:
         InvalidArgumentError: As Horovod does, in its words: for elements that are no tuples, names
-            that occur twice and parameters without a name.
+            that occur twice and parameters without a name. Also for lazy parameters, which have no
+            shape yet.
     """
     if named_parameters is None:
         named = [
@@ -52,6 +53,12 @@ def name_parameters(
     for name, param in named:
         if id(param) in optimized and param.requires_grad:
             first_names.setdefault(id(param), (name, param))
+            if torch.nn.parameter.is_lazy(param):
+                raise InvalidArgumentError(
+                    f"parameter '{name}' is uninitialized, and has no shape yet: call the model "
+                    "once with a dummy batch, which initializes the parameters of LazyLinear and "
+                    "other lazy modules, before hvd.DistributedOptimizer"
+                )
     return list(first_names.values())
 
 

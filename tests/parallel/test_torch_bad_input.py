@@ -295,3 +295,26 @@ def test_a_predivide_factor_that_divides_nothing_is_refused(factor):
 def test_a_predivide_factor_belongs_to_averages():
     with pytest.raises(ValueError, match="not supported with op != Average"):
         distribute(Toy(), LAGS, op=hvd.Sum, gradient_predivide_factor=2.0)
+
+
+@several_ranks
+@pytest.mark.parametrize("named", [True, False])
+def test_a_lazy_parameter_on_one_rank_is_refused_by_all_until_it_has_a_shape(named):
+    torch.manual_seed(0)
+    last = torch.nn.LazyLinear(40) if ODD else torch.nn.Linear(30, 40)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 30), last)
+
+    def wrap():
+        sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+        names = model.named_parameters() if named else None
+        return hvd.DistributedOptimizer(
+            sgd, named_parameters=names, compression=TopK(density=0.5, min_numel=64)
+        )
+
+    name = "1.weight" if named else "allreduce.noname.0.2"
+    with pytest.raises(InvalidArgumentError, match=f"'{name}' is uninitialized, and has no shape"):
+        wrap()
+    model(torch.ones(1, 20))
+    optimizer = wrap()
+    model(torch.ones(2, 20)).sum().backward()
+    optimizer.step()
