@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.torch import state, step_hooks
 from hvd_sparse.torch.gradient_exchange import GradientExchange
+from hvd_sparse.torch.opaque import opaque
 from hvd_sparse.torch.owner import weakly
 from hvd_sparse.torch.renewal import Renewal
 from hvd_sparse.torch.settings import checked_passes
@@ -36,17 +37,17 @@ class Attachment:
 
         step_hooks.run_first()
         step_hooks.surround(optimizer)
-        optimizer.register_step_post_hook(lambda *_: self.after_step())
+        optimizer.register_step_post_hook(step_hooks.after_hook())
         optimizer.register_state_dict_post_hook(self._save)
         optimizer.register_load_state_dict_pre_hook(self._check_load)
         optimizer.register_load_state_dict_post_hook(self._load)
         added = {
             step_hooks.ATTRIBUTE: self,
-            "synchronize": self.synchronize,
-            "skip_synchronize": self.skip_synchronize,
-            "zero_grad": self.zero_grad,
-            "reset_residual": self.reset_residual,
-            "set_backward_passes_per_step": self.set_backward_passes_per_step,
+            "synchronize": opaque(self.synchronize),
+            "skip_synchronize": opaque(self.skip_synchronize),
+            "zero_grad": opaque(self.zero_grad),
+            "reset_residual": opaque(self.reset_residual),
+            "set_backward_passes_per_step": opaque(self.set_backward_passes_per_step),
             "backward_passes_per_step": passes,
         }
         for name, value in added.items():
@@ -71,11 +72,14 @@ class Attachment:
             self.exchange.rates.clipping_seen()
             self.exchange.synchronize()
 
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
+    def skip_synchronize(self) -> AbstractContextManager[None]:
         """Within it, step() does not synchronize: for use after an own synchronize()."""
         if self.exchange is not None:
             self.exchange.rates.clipping_seen()
+        return self._not_synchronizing()
+
+    @contextmanager
+    def _not_synchronizing(self) -> Iterator[None]:
         self._should_synchronize = False
         try:
             yield

@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hvd_sparse.errors import GradientInFlightError, UnsupportedError
 from hvd_sparse.torch.gradient_memory import Extent, MemoryInUse
+from hvd_sparse.torch.opaque import opaque
 from hvd_sparse.torch.parameter_groups import ParameterGroups
 from hvd_sparse.torch.slots import DTYPES, Slot
 
@@ -30,7 +31,7 @@ def hook(receiver: weakref.ref[Receiver], slot: Slot) -> Callable[[torch.Tensor]
         if alive is not None:
             alive.arrived(slot)
 
-    return arrived
+    return opaque(arrived)
 
 
 def remove(hooks: Sequence[RemovableHandle]) -> None:

@@ -19,6 +19,7 @@ from hvd_sparse.stats.step_stats import Stats
 from hvd_sparse.torch import guards, state
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.inheritance import Heir
+from hvd_sparse.torch.opaque import opaque
 
 
 class Renewal(renewal.Renewal[GradientExchange]):
@@ -124,7 +125,8 @@ class Renewal(renewal.Renewal[GradientExchange]):
             if renewal is not None:
                 renewal.renew()
 
-        self._triggers = [p.register_hook(renew) for p in self._params if p.requires_grad]  # type: ignore[no-untyped-call]
+        hook = opaque(renew)
+        self._triggers = [p.register_hook(hook) for p in self._params if p.requires_grad]  # type: ignore[no-untyped-call]
 
     def _stop_waiting(self) -> None:
         for trigger in self._triggers:

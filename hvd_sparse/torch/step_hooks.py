@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import types
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch.optim import optimizer as torch_optimizer
 
 from hvd_sparse.errors import UnsupportedError
+from hvd_sparse.torch.opaque import opaque
 
 ATTRIBUTE = "_hvd_sparse"  # of an optimizer: what runs around its steps
 
@@ -60,8 +62,9 @@ def run_first() -> None:
     """Has the exchange run before all other step pre-hooks, whenever these were registered."""
     hooks = torch_optimizer._global_optimizer_pre_hooks
     assert isinstance(hooks, OrderedDict)
-    if _before_step not in hooks.values():
-        handle = torch_optimizer.register_optimizer_step_pre_hook(_before_step)
+    hook = _before_hook()
+    if hook not in hooks.values():
+        handle = torch_optimizer.register_optimizer_step_pre_hook(hook)
         hooks.move_to_end(handle.id, last=False)
 
 
@@ -73,20 +76,30 @@ def surround(optimizer: torch.optim.Optimizer) -> None:
     """
     if getattr(optimizer.step, "hooked", False):
         return
-    own = vars(optimizer).get("step")
+    own, before, after = vars(optimizer).get("step"), _before_hook(), after_hook()
 
     @functools.wraps(optimizer.step)
     def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        around: AroundStep = getattr(self, ATTRIBUTE)
-        changed = around.before_step((self, *args), kwargs)
+        changed = before(self, (self, *args), kwargs)
         if changed is not None:
             (_, *args), kwargs = changed
         result = (own or types.MethodType(type(self).step, self))(*args, **kwargs)
-        around.after_step()
+        after(self, (self, *args), kwargs)
         return result
 
     step.hooked = True  # type: ignore[attr-defined]
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+@functools.cache
+def after_hook() -> Callable[..., None]:
+    """A step post-hook for sparse optimizers."""
+    return opaque(_after_step)
+
+
+@functools.cache
+def _before_hook() -> Callable[..., Any]:
+    return opaque(_before_step)
 
 
 def _before_step(
@@ -94,3 +107,8 @@ def _before_step(
 ) -> Any:
     around: AroundStep | None = getattr(optimizer, ATTRIBUTE, None)
     return None if around is None else around.before_step(args, kwargs)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    around: AroundStep = getattr(optimizer, ATTRIBUTE)
+    around.after_step()

@@ -11,6 +11,7 @@ from hvd_sparse.schedules import checked_count
 from hvd_sparse.stats.metrics import ScalarWriter, Sink, metrics_of, sink_of, summary_of
 from hvd_sparse.torch.attachment import require_attachment
 from hvd_sparse.torch.gradient_exchange import GradientExchange
+from hvd_sparse.torch.opaque import opaque
 
 # Entries whose squares are added up in float32, which takes a tenth of the time of float64; the
 # sums of such parts are added up in float64.
@@ -67,7 +68,7 @@ def watch(
             metrics |= _norms(exchange, optimizer)
         sink(metrics, last.step)
 
-    optimizer.register_step_post_hook(tell)
+    optimizer.register_step_post_hook(opaque(tell))
 
 
 def summary(optimizer: torch.optim.Optimizer) -> str:
