@@ -48,6 +48,8 @@ class Accumulation:
         self._passes = passes
         self._averages = averages
         self._sums: list[tf.Variable] = []
+        self._place_of: dict[int, int] = {}  # of a variable's sum, by the variable's id
+        self._alive: list[weakref.ref[Any]] = []
         self._count: tf.Variable | None = None
         _all.add(self)
 
@@ -73,7 +75,7 @@ class Accumulation:
 
         Args:
             gradients: One for each variable, or None. IndexedSlices become tensors.
-            variables: The same in every pass.
+            variables: The same in every pass, in any order.
             apply: Exchanges them and changes the variables.
 
         Raises:
@@ -83,17 +85,12 @@ class Accumulation:
             with tf.init_scope():
                 self._build(variables)
         assert self._count is not None
-        if [tuple(variable.shape) for variable in variables] != [
-            tuple(one.shape) for one in self._sums
-        ]:
-            raise UnsupportedError(
-                "with backward_passes_per_step all passes must be over the same variables"
-            )
+        sums = self._sums_of(variables)
         # What runs in the branch sees no data of this graph.
         with tf.control_dependencies(step_data.awaited(gradients)):
             added = [
                 one.assign_add(tf.convert_to_tensor(gradient))
-                for one, gradient in zip(self._sums, gradients, strict=True)
+                for one, gradient in zip(sums, gradients, strict=True)
                 if gradient is not None
             ]
             with tf.control_dependencies(added):
@@ -101,17 +98,30 @@ class Accumulation:
 
         def apply_sums() -> tf.Tensor:
             share = 1 / self._passes if self._averages else 1
-            totals = [one.read_value() * tf.cast(share, one.dtype) for one in self._sums]
+            totals = [one.read_value() * tf.cast(share, one.dtype) for one in sums]
             with tf.control_dependencies(totals):
-                emptied = [one.assign(tf.zeros_like(one)) for one in self._sums]
+                emptied = [one.assign(tf.zeros_like(one)) for one in sums]
             with tf.control_dependencies(emptied):
                 apply(totals)
             return tf.constant(True)
 
         tf.cond(due, apply_sums, lambda: tf.constant(False))
 
+    def _sums_of(self, variables: Sequence[Any]) -> list[tf.Variable]:
+        """Those of these variables, in their order; raises UnsupportedError for other variables."""
+        ids = [id(compat.tensor_of(variable)) for variable in variables]
+        dead = any(alive() is None for alive in self._alive)
+        if dead or len(ids) != len(self._sums) or set(ids) != self._place_of.keys():
+            raise UnsupportedError(
+                "with backward_passes_per_step all passes must be over the same variables"
+            )
+        return [self._sums[self._place_of[one]] for one in ids]
+
     def _build(self, variables: Sequence[Any]) -> None:
         self._count = compat.new_variable(tf.zeros((), tf.int64))
         self._sums = [
             compat.new_variable(tf.zeros(one.shape, compat.dtype_of(one))) for one in variables
         ]
+        known = [compat.tensor_of(variable) for variable in variables]
+        self._alive = [weakref.ref(one) for one in known]
+        self._place_of = {id(one): place for place, one in enumerate(known)}
