@@ -53,6 +53,7 @@ def save_checkpoint(
         InvalidArgumentError: JSON has no such type; gradients of backward_passes_per_step have
             been added up and not been exchanged yet; or the optimizer has local layers, whose
             weights differ between ranks.
+        ExchangeFailedError: The exchange has ended; the ranks may not have taken the same steps.
         OSError: On every rank, if one cannot write, or another job is saving to the same folder.
             The former checkpoint is as it was.
     """
@@ -64,6 +65,8 @@ def save_checkpoint(
         refuse_to_share(optimizer)
         text = _as_json({**parts.shapes(), "extra": extra})
     exchange = parts.exchange()
+    if exchange is not None:
+        exchange.refuse_if_ended()
     saved = None if exchange is None else saved_state.save(exchange)
     random = parts.random()
 

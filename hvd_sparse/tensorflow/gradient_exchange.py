@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from hvd_sparse import _core
 from hvd_sparse.buckets import Bucket, Layer
-from hvd_sparse.errors import HvdSparseError, UnsupportedError
+from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.local_share import LocalShare
 from hvd_sparse.exchange.ready_order import ReadyOrder
@@ -153,10 +152,9 @@ class GradientExchange:
             )
             if self.tuner is None:
                 self._choices = plan.fixed_choices(self.layers, compression)
-        pieces = [(piece.numel, piece.segments) for piece in self._pieces]
         self._driver = ops.Driver(
             self._exchange,
-            [*pieces, *((layer.numel, 0) for layer in moved)],
+            [*((p.numel, p.segments) for p in self._pieces), *((m.numel, 0) for m in moved)],
             self._driven(),
             number=self._graph.number,
             rules=_core.StepRules(
@@ -292,8 +290,7 @@ class GradientExchange:
             return list(compat.call_as_graph(self._eager, whole, decay))
         except tf.errors.OpError as error:
             if not isinstance(error, tf.errors.UnknownError):  # of Horovod's operations
-                with suppress(HvdSparseError):
-                    self._exchange.check()  # whoever catches this knows what has ended the exchange
+                self._exchange.end()  # whoever catches this knows what has ended the exchange
             raise
 
     def replan(self) -> None:
@@ -301,6 +298,10 @@ class GradientExchange:
         assert self.tuner is not None
         self.tuner.restart(self._measurer.network())
         self._take_up(())
+
+    def refuse_if_ended(self) -> None:
+        """Raises ExchangeFailedError, with its first cause, if the exchange has ended."""
+        self._exchange.check()
 
     def mark(self, mark: str) -> None:
         """Says at which step this rank is, from the next one on; see `mark_step`."""
@@ -322,9 +323,8 @@ class GradientExchange:
             self._driver.reorder(order)
         if self.tuner is None:
             return
-        layers, check = len(self._pieces), self._exchange.check
-        reading = None if step is None else reading_of(step, layers, check)
-        tuning = self.tuner.end_step(reading, steps=self.steps)
+        times = None if step is None else reading_of(step, len(self._pieces), self._exchange.check)
+        tuning = self.tuner.end_step(times, steps=self.steps)
         if tuning is not None:
             self._take_up(tuning.choices)
         self._driver.time_steps(self.tuner.times_next_step)

@@ -89,9 +89,10 @@ class Driver:
             self._driver.time_steps(wanted)
 
     def fail(self, reason: str) -> None:
-        """Ends the exchange on all ranks."""
+        """Ends the exchange on all ranks. This stays open, and tells whoever begins a step why."""
         self._exchange.fail(reason)
-        self._elsewhere(self._end, reason)
+        if self._driver is not None:
+            self._elsewhere(self._driver.cancel, reason)
 
     def close(self) -> None:
         """Ends this rank's part; a step that is under way ends on all ranks."""

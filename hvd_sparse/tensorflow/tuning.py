@@ -45,4 +45,5 @@ def replan(target: Any) -> None:
             "replan() needs an exchange with an adaptive compression, such as LAGS, that has taken "
             "a step"
         )
+    exchange.refuse_if_ended()
     exchange.replan()
