@@ -1,4 +1,4 @@
-# Two commands do everything, on a machine with Python 3.10-3.12, g++ and make:
+# Two commands do everything, on a machine with Python 3.10-3.13, g++ and make:
 #
 #   make demo    trains a small network with 4 ranks, dense against LAGS, and prints a table
 #   make test    all checks and tests

@@ -9,7 +9,7 @@ import sysconfig
 
 
 def complaint():
-    if not (3, 10) <= sys.version_info[:2] <= (3, 12):
+    if not (3, 10) <= sys.version_info[:2] <= (3, 13):
         return "is Python %d.%d" % sys.version_info[:2]  # noqa: UP031
     try:
         import ensurepip  # noqa: F401

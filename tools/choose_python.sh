@@ -10,7 +10,7 @@ if [ -n "${1:-}" ]; then
 fi
 
 reasons=""
-for python in python3 python3.12 python3.11 python3.10; do
+for python in python3 python3.13 python3.12 python3.11 python3.10; do
   command -v "$python" >/dev/null 2>&1 || continue
   if reason=$("$python" "$check" 2>/dev/null); then
     echo "$python"
@@ -22,7 +22,7 @@ for python in python3 python3.12 python3.11 python3.10; do
 done
 
 cat >&2 <<EOF
-No suitable Python found: 3.10, 3.11 or 3.12, with venv and the header Python.h.${reasons:-
+No suitable Python found: 3.10, 3.11, 3.12 or 3.13, with venv and the header Python.h.${reasons:-
   there is no python3 on PATH}
 On Debian and Ubuntu: apt-get install python3-dev python3-venv. Another interpreter is named by
   make PYTHON=/path/to/python3 ...
