@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
@@ -20,6 +22,7 @@ from hvd_sparse.tensorflow import (
     save_checkpoint,
     stats,
 )
+from tests.checkpoints import seal_again
 from tests.parallel_tensorflow.ranks import (
     SHAPES,
     a_name,
@@ -213,6 +216,7 @@ def test_velocities_of_another_model_are_refused(folder):
     save_checkpoint(folder, variables, None)
     arrays = dict(np.load(path))
     np.savez(path, **{**arrays, "velocities/bias": np.zeros(3, np.float32)})
+    seal_again(Path(path))
     with pytest.raises(CheckpointMismatchError, match="velocity of 'bias' is damaged"):
         load_checkpoint(folder, variables, None)
 
