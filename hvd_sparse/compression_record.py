@@ -32,7 +32,7 @@ class CompressionRecord(NamedTuple):
 
 
 def record_of(compression: Compression) -> CompressionRecord:
-    """What to tell other ranks."""
+    """The record of a compression, to be sent to other ranks."""
     sparsifier, warmup = compression.sparsifier, compression.warmup
     assert not isinstance(sparsifier, str)
     return CompressionRecord(

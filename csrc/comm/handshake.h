@@ -42,16 +42,16 @@ class CallerHandshake {
   int fd() const { return socket_.get(); }
   short events() const;  ///< to poll for
 
-  /// Whether a connection has come about, at whose other end there may be anybody.
+  /// True once the connection is made; anybody may be at its other end.
   bool connected() const { return stage_ > Stage::kConnecting; }
 
-  /// Whether the listener has proved itself.
+  /// True once the listener has proved itself.
   bool found() const { return stage_ == Stage::kAwaitsAdmission; }
 
   /// Why the handshake has failed, for messages; empty while it has not.
   const std::string& problem() const { return problem_; }
 
-  /// The same as an errno; 0 if the other end closed the connection or proved to be another one.
+  /// The errno behind problem(); 0 if the other end closed the connection or failed its proof.
   int error() const { return error_; }
 
  private:

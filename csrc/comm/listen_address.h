@@ -1,4 +1,4 @@
-/// Where a rank listens for TCP connections, and the key by which ranks of its exchange are known.
+/// The address at which a rank listens for TCP connections, and the key that its callers must know.
 
 #ifndef HVD_SPARSE_COMM_LISTEN_ADDRESS_H_
 #define HVD_SPARSE_COMM_LISTEN_ADDRESS_H_

@@ -16,7 +16,7 @@ std::string Sha256(const std::string& message);
 /// A code for `message` that only those who know `key` can make: kSha256Bytes bytes.
 std::string HmacSha256(const std::string& key, const std::string& message);
 
-/// Whether two codes are equal, in a time that does not depend on where they differ.
+/// Compares two codes in a time that does not depend on where they differ.
 bool EqualInConstantTime(const std::string& one, const std::string& other);
 
 }  // namespace hvd_sparse

@@ -46,7 +46,7 @@ std::string IpOf(const sockaddr_in& address) {
   return ip == nullptr ? "" : ip;
 }
 
-/// What getsockname() or getpeername() tells of a connection.
+/// "10.0.0.1:4711", from getsockname() or getpeername(); empty if that fails.
 std::string AddressFrom(int (*name)(int, sockaddr*, socklen_t*), const Descriptor& socket) {
   sockaddr_in address{};
   socklen_t length = sizeof(address);

@@ -18,7 +18,7 @@ bool IsOfLink(int error) {
          error == ETIMEDOUT;
 }
 
-/// Whether the same address may serve later.
+/// True if another attempt at the same address may succeed later.
 bool MayPass(const CallerHandshake& failed) {
   const bool was_closed =
       failed.error() == 0 || failed.error() == ECONNRESET || failed.error() == EPIPE;

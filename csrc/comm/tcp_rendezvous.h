@@ -42,8 +42,8 @@ class TcpRendezvous {
   /// A connection with this other rank is needed; once for each.
   void Want(int peer);
 
-  /// Whether Advance has something to go on with: a connection is needed that has not come about,
-  /// or somebody has connected who must prove himself or go.
+  /// True while Advance has work: a connection is needed that is not made yet, or a guest has yet
+  /// to prove itself or be dropped.
   bool busy() const { return !calls_.empty() || !awaited_.empty() || admission_.has_guests(); }
 
   /// Why there is no connection with this peer yet, if it could not be reached; else empty.

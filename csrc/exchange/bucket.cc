@@ -90,8 +90,8 @@ std::int64_t Bucket::JoinVelocity(const Kernels& kernels) {
   return not_finite;
 }
 
-/// What a header says of this rank, whose gradient cannot join its residual. Only the memory of the
-/// CPU is looked at for the reason.
+/// The header's bad_rank for this rank, whose gradient cannot join its residual. The reason is
+/// looked for in the memory of a CPU only.
 std::int32_t Bucket::BadRank(int rank, const Kernels& kernels) const {
   if (&kernels != &CpuKernels()) return rank;
   const auto& gradients = launch_.gradients;

@@ -199,10 +199,10 @@ class Sparse:
 
 
 class _Verdict(NamedTuple):
-    """What a rank saw of the methods, in their order.
+    """A rank's verdict on each method, in the order of the methods.
 
     Attributes:
-        right: Whether their sums are right.
+        right: True for a method whose sum is right.
         bits: That tell the sums apart; none where ranks need not hold the same ones.
     """
 

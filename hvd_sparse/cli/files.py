@@ -16,7 +16,7 @@ def check_writable(option: str, file: Path, *, in_job: bool = False) -> None:
     Args:
         option: That names it.
         file: There or not.
-        in_job: Whether other ranks wait for the one that writes. Then a FIFO is refused: writing
+        in_job: True if other ranks wait for the one that writes. Then a FIFO is refused: writing
             to it waits for a reader, who may never come.
 
     Raises:

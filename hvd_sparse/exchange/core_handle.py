@@ -66,7 +66,7 @@ class CoreHandle:
             self._open.check()
 
     def end(self) -> HvdSparseError | None:
-        """What has ended the exchange; None: it goes on."""
+        """Returns the error that ended the exchange, or None while it goes on."""
         try:
             self.check()
         except HvdSparseError as error:

@@ -13,11 +13,11 @@ from hvd_sparse.ranks.world import World
 
 
 class _Report(NamedTuple):
-    """What a rank is about to exchange.
+    """A rank's summary of the exchange that it is about to build.
 
     Attributes:
         problem: Why it cannot go on, if it cannot.
-        digest: Of its `_Details`.
+        digest: SHA-256 of its `_Details`.
         serial: How many optimizers it has wrapped.
     """
 
@@ -27,7 +27,7 @@ class _Report(NamedTuple):
 
 
 class _Details(NamedTuple):
-    """The same in full, where ranks differ.
+    """A rank's description in full, sent only if the digests differ.
 
     Attributes:
         parameters: Name, shape and type of each.

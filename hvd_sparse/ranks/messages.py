@@ -1,4 +1,4 @@
-"""What ranks tell each other by way of Horovod: MessagePack, which runs no code.
+"""Messages between ranks by way of Horovod, as MessagePack, which runs no code.
 
 A message is checked against its type as it arrives, so that one of another version, or of somebody
 who is no rank, ends in an error here and not in a value that nobody expects.
@@ -19,7 +19,7 @@ from hvd_sparse.errors import InvalidArgumentError
 UNREADABLE = b"\xc1"
 
 _ARRAY = 1  # code of an extension of MessagePack
-# Of arrays: plain numbers, never objects.
+# Number types that an array may have; objects are none of them.
 _DTYPES = frozenset(
     {"bool", "int8", "uint8"}
     | {f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (16, 32, 64)}
@@ -60,7 +60,7 @@ def decode(message: bytes, kind: Any) -> Any:
 
 
 def _plain(thing: Any) -> Any:
-    """What stands for a value that MessagePack does not have."""
+    """Encodes a value of a type that MessagePack does not have."""
     if isinstance(thing, np.generic):
         return thing.item()
     if isinstance(thing, np.ndarray) and thing.dtype.name in _DTYPES:

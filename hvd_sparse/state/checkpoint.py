@@ -49,7 +49,7 @@ class Found:
     """A checkpoint that all ranks have.
 
     Attributes:
-        folder: Where this rank has it.
+        folder: Its path on this rank.
         manifest: That of the files which all ranks share.
     """
 
@@ -93,10 +93,10 @@ class Job:
     def together(
         self, kind: type[Exception], *, undo: Callable[[], object] | None = None
     ) -> Iterator[None]:
-        """What fails on one rank fails on all of them.
+        """Raises on all ranks if the block fails on one of them.
 
         Args:
-            kind: Of the error that all ranks raise then.
+            kind: The class of the error that all ranks raise then.
             undo: Called on every rank before it raises that error.
         """
         problem: Exception | None = None

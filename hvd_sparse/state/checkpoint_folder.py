@@ -29,12 +29,12 @@ from hvd_sparse.state.manifest import manifest_at
 
 
 def old_of(folder: Path) -> Path:
-    """Where the former checkpoint is while a new one takes its place."""
+    """The path of the former checkpoint while a new one takes its place."""
     return folder.with_name(f"{folder.name}.old")
 
 
 def making_of(folder: Path, checkpoint: str) -> Path:
-    """Where a checkpoint is written, by its id."""
+    """The path at which the checkpoint with this id is written."""
     return folder.with_name(f"{folder.name}.making-{checkpoint}")
 
 
@@ -71,7 +71,7 @@ def put_in_place(checkpoint: str, folder: Path, former: str | None) -> None:
 
     Args:
         checkpoint: Its id; all in it is on the disk.
-        folder: What is there becomes FOLDER.old, unless FOLDER.old is the former one.
+        folder: A checkpoint there becomes FOLDER.old, unless FOLDER.old is the former one.
         former: The id of the one that all machines have, under either name; None if there is none.
     """
     old = old_of(folder)

@@ -47,13 +47,13 @@ Rates: TypeAlias = dict[str, float] | float | None  # by parameter, or of the op
 
 
 class _Claim(NamedTuple):
-    """What a rank brings along.
+    """The residuals that a rank brings along, as it describes them to the others.
 
     Attributes:
-        policy: What it wants to become of residuals.
-        holding: Where its own come from; None: it has just joined.
+        policy: Its policy for residuals.
+        holding: The origin of its residuals; None if it has just joined.
         rates: Learning rates at which they were accumulated.
-        fits: Whether they are of the layers of now.
+        fits: True if they belong to the current layers.
     """
 
     policy: str

@@ -34,7 +34,7 @@ _OLD_RANKS = re.compile(r"rank-\d+-of-(\d+)\.")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is known of the files of one stem.
+    """A record of the files that share one stem.
 
     Attributes:
         checkpoint: The id of the checkpoint, the same in all its manifests.
@@ -100,7 +100,7 @@ def checked(folder: Path, shared: Manifest, stem: str, suffix: str) -> Path:
     Args:
         folder: That of the checkpoint.
         shared: From `manifest_at(folder)`.
-        stem: Of the file: SHARED or from `rank_stem`.
+        stem: The stem of the file: SHARED, or from `rank_stem`.
         suffix: The rest of the file's name.
 
     Raises:
@@ -157,7 +157,7 @@ def _read(stem: Path) -> Manifest:
 
 
 def _old_manifest(folder: Path, names: list[str]) -> Manifest:
-    """Of a checkpoint of a version without manifests."""
+    """Makes the manifest of a checkpoint whose version wrote none."""
     path = folder / _OLD_ID
     _check_size(path, None)
     ranks = max((int(one[1]) for one in map(_OLD_RANKS.match, names) if one), default=0)

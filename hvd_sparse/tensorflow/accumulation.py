@@ -75,7 +75,7 @@ class Accumulation:
 
         Args:
             gradients: One for each variable, or None. IndexedSlices become tensors.
-            variables: The same in every pass, in any order.
+            variables: All passes must name the same ones, in any order.
             apply: Exchanges them and changes the variables.
 
         Raises:

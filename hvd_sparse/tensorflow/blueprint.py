@@ -48,7 +48,7 @@ class BlueprintRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What an exchange is built from.
+    """The parts from which an exchange is built.
 
     Attributes:
         variables: In the order of their gradients.
@@ -84,7 +84,7 @@ class Blueprint:
 
     @classmethod
     def of_record(cls, record: BlueprintRecord) -> Blueprint:
-        """Of what another rank has told.
+        """Rebuilds the blueprint that another rank has sent.
 
         Raises:
             InvalidArgumentError: As `compression_of`.
@@ -100,7 +100,7 @@ class Blueprint:
 
     @property
     def record(self) -> BlueprintRecord:
-        """What to tell other ranks."""
+        """The record of this blueprint, to be sent to other ranks."""
         return BlueprintRecord(
             variables=self.variables,
             sliced=self.sliced,

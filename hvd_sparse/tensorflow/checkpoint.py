@@ -181,7 +181,7 @@ class _Parts:
         }
 
     def values(self) -> list[NDArray[Any]]:
-        """Of all variables that are shared."""
+        """The values of all shared variables."""
         return [one.numpy() for one in self._shared_variables()]
 
     def set_values(self, values: Sequence[NDArray[Any]]) -> None:
@@ -220,7 +220,7 @@ class _Parts:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What all ranks share beside TensorFlow's own files."""
+    """Reads the shared record beside TensorFlow's own files."""
     try:
         content: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:  # of versions that kept no digests

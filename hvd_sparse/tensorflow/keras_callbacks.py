@@ -24,7 +24,7 @@ def teach_local_variables(kind: Any) -> None:
     """Lets Horovod's classes of BroadcastGlobalVariablesCallback take variables of Keras 3.
 
     Args:
-        kind: What they derive from. One is in horovod.keras, which may be imported later.
+        kind: Their base class. A subclass in horovod.keras may be imported later.
     """
 
     def teach(derived: Any) -> None:

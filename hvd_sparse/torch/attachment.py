@@ -171,8 +171,8 @@ class Attachment:
         """Synchronizes ahead of step(), or has its closure do so.
 
         Args:
-            args: Of step(): the optimizer, and perhaps the closure.
-            kwargs: Of step().
+            args: Positional arguments of step(): the optimizer, and perhaps the closure.
+            kwargs: Keyword arguments of step().
 
         Returns:
             New arguments and keyword arguments, or None to keep these.

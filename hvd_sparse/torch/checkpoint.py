@@ -158,10 +158,10 @@ def _write(stem: Path, content: dict[str, Any]) -> None:
 
 
 def _read(path: Path, *, mmap: bool = False) -> dict[str, Any]:
-    """What is in a file, on the CPU: it may be of a GPU that this process does not see.
+    """Loads a file to the CPU, since it may come from a GPU that this process does not see.
 
     Args:
-        path: Of the file.
+        path: The file.
         mmap: Leaves the content of tensors in the file.
 
     Raises:

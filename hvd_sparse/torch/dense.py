@@ -183,7 +183,7 @@ class DenseReducer:
 
 
 def _fits(work: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether a result is finite in the type of its gradient, which may be narrower.
+    """Checks that a result is finite in the type of its gradient, which may be narrower.
 
     Other ranks may have committed the step already: takes no memory that could be missing.
     """

@@ -36,7 +36,7 @@ class DenseVelocities:
         """Makes of a copy of a gradient what travels in its place.
 
         Args:
-            slot: Of the gradient, which is not changed.
+            slot: The slot of the gradient, which is not changed.
             work: float32 or float64, flat, the copy.
             factor: Gradients are that many times a velocity: their loss scale.
         """

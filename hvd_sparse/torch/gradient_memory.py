@@ -1,4 +1,4 @@
-"""Where gradients lie in memory, and whether averages can be written there.
+"""Checks that averages can be written to the memory of gradients.
 
 A step that is committed is applied by all ranks, so writing an average must not fail on one of
 them, nor overwrite another average.
@@ -42,7 +42,7 @@ class Extent:
 
     @property
     def folds(self) -> bool:
-        """Whether two entries share memory, as in an expanded tensor."""
+        """True if two entries share memory, as in an expanded tensor."""
         reach = 0  # of the dimensions before, in entries
         for stride, size in self.dimensions:
             if stride == 0:
@@ -54,7 +54,7 @@ class Extent:
         return False
 
     def meets(self, other: Extent) -> bool:
-        """Whether an entry shares memory with an entry of another tensor."""
+        """True if an entry shares memory with an entry of another tensor."""
         if self.end <= other.begin or other.end <= self.begin:
             return False
         if self.itemsize != other.itemsize or (self._is_dense and other._is_dense):
@@ -63,7 +63,7 @@ class Extent:
 
     @property
     def _is_dense(self) -> bool:
-        """Whether the entries lie one behind the other, in any order."""
+        """True if the entries fill their memory without gaps, in any order."""
         return self.end - self.begin == self.itemsize * math.prod(n for _, n in self.dimensions)
 
     def _addresses(self) -> torch.Tensor:
@@ -86,7 +86,7 @@ class MemoryInUse:
         """Notes where a gradient lies, in place of what was noted under its name.
 
         Args:
-            name: Of its parameter.
+            name: The name of its parameter.
             extent: Its memory.
 
         Returns:

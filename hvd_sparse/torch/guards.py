@@ -118,7 +118,7 @@ def check_memory(slot: Slot, in_use: MemoryInUse) -> None:
     """Raises UnsupportedError where no average could be written into a gradient.
 
     Args:
-        slot: Whose gradient is about to be exchanged; a missing one is made, and is good.
+        slot: Its gradient is about to be exchanged; a missing one is made, and needs no check.
         in_use: The memory of the gradients of this step, which gets this one's.
     """
     grad = slot.param.grad
@@ -158,8 +158,8 @@ def check_owner(slot: Slot, groups: ParameterGroups) -> None:
     """Raises UnsupportedError if nobody would apply an average, and so what a residual held.
 
     Args:
-        slot: Of a gradient that can travel sparse.
-        groups: Of its optimizer.
+        slot: The slot of a gradient that can travel sparse.
+        groups: The parameter groups of its optimizer.
     """
     if groups.of(slot.param) is None:
         raise UnsupportedError(

@@ -22,7 +22,7 @@ class LearningRates:
     parameter that is in no group has a rate of 0.
 
     Args:
-        optimizer: Whose steps are taken.
+        optimizer: The optimizer that takes the steps.
         compression: Says whether to rescale: always, never, or by default.
 
     Attributes:

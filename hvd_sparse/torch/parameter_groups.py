@@ -15,7 +15,7 @@ class ParameterGroups:
     They are looked through once a step, when a parameter is first asked for.
 
     Args:
-        optimizer: Whose groups may change between two steps.
+        optimizer: Its groups may change between two steps.
 
     Attributes:
         of_class: The name of the optimizer's class.

@@ -42,7 +42,7 @@ class Slot:
         self._param_version = self.param._version
 
     def param_changed(self) -> bool:
-        """Whether the parameter was written to since its gradient arrived."""
+        """True if the parameter was written to since its gradient arrived."""
         return self._param_version not in (None, self.param._version)
 
     def gradient(self) -> torch.Tensor:

@@ -31,7 +31,7 @@ _DICTIONARIES = (
 
 
 class AroundStep(Protocol):
-    """What runs before and after each step of one optimizer."""
+    """The calls before and after each step of one optimizer."""
 
     def before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the new arguments of step(), the optimizer among them, or None."""
