@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from hvd_sparse.errors import (
-    GradientInFlightError,
     InvalidArgumentError,
 )
 from hvd_sparse.torch import GTopK, Warmup, replan, stats, tuning
@@ -20,6 +19,7 @@ from hvd_sparse.tuning import tuner
 from hvd_sparse.tuning.tuner import Stage
 from tests.device_time import LateEvent, late_clock
 from tests.parallel.torch_ranks import (
+    ON_ANY_RANK,
     Toy,
     assert_same_on_all_ranks,
     distribute,
@@ -264,8 +264,8 @@ def test_replan_between_backward_and_step_is_refused(verdict):
     verdict(sparse=True)
     model = Toy()
     optimizer = distribute(model, COMPRESSION)
-    model.backward(integer_gradients(model, 0))
-    with pytest.raises(GradientInFlightError, match="replan"):
+    with pytest.raises(ON_ANY_RANK, match="replan"):  # some hear of it in backward
+        model.backward(integer_gradients(model, 0))
         replan(optimizer)
 
 
