@@ -41,9 +41,18 @@ def applied(optimizer, gradients_of):
 
 @pytest.mark.parametrize("name", optimizer_names())
 def test_rows_and_columns_of_zeros_give_finite_weights(name):
-    optimizer = getattr(keras.optimizers, name)(**LEAST.get(name, {}))
-    optimizer = hvd.DistributedOptimizer(optimizer, compression=COMPRESSION)
-    weights = applied(optimizer, lambda variable, number: integer_gradients([variable], number))
+    def make():
+        return getattr(keras.optimizers, name)(**LEAST.get(name, {}))
+
+    def gradients_of(variable, number):
+        return integer_gradients([variable], number)
+
+    try:
+        applied(make(), gradients_of)
+    except AttributeError as error:  # Muon of Keras 3.12 asks a tf.Variable for its path
+        pytest.skip(f"Keras {keras.__version__} alone cannot apply {name}: {error}")
+    optimizer = hvd.DistributedOptimizer(make(), compression=COMPRESSION)
+    weights = applied(optimizer, gradients_of)
     assert np.all(np.isfinite(weights))
     assert np.any(weights != 0.5)
     assert_same_on_all_ranks([weights])
@@ -57,12 +66,11 @@ def test_an_adafactor_that_divides_zero_by_zero_is_refused():
     assert np.all(np.isfinite(applied(keras.optimizers.Adafactor(epsilon_1=1e-15), one_entry)))
     adafactor = keras.optimizers.Adafactor
     variables = [keras.Variable(np.ones((40, 30)))]
-    several = keras.optimizers.OptimizerMap(keras.optimizers.SGD(), {"dense": adafactor()})
-    for optimizer in (
-        adafactor(),
-        keras.optimizers.LossScaleOptimizer(adafactor()),
-        keras.optimizers.MultiOptimizer(several),
-    ):
+    optimizers = [adafactor(), keras.optimizers.LossScaleOptimizer(adafactor())]
+    if hasattr(keras.optimizers, "MultiOptimizer"):  # newer than Keras 3.12
+        several = keras.optimizers.OptimizerMap(keras.optimizers.SGD(), {"dense": adafactor()})
+        optimizers.append(keras.optimizers.MultiOptimizer(several))
+    for optimizer in optimizers:
         with pytest.raises(InvalidArgumentError, match=r"at least 1e-15 with .* got 1e-30"):
             hvd.DistributedOptimizer(optimizer, compression=COMPRESSION)
         with pytest.raises(InvalidArgumentError, match="epsilon_1 of Adafactor must be at least"):
