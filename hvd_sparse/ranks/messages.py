@@ -7,7 +7,7 @@ who is no rank, ends in an error here and not in a value that nobody expects.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 import numpy as np
@@ -82,6 +82,7 @@ def _extended(code: int, data: memoryview) -> NDArray[Any]:
 
 def _checked(kind: type[Any], value: Any) -> Any:
     """A value of a type that only `_extended` makes."""
-    if not isinstance(value, kind):
-        raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+    plain = get_origin(kind) or kind  # of an NDArray, say
+    if not isinstance(value, plain):
+        raise ValueError(f"Expected `{plain.__name__}`, got `{type(value).__name__}`")
     return value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hvd_sparse.errors import CheckpointMismatchError
 from hvd_sparse.state.saved_exchange import mismatch_of, misplacement_of, taken_up
@@ -34,7 +34,7 @@ class _Progress(NamedTuple):
     job_rank: int
     step: int
     tuning: str | None
-    states: dict[str, np.ndarray]
+    states: dict[str, NDArray[Any]]
     waiting: set[str]
     held: set[str]
 
