@@ -8,37 +8,38 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     """The memory of a strided tensor.
 
     Attributes:
         begin: Address of its first entry, in bytes.
+        end: The address behind its last entry.
         itemsize: Bytes of an entry.
         dimensions: Stride, in entries, and size of each dimension that is longer than 1; by stride.
+            A contiguous tensor has one.
     """
 
     begin: int
+    end: int
     itemsize: int
     dimensions: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Extent:
-        """That of a tensor that is not empty."""
+        """That of a tensor that is not empty. Called for each gradient in each step."""
+        begin, itemsize = tensor.data_ptr(), tensor.element_size()
+        if tensor.is_contiguous():
+            numel = tensor.numel()
+            return cls(begin, begin + itemsize * numel, itemsize, ((1, numel),))
         both = zip(tensor.stride(), tensor.shape, strict=True)
         dimensions = tuple(sorted((stride, size) for stride, size in both if size > 1))
-        return cls(tensor.data_ptr(), tensor.element_size(), dimensions)
-
-    @property
-    def end(self) -> int:
-        """The address behind its last entry."""
-        last = sum(stride * (size - 1) for stride, size in self.dimensions)
-        return self.begin + self.itemsize * (last + 1)
+        last = sum(stride * (size - 1) for stride, size in dimensions)
+        return cls(begin, begin + itemsize * (last + 1), itemsize, dimensions)
 
     @property
     def folds(self) -> bool:
