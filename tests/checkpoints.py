@@ -1,4 +1,4 @@
-"""What tests do to the files of a checkpoint."""
+"""Helpers that damage or change the files of a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What real ranks tell each other before an exchange: code in it does not run, and nobody hangs."""
+"""Messages between real ranks: code in them does not run, and no rank is left hanging."""
 
 from __future__ import annotations
 

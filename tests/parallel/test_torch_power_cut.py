@@ -1,4 +1,4 @@
-"""What is left of checkpoints after a power cut, or on a full disk."""
+"""Checkpoints survive a power cut and a full disk."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_was_renamed_had_been_synced(folder, tmp_path_factory, monkeypatch)
 
 
 def on_rank_0(action):
-    """What it returns, or why it could not: the same on all ranks."""
+    """Returns the result or the reason of a failure, the same on all ranks."""
     done, problem = None, None
     if hvd.rank() == 0:
         try:

@@ -151,7 +151,7 @@ def test_in_units_of_the_rate_nothing_is_lost():
 
 
 def remove_the_first(optimizer, model):
-    """Of parameters that always travel dense, and so have no residual."""
+    """Removes a group of parameters that always travel dense, and so have no residual."""
     del optimizer.param_groups[0]
 
 

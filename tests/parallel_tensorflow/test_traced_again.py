@@ -46,7 +46,7 @@ def owed_by(variables):
 
 
 def assert_is_applied_or_owed(variables, owed, compression):
-    """Of variables that began with zeros, and from which sums were subtracted."""
+    """The sums that were subtracted from variables that began with zeros."""
     if compression == "corrected":  # velocities have a part in the law; test_momentum.py
         assert_same_on_all_ranks(variables)
         return
