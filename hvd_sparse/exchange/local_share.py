@@ -56,7 +56,8 @@ def check_not_twice(
 
     Args:
         whose: For the message: "Adam".
-        found: What the optimizer is set to, by its own names.
+        found: What the optimizer is set to, by its own names; of betas the first counts, which is
+            momentum's.
         options: By those of them that matter, the option of a compression that does the same.
         compression: What the user asked for.
 
@@ -65,7 +66,7 @@ def check_not_twice(
     """
     for theirs, option in options.items():
         setting, value = found.get(theirs) or 0, getattr(compression, option)
-        if value and (any(setting) if isinstance(setting, tuple | list) else setting):
+        if value and (setting[0] if isinstance(setting, tuple | list) else setting):
             raise InvalidArgumentError(
                 f"{theirs} of {whose} is {setting} and {option} of the compression is {value}, "
                 "which would act twice: leave out one of them"

@@ -30,7 +30,6 @@ _ARGUMENTS = (
 _DONE_BY = {
     "momentum": "momentum_correction",
     "beta_1": "momentum_correction",
-    "beta_2": "momentum_correction",
     "l2_regularization_strength": "weight_decay",
     "l2_shrinkage_regularization_strength": "weight_decay",
 }

@@ -227,6 +227,16 @@ def test_momentum_is_not_applied_twice(make, match):
         distribute(model, COMPRESSIONS["topk"], optimizer=make(model.parameters()))
 
 
+def test_an_adam_without_momentum_of_its_own_takes_the_corrected_one():
+    model = Toy()
+    adam = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.0, 0.999))
+    optimizer = distribute(model, COMPRESSIONS["topk"], optimizer=adam)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    train(model, optimizer, range(2))
+    assert not any(map(torch.equal, before, model.parameters()))
+    assert_same_on_all_ranks(model.parameters())
+
+
 def test_momentum_that_comes_with_a_loaded_state_is_refused():
     model = Toy()
     optimizer = distribute(model, COMPRESSIONS["topk"])

@@ -239,6 +239,11 @@ def test_nothing_is_applied_twice(optimizer, options, match):
         hvd.DistributedOptimizer(optimizer, compression=TopK(**options))
 
 
+def test_an_adam_without_momentum_of_its_own_takes_the_corrected_one():
+    adam = keras.optimizers.Adam(beta_1=0.0)
+    hvd.DistributedOptimizer(adam, compression=TopK(momentum_correction=0.9))
+
+
 def test_decay_of_the_weights_alone_stays_the_optimizers():
     optimizer = keras.optimizers.SGD(0.5, weight_decay=0.25)
     compression = TopK(momentum_correction=0.5, weight_decay=0.5, density=1.0, min_numel=1)
