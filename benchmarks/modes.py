@@ -1,11 +1,30 @@
-"""Modes of a replay by name: `LAGS`, or `TopK(density=0.001, layer_wise=False)`."""
+"""Methods by name, with literal options: `LAGS`, or `TopK(density=0.001, layer_wise=False)`."""
 
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 from hvd_sparse import compression
 from hvd_sparse.compression import Compression
+
+
+def call_of(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the options of a call; a bare name has none.
+
+    Raises:
+        ValueError: It is no call with literal options.
+    """
+    wrong = ValueError(f"this is no name with literal options: {text!r}")
+    try:
+        tree = ast.parse(text, mode="eval").body
+        if isinstance(tree, ast.Name):
+            tree = ast.Call(tree, [], [])
+        if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.args:
+            raise wrong
+        return tree.func.id, {str(one.arg): ast.literal_eval(one.value) for one in tree.keywords}
+    except (SyntaxError, ValueError):
+        raise wrong from None
 
 
 def compression_of(mode: str) -> Compression:
@@ -20,15 +39,10 @@ def compression_of(mode: str) -> Compression:
         f"'LAGS(density=0.01)', got {mode!r}"
     )
     try:
-        tree = ast.parse(mode, mode="eval").body
-        if isinstance(tree, ast.Name):
-            tree = ast.Call(tree, [], [])
-        if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.args:
-            raise wrong
-        options = {str(option.arg): ast.literal_eval(option.value) for option in tree.keywords}
-    except (SyntaxError, ValueError):
+        name, options = call_of(mode)
+    except ValueError:
         raise wrong from None
-    kind = getattr(compression, tree.func.id, None)
+    kind = getattr(compression, name, None)
     if not isinstance(kind, type) or not issubclass(kind, Compression):
         raise wrong
     return kind(**options)

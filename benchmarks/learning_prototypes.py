@@ -1,0 +1,381 @@
+"""Ways of making sparse training learn that the package does not have, over sparse_allreduce.
+
+Large tensors (two dimensions, 1,024 entries) go through sparse_allreduce, one call for each, after
+the backward pass; all others are averaged densely, as in the package. In every step a prototype
+notes of rank 0's large tensors
+
+    density   fraction of the entries that were delivered
+    share     of the energy of what a rank had accumulated, what was delivered
+    behind    norm of the residual, over the norm of what came in
+    age       steps that a delivered entry had been waiting for on average, 1 if for none
+
+References:
+    Today: Stich et al., Sparsified SGD with Memory, https://arxiv.org/abs/1809.07599.
+    Momentum in front: Lin et al., Deep Gradient Compression, https://arxiv.org/abs/1712.01887.
+    A frozen second moment: Tang et al., 1-bit Adam, https://arxiv.org/abs/2102.02888, and
+    APMSqueeze, https://arxiv.org/abs/2008.11343.
+    DeMo: Peng et al., https://arxiv.org/abs/2411.19870. EF21 with momentum: Fatkhullin et al.,
+    https://arxiv.org/abs/2305.15155. Local steps: SparseLoCo, https://arxiv.org/abs/2508.15706.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from learning_methods import WARMUP, Learner, Setup, averaged_weights
+from torch import nn
+
+MIN_NUMEL = 1024
+FRONTS = ("gradient", "momentum", "adam")
+SECONDS = ("behind", "aged", "own", "own/P", "frozen")
+MOST_STEPS_OF_ADAM = 10.0  # what one entry may move by at once, in learning rates, where aged
+
+
+class Prototype(Learner):
+    """Large tensors through sparse_allreduce, small ones dense.
+
+    Args:
+        setup: What it starts from.
+        density: Of the large tensors.
+        collective: "allgather" applies what any rank selects, "gtopk" the k largest of the sum.
+        warmup: Steps at each of WARMUP's densities first.
+        dense_steps: Steps before all that, in which all is averaged densely.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        density: float,
+        collective: str = "allgather",
+        warmup: int = 0,
+        dense_steps: int = 0,
+    ) -> None:
+        import horovod.torch as hvd
+
+        super().__init__(setup)
+        self._hvd = hvd
+        self._density, self._collective = density, collective
+        self._warmup, self.dense_steps = warmup, dense_steps
+        every = [one for one in setup.model.parameters() if one.requires_grad]
+        self.large = [one for one in every if one.dim() > 1 and one.numel() >= MIN_NUMEL]
+        self._small = [one for one in every if one.dim() < 2 or one.numel() < MIN_NUMEL]
+        self._optimizer = setup.task.optimizer(iter(every), setup.rate)
+        self.residuals = zeros_like(self.large)
+        self._last = [torch.zeros_like(one) for one in self.large]  # step of an entry's delivery
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self._optimizer
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self._hvd.size()
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether this step averages all densely."""
+        return self.taken < self.dense_steps
+
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        return self._hvd.allreduce(values, name="mean")
+
+    def average_densely(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replaces tensors by their averages over the ranks."""
+        averages = self._hvd.grouped_allreduce(list(tensors), name="dense")
+        for tensor, average in zip(tensors, averages, strict=True):
+            tensor.copy_(average)
+
+    def average_small(self) -> None:
+        """Averages the gradients of small tensors."""
+        self.average_densely([one.grad for one in self._small if one.grad is not None])
+
+    def average_large(self, incoming: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Sparse averages of what comes in, through the residuals; notes what became of it."""
+        import hvd_sparse.torch as hvd_sparse
+
+        stage = (self.taken - self.dense_steps) // self._warmup if self._warmup else len(WARMUP)
+        density = max(self._density, WARMUP[stage]) if stage < len(WARMUP) else self._density
+        compression = hvd_sparse.TopK(density=density, collective=self._collective)
+        before = torch._foreach_add(self.residuals, list(incoming))
+        averages = [
+            hvd_sparse.sparse_allreduce(tensor, residual, compression=compression, name=f"{n}")
+            for n, (tensor, residual) in enumerate(zip(incoming, self.residuals, strict=True))
+        ]
+        self._note(incoming, before)
+        return averages
+
+    def _note(self, incoming: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> None:
+        now = self.taken + 1
+        sent, entries, waited = 0, 0, 0.0
+        for last, u, residual in zip(self._last, before, self.residuals, strict=True):
+            delivered = u != residual
+            sent += int(delivered.sum())
+            entries += u.numel()
+            waited += float((now - last[delivered]).sum())
+            last.masked_fill_(delivered, now)
+        left, whole, came = (norm(each) for each in (self.residuals, before, incoming))
+        self.facts = {
+            "density": sent / entries,
+            "share": 1 - (left / whole) ** 2 if whole else 0.0,
+            "behind": left / came if came else 0.0,
+            "age": waited / sent if sent else 0.0,
+        }
+
+    def clip_own(self) -> None:
+        """Clips this rank's gradient; averages of independent ones then keep the task's limit."""
+        if self.setup.task.clip is not None:
+            limit = self.setup.task.clip * math.sqrt(self.size)
+            nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Of the large tensors; what the optimizer reads."""
+        return [gradient_of(one) for one in self.large]
+
+    def learn_from(self, averages: Sequence[torch.Tensor], *, clipped: bool = True) -> None:
+        """Lets the optimizer step with these averages for gradients of the large tensors."""
+        for gradient, average in zip(self.gradients(), averages, strict=True):
+            gradient.copy_(average)
+        if clipped:
+            self.clip()
+        self._optimizer.step()
+
+    def move_by(self, updates: Sequence[torch.Tensor], decoupled_decay: float) -> None:
+        """Moves the large tensors by these updates, and the small ones by the optimizer's step."""
+        rate = self._optimizer.param_groups[0]["lr"]
+        for one in self.large:
+            one.grad = None  # which the optimizer then leaves alone
+        self._optimizer.step()
+        torch._foreach_mul_(self.large, 1 - rate * decoupled_decay)
+        torch._foreach_add_(self.large, list(updates), alpha=-rate)
+
+
+class ErrorFeedback(Prototype):
+    """Error feedback on gradients, or on what each rank's own optimizer makes of them.
+
+    With front="gradient" the sparse average of gradients goes into the optimizer: the package as it
+    is. With "momentum" each rank's momentum joins its residual: for SGD that is the whole update,
+    for Adam the average still meets a second moment. With "adam" each rank's whole Adam step joins,
+    m / (sqrt(v) + eps), and the average is the update.
+
+    Args:
+        setup: What it starts from.
+        front: What joins the residual.
+        second: Adam's second moment: "behind" (of the sparse averages, entry by entry), "aged" (the
+            same, of the average over the steps that an entry waited for); for front="adam" "own"
+            (of this rank's gradients), "own/P" (the same over P, for an average is less noisy) or
+            "frozen" (of the dense steps, not changed afterwards).
+        masked: Whether an entry that is delivered leaves the momentum, too.
+        clip_own: Whether each rank clips its own gradient, rather than all what was delivered. With
+            another front than "gradient" it does so in any case.
+        options: Those of Prototype.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        front: str = "gradient",
+        second: str = "behind",
+        masked: bool = False,
+        clip_own: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(setup, **options)
+        in_front = second in ("own", "own/P", "frozen")
+        if front not in FRONTS or second not in SECONDS or in_front != (front == "adam"):
+            raise ValueError(f"no prototype has front={front!r} with second={second!r}")
+        if second == "frozen" and not self.dense_steps:
+            raise ValueError("a second moment that is frozen needs dense_steps")
+        self._front, self._second, self._masked = front, second, masked
+        self._clips_own = clip_own or front != "gradient"
+        group = self.optimizer.param_groups[0]
+        self._adam = isinstance(self.optimizer, torch.optim.AdamW)
+        self._betas = group["betas"] if self._adam else (group["momentum"], 0.0)
+        self._epsilon, self._decay = group.get("eps", 0.0), group["weight_decay"]
+        self._moments = zeros_like(self.large)
+        self._squares = zeros_like(self.large)
+        self._ages = zeros_like(self.large)
+        self._counted = 0  # steps that the second moments know
+
+    @torch.no_grad()
+    def update(self) -> None:
+        if self._clips_own:
+            self.clip_own()
+        self.average_small()
+        gradients = self.gradients()
+        if self._front == "gradient" and self._second == "behind":
+            if self.is_dense:
+                self.average_densely(gradients)
+                averages = gradients
+            else:
+                averages = self.average_large(gradients)
+            self.learn_from(averages, clipped=not self._clips_own)
+            return
+        if self.is_dense:
+            self.average_densely(gradients)
+        if not self._adam:
+            torch._foreach_add_(gradients, self.large, alpha=self._decay)
+        incoming = self._through_front(gradients)
+        averages = list(incoming) if self.is_dense else self.average_large(incoming)
+        if self._masked and not self.is_dense:
+            for moment, last in zip(self._moments, self._last, strict=True):
+                moment.masked_fill_(last == self.taken + 1, 0)
+        if self._adam and self._front != "adam":
+            averages = self._behind(averages)
+        self.move_by(averages, self._decay if self._adam else 0.0)
+
+    def _through_front(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What joins the residuals."""
+        first, second = self._betas
+        if self._front == "gradient":
+            return gradients
+        if not self._adam:  # SGD: v = mu v + g
+            torch._foreach_mul_(self._moments, first)
+            torch._foreach_add_(self._moments, gradients)
+            return [moment.clone() for moment in self._moments]
+        torch._foreach_lerp_(self._moments, gradients, 1 - first)
+        corrected = torch._foreach_div(self._moments, 1 - first ** (self.taken + 1))
+        if self._front == "momentum":
+            return list(corrected)
+        if self.is_dense or self._second != "frozen":
+            noise = 1 if self.is_dense or self._second != "own/P" else self.size
+            square_in(self._squares, gradients, second, noise)
+            self._counted += 1
+        return self._divided(corrected, self._squares, 1 - second**self._counted)
+
+    def _behind(self, averages: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Adam's second moment of the averages, and its first where that is not in front."""
+        first, second = self._betas
+        self._counted += 1
+        if self._second == "aged":
+            torch._foreach_add_(self._ages, 1)
+            for square, average, age in zip(self._squares, averages, self._ages, strict=True):
+                kept = second**age
+                news = kept * square + (1 - kept) * (average / age) ** 2
+                torch.where(average != 0, news, square, out=square)
+                age.masked_fill_(average != 0, 0)
+        else:
+            square_in(self._squares, averages, second, 1)
+        if self._front == "gradient":
+            torch._foreach_lerp_(self._moments, averages, 1 - first)
+            averages = list(torch._foreach_div(self._moments, 1 - first ** (self.taken + 1)))
+        updates = self._divided(averages, self._squares, 1 - second**self._counted)
+        if self._second == "aged":
+            torch._foreach_clamp_min_(updates, -MOST_STEPS_OF_ADAM)
+            torch._foreach_clamp_max_(updates, MOST_STEPS_OF_ADAM)
+        return updates
+
+    def _divided(
+        self, above: Sequence[torch.Tensor], squares: Sequence[torch.Tensor], known: float
+    ) -> list[torch.Tensor]:
+        below = torch._foreach_div(list(squares), known)
+        torch._foreach_sqrt_(below)
+        torch._foreach_add_(below, self._epsilon)
+        return list(torch._foreach_div(list(above), below))
+
+
+class DeMo(Prototype):
+    """The residual is a momentum that decays; what is delivered moves the weights by its sign."""
+
+    def __init__(self, setup: Setup, *, decay: float = 0.999, **options: Any) -> None:
+        super().__init__(setup, **options)
+        self._keep = decay
+        self._weight_decay = self.optimizer.param_groups[0]["weight_decay"]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.clip_own()
+        self.average_small()
+        torch._foreach_mul_(self.residuals, self._keep)
+        averages = self.average_large(self.gradients())
+        self.move_by([average.sign() for average in averages], self._weight_decay)
+
+
+class EF21(Prototype):
+    """Each rank sends the change of its gradient's estimate; the optimizer has the estimates' mean.
+
+    Args:
+        setup: What it starts from.
+        momentum: Of the gradient, before its estimate; 0: none.
+        options: Those of Prototype.
+    """
+
+    def __init__(self, setup: Setup, *, momentum: float = 0.0, **options: Any) -> None:
+        super().__init__(setup, **options)
+        self._momentum = momentum
+        self._smoothed, self._own, self._mean = (zeros_like(self.large) for _ in range(3))
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.average_small()
+        torch._foreach_lerp_(self._smoothed, self.gradients(), 1 - self._momentum)
+        changes = list(torch._foreach_sub(self._smoothed, self._own))
+        torch._foreach_zero_(self.residuals)
+        averages = self.average_large(changes)
+        delivered = torch._foreach_sub(changes, self.residuals)
+        torch._foreach_add_(self._own, delivered)
+        torch._foreach_add_(self._mean, averages)
+        self.learn_from(self._mean)
+
+
+class SparseAverage(Prototype):
+    """Ranks train by themselves and meet every so many steps; the change since then goes sparse.
+
+    Args:
+        setup: What it starts from.
+        every: Steps between two meetings.
+        options: Those of Prototype; steps of a warm-up are steps of training.
+    """
+
+    def __init__(self, setup: Setup, *, every: int, **options: Any) -> None:
+        super().__init__(setup, **options)
+        self._every = every
+        self._met = [one.detach().clone() for one in self.large]  # weights, equal on all ranks
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.clip()
+        self._optimizer.step()
+        if self.taken % self._every != self._every - 1:
+            return
+        self.average_densely(self._small)
+        changes = list(torch._foreach_sub(self.large, self._met))
+        torch._foreach_add_(self._met, self.average_large(changes))
+        for weight, met in zip(self.large, self._met, strict=True):
+            weight.copy_(met)
+
+    @contextmanager
+    def judged(self) -> Iterator[nn.Module]:
+        with averaged_weights(self.model, self._hvd):
+            yield self.model
+
+
+def zeros_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Zeros of the same shapes, outside of autograd."""
+    return [torch.zeros_like(one, requires_grad=False) for one in tensors]
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter's gradient, zeros where backward made none."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def square_in(
+    squares: list[torch.Tensor], values: Sequence[torch.Tensor], keep: float, noise: int
+) -> None:
+    """Second moments take in the squares of values, over `noise`."""
+    torch._foreach_mul_(squares, keep)
+    torch._foreach_addcmul_(squares, list(values), list(values), value=(1 - keep) / noise)
+
+
+def norm(tensors: Sequence[torch.Tensor]) -> float:
+    """Of all tensors together."""
+    return float(nn.utils.get_total_norm(list(tensors)))

@@ -1,0 +1,292 @@
+"""How long until the held-out loss is as low as dense makes it? Real training, many methods.
+
+    python benchmarks/time_to_loss.py learn --task transformer
+    python benchmarks/time_to_loss.py race --task transformer
+    python benchmarks/time_to_loss.py report
+
+`learn` trains with 4 ranks on this machine: no network, every method takes the same steps, once for
+each of three learning rates. `race` trains on 4 hosts of a virtual cluster, as root, over links on
+which dense makes a step take about 2, 4 and 8 times as long as computing alone, each method with
+the rate that was best in `learn`. The clock stands still while losses are looked at. Each training
+is kept in a file, so that all of this can be interrupted and gone on with; `report` prints tables
+and draws plots of what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from learning_report import Learned, Raced, as_markdown, plot_curves
+from learning_runs import Run, Store, make, tuned
+from learning_tasks import TASKS, Task
+from progress import correlations, plot_progress, points
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+FOLDER = Path("build/learning")
+BLOCK = 50  # steps between two looks at the held-out loss, without a network
+RACE_BLOCK = 25  # on the network
+GOAL = 500  # dense's loss after so many steps is what all race for; the schedule has twice as many
+FEWEST_POINTS = 3  # for a rank correlation
+PATIENCE = 1.25  # a method may take so much longer than dense
+
+# What a user can pick today, by its title in tables.
+TODAY = {
+    "dense": "Dense",
+    "dense, fp16": "Dense(fp16=True)",
+    "LAGS": "LAGS",
+    "LAGS, momentum correction": "LAGS(momentum_correction=0.9)",
+    "LAGS .1": "LAGS(density=0.1, adaptive=False)",
+    "LAGS .01": "LAGS(density=0.01, adaptive=False)",
+    "LAGS .001": "LAGS(density=0.001, adaptive=False)",
+    "LAGS .01, warm-up 50": 'WarmedUp(mode="LAGS(density=0.01, adaptive=False)", warmup=50)',
+    "LAGS .01, warm-up 50, momentum correction": (
+        'WarmedUp(mode="LAGS(density=0.01, adaptive=False, momentum_correction=0.9)", warmup=50)'
+    ),
+    "TopK .01, warm-up 50": 'WarmedUp(mode="TopK(density=0.01)", warmup=50)',
+    "TopK .01, warm-up 50, momentum correction": (
+        'WarmedUp(mode="TopK(density=0.01, momentum_correction=0.9)", warmup=50)'
+    ),
+    "GTopK .01": "GTopK(density=0.01)",
+    "GaussianK .01": "GaussianK(density=0.01)",
+    "TopK .01": "TopK(density=0.01)",
+    "DDP": "DDP",
+    "DDP, fp16": 'DDP(hook="fp16")',
+    "DDP, PowerSGD 1": 'DDP(hook="powersgd", matrix_rank=1)',
+    "DDP, PowerSGD 4": 'DDP(hook="powersgd", matrix_rank=4)',
+    "average every 4": "Average(every=4)",
+    "average every 10": "Average(every=10)",
+    "average every 30": "Average(every=30)",
+}
+ALONE = f"Average(every={10**9})"  # nothing but computing
+# Prototypes for Adam, by title.
+FOR_ADAM = {
+    "gradients": "ErrorFeedback(density=0.01)",
+    "gradients, warm-up 50": "ErrorFeedback(density=0.01, warmup=50)",
+    "gradients, warm-up 50, .1": "ErrorFeedback(density=0.1, warmup=50)",
+    "gradients, warm-up 50, .001": "ErrorFeedback(density=0.001, warmup=50)",
+    "gradients, warm-up 50, gtopk": 'ErrorFeedback(density=0.01, collective="gtopk", warmup=50)',
+    "gradients, warm-up 50, clipped in front": (
+        "ErrorFeedback(density=0.01, clip_own=True, warmup=50)"
+    ),
+    "gradients, warm-up 50, aged": 'ErrorFeedback(density=0.01, second="aged", warmup=50)',
+    "momentum, warm-up 50": 'ErrorFeedback(density=0.01, front="momentum", warmup=50)',
+    "momentum, masked": 'ErrorFeedback(density=0.01, front="momentum", masked=True)',
+    "momentum, warm-up 50, masked": (
+        'ErrorFeedback(density=0.01, front="momentum", masked=True, warmup=50)'
+    ),
+    "momentum, warm-up 200, masked": (
+        'ErrorFeedback(density=0.01, front="momentum", masked=True, warmup=200)'
+    ),
+    "momentum, warm-up 50, masked, gtopk": (
+        'ErrorFeedback(density=0.01, front="momentum", masked=True, collective="gtopk", warmup=50)'
+    ),
+    "momentum, warm-up 50, masked, .1": (
+        'ErrorFeedback(density=0.1, front="momentum", masked=True, warmup=50)'
+    ),
+    "momentum, warm-up 50, masked, .001": (
+        'ErrorFeedback(density=0.001, front="momentum", masked=True, warmup=50)'
+    ),
+    "momentum, warm-up 50, aged": (
+        'ErrorFeedback(density=0.01, front="momentum", second="aged", warmup=50)'
+    ),
+    "own Adam, g^2/P": 'ErrorFeedback(density=0.01, front="adam", second="own/P")',
+    "own Adam, g^2/P, warm-up 50": (
+        'ErrorFeedback(density=0.01, front="adam", second="own/P", warmup=50)'
+    ),
+    "own Adam, g^2/P, warm-up 200": (
+        'ErrorFeedback(density=0.01, front="adam", second="own/P", warmup=200)'
+    ),
+    "own Adam, g^2, warm-up 50": (
+        'ErrorFeedback(density=0.01, front="adam", second="own", warmup=50)'
+    ),
+    "own Adam, frozen after 150 dense": (
+        'ErrorFeedback(density=0.01, front="adam", second="frozen", dense_steps=150)'
+    ),
+    "own Adam, g^2/P, warm-up 50, masked": (
+        'ErrorFeedback(density=0.01, front="adam", second="own/P", masked=True, warmup=50)'
+    ),
+    "own Adam, g^2/P, warm-up 50, gtopk": (
+        'ErrorFeedback(density=0.01, front="adam", second="own/P", collective="gtopk", warmup=50)'
+    ),
+    "own Adam, g^2/P, warm-up 50, .1": (
+        'ErrorFeedback(density=0.1, front="adam", second="own/P", warmup=50)'
+    ),
+    "own Adam, g^2/P, warm-up 50, .001": (
+        'ErrorFeedback(density=0.001, front="adam", second="own/P", warmup=50)'
+    ),
+    "EF21, momentum, warm-up 50": "EF21(density=0.01, momentum=0.9, warmup=50)",
+    "DeMo, warm-up 50": "DeMo(density=0.01, warmup=50)",
+    "local 10, .1": "SparseAverage(every=10, density=0.1)",
+}
+# Prototypes for SGD with momentum.
+FOR_SGD = {
+    "gradients": "ErrorFeedback(density=0.01)",
+    "gradients, warm-up 50": "ErrorFeedback(density=0.01, warmup=50)",
+    "momentum": 'ErrorFeedback(density=0.01, front="momentum")',
+    "momentum, warm-up 50": 'ErrorFeedback(density=0.01, front="momentum", warmup=50)',
+    "momentum, masked": 'ErrorFeedback(density=0.01, front="momentum", masked=True)',
+    "gradients, gtopk": 'ErrorFeedback(density=0.01, collective="gtopk")',
+    "gradients, .1": "ErrorFeedback(density=0.1)",
+    "gradients, .001": "ErrorFeedback(density=0.001)",
+    "EF21, momentum, warm-up 50": "EF21(density=0.01, momentum=0.9, warmup=50)",
+    "local 10, .1": "SparseAverage(every=10, density=0.1)",
+}
+# Prototypes that race, too. They exchange after the backward pass, tensor by tensor: not as fast as
+# they could be.
+FINALISTS = {
+    f"prototype: {title}": FOR_ADAM[title]
+    for title in ("own Adam, g^2/P, warm-up 50", "local 10, .1")
+}
+# Methods that only a network tells apart, and whose learning rate they take.
+SAME_WITHOUT_A_NETWORK = {
+    "LAGS": TODAY["LAGS .01"],
+    "LAGS, momentum correction": TODAY["LAGS .01, warm-up 50, momentum correction"],
+    "dense, fp16": "Dense",
+    "DDP": "Dense",
+    "DDP, fp16": "Dense",
+}
+DENSE = ("dense, MPI", "dense, Gloo")
+
+
+def methods_of(task: Task) -> dict[str, str]:
+    """What is compared without a network, by title."""
+    prototypes = FOR_ADAM if task.name == "transformer" else FOR_SGD
+    today = {title: one for title, one in TODAY.items() if title not in SAME_WITHOUT_A_NETWORK}
+    return today | {f"prototype: {title}": one for title, one in prototypes.items()}
+
+
+def chosen(names: Sequence[str] | None) -> list[Task]:
+    """The tasks of these names, or all."""
+    unknown = sorted(set(names or ()) - set(TASKS))
+    if unknown:
+        raise typer.BadParameter(f"task must be one of {', '.join(TASKS)}, got {unknown[0]!r}")
+    return [task for task in TASKS.values() if not names or task.name in names]
+
+
+Names = Annotated[list[str] | None, typer.Option("--task", help="may be given repeatedly")]
+Only = Annotated[list[str] | None, typer.Option("--method", help="a title; repeatedly")]
+Goal = Annotated[int, typer.Option(min=RACE_BLOCK, help="steps of dense, whose loss is raced for")]
+Folder = Annotated[Path, typer.Option("--folder", help="of the accounts")]
+
+
+@app.command()
+def learn(
+    task: Names = None,
+    method: Only = None,
+    folder: Folder = FOLDER,
+    steps: Annotated[int, typer.Option(min=2 * BLOCK, help="of each training")] = 2000,
+    seeds: Annotated[int, typer.Option(min=1, help="of each method's best rate")] = 1,
+    rates: Annotated[int, typer.Option(min=1, max=3, help="learning rates, middle first")] = 3,
+) -> None:
+    """Trains without a network, all methods equally many steps."""
+    store = Store(folder)
+    failed = []
+    for one in chosen(task):
+        methods = picked(methods_of(one), method)
+        low, middle, high = one.rates
+        tried = (middle, high, low)[:rates]
+        runs = [Run(one.name, text, rate, steps) for rate in tried for text in methods.values()]
+        failed += make(runs, store, every=BLOCK)
+        for seed in range(1, seeds):
+            best = [tuned(store, Run(one.name, text, 0, steps), tried) for text in methods.values()]
+            failed += make([replace(run, seed=seed) for run in best], store, every=BLOCK)
+    finish(failed)
+
+
+@app.command()
+def race(
+    task: Names = None,
+    method: Only = None,
+    folder: Folder = FOLDER,
+    network: Annotated[
+        list[int] | None, typer.Option(min=0, max=2, help="of the three, repeatedly")
+    ] = None,
+    learned: Annotated[int, typer.Option(help="steps of the runs that chose the rates")] = 2000,
+    goal: Goal = GOAL,
+) -> None:
+    """Trains on a network, against the clock."""
+    store = Store(folder)
+    failed = []
+    for one in chosen(task):
+        for number in network or (0, 1, 2):
+            every = racers(store, one, one.bits[number], learned, goal)
+            first = [every[title] for title in ("alone", *DENSE)]
+            failed += make(first, store, every=RACE_BLOCK)
+            dense = [account for run in first[1:] if (account := store.find(run))]
+            if not dense:
+                continue
+            limit = PATIENCE * min(account.blocks[-1]["seconds"] for account in dense)
+            rest = picked(every, method).values()
+            failed += make([replace(run, seconds=limit) for run in rest], store, every=RACE_BLOCK)
+    finish(failed)
+
+
+def racers(store: Store, task: Task, bits: float, learned: int, goal: int) -> dict[str, Run]:
+    """The runs on one network, by title."""
+    runs = {}
+    for title, text in (*TODAY.items(), *FINALISTS.items()):
+        like = SAME_WITHOUT_A_NETWORK.get(title, text)
+        rate = tuned(store, Run(task.name, like, 0, learned), task.rates).rate
+        runs[title] = Run(task.name, text, rate, 2 * goal, bits=bits)
+    dense = replace(runs.pop("dense"), stop=goal)
+    alone = replace(dense, method=ALONE, stop=min(goal, 4 * RACE_BLOCK))
+    mpi, gloo = DENSE
+    return {"alone": alone, mpi: dense, gloo: replace(dense, gloo=True), **runs}
+
+
+@app.command()
+def report(
+    task: Names = None,
+    folder: Folder = FOLDER,
+    steps: Annotated[int, typer.Option(help="of the trainings without a network")] = 2000,
+    goal: Goal = GOAL,
+    plots: Annotated[Path | None, typer.Option(help="a folder for pictures")] = None,
+) -> None:
+    """Prints tables of what is there, as Markdown, and draws it."""
+    store = Store(folder)
+    for one in chosen(task):
+        learned = Learned(store, one.name, steps, methods_of(one), one.rates)
+        if "dense" in learned.best:
+            print(learned.table())
+            if plots is not None:
+                curves = {title: accounts[0] for title, accounts in learned.best.items()}
+                plot_curves({one.name: curves}, "step", "steps", plots / f"learned_{one.name}.png")
+            found = points(learned.best)
+            if len(found) >= FEWEST_POINTS:
+                rows = [[name, f"{value:.2f}"] for name, value in correlations(found).items()]
+                title = f"{one.name}: rank correlation with progress, {len(found)} trainings"
+                print(as_markdown(title, ["predictor", "Spearman's"], rows))
+                if plots is not None:
+                    plot_progress(found, plots / f"progress_{one.name}.png")
+        networks = [racers(store, one, bits, steps, goal) for bits in one.bits]
+        raced = Raced(one.name, networks, store, goal)
+        if raced.networks:
+            print(raced.table())
+            if plots is not None:
+                panels = raced.curves()
+                plot_curves(panels, "seconds", "seconds", plots / f"raced_{one.name}.png")
+
+
+def picked(methods: Mapping[str, Any], only: Sequence[str] | None) -> dict[str, Any]:
+    """Those methods that are asked for, or all."""
+    unknown = sorted(set(only or ()) - set(methods))
+    if unknown:
+        raise typer.BadParameter(f"method must be one of {', '.join(methods)}, got {unknown[0]!r}")
+    return {title: one for title, one in methods.items() if not only or title in only}
+
+
+def finish(failed: Sequence[str]) -> None:
+    """Ends with status 1 if a training failed."""
+    for line in failed:
+        print(f"failed: {line}")
+    if failed:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()
