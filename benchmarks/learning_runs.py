@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -135,7 +136,7 @@ def train(hosts: Hosts, run: Run, every: int) -> Account:
     Raises:
         RuntimeError: It failed, or took too long, or ranks ended with different weights.
     """
-    told = Path(f"/tmp/{run.name}.json")
+    told = Path(tempfile.gettempdir(), f"{run.name}.json")
     told.unlink(missing_ok=True)
     options: dict[str, object] = {
         "task": run.task, "method": run.method, "rate": run.rate, "steps": run.steps,
