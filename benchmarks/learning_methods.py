@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -25,13 +25,13 @@ LARGEST_BUCKET_MB = 1024  # of DDP: a model is one bucket
 
 @dataclass(frozen=True)
 class Setup:
-    """What a method starts from; equal on all ranks.
+    """A method's starting point, the same on all ranks.
 
     Attributes:
-        task: What is learned.
-        model: Whose parameters are equal on all ranks.
-        rate: Learning rate, before the schedule.
-        steps: How many the schedule is made for.
+        task: The task to learn.
+        model: The model to train; its parameters are equal on all ranks.
+        rate: The learning rate, before the schedule.
+        steps: The number of steps that the schedule is made for.
     """
 
     task: Task
@@ -44,8 +44,11 @@ class Learner(ABC):
     """A rank's part in a training.
 
     Attributes:
-        facts: What the last step is known to have done, by name; empty where nothing was noted.
+        facts: The measurements of the last step, by name; empty if the method takes none.
+        optimizer: The optimizer whose learning rate follows the schedule; each class makes it.
     """
+
+    optimizer: Any
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -56,11 +59,10 @@ class Learner(ABC):
     def step(self, batch: Batch) -> torch.Tensor:
         """Learns from this rank's batch; its loss before."""
         self.facts = {}
-        optimizer = self.optimizer
         rate = self.setup.rate * self.setup.task.schedule(self.taken / self.setup.steps)
-        for group in optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate
-        optimizer.zero_grad()
+        self.optimizer.zero_grad()
         inputs, targets = batch
         loss = self.setup.task.loss(self.forward(inputs), targets)
         loss.backward()
@@ -72,14 +74,10 @@ class Learner(ABC):
         """The model's output."""
         return self.model(inputs)
 
-    @property
-    @abstractmethod
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Whose learning rate follows the schedule."""
-
-    @abstractmethod
     def update(self) -> None:
-        """Exchanges what backward left in the gradients, and moves the weights."""
+        """Exchanges the gradients where backward has not yet, and moves the weights."""
+        self.clip()
+        self.optimizer.step()
 
     @abstractmethod
     def mean(self, values: torch.Tensor) -> torch.Tensor:
@@ -91,7 +89,7 @@ class Learner(ABC):
         yield self.model
 
     def report(self) -> dict[str, Any]:
-        """What is to be said at the end."""
+        """Facts about the whole training, for its account."""
         return {}
 
     def clip(self) -> None:
@@ -100,45 +98,64 @@ class Learner(ABC):
             nn.utils.clip_grad_norm_(self.model.parameters(), self.setup.task.clip)
 
 
-class Through(Learner):
-    """Horovod's DistributedOptimizer with a compression, Horovod's own or the package's.
+class OverHorovod(Learner):
+    """A learner whose ranks are Horovod's."""
 
-    Args:
-        setup: What it starts from.
-        compression: As DistributedOptimizer takes it.
-        has_momentum: Whether the optimizer keeps its momentum; a compression may have it instead.
-    """
-
-    def __init__(self, setup: Setup, compression: Any, *, has_momentum: bool = True) -> None:
+    def __init__(self, setup: Setup) -> None:
         import horovod.torch as hvd
 
         super().__init__(setup)
-        self._hvd = hvd
+        self.hvd = hvd
+
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        return self.hvd.allreduce(values, name="mean")
+
+    def average_in_place(self, tensors: Sequence[torch.Tensor], name: str) -> None:
+        """Replaces tensors by their averages over the ranks."""
+        averages = self.hvd.grouped_allreduce(list(tensors), name=name)
+        for tensor, average in zip(tensors, averages, strict=True):
+            tensor.copy_(average)
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[nn.Module]:
+        """The model with the ranks' average in the place of its weights, which come back after."""
+        weights = [weight.detach() for weight in self.model.parameters()]
+        own = [weight.clone() for weight in weights]
+        self.average_in_place(weights, "judged")
+        yield self.model
+        for weight, before in zip(weights, own, strict=True):
+            weight.copy_(before)
+
+
+class Through(OverHorovod):
+    """Horovod's DistributedOptimizer with a compression, Horovod's own or the package's.
+
+    Args:
+        setup: The starting point.
+        compression: Any compression that DistributedOptimizer takes.
+        has_momentum: True if the optimizer keeps its momentum, False if the compression has it.
+    """
+
+    def __init__(self, setup: Setup, compression: Any, *, has_momentum: bool = True) -> None:
+        super().__init__(setup)
         optimizer = setup.task.optimizer(setup.model.parameters(), setup.rate)
         for group in () if has_momentum else optimizer.param_groups:
             without = {"betas": (0.0, group["betas"][1])} if "betas" in group else {"momentum": 0.0}
             group.update(without)
-        self._optimizer: Any = hvd.DistributedOptimizer(
+        self.optimizer = self.hvd.DistributedOptimizer(
             optimizer,
             named_parameters=setup.model.named_parameters(),
             compression=compression,
         )
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        return self._optimizer
-
     def update(self) -> None:
         if self.setup.task.clip is None:
-            self._optimizer.step()
+            self.optimizer.step()
             return
-        self._optimizer.synchronize()
+        self.optimizer.synchronize()
         self.clip()
-        with self._optimizer.skip_synchronize():
-            self._optimizer.step()
-
-    def mean(self, values: torch.Tensor) -> torch.Tensor:
-        return self._hvd.allreduce(values, name="mean")
+        with self.optimizer.skip_synchronize():
+            self.optimizer.step()
 
 
 class Dense(Through):
@@ -154,7 +171,7 @@ class Sparse(Through):
     """A compression of hvd_sparse.
 
     Args:
-        setup: What it starts from.
+        setup: The starting point.
         mode: As modes.compression_of reads it.
         warmup: Steps at each of WARMUP's densities first; 0: none.
     """
@@ -171,59 +188,41 @@ class Sparse(Through):
 
     def update(self) -> None:
         super().update()
-        last = self._package.stats(self._optimizer).last
+        last = self._package.stats(self.optimizer).last
         if last is not None and last.buckets:
             self.facts = {"density": last.density_reached}
             if last.quality is not None and last.quality.compression_error is not None:
                 self.facts["share"] = 1 - last.quality.compression_error
 
     def report(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"summary": self._package.summary(self._optimizer)}
-        tuned = self._package.tuning(self._optimizer)
+        told: dict[str, Any] = {"summary": self._package.summary(self.optimizer)}
+        tuned = self._package.tuning(self.optimizer)
         return told if tuned is None else told | {"tuning": str(tuned)}
 
 
-class Average(Learner):
+class Average(OverHorovod):
     """Each rank trains by itself; all average their weights every so many steps."""
 
     def __init__(self, setup: Setup, *, every: int) -> None:
-        import horovod.torch as hvd
-
         super().__init__(setup)
-        self._hvd = hvd
         self._every = every
-        self._optimizer = setup.task.optimizer(setup.model.parameters(), setup.rate)
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        return self._optimizer
+        self.optimizer = setup.task.optimizer(setup.model.parameters(), setup.rate)
 
     @torch.no_grad()
     def update(self) -> None:
-        self.clip()
-        self._optimizer.step()
+        super().update()
         if self.taken % self._every == self._every - 1:
-            weights = list(self.model.parameters())
-            for weight, mean in zip(
-                weights, self._hvd.grouped_allreduce(weights, name="weights"), strict=True
-            ):
-                weight.copy_(mean)
+            self.average_in_place(list(self.model.parameters()), "weights")
 
-    @contextmanager
-    def judged(self) -> Iterator[nn.Module]:
-        with averaged_weights(self.model, self._hvd):
-            yield self.model
-
-    def mean(self, values: torch.Tensor) -> torch.Tensor:
-        return self._hvd.allreduce(values, name="mean")
+    judged = OverHorovod.averaged_weights
 
 
 class DDP(Learner):
     """PyTorch's DistributedDataParallel over gloo, with a hook of its own or none.
 
     PowerSGD starts its second sum from the callback of the first. With several buckets these
-    callbacks come in another order on each rank, so that gloo pairs sums of different sizes and
-    aborts: the hook is given one bucket.
+    callbacks may come in another order on each rank, and gloo would pair sums of different sizes:
+    the hook gets one bucket.
     """
 
     HOOKS: ClassVar[tuple[str, ...]] = ("", "fp16", "powersgd")
@@ -248,35 +247,15 @@ class DDP(Learner):
             )
             wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         self._wrapped = wrapped
-        self._optimizer = setup.task.optimizer(setup.model.parameters(), setup.rate)
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        return self._optimizer
+        self.optimizer = setup.task.optimizer(setup.model.parameters(), setup.rate)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self._wrapped(inputs)
-
-    def update(self) -> None:
-        self.clip()
-        self._optimizer.step()
 
     def mean(self, values: torch.Tensor) -> torch.Tensor:
         total = values.clone()
         self._dist.all_reduce(total)
         return total / self._dist.get_world_size()
-
-
-@contextmanager
-def averaged_weights(model: nn.Module, hvd: Any) -> Iterator[None]:
-    """Puts the ranks' average in the place of a model's weights for a while."""
-    weights = [weight.detach() for weight in model.parameters()]
-    own = [weight.clone() for weight in weights]
-    for weight, mean in zip(weights, hvd.grouped_allreduce(weights, name="judged"), strict=True):
-        weight.copy_(mean)
-    yield
-    for weight, before in zip(weights, own, strict=True):
-        weight.copy_(before)
 
 
 def join_ddp(rendezvous: str, interface: str | None) -> None:

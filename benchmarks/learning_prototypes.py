@@ -21,25 +21,23 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from learning_methods import WARMUP, Learner, Setup, averaged_weights
+from learning_methods import WARMUP, OverHorovod, Setup
 from torch import nn
 
-MIN_NUMEL = 1024
 FRONTS = ("gradient", "momentum", "adam")
 SECONDS = ("behind", "aged", "own", "own/P", "frozen")
 MOST_STEPS_OF_ADAM = 10.0  # what one entry may move by at once, in learning rates, where aged
 
 
-class Prototype(Learner):
+class Prototype(OverHorovod):
     """Large tensors through sparse_allreduce, small ones dense.
 
     Args:
-        setup: What it starts from.
+        setup: The starting point.
         density: Of the large tensors.
         collective: "allgather" applies what any rank selects, "gtopk" the k largest of the sum.
         warmup: Steps at each of WARMUP's densities first.
@@ -55,41 +53,35 @@ class Prototype(Learner):
         warmup: int = 0,
         dense_steps: int = 0,
     ) -> None:
-        import horovod.torch as hvd
+        import hvd_sparse.torch as hvd_sparse
+        from hvd_sparse.torch.settings import travels_sparse
 
         super().__init__(setup)
-        self._hvd = hvd
+        self._package = hvd_sparse
         self._density, self._collective = density, collective
-        self._warmup, self.dense_steps = warmup, dense_steps
+        self._warmup = hvd_sparse.Warmup(steps=warmup, densities=WARMUP) if warmup else None
+        self.dense_steps = dense_steps
         every = [one for one in setup.model.parameters() if one.requires_grad]
-        self.large = [one for one in every if one.dim() > 1 and one.numel() >= MIN_NUMEL]
-        self._small = [one for one in every if one.dim() < 2 or one.numel() < MIN_NUMEL]
-        self._optimizer = setup.task.optimizer(iter(every), setup.rate)
+        defaults = hvd_sparse.TopK()
+        self.large = [one for one in every if travels_sparse(one, defaults)]
+        self._small = [one for one in every if not travels_sparse(one, defaults)]
+        self.optimizer = setup.task.optimizer(iter(every), setup.rate)
         self.residuals = zeros_like(self.large)
         self._last = [torch.zeros_like(one) for one in self.large]  # step of an entry's delivery
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        return self._optimizer
-
-    @property
     def size(self) -> int:
         """Number of ranks."""
-        return self._hvd.size()
+        return self.hvd.size()
 
     @property
     def is_dense(self) -> bool:
         """Whether this step averages all densely."""
         return self.taken < self.dense_steps
 
-    def mean(self, values: torch.Tensor) -> torch.Tensor:
-        return self._hvd.allreduce(values, name="mean")
-
     def average_densely(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replaces tensors by their averages over the ranks."""
-        averages = self._hvd.grouped_allreduce(list(tensors), name="dense")
-        for tensor, average in zip(tensors, averages, strict=True):
-            tensor.copy_(average)
+        """Replaces tensors by their averages over the ranks, in one exchange of Horovod."""
+        self.average_in_place(tensors, "dense")
 
     def average_small(self) -> None:
         """Averages the gradients of small tensors."""
@@ -97,14 +89,13 @@ class Prototype(Learner):
 
     def average_large(self, incoming: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Sparse averages of what comes in, through the residuals; notes what became of it."""
-        import hvd_sparse.torch as hvd_sparse
-
-        stage = (self.taken - self.dense_steps) // self._warmup if self._warmup else len(WARMUP)
-        density = max(self._density, WARMUP[stage]) if stage < len(WARMUP) else self._density
-        compression = hvd_sparse.TopK(density=density, collective=self._collective)
+        density = self._density
+        if self._warmup is not None:
+            density = self._warmup.density_at(self.taken - self.dense_steps, density)
+        compression = self._package.TopK(density=density, collective=self._collective)
         before = torch._foreach_add(self.residuals, list(incoming))
         averages = [
-            hvd_sparse.sparse_allreduce(tensor, residual, compression=compression, name=f"{n}")
+            self._package.sparse_allreduce(tensor, residual, compression=compression, name=f"{n}")
             for n, (tensor, residual) in enumerate(zip(incoming, self.residuals, strict=True))
         ]
         self._note(incoming, before)
@@ -143,14 +134,14 @@ class Prototype(Learner):
             gradient.copy_(average)
         if clipped:
             self.clip()
-        self._optimizer.step()
+        self.optimizer.step()
 
     def move_by(self, updates: Sequence[torch.Tensor], decoupled_decay: float) -> None:
         """Moves the large tensors by these updates, and the small ones by the optimizer's step."""
-        rate = self._optimizer.param_groups[0]["lr"]
+        rate = self.optimizer.param_groups[0]["lr"]
         for one in self.large:
             one.grad = None  # which the optimizer then leaves alone
-        self._optimizer.step()
+        self.optimizer.step()
         torch._foreach_mul_(self.large, 1 - rate * decoupled_decay)
         torch._foreach_add_(self.large, list(updates), alpha=-rate)
 
@@ -164,7 +155,7 @@ class ErrorFeedback(Prototype):
     m / (sqrt(v) + eps), and the average is the update.
 
     Args:
-        setup: What it starts from.
+        setup: The starting point.
         front: What joins the residual.
         second: Adam's second moment: "behind" (of the sparse averages, entry by entry), "aged" (the
             same, of the average over the steps that an entry waited for); for front="adam" "own"
@@ -301,7 +292,7 @@ class EF21(Prototype):
     """Each rank sends the change of its gradient's estimate; the optimizer has the estimates' mean.
 
     Args:
-        setup: What it starts from.
+        setup: The starting point.
         momentum: Of the gradient, before its estimate; 0: none.
         options: Those of Prototype.
     """
@@ -328,7 +319,7 @@ class SparseAverage(Prototype):
     """Ranks train by themselves and meet every so many steps; the change since then goes sparse.
 
     Args:
-        setup: What it starts from.
+        setup: The starting point.
         every: Steps between two meetings.
         options: Those of Prototype; steps of a warm-up are steps of training.
     """
@@ -341,7 +332,7 @@ class SparseAverage(Prototype):
     @torch.no_grad()
     def update(self) -> None:
         self.clip()
-        self._optimizer.step()
+        self.optimizer.step()
         if self.taken % self._every != self._every - 1:
             return
         self.average_densely(self._small)
@@ -350,10 +341,7 @@ class SparseAverage(Prototype):
         for weight, met in zip(self.large, self._met, strict=True):
             weight.copy_(met)
 
-    @contextmanager
-    def judged(self) -> Iterator[nn.Module]:
-        with averaged_weights(self.model, self._hvd):
-            yield self.model
+    judged = OverHorovod.averaged_weights
 
 
 def zeros_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
