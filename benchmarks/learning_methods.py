@@ -172,7 +172,7 @@ class Sparse(Through):
 
     Args:
         setup: The starting point.
-        mode: As modes.compression_of reads it.
+        mode: The compression, as modes.compression_of reads it.
         warmup: Steps at each of WARMUP's densities first; 0: none.
     """
 

@@ -14,8 +14,6 @@ References:
     Momentum in front: Lin et al., Deep Gradient Compression, https://arxiv.org/abs/1712.01887.
     A frozen second moment: Tang et al., 1-bit Adam, https://arxiv.org/abs/2102.02888, and
     APMSqueeze, https://arxiv.org/abs/2008.11343.
-    DeMo: Peng et al., https://arxiv.org/abs/2411.19870. EF21 with momentum: Fatkhullin et al.,
-    https://arxiv.org/abs/2305.15155. Local steps: SparseLoCo, https://arxiv.org/abs/2508.15706.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class Prototype(OverHorovod):
 
     Args:
         setup: The starting point.
-        density: Of the large tensors.
+        density: Density of the large tensors.
         collective: "allgather" applies what any rank selects, "gtopk" the k largest of the sum.
         warmup: Steps at each of WARMUP's densities first.
         dense_steps: Steps before all that, in which all is averaged densely.
@@ -76,7 +74,7 @@ class Prototype(OverHorovod):
 
     @property
     def is_dense(self) -> bool:
-        """Whether this step averages all densely."""
+        """True if this step averages all tensors densely."""
         return self.taken < self.dense_steps
 
     def average_densely(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -125,7 +123,7 @@ class Prototype(OverHorovod):
             nn.utils.clip_grad_norm_(self.model.parameters(), limit)
 
     def gradients(self) -> list[torch.Tensor]:
-        """Of the large tensors; what the optimizer reads."""
+        """Returns the gradients of the large tensors, which the optimizer reads."""
         return [gradient_of(one) for one in self.large]
 
     def learn_from(self, averages: Sequence[torch.Tensor], *, clipped: bool = True) -> None:
@@ -156,13 +154,13 @@ class ErrorFeedback(Prototype):
 
     Args:
         setup: The starting point.
-        front: What joins the residual.
+        front: The vector that joins the residual.
         second: Adam's second moment: "behind" (of the sparse averages, entry by entry), "aged" (the
             same, of the average over the steps that an entry waited for); for front="adam" "own"
             (of this rank's gradients), "own/P" (the same over P, for an average is less noisy) or
             "frozen" (of the dense steps, not changed afterwards).
-        masked: Whether an entry that is delivered leaves the momentum, too.
-        clip_own: Whether each rank clips its own gradient, rather than all what was delivered. With
+        masked: True if an entry that is delivered leaves the momentum, too.
+        clip_own: True if each rank clips its own gradient, and not all ranks the average. With
             another front than "gradient" it does so in any case.
         options: Those of Prototype.
     """
@@ -222,7 +220,7 @@ class ErrorFeedback(Prototype):
         self.move_by(averages, self._decay if self._adam else 0.0)
 
     def _through_front(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What joins the residuals."""
+        """Returns the vectors that join the residuals."""
         first, second = self._betas
         if self._front == "gradient":
             return gradients
@@ -271,79 +269,6 @@ class ErrorFeedback(Prototype):
         return list(torch._foreach_div(list(above), below))
 
 
-class DeMo(Prototype):
-    """The residual is a momentum that decays; what is delivered moves the weights by its sign."""
-
-    def __init__(self, setup: Setup, *, decay: float = 0.999, **options: Any) -> None:
-        super().__init__(setup, **options)
-        self._keep = decay
-        self._weight_decay = self.optimizer.param_groups[0]["weight_decay"]
-
-    @torch.no_grad()
-    def update(self) -> None:
-        self.clip_own()
-        self.average_small()
-        torch._foreach_mul_(self.residuals, self._keep)
-        averages = self.average_large(self.gradients())
-        self.move_by([average.sign() for average in averages], self._weight_decay)
-
-
-class EF21(Prototype):
-    """Each rank sends the change of its gradient's estimate; the optimizer has the estimates' mean.
-
-    Args:
-        setup: The starting point.
-        momentum: Of the gradient, before its estimate; 0: none.
-        options: Those of Prototype.
-    """
-
-    def __init__(self, setup: Setup, *, momentum: float = 0.0, **options: Any) -> None:
-        super().__init__(setup, **options)
-        self._momentum = momentum
-        self._smoothed, self._own, self._mean = (zeros_like(self.large) for _ in range(3))
-
-    @torch.no_grad()
-    def update(self) -> None:
-        self.average_small()
-        torch._foreach_lerp_(self._smoothed, self.gradients(), 1 - self._momentum)
-        changes = list(torch._foreach_sub(self._smoothed, self._own))
-        torch._foreach_zero_(self.residuals)
-        averages = self.average_large(changes)
-        delivered = torch._foreach_sub(changes, self.residuals)
-        torch._foreach_add_(self._own, delivered)
-        torch._foreach_add_(self._mean, averages)
-        self.learn_from(self._mean)
-
-
-class SparseAverage(Prototype):
-    """Ranks train by themselves and meet every so many steps; the change since then goes sparse.
-
-    Args:
-        setup: The starting point.
-        every: Steps between two meetings.
-        options: Those of Prototype; steps of a warm-up are steps of training.
-    """
-
-    def __init__(self, setup: Setup, *, every: int, **options: Any) -> None:
-        super().__init__(setup, **options)
-        self._every = every
-        self._met = [one.detach().clone() for one in self.large]  # weights, equal on all ranks
-
-    @torch.no_grad()
-    def update(self) -> None:
-        self.clip()
-        self.optimizer.step()
-        if self.taken % self._every != self._every - 1:
-            return
-        self.average_densely(self._small)
-        changes = list(torch._foreach_sub(self.large, self._met))
-        torch._foreach_add_(self._met, self.average_large(changes))
-        for weight, met in zip(self.large, self._met, strict=True):
-            weight.copy_(met)
-
-    judged = OverHorovod.averaged_weights
-
-
 def zeros_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Zeros of the same shapes, outside of autograd."""
     return [torch.zeros_like(one, requires_grad=False) for one in tensors]
@@ -365,5 +290,5 @@ def square_in(
 
 
 def norm(tensors: Sequence[torch.Tensor]) -> float:
-    """Of all tensors together."""
+    """Returns the norm of all tensors together."""
     return float(nn.utils.get_total_norm(list(tensors)))

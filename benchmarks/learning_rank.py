@@ -16,8 +16,9 @@ from typing import Annotated, Any
 import torch
 import typer
 from gloo_world import prepare
+from learning_kin import EF21, DeMo, MicroAdam, SparseAverage
 from learning_methods import DDP, Average, Dense, Learner, Setup, Sparse, join_ddp
-from learning_prototypes import EF21, DeMo, ErrorFeedback, SparseAverage
+from learning_prototypes import ErrorFeedback
 from learning_tasks import TASKS, Batch
 from machine import bytes_sent_by
 from modes import call_of, compression_of
@@ -31,6 +32,7 @@ METHODS: dict[str, type[Learner]] = {
     "ErrorFeedback": ErrorFeedback,
     "DeMo": DeMo,
     "EF21": EF21,
+    "MicroAdam": MicroAdam,
     "SparseAverage": SparseAverage,
 }
 
@@ -177,7 +179,7 @@ def evaluate(learner: Learner, held_out: list[Batch]) -> float:
 
 
 def is_same_everywhere(learner: Learner) -> bool:
-    """Whether all ranks have the same weights, bit for bit."""
+    """Returns True if all ranks have the same weights, bit for bit."""
     with learner.judged() as model:
         flat = torch.cat([one.detach().flatten() for one in model.parameters()])
     words = flat.view(torch.int32).double()

@@ -26,12 +26,12 @@ class Run:
 
     Attributes:
         task: In learning_tasks.TASKS.
-        method: As learning_rank.method_of reads it.
+        method: The method, as learning_rank.method_of reads it.
         rate: Learning rate.
         steps: That the schedule is made for.
-        seed: Of weights and batches.
+        seed: Seed of weights and batches.
         bits: Per second of every rank's link; None: one machine, where seconds say nothing.
-        gloo: Whether Horovod's own sums go over Gloo.
+        gloo: True if Horovod's own sums go over Gloo.
         seconds: On the clock, after which it ends.
         stop: Steps after which it ends; None: as many as the schedule has.
     """
@@ -48,7 +48,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Of its file, without the ending."""
+        """Name of its file, without the suffix."""
         where = "one-machine" if self.bits is None else f"{self.bits / 1e6:g}mbit"
         words = re.sub(r"[^A-Za-z0-9.]+", "-", self.method).strip("-")
         return (
@@ -59,11 +59,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Account:
-    """What became of a run.
+    """Record of a run.
 
     Attributes:
         run: The run.
-        told: What rank 0 wrote: parameters, ranks, same, blocks, facts, report.
+        told: Rank 0's account: parameters, ranks, same, blocks, facts, report.
     """
 
     run: Run
@@ -110,7 +110,7 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
 
     def find(self, run: Run) -> Account | None:
-        """What became of a run; None if it was not made."""
+        """Returns the account of a run; None if it was not made."""
         file = self.folder / f"{run.name}.json"
         if not file.exists():
             return None

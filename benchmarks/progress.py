@@ -1,9 +1,11 @@
-"""Does what a step knows tell how much progress it makes?
+"""Does what a step knows predict how much progress it makes?
 
-Every training without a network notes in each step which share of the accumulated energy was
-delivered, how large the residual is over what came in, how long entries waited, and the density. A
-predictor is a number made of these means. It is good if it ranks (method, density, warm-up) as the
-steps do that they take to dense's loss: Spearman's rank correlation, 1 if the order is the same.
+Every training of a prototype without a network notes in each step the share of the accumulated
+energy that was delivered, the norm of the residual over that of the gradient, how long entries
+waited, and the density; and in each block how far its steps came down along the gradients that
+followed. A predictor is a number made of the means over a run. It is good if it ranks trainings as
+their final losses do, by Spearman's rank correlation (1: the same order): all trainings, and those
+of one family, which differ in density and warm-up alone.
 
 Related: GraVAC's gain, https://arxiv.org/abs/2305.12201; Accordion, https://arxiv.org/abs/2010.16248;
 Pollux's goodput, https://arxiv.org/abs/2008.12260.
@@ -12,6 +14,7 @@ Pollux's goodput, https://arxiv.org/abs/2008.12260.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,17 +28,20 @@ from scipy.stats import spearmanr
 KNOWN = ("density", "share", "behind", "age")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Point:
     """A training.
 
     Attributes:
-        title: Of its method.
+        title: The method's title.
+        family: The method without its density and warm-up.
         held_out: The loss at the end, in nats above dense's with the same seed.
-        known: Means over its steps, by the names in KNOWN.
+        known: Means over its steps, by the names in KNOWN; "descent" is a sum, in nats, and NaN
+            where the account does not have it.
     """
 
     title: str
+    family: str
     held_out: float
     known: Mapping[str, float]
 
@@ -49,7 +55,9 @@ PREDICTORS: dict[str, Callable[[Mapping[str, float]], float]] = {
     "gain": lambda known: (
         known["behind"] * math.sqrt(known["share"] / max(1e-9, 1 - known["share"]))
     ),
+    "descent": lambda known: known["descent"],
 }
+SMALLEST_FAMILY = 4  # trainings, for a rank correlation within it
 
 
 def points(best: Mapping[str, list[Account]]) -> list[Point]:
@@ -62,9 +70,16 @@ def points(best: Mapping[str, list[Account]]) -> list[Point]:
             if title == "dense" or not facts or account.run.seed not in dense:
                 continue
             known = {name: statistics.fmean(one[name] for one in facts) for name in KNOWN}
+            known["descent"] = sum(block.get("descent", math.nan) for block in account.blocks)
             if not math.isnan(account.held_out):
-                found.append(Point(title, account.held_out - dense[account.run.seed], known))
+                lost = account.held_out - dense[account.run.seed]
+                found.append(Point(title, family_of(account.run.method), lost, known))
     return found
+
+
+def family_of(method: str) -> str:
+    """A method's text without density and warm-up."""
+    return re.sub(r"(density|warmup)=[\d.]+(, )?", "", method)
 
 
 def correlations(found: list[Point]) -> dict[str, float]:
@@ -72,13 +87,29 @@ def correlations(found: list[Point]) -> dict[str, float]:
 
     NaN where a predictor says the same of all.
     """
-    progress = [-point.held_out for point in found]
-    ranks = {}
+    return {name: _correlation(predict, found) for name, predict in PREDICTORS.items()}
+
+
+def within_families(found: list[Point]) -> dict[str, float]:
+    """By predictor: the mean rank correlation within families of at least SMALLEST_FAMILY."""
+    families: dict[str, list[Point]] = {}
+    for point in found:
+        families.setdefault(point.family, []).append(point)
+    large = [family for family in families.values() if len(family) >= SMALLEST_FAMILY]
+    means = {}
     for name, predict in PREDICTORS.items():
-        said = [predict(point.known) for point in found]
-        varies = len(set(said)) > 1
-        ranks[name] = float(spearmanr(said, progress).statistic) if varies else math.nan
-    return ranks
+        ranks = [rank for each in large if not math.isnan(rank := _correlation(predict, each))]
+        means[name] = statistics.fmean(ranks) if ranks else math.nan
+    return means
+
+
+def _correlation(predict: Callable[[Mapping[str, float]], float], found: list[Point]) -> float:
+    said = {point: predict(point.known) for point in found}
+    known = [point for point in found if not math.isnan(said[point])]
+    if len({said[point] for point in known}) < 2:
+        return math.nan
+    progress = [-point.held_out for point in known]
+    return float(spearmanr([said[point] for point in known], progress).statistic)
 
 
 def plot_progress(found: list[Point], file: Path) -> None:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from learning_report import Learned, Raced, as_markdown, plot_curves
+from learning_report import Learned, Raced, as_markdown, plot_curves, shown
 from learning_runs import Run, Store, make, tuned
 from learning_tasks import TASKS, Task
-from progress import correlations, plot_progress, points
+from progress import correlations, plot_progress, points, within_families
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -34,7 +34,7 @@ GOAL = 500  # dense's loss after so many steps is what all race for; the schedul
 FEWEST_POINTS = 3  # for a rank correlation
 PATIENCE = 1.25  # a method may take so much longer than dense
 
-# What a user can pick today, by its title in tables.
+# Methods that a user can pick today, by their titles in tables.
 TODAY = {
     "dense": "Dense",
     "dense, fp16": "Dense(fp16=True)",
@@ -121,7 +121,9 @@ FOR_ADAM = {
     ),
     "EF21, momentum, warm-up 50": "EF21(density=0.01, momentum=0.9, warmup=50)",
     "DeMo, warm-up 50": "DeMo(density=0.01, warmup=50)",
+    "MicroAdam, warm-up 50": "MicroAdam(density=0.01, warmup=50)",
     "local 10, .1": "SparseAverage(every=10, density=0.1)",
+    "local 10, .1, forgetting": "SparseAverage(every=10, density=0.1, keep=0.95)",
 }
 # Prototypes for SGD with momentum.
 FOR_SGD = {
@@ -154,7 +156,7 @@ DENSE = ("dense, MPI", "dense, Gloo")
 
 
 def methods_of(task: Task) -> dict[str, str]:
-    """What is compared without a network, by title."""
+    """Returns the methods that are compared without a network, by title."""
     prototypes = FOR_ADAM if task.name == "transformer" else FOR_SGD
     today = {title: one for title, one in TODAY.items() if title not in SAME_WITHOUT_A_NETWORK}
     return today | {f"prototype: {title}": one for title, one in prototypes.items()}
@@ -258,9 +260,13 @@ def report(
                 plot_curves({one.name: curves}, "step", "steps", plots / f"learned_{one.name}.png")
             found = points(learned.best)
             if len(found) >= FEWEST_POINTS:
-                rows = [[name, f"{value:.2f}"] for name, value in correlations(found).items()]
+                within = within_families(found)
+                rows = [
+                    [name, shown(rank, 2), shown(within[name], 2)]
+                    for name, rank in correlations(found).items()
+                ]
                 title = f"{one.name}: rank correlation with progress, {len(found)} trainings"
-                print(as_markdown(title, ["predictor", "Spearman's"], rows))
+                print(as_markdown(title, ["predictor", "all", "within families"], rows))
                 if plots is not None:
                     plot_progress(found, plots / f"progress_{one.name}.png")
         networks = [racers(store, one, bits, steps, goal) for bits in one.bits]

@@ -12,7 +12,7 @@ from learning_rank import method_of
 from learning_report import Learned, Raced
 from learning_runs import Account, Run, Store, tuned
 from learning_tasks import TASKS
-from progress import correlations, points
+from progress import correlations, points, within_families
 from time_to_loss import FINALISTS, FOR_ADAM, FOR_SGD, SAME_WITHOUT_A_NETWORK, TODAY
 
 RUN = Run("transformer", "Dense", 0.1, 100)
@@ -117,7 +117,7 @@ def test_a_training_that_diverged_is_not_the_best(tmp_path):
 
 
 def learned(tmp_path, ends):
-    """What the report knows of dense and of methods that end at these losses and shares."""
+    """A report on dense and on methods that end at these losses and shares."""
     store = Store(tmp_path)
     store.keep(account(losses=(2.0, 1.0)))
     for n, (end, share) in enumerate(ends):
@@ -142,6 +142,27 @@ def test_a_predictor_that_orders_trainings_as_their_losses_has_correlation_1(tmp
     ranks = correlations(found)
     assert ranks["share"] == ranks["1 / (1 + behind)"] == pytest.approx(1)
     assert math.isnan(ranks["1 / age"])  # the same for all
+
+
+def test_within_families_a_predictor_may_hold_where_it_fails_among_all(tmp_path):
+    store = Store(tmp_path)
+    store.keep(account(losses=(2.0, 1.0)))
+    methods = {"dense": "Dense"}
+    for kind, worse in (("EF21", 0.0), ("DeMo", 10.0)):
+        for n in range(1, 5):
+            share = 0.1 * n + (0.05 if worse else 0.0)
+            facts = [{"density": 0.01, "share": share, "behind": 1.0, "age": 5.0, "step": 1}]
+            text = f"{kind}(density=0.{n})"
+            one = account(Run("transformer", text, 0.1, 100), (9.0, 9.0 + worse - share), facts)
+            for block in one.blocks:
+                block["descent"] = share / 2
+            store.keep(one)
+            methods[text] = text
+    found = points(Learned(store, "transformer", 100, methods, (0.1,)).best)
+    assert correlations(found)["share"] < 0.6
+    within = within_families(found)
+    assert within["share"] == within["descent"] == pytest.approx(1)
+    assert math.isnan(within["1 / age"])
 
 
 def test_a_race_is_for_the_loss_of_dense(tmp_path):
