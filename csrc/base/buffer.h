@@ -1,4 +1,4 @@
-/// Aligned memory that only ever grows.
+/// Aligned memory that only grows.
 
 #ifndef HVD_SPARSE_BASE_BUFFER_H_
 #define HVD_SPARSE_BASE_BUFFER_H_
@@ -19,7 +19,7 @@ class Buffer {
   const std::uint8_t* data() const { return memory_.get(); }
   std::int64_t size() const { return size_; }
 
-  /// Makes room for `bytes` bytes; what was in the buffer is lost when it has to grow.
+  /// Makes room for `bytes` bytes; the contents are lost if the buffer has to grow.
   void Reserve(std::int64_t bytes) {
     if (bytes <= size_) return;
     const auto rounded =

@@ -1,4 +1,4 @@
-/// The clock of all times that leave the core.
+/// The clock of all times that the core reports.
 
 #ifndef HVD_SPARSE_BASE_CLOCK_H_
 #define HVD_SPARSE_BASE_CLOCK_H_
@@ -7,7 +7,8 @@
 
 namespace hvd_sparse {
 
-/// Seconds of std::chrono::steady_clock: on Linux CLOCK_MONOTONIC, as Python's time.perf_counter.
+/// The time of std::chrono::steady_clock in seconds. On Linux it is CLOCK_MONOTONIC, like Python's
+/// time.perf_counter.
 inline double SteadySeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }

@@ -1,4 +1,4 @@
-/// Where gradients lie: in the memory of the CPU, or in that of a device beside it.
+/// The device on which gradients lie: the CPU, or a GPU.
 
 #ifndef HVD_SPARSE_BASE_DEVICE_H_
 #define HVD_SPARSE_BASE_DEVICE_H_
@@ -12,15 +12,15 @@ enum class DeviceType { kCpu, kCuda };
 
 struct Device {
   DeviceType type = DeviceType::kCpu;
-  int index = 0;  ///< among the devices of its type; of the CPU, 0
+  int index = 0;  ///< number among the devices of its type; 0 for the CPU
 
   bool IsCpu() const { return type == DeviceType::kCpu; }
 
-  /// As frameworks write it: "cpu", "cuda:1".
+  /// The name as frameworks write it: "cpu", "cuda:1".
   std::string Name() const { return IsCpu() ? "cpu" : "cuda:" + std::to_string(index); }
 };
 
-/// A stream of a framework, as a number (of CUDA: a cudaStream_t; 0 is the default stream).
+/// A framework's stream as a number (a cudaStream_t for CUDA; 0 is the default stream).
 using StreamHandle = std::uintptr_t;
 
 }  // namespace hvd_sparse

@@ -1,4 +1,4 @@
-/// Random numbers that follow from where they are used: the same on every rank and in every run.
+/// Random numbers that depend only on the place of their use: equal on every rank and in every run.
 
 #ifndef HVD_SPARSE_BASE_DRAW_H_
 #define HVD_SPARSE_BASE_DRAW_H_

@@ -11,20 +11,20 @@
 namespace hvd_sparse {
 
 enum class ErrorKind {
-  kInvalidArgument,  ///< the caller's mistake, refused before anything was sent
-  kUnavailable,      ///< not built in, or not offered by the MPI library at hand
-  kPeerLost,         ///< another rank died, or cannot be reached, while it was waited for
-  kPeerLeft,         ///< another rank left while it was waited for
-  kTimeout,          ///< another rank is alive, but the deadline has passed
-  kExchangeFailed,   ///< a rank ended the exchange for all
-  kNonFinite,        ///< some rank's gradient, or a sum, is not finite: the step was undone
-  kDisagreement,     ///< the ranks are not about to do the same thing
-  kOutOfMemory,      ///< a rank has no memory left for what it has to do
+  kInvalidArgument,  ///< a mistake of the caller, reported before anything was sent
+  kUnavailable,      ///< not built in, or not provided by the MPI library
+  kPeerLost,         ///< a peer died, or cannot be reached, while this rank waited for it
+  kPeerLeft,         ///< a peer left while this rank waited for it
+  kTimeout,          ///< the deadline has passed, though the peer is alive
+  kExchangeFailed,   ///< a rank ended the exchange on all ranks
+  kNonFinite,        ///< a gradient of some rank, or a sum, is not finite: the step was undone
+  kDisagreement,     ///< the ranks disagree on what to do next
+  kOutOfMemory,      ///< a rank ran out of memory
 };
 constexpr ErrorKind kLastErrorKind = ErrorKind::kOutOfMemory;
 
-/// As what the other ranks meet an error that ended the exchange on one of them. A mistake in that
-/// rank's own arguments is no mistake in theirs.
+/// Returns the kind that the other ranks report when an error of kind `kind` on one rank ends the
+/// exchange. An invalid argument on that rank is not a mistake of the others.
 constexpr ErrorKind KindOnOthers(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::kPeerLost:
@@ -47,7 +47,7 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
-/// "density must lie in (0, 1], got " << 1.5, as one string.
+/// Concatenates its arguments into one string: "density must lie in (0, 1], got ", 1.5.
 template <typename... Parts>
 std::string Concat(const Parts&... parts) {
   std::ostringstream text;
@@ -66,10 +66,10 @@ void Require(bool condition, const Parts&... parts) {
   if (!condition) Throw(ErrorKind::kInvalidArgument, parts...);
 }
 
-/// In place of an error that there is no memory left to describe.
+/// Stands in for an error when there is no memory left to describe it.
 inline const Error kNotDescribed(ErrorKind::kOutOfMemory, "a rank ran out of memory");
 
-/// An error with the concatenated message; does not fail.
+/// Returns an error with the concatenated message; never fails.
 template <typename... Parts>
 Error Described(ErrorKind kind, const Parts&... parts) noexcept {
   try {
@@ -79,8 +79,8 @@ Error Described(ErrorKind kind, const Parts&... parts) noexcept {
   }
 }
 
-/// What is being caught, as what ends an exchange; `where` names the place. Does not fail: whoever
-/// catches it has yet to tell others.
+/// Converts the exception being handled into the error that ends an exchange; `where` names the
+/// place. Does not fail for want of memory, since the caller still has to tell the other ranks.
 template <typename... Parts>
 Error Caught(int rank, const Parts&... where) {
   try {

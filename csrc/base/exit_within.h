@@ -1,4 +1,4 @@
-/// A way out of the process that cannot hang.
+/// A way to end the process that cannot hang.
 
 #ifndef HVD_SPARSE_BASE_EXIT_WITHIN_H_
 #define HVD_SPARSE_BASE_EXIT_WITHIN_H_
@@ -12,8 +12,8 @@
 
 namespace hvd_sparse {
 
-/// Ends this process after so many seconds, with status 1, unless it has ended by then: for what
-/// may wait for ever on the way out.
+/// Ends this process with status 1 after `seconds` unless it has ended by then: for processes whose
+/// shutdown may hang.
 inline void ExitWithin(double seconds) {
   const SignalsBlocked blocked;
   std::thread([seconds] {

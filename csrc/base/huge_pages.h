@@ -1,4 +1,4 @@
-/// Memory in huge pages, where the system has them.
+/// Huge pages for large arrays, where the system supports them.
 
 #ifndef HVD_SPARSE_BASE_HUGE_PAGES_H_
 #define HVD_SPARSE_BASE_HUGE_PAGES_H_
@@ -11,9 +11,9 @@
 
 namespace hvd_sparse {
 
-/// Asks for huge pages for fresh memory that has not been written yet. A pass over it is faster by
-/// a tenth then: processors do not fetch ahead beyond the end of a page. Nothing but the time
-/// depends on whether the system grants it.
+/// Asks for huge pages for fresh memory that has not been written yet. A pass over the memory is
+/// then a tenth faster, since processors do not prefetch across the end of a page. Whether the
+/// system grants it affects nothing but speed.
 inline void PreferHugePages(void* data, std::int64_t bytes) {
 #ifdef __linux__
   constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;

@@ -1,4 +1,5 @@
-/// Where a bucket's step happens; see RouteOf (csrc/exchange/route_of.h), which decides.
+/// The route of a bucket's step: how much of it runs on a device. RouteOf
+/// (csrc/exchange/route_of.h) chooses it.
 
 #ifndef HVD_SPARSE_BASE_ROUTE_H_
 #define HVD_SPARSE_BASE_ROUTE_H_
@@ -7,14 +8,15 @@
 
 namespace hvd_sparse {
 
-/// The same on all ranks, which compare it before any of them waits for another's device.
+/// The route of a step. It must be equal on all ranks: they compare it before any of them waits for
+/// another's device.
 enum class Route : std::uint8_t {
-  kCalls,   ///< call by call: blocks lie in memory of the CPU, and so travel
-  kRounds,  ///< the same, but a collective's rounds go from device to device
-  kStep,    ///< the whole step is given to a device at once
+  kCalls,   ///< one call at a time: blocks lie in CPU memory and are sent from there
+  kRounds,  ///< like kCalls, but the collective's rounds go from device to device
+  kStep,    ///< the whole step is enqueued on the device at once
 };
 
-/// As users read it.
+/// The route's name as shown to users.
 inline const char* NameOf(Route route) {
   switch (route) {
     case Route::kCalls:

@@ -1,4 +1,4 @@
-/// Sleeps of some microseconds that last no longer than they were asked to.
+/// Sleeps of some microseconds that end on time.
 
 #ifndef HVD_SPARSE_BASE_SHORT_SLEEPS_H_
 #define HVD_SPARSE_BASE_SHORT_SLEEPS_H_
@@ -9,8 +9,8 @@
 
 namespace hvd_sparse {
 
-/// While one lives, sleeps of this thread end on time. Linux lets every sleep last 50 us longer by
-/// default: as long as a whole round of a small block.
+/// While an instance lives, sleeps of this thread end on time. By default Linux lets every sleep
+/// last up to 50 us longer, which is as long as a whole round of a small block.
 class ShortSleeps {
  public:
 #ifdef __linux__
@@ -26,7 +26,7 @@ class ShortSleeps {
 
 #ifdef __linux__
  private:
-  static void Set(long nanoseconds) {  // NOLINT(google-runtime-int): as prctl has it
+  static void Set(long nanoseconds) {  // NOLINT(google-runtime-int): prctl takes a long
     prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(nanoseconds),  // NOLINT
           0UL, 0UL, 0UL);
   }

@@ -1,4 +1,4 @@
-/// Threads of our own receive no signals.
+/// Threads of the core receive no signals.
 
 #ifndef HVD_SPARSE_BASE_SIGNALS_BLOCKED_H_
 #define HVD_SPARSE_BASE_SIGNALS_BLOCKED_H_
@@ -8,7 +8,8 @@
 
 namespace hvd_sparse {
 
-/// Threads started in its lifetime receive no signals: those are for the user's threads.
+/// Threads started while an instance lives receive no signals, which are left to the user's
+/// threads.
 class SignalsBlocked {
  public:
   SignalsBlocked() {

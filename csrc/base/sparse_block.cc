@@ -1,4 +1,4 @@
-/// The life of a block: made empty, written, finished; or parsed from a message.
+/// A block's life cycle: it is made empty, written and finished, or parsed from a message.
 
 #include "csrc/base/sparse_block.h"
 
@@ -7,7 +7,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// "HVSP" in memory order of a little-endian machine: ranks of the other byte order are found out.
+/// "HVSP" in the memory of a little-endian machine; exposes a peer of the other byte order.
 constexpr std::uint32_t kMagic = 0x50535648u;
 
 /// Throws ExchangeFailed unless a block has room for `count` entries.
@@ -18,7 +18,7 @@ void CheckRoom(std::int64_t count, std::int64_t capacity) {
   }
 }
 
-/// Throws ExchangeFailed unless `bytes` bytes that start with `header` are one block that fits.
+/// Throws ExchangeFailed unless a message of `bytes` bytes with this header is one block that fits.
 void CheckMessage(const BlockHeader& header, std::int64_t bytes, std::int64_t capacity) {
   if (header.count < 0 || bytes != SparseBlock::MessageBytes(header.count)) {
     Throw(ErrorKind::kExchangeFailed, "received a block of ", bytes, " bytes, but ", header.count,

@@ -1,8 +1,8 @@
-/// A block: the entries of a bucket that travel together, laid out as they are sent.
+/// A block: entries of a bucket that are sent together, in memory as on the wire.
 ///
 ///     header | indices[count] | values[count]
 ///
-/// Indices ascend. While a block is being written its values lie behind room for `capacity`
+/// Indices ascend. While a block is being written, its values start after room for `capacity`
 /// indices; Finish() moves them down, so that the bytes of a finished block are one message.
 
 #ifndef HVD_SPARSE_BASE_SPARSE_BLOCK_H_
@@ -16,41 +16,40 @@
 
 namespace hvd_sparse {
 
-/// No rank saw a non-finite gradient.
+/// Value of BlockHeader::bad_rank if no rank has a bad gradient.
 constexpr std::int32_t kNoRank = INT32_MAX;
 
-/// Added to a bad rank that has looked why its gradient cannot join a float32 residual: the
-/// gradient holds NaN or Inf; or it is finite in its own number type, and beyond float32. A rank
-/// without either has not looked.
+/// Flags added to a bad rank that has checked why its gradient cannot join a float32 residual: the
+/// gradient holds NaN or Inf, or it is finite in its own number type but exceeds float32. A bad
+/// rank without a flag has not checked.
 constexpr std::int32_t kHoldsNonFinite = 1 << 29;
 constexpr std::int32_t kBeyondFloat32 = 1 << 30;
 
-/// Stands for a bad rank where every gradient is finite, but a sum of them is not. The lowest bad
-/// rank is the one that counts, so it yields to any rank.
+/// Value of BlockHeader::bad_rank if every gradient is finite, but a sum of them is not. The lowest
+/// bad rank is reported, so any real rank takes precedence.
 constexpr std::int32_t kSumOverflows = INT32_MAX - 1;
 
-/// Precedes every block on the wire; lets the receiver find out that the ranks disagree.
+/// Precedes every block on the wire and lets the receiver detect that the ranks disagree.
 struct BlockHeader {
   std::uint32_t magic = 0;
   std::int32_t count = 0;
-  std::uint32_t bucket = 0;  ///< which bucket this is, counted from 0
-  std::int32_t bad_rank =
-      kNoRank;               ///< lowest rank with a bad gradient, and why; or one of the above
-  std::uint32_t step = 0;    ///< how often the bucket was exchanged before
-  std::uint32_t asked = 0;   ///< entries that the rank was asked for
-  std::uint32_t kept = 0;    ///< entries that a round of its collective keeps, where it cuts
-  std::uint8_t format = 0;   ///< of the bucket's messages: WireFormat::Id()
-  std::uint8_t indices = 0;  ///< how those of this message are coded, see wire_format.cc
-  std::uint8_t values = 0;   ///< DType of those of this message
+  std::uint32_t bucket = 0;         ///< number of the bucket, counted from 0
+  std::int32_t bad_rank = kNoRank;  ///< lowest bad rank and its flags, or a value above
+  std::uint32_t step = 0;           ///< number of earlier exchanges of the bucket
+  std::uint32_t asked = 0;          ///< entries asked of the rank
+  std::uint32_t kept = 0;           ///< entries kept by a round, if the collective drops any
+  std::uint8_t format = 0;          ///< WireFormat::Id() of the bucket's messages
+  std::uint8_t indices = 0;         ///< coding of this message's indices, see wire_format.cc
+  std::uint8_t values = 0;          ///< DType of this message's values
   Route route = Route::kCalls;
 
-  /// A bad rank that was known before counts more.
+  /// Notes that a sum overflowed; a bad rank noted earlier takes precedence.
   void NoteOverflow() { bad_rank = bad_rank < kSumOverflows ? bad_rank : kSumOverflows; }
 };
 static_assert(sizeof(BlockHeader) == 32);
 
-/// Bit of an index that says: this rank's own value is contained in the entry's sum. Local
-/// knowledge of gTop-k (see collectives/gtopk.cc); partners ignore it in what they receive.
+/// Bit of an index, set if this rank's own value is part of the entry's sum. It is local state of
+/// gTop-k (see collectives/gtopk.cc); partners ignore it in received blocks.
 constexpr std::uint32_t kSurvivedBit = 0x80000000u;
 
 inline Index Position(Index marked) {
@@ -73,23 +72,23 @@ class SparseBlock {
   /// Empties the block and makes room for `capacity` entries; memory only ever grows.
   void Reset(std::int64_t capacity);
 
-  /// Ends writing: the first `count` places of indices() and values() hold the entries.
+  /// Ends the writing; the first `count` places of indices() and values() hold the entries.
   void Finish(std::int64_t count);
 
-  /// Becomes a finished block with that header, whose entries are still to be written.
+  /// Turns this into a finished block with that header, whose entries are still to be written.
   ///
-  /// Throws ExchangeFailed if it holds more than fits.
+  /// Throws ExchangeFailed if the header announces more entries than capacity().
   void Shape(const BlockHeader& header);
 
-  /// The header of a message of `bytes` bytes; throws ExchangeFailed if it is none of ours.
+  /// Returns the header of a message of `bytes` bytes; throws ExchangeFailed if it is no block's.
   static BlockHeader ReadHeader(const void* message, std::int64_t bytes);
 
-  /// Takes a finished block of at most `capacity()` entries from a message of `bytes` bytes.
+  /// Copies a finished block of at most capacity() entries from a message of `bytes` bytes.
   ///
-  /// Throws ExchangeFailed if the message is no block or holds more than fits.
+  /// Throws ExchangeFailed if the message is no block or holds more entries than that.
   void Parse(const void* message, std::int64_t bytes);
 
-  /// Like Parse, of a message that was received right into message().
+  /// Like Parse, but for a message that was received directly into message().
   void ParseInPlace(std::int64_t bytes);
 
   void CopyFrom(const SparseBlock& other);
@@ -115,7 +114,7 @@ class SparseBlock {
  private:
   Buffer buffer_;
   std::int64_t capacity_ = 0;
-  std::int64_t stride_ = 0;  // entries between the first index and the first value
+  std::int64_t stride_ = 0;  // distance from the first index to the first value, in entries
 };
 
 }  // namespace hvd_sparse

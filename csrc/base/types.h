@@ -1,4 +1,4 @@
-/// The few types that every layer shares.
+/// The types that all layers share.
 
 #ifndef HVD_SPARSE_BASE_TYPES_H_
 #define HVD_SPARSE_BASE_TYPES_H_
@@ -16,7 +16,7 @@ using Index = std::int32_t;
 /// The most entries that a bucket may have.
 constexpr std::int64_t kMaxBucketNumel = INT32_MAX;
 
-/// Number types of gradients. Residuals and blocks are float32 whatever the gradient is.
+/// Number types of gradients. Residuals and blocks are float32, whatever the type of the gradient.
 enum class DType : int { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kBFloat16 = 3 };
 
 /// Bytes of one number.
@@ -24,7 +24,7 @@ constexpr std::int64_t SizeOf(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
 }
 
-/// A view of consecutive elements that somebody else owns.
+/// A non-owning view of consecutive elements.
 template <typename T>
 struct Span {
   T* data = nullptr;

@@ -1,4 +1,4 @@
-/// Warnings of the core: lines on stderr, unless the log level leaves them out.
+/// Warnings of the core: lines on stderr, unless the log level suppresses them.
 
 #ifndef HVD_SPARSE_BASE_WARN_H_
 #define HVD_SPARSE_BASE_WARN_H_
@@ -10,7 +10,7 @@
 
 namespace hvd_sparse {
 
-/// Whether Warn says anything; hvd_sparse/log.py knows the level.
+/// True if Warn prints; hvd_sparse/log.py sets it from the log level.
 inline std::atomic<bool> warnings_are_shown{true};
 
 template <typename... Parts>

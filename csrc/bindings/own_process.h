@@ -1,4 +1,4 @@
-/// Objects whose threads are those of the process that made them.
+/// Objects whose threads belong to the process that made them.
 
 #ifndef HVD_SPARSE_BINDINGS_OWN_PROCESS_H_
 #define HVD_SPARSE_BINDINGS_OWN_PROCESS_H_
@@ -9,8 +9,9 @@
 
 namespace hvd_sparse {
 
-/// Deletes what was made in this process. In a forked child it stays: its threads are the parent's,
-/// and what they hold or wait for is held, or waited for, for ever.
+/// Deletes an object in the process that made it. In a forked child it leaks the object, whose
+/// threads are the parent's: locks that they hold would never be released there, and waits for them
+/// would never end.
 template <typename T>
 struct OwnProcessDelete {
   pid_t process = ::getpid();

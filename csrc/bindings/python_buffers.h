@@ -1,4 +1,5 @@
-/// Memory and number types as they come from Python: addresses, never objects of a framework.
+/// Conversions of memory and number types from Python: memory is passed as addresses, never as a
+/// framework's objects.
 
 #ifndef HVD_SPARSE_BINDINGS_PYTHON_BUFFERS_H_
 #define HVD_SPARSE_BINDINGS_PYTHON_BUFFERS_H_
@@ -31,7 +32,7 @@ inline GradView ViewOf(const PyBuffer& buffer) {
   const auto found = DTypes().find(dtype);
   Require(found != DTypes().end(),
           "dtype must be one of float32, float64, float16, bfloat16; got '", dtype, "'");
-  return {reinterpret_cast<void*>(address), numel, found->second};  // NOLINT: an address it is
+  return {reinterpret_cast<void*>(address), numel, found->second};  // NOLINT: it is an address
 }
 
 inline Span<float> FloatsOf(const PyBuffer& buffer, const char* argument) {
@@ -48,7 +49,7 @@ inline Span<SelectionState> StatesOf(const PyBuffer& buffer) {
   return {reinterpret_cast<SelectionState*>(floats.data), floats.size / kFields};
 }
 
-/// "cpu", or "cuda:" and a number.
+/// Parses the name of a device: "cpu", or "cuda:" and a number.
 inline Device DeviceFrom(const std::string& name) {
   if (name == "cpu") return {};
   constexpr std::size_t kPrefix = 5;

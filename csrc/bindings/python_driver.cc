@@ -1,4 +1,4 @@
-/// Step drivers as Python sees them: as a table of functions, to be handed to an op.
+/// Bindings of step drivers: Python passes an op the address of a driver's function table.
 
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
@@ -26,7 +26,7 @@ namespace py = pybind11;
 namespace hvd_sparse {
 namespace {
 
-/// A StepDriver, and the table of functions by which others call it.
+/// A StepDriver and its function table, through which other libraries call it.
 class BoundDriver {
  public:
   using Exchanged = std::function<void()>;
@@ -75,7 +75,8 @@ class BoundDriver {
     return pieces;
   }
 
-  /// The driver's thread has no caller to whom an error of Python could go.
+  /// Wraps a hook so that a Python error is reported as unraisable, since the driver's thread has
+  /// no caller that could catch it.
   static std::function<void()> Guarded(Exchanged exchanged) {
     if (!exchanged) return nullptr;
     return [exchanged = std::move(exchanged)] {
@@ -88,7 +89,7 @@ class BoundDriver {
     };
   }
 
-  /// An error of Python fails the step.
+  /// Calls `call`; a Python error in it fails the step.
   template <typename Call>
   static void OrFail(const Call& call) {
     std::string what;
@@ -129,7 +130,8 @@ class BoundDriver {
     return {buffer.data, buffer.numel, static_cast<DType>(buffer.dtype)};
   }
 
-  /// A framework has numbers of its own for GPUs, so it says no more than that it is one.
+  /// Converts an origin. A framework numbers GPUs in its own way, so the origin only tells whether
+  /// the memory is on a GPU; the device comes from the driver.
   static Origin OriginOf(const StepDriver& driver, const HvdSparseOrigin& origin) {
     if (origin.on_gpu == 0) return {};
     const Device device = driver.rules().device;
@@ -147,8 +149,8 @@ class BoundDriver {
     }
   }
 
-  /// Tells what is being caught. An error of ours says itself what has become of the exchange; with
-  /// any other, for want of memory, it ends.
+  /// Reports the exception being handled to `done`. The core's own errors have already taken effect
+  /// on the exchange; any other, such as a lack of memory, ends it.
   static void TellCaught(const StepDriver& driver, HvdSparseDone done, void* context) {
     try {
       throw;
@@ -263,7 +265,7 @@ void BindDriver(py::module_& m) {
         StepTimes times = self.Times();
         return std::make_tuple(times.step, times.forward, std::move(times.ready));
       });
-  // What waits for the driver's thread waits without the GIL, for which that thread may wait.
+  // Calls that wait for the driver's thread release the GIL, since that thread may wait for it.
   using py::gil_scoped_release;
   using Pieces = std::vector<std::pair<std::int64_t, std::int64_t>>;
   py::class_<BoundDriver>(m, "StepDriver")

@@ -1,4 +1,4 @@
-/// Exchanges as Python sees them; hvd_sparse/exchange/exchange.py gives them types.
+/// Bindings of exchanges; hvd_sparse/exchange/exchange.py wraps them with types.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -27,7 +27,7 @@ namespace py = pybind11;
 namespace hvd_sparse {
 namespace {
 
-/// Waits with the GIL released, in slices, so that Ctrl-C is answered.
+/// Waits with the GIL released, in slices, so that Ctrl-C takes effect.
 void Wait(Exchange& exchange, int bucket, StreamHandle stream) {
   for (;;) {
     {

@@ -1,4 +1,4 @@
-/// Kernels and wire formats as Python sees them, for tests and benchmarks.
+/// Bindings of kernels and wire formats, for tests and benchmarks.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -30,8 +30,8 @@ py::array_t<T> Copy(const T* data, std::int64_t size) {
   return py::array_t<T>(static_cast<py::ssize_t>(size), data);
 }
 
-/// One segment's selection in an exchange of its own, for tests and benchmarks. On a device, the
-/// caller has waited until the memory is written.
+/// Selects from one segment, as a step does, for tests and benchmarks. On a GPU, the caller must
+/// have waited until the memory is written.
 class Selector {
  public:
   Selector(const std::string& name, const SparsifierOptions& options, std::int64_t numel,
@@ -69,7 +69,7 @@ class Selector {
   SparseBlock block_;
 };
 
-/// A message and the memory for it, for tests and benchmarks.
+/// A message of a wire format and its memory, for tests and benchmarks.
 class Coder {
  public:
   Coder(bool packed, const std::string& wire_dtype, std::int64_t numel)
@@ -89,7 +89,7 @@ class Coder {
     return {reinterpret_cast<const char*>(message_.data()), static_cast<std::size_t>(bytes_)};
   }
 
-  /// Whatever its bytes are.
+  /// Sets the message to any bytes, valid or not.
   void SetMessage(const std::string& message) {
     bytes_ = static_cast<std::int64_t>(message.size());
     message_.Reserve(bytes_);

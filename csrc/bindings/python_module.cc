@@ -1,7 +1,8 @@
-/// hvd_sparse._core: the core as Python sees it.
+/// The Python module hvd_sparse._core.
 ///
-/// No framework header is included here: tensors cross as addresses (`Tensor.data_ptr()`,
-/// `ndarray.ctypes.data`), so one build serves every version of PyTorch, and NumPy for the tests.
+/// No framework header is included here: tensors are passed as addresses (`Tensor.data_ptr()`,
+/// `ndarray.ctypes.data`), so one build works with every version of PyTorch, and with NumPy in the
+/// tests.
 
 #include "csrc/bindings/python_module.h"
 
@@ -56,7 +57,7 @@ const char* PythonName(ErrorKind kind) {
   return "HvdSparseError";
 }
 
-void RaiseInPython(std::exception_ptr raised) {  // NOLINT: pybind11 wants it by value
+void RaiseInPython(std::exception_ptr raised) {  // NOLINT: pybind11 requires a value
   try {
     if (raised) std::rethrow_exception(raised);
   } catch (const Error& error) {

@@ -1,4 +1,4 @@
-/// The parts of hvd_sparse._core, each of which adds its names to the module.
+/// The parts of hvd_sparse._core; each function adds its part's names to the module.
 
 #ifndef HVD_SPARSE_BINDINGS_PYTHON_MODULE_H_
 #define HVD_SPARSE_BINDINGS_PYTHON_MODULE_H_
@@ -7,10 +7,10 @@
 
 namespace hvd_sparse {
 
-void BindKernels(pybind11::module_& m);   ///< for tests and benchmarks
+void BindKernels(pybind11::module_& m);   ///< kernels and wire formats, for tests and benchmarks
 void BindMarks(pybind11::module_& m);     ///< points in the work of a device
-void BindExchange(pybind11::module_& m);  ///< and what it runs over
-void BindDriver(pybind11::module_& m);    ///< after BindExchange
+void BindExchange(pybind11::module_& m);  ///< exchanges, and what they run over
+void BindDriver(pybind11::module_& m);    ///< step drivers; call after BindExchange
 
 }  // namespace hvd_sparse
 

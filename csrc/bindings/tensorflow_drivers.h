@@ -1,4 +1,4 @@
-/// The core as TensorFlow's ops know it: drivers by number, buffers, errors.
+/// The core's interface for TensorFlow ops: numbered drivers, buffers, errors.
 
 #ifndef HVD_SPARSE_BINDINGS_TENSORFLOW_DRIVERS_H_
 #define HVD_SPARSE_BINDINGS_TENSORFLOW_DRIVERS_H_
@@ -22,7 +22,8 @@ namespace hvd_sparse {
 
 namespace tf = tensorflow;
 
-/// What a step works on: memory of variables; states, and scratch memory, of its own.
+/// The memory of a step: residual and velocity are variables' memory, states and room (scratch) its
+/// own.
 struct StepMemory {
   tf::Tensor residual, states, velocity, room;
 };
@@ -32,14 +33,14 @@ inline absl::Status Closed() {
       "this exchange is closed: Horovod was shut down, build it anew");
 }
 
-/// The drivers that Python has made known, by number, and what their steps work on.
+/// The drivers that Python has registered, by number, and the memory of their steps.
 class Drivers {
   struct Entry;
 
  public:
-  /// For an op that calls a driver: once found, the driver outlives this. Belongs to the stack of
-  /// one thread, and spans calls alone: whoever ends the driver waits for it, so it must not last
-  /// until something is done that is done only when the driver ends.
+  /// Keeps a driver alive while an op calls it. It must live on the stack of one thread and only
+  /// for the duration of calls: ending the driver waits for it, so an op must not hold it while it
+  /// waits for something that happens only when the driver ends.
   class Use {
    public:
     Use() = default;
@@ -52,7 +53,7 @@ class Drivers {
     const HvdSparseDriver& operator*() const { return driver_; }
     const HvdSparseDriver* operator->() const { return &driver_; }
 
-    /// Whether this thread is amid a call: it cannot wait until all are over.
+    /// Returns true if this thread is inside a call, and so cannot wait until all calls have ended.
     static bool OnThisThread() { return on_this_thread_ > 0; }
 
    private:
@@ -76,15 +77,16 @@ class Drivers {
     entry.process = ::getpid();
   }
 
-  /// No op finds it any more. What its last step works on stays: the step may be under way.
+  /// Makes a driver unknown to ops. The memory of its last step stays, since the step may be in
+  /// flight.
   void Close(std::int64_t number) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = drivers_.find(number);
     if (found != drivers_.end()) found->second.is_open = false;
   }
 
-  /// Of one that is closed: until no op is amid a call of it. Not in a forked child, which has none
-  /// of the threads that were.
+  /// Waits until no op is inside a call of a closed driver. Returns at once in a forked child,
+  /// where the calling threads do not exist.
   void AwaitUses(std::int64_t number) {
     std::unique_lock<std::mutex> lock(mutex_);
     left_.wait(lock, [&] {
@@ -94,7 +96,8 @@ class Drivers {
     });
   }
 
-  /// Of one that is closed, whose steps have all ended. Another one may have its number already.
+  /// Removes a closed driver whose steps have all ended. Does nothing if another driver has its
+  /// number already.
   void Remove(std::int64_t number) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = drivers_.find(number);
@@ -104,14 +107,14 @@ class Drivers {
 
   absl::Status Find(std::int64_t number, Use* use) noexcept;
 
-  /// Keeps what the next step works on alive, in place of what the one before did.
+  /// Keeps the memory of the next step alive, in place of the previous step's.
   void Keep(std::int64_t number, StepMemory memory) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = drivers_.find(number);
     if (found != drivers_.end()) found->second.memory = std::move(memory);
   }
 
-  /// What the step that ends has worked on; empty if the driver is gone.
+  /// Returns the memory of the step that ends; empty if the driver is gone.
   StepMemory Take(std::int64_t number) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = drivers_.find(number);
@@ -122,8 +125,8 @@ class Drivers {
   struct Entry {
     HvdSparseDriver driver{};
     bool is_open = false;
-    pid_t process = 0;  // whose threads call it
-    int uses = 0;       // by ops, at this moment
+    pid_t process = 0;  // the process whose threads call it
+    int uses = 0;       // number of Uses
     StepMemory memory;
   };
 
@@ -138,16 +141,16 @@ class Drivers {
   std::map<std::int64_t, Entry> drivers_;
 };
 
-/// The error of TensorFlow that a kind of ours becomes, in the order of hvd_sparse::ErrorKind.
+/// Returns TensorFlow's error for a kind of hvd_sparse::ErrorKind; the table has the same order.
 inline absl::Status StatusOf(std::int32_t kind, const char* message) {
   static constexpr absl::StatusCode kCodes[] = {
       absl::StatusCode::kInvalidArgument,     // kInvalidArgument
       absl::StatusCode::kFailedPrecondition,  // kUnavailable
-      absl::StatusCode::kAborted,             // kPeerLost; TensorFlow keeps kUnavailable to itself
+      absl::StatusCode::kAborted,             // kPeerLost; TensorFlow reserves kUnavailable
       absl::StatusCode::kAborted,             // kPeerLeft
       absl::StatusCode::kDeadlineExceeded,    // kTimeout
       absl::StatusCode::kAborted,             // kExchangeFailed
-      absl::StatusCode::kInvalidArgument,     // kNonFinite, as tf.debugging.check_numerics has it
+      absl::StatusCode::kInvalidArgument,     // kNonFinite, as in tf.debugging.check_numerics
       absl::StatusCode::kAborted,             // kDisagreement
       absl::StatusCode::kResourceExhausted,   // kOutOfMemory
   };
@@ -156,7 +159,8 @@ inline absl::Status StatusOf(std::int32_t kind, const char* message) {
   return absl::Status(kind < kinds ? kCodes[kind] : absl::StatusCode::kInternal, message);
 }
 
-/// Of what is being caught; without a message where there is no memory for one.
+/// Returns the status of the exception being handled; without a message if there is no memory for
+/// one.
 inline absl::Status StatusOfCaught() noexcept {
   absl::StatusCode code = absl::StatusCode::kInternal;
   try {
@@ -173,7 +177,7 @@ inline absl::Status StatusOfCaught() noexcept {
   }
 }
 
-/// What a call returns, or throws: TensorFlow ends the process where an op throws.
+/// Returns the status that a call returns or throws: an exception in an op would end the process.
 template <typename Call>
 absl::Status Guarded(const Call& call) noexcept {
   try {
@@ -196,13 +200,14 @@ inline absl::Status Drivers::Find(std::int64_t number, Use* use) noexcept {
   });
 }
 
-/// Amid a step: ends the exchange on all ranks. One that is closed is cancelled by who closes it.
+/// Ends the exchange on all ranks during a step. A closed driver is skipped: the code that closes
+/// it cancels it.
 inline void Cancel(std::int64_t number, const char* reason) noexcept {
   Drivers::Use driver;
   if (Drivers::Get().Find(number, &driver).ok()) driver->cancel(driver->driver, reason);
 }
 
-/// Ends the exchange on all ranks with what a status says.
+/// Ends the exchange on all ranks with the message of a status.
 inline void Fail(const HvdSparseDriver& driver, const absl::Status& status) noexcept {
   try {
     driver.fail(driver.driver, std::string(status.message()).c_str());
@@ -211,7 +216,7 @@ inline void Fail(const HvdSparseDriver& driver, const absl::Status& status) noex
   }
 }
 
-/// The number of hvd_sparse::DType.
+/// Returns the number of a type in hvd_sparse::DType.
 inline std::int32_t NumberOf(tf::DataType dtype) {
   switch (dtype) {
     case tf::DT_FLOAT:
@@ -221,7 +226,7 @@ inline std::int32_t NumberOf(tf::DataType dtype) {
     case tf::DT_HALF:
       return 2;
     default:
-      return 3;  // the op takes bfloat16 and no other
+      return 3;  // the only other type that ops take is bfloat16
   }
 }
 

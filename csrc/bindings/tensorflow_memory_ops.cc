@@ -1,10 +1,11 @@
-/// Ops that tell where TensorFlow's memory lies, and who works on it.
+/// Ops that return addresses of TensorFlow's memory and its compute stream.
 ///
-///     HvdSparseAddress    where a tensor lies
-///     HvdSparseStream     which stream computes
+///     HvdSparseAddress    the address of a tensor's memory
+///     HvdSparseStream     the stream that computes here
 ///     HvdSparseOverwrite  copies to the memory of a tensor that nobody else uses
 ///
-/// For what is measured before the first step, in eager mode. Tensors lie where the op runs.
+/// They serve measurements before the first step, in eager mode. Tensors lie on the device where
+/// the op runs.
 
 #include <cstdint>
 
@@ -16,7 +17,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// Where a tensor's memory begins, as a number.
+/// Returns the address of a tensor's memory as a number.
 class AddressOp : public tf::OpKernel {
  public:
   explicit AddressOp(tf::OpKernelConstruction* context) : tf::OpKernel(context) {}
@@ -25,11 +26,11 @@ class AddressOp : public tf::OpKernel {
     tf::Tensor* address = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, tf::TensorShape({}), &address));
     address->scalar<std::int64_t>()() =
-        reinterpret_cast<std::intptr_t>(context->input(0).data());  // NOLINT: that is what it does
+        reinterpret_cast<std::intptr_t>(context->input(0).data());  // NOLINT: it is the result
   }
 };
 
-/// The number of the stream that computes on a GPU; 0 on the CPU.
+/// Returns the GPU's compute stream as a number; 0 on the CPU.
 class StreamOp : public tf::OpKernel {
  public:
   explicit StreamOp(tf::OpKernelConstruction* context) : tf::OpKernel(context), place_(context) {}
@@ -46,7 +47,7 @@ class StreamOp : public tf::OpKernel {
   const KernelPlace place_;
 };
 
-/// Copies to a tensor in its place, in the order of the stream that computes.
+/// Overwrites a tensor in place, in the order of the compute stream.
 class OverwriteOp : public tf::OpKernel {
  public:
   explicit OverwriteOp(tf::OpKernelConstruction* context)

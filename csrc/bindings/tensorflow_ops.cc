@@ -1,21 +1,22 @@
-/// hvd_sparse/tensorflow/_ops.so: ops that hand gradients to the core.
+/// hvd_sparse/tensorflow/_ops.so: ops that pass gradients to the core.
 ///
-///     HvdSparseBegin      once a step: residual and states, and velocity where there is momentum
-///     HvdSparseExchange   for each piece: gradients in, averages out, or the gradients if it
-///                         passes
-///     HvdSparseSummed     for sums that Horovod has formed: the core looks whether they are
-///                         finite, or is told
-///     HvdSparseEnd        when all are there: states out
+///     HvdSparseBegin      once a step: residual and states in, and velocity if there is momentum
+///     HvdSparseExchange   for each piece: gradients in; averages out, or the gradients if it
+///     passes HvdSparseSummed     for sums formed by Horovod: the core checks that they are finite,
+///     or is
+///                         told whether they are
+///     HvdSparseEnd        once all gradients are there: states out
 ///
-/// Only the first and the last take the variables, and are known as stateful: TensorFlow runs such
-/// ops one after the other, and the pieces of a step wait for each other. What keeps them after the
-/// first, and from being folded away, is a token; and the last one waits for all of them.
+/// Only the first and the last op take the variables and are registered as stateful: TensorFlow
+/// runs stateful ops one after the other, but the pieces of a step wait for each other. A token
+/// orders the ops of the pieces after the first op and keeps them from being folded away; the last
+/// op waits for all of them.
 ///
-/// On a GPU, residual, velocity and gradients lie there, and the scratch memory of a step, all else
-/// in the memory of the CPU.
+/// On a GPU, residual, velocity, gradients and the scratch memory of a step lie there, all else in
+/// CPU memory.
 ///
-/// Nothing is chosen, moved or planned here. The core comes as a table of C functions
-/// (driver_interface.h), by a number that Python has given to it: so this library is linked to
+/// Nothing is chosen, moved or planned here. Ops find a driver, a table of C functions
+/// (driver_interface.h), by a number that Python has given it: so this library is linked to
 /// TensorFlow alone, and the core to no framework.
 
 #include <cstdint>
@@ -37,7 +38,7 @@ namespace {
 
 constexpr char kOtherFailed[] = "another operation of this step failed";
 
-/// For calls that answer before they return.
+/// The HvdSparseDone of functions that call it before they return: stores the result in `status`.
 void Note(void* status, std::int32_t kind, const char* message) {
   *static_cast<absl::Status*>(status) = Guarded([&] { return StatusOf(kind, message); });
 }
@@ -78,7 +79,7 @@ class BeginOp : public tf::OpKernel {
     const std::int32_t looks = driver.begin(
         driver.driver, origin, BufferOf(memory.residual), BufferOf(memory.states), velocity,
         BufferOf(memory.room), context->input(2).scalar<float>()(), &Note, &status);
-    // Not where the step before has yet to end: it works on what is kept.
+    // If this failed, the previous step may not have ended yet: it uses the memory kept so far.
     if (status.ok()) Drivers::Get().Keep(number_, std::move(memory));
     token->scalar<std::int32_t>()() = 0;
     answer->scalar<bool>()() = looks != 0;
@@ -129,13 +130,13 @@ class ExchangeOp : public tf::AsyncOpKernel {
     const std::int32_t passes =
         driver->launch(driver->driver, piece_, flying->origin, gradients.data(),
                        static_cast<std::int32_t>(gradients.size()), &ExchangeOp::Land, flying);
-    if (passes == 0) return;  // and perhaps it has landed already
+    if (passes == 0) return;  // and Land may have been called already
     flying->passes->scalar<bool>()() = true;
     Land(flying, HVD_SPARSE_DONE, "");
   }
 
  private:
-  /// What lives until the step is over, or the piece has passed.
+  /// State of one call, which lives until the step has ended or the piece has passed.
   struct Flight {
     tf::OpKernelContext* context = nullptr;
     DoneCallback done;
@@ -150,7 +151,7 @@ class ExchangeOp : public tf::AsyncOpKernel {
                        std::vector<HvdSparseBuffer>* gradients) const {
     absl::Status status = place_.Find(context, &flight->origin);
     if (!status.ok()) return status;
-    const int count = context->num_inputs() - 1;  // and the token
+    const int count = context->num_inputs() - 1;  // the last input is the token
     for (int i = 0; i < count; ++i) {
       const tf::Tensor& input = context->input(i);
       tf::Tensor* output = nullptr;
@@ -167,7 +168,7 @@ class ExchangeOp : public tf::AsyncOpKernel {
     return status;
   }
 
-  /// The last thing before the launch: a callback that stayed behind would outlive its flight.
+  /// Called last before the launch: if a later action failed, the callback would outlive `flight`.
   absl::Status Register(Flight* flight) const {
     tf::CancellationManager* const manager = flight->context->cancellation_manager();
     if (manager == nullptr) return absl::OkStatus();
@@ -183,7 +184,7 @@ class ExchangeOp : public tf::AsyncOpKernel {
     if (flight->registered) context->cancellation_manager()->DeregisterCallback(flight->token);
     context->SetStatus(Guarded([&] { return StatusOf(kind, message); }));
     const DoneCallback done = std::move(flight->done);
-    flight.reset();  // now the outputs are TensorFlow's alone, which may reuse their memory
+    flight.reset();  // now TensorFlow alone holds the outputs, and may reuse their memory
     done();
   }
 
@@ -212,7 +213,7 @@ class SummedOp : public tf::OpKernel {
 
  private:
   absl::Status Tell(tf::OpKernelContext* context, const HvdSparseDriver& driver) const {
-    const int count = context->num_inputs() - told_ - 1;  // and the token
+    const int count = context->num_inputs() - told_ - 1;  // the last input is the token
     std::vector<HvdSparseBuffer> sums;
     for (int i = 0; i < count; ++i) {
       sums.push_back(BufferOf(context->input(i)));
@@ -265,7 +266,7 @@ class EndOp : public tf::AsyncOpKernel {
   static void Land(void* landed, std::int32_t kind, const char* message) {
     const std::unique_ptr<Flight> flight(static_cast<Flight*>(landed));
     tf::OpKernelContext* const context = flight->context;
-    bool is_open = false;  // else there is no step to fail
+    bool is_open = false;  // if false, there is no step to fail
     const absl::Status status = Guarded([&] {
       const StepMemory memory = Drivers::Get().Take(flight->number);
       is_open = memory.states.dims() == 2;
@@ -347,7 +348,7 @@ REGISTER_KERNEL_BUILDER(Name("HvdSparseExchange").Device(tf::DEVICE_CPU), Exchan
 REGISTER_KERNEL_BUILDER(Name("HvdSparseSummed").Device(tf::DEVICE_CPU), SummedOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseEnd").Device(tf::DEVICE_CPU), EndOp);
 
-// Handles of variables lie in the memory of the CPU; what they stand for, on the GPU.
+// Handles of variables lie in CPU memory, the variables themselves on the GPU.
 REGISTER_KERNEL_BUILDER(Name("HvdSparseBegin")
                             .Device(tf::DEVICE_GPU)
                             .HostMemory("residual")

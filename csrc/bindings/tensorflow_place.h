@@ -1,8 +1,8 @@
-/// Where a kernel of an op works: in the memory of the CPU, or on a GPU of TensorFlow's.
+/// The place where an op's kernel works: the CPU, or one of TensorFlow's GPUs.
 ///
-/// A GPU is reached by way of TensorFlow alone, so this needs no header of CUDA: TensorFlow gives a
-/// kernel the stream that computes there, and copies for it. A TensorFlow without GPUs has no use
-/// for such kernels, and they do no harm.
+/// GPUs are accessed through TensorFlow only, so no CUDA header is needed: TensorFlow gives a
+/// kernel the compute stream, and copies for it. In a TensorFlow without GPUs these kernels are
+/// unused and harmless.
 
 #ifndef HVD_SPARSE_BINDINGS_TENSORFLOW_PLACE_H_
 #define HVD_SPARSE_BINDINGS_TENSORFLOW_PLACE_H_
@@ -22,7 +22,7 @@ namespace hvd_sparse {
 
 namespace tf = tensorflow;
 
-/// Of one kernel.
+/// The place of one kernel.
 class KernelPlace {
  public:
   explicit KernelPlace(tf::OpKernelConstruction* context)
@@ -30,7 +30,7 @@ class KernelPlace {
 
   bool on_gpu() const { return on_gpu_; }
 
-  /// The memory that kernels before this one have been told to write.
+  /// Finds the origin of memory that earlier kernels write: the GPU's compute stream, or the CPU.
   absl::Status Find(tf::OpKernelContext* context, HvdSparseOrigin* origin) const {
     *origin = {0, 0};
     if (!on_gpu_) return absl::OkStatus();
@@ -41,24 +41,25 @@ class KernelPlace {
     if (stream == nullptr) {
       return absl::UnimplementedError("TensorFlow does not say which stream computes on its GPU");
     }
-    *origin = {1, reinterpret_cast<std::uintptr_t>(stream)};  // NOLINT: a number, for the core
+    *origin = {1, reinterpret_cast<std::uintptr_t>(stream)};  // NOLINT: the core takes a number
     return absl::OkStatus();
   }
 
-  /// Copies to a tensor of the same size; on a GPU, as work of the stream that computes.
+  /// Copies to a tensor of the same size; on a GPU, as work of the compute stream.
   absl::Status Copy(tf::OpKernelContext* context, const tf::Tensor& from, tf::Tensor* to) const {
     if (!on_gpu_) {
       std::memcpy(to->data(), from.data(), from.TotalBytes());
       return absl::OkStatus();
     }
-    std::promise<absl::Status> given;  // the work to the stream, which is soon
+    std::promise<absl::Status> given;  // set once the copy is enqueued, which is soon
     context->op_device_context()->CopyTensorInSameDevice(
         &from, static_cast<tf::Device*>(context->device()), to,
         [&given](const absl::Status& status) { given.set_value(status); });
     return given.get_future().get();
   }
 
-  /// A variable's memory, to be written in place: from now on whoever reads it gets a copy.
+  /// Returns a variable's memory, to be written in place: from now on readers of the variable get a
+  /// copy.
   absl::Status OwnMemory(tf::OpKernelContext* context, int input, tf::Tensor* memory) const {
     tf::core::RefCountPtr<tf::Var> variable;
     absl::Status status =

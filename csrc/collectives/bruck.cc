@@ -1,4 +1,4 @@
-/// Bruck's allgather, of blocks of different lengths and of records of the same length.
+/// Bruck's allgather, for blocks of different lengths and for records of equal length.
 ///
 /// Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing
 /// systems", IEEE TPDS 1997.
@@ -13,7 +13,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// The messages of several blocks, one behind the other.
+/// The messages of several blocks, back to back.
 class MessageQueue {
  public:
   MessageQueue(Buffer* buffer, std::int64_t capacity) : buffer_(buffer) {
@@ -25,7 +25,7 @@ class MessageQueue {
     Arrived(message.bytes);
   }
 
-  /// Takes over `bytes` bytes that were received at end(): whole messages.
+  /// Appends the `bytes` bytes that were received at end(): whole messages.
   void Arrived(std::int64_t bytes) {
     for (const std::int64_t stop = bytes_ + bytes; bytes_ < stop;) {
       starts_.push_back(bytes_);
@@ -51,7 +51,7 @@ std::vector<SparseBlock>& CollectiveContext::AllgatherBlocks(SparseBlock* own, s
   const BruckRing ring{comm.Rank(), comm.Size()};
   const std::int64_t message_capacity = SparseBlock::MessageBytes(room);
   MessageQueue messages(&scratch.messages, message_capacity * ring.size);
-  // Alone, nothing travels, and nothing was rounded.
+  // A single rank sends nothing, and has rounded nothing.
   messages.Append(Packed(*own, ring.size > 1 ? Cargo::kSums : Cargo::kVerbatim, ring.rank));
 
   int rounds = 0;

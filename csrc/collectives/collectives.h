@@ -1,4 +1,4 @@
-/// The collectives, declared; each is defined and described in the file of its name.
+/// Declarations of the collectives; each is defined and described in the file of its name.
 
 #ifndef HVD_SPARSE_COLLECTIVES_COLLECTIVES_H_
 #define HVD_SPARSE_COLLECTIVES_COLLECTIVES_H_
@@ -7,7 +7,7 @@
 
 namespace hvd_sparse {
 
-/// Messages to different ranks that a collective has in flight; the others wait for these.
+/// The most messages to different ranks that a collective has in flight at once; others wait.
 inline constexpr int kMessagesAtOnce = 32;
 
 class Allgather final : public SparseAllreduce {
@@ -18,7 +18,7 @@ class Allgather final : public SparseAllreduce {
 
 class GTopK final : public SparseAllreduce {
  public:
-  /// What the merges before the last one keep: ceil(slack k), but no more than there is.
+  /// Returns how many entries the merges before the last one keep: ceil(slack k), at most numel.
   static std::int64_t KeptBeforeTheLast(std::int64_t k, std::int64_t numel, double slack);
 
   bool DeliversAll() const override { return false; }

@@ -1,4 +1,5 @@
-/// What all collectives share: transfers, counted and timed, merges, and that the ranks agree.
+/// The common base of all collectives: counted and timed transfers, merges, and checks that the
+/// ranks agree.
 
 #include <algorithm>
 #include <utility>
@@ -107,7 +108,7 @@ void CollectiveContext::KeepErrorsOf(const SparseBlock& block, bool survived_onl
   Index before = 0;
   auto kept = errors.begin();
   for (const RoundingErrors::value_type& error : errors) {
-    if (error.first < before) at = 0;  // here begin those of another call of Narrow
+    if (error.first < before) at = 0;  // errors of another call of Narrow begin here
     before = error.first;
     while (at < count && Position(indices[at]) < error.first) ++at;
     if (at == count || Position(indices[at]) != error.first) continue;
@@ -119,7 +120,7 @@ void CollectiveContext::KeepErrorsOf(const SparseBlock& block, bool survived_onl
 
 void CollectiveContext::MoveBlocks(SparseBlock* own, Span<const BlockOut> out,
                                    Span<const BlockIn> in, const std::string& round) {
-  // Where a format is not plain, messages lie one behind the other in the scratch memory.
+  // In a format that is not plain, messages lie back to back in the scratch memory.
   std::int64_t sent_bytes = 0, received_bytes = 0;
   for (const auto& [peer, block] : out) sent_bytes += block->message_bytes();
   for (const auto& [peer, block, room] : in) received_bytes += SparseBlock::MessageBytes(room);

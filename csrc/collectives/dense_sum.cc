@@ -17,7 +17,7 @@ constexpr std::uint32_t kDenseMagic = 0x44535648u;
 
 constexpr float kAbsent = -0.0f;
 
-/// Returns whether all sums are finite.
+/// Adds `theirs` to `own`. Returns true if all sums are finite.
 HVD_SPARSE_CLONES bool AddEach(const float* theirs, std::int64_t count, float* own) {
   int bad = 0;
   for (std::int64_t i = 0; i < count; ++i) {

@@ -1,4 +1,4 @@
-/// A running sum with a value for every position: what a sum of many blocks becomes.
+/// A running sum with a value for every position; a sum of many blocks becomes one.
 ///
 /// As a message: header | values[numel]. Positions that no block had hold -0.0, the neutral element
 /// of addition: x + -0.0 has the bits of x for every x, +0.0 and -0.0 included. So a sum has the
@@ -26,37 +26,38 @@ class DenseSum {
   /// Makes room for `numel` values; memory only ever grows. The values are undefined.
   void Reset(std::int64_t numel);
 
-  /// Makes every position absent.
+  /// Marks every position as absent.
   void Clear();
 
-  /// Adds a block. Returns whether all sums at its positions are finite. Throws ExchangeFailed if a
+  /// Adds a block. Returns true if all sums at its positions are finite. Throws ExchangeFailed if a
   /// position lies beyond the end.
   bool Add(const SparseBlock& block);
 
-  /// Adds another sum of the same numel. Commutes, bit for bit. Returns whether all is finite.
+  /// Adds another sum of the same numel. Commutes, bit for bit. Returns true if all values are
+  /// finite.
   bool Add(const DenseSum& other);
 
-  /// Takes the message of `bytes` bytes that was received into message(). Throws ExchangeFailed if
-  /// it is no sum of this numel.
+  /// Parses the message of `bytes` bytes that was received into message(). Throws ExchangeFailed if
+  /// it is not a dense sum of this numel.
   void ParseInPlace(std::int64_t bytes);
 
-  /// See wire_format.h.
+  /// Checks the received values, see wire_format.h.
   void CheckValues() const { hvd_sparse::CheckValues(header(), values(), numel_); }
 
-  /// Writes what is there as a block. A sum of -0.0 is left out: adding it changes nothing. The
+  /// Writes the sum as a block, without positions that hold -0.0: adding that changes nothing. The
   /// block keeps its header.
   void ToBlock(SparseBlock* block) const;
 
-  /// Identity and bad rank of the sum; its count is the numel.
+  /// The header, with the identity and bad rank of the sum; its count is the numel.
   BlockHeader& header() { return *reinterpret_cast<BlockHeader*>(buffer_.data()); }
   const BlockHeader& header() const {
     return *reinterpret_cast<const BlockHeader*>(buffer_.data());
   }
 
-  /// Takes over who sends it, and for what; numel and format stay.
+  /// Copies `identity` into the header, except for magic and count.
   void Identify(const BlockHeader& identity);
 
-  /// What may be written and read where no position is absent.
+  /// The values, to write and to read; only for sums without absent positions.
   Span<float> view() { return {values(), numel_}; }
 
   std::uint8_t* message() { return buffer_.data(); }

@@ -10,20 +10,20 @@ namespace hvd_sparse {
 namespace {
 
 constexpr const char* kWhat = "the agreement on what connects GPUs";
-constexpr std::size_t kText = 2000;  // bytes of a reason that travel
+constexpr std::size_t kText = 2000;  // bytes of a reason in a message
 constexpr int kNone = -1;
 
-/// A Statement, as a message between equal machines.
+/// A Statement in the form of a message between equal machines.
 struct StatementMessage {
   Wish wish;
   char error[400], problem[kText], description[400];
 };
 
-/// What rank 0 tells the others.
+/// The message that rank 0 sends to the others.
 struct Decision {
   bool throws = false;
   ErrorKind kind = {};
-  int chosen = kNone;  // of the table
+  int chosen = kNone;  // index in the table
   char text[kText] = "";
   Invitation invitation = {};
 };
@@ -35,7 +35,7 @@ void Put(const std::string& text, char (&into)[size]) {
   into[length] = '\0';
 }
 
-/// Of a message that came from elsewhere.
+/// Returns a text of a received message, which may lack the terminating zero.
 template <std::size_t size>
 std::string TextOf(const char (&text)[size]) {
   return {text, ::strnlen(text, size)};
@@ -64,7 +64,8 @@ Wish WishFrom(const char* variable) {
   return text == "1" ? Wish::kAlways : Wish::kIfPossible;
 }
 
-/// Of fixed lengths, which another version of this package may not have.
+/// Receives messages of fixed length. Throws Disagreement for any other length: its sender runs
+/// another version of this package.
 void Receive(Communicator* comm, Span<Incoming> in) {
   comm->Transfer({}, in, kWhat);
   for (const Incoming& message : in) {
@@ -74,7 +75,7 @@ void Receive(Communicator* comm, Span<Incoming> in) {
   }
 }
 
-/// Why ranks that say so do not use these means; empty if they can.
+/// Returns why ranks with these statements do not use the means; empty if they can.
 std::string WhyNot(const DeviceMeans& means, const std::vector<Statement>& ranks) {
   std::vector<std::string> descriptions;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -92,7 +93,7 @@ Decision Refusal(ErrorKind kind, const std::string& text) {
   return decision;
 }
 
-/// `said`: what the ranks, in their order, say of each means.
+/// Decides for all ranks. `said`: for each means, the statements of all ranks, in rank order.
 Decision Decide(const MeansTable& table, const std::vector<std::vector<Statement>>& said) {
   for (const auto& ranks : said) {
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -104,7 +105,7 @@ Decision Decide(const MeansTable& table, const std::vector<std::vector<Statement
   std::string unmet;
   for (std::size_t m = 0; m < table.size(); ++m) {
     const DeviceMeans& means = *table[m];
-    const bool is_wanted = decision.chosen == kNone;  // else there are better ones
+    const bool is_wanted = decision.chosen == kNone;  // else a preferred one is chosen
     std::string problem = WhyNot(means, said[m]);
     if (problem.empty() && is_wanted) {
       try {
@@ -122,7 +123,7 @@ Decision Decide(const MeansTable& table, const std::vector<std::vector<Statement
     if (some_wish(Wish::kAlways)) {
       return Refusal(ErrorKind::kUnavailable, InsistedInVain(means, problem));
     }
-    if (!is_wanted || some_wish(Wish::kNever)) continue;  // nobody misses them
+    if (!is_wanted || some_wish(Wish::kNever)) continue;  // needs no warning
     unmet += Concat(unmet.empty() ? "" : "; ", means.Name(), " is not used: ", problem, " (",
                     means.Variable(), "=auto)");
   }
@@ -130,7 +131,7 @@ Decision Decide(const MeansTable& table, const std::vector<std::vector<Statement
   return decision;
 }
 
-/// On rank 0: hears all ranks, decides and tells them.
+/// On rank 0: receives all statements, decides, and sends the decision.
 Decision DecideForAll(Communicator* comm, const MeansTable& table,
                       const std::vector<StatementMessage>& own) {
   const auto size = static_cast<std::size_t>(comm->Size());
@@ -154,7 +155,7 @@ Decision DecideForAll(Communicator* comm, const MeansTable& table,
   return decision;
 }
 
-/// On the others: tells rank 0, and hears what it has decided.
+/// On the other ranks: sends the statements to rank 0 and receives its decision.
 Decision HearFromRankZero(Communicator* comm, const std::vector<StatementMessage>& own) {
   const auto bytes = static_cast<std::int64_t>(own.size() * sizeof(StatementMessage));
   const std::vector<Outgoing> out{{0, own.data(), bytes}};

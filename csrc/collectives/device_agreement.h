@@ -1,8 +1,8 @@
-/// By what means the devices of an exchange's ranks are connected: the same for all of them.
+/// How the ranks of an exchange agree on one means of connecting their devices.
 ///
-/// A rank that called NCCL while another cannot would wait for ever. So each says beforehand what
-/// it has and what its user wants, by way of the exchange's own messages; rank 0 decides, and tells
-/// all of them the same.
+/// A rank that called NCCL while another cannot would wait for ever. So each rank first states what
+/// it has and what its user wants, in the exchange's own messages; rank 0 decides and sends all
+/// ranks the same decision.
 
 #ifndef HVD_SPARSE_COLLECTIVES_DEVICE_AGREEMENT_H_
 #define HVD_SPARSE_COLLECTIVES_DEVICE_AGREEMENT_H_
@@ -15,44 +15,44 @@
 
 namespace hvd_sparse {
 
-/// Means in the order in which they are preferred; the same on all ranks.
+/// Means in order of preference; equal on all ranks.
 using MeansTable = std::vector<const DeviceMeans*>;
 
-/// What a user asks for by the variable of some means.
+/// A user's choice, made by the environment variable of a means.
 enum class Wish {
   kNever,       ///< unset, or 0
   kIfPossible,  ///< auto
-  kAlways,      ///< 1: an exchange whose ranks cannot use them is refused
+  kAlways,      ///< 1: an exchange whose ranks cannot use the means is refused
 };
 
-/// What a rank says of some means.
+/// A rank's statement about a means.
 struct Statement {
   Wish wish = Wish::kNever;
-  std::string error;        ///< of what the user asked for; empty if there is none
-  std::string problem;      ///< why this rank does not use them; empty if it can
+  std::string error;        ///< why the variable's value is invalid; empty if it is valid
+  std::string problem;      ///< why this rank does not use the means; empty if it can
   std::string description;  ///< see DeviceMeans::Describe
 };
 
-/// Of this process, with gradients on `device`: what its user asks for, and only if that is
-/// something, whether it can be had (DeviceMeans::Describe). Throws nothing: what is wrong is in
-/// there.
+/// Returns this process's statement about `means`, for gradients on `device`. Tries the means
+/// (DeviceMeans::Describe) only if the user asks for it. Does not throw: errors are in the
+/// statement.
 Statement StatementOf(const DeviceMeans& means, const std::string& memory_problem, int device);
 
-/// What a user is told who insists on means that cannot be used.
+/// Returns the error for a user who insists on a means that cannot be used.
 std::string InsistedInVain(const DeviceMeans& means, const std::string& problem);
 
-/// The same on all ranks.
+/// The decision of rank 0; equal on all ranks.
 struct DeviceAgreement {
   const DeviceMeans* means = nullptr;  ///< the first that all ranks want and can use; null: none
-  std::string
-      unmet;  ///< what all ranks want rather than that, and why it is not used; may be empty
+  std::string unmet;  ///< preferred means that all ranks want and cannot use, and why; may be empty
   Invitation invitation = {};
 };
 
-/// Decides for all ranks of `comm`; `own` is this rank's statement of each means. Collective.
+/// Agrees on a means with all ranks of `comm`; `own` is this rank's statement about each.
+/// Collective.
 ///
-/// Throws, on all ranks alike, InvalidArgument if a variable has no such value on one of them, and
-/// Unavailable if one of them insists on something that cannot be used.
+/// Throws on all ranks alike: InvalidArgument if a variable has an invalid value on one of them,
+/// Unavailable if one of them insists on a means that cannot be used.
 DeviceAgreement AgreeOnMeans(Communicator* comm, const MeansTable& table,
                              const std::vector<Statement>& own);
 

@@ -1,5 +1,5 @@
-/// What connects the devices of an exchange's ranks, and what runs over it: a collective for blocks
-/// of the CPU, and whole steps of gradients that lie on the device.
+/// The network between the devices of an exchange's ranks, and the work that runs over it: a
+/// collective for blocks in CPU memory, and whole steps of gradients that lie on the device.
 
 #ifndef HVD_SPARSE_COLLECTIVES_DEVICE_NETWORK_H_
 #define HVD_SPARSE_COLLECTIVES_DEVICE_NETWORK_H_
@@ -14,19 +14,19 @@
 
 namespace hvd_sparse {
 
-/// One bucket's; keeps memory of the device from step to step. Blocks lie in memory of the CPU,
-/// before and after; in between they go from device to device. So gradients may lie on another
-/// device, or on none.
+/// The collective of one bucket; keeps device memory from step to step. Blocks lie in CPU memory
+/// before and after; in between they are sent from device to device. So gradients may lie on
+/// another device, or on none.
 class DeviceReduce {
  public:
   virtual ~DeviceReduce() = default;
 
-  /// As SparseAllreduce::Run of gtopk, bit for bit, for blocks that were trimmed to ctx.k entries
-  /// and a plain wire format or one that packs indices only. Waits on the CPU once for all rounds,
-  /// or, where the CPU moves the messages, for each.
+  /// Like SparseAllreduce::Run of gtopk, bit for bit, for blocks that were trimmed to ctx.k entries
+  /// and a wire format that is plain or packs indices only. The CPU waits once for all rounds, or,
+  /// where it moves the messages itself, once per round.
   ///
-  /// First the ranks compare, by ctx's communicator, what they are about to do: a difference ends
-  /// the exchange on all of them, before any of them waits for another's device.
+  /// The ranks first compare, over ctx's communicator, what they are about to do: a difference ends
+  /// the exchange on all of them before any rank waits for another's device.
   virtual void Run(SparseBlock* block, CollectiveContext& ctx) = 0;
 };
 
@@ -34,29 +34,30 @@ class DeviceNetwork {
  public:
   virtual ~DeviceNetwork() = default;
 
-  /// gTop-k of a bucket. Lives no longer than this.
+  /// Returns gTop-k for one bucket; the network must outlive it.
   virtual std::unique_ptr<DeviceReduce> GTopK() = 0;
 
-  /// Whole steps of a bucket, selected by `gaussian`. Lives no longer than this.
+  /// Returns the device steps of one bucket, with selection by `gaussian`; the network must outlive
+  /// it.
   virtual std::unique_ptr<DeviceStep> Step(const DeviceStepSpec& spec) = 0;
 
-  /// For plans: the seconds of each of so many swaps of `bytes` bytes with `peer`, whose network is
-  /// asked for the same, in the order of a stream. Waits on the CPU once, for all of them; throws
-  /// what ended the exchange meanwhile.
+  /// For plans: returns the seconds of each of `repetitions` swaps of `bytes` bytes with `peer`,
+  /// which makes the same call, in the order of a stream. The CPU waits once for all of them.
+  /// Throws the error that ended the exchange meanwhile.
   virtual std::vector<double> TimedSwaps(int peer, std::int64_t bytes, int repetitions) = 0;
 
-  /// The same of what follows a swap, by this rank alone: merging two blocks of so many entries,
-  /// and keeping as many.
+  /// Like TimedSwaps, but for the work that follows a swap, on this rank alone: merging two blocks
+  /// of `entries` entries and keeping as many.
   virtual std::vector<double> TimedMerges(std::int64_t entries, int repetitions) = 0;
 
-  /// And of what DeviceReduce does around its rounds, by this rank alone: handing a block of so
-  /// many entries up to the device, and a result of as many down.
+  /// Like TimedMerges, but for the copies around DeviceReduce's rounds: a block of `entries`
+  /// entries to the device, and a result of as many back.
   virtual std::vector<double> TimedHandings(std::int64_t entries, int repetitions) = 0;
 };
 
 struct DeviceConnection {
-  std::unique_ptr<DeviceNetwork> network;  ///< lives no longer than the communicator; may be null
-  std::string news;  ///< what users asked for and do not get, as a warning; may be empty
+  std::unique_ptr<DeviceNetwork> network;  ///< the communicator must outlive it; may be null
+  std::string news;  ///< a warning about means that users asked for and do not get; may be empty
 };
 
 }  // namespace hvd_sparse

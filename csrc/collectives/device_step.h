@@ -1,15 +1,16 @@
-/// A whole step of a bucket on a device: select, gTop-k, settle and scatter, given to two streams.
+/// A whole step of a bucket on a device: select, gTop-k, settle and scatter, enqueued on two
+/// streams.
 ///
-///     select      on one that waits for gradients, and for nobody else
-///     exchange    all the rest, on one that waits for other ranks, in the order they agree on
+///     select      on a stream that waits for gradients only
+///     exchange    the rest, on a stream that waits for other ranks, in the order they agree on
 ///
-/// Between the two of a bucket there is an event, so a selection runs while the exchange of the
-/// bucket before is under way. The CPU learns what became of a step once, behind the end of it.
+/// An event orders the two parts of a bucket's step, so its selection runs while the exchange of
+/// the previous bucket is in progress. The CPU reads the outcome of a step once, after its end.
 ///
-/// Thresholds belong to the framework, as on every other route (csrc/exchange/bucket.h): its array
-/// of them, in memory of the CPU, is what counts between two steps. The device works on a copy,
-/// which is renewed where the framework brings another than it was given last, and is copied back
-/// when a step has arrived.
+/// Thresholds belong to the framework, as on every other route (csrc/exchange/bucket.h): between
+/// two steps its array of them, in CPU memory, is authoritative. The device works on a copy, which
+/// is updated if the framework passes other values than it last received, and copied back when a
+/// step has arrived.
 
 #ifndef HVD_SPARSE_COLLECTIVES_DEVICE_STEP_H_
 #define HVD_SPARSE_COLLECTIVES_DEVICE_STEP_H_
@@ -26,7 +27,7 @@
 
 namespace hvd_sparse {
 
-/// What never changes about a bucket; the same on all ranks. See BucketSpec.
+/// The constants of a bucket, equal on all ranks; see BucketSpec.
 struct DeviceStepSpec {
   std::string what;  ///< the bucket, for warnings and errors
   std::uint32_t id = 0;
@@ -35,55 +36,57 @@ struct DeviceStepSpec {
   double refresh = 32;  ///< see csrc/sparsifiers/gaussian.cc
 };
 
-/// What a step brings, see Launch. Gradients, residual and velocity lie on the device; all memory
-/// outlives the step.
+/// The inputs of one step, see Launch. Gradients, residual and velocity lie on the device; all
+/// memory must outlive the step.
 struct DeviceStepLaunch {
   Span<float> residual, velocity;
   const std::vector<GradView>& gradients;
   const std::vector<float>& decays;
   const std::vector<std::int64_t>& ks;
-  Span<SelectionState> states;  ///< in memory of the CPU: read now, written when it has arrived
+  Span<SelectionState> states;  ///< in CPU memory: read now, written when the step arrives
   float momentum = 0, scale = 1, output_scale = 1;
 };
 
-/// What became of a step; times as in RoundTimes, by the device's marks.
+/// The outcome of a step; times as in RoundTimes, from the device's marks.
 struct DeviceStepReport {
   std::int32_t bad_rank = kNoRank;      ///< as in BlockHeader, the same on all ranks
   std::int32_t own_bad_rank = kNoRank;  ///< this rank, if its gradient is not finite
   std::int64_t selected = 0, reduced = 0;
   double begin = 0, select_end = 0, end = 0;
-  RoundTimes messages;  ///< from their turn to the last of them: a merge comes after it
+  RoundTimes messages;  ///< from the exchange's turn to its last message; a merge follows
 };
 
-/// One bucket's. It keeps memory of the device from step to step, and waits for the device when it
-/// goes.
+/// The steps of one bucket. Keeps device memory from step to step; the destructor waits for the
+/// device.
 class DeviceStep {
  public:
   virtual ~DeviceStep() = default;
 
-  /// The streams that Select and Exchange give work; all buckets of a network share them.
+  /// The streams on which Select and Exchange enqueue work; all buckets of a network share them.
   virtual StreamHandle select_stream() const = 0;
   virtual StreamHandle exchange_stream() const = 0;
 
-  /// Gives its stream error feedback and selection, and returns.
+  /// Enqueues error feedback and selection, and returns.
   virtual void Select(const DeviceStepLaunch& launch) = 0;
 
-  /// Gives its stream the rest of that step and returns: without a wait for the device, or, where
-  /// the CPU moves the messages, when the last of them has been. Throws what ended the exchange
-  /// meanwhile. From one thread at a time for all buckets of a network; Select from any.
+  /// Enqueues the rest of that step and returns: without waiting for the device, or, where the CPU
+  /// moves the messages, after the last of them. Throws the error that ended the exchange
+  /// meanwhile. Only one thread at a time may call it for all buckets of a network; any thread may
+  /// call Select.
   virtual void Exchange() = 0;
 
-  /// Waits at most `seconds` for the end of the step; returns whether it is over. Throws what ended
-  /// the exchange, ExchangeFailed for what no rank of this exchange can have sent.
+  /// Waits at most `seconds` for the end of the step; returns true if it has ended. Throws the
+  /// error that ended the exchange, and ExchangeFailed for data that no rank of this exchange can
+  /// have sent.
   virtual bool Arrived(double seconds) = 0;
 
-  /// Of the step that arrived last.
+  /// The report of the step that arrived last.
   virtual const DeviceStepReport& report() const = 0;
 
-  /// Waits for the device, and puts back all that the last step took from the residual, and what it
-  /// masked of the velocity, so that they are what error feedback made them, bit for bit: whether
-  /// the step arrived, was refused on the device, or ended anywhere in between, and whatever has
-  /// been received then.
+  /// Waits for the device, then puts back the residual entries that the last step took and the
+  /// velocities that it masked: both are then what error feedback made them, bit for bit. Works
+  /// whether the step arrived, was refused on the device or stopped anywhere in between, and
+  /// whatever has been received.
   virtual void PutBack() = 0;
 };
 

@@ -41,12 +41,12 @@ NcclFacts FindNccl() {
 
 namespace {
 
-/// In NCCL's place where it was left out, so that who insists on it is told.
+/// Stands in for NCCL in builds without it, so that users who insist on it get an error.
 class LeftOut final : public NcclByName {
  public:
   std::string Describe(const std::string&, int) const override { return FindNccl().version; }
   std::unique_ptr<DeviceNetwork> Connect(Communicator*, int, const Invitation&) const override {
-    return nullptr;  // no rank can describe it
+    return nullptr;  // never called: Describe throws
   }
 };
 
@@ -54,7 +54,7 @@ class LeftOut final : public NcclByName {
 
 #endif
 
-// ---- What this build can connect devices by -----------------------------------------------------
+// ---- Means of connecting devices in this build --------------------------------------------------
 
 namespace {
 

@@ -1,5 +1,5 @@
-/// What can connect the devices of ranks that run this build: the one place that knows which means
-/// were built in.
+/// The means of connecting devices that this build has: the only place that knows which were built
+/// in.
 
 #ifndef HVD_SPARSE_COLLECTIVES_DEVICES_FOR_H_
 #define HVD_SPARSE_COLLECTIVES_DEVICES_FOR_H_
@@ -13,45 +13,45 @@
 
 namespace hvd_sparse {
 
-/// Whether this build knows any means to connect devices.
+/// Returns true if this build has any means of connecting devices.
 bool CanConnectDevices();
 
-/// What this process says of means to connect devices.
+/// Facts about one means of connecting devices, in this process.
 struct MeansFacts {
   std::string name;      ///< as users know it
-  std::string variable;  ///< of the environment, by which they ask for it
-  std::string problem;   ///< why it is not used, if only because nobody asks; empty if it can be
+  std::string variable;  ///< environment variable by which they ask for it
+  std::string problem;   ///< why it is not used, or that no user asks for it; empty if it can be
   std::string refusal;   ///< why exchanges of gradients on devices are refused here; else empty
 };
 
-/// Of a process with gradients on `device` that is no rank yet: of each means of this build, in the
-/// order in which they are preferred. For `memory_problem` see Communicator::DeviceMemoryProblem.
+/// Returns the facts about each means of this build, in order of preference, for a process with
+/// gradients on `device` that is not a rank yet. For `memory_problem`, see
+/// Communicator::DeviceMemoryProblem.
 std::vector<MeansFacts> AskMeans(const std::string& memory_problem, Device device);
 
-/// What connects `device` of this rank with those of all ranks of `comm`: NCCL before CUDA-aware
-/// MPI, where all of them want it and have it. The same on all ranks. Collective.
+/// Connects `device` of this rank with those of all ranks of `comm`, by NCCL or else by CUDA-aware
+/// MPI, if all ranks want it and have it. All ranks get the same means. Collective.
 ///
-/// Throws, on all ranks alike, what HVD_SPARSE_NCCL or HVD_SPARSE_CUDA_AWARE_MPI ask for and cannot
-/// have, and what ends the exchange.
+/// Throws, on all ranks alike, if HVD_SPARSE_NCCL or HVD_SPARSE_CUDA_AWARE_MPI is invalid or
+/// insists on a means that cannot be used, and if the exchange ends.
 DeviceConnection ConnectDevices(Communicator* comm, Device device);
 
-/// Whether this build can use NCCL.
+/// Returns true if this build can use NCCL.
 bool BuiltWithNccl();
 
 struct NcclFacts {
   std::string version;  ///< "2.27.3"
-  std::string path;     ///< of the file that was loaded
+  std::string path;     ///< path of the loaded file
 };
 
-/// Where else NCCL may be, for when it is loaded.
+/// Sets further paths at which FindNccl looks for NCCL, in place of those set before.
 void LookForNcclAt(const std::vector<std::string>& paths);
 
-/// Loads NCCL, for this process and for good, unless that has happened: the file that
-/// HVD_SPARSE_NCCL_LIBRARY names, else libnccl.so.2 where the system's loader looks, else the first
-/// that is there of what LookForNcclAt named.
+/// Loads NCCL at the first call, once and for all in this process: the file that
+/// HVD_SPARSE_NCCL_LIBRARY names, else libnccl.so.2 as the system's loader finds it, else the first
+/// file that exists of those set by LookForNcclAt.
 ///
-/// Throws Unavailable, and says what to do: there is none, or it is too old, or this build has no
-/// NCCL.
+/// Throws Unavailable, with advice, if NCCL is missing or too old, or if this build has none.
 NcclFacts FindNccl();
 
 }  // namespace hvd_sparse

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint32_t kMagnitudeMask = 0x7fffffffu;
 
-/// A pass of a radix sort: `from` to `to`, by the digit behind `shift`.
+/// Runs one pass of a radix sort, `from` to `to`, by the digit above `shift` bits.
 template <std::size_t kDigits>
 void SortBy(int shift, const std::array<std::uint32_t, kDigits>& counts, const std::uint32_t* from,
             std::int64_t size, std::uint32_t* to) {
@@ -31,7 +31,7 @@ void SortBy(int shift, const std::array<std::uint32_t, kDigits>& counts, const s
 
 /// Sorts the magnitudes in `scratch` into its `sorted`, ascending.
 void Sort(DigestScratch* scratch) {
-  constexpr std::int64_t kFewEntries = 512;  // for which clearing histograms is not worth it
+  constexpr std::int64_t kFewEntries = 512;  // too few to be worth clearing histograms for
   std::vector<std::uint32_t>& magnitudes = scratch->magnitudes;
   std::vector<std::uint32_t>& sorted = scratch->sorted;
   const auto size = static_cast<std::int64_t>(magnitudes.size());
@@ -64,7 +64,7 @@ struct Digest {
     return std::min(places[static_cast<std::size_t>(i)], count);
   }
 
-  /// How many of the magnitudes reach `bound`, or are above it.
+  /// Return how many of the magnitudes reach `bound`, and how many are above it.
   std::int64_t Reaching(std::uint32_t bound) const {
     return std::partition_point(magnitudes, magnitudes + places.size(),
                                 [=](std::uint32_t m) { return m >= bound; }) -
@@ -78,7 +78,7 @@ struct Digest {
 
   std::int64_t EntriesBefore(std::int64_t i) const { return i == 0 ? 0 : Place(i - 1); }
 
-  /// At most so many entries come before the i-th magnitude.
+  /// Returns the most entries that can come before the i-th magnitude.
   std::int64_t MostBefore(std::int64_t i) const {
     if (i == static_cast<std::int64_t>(places.size())) return count;
     return std::max<std::int64_t>(Place(i) - 1, 0);

@@ -11,10 +11,10 @@
 /// sent after the first round is s times as long, and the result nearer to the exact top-k. s = 1
 /// is the paper.
 ///
-/// What a merge drops must stay in somebody's residual. Every entry of a rank's running block
-/// therefore carries the survived bit: is this rank's own value part of it? It is set when the cube
-/// starts, so that a host answers for its guest too; an entry that came from a partner alone has
-/// none, even if this rank had sent and lost the same index before.
+/// Entries that a merge drops must stay in the residual of some rank. Every entry of a rank's
+/// running block therefore carries the survived bit: is this rank's own value part of it? It is set
+/// when the cube starts, so that a host answers for its guest too; an entry that came from a
+/// partner alone has none, even if this rank had sent and lost the same index before.
 ///
 /// Narrow values: before round r, 2^r ranks of the cube hold the same block and round it alike. The
 /// lowest of them keeps the errors, of entries that its partners sent too, and forgets those of

@@ -1,7 +1,7 @@
 /// Hierarchical: dense inside a node, sparse between nodes.
 ///
-///     the L ranks of a node add up their residuals, gradients included; each owns a shard of it
-///     an owner selects from its shard, and runs gtopk with the owners of that shard elsewhere
+///     the L ranks of a node add up their residuals, gradients included; each owns a shard
+///     an owner selects from its shard and runs gtopk with its owners on the other nodes
 ///     the finished shards go to all ranks of the node
 ///
 /// Rounds, for N = P / L nodes: L - 1 on the node, those of gtopk between N ranks, ceil(log2 L) on
@@ -10,12 +10,12 @@
 /// Use it where a node's ranks share one network card, and talk to each other much faster than
 /// through it.
 ///
-/// The sum of a node is selected from, not the ranks' own entries: up to k of N sums instead of k
-/// of P gradients, so what is applied is nearer to the best. What was not delivered stays with the
-/// owner of its shard. With one rank on a node this is gtopk, bit for bit; on one node alone, the
-/// exact selection from the whole sum.
+/// Entries are selected from the sum of a node, not from each rank's own residual: up to k of N
+/// sums instead of k of P gradients, so the result is nearer to the exact top-k. Entries that were
+/// not delivered stay with the owner of their shard. With one rank on a node this is gtopk, bit for
+/// bit; on one node alone, the exact selection from the whole sum.
 ///
-/// What happens on the node is in csrc/exchange/node_sum.cc; here is what happens between nodes.
+/// The part inside a node is csrc/exchange/node_sum.cc; this file is the part between nodes.
 
 #include "csrc/collectives/collectives.h"
 

@@ -7,7 +7,7 @@
 /// the first round, at most twice as much in every further one, so between 8 k log2 P where all
 /// ranks selected the same entries and 8 k (P - 1) where no two did; a guest sends 8 k, its host
 /// 8 times the count of the whole sum more. Never more than 4 numel a round: past half of the
-/// bucket's numel a sum travels as a plain array. Exact: everything selected is delivered.
+/// bucket's numel a sum is sent as a plain array. Exact: everything selected is delivered.
 /// Use it where ranks select much the same entries, or where an allgather would send more than the
 /// bucket holds.
 ///
@@ -29,7 +29,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// What the message behind an announcement is.
+/// The form of the message that follows an announcement.
 enum class Form : std::uint64_t { kSparse = 0x6573726170730001u, kDense = 0x65736e6564000001u };
 
 /// A rank's running sum: in its block, or dense in the scratch memory.
@@ -59,13 +59,13 @@ class RunningSum {
     ReceiveWhole(peer, ranks, round);
   }
 
-  /// Rounds the sum to the type that travels; see CollectiveContext::Narrow. A dense sum travels as
+  /// Rounds the sum to the wire type; see CollectiveContext::Narrow. A dense sum is sent as
   /// float32.
   void Narrow(bool keeps_errors) {
     if (form_ == Form::kSparse) ctx_.Narrow(&block_, keeps_errors);
   }
 
-  /// Send and Receive with the same peer.
+  /// Sends to and receives from the same peer.
   void Swap(int peer, int ranks, const std::string& round) {
     their_form_ = Form::kSparse;
     if (MayBeDense(ranks)) {
@@ -74,7 +74,7 @@ class RunningSum {
       ctx_.Transfer({&out, 1}, {&in, 1}, round);
       CheckForm(in.bytes, peer);
     }
-    if (form_ != their_form_) {  // one after the other; the dense side listens first
+    if (form_ != their_form_) {  // one after the other; the dense side receives first
       if (form_ == Form::kSparse) SendWhole(peer, Cargo::kSums, round);
       ReceiveWhole(peer, ranks, round);
       if (form_ == Form::kDense) SendWhole(peer, Cargo::kSums, round);
@@ -118,14 +118,15 @@ class RunningSum {
     }
   }
 
-  /// Ends in the block, whatever the form was.
+  /// Writes the sum to the block, whatever its form.
   void Finish() {
     if (form_ == Form::kDense) ctx_.scratch.dense.ToBlock(&block_);
     MarkSurvived(&block_);
   }
 
  private:
-  /// Every rank gives the same answer, for its partner's sums too.
+  /// True if a sum of `ranks` blocks may be dense. All ranks agree, also about their partners'
+  /// sums.
   bool MayBeDense(int ranks) const { return 2 * ranks * ctx_.capacity > ctx_.numel; }
 
   std::int64_t RoomFor(int ranks) const { return std::min(ranks * ctx_.capacity, ctx_.numel / 2); }
@@ -147,7 +148,7 @@ class RunningSum {
           " does not say in which form its sum comes: do all ranks use the same density?");
   }
 
-  /// The header of the block speaks for the sum in either form.
+  /// Copies the block's header, which identifies the sum in either form, to the dense sum.
   void Identify() { ctx_.scratch.dense.Identify(block_.header()); }
 
   void SendWhole(int peer, Cargo cargo, const std::string& round) {
@@ -162,7 +163,7 @@ class RunningSum {
     ctx_.Receive(&block_, &ctx_.scratch.theirs, RoomFor(ranks), peer, round);
   }
 
-  /// Receives a dense sum while something is sent.
+  /// Receives a dense sum while sending `out`.
   void TransferDense(Span<const Outgoing> out, int peer, const std::string& round) {
     DenseSum& theirs = ctx_.scratch.their_dense;
     theirs.Reset(ctx_.numel);

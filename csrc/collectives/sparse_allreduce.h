@@ -1,7 +1,6 @@
 /// A collective turns the blocks that the ranks selected into one block that all of them hold.
 ///
-/// What a new one takes stands in docs/contributing.md. The tests of the laws find it through the
-/// registry.
+/// docs/contributing.md says how to add one. The tests of the laws find it through the registry.
 
 #ifndef HVD_SPARSE_COLLECTIVES_SPARSE_ALLREDUCE_H_
 #define HVD_SPARSE_COLLECTIVES_SPARSE_ALLREDUCE_H_
@@ -21,26 +20,26 @@
 
 namespace hvd_sparse {
 
-/// Positions of the bucket, and what rounding took from the values there.
+/// Positions in the bucket, and the rounding errors of the values there.
 using RoundingErrors = std::vector<std::pair<Index, float>>;
 
-/// Scratch of one exchange: grows to what is needed and is used again.
+/// Scratch memory of a bucket's collective: grows as needed and is reused.
 struct CollectiveScratch {
   SparseBlock theirs, merged;
   Buffer messages, records;
   std::vector<SparseBlock> blocks;
-  DenseSum dense, their_dense;     // of recursive doubling
+  DenseSum dense, their_dense;     // for recursive_doubling
   Buffer outgoing, incoming;       // messages of a format that is not plain
-  RoundingErrors rounding_errors;  // of entries that are on their way, see Narrow
+  RoundingErrors rounding_errors;  // of entries in flight, see Narrow
   std::vector<float> errors;
 
-  // Of split_allgather.
+  // For split_allgather.
   std::vector<SparseBlock> parts;
-  std::vector<Index> regions;  // where each one begins; found anew now and then
+  std::vector<Index> regions;  // where each one begins; recomputed now and then
   DigestScratch digest;
 };
 
-/// A block on its way to a rank, and one expected from a rank, of at most `room` entries.
+/// A block to send to a rank, and one to receive from a rank, of at most `room` entries.
 struct BlockOut {
   int peer;
   const SparseBlock* block;
@@ -51,12 +50,12 @@ struct BlockIn {
   std::int64_t room;
 };
 
-/// How a collective does its work; the same on every rank.
+/// Options of a collective; equal on every rank.
 struct CollectiveOptions {
   double slack = 1;  ///< gtopk keeps slack * k entries in the rounds before the last; at least 1
 };
 
-/// One transfer of a collective: when, and how much of it was this rank's.
+/// One transfer of a collective: its times, and the bytes of this rank.
 struct RoundTimes {
   std::string name;
   double begin = 0, end = 0;  ///< seconds of std::chrono::steady_clock
@@ -64,7 +63,7 @@ struct RoundTimes {
   std::int64_t bytes_received = 0;
 };
 
-/// What a collective works with.
+/// The context in which a collective runs: its communicator, kernels, memory and options.
 struct CollectiveContext {
   Communicator& comm;
   const Kernels& kernels;
@@ -74,17 +73,17 @@ struct CollectiveContext {
   std::string what;       ///< the bucket, for warnings and errors
   std::int64_t numel = kMaxBucketNumel;  ///< entries of the bucket
   CollectiveOptions options = {};
-  WireFormat wire = {};  ///< of all messages, the same on every rank
+  WireFormat wire = {};  ///< format of all messages, equal on every rank
 
   std::int64_t bytes_sent = 0;  ///< by this rank, headers included; counted by Transfer
   std::int64_t bytes_received = 0;
   std::vector<RoundTimes> rounds = {};  ///< in the order in which they began; noted by Transfer
 
-  /// Communicator::Transfer, counted and timed. For what is no block.
+  /// Runs Communicator::Transfer, counted and timed. For messages that are not blocks.
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& round);
 
-  /// Sends a finished block; in a format with narrow values, after Narrow. A rank that takes the
-  /// block as its own gets it verbatim.
+  /// Sends a finished block; in a format with narrow values, after Narrow. Cargo::kVerbatim is for
+  /// a peer that takes over the block as its own.
   void Send(const SparseBlock& block, int peer, const std::string& round,
             Cargo cargo = Cargo::kSums);
 
@@ -92,7 +91,7 @@ struct CollectiveContext {
   void Receive(SparseBlock* own, SparseBlock* theirs, std::int64_t room, int peer,
                const std::string& round);
 
-  /// Send and Receive with the same peer at the same time.
+  /// Sends to and receives from the same peer at the same time.
   void Swap(SparseBlock* own, SparseBlock* theirs, std::int64_t room, int peer,
             const std::string& round);
 
@@ -100,32 +99,34 @@ struct CollectiveContext {
   void MoveBlocks(SparseBlock* own, Span<const BlockOut> out, Span<const BlockIn> in,
                   const std::string& round);
 
-  /// Every rank's block, in the order of the ranks, each of at most `room` entries; `own` is this
-  /// rank's. Bruck's algorithm: ceil(log2 P) rounds, in which a rank sends the blocks of all others
-  /// once. Agrees with all. The blocks live in the scratch memory.
+  /// Returns every rank's block, in rank order, each of at most `room` entries; `own` is this
+  /// rank's. Bruck's algorithm: ceil(log2 P) rounds, in which a rank sends P - 1 blocks in all.
+  /// Agrees with all ranks. The blocks lie in the scratch memory.
   std::vector<SparseBlock>& AllgatherBlocks(SparseBlock* own, std::int64_t room,
                                             const std::string& round);
 
-  /// Rounds the values of a block to the type that travels, in place, just before they do; so this
-  /// rank goes on with what its peers receive. Nothing happens where values travel as float32.
+  /// Rounds the values of a block to the wire type, in place, just before they are sent, so that
+  /// this rank continues with the values that its peers receive. Does nothing if values are sent as
+  /// float32.
   ///
-  /// What is lost must stay with exactly one of the ranks that hold this block: on that one,
-  /// `keeps_errors` is true, and the errors are noted. Own values are a rank's own affair. Of a sum
-  /// that several ranks hold it is the lowest of them, or the one that alone computed it.
+  /// The rounding errors must stay with exactly one of the ranks that hold this block: on that one,
+  /// `keeps_errors` is true, and the errors are recorded. That is the rank itself for its own
+  /// values, and for a sum the lowest of the ranks that hold it, or the only one that computed it.
   void Narrow(SparseBlock* block, bool keeps_errors);
 
-  /// Forgets the errors of entries that are not in `block` any more, or without the survived bit
-  /// where `survived_only`: nobody will receive them, and the ranks put back what they took. To be
-  /// called wherever a block drops entries that could return through a peer later.
+  /// Discards the errors of entries that are no longer in `block` or, if `survived_only`, lack the
+  /// survived bit there: no rank will receive those entries, and the ranks put back what they took.
+  /// Call it wherever a block drops entries that could return through a peer later.
   void KeepErrorsOf(const SparseBlock& block, bool survived_only = false);
 
-  /// Every rank's record, one behind the other in the order of the ranks. For what is no block: a
-  /// few numbers, as many bytes on every rank. The memory is valid until the next call.
+  /// Returns every rank's record, back to back in rank order. For data other than blocks: a few
+  /// numbers, the same number of bytes on every rank. The memory is valid until the next call.
   const std::uint8_t* AllgatherRecords(const void* own, std::int64_t bytes,
                                        const std::string& round);
 
   /// Throws Disagreement unless `theirs`, received from `peer`, belongs to the same bucket and
-  /// step as `own`, and to a rank of the same options. Makes the lowest bad rank known to `own`.
+  /// step as `own`, and to a rank with the same options. Lowers the bad rank of `own` to that of
+  /// `theirs`.
   void Agree(BlockHeader* own, const BlockHeader& theirs, int peer) const;
   void Agree(SparseBlock* own, const SparseBlock& theirs, int peer) const {
     Agree(&own->header(), theirs.header(), peer);
@@ -134,13 +135,13 @@ struct CollectiveContext {
   /// Throws Disagreement unless `peer` sends messages of this context's format.
   void AgreeOnFormat(std::uint8_t theirs, int peer) const;
 
-  /// For those who are about to wait for each other's devices, which know no end of waiting: all
-  /// ranks compare, by way of the CPU and in 32 bytes of each, what they are about to do. Throws as
-  /// Agree does, on all ranks, or where their routes differ. Makes the lowest bad rank known.
+  /// Compares the headers of all ranks, 32 bytes each, over the CPU; called before ranks wait for
+  /// each other's devices, a wait without a deadline. Throws like Agree, on all ranks, and if their
+  /// routes differ. Lowers the bad rank of `own` to the lowest of all ranks.
   void AgreeBeforehand(BlockHeader* own);
 
-  /// Runs `read`, which looks at a message of `peer`. What it finds wrong is thrown with the names
-  /// of that rank and of the bucket.
+  /// Runs `read`, which parses a message of `peer`. Rethrows its errors with the names of that rank
+  /// and of the bucket.
   template <typename Read>
   void Reading(int peer, Read read) const {
     try {
@@ -151,31 +152,31 @@ struct CollectiveContext {
     }
   }
 
-  /// own = Kernels::Merge(own, theirs); the header stays own's, but for kSumOverflows where a sum
+  /// own = Kernels::Merge(own, theirs); the header stays own's, except for kSumOverflows if a sum
   /// is not finite.
   void MergeInto(SparseBlock* own, const SparseBlock& theirs);
 
-  /// The sum of one block of each rank, added pair by pair in the order of the ranks, so that every
-  /// rank that does it gets the same bits; with kSumOverflows as in MergeInto. Uses up the blocks.
+  /// Returns the sum of one block of each rank, added pair by pair in rank order, so that every
+  /// rank gets the same bits; with kSumOverflows as in MergeInto. Overwrites the blocks.
   const SparseBlock& SumInRankOrder(std::vector<SparseBlock>* blocks);
 
   /// Drops all but the `count` largest entries of a block.
   void KeepTopK(SparseBlock* block, std::int64_t count) const;
 
-  /// A finished block as it travels; lives until the next one does.
+  /// Returns the message of a finished block; valid until the next call.
   Outgoing Packed(const SparseBlock& block, Cargo cargo, int peer);
 
-  /// Reads a message of `peer` into `theirs`, which was reset to the room that it may take, and
-  /// checks that it belongs here: that its positions ascend within the bucket, that its values are
-  /// finite unless a bad rank is known, and Agree. `message` may be the block's own memory.
+  /// Parses a message of `peer` into `theirs`, which was reset to the room that it may take, and
+  /// checks it: positions ascend within the bucket, values are finite unless a bad rank is known,
+  /// and Agree holds. `message` may be the block's own memory.
   void Unpack(const std::uint8_t* message, std::int64_t bytes, SparseBlock* own,
               SparseBlock* theirs, int peer) const;
 
  private:
-  /// Where the next message for `theirs` is to be received.
+  /// Returns the buffer for the next message, which Unpack parses into `theirs`.
   Incoming Expect(SparseBlock* theirs, std::int64_t room, int peer);
 
-  /// The same in given memory, which a plain format leaves alone.
+  /// Like Packed and Expect, but in the given memory, which a plain format does not use.
   Outgoing PackedAt(std::uint8_t* memory, const SparseBlock& block, Cargo cargo, int peer) const;
   Incoming ExpectAt(std::uint8_t* memory, SparseBlock* theirs, std::int64_t room, int peer) const;
 };
@@ -187,29 +188,30 @@ class SparseAllreduce {
  public:
   virtual ~SparseAllreduce() = default;
 
-  /// Whether everything selected is delivered, on every rank.
+  /// Returns true if every selected entry is delivered, on every rank.
   virtual bool DeliversAll() const = 0;
 
-  /// Whether the ranks of a node add up their residuals before they select: a rank then selects
-  /// from its shard of the sum, and Run is for the ranks of that shard, one on each node. See
-  /// hierarchical.cc.
+  /// Returns true if the ranks of a node add up their residuals before they select: a rank then
+  /// selects from its shard of the sum, and Run is called by the owners of that shard, one on each
+  /// node. See hierarchical.cc.
   virtual bool SumsNodesFirst() const { return false; }
 
-  /// Cuts a finished selection down to what this collective carries when it is asked for k entries.
-  /// What it drops goes back to the residual.
+  /// Cuts a finished selection to the entries that this collective sends when it is asked for k.
+  /// Dropped entries return to the residual.
   virtual void Trim(std::int64_t /*k*/, Span<float> /*residual*/, const Kernels& /*kernels*/,
                     SparseBlock* /*selected*/) const {}
 
-  /// In: this rank's selected block, finished and trimmed. Out: the sum over all ranks, of bitwise
-  /// equal positions and values on all of them; the index of an entry carries the survived bit
-  /// where this rank's own value is part of the sum. header().bad_rank is the lowest of any rank.
+  /// Replaces this rank's selected block, finished and trimmed, by the sum over all ranks. Its
+  /// positions and values are bitwise equal on all ranks; the index of an entry carries the
+  /// survived bit if this rank's own value is part of the sum. header().bad_rank is the lowest of
+  /// all ranks.
   virtual void Run(SparseBlock* block, CollectiveContext& ctx) const = 0;
 };
 
-/// Names of all collectives, in the order of the registry.
+/// Returns the names of all collectives, in the order of the registry.
 std::vector<std::string> CollectiveNames();
 
-/// The collective of that name; throws InvalidArgument, naming those that exist.
+/// Returns the collective of that name; throws InvalidArgument, naming those that exist.
 const SparseAllreduce& FindCollective(const std::string& name);
 
 }  // namespace hvd_sparse

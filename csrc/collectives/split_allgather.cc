@@ -5,7 +5,7 @@
 ///     what is left goes to all ranks, and each of them keeps the k largest
 ///
 /// Rounds: 1 with P - 1 messages, and 2 ceil(log2 P) (a digest of magnitudes, and the entries);
-/// every 64 steps ceil(log2 P) more, to find the regions again; ceil(log2 P) + 1 more where one
+/// every 64 steps ceil(log2 P) more, to recompute the regions; ceil(log2 P) + 1 more where one
 /// owner keeps more than twice its share.
 /// Sent by each rank: 8 k (P - 1) / P bytes of its own entries and about 8.5 k (P - 1) / P of sums
 /// (+ headers, + 4 (P - 1) (17 + 8.5 ln P) of digests): about 16 k bytes for many ranks.
@@ -13,8 +13,8 @@
 /// less than gtopk, and its result is exact.
 ///
 /// The regions hold about equal numbers of selected entries: their boundaries are the quantiles of
-/// each rank's selected positions, averaged over the ranks. Entries that did not come out among the
-/// k largest return to the residuals; the sums are complete, so an index is delivered for all ranks
+/// each rank's selected positions, averaged over the ranks. Entries that are not among the k
+/// largest return to the residuals; the sums are complete, so an index is delivered for all ranks
 /// or for none. A selection is not trimmed to k first: parts of any length are fine here, the
 /// result is cut anyway, and what a rank sends beyond k makes the sum more complete.
 ///
@@ -35,8 +35,8 @@ namespace {
 
 constexpr std::uint64_t kStepsBetweenRegions = 64;
 
-/// A share of fewer entries is not worth balancing: 64 kB take as long as a message takes to start
-/// on the networks at hand.
+/// Shares of fewer entries are not worth balancing: sending 64 kB takes as long as starting a
+/// message on the networks at hand.
 constexpr std::int64_t kWorthBalancing = 8192;
 
 /// A range of the entries of a block.
@@ -47,14 +47,14 @@ struct Range {
 
 Range Overlap(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
-/// Writes entries of `from` behind the first `filled` of a block that is being written.
+/// Copies the entries `range` of `from` behind the first `filled` of `to`, which is being written.
 void Append(const SparseBlock& from, Range range, std::int64_t filled, SparseBlock* to) {
   const auto count = static_cast<std::size_t>(range.count());
   std::memcpy(to->indices() + filled, from.indices() + range.begin, count * sizeof(Index));
   std::memcpy(to->values() + filled, from.values() + range.begin, count * sizeof(float));
 }
 
-/// Makes `to` a block of some entries of `from`.
+/// Makes `to` a finished block of the entries `range` of `from`.
 void CopyPart(const SparseBlock& from, Range range, const BlockHeader& identity, SparseBlock* to) {
   to->Reset(range.count());
   Append(from, range, 0, to);
@@ -88,8 +88,8 @@ class SplitRun {
   }
 
  private:
-  /// Cuts the bucket where the ranks, on average, have selected equal numbers of entries. Those
-  /// that selected nothing have no say.
+  /// Cuts the bucket where the ranks, on average, have selected equal numbers of entries. Ranks
+  /// that selected nothing do not count.
   void FindRegions() {
     const std::int64_t count = block_.count();
     std::vector<Index> cuts;
@@ -119,7 +119,7 @@ class SplitRun {
     }
   }
 
-  /// This rank's entries in a region.
+  /// Returns the range of this rank's entries that lie in a region.
   Range EntriesIn(int region) const {
     const Index* const begin = block_.indices();
     const Index* const end = begin + block_.count();
@@ -130,7 +130,8 @@ class SplitRun {
     return {first(region) - begin, first(region + 1) - begin};
   }
 
-  /// Rank r starts with rank r + 1, so that no owner is everybody's first.
+  /// Sends each region's entries to its owner. Rank r starts with rank r + 1, so that not all ranks
+  /// send to the same owner first.
   void SendToOwners() {
     CopyPart(block_, EntriesIn(rank_), block_.header(), Of(&scratch_.blocks, rank_));
     for (int first = 1; first < size_; first += kMessagesAtOnce) {
@@ -146,13 +147,15 @@ class SplitRun {
     }
   }
 
-  /// The block becomes the sum of this rank's region; its header stays, with what all ranks know.
+  /// Replaces the block by the sum of this rank's region; keeps its header, with the lowest bad
+  /// rank.
   void SumRegion() {
     ctx_.SumInRankOrder(&scratch_.blocks);
     TakeEntriesOf(Of(&scratch_.blocks, 0));
   }
 
-  /// Drops what other regions outbid for certain. Returns the most entries that any rank has left.
+  /// Drops entries that are certainly not among the k largest. Returns the most that any rank
+  /// keeps.
   std::int64_t DropWhatIsSmall() {
     const std::vector<std::int64_t> places = DigestPlaces(ctx_.k, size_);
     const std::int64_t length = DigestLength(places);
@@ -167,7 +170,7 @@ class SplitRun {
     }
     const Bound bound = FindBound({all, length * size_}, places, size_, ctx_.k);
     ctx_.KeepTopK(&block_, KeptOf(rank_, bound, ctx_.k, scratch_.digest));
-    ctx_.Narrow(&block_, /*keeps_errors=*/true);  // sums that no other rank holds, before any moves
+    ctx_.Narrow(&block_, /*keeps_errors=*/true);  // no other rank holds these sums yet
 
     std::int64_t most = 0, total = 0;
     for (const Share& share : bound.shares) {
@@ -178,7 +181,8 @@ class SplitRun {
     return Balance(bound);
   }
 
-  /// Moves entries between neighbours until each rank holds an equal slice of the ascending whole.
+  /// Moves entries between ranks so that each holds an equal slice of all entries, in ascending
+  /// order. Returns the length of the longest slice.
   std::int64_t Balance(const Bound& bound) {
     const auto own = static_cast<std::uint32_t>(block_.count());
     const auto* counts = reinterpret_cast<const std::uint32_t*>(
@@ -234,7 +238,7 @@ class SplitRun {
     return (total + size_ - 1) / size_;
   }
 
-  /// Every rank's entries, one rank's behind the other's: regions ascend.
+  /// Gathers the entries of all ranks into the block, in rank order, since regions ascend.
   void Gather(std::int64_t room) {
     std::vector<SparseBlock>& blocks =
         ctx_.AllgatherBlocks(&block_, room, "split_allgather, gather, round");

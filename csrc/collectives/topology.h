@@ -8,7 +8,7 @@
 namespace hvd_sparse {
 
 /// A hypercube for any number of ranks: the largest power of two of them is the core; each rank
-/// beyond is the guest of one core rank, which speaks for it.
+/// beyond is the guest of one core rank, its host, which exchanges on its behalf.
 struct FoldedCube {
   int rank;
   int size;
@@ -23,7 +23,7 @@ struct FoldedCube {
   bool HasGuest() const { return rank + Core() < size; }
   int Guest() const { return rank + Core(); }  ///< of a core rank that has one
   int Partner(int distance) const { return rank ^ distance; }
-  /// Of those that hold the same block before the round of `distance`.
+  /// True on the lowest of the ranks that hold the same block before the round of `distance`.
   bool IsLowest(int distance) const { return rank % distance == 0; }
 };
 

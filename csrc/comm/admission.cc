@@ -10,8 +10,8 @@
 namespace hvd_sparse {
 namespace {
 
-constexpr double kGuestSeconds = 10.0;  // in which a guest must have proved itself
-constexpr double kCrowdSeconds = 0.25;  // after which it must make room for another one
+constexpr double kGuestSeconds = 10.0;  // within which a guest must prove itself
+constexpr double kCrowdSeconds = 0.25;  // after which it must make room for another guest
 
 }  // namespace
 
@@ -31,7 +31,7 @@ std::vector<Admission::Admitted> Admission::Advance(bool accepts) {
       continue;
     }
     const int caller = guest->handshake.caller();
-    // A rank may come by several of this host's addresses at once: it is admitted by one.
+    // A rank may connect through several of this host's addresses at once; only one is admitted.
     if (status == HandshakeStatus::kDone && IsExpected(caller)) {
       if (Descriptor socket = guest->handshake.Admit()) {
         admitted_.insert(caller);
@@ -58,8 +58,8 @@ bool Admission::IsExpected(int rank) const {
   return rank >= first_ && rank < end_ && admitted_.count(rank) == 0;
 }
 
-/// The oldest guest makes room for another one, but only after a moment: a rank has to be able to
-/// prove itself while strangers keep coming.
+/// The oldest guest makes room for another one, but only after a moment, so that a rank can prove
+/// itself while strangers keep connecting.
 bool Admission::HasRoom() const {
   return guests_.size() < kMostGuests ||
          Clock::now() >= guests_.front().since + Seconds(kCrowdSeconds);

@@ -1,8 +1,8 @@
-/// Admits the ranks that are expected at a port, and nobody else.
+/// Admits the expected ranks at a port, and nobody else.
 ///
-/// Anybody may connect. Until a connection has proved that it is an expected rank (handshake.h) it
-/// is a guest. Guests are few and stay for seconds, so strangers cannot use up the descriptors of
-/// this process; the port closes with the last expected rank.
+/// Anybody may connect. A connection that has not yet proved that it is an expected rank
+/// (handshake.h) is a guest. The number of guests and their time are limited, so strangers cannot
+/// use up the descriptors of this process. The port closes once the last expected rank is admitted.
 
 #ifndef HVD_SPARSE_COMM_ADMISSION_H_
 #define HVD_SPARSE_COMM_ADMISSION_H_
@@ -20,12 +20,12 @@
 
 namespace hvd_sparse {
 
-/// Never waits. Used by one thread at a time.
+/// The admission of ranks at one port. Never waits; used by one thread at a time.
 class Admission {
  public:
   static constexpr std::size_t kMostGuests = 64;
 
-  /// Rank `rank` listens at `listener`, whose key is `key`, for each rank in [first, end) once.
+  /// Admits each rank in [first, end) once; rank `rank` listens at `listener`, whose key is `key`.
   Admission(Listener listener, std::string key, int rank, int first, int end);
 
   struct Admitted {
@@ -33,12 +33,12 @@ class Admission {
     Descriptor socket;
   };
 
-  /// Goes on with the guests, accepts more if `accepts`; returns the ranks admitted since the last
-  /// call. Throws Unavailable if this process has no descriptor left, and none of them is a
-  /// guest's.
+  /// Advances the guests' handshakes and, if `accepts`, accepts more guests; returns the ranks
+  /// admitted since the last call. Throws Unavailable if this process has no descriptor left and no
+  /// guest to drop.
   std::vector<Admitted> Advance(bool accepts);
 
-  /// The events to poll for, to know when Advance can go on. A guest may also run out of time.
+  /// Adds the events after which Advance has work to do. A guest may also run out of time.
   void AddTo(bool accepts, std::vector<pollfd>* polled) const;
 
   bool has_guests() const { return !guests_.empty(); }

@@ -1,4 +1,4 @@
-/// How blocks travel between the ranks of one exchange.
+/// Communicators: messages between the ranks of one exchange.
 ///
 /// An exchange owns its communicator, so two exchanges never see each other's messages. Between a
 /// pair of ranks messages arrive in the order in which they were sent.
@@ -28,8 +28,8 @@ struct Incoming {
   std::int64_t bytes = 0;  ///< bytes received; set by Transfer
 };
 
-/// Throws Disagreement: what rank `peer` has sent to `rank`, this one, is longer than `capacity`
-/// bytes, for which there is room. `bytes`: how long, where that is known.
+/// Throws Disagreement because peer `peer` sent this rank, `rank`, more than the `capacity` bytes
+/// that there is room for; `bytes` is the length of the message, if known.
 [[noreturn]] inline void RefuseLength(int peer, int rank, std::optional<std::int64_t> bytes,
                                       std::int64_t capacity, const std::string& what) {
   Throw(ErrorKind::kDisagreement, "the ranks disagree: rank ", peer, " sent ",
@@ -44,38 +44,39 @@ class Communicator {
   virtual int Rank() const = 0;
   virtual int Size() const = 0;
 
-  /// What a rank of this communicator is called in the exchange: for errors.
+  /// Returns the number that a rank of this communicator has in the exchange, for errors.
   virtual int RankInExchange(int rank) const { return rank; }
 
-  /// Sends and receives all at once; returns when everything has been sent and received.
+  /// Sends and receives all messages at once; returns when all have been sent and received.
   ///
-  /// Throws PeerLost, Timeout or what the exchange was ended with when that can no longer happen,
-  /// and Disagreement where a message is longer than the room given for it.
-  /// `what` says for whose sake this rank waits ("bucket 3 (fc.weight), gtopk, round 1") and is
-  /// part of every warning and error.
+  /// Throws PeerLost, Timeout or the error that ended the exchange if a message can no longer be
+  /// sent or received, and Disagreement if one is longer than its capacity. `what` names the
+  /// operation that this rank waits in ("bucket 3 (fc.weight), gtopk, round 1") and is part of
+  /// every warning and error.
   virtual void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) = 0;
 
-  /// Why Transfer cannot be given memory of a GPU; empty if it can.
+  /// Returns why Transfer cannot take GPU memory; empty if it can.
   virtual std::string DeviceMemoryProblem() const {
     return "the ranks are not connected by MPI, and nothing else takes memory of GPUs";
   }
 
-  /// Ends the exchange on every rank: all waits, there and here, throw `reason`, as an error of the
-  /// kind KindOnOthers(kind); but for those in steps that this rank is through with (Committed),
-  /// for which it has sent all. Where it throws, for want of memory, nothing has happened.
+  /// Ends the exchange on every rank: all waits, on this rank and the others, throw an error of
+  /// kind KindOnOthers(kind) with `reason`. Waits in steps that this rank has committed (see
+  /// Committed) go on, since it has sent all messages of them. Has no effect if it throws for want
+  /// of memory.
   virtual void Fail(ErrorKind kind, const std::string& reason) = 0;
 
   /// Throws if the exchange has been ended, by this rank or another.
   virtual void Check() = 0;
 
-  /// Like Check, for a rank that waits for nobody any more: others may have left.
+  /// Like Check, but for a rank that no longer waits for any peer: others may have left.
   virtual void CheckAtEnd() { Check(); }
 
-  /// This rank is through with so many steps: it needs nobody for them any more, while others may
-  /// still wait for what it has sent.
+  /// Notes that this rank has committed `steps` steps: it needs no peer for them any more, though
+  /// others may still wait for messages that it has sent.
   virtual void Committed(std::int64_t /*steps*/) {}
 
-  /// The user has been told that the exchange failed.
+  /// Notes that the user has been told of the exchange's failure.
   virtual void Acknowledge() {}
 };
 

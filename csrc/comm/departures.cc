@@ -5,8 +5,8 @@
 namespace hvd_sparse {
 namespace {
 
-// Without progress for so long, nothing moves: many times what frames are apart, half of what a
-// receiver's kernel waits before it acknowledges the last ones.
+// After this long without progress a message counts as stuck. It is many times the interval between
+// frames, and half the time after which a receiver's kernel acknowledges the last ones.
 constexpr std::chrono::milliseconds kStill(20);
 
 }  // namespace

@@ -1,11 +1,12 @@
-/// What a rank has sent and what has yet to arrive: later messages to others wait for it.
+/// Messages in flight: sent by this rank but not yet received. Later messages to other peers wait
+/// for them.
 ///
 /// A transfer ends for its sender once the kernel has taken the bytes, long before they are on the
-/// link. A rank that then goes on has messages of two rounds under way, which share its link
-/// evenly: the older one, for which somebody waits, arrives late, for the sake of one that nobody
-/// can use yet. Ranks that were out of step by a little so get further out of step, and links idle
-/// while their ranks wait for each other: rounds have been seen to take several times as long as
-/// their bytes.
+/// link. A rank that goes on to its next round then has messages of two rounds in flight, which
+/// share its link evenly: the older one, for which a peer waits, is delayed by one that nobody can
+/// use yet. Ranks that are slightly out of step get further out of step, and links idle while their
+/// ranks wait for each other: rounds have been seen to take several times as long as their bytes
+/// need.
 
 #ifndef HVD_SPARSE_COMM_DEPARTURES_H_
 #define HVD_SPARSE_COMM_DEPARTURES_H_
@@ -20,20 +21,20 @@ namespace hvd_sparse {
 
 class Departures {
  public:
-  /// The stream, which outlives this, has sent a message.
+  /// Notes that the stream, which must outlive this object, has sent a message.
   void Add(const TcpStream* stream);
 
-  /// Whether anything but messages of `own` (which may be null) is on its way to its receiver.
+  /// True if messages of any stream but `own` (which may be null) are in flight.
   ///
-  /// What makes no progress is not: it takes nothing of the link. So nobody waits for a peer that
-  /// does not read, or has gone.
+  /// Messages that make no progress do not count, since they take no share of the link; so nobody
+  /// waits for a peer that does not read, or is gone.
   bool Moving(const TcpStream* own);
 
  private:
   using Clock = std::chrono::steady_clock;
 
   std::vector<const TcpStream*> streams_;
-  std::int64_t left_ = -1;  // bytes, when it was last looked
+  std::int64_t left_ = -1;  // bytes in flight at the last call; -1: a message was added since
   Clock::time_point progress_;
 };
 

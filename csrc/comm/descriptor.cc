@@ -1,4 +1,4 @@
-/// File descriptors that forked children do not keep; see the header.
+/// File descriptors that are closed in forked children; see the header.
 
 #include "csrc/comm/descriptor.h"
 
@@ -15,8 +15,8 @@ namespace {
 
 std::atomic<int> fork_count{0};
 
-/// The descriptors of this process that a child must close. A fork waits for the mutex, so the
-/// child finds the set complete.
+/// The descriptors of this process that a forked child must close. A fork waits for the mutex, so
+/// the child finds the set complete.
 struct Registry {
   std::mutex mutex;
   std::set<int> open;

@@ -1,8 +1,8 @@
-/// File descriptors that forked children do not keep.
+/// File descriptors that are closed in forked children.
 ///
-/// A connection tells of a process's death only if no other process holds it open. Programs that
-/// are started by exec are kept out by CLOEXEC; children that only fork (data loader workers) close
-/// what they have inherited in a pthread_atfork handler.
+/// A connection reveals a process's death only if no other process holds it open. CLOEXEC closes it
+/// in programs started by exec; children that only fork (data loader workers) close it in a
+/// pthread_atfork handler.
 
 #ifndef HVD_SPARSE_COMM_DESCRIPTOR_H_
 #define HVD_SPARSE_COMM_DESCRIPTOR_H_
@@ -11,7 +11,7 @@
 
 namespace hvd_sparse {
 
-/// How many forks lie between the process that loaded this library and the calling one.
+/// Returns the number of forks between the process that loaded this library and the calling one.
 int ForkCount();
 
 /// Owns a file descriptor. Movable; empty in forked children.
@@ -22,8 +22,8 @@ class Descriptor {
   Descriptor(Descriptor&& other) noexcept { *this = static_cast<Descriptor&&>(other); }
   Descriptor& operator=(Descriptor&& other) noexcept;
 
-  /// Owns what `open` returns, e.g. [] { return ::eventfd(0, EFD_CLOEXEC); }, unless that is
-  /// negative (errno says why). No fork can happen in between, so `open` must not block.
+  /// Owns the descriptor that `open` returns, e.g. [] { return ::eventfd(0, EFD_CLOEXEC); }, or
+  /// none if that is negative (errno says why). Forks wait for `open`, so it must not block.
   static Descriptor Open(const std::function<int()>& open);
 
   explicit operator bool() const { return get() >= 0; }
@@ -32,7 +32,7 @@ class Descriptor {
 
  private:
   int fd_ = -1;
-  int fork_count_ = 0;  // of the process that opened it
+  int fork_count_ = 0;  // ForkCount() of the process that opened it
 };
 
 }  // namespace hvd_sparse

@@ -1,7 +1,7 @@
 /// Some of an exchange's ranks, as a communicator of their own: first, first + stride, ...
 ///
-/// A view: messages travel over the whole communicator, and a failure is everybody's. The ranks of
-/// a group must not talk over the whole one meanwhile.
+/// A view: messages are sent over the whole communicator, and a failure ends the exchange on all
+/// its ranks. While a group is in use, its ranks must not use the whole communicator.
 
 #ifndef HVD_SPARSE_COMM_GROUP_COMMUNICATOR_H_
 #define HVD_SPARSE_COMM_GROUP_COMMUNICATOR_H_
@@ -14,7 +14,7 @@ namespace hvd_sparse {
 
 class GroupCommunicator final : public Communicator {
  public:
-  /// `size` ranks of `whole`, one of which is this one. Lives no longer than `whole`.
+  /// Groups `size` ranks of `whole`, which include this rank. `whole` must outlive the group.
   GroupCommunicator(Communicator* whole, int first, int stride, int size)
       : whole_(*whole), first_(first), stride_(stride), size_(size) {}
 

@@ -36,7 +36,7 @@ int RankIn(const std::string& hello) {
   return static_cast<int>(rank);
 }
 
-/// All that both proofs of a handshake are about.
+/// The inputs of both proofs of a handshake.
 struct Proofs {
   std::string key, ranks, nonces, address;
 
@@ -45,7 +45,7 @@ struct Proofs {
   }
 };
 
-/// Sends a few bytes, which fit into the buffer of a new connection; whether that worked.
+/// Sends a few bytes, which fit into the buffer of a new connection; returns true if that worked.
 bool SendAtOnce(const Descriptor& socket, const std::string& bytes) {
   const int fd = socket.get();
   if (fd < 0) return false;
@@ -56,7 +56,7 @@ bool SendAtOnce(const Descriptor& socket, const std::string& bytes) {
 enum class Reading { kNotYet, kComplete, kBroken };
 
 /// Reads until `*bytes` holds `size` bytes, and no more: messages may follow. If the connection has
-/// broken, errno says why; 0: the other end has closed it.
+/// broken, errno says why, and is 0 if the other end has closed it.
 Reading ReadUpTo(std::size_t size, const Descriptor& socket, std::string* bytes) {
   const int fd = socket.get();
   if (fd < 0) {

@@ -1,19 +1,19 @@
 /// Proof that both ends of a new connection are ranks of one exchange.
 ///
-/// Every listener has a key of its own, which the ranks of its exchange learn through Horovod. The
-/// key never travels on a connection made here:
+/// Every listener has its own key, which the ranks of its exchange learn through Horovod. The key
+/// is never sent on a connection made here:
 ///
 ///     caller    its rank, a nonce
 ///     listener  a nonce, HMAC-SHA256(key, "listener", ranks, both nonces, the listener's address)
 ///     caller    HMAC-SHA256(key, "caller", ranks, both nonces, the listener's address)
 ///     listener  one byte: the caller is admitted
 ///
-/// The listener proves itself first, so a caller that has reached somebody else tells him nothing
-/// of use. Nonces are fresh, so a recorded proof is worthless later. Both ends take the address
-/// from their own end of the connection, so a proof is worthless to somebody who relays it from
-/// another address or port.
+/// The listener proves itself first, so a caller that has reached a stranger reveals nothing
+/// useful. Nonces are fresh, so a recorded proof is worthless later. Both ends take the address
+/// from their own end of the connection, so a proof relayed from another address or port is
+/// worthless.
 ///
-/// Nothing here waits: a handshake goes on as far as the bytes that have arrived allow.
+/// Nothing here blocks: a handshake advances as far as the bytes received so far allow.
 
 #ifndef HVD_SPARSE_COMM_HANDSHAKE_H_
 #define HVD_SPARSE_COMM_HANDSHAKE_H_
@@ -28,7 +28,7 @@ namespace hvd_sparse {
 
 enum class HandshakeStatus { kUnderWay, kDone, kFailed };
 
-/// The end that connects; done once it is admitted.
+/// The handshake of the end that connects; done once it is admitted.
 class CallerHandshake {
  public:
   /// `socket` comes from BeginConnecting; if it is empty, errno says why. `key` is the listener's.
@@ -36,19 +36,19 @@ class CallerHandshake {
 
   HandshakeStatus Advance();
 
-  /// The connection of a handshake that is done.
+  /// Returns the connection; call it once the handshake is done.
   Descriptor Take() { return std::move(socket_); }
 
   int fd() const { return socket_.get(); }
-  short events() const;  ///< to poll for
+  short events() const;  ///< events to poll for
 
-  /// True once the connection is made; anybody may be at its other end.
+  /// True once connected; the other end may still be anybody.
   bool connected() const { return stage_ > Stage::kConnecting; }
 
   /// True once the listener has proved itself.
   bool found() const { return stage_ == Stage::kAwaitsAdmission; }
 
-  /// Why the handshake has failed, for messages; empty while it has not.
+  /// The reason why the handshake failed, for messages; empty if it has not failed.
   const std::string& problem() const { return problem_; }
 
   /// The errno behind problem(); 0 if the other end closed the connection or failed its proof.
@@ -68,7 +68,8 @@ class CallerHandshake {
   int error_ = 0;
 };
 
-/// The end that listens; done once the caller has proved itself, and only waits to be admitted.
+/// The handshake of the end that listens; done once the caller has proved itself and only waits to
+/// be admitted.
 class ListenerHandshake {
  public:
   ListenerHandshake(Descriptor socket, std::string key, int listener);
@@ -78,7 +79,8 @@ class ListenerHandshake {
   /// The rank that the caller has proved to be.
   int caller() const { return caller_; }
 
-  /// Tells the caller that it is admitted; the connection, or an empty descriptor if that fails.
+  /// Tells the caller that it is admitted; returns the connection, or an empty descriptor if that
+  /// fails.
   Descriptor Admit();
 
   int fd() const { return socket_.get(); }
@@ -88,7 +90,7 @@ class ListenerHandshake {
   const std::string key_;
   const int listener_;
   int caller_ = -1;
-  std::string received_, expected_;  // the caller's proof, as it has come and as it must be
+  std::string received_, expected_;  // the caller's proof, as received and as required
 };
 
 }  // namespace hvd_sparse

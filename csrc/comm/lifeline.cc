@@ -1,7 +1,7 @@
-/// Tells the ranks of an exchange what has become of each other; see the header.
+/// The lifeline of an exchange; see the header.
 ///
-/// Rank 0 relays: what it learns of one rank it tells all others. All connections belong to the
-/// watching thread, which sleeps in poll(); other threads leave their orders and wake it.
+/// Rank 0 relays: it tells all others what it learns of one rank. All connections belong to the
+/// watching thread, which sleeps in poll(); other threads leave orders for it and wake it.
 
 #include "csrc/comm/lifeline.h"
 
@@ -31,7 +31,8 @@
 namespace hvd_sparse {
 namespace {
 
-constexpr double kGoodbyeSeconds = 0.5;  // where nobody is waited for but to hear a goodbye
+// How long a rank whose messages nobody needs waits for its goodbye to arrive.
+constexpr double kGoodbyeSeconds = 0.5;
 
 double AbortSeconds() {
   const char* text = std::getenv("HVD_SPARSE_ABORT_SECONDS");
@@ -43,14 +44,14 @@ double AbortSeconds() {
   return seconds;
 }
 
-/// That rank `rank` is through with so many steps, or leaves after them.
+/// Returns the record that rank `rank` has committed `steps` steps, or leaves after them.
 Record Saying(RecordKind kind, int rank, std::int64_t steps) {
   Record record{kind, rank};
   record.steps = steps;
   return record;
 }
 
-/// Says why and ends the process without running anything that could hang.
+/// Prints the failure and ends the process without running anything that could hang.
 [[noreturn]] void EndProcess(const std::string& failure) {
   const std::string text =
       Concat("hvd_sparse: ", failure,
@@ -74,7 +75,8 @@ class Lifeline::Impl {
 
   LifelineVerdict& verdict() { return verdict_; }
 
-  /// The thread and the connections stayed with the parent, mutexes perhaps locked.
+  /// True in a forked child: the thread and the connections are the parent's, and mutexes may be
+  /// locked.
   bool InForkedChild() const { return fork_count_ != ForkCount(); }
 
  private:
@@ -100,8 +102,8 @@ class Lifeline::Impl {
   Listener listener_;
   Descriptor wake_;
 
-  LifelinePeers peers_;  // those still connected: on rank 0 all others, elsewhere rank 0
-  std::optional<Clock::time_point> leaving_;  // the time at which to stop waiting for them
+  LifelinePeers peers_;  // peers still connected: on rank 0 all others, elsewhere rank 0
+  std::optional<Clock::time_point> leaving_;  // set once this rank leaves: the deadline for peers_
   std::int64_t steps_told_ = 0;
   std::thread thread_;
 
@@ -152,7 +154,7 @@ void Lifeline::Impl::Connect(const std::string& address, double seconds) {
 void Lifeline::Impl::Fail(ErrorKind kind, const std::string& reason) {
   const std::int64_t steps = verdict_.steps();
   Record order{RecordKind::kFail, rank_, reason, kind, steps};
-  if (!verdict_.Failed(rank_, kind, reason, steps)) return;  // everybody knows, or will at once
+  if (!verdict_.Failed(rank_, kind, reason, steps)) return;  // all ranks know it or are being told
   {
     std::lock_guard<std::mutex> lock(mutex_);
     fail_order_ = std::move(order);
@@ -166,10 +168,11 @@ void Lifeline::Impl::Committed(std::int64_t steps) {
 
 void Lifeline::Impl::Wake() {
   const std::uint64_t one = 1;
-  if (wake_ && ::write(wake_.get(), &one, sizeof(one)) < 0) return;  // full: will wake anyway
+  if (wake_ && ::write(wake_.get(), &one, sizeof(one)) < 0) return;  // full: it wakes anyway
 }
 
-/// The user may have met an error that does not say so: Horovod's, which fails on all ranks then.
+/// Warns of a death that the user may not know of: Horovod fails on all ranks then, with an error
+/// that does not mention it.
 void Lifeline::Impl::WarnOfDeath() noexcept {
   try {
     const auto death = verdict_.UnacknowledgedDeath();
@@ -177,7 +180,7 @@ void Lifeline::Impl::WarnOfDeath() noexcept {
     Warn(death->failure.message);
     verdict_.Acknowledge();
   } catch (const std::bad_alloc&) {
-    // What was met must do.
+    // There is no memory for the warning; the user has at least seen Horovod's error.
   }
 }
 
@@ -232,7 +235,7 @@ void Lifeline::Impl::CarryOutOrders() {
   leaving_ = After(may_be_needed ? kLastMessagesSeconds : kGoodbyeSeconds);
 }
 
-/// Those who leave wait for that.
+/// Tells rank 0 of this rank's committed steps, for which ranks that leave wait.
 void Lifeline::Impl::TellSteps() {
   const std::int64_t steps = verdict_.steps();
   if (steps == steps_told_ || leaving_ || !verdict_.Any()) return;
@@ -240,7 +243,7 @@ void Lifeline::Impl::TellSteps() {
   TellOthers(Saying(RecordKind::kThrough, rank_, steps));
 }
 
-/// On rank 0: the steps that all ranks are through with, but for those who leave.
+/// On rank 0: returns the number of steps that all ranks have committed, leaving ranks excepted.
 std::int64_t Lifeline::Impl::StepsOfAll() const {
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
   std::int64_t steps = leaving_ ? kAny : verdict_.steps();
@@ -250,8 +253,8 @@ std::int64_t Lifeline::Impl::StepsOfAll() const {
   return steps;
 }
 
-/// On rank 0: closes the connections of those who leave and whom nobody needs any more; all of
-/// them, if it is such a one itself.
+/// On rank 0: closes the connections of leaving ranks whose messages nobody needs any more, or all
+/// connections if rank 0 is such a rank itself.
 void Lifeline::Impl::LetGo() {
   const std::int64_t of_all = StepsOfAll();
   const auto may_go = [&](std::int64_t steps) {
@@ -264,7 +267,7 @@ void Lifeline::Impl::LetGo() {
   }
 }
 
-/// Sends and receives what can be, and heeds what came from `rank`.
+/// Sends and receives without blocking, and handles the records received from `rank`.
 void Lifeline::Impl::Serve(int rank) {
   const auto peer = peers_.find(rank);
   if (peer == peers_.end()) return;
@@ -287,7 +290,7 @@ void Lifeline::Impl::Serve(int rank) {
 }
 
 void Lifeline::Impl::Heed(int from, const Record& record) {
-  // Rank 0 speaks for all, the others for themselves.
+  // Rank 0 relays records about any rank; the others send records about themselves.
   const int about = rank_ == 0 || record.kind == RecordKind::kGoodbye ? from : record.rank;
   if (about < 0 || about >= size_) return;
   switch (record.kind) {
@@ -317,7 +320,7 @@ void Lifeline::Impl::Heed(int from, const Record& record) {
   }
 }
 
-/// On rank 0 all others are told, elsewhere rank 0.
+/// Posts the record to all connected peers but `except`: on rank 0 all others, elsewhere rank 0.
 void Lifeline::Impl::TellOthers(const Record& record, int except) {
   for (auto& [rank, peer] : peers_) {
     if (rank != except) peer.connection.Post(record);

@@ -1,4 +1,4 @@
-/// What communicators between processes share: a lifeline tells who has left, and why.
+/// The base of communicators between processes, whose failures a lifeline reports.
 
 #ifndef HVD_SPARSE_COMM_LIFELINE_COMMUNICATOR_H_
 #define HVD_SPARSE_COMM_LIFELINE_COMMUNICATOR_H_
@@ -39,14 +39,15 @@ class LifelineCommunicator : public Communicator {
   }
 
  protected:
-  /// Without a lifeline (null) nobody hears of failures.
+  /// Without a lifeline (null) failures are not reported to or from other ranks.
   explicit LifelineCommunicator(std::shared_ptr<Lifeline> lifeline)
       : lifeline_(std::move(lifeline)) {}
 
   Lifeline* lifeline() const { return lifeline_.get(); }
 
  private:
-  // Of the base, so that it says goodbye when all connections are closed.
+  // Held by the base class, so that its goodbye is sent after the derived class has closed its
+  // connections.
   const std::shared_ptr<Lifeline> lifeline_;
 };
 

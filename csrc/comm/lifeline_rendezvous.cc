@@ -1,4 +1,4 @@
-/// How the connections of a lifeline come about; see the header.
+/// Sets up the connections of a lifeline; see the header.
 
 #include "csrc/comm/lifeline_rendezvous.h"
 
@@ -18,22 +18,22 @@
 namespace hvd_sparse {
 namespace {
 
-// Rank 0 looks so often for guests that have run out of time.
+// The interval at which rank 0 looks for guests that have run out of time.
 constexpr double kLookSeconds = 0.1;
 
-/// "host h, pid n" of this process.
+/// Returns "host h, pid n" for this process.
 std::string Who() {
   char host[256] = "";
   ::gethostname(host, sizeof(host) - 1);
   return Concat("host ", host, ", pid ", ::getpid());
 }
 
-/// "rank 2 of 4 (host h, pid n)".
+/// Returns "rank 2 of 4 (host h, pid n)".
 std::string NameOf(int rank, int size, const std::string& who) {
   return Concat("rank ", rank, " of ", size, who.empty() ? "" : Concat(" (", who, ")"));
 }
 
-/// The ranks that have come to rank 0, until all are there.
+/// The ranks that have connected to rank 0, until all have.
 class Gathering {
  public:
   Gathering(Listener listener, const std::string& key, int size)
@@ -44,7 +44,7 @@ class Gathering {
     return std::count_if(peers_.begin(), peers_.end(), is_known) == size_ - 1;
   }
 
-  /// Waits for something to happen, and goes on with it. Returns the rank that has died, else -1.
+  /// Waits for an event and handles it. Returns a rank that has died, or -1.
   int Advance(Clock::time_point deadline) {
     std::vector<pollfd> polled;
     for (const auto& [rank, peer] : peers_) {
@@ -73,7 +73,7 @@ class Gathering {
 
   std::string Name(int rank) const { return NameOf(rank, size_, peers_.at(rank).who); }
 
-  /// "ranks 2, 3 of 4": those who have not come.
+  /// Returns the ranks that have not connected: "ranks 2, 3 of 4".
   std::string Missing() const {
     constexpr int kNamed = 16;
     std::ostringstream text;
@@ -87,7 +87,7 @@ class Gathering {
     return Concat(missing > 1 ? "ranks " : "rank ", text.str(), " of ", size_);
   }
 
-  /// Ends this on all ranks that have come.
+  /// Ends the rendezvous on all ranks that have connected.
   [[noreturn]] void Fail(const std::string& reason) {
     for (auto& [rank, peer] : peers_) peer.connection.Post({RecordKind::kFail, 0, reason});
     Throw(ErrorKind::kPeerLost, reason);
@@ -104,8 +104,8 @@ class Gathering {
   LifelinePeers peers_;
 };
 
-/// Goes through the handshake with rank 0: until `patience` to find it, until `deadline` to be
-/// admitted.
+/// Completes the handshake with rank 0. Waits until `patience` for its proof, and until `deadline`
+/// for admission.
 HandshakeStatus Complete(CallerHandshake* handshake, Clock::time_point patience,
                          Clock::time_point deadline) {
   for (;;) {
@@ -116,7 +116,8 @@ HandshakeStatus Complete(CallerHandshake* handshake, Clock::time_point patience,
   }
 }
 
-/// Introduces this rank to rank 0, which has admitted it, and waits for all the others.
+/// Introduces this rank to rank 0, which has admitted it, and waits until all others have
+/// connected.
 LifelinePeers AwaitStart(Descriptor socket, int rank, int size, const std::string& name,
                          Clock::time_point deadline) {
   BreakWhenStuck(socket);
@@ -124,7 +125,7 @@ LifelinePeers AwaitStart(Descriptor socket, int rank, int size, const std::strin
   connection.Post({RecordKind::kHello, rank, Who()});
   std::string who;
   for (;;) {
-    // Rank 0 knows who is missing: let it be the first to lose patience.
+    // Rank 0 knows which ranks are missing, so let it time out first.
     const auto record = connection.WaitForNext(deadline + std::chrono::seconds(1));
     if (record && record->kind == RecordKind::kWelcome) {
       who = record->text;
@@ -164,8 +165,9 @@ LifelinePeers JoinPeers(const ListenAddress& address, int rank, int size, const 
   const auto deadline = After(seconds);
   const std::vector<std::string> ips = address.Reachable();
   std::string problem = "it offers loopback addresses alone, on another host";
-  bool is_refused = ips.empty();  // by every address: rank 0 listened before it told them
-  // An address may lead nowhere, or to somebody else's port: little patience at first.
+  // True if every address refuses: rank 0 listened before it published them.
+  bool is_refused = ips.empty();
+  // An address may lead nowhere, or to a stranger's port, so the first rounds are short.
   for (double patience = 1.0; Clock::now() < deadline && !is_refused; patience *= 2) {
     is_refused = true;
     for (const std::string& ip : ips) {

@@ -1,8 +1,8 @@
-/// How the connections of a lifeline come about.
+/// Sets up the connections of a lifeline.
 ///
 /// Rank 0 listens; the others try its addresses in turn. Both ends prove that they are ranks of
-/// this exchange (handshake.h). Nobody starts before all have come, so a rank that stays away, or
-/// dies meanwhile, is reported by all the others.
+/// this exchange (handshake.h). No rank starts before all have connected, so if one is missing, or
+/// dies meanwhile, all others report it.
 
 #ifndef HVD_SPARSE_COMM_LIFELINE_RENDEZVOUS_H_
 #define HVD_SPARSE_COMM_LIFELINE_RENDEZVOUS_H_
@@ -17,27 +17,27 @@
 
 namespace hvd_sparse {
 
-/// The other end of a connection.
+/// The peer at the other end of a lifeline's connection.
 struct LifelinePeer {
   LifelineConnection connection;
   std::string who;         ///< "host h, pid n"
-  std::int64_t steps = 0;  ///< that it is through with, as far as it has said
-  bool leaves = false;     ///< it has said goodbye
+  std::int64_t steps = 0;  ///< steps that it has committed, as far as it has told
+  bool leaves = false;     ///< true once it has sent its goodbye
 };
 
-/// By rank.
+/// The connected peers, by rank.
 using LifelinePeers = std::map<int, LifelinePeer>;
 
 /// On rank 0: waits for ranks 1 to size - 1.
 ///
-/// Throws PeerLost naming the missing ranks after `seconds`, or at once a rank that has come and
-/// died; on the ranks that did come as well.
+/// Throws PeerLost after `seconds`, naming the missing ranks, or at once, naming a connected rank
+/// that died. The connected ranks throw, too.
 LifelinePeers AwaitPeers(Listener listener, const ListenAddress& address, int size,
                          const std::string& name, double seconds);
 
-/// On the others: connects to rank 0 and waits for all to have done so.
+/// On the others: connects to rank 0 and waits until all ranks have.
 ///
-/// Throws PeerLost naming the addresses tried after `seconds`, or at once if rank 0 has died.
+/// Throws PeerLost after `seconds`, naming the addresses tried, or at once if rank 0 has died.
 LifelinePeers JoinPeers(const ListenAddress& address, int rank, int size, const std::string& name,
                         double seconds);
 

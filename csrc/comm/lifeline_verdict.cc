@@ -1,4 +1,4 @@
-/// What a lifeline has learned, and what follows from it; see the header.
+/// Decides which failure a lifeline reports, and when; see the header.
 
 #include "csrc/comm/lifeline_verdict.h"
 
@@ -8,7 +8,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// When the user of this process was last told of a death, whatever exchange told it.
+/// The time at which the user of this process was last told of a death, by any exchange.
 std::atomic<Clock::time_point> told_of_death{Clock::time_point::min()};
 
 }  // namespace
@@ -56,7 +56,8 @@ std::optional<Lifeline::Failure> LifelineVerdict::Current(double grace_seconds) 
   const auto due = [&](const Event& event, double grace) {
     return std::chrono::duration<double>(now - event.time).count() >= grace;
   };
-  // What a rank has sent may take long over a slow link; not for ever, should it have died since.
+  // A rank's last messages may take long over a slow link, but not for ever: it may have died
+  // since.
   const double last_messages =
       grace_seconds > 0 ? std::max(grace_seconds, kLastMessagesSeconds) : 0;
   if (EndsStep() || (failed_ && due(*failed_, last_messages)) ||
@@ -76,7 +77,7 @@ std::optional<Lifeline::Failure> LifelineVerdict::AtEnd() const {
   return EndsStep() || lost_ ? LostOrFailed() : std::nullopt;
 }
 
-/// Whether a rank has ended the step in which this one is, or one before.
+/// True if a rank has ended this rank's current step, or an earlier one.
 bool LifelineVerdict::EndsStep() const { return failed_ && failed_steps_ <= steps(); }
 
 std::optional<Lifeline::Failure> LifelineVerdict::LostOrFailed() const {

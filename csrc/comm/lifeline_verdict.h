@@ -1,4 +1,4 @@
-/// What a lifeline has learned, and what follows from it: which failure to report, and when.
+/// A lifeline's verdict: the events that it has learned of, which failure to report, and when.
 
 #ifndef HVD_SPARSE_COMM_LIFELINE_VERDICT_H_
 #define HVD_SPARSE_COMM_LIFELINE_VERDICT_H_
@@ -16,52 +16,52 @@
 
 namespace hvd_sparse {
 
-/// Seconds that the last messages of a rank that leaves may be under way, over a slow link.
+/// Seconds that the last messages of a leaving rank may be in flight over a slow link.
 inline constexpr double kLastMessagesSeconds = 60;
 
-/// Thread-safe.
+/// The events that a lifeline has learned of, and the failure that follows from them. Thread-safe.
 class LifelineVerdict {
  public:
   LifelineVerdict(int size, std::string name) : size_(size), name_(std::move(name)) {}
 
-  /// Rank `rank` is lost; `how` is e.g. "has died (host h, pid n)".
+  /// Notes that rank `rank` is lost; `how` is e.g. "has died (host h, pid n)".
   void Lost(int rank, const std::string& how);
 
-  /// Rank `rank` has left after so many steps.
+  /// Notes that rank `rank` has left after `steps` steps.
   void Left(int rank, std::int64_t steps);
 
-  /// See Lifeline::Committed. Returns Any(): of this and the noting of an event, which are in one
-  /// order for all threads, the later one sees the other.
+  /// See Lifeline::Committed. Returns Any(). This store and the noting of an event have one order
+  /// for all threads, so the later one sees the other.
   bool Committed(std::int64_t steps) {
     steps_ = steps;
     return Any();
   }
 
-  /// This rank's steps.
+  /// The number of steps that this rank has committed.
   std::int64_t steps() const { return steps_; }
 
-  /// Whether a rank was lost, has left or has ended the exchange.
+  /// True if a rank was lost, has left or has ended the exchange.
   bool Any() const { return any_; }
 
-  /// Rank `rank` has ended the exchange after so many steps. False if that is no news: another had
-  /// done so before, after no more steps.
+  /// Notes that rank `rank` has ended the exchange after `steps` steps. Returns false if an earlier
+  /// failure, after as many steps or fewer, takes precedence.
   bool Failed(int rank, ErrorKind kind, const std::string& reason, std::int64_t steps);
 
-  /// Whether ranks may still come through with so many steps, as far as is known: nobody is lost,
-  /// or has ended the exchange before.
+  /// True if, as far as is known, all ranks can still commit `steps` steps: none is lost or has
+  /// ended the exchange after fewer.
   bool CanCome(std::int64_t steps) const;
 
   /// See Lifeline::CurrentFailure. Cheap while there is none.
   ///
-  /// Once a rank has ended the exchange nobody waits for anything in the step that it was in, or
-  /// later: no grace. A death known before is then its cause and reported instead. A rank that left
-  /// is reported for lack of anything else.
+  /// A rank that has ended the exchange is reported without grace in its step and in later ones,
+  /// since they cannot complete. A death known before is its cause, and is reported instead. A rank
+  /// that left is reported only if nothing else happened.
   std::optional<Lifeline::Failure> Current(double grace_seconds) const;
 
   /// See Lifeline::FailureAtEnd.
   std::optional<Lifeline::Failure> AtEnd() const;
 
-  /// See Lifeline::Acknowledge. Without effect while there is nothing to acknowledge.
+  /// See Lifeline::Acknowledge. Has no effect while there is nothing to acknowledge.
   void Acknowledge();
 
   struct Event {
@@ -69,12 +69,12 @@ class LifelineVerdict {
     Lifeline::Failure failure;
   };
 
-  /// The death of a rank that nobody has acknowledged: neither here, nor, since this lifeline is
-  /// there, that of a rank of another exchange of this process.
+  /// Returns the death of a rank, unless it was acknowledged here, or a death was acknowledged on
+  /// any lifeline of this process since this one was created.
   std::optional<Event> UnacknowledgedDeath() const;
 
  private:
-  // Of these, the caller holds the mutex.
+  // The caller of these holds the mutex.
   bool EndsStep() const;
   std::optional<Lifeline::Failure> LostOrFailed() const;
   Event Note(ErrorKind kind, std::string message);
@@ -83,16 +83,16 @@ class LifelineVerdict {
   const std::string name_;
   const Clock::time_point born_ = Clock::now();
   std::atomic<std::int64_t> steps_{0};
-  std::atomic<bool> any_{false};  // one of the events below has happened
+  std::atomic<bool> any_{false};  // true once one of the events below has happened
 
   mutable std::mutex mutex_;
-  std::optional<Event> lost_, failed_;  // the first, and that after the fewest steps
+  std::optional<Event> lost_, failed_;  // the first death, and the failure after the fewest steps
   std::int64_t failed_steps_ = 0;
   struct Leaving {
     Event event;
     std::int64_t steps;
   };
-  std::vector<Leaving> left_;  // every rank that has
+  std::vector<Leaving> left_;  // every rank that has left
   bool acknowledged_ = false;
 };
 

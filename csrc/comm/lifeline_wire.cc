@@ -12,7 +12,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// Where the parts of a header lie.
+/// Offsets of a header's fields, in bytes.
 constexpr std::size_t kKindAt = 0, kErrorAt = 1, kRankAt = 2, kStepsAt = 6, kLengthAt = 14;
 static_assert(kLengthAt + sizeof(std::uint32_t) == LifelineConnection::kHeaderBytes);
 
@@ -67,7 +67,7 @@ void LifelineConnection::Flush() {
     if (sent >= 0) {
       unsent_.erase(0, static_cast<std::size_t>(sent));
     } else if (!MeansLater(errno)) {
-      send_error_ = errno;  // what the peer said last can still be read
+      send_error_ = errno;  // the peer's last records can still be read
       unsent_.clear();
     } else if (errno != EINTR) {
       return;
@@ -83,7 +83,7 @@ void LifelineConnection::Receive() {
     const ssize_t received = ::recv(socket, bytes, sizeof(bytes), 0);
     if (received > 0) {
       unread_.append(bytes, static_cast<std::size_t>(received));
-      if (unread_.size() > 16 * kMaxText) return;  // let the caller take some records first
+      if (unread_.size() > 16 * kMaxText) return;  // the caller takes some records first
     } else if (received == 0) {
       broken_ = send_error_ != 0 ? send_error_ : -1;
     } else if (!MeansLater(errno)) {

@@ -22,8 +22,9 @@ bool IsKey(const std::string& text) {
 
 bool IsLoopback(const std::string& ip) { return ip.compare(0, 4, "127.") == 0; }
 
-/// Equal for two processes only if they share a loopback network: one boot of one kernel, and one
-/// network namespace. Where the kernel does not tell, the name of the host stands for it.
+/// Returns a name that is equal for two processes only if they share a loopback network: one boot
+/// of one kernel, and one network namespace. Where the kernel does not tell its boot, the host's
+/// name stands for it.
 std::string LoopbackNetwork() {
   std::string boot;
   std::ifstream file("/proc/sys/kernel/random/boot_id");

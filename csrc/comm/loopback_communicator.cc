@@ -1,4 +1,4 @@
-/// Ranks as threads of one process; see the header.
+/// A communicator between threads; see the header.
 
 #include "csrc/comm/loopback_communicator.h"
 
@@ -29,7 +29,7 @@ void LoopbackWorld::Send(int from, int to, Message message) {
 
 LoopbackWorld::Message LoopbackWorld::Receive(int from, int to, Clock::time_point start,
                                               const std::string& what) {
-  // At most a year, so that the sum cannot overflow.
+  // Capped at a year, so that the sum cannot overflow.
   const std::chrono::duration<double> patience(std::min(timeout_seconds_, 3.2e7));
   const auto deadline = start + std::chrono::duration_cast<Clock::duration>(patience);
 
@@ -63,7 +63,7 @@ void LoopbackWorld::Fail(int rank, ErrorKind kind, const std::string& reason) {
     failed_steps_ = steps;
   }
   for (Mailbox& mailbox : mailboxes_) {
-    // Under the lock, else an owner that has just looked would sleep through it.
+    // Without the lock, an owner that has just checked would sleep through the notification.
     std::lock_guard<std::mutex> lock(mailbox.mutex);
     mailbox.arrived.notify_all();
   }

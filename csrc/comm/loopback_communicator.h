@@ -1,7 +1,8 @@
-/// Ranks as threads of one process: for tests, simulations and benchmarks without a network.
+/// A communicator whose ranks are threads of one process, for tests, simulations and benchmarks
+/// without a network.
 ///
 /// A message is copied into the mailbox of its receiver, so a sender never waits. Every rank sleeps
-/// on its own condition variable, and is woken only by the message that it waits for.
+/// on its own condition variable and is woken only by the message that it waits for.
 
 #ifndef HVD_SPARSE_COMM_LOOPBACK_COMMUNICATOR_H_
 #define HVD_SPARSE_COMM_LOOPBACK_COMMUNICATOR_H_
@@ -21,7 +22,7 @@
 
 namespace hvd_sparse {
 
-/// What the ranks of one loopback exchange share. Thread-safe.
+/// State shared by the ranks of one loopback exchange. Thread-safe.
 class LoopbackWorld {
  public:
   using Message = std::vector<std::uint8_t>;
@@ -33,26 +34,26 @@ class LoopbackWorld {
 
   void Send(int from, int to, Message message);
 
-  /// Takes the oldest message of rank `from` to rank `to`; waits for it from `start` on.
+  /// Takes the oldest message from rank `from` to rank `to`; the timeout counts from `start`.
   Message Receive(int from, int to, std::chrono::steady_clock::time_point start,
                   const std::string& what);
 
-  /// See Communicator, of rank `rank`.
+  /// See the methods of Communicator, called for rank `rank`.
   void Fail(int rank, ErrorKind kind, const std::string& reason);
   void Check(int rank);
   void Committed(int rank, std::int64_t steps);
 
  private:
-  /// Whether a rank has ended the step in which rank `rank` is, or one before.
+  /// True if a rank has ended the current step of rank `rank`, or an earlier one.
   bool HasFailed(int rank) const { return failed_steps_ <= mailboxes_[At(rank)].steps; }
   static std::size_t At(int rank) { return static_cast<std::size_t>(rank); }
 
   struct Mailbox {
     std::mutex mutex;
     std::condition_variable arrived;
-    int awaited = -1;                          // the sender that the owner sleeps for
-    std::vector<std::deque<Message>> senders;  // by rank
-    std::atomic<std::int64_t> steps{0};        // that the owner is through with
+    int awaited = -1;                          // the sender whose message the owner sleeps for
+    std::vector<std::deque<Message>> senders;  // queues by rank
+    std::atomic<std::int64_t> steps{0};        // steps that the owner has committed
   };
 
   std::vector<Mailbox> mailboxes_;  // by receiver
@@ -83,7 +84,7 @@ class LoopbackCommunicator : public Communicator {
  private:
   std::shared_ptr<LoopbackWorld> world_;
   int rank_;
-  std::vector<LoopbackWorld::Message> spare_;  // memory of received messages, for those to send
+  std::vector<LoopbackWorld::Message> spare_;  // memory of received messages, reused for sending
 };
 
 }  // namespace hvd_sparse

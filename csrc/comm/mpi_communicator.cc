@@ -14,15 +14,15 @@
 #include "csrc/comm/pieces.h"
 #include "csrc/comm/socket.h"
 
-// Open MPI and MPICH have it, and declare it in headers that not every build installs. Null where
-// the library that is loaded lacks it.
+// Open MPI and MPICH define this function, but declare it in headers that not every build installs.
+// It is null if the loaded library lacks it.
 extern "C" __attribute__((weak)) int MPIX_Query_cuda_support(void);
 
 namespace hvd_sparse {
 namespace {
 
 constexpr int kTag = 1;
-constexpr double kGoodbyeSeconds = 2.0;  // of a rank whose Horovod has ended MPI
+constexpr double kGoodbyeSeconds = 2.0;  // wait for the goodbye of the rank that ended MPI
 
 void CheckMpi(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
@@ -32,16 +32,16 @@ void CheckMpi(int code, const char* call) {
   Throw(ErrorKind::kExchangeFailed, call, " failed: ", text);
 }
 
-// Between machines, longer messages travel in pieces that Open MPI sends over TCP at once, without
-// asking the receiver (its btl_tcp_eager_limit is 64 KiB, headers included). Of a longer piece it
-// sends the head and waits for an answer, and the answer waits behind what the peer has to send:
-// two ranks that swap would take turns on a link that can do both directions at the same time.
+// Between machines, longer messages are sent in pieces that Open MPI sends over TCP eagerly,
+// without asking the receiver (its btl_tcp_eager_limit is 64 KiB, headers included). Of a longer
+// piece it sends the head and waits for an answer, which queues behind the peer's own data: two
+// ranks that swap would take turns on a full-duplex link.
 constexpr std::int64_t kRemotePiece = 64 * 1024 - 512;
-// How many pieces of a message may be on their way: enough for 25 Gb/s between two looks.
+// The most pieces of a message in flight: enough for 25 Gb/s between two looks.
 constexpr int kWindow = 8;
 
-/// Why the MPI library that is loaded, and initialised, cannot be given memory of a GPU, as far as
-/// it says so itself; empty if it can. The one place that asks.
+/// Returns why the loaded and initialised MPI library cannot take GPU memory, as far as it says so
+/// itself; empty if it can. No other place asks it.
 std::string MemoryProblem() {
   const bool says = &MPIX_Query_cuda_support != nullptr;
   if (says && MPIX_Query_cuda_support() != 0) return "";
@@ -61,15 +61,15 @@ bool Finalized() {
 struct Stream {
   int peer;
   bool sends;
-  std::int64_t bytes;  // to send, or the room to receive
+  std::int64_t bytes;  // bytes to send, or capacity to receive
   Pieces pieces;
 };
 
 /// The messages of one transfer, and the MPI requests of their pieces.
 class Streams {
  public:
-  /// `limits` are the longest pieces, by peer; `rank` is this one's, and `what` lives as long as
-  /// pieces are looked for.
+  /// `limits` are the maximal lengths of pieces, by peer; `rank` is this rank; `what` must outlive
+  /// all calls of Look().
   Streams(MPI_Comm comm, int rank, Span<const Outgoing> out, Span<Incoming> in,
           const std::vector<std::int64_t>& limits, const std::string& what)
       : comm_(comm), rank_(rank), what_(what) {
@@ -96,7 +96,7 @@ class Streams {
 
   const Stream& operator[](std::int64_t i) const { return streams_[static_cast<std::size_t>(i)]; }
 
-  /// Posts all pieces that may be.
+  /// Posts all pieces that may be posted now.
   void Post() {
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       Stream& stream = streams_[i / kWindow];
@@ -113,7 +113,7 @@ class Streams {
     }
   }
 
-  /// Looks once; returns whether any piece has arrived.
+  /// Tests all requests once; returns true if any has completed.
   bool Look() {
     int arrived = 0;
     const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &arrived,
@@ -142,7 +142,7 @@ class Streams {
                        [](const Stream& stream) { return stream.pieces.done(); });
   }
 
-  /// The peers that are still waited for.
+  /// Returns the peers that this rank still waits for.
   std::string Peers() const {
     std::set<int> waiting;
     for (const Stream& stream : streams_) {
@@ -153,7 +153,7 @@ class Streams {
     return peers;
   }
 
-  /// Takes back the receives, whose memory is about to go; a send cannot be taken back.
+  /// Cancels the receives, whose memory is about to be freed; sends cannot be cancelled.
   void Cancel() {
     if (Finalized()) return;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
@@ -164,7 +164,7 @@ class Streams {
   }
 
  private:
-  /// Throws what has become of a piece, unless it has arrived.
+  /// Throws the error of a piece's request, if it has one.
   void CheckPiece(const Stream& stream, int code) const {
     int kind = MPI_SUCCESS;
     MPI_Error_class(code, &kind);
@@ -197,9 +197,9 @@ class MpiCommunicator final : public LifelineCommunicator {
     }
   }
 
-  // The MPI communicator is not freed. A peer that is ahead, or that has not heard of a failure
-  // yet, may still send to it; such a message would be delivered to the next communicator that gets
-  // its number, ours or Horovod's. MPI_Finalize frees what little it holds.
+  // The MPI communicator is not freed. A peer that is ahead, or has not learned of a failure yet,
+  // may still send to it; such a message would be delivered to the next communicator that gets its
+  // number, ours or Horovod's. MPI_Finalize frees the little memory that it holds.
 
   int Rank() const override { return rank_; }
   int Size() const override { return size_; }
@@ -216,7 +216,7 @@ class MpiCommunicator final : public LifelineCommunicator {
     for (std::int64_t i = 0; i < in.size; ++i) in[i].bytes = (*streams)[i].pieces.moved();
   }
 
-  // Pieces of a message are cut by address: nobody but MPI looks at its bytes.
+  // Messages are cut into pieces by address only, so only MPI accesses their bytes.
   std::string DeviceMemoryProblem() const override { return MemoryProblem(); }
 
  private:
@@ -235,8 +235,8 @@ class MpiCommunicator final : public LifelineCommunicator {
     }
   }
 
-  /// Throws if the exchange has ended, or MPI has. Asked right before each call of MPI, the first
-  /// one included: where a rank has left, Horovod finalizes MPI on all others.
+  /// Throws if the exchange or MPI has ended. Called right before each MPI call, the first
+  /// included: once a rank has left, Horovod finalizes MPI on all others.
   void RequireAlive(const Streams& streams, const std::string& what) const {
     const auto waiting = [&] {
       return Concat("; rank ", rank_, " was waiting for rank ", streams.Peers(), " in ", what);
@@ -253,7 +253,8 @@ class MpiCommunicator final : public LifelineCommunicator {
           waiting());
   }
 
-  /// Why MPI has ended: a rank says goodbye on its lifeline before it shuts Horovod down.
+  /// Returns why MPI has ended: a rank sends its goodbye on its lifeline before it shuts Horovod
+  /// down.
   std::optional<Lifeline::Failure> WhoLeft() const {
     std::optional<Lifeline::Failure> failure;
     for (const auto deadline = After(kGoodbyeSeconds);

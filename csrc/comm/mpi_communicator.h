@@ -1,4 +1,4 @@
-/// Ranks as MPI processes.
+/// A communicator whose ranks are MPI processes.
 
 #ifndef HVD_SPARSE_COMM_MPI_COMMUNICATOR_H_
 #define HVD_SPARSE_COMM_MPI_COMMUNICATOR_H_
@@ -14,26 +14,28 @@
 namespace hvd_sparse {
 
 struct MpiOptions {
-  std::vector<int> world_ranks;  ///< of the exchange's ranks, in order, in MPI_COMM_WORLD
-  std::vector<int> machines;     ///< of the ranks, in order; equal numbers share memory
-  int tag = 0;                   ///< tells communicators apart that are made at the same time
+  std::vector<int> world_ranks;  ///< number of each rank in MPI_COMM_WORLD, in order
+  std::vector<int> machines;     ///< machine of each rank, in order; equal numbers share memory
+  int tag = 0;                   ///< distinguishes communicators that are created at the same time
   WaitLimits limits;
-  /// Longer messages travel in pieces of this size: MPI counts bytes in an int. Between machines
-  /// pieces are never longer than what Open MPI sends over TCP without asking first.
+  /// Longer messages are sent in pieces of this size, since MPI counts bytes in an int. Between
+  /// machines pieces are never longer than what Open MPI sends over TCP eagerly.
   std::int64_t max_message_bytes = std::int64_t{1} << 30;
 };
 
-/// Collective over `world_ranks`. MPI must have been initialised with MPI_THREAD_MULTIPLE.
+/// Makes a communicator; collective over `world_ranks`. MPI must have been initialised with
+/// MPI_THREAD_MULTIPLE.
 ///
-/// Every wait tests and sleeps (see patience.h) and ends when the lifeline reports that the
-/// exchange has. Throws Unavailable, saying what to do, if MPI does not offer what is needed.
+/// Every wait alternates between tests and sleeps (see patience.h), and ends when the lifeline
+/// reports that the exchange has ended. Throws Unavailable, saying what to do, if MPI lacks a
+/// required feature.
 std::unique_ptr<Communicator> MakeMpiCommunicator(const MpiOptions& options,
                                                   std::shared_ptr<Lifeline> lifeline);
 
-/// This process's rank in MPI_COMM_WORLD; throws Unavailable if MPI is not initialised.
+/// Returns this process's rank in MPI_COMM_WORLD; throws Unavailable if MPI is not initialised.
 int MpiWorldRank();
 
-/// First line of MPI_Get_library_version.
+/// Returns the first line of MPI_Get_library_version.
 std::string MpiLibraryVersion();
 
 struct MpiGrants {
@@ -41,7 +43,7 @@ struct MpiGrants {
   std::string memory_problem;  ///< see Communicator::DeviceMemoryProblem
 };
 
-/// Initialises and finalizes MPI to find out what it grants: only for a process that does nothing
+/// Initialises and finalizes MPI to find out what it grants. Only for a process that does nothing
 /// else.
 MpiGrants AskMpi();
 

@@ -11,7 +11,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// "0 0 1 1", cut short where there are many.
+/// Returns the list as text, "0 0 1 1"; cut short after 64 ranks.
 std::string Listed(const std::vector<int>& nodes) {
   constexpr std::size_t kMost = 64;
   std::ostringstream text;

@@ -1,4 +1,4 @@
-/// Which ranks of an exchange share a node.
+/// The nodes of an exchange's ranks.
 
 #ifndef HVD_SPARSE_COMM_NODES_H_
 #define HVD_SPARSE_COMM_NODES_H_
@@ -17,25 +17,26 @@ struct NodePlace {
 
 class Nodes {
  public:
-  /// Every rank is on a node of its own.
+  /// Puts every rank on a node of its own.
   Nodes() = default;
 
-  /// The node of every rank, in the order of the ranks; equal numbers stand for the same node.
+  /// Takes the node of every rank, in rank order; equal numbers stand for the same node.
   explicit Nodes(std::vector<int> of_ranks) : of_ranks_(std::move(of_ranks)) {}
 
-  /// Nodes of `local_size` ranks each, rank r on node r / local_size.
+  /// Returns nodes of `local_size` ranks each, with rank r on node r / local_size.
   static Nodes Of(int size, int local_size);
 
-  /// Ranks on each node, if all nodes hold as many, and one node's ranks follow each other.
+  /// Returns the number of ranks on each node, if it is the same on all and each node's ranks are
+  /// consecutive.
   std::optional<int> LocalSize() const;
 
-  /// Where a rank lies, if there is a LocalSize.
+  /// Returns a rank's place on its node, if there is a LocalSize.
   ///
-  /// Throws InvalidArgument otherwise, naming the node of every rank; on every rank alike.
+  /// Throws InvalidArgument otherwise, naming the node of every rank; all ranks throw alike.
   NodePlace PlaceOf(int rank) const;
 
  private:
-  std::vector<int> of_ranks_;  // empty: each its own
+  std::vector<int> of_ranks_;  // empty: each rank has its own
 };
 
 }  // namespace hvd_sparse

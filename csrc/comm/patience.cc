@@ -14,8 +14,9 @@ namespace {
 using std::chrono::duration;
 using std::chrono::microseconds;
 
-constexpr int kSpins = 1000;  // looks before the first sleep: a millisecond where a core is free
-// One that an arrival wakes loses little by going to sleep, and a call of poll() costs more.
+constexpr int kSpins = 1000;  // looks before the first sleep: a millisecond if a core is free
+// A waiter that an arrival wakes loses little by sleeping early, and each look costs a call of
+// poll().
 constexpr int kSpinsBeforePoll = 100;
 
 double SecondsFrom(const char* variable, double otherwise) {
@@ -28,8 +29,8 @@ double SecondsFrom(const char* variable, double otherwise) {
   return seconds;
 }
 
-/// Sleep so long that the delay stays a small part of what has been waited already; but while a
-/// message is coming in, not so long that the sockets' buffers run full, or empty.
+/// Returns how long to sleep, so that the delay stays a small part of the time waited so far; but
+/// while a message is arriving, short enough that the sockets' buffers run neither full nor empty.
 microseconds SleepAfter(double waited_seconds, double seconds_without_progress) {
   if (waited_seconds < 2e-3) return microseconds(20);
   if (seconds_without_progress < 20e-3) return microseconds(100);
@@ -71,7 +72,7 @@ double Patience::CheckLimits() {
 bool Patience::Spins(int most) {
   if (++looks_ > most) return false;
   std::this_thread::yield();
-  CheckLimits();  // where cores are scarce, a yield may have given one away for milliseconds
+  CheckLimits();  // a yield may have given up a scarce core for milliseconds
   return true;
 }
 

@@ -1,7 +1,7 @@
-/// How a rank waits: a short spin, then sleep, with a warning, a deadline and an eye on the peers.
+/// A rank's waiting policy: spin briefly, then sleep, with a warning and a deadline.
 ///
 /// A thread inside a blocking MPI call spins at full speed and takes a core from the model's
-/// computation; one that tests and sleeps costs next to nothing.
+/// computation; a thread that alternates between tests and sleeps costs next to nothing.
 
 #ifndef HVD_SPARSE_COMM_PATIENCE_H_
 #define HVD_SPARSE_COMM_PATIENCE_H_
@@ -12,49 +12,49 @@
 
 namespace hvd_sparse {
 
-/// Seconds after which whoever is woken by what he waits for looks whether it can still come.
+/// Seconds between checks, by a waiter that its event wakes, that the event can still happen.
 constexpr double kWaitSlice = 1.0;
 
-/// Seconds to wait for a peer that is alive.
+/// Limits on the time to wait for a peer that is alive, in seconds.
 struct WaitLimits {
-  double warn_seconds = 60;    ///< then say so, and go on waiting; 0: never
+  double warn_seconds = 60;    ///< then warn, and go on waiting; 0: never
   double fail_seconds = 1800;  ///< then give up; 0: never
 
-  /// HVD_SPARSE_STALL_SECONDS and HVD_SPARSE_TIMEOUT, where they are set.
+  /// Returns limits from HVD_SPARSE_STALL_SECONDS and HVD_SPARSE_TIMEOUT, or the defaults if unset.
   static WaitLimits FromEnvironment();
 
-  /// That `what` was waited for until the deadline, as errors of all waits say it.
+  /// Returns the text, for the errors of all waits, that `what` was waited for until the deadline.
   std::string GaveUp(const std::string& what) const;
 };
 
 class Patience {
  public:
-  /// `whom` names the peers that are still waited for; `what` says for whose sake.
+  /// `whom` returns the peers that this rank still waits for; `what` names the operation.
   Patience(const WaitLimits& limits, int rank, const std::string& what,
            std::function<std::string()> whom);
 
-  /// Call after every fruitless look: returns after a while, longer each time.
+  /// Sleeps for a while, longer each time. Call it after every look that found nothing.
   ///
   /// Throws Timeout once the deadline has passed.
   void Pause();
 
   using Sleep = std::function<void(std::chrono::microseconds)>;
 
-  /// The same for those whom an arrival wakes: `sleep` is given the longest time to sleep, and
-  /// returns as soon as there is something to look at. Not longer than `longest`: for those who
-  /// also wait for something that wakes nobody.
+  /// Like Pause, but for a waiter that an arrival wakes: `sleep` takes the longest time to sleep,
+  /// and returns as soon as there is an arrival. That time is at most `longest`, which a waiter
+  /// sets that also waits for events which do not wake it.
   void PauseUntilWoken(const Sleep& sleep, std::chrono::microseconds longest);
 
-  /// Call when something has arrived, but not all: the rest is likely to come soon.
+  /// Notes that part of the awaited data has arrived, so that the rest is likely to arrive soon.
   void Progress() { progress_ = Clock::now(); }
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// Yields instead of sleeping, and says so, in the first looks: `most` of them at most.
+  /// In the first `most` looks, yields instead of sleeping and returns true.
   bool Spins(int most);
 
-  /// Warns, or throws Timeout, when it is time to; returns the seconds waited so far.
+  /// Warns or throws Timeout if the limit has passed; returns the seconds waited so far.
   double CheckLimits();
 
   WaitLimits limits_;

@@ -17,7 +17,7 @@ Pieces::Piece Pieces::Post() {
   const Part part = next_;
   ++on_their_way_;
   if (part == Part::kLength) {
-    // A receiver knows what comes next when this has arrived.
+    // A receiver learns the next part once this one has arrived.
     next_ = sends && following_ > 0 ? Part::kRest : Part::kNothing;
     return {&following_, sizeof(following_)};
   }

@@ -38,7 +38,7 @@ void AppendBigEndian(std::uint64_t number, int bytes, std::string* text) {
   for (int i = bytes - 1; i >= 0; --i) text->push_back(static_cast<char>(number >> 8 * i));
 }
 
-/// The names are those of FIPS 180-4, section 6.2.2.
+/// Updates the state with one block. Names follow FIPS 180-4, section 6.2.2.
 void Compress(const char* block, State* state) {
   std::array<std::uint32_t, 64> w{};
   for (std::size_t t = 0; t < 16; ++t) w[t] = BigEndianWord(block + 4 * t);

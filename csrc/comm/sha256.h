@@ -1,4 +1,4 @@
-/// SHA-256 (FIPS 180-4) and the message authentication code made of it (RFC 2104).
+/// SHA-256 (FIPS 180-4) and the message authentication code based on it (RFC 2104).
 
 #ifndef HVD_SPARSE_COMM_SHA256_H_
 #define HVD_SPARSE_COMM_SHA256_H_
@@ -10,10 +10,10 @@ namespace hvd_sparse {
 
 constexpr std::size_t kSha256Bytes = 32;
 
-/// The digest of `message`: kSha256Bytes bytes.
+/// Returns the digest of `message`: kSha256Bytes bytes.
 std::string Sha256(const std::string& message);
 
-/// A code for `message` that only those who know `key` can make: kSha256Bytes bytes.
+/// Returns the HMAC of `message` under `key`: kSha256Bytes bytes.
 std::string HmacSha256(const std::string& key, const std::string& message);
 
 /// Compares two codes in a time that does not depend on where they differ.

@@ -21,8 +21,8 @@
 namespace hvd_sparse {
 namespace {
 
-/// After 10 s of silence the kernels talk to each other; 20 s more without an answer break
-/// the connection. A stopped process answers, its kernel does it.
+/// Sets the options of a connection. After 10 s of silence the kernel probes the peer; 20 s more
+/// without an answer break the connection. The kernel of a stopped process still answers.
 void Configure(const Descriptor& socket) {
   const auto set = [&](int level, int option, int value) {
     ::setsockopt(socket.get(), level, option, &value, sizeof(value));
@@ -39,14 +39,14 @@ Descriptor NewSocket() {
       [] { return ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
 }
 
-/// "10.0.0.1"; empty if it cannot be told.
+/// Returns "10.0.0.1"; empty if the conversion fails.
 std::string IpOf(const sockaddr_in& address) {
   char text[INET_ADDRSTRLEN];
   const char* ip = ::inet_ntop(AF_INET, &address.sin_addr, text, sizeof(text));
   return ip == nullptr ? "" : ip;
 }
 
-/// "10.0.0.1:4711", from getsockname() or getpeername(); empty if that fails.
+/// Returns "10.0.0.1:4711" from getsockname() or getpeername(); empty if that fails.
 std::string AddressFrom(int (*name)(int, sockaddr*, socklen_t*), const Descriptor& socket) {
   sockaddr_in address{};
   socklen_t length = sizeof(address);
@@ -59,7 +59,7 @@ struct Address {
   bool is_loopback;
 };
 
-/// Of all interfaces that are up.
+/// Returns the IPv4 addresses of all interfaces that are up.
 std::vector<Address> Addresses() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return {};

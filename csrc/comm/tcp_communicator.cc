@@ -17,11 +17,11 @@
 namespace hvd_sparse {
 namespace {
 
-// A peer's death breaks its connections at once and reaches the lifeline by way of rank 0: so long
-// it is given to say what has happened.
+// A peer's death breaks its connections at once but reaches the lifeline via rank 0: the time to
+// wait for the lifeline's report.
 constexpr double kVerdictSeconds = 5.0;
 
-// While only arrivals are waited for, which end a sleep.
+// The longest sleep while this rank waits only for arrivals, which wake it.
 constexpr std::chrono::seconds kLongestSleep(1);
 
 class TcpCommunicator final : public LifelineCommunicator {
@@ -66,7 +66,7 @@ class TcpCommunicator final : public LifelineCommunicator {
     Require(peer >= 0 && peer < Size(), "no rank ", peer, " in a world of ", Size(), ": ", what);
   }
 
-  /// Copies what this rank sends to itself.
+  /// Copies the messages that this rank sends to itself.
   void KeepOwn(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) const {
     auto* sent = out.begin();
     const auto is_own = [this](const auto& message) { return message.peer == rank_; };
@@ -86,7 +86,7 @@ class TcpCommunicator final : public LifelineCommunicator {
             " sends itself a message that it does not receive in ", what);
   }
 
-  /// The stream of this peer, which takes part in the transfer.
+  /// Returns the stream of a peer and makes it part of the transfer.
   TcpStream& StreamTo(int peer) {
     auto& stream = streams_[static_cast<std::size_t>(peer)];
     if (stream == nullptr) {
@@ -109,7 +109,7 @@ class TcpCommunicator final : public LifelineCommunicator {
     Patience patience(limits_, rank_, what, [this] { return Peers(); });
     Connect();
     held_ = MustHold();
-    // Most likely there is room to send, so ask nobody first.
+    // There is most likely room to send, so try without poll() first.
     bool moving = false;
     for (TcpStream* stream : active_) moving |= stream->Move(what, held_);
     while (!Done()) {
@@ -125,7 +125,7 @@ class TcpCommunicator final : public LifelineCommunicator {
     }
   }
 
-  /// Whether what is to be sent has to wait for messages of earlier transfers to other peers.
+  /// True if this transfer's messages must wait for messages of earlier transfers to other peers.
   bool MustHold() {
     const TcpStream* one = nullptr;
     int senders = 0;
@@ -142,7 +142,7 @@ class TcpCommunicator final : public LifelineCommunicator {
                        [](const TcpStream* stream) { return stream->done(); });
   }
 
-  /// The peers that are still waited for, and why those that cannot be reached cannot.
+  /// Returns the peers that this rank still waits for, and why unreachable ones cannot be reached.
   std::string Peers() const {
     std::string peers;
     for (const TcpStream* stream : active_) {
@@ -154,7 +154,7 @@ class TcpCommunicator final : public LifelineCommunicator {
     return peers;
   }
 
-  /// Goes on with connections that are missing.
+  /// Advances the setup of connections that are missing.
   void Connect() {
     if (!rendezvous_.busy()) return;
     for (TcpRendezvous::Arrival& arrival : rendezvous_.Advance()) {
@@ -168,7 +168,7 @@ class TcpCommunicator final : public LifelineCommunicator {
     }
   }
 
-  /// Moves what can be moved; returns whether anything has been.
+  /// Sends and receives without waiting; returns true if any byte has moved.
   bool Look(const std::string& what) {
     Connect();
     Poll(std::chrono::microseconds(0));
@@ -179,7 +179,7 @@ class TcpCommunicator final : public LifelineCommunicator {
     return moved;
   }
 
-  /// Sleeps until something can move, but not longer than `time`.
+  /// Sleeps until a byte can move, but not longer than `time`.
   void Poll(std::chrono::microseconds time) {
     polled_.clear();
     polled_streams_.clear();
@@ -190,18 +190,19 @@ class TcpCommunicator final : public LifelineCommunicator {
       polled_streams_.push_back(stream);
     }
     rendezvous_.AddTo(&polled_);
-    const timespec patience{0, static_cast<long>(time.count()) * 1000};  // NOLINT: as ppoll has it
+    const timespec patience{0, static_cast<long>(time.count()) * 1000};  // NOLINT: a long for ppoll
     ::ppoll(polled_.data(), polled_.size(), &patience, nullptr);
   }
 
-  /// Throws if the exchange has ended, or a peer that is waited for can no longer be reached.
+  /// Throws if the exchange has ended, or if a peer that this rank waits for can no longer be
+  /// reached.
   void WatchPeers(const std::string& what) {
     const auto lost = std::find_if(active_.begin(), active_.end(), [](const TcpStream* stream) {
       return !stream->done() && !stream->lost().empty();
     });
     const bool any_lost = lost != active_.end();
     if (lifeline() != nullptr) {
-      // Of a broken connection nothing more will come: no grace for those who left.
+      // A broken connection delivers nothing more, so ranks that left get no grace.
       const auto failure = any_lost ? lifeline()->CurrentFailure(0) : lifeline()->CurrentFailure();
       if (failure) {
         throw Error(failure->kind, Concat(failure->message, "; rank ", rank_,
@@ -217,16 +218,16 @@ class TcpCommunicator final : public LifelineCommunicator {
 
   const int rank_;
   const WaitLimits limits_;
-  std::vector<std::unique_ptr<TcpStream>> streams_;  // by peer, where there ever was a message
+  std::vector<std::unique_ptr<TcpStream>> streams_;  // by peer; null until one is needed
   TcpRendezvous rendezvous_;
-  std::string broken_;  // what went wrong
+  std::string broken_;  // the error after which nothing more can be sent
   std::optional<Clock::time_point> verdict_due_;
 
   Departures departures_;
-  bool held_ = false;               // whether the transfer's messages wait for departures
-  std::vector<TcpStream*> active_;  // of the transfer
+  bool held_ = false;               // true while the transfer's messages wait for departures_
+  std::vector<TcpStream*> active_;  // streams of the transfer
   std::vector<pollfd> polled_;
-  std::vector<TcpStream*> polled_streams_;  // the first ones of polled_
+  std::vector<TcpStream*> polled_streams_;  // streams of the first entries of polled_
 };
 
 }  // namespace

@@ -1,12 +1,13 @@
-/// Ranks as processes connected by TCP: where there is no MPI, as when Horovod runs over Gloo.
+/// A communicator whose ranks are processes connected by TCP, for jobs without MPI (Horovod over
+/// Gloo).
 ///
-/// One connection for each pair of ranks that has ever exchanged a message (tcp_rendezvous.h), for
-/// both directions. Sending and receiving take turns on it, so that a swap has the link's full rate
-/// both ways. A waiting thread looks a hundred times, yielding, then sleeps in poll() and is woken
-/// by what arrives: it costs next to nothing, and is late by little.
+/// Each pair of ranks that has ever exchanged a message (tcp_rendezvous.h) shares one connection
+/// for both directions. Sending and receiving alternate on it, so that a swap uses the link's full
+/// rate both ways. A waiting thread looks a hundred times, yielding, then sleeps in poll() until
+/// data arrives: it costs next to nothing and adds little latency.
 ///
-/// A connection that breaks ends the wait; why it did, the lifeline says. On these connections no
-/// time limit breaks one on which nothing moves: a peer may compute for as long as it likes.
+/// A connection that breaks ends the wait, and the lifeline reports why. An idle connection is
+/// never broken by a time limit: a peer may compute for as long as it likes.
 
 #ifndef HVD_SPARSE_COMM_TCP_COMMUNICATOR_H_
 #define HVD_SPARSE_COMM_TCP_COMMUNICATOR_H_
@@ -23,16 +24,16 @@
 
 namespace hvd_sparse {
 
-/// Where a rank waits for the connections of others; made before any of them connects.
+/// The port at which a rank accepts connections of others; created before any of them connects.
 class TcpPort {
  public:
-  /// Listens where listen_address.h says; throws what Listen throws.
+  /// Listens as Listen() of listen_address.h does; throws what that throws.
   TcpPort();
 
-  /// For the other ranks.
+  /// The port's address, for the other ranks.
   std::string Address() const { return address_.Text(); }
 
-  /// The port itself, once; throws InvalidArgument later.
+  /// Returns the listener; throws InvalidArgument if called again.
   Listener Take();
 
  private:
@@ -42,12 +43,12 @@ class TcpPort {
 
 struct TcpOptions {
   int rank = 0;
-  std::vector<std::string> addresses;  ///< of the ranks' ports, in order
+  std::vector<std::string> addresses;  ///< addresses of the ranks' ports, in order
   WaitLimits limits;
 };
 
-/// Not collective: connections are made when they are needed. Where there is a lifeline, waits end
-/// when it reports that the exchange has.
+/// Makes a communicator. Not collective: connections are made when they are needed. If there is a
+/// lifeline, waits end when it reports that the exchange has ended.
 std::unique_ptr<Communicator> MakeTcpCommunicator(const TcpOptions& options, TcpPort* port,
                                                   std::shared_ptr<Lifeline> lifeline);
 

@@ -9,10 +9,10 @@ namespace hvd_sparse {
 namespace {
 
 constexpr double kSecondsBetweenAddresses = 1.0;
-constexpr double kSecondsBetweenRounds = 0.5;  // of all addresses
-constexpr double kRoundsSeconds = 60.0;        // a firewall may say for ever that a link is down
+constexpr double kSecondsBetweenRounds = 0.5;  // over all addresses
+constexpr double kRoundsSeconds = 60.0;        // a firewall may report for ever that a link is down
 
-/// Whether an error says that nobody can be reached over a link now.
+/// True if an error means that the link reaches nobody now.
 bool IsOfLink(int error) {
   return error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN || error == EHOSTDOWN ||
          error == ETIMEDOUT;
@@ -48,7 +48,7 @@ void TcpRendezvous::Want(int peer) {
 std::string TcpRendezvous::Obstacle(int peer) const {
   const auto call = calls_.find(peer);
   if (call == calls_.end() || call->second.problem.empty()) return {};
-  // One that was reached at another address may be busy, which is no obstacle.
+  // A peer that was reached at another address may be busy, which is no obstacle.
   for (const CallerHandshake& attempt : call->second.attempts) {
     if (attempt.connected()) return {};
   }
@@ -88,7 +88,7 @@ void TcpRendezvous::AddTo(std::vector<pollfd>* polled) const {
   admission_.AddTo(!awaited_.empty(), polled);
 }
 
-/// Whether the call is over, one way or the other; `arrival` then says how.
+/// Returns true if the call has ended; `arrival` then holds the connection or the problem.
 bool TcpRendezvous::GoOn(int peer, Call* call, Arrival* arrival) {
   for (;;) {
     for (auto attempt = call->attempts.begin(); attempt != call->attempts.end();) {

@@ -1,15 +1,15 @@
-/// How the connections of a TCP communicator come about: each when its two ranks first need it.
+/// Sets up the connections of a TCP communicator, each when its two ranks first need it.
 ///
-/// Both know when they do. The lower rank connects, the higher one accepts, so no pair connects
-/// twice. A rank keeps as many connections as it has partners: log2 P where distances double, and
-/// never P of them for a collective that talks to few.
+/// Both ranks know when that is. The lower rank connects and the higher one accepts, so no pair
+/// connects twice. A rank keeps as many connections as it has partners: log2 P if distances double,
+/// and never P for a collective with few partners.
 ///
-/// A host has several addresses, and one may lead to somebody else, or nowhere. The lower rank
-/// tries them one after the other without giving up those before: the higher one may be computing,
-/// and answers when it comes to wait for messages itself. Both prove that they are ranks of this
-/// exchange (handshake.h). Where no address can be reached now, the link may come back: they are
-/// tried again, for a minute. So they are where the higher rank closed a connection that had not
-/// proved itself, as it does in a crowd of strangers (admission.h).
+/// A host has several addresses, and one may lead to a stranger, or nowhere. The lower rank tries
+/// them one after the other and keeps earlier attempts open: the higher rank may be computing, and
+/// answers only when it waits for messages itself. Both prove that they are ranks of this exchange
+/// (handshake.h). If no address can be reached, the link may come back, so they are tried again for
+/// a minute. The same happens if the higher rank closed a connection that had not proved itself, as
+/// it does when many strangers connect (admission.h).
 
 #ifndef HVD_SPARSE_COMM_TCP_RENDEZVOUS_H_
 #define HVD_SPARSE_COMM_TCP_RENDEZVOUS_H_
@@ -32,46 +32,46 @@
 
 namespace hvd_sparse {
 
-/// Never waits. Used by one thread at a time.
+/// The rendezvous of one rank. Never waits; used by one thread at a time.
 class TcpRendezvous {
  public:
-  /// `addresses` are those of all ranks, `listener` is where this one can be found. `persists`:
-  /// somebody else tells whether a rank that cannot be reached is gone.
+  /// `addresses` are the addresses of all ranks, `listener` is this rank's. `persists`: retry
+  /// unreachable ranks, because a lifeline reports those that are gone.
   TcpRendezvous(int rank, std::vector<ListenAddress> addresses, Listener listener, bool persists);
 
-  /// A connection with this other rank is needed; once for each.
+  /// Requests a connection with a peer; call it once for each.
   void Want(int peer);
 
   /// True while Advance has work: a connection is needed that is not made yet, or a guest has yet
   /// to prove itself or be dropped.
   bool busy() const { return !calls_.empty() || !awaited_.empty() || admission_.has_guests(); }
 
-  /// Why there is no connection with this peer yet, if it could not be reached; else empty.
+  /// Returns why a peer could not be reached so far; empty if there is no obstacle.
   std::string Obstacle(int peer) const;
 
   struct Arrival {
     int peer;
     Descriptor socket;
-    std::string problem;  ///< why there is no socket, and will be none
+    std::string problem;  ///< why there is no socket and will be none; else empty
   };
 
-  /// Goes on as far as possible; returns what has come about since the last call, each once. Ranks
-  /// that connect before they are wanted come, too.
+  /// Advances all connections as far as possible; returns those made or given up since the last
+  /// call. They include ranks that connect before Want was called.
   std::vector<Arrival> Advance();
 
-  /// What to poll for, to know when Advance can go on.
+  /// Adds the events after which Advance has work to do.
   void AddTo(std::vector<pollfd>* polled) const;
 
  private:
-  /// All attempts to reach a rank.
+  /// The attempts to reach one peer.
   struct Call {
     std::vector<std::string> ips;
     std::list<CallerHandshake> attempts;
-    std::size_t tried = 0;        // addresses
-    Clock::time_point next_time;  // to try another one, though none has failed; or all again
-    std::string problem;          // the last one
-    bool may_pass = false;        // one of the problems of these addresses
-    std::optional<Clock::time_point> give_up;  // set once all have been tried
+    std::size_t tried = 0;        // number of addresses tried
+    Clock::time_point next_time;  // to try the next address, though none has failed, or all again
+    std::string problem;          // the last problem
+    bool may_pass = false;        // true if one of the failed addresses may work later
+    std::optional<Clock::time_point> give_up;  // set once all addresses have been tried
   };
 
   std::string CannotConnect(int peer, const Call& call) const;
@@ -81,10 +81,10 @@ class TcpRendezvous {
   const int rank_;
   const std::vector<ListenAddress> addresses_;
   const bool persists_;
-  std::map<int, Call> calls_;  // to higher ranks
+  std::map<int, Call> calls_;  // calls to higher ranks
   std::set<int> awaited_;      // lower ranks
   std::set<int> arrived_;      // lower ranks
-  Admission admission_;        // of lower ranks
+  Admission admission_;        // admits lower ranks
 };
 
 }  // namespace hvd_sparse

@@ -19,21 +19,22 @@ namespace hvd_sparse {
 namespace {
 
 constexpr std::int64_t kLengthBytes = sizeof(std::int64_t);
-// Bytes that one look moves at most in one direction, so that the other one has its turn.
+// The most bytes that one call of Move moves in one direction, so that the other gets its turn.
 constexpr std::int64_t kTurn = std::int64_t{512} * 1024;
-// Pieces of memory that one call sends: eight messages with their lengths.
+// The most pieces of memory in one sendmsg() call: eight messages with their lengths.
 constexpr std::size_t kPieces = 16;
-// A receiver acknowledges every other segment at once, and the last one when it likes.
+// A receiver acknowledges every other segment at once, but may delay the acknowledgement of the
+// last.
 constexpr int kLastSegments = 2;
 
 bool MeansLater(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
-/// The pieces of memory that one call sends, up to a turn.
+/// The pieces of memory that one sendmsg() call sends, at most kTurn bytes.
 class Gathered {
  public:
   bool full() const { return count_ == kPieces || room_ == 0; }
 
-  /// `bytes` bytes at `data`, without the first `*skipped`, which decreases by what is skipped.
+  /// Adds `bytes` bytes at `data` less the first `*skipped`, which decreases by the bytes skipped.
   void Add(const void* data, std::int64_t bytes, std::int64_t* skipped) {
     const std::int64_t skip = std::min(*skipped, bytes);
     *skipped -= skip;
@@ -141,7 +142,7 @@ bool TcpStream::ReceiveSome(int socket, const std::string& what) {
       ++received_;
       received_bytes_ = 0;
     }
-    if (got < wanted) return moved;  // there is no more for now
+    if (got < wanted) return moved;  // no more bytes have arrived
   }
   return moved;
 }

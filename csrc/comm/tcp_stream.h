@@ -1,8 +1,8 @@
 /// Messages over one TCP connection, in both directions at once.
 ///
-/// On the wire: the length of a message (8 bytes, in the machines' own order, as in blocks), then
-/// the message. Bytes go from and to the caller's memory. Nothing beyond the messages that are
-/// expected is read: what the peer sends ahead stays in the kernel, and once that is full the peer
+/// On the wire: the length of a message (8 bytes, in the machines' byte order, like blocks), then
+/// the message. Bytes go directly from and to the caller's memory. Only expected messages are read:
+/// data that the peer sends ahead stays in the kernel, and once its buffers are full the peer
 /// waits.
 
 #ifndef HVD_SPARSE_COMM_TCP_STREAM_H_
@@ -19,36 +19,36 @@
 
 namespace hvd_sparse {
 
-/// Used by one thread at a time.
+/// The stream of messages with one peer. Used by one thread at a time.
 class TcpStream {
  public:
-  /// What arrives within this is not worth waiting for.
+  /// Messages that arrive within this time are not worth waiting for.
   static constexpr std::chrono::microseconds kSoon{500};
 
-  /// Between this rank and a peer; rank numbers appear in messages only.
+  /// Makes the stream between this rank and a peer; rank numbers appear in errors only.
   TcpStream(int rank, int peer) : rank_(rank), peer_(peer) {}
 
   int peer() const { return peer_; }
 
-  /// Until it has a connection, messages wait.
+  /// Sets the connection; messages wait until there is one.
   void Open(Descriptor socket) { socket_ = static_cast<Descriptor&&>(socket); }
   bool open() const { return static_cast<bool>(socket_); }
   int fd() const { return socket_.get(); }
 
-  /// Messages to move, in this order. Their memory must stay until they are forgotten.
+  /// Add a message to send or receive, in this order. Its memory must stay valid until Forget().
   void Send(const Outgoing& message) { sending_.push_back({message.bytes, message.data}); }
   void Receive(Incoming* message) { receiving_.push_back(message); }
 
-  bool sends() const { return !sending_.empty(); }                      ///< a message, done or not
-  bool idle() const { return sending_.empty() && receiving_.empty(); }  ///< no message to move
+  bool sends() const { return !sending_.empty(); }  ///< has a message to send, done or not
+  bool idle() const { return sending_.empty() && receiving_.empty(); }  ///< has no message
 
-  /// Forgets all messages, once they are done; in the middle of one the stream is of no more use.
+  /// Forgets all messages once they are done; in the middle of one this makes the stream unusable.
   void Forget();
 
-  /// Sends and receives what can be without waiting; returns whether any byte has moved. While
-  /// `held`, nothing is sent.
+  /// Sends and receives without waiting; returns true if any byte has moved. Sends nothing if
+  /// `held`.
   ///
-  /// Throws Disagreement naming `what` if a message is longer than the room for it.
+  /// Throws Disagreement naming `what` if a message is longer than its capacity.
   bool Move(const std::string& what, bool held);
 
   /// The events to poll for.
@@ -56,12 +56,12 @@ class TcpStream {
 
   bool done() const { return sent_ == sending_.size() && received_ == receiving_.size(); }
 
-  /// Bytes that were sent and have not reached the peer's machine, if they are more than arrive
-  /// within kSoon, or than the last segments, which a machine may be slow to acknowledge; 0 also
-  /// once nothing will reach it any more.
+  /// Returns the bytes sent that the peer's machine has not acknowledged; 0 if they are so few that
+  /// they arrive within kSoon or are the last segments, whose acknowledgement may be delayed, or if
+  /// the connection is broken.
   std::int64_t under_way() const;
 
-  /// Why nothing will come or go any more; empty while it may.
+  /// Why the connection is unusable; empty while it is not.
   const std::string& lost() const { return lost_; }
   void Lose(const std::string& reason) { lost_ = reason; }
 
@@ -80,13 +80,13 @@ class TcpStream {
   std::string lost_;
 
   std::vector<Sending> sending_;
-  std::size_t sent_ = 0;         // messages
-  std::int64_t sent_bytes_ = 0;  // of the next one, its length included
+  std::size_t sent_ = 0;         // messages sent
+  std::int64_t sent_bytes_ = 0;  // bytes sent of the next message, its length included
 
   std::vector<Incoming*> receiving_;
   std::size_t received_ = 0;
   std::int64_t received_bytes_ = 0;
-  std::int64_t length_ = 0;  // of the message that is being received
+  std::int64_t length_ = 0;  // length of the message being received
 };
 
 }  // namespace hvd_sparse

@@ -44,22 +44,22 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// Room for `count` elements; until Reset.
+  /// Returns room for `count` elements, valid until Reset.
   template <typename T>
   T* Take(std::int64_t count) {
     return static_cast<T*>(TakeBytes(static_cast<std::size_t>(count) * sizeof(T)));
   }
 
-  /// Bytes that were handed out since Reset.
+  /// Bytes handed out since the last Reset.
   std::size_t used() const { return used_; }
 
-  /// Takes everything back; no work that uses it may be under way.
+  /// Takes everything back; no work that uses it may be in flight.
   void Reset() {
     const std::size_t total = used_;
     used_ = filled_ = 0;
     if (chunks_.size() <= 1) return;
     FreeAll();
-    Add(total);  // next time one piece shall do
+    Add(total);  // so that one chunk is enough next time
   }
 
  private:
@@ -93,9 +93,9 @@ class Arena {
     filled_ = 0;
   }
 
-  std::vector<Chunk> chunks_;  // pieces come from the last one
-  std::size_t filled_ = 0;     // of the last one
-  std::size_t used_ = 0;       // of all
+  std::vector<Chunk> chunks_;  // memory is taken from the last one
+  std::size_t filled_ = 0;     // bytes taken from the last one
+  std::size_t used_ = 0;       // bytes taken from all
 };
 
 }  // namespace hvd_sparse::cuda

@@ -1,22 +1,23 @@
-/// Merging by merge path: a block of threads finds, without any other, where its tile of the result
-/// begins in either input.
+/// Merging by merge path: each block of threads finds by itself where its tile of the result begins
+/// in either input.
 ///
-/// A step of the merge takes the lower index, own ones first where they are equal, so step d has
-/// taken d entries whatever they are, and those of both inputs add up to d: a binary search along
-/// that diagonal finds how many were own. Each block makes kTile steps, each of its threads kItems:
+/// A step of the merge takes the lower index, the own one first if both are equal. So d steps have
+/// taken d entries from both inputs together, whatever they are: a binary search along that
+/// diagonal finds how many were own. Each block makes kTile steps, each of its threads kItems:
 ///
 ///     split the tile's diagonals            32 lanes probe at a time, in memory
-///     load what lies between                into shared memory
+///     load the entries between              into shared memory
 ///     split again, a thread each; merge     into registers
-///     where does it go?                     equal indices make one entry of two: look_back.cuh
+///     find the places of the results        equal indices make one entry of two: look_back.cuh
 ///
-/// Two steps on an equal index may fall to two threads, or two tiles: the own entry's looks at what
-/// follows in the other input and adds it; the other one's looks at what went before and does
-/// nothing. So one entry more than the tile has is loaded from either input.
+/// The two steps of an equal index may fall to two threads, or two tiles. The own entry's step
+/// looks at the next entry of the other input and adds it; the other entry's step looks at the own
+/// entry before it and makes nothing. So one entry more than the tile has is loaded from either
+/// input.
 ///
-/// How many tiles have steps is up to their block's header, and a message that was aborted may
-/// still write there. So a block reads both counts once, for all its threads, and one without steps
-/// publishes, too: whatever others have read, nobody waits for ever.
+/// How many tiles have steps depends on the header of `theirs`, and an aborted message may still
+/// write there. So a block of threads reads both counts once, for all its threads, and publishes
+/// even if it has no steps: whatever other blocks have read, none waits for ever.
 ///
 /// Green, Odeh and Birk, "Merge Path - A Visually Intuitive Approach to Parallel Merging", 2014,
 /// https://arxiv.org/abs/1406.2628.
@@ -31,7 +32,7 @@
 namespace hvd_sparse::cuda {
 
 struct MergePass {
-  unsigned begun, done;  ///< tiles
+  unsigned begun, done;  ///< tiles that have begun, and that are done
   unsigned count, flags;
 };
 
@@ -39,7 +40,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp, kItems = 8, kTile = kThreads * kItems;
 
-/// Own entries among the first `diagonal` steps; by all lanes of a warp.
+/// Returns how many own entries the first `diagonal` steps take. Called by all lanes of a warp.
 __device__ unsigned SplitByWarp(const Index* own, unsigned own_count, const Index* theirs,
                                 unsigned their_count, unsigned diagonal, int lane) {
   unsigned low = diagonal > their_count ? diagonal - their_count : 0;
@@ -56,7 +57,7 @@ __device__ unsigned SplitByWarp(const Index* own, unsigned own_count, const Inde
   return high;
 }
 
-/// The same in shared memory, by one thread.
+/// Like SplitByWarp, but in shared memory and by one thread.
 __device__ int SplitByThread(const Index* own, int own_count, const Index* theirs, int their_count,
                              int diagonal) {
   int low = diagonal > their_count ? diagonal - their_count : 0;
@@ -72,22 +73,22 @@ __device__ int SplitByThread(const Index* own, int own_count, const Index* their
   return low;
 }
 
-/// A tile's entries of one input, and one more.
+/// A tile's entries of one input; see MakeSteps for the one beyond.
 struct Part {
   const Index* indices;
   const float* values;
   int count;
 };
 
-/// What a thread's steps have made: where its bit is set, a step has made an entry.
+/// The results of a thread's steps. A step has made an entry if its bit is set.
 struct Made {
   Index indices[kItems];
   float values[kItems];
   unsigned bits;
 };
 
-/// `steps` steps from (a, b) on. own.indices[-1] is the entry before the tile's own ones where
-/// `has_before`; theirs.indices[theirs.count] the one behind the tile's where `has_behind`.
+/// Makes `steps` steps from (a, b) on. If `has_before`, own.indices[-1] is the entry before the
+/// tile's own ones; if `has_behind`, theirs.indices[theirs.count] is the one behind the tile's.
 __device__ Made MakeSteps(const Part& own, const Part& theirs, int a, int b, int steps,
                           bool has_before, bool has_behind) {
   Made made;
@@ -117,7 +118,7 @@ __device__ Made MakeSteps(const Part& own, const Part& theirs, int a, int b, int
   return made;
 }
 
-/// Whether the positions from `begin` to `end` ascend, as far as this thread looks.
+/// Returns true if the positions from `begin` to `end` ascend, as far as this thread looks.
 __device__ bool Ascends(const Index* indices, int begin, int end) {
   bool ascends = true;
   for (int i = begin + static_cast<int>(threadIdx.x); i + 1 < end; i += kThreads) {
@@ -126,7 +127,7 @@ __device__ bool Ascends(const Index* indices, int begin, int end) {
   return ascends;
 }
 
-/// What the last block does, when all counts and flags are there.
+/// Writes the header of `out`. Called by the last block, when all counts and flags are complete.
 __device__ void JoinHeaders(const DeviceBlock& own, const DeviceBlock& theirs,
                             const DeviceBlock& out, MergePass* pass) {
   const DeviceBlockHeader mine = *own.header, other = *theirs.header;
@@ -146,7 +147,8 @@ __device__ void JoinHeaders(const DeviceBlock& own, const DeviceBlock& theirs,
 __global__ void __launch_bounds__(kThreads)
     MergeKernel(DeviceBlock own, DeviceBlock theirs, DeviceBlock out, MergePass* pass,
                 TileWord* words, Digits* digits) {
-  // Own entries, from the one before the tile's on; theirs, up to the one behind. Then the result.
+  // Own entries from the one before the tile's on, then theirs up to the one behind; later the
+  // result.
   __shared__ Index indices[kTile + 2];
   __shared__ float values[kTile + 2];
   __shared__ unsigned histogram[kDigits];
@@ -243,9 +245,9 @@ __global__ void __launch_bounds__(kThreads)
 
   if (thread != 0) return;
   if (flags != 0) atomicOr(&pass->flags, flags);
-  __threadfence();  // what this block has counted comes before it is done,
+  __threadfence();  // this block's counts come before it is done,
   if (atomicAdd(&pass->done, 1u) != gridDim.x - 1) return;
-  __threadfence();  // and what all have counted before the last one reads it
+  __threadfence();  // and all counts before the last block reads them
   JoinHeaders(own, theirs, out, pass);
 }
 

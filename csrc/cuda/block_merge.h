@@ -1,4 +1,4 @@
-/// Merging two blocks of a device, there.
+/// Merging two blocks, on their device.
 
 #ifndef HVD_SPARSE_CUDA_BLOCK_MERGE_H_
 #define HVD_SPARSE_CUDA_BLOCK_MERGE_H_
@@ -15,26 +15,29 @@ namespace hvd_sparse::cuda {
 struct MergePass;
 struct Digits;
 
-/// Entries for which either of two blocks to merge can have room.
+/// The largest capacity of either of two blocks to merge.
 constexpr std::int64_t kMostToMerge = kMaxBucketNumel / 2 / DeviceBlock::kUnit * DeviceBlock::kUnit;
 
-/// What a merge needs, all zero at first; good for one.
+/// Scratch memory of one merge, all zero at first.
 struct MergeScratch {
   MergePass* pass = nullptr;
-  unsigned long long* words = nullptr;  ///< of look_back.cuh
+  unsigned long long* words = nullptr;  ///< see look_back.cuh
 
-  /// For blocks of so many entries, of both together.
+  /// Takes the memory for two blocks of `capacity` entries together from `divider`.
   static MergeScratch From(Divider* divider, std::int64_t capacity);
 };
 
-/// Kernels::Merge, bit for bit: the union of two blocks, values at equal indices added, the
-/// survived bits of `own`. `out` has room for both, and is neither of them.
+/// Merges two blocks with the bits of Kernels::Merge: `out` becomes their union, with values at
+/// equal indices added and the survived bits of `own`. It has room for both, and is neither of
+/// them.
 ///
-/// The header is own's with what theirs adds to it (device_block.h): flags of both, the lowest bad
-/// rank, all that is not finite; kSumNotFinite where a value is not, kDisagree where the two do not
-/// belong together, kMalformed where positions do not ascend, with which all memory is safe.
+/// The header of `out` is that of `own` combined with that of `theirs` (device_block.h): the flags
+/// of both, the lower bad rank, and the sum of not_finite. It also has kSumNotFinite if a value is
+/// not finite, kDisagree if the two blocks do not belong together, and kMalformed if positions do
+/// not ascend or a count exceeds its capacity. Malformed blocks cause no access beyond any block's
+/// memory.
 ///
-/// Where `digits` is given, the first level of a radix select of the result is counted there.
+/// Counts the first level of a radix select of the result in `digits`, unless that is null.
 void LaunchMerge(const DeviceBlock& own, const DeviceBlock& theirs, const DeviceBlock& out,
                  const MergeScratch& scratch, Digits* digits, cudaStream_t stream);
 

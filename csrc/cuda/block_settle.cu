@@ -1,4 +1,4 @@
-/// A thread per selected entry, and a binary search each.
+/// One thread per selected entry, which makes a binary search in the reduced block.
 
 #include "csrc/cuda/block_settle.h"
 #include "csrc/cuda/check.h"

@@ -1,5 +1,5 @@
-/// What becomes of the entries that a rank has selected, where blocks lie on a device: those that
-/// were not delivered return, and the others leave the velocity, too.
+/// Settles the entries that a rank has selected, with blocks on a device: undelivered ones return
+/// to the residual, and delivered ones are cleared in the velocity, too.
 
 #ifndef HVD_SPARSE_CUDA_BLOCK_SETTLE_H_
 #define HVD_SPARSE_CUDA_BLOCK_SETTLE_H_
@@ -10,18 +10,18 @@
 
 namespace hvd_sparse::cuda {
 
-/// `reduced` may be malformed. An entry is delivered if its index has the survived bit there; none
-/// is where the header of `reduced` says that the step is refused.
+/// Arguments of LaunchSettle. `reduced` may be malformed. An entry is delivered if its index has
+/// the survived bit there; none is if the header of `reduced` says that the step is refused.
 struct Settling {
   DeviceBlock selected, reduced;
   Span<float> residual;
-  Span<float> velocity = {};  ///< where momentum is corrected; else empty
-  float* masked = nullptr;    ///< gets what the velocity has held at each of the selected entries,
-                              ///< in their order; null: nobody undoes
+  Span<float> velocity = {};  ///< if momentum is corrected; else empty
+  float* masked = nullptr;    ///< receives the velocity's former values at the selected entries, in
+                              ///< their order; null if the step is never undone
 };
 
-/// Kernels::Settle, bit for bit: residual[i] = value where an entry was not delivered. And momentum
-/// factor masking: velocity[i] = 0 where one was. One launch.
+/// Applies Kernels::Settle, bit for bit: residual[i] = value for undelivered entries. Also applies
+/// momentum factor masking: velocity[i] = 0 for delivered ones. One launch.
 void LaunchSettle(const Settling& settling, cudaStream_t stream);
 
 }  // namespace hvd_sparse::cuda

@@ -1,8 +1,8 @@
 /// The k largest of a block's entries by radix select and one compaction.
 ///
 /// A block of threads works on a tile of kWarps x kSteps x 32 entries. A warp takes 32 neighbours a
-/// step, so a ballot says how many of those before a lane are kept. How many are kept in the tiles
-/// before comes from look_back.cuh.
+/// step, so a ballot says how many of those before a lane are kept. look_back.cuh counts those kept
+/// in the tiles before.
 
 #include <algorithm>
 
@@ -18,7 +18,7 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / kWarp, kSteps = 8;
 constexpr int kOfWarp = kSteps * kWarp, kTile = kWarps * kOfWarp;
 
-/// Blocks that fill any device of today.
+/// Enough blocks to fill any device of today.
 constexpr std::int64_t kMostBlocks = 1024;
 
 /// Counts the digits of one level, after finding that of the level before.
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
     CountBlockKernel(DeviceBlock block, unsigned k, int level, Digits* digits) {
   __shared__ unsigned histogram[kDigits];
   const unsigned count = block.CountOnDevice();
-  if (count <= k || k == 0) return;  // all threads: the cut is of no use
+  if (count <= k || k == 0) return;  // in all threads: no cut is needed
   Prefix prefix = {0, k};
   if (level > 0) prefix = FindLevel<kThreads>(digits, level - 1, k, blockIdx.x == 0);
   ClearCounts<kThreads>(histogram);
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads)
   AddCounts<kThreads>(histogram, digits->histograms[level]);
 }
 
-/// Where the k largest of `count` entries end; all are kept where they are not more.
+/// Returns the cut of the k largest of `count` entries; if there are no more than k, it keeps all.
 __device__ Prefix FindCut(unsigned count, unsigned k, Digits* digits) {
   if (k == 0) return {0xffffffffu, 0};
   if (count <= k) return {0, 0x7fffffffu};
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads)
     header.count = min(count, k);
     *to.header = header;
   }
-  if (tile > 0 && tile * kTile >= count) return;  // all threads
+  if (tile > 0 && tile * kTile >= count) return;  // in all threads
   const Prefix cut = FindCut(count, k, digits);
 
   const int lane = static_cast<int>(threadIdx.x) % kWarp;

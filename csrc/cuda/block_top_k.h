@@ -1,4 +1,4 @@
-/// Keeping the largest entries of a block of a device, there.
+/// Keeping the largest entries of a block, on its device.
 
 #ifndef HVD_SPARSE_CUDA_BLOCK_TOP_K_H_
 #define HVD_SPARSE_CUDA_BLOCK_TOP_K_H_
@@ -14,28 +14,28 @@ namespace hvd_sparse::cuda {
 
 struct Digits;
 
-/// What keeping the largest entries needs, all zero at first; good for one call.
+/// Scratch memory of one LaunchKeepTopK, all zero at first.
 struct TopKScratch {
   Digits* digits = nullptr;
-  unsigned* begun = nullptr;            ///< tiles
-  unsigned long long* words = nullptr;  ///< of look_back.cuh
+  unsigned* begun = nullptr;            ///< tiles that have begun
+  unsigned long long* words = nullptr;  ///< see look_back.cuh
 
-  /// For a block of so many entries.
+  /// Takes the memory for a block of `capacity` entries from `divider`.
   static TopKScratch From(Divider* divider, std::int64_t capacity);
 };
 
-/// How to keep the largest entries.
+/// Options of one LaunchKeepTopK.
 struct Keeping {
   std::int64_t k;
   bool is_counted;       ///< LaunchMerge has counted the first level of scratch.digits
-  bool marks;            ///< every entry kept gets the survived bit; else bits stay
-  Span<float> residual;  ///< of the bucket: dropped entries return there; none: they do not
+  bool marks;            ///< kept entries get the survived bit; else their bits stay
+  Span<float> residual;  ///< of the bucket; dropped entries return to it unless it is empty
 };
 
-/// Kernels::KeepTopK, bit for bit, from one block to another: the k largest magnitudes of `from`
-/// become the entries of `to`, ties to the lower index; zeros count, and NaN is larger than all.
-/// `to` has room for k, and its header is from's. Three launches, or four where the first level is
-/// not counted yet.
+/// Writes the k largest magnitudes of `from` to `to`, with the bits of Kernels::KeepTopK: ties go
+/// to the lower index, zeros count, and NaN is larger than all. `to` has room for k, and receives
+/// the header of `from` with its own count. Three launches, or four if the first level is not
+/// counted yet.
 void LaunchKeepTopK(const Keeping& keeping, const DeviceBlock& from, const DeviceBlock& to,
                     const TopKScratch& scratch, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-/// A thread per entry.
+/// One thread per entry.
 
 #include "csrc/cuda/block_undo.h"
 #include "csrc/cuda/check.h"
@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(kEntryThreads)
   const std::int64_t n = OwnEntry();
   if (n == 0) *former.header = *block.header;
   if (n >= block.capacity) return;
-  // Behind the last entry, too: how many there are is said once, by the header that was noted.
+  // Copies the whole capacity: the count is read only later, from the saved header.
   const Index marked = block.indices[n];
   former.indices[n] = marked;
   const std::uint32_t i = PositionOf(marked);

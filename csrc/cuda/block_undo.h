@@ -9,16 +9,18 @@
 
 namespace hvd_sparse::cuda {
 
-// Blocks may be malformed, and hold a position several times: what lies outside the residual is
-// left out.
+// Blocks may be malformed, and hold a position several times. Positions outside the residual are
+// skipped.
 
-/// Notes what a residual holds at the entries of a block: `former`, of the same capacity, gets the
-/// header, the positions, and the values there. Before LaunchApply, whose rounding losses cannot be
-/// taken off again; it then goes by these positions, which no late message changes.
+/// Saves what a residual holds at the entries of a block: `former`, of the same capacity, receives
+/// the header, the positions, and the residual's values there. It precedes LaunchApply, whose
+/// rounding losses cannot be subtracted again, and which then reads header and positions from
+/// `former`, where no late message can change them.
 void LaunchNoteFormer(const DeviceBlock& block, Span<const float> residual,
                       const DeviceBlock& former, cudaStream_t stream);
 
-/// residual[i] = value for every entry: of what was selected, or of what was noted.
+/// Sets residual[i] = value for every entry of a selected block, or of one that LaunchNoteFormer
+/// saved.
 void LaunchPutBack(const DeviceBlock& block, Span<float> residual, cudaStream_t stream);
 
 }  // namespace hvd_sparse::cuda

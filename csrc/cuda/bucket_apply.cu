@@ -1,5 +1,5 @@
-/// Zeroing by tiles, then a thread per entry, which looks up its gradient: no two entries of a
-/// block have the same place.
+/// One kernel zeroes the outputs by tiles. Then one thread per entry looks up its gradient and
+/// writes: no two entries of a block have the same position.
 
 #include <algorithm>
 
@@ -11,21 +11,21 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-/// Blocks that fill any device of today.
+/// Enough blocks to fill any device of today.
 constexpr unsigned kMostBlocks = 4096;
 
-/// An entry of the block, and where it belongs.
+/// The place in its gradient to which an entry of the block belongs.
 struct Target {
   std::uint32_t position;  ///< in the bucket
   unsigned gradient;
   std::int64_t in_gradient;
-  bool is_there;  ///< else it lies in no gradient
+  bool is_there;  ///< false if the position lies in no gradient
 };
 
 __device__ Target TargetOf(const Applying& job, std::int64_t n) {
   const std::uint32_t position = PositionOf(job.reduced.indices[n]);
   const Index* const begins = job.bucket.gradient_begins;
-  unsigned low = 0, high = job.bucket.gradient_count;  // the last one that begins up to there
+  unsigned low = 0, high = job.bucket.gradient_count;  // seeks the last begin <= position
   while (high - low > 1) {
     const unsigned middle = low + (high - low) / 2;
     if (static_cast<std::uint32_t>(begins[middle]) <= position) {

@@ -10,21 +10,21 @@
 
 namespace hvd_sparse::cuda {
 
-/// A reduced block on the device on its way into the outputs of a bucket; see Kernels::Scatter.
+/// Arguments for writing a reduced block to the outputs of its bucket; see Kernels::Scatter.
 struct Applying {
   BucketView bucket;
   DeviceBlock reduced;
   float scale;
-  Span<float> residual;  ///< of the bucket: takes what rounding loses
+  Span<float> residual;  ///< of the bucket; rounding losses are added to it
   float loss_scale;
 };
 
-/// Sets kSumNotFinite in the block's header where a value would not be finite once it is written.
-/// Ranks that hold the same block find the same. One launch.
+/// Sets kSumNotFinite in the block's header if a value would not be finite once it is written.
+/// Ranks that hold the same block come to the same result. One launch.
 void LaunchCheckFits(const Applying& applying, cudaStream_t stream);
 
-/// Zeroes the outputs and writes the block into them; nothing at all where the header says that the
-/// step is refused. Two launches. Nothing can be undone, so what might refuse the step must be
+/// Zeroes the outputs and writes the block to them; does nothing if the header says that the step
+/// is refused. Two launches. The writes cannot be undone, so whatever might refuse the step must be
 /// known before.
 void LaunchApply(const Applying& applying, cudaStream_t stream);
 

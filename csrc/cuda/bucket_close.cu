@@ -1,7 +1,7 @@
-/// A block of threads for each segment. As a rule it has little to do: a segment has too many
-/// candidates where its threshold is refreshed, every 32nd step or so, or by chance. Then the block
-/// finds its k largest by itself, which for many launches fewer takes the longer the larger a
-/// segment is.
+/// One block of threads works on each segment. As a rule it has little to do: a segment has too
+/// many candidates only when its threshold is refreshed, every 32nd step or so, or by chance. Then
+/// the block finds the k largest by itself: that saves many launches, but takes longer the larger
+/// the segment is.
 
 #include "csrc/cuda/bucket_close.h"
 #include "csrc/cuda/check.h"
@@ -20,7 +20,7 @@ struct CloseShared {
   unsigned number, of_warp[kWarps];
 };
 
-/// Where the k largest of `count` > k magnitudes end. By all threads of a block.
+/// Returns the cut of the k largest of `count` > k magnitudes. Called by all threads of a block.
 __device__ Prefix FindCutAmong(const float* values, unsigned count, unsigned k,
                                unsigned* histogram) {
   Prefix cut = {0, k};
@@ -34,8 +34,8 @@ __device__ Prefix FindCutAmong(const float* values, unsigned count, unsigned k,
   return cut;
 }
 
-/// The k largest of a segment's `count` > k candidates move together; the others return to the
-/// residual. By all threads of a block.
+/// Moves the k largest of a segment's `count` > k candidates to the front; the others return to the
+/// residual. Called by all threads of a block.
 __device__ void KeepLargest(unsigned k, unsigned count, Index* indices, float* values,
                             float* residual, CloseShared* shared) {
   const Prefix cut = FindCutAmong(values, count, k, shared->histogram);
@@ -46,7 +46,7 @@ __device__ void KeepLargest(unsigned k, unsigned count, Index* indices, float* v
     const unsigned first = begin + threadIdx.x * kItems;
     Index index[kItems];
     float value[kItems];
-    unsigned own = 0;  // ties in the upper half of the word: at most 2,048 of either
+    unsigned own = 0;  // ties in the upper half of the word; at most 2,048 of either kind
 #pragma unroll
     for (int j = 0; j < kItems; ++j) {
       const bool is_there = first + j < count;
@@ -58,7 +58,7 @@ __device__ void KeepLargest(unsigned k, unsigned count, Index* indices, float* v
     }
     unsigned before = WarpPrefixSum(own, lane);
     if (lane == kWarp - 1) shared->of_warp[warp] = before;
-    __syncthreads();  // and all of this step has been loaded: places are not behind it
+    __syncthreads();  // also: this step is loaded, and places lie in it or before it
     before -= own;
     unsigned all = 0;
     for (int w = 0; w < kWarps; ++w) {
@@ -85,7 +85,7 @@ __device__ void KeepLargest(unsigned k, unsigned count, Index* indices, float* v
   }
 }
 
-/// The smallest magnitude. By all threads of a block.
+/// Returns the smallest magnitude. Called by all threads of a block.
 __device__ float SmallestOf(const float* values, unsigned count, unsigned* of_warp) {
   std::uint32_t smallest = 0x7f800000u;
   for (unsigned i = threadIdx.x; i < count; i += kThreads) {
@@ -131,10 +131,10 @@ __global__ void __launch_bounds__(kThreads)
   const float smallest = size == control.k ? SmallestOf(values, size, shared.of_warp) : 0.0f;
   if (threadIdx.x >= kWarp) return;
 
-  // Others wait for this count; the second one adds up what the header says.
+  // Blocks of later segments wait for the first count. The second one is summed up for the header.
   const Counts before = LookBack(work.segment_words, s, {size, above});
   if (threadIdx.x == 0) {
-    if (is_too_many) pass->taken = size;  // else other warps may still read it
+    if (is_too_many) pass->taken = size;  // else it is the same, and other warps may still read it
     pass->start = before.above;
     if (s + 1 == work.bucket.segment_count) {
       *block.header = HeaderOf(*work.pass, before + Counts{size, above}, identity);

@@ -1,12 +1,12 @@
-/// How a bucket is cut into what blocks of threads work on.
+/// The division of a bucket into the units that blocks of threads work on.
 ///
 ///     segments    | 0                 | 1        |        k entries are selected from each
 ///     gradients   | a          | b               |        memory, number type, decay of its own
-///     pieces      | a          | b    | b        |        what lies in one of each
+///     pieces      | a          | b    | b        |        the part of a gradient in a segment
 ///     tiles       |a   |a   |a |b   |b|b   |b    |        a block's share of a piece
 ///
-/// So a pass over all layers is a single launch, whatever they are, and a block has to do with one
-/// gradient and one segment only.
+/// So a pass over all layers is a single launch, whatever their sizes, and a block of threads works
+/// on one gradient and one segment only.
 
 #ifndef HVD_SPARSE_CUDA_BUCKET_LAYOUT_H_
 #define HVD_SPARSE_CUDA_BUCKET_LAYOUT_H_
@@ -25,7 +25,7 @@ struct Tile {
   Index begin;        ///< in the bucket
   std::int32_t size;  ///< 1 to kTileEntries
   std::int32_t segment, gradient;
-  Index in_gradient;  ///< where it begins there
+  Index in_gradient;  ///< where it begins in the gradient
 };
 
 /// A segment that is not empty.
@@ -35,20 +35,20 @@ struct SegmentPlace {
   Index candidates;                   ///< where its candidates begin
 };
 
-/// Candidates of a segment: kChunkEntries from `begin` on, or as many as there are.
+/// A part of a segment's candidates: kChunkEntries from `begin` on, or as many as there are.
 struct Chunk {
   std::int32_t segment, begin;
 };
 
-/// Segments are counted without the empty ones here, except for `number`.
+/// The layout of a bucket. Empty segments are left out; only SegmentPlace::number counts them, too.
 struct BucketLayout {
   std::vector<Tile> tiles;             ///< in the order of the bucket
   std::vector<SegmentPlace> segments;  ///< likewise
   std::vector<Chunk> chunks;           ///< likewise
-  std::vector<Index> gradient_begins;  ///< and where the last one ends
+  std::vector<Index> gradient_begins;  ///< begins of all gradients, and the end of the last
   std::vector<std::int64_t> segment_numels;
-  std::int64_t candidates = 0;  ///< room for those of all segments
-  std::int64_t capacity = 0;    ///< entries that all segments together can leave
+  std::int64_t candidates = 0;  ///< room for the candidates of all segments
+  std::int64_t capacity = 0;    ///< the most entries that all segments together keep
 
   /// Throws InvalidArgument if the bucket's numbers do not fit together.
   explicit BucketLayout(const DeviceBucket& bucket);

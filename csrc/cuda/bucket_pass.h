@@ -1,4 +1,4 @@
-/// A bucket's selection under way, on the device: what its launches share.
+/// State of one selection of a bucket, on the device, which its launches share.
 
 #ifndef HVD_SPARSE_CUDA_BUCKET_PASS_H_
 #define HVD_SPARSE_CUDA_BUCKET_PASS_H_
@@ -14,45 +14,45 @@ namespace hvd_sparse::cuda {
 
 struct Digits;
 
-/// Of a segment.
+/// State of one segment.
 struct SegmentPass {
   unsigned above;  ///< entries that exceeded its threshold, room or not
-  unsigned taken;  ///< its candidates
-  unsigned start;  ///< where they begin among those of all segments
+  unsigned taken;  ///< the number of its candidates
+  unsigned start;  ///< the number of entries of all segments before it
 
-  /// Whether the threshold was of no use: fewer or more entries exceeded it than will do.
+  /// Returns true if the threshold was of no use: too few or too many entries exceeded it.
   HVD_SPARSE_INLINE bool HasMissed(const ThresholdControl& control) const {
     return above < control.fewest || above > control.room;
   }
 };
 
-/// Of all segments.
+/// State of all segments together.
 struct BucketPass {
-  unsigned begun, begun_again, begun_segments;  ///< tiles of either pass over them; segments
+  unsigned begun, begun_again, begun_segments;  ///< tiles of either pass, and segments
   unsigned not_finite;                          ///< entries that error feedback refused
-  unsigned missed;                              ///< whether any segment's threshold has
-  unsigned flags;                               ///< of the block's header
+  unsigned missed;                              ///< 1 if any segment's threshold has missed
+  unsigned flags;                               ///< for the block's header
 };
 
-/// Passed to kernels as it is.
+/// Arguments of a selection's kernels, passed by value.
 struct Selecting {
   BucketView bucket;
   float* residual = nullptr;
-  float* velocity = nullptr;         ///< as long, where momentum is corrected
-  float momentum = 0;                ///< of the velocity
-  float scale = 1;                   ///< of the gradients
+  float* velocity = nullptr;         ///< as long, if momentum is corrected; else null
+  float momentum = 0;                ///< factor of the velocity
+  float scale = 1;                   ///< factor of the gradients
   double refresh = 32;               ///< steps between exact refreshes
   SelectionState* states = nullptr;  ///< by segment, empty ones too
 
-  // Scratch memory, all zero at first and good for one step.
+  // Scratch memory for one step, all zero at first.
   BucketPass* pass = nullptr;
   SegmentPass* segments = nullptr;
   unsigned long long *words = nullptr, *words_again = nullptr, *segment_words = nullptr;
 
-  // The same, in no state; digits are cleared for the segments that need them.
+  // Scratch memory that need not be zero; digits are cleared for the segments that need them.
   float* tried = nullptr;    ///< thresholds, by segment
-  Index* indices = nullptr;  ///< candidates: of each segment by themselves, ascending, positions in
-  float* values = nullptr;   ///< the bucket
+  Index* indices = nullptr;  ///< candidates: positions in the bucket, by segment, ascending
+  float* values = nullptr;   ///< and their values
   Digits* digits = nullptr;  ///< by segment
 
   void DivideZeros(const BucketLayout& layout, Divider* divider);

@@ -10,7 +10,7 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-/// Changes that may be under way at a time.
+/// Changes that may be in flight at a time.
 constexpr int kSlots = 4;
 
 ThresholdControl ControlOf(std::int64_t numel, std::int64_t k) {
@@ -20,7 +20,7 @@ ThresholdControl ControlOf(std::int64_t numel, std::int64_t k) {
   return {narrow(k), takes_all ? 0 : narrow(FewestFor(k)), narrow(most), narrow(room), takes_all};
 }
 
-/// Copies a table behind the others; null memory only makes room.
+/// Copies a table behind the previous ones; a divider without memory only adds its size.
 template <typename T>
 const T* Put(const std::vector<T>& table, Divider* divider) {
   T* const memory = divider->Take<T>(static_cast<std::int64_t>(table.size()));
@@ -28,7 +28,7 @@ const T* Put(const std::vector<T>& table, Divider* divider) {
   return memory;
 }
 
-/// What a step brings, as it is copied.
+/// Writes the values of a step to `memory`, unless that is null; returns their size in bytes.
 std::size_t PutChanging(const std::vector<Flow>& flows,
                         const std::vector<ThresholdControl>& controls, void* memory) {
   Divider divider(memory);
@@ -72,7 +72,7 @@ void BucketTables::DivideLayout(Divider* divider, const BucketLayout& layout) {
   take(layout.segments, &view_.segments, &view_.segment_count);
   take(layout.chunks, &view_.chunks, &view_.chunk_count);
   take(layout.gradient_begins, &view_.gradient_begins, &view_.gradient_count);
-  --view_.gradient_count;  // the last one is the end
+  --view_.gradient_count;  // the last entry is an end
 }
 
 void BucketTables::Update(const DeviceLaunch& launch, cudaStream_t stream) {

@@ -1,8 +1,8 @@
-/// What kernels look up of a bucket: tables in the device's memory.
+/// The tables of a bucket in device memory, which kernels look up.
 ///
-/// The layout is copied there once. What a step brings of its own is copied in the order of its
-/// stream, from pinned memory, where it is not that of the step before; nobody waits for that,
-/// unless the stream is so many changes behind that all pinned memory is under way.
+/// The layout is copied there once. The values of a step are copied in stream order, from pinned
+/// memory, if they differ from those of the step before. The CPU does not wait for that unless the
+/// stream is so many changes behind that all pinned memory is in use.
 
 #ifndef HVD_SPARSE_CUDA_BUCKET_TABLES_H_
 #define HVD_SPARSE_CUDA_BUCKET_TABLES_H_
@@ -19,22 +19,22 @@
 
 namespace hvd_sparse::cuda {
 
-/// Where a gradient comes from and its result goes to.
+/// The input and output memory of one gradient, and its decay.
 struct Flow {
   const void* gradient = nullptr;
   void* output = nullptr;
   DType gradient_type = DType::kFloat32, output_type = DType::kFloat32;
   float decay = 1;
-  std::uint32_t unused = 0;  ///< so that no byte is left open
+  std::uint32_t unused = 0;  ///< so that no byte is padding
 };
 
-/// How many entries of a segment are wanted, and will do: see threshold_sparsifier.h.
+/// The wanted number of a segment's entries, and its bounds; see threshold_sparsifier.h.
 struct ThresholdControl {
   std::uint32_t k, fewest, most, room;
-  std::uint32_t takes_all;  ///< `most` are all entries: all non-zeros are taken, nothing is learned
+  std::uint32_t takes_all;  ///< 1 if `most` is the numel: takes all non-zeros, learns nothing
 };
 
-/// All of it, for kernels.
+/// All tables of a bucket, as kernels get them.
 struct BucketView {
   const Tile* tiles;
   const SegmentPlace* segments;
@@ -50,12 +50,12 @@ class BucketTables {
   /// Allocates on the current device, and waits for the copy.
   explicit BucketTables(const BucketLayout& layout);
 
-  /// Gives the stream the copy of what has changed, of a launch that has been checked.
+  /// Enqueues the copy of what has changed. `launch` has been checked.
   void Update(const DeviceLaunch& launch, cudaStream_t stream);
 
   const BucketView& view() const { return view_; }
 
-  /// Entries that the segments of the last Update are asked for.
+  /// The sum of all segments' k in the last Update.
   std::int64_t asked() const { return asked_; }
 
  private:
@@ -75,11 +75,11 @@ class BucketTables {
   const std::vector<std::int64_t> segment_numels_;
   std::vector<Flow> flows_;
   std::vector<ThresholdControl> controls_;
-  std::vector<char> sent_;  // what the device has, or is going to have
+  std::vector<char> sent_;  // content of changing_ once all copies are done
   std::int64_t asked_ = 0;
   BucketView view_ = {};
   const DeviceBytes layout_, changing_;
-  std::vector<std::unique_ptr<Slot>> slots_;  // take turns
+  std::vector<std::unique_ptr<Slot>> slots_;  // used in turn
   std::size_t next_slot_ = 0;
 };
 

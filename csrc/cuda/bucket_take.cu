@@ -10,19 +10,19 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-/// Blocks that fill any device of today.
+/// Enough blocks to fill any device of today.
 constexpr unsigned kMostBlocks = 1024;
 
-/// Of a pass that takes, that a multiprocessor has at a time: while some wait for numbers, tables
-/// and counts, the others load. It bounds the registers of a thread, by 48; where a multiprocessor
-/// has 1,024 threads and no more, by 64.
+/// Blocks of a taking pass that run on a multiprocessor at a time: while some wait for tile
+/// numbers, tables and counts, the others load. This limits a thread to 48 registers, or to 64 if a
+/// multiprocessor runs no more than 1,024 threads.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 constexpr int kBlocksAtATime = 4;
 #else
 constexpr int kBlocksAtATime = 5;
 #endif
 
-/// Where candidates of a segment go.
+/// Returns the memory for the candidates of a tile's segment.
 __device__ Taken CandidatesOf(const Selecting& work, const Tile& tile) {
   const Index begin = work.bucket.segments[tile.segment].candidates;
   return {work.indices + begin, work.values + begin, work.bucket.controls[tile.segment].room,
@@ -64,13 +64,13 @@ __global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime)
   if (own->above > control.room) atomicOr(&work.pass->flags, static_cast<unsigned>(kOverflow));
 }
 
-// ---- Where a threshold has missed ---------------------------------------------------------------
+// ---- Segments whose threshold has missed --------------------------------------------------------
 
 __device__ bool HasMissed(const Selecting& work, int segment) {
   return work.segments[segment].HasMissed(work.bucket.controls[segment]);
 }
 
-/// Also clears the segment's digits.
+/// Puts the candidates back, and clears the segment's digits.
 __global__ void __launch_bounds__(kTakeThreads) PutBackKernel(Selecting work) {
   if (work.pass->missed == 0) return;
   const Chunk chunk = work.bucket.chunks[blockIdx.x];
@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(kTakeThreads) PutBackKernel(Selecting work) {
   }
 }
 
-/// Counts the digits of one level, after finding those of the level before. A block takes
-/// neighbouring tiles, so that few segments meet in it.
+/// Counts the digits of one level, after finding those of the level before. A block works on
+/// neighbouring tiles, so that it meets few segments.
 __global__ void __launch_bounds__(kTakeThreads) CountDigitsKernel(Selecting work, int level) {
   __shared__ unsigned histogram[kDigits];
   if (work.pass->missed == 0) return;

@@ -9,16 +9,17 @@
 
 namespace hvd_sparse::cuda {
 
-/// The gradients join the residual, and what exceeds its segment's threshold, work.tried, becomes a
-/// candidate while there is room. One launch: Kernels::AccumulateAndTake of each piece, bit for
-/// bit. Where there is a velocity, gradients join that, and it joins the residual, in the same one:
-/// Kernels::Accumulate beforehand.
+/// Adds the gradients to the residual, and takes the entries that exceed their segment's threshold,
+/// work.tried, as candidates while there is room. One launch, with the bits of
+/// Kernels::AccumulateAndTake for each piece. If there is a velocity, the same launch adds the
+/// gradients to that first, and that to the residual, with the bits of Kernels::Accumulate
+/// beforehand.
 void LaunchFeedbackAndTake(const Selecting& work, cudaStream_t stream);
 
-/// For segments whose threshold has missed: puts their candidates back, and takes the k largest
-/// magnitudes, ties to the lower index, zeros never: Kernels::FindTopK and TakeCut, bit for bit.
-/// Nothing for the others. Five launches, which end at once where no threshold has missed: only the
-/// device knows.
+/// For segments whose threshold has missed, puts the candidates back and takes the k largest
+/// magnitudes, ties to the lower index, zeros never, with the bits of Kernels::FindTopK and
+/// TakeCut. Does nothing for other segments. Five launches, which end at once if no threshold has
+/// missed: only the device knows.
 void LaunchTopKWhereMissed(const Selecting& work, cudaStream_t stream);
 
 }  // namespace hvd_sparse::cuda

@@ -1,4 +1,4 @@
-/// A transport that counts what passes, between two resets.
+/// A transport that counts its calls and bytes since the last reset.
 
 #ifndef HVD_SPARSE_CUDA_COUNTED_TRANSPORT_H_
 #define HVD_SPARSE_CUDA_COUNTED_TRANSPORT_H_
@@ -11,7 +11,7 @@ namespace hvd_sparse::cuda {
 
 class CountedTransport : public DeviceTransport {
  public:
-  /// The transport outlives it.
+  /// `transport` must outlive this object.
   explicit CountedTransport(DeviceTransport* transport) : transport_(*transport) {}
 
   int Rank() const override { return transport_.Rank(); }
@@ -29,7 +29,7 @@ class CountedTransport : public DeviceTransport {
 
   void Reset() { calls_ = sent_ = received_ = 0; }
 
-  /// Calls that began, also one that failed.
+  /// Calls of Exchange, including one that failed.
   std::int64_t calls() const { return calls_; }
   std::int64_t sent() const { return sent_; }
   std::int64_t received() const { return received_; }

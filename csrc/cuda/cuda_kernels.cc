@@ -1,4 +1,4 @@
-/// The kernels of a CUDA device: each call gives the device its work, and brings blocks there and
+/// The kernels of a CUDA device: each call enqueues its work, and copies blocks to the device and
 /// back.
 
 #include "csrc/cuda/cuda_kernels.h"
@@ -36,14 +36,15 @@ class CudaMark final : public Mark {
   Event event_;
 };
 
-/// Marks come from this device's kernels alone, whoever holds them meanwhile.
+/// Returns the event of a mark; only this device's kernels make the marks that they are given.
 const Event& EventOf(const Mark& mark) { return static_cast<const CudaMark&>(mark).event(); }
 
 cudaStream_t StreamOf(StreamHandle handle) {
   return reinterpret_cast<cudaStream_t>(handle);  // NOLINT: frameworks pass streams as numbers
 }
 
-/// A graph could hold no message, and a mark that was captured no thread may wait for.
+/// Throws InvalidArgument if the stream is being captured: a graph cannot hold messages, and no
+/// thread may wait for a captured mark.
 void RequireNotCaptured(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   Check(cudaStreamIsCapturing(stream, &status), "ask whether a stream is being captured");
@@ -110,7 +111,7 @@ class CudaKernelsImpl final : public Kernels {
     for (std::int64_t i = 0; i < count; ++i) room.indices[i] = offset + positions[i];
   }
 
-  // ---- Looking ----------------------------------------------------------------------------------
+  // ---- Reading only -----------------------------------------------------------------------------
 
   Moments ComputeMoments(Span<const float> dense) const override {
     Work work(device_);
@@ -127,7 +128,7 @@ class CudaKernelsImpl final : public Kernels {
     Work work(device_);
     const std::int64_t size = feedback.residual.size, entries = cpu::SampleSize(size, count);
     if (entries == 0) return;
-    // Either all entries, as one stretch, or lines of the same length.
+    // Samples either all entries, as one stretch, or stretches of the same length.
     const std::int64_t length = entries == size ? size : cpu::kStretch;
     Index* const begins = work.Staged<Index>(entries / length);
     cpu::ForEachStretch(size, count, seed,
@@ -145,7 +146,7 @@ class CudaKernelsImpl final : public Kernels {
 
   const Kernels& OfSamples() const override { return CpuKernels(); }
 
-  // ---- Blocks, and what becomes of entries that were taken --------------------------------------
+  // ---- Blocks, and settling entries that were taken ---------------------------------------------
 
   void Merge(const SparseBlock& own, const SparseBlock& theirs, SparseBlock* out) const override {
     CpuKernels().Merge(own, theirs, out);
@@ -230,7 +231,7 @@ class CudaKernelsImpl final : public Kernels {
     return std::count(outcomes, outcomes + count, Narrowed::kNotFinite);
   }
 
-  // ---- What travels dense, as work of a framework's stream --------------------------------------
+  // ---- Dense gradients, as work of a framework's stream -----------------------------------------
 
   std::unique_ptr<Rest> NewRest() const override { return std::make_unique<DeviceRest>(); }
 
@@ -290,8 +291,8 @@ class CudaKernelsImpl final : public Kernels {
     Put(entries.positions.data(), entries.values.data(), entries.count(), residual);
   }
 
-  /// Whatever entries these are, nobody else has them any more: a lack of memory must not lose
-  /// them.
+  /// Writes entries to a residual. They may exist nowhere else, so they must not be lost for lack
+  /// of memory.
   void Put(const Index* positions, const float* values, std::int64_t count,
            Span<float> residual) const {
     if (count == 0) return;
@@ -300,12 +301,12 @@ class CudaKernelsImpl final : public Kernels {
       LaunchPut(work.Send(positions, count), work.Send(values, count), count, residual.data,
                 work.stream());
       work.Finish();
-    } catch (...) {  // out of memory; else this fails, too
+    } catch (...) {  // out of memory; after another error this fails, too
       PutOneByOne(positions, values, count, residual);
     }
   }
 
-  /// The same, slowly, without memory for it.
+  /// Like Put, but slowly, without allocating memory.
   void PutOneByOne(const Index* positions, const float* values, std::int64_t count,
                    Span<float> residual) const {
     const OnDevice current(device_);
@@ -358,7 +359,7 @@ int DeviceOf(const void* address) {
 const Kernels& CudaKernels(int device) {
   cuda::CheckDevice(device);
   static std::mutex mutex;
-  static std::deque<cuda::CudaKernelsImpl> of_device;  // which keeps them where they are
+  static std::deque<cuda::CudaKernelsImpl> of_device;  // its elements never move
   const std::lock_guard lock(mutex);
   while (static_cast<int>(of_device.size()) <= device) {
     of_device.emplace_back(static_cast<int>(of_device.size()));

@@ -1,7 +1,7 @@
 /// The kernels of a CUDA device. Residuals and gradients lie there and never leave it; blocks lie
-/// in the memory of the CPU, so that whatever works with blocks is the same for all devices.
+/// in the memory of the CPU, so that code that works with blocks is the same for all devices.
 ///
-/// A call returns when its work is done, but for Scatter (see kernels.h). Every thread works on a
+/// A call returns when its work is done, except Scatter (see kernels.h). Every thread works on a
 /// stream of its own, with scratch memory of its own, so that the selection of one bucket runs
 /// beside the exchange of another.
 
@@ -15,18 +15,18 @@
 
 namespace hvd_sparse {
 
-/// Throws Unavailable if there is no such device.
+/// Returns the kernels of a device. Throws Unavailable if there is no such device.
 const Kernels& CudaKernels(int device);
 
 namespace cuda {
 
-/// Throws Unavailable if there is no such device.
+/// Throws Unavailable unless there is such a device.
 void CheckDevice(int device);
 
-/// The name of each device. Throws Unavailable, with CUDA's reason, where there is none.
+/// Returns the name of each device. Throws Unavailable, with CUDA's reason, if there is none.
 std::vector<std::string> DeviceNames();
 
-/// The device in whose memory an address lies. Throws InvalidArgument if it lies in none.
+/// Returns the device in whose memory an address lies. Throws InvalidArgument if it lies in none.
 int DeviceOf(const void* address);
 
 }  // namespace cuda

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 
-/// Blocks that fill any device of today.
+/// Enough blocks to fill any device of today.
 constexpr std::int64_t kMostBlocks = 2048;
 
 __global__ void __launch_bounds__(kThreads)
@@ -32,7 +32,7 @@ struct Sums {
   double sum, squares;
 };
 
-/// Entries that a block adds up, whatever the device.
+/// Entries that a block adds up, on every device.
 constexpr std::int64_t kPart = std::int64_t{1} << 15;
 
 __global__ void __launch_bounds__(kThreads) AddUpKernel(Span<const float> dense, Sums* of_part) {

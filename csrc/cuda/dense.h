@@ -1,4 +1,4 @@
-/// Passes over arrays on the device that count, and change nothing; contracts in kernels.h.
+/// Passes that only read arrays on the device; contracts in kernels.h.
 
 #ifndef HVD_SPARSE_CUDA_DENSE_H_
 #define HVD_SPARSE_CUDA_DENSE_H_
@@ -10,11 +10,11 @@ namespace hvd_sparse::cuda {
 
 std::int64_t CountAbove(Span<const float> dense, float threshold, Work* work);
 
-/// The same bits on every device: the order of adding depends on the size alone. It is not that of
-/// the CPU, so the last bits differ from there.
+/// Gives the same bits on every device: the order of adding depends on the size alone. It differs
+/// from the CPU's order, and so the last bits differ from the CPU's.
 Moments ComputeMoments(Span<const float> dense, Work* work);
 
-/// A radix select, as on the CPU: three reads, and a histogram each.
+/// Finds the cut by a radix select, as on the CPU: three passes, each with a histogram.
 TopKCut FindTopK(Span<const float> dense, std::int64_t k, Work* work);
 
 }  // namespace hvd_sparse::cuda

@@ -2,12 +2,12 @@
 ///
 ///     header | indices[capacity] | values[capacity]
 ///
-/// One piece of memory of a length that every rank knows beforehand, so a stream can be told to
-/// send it before anybody knows how many entries it holds: that is the header's `count`, which
-/// only the device reads. The first `count` places hold the entries, in ascending order; what lies
-/// behind them means nothing. Indices carry survived bits as in csrc/base/sparse_block.h.
+/// It is one piece of memory whose length every rank knows beforehand, so sending it can be
+/// enqueued before the CPU knows how many entries it holds: that is the header's `count`, which
+/// only the device reads. The first `count` places hold the entries, in ascending order; the others
+/// are undefined. Indices carry survived bits as in csrc/base/sparse_block.h.
 ///
-/// Whatever a rank must learn of the others travels in the header, too. Merging combines headers so
+/// The header also carries whatever a rank must learn about the others. Merging combines headers so
 /// that after the rounds of a collective all ranks hold the same facts.
 
 #ifndef HVD_SPARSE_CUDA_DEVICE_BLOCK_H_
@@ -21,12 +21,12 @@
 
 namespace hvd_sparse::cuda {
 
-/// Bits of DeviceBlockHeader::flags. A merged block has those of both.
+/// Bits of DeviceBlockHeader::flags. A merged block has the flags of both.
 enum BlockFlag : std::uint32_t {
   kOverflow = 1,      ///< more entries exceeded a threshold than there was room for
   kSumNotFinite = 2,  ///< a sum is not finite, or would not be once it is written
   kDisagree = 4,      ///< blocks of different buckets or steps have met
-  kMalformed = 8,     ///< a block's positions do not ascend
+  kMalformed = 8,     ///< positions do not ascend, or a count exceeds its capacity
 };
 
 struct DeviceBlockHeader {
@@ -37,14 +37,14 @@ struct DeviceBlockHeader {
   std::int32_t bad_rank = kNoRank;  ///< the lowest rank with such entries
   std::uint32_t bucket = 0, step = 0, asked = 0;
 
-  /// Whether the step must not be applied.
+  /// Returns true if the step must not be applied.
   HVD_SPARSE_INLINE bool IsRefused() const {
     return bad_rank != kNoRank || (flags & (kSumNotFinite | kDisagree | kMalformed)) != 0;
   }
 };
 static_assert(sizeof(DeviceBlockHeader) == 32);
 
-/// A view of such a block; all memory lies on the device.
+/// A view of a block; all memory lies on the device.
 struct DeviceBlock {
   DeviceBlockHeader* header = nullptr;
   Index* indices = nullptr;
@@ -54,7 +54,7 @@ struct DeviceBlock {
   /// Capacities are multiples of this, so that values are as aligned as the header.
   static constexpr std::int64_t kUnit = 64;
 
-  /// The least capacity for so many entries.
+  /// Returns the smallest capacity for so many entries.
   static std::int64_t CapacityFor(std::int64_t entries) {
     return (entries + kUnit - 1) / kUnit * kUnit;
   }
@@ -62,7 +62,7 @@ struct DeviceBlock {
     return static_cast<std::int64_t>(sizeof(DeviceBlockHeader)) + 8 * capacity;
   }
 
-  /// The block in memory of BytesFor(capacity) bytes, aligned for float4.
+  /// Returns the block in memory of BytesFor(capacity) bytes, aligned for float4.
   static DeviceBlock In(void* memory, std::int64_t capacity) {
     auto* const header = static_cast<DeviceBlockHeader*>(memory);
     auto* const indices = reinterpret_cast<Index*>(header + 1);
@@ -72,7 +72,7 @@ struct DeviceBlock {
   void* message() const { return header; }
   std::int64_t message_bytes() const { return BytesFor(capacity); }
 
-  /// On the device: how many entries there are; never more than fit, whatever the header says.
+  /// Returns how many entries there are, but never more than `capacity`. On the device only.
   HVD_SPARSE_INLINE std::uint32_t CountOnDevice() const {
     const auto most = static_cast<std::uint32_t>(capacity);
     const std::uint32_t count = header->count;

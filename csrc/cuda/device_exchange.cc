@@ -31,7 +31,7 @@ void DeviceExchange::Select(const DeviceLaunch& launch, cudaStream_t stream) {
 void DeviceExchange::Exchange(const DeviceLaunch& launch, cudaStream_t stream) {
   rounds_.Run(stream);
 
-  // What might refuse the step comes before all that cannot be undone.
+  // Whatever might refuse the step comes before all that cannot be undone.
   const float loss_scale = 1.0f / (launch.output_scale * static_cast<float>(size_));
   Applying applying{tables_.view(), reduced(), launch.output_scale, launch.residual, loss_scale};
   LaunchCheckFits(applying, stream);

@@ -1,13 +1,13 @@
-/// A whole step of a bucket that stays on its device: select, gTop-k, settle, write. Streams are
-/// given all of it at once, in as many launches for a thousand layers as for one.
+/// A whole step of a bucket that stays on its device: select, gTop-k, settle, write. All of it is
+/// enqueued at once, in as many launches for a thousand layers as for one.
 ///
-/// Whether the step is applied is decided on the device, by the reduced block's header, which is
-/// the same on all ranks: where a gradient or a sum is not finite, or a gradient could not hold the
-/// result, every rank puts back all that it selected and leaves the gradients as they are, so
-/// nothing is lost. Fetch brings the header to the CPU, to be read behind a mark.
+/// The device decides whether the step is applied, by the reduced block's header, which is the same
+/// on all ranks: if a gradient or a sum is not finite, or a gradient could not hold the result,
+/// every rank puts back all that it selected and leaves the gradients as they are, so nothing is
+/// lost. Fetch copies the header to the CPU, which can read it once the stream has done that.
 ///
-/// Bytes that a transport corrupts in a late round may go unseen by some ranks. What does not
-/// belong to the same bucket or step is seen by all.
+/// Bytes that a transport corrupts in a late round may go unnoticed on some ranks. A block of
+/// another bucket or step is noticed on all.
 
 #ifndef HVD_SPARSE_CUDA_DEVICE_EXCHANGE_H_
 #define HVD_SPARSE_CUDA_DEVICE_EXCHANGE_H_
@@ -25,39 +25,39 @@ namespace hvd_sparse::cuda {
 
 class DeviceExchange {
  public:
-  /// The same bucket on all ranks, in the same order. Allocates on the current device all that it
-  /// will ever need, and waits for that. The transport outlives it; it outlives the work that it
-  /// has given to streams. Throws InvalidArgument where the numbers do not fit together.
+  /// Prepares the steps of a bucket, which is the same on all ranks, as is the order of buckets.
+  /// Allocates all memory that it will ever need on the current device, and waits for that. The
+  /// transport must outlive this object, and this object the work that it enqueues. Throws
+  /// InvalidArgument if the bucket's numbers do not fit together.
   DeviceExchange(const DeviceBucket& bucket, DeviceTransport* transport);
 
-  /// Gives the stream the clearing of its blocks, before the first step: see DeviceGTopK.
+  /// Enqueues the clearing of its blocks, which precedes the first step: see DeviceGTopK.
   void ClearBlocks(cudaStream_t stream) const { rounds_.ClearBlocks(stream); }
 
-  /// Gives the stream a step, and returns: Select, and Exchange behind it.
+  /// Enqueues a whole step: Select, then Exchange.
   void Run(const DeviceLaunch& launch, cudaStream_t stream);
 
-  /// Gives the stream error feedback and selection, behind the Exchange of the step before. Throws
-  /// InvalidArgument, before the stream is given anything, where the launch does not fit the
-  /// bucket.
+  /// Enqueues error feedback and selection, after the Exchange of the step before. Throws
+  /// InvalidArgument, before anything is enqueued, if the launch does not fit the bucket.
   ///
-  /// Which memory, decays and ks a step has goes to the device by a copy from pinned memory, which
-  /// is left out where they are those of the step before. The ks set the length of messages: ranks
-  /// whose ks differ would make devices wait for ever, so who cannot be sure compares them before
+  /// The addresses, decays and ks of a step are copied to the device from pinned memory, unless
+  /// they are those of the step before. The ks set the length of messages: if they differ between
+  /// ranks, devices wait for ever, so callers that cannot be sure must compare them before
   /// Exchange.
   void Select(const DeviceLaunch& launch, cudaStream_t stream);
 
-  /// Gives the stream all that follows, behind the Select of the same launch.
+  /// Enqueues the rest of the step, after the Select of the same launch.
   void Exchange(const DeviceLaunch& launch, cudaStream_t stream);
 
-  /// Gives the stream the copy of the last step's header to pinned memory.
+  /// Enqueues the copy of the last step's reduced header to pinned memory.
   void Fetch(DeviceBlockHeader* pinned, cudaStream_t stream) const;
 
-  /// Those of the last step: this rank's entries, which `header->count` says, and the result.
+  /// The blocks of the last step: this rank's entries, `header->count` of them, and the result.
   const DeviceBlock& selected() const { return rounds_.selected(); }
   const DeviceBlock& reduced() const { return rounds_.reduced(); }
 
-  /// What Run gives a stream, besides the transport's work and the copy of what has changed:
-  /// kernels, and clearings of memory. Not more for many segments than for one.
+  /// Returns how many kernels and clearings of memory Run enqueues, besides the transport's work
+  /// and the copy of what has changed. There are no more for many segments than for one.
   int launches() const { return DeviceSelector::kLaunches + rounds_.launches() + kToFinish; }
 
  private:

@@ -8,7 +8,7 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-/// Merges of a rank.
+/// Returns how many merges a rank makes.
 int MergesOf(const FoldedCube& cube) {
   if (cube.IsGuest()) return 0;
   int merges = cube.HasGuest() ? 1 : 0;
@@ -24,7 +24,7 @@ std::int64_t Checked(std::int64_t numel, std::int64_t k, double slack) {
   return k;
 }
 
-/// Entries of a block between the rounds.
+/// Returns `kept`, the entries of a block between the rounds, if such blocks can be merged.
 std::int64_t CheckedKept(std::int64_t kept, int ranks) {
   Require(ranks == 1 || kept <= kMostToMerge, "k times slack must be at most ", kMostToMerge,
           " where ranks merge their blocks, got ", kept);
@@ -94,7 +94,7 @@ void DeviceGTopK::Run(cudaStream_t stream) {
   auto merging = mergings_.begin();
   if (cube_.HasGuest()) {
     transport_.Exchange(cube_.Guest(), nullptr, theirs_.message(), bytes, stream);
-    MergeAndTrim(*own, kept_, /*marks=*/true, *merging++, stream);  // it answers for its guest, too
+    MergeAndTrim(*own, kept_, /*marks=*/true, *merging++, stream);  // also for its guest's entries
     own = &running_;
   }
 

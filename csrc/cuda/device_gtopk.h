@@ -1,6 +1,6 @@
-/// gTop-k between devices: the rounds of csrc/collectives/gtopk.cc, with its bits, given to a
-/// stream as a whole. The CPU does not learn how many entries there are, nor wait between rounds
-/// unless the transport does.
+/// gTop-k between devices: the rounds of csrc/collectives/gtopk.cc, with its bits, enqueued as a
+/// whole. The CPU does not learn how many entries there are, and waits between rounds only if the
+/// transport does.
 ///
 ///     a guest     sends its block to its host, and receives the finished one
 ///     a host      first merges its guest's block into its own
@@ -8,8 +8,8 @@
 ///
 /// Launches: one that clears scratch memory and four for each merge (merge with the first digit's
 /// counts, two more digits, compaction): 4 log2 P + 1 for a power of two, at most 4 log2 P + 5
-/// else. Sent by each rank in a round: 8 ceil(slack k) bytes and a header, however many entries
-/// there are.
+/// else. Sent by each rank in a round: 8 ceil(slack k) bytes, rounded up to 64 entries, and a
+/// header, however many entries there are.
 
 #ifndef HVD_SPARSE_CUDA_DEVICE_GTOPK_H_
 #define HVD_SPARSE_CUDA_DEVICE_GTOPK_H_
@@ -31,31 +31,31 @@ namespace hvd_sparse::cuda {
 
 class DeviceGTopK {
  public:
-  /// Of at most `max_k` of `numel` entries; all arguments but the transport's rank are the same on
-  /// all ranks. Allocates on the current device all that it will ever need. The transport outlives
-  /// it.
+  /// Prepares gTop-k of at most `max_k` of `numel` entries; all arguments but the transport's rank
+  /// are the same on all ranks. Allocates all memory that it will ever need on the current device.
+  /// The transport must outlive this object.
   DeviceGTopK(std::int64_t numel, std::int64_t max_k, double slack, DeviceTransport* transport);
 
-  /// Gives the stream the clearing of all blocks, before anything else: messages are sent as a
-  /// whole, and what lies behind their entries would never have been written.
+  /// Enqueues the clearing of all blocks, which precedes all other work: messages are sent as a
+  /// whole, and the part behind their entries would be uninitialised.
   void ClearBlocks(cudaStream_t stream) const { rest_.Clear(stream); }
 
-  /// From now on k entries are asked for, at first max_k; the same on all ranks, since messages are
-  /// as long as that takes. Where blocks lie changes.
+  /// Sets how many entries later runs ask for, max_k at first. It must be the same on all ranks,
+  /// since it sets the length of messages. selected() and reduced() move.
   void Ask(std::int64_t k);
 
-  /// Where this rank's block is to be before Run: at most k entries, all with the survived bit. It
-  /// stays as it is.
+  /// The block that the caller writes before Run: this rank's entries, at most k, all with the
+  /// survived bit. Run does not change it.
   const DeviceBlock& selected() const { return selected_; }
 
-  /// The agreed block after Run, with the survived bits and the joined header.
+  /// The reduced block after Run, with the survived bits and the combined header.
   const DeviceBlock& reduced() const { return reduced_; }
 
-  /// Gives the stream all rounds. One call's work must be done before the next one's begins, which
-  /// it is on one stream.
+  /// Enqueues all rounds. One call's work must be done before the next one's begins, as it is on a
+  /// single stream.
   void Run(cudaStream_t stream);
 
-  /// What Run gives a stream, besides the transport's work: kernels, and one clearing of memory.
+  /// Returns how many kernels and clearings of memory Run enqueues, besides the transport's work.
   int launches() const;
 
  private:
@@ -66,7 +66,7 @@ class DeviceGTopK {
 
   void DivideZeros(Divider* divider);
 
-  /// For k and kept entries as they are asked for.
+  /// Divides the memory of the blocks, for the present k_ and kept_.
   void DivideRest(Divider* divider);
 
   /// running = the `count` largest of own + theirs.

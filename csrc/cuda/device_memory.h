@@ -1,6 +1,6 @@
 /// One piece of device memory for everything that a collective needs, divided up beforehand.
 ///
-/// Nothing may be allocated while work is given to a stream: that would wait for the device.
+/// Nothing may be allocated while work is being enqueued: that would wait for the device.
 
 #ifndef HVD_SPARSE_CUDA_DEVICE_MEMORY_H_
 #define HVD_SPARSE_CUDA_DEVICE_MEMORY_H_
@@ -16,7 +16,7 @@
 
 namespace hvd_sparse::cuda {
 
-/// Hands out pieces of memory one behind the other; without memory it only adds up their sizes.
+/// Hands out pieces of memory one after the other; without memory it only adds up their sizes.
 class Divider {
  public:
   explicit Divider(void* memory = nullptr) : memory_(static_cast<char*>(memory)) {}
@@ -45,7 +45,7 @@ class Divider {
   std::size_t used_ = 0;
 };
 
-/// A piece of memory, which it has while it lives.
+/// A piece of memory that is freed with the object.
 template <typename Memory>
 class OwnedBytes {
  public:
@@ -58,7 +58,7 @@ class OwnedBytes {
   void* get() const { return memory_; }
   std::size_t size() const { return size_; }
 
-  /// Leaves it to somebody who may use it at any time; so nobody ever frees it.
+  /// Gives the memory up without ever freeing it: something may still use it at any time.
   void Leave() {
     static std::mutex mutex;
     static auto* const left = new std::vector<void*>;
@@ -71,10 +71,10 @@ class OwnedBytes {
   const std::size_t size_;
 };
 
-/// Of the CPU, which the device copies from and to by itself.
+/// Pinned memory of the CPU, which the device copies from and to by itself.
 using PinnedBytes = OwnedBytes<PinnedMemory>;
 
-/// Of the current device.
+/// Memory of the current device.
 class DeviceBytes : public OwnedBytes<DeviceMemory> {
  public:
   using OwnedBytes::OwnedBytes;
@@ -84,7 +84,7 @@ class DeviceBytes : public OwnedBytes<DeviceMemory> {
   }
 };
 
-/// What `divide(Divider*)` hands out, in memory of its own.
+/// Returns how many bytes `divide(Divider*)` takes from a Divider.
 template <typename Divide>
 std::size_t SizeOfAll(Divide divide) {
   Divider divider;

@@ -22,8 +22,8 @@ void TransportGTopK::Fit(std::int64_t numel, std::int64_t k, double slack) {
 }
 
 void TransportGTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
-  // It allocates, which may wait for the device: before the comparison, so that no device is
-  // waiting for this one meanwhile.
+  // Fit allocates, which may wait for the device. So it precedes the comparison of the ranks, when
+  // no other device waits for this one yet.
   Fit(ctx.numel, std::max<std::int64_t>(ctx.k, 1), ctx.options.slack);
   BlockHeader& header = block->header();
   header.kept =
@@ -55,7 +55,7 @@ void TransportGTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
   std::swap(*block, reduced);
 }
 
-/// The block up, all rounds, and the result down; returns its header.
+/// Copies the block to the device, runs all rounds, and copies the result back; returns its header.
 DeviceBlockHeader TransportGTopK::Move(const SparseBlock& selected, std::int32_t bad_rank,
                                        const std::string& what, SparseBlock* reduced) {
   Work work(device_);
@@ -87,7 +87,7 @@ DeviceBlockHeader TransportGTopK::Move(const SparseBlock& selected, std::int32_t
   network_.Serve(what);
   rounds_->Run(work.stream());
 
-  // As many as there can be: how many there are only the device knows yet.
+  // Copies as many entries as there can be: only the device knows yet how many there are.
   const DeviceBlock& result = rounds_->reduced();
   auto* const result_header = work.Staged<DeviceBlockHeader>(1);
   auto* const result_indices = work.Staged<Index>(k_);

@@ -1,5 +1,5 @@
-/// gTop-k over a transport between devices, of blocks that lie in memory of the CPU: up to the
-/// device, all rounds in the order of a stream, and down again.
+/// gTop-k over a transport between devices, for blocks that lie in memory of the CPU: they are
+/// copied to the device, reduced in all rounds in stream order, and copied back.
 
 #ifndef HVD_SPARSE_CUDA_DEVICE_REDUCE_H_
 #define HVD_SPARSE_CUDA_DEVICE_REDUCE_H_
@@ -19,7 +19,7 @@ namespace hvd_sparse::cuda {
 
 class TransportGTopK final : public DeviceReduce {
  public:
-  /// `transport` outlives it, and moves memory of `device`.
+  /// `transport` moves memory of `device`, and must outlive this object.
   TransportGTopK(int device, NetworkTransport* transport)
       : device_(device), network_(*transport), counted_(transport) {}
 
@@ -34,7 +34,7 @@ class TransportGTopK final : public DeviceReduce {
   NetworkTransport& network_;
   CountedTransport counted_;
 
-  // For what the rounds were made.
+  // The arguments for which rounds_ was made.
   std::int64_t numel_ = 0, k_ = 0;
   double slack_ = 0;
   std::unique_ptr<DeviceGTopK> rounds_;

@@ -1,18 +1,17 @@
-/// The selection of a bucket, of which the CPU never learns anything: error feedback, thresholds,
-/// block and the next step's thresholds stay on the device.
+/// The selection of a bucket without the CPU: error feedback, thresholds, block and the next step's
+/// thresholds stay on the device.
 ///
-///     try the thresholds that the steps before predict                        a launch
-///     error feedback, and what exceeds them                                   one
-///     where too few do, or too many: back with them, and take the exact
-///     top-k                                                                   five, idle as a rule
-///     trim segments that have too many, learn the next thresholds             one
-///     all segments become one block                                           one
-///     the sum of the ks of them; the others return to the residual            three
+///     predict thresholds from the steps before                                one launch
+///     error feedback, and take the entries above the thresholds               one
+///     if there are too few or too many: put them back, take the exact top-k   five, idle as a rule
+///     trim segments with too many entries, learn the next thresholds          one
+///     gather all segments in one block                                        one
+///     keep as many as the ks add up to; the others return to the residual     three
 ///
-/// and one to clear the scratch memory of all: 13 launches, for any number of segments and
-/// gradients. As `gaussian` does on the CPU, with GTopK::Trim behind it, and with the same bits as
-/// long as the first threshold of each segment will do (2k/3 <= count <= room). Where that misses,
-/// the CPU searches for another threshold, and this takes the exact top-k of that segment: so also
+/// One more launch clears all scratch memory: 13 in all, for any number of segments and gradients.
+/// The result is that of `gaussian` on the CPU with GTopK::Trim after it, bit for bit, as long as
+/// the first threshold of each segment will do (2k/3 <= count <= room). If it misses, the CPU
+/// searches for another threshold, but this takes the exact top-k of that segment, as it also does
 /// in the first step.
 
 #ifndef HVD_SPARSE_CUDA_DEVICE_SELECTOR_H_
@@ -34,21 +33,21 @@ namespace hvd_sparse::cuda {
 
 class DeviceSelector {
  public:
-  /// With an exact refresh every `refresh` steps, >= 1. Allocates on the current device all that it
-  /// will ever need.
+  /// Makes an exact refresh every `refresh` steps, >= 1. Allocates all memory that it will ever
+  /// need on the current device.
   DeviceSelector(const BucketLayout& layout, double refresh);
 
-  /// Of a launch that has been checked, and whose tables have been updated in the order of the
-  /// stream: the gradients join the residual, and `selected` gets at most tables.asked() entries,
-  /// all with the survived bit; it has room for them. Gives the stream its work and returns; one
-  /// call's work must be done before the next one's begins, which it is on one stream.
+  /// Enqueues the selection of a launch that has been checked, and whose tables have been updated
+  /// on the stream before: adds the gradients to the residual, and writes at most tables.asked()
+  /// entries to `selected`, which has room for them, all with the survived bit. One call's work
+  /// must be done before the next one's begins, as it is on a single stream.
   void Select(const DeviceLaunch& launch, const BucketTables& tables, const Identity& identity,
               const DeviceBlock& selected, cudaStream_t stream);
 
   static constexpr int kLaunches = 13;
 
  private:
-  /// What is cleared before each call, then what is not.
+  /// Divide the memory that is cleared before each call, and the memory that is not.
   void DivideZeros(const BucketLayout& layout, Divider* divider);
   void DivideRest(const BucketLayout& layout, Divider* divider);
 

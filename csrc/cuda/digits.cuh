@@ -1,8 +1,8 @@
 /// The digits of a radix select whose result stays on the device.
 ///
-/// As in csrc/kernels/radix.h, magnitudes have three digits, from the most significant one on. A
-/// pass counts one of them; whoever comes next finds, in each of its blocks anew, which digit the
-/// k-th largest magnitude has: reading 2,048 counts takes less time than one more kernel.
+/// Magnitudes have three digits, the most significant one first, as in csrc/kernels/radix.h. Each
+/// pass counts one of them. Every block of the next kernel then finds the digit of the k-th largest
+/// magnitude for itself: reading 2,048 counts takes less time than one more kernel.
 
 #ifndef HVD_SPARSE_CUDA_DIGITS_CUH_
 #define HVD_SPARSE_CUDA_DIGITS_CUH_
@@ -16,31 +16,31 @@ namespace hvd_sparse::cuda {
 
 constexpr int kLevels = 3, kDigits = 1 << cpu::kUpperBits;
 
-/// How far level `level`'s digit is from the right.
+/// Returns how many bits lie to the right of the digit of `level`.
 __device__ inline int ShiftOf(int level) { return (kLevels - 1 - level) * cpu::kLowerBits; }
 
-/// A digit of a magnitude: the bits behind those of the levels before.
+/// Returns a magnitude's digit of `level`: the bits that follow those of the levels before.
 __device__ inline unsigned DigitOf(std::uint32_t magnitude, int level) {
   const std::uint32_t rest = magnitude >> ShiftOf(level);
   return level == 0 ? rest : rest & cpu::kLowerMask;
 }
 
-/// What a radix select knows after some levels.
+/// The result of a radix select after some levels.
 struct Prefix {
-  std::uint32_t bits;  ///< of the k-th largest magnitude, so far
+  std::uint32_t bits;  ///< the leading bits of the k-th largest magnitude
   std::uint32_t rest;  ///< it is the rest-th largest of those that begin with these bits
 };
 
-/// A radix select under way; all zero at first.
+/// State of a radix select; all zero at first.
 struct Digits {
   unsigned histograms[kLevels][kDigits];
   Prefix found[kLevels];
 };
 
-/// The digit of the k-th largest entry of a histogram, and k less the entries with larger digits.
-/// Called by all `Threads` threads of a block, again only behind a barrier of theirs: what a call
-/// returns they read from memory that the next one writes. Digit 0 where there are fewer than k
-/// entries.
+/// Returns the digit of the k-th largest entry of a histogram, and k less the entries with larger
+/// digits; digit 0 if there are fewer than k entries. Called by all `Threads` threads of a block.
+/// Two calls need a barrier between them: a result is read from shared memory that the next call
+/// writes.
 template <int Threads>
 __device__ Prefix FindDigit(const unsigned* histogram, unsigned k) {
   constexpr int kOwn = kDigits / Threads;
@@ -66,14 +66,14 @@ __device__ Prefix FindDigit(const unsigned* histogram, unsigned k) {
   return found;
 }
 
-/// What is known when the digit of `level` has been found, too.
+/// Returns `before` extended by the digit of `level`.
 __device__ inline Prefix Behind(const Prefix& before, const Prefix& digit, int level) {
   const int bits = level == 0 ? cpu::kUpperBits : cpu::kLowerBits;
   return {before.bits << bits | digit.bits, digit.rest};
 }
 
-/// Finds the digit of `level`, whose histogram is complete, behind those of the levels before. One
-/// block notes it for the levels to come.
+/// Finds the digit of `level`, whose histogram is complete, and returns the prefix that ends with
+/// it. The one block with `notes` stores it for the next levels.
 template <int Threads>
 __device__ Prefix FindLevel(Digits* digits, int level, unsigned k, bool notes) {
   const Prefix before = level == 0 ? Prefix{0, k} : digits->found[level - 1];
@@ -83,7 +83,8 @@ __device__ Prefix FindLevel(Digits* digits, int level, unsigned k, bool notes) {
   return found;
 }
 
-/// A block's histogram, in shared memory, on its way to that of the device.
+/// ClearCounts clears a block's histogram in shared memory, AddCounts adds it to that of the
+/// device.
 template <int Threads>
 __device__ void ClearCounts(unsigned* counts) {
   for (unsigned d = threadIdx.x; d < kDigits; d += Threads) counts[d] = 0;
@@ -95,15 +96,17 @@ __device__ void AddCounts(const unsigned* counts, unsigned* histogram) {
   }
 }
 
-/// The bits of |x| as they order entries of a block: a NaN, which only a sum can be, is seen.
+/// Returns the bits of |x|, which order entries of a block. A NaN, which only a sum can be, is
+/// larger than all others.
 __device__ inline std::uint32_t MagnitudeInBlock(float x) { return FloatBits(x) & 0x7fffffffu; }
 
-/// Entries of a block that a thread loads before it looks at any. Behind each stands an atomic,
-/// which no compiler moves a load across; so one by one they would all be waited for.
+/// Entries of a block that a thread loads before it uses any of them. Each use ends with an atomic,
+/// and no compiler moves a load across that, so every single load would be waited for.
 constexpr int kCountedAtATime = 8;
 
-/// Counts one level's digits, of those magnitudes of a block that begin with `prefix`, in shared
-/// memory. Blocks of threads take turns: this one is `number` of `blocks`. By all its threads.
+/// Counts the digits of `level` in a histogram in shared memory, for those magnitudes of a block
+/// that begin with `prefix`. The entries are split among `blocks` blocks of threads, of which this
+/// one is `number`. Called by all its threads.
 template <int Threads>
 __device__ void CountLevel(const float* values, unsigned count, const Prefix& prefix, int level,
                            unsigned number, unsigned blocks, unsigned* histogram) {

@@ -21,7 +21,7 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 
 __device__ inline bool IsFinite(float x) { return fabsf(x) <= FLT_MAX; }
 
-/// The bits of |x|, which order like the magnitudes; those of 0 for NaN, which is never selected.
+/// Returns the bits of |x|, which order like the magnitudes, or 0 for NaN, which is never selected.
 __device__ inline std::uint32_t Magnitude(float x) {
   const std::uint32_t bits = FloatBits(x) & 0x7fffffffu;
   return bits > 0x7f800000u ? 0 : bits;
@@ -29,7 +29,7 @@ __device__ inline std::uint32_t Magnitude(float x) {
 
 // ---- Four neighbours at a time ------------------------------------------------------------------
 
-/// Neighbouring elements, which one instruction (for double: two) loads and stores.
+/// Four neighbouring elements, which one instruction (for double: two) loads or stores.
 template <typename T>
 struct alignas(sizeof(T) < 4 ? 8 : 16) Four {
   T at[4];
@@ -40,7 +40,7 @@ __host__ __device__ bool IsAligned(const T* memory) {
   return reinterpret_cast<std::uintptr_t>(memory) % alignof(Four<T>) == 0;
 }
 
-/// Loads the elements from `from` on, `left` of which there are; the others are zero.
+/// Loads four elements from `from` on; those beyond the first `left` are zero.
 template <typename T>
 __device__ Four<T> LoadFour(const T* from, std::int64_t left, bool is_aligned) {
   if (is_aligned && left >= 4) return *reinterpret_cast<const Four<T>*>(from);
@@ -64,22 +64,21 @@ __device__ void StoreFour(const Four<T>& four, std::int64_t left, bool is_aligne
   }
 }
 
-/// An address that came out of a table, where no compiler knows which memory it is of: the
-/// device's.
+/// Tells the compiler that an address read from a table lies in the device's global memory.
 template <typename T>
 __device__ T* InDeviceMemory(T* address) {
   __builtin_assume(__isGlobal(address));
   return address;
 }
 
-// ---- What a pass makes of the residual ----------------------------------------------------------
+// ---- How a pass changes the residual ------------------------------------------------------------
 
-// What joins four entries is loaded by itself, an Inflow, before any of it is used: a compiler
-// moves no load across the branches of another one, and a thread waits once for all that are under
-// way. No branch depends on values. Of four entries there are `left`; the others may become
-// anything.
+// An Inflow, the values added to four entries, is loaded separately, before any of it is used: a
+// compiler moves no load across the branches of another one, and so a thread waits once for all
+// loads in flight. No branch depends on values. Only the first `left` of four entries exist; the
+// others may become anything.
 
-/// Nothing: the gradient has joined it before.
+/// Leaves the residual as it is: the gradient has been added before.
 struct AsItIs {
   static constexpr bool kChanges = false;
 
@@ -116,7 +115,7 @@ struct WithGradient {
   explicit WithGradient(const Feedback& feedback)
       : WithGradient(feedback.grad.data, feedback.decay, feedback.scale) {}
 
-  /// Counts what is not finite in `bad`.
+  /// Returns one entry of the new residual; counts a sum that is not finite in `bad`.
   __device__ float Add(float before, T gradient_there, unsigned* bad) const {
     const float decayed = __fmul_rn(decay, before);
     const float sum = __fadd_rn(decayed, __fmul_rn(scale, Widen(gradient_there)));
@@ -151,8 +150,8 @@ struct WithGradient {
   }
 };
 
-/// Where momentum is corrected: velocity = momentum * velocity + scale * gradient, in its place;
-/// then residual = decay * residual + velocity. What is not finite counts at either place.
+/// Momentum correction: velocity = momentum * velocity + scale * gradient, in place; then residual
+/// = decay * residual + velocity. Sums that are not finite are counted in both.
 template <typename T>
 struct WithVelocity {
   static constexpr bool kChanges = true;
@@ -181,7 +180,7 @@ struct WithVelocity {
   }
 };
 
-/// Calls `call` with a number of a gradient's type.
+/// Calls `call` with a value of the number type `dtype`.
 template <typename Call>
 void WithTypeOf(DType dtype, Call call) {
   switch (dtype) {
@@ -204,7 +203,7 @@ void WithGradientOf(const Feedback& feedback, Call call) {
              [&](auto number) { call(WithGradient<decltype(number)>(feedback)); });
 }
 
-/// As WithTypeOf, on the device, where no type is unknown any more.
+/// Like WithTypeOf, but on the device, where every type has been checked.
 template <typename Call>
 __device__ void WithTypeOnDevice(DType dtype, Call call) {
   switch (dtype) {
@@ -221,7 +220,7 @@ __device__ void WithTypeOnDevice(DType dtype, Call call) {
 
 // ---- Sums over a warp ---------------------------------------------------------------------------
 
-/// The sum over the lanes of a warp, on all of them; pairs are added in a fixed order.
+/// Returns the sum over the lanes of a warp, on all of them; pairs are added in a fixed order.
 template <typename T>
 __device__ T WarpSum(T x) {
   for (int distance = kWarp / 2; distance > 0; distance /= 2) {
@@ -230,7 +229,7 @@ __device__ T WarpSum(T x) {
   return x;
 }
 
-/// The sum over this lane and those before it.
+/// Returns the sum over this lane and those before it.
 __device__ inline unsigned WarpPrefixSum(unsigned x, int lane) {
   for (int distance = 1; distance < kWarp; distance *= 2) {
     const unsigned other = __shfl_up_sync(kAllLanes, x, distance);

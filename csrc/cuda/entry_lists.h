@@ -1,4 +1,4 @@
-/// Which entries go back to a residual: found on the CPU, where blocks lie.
+/// Lists of the entries that go back to a residual, made on the CPU, where blocks lie.
 
 #ifndef HVD_SPARSE_CUDA_ENTRY_LISTS_H_
 #define HVD_SPARSE_CUDA_ENTRY_LISTS_H_
@@ -11,7 +11,7 @@
 
 namespace hvd_sparse::cuda {
 
-/// Entries on their way to a residual; no position occurs twice.
+/// Entries to be written to a residual; no position occurs twice.
 struct EntryList {
   std::vector<Index> positions;
   std::vector<float> values;
@@ -23,21 +23,25 @@ struct EntryList {
   }
 };
 
-/// The `selected` entries that `reduced` does not hold, or holds without the survived bit.
+/// Returns the `selected` entries that `reduced` does not hold, or holds without the survived bit.
 /// `reduced` comes from other ranks, and may be malformed.
 EntryList Undelivered(const SparseBlock& selected, const SparseBlock& reduced);
 
-/// The entries of `before` that are not among the entries [begin, end) of `kept`, which has some of
-/// them, in the same order. Takes no memory: the others have been dropped.
+/// Returns the entries of `before` that are not among the entries [begin, end) of `kept`, which are
+/// a subset of them in the same order. Does not allocate, which could fail: the returned entries
+/// exist nowhere else.
 EntryList Dropped(EntryList before, const SparseBlock& kept, std::int64_t begin, std::int64_t end);
 
-/// What Kernels::Restore has to write: of several values of a position, the first.
+/// Returns the entries that Kernels::Restore has to write: of several values of a position, the
+/// first.
 EntryList FirstValues(Span<const std::pair<Index, float>> undo);
 
-/// The positions inside [0, size) at which there are errors; ascending, without values.
+/// Returns the positions inside [0, size) at which there are errors, ascending; the caller fills in
+/// the values.
 EntryList PlacesOf(Span<const std::pair<Index, float>> errors, std::int64_t size);
 
-/// Kernels::AddErrors to the places that PlacesOf found, whose values have been filled in.
+/// Applies Kernels::AddErrors to `places`, which PlacesOf found and whose values have been filled
+/// in.
 void AddErrorsTo(EntryList* places, Span<const std::pair<Index, float>> errors,
                  std::vector<std::pair<Index, float>>* undo);
 

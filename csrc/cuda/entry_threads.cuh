@@ -1,4 +1,4 @@
-/// Kernels with a thread for each entry of a block.
+/// Helpers for kernels with one thread per entry of a block.
 
 #ifndef HVD_SPARSE_CUDA_ENTRY_THREADS_CUH_
 #define HVD_SPARSE_CUDA_ENTRY_THREADS_CUH_
@@ -11,17 +11,17 @@ namespace hvd_sparse::cuda {
 
 constexpr int kEntryThreads = 256;
 
-/// Blocks of kEntryThreads threads for so many entries.
+/// Returns how many blocks of kEntryThreads threads cover `count` entries.
 inline unsigned BlocksForEntries(std::int64_t count) {
   return static_cast<unsigned>((count + kEntryThreads - 1) / kEntryThreads);
 }
 
-/// The entry of this thread.
+/// Returns the number of this thread's entry.
 __device__ inline std::int64_t OwnEntry() {
   return std::int64_t{blockIdx.x} * kEntryThreads + threadIdx.x;
 }
 
-/// Position(), for the device.
+/// Like Position(), but on the device.
 __device__ inline std::uint32_t PositionOf(Index marked) {
   return static_cast<std::uint32_t>(marked) & ~kSurvivedBit;
 }

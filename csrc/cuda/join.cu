@@ -1,4 +1,5 @@
-/// A thread per entry; the bits of csrc/kernels/cpu_join.cc, wherever sums are finite.
+/// One thread per entry. Wherever sums are finite, the results have the bits of
+/// csrc/kernels/cpu_join.cc.
 
 #include "csrc/cuda/check.h"
 #include "csrc/cuda/entries.cuh"
@@ -25,7 +26,7 @@ __device__ void JoinEntry(float owed, float scale, T* gradient, float* rest) {
   *rest = __fmul_rn(__fsub_rn(total, Widen(*gradient)), scale);
 }
 
-/// What joins an entry of the gradient.
+/// Returns what is added to entry i of the gradient, times along.scale.
 __device__ float OwedAt(std::int64_t i, const Along& along) {
   const bool has_residual = along.residual.size > 0;
   const float unsent = has_residual ? __fmul_rn(along.decay, along.residual.data[i]) : 0.0f;
@@ -40,7 +41,7 @@ __global__ void JoinKernel(Along along, T* gradient, std::int64_t numel, float* 
   if (i >= numel) return;
   const float owed = OwedAt(i, along);
   if (along.velocity.size > 0) {
-    unsigned ignored = 0;  // a step in which there is any is refused
+    unsigned ignored = 0;  // a step with non-finite entries is refused
     const WithGradient<T> into_velocity(gradient, along.momentum, along.scale);
     along.next.data[i] = into_velocity.Join(i, along.velocity.data[i], &ignored);
   }

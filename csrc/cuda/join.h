@@ -1,4 +1,4 @@
-/// What has not been sent joins a gradient that travels dense, on the device; contract in
+/// Adds what a rank has not sent yet to a gradient that is sent dense, on the device; contract in
 /// kernels.h.
 
 #ifndef HVD_SPARSE_CUDA_JOIN_H_
@@ -13,15 +13,15 @@
 
 namespace hvd_sparse::cuda {
 
-/// `rest`: as long as the gradient, of the device, for a narrow number type; gets what that cannot
-/// hold.
+/// Enqueues Kernels::Join. `rest`: for a narrow number type, device memory as long as the gradient,
+/// which receives what the type cannot hold; else unused.
 void LaunchJoin(const Along& along, GradView gradient, float* rest, cudaStream_t stream);
 
-/// What is left of a residual: memory of the current device for a gradient of a narrow number type,
+/// The rest that Join leaves: memory of the current device for a gradient of a narrow number type,
 /// nothing for a wide one.
 class DeviceRest final : public Rest {
  public:
-  /// Room for it, or null.
+  /// Returns memory for the rest of `gradient`, or null if it leaves none.
   float* RoomFor(const GradView& gradient) {
     const bool is_narrow = SizeOf(gradient.dtype) < SizeOf(DType::kFloat32);
     const std::size_t bytes = is_narrow ? static_cast<std::size_t>(gradient.numel) * 4 : 0;
@@ -32,7 +32,7 @@ class DeviceRest final : public Rest {
     return memory_ == nullptr ? nullptr : static_cast<float*>(memory_->get());
   }
 
-  /// Returns whether there may be anything.
+  /// Enqueues residual = rest. Returns true if that may be other than zero.
   bool CopyTo(Span<float> residual, cudaStream_t stream) const {
     const auto bytes = static_cast<std::size_t>(residual.size) * sizeof(float);
     if (memory_ == nullptr) {
@@ -48,7 +48,7 @@ class DeviceRest final : public Rest {
   std::unique_ptr<DeviceBytes> memory_;
 };
 
-/// residual[i] *= decay.
+/// Enqueues residual[i] *= decay.
 void LaunchDecay(Span<float> residual, float decay, cudaStream_t stream);
 
 }  // namespace hvd_sparse::cuda

@@ -1,4 +1,4 @@
-/// Entries that a device takes from a residual, on their way to a block of the CPU.
+/// Buffers through which entries taken from a residual on a device reach a block of the CPU.
 
 #ifndef HVD_SPARSE_CUDA_LANDING_H_
 #define HVD_SPARSE_CUDA_LANDING_H_
@@ -12,8 +12,8 @@
 
 namespace hvd_sparse::cuda {
 
-/// Where they go, on the device and then on the CPU. There must be room before a pass: after it
-/// they have left the residual, and must not be lost for want of memory.
+/// Buffers for taken entries, on the device and then on the CPU. They are allocated before a pass:
+/// after it the entries have left the residual, and must not be lost for lack of memory.
 class Landing {
  public:
   Landing(const cpu::Room& room, Span<float> residual, Index offset, Work* work)
@@ -27,7 +27,8 @@ class Landing {
 
   const Taken& taken() const { return taken_; }
 
-  /// Brings what was taken to the room. `ties`: how many entries equal to the cut were to be taken.
+  /// Copies the taken entries to the block, and returns their tally. `ties`: how many entries equal
+  /// to the cut were to be taken.
   Tally Receive(const Totals* totals, std::int64_t ties = 0) const {
     work_.Fetch(totals, 1, totals_);
     work_.Finish();

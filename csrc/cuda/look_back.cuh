@@ -3,8 +3,8 @@
 /// A block publishes the counts of its tile as soon as it knows them, then adds up those of the
 /// tiles before it, walking back 32 tiles at a time until one of them has published the counts of
 /// all tiles up to its end; then it publishes the same for its own. Tiles are numbered in the order
-/// in which blocks begin to run, so those that a block waits for are running or done: nobody waits
-/// for ever. Counts are integers: the result depends on no order.
+/// in which blocks begin to run, so those that a block waits for are running or done: no block
+/// waits for ever. Counts are integers, so the result does not depend on the order of adding.
 ///
 /// Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", NVIDIA
 /// technical report NVR-2016-002.
@@ -18,7 +18,8 @@
 
 namespace hvd_sparse::cuda {
 
-/// Entries above a threshold, and those equal to a cut: of a bucket, so either is below 2^31.
+/// Counts of entries above a threshold and of entries equal to a cut, in a bucket: either is below
+/// 2^31.
 struct Counts {
   unsigned above, ties;
 };
@@ -27,14 +28,14 @@ __device__ inline Counts operator+(Counts a, Counts b) {
   return {a.above + b.above, a.ties + b.ties};
 }
 
-/// What a tile has published: status and counts in a single word, which is written at once, so that
-/// readers need no fence. All zero at first.
+/// The status and counts that a tile has published, in a single word that is written at once, so
+/// that readers need no fence. Zero at first.
 using TileWord = unsigned long long;
 
 enum class TileStatus : unsigned {
   kNothing = 0,
   kOwn = 1,      ///< the counts of the tile alone
-  kUpToEnd = 2,  ///< of all tiles up to its end
+  kUpToEnd = 2,  ///< the counts of all tiles up to its end
 };
 
 __device__ inline TileWord Pack(TileStatus status, Counts counts) {
@@ -57,15 +58,15 @@ __device__ inline void Publish(TileWord* word, TileStatus status, Counts counts)
   *static_cast<volatile TileWord*>(word) = Pack(status, counts);
 }
 
-/// The counts of all tiles before `tile`, whose own counts are `own`. Called by all lanes of one
-/// warp of the tile's block, with the same arguments.
+/// Returns the counts of all tiles before `tile`, whose own counts are `own`. Called by all lanes
+/// of one warp of the tile's block, with the same arguments.
 __device__ inline Counts LookBack(TileWord* words, std::int64_t tile, Counts own) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   if (tile > 0 && lane == 0) Publish(words + tile, TileStatus::kOwn, own);
   Counts before = {0, 0};
   for (std::int64_t end = tile; end > 0; end -= kWarp) {
     const std::int64_t other = end - 1 - lane;  // the first lane looks at the nearest tile
-    // Before the first tile there is nothing, and that is known.
+    // Lanes that look before the first tile see zero counts, complete.
     TileWord word = Pack(TileStatus::kUpToEnd, {0, 0});
     do {
       if (other >= 0) word = Read(words + other);

@@ -1,4 +1,4 @@
-/// Memory of a device that messages come from and go to.
+/// Device memory that messages are sent from and received in.
 
 #ifndef HVD_SPARSE_CUDA_MESSAGE_MEMORY_H_
 #define HVD_SPARSE_CUDA_MESSAGE_MEMORY_H_
@@ -12,11 +12,11 @@ namespace hvd_sparse::cuda {
 
 class MessageBytes final : public DeviceBytes {
  public:
-  /// Of messages over a transport, which outlives it.
+  /// Allocates memory for messages over `transport`, which must outlive this object.
   MessageBytes(const DeviceTransport& transport, std::size_t bytes)
       : DeviceBytes(bytes), transport_(transport) {}
 
-  /// It stays where a message that failed may still use it.
+  /// Frees the memory unless a failed message may still use it.
   ~MessageBytes() {
     if (transport_.HoldsMemory()) Leave();
   }

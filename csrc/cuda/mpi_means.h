@@ -1,5 +1,5 @@
-/// CUDA-aware MPI as a way to connect devices: taken where the exchange goes over an MPI library
-/// that says so of itself.
+/// CUDA-aware MPI as a way to connect devices, used if the exchange's MPI library reports that it
+/// is CUDA-aware.
 
 #ifndef HVD_SPARSE_CUDA_MPI_MEANS_H_
 #define HVD_SPARSE_CUDA_MPI_MEANS_H_

@@ -1,16 +1,16 @@
-/// Blocks of a device over the exchange's own communicator, where that takes memory of devices: an
-/// MPI that is CUDA-aware, which then moves them by whatever connects the devices.
+/// Sends blocks of a device over the exchange's own communicator, if that accepts device memory: a
+/// CUDA-aware MPI moves them over whatever connects the devices.
 ///
-/// MPI knows no streams. So the CPU waits until a stream has come to a message, hands MPI where it
-/// lies, and waits until it has been moved; what the stream is given afterwards begins behind that.
-/// That is one wait of the CPU for each message, and for the device alone: no device ever waits for
-/// a peer, so ranks may share one, and nothing has to be freed when a peer dies.
+/// MPI knows no streams. So the CPU waits until a stream has reached the message, passes its
+/// address to MPI, and waits until it has been moved; work that is enqueued afterwards begins after
+/// that. The CPU thus waits for its device once per message, but no device ever waits for a peer,
+/// so ranks may share one, and none has to be released when a peer dies.
 ///
-/// Waits have the limits and the eye on the other ranks of all waits of an exchange. What ends one
-/// is thrown by the call, and the stream is given nothing behind it; MPI may still use the memory
-/// of the message, which stays for that.
+/// Waits have the same limits as all waits of an exchange, and watch the other ranks, too. The call
+/// throws the error that ended a wait, and nothing more is enqueued; MPI may still use the memory
+/// of the message, which is therefore never freed.
 ///
-/// A stream that is being captured into a graph is refused: no graph holds what the CPU does.
+/// A stream that is being captured into a graph is refused: a graph cannot hold what the CPU does.
 ///
 /// No GPU has run this: it was tested with ranks that are threads.
 
@@ -30,14 +30,15 @@ namespace hvd_sparse::cuda {
 
 class MpiTransport final : public NetworkTransport {
  public:
-  /// Between the ranks of `comm`, which takes memory of devices and outlives it. Nobody else uses
-  /// it while a message is given.
+  /// Connects the ranks of `comm`, which accepts device memory and must outlive this object.
+  /// Nothing else may use `comm` during Exchange.
   MpiTransport(Communicator* comm, int device, const WaitLimits& limits)
       : NetworkTransport(comm, device, limits) {}
 
   const char* Name() const override { return "MPI"; }
 
-  /// Throws InvalidArgument where the stream is being captured; what ended the exchange; Timeout.
+  /// Throws InvalidArgument if the stream is being captured, Timeout, or the error that ended the
+  /// exchange.
   void Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
                 cudaStream_t stream) override;
 
@@ -46,7 +47,7 @@ class MpiTransport final : public NetworkTransport {
  private:
   std::string Awaited() const override;
 
-  bool is_moving_ = false;  // MPI has a message; still so after one that failed
+  bool is_moving_ = false;  // MPI has a message; stays true after a failed one
 };
 
 }  // namespace hvd_sparse::cuda

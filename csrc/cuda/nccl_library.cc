@@ -17,7 +17,7 @@ constexpr const char* kAdvice =
     "install NCCL (pip install nvidia-nccl-cu12, or -cu13), or name its file by "
     "HVD_SPARSE_NCCL_LIBRARY=/path/to/libnccl.so.2";
 
-/// Looks up one function after the other.
+/// Looks up functions of a library by name.
 class Symbols {
  public:
   Symbols(void* library, const std::string& path) : library_(library), path_(path) {}
@@ -35,14 +35,14 @@ class Symbols {
   const std::string& path_;
 };
 
-/// The file in which a function lies.
+/// Returns the file in which a function lies; `otherwise` if that is unknown.
 std::string FileOf(const void* function, const std::string& otherwise) {
   Dl_info info;
   const bool known = ::dladdr(function, &info) != 0 && info.dli_fname != nullptr;
   return known ? info.dli_fname : otherwise;
 }
 
-std::mutex mutex;  // guards also_at
+std::mutex mutex;  // guards AlsoAt()
 std::vector<std::string>& AlsoAt() {
   static std::vector<std::string> paths;
   return paths;
@@ -101,7 +101,7 @@ Library::Library(const std::vector<std::string>& paths) {
 
 const Library& Library::Get() {
   static std::mutex loading;
-  static const Library* loaded = nullptr;  // for good, as the library itself
+  static const Library* loaded = nullptr;  // never freed, like the library itself
   const std::lock_guard lock(loading);
   if (loaded == nullptr) loaded = std::make_unique<const Library>(Paths()).release();
   return *loaded;

@@ -1,8 +1,8 @@
-/// NCCL, found while the program runs: one build serves machines with it and without.
+/// NCCL, loaded at run time: one build serves machines with it and without.
 ///
 /// NCCL's interface is C and stable since 2.14, so nothing of it is needed to build: the few
-/// functions that transports call are looked up by name. Where a framework has loaded NCCL already,
-/// as torch does, it is that copy: two in one process would work side by side, but not know of each
+/// functions that transports call are looked up by name. If a framework has loaded NCCL already, as
+/// torch does, that copy is used: two in one process would work side by side, but not know of each
 /// other.
 
 #ifndef HVD_SPARSE_CUDA_NCCL_LIBRARY_H_
@@ -13,37 +13,38 @@
 #include <string>
 #include <vector>
 
-struct CUstream_st;  // to which CUDA's cudaStream_t points
+struct CUstream_st;  // CUDA's cudaStream_t points to this
 
 namespace hvd_sparse::nccl {
 
-/// Versions as NCCL numbers them from 2.9 on.
+/// Returns the number of a version, as NCCL has counted since 2.9.
 constexpr int VersionCode(int major, int minor, int patch) {
   return major * 10000 + minor * 100 + patch;
 }
 
-/// Send and receive came with 2.7; calls that do not block, so that a rank whose peer has died can
-/// be freed, with 2.14.
+/// Send and receive came with 2.7; calls that do not block, so that a rank can abort when a peer
+/// has died, with 2.14.
 constexpr int kLeastVersion = VersionCode(2, 14, 0);
-/// From here on several ranks of a communicator may share a GPU, where kSharing says so.
+/// The first version in which several ranks of a communicator may share a GPU, if kSharing is set
+/// to 1.
 constexpr int kSharingVersion = VersionCode(2, 30, 0);
 constexpr const char* kSharing = "NCCL_MULTI_RANK_GPU_ENABLE";
 
-/// "2.14.3", of what ncclGetVersion says.
+/// Returns the name of a version that ncclGetVersion reports, such as "2.14.3".
 std::string VersionName(int code);
 
-// What NCCL's functions take and return, under names of our own.
+// The types of NCCL's functions, under names of our own.
 
 enum Result : int { kSuccess = 0, kInvalidUsage = 5, kRemoteError = 6, kInProgress = 7 };
 enum DataType : int { kUint8 = 1 };
 
-/// Tells communicators apart: made on one rank, handed to all; passed by value.
+/// Identifies a communicator: made on one rank, and sent to all; passed by value.
 struct UniqueId {
   char bytes[128];
 };
 
-/// Of a new communicator: what version 2.14 knows, to which later ones append. Its version says
-/// that the rest is not there, and gets NCCL's defaults.
+/// Options of a new communicator as of version 2.14; later versions append more. `version` tells
+/// NCCL that those are missing and get its defaults.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
@@ -53,7 +54,7 @@ struct Config {
 
 using Comm = struct OpaqueComm*;
 
-/// NCCL's functions, by their names without "nccl".
+/// NCCL's functions, named without "nccl".
 struct Calls {
   Result (*GetVersion)(int* version);
   Result (*GetUniqueId)(UniqueId* id);
@@ -76,18 +77,21 @@ struct Calls {
 
 class Library {
  public:
-  /// Loads the first of `paths` that can be; for good, since NCCL's threads live in it.
+  /// Loads the first of `paths` that can be loaded. It is never unloaded, since NCCL's threads run
+  /// in it.
   ///
-  /// Throws Unavailable: none can be loaded, or the first that can is no NCCL or too old.
+  /// Throws Unavailable if none can be loaded, or if the first that can is not NCCL or too old.
   explicit Library(const std::vector<std::string>& paths);
 
-  /// The library of this process, loaded at the first call: what HVD_SPARSE_NCCL_LIBRARY names,
-  /// else libnccl.so.2 as the loader finds it, else what LookAlsoAt named.
+  /// Returns the library of this process, loaded at the first call: the file that
+  /// HVD_SPARSE_NCCL_LIBRARY names, else libnccl.so.2 as the loader finds it, else a path that
+  /// LookAlsoAt named.
   ///
-  /// Throws Unavailable, as the constructor does.
+  /// Throws Unavailable like the constructor.
   static const Library& Get();
 
-  /// Where else NCCL may be: in Python packages, say. What an earlier call named is forgotten.
+  /// Sets where else NCCL may be, such as in Python packages; replaces the paths of an earlier
+  /// call.
   static void LookAlsoAt(std::vector<std::string> paths);
 
   /// The file that was loaded.
@@ -95,7 +99,7 @@ class Library {
   int version() const { return version_; }
   const Calls& calls() const { return calls_; }
 
-  /// What NCCL says of a call that failed.
+  /// Returns NCCL's description of a call that failed.
   std::string Problem(Result result, const char* call, Comm comm) const;
 
  private:

@@ -22,7 +22,7 @@ namespace {
 
 static_assert(sizeof(UniqueId) == sizeof(Invitation));
 
-/// Host and UUID: what NCCL, too, goes by.
+/// Returns a device's number, host and UUID; NCCL, too, tells devices apart by the latter two.
 std::string NameOf(int device) {
   cudaDeviceProp properties;
   cuda::Check(cudaGetDeviceProperties(&properties, device), "ask for a device's UUID");
@@ -37,7 +37,7 @@ std::string NameOf(int device) {
   return name;
 }
 
-/// The part that tells devices apart: ranks may number one device differently.
+/// Returns the part of a name that tells devices apart: ranks may number one device differently.
 std::string IdentityOf(const std::string& name) {
   const auto host = name.find(" of ");
   return host == std::string::npos ? name : name.substr(host);

@@ -1,5 +1,5 @@
-/// NCCL as a way to connect devices: what a rank says of its own, and whether ranks can use theirs
-/// together.
+/// NCCL as a way to connect devices: the description of a rank's NCCL and device, and whether ranks
+/// can use theirs together.
 
 #ifndef HVD_SPARSE_CUDA_NCCL_MEANS_H_
 #define HVD_SPARSE_CUDA_NCCL_MEANS_H_
@@ -14,24 +14,24 @@ namespace hvd_sparse {
 
 namespace nccl {
 
-/// What a rank has.
+/// A rank's NCCL and device.
 struct Description {
   int version = 0;
   bool may_share = false;  ///< NCCL_MULTI_RANK_GPU_ENABLE=1
-  std::string device;      ///< the same for two ranks that share a GPU, only
+  std::string device;      ///< number, host and UUID; the latter two identify a GPU
 
-  /// Both ways, as it travels.
+  /// Text writes the form in which a description is sent, Of parses it.
   std::string Text() const;
   static Description Of(const std::string& text);
 };
 
-/// Of this process, with gradients on a device of it. Throws Unavailable without NCCL.
+/// Describes the NCCL of this process, and its `device`. Throws Unavailable without NCCL.
 Description Describe(int device);
 
-/// Why such ranks, in their order, cannot use NCCL together; empty if they can.
+/// Returns why ranks, described in rank order, cannot use NCCL together; empty if they can.
 std::string WhyNot(const std::vector<Description>& ranks);
 
-/// What an invitation holds.
+/// Returns the id that an invitation holds.
 UniqueId IdIn(const Invitation& invitation);
 
 }  // namespace nccl

@@ -105,7 +105,7 @@ void NcclTransport::LetFollow(cudaStream_t other) {
   mark_->LetFollow(other);
 }
 
-/// A first call allocates, which is not for captures.
+/// Throws InvalidArgument in a capture with an unconnected peer: a first call allocates.
 void NcclTransport::RequireConnected(int peer, cudaStream_t stream) {
   if (connected_[static_cast<std::size_t>(peer == kAll ? Size() : peer)]) return;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -115,7 +115,7 @@ void NcclTransport::RequireConnected(int peer, cudaStream_t stream) {
           " yet: make the same call once before the capture");
 }
 
-/// Calls of NCCL's that begin together.
+/// Makes `calls` as one group of NCCL, so that they begin together.
 void NcclTransport::Group(int peer, const std::string& what, const std::function<void()>& calls) {
   const OnDevice current(device());
   try {
@@ -129,7 +129,7 @@ void NcclTransport::Group(int peer, const std::string& what, const std::function
       } catch (...) {
         refused = std::current_exception();
       }
-      // In any case: else all that this thread calls later would belong to the group.
+      // Ends the group in any case: else all later calls of this thread would belong to it.
       const nccl::Result result = library_.calls().GroupEnd();
       if (refused) std::rethrow_exception(refused);
       MustSucceed(result, "ncclGroupEnd", what);
@@ -142,14 +142,16 @@ void NcclTransport::Group(int peer, const std::string& what, const std::function
   connected_[static_cast<std::size_t>(peer == kAll ? Size() : peer)] = true;
 }
 
-/// Any call may also say that it goes on by itself; then IsReady tells what becomes of it.
+/// Throws if a call has failed. Any call may also be in progress still; then IsReady tells its
+/// outcome.
 void NcclTransport::MustSucceed(nccl::Result result, const char* call, const std::string& what) {
   if (result == nccl::kSuccess || result == nccl::kInProgress) return;
   Throw(ErrorKind::kExchangeFailed, "rank ", Rank(), " failed in ", what, ": ",
         library_.Problem(result, call, nccl_));
 }
 
-/// Whether NCCL has done what the last call began. What peers send may still be under way.
+/// Returns true if NCCL has done what the last call began. Messages of peers may still be in
+/// flight.
 bool NcclTransport::IsReady(const std::string& what) {
   const std::lock_guard lock(mutex_);
   if (ended_) throw Error(*ended_);
@@ -160,7 +162,7 @@ bool NcclTransport::IsReady(const std::string& what) {
   return true;
 }
 
-/// A stream waits for the others' messages.
+/// Names all other ranks: a stream waits for their messages.
 std::string NcclTransport::Awaited() const {
   std::string others;
   for (int rank = 0; rank < Size(); ++rank) {
@@ -169,12 +171,13 @@ std::string NcclTransport::Awaited() const {
   return others;
 }
 
-/// Ends the communicator if the exchange has ended, or NCCL has met an error; throws it.
+/// Aborts NCCL's communicator if the exchange has ended or NCCL has met an error; throws that
+/// error.
 void NcclTransport::Check() {
   try {
     comm().Check();
   } catch (const Error& error) {
-    End(error, false);  // those who are to hear of it have
+    End(error, false);  // the other ranks know already
   }
   try {
     (void)IsReady("watching NCCL's communicator");
@@ -184,7 +187,8 @@ void NcclTransport::Check() {
   }
 }
 
-/// The first error stays. `tell`: on all ranks.
+/// Aborts NCCL's communicator, and keeps the first error. `tell`: true to fail the exchange on all
+/// ranks.
 void NcclTransport::End(const Error& error, bool tell) {
   {
     const std::lock_guard lock(mutex_);
@@ -208,7 +212,7 @@ void NcclTransport::Watch() {
     try {
       Check();
     } catch (const Error&) {
-      return;  // kept for the threads that wait
+      return;  // kept in ended_ for the threads that wait
     }
     lock.lock();
   }

@@ -1,22 +1,21 @@
-/// Blocks of a device over NCCL: from GPU to GPU, in the order of a stream.
+/// Sends blocks of a device over NCCL, from GPU to GPU, in stream order.
 ///
-/// A communicator of NCCL's for each exchange, made when all its ranks have agreed
-/// (nccl_means.h). It does not block: whatever a call waits for on the CPU (peers that are not
-/// there yet), it waits for with an eye on the exchange's communicator. NCCL itself knows neither
-/// dead ranks nor ended exchanges: its kernels would spin on the device for ever, and with them
-/// everybody who waits for a stream, in this package or not. So a thread looks every 50 ms whether
-/// the exchange has ended, by a lost rank or Fail, and then ends the communicator, and with it the
-/// kernels.
+/// Each exchange has an NCCL communicator, made when all its ranks have agreed (nccl_means.h). It
+/// does not block: while a call waits on the CPU (for peers that are not there yet), it watches the
+/// exchange's communicator. NCCL itself notices neither dead ranks nor ended exchanges: its kernels
+/// would spin on the device for ever, and with them all code that waits for a stream, in this
+/// package or not. So a thread checks every 50 ms whether the exchange has ended, by a lost rank or
+/// Fail, and then aborts NCCL's communicator, and with it the kernels.
 ///
-/// What a stream was given behind an ended message runs all the same, on memory with rubbish: who
-/// uses what was received waits by Await before it counts.
+/// Work that was enqueued after an aborted message runs all the same, on undefined data: callers
+/// must wait by Await before they rely on what was received.
 ///
 /// CUDA graphs: Exchange, AllGather, Follow and LetFollow can be captured, once a first call
 /// outside of a capture has connected the same peers (that allocates, which a capture must not).
-/// NCCL may launch from a thread of its own: no call of that thread breaks a capture, but one of
-/// cudaStreamCaptureModeGlobal is broken by anything that others of the process do meanwhile, so
-/// capture with cudaStreamCaptureModeThreadLocal. Await is not for captures. All ranks capture, or
-/// none.
+/// NCCL may launch from a thread of its own, whose calls break no capture. But a capture with
+/// cudaStreamCaptureModeGlobal is broken by unsafe calls of any other thread of the process, so
+/// capture with cudaStreamCaptureModeThreadLocal. Await cannot be captured. Either all ranks
+/// capture, or none.
 ///
 /// No GPU has run this: it was tested against a library that stands in for NCCL.
 
@@ -46,33 +45,34 @@ namespace hvd_sparse::cuda {
 
 class NcclTransport final : public NetworkTransport {
  public:
-  /// Collective over the ranks of `comm`, which have agreed on `id`, and which outlives this.
+  /// Connects the ranks of `comm`, which have agreed on `id`; a collective call. `comm` must
+  /// outlive this object.
   ///
-  /// Throws what ended the exchange; what NCCL says against it ends the exchange on all ranks.
+  /// Throws the error that ended the exchange; an error of NCCL ends the exchange on all ranks.
   NcclTransport(const nccl::Library& library, const nccl::UniqueId& id, Communicator* comm,
                 int device, const WaitLimits& limits);
 
-  /// Takes leave of NCCL where all is well, else, or after two seconds, ends what is under way.
+  /// Finalises NCCL's communicator if all is well; otherwise, or after two seconds, aborts it.
   ~NcclTransport() override;
 
   const char* Name() const override { return "NCCL"; }
 
-  /// Throws what ended the exchange, too; InvalidArgument where a capture meets a peer for the
-  /// first time.
+  /// Also throws the error that ended the exchange, and InvalidArgument if a capture uses a peer
+  /// for the first time.
   void Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
                 cudaStream_t stream) override;
 
-  /// all[rank * bytes ...] = own of each rank. Blocks have a fixed capacity and say themselves how
-  /// many entries they hold, so ranks with differing counts need no message about them.
+  /// Enqueues all[rank * bytes ...] = own of each rank. Blocks have a fixed capacity and hold their
+  /// count, so ranks with differing counts need no message about them.
   void AllGather(const void* own, void* all, std::int64_t bytes, cudaStream_t stream);
 
-  /// stream() goes on behind what `other` has been given so far.
+  /// Makes stream() wait for all work enqueued on `other` so far.
   void Follow(cudaStream_t other);
 
-  /// What `other` is given from now on begins behind what stream() has been given so far.
+  /// Makes `other` wait for all work enqueued on stream() so far.
   void LetFollow(cudaStream_t other);
 
-  /// Throws what NCCL has met, too.
+  /// Also throws an error that NCCL has met.
   void Check() override;
 
  private:
@@ -88,10 +88,10 @@ class NcclTransport final : public NetworkTransport {
   void Watch();
 
   const nccl::Library& library_;
-  std::vector<bool> connected_;  // by peer, and to all at last
+  std::vector<bool> connected_;  // by peer; the last one is for all
   std::unique_ptr<Event> mark_;  // between two streams
 
-  std::mutex mutex_;  // guards the following, and every call of NCCL's
+  std::mutex mutex_;  // guards the following, and every call of NCCL
   nccl::Comm nccl_ = nullptr;
   std::optional<Error> ended_;
   bool closing_ = false;

@@ -55,7 +55,7 @@ bool NetworkTransport::Waiting::For(double seconds, const std::function<bool()>&
       patience_.Pause();
       check();
     }
-    check();  // it may be the end of the exchange that let a stream pass
+    check();  // a stream may have passed only because the exchange ended
   } catch (const Error& error) {
     transport_.GaveUp(error);
     throw;

@@ -1,5 +1,5 @@
-/// A transport as an exchange uses it: by a name, on streams of its own, and with waits of the CPU
-/// that have limits and end with the exchange.
+/// A transport as an exchange uses it: with a name, streams of its own, and waits of the CPU that
+/// have limits and end with the exchange.
 
 #ifndef HVD_SPARSE_CUDA_NETWORK_TRANSPORT_H_
 #define HVD_SPARSE_CUDA_NETWORK_TRANSPORT_H_
@@ -20,7 +20,7 @@
 
 namespace hvd_sparse::cuda {
 
-/// Calls that give work come from one thread at a time, Check from any.
+/// Work is enqueued from one thread at a time; Check may be called from any.
 class NetworkTransport : public DeviceTransport {
  public:
   NetworkTransport(const NetworkTransport&) = delete;
@@ -29,29 +29,29 @@ class NetworkTransport : public DeviceTransport {
   int Rank() const override { return comm_.Rank(); }
   int Size() const override { return comm_.Size(); }
 
-  /// What messages go over, as users read it.
+  /// The name of what carries the messages, as users read it.
   virtual const char* Name() const = 0;
 
   /// A stream of this transport's own, for exchanges that run beside other streams.
   cudaStream_t stream() const { return stream_->get(); }
 
-  /// Another one, for what comes before messages and waits for no rank.
+  /// Another stream, for work that precedes messages and waits for no rank.
   cudaStream_t select_stream() const { return select_stream_->get(); }
 
-  /// For whose sake messages are given from now on: for warnings and errors.
+  /// Sets the operation that later messages belong to, as warnings and errors name it.
   void Serve(std::string what) { served_ = std::move(what); }
 
-  /// Waits on the CPU until a stream has done what it was given. Throws what ended the exchange,
-  /// or Timeout after HVD_SPARSE_TIMEOUT; `what` says for whose sake.
+  /// Waits on the CPU until a stream has done all its work. Throws the error that ended the
+  /// exchange, or Timeout after HVD_SPARSE_TIMEOUT; `what` names the operation that waits.
   void Await(cudaStream_t stream, const std::string& what);
 
-  /// A wait that can be interrupted: its limits count from when it is made. For any thread.
+  /// A wait in several parts: its limits count from its construction. Any thread may use it.
   class Waiting {
    public:
     Waiting(NetworkTransport* transport, std::string what);
 
-    /// Looks until `done`, at most so many seconds; returns whether it is. Throws as Await does,
-    /// also where it was the end of the exchange that let a stream pass.
+    /// Polls `done` for at most so many seconds; returns true if it is. Throws like Await, also if
+    /// a stream passed only because the exchange has ended.
     bool For(double seconds, const std::function<bool()>& done);
 
    private:
@@ -60,23 +60,23 @@ class NetworkTransport : public DeviceTransport {
     Patience patience_;
   };
 
-  /// Throws what ended the exchange, if anything did.
+  /// Throws the error that ended the exchange, if any.
   virtual void Check() { comm_.Check(); }
 
  protected:
-  /// Between the ranks of `comm`, which outlives it, for memory of `device`.
+  /// Connects the ranks of `comm`, which must outlive this object, for memory of `device`.
   NetworkTransport(Communicator* comm, int device, const WaitLimits& limits);
 
-  /// Who is waited for where a stream is, as "rank ..." in warnings and errors.
+  /// Names the ranks that a stream waits for, as they follow "rank" in warnings and errors.
   virtual std::string Awaited() const = 0;
 
-  /// `error` has ended a wait, which is about to throw it.
+  /// Called when `error` has ended a wait, before the wait throws it.
   virtual void GaveUp(const Error& /*error*/) {}
 
-  /// Throws InvalidArgument unless there is such a peer, and something to be sent.
+  /// Throws InvalidArgument unless `peer` is another rank and `bytes` > 0.
   void RequireMessage(int peer, std::int64_t bytes) const;
 
-  /// What a message to or from that peer is about.
+  /// Returns what a message to or from `peer` belongs to, for warnings and errors.
   std::string WhatWith(int peer) const;
 
   void WaitUntil(const std::function<bool()>& done, const std::string& what);

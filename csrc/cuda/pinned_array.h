@@ -1,4 +1,4 @@
-/// Memory of the CPU that a device copies to and from by itself.
+/// An array in pinned memory of the CPU, which a device copies to and from by itself.
 
 #ifndef HVD_SPARSE_CUDA_PINNED_ARRAY_H_
 #define HVD_SPARSE_CUDA_PINNED_ARRAY_H_
@@ -12,7 +12,7 @@
 
 namespace hvd_sparse::cuda {
 
-/// Not written yet. Whoever frees it has waited for all copies.
+/// An array of `size` elements, uninitialised. All copies must have ended before it is freed.
 template <typename T>
 class PinnedArray {
  public:
@@ -28,7 +28,7 @@ class PinnedArray {
   T* data() { return data_; }
   std::int64_t size() const { return size_; }
 
-  /// Gives the stream the copy of as many elements from the device, or to it.
+  /// FetchFrom enqueues the copy of all elements from the device, SendTo the one to it.
   void FetchFrom(const T* device, cudaStream_t stream) {
     Copy(data_, device, cudaMemcpyDeviceToHost, stream);
   }

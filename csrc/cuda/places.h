@@ -1,4 +1,4 @@
-/// Single places of a residual on the device: read, written, emptied.
+/// Reading, writing and clearing single entries of a residual on the device.
 ///
 /// Positions and values lie on the device, too. Positions of a block may carry the survived bit,
 /// which is ignored. No position occurs twice in one call.
@@ -26,8 +26,8 @@ void LaunchGatherAndClear(float* residual, const Index* positions, std::int64_t 
 void LaunchPut(const Index* positions, const float* values, std::int64_t count, float* residual,
                cudaStream_t stream);
 
-/// values[n] = what error feedback is going to make of entry n of a sample: entry n % length of the
-/// stretch that begins at begins[n / length]. Without a gradient, the residual as it is.
+/// values[n] = entry n of a sample as error feedback will leave it: entry n % length of the stretch
+/// that begins at begins[n / length]. Without a gradient the residual is sampled as it is.
 void LaunchSample(const Feedback& feedback, const Index* begins, std::int64_t length,
                   std::int64_t count, float* values, cudaStream_t stream);
 

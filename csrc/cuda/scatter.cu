@@ -1,4 +1,5 @@
-/// Zeroing, then a thread per entry: no two entries of a block have the same place.
+/// The gradient is zeroed, then written by one thread per entry: no two entries of a block have the
+/// same position.
 
 #include "csrc/cuda/check.h"
 #include "csrc/cuda/entry_threads.cuh"

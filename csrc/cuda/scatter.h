@@ -11,12 +11,12 @@
 
 namespace hvd_sparse::cuda {
 
-/// What became of an entry in a narrow number type.
+/// The outcome of writing an entry in a narrow number type.
 enum class Narrowed : std::uint8_t { kExact, kRounded, kNotFinite };
 
-/// One call of Scatter; all memory lies on the device.
+/// Arguments of one Kernels::Scatter; all memory lies on the device.
 struct Scattering {
-  const Index* indices;  ///< of entries of the block; those beyond the gradient are left out
+  const Index* indices;  ///< of the block's entries; those beyond the gradient are skipped
   const float* values;
   std::int64_t count;
   float scale;
@@ -25,8 +25,8 @@ struct Scattering {
   Span<float> residual;
   float loss_scale;
 
-  /// For narrow number types, by entry: what became of it, and where it was rounded what the
-  /// residual held before it took the loss, else 0.
+  /// For narrow number types, by entry: the outcome and, if it was rounded, what the residual held
+  /// before the loss was added, else 0.
   Narrowed* narrowed;
   float* former;
 };

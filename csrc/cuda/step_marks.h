@@ -1,8 +1,8 @@
-/// When streams passed the parts of a step, as the clock of the CPU counts.
+/// The times at which streams passed the parts of a step, by the CPU's clock.
 ///
-/// A device tells how long it took from one mark to another, and not when. So a step is placed
-/// behind the one before, as far as the device says, but not before the CPU gave it, nor so that it
-/// ended after the CPU saw its end: the two clocks never come apart by more than that. No wait is
+/// A device tells how long it took from one mark to another, but not when. So a step is placed as
+/// long after the one before as the device says, but not before the CPU enqueued it, nor so that it
+/// would end after the CPU saw its end: the two clocks never differ by more than that. No wait is
 /// needed to compare them.
 
 #ifndef HVD_SPARSE_CUDA_STEP_MARKS_H_
@@ -16,13 +16,14 @@
 
 namespace hvd_sparse::cuda {
 
-/// Seconds of SteadySeconds().
+/// The times of a step, in seconds of SteadySeconds().
 struct StepTimes {
   double begin = 0, selected = 0, entered = 0, exchanged = 0, end = 0;
 };
 
 /// Marks of one bucket's steps, made on the current device. All five are recorded in each step, in
-/// this order; the fourth may be moved on. Between the second and the third the stream may change.
+/// this order; the fourth may be recorded again. The stream may change between the second and the
+/// third.
 class StepMarks {
  public:
   void Begin(cudaStream_t stream) {
@@ -37,7 +38,7 @@ class StepMarks {
   const Event& selected() const { return selected_; }
   const Event& end() const { return *end_; }
 
-  /// Of a step whose end was just seen.
+  /// Returns the times of a step whose end was just seen.
   StepTimes Read() {
     const double whole = Event::SecondsBetween(begin_, *end_);
     const double latest = std::max(given_, SteadySeconds() - whole);
@@ -59,7 +60,7 @@ class StepMarks {
   Event one_{Timing::kKept}, other_{Timing::kKept};
   Event *end_ = &one_, *before_ = &other_;  // of this step, and of the one before
   double given_ = 0;
-  double before_at_ = 0;  // 0: there was none
+  double before_at_ = 0;  // 0: there was no step before
 };
 
 }  // namespace hvd_sparse::cuda

@@ -11,10 +11,11 @@
 
 namespace hvd_sparse::cuda {
 
-/// While it lives, calls of this thread go to a device; then to the one before.
+/// Makes a device this thread's current one, and restores the one before when it is destroyed.
 ///
-/// Going back to a device that nobody has used takes half a gigabyte there, for nothing: so threads
-/// of the exchange, which begin at device 0 like all others, go to theirs for good first (StayOn).
+/// Restoring a device that nobody has used takes half a gigabyte there for nothing. So the threads
+/// of an exchange, which start on device 0 like all others, first switch to theirs for good
+/// (StayOn).
 class OnDevice {
  public:
   explicit OnDevice(int device) : device_(device) {
@@ -32,10 +33,10 @@ class OnDevice {
   int before_ = 0;
 };
 
-/// For threads of an exchange: the calls of this thread go to a device for good, and break no CUDA
-/// graph that another thread captures meanwhile. Frameworks capture with
-/// cudaStreamCaptureModeGlobal, which forbids all other threads what must not happen in a capture;
-/// but not those that say that they capture nothing of their own.
+/// Makes a device this thread's current one for good, and keeps the thread's calls from breaking a
+/// CUDA graph that another thread captures; for threads of an exchange. Frameworks capture with
+/// cudaStreamCaptureModeGlobal, which forbids calls that are unsafe in a capture to all other
+/// threads, except those that have switched to the thread-local mode.
 inline void StayOn(int device) {
   Check(cudaSetDevice(device), "use a device");
   cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal;
@@ -43,7 +44,7 @@ inline void StayOn(int device) {
 }
 
 /// A stream of the current device. It does not wait for the default stream, and its short kernels
-/// go before the long ones of backpropagation.
+/// take priority over the long ones of backpropagation.
 class Stream {
  public:
   Stream() {
@@ -62,7 +63,7 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// Whether an event knows when it was passed, which costs a little.
+/// Says whether an event records the time at which it is passed, which costs a little.
 enum class Timing { kNone, kKept };
 
 /// A point in the work of a stream of the current device.
@@ -78,25 +79,26 @@ class Event {
 
   void Record(cudaStream_t stream) { Check(cudaEventRecord(event_, stream), "record an event"); }
 
-  /// Work that `stream` is given from now on begins after this point; nobody is held up here.
+  /// Makes work enqueued on `stream` from now on wait for this point; the CPU does not wait.
   void LetFollow(cudaStream_t stream) const {
     Check(cudaStreamWaitEvent(stream, event_, 0), "let a stream wait");
   }
 
   void Wait() const { Check(cudaEventSynchronize(event_), "wait for an event"); }
 
-  /// Whether that work is done.
+  /// Returns true if the work before this point is done.
   bool Passed() const {
     const cudaError_t status = cudaEventQuery(event_);
     if (status == cudaErrorNotReady) {
-      (void)cudaGetLastError();  // no error, and the next launch must not be taken to have failed
+      (void)cudaGetLastError();  // not an error: CheckLaunch must not see it
       return false;
     }
     Check(status, "ask for an event");
     return true;
   }
 
-  /// Seconds of the device from one point to another, where both know when they were passed.
+  /// Returns the seconds from one point to another by the device's clock; both events have
+  /// Timing::kKept.
   static double SecondsBetween(const Event& from, const Event& to) {
     float milliseconds = 0;
     Check(cudaEventElapsedTime(&milliseconds, from.event_, to.event_), "compare two events");

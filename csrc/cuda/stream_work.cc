@@ -15,9 +15,9 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-/// Copies that wait: before the work begins, and after it has ended. cudaMemcpy alone may return
-/// while pageable memory is still on its way to the device, and the work's stream waits for no
-/// other.
+/// Copies memory and waits until the copy is done; called before the work begins and after it has
+/// ended. cudaMemcpy alone may return while pageable memory is still being copied to the device,
+/// and the work's stream waits for no other stream.
 void Copy(void* to, const void* from, std::int64_t bytes) {
   if (bytes == 0) return;
   Check(cudaMemcpy(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault), "copy memory");
@@ -32,7 +32,7 @@ void Upload(const SparseBlock& block, const DeviceBlock& to) {
   Copy(to.values, block.values(), block.count() * SizeOf(DType::kFloat32));
 }
 
-/// What the pieces have in common: a device, a block that they make, memory of their own.
+/// Base class of all pieces: holds the device and the result block, and fetches the result.
 class WorkOnDevice : public StreamWork {
  public:
   void Give(StreamHandle stream) final {
@@ -56,7 +56,7 @@ class WorkOnDevice : public StreamWork {
   explicit WorkOnDevice(int device) : device_(device) {}
   virtual void GiveTo(cudaStream_t stream) = 0;
 
-  /// On the device: of the block's entries.
+  /// The number of the block's entries, in device memory.
   virtual const std::uint32_t* count() const { return &result_.header->count; }
 
   const int device_;
@@ -103,7 +103,7 @@ class MergeWork final : public WorkOnDevice {
   const DeviceBytes zeros_, rest_;
 };
 
-/// A bucket whose gradients are a segment each, and what a step of it brings.
+/// A bucket with one segment per gradient, and the launch of one step of it.
 struct Layers {
   DeviceBucket bucket;
   DeviceLaunch launch;
@@ -122,7 +122,7 @@ struct Layers {
   }
 };
 
-/// Memory of the device for states of zeros.
+/// Zero states in device memory.
 class States {
  public:
   explicit States(std::size_t count) : memory_(count * sizeof(SelectionState)) {
@@ -194,7 +194,7 @@ class SelectWork final : public WorkOnDevice {
   const DeviceBytes memory_;
 };
 
-/// A rank that is alone.
+/// The transport of a single rank.
 class NoPeers final : public DeviceTransport {
  public:
   int Rank() const override { return 0; }

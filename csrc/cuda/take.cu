@@ -1,4 +1,4 @@
-/// Gradient and residual are read once, the residual is written once, and what is taken lies in
+/// Gradient and residual are read once, the residual is written once, and the taken entries lie in
 /// index order: see take_tile.cuh. A block of threads works on one tile.
 
 #include <algorithm>
@@ -10,10 +10,10 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-/// What the blocks of a pass share; all zero at first.
+/// State that the blocks of a pass share; all zero at first.
 struct Pass {
   Totals totals;
-  unsigned begun;  // tiles
+  unsigned begun;  // tiles that have begun
 };
 
 template <typename Source, typename Rule>
@@ -49,7 +49,7 @@ const Totals* LaunchTake(Source source, Rule rule, Span<float> residual, const T
 
 // ---- Error feedback alone -----------------------------------------------------------------------
 
-/// Blocks that fill any device of today.
+/// Enough blocks to fill any device of today.
 constexpr std::int64_t kMostBlocks = 4096;
 
 template <typename Source>

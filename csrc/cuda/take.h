@@ -13,7 +13,7 @@
 
 namespace hvd_sparse::cuda {
 
-/// Entries on their way from a residual to a block, on the device.
+/// Memory of the device for entries taken from a residual.
 struct Taken {
   Index* indices;
   float* values;
@@ -21,18 +21,19 @@ struct Taken {
   Index offset;  ///< of the residual in its bucket
 };
 
-/// What a pass has counted.
+/// The counts of a pass.
 struct Totals {
   unsigned above, ties;  ///< entries above the threshold, and those equal to the cut
   unsigned not_finite;
 };
 
-/// Error feedback; adds to the count of what is not finite, on the device.
+/// Applies error feedback; adds the number of entries that were not finite to `not_finite`, on the
+/// device.
 void LaunchAccumulate(const Feedback& feedback, unsigned* not_finite, cudaStream_t stream);
 
-/// Error feedback, where there is a gradient (feedback.grad.data); then the entries with |residual|
-/// > threshold move to `taken`, first ones first, while there is room. Returns the totals, on the
-/// device.
+/// Applies error feedback if there is a gradient (feedback.grad.data); then moves the entries with
+/// |residual| > threshold to `taken`, first ones first, while there is room. Returns the totals, on
+/// the device.
 const Totals* LaunchTakeAbove(const Feedback& feedback, float threshold, const Taken& taken,
                               Work* work);
 

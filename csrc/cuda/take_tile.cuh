@@ -1,12 +1,12 @@
-/// Taking from a tile of a residual, which a block of threads keeps in registers meanwhile.
+/// Taking entries from a tile of a residual, which a block of threads holds in registers meanwhile.
 ///
 ///     load and add; find the entries to take        each lane for itself
-///     where do they go?                             sums over lanes, over warps, over tiles
+///     find their places in the result               sums over lanes, over warps, over tiles
 ///     write them; write the residual without them   each lane for itself
 ///
 /// A warp reads 4 times 128 neighbouring entries, so order within it is by vector, lane, entry. The
-/// counts of the 4 vectors, at most 128 each, travel through one sum over the lanes as the bytes of
-/// a word.
+/// counts of the 4 vectors, at most 128 each, are summed over the lanes at once, as the bytes of a
+/// word.
 
 #ifndef HVD_SPARSE_CUDA_TAKE_TILE_CUH_
 #define HVD_SPARSE_CUDA_TAKE_TILE_CUH_
@@ -22,8 +22,8 @@ namespace hvd_sparse::cuda {
 constexpr int kTakeThreads = 256, kTakeWarps = kTakeThreads / kWarp, kVectors = 4;
 constexpr int kTakenByWarp = kVectors * kWarp * 4;
 
-/// So many vectors are loaded before any of them is used; four would take the registers of one
-/// block in five.
+/// Vectors that are loaded before any of them is used; four would take the registers of one block
+/// in five.
 constexpr int kInFlight = 2;
 static_assert(kVectors % kInFlight == 0);
 static_assert(kTakeWarps * kTakenByWarp == kTileEntries);
@@ -32,7 +32,7 @@ static_assert(kTakeWarps * kTakenByWarp == kTileEntries);
 
 enum class Kind { kStays, kAbove, kTie };
 
-/// |x| > threshold, and never NaN.
+/// Takes |x| > threshold, but never NaN.
 struct AboveThreshold {
   static constexpr bool kHasTies = false;
 
@@ -42,25 +42,25 @@ struct AboveThreshold {
   __device__ unsigned Kept(unsigned /*ties*/) const { return 0; }
 };
 
-/// What an exact top-k keeps; zeros are never taken.
+/// Takes the entries of an exact top-k, but never zeros.
 struct UpToCut {
   static constexpr bool kHasTies = true;
 
   std::uint32_t last;  ///< the bits of the smallest magnitude kept
-  unsigned ties;       ///< so many of those are kept
+  unsigned ties;       ///< how many entries of that magnitude are kept
 
   __device__ Kind Of(float x) const {
     const std::uint32_t magnitude = Magnitude(x);
     if (magnitude == 0 || magnitude < last) return Kind::kStays;
     return magnitude == last ? Kind::kTie : Kind::kAbove;
   }
-  /// How many of the first ties are kept.
+  /// Returns how many of the first `first` ties are kept.
   __device__ unsigned Kept(unsigned first) const { return min(first, ties); }
 };
 
 // ---- Counting within a tile ---------------------------------------------------------------------
 
-/// Byte `vector` of a word.
+/// Returns byte `vector` of a word.
 __device__ inline unsigned ByteOf(unsigned word, int vector) {
   return word >> (8 * vector) & 0xffu;
 }
@@ -69,14 +69,14 @@ __device__ inline unsigned SumOfBytes(unsigned word) {
   return ByteOf(word, 0) + ByteOf(word, 1) + ByteOf(word, 2) + ByteOf(word, 3);
 }
 
-/// Of 16 entries, a bit each: how many there are in each vector of 4, as bytes.
+/// Returns, as bytes, how many of 16 entries, a bit each, are set in each vector of 4.
 __device__ inline unsigned CountVectors(unsigned bits) {
   unsigned counts = 0;
   for (int v = 0; v < kVectors; ++v) counts |= __popc(bits >> (4 * v) & 0xfu) << (8 * v);
   return counts;
 }
 
-/// How the entries of one kind are spread over a warp.
+/// The counts of one kind of entries in a warp.
 struct Spread {
   unsigned before;  ///< by vector, as bytes: in the lanes before this one
   unsigned all;     ///< by vector, as bytes: in all lanes
@@ -91,9 +91,9 @@ __device__ inline Spread SpreadOver(unsigned bits, int lane) {
 
 // ---- A tile -------------------------------------------------------------------------------------
 
-/// Where a tile lies, and this thread's entries of it.
+/// A tile of a residual, and this thread's entries of it.
 struct TileEntries {
-  float* residual;  ///< of the tile's first entry
+  float* residual;  ///< at the tile's first entry
   int size;         ///< entries in the tile
   bool is_aligned;
   Four<float> of[kVectors];
@@ -101,15 +101,15 @@ struct TileEntries {
   __device__ TileEntries(float* residual, std::int64_t size)
       : residual(residual), size(static_cast<int>(size)), is_aligned(IsAligned(residual)) {}
 
-  /// The place of a vector of this thread in the tile.
+  /// Returns where a vector of this thread begins in the tile.
   __device__ static int BeginOf(int vector) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     return warp * kTakenByWarp + vector * kWarp * 4 + lane * 4;
   }
 
-  /// Loads the residual, and lets join it what `source` has from place `first` on. Adds to the
-  /// count of what is not finite.
+  /// Loads the residual, and adds what `source` has from place `first` on. Adds the number of
+  /// entries that are not finite to `not_finite`.
   template <typename Source>
   __device__ void Load(const Source& source, std::int64_t first, unsigned* not_finite) {
     unsigned bad = 0;
@@ -134,13 +134,14 @@ struct TileEntries {
   }
 };
 
-/// What the threads of a block share meanwhile.
+/// Shared memory of a block of threads.
 struct TakeShared {
   unsigned number;
   Counts of_warp[kTakeWarps], before;
 };
 
-/// A number that no other block has: counted in the order in which blocks ask. For all threads.
+/// Returns a number that no other block has, counted in the order in which blocks ask. Called by
+/// all threads of a block.
 __device__ inline unsigned NextNumber(unsigned* begun, unsigned* shared) {
   if (threadIdx.x == 0) *shared = atomicAdd(begun, 1u);
   __syncthreads();
@@ -149,9 +150,9 @@ __device__ inline unsigned NextNumber(unsigned* begun, unsigned* shared) {
   return number;
 }
 
-/// Takes what the rule says, and writes the rest where it or the residual has changed. `words` are
-/// those of the array to which the tile belongs, of which it is tile `number`. Returns how many
-/// entries there are up to the tile's end. By all threads of a block.
+/// Takes the entries that `rule` says, and writes the residual back where it has changed. `words`
+/// are those of the array of which this is tile `number`. Returns the counts of that array's
+/// entries, with or without room, up to the tile's end. Called by all threads of a block.
 template <typename Rule>
 __device__ Counts TakeTile(const Rule& rule, bool has_changed, TileEntries* tile,
                            const Taken& taken, TileWord* words, std::int64_t number,

@@ -1,4 +1,4 @@
-/// A thread for each segment: next to nothing to compute, but on the device.
+/// One thread per segment: there is next to nothing to compute, but it must be done on the device.
 
 #include "csrc/cuda/check.h"
 #include "csrc/cuda/entries.cuh"
@@ -8,7 +8,7 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-constexpr int kThreads = 64;  // of few segments, most on multiprocessors of their own
+constexpr int kThreads = 64;  // few, so that segments spread over multiprocessors
 
 __global__ void __launch_bounds__(kThreads) FirstThresholdsKernel(Selecting work) {
   const unsigned s = blockIdx.x * kThreads + threadIdx.x;

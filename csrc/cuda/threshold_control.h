@@ -1,5 +1,5 @@
-/// The thresholds that a step tries, for all segments of a bucket: csrc/sparsifiers/prediction.h,
-/// with its bits.
+/// The thresholds that a step tries for all segments of a bucket, with the bits of
+/// csrc/sparsifiers/prediction.h.
 
 #ifndef HVD_SPARSE_CUDA_THRESHOLD_CONTROL_H_
 #define HVD_SPARSE_CUDA_THRESHOLD_CONTROL_H_
@@ -10,7 +10,7 @@
 
 namespace hvd_sparse::cuda {
 
-/// Writes work.tried; infinity where no threshold is known. Counts the step in the states. One
+/// Writes work.tried, with infinity if no threshold is known. Counts the step in the states. One
 /// launch.
 void LaunchFirstThresholds(const Selecting& work, cudaStream_t stream);
 

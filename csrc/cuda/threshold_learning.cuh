@@ -1,5 +1,4 @@
-/// What the threshold of the next step should be, learned by a warp: csrc/sparsifiers/prediction.h,
-/// with its bits.
+/// A warp learns the threshold of the next step, with the bits of csrc/sparsifiers/prediction.h.
 
 #ifndef HVD_SPARSE_CUDA_THRESHOLD_LEARNING_CUH_
 #define HVD_SPARSE_CUDA_THRESHOLD_LEARNING_CUH_
@@ -12,7 +11,7 @@ namespace hvd_sparse::cuda {
 
 static_assert(kTailSums == kWarp);
 
-/// TailIndex(); by all lanes of a warp.
+/// Returns TailIndex(). Called by all lanes of a warp.
 __device__ inline double TailIndexByWarp(const float* values, std::int64_t size, float threshold) {
   if (size == 0) return 0;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -24,17 +23,18 @@ __device__ inline double TailIndexByWarp(const float* values, std::int64_t size,
   return TailIndexOf(sum, count);
 }
 
-/// What is known of a segment when its step is over.
+/// The result of a segment's selection.
 struct SegmentResult {
-  float tried;          ///< threshold
+  float tried;          ///< the threshold
   unsigned above;       ///< entries that exceeded it
-  bool missed;          ///< so an exact top-k was taken
-  const float* values;  ///< that were taken, or the k largest of them where they were too many
-  unsigned size;        ///< of those
-  float smallest;       ///< of their magnitudes, where they are k
+  bool missed;          ///< true if that was no use, and an exact top-k was taken
+  const float* values;  ///< the taken values, or the k largest of them if they were too many
+  unsigned size;        ///< the number of these
+  float smallest;       ///< of their magnitudes, if there are k
 };
 
-/// As ThresholdSparsifier learns where the first threshold will do. By all lanes of a warp.
+/// Learns like ThresholdSparsifier does if the first threshold will do. Called by all lanes of a
+/// warp.
 __device__ inline void LearnByWarp(const ThresholdControl& control, const SegmentResult& result,
                                    SelectionState* state) {
   const unsigned size = result.size;

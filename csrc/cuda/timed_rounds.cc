@@ -20,7 +20,7 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-/// Nobody frees what a stream still uses, whatever is thrown.
+/// Waits for a stream when destroyed, so that memory in use is not freed, whatever is thrown.
 class FinishesFirst {
  public:
   explicit FinishesFirst(cudaStream_t stream) : stream_(stream) {}
@@ -32,7 +32,7 @@ class FinishesFirst {
   const cudaStream_t stream_;
 };
 
-/// A rank that is alone, and looks after others while it waits for its device.
+/// The transport of a single rank, which calls `check` while it waits for its device.
 class Alone final : public NetworkTransport {
  public:
   Alone(Communicator* comm, int device, const std::function<void()>& check)
@@ -48,7 +48,8 @@ class Alone final : public NetworkTransport {
   const std::function<void()>& check_;
 };
 
-/// Seconds of each call's work but the first one's, which comes to an end before they begin.
+/// Returns the seconds of each call's work except the first one's, whose end is where timing
+/// begins.
 std::vector<double> TimedOnStream(cudaStream_t stream, int repetitions, const std::string& what,
                                   const AwaitStream& await, const std::function<void()>& give) {
   std::deque<Event> ends;
@@ -65,7 +66,7 @@ std::vector<double> TimedOnStream(cudaStream_t stream, int repetitions, const st
   return seconds;
 }
 
-/// Entries at first, first + 2, ..., of magnitudes in no order.
+/// Returns a block with entries at first, first + 2, ..., whose magnitudes are in no order.
 SparseBlock BlockAt(Index first, std::int64_t entries) {
   SparseBlock block;
   block.Reset(entries);

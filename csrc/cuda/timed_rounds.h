@@ -1,10 +1,10 @@
-/// What gTop-k between devices takes, timed piece by piece, for those who plan: a round's messages,
-/// the merge behind them, and handing blocks up to the device and down.
+/// Timings of gTop-k between devices, piece by piece, for the planner: a round's messages, the
+/// merge after them, and copying blocks to the device and back.
 ///
-/// What a stream is given is timed by its own events, from the end of one piece to the end of the
-/// next: the rounds of a bucket, too, follow each other there. The CPU's clock around a wait would
-/// add the CPU's looks for the end, which a bucket pays once and not in every round; where giving
-/// takes longer than doing, the device waits in between, and that is in what its events say.
+/// Work of a stream is timed by its own events, from the end of one piece to the end of the next:
+/// the rounds of a bucket, too, follow each other on a stream. The CPU's clock around a wait would
+/// add the CPU's polling, which a bucket pays once and not in every round. If enqueuing takes
+/// longer than the work, the device idles in between, and the times include that.
 ///
 /// No GPU has run this.
 
@@ -22,22 +22,24 @@
 
 namespace hvd_sparse::cuda {
 
-/// Waits until a stream has done what it was given, for the sake of `what`; throws what ends that.
+/// Waits until a stream has done all its work; `what` names the operation. Throws the error that
+/// ends the wait.
 using AwaitStream = std::function<void(cudaStream_t stream, const std::string& what)>;
 
-/// Seconds of each of `repetitions` swaps of `bytes` bytes with `peer`, which does the same; one
-/// more goes before them, for which the ranks may have to wait. On the current device.
+/// Returns the seconds of each of `repetitions` swaps of `bytes` bytes with `peer`, which does the
+/// same, after one swap in which the ranks may have to wait for each other. Runs on the current
+/// device.
 std::vector<double> TimedSwaps(DeviceTransport* transport, int peer, std::int64_t bytes,
                                int repetitions, cudaStream_t stream, const AwaitStream& await);
 
-/// Seconds of each of `repetitions` merges of two blocks of `entries` entries, none of them common,
-/// of which as many are kept.
+/// Returns the seconds of each of `repetitions` merges of two blocks of `entries` entries, without
+/// common positions, of which `entries` are kept.
 std::vector<double> TimedMerges(int device, std::int64_t entries, int repetitions,
                                 const AwaitStream& await);
 
-/// Seconds of each of `repetitions` times that a block of `entries` entries goes up, and comes down
-/// as it is: TransportGTopK of a rank alone. By the CPU's clock, since there the CPU waits; `check`
-/// throws what ends its waits.
+/// Returns the seconds of each of `repetitions` copies of a block of `entries` entries to the
+/// device and back, by TransportGTopK of a single rank. These are timed by the CPU's clock, since
+/// the CPU waits for them; `check` throws the error that ends a wait.
 std::vector<double> TimedHandings(int device, std::int64_t entries, int repetitions,
                                   const std::function<void()>& check);
 

@@ -1,5 +1,5 @@
-/// Where the k largest magnitudes end: csrc/kernels/cpu_top_k.cc, digit by digit, with the
-/// histograms made on the device and read on the CPU.
+/// The cut of the k largest magnitudes, found digit by digit as in csrc/kernels/cpu_top_k.cc, with
+/// the histograms made on the device and read on the CPU.
 ///
 /// A block counts in shared memory. Neighbouring lanes often have equal digits and would wait for
 /// each other, so they take turns on several histograms, which are added up in the end.
@@ -22,7 +22,7 @@ constexpr int kThreads = 512, kTurns = 4, kDigits = 1 << cpu::kUpperBits;
 /// Few blocks: each one adds its whole histogram to that of the device.
 constexpr std::int64_t kMostBlocks = 1024;
 
-/// Which magnitudes are counted, and by which digit.
+/// The magnitudes to count, and the digit to count them by.
 struct Digit {
   std::uint32_t prefix;  ///< all bits above those of the digit
   int prefix_shift, shift;
@@ -79,7 +79,7 @@ TopKCut FindTopK(Span<const float> dense, std::int64_t k, Work* work) {
     const Digit digit{prefix, shift + kLowerBits, shift};
     prefix = prefix << kLowerBits | cpu::FindDigit(CountDigits(dense, digit, work), &rest);
   }
-  if (prefix == 0) return {};  // fewer than k non-zeros: all of them, and no zero
+  if (prefix == 0) return {};  // fewer than k non-zeros: keeps all of them, and no zero
   return {BitsFloat(prefix), rest};
 }
 

@@ -1,4 +1,4 @@
-/// A transport as what connects the devices of an exchange: gTop-k and whole steps over it.
+/// The network that connects the devices of an exchange: gTop-k and whole steps over a transport.
 
 #ifndef HVD_SPARSE_CUDA_TRANSPORT_NETWORK_H_
 #define HVD_SPARSE_CUDA_TRANSPORT_NETWORK_H_
@@ -10,7 +10,7 @@
 
 namespace hvd_sparse::cuda {
 
-/// `transport` moves memory of `device`.
+/// Returns the network over `transport`, which moves memory of `device`.
 std::unique_ptr<DeviceNetwork> MakeTransportNetwork(int device,
                                                     std::unique_ptr<NetworkTransport> transport);
 

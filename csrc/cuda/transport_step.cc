@@ -104,7 +104,7 @@ void TransportStep::Exchange() {
   marks_.selected().LetFollow(stream_);
   exchange_.Exchange(launch_, stream_);
   is_written_ = true;
-  if (transport_.calls() == 0) {  // a rank alone
+  if (transport_.calls() == 0) {  // a single rank
     marks_.Entered(stream_);
     marks_.Exchanged(stream_);
   }
@@ -114,7 +114,8 @@ void TransportStep::Exchange() {
   marks_.End(stream_);
 }
 
-/// The step before has arrived, so nobody reads the pinned copy.
+/// Copies the framework's states to the device if they have changed. The step before has arrived,
+/// so nothing reads the pinned copy any more.
 void TransportStep::RenewStates() {
   const Span<SelectionState> now = framework_states_;
   const bool is_known = known_states_.size() == static_cast<std::size_t>(now.size) &&
@@ -162,7 +163,7 @@ void TransportStep::Report() {
 
 void TransportStep::PutBack() {
   const OnDevice current(device_);
-  // Where it was not exchanged, the other stream has yet to follow.
+  // If the step was not exchanged, stream_ does not follow select_stream_ yet.
   if (is_selected_) marks_.selected().LetFollow(stream_);
   if (is_written_ && launch_.former != nullptr) {
     LaunchPutBack(DeviceBlock::In(former_, exchange_.reduced().capacity), launch_.residual,

@@ -1,15 +1,15 @@
-/// Whole steps of a bucket over a transport between devices, as an exchange gives them: what
-/// DeviceExchange does, the thresholds it works with, what became of it, and undoing it.
+/// Whole steps of a bucket over a transport between devices: runs DeviceExchange for an exchange,
+/// copies its thresholds, reports the outcome, and undoes a step.
 ///
-/// Until a step is committed, every value that it took can return:
+/// Until a step is committed, every value that it took can be put back:
 ///
-///     ended when it was selected              the selected block holds what left the residual
-///     ended behind that, also by an abort     the stream has run to its end, on rubbish perhaps,
-///                                             which reaches the residual at selected entries, and
-///                                             where narrow gradients lose by rounding, and the
-///                                             velocity at selected entries: there, what they held
-///                                             was noted before
-///     refused on the device                   all has returned there; returning again changes
+///     ended after Select                      the selected block holds what left the residual
+///     ended later, also by an abort           the stream has run to its end, on undefined data
+///                                             perhaps, which reaches the residual at selected
+///                                             entries and where narrow gradients are rounded, and
+///                                             the velocity at selected entries: the former values
+///                                             of all these were saved before
+///     refused on the device                   the device has put all back; doing so again changes
 ///                                             nothing
 
 #ifndef HVD_SPARSE_CUDA_TRANSPORT_STEP_H_
@@ -34,7 +34,8 @@ namespace hvd_sparse::cuda {
 
 class TransportStep final : public DeviceStep {
  public:
-  /// On the current device, which is `device`; `transport` moves its memory, and outlives it.
+  /// Allocates on the current device, which is `device`. `transport` moves its memory, and must
+  /// outlive this object.
   TransportStep(const DeviceStepSpec& spec, int device, NetworkTransport* transport);
 
   ~TransportStep() override;
@@ -48,7 +49,7 @@ class TransportStep final : public DeviceStep {
   void PutBack() override;
 
  private:
-  /// Marks the first and the last message of a step.
+  /// A transport that marks the first and the last message of a step.
   class Marked final : public CountedTransport {
    public:
     Marked(DeviceTransport* transport, StepMarks* marks)
@@ -75,19 +76,19 @@ class TransportStep final : public DeviceStep {
 
   const std::int64_t segments_;
   SelectionState* states_ = nullptr;          // the device's copy
-  char* former_ = nullptr;                    // for a block: see LaunchNoteFormer
+  char* former_ = nullptr;                    // memory of a block: see LaunchNoteFormer
   float* masked_ = nullptr;                   // by selected entry: see Settling
   const DeviceBytes memory_;                  // of all three
-  std::vector<SelectionState> known_states_;  // what the framework's array held last
+  std::vector<SelectionState> known_states_;  // last content of the framework's array
   PinnedArray<SelectionState> sent_states_, fetched_states_;
   PinnedArray<DeviceBlockHeader> selected_, reduced_;  // one each
 
-  // Of the last step.
+  // State of the last step.
   DeviceLaunch launch_;
   Span<SelectionState> framework_states_;
-  bool is_selected_ = false;                            // a stream was given the first part of it
-  bool is_written_ = false;                             // and the other one the second
-  std::unique_ptr<NetworkTransport::Waiting> waiting_;  // for its end; empty: nobody has so far
+  bool is_selected_ = false;                            // select_stream_ has the first part of it
+  bool is_written_ = false;                             // and stream_ the second
+  std::unique_ptr<NetworkTransport::Waiting> waiting_;  // for its end; null before the first
   DeviceStepReport report_;
 };
 

@@ -6,10 +6,10 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-/// Pinned memory beyond which a call waits for the ones before it, rather than take still more.
+/// Bytes of pinned memory beyond which a call waits for earlier ones instead of allocating more.
 constexpr std::size_t kMostStaged = std::size_t{64} << 20;
 
-/// This thread's workspace on a device, which is the current one.
+/// Returns this thread's workspace on `device`, which is the current device.
 Workspace& OwnWorkspace(int device) {
   thread_local std::map<int, std::unique_ptr<Workspace>> of_device;
   std::unique_ptr<Workspace>& own = of_device[device];
@@ -21,7 +21,7 @@ Workspace& OwnWorkspace(int device) {
 
 Work::Work(int device) : current_(device), workspace_(OwnWorkspace(device)) {
   if (workspace_.busy) {
-    if (workspace_.staging.used() < kMostStaged) return;  // what it uses stays its own
+    if (workspace_.staging.used() < kMostStaged) return;  // work in flight keeps its memory
     workspace_.stream.Synchronize();
     workspace_.busy = false;
   }

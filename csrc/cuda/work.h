@@ -1,5 +1,5 @@
-/// A call's work on a device: this thread's stream there, scratch memory, and copies by way of
-/// pinned memory.
+/// A call's work on a device: this thread's stream there, scratch memory, and copies through pinned
+/// memory.
 
 #ifndef HVD_SPARSE_CUDA_WORK_H_
 #define HVD_SPARSE_CUDA_WORK_H_
@@ -14,40 +14,41 @@
 
 namespace hvd_sparse::cuda {
 
-/// What a thread keeps of a device from call to call.
+/// A thread's stream and memory on one device, kept from call to call.
 struct Workspace {
   Stream stream;
   Arena<DeviceMemory> scratch;
   Arena<PinnedMemory> staging;
-  bool busy = false;  // a call has ended, and its work may be under way
+  bool busy = false;  // a call has returned, and its work may still be in flight
 
   ~Workspace() { (void)cudaStreamSynchronize(stream.get()); }
 };
 
-/// Pointers that it hands out are good until it is gone, or, after Leave, as long as the work needs
-/// them.
+/// The work of one call. Pointers that it hands out are valid until it is destroyed or, after
+/// Leave, until the work is done.
 class Work {
  public:
   explicit Work(int device);
 
-  /// Waits for what was not finished: a call that fails half-way leaves no copy under way.
+  /// Waits for unfinished work, unless Leave was called: a call that fails half-way leaves no copy
+  /// in flight.
   ~Work();
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
 
-  /// To be given work, which Finish, NoteDone or Leave must follow.
+  /// The stream to enqueue work on; Finish, NoteDone or Leave must follow.
   cudaStream_t stream() {
     finished_ = false;
     return workspace_.stream.get();
   }
 
-  /// Memory of the device for `count` elements, not written yet.
+  /// Returns uninitialised device memory for `count` elements.
   template <typename T>
   T* Scratch(std::int64_t count) {
     return workspace_.scratch.Take<T>(count);
   }
 
-  /// The same, of zeros.
+  /// Like Scratch, but the stream zeroes the memory.
   template <typename T>
   T* Zeros(std::int64_t count) {
     T* const memory = Scratch<T>(count);
@@ -56,14 +57,14 @@ class Work {
     return memory;
   }
 
-  /// Pinned memory for `count` elements, for Upload and Fetch. To be had before anything is
-  /// changed: there may be none.
+  /// Returns pinned memory for `count` elements, for Upload and Fetch. Call it before anything is
+  /// changed: the allocation may fail.
   template <typename T>
   T* Staged(std::int64_t count) {
     return workspace_.staging.Take<T>(count);
   }
 
-  /// Copies what lies in pinned memory to the device; returns where it lies there.
+  /// Copies elements from pinned memory to the device; returns their address there.
   template <typename T>
   T* Upload(const T* staged, std::int64_t count) {
     T* const memory = Scratch<T>(count);
@@ -71,7 +72,7 @@ class Work {
     return memory;
   }
 
-  /// The same of any memory of the CPU.
+  /// Like Upload, but from any memory of the CPU.
   template <typename T>
   T* Send(const T* from, std::int64_t count) {
     T* const staged = Staged<T>(count);
@@ -85,13 +86,13 @@ class Work {
     Copy(staged, from, count, cudaMemcpyDeviceToHost);
   }
 
-  /// Waits until all is done.
+  /// Waits until all work is done.
   void Finish();
 
-  /// All is done: somebody has waited for the stream.
+  /// Notes that all work is done: the caller has waited for the stream.
   void NoteDone();
 
-  /// Lets the work go on by itself.
+  /// Lets the work go on after this object is destroyed.
   void Leave() { left_ = true; }
 
  private:
@@ -107,7 +108,7 @@ class Work {
   bool finished_ = true, left_ = false;
 };
 
-/// This thread's stream of a device.
+/// Returns this thread's stream on a device.
 const Stream& OwnStream(int device);
 
 }  // namespace hvd_sparse::cuda

@@ -1,5 +1,5 @@
-/// An entry of a reduced block on its way into a gradient, and what rounding loses on its way back
-/// to the residual: csrc/kernels/cpu_scatter.cc, with its bits.
+/// Writing an entry of a reduced block to a gradient, and adding its rounding loss to the residual,
+/// with the bits of csrc/kernels/cpu_scatter.cc.
 
 #ifndef HVD_SPARSE_CUDA_WRITE_ENTRY_CUH_
 #define HVD_SPARSE_CUDA_WRITE_ENTRY_CUH_
@@ -9,14 +9,14 @@
 
 namespace hvd_sparse::cuda {
 
-/// What becomes of a value, and what the residual held where it takes a loss.
+/// The outcome of writing an entry, and the residual's former value if a loss was added to it.
 struct Written {
   Narrowed outcome = Narrowed::kExact;
   float former = 0;
 };
 
-/// Writes scale * value; in a narrow type, its loss times loss_scale joins the residual's entry,
-/// where there is one.
+/// Writes scale * value to `to`. In a narrow type, the rounding loss times loss_scale is added to
+/// `residual`, unless that is null.
 template <typename T>
 __device__ Written WriteEntry(float value, float scale, T* to, float* residual, float loss_scale) {
   const float scaled = __fmul_rn(scale, value);

@@ -37,7 +37,7 @@ Bucket::Bucket(int id, BucketSpec spec, NodePlace place)
 std::vector<std::vector<Bucket::Piece>> Bucket::Cut(const BucketSpec& spec) {
   std::vector<std::vector<Piece>> pieces;
   std::size_t gradient = 0;
-  std::int64_t begin = 0;  // of what is left of it
+  std::int64_t begin = 0;  // of the rest of this gradient
   for (std::int64_t left : spec.segment_numels) {
     std::vector<Piece>& segment = pieces.emplace_back();
     while (left > 0) {
@@ -53,7 +53,8 @@ std::vector<std::vector<Bucket::Piece>> Bucket::Cut(const BucketSpec& spec) {
   return pieces;
 }
 
-/// What joins the residual of a segment; valid until the next call. Takes no memory.
+/// Returns the feedback that is added to the residual of a segment; valid until the next call.
+/// Allocates no memory.
 Span<const Feedback> Bucket::FeedbackOf(std::size_t segment, Span<float> residual) {
   feedback_.clear();
   std::int64_t begin = 0;
@@ -66,7 +67,8 @@ Span<const Feedback> Bucket::FeedbackOf(std::size_t segment, Span<float> residua
   return feedback_;
 }
 
-/// Error feedback alone. Returns how many entries of the gradients were not finite.
+/// Runs error feedback without selection. Returns how many entries of the gradients were not
+/// finite.
 std::int64_t Bucket::Accumulate(const Kernels& kernels) {
   std::int64_t not_finite = 0, offset = 0;
   for (std::size_t s = 0; s < spec_.segment_numels.size(); offset += spec_.segment_numels[s++]) {
@@ -76,8 +78,8 @@ std::int64_t Bucket::Accumulate(const Kernels& kernels) {
   return not_finite;
 }
 
-/// velocity = momentum * velocity + scale * gradient; from now on that is what joins the residual.
-/// Returns how many entries were not finite; they count as zero.
+/// velocity = momentum * velocity + scale * gradient; from now on the velocity is added to the
+/// residual. Returns how many entries were not finite; they count as zero.
 std::int64_t Bucket::JoinVelocity(const Kernels& kernels) {
   std::int64_t not_finite = 0, offset = 0;
   for (GradView& inflow : inflow_) {
@@ -90,8 +92,8 @@ std::int64_t Bucket::JoinVelocity(const Kernels& kernels) {
   return not_finite;
 }
 
-/// The header's bad_rank for this rank, whose gradient cannot join its residual. The reason is
-/// looked for in the memory of a CPU only.
+/// Returns the header's bad_rank for this rank, whose gradient cannot be added to its residual. The
+/// reason is determined only for gradients in CPU memory.
 std::int32_t Bucket::BadRank(int rank, const Kernels& kernels) const {
   if (&kernels != &CpuKernels()) return rank;
   const auto& gradients = launch_.gradients;
@@ -120,7 +122,7 @@ std::string Bucket::Problem() const {
                 " entries");
 }
 
-/// What the first message of a step says of this rank.
+/// Returns the header of this rank's first message in a step.
 BlockHeader Bucket::Identity() const {
   BlockHeader identity;
   identity.bucket = static_cast<std::uint32_t>(id_);
@@ -150,7 +152,7 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
   stats_.select_begin = SteadySeconds();
 
   // Error feedback. The residual is the bucket's fusion buffer too: adding is packing. Once the
-  // velocity has moved it has to join the residual: what takes memory in between comes first.
+  // velocity is updated it must be added to the residual, so whatever allocates memory comes first.
   inflow_ = launch_.gradients;
   inflow_scale_ = launch_.scale;
   if (node_ == nullptr) selected_.Reset(segments_.room());
@@ -194,7 +196,7 @@ void Bucket::AddUp(CollectiveContext* ctx) {
                        std::make_move_iterator(ctx->rounds.end()));
 }
 
-/// The collective, between ranks that have selected from their residuals of the same entries.
+/// Runs the collective between ranks that have selected from their residuals of the same entries.
 void Bucket::ReduceBetween(Communicator& comm, Span<float> residual, const Kernels& kernels) {
   CollectiveContext ctx = ContextOf(comm, kernels, spec_.wire);
   const BlockHeader written = selected_.header();
@@ -207,16 +209,17 @@ void Bucket::ReduceBetween(Communicator& comm, Span<float> residual, const Kerne
   stats_.settle_begin = SteadySeconds();
   AddUp(&ctx);
 
-  // What some rank dropped on the way goes back to the residual.
+  // Entries that some rank dropped return to the residual.
   settled_ = !collective_.DeliversAll() && comm.Size() > 1;
   if (settled_) kernels.Settle(selected_, reduced_, residual);
 
-  // What the wire rounded away of a delivered entry returns; `selected_` has not been rounded.
+  // Rounding errors of delivered entries return to the residual; `selected_` has not been rounded.
   ctx.KeepErrorsOf(reduced_);
   kernels.AddErrors(scratch_.rounding_errors, residual, &rounded_);
 }
 
-/// The same on this rank's shard of its node's sum, between the owners of that shard.
+/// Like ReduceBetween, but on this rank's shard of its node's sum, between the owners of that
+/// shard.
 void Bucket::ReduceOverNodes(Communicator& comm, const Kernels& kernels) {
   const auto [local_rank, local_size] = node_->place();
   const int first = comm.Rank() - local_rank, nodes = comm.Size() / local_size;
@@ -231,7 +234,7 @@ void Bucket::ReduceOverNodes(Communicator& comm, const Kernels& kernels) {
 
   selected_.Reset(0);
   selected_.Finish(0);
-  if (finite) {  // else nobody will apply this step
+  if (finite) {  // else no rank will apply this step
     segments_.Select(*sparsifier_, nullptr, launch_.ks, launch_.states, node_->values(), kernels,
                      &selected_);
     collective_.Trim(inside.k, node_->values(), kernels, &selected_);
@@ -239,9 +242,9 @@ void Bucket::ReduceOverNodes(Communicator& comm, const Kernels& kernels) {
   stats_.selected = selected_.count();
   ReduceBetween(between, node_->values(), kernels);
 
-  // Sums that are finished travel as they are.
+  // Finished sums are sent as they are.
   CollectiveContext back = ContextOf(node, kernels, {});
-  back.numel = numel_;  // shards are not equally long; Gather knows each
+  back.numel = numel_;  // shards differ in length; Gather knows each
   reduced_.header().format = back.wire.Id();
   reduced_.header().kept = 0;  // differs between shards
   node_->Gather(gather_room_, &reduced_, back);
@@ -269,15 +272,17 @@ void Bucket::Reduce(Communicator& comm, const Kernels& kernels, DeviceNetwork* n
   stats_.exchange_seconds = stats_.exchange_end - stats_.exchange_begin;
 }
 
-/// Every rank tells what it knows of NaN and Inf, and the lowest rank is kept.
+/// Throws unless the result knows of this rank's NaN and Inf: each rank sends its bad rank, and the
+/// lowest is kept.
 void Bucket::RequireKnown(int rank) const {
   if (bad_rank() <= bad_rank_) return;
   Throw(ErrorKind::kExchangeFailed, "rank ", rank, ": the result of bucket '", spec_.name,
         "' knows of no NaN or Inf, and this rank does: what a rank has sent is damaged");
 }
 
-/// Writes the result into the gradients. What a narrow type rounds away is shared by the `owners`
-/// of each entry, in units of the sum; `residual` is that of `range`, which this rank owns.
+/// Writes the result into the gradients. Errors of rounding to a narrow type are shared by the
+/// `owners` of each entry, in units of the sum; `residual` is that of `range`, which this rank
+/// owns.
 void Bucket::Scatter(Range range, Span<float> residual, int owners, const Kernels& kernels) {
   const float loss_scale = 1.0f / (launch_.output_scale * static_cast<float>(owners));
   overflows_ = 0;
@@ -311,8 +316,9 @@ void Bucket::Commit() {
   if (node_ != nullptr) node_->Commit(launch_.residual);
 }
 
-/// Momentum factor masking: velocities move to a block as selected values do, and what was not
-/// delivered returns. In a node's sum all its ranks have their share: what is in the result goes.
+/// Momentum factor masking: moves velocities to a block like selected values, and returns those of
+/// entries that were not delivered. All ranks of a node share in its sum: there, all entries of the
+/// result are masked.
 void Bucket::MaskVelocity(const Kernels& kernels) {
   const SparseBlock& leaving = node_ == nullptr ? selected_ : reduced_;
   masked_.Reset(leaving.count());

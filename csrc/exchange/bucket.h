@@ -1,14 +1,14 @@
-/// One bucket on its way through a step: accumulate, select, allreduce, settle, scatter.
+/// A bucket and its part in a step: accumulate, select, allreduce, settle, scatter.
 ///
-/// Where the collective sums nodes first, accumulating is all that Select does; then Reduce adds up
-/// the node's residuals, and the rest happens to this rank's shard of them, until Commit.
+/// If the collective sums nodes first, Select only accumulates; Reduce then adds up the node's
+/// residuals, and the rest of the step works on this rank's shard of the sum, until Commit.
 ///
-/// Where momentum is corrected, gradients join a velocity of this rank's own, and the velocity
-/// joins the residual; what a step delivers leaves both (momentum factor masking: Lin et al., ICLR
+/// With momentum correction, gradients are added to a velocity of this rank, and the velocity to
+/// the residual; delivered entries are removed from both (momentum factor masking: Lin et al., ICLR
 /// 2018).
 ///
-/// Where the whole step is given to a device (bucket_step.cc), GiveSelection, Give and StepArrived
-/// are in place of Select and Reduce.
+/// If the whole step is given to a device (bucket_step.cc), GiveSelection, Give and StepArrived
+/// replace Select and Reduce.
 ///
 /// A bucket holds scratch memory and the plan, never state: residuals and thresholds belong to the
 /// framework and are passed in at every step.
@@ -34,7 +34,7 @@
 
 namespace hvd_sparse {
 
-/// What became of a bucket in a step.
+/// Statistics of a bucket in one step.
 struct BucketStats {
   std::int64_t step = 0;
   Route route = Route::kCalls;
@@ -47,7 +47,7 @@ struct BucketStats {
   double select_seconds = 0;    ///< accumulate and select
   double exchange_seconds = 0;  ///< allreduce, settle and scatter
 
-  // When, in seconds of std::chrono::steady_clock. From select_end to exchange_begin the bucket
+  // Times in seconds of std::chrono::steady_clock. From select_end to exchange_begin the bucket
   // waits for those before it.
   double select_begin = 0, select_end = 0;
   double exchange_begin = 0, settle_begin = 0, exchange_end = 0;
@@ -56,8 +56,8 @@ struct BucketStats {
 
 class Bucket {
  public:
-  /// Throws InvalidArgument if the numbers do not fit together. `place` counts where the collective
-  /// sums nodes first.
+  /// Throws InvalidArgument if the numbers do not fit together. `place` matters only if the
+  /// collective sums nodes first.
   Bucket(int id, BucketSpec spec, NodePlace place = {});
 
   int id() const { return id_; }
@@ -68,51 +68,55 @@ class Bucket {
   /// Throws InvalidArgument, before anything is touched, if the launch does not fit the plan.
   void Validate(const Launch& launch) const { CheckLaunch(spec_, launch); }
 
-  /// Adds the gradients to the residual and moves what is selected from there to a block; the
-  /// gradients are free afterwards. Where it throws, all gradients have been added, and nothing is
-  /// selected; or nothing has happened.
+  /// Adds the gradients to the residual and moves the selected entries from there to a block; the
+  /// gradients may be overwritten afterwards. If it throws, either all gradients have been added
+  /// and nothing is selected, or nothing has happened.
   void Select(Launch launch, int rank, const Kernels& kernels);
 
-  /// Exchanges the selection, puts back what was not delivered, takes the velocity of what was, and
-  /// writes the result into the gradients. `network` is there on all ranks, where their route is
-  /// kRounds, or on none.
+  /// Exchanges the selection, puts back entries that were not delivered, masks the velocity of
+  /// those that were, and writes the result into the gradients. `network` is non-null on all ranks,
+  /// if their route is kRounds, or on none.
   void Reduce(Communicator& comm, const Kernels& kernels, DeviceNetwork* network = nullptr);
 
-  /// Where the route is kStep: takes the memory that all steps need of the network's device, once.
-  /// Before the first one is compared, so that nobody waits for a rank that could not.
+  /// For route kStep: allocates, once, the memory that all steps need on the network's device.
+  /// Called before the ranks compare their first step, so that none waits for a rank that has no
+  /// memory.
   void PrepareSteps(DeviceNetwork* network);
   bool IsPreparedForSteps() const { return device_step_ != nullptr; }
 
-  /// Then, in place of Select: gives the device the selection, which begins behind `ready`.
+  /// For route kStep, in place of Select: enqueues the selection on the device, to begin after
+  /// `ready`.
   void GiveSelection(Launch launch, const Kernels& kernels, const Mark* ready);
 
-  /// And in place of Reduce: compares with all ranks what is about to be done, and gives the device
-  /// the rest (see DeviceStep::Exchange for who waits). Returns the end of the step.
+  /// For route kStep, in place of Reduce: compares headers with all ranks and enqueues the rest on
+  /// the device (see DeviceStep::Exchange for when it waits). Returns a mark at the end of the
+  /// step.
   std::shared_ptr<const Mark> Give(Communicator& comm, const Kernels& kernels);
 
-  /// Waits at most `seconds` for the end of that step; returns whether it is over.
+  /// Waits at most `seconds` for the end of that step; returns true if it has ended.
   bool StepArrived(double seconds);
 
-  /// The network is about to go. Waits for the device.
+  /// Waits for the device and frees its memory, before the network is destroyed.
   void LeaveDevices();
 
-  /// As in BlockHeader, the same on all ranks. Valid after Reduce, or when the step has arrived.
+  /// The bad rank as in BlockHeader, equal on all ranks. Valid after Reduce, or when the step has
+  /// arrived.
   std::int32_t bad_rank() const { return reduced_.header().bad_rank; }
 
-  /// Why no rank applies the step, the same on all ranks; empty where nothing is wrong. Valid as
-  /// bad_rank().
+  /// Returns why no rank applies the step, equal on all ranks; empty if nothing is wrong. Valid
+  /// when bad_rank() is.
   std::string Problem() const;
 
-  /// How many results were not finite in the number type of their gradient.
+  /// The number of results that are not finite in the number type of their gradient.
   std::int64_t overflows() const { return overflows_; }
 
-  /// Puts back all that was taken: the residual, and the velocity, are what they were after error
-  /// feedback, bit for bit. Nothing was applied, so nothing is lost. Of a step that was given to a
-  /// device, at any time.
+  /// Puts back all entries that were taken: residual and velocity are then what they were after
+  /// error feedback, bit for bit. Nothing was applied, so nothing is lost. A step that was given to
+  /// a device can be put back at any time.
   void PutBack(const Kernels& kernels);
 
-  /// The step counts: the residual is what this rank has yet to send, and the velocity of what was
-  /// delivered is zero. Valid after Reduce. Does not fail: others may have committed.
+  /// Commits the step: the residual is what this rank has yet to send, and the velocity of
+  /// delivered entries is zero. Valid after Reduce. Does not fail: other ranks may have committed.
   void Commit();
 
  private:
@@ -145,22 +149,22 @@ class Bucket {
   const std::unique_ptr<const Sparsifier> sparsifier_;
   const SparseAllreduce& collective_;
 
-  std::unique_ptr<NodeSum> node_;  // where nodes are summed first
+  std::unique_ptr<NodeSum> node_;  // null unless nodes are summed first
   Segments segments_;              // of the bucket, or of this rank's shard
   std::int64_t gather_room_ = 0;   // the most entries that a shard of the node delivers
 
   Launch launch_;
-  std::vector<GradView> inflow_;  // what joins the residual: the gradients, or the velocity
+  std::vector<GradView> inflow_;  // added to the residual: the gradients, or the velocity
   float inflow_scale_ = 1;
-  std::vector<Feedback> feedback_;  // of a segment, with room for that of any
+  std::vector<Feedback> feedback_;  // of one segment; reserved for the largest
   std::int32_t bad_rank_ = kNoRank;
   SparseBlock selected_, reduced_;
-  bool settled_ = false;    // whether entries that were selected may have stayed
+  bool settled_ = false;    // selected entries may have returned to the residual
   SparseBlock masked_;      // velocities of what was selected, until the step has ended
-  bool is_masked_ = false;  // whether they have been taken
-  std::unique_ptr<DeviceReduce> device_reduce_;  // in place of the collective, where there is one
-  std::unique_ptr<DeviceStep> device_step_;      // in place of all, where there is one
-  bool is_given_ = false;                        // of this step, whether that one has its entries
+  bool is_masked_ = false;  // they have been taken
+  std::unique_ptr<DeviceReduce> device_reduce_;  // if not null, replaces the collective
+  std::unique_ptr<DeviceStep> device_step_;      // if not null, runs whole steps
+  bool is_given_ = false;                        // device_step_ holds the entries of this step
   CollectiveScratch scratch_;
   std::vector<std::pair<Index, float>> rounded_;  // residuals before they took rounding errors
   std::int64_t overflows_ = 0;

@@ -1,4 +1,4 @@
-/// What a bucket is, and what a step brings to it; whether the numbers fit together.
+/// The description of a bucket and the inputs of its steps, with checks that they fit together.
 
 #ifndef HVD_SPARSE_EXCHANGE_BUCKET_SPEC_H_
 #define HVD_SPARSE_EXCHANGE_BUCKET_SPEC_H_
@@ -15,7 +15,7 @@
 
 namespace hvd_sparse {
 
-/// What never changes about a bucket; the same on every rank.
+/// The constants of a bucket; equal on every rank.
 struct BucketSpec {
   std::string name;                           ///< for errors and statistics
   std::vector<std::int64_t> gradient_numels;  ///< in the order of the residual
@@ -31,18 +31,18 @@ struct BucketSpec {
   std::int64_t Numel() const;
 };
 
-/// What a step brings. The memory must outlive the step.
+/// The inputs of a bucket's step. The memory must outlive the step.
 struct Launch {
   std::vector<GradView> gradients;  ///< read now, written with the result
   Span<float> residual;             ///< of the whole bucket
-  Span<float> velocity = {};        ///< as long, where momentum is corrected; else empty
+  Span<float> velocity = {};        ///< as long, with momentum correction; else empty
   Span<SelectionState> states;      ///< one per segment
   std::vector<std::int64_t> ks;     ///< one per segment, the same on every rank
   std::vector<float> decays;        ///< of the residual, one per gradient
-  float scale = 1;                  ///< of the gradient, when it joins the residual
+  float scale = 1;                  ///< of the gradient, when it is added to the residual
   float output_scale = 1;           ///< of the sum, when it becomes the gradient
   float momentum = 0;               ///< of the velocity, in [0, 1)
-  StreamHandle stream = 0;          ///< of a device: has been given what writes the gradients
+  StreamHandle stream = 0;          ///< of a device: the work that writes the gradients is on it
 };
 
 /// Throws InvalidArgument if the numbers do not fit together.

@@ -1,4 +1,4 @@
-/// A bucket's step where all of it is given to a device: see csrc/collectives/device_step.h.
+/// The step of a bucket that is given to a device as a whole, see csrc/collectives/device_step.h.
 
 #include "csrc/collectives/collectives.h"
 #include "csrc/exchange/bucket.h"
@@ -17,7 +17,7 @@ void Bucket::PrepareSteps(DeviceNetwork* network) {
 void Bucket::GiveSelection(Launch launch, const Kernels& kernels, const Mark* ready) {
   Begin(std::move(launch));
   stats_.route = Route::kStep;
-  bad_rank_ = kNoRank;  // of which only the device knows
+  bad_rank_ = kNoRank;  // only the device knows of one
   selected_.Reset(0);
   selected_.Finish(0);
   kernels.LetFollow(device_step_->select_stream(), ready);
@@ -43,7 +43,7 @@ bool Bucket::StepArrived(double seconds) {
   if (!device_step_->Arrived(seconds)) return false;
   const DeviceStepReport& report = device_step_->report();
   bad_rank_ = report.own_bad_rank;
-  overflows_ = 0;  // the device has looked before it wrote: kSumOverflows
+  overflows_ = 0;  // the device checks before it writes: kSumOverflows
   reduced_.Reset(0);
   reduced_.Finish(0);
   reduced_.header().bad_rank = report.bad_rank;

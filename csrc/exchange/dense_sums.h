@@ -1,5 +1,5 @@
-/// The sums of a step that somebody else forms, dense: whether all are there, and all are finite;
-/// and the wait for them.
+/// The dense sums of a step, which Horovod forms: whether all have arrived and are finite, and the
+/// wait for them.
 
 #ifndef HVD_SPARSE_EXCHANGE_DENSE_SUMS_H_
 #define HVD_SPARSE_EXCHANGE_DENSE_SUMS_H_
@@ -19,43 +19,45 @@ namespace hvd_sparse {
 
 class DenseSums {
  public:
-  /// `check` is called now and then by who waits, and throws what ends the wait. The deadline is
-  /// that of all waits (WaitLimits::FromEnvironment).
+  /// `check` is called repeatedly by the thread that waits; an error that it throws ends the wait.
+  /// The deadline is that of all waits (WaitLimits::FromEnvironment).
   explicit DenseSums(std::function<void()> check);
 
-  /// A step in which so many pieces pass whose sums are told one by one; and `others`, once.
-  /// `looks`: whether it matters that they are finite, on all ranks alike; else nobody reads them.
+  /// Begins a step. `passing`: number of pieces whose sums are reported one by one. `others`: true
+  /// if one more report covers all other sums. `looks`: true if sums are checked for NaN and Inf,
+  /// on all ranks alike; else they are not read.
   void Begin(std::size_t passing, bool others, bool looks);
 
-  /// One of these pieces has come. Returns whether it was the last one of the step.
+  /// Notes that one of these pieces was handed over. Returns true if it was the last one of the
+  /// step.
   bool Pass();
 
-  /// Sums that are there, from any thread.
+  /// Notes sums that have arrived, and checks them if `looks`. Callable from any thread.
   void Add(const std::vector<GradView>& sums);
 
-  /// The same, when somebody else has looked.
+  /// Like Add, for sums that the caller has checked.
   void AddSeen(bool finite);
 
-  /// Waits until all came, or Interrupt or the next Begin did. After the deadline, counted from the
-  /// last sum that came, warns and throws Timeout: whoever waits elsewhere for what is missing may
-  /// never hear of an error.
+  /// Waits until all sums have arrived, or until Interrupt or the next Begin. After the deadline,
+  /// counted from the last arrival, warns and throws Timeout: an op that waits for a missing sum
+  /// elsewhere may never report the error.
   void Await();
 
-  /// How many have yet to come.
+  /// The number of sums that have yet to arrive.
   std::size_t missing() const;
 
-  /// Ends the wait for this step's.
+  /// Ends the wait for this step's sums.
   void Interrupt();
 
-  /// Whether none that was looked at holds NaN or Inf; sums over all ranks, so they all say the
-  /// same.
+  /// True if no sum that was checked holds NaN or Inf. These are sums over all ranks, so all ranks
+  /// agree.
   bool finite() const;
 
-  /// Why no rank may apply the step; empty where all are finite.
+  /// Returns why no rank may apply the step; empty if all sums are finite.
   std::string Problem() const;
 
  private:
-  /// Whether the wait for that step is over, within so many seconds.
+  /// Waits at most `seconds`; returns true if the wait for `step` is over.
   bool Wait(std::int64_t step, double seconds);
 
   const std::function<void()> check_;
@@ -64,8 +66,8 @@ class DenseSums {
   mutable std::mutex mutex_;
   std::condition_variable came_;
   std::int64_t step_ = 0;    // counts calls of Begin
-  std::size_t passing_ = 0;  // pieces that have yet to come
-  std::size_t missing_ = 0;  // sums likewise
+  std::size_t passing_ = 0;  // pieces that have yet to be handed over
+  std::size_t missing_ = 0;  // sums that have yet to arrive
   bool interrupted_ = false;
   bool looks_ = false;
   bool finite_ = true;

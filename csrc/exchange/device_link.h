@@ -1,6 +1,6 @@
-/// The network between the devices of an exchange's ranks, made when a bucket that lies on one is
-/// first exchanged, or when somebody measures it. Where all ranks have it, all buckets whose route
-/// wants it use it, wherever they lie.
+/// The network between the devices of an exchange's ranks, made when a bucket on a device is first
+/// exchanged, or for a measurement. If all ranks have it, all buckets whose route needs it use it,
+/// wherever their gradients lie.
 
 #ifndef HVD_SPARSE_EXCHANGE_DEVICE_LINK_H_
 #define HVD_SPARSE_EXCHANGE_DEVICE_LINK_H_
@@ -16,19 +16,21 @@ namespace hvd_sparse {
 
 class DeviceLink {
  public:
-  /// Whether there is a network, or could be, since nobody has tried yet; for any thread.
+  /// True if there is a network, or may be one because it has not been tried yet. Callable from any
+  /// thread.
   bool MayBeThere() const;
 
-  /// The network, or null where not all ranks have one; what their users asked for and do not get
-  /// is said once. Collective at first, for a bucket on `device`; from one thread at a time.
+  /// Returns the network, or null if not all ranks have one; warns once about means that users
+  /// asked for and do not get. The first call for a bucket on `device` is collective. One thread at
+  /// a time.
   DeviceNetwork* NetworkFor(Device device, Communicator* comm);
 
-  /// The same where it was made; throws InvalidArgument where it was not.
+  /// Returns the network that was made; throws InvalidArgument if there is none.
   DeviceNetwork& Made() const;
 
  private:
   mutable std::mutex mutex_;
-  std::optional<DeviceConnection> made_;  // empty: nobody has tried
+  std::optional<DeviceConnection> made_;  // empty: not tried yet
 };
 
 }  // namespace hvd_sparse

@@ -11,8 +11,8 @@
 
 namespace hvd_sparse {
 
-/// What is kept for ever since MPI may still read it: after a failure, blocks that it has not sent
-/// yet. Made while there is memory, for an exchange that may end for want of it.
+/// Memory that is never freed because MPI may still read it: after a failure, blocks that it has
+/// not sent yet. Allocated in advance, since an exchange may end for lack of memory.
 struct Exchange::LeftToMpi {
   std::vector<std::unique_ptr<Slot>> slots;
   std::vector<Buffer> swapped;
@@ -80,7 +80,7 @@ int Exchange::AddBucket(BucketSpec spec) {
   slot->bucket = std::make_unique<Bucket>(id, std::move(spec), place);
   const Device device = slot->bucket->spec().device;
   slot->kernels = &KernelsFor(device);
-  // From now on it serves all buckets, so that they stay in order.
+  // From now on the selector serves all buckets, so that they stay in order.
   if (!device.IsCpu() && selector_ == nullptr) selector_ = std::make_unique<Worker>();
   slots_.push_back(std::move(slot));
   return id;
@@ -88,7 +88,7 @@ int Exchange::AddBucket(BucketSpec spec) {
 
 void Exchange::Note(std::string note) {
   const std::lock_guard lock(mutex_);
-  if (checks_) note_ = std::move(note);  // else nobody keeps it equal
+  if (checks_) note_ = std::move(note);  // else it need not be equal
 }
 
 void Exchange::ClearBuckets() {
@@ -136,8 +136,8 @@ void Exchange::Start(int id, Launch launch) {
   selector_ == nullptr ? SelectFirst(slot) : selector_->Post(&slot->to_select);
 }
 
-/// The first step that a device can do alone is not selected before it is known whether the devices
-/// of all ranks are connected; it keeps its place in the order.
+/// Selects, unless this is the bucket's first step on route kStep: its selection waits until it is
+/// known whether the devices of all ranks are connected. The bucket keeps its place in the order.
 void Exchange::SelectFirst(Slot* slot) {
   const bool waits = slot->route == Route::kStep && !slot->bucket->IsPreparedForSteps();
   if (!waits) Select(slot);
@@ -183,7 +183,7 @@ void Exchange::TakeThrough(Slot* slot) {
     if (!is_given) return bucket.Reduce(*comm_, kernels, network);
     note(bucket.Give(*comm_, kernels));
   });
-  // Also behind one that failed: it may have left gradients to be written later.
+  // Also after a failure: the bucket may have left gradients to be written later.
   if (!is_given) Try(*slot, "exchange", [&] { note(kernels.EndOfOwn()); });
   Reach(done && is_given ? State::kGiven : State::kArrived, slot);
 }
@@ -226,7 +226,7 @@ bool Exchange::Wait(int id, double seconds, StreamHandle stream) {
   return in_time;
 }
 
-/// The one wait for a device of a step that it does alone.
+/// Waits for a device that runs a whole step: the only wait of such a step.
 bool Exchange::AwaitDevice(Slot* slot, double seconds) {
   bool arrived = false;
   Run(*slot, "exchange", [&] { arrived = slot->bucket->StepArrived(seconds); });
@@ -311,8 +311,8 @@ bool Exchange::HasEnded() const {
   return ended_.has_value();
 }
 
-/// `reason` is `error` as the other ranks are told it. They would wait for a rank that cannot tell
-/// them: if there is no memory even for a short word, this process ends, which they notice.
+/// `reason` is the text that the other ranks receive. They would wait for a rank that cannot send
+/// it: if there is no memory even for a short one, this process ends, which they notice.
 void Exchange::End(const Error& error, const char* reason) noexcept {
   {
     const std::lock_guard lock(mutex_);
@@ -327,8 +327,8 @@ void Exchange::End(const Error& error, const char* reason) noexcept {
   arrived_.notify_all();
 }
 
-/// Of a step that nobody will apply, the selected entries return to the residuals. A device that
-/// still has one is waited for: ending the exchange has freed it from waiting for its peers.
+/// Puts the selected entries of a step that no rank will apply back into the residuals. Waits for a
+/// device that still runs its step: ending the exchange has freed it from waiting for its peers.
 void Exchange::PutBackAll() {
   if (put_back_ || AnyIs(State::kStarted)) return;
   put_back_ = true;
@@ -337,7 +337,8 @@ void Exchange::PutBackAll() {
       slot->kernels->LetFollow(slot->stream, slot->written.get());
       if (slot->selected) slot->bucket->PutBack(*slot->kernels);
     } catch (...) {
-      // The device has failed; what ended the exchange says more, and others may be put back.
+      // The device has failed; the error that ended the exchange says more, and other buckets may
+      // still be put back.
     }
     slot->selected = false;
     slot->state = State::kIdle;

@@ -2,15 +2,15 @@
 ///
 ///     handle = Start(bucket, launch)   in the backward pass, bucket by bucket; does not wait
 ///     Wait(handle)                     for each bucket, before the optimizer's step
-///     Commit()                         then the step counts, on all ranks or on none
+///     Commit()                         commits the step, on all ranks or on none
 ///
 /// Each bucket is started once per step, in the same order on every rank. The exchange's own thread
-/// takes them through the collective in that order, or gives a device all of a step, whose end Wait
-/// waits for; see route_of.h.
+/// runs their collectives in that order, or enqueues a whole step on a device, whose end Wait waits
+/// for; see route_of.h.
 ///
-/// Errors: what is wrong with an argument is thrown by Start, and nothing has happened. Anything
-/// later ends the exchange on every rank: all waits throw, the residuals hold what was not applied,
-/// and the exchange stays ended. A gradient that is not finite only undoes its step (Commit).
+/// Errors: if an argument is invalid, Start throws, and nothing has happened. Any later error ends
+/// the exchange on every rank: all waits throw, the residuals hold what was not applied, and the
+/// exchange stays ended. A gradient that is not finite only undoes its step (Commit).
 
 #ifndef HVD_SPARSE_EXCHANGE_EXCHANGE_H_
 #define HVD_SPARSE_EXCHANGE_EXCHANGE_H_
@@ -34,8 +34,8 @@
 
 namespace hvd_sparse {
 
-/// Which thread accumulates and selects. For gradients on a device it is always the engine's: it
-/// waits for the device, and the caller has yet to give the device its work.
+/// The thread that accumulates and selects. For gradients on a device it is always the engine's: it
+/// waits for the device, while the caller has to go on giving the device work.
 enum class SelectOn {
   kCaller,  ///< the one that calls Start
   kEngine,  ///< one of the exchange's own, beside the one that communicates
@@ -43,13 +43,13 @@ enum class SelectOn {
 
 class Exchange {
  public:
-  /// `checks`: whether the ranks compare what they are about to do (see intent.h) in every step,
-  /// and not only when they exchange a bucket for the first time; the same on all ranks.
+  /// `checks`: true if the ranks compare what they are about to do (see intent.h) in every step,
+  /// and not only when they exchange a bucket for the first time; equal on all ranks.
   Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on, Nodes nodes = {},
            bool checks = false);
 
-  /// Amid a step, whose memory has to be there: ends the exchange on all ranks, and leaves the
-  /// memory alone.
+  /// In the middle of a step, whose memory must still exist: ends the exchange on all ranks, and
+  /// stops using the memory.
   ~Exchange();
 
   int Rank() const { return comm_->Rank(); }
@@ -57,93 +57,96 @@ class Exchange {
   const Nodes& nodes() const { return nodes_; }
   bool checks() const { return checks_; }
 
-  /// Why its messages cannot lie in memory of a GPU; empty if they can.
+  /// Returns why messages cannot lie in GPU memory; empty if they can.
   std::string DeviceMemoryProblem() const { return comm_->DeviceMemoryProblem(); }
 
-  /// What else has to be equal on all ranks in buckets that are started from now on; for checks.
+  /// Sets a text that must be equal on all ranks for buckets started from now on; part of the
+  /// checks.
   void Note(std::string note);
 
-  /// Adds a bucket and returns its number, which is also its handle. Same order on every rank.
+  /// Adds a bucket and returns its number, which is also its handle. All ranks use the same order.
   ///
-  /// Throws InvalidArgument if the numbers do not fit together, or the ranks do not lie on their
-  /// nodes as the collective wants them to; Unavailable if there are no kernels for its device.
+  /// Throws InvalidArgument if the numbers do not fit together, or the ranks are not placed on
+  /// nodes as the collective requires; Unavailable if there are no kernels for its device.
   int AddBucket(BucketSpec spec);
 
-  /// Forgets all buckets, between two steps; on every rank alike. Numbers that were exchanged are
-  /// not used again, so that a rank which still exchanges an old bucket is found out; others are,
-  /// so that ranks agree which have replaced their buckets once or twice since the last step. An
-  /// exchange that has ended keeps its own, and throws: MPI may still read their memory.
+  /// Removes all buckets, between two steps; on every rank alike. Numbers of exchanged buckets are
+  /// not reused, so that a rank which still exchanges an old bucket is detected; other numbers are,
+  /// so that ranks agree even if some replaced their buckets once and others twice since the last
+  /// step. An exchange that has ended keeps its buckets and throws: MPI may still read their
+  /// memory.
   void ClearBuckets();
 
   void Start(int bucket, Launch launch);
 
-  /// Waits at most `seconds`; returns whether the bucket has arrived. Throws what ended the
-  /// exchange. One thread at a time waits for a bucket.
+  /// Waits at most `seconds`; returns true if the bucket has arrived. Throws the error that ended
+  /// the exchange. Only one thread at a time may wait for a bucket.
   ///
-  /// Gradients on a device may be written a little later. Work that `stream` is given from now on
+  /// Gradients on a device may be written a little later; work enqueued on `stream` from now on
   /// begins after that.
   bool Wait(int bucket, double seconds, StreamHandle stream = 0);
 
   const BucketStats& Stats(int bucket) const;
 
-  /// Ends the step: every started bucket has been waited for.
+  /// Commits the step, once Wait has returned true for every started bucket.
   ///
   /// Throws NonFinite, on every rank alike, if a gradient or a sum was not finite, or if `refuse`
-  /// says so (also alike): then every residual is what it was after Accumulate.
+  /// is not empty (also on all ranks alike): every residual is then what it was after Accumulate.
   void Commit(const std::string& refuse);
 
-  /// Seconds of each of `repetitions` swaps of `bytes` bytes with `peer`, which calls the same for
-  /// this rank: what a round of an exchange costs on this network.
+  /// Returns the seconds of each of `repetitions` swaps of `bytes` bytes with `peer`, which makes
+  /// the same call for this rank: the cost of a round of an exchange on this network.
   ///
   /// Runs on the calling thread, while no bucket is in flight. An error ends the exchange, as it
   /// does in a bucket.
   std::vector<double> Swap(int peer, std::int64_t bytes, int repetitions);
 
-  /// To how many ranks Spread sends: as many as a collective sends to at once.
+  /// The number of ranks to which Spread sends: as many as a collective sends to at once.
   int SpreadPeers() const;
 
-  /// As Swap, of a message to each of the SpreadPeers ranks behind this one, and from each of those
-  /// before it, at once. All ranks call it, with the same numbers.
+  /// Like Swap, but sends a message to each of the next SpreadPeers ranks and receives one from
+  /// each of those before this rank, all at once. All ranks call it, with the same numbers.
   std::vector<double> Spread(std::int64_t bytes, int repetitions);
 
-  /// Whether a network connects the devices of all ranks, `device` on this one; where nobody has
-  /// tried yet, it is made. Collective, and else as Swap.
+  /// Returns true if a network connects the devices of all ranks, `device` on this one; makes it if
+  /// it has not been tried yet. Collective, and otherwise like Swap.
   bool ConnectDevices(Device device);
 
-  /// As Swap, of messages from device to device, which were connected (DeviceNetwork::TimedSwaps).
+  /// Like Swap, but from device to device, once they are connected (DeviceNetwork::TimedSwaps).
   std::vector<double> SwapBetweenDevices(int peer, std::int64_t bytes, int repetitions);
 
-  /// Seconds that follow such a swap on the device, and that handing blocks up and down takes
-  /// (DeviceNetwork::TimedMerges, TimedHandings). This rank alone, while no bucket is in flight; an
-  /// error is its own.
+  /// Return the seconds of the merge that follows such a swap on the device, and of copying blocks
+  /// to the device and back (DeviceNetwork::TimedMerges, TimedHandings). They run on this rank
+  /// alone, while no bucket is in flight; an error does not end the exchange.
   std::vector<double> MergeOnDevice(std::int64_t entries, int repetitions);
   std::vector<double> HandToDevice(std::int64_t entries, int repetitions);
 
   /// Throws if the exchange has ended.
   void Check();
 
-  /// The same before it is closed: other ranks may have left already.
+  /// Like Check, but before closing: other ranks may have left already.
   void CheckAtEnd();
 
-  /// Where the exchange has ended, leaves all memory of the step alone, as every wait does before
-  /// it throws: what was selected is in the residuals again. For whoever does not wait any more.
+  /// If the exchange has ended, stops using the step's memory, as every wait does before it throws:
+  /// selected entries are back in the residuals. For callers that no longer wait.
   void LeaveMemory() noexcept;
 
   /// Ends the exchange on all ranks, unless it has ended. Does not fail.
   void Fail(std::string_view reason) noexcept;
 
-  /// The same because of an error, whose kind is that of all waits (KindOnOthers).
+  /// Like Fail, but because of `error`: all waits throw an error of that kind (KindOnOthers).
   void EndBy(const Error& error) noexcept;
 
-  /// The user knows what has ended the exchange, or is about to: nothing else holds up the thread
-  /// that was told. Else see Lifeline::Acknowledge. Without effect while it goes on.
+  /// Notes that the user knows what ended the exchange, or is about to: nothing else blocks the
+  /// thread that was told. For what happens without this call, see Lifeline::Acknowledge. No effect
+  /// before the exchange ends.
   void Acknowledge();
 
  private:
   enum class State {
     kIdle,
     kStarted,  // a thread of the exchange has it, or will have it
-    kGiven,    // a device has all of its step
+    kGiven,    // a device has its whole step
     kArrived,
   };
   struct Slot {
@@ -159,14 +162,14 @@ class Exchange {
 
     Worker::Task to_select, to_take_through;
 
-    // Of this step: what it brings, until that is selected; the route if devices can be connected;
-    // and what this rank is about to do, where the ranks compare that.
+    // State of this step: its inputs, until Select takes them; its route, if devices can be
+    // connected; and what this rank is about to do, if the ranks compare that.
     std::optional<Launch> launch;
     Route route = Route::kCalls;
     std::string intent;
 
-    // Of a device: what has to be over before the gradients are read, and what the caller's stream
-    // has to wait for, since the memory belongs to it again.
+    // For a device: the caller's stream; the mark before which gradients must not be read; and the
+    // mark before which that stream must not use the memory, which is the caller's again.
     StreamHandle stream = 0;
     std::shared_ptr<const Mark> ready, written;
   };
@@ -176,10 +179,11 @@ class Exchange {
   Slot& SlotOf(int bucket);
   bool AnyIs(State state) const;
   void Reach(State state, Slot* slot);
-  /// A part of a bucket's way; `phase` names it in errors. Returns whether it was done.
+  /// Runs one phase of a bucket's step, unless the exchange has ended; `phase` names it in errors.
+  /// Returns true if it was done.
   template <typename Work>
   bool Run(const Slot& slot, const char* phase, const Work& work);
-  /// The same where the exchange has ended, too.
+  /// Like Run, but even if the exchange has ended.
   template <typename Work>
   bool Try(const Slot& slot, const char* phase, const Work& work);
   void SelectFirst(Slot* slot);
@@ -206,8 +210,8 @@ class Exchange {
   std::condition_variable arrived_;
   std::vector<std::unique_ptr<Slot>> slots_;
   int first_bucket_ = 0;    // the number of slots_[0]
-  bool started_ = false;    // one of slots_, in whichever step
-  std::int64_t steps_ = 0;  // that ended
+  bool started_ = false;    // one of slots_ was started, in any step
+  std::int64_t steps_ = 0;  // steps that have ended
   std::string note_;
   bool measuring_ = false;
   std::vector<Buffer> swapped_;
@@ -216,7 +220,7 @@ class Exchange {
   std::unique_ptr<LeftToMpi> left_to_mpi_;
 
   std::unique_ptr<Worker> exchanger_;
-  std::unique_ptr<Worker> selector_;  // none so far: the caller selects
+  std::unique_ptr<Worker> selector_;  // null: the caller selects
 };
 
 }  // namespace hvd_sparse

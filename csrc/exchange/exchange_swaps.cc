@@ -1,5 +1,5 @@
-/// What an exchange can time while no bucket is in flight: swaps, between devices, too, and what a
-/// device does by itself.
+/// The measurements of an exchange while no bucket is in flight: swaps, also between devices, and
+/// the work of a device alone.
 
 #include <algorithm>
 #include <utility>
@@ -11,7 +11,7 @@
 
 namespace hvd_sparse {
 
-/// While it lives, no bucket can be started, and nothing else measured.
+/// While it lives, no bucket can be started and no other measurement begun.
 class Exchange::Measuring {
  public:
   Measuring(Exchange* exchange, const std::string& what) : exchange_(*exchange) {
@@ -33,7 +33,7 @@ class Exchange::Measuring {
   Exchange& exchange_;
 };
 
-/// Together with other ranks: what it throws ends the exchange.
+/// Measures together with other ranks: an error of `work` ends the exchange.
 template <typename Work>
 void Exchange::Measure(const std::string& what, const Work& work) {
   {

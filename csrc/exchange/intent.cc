@@ -43,7 +43,7 @@ const char* NameOf(DType dtype) {
   return "unknown";
 }
 
-/// On the wire: the digest, and of the text what fits.
+/// An intent as a message: its digest, and as much of the text as fits.
 struct Message {
   static std::vector<char> Of(const std::string& intent) {
     Digest digest;

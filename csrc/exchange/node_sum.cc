@@ -15,7 +15,7 @@ bool NodeSum::Add(Span<const float> residual, BlockHeader* identity, CollectiveC
   };
   const BlockHeader sent = *identity;
   copy(shard(), &sum_);
-  bool finite = true;  // once it is not, it stays so
+  bool finite = true;  // a sum that is not finite stays so
   for (int distance = 1; distance < size; ++distance) {
     const int to = (own + distance) % size, from = (own + size - distance) % size;
     copy(ShardOf(numel_, to, size), &outgoing_);

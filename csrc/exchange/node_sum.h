@@ -1,11 +1,11 @@
-/// What the ranks of one node have yet to send, added up: each owns a shard of the sum.
+/// The sum of the residuals of a node's ranks, of which each rank owns a shard.
 ///
 ///     Add      residuals of all ranks of the node  ->  the sum of the own shard, on its owner
 ///     Gather   the block of every shard            ->  the block of the bucket, on all ranks
 ///     Commit   the owner's residual is what is left of its shard; other shards were handed over
 ///
-/// The residuals are only read until Commit. So a step that is not applied leaves them as they are,
-/// and residuals may lie anywhere: what sits outside the own shard goes to its owner in the next
+/// Until Commit the residuals are only read, so a step that is not applied leaves them as they are.
+/// A residual may hold entries outside the rank's own shard: they go to their owner in the next
 /// step. All messages are dense, or few, and stay on the node.
 
 #ifndef HVD_SPARSE_EXCHANGE_NODE_SUM_H_
@@ -22,7 +22,7 @@
 
 namespace hvd_sparse {
 
-/// The entries that a local rank owns, of a bucket of `numel`.
+/// Returns the entries that a local rank owns in a bucket of `numel`.
 inline Range ShardOf(std::int64_t numel, int local_rank, int local_size) {
   return {numel * local_rank / local_size, numel * (local_rank + 1) / local_size};
 }
@@ -34,23 +34,24 @@ class NodeSum {
   NodePlace place() const { return place_; }
   Range shard() const { return ShardOf(numel_, place_.local_rank, place_.local_size); }
 
-  /// The sum of the own shard; valid after Add, to take from and to settle in.
+  /// The sum of this rank's shard; valid after Add, to select from and to settle in.
   Span<float> values() { return sum_.view(); }
 
-  /// L - 1 rounds: in round r a rank sends the shard of local rank own + r and receives what own -
-  /// r has of its own. Sends 4 d (L - 1) / L bytes (+ headers). The order of adding is that of the
-  /// rounds, so equal residuals give equal bits.
+  /// Adds up the residuals in L - 1 rounds: in round r a rank sends the shard of local rank own + r
+  /// and receives its own shard of the residual of own - r. Sends 4 d (L - 1) / L bytes (+
+  /// headers). The order of adding is that of the rounds, so equal residuals give equal bits.
   ///
-  /// Agrees with all ranks of the node (see CollectiveContext::Agree): `identity` becomes what they
-  /// know together, with kSumOverflows where a sum is not finite. Returns whether those of this
-  /// rank are.
+  /// Agrees with all ranks of the node (see CollectiveContext::Agree): `identity` gets the lowest
+  /// bad rank, kSumOverflows if only a sum is not finite. Returns true if the sums of this rank's
+  /// shard are finite.
   bool Add(Span<const float> residual, BlockHeader* identity, CollectiveContext& ctx);
 
-  /// Makes of the finished blocks of the shards, each of at most `room` entries at positions in its
-  /// shard, the block of the whole bucket; on all ranks of the node alike. ceil(log2 L) rounds.
+  /// Gathers the finished blocks of all shards, each of at most `room` entries at positions in its
+  /// shard, into the block of the whole bucket, on all ranks of the node alike. Takes ceil(log2 L)
+  /// rounds.
   void Gather(std::int64_t room, SparseBlock* block, CollectiveContext& ctx) const;
 
-  /// Moves what is left of the sum to the residual.
+  /// Sets the residual to the rest of the sum, and to zero outside this rank's shard.
   void Commit(Span<float> residual);
 
  private:

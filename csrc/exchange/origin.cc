@@ -9,7 +9,7 @@
 
 namespace hvd_sparse {
 
-/// As a sum of which one entry is known.
+/// Scatters a sum whose only entry is NaN.
 void PutNaN(const std::vector<GradView>& gradients, const Origin& origin) {
   SparseBlock sum;
   sum.Reset(1);
@@ -19,7 +19,7 @@ void PutNaN(const std::vector<GradView>& gradients, const Origin& origin) {
   const Kernels& kernels = KernelsFor(origin.device);
   const std::shared_ptr<const Mark> ready = kernels.EndOf(origin.stream);
   kernels.Follow(ready.get());
-  std::vector<std::pair<Index, float>> undo;  // of no residual: stays empty
+  std::vector<std::pair<Index, float>> undo;  // stays empty: there is no residual
   for (const GradView& gradient : gradients) {
     if (gradient.numel > 0) kernels.Scatter(sum, 1, 0, gradient, {}, &undo);
   }

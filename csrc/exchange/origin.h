@@ -1,4 +1,4 @@
-/// Where the memory of a step lies, and which stream a framework works on it with.
+/// The device that holds the memory of a step, and the framework's stream that works on it.
 
 #ifndef HVD_SPARSE_EXCHANGE_ORIGIN_H_
 #define HVD_SPARSE_EXCHANGE_ORIGIN_H_
@@ -12,7 +12,7 @@ namespace hvd_sparse {
 
 struct Origin {
   Device device;
-  StreamHandle stream = 0;  ///< of a device: has been given what writes the memory
+  StreamHandle stream = 0;  ///< of a device: the work that writes the memory is on it
 
   bool IsOn(Device other) const { return device.type == other.type && device.index == other.index; }
   bool operator==(const Origin& other) const {
@@ -20,8 +20,8 @@ struct Origin {
   }
 };
 
-/// Makes the first entry of each gradient NaN, where it has one, and all others zero: after what
-/// the stream was given, and before what it is given from now on.
+/// Sets the first entry of each non-empty gradient to NaN and all others to zero: after the work
+/// that the stream was given so far, and before any that it is given from now on.
 void PutNaN(const std::vector<GradView>& gradients, const Origin& origin);
 
 }  // namespace hvd_sparse

@@ -6,7 +6,7 @@ namespace hvd_sparse {
 
 namespace {
 
-/// What goes with the gradient that lies at `offset` in its piece.
+/// Returns the residual and velocity of the gradient that lies at `offset` in its piece.
 Along PartOf(const Passage::Piece& piece, std::int64_t offset, std::int64_t numel) {
   Along along;
   if (piece.residual.size > 0) along.residual = piece.residual.Sub(offset, numel);

@@ -1,13 +1,13 @@
-/// What pieces that travel dense take with them in a step, and what they leave behind.
+/// The residual and velocity of pieces that are summed dense: in a step, and after it.
 ///
-/// A residual goes along with the gradient, since nothing of that is held back: it is gone once the
-/// step has ended, but for what the gradient's number type rounds away. That waits until all may
-/// owe again: gradients of that type would round it away in each step, and sums would go on to
-/// matter. With momentum the velocity goes along, too, and goes on: nothing of it is delayed, so
-/// nothing is masked, and what waits joins it. Until the step has ended both stay as they are, for
-/// it may be refused.
+/// The residual is added to the gradient, since a dense sum holds nothing back. Once the step has
+/// ended the residual is zero, except for the rest that the gradient's number type rounds away. The
+/// rest waits in the residual until LetAllOwe: gradients of that type would round it away in each
+/// step, and their sums would have to be checked each time. With momentum the velocity is added,
+/// too, and kept: nothing of it is delayed, so nothing is masked, and the rest is added with it.
+/// Until the step has ended both stay unchanged, since it may be refused.
 ///
-/// On a device all of this is work of the stream that the step comes from.
+/// On a device all of this is enqueued on the stream that the step comes from.
 
 #ifndef HVD_SPARSE_EXCHANGE_PASSAGE_H_
 #define HVD_SPARSE_EXCHANGE_PASSAGE_H_
@@ -25,38 +25,42 @@ namespace hvd_sparse {
 
 class Passage {
  public:
-  /// A piece on its way. Residual and velocity are as long as all gradients together, or empty.
+  /// A piece that passes. Residual and velocity are as long as all its gradients together, or
+  /// empty.
   struct Piece {
     std::size_t number = 0;
     Span<float> residual, velocity;
-    Span<float> next;    ///< as long: memory for what the velocity has to be, until the step ends
+    Span<float> next;    ///< as long: scratch memory for the next velocity, until the step ends
     float decay = 1;     ///< of the residual
     float momentum = 0;  ///< of the velocity
-    float scale = 1;     ///< of the gradients, where they join a residual or a velocity
+    float scale = 1;     ///< of the gradients, relative to residual and velocity
   };
 
-  /// `kernels` of where everything lies.
+  /// `kernels`: those of the device on which everything lies.
   Passage(std::size_t pieces, const Kernels& kernels)
       : kernels_(kernels), owes_(pieces, true), waits_(pieces, false), rests_(pieces) {}
 
-  /// The residual of any rank may hold something, and shall join; on all ranks alike.
+  /// Marks all residuals as pending: each may hold something and is added in the next step. Called
+  /// on all ranks alike.
   void LetAllOwe();
 
-  /// Whether that of some rank may and shall; alike on all ranks.
+  /// True if the residual of some rank may be pending; equal on all ranks.
   bool OwedAnywhere() const;
 
-  /// Another step, from that stream.
+  /// Begins a step, which comes from `stream`.
   void Begin(StreamHandle stream);
 
-  /// gradient += (decay * residual + momentum * velocity) / scale, where they join; a residual that
-  /// waits decays. From any thread.
+  /// Adds residual and velocity, gradient += (decay * residual + momentum * velocity) / scale, if
+  /// the residual is pending or there is a velocity; else decays the rest in the residual. Callable
+  /// from any thread.
   void Join(const Piece& piece, const std::vector<GradView>& gradients);
 
-  /// Nobody applies the step: what joined stays. Residuals have decayed all the same, as others do.
+  /// Refuses the step, which no rank applies: residuals and velocities stay. Residuals still decay,
+  /// like those of pieces that are exchanged.
   void Refuse();
 
-  /// The step has ended. Unless it was refused, residuals of what joined have gone, and velocities
-  /// are momentum * velocity + scale * gradient. Returns whether it counts.
+  /// Ends the step. Unless it was refused, sets the residuals that were added to their rests, and
+  /// the velocities to momentum * velocity + scale * gradient. Returns true unless it was refused.
   bool Settle();
 
  private:
@@ -68,12 +72,12 @@ class Passage {
   const Kernels& kernels_;
   mutable std::mutex mutex_;
   StreamHandle stream_ = 0;
-  std::vector<bool> owes_;   // by piece: this rank's residual may hold something that joins
-  std::vector<bool> waits_;  // by piece: it may hold something that does not
+  std::vector<bool> owes_;   // by piece: this rank's residual is pending
+  std::vector<bool> waits_;  // by piece: it may hold a rest, which is not added
   bool owed_anywhere_ = true;
   bool refused_ = false;  // this step
   std::vector<Joined> joined_;
-  std::vector<std::vector<std::unique_ptr<Rest>>> rests_;  // by piece, of each of its gradients
+  std::vector<std::vector<std::unique_ptr<Rest>>> rests_;  // by piece, one per gradient
 };
 
 }  // namespace hvd_sparse

@@ -1,7 +1,7 @@
-/// Which route a bucket's step takes: the one place that decides.
+/// The choice of the route of a bucket's step, made only here.
 ///
-/// What decides is the same on all ranks, or it is an error: before devices wait for each other,
-/// the ranks compare their routes (CollectiveContext::AgreeBeforehand).
+/// All ranks must choose the same route: before devices wait for each other, the ranks compare
+/// their routes (CollectiveContext::AgreeBeforehand).
 
 #ifndef HVD_SPARSE_EXCHANGE_ROUTE_OF_H_
 #define HVD_SPARSE_EXCHANGE_ROUTE_OF_H_
@@ -11,10 +11,10 @@
 
 namespace hvd_sparse {
 
-/// `connected`: whether a network connects the devices of all ranks.
+/// Returns the route. `connected`: true if a network connects the devices of all ranks.
 ///
-/// A whole step is what csrc/cuda/ can do without the CPU: selection by `gaussian`, of gradients
-/// that lie on a device. Rounds alone take blocks of any sparsifier.
+/// kStep is for steps that csrc/cuda/ can do without the CPU: selection by `gaussian`, of gradients
+/// that lie on a device. kRounds takes blocks of any sparsifier.
 Route RouteOf(const BucketSpec& spec, const Launch& launch, bool connected);
 
 }  // namespace hvd_sparse

@@ -1,4 +1,4 @@
-/// The units of selection of a bucket, or what of them lies in a part of the bucket.
+/// The units of selection of a bucket, or their parts in a range of the bucket.
 
 #ifndef HVD_SPARSE_EXCHANGE_SEGMENTS_H_
 #define HVD_SPARSE_EXCHANGE_SEGMENTS_H_
@@ -22,30 +22,30 @@ struct Range {
 
 class Segments {
  public:
-  /// The gradients that join a segment, given its residual; valid until the next call. Does not
+  /// Returns the gradients to add to a segment's residual; valid until the next call. Does not
   /// fail.
   using GradientsOf =
       std::function<Span<const Feedback>(std::size_t segment, Span<float> residual)>;
 
   Segments() = default;
 
-  /// The parts in `range` of segments that lie one behind the other. A part is asked for its share
-  /// of the segment's k, rounded up; `max_ks` bounds the ks that will come.
+  /// Takes the parts in `range` of consecutive segments. A part is asked for its share of the
+  /// segment's k, rounded up; `max_ks` bounds the ks of later calls.
   Segments(const std::vector<std::int64_t>& numels, const std::vector<std::int64_t>& max_ks,
            Range range, const Sparsifier& sparsifier);
 
-  /// The most entries that Select leaves in a block, and that it writes there meanwhile.
+  /// The most entries that Select leaves in a block, and the most that it writes there meanwhile.
   std::int64_t capacity() const { return capacity_; }
   std::int64_t room() const { return room_; }
 
-  /// Entries that all parts together are asked for, given the k of every whole segment.
+  /// Returns how many entries all parts together are asked for, given the k of every whole segment.
   std::int64_t Asked(const std::vector<std::int64_t>& ks) const;
 
-  /// Moves about as many entries of the range's residual to `out`, which it resets and finishes;
-  /// positions count from the begin of the range. The gradients join the residual, where there are
-  /// any; returns how many of their entries were not finite. `states`: one for every whole segment.
-  /// Where it throws, for want of memory, that has happened to all gradients, and nothing is taken;
-  /// or nothing has happened, where `out` had no room and did not get it.
+  /// Adds the gradients, if there are any, to the range's residual and moves about as many entries
+  /// as are asked for to `out`, which it resets and finishes; positions count from the start of the
+  /// range. Returns how many entries of the gradients were not finite. `states`: one for every
+  /// whole segment. If it throws, for lack of memory, either all gradients have been added and
+  /// nothing is taken, or, if `out` could not grow, nothing has happened.
   std::int64_t Select(const Sparsifier& sparsifier, const GradientsOf& gradients_of,
                       const std::vector<std::int64_t>& ks, Span<SelectionState> states,
                       Span<float> residual, const Kernels& kernels, SparseBlock* out) const;
@@ -55,14 +55,14 @@ class Segments {
     std::size_t segment;
     std::int64_t begin;  // in the range
     std::int64_t numel;
-    std::int64_t whole;  // of the segment
+    std::int64_t whole;  // entries of the segment
 
     std::int64_t Share(std::int64_t k) const { return (k * numel + whole - 1) / whole; }
   };
 
   std::vector<Part> parts_;  // none is empty
   std::int64_t capacity_ = 0;
-  std::int64_t room_ = 0;  // of the block while a part is being selected
+  std::int64_t room_ = 0;  // capacity of the block while a part is being selected
 };
 
 }  // namespace hvd_sparse

@@ -87,8 +87,8 @@ bool StepDriver::Begin(const StepMemory& memory) {
   Throw(ErrorKind::kExchangeFailed, reason);
 }
 
-/// What has ended the exchange between two steps is told before the next one has begun: no op of
-/// that waits for other ranks yet, but those that form sums, perhaps.
+/// Throws the error that ended the exchange between two steps, before the next one begins: no op of
+/// that step waits for other ranks yet, except perhaps those that form sums.
 void StepDriver::RequireOpen() {
   try {
     exchange_->Check();
@@ -149,7 +149,7 @@ bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done 
 }
 
 /// Starts all buckets whose turn it is. One thread at a time does that, so that the order holds;
-/// others go on at once.
+/// the others return at once.
 void StepDriver::Drain() noexcept {
   for (;;) {
     std::size_t bucket = 0;
@@ -175,8 +175,8 @@ void StepDriver::Drain() noexcept {
       if (failure_ == nullptr) failure_ = std::make_exception_ptr(error);
     }
   }
-  // What came now waits for buckets before it. Where the exchange has ended they may have been here
-  // already, and nothing would ever start again.
+  // The pieces handed over now wait for earlier buckets. If the exchange has ended, the pieces of
+  // those may have been released already, and nothing would ever start again.
   try {
     exchange_->Check();
   } catch (...) {

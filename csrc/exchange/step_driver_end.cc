@@ -1,5 +1,5 @@
-/// How a step of a driver ends: its buckets are waited for, then the sums that somebody else forms;
-/// it counts, or does not; everybody is told. And how it is made to end before that.
+/// The end of a driver's step: waits for its buckets, then for Horovod's sums; commits or refuses
+/// the step; calls every `done`. Also the ways in which a step ends early.
 
 #include <new>
 #include <utility>
@@ -25,12 +25,12 @@ void StepDriver::WatchStarted() {
   }
 }
 
-/// Waits for a bucket. Where the exchange ends meanwhile, so does the step: the pieces that are
-/// still to come may wait for other ranks, and so never come.
+/// Waits for a bucket. If the exchange ends meanwhile, so does the step: the pieces that are still
+/// missing may depend on other ranks, and so never come.
 void StepDriver::Watch(int bucket, StreamHandle stream) {
   try {
     kernels_.Follow(nullptr);
-    // An exchange that has ended throws, but not before it has left all memory alone.
+    // If the exchange has ended, Wait throws, but only once it no longer uses the step's memory.
     while (!exchange_->Wait(bucket, kWaitSlice, stream)) {
     }
   } catch (...) {
@@ -40,21 +40,22 @@ void StepDriver::Watch(int bucket, StreamHandle stream) {
   }
 }
 
-/// Ends the step, with what failed first. The mutex is held. Whoever is draining sees it, too.
+/// Ends the step with the first failure. The caller holds the mutex. A thread in Drain sees it,
+/// too.
 void StepDriver::FinishAfter(std::exception_ptr failure) noexcept {
   if (failure_ == nullptr) failure_ = std::move(failure);
   sums_.Interrupt();
   if (!draining_) finisher_.Post(&to_finish_);
 }
 
-/// Nothing is started any more, until everybody was told.
+/// Commits or refuses the step and calls every `done`. No bucket is started until then.
 void StepDriver::Finish() {
   WatchStarted();
   std::exception_ptr error;
   bool all = false;
   {
     const std::lock_guard lock(mutex_);
-    if (!pieces_.Any()) return;  // several have found out that the exchange has ended
+    if (!pieces_.Any()) return;  // several threads saw the exchange end
     error = failure_;
     all = next_ == layout_.buckets();
   }
@@ -64,9 +65,9 @@ void StepDriver::Finish() {
     error = failure_;
   }
   if (error == nullptr) error = Commit();
-  exchange_->LeaveMemory();  // which is that of whoever is told
-  // An executor returns to the user when all its ops have, also those that form sums: and they may
-  // wait for ever for a rank that is lost.
+  exchange_->LeaveMemory();  // it belongs to the callers from now on
+  // An executor returns to the user when all its ops have returned, also those that form sums,
+  // which may wait for ever for a lost rank.
   if (error != nullptr && sums_.missing() == 0) exchange_->Acknowledge();
   std::vector<Done>* told = nullptr;
   {
@@ -81,7 +82,7 @@ void StepDriver::Finish() {
   }
 }
 
-/// An exchange that ends meanwhile ends the wait, and so does the deadline.
+/// Waits for the dense sums, until the exchange ends or the deadline passes.
 void StepDriver::WaitForSums() {
   try {
     sums_.Await();
@@ -92,7 +93,7 @@ void StepDriver::WaitForSums() {
   }
 }
 
-/// Returns what failed, or that the step does not count.
+/// Commits the step. Returns the error that failed or refused it, or null.
 std::exception_ptr StepDriver::Commit() {
   try {
     if (hooks_.exchanged) hooks_.exchanged();
@@ -107,8 +108,8 @@ std::exception_ptr StepDriver::Commit() {
   return nullptr;
 }
 
-/// What comes after a step that counts, and cannot take it back: the residuals have given away what
-/// others apply. What it throws ends the exchange, as the next step is told, if there is one.
+/// Runs `work` after a committed step, which it cannot undo: other ranks apply what has left the
+/// residuals. An error ends the exchange, and fails the next step, if there is one.
 template <typename Work>
 void StepDriver::Afterwards(const Work& work) noexcept {
   try {
@@ -124,12 +125,12 @@ StepDriver::Untold::~Untold() {
   if (!error) return;
   try {
     Warn("after a step that counts, and was the last one: ", error->what());
-  } catch (const std::bad_alloc&) {  // then it stays untold
+  } catch (const std::bad_alloc&) {  // then it is not logged
   }
 }
 
-/// No rank applies the step. Returns that, or what failed; where it is no error, the gradients say
-/// it.
+/// Refuses the step, which no rank applies. Returns `error`, or what failed; null if the rules make
+/// NaN in the gradients take its place.
 std::exception_ptr StepDriver::Refuse(const Error& error) {
   try {
     passage_.Refuse();
@@ -143,7 +144,7 @@ std::exception_ptr StepDriver::Refuse(const Error& error) {
 }
 
 void StepDriver::End(Done done) {
-  sums_.Interrupt();  // all are there
+  sums_.Interrupt();  // all have arrived
   if (!hooks_.step_ended) return TellEnd(done);
   {
     const std::lock_guard lock(mutex_);

@@ -1,4 +1,5 @@
-/// Which pieces of a step travel together, where their memory lies, and in which order they start.
+/// The layout of a step: which pieces form a bucket, where their memory lies, and in which order
+/// buckets start.
 
 #ifndef HVD_SPARSE_EXCHANGE_STEP_LAYOUT_H_
 #define HVD_SPARSE_EXCHANGE_STEP_LAYOUT_H_
@@ -15,21 +16,21 @@ namespace hvd_sparse {
 struct Piece {
   std::int64_t numel = 0;  ///< of all its gradients, and of its part of residual and velocity
 
-  /// Units of selection in it. 0: it always passes, and has no residual, but a velocity.
+  /// Number of units of selection. 0: the piece always passes, and has a velocity, but no residual.
   std::int64_t segments = 0;
 
   std::int64_t owed() const { return segments == 0 ? 0 : numel; }
 };
 
-/// Consecutive pieces that travel together, and what holds for them in every step.
+/// Consecutive pieces that are exchanged together, and their constants.
 struct DrivenBucket {
   static constexpr int kPasses = -1;
 
   int bucket = 0;  ///< from Exchange::AddBucket, or kPasses
   float scale = 1, output_scale = 1;
 
-  /// From which step on, counted from 0 and ascending, which k of every segment. Not for a bucket
-  /// that passes.
+  /// Pairs of a first step, counted from 0 and ascending, and the k of every segment from that step
+  /// on. Unused for a bucket that passes.
   std::vector<std::pair<std::int64_t, std::vector<std::int64_t>>> ks;
 
   int pieces = 1;
@@ -40,21 +41,22 @@ struct DrivenBucket {
 
 class StepLayout {
  public:
-  /// Where the parts of some pieces begin; the sizes of all are those past the last piece.
+  /// Offsets of a piece's parts; the offsets past the last piece are the total sizes.
   struct Begin {
     std::int64_t residual = 0, state = 0, velocity = 0;
   };
 
   explicit StepLayout(std::vector<Piece> pieces);
 
-  /// Throws InvalidArgument unless a step's memory has these sizes; without `velocities`, none.
+  /// Throws InvalidArgument unless `sizes` are those of a step's memory; without `velocities`, that
+  /// of the velocity must be 0.
   void RequireFit(const Begin& sizes, bool velocities) const;
 
-  /// Other buckets, of all pieces, which start in this order. Throws InvalidArgument if they do not
-  /// fit, and nothing has changed.
+  /// Replaces the buckets, which have all pieces and start in this order. Throws InvalidArgument if
+  /// they do not fit; nothing has changed then.
   void Adopt(std::vector<DrivenBucket> buckets);
 
-  /// The same buckets in another order.
+  /// Starts the same buckets in another order.
   void Reorder(const std::vector<int>& order);
 
   std::size_t size() const { return pieces_.size(); }
@@ -66,7 +68,7 @@ class StepLayout {
   const DrivenBucket& bucket(std::size_t number) const { return buckets_[number]; }
   const DrivenBucket& bucket_of(std::size_t piece) const { return buckets_[bucket_of_[piece]]; }
 
-  /// The number of the bucket that starts then.
+  /// The number of the bucket at this place in the starting order.
   std::size_t at(std::size_t place) const { return order_[place]; }
 
   /// The pieces of a bucket: its first, and the one after its last.
@@ -74,10 +76,10 @@ class StepLayout {
     return {first_piece_[bucket], first_piece_[bucket + 1]};
   }
 
-  /// Whether a step of these buckets has anything to commit: not all pass.
+  /// True if a step of these buckets has anything to commit: not all pass.
   bool Exchanges() const;
 
-  /// How many pieces with units of selection pass.
+  /// Returns how many pieces with units of selection pass.
   std::size_t Passing() const;
 
   /// Elements of all pieces that pass, and of those before one of them.
@@ -91,7 +93,7 @@ class StepLayout {
   std::vector<std::size_t> first_piece_;     // of each bucket, and past the last one
   std::vector<std::size_t> bucket_of_;       // of each piece
   std::vector<std::int64_t> passed_before_;  // elements that pass, of each piece and past the last
-  std::vector<std::size_t> order_;           // in which buckets start
+  std::vector<std::size_t> order_;           // the buckets in starting order
 };
 
 }  // namespace hvd_sparse

@@ -1,4 +1,4 @@
-/// The memory of a step, and what of it goes with a bucket, or with a piece that passes.
+/// The memory of a step, and the parts of it that belong to a bucket, or to a piece that passes.
 
 #ifndef HVD_SPARSE_EXCHANGE_STEP_MEMORY_H_
 #define HVD_SPARSE_EXCHANGE_STEP_MEMORY_H_
@@ -16,27 +16,28 @@
 
 namespace hvd_sparse {
 
-/// As a framework hands it over. States lie in the memory of the CPU, all else where `origin` says.
+/// Memory as a framework hands it over. States lie in CPU memory, all else on the device of
+/// `origin`.
 struct StepMemory {
   Span<float> residual;         ///< of all pieces that have units of selection
   Span<SelectionState> states;  ///< one per unit of selection
-  float decay = 1;              ///< of the residual, as gradients join it, or as it joins them
+  float decay = 1;              ///< of the residual, as gradients are added to it, or it to them
   Span<float> velocity = {};    ///< of all pieces where there is momentum, else empty
   Origin origin = {};
   Span<float> room = {};  ///< scratch memory, of RoomFor elements
 };
 
-/// Elements of scratch memory that a step needs: where there is momentum, as many as pass.
+/// Returns how many elements of scratch memory a step needs: with momentum, as many as pass.
 std::int64_t RoomFor(const StepLayout& layout, const StepRules& rules);
 
 /// Throws InvalidArgument unless a step can work on that memory.
 void CheckMemory(const StepMemory& memory, const StepLayout& layout, const StepRules& rules);
 
-/// What goes with the gradients of a piece that passes.
+/// Returns the residual, velocity and factors of a piece that passes.
 Passage::Piece PassageOf(std::size_t piece, const StepMemory& memory, const StepLayout& layout,
                          const StepRules& rules);
 
-/// What a bucket is started with, given the gradients of its pieces, after so many steps.
+/// Returns the launch of a bucket, given the gradients of its pieces, after `steps` steps.
 Launch LaunchOf(std::size_t bucket, std::vector<GradView> gradients, std::int64_t steps,
                 const StepMemory& memory, const StepLayout& layout, const StepRules& rules);
 

@@ -1,5 +1,5 @@
 /// The pieces of a step that were handed over: those that pass, and those that are to be exchanged,
-/// until everybody is told.
+/// until every `done` is called.
 
 #ifndef HVD_SPARSE_EXCHANGE_STEP_PIECES_H_
 #define HVD_SPARSE_EXCHANGE_STEP_PIECES_H_
@@ -22,27 +22,28 @@ class StepPieces {
 
   std::size_t size() const { return places_.size(); }
 
-  /// A step begins, of which nothing is there.
+  /// Begins a step, of which no piece was handed over.
   void Begin();
 
-  /// A piece passes. Returns whether it had not yet, in this step.
+  /// Notes that a piece passes. Returns true unless it already has in this step.
   bool Pass(std::size_t piece);
 
-  /// A piece is to be exchanged. Returns whether it was not there yet; else nothing was moved.
+  /// Takes a piece that is to be exchanged. Returns true unless it was taken before; then nothing
+  /// is moved.
   bool Take(std::size_t piece, std::vector<GradView>&& gradients, Done&& done);
 
-  /// Whether any is to be exchanged, and whether all in [first, end) are there for that.
+  /// Return true if any piece, or all of [first, end), were taken to be exchanged.
   bool Any() const;
   bool HasAll(std::size_t first, std::size_t end) const;
 
-  /// The gradients of these, one piece after the other.
+  /// Returns the gradients of the pieces [first, end), one piece after the other.
   std::vector<GradView> GradientsOf(std::size_t first, std::size_t end) const;
 
-  /// Makes the gradients of all pieces NaN and zeros (PutNaN).
+  /// Sets the gradients of all pieces to NaN and zeros (PutNaN).
   void Mark(const Origin& origin) const;
 
-  /// None is there any more. Returns whom to tell of those that were, and empty ones; valid until
-  /// the next call.
+  /// Releases all pieces. Returns the `done` of each, empty if it was not taken; valid until the
+  /// next call.
   std::vector<Done>& Release();
 
  private:

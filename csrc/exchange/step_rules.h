@@ -1,4 +1,4 @@
-/// What holds for all steps of a driver; the same on every rank, but for the device's number.
+/// The rules for all steps of a driver; equal on every rank, except for the device's number.
 
 #ifndef HVD_SPARSE_EXCHANGE_STEP_RULES_H_
 #define HVD_SPARSE_EXCHANGE_STEP_RULES_H_
@@ -9,18 +9,18 @@
 
 namespace hvd_sparse {
 
-/// What becomes of a step in which a gradient or a sum is not finite.
+/// The treatment of a step in which a gradient or a sum is not finite.
 enum class NonFinite {
-  kRefuse,  ///< every `done` is told
+  kRefuse,  ///< every `done` gets the error
   kMark,    ///< no error: the gradients hold NaN, and zeros, instead, on every rank alike
 };
 
 struct StepRules {
   NonFinite non_finite = NonFinite::kRefuse;
   float momentum = 0;              ///< of the velocities, in [0, 1); 0: there are none
-  std::int64_t measure_every = 0;  ///< steps from one that is measured to the next; 0: none is
+  std::int64_t measure_every = 0;  ///< steps from one measured step to the next; 0: none is
 
-  /// Whether Summed is called once a step for all that always travels dense.
+  /// True if Summed is called once a step for all gradients that are always summed dense.
   bool others = false;
 
   Device device = {};  ///< of gradients, residual and velocity

@@ -5,7 +5,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// Entries that are read at a time: on a device they take scratch memory, which each thread keeps.
+/// Number of entries read at a time: on a device they take scratch memory, which each thread keeps.
 constexpr std::int64_t kPart = std::int64_t{1} << 17;
 
 }  // namespace
@@ -38,12 +38,12 @@ const std::vector<StepSample>& StepSampler::Complete() {
   return samples_;
 }
 
-/// What is read from now on is what the stream of a launch has been given so far.
+/// Makes later reads wait for the work that the stream of a launch has been given so far.
 void StepSampler::Follow(const Launch& launch) const {
   kernels_.Follow(kernels_.EndOf(launch.stream).get());
 }
 
-/// Appends what error feedback would make of a residual, which stays as it is.
+/// Appends the result that error feedback would have; the residual stays as it is.
 void StepSampler::Read(const Feedback& feedback, std::vector<float>* to) const {
   const auto [gradient, decay, scale, residual] = feedback;
   to->reserve(to->size() + static_cast<std::size_t>(residual.size));

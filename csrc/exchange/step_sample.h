@@ -1,5 +1,5 @@
-/// What selection leaves behind in a step in which that is measured: copies of each bucket, in the
-/// memory of the CPU, for somebody who compares them over the ranks.
+/// Samples of a step that is measured: copies of each bucket's values before selection and after
+/// the step, in CPU memory, to be compared over the ranks.
 
 #ifndef HVD_SPARSE_EXCHANGE_STEP_SAMPLE_H_
 #define HVD_SPARSE_EXCHANGE_STEP_SAMPLE_H_
@@ -13,7 +13,7 @@
 
 namespace hvd_sparse {
 
-/// A bucket in such a step.
+/// The sample of one bucket.
 struct StepSample {
   std::size_t bucket = 0;          ///< place among the driver's buckets
   std::int64_t step = 0;           ///< steps before this one
@@ -24,21 +24,23 @@ struct StepSample {
 
 class StepSampler {
  public:
-  /// `every`: steps from one that is measured to the next; 0: none is. `kernels` of where gradients
-  /// lie; on a device, calls wait until it has done what the stream of a launch was given.
+  /// `every`: steps from one measured step to the next; 0: none is. `kernels`: those of the
+  /// gradients' device; calls wait until it has done the work that the stream of a launch was
+  /// given.
   StepSampler(std::int64_t every, const Kernels& kernels) : every_(every), kernels_(kernels) {}
 
-  /// Another step, with so many before it.
+  /// Begins a step, after `step` earlier ones.
   void Begin(std::int64_t step);
 
-  /// A launch of a bucket is about to be started. Keeps what it is going to accumulate, if the step
-  /// is measured.
+  /// Called before a launch of a bucket is started. Keeps the values that it will accumulate, if
+  /// the step is measured.
   void Starts(std::size_t bucket, const Launch& launch);
 
-  /// Whether nothing was kept of the step.
+  /// True if nothing was kept of the step.
   bool empty() const { return samples_.empty(); }
 
-  /// The step counts: all that was kept of it, with what is left and what was applied.
+  /// Called once the step is committed: returns its samples, completed by the residuals and the
+  /// sums.
   const std::vector<StepSample>& Complete();
 
  private:
@@ -50,7 +52,7 @@ class StepSampler {
   const Kernels& kernels_;
   std::int64_t step_ = 0;
   std::vector<StepSample> samples_;
-  std::vector<Launch> launches_;  // of each
+  std::vector<Launch> launches_;  // one per sample
 };
 
 }  // namespace hvd_sparse

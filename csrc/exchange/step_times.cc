@@ -59,7 +59,7 @@ StepEnd StepTimer::End() {
   return ended;
 }
 
-/// Behind what the stream was given so far.
+/// Returns a mark behind all work that the stream was given so far.
 StepReading::Mark StepTimer::Now() const {
   std::unique_ptr<TimedMark> mark = kernels_.NewTimedMark();
   mark->Record(stream_);

@@ -1,7 +1,7 @@
-/// When things happen in a step: what a plan, and the order of the buckets, are made from.
+/// The times of a step's events, from which a plan and the order of the buckets are made.
 ///
-/// Order is what the CPU sees. Times are those of the device that computes the gradients, which is
-/// behind: they are read when it has come to the end of the step.
+/// The order is that seen by the CPU. Times are those of the device that computes the gradients,
+/// which lags behind: they are read when it has reached the end of the step.
 
 #ifndef HVD_SPARSE_EXCHANGE_STEP_TIMES_H_
 #define HVD_SPARSE_EXCHANGE_STEP_TIMES_H_
@@ -15,11 +15,11 @@
 
 namespace hvd_sparse {
 
-/// When things happened in a step, in seconds.
+/// The times of one step, in seconds.
 struct StepTimes {
   double step = 0;            ///< from the end of the step before to this one's
   double forward = 0;         ///< from the end of the step before to the first piece
-  std::vector<double> ready;  ///< of each piece, counted from the first; NaN: it did not come
+  std::vector<double> ready;  ///< of each piece, counted from the first; NaN: not handed over
 };
 
 /// The marks of a step that has ended.
@@ -27,17 +27,17 @@ class StepReading {
  public:
   using Mark = std::shared_ptr<const TimedMark>;
 
-  /// `first` and `arrived`: of the piece that came first, and of each; null where none came.
+  /// `first` and `arrived`: the marks of the first piece and of each piece; null if it never came.
   StepReading(Mark begin, Mark first, std::vector<Mark> arrived, Mark end)
       : begin_(std::move(begin)),
         first_(std::move(first)),
         arrived_(std::move(arrived)),
         end_(std::move(end)) {}
 
-  /// Whether the device has passed them all.
+  /// True if the device has passed all marks.
   bool Passed() const { return begin_->Passed() && end_->Passed(); }
 
-  /// Then, what they say.
+  /// Returns the times between the marks; call it once they have passed.
   StepTimes Times() const;
 
  private:
@@ -46,9 +46,10 @@ class StepReading {
   const Mark end_;
 };
 
-/// What is known when a step ends.
+/// The observations of a step, known when it ends.
 struct StepEnd {
-  /// When each piece was handed over, in seconds of the CPU from the first; NaN: it was not.
+  /// When each piece was handed over, in seconds of the CPU's clock from the first; NaN: it was
+  /// not.
   std::vector<double> came;
 
   std::shared_ptr<StepReading> reading;  ///< null unless the step was timed
@@ -59,16 +60,16 @@ class StepTimer {
   StepTimer(std::size_t pieces, const Kernels& kernels)
       : kernels_(kernels), came_(pieces), arrived_(pieces) {}
 
-  /// Whether steps are timed from the next one on; between two steps of one stream.
+  /// Sets whether steps are timed from the next one on; called between two steps of one stream.
   void Time(bool wanted);
 
-  /// A step that comes from a stream.
+  /// Begins a step, which comes from `stream`.
   void Begin(StreamHandle stream);
 
-  /// A piece has come; its first arrival in a step counts.
+  /// Notes that a piece was handed over; only the first time in a step counts.
   void Arrived(std::size_t piece);
 
-  /// The step has ended.
+  /// Ends the step and returns its observations.
   StepEnd End();
 
  private:

@@ -13,8 +13,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// So many buffers of so many bytes. All pages are written: the first message is to cost no more
-/// than the others.
+/// Provides `buffers` buffers of `bytes` bytes. All their pages are written, so that the first
+/// message costs no more than the others.
 void Prepare(std::size_t buffers, std::int64_t bytes, std::vector<Buffer>* memory) {
   if (memory->size() < buffers) memory->resize(buffers);
   for (std::size_t i = 0; i < buffers; ++i) {
@@ -26,7 +26,7 @@ void Prepare(std::size_t buffers, std::int64_t bytes, std::vector<Buffer>* memor
   }
 }
 
-/// Seconds of each of `repetitions` transfers of `bytes` bytes to and from these ranks at once.
+/// Returns the seconds of each of `repetitions` transfers of `bytes` bytes to and from these ranks.
 std::vector<double> Timed(Communicator* comm, const std::vector<int>& to,
                           const std::vector<int>& from, std::int64_t bytes, int repetitions,
                           const std::string& what, std::vector<Buffer>* memory) {

@@ -24,13 +24,13 @@ void RequireSwap(const Communicator& comm, int peer, std::int64_t bytes, int rep
 std::vector<double> TimedSwaps(Communicator* comm, int peer, std::int64_t bytes, int repetitions,
                                std::vector<Buffer>* memory);
 
-/// As TimedSwaps, of messages to the `peers` next ranks and from as many before this one, all in
-/// flight at once. All ranks give the same numbers.
+/// Like TimedSwaps, but with messages to the `peers` next ranks and from as many before this one,
+/// all in flight at once. All ranks pass the same numbers.
 std::vector<double> TimedSpreads(Communicator* comm, int peers, std::int64_t bytes, int repetitions,
                                  std::vector<Buffer>* memory);
 
-/// Throws Disagreement, there as well, unless `peer` swaps as many bytes as often: for those who
-/// are about to wait for each other's devices. `memory` as above.
+/// Throws Disagreement, on both ranks, unless `peer` swaps as many bytes as often; called before
+/// the ranks wait for each other's devices. `memory` as above.
 void AgreeOnSwaps(Communicator* comm, int peer, std::int64_t bytes, int repetitions,
                   std::vector<Buffer>* memory);
 

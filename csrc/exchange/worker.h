@@ -13,8 +13,8 @@ namespace hvd_sparse {
 
 class Worker {
  public:
-  /// What a thread shall do, and its place in the queue: made before anybody depends on it, so that
-  /// posting takes no memory. Somebody else owns it, until the thread has begun with it at least.
+  /// Work for the thread, and its place in the queue: made in advance, so that posting allocates no
+  /// memory. The caller owns it and keeps it at least until the thread has begun with it.
   class Task {
    public:
     /// `work` must not throw.
@@ -27,19 +27,19 @@ class Worker {
 
     const std::function<void()> work_;
     Task* next_ = nullptr;  // in the queue
-    bool waits_ = false;    // there
+    bool waits_ = false;    // it is in the queue
   };
 
   Worker();
-  ~Worker();  ///< runs what was posted, then ends the thread
+  ~Worker();  ///< runs all posted tasks, then ends the thread
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  /// Runs a task after those that were posted before; one that waits for that already stays where
-  /// it is. Does not fail.
+  /// Runs a task after those that were posted before; a task that is in the queue already keeps its
+  /// place. Does not fail.
   void Post(Task* task) noexcept;
 
-  /// Whether a task asks, which cannot wait for the end of its own thread.
+  /// True if called from a task, which cannot wait for the end of its own thread.
   bool IsCurrent() const { return std::this_thread::get_id() == thread_.get_id(); }
 
  private:

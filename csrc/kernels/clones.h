@@ -1,21 +1,22 @@
-/// One source, several instruction sets.
+/// Function clones: one source compiled for several instruction sets.
 ///
 /// A function marked HVD_SPARSE_CLONES is compiled for AVX-512, AVX2 and the baseline; the loader
-/// picks one. What it calls must be HVD_SPARSE_INLINE, or it would fall back to the baseline. The
-/// build forbids fused multiply-adds (-ffp-contract=off), so all of them give the same bits.
+/// picks one. Functions that it calls must be HVD_SPARSE_INLINE, or they would be compiled for the
+/// baseline. The build forbids fused multiply-adds (-ffp-contract=off), so all clones give the same
+/// bits.
 
 #ifndef HVD_SPARSE_KERNELS_CLONES_H_
 #define HVD_SPARSE_KERNELS_CLONES_H_
 
-#include <cstdint>  // also tells whether the C library is glibc
+#include <cstdint>  // also defines __GLIBC__ if the C library is glibc
 
-#ifdef __CUDACC__  // what is inline here serves csrc/cuda/, too
+#ifdef __CUDACC__  // csrc/cuda/ uses the inline functions, too
 #define HVD_SPARSE_INLINE __host__ __device__ inline __attribute__((always_inline))
 #else
 #define HVD_SPARSE_INLINE inline __attribute__((always_inline))
 #endif
 
-// The loader chooses before a sanitizer's runtime is ready, which crashes; only glibc can choose.
+// The loader picks a clone before a sanitizer's runtime is ready, which crashes; only glibc's can.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define HVD_SPARSE_HAS_CLONES 0
 #elif defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)

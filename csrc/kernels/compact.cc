@@ -12,7 +12,7 @@
 namespace hvd_sparse::cpu {
 namespace {
 
-/// Takes the entries of [begin, size); `written` others have been taken before.
+/// Takes entries of [begin, size) after `written` others, which were taken before.
 HVD_SPARSE_INLINE std::int64_t TakeOneByOne(float* dense, std::int64_t begin, std::int64_t size,
                                             float threshold, Index offset, std::int64_t written,
                                             Index* indices, float* values) {
@@ -42,7 +42,7 @@ namespace {
 
 // ---- Taking, 8 entries at a time ----------------------------------------------------------------
 
-/// For each mask of 8 lanes: those that are set, a byte each, in order.
+/// For each mask of 8 lanes, the numbers of the set lanes in order, one byte each.
 struct Permutations {
   std::uint64_t of[256] = {};
 
@@ -63,13 +63,13 @@ struct Limit {
   __m256 threshold, magnitude_bits;
 };
 
-/// All ones where an entry is above the threshold; never so for NaN.
+/// Returns all ones where an entry is above the threshold, which NaN never is.
 HVD_SPARSE_AVX2 HVD_SPARSE_INLINE __m256 Above(__m256 entries, const Limit& limit) {
   return _mm256_cmp_ps(_mm256_and_ps(entries, limit.magnitude_bits), limit.threshold, _CMP_GT_OQ);
 }
 
-/// Bit i says whether vector i of 16 has an entry above; above(i) compares it. Saturating packs
-/// keep apart what is zero.
+/// Returns a mask whose bit i is set if vector i of 16 has an entry above the threshold; above(i)
+/// compares it. Saturating packs keep zero and non-zero apart.
 template <typename AboveAt>
 HVD_SPARSE_AVX2 HVD_SPARSE_INLINE std::uint64_t VectorsOf16(AboveAt above) {
   __m256i of_8[2];
@@ -88,7 +88,7 @@ HVD_SPARSE_AVX2 HVD_SPARSE_INLINE std::uint64_t VectorsOf16(AboveAt above) {
   return (halves | halves >> 16) & 0xffff;
 }
 
-/// Takes from the vectors of a set alone.
+/// Takes entries from the vectors in the set `vectors` only.
 HVD_SPARSE_AVX2 HVD_SPARSE_INLINE std::int64_t TakeFrom(std::uint64_t vectors, float* dense,
                                                         const Limit& limit, Index offset,
                                                         Index* indices, float* values) {
@@ -100,7 +100,7 @@ HVD_SPARSE_AVX2 HVD_SPARSE_INLINE std::int64_t TakeFrom(std::uint64_t vectors, f
     const auto mask = static_cast<unsigned>(_mm256_movemask_ps(above));
     const __m256i lanes = _mm256_cvtepu8_epi32(
         _mm_loadl_epi64(reinterpret_cast<const __m128i*>(&kPermutations.of[mask])));
-    // Whole vectors: what they write beyond the hits is overwritten by the next, or unused.
+    // Stores whole vectors: the lanes beyond the hits are overwritten by the next store, or unused.
     _mm256_storeu_ps(values + written, _mm256_permutevar8x32_ps(entries, lanes));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(indices + written),
                         _mm256_add_epi32(lanes, _mm256_set1_epi32(offset + first)));
@@ -117,8 +117,8 @@ HVD_SPARSE_AVX2 HVD_SPARSE_INLINE Limit LimitAt(float threshold) {
 constexpr std::int64_t kGroup = 128;  // entries of 16 vectors
 static_assert(kChunk <= 8 * 64, "a set has a bit for each vector");
 
-/// First the set of the vectors that hold an entry above the threshold, found without a branch;
-/// then those vectors alone.
+/// Finds the set of vectors that hold an entry above the threshold, without a branch, and then
+/// takes from those vectors only.
 HVD_SPARSE_AVX2 std::int64_t TakeChunkAvx2(float* dense, std::int64_t size, float threshold,
                                            Index offset, Index* indices, float* values) {
   const Limit limit = LimitAt(threshold);
@@ -134,15 +134,15 @@ HVD_SPARSE_AVX2 std::int64_t TakeChunkAvx2(float* dense, std::int64_t size, floa
   return TakeOneByOne(dense, end, size, threshold, offset, written, indices, values);
 }
 
-/// The sums are compared while they are in registers. The residual is copied on the way, to be
-/// there again if a sum is not finite.
+/// Compares the sums while they are in registers. Copies the residual on the way, to restore it if
+/// a sum is not finite.
 HVD_SPARSE_AVX2 std::int64_t AddAndTakeChunkAvx2(const float* grad, float* residual,
                                                  std::int64_t size, float threshold, Index offset,
                                                  Index* indices, float* values) {
   const Limit limit = LimitAt(threshold);
   alignas(32) float before[kChunk];
   std::uint64_t vectors = 0;
-  __m256i largest = _mm256_setzero_si256();  // magnitude, as bits: NaN and infinity beyond all else
+  __m256i largest = _mm256_setzero_si256();  // magnitude as bits: infinity and NaN are the largest
   std::int64_t end = 0;
   for (; end + kGroup <= size; end += kGroup) {
     const auto above = [&](int i) HVD_SPARSE_AVX2 {
@@ -190,7 +190,7 @@ __attribute__((target("avx512f,popcnt"))) void CompactAvx512(Index* indices, flo
     while (__builtin_popcount(equal) > now.ties) equal &= ~(1u << (31 - __builtin_clz(equal)));
     now.ties -= __builtin_popcount(equal);
     const unsigned keep = above | equal;
-    // What a full store writes beyond the kept entries has been read already.
+    // The places that a full store overwrites beyond the kept entries have been read already.
     const auto mask = static_cast<__mmask16>(keep);
     _mm512_storeu_si512(values + now.written, _mm512_maskz_compress_epi32(mask, value));
     _mm512_storeu_si512(indices + now.written, _mm512_maskz_compress_epi32(mask, index));

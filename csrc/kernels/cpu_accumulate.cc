@@ -31,7 +31,7 @@ HVD_SPARSE_INLINE std::int32_t AddScaled(const T* __restrict grad, std::int64_t 
   return bad;
 }
 
-/// The same for decay = scale = 1, as in nearly all steps: half of the instructions.
+/// Like AddScaled for decay = scale = 1, the usual case, with half of the instructions.
 template <typename T>
 HVD_SPARSE_INLINE std::int32_t Add(const T* __restrict grad, std::int64_t size,
                                    float* __restrict residual) {

@@ -9,8 +9,8 @@
 
 namespace hvd_sparse::cpu {
 
-/// residual = decay * residual + scale * grad for `size` entries, as Feedback describes it; returns
-/// how many were not finite.
+/// Computes residual = decay * residual + scale * grad for `size` entries, as specified by
+/// Feedback; returns the number of results that were not finite.
 using AccumulateFunction = std::int64_t (*)(const void* grad, std::int64_t size, float decay,
                                             float scale, float* residual);
 

@@ -1,8 +1,8 @@
-/// Merging and trimming of blocks, and what becomes of the entries that were taken, on the CPU.
+/// Merging and trimming of blocks, and putting back of taken entries, on the CPU.
 ///
-/// Whether the next entry comes from the one block or the other is a coin toss, so the hot loops
-/// choose with arithmetic, not with branches. Blocks from other ranks may be malformed (a broken
-/// peer); their positions never address memory here.
+/// No branch predictor can guess which of two blocks holds the next entry, so the hot loops select
+/// by arithmetic. Blocks from other ranks may be malformed (a broken peer), so their positions
+/// never address memory here.
 
 #include "csrc/kernels/cpu_blocks.h"
 
@@ -20,8 +20,9 @@ namespace {
 
 HVD_SPARSE_INLINE std::uint32_t Magnitude(float x) { return FloatBits(x) & 0x7fffffffu; }
 
-/// The k-th largest magnitude among more than k entries; `ties`: how many equal ones are among the
-/// k largest. Radix select as in cpu_top_k.cc, but with memory for the entries still in question.
+/// Returns the k-th largest magnitude of more than k entries, and in `ties` how many of that
+/// magnitude are among the k largest. A radix select as in cpu_top_k.cc, but with memory for the
+/// remaining candidates.
 std::uint32_t FindCut(const float* values, std::int64_t count, std::int64_t k, std::int64_t* ties) {
   constexpr int kUpperShift = 2 * kLowerBits;
   Turns turns{};
@@ -30,7 +31,7 @@ std::uint32_t FindCut(const float* values, std::int64_t count, std::int64_t k, s
   const std::uint32_t upper = FindDigit(uppers, &k);
 
   thread_local std::vector<std::uint32_t> candidates;
-  candidates.resize(uppers[upper] + std::size_t{1});  // one more for a write that is not kept
+  candidates.resize(uppers[upper] + std::size_t{1});  // one more for a write that is discarded
   std::size_t found = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::uint32_t magnitude = Magnitude(values[i]);
@@ -52,16 +53,18 @@ std::uint32_t FindCut(const float* values, std::int64_t count, std::int64_t k, s
   return upper << kUpperShift | middle << kLowerBits | lower;
 }
 
-/// a or b, by arithmetic: compilers make a branch of `?:`, and half of its guesses are wrong.
+/// Returns a or b by arithmetic: compilers turn `?:` into a branch, which is mispredicted half of
+/// the time.
 HVD_SPARSE_INLINE std::uint32_t Choose(bool take_a, std::uint32_t a, std::uint32_t b) {
   return b ^ ((a ^ b) & (0u - static_cast<std::uint32_t>(take_a)));
 }
 
-/// A part of a walk through two blocks: no index of one lane occurs in another, so lanes can walk
-/// at the same time. Each step of a walk waits for the one before; several walks fill the wait.
+/// A part of the walk through two blocks. No index of one lane occurs in another, so lanes can walk
+/// at the same time: each step of a lane depends on the one before, and steps of other lanes hide
+/// its latency.
 struct Lane {
   std::int64_t a = 0, a_end = 0, b = 0, b_end = 0;
-  std::int64_t begin = 0, out = 0;  // where the lane writes; far enough from the lane before
+  std::int64_t begin = 0, out = 0;  // where the lane writes: behind the room of the lane before
 
   bool HasBoth() const { return a < a_end && b < b_end; }
 };
@@ -78,7 +81,7 @@ std::array<Lane, kLanes> Split(const SparseBlock& first, const SparseBlock& seco
     const std::int64_t share = first.count() * static_cast<std::int64_t>(i + 1);
     a = share / static_cast<std::int64_t>(kLanes);
     const bool last = i + 1 == kLanes;
-    // A malformed block may be out of order: no lane goes back.
+    // A malformed block may be out of order, but no lane may begin before the previous one ends.
     b = last
             ? second.count()
             : std::max(b, LowerBound(second, a < first.count() ? Position(first.indices()[a]) : 0));
@@ -101,8 +104,8 @@ HVD_SPARSE_INLINE void RunLanes(std::array<Lane, kLanes>* lanes, Step step) {
   *lanes = now;
 }
 
-/// Puts back `count` entries of a block, the i-th of which is entry(i). Their places lie far apart
-/// in memory; fetched one after the other they would be waited for one after the other.
+/// Puts back `count` entries of a block, of which the i-th is number entry(i). Their places lie far
+/// apart in memory and are prefetched, so that the cache misses overlap.
 template <typename Entry>
 HVD_SPARSE_INLINE void PutBackEach(const SparseBlock& block, std::int64_t count,
                                    Span<float> residual, Entry entry) {
@@ -116,7 +119,8 @@ HVD_SPARSE_INLINE void PutBackEach(const SparseBlock& block, std::int64_t count,
   }
 }
 
-/// Writes back the entries that KeepTopK is going to drop; taken entries are zero in the residual.
+/// Writes the entries that KeepTopK is going to drop back to the residual, where taken entries are
+/// zero.
 void ReturnDropped(const Index* indices, const float* values, std::int64_t count, std::uint32_t cut,
                    std::int64_t ties, Span<float> residual) {
   for (std::int64_t i = 0; i < count; ++i) {
@@ -174,7 +178,7 @@ void Merge(const SparseBlock& own, const SparseBlock& theirs, SparseBlock* out) 
       indices[lane.out] = Position(their_indices[lane.b]);
       values[lane.out] = their_values[lane.b];
     }
-    // Equal indices have left a gap behind each lane.
+    // Merged entries leave a gap behind each lane.
     const auto count = static_cast<std::size_t>(lane.out - lane.begin);
     std::memmove(indices + written, indices + lane.begin, count * sizeof(Index));
     std::memmove(values + written, values + lane.begin, count * sizeof(float));
@@ -218,7 +222,7 @@ void PutBack(const SparseBlock& block, std::int64_t begin, std::int64_t end, Spa
 void Settle(const SparseBlock& selected, const SparseBlock& reduced, Span<float> residual) {
   const Index* own_indices = selected.indices();
   const Index* indices = reduced.indices();
-  // First a list of the entries that were not delivered, so that their places can be fetched ahead.
+  // Lists the undelivered entries first, so that their places can be prefetched.
   thread_local std::vector<std::int64_t> stays;
   stays.resize(static_cast<std::size_t>(selected.count() + reduced.count()) + kLanes);
   std::int64_t* const list = stays.data();

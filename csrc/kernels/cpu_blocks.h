@@ -1,4 +1,4 @@
-/// Work on blocks, and putting back what was taken, on the CPU; contracts in kernels.h.
+/// Operations on blocks, and putting back of taken entries, on the CPU; contracts in kernels.h.
 
 #ifndef HVD_SPARSE_KERNELS_CPU_BLOCKS_H_
 #define HVD_SPARSE_KERNELS_CPU_BLOCKS_H_
@@ -25,7 +25,7 @@ void AddErrors(Span<const std::pair<Index, float>> errors, Span<float> residual,
 
 void Restore(Span<const std::pair<Index, float>> undo, Span<float> residual);
 
-/// The first entry of a block at or behind a position.
+/// Returns the number of the first entry of a block at or behind `position`.
 std::int64_t LowerBound(const SparseBlock& block, Index position);
 
 }  // namespace hvd_sparse::cpu

@@ -1,4 +1,5 @@
-/// Dense passes on the CPU: plain loops that the compiler vectorises, memory-bound at any density.
+/// Passes over dense arrays on the CPU: plain loops that the compiler vectorises, memory-bound at
+/// any density.
 
 #include "csrc/kernels/cpu_dense.h"
 
@@ -18,7 +19,8 @@ struct Sums {
   double sum = 0, squares = 0;
 };
 
-/// Sums, always in the same 16 lanes, so that every instruction set gives the same bits.
+/// Adds up entries and squares, always in 16 lanes, so that every instruction set gives the same
+/// bits.
 HVD_SPARSE_CLONES
 Sums AddUp(const float* dense, std::int64_t size) {
   double sums[16] = {}, squares[16] = {};
@@ -43,7 +45,7 @@ Sums AddUp(const float* dense, std::int64_t size) {
   return total;
 }
 
-/// Is |x| above a threshold? Never so for NaN.
+/// True if |x| > threshold, which NaN never is.
 struct Above {
   float threshold;
   HVD_SPARSE_INLINE bool operator()(float x) const { return std::fabs(x) > threshold; }

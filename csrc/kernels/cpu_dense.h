@@ -18,7 +18,7 @@ std::int64_t CountAbove(Span<const float> dense, float threshold);
 
 TopKCut FindTopK(Span<const float> dense, std::int64_t k);
 
-/// Returns how many entries were taken.
+/// Returns the number of entries taken.
 std::int64_t TakeCut(Span<float> residual, TopKCut cut, Index offset, Room room);
 
 }  // namespace hvd_sparse::cpu

@@ -1,9 +1,9 @@
-/// Error feedback on the CPU, and selection in the same pass.
+/// Error feedback on the CPU, fused with selection into one pass.
 ///
-/// The two are fused by cache blocking: a chunk of the residual is updated by a loop that the
-/// compiler vectorises for every number type, then compacted while it is in the first-level cache.
-/// Memory is read and written as by error feedback alone. The usual case, a float32 gradient
-/// without factors, has a loop of its own that does both (compact.cc).
+/// They are fused by cache blocking: a chunk of the residual is updated by a loop that the compiler
+/// vectorises for every number type, then compacted while it is in the first-level cache. The
+/// memory traffic is that of error feedback alone. The usual case, a float32 gradient without
+/// factors, has a loop of its own that does both (compact.cc).
 
 #include "csrc/kernels/cpu_feedback.h"
 
@@ -22,7 +22,7 @@ namespace {
 constexpr std::int64_t kPart = std::int64_t{1} << 16;
 static_assert(kPart % kChunk == 0);
 
-/// Taken entries whose copying is worth that all threads meet once more.
+/// The number of taken entries from which copying them by all threads pays for one more barrier.
 constexpr std::int64_t kWorthSharing = std::int64_t{1} << 17;
 
 std::int64_t PartsOf(std::int64_t size) { return (size + kPart - 1) / kPart; }
@@ -38,13 +38,13 @@ class Accumulator {
         plain_(feedback.grad.dtype == DType::kFloat32 && feedback.decay == 1 &&
                feedback.scale == 1) {}
 
-  /// Updates `residual`, which stands for the entries from `begin` on; returns how many were not
-  /// finite.
+  /// Updates `residual`, which holds the entries from `begin` on; returns the number of results
+  /// that were not finite.
   std::int64_t Run(std::int64_t begin, std::int64_t size, float* residual) const {
     return accumulate_(grad_ + begin * width_, size, feedback_.decay, feedback_.scale, residual);
   }
 
-  /// Updates a chunk and takes from it.
+  /// Updates a chunk of the residual and takes entries from it.
   Tally RunAndTake(std::int64_t begin, std::int64_t size, float* residual, float threshold,
                    Index offset, Index* indices, float* values) const {
     if (plain_) {
@@ -66,12 +66,13 @@ class Accumulator {
   const bool plain_;  // residual += grad, in float32
 };
 
-/// Fills a room with the entries above a threshold, chunk by chunk, and counts those beyond it.
+/// Fills a room with entries above a threshold, chunk by chunk, and counts those that do not fit.
 class Taker {
  public:
   explicit Taker(Room room) : room_(room) {}
 
-  /// `take(indices, values)` takes from a chunk of `dense`, the entries from `offset` on.
+  /// Calls take(indices, values), which takes entries from the chunk at `dense`, whose first index
+  /// is `offset`.
   template <typename Take>
   void Chunk(float* dense, Index offset, Take take) {
     if (room_.size - tally_.taken >= kChunk) {
@@ -102,7 +103,7 @@ class Taker {
   Tally tally_;
 };
 
-/// Takes from one stretch of an array; take(i, size, indices, values) does so for a chunk.
+/// Takes entries from [begin, end) of an array; take(i, size, indices, values) does so for a chunk.
 template <typename Take>
 void TakeChunks(Span<float> residual, std::int64_t begin, std::int64_t end, Index offset, Take take,
                 Taker* taker) {
@@ -114,25 +115,25 @@ void TakeChunks(Span<float> residual, std::int64_t begin, std::int64_t end, Inde
   }
 }
 
-/// What one thread has taken, part after part, until it moves to the block.
+/// The entries taken by one thread, part after part, before they are copied to the block.
 struct Stash {
   std::vector<Index> indices;
   std::vector<float> values;
   std::int64_t filled = 0;
 };
 
-/// What came of one part.
+/// The result of one part.
 struct PartTally {
   const Stash* stash = nullptr;
-  std::int64_t begin = 0;  // in the stash
+  std::int64_t begin = 0;  // first entry in the stash
   Tally tally;
-  std::int64_t place = 0;  // in the room
+  std::int64_t place = 0;  // first entry in the room
 };
 
-/// TakeChunks by several threads, with the result of one.
+/// Runs TakeChunks on several threads, with the same result as on one.
 ///
-/// A thread needs no more room than the whole block has: the entries that it takes first are the
-/// first ones of its parts, so no other can be among the first ones of all.
+/// A thread needs no more room than the whole block has: it claims parts in ascending order, so
+/// once it has filled that much, its later entries cannot be among the first of all.
 template <typename Take>
 Tally TakeTogether(Span<float> residual, Index offset, Room room, Take take) {
   const std::int64_t parts = PartsOf(residual.size);
@@ -145,7 +146,7 @@ Tally TakeTogether(Span<float> residual, Index offset, Room room, Take take) {
 
   thread_local std::vector<Stash> stashes;
   thread_local std::vector<PartTally> tallies;
-  std::vector<Stash>& of_thread = stashes;  // the caller's, seen by all threads
+  std::vector<Stash>& of_thread = stashes;  // the caller's instance, shared with all threads
   std::vector<PartTally>& of_part = tallies;
   of_thread.resize(static_cast<std::size_t>(threads));
   of_part.assign(static_cast<std::size_t>(parts), {});

@@ -1,4 +1,4 @@
-/// Error feedback and taking on the CPU; contracts in kernels.h.
+/// Error feedback, and taking of entries, on the CPU; contracts in kernels.h.
 
 #ifndef HVD_SPARSE_KERNELS_CPU_FEEDBACK_H_
 #define HVD_SPARSE_KERNELS_CPU_FEEDBACK_H_
@@ -11,14 +11,14 @@
 
 namespace hvd_sparse::cpu {
 
-/// Where taken entries go: the free places of a block that is being written.
+/// The destination of taken entries: free places of a block that is being written.
 struct Room {
   Index* indices;
   float* values;
   std::int64_t size;
 };
 
-/// The places of `out` from `filled` on, up to `limit`.
+/// Returns the places of `out` from `filled` up to `limit`.
 inline Room RoomOf(SparseBlock* out, std::int64_t filled, std::int64_t limit) {
   const std::int64_t end = std::min(limit, out->capacity());
   return {out->indices() + filled, out->values() + filled, std::max<std::int64_t>(end - filled, 0)};

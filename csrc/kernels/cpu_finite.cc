@@ -6,8 +6,8 @@
 namespace hvd_sparse::cpu {
 namespace {
 
-/// A number is finite unless all bits of its exponent are set. Blocks without branches inside, so
-/// that the loop is vectorised.
+/// Returns true if all numbers are finite: not all bits of the exponent are set. Blocks have no
+/// branches inside, so that the loop is vectorised.
 template <typename Bits>
 bool AllFinite(const Bits* bits, std::int64_t numel, Bits exponent) {
   constexpr std::int64_t kBlock = 4096;

@@ -1,4 +1,4 @@
-/// Whether a gradient is finite.
+/// The check that a gradient is finite, on the CPU.
 
 #ifndef HVD_SPARSE_KERNELS_CPU_FINITE_H_
 #define HVD_SPARSE_KERNELS_CPU_FINITE_H_
@@ -7,7 +7,7 @@
 
 namespace hvd_sparse::cpu {
 
-/// Whether no entry is NaN or infinite in the gradient's own number type.
+/// Returns true if no entry is NaN or infinite in the gradient's own number type.
 bool AllFinite(GradView gradient);
 
 }  // namespace hvd_sparse::cpu

@@ -37,7 +37,7 @@ void JoinOwed(const Owed& owed, float scale, Span<T> gradient, Entries* rest) {
   }
 }
 
-/// Adds owed(i) / scale to every entry of a gradient.
+/// Adds owed(i) / scale to every entry of a gradient; appends the parts that do not fit to `rest`.
 template <typename Owed>
 void JoinOwed(const Owed& owed, float scale, GradView gradient, Entries* rest) {
   const auto join = [&](auto* data) { JoinOwed(owed, scale, Span(data, gradient.numel), rest); };

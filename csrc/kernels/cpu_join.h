@@ -1,4 +1,4 @@
-/// What has not been sent joins a gradient that travels dense.
+/// Adding the unsent residual to a gradient that is sent dense, on the CPU.
 
 #ifndef HVD_SPARSE_KERNELS_CPU_JOIN_H_
 #define HVD_SPARSE_KERNELS_CPU_JOIN_H_
@@ -11,16 +11,17 @@
 
 namespace hvd_sparse::cpu {
 
-/// Places of a residual, and what it has to be there; zero elsewhere.
+/// The non-zero entries of the residual after the step; all others become zero.
 struct RestList final : Rest {
   std::vector<std::pair<Index, float>> entries;
 };
 
-/// As Kernels::Join has it. The rest is what a narrow number type rounded away or cannot hold, and
-/// all that was owed where the gradient is not finite, which is then left alone.
+/// Implements Kernels::Join. The rest consists of the parts that a narrow number type rounds away
+/// or cannot hold. Where the sum is not finite, the gradient is left unchanged and the whole unsent
+/// part becomes the rest.
 void Join(const Along& along, GradView gradient, RestList* rest);
 
-/// residual = rest. Returns whether any of it is not zero.
+/// Sets residual = rest. Returns true if any entry is not zero.
 bool PutRest(const RestList& rest, Span<float> residual);
 
 }  // namespace hvd_sparse::cpu

@@ -1,4 +1,4 @@
-/// The kernels of the CPU: which function does which part of the vocabulary.
+/// The kernels of the CPU: forwards each call of Kernels to the function that implements it.
 
 #include <algorithm>
 

@@ -1,8 +1,8 @@
 /// Scatter on the CPU: zeroing and writing entries in one pass.
 ///
-/// A chunk of the result is put together in the first-level cache. To a large gradient it is then
-/// streamed past the caches: the processor need not read the lines that it overwrites, which halves
-/// the traffic of a plain memset followed by writes here and there.
+/// A chunk of the result is composed in the first-level cache. If the gradient is large, the chunk
+/// is then streamed past the caches: the processor need not read the lines that it overwrites,
+/// which halves the traffic of a memset followed by scattered writes.
 
 #include "csrc/kernels/cpu_scatter.h"
 
@@ -23,17 +23,18 @@
 namespace hvd_sparse::cpu {
 namespace {
 
-/// Bytes of a chunk, and of what a thread claims at a time.
+/// Bytes of a chunk, and of a part, which a thread claims at a time.
 constexpr std::int64_t kChunkBytes = 4096, kPartBytes = 1 << 18;
 
 #if defined(__x86_64__)
 
-/// A gradient of fewer bytes may lie in the last-level cache, and stay there for the optimizer.
+/// The size from which a gradient is streamed; a smaller one may stay in the last-level cache for
+/// the optimizer.
 constexpr std::int64_t kStreamBytes = 16 << 20;
 
 constexpr std::int64_t kStreamAlignment = 32;
 
-/// Copies a chunk past the caches, half a line at a time: a quarter takes twice as long.
+/// Copies a chunk past the caches, half a cache line at a time; quarters take twice as long.
 __attribute__((target("avx"))) void Stream(const void* from, void* to, std::int64_t bytes) {
   const auto* source = static_cast<const __m256i*>(from);
   auto* target = static_cast<__m256i*>(to);
@@ -79,14 +80,14 @@ struct Scattering {
   static constexpr std::int64_t kPart = kPartBytes / sizeof(T);
   static constexpr bool kRounds = sizeof(T) < sizeof(float);
 
-  /// The place of entry e in the gradient; grad.size where it lies beyond.
+  /// Returns the place of entry e in the gradient, or grad.size if it lies outside.
   std::int64_t Place(std::int64_t e) const {
     if (e >= reduced.count()) return grad.size;
     const std::int64_t place = std::int64_t{Position(reduced.indices()[e])} - offset;
     return place < 0 ? grad.size : std::min(place, grad.size);
   }
 
-  /// Writes entry e, of place i, to `written`; returns whether the result is not finite.
+  /// Writes entry e, whose place is i, to `written`; returns true if the result is not finite.
   bool Write(std::int64_t e, std::int64_t i, T* written) const {
     const float value = scale * reduced.values()[e];
     *written = Narrow<T>(value);
@@ -103,7 +104,7 @@ struct Scattering {
     }
   }
 
-  /// Writes the places [begin, end); returns how many results are not finite.
+  /// Writes the places [begin, end); returns the number of results that are not finite.
   std::int64_t Run(std::int64_t begin, std::int64_t end, bool stream) const {
     alignas(64) T composed[kChunk];
     if (stream) std::memset(static_cast<void*>(composed), 0, sizeof(composed));
@@ -113,7 +114,7 @@ struct Scattering {
       const std::int64_t size = std::min(kChunk, end - from), first = e;
       T* const chunk = stream ? composed : grad.data + from;
       if (!stream) std::memset(static_cast<void*>(chunk), 0, sizeof(T) * size);
-      // A malformed block does not ascend: its entries end here.
+      // The entries of a malformed block, which does not ascend, end here.
       for (std::int64_t i = Place(e); from <= i && i < from + size; i = Place(++e)) {
         bad += Write(e, i, chunk + (i - from));
       }

@@ -1,8 +1,9 @@
 /// Exact top-k of a dense array: a radix select over the bits of |x|.
 ///
 /// Positive floats order like their bits, so the k-th largest magnitude is found digit by digit: a
-/// histogram of the upper 11 bits says in which bin it lies, one of the next 10 bits of that bin's
-/// entries narrows it down, and one of the last 10 bits names it. Three reads, no sort, no memory.
+/// histogram of the upper 11 bits gives the bin in which it lies, one of the next 10 bits of that
+/// bin's entries narrows it down, and one of the last 10 bits determines it. This takes three
+/// reads, no sort and no memory.
 
 #include <algorithm>
 
@@ -16,7 +17,7 @@
 namespace hvd_sparse::cpu {
 namespace {
 
-/// The bits of |x|; those of 0 for NaN, which is never selected.
+/// Returns the bits of |x|, or 0 for NaN, which is never selected.
 HVD_SPARSE_INLINE std::uint32_t Magnitude(float x) {
   const std::uint32_t bits = FloatBits(x) & 0x7fffffffu;
   return bits > 0x7f800000u ? 0 : bits;
@@ -65,7 +66,8 @@ std::int64_t TakeLargest(float* residual, std::int64_t size, std::uint32_t last,
   return taken;
 }
 
-/// A magnitude that most likely lies below the k-th largest, from a sample; 0 without one.
+/// Returns a magnitude, from a sample, that most likely lies below the k-th largest; 0 for arrays
+/// too small to sample.
 std::uint32_t LikelyFloor(Span<const float> dense, std::int64_t k) {
   constexpr std::int64_t kSampleK = 32;
   const std::int64_t size = std::max<std::int64_t>(1 << 12, dense.size / k * kSampleK);
@@ -84,7 +86,8 @@ std::uint32_t LikelyFloor(Span<const float> dense, std::int64_t k) {
 }  // namespace
 
 TopKCut FindTopK(Span<const float> dense, std::int64_t k) {
-  // Nearly all entries are far too small to matter. If the guess is too high, all are counted.
+  // Nearly all entries are far below the floor and are skipped. If the floor is too high, all are
+  // counted.
   std::int64_t rest = k;
   std::uint32_t prefix = 0;
   for (std::uint32_t floor = LikelyFloor(dense, k);; floor = 0) {
@@ -99,7 +102,7 @@ TopKCut FindTopK(Span<const float> dense, std::int64_t k) {
     CountLowerDigits(dense.data, dense.size, prefix, shift, &histogram);
     prefix = prefix << kLowerBits | FindDigit(histogram, &rest);
   }
-  if (prefix == 0) return {};  // fewer than k non-zeros: all of them, and no zero
+  if (prefix == 0) return {};  // fewer than k non-zeros: keeps all of them, and no zero
   return {BitsFloat(prefix), rest};
 }
 

@@ -1,8 +1,8 @@
-/// float16 and bfloat16 as bits: to and from float32, rounding to nearest, ties to even.
+/// Conversions between float32 and float16 or bfloat16 as bits, rounding to nearest, ties to even.
 ///
-/// Written without branches, so that loops over them are vectorised. float16 after F. Giesen,
-/// "Float->half variants" (https://gist.github.com/rygorous/2156668): adding a magic number lets
-/// the float adder round subnormal results.
+/// They have no branches, so that loops over them are vectorised. float16 is converted after F.
+/// Giesen, "Float->half variants" (https://gist.github.com/rygorous/2156668): adding a magic number
+/// lets the float adder round subnormal results.
 
 #ifndef HVD_SPARSE_KERNELS_HALF_H_
 #define HVD_SPARSE_KERNELS_HALF_H_
@@ -46,7 +46,7 @@ HVD_SPARSE_INLINE float Widen(BFloat16 value) {
 }
 
 HVD_SPARSE_INLINE float Widen(Float16 value) {
-  constexpr std::uint32_t kExponent = 0x7c00u << 13;  // all ones in float16, moved into place
+  constexpr std::uint32_t kExponent = 0x7c00u << 13;  // float16's exponent bits, shifted into place
   const std::uint32_t magnitude = (value.bits & 0x7fffu) << 13;
   const std::uint32_t sign = (value.bits & 0x8000u) << 16;
   const std::uint32_t exponent = magnitude & kExponent;
@@ -82,7 +82,7 @@ HVD_SPARSE_INLINE BFloat16 Narrow<BFloat16>(float value) {
 template <>
 HVD_SPARSE_INLINE Float16 Narrow<Float16>(float value) {
   constexpr std::uint32_t kInfinity = 255u << 23;
-  constexpr std::uint32_t kOverflow = (127u + 16u) << 23;  // 65536: what lies above is infinite
+  constexpr std::uint32_t kOverflow = (127u + 16u) << 23;  // 65536, which becomes infinite
   constexpr std::uint32_t kSmallestNormal = 113u << 23;    // 2^-14
   constexpr std::uint32_t kMagic = ((127u - 15u) + (23u - 10u) + 1u) << 23;
   const std::uint32_t bits = FloatBits(value);
@@ -97,7 +97,7 @@ HVD_SPARSE_INLINE Float16 Narrow<Float16>(float value) {
   return {static_cast<std::uint16_t>(narrowed | (sign >> 16))};
 }
 
-/// The largest finite value.
+/// Returns the largest finite value of type T.
 template <typename T>
 float Largest();
 

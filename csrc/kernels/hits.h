@@ -1,7 +1,7 @@
-/// Finding the few entries of a large array that matter, 64 at a time.
+/// Finding hits: the few entries of a large array that satisfy a condition, 64 entries at a time.
 ///
-/// A block is first only counted, which is vectorised and mostly ends there. Where there is a hit,
-/// a bit mask tells which ones, so that work per entry is done for hits alone.
+/// The hits of a block are first only counted, which is vectorised; most blocks have none. If there
+/// are any, a bit mask locates them, so that work per entry is done for hits only.
 
 #ifndef HVD_SPARSE_KERNELS_HITS_H_
 #define HVD_SPARSE_KERNELS_HITS_H_
@@ -15,7 +15,7 @@
 
 namespace hvd_sparse::cpu {
 
-/// Entries looked at together: few enough that most blocks hold no hit at the usual densities.
+/// Entries of a block: few enough that most blocks hold no hit at the usual densities.
 constexpr std::int64_t kBlock = 64;
 
 template <typename IsHit>
@@ -25,7 +25,7 @@ HVD_SPARSE_INLINE std::int32_t CountHits(const float* dense, std::int64_t size, 
   return count;
 }
 
-/// Bit i says whether entry i of the block is a hit; size <= kBlock.
+/// Returns a mask whose bit i is set if entry i of the block is a hit; size <= kBlock.
 template <typename IsHit>
 HVD_SPARSE_INLINE std::uint64_t MaskOfHits(const float* block, std::int64_t size, IsHit is_hit) {
   std::uint8_t flags[kBlock] = {};
@@ -43,7 +43,7 @@ HVD_SPARSE_INLINE std::uint64_t MaskOfHits(const float* block, std::int64_t size
   return mask;
 }
 
-/// Calls visit(i) for every hit, in order; returns how many there are.
+/// Calls visit(i) for every hit, in order; returns the number of hits.
 template <typename IsHit, typename Visit>
 HVD_SPARSE_INLINE std::int64_t ForEachHit(const float* dense, std::int64_t size, IsHit is_hit,
                                           Visit visit) {

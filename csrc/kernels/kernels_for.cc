@@ -27,7 +27,7 @@ bool BuiltWithCuda() { return true; }
 std::vector<std::string> CudaDeviceNames() { return cuda::DeviceNames(); }
 
 int CudaDeviceOf(std::uintptr_t address) {
-  return cuda::DeviceOf(reinterpret_cast<const void*>(address));  // NOLINT: an address it is
+  return cuda::DeviceOf(reinterpret_cast<const void*>(address));  // NOLINT: it is an address
 }
 
 std::unique_ptr<StreamWork> MergeWorkOn(Device device, const SparseBlock& own,

@@ -1,4 +1,4 @@
-/// Which kernels serve a device: the one place that knows what was built in.
+/// The choice of a device's kernels: the only place that depends on the devices built in.
 
 #ifndef HVD_SPARSE_KERNELS_KERNELS_FOR_H_
 #define HVD_SPARSE_KERNELS_KERNELS_FOR_H_
@@ -14,23 +14,23 @@
 
 namespace hvd_sparse {
 
-/// The kernels of a device. Throws Unavailable if this build has none for it, or the machine no
-/// such device; says which.
+/// Returns the kernels of a device. Throws Unavailable, with the reason, if this build has none for
+/// it or the machine has no such device.
 const Kernels& KernelsFor(Device device);
 
-/// Whether this build has kernels for CUDA.
+/// Returns true if this build has CUDA kernels.
 bool BuiltWithCuda();
 
-/// The name of each CUDA device that can be used here, in CUDA's order. Throws Unavailable, with
-/// the reason, where there is none.
+/// Returns the names of the usable CUDA devices, in CUDA's order. Throws Unavailable, with the
+/// reason, if there is none.
 std::vector<std::string> CudaDeviceNames();
 
-/// The number of the CUDA device in whose memory an address lies. Throws InvalidArgument if it lies
-/// in none, Unavailable where this build has no CUDA.
+/// Returns the number of the CUDA device in whose memory an address lies. Throws InvalidArgument if
+/// it lies in none, Unavailable if this build has no CUDA.
 int CudaDeviceOf(std::uintptr_t address);
 
-/// Pieces of a step that stay on a CUDA device; see csrc/cuda/stream_work.h. Throw Unavailable,
-/// with the reason, where there is none.
+/// Make parts of a step that stay on a CUDA device; see csrc/cuda/stream_work.h. Throw Unavailable,
+/// with the reason, if there is no such device.
 std::unique_ptr<StreamWork> MergeWorkOn(Device device, const SparseBlock& own,
                                         const SparseBlock& theirs, std::int64_t k);
 std::unique_ptr<StreamWork> PassWorkOn(Device device, GradView gradient, Span<float> residual,

@@ -1,8 +1,7 @@
-/// Sharing a pass over a large array between threads: OpenMP's, which PyTorch uses, too.
+/// Sharing a pass over a large array between OpenMP threads, which PyTorch uses, too.
 ///
 /// A pool of our own would compete with PyTorch's threads, which spin for a while after each
-/// operation. Called on the thread that runs the framework's operations, OpenMP takes those very
-/// threads.
+/// operation. On the thread that runs PyTorch's operations, OpenMP reuses those very threads.
 
 #ifndef HVD_SPARSE_KERNELS_PARALLEL_H_
 #define HVD_SPARSE_KERNELS_PARALLEL_H_
@@ -16,15 +15,15 @@
 
 namespace hvd_sparse {
 
-/// How many threads a pass may use that is called on this thread, which is one of them.
+/// Returns the number of threads that a pass called on this thread may use, this thread included.
 int KernelThreads();
 
-/// Sets that for the whole process; 1 at first, and in a forked child, which does not inherit
-/// threads. Throws InvalidArgument for threads < 1, and Unavailable for more than one where the
-/// core was built without OpenMP.
+/// Sets KernelThreads() for the whole process. It is 1 at first, and in a forked child, which does
+/// not inherit threads. Throws InvalidArgument if threads < 1, and Unavailable if threads > 1 and
+/// the core was built without OpenMP.
 void SetKernelThreads(int threads);
 
-/// While one lives, passes that are called on this thread use no other one.
+/// While an instance lives, passes called on this thread use no other thread.
 class AloneInThread {
  public:
   AloneInThread();
@@ -36,9 +35,9 @@ class AloneInThread {
   const bool before_;
 };
 
-/// Calls work(part, thread) once for each part in [0, parts), thread in [0, most_threads). Parts
-/// are claimed one by one, so that a thread that is late or interrupted holds nobody up. They must
-/// not throw.
+/// Calls work(part, thread) once for each part in [0, parts), with thread in [0, most_threads).
+/// Threads claim parts one by one, so that a late or interrupted thread delays no other. `work`
+/// must not throw.
 template <typename Work>
 void RunParts(std::int64_t parts, int most_threads, Work work) {
   const int threads = static_cast<int>(std::min<std::int64_t>(parts, most_threads));

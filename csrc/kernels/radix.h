@@ -1,4 +1,4 @@
-/// The step that radix selects share: which digit does the k-th largest entry have?
+/// The step shared by radix selects: finding the digit of the k-th largest entry.
 
 #ifndef HVD_SPARSE_KERNELS_RADIX_H_
 #define HVD_SPARSE_KERNELS_RADIX_H_
@@ -14,8 +14,8 @@ constexpr std::uint32_t kLowerMask = (1u << kLowerBits) - 1;
 
 using Histogram = std::array<std::uint32_t, 1 << kUpperBits>;
 
-/// Histograms that take turns: neighbours often have equal digits, and an increment would have to
-/// wait for the one before.
+/// Histograms used in turn: neighbours often have equal digits, and two increments of one counter
+/// would have to wait for each other.
 using Turns = std::array<Histogram, 4>;
 
 inline const Histogram& AddUp(Turns* turns) {
@@ -25,8 +25,8 @@ inline const Histogram& AddUp(Turns* turns) {
   return turns->front();
 }
 
-/// The digit of the k-th largest entry; takes the entries with larger digits off k. 0 when there
-/// are fewer than k entries.
+/// Returns the digit of the k-th largest entry, or 0 if there are fewer than k entries; subtracts
+/// the number of entries with larger digits from k.
 inline std::uint32_t FindDigit(const Histogram& histogram, std::int64_t* k) {
   std::uint32_t digit = histogram.size() - 1;
   while (digit > 0 && histogram[digit] < *k) *k -= histogram[digit--];

@@ -1,8 +1,8 @@
-/// Logarithm and exponential with the same bits everywhere.
+/// Logarithm and exponential with the same bits on all machines.
 ///
-/// Those of a C library differ in the last bit from one version to the next, and from a GPU's.
-/// These are made of additions, multiplications and divisions, which IEEE 754 rounds alike on all
-/// of them (the build forbids fused ones); their error is a few units in the last place.
+/// The functions of C libraries differ in the last bit between versions, and from a GPU's. These
+/// consist of additions, multiplications and divisions, which IEEE 754 rounds alike everywhere (the
+/// build forbids fused ones); their error is a few units in the last place.
 
 #ifndef HVD_SPARSE_KERNELS_SAME_MATH_H_
 #define HVD_SPARSE_KERNELS_SAME_MATH_H_
@@ -14,10 +14,10 @@
 
 namespace hvd_sparse {
 
-/// ln 2 in two parts; the upper one times a small integer is exact.
+/// ln 2 in two parts; products of the upper one with small integers are exact.
 constexpr double kUpperLn2 = 6.93147180369123816490e-01, kLowerLn2 = 1.90821492927058770002e-10;
 
-/// The natural logarithm of a finite, normal, positive number.
+/// Returns the natural logarithm of a finite, normal, positive number.
 ///
 ///     x = 2^e m, m about 1;  f = (m - 1) / (m + 1);  ln m = 2 (f + f^3 / 3 + f^5 / 5 + ...)
 HVD_SPARSE_INLINE double SameLog(double x) {
@@ -39,7 +39,7 @@ HVD_SPARSE_INLINE double SameLog(double x) {
   return e * kUpperLn2 + (2.0 * f + (2.0 * f * series + e * kLowerLn2));
 }
 
-/// e^x; that of 700 for all beyond, and likewise below -700.
+/// Returns e^x, with x clamped to [-700, 700].
 ///
 ///     x = n ln 2 + r, |r| <= ln 2 / 2;  e^x = 2^n (1 + r + r^2 / 2! + ...)
 HVD_SPARSE_INLINE double SameExp(double x) {

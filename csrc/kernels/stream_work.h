@@ -1,4 +1,4 @@
-/// Pieces of a step that stay on a device, each to be given to a stream by itself: for tests and
+/// Parts of a step that stay on a device and can be enqueued on a stream one by one, for tests and
 /// benchmarks.
 
 #ifndef HVD_SPARSE_KERNELS_STREAM_WORK_H_
@@ -13,11 +13,11 @@ class StreamWork {
  public:
   virtual ~StreamWork() = default;
 
-  /// Gives the work to a stream, and returns before it is done. May be called again and again, with
+  /// Enqueues the work on a stream and returns before it is done. May be called repeatedly, with
   /// the same stream.
   virtual void Give(StreamHandle stream) = 0;
 
-  /// Waits for the device; the block that the last call has made becomes `result`.
+  /// Waits for the device and copies the block made by the last Give to `result`.
   virtual void Fetch(SparseBlock* result) = 0;
 };
 

@@ -1,4 +1,4 @@
-/// A sample of a large array that is spread over all of it and read by the cache line.
+/// Samples of a large array: cache lines spread over all of it.
 
 #ifndef HVD_SPARSE_KERNELS_STRETCHES_H_
 #define HVD_SPARSE_KERNELS_STRETCHES_H_
@@ -12,16 +12,17 @@ namespace hvd_sparse::cpu {
 
 constexpr std::int64_t kStretch = 16;  // entries of a cache line
 
-/// How many entries a sample of about `count` out of `size` has.
+/// Returns the number of entries in a sample of about `count` out of `size`.
 inline std::int64_t SampleSize(std::int64_t size, std::int64_t count) {
   const std::int64_t rounded = (count + kStretch - 1) / kStretch * kStretch;
   return std::min(rounded, size);
 }
 
-/// Calls copy(begin, length, place) for the stretches of such a sample, which lie at `place` in it.
+/// Calls copy(begin, length, place) for each stretch of such a sample; `place` is its place in the
+/// sample.
 ///
-/// The array is cut into strata, and one line is drawn in each: at equal distances, a sample of a
-/// matrix would see the same columns again and again.
+/// The array is cut into strata, and one line is drawn from each: lines at equal distances would
+/// sample the same columns of a matrix again and again.
 template <typename Copy>
 void ForEachStretch(std::int64_t size, std::int64_t count, std::uint64_t seed, Copy copy) {
   const std::int64_t sample = SampleSize(size, count);

@@ -1,4 +1,4 @@
-/// Points in the work of a device, and the time between them as the device itself tells it.
+/// Points in the work of a device, and the time between them as measured by the device.
 
 #ifndef HVD_SPARSE_KERNELS_TIMED_MARK_H_
 #define HVD_SPARSE_KERNELS_TIMED_MARK_H_
@@ -12,18 +12,18 @@ class TimedMark {
  public:
   virtual ~TimedMark() = default;
 
-  /// From now on behind all work that a stream has been given so far. Nobody waits. The device
-  /// becomes the calling thread's current one, as with Kernels::Follow.
+  /// Moves the mark behind all work enqueued on a stream so far. Does not wait. The device becomes
+  /// the calling thread's current one, as with Kernels::Follow.
   virtual void Record(StreamHandle stream) = 0;
 
-  /// Whether the device has come there.
+  /// Returns true if the device has passed the mark.
   virtual bool Passed() const = 0;
 
-  /// Seconds from here to another mark of the device, when both have passed.
+  /// Returns the seconds from this mark to a later one of the device; both must have passed.
   virtual double SecondsUntil(const TimedMark& later) const = 0;
 };
 
-/// Of the CPU, which has done what it was given.
+/// A mark of the CPU, whose work is done by the time the mark is recorded.
 class CpuTimedMark final : public TimedMark {
  public:
   void Record(StreamHandle /*stream*/) override { seconds_ = SteadySeconds(); }

@@ -18,7 +18,7 @@ std::unique_ptr<const Sparsifier> MakeSidco(const SparsifierOptions& options);
 std::unique_ptr<const Sparsifier> MakeHardThreshold(const SparsifierOptions& options);
 std::unique_ptr<const Sparsifier> MakeRandomK(const SparsifierOptions& options);
 
-/// An option that must be given.
+/// Returns an option; throws InvalidArgument if it is not given.
 inline double Option(const SparsifierOptions& options, const std::string& name) {
   const auto found = options.find(name);
   Require(found != options.end(), "option ", name, " of the sparsifier must be given");

@@ -1,8 +1,8 @@
 /// GaussianK: a threshold estimated as if the entries were Gaussian, then followed by its counts.
 ///
 ///     first step:    threshold = |mean| + stddev * z, the Gaussian estimate from a sample; it
-///     seeds
-///                    a bracketed search on the sample's own counts, for data of any other shape
+///                    seeds a bracketed search on the sample's own counts, for data of any other
+///                    shape
 ///     every step:    the threshold predicted from the counts before (prediction.h)
 ///     every 32nd:    one that some 3k/2 entries are expected to exceed; the k largest of them
 ///                    stay, and the smallest of these is the threshold exactly (refresh)

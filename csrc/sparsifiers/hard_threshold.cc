@@ -1,8 +1,8 @@
-/// HardThreshold: every entry beyond a constant, whatever the density comes to.
+/// HardThreshold: every entry beyond a constant, whatever the resulting density.
 ///
-/// The error that stays behind is bounded, not the count: much is sent while gradients are large,
-/// little when they are small. k bounds the messages: of more entries than that, the k largest go,
-/// and the others later.
+/// The remaining error is bounded, not the count: much is sent while gradients are large, little
+/// when they are small. k bounds the messages: if more entries exceed the constant, the k largest
+/// are sent now, the others later.
 ///
 /// Options: threshold (must be given), in units of the gradient.
 ///

@@ -1,8 +1,8 @@
 /// The threshold of the next step, predicted from those of the steps before.
 ///
-/// Thresholds are not at rest: residuals grow from zero while training begins, for some 1 / density
-/// steps, and gradients shrink later. A prediction that only follows what it last saw lags behind
-/// by a constant factor of the growth, so the growth is estimated, too: a proportional-integral
+/// Thresholds change: residuals grow from zero while training begins, for some 1 / density steps,
+/// and gradients shrink later. A prediction that only follows what it last saw lags behind by a
+/// constant factor of the growth, so the growth is estimated, too: a proportional-integral
 /// controller on the logarithm of the threshold.
 
 #ifndef HVD_SPARSE_SPARSIFIERS_PREDICTION_H_
@@ -15,27 +15,25 @@
 
 namespace hvd_sparse {
 
-// What is inline here is the same rule, with the same bits, for selections that never leave a
-// device (csrc/cuda/threshold_control.cu).
+// The inline functions also compile for devices, where they give the same bits, for selections that
+// never leave one (csrc/cuda/threshold_control.cu).
 
-/// Whether a threshold is one that some step ended with.
+/// Returns true if a threshold is one that some step ended with: positive and finite.
 HVD_SPARSE_INLINE bool IsKnown(float threshold) {
   constexpr float kLargest = 3.40282346638528859812e+38f;
   return threshold > 0 && threshold <= kLargest;
 }
 
-// ---- How the largest magnitudes fall off
-// ----------------------------------------------------------
+// ---- The tail index -----------------------------------------------------------------------------
 
-/// No tail is taken to be heavier: beyond that, thresholds would be extrapolated from next to
-/// nothing.
+/// Upper limit of a tail index: beyond it, thresholds would be extrapolated from next to nothing.
 constexpr double kLargestTailIndex = 4;
 
-/// Values that a tail index is computed from: its error of 3 % moves a count by far less. They are
-/// added up in so many sums, in turns, and then those, so that a warp can do it.
+/// Number of values that a tail index is computed from (its error of 3 % moves a count by far
+/// less), and of the partial sums that they are added to in turn, so that a warp can do it.
 constexpr std::int64_t kTailValues = 1024, kTailSums = 32;
 
-/// Every so many-th of `size` values counts.
+/// Returns the stride at which values are picked from `size` values.
 HVD_SPARSE_INLINE std::int64_t TailStride(std::int64_t size) {
   return (size + kTailValues - 1) / kTailValues;
 }
@@ -45,22 +43,22 @@ HVD_SPARSE_INLINE double TailTerm(float value, float threshold) {
   return 1.0 - least / (magnitude > least ? magnitude : least);
 }
 
-/// From the sum of so many terms.
+/// Returns the tail index, given the sum of `count` terms.
 HVD_SPARSE_INLINE double TailIndexOf(double sum, std::int64_t count) {
   const double mean = sum / static_cast<double>(count), index = mean / (1 - mean);
   return index < kLargestTailIndex ? index : kLargestTailIndex;
 }
 
-/// How the magnitudes beyond a threshold t fall off: their count behaves like t^(-1/h) for this h.
-/// For a Pareto tail the mean m of 1 - t/|x| is h / (1 + h), so h = m / (1 - m). (Hill's estimator
-/// takes the mean of log(|x|/t), which a few huge entries spoil.) From at most some thousand of the
-/// values; 0 for none.
+/// Returns the tail index h of the magnitudes beyond a threshold t: their count falls off like
+/// t^(-1/h). For a Pareto tail the mean m of 1 - t/|x| is h / (1 + h), so h = m / (1 - m). (Hill's
+/// estimator takes the mean of log(|x|/t), which a few huge entries spoil.) Uses at most about a
+/// thousand of the values; 0 for none.
 double TailIndex(Span<const float> values, float threshold);
 
-// ---- The controller
-// -------------------------------------------------------------------------------
+// ---- The controller -----------------------------------------------------------------------------
 
-/// The threshold that `wanted` entries would have exceeded, where `count` exceeded `threshold`.
+/// Returns the threshold that `wanted` entries would have exceeded, if `count` exceeded
+/// `threshold`.
 HVD_SPARSE_INLINE float ThresholdFor(std::int64_t wanted, float threshold, std::int64_t count,
                                      double tail_index) {
   if (count == 0) return threshold;
@@ -90,7 +88,8 @@ HVD_SPARSE_INLINE void Predict(float actual, double tail_index, std::int64_t k,
   state->threshold = static_cast<float>(state->threshold * SameExp(trust * error + growth));
 }
 
-/// The threshold that `wanted` entries are expected to exceed in the next step; 0 if none is known.
+/// Returns the threshold that `wanted` entries are expected to exceed in the next step; 0 if none
+/// is known.
 HVD_SPARSE_INLINE float Predicted(std::int64_t wanted, std::int64_t k,
                                   const SelectionState& state) {
   const bool is_tail = state.tail_index >= 0 && state.tail_index <= kLargestTailIndex;
@@ -98,8 +97,9 @@ HVD_SPARSE_INLINE float Predicted(std::int64_t wanted, std::int64_t k,
   return ThresholdFor(wanted, state.threshold, k, state.tail_index);
 }
 
-/// The threshold to try in a step, where an exact refresh is due every `refresh` steps: then it is
-/// one that some 3k/2 entries are expected to exceed. 0 if none is known. Counts in state->own.
+/// Returns the threshold to try in a step; 0 if none is known. Every `refresh` steps, counted in
+/// state->own, an exact refresh is due: the threshold is then one that about 3k/2 entries are
+/// expected to exceed.
 HVD_SPARSE_INLINE float PredictedWithRefresh(std::int64_t k, double refresh,
                                              SelectionState* state) {
   float& age = state->own;  // steps since the last refresh

@@ -9,7 +9,7 @@
 ///     divide d
 ///
 /// Draws follow from the seed, the segment's place and the number of selections before, which is
-/// the state's own: the same on every rank, in every run, and after a checkpoint.
+/// kept in the state: they are the same on every rank, in every run, and after a checkpoint.
 ///
 /// Options: seed (0), an integer.
 ///
@@ -26,10 +26,10 @@
 namespace hvd_sparse {
 namespace {
 
-/// Integers up to here are exact in the doubles that options are.
+/// Largest seed: integers up to here are exact in a double, the type of options.
 constexpr double kMaxSeed = 9007199254740992.0;
 
-/// k ascending positions in [0, numel).
+/// Draws k ascending positions in [0, numel).
 void DrawPositions(std::uint64_t stream, std::int64_t k, std::int64_t numel,
                    std::vector<Index>* positions) {
   const std::int64_t shift = Below(numel, Draw(stream, 0));
@@ -41,7 +41,7 @@ void DrawPositions(std::uint64_t stream, std::int64_t k, std::int64_t numel,
     (*positions)[static_cast<std::size_t>(stratum)] =
         static_cast<Index>(drawn < numel ? drawn : drawn - numel);
   }
-  // Ascending but for the place where they wrap around.
+  // Positions ascend, except where they wrap around.
   std::rotate(positions->begin(), std::min_element(positions->begin(), positions->end()),
               positions->end());
 }

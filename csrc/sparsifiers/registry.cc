@@ -12,7 +12,7 @@ namespace {
 struct Entry {
   const char* name;
   std::unique_ptr<const Sparsifier> (*make)(const SparsifierOptions&);
-  const char* option;  ///< the one that it has; none: nullptr
+  const char* option;  ///< its only option, or nullptr
 };
 
 constexpr std::array<Entry, 6> kSparsifiers{{

@@ -3,8 +3,8 @@
 ///     sample = about 1 % of the entries, drawn anew in each step, before error feedback
 ///     threshold = the magnitude that density * |sample| of them reach
 ///
-/// Depends on nothing that happened before but the number of draws, so no change of the gradient's
-/// scale can surprise it; costs the sample more than `gaussian`. The sample grows beyond 1 % where
+/// The threshold depends on earlier steps only by the number of draws, so it follows any change of
+/// the gradient's scale; it costs the sample more than `gaussian`. The sample grows beyond 1 % if
 /// that would hold fewer than 128 entries above the threshold (an error of 9 % in the count), up to
 /// an eighth.
 ///

@@ -6,13 +6,13 @@
 namespace hvd_sparse {
 namespace {
 
-/// A sample of so many entries costs next to nothing.
+/// Size of a sample that costs next to nothing.
 constexpr std::int64_t kSmallSample = 1 << 14;
 
-/// A segment of at most so many entries lies in a first-level cache, where passes cost nothing.
+/// Size of the largest segment that fits a first-level cache, where passes cost nothing.
 constexpr std::int64_t kSmallSegment = 1 << 13;
 
-/// Candidates that a sample should hold.
+/// Number of candidates that a sample should hold.
 constexpr std::int64_t kHits = 256;
 
 /// Takes the candidates above a threshold and keeps the k largest; puts them back if they are too

@@ -10,13 +10,13 @@
 /// Fit by moments: with mean m and variance v of the exceedances,
 ///     shape a = (1 - m^2 / v) / 2,  scale b = m (1 + m^2 / v) / 2,
 ///     P(|u| - t > x) = (1 + a x / b)^(-1/a),  so a share q is left beyond x = b (q^-a - 1) / a.
-/// Where a is nearly 0 the distribution is exponential and x = -b ln q; published code divides by
-/// zero there.
+/// For a near 0 the distribution is exponential and x = -b ln q; published code divides by zero
+/// there.
 ///
 /// M. Abdelmoniem et al., "An Efficient Statistical-based Gradient Compression Technique for
 /// Distributed Training Systems" (SIDCo), MLSys 2021, https://arxiv.org/abs/2101.10761. There, the
-/// number of stages is adapted to the counts of past steps; here it follows from the share that is
-/// still to go, and the bounds of all threshold sparsifiers hold.
+/// number of stages is adapted to the counts of past steps; here it follows from the share that
+/// remains, and the bounds of all threshold sparsifiers hold.
 
 #include <algorithm>
 #include <cmath>
@@ -32,7 +32,8 @@ namespace {
 constexpr std::int64_t kLastStage = 256;
 constexpr double kShare = 0.25;
 
-/// How far beyond the threshold a generalised Pareto distribution leaves a share of its entries.
+/// Returns how far beyond the threshold a generalised Pareto distribution leaves `share` of its
+/// entries.
 double Exceedance(double mean, double variance, double share) {
   const double ratio = variance > 0 ? mean * mean / variance : INFINITY;
   if (!std::isfinite(ratio)) return mean;  // all alike
@@ -42,7 +43,7 @@ double Exceedance(double mean, double variance, double share) {
   return shape == 0 ? scale * log_share : scale * std::expm1(shape * log_share) / shape;
 }
 
-/// The threshold that about `wanted` of the magnitudes exceed; reorders them.
+/// Returns the threshold that about `wanted` of the magnitudes exceed; reorders them.
 double FitTail(std::vector<float>* magnitudes, double wanted) {
   double threshold = 0;
   auto end = magnitudes->end();

@@ -1,4 +1,4 @@
-/// Where the next probe of a threshold search goes.
+/// The placement of the probes of a threshold search.
 
 #include "csrc/sparsifiers/threshold_search.h"
 
@@ -77,7 +77,7 @@ bool ThresholdSearch::Learn(float threshold, std::int64_t count) {
   return false;
 }
 
-/// The two-sided Gaussian quantile of a count; of half an entry for none at all.
+/// Returns the two-sided Gaussian quantile of a count; a count of 0 is taken as half an entry.
 double ThresholdSearch::Quantile(std::int64_t count) const {
   const double n = static_cast<double>(numel_);
   return GaussianUpperQuantile(std::clamp(static_cast<double>(count), 0.5, n - 0.5) / (2.0 * n));
@@ -86,7 +86,8 @@ double ThresholdSearch::Quantile(std::int64_t count) const {
 void ThresholdSearch::PlaceGuess(float threshold, std::int64_t count) {
   const double wanted = Quantile(wanted_);
   if (low_count_ < 0 || high_count_ < 0) {
-    // One side is open: the line through this point and the anchor; soon zero, to close it.
+    // One side is open: follow the line through this point and the anchor; after three probes, try
+    // zero or twice the guess to close it.
     if (low_count_ < 0 && probes_ >= 3) {
       guess_ = 0;
       return;

@@ -15,28 +15,28 @@
 
 namespace hvd_sparse {
 
-/// The z that a standard Gaussian exceeds with probability `tail`, 0 < tail < 1.
+/// Returns the z that a standard Gaussian exceeds with probability `tail`, 0 < tail < 1.
 double GaussianUpperQuantile(double tail);
 
 class ThresholdSearch {
  public:
-  /// Looks for `low` to `high` entries, best `wanted`, out of `numel`.
+  /// Searches for `low` to `high` entries, ideally `wanted`, out of `numel`.
   ThresholdSearch(std::int64_t low, std::int64_t wanted, std::int64_t high, std::int64_t numel);
 
-  /// Takes the Gaussian threshold of these moments as the next guess.
+  /// Makes the Gaussian threshold of these moments the next guess.
   void Seed(const Moments& moments);
 
-  /// Takes any threshold as the next guess.
+  /// Makes `threshold` the next guess.
   void Suggest(float threshold) { guess_ = threshold; }
 
-  /// The next threshold to probe, always strictly inside the bracket.
+  /// Returns the next threshold to probe, always strictly inside the bracket.
   float Next() const;
 
-  /// What probing Next() gave. True when the search is over: the count is within its limits, or
-  /// too small although the threshold was zero.
+  /// Records the count of a probe. Returns true when the search is over: the count is within its
+  /// limits, or too small although the threshold was zero.
   bool Learn(float threshold, std::int64_t count);
 
-  /// No float lies between the ends of the bracket: too many entries are equal.
+  /// True if no float lies between the ends of the bracket: too many entries are equal.
   bool Exhausted() const { return high_bits_ - low_bits_ <= 1; }
 
  private:

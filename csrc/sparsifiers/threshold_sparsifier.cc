@@ -9,9 +9,9 @@ namespace {
 /// Passes over the data before a search is given up for the exact top-k.
 constexpr int kMaxProbes = 8;
 
-/// Entries above the threshold that a sample should hold for a search: the count that comes of it
-/// is then off by 1 / sqrt(256) = 6 %, far less than the third that is allowed. A sample of an
-/// eighth may do with fewer; below kLeastHits it tells too little.
+/// Entries above the threshold that a sample should hold for a search: the resulting count is then
+/// off by 1 / sqrt(256) = 6 %, far less than the third that is allowed. A sample of an eighth may
+/// hold fewer; below kLeastHits it is not searched.
 constexpr std::int64_t kHits = 256, kLeastHits = 32;
 
 float SmallestMagnitude(Span<const float> values) {
@@ -20,22 +20,23 @@ float SmallestMagnitude(Span<const float> values) {
   return smallest;
 }
 
-/// Whether so many entries, just taken, will do; keeps the k largest where they are too many.
+/// Returns true if `count` entries, just taken, are accepted; keeps the k largest if they are too
+/// many.
 bool Accept(std::int64_t count, std::int64_t k, Selection* selection) {
   if (count < FewestFor(k) || count > selection->room()) return false;
   if (count > MostFor(k, selection->size())) selection->KeepTopK(k);
   return true;
 }
 
-/// A second threshold, from what the first one gave; 0 where that says nothing.
+/// Returns a second threshold, extrapolated from the count of the first; 0 if that says too little.
 float Extrapolated(std::int64_t k, float threshold, std::int64_t count, Span<const float> values) {
   if (threshold <= 0 || count < k / 16 + 1 || count > 16 * k) return 0;
-  // Between the fewest and the most that will do, on a logarithmic scale.
+  // Between the fewest and the most that are accepted, on a logarithmic scale.
   return ThresholdFor(6 * k / 5, threshold, count, TailIndex(values, threshold));
 }
 
-/// The search by probes of the whole data, started from a sample. True if it ended with a threshold
-/// whose entries are taken; false if no threshold will do.
+/// Searches by probes of the whole data, starting from a sample. Returns true if it found a
+/// threshold, whose entries are taken; false if no threshold will do.
 bool SearchAndTake(std::int64_t k, Selection* selection, float* threshold) {
   ThresholdSearch search(FewestFor(k), k, selection->room(), selection->size());
   for (int probes = SearchOnSample(k, *selection, &search); probes > 0 && !search.Exhausted();
@@ -87,7 +88,7 @@ std::int64_t ThresholdSparsifier::Room(std::int64_t k, std::int64_t numel) const
 
 void ThresholdSparsifier::Select(std::int64_t k, SelectionState* state,
                                  Selection* selection) const {
-  if (MostFor(k, selection->size()) == selection->size()) {  // all may go, so all go, but for zeros
+  if (MostFor(k, selection->size()) == selection->size()) {  // all non-zeros may be sent
     selection->TakeAbove(0);
     state->threshold = 0;
     return;
@@ -109,7 +110,7 @@ void ThresholdSparsifier::Select(std::int64_t k, SelectionState* state,
   }
 
   const Span<const float> values = selection->values();
-  if (values.size < FewestFor(k)) {  // there are no more
+  if (values.size < FewestFor(k)) {  // there are no more non-zeros
     state->threshold = 0;
   } else if (values.size == k) {
     const float smallest = SmallestMagnitude(values);

@@ -1,6 +1,6 @@
-/// What the sparsifiers that estimate a threshold have in common: bounds, control and recovery.
+/// The common base of the sparsifiers that estimate a threshold: bounds, control and recovery.
 ///
-/// Whatever the estimate is worth, Select takes between 2k/3 and 4k/3 entries:
+/// However bad the estimate, Select takes between 2k/3 and 4k/3 entries:
 ///
 ///     count = entries above the threshold          one pass, fused with error feedback
 ///     2k/3 <= count <= 4k/3                        done
@@ -9,8 +9,8 @@
 ///                                                  finds another threshold; if none will do (many
 ///                                                  equal magnitudes), the exact top-k is taken
 ///
-/// With fewer than 2k/3 non-zeros all of them are taken. Whatever does not fit into a step's block
-/// is smaller than what does, never just of a higher index.
+/// If there are fewer than 2k/3 non-zeros, all of them are taken. Entries that do not fit into a
+/// step's block are smaller than those that do, never just of a higher index.
 
 #ifndef HVD_SPARSE_SPARSIFIERS_THRESHOLD_SPARSIFIER_H_
 #define HVD_SPARSE_SPARSIFIERS_THRESHOLD_SPARSIFIER_H_
@@ -24,17 +24,17 @@
 
 namespace hvd_sparse {
 
-/// How many entries will do where k are wanted: 2k/3 to 4k/3.
+/// Return the fewest and the most entries that are accepted where k are wanted: 2k/3 and 4k/3.
 std::int64_t FewestFor(std::int64_t k);
 std::int64_t MostFor(std::int64_t k, std::int64_t numel);
 
 /// Starts a search for a threshold of k entries from a sample of the segment: a Gaussian fit of it
 /// seeds a search on its own counts, whose result becomes the suggestion. Returns how many probes
-/// of the data are worth while: one if the sample has so many equal magnitudes that no threshold
+/// of the data are worthwhile: one if the sample has so many equal magnitudes that no threshold
 /// fits.
 int SearchOnSample(std::int64_t k, const Selection& selection, ThresholdSearch* search);
 
-/// Of `gaussian` with these options: steps between exact refreshes.
+/// Returns the steps between exact refreshes of `gaussian` with these options.
 double RefreshOf(const SparsifierOptions& options);
 
 class ThresholdSparsifier : public Sparsifier {
@@ -44,7 +44,7 @@ class ThresholdSparsifier : public Sparsifier {
   void Select(std::int64_t k, SelectionState* state, Selection* selection) const override;
 
  private:
-  /// The threshold that this step tries first.
+  /// Returns the threshold that this step tries first.
   virtual float FirstThreshold(std::int64_t k, const Selection& selection,
                                SelectionState* state) const = 0;
 };

@@ -6,7 +6,7 @@
 /// feedback. Where the candidates are too few or too many, a radix select over the bits of all
 /// magnitudes finds the cut: two to three passes more, and no sort anywhere.
 ///
-/// Zeros are never sent: with fewer than k non-zeros those are all that is selected.
+/// Zeros are never sent: if there are fewer than k non-zeros, only those are selected.
 ///
 /// Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017,
 /// https://arxiv.org/abs/1704.05021.
@@ -21,8 +21,8 @@
 namespace hvd_sparse {
 namespace {
 
-/// How the count falls off between the threshold of the candidates and the smallest entry kept.
-/// What lies above that says little about it: residuals end there, and may crowd just below.
+/// Returns the tail index between the threshold of the candidates and the smallest entry kept.
+/// Entries above that say little about it: residuals end there, and may crowd just below.
 double IndexOfCandidates(float tried, std::int64_t above, float smallest,
                          Span<const float> values) {
   constexpr double kTooClose = 0.05;
@@ -48,7 +48,7 @@ class TopK final : public Sparsifier {
     const std::int64_t above = TakeTopKAbove(tried, k, selection);
 
     const Span<const float> values = selection->values();
-    if (values.size < k) {  // there are no more
+    if (values.size < k) {  // there are no more non-zeros
       state->threshold = 0;
       return;
     }

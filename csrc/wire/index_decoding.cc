@@ -1,5 +1,5 @@
-/// Unpacks positions, see index_coding.h. What the bytes hold is unknown: no loop writes more than
-/// `count` positions, and what they have become is looked at in the end.
+/// Unpacks positions, see index_coding.h. The bytes are not trusted: no loop writes more than
+/// `count` positions, and the result is checked at the end.
 
 #include "csrc/base/sparse_block.h"
 #include "csrc/wire/index_coding.h"
@@ -8,12 +8,13 @@
 namespace hvd_sparse {
 namespace {
 
-/// A place in the bit vector of the high parts: `found` positions lie before `bit`.
+/// A place in the bit vector of the high parts: `found` positions precede `bit`.
 struct Scan {
   std::int64_t bit = 0, found = 0;
 };
 
-/// indices[i] = high part << bits, from the scan's place on. False if there are not shape.count.
+/// Sets indices[i] = high part << bits, from the scan's place on. Returns false unless there are
+/// shape.count positions.
 bool DecodeHighs(const std::uint8_t* code, const IndexShape& shape, Scan scan, Index* indices) {
   const int bits = shape.LowBits();
   const std::int64_t end = 8 * shape.HighBytes();
@@ -27,8 +28,8 @@ bool DecodeHighs(const std::uint8_t* code, const IndexShape& shape, Scan scan, I
   return scan.found == shape.count;
 }
 
-/// indices[i] += first + low bits, for i in [begin, count). The code of the high parts lies behind
-/// that of the low ones, so whole words can be read.
+/// Adds first + low bits to indices[i] for i in [begin, count). Whole words can be read, since the
+/// high parts follow the low bits.
 void AddLows(const std::uint8_t* code, const IndexShape& shape, std::int64_t begin,
              Index* indices) {
   const int bits = shape.LowBits();
@@ -44,13 +45,14 @@ void AddLows(const std::uint8_t* code, const IndexShape& shape, std::int64_t beg
 #if defined(__x86_64__)
 
 constexpr std::int64_t kLanes = 16;
-constexpr __mmask16 kAll = 0xffff;  // g++ 12 warns of the forms without a mask
+constexpr __mmask16 kAll = 0xffff;  // g++ 12 warns about the unmasked forms
 
 HVD_SPARSE_AVX512 HVD_SPARSE_INLINE __m512i Counting() {
   return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
 }
 
-/// The set bits among 16 of the bit vector, at once; stops where a whole vector has no room.
+/// Like DecodeHighs, but expands 16 bits of the bit vector at once; stops when a whole vector may
+/// no longer fit into `indices`.
 HVD_SPARSE_AVX512 Scan DecodeHighsAvx512(const std::uint8_t* code, const IndexShape& shape,
                                          Index* indices) {
   const __m512i lanes = Counting();
@@ -71,8 +73,9 @@ HVD_SPARSE_AVX512 Scan DecodeHighsAvx512(const std::uint8_t* code, const IndexSh
   return scan;
 }
 
-/// The low bits of 16 positions fill 2 * LowBits() whole bytes: one load, and each lane takes the
-/// two words that its bits may lie in. Returns how many positions it has done.
+/// Like AddLows, but for 16 positions at once: their low bits fill 2 * LowBits() bytes, which are
+/// loaded at once, and each lane takes the two words that may hold its bits. Returns the number of
+/// positions done.
 HVD_SPARSE_AVX512 std::int64_t AddLowsAvx512(const std::uint8_t* code, std::int64_t readable,
                                              const IndexShape& shape, Index* indices) {
   const int bits = shape.LowBits();
@@ -106,7 +109,7 @@ std::int64_t AddLowsAvx512(const std::uint8_t*, std::int64_t, const IndexShape&,
 
 #endif
 
-/// Counts, so that the loop is vectorised.
+/// Counts the ascending steps; counting, unlike an early return, lets the loop be vectorised.
 template <typename Number>
 HVD_SPARSE_INLINE std::int64_t CountSteps(const Index* indices, std::int64_t count, Number number) {
   std::int64_t steps = 0;
@@ -141,7 +144,7 @@ bool DecodeIndices(const std::uint8_t* code, std::int64_t readable, const IndexS
   const Scan scan = vectors ? DecodeHighsAvx512(highs, shape, indices) : Scan{};
   if (!DecodeHighs(highs, shape, scan, indices)) return false;
   AddLows(code, shape, vectors ? AddLowsAvx512(code, readable, shape, indices) : 0, indices);
-  // Positions between the first and the last, in order: none can lie outside.
+  // Positions that ascend from the first to the last cannot lie outside.
   return indices[0] == shape.first && indices[shape.count - 1] == shape.last &&
          NumbersAscend(indices, shape.count);
 }

@@ -9,12 +9,12 @@
 namespace hvd_sparse {
 namespace {
 
-/// Fields of bits, one behind the other.
+/// Writes fields of bits consecutively.
 class BitWriter {
  public:
   explicit BitWriter(std::uint8_t* to) : to_(to) {}
 
-  /// Appends a field of at most 63 bits; the bits above `bits` are zero.
+  /// Appends a field of at most 63 bits; its bits above `bits` must be zero.
   HVD_SPARSE_INLINE void Append(std::uint64_t field, int bits) {
     word_ |= field << filled_;
     filled_ += bits;
@@ -22,7 +22,7 @@ class BitWriter {
     Store(word_, to_);
     to_ += sizeof(word_);
     filled_ -= 64;
-    word_ = field >> (bits - filled_);  // what did not fit; filled_ < bits
+    word_ = field >> (bits - filled_);  // the bits that did not fit; filled_ < bits
   }
 
   void Finish() {
@@ -45,14 +45,15 @@ HVD_SPARSE_INLINE void EncodeLowsFrom(std::int64_t begin, const Index* indices,
   }
 }
 
-/// The word of the bit vector that is being filled. Where one ends is a coin toss: it is stored
-/// again and again, and what is kept of it is chosen by arithmetic. The memory begins as zeros.
+/// The word of the bit vector that is being filled. Branches on the end of a word would be
+/// unpredictable, so the word is stored after each field, and arithmetic selects the bits to keep.
+/// The memory must be zero at first.
 struct HighWord {
   std::int64_t at = 0;
   std::uint64_t bits = 0;
 
-  /// Sets the bits of `field`, the first one at `bit`, the last one at `last`, less than 64
-  /// further.
+  /// Sets the bits of `field`, of which the first goes to `bit` and the last to `last` < `bit` +
+  /// 64.
   HVD_SPARSE_INLINE void Set(std::uint64_t field, std::int64_t bit, std::int64_t last,
                              std::uint8_t* code) {
     const std::int64_t to = bit >> 6, crosses = (last >> 6) - to;
@@ -80,9 +81,9 @@ HVD_SPARSE_INLINE void EncodeHighsFrom(std::int64_t begin, std::int64_t end, con
 #if defined(__x86_64__)
 
 constexpr std::int64_t kLanes = 16;
-constexpr __mmask8 kAll = 0xff;  // g++ 12 warns of the forms without a mask
+constexpr __mmask8 kAll = 0xff;  // g++ 12 warns about the unmasked forms
 
-/// Of all 8 lanes.
+/// Returns the bitwise or of all 8 lanes.
 HVD_SPARSE_AVX512 HVD_SPARSE_INLINE std::uint64_t OrOf(__m512i lanes) {
   const __m256i of_4 = _mm256_or_si256(_mm512_maskz_extracti64x4_epi64(kAll, lanes, 0),
                                        _mm512_maskz_extracti64x4_epi64(kAll, lanes, 1));
@@ -92,8 +93,8 @@ HVD_SPARSE_AVX512 HVD_SPARSE_INLINE std::uint64_t OrOf(__m512i lanes) {
       _mm_cvtsi128_si64(_mm_or_si128(of_2, _mm_unpackhi_epi64(of_2, of_2))));
 }
 
-/// Lanes are glued together, two and two and, where they fit, once more. Returns how many positions
-/// it has done.
+/// Concatenates the low bits of two lanes and, if they fit, of four before appending them. Returns
+/// the number of positions done.
 HVD_SPARSE_AVX512 std::int64_t EncodeLowsAvx512(const Index* indices, const IndexShape& shape,
                                                 BitWriter* out) {
   const int bits = shape.LowBits();
@@ -124,7 +125,8 @@ HVD_SPARSE_AVX512 std::int64_t EncodeLowsAvx512(const Index* indices, const Inde
   return i;
 }
 
-/// The bits of 8 positions make one field, unless they lie too far apart.
+/// Sets the bits of 8 positions as one field, unless they lie too far apart. Returns the number of
+/// positions done.
 HVD_SPARSE_AVX512 std::int64_t EncodeHighsAvx512(const Index* indices, const IndexShape& shape,
                                                  HighWord* out, std::uint8_t* code) {
   constexpr std::int64_t kGroup = 8;

@@ -11,28 +11,30 @@ namespace {
 
 constexpr std::uint32_t kSign = 0x80000000u, kInfinity = 0x7f800000u, kNaN = 0x7fc00000u;
 
-/// a or b, by arithmetic: of `?:` compilers make branches, and loops over those stay scalar.
+/// Returns a or b by arithmetic: compilers turn `?:` into branches, which keep loops from being
+/// vectorised.
 HVD_SPARSE_INLINE std::uint32_t Choose(bool take_a, std::uint32_t a, std::uint32_t b) {
   return b ^ ((a ^ b) & (0u - static_cast<std::uint32_t>(take_a)));
 }
 
-/// The last `dropped` bits of a magnitude rounded away.
+/// Rounds away the last `dropped` bits of a magnitude, to nearest, ties to even.
 HVD_SPARSE_INLINE std::uint32_t RoundBits(std::uint32_t magnitude, int dropped) {
   const std::uint32_t half = (1u << (dropped - 1)) - 1, odd = (magnitude >> dropped) & 1u;
   return (magnitude + half + odd) >> dropped << dropped;
 }
 
-/// With that sign; zero has none: -0.0 would be no entry of a dense sum (collectives/dense_sum.h),
-/// and an entry that is left out takes its error along.
+/// Applies the sign, but to zero none: -0.0 would be no entry of a dense sum
+/// (collectives/dense_sum.h), and an entry that is left out loses its error.
 HVD_SPARSE_INLINE std::uint32_t Signed(std::uint32_t magnitude, std::uint32_t sign) {
   return magnitude | Choose(magnitude == 0, 0, sign);
 }
 
-/// The number of the type T that stands for a value; half.h has the same numbers as 16 bits.
+/// Returns the number of type T to which a value rounds, as float32 bits; half.h has the same
+/// numbers as 16 bits.
 template <typename T>
 std::uint32_t RoundedBits(std::uint32_t bits);
 
-/// Beyond the largest number, cutting instead of rounding.
+/// Truncates instead of rounding if a value would round beyond the largest number.
 template <>
 HVD_SPARSE_INLINE std::uint32_t RoundedBits<BFloat16>(std::uint32_t bits) {
   constexpr std::uint32_t kTooLarge = 0x7f7f8000u;
@@ -42,8 +44,8 @@ HVD_SPARSE_INLINE std::uint32_t RoundedBits<BFloat16>(std::uint32_t bits) {
   return Choose(magnitude > kInfinity, kNaN, Signed(finite, sign));
 }
 
-/// Beyond the largest number 65504, or a little less: a difference of two float32 is exact where
-/// both are multiples of the last place of the larger one.
+/// Values beyond the largest number become 65504, or slightly less if that makes the error exact: a
+/// difference of two float32 is exact if both are multiples of the larger one's last place.
 template <>
 HVD_SPARSE_INLINE std::uint32_t RoundedBits<Float16>(std::uint32_t bits) {
   constexpr std::uint32_t kLargest = 0x477fe000u, kTooLarge = 0x477ff000u;  // 65504, 65520
@@ -52,7 +54,7 @@ HVD_SPARSE_INLINE std::uint32_t RoundedBits<Float16>(std::uint32_t bits) {
   const std::uint32_t above = std::max(magnitude >> 23, kExponent) - kExponent;
   const std::uint32_t shift = std::min(above, 23u);
   const std::uint32_t largest = Choose(above > 23, 0, kLargest >> shift << shift);
-  // Beside 1/2 the places of a float32 are those of a subnormal float16: the adder rounds.
+  // Around 1/2 a float32 has the same last place as a subnormal float16, so the addition rounds.
   const std::uint32_t subnormal = FloatBits((BitsFloat(magnitude) + 0.5f) - 0.5f);
   const std::uint32_t small =
       Choose(magnitude < kSmallestNormal, subnormal, RoundBits(magnitude, 13));
@@ -61,7 +63,7 @@ HVD_SPARSE_INLINE std::uint32_t RoundedBits<Float16>(std::uint32_t bits) {
   return Signed(Choose(magnitude >= kInfinity, special, finite), sign);
 }
 
-/// A number of the type as its 16 bits.
+/// Returns the 16 bits of a number that type T can represent.
 template <typename T>
 std::uint32_t PackedBits(std::uint32_t bits);
 
@@ -147,7 +149,7 @@ HVD_SPARSE_CLONES void DecodeFloat16(const std::uint8_t* code, std::int64_t coun
   Decode<Float16>(code, count, values);
 }
 
-/// No loop over values is vectorised that may end early.
+/// Has no early return, which would keep the loop from being vectorised.
 HVD_SPARSE_CLONES bool AllFinite(const float* values, std::int64_t count) {
   std::uint32_t special = 0;
   for (std::int64_t i = 0; i < count; ++i) {

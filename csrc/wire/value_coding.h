@@ -1,4 +1,4 @@
-/// Values in a narrow number type, and what rounding takes from them.
+/// Values in a narrow number type, and their rounding errors.
 
 #ifndef HVD_SPARSE_WIRE_VALUE_CODING_H_
 #define HVD_SPARSE_WIRE_VALUE_CODING_H_
@@ -9,24 +9,24 @@
 
 namespace hvd_sparse {
 
-/// Rounds values to the numbers of `dtype` (float32, float16 or bfloat16), in place: to nearest,
-/// ties to even. What was lost is written to `errors` where that is not null:
+/// Rounds values in place to numbers of `dtype` (float32, float16 or bfloat16): to nearest, ties to
+/// even. Writes the rounding errors to `errors` unless that is null:
 ///
 ///     rounded value + error = value, exactly
 ///
-/// Finite values stay finite. One beyond the largest number becomes that number; beyond 2^29 the
-/// largest one whose error is exact. Zeros become +0.0. What is not finite stays so, with an error
-/// of zero.
+/// Finite values stay finite: a value beyond the largest number becomes that number, or, beyond
+/// 2^29, the largest one whose error is exact. Zeros become +0.0. Values that are not finite stay
+/// so, with an error of zero.
 void RoundValues(DType dtype, float* values, std::int64_t count, float* errors);
 
-/// Writes count * SizeOf(dtype) bytes. Returns whether every value is a number of `dtype`, so that
+/// Writes count * SizeOf(dtype) bytes. Returns true if every value is a number of `dtype`, so that
 /// nothing was lost.
 bool EncodeValues(DType dtype, const float* values, std::int64_t count, std::uint8_t* code);
 
-/// Reads what EncodeValues wrote.
+/// Reads values that EncodeValues wrote.
 void DecodeValues(DType dtype, const std::uint8_t* code, std::int64_t count, float* values);
 
-/// Whether no value is NaN or infinite.
+/// Returns true if no value is NaN or infinite.
 bool AreFinite(const float* values, std::int64_t count);
 
 }  // namespace hvd_sparse

@@ -10,14 +10,14 @@
 namespace hvd_sparse {
 namespace {
 
-/// How the indices of a message are coded: BlockHeader::indices.
+/// The coding of a message's indices: BlockHeader::indices.
 enum IndexCoding : std::uint8_t {
   kPlain = 0,            ///< 4 bytes each, survived bits in place
-  kPacked = 1,           ///< index_coding.h
-  kPackedWithMarks = 2,  ///< and a bit for each that says whether it survived
+  kPacked = 1,           ///< coded as in index_coding.h
+  kPackedWithMarks = 2,  ///< like kPacked, followed by the survived bit of each index
 };
 
-/// Precedes packed indices.
+/// The first and the last position, which precede packed indices.
 struct Ends {
   Index first, last;
 };
@@ -26,7 +26,7 @@ constexpr std::int64_t kHeaderBytes = sizeof(BlockHeader);
 
 std::int64_t BytesOfBits(std::int64_t bits) { return (bits + 63) / 64 * 8; }
 
-/// Where the parts of a message lie, in bytes from its start.
+/// Offsets of a message's parts from its start, in bytes.
 struct Layout {
   std::int64_t indices, marks, values, end;
 };
@@ -68,7 +68,7 @@ void DecodeMarks(const std::uint8_t* code, std::int64_t count, Index* indices) {
   }
 }
 
-/// The header and the shape of the message at the start of `available` bytes, and its layout.
+/// The header, shape and layout of the message at the start of `available` bytes.
 struct Opened {
   BlockHeader header;
   IndexShape shape;
@@ -141,7 +141,7 @@ std::int64_t EncodeBlock(const SparseBlock& block, WireFormat format, Cargo carg
   }
 
   const Layout at = LayoutOf(header, shape);
-  std::memset(message + at.end - 8, 0, 8);  // the filling
+  std::memset(message + at.end - 8, 0, 8);  // the padding
   std::memcpy(message, &header, sizeof(header));
   if (header.indices == kPlain) {
     std::memcpy(message + at.indices, indices, sizeof(Index) * static_cast<std::size_t>(count));

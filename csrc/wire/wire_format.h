@@ -1,14 +1,14 @@
-/// How a block travels: which messages the ranks of a bucket have agreed to send.
+/// The wire format of blocks, on which the ranks of a bucket have agreed.
 ///
-///     header | shape of the indices (packed: first, last) | indices | marks | values | filling
+///     header | shape of the indices (packed: first, last) | indices | marks | values | padding
 ///
-/// The plain format is the block as it lies in memory; nothing is copied. In any other one a
-/// message is made from the block and read back into one. Its header says how its indices and its
-/// values are coded, so that messages of one bucket may differ: indices are packed only where that
-/// is smaller, and a finished block travels verbatim to a guest. docs/wire_format.md has the table.
+/// The plain format is the block as it lies in memory; nothing is copied. In any other format the
+/// block is encoded into a message and decoded from it. The header says how indices and values are
+/// coded, so that messages of one bucket may differ: indices are packed only if that is smaller,
+/// and a finished block is sent verbatim to a guest. docs/wire_format.md has the table.
 ///
-/// What comes from another rank may be anything. Every position is checked: they ascend, and lie
-/// inside the bucket. So is every value: it is finite, or the header names who is to blame.
+/// Received data is not trusted. Positions must ascend and lie inside the bucket, and values must
+/// be finite unless the header names a bad rank.
 
 #ifndef HVD_SPARSE_WIRE_WIRE_FORMAT_H_
 #define HVD_SPARSE_WIRE_WIRE_FORMAT_H_
@@ -21,50 +21,52 @@
 
 namespace hvd_sparse {
 
-/// What the ranks agree on when they add a bucket.
+/// The format of a bucket's messages, on which the ranks agree when they add the bucket.
 struct WireFormat {
-  bool packed = false;             ///< indices as bits, where that is smaller
-  DType values = DType::kFloat32;  ///< or kFloat16, kBFloat16
+  bool packed = false;             ///< true if indices are packed where that is smaller
+  DType values = DType::kFloat32;  ///< type of the values: this, kFloat16 or kBFloat16
 
   bool IsPlain() const { return !packed && values == DType::kFloat32; }
-  /// Stands in the header of every block of the bucket.
+  /// The format's number in the header of every block of the bucket.
   std::uint8_t Id() const {
     return static_cast<std::uint8_t>(static_cast<int>(values) << 1 | static_cast<int>(packed));
   }
 };
 
-/// "packed indices, bfloat16 values", for errors.
+/// Returns the format's name, for errors: "packed indices, bfloat16 values".
 std::string NameOfFormat(std::uint8_t id);
 
-/// How much of a block travels.
+/// The part of a block that a message contains.
 enum class Cargo {
   kSums,      ///< positions, and values of the format's type
-  kVerbatim,  ///< every bit: values as float32, and the survived bits
+  kVerbatim,  ///< all bits: float32 values, and survived bits
 };
 
-/// Writes the message of a finished block whose positions ascend; returns its bytes, a multiple of
-/// 8 and at most block.message_bytes(). `message` has room for the latter.
+/// Writes the message of a finished block whose positions ascend; returns its length in bytes, a
+/// multiple of 8 and at most block.message_bytes(), for which `message` must have room.
 ///
-/// Throws ExchangeFailed if a value is not of the format's type (see CollectiveContext::Narrow).
+/// Throws ExchangeFailed if a value is not a number of the format's type (see
+/// CollectiveContext::Narrow).
 std::int64_t EncodeBlock(const SparseBlock& block, WireFormat format, Cargo cargo,
                          std::uint8_t* message);
 
-/// Bytes of the message at the start of `available` bytes; throws ExchangeFailed if there is none.
+/// Returns the length of the message at the start of `available` bytes; throws ExchangeFailed if
+/// there is none.
 std::int64_t MessageLength(const std::uint8_t* message, std::int64_t available);
 
-/// Reads a message of exactly `bytes` bytes, of any format but a plain one too, into a block with
-/// enough capacity. Positions lie in [0, numel).
+/// Decodes a message of exactly `bytes` bytes, of any format including the plain one, into a block
+/// with enough capacity.
 ///
-/// Throws ExchangeFailed if it is no such message.
+/// Throws ExchangeFailed if the bytes are no such message, or a position lies outside [0, numel).
 void DecodeBlock(const std::uint8_t* message, std::int64_t bytes, std::int64_t numel,
                  SparseBlock* block);
 
-/// Of a plain message that was parsed into a block: throws ExchangeFailed unless its positions
-/// ascend within [0, numel). DecodeBlock has done so.
+/// Throws ExchangeFailed unless the positions of a block ascend within [0, numel): for a plain
+/// message that was parsed into a block, since DecodeBlock checks the others.
 void CheckPositions(const SparseBlock& block, std::int64_t numel);
 
-/// Throws ExchangeFailed if one of the values that came with this header is not finite, though the
-/// header says that no gradient and no sum was so.
+/// Throws ExchangeFailed if a value received with this header is not finite, though the header says
+/// that all gradients and sums are finite.
 void CheckValues(const BlockHeader& header, const float* values, std::int64_t count);
 
 }  // namespace hvd_sparse

@@ -1,4 +1,4 @@
-/// What packing and unpacking of positions share.
+/// Helpers of both packing and unpacking of positions.
 
 #ifndef HVD_SPARSE_WIRE_WORDS_H_
 #define HVD_SPARSE_WIRE_WORDS_H_
@@ -15,7 +15,7 @@
 
 namespace hvd_sparse {
 
-/// Words of 64 bits, the least significant byte first, anywhere in memory.
+/// Load and Store move words of 64 bits, the least significant byte first, at any address.
 HVD_SPARSE_INLINE std::uint64_t Load(const std::uint8_t* from) {
   std::uint64_t word;
   std::memcpy(&word, from, sizeof(word));
