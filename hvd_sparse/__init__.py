@@ -1,7 +1,7 @@
 """Sparse gradient exchange for Horovod: LAGS-SGD, gTop-k and GaussianK.
 
-PyTorch's side is hvd_sparse.torch, TensorFlow's hvd_sparse.tensorflow; here are the version, the
-errors that all sides raise, and sparse_allreduce for arrays of NumPy and CuPy.
+PyTorch's interface is hvd_sparse.torch, TensorFlow's is hvd_sparse.tensorflow. This package itself
+has the version, the errors of all interfaces, and sparse_allreduce for arrays of NumPy and CuPy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __version__ = "0.2.0.dev0"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "sparse_allreduce":  # the core is loaded when somebody needs it
+    if name == "sparse_allreduce":  # the core is loaded only when it is needed
         from hvd_sparse.arrays.functions import sparse_allreduce
 
         return sparse_allreduce

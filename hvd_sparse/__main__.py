@@ -1,4 +1,4 @@
-"""python -m hvd_sparse, which is hvd-sparse."""
+"""Runs hvd-sparse as python -m hvd_sparse."""
 
 from __future__ import annotations
 

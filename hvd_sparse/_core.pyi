@@ -253,12 +253,12 @@ class Exchange:
     def acknowledge(self) -> None: ...
     def fail(self, reason: str) -> None: ...
 
-# Place of a bucket, steps before, what was accumulated, what is left, what was applied.
+# Bucket, steps before this one, accumulated values, residual, and applied values.
 Measured: TypeAlias = Callable[
     [int, int, npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]], None
 ]
 
-class DrivenBucket:  # of a StepDriver; ks: from which step on, counted from 0, which k of a segment
+class DrivenBucket:  # of a StepDriver; ks: (first step, counted from 0; k of each segment)
     def __init__(
         self,
         bucket: int,
@@ -290,19 +290,19 @@ class TimedMark:  # with methods of torch.cuda.Event
     def query(self) -> bool: ...
     def elapsed_time(self, end_event: TimedMark) -> float: ...
 
-class StepReading:  # seconds, once its marks have passed: of the step, of forward, until each piece
+class StepReading:  # once its marks have passed: seconds of the step, of forward, until each piece
     @property
     def passed(self) -> bool: ...
     def times(self) -> tuple[float, float, list[float]]: ...
 
-# When each piece came, in seconds from the first; and the marks of a step that was timed.
+# The time at which each piece arrived, in seconds from the first; and the marks of a timed step.
 StepEnded: TypeAlias = Callable[[list[float], StepReading | None], None]
 
 class StepDriver:
     def __init__(
         self,
         exchange: Exchange,
-        pieces: Sequence[tuple[int, int]],  # elements and units of selection
+        pieces: Sequence[tuple[int, int]],  # elements, and units of selection
         buckets: Sequence[DrivenBucket],
         exchanged: Callable[[], None] | None,
         measured: Measured | None,

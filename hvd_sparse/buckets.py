@@ -1,4 +1,4 @@
-"""Buckets: which layers travel in one message, and in which units their entries are chosen."""
+"""Buckets: the layers that are sent in one message, and their units of selection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvd_sparse.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class Layer:
-    """A parameter, as far as buckets are concerned."""
+    """A parameter's name and size."""
 
     name: str
     numel: int
@@ -19,11 +19,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Layers that travel together.
+    """Layers that are sent together.
 
     Attributes:
-        layers: In the order in which they lie in the bucket.
-        layer_wise: Whether each layer is a unit of selection, or the whole bucket is one.
+        layers: The layers, in the order in which they lie in the bucket.
+        layer_wise: True if each layer is a unit of selection; otherwise the whole bucket is one.
     """
 
     layers: tuple[Layer, ...]
@@ -31,7 +31,7 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        """For messages: its first layer, and how many follow."""
+        """The bucket's name in messages: its first layer, and how many follow."""
         first, more = self.layers[0].name, len(self.layers) - 1
         return f"{first} and {more} more" if more else first
 
@@ -52,7 +52,7 @@ class Bucket:
 
 
 def check_size(layer: Layer) -> None:
-    """Raises UnsupportedError for a layer of more entries than a block has indices for."""
+    """Raises UnsupportedError if a layer has more entries than a block can index."""
     if layer.numel > MAX_BUCKET_NUMEL:
         raise UnsupportedError(
             f"'{layer.name}' has {layer.numel} elements; a sparse exchange takes at most "
@@ -66,10 +66,10 @@ def assign_buckets(
     """Merges layers, in the given order, into buckets.
 
     Args:
-        layers: In the order in which their gradients become ready.
-        bucket_numel: The most entries of a bucket, but for a single larger layer. Without meaning
-            for `layer_wise=False`: there a bucket takes all that fits, 2^31 - 1 entries.
-        layer_wise: Whether each layer is a unit of selection.
+        layers: Layers in the order in which their gradients become ready.
+        bucket_numel: Limit of a bucket's entries; a single larger layer is a bucket of its own.
+            Ignored for `layer_wise=False`: a bucket then takes up to 2^31 - 1 entries.
+        layer_wise: True if each layer is a unit of selection.
 
     Raises:
         UnsupportedError: A layer has more than 2^31 - 1 entries.

@@ -1,4 +1,4 @@
-"""Collectives: how the chosen entries of all ranks become one sum. See csrc/collectives."""
+"""Collectives: how the selected entries of all ranks become one sum. See csrc/collectives."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from hvd_sparse.errors import InvalidArgumentError
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """What one collective promises.
+    """Guarantees of one collective.
 
     Attributes:
-        name: As it is passed to a compression, and known to the core.
-        lossless: Whether every selected entry of every rank is part of the sum. Where it is not,
-            what was left out stays in the residual of its rank.
-        exact: Whether every entry of the result is the sum over all ranks that selected it, and
-            no larger sum was left out.
-        reference: Where it was published.
+        name: Name in a compression, and in the core.
+        lossless: True if every selected entry of every rank is part of the sum. Otherwise an entry
+            that was left out stays in the residual of its rank.
+        exact: True if every entry of the result is the sum over all ranks that selected it, and no
+            larger sum was left out.
+        reference: The publication.
     """
 
     name: str
@@ -68,10 +68,10 @@ COLLECTIVES = {
 
 
 def find_collective(name: object) -> Collective:
-    """The collective of that name.
+    """Returns the collective of that name.
 
     Raises:
-        InvalidArgumentError: There is none; the message names those that exist.
+        InvalidArgumentError: There is none; the message lists all names.
     """
     if isinstance(name, str) and name in COLLECTIVES:
         return COLLECTIVES[name]

@@ -14,7 +14,7 @@ MAX_BUCKET_NUMEL = 2**31 - 1
 
 AUTO = "auto"
 
-# Fewer steps than measuring, planning and comparing take.
+# Lower limit of replan_every; measuring, planning and comparing take fewer steps.
 MIN_REPLAN = 100
 
 _CHOICES = {
@@ -33,48 +33,51 @@ class Compression:
 
     Args:
         density: Fraction of each gradient's entries that a rank sends, in (0, 1]; if adaptive, the
-            least that any layer gets.
-        sparsifier: Who chooses them: a name ("top_k", "gaussian", "sampled", "sidco", "random_k"),
-            or one of hvd_sparse.sparsifiers with its options, as HardThreshold(threshold=...).
-        collective: Who moves them: "allgather", "gtopk", "recursive_doubling", "split_allgather",
-            "hierarchical", or "auto": what the plan finds fastest where the plan is adaptive,
-            "gtopk" where it is not.
-        slack: "gtopk" keeps that many times k entries in its middle rounds, at least 1: a result
-            nearer to the exact top-k of the sum, for as many times the bytes.
-        indices: How positions travel: "plain" (4 bytes each), "packed" (about 2 + log2(1/density)
-            bits each), or "auto": what the plan finds faster, or "plain" without one.
-        values: How values travel: "float32", "bfloat16" or "float16". What a narrow type rounds
-            away stays in the residual.
-        layer_wise: Whether entries are chosen per layer, in buckets that travel while backward goes
-            on. Otherwise once, over the whole model, after backward.
+            least of any layer.
+        sparsifier: Method that selects the entries: a name ("top_k", "gaussian", "sampled",
+            "sidco", "random_k"), or one of hvd_sparse.sparsifiers with its options, such as
+            HardThreshold(threshold=...).
+        collective: Method that exchanges them: "allgather", "gtopk", "recursive_doubling",
+            "split_allgather", "hierarchical", or "auto": the one that the plan predicts to be the
+            fastest, or "gtopk" if not adaptive.
+        slack: Factor, at least 1: "gtopk" keeps slack * k entries in its middle rounds. The result
+            is nearer to the exact top-k of the sum, and those rounds send as many times the bytes.
+        indices: Encoding of positions: "plain" (4 bytes each), "packed" (about 2 + log2(1/density)
+            bits each), or "auto": the one that the plan predicts to be faster, or "plain" without a
+            plan.
+        values: Type of values in messages: "float32", "bfloat16" or "float16". The rounding errors
+            of a narrow type stay in the residual.
+        layer_wise: True if entries are selected per layer, in buckets that are exchanged during the
+            backward pass. Otherwise they are selected once, over the whole model, after it.
         min_numel: Tensors with fewer elements, and all with less than two dimensions, are exchanged
             dense by Horovod.
         bucket_numel: If not adaptive, layers are merged into buckets of at most that many elements;
             a larger layer is a bucket of its own.
-        warmup: Larger densities for the first steps; no layer gets less meanwhile.
-        adaptive: Whether merging, density per layer and collective follow from measured times, and
-            gradients travel dense where that is faster. Otherwise `density` holds for all layers.
-        plan: Which density a layer gets, if adaptive: "simulated" (the largest with which the step
-            takes no longer, by a simulation of the step) or "paper" (the largest that hides behind
-            the next layer's backward pass).
-        replan_every: Steps after which layers and steps are timed and planned anew, if adaptive, at
-            least 100. None: seldom enough to cost less than a hundredth of the time.
-        rescale_residual: Whether the residual follows a change of the learning rate, as in LAGS's
-            paper. None: where the compression is LAGS and the optimizer is SGD without momentum and
-            clipping. With momentum, a rate that jumps up again makes training diverge.
-        loss_scale: The torch.amp.GradScaler that scales the loss, or what has its get_scale().
-            Residuals then hold gradients without the scale, and in a step in which a gradient is
-            not finite on one rank, all gradients are infinite on all of them, so that all skip the
-            step and lower the scale.
-        momentum_correction: Momentum that each rank applies to its own gradient before it joins the
-            residual, in [0, 1), in place of the optimizer's; what is delivered leaves the velocity,
-            too (momentum factor masking). 0: none.
-        clip_norm: Limit for the norm of each tensor's result; each rank clips its share of it to
-            clip_norm / sqrt(ranks) before all else. None: none.
-        weight_decay: Times the weights, added to each gradient (after clipping, before momentum),
-            in place of the optimizer's.
-        quality_every: Steps from one to the next in which it is measured how much selection leaves
-            behind, see hvd_sparse.stats.quality; each costs a dense allreduce. None: never.
+        warmup: Larger densities for the first steps; meanwhile no layer has a smaller one.
+        adaptive: True if measured times determine buckets, densities and collectives, and gradients
+            are exchanged dense where that is faster. Otherwise `density` holds for all layers.
+        plan: Rule for a layer's density, if adaptive: "simulated" (the largest with which the step
+            takes no longer, by a simulation of the step) or "paper" (the largest whose exchange
+            hides behind the next layer's backward pass).
+        replan_every: Number of steps, at least 100, after which layers and steps are timed and
+            planned again, if adaptive. None: as many as keep the cost below a hundredth of the
+            time.
+        rescale_residual: True if the residual follows a change of the learning rate, as in LAGS's
+            paper. None: true if the compression is LAGS and the optimizer is SGD without momentum
+            and clipping. With momentum, a rate that jumps up again makes training diverge.
+        loss_scale: The torch.amp.GradScaler that scales the loss, or any object with its
+            get_scale(). Residuals then hold unscaled gradients, and in a step in which a gradient
+            is not finite on one rank, all gradients are infinite on all ranks, so that all of them
+            skip the step and lower the scale.
+        momentum_correction: Momentum, in [0, 1), that each rank applies to its own gradient before
+            adding it to the residual, in place of the optimizer's. Delivered entries are also
+            removed from the velocity (momentum factor masking). 0: none.
+        clip_norm: Limit for the norm of each tensor's result; each rank first clips its own
+            gradient to clip_norm / sqrt(ranks). None: none.
+        weight_decay: Factor of the weights that are added to each gradient (after clipping, before
+            momentum), in place of the optimizer's weight decay.
+        quality_every: Number of steps between two measurements of how much selection leaves behind,
+            see hvd_sparse.stats.quality; each costs a dense allreduce. None: never.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
@@ -161,18 +164,18 @@ class Compression:
             for one in fields(self)
             if one.compare and (one.name == "density" or getattr(self, one.name) != one.default)
         ]
-        if self.loss_scale is not None:  # another object on every rank
+        if self.loss_scale is not None:  # a different object on every rank
             shown.append(f"loss_scale={type(self.loss_scale).__name__}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
     def acts_on_gradients(self) -> bool:
-        """Whether gradients of a single rank, which sends nothing, are changed all the same."""
+        """True if gradients are changed even on a single rank, which sends nothing."""
         return bool(self.momentum_correction or self.weight_decay or self.clip_norm)
 
     @classmethod
     def compress(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Met only when stock Horovod was handed a sparse compression."""
+        """Raises; called only if stock Horovod was given a sparse compression."""
         raise HvdSparseError(
             f"{cls.__name__} was given to stock Horovod: import hvd_sparse.torch (or "
             "hvd_sparse.tensorflow) before you take DistributedOptimizer from Horovod"
@@ -183,13 +186,13 @@ class Compression:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LAGS(Compression):
-    """Layer-wise adaptive gradient sparsification: each layer travels while backward goes on.
+    """Layer-wise adaptive gradient sparsification: each layer is exchanged during backward.
 
-    In its first steps gradients travel dense, while the layers, the machine and the network are
-    measured. Then layers are merged, and each gets the largest density, at least `density`, whose
-    exchange hides behind the backward pass. Dense and sparse steps are timed against each other;
-    where sparse ones are not faster, gradients go on travelling dense, and a warning says so.
-    `adaptive=False` pins all of that.
+    The first steps are dense, while the layers, the machine and the network are measured. Then
+    layers are merged, and each gets the largest density, at least `density`, whose exchange hides
+    behind the backward pass. Dense and sparse steps are timed against each other; if sparse ones
+    are not faster, gradients stay dense, and a warning says so. `adaptive=False` disables all of
+    that.
 
     Reference:
         Shi et al., Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning with
@@ -262,17 +265,17 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def is_sparse_compression(thing: object) -> bool:
-    """Whether `thing` is one of this package's compressions, as a class or an instance."""
+    """Returns true if `thing` is one of this package's compressions, as a class or an instance."""
     if isinstance(thing, type):
         return issubclass(thing, Compression)
     return isinstance(thing, Compression)
 
 
 def as_compression(thing: object) -> Compression:
-    """The compression that `thing` stands for: an instance, or a class with its defaults.
+    """Returns the compression that `thing` denotes: an instance, or a class with its defaults.
 
     Raises:
-        InvalidArgumentError: It is none of this package's compressions.
+        InvalidArgumentError: It is not one of this package's compressions.
     """
     if isinstance(thing, Compression):
         return thing

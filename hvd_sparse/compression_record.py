@@ -1,4 +1,4 @@
-"""A compression as one rank tells another: its class by name, and its options as plain values."""
+"""A compression in the form that ranks send: its class by name, its options as plain values."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.schedules import Warmup
 from hvd_sparse.sparsifiers import SPARSIFIERS
 
-# They have forms of their own, or, as the scaler of a loss, none: it is another one on each rank.
+# Options with a form of their own, or none: each rank's loss has a scaler of its own.
 _NOT_PLAIN = ("sparsifier", "warmup", "loss_scale")
 
 
 class CompressionRecord(NamedTuple):
-    """All that makes a compression but its loss_scale.
+    """A compression without its loss_scale.
 
     Attributes:
-        preset: Module and name of its class.
+        preset: Module and name of the class.
         sparsifier: Name and options.
         warmup: Steps and densities.
-        options: All others, by name.
+        options: All other options, by name.
     """
 
     preset: str
@@ -32,7 +32,7 @@ class CompressionRecord(NamedTuple):
 
 
 def record_of(compression: Compression) -> CompressionRecord:
-    """The record of a compression, to be sent to other ranks."""
+    """Returns the record of a compression, to be sent to other ranks."""
     sparsifier, warmup = compression.sparsifier, compression.warmup
     assert not isinstance(sparsifier, str)
     return CompressionRecord(
@@ -48,7 +48,7 @@ def record_of(compression: Compression) -> CompressionRecord:
 
 
 def compression_of(record: CompressionRecord) -> Compression:
-    """The compression that another rank has told of; nothing is imported for it.
+    """Rebuilds another rank's compression from its record; imports nothing.
 
     Raises:
         InvalidArgumentError: This process has no such class, or an option lies outside its limits.

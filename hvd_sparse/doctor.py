@@ -1,4 +1,4 @@
-"""The verdict on an installation: what keeps sparse exchanges from working, and what to do."""
+"""Diagnosis of an installation: what keeps sparse exchanges from working, and how to fix it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ REBUILD_HOROVOD = (
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that keeps sparse exchanges from working, and the way out."""
+    """A problem that keeps sparse exchanges from working, and its remedy."""
 
     what: str
     do: str
 
 
 def diagnose(facts: Facts) -> list[Problem]:
-    """Finds what keeps hvd_sparse from working, with either framework, where these facts hold.
+    """Finds what keeps hvd_sparse from working with either framework.
 
     Args:
-        facts: What installation.examine() returned.
+        facts: Result of installation.examine().
 
     Returns:
-        The problems, the most basic ones first; none where all is well.
+        The problems, the most basic ones first; empty if there are none.
     """
     return [
         *diagnose_core(facts["hvd_sparse"]),
@@ -45,7 +45,7 @@ def diagnose(facts: Facts) -> list[Problem]:
 
 
 def served(facts: Facts) -> list[str]:
-    """The frameworks that are installed, that Horovod was built for, and that this build serves."""
+    """Returns the frameworks that are installed, and that Horovod and this build support."""
     horovod = facts["horovod"] or {}
     found = []
     if facts["torch"] and horovod.get("torch"):
@@ -56,7 +56,7 @@ def served(facts: Facts) -> list[str]:
 
 
 def between_gpus(facts: Facts) -> str:
-    """By what `gtopk` of gradients on GPUs goes in jobs with this environment, and why."""
+    """Returns how `gtopk` connects GPUs in jobs with this environment, and why."""
     answer = facts["between_gpus"]
     if "error" in answer:
         return f"nobody knows: {answer['error']}"
@@ -74,7 +74,7 @@ def _ops(facts: Facts) -> Facts:
 
 
 def diagnose_core(core: Facts) -> Iterator[Problem]:
-    """What is wrong with the compiled core."""
+    """Finds problems of the compiled core."""
     if core["error"]:
         yield Problem(
             f"the compiled core cannot be loaded: {core['error']}",
@@ -83,7 +83,7 @@ def diagnose_core(core: Facts) -> Iterator[Problem]:
 
 
 def diagnose_frameworks(facts: Facts) -> Iterator[Problem]:
-    """What is wrong with the installed frameworks, of which one is enough."""
+    """Finds problems of the installed frameworks, of which one is enough."""
     torch, tensorflow = facts["torch"], facts["tensorflow"]
     if torch is None and tensorflow is None:
         yield Problem(
@@ -106,7 +106,7 @@ def diagnose_frameworks(facts: Facts) -> Iterator[Problem]:
 
 
 def diagnose_horovod(facts: Facts) -> Iterator[Problem]:
-    """What is wrong with the installed Horovod."""
+    """Finds problems of the installed Horovod."""
     horovod = facts["horovod"]
     if horovod is None:
         yield Problem(
@@ -144,9 +144,9 @@ def diagnose_horovod(facts: Facts) -> Iterator[Problem]:
 
 
 def diagnose_mpi(facts: Facts) -> Iterator[Problem]:
-    """What is wrong with MPI at run time, where Horovod may use it."""
+    """Finds problems of MPI at run time, if Horovod may use it."""
     mpi, horovod = facts["mpi"], facts["horovod"] or {}
-    if mpi is None or not horovod.get("mpi", True):  # the ranks are connected by TCP
+    if mpi is None or not horovod.get("mpi", True):  # ranks are connected by TCP
         return
     if mpi["mpirun"] is None:
         yield Problem("there is no mpirun on PATH", "put the folder that holds mpicxx on PATH")
@@ -157,7 +157,7 @@ def diagnose_mpi(facts: Facts) -> Iterator[Problem]:
 
 
 def diagnose_devices(facts: Facts) -> Iterator[Problem]:
-    """What the environment insists on for GPUs, and this installation does not have."""
+    """Finds means between GPUs that the environment requires and this installation lacks."""
     answer = facts["between_gpus"] or {}
     for one in answer.get("means", []):
         if one["refusal"]:

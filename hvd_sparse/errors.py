@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 try:  # loads none of Horovod's libraries, and no framework
     from horovod.common.exceptions import HorovodInternalError
-except ImportError:  # then nobody catches it
+except ImportError:  # nobody can catch it then
 
     class HorovodInternalError(RuntimeError):  # type: ignore[no-redef]
-        """Horovod's, where there is no Horovod."""
+        """Stand-in for Horovod's error, if Horovod is not installed."""
 
 
 class HvdSparseError(RuntimeError):
     """Base of everything that this package raises."""
 
     if not TYPE_CHECKING:
-        # What AutoGraph asks for, which else raises an error of its own in place of ours.
+        # AutoGraph asks for this; without it, it raises an error of its own in place of ours.
         __init__ = Exception.__init__
 
 
@@ -25,17 +25,17 @@ class InvalidArgumentError(HvdSparseError, ValueError):
 
 
 class UnsupportedError(HvdSparseError, NotImplementedError):
-    """What was asked for cannot be done by a sparse exchange; nothing was sent."""
+    """The request cannot be met by a sparse exchange; nothing was sent."""
 
 
 class UnavailableError(HvdSparseError):
-    """This build, or the way in which this job was started, lacks what is needed."""
+    """This build, or the way in which this job was started, lacks something that is needed."""
 
 
 class ExchangeFailedError(HvdSparseError, HorovodInternalError):  # type: ignore[misc]
     """A rank ended the exchange, for all ranks.
 
-    Horovod's elastic training takes it for what Horovod's own operations raise, and begins again.
+    Horovod's elastic training treats it like errors of Horovod's own operations, and starts again.
     """
 
 
@@ -52,15 +52,15 @@ class ExchangeTimeoutError(ExchangeFailedError):
 
 
 class RanksDisagreeError(ExchangeFailedError):
-    """The ranks were not about to exchange the same thing."""
+    """The ranks were not about to exchange the same operation."""
 
 
 class OutOfMemoryError(ExchangeFailedError, MemoryError):
-    """A rank had no memory left for its part of the exchange; the residuals lost nothing."""
+    """A rank ran out of memory for its part of the exchange; the residuals lost nothing."""
 
 
 class NonFiniteGradientError(HvdSparseError, ArithmeticError):
-    """A gradient held NaN or Inf on some rank, or left float32: no rank applies this step."""
+    """A gradient held NaN or Inf on some rank, or overflowed float32: no rank applies this step."""
 
 
 class GradientInFlightError(HvdSparseError, AssertionError):
@@ -68,4 +68,4 @@ class GradientInFlightError(HvdSparseError, AssertionError):
 
 
 class CheckpointMismatchError(HvdSparseError, ValueError):
-    """A checkpoint is damaged, or does not belong to this model, this rank or so many ranks."""
+    """A checkpoint is damaged, or belongs to another model, rank or number of ranks."""

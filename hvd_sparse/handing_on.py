@@ -1,4 +1,4 @@
-"""Lets a module hand on everything of Horovod's module of the same framework."""
+"""Lets a module re-export everything from Horovod's module of the same framework."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def names_of(horovod: ModuleType, own: dict[str, Any]) -> list[str]:
-    """Public names of Horovod's module that are not the module's own."""
+    """Returns the public names of Horovod's module, without the names in `own`."""
     return [name for name in dir(horovod) if not name.startswith("_") and name not in own]
 
 
 def getter_of(module: str, horovod: ModuleType) -> Callable[[str], Any]:
-    """A module's `__getattr__`, which finds in Horovod's what is not here."""
+    """Returns a module's `__getattr__`, which looks up missing names in Horovod's module."""
 
     def get(name: str) -> Any:
         try:

@@ -1,7 +1,7 @@
-"""Finds out what was built, what is installed beside it, and what MPI, CUDA and NCCL grant.
+"""Finds out how this package was built, what is installed, and what MPI, CUDA and NCCL offer.
 
-What may hang or end a process (loading Horovod, initialising MPI or a GPU's driver) is asked of
-processes of its own.
+Probes that may hang or end a process (loading Horovod, initialising MPI or a GPU's driver) run in
+processes of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TENSORFLOW_NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightl
 
 Facts: TypeAlias = dict[str, Any]
 
-# All print their last line as JSON. The first one loads Horovod before the core, as users do.
+# Each probe prints JSON as its last line. The first loads Horovod before the core, as users do.
 ASK_HOROVOD = """
 import importlib, json, os
 hvd = importlib.import_module("horovod.{framework}")
@@ -63,7 +63,7 @@ try:
 except UnavailableError as error:
     print(json.dumps(dict(error=str(error))))
 """
-# Its argument: why messages cannot lie in memory of a GPU; empty if they can.
+# Its argument: why messages cannot lie in a GPU's memory; empty if they can.
 ASK_MEANS = """
 import json, sys
 from hvd_sparse import _core, nccl
@@ -75,10 +75,10 @@ print(json.dumps(dict(means=[{name: getattr(one, name) for name in names} for on
 
 
 def examine() -> Facts:
-    """Gathers everything that can be known without a job.
+    """Gathers everything that can be found out without a job.
 
     Returns:
-        Plain values, as --json prints them; what is not installed is None.
+        Plain values, as --json prints them; None for anything that is not installed.
     """
     core = examine_core()
     horovod = examine_horovod()
@@ -96,7 +96,7 @@ def examine() -> Facts:
 
 
 def examine_core() -> Facts:
-    """The compiled core, and how it was built."""
+    """Describes the compiled core, and how it was built."""
     path = Path(__file__).with_name("_build_info.json")
     facts: Facts = {
         "folder": str(path.parent),
@@ -122,7 +122,7 @@ def examine_core() -> Facts:
 
 
 def examine_horovod() -> Facts | None:
-    """Horovod's version and parts."""
+    """Returns Horovod's version and parts; None if it is not installed."""
     version = version_of("horovod")
     spec = importlib.util.find_spec("horovod")
     if version is None or spec is None or not spec.submodule_search_locations:
@@ -139,7 +139,7 @@ def examine_horovod() -> Facts | None:
 
 
 def examine_mpi() -> Facts:
-    """mpirun, and the thread level that MPI grants under it."""
+    """Finds mpirun, and the thread level that MPI grants under it."""
     beside_python = str(Path(sys.executable).parent)
     mpirun = shutil.which("mpirun") or shutil.which("mpirun", path=beside_python)
     if mpirun is None:
@@ -148,14 +148,14 @@ def examine_mpi() -> Facts:
 
 
 def transports(facts: Facts) -> list[str]:
-    """By what the ranks of a job can be connected here."""
+    """Returns the transports that can connect the ranks of a job here."""
     horovod, mpi = facts["horovod"] or {}, facts["mpi"] or {}
     both = facts["hvd_sparse"]["mpi_library"] and horovod.get("mpi")
     return ["MPI", "TCP"] if both and mpi.get("thread_level") == "MPI_THREAD_MULTIPLE" else ["TCP"]
 
 
 def examine_means(facts: Facts) -> Facts | None:
-    """What can connect GPUs, in the order of preference, as the core tells; None without a GPU."""
+    """Asks the core for the means that can connect GPUs, best first; None without a GPU."""
     if not (facts["cuda"] or {}).get("devices"):
         return None
     problem = "ranks cannot be connected by MPI here"
@@ -165,7 +165,7 @@ def examine_means(facts: Facts) -> Facts | None:
 
 
 def ask(command: list[str]) -> Facts:
-    """Runs a probe; its answer, or {"error": what went wrong}."""
+    """Runs a probe; returns its answer, or {"error": what went wrong}."""
     env = {
         **os.environ,
         "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -186,7 +186,7 @@ def ask(command: list[str]) -> Facts:
 
 
 def version_of(*names: str) -> str | None:
-    """The version of the first of these distributions that is installed."""
+    """Returns the version of the first of these distributions that is installed."""
     for name in names:
         try:
             return metadata.version(name)

@@ -1,10 +1,10 @@
-"""What hvd_sparse says, and how loud: the logger `hvd_sparse`, with Horovod's levels and prefix.
+"""Logging: the logger `hvd_sparse`, with Horovod's levels and prefix.
 
     [2026-01-31 12:00:00.123456: W hvd_sparse/tuning/tuner.py:334] [0]: gradients travel dense: ...
 
-HVD_SPARSE_LOG_LEVEL is one of trace, debug, info, warning, error, fatal; where it is not set,
-HOROVOD_LOG_LEVEL counts, so that one variable does for both. Lines go to stderr, but not where the
-program has given Python's root logger handlers of its own: then they are its affair.
+HVD_SPARSE_LOG_LEVEL is one of trace, debug, info, warning, error, fatal; if it is not set,
+HOROVOD_LOG_LEVEL is used, so that one variable serves both. Lines go to stderr, unless the program
+has given Python's root logger handlers of its own: then those alone handle them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ logging.addLevelName(TRACE, "TRACE")
 
 
 def configure(rank: int) -> None:
-    """Makes this process speak as the environment says.
+    """Sets up this process's logger as the environment says.
 
     Args:
-        rank: Of the process in the job; in front of each line.
+        rank: Rank of the process in the job, printed in each line.
 
     Raises:
-        InvalidArgumentError: HVD_SPARSE_LOG_LEVEL names no level.
+        InvalidArgumentError: HVD_SPARSE_LOG_LEVEL is not a level.
     """
     level = level_from_environment()
     if level is not None:
@@ -58,10 +58,10 @@ def configure(rank: int) -> None:
 
 
 def level_from_environment() -> int | None:
-    """The level that the environment asks for, if any.
+    """Returns the level that the environment asks for, if any.
 
     Raises:
-        InvalidArgumentError: HVD_SPARSE_LOG_LEVEL names no level.
+        InvalidArgumentError: HVD_SPARSE_LOG_LEVEL is not a level.
     """
     own = os.environ.get(VARIABLE, "")
     if own:
@@ -73,7 +73,7 @@ def level_from_environment() -> int | None:
     horovods = os.environ.get(HOROVODS_VARIABLE)
     if horovods is None:
         return None
-    return _LEVELS.get(horovods.lower(), logging.WARNING)  # as Horovod reads other words
+    return _LEVELS.get(horovods.lower(), logging.WARNING)  # Horovod treats unknown words so
 
 
 def _program_has_set_up_logging() -> bool:
@@ -107,6 +107,6 @@ class _Formatter(logging.Formatter):
 
 
 def _shown(source: Path) -> Path:
-    """From this package's folder on; of another package, the file and its folder."""
+    """Shortens a path to begin with this package's folder, or with the file's own folder."""
     base = _PACKAGE if _PACKAGE in source.parents else source.parent
     return source.relative_to(base.parent)

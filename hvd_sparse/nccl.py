@@ -1,4 +1,4 @@
-"""Where NCCL may be that Python packages bring."""
+"""Finds the copies of NCCL that Python packages contain."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ PACKAGE = "nvidia.nccl"  # of the distributions nvidia-nccl-cu12, nvidia-nccl-cu
 
 
 def package_libraries() -> list[str]:
-    """The files of NCCL in this Python's packages, most of which torch has brought.
+    """Returns NCCL's library files in this Python's packages, usually installed with torch.
 
-    Nothing is imported. The system's loader does not look there; where torch was imported before,
-    it has loaded its own copy, which is then found without this.
+    Imports nothing. The system's loader does not search there; if torch was imported before, it has
+    loaded its own copy, which is then found without this.
     """
     try:
         spec = importlib.util.find_spec(PACKAGE)
-    except ImportError:  # not even the parent is there
+    except ImportError:  # even the parent package is missing
         return []
     folders = (spec.submodule_search_locations if spec else None) or []
     files = (Path(folder, "lib", "libnccl.so.2") for folder in folders)

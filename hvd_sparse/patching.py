@@ -1,4 +1,4 @@
-"""Replaces functions of Horovod's modules by others that know the stock ones."""
+"""Replaces functions of Horovod's modules by wrappers, which can call the original ones."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _MARK = "_hvd_sparse_stock"
 def replace(
     name: str, home: Any, around: Callable[..., Any], *, modules: Sequence[str] = ()
 ) -> None:
-    """Replaces `home.name`; once, however often this is called.
+    """Replaces `home.name`, once, however often this is called.
 
     Args:
-        name: Of a function, or of a method of a class.
+        name: Name of a function, or of a method of a class.
         home: The module or class that holds it.
-        around: Is called instead, with the stock function before the arguments.
-        modules: Other loaded modules that may hold the function under the same name.
+        around: The replacement; its first argument is the original function.
+        modules: Other modules that, if loaded, may hold the function under the same name.
     """
     stock = getattr(home, name)
     if hasattr(stock, _MARK):

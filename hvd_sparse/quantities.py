@@ -14,10 +14,10 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e
 
 
 def bytes_per_second(text: str) -> float:
-    """A bandwidth: "10Gbps", "1 Gb/s" and "100Mbit/s" are bits, "1.25GB/s" and "1GBps" bytes.
+    """Parses a bandwidth: "10Gbps", "1 Gb/s" are in bits, "1.25GB/s" and "1GBps" in bytes.
 
     Raises:
-        InvalidArgumentError: It is none, or not positive.
+        InvalidArgumentError: The text is not a bandwidth, or it is not positive.
     """
     number, unit = _split("bandwidth", text)
     for units, bits in ((_BIT_RATES, 8), (_BYTE_RATES, 1)):
@@ -33,10 +33,10 @@ def bytes_per_second(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A time: "50us", "0.1 ms", "2s".
+    """Parses a time: "50us", "0.1 ms", "2s".
 
     Raises:
-        InvalidArgumentError: It is none, or negative.
+        InvalidArgumentError: The text is not a time, or it is negative.
     """
     number, unit = _split("latency", text)
     if unit not in _SECONDS:
@@ -45,7 +45,7 @@ def seconds(text: str) -> float:
 
 
 def shown_rate(rate: float) -> str:
-    """A bandwidth in bytes per second, for people: "10 Gb/s"."""
+    """Formats a bandwidth in bytes per second for people: "10 Gb/s"."""
     bits = 8 * rate
     for prefix in ("T", "G", "M", "k"):
         if bits >= 0.9995 * _PREFIXES[prefix]:
@@ -54,7 +54,7 @@ def shown_rate(rate: float) -> str:
 
 
 def shown_seconds(time: float) -> str:
-    """A time in seconds, for people: "50 us"."""
+    """Formats a time in seconds for people: "50 us"."""
     for unit in ("s", "ms", "us"):
         if time >= 0.9995 * _SECONDS[unit]:
             return f"{time / _SECONDS[unit]:.3g} {unit}"
@@ -62,7 +62,7 @@ def shown_seconds(time: float) -> str:
 
 
 def _split(name: str, text: str) -> tuple[float, str]:
-    """The number and the unit."""
+    """Splits a quantity into its number and its unit."""
     match = re.fullmatch(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*(\S+)\s*", text)
     if match is None or not math.isfinite(float(match[1])):
         raise InvalidArgumentError(f"{name} must be a number >= 0 with a unit, got {text!r}")

@@ -1,4 +1,4 @@
-"""Records: frozen dataclasses to JSON and back, bit for bit, with errors that say where."""
+"""Records: frozen dataclasses as JSON, restored bit for bit, with errors that say where."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ S = TypeVar("S", bound="Saved")
 
 
 class Saved:
-    """A base of frozen dataclasses that are written to files.
+    """Base of frozen dataclasses that are written to files.
 
     Attributes:
-        KIND: What it is, kept in the text; the last word stands in errors.
-        VERSION: Of the fields, kept in the text.
+        KIND: Kind of the record, stored in the text; errors quote its last word.
+        VERSION: Version of the fields, stored in the text.
     """
 
     KIND: ClassVar[str]
     VERSION: ClassVar[int]
 
     def to_json(self) -> str:
-        """As JSON that reads back bit for bit."""
+        """Returns the record as JSON that reads back bit for bit."""
         return to_json(self, kind=self.KIND, version=self.VERSION)
 
     @classmethod
     def from_json(cls: type[S], text: str) -> S:
-        """What `to_json` wrote.
+        """Reads a record that `to_json` wrote.
 
         Raises:
-            InvalidArgumentError: The text is none; the message names what is wrong.
+            InvalidArgumentError: The text is not such a record; the message says what is wrong.
         """
         return from_json(cls, text, kind=cls.KIND, version=cls.VERSION)
 
     def save(self, path: Path | str) -> None:
-        """Writes it to a file.
+        """Writes the record to a file.
 
         Raises:
-            OSError: It cannot be written; so if it is a FIFO that nobody reads.
+            OSError: The file cannot be written, for instance because it is a FIFO without a reader.
         """
         with open(path, "w", opener=_open_at_once) as file:
             file.write(self.to_json() + "\n")
 
     @classmethod
     def load(cls: type[S], path: Path | str) -> S:
-        """What `save` wrote.
+        """Reads a file that `save` wrote.
 
         Raises:
             InvalidArgumentError: There is no such file, or it holds something else.
@@ -68,30 +68,30 @@ class Saved:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Opens a file as open() does, but fails where that would wait for the reader of a FIFO."""
+    """Opens a file like open(), but fails where open() would wait for the reader of a FIFO."""
     descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     os.set_blocking(descriptor, True)
     return descriptor
 
 
 def to_json(record: Any, *, kind: str, version: int) -> str:
-    """A record as JSON. Floats are written so that they read back as the same bits.
+    """Returns a record as JSON. Floats are written so that they read back as the same bits.
 
     Args:
-        record: A dataclass of numbers, strings, tuples and such dataclasses.
-        kind: What it is, kept in the text.
-        version: Of its fields, kept in the text.
+        record: A dataclass of numbers, strings, tuples and further such dataclasses.
+        kind: Kind of the record, stored in the text.
+        version: Version of its fields, stored in the text.
     """
     content = {"kind": kind, "version": version, **dataclasses.asdict(record)}
     return json.dumps(content, allow_nan=False)
 
 
 def from_json(cls: type[T], text: str, *, kind: str, version: int) -> T:
-    """The record that `to_json` wrote.
+    """Reads a record that `to_json` wrote.
 
     Raises:
-        InvalidArgumentError: The text is no JSON, is of another kind or version, lacks a field, has
-            one too many, or a value of a wrong type; the message names the field.
+        InvalidArgumentError: The text is not JSON, is of another kind or version, lacks a field,
+            has one too many, or a value of a wrong type; the message names the field.
     """
     try:
         content = json.loads(text)
@@ -107,10 +107,10 @@ def from_json(cls: type[T], text: str, *, kind: str, version: int) -> T:
 
 
 def check_finite(record: object, *, low: float = 0.0) -> None:
-    """Checks every float and int field of a dataclass itself, not of those inside it.
+    """Checks the float and int fields of a dataclass, but not of dataclasses inside it.
 
     Raises:
-        InvalidArgumentError: One is below `low`, or is no finite number.
+        InvalidArgumentError: A field is below `low`, or is not a finite number.
     """
     for field in dataclasses.fields(record):  # type: ignore[arg-type]
         value = getattr(record, field.name)
@@ -123,7 +123,7 @@ def check_finite(record: object, *, low: float = 0.0) -> None:
 
 
 def _decoded(kind: Any, value: Any, where: str) -> Any:
-    """`value`, as json.loads gave it, as a value of the type `kind`."""
+    """Converts `value`, a result of json.loads, to the type `kind`."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _decoded_dataclass(kind, value, where)
     origin = get_origin(kind)

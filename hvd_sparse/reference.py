@@ -1,7 +1,7 @@
-"""The oracle: selection and collectives in plain NumPy, written without a look at the C++ code.
+"""The oracle: selection and collectives in plain NumPy, written without looking at the C++ code.
 
-Slow and clear. Tests compare the core with it; nothing else uses it. All ranks live in one process
-here: what a rank would send is an element of a list.
+It is slow and clear; tests compare the core with it, and nothing else uses it. All ranks live in
+one process: a rank's message is an element of a list.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Block(NamedTuple):
     values: NDArray[np.float32]
 
     def to_dense(self, numel: int) -> NDArray[np.float32]:
-        """The flat array of `numel` entries that holds this block, and zeros elsewhere."""
+        """Returns the flat array of `numel` entries that holds this block, and zeros elsewhere."""
         return to_dense(self, numel)
 
 
 class Reduced(NamedTuple):
-    """What a collective leaves behind.
+    """Result of a collective.
 
     Attributes:
         block: The sum that every rank holds.
@@ -44,14 +44,14 @@ class Reduced(NamedTuple):
 
 
 def to_dense(block: Block, numel: int) -> NDArray[np.float32]:
-    """The flat array of `numel` entries that holds `block`, and zeros elsewhere."""
+    """Returns the flat array of `numel` entries that holds `block`, and zeros elsewhere."""
     dense = np.zeros(numel, dtype=np.float32)
     dense[block.indices] = block.values
     return dense
 
 
 def top_k(u: ArrayLike, k: int) -> Block:
-    """The `k` largest magnitudes of a flat array; ties go to the lower index.
+    """Returns the `k` largest magnitudes of a flat array; ties go to the lower index.
 
     Zeros and NaN are never selected, so there may be fewer than `k` entries.
     """
@@ -61,13 +61,13 @@ def top_k(u: ArrayLike, k: int) -> Block:
 
 
 def keep_top_k(block: Block, k: int) -> Block:
-    """The `k` largest magnitudes of a block, zeros included; ties go to the lower index."""
+    """Returns the `k` largest magnitudes of a block, zeros included; ties go to the lower index."""
     largest = _largest(block.values, k)
     return Block(block.indices[largest], block.values[largest])
 
 
 def merge(a: Block, b: Block) -> Block:
-    """The union of two blocks; values at equal indices are added in float32."""
+    """Returns the union of two blocks; values at equal indices are added in float32."""
     indices = np.union1d(a.indices, b.indices)
     values = np.zeros((2, indices.size), dtype=np.float32)
     held = np.zeros((2, indices.size), dtype=np.bool_)
@@ -82,12 +82,12 @@ def merge(a: Block, b: Block) -> Block:
 
 
 def top_k_merge(a: Block, b: Block, k: int) -> Block:
-    """gTop-k's operator: the `k` largest magnitudes of `merge(a, b)`."""
+    """gTop-k's operator: returns the `k` largest magnitudes of `merge(a, b)`."""
     return keep_top_k(merge(a, b), k)
 
 
 def allgather(blocks: Sequence[Block]) -> Reduced:
-    """The sum of all blocks, added in rank order; everything is delivered.
+    """Sums all blocks in rank order; everything is delivered.
 
     Args:
         blocks: The selected block of each rank; their sizes may differ.
@@ -99,16 +99,16 @@ def allgather(blocks: Sequence[Block]) -> Reduced:
 
 
 def gtopk(blocks: Sequence[Block], k: int, slack: float = 1.0) -> Reduced:
-    """gTop-k over any number of ranks: recursive doubling with a bounded merge.
+    """Runs gTop-k over any number of ranks: recursive doubling with a bounded merge.
 
     The largest power of two of ranks form the core. A rank beyond it is the guest of the core rank
-    that is so many ranks below: its block joins that rank's before the rounds. An entry is
-    delivered if it has been in the core rank's running block without a break since then.
+    that many ranks below: its block is merged into that rank's before the rounds. An entry is
+    delivered if it stays in the core rank's running block through all rounds.
 
     Args:
-        blocks: The selected block of each rank; what exceeds `k` entries is not sent.
-        k: Entries kept by the last merge.
-        slack: The merges before it keep this times as many, rounded up.
+        blocks: The selected block of each rank; only its `k` largest entries are sent.
+        k: Number of entries kept by the last merge.
+        slack: The earlier merges keep `slack` times as many, rounded up.
 
     Reference:
         Shi et al., "A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for
@@ -136,9 +136,9 @@ def gtopk(blocks: Sequence[Block], k: int, slack: float = 1.0) -> Reduced:
 
 
 def recursive_doubling(blocks: Sequence[Block]) -> Reduced:
-    """The sum of all blocks, added along a hypercube; everything is delivered.
+    """Sums all blocks along a hypercube; everything is delivered.
 
-    Guests join their host as in `gtopk`, and nothing is cut.
+    Guests join their hosts as in `gtopk`, and no entry is dropped.
 
     Args:
         blocks: The selected block of each rank; their sizes may differ.
@@ -158,11 +158,11 @@ def recursive_doubling(blocks: Sequence[Block]) -> Reduced:
 
 
 def split_allgather(blocks: Sequence[Block], k: int) -> Reduced:
-    """The `k` largest entries of the sum; of each rank all entries at those indices are delivered.
+    """Keeps the `k` largest entries of the sum; ranks' entries at those indices are delivered.
 
     Args:
         blocks: The selected block of each rank; their sizes may differ.
-        k: Entries of the sum that are kept; of one rank alone, all are.
+        k: Number of entries of the sum that are kept; a single rank keeps all.
 
     Reference:
         Li and Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022,
@@ -183,16 +183,16 @@ def hierarchical(
 ) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
     """Sums each node's residuals, and runs `gtopk` of `top_k` on each shard between the nodes.
 
-    Local rank j owns the entries [j d / L, (j + 1) d / L). It adds up what its node has there,
-    beginning with its own, then that of the local ranks below it, around the node; of the part of
-    each segment there it selects as large a share as the part is, rounded up.
+    Local rank j owns the entries [j d / L, (j + 1) d / L). It sums its node's values there,
+    beginning with its own, then those of the local ranks below it, around the node. Of each segment
+    it selects entries in proportion to the part that it owns, rounded up.
 
     Args:
         accumulated: For each rank, residual + gradient; float32, flat.
-        segments: Entries of each unit of selection.
-        ks: Entries asked for in each of them.
+        segments: Number of entries of each unit of selection.
+        ks: Number of entries asked for in each unit.
         local_size: Ranks on a node; rank r is on node r // local_size.
-        slack: Of `gtopk`.
+        slack: Slack of `gtopk`.
 
     Returns:
         The dense sum that all ranks apply, and the residual of each rank.
@@ -239,13 +239,13 @@ def hierarchical(
 
 
 def settle(residual: ArrayLike, delivered: NDArray[np.int64]) -> NDArray[np.float32]:
-    """A copy of the residual from which the delivered entries have left."""
+    """Returns a copy of the residual with zeros at the delivered entries."""
     rest = np.array(residual, dtype=np.float32).ravel()
     rest[delivered] = 0
     return rest
 
 
 def _largest(values: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-    """Ascending places of the `k` largest magnitudes; a stable sort puts lower places first."""
+    """Returns the ascending positions of the `k` largest magnitudes; ties go to the lower one."""
     order = np.argsort(-np.abs(values), kind="stable")
     return np.sort(order[:k]).astype(np.int64)

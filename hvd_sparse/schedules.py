@@ -1,4 +1,4 @@
-"""Schedules: how the density changes over the first steps."""
+"""Schedules: densities that change over the first steps."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hvd_sparse.errors import InvalidArgumentError
 
 
 def checked_density(name: str, density: object) -> float:
-    """`density` as a float.
+    """Returns `density` as a float.
 
     Raises:
-        InvalidArgumentError: It is no number in (0, 1]; the message calls it `name`.
+        InvalidArgumentError: It is not a number in (0, 1]; the message calls it `name`.
     """
     if isinstance(density, bool) or not isinstance(density, Real):
         raise InvalidArgumentError(
@@ -27,10 +27,10 @@ def checked_density(name: str, density: object) -> float:
 
 
 def checked_count(name: str, count: object, *, low: int, high: int) -> int:
-    """`count` as an int.
+    """Returns `count` as an int.
 
     Raises:
-        InvalidArgumentError: It is no integer in [low, high]; the message calls it `name`.
+        InvalidArgumentError: It is not an integer in [low, high]; the message calls it `name`.
     """
     if isinstance(count, bool) or not isinstance(count, Integral):
         raise InvalidArgumentError(
@@ -46,8 +46,9 @@ class Warmup:
     """Larger densities for the first steps, when gradients change fastest.
 
     Args:
-        steps: Steps for which each density is kept; an epoch, in the paper.
-        densities: One after another, each in (0, 1]. Never below the compression's own density.
+        steps: Number of steps for which each density holds; an epoch, in the paper.
+        densities: The densities in their order, each in (0, 1]; the compression's own density is
+            their lower limit.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
@@ -70,10 +71,10 @@ class Warmup:
         object.__setattr__(self, "densities", densities)
 
     def density_at(self, step: int, final: float) -> float:
-        """The density of a step, counted from 0; `final` once the warm-up is over."""
+        """Returns the density of a step, counted from 0; `final` once the warm-up is over."""
         stage = step // self.steps
         return max(self.densities[stage], final) if stage < len(self.densities) else final
 
     def largest(self, final: float) -> float:
-        """The largest density of any step."""
+        """Returns the largest density of any step."""
         return max((*self.densities, final))

@@ -1,7 +1,7 @@
 """Sparsifiers: how a rank chooses the entries that it sends. docs/selection.md compares them.
 
-Each stands for the file of its name in csrc/sparsifiers, which describes the method. A compression
-takes one by name, or as an instance with options:
+Each class stands for the file of its name in csrc/sparsifiers, which describes the method. A
+compression takes a sparsifier by name, or as an instance with options:
 
     LAGS(sparsifier="sampled")
     LAGS(density=0.05, sparsifier=HardThreshold(threshold=1e-3))
@@ -20,13 +20,13 @@ from hvd_sparse.schedules import checked_count
 
 @dataclass(frozen=True, kw_only=True)
 class Sparsifier:
-    """What all sparsifiers have in common.
+    """Base of all sparsifiers.
 
     Attributes:
-        name: As it is passed to a compression, and known to the core.
-        bounds: The least and the most entries that it chooses, as multiples of the k that it is
-            asked for. Where a layer has fewer non-zeros than the least, all of those are chosen.
-        reference: Where it was published.
+        name: Name in a compression, and in the core.
+        bounds: The least and the most entries that it selects, as multiples of the k that it is
+            asked for. If a layer has fewer non-zeros than the least, all of those are selected.
+        reference: The publication.
     """
 
     name: ClassVar[str]
@@ -35,7 +35,7 @@ class Sparsifier:
 
     @property
     def options(self) -> dict[str, float]:
-        """The options, as the core takes them."""
+        """The options in the form that the core takes."""
         return {name: float(value) for name, value in asdict(self).items()}
 
 
@@ -53,10 +53,10 @@ class TopK(Sparsifier):
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(Sparsifier):
-    """Entries above a threshold that is estimated once and then follows its counts.
+    """Entries above a threshold that is estimated once and then corrected by the resulting counts.
 
     Args:
-        refresh: Steps between exact refreshes of the threshold, at least 1.
+        refresh: Number of steps between exact refreshes of the threshold, at least 1.
     """
 
     refresh: int = 32
@@ -80,7 +80,8 @@ class Sampled(Sparsifier):
     """Entries above a quantile of a sample that is drawn in every step.
 
     Args:
-        fraction: Of the entries in the sample, in (0, 1]; more are drawn where that is too few.
+        fraction: Fraction of the entries that is sampled, in (0, 1]; more are drawn if that is too
+            few.
     """
 
     fraction: float = 0.01
@@ -116,7 +117,7 @@ class HardThreshold(Sparsifier):
     """Every entry beyond a constant, but at most the k largest: the density is an upper bound.
 
     Args:
-        threshold: In units of the gradient; positive and finite in float32.
+        threshold: The threshold, in units of the gradient; positive and finite in float32.
     """
 
     threshold: float
@@ -140,10 +141,10 @@ class HardThreshold(Sparsifier):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomK(Sparsifier):
-    """Exactly k entries at random, the same ones on every rank.
+    """Exactly k random entries, the same ones on every rank.
 
     Args:
-        seed: Of the draws, an integer of at most 53 bits; the same on every rank.
+        seed: Seed of the draws, an integer of at most 53 bits; the same on every rank.
     """
 
     seed: int = 0
@@ -167,10 +168,10 @@ SPARSIFIERS: dict[str, type[Sparsifier]] = {
 
 
 def as_sparsifier(thing: object) -> Sparsifier:
-    """The sparsifier that `thing` stands for: an instance, or a name for one with its defaults.
+    """Returns the sparsifier that `thing` denotes: an instance, or a name (with defaults).
 
     Raises:
-        InvalidArgumentError: There is none of that name, or it has an option without a default.
+        InvalidArgumentError: No sparsifier has that name, or it has an option without a default.
     """
     if isinstance(thing, Sparsifier):
         return thing

@@ -1,4 +1,4 @@
-"""How many threads a pass over a gradient may use. Decided here and nowhere else."""
+"""The number of threads that a pass over a gradient may use; decided only here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError
 
 VARIABLE = "HVD_SPARSE_NUM_THREADS"
-# A pass is bound by memory, which a few cores saturate; the others go on with their own work.
+# Memory bounds a pass, and a few cores saturate it; the others are left to other work.
 MOST_BY_DEFAULT = 8
 
 
@@ -19,20 +19,20 @@ def kernel_threads(
     environment: Mapping[str, str] = os.environ,
     cpus: int | None = None,
 ) -> int:
-    """The number of threads, the calling one included.
+    """Returns the number of threads, the calling one included.
 
-    HVD_SPARSE_NUM_THREADS where it is set, else OMP_NUM_THREADS as for the framework's own pool,
-    else this rank's share of the processors that it may run on, at most 8; without OpenMP one. The
+    It is HVD_SPARSE_NUM_THREADS if set, else OMP_NUM_THREADS as for the framework's own pool, else
+    this rank's share of the processors that it may run on, at most 8; without OpenMP it is one. The
     passes run inside the framework's calls (a gradient hook, an op), on the threads of its pool.
 
     Args:
         local_size: Ranks on this machine.
-        openmp: Whether the core was built with OpenMP.
-        environment: Of the process.
-        cpus: Processors that this process may run on; by default, what the system says.
+        openmp: True if the core was built with OpenMP.
+        environment: Environment variables of the process.
+        cpus: Number of processors that this process may run on; by default, the system's answer.
 
     Raises:
-        InvalidArgumentError: HVD_SPARSE_NUM_THREADS is no positive number.
+        InvalidArgumentError: HVD_SPARSE_NUM_THREADS is not an integer in [1, 1024].
         UnavailableError: It is more than 1, and the core was built without OpenMP.
     """
     wanted = environment.get(VARIABLE, "")

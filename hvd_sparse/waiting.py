@@ -1,4 +1,4 @@
-"""Waits that end with the exchange, and at a deadline."""
+"""Waits that end at a deadline, or when the exchange fails."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable
 from hvd_sparse import _core
 from hvd_sparse.errors import ExchangeTimeoutError
 
-# Between two looks at what is waited for and at the exchange: a part of what was waited already,
-# between these limits. A look every 100 us would take a fifth of a core.
+# Time between two polls of the condition and of the exchange: a share of the time waited so far,
+# between these limits. Polling every 100 us would take a fifth of a core.
 _POLL_SHARE = 0.01
 _SHORTEST_POLL, _LONGEST_POLL = 1e-4, 2e-3  # seconds
 
 
 def wait_until(done: Callable[[], bool], check: Callable[[], None], what: str) -> None:
-    """Sleeps until something is done.
+    """Sleeps until a condition holds.
 
     Args:
-        done: Whether it is.
-        check: Raises what has ended the exchange.
-        what: Is waited for, as the error shows it.
+        done: Returns true once the condition holds.
+        check: Raises the error that has ended the exchange, if any.
+        what: The event waited for, as quoted in the error.
 
     Raises:
-        ExchangeTimeoutError: It was not done within HVD_SPARSE_TIMEOUT seconds.
+        ExchangeTimeoutError: The condition did not hold within HVD_SPARSE_TIMEOUT seconds.
     """
     if done():
         return

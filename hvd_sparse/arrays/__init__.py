@@ -1,5 +1,5 @@
-"""The face for arrays: sparse_allreduce of NumPy's, CuPy's, and what looks like them.
+"""The API for arrays: sparse_allreduce of NumPy and CuPy arrays, and others with their interfaces.
 
-Begin with functions.py. channels.py, the exchanges of single arrays, serves PyTorch's
-sparse_allreduce, too.
+Begin with functions.py. channels.py, the exchanges of single arrays, also serves PyTorch's
+sparse_allreduce.
 """

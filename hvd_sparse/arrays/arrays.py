@@ -1,4 +1,4 @@
-"""Arrays of NumPy and CuPy, and whatever else has their interfaces, as the core takes them."""
+"""Finds the memory of NumPy and CuPy arrays, and others with their interfaces, for the core."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.places.gpus import require_gpus
 
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
-_LEGACY_DEFAULT_STREAM = 1  # as __cuda_array_interface__ numbers it, and CUDA, too
+_LEGACY_DEFAULT_STREAM = 1  # in __cuda_array_interface__, and in CUDA
 
 
 class Placed(NamedTuple):
-    """An array's memory, and where it is.
+    """An array's memory, and its device.
 
     Attributes:
-        buffer: Its elements, in C order.
-        device: "cpu", or "cuda:0" and the like.
-        stream: Of a device: the stream that is done with the array, or will be.
+        buffer: The array's elements, in C order.
+        device: The array's device: "cpu", or "cuda:0" and the like.
+        stream: On a device, the stream whose queued work is the last to use the array.
     """
 
     buffer: Buffer
@@ -30,12 +30,13 @@ class Placed(NamedTuple):
 
 
 def placed(name: str, array: Any) -> Placed:
-    """Where the elements of an array are.
+    """Returns the memory and the device of an array.
 
     Args:
-        name: Of the argument, for errors.
-        array: With `__cuda_array_interface__` (CuPy's, Numba's), or a NumPy array; contiguous in C
-            order, writable, of fewer than 2^31 elements; float64, float32, float16 or bfloat16.
+        name: Name of the argument, for errors.
+        array: A NumPy array, or one with `__cuda_array_interface__` (CuPy's, Numba's); contiguous
+            in C order, writable, of fewer than 2^31 elements; float64, float32, float16 or
+            bfloat16.
 
     Raises:
         InvalidArgumentError: It is no such array.
@@ -75,7 +76,7 @@ def _on_a_device(name: str, interface: dict[str, Any]) -> Placed:
 def _contiguous(
     shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype[Any]
 ) -> bool:
-    """Whether these are C order's strides; None says so."""
+    """Returns true if these are the strides of C order; None stands for them."""
     expected = dtype.itemsize
     for length, stride in zip(reversed(shape), reversed(strides or ()), strict=False):
         if length > 1 and stride != expected:

@@ -1,4 +1,4 @@
-"""Exchanges of single arrays: what sparse_allreduce of PyTorch and of arrays have in common."""
+"""Exchanges of single arrays, for sparse_allreduce of PyTorch's tensors and of arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Channel:
     """The exchange of a process set.
 
     It has a bucket per (numel, dtype, compression, name, device type). A rank's bucket stays on the
-    device on which it was first met.
+    device on which it was first used.
     """
 
     def __init__(self, hvd: ModuleType, process_set: Any) -> None:
@@ -40,7 +40,7 @@ class _Channel:
     def bucket(
         self, name: str | None, array: Buffer, compression: Compression, device: str
     ) -> tuple[int, list[int], np.ndarray[Any, Any]]:
-        """Its number, ks and state; agreed upon by all ranks when it is first met."""
+        """Returns a bucket's number, ks and state; at its first use, all ranks agree on it."""
         numel, kind = array.numel, device.partition(":")[0]
         call: dict[str, str | int] = {
             "numel": numel,
@@ -68,7 +68,7 @@ class _Channel:
 
 
 class Channels:
-    """The exchanges of one face's calls, one for each process set.
+    """The exchanges of one framework's calls, one for each process set.
 
     Args:
         hvd: `horovod.torch` or `horovod.tensorflow`.
@@ -90,22 +90,22 @@ class Channels:
         device: str = "cpu",
         stream: int = 0,
     ) -> None:
-        """Overwrites an array with what a sparse exchange makes of it. Collective.
+        """Overwrites an array with the result of its sparse exchange. Collective.
 
         Args:
-            array: Not empty; read and then written.
-            residual: float32, with as many elements; updated.
-            compression: Of which density, sparsifier and collective apply.
+            array: The array, not empty; read and then written.
+            residual: The array's residual: float32, with as many elements; updated.
+            compression: The compression; its density, sparsifier and collective apply.
             reduction: Average or sum.
-            name: Tells apart arrays of the same size.
-            process_set: Horovod's; contains this rank.
-            device: Where both lie: "cpu", or "cuda:0" and the like.
-            stream: Of a device: the one that writes the array before, and reads it after.
+            name: Distinguishes arrays of the same size.
+            process_set: A process set of Horovod that contains this rank.
+            device: Device of array and residual: "cpu", or "cuda:0" and the like.
+            stream: On a device, the stream that writes the array before, and reads it after.
 
         Raises:
             InvalidArgumentError: An argument differs between ranks, or from an earlier call.
-            NonFiniteGradientError: On every rank, when the array is not finite on one. The finite
-                entries are in the residual then.
+            NonFiniteGradientError: On every rank, if the array is not finite on one. The finite
+                entries are then in the residual.
             ExchangeFailedError: Another rank ended the exchange, or died. The next call builds it
                 anew.
         """
@@ -127,16 +127,16 @@ class Channels:
             exchange.commit()
         except BaseException as error:
             has_ended = isinstance(error, ExchangeFailedError)
-            if has_ended or not isinstance(error, HvdSparseError):  # Ctrl-C: it may be under way
+            if has_ended or not isinstance(error, HvdSparseError):  # Ctrl-C: it may be in flight
                 del self._channels[process_set.process_set_id]
-                exchange.close()  # now the memory is the caller's
+                exchange.close()  # the core no longer uses the memory
             raise
 
     def _of(self, process_set: Any) -> _Channel:
         key = process_set.process_set_id
         channel = self._channels.get(key)
         if channel is not None and channel.process_set is not process_set:
-            channel.exchange.close()  # of a set that was removed; its number went to this one
+            channel.exchange.close()  # its set was removed, and this one has its number
         try:
             if channel is not None:
                 channel.exchange.check()

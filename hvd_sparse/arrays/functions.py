@@ -1,4 +1,4 @@
-"""sparse_allreduce of arrays: NumPy's, CuPy's, and what looks like them."""
+"""sparse_allreduce of NumPy and CuPy arrays, and others with their interfaces."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def sparse_allreduce(
     name: str | None = None,
     process_set: Any = None,
 ) -> Any:
-    """Averages or sums an array over all ranks, as far as a sparse exchange carries it. Collective.
+    """Averages or sums an array over all ranks, up to the residuals that they keep. Collective.
 
-    Entry by entry, summed over the ranks P: array + residual before = P * result + residual after
-    (for op=Sum: result + residual after). Calls are made in the same order on all ranks of a set,
+    For each entry, summed over the P ranks: array + residual before = P * result + residual after
+    (for op=Sum: result + residual after). All ranks of a set make their calls in the same order,
     after `hvd.init()` of horovod.torch or horovod.tensorflow.
 
     Args:
-        array: A NumPy array, or, where this build has CUDA, a CuPy array or any other that has
+        array: A NumPy array, or, if this build has CUDA, a CuPy array or any other that has
             `__cuda_array_interface__` and a method copy(); contiguous in C order; float64, float32,
             float16 or bfloat16, of any shape; not changed.
-        residual: float32, beside `array` and with as many elements: what this rank has not sent
-            yet. Zeros at first; updated in place.
-        compression: A class or an instance, of which density, sparsifier and collective apply.
-            Default: GTopK(density=0.01).
+        residual: The values that this rank has not sent yet: float32, on the device of `array` and
+            with as many elements. Zeros at first; updated in place.
+        compression: A class or an instance; its density, sparsifier and collective apply. Default:
+            GTopK(density=0.01).
         op: Horovod's Average or Sum. None: Average.
-        name: Tells apart arrays of the same size, and appears in errors.
-        process_set: Horovod's; contains this rank. None: all ranks.
+        name: Distinguishes arrays of the same size, and appears in errors.
+        process_set: A process set of Horovod that contains this rank. None: all ranks.
 
     Returns:
         A new array of the shape and type of `array`, bitwise equal on all ranks. On a device it can
@@ -50,9 +50,9 @@ def sparse_allreduce(
     Raises:
         UnavailableError: Horovod is not initialised.
         InvalidArgumentError: An argument lies outside its limits, or differs between ranks.
-        UnsupportedError: The op, or the type or place of the array.
-        NonFiniteGradientError: On every rank, when `array` is not finite on one. The finite entries
-            are in the residual then.
+        UnsupportedError: The op, or the array's type or device, is not supported.
+        NonFiniteGradientError: On every rank, if `array` is not finite on one. The finite entries
+            are then in the residual.
         ExchangeFailedError: Another rank ended the exchange, or died. The next call builds it anew.
     """
     chosen = as_compression(compression)
@@ -84,7 +84,7 @@ def _channels(hvd: ModuleType) -> Channels:
 
 
 def _horovod() -> ModuleType:
-    """The face of Horovod that this process has initialised; each of them is a world of its own."""
+    """Returns the module of Horovod that this process has initialised; each has its own world."""
     for name in ("horovod.torch", "horovod.tensorflow"):
         module = sys.modules.get(name)
         if module is not None and module.is_initialized():

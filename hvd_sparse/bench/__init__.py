@@ -1,5 +1,5 @@
-"""What `hvd-sparse bench` does: every collective beside a dense allreduce, on the ranks of a job.
+"""The benchmark `hvd-sparse bench`: every collective beside a dense allreduce, on a job's ranks.
 
-Begin with bench.py. ranks.py brings the ranks, results.py has what is asked and found;
-hvd_sparse/cli/bench.py prints it.
+Begin with bench.py. ranks.py connects the ranks, results.py defines settings and results;
+hvd_sparse/cli/bench.py prints them.
 """

@@ -1,7 +1,7 @@
-"""What `hvd-sparse bench` times: dense allreduce and every collective, side by side.
+"""Timing for `hvd-sparse bench`: dense allreduce and every collective, side by side.
 
-All methods sum the same gradients and take turns, so that whatever else the machines do meets all
-of them. A time is the slowest rank's; ranks begin together, after a barrier of their own.
+All methods sum the same gradients and take turns, so that any disturbance of the machines affects
+all of them. A time is the slowest rank's; ranks begin together, after a barrier of their own.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from hvd_sparse.planning.cluster import Cluster
 from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
 
-UNTIMED = 2  # turns before the timed ones: connections open, memory is touched
+UNTIMED = 2  # untimed turns: connections open, memory is touched
 
-# Its choice depends on the gradient alone, so every turn must come to the same bits.
+# Its choice depends on the gradient alone, so every turn must produce the same bits.
 SPARSIFIER = "top_k"
 
 Array: TypeAlias = NDArray[np.float32]
 
 
 class VerificationError(HvdSparseError):
-    """A collective came to a sum that is not the sum of what left the residuals."""
+    """A collective's sum is not the sum of the entries that left the residuals."""
 
 
 class Ranks(Protocol):
-    """Who takes part, and Horovod's allreduce between them."""
+    """The participating ranks, and Horovod's allreduce between them."""
 
     world: World
 
@@ -54,13 +54,13 @@ def run(settings: Settings, ranks: Ranks, exchange: Exchange, cluster: Cluster) 
     """Times every method at every size. Collective.
 
     Args:
-        settings: The same on all ranks.
-        ranks: Who takes part.
-        exchange: Between them, without buckets; it is left so.
-        cluster: As measured; predictions follow from it.
+        settings: The settings, the same on all ranks.
+        ranks: The participating ranks.
+        exchange: The exchange between them; it has no buckets, before and after.
+        cluster: The measured cluster, the basis of predictions.
 
     Raises:
-        VerificationError: A sum was wrong, on all ranks alike.
+        VerificationError: On all ranks alike, if a sum was wrong.
     """
     rows: list[Row] = []
     for numel in dict.fromkeys(settings.numels):
@@ -71,7 +71,7 @@ def run(settings: Settings, ranks: Ranks, exchange: Exchange, cluster: Cluster) 
 
 
 def integer_gradient(numel: int, rank: int, size: int) -> Array:
-    """Normal numbers, rounded to integers that are so small that sums of all ranks are exact."""
+    """Returns normal numbers, rounded to integers so small that sums over all ranks are exact."""
     scale = min(1e4, 2**24 / (8 * size))  # none is 8 standard deviations away
     normal = np.random.default_rng(1 + rank).standard_normal(numel, dtype=np.float32)
     rounded: Array = np.rint(np.float32(scale) * normal)
@@ -110,16 +110,16 @@ class Method(Protocol):
     """A way to sum a gradient over the ranks.
 
     Attributes:
-        sum: Where `run` leaves the sum.
+        sum: Array in which `run` leaves the sum.
     """
 
     sum: Array
 
     def run(self) -> tuple[float, float]:
-        """Sums; seconds of the selection, and of everything."""
+        """Sums the gradient; returns the seconds of the selection, and of everything."""
 
     def verify(self) -> bool:
-        """Whether what `run` came to is right, on this rank. Collective."""
+        """Returns true if the result of `run` is right on this rank. Collective."""
 
 
 class Dense:
@@ -130,7 +130,7 @@ class Dense:
         self.sum = np.empty_like(gradient)
 
     def run(self) -> tuple[float, float]:
-        """As `Method`."""
+        """Sums the gradient, see `Method`."""
         self.sum[:] = self._gradient
         self._ranks.barrier()
         start = time.perf_counter()
@@ -138,7 +138,7 @@ class Dense:
         return 0.0, time.perf_counter() - start
 
     def verify(self) -> bool:
-        """The sum itself is what others are compared with; every turn must repeat it."""
+        """Returns true: the other sums are compared with this one, which every turn must repeat."""
         return True
 
 
@@ -169,7 +169,7 @@ class Sparse:
         )
 
     def run(self) -> tuple[float, float]:
-        """As `Method`."""
+        """Sums the gradient, see `Method`."""
         self.sum[:] = self._gradient
         self._residual[:] = 0
         self._ranks.barrier()
@@ -188,7 +188,7 @@ class Sparse:
         return stats.select_seconds, seconds
 
     def verify(self) -> bool:
-        """What left the residuals, summed by Horovod, must be what the collective came to."""
+        """Returns true if Horovod's sum of what left the residuals is the collective's sum."""
         left = self._gradient - self._residual
         sent = int(np.count_nonzero(left))
         self._ranks.allreduce(left)
@@ -202,8 +202,8 @@ class _Verdict(NamedTuple):
     """A rank's verdict on each method, in the order of the methods.
 
     Attributes:
-        right: True for a method whose sum is right.
-        bits: That tell the sums apart; none where ranks need not hold the same ones.
+        right: For each method, true if its sum is right.
+        bits: Checksums of the sums; empty where ranks need not hold the same sums.
     """
 
     right: list[bool]
@@ -216,7 +216,7 @@ def _require(
     right: dict[tuple[str, str], bool],
     bits: dict[tuple[str, str], int] | None = None,
 ) -> None:
-    """Raises on all ranks what one of them saw, or that they hold other bits. Collective."""
+    """Raises on all ranks if a sum is wrong on one of them, or its bits differ. Collective."""
     told = _Verdict([*right.values()], [] if bits is None else [bits[name] for name in right])
     everybody: list[_Verdict] = ranks.world.allgather_object(told, _Verdict)
     for at, (collective, wire) in enumerate(right):
@@ -267,5 +267,5 @@ def _rows(
 
 
 def _bits(array: Array) -> int:
-    """Differs, all but surely, for arrays that differ in a bit."""
+    """Returns a checksum, which almost surely differs for arrays that differ in a bit."""
     return zlib.crc32(array.data)

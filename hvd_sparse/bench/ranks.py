@@ -1,4 +1,4 @@
-"""The ranks that `hvd-sparse bench` runs on: Horovod's, by way of PyTorch."""
+"""The ranks of `hvd-sparse bench`: Horovod's, by way of PyTorch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvd_sparse.tuning.measure import measure_machine, measure_network, slowest_
 
 
 class HorovodRanks:
-    """All ranks of this job. Collective.
+    """All ranks of this job; constructed by all of them together.
 
     Attributes:
         world: The ranks.
@@ -42,25 +42,25 @@ class HorovodRanks:
         self._exchange: Exchange | None = None
 
     def connect(self) -> Exchange:
-        """An exchange between the ranks, which `barrier` uses. Collective."""
+        """Returns an exchange between the ranks, which `barrier` uses. Collective."""
         self._exchange = Exchange.between_ranks(self.world, name="bench")
         return self._exchange
 
     def measure(self, exchange: Exchange) -> Cluster:
-        """The network and the machine, as the slowest rank sees them. Collective."""
+        """Measures the network and the machine, as the slowest rank sees them. Collective."""
         network = measure_network(exchange, self.world, self._allreduce_seconds)
         sparsifier = as_sparsifier(SPARSIFIER)
         machine = slowest_machine(self.world, lambda: measure_machine(sparsifier))
         return Cluster(network=network, machine=machine)
 
     def barrier(self) -> None:
-        """Short swaps along a hypercube; Horovod's barrier ends up to a millisecond apart."""
+        """Swaps along a hypercube; from Horovod's barrier ranks return up to 1 ms apart."""
         assert self._exchange is not None
         rank, size = self.world.rank, self.world.size
         core = 1 << (size.bit_length() - 1)
-        guest = rank ^ core  # a guest's host, or a host's guest
+        guest = rank ^ core  # the guest of a host, or the host of a guest
         if rank >= core:
-            self._exchange.swap(guest, 0, 2)  # tells its host, and is told
+            self._exchange.swap(guest, 0, 2)  # the first tells its host, the second waits for it
             return
         if guest < size:
             self._exchange.swap(guest, 0, 1)
@@ -72,12 +72,12 @@ class HorovodRanks:
             self._exchange.swap(guest, 0, 1)
 
     def allreduce(self, array: NDArray[np.float32]) -> None:
-        """Horovod's sum, in place."""
+        """Sums an array over all ranks by Horovod, in place."""
         hvd = self._hvd
         hvd.allreduce_(self._torch.from_numpy(array), name="hvd_sparse.bench", op=hvd.Sum)
 
     def _allreduce_seconds(self, nbytes: int) -> float:
-        """What Horovod's sum of so many bytes takes."""
+        """Returns the seconds that Horovod takes to sum `nbytes` bytes."""
         array = np.zeros(nbytes // 4, np.float32)
         start = time.perf_counter()
         self.allreduce(array)

@@ -1,4 +1,4 @@
-"""What `hvd-sparse bench` is asked for, and what it finds out."""
+"""Settings and results of `hvd-sparse bench`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.cluster import Cluster
 
 DEFAULT_NUMELS = (10_000, 100_000, 1_000_000, 4_000_000)
-MAX_NUMEL = (1 << 31) - 1  # of a bucket of the core
-# A method wins where it is so many times as fast as dense; less may be noise.
+MAX_NUMEL = (1 << 31) - 1  # limit of a bucket of the core
+# Speed-up over dense from which on a method wins; less may be noise.
 WINNING_SPEEDUP = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is timed.
+    """Settings of a benchmark run.
 
     Attributes:
-        numels: Entries of the gradients, each in [1, 2^31).
+        numels: Numbers of entries of the gradients, each in [1, 2^31).
         density: Fraction of the entries that is sent, in (0, 1].
-        repetitions: Timed turns of each method, at least 2.
+        repetitions: Number of timed turns of each method, at least 2.
     """
 
     numels: tuple[int, ...] = DEFAULT_NUMELS
@@ -42,13 +42,13 @@ class Settings:
             raise InvalidArgumentError(f"repetitions must be at least 2, got {self.repetitions}")
 
     def k(self, numel: int) -> int:
-        """Entries of so many that each rank sends."""
+        """Returns the number of entries that each rank sends of `numel`."""
         return min(numel, math.ceil(self.density * numel))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Of several turns: the median, and the quartiles below and above it; seconds."""
+    """Median of several turns, and the quartiles below and above it, in seconds."""
 
     median: float
     low: float
@@ -56,25 +56,25 @@ class Timing:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Timing:
-        """Of two turns at least."""
+        """Computes the quartiles of two or more turns."""
         low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
         return cls(median=median, low=low, high=high)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One method at one size.
+    """Result of one method at one size.
 
     Attributes:
-        numel: Entries of the gradient.
-        k: Entries that each rank sends; numel for dense.
-        collective: "dense" is Horovod's allreduce.
+        numel: Number of entries of the gradient.
+        k: Number of entries that each rank sends; numel for dense.
+        collective: Name of the collective; "dense" is Horovod's allreduce.
         wire: "plain" or "packed".
-        exchange: From the slowest rank's selection to the slowest rank's sum.
-        total: Selection included.
-        predicted_exchange: What `costs.cost` says of `exchange`.
-        predicted_total: What the model says of `total`.
-        speedup: Dense's median over this one's, selection included.
+        exchange: Time from the slowest rank's selection to the slowest rank's sum.
+        total: Time with selection.
+        predicted_exchange: Prediction of `exchange` by `costs.cost`.
+        predicted_total: Prediction of `total` by the same model.
+        speedup: Dense's median time over this method's, selection included.
     """
 
     numel: int
@@ -90,13 +90,13 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """Everything that a run found out; all of it is verified.
+    """Results of a run; all sums are verified.
 
     Attributes:
-        settings: What was asked for.
-        transport: What the sparse exchanges went over: "mpi" or "tcp".
-        cluster: The network and the machine as measured.
-        rows: By size, as asked for, dense first.
+        settings: The settings.
+        transport: Transport of the sparse exchanges: "mpi" or "tcp".
+        cluster: The measured network and machine.
+        rows: Rows by size, in the order asked for, dense first.
     """
 
     settings: Settings
@@ -105,12 +105,12 @@ class Results:
     rows: tuple[Row, ...]
 
     def at(self, numel: int) -> tuple[Row, ...]:
-        """The rows of one size."""
+        """Returns the rows of one size."""
         return tuple(row for row in self.rows if row.numel == numel)
 
 
 def winners(results: Results) -> tuple[int, ...]:
-    """The sizes at which some collective, selection included, was faster than dense; ascending."""
+    """Returns, ascending, the sizes at which a collective with selection beat dense."""
     return tuple(
         numel
         for numel in sorted(set(results.settings.numels))

@@ -1,4 +1,4 @@
-"""hvd-sparse bench: what this cluster takes, dense and sparse, and from where on sparse wins."""
+"""hvd-sparse bench: times dense and sparse exchanges on this cluster, and says which win."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def bench(
 def _run(
     settings: Settings, json_file: Path | None, save: Path | None, plot: Path | None
 ) -> Results | None:
-    """Measures and times; the results on rank 0 alone."""
-    # Imported here: a command line without the core or Horovod is good for its other commands.
+    """Measures and times; returns the results on rank 0, None on the others."""
+    # Imported here, so that the other commands work without the core or Horovod.
     from hvd_sparse.bench.bench import run
     from hvd_sparse.bench.ranks import HorovodRanks
 
@@ -93,7 +93,7 @@ def _run(
 def _agree_on_files(
     ranks: HorovodRanks, json_file: Path | None, save: Path | None, plot: Path | None
 ) -> None:
-    """Refuses on all ranks what rank 0 will not be able to write. Collective."""
+    """Raises on all ranks if rank 0 will not be able to write its files. Collective."""
     problem = None
     if ranks.world.rank == 0:
         try:
@@ -127,7 +127,7 @@ def _report(results: Results, json_file: Path | None, save: Path | None, plot: P
 
 
 def account(results: Results) -> dict[str, Any]:
-    """Everything that the command knows, as plain values."""
+    """Returns all results as plain values, for JSON."""
     return {
         "settings": asdict(results.settings),
         "transport": results.transport,
@@ -135,7 +135,7 @@ def account(results: Results) -> dict[str, Any]:
         "rows": [asdict(row) for row in results.rows],
         "sparse_wins_at": list(winners(results)),
         "verdict": verdict(results),
-        "verified": True,  # a wrong sum ends the command before
+        "verified": True,  # a wrong sum would have ended the command
     }
 
 
@@ -150,7 +150,7 @@ def show(results: Results, console: Console) -> None:
 
 
 def show_cluster(cluster: Cluster, transport: str, console: Console) -> None:
-    """Prints what was measured of the network and of a rank's own work."""
+    """Prints the measurements of the network and of a rank's own work."""
     network, machine = cluster.network, cluster.machine
     ranks = f"{network.size} ranks, {network.local_size} on a node, over {transport.upper()}"
     console.print(f"[bold]{ranks}[/]\n")
@@ -208,7 +208,7 @@ def show_size(rows: Sequence[Row], console: Console) -> None:
 
 
 def verdict(results: Results) -> str:
-    """From which size on sparse exchange wins, in plain words."""
+    """Returns a sentence that says from which size on sparse exchange wins."""
     numels = sorted(set(results.settings.numels))
     won = winners(results)
     density = f"density {results.settings.density:g}"

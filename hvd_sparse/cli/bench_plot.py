@@ -1,4 +1,4 @@
-"""The picture of a bench: times by size, measured and predicted."""
+"""The plot of a benchmark: times by size, measured and predicted."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 from hvd_sparse.bench.results import Results
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; dense is the first.
+# Okabe and Ito's colours, which colour-blind readers can tell apart; dense has the first.
 COLORS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999")
 
 
 def plot_bench(file: Path, results: Results) -> None:
     """Draws the time of each method, selection included, against the size of the tensor."""
-    import matplotlib as mpl  # files.check_picture has seen that it is there
+    import matplotlib as mpl  # files.check_picture has imported it before
 
     mpl.use("Agg")  # draws without a display
     from matplotlib import pyplot as plt

@@ -1,4 +1,4 @@
-"""How the commands print their tables: how wide, and whether in bold and colours."""
+"""The console on which the commands print tables: its width, bold type and colours."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 
 from rich.console import Console
 
-# The widest tables need so many columns; pipes and horovodrun pass on no width of a terminal.
+# Width of the widest tables; pipes and horovodrun do not pass on the terminal's width.
 COLUMNS = 120
 
 
 def wide_console() -> Console:
-    """A console on which no number of a table is cut, also where it is wider than the terminal."""
-    # Open MPI gives each rank a terminal of its own, also where mpirun's output goes into a file.
+    """Returns a console that cuts no number of a table, even if wider than the terminal."""
+    # Open MPI gives each rank a terminal of its own, even if mpirun's output goes to a file.
     hidden = "OMPI_COMM_WORLD_SIZE" in os.environ and "FORCE_COLOR" not in os.environ
     return Console(
         width=max(COLUMNS, Console().width),

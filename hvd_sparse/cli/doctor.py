@@ -1,4 +1,4 @@
-"""hvd-sparse doctor: what is installed, and whether it works together."""
+"""hvd-sparse doctor: checks what is installed, and whether it works together."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def doctor(
 
 
 def show_facts(facts: Facts) -> None:
-    """Prints what was found, one line each."""
+    """Prints the facts, one line each."""
     core, horovod, mpi = facts["hvd_sparse"], facts["horovod"] or {}, facts["mpi"] or {}
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
@@ -65,7 +65,7 @@ def show_facts(facts: Facts) -> None:
     of_gpus = (mpi["memory_problem"] or "CUDA-aware") if "memory_problem" in mpi else None
     row("MPI", core["mpi_library"], mpi.get("thread_level"), mpi.get("mpirun"), of_gpus)
     cuda = facts.get("cuda")
-    if cuda is not None:  # else it was left out, as its part says
+    if cuda is not None:  # otherwise the core was built without CUDA, as its line says
         row("CUDA", ", ".join(cuda.get("devices", [])) or "no device", cuda.get("error"))
     nccl = facts.get("nccl")
     if nccl is not None:
@@ -76,7 +76,7 @@ def show_facts(facts: Facts) -> None:
 
 
 def show_verdict(problems: list[Problem], frameworks: list[str], means: list[str]) -> None:
-    """Prints what is wrong and the way out, or for which frameworks and transports all is well."""
+    """Prints each problem with its remedy, or the frameworks and transports that are ready."""
     console.print()
     if not problems:
         names = " and ".join(frameworks)

@@ -1,4 +1,4 @@
-"""Files that a command is asked to write: what is wrong with them is found before it works."""
+"""Checks of output files, made before a command begins its work."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def check_writable(option: str, file: Path, *, in_job: bool = False) -> None:
     """Checks that a file can be written.
 
     Args:
-        option: That names it.
-        file: There or not.
-        in_job: True if other ranks wait for the one that writes. Then a FIFO is refused: writing
-            to it waits for a reader, who may never come.
+        option: The option that names the file, for errors.
+        file: The file, which need not exist.
+        in_job: True if other ranks wait for the one that writes. A FIFO is then refused: writing to
+            it waits for a reader, who may never come.
 
     Raises:
-        InvalidArgumentError: Its folder is missing, or it must not be written.
+        InvalidArgumentError: The file's folder is missing, or the file is not writable.
     """
     folder = file.absolute().parent
     if not folder.is_dir():
@@ -37,16 +37,16 @@ def check_writable(option: str, file: Path, *, in_job: bool = False) -> None:
 
 
 def check_picture(option: str, file: Path, *, in_job: bool = False) -> None:
-    """Checks that a picture can be drawn, and written.
+    """Checks that a plot can be drawn and written.
 
     Args:
-        option: That names it.
-        file: There or not.
-        in_job: As in `check_writable`.
+        option: The option that names the file, for errors.
+        file: The file, which need not exist.
+        in_job: Passed on to `check_writable`.
 
     Raises:
-        InvalidArgumentError: matplotlib is missing, or the file is of no kind that is drawn here,
-            or cannot be written.
+        InvalidArgumentError: matplotlib is missing, the file's suffix is not one of PICTURES, or
+            the file cannot be written.
     """
     try:
         import matplotlib  # noqa: F401

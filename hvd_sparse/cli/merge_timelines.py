@@ -1,4 +1,4 @@
-"""hvd-sparse merge-timelines: traces of several ranks, and Horovod's, in one file."""
+"""hvd-sparse merge-timelines: joins traces of several ranks, and Horovod's, in one file."""
 
 from __future__ import annotations
 

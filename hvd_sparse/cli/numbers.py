@@ -1,6 +1,6 @@
-"""Numbers that options are given: what is none is refused with what was given.
+"""Parsers of numeric options, whose errors quote the text that was given.
 
-typer's own checks leave that out. What a number may be is checked by what it is for.
+typer's own errors do not. The limits of a number are checked by the code that uses it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import typer
 
 
 def integer(given: str | int) -> int:
-    """The parser of an option that takes a whole number; typer hands it defaults, too.
+    """Parses an option that takes a whole number; typer passes defaults through it, too.
 
     Raises:
-        typer.BadParameter: It is none.
+        typer.BadParameter: The text is not a whole number.
     """
     try:
         return int(given)
@@ -21,10 +21,10 @@ def integer(given: str | int) -> int:
 
 
 def number(given: str | float) -> float:
-    """The same, of one that takes any number.
+    """Parses an option that takes any number; typer passes defaults through it, too.
 
     Raises:
-        typer.BadParameter: It is none.
+        typer.BadParameter: The text is not a number.
     """
     try:
         return float(given)

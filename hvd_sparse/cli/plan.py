@@ -1,4 +1,4 @@
-"""hvd-sparse plan: what LAGS would choose, from a saved profile, here or on another network."""
+"""hvd-sparse plan: the plan of LAGS for a saved profile, on its own network or another one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hvd_sparse.planning.routes import CALLS
 
 
 class Rule(str, Enum):
-    """As in planner.Rules."""
+    """Values of planner.Rules."""
 
     SIMULATED = "simulated"
     PAPER = "paper"
@@ -98,10 +98,10 @@ def plan(
 def network_of(
     measured: Network, bandwidth: str | None, latency: str | None, ranks: int | None
 ) -> Network:
-    """The network that the options name; what they leave open is as measured.
+    """Returns the network of the options; anything they leave open is as measured.
 
-    With a bandwidth or a latency, dense is an ideal ring, and devices are not connected: nothing
-    measured tells of them.
+    With a bandwidth or a latency, dense is an ideal ring, and devices are not connected, since no
+    measurement applies to them.
     """
     size = measured.size if ranks is None else ranks
     if size < 1:
@@ -122,7 +122,7 @@ def network_of(
 
 
 def account(made: Plan, here: Profile, rules: Rules) -> dict[str, Any]:
-    """Everything that the command knows, as plain values."""
+    """Returns the plan and its predictions as plain values, for JSON."""
     return {
         "plan": json.loads(made.to_json()),
         "buckets": [asdict(row) for row in explain(made, here, select_on=rules.select_on)],
@@ -138,7 +138,7 @@ def account(made: Plan, here: Profile, rules: Rules) -> dict[str, Any]:
 
 
 def title(here: Profile) -> str:
-    """What the plan is for."""
+    """Returns a line that describes the plan's model and network."""
     devices = here.network.devices
     return (
         f"{len(here.layers)} layers, {here.numel:,} entries, {here.network.size} ranks, "
@@ -148,7 +148,7 @@ def title(here: Profile) -> str:
 
 
 def shown_link(link: Link) -> str:
-    """Bandwidth and latency, for people."""
+    """Formats a link's bandwidth and latency for people."""
     rate = quantities.shown_rate(1 / link.beta) if link.beta else "no limit"
     return f"{rate}, {quantities.shown_seconds(link.alpha)} a message"
 

@@ -1,4 +1,4 @@
-"""The picture of a plan: a step of it above a dense step."""
+"""The plot of a plan: one of its steps above a dense step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hvd_sparse.planning.pipeline import Timeline, simulate_dense
 from hvd_sparse.planning.plan import Plan
 from hvd_sparse.planning.profile import Profile
 
-# Okabe and Ito's colours, which colour-blind readers tell apart.
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
 FORWARD, BACKWARD, SELECT = "#999999", "#56B4E9", "#E69F00"
 SPARSE, DENSE = "#009E73", "#D55E00"
 
 
 def plot_plan(file: Path, plan: Plan, profile: Profile, title: str, *, select_on: str) -> None:
     """Draws forward, backward, selection and exchanges of the plan's step and of a dense step."""
-    import matplotlib as mpl  # files.check_picture has seen that it is there
+    import matplotlib as mpl  # files.check_picture has imported it before
 
     mpl.use("Agg")  # draws without a display
     from matplotlib import pyplot as plt
@@ -31,7 +31,7 @@ def plot_plan(file: Path, plan: Plan, profile: Profile, title: str, *, select_on
         )  # fmt: skip
 
     def step(row: int, timeline: Timeline, exchange_colors: list[str]) -> None:
-        """Two lanes: the thread of backward, and the network."""
+        """Draws two lanes: the thread of backward, and the network."""
         spans, colors = [(0.0, timeline.forward)], [FORWARD]
         clock = timeline.forward
         for bucket in timeline.buckets:

@@ -1,6 +1,5 @@
-"""The exchange: buckets of gradients in, sparse sums out; and what surrounds a bucket's way.
+"""The exchange: buckets of gradients in, sparse sums out, and the work before and after.
 
-Begin with exchange.py, the typed face of the core's. planned_bucket.py gives it the buckets of a
-plan; the others say in which order buckets start, what is done to a gradient before, and what is
-told of it after.
+Begin with exchange.py, the typed face of the core's. planned_bucket.py adds the buckets of a plan;
+the others order the launches, clip and decay gradients beforehand, and report statistics.
 """

@@ -1,4 +1,4 @@
-"""What an exchange tells of one bucket and step."""
+"""Statistics of one bucket in one step."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from hvd_sparse import _core
 
 @dataclass(frozen=True)
 class BucketStats:
-    """What became of one bucket in one step, on this rank.
+    """Statistics of one bucket in one step, on this rank.
 
     Attributes:
-        bucket: Its name.
-        step: Steps of this bucket before this one.
+        bucket: Bucket name.
+        step: Number of steps of this bucket before this one.
         numel: Entries of the bucket.
         asked: Entries asked for (the sum of k over its segments).
         selected: Entries that this rank selected.
         reduced: Entries of the sum, the same on every rank.
-        bytes_sent: By this rank, as coded, headers included.
-        bytes_received: By this rank.
-        select_seconds: Accumulating and selecting.
-        exchange_seconds: Exchanging, settling and scattering.
-        route: Where that happened: "calls" (call by call, blocks in memory of the CPU), "device
-            rounds" (the same, but a collective's rounds go from GPU to GPU) or "device step" (a GPU
-            was given all of it at once); see docs/cuda.md.
+        bytes_sent: Bytes that this rank sent, as coded, headers included.
+        bytes_received: Bytes that this rank received.
+        select_seconds: Seconds to accumulate and select.
+        exchange_seconds: Seconds to exchange, settle and scatter.
+        route: "calls" (call by call, blocks in CPU memory), "device rounds" (call by call, but a
+            collective's rounds go from GPU to GPU) or "device step" (the whole step was queued on a
+            GPU at once); see docs/cuda.md.
     """
 
     bucket: str
@@ -41,7 +41,7 @@ class BucketStats:
 
     @classmethod
     def of(cls, bucket: str, stats: _core.BucketStats) -> BucketStats:
-        """What the core says of a bucket of that name."""
+        """Converts the core's statistics of a bucket of that name."""
         return cls(
             bucket=bucket,
             step=stats.step,

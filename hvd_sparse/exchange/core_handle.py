@@ -1,4 +1,4 @@
-"""An exchange of the core, from the side of how it ends: by an error, or because it is closed."""
+"""A handle on an exchange of the core, which ends by an error or by being closed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hvd_sparse.errors import (
 )
 from hvd_sparse.ranks import lifecycle
 
-# So long after an operation of Horovod's has failed, it may become known why: longer than the grace
-# of a rank that left. And the time between two looks.
+# How long the cause may take to become known after an operation of Horovod's has failed (longer
+# than the grace period of a rank that left), and the time between two looks.
 _CAUSE_SECONDS, _LOOK_SECONDS = 3.0, 0.005
 
 
 def failures() -> list[ExchangeFailedError]:
-    """What has ended exchanges of this process that are not closed yet."""
+    """Returns the errors that ended those exchanges of this process that are not closed yet."""
     found = []
     for one in lifecycle.still_open():
         if isinstance(one, CoreHandle) and not one.closed:
@@ -38,11 +38,12 @@ def failures() -> list[ExchangeFailedError]:
 class CoreHandle:
     """Owns an exchange of the core, and closes it before MPI ends.
 
-    A process that was forked, as data loaders' workers are, may collect what its parent has thrown
-    away. The exchange is the parent's alone, with its threads: there nothing is ended or closed.
+    A forked process, such as a data loader's worker, may garbage-collect a handle that its parent
+    has dropped. The exchange and its threads belong to the parent alone, so `fail` and `close` do
+    nothing in a forked process.
 
     Args:
-        core: Used by nobody else.
+        core: The core's exchange; used by nobody else.
     """
 
     def __init__(self, core: _core.Exchange) -> None:
@@ -52,12 +53,12 @@ class CoreHandle:
 
     @property
     def closed(self) -> bool:
-        """Whether this rank's part was closed."""
+        """True if this rank's part was closed."""
         return self._core is None
 
     @property
     def inherited(self) -> bool:
-        """Whether this process was forked by the one whose exchange it is."""
+        """True if this process was forked by the one that owns the exchange."""
         return os.getpid() != self._process
 
     def check(self) -> None:
@@ -74,17 +75,17 @@ class CoreHandle:
         return None
 
     def cause(self) -> HvdSparseError | None:
-        """What has ended the exchange, for a rank on which an operation of Horovod's has failed.
+        """Returns the error that ended the exchange, after an operation of Horovod's has failed.
 
-        Horovod fails on all ranks when one is gone, and says neither which nor why. That is known
-        here soon after, and is waited for. None: the exchange goes on.
+        Horovod fails on all ranks when one is gone, and says neither which nor why. The exchange
+        learns both soon after, so this waits a few seconds. Returns None if the exchange goes on.
         """
         deadline = time.monotonic() + _CAUSE_SECONDS
         while True:
             try:
                 with self._telling():
-                    self._open.check_at_end()  # one that died or failed, at once
-                    self._open.check()  # one that left
+                    self._open.check_at_end()  # a rank that died or failed, at once
+                    self._open.check()  # a rank that left
             except HvdSparseError as error:
                 return _without_frames(error)
             if time.monotonic() >= deadline:
@@ -103,8 +104,8 @@ class CoreHandle:
         try:
             self._core.check_at_end()
         except HvdSparseError as error:
-            note_loss(error)  # of which only an op has heard, or nobody
-        self._core = None  # warns of a death of which nobody has heard
+            note_loss(error)  # which was raised in an op at most
+        self._core = None  # the core warns of a death that was reported to nobody
 
     @property
     def _open(self) -> _core.Exchange:
@@ -114,7 +115,7 @@ class CoreHandle:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Around calls of the core that may tell the user that the exchange has ended."""
+        """Wraps calls of the core; acknowledges and notes an error that ended the exchange."""
         core = self._core
         try:
             yield
@@ -126,15 +127,15 @@ class CoreHandle:
 
 
 def _without_frames(error: HvdSparseError) -> HvdSparseError:
-    """An error that a caller may keep: its frames would keep the caller's, and so the error."""
+    """Drops the traceback: its frames would keep the caller's alive, and these the error."""
     return error.with_traceback(None)
 
 
 def note_loss(error: HvdSparseError) -> None:
-    """What an error means for the end of this process, if it says that a rank is gone."""
+    """Notes for the end of this process that a rank is gone, if the error says so."""
     if isinstance(error, PeerLeftError):
         lifecycle.note_peer_left()
     elif isinstance(error, PeerLostError | ExchangeTimeoutError | OutOfMemoryError):
-        # A rank that has given up leaves without finalizing MPI: to the others it is lost, too. One
-        # without memory may not be able to.
+        # A rank that has timed out exits without finalizing MPI, so the others lose it, too. A rank
+        # out of memory may be unable to finalize.
         lifecycle.note_peer_lost()

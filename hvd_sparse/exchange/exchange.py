@@ -18,9 +18,9 @@ from hvd_sparse.threads import kernel_threads
 from hvd_sparse.timeline import timeline
 from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
 
-# Over MPI, longer messages travel in pieces.
+# Over MPI, longer messages are sent in pieces.
 MAX_MESSAGE_BYTES = 1 << 30
-# Which thread selects. See docs/performance_exchange.md for the measurement behind the default.
+# The thread that selects; docs/performance_exchange.md has the measurement behind the default.
 DEFAULT_SELECT_ON = "caller"
 
 
@@ -29,13 +29,13 @@ class Exchange(Pings):
 
     Each bucket is started once per step, in the same order on all ranks; then all are waited for,
     and `commit` ends the step. Memory passed to `start` must live until then. Closing the exchange
-    amid a step ends it on all ranks, and gives the residuals back what was taken from them.
+    in the middle of a step ends it on all ranks, and restores what was taken from the residuals.
 
     An error other than `NonFiniteGradientError` ends the exchange, on every rank, for good.
 
     Attributes:
-        timeline: Where to tell what happens when; None unless the user wants to know.
-        transport: By what the ranks are connected: "mpi", "tcp" or "loopback".
+        timeline: The timeline that records events; None unless the user asked for one.
+        transport: The transport between the ranks: "mpi", "tcp" or "loopback".
     """
 
     def __init__(
@@ -61,29 +61,30 @@ class Exchange(Pings):
         local_size: int | None = None,
         transport: str | None = None,
     ) -> Exchange:
-        """An exchange between all ranks of `world`. Collective.
+        """Builds an exchange between all ranks of `world`. Collective.
 
         Args:
             world: The ranks; from `World.from_horovod`.
-            name: Appears in errors, and in the timeline.
+            name: Name of the exchange in errors and in the timeline.
             select_on: "caller" selects on the thread that calls `start`, "engine" on another one.
-            max_message_bytes: Over MPI longer messages travel in pieces of this size; in [1, 2^31).
-            local_size: For "hierarchical": rank r counts as on node r // local_size, the same on
-                all ranks. It can be less than a machine (the cores of a socket) or more (the
-                machines of a rack). None: as Horovod's ranks lie on machines.
-            transport: "mpi" or "tcp", the same on all ranks. None: what HVD_SPARSE_TRANSPORT says,
-                else MPI where Horovod uses it, else TCP.
+            max_message_bytes: Over MPI, longer messages are sent in pieces of this size; in
+                [1, 2^31).
+            local_size: Ranks per node for "hierarchical", the same on all ranks: rank r counts as
+                on node r // local_size. A node can be less than a machine (the cores of a socket)
+                or more (the machines of a rack). None: the machines, as Horovod sees them.
+            transport: "mpi" or "tcp", the same on all ranks. None: the one that
+                HVD_SPARSE_TRANSPORT names, else MPI where Horovod uses it, else TCP.
 
         Raises:
-            UnavailableError: MPI is asked for, and missing from this build or this job; or OpenMP,
-                and HVD_SPARSE_NUM_THREADS asks for it.
+            UnavailableError: MPI was asked for, and this build or this job lacks it; or
+                HVD_SPARSE_NUM_THREADS asks for more than one thread, and this build lacks OpenMP.
             PeerLostError: A rank died, or did not come within 120 seconds.
-            InvalidArgumentError: An argument is out of its range. Or, then on every rank: on some
-                rank HVD_SPARSE_NUM_THREADS is out of its range, or HVD_SPARSE_STALL_SECONDS,
-                HVD_SPARSE_TIMEOUT or HVD_SPARSE_ABORT_SECONDS is, HVD_SPARSE_TIMELINE names no file
-                that it can write, HVD_SPARSE_TRANSPORT no transport, HOROVOD_GLOO_IFACE no network
-                interface, HVD_SPARSE_LOG_LEVEL no level, HVD_SPARSE_CHECK neither 0 nor 1; or the
-                ranks have chosen different transports, or different HVD_SPARSE_CHECKs.
+            InvalidArgumentError: An argument is out of its range. Or, on every rank: the ranks
+                differ in transport or HVD_SPARSE_CHECK, or a variable of some rank is invalid.
+                HVD_SPARSE_NUM_THREADS, HVD_SPARSE_STALL_SECONDS, HVD_SPARSE_TIMEOUT and
+                HVD_SPARSE_ABORT_SECONDS have ranges; HVD_SPARSE_TIMELINE must name a file that can
+                be written, HVD_SPARSE_TRANSPORT a transport, HOROVOD_GLOO_IFACE a network
+                interface, HVD_SPARSE_LOG_LEVEL a level; HVD_SPARSE_CHECK is 0 or 1.
         """
         if local_size is not None and local_size < 1:
             raise InvalidArgumentError(f"local_size must be at least 1, got {local_size}")
@@ -133,15 +134,15 @@ class Exchange(Pings):
         local_size: int = 1,
         checks: bool = False,
     ) -> Exchange:
-        """An exchange between threads of this process, each of which builds its own.
+        """Builds an exchange between threads of this process, each of which calls this.
 
         Args:
-            world: What the ranks share.
-            rank: Of this thread.
-            select_on: As in `between_ranks`.
-            timeline: Where to tell what happens when.
-            local_size: Rank r counts as on node r // local_size.
-            checks: As HVD_SPARSE_CHECK=1; the same on all ranks.
+            world: The loopback world that the ranks share.
+            rank: This thread's rank.
+            select_on: "caller" or "engine"; see `between_ranks`.
+            timeline: The timeline that records events.
+            local_size: Ranks per node: rank r counts as on node r // local_size.
+            checks: True to check like HVD_SPARSE_CHECK=1; the same on all ranks.
 
         Raises:
             InvalidArgumentError: rank or local_size is out of its range.
@@ -153,16 +154,16 @@ class Exchange(Pings):
 
     @property
     def local_size(self) -> int | None:
-        """Ranks on each node; None where nodes differ, or their ranks do not follow each other."""
+        """Ranks on each node; None if nodes differ in that, or their ranks are not consecutive."""
         return self._open.local_size
 
     @property
     def checks(self) -> bool:
-        """Whether the ranks compare what they are about to do, before each bucket."""
+        """True if the ranks compare what they are about to do, before each bucket."""
         return self._open.checks
 
     def note(self, note: str) -> None:
-        """What else has to be equal on all ranks, from now on; compared where they check."""
+        """Sets further text that must be equal on all ranks from now on; compared if `checks`."""
         self._open.note(note)
 
     @property
@@ -187,20 +188,20 @@ class Exchange(Pings):
         """Adds a bucket; in the same order on every rank.
 
         Args:
-            name: Appears in errors and statistics.
+            name: Name of the bucket in errors and statistics.
             numels: Elements of each gradient.
             segments: Elements of each unit of selection; the same total.
             capacity_ks: Largest k of each segment in any step; bounds memory and messages.
-            sparsifier: Who chooses the entries.
+            sparsifier: The sparsifier that chooses the entries.
             collective: Name of the collective.
-            slack: Of "gtopk", also inside "hierarchical", at least 1: its merges before the last
-                keep slack * k entries. The same on every rank; other collectives keep everything,
-                or what is exact.
-            packed: Whether indices travel as about log2(1 / density) + 2 bits instead of 32, where
+            slack: Slack of "gtopk", also inside "hierarchical", at least 1: its merges before the
+                last keep slack * k entries. The same on every rank; other collectives keep
+                everything, or what is exact.
+            packed: True to send indices as about log2(1 / density) + 2 bits instead of 32, where
                 that is smaller; the same on every rank, as is `wire_dtype`.
-            wire_dtype: Type in which values travel: "float32", "float16" or "bfloat16". What
-                rounding takes from a delivered value stays in a residual.
-            device: Where gradients and residual lie: "cpu", or "cuda:0" and the like.
+            wire_dtype: Type of values on the wire: "float32", "float16" or "bfloat16". The rounding
+                error of a delivered value stays in a residual.
+            device: Device of gradients and residual: "cpu", or "cuda:0" and the like.
 
         Returns:
             The bucket's number, for `start`.
@@ -208,8 +209,8 @@ class Exchange(Pings):
         Raises:
             UnavailableError: This build, or this machine, cannot serve `device`.
             InvalidArgumentError: The numbers do not fit together, or a name is unknown; or
-                `collective` is "hierarchical", and `local_size` None, or `device` not the CPU; on
-                all ranks alike.
+                `collective` is "hierarchical" and `local_size` is None or `device` not the CPU.
+                Raised on all ranks alike.
         """
         bucket = self._open.add_bucket(
             name,
@@ -237,7 +238,7 @@ class Exchange(Pings):
         return bucket
 
     def clear_buckets(self) -> None:
-        """Forgets all buckets, between two steps; on every rank alike. Others can then be added.
+        """Removes all buckets, between two steps; on every rank alike. Others can then be added.
 
         Raises:
             InvalidArgumentError: A bucket was started and its step not committed.
@@ -273,22 +274,22 @@ class Exchange(Pings):
             bucket: From `add_bucket`.
             gradients: One buffer per gradient; read now, written until `wait`.
             residual: float32, the bucket's numel; updated.
-            states: float32, [segments, 4]: what the sparsifier remembers of each
-                segment; zeros at first, updated.
+            states: float32, [segments, 4]: the sparsifier's state of each segment; zeros at first,
+                updated.
             ks: Entries to send, per segment; the same on every rank.
-            decays: Of the residual, per gradient.
-            scale: Of the gradients.
-            output_scale: Of the sum.
-            stream: Of a device: the stream (a cudaStream_t, as a number) that has been given what
-                writes the gradients. They are read after that, and nobody waits here.
+            decays: Factor of the residual, per gradient.
+            scale: Factor of the gradients.
+            output_scale: Factor of the sum.
+            stream: On a device, the stream (a cudaStream_t, as a number) on which the gradients are
+                written. They are read after the work queued there, without blocking this thread.
             velocity: float32, the bucket's numel; updated. Must live until `commit`.
-            momentum: Of the velocity, in [0, 1).
+            momentum: Factor of the velocity, in [0, 1).
 
         Returns:
             A handle for `wait`.
 
         Raises:
-            InvalidArgumentError: Something does not fit; nothing has happened.
+            InvalidArgumentError: An argument does not fit; nothing has happened.
             ExchangeFailedError: The exchange has ended.
         """
         with self._telling():
@@ -312,7 +313,7 @@ class Exchange(Pings):
 
         Args:
             handle: From `start`.
-            stream: Of a device: what this stream is given from now on finds them written.
+            stream: On a device, work queued on this stream from now on finds them written.
 
         Raises:
             ExchangeFailedError: The exchange has ended; the residuals keep what was not applied.
@@ -357,22 +358,23 @@ class Exchange(Pings):
         measured: _core.Measured | None = None,
         step_ended: _core.StepEnded | None = None,
     ) -> _core.StepDriver:
-        """What runs steps of these buckets for an executor that hands over pieces in any order.
+        """Builds the driver of steps for an executor that hands over gradients in any order.
 
         Args:
-            pieces: Elements, and units of selection, of what is handed over at once. One without
-                units always passes.
-            buckets: Of all pieces, and all of the exchange's, in the order in which they start; the
-                same on all ranks.
-            rules: Hold for every step: whether one that is not finite is marked with NaN on every
-                rank, and is no error; momentum; from which step to which it is measured what is
-                left behind; whether the sums of what always travels dense will be reported; on
-                which device gradients and residual lie.
-            measured: Called for each bucket of such a step, on a thread of the driver, before
-                anybody has the result. What it raises ends the exchange; the step counts.
-            step_ended: Called on a thread of the driver, between two steps, with seconds from the
-                first piece until each came, as the CPU sees it; and what tells the times of the
-                device, of a step that was timed. What it raises ends the exchange; the step counts.
+            pieces: Elements and units of selection of each piece, which is handed over at once. A
+                piece without units always passes: it is not exchanged here, but sent dense.
+            buckets: Buckets in the order in which they start, the same on all ranks: all of the
+                exchange's, with all of the pieces.
+            rules: Rules of every step: whether a step that is not finite is marked with NaN on
+                every rank instead of raising; momentum; how many steps lie between two measured
+                ones; whether the sums of what is always sent dense are reported; the device of
+                gradients and residual.
+            measured: Called for each bucket of a measured step, on a thread of the driver, before
+                the result is handed out. An exception from it ends the exchange; the step counts.
+            step_ended: Called on a thread of the driver, between two steps, with the seconds from
+                the first piece until each one came, as the CPU sees it, and with the device's
+                times of a step that was timed. An exception from it ends the exchange; the step
+                counts.
         """
         rows = self.timeline
 
@@ -385,5 +387,5 @@ class Exchange(Pings):
         return _core.StepDriver(self._open, pieces, buckets, exchanged, measured, step_ended, rules)
 
     def stats(self, bucket: int) -> BucketStats:
-        """What the bucket's last step cost."""
+        """Returns the statistics of the bucket's last step."""
         return BucketStats.of(self._names[bucket], self._open.stats(bucket))

@@ -12,24 +12,24 @@ _PLAN_EVERY = 1024
 
 
 def plan_is_due(steps: int) -> bool:
-    """Whether the order of that many steps is the next plan; on all ranks alike."""
+    """Returns true if the order after that many steps is the next plan; on all ranks alike."""
     return steps in _FIRST_PLANS or (steps > 0 and steps % _PLAN_EVERY == 0)
 
 
 class LaunchOrder:
     """Buckets in the order in which rank 0 saw their gradients become ready.
 
-    A bucket launches once all earlier ones have, so that the ranks need no negotiation. One whose
+    A bucket launches once all earlier ones have, so the ranks need no negotiation. A bucket whose
     gradients do not come (an unused layer) holds up those behind it until synchronize(); after the
     next plan it is last.
 
-    Rank 0's order is sent after one step and taken up after the next: by then every rank has begun
-    to wait for it, so that nobody has to wait for a rank that is busy with another optimizer.
+    Rank 0's order is sent after one step and adopted after the next. By then every rank has joined
+    the broadcast, so that none waits for a rank that is busy with another optimizer.
 
     Args:
-        buckets: Their number. They start in their own order.
-        broadcast: Sends rank 0's list of numbers to all, who give lists of the same length. Returns
-            at once; what it returns waits for the result.
+        buckets: Number of buckets. At first they launch in the order of their numbers.
+        broadcast: Sends rank 0's list of numbers to all ranks, which pass lists of the same length.
+            Returns at once a function that waits for the result.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class LaunchOrder:
         return len(self._order)
 
     def close(self) -> None:
-        """Waits for an order that is on its way; on all ranks alike, after a step."""
+        """Waits for an order that is in flight; on all ranks alike, after a step."""
         if self._coming is not None:
             self._order, self._coming = self._coming(), None
 
     def became_ready(self, bucket: int) -> None:
-        """All gradients of the bucket have arrived in this step."""
+        """Notes that all gradients of the bucket have arrived in this step."""
         self._ready.append(bucket)
 
     def end_step(self) -> None:
-        """Counts a step, after which a plan may be sent or taken up."""
+        """Counts a step, after which a plan may be sent or adopted."""
         self._steps += 1
         self.close()
         if len(self._order) > 1 and plan_is_due(self._steps):
@@ -71,5 +71,5 @@ class LaunchOrder:
         self.release()
 
     def release(self) -> None:
-        """Forgets what became ready: the step is over, applied or not."""
+        """Forgets which buckets became ready: the step is over, applied or not."""
         self._ready.clear()

@@ -1,7 +1,7 @@
-"""What a rank does to its own gradient before it is exchanged: clipping, then weight decay.
+"""A rank's work on its own gradient before the exchange: clipping, then weight decay.
 
-Both come before error feedback, so the residual holds what they have made of the gradient, and the
-law counts that. Momentum comes next; it is the core's.
+Both come before error feedback, so the residual holds the clipped and decayed gradient, and the
+conservation law counts that. Momentum comes next; the core applies it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hvd_sparse.exchange.reduction import Reduction
 
 @dataclass(frozen=True, kw_only=True)
 class LocalShare:
-    """A rank's share of what was asked for the result.
+    """A rank's share of the clipping and weight decay that was asked for the result.
 
     A rank's share of a result is what its gradient adds to it: 1 / P of the gradient where the
     ranks average, all of it where they sum. The norm of each tensor's share is clipped to
@@ -27,8 +27,8 @@ class LocalShare:
     each rank adds its share.
 
     Attributes:
-        limit: For the norm of each tensor's gradient on this rank; None: none.
-        decay: Times the weights, is added to each gradient of this rank.
+        limit: Largest norm of each tensor's gradient on this rank; None: no limit.
+        decay: Factor of the weights that are added to each gradient of this rank.
 
     Reference:
         Lin et al., Deep Gradient Compression, https://arxiv.org/abs/1712.01887, section 3.2: "local
@@ -40,7 +40,7 @@ class LocalShare:
 
     @classmethod
     def of(cls, compression: Compression, reduction: Reduction, *, size: int) -> LocalShare:
-        """The share of one of `size` ranks."""
+        """Returns the share of one of `size` ranks."""
         share = math.prod(reduction.scales(size))
         clip_norm = compression.clip_norm
         return cls(
@@ -52,17 +52,17 @@ class LocalShare:
 def check_not_twice(
     whose: str, found: Mapping[str, Any], options: Mapping[str, str], compression: Compression
 ) -> None:
-    """Refuses an optimizer that would do again what a compression does.
+    """Refuses an optimizer that would repeat what a compression does.
 
     Args:
-        whose: For the message: "Adam".
-        found: What the optimizer is set to, by its own names; of betas the first counts, which is
-            momentum's.
-        options: By those of them that matter, the option of a compression that does the same.
-        compression: What the user asked for.
+        whose: The optimizer's name for the message: "Adam".
+        found: The optimizer's settings, by its own names; the first of its betas counts, which is
+            the momentum.
+        options: The option of a compression that does the same, by the name of a setting.
+        compression: The compression that the user asked for.
 
     Raises:
-        InvalidArgumentError: Both are set.
+        InvalidArgumentError: A setting and its option are both set.
     """
     for theirs, option in options.items():
         setting, value = found.get(theirs) or 0, getattr(compression, option)

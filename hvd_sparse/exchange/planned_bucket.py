@@ -1,4 +1,4 @@
-"""Gives an exchange the bucket that a plan asks for."""
+"""Adds a bucket of a plan to an exchange."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def add_planned_bucket(
     """Adds a bucket; in the same order on every rank.
 
     Args:
-        exchange: Gets it.
-        layout: Names and sizes of its layers.
+        exchange: The exchange that gets the bucket.
+        layout: Names and sizes of the bucket's layers.
         choice: Densities, collective and wire format.
-        compression: What the user asked for: all else.
-        device: Where its gradients lie.
+        compression: The user's compression, for all other options.
+        device: Device of the gradients.
 
     Returns:
-        Its number in the exchange.
+        The bucket's number in the exchange.
 
     Raises:
-        InvalidArgumentError: As of `Exchange.add_bucket`.
+        InvalidArgumentError: See `Exchange.add_bucket`.
     """
     return exchange.add_bucket(
         layout.name,

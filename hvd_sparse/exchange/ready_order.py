@@ -1,4 +1,4 @@
-"""In which order buckets start: that in which they became ready, as far as it lasts."""
+"""The launch order of buckets under an executor, from their places in all steps so far."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hvd_sparse.exchange.launch_order import LaunchOrder
 
 
 class ReadyOrder:
-    """Learned on rank 0, and taken up a step later by all ranks; see `LaunchOrder`.
+    """A launch order that rank 0 learns and all ranks adopt a step later; see `LaunchOrder`.
 
-    What an executor with several threads does first differs from step to step, so a bucket's places
-    in all steps count.
+    An executor with several threads runs operations in another order at every step, so a bucket's
+    places in all steps count.
 
     Args:
-        pieces: How many each bucket has, in the order in which they start at first.
-        broadcast: As that of `LaunchOrder`.
+        pieces: Number of pieces of each bucket, in the order in which buckets launch at first.
+        broadcast: Sends rank 0's list to all ranks; see `LaunchOrder`.
     """
 
     def __init__(
@@ -24,17 +24,17 @@ class ReadyOrder:
     ) -> None:
         self._pieces = pieces
         self._order = LaunchOrder(len(pieces), broadcast)
-        self._places = [0] * len(pieces)  # of each bucket, summed over the steps
+        self._places = [0] * len(pieces)  # sums over the steps, by bucket
 
     def close(self) -> None:
-        """Waits for an order that is on its way; on all ranks alike, after a step."""
+        """Waits for an order that is in flight; on all ranks alike, after a step."""
         self._order.close()
 
     def end_step(self, came: Sequence[float]) -> list[int] | None:
-        """Another order of the buckets, where one is to be taken up; on all ranks alike.
+        """Returns a new order of the buckets, or None to keep the old one; on all ranks alike.
 
         Args:
-            came: When each piece was there in this step, in seconds from the first one.
+            came: When each piece came in this step, in seconds from the first one.
         """
         pieces = iter(came)
         last = [max(itertools.islice(pieces, count)) for count in self._pieces]

@@ -1,4 +1,4 @@
-"""What gradients become over the ranks: Horovod's op and factors that a sparse exchange honours."""
+"""The reduction over the ranks: the op and factor of Horovod that a sparse exchange honours."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Reduction:
     """An average or a sum over the ranks.
 
     Attributes:
-        op: Horovod's number of it.
-        averages: Whether it is the average.
-        gradient_predivide_factor: As Horovod has it: gradients are divided by it before the sum.
+        op: Horovod's number of the op.
+        averages: True for an average.
+        gradient_predivide_factor: Horovod's factor, by which gradients are divided before the sum.
     """
 
     op: int
@@ -26,13 +26,13 @@ class Reduction:
     gradient_predivide_factor: float
 
     def scales(self, size: int) -> tuple[float, float]:
-        """Factors of the gradients into the residual and of the sum into the gradients."""
+        """Returns the factors of gradients added to the residual, and of sums written back."""
         if not self.averages:
             return 1.0, 1.0
         return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor / size
 
     def of_horovod(self) -> dict[str, Any]:
-        """The same for Horovod's own allreduce."""
+        """Returns the same reduction as arguments of Horovod's own allreduce."""
         return {
             "op": self.op,
             "prescale_factor": 1.0 / self.gradient_predivide_factor,
@@ -40,7 +40,7 @@ class Reduction:
         }
 
     def describe(self) -> dict[str, str]:
-        """By name, what must be the same on all ranks."""
+        """Returns the options that must be the same on all ranks, by name."""
         return {
             "op": "Average" if self.averages else "Sum",
             "gradient_predivide_factor": str(self.gradient_predivide_factor),
@@ -55,14 +55,14 @@ def checked_reduction(
     num_groups: int = 0,
     groups: Any = None,
 ) -> Reduction:
-    """The reduction that a user of Horovod has asked for.
+    """Returns the reduction that a user of Horovod has asked for.
 
     Args:
         hvd: `horovod.torch` or `horovod.tensorflow`.
-        op: Its Average or Sum.
-        gradient_predivide_factor: Above 0.
-        num_groups: 0, as `groups` is None: a sparse exchange has buckets.
-        groups: None.
+        op: `hvd.Average` or `hvd.Sum`.
+        gradient_predivide_factor: A finite number above 0.
+        num_groups: Must be 0, and `groups` None: a sparse exchange has buckets.
+        groups: Must be None.
 
     Raises:
         InvalidArgumentError: The factor lies outside its limits, or does not go with the op.

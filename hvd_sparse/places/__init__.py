@@ -1,5 +1,5 @@
-"""Where gradients lie: memory as the core takes it, and the time of whoever computes there.
+"""The places of gradients, the CPU and devices: their memory, as passed to the core, and clocks.
 
-Begin with place.py: the CPU, and what a device must offer. Each framework has its own devices in a
-places.py, too.
+Begin with place.py: the CPU, and the interface of a device. Each framework implements its own
+devices in another places.py.
 """

@@ -1,4 +1,4 @@
-"""Memory as it crosses to the core: an address, which no framework has to be known for."""
+"""Memory as passed to the core: an address, which depends on no framework."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 
 class Buffer(NamedTuple):
-    """Memory that somebody else owns.
+    """Memory that another object owns.
 
     Attributes:
-        address: Of the first element; the elements are contiguous.
+        address: Address of the first element; the elements are contiguous.
         numel: Number of elements.
         dtype: "float32", "float64", "float16" or "bfloat16".
     """
@@ -22,5 +22,5 @@ class Buffer(NamedTuple):
 
     @classmethod
     def of(cls, array: np.ndarray[Any, Any]) -> Buffer:
-        """The memory of a contiguous NumPy array, which must outlive its use."""
+        """Returns the memory of a contiguous NumPy array, which must outlive its use."""
         return cls(array.ctypes.data, array.size, array.dtype.name)

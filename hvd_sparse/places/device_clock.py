@@ -1,7 +1,7 @@
-"""The time of a device that computes by itself: events in the order of its stream.
+"""A clock of an asynchronous device: events in the order of its stream.
 
-A mark costs the thread that runs backward a microsecond or two, and does not wait. What lies
-between two marks is known once the device has passed both, so steps are read when they are over.
+A mark costs the thread that runs backward a microsecond or two, and does not wait. The time between
+two marks is known once the device has passed both, so steps are read when they are over.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from hvd_sparse.waiting import wait_until
 
 
 class Event(Protocol):
-    """What of torch.cuda.Event(enable_timing=True) is used; _core.TimedMark has it, too."""
+    """The methods of torch.cuda.Event(enable_timing=True), and of _core.TimedMark, in use."""
 
     def record(self, stream: Any) -> None:
-        """Marks the end of what the stream has been given so far."""
+        """Marks the end of the work queued on the stream so far."""
 
     def query(self) -> bool:
-        """Whether the device has passed it."""
+        """Returns true if the device has passed the event."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds until another one, when both have been passed."""
+        """Returns the milliseconds until another event; the device must have passed both."""
 
 
 class DeviceClock:
-    """Marks are events of the stream that is current.
+    """A clock whose marks are events on the current stream.
 
     Args:
-        event: Makes one.
-        stream: The one that is current on the device.
-        check: Raises what has ended the exchange, so that nobody waits for a device that waits for
-            a rank that is gone.
+        event: Creates an event.
+        stream: Returns the device's current stream.
+        check: Raises the error that has ended the exchange, so that no thread waits for a device
+            that waits for a rank that is gone.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class DeviceClock:
         self._free: list[Event] = []
 
     def mark(self) -> Event:
-        """Behind what the current stream has been given so far."""
+        """Records an event after the work queued on the current stream so far."""
         event = self._free.pop() if self._free else self._new_event()
         event.record(self._stream())
         return event
 
     def seconds(self, begin: Event, end: Event) -> float:
-        """Between two marks; waits until the device has passed both.
+        """Returns the seconds between two marks; waits until the device has passed both.
 
         Raises:
-            ExchangeFailedError: The exchange has ended meanwhile, or the device did not come there
+            ExchangeFailedError: The exchange has ended meanwhile, or the device did not pass both
                 within HVD_SPARSE_TIMEOUT seconds.
         """
         for event in (begin, end):
@@ -61,5 +61,5 @@ class DeviceClock:
         return begin.elapsed_time(end) / 1e3
 
     def release(self, marks: Iterable[Event]) -> None:
-        """Uses these events again."""
+        """Takes events back, to use them again."""
         self._free += marks

@@ -1,4 +1,4 @@
-"""Whether this build, on this machine, can exchange gradients that lie on a GPU."""
+"""Checks that this build, on this machine, can exchange gradients on a GPU."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hvd_sparse.errors import UnavailableError, UnsupportedError
 
 
 def require_gpus(found: str) -> None:
-    """Raises UnsupportedError, with the reason, where it cannot.
+    """Raises UnsupportedError, with the reason, if gradients on a GPU cannot be exchanged.
 
     Args:
-        found: What lies on a GPU, such as "array is on a GPU"; the error begins with it.
+        found: The beginning of the error, such as "array is on a GPU".
     """
     problem = problem_of_gpus()
     if problem is not None:
@@ -21,7 +21,7 @@ def require_gpus(found: str) -> None:
 
 @functools.cache
 def problem_of_gpus() -> str | None:
-    """What this build does instead, or why it fails; None where it can use GPUs."""
+    """Returns why this build cannot use GPUs, or what it does instead; None if it can use them."""
     if not _core.with_cuda:
         return (
             "exchanges on the CPU only: build hvd_sparse with HVD_SPARSE_WITH_CUDA=1 (no GPU has "

@@ -1,4 +1,4 @@
-"""Where gradients lie: the memory there, and the time of who computes there."""
+"""A place of gradients, the CPU or a device: its memory and its clock."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Place(ABC):
     """The CPU or a device.
 
     Attributes:
-        device: As the core knows it: "cpu", or "cuda:0" and the like.
-        clock: Of what computes there.
-        select_on: Who selects from gradients that lie there: "caller", the thread that runs
-            backward, or "engine", one beside it.
-        has_bus: Whether blocks go between there and the memory of the CPU.
-        refuses: Collectives that take no gradients from there.
+        device: The core's name of the place: "cpu", or "cuda:0" and the like.
+        clock: Clock of the work done there.
+        select_on: The thread that selects from gradients there: "caller", which runs backward, or
+            "engine", a separate one.
+        has_bus: True if blocks are copied between there and the memory of the CPU.
+        refuses: Collectives that do not support gradients there.
     """
 
     device: str
@@ -32,23 +32,23 @@ class Place(ABC):
 
     @abstractmethod
     def put(self, values: NDArray[np.float32]) -> Any:
-        """New memory there, with these values."""
+        """Returns new memory there, with these values."""
 
     @abstractmethod
     def copy(self, into: Any, source: Any) -> None:
-        """Between two memories there, in the order of `stream`."""
+        """Copies from one memory there to another, in the order of `stream`."""
 
     @abstractmethod
     def buffer(self, memory: Any) -> Buffer:
-        """The address of what `put` gave."""
+        """Returns the address of memory from `put`."""
 
     @abstractmethod
     def stream(self) -> int:
-        """That is given work there now; 0 for the CPU."""
+        """Returns the current stream there; 0 for the CPU."""
 
 
 class BesideCpu(Place):
-    """The memory of a device that computes by itself, beside the thread that runs backward."""
+    """A device, which computes asynchronously to the thread that runs backward."""
 
     select_on = "engine"
     has_bus = True
@@ -56,7 +56,7 @@ class BesideCpu(Place):
 
 
 class OnCpu(Place):
-    """The memory of the CPU."""
+    """The CPU."""
 
     device = "cpu"
     select_on = "caller"
@@ -67,17 +67,17 @@ class OnCpu(Place):
         self.clock = CpuClock()
 
     def put(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A copy."""
+        """Returns a copy."""
         return values.copy()
 
     def copy(self, into: NDArray[np.float32], source: NDArray[np.float32]) -> None:
-        """At once."""
+        """Copies at once."""
         into[:] = source
 
     def buffer(self, memory: NDArray[np.float32]) -> Buffer:
-        """Of the array."""
+        """Returns the memory of the array."""
         return Buffer.of(memory)
 
     def stream(self) -> int:
-        """None."""
+        """Returns 0: the CPU has no streams."""
         return 0

@@ -1,4 +1,4 @@
-"""When things happen in a step, as this rank sees them."""
+"""Measures the times of a step on this rank."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hvd_sparse.buckets import Layer
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """One step; all in seconds.
+    """Times of one step, in seconds.
 
     Attributes:
         step: The whole step, from the end of one exchange to the end of the next: with forward,
             backward, waiting, the optimizer and the loading of data.
-        forward: From the end of the exchange before to the first gradient.
-        ready: When each layer's gradient became ready, counted from the first gradient of any
-            layer; in the order of the layers. NaN where none came.
+        forward: From the end of the previous exchange to the first gradient.
+        ready: From the first gradient of any layer until each layer's gradient became ready, in the
+            order of the layers. NaN if none arrived.
     """
 
     step: float
@@ -28,40 +28,40 @@ class StepTimes:
     ready: tuple[float, ...]
 
 
-# Tells the times of a step that has ended; where a device is behind, it waits for that.
+# Returns the times of a step that has ended; waits for a device that is behind.
 Reading: TypeAlias = Callable[[], StepTimes]
 
 
 class Clock(Protocol):
-    """The time of whoever computes gradients. A mark is a point in what it has been given to do."""
+    """The clock of the CPU or device that computes gradients. A mark is a point in its work."""
 
     def mark(self) -> Any:
-        """Now, behind all that was given so far; does not wait for it."""
+        """Returns a mark after all work queued so far; does not wait for it."""
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Between two marks; waits until both have passed."""
+        """Returns the seconds between two marks; waits until both have passed."""
 
     def release(self, marks: Iterable[Any]) -> None:
-        """Takes marks back, which nobody asks for any more."""
+        """Takes back marks that are no longer needed."""
 
 
 class CpuClock:
-    """The CPU has done what it was given when it comes to a mark."""
+    """The clock of the CPU, which has done all earlier work when it makes a mark."""
 
     def mark(self) -> float:
-        """Seconds, since some point in time."""
+        """Returns seconds since some point in time."""
         return time.perf_counter()
 
     def seconds(self, begin: float, end: float) -> float:
-        """Their difference."""
+        """Returns the difference of two marks."""
         return end - begin
 
     def release(self, marks: Iterable[float]) -> None:
-        """Nothing is kept."""
+        """Does nothing: the marks are numbers."""
 
 
 class _Arrival(NamedTuple):
-    """A gradient's: place among the layers, if it is of one, and what the exchange did for it."""
+    """The arrival of a gradient: its layer's index, if any, and marks around the exchange."""
 
     place: int | None
     before: Any
@@ -69,14 +69,14 @@ class _Arrival(NamedTuple):
 
 
 class StepClock:
-    """Times steps. What the exchange itself does in backward's way is left out of `ready`.
+    """Times steps. The exchange's own work during backward is left out of `ready`.
 
     Args:
-        layers: Whose gradients are timed.
-        clock: Of the device that they lie on.
+        layers: The layers whose gradients are timed.
+        clock: The clock of their device.
 
     Attributes:
-        running: Whether steps are timed; else only where they end is marked.
+        running: True if steps are timed; else only the end of each step is marked.
     """
 
     def __init__(self, layers: Sequence[Layer], clock: Clock | None = None) -> None:
@@ -88,7 +88,7 @@ class StepClock:
 
     @contextmanager
     def arrival(self, name: str) -> Iterator[None]:
-        """A gradient has arrived; within it the exchange does its part."""
+        """Records the arrival of a gradient; the exchange does its work within the context."""
         if not self.running:
             yield
             return
@@ -97,7 +97,7 @@ class StepClock:
         self._arrivals.append(_Arrival(self._place.get(name), before, self._clock.mark()))
 
     def end_step(self) -> Reading | None:
-        """Ends a step and begins the next; None for the first, whose begin is not known."""
+        """Ends a step and begins the next; returns None if the step's beginning is unknown."""
         reading = None
         if self.running and self._begin is not None:
             reading = _Reading(
@@ -111,7 +111,7 @@ class StepClock:
 
 
 class _Reading:
-    """The marks of a step that has ended, which are its own."""
+    """The marks of a step that has ended; it owns them."""
 
     def __init__(
         self, clock: Clock, layers: int, begin: Any, arrivals: Sequence[_Arrival], end: Any

@@ -1,8 +1,8 @@
 """Planning: from measured numbers to a plan. Arithmetic alone, without ranks and without the core.
 
-Begin with planner.py. What goes in is a profile (profile.py, network.py), what comes out a plan
-(plan.py); in between a step is simulated (pipeline.py) at the prices of costs.py. Users import the
-names below from here.
+Begin with planner.py. It takes a profile (profile.py, network.py) and returns a plan (plan.py); in
+between it simulates steps (pipeline.py) at the prices of costs.py. Users import the names below
+from here.
 """
 
 from hvd_sparse.planning.explanation import Row, explain

@@ -11,21 +11,21 @@ from hvd_sparse.planning.pipeline import simulate, simulate_dense
 from hvd_sparse.planning.plan import Plan
 from hvd_sparse.planning.profile import Profile
 
-# How far, as a factor, a few short allreduces may be off what a whole step's take.
+# Largest factor by which a few short allreduces may misjudge those of a whole step.
 LARGEST_FACTOR = 8.0
 _HALVINGS = 30
 
 
 def calibrated(profile: Profile, dense_step: float) -> Profile:
-    """The profile whose simulated dense step takes as long as a measured one.
+    """Returns the profile whose simulated dense step takes as long as a measured one.
 
     The network's `dense` was fitted to a few tensors of 4 MB at most, with nothing beside them. A
-    step's own allreduces are longer, fused, and share cores and cables with what else goes on.
-    Both numbers of the line are scaled alike, by a factor of `LARGEST_FACTOR` at most.
+    step's own allreduces are longer, fused, and share cores and cables with other work. Both
+    numbers of the line are scaled alike, by a factor of `LARGEST_FACTOR` at most.
 
     Args:
-        profile: With the network as it was fitted.
-        dense_step: Seconds.
+        profile: The profile, with the network as it was fitted.
+        dense_step: Measured seconds of a dense step.
     """
 
     def scaled(logarithm: float) -> Profile:
@@ -40,17 +40,17 @@ def calibrated(profile: Profile, dense_step: float) -> Profile:
 def delayed(
     profile: Profile, plan: Plan, sparse_step: float, *, select_on: str = "caller"
 ) -> Profile:
-    """The profile in which a plan's simulated step takes as long as a measured one.
+    """Returns the profile in which a plan's simulated step takes as long as a measured one.
 
-    An exchange begins when the last rank has come to it. Ranks that do not keep step, and cores
-    that they share, so cost each exchange a time that does not depend on its size, and that only a
-    whole step shows: `exchange_overhead` takes it in. The step is never made shorter.
+    An exchange begins when the last rank has come to it. Ranks that are out of step or share cores
+    therefore delay each exchange by a time that does not depend on its size, and that only a whole
+    step shows. It is added to `exchange_overhead`. The step is never made shorter.
 
     Args:
-        profile: What the plan was made from.
-        plan: That the steps followed.
-        sparse_step: Seconds.
-        select_on: Where the steps' buckets were selected; see `simulate`.
+        profile: The profile that the plan was made from.
+        plan: The plan that the steps followed.
+        sparse_step: Measured seconds of a step.
+        select_on: The thread that selected, "caller" or "engine"; see `simulate`.
     """
     stages = plan.stages()
 
@@ -67,9 +67,9 @@ def delayed(
 
 
 def _inverse(function: Callable[[float], float], value: float, low: float, high: float) -> float:
-    """The largest argument between `low` and `high` at which a rising function is at most `value`.
+    """Finds the largest argument in [low, high] at which a rising function is at most `value`.
 
-    `low` where it is larger everywhere.
+    Returns `low` if the function is larger everywhere.
     """
     if function(high) <= value:
         return high

@@ -1,4 +1,4 @@
-"""The cluster: what was measured of the ranks, their network and their work, without a model."""
+"""The cluster: measurements of the network and of the ranks' own work, without a model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Cluster"]
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster(records.Saved):
-    """Where a model can run.
+    """The network and the machines on which a model can run.
 
     Attributes:
-        network: Between the ranks.
-        machine: Each rank.
+        network: The network between the ranks.
+        machine: The machine of each rank.
     """
 
     KIND: ClassVar[str] = "hvd_sparse cluster"
@@ -28,5 +28,5 @@ class Cluster(records.Saved):
     machine: Machine
 
     def with_model_of(self, profile: Profile) -> Profile:
-        """The layers and times of a profile, here. Computing takes as long as it took there."""
+        """Returns the profile on this cluster; its compute times stay as they were measured."""
         return replace(profile, network=self.network, machine=self.machine)

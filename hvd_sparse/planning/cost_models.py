@@ -26,8 +26,8 @@ INDEX_BYTES = 4
 WIRES = ("plain", "packed")
 # Blocks of a device have room for a multiple of so many entries.
 DEVICE_UNIT = 64
-# Of split_allgather: bytes of a word of a digest, what digests let through beyond k, steps between
-# looks for regions.
+# For split_allgather: bytes of a digest's word, the fraction that digests let through beyond k, and
+# steps between updates of the regions.
 DIGEST_BYTES = 4
 DIGEST_SURPLUS = 1 / 16
 STEPS_BETWEEN_REGIONS = 64
@@ -35,18 +35,18 @@ STEPS_BETWEEN_REGIONS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a cost depends on beside k and numel.
+    """Parameters of a cost beside k and numel.
 
     Attributes:
-        network: Between the ranks.
-        machine: Each rank.
+        network: The network between the ranks.
+        machine: The machine of each rank.
         wire: How entries are sent: "plain", an int32 index and a float32 value, or "packed", the
             index in about log2(numel / k) + 2 bits.
-        overlap: How alike the ranks choose, in [0, 1]: 0, as if independently at random, so that a
-            union fills in fastest; 1, all the same indices.
-        slack: How many times k entries gtopk keeps in its middle rounds, at least 1.
-        value_bytes: Of a value on the wire: 4, or 2 of a narrow type.
-        device_steps: Whether a device can do all of a step; see routes.route_of.
+        overlap: How alike the ranks choose, in [0, 1]. 0: independently at random, so that a union
+            fills in fastest; 1: all the same indices.
+        slack: gtopk keeps slack * k entries in its middle rounds; at least 1.
+        value_bytes: Bytes of a value on the wire: 4, or 2 for a narrow type.
+        device_steps: True if a device can do all of a step; see routes.route_of.
     """
 
     network: Network
@@ -66,7 +66,7 @@ class Setting:
             raise InvalidArgumentError(f"slack must be at least 1, got {self.slack}")
 
     def route(self, collective: str) -> str:
-        """The route of a bucket that this collective moves: one of routes.ROUTES."""
+        """Returns the route of a bucket that this collective exchanges: one of routes.ROUTES."""
         return route_of(
             collective,
             connected=self.network.devices is not None,
@@ -75,34 +75,34 @@ class Setting:
         )
 
     def kept(self, k: Array, numel: Array) -> Array:
-        """Entries that gtopk keeps in its middle rounds."""
+        """Returns the number of entries that gtopk keeps in its middle rounds."""
         kept: Array = np.minimum(np.ceil(self.slack * k), numel)
         return kept
 
     def entry_bytes(self, k: Array, numel: Array) -> Array:
-        """What k entries of so many take, without the header."""
+        """Returns the bytes of k entries out of `numel`, without the header."""
         if self.wire == "plain":
             return (INDEX_BYTES + self.value_bytes) * k
         bits: Array = np.log2(np.maximum(numel, 1) / np.maximum(k, 1)) + 2
         return k * (self.value_bytes + bits / 8)
 
     def code(self, entries: Array) -> Array:
-        """Seconds to code and decode so many entries; a plain block travels as it lies."""
+        """Returns the seconds to code and decode entries; a plain block is sent as it lies."""
         coded = self.wire == "packed" or self.value_bytes != VALUE_BYTES
         return entries * (self.machine.code_seconds_per_entry if coded else 0.0)
 
     def merge(self, entries: Array) -> Array:
-        """Seconds to merge two blocks that have so many entries together."""
+        """Returns the seconds to merge two blocks that have so many entries together."""
         return entries * self.machine.merge_seconds_per_entry
 
     def cross(self, entries: Array) -> Array:
-        """Seconds until so many entries have come from the device to the CPU, or back."""
+        """Returns the seconds to copy entries from the device to the CPU, or back."""
         return entries * (self.machine.copy_seconds_per_entry / 2)
 
     def pass_over(self, numel: Array) -> Array:
-        """Seconds to add up two plain arrays where blocks lie: on the CPU, also of a device."""
+        """Returns the seconds to add two dense arrays where blocks lie, which is always the CPU."""
         machine = self.machine
-        per_entry = (  # on a device selecting is the device's, merging is not
+        per_entry = (  # with a device, only the rate of merging is the CPU's
             machine.merge_seconds_per_entry
             if machine.beside_cpu
             else machine.select_seconds_per_entry
@@ -110,14 +110,14 @@ class Setting:
         return numel * per_entry
 
     def union(self, k: Array, numel: Array, ranks: int) -> Array:
-        """Expected entries in the union of `ranks` blocks of k."""
+        """Returns the expected number of entries in the union of `ranks` blocks of k."""
         missed = np.power(1 - k / np.maximum(numel, 1), ranks)
         union: Array = self.overlap * k + (1 - self.overlap) * numel * (1 - missed)
         return union
 
 
 class Account:
-    """Adds up what the busiest rank does, round by round, for one collective."""
+    """Adds up the time and the bytes of the busiest rank, round by round, for one collective."""
 
     def __init__(self, k: Array, numel: Array, setting: Setting) -> None:
         self.k, self.numel, self.setting = k, numel, setting
@@ -126,32 +126,32 @@ class Account:
         self.bytes = np.zeros_like(numel)
 
     def fetch(self) -> None:
-        """The own block comes from where the gradients lie to the CPU."""
+        """Adds the copy of the own block from where the gradients lie to the CPU."""
         self.work(self.setting.cross(self.k))
 
     def send(self, nbytes: Array | float, link: Link, messages: Array | float = 1) -> None:
-        """Messages that the busiest rank sends, of so many bytes in total."""
+        """Adds messages that the busiest rank sends, of so many bytes in total."""
         self.seconds = self.seconds + link.alpha * messages + link.beta * nbytes
         self.bytes = self.bytes + nbytes
 
     def wait_for(self, nbytes: Array, link: Link, messages: Array | float = 1) -> None:
-        """Messages that the busiest rank receives while it has nothing to send."""
+        """Adds messages that the busiest rank receives while it has nothing to send."""
         self.seconds = self.seconds + link.alpha * messages + link.beta * nbytes
 
     def compare(self) -> None:
-        """Headers, from all CPUs to all, before devices wait for each other."""
+        """Adds the allgather of headers between CPUs, before devices wait for each other."""
         network = self.setting.network
         for distance in distances_below(network.size):
             blocks = min(distance, network.size - distance)
             self.send(float(blocks * HEADER_BYTES), network.at(distance))
 
     def settle(self) -> None:
-        """Returning what was not delivered: a walk through the own block and the sum."""
+        """Adds the return of undelivered entries: a walk through the own block and the sum."""
         if self.setting.network.size > 1:
             self.work(self.setting.merge(2 * self.k) + self.setting.cross(self.k))
 
     def work(self, seconds: Array | float) -> None:
-        """Seconds of computing that nothing hides."""
+        """Adds seconds of computing that nothing hides."""
         self.seconds = self.seconds + seconds
 
 
@@ -174,12 +174,12 @@ def _allgather(a: Account) -> None:
 
 
 def _core(size: int) -> int:
-    """The largest power of two of so many ranks."""
+    """Returns the largest power of two that is at most `size`."""
     return 1 << (size.bit_length() - 1)
 
 
 def _gtopk(a: Account) -> None:
-    """Rounds of swap and merge, k entries each; guests before and after."""
+    """Rounds of swap and merge, k entries each; a round for guests before and after."""
     size, setting = a.setting.network.size, a.setting
     if setting.route("gtopk") != CALLS:
         _gtopk_between_devices(a)
@@ -210,17 +210,17 @@ def _gtopk(a: Account) -> None:
 
 
 def device_message(entries: Array) -> Array:
-    """Bytes of a block on its way between devices: plain, and as long as it can get."""
+    """Returns the bytes of a block between devices, which is sent plain and in full length."""
     room = DEVICE_UNIT * np.ceil(np.maximum(entries, 1) / DEVICE_UNIT)
     message: Array = HEADER_BYTES + (INDEX_BYTES + VALUE_BYTES) * room
     return message
 
 
 def _gtopk_between_devices(a: Account) -> None:
-    """The same rounds by the links of devices, in messages of one length; the wire is plain.
+    """The rounds of gtopk over the links of devices, in plain messages of one length.
 
-    What a device does alone where all of the step is its own, settling and writing, takes as many
-    launches as a merge, and counts as one.
+    A device that does all of the step also settles and writes: as many launches as a merge takes,
+    so they count as one more merge.
     """
     size, setting = a.setting.network.size, a.setting
     devices = setting.network.devices
@@ -249,7 +249,7 @@ def _gtopk_between_devices(a: Account) -> None:
 
 
 def _recursive_doubling(a: Account) -> None:
-    """As gtopk without cutting: blocks grow, and travel dense past density 1/2."""
+    """Like gtopk without cutting: blocks grow, and are sent dense past density 1/2."""
     size, setting = a.setting.network.size, a.setting
     a.fetch()
     core = _core(size)
@@ -259,7 +259,7 @@ def _recursive_doubling(a: Account) -> None:
         sparse = setting.entry_bytes(union, a.numel)
         return HEADER_BYTES + np.where(2 * union > a.numel, VALUE_BYTES * a.numel, sparse)
 
-    # Where a sum may become dense, a short message before each one says what follows.
+    # A short message announces the form of each sum where it may become dense.
     messages = np.where(2 * size * a.k > a.numel, 2.0, 1.0)
 
     def take_in(ranks: int) -> None:
@@ -272,7 +272,7 @@ def _recursive_doubling(a: Account) -> None:
     if size > core:
         a.wait_for(block(1), setting.network.at(core), messages)
         take_in(1)
-        ranks = 2  # the busiest hosts stand for two from here on
+        ranks = 2  # the busiest hosts send for two ranks from here on
     distance = 1
     while distance < core:
         a.send(block(ranks), setting.network.at(distance), messages)
@@ -285,7 +285,7 @@ def _recursive_doubling(a: Account) -> None:
 
 
 def _split_allgather(a: Account) -> None:
-    """All entries to the owners of their regions, at once; then digests, and the sums, to all."""
+    """All entries to the owners of their regions at once, then digests and sums to all ranks."""
     size, setting = a.setting.network.size, a.setting
     a.fetch()
     if size == 1:
@@ -307,10 +307,10 @@ def _split_allgather(a: Account) -> None:
 
 
 def _hierarchical(a: Account) -> None:
-    """Dense reduce-scatter in a node, gtopk of the shards between nodes, blocks to all of the node.
+    """Dense reduce-scatter in a node, gtopk of shards between nodes, then allgather in the node.
 
-    Adding up and selecting happen on the exchange's thread: each passes over its part of the
-    bucket once. Gradients lie on the CPU.
+    The exchange's thread adds up and selects, each in one pass over its part of the bucket.
+    Gradients lie on the CPU.
     """
     network, setting = a.setting.network, a.setting
     local_size, local = network.local_size, network.local

@@ -1,4 +1,4 @@
-"""What each collective takes, and which one is done first.
+"""The cost of each collective, and the choice of the cheapest.
 
 The formulas are in cost_models.py, and in docs/algorithms.md, "What a step costs".
 """
@@ -24,11 +24,11 @@ SPARSE = tuple(name for name in NAMES if name != "dense")
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of one exchange, on the busiest rank.
+    """The cost of one exchange, on the busiest rank.
 
     Attributes:
-        seconds: Until every rank has the sum in its gradient.
-        bytes: Sent by the busiest rank.
+        seconds: Seconds until every rank has the sum in its gradient.
+        bytes: Bytes that the busiest rank sends.
     """
 
     seconds: float
@@ -37,14 +37,14 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(Cost):
-    """The exchange that is done first, and what it takes."""
+    """The cheapest exchange, and its cost."""
 
     collective: str
     wire: str
 
 
 def possible(collective: str, network: Network) -> bool:
-    """Whether a collective can run between these ranks, and its cost be told.
+    """Returns true if a collective can run between these ranks and its cost is known.
 
     Raises:
         InvalidArgumentError: There is no such collective.
@@ -62,10 +62,10 @@ def possible(collective: str, network: Network) -> bool:
 def arrays(
     collective: str, k: ArrayLike, numel: ArrayLike, setting: Setting
 ) -> tuple[Array, Array]:
-    """Seconds and bytes of a collective for arrays of k and numel, which broadcast.
+    """Returns the seconds and bytes of a collective for arrays of k and numel, which broadcast.
 
     Raises:
-        InvalidArgumentError: There is no such collective, or not between these ranks.
+        InvalidArgumentError: There is no such collective, or it is not possible here.
     """
     if not possible(collective, setting.network):
         raise InvalidArgumentError(
@@ -93,19 +93,19 @@ def cost(
     value_bytes: int = VALUE_BYTES,
     device_steps: bool = True,
 ) -> Cost:
-    """What one exchange takes.
+    """Returns the cost of one exchange.
 
     Args:
         collective: One of `NAMES`.
-        k: Entries that each rank sends. Without meaning for "dense".
+        k: Entries that each rank sends; ignored for "dense".
         numel: Entries of the bucket, at least k.
-        network: Between the ranks.
-        machine: Each rank.
+        network: The network between the ranks.
+        machine: The machine of each rank.
         wire: "plain" or "packed".
         overlap: How alike the ranks choose; see `Setting`.
-        slack: Of gtopk; see `Setting`.
-        value_bytes: Of a value on the wire; see `Setting`.
-        device_steps: Whether a device can do all of a step; see `Setting`.
+        slack: Slack of gtopk; see `Setting`.
+        value_bytes: Bytes of a value on the wire; see `Setting`.
+        device_steps: True if a device can do all of a step; see `Setting`.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
@@ -127,14 +127,14 @@ def cost(
 
 @dataclass(frozen=True)
 class Table:
-    """The exchange that is done first, for arrays of k and numel.
+    """The cheapest exchange, for arrays of k and numel.
 
     Attributes:
-        seconds: What it takes.
-        bytes: What the busiest rank sends.
-        chosen: Its place in `options`.
+        seconds: Seconds that it takes.
+        bytes: Bytes that the busiest rank sends.
+        chosen: Its index in `options`.
         options: (collective, wire) pairs.
-        routes: Of each option, one of routes.ROUTES: by which links it goes.
+        routes: The route of each option, which decides its links: one of routes.ROUTES.
     """
 
     seconds: Array
@@ -157,7 +157,7 @@ def cheapest_of(
     value_bytes: int = VALUE_BYTES,
     device_steps: bool = True,
 ) -> Table:
-    """`cheapest` for arrays; ties go to the first of `NAMES`, then of `WIRES`.
+    """Like `cheapest`, but for arrays; ties go to the first of `NAMES`, then of `WIRES`.
 
     Raises:
         InvalidArgumentError: A name is unknown, or none of `allowed` is possible here.
@@ -215,19 +215,19 @@ def cheapest(
     value_bytes: int = VALUE_BYTES,
     device_steps: bool = True,
 ) -> Choice:
-    """The collective and wire that are done first among those allowed.
+    """Returns the cheapest collective and wire among those allowed.
 
     Args:
         k: Entries that each rank sends.
         numel: Entries of the bucket.
-        network: Between the ranks.
-        machine: Each rank.
-        allowed: Of `NAMES`; those that are not possible between these ranks are passed over.
-        wires: Of `WIRES`.
+        network: The network between the ranks.
+        machine: The machine of each rank.
+        allowed: Names from `NAMES`; those that are not possible between these ranks are skipped.
+        wires: Wire formats from `WIRES`.
         overlap: How alike the ranks choose; see `Setting`.
-        slack: Of gtopk; see `Setting`.
-        value_bytes: Of a value on the wire; see `Setting`.
-        device_steps: Whether a device can do all of a step; see `Setting`.
+        slack: Slack of gtopk; see `Setting`.
+        value_bytes: Bytes of a value on the wire; see `Setting`.
+        device_steps: True if a device can do all of a step; see `Setting`.
 
     Raises:
         InvalidArgumentError: A name is unknown, or none of `allowed` is possible here.

@@ -1,9 +1,9 @@
 """Densities: the most that each bucket can send without making the step longer.
 
-simulated  The step with every bucket at the floor is the measure. Densities rise together, and a
+simulated  The step with every bucket at the floor sets the limit. Densities rise together, and a
            bucket stops where one more notch would make the step longer: max-min fairness by
-           progressive filling, on a geometric ladder of densities. What one bucket leaves of the
-           network others take, as far from it as they may be.
+           progressive filling, on a geometric ladder of densities. Network time that one bucket
+           leaves free goes to others, however far away in the step.
 paper      The rule of LAGS: a bucket's selection and exchange must fit into the backward pass of
            the next bucket alone.
 """
@@ -20,22 +20,22 @@ from hvd_sparse.planning.cost_models import Array
 from hvd_sparse.planning.pipeline import Stage, simulate
 from hvd_sparse.planning.profile import Profile
 
-# A density that the plan chooses is at most this far, as a factor, below one that would fit.
+# Ratio of neighbouring densities: a plan's density is at most this factor below one that would fit.
 NOTCH = 1.02
-# Past it a dense tensor is smaller than indices and values.
+# Past this density a dense tensor is smaller than indices and values.
 LARGEST_SPARSE = 0.5
-# The step may be longer by so much, relatively: rounding, not time.
+# The step may be longer by this fraction: rounding errors, not time.
 TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """What buckets take at each notch of density.
+    """Times of buckets at each notch of density.
 
     Attributes:
         densities: [notches], ascending; the last one may be 1, which stands for dense.
-        select: [buckets], seconds, the same at every density.
-        exchange: [buckets, notches], seconds, not falling along a row.
+        select: [buckets], seconds of selection, the same at every density.
+        exchange: [buckets, notches], seconds of the exchange, not falling along a row.
     """
 
     densities: tuple[float, ...]
@@ -43,7 +43,7 @@ class Ladder:
     exchange: Array
 
     def stages(self, sizes: Sequence[int], notches: Sequence[int]) -> list[Stage]:
-        """Buckets of so many layers, each at its notch."""
+        """Returns the stages of buckets of so many layers, each at its notch."""
         return [
             Stage(layers=size, select=float(select), exchange=float(row[notch]))
             for size, select, row, notch in zip(
@@ -53,12 +53,12 @@ class Ladder:
 
 
 def notches_between(floor: float, ceiling: float = LARGEST_SPARSE) -> tuple[float, ...]:
-    """Densities from `floor` to `ceiling`, both among them, in steps of `NOTCH` at most."""
+    """Returns densities from `floor` to `ceiling`, both included, by factors of `NOTCH` at most."""
     if floor >= ceiling:
         return (floor,)
     count = int(np.ceil(np.log(ceiling / floor) / np.log(NOTCH)))
     inner = floor * (ceiling / floor) ** (np.arange(1, count) / count)
-    # Written with few digits, so that a table shows what is meant and k is what it says.
+    # Rounded to few digits, so that tables show the very densities from which k follows.
     rounded = (float(f"{density:.4g}") for density in inner)
     return (floor, *(density for density in rounded if floor < density < ceiling), ceiling)
 
@@ -72,24 +72,25 @@ def simulated_densities(
     start: Sequence[int] | None = None,
     stretch: float = 0.0,
 ) -> list[int]:
-    """The notch of each bucket, raised as far as the simulated step stays what it is at `start`.
+    """Raises each bucket's notch as far as the simulated step stays as long as at `start`.
 
     Args:
-        profile: Its layers' backward times count.
-        sizes: Layers of each bucket.
-        ladder: What the buckets take.
-        select_on: As in `simulate`.
-        start: Where each bucket begins; None: at the floor.
-        stretch: How much longer the step may get, relatively.
+        profile: The profile with the layers' backward times.
+        sizes: Number of layers of each bucket.
+        ladder: Times of the buckets at every notch.
+        select_on: "caller" or "engine"; see `simulate`.
+        start: The notch at which each bucket begins; None: the floor.
+        stretch: Fraction by which the step may get longer.
 
     Returns:
-        Notches. No bucket can rise by one without making the step longer.
+        The notch of each bucket. None can rise by one without making the step longer.
     """
     begin = np.array(start if start is not None else [0] * len(sizes))
     every = np.arange(len(sizes))
     timeline = simulate(profile, ladder.stages(sizes, begin.tolist()), select_on=select_on)
-    # A step ends when a bucket, selected at a time that no density changes, and all exchanges from
-    # it on are over: the latest of these. So a bucket can take what all up to it have to spare.
+    # The step ends at the largest of these sums, one per bucket: when the bucket is selected, which
+    # no density changes, plus all exchanges from it on. So an exchange can grow by the least time
+    # that any bucket up to its own has to spare.
     selected = np.array([bucket.selected for bucket in timeline.buckets])
     limit = timeline.step * (1 + stretch + TOLERANCE)
 
@@ -105,7 +106,7 @@ def simulated_densities(
         left = spare(current)
         if spare(together).min() >= 0:
             current = together
-        else:  # one by one; those who take least of the network first
+        else:  # one by one; those that add least time on the network first
             more = ladder.exchange[every, together] - ladder.exchange[every, current]
             for i in np.lexsort((every, more)):
                 if together[i] == current[i]:
@@ -120,15 +121,15 @@ def simulated_densities(
 
 
 def paper_densities(profile: Profile, sizes: Sequence[int], ladder: Ladder) -> list[int]:
-    """The notch of each bucket by the rule of LAGS.
+    """Returns the notch of each bucket by the rule of LAGS.
 
-    The largest density with t_select + t_exchange <= the backward pass of the next bucket. The
-    floor where nothing fits, and for the last bucket, after which there is no backward pass.
+    That is the largest density with t_select + t_exchange <= the backward pass of the next bucket;
+    or the floor where nothing fits, and for the last bucket, which no backward pass follows.
 
     Args:
-        profile: Its layers' backward times count.
-        sizes: Layers of each bucket.
-        ladder: What the buckets take.
+        profile: The profile with the layers' backward times.
+        sizes: Number of layers of each bucket.
+        ladder: Times of the buckets at every notch.
 
     Reference:
         Shi et al., Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning with

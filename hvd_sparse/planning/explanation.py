@@ -14,19 +14,19 @@ class Row:
     """A bucket of a plan, for a table.
 
     Attributes:
-        bucket: Its number, from 0, in the order of exchanges.
+        bucket: The bucket's number, from 0, in the order of exchanges.
         layers: Its first layer, and how many follow.
-        numel: Entries.
-        density: k / numel; 1 where it is dense.
+        numel: Entries of all layers.
+        density: k / numel; 1 if it is dense.
         k: Entries that a rank sends.
-        collective: Who moves it.
-        wire: How; between devices always plain, whatever is asked for.
-        route: By whose links its exchange was predicted: "calls", the ranks' CPUs; "device rounds"
-            or "device step", their devices.
-        select_seconds: Predicted.
-        exchange_seconds: Predicted.
-        ready: When its last gradient is there, in seconds from the start of the step.
-        end: When its sum is in the gradients.
+        collective: The collective that exchanges it.
+        wire: The wire format; between devices always plain, whatever is asked for.
+        route: The links by which its exchange was predicted: "calls", the ranks' CPUs; "device
+            rounds" or "device step", their devices.
+        select_seconds: Predicted seconds of accumulating and selecting.
+        exchange_seconds: Predicted seconds of the exchange.
+        ready: When its last gradient is ready, in seconds from the start of the step.
+        end: When its sum is in the gradients, in the same seconds.
     """
 
     bucket: int
@@ -44,7 +44,7 @@ class Row:
 
 
 def explain(plan: Plan, profile: Profile, *, select_on: str = "caller") -> list[Row]:
-    """A row for each bucket of a plan, with the times of its simulated step."""
+    """Returns a row for each bucket of a plan, with the times of its simulated step."""
     timeline = timeline_of(plan, profile, select_on=select_on)
     rows = []
     for i, (bucket, times) in enumerate(zip(plan.buckets, timeline.buckets, strict=True)):
@@ -69,5 +69,5 @@ def explain(plan: Plan, profile: Profile, *, select_on: str = "caller") -> list[
 
 
 def timeline_of(plan: Plan, profile: Profile, *, select_on: str = "caller") -> Timeline:
-    """The simulated step of a plan."""
+    """Returns the simulated step of a plan."""
     return simulate(profile, plan.stages(), select_on=select_on)

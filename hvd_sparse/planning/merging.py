@@ -1,15 +1,15 @@
-"""Merging: which layers share a message, so that the step ends first.
+"""Merging: the choice of the layers that share a message, so that the step ends first.
 
-A bucket is ready with its last layer, so merging delays the first ones; a message less saves its
-startup. Two rules:
+A bucket is ready with its last layer, so merging delays its first ones; but each message fewer
+saves a startup. Two rules:
 
 optimal    The partition into consecutive buckets whose simulated step is shortest: dynamic
-           programming over prefixes of the layers. Of all ways to cut a prefix it keeps those that
-           no other beats both in the clock of selection and in when the network is free. Exact
-           while those are at most `WAYS`.
+           programming over prefixes of the layers. It keeps those ways to cut a prefix that no
+           other beats in both the clock of selection and the time at which the network is free.
+           Exact while those are at most `WAYS`.
 omgs       The rule of OMGS-SGD: one pass from the last layer, merging a layer into the next one
            where the startup saved exceeds the delay. It looks at one pair at a time, so it stops
-           before merges that pay only for three layers and more, and it cannot choose dense.
+           before merges that pay off only for three layers or more, and it cannot choose dense.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from hvd_sparse.planning.cost_models import Array
 from hvd_sparse.planning.pipeline import Stage, simulate
 from hvd_sparse.planning.profile import Profile
 
-# Ways to cut a prefix that are kept. With more the step was never shorter by more than .01 %.
+# Ways to cut a prefix that are kept. More of them never shortened the step by more than .01 %.
 WAYS = 32
 
 
 @dataclass(frozen=True)
 class Offer:
-    """One way to exchange: what every possible bucket would take.
+    """One way to exchange, with the times of every possible bucket.
 
     Attributes:
         select: [layers, layers + 1]: seconds to select layers a to b - 1, at [a, b] for a < b.
-        exchange: The same for its exchange; infinite where there can be no such bucket.
+        exchange: [layers, layers + 1]: seconds to exchange them; infinite if they are no bucket.
     """
 
     select: Array
@@ -43,18 +43,18 @@ class Offer:
 
 @dataclass(frozen=True)
 class Merged:
-    """A partition.
+    """A partition of the layers into buckets.
 
     Attributes:
-        sizes: Layers of each bucket.
-        offers: Which offer each bucket takes.
+        sizes: Number of layers of each bucket.
+        offers: Index of the offer that each bucket takes.
     """
 
     sizes: tuple[int, ...]
     offers: tuple[int, ...]
 
     def stages(self, offers: Sequence[Offer]) -> list[Stage]:
-        """Its buckets, for the pipeline."""
+        """Returns its buckets as stages of the pipeline."""
         stages, first = [], 0
         for size, which in zip(self.sizes, self.offers, strict=True):
             at = (first, first + size)
@@ -80,11 +80,11 @@ def merge_layers(
     """Merges the layers of a profile into buckets.
 
     Args:
-        profile: Its layers' backward times count.
+        profile: The profile with the layers' backward times.
         offers: Ways to exchange a bucket; rule "omgs" merges for the first one.
         rule: "optimal" or "omgs".
-        select_on: As in `simulate`.
-        ways: How many ways to cut a prefix rule "optimal" keeps.
+        select_on: "caller" or "engine"; see `simulate`.
+        ways: Number of ways to cut a prefix that rule "optimal" keeps.
 
     Raises:
         InvalidArgumentError: The rule is unknown.
@@ -102,15 +102,15 @@ def merge_layers(
 
 
 def omgs(profile: Profile, offer: Offer) -> tuple[int, ...]:
-    """The sizes of the buckets by the rule of OMGS-SGD.
+    """Returns the sizes of the buckets by the rule of OMGS-SGD.
 
     Layer i is merged into i + 1, the next to become ready, if
 
         t_c(i) + t_c(i + 1) - t_c(both)  >
             t_b(i + 1) + t_s(both) - t_s(i) - t_s(i + 1) - (start of i's exchange - its selection)
 
-    where i stands for itself and all that was merged into it. t_b, t_s, t_c: backward, selection,
-    exchange.
+    where i stands for itself and all layers merged into it. t_b, t_s and t_c are the seconds of
+    backward, selection and exchange.
     """
     backward = [layer.backward for layer in profile.layers]
     sizes: list[int] = []
@@ -134,10 +134,10 @@ def omgs(profile: Profile, offer: Offer) -> tuple[int, ...]:
 
 
 class _Prefixes:
-    """The ways to cut each prefix of the layers, those that matter.
+    """The ways to cut each prefix of the layers into buckets, as far as they matter.
 
-    A way is a pair: the clock of selection, and when the network is free. A way is dropped if
-    another one is no later in both, or if nothing that follows can beat the best step known.
+    A way is a pair of times: the clock of selection, and when the network is free. It is dropped if
+    another way is no later in both, or if nothing that follows can beat the best step known.
     """
 
     def __init__(
@@ -148,17 +148,17 @@ class _Prefixes:
         self._ready = profile.forward + np.cumsum([0.0, *(one.backward for one in profile.layers)])
         self._ways = ways
         self._least = self._least_exchange(count)
-        # For each prefix, the least of selection and exchange that the last bucket adds.
+        # For each prefix, the least time of selection and exchange that the last bucket can add.
         last = np.minimum.reduce([(one.select + one.exchange)[:, count] for one in offers])
         last = np.minimum.accumulate(last[::-1])[::-1]
         self._last = np.append(last, 0.0)
         self._clocks = [np.array([profile.forward])]
         self._networks = [np.array([profile.forward])]
-        # Where a way came from: the prefix before its last bucket, the way there, the offer.
+        # Origin of each way: the prefix before its last bucket, the way to cut that, the offer.
         self._from = [np.zeros((1, 3), dtype=np.int64)]
 
     def solve(self) -> Merged:
-        """The best way to cut all layers."""
+        """Returns the best partition of all layers."""
         best, known = self._known()
         for end in range(1, self._layers + 1):
             self._extend_to(end, best)
@@ -192,7 +192,7 @@ class _Prefixes:
         network = network.ravel()
         which = np.repeat(np.arange(len(self._offers)), before.size)
         origin = np.column_stack([*np.tile((before, way), len(self._offers)), which])
-        # No later exchange starts before the next gradient is ready: sooner is as good.
+        # No later exchange starts before the next gradient is ready: a free network waits for it.
         network = np.maximum(network, self._soonest(clock, end, min(end + 1, self._layers)))
         order = np.lexsort((network, clock))
         earliest = np.minimum.accumulate(np.concatenate([[np.inf], network[order][:-1]]))
@@ -209,7 +209,7 @@ class _Prefixes:
         self._from.append(origin[kept])
 
     def _soonest(self, clock: Array, end: int, later: int) -> Array:
-        """When layer `later - 1` is ready at the soonest, from the clock after `end` layers."""
+        """Returns the earliest time of layer `later - 1` being ready, from the clock at `end`."""
         if self._select_on == "caller":
             soonest: Array = clock + (self._ready[later] - self._ready[end])
         else:
@@ -217,7 +217,7 @@ class _Prefixes:
         return soonest
 
     def _least_exchange(self, count: int) -> Array:
-        """For each layer, the least that it and all that follow it can take on the network."""
+        """Returns, per layer, the least network time of it and all that follow it."""
         cheapest = np.minimum.reduce([offer.exchange for offer in self._offers])
         least = np.zeros(count + 1)
         for first in range(count - 1, -1, -1):
@@ -225,7 +225,7 @@ class _Prefixes:
         return least
 
     def _known(self) -> tuple[float, Merged]:
-        """The best of some partitions that are quickly found, and its step."""
+        """Tries partitions that are found quickly; returns the shortest step and its partition."""
         best, known = np.inf, Merged((self._layers,), (0,))
         for which, offer in enumerate(self._offers):
             for sizes in ((self._layers,), (1,) * self._layers, omgs(self._profile, offer)):

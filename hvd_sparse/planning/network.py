@@ -1,6 +1,6 @@
-"""The network, as measured or assumed: what a message and a dense allreduce take.
+"""The network, as measured or assumed: the times of a message and of a dense allreduce.
 
-Ranks meet by way of their CPUs, and maybe by way of their devices, too.
+Ranks are connected through their CPUs, and possibly through their devices, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Link:
         records.check_finite(self)
 
     def seconds(self, nbytes: float) -> float:
-        """What `nbytes` bytes take."""
+        """Returns the seconds that `nbytes` bytes take."""
         return self.alpha + self.beta * nbytes
 
 
@@ -37,15 +37,15 @@ Links: TypeAlias = tuple[tuple[int, Link], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceNetwork:
-    """What the devices of the ranks see of each other, and what a device does in a round by itself.
+    """The links between the ranks' devices, and the work of a device in a round.
 
-    All three are over the bytes of a message, which on the way between devices is as long as a
-    block can get: see cost_models.device_message.
+    All three are lines over the bytes of a message, which between devices is as long as a block can
+    get: see cost_models.device_message.
 
     Attributes:
-        links: As those of `Network`, from a device's memory to another one's.
-        merge: To merge two blocks and keep as many entries as one of them can have.
-        handing: To hand a block from the CPU up to the device, and a result down again.
+        links: Like `Network.links`, but from a device's memory to another one's.
+        merge: Merging two blocks and keeping as many entries as one of them can have.
+        handing: Handing a block from the CPU up to the device, and a result down again.
     """
 
     links: Links
@@ -57,17 +57,17 @@ class DeviceNetwork:
 
     @property
     def link(self) -> Link:
-        """The worst of all distances, in alpha and in beta."""
+        """The worst link of all distances, in alpha and in beta."""
         return _worst(self.links)
 
     def at(self, distance: int) -> Link:
-        """The link to a partner that is so many ranks away; the worst one if not measured."""
+        """Returns the link to a partner so many ranks away; the worst one if not measured."""
         return dict(self.links).get(distance, self.link)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What the ranks of one job see of each other, all of them talking at once.
+    """The links between the ranks of one job, while all of them communicate at once.
 
     Attributes:
         size: Number of ranks.
@@ -75,10 +75,11 @@ class Network:
         links: (distance, link) for partners that are 1, 2, 4, ... ranks away, ascending. Measured
             while every rank swaps with its partner, so that ranks that share a cable share it here.
         dense: Horovod's dense allreduce between these ranks, over the bytes of its tensor.
-        local: Between two ranks of one node, all of them talking; None: not known.
-        gap: Seconds that each further message adds which goes out beside others, to other ranks,
-            its bytes not counted; None: as much as the first one, the alpha of `link`.
-        devices: Between the ranks' devices; None: nothing connects them, or gradients lie on none.
+        local: The link between two ranks of one node; None: not known.
+        gap: Seconds, without its bytes, that each further message to another rank adds when several
+            are sent at once; None: as much as the first one, the alpha of `link`.
+        devices: The network between the ranks' devices; None: nothing connects them, or gradients
+            do not lie on devices.
     """
 
     size: int
@@ -103,23 +104,23 @@ class Network:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes, the last of which may be filled in part."""
+        """Number of nodes, the last of which may be only partly filled."""
         return -(-self.size // self.local_size)
 
     @property
     def link(self) -> Link:
-        """The worst of all distances, in alpha and in beta; what a method over all ranks meets."""
+        """The worst link of all distances, in alpha and beta, which methods over all ranks meet."""
         return _worst(self.links)
 
     def at(self, distance: int) -> Link:
-        """The link to a partner that is so many ranks away; the worst one if not measured."""
+        """Returns the link to a partner so many ranks away; the worst one if not measured."""
         return dict(self.links).get(distance, self.link)
 
     def scaled(self, size: int) -> Network:
-        """The same network with another number of ranks.
+        """Returns this network with another number of ranks.
 
-        Every distance gets the worst link, also between devices. The dense allreduce keeps what it
-        takes per step and per byte of a ring: 2 (P - 1) steps, 2 (P - 1) / P of the bytes.
+        Every distance gets the worst link, also between devices. The dense allreduce keeps its time
+        per step and per byte of a ring: 2 (P - 1) steps, 2 (P - 1) / P of the bytes.
 
         Raises:
             InvalidArgumentError: This network has one rank, which says nothing of larger ones.
@@ -153,7 +154,7 @@ class Network:
         local_size: int = 1,
         local: Link | None = None,
     ) -> Network:
-        """A network from plain numbers: the same link everywhere, dense as an ideal ring.
+        """Makes a network from plain numbers: the same link everywhere, dense as an ideal ring.
 
         Devices are not connected.
 
@@ -162,7 +163,7 @@ class Network:
             bandwidth: Bytes per second that one rank sends while all of them do.
             latency: Seconds per message.
             local_size: Ranks on one node.
-            local: Between two ranks of one node; None: not known.
+            local: The link between two ranks of one node; None: not known.
 
         Raises:
             InvalidArgumentError: A number lies outside its limits.
@@ -181,7 +182,7 @@ class Network:
 
 
 def distances_below(size: int) -> list[int]:
-    """How far away the partners of an exchange of so many ranks are: 1, 2, 4, ..."""
+    """Returns the distances of partners in an exchange of so many ranks: 1, 2, 4, ..."""
     return [1 << bit for bit in range(max(0, size - 1).bit_length())]
 
 

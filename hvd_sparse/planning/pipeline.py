@@ -22,9 +22,9 @@ class Stage:
     """A bucket, as the pipeline sees it.
 
     Attributes:
-        layers: How many layers it takes, from where the bucket before it ends.
+        layers: Number of its layers, which follow those of the bucket before it.
         select: Seconds to accumulate, select and hand over.
-        exchange: Seconds on the network, and of what follows on its thread.
+        exchange: Seconds on the network, and of the work that follows on its thread.
     """
 
     layers: int
@@ -34,14 +34,14 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketTimes:
-    """When things happened to a bucket, in seconds from the start of the step.
+    """Times of a bucket, in seconds from the start of the step.
 
     Attributes:
-        layers: How many layers it has.
-        ready: Its last gradient was there.
-        selected: Its block was.
-        start: Its exchange began.
-        end: Its sum was in the gradients.
+        layers: Number of its layers.
+        ready: When its last gradient was ready.
+        selected: When its block was selected.
+        start: When its exchange began.
+        end: When its sum was in the gradients.
     """
 
     layers: int
@@ -53,13 +53,13 @@ class BucketTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """One step.
+    """Times of one simulated step.
 
     Attributes:
-        buckets: In the order in which they were exchanged.
+        buckets: Times of the buckets, in the order in which they were exchanged.
         forward: Seconds of forward.
         backward_end: When backward and the selections on its thread were over.
-        step: When everything was.
+        step: When everything was over.
     """
 
     buckets: tuple[BucketTimes, ...]
@@ -74,16 +74,16 @@ class Timeline:
 
     @property
     def hidden(self) -> float:
-        """Seconds of exchange beside backward."""
+        """Seconds of exchange that overlap with backward."""
         return sum(max(0.0, min(b.end, self.backward_end) - b.start) for b in self.buckets)
 
 
 def simulate(profile: Profile, stages: Sequence[Stage], *, select_on: str = "caller") -> Timeline:
-    """One step with these buckets.
+    """Simulates one step with these buckets.
 
     Args:
-        profile: Its forward and its layers' backward times count.
-        stages: Buckets of consecutive layers, all layers together.
+        profile: The profile with the times of forward and of the layers' backward.
+        stages: Buckets of consecutive layers, which together take all layers.
         select_on: "caller" selects on the thread of backward, which waits; "engine" on another one,
             one bucket after the other.
 
@@ -122,17 +122,17 @@ def simulate(profile: Profile, stages: Sequence[Stage], *, select_on: str = "cal
 
 
 def simulate_dense(profile: Profile, *, fusion_bytes: int = FUSION_BYTES) -> Timeline:
-    """One step under Horovod's dense allreduce with tensor fusion.
+    """Simulates one step under Horovod's dense allreduce with tensor fusion.
 
-    Whenever the network is free, what is ready goes together, in ready order, up to the size of the
-    fusion buffer; a larger gradient goes alone.
+    Whenever the network is free, the ready gradients are sent together, in ready order, up to the
+    size of the fusion buffer; a larger gradient is sent alone.
 
     Args:
-        profile: Its network's `dense` tells what an allreduce takes.
+        profile: The profile, whose network's `dense` gives the time of an allreduce.
         fusion_bytes: Size of the fusion buffer; 0: no fusion.
 
     Returns:
-        The timeline; a bucket is what went together.
+        The timeline; its buckets are the gradients that were sent together.
     """
     clock, ready = profile.forward, []
     for layer in profile.layers:

@@ -1,6 +1,6 @@
 """The plan: how many entries of each layer are sent in a step, in which buckets, and how.
 
-How a plan is made from measured numbers: hvd_sparse/planning/planner.py.
+hvd_sparse/planning/planner.py makes a plan from measured numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DENSE = "dense"
 
 @lru_cache(maxsize=4096)
 def entries_to_send(numel: int, density: float) -> int:
-    """The k of a layer: as many entries as a density asks for, rounded up, but at least 1.
+    """Returns the k of a layer: the entries that a density asks for, rounded up, but at least 1.
 
     The density counts as the decimal number that it was written as: 0.07 of 100 are 7.
     """
@@ -38,13 +38,13 @@ def entries_to_send(numel: int, density: float) -> int:
 def ks_at(
     bucket: Bucket, densities: Sequence[float], warmup: Warmup | None, step: int
 ) -> list[int]:
-    """K of each unit of selection of a bucket in a step, the same on every rank.
+    """Returns the k of each unit of selection of a bucket in a step, the same on every rank.
 
     Args:
-        bucket: Its layout.
-        densities: Of each unit, once the warm-up is over.
+        bucket: The bucket's layout.
+        densities: Density of each unit, once the warm-up is over.
         warmup: Larger densities for the first steps.
-        step: Counted from 0.
+        step: Number of the step, from 0.
     """
     if warmup is not None:
         densities = [warmup.density_at(step, density) for density in densities]
@@ -54,14 +54,14 @@ def ks_at(
 def ks_by_step(
     bucket: Bucket, densities: Sequence[float], warmup: Warmup | None
 ) -> list[tuple[int, list[int]]]:
-    """From which step on, counted from 0, `ks_at` gives what; each stage of the warm-up once."""
+    """Returns the first step, from 0, and the `ks_at` of each warm-up stage and of what follows."""
     stages = 0 if warmup is None else len(warmup.densities)
     steps = [0] if warmup is None else [stage * warmup.steps for stage in range(stages + 1)]
     return [(step, ks_at(bucket, densities, warmup, step)) for step in steps]
 
 
 def largest_ks(bucket: Bucket, densities: Sequence[float], warmup: Warmup | None) -> list[int]:
-    """The largest k of each unit in any step: what memory and messages are made for."""
+    """Returns the largest k of each unit in any step, which sizes memory and messages."""
     if warmup is not None:
         densities = [warmup.largest(density) for density in densities]
     return [entries_to_send(n, d) for n, d in zip(bucket.segments, densities, strict=True)]
@@ -69,14 +69,14 @@ def largest_ks(bucket: Bucket, densities: Sequence[float], warmup: Warmup | None
 
 @dataclass(frozen=True, kw_only=True)
 class BucketChoice:
-    """Layers that travel together, and how.
+    """Layers that are exchanged together, and how.
 
     Attributes:
-        layers: Names, in the order in which their gradients become ready.
-        densities: Of each unit of selection: each layer, or the whole bucket; in (0, 1], 1 where
-            the bucket is dense.
-        collective: Who moves the bucket; "dense": Horovod's allreduce.
-        wire: "plain" or "packed".
+        layers: Names of the layers, in the order in which their gradients become ready.
+        densities: Density of each unit of selection: each layer, or the whole bucket; in (0, 1], 1
+            if the bucket is dense.
+        collective: The collective that exchanges the bucket; "dense": Horovod's allreduce.
+        wire: The wire format, "plain" or "packed".
     """
 
     layers: tuple[str, ...]
@@ -86,21 +86,22 @@ class BucketChoice:
 
     @property
     def dense(self) -> bool:
-        """Whether it is Horovod's."""
+        """True if Horovod's allreduce exchanges the bucket."""
         return self.collective == DENSE
 
     @property
     def shares_residual(self) -> bool:
-        """Whether the ranks of a node share what they have yet to send."""
+        """True if the ranks of a node share one residual."""
         return self.collective == "hierarchical"
 
 
 def fixed_choices(layers: Sequence[Layer], compression: Compression) -> tuple[BucketChoice, ...]:
-    """The buckets of a compression that is not adaptive.
+    """Returns the buckets of a compression that is not adaptive.
 
     Args:
-        layers: In the order in which their gradients are expected.
-        compression: Its density holds for every layer; "auto" stands for gtopk and plain indices.
+        layers: The layers, in the order in which their gradients are expected.
+        compression: The compression, whose density holds for every layer; "auto" stands for gtopk
+            and plain indices.
     """
     collective = "gtopk" if compression.collective == AUTO else compression.collective
     return tuple(
@@ -118,13 +119,13 @@ def fixed_choices(layers: Sequence[Layer], compression: Compression) -> tuple[Bu
 
 @dataclass(frozen=True, kw_only=True)
 class BucketPlan(BucketChoice):
-    """A bucket whose layers are units of selection, and what it is predicted to take.
+    """A bucket whose layers are units of selection, with its predicted times.
 
     Attributes:
         numels: Entries of each layer.
-        select_seconds: Predicted, of accumulating and selecting.
-        exchange_seconds: Predicted, from the last rank's block to the sum in the gradients.
-        route: Of routes.ROUTES, by whose links that was predicted; "calls" where it is dense, too.
+        select_seconds: Predicted seconds of accumulating and selecting.
+        exchange_seconds: Predicted seconds from the last rank's block to the sum in the gradients.
+        route: One of routes.ROUTES, by whose links that was predicted; a dense bucket has "calls".
     """
 
     numels: tuple[int, ...]
@@ -158,21 +159,22 @@ class BucketPlan(BucketChoice):
 
     @property
     def k(self) -> int:
-        """Entries that a rank sends, where each layer is a unit of selection."""
+        """Entries that a rank sends if each layer is a unit of selection."""
         pairs = zip(self.numels, self.densities, strict=True)
         return sum(entries_to_send(numel, density) for numel, density in pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(records.Saved):
-    """What every rank does in a step, and what it is predicted to take.
+    """The buckets of a step, the same on every rank, with the predicted times of the step.
 
     Attributes:
-        buckets: In the order in which they become ready.
-        size: Ranks that it was made for.
-        step_seconds: Predicted of this plan.
-        dense_seconds: Predicted of Horovod's dense allreduce with tensor fusion.
-        compute_seconds: Of forward and backward alone.
+        buckets: The buckets, in the order in which they become ready.
+        size: Number of ranks that the plan was made for.
+        step_seconds: Predicted seconds of a step under this plan.
+        dense_seconds: Predicted seconds of a step under Horovod's dense allreduce with tensor
+            fusion.
+        compute_seconds: Seconds of forward and backward alone.
     """
 
     KIND: ClassVar[str] = "hvd_sparse plan"
@@ -189,21 +191,21 @@ class Plan(records.Saved):
 
     @property
     def dense(self) -> bool:
-        """Whether nothing is sparse: the whole step is Horovod's."""
+        """True if all buckets are dense, so that Horovod exchanges the whole step."""
         return all(bucket.dense for bucket in self.buckets)
 
     @property
     def speedup(self) -> float:
-        """Predicted, over dense."""
+        """Predicted speedup over dense."""
         return self.dense_seconds / self.step_seconds if self.step_seconds else 1.0
 
     @property
     def efficiency(self) -> float:
-        """Predicted: computing as a part of the step."""
+        """Predicted fraction of the step that is computing."""
         return self.compute_seconds / self.step_seconds if self.step_seconds else 1.0
 
     def decides_like(self, other: Plan) -> bool:
-        """Whether both decide the same, whatever they predict."""
+        """Returns true if both plans decide the same, whatever they predict."""
 
         def decided(plan: Plan) -> list[tuple[object, ...]]:
             return [(one.layers, one.densities, one.collective, one.wire) for one in plan.buckets]
@@ -211,7 +213,7 @@ class Plan(records.Saved):
         return decided(self) == decided(other)
 
     def stages(self) -> list[Stage]:
-        """Its buckets, for the pipeline."""
+        """Returns its buckets as stages of the pipeline."""
         return [
             Stage(
                 layers=len(bucket.layers),

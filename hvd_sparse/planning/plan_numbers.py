@@ -1,4 +1,4 @@
-"""A plan as numbers: how rank 0 tells it to all, who know how many numbers to expect."""
+"""A plan as a list of numbers of known length, in which rank 0 sends it to all ranks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _PER_LAYER = 8
 
 
 def count_numbers(layers: Sequence[Layer]) -> int:
-    """How many numbers a plan for these layers takes."""
+    """Returns how many numbers a plan for these layers takes."""
     return _PER_PLAN + _PER_LAYER * len(layers)
 
 
 def to_numbers(plan: Plan, layers: Sequence[Layer]) -> list[float]:
-    """The plan, bit for bit.
+    """Encodes a plan, bit for bit.
 
     Args:
-        plan: Takes each layer once.
-        layers: In an order that all ranks know.
+        plan: The plan, with each layer once.
+        layers: The layers, in an order that all ranks know.
     """
     rows: dict[str, list[float]] = {}
     for number, bucket in enumerate(plan.buckets):
@@ -43,7 +43,7 @@ def to_numbers(plan: Plan, layers: Sequence[Layer]) -> list[float]:
 
 
 def from_numbers(numbers: Sequence[float], layers: Sequence[Layer]) -> Plan:
-    """The plan that `to_numbers` was given."""
+    """Decodes the plan that `to_numbers` was given."""
     size, step, dense, compute = numbers[:_PER_PLAN]
     starts = range(_PER_PLAN, len(numbers), _PER_LAYER)
     rows = [

@@ -2,8 +2,8 @@
 
 1. Merge layers into buckets so that the step is shortest with every layer at the floor density.
 2. Raise the densities as far as the step stays that short.
-3. Give each bucket the collective and the wire that the model says are done first; or dense.
-4. Where all that is not faster than a dense step, the plan is dense.
+3. Give each bucket the collective and the wire that are cheapest by the model; or dense.
+4. Make the plan dense if all that is not faster than a dense step.
 """
 
 from __future__ import annotations
@@ -37,34 +37,35 @@ from hvd_sparse.schedules import checked_density
 from hvd_sparse.sparsifiers import as_sparsifier
 
 RULES = ("simulated", "paper")
-# Of more layers, neighbours are glued before merging, whose time grows with their square and more.
+# With more layers, neighbours are glued before merging, whose time grows with their square or more.
 MOST_MERGED = 400
-# Of plans for users: predictions may be off by that much, and what just hid would then show.
+# `Rules.reserve` of plans for users: exchanges may take so much longer than predicted, and those
+# that were just hidden would then lengthen the step.
 RESERVE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How a plan is made.
+    """Rules by which a plan is made.
 
     Args:
-        density: Floor of the densities: what every layer sends at least.
-        adaptive: Whether densities may rise above the floor.
+        density: Floor of the densities: the fraction that every layer sends at least.
+        adaptive: True if densities may rise above the floor.
         rule: "simulated": optimal merging, and densities by the simulated step; "paper": the
             merging of OMGS-SGD and the neighbour rule of LAGS.
-        layer_wise: Whether layers are selected and sent one by one; else the whole model at once.
-        collectives: Those allowed; None: all that this build has.
+        layer_wise: True to select and send layers one by one; else the whole model at once.
+        collectives: Sparse collectives allowed; None: all that this build has.
         wires: Wire formats allowed.
-        dense: Whether a bucket, or the whole plan, may be dense.
-        select_on: Where buckets are selected: "caller" or "engine".
+        dense: True if a bucket, or the whole plan, may be dense.
+        select_on: The thread that selects: "caller" or "engine"; see `simulate`.
         overlap: How alike the ranks choose, in [0, 1]; see costs.Setting.
-        slack: How many times k entries gtopk keeps in its middle rounds.
-        value_bytes: Of a value on the wire: 4, or 2 of a narrow type.
-        device_steps: Whether a device can do all of a step; see routes.route_of.
-        stretch: How much longer, relatively, the step may get for larger densities.
-        margin: How much longer, relatively, a dense step must take for a plan to be sparse at all.
-        reserve: How much longer, relatively, exchanges may turn out to take without the step
-            getting longer: what hides, hides with so much to spare.
+        slack: gtopk keeps slack * k entries in its middle rounds.
+        value_bytes: Bytes of a value on the wire: 4, or 2 for a narrow type.
+        device_steps: True if a device can do all of a step; see routes.route_of.
+        stretch: Fraction by which larger densities may lengthen the step.
+        margin: Fraction by which a dense step must be longer for a plan to be sparse at all.
+        reserve: Fraction by which exchanges may turn out longer than predicted without making the
+            step longer.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
@@ -103,7 +104,7 @@ class Rules:
 
 
 def rules_of(compression: Compression, place: Place | type[Place] = OnCpu) -> Rules:
-    """What a user's adaptive compression allows, for gradients of a place or a kind of places."""
+    """Returns the rules of a user's adaptive compression, for gradients of a (kind of) place."""
     collectives: tuple[str, ...] = tuple(name for name in COLLECTIVES if name not in place.refuses)
     if compression.collective != AUTO:
         collectives = (compression.collective,)
@@ -122,14 +123,14 @@ def rules_of(compression: Compression, place: Place | type[Place] = OnCpu) -> Ru
 
 
 def make_plan(profile: Profile, rules: Rules | None = None) -> Plan:
-    """The plan that is predicted to end a step first, and sends most at that.
+    """Returns the plan with the shortest predicted step, and of these the one that sends most.
 
-    Takes about a second, however many the layers. The same arguments give the same plan, bit for
-    bit, on one machine; ranks on several get the plan of one of them as JSON.
+    Takes about a second for any number of layers. The same arguments give the same plan, bit for
+    bit, on one machine; ranks on several machines get the plan of one of them.
 
     Args:
-        profile: Measured numbers.
-        rules: What is allowed, and how to choose.
+        profile: The profile, as measured.
+        rules: Rules by which to choose; None: the defaults.
 
     Raises:
         InvalidArgumentError: None of the collectives is possible between these ranks.
@@ -138,7 +139,7 @@ def make_plan(profile: Profile, rules: Rules | None = None) -> Plan:
 
 
 def dense_plan(profile: Profile) -> Plan:
-    """Horovod's dense allreduce; a bucket is what tensor fusion is predicted to send at once."""
+    """Returns the plan of Horovod's dense allreduce; its buckets are tensor fusion's, predicted."""
     timeline = simulate_dense(profile)
     buckets, first = [], 0
     for times in timeline.buckets:
@@ -165,14 +166,14 @@ def dense_plan(profile: Profile) -> Plan:
 
 
 class _Planner:
-    """The steps of make_plan, over what they share."""
+    """The steps of `make_plan`, with the profile and the rules that they share."""
 
     def __init__(self, profile: Profile, rules: Rules) -> None:
         self._profile, self._rules = profile, rules
         self._numels = np.array([layer.numel for layer in profile.layers], dtype=np.float64)
 
     def plan(self) -> Plan:
-        """The plan."""
+        """Returns the plan, by the steps at the top of this file."""
         dense = dense_plan(self._profile)
         if self._rules.dense and self._rules.density > LARGEST_SPARSE:
             return dense
@@ -196,12 +197,12 @@ class _Planner:
         )
 
     def _entries(self, density: float | Array) -> Array:
-        """K of every layer; [..., layers] for densities [..., 1]."""
+        """Returns the k of every layer; [..., layers] for densities [..., 1]."""
         ks: Array = np.minimum(self._numels, np.maximum(1, np.ceil(density * self._numels)))
         return ks
 
     def _merge(self) -> Merged:
-        """Step 1."""
+        """Merges the layers: step 1."""
         if not self._rules.layer_wise:
             return Merged((len(self._profile.layers),), (0,))
         borders = self._borders()
@@ -229,7 +230,7 @@ class _Planner:
         return Merged(tuple(np.diff(ends).tolist()), merged.offers)
 
     def _borders(self) -> NDArray[np.int64]:
-        """The layers before which a bucket may begin, and the end; all, but where they are many."""
+        """Returns the layers at which a bucket may begin, all unless they are many, and the end."""
         count = len(self._numels)
         borders = np.linspace(0, count, min(count, MOST_MERGED) + 1).round().astype(np.int64)
         too_large = np.add.reduceat(self._numels, borders[:-1]) > MAX_BUCKET_NUMEL
@@ -238,7 +239,7 @@ class _Planner:
         return found
 
     def _sparse_plan(self, merged: Merged, dense_seconds: float) -> Plan:
-        """Steps 2 and 3."""
+        """Chooses densities, collectives and wires: steps 2 and 3."""
         rules, profile = self._rules, self._profile
         priced = self._price_buckets(merged)
         notches = priced.start
@@ -269,7 +270,7 @@ class _Planner:
         return replace(plan, step_seconds=timeline.step)
 
     def _price_buckets(self, merged: Merged) -> _Priced:
-        """What the buckets take at every density that they may have."""
+        """Prices the buckets at every density that they may have."""
         rules, machine = self._rules, self._profile.machine
         starts = np.concatenate([[0], np.cumsum(merged.sizes)])[:-1]
         numels = np.add.reduceat(self._numels, starts)
@@ -283,9 +284,9 @@ class _Planner:
         if rules.dense:
             dense = self._price(ks[:, 0], numels, ("dense",)).seconds
             goes_dense = np.array(merged.offers) == 1
-            if rules.rule == "paper" or not rules.layer_wise:  # merged without a look at dense
+            if rules.rule == "paper" or not rules.layer_wise:  # the merging did not consider dense
                 goes_dense |= dense <= select + exchange[:, 0]
-            # Densities past which dense is done first cost what dense does.
+            # A bucket goes dense at densities at which dense is cheaper, so it costs as much there.
             exchange = np.minimum(np.column_stack([exchange, dense]), dense[:, np.newaxis])
             densities = (*densities, 1.0)
         ladder = Ladder(
@@ -299,12 +300,12 @@ class _Planner:
 
 @dataclass(frozen=True)
 class _Priced:
-    """Buckets at every density.
+    """Prices of the buckets at every density.
 
     Attributes:
-        table: [buckets, sparse notches], the best of the sparse collectives.
-        dense: [buckets], seconds of dense; infinite where it is not allowed.
-        ladder: What the buckets take, for choosing densities.
+        table: [buckets, sparse notches], the cheapest sparse exchanges.
+        dense: [buckets], seconds of dense; infinite if it is not allowed.
+        ladder: Times of the buckets, for choosing densities.
         start: The notch at which each bucket begins: the floor, or dense.
     """
 
@@ -314,7 +315,7 @@ class _Priced:
     start: list[int]
 
     def bucket(self, i: int, notch: int, layers: Sequence[LayerProfile]) -> BucketPlan:
-        """Bucket i at a notch."""
+        """Returns bucket i at a notch."""
         sparse = (
             notch < self.table.seconds.shape[1] and self.table.seconds[i, notch] < self.dense[i]
         )

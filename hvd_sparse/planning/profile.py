@@ -1,4 +1,4 @@
-"""The profile: everything that a plan is made from, as measured numbers."""
+"""The profile: the measured numbers that a plan is made from."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["DeviceNetwork", "LayerProfile", "Link", "Machine", "Network", "Profi
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a rank's own work takes, in seconds.
+    """Times of a rank's own work, in seconds.
 
     Attributes:
         select_seconds_per_entry: Accumulating and selecting, per entry of the gradient. On a device
-            with what takes a block of one entry in a thousand to the CPU.
-        select_overhead: Of starting one bucket, whatever its size.
+            it includes the copy of a block of one entry in a thousand to the CPU.
+        select_overhead: Starting one bucket, whatever its size.
         merge_seconds_per_entry: Merging two blocks, per entry of both.
         code_seconds_per_entry: Packing an entry of a block and unpacking it; half of it each way.
         scatter_seconds_per_entry: Writing the sum into the gradient, per entry of the gradient.
-        exchange_overhead: Of handing one bucket to its thread and waking who waits for it.
-        copy_seconds_per_entry: Where gradients lie on a device: taking an entry of a block from
-            there to the CPU, and back; half of it each way.
+        exchange_overhead: Handing one bucket to the exchange's thread, and waking its waiter.
+        copy_seconds_per_entry: If gradients lie on a device, copying an entry of a block from there
+            to the CPU, and back; half of it each way. Else 0.
     """
 
     select_seconds_per_entry: float
@@ -43,20 +43,20 @@ class Machine:
 
     @property
     def beside_cpu(self) -> bool:
-        """Whether gradients lie on a device."""
+        """True if gradients lie on a device."""
         return self.copy_seconds_per_entry > 0
 
     def select_seconds(self, numel: int) -> float:
-        """Starting a bucket of so many entries: accumulate, select, hand over."""
+        """Returns the seconds to start a bucket: accumulate, select, hand over."""
         return self.select_overhead + self.select_seconds_per_entry * numel
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerProfile:
-    """One layer.
+    """The measured numbers of one layer.
 
     Attributes:
-        name: Of its parameter.
+        name: Name of its parameter.
         numel: Entries of its gradient.
         backward: Seconds between the gradient that became ready before this one (for the first:
             the end of forward) and this one.
@@ -75,10 +75,10 @@ class Profile(records.Saved):
     """A model, a machine and a network.
 
     Attributes:
-        layers: In the order in which their gradients become ready: the last layer first.
+        layers: The layers, in the order in which their gradients become ready: the last one first.
         forward: Seconds of the forward pass, and of all else that comes before backward.
-        network: Between the ranks.
-        machine: Each rank.
+        network: The network between the ranks.
+        machine: The machine of each rank.
     """
 
     KIND: ClassVar[str] = "hvd_sparse profile"
@@ -114,11 +114,10 @@ class Profile(records.Saved):
         return self.forward + self.backward
 
     def glued(self, borders: Sequence[int]) -> Profile:
-        """The same with neighbours as one layer.
+        """Returns this profile with each group of neighbours as one layer.
 
         Args:
-            borders: Ascending: the first layer of each group, and behind the last the number of
-                layers.
+            borders: The first layer of each group, ascending, then the number of layers.
         """
         groups = [self.layers[a:b] for a, b in pairwise(borders)]
         layers = [
@@ -132,7 +131,7 @@ class Profile(records.Saved):
         return replace(self, layers=tuple(layers))
 
     def scaled(self, *, size: int | None = None, network: Network | None = None) -> Profile:
-        """The same model elsewhere: with another number of ranks, or on another network."""
+        """Returns the same model with another number of ranks, or on another network."""
         chosen = self.network if network is None else network
         if size is not None and size != chosen.size:
             chosen = chosen.scaled(size)

@@ -1,4 +1,4 @@
-"""Which route a bucket takes through a step: what decides which links it is priced by."""
+"""The route of a bucket through a step, which decides the links by which it is priced."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ FLOAT32_BYTES = 4
 
 
 def route_of(collective: str, *, connected: bool, value_bytes: int, device_steps: bool) -> str:
-    """The rule of csrc/exchange/route_of.cc, as far as a plan knows beforehand.
+    """Returns the route by the rule of csrc/exchange/route_of.cc, as far as a plan knows it.
 
     Args:
-        collective: Its name, or "dense".
-        connected: Whether a network connects the devices of all ranks.
-        value_bytes: Of a value on the wire.
-        device_steps: Whether a device can do all of a step: gradients lie there, and `gaussian`
+        collective: Name of the collective, or "dense".
+        connected: True if a network connects the devices of all ranks.
+        value_bytes: Bytes of a value on the wire.
+        device_steps: True if a device can do all of a step: gradients lie there, and `gaussian`
             selects.
 
     Returns:

@@ -1,5 +1,5 @@
-"""The ranks: who they are, how they are connected, what they agree on, and when they end.
+"""The ranks: their numbers, the connections between them, their agreement, and their end.
 
-Begin with world.py, the ranks as Horovod knows them. connection.py brings those of a new exchange
-together over what transport.py chooses; lifecycle.py ends exchanges before Horovod goes away.
+Begin with world.py, the ranks as Horovod knows them. connection.py connects those of a new exchange
+over the transport that transport.py chooses; lifecycle.py ends exchanges before Horovod does.
 """

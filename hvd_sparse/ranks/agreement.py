@@ -1,4 +1,4 @@
-"""Finds out, before a gradient is sent, whether all ranks want to exchange the same things."""
+"""Checks, before a gradient is sent, that all ranks are about to exchange the same things."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class _Report(NamedTuple):
     """A rank's summary of the exchange that it is about to build.
 
     Attributes:
-        problem: Why it cannot go on, if it cannot.
+        problem: The reason why the rank cannot go on, if it cannot.
         digest: SHA-256 of its `_Details`.
-        serial: How many optimizers it has wrapped.
+        serial: Number of optimizers that it has wrapped.
     """
 
     problem: str | None
@@ -31,7 +31,7 @@ class _Details(NamedTuple):
 
     Attributes:
         parameters: Name, shape and type of each.
-        options: By name.
+        options: Options by name.
     """
 
     parameters: list[str]
@@ -52,17 +52,17 @@ def agree(
     Args:
         world: The ranks.
         ranks: Their numbers in Horovod, for messages.
-        problem: Why this rank cannot go on, if it cannot.
-        parameters: Name, shape and type of each, as messages show them.
-        options: What else must be equal, by name.
-        serial: How many optimizers this rank has wrapped.
+        problem: The error due to which this rank cannot go on, if there is one.
+        parameters: Name, shape and type of each parameter, as messages show them.
+        options: Other options that must be equal, by name.
+        serial: Number of optimizers that this rank has wrapped.
 
     Returns:
-        The largest serial of any rank: a number that no rank has used yet is one above it.
+        The largest serial of any rank; no rank has used the number above it yet.
 
     Raises:
-        InvalidArgumentError: On all ranks: what another rank's problem is, or what differs, with
-            both sides named. The rank that has a problem raises that.
+        InvalidArgumentError: On all ranks: another rank has a problem, or something differs; names
+            the problem, or both sides. A rank that has a problem raises that instead.
     """
     parameters = list(parameters)
     digest = hashlib.sha256(repr((parameters, sorted(options.items()))).encode()).hexdigest()
@@ -87,11 +87,11 @@ def agree_on_call(
     Args:
         world: The ranks.
         ranks: Their numbers in Horovod, for messages.
-        function: Its name, likewise.
-        **arguments: Of this rank, by the names that messages show.
+        function: The function's name, for messages.
+        **arguments: This rank's arguments, by the names that messages show.
 
     Raises:
-        InvalidArgumentError: On all ranks: they differ; with both sides named.
+        InvalidArgumentError: On all ranks: the arguments differ; names both sides.
     """
     mine, kind = tuple(arguments.values()), tuple[str | int, ...]
     for rank, theirs in zip(ranks, world.allgather_object(mine, kind), strict=True):
@@ -103,11 +103,11 @@ def agree_on_call(
 
 
 def kind_of_device(kind: str, compression: Compression) -> dict[str, str]:
-    """An option for `agree`: a plan is made for ranks whose gradients lie alike.
+    """Returns an option for `agree`: a plan needs gradients on the same kind of device everywhere.
 
     Args:
-        kind: Of the device on which this rank's gradients lie: "cpu" or the like.
-        compression: Which makes plans, or does not.
+        kind: Kind of the device on which this rank's gradients lie: "cpu" or the like.
+        compression: The compression, which makes plans if it is adaptive.
     """
     return {"kind of device": kind} if compression.adaptive else {}
 

@@ -1,4 +1,4 @@
-"""HVD_SPARSE_CHECK: whether the ranks compare what they are about to do, before each bucket."""
+"""HVD_SPARSE_CHECK makes the ranks compare what they are about to do, before each bucket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VARIABLE = "HVD_SPARSE_CHECK"
 
 
 def from_environment() -> bool:
-    """Whether the user asked for checks.
+    """Returns true if the user asked for checks.
 
     Raises:
         InvalidArgumentError: HVD_SPARSE_CHECK is neither 0 nor 1.
@@ -23,13 +23,13 @@ def from_environment() -> bool:
 
 
 def require_one(checks: Sequence[bool]) -> None:
-    """Sees to it that all ranks check, or none.
+    """Ensures that all ranks check, or none.
 
     Args:
-        checks: Whether each rank wants to, in the order of the ranks.
+        checks: True for each rank that checks, in the order of the ranks.
 
     Raises:
-        InvalidArgumentError: They differ.
+        InvalidArgumentError: The ranks differ.
     """
     for rank, theirs in enumerate(checks):
         if theirs != checks[0]:

@@ -1,4 +1,4 @@
-"""How the ranks of a new exchange find each other, and agree on what connects them."""
+"""Connects the ranks of a new exchange, once they have agreed on a transport."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.ranks import checks, transport
 from hvd_sparse.ranks.world import World
 
-# Seconds in which all ranks must have reached the construction of an exchange.
+# Seconds within which all ranks must have reached the construction of an exchange.
 CONNECT_SECONDS = 120.0
 
 _tags = itertools.count(1)
 
 
 class _Introduction(NamedTuple):
-    """What a rank tells the others.
+    """A rank's description of itself, which it sends to the others.
 
     Attributes:
-        problem: Why it cannot take part; empty if it can.
-        transport: What it has chosen.
-        hub: Where the lifeline listens, on rank 0.
-        tcp_address: Where it listens itself, if it has chosen TCP.
-        mpi_rank: In MPI_COMM_WORLD, if it has chosen MPI.
+        problem: The reason why it cannot take part; empty if it can.
+        transport: The transport that it has chosen.
+        hub: Address at which rank 0's lifeline listens; empty on other ranks.
+        tcp_address: Address at which it listens itself, if it has chosen TCP.
+        mpi_rank: Its rank in MPI_COMM_WORLD, if it has chosen MPI.
         tag: A number that tells exchanges apart.
-        machine: Where it runs.
-        node: The node as a part of which it counts.
-        checks: Whether it wants to compare what the ranks do.
+        machine: The machine on which it runs.
+        node: The node to which it belongs in a hierarchical exchange.
+        checks: True if it compares what the ranks do.
     """
 
     problem: str
@@ -53,20 +53,24 @@ def connect(
     asked: str | None,
     problem: HvdSparseError | None,
 ) -> tuple[_core.Exchange, str]:
-    """A new exchange between all ranks of `world`, two at least, and its transport. Collective.
+    """Connects all ranks of `world`, two at least, by a new exchange. Collective.
 
     Args:
         world: The ranks.
-        name: Appears in errors.
-        select_on: As in `Exchange.between_ranks`, like the following.
-        max_message_bytes: In [1, 2^31).
-        node: Equal for two ranks of one node only.
+        name: Name of the exchange in errors.
+        select_on: "caller" or "engine"; see `Exchange.between_ranks`.
+        max_message_bytes: Longest message over MPI, in [1, 2^31); see `Exchange.between_ranks`.
+        node: Name of this rank's node; equal for two ranks of one node only.
         asked: The transport that is asked for, if any.
-        problem: Why this rank cannot take part, if it cannot.
+        problem: The error due to which this rank cannot take part, if there is one.
+
+    Returns:
+        The exchange, and its transport.
 
     Raises:
-        HvdSparseError: `problem`, or that this rank cannot use what was asked for.
-        InvalidArgumentError: What is wrong with another rank, or that the transports differ.
+        HvdSparseError: `problem`, or this rank cannot use what was asked for.
+        InvalidArgumentError: Another rank cannot take part, or the ranks differ in transport or
+            checks.
         PeerLostError: A rank died, or did not come within 120 seconds.
     """
     if _core.with_nccl:  # loaded only when gradients on GPUs are exchanged
@@ -136,5 +140,5 @@ def connect(
 
 
 def _numbered(names: Sequence[str]) -> list[int]:
-    """Equal numbers for equal names."""
+    """Returns equal numbers for equal names."""
     return [names.index(name) for name in names]

@@ -1,4 +1,4 @@
-"""What must happen to exchanges before Horovod, and with it MPI, goes away."""
+"""Ends exchanges before Horovod, and MPI with it, is shut down."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hvd_sparse import _core
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.ranks import world
 
-# For ranks that live to end MPI together; under load, too.
+# Time for the ranks that are alive to finalize MPI together, also under load.
 FAREWELL_SECONDS = 10.0
 
 
 class Failing(Protocol):
-    """What can be ended on all ranks."""
+    """Work that can be ended on all ranks."""
 
     def fail(self, reason: str) -> None:
         """Ends the work on all ranks."""
 
 
 class Closeable(Failing, Protocol):
-    """What is to be closed before MPI ends."""
+    """An object that must be closed before MPI ends."""
 
     def close(self) -> None:
         """Ends this rank's part and frees what it holds."""
@@ -48,7 +48,7 @@ def register(closeable: Closeable) -> None:
 
 
 def still_open() -> list[Closeable]:
-    """What was registered; of that which was closed by itself, some may be among it."""
+    """Returns the registered objects; some of them may have been closed already."""
     return list(_open)
 
 
@@ -60,11 +60,11 @@ def close_all() -> None:
 
 
 def shut_down(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Horovod's shutdown, in place of which users call this: exchanges end first."""
+    """Shuts Horovod down after ending all exchanges; replaces Horovod's own function for users."""
     global _peer_lost, _peer_left
     close_all()
     result = stock(*args, **kwargs)
-    _peer_lost = _peer_left = False  # nobody waits for that rank any more
+    _peer_lost = _peer_left = False  # no rank waits for that one any more
     world.begin_anew()
     return result
 
@@ -73,8 +73,8 @@ def refuse_join(exchanges: Iterable[Failing], *, advice: str = "") -> NoReturn:
     """Refuses hvd.join(), and ends what the other ranks wait for.
 
     Args:
-        exchanges: Of this process.
-        advice: How to give all ranks as many batches.
+        exchanges: The exchanges of this process.
+        advice: Text that says how to give all ranks the same number of batches.
 
     Raises:
         UnsupportedError: Always.
@@ -89,14 +89,14 @@ def refuse_join(exchanges: Iterable[Failing], *, advice: str = "") -> NoReturn:
 
 
 def note_peer_lost() -> None:
-    """Remembers that MPI cannot be finalized any more: a rank is gone that would have to help."""
+    """Remembers that MPI cannot be finalized any more: a rank that is needed for it is gone."""
     global _peer_lost
     _peer_lost = True
     _register_exit()  # the rank may be lost before there is an exchange
 
 
 def note_peer_left() -> None:
-    """Remembers that a rank may wait for this one already, where MPI ends on all of them."""
+    """Remembers that a rank that left may already wait for this one in MPI's finalization."""
     global _peer_left
     _peer_left = True
 
@@ -120,5 +120,6 @@ def _at_exit() -> None:
         sys.stderr.flush()
         os._exit(1)
     if _peer_left:
-        # Horovod's own exit handler joins that rank there. Not for ever: it may have died since.
+        # Horovod's own exit handler finalizes MPI with that rank, which may have died since: limit
+        # the time.
         _core.exit_within(FAREWELL_SECONDS)

@@ -1,7 +1,7 @@
-"""Messages between ranks by way of Horovod, as MessagePack, which runs no code.
+"""Messages between ranks through Horovod, as MessagePack, which runs no code.
 
-A message is checked against its type as it arrives, so that one of another version, or of somebody
-who is no rank, ends in an error here and not in a value that nobody expects.
+A message is checked against its type on arrival, so that one of another version, or from a process
+that is no rank, ends in an error here and not in an unexpected value.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from hvd_sparse.errors import InvalidArgumentError
 
-# MessagePack gives no meaning to this byte.
+# MessagePack never uses this byte.
 UNREADABLE = b"\xc1"
 
 _ARRAY = 1  # code of an extension of MessagePack
-# Number types that an array may have; objects are none of them.
+# Number types that an array may have; object arrays are refused.
 _DTYPES = frozenset(
     {"bool", "int8", "uint8"}
     | {f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (16, 32, 64)}
@@ -27,14 +27,14 @@ _DTYPES = frozenset(
 
 
 def encode(thing: Any) -> bytes:
-    """The message that holds a value.
+    """Encodes a value as a message.
 
     Args:
         thing: None, a bool, number or string, a list, tuple, set or dict of such, a NamedTuple,
             a dataclass, or a NumPy array of numbers.
 
     Raises:
-        InvalidArgumentError: It holds something else, or an integer of more than 64 bits.
+        InvalidArgumentError: `thing` holds something else, or an integer of more than 64 bits.
     """
     try:
         return msgspec.msgpack.encode(thing, enc_hook=_plain)
@@ -43,15 +43,15 @@ def encode(thing: Any) -> bytes:
 
 
 def decode(message: bytes, kind: Any) -> Any:
-    """The value that a message holds.
+    """Decodes the value of a message.
 
     Args:
-        message: From anybody.
-        kind: Its type. `Any` takes whatever it is: tuples and sets are lists then, and NamedTuples
-            and dataclasses lists and dicts.
+        message: The message, which is not trusted.
+        kind: Type of the value. `Any` accepts every value, with tuples and sets as lists, and
+            NamedTuples and dataclasses as lists and dicts.
 
     Raises:
-        ValueError: The message holds no such value.
+        ValueError: The message holds no value of that type.
     """
     try:
         return msgspec.msgpack.decode(message, type=kind, dec_hook=_checked, ext_hook=_extended)
@@ -81,8 +81,8 @@ def _extended(code: int, data: memoryview) -> NDArray[Any]:
 
 
 def _checked(kind: type[Any], value: Any) -> Any:
-    """A value of a type that only `_extended` makes."""
-    plain = get_origin(kind) or kind  # of an NDArray, say
+    """Checks a value of a type that only `_extended` makes."""
+    plain = get_origin(kind) or kind  # of NDArray[...], for example
     if not isinstance(value, plain):
         raise ValueError(f"Expected `{plain.__name__}`, got `{type(value).__name__}`")
     return value

@@ -1,7 +1,7 @@
-"""By what the ranks of an exchange are connected: MPI, or TCP sockets of our own.
+"""The transport between the ranks of an exchange: MPI, or TCP sockets of our own.
 
-MPI is taken where Horovod itself uses it, with threads, and this build has it; TCP everywhere else,
-as in `horovodrun --gloo`. HVD_SPARSE_TRANSPORT names one of them and overrides that.
+The default is MPI if Horovod itself uses it, with threads, and this build has it; otherwise it is
+TCP, as under `horovodrun --gloo`. HVD_SPARSE_TRANSPORT overrides it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VARIABLE = "HVD_SPARSE_TRANSPORT"
 
 
 def problem_with_mpi(hvd: ModuleType) -> str:
-    """Why exchanges of this job cannot use MPI; an empty string if they can.
+    """Returns the reason why exchanges of this job cannot use MPI; an empty string if they can.
 
     Args:
         hvd: `horovod.torch` or `horovod.tensorflow`, after `hvd.init()`.
@@ -43,14 +43,14 @@ def problem_with_mpi(hvd: ModuleType) -> str:
 
 
 def choose(mpi_problem: str, asked: str | None = None) -> str:
-    """The transport of a new exchange.
+    """Chooses the transport of a new exchange.
 
     Args:
-        mpi_problem: What `problem_with_mpi` said.
-        asked: "mpi" or "tcp"; None: what HVD_SPARSE_TRANSPORT says, if anything.
+        mpi_problem: The result of `problem_with_mpi`.
+        asked: "mpi" or "tcp"; None: the value of HVD_SPARSE_TRANSPORT, if it is set.
 
     Raises:
-        InvalidArgumentError: What was asked for is no transport.
+        InvalidArgumentError: A transport was asked for that does not exist.
         UnavailableError: MPI was asked for, and cannot be used.
     """
     by = "transport"
@@ -64,13 +64,13 @@ def choose(mpi_problem: str, asked: str | None = None) -> str:
 
 
 def require_one(transports: Sequence[str]) -> None:
-    """Sees to it that all ranks use the same transport.
+    """Ensures that all ranks use the same transport.
 
     Args:
-        transports: What each rank has chosen, in the order of the ranks.
+        transports: The transport that each rank has chosen, in the order of the ranks.
 
     Raises:
-        InvalidArgumentError: They differ.
+        InvalidArgumentError: The transports differ.
     """
     for rank, theirs in enumerate(transports):
         if theirs != transports[0]:

@@ -18,38 +18,38 @@ from numpy.typing import NDArray
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError, UnavailableError
 from hvd_sparse.ranks import messages, transport
 
-# How a NumPy array becomes a tensor that Horovod's module takes: "module:function".
+# The function that makes a tensor for Horovod's module of a NumPy array: "module:function".
 _TENSOR_MAKERS = {
     "horovod.torch": "torch:from_numpy",
     "horovod.tensorflow": "tensorflow:convert_to_tensor",
 }
 
-ProcessSetKey = tuple[int, tuple[int, ...]]  # its number, and its ranks
+ProcessSetKey = tuple[int, tuple[int, ...]]  # number and ranks of a process set
 
-# Of our small Horovod operations: the same on all ranks of a process set.
+# Serial numbers of our small Horovod operations: the same on all ranks of a process set.
 _serials: defaultdict[ProcessSetKey, Iterator[int]] = defaultdict(itertools.count)
 
 
 def in_elastic_job() -> bool:
-    """Whether ranks may join while others train, as the launcher has told Horovod."""
+    """Returns true if ranks may join while others train, as the launcher has told Horovod."""
     return os.environ.get("HOROVOD_ELASTIC", "") not in ("", "0")
 
 
 def may_have_peers(size: int) -> bool:
-    """Whether there is anybody to exchange with, or may be: others can join an elastic job.
+    """Returns true if there are other ranks to exchange with, or may be: an elastic job can grow.
 
-    What a rank that is alone does to gradients there must be what more ranks do.
+    A rank that is alone in such a job must treat gradients as several ranks do.
     """
     return size > 1 or in_elastic_job()
 
 
 def key_of(process_set: Any) -> ProcessSetKey:
-    """Tells Horovod's process sets apart: the number of one that was removed goes to another."""
+    """Returns a key of a process set; Horovod reuses the number of a set that was removed."""
     return process_set.process_set_id, tuple(process_set.ranks or ())
 
 
 def begin_anew() -> None:
-    """Horovod was shut down: its next life may have ranks that know no operation yet."""
+    """Restarts the serial numbers after Horovod's shutdown: later ranks may be new."""
     _serials.clear()
 
 
@@ -63,8 +63,8 @@ class World:
         process_set_id: Horovod's number of the set; 0 is all ranks.
         local_size: Ranks of the whole job on this machine.
         job_rank: This process's rank in the whole job.
-        node: Where this process runs; equal for two ranks of one node, in Horovod's sense, only.
-        mpi_problem: Why exchanges between these ranks cannot use MPI; empty if they can.
+        node: Name of the node, in Horovod's sense; equal for two ranks of one node only.
+        mpi_problem: The reason why exchanges between these ranks cannot use MPI; empty if they can.
     """
 
     rank: int
@@ -81,7 +81,7 @@ class World:
 
     @classmethod
     def from_horovod(cls, hvd: ModuleType, process_set: Any) -> World:
-        """The world of a Horovod process set that contains this process.
+        """Makes the world of a Horovod process set that contains this process.
 
         Args:
             hvd: `horovod.torch` or `horovod.tensorflow`, after `hvd.init()`.
@@ -111,8 +111,8 @@ class World:
             process_set.process_set_id,
             local_size=hvd.local_size(),
             job_rank=hvd.rank(),
-            # Containers may share a name, and the cross rank tells them apart; it repeats where
-            # nodes have unequal numbers of ranks, and the name tells those apart.
+            # The cross rank tells containers with the same host name apart. It repeats if nodes
+            # have unequal numbers of ranks; the host name tells those apart.
             node=f"{socket.gethostname()} {hvd.cross_rank()}",
             mpi_problem=transport.problem_with_mpi(hvd),
             _serial=_serials[key_of(process_set)],
@@ -120,17 +120,17 @@ class World:
         )
 
     def allgather_object(self, thing: Any, kind: Any = Any) -> list[Any]:
-        """Every rank's `thing`, in the order of the ranks. Collective.
+        """Returns every rank's `thing`, in the order of the ranks. Collective.
 
         Args:
-            thing: As `messages.encode` takes it.
-            kind: Its type, the same on all ranks, against which all that arrives is checked.
-                Without it tuples and sets come back as lists.
+            thing: A value that `messages.encode` takes.
+            kind: Type of the values, the same on all ranks, against which received ones are
+                checked. Without it tuples and sets come back as lists.
 
         Raises:
-            InvalidArgumentError: On the rank whose `thing` cannot be sent.
-            HvdSparseError: On all other ranks then; and on all ranks, where one has sent something
-                of another type. Names the rank and the type.
+            InvalidArgumentError: On a rank whose `thing` cannot be sent.
+            HvdSparseError: On all other ranks in that case; and on all ranks if one has sent a
+                value of another type. Names the rank and the type.
         """
         problem: InvalidArgumentError | None = None
         try:
@@ -143,16 +143,18 @@ class World:
         return [self._read(rank, theirs, kind) for rank, theirs in enumerate(everything)]
 
     def broadcast_object(self, thing: Any, kind: Any = Any) -> Any:
-        """The `thing` of the set's rank 0; what other ranks pass is ignored. Collective.
+        """Returns the `thing` of the set's rank 0; other ranks' is ignored. Collective.
+
+        Raises the errors of `allgather_object`.
 
         Args:
-            thing: As in `allgather_object`, like its errors.
-            kind: Likewise; includes None.
+            thing: A value that `messages.encode` takes.
+            kind: Type of the value; must include None.
         """
         return self.allgather_object(thing if self.rank == 0 else None, kind)[0]
 
     def _allgather_bytes(self, message: bytes) -> list[bytes]:
-        """Every rank's message, in the order of the ranks. Collective."""
+        """Returns every rank's message, in the order of the ranks. Collective."""
         assert self._allgather is not None
         payload = np.frombuffer(message, dtype=np.uint8)
         name = f"hvd_sparse.world.{self.process_set_id}.{next(self._serial)}"

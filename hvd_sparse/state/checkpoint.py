@@ -5,10 +5,10 @@
     FOLDER/shared.manifest      the checkpoint's id, and the digests of the files of that name
     FOLDER/rank-3-of-16.manifest
 
-A folder is complete or not there: it is written under another name, and gets its own when the files
-of all ranks are on the disk. It may lie on a file system that all machines share, or on each
-machine's own. There a job may die when some machines have the new one and some have not; so the
-former one stays, as FOLDER.old, until all have, and what is read is what all have.
+A folder is complete or absent: it is written under another name, and renamed to its own when the
+files of all ranks are on the disk. It may lie on a file system that all machines share, or on each
+machine's own. In the latter case a job may die when only some machines have the new checkpoint; so
+the former one stays, as FOLDER.old, until all have it, and ranks load the checkpoint that all have.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _Ids = Sequence[str | None]  # of FOLDER and FOLDER.old; None: there is none
 
 
 def checked_policy(residuals: object, policies: Sequence[str] = POLICIES) -> str:
-    """What becomes of residuals; raises InvalidArgumentError if it is none of the policies."""
+    """Returns the policy for residuals; raises InvalidArgumentError if it is none of `policies`."""
     if residuals in policies:
         return str(residuals)
     raise InvalidArgumentError(f"residuals must be one of {', '.join(policies)}, got {residuals!r}")
@@ -50,33 +50,33 @@ class Found:
 
     Attributes:
         folder: Its path on this rank.
-        manifest: That of the files which all ranks share.
+        manifest: The manifest of the files that all ranks share.
     """
 
     folder: Path
     manifest: Manifest
 
     def shared_file(self, suffix: str) -> Path:
-        """A file that all ranks share; it and those beside it are as they were written.
+        """Returns a file that all ranks share, after checking that all of these are intact.
 
         Raises:
-            CheckpointMismatchError: Names a file that is not.
+            CheckpointMismatchError: Names a file that is missing or damaged.
         """
         return checked(self.folder, self.manifest, SHARED, suffix)
 
     def rank_file(self, rank: int, suffix: str) -> Path:
-        """The file of one of the ranks that saved; raises like `shared_file`."""
+        """Returns the file of one of the ranks that saved; raises like `shared_file`."""
         return checked(self.folder, self.manifest, rank_stem(rank, self.manifest.ranks), suffix)
 
 
 class Job:
-    """All ranks of the job, as far as checkpoints are concerned. What they do here is collective.
+    """All ranks of the job, as far as checkpoints are concerned. All methods are collective.
 
     Args:
         hvd: `horovod.torch` or `horovod.tensorflow`, after `hvd.init()`.
 
     Attributes:
-        rank: This process's.
+        rank: This process's rank.
         size: Number of ranks.
     """
 
@@ -86,7 +86,7 @@ class Job:
         self._is_first_of_node = hvd.local_rank() == 0
 
     def everywhere(self, thing: Any) -> list[Any]:
-        """Every rank's thing."""
+        """Returns every rank's thing."""
         return self._world.allgather_object(thing)
 
     @contextlib.contextmanager
@@ -96,7 +96,7 @@ class Job:
         """Raises on all ranks if the block fails on one of them.
 
         Args:
-            kind: The class of the error that all ranks raise then.
+            kind: Class of the error that all ranks raise.
             undo: Called on every rank before it raises that error.
         """
         problem: Exception | None = None
@@ -121,17 +121,18 @@ class Job:
         own: Callable[[Path], object],
         shared: Callable[[Path], object],
     ) -> None:
-        """Fills a folder, which replaces the one of its name once all ranks are through.
+        """Writes a folder, which replaces the one of that name once all ranks have finished.
 
         Args:
-            folder: A job that dies meanwhile leaves the former one, as FOLDER or FOLDER.old.
-            step: Steps that the exchange has made; None where there is no exchange.
-            own: Called by every rank with a path without suffix: writes this rank's file there.
-            shared: The same for what all ranks share, on one rank of each file system.
+            folder: The checkpoint's path. A job that dies meanwhile leaves the former checkpoint
+                there, as FOLDER or FOLDER.old.
+            step: Steps that the exchange has made; None if there is no exchange.
+            own: Writes this rank's file to a path that lacks a suffix; called on every rank.
+            shared: Writes the file that all ranks share; called on one rank per file system.
 
         Raises:
-            OSError: On every rank, if one cannot write, or another job is saving there. What was
-                written is deleted.
+            OSError: On every rank, if one cannot write, or another job is saving there. The new
+                files are deleted.
         """
         folder = Path(folder)
         checkpoint: str = self.everywhere(uuid.uuid4().hex)[0]
@@ -157,14 +158,14 @@ class Job:
                     checkpoint_folder.remove_former(folder)
 
     def find(self, folder: str | os.PathLike[str]) -> Found | None:
-        """The checkpoint that all ranks have; None if no rank has FOLDER or FOLDER.old.
+        """Returns the checkpoint that all ranks have; None if no rank has FOLDER or FOLDER.old.
 
         Args:
-            folder: As it was given to `write`.
+            folder: The path that was given to `write`.
 
         Raises:
-            CheckpointMismatchError: On every rank, if what one of them has is not whole, or the
-                ranks have no checkpoint in common.
+            CheckpointMismatchError: On every rank, if one has a checkpoint that is not whole, or
+                the ranks have no checkpoint in common.
         """
         places = (Path(folder), old_of(Path(folder)))
         seen = [_seen(place) for place in places]
@@ -193,7 +194,7 @@ class Job:
         return found
 
     def own_file(self, found: Found, suffix: str) -> Path:
-        """This rank's file; raises CheckpointMismatchError if it is not as it was written."""
+        """Returns this rank's file; raises CheckpointMismatchError if damaged or of other ranks."""
         if found.manifest.ranks != self.size:
             raise CheckpointMismatchError(
                 f"{found.folder} was saved by {found.manifest.ranks} ranks, and there are "
@@ -202,10 +203,10 @@ class Job:
         return found.rank_file(self.rank, suffix)
 
     def _make(self, folder: Path, checkpoint: str, held: contextlib.ExitStack) -> bool:
-        """Makes a new folder beside `folder`, seen by all ranks; whether this rank has made it.
+        """Makes a new folder beside `folder` for all ranks; returns true if this rank made it.
 
-        The job's first rank makes it, and the first one of each machine that cannot see that. Who
-        has made it holds FOLDER's lock until `held` is closed.
+        The job's first rank makes it, and so does the first rank of each machine that cannot see
+        that one. A rank that made it holds FOLDER's lock until `held` is closed.
         """
         owns = False
         for may in (self.rank == 0, self.rank > 0 and self._is_first_of_node):
@@ -218,7 +219,7 @@ class Job:
 
 @contextlib.contextmanager
 def _told_of(stem: Path) -> Iterator[None]:
-    """Turns whatever fails into an OSError that names the path."""
+    """Turns any error into an OSError that names the path."""
     try:
         yield
     except Exception as error:
@@ -231,7 +232,7 @@ def _told_of(stem: Path) -> Iterator[None]:
 
 
 def _seen(place: Path) -> tuple[Manifest | None, str | None]:
-    """The manifest of the checkpoint that is there, or what is wrong with it."""
+    """Returns the manifest of the checkpoint that is there, or what is wrong with it."""
     try:
         return manifest_at(place), None
     except CheckpointMismatchError as error:
@@ -243,18 +244,18 @@ def _ids_at(folder: Path) -> _Ids:
 
 
 def _common(told: Sequence[_Ids]) -> str | None:
-    """The checkpoint that all have, as FOLDER if the first one has it so; None if there is none."""
+    """Returns the id that all ranks have, preferably as rank 0's FOLDER; None if there is none."""
     return next((one for one in told[0] if one and all(one in ids for ids in told)), None)
 
 
 def _refuse_damaged(told: Sequence[Sequence[str | None]], folder: Path, common: str | None) -> None:
-    """Raises CheckpointMismatchError if a rank has something that is no whole checkpoint.
+    """Raises CheckpointMismatchError if a rank has a checkpoint that is not whole.
 
     Args:
-        told: By rank, what is wrong with FOLDER and with FOLDER.old.
+        told: By rank, the problems of FOLDER and of FOLDER.old.
         folder: FOLDER.
-        common: The checkpoint that all ranks have. If there is one, FOLDER.old may be damaged: it
-            is older. FOLDER may not be: it may have been newer.
+        common: The checkpoint that all ranks have. If there is one, a damaged FOLDER.old is let
+            pass, since it is older; a damaged FOLDER is not, since it may have been newer.
     """
     for rank, problems in enumerate(told):
         damaged = next((one for one in problems[: 1 if common else 2] if one), None)

@@ -1,13 +1,13 @@
-"""How a new checkpoint takes the place of the former one, on one file system.
+"""Replaces the former checkpoint by a new one, on one file system.
 
     FOLDER                a whole checkpoint
     FOLDER.old            the former one, until all machines have renamed the new one
-    FOLDER.lock           there while a job saves
+    FOLDER.lock           exists while a job saves
     FOLDER.making-...     a checkpoint that is being written
-    FOLDER.removing-...   one that is being deleted
-    FOLDER.kept-...       what stood in the way and is no whole checkpoint; the user may delete it
+    FOLDER.removing-...   a checkpoint that is being deleted
+    FOLDER.kept-...       what was in the way and no whole checkpoint; the user may delete it
 
-Folders are renamed before they are deleted. So neither FOLDER nor FOLDER.old is ever a part of a
+Folders are renamed before they are deleted. So neither FOLDER nor FOLDER.old is ever an incomplete
 checkpoint, unless the disk or another program has damaged it.
 """
 
@@ -29,12 +29,12 @@ from hvd_sparse.state.manifest import manifest_at
 
 
 def old_of(folder: Path) -> Path:
-    """The path of the former checkpoint while a new one takes its place."""
+    """Returns the path of the former checkpoint while a new one takes its place."""
     return folder.with_name(f"{folder.name}.old")
 
 
 def making_of(folder: Path, checkpoint: str) -> Path:
-    """The path at which the checkpoint with this id is written."""
+    """Returns the path at which the checkpoint with this id is written."""
     return folder.with_name(f"{folder.name}.making-{checkpoint}")
 
 
@@ -47,7 +47,7 @@ def making(folder: Path, checkpoint: str) -> Iterator[None]:
     """
     make_folder(folder.parent)
     with saving(folder) as alone:
-        if alone:  # else they may be of a job that is alive
+        if alone:  # otherwise they may belong to a running job
             _delete(folder, "making")
         made = making_of(folder, checkpoint)
         made.mkdir()
@@ -58,7 +58,7 @@ def making(folder: Path, checkpoint: str) -> Iterator[None]:
 
 
 def id_at(place: Path) -> str | None:
-    """The id of the whole checkpoint that is there; None if there is none."""
+    """Returns the id of the whole checkpoint that is there; None if there is none."""
     try:
         manifest = manifest_at(place)
     except CheckpointMismatchError:
@@ -67,12 +67,13 @@ def id_at(place: Path) -> str | None:
 
 
 def put_in_place(checkpoint: str, folder: Path, former: str | None) -> None:
-    """Renames a checkpoint that was made to FOLDER; a power cut does not undo it.
+    """Renames a new checkpoint to FOLDER; a power cut does not undo it.
 
     Args:
-        checkpoint: Its id; all in it is on the disk.
-        folder: A checkpoint there becomes FOLDER.old, unless FOLDER.old is the former one.
-        former: The id of the one that all machines have, under either name; None if there is none.
+        checkpoint: The new checkpoint's id; its files are on the disk.
+        folder: FOLDER. What is there becomes FOLDER.old, unless that is the former checkpoint.
+        former: Id of the checkpoint that all machines have, as FOLDER or FOLDER.old; None if there
+            is none.
     """
     old = old_of(folder)
     if former is not None and id_at(old) == former:
@@ -93,7 +94,7 @@ def remove_former(folder: Path) -> None:
 
 
 def _set_aside(place: Path, folder: Path) -> None:
-    """Renames what is there: to be deleted if it is a checkpoint or empty, to be kept otherwise."""
+    """Renames whatever is there: to be deleted if it is a checkpoint or empty, else to be kept."""
     if not os.path.lexists(place):
         return
     problem = _problem_with(place)

@@ -1,7 +1,7 @@
-"""Files and folders that outlive a power cut.
+"""Files and folders that survive a power cut.
 
-A rename may reach the disk before the content of the files that it concerns. So whatever a rename
-relies upon is synced first.
+A rename may reach the disk before the content of the renamed files does. So that content is synced
+first.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import errno
 import os
 from pathlib import Path
 
-# A file system that cannot sync folders says so by one of these. Those that are known to (some
-# network and user-space ones) write names through.
+# Errors of file systems that cannot sync folders. Those that are known for it (some network and
+# user-space ones) write names through.
 _FOLDERS_NOT_SYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 
 
@@ -19,7 +19,7 @@ def sync(path: Path) -> None:
     """Waits until a file's content, or the names in a folder, are on the disk.
 
     Raises:
-        OSError: Names the path; the disk may be full, or broken.
+        OSError: The disk is full or broken, for example; names the path.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -32,7 +32,7 @@ def sync(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and the parents that it lacks, all of which a power cut leaves in place."""
+    """Makes a folder and its missing parents, all of which survive a power cut."""
     lacking = [one for one in (path, *path.parents) if not one.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for one in reversed(lacking):

@@ -18,19 +18,19 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 @contextlib.contextmanager
 def saving(folder: Path) -> Iterator[bool]:
-    """Keeps other jobs from saving to a folder meanwhile.
+    """Keeps other jobs from saving to a folder within the block.
 
-    The lock is the kernel's, on the file FOLDER.lock, so it ends with the process that holds it. A
+    The kernel locks the file FOLDER.lock, and unlocks it when the process that holds it ends. A
     file that a dead job has left is locked anew.
 
     Args:
-        folder: Its parent is there.
+        folder: The folder, whose parent must exist.
 
     Yields:
-        Whether the lock is held; False if the file system has no locks.
+        True if the lock is held; False if the file system has no locks.
 
     Raises:
-        OSError: Another job is saving there; tells its host, its process and when it began.
+        OSError: Another job is saving there; names its host, its process and when it began.
     """
     path = folder.with_name(f"{folder.name}.lock")
     descriptor = _open(path, folder)
@@ -39,12 +39,12 @@ def saving(folder: Path) -> Iterator[bool]:
     finally:
         if descriptor is not None:
             path.unlink(missing_ok=True)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # children that were forked have it open, too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # forked children have it open, too
             os.close(descriptor)
 
 
 def _open(path: Path, folder: Path) -> int | None:
-    """The locked file's descriptor; None if the file system has no locks."""
+    """Locks the file and returns its descriptor; None if the file system has no locks."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -82,9 +82,9 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 
 def _sign(descriptor: int) -> None:
-    """Notes whose lock it is."""
+    """Writes the lock's owner into the file."""
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     text = f"host {socket.gethostname()}, process {os.getpid()}, since {since}"
-    with contextlib.suppress(OSError):  # on a full disk; what a dead job has left there goes next
+    with contextlib.suppress(OSError):  # the disk may be full; a dead job's text goes anyway
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text.encode(), 0)

@@ -1,7 +1,7 @@
-"""What the ranks of a new world take over from the one before: residuals, and how far they were.
+"""Hands the residuals and the step count of one world of ranks over to the next world.
 
-A rank that died took its residual with it. What the others hold is spread over all ranks of now, or
-reset; where every rank is back in its place, each goes on with its own.
+The residual of a rank that died is lost. Those that the other ranks hold are spread over the ranks
+of the new world, or reset; if every rank is back in its place, each continues with its own.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ POLICIES = (SPREAD, RESET)
 
 
 class Holding(NamedTuple):
-    """Where residuals come from.
+    """The origin of a rank's residuals.
 
     Attributes:
-        rank: That held them, in the world before.
-        size: Of that world.
-        steps: Exchanged until then.
-        whole: Whether they are the sum over all ranks of that world.
+        rank: Rank that held them, in the world before.
+        size: Number of ranks of that world.
+        steps: Number of steps exchanged until then.
+        whole: True if they are the sum over all ranks of that world.
     """
 
     rank: int
@@ -39,15 +39,15 @@ class Holding(NamedTuple):
 
     @classmethod
     def of(cls, held: dict[str, Any]) -> Holding:
-        """Of what an exchange has saved."""
+        """Returns the origin of a saved state of an exchange."""
         return cls(held["rank"], held["size"], held["step"], held.get("whole", False))
 
 
-Rates: TypeAlias = dict[str, float] | float | None  # by parameter, or of the optimizer
+Rates: TypeAlias = dict[str, float] | float | None  # by parameter, or the whole optimizer's
 
 
 class _Claim(NamedTuple):
-    """The residuals that a rank brings along, as it describes them to the others.
+    """A rank's description of the residuals that it holds, for the other ranks.
 
     Attributes:
         policy: Its policy for residuals.
@@ -63,39 +63,39 @@ class _Claim(NamedTuple):
 
 
 class Heir(Protocol):
-    """A new exchange, and how its framework keeps what a rank holds."""
+    """A new exchange, and its framework's access to a rank's saved state."""
 
     @property
     def world(self) -> World:
-        """The ranks of now."""
+        """The ranks of the new exchange."""
 
     @property
     def layers(self) -> Mapping[str, int]:
-        """Elements of each layer that can travel sparse, by the name under which it is saved."""
+        """Elements of each layer that can be sent sparse, by the name under which it is saved."""
 
     def residuals_of(self, held: Mapping[str, Any]) -> Mapping[str, NDArray[Any]]:
-        """Those among what was saved: float32, flat, by layer."""
+        """Returns the residuals in a saved state: float32, flat, by layer."""
 
     def rates_of(self, held: Mapping[str, Any]) -> Rates:
-        """Learning rates among what was saved."""
+        """Returns the learning rates in a saved state."""
 
     def allreduce(self, part: NDArray[Any], name: str) -> NDArray[Any]:
         """Sums a float64 array over the ranks; the name is the same on all of them."""
 
     def go_on(self, held: dict[str, Any]) -> None:
-        """Takes up what this very rank had, as if nothing had happened."""
+        """Continues with the saved state of this very rank, as if nothing had happened."""
 
     def begin(self, residuals: Mapping[str, NDArray[Any]], *, steps: int, rates: Any) -> None:
-        """Begins after so many steps, with residuals of some layers; what lacks is zero."""
+        """Begins after so many steps with residuals of some layers; missing ones are zero."""
 
 
 def checked_policy(policy: str) -> str:
-    """`policy` if it is one; raises InvalidArgumentError otherwise."""
+    """Returns `policy` if it is valid; raises InvalidArgumentError otherwise."""
     return checkpoint.checked_policy(policy, POLICIES)
 
 
 def in_place(holdings: Sequence[Holding | None]) -> bool:
-    """Whether every rank holds its own residuals, of one moment, and no rank came or went."""
+    """Returns true if each rank holds its own residuals, at one step, and no rank came or went."""
     return all(
         holding is not None
         and not holding.whole
@@ -106,10 +106,10 @@ def in_place(holdings: Sequence[Holding | None]) -> bool:
 
 
 def givers(holdings: Sequence[Holding | None]) -> list[int]:
-    """The ranks whose residuals make up the sum.
+    """Returns the ranks whose residuals make up the sum.
 
-    Those of another moment than the first one's, whose model all take over, are left out: what they
-    hold was in part applied to that model, or what they lack was not.
+    All ranks take over the first holder's model, so those whose residuals are of another step are
+    left out: that model already contains part of their residuals, or lacks part of what they sent.
     """
     fit = [rank for rank, one in enumerate(holdings) if one and one.steps == _moment(holdings)]
     whole = [rank for rank in fit if _at(holdings, rank).whole]
@@ -117,7 +117,7 @@ def givers(holdings: Sequence[Holding | None]) -> list[int]:
 
 
 def lost(holdings: Sequence[Holding | None]) -> int:
-    """How many ranks' residuals of the world before are gone."""
+    """Returns the number of ranks of the world before whose residuals are lost."""
     giving = givers(holdings)
     if not giving or _at(holdings, giving[0]).whole:
         return 0
@@ -125,15 +125,15 @@ def lost(holdings: Sequence[Holding | None]) -> int:
 
 
 def inherit(heir: Heir, held: dict[str, Any] | None, policy: str) -> None:
-    """Gives a new exchange what its ranks held before. Collective.
+    """Gives a new exchange the state that its ranks held before. Collective.
 
     Args:
-        heir: That has taken no step yet.
-        held: What was saved on this rank; None: it has just joined.
+        heir: The new exchange, before its first step.
+        held: The state saved on this rank; None if it has just joined.
         policy: "spread" or "reset".
 
     Raises:
-        CheckpointMismatchError: On every rank: residuals of other layers are held.
+        CheckpointMismatchError: On every rank: a rank holds residuals of other layers.
         InvalidArgumentError: On every rank: the ranks' policies differ.
     """
     layers, world = heir.layers, heir.world
@@ -170,7 +170,7 @@ def inherit(heir: Heir, held: dict[str, Any] | None, policy: str) -> None:
 
 
 def total_of(heir: Heir, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """What this rank has saved, with the residuals of all ranks added up, float64. Collective."""
+    """Returns this rank's saved state with the float64 sum of all ranks' residuals. Collective."""
     total = SavedSum(saved["layers"])
     total.add(saved["layers"], heir.residuals_of(saved))
     emptied: dict[str, Any] = {"velocities": {}, "states": {}, "tuning": None}

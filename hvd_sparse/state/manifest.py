@@ -50,12 +50,12 @@ class Manifest:
 
 
 def rank_stem(rank: int, size: int) -> str:
-    """The stem of one rank's files."""
+    """Returns the stem of one rank's files."""
     return f"rank-{rank}-of-{size}"
 
 
 def seal(stem: Path, *, checkpoint: str, step: int | None, ranks: int) -> None:
-    """Writes the manifest of the files `stem.*`; they, it and its folder are then on the disk."""
+    """Writes the manifest of the files `stem.*`, and syncs these, the manifest and its folder."""
     files = {}
     for path in sorted(stem.parent.glob(f"{stem.name}.*")):
         sync(path)
@@ -74,10 +74,10 @@ def seal(stem: Path, *, checkpoint: str, step: int | None, ranks: int) -> None:
 
 
 def manifest_at(folder: Path) -> Manifest | None:
-    """The manifest of what all ranks of a checkpoint share; None if there is no such folder.
+    """Returns the manifest of the files that all ranks share; None if there is no such folder.
 
     Raises:
-        CheckpointMismatchError: Names what there is instead of a whole checkpoint.
+        CheckpointMismatchError: The folder is no whole checkpoint; names the problem.
     """
     try:
         if not folder.is_dir():
@@ -95,11 +95,11 @@ def manifest_at(folder: Path) -> Manifest | None:
 
 
 def checked(folder: Path, shared: Manifest, stem: str, suffix: str) -> Path:
-    """The path of a file that is as it was written; all files of its stem are.
+    """Returns the path of a file, after checking that all files of its stem are intact.
 
     Args:
-        folder: That of the checkpoint.
-        shared: From `manifest_at(folder)`.
+        folder: The checkpoint's folder.
+        shared: The result of `manifest_at(folder)`.
         stem: The stem of the file: SHARED, or from `rank_stem`.
         suffix: The rest of the file's name.
 
@@ -157,7 +157,7 @@ def _read(stem: Path) -> Manifest:
 
 
 def _old_manifest(folder: Path, names: list[str]) -> Manifest:
-    """Makes the manifest of a checkpoint whose version wrote none."""
+    """Makes the manifest of a checkpoint that an older version saved without one."""
     path = folder / _OLD_ID
     _check_size(path, None)
     ranks = max((int(one[1]) for one in map(_OLD_RANKS.match, names) if one), default=0)

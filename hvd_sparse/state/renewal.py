@@ -1,7 +1,7 @@
-"""What exchanges the gradients of an optimizer or a tape, from one world of ranks to the next.
+"""Renews the exchange of an optimizer or a tape from one world of ranks to the next.
 
-An exchange ends with the world that it was made for: when Horovod is shut down, to begin again with
-other ranks. What it holds is kept, and the next one takes it over.
+An exchange ends with the world that it was built for: when Horovod is shut down, to begin again
+with other ranks. Its state is kept, and the next exchange takes it over.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from hvd_sparse.state.inheritance import RESET, SPREAD
 
 
 class Ending(Protocol):
-    """An exchange, as far as it ends."""
+    """An exchange, as far as its end is concerned."""
 
     def close(self) -> None:
-        """Ends this rank's part; what it holds can still be saved."""
+        """Ends this rank's part; its state can still be saved."""
 
     def fail(self, reason: str) -> None:
         """Ends it on all ranks."""
@@ -32,25 +32,25 @@ class Renewal(ABC, Generic[_E]):
     Each framework says how to build, save and inherit.
 
     Attributes:
-        exchange: None where there is nobody to exchange with, or while `pending`.
-        pending: Whether the exchange has yet to be built.
-        policy: What becomes of residuals when ranks come or go; see `inherit`.
+        exchange: The exchange; None if there is no other rank, or while `pending`.
+        pending: True if the exchange has yet to be built.
+        policy: Policy for residuals when ranks come or go; see `inherit`.
     """
 
     def __init__(self) -> None:
         self.exchange: _E | None = None
         self.pending = True
         self.policy = SPREAD
-        self._former: _E | None = None  # closed; what it holds waits for the next
-        self._held: dict[str, Any] | None = None  # the same, where it was saved or loaded
+        self._former: _E | None = None  # closed; its state is for the next exchange
+        self._held: dict[str, Any] | None = None  # such a state that was saved or loaded
 
     @property
     def held(self) -> dict[str, Any] | None:
-        """What waits for the next exchange, as it is saved."""
+        """The state that the next exchange takes over, in its saved form."""
         return self._held if self._former is None else self._save(self._former)
 
     def hold(self, saved: dict[str, Any] | None) -> None:
-        """Replaces what waits for the next exchange."""
+        """Replaces the state that the next exchange takes over."""
         self._held, self._former = saved, None
 
     def renew(self) -> None:
@@ -71,7 +71,7 @@ class Renewal(ABC, Generic[_E]):
         lifecycle.register(self)
 
     def give_up(self) -> None:
-        """Ends the exchange, since its ranks are no longer what they were."""
+        """Ends the exchange, since its world of ranks ends."""
         if self.pending:
             return
         self.pending = True
@@ -80,10 +80,10 @@ class Renewal(ABC, Generic[_E]):
             self._former.close()
 
     def pool(self) -> None:
-        """Gives the exchange up, every rank keeping the sum of all residuals. Collective.
+        """Gives the exchange up, with the sum of all residuals kept on every rank. Collective.
 
-        Whichever of them will be left then loses nothing. Between two steps; not where residuals
-        are to be reset.
+        Then nothing is lost, whichever ranks remain. Call it between two steps. It has no effect if
+        residuals are to be reset.
         """
         if self.exchange is None or self.policy == RESET:
             return
@@ -92,7 +92,7 @@ class Renewal(ABC, Generic[_E]):
         self.hold(total)
 
     def close(self) -> None:
-        """Horovod is about to be shut down."""
+        """Gives the exchange up, since Horovod is about to be shut down."""
         self.give_up()
 
     def fail(self, reason: str) -> None:
@@ -102,16 +102,16 @@ class Renewal(ABC, Generic[_E]):
 
     @abstractmethod
     def _build(self) -> _E | None:
-        """An exchange between the ranks of now; None where there is nobody else. Collective."""
+        """Builds an exchange between the present ranks; None if there is only one. Collective."""
 
     @abstractmethod
     def _inherit(self, exchange: _E, held: dict[str, Any] | None) -> None:
-        """Gives a new exchange what this rank held, and the other ranks did. Collective."""
+        """Gives a new exchange the state that this rank and the others held. Collective."""
 
     @abstractmethod
     def _save(self, exchange: _E) -> dict[str, Any]:
-        """What belongs to this rank's exchange, which may be closed; copied."""
+        """Returns a copy of the state of this rank's exchange, which may be closed."""
 
     @abstractmethod
     def _total(self, exchange: _E) -> dict[str, Any]:
-        """The same, with the residuals of all ranks added up. Collective."""
+        """Returns that state with the residuals of all ranks added up. Collective."""

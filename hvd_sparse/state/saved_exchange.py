@@ -1,4 +1,4 @@
-"""What of the saved state of an exchange can be taken up, whatever framework has saved it."""
+"""Checks which part of an exchange's saved state fits here, for every framework."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hvd_sparse.tuning.settled import Settled
 def conditions_of(
     compression: Compression, *, local_size: int | None, device: str
 ) -> dict[str, str]:
-    """By name, under what plan and thresholds are found: what is known before they are.
+    """Returns, by name, the conditions under which plan and thresholds are about to be found.
 
     Args:
-        compression: The user's.
-        local_size: Ranks on each node; None where nodes differ.
-        device: Where this rank's gradients lie, as the core names it.
+        compression: The user's compression.
+        local_size: Ranks on each node; None if nodes differ.
+        device: Device of this rank's gradients, as the core names it.
     """
     return {
         "compression": repr(compression),
@@ -33,12 +33,12 @@ def conditions_of(
 def taken_up(
     saved: dict[str, Any], conditions: Mapping[str, str], *, leads: bool
 ) -> dict[str, Any]:
-    """The saved state, without plan and thresholds if they were found under other conditions.
+    """Returns the saved state, without plan and thresholds if they are of other conditions.
 
     Args:
-        saved: That fits here; with "conditions".
-        conditions: Those of here.
-        leads: Whether this rank tells the user.
+        saved: A saved state that fits here; has "conditions".
+        conditions: The present conditions, from `conditions_of`.
+        leads: True if this rank tells the user.
     """
     theirs = saved["conditions"]
     changed = [name for name, value in conditions.items() if theirs.get(name) != value]
@@ -53,13 +53,13 @@ def taken_up(
 def mismatch_of(
     saved: Mapping[str, Any], *, version: int, world: World | None, layers: Mapping[str, int]
 ) -> str | None:
-    """Why a saved state does not fit here; None if it does.
+    """Returns why a saved state does not fit here; None if it does.
 
     Args:
-        saved: With "version", "rank", "size", "layers" and, once it has settled, "tuning".
-        version: Of the format that is read here.
-        world: The ranks of this rank's exchange; None where it exchanges nothing.
-        layers: Elements of each layer that can travel sparse, by name.
+        saved: A state with "version", "rank", "size", "layers" and, once it has settled, "tuning".
+        version: Version of the format that is read here.
+        world: The ranks of this rank's exchange; None if it exchanges nothing.
+        layers: Elements of each layer that can be sent sparse, by name.
     """
     if world is None:
         return _of_another_format(saved, version) or (
@@ -85,7 +85,7 @@ def mismatch_of(
 
 
 def misplacement_of(saved: Mapping[str, Any], *, version: int, rank: int, size: int) -> str | None:
-    """Why a saved state is not that of one of so many ranks; None if it is."""
+    """Returns why a saved state is not that of this rank of so many; None if it is."""
     if saved.get("version") != version:
         return _of_another_format(saved, version)
     if saved.get("whole"):

@@ -1,8 +1,8 @@
-"""Residuals for another number of ranks: their sum is formed and shared out.
+"""Residuals for another number of ranks: their sum is formed and spread over the new ranks.
 
-What was owed is owed still: the residuals of the new ranks add up to those of the old ones. What
-float32 cannot hold of an entry goes to the rank after the one that takes it, so that no more than
-2^-48 of it is rounded away, and nothing of a sum of integers.
+The residuals of the new ranks add up to those of the old ones. The part of an entry that float32
+cannot hold goes to the rank after the one that takes the entry, so that at most 2^-48 of it is
+rounded away, and nothing of a sum of integers.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class SavedSum:
         self._parts = {name: np.zeros(numel) for name, numel in layers.items()}
 
     def add(self, layers: Mapping[str, int], residuals: Mapping[str, NDArray[Any]]) -> None:
-        """Adds the residuals of a rank that was saved.
+        """Adds the saved residuals of a rank.
 
         Args:
-            layers: Those that it had.
-            residuals: Of those of them that were not zero: float32, flat.
+            layers: Elements of each layer that the rank had, by name.
+            residuals: Residuals of layers, float32, flat; a missing one is zero.
 
         Raises:
-            CheckpointMismatchError: It had other layers.
+            CheckpointMismatchError: The rank had other layers.
         """
         if dict(layers) != self._layers:
             raise CheckpointMismatchError(
@@ -51,13 +51,13 @@ class SavedSum:
     def over_ranks(
         self, allreduce: Callable[[NDArray[Any], str], NDArray[Any]]
     ) -> dict[str, NDArray[Any]]:
-        """The whole sum. Collective.
+        """Returns the whole sum. Collective.
 
         Args:
             allreduce: Sums a float64 array over the ranks; the name is the same on all of them.
 
         Returns:
-            float64, flat, by layer.
+            The sum of each layer's residuals: float64, flat.
         """
         return {
             name: allreduce(part, f"hvd_sparse.spreading.{name}")
@@ -67,30 +67,30 @@ class SavedSum:
     def share(
         self, allreduce: Callable[[NDArray[Any], str], NDArray[Any]], *, rank: int, size: int
     ) -> dict[str, NDArray[Any]]:
-        """This rank's part: entry by entry the sum goes to one rank after the other. Collective.
+        """Returns this rank's part of the sum, whose entries go to the ranks in turn. Collective.
 
         Args:
-            allreduce: As in `over_ranks`.
-            rank: This one.
+            allreduce: Sums a float64 array over the ranks; see `over_ranks`.
+            rank: This rank.
             size: Number of ranks, two at least.
 
         Returns:
-            float32, flat, by layer.
+            This rank's residual of each layer: float32, flat.
         """
         summed = self.over_ranks(allreduce)
         return {name: share_of(total, rank=rank, size=size) for name, total in summed.items()}
 
 
 def share_of(total: NDArray[Any], *, rank: int, size: int) -> NDArray[Any]:
-    """What one rank takes of a sum: one entry in `size`, and the rest of the one after.
+    """Returns one rank's part of a sum: one entry in `size`, and the rest of the one before.
 
     Args:
-        total: float64, flat.
-        rank: In [0, size).
-        size: At least 2.
+        total: The sum: float64, flat.
+        rank: The rank, in [0, size).
+        size: Number of ranks, at least 2.
 
     Returns:
-        float32, flat; zero where other ranks take the entry.
+        The part: float32, flat; zero where other ranks take the entry.
     """
     rounded = total.astype(np.float32)
     rest = (total - rounded).astype(np.float32)
@@ -99,16 +99,16 @@ def share_of(total: NDArray[Any], *, rank: int, size: int) -> NDArray[Any]:
 
 
 def read_all(job: Job, found: Found, suffix: str, read: Callable[[Path], Any]) -> Any:
-    """Lets the files of all ranks that wrote a checkpoint be read, each by one rank. Collective.
+    """Reads the files of all ranks that wrote a checkpoint, each on one rank. Collective.
 
     Args:
-        job: Of any size.
-        found: From `Job.find`.
-        suffix: Of the ranks' files.
-        read: Takes up a file; what it returns must be the same for all files, or None.
+        job: The ranks that read, of any number.
+        found: The checkpoint, from `Job.find`.
+        suffix: Suffix of the ranks' files.
+        read: Reads a file; must return the same for all files, or None.
 
     Returns:
-        What `read` returned, if not None.
+        The result of `read` that is not None, if there is one.
 
     Raises:
         CheckpointMismatchError: On every rank, if a file is missing or damaged, or does not fit.

@@ -1,5 +1,5 @@
-"""Statistics: what users are told of their steps.
+"""Statistics of a user's training steps.
 
-Begin with step_stats.py, what a step cost; quality.py is how much it left behind, and metrics.py
-gives all of it names for whoever watches a job.
+Begin with step_stats.py, the cost of a step; quality.py measures how much of the gradients it left
+behind, and metrics.py names all these numbers for TensorBoard and the like.
 """

@@ -1,4 +1,4 @@
-"""What users watch while a job runs: numbers by name, for TensorBoard or anything else."""
+"""Metrics of a running job: numbers by name, for TensorBoard or any other sink."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Protocol, TypeAlias
 from hvd_sparse.stats.step_stats import StepStats, TotalStats
 from hvd_sparse.tuning.tuner import Tuning
 
-# Takes the metrics of a step, and its number.
+# Takes the metrics of a step, and the step's number.
 Sink: TypeAlias = Callable[[Mapping[str, float], int], None]
 
 PREFIX = "hvd_sparse/"
 
 
 class ScalarWriter(Protocol):
-    """What is needed of TensorBoard's SummaryWriter."""
+    """The part of TensorBoard's SummaryWriter that is used here."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
-        """Notes a value."""
+        """Records a value."""
 
 
 def metrics_of(step: StepStats, tuning: Tuning | None = None) -> dict[str, float]:
-    """One step by name.
+    """Returns the metrics of one step by name.
 
     Args:
-        step: What it cost.
-        tuning: What an adaptive compression has found out, if there is one.
+        step: Statistics of the step.
+        tuning: State of an adaptive compression's tuner, if there is one.
 
     Returns:
-        `sparse`: 1, or 0 where the whole step travelled dense. `density_asked`, `density_reached`:
-        fractions of the sparse gradients' entries. `bytes_sent`, `bytes_received`: of sparse blocks
-        by this rank; `dense_bytes`: of gradients that Horovod exchanged. `select_seconds`,
+        `sparse`: 1, or 0 if the whole step was dense. `density_asked`, `density_reached`: fractions
+        of the sparse gradients' entries. `bytes_sent`, `bytes_received`: bytes of sparse blocks at
+        this rank; `dense_bytes`: bytes of gradients that Horovod exchanged. `select_seconds`,
         `exchange_seconds`, `wait_seconds`: as in StepStats; `overlap`: the share of the exchange
-        that nobody waited for; the last two where waiting is known. `predicted_seconds`,
-        `dense_seconds`: a step by the plan in force, and a measured dense one, where tuning knows
-        them. `compression_error`, `assumption_delta`: of a step in which quality_every has them
-        measured, see hvd_sparse.stats.quality; the latter is the largest of any layer.
+        that nobody waited for; the last two only if the waiting time is known. `predicted_seconds`,
+        `dense_seconds`: a step predicted by the plan in force, and a measured dense step, if tuning
+        knows them. `compression_error`, `assumption_delta`: only in steps in which quality_every
+        has them measured, see hvd_sparse.stats.quality; the latter is the largest of any layer.
     """
     found = {
         "sparse": float(bool(step.buckets)),
@@ -66,7 +66,10 @@ def metrics_of(step: StepStats, tuning: Tuning | None = None) -> dict[str, float
 
 
 def sink_of(target: ScalarWriter | Sink) -> Sink:
-    """What takes metrics: a function, or a SummaryWriter, whose tags begin with "hvd_sparse/"."""
+    """Returns `target` if it is a function, else a function that writes to the SummaryWriter.
+
+    The SummaryWriter's tags begin with "hvd_sparse/".
+    """
     add_scalar = getattr(target, "add_scalar", None)
     if add_scalar is None:
         assert callable(target)
@@ -80,12 +83,12 @@ def sink_of(target: ScalarWriter | Sink) -> Sink:
 
 
 def summary_of(total: TotalStats, *, dense_bytes: int, size: int) -> str:
-    """A line about a whole run.
+    """Returns a one-line summary of a whole run.
 
     Args:
-        total: Of all steps.
-        dense_bytes: Of all gradients of a step.
-        size: Ranks; a ring sends 2 (P - 1) / P times the gradients.
+        total: Sums over all steps.
+        dense_bytes: Bytes of all gradients of one step.
+        size: Number of ranks P; a ring sends 2 (P - 1) / P times the gradients.
     """
     if total.steps == 0:
         return "no step was exchanged"

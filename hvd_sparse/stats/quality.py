@@ -1,14 +1,15 @@
-"""How much of a step's gradients selection leaves behind, measured where quality_every asks for it.
+"""How much of a step's gradients selection leaves behind, measured if quality_every asks for it.
 
-u: what a rank has accumulated, residual and gradient; R: the sum that the ranks applied; P ranks.
+u: the accumulated values of a rank, residual plus gradient; R: the sum that the ranks applied; P:
+number of ranks.
 
-    compression error  =  ||u - what of it was delivered||^2 / ||u||^2               of one rank
+    compression error  =  ||u - the part of u that was delivered||^2 / ||u||^2       of one rank
     delta of a unit    =  ||sum_p u_p - R||^2 / ((1 - k / d) ||sum_p u_p||^2)
 
 The denominator of delta is what k entries chosen at random would leave of the sum, on average.
-Convergence of LAGS is proved for delta <= 1 in every layer: its Assumption 1, here of what was
-really applied, whatever sparsifier and collective chose it. One that drops entries on its way, as
-gtopk does, can exceed 1 where ranks select quite different entries.
+Convergence of LAGS is proved for delta <= 1 in every layer (Assumption 1). Here delta is computed
+from the sum that was really applied, whatever sparsifier and collective produced it. A collective
+that drops entries on the way, as gtopk does, can exceed 1 if ranks select quite different entries.
 
 Reference:
     Shi et al., Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning with
@@ -23,12 +24,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """What was measured in one step.
+    """Quality of the selection in one step.
 
     Attributes:
-        compression_error: Of this rank, over all that travelled sparse, in [0, 1]; None where ranks
-            of a node share a residual ("hierarchical").
-        deltas: By unit of selection, a layer or a whole bucket; the same on all ranks.
+        compression_error: Error of this rank, over all sparse buckets, in [0, 1]; None if ranks of
+            a node share a residual ("hierarchical").
+        deltas: Delta by unit of selection, a layer or a whole bucket; the same on all ranks.
     """
 
     compression_error: float | None
@@ -36,7 +37,7 @@ class Quality:
 
     @property
     def largest_delta(self) -> float:
-        """Assumption 1 holds if it is at most 1."""
+        """The largest delta of any unit; Assumption 1 holds if it is at most 1."""
         return max(self.deltas.values(), default=0.0)
 
 
@@ -45,11 +46,11 @@ class UnitSample:
     """A unit of selection, summed over the ranks.
 
     Attributes:
-        name: Of the layer, or of the bucket.
-        left: Squared norm of the sum without what was applied.
+        name: Name of the layer or the bucket.
+        left: Squared norm of the sum minus what was applied.
         whole: Squared norm of the sum.
-        k: Entries asked for.
-        numel: Entries of the unit.
+        k: Number of entries asked for.
+        numel: Number of entries of the unit.
     """
 
     name: str
@@ -60,7 +61,7 @@ class UnitSample:
 
     @property
     def delta(self) -> float:
-        """Where k is all entries, nothing is left to chance: 0."""
+        """The unit's delta; 0 if k is all entries, since nothing is then left to chance."""
         return (
             _share(self.left, (1 - self.k / self.numel) * self.whole) if self.k < self.numel else 0
         )
@@ -68,13 +69,13 @@ class UnitSample:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketSample:
-    """A bucket, as one rank has it.
+    """One rank's measurement of a bucket.
 
     Attributes:
         left: Squared norm of the residual after the step.
-        whole: Squared norm of what was accumulated.
-        shares_residual: Whether the ranks of a node share what they have yet to send.
-        units: Its units of selection.
+        whole: Squared norm of the accumulated values.
+        shares_residual: True if the ranks of a node share the residual.
+        units: The bucket's units of selection.
     """
 
     left: float
@@ -84,7 +85,7 @@ class BucketSample:
 
 
 def quality_of(buckets: Sequence[BucketSample]) -> Quality:
-    """What these buckets amount to, all that travelled sparse in a step."""
+    """Combines the samples of all sparse buckets of a step."""
     left, whole = sum(one.left for one in buckets), sum(one.whole for one in buckets)
     shared = any(one.shares_residual for one in buckets)
     return Quality(

@@ -1,4 +1,4 @@
-"""What the exchange of an optimizer's gradients cost, as this rank saw it."""
+"""Cost of exchanging an optimizer's gradients, as seen by this rank."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hvd_sparse.stats.quality import Quality
 
 @dataclass(frozen=True, kw_only=True)
 class StepStats:
-    """One step.
+    """Statistics of one step.
 
     Attributes:
-        step: Steps of this optimizer before this one.
-        buckets: What became of each sparse bucket: density asked and reached, bytes, seconds.
+        step: Number of steps of this optimizer before this one.
+        buckets: Statistics of each sparse bucket: density asked and reached, bytes, seconds.
         dense_bytes: Bytes of the gradients that Horovod exchanged dense (what a rank sends of them
             depends on Horovod's algorithm: 2 (P - 1) / P times as much in a ring).
-        wait_seconds: What synchronize() really waited for other ranks.
-        transport: What carried the sparse buckets, "mpi" or "tcp".
-        quality: What selection left behind, in a step in which quality_every asks for it.
+        wait_seconds: Time that synchronize() really waited for other ranks.
+        transport: Transport of the sparse buckets, "mpi" or "tcp".
+        quality: Quality of the selection, in a step in which quality_every asks for it.
     """
 
     step: int
@@ -51,22 +51,22 @@ class StepStats:
 
     @property
     def select_seconds(self) -> float:
-        """Seconds of accumulating and selecting."""
+        """Seconds spent on accumulating and selecting."""
         return sum(bucket.select_seconds for bucket in self.buckets)
 
     @property
     def exchange_seconds(self) -> float:
-        """Seconds of exchanging, settling and scattering; mostly behind the backward pass."""
+        """Seconds spent on exchanging, settling and scattering; backward hides most of it."""
         return sum(bucket.exchange_seconds for bucket in self.buckets)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TotalStats:
-    """Sums over all steps so far; other attributes are those of StepStats.
+    """Sums over all steps so far; the other attributes are those of StepStats.
 
     Attributes:
-        steps: How many there were.
-        sparse_steps: Those in which anything travelled sparse.
+        steps: Number of steps.
+        sparse_steps: Number of steps with at least one sparse bucket.
     """
 
     steps: int = 0
@@ -79,7 +79,7 @@ class TotalStats:
     wait_seconds: float = 0.0
 
     def plus(self, step: StepStats) -> TotalStats:
-        """The sums with one more step."""
+        """Returns the sums with one more step added."""
         return TotalStats(
             steps=self.steps + 1,
             sparse_steps=self.sparse_steps + bool(step.buckets),
@@ -94,10 +94,10 @@ class TotalStats:
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """What `stats(optimizer)` returns.
+    """Result of `stats(optimizer)`.
 
     Attributes:
-        last: The last step that was exchanged, or None before the first (and always where there is
+        last: The last step that was exchanged, or None before the first (and always if there is
             nothing to exchange: one rank, or a rank outside the process set).
         total: Sums over all steps.
     """

@@ -1,6 +1,6 @@
 """Sparse gradient exchange for TensorFlow under Horovod.
 
-Importing this module teaches `horovod.tensorflow` sparse compressions:
+Importing this module adds sparse compressions to `horovod.tensorflow`:
 
     import horovod.tensorflow as hvd
     from hvd_sparse.tensorflow import LAGS
@@ -8,7 +8,8 @@ Importing this module teaches `horovod.tensorflow` sparse compressions:
     tape = hvd.DistributedGradientTape(tape, compression=LAGS)
     optimizer = hvd.DistributedOptimizer(optimizer, compression=LAGS)
 
-`import hvd_sparse.tensorflow as hvd` works as well: everything in horovod.tensorflow is here, too.
+`import hvd_sparse.tensorflow as hvd` works as well: this module re-exports all of
+horovod.tensorflow.
 """
 
 import horovod.tensorflow as _horovod

@@ -1,4 +1,4 @@
-"""Several backward passes per step: gradients add up on their rank before they are exchanged."""
+"""Several backward passes per step: each rank sums its gradients before they are exchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _all: weakref.WeakSet[Accumulation] = weakref.WeakSet()
 
 
 def refuse_amid_passes() -> None:
-    """Raises InvalidArgumentError where gradients have been added up and not been exchanged."""
+    """Raises InvalidArgumentError if gradients have been added up but not exchanged."""
     if any(one.under_way for one in _all):
         raise InvalidArgumentError(
             "an elastic state must be committed after an exchange, and backward_passes_per_step "
@@ -24,7 +24,7 @@ def refuse_amid_passes() -> None:
 
 
 def empty_all() -> None:
-    """Forgets what was added up, amid passes that will be made again."""
+    """Clears all sums between two passes of a step; its passes will be repeated."""
     for one in _all:
         one.empty()
 
@@ -33,11 +33,11 @@ class Accumulation:
     """Sums of the gradients of one optimizer.
 
     Args:
-        passes: Backward passes per step, 2 at least.
-        averages: Whether a step's gradient is the average over the passes; else their sum.
+        passes: Backward passes per step, at least 2.
+        averages: True if a step's gradient is the average over the passes; otherwise the sum.
 
     Raises:
-        InvalidArgumentError: `passes` is no integer above 1.
+        InvalidArgumentError: `passes` is not an integer above 1.
     """
 
     def __init__(self, passes: int, *, averages: bool) -> None:
@@ -48,18 +48,18 @@ class Accumulation:
         self._passes = passes
         self._averages = averages
         self._sums: list[tf.Variable] = []
-        self._place_of: dict[int, int] = {}  # of a variable's sum, by the variable's id
+        self._place_of: dict[int, int] = {}  # index of a variable's sum, by the variable's id
         self._alive: list[weakref.ref[Any]] = []
         self._count: tf.Variable | None = None
         _all.add(self)
 
     @property
     def under_way(self) -> bool:
-        """Whether gradients have been added up that were not exchanged yet."""
+        """True if gradients have been added up but not exchanged yet."""
         return self._count is not None and int(self._count.numpy()) % self._passes != 0
 
     def empty(self) -> None:
-        """Begins with the first pass again."""
+        """Clears the sums and restarts at the first pass."""
         if self._count is not None:
             self._count.assign(0)
             for one in self._sums:
@@ -71,22 +71,22 @@ class Accumulation:
         variables: Sequence[Any],
         apply: Callable[[list[Any]], object],
     ) -> None:
-        """Adds gradients; calls `apply` with the sums in every so many passes.
+        """Adds gradients; calls `apply` with the sums in the last pass of each step.
 
         Args:
-            gradients: One for each variable, or None. IndexedSlices become tensors.
-            variables: All passes must name the same ones, in any order.
-            apply: Exchanges them and changes the variables.
+            gradients: One gradient per variable, or None. IndexedSlices become tensors.
+            variables: The variables, which must be the same in all passes, in any order.
+            apply: A function that exchanges the sums and updates the variables.
 
         Raises:
-            UnsupportedError: The variables are others than before.
+            UnsupportedError: The variables differ from those of earlier passes.
         """
         if self._count is None:
             with tf.init_scope():
                 self._build(variables)
         assert self._count is not None
         sums = self._sums_of(variables)
-        # What runs in the branch sees no data of this graph.
+        # Ops in the branch do not see this graph's data, so it is awaited here.
         with tf.control_dependencies(step_data.awaited(gradients)):
             added = [
                 one.assign_add(tf.convert_to_tensor(gradient))
@@ -108,7 +108,7 @@ class Accumulation:
         tf.cond(due, apply_sums, lambda: tf.constant(False))
 
     def _sums_of(self, variables: Sequence[Any]) -> list[tf.Variable]:
-        """Those of these variables, in their order; raises UnsupportedError for other variables."""
+        """Returns the variables' sums, in order; raises UnsupportedError for other variables."""
         ids = [id(compat.tensor_of(variable)) for variable in variables]
         dead = any(alive() is None for alive in self._alive)
         if dead or len(ids) != len(self._sums) or set(ids) != self._place_of.keys():

@@ -1,4 +1,7 @@
-"""What an exchange is built from, as ranks tell each other: one that joins has no gradients yet."""
+"""The description from which an exchange is built.
+
+Ranks send it to each other, because a rank that joins has no gradients yet.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ from hvd_sparse.tensorflow.settings import Settings, check_variable
 
 
 class Template(NamedTuple):
-    """A variable, as far as an exchange has to know it.
+    """The properties of a variable that an exchange needs.
 
     Attributes:
-        name: With its layer's, where Keras tells.
-        shape: None where a dimension is not fixed.
-        dtype: TensorFlow's name of it.
-        device: Likewise; its number need not be the same on all ranks.
+        name: The variable's name, including its layer's where Keras provides it.
+        shape: The shape; None for a dimension that is not fixed.
+        dtype: TensorFlow's name of the type.
+        device: TensorFlow's name of the device, whose number may differ between ranks.
     """
 
     name: str
@@ -34,7 +37,7 @@ class Template(NamedTuple):
 
 
 class BlueprintRecord(NamedTuple):
-    """A blueprint as ranks tell each other; attributes as there, and in `Settings`."""
+    """A blueprint in the form in which it is sent; see `Blueprint` and `Settings`."""
 
     variables: tuple[Template, ...]
     sliced: tuple[bool | None, ...]
@@ -48,14 +51,14 @@ class BlueprintRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Blueprint:
-    """The parts from which an exchange is built.
+    """The description from which an exchange is built.
 
     Attributes:
-        variables: In the order of their gradients.
-        sliced: Which gradients are IndexedSlices that Horovod shall gather. None where this rank
-            had no gradient, until all have agreed.
-        settings: What the user asked for.
-        serial: Of the exchange: the same on all ranks, of no other one; 0 until they have agreed.
+        variables: The variables, in the order of their gradients.
+        sliced: For each variable, True if its gradients are IndexedSlices that Horovod gathers.
+            None where this rank had no gradient, until the ranks have agreed.
+        settings: The user's settings.
+        serial: The exchange's number, unique and the same on all ranks; 0 until they have agreed.
     """
 
     variables: tuple[Template, ...]
@@ -67,7 +70,7 @@ class Blueprint:
     def of(
         cls, variables: Sequence[Any], sliced: Sequence[bool | None], settings: Settings
     ) -> Blueprint:
-        """Of variables of TensorFlow or Keras; `sliced`: which gradients are IndexedSlices."""
+        """Describes TensorFlow or Keras variables; for `sliced` see the attribute."""
         return cls(
             tuple(
                 Template(
@@ -87,7 +90,7 @@ class Blueprint:
         """Rebuilds the blueprint that another rank has sent.
 
         Raises:
-            InvalidArgumentError: As `compression_of`.
+            InvalidArgumentError: Raised by `compression_of`.
         """
         settings = Settings(
             compression=compression_of(record.compression),
@@ -100,7 +103,7 @@ class Blueprint:
 
     @property
     def record(self) -> BlueprintRecord:
-        """The record of this blueprint, to be sent to other ranks."""
+        """This blueprint in the form in which it is sent to other ranks."""
         return BlueprintRecord(
             variables=self.variables,
             sliced=self.sliced,
@@ -114,32 +117,33 @@ class Blueprint:
 
     @property
     def prefix(self) -> str:
-        """Of the names of the exchange's operations."""
+        """The prefix of the names of the exchange's operations."""
         return f"hvd_sparse.tensorflow.{self.serial}"
 
     @property
     def device(self) -> str:
-        """The device of all variables, but for those whose gradients Horovod gathers.
+        """The device of all variables except those whose gradients Horovod gathers.
 
         Raises:
-            UnsupportedError: They lie on several.
+            UnsupportedError: The variables lie on several devices.
         """
         pairs = zip(self.variables, self.sliced, strict=True)
         return devices.common_device((one.name, one.device) for one, slices in pairs if not slices)
 
     def agreed(self, world: World, ranks: Sequence[int], serial: int) -> Blueprint:
-        """The same with its serial, once all ranks have the same. Collective.
+        """Checks that all ranks have the same blueprint; returns it with its serial. Collective.
 
-        What this rank had no gradient of is what it is on the others: a tensor if no rank had one.
+        A gradient that this rank lacked has the kind that it has on the other ranks; it is a tensor
+        if no rank had it.
 
         Args:
             world: The ranks.
-            ranks: Their numbers in Horovod, for messages.
-            serial: The last one that this rank knows.
+            ranks: Their Horovod ranks, for messages.
+            serial: The last serial that this rank knows.
 
         Raises:
-            InvalidArgumentError: On all ranks: their variables or options differ.
-            UnsupportedError: On the rank that has such variables: they cannot be exchanged.
+            InvalidArgumentError: On all ranks, if their variables or options differ.
+            UnsupportedError: On a rank whose variables cannot be exchanged.
         """
         everywhere = world.allgather_object(self.sliced, tuple[bool | None, ...])
         known = replace(self, sliced=_filled_in(self.sliced, everywhere))
@@ -164,12 +168,13 @@ class Blueprint:
         return replace(known, serial=1 + agreed)
 
     def is_for(self, other: Blueprint) -> bool:
-        """Whether another, of this rank's own variables, describes the same model.
+        """Returns true if `other`, made of this rank's own variables, describes the same model.
 
-        Keras numbers layers on where a process makes a model again, so numbers do not count.
+        Keras keeps counting layers when a process makes a model again, so the numbers in names are
+        ignored.
 
         Raises:
-            InvalidArgumentError: The model is the same, and the options are not.
+            InvalidArgumentError: The model is the same but the options differ.
         """
         if self._model() != other._model() or not self._slices_as(other):
             return False
@@ -201,7 +206,7 @@ class Blueprint:
 def _filled_in(
     ours: Sequence[bool | None], everywhere: Sequence[Sequence[bool | None]]
 ) -> tuple[bool, ...]:
-    """What is sliced, once other ranks have told what this one does not know."""
+    """Returns `ours` with unknown values taken from the other ranks."""
     anywhere = [any(known) for known in zip_longest(*everywhere)]
     return tuple(
         any_rank if own is None else own for own, any_rank in zip(ours, anywhere, strict=False)

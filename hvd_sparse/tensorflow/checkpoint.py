@@ -1,11 +1,11 @@
-"""Checkpoints of a whole job: what all ranks share, and what each rank has yet to send.
+"""Checkpoints of a whole job: the state that all ranks share, and each rank's residuals.
 
-The folder is that of hvd_sparse/state/checkpoint.py:
+hvd_sparse/state/checkpoint.py describes the folder. Its files here:
 
 * shared.index and shared.data-... are a tf.train.Checkpoint(model=..., optimizer=...), which any
   process can restore;
-* shared.json has what else the user keeps;
-* rank-3-of-16.npz has rank 3's residuals, velocities, thresholds, steps, plan and random numbers.
+* shared.json holds the user's `extra` and the shapes of the variables;
+* rank-3-of-16.npz holds rank 3's residuals, velocities, thresholds, steps, plan and random state.
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ def save_checkpoint(
     """Writes a checkpoint of the whole job. Collective, between two steps.
 
     Args:
-        folder: Replaced if it is there; a job that dies meanwhile leaves the former one, as
-            FOLDER or FOLDER.old.
-        model: Of Keras; or a tf.Module; or a list of variables. A tape's residuals are those of its
-            trainable variables, or of the list, in that order.
-        optimizer: From `hvd.DistributedOptimizer`, or `model.optimizer`; or the one that applies a
-            tape's gradients; None where there is none.
-        **extra: Kept beside them, as one rank has it: the epoch, ...; of types that JSON has.
+        folder: The checkpoint's folder, replaced if it exists; a job that dies while saving leaves
+            the former one, as FOLDER or FOLDER.old.
+        model: A Keras model, a tf.Module or a list of variables. With a tape, its residuals are
+            found by the model's trainable variables, or by the list, in that order.
+        optimizer: An optimizer from `hvd.DistributedOptimizer`, or `model.optimizer`, or the one
+            that applies a tape's gradients; None if there is none.
+        **extra: Further values to keep, such as the epoch, of types that JSON supports. One rank's
+            values are saved.
 
     Raises:
-        InvalidArgumentError: JSON has no such type; gradients of backward_passes_per_step have
-            been added up and not been exchanged yet; or the optimizer has local layers, whose
+        InvalidArgumentError: JSON does not support a type; gradients of backward_passes_per_step
+            have been added up but not exchanged yet; or the optimizer has local layers, whose
             weights differ between ranks.
         ExchangeFailedError: The exchange has ended; the ranks may not have taken the same steps.
         OSError: On every rank, if one cannot write, or another job is saving to the same folder.
-            The former checkpoint is as it was.
+            The former checkpoint is unchanged.
     """
     parts = _Parts(model, optimizer)
     job = Job(hvd)
@@ -85,27 +86,27 @@ def save_checkpoint(
 def load_checkpoint(
     folder: str | os.PathLike[str], model: Any, optimizer: Any, *, residuals: str = "own"
 ) -> dict[str, Any] | None:
-    """Takes up what `save_checkpoint` wrote. Collective, between two steps.
+    """Loads a checkpoint that `save_checkpoint` wrote. Collective, between two steps.
 
-    In a new job call `prepare` before, so that there is an exchange to take up the residuals.
+    In a new job call `prepare` first, so that there is an exchange to load the residuals.
 
     Args:
-        folder: As it was given to `save_checkpoint`.
-        model: Like the one that was saved.
-        optimizer: Likewise.
-        residuals: What becomes of what was not sent yet. "own": every rank goes on with its own, as
-            if nothing had happened; for as many ranks as were saved. "spread": for any number of
-            ranks, the sum of all residuals is shared out, entry by entry to one rank after the
-            other, so that nothing is lost; thresholds and plan are found anew. "reset": it is lost.
+        folder: The folder given to `save_checkpoint`.
+        model: A model like the one that was saved.
+        optimizer: An optimizer like the one that was saved.
+        residuals: The policy for residuals. "own": every rank continues with its own; the number of
+            ranks must be that of the checkpoint. "spread": the sum of all residuals is dealt out to
+            any number of ranks, entry by entry in turn, so that nothing is lost; thresholds and
+            plan are found anew. "reset": the residuals are discarded.
 
     Returns:
-        What `save_checkpoint` was given as `extra`; None if there is no checkpoint on any rank.
+        The `extra` of `save_checkpoint`; None if there is no checkpoint on any rank.
 
     Raises:
         InvalidArgumentError: `residuals` is none of the three.
-        CheckpointMismatchError: On every rank, if there is no whole checkpoint where there is a
-            folder, it does not fit, the ranks have no checkpoint in common, or there is no exchange
-            yet. Nothing has changed, except that LAGS may measure its times anew.
+        CheckpointMismatchError: On every rank, if the folder exists but holds no complete
+            checkpoint, the checkpoint does not fit, the ranks have none in common, or there is no
+            exchange yet. Nothing has changed, except that LAGS may measure its times anew.
     """
     policy = checked_policy(residuals)
     parts = _Parts(model, optimizer)
@@ -118,7 +119,7 @@ def load_checkpoint(
     with job.together(CheckpointMismatchError):
         shared = _read(found.shared_file(_SHARED))
         _check_shapes(shared, parts.shapes())
-    saved, random = None, parts.random()  # nobody shares these
+    saved, random = None, parts.random()  # each rank has its own
     if policy == "own":
         with job.together(CheckpointMismatchError):
             saved, random = saved_state.read(job.own_file(found, _OWN))
@@ -145,7 +146,7 @@ def load_checkpoint(
 
 
 class _Parts:
-    """What a checkpoint is of: a model and an optimizer, which now has all its variables."""
+    """The contents of a checkpoint: a model and an optimizer, which is built here."""
 
     def __init__(self, model: Any, optimizer: Any) -> None:
         self._is_list = isinstance(model, Sequence)
@@ -156,7 +157,7 @@ class _Parts:
             compat.build_optimizer(optimizer, self._trained)
 
     def exchange(self) -> GradientExchange | None:
-        """Of the optimizer, or of the tape's variables."""
+        """Returns the exchange of the optimizer, or of the tape's variables."""
         found = [] if self._optimizer is None else find_exchanges(self._optimizer)
         found = found or find_exchanges(self._trained)
         if len(found) > 1:
@@ -167,37 +168,37 @@ class _Parts:
         return found[0] if found else None
 
     def shared(self) -> tf.train.Checkpoint:
-        """What all ranks share."""
+        """Returns the checkpoint of the state that all ranks share."""
         model = self._tensors(self._model) if self._is_list else self._model
         if self._optimizer is None:
             return tf.train.Checkpoint(model=model)
         return tf.train.Checkpoint(model=model, optimizer=self._optimizer)
 
     def shapes(self) -> dict[str, list[Any]]:
-        """Of all that is shared, in JSON's types."""
+        """Returns shape and type of every shared variable, as JSON types."""
         return {
             kind: [[list(one.shape), compat.dtype_of(one).name] for one in variables]
             for kind, variables in (("model", self._variables()), ("optimizer", self._state()))
         }
 
     def values(self) -> list[NDArray[Any]]:
-        """The values of all shared variables."""
+        """Returns the values of all shared variables."""
         return [one.numpy() for one in self._shared_variables()]
 
     def set_values(self, values: Sequence[NDArray[Any]]) -> None:
-        """Takes up what `values` gave."""
+        """Restores what `values` returned."""
         for variable, value in zip(self._shared_variables(), values, strict=True):
             variable.assign(value)
 
     def random(self) -> dict[str, NDArray[Any]]:
-        """This rank's random numbers: of the layers, and of tf.random's global generator."""
+        """Returns this rank's random state: of layers, and of tf.random's global generator."""
         return {
             "generator": tf.random.get_global_generator().state.numpy(),
             **{f"seed {place}": seed.numpy() for place, seed in enumerate(self._seeds())},
         }
 
     def set_random(self, random: dict[str, NDArray[Any]]) -> None:
-        """Takes up what `random` gave."""
+        """Restores what `random` returned."""
         tf.random.get_global_generator().state.assign(random["generator"])
         for place, seed in enumerate(self._seeds()):
             seed.assign(random[f"seed {place}"])
@@ -223,7 +224,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Reads the shared record beside TensorFlow's own files."""
     try:
         content: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:  # of versions that kept no digests
+    except (OSError, ValueError) as error:  # in checkpoints of versions without digests
         raise CheckpointMismatchError(f"{path} is damaged: {error}") from None
     return content
 
@@ -253,7 +254,7 @@ def _check_random(saved: dict[str, NDArray[Any]], here: dict[str, NDArray[Any]])
 
 
 def _spread(job: Job, found: Found, exchange: GradientExchange | None) -> dict[str, Any]:
-    """State with this rank's share of the sum of all saved residuals."""
+    """Returns state with this rank's share of the sum of all saved residuals."""
     if not all(job.everywhere(exchange is not None and exchange.world.size == job.size)):
         raise CheckpointMismatchError(
             'residuals="spread" needs an exchange between all ranks of the job, two at least: call '
@@ -264,7 +265,7 @@ def _spread(job: Job, found: Found, exchange: GradientExchange | None) -> dict[s
 
     def add(path: Path) -> dict[str, Any] | None:
         saved, _ = saved_state.read(path)
-        if saved is None:  # of a single rank, which exchanged nothing
+        if saved is None:  # saved by a single rank, which exchanged nothing
             return None
         total.add(saved["layers"], saved["residuals"])
         return {"step": saved["step"], "rate": saved["rate"]}

@@ -8,17 +8,17 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-# Of Keras 3's optimizers, whose momentum acts on steps: where they keep it.
+# The attributes in which Keras 3's optimizers whose momentum acts on steps keep it.
 _VELOCITIES = {"SGD": "momentums", "RMSprop": "_momentums"}
 
 
 def is_keras_3(keras: Any) -> bool:
-    """Whether a module that is Keras is Keras 3."""
+    """Returns true if a Keras module is Keras 3."""
     return int(keras.__version__.partition(".")[0]) >= 3
 
 
 def is_keras_3_optimizer(optimizer: object) -> bool:
-    """Whether it is an optimizer of Keras 3, whose steps Horovod's own wrapper does not see."""
+    """Returns true for a Keras 3 optimizer, whose steps Horovod's own wrapper does not see."""
     return hasattr(optimizer, "apply") and any(
         kind.__module__.startswith("keras.src.optimizers.base_optimizer")
         for kind in type(optimizer).__mro__
@@ -26,12 +26,12 @@ def is_keras_3_optimizer(optimizer: object) -> bool:
 
 
 def is_loss_scaling(optimizer: object) -> bool:
-    """Whether the optimizer scales the loss of another one."""
+    """Returns true for a LossScaleOptimizer, which wraps another optimizer."""
     return any("LossScaleOptimizer" in kind.__name__ for kind in type(optimizer).__mro__)
 
 
 def is_plain_sgd(optimizer: Any) -> bool:
-    """Whether steps are learning rate times gradient: without momentum or clipping."""
+    """Returns true if a step is learning rate times gradient: no momentum, no clipping."""
     others = ("momentum", "clipnorm", "clipvalue", "global_clipnorm")
     return any(kind.__name__ == "SGD" for kind in type(optimizer).__mro__) and not any(
         getattr(optimizer, name, None) for name in others
@@ -39,48 +39,48 @@ def is_plain_sgd(optimizer: Any) -> bool:
 
 
 def stepping_of(optimizer: Any) -> Any:
-    """The optimizer that steps: the one inside a LossScaleOptimizer, or itself."""
+    """Returns the optimizer that steps: the one inside a LossScaleOptimizer, or itself."""
     return optimizer.inner_optimizer if is_loss_scaling(optimizer) else optimizer
 
 
 def rate_of(optimizer: Any) -> Any:
-    """The learning rate of an optimizer's next step."""
-    if hasattr(optimizer, "_decayed_lr"):  # of Keras 2's older kind, whose rate may be a schedule
+    """Returns the learning rate of an optimizer's next step."""
+    if hasattr(optimizer, "_decayed_lr"):  # Keras 2's older kind, whose rate may be a schedule
         return optimizer._decayed_lr(tf.float32)
-    if hasattr(optimizer, "_current_learning_rate"):  # a schedule's in Keras 2; of the last step
+    if hasattr(optimizer, "_current_learning_rate"):  # Keras 2; it is the last step's rate
         return optimizer._learning_rate(optimizer.iterations)
     return optimizer.learning_rate
 
 
 def velocities_of(optimizer: Any) -> list[Any]:
-    """Where a Keras 3 optimizer sums up past steps, each with its learning rate."""
+    """Returns a Keras 3 optimizer's sums of past steps, each with its learning rate."""
     stepping = stepping_of(optimizer)
     for kind in type(stepping).__mro__:
         if kind.__name__ in _VELOCITIES:
-            return list(getattr(stepping, _VELOCITIES[kind.__name__], ()))  # it may not be built
+            return list(getattr(stepping, _VELOCITIES[kind.__name__], ()))  # none until it is built
     return []
 
 
 def keras_3_loss_scaling() -> type | None:
-    """Keras 3's LossScaleOptimizer, which `compile` puts around optimizers with mixed_float16."""
+    """Returns Keras 3's LossScaleOptimizer, which `compile` adds for mixed_float16; else None."""
     kind = getattr(tf.keras.optimizers, "LossScaleOptimizer", None)
     return kind if kind is not None and kind.__module__.startswith("keras.src") else None
 
 
 def keras_2_loss_scaling() -> list[tuple[type, str]]:
-    """Keras 2's LossScaleOptimizers, and by which method each computes gradients."""
+    """Returns Keras 2's LossScaleOptimizers, each with its method that computes gradients."""
     known = getattr(tf.keras.mixed_precision, "LossScaleOptimizer", None)
     module: Any = None if known is None else sys.modules[known.__module__]
     if not hasattr(module, "LossScaleOptimizerV3"):
         return []
     return [
         (module.LossScaleOptimizerV3, "compute_gradients"),
-        (module.LossScaleOptimizer, "_compute_gradients"),  # of Keras 2's older optimizers
+        (module.LossScaleOptimizer, "_compute_gradients"),  # for Keras 2's older optimizers
     ]
 
 
 def scaling_around(optimizer: Any, scaling: Any) -> Any:
-    """A LossScaleOptimizer of Keras 2 like `scaling`, around another optimizer."""
+    """Returns a Keras 2 LossScaleOptimizer like `scaling`, around another optimizer."""
     return type(scaling).from_config({**scaling.get_config(), "inner_optimizer": optimizer})
 
 
@@ -92,44 +92,44 @@ def call_as_graph(function: Any, *args: Any) -> Any:
 
 
 def new_variable(value: tf.Tensor, name: str | None = None) -> tf.Variable:
-    """A variable that is not trained. Call it in `tf.init_scope()`.
+    """Returns a new variable that is not trained. Call it in `tf.init_scope()`.
 
-    `tf.Variable` asks the tf.function that is being traced, which refuses from its second trace on
-    (`tf.variable_creator_scope`). The class itself asks nobody.
+    `tf.Variable` goes through `tf.variable_creator_scope`, where a tf.function refuses new
+    variables from its second trace on. ResourceVariable bypasses that.
     """
     return ResourceVariable(value, trainable=False, name=name)
 
 
 def name_of(variable: Any) -> str:
-    """The variable's name; with its layer's, where Keras tells."""
+    """Returns the variable's name, including its layer's where Keras provides it."""
     return str(getattr(variable, "path", variable.name))
 
 
 def dtype_of(variable: Any) -> tf.DType:
-    """The variable's type; Keras 3 says it as text."""
+    """Returns the variable's type, which is text in Keras 3."""
     return tf.as_dtype(variable.dtype)
 
 
 def tensor_of(variable: Any) -> Any:
-    """What TensorFlow and Horovod know as the variable; Keras 3 wraps it."""
+    """Returns TensorFlow's own variable, which Keras 3 wraps."""
     return variable.value if hasattr(variable, "path") else variable
 
 
 def is_seed(variable: Any) -> bool:
-    """Whether it is the state of a layer's random numbers, which Horovod has no type for."""
+    """Returns true for the random state of a layer, whose type Horovod does not support."""
     return "seed_generator_state" in name_of(variable)
 
 
 def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
-    """Makes an optimizer's state, as its first step would; nothing where it is there."""
+    """Creates an optimizer's state, as its first step would, unless it exists."""
     if hasattr(optimizer, "build"):
         if not getattr(optimizer, "built", getattr(optimizer, "_built", False)):
             optimizer.build(variables)
-    else:  # of Keras 2's older kind
+    else:  # Keras 2's older kind
         optimizer._create_all_weights(variables)
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """An optimizer's state."""
+    """Returns the variables that are an optimizer's state."""
     variables = optimizer.variables
     return list(variables() if callable(variables) else variables)

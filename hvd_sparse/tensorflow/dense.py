@@ -1,4 +1,4 @@
-"""Gradients that Horovod sums for us: tensors, and rows that it gathers."""
+"""The gradients that Horovod exchanges: dense tensors, and IndexedSlices, which it gathers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from horovod.tensorflow import mpi_ops
 from hvd_sparse.ranks.world import in_elastic_job
 from hvd_sparse.tensorflow.settings import Settings
 
-# What Horovod has no name for, and the type in which it travels instead.
+# The types that Horovod lacks, each with the type in which it is sent.
 _TRAVELS_AS = {tf.bfloat16: tf.float32}
 
 
@@ -19,9 +19,9 @@ class DenseReducer:
     """Allreduces gradients through Horovod.
 
     Args:
-        prefix: Of the names of the operations; the same on all ranks, of no other exchange.
-        settings: Horovod's arguments.
-        process_set: Horovod's.
+        prefix: Prefix of the operations' names, unique to the exchange, the same on all ranks.
+        settings: The user's settings.
+        process_set: Horovod's process set.
     """
 
     def __init__(self, prefix: str, settings: Settings, *, process_set: Any) -> None:
@@ -31,19 +31,19 @@ class DenseReducer:
         self._process_set = process_set
 
     def allreduce(self, name: str, gradient: Any) -> Any:
-        """The average of a tensor, or of the rows of IndexedSlices, in its own type."""
+        """Returns the average of a tensor, or of the rows of IndexedSlices, in its own type."""
         if isinstance(gradient, tf.IndexedSlices):
             return self._gathered(name, gradient)
-        # Not hvd.allreduce: in elastic jobs that asks for the number of ranks by a stateful
-        # operation, TensorFlow runs such branches of a graph one after the other, and an average
-        # that is exchanged may wait for the sum in a later one.
+        # Not hvd.allreduce: in elastic jobs it reads the number of ranks with a stateful op, and
+        # TensorFlow runs branches with stateful ops one after the other. A piece that is exchanged
+        # sparsely may wait for the sum in a later branch.
         result = mpi_ops._allreduce(
             tf.cast(gradient, _travels_as(gradient)), **self._named(name), **self._options
         )
         return tf.cast(result, gradient.dtype)
 
     def _gathered(self, name: str, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        """The rows of all ranks; under names of our own, for a graph of another rank has others."""
+        """Gathers all ranks' rows, under names of our own: default names differ between graphs."""
         values = tf.cast(slices.values, _travels_as(slices))
         values = mpi_ops.allgather(values, **self._named(f"{name}.values"))
         indices = mpi_ops.allgather(slices.indices, **self._named(f"{name}.indices"))
@@ -52,7 +52,7 @@ class DenseReducer:
         return tf.IndexedSlices(tf.cast(values, slices.dtype), indices, slices.dense_shape)
 
     def _named(self, name: str) -> dict[str, Any]:
-        """What each of Horovod's operations is given."""
+        """Returns the arguments that all of Horovod's operations get."""
         return {
             "name": f"{self._prefix}.{name}".replace("/", "."),
             "ignore_name_scope": True,
@@ -61,7 +61,7 @@ class DenseReducer:
 
 
 def size_of(process_set: Any) -> Any:
-    """The number of its ranks; in an elastic job a graph outlives it."""
+    """Returns the number of ranks: an op in an elastic job, where it changes under a graph."""
     if in_elastic_job():
         return hvd.size_op(process_set.process_set_id)
     return process_set.size()

@@ -1,7 +1,7 @@
-"""Where an exchange works: on the device of the variables; and which devices can be served.
+"""The device of an exchange, which is that of the variables; and the devices that are supported.
 
-TensorFlow numbers GPUs in an order of its own ("GPU:0" is the first that it may see), so the core
-is told CUDA's number of the one in whose memory a tensor of TensorFlow lies.
+TensorFlow numbers GPUs in an order of its own ("GPU:0" is the first that is visible to it), so the
+core gets CUDA's number of the GPU in whose memory a tensor of TensorFlow lies.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from hvd_sparse.tensorflow.ops import CPU
 
 
 def short_name(device: str) -> str:
-    """A device of this process, "CPU:0" or "GPU:1" and the like, by any of TensorFlow's names."""
+    """Shortens any of TensorFlow's names of a device of this process to "CPU:0", "GPU:1", ..."""
     spec = tf.DeviceSpec.from_string(device)
     return f"{spec.device_type or 'CPU'}:{spec.device_index or 0}"
 
 
 def common_device(places: Iterable[tuple[str, str]]) -> str:
-    """The device on which all variables lie; the CPU if there are none.
+    """Returns the device on which all variables lie; the CPU if there are none.
 
     Args:
-        places: Names of variables, and of their devices.
+        places: Names of the variables, each with the name of its device.
 
     Raises:
-        UnsupportedError: They do not lie on one device.
+        UnsupportedError: The variables do not lie on one device.
     """
     first: tuple[str, str] | None = None
     for name, device in places:
@@ -61,7 +61,7 @@ def check_device(device: str) -> None:
 
 
 def check_options(device: str, compression: Compression) -> None:
-    """Raises UnsupportedError if a compression asks for what is not done on that device."""
+    """Raises UnsupportedError if a compression has an option that the device does not support."""
     if device == CPU:
         return
     if compression.collective in BesideCpu.refuses:
@@ -73,7 +73,7 @@ def check_options(device: str, compression: Compression) -> None:
 
 @functools.cache
 def core_name(device: str) -> str:
-    """The device, as the core knows it: "cpu", or "cuda:1" and the like. Not within a graph."""
+    """Returns the core's name of a device, such as "cpu" or "cuda:1". Not within a graph."""
     if device == CPU:
         return "cpu"
     with tf.device(device):

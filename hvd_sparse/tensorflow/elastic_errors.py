@@ -1,4 +1,4 @@
-"""Errors of TensorFlow's ops as the errors after which Horovod's elastic training begins again."""
+"""Turns errors of TensorFlow's ops into the errors after which elastic training restarts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvd_sparse.exchange.core_handle import failures
 
-# Of which at least one is in what Horovod's ops tell. Their names are the user's in a graph, or
-# ours; what is certain is who speaks, and about what library.
+# Every message of Horovod's ops contains at least one of these. Op names do not help: in a graph
+# they are the user's, or ours.
 _HOROVOD_SPEAKS = ("Horovod", "hvd_sparse", "gloo/")
 
 
 def as_horovod_knows_them(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose ops may fail because ranks are gone: then HorovodInternalError is raised.
+    """Wraps a function so that ops which fail because ranks are gone raise HorovodInternalError.
 
-    It is the ExchangeFailedError with which an exchange has ended, if that is what an op told. All
-    other errors stay what they are: those of the script must not let it begin again for ever. But
-    an UnknownError, as that of a tf.py_function, is raised as a RuntimeError: Horovod would take it
-    for the end of training, without a word.
+    If the op's message is that of a failed exchange, its ExchangeFailedError is raised instead.
+    Other errors are unchanged: an error in the script must not restart training for ever. But any
+    other UnknownError, such as a tf.py_function's, becomes a RuntimeError: Horovod would silently
+    take it for the end of training.
     """
 
     @functools.wraps(function)

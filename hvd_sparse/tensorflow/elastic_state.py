@@ -1,10 +1,10 @@
-"""What Horovod's elastic states do with sparse exchanges, beyond what they do with all.
+"""Extends Horovod's elastic states to sparse exchanges.
 
-commit      copies what each rank has yet to send
-restore     takes it up again, for the exchanges of the next ranks
-sync        builds those, on ranks that join too, and gives them what the ranks hold
+commit      copies each rank's residuals
+restore     goes back to them, for the next world's exchanges
+sync        builds these exchanges, on joining ranks too, and loads the ranks' residuals
 
-A state does not know what is exchanged, so all exchanges of the process go with it.
+A state does not know which variables are exchanged, so it covers all exchanges of the process.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _making = False
 
 
 def elastic_residuals(policy: str) -> None:
-    """Says what becomes of residuals when ranks have come or gone; on all ranks alike.
+    """Sets the policy for residuals when ranks have come or gone; the same on all ranks.
 
-    It holds for all exchanges of the process: they are built again together.
+    It applies to all exchanges of the process: they are rebuilt together.
 
     Args:
-        policy: "spread", the default: the sum of what the ranks hold is shared out among those of
-            now, entry by entry to one after the other. "reset": what was not sent yet is lost.
+        policy: "spread", the default: the sum of the ranks' residuals is dealt out to the new
+            ranks, entry by entry in turn. "reset": the residuals are discarded.
 
     Raises:
         InvalidArgumentError: `policy` is neither.
@@ -40,10 +40,11 @@ def elastic_residuals(policy: str) -> None:
 
 
 def refuse_what_resets_lose(arguments: Mapping[str, Any]) -> None:
-    """Refuses, in an elastic job, what Horovod or Keras 2 would not carry through a reset.
+    """Refuses, in an elastic job, arguments that would not survive a reset of Horovod or Keras 2.
 
     Args:
-        arguments: With a sparse compression, of DistributedGradientTape or DistributedOptimizer.
+        arguments: Arguments of DistributedGradientTape or DistributedOptimizer, with a sparse
+            compression.
 
     Raises:
         UnsupportedError: Names the argument.
@@ -63,13 +64,13 @@ def refuse_what_resets_lose(arguments: Mapping[str, Any]) -> None:
 
 
 def run(stock: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """hvd.elastic.run: what ended an exchange is an error after which training begins again."""
+    """Wraps hvd.elastic.run: the error that ended an exchange restarts training."""
     wrapped: Callable[..., Any] = stock(as_horovod_knows_them(function))
     return wrapped
 
 
 def make(stock: Callable[..., Any], state: Any, *args: Any, **kwargs: Any) -> None:
-    """TensorFlowState.__init__, which in eager mode broadcasts: who joins would wait for ever."""
+    """Wraps TensorFlowState.__init__: its broadcast (eager) would block a joining rank for ever."""
     global _making
     _making = tf.executing_eagerly()
     try:
@@ -79,12 +80,12 @@ def make(stock: Callable[..., Any], state: Any, *args: Any, **kwargs: Any) -> No
 
 
 def is_making() -> bool:
-    """Whether a state is being made, and is to broadcast nothing before it is synchronised."""
+    """Returns true while a state is being made, which must not broadcast before `sync`."""
     return _making
 
 
 def save(stock: Callable[..., Any], state: Any) -> None:
-    """State.save, which `commit` calls."""
+    """Wraps State.save, which `commit` calls."""
     accumulation.refuse_amid_passes()
     stock(state)
     for renewal in registry.renewals():
@@ -92,7 +93,7 @@ def save(stock: Callable[..., Any], state: Any) -> None:
 
 
 def restore(stock: Callable[..., Any], state: Any) -> None:
-    """State.restore: exchanges may have failed, amid a step."""
+    """Wraps State.restore: exchanges may have failed in the middle of a step."""
     stock(state)
     accumulation.empty_all()
     for renewal in registry.renewals():
@@ -101,9 +102,9 @@ def restore(stock: Callable[..., Any], state: Any) -> None:
 
 @as_horovod_knows_them
 def sync(stock: Callable[..., Any], state: Any) -> None:
-    """State.sync: no gradient is needed to build the exchanges again."""
+    """Wraps State.sync: rebuilds the exchanges, for which no gradient is needed."""
     if isinstance(state, hvd.elastic.TensorFlowState) and tf.executing_eagerly():
-        hvd.broadcast_variables(state.variables, root_rank=0)  # Horovod knows sessions alone
+        hvd.broadcast_variables(state.variables, root_rank=0)  # Horovod's own needs a session
     stock(state)
     registry.renew_all()
     for renewal in registry.renewals():
@@ -111,7 +112,7 @@ def sync(stock: Callable[..., Any], state: Any) -> None:
 
 
 def check_host_updates(stock: Callable[..., Any], state: Any) -> None:
-    """State.check_host_updates: a rank that is about to leave hands over what it holds."""
+    """Wraps State.check_host_updates: a rank that will leave hands over its residuals."""
     try:
         stock(state)
     except HostsUpdatedInterrupt as interrupt:
@@ -122,7 +123,7 @@ def check_host_updates(stock: Callable[..., Any], state: Any) -> None:
 
 
 def save_model(stock: Callable[..., Any], state: Any) -> None:
-    """TensorFlowKerasState._save_model, which knows no optimizer of Keras 3."""
+    """Wraps TensorFlowKerasState._save_model, which does not support Keras 3 optimizers."""
     if not compat.is_keras_3_optimizer(state.optimizer):
         stock(state)
         return
@@ -132,7 +133,7 @@ def save_model(stock: Callable[..., Any], state: Any) -> None:
 
 
 def load_model(stock: Callable[..., Any], state: Any) -> None:
-    """TensorFlowKerasState._load_model, likewise."""
+    """Wraps TensorFlowKerasState._load_model, for Keras 3 optimizers."""
     if not compat.is_keras_3_optimizer(state.optimizer):
         stock(state)
         return
@@ -147,7 +148,7 @@ def load_model(stock: Callable[..., Any], state: Any) -> None:
 def broadcast_model(
     stock: Callable[..., Any], model: Any, optimizer: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """What TensorFlowKerasState.sync sends, likewise."""
+    """Wraps the broadcast of TensorFlowKerasState.sync, for Keras 3 optimizers."""
     if not compat.is_keras_3_optimizer(optimizer):
         stock(model, optimizer, *args, **kwargs)
         return

@@ -1,9 +1,8 @@
-"""What exchanges of some variables leave to the next one that has some of these, too.
+"""Hands residuals and velocities from exchanges to a new one that shares variables with them.
 
-Such as a new head on the same backbone: what this rank has yet to send of the backbone, and its
-velocity, go on with it. An exchange that has ended waits here as long as any of its variables
-lives, and so does the optimizer that owned it. All of this is each rank's own affair: ranks need
-not let go of a variable at the same time.
+An example is a new head on the same backbone, whose residual and velocity are kept. An exchange
+that has ended is kept here while any of its variables lives, and the optimizer that owned it, if
+any. All of this is local to a rank: ranks need not release a variable at the same time.
 """
 
 from __future__ import annotations
@@ -20,15 +19,16 @@ from hvd_sparse.tensorflow.renewal import Renewal
 
 
 class Estate:
-    """An exchange that has ended with one of its variables, for those that live on.
+    """An exchange that ended when one of its variables died, kept for the remaining variables.
 
     Args:
-        renewal: Of the exchange; given up.
-        owner: None where nobody but the variables owns it.
-        variables: All of them, by weak references, in the order of their gradients.
+        renewal: The renewal of the exchange, already given up.
+        owner: The optimizer that owned the exchange; None if there was none.
+        variables: Weak references to all variables, in the order of their gradients.
 
     Attributes:
-        watches: Over variables that live on, for as long as this is kept.
+        renewal: The renewal of the exchange.
+        watches: Finalizers of the remaining variables, active while this object is kept.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class Estate:
 
     @property
     def ids(self) -> tuple[int | None, ...]:
-        """Of the variables, None for those that died; all of them if nobody may take it over."""
+        """The variables' ids, None for a dead one; all None once the owner is dead."""
         found = [variable() for variable in self._variables]
         gone = self._owner is not None and self._owner() is None
         return tuple(None if gone or one is None else id(one) for one in found)
 
     def lives(self) -> bool:
-        """Whether somebody may take it over."""
+        """Returns true if another exchange may still take over its state."""
         return any(self.ids)
 
     def owes(self) -> bool:
-        """Whether something is left of those that live."""
+        """Returns true if the state of a living variable is not all zero."""
         giver = self.renewal.holder
         if giver is None:
             return False
@@ -68,13 +68,13 @@ def take_over(
     ids: Sequence[int],
     givers: Iterable[tuple[Renewal, Sequence[int | None]]],
 ) -> None:
-    """Moves to a new exchange what others hold of its variables, on this rank.
+    """Moves this rank's state of a new exchange's variables out of the exchanges that hold it.
 
     Args:
-        heir: That has taken no step yet.
-        ids: Of its variables.
-        givers: Exchanges with the same options, between two steps or ended; and the ids of their
-            variables, None for those that died.
+        heir: The new exchange, before its first step.
+        ids: The ids of its variables.
+        givers: Exchanges with the same options, between two steps or ended, each with the ids of
+            its variables, None for a dead one.
     """
     own = dict(zip(ids, heir.saved_names, strict=True))
     residuals: dict[str, NDArray[Any]] = {}
@@ -87,7 +87,7 @@ def take_over(
         pairs = zip(theirs, giver.saved_names, strict=True)
         names = {name: own[number] for number, name in pairs if number in own}
         rate = rate or giver.rate
-        # In units of the learning rate that they were accumulated at.
+        # Residuals are in units of the learning rate at which they were accumulated.
         factor = np.float32(giver.rate / rate if giver.rate and rate else 1)
         _move(giver.residuals(), names, heir.residuals(), residuals, factor)
         _move(giver.velocities(), names, heir.velocities(), velocities, np.float32(1))

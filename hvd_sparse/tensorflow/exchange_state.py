@@ -1,4 +1,4 @@
-"""What an exchange remembers from step to step, as variables of TensorFlow."""
+"""The state that an exchange keeps from step to step, as TensorFlow variables."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from hvd_sparse.tensorflow.pieces import Piece
 
 
 class ExchangeState:
-    """Residuals and the like of one exchange, on this rank.
+    """This rank's state of one exchange: residual, sparsifier states, velocity, learning rate.
 
     Args:
-        graph: Has the variables.
-        pieces: That can travel sparse.
-        dense: What always travels dense and has a velocity; none where momentum is not corrected.
-        momentum: Whether it is: then all of them have velocities.
-        device: Of residual and velocity; all else is on the CPU.
+        graph: The graph state that holds the variables.
+        pieces: The pieces that can be sent sparse.
+        dense: Gradients that are always sent dense and have a velocity; none without momentum
+            correction.
+        momentum: True if momentum is corrected: then pieces and `dense` have velocities.
+        device: The device of residual and velocity; all else is on the CPU.
 
     Attributes:
-        residual: float32, flat: what this rank has yet to send, of all pieces.
-        states: float32, [units of selection, 4]: what the sparsifier remembers of each.
-        velocity: float32, flat: of the pieces, then of `dense`; None without momentum.
-        rate: The learning rate that the residual follows, if it does.
+        residual: This rank's residual of all pieces, float32, flat.
+        states: The sparsifier's state of each unit of selection, float32, [units, 4].
+        velocity: The velocity of the pieces, then of `dense`, float32, flat; None without momentum.
+        rate: The learning rate that the residual follows, if it follows one.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class ExchangeState:
     ) -> None:
         self._layers = [layer for piece in pieces for layer in piece.layers]
         self._dense = list(dense)
-        # The first layer of each unit of selection, which is a layer or a whole piece.
+        # The name of each unit of selection's first layer; a unit is a layer or a whole piece.
         self._units = [one.name for piece in pieces for one in piece.layers[: piece.segments]]
         owed = sum(layer.numel for layer in self._layers)
         self.residual = graph.variable("residual", (owed,), device=device)
@@ -55,7 +56,7 @@ class ExchangeState:
         self.rate = LearningRate(graph.variable("learning_rate", ()))
 
     def variables(self, *, follows_rate: bool) -> list[tf.Variable]:
-        """All that is to be saved: residual and states where there are any; rate; velocity."""
+        """Returns the variables to save, as far as they are used."""
         return [
             *([self.residual, self.states] if self._layers else []),
             *([self.rate.last] if follows_rate and self._layers else []),
@@ -63,15 +64,15 @@ class ExchangeState:
         ]
 
     def residuals(self) -> dict[str, tf.Tensor]:
-        """By layer, float32, flat: a copy of what this rank has yet to send."""
+        """Returns a copy of this rank's residual by layer, float32, flat."""
         return dict(_split(self.residual, self._layers))
 
     def memories(self) -> dict[str, tf.Tensor]:
-        """By first layer of a unit of selection, float32, [4]: what the sparsifier remembers."""
+        """Returns the sparsifier's states by first layer of a unit of selection, float32, [4]."""
         return dict(zip(self._units, tf.unstack(self.states), strict=True))
 
     def velocities(self) -> dict[str, tf.Tensor]:
-        """By layer, float32, flat: a copy of this rank's velocity; of none without momentum."""
+        """Returns a copy of this rank's velocity by layer, float32, flat; {} without momentum."""
         if self.velocity is None:
             return {}
         return dict(_split(self.velocity, [*self._layers, *self._dense]))
@@ -84,7 +85,7 @@ class ExchangeState:
         *,
         rate: float,
     ) -> None:
-        """Takes up what these methods gave; what lacks is zero."""
+        """Loads what `residuals`, `memories`, `velocities` returned; missing entries are zero."""
         self.residual.assign(_joined(residuals, self._layers))
         rows = [memories.get(name, np.zeros(4, np.float32)) for name in self._units]
         self.states.assign(np.reshape(rows, self.states.shape))
@@ -93,7 +94,7 @@ class ExchangeState:
         self.rate.last.assign(rate)
 
     def forget(self, names: Collection[str]) -> None:
-        """Zeroes residuals and velocities of some layers, or of what has none."""
+        """Zeroes the residual and the velocity of the named layers, as far as they have them."""
         for flat, layers in (
             (self.residual, self._layers),
             (self.velocity, [*self._layers, *self._dense]),

@@ -25,7 +25,7 @@ _DEFAULT = GTopK(density=0.01)
 
 
 class _Channel:
-    """The exchange of tensors of one name, size, type and compression: a step for each tensor."""
+    """The exchange of tensors of one name, size, type and compression, one tensor per step."""
 
     def __init__(
         self,
@@ -70,31 +70,31 @@ def sparse_allreduce(
     name: str | None = None,
     process_set: Any = hvd.global_process_set,
 ) -> tf.Tensor:
-    """Averages or sums a tensor over all ranks, as far as a sparse exchange carries it. Collective.
+    """Averages or sums a tensor sparsely over all ranks; the residual keeps the rest. Collective.
 
-    Entry by entry, summed over the ranks P: tensor + residual before = P * result + residual after
-    (for op=Sum: result + residual after). In eager mode and in graphs. The first call for a name,
-    size, type, compression and op builds an exchange; calls of the same are made in the same order
-    on all ranks, others in any order.
+    For each entry, summed over the P ranks: tensor + residual before = P * result + residual after
+    (for op=Sum: result + residual after). Works in eager mode and in graphs. The first call for a
+    name, size, type, compression and op builds an exchange; calls that share it must be made in the
+    same order on all ranks, others in any order.
 
     Args:
         tensor: float64, float32, float16 or bfloat16, of a known shape.
-        residual: float32, with as many elements as `tensor`: what this rank has not sent yet. Zeros
-            at first; updated in place. The exchange works where it lies: on the CPU, or a GPU where
-            this build has CUDA.
-        compression: A class or an instance, of which density, sparsifier and collective apply.
+        residual: This rank's residual, float32, with as many elements as `tensor`. Zeros at first;
+            updated in place. The exchange runs on its device: the CPU, or a GPU if this build has
+            CUDA.
+        compression: A class or an instance, whose density, sparsifier and collective apply.
             Default: GTopK(density=0.01).
         op: Horovod's Average or Sum.
-        name: Tells apart tensors of the same size, and appears in errors.
-        process_set: Horovod's; contains this rank.
+        name: A name that distinguishes tensors of the same size, and appears in errors.
+        process_set: Horovod's process set, which contains this rank.
 
     Returns:
         A tensor of the shape and type of `tensor`, bitwise equal on all ranks.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits, or differs between ranks.
-        UnsupportedError: The op, the type or shape of the tensor, or the residual's device; or a
-            tf.function in an elastic job.
+        UnsupportedError: The op, the type or shape of the tensor, or the residual's device is not
+            supported; or the call is part of a tf.function in an elastic job.
     """
     chosen = as_compression(compression)
     reduction = checked_reduction(hvd, op=op)

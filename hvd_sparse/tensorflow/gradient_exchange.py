@@ -40,32 +40,31 @@ from hvd_sparse.tuning.tuner import Tuner
 class GradientExchange:
     """The exchange of the gradients of some variables.
 
-    A single rank's gradients stay what they are; only elastic jobs build an exchange for one.
+    A single rank's gradients are unchanged; only elastic jobs build an exchange for one rank.
     Buckets are made from the last variable to the first, and start in the order in which rank 0 saw
-    their gradients become ready. Small gradients and those of one dimension go
-    through Horovod, and no result is there before all are: a step that is refused for one gradient
-    changes no variable.
+    their gradients become ready. Small and one-dimensional gradients go through Horovod. All
+    results become available together: a step refused for one gradient changes no variable.
 
     Args:
-        variables: Of TensorFlow or Keras; not kept.
-        sliced: Whether each one's gradients are IndexedSlices that Horovod shall gather.
-        settings: What the user asked for.
+        variables: TensorFlow or Keras variables; not kept.
+        sliced: For each variable, true if its gradients are IndexedSlices that Horovod gathers.
+        settings: The user's settings.
         world: The ranks.
-        exchange: Between them.
-        process_set: Horovod's.
-        prefix: Of names of operations; the same on all ranks, of no other exchange.
-        graph: What traced functions know it by; that of an exchange that has ended lets this one
-            take its place in them.
-        device: Of the variables, as TensorFlow calls it; residuals lie there, too.
+        exchange: The core's exchange between the ranks.
+        process_set: Horovod's process set.
+        prefix: Prefix of operations' names, unique to the exchange, the same on all ranks.
+        graph: The state that traced functions refer to. With that of an exchange that has ended,
+            this one takes its place in them.
+        device: TensorFlow's name of the device of the variables; residuals lie there, too.
 
     Attributes:
         world: The ranks.
-        layers: Those that can travel sparse, in the order in which they travel.
-        tuner: Decides how gradients travel, if the compression is adaptive.
-        conditions: Under what plan and thresholds are found, for checkpoints.
-        saved_names: By variable, under which name its state is saved: the same in a process that
-            has made more models of Keras before, or fewer.
-        saved_numels: Elements of each variable, by that name.
+        layers: The layers that can be sent sparse, in the order in which they are sent.
+        tuner: The tuner that chooses how gradients are sent, if the compression is adaptive.
+        conditions: The conditions under which plan and thresholds are found, for checkpoints.
+        saved_names: Names under which the variables' state is saved, by variable. They do not
+            depend on how many Keras models the process has made before.
+        saved_numels: Elements of each variable, by saved name.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class GradientExchange:
         self._names = unique_names(variables)
         self._templates = [(tuple(v.shape), compat.dtype_of(v)) for v in variables]
         self._sliced = tuple(sliced)
-        # Slices have another number of rows in each step.
+        # The number of rows of IndexedSlices changes from step to step.
         self._eager = tf.function(self._reduce, autograph=False, reduce_retracing=True)
         compression = settings.compression
         self.conditions = conditions_of(
@@ -116,15 +115,15 @@ class GradientExchange:
         self._members = [
             [self._names.index(layer.name) for layer in piece.layers] for piece in self._pieces
         ]
-        # What always travels dense is in a piece, too, where it has a velocity: one that passes.
+        # A gradient that is always sent dense has a piece, too, if it has a velocity; it passes.
         sparse = {place for members in self._members for place in members}
         self._moved = [place for place in backwards if place not in sparse]
         if not compression.momentum_correction:
             self._moved = []
         self._others = len(sparse) < len(variables)
         self._choices: tuple[plan.BucketChoice, ...] = ()
-        self._before: StepStats | None = None  # the last step, where it had other buckets
-        self._first_step = 0  # of this exchange, as steps are counted
+        self._before: StepStats | None = None  # stats of the last step, if it had other buckets
+        self._first_step = 0  # steps of earlier exchanges, which count as well
         self._driver: ops.Driver | None = None
         if self._pieces or self._moved:
             self._build()
@@ -181,7 +180,7 @@ class GradientExchange:
 
     @property
     def closed(self) -> bool:
-        """Whether this has ended, because of an error or because Horovod was shut down."""
+        """True once the exchange has ended, by an error or because Horovod was shut down."""
         return self._driver is not None and self._driver.closed
 
     @property
@@ -191,19 +190,19 @@ class GradientExchange:
 
     @property
     def rate(self) -> float:
-        """The learning rate at which the residual was accumulated; 0: none is known."""
+        """The learning rate at which the residual was accumulated; 0 if none is known."""
         return float(self._state.rate.last.numpy()) if self._driver is not None else 0.0
 
     def residuals(self) -> dict[str, tf.Tensor]:
-        """By layer, float32, flat: a copy of what this rank has yet to send."""
+        """Returns a copy of this rank's residual by layer, float32, flat."""
         return {} if self._driver is None else self._state.residuals()
 
     def memories(self) -> dict[str, tf.Tensor]:
-        """By first layer of a unit of selection, float32, [4]: what the sparsifier remembers."""
+        """Returns the sparsifier's states by first layer of a unit of selection, float32, [4]."""
         return {} if self._driver is None else self._state.memories()
 
     def velocities(self) -> dict[str, tf.Tensor]:
-        """By variable, float32, flat: a copy of this rank's velocity, where there is one."""
+        """Returns a copy of this rank's velocity by variable, float32, flat, if there is one."""
         return {} if self._driver is None else self._state.velocities()
 
     def load(
@@ -215,14 +214,14 @@ class GradientExchange:
         step: int,
         rate: float,
     ) -> None:
-        """Takes up, between two steps, what another exchange of these layers had; on all ranks.
+        """Loads another exchange's state of these layers, between two steps, on all ranks.
 
         Args:
-            residuals: By layer, float32, flat; what lacks is zero.
-            memories: As from `memories`; what lacks is zero.
-            velocities: As from `velocities`; what lacks is zero.
-            step: Steps before this one.
-            rate: As from `rate`.
+            residuals: Residuals by layer, float32, flat; missing ones are zero.
+            memories: Sparsifier states, as `memories` returns them; missing ones are zero.
+            velocities: Velocities, as `velocities` returns them; missing ones are zero.
+            step: Number of steps so far.
+            rate: Learning rate, as `rate` returns it.
         """
         if self._driver is None:
             return
@@ -231,17 +230,17 @@ class GradientExchange:
         self._driver.go_on_after(step)
 
     def let_go(self, names: Collection[str]) -> None:
-        """Forgets, between two steps, what another exchange has taken over of some variables."""
+        """Zeroes, between two steps, state of variables that another exchange has taken over."""
         if self._driver is not None:
             self._state.forget(names)
 
     def go_on_as(self, settled: str | None, *, step: int) -> None:
-        """Takes up, on all ranks alike, what `tuner.state()` gave after `step` steps."""
+        """Restores, on all ranks alike, what `tuner.state()` returned after `step` steps."""
         assert self.tuner is not None
         self._take_up(self.tuner.load(settled, steps=step).choices)
 
     def stats(self) -> StepStats | None:
-        """What became of the last step; None before the first."""
+        """Returns the stats of the last step; None before the first."""
         steps = self.steps
         if self._driver is not None and steps == self._first_step:
             return None
@@ -265,15 +264,15 @@ class GradientExchange:
     def reduce(
         self, gradients: Sequence[Any], variables: Sequence[Any], rate: Any = None
     ) -> list[Any]:
-        """The average of each gradient; a missing one counts as zero.
+        """Returns the average of each gradient; a missing one counts as zero.
 
         Args:
             gradients: Tensors or IndexedSlices, one for each variable, or None.
-            variables: Those that this is the exchange of.
-            rate: The learning rate that the residual follows, if it does.
+            variables: The variables of this exchange.
+            rate: The learning rate that the residual follows, if it follows one.
 
         Raises:
-            UnsupportedError: A gradient is sliced of what counts as a tensor.
+            UnsupportedError: A gradient that was agreed to be a tensor is IndexedSlices.
         """
         whole = [
             self._prepared(place, *both)
@@ -281,20 +280,20 @@ class GradientExchange:
         ]
         follows = rate is not None and self._driver is not None
         with tf.control_dependencies(step_data.awaited(gradients)):
-            with tf.device(ops.CPU):  # where a step begins
+            with tf.device(ops.CPU):  # the step's begin reads it there
                 decay = self._state.rate.decay(rate, whole) if follows else tf.ones(())
             if not tf.executing_eagerly():
                 return self._reduce(whole, decay)
-        # Pieces are done together; one op after the other would wait for ever.
+        # Pieces complete together, so ops that run one by one would wait for ever.
         try:
             return list(compat.call_as_graph(self._eager, whole, decay))
         except tf.errors.OpError as error:
-            if not isinstance(error, tf.errors.UnknownError):  # of Horovod's operations
-                self._exchange.end()  # whoever catches this knows what has ended the exchange
+            if not isinstance(error, tf.errors.UnknownError):  # that is an error of Horovod's ops
+                self._exchange.end()  # acknowledges the error, which reaches the caller
             raise
 
     def replan(self) -> None:
-        """Measures the network anew, between two steps, and begins tuning again. Collective."""
+        """Measures the network anew, between two steps, and restarts tuning. Collective."""
         assert self.tuner is not None
         self.tuner.restart(self._measurer.network())
         self._take_up(())
@@ -304,11 +303,11 @@ class GradientExchange:
         self._exchange.check()
 
     def mark(self, mark: str) -> None:
-        """Says at which step this rank is, from the next one on; see `mark_step`."""
+        """Sets this rank's mark from the next step on; see `mark_step`."""
         self._exchange.note(f"marked '{mark}'")
 
     def close(self) -> None:
-        """Ends this rank's part; a step that is under way ends on all ranks."""
+        """Ends this rank's part; a step in flight ends on all ranks."""
         (self._driver or self._exchange).close()
 
     def fail(self, reason: str) -> None:
@@ -316,7 +315,7 @@ class GradientExchange:
         (self._driver or self._exchange).fail(reason)
 
     def _step_ended(self, came: list[float], step: _core.StepReading | None) -> None:
-        """Between two steps, on the driver's thread."""
+        """Reorders, tunes and replans; called between two steps, on the driver's thread."""
         assert self._driver is not None
         order = self._order.end_step(came)
         if order is not None:
@@ -330,7 +329,7 @@ class GradientExchange:
         self._driver.time_steps(self.tuner.times_next_step)
 
     def _take_up(self, choices: Sequence[plan.BucketChoice]) -> None:
-        """Between two steps, on all ranks alike: other buckets, the same residuals."""
+        """Replaces the buckets but not the residuals; between two steps, on all ranks alike."""
         assert self._driver is not None
         self._before = self.stats()
         self._exchange.clear_buckets()
@@ -339,7 +338,7 @@ class GradientExchange:
         self._driver.replace(self._driven())
 
     def _measured(self, bucket: int, step: int, accumulated: Any, left: Any, applied: Any) -> None:
-        """On the driver's thread, before anybody has the result."""
+        """Measures a bucket's quality; called on the driver's thread, before results are out."""
         choice = self._choices[bucket]
         numels = {layer.name: layer.numel for layer in self.layers}
         layers = tuple(Layer(name, numels[name]) for name in choice.layers)

@@ -1,7 +1,7 @@
-"""What a traced function knows an exchange by: variables, and the number of its driver.
+"""The references from a traced function to an exchange: its variables and its driver's number.
 
-It is part of the graph, and outlives the ranks for which it was traced: the exchange of the next
-ones takes its place by having the same.
+They are part of the graph, which outlives the ranks for which it was traced: the exchange of the
+next ranks replaces the former one in it by using the same variables and number.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from hvd_sparse.tensorflow import compat, ops
 
 
 class GraphState:
-    """Of an exchange, and of those that follow it.
+    """The graph state of an exchange and of its successors.
 
     Args:
-        prefix: Of the variables' names.
+        prefix: Prefix of the variables' names.
 
     Attributes:
-        number: Of the driver, for ops.
+        number: The driver's number, by which ops find it.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -33,7 +33,7 @@ class GraphState:
         dtype: tf.DType = tf.float32,
         device: str = ops.CPU,
     ) -> tf.Variable:
-        """The variable of that name: of zeros when it is asked for the first time."""
+        """Returns the variable of that name, created with zeros on the first call."""
         if name not in self._variables:
             self._variables[name] = make_state(shape, f"{self._prefix}/{name}", dtype, device)
         return self._variables[name]
@@ -42,6 +42,6 @@ class GraphState:
 def make_state(
     shape: tuple[int, ...], name: str, dtype: tf.DType = tf.float32, device: str = ops.CPU
 ) -> tf.Variable:
-    """A variable of an exchange, of zeros."""
+    """Returns a new variable for an exchange's state, filled with zeros."""
     with tf.device(device):
         return compat.new_variable(tf.zeros(shape, dtype), name.replace(".", "_"))

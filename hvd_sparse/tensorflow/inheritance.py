@@ -1,4 +1,4 @@
-"""How TensorFlow's exchange keeps what a rank holds, for ranks that come and go."""
+"""Access to the state of TensorFlow's exchange, for jobs whose ranks come and go."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 
 
 class Heir:
-    """See `hvd_sparse.state.inheritance.Heir`.
+    """TensorFlow's implementation of `hvd_sparse.state.inheritance.Heir`.
 
     Args:
-        exchange: Between all ranks of the job; that has taken no step yet, or, for `total`, any.
+        exchange: An exchange between all ranks of the job, before its first step; for `total` at
+            any time.
     """
 
     def __init__(self, exchange: GradientExchange) -> None:
@@ -28,35 +29,35 @@ class Heir:
         self._exchange = exchange
 
     def residuals_of(self, held: Mapping[str, Any]) -> Mapping[str, NDArray[Any]]:
-        """By layer, flat."""
+        """Returns the saved residuals by layer, flat."""
         residuals: Mapping[str, NDArray[Any]] = held["residuals"]
         return residuals
 
     def rates_of(self, held: Mapping[str, Any]) -> Rates:
-        """The one of the optimizer."""
+        """Returns the saved learning rate, of which an optimizer has one."""
         rates: Rates = held["rate"]
         return rates
 
     def allreduce(self, part: NDArray[Any], name: str) -> NDArray[Any]:
-        """By Horovod."""
+        """Sums an array over the ranks, with Horovod."""
         return summed(part, name)
 
     def go_on(self, held: dict[str, Any]) -> None:
-        """With its thresholds, and its plan."""
+        """Loads this rank's own state, including thresholds and plan."""
         saved_state.load(self._exchange, held)
 
     def begin(self, residuals: Mapping[str, NDArray[Any]], *, steps: int, rates: Any) -> None:
-        """With what was shared out."""
+        """Starts after `steps` steps with this rank's share of the residuals."""
         own = {saved: name for name, saved in self._exchange.saved_names.items()}
         shares = {own[name]: part for name, part in residuals.items()}
         self._exchange.load(shares, {}, {}, step=steps, rate=rates)
 
     def total(self) -> dict[str, Any]:
-        """What `saved_state.save` returns, with residuals of all ranks added up. Collective."""
+        """Returns `saved_state.save`'s state with the residuals of all ranks summed. Collective."""
         return total_of(self, saved_state.save(self._exchange))
 
 
 def summed(part: NDArray[Any], name: str) -> NDArray[Any]:
-    """The sum over all ranks of the job. Collective; the name is the same on all of them."""
+    """Returns the sum over all ranks of the job. Collective; `name` is the same on all ranks."""
     total = hvd.allreduce(tf.constant(part), op=hvd.Sum, name=name.replace("/", "."))
     return np.asarray(total.numpy())

@@ -1,4 +1,4 @@
-"""Horovod's callbacks with Keras 3, whose optimizers have neither variables() nor K.set_value."""
+"""Horovod's callbacks for Keras 3, which has neither optimizer.variables() nor K.set_value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvd_sparse.tensorflow.local_variables import is_among
 
 
 def with_short_rate(kind: type) -> type:
-    """That class of optimizers, whose learning rate Horovod's callbacks know as `lr`."""
+    """Adds to an optimizer class the property `lr`, which Horovod's callbacks use; returns it."""
     optimizer: Any = kind
     if not hasattr(optimizer, "lr"):
         optimizer.lr = property(lambda self: self.learning_rate)
@@ -21,10 +21,10 @@ def with_short_rate(kind: type) -> type:
 
 
 def teach_local_variables(kind: Any) -> None:
-    """Lets Horovod's classes of BroadcastGlobalVariablesCallback take variables of Keras 3.
+    """Makes Horovod's BroadcastGlobalVariablesCallback classes accept Keras 3 variables.
 
     Args:
-        kind: Their base class. A subclass in horovod.keras may be imported later.
+        kind: The base class. A subclass in horovod.keras may be imported later.
     """
 
     def teach(derived: Any) -> None:
@@ -44,7 +44,7 @@ def _make_broadcast(
     device: str = "",
     local_variables: Any = None,
 ) -> None:
-    """That of BroadcastGlobalVariablesCallback, whose local variables are several, one or None."""
+    """Wraps BroadcastGlobalVariablesCallback.__init__; local variables: several, one or None."""
     if hasattr(local_variables, "assign"):
         local_variables = [local_variables]
     if local_variables is not None:
@@ -59,7 +59,7 @@ def _register_local_variable(stock: Callable[..., Any], callback: Any, variable:
 def broadcast_at_batch_end(
     stock: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """That of BroadcastGlobalVariablesCallback."""
+    """Wraps BroadcastGlobalVariablesCallback.on_batch_end."""
     optimizer = getattr(callback.model, "optimizer", None)
     if not compat.is_keras_3_optimizer(optimizer):
         return stock(callback, *args, **kwargs)
@@ -72,12 +72,12 @@ def broadcast_at_batch_end(
 
 
 def adjust_learning_rate(stock: Callable[..., Any], callback: Any, epoch: float) -> Any:
-    """That of LearningRateScheduleCallback and LearningRateWarmupCallback.
+    """Wraps the rate change of LearningRateScheduleCallback and LearningRateWarmupCallback.
 
-    Horovod corrects momentum by another factor of momentum for one batch (Goyal et al., 2017,
+    Horovod corrects momentum by changing the momentum factor for one batch (Goyal et al., 2017,
     section 2.2, https://arxiv.org/abs/1706.02677). Keras 3 compiles that factor into its steps, so
-    here the velocities are multiplied instead: the same, but for the second time that Nesterov's
-    step uses the factor, which Horovod's way changes, too.
+    here the velocities are multiplied instead. That is equivalent, except that Nesterov's step uses
+    the factor a second time, where Horovod's way changes it, too.
     """
     optimizer = callback.model.optimizer
     if not compat.is_keras_3_optimizer(optimizer):

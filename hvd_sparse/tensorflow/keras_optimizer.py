@@ -1,8 +1,8 @@
-"""hvd.DistributedOptimizer for optimizers of Keras: of Keras 3 whatever the compression.
+"""hvd.DistributedOptimizer for Keras optimizers; for those of Keras 3 with any compression.
 
-Keras 3 gives all gradients to `optimizer.apply`. Horovod's own wrapper overrides methods of Keras
-2, which nobody calls any more: with it the ranks' weights drift apart without a word. So here
-`apply` exchanges first, with Horovod's compressions, too.
+Keras 3 passes all gradients to `optimizer.apply`. Horovod's own wrapper overrides methods of Keras
+2, which Keras 3 never calls: with it the ranks' weights silently drift apart. So here `apply`
+exchanges first, with Horovod's compressions, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hvd_sparse.tensorflow.local_variables import REFS, LocalVariables
 from hvd_sparse.tensorflow.settings import Settings
 from hvd_sparse.tensorflow.tape import reducer
 
-# Gradients and variables, and the loss scale where there is one; averages.
+# A function of gradients, variables and, with loss scaling, the scale; returns averages.
 _Reduce: TypeAlias = Callable[..., list[Any]]
 
 
@@ -44,30 +44,32 @@ def distribute_keras_3(
     scale_local_gradients: bool = True,
     use_locking: bool = False,
 ) -> Any:
-    """Makes `optimizer.apply` use gradients that were exchanged. The same object comes back.
+    """Makes `optimizer.apply` exchange gradients first; returns the same object.
+
+    The parameters are those of Horovod's DistributedOptimizer.
 
     Args:
-        optimizer: Of Keras 3; what a LossScaleOptimizer wraps, not that itself.
-        name: Of operations, for Horovod's compressions.
-        device_dense: As Horovod has it, for its compressions.
-        device_sparse: As Horovod has it, for its compressions.
-        compression: One of Horovod's, or a sparse one, as a class or an instance.
-        sparse_as_dense: Whether IndexedSlices become tensors; else Horovod gathers them.
-        gradient_predivide_factor: As Horovod has it.
+        optimizer: A Keras 3 optimizer; not a LossScaleOptimizer, but the one inside.
+        name: Prefix of operations' names, for Horovod's compressions only.
+        device_dense: Device of dense allreduces, for Horovod's compressions only.
+        device_sparse: Device of allgathers, for Horovod's compressions only.
+        compression: A compression of Horovod's, or a sparse one as a class or an instance.
+        sparse_as_dense: True if IndexedSlices become tensors; otherwise Horovod gathers them.
+        gradient_predivide_factor: Splits the averaging: division before and after the sum.
         op: Average or Sum.
-        backward_passes_per_step: As Horovod has it: calls of `apply` per exchange and step.
-        average_aggregated_gradients: As Horovod has it; without meaning for 1.
-        num_groups: As Horovod has it, for its compressions.
-        groups: As Horovod has it, for its compressions.
-        process_set: Horovod's; ranks outside it exchange nothing.
-        scale_local_gradients: As Horovod has it: whether gradients of local variables, of which
-            `register_local_var` tells, are divided by the number of ranks.
-        use_locking: Without meaning for Keras.
+        backward_passes_per_step: Calls of `apply` per exchange and step.
+        average_aggregated_gradients: True to average over these passes instead of summing.
+        num_groups: Number of allreduce groups, for Horovod's compressions only.
+        groups: Groups of allreduces, for Horovod's compressions only.
+        process_set: Horovod's process set; ranks outside it exchange nothing.
+        scale_local_gradients: True if gradients of local variables, those given to
+            `register_local_var`, are divided by the number of ranks.
+        use_locking: Ignored with Keras.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits, or the optimizer already is a
             distributed one.
-        UnsupportedError: What was asked for cannot be done.
+        UnsupportedError: The exchange does not support an argument.
     """
     if hasattr(type(optimizer), loss_scaling.REDUCE):
         raise InvalidArgumentError(
@@ -122,22 +124,22 @@ def _sparsely(settings: Settings, process_set: Any, optimizer: Any) -> _Reduce:
 
 def _by_horovod(stock: Callable[..., Any]) -> _Reduce:
     def reduce(gradients: Sequence[Any], variables: Sequence[Any], scale: Any = None) -> list[Any]:
-        del scale  # the same on all ranks, and Horovod remembers no gradients
+        del scale  # it is the same on all ranks, and Horovod keeps no residuals
         return list(stock(gradients, [compat.tensor_of(variable) for variable in variables]))
 
     return reduce
 
 
 def distribute_keras_2(stock: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Horovod's optimizer for Keras 2 (tf_keras), with gradients that are exchanged sparsely.
+    """Returns Horovod's optimizer for Keras 2 (tf_keras), with a sparse exchange.
 
     Args:
         stock: Horovod's DistributedOptimizer.
-        arguments: Of a call of it, by name.
+        arguments: The arguments of a call of it, by name.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
-        UnsupportedError: A sparse exchange cannot do what was asked for.
+        UnsupportedError: A sparse exchange does not support an argument.
     """
     scaling = arguments["optimizer"]
     if compat.is_loss_scaling(scaling):
@@ -162,7 +164,7 @@ def distribute_keras_2(stock: Callable[..., Any], arguments: dict[str, Any]) -> 
 
 
 def refuse_amid_passes(optimizer: Any) -> None:
-    """Raises InvalidArgumentError where gradients have been added up and not been exchanged."""
+    """Raises InvalidArgumentError if gradients have been added up but not exchanged."""
     stepping = compat.stepping_of(optimizer)
     accumulation = getattr(stepping, loss_scaling.ACCUMULATION, None)
     by_horovod = getattr(getattr(stepping, "_agg_helper", None), "counter", 0)
@@ -176,7 +178,7 @@ def refuse_amid_passes(optimizer: Any) -> None:
 def _exchanging(
     stock: type, reduce: _Reduce, accumulation: Accumulation | None, local: LocalVariables
 ) -> type:
-    """A class like `stock` whose steps exchange; a saved model names the stock one."""
+    """Returns a subclass of `stock` whose steps exchange; saved models still name `stock`."""
     reduce = local.around(reduce)
 
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
@@ -189,7 +191,7 @@ def _exchanging(
         variables = list(self._trainable_variables if own else trainable_variables)
         if accumulation is None:
             return apply_averages(reduce(list(grads), variables))
-        if not self.built:  # its variables cannot be made within a branch of the graph
+        if not self.built:  # its variables cannot be created within a branch of the graph
             self.build(variables)
         return accumulation.step(
             grads, variables, lambda sums: apply_averages(reduce(sums, variables))

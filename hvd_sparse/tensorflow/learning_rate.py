@@ -1,4 +1,4 @@
-"""The residual follows the learning rate, so that what is sent late counts as when it was computed.
+"""Rescales the residual when the learning rate changes, so that late entries keep their weight.
 
 See hvd_sparse/torch/learning_rates.py; here an optimizer has one rate.
 """
@@ -12,24 +12,24 @@ import tensorflow as tf
 
 
 class LearningRate:
-    """The rate at which a residual was accumulated; one of 0 changes nothing.
+    """The rate at which a residual was accumulated; a step with a rate of 0 does not change it.
 
     Attributes:
-        last: float32, a scalar: the last rate above 0; 0 before the first.
+        last: The last rate above 0, a float32 scalar; 0 before the first.
     """
 
     def __init__(self, last: tf.Variable) -> None:
         self.last = last
 
     def decay(self, rate: Any, gradients: Sequence[Any]) -> tf.Tensor:
-        """What to multiply the residual by before gradients of this rate are added to it.
+        """Returns the factor of the residual before gradients of this rate are added to it.
 
-        The rate is noted once all gradients are there, and travel. A step that fails before that
-        leaves the residual as it is; one that is refused for what they hold has multiplied it.
+        The rate is stored once all gradients are ready. A step that fails before that leaves the
+        residual unchanged; a step that is refused because of their values has multiplied it.
 
         Args:
-            rate: A scalar.
-            gradients: Tensors or IndexedSlices.
+            rate: The learning rate of this step, a scalar.
+            gradients: The gradients of this step, tensors or IndexedSlices.
         """
         rate = tf.cast(rate, tf.float32)
         last = tf.identity(self.last)

@@ -1,4 +1,4 @@
-"""Clipping and weight decay of a rank's own gradient; see hvd_sparse/exchange/local_share.py."""
+"""Clips a rank's own gradient and adds weight decay; see hvd_sparse/exchange/local_share.py."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from hvd_sparse.tensorflow.graph_state import GraphState
 
 
 class LocalGradient:
-    """Makes of a gradient what a compression asks for; in eager mode and in graphs.
+    """Clips gradients and adds weight decay as the compression asks, in eager mode and in graphs.
 
     Args:
-        share: Of this rank.
-        graph: Has what depends on the number of ranks, which is another one for the next exchange.
+        share: This rank's share.
+        graph: The graph state that holds limit and decay, which depend on the number of ranks and
+            change with the next exchange.
     """
 
     def __init__(self, share: LocalShare, graph: GraphState) -> None:
@@ -30,11 +31,11 @@ class LocalGradient:
             self._decay.assign(share.decay)
 
     def prepare(self, gradient: tf.Tensor, variable: Any) -> tf.Tensor:
-        """The gradient, clipped and with weight decay, in its own type.
+        """Returns the gradient, clipped and with weight decay, in its own type.
 
         Args:
-            gradient: A tensor; zeros where there is none in this step.
-            variable: Whose gradient it is.
+            gradient: A tensor; zeros if the variable has no gradient in this step.
+            variable: The gradient's variable.
         """
         if self._limit is not None:
             gradient = _clipped(gradient, tf.convert_to_tensor(self._limit))
@@ -47,7 +48,7 @@ class LocalGradient:
 
 
 def _clipped(gradient: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
-    """Shortened to a norm; what is not finite in it stays so, and does not count."""
+    """Clips to a norm; entries that are not finite do not count in the norm and are unchanged."""
     wide = tf.cast(gradient, _wide(gradient.dtype))
     norm = tf.cast(tf.norm(wide), tf.float64)
 

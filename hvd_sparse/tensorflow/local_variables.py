@@ -1,7 +1,7 @@
 """Variables whose gradients stay on their rank: `local_layers` of Horovod's partial functions.
 
-Horovod tells an optimizer or a tape of each, and knows it by `variable.ref()`, which variables of
-Keras 3 lack. The exchange knows nothing of them: other ranks may have others.
+Horovod registers each with an optimizer or a tape, by `variable.ref()`, which Keras 3 variables
+lack. The exchange does not include them: they may differ between ranks.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ REFS = "_local_vars"  # Horovod's name, in its own optimizers
 
 
 class LocalVariables:
-    """Those of one optimizer.
+    """The local variables of one optimizer.
 
     Args:
-        process_set: Horovod's.
-        scales: Whether their gradients are divided by the number of ranks, as Horovod has it.
+        process_set: Horovod's process set.
+        scales: True if their gradients are divided by the number of ranks, as in Horovod.
 
     Attributes:
-        refs: By which they are known.
+        refs: The refs of the variables.
     """
 
     def __init__(self, process_set: Any, *, scales: bool) -> None:
@@ -36,11 +36,11 @@ class LocalVariables:
         self._scales = scales
 
     def add(self, variable: Any) -> None:
-        """From the next graph on."""
+        """Registers a variable as local; takes effect in the next graph that is traced."""
         self.refs.add(compat.tensor_of(variable).ref())
 
     def around(self, reduce: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        """What averages gradients as `reduce` does, but for those of these variables."""
+        """Wraps `reduce` so that it leaves out the gradients of local variables."""
 
         def reduce_others(
             gradients: Sequence[Any], variables: Sequence[Any], *args: Any
@@ -67,24 +67,24 @@ class LocalVariables:
 
 
 def refs_of(optimizer: Any) -> Collection[Any]:
-    """By which an optimizer's local variables are known."""
+    """Returns the refs of an optimizer's local variables."""
     refs: Collection[Any] = getattr(optimizer, REFS, ())
     return refs
 
 
 def is_among(refs: Collection[Any], variable: Any) -> bool:
-    """Whether a variable of TensorFlow or Keras is known by one of these."""
+    """Returns true if the ref of a TensorFlow or Keras variable is in `refs`."""
     return bool(refs) and compat.tensor_of(variable).ref() in refs
 
 
 def exchanged(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
-    """Those of an optimizer's variables that are not local."""
+    """Returns the variables that are not local variables of the optimizer."""
     refs = refs_of(optimizer)
     return [variable for variable in variables if not is_among(refs, variable)]
 
 
 def refuse_to_share(optimizer: Any) -> None:
-    """Raises InvalidArgumentError where an optimizer has local variables."""
+    """Raises InvalidArgumentError if an optimizer has local variables."""
     if refs_of(optimizer):
         raise InvalidArgumentError(
             "local_layers must be empty where a checkpoint keeps one model for all ranks: let each "
@@ -93,13 +93,13 @@ def refuse_to_share(optimizer: Any) -> None:
 
 
 def refuse_to_scale(optimizer: Any) -> None:
-    """Raises UnsupportedError where an optimizer under loss scaling has local variables."""
+    """Raises UnsupportedError if an optimizer under loss scaling has local variables."""
     if refs_of(optimizer):
         _refuse_under_loss_scaling()
 
 
 def refuse_in(scaling: Any) -> None:
-    """Lets a class of LossScaleOptimizers refuse them, whom Horovod would not tell else."""
+    """Makes a LossScaleOptimizer class refuse local variables, which Horovod would not report."""
     scaling.register_local_var = _refuse_under_loss_scaling
 
 

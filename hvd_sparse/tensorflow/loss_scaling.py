@@ -1,11 +1,11 @@
 """Loss scaling in Keras: all ranks skip a step, or none.
 
-Keras looks whether gradients are finite, and skips the optimizer's step and halves the scale where
-they are not. So they are exchanged before it looks; a gradient that is not finite on one rank then
-is not finite on any. Residuals outlive a change of the scale: they hold gradients without it.
+Keras checks whether gradients are finite; if not, it skips the optimizer's step and halves the
+scale. So they are exchanged before the check: a gradient that is not finite on one rank is then not
+finite on any. Residuals stay valid when the scale changes: they hold unscaled gradients.
 
-In Keras 2 the optimizer inside computes the gradients of a scaled loss, and exchanges them before
-its LossScaleOptimizer sees any; there it has to be told the scale.
+In Keras 2 the inner optimizer computes the gradients of a scaled loss, and exchanges them before
+its LossScaleOptimizer sees any; so the inner optimizer must be given the scale.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.tensorflow import compat, local_variables, tape
 from hvd_sparse.tensorflow.settings import Settings
 
-# What a distributed optimizer's class is known by: its function that exchanges.
+# A distributed optimizer class is recognised by this attribute, the function that exchanges.
 REDUCE = "_hvd_sparse_reduce"
 ACCUMULATION = "_hvd_sparse_accumulation"
-SEVERAL_PASSES = "_hvd_sparse_several_passes"  # of a distributed optimizer of Keras 2
+SEVERAL_PASSES = "_hvd_sparse_several_passes"  # attribute of distributed Keras 2 optimizers
 _EXCHANGED = "_hvd_sparse_exchanged"
 _SCALE = "_hvd_sparse_scale"
 
@@ -33,7 +33,7 @@ _SCALE = "_hvd_sparse_scale"
 def reducer(
     settings: Settings, process_set: Any, owner: Any
 ) -> Callable[[Sequence[Any], Sequence[Any], Any], list[Any]]:
-    """What averages scaled gradients, given the scale; NaN on all ranks in place of an error."""
+    """Returns a function that averages scaled gradients; all ranks get NaN instead of an error."""
     reduce = tape.reducer(settings_for(settings), process_set, owner=owner)
     return functools.partial(without_scale, reduce)
 
@@ -44,7 +44,7 @@ def without_scale(
     variables: Sequence[Any],
     scale: Any,
 ) -> list[Any]:
-    """Scaled averages of scaled gradients, which are exchanged without the scale.
+    """Returns scaled averages of scaled gradients, which are exchanged unscaled.
 
     Raises:
         UnsupportedError: A variable is float16.
@@ -60,14 +60,14 @@ def without_scale(
 
 
 def settings_for(settings: Settings) -> Settings:
-    """The same under loss scaling."""
+    """Returns the settings for an exchange under loss scaling."""
     return replace(settings, marks_non_finite=True)
 
 
 def apply_scaled(
     stock: Callable[..., Any], scaling: Any, grads: Sequence[Any], trainable_variables: Any = None
 ) -> Any:
-    """LossScaleOptimizer.apply, exchanging first if the optimizer inside is a distributed one."""
+    """Wraps LossScaleOptimizer.apply: exchanges first if the inner optimizer is distributed."""
     inner = scaling.inner_optimizer
     reduce = getattr(type(inner), REDUCE, None)
     if reduce is None:
@@ -85,7 +85,7 @@ def apply_scaled(
 
 
 def compute_scaled(stock: Callable[..., Any], scaling: Any, *args: Any, **kwargs: Any) -> Any:
-    """Keras 2's LossScaleOptimizer.compute_gradients, whose inner optimizer exchanges them."""
+    """Wraps Keras 2's LossScaleOptimizer.compute_gradients: gives the inner optimizer the scale."""
     inner = scaling.inner_optimizer
     if getattr(inner, SEVERAL_PASSES, False):
         _refuse_several_passes()
@@ -95,12 +95,12 @@ def compute_scaled(stock: Callable[..., Any], scaling: Any, *args: Any, **kwargs
 
 
 def scale_of(optimizer: Any) -> Any:
-    """The scale of the gradients that this optimizer of Keras 2 computes now; None: none."""
+    """Returns the scale of the gradients that a Keras 2 optimizer computes now; None if none."""
     return getattr(optimizer, _SCALE, None)
 
 
 def has_exchanged(optimizer: Any) -> bool:
-    """Whether the gradients that this optimizer is given now are averages already."""
+    """Returns true if the gradients that this optimizer gets now are averages already."""
     return bool(getattr(optimizer, _EXCHANGED, False))
 
 

@@ -1,8 +1,8 @@
-"""Small messages between the ranks through Horovod that nobody has to wait for at once.
+"""Small messages between the ranks, sent through Horovod in the background.
 
-They are sent from threads of their own and taken up a step later. An exchange that ends meanwhile
-ends the wait, and so does the deadline of all waits. Each kind is a graph of its own: in eager mode
-Horovod's operations of one kind share a name, and two threads would get in each other's way.
+They are sent from threads of their own and received a step later. The wait ends if the exchange
+ends, and at the general deadline. Each kind is a graph of its own: in eager mode Horovod's
+operations of one kind share a name, so two threads would collide.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _Result = TypeVar("_Result")
 
 
 class _InBackground(Generic[_Result]):
-    """A call on a thread of its own; whoever waits for it learns when the exchange has ended.
+    """A call on a thread of its own; waiting for its result fails if the exchange fails.
 
     Args:
-        call: Runs a Horovod operation.
-        exchange: Whose failure ends the wait.
-        name: Of the operation, as Horovod knows it.
+        call: A function that runs a Horovod operation.
+        exchange: The exchange whose failure ends the wait.
+        name: The operation's name in Horovod.
     """
 
     def __init__(self, call: Callable[[], _Result], exchange: Exchange, name: str) -> None:
@@ -56,12 +56,12 @@ class _InBackground(Generic[_Result]):
 
 
 class Messages:
-    """What the ranks of one exchange tell each other.
+    """The message channel between the ranks of one exchange.
 
     Args:
-        prefix: Of the names of the operations; the same on all ranks, of no other exchange.
-        process_set: Horovod's.
-        exchange: Whose failure ends every wait.
+        prefix: Prefix of the operations' names, unique to the exchange, the same on all ranks.
+        process_set: Horovod's process set.
+        exchange: The exchange whose failure ends every wait.
     """
 
     def __init__(self, prefix: str, *, process_set: Any, exchange: Exchange) -> None:
@@ -74,41 +74,41 @@ class Messages:
         self._timed = _Sum(f"{prefix}.allreduce", process_set)
 
     def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
-        """Sends every rank's numbers, of which all have as many, to all; bit for bit."""
+        """Gathers every rank's numbers on all ranks, bit for bit; each rank gives equally many."""
         return self._measured.gather(numbers)
 
     def broadcast(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
-        """Sends the numbers of the first rank to all, who give as many; bit for bit."""
+        """Sends rank 0's numbers to all ranks, bit for bit; each rank gives equally many."""
         rows = self._decision.gather(numbers)
         return lambda: rows()[0]
 
     def broadcast_order(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
-        """Sends the integers of the first rank to all, who give as many."""
+        """Sends rank 0's integers to all ranks; each rank gives equally many."""
         rows = self._order.gather(numbers)
         return lambda: [int(number) for number in rows()[0]]
 
     def add_up(self, array: NDArray[Any]) -> NDArray[Any]:
-        """The sum of all ranks' float32 arrays, flat and of one length. Waits for it."""
+        """Returns the sum of all ranks' float32 arrays, flat and of one length. Blocks."""
 
         def sum_up() -> NDArray[Any]:
-            with tf.device(CPU):  # where the arrays lie
+            with tf.device(CPU):  # the arrays lie there
                 return np.asarray(self._total.of(tf.constant(array)).numpy())
 
         return _InBackground(sum_up, self._exchange, self._total.name).result()
 
     def timed_allreduce(self, device: str, clock: Clock) -> Callable[[int], float]:
-        """Lets Horovod sum a float32 tensor of so many bytes; the seconds that it took.
+        """Returns a function that times Horovod's sum of a float32 tensor of a number of bytes.
 
         Args:
-            device: Of the tensor.
-            clock: Of that device.
+            device: The tensor's device.
+            clock: The device's clock.
         """
 
         def allreduce(nbytes: int) -> float:
             with tf.device(device):
                 tensor = tf.zeros(nbytes // 4)
                 made = clock.mark()
-                clock.seconds(made, made)  # waits
+                clock.seconds(made, made)  # waits until the tensor is there
                 begin = clock.mark()
                 self._timed.of(tensor)
                 end = clock.mark()
@@ -137,10 +137,10 @@ class _Rows:
         )
 
     def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
-        """Sends this rank's; what it returns waits for those of all."""
+        """Sends this rank's numbers; returns a function that waits for those of all ranks."""
 
         def send() -> NDArray[Any]:
-            with tf.device(CPU):  # a GPU would come to it behind all that it was given before
+            with tf.device(CPU):  # a GPU would queue it behind all earlier work
                 row = tf.constant([numbers], tf.float64)
                 return np.asarray(compat.call_as_graph(self._allgather, row).numpy())
 
@@ -166,5 +166,5 @@ class _Sum:
         )
 
     def of(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The sum of all ranks' tensors, which are of one length."""
+        """Returns the sum of all ranks' tensors, which have one length."""
         return compat.call_as_graph(self._allreduce, tensor)

@@ -1,4 +1,4 @@
-"""Names of variables: in messages between the ranks, and in what is saved."""
+"""Names of variables, in messages between the ranks and in saved state."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from hvd_sparse.tensorflow import compat
 
 
 def unique_names(variables: Iterable[Any]) -> list[str]:
-    """The variables' names, the same on all ranks; numbered where two share one."""
+    """Returns the variables' names, the same on all ranks; numbered where two share one."""
     return _unique(compat.name_of(variable).removesuffix(":0") for variable in variables)
 
 
 def saved_names(names: Sequence[str]) -> dict[str, str]:
-    """By name, under which it is saved.
+    """Returns the name under which a variable's state is saved, by variable name.
 
-    Keras numbers layers on where a process makes a model again, and a resumed run need not have
-    made as many.
+    Keras keeps counting layers when a process makes a model again, and a resumed run may have made
+    fewer models.
     """
     return dict(zip(names, unnumbered_names(names), strict=True))
 
 
 def unnumbered_names(names: Iterable[str]) -> list[str]:
-    """The same without the numbers by which Keras tells apart layers of a process."""
+    """Returns the names without the numbers by which Keras tells apart layers of a process."""
     return _unique(re.sub(r"_\d+(?=/|$)", "", name) for name in names)
 
 

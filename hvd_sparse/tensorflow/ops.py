@@ -23,22 +23,22 @@ _BUILD_INFO = Path(__file__).parent.with_name("_build_info.json")
 
 _numbers = itertools.count(1)
 
-CPU = "CPU:0"  # as TensorFlow calls it
+CPU = "CPU:0"  # TensorFlow's name
 
 
 class Driver:
-    """Runs the steps of an exchange, whose ops know it by a number; closed before MPI ends.
+    """Runs the steps of an exchange; its ops find it by its number. Closed before MPI ends.
 
     Args:
-        exchange: With all its buckets.
-        pieces: Elements, and units of selection, of what an op hands over.
-        buckets: Of all pieces, in the order in which they start; the same on all ranks.
-        number: For the ops: a new one, or that of a driver that has ended, whose graphs then know
-            this one.
-        **options: As of `Exchange.drive`.
+        exchange: The exchange, with all its buckets.
+        pieces: Elements and units of selection of each piece, which one op hands over.
+        buckets: The buckets of all pieces, in starting order; the same on all ranks.
+        number: The number of a driver that has ended, which this one replaces in its graphs; None
+            for a new number.
+        **options: Further arguments of `Exchange.drive`.
 
     Attributes:
-        number: For the ops.
+        number: The number by which ops find the driver.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Driver:
         **options: Any,
     ) -> None:
         self.number = next_number() if number is None else number
-        self._steps = 0  # when this ended
+        self._steps = 0  # count at the end
         self._exchange = exchange
         self._driver: _core.StepDriver | None = exchange.drive(pieces, buckets, **options)
         _symbols().hvd_sparse_add_driver(
@@ -65,44 +65,44 @@ class Driver:
 
     @property
     def closed(self) -> bool:
-        """Whether this has ended, because of an error or because Horovod was shut down."""
+        """True once the driver has ended, by an error or because Horovod was shut down."""
         return self._driver is None
 
     def replace(self, buckets: Sequence[_core.DrivenBucket]) -> None:
-        """Other buckets from the next step on, on all ranks alike; between two steps."""
+        """Replaces the buckets from the next step on; between two steps, on all ranks alike."""
         if self._driver is not None:
             self._driver.replace(buckets)
 
     def reorder(self, order: Sequence[int]) -> None:
-        """Another order of the same buckets from the next step on, on all ranks alike."""
+        """Changes the order of the buckets from the next step on, on all ranks alike."""
         if self._driver is not None:
             self._driver.reorder(order)
 
     def go_on_after(self, steps: int) -> None:
-        """Counts from so many steps on, on all ranks alike, with residuals that are others now."""
+        """Continues after `steps` steps, with replaced residuals, on all ranks alike."""
         if self._driver is not None:
             self._driver.go_on_after(steps)
 
     def time_steps(self, wanted: bool) -> None:
-        """Whether steps are timed from the next one on; between two steps."""
+        """Turns the timing of steps on or off from the next one on; between two steps."""
         if self._driver is not None:
             self._driver.time_steps(wanted)
 
     def fail(self, reason: str) -> None:
-        """Ends the exchange on all ranks. This stays open, and tells whoever begins a step why."""
+        """Ends the exchange on all ranks. The driver stays open: the next step raises `reason`."""
         self._exchange.fail(reason)
         if self._driver is not None:
             self._elsewhere(self._driver.cancel, reason)
 
     def close(self) -> None:
-        """Ends this rank's part; a step that is under way ends on all ranks."""
+        """Ends this rank's part; a step in flight ends on all ranks."""
         self._elsewhere(self._close)
 
     def _elsewhere(self, call: Callable[..., None], *args: Any) -> None:
-        """Calls it on a thread that can wait for the driver's, and for ops amid a call.
+        """Calls `call` on a thread that can wait for the driver's thread and for running ops.
 
-        Python's collector may let go of a model on that very thread, while a step ends; or, where
-        TensorFlow goes on within a call of an op, on the thread of that.
+        The garbage collector may release a model on the driver's thread while a step ends, or on
+        the thread of an op while TensorFlow continues within the op's call.
         """
         if self._exchange.inherited:
             return
@@ -123,23 +123,23 @@ class Driver:
             _symbols().hvd_sparse_close_driver(number)
             driver.cancel(reason)
             _symbols().hvd_sparse_await_ops(number)
-            driver.cancel(reason)  # pieces of ops that had found it before
+            driver.cancel(reason)  # for pieces of ops that had found the driver before
             self._steps = driver.steps
             driver.close()
-            _symbols().hvd_sparse_remove_driver(number)  # nobody writes to its memory any more
+            _symbols().hvd_sparse_remove_driver(number)  # nothing writes to its memory any more
 
 
 def next_number() -> int:
-    """A number that no driver has had."""
+    """Returns a number that no driver has had."""
     return next(_numbers)
 
 
 class Begun(NamedTuple):
-    """What the operations of a step know of it.
+    """The outputs of a step's begin, which its other operations take.
 
     Attributes:
-        token: Keeps them behind its begin.
-        looks: Whether it matters that dense sums are finite, a bool.
+        token: A tensor that keeps them behind the begin.
+        looks: A bool tensor: true if dense sums must be checked for values that are not finite.
     """
 
     token: Any
@@ -158,12 +158,14 @@ def begin(
     """Begins a step.
 
     Args:
-        residual: float32, as long as all gradients of the driver's pieces with units of selection.
-        states: float32, [units of selection, 4]; on the CPU.
-        velocity: float32, as long as all gradients of the driver's pieces; None without momentum.
-        decay: float32, a scalar: what the residual is multiplied by before gradients join it.
-        driver: Number of a Driver.
-        device: Of the residual, the velocity and the gradients.
+        residual: The residual, float32, as long as all gradients of the driver's pieces that have
+            units of selection.
+        states: The sparsifier's states, float32, [units of selection, 4], on the CPU.
+        velocity: The velocity, float32, as long as all gradients of the driver's pieces; None
+            without momentum.
+        decay: The factor of the residual before gradients are added to it, a float32 scalar.
+        driver: Number of the Driver.
+        device: Device of the residual, the velocity and the gradients.
     """
     before = states.read_value()
     with tf.device(device):
@@ -180,18 +182,18 @@ def begin(
 def exchange(
     gradients: Sequence[Any], token: Any, *, driver: int, piece: int, device: str
 ) -> tuple[list[Any], Any]:
-    """A piece of a step that was begun; done once all are that do not pass.
+    """Exchanges a piece of the step; all pieces of a step that do not pass complete together.
 
     Args:
         gradients: float32, float64, float16 or bfloat16 tensors, of any shape.
-        token: From `begin`.
-        driver: Number of a Driver.
+        token: The token from `begin`.
+        driver: Number of the Driver.
         piece: Number of the piece in it.
-        device: As in `begin`.
+        device: The device given to `begin`.
 
     Returns:
-        Tensors like the gradients: averages; or the gradients and what their residual held, to be
-        averaged by somebody else. And a bool, whether it is the latter.
+        Tensors like the gradients, and a bool. If it is false, they are the averages. If it is
+        true, the piece passes: they are the gradients plus their residual, for Horovod to average.
     """
     with tf.device(device):
         averages, passes = _library().hvd_sparse_exchange(
@@ -201,17 +203,17 @@ def exchange(
 
 
 def summed(sums: Sequence[Any], begun: Begun, *, driver: int, device: str) -> list[Any]:
-    """Tells of sums that Horovod has formed; a step in which one is not finite is refused.
+    """Reports Horovod's sums to the core, which refuses a step if one is not finite.
 
     Args:
-        sums: Averages or sums: of a piece that passes and has units of selection; or of all that
-            always travels dense.
-        begun: From `begin`.
-        driver: Number of a Driver.
-        device: As in `begin`.
+        sums: Averages or sums, of a piece that passes and has units of selection, or of all
+            gradients that are always sent dense.
+        begun: The result of `begin`.
+        driver: Number of the Driver.
+        device: The device given to `begin`.
 
     Returns:
-        The same tensors.
+        Tensors equal to `sums`, available once the core has them.
     """
     with tf.device(device):
         same: list[Any] = _library().hvd_sparse_summed(
@@ -228,14 +230,15 @@ def end(
     driver: int,
     device: str,
 ) -> Any:
-    """Ends a step, once what it is made to wait for is there: all gradients.
+    """Ends a step; the caller's control dependencies make it wait for all gradients.
 
     Args:
-        residual: As in `begin`.
-        states: As in `begin`; now of the next step. A step that fails leaves them as they are.
-        velocity: As in `begin`.
-        driver: Number of a Driver.
-        device: As in `begin`.
+        residual: The residual given to `begin`.
+        states: The states given to `begin`; assigned those for the next step, unless the step
+            fails.
+        velocity: The velocity given to `begin`.
+        driver: Number of the Driver.
+        device: The device given to `begin`.
 
     Returns:
         The operation; None in eager mode.
@@ -249,31 +252,31 @@ def end(
 
 
 def address(memory: tf.Tensor, *, device: str) -> int:
-    """Where a tensor of that device lies. In eager mode."""
+    """Returns the address of a tensor's memory on a device. In eager mode only."""
     with tf.device(device):
         return int(_library().hvd_sparse_address(memory=memory))
 
 
 def stream(*, device: str) -> int:
-    """The stream that computes on a device, as a number; 0 for the CPU. In eager mode."""
+    """Returns a device's compute stream, as a number; 0 for the CPU. In eager mode only."""
     with tf.device(device):
         return int(_library().hvd_sparse_stream())
 
 
 def overwrite(into: tf.Tensor, source: tf.Tensor, *, device: str) -> None:
-    """Copies between tensors of that device, in the order of its stream. In eager mode.
+    """Copies between tensors on a device, in the order of its stream. In eager mode only.
 
     Args:
-        into: float32; nobody else may use it.
-        source: Of the same shape.
-        device: Of both.
+        into: The destination, float32; nothing else may use it.
+        source: The source, of the same shape.
+        device: The device of both.
     """
     with tf.device(device):
         _library().hvd_sparse_overwrite(into=into, source=source)
 
 
 def _told(sums: Sequence[Any], looks: Any, device: str) -> list[Any]:
-    """What the core is told of sums where it cannot look itself: whether all are finite."""
+    """Returns a bool tensor for sums that the core cannot read itself: true if all are finite."""
     if device == CPU:
         return []
 
@@ -287,7 +290,7 @@ def _told(sums: Sequence[Any], looks: Any, device: str) -> list[Any]:
         with tf.device(CPU):
             return tf.constant(True)
 
-    with tf.device(CPU):  # where nobody looks, nobody waits for the device
+    with tf.device(CPU):  # without a check nothing waits for the device
         return [tf.cond(looks, seen, unseen)]
 
 

@@ -1,20 +1,20 @@
-"""What importing hvd_sparse.tensorflow changes in horovod.tensorflow; written for Horovod 0.28.
+"""Changes horovod.tensorflow when hvd_sparse.tensorflow is imported; written for Horovod 0.28.
 
-DistributedGradientTape   takes sparse compressions, a learning rate, and variables of Keras 3,
-                          local ones, too
-DistributedOptimizer      takes sparse compressions; with Keras 3, all compressions really exchange,
-                          but for gradients of local layers; also that of horovod.keras
-load_model                gives the same optimizers, with Keras 3, too
-callbacks                 those that broadcast, or set the learning rate, work with Keras 3; local
-                          variables may be Keras's
-broadcast_variables       takes variables of Keras 3; layers' random seeds stay each rank's own
-LossScaleOptimizer        exchanges before it looks whether gradients are finite; in Keras 2 the
-                          optimizer inside is told the scale of the gradients that it exchanges;
-                          refuses local layers
+DistributedGradientTape   accepts sparse compressions, a learning rate, and Keras 3 variables, also
+                          as local ones
+DistributedOptimizer      accepts sparse compressions; with Keras 3, exchanges with any compression,
+                          except gradients of local layers; also that of horovod.keras
+load_model                returns models with these optimizers, with Keras 3, too
+callbacks                 for broadcast and learning rate support Keras 3; local variables may be
+                          Keras's
+broadcast_variables       accepts Keras 3 variables; random seeds of layers stay each rank's own
+LossScaleOptimizer        exchanges before it checks whether gradients are finite; in Keras 2 gives
+                          the inner optimizer the scale of the gradients that it exchanges; refuses
+                          local layers
 join                      is refused while there is a sparse exchange
 shutdown                  ends the exchanges first
-elastic states            keep residuals when ranks come and go; know optimizers of Keras 3
-elastic.run               begins again after what has ended an exchange
+elastic states            keep residuals when ranks come and go; support Keras 3 optimizers
+elastic.run               restarts training after an error that has ended an exchange
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from hvd_sparse.tensorflow.loss_scaling import apply_scaled, compute_scaled
 from hvd_sparse.tensorflow.registry import live_exchanges
 from hvd_sparse.tensorflow.tape import distribute_tape, teach_variables
 
-# Where Horovod's modules hold the functions under their own names.
+# Horovod's modules that hold these functions under the same names.
 _MODULES = (
     "horovod.tensorflow",
     "horovod.tensorflow.elastic",
@@ -56,14 +56,14 @@ _MODULES = (
 
 
 def install() -> None:
-    """Changes horovod.tensorflow; once, however often it is called."""
+    """Changes horovod.tensorflow; further calls have no effect."""
     hvd, keras, elastic = horovod.tensorflow, horovod.tensorflow.keras, horovod.tensorflow.elastic
     callbacks = horovod._keras.callbacks
     for name, home, around in (
         ("DistributedGradientTape", hvd, _distributed_gradient_tape),
         ("DistributedOptimizer", hvd, _distributed_optimizer),
         ("DistributedOptimizer", keras, _distributed_optimizer),
-        # What horovod.keras calls, which is not imported here: Keras may not stand alone.
+        # horovod.keras calls this. It is not imported here: standalone Keras may be missing.
         ("create_distributed_optimizer", horovod._keras, _distributed_optimizer),
         ("load_model", horovod._keras, _load_model),
         (
@@ -124,7 +124,7 @@ def _distributed_gradient_tape(
         )
     else:
         tape = stock(*args, **kwargs)
-    teach_variables(type(tape))  # Horovod makes a class for each tape
+    teach_variables(type(tape))  # Horovod creates a class for each tape
     return tape
 
 
@@ -160,11 +160,11 @@ def _load_model(
         )
     if legacy_opts:
         raise InvalidArgumentError(f"legacy_opts must be False with Keras 3, got {legacy_opts!r}")
-    # Keras 3 looks for its own optimizers not among custom objects, where Horovod puts wrappers.
+    # Keras 3 does not look up its own optimizers in custom objects, where Horovod puts wrappers.
     custom = {kind.__name__: kind for kind in custom_optimizers or ()} | (custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=custom)
     if model.optimizer is not None:
-        wrap_optimizer(lambda: model.optimizer)()  # the same object comes back
+        wrap_optimizer(lambda: model.optimizer)()  # it changes the optimizer in place
     return model
 
 

@@ -1,7 +1,7 @@
-"""Pieces: what one op hands over. The ops of a graph are fixed when it is traced; plans are not.
+"""Pieces: the gradients that one op hands over. A graph's ops are fixed when traced; plans are not.
 
-Where the plan never changes, a piece is a bucket. Where it may, a piece is a layer, and the core
-puts together those that travel together.
+If the plan never changes, a piece is a bucket. If it may change, a piece is a layer, and the core
+joins the pieces of a bucket.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Piece:
     """Gradients that are handed over together.
 
     Attributes:
-        layers: Theirs, in the order in which they travel.
-        numel: Elements of all.
-        segments: How many units of selection they are.
+        layers: Their layers, in the order in which they are sent.
+        numel: Elements of all layers.
+        segments: Number of units of selection.
     """
 
     layers: tuple[Layer, ...]
@@ -34,13 +34,13 @@ class Piece:
 
     @classmethod
     def of(cls, layers: Iterable[Layer], compression: Compression) -> Piece:
-        """The piece of some layers."""
+        """Returns the piece of some layers."""
         layout = Bucket(tuple(layers), compression.layer_wise)
         return cls(layout.layers, layout.numel, len(layout.segments))
 
 
 def pieces_of(layers: Sequence[Layer], compression: Compression) -> list[Piece]:
-    """The pieces of a model's layers, in the order in which they travel."""
+    """Returns the pieces of a model's layers, in the order in which they are sent."""
     if compression.adaptive:
         return [Piece.of([layer], compression) for layer in layers]
     numels = {layer.name: layer.numel for layer in layers}
@@ -61,20 +61,21 @@ def drive_choices(
     size: int,
     device: str,
 ) -> list[_core.DrivenBucket]:
-    """Gives an exchange, which has no buckets, those of a plan.
+    """Adds the sparse buckets of a plan to an exchange that has no buckets.
 
     Args:
-        choices: The plan's buckets, of all layers in the order of the pieces; none: all pass.
-        pieces: Each of layers of one bucket.
-        moved: Pieces behind them that always pass, for the sake of their velocities.
-        exchange: Gets the buckets.
-        compression: What the user asked for.
-        reduction: What gradients become.
+        choices: The plan's buckets, of all layers in the order of the pieces; if there are none,
+            all pieces pass.
+        pieces: The pieces, none of which spans two buckets.
+        moved: Number of pieces after those that always pass, and exist only for their velocities.
+        exchange: The exchange to which the buckets are added.
+        compression: The user's compression.
+        reduction: The reduction of gradients over the ranks.
         size: Number of ranks.
-        device: Of the gradients, as the core knows it.
+        device: The core's name of the gradients' device.
 
     Returns:
-        The same for a driver.
+        All buckets of the plan, and one of the `moved` pieces, for a driver.
     """
     always = [_passing(moved, reduction)] if moved else []
     if not choices:

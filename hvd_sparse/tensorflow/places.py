@@ -1,4 +1,4 @@
-"""Where the gradients of an exchange lie: on the CPU or on a device, which is chosen here."""
+"""The place of an exchange's gradients: the CPU or a device of TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,53 +18,53 @@ from hvd_sparse.tensorflow import devices, ops
 
 
 class _Memory(NamedTuple):
-    """A tensor that nobody else uses, so that it may change; its address is asked for once."""
+    """A tensor that may change, because nothing else uses it; its address is looked up once."""
 
     tensor: tf.Tensor
     buffer: Buffer
 
 
 class OnDevice(BesideCpu):
-    """The memory of a device of TensorFlow, and its stream that computes. Not within a graph.
+    """The memory and the compute stream of a device of TensorFlow. Not within a graph.
 
     Args:
-        device: As TensorFlow calls it.
-        check: Raises what has ended the exchange.
+        device: TensorFlow's name of the device.
+        check: A function that raises the error that has ended the exchange.
     """
 
     def __init__(self, device: str, check: Callable[[], None]) -> None:
         self.device = devices.core_name(device)
         self._device = device
-        self._stream = ops.stream(device=device)  # the same as long as this process lives
+        self._stream = ops.stream(device=device)  # it never changes within a process
         self.clock = DeviceClock(
             event=lambda: _core.TimedMark(self.device), stream=self.stream, check=check
         )
 
     def put(self, values: NDArray[np.float32]) -> _Memory:
-        """A tensor there."""
+        """Returns a new tensor on the device, with these values."""
         with tf.device(self._device):
             tensor = tf.constant(values)
         address = ops.address(tensor, device=self._device)
         return _Memory(tensor, Buffer(address, values.size, "float32"))
 
     def copy(self, into: _Memory, source: _Memory) -> None:
-        """On the stream that computes."""
+        """Copies on the compute stream."""
         ops.overwrite(into.tensor, source.tensor, device=self._device)
 
     def buffer(self, memory: _Memory) -> Buffer:
-        """Of the tensor."""
+        """Returns the tensor's memory."""
         return memory.buffer
 
     def stream(self) -> int:
-        """The one that computes."""
+        """Returns the compute stream."""
         return self._stream
 
 
 def place_of(device: str, exchange: Exchange) -> Place:
-    """The place of gradients on a device that `devices.check_device` lets pass.
+    """Returns the place of gradients on a device that `devices.check_device` accepts.
 
     Args:
-        device: Of all gradients, as TensorFlow calls it.
-        exchange: Whose end ends every wait for the device.
+        device: TensorFlow's name of the device of all gradients.
+        exchange: The exchange whose end ends every wait for the device.
     """
     return OnCpu() if device == ops.CPU else OnDevice(device, exchange.check)

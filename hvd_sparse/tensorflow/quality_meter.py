@@ -1,4 +1,4 @@
-"""Measures what selection leaves behind, in the steps in which a compression asks for it."""
+"""Measures the part of gradients that selection leaves behind, every `quality_every` steps."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hvd_sparse.stats.quality import BucketSample, Quality, UnitSample, quality_
 
 
 class QualityMeter:
-    """Compares what was accumulated with what was applied. It sums the former over the ranks.
+    """Compares the accumulated values, which it sums over the ranks, with the applied sum.
 
     Args:
-        compression: What the user asked for.
-        add_up: Sums a float32 array over the ranks. Collective.
+        compression: The user's compression.
+        add_up: A function that sums a float32 array over the ranks. Collective.
     """
 
     def __init__(
@@ -39,15 +39,15 @@ class QualityMeter:
         left: NDArray[Any],
         applied: NDArray[Any],
     ) -> None:
-        """A bucket of a step that counts, one after the other on all ranks alike. Collective.
+        """Adds a bucket of a committed step, in the same order on all ranks. Collective.
 
         Args:
-            layout: Of the bucket.
-            choice: How it travelled.
-            step: Steps before this one.
-            accumulated: float32, flat: residual and gradients before selection.
-            left: Likewise: the residual after the step.
-            applied: Likewise: the sum over the ranks that the gradients hold.
+            layout: The bucket's layout.
+            choice: The plan's choice for the bucket.
+            step: Number of steps before this one.
+            accumulated: Residual plus gradients before selection, float32, flat.
+            left: The residual after the step, float32, flat.
+            applied: The sum over the ranks that the gradients now hold, float32, flat.
         """
         if step != self._step:
             self._step, self._samples = step, []
@@ -72,7 +72,7 @@ class QualityMeter:
         )
 
     def of(self, step: int) -> Quality | None:
-        """What was measured in a step; None if it was not, or was refused."""
+        """Returns the quality of a step; None if it was not measured, or was refused."""
         return quality_of(self._samples) if step == self._step else None
 
 

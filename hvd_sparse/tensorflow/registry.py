@@ -1,13 +1,13 @@
-"""Which exchange belongs to which variables: built when their gradients are met for the first time.
+"""The registry of exchanges by variables; an exchange is built at its first gradients.
 
-A tape is made anew in every step, so it cannot keep an exchange, nor residuals. They belong to the
-variables, and end with the first of them that dies: at once, so that a new variable at its address
-finds nothing of it, whichever ranks have one there. What is left of the others, or held by an
-exchange that shares some, goes to the next one that is built of them (estates.py).
+A tape is new in every step, so it can keep neither an exchange nor residuals. They belong to the
+variables, and end as soon as one of these dies, so that a new variable at the same address does not
+find them, whichever ranks have one there. The state of the remaining variables, or of an exchange
+that shares some, is moved to the next exchange that is built of them (estates.py).
 
-In an elastic job all exchanges are built again, for the ranks of now, when the elastic state is
-synchronised. A rank that has just joined meets its gradients later than that: it is told what the
-others exchange, takes part, and finds the exchange when it looks for one.
+In an elastic job all exchanges are rebuilt for the new ranks when the elastic state is
+synchronised. A rank that has just joined has no gradients by then: it receives the descriptions of
+the other ranks' exchanges, takes part, and finds the exchange when it looks for one.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.renewal import Renewal
 from hvd_sparse.tensorflow.settings import Settings
 
-# Ids of the owner and of the variables, settings, and Horovod's number of the process set.
+# Ids of the owner and of the variables, settings, and the key of the process set.
 _Key: TypeAlias = tuple[int, tuple[int, ...], str, ProcessSetKey]
 
-_renewals: dict[_Key, Renewal] = {}  # in the order in which they were last looked for
+_renewals: dict[_Key, Renewal] = {}  # in the order in which they were last looked up
 _estates: dict[Estate, _Key] = {}
-_awaited: list[Renewal] = []  # those of which this rank was told, and has met no gradient
+_awaited: list[Renewal] = []  # described by other ranks; this rank has had no gradient of them
 _serial = 0
 _policy = SPREAD
 
 
 def live_exchanges() -> list[GradientExchange]:
-    """The exchanges of this process."""
+    """Returns the exchanges of this process that have not ended."""
     return [one.exchange for one in _renewals.values() if one.exchange and one.current]
 
 
 def find_exchange(target: Any) -> GradientExchange | None:
-    """The exchange of an optimizer's gradients, or of these variables'; None if none yet.
+    """Returns the exchange of an optimizer or of variables; None if there is none yet.
 
-    Of several, that which was last looked for to exchange something.
+    If there are several, it is the one that was used last.
     """
     found = find_exchanges(target)
     return found[-1] if found else None
 
 
 def find_exchanges(target: Any) -> list[GradientExchange]:
-    """All of them: an optimizer may exchange several lists of variables, one after the other."""
+    """Returns all such exchanges: an optimizer may exchange several lists of variables in turn."""
     variables = isinstance(target, (list, tuple))
     wanted = _ids(target) if variables else id(compat.stepping_of(target))
     return [
@@ -72,19 +72,20 @@ def exchange_of(
     process_set: Any,
     owner: object = None,
 ) -> GradientExchange:
-    """The exchange of these variables' gradients. Collective where it is met for the first time.
+    """Returns the exchange of these variables' gradients. Collective if it has to be built.
 
     Args:
-        variables: Of TensorFlow or Keras.
-        sliced: Which gradients are IndexedSlices, None where there is none; counts when the
-            exchange is built.
-        settings: What the user asked for.
-        process_set: Horovod's; contains this rank, and others unless the job is elastic.
-        owner: Two owners (two optimizers) share no residuals.
+        variables: TensorFlow or Keras variables.
+        sliced: For each variable, true if its gradient is IndexedSlices, None if it has none; used
+            only when the exchange is built.
+        settings: The user's settings.
+        process_set: Horovod's process set; contains this rank, and others unless the job is
+            elastic.
+        owner: The owner of the exchange; two owners (two optimizers) share no residuals.
 
     Raises:
         InvalidArgumentError: The ranks' variables or options differ. Nothing was exchanged.
-        UnsupportedError: A sparse exchange cannot do what was asked for.
+        UnsupportedError: A sparse exchange does not support a variable or an option.
         UnavailableError: HVD_SPARSE_TRANSPORT asks for MPI, and this build or job lacks it; or this
             build lacks TensorFlow.
     """
@@ -102,7 +103,7 @@ def exchange_of(
         with tf.init_scope():
             if found is None or not in_elastic_job():
                 if live_exchanges():
-                    gc.collect()  # Keras's models are cycles, and keep exchanges alive till then
+                    gc.collect()  # Keras's models are cycles, which keep exchanges alive
                 found = _new(Blueprint.of(variables, sliced, settings), process_set)
                 _take_over(key, found)
                 _keep(key, found, [compat.tensor_of(one) for one in variables], owner)
@@ -115,19 +116,16 @@ def exchange_of(
 
 
 def renewals() -> list[Renewal]:
-    """Of all exchanges between all ranks of the job, in the order in which they were built."""
+    """Returns the renewals of exchanges between all ranks of the job, in the order of building."""
     everything = (*_renewals.values(), *_awaited)
     ours = (one for one in everything if one.process_set.process_set_id == 0)
     return sorted(ours, key=lambda one: one.blueprint.serial)
 
 
 def renew_all() -> None:
-    """Builds what has ended with its ranks, on ranks that knew it and on those that join.
-
-    Collective.
-    """
+    """Rebuilds the exchanges that ended with their ranks, also on joining ranks. Collective."""
     global _serial
-    gc.collect()  # what is discarded ends on all ranks alike, and is not built again on some
+    gc.collect()  # discarded exchanges must end on all ranks, not be rebuilt on some
     world = World.from_horovod(hvd, hvd.global_process_set)
     pending = {one.blueprint.serial: one for one in renewals() if one.pending}
     ours = [one.blueprint.record for one in pending.values()]
@@ -144,10 +142,14 @@ def renew_all() -> None:
 
 
 def pool_all() -> bool:
-    """Every rank keeps the sum of all residuals; whether there are any. Collective."""
+    """Makes every rank keep the sum of all residuals. Collective.
+
+    Returns:
+        True if there are any exchanges.
+    """
     ours = {one.blueprint.serial: one for one in renewals()}
     world = World.from_horovod(hvd, hvd.global_process_set)
-    # Python may have let go of a model on some ranks only.
+    # Python may have released a model on some ranks only.
     everywhere = set.intersection(*map(set, world.allgather_object(list(ours), list[int])))
     for serial in sorted(everywhere):
         ours[serial].pool()
@@ -155,7 +157,7 @@ def pool_all() -> bool:
 
 
 def set_policy(policy: str) -> None:
-    """What becomes of residuals from now on when ranks come or go."""
+    """Sets the policy for residuals when ranks come or go, from now on."""
     global _policy
     _policy = policy
 
@@ -181,7 +183,7 @@ def _keep(key: _Key, renewal: Renewal, variables: Sequence[Any], owner: object) 
         if _renewals.get(key) is dropped:
             del _renewals[key]
         dropped.give_up()
-        if in_elastic_job():  # another rank may have the model of another moment
+        if in_elastic_job():  # another rank's model may be that of another step
             return
         estate = Estate(dropped, owned, known)
         _estates[estate] = key
@@ -200,7 +202,7 @@ def _watch(holder: Any, call: Callable[[], None]) -> weakref.finalize[..., Any]:
 
 
 def _settle_estates(wanted: Callable[[Estate], bool] = Estate.lives) -> None:
-    """Forgets the others, one by one: Python's collector may bring another one meanwhile."""
+    """Drops unwanted estates one by one: the garbage collector may add another meanwhile."""
     for estate in [one for one in list(_estates) if not wanted(one)]:
         _estates.pop(estate, None)
         for watch in estate.watches:
@@ -208,7 +210,7 @@ def _settle_estates(wanted: Callable[[Estate], bool] = Estate.lives) -> None:
 
 
 def _take_over(key: _Key, renewal: Renewal) -> None:
-    """Gives a new exchange what others of the same owner, with the same options, hold."""
+    """Moves state to a new exchange from others of the same owner, with the same options."""
     owner, ids, *options = key
     if renewal.exchange is None or in_elastic_job():
         return

@@ -1,7 +1,7 @@
 """The exchange of some variables' gradients, from one world of ranks to the next.
 
-Functions that were traced go on with the exchange of the next ranks: it has the variables of the
-one before, and its driver that driver's number.
+Traced functions continue with the exchange of the next world: it uses the state variables of the
+former one, and its driver has the number of the former driver.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Renewal(renewal.Renewal[GradientExchange]):
     """Builds an exchange when it is needed, and gives it up with its world.
 
     Args:
-        blueprint: The same on all ranks.
-        process_set: Horovod's.
+        blueprint: The description of the exchange; the same on all ranks.
+        process_set: Horovod's process set.
 
     Attributes:
-        blueprint: As given.
-        process_set: As given.
-        stand_in: In place of an exchange for a rank of an elastic job that is alone: gradients stay
-            what they are. What this rank held before waits meanwhile.
+        blueprint: The description of the exchange.
+        process_set: Horovod's process set.
+        stand_in: The exchange of a single rank in an elastic job, which leaves gradients unchanged.
+            The state that the rank held before is kept for the next exchange.
     """
 
     def __init__(self, blueprint: Blueprint, process_set: Any) -> None:
@@ -45,28 +45,28 @@ class Renewal(renewal.Renewal[GradientExchange]):
 
     @property
     def current(self) -> GradientExchange | None:
-        """What averages gradients now; None while there is nothing that does, or has ended."""
+        """The exchange that averages gradients now; None if there is none or it has ended."""
         current = self.exchange or self.stand_in
         return None if current is None or current.closed else current
 
     @property
     def holder(self) -> GradientExchange | None:
-        """What holds this rank's residuals now, and may have ended."""
+        """The exchange that holds this rank's residuals now, which may have ended."""
         return self.exchange or self._former
 
     def give_up(self) -> None:
-        """Ends the exchange, since its ranks are no longer what they were."""
+        """Ends the exchange, because its world has changed."""
         super().give_up()
         if self.stand_in is not None:
             self.stand_in.close()
             self.stand_in = None
 
     def commit(self) -> None:
-        """Remembers what this rank holds, between two steps."""
+        """Saves this rank's state, between two steps."""
         self._committed = self.held if self.exchange is None else self._save(self.exchange)
 
     def restore(self) -> None:
-        """Gives the exchange up; the next one takes over what was there at the last commit."""
+        """Gives the exchange up; the next one takes over the state of the last commit."""
         self.give_up()
         self.hold(self._committed)
 
@@ -83,7 +83,7 @@ class Renewal(renewal.Renewal[GradientExchange]):
             graph=self._graph,
             device=self.blueprint.device,
         )
-        exchange.load({}, {}, {}, step=0, rate=0.0)  # the variables may be those of one before
+        exchange.load({}, {}, {}, step=0, rate=0.0)  # a former exchange may have left its values
         if world.size == 1 and in_elastic_job():
             self.stand_in = exchange
             return None

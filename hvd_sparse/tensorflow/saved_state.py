@@ -1,7 +1,7 @@
 """An exchange's state as arrays: saved by each rank, loaded by the same rank.
 
-Layers have other names here than in messages: Keras numbers them on where a process makes a model
-again, and a resumed run need not have made as many. So the numbers are left out.
+The names of layers differ from those in messages. Keras keeps counting layers when a process makes
+a model again, and a resumed run may have made fewer models, so the numbers are left out.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _ARRAYS = ("residuals", "states", "velocities")
 
 
 def save(exchange: GradientExchange) -> dict[str, Any]:
-    """What belongs to this rank's exchange, copied.
+    """Returns a copy of the state of this rank's exchange.
 
     Returns:
-        "residuals" and "velocities": by layer, float32, flat. "states": by unit of selection,
-        float32, [4]. And what JSON can hold.
+        "residuals" and "velocities" by layer, float32, flat; "states" by unit of selection,
+        float32, [4]; further entries of JSON's types.
     """
     names = exchange.saved_names
     tuning = None if exchange.tuner is None else exchange.tuner.state()
@@ -50,14 +50,16 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
 
 
 def check(exchange: GradientExchange | None, saved: dict[str, Any] | None) -> None:
-    """Refuses saved residuals that belong somewhere else, before anything has changed.
+    """Refuses saved residuals that do not fit, before anything has changed.
 
     Args:
-        exchange: Of this rank; None where it exchanges nothing.
-        saved: What `save` returned; None, of a rank that exchanged nothing, fits anywhere.
+        exchange: This rank's exchange; None if it exchanges nothing.
+        saved: The state that `save` returned; None, from a rank that exchanged nothing, always
+            fits.
 
     Raises:
-        CheckpointMismatchError: Names what was saved and what is here, and says how to go on.
+        CheckpointMismatchError: The state does not fit. The message names what was saved and what
+            is here, and says how to go on.
     """
     if saved is None:
         return
@@ -75,9 +77,9 @@ def check(exchange: GradientExchange | None, saved: dict[str, Any] | None) -> No
 
 
 def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
-    """Takes up, between two steps, what `check` has found to fit; None empties the residuals.
+    """Loads, between two steps, state that `check` has accepted; None zeroes the residuals.
 
-    Of another compression, or where the ranks lie otherwise, without plan and thresholds.
+    Plan and thresholds are left out if the compression, the ranks per node or the device differ.
     """
     if saved is None:
         exchange.load({}, {}, {}, step=exchange.steps, rate=exchange.rate)
@@ -94,7 +96,7 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
 
 
 def layers_of(exchange: GradientExchange) -> dict[str, int]:
-    """Elements of each layer that can travel sparse, by the name under which it is saved."""
+    """Returns the elements of each layer that can be sent sparse, by saved name."""
     return {exchange.saved_names[layer.name]: layer.numel for layer in exchange.layers}
 
 
@@ -109,9 +111,9 @@ def write(path: Path, saved: dict[str, Any] | None, others: dict[str, NDArray[An
     """Writes a rank's file.
 
     Args:
-        path: Its name, which ends with .npz.
-        saved: From `save`; None where the rank exchanges nothing.
-        others: More arrays, by names without a slash.
+        path: The file's path, which ends with .npz.
+        saved: The state from `save`; None if the rank exchanges nothing.
+        others: Further arrays, by names without a slash.
     """
     arrays: dict[str, Any] = dict(others)
     head = None
@@ -123,7 +125,7 @@ def write(path: Path, saved: dict[str, Any] | None, others: dict[str, NDArray[An
 
 
 def read(path: Path) -> tuple[dict[str, Any] | None, dict[str, NDArray[Any]]]:
-    """What `write` was given.
+    """Reads a rank's file; returns `saved` and `others` as given to `write`.
 
     Raises:
         CheckpointMismatchError: The file is damaged.

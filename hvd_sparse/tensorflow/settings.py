@@ -1,4 +1,4 @@
-"""What the arguments of DistributedGradientTape amount to, once they have been found good."""
+"""The settings of an exchange: the checked arguments of DistributedGradientTape and the like."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvd_sparse.exchange.reduction import Reduction, checked_reduction
 from hvd_sparse.ranks.world import may_have_peers
 from hvd_sparse.tensorflow import compat
 
-# Arguments of Horovod's functions that belong to an exchange.
+# The arguments of Horovod's functions that belong to an exchange.
 _ARGUMENTS = (
     "compression",
     "op",
@@ -25,8 +25,8 @@ _ARGUMENTS = (
     "sparse_as_dense",
 )
 
-# What does in an optimizer of Keras what an option of a compression does. Its own weight_decay is
-# none: that shrinks the weights, beside the gradient.
+# Options of Keras optimizers, each with the option of a compression that does the same. Keras's
+# weight_decay is not among them: it shrinks the weights and leaves the gradient alone.
 _DONE_BY = {
     "momentum": "momentum_correction",
     "beta_1": "momentum_correction",
@@ -34,9 +34,9 @@ _DONE_BY = {
     "l2_shrinkage_regularization_strength": "weight_decay",
 }
 
-# Keras's Adafactor multiplies a mean over the row of a gradient by one over its column. Where both
-# hold zeros only, each is epsilon_1: the product of smaller ones is 0 in float32, so Adafactor
-# divides a gradient of 0 by it.
+# Keras's Adafactor multiplies the mean over a gradient's row by that over its column. Where both
+# hold only zeros, each mean is epsilon_1. If epsilon_1 is smaller than this, the product is 0 in
+# float32, and Adafactor divides a gradient of 0 by it.
 _LEAST_EPSILON = 1e-15
 
 DTYPES = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
@@ -44,14 +44,15 @@ DTYPES = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Horovod's arguments, under Horovod's names; and what loss scaling asks for.
+    """Settings of one exchange: Horovod's arguments, under Horovod's names, and our own.
 
     Attributes:
-        compression: The sparse one.
-        reduction: What gradients become over the ranks.
-        sparse_as_dense: Whether IndexedSlices are exchanged like other gradients.
-        follows_rate: Whether the residual is rescaled when the optimizer's learning rate changes.
-        marks_non_finite: Whether a bad step gives NaN on all ranks instead of an error.
+        compression: The sparse compression.
+        reduction: The reduction of gradients over the ranks.
+        sparse_as_dense: True if IndexedSlices are exchanged like other gradients.
+        follows_rate: True if the residual is rescaled when the optimizer's learning rate changes.
+        marks_non_finite: True if a step that is not finite gives NaN on all ranks instead of an
+            error, as loss scaling needs.
     """
 
     compression: Compression
@@ -71,7 +72,7 @@ class Settings:
         groups: Any = None,
         sparse_as_dense: bool = False,
     ) -> Settings:
-        """Refuses what a sparse exchange cannot do.
+        """Returns the settings; refuses arguments that a sparse exchange does not support.
 
         Raises:
             InvalidArgumentError: An argument lies outside its limits.
@@ -96,7 +97,7 @@ class Settings:
 
     @classmethod
     def taken_from(cls, arguments: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
-        """The settings in a call of one of Horovod's functions, and the call's other arguments.
+        """Splits the arguments of a call of Horovod's into settings and the other arguments.
 
         Raises:
             InvalidArgumentError: An argument lies outside its limits.
@@ -107,11 +108,11 @@ class Settings:
         return cls.checked(**own), rest
 
     def of_tape(self, learning_rate: Any = None) -> Settings:
-        """The same for the exchange of a tape, which is told the learning rate or knows none.
+        """Returns the settings for a tape's exchange, with its learning rate or None.
 
         Raises:
-            InvalidArgumentError: It is told, and the residual shall not follow it.
-            UnsupportedError: The residual shall follow a learning rate that is not told.
+            InvalidArgumentError: A learning rate is given, but the residual must not follow it.
+            UnsupportedError: The residual must follow the learning rate, but none is given.
         """
         wanted, told = self.compression.rescale_residual, learning_rate is not None
         if wanted and not told:
@@ -126,10 +127,10 @@ class Settings:
         return replace(self, follows_rate=told)
 
     def of_optimizer(self, optimizer: Any) -> Settings:
-        """The same for the exchange of an optimizer of Keras.
+        """Returns the settings for a Keras optimizer's exchange.
 
         Raises:
-            InvalidArgumentError: The optimizer would do again what the compression does, or divide
+            InvalidArgumentError: The optimizer repeats what the compression does, or would divide
                 by zero where averages are zero.
         """
         _check_epsilon(optimizer)
@@ -142,13 +143,13 @@ class Settings:
         return replace(self, follows_rate=wanted)
 
     def needs_exchange(self, process_set: Any) -> bool:
-        """Whether anything happens to gradients of this rank, in Horovod's process set."""
+        """Returns true if an exchange over a Horovod process set changes this rank's gradients."""
         if not process_set.included():
             return False
         return may_have_peers(process_set.size()) or self.compression.acts_on_gradients
 
     def describe(self) -> dict[str, str]:
-        """By name, what must be the same on all ranks."""
+        """Returns, by name, the options that must be the same on all ranks."""
         return {
             "compression": repr(self.compression),
             **self.reduction.describe(),
@@ -159,7 +160,7 @@ class Settings:
 
 
 def _check_epsilon(optimizer: Any) -> None:
-    """Raises InvalidArgumentError for an Adafactor that makes NaN of zeros; or several, for one."""
+    """Raises InvalidArgumentError if an optimizer is, or contains, an Adafactor that makes NaN."""
     for one in (optimizer, *getattr(optimizer, "optimizers", ())):
         is_adafactor = any(kind.__name__ == "Adafactor" for kind in type(one).__mro__)
         if is_adafactor and one.epsilon_1 < _LEAST_EPSILON:
@@ -174,9 +175,9 @@ def check_variable(variable: Any, *, sliced: bool, compression: Compression) -> 
     """Raises UnsupportedError unless the gradients of `variable` can be exchanged.
 
     Args:
-        variable: Of TensorFlow or Keras.
-        sliced: Whether they are IndexedSlices that Horovod shall gather.
-        compression: What the user asked for.
+        variable: A TensorFlow or Keras variable.
+        sliced: True if the gradients are IndexedSlices that Horovod gathers.
+        compression: The user's compression.
     """
     dtype = compat.dtype_of(variable)
     if dtype not in DTYPES:

@@ -1,4 +1,4 @@
-"""Gradients of a variable's rows, which are gathered: each rank has as many rows as it has."""
+"""Gradients as IndexedSlices, which are gathered; the number of rows differs between ranks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import tensorflow as tf
 
 
 def as_slices(gradient: Any, shape: tuple[int, ...], dtype: tf.DType) -> tf.IndexedSlices:
-    """A gradient as rows, of which there may be none: what is sliced on one rank is so on all.
+    """Returns a gradient as IndexedSlices, as needed on all ranks if one rank's is IndexedSlices.
 
     Args:
-        gradient: IndexedSlices, a tensor, or None.
-        shape: Of the variable.
-        dtype: Likewise.
+        gradient: IndexedSlices, a tensor, or None, which gives no rows.
+        shape: The variable's shape.
+        dtype: The variable's type.
 
     Returns:
-        Values of that type, and int64 indices.
+        IndexedSlices with values of that type and int64 indices.
     """
     if gradient is None:
         values, indices = tf.zeros((0, *shape[1:]), dtype), tf.zeros((0,), tf.int64)

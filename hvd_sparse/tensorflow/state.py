@@ -16,21 +16,21 @@ from hvd_sparse.tensorflow.settings import Settings
 
 
 def residual_variables(target: Any) -> list[tf.Variable]:
-    """The exchange's state: what this rank has yet to send, and what is remembered of it.
+    """Returns this rank's state of an exchange: its residual and related variables.
 
-    It belongs to this rank alone: each rank saves its own, in a file of its own.
+    The state differs between ranks: each rank saves its own, in a file of its own.
 
     Args:
         target: An optimizer from `hvd.DistributedOptimizer`; or the variables, in the order in
-            which a tape from `hvd.DistributedGradientTape` is given them.
+            which they are given to a tape from `hvd.DistributedGradientTape`.
 
     Returns:
-        The residual, what sparsifiers remember of each layer, the learning rate, if the residual
-        follows that, and the velocity, if momentum is corrected, as float32 variables. Where all
-        gradients always travel dense, none of them but the velocity.
+        The residual, the sparsifier's states of the layers, the learning rate, if the residual
+        follows it, and the velocity, if momentum is corrected, as float32 variables. If all
+        gradients are always sent dense, only the velocity.
 
     Raises:
-        InvalidArgumentError: Nothing of it was exchanged yet, or prepared.
+        InvalidArgumentError: There is no exchange yet: no step was taken, nor `prepare` called.
     """
     exchange = find_exchange(target)
     if exchange is None:
@@ -54,23 +54,24 @@ def prepare(
     """Builds the exchange before its first step, so that its state can be restored. Collective.
 
     Args:
-        variables: As the tape or the optimizer will be given them, in that order. A tape's without
-            local ones; an optimizer knows its own.
-        compression: As the tape or the optimizer is given it.
-        optimizer: From `hvd.DistributedOptimizer`, or `model.optimizer`, which `compile` may have
-            wrapped for loss scaling; None where a tape exchanges.
-        learning_rate: As a tape is given it.
-        sliced: Those of the variables whose gradients are IndexedSlices, such as embeddings.
-        process_set: Horovod's; ranks outside it have no state.
-        **options: Horovod's op, gradient_predivide_factor and sparse_as_dense, as the tape or the
-            optimizer is given them.
+        variables: The variables, in the order in which the tape or the optimizer will get them;
+            for a tape without local ones, which an optimizer leaves out itself.
+        compression: The compression that the tape or the optimizer gets.
+        optimizer: An optimizer from `hvd.DistributedOptimizer`, or `model.optimizer`, which
+            `compile` may have wrapped for loss scaling; None if a tape exchanges.
+        learning_rate: The learning rate that the tape gets.
+        sliced: The variables among them whose gradients are IndexedSlices, such as embeddings.
+        process_set: Horovod's process set; ranks outside it have no state.
+        **options: Horovod's op, gradient_predivide_factor and sparse_as_dense, with the values
+            that the tape or the optimizer gets.
 
     Returns:
-        As `residual_variables`; nothing where a rank exchanges with nobody, but for its velocity.
+        The variables that `residual_variables` returns; for a single rank only the velocity, if
+        there is one.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits, or differs between ranks.
-        UnsupportedError: A sparse exchange cannot do what was asked for; or the job is elastic.
+        UnsupportedError: A sparse exchange does not support an argument; or the job is elastic.
     """
     settings = Settings.checked(compression, **options)
     if in_elastic_job():

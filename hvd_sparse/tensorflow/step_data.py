@@ -1,8 +1,8 @@
-"""What a step in a graph waits for before it begins: the data that it is made of.
+"""Makes a step in a graph wait for its input data before it begins.
 
-At the end of the data `next` fails, and TensorFlow cancels what runs besides. Gradients that depend
-on no data, such as those of a missing gradient or of noise, would be on their way by then, and an
-exchange that is cancelled amid a step ends for good.
+At the end of the data `next` fails, and TensorFlow cancels all other running ops. Gradients that do
+not depend on data, such as noise or the zeros of a missing gradient, would be in flight by then,
+and an exchange that is cancelled in the middle of a step ends for good.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _HANDLES = (tf.resource, tf.variant)
 
 
 def awaited(gradients: Sequence[Any]) -> list[Any]:
-    """What the graph that is being built is given or reads; nothing in eager mode.
+    """Returns the inputs and the data reads of the graph being built; nothing in eager mode.
 
-    All of it belongs to that graph. A function's inputs have to be told one by one: TensorFlow may
-    merge the function into its caller, and then nothing else in it waits for them.
+    All of them belong to that graph. A function's inputs are listed one by one: TensorFlow may
+    inline the function into its caller, and then nothing else in it waits for them.
 
     Args:
-        gradients: That are exchanged, or None. They are not waited for, so that each starts when
-            it is ready, unless one is missing, which would start before all others.
+        gradients: The gradients to be exchanged, or None. They are left out, so that each starts
+            when it is ready, unless one is missing, which would start before all others.
     """
     if tf.executing_eagerly():
         return []
@@ -33,7 +33,7 @@ def awaited(gradients: Sequence[Any]) -> list[Any]:
     spared = {id(one) for one in known}
     inputs = [
         one
-        for one in getattr(graph, "inputs", ())  # of a function, or of a branch or a loop in one
+        for one in getattr(graph, "inputs", ())  # of a function, or of a branch or loop in one
         if one.dtype not in _HANDLES and id(one) not in spared
     ]
     return inputs + [one for one in graph.get_operations() if "IteratorGetNext" in one.type]

@@ -16,13 +16,13 @@ class StepOps:
 
     Args:
         driver: Number of the exchange's driver.
-        state: What the exchange remembers.
-        members: By piece that can travel sparse, the places of its gradients.
-        moved: Places of those that always travel dense and have a velocity, each a piece.
-        may_pass: Whether a piece can travel dense, too; then it is of one gradient.
-        device: Of residual, velocity and gradients.
-        allreduce: What Horovod makes of the gradient of a place, given that or what travels
-            instead.
+        state: The exchange's state.
+        members: Indices of the gradients of each piece that can be sent sparse.
+        moved: Indices of gradients that are always sent dense and have a velocity; each is a piece.
+        may_pass: True if a piece can be sent dense, too; then it has one gradient.
+        device: The device of residual, velocity and gradients.
+        allreduce: A function that averages a gradient through Horovod, given its index and the
+            gradient, or the tensor that is sent instead.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class StepOps:
         self._allreduce = allreduce
 
     def build(self, gradients: Sequence[Any], decay: tf.Tensor) -> list[Any]:
-        """What becomes of gradients: tensors, or IndexedSlices that Horovod gathers.
+        """Returns the averages: tensors, or IndexedSlices that Horovod has gathered.
 
         Args:
-            gradients: One for each place.
-            decay: float32, a scalar: of the residual.
+            gradients: The gradients of all variables of the exchange, in order.
+            decay: The factor of the residual, a float32 scalar.
         """
         begun = ops.begin(*self._memory, decay, **self._where)
         results: dict[int, Any] = {}
@@ -80,14 +80,14 @@ class StepOps:
         return [tf.cond(passes, by_horovod, lambda: average)]
 
     def _with_velocity(self, piece: int, gradient: tf.Tensor, begun: ops.Begun) -> tf.Tensor:
-        """What travels in place of a gradient that always travels dense; float32 at least."""
+        """Returns the tensor to send for a gradient that is always sent dense; at least float32."""
         with tf.device(self._where["device"]):
             wide = gradient if gradient.dtype == tf.float64 else tf.cast(gradient, tf.float32)
         (moved,), _ = ops.exchange([wide], begun.token, piece=piece, **self._where)
         return moved
 
     def _summed(self, sums: Mapping[int, Any], begun: ops.Begun) -> dict[int, Any]:
-        """The same, once the core has seen them: it refuses a step in which one is not finite."""
+        """Returns `sums` once the core has checked them: it refuses those that are not finite."""
         if not sums:
             return {}
         numbers = [

@@ -1,4 +1,4 @@
-"""The times of a step, once the device that computed it has come to its end."""
+"""Reads the times of a step, once the device that computed it has reached its end."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hvd_sparse.waiting import wait_until
 
 
 def reading_of(step: _core.StepReading, layers: int, check: Callable[[], None]) -> Reading:
-    """Tells the times of a step when it is asked; waits for the device then, and not before.
+    """Returns a function that returns the times of a step; only its call waits for the device.
 
     Args:
         step: The marks of a step that has ended.
-        layers: How many pieces, the first ones, count.
-        check: Raises what has ended the exchange.
+        layers: Number of pieces to report, from the first one on.
+        check: A function that raises the error that has ended the exchange.
     """
 
     def read() -> StepTimes:

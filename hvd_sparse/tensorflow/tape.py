@@ -21,14 +21,15 @@ def reducer(
     owner: Any = None,
     learning_rate: Any = None,
 ) -> Callable[..., list[Any]]:
-    """What averages gradients, in the form in which Horovod's tape and optimizers call it.
+    """Returns a function that averages gradients, with the signature that Horovod calls.
 
     Args:
-        settings: What the user asked for.
-        process_set: Horovod's; ranks outside it exchange nothing.
-        owner: The optimizer that the residuals belong to; None: whoever asks for the same variables
-            shares them.
-        learning_rate: That the residuals follow, if they do; None: the owner's.
+        settings: The user's settings.
+        process_set: Horovod's process set; ranks outside it exchange nothing.
+        owner: The optimizer that the residuals belong to; None if all reducers of the same
+            variables share them.
+        learning_rate: The learning rate that the residuals follow, if they follow one; None for
+            the owner's.
     """
 
     def reduce(
@@ -56,17 +57,18 @@ def reducer(
 def distribute_tape(
     stock: Callable[..., Any], arguments: dict[str, Any], learning_rate: Any = None
 ) -> Any:
-    """Horovod's tape, with gradients that are exchanged sparsely.
+    """Returns Horovod's tape with a sparse exchange.
 
     Args:
         stock: Horovod's DistributedGradientTape.
-        arguments: Of a call of it, by name.
-        learning_rate: With which the gradients will be applied: then the residual follows it, as in
-            LAGS's paper. A variable or a tensor; a number is a constant of the graph.
+        arguments: The arguments of a call of it, by name.
+        learning_rate: The learning rate with which the gradients will be applied, which the
+            residual then follows, as in the LAGS paper. A variable or a tensor; a number becomes a
+            constant of the graph. None if the residual follows none.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
-        UnsupportedError: A sparse exchange cannot do what was asked for.
+        UnsupportedError: A sparse exchange does not support an argument.
     """
     settings, rest = Settings.taken_from(arguments)
     settings = settings.of_tape(learning_rate)
@@ -76,10 +78,10 @@ def distribute_tape(
 
 
 def teach_variables(kind: Any) -> None:
-    """Lets the tapes of a class of Horovod's take variables of Keras 3, which have no `ref`.
+    """Makes a tape class of Horovod's accept Keras 3 variables, which have no `ref`.
 
-    Not one tape: if that held a function over itself, it would keep its activations until Python's
-    collector comes.
+    The class is changed, not the tape: a tape that held a closure over itself would keep its
+    activations until the garbage collector runs.
     """
     gradient, register = kind.gradient, kind.register_local_source
 

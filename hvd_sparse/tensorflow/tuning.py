@@ -1,4 +1,4 @@
-"""What the user can ask of an adaptive compression."""
+"""The user's access to the tuning of an adaptive compression."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from hvd_sparse.tuning.tuner import Tuning
 
 
 def tuning(target: Any) -> Tuning | None:
-    """What an adaptive compression has found out: the same on all ranks.
+    """Returns the tuning of an adaptive compression; the same on all ranks.
 
     Args:
         target: An optimizer from `hvd.DistributedOptimizer`; or the variables, in the order in
-            which a tape from `hvd.DistributedGradientTape` was given them.
+            which they were given to a tape from `hvd.DistributedGradientTape`.
 
     Returns:
         The network, the machine, the profile of the model, the plan, and the measured times of
-        dense and sparse steps, as far as they are known; `tuning(...).profile.save(path)` keeps
-        what `hvd-sparse plan` reads. None before the first step, where the compression is not
-        adaptive, and where there is nobody to exchange with.
+        dense and sparse steps, as far as they are known; `tuning(...).profile.save(path)` writes
+        the file that `hvd-sparse plan` reads. None before the first step, if the compression is not
+        adaptive, and if there is no other rank.
     """
     exchange = find_exchange(target)
     return None if exchange is None or exchange.tuner is None else exchange.tuner.tuning
 
 
 def replan(target: Any) -> None:
-    """Measures the network anew, and in the next steps all else, and makes a new plan. Collective.
+    """Measures the network anew, and all else in the next steps, for a new plan. Collective.
 
-    To be called between two steps.
+    Call it between two steps.
 
     Args:
-        target: As of `tuning`.
+        target: The optimizer or the variables; see `tuning`.
 
     Raises:
-        InvalidArgumentError: Nothing was exchanged yet, or the compression is not adaptive; or a
-            step is under way.
+        InvalidArgumentError: Nothing was exchanged yet, the compression is not adaptive, or a step
+            is in flight.
         ExchangeFailedError: Another rank ended the exchange, or died.
     """
     exchange = find_exchange(target)

@@ -1,5 +1,5 @@
-"""The timeline: what happens when, as a trace for Perfetto beside Horovod's.
+"""The timeline: a trace of this package's work that Perfetto shows beside Horovod's.
 
-Begin with timeline.py, the trace of this process; exchange_timeline.py says what an exchange writes
-there, and merge.py puts several traces side by side.
+Begin with timeline.py, the trace of this process; exchange_timeline.py writes the events of an
+exchange to it, and merge.py joins several traces.
 """

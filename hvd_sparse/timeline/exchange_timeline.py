@@ -1,4 +1,4 @@
-"""What an exchange writes to the timeline: a row per bucket, one for steps, one for the rest."""
+"""Events of an exchange in the timeline: rows for each bucket, one for steps, one for Horovod."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hvd_sparse.timeline.trace_file import Track, event
 
 @dataclass(frozen=True, kw_only=True)
 class BucketRow:
-    """Where the slices of a bucket are drawn, and what they say of it.
+    """Rows and labels of a bucket.
 
     Attributes:
-        title: Tells it from all other buckets of the exchange.
-        exchange: The row from its gradients to the result.
-        wait: The row of whoever waits for it.
-        sparsifier: Its name.
-        collective: Its name.
+        title: Title that is unique among the buckets of the exchange.
+        exchange: Row from the bucket's gradients to its result.
+        wait: Row of the caller that waits for the bucket.
+        sparsifier: Name of the sparsifier.
+        collective: Name of the collective.
     """
 
     title: str
@@ -32,41 +32,41 @@ class BucketRow:
 
 
 class StepCost(Protocol):
-    """Bytes of a step, on this rank."""
+    """Bytes of one step on this rank."""
 
     @property
     def bytes_sent(self) -> int:
-        """Of sparse blocks, headers included."""
+        """Bytes of sparse blocks sent, headers included."""
 
     @property
     def bytes_received(self) -> int:
-        """Of sparse blocks, headers included."""
+        """Bytes of sparse blocks received, headers included."""
 
     @property
     def dense_bytes(self) -> int:
-        """Of the gradients that Horovod exchanged."""
+        """Bytes of the gradients that Horovod exchanged."""
 
 
 class ExchangeTimeline:
     """The rows of one exchange.
 
     Args:
-        timeline: Of the process.
-        name: Of the exchange; before the names of the buckets.
+        timeline: Timeline of the process.
+        name: Name of the exchange, a prefix of the buckets' titles.
     """
 
     def __init__(self, timeline: Timeline, name: str) -> None:
         self._timeline = timeline
         self._name = name
         self._steps, self._dense = timeline.rows(name, "steps", "dense, by Horovod")
-        self._rows: dict[str, tuple[Track, Track]] = {}  # by title; outlive a change of buckets
+        self._rows: dict[str, tuple[Track, Track]] = {}  # by title; kept when buckets change
         self._buckets: dict[int, BucketRow] = {}
-        self._open: list[str] = []  # slices of the steps' row
+        self._open: list[str] = []  # open slices of the steps' row
         self._dense_began: float | None = None
         self._dense_count = self._dense_bytes = 0
 
     def add_bucket(self, number: int, name: str, *, sparsifier: str, collective: str) -> None:
-        """A bucket of the exchange."""
+        """Adds rows for a bucket of the exchange."""
         taken = {row.title for row in self._buckets.values()}
         title, count = name, 1
         while title in taken:
@@ -83,41 +83,41 @@ class ExchangeTimeline:
         )
 
     def clear_buckets(self) -> None:
-        """Others are added next; one of the same name has the same rows."""
+        """Removes all buckets; a later bucket of the same name gets the same rows."""
         self._buckets.clear()
 
     def ready(self, number: int) -> None:
-        """All gradients of the bucket have arrived."""
+        """Marks that all gradients of the bucket have arrived."""
         self._put("i", self._buckets[number].exchange, "READY")
 
     def wait_begins(self, number: int) -> None:
-        """Somebody waits for the bucket."""
+        """Marks that a caller begins to wait for the bucket."""
         self._put("B", self._buckets[number].wait, "WAIT")
 
     def wait_ends(self, number: int) -> None:
-        """The bucket has arrived, or failed."""
+        """Marks that the bucket has arrived, or failed."""
         self._put("E", self._buckets[number].wait, "WAIT")
 
     def exchanged(self, number: int, stats: _core.BucketStats) -> None:
-        """What became of the bucket, with all its times."""
+        """Draws a bucket's exchange, with all its times."""
         row = self._buckets[number]
         self._timeline.record(lambda since: bucket_events(row, stats, since))
 
     def step_begins(self, step: int) -> None:
-        """The first gradient of a step has arrived; or nobody has said so yet."""
+        """Opens the step's slice, unless it is open: its first gradient has arrived."""
         if not self._open:
             self._begin(f"STEP {step}", step=step)
 
     def synchronize_begins(self, step: int) -> None:
-        """All that can be launched while gradients arrive, was."""
+        """Marks that everything that can be launched while gradients arrive has been launched."""
         self.step_begins(step)
         self._begin("SYNCHRONIZE")
 
     def step_ends(self, cost: StepCost) -> None:
-        """All gradients have been exchanged.
+        """Closes the step's slices: all gradients have been exchanged.
 
         Args:
-            cost: The bytes of the step.
+            cost: Bytes of the step.
         """
         while self._open:
             self._put("E", self._steps, self._open.pop())
@@ -131,18 +131,18 @@ class ExchangeTimeline:
         )
 
     def refused(self, reason: str) -> None:
-        """No rank applies the step."""
+        """Marks that no rank applies the step."""
         self._put("i", self._steps, "REFUSED", reason=reason)
 
     def dense_launched(self, size: int) -> None:
-        """Horovod has been given a gradient of `size` bytes."""
+        """Notes that a gradient of `size` bytes was handed to Horovod."""
         if self._dense_began is None:
             self._dense_began = time.perf_counter()
         self._dense_count += 1
         self._dense_bytes += size
 
     def dense_done(self) -> None:
-        """Horovod has returned all it was given in this step."""
+        """Draws Horovod's slice: it has returned all gradients of this step."""
         if self._dense_began is None:
             return
         track, began, ended = self._dense, self._dense_began, time.perf_counter()
@@ -173,9 +173,9 @@ class ExchangeTimeline:
 
 
 def bucket_events(row: BucketRow, stats: _core.BucketStats, since: Since) -> Iterable[str]:
-    """SELECT, QUEUE and EXCHANGE of a bucket; within the last the collective's rounds and SETTLE.
+    """Yields SELECT, QUEUE and EXCHANGE of a bucket, then the collective's rounds and SETTLE.
 
-    What surrounds another slice comes first, as viewers want it.
+    The last two lie within EXCHANGE: viewers want an enclosing slice before those inside it.
     """
     track = row.exchange
     selected, begin, end = map(since, (stats.select_end, stats.exchange_begin, stats.exchange_end))

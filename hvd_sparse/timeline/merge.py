@@ -1,4 +1,4 @@
-"""Several traces, of several ranks or of Horovod, as one that Perfetto shows side by side."""
+"""Merges traces, of several ranks or of Horovod, into one that Perfetto shows side by side."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def merge_files(paths: Sequence[Path], output: Path) -> int:
 
     Args:
         paths: Traces of this package and of Horovod; also of processes that died.
-        output: A JSON array of events.
+        output: The file to write, a JSON array of events.
 
     Returns:
-        How many events there are.
+        The number of events.
 
     Raises:
-        InvalidArgumentError: A file cannot be read or is no such trace, or two of them use the same
-            rows.
+        InvalidArgumentError: A file cannot be read or is not such a trace, or two of them use the
+            same rows.
         OSError: The output cannot be written.
     """
     events = merge({str(path): read(path) for path in paths})
@@ -36,10 +36,10 @@ def merge_files(paths: Sequence[Path], output: Path) -> int:
 
 
 def read(path: Path) -> list[Event]:
-    """The events of a trace, whose closing bracket may be missing.
+    """Reads the events of a trace, whose closing bracket may be missing.
 
     Raises:
-        InvalidArgumentError: It cannot be read, or is no array of events.
+        InvalidArgumentError: The file cannot be read, or is not an array of events.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace").rstrip()
@@ -56,10 +56,10 @@ def read(path: Path) -> list[Event]:
 
 
 def merge(traces: Mapping[str, list[Event]]) -> list[Event]:
-    """The events of all traces, their times counted from the start of the earliest.
+    """Returns the events of all traces, with times counted from the start of the earliest.
 
     Args:
-        traces: By name, for errors.
+        traces: Events by the trace's name, which errors quote.
 
     Raises:
         InvalidArgumentError: A trace does not say when it starts, or two of them use the same rows.

@@ -1,6 +1,6 @@
-"""What happens when, as a trace for Perfetto beside Horovod's: HVD_SPARSE_TIMELINE=FILE.
+"""The trace of this process, for Perfetto beside Horovod's: HVD_SPARSE_TIMELINE=FILE.
 
-See docs/timeline.md for what is in it.
+docs/timeline.md describes the events.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from hvd_sparse.timeline.trace_file import TraceFile, Track, metadata
 
 VARIABLE = "HVD_SPARSE_TIMELINE"
 HOROVOD_VARIABLE = "HOROVOD_TIMELINE"
-# Stands in the name for this process's rank.
+# Placeholder for this process's rank in the file's name.
 RANK = "{rank}"
-# Between two writes: what a killed process may lose.
+# Seconds between two writes: the events that a killed process may lose.
 WRITE_SECONDS = 0.1
-# Horovod numbers its rows from 0; ours lie beyond, those of each rank apart.
+# Horovod numbers its rows from 0; ours come after those, in a range of their own for each rank.
 ROWS_PER_RANK = 100_000
 
-# From a moment of `time.perf_counter` to nanoseconds since the trace's start.
+# Converts a moment of `time.perf_counter` to nanoseconds since the trace's start.
 Since = Callable[[float], int]
-# Makes events; called on the thread that writes.
+# Makes events; called on the writing thread.
 Recipe = Callable[[Since], Iterable[str]]
 
 
@@ -37,11 +37,12 @@ class Timeline:
     """The trace of this process. Recording is cheap: a thread of its own formats and writes.
 
     Times are those of `time.perf_counter`, which on Linux is the clock of Horovod's trace and of
-    the core. Their zero is that of Horovod's trace if there is one, else when this was built.
+    the core. Their zero is that of Horovod's trace if there is one, else the construction of this
+    object.
 
     Args:
-        path: Of the file.
-        rank: In the whole job; chooses the numbers of rows.
+        path: Path of the file.
+        rank: Rank in the whole job; chooses the numbers of rows.
         horovod: Path of Horovod's trace, if this process writes one.
 
     Raises:
@@ -67,11 +68,11 @@ class Timeline:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more events."""
+        """True if the timeline takes no more events."""
         return self._closing.is_set()
 
     def rows(self, title: str, *names: str) -> list[Track]:
-        """New rows under one title, in this order."""
+        """Adds rows under one title, in this order."""
         with self._rows:
             pid = self._next_row
             self._next_row += len(names)
@@ -87,15 +88,15 @@ class Timeline:
         return tracks
 
     def record(self, recipe: Recipe) -> None:
-        """Adds the events that `recipe` will make, soon and on another thread."""
+        """Queues the events that `recipe` will make, soon and on another thread."""
         if not self._closing.is_set() and not self._broken:
             self._recipes.put(recipe)
 
     def fail(self, reason: str) -> None:
-        """Nothing: what led to the failure is what one wants to see."""
+        """Does nothing: the events before a failure are those that one wants to see."""
 
     def close(self) -> None:
-        """Writes what is left and takes no more."""
+        """Writes the remaining events, and takes no more."""
         if self._closing.is_set() or os.getpid() != self._process:
             return
         self._closing.set()
@@ -127,14 +128,17 @@ class Timeline:
             )
 
     def _start(self) -> str:
-        """Chosen late: Horovod's file tells its start with its first event."""
+        """Returns the event that tells the trace's start, which Horovod's file may decide.
+
+        Called as late as possible: Horovod's file states its start in its first event.
+        """
         self._started = True
         now, clock = _two_clocks()
         start = None if self._horovod is None else _start_of(self._horovod)
         if start is not None:
             self._zero = clock - (now - 1000 * start)
         first = Track(ROWS_PER_RANK * (self._rank + 1), ROWS_PER_RANK * (self._rank + 1))
-        # Under the name by which Horovod tells the same of its own trace.
+        # Horovod states the start of its own trace under the same name.
         epoch = (now - (clock - self._zero)) // 1000
         return metadata("trace_start", first, start_time_since_epoch_in_micros=epoch)
 
@@ -143,7 +147,7 @@ class Timeline:
 
 
 def _two_clocks() -> tuple[int, int]:
-    """Nanoseconds since the epoch and of `time.perf_counter` at one moment."""
+    """Returns nanoseconds since the epoch and of `time.perf_counter`, at one moment."""
     best = None
     for _ in range(9):  # the shortest try was not interrupted
         before, now, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
@@ -154,9 +158,9 @@ def _two_clocks() -> tuple[int, int]:
 
 
 def _start_of(horovod: str) -> int | None:
-    """When a trace of Horovod's began, in microseconds since the epoch; None if it does not say."""
+    """Returns the start of Horovod's trace, in microseconds since the epoch; None if not stated."""
     try:
-        if not Path(horovod).is_file():  # reading a FIFO would wait, and take what others read
+        if not Path(horovod).is_file():  # reading a FIFO would block, and steal others' data
             return None
         with open(horovod, encoding="utf-8", errors="replace") as file:
             head = file.read(4096)
@@ -170,15 +174,15 @@ _timelines: dict[str, Timeline] = {}
 
 
 def from_environment(*, rank: int, environment: Mapping[str, str] = os.environ) -> Timeline | None:
-    """This process's trace, if HVD_SPARSE_TIMELINE asks for one; the same one every time.
+    """Returns this process's trace, if HVD_SPARSE_TIMELINE asks for one; always the same object.
 
     Args:
-        rank: In the whole job. Rank 0 alone writes, unless the name contains "{rank}".
-        environment: Of the process.
+        rank: Rank in the whole job; rank 0 alone writes, unless the name contains "{rank}".
+        environment: Environment variables of the process.
 
     Raises:
-        InvalidArgumentError: The file cannot be written, is a symbolic link or otherwise no regular
-            file, or Horovod writes to it.
+        InvalidArgumentError: The file cannot be written, is a symbolic link or otherwise not a
+            regular file, or is the one that Horovod writes to.
     """
     name = environment.get(VARIABLE, "")
     if not name or (rank != 0 and RANK not in name):

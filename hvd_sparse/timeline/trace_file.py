@@ -1,4 +1,4 @@
-"""A file of trace events, as Chrome and Perfetto read it; valid JSON after every write."""
+"""A file of trace events that Chrome and Perfetto read; valid JSON after every write."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Track(NamedTuple):
-    """A line of the picture.
+    """A row of the picture.
 
     Attributes:
-        pid: What viewers call a process: a group of lines.
-        tid: What they call a thread: one line.
+        pid: A process to the viewer: a group of rows.
+        tid: A thread to the viewer: one row.
     """
 
     pid: int
@@ -36,22 +36,22 @@ class Track(NamedTuple):
 
 
 class TraceFile:
-    """A JSON array of events that grows at its end, and is closed again by the same write.
+    """A JSON array of events; every write appends events and closes the array again.
 
-    So a process that is killed leaves a file that every reader of JSON takes.
+    A process that is killed therefore leaves a file that every JSON reader accepts.
 
     Args:
-        path: Of the file; what it held is lost.
+        path: Path of the file; its former content is lost.
 
     Raises:
-        OSError: It cannot be written, or is no regular file: a symbolic link is none, lest its
-            target is emptied.
+        OSError: The file cannot be written, or is not a regular file. A symbolic link is refused
+            too, so that its target is not emptied.
     """
 
     def __init__(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             _require_regular(os.lstat(path))
-        # The name may have changed hands since then.
+        # The path may name another file by now.
         self._file = os.open(path, _FLAGS, 0o666)
         try:
             _require_regular(os.fstat(self._file))
@@ -63,10 +63,10 @@ class TraceFile:
             raise
 
     def append(self, events: Iterable[str]) -> None:
-        """Writes events at the end.
+        """Appends events.
 
         Raises:
-            OSError: They cannot be written; the file ends where it ended before.
+            OSError: The events cannot be written; the file still ends where it ended before.
         """
         lines = _BETWEEN.join(events).encode()
         if not lines:
@@ -81,7 +81,7 @@ class TraceFile:
         self._length += len(before) + len(lines)
 
     def close(self) -> None:
-        """Lets go of the file, which is complete already."""
+        """Closes the file, which is complete already."""
         os.close(self._file)
 
     def _write(self, text: bytes, offset: int) -> None:
@@ -91,7 +91,7 @@ class TraceFile:
 
 
 def _require_regular(found: os.stat_result) -> None:
-    """Raises OSError that says what kind of file it is instead."""
+    """Raises an OSError that names the kind of file if it is not a regular one."""
     if not stat.S_ISREG(found.st_mode):
         kind = next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), "a special file")
         raise OSError(f"it is {kind}, not a regular file")
@@ -99,7 +99,7 @@ def _require_regular(found: os.stat_result) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def quoted(text: str) -> str:
-    """A string in JSON."""
+    """Returns a string quoted as JSON."""
     return json.dumps(text)
 
 
@@ -122,16 +122,16 @@ def event(
     /,
     **arguments: int | float | str,
 ) -> str:
-    """One event.
+    """Formats one event.
 
     Args:
-        phase: "B" begins a slice and "E" ends it, "X" is a slice with both its ends, "i" is a
-            moment, "C" counts.
-        track: Where it is drawn.
-        name: Of the slice.
+        phase: "B" begins a slice and "E" ends it, "X" is a slice with both its ends, "i" is an
+            instant, "C" a counter.
+        track: The row.
+        name: Name of the slice.
         begin: Nanoseconds since the trace's start.
-        end: The same, of an "X".
-        **arguments: Shown with it; finite numbers, or strings.
+        end: End of an "X", likewise.
+        **arguments: Values shown with the event; finite numbers, or strings.
     """
     length = "" if end is None else f', "dur": {(end - begin) / 1000:.3f}'
     scope = ', "s": "t"' if phase == "i" else ""
@@ -142,11 +142,11 @@ def event(
 
 
 def metadata(kind: str, track: Track, **arguments: int | str) -> str:
-    """What a track or a group of them is called, or where it stands.
+    """Formats an event that names or places a row or a group of rows.
 
     Args:
         kind: "process_name", "process_sort_index", "thread_name" or "thread_sort_index".
-        track: Of which the first track's tid stands for the group.
+        track: The row; the tid of a group's first row stands for the group.
         **arguments: Its `name` or `sort_index`.
     """
     return (

@@ -1,4 +1,4 @@
-"""What is attached to an optimizer: hooks around its step and its state, and Horovod's methods."""
+"""Attaches an exchange to an optimizer: hooks on its step and its state, and Horovod's methods."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hvd_sparse.torch.settings import checked_passes
 
 
 class Attachment:
-    """What is attached to an optimizer: its hooks, and the methods that Horovod's users call.
+    """The hooks on an optimizer, and the methods that Horovod's users call.
 
     Args:
-        optimizer: The user's.
-        renewal: Has the exchange of its gradients, or builds it.
+        optimizer: The user's optimizer.
+        renewal: Builds and holds the exchange of its gradients.
         passes: Backward passes per step.
     """
 
@@ -55,16 +55,16 @@ class Attachment:
 
     @property
     def exchange(self) -> GradientExchange | None:
-        """Of the gradients; None where there is nobody to exchange with, or until it is built."""
+        """The exchange of the gradients; None if this rank needs none, or until it is built."""
         return self.renewal.exchange
 
     def synchronize(self) -> None:
         """Waits until every gradient is the average over the ranks; for clipping before step().
 
         Raises:
-            NonFiniteGradientError: On every rank, when a gradient is not finite on one. All
-                gradients are zero then and nothing is lost; the next step is normal.
-            GradientInFlightError: A gradient was changed since backward. Ends the exchange.
+            NonFiniteGradientError: On every rank, if a gradient is not finite on one. All gradients
+                are then zero and nothing is lost; the next step is normal.
+            GradientInFlightError: A gradient was changed after backward. The exchange has ended.
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
         self.renewal.renew()
@@ -73,7 +73,7 @@ class Attachment:
             self.exchange.synchronize()
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
-        """Within it, step() does not synchronize: for use after an own synchronize()."""
+        """Returns a context in which step() does not synchronize; for use after synchronize()."""
         if self.exchange is not None:
             self.exchange.rates.clipping_seen()
         return self._not_synchronizing()
@@ -87,10 +87,10 @@ class Attachment:
             self._should_synchronize = True
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Like the optimizer's own; refused, on all ranks, between backward and synchronize().
+        """Like the optimizer's own, but refused, on all ranks, between backward and synchronize().
 
         Raises:
-            GradientInFlightError: Gradients have arrived and were not exchanged yet.
+            GradientInFlightError: Gradients have arrived but are not exchanged yet.
         """
         if self.exchange is not None and not self._paused:
             self.exchange.refuse_if_busy(
@@ -106,15 +106,15 @@ class Attachment:
             type(optimizer).zero_grad(optimizer, *args, **kwargs)
 
     def reset_residual(self, state_dict: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """Empties this rank's residuals: what was not sent yet is lost.
+        """Empties this rank's residuals; gradients that were not sent yet are lost.
 
         Args:
-            state_dict: Of any model, rank or number of ranks.
+            state_dict: A state dict of any model, saved by any rank of any number of ranks.
 
         Returns:
-            A copy of `state_dict` that loads here, without residuals; None if there was none. Of
-            the same model and number of ranks, it keeps the step and the plan, which all ranks
-            have in common.
+            A copy of `state_dict` that loads here, without residuals; None if none was passed. If
+            it was saved for this model and number of ranks, it keeps the step and the plan, which
+            are the same on all ranks.
         """
         if self.exchange is not None:
             self._refuse_if_busy("reset_residual()")
@@ -127,7 +127,7 @@ class Attachment:
         """Sets how many backward passes add up to one step's gradient.
 
         Raises:
-            InvalidArgumentError: `passes` is no integer above 0.
+            InvalidArgumentError: `passes` is not a positive integer.
         """
         checked_passes(passes)
         if self.exchange is not None:
@@ -138,7 +138,7 @@ class Attachment:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within it the optimizer is as it was before: it exchanges, saves and loads nothing."""
+        """Suspends the attachment within the context: it exchanges, saves and loads nothing."""
         self._paused = True
         try:
             if self.exchange is None:
@@ -152,7 +152,7 @@ class Attachment:
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
-        """Within it, what this rank has saved is loaded for an exchange that is yet to be built."""
+        """Ends the exchange; state that is loaded within the context waits for the next one."""
         self.renewal.give_up()
         self._restoring = True
         try:
@@ -168,14 +168,14 @@ class Attachment:
         )
 
     def before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Synchronizes ahead of step(), or has its closure do so.
+        """Synchronizes before step(), or makes its closure do so.
 
         Args:
             args: Positional arguments of step(): the optimizer, and perhaps the closure.
             kwargs: Keyword arguments of step().
 
         Returns:
-            New arguments and keyword arguments, or None to keep these.
+            The new args and kwargs, or None to keep these.
         """
         if self._paused:
             return None
@@ -198,7 +198,7 @@ class Attachment:
         return (args[0], closure, *args[2:]), kwargs
 
     def after_step(self) -> None:
-        """Makes ready for the next step.
+        """Prepares for the next step.
 
         Raises:
             GradientInFlightError: step() itself computed gradients that were not exchanged.
@@ -247,13 +247,13 @@ def _exchanging(closure: Callable[[], Any], exchange: GradientExchange) -> Calla
 
 
 def attachment_of(optimizer: object) -> Attachment | None:
-    """What DistributedOptimizer has attached to an optimizer, if it has."""
+    """Returns an optimizer's attachment; None unless DistributedOptimizer has wrapped it."""
     attachment = getattr(optimizer, step_hooks.ATTRIBUTE, None)
     return attachment if isinstance(attachment, Attachment) else None
 
 
 def require_attachment(optimizer: object) -> Attachment:
-    """What DistributedOptimizer has attached; raises InvalidArgumentError if it has not."""
+    """Returns an optimizer's attachment; raises InvalidArgumentError if it has none."""
     attachment = attachment_of(optimizer)
     if attachment is None:
         raise InvalidArgumentError(

@@ -1,8 +1,8 @@
-"""Checkpoints of a whole job: what all ranks share, and what each rank has yet to send.
+"""Checkpoints of a whole job: the state that all ranks share, and each rank's residuals.
 
-The folder is that of hvd_sparse/state/checkpoint.py: shared.pt has the model, the optimizer, and
-what else the user keeps; rank-3-of-16.pt has rank 3's residuals, thresholds, plan and random
-numbers.
+hvd_sparse/state/checkpoint.py describes the folder. Here shared.pt holds the model, the optimizer
+and the user's extra objects; rank-3-of-16.pt holds rank 3's residuals, thresholds, plan and random
+number states.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hvd_sparse.torch.residual_sums import residuals_of, summing_over
 
 _SUFFIX = ".pt"
 
-# Why torch.load refuses an object, among advice to load it without the restriction.
+# Matches the reason in a refusal of torch.load, which also advises to load without the restriction.
 _REFUSAL = re.compile(r"(?:Trying to load|Unsupported|Can only)[^\n]*")
 
 
@@ -42,23 +42,23 @@ def save_checkpoint(
     """Writes a checkpoint of the whole job. Collective, between two steps.
 
     Args:
-        folder: Replaced if it is there; a job that dies meanwhile leaves the former one, as
-            FOLDER or FOLDER.old.
-        model: Its state_dict() is saved by one rank.
-        optimizer: From `hvd.DistributedOptimizer`, sparse or not; its state_dict() is saved by one
-            rank, and what belongs to the residuals by every rank.
-        **extra: Kept beside them, as one rank has it: the epoch, a schedule's state_dict(), ...;
-            of types that `torch.load(weights_only=True)` takes, which cannot run code: numbers,
-            bool, str, None, tensors, torch.Size, torch.dtype, and dict, OrderedDict, list and tuple
-            of them; others that your version of torch takes, or that both this job and the one that
-            loads have given to `torch.serialization.add_safe_globals`.
+        folder: The folder to write, replaced if it exists. A job that dies meanwhile leaves the
+            former one, as FOLDER or FOLDER.old.
+        model: The model; one rank saves its state_dict().
+        optimizer: From `hvd.DistributedOptimizer`, sparse or not; one rank saves its state_dict(),
+            and every rank its own residuals.
+        **extra: Further objects, saved as one rank has them: the epoch, a schedule's state_dict(),
+            ... They must be of types that `torch.load(weights_only=True)` accepts, which cannot run
+            code: numbers, bool, str, None, tensors, torch.Size, torch.dtype, and dict, OrderedDict,
+            list and tuple of them; others that your version of torch accepts, or that both this job
+            and the one that loads have passed to `torch.serialization.add_safe_globals`.
 
     Raises:
         InvalidArgumentError: On every rank, if `extra` holds another type on one.
-        GradientInFlightError: Gradients have arrived and were not exchanged yet.
+        GradientInFlightError: Gradients have arrived but are not exchanged yet.
         ExchangeFailedError: The exchange has ended; the ranks may not have taken the same steps.
         OSError: On every rank, if one cannot write, or another job is saving to the same folder.
-            The former checkpoint is as it was.
+            The former checkpoint is unchanged.
     """
     exchange = _exchange_of(optimizer)
     if exchange is not None:
@@ -92,27 +92,27 @@ def load_checkpoint(
     *,
     residuals: str = "own",
 ) -> dict[str, Any] | None:
-    """Takes up what `save_checkpoint` wrote. Collective, between two steps.
+    """Loads what `save_checkpoint` wrote. Collective, between two steps.
 
     Args:
-        folder: As it was given to `save_checkpoint`.
-        model: Like the one that was saved.
+        folder: The folder that was passed to `save_checkpoint`.
+        model: A model like the one that was saved.
         optimizer: From `hvd.DistributedOptimizer`, over that model.
-        residuals: What becomes of what was not sent yet. "own": every rank goes on with its own, as
-            if nothing had happened; for as many ranks as were saved. "spread": for any number of
-            ranks, the sum of all residuals is shared out, entry by entry to one rank after the
-            other, so that nothing is lost but for the rounding of that sum; thresholds and plan are
-            found anew. "reset": it is lost.
+        residuals: The policy for saved residuals. "own": every rank continues with its own, as if
+            nothing had happened; the number of ranks must be that of the checkpoint. "spread": the
+            sum of all residuals is shared out, entry by entry to one rank after the other, for any
+            number of ranks; nothing is lost but for the rounding of that sum, and thresholds and
+            plan are found anew. "reset": residuals are dropped.
 
     Returns:
-        What `save_checkpoint` was given as `extra`, its tensors on the CPU; None if there is no
-        checkpoint on any rank.
+        The `extra` that was passed to `save_checkpoint`, its tensors on the CPU; None if there is
+        no checkpoint on any rank.
 
     Raises:
         InvalidArgumentError: `residuals` is none of the three.
-        CheckpointMismatchError: On every rank, if there is no whole checkpoint where there is a
-            folder, it does not fit, or the ranks have no checkpoint in common. Nothing has changed,
-            except that LAGS may measure its times anew.
+        CheckpointMismatchError: On every rank, if the folder exists but holds no complete
+            checkpoint, the checkpoint does not fit, or the ranks have none in common. Nothing has
+            changed, except that LAGS may measure its times anew.
     """
     policy = checked_policy(residuals)
     exchange = _exchange_of(optimizer)
@@ -152,9 +152,9 @@ def load_checkpoint(
 
 def _write(stem: Path, content: dict[str, Any]) -> None:
     path = Path(f"{stem}{_SUFFIX}")
-    with path.open("wb") as file:  # torch's own files do not tell why they cannot be written
+    with path.open("wb") as file:  # torch's own files do not say why writing failed
         torch.save(content, file)
-    _read(path, mmap=True)  # a model or an optimizer may hold what is refused
+    _read(path, mmap=True)  # fails now if model or optimizer hold a refused type
 
 
 def _read(path: Path, *, mmap: bool = False) -> dict[str, Any]:
@@ -162,10 +162,10 @@ def _read(path: Path, *, mmap: bool = False) -> dict[str, Any]:
 
     Args:
         path: The file.
-        mmap: Leaves the content of tensors in the file.
+        mmap: True to leave the content of tensors in the file.
 
     Raises:
-        CheckpointMismatchError: The file is damaged, or has objects that could run code.
+        CheckpointMismatchError: The file is damaged, or holds objects that could run code.
     """
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
@@ -181,7 +181,7 @@ def _reason(error: Exception) -> str:
 
 
 def _check_extra(extra: dict[str, Any]) -> None:
-    """Refuses what `_read` would refuse, while there is still something to save."""
+    """Refuses what `_read` would refuse, before any file is written."""
     file = io.BytesIO()
     try:
         torch.save(extra, file)
@@ -194,7 +194,7 @@ def _check_extra(extra: dict[str, Any]) -> None:
 
 
 def _copies(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's state on the CPU, which loading does not change."""
+    """Copies a model's state to the CPU, where loading does not change it."""
     return {
         name: one.to("cpu", copy=True)
         if isinstance(one, torch.Tensor) and not is_lazy(one)
@@ -204,14 +204,14 @@ def _copies(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:
-    """Where its first parameter lies."""
+    """Returns the device of the optimizer's first parameter."""
     params = (param for group in optimizer.param_groups for param in group["params"])
     device: torch.device = next(params).device
     return device
 
 
 def _random(device: torch.device) -> dict[str, torch.Tensor]:
-    """The states of this rank's random numbers: the CPU's, and those of a GPU."""
+    """Returns this rank's random number states: the CPU's, and the GPU's if `device` is one."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -219,7 +219,7 @@ def _random(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def _set_random(states: dict[str, torch.Tensor], device: torch.device) -> None:
-    """Takes up what `_random` gave; a GPU's, if it was saved on one and this is one, too."""
+    """Restores what `_random` returned; a GPU's state if one was saved and `device` is a GPU."""
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
@@ -234,7 +234,7 @@ def _exchange_of(optimizer: torch.optim.Optimizer) -> GradientExchange | None:
 
 
 def _spread(job: Job, found: Found, exchange: GradientExchange | None) -> dict[str, Any]:
-    """State with this rank's share of the sum of all saved residuals."""
+    """Returns a state with this rank's share of the sum of all saved residuals."""
     if not all(job.everywhere(exchange is not None and exchange.world.size == job.size)):
         raise CheckpointMismatchError(
             'residuals="spread" needs an optimizer that all ranks of the job, two at least, '
@@ -257,8 +257,8 @@ def _spread(job: Job, found: Found, exchange: GradientExchange | None) -> dict[s
 
 
 def _add(saved: Mapping[str, Any] | None, total: SavedSum) -> dict[str, Any] | None:
-    """Adds a rank's residuals; what the ranks have in common."""
-    if saved is None:  # of a single rank, which exchanges nothing
+    """Adds a rank's residuals to the sum; returns the state that all ranks have in common."""
+    if saved is None:  # by a single rank, which exchanges nothing
         return None
     total.add(saved["layers"], residuals_of(saved))
     return {"step": saved["step"], "lrs": saved["lrs"]}

@@ -1,4 +1,4 @@
-"""Gradients that Horovod exchanges for us, dense: small and 1-d ones, and all that pays dense."""
+"""Dense gradients, which Horovod exchanges: small and 1-d ones, and all that are faster dense."""
 
 from __future__ import annotations
 
@@ -21,28 +21,27 @@ from hvd_sparse.torch.slots import Slot
 class DenseReducer:
     """Allreduces gradients through Horovod; ends the wait when the exchange fails.
 
-    A layer that was exchanged sparsely before has a residual. It joins the next gradient, and is
-    gone once that step is committed. A narrow gradient travels as float32 then, and each rank keeps
-    its share of what the result rounds away.
+    A layer that was sparse before has a residual. It is added to the layer's next gradient, and
+    dropped once that step is committed. A narrow gradient is then sent as float32, and each rank
+    keeps its share of the rounding error of the result.
 
     Args:
-        prefix: Of the names of the operations; the same on all ranks, of no other optimizer.
-        settings: What the user asked for.
+        prefix: Prefix of operation names; the same on all ranks, unique to the optimizer.
+        settings: The user's settings.
         size: Number of ranks.
-        process_set: Horovod's.
-        exchange: Whose failure ends every wait.
-        rates: Tell how the residuals decay.
-        loss_scale: Of the gradients.
-        local: What is done to a gradient first.
+        process_set: Horovod's process set.
+        exchange: The exchange whose failure ends every wait.
+        rates: Learning rates, which determine the decay of residuals.
+        loss_scale: Loss scale of the gradients.
+        local: Clipping and weight decay, applied to each gradient first.
 
     Attributes:
-        bytes: Of the gradients of this step.
-        residuals: By layer, float32, flat: what has yet to join a gradient.
-        rests: Likewise, what a narrow gradient could not hold of a step that a residual joined. It
-            waits until the layer travels sparse: a narrow gradient would round it away again.
-        owed: Whether any rank may have a residual here: alike on all ranks, whatever each one
-            holds.
-        velocities: Of these gradients, where momentum is corrected.
+        bytes: Size of this step's gradients, as they are sent.
+        residuals: By layer, float32, flat: residuals to add to the next gradients.
+        rests: By layer, float32, flat: rounding errors of results that contain a residual. They
+            are kept until the layer is sparse: a narrow gradient would round them away again.
+        owed: True if any rank may have a residual here; the same on all ranks, whatever each holds.
+        velocities: Velocities of these gradients, used if momentum is corrected.
     """
 
     def __init__(
@@ -68,14 +67,14 @@ class DenseReducer:
         self._loss_scale = loss_scale
         self._local = local
         self._scale, output_scale = settings.reduction.scales(size)
-        self._share = 1 / (output_scale * size)  # of a result, as each rank's residual counts it
+        self._share = 1 / (output_scale * size)  # of a rounding error, in the residual's unit
         self._compression = settings.compression
         self._options = {**settings.reduction.of_horovod(), "process_set": process_set}
         self._in_flight: list[tuple[Slot, int]] = []
-        self._rests_of_step: dict[str, torch.Tensor] = {}  # memory that a commit fills
+        self._rests_of_step: dict[str, torch.Tensor] = {}  # filled by committed()
 
     def launch(self, slot: Slot) -> None:
-        """Starts the allreduce of a gradient, with velocity and residual of its layer."""
+        """Starts the allreduce of a gradient plus its layer's velocity and residual."""
         self._local.prepare(slot)
         joins = slot.name in self.residuals
         work = slot.take(self._travels_as(slot), copy=joins or bool(self.velocities))
@@ -91,15 +90,15 @@ class DenseReducer:
         self._in_flight.append((slot, handle))
 
     def wait(self, *, alone: bool) -> str | None:
-        """Waits for all launched gradients; the results then lie in their slots' `work`.
+        """Waits for all launched gradients; the results are then in their slots' `work`.
 
         Args:
-            alone: Whether the whole step travels dense. Then, where no residual may have joined it
-                on any rank, nothing depends on finite sums, and they are not looked at: the step is
-                Horovod's own, and takes no longer.
+            alone: True if the whole step is dense. Unless a residual or a velocity may be part of
+                it on any rank, nothing then depends on finite sums, and they are not checked: the
+                step is Horovod's own, and takes no longer.
 
         Returns:
-            Why the step cannot be applied, found by all ranks alike, or None.
+            The reason why the step cannot be applied, the same on all ranks, or None.
 
         Raises:
             ExchangeFailedError: The exchange has ended.
@@ -116,9 +115,9 @@ class DenseReducer:
         return refuse
 
     def committed(self) -> None:
-        """The step is applied, and written to the gradients: the residuals that joined it are gone.
+        """Commits residuals and velocities; called once the results are in the gradients.
 
-        Takes no memory, since a step that counts must not fail on one rank.
+        Allocates no memory, since a committed step must not fail on one rank.
         """
         self.velocities.committed()
         for slot, _ in self._in_flight:
@@ -134,48 +133,48 @@ class DenseReducer:
         *,
         owed: bool,
     ) -> None:
-        """Takes over residuals and rests, copied, in place of all that is here.
+        """Replaces all residuals and rests by copies of these.
 
-        On all ranks alike, but for the values. Where one rank has a residual all have one, be it of
-        zeros: it joins for the rank's share of what is rounded away.
+        All ranks pass the same layers, and only the values differ. If one rank has a residual, all
+        have one, even if it is zero: it makes the rank keep its share of the rounding error.
         """
         self.residuals = {name: residual.clone() for name, residual in residuals.items()}
         self.rests = {name: rest.clone() for name, rest in rests.items()}
         self.owed = owed
 
     def reset(self) -> None:
-        """Forgets residuals and velocities, perhaps on this rank alone."""
+        """Drops residuals and velocities, perhaps on this rank alone."""
         for residual in self.residuals.values():
-            residual.zero_()  # it still joins, as `load` says
+            residual.zero_()  # and keeps it: see `load`
         self.rests.clear()
         self.velocities.load({})
 
     def release(self) -> None:
-        """Makes ready for the next step."""
+        """Prepares for the next step."""
         self._in_flight.clear()
         self._rests_of_step.clear()
         self.velocities.release()
         self.bytes = 0
 
     def _travels_as(self, slot: Slot) -> torch.dtype:
-        """The type of a gradient on its way; alike on all ranks, whatever joins it on each one."""
+        """Returns the type in which a gradient is sent; the same on all ranks."""
         dtype = slot.gradient().dtype
         joins = self.owed and travels_sparse(slot.param, self._compression)
-        if joins or self.velocities or dtype == torch.bfloat16:  # for which Horovod has no name
+        if joins or self.velocities or dtype == torch.bfloat16:  # which Horovod does not know
             return torch.promote_types(dtype, torch.float32)
         return dtype
 
     def _join(self, slot: Slot, work: torch.Tensor) -> None:
         (decay,) = self._rates.decays([slot])
         residual = self.residuals[slot.name]
-        if decay != 1:  # whether the step is applied or not: the rate has been noted
+        if decay != 1:  # even if the step is refused: the new rate has been noted
             residual.mul_(decay)
         work.add_(residual.to(work.dtype), alpha=self._loss_scale.value / self._scale)
         if work.dtype != slot.gradient().dtype:
             self._rests_of_step[slot.name] = torch.empty_like(work)
 
     def _rest_of(self, slot: Slot) -> torch.Tensor:
-        """This rank's share of what a narrow gradient has rounded away of a result."""
+        """Returns this rank's share of the rounding error of a result in a narrow gradient."""
         result, rest = slot.result(), self._rests_of_step[slot.name]
         rest.view(result.shape).copy_(slot.gradient())
         torch.sub(result.view(-1), rest, out=rest)
@@ -183,8 +182,8 @@ class DenseReducer:
 
 
 def _fits(work: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Checks that a result is finite in the type of its gradient, which may be narrower.
+    """Returns true if a result is finite in the type of its gradient, which may be narrower.
 
-    Other ranks may have committed the step already: takes no memory that could be missing.
+    Allocates only scalars: other ranks may have committed the step already, so it must not fail.
     """
     return bool(torch.stack(work.aminmax()).to(dtype).isfinite().all())

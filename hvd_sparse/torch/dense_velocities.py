@@ -1,7 +1,8 @@
-"""Momentum of the gradients that travel dense, where it is corrected for those that do not.
+"""Velocities of dense gradients, for compressions with momentum correction.
 
-Nothing of them is delayed, so there is nothing to mask: each rank's velocity is that of momentum
-SGD, and so is their average. A layer keeps its velocity when it goes from dense to sparse, or back.
+No entry of a dense gradient is delayed, so none is masked: each rank's velocity is that of momentum
+SGD, and so is their average. A layer keeps its velocity when it changes from dense to sparse, or
+back.
 """
 
 from __future__ import annotations
@@ -14,31 +15,31 @@ from hvd_sparse.torch.slots import Slot
 
 
 class DenseVelocities:
-    """By layer, this rank's momentum * velocity + gradient.
+    """This rank's velocity of each layer: momentum * velocity + gradient.
 
     Args:
-        momentum: In [0, 1); 0: there are no velocities.
+        momentum: In [0, 1); 0 for no velocities.
 
     Attributes:
-        tensors: By layer, float32, flat, without loss scale.
+        tensors: Velocities by layer: float32, flat, without loss scale.
     """
 
     def __init__(self, momentum: float) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._momentum = momentum
-        self._next: dict[str, torch.Tensor] = {}  # if the step is committed
+        self._next: dict[str, torch.Tensor] = {}  # take effect when the step is committed
 
     def __bool__(self) -> bool:
-        """Whether velocities are wanted."""
+        """Returns true if velocities are used."""
         return self._momentum > 0
 
     def join(self, slot: Slot, work: torch.Tensor, factor: float) -> None:
-        """Makes of a copy of a gradient what travels in its place.
+        """Adds momentum * velocity to a copy of a gradient, which is sent in its place.
 
         Args:
             slot: The slot of the gradient, which is not changed.
-            work: float32 or float64, flat, the copy.
-            factor: Gradients are that many times a velocity: their loss scale.
+            work: The copy: float32 or float64, flat.
+            factor: Ratio of gradients to velocities, such as the loss scale.
         """
         velocity = self.tensors.get(slot.name)
         if velocity is None:
@@ -49,16 +50,16 @@ class DenseVelocities:
         work.add_(velocity, alpha=self._momentum * factor)
 
     def committed(self) -> None:
-        """The step is applied: the gradients have joined their velocities. Cannot fail.
+        """Replaces velocities by those of the step, which is applied. Cannot fail.
 
-        A step that is refused leaves the velocities alone, as an optimizer does that skips it.
+        A refused step leaves the velocities alone, like an optimizer that skips it.
         """
         self.tensors.update(self._next)
 
     def load(self, velocities: Mapping[str, torch.Tensor]) -> None:
-        """Takes over velocities, copied, in place of those that are here."""
+        """Replaces the velocities by copies of these."""
         self.tensors = {name: velocity.clone() for name, velocity in velocities.items()}
 
     def release(self) -> None:
-        """Makes ready for the next step."""
+        """Prepares for the next step."""
         self._next.clear()

@@ -1,4 +1,4 @@
-"""Devices and their streams, as the core knows them; and which of them it can serve."""
+"""Devices and streams as the core identifies them, and checks that it supports a device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def check_device(name: str, tensor: torch.Tensor) -> None:
     """Raises UnsupportedError unless gradients on the device of `tensor` can be exchanged.
 
     Args:
-        name: What the tensor is, for the error.
-        tensor: On any device.
+        name: Description of the tensor, for the error.
+        tensor: A tensor on any device.
     """
     device = tensor.device
     if device.type == "cpu":
@@ -30,13 +30,13 @@ def check_device(name: str, tensor: torch.Tensor) -> None:
 
 
 def common_device(tensors: Iterable[tuple[str, torch.Tensor]]) -> torch.device:
-    """The device on which all of these lie; the CPU if there are none.
+    """Returns the device that holds all of these tensors; the CPU if there are none.
 
     Args:
-        tensors: With their names.
+        tensors: Pairs of name and tensor.
 
     Raises:
-        UnsupportedError: They do not lie on one device.
+        UnsupportedError: They are not all on the same device.
     """
     first: tuple[str, torch.device] | None = None
     for name, tensor in tensors:
@@ -51,18 +51,18 @@ def common_device(tensors: Iterable[tuple[str, torch.Tensor]]) -> torch.device:
 
 
 def current_stream(device: torch.device) -> int:
-    """The stream that is given work on a device now, as a number; 0 for the CPU."""
+    """Returns a device's current stream, as a number; 0 for the CPU."""
     return 0 if device.type == "cpu" else int(torch.cuda.current_stream(device).cuda_stream)
 
 
 class Arrivals:
-    """The streams on which gradients become ready, which may not be the one that they leave from.
+    """The streams on which gradients become ready; the exchange may start on another one.
 
-    Backward works on each gradient on the stream of the parameter's forward, and lets its own
-    caller's stream follow all of them at its end, which is too late here.
+    Backward computes each gradient on the stream of the parameter's forward, and makes its caller's
+    stream wait for all of them only at its end, which is too late here.
 
     Args:
-        stream: The one that is current; None for the CPU, where there are none.
+        stream: Returns the current stream; None for the CPU, which has no streams.
     """
 
     def __init__(self, stream: Callable[[], Any] | None) -> None:
@@ -71,18 +71,18 @@ class Arrivals:
 
     @classmethod
     def on(cls, device: torch.device) -> Arrivals:
-        """Of gradients on a device."""
+        """Returns the arrivals of gradients on a device."""
         if device.type == "cpu":
             return cls(None)
         return cls(lambda: torch.cuda.current_stream(device))
 
     def note(self) -> None:
-        """A gradient is there, behind what the current stream has been given."""
+        """Records a gradient, which is ready after the work queued on the current stream."""
         if self._stream is not None and (stream := self._stream()) not in self._noted:
             self._noted.append(stream)
 
     def join(self) -> None:
-        """What the current stream is given from now on finds all of them written."""
+        """Makes the current stream wait for all recorded gradients."""
         if self._stream is None:
             return
         current = self._stream()

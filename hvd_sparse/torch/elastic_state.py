@@ -1,8 +1,8 @@
-"""What horovod.torch.elastic.TorchState does with a sparse optimizer, beyond what it does with all.
+"""Extends horovod.torch.elastic.TorchState to sparse optimizers.
 
 commit      saves this rank's residuals with the optimizer's state, as state_dict() does
-restore     takes them up again, for the exchange of the next ranks
-sync        builds that exchange, and gives it what the ranks hold
+restore     loads them again, for the exchange of the next ranks
+sync        builds that exchange, and gives it the residuals that the ranks hold
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hvd_sparse.torch.attachment import attachment_of, require_attachment
 
 
 def elastic_residuals(optimizer: torch.optim.Optimizer, policy: str) -> None:
-    """Says what becomes of residuals when ranks have come or gone; on all ranks alike.
+    """Sets the policy for residuals when ranks come or go; the same on all ranks.
 
     Args:
         optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
-        policy: "spread", the default: the sum of what the ranks hold is shared out among those of
-            now, entry by entry to one after the other. "reset": what was not sent yet is lost.
+        policy: "spread", the default: the sum of all residuals is shared out among the new ranks,
+            entry by entry to one after the other. "reset": residuals are dropped.
 
     Raises:
         InvalidArgumentError: `policy` is neither, or the optimizer has no sparse compression.
@@ -32,7 +32,7 @@ def elastic_residuals(optimizer: torch.optim.Optimizer, policy: str) -> None:
 
 
 def restore_optimizer(stock: Callable[..., Any], handler: Any) -> None:
-    """OptimizerStateHandler.restore: the exchange may have failed, amid a step."""
+    """Wraps OptimizerStateHandler.restore; the exchange may have failed in the middle of a step."""
     attachment = attachment_of(handler.value)
     if attachment is None:
         stock(handler)
@@ -42,7 +42,7 @@ def restore_optimizer(stock: Callable[..., Any], handler: Any) -> None:
 
 
 def sync_optimizer(stock: Callable[..., Any], handler: Any) -> None:
-    """OptimizerStateHandler.sync: no gradient is needed to build the exchange."""
+    """Wraps OptimizerStateHandler.sync: builds the exchange without waiting for a gradient."""
     stock(handler)
     attachment = attachment_of(handler.value)
     if attachment is not None:
@@ -50,7 +50,7 @@ def sync_optimizer(stock: Callable[..., Any], handler: Any) -> None:
 
 
 def check_host_updates(stock: Callable[..., Any], elastic_state: Any) -> None:
-    """TorchState.check_host_updates: a rank that is about to leave hands over what it holds."""
+    """Wraps TorchState.check_host_updates: before ranks leave, sums up all residuals."""
     try:
         stock(elastic_state)
     except HostsUpdatedInterrupt as interrupt:
@@ -58,5 +58,5 @@ def check_host_updates(stock: Callable[..., Any], elastic_state: Any) -> None:
             attachment = attachment_of(handler.value)
             if attachment is not None:
                 attachment.renewal.pool()
-                interrupt.skip_sync = False  # even if nobody joins: sync() builds the next exchange
+                interrupt.skip_sync = False  # even if none joins: sync() builds the next exchange
         raise

@@ -1,4 +1,4 @@
-"""What an exchange remembers from step to step, whichever way a layer travels."""
+"""State that an exchange keeps from step to step, for dense and sparse layers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hvd_sparse.torch.slots import Slot
 
 
 class ExchangeState:
-    """Residuals and the like of one exchange, on this rank.
+    """This rank's residuals, velocities and sparsifier states in one exchange.
 
     Args:
-        sparse: Holds those of the layers in its buckets.
-        dense: Holds those of all others.
-        slots: By name, of the layers that can travel sparse.
-        device: Of the gradients.
+        sparse: Holds the state of the layers in its buckets.
+        dense: Holds the state of all other layers.
+        slots: Slots by name, of the layers that can be sparse.
+        device: Device of the gradients.
     """
 
     def __init__(
@@ -36,26 +36,27 @@ class ExchangeState:
         self._device = device
 
     def residuals(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """By layer, float32, flat: what this rank has yet to send; zero where there is none."""
+        """Yields this rank's residuals: layer and float32, flat. Layers left out have none."""
         yield from self._dense.residuals.items()
         yield from self._dense.rests.items()
         for bucket in self._sparse.buckets:
             yield from bucket.residuals()
 
     def waiting(self) -> list[str]:
-        """Layers that travel dense, and whose residuals wait until they travel sparse.
+        """Returns the dense layers whose residuals wait until the layer is sparse.
 
-        Alike on all ranks; those of the others that travel dense join their next gradients.
+        The list is the same on all ranks. The residuals of other dense layers are added to their
+        next gradients.
         """
         return [] if self._dense.owed else sorted(self._dense_layers())
 
     def memories(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """By unit of selection, float32, [4]: what the sparsifier remembers of it."""
+        """Yields the sparsifier's states: unit of selection and float32, [4]."""
         for bucket in self._sparse.buckets:
             yield from bucket.memories()
 
     def velocities(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """By parameter, float32, flat: this rank's velocity, where momentum is corrected."""
+        """Yields this rank's velocities, if momentum is corrected: parameter and float32, flat."""
         yield from self._dense.velocities.tensors.items()
         for bucket in self._sparse.buckets:
             yield from bucket.velocities()
@@ -67,9 +68,9 @@ class ExchangeState:
         velocities: Mapping[str, torch.Tensor] | None = None,
         waiting: Collection[str] = (),
     ) -> None:
-        """Takes up, between two steps, what these methods gave; what lacks is zero.
+        """Restores, between two steps, what these methods returned; the rest becomes zero.
 
-        On all ranks alike, but for what each of them takes up.
+        All ranks call it, each with its own values.
         """
         velocities = velocities or {}
         for bucket in self._sparse.buckets:
@@ -85,23 +86,23 @@ class ExchangeState:
         self._dense.velocities.load(self._some(velocities, velocities.keys() - sparse))
 
     def reset(self) -> None:
-        """Forgets residuals and velocities, between two steps, perhaps on this rank alone."""
+        """Drops residuals and velocities, between two steps, perhaps on this rank alone."""
         for bucket in self._sparse.buckets:
             bucket.load({}, dict(bucket.memories()), {})
         self._dense.reset()
 
     def move_to(self, choices: Sequence[BucketChoice]) -> None:
-        """Between two steps, on all ranks alike: other buckets, the same residuals."""
+        """Changes the buckets, but keeps the residuals; between two steps, on all ranks alike."""
         residuals, velocities = dict(self.residuals()), dict(self.velocities())
         self._sparse.take_up([choice for choice in choices if not choice.dense], self._slots)
         self.load(residuals, {}, velocities)
 
     def _dense_layers(self) -> set[str]:
-        """Those that can travel sparse, and do not."""
+        """Returns the layers that can be sparse, but are dense now."""
         return {name for name, slot in self._slots.items() if slot not in self._sparse}
 
     def _some(
         self, tensors: Mapping[str, torch.Tensor], names: Collection[str]
     ) -> dict[str, torch.Tensor]:
-        """Those of these names, on the device of the gradients."""
+        """Returns the tensors of these names, on the device of the gradients."""
         return {name: one.to(self._device) for name, one in tensors.items() if name in names}

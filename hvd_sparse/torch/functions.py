@@ -1,4 +1,4 @@
-"""sparse_allreduce: one tensor, with a residual that the caller keeps."""
+"""sparse_allreduce of one tensor, with a residual that the caller keeps."""
 
 from __future__ import annotations
 
@@ -31,30 +31,31 @@ def sparse_allreduce(
     name: str | None = None,
     process_set: Any = hvd.global_process_set,
 ) -> torch.Tensor:
-    """Averages or sums a tensor over all ranks, as far as a sparse exchange carries it. Collective.
+    """Averages or sums a tensor over all ranks, up to the residuals that they keep. Collective.
 
-    Entry by entry, summed over the ranks P: tensor + residual before = P * result + residual after
-    (for op=Sum: result + residual after). Calls are made in the same order on all ranks of a set.
+    For each entry, summed over the P ranks: tensor + residual before = P * result + residual after
+    (for op=Sum: result + residual after). All ranks of a set make their calls in the same order.
 
     Args:
-        tensor: On the CPU, or a GPU where this build has CUDA; float64, float32, float16 or
+        tensor: On the CPU, or on a GPU if this build has CUDA; float64, float32, float16 or
             bfloat16, of any shape; not changed.
-        residual: float32, contiguous, beside `tensor` and with as many elements: what this rank has
-            not sent yet. Zeros at first; updated in place.
-        compression: A class or an instance, of which density, sparsifier and collective apply.
-            Default: GTopK(density=0.01).
+        residual: The values that this rank has not sent yet: float32, contiguous, on the device of
+            `tensor` and with as many elements. Zeros at first; updated in place.
+        compression: A class or an instance; its density, sparsifier and collective apply. Default:
+            GTopK(density=0.01).
         op: Horovod's Average or Sum.
-        name: Tells apart tensors of the same size, and appears in errors.
-        process_set: Horovod's; contains this rank.
+        name: Distinguishes tensors of the same size, and appears in errors.
+        process_set: A process set of Horovod that contains this rank.
 
     Returns:
         A new contiguous tensor of the shape and type of `tensor`, bitwise equal on all ranks.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits, or differs between ranks.
-        UnsupportedError: The op, or the type or place of the tensor; or a CUDA graph is captured.
-        NonFiniteGradientError: On every rank, when `tensor` is not finite on one. The finite
-            entries are in the residual then.
+        UnsupportedError: The op, or the tensor's type or device, is not supported; or a CUDA graph
+            is being captured.
+        NonFiniteGradientError: On every rank, if `tensor` is not finite on one. The finite entries
+            are then in the residual.
         ExchangeFailedError: Another rank ended the exchange, or died. The next call builds it anew.
     """
     compression = as_compression(compression)

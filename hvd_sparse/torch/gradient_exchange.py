@@ -51,21 +51,21 @@ class GradientExchange:
     """The exchange of one optimizer's gradients.
 
     Gradients are gathered into buckets in reverse order of registration. A bucket launches when its
-    gradients are ready and every earlier bucket has launched, the same way on every rank.
+    gradients are ready and every earlier bucket has launched, in the same order on every rank.
 
     Attributes:
         world: The ranks.
         steps: Steps exchanged so far.
-        layers: Those that can travel sparse, in the order in which their gradients are expected.
-        tuner: Decides how they travel, if the compression is adaptive.
-        state: What this rank keeps from step to step.
+        layers: Layers that can be sparse, in the order in which their gradients are expected.
+        tuner: Decides how they are exchanged, if the compression is adaptive.
+        state: State that this rank keeps from step to step.
         rates: The learning rates that the residuals follow.
-        stats: What the steps cost.
+        stats: Cost of the steps.
         passes: Backward passes per step.
-        conditions: Under what plan and thresholds are found, for checkpoints.
-        mark: At which step the user says to be; see `mark_step`.
-        any_ended_early: Whether an error has ended an exchange of this process, perhaps amid a
-            step: then Horovod may wait for ever for the rest of its dense operations.
+        conditions: Conditions under which plan and thresholds are found, for checkpoints.
+        mark: The user's mark of the current step; see `mark_step`.
+        any_ended_early: True if an error has ended an exchange of this process, perhaps in the
+            middle of a step: Horovod may then wait for ever for the rest of its dense operations.
     """
 
     any_ended_early: ClassVar[bool] = False
@@ -135,18 +135,18 @@ class GradientExchange:
         self._clock.running = False  # until the tuner asks for times
         self._measurer = measurer
         self.tuner = None
-        if world.size > 1:  # else nothing is sent, and so nothing is left behind
+        if world.size > 1:  # a single rank sends nothing, so it has no residuals
             self.tuner = measurer.tuner(self.layers, compression, messages)
             if self.tuner is None:
                 self.state.move_to(plan.fixed_choices(self.layers, compression))
         self._hooks = [
             slot.param.register_post_accumulate_grad_hook(guards.hook(weakref.ref(self), slot))  # type: ignore[no-untyped-call]
             for slot in self._slots
-            if slot.param.requires_grad  # one that was frozen since leaves at the end of its step
+            if slot.param.requires_grad  # one frozen later is launched at the end of the step
         ]
         # The core writes to memory that is freed with this object, so it has to end first.
         weakref.finalize(self, exchange.close).atexit = False
-        # A parameter and its hook keep each other alive, where no collector sees it.
+        # A parameter and its hook keep each other alive, in a cycle that no collector sees.
         weakref.finalize(self, guards.remove, self._hooks).atexit = False
 
     @property
@@ -155,17 +155,17 @@ class GradientExchange:
         return self._sparse.buckets
 
     def numel_of(self, name: str) -> int | None:
-        """Elements of the parameter of that name; None if there is none."""
+        """Returns the number of elements of the named parameter; None if there is none."""
         return next((slot.param.numel() for slot in self._slots if slot.name == name), None)
 
     def synchronize(self) -> None:
         """Waits until every gradient is the average; a no-op until gradients arrive again.
 
         Raises:
-            NonFiniteGradientError: On every rank, when a gradient is not finite on one. All
-                gradients are zero then, the residuals keep what was finite, and the next step is
-                normal. Under loss scaling no error: all gradients are infinite instead.
-            GradientInFlightError: A gradient was changed since backward. Ends the exchange.
+            NonFiniteGradientError: On every rank, if a gradient is not finite on one. All gradients
+                are then zero, the residuals keep the finite entries, and the next step is normal.
+                With loss scaling, all gradients are infinite instead, and there is no error.
+            GradientInFlightError: A gradient was changed after backward. The exchange has ended.
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
         if self._phase is _Phase.EXCHANGED:
@@ -183,7 +183,7 @@ class GradientExchange:
             raise self._end(error)  # noqa: B904  # mostly the same error
 
     def release(self) -> None:
-        """Makes ready for the next step; what was exchanged now belongs to the optimizer."""
+        """Prepares for the next step; the exchanged gradients now belong to the optimizer."""
         for slot in self._slots:
             slot.release(self.passes)
         self._sparse.release()
@@ -194,11 +194,11 @@ class GradientExchange:
         self._phase = _Phase.IDLE
 
     def refuse_if_busy(self, reason: str) -> None:
-        """Ends the exchange if gradients have arrived that were not exchanged yet.
+        """Ends the exchange if gradients have arrived but are not exchanged yet.
 
         Raises:
-            GradientInFlightError: They have; other ranks meet an ExchangeFailedError.
-            ExchangeFailedError: They have, and will never be exchanged: the exchange has ended.
+            GradientInFlightError: There are such gradients; other ranks get an ExchangeFailedError.
+            ExchangeFailedError: There are such gradients, but the exchange had ended before.
         """
         if self._phase is _Phase.GATHERING:
             reason = guards.step_without_exchange(self._slots) or reason
@@ -209,7 +209,7 @@ class GradientExchange:
         self._exchange.check()
 
     def fail(self, reason: str) -> None:
-        """Ends the exchange on all ranks; returns when no memory is being written any more."""
+        """Ends the exchange on all ranks; returns once no memory is being written any more."""
         GradientExchange.any_ended_early = True
         self._exchange.fail(reason)
         for bucket in self.buckets:
@@ -218,24 +218,24 @@ class GradientExchange:
                     bucket.wait()
 
     def detach(self, reason: str) -> None:
-        """Ends the exchange and takes no more gradients."""
+        """Ends the exchange on all ranks; accepts no more gradients."""
         guards.remove(self._hooks)
         self._exchange.fail(reason)
 
     def close(self) -> None:
-        """Ends this rank's part, amid a step on all ranks, and takes no more gradients."""
+        """Ends this rank's part, or in mid-step that of all ranks; accepts no more gradients."""
         guards.remove(self._hooks)
         if self._phase is _Phase.GATHERING:
             self.fail("Horovod was shut down, or a state restored, amid a step")
         self._exchange.close()
 
     def shares_parameters_with(self, named: NamedParameters) -> bool:
-        """Whether any of the parameters is exchanged here."""
+        """Returns true if any of the parameters is exchanged here."""
         return any(id(param) in self._known for _, param in named)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Lets gradients pass by without an exchange."""
+        """Ignores gradients within the context."""
         self._paused = True
         try:
             yield
@@ -243,7 +243,7 @@ class GradientExchange:
             self._paused = False
 
     def arrived(self, slot: Slot) -> None:
-        """Backward has added to a gradient."""
+        """Accepts a gradient to which backward has just added."""
         if self._paused:
             return
         try:
@@ -254,12 +254,12 @@ class GradientExchange:
     def _end(self, error: BaseException) -> BaseException:
         """Ends the exchange on all ranks; returns the error to raise.
 
-        That is what has ended the exchange first, if it has ended before. All that happens later
-        may be a consequence: gradients that nobody exchanges any more, say.
+        If the exchange had ended before, that is the error that ended it: all later errors may be
+        consequences, such as gradients that are no longer exchanged.
         """
         if isinstance(error, HorovodInternalError) and not isinstance(error, HvdSparseError):
             error = self._exchange.cause() or error
-        elif isinstance(error, Exception):  # an interrupt is none of the exchange's
+        elif isinstance(error, Exception):  # an interrupt is not the exchange's failure
             error = self._exchange.end() or error
         self.fail(f"{type(error).__name__}: {error}")
         return error
@@ -306,7 +306,7 @@ class GradientExchange:
 
     def _finish_step(self) -> None:
         guards.check_not_capturing(self._device)
-        if self._phase is not _Phase.GATHERING:  # not one gradient has come
+        if self._phase is not _Phase.GATHERING:  # not one gradient has arrived
             self._describe_step()
         if self._exchange.timeline is not None:
             self._exchange.timeline.synchronize_begins(self.steps)
@@ -356,17 +356,17 @@ class GradientExchange:
         try:
             self._go_on(reading, measures=applied)
         except Exception as error:
-            # The step counts on all ranks. So it does here, and the next one tells of the error.
+            # All ranks have committed the step, so it counts here, too; the next one raises.
             unexpected = not isinstance(error, HorovodInternalError)
             cause = self._end(error)
-            with suppress(Exception):  # of a handler that the program has added
+            with suppress(Exception):  # from the program's own log handler
                 log.logger.warning(
                     *("after a step that counts: %s: %s", type(cause).__name__, cause),
                     exc_info=unexpected,
                 )
 
     def _go_on(self, reading: Reading | None, *, measures: bool) -> None:
-        """What follows a step: it is measured, and the next ones may travel in another way."""
+        """Finishes a step: measures it, and may adopt another plan for the next ones."""
         quality = self._meter.measure(self.buckets) if measures else None
         if quality is not None:
             assert self.stats.last is not None
@@ -379,7 +379,7 @@ class GradientExchange:
             self._clock.running = self.tuner.times_next_step
 
     def replan(self) -> None:
-        """Measures the network anew, between two steps, and begins tuning again. Collective."""
+        """Measures the network anew, between two steps, and restarts tuning. Collective."""
         assert self.tuner is not None
         self.refuse_if_ended()
         self.refuse_if_busy(
@@ -391,6 +391,6 @@ class GradientExchange:
         self.state.move_to(())
 
     def go_on_as(self, settled: str | None, *, step: int) -> None:
-        """Takes up, on all ranks alike, what `tuner.state()` gave after `step` steps."""
+        """Restores, on all ranks alike, what `tuner.state()` returned after `step` steps."""
         assert self.tuner is not None
         self.state.move_to(self.tuner.load(settled, steps=step).choices)

@@ -20,8 +20,8 @@ class Extent(NamedTuple):
         begin: Address of its first entry, in bytes.
         end: The address behind its last entry.
         itemsize: Bytes of an entry.
-        dimensions: Stride, in entries, and size of each dimension that is longer than 1; by stride.
-            A contiguous tensor has one.
+        dimensions: Stride, in entries, and size of each dimension longer than 1, in order of
+            stride. A contiguous tensor has one.
     """
 
     begin: int
@@ -31,7 +31,7 @@ class Extent(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Extent:
-        """That of a tensor that is not empty. Called for each gradient in each step."""
+        """Returns the extent of a non-empty tensor. Called for each gradient in each step."""
         begin, itemsize = tensor.data_ptr(), tensor.element_size()
         if tensor.is_contiguous():
             numel = tensor.numel()
@@ -44,7 +44,7 @@ class Extent(NamedTuple):
     @property
     def folds(self) -> bool:
         """True if two entries share memory, as in an expanded tensor."""
-        reach = 0  # of the dimensions before, in entries
+        reach = 0  # of the previous dimensions, in entries
         for stride, size in self.dimensions:
             if stride == 0:
                 return True
@@ -84,7 +84,7 @@ class MemoryInUse:
         self._interleaved = False
 
     def claim(self, name: str, extent: Extent) -> str | None:
-        """Notes where a gradient lies, in place of what was noted under its name.
+        """Records a gradient's memory, replacing what was recorded under its name.
 
         Args:
             name: The name of its parameter.
@@ -97,7 +97,7 @@ class MemoryInUse:
         if former is not None:
             self._sorted.remove((former.begin, name))
         place = bisect(self._sorted, (extent.begin, name))
-        # Unless some interleave, only the next ones can reach into each other.
+        # Unless some interleave, only neighbours can overlap.
         near = self._sorted if self._interleaved else self._sorted[max(0, place - 1) : place + 1]
         for _, other in near:
             theirs = self._extents[other]
@@ -110,7 +110,7 @@ class MemoryInUse:
         return None
 
     def clear(self) -> None:
-        """Makes ready for the next step."""
+        """Prepares for the next step."""
         self._extents.clear()
         self._sorted.clear()
         self._interleaved = False

@@ -1,4 +1,4 @@
-"""What is refused while gradients are exchanged: error feedback would keep the damage for ever."""
+"""Checks while gradients are exchanged: error feedback would keep any damage for ever."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hvd_sparse.torch.slots import DTYPES, Slot
 
 
 class Receiver(Protocol):
-    """Who is told of gradients."""
+    """An object that is notified of gradients."""
 
     def arrived(self, slot: Slot) -> None:
-        """Backward has added to a gradient."""
+        """Called after backward has added to a gradient."""
 
 
 def hook(receiver: weakref.ref[Receiver], slot: Slot) -> Callable[[torch.Tensor], None]:
-    """For a parameter; it lives as long as that, and so keeps no discarded receiver alive."""
+    """Returns a hook for a parameter; it may outlive the receiver, and does not keep it alive."""
 
     def arrived(_: torch.Tensor) -> None:
         alive = receiver()
@@ -35,13 +35,13 @@ def hook(receiver: weakref.ref[Receiver], slot: Slot) -> Callable[[torch.Tensor]
 
 
 def remove(hooks: Sequence[RemovableHandle]) -> None:
-    """Takes hooks off their parameters."""
+    """Removes hooks from their parameters."""
     for one in hooks:
         one.remove()
 
 
 def step_without_exchange(slots: Iterable[Slot]) -> str | None:
-    """Why gradients are still in flight, if a parameter was changed since they arrived."""
+    """Returns why gradients are still in flight, if a parameter was changed after they arrived."""
     for slot in slots:
         if slot.param_changed():
             return (
@@ -53,7 +53,7 @@ def step_without_exchange(slots: Iterable[Slot]) -> str | None:
 
 
 def refuse_gradient(slot: Slot) -> NoReturn:
-    """Raises GradientInFlightError: a gradient came that nobody waits for."""
+    """Raises GradientInFlightError for a gradient that was not expected."""
     raise GradientInFlightError(
         step_without_exchange([slot])
         or f"a gradient arrived for '{slot.name}' while it was being exchanged. Gradients were "
@@ -83,7 +83,7 @@ def check_untouched(slot: Slot) -> None:
 
 
 def check_place(slot: Slot, device: torch.device) -> None:
-    """Raises UnsupportedError if a parameter was moved: its bucket works on memory of `device`."""
+    """Raises UnsupportedError if a parameter has left `device`, where its bucket's memory is."""
     if slot.param.device != device:
         raise UnsupportedError(
             f"'{slot.name}' was moved from device '{device}' to '{slot.param.device}' after "
@@ -92,7 +92,7 @@ def check_place(slot: Slot, device: torch.device) -> None:
 
 
 def check_without_graph(slot: Slot) -> None:
-    """Raises UnsupportedError for a gradient that is to be differentiated: an average cannot be."""
+    """Raises UnsupportedError for a gradient with an autograd graph, which no average can have."""
     if slot.param.grad is not None and slot.param.grad.requires_grad:
         raise UnsupportedError(
             f"the gradient of '{slot.name}' has a graph of its own, and its average over the ranks "
@@ -102,7 +102,7 @@ def check_without_graph(slot: Slot) -> None:
 
 
 def check_layout(slot: Slot, *, densify: bool) -> None:
-    """Makes a sparse gradient dense; raises UnsupportedError where that was not asked for."""
+    """Makes a sparse gradient dense; raises UnsupportedError unless `densify` allows it."""
     grad = slot.param.grad
     if grad is None or grad.layout == torch.strided:
         return
@@ -115,11 +115,11 @@ def check_layout(slot: Slot, *, densify: bool) -> None:
 
 
 def check_memory(slot: Slot, in_use: MemoryInUse) -> None:
-    """Raises UnsupportedError where no average could be written into a gradient.
+    """Raises UnsupportedError if an average could not be written into a gradient.
 
     Args:
-        slot: Its gradient is about to be exchanged; a missing one is made, and needs no check.
-        in_use: The memory of the gradients of this step, which gets this one's.
+        slot: The gradient's slot; a missing gradient is created later, and needs no check.
+        in_use: The memory of this step's gradients, to which this one's is added.
     """
     grad = slot.param.grad
     if grad is None:
@@ -155,10 +155,10 @@ def check_memory(slot: Slot, in_use: MemoryInUse) -> None:
 
 
 def check_owner(slot: Slot, groups: ParameterGroups) -> None:
-    """Raises UnsupportedError if nobody would apply an average, and so what a residual held.
+    """Raises UnsupportedError if the optimizer would not apply an average, nor the residual in it.
 
     Args:
-        slot: The slot of a gradient that can travel sparse.
+        slot: The slot of a gradient that can be sparse.
         groups: The parameter groups of its optimizer.
     """
     if groups.of(slot.param) is None:
@@ -173,7 +173,7 @@ def check_parameters(optimizer: torch.optim.Optimizer, known: Container[int]) ->
     """Raises UnsupportedError for parameters whose gradients would silently stay local.
 
     Args:
-        optimizer: Whose parameters are looked through.
+        optimizer: The optimizer whose parameters are checked.
         known: Ids of the parameters that are exchanged.
     """
     for index, group in enumerate(optimizer.param_groups):
@@ -186,9 +186,9 @@ def check_parameters(optimizer: torch.optim.Optimizer, known: Container[int]) ->
 
 
 def check_not_capturing(device: torch.device) -> None:
-    """Raises UnsupportedError while a CUDA graph is captured: messages of ranks are not in it.
+    """Raises UnsupportedError during the capture of a CUDA graph, which records no messages.
 
-    Replaying the graph would run no hook: each rank would go on with its own gradients.
+    Replaying the graph would run no hook: each rank would continue with its own gradients.
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""How PyTorch's exchange keeps what a rank holds, for ranks that come and go."""
+"""Passes residuals from one PyTorch exchange to the next when ranks come or go."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hvd_sparse.torch.residual_sums import residuals_of, summing_over
 
 
 class Heir:
-    """See `hvd_sparse.state.inheritance.Heir`.
+    """A new exchange in PyTorch; see `hvd_sparse.state.inheritance.Heir`.
 
     Args:
-        exchange: That has taken no step yet; or, for `total`, any.
-        process_set: Horovod's; of the exchange.
+        exchange: An exchange that has taken no step yet; for `total`, any exchange.
+        process_set: The exchange's process set in Horovod.
     """
 
     def __init__(self, exchange: GradientExchange, process_set: Any) -> None:
@@ -29,27 +29,27 @@ class Heir:
         self._exchange = exchange
 
     def residuals_of(self, held: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        """By layer, flat."""
+        """Returns the saved residuals by layer, flat."""
         return residuals_of(held)
 
     def rates_of(self, held: Mapping[str, Any]) -> Rates:
-        """By parameter."""
+        """Returns the saved learning rates by parameter."""
         rates: Rates = held["lrs"]
         return rates
 
     def go_on(self, held: dict[str, Any]) -> None:
-        """With its thresholds, and its plan."""
+        """Restores this rank's own state, including thresholds and plan."""
         state.load(self._exchange, held)
 
     def begin(self, residuals: Mapping[str, NDArray[Any]], *, steps: int, rates: Any) -> None:
-        """With what was shared out."""
+        """Starts after `steps` steps with the residuals that were shared out."""
         tensors = {name: torch.from_numpy(part) for name, part in residuals.items()}
         self._exchange.state.load(tensors, {}, {})
         self._exchange.steps = steps
         self._exchange.rates.load(rates)
 
     def total(self) -> dict[str, Any]:
-        """What `state.save` returns, with the residuals of all ranks added up. Collective."""
+        """Like `state.save`, but with the residuals of all ranks added up. Collective."""
         total = total_of(self, state.save(self._exchange))
         summed = {name: torch.from_numpy(part) for name, part in total["residuals"].items()}
         return {**total, "residuals": summed}

@@ -1,4 +1,4 @@
-"""Launches buckets, one after the other, as soon as their gradients are there."""
+"""Launches buckets, one after the other, as soon as their gradients have arrived."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Launcher:
     """The sparse buckets of one optimizer; none until `take_up`.
 
     Args:
-        settings: What the user asked for.
+        settings: The user's settings.
         size: Number of ranks.
-        exchange: Of the buckets.
-        rates: Tell how the residuals decay.
-        loss_scale: Of the gradients.
-        local: What is done to a gradient first.
-        broadcast: Of the launch order; see LaunchOrder.
+        exchange: The exchange of the buckets.
+        rates: Learning rates, which determine the decay of residuals.
+        loss_scale: Loss scale of the gradients.
+        local: Clipping and weight decay, applied to each gradient first.
+        broadcast: Broadcasts the launch order; see LaunchOrder.
 
     Attributes:
-        buckets: What they hold in their residuals has yet to be sent.
+        buckets: The buckets with their residuals.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Launcher:
         return slot.name in self._number_of
 
     def take_up(self, choices: Sequence[BucketChoice], slots: Mapping[str, Slot]) -> None:
-        """Replaces all buckets, between two steps; on all ranks alike. The residuals are empty.
+        """Replaces all buckets, between two steps, on all ranks alike. The residuals are empty.
 
         Args:
             choices: The new buckets, in the order in which their gradients are expected.
-            slots: By name.
+            slots: Slots by name.
         """
         self._order.close()
         self._exchange.clear_buckets()
@@ -81,7 +81,7 @@ class Launcher:
         self._launched = 0
 
     def ready(self, slot: Slot, *, step: int) -> None:
-        """A gradient has arrived; launches what can be launched."""
+        """Counts a gradient that has arrived; launches the buckets that are due."""
         number = self._number_of[slot.name]
         bucket = self.buckets[number]
         bucket.arrived()
@@ -91,7 +91,7 @@ class Launcher:
             self._launch(step, force=False)
 
     def launch_rest(self, *, step: int) -> None:
-        """Launches all other buckets; gradients that are missing count as zero."""
+        """Launches all remaining buckets; missing gradients count as zero."""
         self._launch(step, force=True)
 
     def wait(self) -> tuple[BucketStats, ...]:
@@ -103,7 +103,7 @@ class Launcher:
         self._order.end_step()
 
     def release(self) -> None:
-        """Makes ready for the next step."""
+        """Prepares for the next step."""
         for bucket in self.buckets:
             bucket.release()
         self._order.release()

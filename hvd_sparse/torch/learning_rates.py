@@ -1,4 +1,4 @@
-"""The residual follows the learning rate, so that what is sent late counts as when it was computed.
+"""Residuals follow the learning rate, so that delayed entries count as when they were computed.
 
 LAGS accumulates learning rate times gradient. Gradients handed to a stock optimizer carry no
 learning rate, so the residual is multiplied by old rate / new rate when the rate changes.
@@ -16,7 +16,7 @@ from hvd_sparse.torch.slots import Slot
 
 
 class LearningRates:
-    """Remembers at which learning rate each parameter's residual was accumulated.
+    """Remembers the learning rate at which each parameter's residual was accumulated.
 
     A rate of 0 changes nothing: the change is measured from the last rate above 0 to the next. A
     parameter that is in no group has a rate of 0.
@@ -37,17 +37,17 @@ class LearningRates:
 
     @property
     def followed(self) -> bool:
-        """Whether the residual is rescaled when a learning rate changes."""
+        """True if the residual is rescaled when a learning rate changes."""
         return self._default if self._wanted is None else self._wanted
 
     def clipping_seen(self) -> None:
-        """Gradients are changed between exchange and step: by default, no longer rescale."""
+        """Stops rescaling by default: the user changes gradients between exchange and step."""
         self._default = False
         if not self.followed:
-            self._last.clear()  # of the backward pass before; nobody goes on from it
+            self._last.clear()  # noted in the last backward pass, and no longer needed
 
     def decays(self, slots: Sequence[Slot]) -> list[float]:
-        """What to multiply each slot's residual by before this step's gradient is added."""
+        """Returns the factor of each slot's residual, applied before this step's gradient."""
         if not self.followed:
             return [1.0] * len(slots)
         return [self._decay(slot) for slot in slots]
@@ -61,19 +61,19 @@ class LearningRates:
         return last / rate
 
     def state(self) -> dict[str, float]:
-        """The rates at which the residuals were accumulated, by parameter."""
+        """Returns the rates at which the residuals were accumulated, by parameter."""
         return dict(self._last)
 
     def load(self, rates: dict[str, float]) -> None:
-        """Takes up what `state` returned."""
+        """Restores what `state` returned."""
         self._last = dict(rates)
 
 
 def _is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether steps are learning rate times gradient.
+    """Returns true if a step is learning rate times gradient.
 
-    With momentum they are not: at a small rate it takes up entries that were multiplied for that
-    rate, and steps on with them when the rate is large again.
+    With momentum it is not: entries that were scaled up for a small rate enter the momentum, which
+    still applies them when the rate is large again.
     """
     return isinstance(optimizer, torch.optim.SGD) and not any(
         group.get("momentum", 0) for group in optimizer.param_groups

@@ -16,12 +16,12 @@ from hvd_sparse.torch.slots import Slot
 
 
 class LocalGradient:
-    """Clips gradients and adds weight decay, in place, where the compression asks for it.
+    """Clips gradients and adds weight decay, in place, if the compression asks for it.
 
     Args:
-        settings: What the user asked for.
+        settings: The user's settings.
         size: Number of ranks.
-        loss_scale: Of the gradients.
+        loss_scale: Loss scale of the gradients.
     """
 
     def __init__(self, settings: Settings, *, size: int, loss_scale: LossScale) -> None:
@@ -29,7 +29,7 @@ class LocalGradient:
         self._loss_scale = loss_scale
 
     def prepare(self, slot: Slot) -> None:
-        """Does so to a gradient that is complete; one that is missing counts as zero."""
+        """Clips a complete gradient and adds weight decay; a missing gradient counts as zero."""
         limit, decay = self._share.limit, self._share.decay
         if limit is None and decay == 0:
             return
@@ -41,7 +41,7 @@ class LocalGradient:
 
 
 def _clip(grad: torch.Tensor, limit: float) -> None:
-    """Shortens a gradient to a norm; what is not finite in it stays so, and does not count."""
+    """Clips a gradient to a norm; entries that are not finite stay so, and do not count."""
     norm = _norm(grad, torch.promote_types(grad.dtype, torch.float32))
     if not math.isfinite(norm):
         norm = _norm(torch.where(torch.isfinite(grad), grad, 0.0), torch.float64)

@@ -1,4 +1,4 @@
-"""Loss scaling: residuals hold gradients without the scale, and all ranks skip a step or none."""
+"""Loss scaling: residuals hold gradients without the scale; all ranks skip a step, or none does."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 class LossScale:
-    """The factor of a step's gradients.
+    """The loss scale of a step's gradients.
 
     Args:
-        scaler: The user's torch.amp.GradScaler, or what has its get_scale(); None: there is none.
+        scaler: The user's torch.amp.GradScaler, or an object with its get_scale(); None for none.
     """
 
     def __init__(self, scaler: Any) -> None:
@@ -18,13 +18,13 @@ class LossScale:
 
     @property
     def skips(self) -> bool:
-        """Whether somebody skips a step whose gradients are not finite."""
+        """True if a scaler skips steps whose gradients are not finite."""
         # A disabled scaler steps whatever the gradients are.
         return self._scaler is not None and getattr(self._scaler, "is_enabled", lambda: True)()
 
     @property
     def value(self) -> float:
-        """Of this step: asked for once, when first needed, since that may wait for a device."""
+        """This step's scale; read once, when first needed, since that may wait for a device."""
         if self._scaler is None:
             return 1.0
         if self._value is None:
@@ -32,5 +32,5 @@ class LossScale:
         return self._value
 
     def release(self) -> None:
-        """Makes ready for the next step."""
+        """Prepares for the next step."""
         self._value = None

@@ -1,7 +1,7 @@
-"""Small messages between the ranks through Horovod, that nobody has to wait for at once.
+"""Small messages between the ranks through Horovod, for which no rank has to wait at once.
 
 A rank may be busy with another optimizer while this one ends its step. So a message is sent in one
-step and taken up in the next: by then every rank has begun to wait for it.
+step and received in the next: by then every rank has started the operation.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hvd_sparse.waiting import wait_until
 
 
 class Messages:
-    """What one optimizer's ranks tell each other.
+    """Messages between the ranks of one optimizer.
 
     Args:
-        prefix: Of the names of the operations; the same on all ranks, of no other optimizer.
-        process_set: Horovod's.
-        exchange: Whose failure ends every wait.
+        prefix: Prefix of operation names; the same on all ranks, unique to the optimizer.
+        process_set: Horovod's process set.
+        exchange: The exchange whose failure ends every wait.
     """
 
     def __init__(self, prefix: str, *, process_set: Any, exchange: Exchange) -> None:
@@ -40,18 +40,18 @@ class Messages:
         return lambda: wait_for(handle, self._exchange, name)
 
     def broadcast_order(self, numbers: list[int]) -> Callable[[], list[int]]:
-        """Sends the integers of the set's first rank to all, who give lists of the same length."""
+        """Broadcasts the integers of the set's first rank; all ranks pass as many."""
         result = self._broadcast(torch.tensor(numbers, device="cpu"), "launch_order")
         return lambda: [int(number) for number in result()]
 
     def broadcast(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
-        """Sends the numbers of the set's first rank to all, who give as many; bit for bit."""
+        """Broadcasts the first rank's numbers, bit for bit; all ranks pass as many."""
         sent = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         result = self._broadcast(sent, "decision")
         return lambda: [float(number) for number in result()]
 
     def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
-        """Sends every rank's numbers, of which all have as many, to all."""
+        """Sends every rank's numbers to all ranks; all pass as many."""
         row = torch.tensor([numbers], dtype=torch.float64, device="cpu")
         name = f"{self._prefix}.measured"
         handle = hvd_ops.allgather_async(row, name=name, process_set=self._process_set)
@@ -78,13 +78,13 @@ class Messages:
 def timed_allreduce(
     prefix: str, *, process_set: Any, exchange: Exchange, place: Place
 ) -> Callable[[int], float]:
-    """Lets Horovod sum a float32 tensor of so many bytes; the seconds that it took.
+    """Returns a function that times Horovod's sum of so many bytes of float32, in seconds.
 
     Args:
-        prefix: As in `Messages`.
-        process_set: Horovod's.
-        exchange: Whose failure ends every wait.
-        place: Of the tensor: where the gradients lie.
+        prefix: Prefix of the operation's name; see `Messages`.
+        process_set: Horovod's process set.
+        exchange: The exchange whose failure ends every wait.
+        place: The place of the gradients, where the tensor is created.
     """
     name = f"{prefix}.allreduce"
 
@@ -92,7 +92,7 @@ def timed_allreduce(
         clock = place.clock
         tensor = torch.zeros(nbytes // 4, dtype=torch.float32, device=place.device)
         made = clock.mark()
-        clock.seconds(made, made)  # waits
+        clock.seconds(made, made)  # waits for the tensor
         begin = clock.mark()
         handle = hvd_ops.allreduce_async_(
             tensor, name=name, op=hvd_ops.Sum, process_set=process_set
@@ -107,15 +107,15 @@ def timed_allreduce(
 
 
 def wait_for(handle: int, exchange: Exchange, name: str) -> Any:
-    """What a Horovod operation gives.
+    """Waits for a Horovod operation and returns its result.
 
     Args:
-        handle: Of the operation.
-        exchange: Whose failure ends the wait.
-        name: Of the operation, as Horovod knows it.
+        handle: Handle of the operation.
+        exchange: The exchange whose failure ends the wait.
+        name: Name of the operation, as registered with Horovod.
 
     Raises:
-        ExchangeFailedError: The exchange has ended before the operation.
+        ExchangeFailedError: The exchange ended before the operation.
         ExchangeTimeoutError: The operation takes longer than HVD_SPARSE_TIMEOUT.
     """
     wait_until(lambda: hvd_ops.poll(handle), exchange.check, f"Horovod's operation '{name}'")

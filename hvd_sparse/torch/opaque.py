@@ -1,4 +1,4 @@
-"""Keeps the exchange out of what torch.compile compiles."""
+"""Excludes the exchange from torch.compile."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 
 def opaque(function: _F) -> _F:
-    """`function`, which runs as plain Python where compiled code calls it, with all that it calls.
+    """Returns `function` such that it and everything that it calls are never compiled.
 
-    Compiled code breaks its graph there. Not for decorating: it imports torch._dynamo, which takes
-    seconds where no optimizer was constructed yet.
+    Compiled code that calls it breaks its graph there. Do not use it as a decorator: it imports
+    torch._dynamo, which takes seconds unless an optimizer was constructed before.
     """
     return cast(_F, torch.compiler.disable(function))  # type: ignore[no-untyped-call]

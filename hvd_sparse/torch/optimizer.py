@@ -31,18 +31,18 @@ _NEWER = "a newer DistributedOptimizer exchanges these parameters"
 
 
 def live_exchanges() -> list[GradientExchange]:
-    """The exchanges of all optimizers of this process."""
+    """Returns the exchanges of all optimizers of this process."""
     return list(_live)
 
 
 def stats(optimizer: torch.optim.Optimizer) -> Stats:
-    """What exchanging this optimizer's gradients cost, as this rank saw it.
+    """Returns the cost of exchanging this optimizer's gradients, as measured on this rank.
 
     Args:
         optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
 
     Returns:
-        The last step, bucket by bucket, and the sums over all steps, of density asked and reached,
+        The last step, bucket by bucket, and the sums over all steps: density asked and reached,
         bytes sent and received by this rank, seconds of selection and of exchange, and seconds that
         synchronize() really waited.
 
@@ -53,14 +53,15 @@ def stats(optimizer: torch.optim.Optimizer) -> Stats:
 
 
 def mark_step(optimizer: torch.optim.Optimizer, mark: str) -> None:
-    """Says at which step this rank is; until the next call, every step has this mark.
+    """Marks the current step of this rank, and all later ones until the next call.
 
-    With HVD_SPARSE_CHECK=1 all ranks must give the same mark to the same step, and a rank that left
-    out a step, or a batch, is found in the first exchange after it. Without, nothing happens.
+    With HVD_SPARSE_CHECK=1 all ranks must give the same mark to the same step, so that a rank that
+    left out a step, or a batch, is found in the first exchange after it. Otherwise a mark has no
+    effect.
 
     Args:
         optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
-        mark: Anything that is equal on all ranks: "epoch 3, batch 17".
+        mark: Any text that is equal on all ranks: "epoch 3, batch 17".
 
     Raises:
         InvalidArgumentError: The optimizer has no sparse compression.
@@ -80,23 +81,23 @@ def distribute(
 ) -> torch.optim.Optimizer:
     """Makes `optimizer.step()` use gradients that were exchanged sparsely. Collective.
 
-    In an elastic job, where a rank may come while others train, nothing is sent here: the exchange
+    In an elastic job, where a rank may join while others train, nothing is sent here: the exchange
     is built when the elastic state is synchronised, or by the first gradient.
 
-    The same object comes back, with hooks around its step, so that schedulers, gradient scalers and
+    Returns the object itself, with hooks around its step, so that schedulers, gradient scalers and
     isinstance see what they expect.
 
+    A single rank exchanges nothing, but the compression still applies momentum, weight decay and
+    clipping to its gradients.
+
     Args:
-        optimizer: Any but LBFGS and SparseAdam; its parameters are on the CPU or, where this build
-            has CUDA, on one GPU; of type float64, float32, float16 or bfloat16.
-        named_parameters: As for Horovod, usually `model.named_parameters()`.
+        optimizer: Any but LBFGS and SparseAdam; its parameters are on the CPU or, if this build has
+            CUDA, on one GPU; of type float64, float32, float16 or bfloat16.
+        named_parameters: Horovod's named_parameters, usually `model.named_parameters()`.
         compression: A sparse compression, as a class or an instance.
-        process_set: Horovod's; other ranks exchange nothing.
+        process_set: Horovod's process set; other ranks exchange nothing.
         **options: Horovod's backward_passes_per_step, op (Average or Sum), sparse_as_dense and
             gradient_predivide_factor.
-
-    A single rank exchanges nothing, but for what a compression does to a rank's own gradients:
-    momentum, weight decay and clipping.
 
     Returns:
         `optimizer`, with Horovod's synchronize(), skip_synchronize(), zero_grad() and
@@ -152,10 +153,10 @@ def distribute(
 
 
 def has_peers(process_set: Any) -> bool:
-    """Whether this rank has somebody to exchange with.
+    """Returns true if this rank has peers to exchange with.
 
     Raises:
-        UnavailableError: Horovod has forgotten the set.
+        UnavailableError: Horovod no longer knows the process set.
     """
     try:
         size = process_set.size()

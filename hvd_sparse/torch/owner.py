@@ -1,4 +1,4 @@
-"""The optimizer of an exchange, which keeps the exchange alive, and is not kept alive by it."""
+"""Refers from an exchange to its optimizer, without keeping the optimizer alive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvd_sparse.errors import HvdSparseError
 
 
 def weakly(optimizer: torch.optim.Optimizer) -> Callable[[], torch.optim.Optimizer]:
-    """Returns `optimizer` when called; raises HvdSparseError once nobody else refers to it."""
+    """Returns a weak getter of `optimizer`, which raises HvdSparseError once that is gone."""
     reference = weakref.ref(optimizer)
 
     def owner() -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""Which group of an optimizer a parameter is in, while users remove, merge and reorder groups."""
+"""Finds the group of a parameter, even if the user removes, merges and reorders groups."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hvd_sparse.torch.owner import weakly
 class ParameterGroups:
     """The groups of one optimizer, found by the identity of their parameters.
 
-    They are looked through once a step, when a parameter is first asked for.
+    They are searched once per step, when a parameter is first looked up.
 
     Args:
-        optimizer: Its groups may change between two steps.
+        optimizer: The optimizer, whose groups may change between two steps.
 
     Attributes:
         of_class: The name of the optimizer's class.
@@ -27,7 +27,7 @@ class ParameterGroups:
         self._group_of: dict[int, dict[str, Any]] = {}
 
     def of(self, param: torch.Tensor) -> dict[str, Any] | None:
-        """The group that holds a parameter in this step; None if there is none."""
+        """Returns the group that holds a parameter in this step; None if there is none."""
         if not self._group_of:
             self._group_of = {
                 id(one): group for group in self._owner().param_groups for one in group["params"]
@@ -35,5 +35,5 @@ class ParameterGroups:
         return self._group_of.get(id(param))
 
     def release(self) -> None:
-        """Makes ready for the next step."""
+        """Prepares for the next step."""
         self._group_of.clear()

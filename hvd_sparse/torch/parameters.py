@@ -15,12 +15,11 @@ NamedParameters = Sequence[tuple[str, torch.Tensor]]
 def name_parameters(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | None
 ) -> list[tuple[str, torch.Tensor]]:
-    """The parameters of `optimizer` that want gradients, in the order in which they were named.
+    """Returns the parameters of `optimizer` that require gradients, in the order of their names.
 
     Raises:
-        InvalidArgumentError: As Horovod does, in its words: for elements that are no tuples, names
-            that occur twice and parameters without a name. Also for lazy parameters, which have no
-            shape yet.
+        InvalidArgumentError: An element is not a tuple, a name occurs twice or a parameter has no
+            name (Horovod's checks, in its words); or a parameter is lazy, and has no shape yet.
     """
     if named_parameters is None:
         named = [
@@ -63,5 +62,5 @@ def name_parameters(
 
 
 def describe(named: NamedParameters) -> list[str]:
-    """Name, shape and type of each parameter, which must be the same on all ranks."""
+    """Returns name, shape and type of each parameter, which must be the same on all ranks."""
     return [f"'{name}' {tuple(p.shape)} {str(p.dtype)[6:]}" for name, p in named]

@@ -1,8 +1,8 @@
-"""What importing hvd_sparse.torch changes in horovod.torch; written for Horovod 0.21 to 0.28.
+"""Patches horovod.torch when hvd_sparse.torch is imported; written for Horovod 0.21 to 0.28.
 
-DistributedOptimizer        takes sparse compressions; all others go to Horovod untouched
+DistributedOptimizer        accepts sparse compressions; Horovod handles all others
 broadcast_optimizer_state   of a sparse optimizer starts no exchange and changes no parameter; all
-                            ranks go on at the root's step, and by its plan
+                            ranks continue at the root's step, and with its plan
 join                        is refused while there is a sparse optimizer
 shutdown                    ends the exchanges first
 elastic.TorchState          keeps residuals when ranks come and go
@@ -32,7 +32,7 @@ from hvd_sparse.torch.elastic_state import check_host_updates, restore_optimizer
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.optimizer import distribute, live_exchanges
 
-# Where Horovod's modules hold the functions under their own names.
+# Modules of Horovod that hold the functions under their own names.
 _MODULES = (
     "horovod.torch",
     "horovod.torch.optimizer",
@@ -44,7 +44,7 @@ _MODULES = (
 
 
 def install() -> None:
-    """Changes horovod.torch; once, however often it is called."""
+    """Patches horovod.torch; further calls have no effect."""
     elastic = horovod.torch.elastic.state
     for name, home, around in (
         ("DistributedOptimizer", horovod.torch.optimizer, _distributed_optimizer),
@@ -79,8 +79,8 @@ def _broadcast_optimizer_state(stock: Callable[..., Any], *args: Any, **kwargs: 
     attachment = attachment_of(optimizer)
     if attachment is None:
         return stock(*args, **kwargs)
-    # Where the state is empty Horovod makes it by a step with gradients of zero. On a rank that
-    # alone does so weight decay would move the parameters, and momentum start from that.
+    # If the state is empty, Horovod creates it by a step with zero gradients. If only one rank does
+    # so, weight decay would move its parameters, and its momentum would start from that.
     params = [param for group in optimizer.param_groups for param in group["params"]]
     kept = [(param, param.detach().clone(), param.grad) for param in params]
     with attachment.paused():
@@ -96,9 +96,9 @@ def _broadcast_optimizer_state(stock: Callable[..., Any], *args: Any, **kwargs: 
 
 def _join(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if live_exchanges():
-        gc.collect()  # an optimizer that nobody uses any more is no reason
+        gc.collect()  # an optimizer that is no longer used does not count
     exchanges = live_exchanges()
-    # Operations that an ended exchange has left behind in Horovod make a later join crash.
+    # Operations that a failed exchange has left behind in Horovod make a later join crash.
     if exchanges or GradientExchange.any_ended_early:
         lifecycle.refuse_join(exchanges, advice=" (drop_last, DistributedSampler)")
     return stock(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Where the gradients of an optimizer lie: on the CPU or on a device, which is chosen here."""
+"""Chooses the place of an optimizer's gradients, the CPU or a device, and implements the latter."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hvd_sparse.torch.slots import buffer_of
 
 
 class OnDevice(BesideCpu):
-    """The memory of a device of torch.
+    """A device of torch.
 
     Args:
-        device: Of torch.
-        clock: Of its streams.
+        device: The torch device.
+        clock: Clock of its streams.
     """
 
     def __init__(self, device: torch.device, clock: Clock) -> None:
@@ -31,28 +31,28 @@ class OnDevice(BesideCpu):
         self._device = device
 
     def put(self, values: NDArray[np.float32]) -> torch.Tensor:
-        """A tensor there."""
+        """Returns a tensor on the device, with these values."""
         return torch.from_numpy(values).to(self._device, copy=True)
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """On the current stream."""
+        """Copies on the current stream."""
         into.copy_(source)
 
     def buffer(self, memory: torch.Tensor) -> Buffer:
-        """Of the tensor."""
+        """Returns the memory of a tensor."""
         return buffer_of(memory)
 
     def stream(self) -> int:
-        """Torch's current one."""
+        """Returns torch's current stream."""
         return current_stream(self._device)
 
 
 def place_of(device: torch.device, exchange: Exchange) -> Place:
-    """The place of gradients on a device that `check_device` lets pass.
+    """Returns the place of gradients on a device that has passed `check_device`.
 
     Args:
-        device: Of all gradients.
-        exchange: Whose end ends every wait for the device.
+        device: Device of all gradients.
+        exchange: The exchange whose end ends every wait for the device.
     """
     if device.type == "cpu":
         return OnCpu()

@@ -1,4 +1,4 @@
-"""Measures what selection leaves behind, in the steps in which a compression asks for it."""
+"""Measures how much selection leaves behind, in the steps that `quality_every` asks for."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hvd_sparse.torch.sparse_bucket import SparseBucket
 
 
 class QualityMeter:
-    """Compares what was accumulated with what was applied. It sums the former over the ranks."""
+    """Compares the accumulated values, summed over the ranks, with the applied ones."""
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
 
     def measure(self, buckets: Sequence[SparseBucket]) -> Quality | None:
-        """Of a step that was committed; None if it was not to be measured. Collective."""
+        """Returns the quality of a committed step; None if it is not measured. Collective."""
         samples = [
             self._sample(bucket, bucket.accumulated)
             for bucket in buckets
@@ -27,7 +27,7 @@ class QualityMeter:
         return quality_of(samples) if samples else None
 
     def _sample(self, bucket: SparseBucket, accumulated: torch.Tensor) -> BucketSample:
-        layout, whole_here = bucket.layout, _energy(accumulated)  # which is summed in place
+        layout, whole_here = bucket.layout, _energy(accumulated)  # before the sum in place
         total = self._messages.add_up(accumulated, f"quality.{layout.name}")()
         segments = list(layout.segments)
         units = zip(

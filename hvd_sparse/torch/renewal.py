@@ -1,4 +1,4 @@
-"""An optimizer's exchange, from one world of ranks to the next.
+"""Rebuilds an optimizer's exchange for each new world of ranks.
 
 It is built, on all ranks alike, when an elastic state is synchronised, or by the first gradient.
 """
@@ -23,13 +23,13 @@ from hvd_sparse.torch.opaque import opaque
 
 
 class Renewal(renewal.Renewal[GradientExchange]):
-    """Builds an exchange when it is needed, and gives it up with its world.
+    """Builds an exchange when it is needed, and ends it with its world.
 
     Args:
-        build: An exchange between the ranks of now; None where this one has nobody to exchange
-            with. Collective.
-        params: The first gradient of any of them has it built.
-        process_set: Horovod's; of the exchange.
+        build: Builds an exchange between the current ranks; returns None if this rank needs none.
+            Collective.
+        params: The parameters; the first gradient of any of them triggers the build.
+        process_set: The exchange's process set in Horovod.
     """
 
     def __init__(
@@ -48,30 +48,30 @@ class Renewal(renewal.Renewal[GradientExchange]):
         self._triggers: list[Any] = []
 
     def defer(self) -> None:
-        """Leaves building to whatever needs the exchange first."""
+        """Delays the build until the exchange is first needed."""
         self._wait_for_a_gradient()
 
     @property
     def stats(self) -> Stats:
-        """What all steps so far cost, in this world and those before."""
+        """Cost of all steps so far, in this world and earlier ones."""
         return self._stats if self.exchange is None else self.exchange.stats
 
     def check_place(self, saved: dict[str, Any] | None) -> None:
-        """Refuses what another rank saved, or another number of them; CheckpointMismatchError."""
+        """Raises CheckpointMismatchError for a state of another rank, or number of ranks."""
         state.check_place(saved, rank=self._process_set.rank(), size=self._process_set.size())
 
     def renew(self) -> None:
         """Builds the exchange if it is pending. Collective.
 
         Raises:
-            UnavailableError: Horovod is not initialised, or has not kept the process set.
-            HvdSparseError: This was retired.
+            UnavailableError: Horovod is not initialised, or no longer knows the process set.
+            HvdSparseError: `retire` was called.
         """
         super().renew()
         self._stop_waiting()
 
     def give_up(self) -> None:
-        """Ends the exchange, since its ranks are no longer what they were."""
+        """Ends the exchange, because its world of ranks has changed."""
         if self.exchange is not None:
             self._stats = self.exchange.stats
             self._follows_rates = self.exchange.rates.followed
@@ -81,12 +81,12 @@ class Renewal(renewal.Renewal[GradientExchange]):
             self._wait_for_a_gradient()
 
     def retire(self, reason: str) -> None:
-        """Builds no exchange any more."""
+        """Refuses all further builds, with `reason` as the error."""
         self._retired = reason
         self._stop_waiting()
 
     def shares_parameters_with(self, other: Renewal) -> bool:
-        """Whether any of the parameters is the other's, too."""
+        """Returns true if both have a parameter in common."""
         mine = {id(param) for param in self._params}
         return any(id(param) in mine for param in other._params)
 

@@ -1,4 +1,4 @@
-"""Residuals of many ranks as one sum: from what `state.save` gave, by Horovod's allreduce."""
+"""Sums residuals, saved by `state.save`, over ranks by Horovod's allreduce."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 
 def residuals_of(saved: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """By layer, flat: those among what `state.save` returned."""
+    """Returns the residuals in what `state.save` returned: by layer, flat."""
     return {name: part.cpu().numpy() for name, part in saved["residuals"].items()}
 
 
 def summing_over(process_set: Any) -> Callable[[NDArray[Any], str], NDArray[Any]]:
-    """How a SavedSum adds up its parts over the ranks of a process set."""
+    """Returns the allreduce by which a SavedSum adds up its parts over a process set."""
 
     def allreduce(part: NDArray[Any], name: str) -> NDArray[Any]:
         summed = hvd.allreduce(

@@ -1,4 +1,4 @@
-"""What the arguments of DistributedOptimizer amount to, once they have been found good."""
+"""The arguments of DistributedOptimizer, and their checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REFUSED_OPTIMIZERS = {
     torch.optim.SparseAdam: "it needs sparse gradients, and a sparse exchange returns dense ones",
 }
 
-# What does in a parameter group what an option of a compression does.
+# Keys of a parameter group, and the option of a compression that does the same.
 _DONE_BY = {
     "weight_decay": "weight_decay",
     "momentum": "momentum_correction",
@@ -55,7 +55,7 @@ class Settings:
         groups: Any = None,
         sparse_as_dense: bool = False,
     ) -> Settings:
-        """Refuses what a sparse exchange cannot do.
+        """Returns the settings; refuses what a sparse exchange cannot do.
 
         Raises:
             InvalidArgumentError: An argument lies outside its limits.
@@ -85,7 +85,7 @@ class Settings:
         )
 
     def describe(self) -> dict[str, str]:
-        """By name, what must be the same on all ranks."""
+        """Returns, by name, the settings that must be the same on all ranks."""
         return {
             "compression": repr(self.compression),
             "backward_passes_per_step": str(self.backward_passes_per_step),
@@ -95,14 +95,14 @@ class Settings:
 
 
 def refuse_twice(optimizer: torch.optim.Optimizer, compression: Compression) -> None:
-    """Raises InvalidArgumentError where the optimizer would do again what a compression does."""
+    """Raises InvalidArgumentError if the optimizer would repeat what the compression does."""
     for index, group in enumerate(optimizer.param_groups):
         whose = f"group {index} of {type(optimizer).__name__}"
         check_not_twice(whose, group, _DONE_BY, compression)
 
 
 def checked_passes(passes: int) -> int:
-    """`passes` if it is a number of backward passes; raises InvalidArgumentError otherwise."""
+    """Returns `passes`; raises InvalidArgumentError if it is no number of backward passes."""
     if isinstance(passes, int) and passes <= 0:
         raise InvalidArgumentError("backward_passes_per_step must be > 0")
     return checked_count("backward_passes_per_step", passes, low=1, high=2**31 - 1)
@@ -126,7 +126,7 @@ def check_parameter(name: str, param: torch.Tensor) -> None:
 
 
 def travels_sparse(param: torch.Tensor, compression: Compression) -> bool:
-    """Whether the gradients of a parameter may travel sparse; small and 1-d ones never do."""
+    """Returns true if the gradients of a parameter may be sparse; small and 1-d ones never are."""
     return param.ndim >= 2 and param.numel() >= compression.min_numel
 
 
@@ -141,9 +141,9 @@ def check_devices(named: NamedParameters, compression: Compression) -> None:
 
 
 def check_horovod(named: NamedParameters, compression: Compression) -> None:
-    """Raises UnsupportedError if gradients of a device travel dense, and Horovod cannot take them.
+    """Raises UnsupportedError if Horovod cannot exchange dense gradients on their device.
 
-    An adaptive compression sends all of them dense while it measures.
+    An adaptive compression sends all gradients dense while it measures.
     """
     device = common_device(named)
     adaptive = compression.adaptive

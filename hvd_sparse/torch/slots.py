@@ -1,4 +1,4 @@
-"""A slot: one parameter's gradient on its way through an exchange."""
+"""A slot: one parameter's gradient during an exchange."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ DTYPES = {
 
 
 class Slot:
-    """One parameter, and while it is in flight its gradient.
+    """One parameter, and its gradient while that is in flight.
 
     Attributes:
-        name: Of the parameter.
+        name: Name of the parameter.
         param: The parameter.
         numel: Elements of the parameter, and so of its gradient.
         passes_left: Backward passes that are still to come before the gradient is exchanged.
-        launched: Whether the gradient is being exchanged, or was and awaits the optimizer's step.
+        launched: True while the gradient is being exchanged or awaits the optimizer's step.
         work: The contiguous memory that is exchanged.
     """
 
@@ -38,15 +38,15 @@ class Slot:
         self._param_version: int | None = None
 
     def note_arrival(self) -> None:
-        """A gradient has been computed from the parameter as it is now."""
+        """Records that a gradient has been computed from the parameter's present value."""
         self._param_version = self.param._version
 
     def param_changed(self) -> bool:
-        """True if the parameter was written to since its gradient arrived."""
+        """Returns true if the parameter was written to after its gradient arrived."""
         return self._param_version not in (None, self.param._version)
 
     def gradient(self) -> torch.Tensor:
-        """The gradient; a missing one is made, of zeros."""
+        """Returns the gradient; creates one of zeros if it is missing."""
         if self.param.grad is None:
             self.param.grad = torch.zeros_like(self.param, memory_format=torch.contiguous_format)
         return self.param.grad
@@ -55,8 +55,8 @@ class Slot:
         """Begins the exchange of the gradient; a missing one counts as zero.
 
         Args:
-            dtype: What the exchange needs, or None for the gradient's own.
-            copy: Whether the memory must not be the gradient's own.
+            dtype: The type that the exchange needs, or None for the gradient's own.
+            copy: True if the memory must not be the gradient's own.
 
         Returns:
             Contiguous memory with the gradient, kept alive until `release`.
@@ -69,36 +69,36 @@ class Slot:
         return self.work
 
     def change(self) -> str | None:
-        """What somebody did to the gradient since `take`, or None."""
+        """Returns how the gradient was changed after `take`, or None if it was not."""
         if self.param.grad is None:
             return "was set to None"
         if self.param.grad is not self._grad:
             return "was replaced"
         if self._grad.data_ptr() != self._address or self._grad.numel() != self.numel:
             return "was given other memory"
-        # Views of one flat tensor share its version: those that come later raise it.
+        # Views of one flat tensor share its version, which gradients that arrive later raise.
         if self._grad._version != self._version and not self._grad._is_view():
             return "was written to"
         return None
 
     def holds_result(self) -> bool:
-        """Whether the parameter's gradient still is the tensor that the result was written to."""
+        """Returns true if the parameter's gradient still is the tensor that holds the result."""
         return self.launched and self.param.grad is self._grad
 
     def result(self) -> torch.Tensor:
-        """The memory that was exchanged."""
+        """Returns the memory that was exchanged."""
         assert self.work is not None
         return self.work
 
     def write_back(self) -> None:
-        """Copies the result into the gradient, where the exchange worked on a copy of it."""
+        """Copies the result into the gradient, if the exchange worked on a copy of it."""
         assert self._grad is not None
         assert self.work is not None
         if self.work.data_ptr() != self._grad.data_ptr():
             self._grad.copy_(self.work)
 
     def discard_result(self) -> None:
-        """Makes the gradient zero, of a step that no rank applies."""
+        """Makes the gradient zero, after a step that no rank applies."""
         if self._grad is not None:
             self._grad.zero_()
 
@@ -108,12 +108,12 @@ class Slot:
             self._grad.fill_(float("inf"))
 
     def release(self, passes: int) -> None:
-        """Makes ready for the next step."""
+        """Prepares for the next step."""
         self.passes_left = passes
         self.launched = False
         self.work = self._grad = self._param_version = None
 
 
 def buffer_of(tensor: torch.Tensor) -> Buffer:
-    """The memory of a contiguous tensor."""
+    """Returns the memory of a contiguous tensor."""
     return Buffer(tensor.data_ptr(), tensor.numel(), DTYPES[tensor.dtype])

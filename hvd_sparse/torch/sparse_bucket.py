@@ -1,4 +1,4 @@
-"""A bucket in torch: gradients, the residual that belongs to them, and how they are exchanged."""
+"""A bucket in torch: gradients, their residual, and their exchange."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from hvd_sparse.torch.slots import Slot, buffer_of
 
 
 class SparseBucket:
-    """Gradients that travel together, with the memory of what was not sent.
+    """Gradients that are exchanged together, with their residual.
 
     Args:
-        choice: What the plan says of this bucket.
-        slots: The gradients, in the order of the plan; all of one device.
-        compression: What the user asked for.
-        exchange: Gets the bucket.
+        choice: The bucket's part of the plan.
+        slots: The gradients, in the order of the plan; all on one device.
+        compression: The user's compression.
+        exchange: The exchange to which the bucket is added.
 
     Attributes:
-        layout: Names and sizes.
+        layout: Names and sizes of the layers.
         slots: The gradients, in the order of the layout.
-        residual: float32, flat, as long as the bucket, on its device: what this rank has yet to
-            send.
-        velocity: Like the residual, where momentum is corrected; else None.
-        states: float32, [units of selection, 4]: what the sparsifier remembers of each.
-        missing: Gradients that have not arrived in this step.
-        launched: Whether the bucket is being exchanged.
-        ks: Entries asked for in this step, by unit of selection.
-        accumulated: float32, flat: residual and gradients before selection, in a step in which
-            that is measured.
-        shares_residual: Whether the ranks of a node share what they have yet to send.
+        residual: The values that this rank has yet to send: float32, flat, as long as the bucket,
+            on its device.
+        velocity: The velocity, shaped like the residual; None unless momentum is corrected.
+        states: The sparsifier's state of each unit of selection: float32, [units, 4].
+        missing: Number of gradients that have not arrived in this step.
+        launched: True while the bucket is being exchanged.
+        ks: Entries to select in this step, by unit of selection.
+        accumulated: Residual and gradients before selection: float32, flat; None unless the step
+            is measured.
+        shares_residual: True if the ranks of a node share the residual.
     """
 
     def __init__(
@@ -72,17 +72,17 @@ class SparseBucket:
         self._handle: int | None = None
 
     def arrived(self) -> None:
-        """One of the gradients is there, for what the current stream is given next."""
+        """Counts a gradient, which is ready after the work queued on the current stream."""
         self.missing -= 1
         self._arrivals.note()
 
     def note_ready(self) -> None:
-        """Tells the timeline that all gradients are there."""
+        """Tells the timeline that all gradients have arrived."""
         if self._exchange.timeline is not None:
             self._exchange.timeline.ready(self._bucket)
 
     def gather(self) -> None:
-        """What the current stream is given next finds all gradients that have arrived."""
+        """Makes the current stream wait for all gradients that have arrived."""
         self._arrivals.join()
 
     def launch(
@@ -96,16 +96,16 @@ class SparseBucket:
     ) -> None:
         """Accumulates, selects and starts the exchange; does not wait for other ranks.
 
-        On a device, after what the current stream has been given: call `gather` first. The memory
-        is held here until `wait`, after which that stream follows, so torch's allocator need not
-        know of others.
+        On a device this happens after the work queued on the current stream: call `gather` first.
+        The memory is kept alive until `wait`, which makes that stream wait for the exchange, so
+        torch's allocator need not know of other streams.
 
         Args:
-            step: Steps before this one, for the warm-up.
-            decays: Of the residual, per gradient.
-            scale: Of the gradients on their way into the residual.
-            output_scale: Of the sum on its way into the gradients.
-            measured: Whether to keep what was accumulated.
+            step: Number of steps before this one, for the warm-up.
+            decays: Factors of the residual, one for each gradient.
+            scale: Factor of the gradients when they are added to the residual.
+            output_scale: Factor of the sum when it is written to the gradients.
+            measured: True to keep the accumulated values.
         """
         self.ks = plan.ks_at(self.layout, self._densities, self._warmup, step)
         self._output_scale = output_scale
@@ -127,37 +127,37 @@ class SparseBucket:
         self.launched = True
 
     def wait(self) -> BucketStats:
-        """Waits until the gradients hold the result, for what the current stream is given next."""
+        """Waits until the gradients hold the result for later work on the current stream."""
         assert self._handle is not None
         return self._exchange.wait(self._handle, stream=current_stream(self._device))
 
     def release(self) -> None:
-        """Makes ready for the next step."""
+        """Prepares for the next step."""
         self.missing = len(self.slots)
         self.launched = False
         self.accumulated = None
         self._handle = None
 
     def residuals(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """By layer, the part of the residual that belongs to it."""
+        """Yields each layer with its part of the residual."""
         return self._by_layer(self.residual)
 
     def velocities(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """By layer, the part of the velocity that belongs to it, where there is one."""
+        """Yields each layer with its part of the velocity, if there is one."""
         return iter(()) if self.velocity is None else self._by_layer(self.velocity)
 
     def memories(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """By unit of selection, what the sparsifier remembers."""
+        """Yields each unit of selection with the sparsifier's state of it."""
         yield from zip(self.layout.units, self.states, strict=True)
 
     def applied(self) -> torch.Tensor:
-        """The sum over the ranks that the gradients hold after `wait`; float32, flat."""
+        """Returns the sum over the ranks that the gradients hold after `wait`; float32, flat."""
         return self._flat([slot.result() for slot in self.slots]) / self._output_scale
 
     def _accumulate(
         self, gradients: Sequence[torch.Tensor], decays: Sequence[float], scale: float
     ) -> torch.Tensor:
-        """What the core is going to select from: the same in torch, in memory of its own."""
+        """Computes in torch, in new memory, the values that the core will select from."""
         inflow = self._flat(gradients) * scale
         if self.velocity is not None:
             inflow.add_(self.velocity, alpha=self._momentum)
@@ -173,7 +173,7 @@ class SparseBucket:
         memories: Mapping[str, torch.Tensor],
         velocities: Mapping[str, torch.Tensor],
     ) -> None:
-        """Takes up what was saved; where there is nothing, it is empty."""
+        """Restores saved tensors; parts that were not saved become zero."""
         _load(self.residuals(), residuals)
         _load(self.memories(), memories)
         _load(self.velocities(), velocities)
@@ -199,7 +199,7 @@ def _load(parts: Iterator[tuple[str, torch.Tensor]], saved: Mapping[str, torch.T
 
 
 def _zeros(numel: int, device: torch.device) -> torch.Tensor:
-    """A residual; every step reads and writes all of it, which is faster in huge pages."""
+    """Returns an empty residual. Every step touches all of it, which is faster in huge pages."""
     if device.type != "cpu":
         return torch.zeros(numel, dtype=torch.float32, device=device)
     memory = torch.empty(numel, dtype=torch.float32, device=device)

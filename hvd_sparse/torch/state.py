@@ -20,14 +20,14 @@ _ADVICE = (
 
 
 class _Progress(NamedTuple):
-    """How far a rank is, as it tells the others.
+    """A rank's progress, as sent to its peers.
 
     Attributes:
-        job_rank: In the whole job.
-        step: Exchanged so far.
-        tuning: As from `Tuner.state`.
-        states: By unit of selection, float32, [4]: what the sparsifier remembers of it.
-        waiting: Layers that travel dense, whose residuals wait until they travel sparse.
+        job_rank: Rank in the whole job.
+        step: Number of steps exchanged so far.
+        tuning: The tuner's state, from `Tuner.state`.
+        states: The sparsifier's state of each unit of selection: float32, [4].
+        waiting: Dense layers whose residuals wait until the layer is sparse.
         held: Layers of which it has residuals.
     """
 
@@ -40,15 +40,15 @@ class _Progress(NamedTuple):
 
 
 def without_residuals(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a state dict that loads anywhere; the tensors in it are shared."""
+    """Returns a shallow copy of a state dict, without the exchange's state; it loads anywhere."""
     return {key: value for key, value in state_dict.items() if key != KEY}
 
 
 def reset(exchange: GradientExchange | None, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The same, but with what all ranks that saved it have in common, where that fits here.
+    """Like `without_residuals`, but keeps the state common to all ranks, if it fits here.
 
-    So a rank that takes another one's state without its residuals goes on at the same step, and by
-    the same plan, as the rank whose state that is.
+    So a rank that loads another rank's state without residuals continues at that rank's step, and
+    with its plan.
     """
     emptied = without_residuals(state_dict)
     if exchange is None or KEY not in state_dict:
@@ -58,13 +58,13 @@ def reset(exchange: GradientExchange | None, state_dict: dict[str, Any]) -> dict
     common = {**theirs, **own}
     if _mismatch(exchange, common):
         return emptied
-    # What joins on the rank that saved it joins here, be it zeros.
+    # A residual that the rank saved must be here, too, even if it is zero; see DenseReducer.load.
     common["residuals"] = {name: _nothing(theirs["layers"][name]) for name in theirs["residuals"]}
     return {**emptied, KEY: common}
 
 
 def save(exchange: GradientExchange) -> dict[str, Any]:
-    """What belongs to this rank's exchange, copied; of types that torch.load takes by default."""
+    """Returns a copy of this rank's state, of types that torch.load accepts by default."""
     return {
         "version": _VERSION,
         "rank": exchange.world.rank,
@@ -82,14 +82,14 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
 
 
 def check(exchange: GradientExchange | None, saved: dict[str, Any] | None) -> None:
-    """Refuses saved residuals that belong somewhere else, before anything has changed.
+    """Refuses saved residuals that do not belong here, before anything has changed.
 
     Args:
-        exchange: Of this rank; None where it exchanges nothing.
-        saved: What `save` returned, or None: a state dict without residuals fits anywhere.
+        exchange: This rank's exchange; None if it exchanges nothing.
+        saved: A state from `save`, or None: a state dict without residuals fits anywhere.
 
     Raises:
-        CheckpointMismatchError: Names what was saved and what is here, and says how to go on.
+        CheckpointMismatchError: Names what was saved and what is here, and says how to continue.
     """
     if saved is None:
         return
@@ -99,7 +99,7 @@ def check(exchange: GradientExchange | None, saved: dict[str, Any] | None) -> No
 
 
 def check_place(saved: dict[str, Any] | None, *, rank: int, size: int) -> None:
-    """Like `check`, where there is no exchange yet: whether this rank of so many saved it."""
+    """Like `check`, but without an exchange: checks only that this rank of so many saved it."""
     if saved is None:
         return
     mismatch = misplacement_of(saved, version=_VERSION, rank=rank, size=size)
@@ -108,9 +108,9 @@ def check_place(saved: dict[str, Any] | None, *, rank: int, size: int) -> None:
 
 
 def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
-    """Takes up what `check` has found to fit; None empties the residuals.
+    """Restores a state that has passed `check`; None empties the residuals.
 
-    Of another compression, or where the ranks lie otherwise, without plan and thresholds.
+    If compression, device or ranks per node differ, plan and thresholds are not restored.
     """
     if saved is None:
         exchange.state.load({}, {})
@@ -122,21 +122,21 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
         saved["residuals"],
         saved["states"],
         saved.get("velocities"),
-        saved.get("waiting", ()),  # older files do not tell: all join
+        saved.get("waiting", ()),  # missing in older files: none waits
     )
     exchange.steps = saved["step"]
     exchange.rates.load(saved["lrs"])
 
 
 def follow(exchange: GradientExchange, rank: int) -> None:
-    """Goes on at the step, and by the plan, of one rank; residuals stay. Collective.
+    """Adopts the step and the plan of one rank; residuals stay. Collective.
 
-    So do thresholds that were found with that plan until that step; where there are none, the
-    rank's are taken up, which also count what was drawn at random.
+    Thresholds also stay if they were found with that plan until that step; otherwise the rank's are
+    adopted, and with them its count of random draws.
 
     Args:
-        exchange: Between two steps.
-        rank: In the whole job; where it has no part in the exchange, the first one that has.
+        exchange: The exchange, between two steps.
+        rank: The rank in the whole job; if it has no part in the exchange, the first one that has.
     """
     tuner, state = exchange.tuner, exchange.state
     own = _Progress(
@@ -150,11 +150,11 @@ def follow(exchange: GradientExchange, rank: int) -> None:
     told: list[_Progress] = exchange.world.allgather_object(own, _Progress)
     theirs = next((one for one in told if one.job_rank == rank), told[0])
     mine = save(exchange)
-    # Another step is another count of draws: of a rank that went back alone, say.
+    # At another step the count of draws differs, as on a rank that alone loaded an older state.
     alike = (theirs.step, theirs.tuning) == (mine["step"], mine["tuning"])
     found = mine["states"] if alike else {}
     thresholds = {name: part for name, part in found.items() if part.any()}
-    # What joins on one rank joins on all, be it zeros.
+    # If one rank has a residual, all have one, even if it is zero; see DenseReducer.load.
     mine["waiting"] = set.intersection(*(one.waiting for one in told))
     for name in set.union(*(one.held for one in told)) - mine["residuals"].keys():
         mine["residuals"][name] = _nothing(mine["layers"][name])
@@ -164,12 +164,12 @@ def follow(exchange: GradientExchange, rank: int) -> None:
 
 
 def _nothing(numel: int) -> torch.Tensor:
-    """A residual of a layer, of zeros; whatever type and device a script makes tensors of."""
+    """Returns a residual of zeros, whatever default type and device the script has set."""
     return torch.zeros(numel, dtype=torch.float32, device="cpu")
 
 
 def layers_of(exchange: GradientExchange) -> dict[str, int]:
-    """Elements of each layer that can travel sparse, by name."""
+    """Returns the number of elements of each layer that can be sparse, by name."""
     return {layer.name: layer.numel for layer in exchange.layers}
 
 

@@ -1,8 +1,8 @@
-"""Runs the exchange ahead of whatever else an optimizer's step runs.
+"""Runs the exchange before anything else that an optimizer's step runs.
 
 PyTorch wraps `step` of a class when an optimizer is constructed, and marks it as `hooked`. A hooked
 step calls the global pre-hooks first, then those of the instance, each in the order of
-registration. A method that was put in its place later calls none of them.
+registration. A method that replaces it later calls none of them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch.optim import optimizer as torch_optimizer
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.torch.opaque import opaque
 
-ATTRIBUTE = "_hvd_sparse"  # of an optimizer: what runs around its steps
+ATTRIBUTE = "_hvd_sparse"  # of an optimizer: its AroundStep
 
-# Optimizer.__init__ makes these dictionaries, in which a sparse exchange registers hooks.
+# Optimizer.__init__ creates these dictionaries, in which a sparse exchange registers hooks.
 _DICTIONARIES = (
     "_optimizer_step_post_hooks",
     "_optimizer_state_dict_post_hooks",
@@ -37,7 +37,7 @@ class AroundStep(Protocol):
         """Returns the new arguments of step(), the optimizer among them, or None."""
 
     def after_step(self) -> None:
-        """The parameters have been updated."""
+        """Called after the parameters have been updated."""
 
 
 def check_hooks(optimizer: torch.optim.Optimizer) -> None:
@@ -45,7 +45,7 @@ def check_hooks(optimizer: torch.optim.Optimizer) -> None:
 
     Raises:
         UnsupportedError: The class does not call `Optimizer.__init__`, as some wrappers around
-            another optimizer do not. Attributes that it passes on from the inner one do not count.
+            another optimizer do not. Attributes forwarded from the inner optimizer do not count.
     """
     missing = [name for name in _DICTIONARIES if name not in vars(optimizer)]
     if missing:
@@ -59,7 +59,7 @@ def check_hooks(optimizer: torch.optim.Optimizer) -> None:
 
 
 def run_first() -> None:
-    """Has the exchange run before all other step pre-hooks, whenever these were registered."""
+    """Makes the exchange run before all other step pre-hooks, whenever these were registered."""
     hooks = torch_optimizer._global_optimizer_pre_hooks
     assert isinstance(hooks, OrderedDict)
     hook = _before_hook()
@@ -71,8 +71,8 @@ def run_first() -> None:
 def surround(optimizer: torch.optim.Optimizer) -> None:
     """Makes a replaced step() run the exchange first, too; a hooked one does so already.
 
-    The method may have been replaced in the class or in the instance. It may still call the
-    original one, for which the exchange then has nothing left to do.
+    The method may have been replaced in the class or in the instance. If it still calls the
+    original one, the exchange has nothing left to do there.
     """
     if getattr(optimizer.step, "hooked", False):
         return
@@ -93,7 +93,7 @@ def surround(optimizer: torch.optim.Optimizer) -> None:
 
 @functools.cache
 def after_hook() -> Callable[..., None]:
-    """A step post-hook for sparse optimizers."""
+    """Returns the step post-hook of sparse optimizers."""
     return opaque(_after_step)
 
 

@@ -1,8 +1,8 @@
-"""What is equal on ranks at the same step, beside what they exchange; for HVD_SPARSE_CHECK=1.
+"""Describes a step, so that ranks with HVD_SPARSE_CHECK=1 find one that is at another step.
 
-A rank that leaves out a whole step looks like a slow one: it then exchanges its next step where the
-others exchange this one. Its learning rate tells, where that follows the number of the batch or of
-the epoch; and the user knows at which step a rank is.
+A rank that leaves out a whole step looks like a slow one: it then exchanges its next step while the
+others exchange this one. Its learning rate differs, if that depends on the number of the batch or
+of the epoch; so does the user's mark.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import torch
 
 
 def describe(optimizer: torch.optim.Optimizer, mark: str) -> str:
-    """The learning rates of an optimizer, in ascending order, and the user's mark.
+    """Returns the learning rates of an optimizer, in ascending order, and the user's mark.
 
     Args:
-        optimizer: About to be given averages.
-        mark: From `mark_step`; empty if there is none.
+        optimizer: The optimizer whose gradients are exchanged.
+        mark: The mark from `mark_step`; empty if there is none.
     """
     rates = sorted({float(group.get("lr", 0.0)) for group in optimizer.param_groups})
     text = f"learning rate {', '.join(map(repr, rates))}"

@@ -1,4 +1,4 @@
-"""What the user can ask of an adaptive compression."""
+"""The user's functions for adaptive compressions: tuning and replan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvd_sparse.tuning.tuner import Tuning
 
 
 def tuning(optimizer: torch.optim.Optimizer) -> Tuning | None:
-    """What an adaptive compression has found out: the same on all ranks.
+    """Returns the measurements and the plan of an adaptive compression; the same on all ranks.
 
     Args:
         optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
@@ -18,8 +18,8 @@ def tuning(optimizer: torch.optim.Optimizer) -> Tuning | None:
     Returns:
         The network, the machine, the profile of the model, the plan, and the measured times of
         dense and sparse steps, as far as they are known; `tuning(optimizer).profile.save(path)`
-        keeps what `hvd-sparse plan` reads. None where the compression is not adaptive, or there is
-        nobody to exchange with.
+        saves what `hvd-sparse plan` reads. None if the compression is not adaptive, or this rank
+        has no peers.
 
     Raises:
         InvalidArgumentError: The optimizer has no sparse compression.
@@ -29,14 +29,14 @@ def tuning(optimizer: torch.optim.Optimizer) -> Tuning | None:
 
 
 def replan(optimizer: torch.optim.Optimizer) -> None:
-    """Measures the network anew, and in the next steps all else, and makes a new plan. Collective.
+    """Measures the network now, and all else in the next steps, for a new plan. Collective.
 
     Args:
         optimizer: From `hvd.DistributedOptimizer` with an adaptive compression.
 
     Raises:
         InvalidArgumentError: The compression is not adaptive.
-        GradientInFlightError: Gradients have arrived and were not exchanged yet.
+        GradientInFlightError: Gradients have arrived but are not exchanged yet.
         ExchangeFailedError: Another rank ended the exchange, or died.
     """
     attachment = attachment_of(optimizer)

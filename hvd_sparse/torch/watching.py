@@ -1,4 +1,4 @@
-"""Shows what the exchange of gradients does, while it does it."""
+"""Reports on the exchange of gradients while it runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hvd_sparse.torch.attachment import require_attachment
 from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.opaque import opaque
 
-# Entries whose squares are added up in float32, which takes a tenth of the time of float64; the
-# sums of such parts are added up in float64.
+# Number of entries whose squares are added up in float32, which takes a tenth of the time of
+# float64; the sums of such parts are added up in float64.
 NORM_PART = 1 << 16
 
 
@@ -25,7 +25,7 @@ def watch(
     every: int = 1,
     norms: bool = False,
 ) -> None:
-    """Tells of every step what it cost, on the rank that calls this.
+    """Reports the cost of every step, on the rank that calls this.
 
     On rank 0 alone::
 
@@ -36,17 +36,17 @@ def watch(
         optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
         target: A `torch.utils.tensorboard.SummaryWriter`, or anything with its `add_scalar`; or a
             function of the metrics by name, and the number of the step.
-        every: Steps from one to the next that is told.
-        norms: Whether to add `residual_norm` and `residual_over_gradient`: Euclidean norms of what
-            this rank has not sent, and the same over that of the averaged gradients. They cost a
+        every: Number of steps from one report to the next.
+        norms: True to add `residual_norm` and `residual_over_gradient`: the Euclidean norm of what
+            this rank has not sent, and its ratio to the norm of the averaged gradients. They cost a
             pass over both.
 
-    What selection leaves behind is told of the steps in which `quality_every` of the compression
-    has it measured; it takes all ranks.
+    Reports include the quality of selection in the steps in which the compression's `quality_every`
+    measures it, which takes all ranks.
 
     Raises:
-        InvalidArgumentError: The optimizer has no sparse compression, `every` is no integer above
-            0, or `target` is neither.
+        InvalidArgumentError: The optimizer has no sparse compression, `every` is not a positive
+            integer, or `target` is neither.
     """
     require_attachment(optimizer)
     every = checked_count("every", every, low=1, high=2**62)
@@ -72,7 +72,7 @@ def watch(
 
 
 def summary(optimizer: torch.optim.Optimizer) -> str:
-    """A line about all steps so far, for the end of a run.
+    """Returns a line about all steps so far, for the end of a run.
 
     Args:
         optimizer: From `hvd.DistributedOptimizer` with a sparse compression.

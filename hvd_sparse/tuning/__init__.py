@@ -1,5 +1,5 @@
-"""Tuning: an adaptive compression measures, has a plan made, and compares it with dense steps.
+"""Tuning: an adaptive compression measures, makes a plan, and compares it with dense steps.
 
-Begin with tuner.py, which goes through these stages. measurer.py measures ranks, network and
-devices for it; decision.py lets rank 0 decide on what all ranks measured.
+Begin with tuner.py, which runs these stages. measurer.py measures ranks, network and devices;
+decision.py lets rank 0 decide on the measurements of all ranks.
 """

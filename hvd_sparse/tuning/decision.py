@@ -1,4 +1,4 @@
-"""A decision of rank 0's on numbers of all ranks, while training goes on."""
+"""A decision that rank 0 makes on all ranks' numbers, while training goes on."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from hvd_sparse.tuning.step_rows import Rows
 
 
 class Channel(Protocol):
-    """How the ranks tell each other numbers: sent in one step, taken up in the next."""
+    """Exchanges numbers between ranks: sent in one step, received in the next."""
 
     def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
-        """Every rank's numbers to all."""
+        """Starts sending this rank's numbers to all; the result waits for every rank's numbers."""
 
     def broadcast(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
-        """Rank 0's numbers to all, who give as many."""
+        """Starts sending rank 0's numbers to all ranks, which pass as many of their own."""
 
 
 class Decision:
-    """Numbers of all ranks go to all, rank 0 decides, and tells all: in two steps.
+    """Gathers numbers of all ranks, lets rank 0 decide and sends its decision to all, in two steps.
 
     Args:
-        channel: Between the ranks.
+        channel: Channel between the ranks.
         measured: This rank's numbers; as many on all ranks.
-        decide: What rank 0 tells all; other ranks give as many numbers, of no meaning.
-        done: Gets the rows of all ranks, and what rank 0 has decided.
+        decide: Makes rank 0's decision from the rows of all ranks; on other ranks it returns as
+            many numbers, which are ignored.
+        done: Takes the rows of all ranks, and rank 0's decision.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Decision:
         self._told: Callable[[], list[float]] | None = None
 
     def end_step(self) -> None:
-        """Goes on, on all ranks at the same step."""
+        """Takes the next stage; called by all ranks at the same step."""
         if self._told is None:
             self._rows = self._gathered()
             self._told = self._channel.broadcast(self._decide(self._rows))
@@ -53,7 +54,7 @@ class Decision:
             self._done(self._rows, self._told())
 
     def close(self) -> None:
-        """Waits for what is on its way."""
+        """Waits for the operation in flight."""
         if self._told is None:
             self._gathered()
         else:

@@ -1,4 +1,4 @@
-"""Measures the network and the machine that a plan is made for. Takes a second or two."""
+"""Measures the network and the machine that a plan is made for; takes a second or two."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from hvd_sparse.planning.profile import Machine
 from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import Sparsifier
 
-# Bytes of a message, and how often it is swapped. The first swaps of a pair open its connection.
+# Number of swaps by bytes of a message. The first swaps of a pair open its connection.
 _SWAPS = {1 << 10: 9, 32 << 10: 7, 512 << 10: 3}
 _UNTIMED_SWAPS = 2
-# Bytes of a message to each of several ranks at once, and how often; as long as the shortest swap.
+# Bytes of a message to each of several ranks at once, as long as the shortest swap; repetitions.
 _SPREAD_BYTES = min(_SWAPS)
 _SPREADS = 7
-# Horovod's cycle unless HOROVOD_CYCLE_TIME says otherwise.
+# Horovod's cycle time unless HOROVOD_CYCLE_TIME sets another.
 _CYCLE_SECONDS = 1e-3
-# Bytes of a tensor, and how often it is allreduced.
+# Number of allreduces by bytes of a tensor.
 _ALLREDUCES = {4 << 10: 7, 256 << 10: 5, 4 << 20: 3}
 
-# Sizes of the machine's test pieces: larger than its caches would flatter it, smaller, too.
+# Entries of the test buckets: not much beyond the caches, where a machine is slower, nor within.
 _NUMEL = 1 << 21
 _SMALL_NUMEL = 1 << 10
 _K = 1 << 14
@@ -38,13 +38,13 @@ _REPETITIONS = 9
 
 
 def fit_link(seconds: Mapping[int, float]) -> Link:
-    """The line alpha + beta * bytes that is nearest to measured times, in relative terms.
+    """Fits the line alpha + beta * bytes to measured times, minimising relative errors.
 
-    A plain least-squares line follows the longest messages alone; here 10 % too much counts the
-    same for a short message as for a long one.
+    A plain least-squares line would follow the longest messages alone; here 10 % too much counts
+    the same for a short message as for a long one.
 
     Args:
-        seconds: By bytes, two sizes at least.
+        seconds: Time by bytes, for two sizes at least.
     """
     sizes = np.array(list(seconds), dtype=np.float64)
     times = np.array(list(seconds.values()), dtype=np.float64)
@@ -55,26 +55,26 @@ def fit_link(seconds: Mapping[int, float]) -> Link:
     beta = max(0.0, float(covariance / spread))
     alpha = float(mean_time) - beta * float(mean_size)
     if alpha <= 0:
-        # Links that save up for bursts let short messages pass at once: those say nothing of the
-        # rate, and the line goes through zero and the longest message.
+        # Rate limiters that allow bursts pass short messages at once. Those tell nothing about the
+        # rate, so the line goes through zero and the longest message.
         longest = int(sizes.argmax())
         alpha, beta = 0.0, float(times[longest] / sizes[longest])
     return Link(alpha=alpha, beta=beta)
 
 
 def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int], float]) -> Network:
-    """What the ranks of an exchange see of each other, all of them talking at once. Collective.
+    """Measures the network between the ranks of an exchange, all sending at once. Collective.
 
     Every rank swaps with the partners that an exchange has, 1, 2, 4, ... ranks away, and then sends
-    to many at once; a time is the median of a few, and of those the slowest rank's.
+    to many at once. A time is the median of several measurements on the slowest rank.
 
     Args:
-        exchange: With no bucket in flight.
-        world: Of the exchange.
-        allreduce: Lets Horovod sum a float32 tensor of so many bytes; the seconds that it took.
+        exchange: The exchange, with no bucket in flight.
+        world: The ranks of the exchange.
+        allreduce: Lets Horovod sum a float32 tensor of that many bytes; returns the seconds.
 
     Returns:
-        The same on all ranks.
+        The network, the same on all ranks.
 
     Raises:
         ExchangeFailedError: Another rank ended the exchange, or died.
@@ -125,10 +125,10 @@ def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int],
 
 
 def _local_link(nearest: Sequence[list[float]], local: int) -> Link:
-    """Of a node's ranks. Where their number is odd, some of the nearest pairs lie on two nodes.
+    """Fits the link between ranks of a node; if `local` is odd, some nearest pairs span two nodes.
 
     Args:
-        nearest: By rank, the times of its swaps with the nearest one, whose number is rank ^ 1.
+        nearest: By rank, the times of its swaps with the nearest rank, rank ^ 1.
         local: Ranks on a node, at least 2.
     """
     inside = [row for rank, row in enumerate(nearest) if rank // local == (rank ^ 1) // local]
@@ -136,13 +136,13 @@ def _local_link(nearest: Sequence[list[float]], local: int) -> Link:
 
 
 def fit_gap(one: float, many: float, messages: int, on_the_wire: float) -> float:
-    """Seconds that each further message adds beside others, its bytes not counted; 0 at least.
+    """Returns the seconds, at least 0, that each further concurrent message adds besides its bytes.
 
     Args:
         one: Seconds of one short message.
-        many: Seconds of `messages` as short ones at once, to other ranks.
-        messages: Two at least.
-        on_the_wire: Seconds that the bytes of one take.
+        many: Seconds of `messages` equally short messages sent at once, to different ranks.
+        messages: Number of messages, at least 2.
+        on_the_wire: Seconds that the bytes of one message take.
     """
     return max(0.0, (many - one) / (messages - 1) - on_the_wire)
 
@@ -153,21 +153,21 @@ def _spread_seconds(exchange: Exchange) -> float:
 
 
 def _after_a_pause(allreduce: Callable[[int], float], nbytes: int, share: float) -> float:
-    """What an allreduce takes that begins after a share of Horovod's cycle.
+    """Returns the seconds of an allreduce that begins after a share of Horovod's cycle.
 
-    Horovod looks for tensors once a cycle. One that follows right after another would always just
-    miss a look; in training they come at any time.
+    Horovod looks for tensors once a cycle. An allreduce right after another one would always just
+    miss it; in training they come at any time.
     """
     time.sleep(share * _CYCLE_SECONDS)
     return allreduce(nbytes)
 
 
 def measure_machine(sparsifier: Sparsifier, place: Place | None = None) -> Machine:
-    """What a rank's own work takes here, while all ranks of this machine measure.
+    """Measures a rank's own work, while all ranks of this machine measure.
 
     Args:
-        sparsifier: Who selects.
-        place: Where gradients lie; None: on the CPU. Blocks are merged and coded on the CPU.
+        sparsifier: The sparsifier that selects.
+        place: Device of the gradients; None: the CPU. Blocks are merged and coded on the CPU.
     """
     place = place or OnCpu()
     large = _Bucket(sparsifier, _NUMEL, _NUMEL // 1000, place).seconds()
@@ -197,7 +197,7 @@ def measure_machine(sparsifier: Sparsifier, place: Place | None = None) -> Machi
         coder.encode(own)
         coder.decode(out)
 
-    # A device goes on writing when the exchange's thread is done: that is in what is left.
+    # A device may still be writing when the exchange's thread is done; `left` contains that time.
     scatter = large.scatter + max(0.0, large.left - small.left)
     return Machine(
         select_seconds_per_entry=large.select / _NUMEL,
@@ -211,15 +211,15 @@ def measure_machine(sparsifier: Sparsifier, place: Place | None = None) -> Machi
 
 
 def slowest_machine(world: World, measure: Callable[[], Machine]) -> Machine:
-    """The largest of every rank's times. Collective.
+    """Returns the largest of all ranks' times. Collective.
 
     Args:
         world: The ranks.
-        measure: What this rank measures.
+        measure: Measures this rank's machine.
 
     Raises:
-        UnavailableError: On every rank, where one of them could not measure: its device, for
-            example, has no memory left.
+        UnavailableError: On every rank, if one of them could not measure, for example because its
+            device is out of memory.
     """
     names = list(Machine.__dataclass_fields__)
 
@@ -231,14 +231,14 @@ def slowest_machine(world: World, measure: Callable[[], Machine]) -> Machine:
 
 
 def slowest_numbers(world: World, measure: Callable[[], list[float]]) -> list[float]:
-    """The largest of every rank's numbers, place by place. Collective.
+    """Returns the largest of all ranks' numbers, position by position. Collective.
 
     Args:
         world: The ranks.
-        measure: What this rank measures by itself.
+        measure: Makes this rank's measurements.
 
     Raises:
-        UnavailableError: As `slowest_machine`.
+        UnavailableError: Under the conditions of `slowest_machine`.
     """
     found: list[float] | str
     try:
@@ -253,7 +253,7 @@ def slowest_numbers(world: World, measure: Callable[[], list[float]]) -> list[fl
 
 
 class _Seconds(NamedTuple):
-    """Medians of a bucket's steps: of selecting, of scattering, of all else until it is written."""
+    """Median times of a bucket's steps: selecting, scattering, and the rest until it is written."""
 
     select: float
     scatter: float
@@ -261,7 +261,7 @@ class _Seconds(NamedTuple):
 
 
 class _Bucket:
-    """A bucket of a rank that is alone: all that an exchange does but for its messages."""
+    """A bucket of a single rank: all the work of an exchange except messages."""
 
     def __init__(self, sparsifier: Sparsifier, numel: int, k: int, place: Place) -> None:
         self._k = k
@@ -282,12 +282,12 @@ class _Bucket:
         )
 
     def seconds(self) -> _Seconds:
-        """Some steps."""
+        """Runs several steps."""
         try:
             self._step()
             steps = [self._step() for _ in range(_REPETITIONS)]
         finally:
-            self._exchange.close()  # while there is the memory of a step that was interrupted
+            self._exchange.close()  # frees the memory of an interrupted step
         return _Seconds(*(statistics.median(column) for column in zip(*steps, strict=True)))
 
     def _step(self) -> _Seconds:
@@ -325,5 +325,5 @@ def _median_seconds(work: Callable[[], object]) -> float:
 
 
 def _largest(rows: Iterable[list[float]]) -> list[float]:
-    """Of every rank's numbers, place by place."""
+    """Returns the largest of all ranks' numbers, position by position."""
     return [max(column) for column in zip(*rows, strict=True)]

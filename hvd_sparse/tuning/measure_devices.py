@@ -1,4 +1,4 @@
-"""Measures what connects the devices of an exchange's ranks, and what a device does in a round."""
+"""Measures the links between the ranks' devices, and a device's own work in a round."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from hvd_sparse.planning.network import DeviceNetwork, Link, distances_below
 from hvd_sparse.ranks.world import World
 from hvd_sparse.tuning.measure import fit_link, slowest_numbers
 
-# Bytes of a message, and how often it is swapped. How long the longest one is depends on what the
-# others took: where links are slow it tells no more, and would take too long.
+# Number of swaps by bytes of a message. The length of the longest messages depends on the times of
+# the others: on slow links a long one adds no information, and would take too long.
 _SWAPS = {1 << 10: 9, 64 << 10: 9}
 _LONG_SWAPS, _SHORTER_SWAPS = {4 << 20: 5}, {512 << 10: 5}
-_FAST_SECONDS = 2.5e-4  # of the second of `_SWAPS`, 260 MB/s
+_FAST_SECONDS = 2.5e-4  # limit for the larger message of `_SWAPS`, 260 MB/s
 
-# Entries of blocks that are merged and handed over.
+# Entries of blocks that are merged, and handed to a device.
 _ENTRIES = (64, 4096, 65536)
 _REPETITIONS = 9
 
 
 def measure_devices(exchange: Exchange, world: World, device: str) -> DeviceNetwork | None:
-    """What the ranks' devices see of each other, all of them talking at once. Collective.
+    """Measures the links between the ranks' devices, all sending at once. Collective.
 
-    As `measure_network`, where gradients lie on devices of all ranks and something connects these.
-    The same swaps, and what a device does by itself between them; a time is the median of a few,
-    and of those the slowest rank's.
+    Like `measure_network`, for gradients on devices that something connects on all ranks. It makes
+    the same swaps, and times the work of a device between them. A time is the median of several
+    measurements on the slowest rank.
 
     Args:
-        exchange: With no bucket in flight.
-        world: Of the exchange.
-        device: Where this rank's gradients lie: "cpu", or "cuda:0" and the like.
+        exchange: The exchange, with no bucket in flight.
+        world: The ranks of the exchange.
+        device: Device of this rank's gradients: "cpu", "cuda:0" and the like.
 
     Returns:
-        The same on all ranks; None: nothing connects their devices.
+        The measurements, the same on all ranks; None if nothing connects the devices.
 
     Raises:
-        UnavailableError: On every rank, where the device of one of them could not be measured.
-        InvalidArgumentError: As `Exchange.connect_devices`.
+        UnavailableError: On every rank, if the device of one of them could not be measured.
+        InvalidArgumentError: Raised by `Exchange.connect_devices`.
         ExchangeFailedError: Another rank ended the exchange, or died.
     """
     may_connect = _core.with_cuda and device != OnCpu.device
@@ -68,7 +68,7 @@ def measure_devices(exchange: Exchange, world: World, device: str) -> DeviceNetw
 
 
 def _link(exchange: Exchange, world: World, distance: int) -> Link:
-    """To partners so many ranks away. Collective."""
+    """Measures the link to partners that are `distance` ranks away. Collective."""
     partner = world.rank ^ distance
 
     def slowest(swaps: Mapping[int, int]) -> list[float]:

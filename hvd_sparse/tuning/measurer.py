@@ -1,4 +1,4 @@
-"""Measures what an adaptive compression is tuned for."""
+"""Measures the network and the machine for an adaptive compression."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from hvd_sparse.tuning.tuner import Tuner
 
 
 class Measurer:
-    """Measures what one optimizer's ranks run on.
+    """Measures the network and the machines of one optimizer's ranks.
 
     Args:
         world: The ranks.
-        exchange: Between them.
-        allreduce: Lets Horovod sum a float32 tensor of so many bytes; the seconds that it took.
-        place: Where the gradients lie; None: on the CPU.
+        exchange: The exchange between them.
+        allreduce: Lets Horovod sum a float32 tensor of that many bytes; returns the seconds.
+        place: Device of the gradients; None: the CPU.
 
     Attributes:
-        place: Where the gradients lie.
+        place: Device of the gradients.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Measurer:
         self.place = place or OnCpu()
 
     def network(self) -> Network:
-        """The network, also between devices. Collective, with no bucket in flight."""
+        """Measures the network, also between devices. Collective, with no bucket in flight."""
         network = measure_network(self._exchange, self._world, self._allreduce)
         devices = measure_devices(self._exchange, self._world, self.place.device)
         return replace(network, devices=devices)
@@ -58,22 +58,23 @@ class Measurer:
         *,
         keeps_order: bool = False,
     ) -> Tuner | None:
-        """What tunes a compression, with the network and the machine measured. Collective.
+        """Measures network and machine, and returns a tuner for the compression. Collective.
 
-        None where nothing is tuned: the compression is not adaptive, or no layer can travel sparse.
+        Returns None if nothing is tuned: the compression is not adaptive, or no layer can be
+        sparse.
 
         Raises:
             UnsupportedError: On every rank: a layer has more than 2^31 - 1 entries.
-            UnavailableError: On every rank, where one could not measure.
-            InvalidArgumentError: HVD_SPARSE_NCCL or HVD_SPARSE_CUDA_AWARE_MPI has no such value on
-                some rank.
+            UnavailableError: On every rank, if one of them could not measure.
+            InvalidArgumentError: HVD_SPARSE_NCCL or HVD_SPARSE_CUDA_AWARE_MPI has an invalid value
+                on some rank.
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
         if not compression.adaptive or not layers:
             return None
         for layer in layers:
             check_size(layer)
-        network = self.network()  # first: all ranks are through with it at nearly the same time
+        network = self.network()  # first: all ranks finish it at nearly the same time
         sparsifier = as_sparsifier(compression.sparsifier)
         machine = slowest_machine(self._world, lambda: measure_machine(sparsifier, self.place))
         return Tuner(

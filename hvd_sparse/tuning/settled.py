@@ -1,4 +1,4 @@
-"""What a tuner has settled on, for checkpoints: a resumed run goes on with the same plan."""
+"""The settled state of a tuner, for checkpoints: a resumed run keeps its plan."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hvd_sparse.planning.profile import Machine, Profile
 
 @dataclass(frozen=True, kw_only=True)
 class Settled(records.Saved):
-    """The end of a comparison, and how long ago that was.
+    """The result of a comparison, and its age in steps.
 
     Attributes:
-        network: As measured.
-        machine: As measured.
-        profile: What the plan was made from.
-        plan: What sparse steps follow.
-        dense_seconds: A measured dense step, if known.
-        sparse_seconds: A measured sparse step, if known.
-        sparse: Which of the two was faster.
-        settled_steps: Steps from one comparison to the next.
-        steps: Of these, those that are over.
-        floor: What no density of the plan falls below, in a warm-up that of the time when it was
-            made; None in older files: that of now.
+        network: The measured network.
+        machine: The measured machine.
+        profile: The profile that the plan was made from.
+        plan: The plan that sparse steps follow.
+        dense_seconds: Time of a measured dense step, if known.
+        sparse_seconds: Time of a measured sparse step, if known.
+        sparse: True if the sparse step was faster.
+        settled_steps: Number of steps from one comparison to the next.
+        steps: Number of these steps that are over.
+        floor: Lower limit of the plan's densities, as a warm-up set it when the plan was made; None
+            in older files: the limit at the time of loading.
     """
 
     KIND: ClassVar[str] = "hvd_sparse tuning"
@@ -50,7 +50,7 @@ class Settled(records.Saved):
         records.check_finite(self)
 
     def renamed(self, names: Mapping[str, str]) -> Settled:
-        """The same for layers of other names, given by those that they have here."""
+        """Returns a copy with other layer names; `names` maps old names to new ones."""
         layers = tuple(replace(one, name=names[one.name]) for one in self.profile.layers)
         buckets = tuple(
             replace(one, layers=tuple(names[name] for name in one.layers))
@@ -63,10 +63,10 @@ class Settled(records.Saved):
         )
 
     def check(self, layers: Sequence[Layer], *, size: int) -> None:
-        """Refuses what was settled for another model, or other ranks.
+        """Checks that the plan was made for these layers and so many ranks.
 
         Raises:
-            InvalidArgumentError: Names the difference.
+            InvalidArgumentError: It was not; the message names the difference.
         """
         if self.plan.size != size or self.network.size != size:
             raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""What ranks measured in their steps: a row of numbers for each, nan where one does not know."""
+"""Measured times of the ranks' steps: a row of numbers per rank, nan for an unknown one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rows: TypeAlias = list[list[float]]
 
 
 def measured_times(times: Sequence[StepTimes], layers: int) -> list[float]:
-    """A rank's medians: of the step, of forward, and of when each layer was ready."""
+    """Returns a rank's medians: of the step, of forward, and of each layer's ready time."""
     return [
         median_or_nan([step.step for step in times]),
         median_or_nan([step.forward for step in times]),
@@ -25,7 +25,7 @@ def measured_times(times: Sequence[StepTimes], layers: int) -> list[float]:
 
 
 def median_or_nan(numbers: Sequence[float]) -> float:
-    """Of those that are numbers."""
+    """Returns the median of the numbers that are not nan, or nan if there are none."""
     known = [number for number in numbers if not math.isnan(number)]
     return statistics.median(known) if known else math.nan
 
@@ -38,22 +38,22 @@ def profile_of(
     machine: Machine,
     keeps_order: bool = False,
 ) -> Profile:
-    """What the ranks measured, as one profile: a layer is ready when it is on the last rank.
+    """Builds one profile from all ranks' times: a layer is ready when it is ready on the last rank.
 
-    The sum of the layers' times is so the slowest rank's backward. Each layer's largest time of any
-    rank would add up to more: whatever delays one rank once would count.
+    The sum of the layers' times is therefore the slowest rank's backward pass. Each layer's largest
+    time of any rank would add up to more, because every one-off delay of a rank would count.
 
     Args:
-        rows: Of each rank, `measured_times`.
-        layers: In the order of these times.
-        network: Between the ranks.
-        machine: Of the ranks.
-        keeps_order: Whether gradients travel in the order of `layers`.
+        rows: `measured_times` of each rank.
+        layers: The layers, in the order of these times.
+        network: Network between the ranks.
+        machine: Machine of the ranks.
+        keeps_order: True if gradients are sent in the order of `layers`.
 
     Returns:
-        With the layers in the order in which rank 0's gradients became ready; those of which none
-        ever came stand last, and take no time. Or in the order in which they travel: a layer then
-        is ready when all before it are, too.
+        The profile. Its layers are in the order in which rank 0's gradients became ready; layers
+        without any gradient come last and take no time. If `keeps_order`, they are in the given
+        order, and a layer is not ready before those in front of it.
     """
     ready = [row[2:] for row in rows]
     lead = [math.inf if math.isnan(seconds) else seconds for seconds in ready[0]]
@@ -76,12 +76,12 @@ def profile_of(
 
 
 def known(seconds: float) -> float | None:
-    """A number, or None for nan."""
+    """Returns the number, or None for nan."""
     return None if math.isnan(seconds) else seconds
 
 
 def slowest_step(rows: Rows) -> float:
-    """The largest first number of any rank."""
+    """Returns the largest step time of any rank."""
     return _largest([row[0] for row in rows])
 
 

@@ -1,14 +1,15 @@
 """Tunes an adaptive compression: measures, plans, compares, and goes dense where that is faster.
 
-    DENSE      a few steps travel dense, while layers and steps are timed
-    PLANNING   rank 0 makes a plan of everybody's times and tells it to all
-    SPARSE     a few steps follow the plan, while steps are timed
-    JUDGING    rank 0 compares, and tells all which kind goes on; or, once, where sparse steps took
-               much longer than predicted, a second plan that allows for it: back to SPARSE
-    SETTLED    until it is time to begin again, or a warm-up ends what was planned for
+    DENSE      a few dense steps, in which layers and steps are timed
+    PLANNING   rank 0 makes a plan from all ranks' times and sends it to all
+    SPARSE     a few steps that follow the plan, and are timed
+    JUDGING    rank 0 compares, and tells all ranks which kind of step follows; or, once, if sparse
+               steps took much longer than predicted, sends a second plan that allows for it: back
+               to SPARSE
+    SETTLED    until it is time to begin again, or a warm-up changes the floor of the plan
 
-All ranks go through the stages at the same steps: a stage lasts a number of steps, whatever a rank
-has seen in them, and what follows from measured times is decided by rank 0.
+All ranks enter the stages at the same steps: a stage lasts a fixed number of steps, whatever a rank
+has measured in them, and rank 0 makes every decision that depends on measured times.
 """
 
 from __future__ import annotations
@@ -43,23 +44,23 @@ from hvd_sparse.tuning.step_rows import (
     slowest_step,
 )
 
-# Steps of a kind before the timed ones: caches, connections and thresholds settle.
+# Steps of a kind before the timed ones, in which caches, connections and thresholds settle.
 SKIPPED_STEPS = 2
 TIMED_STEPS = 5
-# Sparse steps must be faster by that much, or gradients travel dense.
+# Margin by which sparse steps must be faster; otherwise gradients are exchanged dense.
 MARGIN = 0.05
-# Sparse steps that take longer than predicted by that much ask for a second plan.
+# Excess of sparse steps over their prediction that asks for a second plan.
 SURPRISE = 0.05
-# Fraction of the time that comparing may cost, and the fewest steps between two comparisons.
+# Fraction of the time that comparisons may cost, and the fewest steps between two of them.
 COMPARISON_SHARE = 0.01
 LEAST_SETTLED_STEPS = 1000
 
-# A decision is known at the end of the second step after the last timed one.
+# A decision arrives at the end of the second step after the last timed one.
 _DECISION_STEPS = 2
 
 
 class Stage(enum.Enum):
-    """What happens in the next step."""
+    """Stages of tuning: what happens in the next step."""
 
     DENSE = "timing dense steps"
     PLANNING = "making a plan"
@@ -73,19 +74,19 @@ _TIMED = (Stage.DENSE, Stage.SPARSE)
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """What has been found out so far; the same on all ranks.
+    """State of tuning; the same on all ranks.
 
     Attributes:
-        network: Between the ranks.
+        network: Network between the ranks.
         machine: The ranks' own work.
-        stage: What happens in the next step.
-        profile: What the plan was made from; None before the first plan.
-        plan: What sparse steps follow; None before the first plan.
-        dense_seconds: A measured dense step; None: not known.
-        sparse_seconds: A measured sparse step; None: not known, or ruled out by the plan already.
-        sparse: Whether gradients travel sparse in the next step.
-        settled_steps: Until all is measured anew, once settled.
-        select_on: Where buckets are selected; see `simulate`.
+        stage: Stage of the next step.
+        profile: Profile that the plan was made from; None before the first plan.
+        plan: Plan that sparse steps follow; None before the first plan.
+        dense_seconds: Time of a measured dense step; None if unknown.
+        sparse_seconds: Time of a measured sparse step; None if unknown, or if the plan is dense.
+        sparse: True if the next step is sparse.
+        settled_steps: Number of settled steps until everything is measured again.
+        select_on: The thread that selects; see `simulate`.
     """
 
     network: Network
@@ -101,32 +102,32 @@ class Tuning:
 
     @property
     def choices(self) -> tuple[BucketPlan, ...]:
-        """The buckets of the next step; none where all of it travels dense."""
+        """The buckets of the next step; none if it is entirely dense."""
         return self.plan.buckets if self.sparse and self.plan else ()
 
 
-# Of a Tuning, what a checkpoint takes along as it is.
+# Fields of a Tuning that a checkpoint contains as they are.
 _SETTLED = (
     "machine", "profile", "plan", "dense_seconds", "sparse_seconds", "sparse", "settled_steps",
 )  # fmt: skip
 
 
 class Tuner:
-    """Decides how the gradients of the next step travel.
+    """Decides how the gradients of the next step are exchanged.
 
     Args:
-        layers: Those that can travel sparse.
-        compression: An adaptive one.
-        network: As measured; the same on all ranks.
-        machine: As measured; the same on all ranks.
-        channel: Between the ranks.
-        rank: This one; rank 0 decides.
-        keeps_order: Whether gradients travel in the order of `layers`; else in the order in which
-            they become ready.
-        place: Where the gradients lie; None: on the CPU.
+        layers: Layers that can be sparse.
+        compression: An adaptive compression.
+        network: The measured network; the same on all ranks.
+        machine: The measured machine; the same on all ranks.
+        channel: Channel between the ranks.
+        rank: This rank; rank 0 decides.
+        keeps_order: True if gradients are sent in the order of `layers`; otherwise in the order in
+            which they become ready.
+        place: Device of the gradients; None: the CPU.
 
     Attributes:
-        tuning: What has been found out so far.
+        tuning: State of tuning.
     """
 
     def __init__(
@@ -151,22 +152,22 @@ class Tuner:
         self._keeps_order = keeps_order
         self._readings: list[Reading] = []
         self._steps = 0  # of this stage
-        self._floor = self._floor_after(0)  # of all densities, while what was planned holds
+        self._floor = self._floor_after(0)  # of all densities, for which the plan holds
         self._decision: Decision | None = None
-        self._first: Tuning | None = None  # with the first plan timed, while a second one is tried
+        self._first: Tuning | None = None  # the first plan, timed, while a second one is tried
         self._said: bool | None = None
 
     def restart(self, network: Network) -> None:
-        """Begins again, on a network that was measured anew; between two steps, on all ranks."""
+        """Begins again, on a newly measured network; called between two steps, on all ranks."""
         if self._decision is not None:
             self._decision.close()
         self._decision = self._first = None
         self._enter(Stage.DENSE, network=network, sparse=False)
 
     def state(self) -> str | None:
-        """What has been settled, as text for a checkpoint; None while there is something to find.
+        """Returns the settled state as text for a checkpoint; None while a comparison is under way.
 
-        The same on all ranks.
+        The text is the same on all ranks.
         """
         found = self.tuning
         if found.stage is not Stage.SETTLED or found.profile is None or found.plan is None:
@@ -179,17 +180,17 @@ class Tuner:
         ).to_json()
 
     def load(self, state: str | None, *, steps: int) -> Tuning:
-        """Goes on, between two steps and on all ranks alike, where `state` was taken.
+        """Restores a state, between two steps and on all ranks alike.
 
         Args:
-            state: As `state` gave it; None: begins again, on the network that is known.
-            steps: Of the training, that were over then.
+            state: A result of `state`; None: begins again, on the known network.
+            steps: Number of training steps that were over when it was taken.
 
         Returns:
-            What holds from the next step on.
+            The tuning in force from the next step on.
 
         Raises:
-            InvalidArgumentError: It is not of these layers on so many ranks.
+            InvalidArgumentError: The state is of other layers, or another number of ranks.
         """
         if state is None:
             self.restart(self.tuning.network)
@@ -205,19 +206,19 @@ class Tuner:
 
     @property
     def times_next_step(self) -> bool:
-        """Whether the times of the next step will count."""
+        """True if the times of the next step will count."""
         return self.tuning.stage in _TIMED and self._steps >= SKIPPED_STEPS
 
     def end_step(self, reading: Reading | None, *, steps: int) -> Tuning | None:
         """Counts a step, on all ranks alike.
 
         Args:
-            reading: Tells the times of the step, if this rank knows them; it is asked, if at all,
-                at the end of the last step that is timed.
-            steps: Of the training, that are over.
+            reading: Reads the step's times, if this rank has them; called, if at all, at the end of
+                the last timed step.
+            steps: Number of training steps that are over.
 
         Returns:
-            What holds from the next step on, where `sparse` or `plan` has changed; else None.
+            The tuning from the next step on, if `sparse` or `plan` has changed; else None.
         """
         before = self.tuning
         if self.times_next_step and reading is not None:
@@ -231,7 +232,7 @@ class Tuner:
         return self.tuning if changed else None
 
     def _floor_after(self, steps: int) -> float:
-        """What no density of the next step falls below, with so many steps of the training over."""
+        """Returns the lower limit of all densities after so many training steps."""
         warmup, final = self._compression.warmup, self._rules.density
         return final if warmup is None else warmup.density_at(steps, final)
 
@@ -308,7 +309,7 @@ class Tuner:
             self._enter(Stage.SPARSE, sparse=True, **found)
 
     def _judge(self, rows: Rows) -> list[float]:
-        """A sparse step's time, and the second plan; nan, as many, where there is none to try."""
+        """Returns a sparse step's time, and a second plan as numbers, or nan without one."""
         step = slowest_step(rows)
         plan = self._second_plan(step)
         none = [math.nan] * count_numbers(self._layers)
@@ -342,12 +343,12 @@ class Tuner:
         best = min([self._first or found, found], key=lambda one: one.sparse_seconds or math.inf)
         self._first = None
         sparse, dense = best.sparse_seconds, best.dense_seconds
-        # Where no rank could time its steps, nothing shows that sparse ones are faster.
+        # If no rank could time its steps, nothing shows that sparse ones are faster.
         faster = sparse is not None and dense is not None and sparse < (1 - MARGIN) * dense
         self._settle(sparse=faster, sparse_seconds=sparse, plan=best.plan, profile=best.profile)
 
     def _settle(self, **changes: Any) -> None:
-        """Ends the comparison; tells the user, once, and again when it comes out differently."""
+        """Ends the comparison; logs the verdict the first time, and whenever it changes."""
         self._enter(Stage.SETTLED, **changes)
         every = self._compression.replan_every
         steps = steps_between(self.tuning) if every is None else every
@@ -358,7 +359,7 @@ class Tuner:
 
 
 def steps_between(tuning: Tuning) -> int:
-    """Steps between two comparisons, so many that comparing costs a hundredth of the time."""
+    """Returns the steps between two comparisons, enough that these cost a hundredth of the time."""
     sparse, dense = tuning.sparse_seconds, tuning.dense_seconds
     if not sparse or not dense:
         return LEAST_SETTLED_STEPS
@@ -368,7 +369,7 @@ def steps_between(tuning: Tuning) -> int:
 
 
 def verdict(tuning: Tuning) -> tuple[int, str]:
-    """Log level and text: how gradients travel from now on, and why, with the numbers."""
+    """Returns log level and text: how gradients are exchanged from now on, and the numbers why."""
     plan = tuning.plan
     assert plan is not None
     dense = _shown(tuning.dense_seconds)

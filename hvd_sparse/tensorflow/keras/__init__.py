@@ -1,9 +1,9 @@
-"""Sparse gradient exchange for Keras under Horovod, with TensorFlow behind Keras.
+"""Sparse gradient exchange under Horovod for Keras with the TensorFlow backend.
 
     import hvd_sparse.tensorflow.keras as hvd
 
-is horovod.tensorflow.keras, with sparse compressions; and with Keras 3, where Horovod's own
-optimizer exchanges nothing, with one that does.
+gives horovod.tensorflow.keras with sparse compressions, and with an optimizer that also exchanges
+with Keras 3, where Horovod's own exchanges nothing.
 """
 
 import horovod.tensorflow.keras as _horovod

@@ -1,4 +1,4 @@
-"""Shows what the exchange of gradients does while `fit` runs."""
+"""Reports metrics of the gradient exchange while `fit` runs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from hvd_sparse.tensorflow.tuning import tuning
 
 
 class WatchCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Tells of every step what it cost, on the ranks that have this callback.
+    """Reports the costs of steps, on the ranks that have this callback.
 
         callbacks = [WatchCallback(tf.summary.create_file_writer("runs/lags"))]
 
     Args:
-        target: A writer of `tf.summary`, or anything with the `add_scalar` of PyTorch's; or a
-            function of the metrics by name, and the number of the step. The metrics are those of
-            `hvd_sparse.stats.metrics.metrics_of`, without seconds of waiting: the graph waits.
-        every: Steps from one to the next that is told.
+        target: A writer of `tf.summary`, an object with PyTorch's `add_scalar`, or a function of
+            the metrics, by name, and the step number. The metrics are those of
+            `hvd_sparse.stats.metrics.metrics_of`, without the time of waiting: the graph waits.
+        every: Number of steps between reports.
 
     Raises:
-        InvalidArgumentError: `every` is no integer above 0, or `target` is none of these.
+        InvalidArgumentError: `every` is not an integer above 0, or `target` is none of these.
     """
 
     def __init__(self, target: ScalarWriter | Sink | Any, *, every: int = 1) -> None:
