@@ -1,4 +1,4 @@
-"""Times what is done to blocks: merging, trimming, settling and scattering them."""
+"""Times operations on blocks: merging, trimming, settling and scattering."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class Pair:
     """Two blocks of k entries that have half of their indices in common.
 
     Attributes:
-        own: The one that stands first.
-        theirs: The other one.
-        union: Their sum.
-        kept: The k largest of that.
-        total: `theirs`, with marks on what it shares with `own`: that was delivered.
-        common: Which entries of `own` those are.
+        own: The first block.
+        theirs: The second block.
+        union: Sum of both.
+        kept: The k largest entries of the sum.
+        total: `theirs`, with the survived bit set on the entries that it shares with `own`, which
+            count as delivered.
+        common: Mask of these entries in `own`.
     """
 
     own: reference.Block
@@ -58,18 +59,18 @@ class Pair:
 
 
 class Blocks:
-    """The pieces, each of which yields (name, seconds, whether the result is right)."""
+    """The operations; each yields (name, seconds, true if the result is right)."""
 
     def __init__(self, k: int, numel: int) -> None:
         generator = np.random.default_rng(1)
         self._k = k
         self._pairs = [Pair.drawn(k, numel, generator) for _ in range(PAIRS)]
         self._residual = torch.zeros(numel)
-        self._gradients = [torch.ones(numel), torch.ones(numel)]  # take turns with their users
+        self._gradients = [torch.ones(numel), torch.ones(numel)]  # rotated between operations
         self._union = _core.Block([], [])
 
     def step(self, number: int) -> Iterator[tuple[str, float, bool]]:
-        """All pieces, in shuffled order."""
+        """Runs all operations, in shuffled order."""
         pair = self._pairs[number % PAIRS]
         gradients = random.sample(self._gradients, 2)
         pieces = [
@@ -128,19 +129,19 @@ class Blocks:
 
 
 def holds(block: _core.Block, expected: reference.Block) -> bool:
-    """Whether the core's block has these entries, bit for bit."""
+    """Returns true if the core's block has these entries, bit for bit."""
     return np.array_equal(block.indices(), expected.indices) and np.array_equal(
         block.values().view(np.int32), expected.values.view(np.int32)
     )
 
 
 def measure_blocks(k: int, numel: int, *, steps: int) -> tuple[list[Row], bool]:
-    """Rows of all pieces, and whether all results were right.
+    """Returns rows of all operations, and true if all results were right.
 
     Args:
-        k: Entries of each block.
-        numel: Entries of the gradient that they belong to.
-        steps: Timed; as many as there are pairs come before.
+        k: Number of entries of each block.
+        numel: Number of entries of the gradient that they belong to.
+        steps: Number of timed steps, after as many untimed ones as there are pairs.
     """
     blocks = Blocks(k, numel)
     seconds: dict[str, list[float]] = {}

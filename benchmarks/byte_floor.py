@@ -1,4 +1,4 @@
-"""The bytes of a collective, moved in its own pattern by nothing but sockets."""
+"""Moves the bytes of a collective in its own pattern, by plain sockets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ DISTANCE_DOUBLES = ("gtopk", "recursive doubling")  # swaps with rank XOR 1, 2, 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One transfer of one rank: bytes to and from each peer, all at the same time."""
+    """One transfer of one rank: bytes to and from each peer, all at once."""
 
     out: Mapping[int, int]
     into: Mapping[int, int]
 
 
 def peers_of(name: str, rank: int, size: int) -> tuple[list[int], list[int]]:
-    """To whom and from whom blocks travel in a transfer of that name; `size` is a power of two."""
+    """Returns the ranks to and from which a transfer sends blocks; `size` is a power of two."""
     if name.endswith("to the owners"):
         others = [(rank + distance) % size for distance in range(1, size)]
         return others, others
@@ -38,9 +38,9 @@ def peers_of(name: str, rank: int, size: int) -> tuple[list[int], list[int]]:
 
 
 def schedule(rank: int, sent: Sequence[Sequence[tuple[str, int]]]) -> list[Step]:
-    """What a rank moved, from the names and the bytes sent of all ranks' transfers.
+    """Returns a rank's transfers, from the names and sent bytes of all ranks' transfers.
 
-    What goes to several peers is taken to be shared evenly among them.
+    Bytes to several peers are assumed to be shared evenly among them.
     """
     size = len(sent)
     steps = []
@@ -60,7 +60,7 @@ def move(
     outgoing: Mapping[int, memoryview],
     incoming: Mapping[int, memoryview],
 ) -> None:
-    """Sends to and receives from several peers at once, asleep in poll() while nothing can move."""
+    """Sends to and receives from several peers at once, and sleeps in poll() in between."""
     left_out = {peers[peer].fileno(): (peers[peer], data) for peer, data in outgoing.items()}
     left_in = {peers[peer].fileno(): (peers[peer], data) for peer, data in incoming.items()}
     poll = select.poll()
@@ -92,7 +92,7 @@ def move(
 
 
 class Floor:
-    """Schedules, moved by sockets that are connected once."""
+    """Runs schedules over sockets that are connected once."""
 
     def __init__(self, rank: int, addresses: list[str]) -> None:
         others = [peer for peer in range(len(addresses)) if peer != rank]
@@ -113,7 +113,7 @@ class Floor:
                     self._incoming[peer] = np.zeros(size, np.uint8)
 
     def run(self, steps: Sequence[Step]) -> None:
-        """Moves what a schedule says, step after step."""
+        """Runs a schedule, step by step."""
         outgoing = memoryview(self._outgoing)
         for step in steps:
             move(
@@ -124,10 +124,10 @@ class Floor:
             self._last.update(step.into)
 
     def right(self) -> bool:
-        """Whether what came last from every peer is what that peer sends."""
+        """Returns true if the last bytes from every peer are that peer's pattern."""
         return all(bool((self._incoming[p][:n] == p).all()) for p, n in self._last.items())
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         for peer in self._peers.values():
             peer.close()

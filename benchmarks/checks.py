@@ -1,8 +1,8 @@
-"""What HVD_SPARSE_CHECK=1 costs the ranks themselves: python benchmarks/checks.py.
+"""Cost of HVD_SPARSE_CHECK=1 on the ranks themselves: python benchmarks/checks.py.
 
-Two ranks that are threads exchange a step of small buckets again and again, with and without
-checks, by turns. Seconds of processor time, of all threads together: what a rank spends, whatever
-the network and the load of the machine; a network adds one round for each bucket.
+Two ranks, which are threads, exchange a step of small buckets repeatedly, with and without checks
+in turn. The result is processor time of all threads together, which does not depend on the network
+or the load of the machine; a network adds one round for each bucket.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RANKS = 2
 
 
 def seconds_per_bucket(*, checks: bool, buckets: int, numel: int, steps: int) -> float:
-    """Processor seconds that a rank spends on a bucket; the result is verified."""
+    """Returns the processor seconds that a rank spends on a bucket; the result is verified."""
     world, barrier = _core.LoopbackWorld(RANKS), Barrier(RANKS)
 
     def run(rank: int) -> tuple[float, laws.Step]:

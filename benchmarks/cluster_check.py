@@ -1,8 +1,8 @@
-"""What a virtual cluster really emulates, measured with plain sockets.
+"""Measures the network that a virtual cluster really emulates, with plain sockets.
 
-Between the first two hosts: messages with pauses between them, one by one, each timed from its
-first byte sent to its last byte received (all hosts share this machine's clock). They should take
-alpha + bytes / rate. Then, between all pairs of hosts at once: streams in both directions.
+Between the first two hosts, messages are sent one by one, with pauses between them; each is timed
+from its first byte sent to its last byte received (all hosts share this machine's clock). They
+should take alpha + bytes / rate. Then all pairs of hosts stream in both directions at once.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ PORT = 4711
 SIZES = (8_000, 20_000, 50_000, 125_000, 300_000, 800_000, 2_000_000)
 TOLERANCE = 0.15
 STREAM_SECONDS = 1.0
-LONGEST_SECONDS = 2.0  # of one message; larger ones are left out on slow links
+LONGEST_SECONDS = 2.0  # limit of one message; larger ones are left out on slow links
 
 
 @dataclass(frozen=True)
 class Emulated:
-    """The network that was found.
+    """The measured network.
 
     Attributes:
         asked: The rate asked for, in bits per second.
         rate: The rate fitted to the messages, in bits of payload per second.
-        alpha: The fitted seconds that a message takes beside bytes / rate. Below zero on slow
-            links, where what the bucket lets through after a pause outweighs the latency.
-        seconds: What messages of each size took, median.
+        alpha: The fitted seconds that a message takes in addition to bytes / rate. Negative on slow
+            links, if the burst that passes after a pause outweighs the latency.
+        seconds: Median time of messages of each size.
         goodput: Bits of payload per second in each direction of streams between all pairs of hosts
-            at once: the slowest pair.
+            at once, for the slowest pair.
     """
 
     asked: float
@@ -51,18 +51,18 @@ class Emulated:
     goodput: float
 
     def error(self, size: int) -> float:
-        """How far a size's time is from alpha + bytes / asked rate, as a fraction of that."""
+        """Returns the relative error of a size's time against alpha + bytes / asked rate."""
         expected = self.alpha + 8 * size / self.asked
         return self.seconds[size] / expected - 1
 
     @property
     def worst(self) -> float:
-        """The largest error of all sizes."""
+        """The error of largest magnitude over all sizes."""
         return max((self.error(size) for size in self.seconds), key=abs)
 
     @property
     def holds(self) -> bool:
-        """Whether all sizes take what they should within the tolerance."""
+        """True if all sizes take the expected time within the tolerance."""
         return abs(self.worst) <= TOLERANCE
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class Emulated:
 
 
 def fit(seconds: dict[int, float]) -> tuple[float, float]:
-    """(alpha, bits per second) of t = alpha + 8 n / rate, by least squares of relative errors."""
+    """Fits t = alpha + 8 n / rate by relative least squares; returns (alpha, bits per second)."""
     rows = [(1 / t, 8 * n / t) for n, t in seconds.items()]
     aa, ab = sum(a * a for a, _ in rows), sum(a * b for a, b in rows)
     bb = sum(b * b for _, b in rows)
@@ -113,7 +113,7 @@ def check(cluster: VirtualCluster, *, repetitions: int = 9) -> Emulated:
 
 
 def main(rank: int, asked: float, repetitions: int, addresses: list[str]) -> None:
-    """One host's part; prints what it found as JSON."""
+    """Runs one host's part; prints its measurements as JSON."""
     partner = rank ^ 1
     everybody = set(range(len(addresses)))
     others = everybody - {0} if rank == 0 else {0, partner}
@@ -130,7 +130,7 @@ def main(rank: int, asked: float, repetitions: int, addresses: list[str]) -> Non
 
 
 def messages(rank: int, peer: socket.socket, asked: float, repetitions: int) -> dict[int, float]:
-    """Rank 0 sends, rank 1 times; both pause before each message until the links are idle."""
+    """Rank 0 sends and rank 1 times; both pause before each message until the links are idle."""
     found = {}
     nothing = memoryview(b"")
     for size in SIZES:

@@ -4,18 +4,17 @@
 
 builds virtual clusters (as root; see docs/virtual_cluster.md) and times in each, in turns:
 
-* every collective, over MPI and over TCP, from the moment when the last rank has selected until the
-  last rank has settled and written its gradient;
-* for each its floor: sockets and poll() move the bytes that it moved, from and to the same peers,
-  step by step;
-* Horovod's allgather of the same values and indices, both in flight at once, without their sum.
+* every collective, over MPI and over TCP, from the moment when the last rank has selected until
+  the last rank has settled and written its gradient;
+* for each its floor: sockets and poll() move the same bytes between the same peers, step by step;
+* Horovod's allgather of the same values and indices, both in flight at once, without summing.
 
 Ranks select k entries of k / density; half of a rank's positions are selected by all ranks. The
 result of every repetition is compared with the NumPy reference on the first rank, and all ranks'
-results with each other. Ratios are of medians, and of the fastest repetitions: on a machine that
-others use the latter come nearer to the truth. For what a collective's time consists of, on the
-mean rank: in transfers, between them (merging, coding), and after them (settling, writing the
-gradient).
+results with each other. Ratios are of medians, and of the fastest repetitions: on a shared machine
+the latter are closer to the truth. A collective's time is also split, on average over the ranks,
+into transfers, the time between them (merging, coding), and the time after them (settling, writing
+the gradient).
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-SECONDS = 1200  # that a job may take
+SECONDS = 1200  # limit of a job
 UNTIMED = 3  # repetitions before the timed ones
-WORKER = "HVD_SPARSE_CLUSTER_COLLECTIVES_WORKER"  # set for the ranks, to where the first one writes
+WORKER = "HVD_SPARSE_CLUSTER_COLLECTIVES_WORKER"  # set for the ranks: the first one's output file
 HOROVOD = "Horovod's allgather, two calls"
 
 
 class Format(NamedTuple):
-    """A collective with its wire format, and the NumPy code that it is compared with."""
+    """A collective, its wire format, and its NumPy reference."""
 
     collective: str
     packed: bool
@@ -62,14 +61,14 @@ class Format(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A collective, its wire format and what connects the ranks."""
+    """A collective, its wire format and the transport between the ranks."""
 
     format: Format
     transport: str
 
     @property
     def name(self) -> str:
-        """As the table shows it."""
+        """The method's name in the table."""
         packed = ", packed" if self.format.packed else ""
         return f"{self.format.collective}{packed}, {self.transport}"
 
@@ -82,12 +81,12 @@ FORMATS = (
     Format("split_allgather", False, reference.split_allgather),
     Format("split_allgather", True, reference.split_allgather),
 )
-# With one rank on each host hierarchical is gtopk.
+# With one rank on each host, hierarchical is gtopk.
 assert {one.collective for one in FORMATS} | {"hierarchical"} == set(_core.collectives())
 
 
 def selected(rank: int, k: int, numel: int) -> reference.Block:
-    """What a rank selects: k integers, so that sums are exact, at half-shared positions."""
+    """Returns a rank's selection: k integers, so that sums are exact, at half-shared positions."""
     shared = np.random.default_rng(0).choice(numel, size=k // 2, replace=False)
     generator = np.random.default_rng(1 + rank)
     own = generator.choice(numel, size=2 * k, replace=False)
@@ -99,12 +98,12 @@ def selected(rank: int, k: int, numel: int) -> reference.Block:
 
 
 def methods(transports: list[str]) -> list[Method]:
-    """What is timed over these transports."""
+    """Returns the methods that are timed over these transports."""
     return [Method(format_, means) for means in transports for format_ in FORMATS]
 
 
 class LastStep(ExchangeTimeline):
-    """In place of a timeline: keeps the times of the last step."""
+    """A stand-in for a timeline that keeps the times of the last step."""
 
     def __init__(self) -> None:
         self.stats: _core.BucketStats | None = None
@@ -120,7 +119,7 @@ class LastStep(ExchangeTimeline):
 
 
 class Times(NamedTuple):
-    """Of one repetition on one rank: clock times, and seconds of processors and in each part."""
+    """Times of one repetition on a rank: clock times, processor seconds, seconds of each part."""
 
     begin: float
     end: float
@@ -161,7 +160,7 @@ class Rank:
         }
 
     def run(self, method: Method, barrier: Callable[[], object]) -> Times:
-        """Exchanges once; the sum is then in `output`."""
+        """Exchanges once and leaves the sum in `output`."""
         self.output[:] = 0
         self._residual[:] = 0
         self.output[self._block.indices] = self._block.values
@@ -187,11 +186,11 @@ class Rank:
         return Times(stats.select_end, end, max(0, processor), transfers, between, after)
 
     def sent(self) -> list[tuple[str, int]]:
-        """Names and bytes of the last step's transfers."""
+        """Returns names and bytes of the last step's transfers."""
         return [(one.name, one.bytes_sent) for one in self._stats.rounds]
 
     def close(self) -> None:
-        """Ends the exchanges."""
+        """Closes the exchanges."""
         for exchange in self._exchanges.values():
             exchange.close()
 
@@ -202,7 +201,7 @@ class Rank:
 
 
 def measure(transports: list[str], k: int, density: float, repetitions: int) -> dict[str, Any]:
-    """Times of all methods on all ranks of this job, bytes sent, and whether all was right."""
+    """Returns times of all methods on all ranks, bytes sent, and true if all results were right."""
     import horovod.torch as hvd
     import torch
 
@@ -210,7 +209,7 @@ def measure(transports: list[str], k: int, density: float, repetitions: int) -> 
     numel = max(2 * k, round(k / density))
     world = World.from_horovod(hvd, hvd.global_process_set)
     blocks = [selected(one, k, numel) for one in range(size)]
-    # NumPy merges slowly: one rank compares with it, and the others with what that one received.
+    # NumPy merges slowly: one rank compares with it, the others compare hashes with that rank.
     expected = {one: one.expected(blocks, k).block for one in FORMATS} if rank == 0 else {}
     floor = Floor(rank, world.allgather_object(os.environ["VIRTUAL_CLUSTER_ADDRESS"]))
     ours = Rank(world, transports, blocks[rank], k, numel)
@@ -263,7 +262,7 @@ def measure(transports: list[str], k: int, density: float, repetitions: int) -> 
 def work(
     transports: list[str], ks: list[int], density: float, repetitions: int, file: Path
 ) -> None:
-    """One rank's part; the first one writes what was found."""
+    """Runs one rank's part; the first one writes the results."""
     import horovod.torch as hvd
     import torch
 
@@ -275,7 +274,7 @@ def work(
 
 
 def rows_of(hosts: int, k: int, found: dict[str, Any]) -> list[Row]:
-    """All methods, with what they take of their floor and of Horovod's allgather."""
+    """Returns rows of all methods, with their ratios to the floor and to Horovod's allgather."""
     timings = {name: Timing.of(times) for name, times in found["seconds"].items()}
     best = {name: 1e3 * min(times) for name, times in found["seconds"].items()}
     processor, *parts = (

@@ -1,9 +1,9 @@
 """Namespaces joined by a bridge over links with a rate: the network of a virtual cluster.
 
 Every host is a network namespace with one interface, e0, whose other end is a port of a bridge in a
-namespace of its own. Both ends of a link are shaped by `tc tbf`: the host's end is what it sends,
-the bridge's end what it receives. The names of the namespaces tell which process owns them, so what
-a killed process left behind is found, and what a living one uses is left alone.
+namespace of its own. Both ends of a link are shaped by `tc tbf`: the host's end limits what it
+sends, the bridge's end what it receives. The namespaces' names identify the owning process, so that
+leftovers of a killed process can be found, and namespaces in use are left alone.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ NETNS = Path("/run/netns")
 SHARED_MEMORY = Path("/dev/shm")
 UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
-# What the bucket holds beside one frame: a timer that is late by less loses none of the rate, and a
-# message gains no more than this, and the frame, after a pause.
+# Capacity of the bucket beside one frame. A timer that is late by less than this costs none of the
+# rate, and a message gains no more than this, and the frame, after a pause.
 BURST_SECONDS = 40e-6
-# Bytes of a frame, by the rate from which they are used. Every frame costs processor time, so they
-# grow with the rate; and one passes unshaped after a pause, so on slow links they stay well below a
-# message of 8 kB.
+# Bytes of a frame, by the lowest rate at which they are used. Every frame costs processor time, so
+# they grow with the rate; and one passes unshaped after a pause, so on slow links they stay well
+# below a message of 8 kB.
 MTU_FROM = ((0.0, 1500), (20e6, 3000), (45e6, 4500), (400e6, 9000))
 ETHERNET_HEADER = 14
-# What a full queue holds, in seconds of the rate, and at least in bytes: a switch's buffer.
+# Capacity of a queue, in seconds of the rate, and at least in bytes: a switch's buffer.
 QUEUE_SECONDS, QUEUE_BYTES = 20e-3, 256 * 1024
-# Segmentation offload's largest packet.
+# Largest packet of segmentation offload.
 GSO_BYTES = 65536
 
 _names = itertools.count(1)
 
 
 class ClusterError(RuntimeError):
-    """The virtual cluster cannot be built, or what ran in it failed."""
+    """The virtual cluster cannot be built, or a program in it failed."""
 
 
 def bits_per_second(rate: str | float) -> float:
-    """ "100mbit", "1gbit" or a plain number of bits per second, as a number.
+    """Parses "100mbit", "1gbit" or a plain number of bits per second.
 
     Raises:
-        ClusterError: It is none of these.
+        ClusterError: The rate is none of these.
     """
     text = str(rate).strip().lower()
     match = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(bit|kbit|mbit|gbit)?", text)
@@ -65,11 +65,11 @@ def bits_per_second(rate: str | float) -> float:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a link is shaped.
+    """Shaping of a link.
 
     Attributes:
         rate: Bits per second, headers included.
-        mtu: Bytes of a packet, Ethernet's header not included.
+        mtu: Bytes of a packet without Ethernet's header.
         burst: Bytes that may pass at once after a pause.
         queue: Bytes that wait before packets are dropped.
     """
@@ -81,7 +81,7 @@ class Shape:
 
     @classmethod
     def of(cls, rate: str | float) -> Shape:
-        """The shape whose messages take bytes / rate as exactly as timers allow."""
+        """Returns the shape whose messages take bytes / rate as exactly as timers allow."""
         bits = bits_per_second(rate)
         mtu = max(mtu for least, mtu in MTU_FROM if bits >= least)
         burst = mtu + ETHERNET_HEADER + round(bits / 8 * BURST_SECONDS)
@@ -89,16 +89,16 @@ class Shape:
         return cls(bits, mtu, burst, queue)
 
     def link(self, device: str) -> str:
-        """Arguments of `ip` for one end of a link.
+        """Returns arguments of `ip` for one end of a link.
 
-        Packets that segmentation offload made larger than the bucket would be cut up again by tbf,
-        one by one: they are never made.
+        tbf would split packets that segmentation offload made larger than its bucket, one by one;
+        the limit prevents them.
         """
         gso = min(GSO_BYTES, max(self.burst, 2 * self.mtu))
         return f"link set {device} mtu {self.mtu} gso_max_size {gso}"
 
     def qdisc(self, verb: str, device: str) -> str:
-        """Arguments of `tc` for one end of a link."""
+        """Returns arguments of `tc` for one end of a link."""
         return (
             f"qdisc {verb} dev {device} root tbf rate {round(self.rate)}bit "
             f"burst {self.burst} limit {self.queue + self.burst}"
@@ -106,7 +106,7 @@ class Shape:
 
 
 def _started(pid: int) -> str | None:
-    """When a process was started, in the kernel's ticks; None if there is none."""
+    """Returns a process's start time, in the kernel's ticks; None if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -114,12 +114,12 @@ def _started(pid: int) -> str | None:
 
 
 def fresh_name() -> str:
-    """A name for a new cluster, which tells its owner: this process."""
+    """Returns a name for a new cluster, which identifies its owner: this process."""
     return f"virtual-cluster-{os.getpid()}-{_started(os.getpid())}-{next(_names)}"
 
 
 def sweep() -> None:
-    """Removes the clusters, and their folders, whose owners no longer run."""
+    """Removes the clusters whose owners no longer run, and their folders."""
     for folder in (NETNS, SHARED_MEMORY, Path(tempfile.gettempdir())):
         for path in folder.glob("virtual-cluster-*"):
             owner = re.match(r"virtual-cluster-(\d+)-(\d+)-", path.name)
@@ -132,14 +132,14 @@ def sweep() -> None:
 
 
 def processes_in(namespaces: list[str]) -> list[int]:
-    """The processes in any of these namespaces."""
+    """Returns the processes in any of these namespaces."""
     inodes = set()
     for name in namespaces:
         with contextlib.suppress(OSError):
             inodes.add((NETNS / name).stat().st_ino)
     found = []
     for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended in the meantime
             if entry.name.isdigit() and (entry / "ns" / "net").stat().st_ino in inodes:
                 found.append(int(entry.name))
     return found
@@ -158,7 +158,7 @@ def kill_processes(namespaces: list[str], seconds: float = 10) -> None:
 
 
 def remove_namespaces(names: list[str]) -> None:
-    """Kills what runs in these namespaces, and removes them and all their interfaces."""
+    """Kills all processes in these namespaces, and removes these and all their interfaces."""
     kill_processes(names)
     for name in names:
         if (NETNS / name).exists():
@@ -166,10 +166,10 @@ def remove_namespaces(names: list[str]) -> None:
 
 
 def tool(*command: str, lines: list[str] | None = None) -> None:
-    """Runs `ip` or `tc`, with a batch of lines where some are given.
+    """Runs `ip` or `tc`, with a batch of lines if any are given.
 
     Raises:
-        ClusterError: It failed; the message is what it said.
+        ClusterError: It failed; the message contains its output.
     """
     batch = None if lines is None else "\n".join(lines) + "\n"
     command = command if lines is None else (*command, "-batch", "-")
@@ -179,7 +179,7 @@ def tool(*command: str, lines: list[str] | None = None) -> None:
 
 
 class Network:
-    """The hosts' namespaces and the bridge between them; `build` makes them, `remove` ends them."""
+    """The hosts' namespaces and the bridge between them, made by `build` and ended by `remove`."""
 
     def __init__(self, hosts: int, shape: Shape, name: str) -> None:
         self.shape = shape
@@ -188,7 +188,7 @@ class Network:
         self._bridge = f"{name}-bridge"
 
     def build(self) -> None:
-        """Makes everything; what fails leaves parts behind, which `remove` takes away."""
+        """Makes everything; if it fails, `remove` cleans up the parts."""
         tool("ip", "netns", "add", self._bridge)
         tool("ip", "-n", self._bridge, lines=["link add br0 type bridge", "link set br0 up"])
         for host in self.hosts:
@@ -216,7 +216,7 @@ class Network:
             tool("tc", "-n", host, lines=[self.shape.qdisc("add", "e0")])
 
     def reshape(self, shape: Shape) -> None:
-        """Changes all links; connections stay."""
+        """Changes all links; connections survive."""
         ends = [(host, ["e0"]) for host in self.hosts]
         ends.append((self._bridge, [f"p{i}" for i in range(len(self.hosts))]))
 
@@ -229,7 +229,7 @@ class Network:
                 lines = [shape.qdisc("change", device) for device in devices]
                 tool("tc", "-n", namespace, lines=lines)
 
-        # tbf drops packets that are larger than its bucket: there must never be any.
+        # tbf drops packets that are larger than its bucket, so there must never be any.
         if shape.mtu < self.shape.mtu:
             links()
             qdiscs()
@@ -240,5 +240,5 @@ class Network:
         self.shape = shape
 
     def remove(self) -> None:
-        """Ends all processes in it and removes it; what is not there is not missed."""
+        """Ends all processes in the network and removes it; missing parts are ignored."""
         remove_namespaces([*self.hosts, self._bridge])

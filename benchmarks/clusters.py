@@ -1,7 +1,7 @@
-"""Where the ranks of a measurement run: on this machine as it is, or on the hosts of a cluster.
+"""Places to run ranks of a measurement: this machine as it is, or the hosts of a cluster.
 
-A Launcher gives Hosts; Hosts run a program, one rank on each, to its end. On a cluster, whose hosts
-share few cores, ranks wait without using them: patient_waits.c.
+A Launcher makes Hosts; Hosts run a program to its end, one rank on each. On a cluster, whose hosts
+share few cores, ranks wait without using the processor: patient_waits.c.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-# See slack_seconds.
+# Limits of slack_seconds.
 SLACK_BYTES, LONGEST_SLACK = 6_000, 500e-6
 
 MPIRUN = ("mpirun", "--oversubscribe", "--bind-to", "none")
@@ -30,18 +30,18 @@ class Hosts(Protocol):
 
     @property
     def interface(self) -> str:
-        """The network's name on every host."""
+        """Name of the network interface on every host."""
 
     @property
     def rate(self) -> float | None:
-        """Bits per second of every link; None where links are not shaped."""
+        """Bits per second of every link; None if links are not shaped."""
 
     @property
     def frame(self) -> int:
-        """Bytes that a link lets pass at once after a pause; 0 where links are not shaped."""
+        """Bytes that pass a link at once after a pause; 0 if links are not shaped."""
 
     def address(self) -> str:
-        """HOST:PORT on the first host, a port that is free; another one each time."""
+        """Returns HOST:PORT on the first host with a free port, a different one each time."""
 
     def run(self, program: Sequence[str], *, env: Mapping[str, str], timeout: float) -> None:
         """Runs a Python program on all hosts under mpirun, one rank on each.
@@ -55,12 +55,12 @@ class Launcher(Protocol):
     """Makes hosts."""
 
     def hosts(self, number: int, rate: float) -> AbstractContextManager[Hosts]:
-        """So many hosts, joined by links of so many bits per second."""
+        """Returns `number` hosts, joined by links of `rate` bits per second."""
 
 
 @dataclass(frozen=True)
 class ThisMachine:
-    """Ranks beside each other; mpirun takes shared memory, and no link is shaped."""
+    """Ranks on this machine; mpirun uses shared memory, and no link is shaped."""
 
     number: int
     interface: str = "lo"
@@ -80,14 +80,14 @@ class ThisMachine:
             raise RuntimeError(f"still running after {timeout:g} s: {' '.join(program)}") from None
         finally:
             if process.poll() is None:
-                process.terminate()  # mpirun ends its ranks
+                process.terminate()  # mpirun then ends its ranks
                 process.wait()
         if status != 0:
             raise RuntimeError(f"status {status} of: {' '.join(program)}")
 
 
 class LocalLauncher:
-    """For a look at whether all works; the times mean nothing for a network."""
+    """A launcher for checking that everything works; its times say nothing about a network."""
 
     @contextmanager
     def hosts(self, number: int, rate: float) -> Iterator[Hosts]:
@@ -100,7 +100,7 @@ class ClusterHosts:
 
     cluster: Any
     rate: float | None
-    patience: Path  # the library that makes waits patient
+    patience: Path  # the library of patient_waits.c
     interface: str = "e0"
     ports: Iterator[int] = field(default_factory=lambda: count(29_500))
 
@@ -112,7 +112,7 @@ class ClusterHosts:
         return f"{self.cluster.addresses[0]}:{next(self.ports)}"
 
     def run(self, program: Sequence[str], *, env: Mapping[str, str], timeout: float) -> None:
-        # mpirun itself, and what enters a host, wait as ever.
+        # mpirun itself, and the program that enters a host, wait as usual.
         slack = f"PATIENT_NANOSECONDS={round(1e9 * slack_seconds(self.rate))}"
         command = ["env", slack, f"LD_PRELOAD={self.patience}", sys.executable, *program]
         finished = self.cluster.run(command, env=env, timeout=timeout)
@@ -134,16 +134,16 @@ class ClusterLauncher:
 
 
 def slack_seconds(rate: float | None) -> float:
-    """How late a rank may notice a message: as long as a few packets take on the link.
+    """Returns how late a rank may notice a message: the time of a few packets on the link.
 
-    Longer than that, and sockets' buffers might run empty: a transport that sends piece by piece
-    would look slower than it is.
+    With more, sockets' buffers might run empty, and a transport that sends piece by piece would
+    look slower than it is.
     """
     return LONGEST_SLACK if rate is None else min(LONGEST_SLACK, 8 * SLACK_BYTES / rate)
 
 
 def patient_waits(folder: Path) -> Path:
-    """The library of patient_waits.c, built into a folder.
+    """Builds the library of patient_waits.c in a folder.
 
     Raises:
         RuntimeError: There is no C compiler, or it failed.

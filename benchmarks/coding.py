@@ -1,4 +1,4 @@
-"""Times the coding of blocks for the wire, and says from which bandwidth on it does not pay."""
+"""Times the coding of blocks for the wire, and finds the bandwidth above which it does not pay."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ COPY = "memcpy of the plain message"
 
 @dataclass(frozen=True)
 class Message:
-    """A block of k entries at random places, and what should arrive of it.
+    """A block of k entries at random positions, and the blocks expected after coding.
 
     Attributes:
-        block: As it was selected.
-        rounded: By type, with the values that travel.
+        block: The block before coding.
+        rounded: The block by type, with the rounded values.
     """
 
     block: reference.Block
@@ -47,7 +47,7 @@ class Message:
 
 
 class Coding:
-    """All formats, each of which yields (name, seconds, bytes, whether the result is right)."""
+    """All formats; each yields (name, seconds, bytes, true if the result is right)."""
 
     def __init__(self, k: int, numel: int) -> None:
         generator = np.random.default_rng(1)
@@ -61,7 +61,7 @@ class Coding:
         self._received = _core.Block([], [])
 
     def step(self, number: int) -> Iterator[tuple[str, float, int, bool]]:
-        """All formats, in shuffled order."""
+        """Runs all formats, in shuffled order."""
         message = self._messages[number % BLOCKS]
         pieces = [self._code(message, one) for one in FORMATS if one != PLAIN]
         pieces.append(self._copy(self._copies[number % BLOCKS]))
@@ -100,15 +100,16 @@ class Coding:
 
 
 def measure_coding(k: int, numel: int, *, steps: int) -> tuple[list[Row], bool]:
-    """Rows of all formats, and whether all blocks came back.
+    """Returns rows of all formats, and true if all blocks were decoded correctly.
 
-    "pays up to" is the bandwidth at which the bytes saved take as long as coding them: all of it,
-    since a message is coded on one rank and read on another before the next round begins.
+    "pays up to" is the bandwidth at which the saved bytes take as long as encoding and decoding:
+    both count, since a message is encoded on one rank and decoded on another before the next round
+    begins.
 
     Args:
-        k: Entries of each block.
-        numel: Entries of the gradient that they belong to.
-        steps: Timed; as many as there are blocks come before.
+        k: Number of entries of each block.
+        numel: Number of entries of the gradient that they belong to.
+        steps: Number of timed steps, after as many untimed ones as there are blocks.
     """
     coding = Coding(k, numel)
     seconds: dict[str, list[float]] = {}

@@ -2,12 +2,12 @@
 
     horovodrun -np 4 python benchmarks/collectives.py
 
-Every rank selects the k largest of its gradient; the gradients of two ranks are half correlated.
-Timed is, from the moment when the last rank has selected until the last rank has finished,
+Every rank selects the k largest entries of its gradient; the gradients of two ranks are half
+correlated. Times run from when the last rank has selected until the last rank has finished:
 
 * ours: exchanging a bucket, settling the residual and writing the sum into the gradient;
-* Horovod's: allgather of the values and of the int32 indices, both in flight at once. The sum of
-  what was gathered would come on top.
+* Horovod's: allgather of the values and of the int32 indices, both in flight at once, without
+  summing the result.
 
 The methods take turns. Loopback runs as many ranks as threads of rank 0, while the others sleep.
 All ranks must run on one machine, whose clock they share.
@@ -39,8 +39,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 UNTIMED = 3  # repetitions before the timed ones
 
-# Every collective, and the sum that it should come to: from the ranks' blocks and k. Hierarchical
-# looks at gradients, not at blocks; over loopback every rank is a node, and it is gtopk.
+# Every collective, and its reference: from the ranks' blocks and k. Hierarchical takes gradients,
+# not blocks; over loopback every rank is a node, and it equals gtopk.
 EXPECTED: dict[str, Callable[[Sequence[reference.Block], int], reference.Reduced]] = {
     "gtopk": reference.gtopk,
     "hierarchical": reference.gtopk,
@@ -52,14 +52,14 @@ assert set(EXPECTED) == set(_core.collectives())
 
 
 def integer_gradient(numel: int, rank: int) -> np.ndarray:
-    """Integers, so that sums are exact; half of it is the same on every rank."""
+    """Returns integers, so that sums are exact; half of each is the same on every rank."""
     shared = np.random.default_rng(0).standard_normal(numel, dtype=np.float32)
     own = np.random.default_rng(1 + rank).standard_normal(numel, dtype=np.float32)
     return np.rint(1e4 * (shared + own)).astype(np.float32)
 
 
 class Interval(NamedTuple):
-    """When a rank had selected, and when it had the result."""
+    """Times at which a rank had selected, and at which it had the result."""
 
     begin: float
     end: float
@@ -88,7 +88,7 @@ class Rank:
         }
 
     def run(self, collective: str, barrier: Callable[[], object]) -> tuple[Interval, BucketStats]:
-        """Exchanges once; the sum is then in `output`."""
+        """Exchanges once and leaves the sum in `output`."""
         self.output[:] = self._gradient
         self._residual[:] = 0
         barrier()
@@ -119,7 +119,7 @@ class Loopback:
         self._barrier = threading.Barrier(size)
 
     def run(self, collective: str) -> tuple[Interval, BucketStats, list[np.ndarray]]:
-        """The interval of all ranks, statistics of one, and the sum that each rank holds."""
+        """Returns the interval of all ranks, statistics of one, and the sum on each rank."""
         done: list[tuple[Interval, BucketStats]] = []
 
         def run(rank: Rank) -> None:
@@ -138,7 +138,7 @@ class Loopback:
 def horovod_allgather(
     block: reference.Block, name: str
 ) -> tuple[Interval, torch.Tensor, torch.Tensor]:
-    """The interval, and everybody's values and indices."""
+    """Returns the interval, and all ranks' values and indices."""
     values = torch.from_numpy(block.values)
     indices = torch.from_numpy(block.indices.astype(np.int32))
     hvd.barrier()
@@ -152,28 +152,28 @@ def horovod_allgather(
 
 
 def seconds(intervals: list[Interval]) -> list[float]:
-    """From the last rank's begin to the last rank's end, repetition by repetition."""
+    """Returns, per repetition, the seconds from the last rank's begin to the last rank's end."""
     everybody = hvd.allgather(torch.tensor([intervals], dtype=torch.float64), name="intervals")
     last = everybody.max(dim=0).values
     return (last[:, 1] - last[:, 0]).tolist()
 
 
 def everywhere(verified: bool) -> bool:
-    """Whether all ranks say so."""
+    """Returns true if `verified` is true on all ranks."""
     return bool(hvd.allgather(torch.tensor([int(verified)]), name="verified").all())
 
 
 def measure(
     k: int, density: float, repetitions: int, exchanges: dict[str, Exchange]
 ) -> tuple[list[Row], bool]:
-    """All methods with k entries of k / density, and whether all results were right."""
+    """Returns rows of all methods with k entries of k / density, and true if all were right."""
     numel = max(k, round(k / density))
     gradients = [integer_gradient(numel, rank) for rank in range(hvd.size())]
     blocks = [reference.top_k(gradient, k) for gradient in gradients]
     expected = {
         name: reduced(blocks, k).block.to_dense(numel) for name, reduced in EXPECTED.items()
     }
-    # Processes of one machine are one node.
+    # Processes of one machine form a single node.
     one_node, _ = reference.hierarchical(gradients, [numel], [k], hvd.size())
     expected_of_processes = expected | {"hierarchical": one_node}
     ranks = {

@@ -1,7 +1,7 @@
-"""What a rank does for its gradients before and after an exchange: ways of doing it, to compare.
+"""Contenders: alternative ways of a rank's work on its gradients before and after an exchange.
 
-A contender works on all layers of a model. It is given a gradient for each, does its work in one or
-more phases, of which only the calls are timed, and can tell whether the outcome is right.
+A contender works on all layers of a model. It takes a gradient for each, works in one or more
+phases, of which only the calls are timed, and can check its result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Taken = tuple[torch.Tensor, torch.Tensor]  # indices (int64, ascending), values
 SURVIVED = np.int32(-(2**31))
 
 ALIGNMENT = 16  # entries: a cache line
-ROUNDING = 1e-6  # of bounds that are fractions of k
+ROUNDING = 1e-6  # tolerance for bounds that are fractions of k
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Size:
     """A model of equal layers.
 
     Attributes:
-        numel: Entries of a layer.
-        layers: How many there are.
+        numel: Number of entries of a layer.
+        layers: Number of layers.
         density: Fraction of each layer that is selected.
-        device: Where residuals and gradients lie.
+        device: Device of residuals and gradients.
     """
 
     numel: int
@@ -51,34 +51,34 @@ class Size:
 
     @property
     def k(self) -> int:
-        """Entries to select, of each layer."""
+        """Number of entries to select in each layer."""
         return plan.entries_to_send(self.numel, self.density)
 
     def slab(self) -> torch.Tensor:
-        """Zeroed memory for all layers, one per row; each starts a cache line."""
+        """Returns zeroed memory for all layers, one per row; each row begins at a cache line."""
         padded = -(-self.numel // ALIGNMENT) * ALIGNMENT
         return torch.zeros(self.layers, padded, device=self.device)[:, : self.numel]
 
     def finish(self) -> None:
-        """Waits for the device, whose work goes on when a call has returned."""
+        """Waits for the device, which may still be working when a call has returned."""
         if self.device != "cpu":
             torch.cuda.synchronize(self.device)
 
 
 def buffer(tensor: torch.Tensor) -> Buffer:
-    """The memory of a contiguous tensor, as the core takes it."""
+    """Returns the memory of a contiguous tensor, as the core takes it."""
     assert tensor.is_contiguous()
     return Buffer(tensor.data_ptr(), tensor.numel(), str(tensor.dtype).removeprefix("torch."))
 
 
 class Contender:
-    """One way of doing it; this one adds the gradient to the residual, and no more.
+    """Base of all contenders; it only adds the gradient to the residual.
 
     Attributes:
-        name: In the table.
-        size: Of the model.
-        slabs: Its memory, Size.slab() each; assigned from outside. The first holds the residuals.
-        verified: Whether all results so far that were looked at were right.
+        name: Name in the table.
+        size: Size of the model.
+        slabs: Memory, each from Size.slab(); assigned from outside. The first holds the residuals.
+        verified: True if all checked results so far were right.
     """
 
     slabs_needed: ClassVar[int] = 1
@@ -92,7 +92,7 @@ class Contender:
 
     @property
     def residuals(self) -> tuple[torch.Tensor, ...]:
-        """Of the layers, flat."""
+        """The layers' residuals, flat."""
         return self.slabs[0].unbind()
 
     def run(
@@ -101,9 +101,10 @@ class Contender:
         """Works on these gradients; returns the seconds of all calls.
 
         Args:
-            gradients: One per layer.
-            pause: Seconds to sleep before: threads of torch's pool spin on after their last work.
-            check: Whether to look at the result.
+            gradients: One gradient per layer.
+            pause: Seconds to sleep first: threads of torch's pool keep spinning after their last
+                work.
+            check: True to check the result.
         """
         self._receive(gradients)
         checked = list(zip(self.residuals, self._gradients, strict=True)) if check else []
@@ -121,26 +122,26 @@ class Contender:
         return seconds
 
     def counts(self) -> list[int]:
-        """Entries that the last run selected, of each layer."""
+        """Returns the number of entries that the last run selected in each layer."""
         return []
 
     def _receive(self, gradients: Sequence[torch.Tensor]) -> None:
         self._gradients = gradients
 
     def _phases(self) -> Iterator[Iterable[Call]]:
-        """Lists of calls. What is done to make one is not timed."""
+        """Yields lists of calls. Only the calls are timed, not making the lists."""
         yield [
             partial(residual.add_, gradient)
             for residual, gradient in zip(self.residuals, self._gradients, strict=True)
         ]
 
     def _is_right(self, layer: int, u: torch.Tensor) -> bool:
-        """Is this what should become of u, the layer's residual after error feedback?"""
+        """Returns true if the result is right for u, the layer's residual after error feedback."""
         return same_bits(self.residuals[layer], u)
 
 
 class OwnGradients(Contender):
-    """Copies the gradients first, untimed, because it is going to write them."""
+    """Copies the gradients first, untimed, because its work overwrites them."""
 
     slabs_needed = 2
 
@@ -151,7 +152,7 @@ class OwnGradients(Contender):
 
 
 class AddAndZero(OwnGradients):
-    """The least that a whole step could cost: add the gradients, later zero them."""
+    """The least cost of a whole step: adds the gradients, and zeroes them afterwards."""
 
     def _phases(self) -> Iterator[Iterable[Call]]:
         yield from super()._phases()
@@ -162,11 +163,11 @@ class AddAndZero(OwnGradients):
 
 
 class Selecting(Contender, ABC):
-    """What all contenders have in common that select.
+    """Base of the contenders that select.
 
     Attributes:
         bounds: Least and most entries of a layer, as multiples of k.
-        largest: Whether these must be the largest.
+        largest: True if these must be the largest.
     """
 
     bounds: tuple[float, float] = (0, math.inf)
@@ -174,10 +175,10 @@ class Selecting(Contender, ABC):
 
     @abstractmethod
     def taken(self, layer: int) -> Taken:
-        """What the last run selected."""
+        """Returns the last run's selection."""
 
     def is_bounded(self, count: int, non_zeros: int) -> bool:
-        """Whether so many entries of a layer may be selected; zeros need not be."""
+        """Returns true if `count` is a valid number of entries; zeros need not be selected."""
         low, high = (bound * self.size.k for bound in self.bounds)
         return min(low, non_zeros) - ROUNDING <= count <= high + ROUNDING
 
@@ -189,7 +190,7 @@ class Selecting(Contender, ABC):
 
 
 class Core(Selecting):
-    """Selection as this package does it: error feedback, and the block."""
+    """Selection by this package: error feedback, and the block."""
 
     def __init__(self, sparsifier: Sparsifier, size: Size, *, name: str = "") -> None:
         super().__init__(name or sparsifier.name, size)
@@ -227,7 +228,7 @@ class Core(Selecting):
 
 
 class LocalStep(OwnGradients, Core):
-    """Selection, and what follows the exchange; all entries are delivered, to a lone rank."""
+    """Selection, and the work after the exchange, in which a lone rank delivers all entries."""
 
     def _phases(self) -> Iterator[Iterable[Call]]:
         yield from super()._phases()
@@ -252,7 +253,7 @@ class LocalStep(OwnGradients, Core):
 class Published(Selecting):
     """Error feedback in place, a published method, and a gather of the values.
 
-    What it selects leaves the residual untimed.
+    Selected entries are removed from the residual untimed.
     """
 
     def __init__(self, name: str, method: Method, size: Size) -> None:
@@ -288,9 +289,9 @@ def is_right(
     *,
     largest: bool,
 ) -> bool:
-    """Did these entries, in ascending order and bit for bit, go from u, and the rest stay?
+    """Returns true if exactly these ascending entries, bit for bit, were removed from u.
 
-    With `largest`: does none that stayed exceed one that went?
+    With `largest`, also none of the remaining entries may exceed a removed one.
     """
     back = residual.clone()
     back[indices] = values
@@ -303,5 +304,5 @@ def is_right(
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two float32 tensors are equal bit for bit."""
+    """Returns true if two float32 tensors are equal bit for bit."""
     return torch.equal(a.view(torch.int32), b.view(torch.int32))

@@ -1,8 +1,8 @@
-/// CUB's compaction and top-k, for comparison: cub_pieces.py compiles this for the device at hand,
-/// against the CUB that comes with nvcc. Nothing of the package is linked to it.
+/// CUB's compaction and top-k, for comparison: cub_pieces.py compiles this for the device in use,
+/// with the CUB of the installed nvcc. It is not linked with the package.
 ///
-/// Each function asks CUB for the bytes of temporary memory where `temp` is null, else gives the
-/// stream its work. It returns CUDA's error, 0 if there is none.
+/// With a null `temp`, each function returns in `bytes` the size of the temporary memory; otherwise
+/// it launches its work on the stream. It returns CUDA's error, 0 if there is none.
 
 #include <thrust/iterator/counting_iterator.h>
 #include <thrust/iterator/transform_iterator.h>
@@ -38,14 +38,14 @@ extern "C" {
 int cub_version() { return CUB_VERSION; }
 int cub_has_top_k() { return HAS_TOP_K; }
 
-/// The places of all entries of u that exceed a threshold, in order, and how many they are.
+/// Finds the positions, in order, of all entries of u that exceed a threshold, and their count.
 int cub_select(void* temp, std::size_t* bytes, const float* u, float threshold, int* places,
                int* count, int numel, cudaStream_t stream) {
   return cub::DeviceSelect::If(temp, *bytes, thrust::counting_iterator<int>(0), places, count,
                                numel, Exceeds{u, threshold}, stream);
 }
 
-/// The places of the k largest magnitudes of u, and these, in no order.
+/// Finds the positions of the k largest magnitudes of u, and these magnitudes, in no order.
 int cub_top_k(void* temp, std::size_t* bytes, const float* u, int* places, float* magnitudes,
               int numel, int k, cudaStream_t stream) {
 #if HAS_TOP_K

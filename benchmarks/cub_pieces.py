@@ -1,7 +1,7 @@
-"""CUB's compaction and top-k, called through ctypes from what nvcc makes of cub_pieces.cu.
+"""CUB's compaction and top-k, called through ctypes from the compiled cub_pieces.cu.
 
-It is compiled for the device at hand when a benchmark asks for it, into build/benchmarks, once for
-each nvcc and device: CUB is a header library, and whatever comes with nvcc is what is compared.
+It is compiled for the device in use when a benchmark asks for it, into build/benchmarks, once for
+each nvcc and device: CUB is a header library, and the one of the installed nvcc is compared.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Cub:
     """CUB, as compiled for one device.
 
     Args:
-        library: What `compile_for` has made.
+        library: Result of `compile_for`.
 
     Attributes:
-        version: Such as "3.0.1".
+        version: Version of CUB, such as "3.0.1".
     """
 
     def __init__(self, library: Path) -> None:
@@ -41,29 +41,29 @@ class Cub:
 
     @classmethod
     def on(cls, device: str) -> Cub:
-        """For a device; raises UnavailableError, with the reason, where it cannot be had."""
+        """Compiles for a device; raises UnavailableError, with the reason, if that fails."""
         major, minor = torch.cuda.get_device_capability(device)
         return cls(compile_for(f"sm_{major}{minor}"))
 
     @property
     def has_top_k(self) -> bool:
-        """Whether this CUB has DeviceTopK."""
+        """True if this CUB has DeviceTopK."""
         return bool(self._library.cub_has_top_k())
 
     def select(self, u: torch.Tensor, threshold: float) -> Select:
-        """The places of what exceeds a threshold, ready to be given to streams."""
+        """Prepares finding the positions of all entries that exceed a threshold."""
         return Select(self._library, u, threshold)
 
     def top_k(self, u: torch.Tensor, k: int) -> TopK:
-        """The places of the k largest magnitudes, ready to be given to streams."""
+        """Prepares finding the positions of the k largest magnitudes."""
         return TopK(self._library, u, k)
 
 
 class Piece(ABC):
-    """A call of CUB's with the temporary memory that it asks for by a first call.
+    """A call of CUB, with the temporary memory whose size a first call returned.
 
     Attributes:
-        places: int32: where what was taken lies.
+        places: Positions of the selected entries, int32.
     """
 
     def __init__(self, function: Any, u: torch.Tensor, most: int) -> None:
@@ -81,7 +81,7 @@ class Piece(ABC):
 
     @abstractmethod
     def give(self, stream: int) -> None:
-        """Gives a stream the work."""
+        """Launches the work on a stream."""
 
     def _call(self, *arguments: object) -> None:
         temporary = None if self._temporary is None else _pointer(self._temporary)
@@ -91,7 +91,7 @@ class Piece(ABC):
 
 
 class Select(Piece):
-    """cub::DeviceSelect::If over all places of u; `places` are in order, the first `count`."""
+    """cub::DeviceSelect::If over all positions of u; the first `count` of `places`, in order."""
 
     def __init__(self, library: ctypes.CDLL, u: torch.Tensor, threshold: float) -> None:
         super().__init__(library.cub_select, u, u.numel())
@@ -100,18 +100,18 @@ class Select(Piece):
         self._allocate()
 
     def give(self, stream: int) -> None:
-        """Gives a stream the work."""
+        """Launches the work on a stream."""
         numel = ctypes.c_int(self._u.numel())
         places, count = _pointer(self.places), _pointer(self.count)
         self._call(self._threshold, places, count, numel, ctypes.c_void_p(stream))
 
     def taken(self) -> torch.Tensor:
-        """What the last call has found: int64, in order."""
+        """Returns the positions that the last call has found: int64, in order."""
         return self.places[: int(self.count)].long()
 
 
 class TopK(Piece):
-    """cub::DeviceTopK::MaxPairs of the magnitudes of u and their places, which are in no order."""
+    """cub::DeviceTopK::MaxPairs of the magnitudes of u and their positions, in no order."""
 
     def __init__(self, library: ctypes.CDLL, u: torch.Tensor, k: int) -> None:
         super().__init__(library.cub_top_k, u, k)
@@ -119,13 +119,13 @@ class TopK(Piece):
         self._allocate()
 
     def give(self, stream: int) -> None:
-        """Gives a stream the work."""
+        """Launches the work on a stream."""
         numel, k = ctypes.c_int(self._u.numel()), ctypes.c_int(len(self.places))
         places, magnitudes = _pointer(self.places), _pointer(self.magnitudes)
         self._call(places, magnitudes, numel, k, ctypes.c_void_p(stream))
 
     def taken(self) -> torch.Tensor:
-        """What the last call has found: int64, in order."""
+        """Returns the positions that the last call has found: int64, in order."""
         return self.places.long().sort().values
 
 
@@ -134,7 +134,7 @@ def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
 
 
 def compile_for(architecture: str) -> Path:
-    """The library for "sm_90" and the like; compiled, where it is not there yet.
+    """Returns the library for "sm_90" and the like; compiles it if there is none yet.
 
     Raises:
         UnavailableError: There is no nvcc, or it cannot compile it.

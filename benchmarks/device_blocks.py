@@ -1,8 +1,8 @@
-"""Times what a step does to blocks that stay on a GPU, with CUDA's events on torch's stream.
+"""Times a step's work on blocks that stay on a GPU, with CUDA's events on torch's stream.
 
-Each piece is given to the stream several times in a row between two events, so that what is timed
-is the device's work, with its launches, and not how fast Python asks for it. Ours and torch's take
-turns; merges and top-k repeat the same.
+Each piece is launched several times in a row between two events, so that the device's work is
+timed, with its launches, and not Python's speed of launching. Ours and torch's pieces take turns;
+merges and top-k repeat the same work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reporting import Row, Timing
 
 from hvd_sparse import _core
 
-IN_A_ROW = 8  # times a piece is given to the stream between two events
+IN_A_ROW = 8  # launches of a piece between two events
 WARM_UP = 5
 MERGE_LIMIT_US = 25.0  # aim for merge and top-k of two blocks of 25,600
 PAIRS = 8  # of blocks, in rotation
@@ -28,12 +28,12 @@ PAIRS = 8  # of blocks, in rotation
 
 @dataclass(frozen=True)
 class Piece:
-    """What is timed.
+    """A piece of work to time.
 
     Attributes:
-        name: In the table.
-        give: Gives the current stream its work.
-        bytes_moved: That memory must read and write for it; 0 where that says nothing.
+        name: Name in the table.
+        give: Launches the work on the current stream.
+        bytes_moved: Bytes that it must read and write in memory; 0 if that is of no interest.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Piece:
 
 
 def seconds_of(piece: Piece, device: str) -> float:
-    """What one of IN_A_ROW takes the device, by its events."""
+    """Returns the device's seconds of one of IN_A_ROW launches, by its events."""
     if device == "cpu":
         start = time.perf_counter()
         for _ in range(IN_A_ROW):
@@ -59,7 +59,7 @@ def seconds_of(piece: Piece, device: str) -> float:
 
 
 def time_all(pieces: list[Piece], device: str, steps: int) -> dict[str, Timing]:
-    """Lets the pieces take turns, in shuffled order."""
+    """Times the pieces in turn, in shuffled order."""
     seconds: dict[str, list[float]] = {piece.name: [] for piece in pieces}
     for step in range(WARM_UP + steps):
         for piece in random.sample(pieces, len(pieces)):
@@ -70,15 +70,16 @@ def time_all(pieces: list[Piece], device: str, steps: int) -> dict[str, Timing]:
 
 
 def measure_merge(block: int, numel: int, device: str, steps: int) -> tuple[list[Row], bool]:
-    """Merging two blocks and keeping the largest entries, beside torch.topk of as many values.
+    """Times merging two blocks and keeping the largest entries, beside torch.topk of equal size.
 
-    Some pairs take turns. What came of each is looked at before the first step, and after the last.
+    Several pairs take turns. The result of each is checked before the first step, and after the
+    last.
 
     Args:
-        block: Entries of each block.
-        numel: Entries of the gradient that they belong to.
+        block: Number of entries of each block.
+        numel: Number of entries of the gradient that they belong to.
         device: Such as "cuda:0", or "cpu".
-        steps: Timed.
+        steps: Number of timed steps.
     """
     generator = np.random.default_rng(1)
     pairs = [Pair.drawn(block, numel, generator) for _ in range(PAIRS)]
@@ -102,7 +103,7 @@ def measure_merge(block: int, numel: int, device: str, steps: int) -> tuple[list
 
 
 class Merge:
-    """Merging a pair of blocks, on the CPU or on a device's current stream."""
+    """Merges a pair of blocks, on the CPU or on a device's current stream."""
 
     def __init__(self, pair: Pair, k: int, device: str) -> None:
         self._pair, self._k, self._device = pair, k, device
@@ -115,7 +116,7 @@ class Merge:
             self._work = _core.merge_work(self._own, self._theirs, k=k, device=device)
 
     def give(self) -> None:
-        """Gives the work, or does it."""
+        """Launches the work on the stream, or does it on the CPU."""
         if self._work is not None:
             self._work.give(torch.cuda.current_stream(self._device).cuda_stream)
             return
@@ -123,6 +124,6 @@ class Merge:
         _core.keep_top_k(self._out, self._k)
 
     def is_right(self) -> bool:
-        """Whether the k largest of the sum come of it."""
+        """Merges, and returns true if the result is the k largest entries of the sum."""
         self.give()
         return holds(self._out if self._work is None else self._work.fetch(), self._pair.kept)

@@ -1,19 +1,19 @@
-"""What a framework's face costs above the core's exchange, for PyTorch and TensorFlow.
+"""Overhead of the PyTorch and TensorFlow interfaces over the core's exchange.
 
     python benchmarks/frameworks.py --ranks 4 --numel 1000000 --density 0.01
 
-Each framework has a job of its own under mpirun, in which three ways take turns, the two exchanges
-being alike:
+Each framework has a job of its own under mpirun, in which three variants take turns; the two
+exchanges are alike:
 
 * core: an exchange over NumPy memory, in place, started and waited for from Python;
 * without: the framework copies the gradient, and exchanges nothing;
 * face: the framework copies the gradient and exchanges the copy, by `sparse_allreduce`; in
-  TensorFlow within a tf.function, as a part of which the op can work in place.
+  TensorFlow within a tf.function, so that the op can work in place.
 
-What the face costs above the core is (face - without) / core.
+The overhead of the interface is (face - without) / core.
 
-Timed is a step on the rank that took longest, between two barriers. Core and face must give the
-same bits in every step.
+A step is timed on the slowest rank, between two barriers. Core and face must give the same bits in
+every step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ UNTIMED = 5  # steps before the timed ones
 
 
 class Way(NamedTuple):
-    """From a NumPy array to the framework's tensor, through a step, and back; the step is timed."""
+    """Converts a NumPy array to the framework's tensor, runs a timed step, and converts back."""
 
     enter: Callable[[np.ndarray], Any]
     step: Callable[[Any], Any]
@@ -50,7 +50,7 @@ Ways: TypeAlias = dict[str, Way]
 
 
 def torch_ways(compression: Any, numel: int) -> Ways:
-    """Through hvd_sparse.torch, whose sparse_allreduce copies."""
+    """Returns variants through hvd_sparse.torch, whose sparse_allreduce copies."""
     import horovod.torch as hvd
     import torch
 
@@ -71,7 +71,7 @@ def torch_ways(compression: Any, numel: int) -> Ways:
 
 
 def tensorflow_ways(compression: Any, numel: int) -> Ways:
-    """Through hvd_sparse.tensorflow."""
+    """Returns variants through hvd_sparse.tensorflow."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -79,7 +79,7 @@ def tensorflow_ways(compression: Any, numel: int) -> Ways:
 
     residual = tf.Variable(tf.zeros(numel))
 
-    one = tf.Variable(1.0)  # which nobody can leave out
+    one = tf.Variable(1.0)  # a variable, so that the product is not optimised away
 
     @tf.function
     def copy(gradient: tf.Tensor) -> tf.Tensor:
@@ -99,7 +99,7 @@ def tensorflow_ways(compression: Any, numel: int) -> Ways:
 
 
 def core_way(world: Any, compression: Any, numel: int) -> Way:
-    """A step through the core alone."""
+    """Returns a variant through the core alone."""
     from hvd_sparse.buckets import Bucket, Layer
     from hvd_sparse.exchange.exchange import Exchange
     from hvd_sparse.exchange.planned_bucket import add_planned_bucket
@@ -129,7 +129,7 @@ WAYS = {"torch": torch_ways, "tensorflow": tensorflow_ways}
 
 
 def measure(framework: str, numel: int, density: float, steps: int, file: Path) -> None:
-    """One rank of a framework's job."""
+    """Runs one rank of a framework's job."""
     import importlib
 
     from hvd_sparse.compression import GTopK

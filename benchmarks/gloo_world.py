@@ -1,8 +1,8 @@
 """Horovod over Gloo in a job that mpirun has started.
 
-horovodrun starts Gloo's ranks through ssh and tells each who it is. mpirun tells as much, so both
-of Horovod's transports can be measured on the same hosts, started the same way. Rank 0 serves the
-rendezvous: the place where the ranks leave their addresses for each other.
+horovodrun starts Gloo's ranks through ssh and passes each its rank. mpirun passes as much, so both
+of Horovod's transports can be measured on the same hosts, started in the same way. Rank 0 serves
+the rendezvous, through which the ranks exchange their addresses.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def prepare(rendezvous: str, interface: str, *, patience: float = 60.0) -> None:
     """Makes the next hvd.init() use Gloo. Collective.
 
     Args:
-        rendezvous: HOST:PORT where rank 0 can listen; all ranks can reach it.
-        interface: Of the network that Gloo is to use.
-        patience: Seconds after which a rank gives up waiting for rank 0.
+        rendezvous: HOST:PORT at which rank 0 can listen and which all ranks can reach.
+        interface: Network interface for Gloo.
+        patience: Seconds after which a rank stops waiting for rank 0.
 
     Raises:
         KeyError: This process was not started by Open MPI's mpirun.
-        OSError: The interface has no IPv4 address, or the host's name leads elsewhere and cannot be
-            changed.
+        OSError: The interface has no IPv4 address, or the host's name resolves to another address
+            and cannot be changed.
         TimeoutError: Rank 0 does not answer.
     """
     host, port = rendezvous.rsplit(":", 1)
@@ -48,7 +48,7 @@ def prepare(rendezvous: str, interface: str, *, patience: float = 60.0) -> None:
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
         "HOROVOD_GLOO_IFACE": interface,
-        "HOROVOD_HOSTNAME": f"host{rank}",  # a host of its own for each rank
+        "HOROVOD_HOSTNAME": f"host{rank}",  # pretends that each rank has a host of its own
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(size),
         "HOROVOD_LOCAL_RANK": "0",
@@ -59,10 +59,10 @@ def prepare(rendezvous: str, interface: str, *, patience: float = 60.0) -> None:
 
 
 def _name_host_after_its_address(interface: str) -> None:
-    """Makes the host's name lead to its address on the interface, for this process alone.
+    """Renames the host to its address on the interface, for this process alone.
 
-    Horovod gives Gloo the interface for its first contexts only. Those of its process sets, through
-    which gradients go, use the address that the host's name has; Gloo crashes where it has none.
+    Horovod passes the interface to Gloo for the first contexts only. Those of process sets, which
+    exchange the gradients, use the address of the host's name; Gloo crashes if there is none.
     """
     address = _address_of(interface)
     try:

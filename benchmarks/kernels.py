@@ -1,19 +1,19 @@
-"""Selection, and a rank's whole local step, against torch: what must be read and written anyway.
+"""Times selection, and a rank's whole local step, against torch's unavoidable memory accesses.
 
     python benchmarks/kernels.py --numel 25600000 --density 0.001 --threads 1
     python benchmarks/kernels.py --device cuda:0
 
-Selection is all that lies between a gradient and the block that is sent: error feedback, the
-threshold, the block. Its floor is `residual.add_(gradient)`. A local step also settles the residual
-and writes the sum into the gradient, once all layers are selected; its floor is
-`residual.add_(gradient)` and, once all are added, `gradient.zero_()`. "published" rows are the
-baselines of published.py: error feedback in place, the method, a gather of the values. All of them
-take turns (turns.py). Merging, settling, scattering (blocks.py) and coding (coding.py) follow.
+Selection is all the work between a gradient and the block to send: error feedback, the threshold,
+the block. Its floor is `residual.add_(gradient)`. A local step also settles the residual and writes
+the sum into the gradient, once all layers are selected; its floor is `residual.add_(gradient)` and,
+once all are added, `gradient.zero_()`. "published" rows are the baselines of published.py: error
+feedback in place, the method, a gather of the values. All of them take turns (turns.py). Merging,
+settling, scattering (blocks.py) and coding (coding.py) follow.
 
-On a GPU, times are those of the clock from the call until the device has finished and the block is
-in the memory of the CPU; messages, which are the CPU's work, are left out. Blocks that stay on the
-device are timed with CUDA's events (device_blocks.py; side_by_side.py, with torch's, CUB's, CuPy's
-and the published ways beside them); with --side-by-side those of the CPU are, too, by its clock.
+On a GPU, the clock runs from the call until the device has finished and the block is in CPU memory;
+messages, which the CPU handles, are left out. Work on blocks that stay on the device is timed with
+CUDA's events (device_blocks.py; side_by_side.py, beside torch's, CUB's, CuPy's and the published
+ways); with --side-by-side also that of the CPU, by its clock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 NUMELS, DENSITIES = (25_600_000, 1_000_000), (0.001, 0.01)
 ON_DEVICE_NUMELS, ON_DEVICE_DENSITIES = (25_600_000, 256_000_000), (0.001,)
-MESSAGES = (25_600, 256_000)  # entries of a block to code
+MESSAGES = (25_600, 256_000)  # entries of a coded block
 LEAST_WARM_UP = 60
 MODEL_LAYERS = 160  # of the local step on a GPU
 
@@ -50,7 +50,7 @@ MODEL_LAYERS = 160  # of the local step on a GPU
 def measure(
     size: Size, *, threads: Sequence[int], steps: int, warm_up: int, slow_every: int, pause: float
 ) -> list[Result]:
-    """One result for each number of threads."""
+    """Measures selection and the local step; one result for each number of threads."""
     gradients = Gradients(size)
     use_threads(max(threads))
     residual = exact_warm_up(size, gradients, warm_up)
@@ -79,7 +79,7 @@ def measure(
 
 
 def measure_pieces(block: int, numel: int, *, threads: Sequence[int], steps: int) -> list[Result]:
-    """The same for merging, settling and scattering."""
+    """Measures merging, settling and scattering; one result for each number of threads."""
     results = []
     for number in threads:
         use_threads(number)
@@ -94,7 +94,7 @@ def measure_pieces(block: int, numel: int, *, threads: Sequence[int], steps: int
 def measure_on_device(
     block: int, numel: int, densities: Sequence[float], device: str, *, steps: int
 ) -> list[Result]:
-    """The same, side by side, for what stays on a device."""
+    """Measures merging, and selection at each density, on a device, side by side."""
     settings = {"numel": numel, "device": device, "steps": steps}
     rows, verified = measure_merge(block, numel, device, steps)
     title = f"two blocks of {block:,} in {numel:,} entries, half in common, on {device}"
@@ -111,7 +111,7 @@ def measure_on_device(
 def measure_model(
     numel: int, densities: Sequence[float], device: str, *, steps: int
 ) -> list[Result]:
-    """The same for the local step of a whole model on a GPU, all layers at once."""
+    """Measures the local step of a whole model on a GPU, all layers at once."""
     results = []
     for density in densities:
         rows, verified = measure_step(numel, MODEL_LAYERS, density, device, steps)
@@ -126,7 +126,7 @@ def measure_model(
 
 
 def require_device(device: str) -> None:
-    """Ends the command, with the reason, where there is no such device."""
+    """Ends the command, with the reason, if there is no such device."""
     if device == "cpu":
         return
     try:
@@ -141,7 +141,7 @@ def require_device(device: str) -> None:
 
 
 def measure_messages(entries: int, density: float, *, steps: int) -> Result:
-    """The same for coding blocks for the wire."""
+    """Measures coding blocks for the wire."""
     numel = math.ceil(entries / density)
     rows, verified = measure_coding(entries, numel, steps=steps)
     settings = {"entries": entries, "density": density, "steps": steps}
@@ -152,7 +152,7 @@ def measure_messages(entries: int, density: float, *, steps: int) -> Result:
 
 
 def use_threads(number: int) -> None:
-    """Lets torch and the core use so many."""
+    """Sets the number of threads of torch and of the core."""
     torch.set_num_threads(number)
     _core.set_threads(number)
 
@@ -222,7 +222,7 @@ def main(
     results: list[Result] = []
     for some in measured():
         results += some
-        if json is not None:  # what there is, since what follows may take long
+        if json is not None:  # results so far, since the next ones may take long
             write(json, [result.as_json() for result in results])
     if not all(result.verified for result in results):
         raise typer.Exit(1)

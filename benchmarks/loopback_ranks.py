@@ -1,4 +1,4 @@
-"""Collectives between many ranks of one process, checked against the reference and the law."""
+"""Collectives between many ranks of one process, checked against the reference and conservation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.sparsifiers import as_sparsifier
 
-# What the sum must be, for collectives that the reference has.
+# Expected sums, for collectives that the reference has.
 EXPECTED: dict[str, Callable[[Sequence[reference.Block], int], reference.Reduced]] = {
     "allgather": lambda blocks, _: reference.allgather(blocks),
     "gtopk": reference.gtopk,
@@ -20,14 +20,14 @@ EXPECTED: dict[str, Callable[[Sequence[reference.Block], int], reference.Reduced
 
 
 def gradient_of(rank: int, numel: int) -> np.ndarray:
-    """Integers, so that sums are exact; half of it is the same on every rank."""
+    """Returns integers, so that sums are exact; half of each is the same on every rank."""
     shared = np.random.default_rng(0).standard_normal(numel, dtype=np.float32)
     own = np.random.default_rng(1 + rank).standard_normal(numel, dtype=np.float32)
     return np.rint(1e3 * (shared + own)).astype(np.float32)
 
 
 def exchange_once(collective: str, size: int, *, numel: int, k: int) -> list[tuple]:
-    """One step between `size` ranks that are threads: (sum, residual) of each."""
+    """Runs one step between `size` ranks, which are threads; returns (sum, residual) of each."""
     world = _core.LoopbackWorld(size)
 
     def run(rank: int) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +54,7 @@ def exchange_once(collective: str, size: int, *, numel: int, k: int) -> list[tup
 
 
 def is_right(collective: str, size: int, *, numel: int = 2000, k: int = 20) -> bool:
-    """Whether all ranks get the same bits, nothing is lost, and the sum is the reference's."""
+    """Returns true if all ranks have equal bits, nothing is lost and the sum is right."""
     ranks = exchange_once(collective, size, numel=numel, k=k)
     total = ranks[0][0]
     same = all(other.tobytes() == total.tobytes() for other, _ in ranks)

@@ -1,4 +1,4 @@
-"""What the machine and this process have used so far, by the kernel's counters."""
+"""Resources that the machine and this process have used so far, by the kernel's counters."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 _TICK = os.sysconf("SC_CLK_TCK")
-# Of "cpu" in /proc/stat: user, nice, system, two kinds of idling, irq, softirq, steal.
+# Columns of "cpu" in /proc/stat: user, nice, system, two kinds of idling, irq, softirq, steal.
 _IDLE, _COLUMNS = (3, 4), 8
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Counters; of their differences one speaks.
+    """Counters, whose differences are meaningful.
 
     Attributes:
-        seconds: Of the clock.
-        cpu_seconds: Of this process, all threads.
-        busy_seconds: Of all cores of the machine, the kernel's work for the network included.
-        bytes_sent: By an interface of this process's network.
+        seconds: Clock time.
+        cpu_seconds: Processor time of this process, all threads.
+        busy_seconds: Busy time of all cores of the machine, the kernel's network code included.
+        bytes_sent: Bytes sent by an interface of this process's network.
     """
 
     seconds: float
@@ -31,7 +31,7 @@ class Usage:
 
     @classmethod
     def now(cls, interface: str | None) -> Usage:
-        """The counters; without an interface, no bytes."""
+        """Reads the counters; without an interface, bytes are 0."""
         own = resource.getrusage(resource.RUSAGE_SELF)
         sent = 0 if interface is None else bytes_sent_by(interface)
         return cls(time.perf_counter(), own.ru_utime + own.ru_stime, _busy_seconds(), sent)
@@ -41,12 +41,12 @@ class Usage:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def memory_of_this_process() -> int:
-    """Bytes; what is shared with other processes counts in parts."""
+    """Returns the process's bytes, with a share of the memory that it shares with others."""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return 1024 * int(line.split()[1])
@@ -54,7 +54,7 @@ def memory_of_this_process() -> int:
 
 
 def bytes_sent_by(interface: str) -> int:
-    """What the interface has sent, as this process's network namespace sees it.
+    """Returns the bytes that the interface has sent, in this process's network namespace.
 
     Raises:
         ValueError: There is no such interface.

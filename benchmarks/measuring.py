@@ -1,12 +1,12 @@
-"""How long ranks measure their network before an adaptive compression makes a plan.
+"""Times measuring the network, before an adaptive compression makes a plan.
 
     mpirun -np 4 python benchmarks/measuring.py
     python benchmarks/virtual_cluster.py --hosts 16 --rate 1gbit -- python benchmarks/measuring.py
 
-The second, as root, is what is aimed at: 16 ranks with links of 1 Gb/s, in less than 2 seconds.
-First an optimizer is made, which measures the network and what each machine's own work takes; then
-the network is measured again and again, as `replan` does. Timed is the rank that takes longest.
-What is found has to be the same on all ranks, each time.
+The second, run as root, has the aim: 16 ranks with links of 1 Gb/s, in less than 2 seconds. First
+an optimizer is made, which measures the network and each machine; then the network is measured
+repeatedly, as `replan` does. Times are those of the slowest rank. All ranks must find the same
+network, each time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(
     repetitions: Annotated[int, typer.Option(min=2, help="of measuring the network")] = 5,
     json: Annotated[Path | None, typer.Option(help="also write the result here")] = None,
 ) -> None:
-    """Times measuring, on the ranks of a job."""
+    """Times measuring the network, on the ranks of a job."""
     import horovod.torch as hvd
     import torch
 
@@ -58,7 +58,7 @@ def main(
         replan(optimizer)
         took.append(longest(time.perf_counter() - begin))
         tuned = tuning(optimizer)
-        assert tuned is not None  # ranks are several, and LAGS is adaptive
+        assert tuned is not None  # there are several ranks, and LAGS is adaptive
         found = tuned.network
         verified &= len(set(hvd.allgather_object(repr(found), name="found"))) == 1
     if hvd.rank() == 0:

@@ -1,4 +1,4 @@
-"""The memory that the ranks of a replay need, and how many of them a machine can hold."""
+"""Memory needs of a replay's ranks, and the number of ranks that fit into a machine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hvd_sparse.planning.plan import entries_to_send
 GIB = 2**30
 
 _PROCESS = 240 << 20  # Python, torch and Horovod
-_POOLS = 8 << 20  # of gradients
+_POOLS = 8 << 20  # pools of gradients
 _FUSION = 128 << 20  # Horovod's fusion buffer
 _FLOAT, _ENTRY = 4, 8  # bytes
 
 
 def needed(model: Model, ranks: int, modes: Sequence[str]) -> int:
-    """Bytes of all ranks together: gradients once, and what each mode keeps.
+    """Returns the bytes of all ranks together: gradients once, and each mode's memory.
 
-    A sparse mode keeps a residual, and blocks for what each rank selects: as many as there are
-    ranks (allgather), and twice more for merging. Dense exchanges need as much again as the
-    largest tensor, for what arrives.
+    A sparse mode keeps a residual, and blocks for what each rank selects: one per rank (allgather),
+    and two more for merging. Dense exchanges need the size of the largest tensor again, for
+    received data.
     """
     per_rank = _PROCESS + _POOLS + _FLOAT * model.numel
     if any(mode != "compute" for mode in modes):
@@ -37,7 +37,7 @@ def needed(model: Model, ranks: int, modes: Sequence[str]) -> int:
 
 
 def most_ranks(model: Model, wanted: int, modes: Sequence[str], limit: float) -> int:
-    """The most ranks that fit into `limit` bytes: `wanted`, or that halved until it fits.
+    """Returns the most ranks that fit into `limit` bytes: `wanted`, halved until it fits.
 
     Raises:
         ValueError: Not even two ranks fit.

@@ -1,9 +1,9 @@
-"""How long a message takes between two hosts: bytes over the rate of the network, plus a latency.
+"""Times messages between two hosts: bytes over the rate of the network, plus a latency.
 
     mpirun -np 2 python benchmarks/messages.py --address 127.0.0.1:29500 --json FILE
 
-Rank 1 sends spaced messages to rank 0 through a TCP connection; each carries the time at which it
-was sent. Both ranks must share a clock, that is, run on one machine, in however many networks.
+Rank 1 sends spaced messages to rank 0 through a TCP connection; each contains its sending time.
+Both ranks must share a clock, that is, run on one machine, in any number of networks.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from reporting import write
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 SIZES = (8_000, 32_000, 128_000, 512_000, 2_000_000)
-# Sent first, untimed: a new connection has yet to find out how fast the link is.
+# Sent first, untimed: a new connection does not know the link's rate yet.
 FIRST = 1_000_000
-HEAD = struct.Struct("=d")  # when it was sent
+HEAD = struct.Struct("=d")  # sending time
 PATIENCE = 60.0  # seconds
 
 
 def receive(connection: socket.socket, count: int) -> bytes:
-    """Exactly so many bytes."""
+    """Receives exactly `count` bytes."""
     parts = bytearray()
     while len(parts) < count:
         part = connection.recv(min(count - len(parts), 1 << 20))
@@ -40,7 +40,7 @@ def receive(connection: socket.socket, count: int) -> bytes:
 
 
 def listen(host: str, port: int, repetitions: int) -> dict[int, list[float]]:
-    """Seconds of each message, by its bytes."""
+    """Receives the messages; returns the seconds of each, by its bytes."""
     seconds: dict[int, list[float]] = {}
     with socket.create_server((host, port)) as server:
         server.settimeout(PATIENCE)
@@ -55,7 +55,7 @@ def listen(host: str, port: int, repetitions: int) -> dict[int, list[float]]:
 
 
 def send(host: str, port: int, repetitions: int, pause: float) -> None:
-    """Sends the messages, with pauses in which what was queued drains."""
+    """Sends the messages, with pauses in which queues drain."""
     end = time.monotonic() + PATIENCE
     while True:
         try:

@@ -1,7 +1,7 @@
-"""Times the whole local step of a model whose layers stay on a GPU: device_blocks.py says how.
+"""Times the whole local step of a model whose layers stay on a GPU; see device_blocks.py.
 
-A step adds a gradient to the residual, and the next one takes it off again: what does not exceed
-the threshold comes and goes, and what does is taken every time, so that all have the same to do.
+A step adds a gradient to the residual, and the next one subtracts it again: entries below the
+threshold come and go, and the others are selected every time, so that all steps do the same work.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from reporting import Row
 
 from hvd_sparse import _core
 
-STEP_LIMIT = 1.5  # aim: this many times what memory alone takes
+STEP_LIMIT = 1.5  # aim: ratio to the time of memory accesses alone
 
 
 def measure_step(
     numel: int, layers: int, density: float, device: str, steps: int
 ) -> tuple[list[Row], bool]:
-    """The whole local step of a model: error feedback, selection, settling, writing.
+    """Times the whole local step of a model: error feedback, selection, settling, writing.
 
-    Beside what memory alone allows: adding gradients to residuals and zeroing them, in two launches
-    of torch's for all layers together. Layers of which one or two entries are selected miss their
-    thresholds in most steps, as they do in training, and so take the exact top-k.
+    It is compared with the memory accesses alone: adding gradients to residuals and zeroing them,
+    in two launches of torch for all layers together. Layers with one or two selected entries miss
+    their thresholds in most steps, as they do in training, and therefore use the exact top-k.
 
     Args:
-        numel: Entries of the model.
-        layers: Of a geometric series of sizes, as models have them; each is a segment.
+        numel: Number of entries of the model.
+        layers: Number of layers, each a segment; their sizes form a geometric series, as in real
+            models.
         density: Fraction that is selected.
         device: Such as "cuda:0".
-        steps: Timed.
+        steps: Number of timed steps.
     """
     numels = layers_of(numel, layers)
     ks = [max(1, int(one * density)) for one in numels]
@@ -79,7 +80,7 @@ def measure_step(
 
 
 def layers_of(numel: int, layers: int) -> list[int]:
-    """Sizes of so many layers, multiples of 4, the largest some 1,000 times the smallest."""
+    """Returns sizes of layers, multiples of 4; the largest is some 1,000 times the smallest."""
     shares = np.geomspace(1, 1000, layers)
     numels = [max(4, int(numel * share / shares.sum()) // 4 * 4) for share in shares]
     numels[-1] += numel - sum(numels)
@@ -95,7 +96,7 @@ def steps_right(
     ks: list[int],
     stream: int,
 ) -> bool:
-    """Whether a first step writes the largest entries of each layer, and leaves the others."""
+    """Returns true if a first step writes each layer's largest entries, and leaves the others."""
     torch.cuda.synchronize(gradient.device)
     work.give(stream)
     count = len(work.fetch().values())

@@ -10,10 +10,10 @@ from hvd_sparse.compression import Compression
 
 
 def call_of(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the options of a call; a bare name has none.
+    """Returns the name and the options of a call; a bare name has none.
 
     Raises:
-        ValueError: It is no call with literal options.
+        ValueError: The text is not a call with literal options.
     """
     wrong = ValueError(f"this is no name with literal options: {text!r}")
     try:
@@ -28,10 +28,10 @@ def call_of(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def compression_of(mode: str) -> Compression:
-    """The compression that a mode names; its options are literals.
+    """Returns the compression that a mode names; its options are literals.
 
     Raises:
-        ValueError: It names none.
+        ValueError: The mode does not name a compression.
         InvalidArgumentError: One of its options lies outside its limits.
     """
     wrong = ValueError(

@@ -1,4 +1,4 @@
-"""What an exchange costs the computation beside it.
+"""Measures how much an exchange slows down the computation beside it.
 
     horovodrun -np 4 python benchmarks/overlap.py
 
@@ -8,7 +8,7 @@ selecting  Steps of a model (forward, backward, exchange layer by layer, wait) w
            the thread that runs backward, and on a thread of the exchange.
 
 The variants take turns, repetition by repetition. Gradients are integers, so that their sums are
-exact: after each repetition the result must be what left the residuals of all ranks.
+exact: after each repetition the result must be the sum of the entries that left the residuals.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ UNTIMED = 2  # repetitions before the timed ones
 
 @dataclass
 class Layers:
-    """An exchange with a bucket for each of some parameters."""
+    """An exchange with a bucket for each of several parameters."""
 
     exchange: Exchange
     parameters: list[torch.Tensor]
@@ -79,11 +79,11 @@ class Layers:
         self.exchange.commit()
 
     def verify(self, gradients: list[torch.Tensor], sums: list[torch.Tensor]) -> bool:
-        """Whether the step's sums are what left the residuals, and not nothing. Collective.
+        """Returns true if the step's sums are what left the residuals, and not empty. Collective.
 
         Args:
-            gradients: Of this rank, as they went in.
-            sums: What became of them.
+            gradients: Gradients of this rank before the step.
+            sums: The exchanged gradients.
         """
         right = True
         for i, residual in enumerate(self._residuals):
@@ -95,30 +95,30 @@ class Layers:
 
 
 def buffer(tensor: torch.Tensor) -> Buffer:
-    """The tensor as the core takes it."""
+    """Returns the tensor's memory, as the core takes it."""
     return Buffer(tensor.data_ptr(), tensor.numel(), "float32")
 
 
 def slowest(seconds: list[float]) -> list[float]:
-    """The largest of all ranks, repetition by repetition."""
+    """Returns, per repetition, the largest time of all ranks."""
     everybody = hvd.allgather(torch.tensor([seconds], dtype=torch.float64), name="seconds")
     return everybody.max(dim=0).values.tolist()
 
 
 def everywhere(verified: bool) -> bool:
-    """Whether all ranks say so."""
+    """Returns true if `verified` is true on all ranks."""
     return bool(hvd.allgather(torch.tensor([int(verified)]), name="verified").all())
 
 
 def integers(*shape: int) -> torch.Tensor:
-    """Normal numbers, rounded to integers so small that sums over ranks and steps are exact."""
+    """Returns normal numbers, rounded to integers so small that all sums are exact."""
     return torch.randn(*shape).mul(100).round()
 
 
 def measure_waiting(
     world: World, milliseconds: float, repetitions: int
 ) -> tuple[dict[str, list[float]], bool]:
-    """Seconds of the same computation, alone and beside a waiting exchange."""
+    """Returns the seconds of the same computation, alone and beside a waiting exchange."""
     torch.manual_seed(1 + hvd.rank())
     gradient = torch.empty(100_000)
     layers = Layers(Exchange.between_ranks(world, name="waiting"), [gradient], density=0.01)
@@ -133,7 +133,7 @@ def measure_waiting(
         return time.perf_counter() - start
 
     compute(1000)
-    slow = slowest([compute(1000)])[0]  # the same number everywhere
+    slow = slowest([compute(1000)])[0]  # the same number on all ranks
     products = max(1, round(milliseconds / 1e3 / slow * 1000))
 
     seconds: dict[str, list[float]] = {"alone": [], "beside a waiting exchange": []}
@@ -158,12 +158,12 @@ def measure_waiting(
 def measure_selecting(
     world: World, depth: int, width: int, density: float, repetitions: int
 ) -> tuple[dict[str, list[float]], bool]:
-    """Seconds of a step with either thread selecting, and without any exchange."""
+    """Returns the seconds of a step with either thread selecting, and without any exchange."""
     torch.manual_seed(1)
     stages = [nn.Sequential(nn.Linear(width, width, bias=False), nn.ReLU()) for _ in range(depth)]
     model = nn.Sequential(*stages)
     parameters = list(reversed(list(model.parameters())))  # in the order of backward
-    with torch.no_grad():  # integers remain integers on their way through a permutation
+    with torch.no_grad():  # products of integers with a permutation are integers
         for parameter in parameters:
             parameter.copy_(torch.eye(width)[torch.randperm(width)])
     torch.manual_seed(1 + hvd.rank())
@@ -209,12 +209,12 @@ def measure_selecting(
 
 
 def rows_of(title: str, seconds: dict[str, list[float]]) -> list[Row]:
-    """Each variant against the first of the same repetition."""
+    """Returns rows that compare each variant with the first one in the same repetition."""
     first = next(iter(seconds.values()))
     rows = []
     for name, own in seconds.items():
         against = Timing.of([a / b for a, b in zip(own, first, strict=True)])
-        slower = 0.1 * against.median - 100  # Timing counts in thousandths
+        slower = 0.1 * against.median - 100  # in per cent: Timing multiplies by 1000
         rows.append(Row(f"{title}: {name}", Timing.of(own), {"slower than the first (%)": slower}))
     return rows
 

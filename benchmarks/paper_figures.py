@@ -1,4 +1,4 @@
-"""What the papers have published of the time of a step: context for what is measured here.
+"""Step times that the papers have published: context for the measurements made here.
 
 LAGS: Shi et al., ECAI 2020, https://arxiv.org/abs/1911.08727, 16 GPUs at 1 Gb/s.
 gTop-k: Shi et al., ICDCS 2019, https://arxiv.org/abs/1901.04359, 32 GPUs at 1 Gb/s.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BACKWARD_SHARE = 2 / 3  # of a step's compute, where a paper gives only their sum
+BACKWARD_SHARE = 2 / 3  # of a step's compute, if a paper gives only the sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,16 +16,16 @@ class PaperRow:
     """One model in one paper. All times are seconds per step.
 
     Attributes:
-        model: Its name in paper_models.MODELS.
-        ranks: Workers.
-        rate: Of the network, in bits per second.
+        model: Name in paper_models.MODELS.
+        ranks: Number of workers.
+        rate: Rate of the network, in bits per second.
         density: Fraction of the gradient that is sent.
-        forward: Of the compute on one GPU.
-        backward: Of the compute on one GPU.
-        steps: By method, in the paper's own order: "dense", "SLGS" (top-k of the whole model,
-            allgathered), "LAGS", "gTop-k".
-        select: Selection in a sparse step, where it is known.
-        communication: Exchange in a sparse step without overlap, where it is known.
+        forward: Forward pass on one GPU.
+        backward: Backward pass on one GPU.
+        steps: Step time by method, in the paper's own order: "dense", "SLGS" (top-k of the whole
+            model, allgathered), "LAGS", "gTop-k".
+        select: Selection in a sparse step, if known.
+        communication: Exchange in a sparse step without overlap, if known.
     """
 
     model: str
@@ -40,15 +40,15 @@ class PaperRow:
 
     @property
     def compute(self) -> float:
-        """Forward and backward."""
+        """Time of forward and backward."""
         return self.forward + self.backward
 
     def speed_up(self, method: str, over: str) -> float:
-        """How many times as long the other method's step took."""
+        """Returns the ratio of the other method's step time to this one's."""
         return self.steps[over] / self.steps[method]
 
     def efficiency(self, method: str) -> float:
-        """Share of the step that is compute."""
+        """Returns the share of the step that is compute."""
         return self.compute / self.steps[method]
 
 
@@ -92,8 +92,8 @@ LAGS_TABLE = (
     _lags("LSTM-PTB", 0.004, (0.076, 0.131, 0.375, 0.437), (7.80, 1.02, 0.92)),
 )
 
-# Samples per worker and step; then samples per second and worker: of one GPU alone, dense,
-# TopK by allgather, gTop-k.
+# Samples per worker and step; then samples per second and worker: on one GPU alone, dense, TopK by
+# allgather, gTop-k.
 GTOPK_TABLE = (
     _gtopk("VGG-16", 128, (1317, 12.6, 63.0, 123.2)),
     _gtopk("ResNet-20", 32, (921, 288, 696, 789)),

@@ -1,8 +1,8 @@
-"""The models of the papers' tables, as far as an exchange of gradients sees them.
+"""The models of the papers' tables, as an exchange of gradients sees them.
 
 A model is its layers in forward order; a layer is its parameter tensors and the operations of its
 forward pass on one sample. Both follow from the architecture; nothing is built or run. Layers
-without parameters count for nothing.
+without parameters are ignored.
 
 Operations: a multiplication and an addition count as two. A batch normalisation counts eight per
 entry of its output: mean, variance, normalisation, scale and shift.
@@ -18,12 +18,13 @@ from functools import cached_property
 from typing import Any
 
 NORM_FLOPS = 8
-PTB_WORDS = 10_000  # of the vocabulary of the Penn Treebank
+PTB_WORDS = 10_000  # vocabulary of the Penn Treebank
 PTB_STEPS = 35  # words of a training sequence
 
 # A fork is a list of branches, a branch a list of steps: "3x3 96" is a convolution with 96 outputs
-# that keeps the size, "3x3 96 v" one without padding, "3x3 96 /2" the same with stride 2, "max /2"
-# and "avg" are poolings. A step can be a fork again. The outputs of branches are concatenated.
+# that keeps the size, "3x3 96 v" is one without padding, "3x3 96 /2" is one with stride 2 and
+# without padding; "max /2" and "avg" are poolings. A step can be a fork again. The outputs of
+# branches are concatenated.
 Fork = list[list[Any]]
 
 
@@ -41,10 +42,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """Parameters whose gradients become ready at once, and what their layer computes.
+    """Parameters whose gradients become ready at once, and the operations of their layer.
 
     Attributes:
-        name: Of the layer.
+        name: Name of the layer.
         tensors: Its parameters, in the order of registration.
         flops: Operations of the forward pass on one sample.
     """
@@ -80,12 +81,12 @@ class Model:
         return sum(layer.flops for layer in self.layers)
 
     def spread(self, seconds: float) -> list[float]:
-        """The layers' shares of a time, in forward order: in proportion to their operations."""
+        """Splits a time among the layers, in forward order, in proportion to their operations."""
         return [seconds * layer.flops / self.flops for layer in self.layers]
 
 
 class Builder:
-    """Writes down layers while it follows the shape of what flows through them."""
+    """Collects layers while it tracks the shape of their input."""
 
     def __init__(self, channels: int, size: int) -> None:
         self.layers: list[Layer] = []
@@ -106,7 +107,7 @@ class Builder:
         bias: bool = False,
         norm: bool = True,
     ) -> None:
-        """A convolution, with padding that keeps the size unless told, and its normalisation."""
+        """Adds a convolution, whose default padding keeps the size, and its normalisation."""
         shape = (channels, self.channels, *kernel)
         self.shrink(kernel, stride, padding)
         self.channels = channels
@@ -122,7 +123,7 @@ class Builder:
     def shrink(
         self, kernel: tuple[int, int], stride: int, padding: tuple[int, int] | None = None
     ) -> None:
-        """What a convolution or a pooling does to the size."""
+        """Applies a convolution's or a pooling's change of the size."""
         high, wide = (k // 2 for k in kernel) if padding is None else padding
         self.height = (self.height + 2 * high - kernel[0]) // stride + 1
         self.width = (self.width + 2 * wide - kernel[1]) // stride + 1
@@ -132,7 +133,7 @@ class Builder:
         self.add(name, flops, weight=(outputs, inputs), bias=(outputs,))
 
     def fork(self, name: str, branches: Fork) -> None:
-        """Branches from the same input, their outputs concatenated."""
+        """Adds branches with the same input and concatenated outputs."""
         channels, height, width = self.channels, self.height, self.width
         total = 0
         for number, branch in enumerate(branches):

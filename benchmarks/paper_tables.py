@@ -1,4 +1,4 @@
-"""The tables of the papers, measured: real exchanges over shaped links, with the compute replayed.
+"""Measures the papers' tables: real exchanges over shaped links, with the compute replayed.
 
     python benchmarks/paper_tables.py lags --json lags.json --plot lags.png     (as root)
     python benchmarks/paper_tables.py gtopk --only VGG-16 --hosts 8
@@ -6,24 +6,24 @@
     python benchmarks/paper_tables.py gtopk --local --hosts 2 --only ResNet-20 --dilation 0.1
 
 lags     dense, SLGS (top-k of the whole model) and LAGS with 16 ranks, models of the LAGS paper
-gtopk    the same and gTop-k with up to 32 ranks, models of the gTop-k paper
+gtopk    as lags, and gTop-k, with up to 32 ranks, models of the gTop-k paper
 sweep    every collective pinned, dense and LAGS, from 100 Mb/s to 10 Gb/s: LAGS should be the
          lower envelope
 
 LAGS without further options is adaptive: its steps are timed once its tuner has settled.
 
 Dilation: a link of a tenth of the rate and waits of ten times the length keep the ratio of bytes to
-compute, while the hosts of a cluster fit on few cores. Latency is not dilated: the network that is
-really emulated has `rate * dilation` and `latency / dilation`, and both are printed. Times in the
-tables are divided by the dilation. Horovod's cycle time is multiplied by it.
+compute, while the hosts of a cluster fit on few cores. Latency is not dilated: the network actually
+emulated has `rate * dilation` and `latency / dilation`, and both are printed. Times in the tables
+are divided by the dilation. Horovod's cycle time is multiplied by it.
 
-A row takes minutes, a table hours: with --resume rows that --json holds are not measured again.
+A row takes minutes, a table hours: with --resume, rows found in --json are not measured again.
 
 A row counts only if messages take bytes / rate, if it repeats at another dilation, and if the
 machine is not busy: table_checks.py. With --local nothing is shaped and no row counts.
 
-Waits use no processor: what is emulated are nodes with GPUs, not nodes that train on their
-processors. See replayed.py and replay.py for what is real.
+Waits use no processor: the emulated nodes have GPUs, and do not train on their processors.
+replayed.py and replay.py describe which parts are real.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from hvd_sparse.collectives import COLLECTIVES
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-# Bits per second, and a dilation that eight hosts on two cores keep up with.
+# Dilations with which two cores can emulate eight hosts, by bits per second.
 SWEEP = {100e6: 10.0, 300e6: 10.0, 1e9: 20.0, 3e9: 30.0, 10e9: 60.0}
-DILATION = 10.0  # of everything else
+DILATION = 10.0  # for all other tables
 
 
 def jobs_of_papers(rows: Sequence[PaperRow], hosts: Sequence[int], gtopk: bool) -> list[Job]:
-    """The rows of a paper's table, for each number of hosts."""
+    """Returns the rows of a paper's table, for each number of hosts."""
     jobs = []
     for row in rows:
         modes = {
@@ -70,7 +70,7 @@ def jobs_of_papers(rows: Sequence[PaperRow], hosts: Sequence[int], gtopk: bool) 
 
 
 def jobs_of_sweep(row: PaperRow, ranks: int, rates: Sequence[float]) -> list[Job]:
-    """One model at several rates, with every collective."""
+    """Returns the rows of one model at several rates, with every collective."""
     modes = {
         f"LAGS, {name}": f"LAGS(density={row.density}, adaptive=False, collective={name!r})"
         for name in COLLECTIVES
@@ -87,7 +87,7 @@ def jobs_of_sweep(row: PaperRow, ranks: int, rates: Sequence[float]) -> list[Job
 
 
 def results_of(table: str, rows: Sequence[Measurement], settings: dict[str, Any]) -> list[Result]:
-    """What is shown: the times, then what they mean."""
+    """Returns the tables to show: times, ratios and predictions."""
     verified = all(row.verified for row in rows)
     if table == "sweep":
         meaning = [envelope_row(row, "LAGS") for row in rows]
@@ -182,7 +182,7 @@ def main(
     for job in jobs:
         rows.append(row_of(job, known) or measure(launcher, job, effort))
         results = results_of(table, rows, settings)
-        if json is not None:  # after each row: hours of work
+        if json is not None:  # after each row: hours of work are at stake
             save(json, results, rows)
     for result in results:
         result.show()

@@ -1,9 +1,9 @@
 // Lets ranks that share few cores wait without using them; preloaded into every rank (LD_PRELOAD).
 //
-// A thread in a blocking call of Open MPI looks for events at full speed, and yields between two
-// looks: sixteen of them keep two cores busy while the network works. Here a yield sleeps. And
-// sleeps may last longer than asked for, by PATIENT_NANOSECONDS at most, so that loops that look
-// every 100 us look less often, too. A message may so be noticed later, by about as much.
+// A thread in a blocking call of Open MPI polls at full speed, and yields between two polls:
+// sixteen of them keep two cores busy while the network works. Here a yield sleeps. Sleeps may also
+// last longer than asked for, by at most PATIENT_NANOSECONDS, so that loops that poll every 100 us
+// poll less often. A message may therefore be noticed later, by about as much.
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ __attribute__((constructor)) static void BeLate(void) {
   const long slack = text == NULL ? 0 : atol(text);
   if (slack <= 0) return;
   pause_.tv_nsec = slack < 50000 ? slack : 50000;
-  prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);  // threads inherit it from the one that starts them
+  prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);  // threads inherit it from their creator
 }
 
 int sched_yield(void) {

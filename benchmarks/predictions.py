@@ -1,4 +1,4 @@
-"""What the cost model says each method of a table takes: to stand beside what was measured.
+"""Predicts the step of each method of a table by the cost model, for comparison with measurements.
 
 A tuned LAGS has measured the network, the machine and the model while it ran. From that profile the
 step of every other method can be simulated, too: a pinned compression sends its fixed buckets.
@@ -24,11 +24,11 @@ MEDIAN_GOAL = 0.20
 
 
 def predicted_step(profile: Profile, compression: Compression) -> float:
-    """Seconds of a step with a compression that is not adaptive.
+    """Returns the seconds of a step with a compression that is not adaptive.
 
     Args:
-        profile: As a tuner measured it.
-        compression: What it sends in which buckets is fixed.
+        profile: Profile measured by a tuner.
+        compression: A compression whose buckets and densities are fixed.
     """
     numel = {layer.name: layer.numel for layer in profile.layers}
     stages = []
@@ -51,11 +51,11 @@ def predicted_step(profile: Profile, compression: Compression) -> float:
 
 
 def predictions(settling: Mapping[str, Any], modes: Sequence[str]) -> dict[str, float]:
-    """Seconds of a step by mode.
+    """Returns the predicted seconds of a step by mode.
 
     Args:
-        settling: Of an adaptive mode, as a replay writes it.
-        modes: Of replay.py; the adaptive ones are that one.
+        settling: Settling of an adaptive mode, as written by a replay.
+        modes: Modes of replay.py; any adaptive one is that of `settling`.
     """
     profile = Profile.from_json(json.dumps(settling["profile"]))
     planned = settling["predicted"]
@@ -75,10 +75,10 @@ def predictions(settling: Mapping[str, Any], modes: Sequence[str]) -> dict[str, 
 def relative_errors(
     predicted: Mapping[str, float], measured: Mapping[str, float]
 ) -> dict[str, float]:
-    """Predicted over measured, minus 1, of all that was predicted."""
+    """Returns predicted over measured, minus 1, for each predicted method."""
     return {method: seconds / measured[method] - 1 for method, seconds in predicted.items()}
 
 
 def median_error(errors: Sequence[float]) -> float:
-    """The median of the errors' magnitudes; NaN of none."""
+    """Returns the median of the errors' magnitudes; NaN if there are none."""
     return statistics.median(abs(error) for error in errors) if errors else float("nan")

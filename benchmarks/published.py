@@ -1,11 +1,11 @@
-"""Published ways of selecting about k entries, in the plainest torch: baselines, not this package.
+"""Published methods of selecting about k entries, in plain torch: baselines, not this package.
 
-Each is written from its paper's description, with the constants of its authors' release, and keeps
-to what torch offers: one call per pass over the data. Each takes u, the residual after error
-feedback, and returns the indices of what it would send.
+Each is written from its paper's description, with the constants of its authors' release, and uses
+only torch's operations: one call per pass over the data. Each takes u, the residual after error
+feedback, and returns the indices of the entries to send.
 
-`gaussian`, `sampled` and `top_k` of this package are other methods with the same ideas: they share
-no code with these, bound their counts and need fewer passes.
+`gaussian`, `sampled` and `top_k` of this package are different methods with the same ideas: they
+share no code with these, bound their counts and need fewer passes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import torch
 
 Method = Callable[[torch.Tensor, int], torch.Tensor]
 
-# GaussianK: masks that are tried, and what a count may be, as multiples of k.
+# GaussianK: number of masks tried, and bounds of the count, as multiples of k.
 MASKS = 3
 FEW, MANY = 2 / 3, 4 / 3
 
-# DGC: the sample, as a share of all entries, and the count from which on the top-k is repeated.
+# DGC: the sample, as a share of all entries, and the multiple of k above which top-k is repeated.
 SAMPLE = 0.01
 FAR_TOO_MANY = 1.3
 
 
 def exact_top_k(u: torch.Tensor, k: int) -> torch.Tensor:
-    """The k largest magnitudes.
+    """Selects the k largest magnitudes.
 
     Reference: Aji and Heafield, Sparse Communication for Distributed Gradient Descent,
     https://arxiv.org/abs/1704.05021
@@ -40,7 +40,7 @@ def exact_top_k(u: torch.Tensor, k: int) -> torch.Tensor:
 def gaussian_k(u: torch.Tensor, k: int) -> torch.Tensor:
     """GaussianK: a threshold as if u were normal; halved or raised by half, at most twice.
 
-    Whatever the third mask holds is sent.
+    The third mask's entries are sent, however many.
 
     Reference: Shi et al., Understanding Top-k Sparsification in Distributed Deep Learning,
     https://arxiv.org/abs/1911.08772
@@ -63,8 +63,9 @@ def gaussian_k(u: torch.Tensor, k: int) -> torch.Tensor:
 def dgc(u: torch.Tensor, k: int) -> torch.Tensor:
     """Deep Gradient Compression: the threshold is the smallest of a strided sample's top-k.
 
-    A top-k among those beyond it follows where they are far too many. The sample holds two of the k
-    largest at least, as in the authors' release: 1 % of a small layer would hold none.
+    If far too many entries exceed it, a top-k among them follows. The sample contains at least two
+    of the k largest on average, as in the authors' release: 1 % of a small layer would contain
+    none.
 
     Reference: Lin et al., Deep Gradient Compression, https://arxiv.org/abs/1712.01887
     """

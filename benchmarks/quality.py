@@ -1,16 +1,16 @@
-"""How much of the sum each collective applies, in one step of ranks that are threads.
+"""Measures how much of the sum each collective applies, in one step of ranks that are threads.
 
     python benchmarks/quality.py
 
 Every rank selects the k largest entries of its gradient, whose entries follow Laplace's
-distribution; the gradients of two ranks are half correlated, or independent. Two figures, for the
-sum that is applied:
+distribution; the gradients of two ranks are half correlated, or independent. Two figures describe
+the applied sum:
 
-* selected: its energy, as a multiple of the energy of the exact k largest entries of the sum of all
-  that was selected. Collectives that apply more than k entries come out above 1.
-* gradient: how much of the sum of the whole gradients it explains, |g|^2 - |g - applied|^2, as a
-  multiple of what the k largest entries of g explain. Entries that a rank did not select are
-  missing from every collective's sum.
+* selected: its energy, as a multiple of the energy of the k largest entries of the exact sum of all
+  selected entries. Collectives that apply more than k entries have values above 1.
+* gradient: how much of the sum g of the whole gradients it explains, |g|^2 - |g - applied|^2, as a
+  multiple of that of the k largest entries of g. Entries that a rank did not select are missing
+  from every collective's sum.
 
 Nothing is timed. Gradients are integers, and all results are compared with the NumPy reference.
 """
@@ -34,12 +34,12 @@ from hvd_sparse.sparsifiers import as_sparsifier
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-SCALE = 2000  # of the integers: sums of 32 ranks stay below 2^24
+SCALE = 2000  # factor of the integers: sums of 32 ranks stay below 2^24
 
 
 @dataclass(frozen=True)
 class Method:
-    """A collective with its options, and the NumPy code that it is compared with."""
+    """A collective with its options, and its NumPy reference."""
 
     collective: str
     expected: Callable[[Sequence[reference.Block], int], reference.Reduced]
@@ -47,12 +47,12 @@ class Method:
 
     @property
     def name(self) -> str:
-        """As the table shows it."""
+        """The method's name in the table."""
         return f"gtopk, slack {self.slack:g}" if self.collective == "gtopk" else self.collective
 
 
 def gtopk(slack: float) -> Method:
-    """gtopk with a slack."""
+    """Returns gtopk with a slack."""
     return Method("gtopk", lambda blocks, k: reference.gtopk(blocks, k, slack), slack)
 
 
@@ -62,12 +62,12 @@ METHODS = (
     Method("recursive_doubling", lambda blocks, k: reference.recursive_doubling(blocks)),
     Method("split_allgather", reference.split_allgather),
 )
-# With each rank a node of its own, as here, hierarchical is gtopk.
+# With each rank a node of its own, as here, hierarchical equals gtopk.
 assert {method.collective for method in METHODS} | {"hierarchical"} == set(_core.collectives())
 
 
 class Figures(NamedTuple):
-    """What one method came to, and whether all ranks hold what the reference says."""
+    """Results of one method; `verified` is true if all ranks hold the reference's sum."""
 
     selected: float
     gradient: float
@@ -75,7 +75,7 @@ class Figures(NamedTuple):
 
 
 def gradients_of(ranks: int, numel: int, correlated: bool, draw: int) -> list[np.ndarray]:
-    """One integer-valued float32 gradient for each rank."""
+    """Returns one integer-valued float32 gradient for each rank."""
     shared = np.random.default_rng([draw, 0]).laplace(size=numel) if correlated else 0.0
     return [
         np.rint(SCALE * (shared + np.random.default_rng([draw, 1, rank]).laplace(size=numel)))
@@ -85,7 +85,7 @@ def gradients_of(ranks: int, numel: int, correlated: bool, draw: int) -> list[np
 
 
 def exchange(method: Method, gradients: list[np.ndarray], k: int) -> list[np.ndarray]:
-    """The sum that each rank applies, over loopback."""
+    """Returns the sum that each rank applies, over loopback."""
     numel = gradients[0].size
     world = _core.LoopbackWorld(len(gradients))
 
@@ -121,12 +121,12 @@ def exchange(method: Method, gradients: list[np.ndarray], k: int) -> list[np.nda
 
 
 def energy(array: np.ndarray) -> float:
-    """The sum of the squares."""
+    """Returns the sum of the squares."""
     return float(np.square(array, dtype=np.float64).sum())
 
 
 def judge(gradients: list[np.ndarray], k: int) -> dict[str, Figures]:
-    """All methods on the same gradients."""
+    """Runs all methods on the same gradients."""
     numel = gradients[0].size
     blocks = [reference.top_k(gradient, k) for gradient in gradients]
     best = energy(reference.keep_top_k(reference.allgather(blocks).block, k).values)
@@ -153,7 +153,7 @@ def main(
     draws: Annotated[int, typer.Option(min=1, help="gradients to average over")] = 3,
     json: Annotated[Path | None, typer.Option(help="also write the result here")] = None,
 ) -> None:
-    """Tells what fraction of the exact top-k of the sum each collective applies."""
+    """Prints the fraction of the exact top-k of the sum that each collective applies."""
     sizes = ranks or [4, 8, 16, 32]
     results = [tabulate(sizes, k, density, draws, correlated) for correlated in (True, False)]
     for result in results:
@@ -165,7 +165,7 @@ def main(
 
 
 def tabulate(sizes: Sequence[int], k: int, density: float, draws: int, correlated: bool) -> Result:
-    """One table: methods by numbers of ranks, averaged over the draws."""
+    """Returns one table: methods by numbers of ranks, averaged over the draws."""
     numel = max(k, round(k / density))
     facts: dict[str, dict[str, float | int | str]] = {method.name: {} for method in METHODS}
     verified = True

@@ -1,4 +1,4 @@
-"""Real gradients: what the example models' layers produce while they are trained, dense.
+"""Real gradients of the example models' layers, recorded during dense training.
 
 One process trains, with the examples' own models, data, batches and SGD; nothing is exchanged.
 """
@@ -21,12 +21,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import pytorch_char_lm as char_lm
 import pytorch_digits as digits
 
-# The flat gradients of each layer that a compression would exchange sparsely, step by step.
+# The flat gradients, step by step, of each layer that a compression would exchange sparsely.
 Recording = dict[str, list[torch.Tensor]]
 
 
 def record_digits(steps: int, seed: int) -> Recording:
-    """Of examples/pytorch_digits.py."""
+    """Records examples/pytorch_digits.py."""
     args = digits.parser.parse_args([])
     torch.manual_seed(seed)
     train, _ = digits.load_digits(seed)
@@ -41,7 +41,7 @@ def record_digits(steps: int, seed: int) -> Recording:
 
 
 def record_char_lm(steps: int, seed: int) -> Recording:
-    """Of examples/pytorch_char_lm.py."""
+    """Records examples/pytorch_char_lm.py."""
     args = char_lm.parser.parse_args([])
     torch.manual_seed(seed)
     text = char_lm.read_text(args.text, args.max_characters)

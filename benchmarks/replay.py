@@ -1,4 +1,4 @@
-"""Steps of data-parallel training with the compute replayed, by several methods in one job.
+"""Times steps of data-parallel training with replayed compute, by several methods in one job.
 
     mpirun -np 4 python benchmarks/replay.py --model ResNet-20 --forward .01 --backward .02 \
         --mode compute --mode dense --mode "LAGS(density=0.01)"
@@ -6,15 +6,15 @@
 A mode is `compute` (no exchange), `dense` (stock Horovod), or a compression of hvd_sparse with its
 options. The modes take turns, and steps follow each other without a barrier, as in training. Before
 that, an adaptive mode takes the steps that its tuner needs (--tuning-skipped and --tuning-timed, of
-dense steps and of sparse ones) and tells its plan. replayed.py tells what is real and what is
-waited for. With --gloo HOST:PORT Horovod runs over Gloo, and sparse exchanges over TCP.
+dense steps and of sparse ones) and prints its plan. replayed.py describes which parts are real and
+which are waits. With --gloo HOST:PORT Horovod runs over Gloo, and sparse exchanges over TCP.
 
-seconds      of each step, on the rank that took longest
-sent         bytes that a rank sent per step, the mean over the ranks: of sparse blocks with their
-             headers, and of what goes dense as in a ring, 2 (P - 1) / P times its size
-on the wire  the same as the interface counted it, all headers included
-CPU          seconds of all ranks together per step; share of the machine's cores while the steps
-             ran, by its own counters, everything else that ran included
+seconds      of each step, on the slowest rank
+sent         bytes that a rank sent per step, averaged over the ranks: sparse blocks with their
+             headers, and dense gradients as in a ring, 2 (P - 1) / P times their size
+on the wire  bytes sent according to the interface's counter, all headers included
+CPU          seconds of all ranks together per step; share of the machine's cores during the steps,
+             by its own counters, including all other processes
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from tuned import DECISION_STEPS, Settling, set_tuning_steps, settle
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-SAMPLED = 50_000  # entries of the largest tensor, in which conservation is checked
+SAMPLED = 50_000  # entries of the largest tensor in which conservation is checked
 LEARNING_RATE = 0.1
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one mode took, over all its timed steps and all ranks.
+    """Measurements of one mode, over all its timed steps and all ranks.
 
     Attributes:
-        mode: As it was asked for.
-        seconds: Of each step.
-        forward: Seconds of the forward pass; the median.
-        backward: The same, hooks included.
-        finish: What was left to wait for after backward; the median.
-        bytes_sent: Per rank and step.
-        bytes_on_wire: The same by the interface's counter; 0 where none was named.
-        cpu_seconds: Of all ranks, per step.
-        cpu_share: Of the machine's cores, 0 to 1.
-        verified: Whether the last step was right on all ranks.
-        settling: How an adaptive mode came to its plan; None where there is none.
+        mode: The mode, as given.
+        seconds: Seconds of each step.
+        forward: Median seconds of the forward pass.
+        backward: Median seconds of the backward pass, hooks included.
+        finish: Median seconds of the wait after backward.
+        bytes_sent: Bytes sent per rank and step.
+        bytes_on_wire: Bytes sent by the interface's counter; 0 if no interface was named.
+        cpu_seconds: Processor seconds of all ranks, per step.
+        cpu_share: Busy share of the machine's cores, 0 to 1.
+        verified: True if the last step was right on all ranks.
+        settling: How an adaptive mode chose its plan; None for other modes.
     """
 
     mode: str
@@ -76,7 +76,7 @@ class Measured:
 
 @dataclass
 class Log:
-    """What one rank notes of one mode."""
+    """Measurements of one mode on one rank."""
 
     steps: list[tuple[float, float, float]] = field(default_factory=list)
     usage: list[Usage] = field(default_factory=list)
@@ -84,14 +84,14 @@ class Log:
 
 
 class Variant:
-    """A mode: a training of its own, over gradient memory that all modes share."""
+    """A mode: a training of its own, whose gradient memory all modes share."""
 
     def __init__(self, mode: str, training: Any) -> None:
         import horovod.torch as hvd
         import torch
 
         class Standing(torch.optim.SGD):
-            """Changes nothing, so that parameters need no memory; its hooks run as ever."""
+            """Changes nothing, so that parameters need no memory; its hooks run as usual."""
 
             def step(self, closure: Any = None) -> None:
                 pass
@@ -117,21 +117,21 @@ class Variant:
 
     @property
     def dense(self) -> bool:
-        """Whether gradients travel dense, be it by a tuner's decision."""
+        """True if gradients are exchanged dense, be it by a tuner's decision."""
         return self.mode == "dense" or (self.settling is not None and not self.settling.sparse)
 
     @property
     def long(self) -> bool:
-        """Whether a step says as much as many do: of waits alone, or of dense gradients."""
+        """True if one step tells as much as many do: it consists of waits alone, or is dense."""
         return self.dense or self.mode == "compute"
 
     def settle(self) -> None:
-        """The steps in which an adaptive mode decides how gradients travel."""
+        """Takes the steps in which an adaptive mode decides between dense and sparse."""
         if self.sparse:
             self.settling = settle(self.optimizer, self.step)
 
     def step(self) -> tuple[float, float, float]:
-        """One step of training; seconds of forward, of backward, and of what was left."""
+        """Takes a training step; returns the seconds of forward, backward and the wait after it."""
         marks = [time.perf_counter()]
         self.optimizer.zero_grad()
         loss = self.training.forward(self.steps)
@@ -145,7 +145,7 @@ class Variant:
         return first, second, third
 
     def bytes_of_step(self, size: int) -> float:
-        """What this rank sent in the last step."""
+        """Returns the bytes that this rank sent in the last step."""
         in_a_ring = 2 * (size - 1) / size
         if self.mode == "compute":
             return 0.0
@@ -157,7 +157,7 @@ class Variant:
         return 0.0 if last is None else last.bytes_sent + in_a_ring * last.dense_bytes
 
     def residual(self, name: str) -> Any:
-        """A copy of a parameter's residual, flat; zeros where it has none."""
+        """Returns a copy of a parameter's residual, flat; zeros if it has none."""
         import torch
 
         from hvd_sparse.torch.attachment import attachment_of
@@ -170,10 +170,10 @@ class Variant:
         return torch.zeros(dict(self.training.named_parameters())[name].numel())
 
     def verify(self) -> bool:
-        """Whether a step leaves the same bits everywhere and loses nothing. Collective.
+        """Returns true if a step leaves the same bits on all ranks and loses nothing. Collective.
 
-        One more step, as a residual has to be known before and after it; without residuals, the
-        last one, which nobody else's has followed.
+        Sparse modes take one more step, because the residual must be known before and after it.
+        Modes without residuals check their last step, which no other mode's step has followed.
         """
         import horovod.torch as hvd
         import torch
@@ -200,7 +200,7 @@ class Variant:
 
 
 def replay(variant: Variant, steps: int, size: int, interface: str | None) -> None:
-    """Some steps that are timed; before sparse ones, one to get the ranks into step."""
+    """Takes timed steps; sparse ones follow an untimed step, which aligns the ranks."""
     if not variant.long:
         variant.step()
     before = Usage.now(interface)
@@ -211,7 +211,7 @@ def replay(variant: Variant, steps: int, size: int, interface: str | None) -> No
 
 
 def measured(variant: Variant, verified: bool) -> Measured:
-    """What all ranks noted, together. Collective."""
+    """Combines all ranks' measurements. Collective."""
     import horovod.torch as hvd
     import torch
 
@@ -255,7 +255,7 @@ def measured(variant: Variant, verified: bool) -> Measured:
 
 
 def show(result: dict[str, Any], tell: Callable[[str], None]) -> None:
-    """Prints the result in lines."""
+    """Prints the result, a line per mode."""
     for mode in result["modes"]:
         seconds = mode["seconds"]
         tell(
@@ -307,7 +307,7 @@ def main(
         )
     dense_steps = steps if dense_steps is None else dense_steps
     set_tuning_steps(tuning_skipped, tuning_timed)
-    tuning = 3 * (tuning_skipped + tuning_timed + DECISION_STEPS)  # with a second plan
+    tuning = 3 * (tuning_skipped + tuning_timed + DECISION_STEPS)  # as many as with a second plan
     if tuning + untimed + turns * (max(steps, dense_steps) + 1) + 1 > most_steps(size):
         raise typer.BadParameter(f"at most {most_steps(size)} steps of a mode with {size} ranks")
 
@@ -326,7 +326,7 @@ def main(
         variant.settle()
         if rank == 0 and variant.settling is not None:
             print("\n".join([variant.mode, *variant.settling.lines()]), flush=True)
-    for variant in variants:  # of a long one, to let Horovod know its names
+    for variant in variants:  # a long mode takes one, in which Horovod learns its names
         for _ in range(min(untimed, 1) if variant.long else untimed):
             variant.step()
     results: list[Measured] = []

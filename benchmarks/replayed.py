@@ -1,13 +1,13 @@
-"""A stand-in for training: the time of the compute is waited for, everything else is real.
+"""A stand-in for training: the compute is replaced by waits of equal time, all else is real.
 
-The parameters have the names and shapes of a model in paper_models. Forward waits as long as each
-layer takes. Backward waits and then hands each parameter a gradient, through autograd, so that all
-hooks fire as in training: the last layer first, while the layers below are still to come.
+The parameters have the names and shapes of a model in paper_models. Forward waits for each layer's
+time. Backward waits and then hands each parameter a gradient, through autograd, so that all hooks
+fire as in training: the last layer first, before the layers below it.
 
-What a hook does on backward's thread delays the layers below. A GPU would go on with its queue
-meanwhile, but only until it runs out of kernels that depend on nothing; the papers count selection
-in the step, and so does this. Writing the gradients takes the processor, too, but within the wait
-of their layer.
+A hook's work on backward's thread delays the layers below. A GPU would continue with its queue in
+the meantime, but only until it runs out of independent kernels; the papers count selection in the
+step, and so does this. Writing the gradients takes the processor, too, but within the wait of their
+layer.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import numpy as np
 import torch
 from paper_models import Model, Tensor
 
-# Of the two pools from which gradients are made. Prime, so that their sum does not repeat.
+# Sizes of the two pools from which gradients are made; primes, so that the sum does not repeat.
 SIGNAL_NUMEL = 1_048_573
 NOISE_NUMEL = 786_431
 SPREAD = 16  # scale of the distribution, Student's t with three degrees of freedom
-LARGEST = 512  # of a pool
+LARGEST = 512  # largest entry of a pool
 
 EXACT = 2**24  # integers up to here are exact in float32
 
 
 class Clock:
-    """Waits whose sum is exact: what one sleeps too long, the next sleeps less.
+    """Waits whose sum is exact: if one sleeps too long, the next one is shorter.
 
     Args:
-        dilation: Every wait takes that many times as long.
-        now: In seconds.
-        sleep: For so many seconds, or longer.
+        dilation: Factor of every wait.
+        now: Returns the time in seconds.
+        sleep: Sleeps for the given seconds, or longer.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class Clock:
         self._due = self._left = now()
 
     def start(self) -> None:
-        """Begins a step: forgets what was waited before."""
+        """Begins a step, forgetting earlier waits."""
         self._due = self._left = self._now()
 
     def spend(self, seconds: float, work: Callable[[], None] | None = None) -> None:
         """Waits until a layer that takes `seconds` is done.
 
-        What happened since the last layer was done delays this one: hooks took the time. What
-        `work` takes counts as part of the layer.
+        Time since the previous layer delays this one, since hooks took it. Time of `work` is part
+        of the layer's own.
         """
         self._due += self._now() - self._left
         if work is not None:
@@ -70,13 +70,13 @@ class Clock:
 
 
 class Gradients:
-    """Heavy-tailed integers: a signal that all ranks share in all steps, and noise of each step.
+    """Heavy-tailed integers: a signal common to all ranks and steps, and noise of each step.
 
     Integers are summed without rounding, whatever the order, so results can be checked with ==.
 
     Args:
-        rank: Whose gradients.
-        seed: The same on all ranks.
+        rank: Rank whose gradients are made.
+        seed: Random seed, the same on all ranks.
     """
 
     def __init__(self, rank: int, *, seed: int = 1) -> None:
@@ -90,9 +90,9 @@ class Gradients:
         """Writes the gradient of a step.
 
         Args:
-            out: float32, contiguous.
+            out: Destination, float32 and contiguous.
             tensor: Number of the parameter in the model.
-            step: The gradients of two steps differ in their noise.
+            step: Number of the step; gradients of two steps differ in their noise.
         """
         flat = out.view(-1)
         signal = tensor * 104_729 % SIGNAL_NUMEL
@@ -115,7 +115,7 @@ def _heavy_tailed(rng: np.random.Generator, numel: int) -> np.ndarray:
 
 
 def most_steps(ranks: int) -> int:
-    """Steps in which nothing that is summed can grow past what is exact in float32."""
+    """Returns the number of steps in which no sum can exceed what float32 holds exactly."""
     return EXACT // (2 * LARGEST * ranks)
 
 
@@ -125,8 +125,8 @@ class Parameter:
 
     Attributes:
         tensor: Name and shape.
-        number: Of the tensor in the model.
-        value: What the optimizer knows. Nobody reads or changes it, so one number stands for all
+        number: Number of the tensor in the model.
+        value: The optimizer's parameter. It is never read or changed, so one number stands for all
             entries, and sixteen ranks of a large model fit on one machine.
         gradient: Memory that becomes `value.grad` in every step.
     """
@@ -141,12 +141,12 @@ class Training:
     """Forward and backward of a model whose compute is replayed.
 
     Args:
-        model: Its layers.
+        model: The model and its layers.
         forward: Seconds of a forward pass, before dilation.
-        backward: Seconds of a backward pass.
-        clock: Waits.
-        gradients: Of this rank.
-        memory: One tensor for each parameter, to be shared between trainings that take turns.
+        backward: Seconds of a backward pass, before dilation.
+        clock: Clock for the waits.
+        gradients: Gradients of this rank.
+        memory: One tensor for each parameter, shared between trainings that take turns.
     """
 
     def __init__(
@@ -176,11 +176,11 @@ class Training:
             place += len(own)
 
     def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """As DistributedOptimizer wants them."""
+        """Returns names and parameters, as DistributedOptimizer takes them."""
         return [(parameter.tensor.name, parameter.value) for parameter in self.parameters]
 
     def forward(self, step: int) -> torch.Tensor:
-        """Waits; what it returns has a backward that hands out the gradients of the step."""
+        """Waits; returns a tensor whose backward hands out the gradients of the step."""
         self.step = step
         self.clock.start()
         flow = torch.zeros(1, requires_grad=True)
@@ -190,7 +190,7 @@ class Training:
 
 
 def gradient_memory(model: Model) -> list[torch.Tensor]:
-    """Memory for one gradient of each parameter."""
+    """Allocates memory for one gradient of each parameter."""
     return [torch.zeros(tensor.shape) for tensor in model.tensors]
 
 
@@ -213,7 +213,7 @@ class _Layer:
 
 
 class _Replayed(torch.autograd.Function):
-    """One layer, as autograd sees it."""
+    """One layer as an autograd function."""
 
     @staticmethod
     def forward(ctx: Any, flow: torch.Tensor, layer: _Layer, *_: torch.Tensor) -> torch.Tensor:
@@ -225,6 +225,6 @@ class _Replayed(torch.autograd.Function):
     def backward(ctx: Any, flow: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         layer: _Layer = ctx.layer
         layer.training.clock.spend(layer.backward, layer.write)
-        # New tensors over the same memory, which autograd takes as they are; with versions of
-        # their own, as the memory of a new step would have.
+        # New tensors over the same memory, which autograd takes without copying; each has a version
+        # counter of its own, as new memory would have.
         return flow, None, *(parameter.gradient.data for parameter in layer.parameters)

@@ -1,4 +1,4 @@
-"""What every benchmark reports: times with their spread and other facts, as a table and as JSON."""
+"""Reports of benchmarks: times with their spread and other facts, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-# Columns of the terminal that a table may take at least.
+# Least width of a table, in terminal columns.
 WIDTH = 160
 
 
@@ -22,12 +22,12 @@ class Timing:
     """Repeated measurements of one thing, in milliseconds.
 
     Attributes:
-        median: Half of the repetitions took longer.
+        median: Median time.
         low: First quartile.
         high: Third quartile.
-        mean: Of all repetitions, rare slow ones included.
+        mean: Mean of all repetitions, rare slow ones included.
         p99: 99th percentile; of fewer than 100 repetitions, nearly the longest.
-        repetitions: How many there were.
+        repetitions: Number of repetitions.
     """
 
     median: float
@@ -39,7 +39,7 @@ class Timing:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Timing:
-        """The timing of at least two measurements in seconds."""
+        """Computes the timing of at least two measurements in seconds."""
         ms = [1e3 * second for second in seconds]
         hundredths = statistics.quantiles(ms, n=100, method="inclusive")
         low, median, high, p99 = (hundredths[i - 1] for i in (25, 50, 75, 99))
@@ -51,11 +51,11 @@ class Timing:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a result: what was looked at, and what is known about it.
+    """One line of a result.
 
     Attributes:
-        name: What it was.
-        timing: How long it took; None where nothing was timed.
+        name: Name of the measured thing.
+        timing: Its time; None if nothing was timed.
         facts: Column titles and values.
     """
 
@@ -69,10 +69,10 @@ class Result:
     """A table: rows that were measured side by side.
 
     Attributes:
-        title: What they have in common.
-        rows: In the order in which they are shown.
-        settings: What they were measured with.
-        verified: Whether every result that was looked at was right.
+        title: Description that the rows share.
+        rows: Rows in the order in which they are shown.
+        settings: Settings of the measurement.
+        verified: True if every checked result was right.
     """
 
     title: str
@@ -89,14 +89,14 @@ class Result:
             table.add_column(column, justify="right", no_wrap="quartiles" in column)
         for cells in self._cells():
             table.add_row(*cells)
-        # In one piece, and plain where a launcher pretends that there is a terminal.
+        # Print in one piece, and plainly if only a launcher pretends that there is a terminal.
         console = Console(width=max(Console().width, WIDTH), force_terminal=sys.stderr.isatty())
         with console.capture() as text:
             console.print(table)
         print(text.get(), end="", flush=True)
 
     def markdown(self) -> str:
-        """The rows as a table in Markdown."""
+        """Returns the rows as a table in Markdown."""
         columns = self._columns()
         lines = [columns, ["---", *["--:"] * (len(columns) - 1)], *self._cells()]
         table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -104,7 +104,7 @@ class Result:
         return f"{self.title}\n\n{table}{verified}\n"
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Returns everything as plain values, for JSON."""
         return asdict(self)
 
     def _timed(self) -> bool:
@@ -130,7 +130,7 @@ def _shown(value: float | int | str) -> str:
 def report(
     title: str, rows: Sequence[Row], *, settings: dict[str, Any], verified: bool, file: Path | None
 ) -> None:
-    """Prints the rows as a table; writes them to `file` as JSON where one is given."""
+    """Prints the rows as a table, and writes them as JSON if a file is given."""
     result = Result(title, rows, settings, verified)
     result.show()
     if file is not None:

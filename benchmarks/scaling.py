@@ -1,10 +1,10 @@
-"""Time against the number of ranks: what the cost model says of each collective.
+"""Predicts the time of each collective by the number of ranks, from the cost model.
 
     python benchmarks/scaling.py --plot scaling.png
 
 The times are those of hvd_sparse/planning/costs.py for one bucket, selection included, at several
-bandwidths. What is behind them is run, too: every collective of this build between up to 256 ranks
-that are threads of this process, compared with the reference (--verify 0 leaves that out).
+bandwidths. The collectives are run, too: every collective of this build between up to 256 ranks
+that are threads of this process, compared with the reference (--verify 0 omits that).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hvd_sparse.planning.profile import Machine, Network, Profile
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-# Seconds per message at these rates, in Gb/s: gigabit Ethernet, 10 Gb/s and 100 Gb/s.
+# Seconds per message by rate in Gb/s: gigabit Ethernet, 10 Gb/s and 100 Gb/s.
 LATENCY = {1: 436e-6, 10: 50e-6, 100: 5e-6}
 SIZES = [1 << bit for bit in range(2, 13)]
-# docs/performance_kernels.md, "Selection" and "Merging", of one thread. Packing is not there.
+# docs/performance_kernels.md, "Selection" and "Merging", with one thread; packing is not there.
 MACHINE = Machine(
     select_seconds_per_entry=0.55e-9,
     select_overhead=20e-6,
@@ -35,7 +35,7 @@ MACHINE = Machine(
     code_seconds_per_entry=2e-9,
     scatter_seconds_per_entry=0.15e-9,
 )
-# Okabe and Ito's colours, which colour-blind readers tell apart.
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
 STYLES = {
     "allgather": ("#E69F00", "-", "o"),
     "gtopk": ("#009E73", "-", "s"),
@@ -48,7 +48,7 @@ STYLES = {
 def seconds_of(
     collective: str, size: int, gigabits: float, *, numel: int, density: float, machine: Machine
 ) -> float:
-    """One exchange, selection included."""
+    """Returns the seconds of one exchange, selection included."""
     network = Network.assumed(size, gigabits * 1e9 / 8, LATENCY[int(gigabits)])
     one = costs.cost(
         collective, k=max(1, int(density * numel)), numel=numel, network=network, machine=machine
@@ -57,7 +57,7 @@ def seconds_of(
 
 
 def plot(file: Path, tables: dict[int, dict[str, list[float]]], title: str) -> None:
-    """A panel for each bandwidth."""
+    """Draws a panel for each bandwidth."""
     mpl.use("Agg")
     figure, axes = plt.subplots(
         1, len(tables), figsize=(12, 4.4), sharex=True, layout="constrained", squeeze=False

@@ -1,4 +1,4 @@
-"""Memory that takes turns in side_by_side.py, and this package's selection on it."""
+"""Sets of memory that take turns in side_by_side.py, and this package's selection on them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hvd_sparse import _core
 
 
 class Memory:
-    """One set, and what is right for it.
+    """One set of memory, and the right result for it.
 
     Attributes:
         gradients: The gradient and its negative.
-        residuals: Two, zero at first: of the pass, and of whole selections.
-        copied: As large.
-        threshold: What exactly the k largest exceed.
-        places: int64, in order: where these lie.
+        residuals: Two residuals, zero at first: one for the pass, one for whole selections.
+        copied: Destination of a copy, of the same size.
+        threshold: Threshold that exactly k entries exceed.
+        places: Their positions, int64, in order.
     """
 
     def __init__(self, numel: int, density: float, device: str) -> None:
@@ -30,22 +30,22 @@ class Memory:
         self.residuals = tuple(torch.zeros(numel, device=device) for _ in range(2))
         self.copied = torch.empty_like(gradient)
         magnitudes = gradient.abs()
-        # Where equal magnitudes lie at the border, none of them exceeds it.
+        # If equal magnitudes lie at the border, none of them exceeds it.
         border = max(2, math.ceil(numel * density) + 1)
         self.threshold = float(torch.topk(magnitudes, border).values[-1])
         self.places = (magnitudes > self.threshold).nonzero().squeeze(1)
 
     @property
     def k(self) -> int:
-        """How many are to be taken."""
+        """Number of entries to select."""
         return len(self.places)
 
     def holds(self, places: torch.Tensor) -> bool:
-        """Whether these, in any order, are the k largest."""
+        """Returns true if these positions, in any order, are those of the k largest."""
         return torch.equal(places.to(self.places.device).sort().values, self.places)
 
     def holds_largest(self, places: torch.Tensor) -> bool:
-        """Whether these are the largest, however many."""
+        """Returns true if these positions are those of the largest entries, however many."""
         rest = self.gradients[0].abs()
         least = rest[places].min()
         rest[places] = 0
@@ -53,7 +53,7 @@ class Memory:
 
 
 class OnCpuWork:
-    """What stands in on the CPU for work that is given to a stream."""
+    """A stand-in on the CPU for work on a stream."""
 
     def __init__(
         self, sparsifier: str, options: dict[str, float], memory: Memory, sign: int, kept: int
@@ -64,7 +64,7 @@ class OnCpuWork:
         self._state = torch.zeros(4)
 
     def give(self, _: int) -> None:
-        """Does it at once."""
+        """Does the work at once."""
         self._selector.select(
             buffer(self._gradient),
             decay=1.0,
@@ -74,7 +74,7 @@ class OnCpuWork:
         )
 
     def fetch(self) -> _core.Block:
-        """What was taken last."""
+        """Returns the last selection."""
         return self._selector.block
 
 
@@ -82,7 +82,7 @@ Work = OnCpuWork | _core.StreamWork
 
 
 def pass_work(memory: Memory, sign: int, device: str) -> Work:
-    """Error feedback and taking what exceeds the threshold, in one pass."""
+    """Returns error feedback and selection by the known threshold, in one pass."""
     if device == "cpu":
         return OnCpuWork("hard_threshold", {"threshold": memory.threshold}, memory, sign, 0)
     return _core.pass_work(
@@ -95,7 +95,7 @@ def pass_work(memory: Memory, sign: int, device: str) -> Work:
 
 
 def select_work(memory: Memory, sign: int, device: str) -> Work:
-    """A whole selection, which finds its threshold."""
+    """Returns a whole selection, which finds its threshold."""
     if device == "cpu":
         return OnCpuWork("top_k", {}, memory, sign, 1)
     gradient, residual = buffer(memory.gradients[sign]), buffer(memory.residuals[1])
@@ -103,13 +103,13 @@ def select_work(memory: Memory, sign: int, device: str) -> Work:
 
 
 class Ours:
-    """Work of the package's on one set; gradient and negative by turns.
+    """Work of this package on one set; gradient and negative take turns.
 
     Args:
         make: `pass_work` or `select_work`.
         memory: The set.
-        device: Where it lies.
-        kept: Which of the residuals is changed.
+        device: Device of the set.
+        kept: Index of the residual that is changed.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class Ours:
         self._signs = cycle(range(2))
 
     def give(self) -> None:
-        """Gives the current stream the work."""
+        """Launches the work on the current stream."""
         self._works[next(self._signs)].give(stream_of(self._device))
 
     def check(self) -> bool:
-        """Whether nothing is lost and the largest are taken, twice."""
+        """Runs twice; returns true if nothing is lost and the largest entries are selected."""
         right = True
         for _ in range(2):
             sign = next(self._signs)

@@ -1,17 +1,16 @@
-"""Times selection beside a copy, torch's, CUB's, CuPy's and the published ways, on one device.
+"""Times selection beside a copy and the ways of torch, CUB, CuPy and papers, on one device.
 
-Some sets of memory take turns, so that no call finds what it reads in a cache: each has a gradient
+Several sets of memory take turns, so that no call finds its input in a cache: each has a gradient
 of random numbers, its negative, residuals, and memory to copy to; at 256 million entries all that
 takes some 16 GB. A call adds the gradient to the residual, and the next one on the same set its
-negative: what does not exceed the threshold comes and goes, and what does is taken every time, so
-that all passes have the same to do. All others work on the gradient alone.
+negative: entries below the threshold come and go, and the others are selected every time, so that
+all passes do the same work. All other ways work on the gradient alone.
 
-Each is given to the stream several times in a row between two of CUDA's events, so what is timed is
-the device's work, with its launches, and not how fast Python asks for it. On the CPU, which has
-neither events nor streams, the clock is the CPU's and selection that of the CPU: that shows whether
-the benchmark works.
+Each is launched several times in a row between two of CUDA's events, so that the device's work is
+timed, with its launches, and not Python's speed of launching. On the CPU, which has neither events
+nor streams, the clock and the selection are the CPU's: that only shows that the benchmark works.
 
-Every result is looked at before the first step and after the last, outside of what is timed.
+Every result is checked before the first step and after the last, outside the timing.
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ from selection_sets import Memory, Ours, pass_work, select_work, stream_of
 from hvd_sparse.errors import UnavailableError
 
 PASS_LIMIT = 0.8  # aim for the pass: this share of a copy's bandwidth
-TURN_BYTES = 1 << 30  # of a gradient and a residual of each set, if two sets have not more
+TURN_BYTES = 1 << 30  # gradients and residuals of all sets together, unless two sets are larger
 MOST_SETS = 16
 TOP_K = "torch.topk"
 
 
 @dataclass(frozen=True)
 class Rotating:
-    """A way of doing something, for all sets.
+    """A way of selecting or copying, for all sets.
 
     Attributes:
-        name: In the table.
-        give: For each set, what gives the current stream its work.
-        check: For each set, does the work and tells whether it was done right.
-        bytes_moved: That memory must read and write for it; 0 where that says nothing.
-        aim: Share of a copy's bandwidth that it is to reach; None: no aim.
+        name: Name in the table.
+        give: For each set, launches the work on the current stream.
+        check: For each set, does the work and returns true if the result is right.
+        bytes_moved: Bytes that it must read and write in memory; 0 if that is of no interest.
+        aim: Share of a copy's bandwidth that it should reach; None: no aim.
     """
 
     name: str
@@ -61,7 +60,7 @@ class Rotating:
 
 
 def ours(sets: list[Memory], device: str) -> Iterator[Rotating]:
-    """What the package has."""
+    """Yields this package's ways."""
     numel = sets[0].copied.numel()
     for name, make, kept, aim in (
         ("error feedback and taking", pass_work, 0, PASS_LIMIT),
@@ -73,7 +72,7 @@ def ours(sets: list[Memory], device: str) -> Iterator[Rotating]:
 
 
 def of_torch(sets: list[Memory]) -> Iterator[Rotating]:
-    """A copy, torch's top-k, and the published methods, without error feedback."""
+    """Yields a copy, torch's top-k, and the published methods, without error feedback."""
 
     def copy(memory: Memory) -> torch.Tensor:
         return memory.copied.copy_(memory.gradients[0])
@@ -100,7 +99,7 @@ def of_torch(sets: list[Memory]) -> Iterator[Rotating]:
 
 
 def of_cub(sets: list[Memory], device: str) -> Iterator[Rotating | Row]:
-    """CUB's compaction with a known threshold, and its top-k, where they are there."""
+    """Yields CUB's compaction with a known threshold, and its top-k, if they are available."""
     names = "cub::DeviceSelect, places alone", "cub::DeviceTopK"
     try:
         if device == "cpu":
@@ -129,7 +128,7 @@ def of_cub(sets: list[Memory], device: str) -> Iterator[Rotating | Row]:
 
 
 def of_cupy(sets: list[Memory], device: str) -> Iterator[Rotating | Row]:
-    """CuPy's compaction with a known threshold, where CuPy is there."""
+    """Yields CuPy's compaction with a known threshold, if CuPy is available."""
     name = "cupy.flatnonzero(abs(u) > threshold), gather"
     try:
         if device == "cpu":
@@ -154,20 +153,20 @@ def of_cupy(sets: list[Memory], device: str) -> Iterator[Rotating | Row]:
 
 
 def absent(name: str, why: str) -> Row:
-    """A row of what is not there to be timed."""
+    """Returns a row for something that is not available."""
     return Row(name, None, {"of a copy's": f"not there: {why}"})
 
 
 def measure_selection(
     numel: int, density: float, device: str, steps: int
 ) -> tuple[list[Row], bool]:
-    """Rows of all ways, and whether all results were right.
+    """Returns rows of all ways, and true if all results were right.
 
     Args:
-        numel: Entries of a gradient.
-        density: Fraction of it that is taken.
+        numel: Number of entries of a gradient.
+        density: Fraction of them that is selected.
         device: Such as "cuda:0", or "cpu".
-        steps: Timed.
+        steps: Number of timed steps.
     """
     with nullcontext() if device == "cpu" else torch.cuda.device(device):
         return _measure_here(numel, density, device, steps)

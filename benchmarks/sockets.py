@@ -1,4 +1,4 @@
-"""Plain sockets between hosts: the fastest way to move bytes that a program can hope for."""
+"""Plain sockets between hosts: the fastest way for a program to move bytes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import socket
 import time
 
 CONNECT_SECONDS = 30.0
-CHUNK = 1 << 20  # bytes that one call moves at most
+CHUNK = 1 << 20  # limit of one call, in bytes
 
 
 def listen(port: int) -> socket.socket:
-    """A socket that peers can connect to."""
+    """Returns a socket that peers can connect to."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("", port))
@@ -23,13 +23,13 @@ def listen(port: int) -> socket.socket:
 def connect(
     rank: int, peers: list[int], addresses: list[str], *, port: int
 ) -> dict[int, socket.socket]:
-    """Connects this rank with each of its peers, all of which do the same.
+    """Connects this rank with each of its peers; all of them call this.
 
     Args:
         rank: This rank.
         peers: The other ranks.
-        addresses: Of the hosts, by rank.
-        port: Free on every host.
+        addresses: Addresses of the hosts, by rank.
+        port: A port that is free on every host.
 
     Returns:
         A non-blocking socket for each peer.
@@ -42,7 +42,7 @@ def connect(
             try:
                 found[peer] = socket.create_connection((addresses[peer], port), timeout=5)
                 break
-            except OSError:  # it does not listen yet
+            except OSError:  # the peer does not listen yet
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
@@ -58,7 +58,7 @@ def connect(
 
 
 def swap(peer: socket.socket, outgoing: memoryview, incoming: memoryview) -> None:
-    """Sends and receives at once, asleep in poll() while neither is possible.
+    """Sends and receives at once, and sleeps in poll() while neither is possible.
 
     Args:
         peer: A non-blocking socket.

@@ -1,19 +1,19 @@
-"""How many entries every sparsifier takes of real gradients, and how much of the best there is.
+"""Measures count and quality of every sparsifier's selections on real gradients.
 
     python benchmarks/streams.py --plot selection.png --markdown
 
-The example models are trained for some steps, dense, and their gradients kept. Each method then
-follows the stream of each layer with a residual of its own (error feedback; everything that it
-takes is delivered, as to a lone rank). Methods come from hvd_sparse.sparsifiers, and as baselines
-from published.py. hard_threshold needs a constant, which a user would have tuned: it is the median
+The example models are trained for some steps, dense, and their gradients recorded. Each method then
+follows the stream of each layer with a residual of its own (error feedback; all selected entries
+are delivered, as to a lone rank). Methods come from hvd_sparse.sparsifiers, and as baselines from
+published.py. hard_threshold needs a constant, which a user would have tuned: it is the median
 threshold of exact top-k in the layer, over the last 100 steps of a dry run.
 
-count/k         entries taken, of those asked for, k = ceil(density * entries)
-energy          ||taken||^2 / ||TopK(u)||^2, where u is the method's own residual after error
+count/k         number of selected entries over the number asked for, k = ceil(density * entries)
+energy          ||selected||^2 / ||TopK(u)||^2, where u is the method's own residual after error
                 feedback and TopK its exact top-k: 1 is as good as exact top-k; more than k entries
                 may hold more
 in bounds       share of the steps of all layers in which count was within [2k/3, 4k/3]
-bounds kept     whether Sparsifier.bounds held in every step of every layer
+bounds kept     yes if Sparsifier.bounds held in every step of every layer
 
 Means are over all steps, and over layers in proportion to k. The worst layer is the one whose mean
 count/k is farthest from 1, as a factor. Every step is verified: entries, values, and that nothing
@@ -46,12 +46,12 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 DENSITIES = (0.01, 0.001)
 TUNED_OVER = 100  # steps
-SMALL_K = 10  # below it, a single entry is worth more than 10 %
+SMALL_K = 10  # for smaller k, a single entry is more than 10 %
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What one method took of one layer, step by step."""
+    """One method's selections from one layer, step by step."""
 
     layer: str
     k: int
@@ -66,7 +66,7 @@ class Trace:
 
 
 def follow(method: Selecting, layer: str, gradients: Sequence[torch.Tensor]) -> Trace:
-    """Lets a method follow the stream of a layer."""
+    """Runs a method on the stream of a layer."""
     method.slabs = [method.size.slab()]
     k = method.size.k
     counts, energy = [], []
@@ -85,7 +85,7 @@ def _energy(values: torch.Tensor) -> float:
 
 
 def tuned_threshold(size: Size, gradients: Sequence[torch.Tensor]) -> float:
-    """The median threshold of exact top-k in the last steps of a dry run."""
+    """Returns the median threshold of exact top-k in the last steps of a dry run."""
     top_k = Core(as_sparsifier("top_k"), size)
     top_k.slabs = [size.slab()]
     thresholds = []
@@ -96,7 +96,7 @@ def tuned_threshold(size: Size, gradients: Sequence[torch.Tensor]) -> float:
 
 
 def methods_for(size: Size, gradients: Sequence[torch.Tensor]) -> list[Selecting]:
-    """All methods, for one layer."""
+    """Returns all methods, for one layer."""
     sparsifiers: list[Sparsifier] = [
         HardThreshold(threshold=tuned_threshold(size, gradients))
         if name == HardThreshold.name
@@ -114,7 +114,7 @@ def methods_for(size: Size, gradients: Sequence[torch.Tensor]) -> list[Selecting
 
 
 def traces_of(recording: Recording, density: float) -> dict[str, list[Trace]]:
-    """What each method took: a trace per layer."""
+    """Returns each method's traces, one per layer."""
     traces: dict[str, list[Trace]] = {}
     for layer, gradients in recording.items():
         size = Size(gradients[0].numel(), 1, density)
@@ -124,7 +124,7 @@ def traces_of(recording: Recording, density: float) -> dict[str, list[Trace]]:
 
 
 def row_of(name: str, traces: Sequence[Trace]) -> Row:
-    """What a table says of a method."""
+    """Returns a method's row in the table."""
     asked = sum(trace.k * len(trace.counts) for trace in traces)
     worst = max(traces, key=lambda trace: abs(math.log(max(_mean(trace), 1e-9))))
     inside = [FEW <= ratio <= MANY for trace in traces for ratio in trace.ratios]
@@ -151,7 +151,7 @@ def _extremes(traces: Sequence[Trace]) -> str:
     return f"{min(ratios):.2f}-{max(ratios):.2f}" if ratios else ""
 
 
-# Okabe and Ito's colours, which colour-blind readers tell apart, and a line style of its own each.
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
 STYLES = {
     "top_k": ("#000000", "-"),
     "gaussian": ("#0072B2", "-"),
@@ -165,7 +165,7 @@ STYLES = {
 
 
 def plot(file: Path, density: float, traces: dict[str, dict[str, list[Trace]]]) -> None:
-    """count/k over the steps, for the largest layer of each model: ours and published methods."""
+    """Draws count/k over the steps, for each model's largest layer: ours and published methods."""
     mpl.use("Agg")
     groups = {"hvd_sparse": False, "published methods": True}
     figure, axes = plt.subplots(

@@ -1,4 +1,4 @@
-"""When a row of the papers' tables counts: three rules, each with the reason why not."""
+"""Rules by which a row of the papers' tables counts: three, each with the reason if it does not."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MOST_CPU = 0.70  # share of the machine's cores
 
 @dataclass(frozen=True)
 class Message:
-    """What was seen of messages of one size.
+    """Measurement of messages of one size.
 
     Attributes:
-        bytes: Of each.
-        seconds: Until the last byte had arrived; the median.
+        bytes: Bytes of each message.
+        seconds: Median time until the last byte had arrived.
     """
 
     bytes: int
@@ -25,16 +25,16 @@ class Message:
 
 
 def latency(messages: Sequence[Message], rate: float, frame: int = 0) -> float:
-    """Seconds that every message takes beyond bytes / rate, in the sense of least squares.
+    """Returns the seconds that messages take in addition to bytes / rate, by least squares.
 
     The residuals count as shares of bytes / rate, so that small messages, in which latency shows,
-    decide. Below zero where the frame that a shaped link lets pass at once saves more than the way
-    through the machine costs.
+    dominate. Negative if the frame that a shaped link passes at once saves more time than the
+    machine's own overhead costs.
 
     Args:
-        messages: At least one.
+        messages: At least one message.
         rate: Bits per second.
-        frame: Bytes that a link lets pass at once after a pause: no latency is below minus their
+        frame: Bytes that a link passes at once after a pause; the result is at least minus their
             time.
     """
     ideal = [8 * message.bytes / rate for message in messages]
@@ -45,7 +45,7 @@ def latency(messages: Sequence[Message], rate: float, frame: int = 0) -> float:
 
 
 def message_problems(messages: Sequence[Message], rate: float, frame: int = 0) -> list[str]:
-    """Sizes of which a message does not take latency + bytes / rate, within 15 % of the latter."""
+    """Returns the sizes whose messages are not within 15 % of bytes / rate, latency deducted."""
     alpha = latency(messages, rate, frame)
     problems = []
     for message in messages:
@@ -57,11 +57,11 @@ def message_problems(messages: Sequence[Message], rate: float, frame: int = 0) -
 
 
 def repetition_problems(one: Mapping[str, float], other: Mapping[str, float]) -> list[str]:
-    """Methods whose steps differ by more than 5 % between two dilations.
+    """Returns the methods whose steps differ by more than 5 % between two dilations.
 
     Args:
         one: Seconds per step by method, divided by the dilation.
-        other: The same methods, at another dilation.
+        other: Seconds of the same methods at another dilation.
     """
     if set(one) != set(other):
         raise ValueError(f"methods differ: {sorted(one)} and {sorted(other)}")
@@ -74,7 +74,7 @@ def repetition_problems(one: Mapping[str, float], other: Mapping[str, float]) ->
 
 
 def cpu_problems(shares: Mapping[str, float]) -> list[str]:
-    """Methods during which the machine's cores were busy for 70 % of the time, or more."""
+    """Returns the methods during which the cores were busy for 70 % of the time or more."""
     busy = [
         f"{share:.0%} during {method}"
         for method, share in shares.items()

@@ -1,4 +1,4 @@
-"""Rows of a table in a file, so that hours of measuring can be interrupted and gone on with."""
+"""Rows of a table in a file, so that hours of measuring can be interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def save(file: Path, results: Sequence[Result], rows: Sequence[Measurement]) -> 
 
 
 def saved_rows(file: Path) -> list[Measurement]:
-    """The rows that `save` wrote; none where there is no such file."""
+    """Returns the rows that `save` wrote; none if there is no such file."""
     if not file.exists():
         return []
     rows = json.loads(file.read_text())["rows"]
@@ -33,7 +33,7 @@ def saved_rows(file: Path) -> list[Measurement]:
 
 
 def row_of(job: Job, rows: Sequence[Measurement]) -> Measurement | None:
-    """What was measured of a job already; None where nothing was."""
+    """Returns the saved measurement of a job, or None."""
     for row in rows:
         if (row.name, row.paper, row.rate) == (job.name, job.paper, job.rate):
             return row

@@ -1,4 +1,4 @@
-"""Pictures of the papers' tables: time per step of every method."""
+"""Plots of the papers' tables: time per step of every method."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from table_rows import BOUND, COMPUTE, DENSE, Measurement
 
-# Of a sweep's methods. Okabe and Ito's colours, which colour-blind readers tell apart.
+# Styles of a sweep's methods. Okabe and Ito's colours, which colour-blind readers can tell apart.
 _STYLES: dict[str, dict[str, Any]] = {
     COMPUTE: {"linestyle": "--", "color": "0.3"},
     DENSE[0]: {"linestyle": "-", "color": "#000000"},
@@ -24,7 +24,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 def plot_methods(rows: Sequence[Measurement], file: Path) -> None:
-    """A panel for each row, a bar for each method; published times as marks."""
+    """Draws a panel for each row, a bar for each method, and published times as marks."""
     mpl.use("Agg")
     figure, axes = plt.subplots(
         1, len(rows), figsize=(1.5 + 3.2 * len(rows), 4.2), squeeze=False, layout="constrained"
@@ -50,7 +50,7 @@ def plot_methods(rows: Sequence[Measurement], file: Path) -> None:
 
 
 def plot_rates(rows: Sequence[Measurement], file: Path) -> None:
-    """Time per step against the rate of the network, and what sparse methods add to the compute."""
+    """Draws time per step by the network's rate, and the excess of sparse methods over compute."""
     mpl.use("Agg")
     figure, (steps, added) = plt.subplots(1, 2, figsize=(11, 4.8), layout="constrained")
     rates = [row.rate / 1e9 for row in rows]

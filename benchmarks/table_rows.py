@@ -1,11 +1,11 @@
-"""What a measured row of the papers' tables says: ratios, ceilings, and the papers' own beside it.
+"""Rows of the papers' tables: measured ratios, ceilings, and the papers' own figures beside them.
 
-ring bound    no dense step can be shorter: forward, then backward or a ring allreduce at the full
+ring bound    lower bound of a dense step: forward, then backward or a ring allreduce at the full
               rate of the link, whichever takes longer
-ceiling       of a speed-up: what a step without any exchange would reach
+ceiling       speed-up of a step without any exchange
 efficiency    compute only / step
-overlap       of what overlapping the exchange with backward could gain at most over SLGS, the share
-              that LAGS gained; more than all of it where LAGS also sends less
+overlap       the share that LAGS gained of the largest possible gain over SLGS by overlapping the
+              exchange with backward; more than all of it if LAGS also sends less
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from reporting import Row
 COMPUTE = "compute only"
 DENSE = ("dense, MPI", "dense, Gloo")
 BOUND = "ring bound"
-# Its prediction is no model's: profiles are scaled until it is the dense step that the tuner timed.
-# That of an adaptive method whose plan is dense is the same.
+# Its prediction is not the model's: profiles are scaled to the dense step that the tuner timed. The
+# same holds for an adaptive method whose plan is dense.
 FITTED = "dense, MPI"
 
-# What is to be reached: of compute only over a step; and how much longer than the best pinned
-# choice, and than dense, an adaptive one may take.
+# Aims: compute only over a step; and by how much an adaptive step may be longer than the best
+# pinned one, and than a dense one.
 LEAST_EFFICIENCY = 0.90
 PINNED_LIMIT, DENSE_LIMIT = 0.05, 0.02
 
 
 def yes(holds: bool) -> str:
-    """In a table."""
+    """Formats a condition for a table."""
     return "yes" if holds else "no"
 
 
 def ring_bound(row: PaperRow, ranks: int, rate: float) -> float:
-    """Seconds that a dense step takes at least; `rate` in bits per second."""
+    """Returns the least seconds of a dense step; `rate` in bits per second."""
     ring = 2 * (ranks - 1) / ranks * 32 * MODELS[row.model].numel / rate
     return row.forward + max(row.backward, ring)
 
 
 def overlap_limit(forward: float, backward: float, exchange: float) -> float:
-    """The most that overlapping an exchange with the backward pass can speed a step up."""
+    """Returns the largest speed-up by overlapping an exchange with the backward pass."""
     return (forward + backward + exchange) / (forward + max(backward, exchange))
 
 
@@ -53,16 +53,16 @@ class Measurement:
 
     Attributes:
         name: Model and ranks, or rate.
-        paper: What was published of this model.
-        ranks: That took part.
-        rate: Of the network that is emulated, in bits per second.
-        seconds: By method, of a step, divided by the dilation.
-        cpu: By method, the share of the machine's cores that was busy.
-        predicted: By method, what the model said that a step would take, divided by the dilation.
-        notes: What else the reader has to know, e.g. that there were fewer ranks than published.
-        problems: Why the row does not count; empty where it does.
-        verified: Whether all results were right.
-        raw: As the jobs reported it.
+        paper: The published figures of this model.
+        ranks: Number of ranks.
+        rate: Rate of the emulated network, in bits per second.
+        seconds: Seconds of a step by method, divided by the dilation.
+        cpu: Busy share of the machine's cores by method.
+        predicted: Predicted seconds of a step by method, divided by the dilation.
+        notes: Remarks for the reader, e.g. that there were fewer ranks than published.
+        problems: Reasons why the row does not count; empty if it does.
+        verified: True if all results were right.
+        raw: Results as the jobs reported them.
     """
 
     name: str
@@ -79,12 +79,12 @@ class Measurement:
 
     @property
     def compute(self) -> float:
-        """Seconds without any exchange."""
+        """Seconds of a step without any exchange."""
         return self.seconds[COMPUTE]
 
     @property
     def dense(self) -> float:
-        """Seconds of the better of Horovod's two."""
+        """Seconds of a dense step, over the faster of MPI and Gloo."""
         return min(self.seconds[name] for name in DENSE if name in self.seconds)
 
     @property
@@ -92,24 +92,24 @@ class Measurement:
         return ring_bound(self.paper, self.ranks, self.rate)
 
     def overlap_share(self, method: str, without: str) -> float:
-        """Share of the gain that overlapping `without`'s exchange could bring."""
+        """Returns the share reached of the gain from overlapping the exchange of `without`."""
         exchange = self.seconds[without] - self.compute
         limit = overlap_limit(self.paper.forward, self.paper.backward, exchange)
         return (self.seconds[without] / self.seconds[method] - 1) / (limit - 1)
 
     @property
     def verdict(self) -> str:
-        """Whether the row counts."""
+        """Verdict on the row: "counts" or "void"."""
         return "void" if self.problems else "counts"
 
     def remarks(self) -> list[str]:
-        """What the reader of a table has to know besides."""
+        """Returns remarks for the reader of a table."""
         void = [f"void, {problem}" for problem in self.problems]
         return [f"{self.name}: {remark}" for remark in (*self.notes, *void)]
 
 
 def seconds_row(row: Measurement) -> Row:
-    """The times of all methods."""
+    """Returns a row with the times of all methods."""
     facts: dict[str, float | int | str] = {"ranks": row.ranks}
     facts |= {f"{method} (s)": seconds for method, seconds in row.seconds.items()}
     facts[f"{BOUND} (s)"] = row.bound
@@ -119,12 +119,12 @@ def seconds_row(row: Measurement) -> Row:
 
 
 def ratios_row(row: Measurement, method: str, sparse: str) -> Row:
-    """What one method gained, beside what the paper says it did.
+    """Returns a row with one method's gain, beside the paper's figures.
 
     Args:
-        row: Of the table.
-        method: Whose gain is told.
-        sparse: The sparse method that it is compared with, besides dense.
+        row: The measured row.
+        method: The method whose gain is shown.
+        sparse: The sparse method to compare with, besides dense.
     """
     own = row.seconds[method]
     facts: dict[str, float | int | str] = {
@@ -148,7 +148,7 @@ def ratios_row(row: Measurement, method: str, sparse: str) -> Row:
 
 
 def envelope_row(row: Measurement, adaptive: str) -> Row:
-    """How far the adaptive choice is from the best pinned one, and from dense."""
+    """Returns a row that compares the adaptive choice with the best pinned one, and with dense."""
     own = row.seconds[adaptive]
     pinned = {
         method: seconds
@@ -173,9 +173,9 @@ def envelope_row(row: Measurement, adaptive: str) -> Row:
 
 
 def prediction_rows(rows: Sequence[Measurement]) -> list[Row]:
-    """What the model said of each method, beside what was measured; the median error last.
+    """Returns rows of predictions beside measurements; the median error comes last.
 
-    In the median is what the model can be blamed for: not what it was fitted to, and no void row.
+    The median covers only true predictions: it excludes those that were fitted, and void rows.
     """
     shown, errors = [], []
     for row in rows:

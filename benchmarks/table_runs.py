@@ -1,4 +1,4 @@
-"""Measures rows of the papers' tables on hosts that a launcher makes."""
+"""Measures rows of the papers' tables on a launcher's hosts."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Job:
     """A row to measure.
 
     Attributes:
-        name: Of the row; no two jobs of a paper and rate share one.
+        name: Name of the row; unique among the jobs of a paper and rate.
         paper: Model, times and density.
-        ranks: How many are wanted.
-        rate: Bits per second of the network that is emulated.
-        modes: Of replay.py, by the method's name; without compute only and dense.
-        dilation: Of the waits and, inversely, of the rate.
+        ranks: Number of ranks wanted.
+        rate: Bits per second of the emulated network.
+        modes: Modes of replay.py by the method's name, without compute only and dense.
+        dilation: Dilation of the waits and, inversely, of the rate.
         stands_in: Row, or model whose rows are repeated at another dilation in place of this one;
-            None: this one is itself.
+            None: this row itself is repeated.
     """
 
     name: str
@@ -48,18 +48,18 @@ class Job:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured.
+    """Amount of measuring.
 
     Attributes:
         repeat: Dilation of the repetition; None for none.
-        steps: In each turn of each sparse method.
-        dense_steps: In each turn of dense, and of compute only.
-        turns: Of each method.
-        untimed: Steps of each sparse method before the first turn.
+        steps: Number of steps in each turn of each sparse method.
+        dense_steps: Number of steps in each turn of dense, and of compute only.
+        turns: Number of turns of each method.
+        untimed: Number of steps of each sparse method before the first turn.
         memory: Bytes for all ranks together.
         timeout: Seconds for one job.
-        tuning_skipped: Steps of each kind that LAGS's tuner lets pass before it looks.
-        tuning_timed: Steps of each kind that it looks at.
+        tuning_skipped: Number of steps of each kind that LAGS's tuner skips.
+        tuning_timed: Number of steps of each kind that it times.
         timelines: Folder for a trace of every job over MPI; None for none.
     """
 
@@ -77,7 +77,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Once:
-    """A row at one dilation: undilated seconds, measured and predicted, and CPU, by method."""
+    """A row measured at one dilation: undilated seconds, predictions and CPU shares, by method."""
 
     seconds: dict[str, float]
     predicted: dict[str, float]
@@ -89,7 +89,7 @@ class Once:
 
 
 def run_replay(hosts: Hosts, job: Job, effort: Effort, modes: Sequence[str], *, gloo: bool) -> Any:
-    """One job of replay.py; its result."""
+    """Runs replay.py once and returns its result."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "result.json"
         options = {
@@ -112,9 +112,9 @@ def run_replay(hosts: Hosts, job: Job, effort: Effort, modes: Sequence[str], *, 
         program = [str(FOLDER / "replay.py")]
         program += [f"--{name}={value}" for name, value in options.items()]
         program += [f"--mode={mode}" for mode in modes]
-        # Horovod's idle rounds every millisecond are no part of the ratio that dilation keeps. And
-        # its cache holds the names of one training: where several take turns, dense steps would
-        # be negotiated anew each time.
+        # Horovod's idle cycle every millisecond is not part of the ratio that dilation preserves,
+        # so it is dilated. Its cache holds the names of one training by default: with several that
+        # take turns, dense steps would be negotiated again each time.
         env = {"HOROVOD_CYCLE_TIME": f"{job.dilation:g}", "HOROVOD_CACHE_CAPACITY": "8192"}
         if effort.timelines is not None and not gloo:
             env["HVD_SPARSE_TIMELINE"] = str(timeline_file(effort, job, modes))
@@ -123,7 +123,7 @@ def run_replay(hosts: Hosts, job: Job, effort: Effort, modes: Sequence[str], *, 
 
 
 def timeline_file(effort: Effort, job: Job, modes: Sequence[str]) -> Path:
-    """Where rank 0's trace of a job goes; another file for each job."""
+    """Returns the file of rank 0's trace, a different one for each job."""
     assert effort.timelines is not None
     effort.timelines.mkdir(parents=True, exist_ok=True)
     names = {mode: method for method, mode in job.modes.items()}
@@ -133,7 +133,7 @@ def timeline_file(effort: Effort, job: Job, modes: Sequence[str]) -> Path:
 
 
 def run_messages(hosts: Hosts, timeout: float) -> list[Message]:
-    """Messages of several sizes between two of the hosts."""
+    """Times messages of several sizes between two of the hosts."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "messages.json"
         program = [str(FOLDER / "messages.py"), f"--address={hosts.address()}", f"--json={file}"]
@@ -142,11 +142,11 @@ def run_messages(hosts: Hosts, timeout: float) -> list[Message]:
 
 
 def jobs_of(job: Job, ranks: int, memory: float) -> list[tuple[list[str], bool]]:
-    """Modes that are measured side by side, and whether over Gloo.
+    """Returns lists of modes to measure side by side, each with true for Gloo, false for MPI.
 
-    Over MPI all modes take turns in one job, where the memory allows; else each in a job of its
-    own. The hosts are the same. Over Gloo it is dense alone: Horovod's rounds over Gloo keep many
-    ranks' processors busy while there is nothing to do.
+    Over MPI all modes take turns in one job if the memory suffices; otherwise each has a job of its
+    own, on the same hosts. Over Gloo only dense is measured: Horovod's idle cycles over Gloo keep
+    many ranks' processors busy.
     """
     dense = ["compute", "dense"]
     together = [*dense, *job.modes.values()]
@@ -157,7 +157,7 @@ def jobs_of(job: Job, ranks: int, memory: float) -> list[tuple[list[str], bool]]
 
 
 def measure_once(launcher: Launcher, job: Job, ranks: int, effort: Effort) -> Once:
-    """A row at one dilation."""
+    """Measures a row at one dilation."""
     method_of = {mode: method for method, mode in job.modes.items()}
     seconds: dict[str, list[float]] = {}
     predicted: dict[str, float] = {}
@@ -201,7 +201,7 @@ def measure_once(launcher: Launcher, job: Job, ranks: int, effort: Effort) -> On
 
 
 def measure(launcher: Launcher, job: Job, effort: Effort) -> Measurement:
-    """A row, with everything that decides whether it counts."""
+    """Measures a row, with everything that decides if it counts."""
     least = ["compute", next(iter(job.modes.values()))]
     ranks = most_ranks(MODELS[job.paper.model], job.ranks, least, effort.memory)
     notes = [] if ranks == job.ranks else [f"{ranks} ranks: {job.ranks} do not fit into memory"]

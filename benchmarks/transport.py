@@ -1,16 +1,16 @@
-"""Rounds of swaps: an exchange's messages against plain sockets, and Horovod's allgather.
+"""Times rounds of swaps: an exchange's messages against plain sockets, and Horovod's allgather.
 
     python benchmarks/transport.py --hosts 2 --hosts 4 --hosts 8 --rate 1gbit
 
 builds virtual clusters (as root; see docs/virtual_cluster.md) and times in each, side by side and
-for messages of 8 k bytes, with k entries of a value and an index:
+for messages of 8 k bytes, that is k entries of a value and an index:
 
 * sockets: log2 P rounds of swaps at distances 1, 2, 4, ... by non-blocking sockets and poll(), the
   floor of every exchange that doubles distances;
 * exchange: the same rounds by Exchange.swap, over MPI and over TCP;
 * Horovod: allgather of k values and k indices, both in flight at once.
 
-Each time is that of the slowest rank, from a common start. A rank is alone on its host.
+Each time is that of the slowest rank, from a common start. Each rank has a host of its own.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 PORT = 4712
 UNTIMED = 3  # repetitions before the timed ones
-WORKER = "HVD_SPARSE_TRANSPORT_WORKER"  # set for the ranks, to where the first one writes
+WORKER = "HVD_SPARSE_TRANSPORT_WORKER"  # set for the ranks: the first one's output file
 
 
 def partners(rank: int, size: int) -> list[int]:
-    """Whom a rank swaps with, round by round."""
+    """Returns a rank's swap partners, round by round."""
     return [rank ^ (1 << i) for i in range(size.bit_length() - 1)]
 
 
 class SocketRounds:
-    """The floor: nothing but sockets."""
+    """The floor: plain sockets."""
 
     def __init__(self, rank: int, addresses: list[str], entries: int) -> None:
         self._rank = rank
@@ -60,7 +60,7 @@ class SocketRounds:
             )
 
     def right(self) -> bool:
-        """Whether the last round brought what the partner sent."""
+        """Returns true if the last round received the partner's bytes."""
         return bool((self._incoming == self._partners[-1]).all())
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class SocketRounds:
 
 
 def measure(entries: int, repetitions: int) -> tuple[dict[str, list[float]], bool]:
-    """Seconds of all methods on all ranks of this job, and whether what they moved was right."""
+    """Returns the seconds of all methods on all ranks, and true if all data was right."""
     import horovod.torch as hvd
     import torch
 
@@ -124,7 +124,7 @@ def measure(entries: int, repetitions: int) -> tuple[dict[str, list[float]], boo
 
 
 def work(ks: list[int], repetitions: int, file: Path) -> None:
-    """One rank's part; the first one writes what was found."""
+    """Runs one rank's part; the first one writes the results."""
     import horovod.torch as hvd
     import torch
 
@@ -136,7 +136,7 @@ def work(ks: list[int], repetitions: int, file: Path) -> None:
 
 
 def rows_of(hosts: int, k: int, seconds: dict[str, list[float]]) -> list[Row]:
-    """All methods against the sockets."""
+    """Returns rows that compare all methods with the sockets."""
     timings = {name: Timing.of(times) for name, times in seconds.items()}
     floor = timings["sockets"].median
     return [

@@ -1,7 +1,7 @@
-"""What an adaptive mode of a replay finds out before its steps are timed.
+"""The settling of a replay's adaptive mode, before its steps are timed.
 
-Its tuner times steps as they are: with waits and links that are both dilated. So it plans for the
-network that is emulated, and everything that it tells has to be divided by the dilation.
+Its tuner times steps as they are, with dilated waits and links. It therefore plans for the emulated
+network, and all its times have to be divided by the dilation.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from hvd_sparse.planning.explanation import explain
 from hvd_sparse.tuning import tuner
 from hvd_sparse.tuning.tuner import Stage
 
-DECISION_STEPS = 2  # in which a tuner's ranks agree, after the timed ones of each kind
+DECISION_STEPS = 2  # in which a tuner's ranks agree, after the timed steps of each kind
 
 
 def set_tuning_steps(skipped: int, timed: int) -> None:
-    """Lets every tuner of this process look at fewer steps: a dense one may take half a minute."""
+    """Makes every tuner of this process time fewer steps: a dense one may take half a minute."""
     tuner.SKIPPED_STEPS, tuner.TIMED_STEPS = skipped, timed
 
 
 @dataclass(frozen=True)
 class Settling:
-    """How an adaptive compression came to its decision; seconds are those of the clock.
+    """How an adaptive compression reached its decision; seconds are clock time, not undilated.
 
     Attributes:
-        steps: Until it was settled.
-        seconds: That they took.
-        sparse: Whether gradients travel sparse from then on.
-        measured: Of a "dense" and a "sparse" step by the tuner itself; None where not known.
-        predicted: Of a "dense" and a "sparse" step, and of the "compute" alone.
-        plan: In JSON.
-        profile: What the plan was made from, in JSON.
-        buckets: The plan, explained.
+        steps: Number of steps until it was settled.
+        seconds: Seconds of these steps.
+        sparse: True if gradients are exchanged sparsely from then on.
+        measured: Seconds of a "dense" and a "sparse" step, by the tuner itself; None if not known.
+        predicted: Seconds of a "dense" and a "sparse" step, and of the "compute" alone.
+        plan: The plan, as JSON.
+        profile: The profile that the plan was made from, as JSON.
+        buckets: The plan's buckets, explained.
     """
 
     steps: int
@@ -49,7 +49,7 @@ class Settling:
     buckets: list[dict[str, Any]]
 
     def lines(self) -> list[str]:
-        """For the terminal."""
+        """Returns lines for the terminal."""
         times = {f"predicted {name}": seconds for name, seconds in self.predicted.items()}
         times |= {f"measured {name}": seconds for name, seconds in self.measured.items()}
         shown = ", ".join(
@@ -64,14 +64,15 @@ class Settling:
 
 
 def settle(optimizer: Any, step: Callable[[], object]) -> Settling | None:
-    """Takes steps until an adaptive compression has decided how gradients travel. Collective.
+    """Takes steps until an adaptive compression has decided between dense and sparse. Collective.
 
     Args:
-        optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
-        step: One step of training.
+        optimizer: Result of `hvd.DistributedOptimizer` with a sparse compression.
+        step: Takes one step of training.
 
     Returns:
-        None where there is nothing to decide: the compression is not adaptive, or a rank is alone.
+        The settling; None if there is nothing to decide: the compression is not adaptive, or a rank
+        is alone.
     """
     from hvd_sparse.torch import tuning  # importing it starts Horovod's library
 

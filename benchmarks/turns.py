@@ -1,24 +1,24 @@
-"""Ways of selecting, and of a rank's whole local step, that take turns in one process.
+"""Runs selection methods, and a rank's whole local step, in turn in one process.
 
 A step works on all layers of a model: one of 25.6 million entries, or 25 of a million each, with a
 residual, a state and a block of its own for each, so that no residual is still in the cache from
-the last step. In each step all ways run:
+the last step. In each step all contenders run:
 
 * Their order is shuffled. Published ones are slow, and leave large temporaries in the cache, so
   they run in one step of several.
-* Each gradient is a window, at random, into a pool of twice as many Laplace numbers, and is read
-  from memory. Repeated gradients would make residuals that no training makes.
-* All residuals (and the gradients that are written) are slabs of the same kind. Where their pages
-  lie is worth 10 %, so every 30 steps all contents move on to the next slab.
-* Residuals begin as exact top-k leaves them after some steps, and 64 untimed steps follow for the
-  thresholds. hard_threshold has the threshold of the steady state: a random walk with steps of
-  variance 1 leaves [-t, t] after t^2 steps, which should be 1 / density.
-* Before each turn the process sleeps for some milliseconds: threads of torch's pool spin on after
-  their last work, and would take the processor from whoever comes next.
+* Each gradient is a random window into a pool of twice as many Laplace numbers, and is read from
+  memory. Repeated gradients would make residuals that do not occur in training.
+* All residuals (and gradients that are written) are slabs of the same kind. The location of their
+  pages changes times by 10 %, so every 30 steps all contents move on to the next slab.
+* Residuals begin in the state in which exact top-k leaves them after some steps, and 64 untimed
+  steps follow for the thresholds. hard_threshold has the threshold of the steady state: a random
+  walk with steps of variance 1 leaves [-t, t] after t^2 steps, which should be 1 / density.
+* Before each turn the process sleeps for some milliseconds: threads of torch's pool keep spinning
+  after their last work, and would take the processor from the next contender.
 
 Multiples are of mean times, so rare slow steps (refreshes, missed thresholds) count in full; the
-99th percentile is a multiple of the floor's mean. Outside of what is timed, results are verified in
-every fifth step (entries, order, values, and that nothing is lost), Sparsifier.bounds in each.
+99th percentile is a multiple of the floor's mean. Outside the timing, results are verified in every
+fifth step (entries, order, values, and that nothing is lost), Sparsifier.bounds in each.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Gradients:
         self._pool.mul_(torch.empty(entries, device=size.device).exponential_().sqrt_())
 
     def draw(self) -> list[torch.Tensor]:
-        """One for each layer."""
+        """Returns one gradient for each layer."""
         numel = self._size.numel
         starts = (len(self._pool) - numel) // ALIGNMENT
         offsets = [ALIGNMENT * random.randrange(starts + 1) for _ in range(self._size.layers)]
@@ -69,7 +69,7 @@ class Gradients:
 
 
 class Memory:
-    """Slabs that take turns with those who use them."""
+    """Slabs of memory that rotate among the contenders."""
 
     def __init__(self, contenders: Sequence[Contender], size: Size) -> None:
         self._contenders = contenders
@@ -92,7 +92,7 @@ class Memory:
 
 
 def exact_warm_up(size: Size, gradients: Gradients, steps: int) -> torch.Tensor:
-    """What exact top-k leaves in the residuals after some steps."""
+    """Returns the residuals that exact top-k leaves after some steps."""
     top_k = Core(as_sparsifier("top_k"), size)
     top_k.slabs = [size.slab()]
     for _ in range(steps):
@@ -101,7 +101,7 @@ def exact_warm_up(size: Size, gradients: Gradients, steps: int) -> torch.Tensor:
 
 
 def lineup(size: Size) -> list[Contender]:
-    """All that take turns."""
+    """Returns all contenders."""
     sparsifiers = [as_sparsifier(name) for name in SPARSIFIERS if name != HardThreshold.name]
     sparsifiers.append(HardThreshold(threshold=size.density**-0.5))
     return [
@@ -114,7 +114,7 @@ def lineup(size: Size) -> list[Contender]:
 
 
 class Turns:
-    """The contenders, step by step."""
+    """Runs the contenders, step by step."""
 
     def __init__(
         self, contenders: list[Contender], gradients: Gradients, memory: Memory, slow_every: int
@@ -128,8 +128,8 @@ class Turns:
         """Runs all contenders; returns a row for each.
 
         Args:
-            steps: How many.
-            pause: Before each turn, in seconds.
+            steps: Number of steps.
+            pause: Seconds of sleep before each turn.
         """
         seconds: dict[str, list[float]] = {one.name: [] for one in self._contenders}
         counts: dict[str, list[int]] = {one.name: [] for one in self._contenders}
@@ -146,10 +146,10 @@ class Turns:
         return self._rows(seconds, counts)
 
     def settle(self, steps: int) -> None:
-        """Lets thresholds settle."""
+        """Takes untimed steps in which thresholds settle."""
         for _ in range(steps):
             for one in self._contenders:
-                if not isinstance(one, Published):  # those know no state
+                if not isinstance(one, Published):  # these have no state
                     one.run(self._gradients.draw())
 
     def _rows(self, seconds: dict[str, list[float]], counts: dict[str, list[int]]) -> list[Row]:

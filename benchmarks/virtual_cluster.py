@@ -2,8 +2,8 @@
 
     python benchmarks/virtual_cluster.py --hosts 4 --rate 1gbit -- python script.py
 
-runs the script on every host under mpirun, as root. `--check` first measures what is emulated. See
-docs/virtual_cluster.md. In a program:
+runs the script on every host under mpirun, as root. `--check` first measures the emulated network.
+See docs/virtual_cluster.md. In a program:
 
     with VirtualCluster(hosts=4, rate="100mbit") as cluster:
         print(cluster.run([sys.executable, "script.py"]).output)
@@ -38,13 +38,13 @@ from cluster_network import (
     sweep,
 )
 
-# What mpirun runs instead of ssh: it drops options and enters the host that has that address.
+# mpirun runs this instead of ssh: it drops options and enters the host that has that address.
 AGENT = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
 address=$1; shift
 exec "$(dirname "$0")/enter-$address" sh -c "$*"
 """
-# Runs a command in a host: in its network, under its own name, and told its address.
+# Runs a command in a host: in its network and under its hostname, with its address in a variable.
 ENTER = """#!/bin/sh
 export VIRTUAL_CLUSTER_ADDRESS={address}
 exec ip netns exec {namespace} unshare --uts sh -c 'hostname {hostname}; exec "$@"' enter "$@"
@@ -68,12 +68,12 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Finished:
-    """A command that has ended well on all ranks.
+    """A command that has succeeded on all ranks.
 
     Attributes:
-        output: What it wrote to stdout and stderr.
-        seconds: How long it ran, start of the job included.
-        busy: Fraction of this machine's processor time that was in use meanwhile, by anybody.
+        output: Its output on stdout and stderr.
+        seconds: Seconds that it ran, start of the job included.
+        busy: Fraction of this machine's processor time in use in the meantime, by any process.
     """
 
     output: str
@@ -82,7 +82,7 @@ class Finished:
 
 
 def processor_ticks() -> tuple[int, int]:
-    """Clock ticks in use, and ticks in all, of all processors since the machine was started."""
+    """Returns busy clock ticks, and all ticks, of all processors since the machine was started."""
     first = Path("/proc/stat").read_text().splitlines()[0]
     user, nice, system, idle, iowait, irq, softirq, steal = map(int, first.split()[1:9])
     used = user + nice + system + irq + softirq + steal
@@ -90,7 +90,7 @@ def processor_ticks() -> tuple[int, int]:
 
 
 def missing() -> str | None:
-    """What a virtual cluster lacks here, as a sentence; None if nothing is known to be missing."""
+    """Returns what a virtual cluster lacks here, as a sentence; None if nothing is known."""
     if sys.platform != "linux":
         return f"a virtual cluster needs Linux, this is {sys.platform}"
     if os.geteuid() != 0:
@@ -102,7 +102,7 @@ def missing() -> str | None:
 
 
 def why_not() -> str | None:
-    """Why no virtual cluster can be built here, found out by building one; None if one can."""
+    """Returns why no virtual cluster can be built here, by building one; None if one can."""
     try:
         with VirtualCluster(hosts=1):
             return None
@@ -112,7 +112,7 @@ def why_not() -> str | None:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Signals that would end this process wait."""
+    """Blocks signals that would end this process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -125,24 +125,24 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Instead of ending at once: unwinds, so that everything is removed."""
+    """Unwinds instead of ending at once, so that everything is removed."""
     sys.exit(128 + number)
 
 
 class VirtualCluster:
     """Hosts that are network namespaces of this machine; a context manager.
 
-    Everything ends with it, also by an exception, SIGINT, SIGTERM or SIGHUP: the processes in the
-    hosts, the namespaces, the temporary files. What a killed process left behind is removed when
-    the next cluster is built. Several clusters may live at once and do not see each other.
+    Everything ends with it, even through an exception, SIGINT, SIGTERM or SIGHUP: the processes in
+    the hosts, the namespaces, the temporary files. Leftovers of a killed process are removed when
+    the next cluster is built. Several clusters may exist at once and do not see each other.
     """
 
     def __init__(self, hosts: int = 4, rate: str | float = "1gbit") -> None:
         """Checks the arguments; nothing is built before the context is entered.
 
         Args:
-            hosts: How many, in [1, 200].
-            rate: Of every link, in each direction: "100mbit", "1gbit", or bits per second.
+            hosts: Number of hosts, in [1, 200].
+            rate: Rate of every link, in each direction: "100mbit", "1gbit", or bits per second.
         """
         if not 1 <= hosts <= 200:
             raise ClusterError(f"hosts must lie in [1, 200], got {hosts}")
@@ -177,7 +177,7 @@ class VirtualCluster:
 
     @property
     def hosts(self) -> int:
-        """How many hosts there are."""
+        """Number of hosts."""
         return len(self._network.hosts)
 
     @property
@@ -187,11 +187,11 @@ class VirtualCluster:
 
     @property
     def shape(self) -> Shape:
-        """How the links are shaped."""
+        """Shaping of the links."""
         return self._network.shape
 
     def set_rate(self, rate: str | float) -> None:
-        """Changes the rate of all links at once; connections and jobs go on."""
+        """Changes the rate of all links at once; connections and jobs continue."""
         self._network.reshape(Shape.of(rate))
 
     def popen_on(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
@@ -219,8 +219,8 @@ class VirtualCluster:
             ranks_per_host: Ranks on every host; consecutive ranks share a host.
             env: Environment variables, added to this process's.
             mpirun: Further options of mpirun.
-            stdout: As in subprocess.Popen.
-            stderr: As in subprocess.Popen.
+            stdout: Passed on to subprocess.Popen.
+            stderr: Passed on to subprocess.Popen.
         """
         if ranks_per_host < 1:
             raise ClusterError(f"ranks_per_host must be at least 1, got {ranks_per_host}")
@@ -279,12 +279,12 @@ class VirtualCluster:
         return Finished(output, time.monotonic() - start, busy)
 
     def _environment(self) -> dict[str, str]:
-        """Lets programs beside this interpreter be found, and Open MPI's wheel find itself."""
+        """Returns variables to find programs beside this interpreter, and Open MPI's wheel."""
         bin_ = Path(sys.executable).parent
         env = {
             "PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}",
             "HOROVOD_GLOO_IFACE": "e0",
-            # Files of Open MPI that a killed job would leave behind go with the cluster.
+            # Files of Open MPI that a killed job would leave behind are removed with the cluster.
             "OMPI_MCA_orte_tmpdir_base": str(self._folder),
             "OMPI_MCA_btl_vader_backing_directory": str(self._shared),
         }

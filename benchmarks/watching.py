@@ -1,16 +1,15 @@
-"""What it costs to watch a training run.
+"""Measures the cost of watching a training run.
 
     python benchmarks/watching.py --ranks 2 --steps 200
 
-One job trains as many copies of a network as there are ways to watch, turn by turn, on the same
-batches from the same weights: not watched; metrics of every step to a function, to TensorBoard, to
-TensorBoard with norms; a timeline. Timed is a whole step on rank 0, which is the one that watches.
-The weights of all copies must stay the same bit for bit, and each way must have been told of every
-step.
+One job trains a copy of a network for each way to watch, turn by turn, on the same batches from the
+same weights: not watched; metrics of every step to a function, to TensorBoard, to TensorBoard with
+norms; a timeline. A whole step is timed on rank 0, which is the watching rank. The weights of all
+copies must stay the same bit for bit, and each way must have seen every step.
 
-What is said is the share of the step that watching adds: the median of the differences between two
-steps that follow each other, one of them not watched. A timeline is written by a thread of its own,
-ten times a second, beside whichever copy is at work: that is not in it.
+The result is the share of the step that watching adds: the median difference between two
+consecutive steps, one of them not watched. A timeline is written by a thread of its own, ten times
+a second, beside any copy's step: that is not included.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ TRACED = "a timeline"
 
 
 class Told:
-    """Counts what it is told of."""
+    """Counts the steps that it is called for."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -48,7 +47,7 @@ class Told:
 
 
 def written(folder: str) -> int:
-    """The steps in a folder of TensorBoard's."""
+    """Returns the number of steps in a TensorBoard folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(folder, size_guidance={"scalars": 0})
@@ -59,14 +58,14 @@ def written(folder: str) -> int:
 
 @contextmanager
 def timeline(file: Path) -> Iterator[None]:
-    """Optimizers that are made meanwhile write a trace, on rank 0."""
+    """Makes optimizers that are constructed inside write a trace, on rank 0."""
     os.environ["HVD_SPARSE_TIMELINE"] = str(file)
     yield
     del os.environ["HVD_SPARSE_TIMELINE"]
 
 
 def train(width: int, depth: int, batch: int, steps: int, json_file: Path | None) -> None:
-    """One rank of the job."""
+    """Runs one rank of the job."""
     import horovod.torch as hvd
     import torch
     from torch.utils.tensorboard import SummaryWriter
@@ -107,7 +106,7 @@ def train(width: int, depth: int, batch: int, steps: int, json_file: Path | None
         torch.manual_seed(1000 * step + hvd.rank())
         inputs = torch.randn(batch, width)
         turn = step % len(names)
-        for name in names[turn:] + names[:turn]:  # nobody is always first
+        for name in names[turn:] + names[:turn]:  # no way is always first
             model, optimizer = copies[name]
             hvd.barrier()
             start = time.perf_counter()
@@ -124,7 +123,7 @@ def train(width: int, depth: int, batch: int, steps: int, json_file: Path | None
     )
     verified = all(hvd.allgather_object(same))
     leads, size = hvd.rank() == 0, hvd.size()
-    hvd.shutdown()  # the trace is complete then
+    hvd.shutdown()  # completes the trace
     if leads:
         verified &= told.steps == UNTIMED + steps
         for writer in (plain, with_norms):
@@ -151,7 +150,7 @@ def show(
     verified: bool,
     json_file: Path | None,
 ) -> None:
-    """The table."""
+    """Prints the table."""
     timed = {name: times[UNTIMED:] for name, times in seconds.items()}
     bare = timed[BARE]
     rows = []

@@ -1,8 +1,8 @@
-"""What the examples share: arguments, the choice of compression, and the account of a run.
+"""Common parts of the examples: arguments, the choice of compression, and the record of a run.
 
-A run is accounted for per step (loss, bytes sent, density, seconds) and per epoch (the metric that
-the example measures): a progress bar on the terminal or a line per epoch, one line at the end, and
-all of it as JSON where --json FILE asks for it.
+A run is recorded per step (loss, bytes sent, density, seconds) and per epoch (the example's
+metric): a progress bar on the terminal or a line per epoch, one line at the end, and everything as
+JSON if --json FILE asks for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SPARSE = {"topk": TopK, "gtopk": GTopK, "gaussiank": GaussianK, "lags": LAGS}
 def add_arguments(
     parser: argparse.ArgumentParser, *, epochs: int, warmup_epochs: float, lr: float
 ) -> None:
-    """Adds the arguments that every example has, with its defaults."""
+    """Adds the arguments that all examples share, with this example's defaults."""
     parser.add_argument("--compression", choices=(*DENSE, *SPARSE), default="lags",
                         help="how gradients are exchanged")  # fmt: skip
     parser.add_argument("--density", type=float, default=0.01,
@@ -65,7 +65,7 @@ def add_arguments(
 
 
 def compression(args: argparse.Namespace, *, steps_per_epoch: int) -> Any:
-    """What the arguments ask for, as hvd.DistributedOptimizer takes it."""
+    """Returns the compression that the arguments ask for, for hvd.DistributedOptimizer."""
     if args.compression in DENSE:
         return DENSE[args.compression]
     densities = [density for density in (0.25, 0.0625, 0.015625) if density > args.density]
@@ -81,7 +81,7 @@ def compression(args: argparse.Namespace, *, steps_per_epoch: int) -> Any:
 
 
 def sgd(args: argparse.Namespace, model: torch.nn.Module) -> torch.optim.SGD:
-    """SGD, with that part of momentum and weight decay that the compression does not take over."""
+    """Returns SGD without the momentum and weight decay that the compression applies itself."""
     dense = args.compression in DENSE
     return torch.optim.SGD(
         model.parameters(),
@@ -97,7 +97,7 @@ def resume(
     optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
 ) -> int:
-    """Goes on from the checkpoint that --checkpoint names; the epoch to begin with."""
+    """Loads the checkpoint that --checkpoint names; returns the epoch to begin with."""
     extra = None
     if args.checkpoint is not None:
         extra = load_checkpoint(args.checkpoint, model, optimizer)
@@ -108,7 +108,7 @@ def resume(
 
 
 def epochs(args: argparse.Namespace, first_epoch: int) -> range:
-    """The epochs of this run."""
+    """Returns the epochs of this run."""
     most = args.epochs if args.stop_after is None else first_epoch + args.stop_after
     return range(first_epoch, min(args.epochs, most))
 
@@ -120,7 +120,7 @@ def save(
     schedule: torch.optim.lr_scheduler.LRScheduler,
     epoch: int,
 ) -> None:
-    """Saves all that the next epoch needs, where --checkpoint says so."""
+    """Saves everything that the next epoch needs, if --checkpoint says so."""
     if args.checkpoint is not None:
         save_checkpoint(
             args.checkpoint, model, optimizer, epoch=epoch + 1, schedule=schedule.state_dict()
@@ -128,15 +128,15 @@ def save(
 
 
 class TrainingLog:
-    """The account of a run: kept by all ranks, shown and written by rank 0.
+    """The record of a run: kept by all ranks, shown and written by rank 0.
 
     Args:
         args: The example's arguments.
-        model: Whose gradients are exchanged.
-        optimizer: From hvd.DistributedOptimizer.
-        steps_per_epoch: The same on all ranks.
-        metric: What the example measures after each epoch, with its unit.
-        first_epoch: Epochs that an earlier run has accounted for.
+        model: The model whose gradients are exchanged.
+        optimizer: Result of hvd.DistributedOptimizer.
+        steps_per_epoch: Number of steps per epoch, the same on all ranks.
+        metric: The example's metric after each epoch, with its unit.
+        first_epoch: Number of epochs of earlier runs.
     """
 
     def __init__(
@@ -157,13 +157,13 @@ class TrainingLog:
         self._metrics: list[float] = []
         self._seconds: list[float] = []
         self._epoch: list[tuple[torch.Tensor, float, float]] = []  # loss, bytes, density by step
-        self._averages: list[torch.Tensor] = []  # of these over the ranks, by epoch
+        self._averages: list[torch.Tensor] = []  # averages of these over the ranks, by epoch
         steps = (args.epochs - first_epoch) * steps_per_epoch
         self._bar = progress_bar(steps) if hvd.rank() == 0 else None
 
     @contextmanager
     def step(self) -> Iterator[list[torch.Tensor]]:
-        """Times one training step, which appends its loss to the list that it is given."""
+        """Times one training step, whose loss the caller appends to the list."""
         loss: list[torch.Tensor] = []
         start = time.perf_counter()
         yield loss
@@ -173,9 +173,10 @@ class TrainingLog:
             self._bar.advance(self._bar.task_ids[0])
 
     def _sent(self) -> tuple[float, float]:
-        """Bytes that this rank sent in the last step, and the density of the sparse gradients.
+        """Returns the bytes that this rank sent in the last step, and the sparse density reached.
 
-        What Horovod's allreduce sends is computed, as for a ring: 2 (P - 1) / P times the gradient.
+        The bytes of Horovod's allreduce are computed, as for a ring: 2 (P - 1) / P times the
+        gradient.
         """
         ring = 2 * (hvd.size() - 1) / hvd.size()
         if self._args.compression in DENSE:
@@ -188,7 +189,7 @@ class TrainingLog:
         return last.bytes_sent + ring * last.dense_bytes, density
 
     def end_epoch(self, metric: float) -> None:
-        """Averages the epoch's steps over the ranks, and shows how far the training has come."""
+        """Averages the epoch's steps over the ranks, and shows the progress of the training."""
         steps = torch.tensor([[float(value) for value in step] for step in self._epoch])
         self._epoch.clear()
         self._averages.append(hvd.allreduce(steps.double(), name="steps"))
@@ -205,7 +206,7 @@ class TrainingLog:
             self._bar.update(self._bar.task_ids[0], description=text)
 
     def finish(self) -> None:
-        """Prints the line that ends the run, and writes the account where one is asked for."""
+        """Prints the final line, and writes the record if one is asked for."""
         if hvd.rank() != 0:
             return
         if self._bar is not None:
@@ -239,9 +240,10 @@ class TrainingLog:
 
 
 def progress_bar(steps: int) -> Progress | None:
-    """A running bar on the terminal from which the job was started; None where there is none.
+    """Shows a progress bar on the terminal that started the job; returns None if there is none.
 
-    The launchers put pipes between a rank and the terminal, so the bar goes around them.
+    The launchers put pipes between a rank and the terminal, so the bar writes to the terminal
+    itself.
     """
     try:  # the file lives as long as the bar
         terminal = open("/dev/tty", "w")  # noqa: SIM115

@@ -1,9 +1,9 @@
-"""Does sparse training end where dense training ends? Runs the examples and writes a table.
+"""Compares the results of sparse and dense training: runs the examples and writes a table.
 
     python examples/convergence.py
 
-Every method trains with several seeds, with the same settings as dense training; the means and
-their spread go to docs/convergence.md. Fails if a method misses the goal.
+Every method trains with several seeds and with the settings of dense training; the means and their
+spread are written to docs/convergence.md. Fails if a method misses the goal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "convergence.md"
-# By name: as a table shows it, and the example's arguments.
+# By name: the title in the table, and the example's arguments.
 METHODS = {
     "none": ("dense", ["--compression", "none"]),
     "lags": ("LAGS", ["--compression", "lags"]),
@@ -46,7 +46,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Study:
-    """One example, the methods that it compares, and how far they may fall behind dense."""
+    """One example, the methods to compare, and how far they may fall behind dense."""
 
     title: str
     name: str
@@ -54,11 +54,11 @@ class Study:
     methods: tuple[str, ...]
     metric: str
     unit: str  # "points": of the metric, larger is better; "percent": relative, smaller is better
-    goal: float | None  # None: the study only looks
-    density: float | None = None  # instead of the one that all studies share
+    goal: float | None  # None: the study has no goal
+    density: float | None = None  # overrides the density that all studies share
 
     def behind(self, dense: float, sparse: float) -> float:
-        """How far a sparse result is worse than the dense one; negative if it is better."""
+        """Returns how much worse a sparse result is than the dense one; negative if better."""
         return dense - sparse if self.unit == "points" else 100 * (sparse / dense - 1)
 
 
@@ -125,13 +125,13 @@ make convergence
 
 
 def machine() -> str:
-    """What the numbers were made on, in general words."""
+    """Describes the machine in general words."""
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "horovod"))
     return f"one machine of {os.cpu_count()} cores ({platform.machine()}), with {packages}"
 
 
 def section(study: Study, accounts: dict[str, list[dict[str, Any]]]) -> tuple[str, list[str]]:
-    """One table, and the methods that miss the goal."""
+    """Returns one table, and the methods that miss the goal."""
     first = accounts["none"][0]
     values = {method: [run["value"] for run in runs] for method, runs in accounts.items()}
     dense = statistics.mean(values["none"])

@@ -61,7 +61,7 @@ def main(
 
 
 def table(accounts: dict[str, dict[str, Any]]) -> Table:
-    """One row for each run."""
+    """Returns a table with one row for each run."""
     first = next(iter(accounts.values()))
     title = f"handwritten digits, {first['parameters']:,} parameters, {first['ranks']} ranks"
     table = Table(title=title)
@@ -81,7 +81,7 @@ def table(accounts: dict[str, dict[str, Any]]) -> Table:
 
 
 def draw(accounts: dict[str, dict[str, Any]], file: Path) -> None:
-    """Loss against step, and against what a rank has sent so far."""
+    """Draws loss against steps, and against the bytes that a rank has sent so far."""
     plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
     figure, (by_step, by_bytes) = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True)
     ends = []
@@ -115,7 +115,7 @@ def draw(accounts: dict[str, dict[str, Any]], file: Path) -> None:
 
 
 def running_mean(values: list[float], window: int) -> list[float]:
-    """The mean of the last `window` values, fewer at the start."""
+    """Returns the mean of the last `window` values, fewer at the start."""
     sums = [0.0, *accumulate(values)]
     return [
         (sums[i] - sums[max(0, i - window)]) / min(i, window) for i in range(1, len(values) + 1)

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits as NumPy arrays, each rank its share."""
+"""scikit-learn's handwritten digits as NumPy arrays, split between the ranks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Images(NamedTuple):
     labels: np.ndarray
 
     def share(self, rank: int, size: int) -> Images:
-        """Every rank as many: what is left over is left out."""
+        """Returns a rank's share, of equal size on all ranks; the remainder is dropped."""
         each = len(self.labels) // size
         return Images(*(part[rank : each * size : size] for part in self))
 
 
 def load_digits(seed: int) -> tuple[Images, Images]:
-    """Four fifths to train, one fifth to test."""
+    """Returns four fifths of the images to train, one fifth to test."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

@@ -1,4 +1,4 @@
-"""Starts an example under horovodrun and brings its account back."""
+"""Starts an example under horovodrun and returns its record."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FOLDER = Path(__file__).parent
 
 
 def run(example: str, arguments: Sequence[str], *, ranks: int) -> dict[str, Any]:
-    """Runs an example of this folder and returns what it writes with --json.
+    """Runs an example of this folder and returns its --json output.
 
     Raises:
-        SystemExit: The run failed; its output is shown before.
+        SystemExit: The run failed; its output was printed before.
     """
     with tempfile.TemporaryDirectory() as folder:
         account = Path(folder) / "account.json"
@@ -38,7 +38,7 @@ def run(example: str, arguments: Sequence[str], *, ranks: int) -> dict[str, Any]
 
 
 def horovodrun() -> str:
-    """The launcher that belongs to this interpreter, or else the one on PATH."""
+    """Returns the launcher of this interpreter, or else the one on PATH."""
     own = Path(sys.executable).with_name("horovodrun")
     found = str(own) if own.exists() else shutil.which("horovodrun")
     if found is None:
@@ -47,15 +47,15 @@ def horovodrun() -> str:
 
 
 def environment() -> dict[str, str]:
-    """Variables for several ranks on one machine, where the user has not set them."""
+    """Returns the environment for several ranks on one machine; the user's variables prevail."""
     env = {
         "OMP_NUM_THREADS": "1",  # the ranks share the cores ...
         "OMPI_MCA_mpi_yield_when_idle": "1",  # ... and yield them while they wait
-        "TF_CPP_MIN_LOG_LEVEL": "3",  # horovodrun imports TensorFlow where it is installed
+        "TF_CPP_MIN_LOG_LEVEL": "3",  # horovodrun imports TensorFlow if it is installed
         **os.environ,
     }
-    if os.geteuid() == 0:  # mpirun refuses root unless told
+    if os.geteuid() == 0:  # mpirun refuses to run as root otherwise
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    # mpirun, too, belongs to this interpreter.
+    # mpirun should be this interpreter's, too.
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
     return env

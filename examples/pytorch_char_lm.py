@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-CHARACTERS = 128  # ASCII; all others are read as "?"
+CHARACTERS = 128  # ASCII; other characters are read as "?"
 
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -48,7 +48,7 @@ class CharLM(nn.Module):
 
 
 def read_text(file: Path | None, limit: int) -> torch.Tensor:
-    """The text as one tensor of character codes."""
+    """Returns the text as one tensor of character codes."""
     files = [file] if file else sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text, length = [], 0
     for path in files:
@@ -60,7 +60,7 @@ def read_text(file: Path | None, limit: int) -> torch.Tensor:
 
 
 def cut(text: torch.Tensor, length: int) -> torch.Tensor:
-    """Sequences of `length` characters and the one that follows."""
+    """Cuts the text into sequences of `length` characters and the one that follows."""
     count = (len(text) - 1) // length
     return text[: count * length + 1].unfold(0, length + 1, length)
 
@@ -120,14 +120,14 @@ def main() -> None:
 
 
 def cross_entropy(model: nn.Module, sequences: torch.Tensor) -> torch.Tensor:
-    """Nats per character."""
+    """Returns the loss in nats per character."""
     logits = model(sequences[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), sequences[:, 1:].flatten())
 
 
 @torch.no_grad()
 def perplexity(model: nn.Module, test: torch.Tensor) -> float:
-    """Per character of the held-out text; every rank reads its share."""
+    """Returns the perplexity per character of the held-out text; every rank reads its share."""
     mine = test[hvd.rank() :: hvd.size()]
     nats = sum(cross_entropy(model, part) * len(part) for part in mine.split(100))
     return math.exp(hvd.allreduce(nats.double(), name="nats", op=hvd.Sum) / len(test))

@@ -45,7 +45,7 @@ class Net(nn.Module):
 
 
 def load_digits(seed: int) -> tuple[TensorDataset, TensorDataset]:
-    """scikit-learn's digits: four fifths to train, one fifth to test."""
+    """Returns scikit-learn's digits: four fifths to train, one fifth to test."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -62,7 +62,7 @@ def load_digits(seed: int) -> tuple[TensorDataset, TensorDataset]:
 
 
 def load_mnist(folder: str) -> tuple[TensorDataset, TensorDataset]:
-    """MNIST as torchvision loads it; the first rank of a machine downloads it."""
+    """Returns MNIST from torchvision; the first rank of a machine downloads it."""
     try:
         from torchvision.datasets import MNIST
     except ImportError as error:
@@ -127,7 +127,7 @@ def main() -> None:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, test: TensorDataset) -> float:
-    """Percent of the test images that are recognised; every rank looks at its share."""
+    """Returns the percentage of test images recognised; every rank evaluates its share."""
     model.eval()
     images, labels = test[hvd.rank() :: hvd.size()]
     right = sum(

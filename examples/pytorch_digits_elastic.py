@@ -1,6 +1,6 @@
 """Trains the network of pytorch_digits.py while ranks come and go.
 
-hosts.sh prints a line HOST:SLOTS for each host that there is now:
+hosts.sh prints a line HOST:SLOTS for each available host:
 
 horovodrun --gloo -np 2 --min-np 2 --max-np 4 --host-discovery-script ./hosts.sh \
     python examples/pytorch_digits_elastic.py --compression lags --density 0.01

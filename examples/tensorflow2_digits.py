@@ -1,4 +1,4 @@
-"""Trains a small CNN on handwritten digits with a loop of its own, sending 1 % of each gradient.
+"""Trains a small CNN on handwritten digits in a custom loop, sending 1 % of each gradient.
 
 horovodrun -np 4 python examples/tensorflow2_digits.py --compression lags --density 0.01
 """
@@ -89,9 +89,9 @@ def main() -> None:
 
 
 def account_of_step(compression: str, model: tf.keras.Model) -> tuple[float, float]:
-    """Bytes that this rank sent in the last step, and the density of the sparse gradients.
+    """Returns the bytes that this rank sent in the last step, and the sparse density reached.
 
-    What goes dense counts as in a ring: 2 (P - 1) / P times its size.
+    The bytes of dense gradients are computed, as for a ring: 2 (P - 1) / P times their size.
     """
     ring = 2 * (hvd.size() - 1) / hvd.size()
     if compression not in SPARSE:

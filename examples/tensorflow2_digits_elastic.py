@@ -1,6 +1,6 @@
 """Trains the network of tensorflow2_digits.py while ranks come and go.
 
-hosts.sh prints a line HOST:SLOTS for each host that there is now:
+hosts.sh prints a line HOST:SLOTS for each available host:
 
 horovodrun --gloo -np 2 --min-np 2 --max-np 4 --host-discovery-script ./hosts.sh \
     python examples/tensorflow2_digits_elastic.py --compression lags --density 0.01
@@ -36,7 +36,7 @@ def main() -> None:
     chosen = compression(args)
     elastic_residuals(args.residuals)
 
-    @tf.function  # traced once, for all ranks that there will be
+    @tf.function  # traced once, for any number of ranks
     def train_step(images: tf.Tensor, labels: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             loss = loss_function(labels, model(images, training=True))

@@ -1,4 +1,4 @@
-"""What the examples of TensorFlow share: arguments, the choice of compression, the model."""
+"""Common parts of the TensorFlow examples: arguments, the choice of compression, the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPARSE = {"lags": LAGS, "gtopk": GTopK, "gaussiank": GaussianK, "topk": TopK}
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """The arguments that every example has."""
+    """Returns a parser of the arguments that all examples share."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -32,16 +32,16 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def start_rank(args: argparse.Namespace) -> None:
-    """Begins a rank: ranks share a machine's cores, and draw numbers of their own."""
+    """Initialises a rank: ranks share a machine's cores, and have random seeds of their own."""
     hvd.init()
-    tf.config.set_visible_devices([], "GPU")  # digits need none
+    tf.config.set_visible_devices([], "GPU")  # the digits do not need one
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.keras.utils.set_random_seed(args.seed + hvd.rank())
 
 
 def compression(args: argparse.Namespace) -> Any:
-    """What the arguments ask for, as Horovod takes it."""
+    """Returns the compression that the arguments ask for, as Horovod takes it."""
     if args.compression not in SPARSE:
         return getattr(hvd.Compression, args.compression)
     adaptive = args.adaptive and args.compression == "lags"
@@ -49,7 +49,7 @@ def compression(args: argparse.Namespace) -> Any:
 
 
 def make_model() -> tf.keras.Model:
-    """Two convolutions and two dense layers; 284 thousand parameters."""
+    """Returns a model of two convolutions and two dense layers; 284 thousand parameters."""
     layers = tf.keras.layers
     return tf.keras.Sequential(
         [

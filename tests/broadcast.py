@@ -1,10 +1,10 @@
-"""Rank 0's messages to all ranks, for tests of what a single rank does with them."""
+"""Rank 0's messages to all ranks, for tests of how a single rank handles them."""
 
 from __future__ import annotations
 
 
 class Broadcast:
-    """Hands on rank 0's list, as late as it is asked for; `sent` has all of them."""
+    """Returns rank 0's list with a delay that the caller chooses; `sent` holds all lists."""
 
     def __init__(self):
         self.sent = []

@@ -1,4 +1,4 @@
-"""Which cases to run where all of them would take too long."""
+"""Subsets of test cases, where running all combinations would take too long."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 
 def in_turn(*choices: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Cases that hold every combination of all choices but any one: the last takes turns.
+    """Returns cases in which all choices but any one are fully combined.
 
-    For pytest.mark.parametrize. Each choice must have as many values as the last.
+    The values of the last choice take turns. For pytest.mark.parametrize. Each choice must have at
+    least as many values as the last.
     """
     *others, last = choices
     assert all(len(one) >= len(last) for one in others)

@@ -12,24 +12,24 @@ from hvd_sparse.state.manifest import SHARED, manifest_at, rank_stem, seal
 
 
 def flip_a_bit(path: Path) -> None:
-    """In the midst of a file, where tensors lie."""
+    """Flips a bit in the middle of a file, where tensors lie."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
 def cut(path: Path, left: float) -> None:
-    """Leaves a part of a file."""
+    """Truncates a file to the share `left` of its length."""
     path.write_bytes(path.read_bytes()[: int(left * path.stat().st_size)])
 
 
 def stem_of(path: Path) -> Path:
-    """The stem of a rank's file, or of what all ranks share."""
+    """Returns the stem of a rank's file, or of the file shared by all ranks."""
     return path.with_name(path.name.split(".")[0])
 
 
 def seal_again(path: Path) -> None:
-    """Makes a changed file's manifest fit it."""
+    """Updates a checkpoint's manifest to match a changed file."""
     manifest = manifest_at(path.parent)
     assert manifest is not None
     stem = stem_of(path)
@@ -38,7 +38,7 @@ def seal_again(path: Path) -> None:
 
 
 def pretend_twice_as_many_ranks(folder: Path, size: int) -> None:
-    """Turns a checkpoint of so many ranks into that of twice as many: each file is there twice."""
+    """Turns a checkpoint of `size` ranks into one of twice as many: each file is there twice."""
     manifest = manifest_at(folder)
     assert manifest is not None
     stems = [folder / SHARED]
@@ -58,7 +58,7 @@ def pretend_twice_as_many_ranks(folder: Path, size: int) -> None:
 
 
 def as_before_manifests(folder: Path) -> None:
-    """Turns a checkpoint into that of a version without manifests."""
+    """Turns a checkpoint into one of a version without manifests."""
     manifest = manifest_at(folder)
     assert manifest is not None
     (folder / "id").write_text(manifest.checkpoint)
@@ -84,7 +84,7 @@ with saving(Path(sys.argv[1])):
 def held_by_another_process(
     folder: Path, *, here: bool = True
 ) -> Iterator[subprocess.Popen[bytes] | None]:
-    """Another job saves to a folder, and is killed in the midst; started if `here`."""
+    """Starts another job that saves to a folder and is killed midway; starts none unless `here`."""
     if not here:
         yield None
         return

@@ -1,7 +1,7 @@
-"""Arrays where a test wants them: NumPy's on the CPU, CuPy's on a GPU.
+"""Arrays on the device under test: NumPy's on the CPU, CuPy's on a GPU.
 
-The memory of an emulated GPU (tests/emulated_core.py) is that of the CPU, and so its arrays are
-NumPy's, too.
+The memory of an emulated GPU (tests/emulated_core.py) is CPU memory, so its arrays are NumPy's,
+too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 @functools.cache
 def problem_of_gpu() -> str:
-    """Why nothing can be tested on a GPU here; empty where it can."""
+    """Returns why nothing can be tested on a GPU here; empty if it can."""
     problem = problem_of_gpus()
     if problem is not None:
         return f"this build {problem}"
@@ -33,7 +33,7 @@ def problem_of_gpu() -> str:
 
 @functools.cache
 def is_emulated() -> bool:
-    """Whether the GPU is an emulated one; there must be one."""
+    """Returns true if the GPU, which must exist, is emulated."""
     return _core.cuda_devices() == ["emulated"]
 
 
@@ -42,8 +42,8 @@ class DeviceArray:
 
     Args:
         device: `CPU` or `GPU`.
-        values: What it holds at first; a copy is made.
-        dtype: Of its elements. bfloat16 are float32 less the second half of their bits.
+        values: Initial values, which are copied.
+        dtype: Type of the elements. A bfloat16 is a float32 without the lower half of its bits.
     """
 
     def __init__(self, device: str, values: np.ndarray, dtype: str = "float32") -> None:
@@ -57,20 +57,20 @@ class DeviceArray:
 
     @property
     def buffer(self) -> Buffer:
-        """Its memory, as the core takes it."""
+        """The array's memory as a Buffer of the core."""
         address = self._array.data.ptr if self._on_gpu else self._array.ctypes.data
         numel = self._array.size
-        return Buffer(address if numel else 0, numel, self.dtype)  # no memory lies anywhere
+        return Buffer(address if numel else 0, numel, self.dtype)  # empty memory has no address
 
     @property
     def stream(self) -> int:
-        """That is done with it, or will be."""
+        """A stream on which the array's values are, or will be, complete."""
         return self._module().cuda.get_current_stream().ptr if self._on_gpu else 0
 
     def numpy(self) -> np.ndarray:
-        """Its values, when its stream has come here: bfloat16 as float32, all others in their type.
+        """Returns the values once the stream has computed them; bfloat16 as float32.
 
-        On the CPU it is the memory itself, where the type is NumPy's.
+        All other types are kept. On the CPU, the result is the memory itself if NumPy has the type.
         """
         values = self._module().asnumpy(self._array) if self._on_gpu else self._array
         if self.dtype == "bfloat16":
@@ -86,7 +86,7 @@ class DeviceArray:
 
 
 def wait_for_all(device: str) -> None:
-    """Until a device has done whatever it was given."""
+    """Waits until a device has finished all work given to it."""
     if device == GPU and not is_emulated():
         import cupy
 
@@ -94,11 +94,11 @@ def wait_for_all(device: str) -> None:
 
 
 class OnADevice:
-    """An array of NumPy's as a device's are, by `__cuda_array_interface__`.
+    """A NumPy array that is presented as a device's, by `__cuda_array_interface__`.
 
     Args:
-        array: Whose memory it is; an emulated GPU takes it for its own.
-        changes: To the interface.
+        array: The array that provides the memory; an emulated GPU treats it as its own.
+        changes: Changes to the interface.
     """
 
     def __init__(self, array: np.ndarray, **changes: Any) -> None:
@@ -112,5 +112,5 @@ class OnADevice:
         }
 
     def copy(self) -> OnADevice:
-        """Another one, with the same values."""
+        """Returns a copy of the array."""
         return OnADevice(self.array.copy())

@@ -1,4 +1,4 @@
-"""A device whose time a test makes: events that pass when the test, or time itself, says so."""
+"""A device on a simulated clock: its events pass when the test, or elapsed time, says so."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hvd_sparse.places.device_clock import DeviceClock
 
 
 class FakeDevice:
-    """Does what it is given in order, later than it is given.
+    """A device that does its work in order, later than the work is given.
 
     Attributes:
-        given: Seconds at which the device will have done what it was given so far.
-        done: Seconds up to which it has come.
-        events: All that were made.
-        asked: How often it was asked whether an event has passed.
+        given: Time in seconds at which all work given so far will be done.
+        done: Time in seconds that the device has reached.
+        events: All events created.
+        asked: Number of times that an event was queried.
     """
 
     def __init__(self):
@@ -26,15 +26,15 @@ class FakeDevice:
         self.stream = object()
 
     def work(self, seconds):
-        """Gives it something to do."""
+        """Gives the device work that takes `seconds`."""
         self.given += seconds
 
     def catch_up(self, seconds=None):
-        """Lets it come to an end, or up to a time."""
+        """Lets the device finish its work, or reach the time `seconds`."""
         self.done = self.given if seconds is None else seconds
 
     def clock(self, check=lambda: None):
-        """Of this device."""
+        """Returns a DeviceClock of this device."""
         return DeviceClock(event=self._event, stream=lambda: self.stream, check=check)
 
     def _event(self):
@@ -43,7 +43,7 @@ class FakeDevice:
 
 
 class FakeEvent:
-    """What torch.cuda.Event does, and an error where that would answer nonsense."""
+    """A stand-in for torch.cuda.Event, which raises an error if a result would be meaningless."""
 
     _numbers = itertools.count()
 
@@ -68,7 +68,7 @@ class FakeEvent:
 
 
 class LateEvent:
-    """Of a device that comes to whatever it was given some milliseconds later."""
+    """An event of a device that lags a few milliseconds behind its work."""
 
     DELAY = 3e-3
 
@@ -89,5 +89,5 @@ class LateEvent:
 
 
 def late_clock(exchange):
-    """Of such a device."""
+    """Returns a DeviceClock of a device with late events."""
     return DeviceClock(event=LateEvent, stream=lambda: None, check=exchange.check)

@@ -1,8 +1,8 @@
 """A plugin for pytest, `-p tests.emulated_core`: the core as it is built with an emulated GPU.
 
-It stands in for the package's own, so that what takes a GPU is tested where there is none. `make
-cpptest` builds it; tests/csrc/emulation/device.h says what the emulation shows. `--one-in=3` leaves
-out two of three tests.
+It replaces the package's own core, so that tests that need a GPU can run without one. `make
+cpptest` builds it; tests/csrc/emulation/device.h describes what the emulation covers. `--one-in=3`
+skips two of three tests.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def _load() -> None:
 
 
 def pytest_addoption(parser):
-    """How many to run."""
+    """Adds the option for the share of tests to run."""
     parser.addoption("--one-in", type=int, default=1, help="run one test in so many")
 
 
-@pytest.hookimpl(trylast=True)  # of those that all other options leave
+@pytest.hookimpl(trylast=True)  # after all other options have deselected tests
 def pytest_collection_modifyitems(config, items):
-    """Runs no more than that."""
+    """Keeps one test in `--one-in`."""
     one_in = config.getoption("--one-in")
     left_out = [item for place, item in enumerate(items) if place % one_in]
     config.hook.pytest_deselected(items=left_out)

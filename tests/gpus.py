@@ -1,4 +1,4 @@
-"""Tests that take tensors of torch on a GPU; `pytest -m gpu` runs them, and others, alone."""
+"""Tests that use PyTorch's tensors on a GPU; `pytest -m gpu` selects tests that need a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvd_sparse import _core
 
 
 def reason_to_skip() -> str:
-    """Why they cannot run here; empty where they can."""
+    """Returns why these tests cannot run here; empty if they can."""
     if not _core.with_cuda:
         return "this build has no CUDA"
     if not torch.cuda.is_available():
@@ -18,6 +18,6 @@ def reason_to_skip() -> str:
 
 
 def needs_gpu(test):
-    """Marks a test as one of them."""
+    """Marks a test as needing a GPU."""
     why = reason_to_skip()
     return pytest.mark.gpu(pytest.mark.skipif(bool(why), reason=why)(test))

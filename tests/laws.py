@@ -1,7 +1,7 @@
 """The laws that every sparsifier and every collective obey, as a program that each rank runs.
 
 Gradients are small integers, so float32 sums are exact in any order and nothing needs a tolerance.
-The same program runs on ranks that are threads (tests/devices) and processes (tests/parallel).
+Ranks that are threads (tests/devices) and processes (tests/parallel) run the same program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.device_array import CPU, DeviceArray
 
 T = TypeVar("T")
 
-# Every sparsifier by its name, with options that suit the gradients below.
+# Every sparsifier by name, with options that suit the gradients below.
 EVERY_SPARSIFIER: dict[str, Sparsifier] = {
     name: HardThreshold(threshold=12.0) if name == HardThreshold.name else as_sparsifier(name)
     for name in SPARSIFIERS
@@ -31,13 +31,13 @@ EVERY_SPARSIFIER: dict[str, Sparsifier] = {
 
 
 def buffer_of(array: np.ndarray) -> Buffer:
-    """The memory of a contiguous array."""
+    """Returns the memory of a contiguous array as a Buffer."""
     assert array.flags.c_contiguous
     return Buffer(array.ctypes.data, array.size, str(array.dtype))
 
 
 def integer_gradient(numel: int, *, rank: int, step: int, correlation: float = 0.5) -> np.ndarray:
-    """Integer-valued float32, heavy-tailed, zero in places, alike on all ranks in part."""
+    """Returns integer-valued float32: heavy-tailed, partly zero, and partly equal on all ranks."""
     return _drawn(numel, rank, step, correlation).copy()
 
 
@@ -51,13 +51,13 @@ def _drawn(numel: int, rank: int, step: int, correlation: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Step:
-    """What one rank saw in one step."""
+    """One rank's observations of one step."""
 
     gradient: np.ndarray
     residual_before: np.ndarray
     residual_after: np.ndarray
     total: np.ndarray  # the sum that was applied, as float64
-    velocity_before: np.ndarray  # where momentum is corrected; else zeros
+    velocity_before: np.ndarray  # zeros unless momentum is corrected
     velocity_after: np.ndarray
 
 
@@ -76,7 +76,7 @@ class Rank:
     slack: float = 1.0
     momentum: float = 0.0
     device: str = CPU
-    dtype: str | None = None  # of gradients in memory; None: as they are handed over
+    dtype: str | None = None  # type of gradients in memory; None: that of the given array
 
     def __post_init__(self) -> None:
         """Adds the bucket."""
@@ -100,21 +100,21 @@ class Rank:
 
     @property
     def residual(self) -> np.ndarray:
-        """As it is now; on the CPU it can be written to."""
+        """The current residual; writable on the CPU."""
         return self.residual_array.numpy()
 
     @property
     def velocity(self) -> np.ndarray:
-        """As it is now."""
+        """The current velocity."""
         return self.velocity_array.numpy()
 
     def step(self, gradient: np.ndarray, *, output_scale: float = 1.0) -> Step:
-        """Exchanges one gradient."""
+        """Exchanges one gradient and returns the step's result."""
         self.start(gradient, output_scale=output_scale)
         return self.finish()
 
     def start(self, gradient: np.ndarray, *, output_scale: float = 1.0) -> None:
-        """The first half of a step: the exchange is under way."""
+        """Starts a step, whose exchange is then in flight."""
         self.output_scale = output_scale
         self.array = DeviceArray(self.device, gradient, self.dtype or str(gradient.dtype))
         before = [self.array.numpy(), self.residual, self.velocity]
@@ -133,7 +133,7 @@ class Rank:
         )
 
     def finish(self) -> Step:
-        """The second half."""
+        """Waits for the step and returns its result."""
         self.stats = self.exchange.wait(self.handle, stream=self.array.stream)
         self.exchange.commit()
         gradient, before, velocity = self.under_way
@@ -141,7 +141,7 @@ class Rank:
         return Step(gradient, before, self.residual.copy(), total, velocity, self.velocity.copy())
 
     def run(self, steps: int) -> list[Step]:
-        """Several steps with gradients of this rank's own."""
+        """Runs several steps with gradients of this rank's own."""
         return [
             self.step(integer_gradient(self.numel, rank=self.rank, step=step))
             for step in range(steps)
@@ -157,15 +157,15 @@ def on_threads(
     select_on: str = "caller",
     **options: Any,
 ) -> list[T]:
-    """Runs `program(rank)` on ranks that are threads; returns what they return, by rank.
+    """Runs `program(rank)` on thread ranks; returns the results by rank.
 
     Args:
-        size: How many.
-        program: What each of them does.
-        each: Options of `Rank` that differ between them.
-        local_size: Ranks on a node.
-        select_on: As `Exchange` has it.
-        options: Of `Rank`, for all of them.
+        size: Number of ranks.
+        program: Function that each rank runs.
+        each: Options of `Rank` that differ between ranks.
+        local_size: Number of ranks per node.
+        select_on: Option of `Exchange`.
+        options: Options of `Rank` common to all ranks.
     """
     world = _core.LoopbackWorld(size, 20.0)
 
@@ -181,25 +181,25 @@ def on_threads(
 
 
 def check_replicas_are_bitwise_equal(ranks: list[Step]) -> None:
-    """All ranks apply the same bits."""
+    """Checks that all ranks apply the same bits."""
     for other in ranks[1:]:
         assert other.total.tobytes() == ranks[0].total.tobytes()
 
 
 def check_nothing_is_lost(ranks: list[Step]) -> None:
-    """What came in was applied or is in a residual, exactly."""
+    """Checks that every input value was applied or is in a residual, exactly."""
     came_in = sum(r.gradient.astype(np.float64) + r.residual_before for r in ranks)
     is_there = ranks[0].total + sum(r.residual_after.astype(np.float64) for r in ranks)
     np.testing.assert_array_equal(came_in, is_there)
 
 
 def check_something_was_applied(ranks: list[list[Step]]) -> None:
-    """Of gradients that are not all zero: to keep everything in the residuals breaks no law."""
+    """Rules out keeping all of a non-zero gradient in the residuals, which breaks no other law."""
     assert any(step.total.any() for step in ranks[0])
 
 
 def check_laws(ranks: list[list[Step]]) -> None:
-    """All laws, over the steps of all ranks: ranks[rank][step]."""
+    """Checks all laws over the steps of all ranks: ranks[rank][step]."""
     for step in zip(*ranks, strict=True):
         check_replicas_are_bitwise_equal(list(step))
         check_nothing_is_lost(list(step))

@@ -1,4 +1,4 @@
-"""Fixtures that say on which device a test runs; for conftest.py to import."""
+"""Fixtures for the device on which a test runs; imported by conftest.py files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ON_A_GPU = pytest.param(
 
 @pytest.fixture(params=[CPU, _ON_A_GPU])
 def device(request):
-    """Where a test's gradients and residuals lie: on the CPU, and on a GPU where there is one."""
+    """The device of a test's gradients and residuals: the CPU, and a GPU if there is one."""
     collective = request.node.callspec.params.get("collective")
     if request.param == GPU and collective == "hierarchical":
         pytest.skip("'hierarchical' adds up residuals on the CPU, and takes no others")
@@ -23,5 +23,5 @@ def device(request):
 
 @pytest.fixture(params=[_ON_A_GPU])
 def gpu(request):
-    """A GPU, where there is nothing to test on the CPU."""
+    """A GPU, for tests that have no CPU variant."""
     return request.param

@@ -1,4 +1,4 @@
-"""Plans for tests that do not care about times."""
+"""Plans for tests in which measured times do not matter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hvd_sparse.planning.plan import BucketPlan, Plan
 
 
 def mixed_plan(profile, rules):
-    """Whatever the times: the first layer dense, the others sparse in one bucket."""
+    """Returns a plan with the first layer dense and the others sparse in one bucket."""
     first, *others = profile.layers
 
     def bucket(layers, density, collective):

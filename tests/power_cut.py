@@ -1,4 +1,4 @@
-"""What a power cut leaves of files: simulated, and on a disk of ext4 where one can be mounted."""
+"""The files left by a power cut: simulated, or on an ext4 disk if one can be mounted."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MIB = 1 << 20
 
 
 class Pulled:
-    """At the first rename to `folder`, what no rank has synced until then is lost.
+    """Simulates a power cut at the first rename to `folder`: all unsynced data is lost.
 
     Args:
-        monkeypatch: Of pytest.
-        notes: A folder that all ranks see, for what they have synced.
-        folder: The checkpoint's.
+        monkeypatch: The pytest fixture.
+        notes: Folder shared by all ranks, in which they note the files synced.
+        folder: The checkpoint's folder.
     """
 
     def __init__(self, monkeypatch, notes: Path, folder: Path) -> None:
@@ -56,10 +56,10 @@ class Pulled:
 
 
 class Disk:
-    """A disk of ext4 in a file, of which a copy is what a power cut leaves.
+    """An ext4 disk in an image file, whose copies show the state after a power cut.
 
     Args:
-        folder: For images and mount points.
+        folder: Folder for images and mount points.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,30 +74,30 @@ class Disk:
 
     @staticmethod
     def mount(image: Path, at: Path) -> None:
-        """Raises CalledProcessError where this cannot be done."""
+        """Mounts an image; raises CalledProcessError if that is impossible."""
         at.mkdir(exist_ok=True)
         subprocess.run(["mount", "-o", "loop", image, at], check=True, capture_output=True)
 
     @staticmethod
     def mount_small(at: Path) -> None:
-        """A disk of one MiB, which is soon full."""
+        """Mounts a disk of one MiB, which is soon full."""
         at.mkdir()
         options = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(at)]
         subprocess.run(options, check=True, capture_output=True)
 
     @staticmethod
     def unmount(at: Path) -> None:
-        """Also while files are open there; nothing where nothing is mounted."""
+        """Unmounts a disk, even if files on it are open; does nothing if none is mounted."""
         subprocess.run(["umount", "-l", at], check=False, capture_output=True)
 
     def settle(self) -> None:
-        """Brings all that was written onto the disk."""
+        """Writes all pending data to the disk."""
         subprocess.run(["sync", "-f", self.at], check=True)
 
     def cut(self) -> None:
-        """Adds a copy of the disk as it is now, its journal committed, to `images`.
+        """Adds a copy of the disk's current state, with its journal committed, to `images`.
 
-        The kernel commits the journal every five seconds, but writes the content of files later.
+        The kernel commits the journal every five seconds, but writes file contents later.
         """
         with (self.at / "tick").open("w") as tick:
             tick.write("tick")
@@ -108,7 +108,7 @@ class Disk:
         self.images.append(image)
 
     def cut_around_renames(self, monkeypatch) -> None:
-        """Power cuts before and after each rename and each removal of a folder."""
+        """Cuts the power before and after each rename and each removal of a folder."""
         for owner, name in ((Path, "rename"), (shutil, "rmtree")):
             real = getattr(owner, name)
 

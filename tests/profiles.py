@@ -1,4 +1,4 @@
-"""Profiles made up for tests."""
+"""Synthetic profiles for tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from hvd_sparse.planning.network import distances_below
 from hvd_sparse.planning.profile import DeviceNetwork, LayerProfile, Link, Machine, Network, Profile
 
-# Of the size that docs/performance_kernels.md measured.
+# Times of the magnitude that docs/performance_kernels.md measured.
 MACHINE = Machine(
     select_seconds_per_entry=0.55e-9,
     select_overhead=2e-5,
@@ -18,7 +18,7 @@ MACHINE = Machine(
     code_seconds_per_entry=2e-9,
     scatter_seconds_per_entry=0.15e-9,
 )
-# Work that costs nothing: what is left is the network.
+# A machine whose work costs nothing, which leaves the network's times.
 IDLE = Machine(
     select_seconds_per_entry=0,
     select_overhead=0,
@@ -29,7 +29,7 @@ NOTHING = Link(alpha=0.0, beta=0.0)
 
 
 def gigabits(rate: float, size: int, *, latency: float = 5e-5, **rest) -> Network:
-    """A network of that many Gb/s."""
+    """Returns a network of `rate` Gb/s."""
     return Network.assumed(size, rate * 1e9 / 8, latency, **rest)
 
 
@@ -41,7 +41,7 @@ def profile_of(
     network: Network | None = None,
     machine: Machine = MACHINE,
 ) -> Profile:
-    """A profile of these layers."""
+    """Returns a profile of these layers."""
     layers = tuple(
         LayerProfile(name=f"layer{i}", numel=numel, backward=seconds)
         for i, (numel, seconds) in enumerate(zip(numels, backward, strict=True))
@@ -52,7 +52,7 @@ def profile_of(
 
 
 def random_profile(seed: int, layers: int, **rest) -> Profile:
-    """Layers of 10^3 to 10^6.5 entries, with backward times that do not follow from their size."""
+    """Returns a profile of layers of 10^3 to 10^6.5 entries, with unrelated backward times."""
     random = np.random.default_rng(seed)
     numels = (10 ** random.uniform(3, 6.5, layers)).astype(int).tolist()
     backward = (10 ** random.uniform(-5, -2, layers)).tolist()
@@ -60,7 +60,7 @@ def random_profile(seed: int, layers: int, **rest) -> Profile:
 
 
 def deep_profile(layers: int = 161, *, rate: float = 1.0, size: int = 16) -> Profile:
-    """25.6 million entries in layers that grow from the first to the last, .090 s and .120 s."""
+    """Returns 25.6 million entries, most in the last layers; forward 0.090 s, backward 0.120 s."""
     weights = np.linspace(3, 0.1, layers) ** 2
     numels = np.maximum(1, weights / weights.sum() * 25_600_000).astype(int).tolist()
     backward = np.full(layers, 0.120 / layers).tolist()
@@ -75,7 +75,7 @@ def between_devices(
     merge: Link = NOTHING,
     handing: Link = NOTHING,
 ) -> Network:
-    """The same network with devices that are connected at so many Gb/s."""
+    """Returns the network with devices that are connected at `rate` Gb/s."""
     link = Link(alpha=latency, beta=8e-9 / rate)
     links = tuple((distance, link) for distance in distances_below(network.size))
     return replace(network, devices=DeviceNetwork(links=links, merge=merge, handing=handing))

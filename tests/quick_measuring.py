@@ -1,7 +1,7 @@
-"""The machine is measured in milliseconds, for tests of ranks: none looks at what comes out.
+"""Measures the machine in milliseconds, for tests of ranks that ignore the results.
 
-Ranks that share cores measure all at once, which took most of what an adaptive optimizer's
-construction takes. tests/unit/test_measure.py measures as users do, and so do jobs.
+Ranks that share cores measure concurrently, which took most of the time to construct an adaptive
+optimizer. tests/unit/test_measure.py measures like users do, and so do jobs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hvd_sparse.tuning import measure
 
 @pytest.fixture(autouse=True)
 def quick_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small test pieces, and few of them; in every test of the conftest that has this."""
+    """Reduces the size and number of test pieces in every test of a conftest with this fixture."""
     monkeypatch.setattr(measure, "_NUMEL", 1 << 15)
     monkeypatch.setattr(measure, "_K", 1 << 10)
     monkeypatch.setattr(measure, "_REPETITIONS", 2)

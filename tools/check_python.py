@@ -1,6 +1,6 @@
-"""Says why this interpreter cannot make the environment; says nothing where it can.
+"""Says why this interpreter cannot make the environment; prints nothing if it can.
 
-Runs under any Python, also an old one.
+Runs under any Python, even an old one.
 """
 
 import os

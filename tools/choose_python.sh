@@ -16,7 +16,7 @@ for python in python3 python3.13 python3.12 python3.11 python3.10; do
     echo "$python"
     exit 0
   fi
-  # A shim of a version manager exists, but does not run.
+  # A version manager's shim exists, but does not run.
   reasons="$reasons
   $python: ${reason:-does not run}"
 done

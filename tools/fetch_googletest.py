@@ -1,9 +1,9 @@
-"""Prints a folder with GoogleTest's sources; fetches them first where this machine has none.
+"""Prints a folder with GoogleTest's sources, which are fetched first if this machine has none.
 
-They are kept in $XDG_CACHE_HOME/hvd_sparse/googletest (default ~/.cache). Sources, because the
-sanitizers want GoogleTest compiled like the tests. No package on PyPI holds them, so they come from
-Debian's or Ubuntu's package (apt needs no root to download into folders of its own), else from
-GoogleTest's repository.
+They are kept in $XDG_CACHE_HOME/hvd_sparse/googletest (default ~/.cache). Sources are needed
+because the sanitizers require GoogleTest to be compiled like the tests. No package on PyPI has
+them, so they come from Debian's or Ubuntu's package (apt can download into folders of its own
+without root), or else from GoogleTest's repository.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ TAG = "v1.15.2"
 
 
 def has_sources(folder: Path) -> bool:
-    """Whether CMake can build GoogleTest from `folder`."""
+    """Returns true if CMake can build GoogleTest from `folder`."""
     return (folder / "CMakeLists.txt").exists() and (folder / "googletest" / "src").is_dir()
 
 
 def from_apt(scratch: Path) -> Path:
-    """Downloads the distribution's package, with lists and caches of our own."""
+    """Downloads the distribution's package, with apt's lists and caches in `scratch`."""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise RuntimeError("this is no Debian or Ubuntu")
     for folder in ("lists/partial", "archives/partial"):
@@ -38,7 +38,7 @@ def from_apt(scratch: Path) -> Path:
         "Dir::Cache::archives": scratch / "archives",
         "Dir::Cache::pkgcache": "",
         "Dir::Cache::srcpkgcache": "",
-        "APT::Sandbox::User": "",  # as root: apt's own user cannot write to our folder
+        "APT::Sandbox::User": "",  # if run as root: apt's own user cannot write to our folder
         "APT::Update::Post-Invoke": "",
         "APT::Update::Post-Invoke-Success": "",
     }
@@ -58,7 +58,7 @@ def from_git(scratch: Path) -> Path:
 
 
 def run(command: list[str], folder: Path) -> None:
-    """Runs a command in `folder`; its output appears in the error only."""
+    """Runs a command in `folder`; its output appears only in the error."""
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -68,7 +68,7 @@ def run(command: list[str], folder: Path) -> None:
 
 
 def fetch(target: Path, ways: list[Callable[[Path], Path]]) -> None:
-    """Makes `target` by the first way that works; it appears complete or not at all."""
+    """Makes `target` in the first way that works; it appears complete or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
     failures = []
     for way in ways:

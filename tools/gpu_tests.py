@@ -1,12 +1,12 @@
-"""Checks and times the part for GPUs on a machine with one: `make gputest`.
+"""Tests and times the GPU code on a machine with a GPU: `make gputest`.
 
-Stages of run_tests.py, one after another, each with a limit of its own; one that fails does not
-keep the others from running. They make four parts, any of which can be asked for. A summary comes
-last: what failed or was skipped, and why; what was timed, beside its aims. The folder of reports
-holds all that was printed, gputest.log, and all that was timed, as JSON.
+Runs stages like run_tests.py, one after another, each with a time limit; a failing stage does not
+stop the others. The stages form four parts, any of which can be selected. A summary comes last:
+what failed or was skipped, and why; what was timed, beside its aims. The folder of reports receives
+all output, gputest.log, and all timings, as JSON.
 
 The exit status is 0 if all stages ran on the GPU and none failed, 1 if one failed, 2 if none failed
-but some did not run, as where there is no GPU.
+but some did not run, for example because there is no GPU.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Device:
     """The GPU that CUDA numbers 0.
 
     Attributes:
-        architecture: As CMake names it: "90".
-        missing: Why there is none; empty where there is one.
+        architecture: CMake's name for its architecture: "90".
+        missing: Reason why there is no GPU; empty if there is one.
     """
 
     architecture: str = ""
@@ -50,7 +50,7 @@ class Device:
 
     @classmethod
     def found(cls) -> Device:
-        """Asks the driver, which needs nothing else to be installed."""
+        """Asks the driver, which needs no other software."""
         try:
             driver = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
@@ -68,7 +68,7 @@ class Device:
 
 
 def stages(part: str, reports: Path) -> Iterator[Stage]:
-    """The stages of a part, those that tell most first."""
+    """Yields the stages of a part, the most informative ones first."""
     if part == "build":
         yield Stage("module", ["make", "build"], seconds=BUILD_SECONDS)
         yield Stage("C++ programs", ["make", "cudaprograms"], seconds=BUILD_SECONDS)
@@ -97,7 +97,7 @@ def stages(part: str, reports: Path) -> Iterator[Stage]:
 
 
 def missing_for(stage: Stage, part: str, device: Device) -> str:
-    """Why a stage cannot run here; empty where it can."""
+    """Returns the reason why a stage cannot run here; empty if it can."""
     if part == "build":
         return ""
     if device.missing:
@@ -113,7 +113,7 @@ def missing_for(stage: Stage, part: str, device: Device) -> str:
 
 
 def reasons(report: Path | None) -> Counter[str]:
-    """How many tests of a report were skipped for which reason."""
+    """Counts a report's skipped tests by reason."""
     found: Counter[str] = Counter()
     if report is None or not report.exists():
         return found
@@ -127,7 +127,7 @@ def reasons(report: Path | None) -> Counter[str]:
 
 
 def figures(file: Path) -> Iterator[str]:
-    """What a benchmark has found where there is an aim, a line for each; and what was not right."""
+    """Yields a line for each result of a benchmark that has an aim, and for each that is wrong."""
     for result in json.loads(file.read_text()):
         if not result["verified"]:
             yield f"error: NOT VERIFIED: {result['title']}"
@@ -142,7 +142,7 @@ def figures(file: Path) -> Iterator[str]:
 
 
 class Summary:
-    """What became of the stages."""
+    """Collects the outcomes of the stages."""
 
     def __init__(self) -> None:
         self.failed = self.not_run = False
@@ -151,12 +151,12 @@ class Summary:
         self._reasons: Counter[str] = Counter()
 
     def add_skipped(self, stage: Stage, why: str) -> None:
-        """A stage that could not run."""
+        """Adds a stage that could not run."""
         self.not_run = True
         self._lines.append(f"{stage.name:18} skipped: {why}")
 
     def add(self, stage: Stage, outcome: Outcome) -> None:
-        """A stage that has run."""
+        """Adds a stage that has run."""
         count = outcome.count
         said = str(count)
         if count.failed:
@@ -169,7 +169,7 @@ class Summary:
         self._reasons += reasons(stage.report)
 
     def show(self, found: list[str]) -> None:
-        """Prints it, with the figures found."""
+        """Prints the summary, with the figures found."""
         print("\n==== summary ====", *self._lines, sep="\n")
         for reason, many in self._reasons.most_common(REASON_LINES):
             print(f"{many} skipped: {reason}"[:WIDTH])
@@ -186,9 +186,9 @@ class Summary:
 
 
 def run_parts(parts: list[str], device: Device, reports: Path) -> Summary:
-    """Runs the stages of the parts asked for; their figures are left in the folder of reports."""
+    """Runs the stages of these parts; their figures are left in the folder of reports."""
     summary = Summary()
-    for file in reports.glob("gputest_*.json"):  # of an earlier run
+    for file in reports.glob("gputest_*.json"):  # from an earlier run
         file.unlink()
     with (reports / "gputest.log").open("w") as log:
         for part in parts:
@@ -204,7 +204,7 @@ def run_parts(parts: list[str], device: Device, reports: Path) -> Summary:
 
 
 def main() -> None:
-    """Runs the parts."""
+    """Parses the arguments and runs the parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=" ".join(PARTS))
     parser.add_argument("--reports", type=Path, default=REPORTS, help="the folder to write to")
@@ -220,9 +220,9 @@ def main() -> None:
     device = Device.found()
     print(device.missing or f"cuda:0 is a GPU of sm_{device.architecture}", flush=True)
     os.environ["HVD_SPARSE_WITH_CUDA"] = "1"
-    if device.architecture:  # to compile for others takes several times as long
+    if device.architecture:  # compiling for other architectures takes several times as long
         os.environ.setdefault("CUDAARCHS", device.architecture)
-    os.environ.setdefault("PYTEST_TIMEOUT", "60")  # seconds for a test: shows where it hangs
+    os.environ.setdefault("PYTEST_TIMEOUT", "60")  # seconds per test: shows where one hangs
     summary = run_parts(parts, device, reports)
     files = sorted(reports.glob("gputest_*.json"))
     summary.show([line for file in files for line in figures(file)])

@@ -1,7 +1,7 @@
-"""What we change in Horovod's 0.28.1 sources: to build with frameworks of today, and sooner.
+"""Changes to the sources of Horovod 0.28.1, to build with current frameworks, and faster.
 
-Each change is a literal replacement: a source that no longer holds the old text is refused, so a
-different Horovod cannot be patched half-way.
+Each change is a literal replacement; a source without the old text is refused, so a different
+Horovod cannot be patched half-way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Change:
     why: str
 
 
-# As TensorFlow wants it, which has flags for Eigen; what is PyTorch's own uses none of Eigen.
+# Compiled with TensorFlow's flags, which include Eigen's; PyTorch's own sources do not use Eigen.
 _SHARED_OBJECTS = """\
 add_library(horovod_common OBJECT ${SOURCES})
 target_include_directories(horovod_common PRIVATE ${EIGEN_INCLUDE_PATH} ${FLATBUFFERS_INCLUDE_PATH})
@@ -117,7 +117,7 @@ def apply_changes(source: Path) -> None:
     """Applies every change to the unpacked sources at `source`.
 
     Raises:
-        RuntimeError: A file does not hold the text that is to be replaced exactly once.
+        RuntimeError: A file does not contain the text to be replaced exactly once.
     """
     for change in CHANGES:
         path = source / change.path

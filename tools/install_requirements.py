@@ -1,7 +1,7 @@
-"""Fills the environment of the interpreter that runs this: requirements, then Horovod.
+"""Installs the requirements, then Horovod, for the interpreter that runs this.
 
-torch is taken as its build for CPUs (+cpu) where pip knows an index that has it: the default build
-for Linux brings gigabytes of CUDA.
+torch is installed as its CPU build (+cpu) if an index that pip knows has it: the default build for
+Linux includes gigabytes of CUDA.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CONSTRAINTS = Path(__file__).parent / "constraints" / "{}.{}.txt".format(*sys.ve
 
 
 def pip_install(*arguments: str, may_fail: bool = False) -> bool:
-    """Runs pip install; returns whether it succeeded, or ends this program where it must."""
+    """Runs pip install; returns true if it succeeded, or exits if it had to."""
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
     output = subprocess.PIPE if may_fail else None
     done = subprocess.run([*command, *arguments], stdout=output, stderr=output, text=True)
@@ -27,7 +27,7 @@ def pip_install(*arguments: str, may_fail: bool = False) -> bool:
 
 
 def pinned(name: str) -> str:
-    """The version of `name` in the requirements."""
+    """Returns the version of `name` in the requirements."""
     for line in REQUIREMENTS.read_text().splitlines():
         if line.startswith(f"{name}=="):
             return line.split("==")[1].split(";")[0].strip()
@@ -35,7 +35,7 @@ def pinned(name: str) -> str:
 
 
 def install_torch() -> None:
-    """Installs torch without its requirements, which follow with all the others."""
+    """Installs torch without its requirements, which are installed with all the others."""
     requirement = f"torch=={pinned('torch')}"
     if pip_install("--no-deps", f"{requirement}+cpu", may_fail=True):
         return
@@ -48,7 +48,7 @@ def install_torch() -> None:
 
 
 def main() -> None:
-    """Installs everything; what is there already stays."""
+    """Installs everything that is not there already."""
     print("installing the requirements", flush=True)
     install_torch()
     pip_install("-r", str(REQUIREMENTS), "-c", str(CONSTRAINTS))

@@ -1,11 +1,11 @@
-"""Makes an sdist and, from that alone, a wheel; then installs the wheel elsewhere and tries it.
+"""Builds an sdist and, from that alone, a wheel; then installs the wheel elsewhere and tests it.
 
-    dist/hvd_sparse-VERSION.tar.gz    what git tracks
+    dist/hvd_sparse-VERSION.tar.gz    the files that git tracks
     dist/hvd_sparse-VERSION-*.whl     for this Python, this TensorFlow and this MPI library
 
-The wheel is installed in a fresh virtual environment outside of the checkout. torch, TensorFlow and
-Horovod are not downloaded for that: the environment looks for what it lacks in that of the
-interpreter that runs this.
+The wheel is installed in a fresh virtual environment outside the checkout. torch, TensorFlow and
+Horovod are not downloaded for that: the environment finds them in that of the interpreter that runs
+this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIST = ROOT / "dist"
 UNPACKED = ROOT / "build" / "sdist"
 
 SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
-# Conservation on every rank: what was not applied is in the residuals, exactly.
+# Conservation on every rank: everything that was not applied is in the residuals, exactly.
 SMOKE = """
 import sys, horovod.torch as hvd, torch, hvd_sparse
 from hvd_sparse.torch import sparse_allreduce
@@ -40,7 +40,7 @@ if hvd.rank() == 0:
 
 
 def run(command: list[str | Path], *, quiet: bool = False, **options: object) -> None:
-    """Runs a command; ends this program if it fails. Quiet: says nothing unless it fails."""
+    """Runs a command, and exits if it fails. Quiet: prints output only on failure."""
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=quiet, text=True, **options)
     if done.returncode != 0:
@@ -48,20 +48,20 @@ def run(command: list[str | Path], *, quiet: bool = False, **options: object) ->
 
 
 def the(pattern: str) -> Path:
-    """The one file in dist/ of that name."""
+    """Returns the one file in dist/ that matches."""
     (found,) = DIST.glob(pattern)
     return found
 
 
 def build() -> Path:
-    """Sdist and wheel; returns the wheel."""
+    """Builds sdist and wheel; returns the wheel."""
     for former in DIST.glob("hvd_sparse-*"):
         former.unlink()
     run([sys.executable, "-c", SDIST, DIST], cwd=ROOT, quiet=True)
     shutil.rmtree(UNPACKED, ignore_errors=True)
     shutil.unpack_archive(the("hvd_sparse-*.tar.gz"), UNPACKED)
     (source,) = UNPACKED.iterdir()
-    # The same folder for CMake each time: what has not changed is not compiled again.
+    # Always the same folder for CMake, so that only changed files are compiled.
     env = {**os.environ, "HVD_SPARSE_BUILD_DIR": str(ROOT / "build" / "wheel")}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
     run([*pip, "--no-build-isolation", "--no-deps", "--wheel-dir", DIST, source], env=env)
@@ -69,7 +69,7 @@ def build() -> Path:
 
 
 def install(wheel: Path, folder: Path) -> Path:
-    """A fresh environment with the wheel; returns the folder of its programs."""
+    """Installs the wheel in a fresh environment; returns its folder of programs."""
     venv.create(folder, with_pip=True)
     bin_ = folder / "bin"
     pip = [bin_ / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
@@ -78,14 +78,14 @@ def install(wheel: Path, folder: Path) -> Path:
     own = subprocess.run(
         [bin_ / "python", "-c", site], check=True, capture_output=True, text=True
     ).stdout.strip()
-    # A line of a .pth file is a folder; .pth files in there, such as an editable install of this
-    # very package, do not count.
+    # A line of a .pth file adds a folder, but not that folder's own .pth files, such as an editable
+    # install of this very package.
     Path(own, "elsewhere.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return bin_
 
 
 def try_out(bin_: Path, folder: Path) -> None:
-    """The doctor, and an exchange on one rank and on two."""
+    """Runs the doctor, and an exchange on one rank and on two."""
     env = {**os.environ, "PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}"}
     env.pop("PYTHONPATH", None)
     smoke = folder / "smoke.py"
@@ -97,7 +97,7 @@ def try_out(bin_: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    """Builds, installs, tries."""
+    """Builds, installs and tests."""
     wheel = build()
     with tempfile.TemporaryDirectory(prefix="hvd_sparse-wheel-") as folder:
         try_out(install(wheel, Path(folder, "venv")), Path(folder))

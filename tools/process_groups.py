@@ -1,4 +1,4 @@
-"""Commands that are ended with all that they have started."""
+"""Ends commands together with all processes that they have started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 
-GRACE_SECONDS = 10  # between asking and insisting: mpirun ends its ranks when it is asked to end
+GRACE_SECONDS = 10  # between SIGTERM and SIGKILL: mpirun ends its ranks on SIGTERM
 
 
 def end_group(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
@@ -16,5 +16,5 @@ def end_group(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(GRACE_SECONDS)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # those whom the first has left behind
+        os.killpg(process.pid, signal.SIGKILL)  # any that outlived the first
     process.wait()

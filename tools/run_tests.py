@@ -1,9 +1,9 @@
-"""Runs every check and test, stage by stage, and adds up what they report.
+"""Runs every check and test, stage by stage, and adds up the reported results.
 
-What takes long and shows what others show in part is left out; --long runs it alone. Stages that
-leave cores to others run beside each other. A stage that fails does not keep the others from
-running. Each one leaves a report in build/reports, which the closing line is counted from; what
-failed is said once more at the very end, which is what continuous integration shows.
+Slow tests whose subject other tests cover in part are left out; --long runs only those. Stages that
+leave cores free run beside each other. A failing stage does not stop the others. Each stage writes
+a report to build/reports, from which the last line is counted; failures are repeated at the very
+end, which is the part that continuous integration shows.
 """
 
 from __future__ import annotations
@@ -27,44 +27,44 @@ from process_groups import end_group
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "build" / "reports"
-STAGE_SECONDS = 3600  # of patience with one stage; every single test has its own, shorter limit
-# How lines begin that say why a stage failed: pytest's, those of a rank that ended
-# (tests/rank_guard.py) or crashed, of ctest, GoogleTest, compute-sanitizer, compilers and linters.
+STAGE_SECONDS = 3600  # limit of one stage; every single test has its own, shorter limit
+# Beginnings of lines that say why a stage failed: from pytest, a rank that ended
+# (tests/rank_guard.py) or crashed, ctest, GoogleTest, compute-sanitizer, compilers and linters.
 TELLING = re.compile(
     r"E  |FAILED|rank \d+: |Timeout \(|Fatal Python|  File .* in test_|.*\*\*\*(Failed|Timeout)"
     r"|.*: Failure$|C\+\+ exception|=========\s+(Invalid|Uninit|Barrier|Divergent|Error|at )"
     r"|.*\berror\b"
 )
 TELLING_LINES = 10
-# Milliseconds. Horovod holds a lock in its rounds, which are slow where ranks share cores. Without
+# Milliseconds. Horovod holds a lock during its cycles, which are slow if ranks share cores. Without
 # a pause between them an operation of TensorFlow may wait for the lock for many seconds.
 UNHURRIED = "HOROVOD_CYCLE_TIME=5"
-# Jobs that break; a stage of their own, so that they run beside other jobs.
+# Jobs that fail on purpose; a stage of their own, so that they run beside other jobs.
 FAULTS = ("tests/jobs/test_faults.py", "tests/jobs/test_op_memory.py")
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Cores(Enum):
-    """How many of the machine's cores a stage keeps busy."""
+    """Number of the machine's cores that a stage keeps busy."""
 
     ONE = "one"
-    SOME = "some"  # it has many processes, which wait much of the time
+    SOME = "some"  # many processes, which are often idle
     ALL = "all"
 
 
-# How many of such stages run at a time, and in which order: C++ builds what the emulated GPU takes.
+# Number of stages at a time, in this order: C++ builds what the emulated GPU needs.
 AT_A_TIME = {Cores.ONE: len(os.sched_getaffinity(0)), Cores.ALL: 1, Cores.SOME: 2}
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One command.
+    """A command that checks something.
 
     Attributes:
-        report: Where it writes its results as JUnit XML, if it does.
-        cores: How many it keeps busy.
-        seconds: After so many it is ended, with all that it has started; None: STAGE_SECONDS, for
-            the command alone.
+        report: File to which it writes its results as JUnit XML, if it does.
+        cores: Number of cores that it keeps busy.
+        seconds: Time limit, after which the command is ended with all processes that it started;
+            None: STAGE_SECONDS, and only the command itself is ended.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Count:
-    """How many tests had which outcome."""
+    """Number of tests by outcome."""
 
     passed: int = 0
     failed: int = 0
@@ -93,7 +93,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a stage."""
+    """Result of a stage."""
 
     count: Count
     output: list[str]
@@ -109,10 +109,10 @@ def pytest_stage(
     environment: str = "",
     plugin: str = "",
 ) -> Stage:
-    """pytest on `what`, alone or on `ranks` processes, the first of which reports.
+    """Returns a stage that runs pytest alone, or on `ranks` processes, the first of which reports.
 
-    `what` are paths and further options. Several processes are given a variable, as in
-    `environment="NAME=value"`. pytest loads `plugin`.
+    `what` are paths and further options. `environment`, as in "NAME=value", is a variable for
+    several processes. pytest loads `plugin`.
     """
     report = REPORTS / f"{name.replace(' ', '-')}.xml"
     color = "yes" if sys.stdout.isatty() else "no"  # mpirun always pretends to be a terminal
@@ -131,12 +131,12 @@ def pytest_stage(
 
 
 def stages(framework: str) -> Iterator[Stage]:
-    """All stages, or those of one framework.
+    """Yields all stages, or those of one framework.
 
-    With an odd number of ranks, and with powers of two. What they exchange is the same for both
-    frameworks, so that they take turns.
+    Numbers of ranks are odd ones and powers of two. The frameworks take turns in them, since they
+    exchange the same things.
     """
-    # Those of one core, the longest first: it would be left alone in the end.
+    # Stages of one core, the longest first, so that it does not run alone in the end.
     if framework in ("all", "torch"):
         yield pytest_stage("unit", "tests/unit")
         yield pytest_stage("devices", "tests/devices", marked="not gpu and not long")
@@ -146,7 +146,7 @@ def stages(framework: str) -> Iterator[Stage]:
     yield Stage("lint", ["make", "lint"], cores=Cores.ONE)
     yield Stage("doctor", [sys.executable, "-m", "hvd_sparse", "doctor"], cores=Cores.ONE)
 
-    # Those that wait, the longest first, too.
+    # Stages that are often idle, also the longest first.
     if framework in ("all", "torch"):
         others = [f"--ignore={path}" for path in FAULTS]
         marked = "not long and not timed"
@@ -178,9 +178,9 @@ def stages(framework: str) -> Iterator[Stage]:
             plugin="tests.emulated_core",
         )
 
-    cpptest = ["make", "-o", "build", "cpptest"]  # the module is built: what runs this saw to it
+    cpptest = ["make", "-o", "build", "cpptest"]  # the make target of this has built the module
     yield Stage("C++", cpptest, ROOT / "build" / "tests" / "report.xml")
-    if shutil.which("nvcc"):  # compiles for GPUs, and needs none
+    if shutil.which("nvcc"):  # compiles for GPUs, but needs none
         yield Stage("CUDA", ["make", "cuda"])
     if framework in ("all", "torch"):
         yield pytest_stage("parallel on 3", "tests/parallel", ranks=3, cores=Cores.ALL)
@@ -189,7 +189,7 @@ def stages(framework: str) -> Iterator[Stage]:
 
 
 def long_stages(framework: str) -> Iterator[Stage]:
-    """What takes long: other numbers of ranks, and tests that are marked."""
+    """Yields the slow stages: other numbers of ranks, and tests that are marked `long`."""
     if framework in ("all", "tensorflow"):
         yield pytest_stage("tensorflow on 3", "tests/parallel_tensorflow", ranks=3, cores=Cores.ALL)
     if framework in ("all", "torch"):
@@ -212,13 +212,13 @@ def count(report: Path) -> Count:
 
 
 def gist(output: list[str], lines: int = TELLING_LINES) -> list[str]:
-    """The few lines of a failed stage that say why."""
+    """Returns the few lines of a failed stage's output that say why."""
     telling = [line for line in output if TELLING.match(line)] or output
     return [line[:140] for line in telling[:lines]]
 
 
 def run(stage: Stage) -> Outcome:
-    """Runs a stage, and prints what it does: as it comes, or in the end where it is not alone."""
+    """Runs a stage, and prints its output: at once, or at the end if other stages run beside it."""
     if stage.report is not None:
         stage.report.unlink(missing_ok=True)
     output = [f"\n==== {stage.name} ===="]
@@ -248,23 +248,23 @@ def run(stage: Stage) -> Outcome:
     except subprocess.TimeoutExpired:
         output.append(f"error: {stage.name} was still running after {limit:.0f} s")
         print(output[-1], flush=True)
-        process.terminate()  # not kill: mpirun ends its ranks when it is asked to end
+        process.terminate()  # not kill: mpirun ends its ranks on SIGTERM
         status = 1
     finally:
         if stage.seconds is not None:
             end_group(process)
     process.wait()
-    reader.join(10)  # not for ever: a process that it left behind may still hold the pipe
+    reader.join(10)  # with a limit: a process left behind may still hold the pipe
     if stage.report is not None and not stage.report.exists():
         output.append(f"error: {stage.name} has left no report in {stage.report}")
-    if stage.cores is not Cores.ALL:  # others print, too
+    if stage.cores is not Cores.ALL:  # other stages print, too
         print("\n".join(output), flush=True)
     plain = [COLOR.sub("", line) for line in output[1:]]
     return Outcome(count_of(stage, status), plain, time.monotonic() - start)
 
 
 def count_of(stage: Stage, status: int) -> Count:
-    """Of a stage that has ended; one that writes no report is a single test."""
+    """Counts a stage's tests; a stage without a report is a single test."""
     if stage.report is None:
         return Count(passed=int(status == 0), failed=int(status != 0))
     if not stage.report.exists():
@@ -276,7 +276,7 @@ def count_of(stage: Stage, status: int) -> Count:
 
 
 def run_all(wanted: list[Stage]) -> Iterator[tuple[Stage, Outcome]]:
-    """Runs stages, as many at a time as AT_A_TIME says."""
+    """Runs stages, AT_A_TIME of them beside each other."""
     for cores, many in AT_A_TIME.items():
         group = [stage for stage in wanted if stage.cores is cores]
         if group and cores is not Cores.ALL:
@@ -286,7 +286,7 @@ def run_all(wanted: list[Stage]) -> Iterator[tuple[Stage, Outcome]]:
 
 
 def main() -> None:
-    """Runs the stages; the exit status tells whether all of them passed."""
+    """Runs the stages; the exit status is 0 if all of them passed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--framework", choices=("all", "torch", "tensorflow"), default="all")
     parser.add_argument("--long", action="store_true", help="what is left out otherwise, alone")

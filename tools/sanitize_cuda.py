@@ -1,10 +1,10 @@
-"""Runs the C++ tests of CUDA under compute-sanitizer's tools, or one of them.
+"""Runs the C++ tests of CUDA under all tools of compute-sanitizer, or under one.
 
     python tools/sanitize_cuda.py --tool racecheck build/cuda/cuda_tests
 
-Each test has a process of its own: after what a tool finds, nothing else works in that process. As
-many run beside each other as there are cores. Errors that CUDA's calls return are not looked for:
-tests provoke some, and the core looks at all of them itself.
+Each test runs in a process of its own: after a tool's finding, nothing else works in that process.
+One test runs per core at a time. Errors returned by CUDA's calls are not reported: tests provoke
+some, and the core checks all of them itself.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from pathlib import Path
 from process_groups import end_group
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-TEST_SECONDS = 120  # of patience with one test
-FOUND = 99  # the exit status where the tool has found something
+TEST_SECONDS = 120  # limit of one test
+FOUND = 99  # exit status if the tool has found something
 NO_TIME = "no time was left"
-SHOWN_LINES = 40  # of what a test that fails has printed
-FIRST_PORT = 49152  # over which the tool talks to its program, which takes one of PORTS
+SHOWN_LINES = 40  # of a failing test's output
+FIRST_PORT = 49152  # the tool's connection to its program takes one of PORTS ports from here on
 PORTS = 10
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a test.
+    """Result of a test.
 
     Attributes:
         outcome: "passed", "failed" or "skipped".
-        why: It failed, or was skipped.
-        output: What it has printed.
+        why: Reason of a failure or a skip.
+        output: Output of the test.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Verdict:
 
 
 class Sanitizer:
-    """Runs tests of a program under a tool, until it has no time left."""
+    """Runs tests of a program under a tool, until the time is up."""
 
     def __init__(self, tool: str, program: Path, jobs: int, seconds: float) -> None:
         self._tool, self._program = tool, program
@@ -99,7 +99,7 @@ class Sanitizer:
 
 
 def judge(status: int | None, patience: float, report: Path) -> tuple[str, str]:
-    """The outcome of a test, and why, by its report and exit status (None: it did not end)."""
+    """Returns a test's outcome and reason, by its report and exit status (None: it did not end)."""
     if status is None and patience < TEST_SECONDS:
         return "skipped", NO_TIME
     if status is None:
@@ -109,7 +109,7 @@ def judge(status: int | None, patience: float, report: Path) -> tuple[str, str]:
     cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
     if len(cases) != 1:
         return "failed", f"it has left no report; exit status {status}"
-    # The tool's own exit status does not tell whether the test has failed.
+    # The tool's own exit status does not tell if the test has failed.
     if cases[0].find("failure") is not None or status != 0:
         return "failed", f"the test fails, and the tool has found nothing; exit status {status}"
     skipped = cases[0].find("skipped")
@@ -119,7 +119,7 @@ def judge(status: int | None, patience: float, report: Path) -> tuple[str, str]:
 
 
 def tests_in(listing: str) -> Iterator[str]:
-    """The names in what --gtest_list_tests prints."""
+    """Yields the names in the output of --gtest_list_tests."""
     suite = ""
     for line in listing.splitlines():
         name = line.split("#")[0].rstrip()
@@ -130,7 +130,7 @@ def tests_in(listing: str) -> Iterator[str]:
 
 
 def write_report(verdicts: list[Verdict], tool: str, file: Path) -> None:
-    """Writes JUnit XML, as pytest and ctest do."""
+    """Writes JUnit XML, like pytest and ctest."""
     suite = ElementTree.Element("testsuite", name=tool, tests=str(len(verdicts)))
     for one in verdicts:
         case = ElementTree.SubElement(suite, "testcase", name=one.name, time=f"{one.seconds:.3f}")
@@ -147,7 +147,7 @@ def show(tool: str, verdict: Verdict) -> None:
 
 
 def sanitize(tool: str, program: Path, seconds: float) -> list[Verdict]:
-    """Runs all tests under one tool, and prints what it finds."""
+    """Runs all tests under one tool, and prints its findings."""
     listing = subprocess.run(
         [program, "--gtest_list_tests"], check=True, stdout=subprocess.PIPE, text=True
     )
@@ -166,7 +166,7 @@ def sanitize(tool: str, program: Path, seconds: float) -> list[Verdict]:
 
 
 def main() -> None:
-    """Runs the tests; the exit status tells whether all passed, or were skipped."""
+    """Runs the tests; the exit status is 0 if all passed or were skipped."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("program", type=Path)
     parser.add_argument("--tool", choices=TOOLS, help="all of them, one after another, unless said")

@@ -1,4 +1,4 @@
-/// Only the ranks that are expected come in, whoever else connects, and however often.
+/// Only the expected ranks are admitted, whoever else connects, and however often.
 
 #include "csrc/comm/admission.h"
 
@@ -22,7 +22,7 @@ namespace {
 
 const char* const kHost = "127.0.0.1";
 
-/// Rank 3 of an exchange, at whose port ranks 0 to 2 are expected.
+/// The listening port of rank 3 of an exchange, where ranks 0 to 2 are expected.
 struct Port {
   explicit Port(const std::string& ip = kHost) {
     Listener listener = ListenAt(ip);
@@ -36,7 +36,7 @@ struct Port {
     return std::make_unique<CallerHandshake>(BeginConnecting(kHost, number), with_key, rank, 3);
   }
 
-  /// Goes on until the caller's handshake has ended, for 5 s at most; collects who is admitted.
+  /// Runs until the caller's handshake has ended, for 5 s at most; collects the ranks admitted.
   HandshakeStatus Complete(CallerHandshake* handshake) {
     HandshakeStatus status = handshake->Advance();
     for (const auto deadline = After(5);
@@ -98,7 +98,7 @@ TEST(Admission, ARankIsAdmittedOnceAndNoOtherNumberIs) {
   EXPECT_EQ(port.Ranks(), std::vector<int>{1});
 }
 
-/// Bytes that come over a connection, at most `count`, for which `port` goes on; fewer if it ends.
+/// Returns at most `count` bytes received on a connection, fewer if it ends; lets `port` advance.
 std::string Receive(const Descriptor& socket, std::size_t count, Port* port) {
   std::string bytes;
   for (const auto deadline = After(5); bytes.size() < count && Clock::now() < deadline;) {
@@ -125,7 +125,7 @@ TEST(Admission, TheListenerProvesItselfFirstAndTheKeyNeverTravels) {
   ASSERT_EQ(::send(impostor.get(), guess.data(), guess.size(), 0), 64);
   ASSERT_TRUE(WaitFor(handshake.fd(), POLLIN, After(5)));
   EXPECT_EQ(handshake.Advance(), HandshakeStatus::kFailed);
-  EXPECT_EQ(Receive(impostor, 1, nullptr), "");  // the caller has left without a word
+  EXPECT_EQ(Receive(impostor, 1, nullptr), "");  // the caller has closed without sending anything
 }
 
 TEST(Admission, AProofThatIsRelayedFromAnotherPortIsWorthless) {
@@ -201,7 +201,7 @@ TEST(Admission, WithoutADescriptorGuestsGoAndTheRankComesIn) {
     std::vector<Descriptor> silent;
     for (int i = 0; i < 8; ++i) silent.push_back(port.Connect());
     const auto handshake = port.Call(0, port.key);
-    // From now on as many descriptors as four guests need.
+    // From here on the limit leaves as many descriptors as four guests need.
     const Descriptor next = port.Connect();
     const rlimit limit{static_cast<rlim_t>(next.get() + 5), static_cast<rlim_t>(next.get() + 5)};
     ::setrlimit(RLIMIT_NOFILE, &limit);

@@ -1,4 +1,4 @@
-/// What kernels.h does with blocks: merge, trim, settle, put back.
+/// The kernels of kernels.h that work on blocks: merge, trim, settle, put back.
 
 #include <gtest/gtest.h>
 
@@ -75,7 +75,7 @@ TEST(Merge, MalformedBlocksAreSafe) {
 
 // ---- Trimming -----------------------------------------------------------------------------------
 
-/// The k largest of them by sorting, ties to the lower index, zeros too.
+/// Returns the k largest of the entries by sorting, ties to the lower index, zeros included.
 Entries SortedTopK(Entries entries, std::int64_t k) {
   std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     return std::fabs(a.value) > std::fabs(b.value);
@@ -105,7 +105,7 @@ TEST(KeepTopK, EqualsSorting) {
 TEST(KeepTopK, ReturnsWhatItDropsAndTouchesNothingElse) {
   for (const std::int64_t size : {10, 64, 200, 1000, 70000}) {
     const Entries entries = EveryThird(size, 7);
-    // Taken entries have left zeros; between them are entries that were not taken.
+    // Taken entries have left zeros; between them lie entries that were not taken.
     std::vector<float> before = Awkward(3 * size, 9);
     for (const Entry& entry : entries) before[Position(entry.index)] = 0;
     for (const std::int64_t k : {std::int64_t{0}, std::int64_t{1}, size / 3, size - 3}) {
@@ -146,12 +146,12 @@ TEST(KeepTopK, KeepsNonFiniteSumsWhereTheyAreSeen) {
 }
 
 TEST(KeepTopK, MalformedBlocksAreSafe) {
-  // Blocks of sums, which have no residual; -1 is the largest position with the survived bit.
+  // Blocks of sums have no residual; -1 is the largest position with the survived bit.
   SparseBlock block = MakeBlock({{9, 1}, {2, 3}, {2, 1}, {INT32_MAX, 5}, {-1, 1}, {0, 4}});
   EXPECT_EQ(CpuKernels().KeepTopK(3, 0, 6, &block), 3);
 }
 
-// ---- What becomes of the entries that were taken ------------------------------------------------
+// ---- Entries that were taken --------------------------------------------------------------------
 
 TEST(Settle, PutsBackWhatWasNotDeliveredAndNothingElse) {
   const SparseBlock selected = MakeBlock({{1, 10}, {3, 30}, {4, 40}, {7, 70}});
@@ -164,7 +164,7 @@ TEST(Settle, PutsBackWhatWasNotDeliveredAndNothingElse) {
 
 TEST(Settle, EqualsThePlainLoop) {
   for (const std::int64_t size : kSizes) {
-    // Positions 3i were selected; what was agreed on shares some of them, and has others.
+    // Positions 3i were selected; the agreed block shares some of them, and has others.
     const Entries selected = EveryThird(size, 7);
     Entries reduced;
     std::mt19937 random(11);

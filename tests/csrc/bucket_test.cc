@@ -1,5 +1,5 @@
-/// A bucket whose gradients and segments do not coincide, alone and between ranks; what does not
-/// fit together is refused.
+/// A bucket whose gradients and segments do not coincide, alone and between ranks. Launches that do
+/// not fit the bucket are refused.
 
 #include "csrc/exchange/bucket.h"
 
@@ -31,7 +31,7 @@ BucketSpec Spec(const Sizes& gradients, const Sizes& segments, double density) {
   return {"a bucket", gradients, segments, ks, "top_k", {}, "allgather"};
 }
 
-/// The gradients of a bucket, number types in turn; each has its own decay.
+/// The gradients of a bucket, their number types alternating, each with its own decay.
 struct Memory {
   std::vector<std::vector<float>> singles;
   std::vector<std::vector<double>> doubles;
@@ -61,7 +61,7 @@ struct Memory {
     launch.ks = spec.max_ks;
   }
 
-  /// What was written to gradient g.
+  /// Returns element i of gradient g as written by the step.
   float Result(std::size_t g, std::int64_t i) const {
     if (g % 3 == 0) return singles[g][i];
     return g % 3 == 1 ? static_cast<float>(doubles[g][i]) : Widen(halves[g][i]);
@@ -82,8 +82,8 @@ struct Memory {
   }
 };
 
-/// One rank: expects each accumulated value in the gradient or in the residual, and the k largest
-/// of each segment in the gradient.
+/// Runs one rank; expects each accumulated value in the gradient or in the residual, and the k
+/// largest of each segment in the gradient.
 void ExpectExchanges(const Sizes& gradients, const Sizes& segments, double density) {
   const BucketSpec spec = Spec(gradients, segments, density);
   Memory memory(spec);
@@ -156,8 +156,8 @@ TEST(Bucket, LargeSegmentsCutAnywhereWithAnyNumberOfThreads) {
       [] { ExpectExchanges({200000, 3, 70000, 100001}, {65536, 137, 250000, 54331}, 0.01); });
 }
 
-/// Some steps of a bucket on thread ranks, with integer-valued gradients, so that sums are exact:
-/// expects that all that came in was applied, alike on every rank, or is in a residual.
+/// Runs some steps of a bucket on thread ranks, with integer-valued gradients, so that sums are
+/// exact. Expects that every value was applied, alike on every rank, or is in a residual.
 void ExpectNothingIsLostBetween(int ranks, const std::string& sparsifier,
                                 const std::string& collective, int local_size = 1,
                                 float momentum = 0) {

@@ -14,7 +14,7 @@
 
 namespace hvd_sparse {
 
-/// Runs `program` on so many ranks, whose communicators are made as a LoopbackCommunicator is.
+/// Runs `program` on `size` ranks, whose communicators are constructed like a LoopbackCommunicator.
 template <typename Rank = LoopbackCommunicator>
 void OnRanks(int size, const std::function<void(Communicator&)>& program) {
   auto world = std::make_shared<LoopbackWorld>(size);
@@ -28,7 +28,7 @@ void OnRanks(int size, const std::function<void(Communicator&)>& program) {
   for (auto& thread : threads) thread.join();
 }
 
-/// One rank waits until all others have come here; they go on at once.
+/// Makes rank `waiting` wait until all others have called this; they do not wait.
 inline void WaitForOthers(Communicator& comm, int waiting) {
   if (comm.Rank() != waiting) {
     const std::vector<Outgoing> out{{waiting, nullptr, 0}};
@@ -42,7 +42,7 @@ inline void WaitForOthers(Communicator& comm, int waiting) {
   comm.Transfer({}, in, "a test");
 }
 
-/// k entries at first, first + stride, ... with values value, value + 1, ...
+/// Returns a block of k entries at first, first + stride, ... with values value, value + 1, ...
 inline SparseBlock BlockOf(std::int64_t k, Index first, Index stride, float value) {
   SparseBlock block;
   block.Reset(k);

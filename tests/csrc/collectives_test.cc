@@ -1,5 +1,5 @@
-/// Topology and collectives on thread ranks. The laws over everything in the registries are tested
-/// from Python; here are closed forms, bytes and errors.
+/// Topology and collectives on thread ranks: closed forms, bytes and errors. The laws over
+/// everything in the registries are tested from Python.
 
 #include <gtest/gtest.h>
 
@@ -166,7 +166,7 @@ TEST(Collectives, TrimLeavesWhatTheyCarryAndReturnsTheRest) {
     std::vector<float> residual(12, 0.5f), expected = residual;
     for (Index i = 2; i <= 10; i += 2) residual[i] = expected[i] = 0;
     collective.Trim(3, residual, CpuKernels(), &block);
-    if (name != "gtopk" && name != "hierarchical") {  // the others carry whatever was selected
+    if (name != "gtopk" && name != "hierarchical") {  // the others deliver everything selected
       EXPECT_EQ(block.count(), 5);
     } else {
       ASSERT_EQ(block.count(), 3);
@@ -191,7 +191,7 @@ TEST(Collectives, NameThoseThatExist) {
   }
 }
 
-/// Entries of value 1 + 2^-10, which bfloat16 rounds to 1, at these positions.
+/// Returns entries of value 1 + 2^-10, which bfloat16 rounds to 1, at these positions.
 SparseBlock RoughBlock(const std::vector<Index>& positions) {
   SparseBlock block = BlockOf(static_cast<std::int64_t>(positions.size()), 0, 1, 0);
   for (std::size_t i = 0; i < positions.size(); ++i) {
@@ -208,7 +208,7 @@ TEST(CollectiveContext, NarrowNotesTheErrorsOfTheRankThatKeepsThem) {
   CollectiveContext ctx{comm, CpuKernels(), scratch, 5, 5, "a test"};
   ctx.wire = {false, DType::kBFloat16};
   SparseBlock kept = RoughBlock({1, 4, 9}), left = RoughBlock({2, 4});
-  kept.values()[1] = 3;  // is a bfloat16
+  kept.values()[1] = 3;  // a bfloat16
   ctx.Narrow(&kept, true);
   ctx.Narrow(&left, false);
   EXPECT_EQ(kept.values()[0], 1);
@@ -227,7 +227,7 @@ TEST(CollectiveContext, ErrorsOfEntriesThatWereDroppedAreForgotten) {
     return left;
   };
   scratch.rounding_errors = {{1, 1}, {4, 1}, {9, 1},
-                             {0, 1}, {4, 1}, {8, 1}};  // two calls of Narrow
+                             {0, 1}, {4, 1}, {8, 1}};  // from two calls of Narrow
   SparseBlock block = RoughBlock({0, 4, 8, 9});
   ctx.KeepErrorsOf(block);
   EXPECT_EQ(positions(), (std::vector<Index>{4, 9, 0, 4, 8}));
@@ -241,7 +241,7 @@ TEST(CollectiveContext, ErrorsOfEntriesThatWereDroppedAreForgotten) {
 }
 
 TEST(Collectives, CodedMessagesArriveWhereOthersLieBehindThem) {
-  // Blocks of different lengths and codings in one message of the allgather.
+  // One message of the allgather holds blocks of different lengths and codings.
   for (int size : {2, 3, 5, 8}) {
     OnRanks(size, [&](Communicator& comm) {
       SparseBlock block = BlockOf(7 * comm.Rank(), comm.Rank(), 1 + 40 * comm.Rank(), 1);

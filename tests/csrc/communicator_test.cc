@@ -42,7 +42,7 @@ void OverTcp(int size, double timeout_seconds, const Body& body) {
 struct Transport {
   const char* name;
   void (*run)(int size, double timeout_seconds, const Body& body);
-  const char* deadline;  // the error of rank 0, which has waited .05 s for rank 1
+  const char* deadline;  // the error of rank 0 after a wait of 0.05 s for rank 1
 };
 
 std::ostream& operator<<(std::ostream& out, const Transport& transport) {
@@ -79,7 +79,7 @@ TEST_P(CommunicatorSizes, EveryRankHearsFromEveryRankIncludingItself) {
 INSTANTIATE_TEST_SUITE_P(UpTo100Ranks, CommunicatorSizes,
                          testing::Combine(testing::Values(kLoopback),
                                           testing::Values(1, 2, 3, 4, 17, 64, 100)));
-// 17 ranks in one process hold 272 ends of connections; many systems allow 1024 descriptors.
+// 17 ranks in one process hold 272 connection ends; many systems allow 1024 descriptors.
 INSTANTIATE_TEST_SUITE_P(UpTo17Ranks, CommunicatorSizes,
                          testing::Combine(testing::Values(kTcp), testing::Values(1, 2, 3, 4, 17)));
 

@@ -1,4 +1,4 @@
-/// What a rank refuses of the blocks that it receives, in every format, and what it says then.
+/// A rank refuses malformed blocks that it receives, in every format, and names the sender.
 
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ Message MessageOf(const Entries& entries, WireFormat format, std::int32_t bad_ra
   return message;
 }
 
-/// What rank 1 of a bucket says of a message of rank 5.
+/// Returns the error with which rank 1 of a bucket refuses a message of rank 5.
 Error Reads(const Message& message, WireFormat format, SparseBlock* theirs) {
   LoopbackCommunicator whole(std::make_shared<LoopbackWorld>(6), 1);
   GroupCommunicator comm(&whole, 1, 4, 2);
@@ -77,7 +77,7 @@ TEST(CorruptBlock, WithoutFaultIsRead) {
 }
 
 TEST(CorruptBlock, WithPositionsOutOfOrderOrOfTheBucketIsRefused) {
-  for (const WireFormat format : {kFormats[0], kFormats[2]}) {  // packed ones cannot say so
+  for (const WireFormat format : {kFormats[0], kFormats[2]}) {  // packed ones cannot express it
     for (const Entries& entries : std::vector<Entries>{
              {{3, 1}, {2, 1}}, {{3, 1}, {3, 1}}, {{100, 1}}, {{1, 1}, {kNumel, 1}}, {{-1, 1}}}) {
       ExpectRefused(MessageOf(entries, format), format, "do not ascend within [0, 100)");
@@ -147,7 +147,7 @@ TEST(CorruptBlock, ThatEndsEarlyInAnAllgatherIsRefused) {
   });
 }
 
-/// Sums that overflow are no fault of a message: all ranks know, and refuse the step.
+/// An overflowing sum is no fault of a message: all ranks notice it, and refuse the step.
 TEST(CorruptBlock, IsNotWhatASumThatOverflowsMakes) {
   for (const std::string& name : CollectiveNames()) {
     for (const int size : {2, 3, 4, 7}) {
@@ -167,7 +167,7 @@ TEST(CorruptBlock, IsNotWhatASumThatOverflowsMakes) {
   }
 }
 
-/// What this rank is sent knows of no gradient that is not finite.
+/// A communicator whose received blocks never report a non-finite gradient.
 class Forgetful final : public Communicator {
  public:
   explicit Forgetful(Communicator* comm) : comm_(*comm) {}
@@ -190,11 +190,11 @@ class Forgetful final : public Communicator {
   Communicator& comm_;
 };
 
-/// Else a step that others refuse would count here, with what is not finite.
+/// Otherwise a step that other ranks refuse, with its non-finite values, would count on this one.
 TEST(CorruptBlock, ThatForgetsWhatARankKnowsMakesNoResult) {
   for (const std::string& name : CollectiveNames()) {
     OnRanks(3, [&](Communicator& comm) {
-      const bool knows = comm.Rank() == 2;  // gtopk sends it the result as it is
+      const bool knows = comm.Rank() == 2;  // gtopk sends it the result verbatim
       Bucket bucket(0, {"fc", {8}, {8}, {2}, "top_k", {}, name}, {0, 1});
       std::vector<float> gradient(8, 1.0f), residual(8);
       if (knows) gradient[3] = std::nanf("");

@@ -1,4 +1,4 @@
-/// Kernels that count how much of a segment they look at, and note the thresholds tried.
+/// Kernels that count how many entries of a segment they read, and note the thresholds tried.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_COUNTING_KERNELS_H_
 #define HVD_SPARSE_TESTS_CSRC_COUNTING_KERNELS_H_
@@ -14,7 +14,7 @@ namespace hvd_sparse {
 
 class CountingKernels final : public Kernels {
  public:
-  /// Entries looked at, samples included; those of blocks are not counted, they are few.
+  /// Entries read, samples included; entries of blocks are few and not counted.
   std::int64_t entries() const { return entries_; }
   /// Thresholds above which entries were taken.
   const std::vector<float>& thresholds() const { return thresholds_; }

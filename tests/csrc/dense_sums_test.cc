@@ -1,4 +1,4 @@
-/// The wait for sums that somebody else forms.
+/// DenseSums waits for sums that another party forms.
 
 #include "csrc/exchange/dense_sums.h"
 
@@ -13,7 +13,7 @@ TEST(DenseSums, AWaitForOneStepIsNoneForTheNext) {
   ::setenv("HVD_SPARSE_TIMEOUT", "20", 1);
   bool looked = false;
   DenseSums* own = nullptr;
-  // On the thread that waits: so it has not woken between the two.
+  // Called on the waiting thread, which therefore has not woken in between.
   DenseSums sums([&] {
     if (!looked) own->Interrupt();
     if (!looked) own->Begin(1, false, false);

@@ -1,4 +1,4 @@
-/// What has been sent and is still on its way, over a connection whose receiver reads when told to.
+/// Bytes sent but still in flight, on a connection whose receiver reads on demand.
 
 #include "csrc/comm/departures.h"
 
@@ -20,7 +20,7 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
-/// A stream to a peer that is only a socket.
+/// A stream to a peer that is a bare socket.
 class Sender {
  public:
   explicit Sender(int peer) : stream_(0, peer) {
@@ -34,17 +34,17 @@ class Sender {
 
   const TcpStream* stream() const { return &stream_; }
 
-  /// Sends what the kernel takes of a message of 64 MiB, which is more than it ever takes.
+  /// Sends as much of a message of 64 MiB as the kernel takes, which is never all of it.
   void Send() {
     stream_.Send({stream_.peer(), message_.data(), static_cast<std::int64_t>(message_.size())});
     while (stream_.Move("a test", false)) {
     }
   }
 
-  /// The peer reads a little, if there is anything.
+  /// Makes the peer read a little, if there is anything to read.
   void Read() { ::recv(peer_.get(), read_.data(), read_.size(), MSG_DONTWAIT); }
 
-  /// The peer is gone, with bytes unread.
+  /// Closes the peer's end, with bytes unread.
   void Leave() { peer_.Close(); }
 
  private:

@@ -1,4 +1,4 @@
-/// By what means devices are connected: the same on all ranks, for the same reason everywhere.
+/// Ranks agree on the means that connect their devices: all get the same result and reasons.
 
 #include "csrc/collectives/device_agreement.h"
 
@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kVariable = "HVD_SPARSE_TEST_MEANS";
 
-/// Means that connect nobody.
+/// Device means that never connect.
 class FakeMeans final : public DeviceMeans {
  public:
   FakeMeans(const char* name, char id) : name_(name), id_(id) {}
@@ -54,7 +54,7 @@ class FakeMeans final : public DeviceMeans {
 
 class Agreement : public testing::Test {
  protected:
-  /// What the ranks say of each means, by rank; at first that they want and have them all.
+  /// The ranks' statements on each means, by rank; initially all want and have them all.
   using Said = std::vector<std::vector<Statement>>;
 
   static Said Able(int size) {
@@ -62,7 +62,7 @@ class Agreement : public testing::Test {
                 std::vector<Statement>(2, {Wish::kIfPossible, "", "", "even"}));
   }
 
-  /// What all ranks are told; the same, or the test fails.
+  /// The outcome on all ranks; the test fails if ranks differ.
   struct Told {
     DeviceAgreement agreed;
     std::string thrown;

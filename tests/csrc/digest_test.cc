@@ -17,7 +17,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// What each of several ranks holds; the entries of a lower rank have lower indices.
+/// The values on each rank; the entries of a lower rank have lower indices.
 using Ranks = std::vector<std::vector<float>>;
 
 struct Found {
@@ -46,7 +46,7 @@ Found KeepOn(const Ranks& ranks, std::int64_t k) {
   return found;
 }
 
-/// How many of the k largest entries of all each rank holds; ties go to lower ranks.
+/// Returns how many of the k largest entries overall lie on each rank; ties go to lower ranks.
 std::vector<std::int64_t> NeededOn(const Ranks& ranks, std::int64_t k) {
   std::vector<std::tuple<std::uint32_t, std::size_t>> all;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -60,7 +60,8 @@ std::vector<std::int64_t> NeededOn(const Ranks& ranks, std::int64_t k) {
   return needed;
 }
 
-/// Expects that nothing needed is dropped, and that shares are what they say. Returns all kept.
+/// Expects that no needed entry is dropped, and that shares are upper bounds. Returns the total
+/// kept.
 std::int64_t ExpectSafe(const Ranks& ranks, std::int64_t k) {
   const Found found = KeepOn(ranks, k);
   const std::vector<std::int64_t> needed = NeededOn(ranks, k);

@@ -1,4 +1,4 @@
-/// Ranks that run steps through a driver, piece by piece, for tests of it.
+/// Ranks that run steps through a driver, piece by piece.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_DRIVEN_RANKS_H_
 #define HVD_SPARSE_TESTS_CSRC_DRIVEN_RANKS_H_
@@ -23,10 +23,10 @@ namespace hvd_sparse {
 constexpr std::int64_t kNumel = 64;
 constexpr int kPieces = 4;
 
-/// Pieces of each bucket; below zero: of one that passes.
+/// Numbers of pieces by bucket; negative if the pieces pass.
 using Layout = std::vector<int>;
 
-/// A rank with kPieces pieces. K is everything in the first step, and 1 of each piece afterwards.
+/// A rank with kPieces pieces. K is everything in the first step, and then 1 per piece.
 struct DrivenRank {
   DrivenRank(const std::shared_ptr<LoopbackWorld>& world, int rank, const Layout& layout,
              StepDriver::Hooks hooks = {}, StepRules rules = {})
@@ -63,13 +63,13 @@ struct DrivenRank {
     driver->Begin({residual, states, 1, velocity, {}, room});
   }
 
-  /// The same, and waits until all ranks have begun: whichever ends the step ends it amid that.
+  /// Like Begin, but waits until all ranks have begun, so that ending the step ends it everywhere.
   void BeginTogether(Meeting* begun) {
     Begin();
     begun->Attend();
   }
 
-  /// Whether the piece passed, or else when it is there.
+  /// The outcome of a launch: true if the piece passed, otherwise a future of its result.
   struct Handed {
     bool passed = false;
     std::future<void> done;
@@ -87,7 +87,7 @@ struct DrivenRank {
 
   std::future<void> Launch(int piece) { return Hand(piece).done; }
 
-  /// Somebody else has summed a piece that passed.
+  /// Reports to the driver that the framework has summed a piece that passed.
   void Sum(int piece) { driver->Summed({{Gradient(piece).data(), kNumel, DType::kFloat32}}); }
 
   void End() {
@@ -99,7 +99,7 @@ struct DrivenRank {
     ended.get_future().get();
   }
 
-  /// All gradients are ones.
+  /// Sets all gradients to ones.
   void Fill() {
     for (auto& gradient : gradients) gradient.assign(kNumel, 1.0f);
   }
@@ -121,7 +121,7 @@ struct DrivenRank {
   std::unique_ptr<StepDriver> driver;
 };
 
-/// Runs a program on each of `size` ranks, which are threads.
+/// Runs a program on each of `size` thread ranks.
 inline void OnRanks(int size, const Layout& layout, const std::function<void(DrivenRank&)>& program,
                     StepRules rules = {}) {
   auto world = std::make_shared<LoopbackWorld>(size);
@@ -137,7 +137,7 @@ inline void OnRanks(int size, const Layout& layout, const std::function<void(Dri
 
 inline const Layout kOneByOne = {1, 1, 1, 1};
 
-/// Of the error that a future holds.
+/// Returns the kind of the error that a future holds.
 inline ErrorKind KindOf(std::future<void> done) {
   try {
     done.get();

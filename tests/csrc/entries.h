@@ -50,7 +50,7 @@ inline SparseBlock MakeBlock(const Entries& entries) {
   return block;
 }
 
-/// The entries from `first` on; of a block being written if `count` is given.
+/// Returns the entries from `first` on; `count` gives the number in a block being written.
 inline Entries EntriesOf(const SparseBlock& block, std::int64_t count = -1,
                          std::int64_t first = 0) {
   Entries entries;
@@ -60,7 +60,7 @@ inline Entries EntriesOf(const SparseBlock& block, std::int64_t count = -1,
   return entries;
 }
 
-/// Whether two arrays have the same bits: 0 differs from -0, and NaN equals itself.
+/// Returns success if the arrays have the same bits: 0 differs from -0, and NaN equals itself.
 inline testing::AssertionResult SameBits(Span<const float> a, Span<const float> b) {
   if (a.size != b.size) {
     return testing::AssertionFailure() << "sizes " << a.size << " and " << b.size;
@@ -109,7 +109,7 @@ inline std::vector<float> Awkward(std::int64_t size, int seed) {
   return values;
 }
 
-/// Entries of awkward values at every third position, some with the survived bit.
+/// Returns entries of awkward values at every third position, some with the survived bit.
 inline Entries EveryThird(std::int64_t size, int seed) {
   const std::vector<float> values = Awkward(size, seed);
   Entries entries;

@@ -1,4 +1,4 @@
-/// An exchange that fails midway loses nothing: residuals are what error feedback made them.
+/// An exchange that fails midway loses nothing: residuals are as error feedback left them.
 
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kRanks = 3, kBuckets = 3;
 
-/// Where rank 0 loses its peers: before some transfer of the second bucket.
+/// The failure of rank 0, which loses its peers before some transfer of the second bucket.
 struct Failure {
   int transfer = 0;
   std::atomic<int> started{0};  // ranks that have started all buckets
@@ -111,7 +111,7 @@ void OnRanks(const std::function<void(int)>& program) {
   for (std::thread& rank : ranks) rank.join();
 }
 
-/// Waits for all buckets; returns whether the exchange ended meanwhile.
+/// Waits for all buckets; returns true if the exchange ended meanwhile.
 bool EndsWhileWaiting(Exchange* exchange) {
   try {
     for (int bucket = 0; bucket < kBuckets; ++bucket) {
@@ -126,14 +126,14 @@ bool EndsWhileWaiting(Exchange* exchange) {
 
 class ExchangeFailure : public testing::TestWithParam<SelectOn> {
  protected:
-  /// Expects that no value is lost. A bucket that an exchange's own thread had not yet begun with
-  /// is as it was; all others are what error feedback made them.
+  /// Expects that no value is lost. A bucket that the exchange's own thread had not yet started is
+  /// unchanged; all others are as error feedback left them.
   static void ExpectNothingIsLost(const Memory& memory) {
     if (GetParam() == SelectOn::kEngine && SameBits(memory.residual, memory.before)) return;
     EXPECT_TRUE(SameBits(memory.residual, memory.accumulated));
   }
 
-  /// Rank 0 fails before that transfer of the second of three buckets.
+  /// Runs three buckets; rank 0 fails before that transfer of the second one.
   static void FailBefore(int transfer, std::int64_t numel, const std::string& sparsifier,
                          const std::string& collective, int local_size = 1) {
     SCOPED_TRACE(testing::Message() << sparsifier << ", " << collective << ", " << transfer);
@@ -155,7 +155,7 @@ class ExchangeFailure : public testing::TestWithParam<SelectOn> {
       EXPECT_TRUE(EndsWhileWaiting(&exchange));
       EXPECT_TRUE(failure.happened);
       EXPECT_THROW(exchange.Check(), Error);
-      for (int bucket = 0; bucket < kBuckets; ++bucket) {  // each wait says what has ended it
+      for (int bucket = 0; bucket < kBuckets; ++bucket) {  // each wait reports what ended it
         EXPECT_EQ(Thrown([&] { exchange.Wait(bucket, 1.0); }).kind(), ErrorKind::kPeerLost);
       }
       for (const Memory& bucket : memory) ExpectNothingIsLost(bucket);
@@ -166,8 +166,8 @@ class ExchangeFailure : public testing::TestWithParam<SelectOn> {
 TEST_P(ExchangeFailure, OfAPeerInAnyTransferLosesNothing) {
   for (const std::string& sparsifier : SparsifierNames()) {
     for (const std::string& collective : CollectiveNames()) {
-      // Rank 0 of 3 is a host in a cube: it hears its guest, swaps, and answers.
-      // Splitting finds regions and bounds, and gathers, in two rounds each.
+      // Rank 0 of 3 is a host in a cube: it receives from its guest, swaps, and answers. Splitting
+      // finds regions and bounds, and gathers, in two rounds each.
       const int transfers = collective == "allgather" ? 2 : collective == "split_allgather" ? 7 : 3;
       for (int transfer = 0; transfer < transfers; ++transfer) {
         FailBefore(transfer, 2000, sparsifier, collective);
@@ -236,7 +236,7 @@ TEST_P(ExchangeFailure, AfterAStepThatOneRankHasCommittedLetsAllCommitIt) {
       EXPECT_NO_THROW(exchange.Commit(""));
     }
     EXPECT_EQ(Thrown([&] { exchange.Check(); }).kind(), ErrorKind::kExchangeFailed);
-    EXPECT_FALSE(SameBits(memory.residual, memory.accumulated));  // what was taken is applied
+    EXPECT_FALSE(SameBits(memory.residual, memory.accumulated));  // taken entries are applied
   });
 }
 

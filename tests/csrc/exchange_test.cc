@@ -23,7 +23,7 @@ BucketSpec Spec(const std::string& name) {
   return {name, {kNumel}, {kNumel}, {kNumel}, "top_k", {}, "gtopk"};
 }
 
-/// Buffers of one bucket on one rank, and what a step with them is.
+/// Buffers of one bucket on one rank, and the launch of a step with them.
 struct Memory {
   std::vector<float> gradient = std::vector<float>(kNumel, 1.0f);
   std::vector<float> residual = std::vector<float>(kNumel, 0.0f);
@@ -192,7 +192,7 @@ TEST_P(ExchangeTest, WhatOneRankEndsEndsForAllAndPutsDeliveredEntriesBack) {
     if (exchange.Rank() == 2) {
       exchange.Fail("enough");
     } else {
-      // The peers may hear of it before or while they wait.
+      // The peers may learn of it before or while they wait.
       const auto kind = KindOf([&] {
         exchange.Start(1, memory[1].Step(kNumel));
         WaitFor(exchange, 1);
@@ -258,7 +258,7 @@ TEST_P(ExchangeTest, SwapsRunBetweenStepsAndNeverBesideABucket) {
       ASSERT_EQ(KindOf([&] { exchange.Swap(peer, 1, 1); }), ErrorKind::kInvalidArgument);
       refused = true;
     } else {
-      while (!refused) std::this_thread::yield();  // till then the bucket of rank 0 is in flight
+      while (!refused) std::this_thread::yield();  // until then, the bucket of rank 0 is in flight
       exchange.Start(0, memory.Step(kNumel));
     }
     WaitFor(exchange, 0);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kNone = -1;
 std::atomic<int> of_new_threads{kNone};
-thread_local int left_until_failure = of_new_threads;  // as it is at a thread's first allocation
+thread_local int left_until_failure = of_new_threads;  // its value at a thread's first allocation
 thread_local bool failed = false;
 
 bool FailsNow() {

@@ -1,17 +1,17 @@
-/// Lets an allocation of this thread fail, for tests of what happens then.
+/// Makes an allocation of this thread fail, for tests of running out of memory.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_FAILING_ALLOCATIONS_H_
 #define HVD_SPARSE_TESTS_CSRC_FAILING_ALLOCATIONS_H_
 
 namespace hvd_sparse {
 
-/// The `number`-th allocation of this thread from now on (0: the next one) fails, once.
+/// Makes the `number`-th allocation of this thread from now on (0: the next one) fail, once.
 void FailAllocation(int number);
 
-/// The same of each thread that is started from now on; below 0: of none.
+/// Does the same for each thread started from now on; below 0: for none.
 void FailAllocationOfNewThreads(int number);
 
-/// No allocation of this thread fails any more; returns whether one has.
+/// Stops failing allocations of this thread; returns true if one has failed.
 bool StopFailingAllocations();
 
 }  // namespace hvd_sparse

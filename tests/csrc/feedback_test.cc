@@ -1,4 +1,4 @@
-/// Error feedback and taking, as kernels.h promises them, against plain loops and bit for bit.
+/// Error feedback and taking, as specified in kernels.h, compared with plain loops bit for bit.
 
 #include <gtest/gtest.h>
 
@@ -16,27 +16,27 @@
 namespace hvd_sparse {
 namespace {
 
-/// Around the sizes of vectors, chunks and the parts of threads.
+/// Sizes around those of vectors, chunks and the parts of threads.
 const std::vector<std::int64_t> kPassSizes = {0,   1,   31,  32,    127,   128,   129,
                                               511, 512, 513, 65535, 65536, 65537, 200000};
 
 constexpr Index kOffset = 1000;      // of the residual in its bucket
-constexpr std::int64_t kFilled = 3;  // entries that are in the block already
+constexpr std::int64_t kFilled = 3;  // entries already in the block
 
 struct Scaling {
   float decay, scale;
 };
 constexpr Scaling kScalings[] = {{1, 1}, {0.9f, 0.3f}};
 
-/// How far apart the entries are that are not finite: some in every chunk, or in few of them.
+/// Distances between non-finite entries: some in every chunk, or in few of them.
 constexpr std::int64_t kStrides[] = {97, 7001};
 
-/// Awkward values in T, some of them not finite.
+/// Returns awkward values in T, some of them not finite.
 template <typename T>
 std::vector<T> AwkwardGradient(std::int64_t size, std::int64_t stride) {
   std::vector<T> gradient;
   for (const float value : Awkward(size, 21)) {
-    // Halves would overflow in every chunk.
+    // Large halves would overflow in every chunk.
     const bool narrow = sizeof(T) == 2 && std::fabs(value) > 1e3f && stride > 1000;
     gradient.push_back(Narrow<T>(narrow ? 1e-35f * value : value));
   }
@@ -56,7 +56,7 @@ Feedback FeedbackOf(std::vector<T>& gradient, Scaling scaling, std::vector<float
   return {{gradient.data(), size, kDTypeOf<T>}, scaling.decay, scaling.scale, residual};
 }
 
-/// What a pass leaves behind.
+/// Results of one pass.
 struct Outcome {
   std::vector<float> residual;
   Entries taken;
@@ -97,7 +97,7 @@ Outcome PlainTake(std::vector<float> residual, float threshold, std::int64_t roo
   return outcome;
 }
 
-/// Runs take(residual, limit, block) with a block that has so much room.
+/// Runs take(residual, limit, block) with a block that has `room`.
 template <typename Take>
 Outcome RunTake(const std::vector<float>& residual, std::int64_t room, Take take) {
   constexpr float kUntouched = -7;
@@ -123,7 +123,7 @@ Outcome RunTakeAbove(const std::vector<float>& residual, float threshold, std::i
                  });
 }
 
-/// No room, almost none, less than a chunk, all but one, just enough, and more than enough.
+/// Returns no room, almost none, less than a chunk, just enough, one more, and far more.
 std::set<std::int64_t> Rooms(std::int64_t above) {
   std::set<std::int64_t> rooms = {0, 1, 100, above, above + 1, above + 600};
   if (above > 0) rooms.insert(above - 1);
@@ -152,8 +152,8 @@ TYPED_TEST(FeedbackOfType, AccumulateEqualsThePlainLoop) {
   }
 }
 
-/// AccumulateAndTake with all kinds of room, against error feedback and taking one after the other
-/// and the plain loops.
+/// Compares AccumulateAndTake, for all kinds of room, with error feedback followed by taking, and
+/// with the plain loops.
 template <typename T>
 void ExpectFusedEqualsPlain(std::vector<T> gradient, Scaling scaling, float threshold) {
   const auto size = static_cast<std::int64_t>(gradient.size());

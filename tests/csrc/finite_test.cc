@@ -1,4 +1,4 @@
-/// Whether gradients are finite: wherever the entry is, in every number type.
+/// Non-finite gradients are found wherever the entry is, in every number type.
 
 #include <gtest/gtest.h>
 

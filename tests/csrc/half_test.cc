@@ -1,4 +1,4 @@
-/// Narrow numbers: every bit pattern there is, and rounding against exact arithmetic.
+/// Narrow numbers: all bit patterns, and rounding compared with exact arithmetic.
 
 #include "csrc/kernels/half.h"
 
@@ -11,7 +11,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// The value of a float16 by definition.
+/// Returns the value of a float16 by definition.
 double ValueOf(Float16 half) {
   const int exponent = (half.bits >> 10) & 31, fraction = half.bits & 1023;
   const double sign = half.bits & 0x8000 ? -1 : 1;
@@ -25,7 +25,7 @@ double ValueOf(Float16 half) {
 bool IsNan(Float16 half) { return (half.bits & 0x7fff) > 0x7c00; }
 bool IsNan(BFloat16 half) { return (half.bits & 0x7fff) > 0x7f80; }
 
-/// What lies between two neighbours goes to the nearer, the middle to the even one.
+/// Expects values between two neighbours to round to the nearer, and the middle to the even one.
 template <typename Half>
 void ExpectRoundsToNearestEven(std::uint16_t first, std::uint16_t last) {
   for (std::uint32_t b = first; b < last; ++b) {

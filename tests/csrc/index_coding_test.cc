@@ -1,4 +1,4 @@
-/// Packed positions: they come back, take what is promised, and nothing else passes for them.
+/// Packed positions: they round-trip, have the promised size, and malformed codes are refused.
 
 #include "csrc/wire/index_coding.h"
 
@@ -23,10 +23,10 @@ IndexShape ShapeOf(const Positions& positions) {
   return {static_cast<std::int64_t>(positions.size()), positions.front(), positions.back()};
 }
 
-/// `count` of the positions below `numel`.
+/// Draws `count` of the positions below `numel`.
 Positions Draw(std::int64_t count, std::int64_t numel, std::mt19937* random) {
   Positions positions;
-  if (count > numel / 8) {  // each is taken with the probability that still fits
+  if (count > numel / 8) {  // each is taken with the probability still needed
     for (std::int64_t i = 0; i < numel; ++i) {
       const std::int64_t wanted = count - static_cast<std::int64_t>(positions.size());
       if (static_cast<std::int64_t>((*random)() % (numel - i)) < wanted) {
@@ -43,7 +43,7 @@ Positions Draw(std::int64_t count, std::int64_t numel, std::mt19937* random) {
   return positions;
 }
 
-/// Memory of exactly the code's size, so that a sanitizer sees any byte beyond.
+/// Returns the code in memory of exactly its size, so that a sanitizer finds overruns.
 std::vector<std::uint8_t> Encoded(const Positions& positions) {
   std::vector<std::uint8_t> code(static_cast<std::size_t>(ShapeOf(positions).Bytes()), 0xa5);
   EncodeIndices(positions.data(), ShapeOf(positions), code.data());
@@ -56,14 +56,14 @@ void ExpectComesBack(const Positions& positions) {
   Positions decoded(positions.size(), -1);
   ASSERT_TRUE(DecodeIndices(code.data(), shape.Bytes(), shape, decoded.data()));
   ASSERT_EQ(decoded, positions);
-  code.resize(code.size() + 64);  // what may be read behind the code changes nothing
+  code.resize(code.size() + 64);  // bytes after the code change nothing
   decoded.assign(positions.size(), -1);
   ASSERT_TRUE(DecodeIndices(code.data(), shape.Bytes() + 64, shape, decoded.data()));
   ASSERT_EQ(decoded, positions);
 
   const double density = static_cast<double>(positions.size()) / static_cast<double>(shape.Span());
   const double bits = static_cast<double>(positions.size()) * (std::log2(1 / density) + 2);
-  ASSERT_LE(shape.Bytes(), bits / 8 + 16);  // both parts are filled up to 8 bytes
+  ASSERT_LE(shape.Bytes(), bits / 8 + 16);  // both parts are padded to 8 bytes
 }
 
 TEST(IndexCoding, RandomPositionsOfAnyDensityComeBack) {
@@ -145,7 +145,7 @@ TEST(IndexCoding, ACorruptCodeIsRefusedOrHoldsPositionsInOrder) {
         if (round % 3 == 1) {
           for (std::uint8_t& byte : code) byte = static_cast<std::uint8_t>(random());
         }
-        // Exactly as much room as there are positions.
+        // The room is exactly the number of positions.
         Positions decoded(static_cast<std::size_t>(shape.count));
         if (!DecodeIndices(code.data(), shape.Bytes(), shape, decoded.data())) {
           ++refused;

@@ -1,4 +1,4 @@
-/// Where ranks check, no bucket is exchanged by ranks that are about to do different things.
+/// Checking ranks refuse to exchange a bucket if they are about to do different things.
 
 #include "csrc/exchange/intent.h"
 
@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::int64_t kNumel = 64;
 
-/// A bucket, and what a step brings to it.
+/// A bucket, and the launch of a step with it.
 struct Work {
   BucketSpec spec{"layer", {kNumel}, {32, 32}, {32, 32}, "top_k", {}, "gtopk"};
   std::vector<float> gradient = std::vector<float>(kNumel, 1.0f);
@@ -42,7 +42,7 @@ struct Work {
   }
 };
 
-/// Runs one step on each rank, of which the last one does what `other` has changed; what they met.
+/// Runs one step on each rank, the last one changed by `other`; returns the ranks' errors.
 std::vector<std::string> ErrorsOf(int size, const std::function<void(Work*)>& other) {
   auto world = std::make_shared<LoopbackWorld>(size);
   std::vector<std::string> errors(static_cast<std::size_t>(size));
@@ -55,7 +55,7 @@ std::vector<std::string> ErrorsOf(int size, const std::function<void(Work*)>& ot
       if (rank == size - 1) other(&work);
       const int bucket = exchange.AddBucket(work.spec);
       exchange.Note(work.note);
-      bool started = false;  // others may have disagreed before
+      bool started = false;  // ranks may have disagreed before
       try {
         exchange.Start(bucket, work.Step());
         started = true;
@@ -74,7 +74,7 @@ std::vector<std::string> ErrorsOf(int size, const std::function<void(Work*)>& ot
   return errors;
 }
 
-/// How the last rank differs, and what the two sides then say.
+/// A change on the last rank, and the two sides' words in the errors.
 struct Difference {
   std::string name;
   std::function<void(Work*)> change;
@@ -147,7 +147,7 @@ TEST(Intent, CountsTheStepsOfTheExchange) {
       Work work;
       std::string text;
       for (int step = 0; step < 4; ++step) {
-        if (step == 2) exchange.ClearBuckets();  // a new plan does not begin anew
+        if (step == 2) exchange.ClearBuckets();  // a new plan does not reset the step
         const int bucket = step % 2 == 0 ? exchange.AddBucket(work.spec) : step / 2;
         if (step == 3) exchange.Note(Concat("I am rank ", rank));
         try {

@@ -1,5 +1,5 @@
-/// What joins a gradient that travels dense: what was owed is in the gradient or in the rest,
-/// exactly, and the next velocity beside them.
+/// Joining residual and velocity with a gradient that is summed dense: every value is in the
+/// gradient or in the rest, exactly, and the next velocity is right.
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 using Entries = std::vector<std::pair<Index, float>>;
 
-/// With a residual alone.
+/// Returns an Along with only a residual.
 Along Owed(const std::vector<float>& residual, float decay, float scale) {
   Along along;
   along.residual = residual;

@@ -15,7 +15,7 @@ constexpr int kMostTestThreads = 3;
 constexpr int kMostTestThreads = 1;
 #endif
 
-/// So many kernel threads while it lives, then one again.
+/// Sets the number of kernel threads while it lives, then 1 again.
 class WithKernelThreads {
  public:
   explicit WithKernelThreads(int threads) { SetKernelThreads(threads); }
@@ -24,7 +24,7 @@ class WithKernelThreads {
   WithKernelThreads& operator=(const WithKernelThreads&) = delete;
 };
 
-/// Calls test() with 1, 2 and 3 threads; with 1 alone where the build has no OpenMP.
+/// Calls test() with 1, 2 and 3 threads; with 1 alone if the build has no OpenMP.
 template <typename Test>
 void WithOneToThreeThreads(Test test) {
   for (int count = 1; count <= kMostTestThreads; ++count) {

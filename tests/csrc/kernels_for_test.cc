@@ -1,4 +1,4 @@
-/// Which kernels serve a device, and what a build or a machine without one says.
+/// The kernels that serve a device, and the errors of a build or a machine without one.
 
 #include "csrc/kernels/kernels_for.h"
 

@@ -1,4 +1,4 @@
-/// Counting, the exact top-k and taking at positions, against plain loops.
+/// Counting, the exact top-k and taking at positions, compared with plain loops.
 
 #include "csrc/kernels/kernels.h"
 
@@ -18,7 +18,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// The exact top-k by sorting: zeros and NaN never, ties to the lower index.
+/// Returns the exact top-k by sorting: never zeros or NaN, ties to the lower index.
 Entries SortedTopK(const std::vector<float>& dense, std::int64_t k, Index offset = 0) {
   std::vector<Index> order;
   for (std::size_t i = 0; i < dense.size(); ++i) {
@@ -66,7 +66,7 @@ TEST(CountAbove, CountsMagnitudesAndNeverNan) {
 
 // ---- Exact top-k --------------------------------------------------------------------------------
 
-/// What an exact top-k takes. Expects that it leaves all else, bit for bit.
+/// Returns the entries that an exact top-k takes. Expects all others to stay, bit for bit.
 Entries TopKOf(const std::vector<float>& dense, std::int64_t k, Index offset = 0) {
   constexpr std::int64_t kFilled = 2;
   std::vector<float> residual = dense;
@@ -105,14 +105,14 @@ TEST(TopK, EqualsSortingWhereASampleGuessesTheFloor) {
   for (float& value : dense) value = gaussian(random);
   for (const std::int64_t k : {1, 300, 5000}) EXPECT_EQ(TopKOf(dense, k), SortedTopK(dense, k));
 
-  // The sample sees only the large entries at the front of each stretch that it looks at.
+  // The sample sees only the large entries at the front of each stretch that it reads.
   std::fill(dense.begin(), dense.end(), 0.25f);
   for (std::size_t i = 0; i < dense.size(); i += 2) dense[i] = kTiny;
   for (const std::int64_t k : {300, 5000}) EXPECT_EQ(TopKOf(dense, k), SortedTopK(dense, k));
 }
 
 TEST(TopK, FloorGuessedTooHighIsCorrected) {
-  // Large entries exactly where the sample looks, too few of them for k.
+  // Large entries lie exactly at the sample's places, but are fewer than k.
   std::vector<float> dense(1 << 20, 0.0f), positions(dense.size()), sample;
   std::iota(positions.begin(), positions.end(), 0.0f);
   for (std::size_t i = 0; i < dense.size(); ++i) dense[i] = 1e-3f * static_cast<float>(i % 1009);

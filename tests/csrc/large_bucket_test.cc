@@ -1,4 +1,4 @@
-/// A bucket of more than 2^31 bytes: no size or offset may pass through 32 bits.
+/// A bucket of more than 2^31 bytes: no size or offset may be computed in 32 bits.
 
 #include <gtest/gtest.h>
 
@@ -19,14 +19,14 @@ struct Free {
 template <typename T>
 using Zeros = std::unique_ptr<T[], Free>;
 
-/// Memory that the system clears and that costs nothing until it is written.
+/// Returns memory that the system clears and that takes no pages until it is written.
 template <typename T>
 Zeros<T> MakeZeros(std::int64_t size) {
   return Zeros<T>(static_cast<T*>(std::calloc(static_cast<std::size_t>(size), sizeof(T))));
 }
 
 TEST(LargeBucket, EntriesBeyondTwoToThe31BytesAreExchanged) {
-  constexpr std::int64_t kNumel = (std::int64_t{1} << 29) + 12345;  // 2 GiB and more of residual
+  constexpr std::int64_t kNumel = (std::int64_t{1} << 29) + 12345;  // a residual of more than 2 GiB
   const std::vector<std::int64_t> positions = {0, 1 << 20, (1 << 29) - 1, 1 << 29, kNumel - 1};
   constexpr std::uint16_t kOne = 0x3c00;  // 1.0 as float16
   auto gradient = MakeZeros<std::uint16_t>(kNumel);

@@ -1,4 +1,4 @@
-/// Every rank learns of a death, and of nothing that is none. Ranks are processes.
+/// Every rank learns of a death, and of nothing else. Ranks are processes.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// What a rank process does; see the commands.
+/// Runs a rank process, which obeys the commands below.
 int ServeCommands(std::unique_ptr<Lifeline> lifeline, const Instructions& instructions) {
   instructions.Answer("connected");
   while (true) {
@@ -31,10 +31,10 @@ int ServeCommands(std::unique_ptr<Lifeline> lifeline, const Instructions& instru
         lifeline->Acknowledge();
         instructions.Answer("acknowledged");
         break;
-      case 'g':  // goodbye
+      case 'g':  // leave cleanly
         lifeline.reset();
         return 0;
-      case 'x':  // exit without goodbye
+      case 'x':  // exit without leaving
         ::_exit(0);
       case 'f': {  // fork, like a data loader
         const int worker = ::fork();
@@ -51,7 +51,7 @@ int ServeCommands(std::unique_ptr<Lifeline> lifeline, const Instructions& instru
   }
 }
 
-/// Ranks 1 to size - 1 as processes, rank 0 here; or rank 0 as a process as well.
+/// Ranks 1 to size - 1 as processes, and rank 0 in this process or as a process as well.
 struct Ranks {
   Ranks(int size, bool hub_is_process) {
     std::string address;
@@ -85,7 +85,7 @@ struct Ranks {
 
   RankProcess& operator[](int rank) { return *processes[rank]; }
 
-  /// All but `rank` report this.
+  /// Expects this report from all ranks except `rank`.
   void ExpectReports(int rank, const std::string& expected) {
     for (std::size_t other = 0; other < processes.size(); ++other) {
       if (processes[other] && static_cast<int>(other) != rank) processes[other]->Command('r');
@@ -201,13 +201,13 @@ TEST(Lifeline, ADeathOutranksWhatItLeadsTo) {
 
 // ----------------------------------------------------------------- ending processes that hang
 
-/// While it exists, processes are ended 0.2 s after an unacknowledged death.
+/// Shortens the time from an unacknowledged death to the abort to 0.2 s while it lives.
 struct ShortAbort {
   ShortAbort() { ::setenv("HVD_SPARSE_ABORT_SECONDS", "0.2", 1); }
   ~ShortAbort() { ::unsetenv("HVD_SPARSE_ABORT_SECONDS"); }
 };
 
-/// Rank 1 of two, in a process; its stderr goes into its answers.
+/// Starts rank 1 of two as a process, whose stderr goes into its answers.
 std::unique_ptr<RankProcess> RankOne(const std::string& address) {
   return std::make_unique<RankProcess>([&](const Instructions& instructions) {
     instructions.TakeStderr();
@@ -217,7 +217,7 @@ std::unique_ptr<RankProcess> RankOne(const std::string& address) {
   });
 }
 
-/// Rank 0 of two, in a process.
+/// Starts rank 0 of two as a process.
 std::unique_ptr<RankProcess> RankZero() {
   return std::make_unique<RankProcess>([&](const Instructions& instructions) {
     auto lifeline = std::make_unique<Lifeline>(0, 2, kName);
@@ -262,7 +262,7 @@ TEST(Lifeline, WhoeverLeavesIsWarnedOfADeathOfWhichNobodyHasHeard) {
     const auto zero = RankZero();
     const auto one = RankOne(zero->Answer());
     EXPECT_EQ(one->Answer(), "connected");
-    one->Command('r');  // waits for it
+    one->Command('r');  // waits for the report
     zero->Kill(SIGKILL);
     const std::string death = one->Answer();
     if (known) {

@@ -1,5 +1,4 @@
-/// Every rank learns that another left or failed; how the connections come about. Ranks are
-/// threads.
+/// Every rank learns that another left or failed; and how connections are made. Ranks are threads.
 
 #include "csrc/comm/lifeline.h"
 
@@ -94,7 +93,7 @@ TEST_P(LifelineSizes, ARankThatLeavesIsReportedAfterTheGracePeriod) {
   }
 }
 
-/// Takes a rank's lifeline and lets it go on a thread of its own.
+/// Destroys a rank's lifeline on a thread of its own.
 std::future<void> Leave(std::unique_ptr<Lifeline>* lifeline) {
   return std::async(std::launch::async,
                     [leaving = std::move(*lifeline)]() mutable { leaving.reset(); });
@@ -113,9 +112,9 @@ TEST_P(LifelineSizes, ARankThatLeftAfterTheStepOfAnotherIsNotMissedAtOnce) {
     for (const auto& lifeline : lifelines) {
       if (!lifeline) continue;
       lifeline->Committed(2);
-      EXPECT_NE(Report(*lifeline, 0), "(none)");  // where nothing can be under way any more
+      EXPECT_NE(Report(*lifeline, 0), "(none)");  // for ranks with nothing in flight any more
       EXPECT_FALSE(lifeline->CurrentFailure(1e-9));
-      lifeline->Committed(3);  // now this rank is in a step that the other has not made
+      lifeline->Committed(3);  // now this rank is in a step that the other has not committed
       EXPECT_TRUE(lifeline->CurrentFailure(1e-9));
     }
   }
@@ -123,7 +122,7 @@ TEST_P(LifelineSizes, ARankThatLeftAfterTheStepOfAnotherIsNotMissedAtOnce) {
 
 TEST_P(LifelineSizes, ARankLeavesWhenAllAreThroughWithItsLastStepOrLeaveToo) {
   const int size = GetParam();
-  if (size < 2) return;  // it has nobody to wait for
+  if (size < 2) return;  // there is nobody to wait for
   for (const int rank : {0, size - 1}) {
     for (const bool others_leave : {false, true}) {
       Lifelines lifelines = ConnectedLifelines(size);
@@ -168,7 +167,7 @@ TEST(Lifeline, ARankWaitsForNobodyOnceTheExchangeHasEnded) {
 
 TEST_P(LifelineSizes, AStepThatAFailedRankIsThroughWithIsTakenByAll) {
   const int size = GetParam();
-  if (size < 3) return;  // it takes one that fails, one that knows, and one that is late
+  if (size < 3) return;  // a failed rank, one that committed, and a late one
   for (const int rank : {0, 1, size - 1}) {
     Lifelines lifelines = ConnectedLifelines(size);
     const int late = (rank + 1) % size;
@@ -179,7 +178,7 @@ TEST_P(LifelineSizes, AStepThatAFailedRankIsThroughWithIsTakenByAll) {
       if (other == late) continue;
       EXPECT_EQ(Report(*lifelines[other], kNever), expected);
     }
-    EXPECT_EQ(Report(*lifelines[late], 0), expected);  // where nothing can be under way any more
+    EXPECT_EQ(Report(*lifelines[late], 0), expected);  // for ranks with nothing in flight any more
     EXPECT_FALSE(lifelines[late]->CurrentFailure());
     EXPECT_FALSE(lifelines[late]->FailureAtEnd());
     const auto leaving = Leave(&lifelines[rank]);
@@ -296,7 +295,7 @@ TEST(Lifeline, AnUnreachableHubIsNamedWithItsAddresses) {
                                               ") for exchange 'optimizer.0': Connection refused"));
 }
 
-/// Comes as rank 1 of three, with a handshake and a record.
+/// Connects as rank 1 of three, with a handshake and a record.
 std::optional<LifelineConnection> ComeAsRank1(const ListenAddress& address) {
   CallerHandshake handshake(BeginConnecting("127.0.0.1", address.port), address.key, 1, 0);
   const auto ended = [&] { return handshake.Advance() != HandshakeStatus::kUnderWay; };
@@ -323,7 +322,7 @@ TEST(Lifeline, ARankThatDiesBeforeAllHaveComeIsNamedOnAllAtOnce) {
   EXPECT_EQ(of_hub.get(),
             "rank 1 of 4 (host h, pid 1) has died while the ranks connected for exchange "
             "'optimizer.0'");
-  const std::string told = of_other.get();  // or it met that when it came
+  const std::string told = of_other.get();  // depends on when it connected
   EXPECT_TRUE(told.find("rank 1 of 4 (host h, pid 1) has died") == 0 ||
               told.find("rank 2 of 4 could not connect to rank 0 (") == 0)
       << told;

@@ -1,4 +1,4 @@
-/// What the tests of the lifeline share.
+/// Helpers for the tests of the lifeline.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_LIFELINE_TESTING_H_
 #define HVD_SPARSE_TESTS_CSRC_LIFELINE_TESTING_H_
@@ -15,9 +15,9 @@
 namespace hvd_sparse {
 
 inline constexpr char kName[] = "optimizer.0";
-inline constexpr double kNever = 1e6;  // a grace period that does not end
+inline constexpr double kNever = 1e6;  // a grace period that never ends
 
-/// Polls until `condition` holds; false if it does not within 20 s.
+/// Polls until `condition` holds; returns false if it does not within `seconds`.
 inline bool Eventually(const std::function<bool()>& condition, double seconds = 20) {
   for (const auto deadline = After(seconds); Clock::now() < deadline;) {
     if (condition()) return true;
@@ -26,7 +26,7 @@ inline bool Eventually(const std::function<bool()>& condition, double seconds = 
   return condition();
 }
 
-/// What `lifeline` reports in the end, as text; "(none)" if nothing.
+/// Returns the failure that `lifeline` finally reports, as text; "(none)" if there is none.
 inline std::string Report(const Lifeline& lifeline, double grace_seconds = 0) {
   std::optional<Lifeline::Failure> failure;
   Eventually([&] { return (failure = lifeline.CurrentFailure(grace_seconds)).has_value(); });

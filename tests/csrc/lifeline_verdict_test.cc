@@ -1,5 +1,5 @@
-/// Which steps a failure ends; of which deaths the user of a process has been told, where it has
-/// several exchanges.
+/// The verdict: which steps a failure ends, and which deaths the user of a process with several
+/// exchanges has been told of.
 
 #include "csrc/comm/lifeline_verdict.h"
 
@@ -18,7 +18,7 @@ TEST(LifelineVerdict, AFailureEndsItsStepAndThoseAfterIt) {
   EXPECT_TRUE(verdict.Failed(1, ErrorKind::kExchangeFailed, "enough", 5));
   EXPECT_FALSE(verdict.Current(kShort));
   EXPECT_FALSE(verdict.AtEnd());
-  EXPECT_TRUE(verdict.Current(0));  // where nothing can be under way any more
+  EXPECT_TRUE(verdict.Current(0));  // as when nothing can be in flight any more
   EXPECT_TRUE(verdict.CanCome(5));
   EXPECT_FALSE(verdict.CanCome(6));
   verdict.Committed(5);
@@ -58,7 +58,7 @@ TEST(LifelineVerdict, WhoeverWasToldOfADeathByOneExchangeKnowsItInAll) {
   one.Acknowledge();
   EXPECT_FALSE(one.UnacknowledgedDeath());
   EXPECT_FALSE(other.UnacknowledgedDeath());
-  late.Lost(2, kDied);  // by a connection that took longer to break
+  late.Lost(2, kDied);  // over a connection that took longer to break
   EXPECT_FALSE(late.UnacknowledgedDeath());
 }
 

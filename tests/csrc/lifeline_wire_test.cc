@@ -1,4 +1,5 @@
-/// Records arrive whole and in order, however the stream cuts them; nonsense breaks the connection.
+/// Records arrive whole and in order, however the stream cuts them; malformed ones break the
+/// connection.
 
 #include "csrc/comm/lifeline_wire.h"
 
@@ -14,7 +15,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// Two ends of a stream; bytes can be put into it past the framing.
+/// Two ends of a stream; tests can write bytes to it that bypass the framing.
 struct Wire {
   Wire() {
     int ends[2];

@@ -8,12 +8,12 @@
 
 namespace hvd_sparse {
 
-/// Of so many threads, which may meet again and again.
+/// A reusable barrier for a fixed number of threads.
 class Meeting {
  public:
   explicit Meeting(int threads) : threads_(threads) {}
 
-  /// Returns when all have come.
+  /// Returns when all threads have called it.
   void Attend() {
     std::unique_lock lock(mutex_);
     const int before = meetings_;

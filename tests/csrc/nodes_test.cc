@@ -1,4 +1,4 @@
-/// Where ranks lie on their nodes, and groups of them that talk among themselves.
+/// The placement of ranks on their nodes, and groups of ranks that communicate among themselves.
 
 #include "csrc/comm/nodes.h"
 

@@ -1,4 +1,4 @@
-/// Whichever allocation of a rank fails: the step ends on all ranks, and its residuals lose
+/// Whichever allocation of a rank fails, the step ends on all ranks, and its residuals lose
 /// nothing.
 
 #include <gtest/gtest.h>
@@ -24,15 +24,14 @@ namespace {
 constexpr int kRanks = 3, kVictim = 1, kBuckets = 2;
 constexpr std::int64_t kNumel = 600;
 
-/// What is the same in all buckets.
+/// The settings common to all buckets.
 struct Kind {
   std::string sparsifier, collective;
   WireFormat wire;
   float momentum = 0;  // 0: there is no velocity
 };
 
-/// A bucket of two gradients and two segments on a rank; its residual, and its velocity, are empty
-/// at first.
+/// A rank's bucket of two gradients and two segments; its residual and velocity are zero at first.
 class Memory {
  public:
   explicit Memory(int seed, float momentum = 0) : momentum_(momentum) {
@@ -66,7 +65,7 @@ class Memory {
     return launch;
   }
 
-  /// Whether error feedback is done, all of it, or not even begun.
+  /// Returns true if error feedback is complete, or not even started unless `all_accumulated`.
   bool LostNothing(bool all_accumulated) const {
     const auto is = [this](const std::vector<float>& what) {
       return SameBits(residual, what) && (velocity.empty() || SameBits(velocity, what));
@@ -84,10 +83,10 @@ class Memory {
   std::vector<SelectionState> states_ = std::vector<SelectionState>(2);
 };
 
-/// Where an allocation fails: on the thread that starts buckets, or on the exchange's own.
+/// The thread on which an allocation fails: the one that starts buckets, or the exchange's own.
 enum class Where { kStart, kExchange };
 
-/// Lets an allocation of the exchange's thread fail, from the first transfer of the step on.
+/// Makes an allocation of the exchange's thread fail, from the first transfer of the step on.
 class ArmingCommunicator final : public LoopbackCommunicator {
  public:
   ArmingCommunicator(std::shared_ptr<LoopbackWorld> world, int rank, int allocation)
@@ -103,8 +102,8 @@ class ArmingCommunicator final : public LoopbackCommunicator {
   int allocation_;
 };
 
-/// Waits for the first buckets, until their memory is left alone; returns whether the exchange
-/// ended.
+/// Waits for the first `buckets` buckets, until their memory is released; returns true if the
+/// exchange ended.
 bool EndsWhileWaiting(Exchange* exchange, int buckets) {
   bool ended = false;
   for (int bucket = 0; bucket < buckets; ++bucket) {
@@ -123,7 +122,7 @@ bool EndsWhileWaiting(Exchange* exchange, int buckets) {
   return ended;
 }
 
-/// Runs a step in which that allocation of the victim fails; returns whether there was one.
+/// Runs a step in which that allocation of the victim fails; returns true if there was one.
 bool FailsAt(int allocation, Where where, const Kind& kind) {
   auto world = std::make_shared<LoopbackWorld>(kRanks);
   std::atomic<bool> any{false};
@@ -142,7 +141,7 @@ bool FailsAt(int allocation, Where where, const Kind& kind) {
     int started = 0;
     std::string error;
     try {
-      // From the first one on, of which this thread has no memory yet.
+      // From the first bucket on, whose memory this thread has not allocated yet.
       if (victim && where == Where::kStart) FailAllocation(allocation);
       for (; started < kBuckets; ++started) {
         exchange.Start(started, std::move(launches[static_cast<std::size_t>(started)]));
@@ -164,8 +163,7 @@ bool FailsAt(int allocation, Where where, const Kind& kind) {
     if (error.empty()) return;  // it had all it needed before the victim failed, if any did
     EXPECT_TRUE(EndsWhileWaiting(&exchange, started));
     for (int bucket = 0; bucket < kBuckets; ++bucket) {
-      // Where selecting could not begin, or the exchange had ended before, gradients are where they
-      // were.
+      // Gradients are unchanged if selecting could not begin, or the exchange had ended before.
       const bool accumulated = exchange.Stats(bucket).select_end > 0;
       EXPECT_TRUE(memory[static_cast<std::size_t>(bucket)].LostNothing(accumulated))
           << "bucket " << bucket << " of rank " << rank << ", " << error;
@@ -229,7 +227,7 @@ TEST(OutOfMemory, WhicheverAllocationOfAnEndFailsAllRanksHearOfIt) {
 }
 
 TEST(OutOfMemory, WhicheverAllocationOfAClosingFailsNothingIsLost) {
-  for (const int size : {1, 2}) {  // the bucket arrives, or waits for a rank that never comes
+  for (const int size : {1, 2}) {  // the bucket completes, or waits for a rank that never comes
     for (int allocation = 0;; ++allocation) {
       auto world = std::make_shared<LoopbackWorld>(size);
       Memory memory(1);
@@ -265,7 +263,7 @@ TEST(Commit, TakesNoMemory) {
       FailAllocation(0);
       EXPECT_NO_THROW(exchange.Commit(""));
       EXPECT_FALSE(StopFailingAllocations());
-      // What was delivered has left the velocity, and the residual, alike.
+      // Delivered entries have left velocity and residual alike.
       EXPECT_TRUE(SameBits(memory.velocity, memory.residual));
       EXPECT_FALSE(SameBits(memory.velocity, memory.given));
     });

@@ -1,4 +1,4 @@
-/// The threads of a pass: every part once, whoever calls, and in a forked child too.
+/// The threads of a pass run every part once, whoever calls, and in a forked child too.
 
 #include "csrc/kernels/parallel.h"
 
@@ -20,7 +20,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// Whether each part runs once, which the caller must see.
+/// Returns true if each part runs once, visibly to the caller.
 bool RunsEachPartOnce(std::int64_t parts) {
   std::vector<int> calls(static_cast<std::size_t>(parts));
   RunParts(parts, [&](std::int64_t part, int) { ++calls[static_cast<std::size_t>(part)]; });
@@ -36,7 +36,7 @@ TEST(RunParts, RunsEveryPartOnce) {
 }
 
 TEST(RunParts, PartsOfAThreadAscendAndNeverOverlap) {
-  // Selection relies on it: what a thread takes first are the first ones of all that it takes.
+  // Selection relies on it: a thread takes its parts in ascending order.
   struct alignas(64) OfThread {
     std::atomic<bool> busy{false};
     std::int64_t last = -1;
@@ -166,7 +166,7 @@ TEST(KernelThreads, MayChangeWhileAPassRuns) {
 
 // ---- Forked children have the memory of OpenMP, but not its threads -----------------------------
 
-/// The exit status of a forked child that runs `body`; negative if it hangs.
+/// Returns the exit status of a forked child that runs `body`; negative if it hangs.
 int InChild(const std::function<bool()>& body) {
   RankProcess child([&](const Instructions&) {
     ::alarm(5);

@@ -1,4 +1,4 @@
-/// Waiting that has limits, also where a rank seldom gets a core.
+/// Waits with limits, even if a rank seldom gets a core.
 
 #include "csrc/comm/patience.h"
 

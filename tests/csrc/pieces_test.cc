@@ -1,4 +1,4 @@
-/// A message arrives whole, whatever its length, the limit and how many pieces travel at once.
+/// A message arrives whole, whatever its length, the limit and the number of pieces in flight.
 
 #include "csrc/comm/pieces.h"
 
@@ -17,13 +17,13 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
-/// What a network does: pieces come out in the order in which they went in.
+/// A network: pieces come out in the order in which they went in.
 struct Wire {
   std::deque<Bytes> pieces;
 };
 
-/// Sends and receives with at most `window` pieces posted on either side; returns how many pieces
-/// it took. Of the pieces that arrived together, the last is reported first.
+/// Sends and receives with at most `window` pieces posted on either side; returns the number of
+/// pieces. Of pieces that arrived together, the last is reported first.
 int Deliver(Pieces* sender, Pieces* receiver, int window) {
   Wire wire;
   std::deque<Pieces::Piece> posted;
@@ -92,7 +92,7 @@ TEST(Pieces, ASenderNeverWaitsForItsReceiver) {
   EXPECT_FALSE(sender.done());
 }
 
-/// The kind of error that a receiver with this room throws when these pieces arrive.
+/// Returns the kind of error that a receiver with this room throws when these pieces arrive.
 ErrorKind Refused(std::int64_t room, const std::vector<Bytes>& pieces) {
   Bytes in(static_cast<std::size_t>(room));
   Pieces receiver(Pieces::Direction::kIn, in.data(), room, 10);

@@ -1,4 +1,4 @@
-/// The prediction of thresholds: follows what grows steadily, and forgets what jumps.
+/// The prediction of thresholds follows steady growth, and forgets what jumps.
 
 #include "csrc/sparsifiers/prediction.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kK = 1000;
 
-/// |x| of a Pareto distribution: a share t^-alpha of them lies beyond t >= 1.
+/// Draws |x| of a Pareto distribution: a share t^-alpha lies beyond t >= 1.
 std::vector<float> Pareto(double alpha, std::int64_t size) {
   return Make([alpha](auto& r) { return std::pow(Coin(r), -1 / alpha); }, size);
 }
@@ -45,7 +45,7 @@ TEST(ThresholdFor, IsWhereAParetoDistributionHasTheWantedCount) {
     const auto reached = static_cast<double>(CpuKernels().CountAbove(data, threshold));
     EXPECT_NEAR(reached / static_cast<double>(wanted), 1.0, 0.03);
   }
-  EXPECT_EQ(ThresholdFor(10, 2.0f, 0, 0.3), 2.0f);  // nothing follows from no entries
+  EXPECT_EQ(ThresholdFor(10, 2.0f, 0, 0.3), 2.0f);  // no entries give no estimate
 }
 
 TEST(Predicted, IsZeroWhereNothingIsKnown) {
@@ -58,7 +58,7 @@ TEST(Predicted, IsZeroWhereNothingIsKnown) {
   EXPECT_LT(Predicted(2 * kK, kK, {3.0f, 0, 0.2f, 0}), 3.0f);
 }
 
-/// The error of the prediction, step by step, where the true threshold of a step is known.
+/// Returns the error of the prediction, step by step, given each step's true threshold.
 std::vector<double> Errors(const std::function<double(int)>& threshold, int steps) {
   SelectionState state;
   std::vector<double> errors;
@@ -97,7 +97,7 @@ TEST(Predict, ForgetsTheGrowthAtAJump) {
 }
 
 TEST(Predict, TrustsSmallCountsLess) {
-  // A count of k entries is off by 1 / sqrt(k); what one of few entries says is followed less.
+  // A count of k entries is off by 1 / sqrt(k); counts of few entries weigh less.
   const auto after = [](std::int64_t k) {
     SelectionState state;
     Predict(1.0f, 0.2, k, &state);

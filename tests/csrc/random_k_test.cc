@@ -1,4 +1,4 @@
-/// RandomK: which entries are drawn follows from the state alone, and every entry has its chance.
+/// RandomK: the drawn entries follow from the state alone, and every entry is equally likely.
 
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ TEST(RandomK, DrawsTheSamePositionsForTheSameStateWhateverTheData) {
     EXPECT_EQ(positions, DrawFrom(&other, zeros, kK));
     EXPECT_EQ(one.state.own, static_cast<float>(step + 1));
   }
-  // A checkpoint goes on where it was saved.
+  // A checkpoint resumes where it was saved.
   Segment restored("random_k", kSize);
   restored.state = one.state;
   EXPECT_EQ(DrawFrom(&restored, zeros, kK), DrawFrom(&one, zeros, kK));
@@ -91,7 +91,7 @@ TEST(RandomK, GivesEveryEntryTheSameChance) {
 }
 
 TEST(RandomK, SegmentsOfABucketDrawIndependently) {
-  // Two segments of one bucket, side by side, would otherwise always send the same positions.
+  // Otherwise two segments of one bucket would always send the same positions.
   constexpr std::int64_t kSize = 5000, kK = 50;
   const auto sparsifier = MakeSparsifier("random_k", {});
   std::vector<float> bucket(2 * kSize, 1.0f), zeros(2 * kSize);

@@ -19,12 +19,12 @@
 
 namespace hvd_sparse {
 
-/// The commands that reach a rank process and its way to answer.
+/// The commands that reach a rank process, and the pipe for its answers.
 class Instructions {
  public:
   Instructions(int in, int out) : in_(in), out_(out) {}
 
-  /// The next command; waits for it. 'x' once the test is gone.
+  /// Waits for the next command; returns 'x' once the test is gone.
   char Next() const {
     char command = 'x';
     while (::read(in_, &command, 1) < 0 && errno == EINTR) {
@@ -37,7 +37,7 @@ class Instructions {
     if (::write(out_, bytes.data(), bytes.size()) < 0) ::_exit(3);
   }
 
-  /// From now on what this process prints to stderr is an answer.
+  /// Makes what this process prints to stderr an answer from now on.
   void TakeStderr() const { ::dup2(out_, STDERR_FILENO); }
 
  private:
@@ -46,7 +46,7 @@ class Instructions {
 
 class RankProcess {
  public:
-  /// Forks; the child runs `body` and exits with what it returns.
+  /// Forks; the child runs `body` and exits with its result.
   explicit RankProcess(const std::function<int(const Instructions&)>& body) {
     int commands[2], answers[2];
     if (::pipe2(commands, O_CLOEXEC) != 0 || ::pipe2(answers, O_CLOEXEC) != 0) ::abort();
@@ -54,7 +54,7 @@ class RankProcess {
     if (pid_ == 0) {
       ::close(commands[1]);
       ::close(answers[0]);
-      ::alarm(120);  // outlives no test
+      ::alarm(120);  // does not outlive a test
       ::_exit(body(Instructions(commands[0], answers[1])));
     }
     ::close(commands[0]);
@@ -79,7 +79,7 @@ class RankProcess {
     if (::write(commands_, &command, 1) != 1) ::abort();
   }
 
-  /// Its next answer; "(none)" if there is none within `milliseconds`.
+  /// Returns its next answer; "(none)" if there is none within `milliseconds`.
   std::string Answer(int milliseconds = 20000) const {
     std::string line;
     for (char byte = 0;;) {
@@ -95,7 +95,7 @@ class RankProcess {
     if (!status_) ::kill(pid_, signal);
   }
 
-  /// Its exit status, negative if a signal ended it.
+  /// Returns its exit status, negative if a signal ended it.
   int WaitForExit() {
     if (!status_) {
       int status = 0;

@@ -1,4 +1,4 @@
-/// Recursive doubling: what it sends, in which form, and that the form does not show in the sum.
+/// Recursive doubling: the bytes and forms that it sends; the form does not affect the sum.
 
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ struct Outcome {
   std::int64_t bytes_sent = 0;
 };
 
-/// Every rank's outcome, each starting from block_of(rank).
+/// Returns every rank's outcome, each starting from block_of(rank).
 std::vector<Outcome> RunAll(int size, std::int64_t capacity, std::int64_t numel,
                             const std::function<SparseBlock(int)>& block_of) {
   std::vector<Outcome> outcomes(static_cast<std::size_t>(size));
@@ -76,7 +76,7 @@ TEST(RecursiveDoubling, SendsAPlainArrayPastHalfOfTheBucket) {
     ASSERT_EQ(outcome.bytes_sent,
               SparseBlock::MessageBytes(10) + 2 * (kAnnouncement + DenseSum::MessageBytes(39)));
   }
-  // 20 of 40 are not.
+  // 20 of 40 are not more than half.
   for (const Outcome& outcome :
        RunAll(4, 10, 40, [](int rank) { return BlockOf(10, rank, 4, 1.0f); })) {
     ASSERT_EQ(outcome.bytes_sent, SparseBlock::MessageBytes(10) + SparseBlock::MessageBytes(20));
@@ -86,7 +86,7 @@ TEST(RecursiveDoubling, SendsAPlainArrayPastHalfOfTheBucket) {
 
 TEST(RecursiveDoubling, HasTheSameSumInEitherFormOnAllRanks) {
   // Half of the ranks select the same entries and stay sparse longer than the others, so that sums
-  // of different form meet. Small integers: the sum is exact in any order.
+  // of different forms meet. Small integers make the sum exact in any order.
   constexpr std::int64_t kNumel = 101;
   const auto block_of = [](int rank) {
     return rank % 4 < 2 ? BlockOf(20, 1, 2, 1.0f) : BlockOf(20 + rank % 3, rank % 5, 4, -3.0f);
@@ -135,7 +135,7 @@ TEST(RecursiveDoubling, TellsTheLowestBadRankInEitherForm) {
   }
 }
 
-/// What rank 0 throws when rank 1 answers its announcement with `answers`.
+/// Returns rank 0's error when rank 1 answers its announcement with `answers`.
 std::string ErrorOfRank0(std::int64_t numel,
                          const std::vector<std::vector<std::uint8_t>>& answers) {
   std::string error;

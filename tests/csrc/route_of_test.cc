@@ -1,4 +1,4 @@
-/// Which route a bucket's step takes; tests/unit/test_device_costs.py asks the same of plans.
+/// The route of a bucket's step; tests/unit/test_device_costs.py tests the same for plans.
 
 #include "csrc/exchange/route_of.h"
 

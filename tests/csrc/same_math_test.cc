@@ -1,4 +1,4 @@
-/// Logarithm and exponential are those of the C library, but for the last bits.
+/// Logarithm and exponential equal those of the C library except for the last bits.
 
 #include "csrc/kernels/same_math.h"
 
@@ -39,9 +39,9 @@ TEST(SameMath, WhatIsTooLargeIsBounded) {
 }
 
 TEST(SameMath, BitsAreThese) {
-  // Of other machines, too: written down once.
+  // The values are the same on other machines: they were recorded once.
   EXPECT_EQ(SameLog(3.0), 0x1.193ea7aad030bp+0);
-  EXPECT_EQ(SameExp(1.0), 0x1.5bf0a8b14576ap+1);  // one unit in the last place beyond e
+  EXPECT_EQ(SameExp(1.0), 0x1.5bf0a8b14576ap+1);  // one unit in the last place above e
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-/// Writing a reduced block into gradients of every number type, plainly, in parallel and streamed.
+/// Writing a reduced block into gradients of every number type: plain, parallel and streamed.
 
 #include <gtest/gtest.h>
 
@@ -94,12 +94,12 @@ TEST(Scatter, EmptyGradientAndEmptyBlock) {
   EXPECT_EQ(grad, std::vector<float>(3, 0.0f));
 }
 
-// ---- Against a plain loop -----------------------------------------------------------------------
+// ---- Compared with a plain loop -----------------------------------------------------------------
 
 constexpr Index kOffset = 5000;  // of the gradient in its bucket
 constexpr float kScale = 0.7f, kLossScale = 0.25f;
 
-/// What Scatter leaves behind, bit for bit.
+/// The result of a Scatter, compared bit for bit.
 template <typename T>
 struct Scattered {
   std::vector<T> grad;
@@ -128,8 +128,8 @@ Scattered<T> PlainScatter(const Entries& entries, std::int64_t size,
   return result;
 }
 
-/// Few entries, but runs of neighbours at either end and across the borders of parts and chunks;
-/// some lie before and behind the gradient.
+/// Returns few entries, with runs of neighbours at either end and across the borders of parts and
+/// chunks; some lie before and after the gradient.
 Entries EntriesAround(std::int64_t size) {
   std::mt19937 random(31);
   const std::vector<float> values = Awkward(1000, 32);
@@ -143,7 +143,7 @@ Entries EntriesAround(std::int64_t size) {
   return entries;
 }
 
-/// Scatters to a gradient that begins `shift` elements behind an aligned address.
+/// Scatters to a gradient that begins `shift` elements after an aligned address.
 template <typename T>
 void ExpectEqualsThePlainLoop(std::int64_t size, std::int64_t shift) {
   SCOPED_TRACE(testing::Message() << size << " entries, shifted by " << shift);
@@ -198,7 +198,7 @@ TYPED_TEST(ScatterInto, MalformedBlocksStayInside) {
   constexpr std::int64_t kSmall = 3000, kStreamed = (16 << 20) / sizeof(TypeParam);
   constexpr std::int64_t kGuard = Buffer::kAlignment / sizeof(TypeParam);
   for (const std::int64_t size : {kSmall, kStreamed}) {
-    // Ascending but for steps back, across the borders of chunks and parts; then anything.
+    // Mostly ascending, with steps back across the borders of chunks and parts; then in any order.
     Entries chaos;
     for (std::int64_t i = 0; i < size; i += 50) {
       chaos.push_back({static_cast<Index>(kOffset + (i % 1000 == 950 ? i / 2 : i)), 1.0f});

@@ -1,4 +1,4 @@
-/// A segment under error feedback, for the tests of sparsifiers; data of all kinds for it.
+/// A segment under error feedback, for the tests of sparsifiers, and data of all kinds for it.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_SEGMENT_H_
 #define HVD_SPARSE_TESTS_CSRC_SEGMENT_H_
@@ -38,7 +38,7 @@ inline double StudentT3(std::mt19937_64& random) {
   return std::student_t_distribution<double>(3)(random);
 }
 
-/// Data with enough distinct non-zero magnitudes for 2k/3 <= count <= 4k/3.
+/// Distributions with enough distinct non-zero magnitudes for 2k/3 <= count <= 4k/3.
 inline const std::vector<std::pair<std::string, Draw>> kDistributions = {
     {"gaussian", Gauss},
     {"laplace", Laplace},
@@ -63,7 +63,7 @@ inline std::vector<float> Make(const Draw& draw, std::int64_t size, int seed = 1
   return values;
 }
 
-/// One gradient after the other, cheaply: windows of a pool of draws.
+/// Successive gradients, drawn cheaply: windows of a pool of draws.
 class Gradients {
  public:
   Gradients(const Draw& draw, std::int64_t size) : size_(size), pool_(Make(draw, 4 * size, 7)) {}
@@ -83,7 +83,7 @@ class Gradients {
 
 // ---- A segment ----------------------------------------------------------------------------------
 
-/// What a step of a segment came to.
+/// The result of one step of a segment.
 struct Step {
   std::vector<float> accumulated;  ///< the segment after error feedback, before anything was taken
   std::vector<float> residual;     ///< and afterwards
@@ -94,8 +94,8 @@ struct Step {
   std::int64_t NonZeros() const { return CpuKernels().CountAbove(accumulated, 0.0f); }
 };
 
-/// Each step expects what holds for every sparsifier: entries ascend, are no more than Capacity,
-/// and every value is at exactly one place, the block or the residual.
+/// A segment. Each step expects the laws of all sparsifiers: entries ascend, number at most
+/// Capacity, and every value is in exactly one place, the block or the residual.
 class Segment {
  public:
   SelectionState state;
@@ -107,7 +107,7 @@ class Segment {
 
   Span<float> residual() { return Span<float>(bucket_).Sub(kOffset, size_); }
 
-  /// One step with gradients one behind the other, of these sizes; by default a single one.
+  /// Runs one step with consecutive gradients of these sizes; by default a single one.
   Step Run(const std::vector<float>& gradient, std::int64_t k, std::vector<std::int64_t> sizes = {},
            const Kernels& kernels = CpuKernels()) {
     if (sizes.empty()) sizes = {size_};
@@ -175,7 +175,7 @@ class Segment {
   std::vector<float> bucket_;
 };
 
-/// Expects that no taken entry is smaller than one left behind; of equal ones, the first are taken.
+/// Expects that no taken entry is smaller than one left; of equal ones, the first are taken.
 inline void ExpectLargestEntries(const Step& step) {
   float least = kInf, largest_left = 0;
   Index last_of_least = -1;
@@ -201,7 +201,7 @@ inline void ExpectCountNear(std::int64_t k, const Step& step) {
   EXPECT_LE(3 * step.count(), 4 * k);
 }
 
-/// k of a segment at a density.
+/// Returns k for a segment at a density.
 inline std::int64_t KOf(double density, std::int64_t size) {
   return static_cast<std::int64_t>(std::ceil(density * static_cast<double>(size)));
 }

@@ -1,4 +1,4 @@
-/// A selection under way keeps each value at one place, whatever a sparsifier does with it.
+/// A selection in progress keeps each value in one place, whatever a sparsifier does with it.
 
 #include "csrc/sparsifiers/selection.h"
 
@@ -18,7 +18,7 @@ namespace {
 constexpr Index kOffset = 700;
 constexpr std::int64_t kFilled = 2, kRoom = 500;
 
-/// A segment with gradients of several sizes and number types, a learning rate each.
+/// A segment with gradients of several sizes and number types, each with its own learning rate.
 class SelectionTest : public testing::Test {
  protected:
   SelectionTest() {
@@ -46,7 +46,7 @@ class SelectionTest : public testing::Test {
     return {feedback_, residual(), kOffset, kFilled, kRoom, CpuKernels(), &block_};
   }
 
-  /// Expects that the residual and what has been taken make up the accumulated segment.
+  /// Expects that the residual and the taken entries make up the accumulated segment.
   void ExpectNothingIsLost(const Selection& selection) {
     std::vector<float> together(residual().begin(), residual().end());
     for (const Entry& entry : EntriesOf(block_, kFilled + selection.taken(), kFilled)) {
@@ -140,7 +140,7 @@ TEST_F(SelectionTest, TopKAndPositionsDoErrorFeedbackToo) {
 TEST_F(SelectionTest, DenseIsTheSegmentAfterErrorFeedback) {
   Selection selection = Begin();
   EXPECT_TRUE(SameBits(selection.Dense(), accumulated_));
-  EXPECT_TRUE(SameBits(selection.Dense(), accumulated_));  // which is done once
+  EXPECT_TRUE(SameBits(selection.Dense(), accumulated_));  // accumulated only once
   EXPECT_EQ(selection.not_finite(), not_finite_);
 }
 

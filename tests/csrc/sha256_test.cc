@@ -1,4 +1,4 @@
-/// Digests and codes are those of the standards' own examples (FIPS 180-4, RFC 4231).
+/// Digests and codes match the examples of the standards (FIPS 180-4, RFC 4231).
 
 #include "csrc/comm/sha256.h"
 

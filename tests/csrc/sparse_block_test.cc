@@ -1,4 +1,4 @@
-/// Blocks survive the way through a message, and nothing else passes for one.
+/// Blocks survive being sent as a message, and malformed messages are refused.
 
 #include "csrc/base/sparse_block.h"
 

@@ -1,4 +1,4 @@
-/// What every sparsifier promises, whatever the data; the names and options of all of them.
+/// The promises of every sparsifier, whatever the data; the names and options of all of them.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// What a sparsifier promises: `bounds` as in hvd_sparse/sparsifiers.py, in thirds of k.
+/// A sparsifier's promise: `bounds` as in hvd_sparse/sparsifiers.py, in thirds of k.
 struct Promise {
   std::string name;
   SparsifierOptions options;
@@ -152,7 +152,7 @@ TEST_P(Sparsifiers, ChooseTheSameWithAnyNumberOfThreads) {
       Gradients gradients(Gauss, kSize);
       Segment segment = MakeSegment(kSize);
       for (std::size_t step = 0; step < 4; ++step) {
-        const float scale = step == 2 ? 100.0f : 1.0f;  // overflows the room of most
+        const float scale = step == 2 ? 100.0f : 1.0f;  // exceeds the room of most
         const Step result = segment.Run(gradients.Next(scale), k);
         if (expected.size() <= step) expected.push_back(result);
         EXPECT_EQ(result.taken, expected[step].taken);
@@ -183,7 +183,7 @@ TEST(MakeSparsifier, KnowsExactlyThosePromisedHere) {
   EXPECT_EQ(SparsifierNames(), promised);
 }
 
-/// What MakeSparsifier says when it refuses.
+/// Returns the error with which MakeSparsifier refuses.
 std::string Refusal(const std::string& name, const SparsifierOptions& options) {
   try {
     MakeSparsifier(name, options);

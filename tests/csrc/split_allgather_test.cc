@@ -1,4 +1,4 @@
-/// Split and allgather: what it sends, and that balancing does not show in the result.
+/// Split and allgather: the bytes that it sends; balancing does not affect the result.
 
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ class Rank {
   Rank(Communicator* comm, std::int64_t k, std::int64_t numel)
       : comm_(*comm), k_(k), numel_(numel) {}
 
-  /// Returns the bytes sent.
+  /// Runs a step; returns the bytes sent.
   std::int64_t Step(SparseBlock* block) {
     block->header().step = steps_++;
     CollectiveContext ctx{comm_, CpuKernels(), scratch_, k_, k_, "a test", numel_};
@@ -46,7 +46,7 @@ class Rank {
   std::uint64_t steps_ = 0;
 };
 
-/// The k largest of the sums; ties by lower index. With integers, exact in any order.
+/// Returns the k largest of the sums; ties by lower index. Integers make them exact in any order.
 Entries TopKOfTheSum(const std::vector<Entries>& ranks, std::size_t k) {
   std::map<Index, float> sums;
   for (const Entries& entries : ranks) {
@@ -83,7 +83,7 @@ TEST(SplitAllgather, SendsAPthOfEveryBlockTwiceToEveryOtherRank) {
 }
 
 TEST(SplitAllgather, FindsRegionsOfEqualCountsWhereEntriesCrowd) {
-  // All entries are in a thousandth of the bucket; equal parts of it would go to one owner.
+  // All entries are in a thousandth of the bucket; regions of equal size would give one owner all.
   constexpr std::int64_t kK = 4000;
   OnRanks(4, [](Communicator& comm) {
     Rank rank(&comm, kK, 4000000);
@@ -123,7 +123,7 @@ TEST(SplitAllgather, IsExactForAwkwardCountsAndTies) {
   }
 }
 
-/// Hands a rank's messages on, those of some round changed.
+/// A communicator that changes a rank's messages of some round.
 class Liar final : public LoopbackCommunicator {
  public:
   using Change = std::function<void(std::vector<std::uint8_t>*)>;
@@ -155,14 +155,14 @@ class Liar final : public LoopbackCommunicator {
   const Change change_;
 };
 
-/// 40,000 entries at the same places on all ranks, of which only the last third are large.
+/// Returns 40,000 entries at the same places on all ranks; only the last third are large.
 SparseBlock LargeAtTheEnd() {
   SparseBlock block = BlockOf(40000, 0, 1, 1000.0f);
   for (Index i = 0; i < 40000 * 2 / 3; ++i) block.values()[i] = 1;
   return block;
 }
 
-/// What rank 0 of 3 throws when rank 2, which has all the large entries, changes what it sends.
+/// Returns rank 0's error of 3 when rank 2, which has all the large entries, changes its messages.
 std::string ErrorOfRank0(const std::string& where, const Liar::Change& change) {
   auto world = std::make_shared<LoopbackWorld>(3);
   std::string error;
@@ -193,7 +193,7 @@ std::string ErrorOfRank0(const std::string& where, const Liar::Change& change) {
   return error;
 }
 
-/// A change of the i-th number of a message.
+/// Returns a change of the i-th number of a message.
 Liar::Change Set(std::size_t i, std::uint32_t number) {
   return [=](std::vector<std::uint8_t>* message) {
     std::memcpy(message->data() + 4 * i, &number, sizeof(number));
@@ -258,7 +258,7 @@ TEST(SplitAllgather, BalancesWhatOneOwnerKeeps) {
       SplitAllgather().Run(&block, ctx);
       ASSERT_EQ(EntriesOf(block), expected) << size << " ranks";
     });
-    ASSERT_EQ(moves, size - 1);  // the last owner hands a slice to everybody
+    ASSERT_EQ(moves, size - 1);  // the last owner sends a slice to everybody
   }
 }
 

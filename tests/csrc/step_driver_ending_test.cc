@@ -1,4 +1,4 @@
-/// Steps of a driver that end for want of memory, and when the user knows of an end.
+/// Steps of a driver that run out of memory; and when the user learns that an exchange ended.
 
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// Counts how often the user is said to know of the end.
+/// Counts how often the user is reported to know of the end.
 class TellingCommunicator final : public LoopbackCommunicator {
  public:
   TellingCommunicator(std::shared_ptr<LoopbackWorld> world, std::atomic<int>* told)
@@ -53,7 +53,7 @@ TEST(StepDriver, TheUserKnowsOfTheEndOnceNoSumIsWaitedFor) {
 TEST(StepDriver, WhoeverIsToldThatAStepEndedAmidItsSumsHasAllThatWasTakenAgain) {
   auto world = std::make_shared<LoopbackWorld>(1);
   DrivenRank rank(world, 0, {2, -2});
-  rank.driver->GoOnAfter(1);  // of each piece, one entry is taken
+  rank.driver->GoOnAfter(1);  // one entry of each piece is taken
   rank.Begin();
   std::promise<double> owed;
   rank.driver->Launch(0, {{rank.Gradient(0).data(), kNumel, DType::kFloat32}},
@@ -70,7 +70,7 @@ TEST(StepDriver, WhoeverIsToldThatAStepEndedAmidItsSumsHasAllThatWasTakenAgain) 
   EXPECT_EQ(owed.get_future().get(), 2.0 * kNumel);
 }
 
-/// For drivers that are made while it lives.
+/// Sets a short timeout for drivers made while it lives.
 struct ShortPatience {
   ShortPatience() { ::setenv("HVD_SPARSE_TIMEOUT", "0.05", 1); }
   ~ShortPatience() { ::unsetenv("HVD_SPARSE_TIMEOUT"); }
@@ -83,7 +83,7 @@ TEST(StepDriver, SumsThatNeverComeAreGivenUpOnAllRanks) {
     rank.BeginTogether(&begun);
     for (const int piece : {2, 3}) rank.Hand(piece);
     rank.Sum(2);
-    std::vector<std::future<void>> done;  // behind them the wait for sums begins
+    std::vector<std::future<void>> done;  // after them the wait for sums begins
     for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
     for (auto& one : done) {
       const Error error = Thrown([&] { one.get(); });
@@ -142,8 +142,7 @@ TEST(StepDriver, ALackOfMemoryEndsTheStepOnAllRanks) {
   }
 }
 
-/// A step behind which its hook fails, of a rank that is alone, and perhaps the beginning of
-/// another one.
+/// Runs a step of a single rank whose step_ended hook fails, and optionally begins another one.
 void TakeAStepWhoseHookFails(const StepDriver::Hooks& hooks, bool another) {
   StepRules rules;
   rules.measure_every = 1;
@@ -191,7 +190,7 @@ TEST(StepDriver, NoMemoryToStartABucketEndsTheStep) {
   for (int allocation = 0;; ++allocation) {
     auto world = std::make_shared<LoopbackWorld>(1);
     StepRules rules;
-    rules.measure_every = 1;  // copies of the residual are made first
+    rules.measure_every = 1;  // copies the residual first
     DrivenRank rank(world, 0, {1, -3}, {}, rules);
     rank.Begin();
     for (const int piece : {1, 2, 3}) {

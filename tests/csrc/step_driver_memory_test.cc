@@ -1,5 +1,5 @@
-/// Whichever allocation fails, on whichever thread: everybody who waits for a driver is told, once,
-/// and the residual has what was not applied.
+/// Whichever allocation fails, on whichever thread: each of a driver's callbacks is called once,
+/// and the residual holds what was not applied.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// Somebody who waits, and what he was told.
+/// A callback's recorder: how often it was called, and whether with an error.
 struct Waiting {
   StepDriver::Done Done() {
     return [this](const std::exception_ptr& error) {
@@ -35,12 +35,12 @@ struct Waiting {
     while (told == 0) std::this_thread::yield();
   }
 
-  std::function<void()> first;  // what he does then
+  std::function<void()> first;  // called in the callback
   std::atomic<bool> failed{false};
   std::atomic<int> told{0};
 };
 
-/// A rank whose pieces are waited for, one entry of each being exchanged; others never come.
+/// A rank with a Waiting for each piece, which exchanges one entry of each; other ranks never come.
 class WaitingRank {
  public:
   explicit WaitingRank(const Layout& layout, const StepDriver::Hooks& hooks = {},
@@ -56,7 +56,7 @@ class WaitingRank {
     rank.driver->Launch(piece, gradient, done);
   }
 
-  /// What a piece's residual holds, of gradients of ones.
+  /// Returns the sum of a piece's residual; gradients are ones.
   double Owed(int piece) const {
     double sum = 0;
     for (std::int64_t i = 0; i < kNumel; ++i) {
@@ -65,7 +65,7 @@ class WaitingRank {
     return sum;
   }
 
-  /// What a piece's gradient was handed out with.
+  /// Returns the sum of a piece's gradient as handed out.
   double Applied(int piece) {
     double sum = 0;
     for (const float value : rank.Gradient(piece)) sum += value;
@@ -82,11 +82,11 @@ TEST(StepDriver, WhicheverAllocationOfALaunchFailsEveryPieceIsToldOnceAndNothing
     WaitingRank one(kOneByOne);
     std::atomic<bool> kept{true};
     for (int piece = 0; piece < kPieces; ++piece) {
-      // The memory is this rank's again, whatever the exchange's own thread does.
+      // This rank owns the memory again, whatever the exchange's own thread does.
       Waiting& waiting = one.waiting[static_cast<std::size_t>(piece)];
       waiting.first = [&one, &waiting, &kept, piece] {
         const double owed = one.Owed(piece);
-        if (waiting.failed && owed != 0 && owed != kNumel) kept = false;  // joined it, or not yet
+        if (waiting.failed && owed != 0 && owed != kNumel) kept = false;  // joined, or not yet
       };
     }
     one.rank.Begin();
@@ -129,14 +129,14 @@ TEST(StepDriver, WhicheverAllocationOfAnEndFailsItIsToldOnceThatTheStepCounts) {
       const bool any = StopFailingAllocations();
       one.rank.driver.reset();
       ASSERT_EQ(ending.told, 1);
-      EXPECT_FALSE(ending.failed);  // the step counts: its residuals have gone with the sums
+      EXPECT_FALSE(ending.failed);  // the step counts: its residuals are part of the sums
       if (!any) break;
       EXPECT_THROW(one.world->Check(0), Error);
     }
   }
 }
 
-/// How a step of which an allocation fails on the driver's thread would have gone.
+/// The outcome of a step, had no allocation failed on the driver's thread.
 enum class Step { kCounts, kIsRefused, kIsLost };
 
 class OnTheDriversThread : public testing::TestWithParam<Step> {};
@@ -175,7 +175,7 @@ TEST_P(OnTheDriversThread, WhicheverAllocationFailsEveryPieceIsToldOnceAndNothin
     EXPECT_TRUE(failed || GetParam() == Step::kCounts);
     if (any && GetParam() == Step::kCounts) {
       EXPECT_THROW(one.world->Check(0), Error);
-    } else {  // where a step is refused, its reason may be cut short
+    } else {  // if a step is refused, its reason may be cut short
       EXPECT_EQ(failed, GetParam() != Step::kCounts);
     }
     if (!any || HasFailure()) return;
@@ -221,7 +221,7 @@ TEST(StepDriver, AStepThatIsEndedTwiceEndsTheExchange) {
   WaitingRank one({-4}, hooks);
   std::vector<Waiting> ends(3);
   one.rank.Begin();
-  // The first one may have begun, and so make room for another one.
+  // The first may have begun, which makes room for another one.
   for (Waiting& end : ends) one.rank.driver->End(end.Done());
   EXPECT_TRUE(ends[1].failed || ends[2].failed);
   EXPECT_THROW(one.world->Check(0), Error);

@@ -1,4 +1,4 @@
-/// Steps of a driver that are refused or measured, carry velocities, or do not end.
+/// Steps of a driver that are refused or measured, have velocities, or do not end.
 
 #include <gtest/gtest.h>
 
@@ -92,7 +92,7 @@ TEST(StepDriver, ASumOfOthersThatIsNotFiniteIsRefusedOnAllRanks) {
                 }
                 ASSERT_EQ(std::isnan(rank.Gradient(0)[0]), step == 1 && marks);
                 if (step != 1 || marks) rank.End();
-                // The first step sends all; of the second one nothing counts, and the residual
+                // The first step sends everything; the second one is refused, and the residual
                 // keeps it.
                 if (step == 1) {
                   ASSERT_EQ(rank.Owed(), 2.0 * kNumel);
@@ -158,7 +158,7 @@ TEST(StepDriver, WhatPassesTakesItsVelocityAlongAndARefusedStepLeavesIt) {
   OnRanks(
       2, {1, -3},
       [](DrivenRank& rank) {
-        float expected = 0;  // of a gradient of ones
+        float expected = 0;  // for a gradient of ones
         ASSERT_EQ(rank.driver->Room(), 3 * kNumel);
         for (int step = 0; step < 4; ++step) {
           rank.Fill();
@@ -185,8 +185,8 @@ TEST(StepDriver, WhatPassesTakesItsVelocityAlongAndARefusedStepLeavesIt) {
                       std::vector<float>(kNumel, static_cast<float>(piece) * expected));
           }
         }
-        // What was exchanged goes on in a step that is refused, and is masked in others: all of it
-        // in the first one, and then one entry.
+        // Velocities of exchanged pieces go on in a refused step, and are masked in others: all
+        // entries in the first step, and then one.
         ASSERT_EQ(rank.velocity[kNumel - 1], 1.75f);
         ASSERT_TRUE(std::any_of(rank.velocity.begin(), rank.velocity.begin() + kNumel,
                                 [](float value) { return value == 0; }));
@@ -273,7 +273,7 @@ TEST(StepDriver, CancellingEndsTheStepOnAllRanks) {
     for (int piece = 0; piece < count; ++piece) done.push_back(rank.Launch(piece));
     if (rank.exchange.Rank() == 0) rank.driver->Cancel("a test wants it");
     for (auto& one : done) ASSERT_EQ(KindOf(std::move(one)), ErrorKind::kExchangeFailed);
-    // A piece whose predecessors failed before it came has nobody to wait for.
+    // A piece whose predecessors failed before it was launched has nobody to wait for.
     ASSERT_EQ(KindOf(rank.Launch(2)), ErrorKind::kExchangeFailed);
     ASSERT_EQ(KindOf(rank.Launch(0)), ErrorKind::kExchangeFailed);
   });
@@ -292,7 +292,7 @@ TEST(StepDriver, CancellingBetweenStepsChangesNothing) {
 TEST(StepDriver, APieceThatWillNotComeEndsTheExchange) {
   OnRanks(2, kOneByOne, [](DrivenRank& rank) {
     if (rank.exchange.Rank() == 0) return rank.driver->Fail("a piece was lost");
-    const Error error = Thrown([&] {  // perhaps as the step begins
+    const Error error = Thrown([&] {  // perhaps when the step begins
       rank.Begin();
       rank.Launch(0).get();
     });
@@ -312,7 +312,7 @@ TEST(StepDriver, APieceThatComesTwiceEndsTheExchange) {
 TEST(StepDriver, APieceThatPassesTwiceEndsTheExchange) {
   for (const Layout& layout : {Layout{-4}, Layout{2, -2}}) {
     OnRanks(1, layout, [](DrivenRank& rank) {
-      for (int step = 0; step < 2; ++step) {  // in each of them once is normal
+      for (int step = 0; step < 2; ++step) {  // one launch in each is normal
         rank.Begin();
         ASSERT_TRUE(rank.Hand(3).passed);
       }

@@ -34,7 +34,7 @@ TEST_P(StepDriverOfBuckets, PiecesThatComeInAnyOrderGiveTheSameSums) {
             std::count_if(gradient.begin(), gradient.end(), [](float value) { return value != 0; });
       }
       ASSERT_EQ(applied, step == 0 ? kNumel * kPieces : kPieces);
-      // Another order in each step, and on each rank another one.
+      // The order differs between steps and between ranks.
       for (int i = 0; i <= rank.exchange.Rank(); ++i)
         std::next_permutation(order.begin(), order.end());
     }
@@ -70,7 +70,7 @@ TEST(StepDriver, BucketsStartInTheOrderThatWasAskedFor) {
 
 TEST(StepDriver, ADriverGoesOnWhereAnotherOneWas) {
   OnRanks(2, {4}, [](DrivenRank& rank) {
-    rank.driver->GoOnAfter(7);  // past the first step, in which everything is sent
+    rank.driver->GoOnAfter(7);  // past the first step, which sends everything
     rank.residual.assign(rank.residual.size(), 2.0f);
     rank.Fill();
     rank.Begin();
@@ -110,7 +110,7 @@ TEST(StepDriver, SumsMatterUntilNoRankOwesAnything) {
 }
 
 TEST(StepDriver, WhatANarrowTypeRoundsAwayWaitsUntilAllMayOweAgain) {
-  constexpr float kTiny = 0x1p-20f;  // beside 1, too small for float16
+  constexpr float kTiny = 0x1p-20f;  // next to 1 too small for float16
   auto world = std::make_shared<LoopbackWorld>(1);
   DrivenRank rank(world, 0, {-4});
   std::vector<Float16> halves(kNumel, Narrow<Float16>(1));
@@ -133,7 +133,7 @@ TEST(StepDriver, WhatANarrowTypeRoundsAwayWaitsUntilAllMayOweAgain) {
   EXPECT_TRUE(step(1, true));
   EXPECT_EQ(rank.Gradient(0)[5], 4.0f);
   EXPECT_EQ(rank.Owed(), kTiny);
-  EXPECT_FALSE(step(0.5f, true));  // the rate has changed meanwhile
+  EXPECT_FALSE(step(0.5f, true));  // the rate has changed
   EXPECT_EQ(left, kTiny / 2);
   rank.driver->GoOnAfter(2);
   EXPECT_TRUE(step(1, false));
@@ -188,7 +188,7 @@ TEST(StepDriver, APieceThatPassesIsHandedBackAtOnceWithWhatItsResidualHeld) {
     rank.End();
     ASSERT_TRUE(std::all_of(rank.residual.begin() + kNumel, rank.residual.begin() + 3 * kNumel,
                             [](float value) { return value == 0; }));
-    // It joined once: the next step passes gradients as they are.
+    // It joined once: the next step passes gradients unchanged.
     rank.Fill();
     rank.Begin();
     ASSERT_TRUE(rank.Hand(1).passed);
@@ -225,7 +225,7 @@ TEST(StepDriver, BucketsThatAreReplacedLoseNothing) {
             done.push_back(std::move(handed.done));
             continue;
           }
-          // Every rank gives the same, so the sum over the ranks is this.
+          // Every rank gives the same values, so this is the sum over the ranks.
           for (float& value : rank.Gradient(piece)) value *= 3;
           rank.Sum(piece);
         }

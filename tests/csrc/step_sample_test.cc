@@ -1,4 +1,4 @@
-/// What is kept of a bucket in a step that is measured, against the sums that it stands for.
+/// Samples of a bucket in a measured step, compared with the sums that they estimate.
 
 #include "csrc/exchange/step_sample.h"
 
@@ -12,7 +12,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// More than is read at a time, and no multiple of it.
+/// More than is read at a time, and not a multiple of that.
 constexpr std::int64_t kFirst = 300001, kSecond = 5;
 
 std::vector<float> Counting(std::int64_t numel, float step) {

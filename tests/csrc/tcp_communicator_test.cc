@@ -1,4 +1,4 @@
-/// What is particular to ranks connected by TCP: long messages, lost peers, wrong addresses.
+/// Tests specific to ranks connected by TCP: long messages, lost peers, wrong addresses.
 
 #include "csrc/comm/tcp_communicator.h"
 
@@ -23,7 +23,7 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
-/// The message number `i` of a round from one rank to another: different for each.
+/// Returns message `i` of a round from one rank to another; all differ.
 Bytes Message(int from, int to, int round, int i, std::size_t bytes) {
   Bytes message(bytes);
   unsigned state = static_cast<unsigned>(((from * 31 + to) * 31 + round) * 31 + i);
@@ -34,7 +34,7 @@ Bytes Message(int from, int to, int round, int i, std::size_t bytes) {
   return message;
 }
 
-/// All ranks exchange messages of such sizes with all others, and get what was meant for them.
+/// Sends messages of such sizes to all other ranks, and expects the right ones from them.
 void ExchangeAll(Communicator& comm, int round, const std::vector<std::size_t>& sizes) {
   const int rank = comm.Rank();
   const auto most = *std::max_element(sizes.begin(), sizes.end());
@@ -91,7 +91,7 @@ TEST(Tcp, ARankThatComesLaterIsWaitedFor) {
 }
 
 TEST(Tcp, APeerThatDoesNotReadKeepsNobodyFromItsMessage) {
-  // More than a receiver takes that does not read, and no more than the kernels take together.
+  // More than is accepted for a receiver that does not read, but less than both kernels' buffers.
   constexpr std::size_t kBytes = 300'000;
   std::atomic<bool> arrived = false;
   TcpRanks(3).Run([&](Communicator& comm) {
@@ -143,7 +143,7 @@ TEST(Tcp, WhatARankSendsItselfItMustReceive) {
 
 // ------------------------------------------------------------------------- ranks that are gone
 
-/// What rank `waiting` meets when it waits for the other of two ranks, which has left.
+/// Returns the error of rank `waiting` when it waits for the other of two ranks, which has left.
 Error AfterLeaving(int waiting, bool met_before, bool watched) {
   TcpRanks ranks(2, {}, watched);
   if (met_before) ranks.Run([](Communicator& comm) { ExchangeAll(comm, 0, {100}); });
@@ -203,7 +203,7 @@ TEST(Tcp, StrangersAreDroppedWithoutDisturbing) {
   for (int i = 0; i < 3; ++i) strangers.push_back(ConnectTo("127.0.0.1", port, After(10)));
   const std::string nonsense(100, 'x');
   ASSERT_EQ(::send(strangers[0].get(), nonsense.data(), nonsense.size(), 0), 100);
-  strangers[1].Close();  // the third one says nothing
+  strangers[1].Close();  // the third one sends nothing
 
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
@@ -216,7 +216,7 @@ TEST(Tcp, StrangersAreDroppedWithoutDisturbing) {
   for (auto& thread : threads) thread.join();
 }
 
-/// Rank 0 of two, whose peer is told to be found at these addresses; where `watched`, both have
+/// Returns rank 0's error of two, whose peer advertises these addresses; if `watched`, both have
 /// lifelines.
 Error ConnectingTo(const std::vector<std::string>& ips, bool watched = false) {
   std::vector<TcpPort> ports(2);
@@ -253,7 +253,7 @@ TEST(Tcp, APeerThatCannotBeReachedIsNamedWithItsAddresses) {
 }
 
 TEST(Tcp, WhileTheLifelineSaysThatAPeerLivesItsLinkMayComeBack) {
-  const std::string nowhere = "224.0.0.1";  // of a group: no rank is ever reached there
+  const std::string nowhere = "224.0.0.1";  // a multicast address, where no rank is ever reached
   EXPECT_EQ(ConnectingTo({nowhere}).kind(), ErrorKind::kPeerLost);
   const Error error = ConnectingTo({nowhere}, true);
   EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
@@ -267,7 +267,7 @@ TEST(Tcp, HorovodsInterfaceIsOfferedAndNoOtherIsListenedAt) {
   TcpPort port;
   const auto address = ListenAddress::Parse(port.Address());
   EXPECT_EQ(address.ips, std::vector<std::string>{"127.0.0.1"});
-  // It listens nowhere else: another address of the loopback interface is not its own.
+  // It listens nowhere else: another loopback address is refused.
   EXPECT_TRUE(ConnectTo("127.0.0.1", address.port, After(5)));
   EXPECT_FALSE(ConnectTo("127.0.0.2", address.port, After(5)));
   ::setenv("HOROVOD_GLOO_IFACE", "none0", 1);

@@ -1,4 +1,4 @@
-/// No rank hangs when another one dies or stops. Rank 0 is this process, rank 1 one of its own.
+/// No rank hangs when another one dies or stops. Rank 0 is this process, rank 1 a child.
 
 #include <gtest/gtest.h>
 
@@ -47,7 +47,7 @@ void ServeCommands(Communicator& comm, const Instructions& instructions) {
   }
 }
 
-/// Two ranks that have swapped once.
+/// Two ranks that have already swapped once.
 struct Pair {
   explicit Pair(const WaitLimits& limits = {}) {
     auto hub = std::make_shared<Lifeline>(0, 2, kName);
@@ -69,7 +69,7 @@ struct Pair {
     Swap(*here);
   }
 
-  /// What this rank meets when it sends, or waits for, a long message.
+  /// Returns this rank's error when it sends, or waits for, a long message.
   Error Meets(bool sends) {
     std::vector<char> memory(static_cast<std::size_t>(kLong));
     const Outgoing out{1, memory.data(), kLong};
@@ -115,7 +115,7 @@ TEST(TcpProcesses, AStoppedPeerIsNamedThenGivenUp) {
   for (const bool sends : {true, false}) {
     WaitLimits limits;
     limits.warn_seconds = 0.1;
-    limits.fail_seconds = 1.5;  // far from the other, for a busy machine
+    limits.fail_seconds = 1.5;  // well above the other limit, for a busy machine
     Pair pair(limits);
     pair.process->Kill(SIGSTOP);
     testing::internal::CaptureStderr();

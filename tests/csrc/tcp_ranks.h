@@ -16,7 +16,7 @@
 
 namespace hvd_sparse {
 
-/// The communicators of all ranks; where `watched`, each has a lifeline.
+/// The communicators of all ranks; if `watched`, each has a lifeline.
 class TcpRanks {
  public:
   explicit TcpRanks(int size, const WaitLimits& limits = {}, bool watched = true) {
@@ -34,7 +34,7 @@ class TcpRanks {
 
   Communicator& operator[](int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
 
-  /// This rank is gone.
+  /// Destroys this rank's communicator.
   void Leave(int rank) { ranks_[static_cast<std::size_t>(rank)].reset(); }
 
   /// Runs `body` on every rank, each in its own thread.
@@ -44,7 +44,7 @@ class TcpRanks {
     for (auto& thread : threads) thread.join();
   }
 
-  /// Of so many ranks, connected.
+  /// Returns the connected lifelines of `size` ranks.
   static std::vector<std::shared_ptr<Lifeline>> Lifelines(int size) {
     std::vector<std::shared_ptr<Lifeline>> lifelines;
     for (int rank = 0; rank < size; ++rank) {

@@ -1,4 +1,4 @@
-/// Ranks find each other, also where the link is down when they first look.
+/// Ranks find each other, even if the link is down at first.
 
 #include "csrc/comm/tcp_rendezvous.h"
 
@@ -20,7 +20,8 @@
 namespace hvd_sparse {
 namespace {
 
-/// A network of this process's own, without a link: nobody can be reached. Whether that may be.
+/// Moves to a network namespace without a link, so that nobody is reachable; returns true if
+/// permitted.
 bool LeaveTheNetwork() {
   return ::unshare(CLONE_NEWNET) == 0 || ::unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0;
 }
@@ -34,7 +35,7 @@ void BringUpLoopback() {
   ::close(socket);
 }
 
-/// Two ranks of this process that want to meet.
+/// Two ranks of this process that connect to each other.
 struct TwoRanks {
   explicit TwoRanks(bool persists, bool is_refused = false) {
     Listener listeners[] = {ListenAt("0.0.0.0"), ListenAt("0.0.0.0")};
@@ -44,7 +45,7 @@ struct TwoRanks {
     for (const Listener& listener : listeners) {
       addresses.push_back({{"127.0.0.1"}, listener.port, NewKey(), loopback});
     }
-    if (is_refused) listeners[1] = ListenAt("0.0.0.0");  // nobody is at the former port
+    if (is_refused) listeners[1] = ListenAt("0.0.0.0");  // nobody listens at the former port
     for (int rank = 0; rank < 2; ++rank) {
       ranks.push_back(
           std::make_unique<TcpRendezvous>(rank, addresses, std::move(listeners[rank]), persists));
@@ -52,7 +53,7 @@ struct TwoRanks {
     }
   }
 
-  /// Looks for so many seconds, or until nobody waits any more; says what has come of it.
+  /// Polls for `seconds`, or until nobody waits any more; returns the outcome.
   std::string Look(double seconds) {
     std::string news;
     for (const auto deadline = After(seconds); Clock::now() < deadline;) {
@@ -120,7 +121,7 @@ TEST(TcpRendezvous, ThoseWhoPersistComeAgainToARankThatClosedTheirConnection) {
   caller.Want(1);
   ASSERT_TRUE(caller.Advance().empty());
   ASSERT_TRUE(WaitFor(listeners[1].socket.get(), POLLIN, After(5)));
-  Accept(listeners[1].socket).Close();  // as a rank does that has too many guests
+  Accept(listeners[1].socket).Close();  // as a rank with too many guests does
 
   TcpRendezvous listener(1, addresses, std::move(listeners[1]), true);
   listener.Want(0);

@@ -1,4 +1,4 @@
-/// Counts, passes and jumps of the sparsifiers that follow a threshold, under error feedback.
+/// Counts, passes and jumps of threshold-based sparsifiers, under error feedback.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace {
 const std::vector<std::pair<std::string, Draw>> kBellShaped = {
     {"gaussian", Gauss}, {"laplace", Laplace}, {"student_t_3", StudentT3}, {"uniform", Uniform}};
 
-/// Passes over the data that a step took, samples included.
+/// Returns the passes over the data that a step took, samples included.
 double PassesOf(Segment* segment, const std::vector<float>& gradient, std::int64_t k) {
   const CountingKernels kernels;
   segment->Run(gradient, k, {}, kernels);
@@ -66,7 +66,7 @@ TEST_P(FollowThreshold, TheCountStaysLawfulWhenTheGradientJumps) {
 }
 
 TEST_P(FollowThreshold, WhatDoesNotFitIsSmallerAndNotLater) {
-  // Small gradients, then a thousandfold one that only grows towards the end.
+  // Small gradients, then a thousand times larger ones, only towards the end.
   constexpr std::int64_t kSize = 1 << 16, kK = 656;
   Segment segment(GetParam(), kSize);
   Gradients gradients(Gauss, kSize);
@@ -108,7 +108,7 @@ INSTANTIATE_TEST_SUITE_P(All, FollowThreshold, testing::Values("gaussian", "samp
 
 class OnePass : public testing::TestWithParam<std::string> {
  protected:
-  /// Steps of the steady state that took anything but one pass and no sample.
+  /// Returns the number of steady-state steps that took anything but one pass and no sample.
   static int StepsOfMore(const Draw& draw, double density) {
     constexpr std::int64_t kSize = 1 << 18;
     const int steps = static_cast<int>(std::ceil(2 / density));  // residuals grow for 1 / density
@@ -133,7 +133,7 @@ TEST_P(OnePass, AndNoSampleInTheSteadyState) {
 }
 
 TEST_P(OnePass, InMostStepsWhereMostEntriesAreZero) {
-  // As gradients behind a ReLU, or of an embedding.
+  // Sparse gradients, like those of an embedding or after a ReLU.
   const Draw draw = [](auto& r) { return Coin(r) < 0.9 ? 0.0 : Gauss(r); };
   EXPECT_LE(StepsOfMore(draw, 0.01), 10);
 }
@@ -215,7 +215,7 @@ TEST(HardThreshold, TakesAllBeyondItOrTheKLargest) {
 
 // ---- SIDCo's fit --------------------------------------------------------------------------------
 
-/// The threshold that sidco tries first.
+/// Returns the first threshold that sidco tries.
 float FirstThreshold(const std::vector<float>& gradient, std::int64_t k) {
   const CountingKernels kernels;
   Segment("sidco", static_cast<std::int64_t>(gradient.size())).Run(gradient, k, {}, kernels);

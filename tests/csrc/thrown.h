@@ -1,4 +1,4 @@
-/// What code throws, to be looked at.
+/// Captures the error that code throws.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_THROWN_H_
 #define HVD_SPARSE_TESTS_CSRC_THROWN_H_
@@ -10,7 +10,7 @@
 
 namespace hvd_sparse {
 
-/// The error that `body` throws.
+/// Returns the error that `body` throws.
 inline Error Thrown(const std::function<void()>& body) {
   try {
     body();
@@ -24,7 +24,7 @@ inline bool Says(const Error& error, const std::string& text) {
   return std::string(error.what()).find(text) != std::string::npos;
 }
 
-/// Whether the error is one of what another rank has sent.
+/// Returns true if the error is about another rank's message.
 inline bool BlamesAPeer(const Error& error) {
   return error.kind() == ErrorKind::kExchangeFailed || error.kind() == ErrorKind::kDisagreement;
 }

@@ -1,4 +1,4 @@
-/// Rounding to the types that travel: what is lost is known exactly.
+/// Rounding to the wire types: the rounding errors are known exactly.
 
 #include "csrc/wire/value_coding.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr DType kNarrow[] = {DType::kFloat16, DType::kBFloat16};
 
-/// Floats of any bits, infinities and NaN among them, and the awkward ones.
+/// Returns floats of any bits, infinities and NaN among them, and the awkward ones.
 std::vector<float> AnyFloats() {
   std::mt19937 random(6);
   std::vector<float> values = {0.0f,    -0.0f,   kTiny,    -kTiny,   kMax,     -kMax,     kInf,

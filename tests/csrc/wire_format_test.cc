@@ -1,4 +1,4 @@
-/// Messages of every format: blocks come back, and what is corrupt is refused or harmless.
+/// Messages of every format: blocks round-trip, and corrupt ones are refused or harmless.
 
 #include "csrc/wire/wire_format.h"
 
@@ -20,7 +20,7 @@ constexpr std::int64_t kNumel = 100000;
 constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 const std::vector<std::int64_t> kCounts = {0, 1, 2, 3, 16, 17, 100, 1000, 30000};
 
-/// About `count` entries, some with the survived bit; values of the type.
+/// Returns about `count` entries, some with the survived bit; values of the type.
 SparseBlock RandomBlock(std::int64_t count, DType dtype, std::mt19937* random) {
   Entries entries;
   std::normal_distribution<float> gaussian;
@@ -150,7 +150,7 @@ TEST(WireFormat, CorruptMessagesAreRefusedOrHoldAValidBlock) {
         const Cargo cargo = round % 4 == 0 ? Cargo::kVerbatim : Cargo::kSums;
         auto message =
             MessageOf(RandomBlock(count, dtype, &random), {round % 5 != 0, dtype}, cargo);
-        // Half of the damage is where the shape stands.
+        // Half of the damage is in the shape.
         const std::size_t most =
             round % 2 == 0 ? std::min<std::size_t>(48, message.size()) : message.size();
         const std::size_t flips = 1 + random() % 4;

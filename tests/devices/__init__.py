@@ -1,1 +1,1 @@
-"""What holds on every device: laws between ranks that are threads, and kernels; without Horovod."""
+"""Tests on every device, without Horovod: laws between thread ranks, and kernels."""

@@ -1,4 +1,4 @@
-"""Kernels on each device, beside what NumPy makes of the same numbers: equal in every bit."""
+"""Kernels on each device, compared with NumPy on the same numbers: equal in every bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def draw(numel, seed=1):
 
 
 def a_block(numel, k, seed):
-    """Of NumPy's, and as the core has it."""
+    """Returns a block as NumPy's arrays, and as the core's block."""
     generator = np.random.default_rng(seed)
     indices = np.sort(generator.choice(numel, k, replace=False))
     values = generator.integers(-9, 10, k).astype(np.float32)  # with ties, and zeros
@@ -28,13 +28,13 @@ def a_block(numel, k, seed):
 
 
 def assert_same(block, expected):
-    """A block of the core's and one of NumPy's; marks of what was delivered are left out."""
+    """Compares a block of the core with one of NumPy, ignoring marks of delivered entries."""
     np.testing.assert_array_equal(block.indices() & ~DELIVERED, expected.indices)
     assert block.values().tobytes() == expected.values.tobytes()
 
 
 class Selecting:
-    """One segment's selection, step by step."""
+    """A segment's selection, step by step."""
 
     def __init__(self, device, sparsifier, *, numel, k, options=None):
         chosen = EVERY_SPARSIFIER[sparsifier].options if options is None else options
@@ -44,7 +44,7 @@ class Selecting:
         self.state = np.zeros((1, 4), np.float32)
 
     def step(self, gradient, *, dtype="float32", decay=1.0, scale=1.0):
-        """Entries that are not finite; what was taken is in the block."""
+        """Runs a step; returns the number of non-finite entries. The selection is in the block."""
         array = DeviceArray(self.device, gradient, dtype)
         wait_for_all(self.device)
         return self.selector.select(
@@ -57,7 +57,7 @@ class Selecting:
 
     @property
     def block(self):
-        """What the last step has taken."""
+        """The entries that the last step took."""
         return self.selector.block
 
 
@@ -125,13 +125,13 @@ def test_random_k_draws_the_same_entries_on_every_rank(device):
 def test_a_block_is_written_into_a_gradient_and_what_is_rounded_off_stays(dtype, device):
     numel, k = 7000, 900
     ours, block = a_block(numel, k, seed=3)
-    values = ours.values * np.float32(301.03)  # no number of a narrow type
+    values = ours.values * np.float32(301.03)  # not representable in a narrow type
     block = _core.Block(ours.indices.astype(np.int32), values)
     gradient = DeviceArray(device, draw(numel), dtype)
     residual = DeviceArray(device, np.zeros(numel))
     wait_for_all(device)
     _core.scatter(block, 0.5, gradient.buffer, residual.buffer, device=device)
-    wait_for_all(device)  # it may be written later
+    wait_for_all(device)  # the kernel may run later
     written = gradient.numpy().astype(np.float64)
     assert not np.delete(written, ours.indices).any()
     scaled = 0.5 * values.astype(np.float64)
@@ -156,7 +156,8 @@ def test_what_was_taken_and_not_delivered_returns(device):
     assert np.array_equal(residual.numpy(), reference.settle(dense, delivered))
 
 
-# ---- Work that is given to a stream: on a device alone -------------------------------------------
+# ---- Work that is given to a stream, on a GPU only
+# ------------------------------------------------
 
 
 def test_the_cpu_has_no_work_for_streams():

@@ -15,14 +15,14 @@ from tests import laws
 from tests.cases import in_turn
 
 EVERY_PAIR = [(s, c) for s in _core.sparsifiers() for c in _core.collectives()]
-RANKS = [1, 2, 4, 8, 3, 5, 6, 7, 9, 17, 16]  # each density meets ranks with guests, and without
+RANKS = [1, 2, 4, 8, 3, 5, 6, 7, 9, 17, 16]  # each density meets numbers with and without guests
 DENSITIES = [0.001, 0.05, 0.5, 1.0]
 
 
 def run_ranks(size, segments, density, sparsifier, collective, program, *, device, slack=1.0):
-    """Runs `program(rank)` on `size` threads; returns what they return, by rank.
+    """Runs `program(rank)` on `size` threads; returns the results by rank.
 
-    `slack` is that of all ranks, or a list with that of each.
+    `slack` is that of all ranks, or a list with one for each.
     """
     return laws.on_threads(
         size,

@@ -1,7 +1,7 @@
 """Momentum correction with factor masking, on ranks that are threads: nothing is lost.
 
-What joins a residual is the velocity. Momentum is 1/2 and gradients are integers, so all sums are
-exact for some steps.
+The velocity joins the residual. Momentum is 1/2 and gradients are integers, so all sums are exact
+for some steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EVERY_PAIR = [(s, c) for s in _core.sparsifiers() for c in _core.collectives()]
 
 
 def run_ranks(size, sparsifier, collective, program, *, segments=SEGMENTS, **options):
-    """Runs `program(rank)` on threads; returns what they return, by rank."""
+    """Runs `program(rank)` on threads; returns the results by rank."""
     return laws.on_threads(
         size,
         program,
@@ -35,12 +35,12 @@ def run_ranks(size, sparsifier, collective, program, *, segments=SEGMENTS, **opt
 
 
 def grown(step):
-    """The velocity that joins the residual."""
+    """Returns the velocity that joins the residual."""
     return np.float32(MOMENTUM) * step.velocity_before + step.gradient
 
 
 def check_law(ranks):
-    """What was applied and what is left are what was there and the velocities that joined."""
+    """Checks that sums applied and residuals equal the old residuals plus joined velocities."""
     for step in zip(*ranks, strict=True):
         laws.check_replicas_are_bitwise_equal(list(step))
         came_in = sum(r.residual_before.astype(np.float64) + grown(r) for r in step)

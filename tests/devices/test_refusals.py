@@ -1,4 +1,4 @@
-"""Devices that are not there, and what no device takes."""
+"""Devices that are missing, and arguments that no device accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of a bucket: a GPU leaves behind the bits that the CPU does, in everything."""
+"""Steps of a bucket: all results of a GPU have the bits of the CPU's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERYWHERE = [name for name in COLLECTIVES if name != "hierarchical"]
 
 
 def seen_in_steps(**options):
-    """What is applied, what stays and what sparsifiers remember, by rank and step."""
+    """Returns applied values, residuals and sparsifier states, by rank and step."""
 
     def program(me):
         seen = []

@@ -17,11 +17,11 @@ RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17]
 
 
 def run_ranks(size, program, *, formats, sparsifier="top_k", **options):
-    """Runs `program(rank)` on `size` threads; returns what they return, by rank.
+    """Runs `program(rank)` on `size` threads; returns the results by rank.
 
     Args:
-        formats: (packed, wire_dtype) of each rank, in turn.
-        sparsifier: Of all ranks, as are all other options.
+        formats: (packed, wire_dtype) of the ranks, which cycle through the list.
+        sparsifier: The sparsifier of all ranks; all other options are common, too.
     """
 
     def format_of(rank):
@@ -32,7 +32,7 @@ def run_ranks(size, program, *, formats, sparsifier="top_k", **options):
 
 
 def run_rough(me, steps, factor=301):
-    """Steps with integers that few numbers of the narrow types equal; float32 holds their sums."""
+    """Runs steps with integers that narrow types mostly round; float32 holds their sums."""
     taken = []
     for step in range(steps):
         gradient = laws.integer_gradient(me.numel, rank=me.rank, step=step)
@@ -41,7 +41,7 @@ def run_rough(me, steps, factor=301):
 
 
 def bits_of(dtype):
-    """Significant bits of the type, the leading one included."""
+    """Returns the significant bits of the type, including the leading one."""
     return {"float32": 24, "float16": 11, "bfloat16": 8}[dtype]
 
 
@@ -84,7 +84,7 @@ def test_laws_hold_for_every_sparsifier(sparsifier, collective, wire, device):
 @pytest.mark.parametrize("collective", _core.collectives())
 @pytest.mark.parametrize("wire", FORMATS)
 def test_laws_hold_for_values_beyond_float16(size, collective, wire, device):
-    # Up to 300,000: what 16 ranks add up in 3 steps stays below 2^24.
+    # Values are up to 300,000: sums of 16 ranks over 3 steps stay below 2^24.
     ranks = run_ranks(
         size,
         lambda me: run_rough(me, 3, factor=3001),
@@ -123,8 +123,8 @@ def test_laws_hold_for_tiny_buckets(collective, wire, segments, size, device):
 def test_values_that_round_to_zero_stay_where_they_are(
     size, collective, wire, density, sign, device
 ):
-    # Multiples of 2^-149: float16 rounds all of them to zero, bfloat16 some. Ranks select
-    # different ones, so that sums become dense.
+    # Multiples of 2^-149: float16 rounds all of them to zero, bfloat16 some. Ranks select different
+    # ones, so that sums become dense.
     def program(me):
         tiny = np.arange(me.numel, dtype=np.float32) * np.float32(sign * 1e-45)
         return [me.step(np.roll(tiny, 31 * me.rank)) for _ in range(3)]
@@ -143,7 +143,7 @@ def test_values_that_round_to_zero_stay_where_they_are(
 
 @pytest.mark.parametrize("wire", FORMATS)
 def test_laws_hold_where_one_owner_hands_on_what_it_keeps(wire, device):
-    # split_allgather finds its regions in the first step; then all that counts lies in one.
+    # split_allgather finds its regions in the first step; then one region has all large entries.
     def program(me):
         steps = []
         for step in range(3):
@@ -236,7 +236,7 @@ def test_a_finite_gradient_beyond_float32_is_not_called_nan_or_inf(
         why = str(caught.value)
         assert f"the gradient of rank {size - 1} in" in why
         assert "exceeds float32's range (3.4e38)" in why
-        assert ("NaN" in why) == (device != CPU)  # memory of a device is not searched for the cause
+        assert ("NaN" in why) == (device != CPU)  # device memory is not searched for the cause
         assert np.array_equal(me.residual, gradient)
 
     run_ranks(
@@ -252,7 +252,7 @@ def test_a_finite_gradient_beyond_float32_is_not_called_nan_or_inf(
 
 
 def test_nan_is_reported_before_a_gradient_beyond_float32(device):
-    """The ranks agree on one of the two, whichever order their blocks are merged in."""
+    """The ranks agree on one of the two, in whichever order their blocks are merged."""
 
     def program(me):
         gradient = np.zeros(me.numel)
@@ -302,7 +302,7 @@ def test_a_sum_that_overflows_is_refused_and_undone(size, collective, wire, devi
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 @pytest.mark.parametrize("collective", _core.collectives())
 @pytest.mark.parametrize("other", FORMATS)
-@pytest.mark.parametrize("density", [0.01, 0.8])  # of .8, sums are dense where they may be
+@pytest.mark.parametrize("density", [0.01, 0.8])  # at 0.8, sums are dense where possible
 def test_ranks_of_different_formats_are_told(size, collective, other, density, device):
     def program(me):
         with pytest.raises(
@@ -322,7 +322,7 @@ def test_ranks_of_different_formats_are_told(size, collective, other, density, d
     )
 
 
-@pytest.mark.parametrize("collective", ["allgather", "gtopk"])  # all messages are of k entries
+@pytest.mark.parametrize("collective", ["allgather", "gtopk"])  # all messages have k entries
 def test_coded_blocks_take_the_bytes_that_are_promised(collective, device):
     numel, density = 200_000, 0.01
     k, size = 2000, 4
@@ -343,7 +343,7 @@ def test_coded_blocks_take_the_bytes_that_are_promised(collective, device):
         )[0]
         for wire in [(False, "float32"), *FORMATS]
     }
-    entries = sent[False, "float32"] / 8  # of all messages, and a little more for headers
+    entries = sent[False, "float32"] / 8  # in all messages, plus a little for headers
     for (packed, dtype), bytes_sent in sent.items():
         bits = np.log2(numel / k) + 2 if packed else 32
         bits += 32 if dtype == "float32" else 16

@@ -1,17 +1,17 @@
-"""The documentation as a test sees it: pages, the code in them, and the commands that they name.
+"""The documentation as tests see it: pages, their code blocks, and the commands that they name.
 
-Every ```python and every ```diff block of README.md and docs/ is run by tests/jobs/test_docs.py, in
-the order of the page, on two ranks; of a diff, what it leads to. A name that one block binds is
-known to the next one of the page. What a reader need not see stands in a comment before the block:
+tests/jobs/test_docs.py runs every ```python and every ```diff block of README.md and docs/, in the
+order of the page, on two ranks; of a diff, the resulting code. Names bound in one block are known
+in the next ones of the page. A comment before the block holds code that a reader need not see:
 
-    <!-- setup:
-    from tests.docs.torch_stage import trained
-    model, optimizer = trained(steps=2)
-    -->
+  <!-- setup:
+  from tests.docs.torch_stage import trained
+  model, optimizer = trained(steps=2)
+  -->
 
-    <!-- skip: needs root; tests/jobs/test_virtual_cluster.py runs the same -->
+  <!-- skip: needs root; tests/jobs/test_virtual_cluster.py runs the same -->
 
-A ```console block holds commands behind "$ ", each with what it prints.
+A ```console block holds commands after "$ ", each followed by its output.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Block:
     """A fenced block.
 
     Attributes:
-        page: The file, from the root of the repository.
-        line: Of its first line of code, counted from 1.
-        language: What stands behind the fence.
-        code: As it stands there.
-        setup: Python to run before it.
-        skip: Why it is not run.
+        page: Path of the page, relative to the repository's root.
+        line: Line of the first line of code, counted from 1.
+        language: The language named after the fence.
+        code: The block's text.
+        setup: Python code to run before the block.
+        skip: The reason not to run it; empty: it runs.
     """
 
     page: str
@@ -60,12 +60,12 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        """Whether it is Python."""
+        """True if the block is Python."""
         return self.language in ("python", "diff")
 
     @property
     def program(self) -> str:
-        """The Python to run; of a diff, what it leads to."""
+        """The Python to run; for a diff, the resulting code."""
         if self.language != "diff":
             return self.code
         lines = [line for line in self.code.splitlines() if not line.startswith("-")]
@@ -73,14 +73,14 @@ class Block:
 
     @property
     def framework(self) -> str:
-        """The framework that it is about, "torch" or "tensorflow"."""
+        """The block's framework, "torch" or "tensorflow"."""
         words = set(re.findall(r"\w+", self.setup + self.program))
         return "tensorflow" if words & _TENSORFLOW else "torch"
 
 
 @dataclass
 class Page:
-    """A page, and what stands outside of its blocks."""
+    """A page: its blocks, and the prose around them."""
 
     name: str
     blocks: list[Block] = field(default_factory=list)
@@ -89,13 +89,13 @@ class Page:
 
 @cache
 def pages() -> tuple[Page, ...]:
-    """README.md and all of docs/, in the order of their names."""
+    """Returns README.md and all of docs/, ordered by name."""
     files = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return tuple(parse(file.relative_to(ROOT).as_posix(), file.read_text()) for file in files)
 
 
 def blocks() -> list[Block]:
-    """The blocks of all pages."""
+    """Returns the blocks of all pages."""
     return [block for page in pages() for block in page.blocks]
 
 
@@ -103,7 +103,7 @@ def parse(name: str, text: str) -> Page:
     """Reads one page.
 
     Raises:
-        ValueError: A block is not closed, or a setup or skip has no block behind it or no content.
+        ValueError: A block is not closed, or a setup or skip is empty or has no block after it.
     """
     page = Page(name)
     lines = list(enumerate(text.splitlines(), start=1))
@@ -148,7 +148,7 @@ def _closes(line: str, ticks: str) -> bool:
 
 
 def shell_commands(page: Page) -> Iterator[list[str]]:
-    """The commands of this project in a page's shell blocks, as words."""
+    """Yields the commands of this project in a page's shell blocks, as words."""
     for block in page.blocks:
         if block.language in ("", "bash", "sh", "console"):
             yield from commands_in(block.code)
@@ -157,17 +157,17 @@ def shell_commands(page: Page) -> Iterator[list[str]]:
 
 
 def named_commands(page: Page) -> Iterator[list[str]]:
-    """The commands of this project that a page names in the middle of a sentence, as words."""
+    """Yields the commands of this project that a page's prose names, as words."""
     for span in _SPAN.findall(page.prose):
         yield from commands_in(" ".join(span.split()))
 
 
 def commands_in(text: str) -> Iterator[list[str]]:
-    """What calls hvd-sparse, make or one of this project's scripts, without what stands around."""
+    """Yields calls of hvd-sparse, make or this project's scripts, without the surrounding words."""
     for line in text.replace("\\\n", " ").splitlines():
         try:
             words = shlex.split(line.strip().removeprefix("$ "), comments=True)
-        except ValueError:  # no command, but an apostrophe
+        except ValueError:  # prose with an apostrophe
             continue
         while words and (words[0] == "sudo" or re.match(r"[A-Z_]+=", words[0])):
             words.pop(0)
@@ -186,7 +186,7 @@ def commands_in(text: str) -> Iterator[list[str]]:
 
 
 def _without_dots(words: list[str]) -> list[str]:
-    """Words without "...", and without an option of which that is the value."""
+    """Returns words without "...", and without options whose value that is."""
     kept: list[str] = []
     for word in words:
         if word != "...":

@@ -1,6 +1,6 @@
-"""Lets scripts parse their arguments, and does no more: [[script, argument, ...], ...] on stdin.
+"""Makes scripts parse their arguments and exit: [[script, argument, ...], ...] on stdin.
 
-Prints what each said that did not take them. Both are JSON.
+Prints the output of each script that rejected its arguments. Both are JSON.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Parsed(BaseException):
-    """The arguments were taken."""
+    """Raised when the arguments were accepted."""
 
 
 def main() -> None:
-    """Runs every script up to where its arguments are parsed."""
+    """Runs every script until its arguments are parsed."""
     parse_args = argparse.ArgumentParser.parse_args
 
     def parse_and_stop(parser, args=None, namespace=None):

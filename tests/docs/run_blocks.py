@@ -1,6 +1,6 @@
 """Runs the code of the documentation, as one rank of a job. Arguments: framework, folder.
 
-A page that fails goes no further, the next one is run all the same.
+A page stops at its first failure; the next page runs all the same.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 from tests.docs.pages import Block, blocks
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # as in every benchmark
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # as every benchmark does
 
 PASSED = "passed"
 
 
 def main() -> None:
-    """Writes what became of each block to outcome-RANK.json, before and after each."""
+    """Writes each block's outcome to outcome-RANK.json, before and after it runs."""
     framework, folder = sys.argv[1], Path(sys.argv[2])
     hvd = importlib.import_module(f"horovod.{framework}")
     hvd.init()
@@ -47,7 +47,7 @@ def main() -> None:
                 break
             tell(block, PASSED)
         namespace.clear()
-        gc.collect()  # an optimizer that lives on is an exchange that lives on
+        gc.collect()  # a live optimizer keeps its exchange open
     hvd.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""What code of the documentation takes for granted, for TensorFlow and Keras: setups import it."""
+"""Objects that the documentation's code for TensorFlow and Keras assumes; setups import them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def small_model() -> keras.Model:
-    """The same on all ranks: two layers that travel sparse, two biases that do not."""
+    """Returns a model of two sparse layers and two dense biases, the same on all ranks."""
     keras.utils.set_random_seed(0)
     return keras.Sequential(
         [keras.Input((INPUTS,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(CLASSES)]
@@ -20,7 +20,7 @@ def small_model() -> keras.Model:
 
 
 def batch(size: int = 8) -> tuple[tf.Tensor, tf.Tensor]:
-    """Inputs and labels, others on every rank."""
+    """Returns inputs and labels, which differ by rank."""
     random = tf.random.Generator.from_seed(hvd.rank())
     inputs = random.normal((size, INPUTS))
     return inputs, random.uniform((size,), maxval=CLASSES, dtype=tf.int32)

@@ -1,4 +1,4 @@
-"""What code of the documentation takes for granted, for PyTorch: setups import it."""
+"""Objects that the documentation's code for PyTorch assumes; setups import them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INPUTS, CLASSES = 64, 10
 
 
 def small_model() -> torch.nn.Module:
-    """The same on all ranks: two layers that travel sparse, two biases that do not."""
+    """Returns a model of two sparse layers and two dense biases, the same on all ranks."""
     torch.manual_seed(0)
     return torch.nn.Sequential(
         torch.nn.Linear(INPUTS, 64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES)
@@ -22,7 +22,7 @@ def small_model() -> torch.nn.Module:
 
 
 def batches(count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Inputs and labels, others on every rank."""
+    """Yields inputs and labels, which differ by rank."""
     random = torch.Generator().manual_seed(hvd.rank())
     for _ in range(count):
         yield (
@@ -32,7 +32,7 @@ def batches(count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """So many steps."""
+    """Trains for some steps."""
     for inputs, labels in batches(steps):
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), labels).backward()
@@ -40,7 +40,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) 
 
 
 def trained(compression=LAGS, *, steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """A model and its DistributedOptimizer after so many steps."""
+    """Returns a model and its DistributedOptimizer after some steps."""
     model = small_model()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01),

@@ -1,4 +1,4 @@
-"""Trains a few steps with bare LAGS and prints, as rank 0, what it found out."""
+"""Trains a few steps with plain LAGS; rank 0 prints its findings."""
 
 from __future__ import annotations
 

@@ -16,18 +16,18 @@ from pathlib import Path
 
 from tests.jobs.launch import ROOT, environment
 
-# Three names of this machine: Horovod takes them for three hosts, and needs no ssh for any.
+# Three names of this machine: Horovod takes them for three hosts, none of which needs ssh.
 HOSTS = ("localhost", "127.0.0.1", socket.gethostname())
 
 
 class ElasticJob:
-    """`horovodrun` with a script that finds hosts; one rank on each.
+    """`horovodrun` with a host discovery script; one rank on each host.
 
     Args:
-        folder: For the script, and the list of hosts that it reads.
-        program: And its arguments.
-        hosts: To begin with.
-        least: Ranks that the job needs to go on.
+        folder: Folder for the script, and the list of hosts that it reads.
+        program: The program and its arguments.
+        hosts: The initial hosts.
+        least: Number of ranks that the job needs to continue.
         timeout: Seconds after which the whole job has failed.
     """
 
@@ -56,7 +56,7 @@ class ElasticJob:
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
-            # After a kill some trials wait for so long for Horovod's background loop to end.
+            # After a kill, some attempts wait this long for Horovod's background loop to end.
             env=environment(HOROVOD_ELASTIC_TIMEOUT="60", HOROVOD_GLOO_TIMEOUT_SECONDS="15"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -76,23 +76,23 @@ class ElasticJob:
                 self._process.wait(10)
             except subprocess.TimeoutExpired:
                 os.killpg(self._process.pid, signal.SIGKILL)
-        for pid in self._pids():  # horovodrun gives its ranks process groups of their own
+        for pid in self._pids():  # horovodrun starts its ranks in process groups of their own
             if Path(f"/proc/{pid}").exists():
                 os.kill(pid, signal.SIGKILL)
 
     @property
     def output(self) -> str:
-        """All that was printed so far."""
+        """The output so far."""
         return "".join(self.lines)
 
     def set_hosts(self, hosts: Sequence[str]) -> None:
-        """What the script finds from now on."""
+        """Sets the hosts that the script finds from now on."""
         new = self._hosts.with_suffix(".new")
         new.write_text("".join(f"{host}:1\n" for host in hosts))
         new.rename(self._hosts)
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """The next line that the regular expression is found in; AssertionError without one."""
+        """Returns the match in the next matching line; raises AssertionError if none comes."""
         while (line := self._next()) is not None:
             found = re.search(pattern, line)
             if found:
@@ -101,12 +101,12 @@ class ElasticJob:
         raise AssertionError(f"ended with status {status}, without {pattern!r}\n{self.output}")
 
     def kill(self, rank: int) -> None:
-        """kill -9 of the process that last had that rank."""
+        """Sends SIGKILL to the process that last had that rank."""
         pids = re.findall(rf"pid (\d+) at \S+ is rank {rank} of", self.output)
         os.kill(int(pids[-1]), signal.SIGKILL)
 
     def finish(self) -> int:
-        """Waits for the end; the exit status."""
+        """Waits for the end; returns the exit status."""
         while self._next() is not None:
             pass
         return self._process.wait()

@@ -13,11 +13,11 @@ from tests.jobs.elastic_witness import COUNTED, Witness, a_count
 
 
 class Net(torch.nn.Module):
-    """A regression, and beside it a weight whose gradients are integers of UNIT."""
+    """A regression model, with an extra weight whose gradients are integers times UNIT."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Without biases, which travel dense, nothing of Horovod's runs between backward and step.
+        # Without biases, which are dense, no operation of Horovod runs between backward and step.
         self.hidden = torch.nn.Linear(16, 48, bias=False)
         self.out = torch.nn.Linear(48, 1, bias=False)
         self.counted = torch.nn.Parameter(torch.zeros(COUNTED))
@@ -27,7 +27,7 @@ class Net(torch.nn.Module):
 
 
 def counted_residual(optimizer: torch.optim.Optimizer) -> np.ndarray:
-    """What this rank has yet to send of the integers; zeros where it holds nothing."""
+    """Returns this rank's residual of the extra weight; zeros if it holds none."""
     saved = optimizer.state_dict().get("hvd_sparse")
     if saved is None or "counted" not in saved["residuals"]:
         return np.zeros(np.prod(COUNTED))
@@ -43,7 +43,7 @@ def check_replicas(model: torch.nn.Module) -> None:
 def main() -> None:
     args = parser.parse_args()
     hvd.init()
-    torch.manual_seed(hvd.rank())  # replicas are equal because they are synchronised
+    torch.manual_seed(hvd.rank())  # replicas become equal only by synchronisation
     model = Net()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5),

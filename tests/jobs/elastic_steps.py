@@ -1,9 +1,10 @@
-"""The steps of an elastic job, whatever the framework; what is to happen in which of them.
+"""The steps of an elastic job, for any framework, and the events in them.
 
-Such a program is called with SIZE ... [--policy POLICY] [--compression NAME] [--dies RANK]
-[--fails] and ends well when there have been SIZE ranks for some steps, for each SIZE given, in that
-order. test_elastic.py adds and kills ranks meanwhile. Or a RANK of three kills itself in its fifth
-step, for whose gradients the others then wait; or an operation fails on all ranks in that step.
+Programs are called with SIZE ... [--policy POLICY] [--compression NAME] [--dies RANK] [--fails].
+They succeed once there have been SIZE ranks for some steps, for each SIZE given, in that order.
+test_elastic.py adds and kills ranks meanwhile. With --dies, a RANK of three kills itself in its
+fifth step, while the others wait for its gradients; with --fails, an operation fails on all ranks
+in that step.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ parser.add_argument("--fails", action="store_true")
 
 
 def presets(module: Any) -> dict[str, Any]:
-    """Compressions by the names that the argument has, of a framework's module of the package."""
+    """Returns compressions by the argument's names, from a framework's module of the package."""
     return {
         "lags": module.LAGS(density=0.05, adaptive=False, min_numel=1),
         "gtopk": module.GTopK(density=0.05, min_numel=1),
@@ -54,11 +55,11 @@ def train(
 
     Args:
         hvd: Horovod's module.
-        state: With step, reached and first_loss.
-        args: From `parser`.
-        witness: Is asked after each change.
-        step: Takes the step of this number, within which a rank `dies`; the loss of all ranks.
-        check_replicas: Raises where they differ.
+        state: Elastic state with step, reached and first_loss.
+        args: Arguments from `parser`.
+        witness: Witness that checks residuals after each change of the ranks.
+        step: Takes the step of a number, during which a rank `dies`; returns the loss of all ranks.
+        check_replicas: Raises if replicas differ.
     """
     place = f"{os.environ['HOROVOD_HOSTNAME']}:{os.environ['HOROVOD_LOCAL_RANK']}"
     restore = state.restore
@@ -109,5 +110,5 @@ def train(
 
 
 def die() -> None:
-    """As if the machine had."""
+    """Kills this process, as a failing machine would."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,6 @@
 """Trains in an elastic job with TensorFlow; see elastic_steps.py. Run by test_elastic.py.
 
-With a tape in a tf.function, which is traced once however often the ranks change; or --keras, with
+Uses a tape in a tf.function, which is traced once however often the ranks change; with --keras,
 Keras's optimizer and train_on_batch.
 """
 
@@ -22,14 +22,14 @@ TRUTH = np.linspace(-1, 1, 16, dtype=np.float32)
 
 
 class Net(keras.Model):
-    """A regression, and beside it a weight whose gradients are integers of UNIT, which it is told.
+    """A regression model, with an extra weight whose gradients, integers times UNIT, are inputs.
 
-    Its output is two columns: of the regression, and what is to be added to the loss.
+    Its output has two columns: the regression, and a term to add to the loss.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # The bias travels dense: where a rank dies, operations of Horovod's fail in the same graph.
+        # The bias is dense: if a rank dies, operations of Horovod fail in the same graph.
         self.hidden = keras.layers.Dense(48, activation="tanh")
         self.out = keras.layers.Dense(1, use_bias=False)
         self.counted = self.add_weight(shape=COUNTED, initializer="zeros", name="counted")
@@ -46,7 +46,7 @@ def loss_of(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
 
 
 def counted_residual() -> np.ndarray:
-    """What this rank has yet to send of the integers; zeros where it holds nothing."""
+    """Returns this rank's residual of the extra weight; zeros if it holds none."""
     for renewal in registry.renewals():
         exchange = renewal.exchange
         held = renewal.held if exchange is None else saved_state.save(exchange)
@@ -67,7 +67,7 @@ def main() -> None:
     hvd.init()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    keras.utils.set_random_seed(hvd.rank())  # replicas are equal because they are synchronised
+    keras.utils.set_random_seed(hvd.rank())  # replicas become equal only by synchronisation
     model = Net()
     model((tf.zeros((1, 16)), tf.zeros((1, *COUNTED))))
     compression = presets(hvd_sparse.tensorflow)[args.compression]

@@ -1,7 +1,7 @@
-"""Remembers what residuals were before the ranks of an elastic job changed, and what they became.
+"""Compares residuals before and after the ranks of an elastic job changed.
 
-By other means than the package, and whatever the framework: of one layer, whose gradients are
-integers of UNIT, so that sums are exact.
+It does not use the package, and works for any framework. It follows one layer, whose gradients are
+integers times UNIT, so that sums are exact.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ COUNTED = (50, 40)  # shape of the layer
 
 
 def a_count(draw: np.random.Generator) -> np.ndarray:
-    """A gradient of the layer."""
+    """Returns a gradient of the layer."""
     return draw.integers(-9, 10, COUNTED).astype(np.float32) * np.float32(UNIT)
 
 
 class Witness:
-    """Of one rank.
+    """The witness of one rank.
 
     Args:
         hvd: Horovod's module.
-        residual: What this rank has yet to send of the layer: float64, flat; zeros where it holds
-            nothing.
-        summed: Sums such an array over the ranks; with a name.
-        gathered: Every rank's thing; with a name.
+        residual: Returns this rank's residual of the layer: float64, flat; zeros if it holds none.
+        summed: Sums such an array over the ranks; takes a name.
+        gathered: Gathers an object from every rank; takes a name.
 
     Attributes:
-        why: What made the ranks change last: "new", "failure" or "update".
+        why: Cause of the last change of ranks: "new", "failure" or "update".
     """
 
     def __init__(
@@ -45,8 +44,8 @@ class Witness:
         self.why = "new"
         self._hvd = hvd
         self._residual, self._summed, self._gathered = residual, summed, gathered
-        self._own = np.zeros(np.prod(COUNTED))  # of this rank, at the last commit
-        self._total = np.zeros_like(self._own)  # of all ranks then
+        self._own = np.zeros(np.prod(COUNTED))  # this rank's residual at the last commit
+        self._total = np.zeros_like(self._own)  # the sum over all ranks then
         self._steps = 0
         self._place = (-1, 0)  # rank and size then
 
@@ -57,12 +56,12 @@ class Witness:
         self._place = (self._hvd.rank(), self._hvd.size())
 
     def check(self, policy: str) -> None:
-        """After the ranks have changed: what they hold is what those that are left held."""
+        """Checks, after the ranks have changed, that they hold the remaining ranks' residuals."""
         rank, size = self._hvd.rank(), self._hvd.size()
         everybody = self._gathered((self.why, self._steps), "witness.why")
         reasons = {why for why, _ in everybody}
-        # Ranks that leave in order hand over; of one that died nothing is left. A rank that had not
-        # finished the step that rank 0 has committed counts as one that died.
+        # Ranks that leave in order hand over their residuals; those of a dead rank are lost. A rank
+        # that had not finished the step that rank 0 has committed counts as dead.
         if "failure" in reasons:
             kept = self._own * (self._steps == everybody[0][1])
         else:
@@ -79,6 +78,6 @@ class Witness:
         self.tell(f"reasons {sorted(reasons)} size {size} total {total} shares {shares}")
 
     def tell(self, text: str) -> None:
-        """Rank 0 prints it."""
+        """Prints the text on rank 0."""
         if self._hvd.rank() == 0:
             print(text, flush=True)

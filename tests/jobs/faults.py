@@ -1,7 +1,7 @@
-"""What can go wrong on one rank or link, when, and what the other ranks must make of it.
+"""Faults of one rank or link, their times, and the required reactions of the other ranks.
 
 `python -m tests.jobs.faults` (make chaos) starts a job for each, breaks it, and prints a table; the
-tests take those that need no patience.
+tests cover those that end quickly.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Fault:
     """One way to break a job of three ranks.
 
     Attributes:
-        name: What faulty.py's last rank does in its third step.
-        phase: Of a step, in which it happens.
-        what: In words.
-        says: By a regular expression, how often which message must be there; none: nothing.
-        seconds: Within which all ranks have ended, or gone on, after the fault.
-        recovers: Whether the job then ends well.
-        helped: Whether mpirun ends the survivors; else they have to do that themselves.
-        env: Of all ranks.
-        shm: How large /dev/shm is, as mount has it; none: as on this machine.
-        patient: Whether it takes too long for a test of every day.
-        survivors: The ranks that are not broken.
+        name: Fault that faulty.py's last rank causes in its third step.
+        phase: Phase of a step in which it happens.
+        what: Description of the fault.
+        says: Number of times that each message, a regular expression, must occur; none if empty.
+        seconds: Limit, from the fault, for all ranks to end or continue.
+        recovers: True if the job then succeeds.
+        helped: True if mpirun ends the survivors; otherwise they must end by themselves.
+        env: Environment variables of all ranks.
+        shm: Size of /dev/shm in mount's notation; empty: that of this machine.
+        patient: True if it takes too long for a regular test.
+        survivors: Ranks that are not broken.
     """
 
     name: str
@@ -121,7 +121,7 @@ FAULTS = (
     ),
 )  # fmt: skip
 
-# In a mount namespace of their own; as root.
+# These run in a mount namespace of their own, as root.
 SHM_FAULTS = (
     Fault(
         "small shm", "start", "/dev/shm is full (64 KiB)", shm="64k",
@@ -148,13 +148,13 @@ LINK_FAULTS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job.
+    """The outcome of a job.
 
     Attributes:
-        seconds: From the fault to the end of all ranks.
-        text: In words.
-        problems: What should have been otherwise.
-        output: Of all ranks.
+        seconds: Seconds from the fault to the end of all ranks.
+        text: Description of the outcome.
+        problems: Deviations from the required outcome.
+        output: Output of all ranks.
     """
 
     seconds: float
@@ -164,7 +164,7 @@ class Outcome:
 
 
 def break_job(fault: Fault, *options: str) -> Outcome:
-    """Starts a job, which breaks itself; what became of it. The options are those of faulty.py."""
+    """Runs a job that breaks itself; returns its outcome. The options are those of faulty.py."""
     start = mpirun if fault.helped or fault.recovers else mpirun_without_help
     inside = _with_shm(fault.shm) if fault.shm else []
     command = [FAULTY, fault.name, *options]
@@ -176,7 +176,7 @@ def break_job(fault: Fault, *options: str) -> Outcome:
 
 
 def why_no_shm() -> str | None:
-    """Why no job can have a /dev/shm of its own here; None if it can."""
+    """Returns why no job can have a /dev/shm of its own here; None if it can."""
     if os.geteuid() != 0:
         return "a /dev/shm of a job's own takes root"
     tried = subprocess.run([*_with_shm("64k"), "true"], capture_output=True, text=True)
@@ -189,7 +189,7 @@ def _with_shm(size: str) -> list[str]:
 
 
 def break_link(fault: Fault) -> Outcome:
-    """Starts a job on hosts of a virtual cluster and spoils the network."""
+    """Starts a job on hosts of a virtual cluster, spoils the network, and returns the outcome."""
     with VirtualCluster(hosts=RANKS, rate="100mbit") as cluster:
         program = [sys.executable, str(ROOT / FAULTY), "none", "--steps", "60", "--pause", "0.25"]
         process = cluster.popen(
@@ -215,7 +215,7 @@ def break_link(fault: Fault) -> Outcome:
                 spoil(False)
                 time.sleep(10)
                 spoil(True)
-            # mpirun waits for the machine that has gone.
+            # mpirun waits for the unreachable machine.
             if not fault.recovers and all(end in output for end in _ends_of(fault.survivors)):
                 process.kill()
                 break
@@ -255,7 +255,7 @@ def _judge(fault: Fault, job: Job, end: float, *, last_step: str = LAST_STEP) ->
 
 
 def main(arguments: Sequence[str]) -> int:
-    """All faults; a table in Markdown. Arguments: names of the faults wanted; none: all."""
+    """Runs all faults, or those named, and prints a table in Markdown; returns the exit status."""
     faults = [(fault, break_job) for fault in FAULTS]
     for more, act, reason in (
         (SHM_FAULTS, break_job, why_no_shm()),

@@ -1,4 +1,4 @@
-"""A small training job in which one rank misbehaves; tests of jobs start it."""
+"""A small training job in which one rank misbehaves; started by tests of jobs."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from benchmarks.gloo_world import prepare
 from hvd_sparse import _core
 from hvd_sparse.torch import LAGS, mark_step
 
-# So many seconds after its backward pass, a rank of this model is amid an exchange.
+# Seconds after its backward pass at which a rank of this model is exchanging.
 EXCHANGING_SECONDS = 0.02
-# With a large model; and in the first step, when memory grows.
+# These faults use a large model; those of EARLY occur in the first step, when memory grows.
 LARGE = ("kill in exchange", "memory", "fill shm")
 EARLY = ("memory", "fill shm")
-# Without what Horovod sums: it wants memory of its own, and says by itself that it was shut down.
+# These have no layer that Horovod sums: it would need memory, and report its shutdown by itself.
 ALONE = (*EARLY, "leave")
-# So many seconds others compute when a rank has ended; where it has left, MPI ends meanwhile.
+# Seconds that others compute after a rank has ended; MPI shuts down meanwhile if it left.
 COMPUTING_SECONDS = 1.5
 WHILE_OTHERS_COMPUTE = ("leave", "kill while others compute")
-# So many seconds after its last backward pass, a rank waits for others; then it is held up.
+# Seconds after the last backward pass at which a rank waits for others, and then of the delay.
 WAITING_SECONDS, HELD_SECONDS = 0.5, 3
 # While the lifeline is being connected, this rank is killed; another one is late.
 KILLED_WHILE_CONNECTING = {"kill while connecting": 2, "kill rank 0 while connecting": 0}
 CONNECTING_SECONDS, LATE_SECONDS = 0.5, 1.5
-# So many seconds after its last step, the rank is still there.
+# Seconds that the rank stays after its last step.
 STAYS = {"skip and stay": 6, "late": 4}
 
 
@@ -59,7 +59,7 @@ def main() -> None:
     width = 48 if victim and fault == "model" else 64
     bias = fault not in ALONE
     sizes = [256, width, 64]
-    large = fault in LARGE  # exchanges then take a while, and memory
+    large = fault in LARGE  # exchanges then take noticeable time and memory
     if large:
         sizes[2:] = [65536, 64]
     layers = [torch.nn.Linear(*shape, bias=bias) for shape in pairwise(sizes)]
@@ -108,16 +108,16 @@ def main() -> None:
         time.sleep(args.pause)
     if victim and fault in STAYS:
         time.sleep(STAYS[fault])
-    hvd.stop_timeline()  # else Horovod's lacks what it has not written when it shuts down
+    hvd.stop_timeline()  # otherwise Horovod's own lacks the events not written at shutdown
 
 
 def tell() -> None:
-    """When it happened."""
+    """Prints the time of the fault."""
     print(f"fault at {time.time()}", flush=True)
 
 
 def nothing(model: torch.nn.Module) -> None:
-    """It happens elsewhere, or nothing is wrong."""
+    """Does nothing: the fault is elsewhere, or there is none."""
 
 
 def kill(model: torch.nn.Module | None) -> None:
@@ -126,7 +126,7 @@ def kill(model: torch.nn.Module | None) -> None:
 
 
 def kill_while_connecting(rank: int) -> None:
-    """Kills a rank that has connected to the lifeline, or listens for it; rank 1 comes later."""
+    """Kills a rank that has connected to the lifeline, or listens for it; rank 1 is late."""
     connect = _core.Lifeline.connect
 
     def connect_or_die(*args: object) -> None:
@@ -170,7 +170,7 @@ def stop_for(seconds: int) -> None:
 
 
 def use_up_memory(model: torch.nn.Module) -> None:
-    """Once a large gradient is there, about 1 MiB is left for what selects from it and sends it."""
+    """Leaves about 1 MiB for selecting and sending, once a large gradient is there."""
 
     def limit(gradient: torch.Tensor) -> None:
         tell()
@@ -186,11 +186,11 @@ def own_threads() -> Iterable[int]:
 
 
 def hold_up(threads: Iterable[int]) -> None:
-    """Threads that wait for other ranks do not look for what has come for a while."""
+    """Keeps threads that wait for other ranks from receiving for a while."""
     time.sleep(WAITING_SECONDS)
     tell()
     libc = ctypes.CDLL(None)
-    # Called with the number of the signal: whichever thread gets that sleeps for so many seconds.
+    # Called with the signal's number: the thread that gets it sleeps for that many seconds.
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
     libc.signal(HELD_SECONDS, ctypes.cast(libc.sleep, ctypes.c_void_p))
     for thread in threads:
@@ -198,7 +198,7 @@ def hold_up(threads: Iterable[int]) -> None:
 
 
 def fill_shm(model: torch.nn.Module) -> None:
-    """Not one byte is left in /dev/shm, which is the job's own."""
+    """Fills /dev/shm, which is the job's own, to the last byte."""
     tell()
     size = os.statvfs("/dev/shm")
     assert size.f_blocks * size.f_frsize <= 1 << 26, "this is the machine's /dev/shm"

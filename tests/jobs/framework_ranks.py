@@ -1,8 +1,8 @@
-"""Exchanges the same gradients through one framework; averages and residuals go into a file.
+"""Exchanges the same gradients through one framework; writes averages and residuals to a file.
 
-    framework_ranks.py torch|tensorflow FOLDER [--every-pair]
+  framework_ranks.py torch|tensorflow FOLDER [--every-pair]
 
-Every collective and every sparsifier takes part; on demand in every pair. Run by
+It covers every collective and every sparsifier; with --every-pair, every pair. Run by
 test_frameworks.py, which compares the files.
 """
 
@@ -23,12 +23,12 @@ SHAPES = {"a": (60, 50), "b": (40, 25), "c": (30, 50)}
 SPARSIFIERS = ("top_k", "gaussian", "sampled", "sidco", "random_k")
 STEPS = 3
 
-# After each step: averages and residuals, by layer, flat.
+# The averages and residuals after a step, by layer, flat.
 Step = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
 
 
 def compressions(*, every_pair: bool) -> Iterator[Compression]:
-    """Collectives and sparsifiers, in pairs, and a few of their options."""
+    """Yields compressions with collectives and sparsifiers in pairs, and a few of their options."""
     assert len(COLLECTIVES) == len(SPARSIFIERS)
     pairs = itertools.product if every_pair else zip
     common = {"density": 0.02, "adaptive": False, "min_numel": 1, "rescale_residual": False}
@@ -37,18 +37,18 @@ def compressions(*, every_pair: bool) -> Iterator[Compression]:
     yield LAGS(collective="gtopk", values="bfloat16", indices="packed", slack=2.0, **common)
     yield LAGS(collective="allgather", values="float16", bucket_numel=1, **common)
     yield LAGS(momentum_correction=0.9, clip_norm=100.0, bucket_numel=4000, **common)
-    # PyTorch may round weight and gradient together, so here the sums are exact.
+    # PyTorch may round weight and gradient together, so sums are exact here.
     yield LAGS(momentum_correction=0.5, weight_decay=1.5, **common)
 
 
 def gradients_of(rank: int, step: int) -> dict[str, np.ndarray]:
-    """Small integers, different on every rank and in every step."""
+    """Returns small integers, different on every rank and in every step."""
     rng = np.random.default_rng(1000 * step + rank)
     return {name: rng.integers(-9, 10, shape).astype(np.float32) for name, shape in SHAPES.items()}
 
 
 def through_torch(compression: Compression, gradients: Sequence[dict]) -> Iterator[Step]:
-    """By DistributedOptimizer."""
+    """Yields the steps of DistributedOptimizer."""
     import horovod.torch as hvd
     import torch
 
@@ -73,7 +73,7 @@ def through_torch(compression: Compression, gradients: Sequence[dict]) -> Iterat
 
 
 def through_tensorflow(compression: Compression, gradients: Sequence[dict]) -> Iterator[Step]:
-    """By DistributedGradientTape."""
+    """Yields the steps of DistributedGradientTape."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -104,7 +104,7 @@ def through_tensorflow(compression: Compression, gradients: Sequence[dict]) -> I
 
 
 def horovod_of(framework: str) -> ModuleType:
-    """Horovod's module for a framework."""
+    """Returns Horovod's module for a framework."""
     if framework == "torch":
         import horovod.torch as hvd
     else:
@@ -114,7 +114,7 @@ def horovod_of(framework: str) -> ModuleType:
 
 
 def main(framework: str, folder: str, *options: str) -> None:
-    """All compressions, a few steps each."""
+    """Runs a few steps of each compression."""
     rank = horovod_of(framework).rank()
     through = {"torch": through_torch, "tensorflow": through_tensorflow}[framework]
     gradients = [gradients_of(rank, step) for step in range(STEPS)]

@@ -13,14 +13,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-SITE = ROOT / "tests" / "jobs" / "site"  # what Python imports before the program
-# For sh: runs a command, and says how it ended.
+SITE = ROOT / "tests" / "jobs" / "site"  # imported by Python before the program
+# A command for sh that runs another command and prints its exit status.
 TELL_STATUS = '"$@"; echo "rank $OMPI_COMM_WORLD_RANK ended with status $?"'
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job that has ended."""
+    """The result of a job that has ended."""
 
     status: int
     output: str
@@ -28,7 +28,7 @@ class Job:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of a job: our tools first, one thread per rank, quiet frameworks."""
+    """Returns the environment of a job: our tools first, one thread per rank, quiet frameworks."""
     env = {
         **os.environ,
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
@@ -44,7 +44,7 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def run(command: list[str], *, timeout: float, **extra: str) -> Job:
-    """Runs a command to its end; one that outlives `timeout` seconds is killed and fails."""
+    """Runs a command to its end; kills it and fails if it exceeds `timeout` seconds."""
     start = time.monotonic()
     process = subprocess.Popen(
         command,
@@ -68,7 +68,7 @@ def run(command: list[str], *, timeout: float, **extra: str) -> Job:
 def mpirun(
     ranks: int, program: list[str], *, timeout: float, inside: Sequence[str] = (), **extra: str
 ) -> Job:
-    """`mpirun -np RANKS python PROGRAM...`, where asked for inside of what a command makes."""
+    """Runs `mpirun -np RANKS python PROGRAM...`, optionally within the command `inside`."""
     command = [*inside, *_mpirun(ranks), sys.executable, *program]
     return run(command, timeout=timeout, **extra)
 
@@ -76,10 +76,10 @@ def mpirun(
 def mpirun_without_help(
     ranks: int, program: list[str], *, timeout: float, inside: Sequence[str] = (), **extra: str
 ) -> Job:
-    """The same, but mpirun does not end the survivors of a rank that failed.
+    """Like `mpirun`, but mpirun does not end the survivors of a rank that failed.
 
-    mpirun then ends with status 0 whatever happens, so each rank's own status is in the output:
-    "rank 1 ended with status 0".
+    mpirun then always exits with status 0, so each rank's own status is in the output: "rank 1
+    ended with status 0".
     """
     mpirun = [*inside, *_mpirun(ranks), "--enable-recovery"]
     command = [*mpirun, "sh", "-c", TELL_STATUS, "sh", sys.executable]
@@ -93,12 +93,12 @@ def _mpirun(ranks: int) -> list[str]:
 def horovodrun(
     ranks: int, program: list[str], *, timeout: float, options: tuple[str, ...] = (), **extra: str
 ) -> Job:
-    """`horovodrun -np RANKS python PROGRAM...`."""
+    """Runs `horovodrun -np RANKS python PROGRAM...`."""
     command = ["horovodrun", "-np", str(ranks), *options]
     return run([*command, sys.executable, *program], timeout=timeout, **extra)
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens at."""
+    """Returns a TCP port on which nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

@@ -1,4 +1,4 @@
-"""What takes long is left to `make longtest`."""
+"""A mark for long tests, which only `make longtest` runs."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import pytest
 
 
 def long(value: Any) -> Any:
-    """A parameter with which a test takes long, or shows what others show."""
+    """Returns a parameter whose test is long, or repeats what other tests show."""
     return pytest.param(value, marks=pytest.mark.long)

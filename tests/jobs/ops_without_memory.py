@@ -1,7 +1,7 @@
-"""Steps of TensorFlow's ops, an allocation of which fails: each in turn, until there is none.
+"""Steps of TensorFlow's ops in which each allocation fails in turn.
 
-The second piece passes, and is "summed by others", so that all ops are in a step. Preloaded is what
-lets allocations fail.
+The second piece passes, and is "summed by others", so that a step uses all ops. A preloaded library
+makes allocations fail.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def step(gradient: tf.Tensor, passing: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]
 
 
 def told(world: _core.LoopbackWorld) -> str:
-    """What another rank would be told of the end of an exchange."""
+    """Returns the error that another rank gets at the end of an exchange."""
     try:
         Exchange.over_loopback(world, 0).check()
     except ExchangeFailedError as error:
@@ -51,7 +51,7 @@ def told(world: _core.LoopbackWorld) -> str:
 
 
 def run(allocation: int) -> bool:
-    """Runs a step in which that allocation of the ops fails; returns whether there was one."""
+    """Runs a step in which that allocation of the ops fails; returns true if there was one."""
     residual.assign(tf.zeros_like(residual))
     states.assign(tf.zeros_like(states))
     world = _core.LoopbackWorld(1)
@@ -90,7 +90,7 @@ def run(allocation: int) -> bool:
     assert isinstance(error, tf.errors.ResourceExhaustedError | tf.errors.AbortedError), error
     assert "ran out of memory" in str(error), error
     assert "memory" in told(world)
-    # Once the step counts its end cannot take it back.
+    # Once the step is committed, its end cannot undo it.
     kept = [LEFT] if "HvdSparseEnd" in str(error) else [np.zeros(NUMEL), GRADIENT]
     assert any(np.array_equal(owed, one) for one in kept), owed
     return True

@@ -1,8 +1,8 @@
-"""Trains with TensorFlow from one step to another; what results goes into a file of each rank.
+"""Trains with TensorFlow from one step to another; each rank writes its results to a file.
 
-    resumed_ranks.py FOLDER NAME FIRST LAST
+  resumed_ranks.py FOLDER NAME FIRST LAST
 
-Begins at step FIRST, from the checkpoints in FOLDER unless that is 0, and ends before step LAST
+It begins at step FIRST, from the checkpoints in FOLDER unless that is 0, and ends before step LAST
 with checkpoints. Run by test_resume.py, which compares a run with one that was interrupted.
 """
 
@@ -43,13 +43,13 @@ COMPRESSIONS = {
 
 
 def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Another one on every rank and in every step."""
+    """Returns a batch, which differs on every rank and in every step."""
     rng = np.random.default_rng(1000 * step + hvd.rank())
     return rng.standard_normal((8, 20), np.float32), rng.standard_normal((8, 5), np.float32)
 
 
 def make_model() -> keras.Model:
-    """The same weights on every rank, and dropout that differs."""
+    """Makes a model with equal weights on all ranks, and dropout that differs."""
     keras.utils.set_random_seed(1 + hvd.rank())
     model = keras.Sequential(
         [
@@ -65,7 +65,7 @@ def make_model() -> keras.Model:
 
 
 def by_tape(compression: Compression, folder: Path, first: int, last: int) -> Iterator[np.ndarray]:
-    """A loop of one's own."""
+    """Trains by a custom loop."""
     model, optimizer = make_model(), keras.optimizers.Adam(0.01)
     variables = model.trainable_variables
     if first > 0:
@@ -88,7 +88,7 @@ def by_tape(compression: Compression, folder: Path, first: int, last: int) -> It
 
 
 def by_keras(compression: Compression, folder: Path, first: int, last: int) -> Iterator[np.ndarray]:
-    """Keras's own step, and a learning rate that the residual follows where it is LAGS's."""
+    """Trains by Keras's own step; with LAGS, the residual follows the learning rate."""
     model = make_model()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), compression=compression)
     model.compile(optimizer=optimizer, loss="mse")
@@ -106,7 +106,7 @@ def by_keras(compression: Compression, folder: Path, first: int, last: int) -> I
 def results(
     model: keras.Model, optimizer: keras.optimizers.Optimizer, target: object
 ) -> Iterator[np.ndarray]:
-    """Everything that a run leaves behind."""
+    """Yields all results of a run."""
     yield from (one.numpy() for one in [*model.variables, *optimizer.variables])
     exchange = find_exchange(target)
     assert exchange is not None
@@ -116,11 +116,11 @@ def results(
 
 
 def main(folder: Path, name: str, first: int, last: int) -> None:
-    """Every compression, in both ways."""
+    """Trains with every compression, in both ways."""
     hvd.init()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    tuner.make_plan, tuner.MARGIN = mixed_plan, -math.inf  # sparse steps win, whatever the times
+    tuner.make_plan, tuner.MARGIN = mixed_plan, -math.inf  # sparse steps always win
     found = {}
     for train in (by_tape, by_keras):
         for label, compression in COMPRESSIONS.items():

@@ -1,14 +1,14 @@
-"""A long job of random exchanges: the laws after every one, and memory that does not grow.
+"""A long job of random exchanges: the laws hold after every one, and memory does not grow.
 
-    make soak                   (mpirun -np 4 python -m tests.jobs.soak --exchanges 10000)
+  make soak                   (mpirun -np 4 python -m tests.jobs.soak --exchanges 10000)
 
-Several exchanges live at once, between all ranks and some of them, over MPI and over TCP. In each
-round some of them exchange buckets of random shapes, number types, densities and methods at the
-same time; now and then a gradient holds a NaN; buckets are replaced after a few steps, and
-exchanges are closed and built anew. Gradients are small integers, so the laws hold with ==.
+Several exchanges are open at once, between all ranks and some of them, over MPI and over TCP. In
+each round some of them exchange buckets of random shapes, number types, densities and methods at
+the same time; occasionally a gradient holds a NaN; buckets are replaced after a few steps, and
+exchanges are closed and rebuilt. Gradients are small integers, so the laws hold with ==.
 
 Twenty times in a run everything is closed, and each rank's memory, descriptors and threads are
-read. After the second reading none may grow.
+read. None may grow after the second reading.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _COUNTERS = (
 
 
 class _MallocInfo(ctypes.Structure):
-    """Of glibc: struct mallinfo2."""
+    """glibc's struct mallinfo2."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in _COUNTERS]
 
@@ -54,14 +54,14 @@ _LIBC.mallinfo2.restype = _MallocInfo
 
 @dataclass(frozen=True)
 class Reading:
-    """What one rank's process holds while no exchange is open.
+    """Resources of one rank's process while no exchange is open.
 
     Attributes:
-        exchanges: How many were done before.
+        exchanges: Number of exchanges done before.
         memory: Resident bytes.
-        heap: Bytes that were allocated and not freed.
+        heap: Bytes allocated and not freed.
         descriptors: Open files and sockets.
-        threads: Of the process.
+        threads: Threads of the process.
     """
 
     exchanges: int
@@ -72,7 +72,7 @@ class Reading:
 
     @classmethod
     def now(cls, exchanges: int) -> Reading:
-        """Of this process. What the allocator keeps for later is handed back first."""
+        """Reads this process, after returning the allocator's free memory to the system."""
         gc.collect()
         _LIBC.malloc_trim(0)
         heap = _LIBC.mallinfo2()
@@ -88,14 +88,14 @@ class Reading:
 
 @dataclass
 class Soak:
-    """All ranks run this program alike; `plan` draws the same on all of them.
+    """The program of all ranks; `plan` draws the same on each of them.
 
     Attributes:
         sets: Process sets, the one of all ranks first.
-        transports: Those to choose from.
-        plan: Of what happens, and where.
-        covered: How many exchanges of this rank had which property.
-        readings: Of this rank.
+        transports: The available transports.
+        plan: Random generator for the choice of exchanges and faults.
+        covered: Number of this rank's exchanges by property.
+        readings: This rank's readings.
     """
 
     sets: list[Any]
@@ -108,7 +108,7 @@ class Soak:
     slots: list[Slot] = field(default_factory=list)
 
     def run(self, exchanges: int) -> None:
-        """As many exchanges, and a few more; raises AssertionError if a law does not hold."""
+        """Runs at least so many exchanges; raises AssertionError if a law does not hold."""
         for reading in range(1, READINGS + 1):
             while self.done < exchanges * reading // READINGS:
                 self._round()
@@ -120,7 +120,7 @@ class Soak:
                 print(self.readings[-1], file=sys.stderr, flush=True)
 
     def _round(self) -> None:
-        """Steps of one to all of the exchanges that are open, at the same time."""
+        """Runs steps of one to all of the open exchanges concurrently."""
         while len(self.slots) < SLOTS:
             self.slots.append(self._build())
         chosen = self.plan.choice(SLOTS, self.plan.integers(1, SLOTS + 1), replace=False)
@@ -154,14 +154,14 @@ class Soak:
 
 
 def subsets(size: int) -> list[Any]:
-    """Process sets besides the one of all ranks."""
+    """Returns process sets in addition to that of all ranks."""
     everybody = tuple(range(size))
     some = dict.fromkeys([everybody[1:], everybody[::2], everybody[:-1]])
     return [hvd.ProcessSet(list(ranks)) for ranks in some if ranks and ranks != everybody]
 
 
 def problems_of(ranks: list[list[Reading]], growth: float) -> list[str]:
-    """What has grown on which rank, between the second reading and the last."""
+    """Returns what has grown on which rank between the second reading and the last."""
     found = []
     for rank, readings in enumerate(ranks):
         first, last = readings[1], readings[-1]
@@ -176,7 +176,7 @@ def problems_of(ranks: list[list[Reading]], growth: float) -> list[str]:
 
 
 def rows_of(ranks: list[list[Reading]]) -> list[Row]:
-    """For people: one line per reading, the largest of all ranks."""
+    """Returns rows to print: one per reading, with the maximum over all ranks."""
     rows = []
     for readings in zip(*ranks, strict=True):
         facts: dict[str, float | int | str] = {
@@ -198,7 +198,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
-    # hvd.size() is known after hvd.init(), which takes the process sets.
+    # hvd.size() is known after hvd.init(), which has to enable process sets.
     hvd.init(process_sets="dynamic")
     sets = [hvd.global_process_set, *(hvd.add_process_set(one) for one in subsets(hvd.size()))]
     transports = [args.transport] if args.transport else [transport.MPI, transport.TCP]

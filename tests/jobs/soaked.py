@@ -1,4 +1,4 @@
-"""One exchange of the soak: random buckets, steps with random gradients, and the laws of each."""
+"""One exchange of the soak: random buckets, steps with random gradients, and their laws."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hvd_sparse.planning.plan import entries_to_send
 from hvd_sparse.ranks.world import World
 from tests.laws import EVERY_SPARSIFIER
 
-MOST_STEPS = 20  # of a bucket
+MOST_STEPS = 20  # per bucket
 MOST_BUCKETS = 3
 MOST_NUMEL = 100_000
 BAD_STEPS = 0.04
-# Of a gradient. What MOST_STEPS of them add up to on 4 ranks is a number of the type, so that
-# nothing is rounded: shares of an error, of three ranks say, would be no integers.
+# Largest gradient. Sums of MOST_STEPS of them on 4 ranks are exact in the type, so that nothing is
+# rounded: shares of an error, on three ranks say, would not be integers.
 LARGEST = {"float32": 1000, "float64": 1000, "float16": 24, "bfloat16": 3}
 TORCH = {name: getattr(torch, name) for name in LARGEST}
 
@@ -33,14 +33,14 @@ class Piece:
     """One rank's memory of a bucket.
 
     Attributes:
-        number: Of the bucket in its exchange.
-        numels: Of the gradients.
-        dtypes: Of the gradients.
-        ks: Of the segments.
-        residual: float32, of the bucket.
-        before: Gradient and residual of a step before its exchange, as float64.
-        states: What the sparsifier remembers.
-        properties: For the list of what was covered.
+        number: Number of the bucket in its exchange.
+        numels: Number of entries of each gradient.
+        dtypes: Number types of the gradients.
+        ks: k of each segment.
+        residual: Residual of the bucket, float32.
+        before: Sum of gradient and residual before the exchange of a step, as float64.
+        states: State of the sparsifier.
+        properties: Properties to list as covered.
     """
 
     number: int
@@ -56,7 +56,7 @@ class Piece:
 
     @classmethod
     def add_to(cls, exchange: Exchange | None, draw: np.random.Generator, size: int) -> Piece:
-        """A bucket at random, of sizes from none to many; `exchange` is None on a rank outside."""
+        """Adds a random bucket of no, few or many entries; `exchange` is None on a rank outside."""
 
         def one_of(names: list[str]) -> str:
             return names[int(draw.integers(len(names)))]
@@ -100,7 +100,7 @@ class Piece:
         )
 
     def draw_gradients(self, draw: np.random.Generator, *, bad: bool) -> None:
-        """New gradients of this rank; with a NaN or an infinity if `bad`."""
+        """Draws new gradients of this rank; with a NaN or an infinity if `bad`."""
         self.gradients = [
             torch.from_numpy(
                 draw.integers(-LARGEST[dtype], LARGEST[dtype] + 1, numel)
@@ -116,7 +116,7 @@ class Piece:
         self.before = np.where(np.isfinite(flat), flat, 0) + self.residual
 
     def start(self, exchange: Exchange) -> None:
-        """Hands the bucket over."""
+        """Starts the bucket's exchange."""
         self.handle = exchange.start(
             self.number,
             [
@@ -130,12 +130,12 @@ class Piece:
         )
 
     def check_taken(self, process_set: Any) -> None:
-        """The laws, with ==: the sum over all ranks of what left each one is what was applied."""
+        """Checks the laws with ==: the sum of what left each rank is what was applied."""
         total = _flat(self.gradients)
         mark = float(
             int.from_bytes(hashlib.blake2b(total.tobytes(), digest_size=3).digest(), "big")
         )
-        # Numbers are equal where the sum of their squares is the square of their mean, times size.
+        # Numbers are equal if the sum of their squares is the square of their mean, times size.
         mine = np.concatenate([self.before - self.residual, [mark, mark * mark]])
         everybody = _sum(mine, process_set)
         size = process_set.size()
@@ -144,19 +144,19 @@ class Piece:
         assert np.array_equal(everybody[:-2], total), f"something was lost: {self.properties}"
 
     def check_refused(self) -> None:
-        """The residual keeps every finite entry."""
+        """Checks that the residual keeps every finite entry."""
         assert np.array_equal(self.residual, self.before), f"not undone: {self.properties}"
 
 
 @dataclass
 class Slot:
-    """An exchange between the ranks of a process set; on other ranks, nothing but its plan.
+    """An exchange between the ranks of a process set; on other ranks, only its plan.
 
     Attributes:
-        process_set: Horovod's.
-        exchange: None on a rank that does not belong to it.
+        process_set: Horovod's process set.
+        exchange: The exchange; None on a rank outside the set.
         transport: "mpi" or "tcp".
-        plan: Draws the same on all ranks of the job.
+        plan: Random generator that draws the same on all ranks of the job.
     """
 
     process_set: Any
@@ -172,7 +172,7 @@ class Slot:
     def build(
         cls, process_set: Any, *, name: str, transport: str, select_on: str, seed: int
     ) -> Slot:
-        """Collective between the ranks of the set; others may call it."""
+        """Builds the exchange, collectively between the ranks of the set; others may call it."""
         plan = np.random.default_rng(seed)
         sizes = [n for n in range(1, process_set.size() + 1) if process_set.size() % n == 0]
         local_size = sizes[int(plan.integers(len(sizes)))]
@@ -191,16 +191,16 @@ class Slot:
 
     @property
     def included(self) -> bool:
-        """Whether this rank takes part."""
+        """True if this rank takes part."""
         return self.exchange is not None
 
     @property
     def buckets(self) -> int:
-        """How many buckets a step exchanges now."""
+        """Number of buckets that a step exchanges now."""
         return len(self.pieces)
 
     def plan_step(self) -> None:
-        """Decides what the next step will be, on all ranks alike; new buckets now and then."""
+        """Plans the next step, on all ranks alike; replaces the buckets now and then."""
         if self.steps_left == 0:
             if self.exchange is not None:
                 self.exchange.clear_buckets()
@@ -223,10 +223,10 @@ class Slot:
             piece.start(self.exchange)
 
     def finish(self, covered: Counter[str]) -> None:
-        """Waits for all buckets, and looks at the laws.
+        """Waits for all buckets, and checks the laws.
 
         Raises:
-            AssertionError: One does not hold.
+            AssertionError: A law does not hold.
         """
         assert self.exchange is not None
         for piece in self.pieces:
@@ -248,13 +248,13 @@ class Slot:
             covered[f"transport {self.exchange.transport}"] += 1
 
     def close(self) -> None:
-        """Collective between its ranks: nobody leaves while another one is in a step."""
+        """Closes the exchange, collectively: no rank leaves while another one is in a step."""
         if self.exchange is not None:
             self.exchange.close()
 
 
 def _numel(draw: np.random.Generator) -> int:
-    """From 0 to MOST_NUMEL; as often small as large."""
+    """Draws a number of entries from 0 to MOST_NUMEL, log-uniform above 1."""
     return int(draw.integers(0, 2)) if draw.random() < 0.1 else int(MOST_NUMEL ** draw.random())
 
 
@@ -263,7 +263,7 @@ def _flat(gradients: list[torch.Tensor]) -> np.ndarray:
 
 
 def _sum(array: np.ndarray, process_set: Any) -> np.ndarray:
-    """Over the ranks of a set, by Horovod's dense allreduce."""
+    """Returns the sum over the ranks of a set, by Horovod's dense allreduce."""
     name = f"soak.{process_set.process_set_id}"
     summed = hvd.allreduce(torch.from_numpy(array), op=hvd.Sum, name=name, process_set=process_set)
     return summed.numpy()

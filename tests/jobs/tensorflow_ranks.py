@@ -2,7 +2,7 @@
 
     tensorflow_ranks.py [--gloo HOST:PORT] HOW ...
 
-Each HOW has weights of its own, which are named after it; what a rank fails by comes last.
+Each HOW has weights of its own, which are named after it; the HOW that fails a rank comes last.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from benchmarks.gloo_world import prepare
 from hvd_sparse.tensorflow import LAGS
 
 SIDE, LAYERS, STEPS = 300, 5, 24
-# So many seconds others compute when a rank has died. They have what Horovod sums, too.
+# Seconds that others compute after a rank has died. They also have layers that Horovod sums.
 COMPUTING_SECONDS = 1.5
 WHILE_OTHERS_COMPUTE = "kill_while_others_compute"
 
 
 def fail(how: str) -> None:
-    """In the way that is asked for, unless the graph itself does."""
+    """Fails in the requested way, unless the graph itself does."""
     if how == "raise":
         raise ValueError("a mistake of the user")
     if how.startswith("kill"):
@@ -56,7 +56,7 @@ def train(how: str) -> None:
             loss = tf.reduce_mean(hidden**2)
         compression = LAGS(density=0.01, adaptive=False, bucket_numel=1)
         tape = hvd.DistributedGradientTape(tape, compression=compression)
-        # Buckets are made from the last variable to the first: here from the first layer on.
+        # Buckets are made from the last variable to the first, here starting at the first layer.
         order = weights[::-1] if how == "reversed" else weights
         gradients = dict(zip(map(id, order), tape.gradient(loss, order), strict=True))
         gradients = [gradients[id(weight)] for weight in weights]

@@ -1,4 +1,4 @@
-"""Bare LAGS on a slow network measures the link, plans, and goes sparse because that is faster."""
+"""Plain LAGS on a slow network measures the link, plans, and chooses the faster sparse steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_lags_measures_a_slow_link_and_goes_sparse():
     found = json.loads(line)
     assert found["sparse"], line
     assert found["sparse_seconds"] < 0.5 * found["dense_seconds"], line
-    # 20 Mb/s are 400 ns a byte; what a busy machine adds is not the link's.
+    # 20 Mb/s are 400 ns a byte; a busy machine adds to that.
     assert 350e-9 < found["beta"] < 800e-9, line
     assert 0.4 < found["predicted_dense"] / found["dense_seconds"] < 2.5, line
     assert found["steps"]["sparse"] > found["steps"]["dense"], line

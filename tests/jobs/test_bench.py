@@ -1,4 +1,4 @@
-"""hvd-sparse bench as a job: rank 0 reports, a plan takes what it saves, errors end all ranks."""
+"""hvd-sparse bench as a job: rank 0 reports, a plan accepts its file, errors end all ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_bench_times_every_collective_and_saves_what_a_plan_takes(tmp_path, ra
     options = ["--numel", "2000", "--numel", "50000", "--density", "0.01", "--repetitions", "2"]
     job = bench(ranks, *options, "--json", str(result), "--save", str(saved))
     assert job.status == 0, job.output
-    assert job.output.count(f"{ranks} ranks") == 1  # rank 0 alone
+    assert job.output.count(f"{ranks} ranks") == 1  # on rank 0 only
     assert "Sparse exchange wins here" in job.output or "Compression will not" in job.output
     found = json.loads(result.read_text())
     for numel in (2000, 50000):
@@ -56,7 +56,7 @@ def test_a_wrong_option_ends_all_ranks_with_status_2(options, message):
     assert message in job.output
 
 
-@pytest.mark.long  # tests/unit/test_cli_bench.py shows it with a rank that is none
+@pytest.mark.long  # tests/unit/test_cli_bench.py covers it without Horovod
 def test_one_rank_alone_is_told_what_to_run():
     job = bench(1)
     assert job.status == 2, job.output

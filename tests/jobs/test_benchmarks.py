@@ -1,4 +1,4 @@
-"""Every benchmark runs, verifies what it times, and says so as JSON."""
+"""Every benchmark runs, verifies the results that it times, and reports that as JSON."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_overlap_and_a_waiting_exchange_leaves_the_cores_to_the_model(tmp_path):
     rows = read(file)
     waiting = [row for name, row in rows.items() if name.startswith("waiting: ")]
     assert len(waiting) >= 2
-    # What a quiet machine shows is in docs/performance_exchange.md; a busy one adds its noise.
+    # docs/performance_exchange.md has the result of a quiet machine; a busy one adds noise.
     slower = [row["facts"]["slower than the first (%)"] for row in waiting]
     assert max(slower) < 20, job.output
 

@@ -1,6 +1,6 @@
 """The code of the documentation runs: every ```python and ```diff block, on two ranks.
 
-tests/docs/pages.py says what a page's author can put before a block.
+tests/docs/pages.py describes the comments that a page's author can put before a block.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PRINTING = [block for block in blocks() if block.language == "console"]
 
 @pytest.fixture(scope="module")
 def played():
-    """By framework: where its blocks ran, and what became of each on every rank."""
+    """Returns, by framework, the folder of its blocks and each one's outcome on every rank."""
     with TemporaryDirectory() as parent:
 
         @cache
@@ -63,7 +63,7 @@ def test_a_block_runs(block, played):
 
 @pytest.mark.parametrize("block", PRINTING, ids=lambda block: block.place)
 def test_a_command_prints_what_the_page_says(block, played, monkeypatch):
-    """`$ hvd-sparse ...` of a console block, in the folder that the blocks of its page wrote to."""
+    """Runs `$ hvd-sparse ...` of a console block in the folder that its page's blocks wrote to."""
     if block.skip:
         pytest.skip(block.skip)
     folder, _, _ = played("torch")
@@ -77,7 +77,7 @@ def test_a_command_prints_what_the_page_says(block, played, monkeypatch):
 
 
 def sessions(code):
-    """Commands of a console block, each with what it is said to print."""
+    """Yields the commands of a console block, each with its documented output."""
     for part in f"\n{code}".split("\n$ ")[1:]:
         command, _, printed = part.replace("\\\n", "").partition("\n")
         yield command, printed

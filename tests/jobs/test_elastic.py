@@ -1,6 +1,6 @@
-"""Elastic jobs: ranks come, leave and are killed; what was not sent yet follows the policy.
+"""Elastic jobs: ranks join, leave and are killed; residuals follow the policy.
 
-The program checks by itself, each time, that residuals add up and replicas are equal.
+The program itself checks each time that residuals add up and replicas are equal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PROGRAM = "tests/jobs/elastic_ranks.py"
 TENSORFLOW = "tests/jobs/elastic_tensorflow_ranks.py"
 SECONDS = 180.0
 
-# A tape takes longest, and what differs is shown by tests/parallel_tensorflow/test_elastic.py.
+# A tape takes longest, and tests/parallel_tensorflow/test_elastic.py covers its differences.
 faces = pytest.mark.parametrize(
     "face",
     [[PROGRAM], long([TENSORFLOW]), [TENSORFLOW, "--keras"]],

@@ -1,4 +1,4 @@
-"""Every example runs as its documentation says, and accounts for what it did."""
+"""Every example runs as documented, and reports its results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TINY = {
 DENSE = long("none")
 
 
-# The demo runs the digits with PyTorch, and reads their accounts.
+# The demo runs the digits with PyTorch, and reads their reports.
 @pytest.mark.parametrize(
     "example", [long(name) if name == "pytorch_digits.py" else name for name in TINY]
 )
@@ -40,7 +40,7 @@ def test_an_example_trains_and_accounts_for_it(example, compression, tmp_path):
     assert all(map(math.isfinite, losses))
     assert losses[-1] < losses[0]
     assert told["ranks"] == 2
-    dense_bytes = 4 * told["parameters"]  # of a ring of two
+    dense_bytes = 4 * told["parameters"]  # for a ring of two
     if compression == "none":
         assert told["bytes_sent_per_rank_and_step"] == dense_bytes
     else:
@@ -66,7 +66,7 @@ def test_a_run_that_was_interrupted_ends_like_one_that_was_not(tmp_path):
         return job.output
 
     checkpoint = ("--checkpoint", str(tmp_path / "checkpoint"))
-    # The schedule follows the number of epochs, so the first run is one of three that is cut short.
+    # The schedule depends on the number of epochs, so the first run is one of three, cut short.
     digits(3, "whole")
     digits(3, "first", *checkpoint, "--stop-after", "1")
     output = digits(3, "rest", *checkpoint)

@@ -1,4 +1,4 @@
-"""Real jobs that go wrong on one rank: all ranks end with an error that says what happened."""
+"""Real jobs in which one rank fails: all ranks end with an error that names the cause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.jobs.marks import long
 
 
 def failed(job: Job, *ranks: int) -> bool:
-    """Whether all these ranks ended by themselves, with status 1."""
+    """Returns true if all these ranks ended by themselves, with status 1."""
     return all(f"rank {rank} ended with status 1" in job.output for rank in ranks)
 
 
@@ -18,12 +18,11 @@ def failed(job: Job, *ranks: int) -> bool:
 def test_mpirun_ends_the_job_of_a_killed_rank(fault):
     job = mpirun(2, [FAULTY, fault], timeout=60)
     assert job.status != 0, job.output
-    assert LAST_STEP not in job.output  # of the third, all may have been sent before
+    assert LAST_STEP not in job.output  # the third step may have been sent completely before
 
 
-# What becomes of these, others show in part: ranks that are killed in another phase or stopped,
-# "model" below, what test_transports.py has over Gloo, and what else there is tests/parallel with
-# all ranks.
+# Other tests cover these in part: ranks that are killed in another phase or stopped, "model" below,
+# test_transports.py over Gloo, and tests/parallel with all ranks.
 SHOWN_ELSEWHERE = (
     "kill in backward",
     "kill while others compute",
@@ -51,7 +50,7 @@ def test_a_fault_of_one_rank_ends_all_in_time_or_is_survived(fault):
     assert not outcome.problems, f"{outcome.problems}\n{outcome.output}"
 
 
-# Over MPI Horovod takes whole cores while it waits, hence the other one is for every day.
+# Over MPI, a waiting Horovod occupies whole cores, so the regular test uses Gloo.
 @pytest.mark.parametrize("transport", [long("mpi"), "gloo"])
 def test_a_slow_rank_is_named_and_waited_for(transport):
     options = [f"--gloo=127.0.0.1:{free_port()}"] if transport == "gloo" else []

@@ -1,4 +1,4 @@
-"""The same gradients give the same averages and residuals in both frameworks, bit for bit."""
+"""Both frameworks give bitwise equal averages and residuals for the same gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROGRAM = "tests/jobs/framework_ranks.py"
 
 
 def check_both(ranks, folder, *options):
-    """The same bits on all ranks, of whatever the program is told to exchange."""
+    """Checks that all ranks of both frameworks get the same bits, for the program's options."""
     for framework in ("torch", "tensorflow"):
         job = mpirun(ranks, [PROGRAM, framework, str(folder), *options], timeout=120)
         assert job.status == 0, job.output

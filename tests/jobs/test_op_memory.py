@@ -1,4 +1,4 @@
-"""TensorFlow's ops without memory: an error of the step on all ranks, and the process goes on."""
+"""TensorFlow's ops out of memory: the step fails on all ranks, and the process continues."""
 
 from __future__ import annotations
 

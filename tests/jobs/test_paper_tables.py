@@ -1,4 +1,4 @@
-"""The papers' tables, small and unshaped: all of it runs, is verified, and says that it is void."""
+"""The papers' tables, small and unshaped: everything runs, is verified, and is marked void."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_adaptive_mode_settles_first_and_tells_its_plan(tmp_path):
     model = MODELS["ResNet-20"]
     replayed, seen, told = 0.0, 0.0, 0
     spread = list(zip(model.layers, model.spread(backward), strict=True))
-    for layer, seconds in reversed(spread[:-1]):  # the last one's ends what the tuner calls forward
+    for layer, seconds in reversed(spread[:-1]):  # the tuner's forward has the last
         weight = layers.get(layer.tensors[0].name)
         replayed += dilation * seconds
         if weight is not None:

@@ -1,4 +1,4 @@
-"""A job that was interrupted ends as one that was not, bit for bit."""
+"""An interrupted job ends like one that was not interrupted, bit for bit."""
 
 from __future__ import annotations
 

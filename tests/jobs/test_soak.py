@@ -1,4 +1,4 @@
-"""A short soak: the laws hold in random exchanges side by side, and what grows is told."""
+"""A short soak: the laws hold in concurrent random exchanges, and growth is reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.jobs.marks import long
 from tests.jobs.soak import Reading, problems_of
 
 SOAK = ["-m", "tests.jobs.soak"]
-# Fewer exchanges than warm a process up: only a coarse leak shows.
+# Too few exchanges to warm a process up: only a coarse leak shows.
 GROWTH = ["--growth", "0.1"]
 
 

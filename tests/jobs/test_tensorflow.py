@@ -1,4 +1,4 @@
-"""Jobs of TensorFlow: exchanges overlap with backward, and no rank is left hanging."""
+"""Jobs of TensorFlow: exchanges overlap with backward, and no rank hangs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def events(tmp_path_factory):
 
 @pytest.mark.parametrize("how", ORDERS)
 def test_buckets_are_exchanged_while_other_gradients_are_computed(how, events):
-    """Also where variables come in an order that says nothing of that of their gradients."""
+    """Covers variables in an order unrelated to that of their gradients, too."""
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     buckets = {pid: name.rsplit(maxsplit=1)[-1] for pid, name in names.items() if how in name}
     first = f"{how}_w0"
     overlaps = []
-    # By then the order is that of 16 steps. A single one, of an executor whose other thread another
-    # process keeps from running, may have the last gradient first.
+    # By then the order is learned from 16 steps. In a single step, the last gradient may come
+    # first, if another process delays a thread of the executor.
     for step in range(18, 24):
         begun = {"SELECT": {}, "EXCHANGE": {}}
         for event in events:
@@ -58,7 +58,7 @@ def test_every_rank_ends_when_one_fails(how):
 
 
 def test_the_death_of_a_rank_is_told_where_an_operation_of_horovod_fails_first():
-    """Over Gloo, Horovod notices it; TensorFlow raises the error of one operation alone."""
+    """Over Gloo, Horovod notices it; TensorFlow raises the error of a single operation."""
     options = [f"--gloo=127.0.0.1:{free_port()}", "kill_while_others_compute"]
     job = mpirun_without_help(3, [PROGRAM, *options], timeout=SECONDS)
     for rank in (0, 1):

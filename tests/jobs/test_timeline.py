@@ -1,4 +1,4 @@
-"""The timeline of real jobs: beside Horovod's, and of jobs that are killed."""
+"""The timeline of real jobs: together with Horovod's, and of jobs that are killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_trace_lies_beside_horovods(tmp_path):
 
     biases = {e["pid"] for e in events if ".bias" in str(e.get("args", {}).get("name"))}
     assert len(biases) == 2
-    dense, slack = trace.of("DENSE"), 20_000_000  # who relates two clocks may be interrupted
+    dense, slack = trace.of("DENSE"), 20_000_000  # comparing clocks may be interrupted
     for bias in biases:
         began = [
             e["ts"] * 1000 for e in events if e["pid"] == bias and e.get("name") == "ALLREDUCE"
@@ -45,7 +45,7 @@ def test_a_trace_lies_beside_horovods(tmp_path):
     for step in range(4):
         one, other = both.of(f"STEP {step}")
         assert {one.process, other.process} == {f"rank {rank}: optimizer 1" for rank in (0, 1)}
-        # Each gathers until the other is there: the steps overlap once they are on one clock.
+        # Each step gathers until the other rank is there, so the steps overlap on a common clock.
         assert max(one.begin, other.begin) < min(one.end, other.end)
 
 

@@ -1,4 +1,4 @@
-"""Jobs whose ranks are connected by TCP: over Gloo, and under mpirun where it is asked for."""
+"""Jobs whose ranks are connected by TCP: over Gloo, and under mpirun on request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.jobs.marks import long
 
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no"]
 SECONDS = 120.0
-# A rank that is left alone must have ended by then.
+# The time in which surviving ranks must end.
 SECONDS_AFTER_A_DEATH = 60.0
 
 
@@ -70,8 +70,8 @@ def test_horovod_over_gloo_may_be_shut_down_and_initialised_again():
     assert job.output.count("life 2 over tcp is done") == 2, job.output
 
 
-# Horovod notices over Gloo that a rank has died, and fails before its messages are missed. A rank
-# that is stopped is shown over MPI.
+# Over Gloo, Horovod notices that a rank has died, and fails before its messages are missed. Stopped
+# ranks are tested over MPI.
 OVER_GLOO = ("kill in exchange", "kill while others compute", "late", long("stop for 3 s"))
 
 
@@ -88,4 +88,4 @@ def test_horovodrun_ends_the_job_of_a_killed_rank_over_gloo():
     job = horovodrun(2, program, timeout=SECONDS_AFTER_A_DEATH, options=("--gloo",))
     assert job.status != 0, job.output
     assert "step 1 done" in job.output
-    assert LAST_STEP not in job.output  # of the third, all may have been sent before
+    assert LAST_STEP not in job.output  # the third step may have been sent completely before

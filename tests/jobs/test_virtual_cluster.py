@@ -1,4 +1,4 @@
-"""A virtual cluster shapes its links, places its ranks and leaves nothing behind."""
+"""A virtual cluster shapes its links, places its ranks and removes all its resources."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ FOLDERS = (cluster_network.NETNS, cluster_network.SHARED_MEMORY, Path(tempfile.g
 
 
 def left_by(pid: int) -> list[str]:
-    """What there is of the clusters of a process."""
+    """Returns the resources of a process's clusters."""
     return [str(p) for folder in FOLDERS for p in folder.glob(f"virtual-cluster-{pid}-*")]
 
 
 def started(*arguments: str) -> subprocess.Popen[bytes]:
-    """The command line, once its job runs in the second host."""
+    """Starts the command line; returns the process once its job runs in the second host."""
     command = [sys.executable, "benchmarks/virtual_cluster.py", "--hosts", "2", *arguments]
     process = subprocess.Popen(
         [*command, "--", "sleep", "600"],
         cwd=ROOT,
-        # Where the tests run in the background, SIGINT is ignored, also by what they start.
+        # If the tests run in the background, SIGINT is ignored, which child processes inherit.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     deadline = time.monotonic() + 60
@@ -59,7 +59,7 @@ def test_links_have_the_rate_asked_for_and_it_can_change():
         slow = cluster_check.check(cluster, repetitions=3)
         cluster.set_rate("25mbit")
         slower = cluster_check.check(cluster, repetitions=3)
-    # 15 % is what a quiet machine keeps, see docs/virtual_cluster.md.
+    # A quiet machine keeps 15 %, see docs/virtual_cluster.md.
     assert abs(slow.error(2_000_000)) < 0.3, str(slow)
     assert slow.goodput > 50e6, str(slow)
     ratio = slower.seconds[800_000] / slow.seconds[800_000]
@@ -84,7 +84,7 @@ def test_a_rank_that_is_ahead_does_not_delay_what_others_wait_for():
         job = cluster.run(program, env={"PYTHONPATH": str(ROOT)}, timeout=120)
     lines = [line for line in job.output.splitlines() if "got it" in line]
     first, second = (float(line.split()[-1]) for line in lines)
-    # One behind the other, it is half; side by side, both take as long.
+    # The ratio is 0.5 if messages follow each other, and 1 if they share the link.
     assert first < 0.65 * second, job.output
 
 
@@ -102,7 +102,7 @@ def test_collectives_are_right_over_links_and_none_is_faster_than_its_bytes(tmp_
         assert sent["gtopk, packed"] < 0.7 * sent["gtopk"]
         for less, more in (("split_allgather", "gtopk"), ("gtopk", "allgather")):
             assert rows[f"{less}, {by}"]["bytes"] < rows[f"{more}, {by}"]["bytes"]
-    # A link lets a frame of each message pass at once, and no more.
+    # A link lets only one frame of each message pass at once.
     ms_per_byte = 8e3 / 100e6
     exchanges = [facts for facts in rows.values() if "bytes" in facts]
     assert all(facts["fastest"] > 0.8 * ms_per_byte * facts["bytes"] for facts in exchanges)
@@ -168,4 +168,4 @@ def test_what_cannot_be_built_is_refused_by_name(monkeypatch):
 def test_rates_are_read_as_tc_reads_them(text, bits):
     shape = Shape.of(text)
     assert shape.rate == bits
-    assert shape.burst > shape.mtu  # else tbf would drop every full frame
+    assert shape.burst > shape.mtu  # otherwise tbf would drop every full frame

@@ -1,9 +1,9 @@
 """Two lives of Horovod in one process, with an optimizer in each; run by test_transports.py.
 
-Both optimizers are of the same parameters, and the first one is still there in the second life.
+Both optimizers have the same parameters, and the first one still exists in the second life.
 
-Arguments: where Gloo's ranks meet, HOST:PORT, for each life. In the same place Gloo would find the
-addresses of the life before.
+ Arguments: rendezvous of Gloo's ranks, HOST:PORT, for each life. At the same one, Gloo would find
+     the addresses of the previous life.
 """
 
 from __future__ import annotations

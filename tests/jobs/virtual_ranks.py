@@ -1,4 +1,4 @@
-"""Ranks on virtual hosts: Horovod knows where they are, and blocks of all lengths pass."""
+"""Ranks on virtual hosts: Horovod knows their hosts, and blocks of all lengths arrive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ exchange = Exchange.between_ranks(world, name="virtual ranks")
 distance = 1
 while distance < hvd.size():
     partner = hvd.rank() ^ distance
-    # Around the length of one piece between machines, and of several.
+    # Lengths around one piece between machines, and several.
     for size in (0, 1, 65_023, 65_024, 65_025, 130_048, 1_000_000):
         assert len(exchange.swap(partner, size, 2)) == 2
     distance *= 2

@@ -1,4 +1,4 @@
-"""Tests of the PyTorch face that run on every rank at once."""
+"""Tests of hvd_sparse.torch that run on every rank at once."""
 
 from __future__ import annotations
 

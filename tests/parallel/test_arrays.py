@@ -1,4 +1,4 @@
-"""sparse_allreduce of NumPy's arrays, and of a GPU's."""
+"""sparse_allreduce of NumPy arrays, and of a GPU's arrays."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ def test_ranks_that_differ_are_told():
 
 @pytest.mark.skipif(hvd.size() == 1, reason="one rank agrees with itself")
 def test_ranks_whose_number_types_differ_are_told():
-    # A sum can overflow one of them alone: some ranks would refuse a step that others count.
+    # A sum may overflow only one of the types: some ranks would refuse a step that others accept.
     array = np.zeros(72, np.float16 if hvd.rank() == 1 else np.float32)
     with pytest.raises(InvalidArgumentError, match=r"'float16', .* on rank 1"):
         sparse_allreduce(array, np.zeros(array.size, np.float32))
 
 
 def on_gpu(array):
-    """A copy there."""
+    """Returns a copy of the array on the GPU."""
     if is_emulated():
         return OnADevice(array.copy())
     import cupy
@@ -125,12 +125,12 @@ def on_gpu(array):
 
 
 def on_cpu(array):
-    """What an array there holds, when its stream has come so far."""
+    """Returns the array's values once its stream has computed them."""
     return array.array if is_emulated() else array.get()
 
 
 def a_stream():
-    """For CuPy's arrays, while it is entered; one that waits for no other."""
+    """A context for CuPy's arrays in a non-blocking stream."""
     if is_emulated():
         return contextlib.nullcontext()
     import cupy

@@ -1,4 +1,4 @@
-"""The laws, on ranks that are processes; run under mpirun with 1, 2, 3 and 4 of them."""
+"""The laws, on ranks that are processes; run under mpirun with 1 to 4 ranks."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_step_with_a_bad_gradient_on_one_rank_is_undone_on_all(
     sent = gradient.copy()
     if world.rank == world.size - 1:
         sent[123] = bad
-        gradient[123] = 0  # what is not finite does not enter the residual
+        gradient[123] = 0  # non-finite values do not enter the residual
     with pytest.raises(NonFiniteGradientError, match=f"gradient of rank {world.size - 1} in"):
         me.step(sent)
     assert me.residual.tobytes() == (before + gradient).tobytes()

@@ -1,4 +1,4 @@
-"""Messages between real ranks: code in them does not run, and no rank is left hanging."""
+"""Messages between real ranks: code in them does not run, and no rank hangs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
 
 
 class Touches:
-    """Leaves a file where it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -31,7 +31,7 @@ class Touches:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize("turn", [0, 1])  # what is agreed on; how to connect
+@pytest.mark.parametrize("turn", [0, 1])  # the options; the addresses
 def test_code_in_the_place_of_a_record_is_refused_by_all_and_does_not_run(
     tmp_path, monkeypatch, turn
 ):

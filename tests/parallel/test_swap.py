@@ -18,7 +18,7 @@ def world():
 
 
 def partner_of(world, distance):
-    """The rank at that distance in the hypercube; None for one that is left over."""
+    """Returns the rank at that distance in the hypercube; None if there is none."""
     partner = world.rank ^ distance
     return partner if partner < world.size else None
 
@@ -52,7 +52,7 @@ def test_ranks_that_swap_different_lengths_are_told_and_the_exchange_ends_on_all
     world.allgather_object("two ranks have disagreed")
     with pytest.raises(RanksDisagreeError, match=told):
         while True:
-            exchange.check()  # the others hear of it within moments
+            exchange.check()  # the others learn of it within moments
     exchange.close()
 
 
@@ -60,7 +60,7 @@ def test_a_rank_that_does_not_come_is_given_up_and_named(world, monkeypatch):
     if world.size == 1:
         pytest.skip("a single rank waits for nobody")
     monkeypatch.setenv("HVD_SPARSE_TIMEOUT", "0.5")
-    monkeypatch.setattr(lifecycle, "note_peer_lost", lambda: None)  # it has not gone
+    monkeypatch.setattr(lifecycle, "note_peer_lost", lambda: None)  # the peer is alive
     exchange = Exchange.between_ranks(world, name="patience")
     told = r"rank 0 gave up waiting for rank 1 after 0\.5 s \(HVD_SPARSE_TIMEOUT\) in a swap of 10"
     if world.rank == 0:

@@ -1,6 +1,7 @@
-"""A step that counts on one rank counts on all: what could fail after its commit is refused before.
+"""A step committed on one rank is committed on all.
 
-Or it cannot fail: then the rank takes the step that the others take.
+Errors that could follow the commit are raised before it, or are handled: then the rank takes the
+step like the others.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ KINDS = [
 
 
 def expect_that_no_rank_takes_the_step(model, run, *, match):
-    """Nobody can have taken it, since not all ranks have sent what it needs."""
+    """No rank can have taken the step, since not all ranks have sent what it needs."""
     before = [p.detach().clone() for p in model.parameters()]
     kind = UnsupportedError if hvd.rank() == CULPRIT else ExchangeFailedError
     with pytest.raises(kind, match=match):
@@ -77,7 +78,7 @@ def expect_that_no_rank_takes_the_step(model, run, *, match):
         (make, match, name)
         for make, match in KINDS
         for name in ("second", "bias")
-        if (make, name) != (windows, "bias")  # whose windows are of one entry
+        if (make, name) != (windows, "bias")  # whose windows have one entry
     ],
 )
 def test_a_gradient_that_takes_no_average_is_refused_before_any_rank_takes_the_step(
@@ -136,7 +137,7 @@ def test_a_gradient_of_another_layout_gets_its_average(layout):
 
 
 class TakesMemory(TorchDispatchMode):
-    """Notes operations whose results lie in memory of their own."""
+    """Records operations whose results have memory of their own."""
 
     def __init__(self):
         super().__init__()
@@ -167,7 +168,7 @@ def test_nothing_takes_memory_between_the_commit_and_the_averages(verdict, monke
         backward(step)
         optimizer.step()
     exchange = attachment_of(optimizer).exchange
-    assert exchange.state._dense.residuals  # they join the next step, which is narrow
+    assert exchange.state._dense.residuals  # these join the next step, which is narrow
     mode, commit = TakesMemory(), exchange._exchange.commit
     seen = []
 
@@ -188,7 +189,7 @@ def test_nothing_takes_memory_between_the_commit_and_the_averages(verdict, monke
 
 
 class Fails(logging.Handler):
-    """A handler of a program's own."""
+    """A logging handler of the user's program."""
 
     def emit(self, record):
         raise OSError("no space left on device")

@@ -83,19 +83,19 @@ def test_a_float64_gradient_beyond_float32_that_travels_dense_is_applied():
 
 
 @several_ranks
-@pytest.mark.parametrize("bad", [0, 3])  # before the steps after which an order is sent
+@pytest.mark.parametrize("bad", [0, 3])  # before the steps that send a launch order
 def test_a_refused_step_before_a_new_launch_order_changes_nothing(bad):
     model = Toy({"w": (40, 30), "v": (50, 20)})
     optimizer = distribute(
         model, LAGS(adaptive=False, density=0.1, min_numel=64, bucket_numel=1000)
     )
-    for step in range(7):  # the order is sent after one good step, taken up after the next
+    for step in range(7):  # the order is sent after one good step, and adopted after the next
         before = residuals(optimizer)
         optimizer.zero_grad()
         gradients = integer_gradients(model, step)
         if step == bad:
             if ODD:
-                del gradients["v"]  # becomes ready on some ranks only
+                del gradients["v"]  # then it becomes ready on some ranks only
                 gradients["w"][0, 0] = float("nan")
             model.backward(gradients)
             with pytest.raises(NonFiniteGradientError):
@@ -245,7 +245,7 @@ def test_complex_and_integer_like_parameters_are_refused_by_name():
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_a_layer_beyond_32_bit_indices_is_refused_by_name(adaptive):
     model = Toy({"small": (40, 30)})
-    one = torch.zeros(1).expand(1 << 16, 1 << 15)  # as many elements in the memory of one
+    one = torch.zeros(1).expand(1 << 16, 1 << 15)  # as many elements, in the memory of one
     model.register_parameter("giant", torch.nn.Parameter(one))
     with pytest.raises(UnsupportedError, match=r"'giant' has 2147483648 .* at most 2147483647"):
         distribute(model, LAGS(adaptive=adaptive))

@@ -1,4 +1,4 @@
-"""Checkpoints of a whole job: complete or not there, and nothing is lost on any number of ranks."""
+"""Checkpoints of a whole job: complete or absent; any number of ranks loses nothing."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_job_that_died_between_two_renames_finds_the_former(folder):
 
 @pytest.fixture
 def own_folder(folder, monkeypatch):
-    """As if every rank had a machine, and a disk, of its own."""
+    """Returns a folder of this rank's own, as if every rank had a machine and a disk of its own."""
     monkeypatch.setattr(hvd, "local_rank", lambda: 0)
     mine = Path(f"{folder}-of-{hvd.rank()}") / "last"
     mine.parent.mkdir()
@@ -119,7 +119,7 @@ def test_machines_of_which_some_have_a_later_one_go_on_from_what_all_have(own_fo
     def full_disk(*_):
         raise OSError("no space left on this machine")
 
-    for epoch in (2, 3):  # the second time, the former one is not all ranks' FOLDER
+    for epoch in (2, 3):  # at 3, most have the common one in last.old
         train(model, optimizer, [epoch])
         with monkeypatch.context() as here, pytest.raises(OSError, match="no space left"):
             if hvd.rank() == hvd.size() - 1:
@@ -255,7 +255,7 @@ def test_a_folder_that_one_rank_cannot_write_is_an_error_on_every_rank(folder):
 @several_ranks
 def test_saving_between_backward_and_step_is_refused(folder):
     model, optimizer = new(COMPRESSIONS["lags"])
-    with pytest.raises(ON_ANY_RANK, match="save_checkpoint"):  # some hear of it in backward
+    with pytest.raises(ON_ANY_RANK, match="save_checkpoint"):  # some ranks learn of it in backward
         model.backward(integer_gradients(model, 0))
         save_checkpoint(folder, model, optimizer)
 

@@ -1,4 +1,4 @@
-"""What lives beside an optimizer: schedulers, scalers, copies, other optimizers, frozen layers."""
+"""Objects used with an optimizer: schedulers, scalers, copies, other optimizers, frozen layers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_two_optimizers_keep_apart():
     optimizers = [distribute(model, TopK(density=0.1, min_numel=64)) for model in models]
     before = [residuals(optimizer) for optimizer in optimizers]
     for step in range(4):
-        order = (0, 1) if (hvd.rank() + step) % 2 else (1, 0)  # backward in another order
+        order = (0, 1) if (hvd.rank() + step) % 2 else (1, 0)  # ranks differ
         gradients = [integer_gradients(model, 2 * step + i) for i, model in enumerate(models)]
         for i in order:
             optimizers[i].zero_grad()

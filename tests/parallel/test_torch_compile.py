@@ -1,4 +1,4 @@
-"""A compiled step, and compiled autograd, train as plain ones do, and trace nothing of ours."""
+"""Compiled steps and compiled autograd train like plain ones, and trace none of our code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 3
 
 
 def train(compression, optimizer, *, compiled=lambda step: step, clips=False):
-    """The losses and weights of a short training, whose batches are this rank's own."""
+    """Returns losses and weights of a short training with batches of this rank's own."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 4))
     optimizer = distribute(
@@ -56,7 +56,7 @@ def train(compression, optimizer, *, compiled=lambda step: step, clips=False):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """The files of each frame that torch.compile looks into, and each reason why it stops there."""
+    """Returns the files of the frames that torch.compile traces, and its graph breaks."""
     torch.compiler.reset()
     from torch._dynamo import convert_frame
 

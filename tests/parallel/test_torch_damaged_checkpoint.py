@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, of another job, or dangerous: refused by name on every rank."""
+"""Damaged, foreign or dangerous checkpoints are refused by name on every rank."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DAMAGES = {
 
 
 def saved(folder, steps=3, **extra):
-    """A checkpoint, and the model and optimizer that were saved."""
+    """Returns the model and the optimizer after saving their checkpoint."""
     model, optimizer = new()
     train(model, optimizer, range(steps))
     save_checkpoint(folder, model, optimizer, **extra)
@@ -53,7 +53,7 @@ def saved(folder, steps=3, **extra):
 
 
 def on_rank_0(action, *args):
-    """Between two barriers."""
+    """Runs an action on rank 0 between two barriers."""
     hvd.barrier()
     if hvd.rank() == 0:
         action(*args)
@@ -61,7 +61,7 @@ def on_rank_0(action, *args):
 
 
 def assert_refused(folder, match, **options):
-    """And nothing has changed on any rank."""
+    """Checks that loading is refused, and that nothing has changed on any rank."""
     twin, resumed = new()
     train(twin, resumed, [5])
     before = state_of(twin, resumed)
@@ -155,7 +155,7 @@ def test_a_damaged_checkpoint_does_not_hide_that_the_former_is_whole(folder):
     on_rank_0(lambda: Path(folder).rename(f"{folder}.damaged"))
     assert load_checkpoint(folder, *new()) == {"epoch": 1}
 
-    beside = Path(f"{Path(folder).parent}-copy")  # saved over, in place of that
+    beside = Path(f"{Path(folder).parent}-copy")  # a copy of the checkpoint, to be overwritten
     save_checkpoint(beside / "last", model, optimizer, epoch=3)
     assert load_checkpoint(beside / "last", *new()) == {"epoch": 3}
     names = names_beside(beside / "last")
@@ -183,7 +183,7 @@ def test_a_checkpoint_without_digests_loads_with_a_warning(folder, caplog):
 
 
 class Code:
-    """Runs when it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -277,7 +277,7 @@ def test_two_jobs_do_not_save_to_one_folder_at_a_time(folder):
         assert other is None or f"process {other.pid}," in str(refused.value)
         assert names_beside(Path(folder)) == ["last", "last.lock", "last.making-ofanother"]
         hvd.barrier()
-    hvd.barrier()  # the other one was killed: what it has left neither stays nor stops this one
+    hvd.barrier()  # the other job was killed: its leftovers are removed, and do not block this job
     assert "last.lock" in names_beside(Path(folder))
     hvd.barrier()
     save_checkpoint(folder, model, optimizer, epoch=3)

@@ -1,4 +1,4 @@
-"""Data loaders whose workers are forked while the threads of exchanges run."""
+"""Data loaders whose workers are forked while threads of exchanges run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.parallel.torch_ranks import distribute, residuals
 
 
 def collect_garbage(_):
-    """A worker's start: what its parent has thrown away is collected there, too."""
+    """Collects the parent's garbage in a new worker, too."""
     gc.collect()
 
 
@@ -54,5 +54,5 @@ def test_forked_workers_change_nothing_and_python_warns_at_most_of_the_fork():
         found = train(workers=1)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     told = {str(one.message) for one in caught}
-    # Python 3.12 and newer, whichever threads there are: stock Horovod's make it warn as well.
+    # From Python 3.12 on it warns for any threads: stock Horovod causes that as well.
     assert all("is multi-threaded, use of fork()" in message for message in told), told

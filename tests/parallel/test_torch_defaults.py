@@ -1,4 +1,4 @@
-"""What a script makes its own tensors of says nothing about those of an exchange."""
+"""PyTorch's default type and device, which a script sets, do not affect an exchange's tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def default_type(dtype):
         torch.set_default_dtype(before)
 
 
-# Tensors of a meta device have no memory.
+# Tensors of the meta device have no memory.
 DEFAULTS = {"float64": lambda: default_type(torch.float64), "meta": lambda: torch.device("meta")}
 
 

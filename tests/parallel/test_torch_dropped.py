@@ -1,4 +1,4 @@
-"""An optimizer that nobody refers to any more is freed with all it holds, without the collector."""
+"""An unreferenced optimizer is freed with all its resources, without the garbage collector."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMPRESSIONS = {
 
 @pytest.fixture
 def without_collector():
-    # PyTorch's own first step imports what it compiles with, and leaves a cycle behind.
+    # PyTorch's own first step imports its compiler, and leaves a cycle behind.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]).step()
     gc.collect()
     gc.disable()
@@ -33,12 +33,12 @@ def without_collector():
 
 
 def held():
-    """Descriptors and threads of this process."""
+    """Returns the numbers of descriptors and threads of this process."""
     return [len(list(Path(folder).iterdir())) for folder in ("/proc/self/fd", "/proc/self/task")]
 
 
 def train(compression, *, steps, fails=False, around=lambda optimizer: None):
-    """Weak references to what a training has used, which nobody uses any more."""
+    """Returns weak references to the objects of a training, which are no longer referenced."""
     model = Toy()
     optimizer = distribute(model, compression)
     user = around(optimizer)

@@ -1,4 +1,4 @@
-"""What ended an exchange on one rank is what the others raise."""
+"""The error that ended an exchange on one rank is raised on all others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges
 
 
 def told(call):
-    """The error that a call raises, as text; None if it raises none."""
+    """Returns the error that a call raises, as text; None if it raises none."""
     try:
         call()
     except Exception as error:
@@ -39,7 +39,7 @@ def told(call):
 
 
 def wait_for_the_end(exchange):
-    """Until this rank knows that the exchange has ended; the time limit of the test applies."""
+    """Waits until this rank knows that the exchange has ended; the test's time limit applies."""
     while exchange._exchange.end() is None:
         time.sleep(0.01)
 
@@ -54,7 +54,7 @@ def test_a_loop_that_goes_on_after_an_end_is_told_the_first_cause_in_every_step(
         on_the_culprit(lambda: model.first.grad.mul_(0.5))
         optimizer.step()
 
-    texts = [told(step)]  # where all has arrived that a rank needs, it takes this step
+    texts = [told(step)]  # a rank that has received all it needs takes this step
     wait_for_the_end(attachment_of(optimizer).exchange)
     texts += [told(step) for _ in range(3)]
     assert all("'first' was written to after loss.backward" in text for text in texts if text)
@@ -81,7 +81,7 @@ def test_every_later_call_tells_the_first_cause_whose_gradients_wait(call, tmp_p
     optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
     exchange = attachment_of(optimizer).exchange
     model.backward({"first": integer_gradients(model, 0)["first"]})
-    total(torch.zeros(1))  # all ranks have come so far
+    total(torch.zeros(1))  # all ranks have reached this point
     on_the_culprit(lambda: exchange.fail("a bug in the user's code"))
     wait_for_the_end(exchange)
     texts = [told(lambda: LATER[call](model, optimizer, tmp_path / "saved")) for _ in range(2)]
@@ -97,7 +97,7 @@ def test_an_end_between_two_steps_is_told_by_what_needs_the_other_ranks(call, tm
     on_the_culprit(lambda: exchange.fail("a bug in the user's code"))
     wait_for_the_end(exchange)
     for _ in range(2):
-        optimizer.zero_grad()  # does not
+        optimizer.zero_grad()  # does not raise
         text = told(lambda: LATER[call](model, optimizer, tmp_path / "saved"))
         assert "a bug in the user's code" in str(text)
 
@@ -161,7 +161,7 @@ def test_a_rank_that_leaves_out_a_dense_step_is_not_waited_for_for_ever(monkeypa
         if hvd.rank() < hvd.size() - 1:
             model.backward(integer_gradients(model, 0))
             optimizer.synchronize()
-        while True:  # the time limit of every test ends it
+        while True:  # ended by the time limit of every test
             exchange._exchange.check()
             time.sleep(0.01)
 
@@ -171,7 +171,7 @@ def test_a_rank_that_leaves_out_a_dense_step_is_not_waited_for_for_ever(monkeypa
 
 
 def test_what_fails_after_a_step_that_counts_is_told_by_the_next_one(monkeypatch):
-    """All ranks have taken the step by then: whoever did not would lose what was delivered."""
+    """All ranks have taken the step by then: a rank that did not would lose what was delivered."""
     model = Toy()
     optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
     exchange = attachment_of(optimizer).exchange

@@ -62,7 +62,7 @@ def test_an_interrupted_call_has_ended_before_its_memory_is_freed(monkeypatch):
 
     def interrupted(exchange, *_, **__):
         waiting.append(exchange)
-        hvd.barrier()  # else others find out before they have come here
+        hvd.barrier()  # otherwise others learn of it before they get here
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Exchange, "wait", interrupted)

@@ -1,4 +1,4 @@
-"""Through the optimizer with "hierarchical": all ranks of a test share one machine."""
+"""The collective "hierarchical" through the optimizer: all ranks of a test share one machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Through the optimizer: sums are exact, replicas are bitwise equal, nothing is lost."""
+"""The laws through the optimizer: exact sums, bitwise equal replicas, nothing lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clipping and weight decay before error feedback: what they make of a gradient is what counts."""
+"""Clipping and weight decay before error feedback: the law holds for the changed gradient."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = {"density": 0.1, "min_numel": 64}
 @pytest.mark.parametrize(("norm", "factor"), [(64.0, 0.25), (16.0, 1.0), (8.0, 1.0)])
 def test_the_law_counts_the_clipped_gradient(norm, factor):
     model = Toy({"first": (40, 30), "second": (25, 20)})
-    limit = 16 * math.sqrt(hvd.size())  # of the result: 16 of each rank's share
+    limit = 16 * math.sqrt(hvd.size())  # of the result: 16 per rank
     optimizer = distribute(model, TopK(clip_norm=limit, **SMALL))
     before = residuals(optimizer)
     for step in range(4):

@@ -38,7 +38,7 @@ def new_scaler(**options):
 
 
 def scaled_step(model, optimizer, scaler, gradients, *, passes=1, clip=None):
-    """As Horovod's users write it."""
+    """Takes a step in the way that Horovod documents for a scaler."""
     optimizer.zero_grad()
     for _ in range(passes):
         loss = sum((getattr(model, name) * g).sum() for name, g in gradients.items())
@@ -96,7 +96,7 @@ def test_a_bad_gradient_of_one_rank_makes_all_skip_and_back_off(preset, place):
     scaled_step(model, optimizer, scaler, bad)
     assert scaler.get_scale() == 512
     assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
-    if preset != "adaptive":  # whose first steps are Horovod's own
+    if preset != "adaptive":  # the first steps of an adaptive compression are Horovod's own
         for name, part in residuals(optimizer).items():
             finite = torch.where(torch.isfinite(bad[name]), bad[name], 0.0)
             assert torch.equal(total(part), owed[name] + total(finite))

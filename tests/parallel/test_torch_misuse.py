@@ -1,4 +1,4 @@
-"""What would damage residuals silently raises, on all ranks, also where one rank alone does it."""
+"""Misuse that would silently damage residuals raises on all ranks, even if only one causes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Momentum correction: the law holds with velocities; what travels dense is momentum SGD."""
+"""Momentum correction: the law holds with velocities; dense layers use momentum SGD."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ COMPRESSIONS = {
 
 
 def checked_step(model, optimizer, step, gradients):
-    """A step for op=Sum under the law of velocities and residuals."""
+    """Takes a step for op=Sum and checks the law of velocities and residuals."""
     residual, velocity = residuals(optimizer), velocities(optimizer)
     optimizer.zero_grad()
     model.backward(gradients)
@@ -101,7 +101,7 @@ def test_nothing_is_lost_from_dense_to_sparse(verdict):
     sparse = []
     for step in range(DENSE_STEPS + 3):
         gradients = integer_gradients(model, step)
-        if step < DENSE_STEPS - 2:  # else sums would need more bits than float32 has
+        if step < DENSE_STEPS - 2:  # otherwise sums would need more bits than float32 has
             gradients = {name: torch.zeros_like(g) for name, g in gradients.items()}
         checked_step(model, optimizer, step, gradients)
         sparse.append(len(stats(optimizer).last.buckets))
@@ -160,7 +160,7 @@ def test_a_step_that_a_narrow_gradient_cannot_hold_is_refused():
 
 @pytest.fixture
 def folder(tmp_path_factory):
-    """The same on all ranks."""
+    """A folder that is the same on all ranks."""
     mine = str(tmp_path_factory.mktemp("checkpoint") / "last")
     return hvd.broadcast_object(mine, 0, name=a_name(hvd.global_process_set))
 

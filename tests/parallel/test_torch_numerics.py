@@ -1,7 +1,7 @@
-"""All that acts on gradients, together: the law holds exactly in every combination.
+"""All features that change gradients, combined: the law holds exactly in every combination.
 
-Gradients are plus or minus one at 256 places, momentum is 1/2, factors of clipping and loss scales
-are powers of two, so that all sums are exact, in bfloat16 too.
+Gradients are plus or minus one at 256 places, momentum is 1/2, clipping factors and loss scales are
+powers of two, so all sums are exact, in bfloat16 too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCALE = 1024.0
 
 
 def new_optimizer(model, *, ranks, passes, scaler, clips, momentum):
-    """Clipping makes a quarter of each gradient that has all its 256 entries."""
+    """Makes an optimizer; clipping quarters each gradient that has all its 256 entries."""
     compression = LAGS(
         adaptive=False,
         density=0.1,
@@ -59,14 +59,14 @@ def take_step(model, optimizer, gradients, *, passes, scaler):
 
 
 def check_law(model, before, after, gradients, *, ranks, refused, momentum, passes, clips):
-    """Residuals, velocities and gradients in; what was applied and residuals out."""
+    """Checks that gradients, residuals and velocities in equal sums applied and residuals out."""
     (residual, velocity), (left, _) = before, after
     given = {}
     for name, p in model.named_parameters():
         gradient = torch.nan_to_num(gradients[name], nan=0.0).double().flatten()
         factor = 0.25 if clips and p.numel() >= 256 else 1.0
         grown = passes * factor * gradient + momentum * velocity.get(name, 0.0)
-        if name in left and ranks.size() > 1:  # else nothing is sent, and nothing is left
+        if name in left and ranks.size() > 1:  # otherwise nothing is sent or left
             given[name] = residual[name] + grown - left[name]
         elif not refused:
             given[name] = grown

@@ -16,12 +16,12 @@ from tests.parallel.torch_ranks import (
     residuals,
 )
 
-# All of them travel sparse, since a Horovod that was built for the CPU takes nothing of a GPU.
+# All layers are sparse, since a Horovod built for the CPU takes no tensors of a GPU.
 LARGE = {name: shape for name, shape in SHAPES.items() if name != "bias"}
 
 
 def trained(device, compression, dtype):
-    """The parameters and residuals after some steps."""
+    """Returns the parameters and residuals after some steps."""
     model = Toy(LARGE, dtype).to(device)
     optimizer = distribute(model, compression)
     for step in range(6):

@@ -1,4 +1,4 @@
-"""What a Horovod user calls on an optimizer works on one with a sparse compression."""
+"""Horovod's methods of an optimizer work with a sparse compression, too."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_closures_are_exchanged_after_their_backward(name, by_keyword):
 def test_a_parameter_without_gradient_counts_as_zero_on_that_rank_only():
     model = Toy()
     optimizer = distribute(model, EXACT)
-    for step in range(6):  # long enough for the launch order to be planned anew, twice
+    for step in range(6):  # long enough for the launch order to be planned twice
         optimizer.zero_grad()
         gradients = integer_gradients(model, step)
         unused = ("last", "bias") if hvd.rank() == hvd.size() - 1 else ()

@@ -42,7 +42,7 @@ def test_what_was_renamed_had_been_synced(folder, tmp_path_factory, monkeypatch)
 
 
 def on_rank_0(action):
-    """Returns the result or the reason of a failure, the same on all ranks."""
+    """Runs an action on rank 0; returns its result or raises its error on all ranks."""
     done, problem = None, None
     if hvd.rank() == 0:
         try:
@@ -101,7 +101,7 @@ def test_a_power_cut_at_any_moment_leaves_a_whole_checkpoint(folder, monkeypatch
 
 @contextlib.contextmanager
 def one_mib(at):
-    """A disk that is soon full."""
+    """A disk of one MiB, which is soon full."""
     on_rank_0(lambda: Disk.mount_small(at))
     try:
         yield at

@@ -1,4 +1,4 @@
-"""Optimizers of process sets, nested ones too, neither mix nor wait for each other."""
+"""Optimizers of process sets, even nested ones, neither mix nor wait for each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.parallel.torch_ranks import (
 
 @pytest.fixture(scope="module")
 def sets():
-    """All but the last rank, and all but the first: nested and overlapping."""
+    """Two overlapping process sets, without the last rank and the first, nested in all ranks."""
     size = hvd.size()
     if size < 3:
         pytest.skip("needs three ranks")
@@ -71,7 +71,7 @@ def test_nested_sets_cannot_deadlock(sets):
         for model, preset, s in zip(models, (LAGS, GTopK, TopK), everyone, strict=True)
     ]
     for step in range(5):
-        # Every rank computes and waits in an order of its own.
+        # Every rank computes and waits in a different order.
         order = [(i + hvd.rank() + step) % 3 for i in range(3)]
         for i in order:
             optimizers[i].zero_grad()

@@ -1,4 +1,4 @@
-"""The residual follows the learning rate: what is sent late counts as when it was computed."""
+"""The residual follows the learning rate: late entries count at the rate of their step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def optimizer_for(model, compression, kind=torch.optim.SGD):
 
 
 def largest_change(model, optimizer, *, first_rate, clipped=False):
-    """The residual's ratio after / before of a step without gradients, where nothing was sent."""
+    """Takes a step without gradients; returns the residual's largest ratio of after to before."""
     optimizer.zero_grad()
     model.backward(integer_gradients(model, hvd.rank()))
     optimizer.step()
@@ -110,7 +110,7 @@ def test_the_rate_of_a_residual_is_saved_with_it():
 
 
 def test_a_rate_that_no_residual_follows_is_not_saved():
-    """Else the next process would begin from it: there, nobody has clipped yet."""
+    """Otherwise the next process would start from it, where nobody has clipped yet."""
     model = Toy()
     optimizer = optimizer_for(model, LAGS(adaptive=False, **SPARSE))
     model.backward(integer_gradients(model, hvd.rank()))
@@ -121,9 +121,10 @@ def test_a_rate_that_no_residual_follows_is_not_saved():
 
 
 def test_in_units_of_the_rate_nothing_is_lost():
-    """lr * (sum of gradients + residuals), step by step, is applied or kept.
+    """Checks that lr * (sum of gradients + residuals) is applied or kept, step by step.
 
-    But for what is delivered at a rate of 0, which would have counted at the rate before.
+    The exception is gradients delivered at a rate of 0, which would have counted at the previous
+    rate.
     """
     model = Toy({"w": (40, 30)})
     optimizer = distribute(
@@ -151,7 +152,7 @@ def test_in_units_of_the_rate_nothing_is_lost():
 
 
 def remove_the_first(optimizer, model):
-    """Removes a group of parameters that always travel dense, and so have no residual."""
+    """Removes a group of parameters that are always dense, and so have no residual."""
     del optimizer.param_groups[0]
 
 
@@ -182,7 +183,7 @@ def take_out_and_add(optimizer, model):
 
 
 def load(optimizer, model):
-    """Which makes new groups of the parameters."""
+    """Loads a state dict, which makes new parameter groups."""
     state = optimizer.state_dict()
     state["param_groups"][1]["lr"] = 8.0
     optimizer.load_state_dict(state)
@@ -219,7 +220,7 @@ def test_the_residual_follows_its_own_parameter_wherever_that_goes(change, ratio
     optimizer.step()
     before = residuals(optimizer)
     change(optimizer, model)
-    for step in range(2):  # it is multiplied once
+    for step in range(2):  # the residual is rescaled once
         optimizer.zero_grad()
         model.backward({name: torch.zeros_like(p) for name, p in model.named_parameters()})
         optimizer.step()

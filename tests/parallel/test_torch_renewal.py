@@ -1,4 +1,4 @@
-"""An exchange that is built anew, as it is when ranks come or go."""
+"""An exchange that is rebuilt, as when ranks join or leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Horovod gives the number of a process set that was removed to the next one."""
+"""Horovod reuses the number of a removed process set for the next one."""
 
 from __future__ import annotations
 

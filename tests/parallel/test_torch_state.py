@@ -1,4 +1,4 @@
-"""Residuals in checkpoints, and hvd.broadcast_optimizer_state, which leaves them alone."""
+"""Residuals in checkpoints, and hvd.broadcast_optimizer_state, which does not touch them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def train(model, optimizer, steps):
 
 
 def stored(state):
-    """A state dict that has been on disk."""
+    """Returns a state dict after saving and loading it."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -227,7 +227,7 @@ def test_the_state_is_broadcast_and_residuals_stay(kind, loaded):
     if has_state:
         resumed.load_state_dict(weights)
         optimizer.load_state_dict(state)
-        if kind != "SGD":  # of an optimizer without state Horovod broadcasts no options either
+        if kind != "SGD":  # for an optimizer without state, Horovod broadcasts no options
             optimizer.param_groups[0]["lr"] = 0.125
     hvd.broadcast_parameters(resumed.state_dict(), root_rank=0)
     at_start = [p.detach().clone() for p in resumed.parameters()]

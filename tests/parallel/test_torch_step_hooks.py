@@ -1,4 +1,4 @@
-"""Whatever a step runs, it runs on averages: other hooks, replaced methods, wrapping optimizers."""
+"""Everything that runs in a step sees averages: hooks, replaced methods, wrapping optimizers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges
 
 
 def take_steps(model, optimizer, *, steps=2, step=None):
-    """`steps` steps of SGD with a rate of 1, which have to apply the sums over the ranks."""
+    """Takes steps of SGD with a rate of 1, which must apply the sums over the ranks."""
     expected = torch.zeros_like(model.last).flatten().double()
     for number in range(steps):
         optimizer.zero_grad()
@@ -39,7 +39,7 @@ def take_steps(model, optimizer, *, steps=2, step=None):
 
 
 class Bare(torch.optim.Optimizer):
-    """As of over9000: the constructor of Optimizer is not called, and there are no hooks at all."""
+    """An optimizer like over9000's: it skips Optimizer's constructor, and has no hooks at all."""
 
     def __init__(self, base):
         self._base_optimizer = base
@@ -57,7 +57,7 @@ class Bare(torch.optim.Optimizer):
 
 
 class Lookahead(Bare):
-    """As timm's: only the hooks of step() are made."""
+    """An optimizer like timm's: it only makes the hooks of step()."""
 
     def __init__(self, base):
         self._optimizer_step_pre_hooks = OrderedDict()
@@ -69,7 +69,7 @@ class Lookahead(Bare):
 
 
 class Accelerated(torch.optim.Optimizer):
-    """As accelerate's: everything is passed on to the optimizer inside."""
+    """An optimizer like accelerate's: it forwards everything to the optimizer inside."""
 
     def __init__(self, base):
         self.optimizer = base
@@ -100,11 +100,11 @@ def test_a_wrapper_without_hooks_is_refused_by_name_and_works_around_the_result(
 
 
 class Replaced(torch.optim.SGD):
-    """Its methods are replaced by tests; a class of its own, for replacing lasts."""
+    """A class whose methods tests replace; separate, since replacements persist."""
 
 
 def plain_step(self, closure=None):
-    """SGD without hooks."""
+    """Takes a step of SGD without hooks."""
     loss = None if closure is None else closure()
     with torch.no_grad():
         for p in self.param_groups[0]["params"]:

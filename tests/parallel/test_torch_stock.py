@@ -1,4 +1,4 @@
-"""Horovod's own behaviour is unchanged, and all of it is to be had from hvd_sparse.torch."""
+"""Horovod's own behaviour is unchanged, and all of it is available in hvd_sparse.torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOCK = hvd.DistributedOptimizer._hvd_sparse_stock
 
 
 def train(make, compression, **options):
-    # Sums of small integers are exact in whatever order Horovod adds and fuses them.
+    # Sums of small integers are exact in any order in which Horovod adds and fuses them.
     model = Toy()
     optimizer = make(
         torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5),

@@ -1,4 +1,4 @@
-"""HVD_SPARSE_TIMELINE: what a training job writes, and that all ranks refuse a bad file alike."""
+"""HVD_SPARSE_TIMELINE: a training job's trace; all ranks refuse a bad file alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges n
 
 
 def finish():
-    """Closes this rank's trace, as the end of the process does."""
+    """Closes this rank's trace, like the end of the process."""
     trace = timeline.from_environment(rank=hvd.rank())
     if trace is not None:
         trace.close()

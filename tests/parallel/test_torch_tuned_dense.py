@@ -1,4 +1,4 @@
-"""Adaptive steps that travel dense: residuals join them, or nobody looks."""
+"""Adaptive steps that are dense: residuals join them, or gradients are not inspected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no
 
 
 def backward_with_nan(model, optimizer, step):
-    """A backward pass that leaves a NaN in a gradient of rank 0."""
+    """Runs a backward pass with a NaN in a gradient of rank 0."""
     gradients = integer_gradients(model, step)
     if hvd.rank() == 0:
         gradients["second"][3, 3, 3] = math.nan
@@ -68,7 +68,7 @@ def test_what_a_narrow_type_rounds_away_of_a_residual_waits_for_sparse_steps(
         model.backward({**gradients, **changes})
         return gradients["second"].double().flatten()
 
-    def step_under_the_law():  # of a layer that was sparse, or is; the sums need more bits
+    def step_under_the_law():  # the layer was or is sparse; the sums need more bits
         owed = residuals(optimizer)["second"]
         owed += scale * backward()
         optimizer.step()
@@ -83,7 +83,7 @@ def test_what_a_narrow_type_rounds_away_of_a_residual_waits_for_sparse_steps(
     rests = residuals(optimizer)
     assert rests["second"].any()
     backward(second=torch.full_like(model.second, math.nan))
-    optimizer.synchronize()  # nothing joins, so nobody looks
+    optimizer.synchronize()  # nothing joins, so gradients are not inspected
     assert all(torch.equal(rest, rests[name]) for name, rest in residuals(optimizer).items())
     replan(optimizer)
     for _ in range(DENSE_STEPS):
@@ -123,7 +123,7 @@ def test_ranks_without_residuals_keep_their_share_of_what_is_rounded_away(verdic
 )
 def test_narrow_gradients_go_on_bit_for_bit_from_a_checkpoint(verdict, dtype, sparse, stop):
     verdict(sparse=sparse)
-    options = {"op": hvd.Average, "gradient_predivide_factor": 3.0}  # a narrow type rounds that
+    options = {"op": hvd.Average, "gradient_predivide_factor": 3.0}  # which a narrow type rounds
 
     def run(model, optimizer, steps):
         for step in steps:
@@ -152,7 +152,7 @@ def test_a_bad_gradient_in_a_step_that_is_all_dense_is_horovods_affair(verdict):
     verdict(sparse=False)
     model = Toy()
     optimizer = distribute(model, COMPRESSION)
-    list(train(model, optimizer, range(1)))  # with what a checkpoint might have brought
+    list(train(model, optimizer, range(1)))  # as if with residuals from a checkpoint
     backward_with_nan(model, optimizer, 1)
     optimizer.synchronize()
     assert model.second.grad.isnan().sum() == 1

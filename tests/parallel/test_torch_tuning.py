@@ -1,4 +1,4 @@
-"""An adaptive compression: dense steps, a plan, sparse steps, a verdict; and nothing is lost."""
+"""An adaptive compression: dense steps, a plan, sparse steps, a verdict; nothing is lost."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_nothing_is_lost_from_one_plan_to_another(verdict, monkeypatch):
     verdict(sparse=True)
     made = []
 
-    def make_plan(profile, rules):  # on rank 0; whatever it predicts, the step takes longer
+    def make_plan(profile, rules):  # on rank 0; the steps always exceed the prediction
         first = replace(mixed_plan(profile, rules), step_seconds=1e-9)
         sparse = replace(first.buckets[0], collective="gtopk", densities=(0.2,))
         made.append(first if not made else replace(first, buckets=(sparse, *first.buckets[1:])))
@@ -247,7 +247,7 @@ def test_gradients_of_a_device_are_tuned_by_its_own_time(verdict, monkeypatch):
     monkeypatch.setattr(Toy, "backward", watched)
     model = Toy()
     optimizer = distribute(model, COMPRESSION)
-    asked.clear()  # what machine and network took
+    asked.clear()  # requests of measuring machine and network
     list(train(model, optimizer, range(CYCLE), dtype=torch.float32))
     found = tuning(optimizer)
     assert found.stage is Stage.SETTLED
@@ -264,7 +264,7 @@ def test_replan_between_backward_and_step_is_refused(verdict):
     verdict(sparse=True)
     model = Toy()
     optimizer = distribute(model, COMPRESSION)
-    with pytest.raises(ON_ANY_RANK, match="replan"):  # some hear of it in backward
+    with pytest.raises(ON_ANY_RANK, match="replan"):  # some ranks learn of it in backward
         model.backward(integer_gradients(model, 0))
         replan(optimizer)
 

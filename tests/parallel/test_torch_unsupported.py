@@ -1,4 +1,4 @@
-"""What a sparse exchange finds out only while gradients come: refused by name, on all ranks."""
+"""Gradients that a sparse exchange cannot take are refused by name, on all ranks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_parameter_that_was_moved_is_refused(monkeypatch, arrives):
     model = Toy()
     optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
     exchange = attachment_of(optimizer).exchange
-    elsewhere = torch.device("meta")  # the device of all parameters before, as far as anybody knows
+    elsewhere = torch.device("meta")  # as far as known, the device of all previous parameters
 
     def run():
         on_the_culprit(lambda: monkeypatch.setattr(exchange, "_device", elsewhere))
@@ -120,7 +120,7 @@ def test_join_is_refused_while_there_is_a_sparse_optimizer():
 
 
 def start_capture(optimizer, monkeypatch):
-    """From now on this rank's gradients lie on a device whose stream is being captured."""
+    """Pretends that this rank's gradients are on a device whose stream is being captured."""
     monkeypatch.setattr(attachment_of(optimizer).exchange, "_device", GPU)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
 
@@ -153,7 +153,7 @@ def test_a_captured_backward_of_all_ranks_is_refused_on_all(monkeypatch):
     model = Toy()
     optimizer = distribute(model, LAGS(min_numel=64))
     start_capture(optimizer, monkeypatch)
-    # Whoever comes second hears of the first.
+    # A rank that comes later learns of the first one's error.
     with pytest.raises((UnsupportedError, ExchangeFailedError), match="into a CUDA graph"):
         model.backward(integer_gradients(model, 0))
 
@@ -187,7 +187,7 @@ def test_a_step_that_follows_an_own_synchronize_may_be_captured(monkeypatch):
 
 def test_one_tensor_is_refused_while_a_graph_is_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    check_not_capturing(torch.device("cpu"))  # whose gradients no stream writes
+    check_not_capturing(torch.device("cpu"))  # no stream writes gradients on the CPU
     with pytest.raises(UnsupportedError, match="device 'cuda:3' is being captured"):
         check_not_capturing(torch.device("cuda:3"))
     tensor, residual = torch.ones(10), torch.zeros(10)

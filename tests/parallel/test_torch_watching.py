@@ -1,4 +1,4 @@
-"""watch() and summary(): what a step cost, told to whoever asks."""
+"""watch() and summary() report the costs of a step."""
 
 from __future__ import annotations
 

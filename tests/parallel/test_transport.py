@@ -1,4 +1,4 @@
-"""Ranks that are processes are connected by MPI or by TCP, all of them by the same."""
+"""Ranks that are processes are connected by MPI or by TCP, all by the same one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def world():
 
 
 def own_transport():
-    """What an exchange of this job takes when nobody asks."""
+    """Returns the default transport of this job's exchanges."""
     return os.environ.get(transport.VARIABLE) or ("mpi" if WITH_MPI else "tcp")
 
 
@@ -55,7 +55,7 @@ def test_an_exchange_knows_why_its_messages_cannot_lie_on_a_gpu(world, caplog, m
     library = _core.mpi_library_version().split(",")[0]
     answers = {
         "tcp": ["the ranks are not connected by MPI, and nothing else takes memory of GPUs"],
-        "mpi": [  # what this library says of itself
+        "mpi": [  # one of this library's answers
             "can be sent",
             f"{library} says that it is not CUDA-aware (MPIX_Query_cuda_support)",
             f"{library} does not say whether it is CUDA-aware (MPIX_Query_cuda_support)",
@@ -80,7 +80,7 @@ def test_both_transports_come_to_the_same_bits(world, collective):
 
 def test_a_message_that_is_too_long_is_told_with_its_bucket_on_all_ranks(world):
     exchange = Exchange.between_ranks(world, name="a test's exchange")
-    # Of three ranks the last one sends its block to rank 0, and then waits for an answer.
+    # With three ranks, the last one sends its block to rank 0, and then waits for an answer.
     density = 0.5 if world.rank == world.size - 1 else 0.01
     me = laws.Rank(exchange, world.rank, [3000], density, "top_k", "gtopk")
     most, me.ks = me.ks, [30]

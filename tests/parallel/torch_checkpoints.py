@@ -1,4 +1,4 @@
-"""A model that is saved and loaded, for the tests of checkpoints."""
+"""A model to save and load, for the tests of checkpoints."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no
 
 @pytest.fixture
 def folder(tmp_path_factory):
-    """The same on all ranks."""
+    """A folder that is the same on all ranks."""
     mine = str(tmp_path_factory.mktemp("checkpoint") / "last")
     return hvd.broadcast_object(mine, 0, name=a_name(hvd.global_process_set))
 
 
 @pytest.fixture(autouse=True)
 def sparse_verdict(verdict):
-    """Whatever the times, sparse steps win."""
+    """Makes sparse steps win, whatever the times."""
     verdict(sparse=True)
 
 
@@ -36,7 +36,7 @@ def new(compression=SIMPLE, optimizer=torch.optim.Adam):
 
 
 def train(model, optimizer, steps):
-    """Steps whose gradients depend on random numbers, as those of dropout do."""
+    """Takes steps whose gradients depend on random numbers, like those of dropout."""
     for step in steps:
         optimizer.zero_grad()
         gradients = integer_gradients(model, step)

@@ -1,4 +1,4 @@
-"""What the tests of the torch face share: models with known gradients, and views across ranks."""
+"""Helpers for tests of hvd_sparse.torch: models with known gradients, and checks across ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPES = {"first": (40, 30), "bias": (7,), "second": (25, 8, 5), "last": (30, 20
 
 
 class Toy(torch.nn.Module):
-    """Parameters whose gradients a test chooses: the loss is their product, summed up."""
+    """A module with gradients chosen by the test: its loss sums their products with parameters."""
 
     def __init__(self, shapes=SHAPES, dtype=torch.float32):
         super().__init__()
@@ -28,7 +28,7 @@ class Toy(torch.nn.Module):
 
 
 def integer_gradients(model, step, *, rank=None, low=-9, high=10):
-    """Small integers, whose sums are exact; different on every rank and in every step."""
+    """Returns small integers with exact sums; different on every rank and in every step."""
     rank = hvd.rank() if rank is None else rank
     generator = torch.Generator().manual_seed(1000 * step + rank)
     return {
@@ -38,9 +38,9 @@ def integer_gradients(model, step, *, rank=None, low=-9, high=10):
 
 
 def signs(model, step, *, norm, dtype=torch.float32):
-    """256 entries of one magnitude per tensor, at places of this rank's own: the norm is exact.
+    """Returns tensors with 256 entries of one magnitude, at places of this rank's own.
 
-    Smaller tensors have fewer entries of that magnitude, and a smaller norm.
+    Their norm is exactly `norm`. Smaller tensors have fewer such entries, and a smaller norm.
     """
     generator = torch.Generator().manual_seed(1000 * step + hvd.rank())
     gradients = {}
@@ -53,7 +53,7 @@ def signs(model, step, *, norm, dtype=torch.float32):
 
 
 def distribute(model, compression, *, optimizer=None, **options):
-    """The model's DistributedOptimizer; SGD with a learning rate of 1 unless one is given."""
+    """Returns the model's DistributedOptimizer; its default is SGD with a learning rate of 1."""
     options.setdefault("op", hvd.Sum)
     return hvd.DistributedOptimizer(
         optimizer or torch.optim.SGD(model.parameters(), lr=1.0),
@@ -64,7 +64,7 @@ def distribute(model, compression, *, optimizer=None, **options):
 
 
 def residuals(optimizer):
-    """By parameter, what this rank has yet to send."""
+    """Returns this rank's residuals by parameter."""
     saved = optimizer.state_dict().get("hvd_sparse")
     if saved is None:
         return {}
@@ -75,40 +75,40 @@ def residuals(optimizer):
 
 
 def velocities(optimizer):
-    """By parameter, this rank's velocity, where momentum is corrected and a step was taken."""
+    """Returns this rank's velocities by parameter, if a step with momentum correction was taken."""
     saved = optimizer.state_dict().get("hvd_sparse", {}).get("velocities", {})
     return {name: part.double() for name, part in saved.items()}
 
 
-# Horovod's own names of operations differ between ranks once one has started fewer than another.
+# Names that Horovod makes differ between ranks once one has started fewer operations.
 _serials = defaultdict(itertools.count)
 
 
 def a_name(process_set):
-    """Of a Horovod operation: a new one, the same on all ranks of the set."""
+    """Returns a new name for a Horovod operation, the same on all ranks of the set."""
     return f"test.{next(_serials[key_of(process_set)])}"
 
 
 def total(tensor, process_set=hvd.global_process_set):
-    """The sum over the ranks; exact where the values are small integers or halves of them."""
+    """Returns the sum over the ranks; exact for small integers or halves of them."""
     flat = tensor.detach().double().flatten().contiguous()
     return hvd.allreduce(flat, op=hvd.Sum, name=a_name(process_set), process_set=process_set)
 
 
 def totals(tensors, process_set=hvd.global_process_set):
-    """`total` of each, by name; in one message, for a message costs more than its bytes."""
+    """Returns `total` of each tensor, by name; uses one message, since messages are expensive."""
     flat = {name: tensor.detach().double().flatten() for name, tensor in tensors.items()}
     summed = total(torch.cat(list(flat.values())), process_set=process_set)
     return dict(zip(flat, summed.split([one.numel() for one in flat.values()]), strict=True))
 
 
 def gradients_of(model):
-    """By parameter, a copy of its gradient."""
+    """Returns a copy of each parameter's gradient, by name."""
     return {name: p.grad.detach().clone() for name, p in model.named_parameters()}
 
 
 def assert_same_on_all_ranks(tensors, process_set=hvd.global_process_set):
-    """Bitwise: NaN equals NaN and -0 does not equal 0."""
+    """Compares bits: NaN equals NaN and -0 does not equal 0."""
     flat = torch.cat([t.detach().float().flatten() for t in tensors]).view(torch.int32)
     gathered = hvd.allgather(
         flat[None].contiguous(), name=a_name(process_set), process_set=process_set
@@ -117,7 +117,7 @@ def assert_same_on_all_ranks(tensors, process_set=hvd.global_process_set):
 
 
 def assert_nothing_is_lost(model, step, before, optimizer, gradients, scale=1.0):
-    """The law for op=Sum: what came in and is not in a residual was applied, exactly."""
+    """Checks the law for op=Sum: every input that is not in a residual was applied, exactly."""
     after = residuals(optimizer)
     given = {name: (g * scale).double().flatten() for name, g in gradients.items()}
     for name, kept in after.items():
@@ -128,7 +128,7 @@ def assert_nothing_is_lost(model, step, before, optimizer, gradients, scale=1.0)
 
 
 CULPRIT = hvd.size() - 1
-# Where all ranks make the mistake, some hear of it from another before they make it.
+# If all ranks make the mistake, some learn of another's before they make it.
 ON_ANY_RANK = (GradientInFlightError, ExchangeFailedError)
 
 
@@ -138,9 +138,9 @@ def on_the_culprit(action):
 
 
 def expect_error_on_every_rank(run, *, match, kind=GradientInFlightError):
-    """The culprit meets `kind`; the others ExchangeFailedError with the same text.
+    """Expects `kind` on the culprit, and ExchangeFailedError with the same text on the others.
 
-    They do in the same step, or in the next where they had all they needed for this one.
+    These raise it in the same step, or in the next if they had all they needed.
     """
     if hvd.rank() == CULPRIT:
         with pytest.raises(kind, match=match):
@@ -156,12 +156,12 @@ def expect_error_on_every_rank(run, *, match, kind=GradientInFlightError):
 
 
 def take_over_from_rank_0(optimizer, state, others):
-    """What scripts do with the one state that rank 0 has written; `others`: how it comes to them.
+    """Loads rank 0's state on all ranks, in one of the ways that scripts use.
 
     Args:
-        optimizer: A new one.
-        state: Of an optimizer of rank 0's; on all ranks.
-        others: "get it broadcast" or "load it without residuals".
+        optimizer: A new optimizer.
+        state: State dict of rank 0's optimizer, available on all ranks.
+        others: How other ranks get it: "get it broadcast" or "load it without residuals".
     """
     if hvd.rank() == 0:
         optimizer.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Adaptive trainings under the law."""
+"""Adaptive trainings whose steps are checked by the law."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ COMPRESSION = LAGS(density=0.1, min_numel=64, rescale_residual=False)
 
 
 def train(model, optimizer, steps, *, dtype=None):
-    """Steps under the law; yields after each."""
+    """Takes steps and checks the law; yields after each."""
     before = residuals(optimizer)
     for step in steps:
         gradients = integer_gradients(model, step)

@@ -1,4 +1,4 @@
-"""A loop that is saved and loaded, for the tests of checkpoints."""
+"""A training loop to save and load, for the tests of checkpoints."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no
 
 @pytest.fixture
 def folder(tmp_path_factory):
-    """The same on all ranks."""
+    """A folder that is the same on all ranks."""
     mine = str(tmp_path_factory.mktemp("checkpoint") / "last")
     return hvd.allgather_object(mine, name=a_name())[0]
 
 
 @pytest.fixture(autouse=True)
 def sparse_verdict(verdict):
-    """Whatever the times, sparse steps win."""
+    """Makes sparse steps win, whatever the times."""
     verdict(sparse=True)
 
 
 class Loop:
-    """A loop of one's own: a tape, an optimizer with a state, and random numbers.
+    """A custom training loop: a tape, an optimizer with a state, and random numbers.
 
-    `mode` is tf.function, or leaves it eager: a few steps take less time than to trace one.
+    `mode` is tf.function, or runs eagerly: a few steps take less time than tracing.
     """
 
     def __init__(self, compression, shapes=None, *, mode=lambda step: step):
@@ -55,7 +55,7 @@ class Loop:
         generator = tf.random.get_global_generator()
         kept = [
             g * tf.cast(generator.uniform(g.shape) < 0.5, g.dtype) for g in gradients
-        ]  # as those of dropout are
+        ]  # like those of dropout
         with tf.GradientTape() as tape:
             loss = loss_of(self.variables, kept)
         tape = hvd.DistributedGradientTape(tape, compression=self.compression, op=hvd.Sum)

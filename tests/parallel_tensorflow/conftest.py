@@ -1,4 +1,4 @@
-"""Tests of the TensorFlow face that run on every rank at once."""
+"""Tests of hvd_sparse.tensorflow that run on every rank at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["quick_measuring", "verdict"]
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)
 GPUS = tf.config.list_physical_devices("GPU")
-for gpu in GPUS:  # which the ranks share
+for gpu in GPUS:  # the ranks share them
     tf.config.experimental.set_memory_growth(gpu, True)
 
 globals().update(hooks("horovod.tensorflow"))
@@ -24,7 +24,7 @@ globals().update(hooks("horovod.tensorflow"))
 
 @pytest.fixture(autouse=True)
 def on_the_device_of_the_test(request):
-    """Where TensorFlow sees GPUs it would put everything there; tests ask for that, or do not."""
+    """Places tensors on the CPU unless a test requests a GPU; TensorFlow would prefer a GPU."""
     if not GPUS:
         yield
         return
@@ -35,7 +35,7 @@ def on_the_device_of_the_test(request):
 
 @pytest.fixture
 def own_exchanges():
-    """Those of the test: Keras may still hold variables of a model that another one has saved."""
+    """Hides exchanges of other tests: Keras may hold variables of another test's saved model."""
     from hvd_sparse.tensorflow.registry import live_exchanges
 
     gc.collect()
@@ -45,7 +45,7 @@ def own_exchanges():
 
 @pytest.fixture
 def an_elastic_job(monkeypatch):
-    """What the launcher would say; and no exchange of another test takes part."""
+    """Pretends that a launcher started an elastic job, without exchanges of other tests."""
     from hvd_sparse.tensorflow import elastic_residuals, registry
 
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")

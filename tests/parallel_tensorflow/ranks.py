@@ -1,4 +1,4 @@
-"""What the tests of the TensorFlow face share: gradients that are known, and views across ranks."""
+"""Helpers for the tests of hvd_sparse.tensorflow: known gradients, and checks across ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _no_gpu():
     return ""
 
 
-# Of a test's argument `device`, where its variables lie.
+# Sets a test's argument `device`, which holds its variables.
 on_each_device = pytest.mark.parametrize(
     "device",
     [
@@ -39,7 +39,7 @@ on_each_device = pytest.mark.parametrize(
 
 
 def a_name():
-    """Of a Horovod operation: a new one, the same on all ranks."""
+    """Returns a new name for a Horovod operation, the same on all ranks."""
     return f"test.{next(_serials)}"
 
 
@@ -49,16 +49,16 @@ def make_variables(shapes=SHAPES, dtype=tf.float32, device="CPU:0"):
 
 
 def integer_gradients(variables, step, *, rank=None, low=-9, high=10):
-    """Small integers, whose sums are exact; different on every rank and in every step."""
+    """Returns small integers with exact sums; different on every rank and in every step."""
     rank = hvd.rank() if rank is None else rank
     rng = np.random.default_rng(1000 * step + rank)
     return [tf.cast(tf.constant(rng.integers(low, high, v.shape)), v.dtype) for v in variables]
 
 
 def signs(variables, step, *, norm=16.0):
-    """256 entries of one magnitude per tensor, at places of this rank's own: the norm is exact.
+    """Returns tensors with 256 entries of one magnitude, at places of this rank's own.
 
-    Smaller tensors have fewer entries of that magnitude, and a smaller norm.
+    Their norm is exactly `norm`. Smaller tensors have fewer such entries, and a smaller norm.
     """
     rng = np.random.default_rng(1000 * step + hvd.rank())
     gradients = []
@@ -72,7 +72,7 @@ def signs(variables, step, *, norm=16.0):
 
 
 def loss_of(variables, gradients):
-    """Has these gradients."""
+    """Returns a loss that has these gradients."""
     return tf.add_n(
         [
             tf.reduce_sum(tf.cast(v * g, tf.float32))
@@ -82,7 +82,7 @@ def loss_of(variables, gradients):
 
 
 def residuals():
-    """By variable, what this rank has yet to send, in the youngest exchange."""
+    """Returns this rank's residuals by variable, in the newest exchange."""
     exchanges = live_exchanges()
     return (
         {}
@@ -92,26 +92,26 @@ def residuals():
 
 
 def velocities():
-    """By variable, this rank's velocity, in the youngest exchange."""
+    """Returns this rank's velocities by variable, in the newest exchange."""
     exchanges = live_exchanges()
     found = exchanges[-1].velocities() if exchanges else {}
     return {name: np.array(part, np.float64) for name, part in found.items()}
 
 
 def same(ours, theirs):
-    """Arrays by name, bit for bit but for the sign of zero."""
+    """Returns true if arrays by name are equal bit for bit, except for the sign of zero."""
     assert ours.keys() == theirs.keys()
     return all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
 def total(array, process_set=hvd.global_process_set):
-    """The sum over the ranks; exact where the values are small integers or halves of them."""
+    """Returns the sum over the ranks; exact for small integers or halves of them."""
     flat = tf.constant(np.asarray(array, np.float64).ravel())
     return hvd.allreduce(flat, op=hvd.Sum, name=a_name(), process_set=process_set).numpy()
 
 
 def totals(arrays, process_set=hvd.global_process_set):
-    """`total` of each, by name; in one message, for a message costs more than its bytes."""
+    """Returns `total` of each array, by name; uses one message, since messages are expensive."""
     flat = {name: np.asarray(array, np.float64).ravel() for name, array in arrays.items()}
     summed = total(np.concatenate(list(flat.values())), process_set)
     ends = np.cumsum([one.size for one in flat.values()])
@@ -119,7 +119,7 @@ def totals(arrays, process_set=hvd.global_process_set):
 
 
 def assert_same_on_all_ranks(tensors, process_set=hvd.global_process_set):
-    """Bitwise: NaN equals NaN and -0 does not equal 0."""
+    """Compares bits: NaN equals NaN and -0 does not equal 0."""
     flat = np.concatenate([np.asarray(tf.cast(t, tf.float32)).ravel() for t in tensors])
     bits = tf.constant(flat.view(np.int32)[None])
     gathered = hvd.allgather(bits, name=a_name(), process_set=process_set).numpy()
@@ -127,7 +127,7 @@ def assert_same_on_all_ranks(tensors, process_set=hvd.global_process_set):
 
 
 def assert_nothing_is_lost(names, gradients, averages, before, after):
-    """The law for op=Sum: what came in and is not in a residual was applied, exactly."""
+    """Checks the law for op=Sum: every input that is not in a residual was applied, exactly."""
     given = {
         name: np.asarray(gradient, np.float64).ravel()
         for name, gradient in zip(names, gradients, strict=True)

@@ -1,4 +1,4 @@
-"""Checkpoints of a whole job: complete or not there, and nothing is lost on any number of ranks."""
+"""Checkpoints of a whole job: complete or absent; any number of ranks loses nothing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ COMPRESSIONS = {
 }
 
 
-# A rank that is alone exchanges nothing: only what acts on gradients differs there.
+# A single rank exchanges nothing: there, only features that change gradients differ.
 @pytest.mark.parametrize(
     "name",
     ["lags", "momentum", *(["gaussiank", "adaptive momentum"] if hvd.size() > 1 else [])],
@@ -101,7 +101,7 @@ def test_with_other_options_residuals_go_on_and_the_plan_does_not(folder):
 
 
 def make_model(compression):
-    """With dropout; layers of no two models of a process have the same names."""
+    """Makes a model with dropout; layers of no two models of a process share a name."""
     keras.utils.set_random_seed(1 + hvd.rank())
     model = keras.Sequential(
         [keras.Input((20,)), keras.layers.Dense(30), keras.layers.Dropout(0.5),
@@ -123,10 +123,10 @@ def fit(model, epochs):
         model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
 
 
-# What compressions keep, loops of one's own have shown; here, that Keras's state goes with it.
+# Custom loops cover the state of compressions; this test covers Keras's state beside it.
 @pytest.mark.parametrize("name", ["momentum", "adaptive"])
 def test_keras_goes_on_bit_for_bit(name, folder):
-    before = 6 if COMPRESSIONS[name].adaptive else 1  # of 4 steps each
+    before = 6 if COMPRESSIONS[name].adaptive else 1  # epochs of 4 steps each
     assert CYCLE < 4 * 6
     model = make_model(COMPRESSIONS[name])
     fit(model, range(before))

@@ -34,7 +34,7 @@ def test_a_rank_at_another_batch_is_found_by_its_mark(monkeypatch, mode):
         step(integer_gradients(variables, number))
     hvd.allgather_object("all have ended these steps", name=a_name())
     if hvd.rank() == 0:
-        time.sleep(0.5)  # it finds the exchange ended before it begins, and is told the same
+        time.sleep(0.5)  # it finds the exchange ended before it begins, and gets the same error
     mark_step(variables, "batch 4" if hvd.rank() == LAST else "batch 3")
     with pytest.raises(
         tf.errors.AbortedError, match=r"the ranks disagree: .*'batch [34]'"

@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, or could not be written: named on every rank, nothing is lost."""
+"""Damaged or unwritable checkpoints: named on every rank, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def barrier():
 
 
 def on_rank_0(action, *args):
-    """Between two barriers."""
+    """Runs an action on rank 0 between two barriers."""
     barrier()
     if hvd.rank() == 0:
         action(*args)
@@ -42,7 +42,7 @@ def on_rank_0(action, *args):
 
 
 def saved(folder, **extra):
-    """A checkpoint, and the loop that was saved."""
+    """Returns the loop after saving its checkpoint."""
     loop = Loop(SIMPLE)
     loop.train(range(2))
     loop.save(folder, **extra)
@@ -50,7 +50,7 @@ def saved(folder, **extra):
 
 
 def assert_refused(folder, match, **options):
-    """And nothing has changed on any rank."""
+    """Checks that loading is refused, and that nothing has changed on any rank."""
     twin = Loop(SIMPLE)
     twin.train([5])
     before = state_of(twin)

@@ -1,4 +1,4 @@
-"""Where an exchange works: kernels of both devices, and what a device cannot have, by name."""
+"""The devices of exchanges: kernels of both, and named errors for what a device lacks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from hvd_sparse.tensorflow.step_reading import reading_of
 from hvd_sparse.tuning.measure import measure_machine
 from tests.parallel_tensorflow.ranks import integer_gradients, loss_of, make_variables, total
 
-# What lies in the memory of the CPU wherever an op works. All else is gradients.
+# Operands in the CPU's memory wherever an op runs. All others are gradients.
 ON_THE_HOST = {
     "HvdSparseBegin": {"residual", "states", "decay", "velocity", "token", "looks"},
     "HvdSparseExchange": {"token", "passes"},
@@ -51,7 +51,7 @@ GRADIENTS = {"gradients", "averages", "sums", "same", "memory", "into", "source"
 
 @pytest.fixture
 def with_cuda(monkeypatch):
-    """As if the core could use GPUs."""
+    """Pretends that the core can use GPUs."""
     monkeypatch.setattr(gpus, "problem_of_gpus", lambda: None)
 
 
@@ -112,7 +112,7 @@ def test_gradients_have_the_clock_of_their_device():
 
 
 class SlowStep:
-    """The marks of a step, which pass at the third look."""
+    """Marks of a step that pass at the third look."""
 
     def __init__(self):
         self.looks = 0
@@ -190,7 +190,7 @@ def test_a_build_without_cuda_says_how_to_get_it():
 
 
 def agree_on(compression, places, sliced=False):
-    """As ranks do before they build an exchange of two variables."""
+    """Agrees on an exchange of two variables, as ranks do before they build it."""
     templates = [
         Template(name, (8, 8), "float32", place) for name, place in zip("ab", places, strict=True)
     ]
@@ -238,8 +238,8 @@ def test_a_step_is_asked_to_run_where_its_gradients_lie(device):
     placed = {one.type: one.device for one in traced.graph.get_operations()}
     for kind in ("Begin", "Exchange", "Summed", "End"):
         assert placed[f"HvdSparse{kind}"].endswith(device)
-    assert placed["Cast"].endswith(device)  # a velocity is float32
-    assert placed["AssignVariableOp"].endswith(devices.CPU)  # of what sparsifiers remember
+    assert placed["Cast"].endswith(device)  # the velocity is float32
+    assert placed["AssignVariableOp"].endswith(devices.CPU)  # of the sparsifiers' state
 
 
 def test_several_devices_are_refused_unless_horovod_gathers(with_cuda):

@@ -1,6 +1,6 @@
-"""What elastic jobs need, while the ranks stay: their exchanges end, and are built again.
+"""Exchanges of elastic jobs whose ranks stay: they end, and are rebuilt.
 
-Ranks that really come and go are tests/jobs/test_elastic.py's.
+Ranks really join and leave in tests/jobs/test_elastic.py.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class Job:
             self.state.sync()
 
     def step(self, number):
-        """Averages, of gradients that the laws know."""
+        """Returns averages of gradients that the laws know."""
         return self._step(integer_gradients(self.variables, number))
 
     def residuals(self):
-        """By layer; also while the exchange has ended, or was not met by this rank."""
+        """Returns residuals by layer, even if the exchange has ended or is new to this rank."""
         for renewal in registry.renewals():
             exchange = renewal.exchange
             held = renewal.held if exchange is None else saved_state.save(exchange)
@@ -93,7 +93,7 @@ class Job:
 
 
 def end_all():
-    """As hvd.shutdown does."""
+    """Ends all exchanges, like hvd.shutdown."""
     for renewal in registry.renewals():
         renewal.close()
 
@@ -177,7 +177,7 @@ def test_restoring_takes_up_the_sums_of_the_last_commit():
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("policy", ["spread", "reset"])
 def test_a_rank_that_joins_finds_the_exchange_of_the_others(policy, compression):
-    """The last rank leaves in order, and comes back knowing nothing."""
+    """The last rank leaves in order, and rejoins without any state."""
     elastic_residuals(policy)
     job = Job(COMPRESSIONS[compression])
     for number in range(3):

@@ -1,4 +1,4 @@
-"""A step that finds no more data sends nothing, and changes nothing that is still to be sent."""
+"""A step that finds no more data sends nothing, and leaves the residuals unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvd_sparse.tensorflow import LAGS, TopK, residual_variables, stats
 from tests.cases import in_turn
 from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks
 
-PIECES = {"density": 0.05, "min_numel": 64, "bucket_numel": 256}  # one for each variable
+PIECES = {"density": 0.05, "min_numel": 64, "bucket_numel": 256}  # one bucket for each variable
 COMPRESSIONS = {
     "topk": TopK(**PIECES),
     "fixed": LAGS(adaptive=False, **PIECES),
@@ -25,7 +25,7 @@ alone = pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
 
 
 def slow_to_end(steps, shape=()):
-    """Data of unknown cardinality: what does not wait for them has long been done at their end."""
+    """Returns data of unknown size: ops that do not wait for it are long done at its end."""
 
     def batches():
         for number in range(steps):
@@ -36,7 +36,7 @@ def slow_to_end(steps, shape=()):
 
 
 def averages_of(data, variables, compression):
-    """Of gradients of which the second is missing, and the third knows no data."""
+    """Returns averages of gradients; the second is missing, and the third needs no data."""
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(variables[0]) * data + tf.reduce_sum(variables[2])
     tape = hvd.DistributedGradientTape(tape, compression=compression, op=hvd.Sum)
@@ -101,7 +101,7 @@ def test_a_step_without_data_does_not_begin(way, compression):
 
 
 class Two(keras.Model):
-    """One head has a loss; the other one has gradients of noise, or none."""
+    """A model of two heads: one has a loss, the other has gradients of noise, or none."""
 
     def __init__(self, noise):
         super().__init__()
@@ -142,7 +142,7 @@ def test_fit_goes_on_after_each_end_of_data_of_unknown_length(compression, noise
 
 
 def checked(data):
-    """Takes its time to see that they are bad."""
+    """Takes some time to find that the data are bad."""
     if data < 0:
         time.sleep(0.2)
         raise ValueError("bad data")

@@ -1,4 +1,4 @@
-"""After an exchange has ended, every later call tells the first cause, on all ranks."""
+"""After an exchange has ended, every later call raises the first cause, on all ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMPRESSIONS = [
 
 
 def told(call):
-    """The error that a call raises, as text; None if it raises none."""
+    """Returns the error that a call raises, as text; None if it raises none."""
     try:
         call()
     except Exception as error:
@@ -70,7 +70,7 @@ def with_fit(compression):
 
 
 def end_on_all_ranks():
-    """The last exchange, because of the culprit; when this rank knows."""
+    """Ends the last exchange by an error of the culprit; returns once this rank knows."""
     hvd.allreduce(tf.zeros(1), name="all ranks have taken the step")
     exchange = live_exchanges()[-1]
     if hvd.rank() == CULPRIT:

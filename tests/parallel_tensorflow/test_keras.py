@@ -1,4 +1,4 @@
-"""Through Keras: weights are bitwise equal on all ranks after fit, whatever the compression."""
+"""Keras: weights are bitwise equal on all ranks after fit, whatever the compression."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAYS = {
 
 
 def make_model(optimizer, compression, **compiled):
-    keras.utils.set_random_seed(hvd.rank())  # the broadcast has to make them equal
+    keras.utils.set_random_seed(hvd.rank())  # the broadcast must make them equal
     model = keras.Sequential(
         [
             keras.Input((8, 8, 1)),
@@ -65,7 +65,7 @@ def trainable(model):
     return [variable.value for variable in model.trainable_variables]
 
 
-# Horovod's own compressions, and sparse ones, in each way of running.
+# Horovod's own compressions and sparse ones, in each execution mode.
 @pytest.mark.parametrize(
     ("compression", "way"),
     [
@@ -210,7 +210,7 @@ def test_the_residual_follows_the_learning_rate_where_it_should(preset, options,
         optimizer.learning_rate = rate
         optimizer.apply([tf.constant(gradient)], [variable])
         owed = owed + rate * gradient
-    # With rates that are powers of two, all sums are exact: what was applied, and what is left.
+    # With rates that are powers of two, sums of applied values and residuals are exact.
     left = rates[-1] * residual_variables(optimizer)[0].numpy().reshape(40, 30)
     total = hvd.allreduce(tf.constant(owed - left), op=hvd.Sum, name="owed").numpy()
     assert np.array_equal(-variable.numpy(), total) == follows

@@ -1,4 +1,4 @@
-"""Horovod's callbacks that set the learning rate do so with Keras 3, and correct momentum."""
+"""Horovod's callbacks for the learning rate work with Keras 3, and correct momentum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BATCHES = 4
 
 
 class Watcher(keras.callbacks.Callback):
-    """Notes learning rate and velocities at the begin of every batch."""
+    """Records learning rate and velocities at the beginning of every batch."""
 
     def __init__(self):
         super().__init__()

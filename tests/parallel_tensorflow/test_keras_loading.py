@@ -1,4 +1,4 @@
-"""Keras 3's models from a file, and horovod.keras: their optimizers exchange, too."""
+"""Keras 3 models loaded from files, and horovod.keras: their optimizers exchange, too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMPRESSIONS = {"none": hvd.Compression.none, "topk": TopK(density=0.05, min_num
 
 
 class OwnSGD(keras.optimizers.SGD):
-    """A user's, which Keras has to be told of."""
+    """A user-defined optimizer, which must be passed to Keras as a custom object."""
 
 
 def train(model):
@@ -29,7 +29,7 @@ def train(model):
 
 @pytest.fixture
 def saved(request, tmp_path):
-    """The file of a model that was trained alone, the same on all ranks."""
+    """The file of a model that was trained on a single rank, the same on all ranks."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(30)])
     model.compile(optimizer=request.param(0.05, momentum=0.5), loss="mse")

@@ -1,4 +1,4 @@
-"""Keras's optimizers bear averages that are zero almost everywhere, or are refused."""
+"""Keras's optimizers either work with averages that are mostly zero, or are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAST = {"Adafactor": {"epsilon_1": 1e-15}}
 
 
 def optimizer_names():
-    """All but those that hold others."""
+    """Returns the names of all optimizers except those that wrap others."""
     others = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
     kinds = inspect.getmembers(keras.optimizers, inspect.isclass)
     return [
@@ -30,7 +30,7 @@ def optimizer_names():
 
 
 def applied(optimizer, gradients_of):
-    """A variable after some steps."""
+    """Returns a variable's value after some steps."""
     variable = keras.Variable(np.full((40, 30), 0.5, np.float32))
     step = tf.function(lambda gradients: optimizer.apply(gradients, [variable]))
     optimizer.build([variable])
@@ -49,7 +49,7 @@ def test_rows_and_columns_of_zeros_give_finite_weights(name):
 
     try:
         applied(make(), gradients_of)
-    except AttributeError as error:  # Muon of Keras 3.12 asks a tf.Variable for its path
+    except AttributeError as error:  # Keras 3.12's Muon needs the path of a tf.Variable
         pytest.skip(f"Keras {keras.__version__} alone cannot apply {name}: {error}")
     optimizer = hvd.DistributedOptimizer(make(), compression=COMPRESSION)
     weights = applied(optimizer, gradients_of)
@@ -62,7 +62,7 @@ def test_an_adafactor_that_divides_zero_by_zero_is_refused():
     def one_entry(*_):
         return [tf.scatter_nd([[1, 2]], [3.0], (40, 30))]
 
-    assert np.all(np.isnan(applied(keras.optimizers.Adafactor(), one_entry)))  # without us, too
+    assert np.all(np.isnan(applied(keras.optimizers.Adafactor(), one_entry)))  # Keras's own too
     assert np.all(np.isfinite(applied(keras.optimizers.Adafactor(epsilon_1=1e-15), one_entry)))
     adafactor = keras.optimizers.Adafactor
     variables = [keras.Variable(np.ones((40, 30)))]

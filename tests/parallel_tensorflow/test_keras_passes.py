@@ -1,4 +1,4 @@
-"""Keras 3's backward_passes_per_step: gradients add up over passes, and are exchanged once."""
+"""Keras 3's backward_passes_per_step: gradients add up over passes, then are exchanged once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_gradients_of_several_passes_are_exchanged_once(compression, averages, t
 
 
 def two_variables_in_two_passes(compression):
-    """A function that adds gradients of given variables; and both, of one shape."""
+    """Returns a function that accumulates variables' gradients, and two variables of one shape."""
     both = {name: keras.Variable(np.zeros((40, 30), np.float32), name=name) for name in "ab"}
     optimizer = hvd.DistributedOptimizer(
         keras.optimizers.SGD(1.0),

@@ -1,4 +1,4 @@
-"""Keras 2 in a process of its own, in place of Keras 3."""
+"""Keras 2 in a process of its own, instead of Keras 3."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def fit(model, epochs=2, callbacks=(), seed=100):
 
 
 def sgd(kind):
-    """An optimizer of either kind."""
+    """Returns an optimizer of either kind."""
     return {"new": keras.optimizers, "old": keras.optimizers.legacy}[kind].SGD(0.05, momentum=0.9)
 
 
@@ -119,7 +119,7 @@ def test_with_loss_scaling_all_ranks_skip_a_step_or_none(by, compression, eagerl
     if hvd.size() > 1 and compression is not hvd.Compression.none:
         left = residual_variables(scaling)[0].numpy()
         assert np.any(left)
-        assert np.abs(left).max() < 100  # without the scale
+        assert np.abs(left).max() < 100  # unscaled
 
 
 @several_ranks
@@ -152,7 +152,7 @@ def test_the_residual_follows_a_learning_rate_that_changes_by_itself(changes, wa
         gradient = rng.integers(-9, 10, (40, 30)).astype(np.float32)
         step(tf.constant(gradient))
         owed = owed + applied * gradient
-    # With rates that are powers of two, all sums are exact: what was applied, and what is left.
+    # With rates that are powers of two, sums of applied values and residuals are exact.
     left = rates[-1] * residual_variables(optimizer)[0].numpy().reshape(40, 30)
     total = hvd.allreduce(tf.constant(owed - left), op=hvd.Sum, name=a_name()).numpy()
     assert np.array_equal(-variable.numpy(), total)

@@ -1,4 +1,4 @@
-"""Clipping and weight decay before error feedback: what they make of a gradient is what counts."""
+"""Clipping and weight decay before error feedback: the law holds for the changed gradient."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def step_of(variables, compression, op=hvd.Sum, mode=tf.function, **options):
 def test_the_law_counts_the_clipped_gradient(norm, factor, mode, device):
     shapes = {"first": (40, 30), "second": (25, 20)}
     variables = make_variables(shapes, device=device)
-    limit = 16 * math.sqrt(hvd.size())  # of the result: 16 of each rank's share
+    limit = 16 * math.sqrt(hvd.size())  # of the result: 16 per rank
     step = step_of(variables, TopK(clip_norm=limit, **SMALL), mode=mode)
     before = {}
     for number in range(4):
@@ -126,7 +126,7 @@ def test_what_is_not_finite_does_not_spoil_the_rest_of_a_clipped_gradient():
         bad[np.flatnonzero(bad == 0)[0]] = np.inf
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"not finite|NaN or Inf"):
         averages = step([tf.constant(bad.reshape(40, 30))])
-        tf.debugging.check_numerics(averages[0], "not finite")  # of a single rank
+        tf.debugging.check_numerics(averages[0], "not finite")  # for a single rank
     for part in residuals().values() if hvd.size() > 1 else ():
         assert np.array_equal(part, 0.25 * gradient.numpy().ravel())
 

@@ -19,7 +19,7 @@ COMPRESSIONS = {"none": hvd.Compression.none, "topk": TopK(density=0.05, min_num
 
 
 def make_layers():
-    """One that all ranks share, and a local one, of another size on each rank."""
+    """Returns a layer shared by all ranks, and a local one whose size differs by rank."""
     layers = shared, local = keras.layers.Dense(30), keras.layers.Dense(5 + hvd.rank())
     shared.build((None, 20))
     local.build((None, 30))
@@ -38,7 +38,7 @@ def integers(variables, step):
 
 
 def assert_shared_is_exact(shared, owed, residual):
-    """Of a kernel and a bias: what came in and is not in the residual was applied."""
+    """Checks the law for a kernel and a bias: inputs that are not in the residual were applied."""
     kernel, bias = owed
     left = residual.numpy().reshape(kernel.shape) if residual is not None else 0.0
     expected = totals({"kernel": kernel - left, "bias": bias})
@@ -59,7 +59,7 @@ def test_an_optimizer_applies_local_gradients_on_their_rank(compression, scales,
     sgd = keras.optimizers.SGD(1.0)
     if passes == 1:
         optimizer = horovod.keras.PartialDistributedOptimizer(sgd, local_layers=local, **options)
-    else:  # which Horovod's partial function does not take
+    else:  # Horovod's partial function does not support this
         optimizer = hvd_sparse.tensorflow.keras.DistributedOptimizer(
             sgd, backward_passes_per_step=passes, **options
         )

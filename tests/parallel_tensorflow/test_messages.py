@@ -1,4 +1,4 @@
-"""Messages between the ranks through Horovod, and how long they are waited for."""
+"""Messages between the ranks through Horovod, and the limits of waiting for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.parallel_tensorflow.ranks import a_name
 
 
 class Exchange:
-    """One that never ends."""
+    """An exchange that never ends."""
 
     def check(self):
         pass

@@ -1,4 +1,4 @@
-"""Momentum correction: the law holds with velocities; what travels dense is momentum SGD."""
+"""Momentum correction: the law holds with velocities; dense layers use momentum SGD."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def step_of(variables, compression, op=hvd.Sum):
 
 
 def checked_step(step, gradients):
-    """A step for op=Sum under the law of velocities and residuals."""
+    """Takes a step for op=Sum and checks the law of velocities and residuals."""
     residual, velocity = residuals(), velocities()
     applied = step(gradients)
     grown = [
@@ -113,7 +113,7 @@ def test_nothing_is_lost_from_dense_to_sparse(verdict, dtype, device):
     sparse = []
     for number in range(DENSE_STEPS + 3):
         gradients = integer_gradients(variables, number)
-        if number < DENSE_STEPS - 2:  # else sums would need more bits than there are
+        if number < DENSE_STEPS - 2:  # otherwise sums would need more bits than there are
             gradients = [tf.zeros_like(gradient) for gradient in gradients]
         checked_step(step, gradients)
         sparse.append(len(stats(variables).buckets))
@@ -161,7 +161,7 @@ def test_a_step_that_a_narrow_gradient_cannot_hold_is_refused():
 
 @pytest.fixture
 def folder(tmp_path_factory):
-    """The same on all ranks."""
+    """A folder that is the same on all ranks."""
     mine = str(tmp_path_factory.mktemp("checkpoint") / "last")
     return hvd.allgather_object(mine, name=a_name())[0]
 
@@ -186,7 +186,7 @@ def test_a_checkpoint_of_tensorflow_goes_on_bit_for_bit(tmp_path, device):
     train(step, variables, range(3, 6))
     twins = make_variables(device=device)
     prepared = prepare(twins, compression, op=hvd.Sum)
-    assert prepared[-1].device.endswith(device)  # the velocity
+    assert prepared[-1].device.endswith(device)  # holds the velocity
     tf.train.Checkpoint(residuals=prepared).restore(path).assert_consumed()
     for twin, weight in zip(twins, weights, strict=True):
         twin.assign(weight)

@@ -1,7 +1,7 @@
-"""All that acts on gradients, together: the law holds exactly in every combination.
+"""All features that change gradients, combined: the law holds exactly in every combination.
 
-Gradients are plus or minus one at 256 places, momentum is 1/2, factors of clipping and loss scales
-are powers of two, so that all sums are exact, in bfloat16 too.
+Gradients are plus or minus one at 256 places, momentum is 1/2, clipping factors and loss scales are
+powers of two, so all sums are exact, in bfloat16 too.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.parallel_tensorflow.ranks import (
 
 BAD_STEP = 1
 SCALE = 1024.0
-RANKS = ["all ranks", "two ranks"]  # of the fixture
+RANKS = ["all ranks", "two ranks"]  # parameters of the fixture
 
 
 def new_compression(*, ranks, clips, momentum, passes=1):
-    """Clipping makes a quarter of each gradient that has all its 256 entries."""
+    """Makes a compression; clipping quarters each gradient that has all its 256 entries."""
     return LAGS(
         adaptive=False,
         density=0.1,
@@ -45,12 +45,12 @@ def new_compression(*, ranks, clips, momentum, passes=1):
 
 
 def mode_of(*others):
-    """Eager or a graph, so that each of the two meets each choice of all others."""
+    """Returns eager or graph mode, so that each meets each choice of all other options."""
     return tf.function if sum(others) % 2 else lambda step: step
 
 
 def memory_of(target):
-    """Residuals and velocities, by variable."""
+    """Returns residuals and velocities, by variable."""
     exchange = find_exchange(target)
     if exchange is None:
         return {}, {}
@@ -61,7 +61,7 @@ def memory_of(target):
 
 
 def check_law(before, after, gradients, applied, *, ranks, refused, momentum, passes, clips):
-    """Residuals, velocities and gradients in; what was applied and residuals out."""
+    """Checks that gradients, residuals and velocities in equal sums applied and residuals out."""
     (residual, velocity), (left, _) = before, after
     given = {}
     for name, gradient in zip(SHAPES, gradients, strict=True):
@@ -146,7 +146,7 @@ def test_nothing_is_lost_through_an_optimizer(how, clips, momentum, ranks):
         if refused and hvd.rank() == ranks.ranks[-1]:
             place = list(SHAPES).index("bias" if how.endswith("bias") else "second")
             flat = gradients[place].numpy().ravel()
-            flat[np.flatnonzero(flat == 0)[0] if place != 1 else 0] = np.nan  # the norm is exact
+            flat[np.flatnonzero(flat == 0)[0] if place != 1 else 0] = np.nan  # keeps the norm exact
             gradients[place] = tf.constant(flat.reshape(gradients[place].shape))
         before, weights = memory_of(inner), [v.numpy() for v in variables]
         scale = float(optimizer.dynamic_scale) if scaled else 1.0

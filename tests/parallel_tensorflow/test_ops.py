@@ -1,4 +1,4 @@
-"""How a driver and its ops come apart: whatever the core may write to is freed last."""
+"""Freeing a driver and its ops: memory that the core may write to is freed last."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_memory_of_a_step_is_freed_when_its_driver_has_ended(monkeypatch):
     )
     exchange = SimpleNamespace(drive=lambda *_: core, close=noting("close"), inherited=False)
     driver = ops.Driver(exchange, [], [])
-    exchange.inherited = True  # as in a forked child, whose it is not
+    exchange.inherited = True  # as in a forked child, which does not own it
     driver.close()
     assert calls == ["add"]
     exchange.inherited = False

@@ -16,7 +16,7 @@ EVERYTHING = TopK(density=1.0, min_numel=64)
 
 @pytest.fixture(scope="module")
 def sets():
-    """All but the last rank, and all but the first."""
+    """Process sets without the last rank and without the first."""
     size = hvd.size()
     if size < 3:
         pytest.skip("needs three ranks")

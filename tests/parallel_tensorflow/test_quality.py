@@ -1,4 +1,4 @@
-"""What selection leaves behind, as it is measured on request, against the same in NumPy."""
+"""The quality of selection, measured on request, equals the same computed in NumPy."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_it_equals_numpy(name, mode, device):
             k = np.ceil(0.1 * summed.size)
             expected = left_over_whole(summed, rest) / (1 - k / summed.size)
             assert quality.deltas[unit] == pytest.approx(expected, rel=1e-4)
-        if name == "topk":  # leaves less than random k; what drops entries may leave more
+        if name == "topk":  # leaves less than random k; methods that drop entries may leave more
             assert 0 < quality.largest_delta <= 1
 
 

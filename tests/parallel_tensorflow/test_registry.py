@@ -48,7 +48,7 @@ def test_what_a_backbone_owes_goes_along_to_each_new_head(own_exchanges):
     (backbone,) = make_variables({"backbone": SHAPES["backbone"]})
     head, before = None, {}
     for number in range(4):
-        if hvd.rank() % 2:  # never where the former one was; on other ranks often there
+        if hvd.rank() % 2:  # a new object, which other ranks often allocate at the old address
             head = tf.Variable(tf.zeros(SHAPES["head"]), name="head")
         else:
             del head
@@ -80,7 +80,7 @@ def test_what_a_backbone_owes_goes_along_while_its_former_head_lives():
     kept = owed_by(former)
     assert np.array_equal(kept["first"], before["first"])
     assert not np.any(kept["backbone"])
-    step([first, backbone], 2)  # both go on
+    step([first, backbone], 2)  # both continue
     owed = owed_by(former)["backbone"]
     del first
     gc.collect()
@@ -144,7 +144,7 @@ def test_an_exchange_ends_with_the_first_variable_that_dies(own_exchanges):
 def test_an_exchange_may_end_on_the_thread_of_its_own_driver(monkeypatch, own_exchanges):
     monkeypatch.setattr(GradientExchange, "_step_ended", lambda self, came, reading: self.close())
     variables = make_variables(SHAPES)
-    step(variables, 0, replace(COMPRESSION, bucket_numel=1200))  # their order is learnt there
+    step(variables, 0, replace(COMPRESSION, bucket_numel=1200))  # here their order is learnt
     wait_until(lambda: not own_exchanges(), lambda: None, "the end of the exchange")
 
 
@@ -166,7 +166,7 @@ def test_of_several_exchanges_the_one_that_was_last_used_is_found():
 
 @pytest.fixture
 def without_collector():
-    """Nobody looks for cycles but those who ask; what was there before is not looked through."""
+    """Disables the garbage collector except for explicit calls, which skip earlier objects."""
     gc.collect()
     gc.disable()
     yield

@@ -1,4 +1,4 @@
-"""tf.saved_model.save: what serves a model is saved, what trains it belongs to its process."""
+"""tf.saved_model.save saves the model for serving, but no training state of the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INPUTS = tf.TensorSpec((8, 40))
 
 
 class Model(tf.Module):
-    """One layer."""
+    """A model of one layer."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ def test_a_model_is_saved_without_what_trains_it(tmp_path):
     tf.saved_model.save(model, str(tmp_path / "model"))
     loaded = tf.saved_model.load(str(tmp_path / "model"))
     assert np.array_equal(loaded.serve(inputs), model.serve(inputs))
-    train(inputs)  # goes on
+    train(inputs)  # training continues
     assert not np.array_equal(loaded.serve(inputs), model.serve(inputs))
 
 

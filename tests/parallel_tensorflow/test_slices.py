@@ -1,4 +1,4 @@
-"""Gradients that are IndexedSlices: Horovod gathers their rows, of each rank those that it has."""
+"""Gradients that are IndexedSlices: Horovod gathers the rows of each rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges noth
 
 
 def step(variables, rows, **options):
-    """Averages of gradients that are 1: of the table in these rows, "all" or None."""
+    """Returns averages of gradients of ones; the table's are in these rows, "all" or None."""
     table, weight = variables
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(weight)
@@ -36,7 +36,7 @@ def step(variables, rows, **options):
 
 
 def total(rows_of):
-    """The sum over the ranks of the table's gradients, given each one's rows."""
+    """Returns the sum over the ranks of the table's gradients, given each rank's rows."""
     expected = np.zeros(SHAPES["table"], np.float32)
     for rows in map(rows_of, range(hvd.size())):
         if rows is not None:
@@ -45,7 +45,7 @@ def total(rows_of):
 
 
 def assert_gathered(sliced, rows_of):
-    """The rows of all ranks, in their order, and of each the part that averages have."""
+    """Checks that the rows of all ranks are there in order, each with its share of the average."""
     rows = np.concatenate([rows_of(rank) for rank in range(hvd.size())])
     assert np.array_equal(sliced.indices, rows)
     wide = tf.float32 if sliced.dtype == tf.bfloat16 else sliced.dtype

@@ -1,4 +1,4 @@
-"""sparse_allreduce: sums are exact, and what is not applied is in the residual."""
+"""sparse_allreduce: sums are exact, and values not applied are in the residual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Through DistributedGradientTape: the laws, in eager mode and in graphs."""
+"""The laws through DistributedGradientTape, in eager mode and in graphs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ alone = pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
 
 
 def step_of(variables, compression, **options):
-    """Averages of given gradients, through a tape of its own in each call."""
+    """Returns a function for averages of given gradients; each call makes a new tape."""
     options.setdefault("op", hvd.Sum)
 
     def step(gradients):
@@ -291,7 +291,7 @@ def test_the_residual_follows_the_learning_rate_that_a_tape_is_told(preset, mode
         (average,) = step(gradients)
         variables[0].assign_sub(new_rate * average)
         owed = owed + new_rate * gradients[0].numpy().ravel()
-    # With rates that are powers of two, all sums are exact: what was applied, and what is left.
+    # With rates that are powers of two, sums of applied values and residuals are exact.
     assert residual_variables(variables)[0] is prepared[0]
     left = residuals()["w"]
     assert np.array_equal(-variables[0].numpy().ravel(), total(owed - left))

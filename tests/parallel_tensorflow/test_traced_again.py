@@ -1,4 +1,4 @@
-"""A tf.function may meet new variables in any of its traces, as with Horovod's own compressions."""
+"""Each trace of a tf.function may get new variables, as with Horovod's own compressions."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def owed_by(variables):
 
 
 def assert_is_applied_or_owed(variables, owed, compression):
-    """The sums that were subtracted from variables that began with zeros."""
-    if compression == "corrected":  # velocities have a part in the law; test_momentum.py
+    """Checks the sums that were subtracted from variables, which were zero at first."""
+    if compression == "corrected":  # test_momentum.py covers the law with velocities
         assert_same_on_all_ranks(variables)
         return
     applied = [-variable.numpy() for variable in variables]
@@ -80,7 +80,7 @@ def test_a_python_flag_says_whose_turn_it_is(compression, prepares):
         gradients = integer_gradients(models[turn], number)
         step(gradients, turn)
         owed[turn] = [a + b.numpy() for a, b in zip(owed[turn], gradients, strict=True)]
-    assert sorted(traced) == list(range(len(models)))  # an exchange costs no further trace
+    assert sorted(traced) == list(range(len(models)))  # an exchange causes no further trace
     for variables, given in zip(models, owed, strict=True):
         assert_is_applied_or_owed(variables, given, compression)
 
@@ -96,7 +96,7 @@ def test_one_function_applies_one_optimizer_after_another(compression, passes):
             op=hvd.Sum,
             backward_passes_per_step=passes,
         )
-        optimizer.build(variables)  # whose own variables Keras does not make in a later trace
+        optimizer.build(variables)  # in a later trace, Keras would not create its own variables
         optimizers.append(optimizer)
 
     @tf.function

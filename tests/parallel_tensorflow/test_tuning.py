@@ -1,4 +1,4 @@
-"""An adaptive compression: dense steps, a plan, sparse steps, a verdict; and nothing is lost."""
+"""An adaptive compression: dense steps, a plan, sparse steps, a verdict; nothing is lost."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ COMPRESSION = LAGS(density=0.1, min_numel=64)
 
 
 def averaging(variables, compression=COMPRESSION):
-    """One function; plans come and go without a new graph."""
-    traces = []  # two where the first one makes variables
+    """Returns one function for all plans, which change without a new graph."""
+    traces = []  # two if the first one makes variables
 
     @tf.function
     def step(gradients):
@@ -65,7 +65,7 @@ def averaging(variables, compression=COMPRESSION):
 
 
 def run(step, variables, numbers, *, lawful=True):
-    """Steps under the law; yields after each."""
+    """Takes steps and checks the law; yields after each."""
     before = residuals()
     for number in numbers:
         gradients = integer_gradients(variables, number)
@@ -78,7 +78,7 @@ def run(step, variables, numbers, *, lawful=True):
         yield number
 
 
-# False and float16: residuals join gradients that cannot hold all of their bits.
+# For False and float16, residuals join gradients that cannot hold all of their bits.
 @pytest.mark.parametrize(("sparse", "dtype"), [(True, tf.float32), (False, tf.float16)])
 def test_nothing_is_lost_from_dense_to_sparse_and_back(verdict, sparse, dtype):
     verdict(sparse=sparse)
@@ -107,7 +107,7 @@ def test_what_a_narrow_type_rounds_away_of_a_residual_waits(verdict, dtype):
     for number in range(CYCLE):
         step(gradients(number))
     before, last = residuals(), gradients(CYCLE)
-    step(last)  # which the residuals join
+    step(last)  # here the residuals join
     rests = residuals()
     for name, gradient in zip(SHAPES, last, strict=True):
         if name in rests:
@@ -118,7 +118,7 @@ def test_what_a_narrow_type_rounds_away_of_a_residual_waits(verdict, dtype):
             assert np.array_equal(rests[name], rest), name
     assert any(np.any(rest) for rest in rests.values())
     bad = [tf.fill(one.shape, tf.cast(np.inf, dtype)) for one in last]
-    for average in step(bad):  # nothing joins, so nobody looks
+    for average in step(bad):  # nothing joins, so gradients are not inspected
         assert np.isinf(tf.cast(average, tf.float32)).all()
     assert same(residuals(), rests)
     replan(variables)
@@ -156,14 +156,14 @@ def test_a_sparse_bucket_waits_for_sums_of_layers_behind_it(verdict, monkeypatch
     assert seen == [0] * DENSE_STEPS + [1] * (DENSE_STEPS + 2)
     graph = step.get_concrete_function(integer_gradients(variables, 0)).graph
     conditions = {one.type for one in graph.get_operations() if one.type.endswith("If")}
-    assert conditions == {"StatelessIf"}  # others would run one after the other
+    assert conditions == {"StatelessIf"}  # other kinds would run one after the other
 
 
 def test_nothing_is_lost_from_one_plan_to_another(verdict, monkeypatch):
     verdict(sparse=True)
     made = []
 
-    def make_plan(profile, rules):  # on rank 0; whatever it predicts, the step takes longer
+    def make_plan(profile, rules):  # on rank 0; the steps always exceed the prediction
         first = replace(mixed_plan(profile, rules), step_seconds=1e-9)
         sparse = replace(first.buckets[0], collective="allgather", densities=(0.2,))
         made.append(first if not made else replace(first, buckets=(sparse, *first.buckets[1:])))
@@ -234,7 +234,7 @@ def test_residuals_of_any_stage_go_on_in_a_new_job(verdict, stop, tmp_path):
     assert all(np.array_equal(found[name], part) for name, part in kept.items())
     for _ in run(averaging(resumed), resumed, range(stop, stop + 3)):
         pass
-    assert not any(np.any(part) for part in residuals().values())  # it began with dense steps
+    assert not any(np.any(part) for part in residuals().values())  # training began with dense steps
 
 
 def test_replan_begins_again_and_loses_nothing(verdict):
@@ -250,7 +250,7 @@ def test_replan_begins_again_and_loses_nothing(verdict):
 
 
 class LateStep:
-    """The marks of a step on a device that comes to them some milliseconds later."""
+    """Marks of a step on a device that lags some milliseconds behind."""
 
     asked = 0
 
@@ -296,7 +296,7 @@ def test_gradients_of_a_device_are_tuned_by_its_own_time(verdict, monkeypatch):
     last = tuner.SKIPPED_STEPS + tuner.TIMED_STEPS - 1
     first = [*range(tuner.SKIPPED_STEPS, last + 1)]
     assert timed == [*first, *(DENSE_STEPS + number for number in first)]
-    assert read == [last, DENSE_STEPS + last]  # and nobody has waited before
+    assert read == [last, DENSE_STEPS + last]  # and no step waited before
     found = tuning(variables)
     assert found.stage is Stage.SETTLED
     assert found.select_on == "engine"
@@ -313,7 +313,7 @@ def test_nobody_looks_at_sums_where_all_travels_dense_and_nothing_is_owed(monkey
     gradients = integer_gradients(variables, 0)
     bad = [tf.fill(one.shape, np.inf) for one in gradients]
     with pytest.raises(tf.errors.InvalidArgumentError, match="travel dense is not finite"):
-        step(bad)  # a residual may have been loaded
+        step(bad)  # inspected, as a residual may have been loaded
     step(gradients)
     assert all(np.isinf(average).all() for average in step(bad))
 

@@ -1,6 +1,6 @@
-"""How hypothesis looks for counterexamples.
+"""Hypothesis profiles for the property tests.
 
-The same few examples in every run, unless HVD_SPARSE_EXAMPLES=N asks for N new ones of each
+Every run tests the same few examples, unless HVD_SPARSE_EXAMPLES=N requests N new ones for each
 property.
 """
 

@@ -1,4 +1,4 @@
-"""Where arrays are: NumPy's memory, or a device's by __cuda_array_interface__."""
+"""The device of an array: NumPy's memory, or a device's by __cuda_array_interface__."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.device_array import OnADevice
 
 @pytest.fixture
 def built_with_cuda(monkeypatch):
-    """As if this build had CUDA, and device 3 all memory."""
+    """Pretends that this build has CUDA, and that all memory lies on device 3."""
     monkeypatch.setattr(gpus, "problem_of_gpus", lambda: None)
     monkeypatch.setattr(arrays._core, "cuda_device_of", lambda address: 3)
 

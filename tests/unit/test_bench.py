@@ -1,4 +1,4 @@
-"""What a bench finds out: right sums, times of the slowest rank, and an error for a wrong sum."""
+"""The benchmark's results: right sums, times of the slowest rank, an error for wrong sums."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.profiles import MACHINE, gigabits
 
 
 class Gathering:
-    """What threads hand over, each to all."""
+    """An allgather between threads."""
 
     def __init__(self, size):
         self._barrier = threading.Barrier(size)
@@ -36,7 +36,7 @@ class Gathering:
 
 
 class ThreadRanks:
-    """Ranks that are threads; `spoil` changes what a rank's allreduce comes to."""
+    """Ranks that are threads; `spoil` changes the result of a rank's allreduce."""
 
     def __init__(self, rank, size, gathering, spoil=None):
         self._gather, self._spoil = partial(gathering, rank), spoil
@@ -54,7 +54,7 @@ class ThreadRanks:
 
 
 def results_of(settings, size, spoil=None):
-    """Of all ranks."""
+    """Runs the benchmark on thread ranks; returns the results of all ranks."""
     loopback, gathering = _core.LoopbackWorld(size), Gathering(size)
     cluster = Cluster(network=gigabits(1, size), machine=MACHINE)
 

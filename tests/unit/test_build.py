@@ -1,4 +1,4 @@
-"""The build: options in Horovod's manner, refused or honoured with a clear word."""
+"""The build: options named like Horovod's are honoured, or refused with a clear message."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def configure(folder, *, before="", builds=True, **options):
     """Runs setup.py up to CMake's configuration; CMake's build step leaves empty files.
 
     Args:
-        folder: Where all of it happens.
-        before: Statements that come before setup.py's, on one line.
-        builds: Whether the build step leaves anything.
-        options: Of the environment.
+        folder: Folder of the build.
+        before: Statements that run before setup.py, on one line.
+        builds: True if the build step leaves files.
+        options: Variables of the environment.
     """
     program = (
         "import runpy, subprocess, sys, sysconfig\n"
@@ -45,7 +45,7 @@ def configure(folder, *, before="", builds=True, **options):
         "runpy.run_path('setup.py', run_name='__main__')\n"
     )
     env = {key: value for key, value in os.environ.items() if not key.startswith("HVD_SPARSE_")}
-    # Asking TensorFlow takes seconds: where a test wants it, it says so.
+    # Detecting TensorFlow takes seconds, so tests must request it.
     env |= {"HVD_SPARSE_BUILD_DIR": str(folder / "cmake"), "HVD_SPARSE_WITH_TENSORFLOW": "0"}
     env |= options
     return subprocess.run(
@@ -59,7 +59,7 @@ def configure(folder, *, before="", builds=True, **options):
 
 
 def parts_of(folder):
-    """What the build says of its optional parts."""
+    """Returns the build's record of its optional parts."""
     return json.loads((folder / "build_info.json").read_text())["parts"]
 
 
@@ -105,7 +105,7 @@ def test_required_cuda_that_is_not_found_ends_the_build(tmp_path):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc on PATH")
 def test_cuda_is_taken_for_all_gpus_or_those_asked_for_and_nccl_can_be_left_out(tmp_path):
     folder = tmp_path / "cmake"
-    for _ in range(2):  # CMake caches nvcc's default at the first time
+    for _ in range(2):  # CMake caches nvcc's default the first time
         done = configure(tmp_path, HVD_SPARSE_WITH_CUDA="1", CUDAARCHS="")
         assert done.returncode == 0, done.stdout
         parts = parts_of(folder)
@@ -119,7 +119,7 @@ def test_cuda_is_taken_for_all_gpus_or_those_asked_for_and_nccl_can_be_left_out(
     assert "csrc/cuda/nccl_" in commands.read_text()
     asked = ["-DHVD_SPARSE_WITH_NCCL=0", "-DCMAKE_CUDA_ARCHITECTURES=80"]
     ours = os.environ | {"CUDAARCHS": ""}
-    for options in (asked, []):  # what was asked for once stays
+    for options in (asked, []):  # an option given once is kept
         subprocess.run(["cmake", *options, folder], env=ours, check=True, capture_output=True)
         assert parts_of(folder)["cuda"]["detail"].endswith(" for 80")
         assert "csrc/cuda/nccl_" not in commands.read_text()
@@ -162,7 +162,7 @@ def test_tensorflow_may_lie_below_a_path_with_a_space(tmp_path):
 
 
 def test_required_mpi_that_is_not_found_ends_the_build(tmp_path):
-    # Here mpicxx lies beside the interpreter: only a wrapper that does not work keeps it away.
+    # mpicxx lies beside the interpreter here: only a wrapper that does not work hides it.
     done = configure(tmp_path, HVD_SPARSE_WITH_MPI="1", MPICXX="/bin/false")
     assert done.returncode != 0
     assert "HVD_SPARSE_WITH_MPI=1, but no MPI was found" in " ".join(done.stdout.split())
@@ -191,7 +191,7 @@ def test_an_option_takes_0_and_1_only(tmp_path, value):
 
 
 def make_help(folder):
-    """`make help` in a folder with the project's Makefile."""
+    """Runs `make help` in a folder with the project's Makefile."""
     command = ["make", "--no-print-directory", "-f", ROOT / "Makefile", "help"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
@@ -211,7 +211,7 @@ def test_make_help_lists_every_target_that_is_described():
 
 
 def files_of_git(*options):
-    """What `git ls-files` lists."""
+    """Returns the files that `git ls-files` lists."""
     done = subprocess.run(["git", "ls-files", *options], cwd=ROOT, capture_output=True, text=True)
     if done.returncode != 0:
         pytest.skip("no git, or no repository")

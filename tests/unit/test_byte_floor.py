@@ -1,4 +1,4 @@
-"""The floor of a collective moves each byte from the rank that sent it to the one that took it."""
+"""The floor of a collective moves each byte from its sender to its receiver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvd_sparse.sparsifiers import as_sparsifier
 
 
 def transfers(size, collective, k=300, numel=4000):
-    """Names and bytes sent and received of all transfers of each rank, in one real exchange."""
+    """Returns names and bytes, sent and received, of each rank's transfers in a real exchange."""
     world = _core.LoopbackWorld(size)
 
     def run(rank):
@@ -63,7 +63,7 @@ def test_a_schedule_moves_the_bytes_of_the_collective_and_ranks_expect_what_is_s
             for peer, count in step.out.items():
                 assert steps[peer][i].into[rank] == count
             _, out, into = moved[rank][i]
-            # What goes to several peers is shared evenly: that rounds down, and averages.
+            # Bytes sent to several peers are divided evenly: that rounds down, and averages.
             assert 0 <= out - sum(step.out.values()) < size
             if len(step.into) == 1:
                 assert sum(step.into.values()) == into

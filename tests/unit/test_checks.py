@@ -1,4 +1,4 @@
-"""HVD_SPARSE_CHECK: all ranks have it, or none."""
+"""HVD_SPARSE_CHECK must be set on all ranks, or on none."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def row(numel, collective, milliseconds, dense):
 
 
 def results(**milliseconds):
-    """Of sizes n100=(dense, gtopk, allgather), and so on."""
+    """Returns results for sizes given as n100=(dense, gtopk, allgather), in milliseconds."""
     rows = []
     for name, (dense, gtopk, allgather) in milliseconds.items():
         numel = int(name[1:])
@@ -62,7 +62,7 @@ MIXED = results(n1000=(1.0, 2.0, 1.0), n2000=(2.0, 1.0, 1.5), n4000=(9.0, 3.0, 4
 
 
 class FakeRanks:
-    """Rank 0 of four, without a job."""
+    """Rank 0 of four ranks, without a job."""
 
     size = 4
 
@@ -79,7 +79,7 @@ class FakeRanks:
 
 @pytest.fixture
 def run(monkeypatch):
-    """Runs the command as rank 0, with the results of somebody else's job."""
+    """Returns a function that runs the command as rank 0 with the results MIXED."""
     asked = []
 
     def fake(settings, ranks, exchange, measured):
@@ -140,7 +140,7 @@ def test_the_tables_hold_network_times_ratios_and_speedups():
     lines = [line.split() for line in text.splitlines()]
     (line,) = (line for line in lines if line[:1] == ["gtopk"] and line[-1] == "3")
     assert line[1:3] == ["3", "ms"]
-    assert line.count("2.00") == 1  # measured over predicted
+    assert line.count("2.00") == 1  # measured / predicted
     assert line.count("4.00") == 1  # with selection
 
 
@@ -229,7 +229,7 @@ def test_without_horovod_and_torch_it_is_said_what_is_missing(missing, monkeypat
 
 
 class Terminal(io.StringIO):
-    """What mpirun gives a rank as its output."""
+    """A stand-in for the output that mpirun gives a rank."""
 
     def isatty(self):
         return True

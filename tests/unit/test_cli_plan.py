@@ -17,17 +17,17 @@ from hvd_sparse.planning.plan import Plan
 from hvd_sparse.planning.planner import make_plan, rules_of
 from tests.profiles import IDLE, deep_profile, gigabits
 
-RULES = rules_of(LAGS())  # of what users get
+RULES = rules_of(LAGS())  # the users' defaults
 
 
 def said(result):
-    """What an error says, without its frame and line breaks."""
+    """Returns an error's text without its frame and line breaks."""
     return " ".join(result.output.replace("│", " ").split())
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs the command on a profile of 16 ranks at 1 Gb/s."""
+    """Returns a function that runs the command on a profile of 16 ranks at 1 Gb/s."""
     file = tmp_path / "profile.json"
     deep_profile(40).save(file)
 

@@ -1,4 +1,4 @@
-"""Clusters: what a bench measured, and what a plan is made for instead of the profile's own."""
+"""Clusters: a bench's measurements, which a plan can use instead of the profile's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressions: presets, limits, and what users see of them."""
+"""Compressions: presets, limits, and their presentation to users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranks find each other: what one of them lacks is told to all."""
+"""Connecting ranks: a problem of one rank is reported to all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_sparse.ranks import connection, transport
 
 
 class World:
-    """Two ranks as the one here sees them; the other one says what it is made to."""
+    """Two ranks as seen by one of them; the other one sends `theirs`."""
 
     size, node, mpi_problem = 2, "node", ""
 

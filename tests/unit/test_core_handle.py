@@ -1,4 +1,4 @@
-"""Who is told of the end of an exchange, what then is known to have been told, and what is left."""
+"""The end of an exchange: who is told, what is acknowledged, and what remains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hvd_sparse.sparsifiers import TopK
 
 
 class Core:
-    """An exchange of the core that has ended, or meets a mistake."""
+    """An exchange of the core whose check raises `error`."""
 
     def __init__(self, error):
         self._error, self.acknowledged = error, 0
@@ -68,7 +68,7 @@ def test_an_end_that_is_raised_is_acknowledged(monkeypatch, kind, told, noted):
 
 
 class HeardLate:
-    """An exchange of the core that goes on, as far as is known for some looks."""
+    """An exchange of the core whose end becomes known only after some looks."""
 
     def __init__(self, looks, *, death=None, departure=None):
         self._looks, self._death, self._departure = looks, death, departure
@@ -102,7 +102,7 @@ def test_why_horovod_has_failed_is_not_waited_for_for_ever(monkeypatch):
     handle.close()
 
 
-# Python 3.12 and newer warn whenever a process with several threads forks, which this job does on
+# Python 3.12 and newer warn when a process with several threads forks, which this job does on
 # purpose. Everything else on stderr fails the test.
 FORKED = """
 import os, signal, time, warnings

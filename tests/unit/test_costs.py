@@ -1,4 +1,4 @@
-"""What collectives take: closed forms, published figures, and what must hold for any numbers."""
+"""Costs of collectives: closed forms, published figures, and invariants for any numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvd_sparse.planning.profile import Link, Machine, Network
 from tests.profiles import IDLE, MACHINE, gigabits
 
 LOCAL = Link(alpha=2e-6, beta=1e-10)
-# Bytes alone count: headers are what is left of messages.
+# Only bytes count: the only overhead of a message is its header.
 BYTES = Network.assumed(8, 1.0, 0.0)
 
 
@@ -25,8 +25,8 @@ def of(collective, *, k=1000, numel=100_000, network=BYTES, machine=IDLE, **rest
     return costs.cost(collective, k=k, numel=numel, network=network, machine=machine, **rest)
 
 
-# Model of the table in "What a step costs": alpha in us, ns per 4-byte word, entries, density, P;
-# milliseconds of allgather, gtopk, split_allgather and a dense ring.
+# The model of the table in "What a step costs": alpha in us, ns per 4-byte word, entries, density,
+# P; milliseconds of allgather, gtopk, split_allgather and a dense ring.
 PUBLISHED = [
     (436, 36, 25_600_000, 0.001, 32, (59, 11, 38, 1813)),
     (50, 3.2, 25_600_000, 0.01, 32, (51, 8.4, 8.5, 162)),
@@ -43,7 +43,7 @@ def test_times_without_merging_are_those_of_the_published_formulas(
     names = ("allgather", "gtopk", "split_allgather", "dense")
     k = int(numel * density)
     found = [1000 * of(name, k=k, numel=numel, network=network).seconds for name in names]
-    # Ours sends sums twice, not three times, and half the messages.
+    # Our split_allgather sends sums twice, not three times, and half the messages.
     assert 0.5 * expected[2] < found.pop(2) < 0.8 * expected[2]
     assert found == pytest.approx((*expected[:2], expected[3]), rel=0.04)
 
@@ -154,7 +154,7 @@ def test_handing_over_is_paid_once_and_by_no_dense_exchange(collective):
 def test_blocks_of_a_device_cross_the_bus_down_and_up(collective, entries):
     device = replace(IDLE, copy_seconds_per_entry=2e-9)
     network = Network.assumed(8, 1.0, 0.0)
-    numel = 1 << 40  # so that ranks choose no entry twice
+    numel = 1 << 40  # so that no two ranks select the same entry
     ours, without = (
         of(collective, numel=numel, network=network, machine=one).seconds for one in (device, IDLE)
     )
@@ -181,7 +181,7 @@ def test_allgather_merges_every_block_of_any_number_of_ranks():
         code_seconds_per_entry=0,
     )
     for size in range(1, 20):
-        blocks, merged = [1] * size, 0  # sizes in k, of disjoint blocks, as many as there are ranks
+        blocks, merged = [1] * size, 0  # sizes in k of disjoint blocks, one per rank
         while len(blocks) > 1:
             pairs = [blocks[i : i + 2] for i in range(0, len(blocks), 2)]
             merged += sum(sum(pair) for pair in pairs if len(pair) == 2)

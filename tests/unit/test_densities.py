@@ -1,4 +1,4 @@
-"""Densities: as much as hides, fairly, and never at the cost of the step."""
+"""Densities: as high as can be hidden, fair, and never at the cost of the step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from tests.profiles import profile_of, random_profile
 
 
 def ladder_of(profile, densities, *, select=0.0, alpha=0.0, scale=1.0):
-    """One bucket a layer; an exchange takes alpha + scale * density * entries of backward."""
+    """Returns a ladder with one bucket per layer.
+
+    An exchange takes alpha + scale * density * entries of the backward time.
+    """
     numel = np.array([layer.numel for layer in profile.layers], float)
     entry = profile.backward / profile.numel
     exchange = alpha + scale * entry * np.outer(numel, densities)
@@ -50,7 +53,7 @@ def test_densities_are_max_min_fair_among_all_that_keep_the_step(seed, select_on
     found = simulated_densities(profile, [1] * 5, ladder, select_on=select_on)
     limit = step_of(profile, ladder, [0] * 5, select_on) * (1 + 1e-9)
     assert step_of(profile, ladder, found, select_on) <= limit
-    for i in range(5):  # nobody can rise alone
+    for i in range(5):  # no bucket can rise alone
         if found[i] < 4:
             raised = [notch + (j == i) for j, notch in enumerate(found)]
             assert step_of(profile, ladder, raised, select_on) > limit
@@ -59,13 +62,13 @@ def test_densities_are_max_min_fair_among_all_that_keep_the_step(seed, select_on
         for other in itertools.product(range(5), repeat=5)
         if step_of(profile, ladder, other, select_on) <= limit
     )
-    # The poorest gets all that it can, and on so coarse a ladder nobody misses more than a notch.
+    # The poorest gets all that it can; on this coarse ladder, others lose at most one notch.
     assert min(found) == fair[0]
     assert all(mine >= best - 1 for mine, best in zip(sorted(found), fair, strict=True))
 
 
 def test_on_a_fine_ladder_the_fair_densities_are_found():
-    # The exchange of the last layer can never hide. The one before it has 1 second, the first 3.
+    # The last layer's exchange can never be hidden. The one before it has 1 second, the first 3.
     profile = profile_of([100, 100, 100], [1.0, 2.0, 1.0], forward=0.0)
     densities = notches_between(0.001, 1.0)
     ladder = Ladder(densities, np.zeros(3), np.outer([1.0, 5.0, 1.0], densities))
@@ -74,7 +77,7 @@ def test_on_a_fine_ladder_the_fair_densities_are_found():
 
 
 def test_a_bucket_may_use_what_later_ones_leave():
-    # The paper's rule sees the next layer alone, which is short.
+    # The paper's rule looks only at the next layer, which is short.
     profile = profile_of([100, 1, 100], [1.0, 0.01, 5.0], forward=0.0)
     densities = (0.001, 0.01, 0.1, 0.5)
     ladder = Ladder(densities, np.zeros(3), np.outer([8.0, 0.01, 8.0], densities))

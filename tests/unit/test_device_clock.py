@@ -1,4 +1,4 @@
-"""A device's steps are timed by its own time, and read when it has come there, never before."""
+"""A device's steps are timed by its own clock, and read only after the device is done."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def device():
 
 @pytest.fixture
 def steps(device):
-    """A clock of steps, at the end of the first one."""
+    """Returns a clock of steps, at the end of the first one."""
     timed = StepClock(LAYERS, device.clock())
     timed.end_step()
     return timed
 
 
 def step(timed, device, *, forward=4.0, between=2.0, ours=0.5, after=1.0):
-    """A step on the device, of which the CPU runs ahead."""
+    """Runs a step on the device; the CPU runs ahead of it."""
     device.work(forward)
     for name in ("b", "a"):
         with timed.arrival(name):
@@ -71,7 +71,7 @@ def test_reading_waits_for_events_that_have_not_passed(steps, device, monkeypatc
 
     monkeypatch.setattr(waiting.time, "sleep", sleep)
     assert reading().step == 10.0
-    assert len(slept) == 4  # until 10 seconds of work were done, 3 at a time
+    assert len(slept) == 4  # at 3 seconds each, until 10 seconds of work were done
 
 
 def test_who_waits_for_a_device_learns_that_the_exchange_has_ended(device):
@@ -95,7 +95,7 @@ def test_events_are_used_again_once_they_were_read_and_not_before(steps, device)
     assert len(device.events) == made
     device.catch_up()
     assert [read().forward for read in second] == [7.0] * 3
-    assert [read().forward for read in first] == [4.0] * 3  # as they were read
+    assert [read().forward for read in first] == [4.0] * 3  # unchanged since they were read
 
 
 def test_steps_that_are_never_read_harm_no_others(steps, device):

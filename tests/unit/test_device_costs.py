@@ -1,4 +1,4 @@
-"""Exchanges between devices: which take which route, and what they take by whose links."""
+"""Exchanges between devices: their routes, and their costs over the devices' links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.profiles import IDLE, MACHINE, between_devices, gigabits
 ON_DEVICE = replace(MACHINE, copy_seconds_per_entry=3e-9, exchange_overhead=7e-5)
 
 
-# As tests/csrc/route_of_test.cc asks of the core.
+# The cases mirror tests/csrc/route_of_test.cc.
 @pytest.mark.parametrize(
     ("collective", "connected", "value_bytes", "device_steps", "route"),
     [
@@ -47,7 +47,7 @@ def test_a_message_has_room_for_a_multiple_of_64_entries(entries, nbytes):
 
 
 def uneven(size: int) -> Network:
-    """Another link at every distance, for CPUs and for devices."""
+    """Returns a network with a different link at every distance, for CPUs and for devices."""
     distances = [1 << bit for bit in range(max(0, size - 1).bit_length())]
     return Network(
         size=size,
@@ -62,14 +62,14 @@ def uneven(size: int) -> Network:
 
 
 def simulated(size: int, k: int, numel: int, slack: float, route: str) -> tuple[float, float]:
-    """Seconds of the last rank, and bytes of the busiest one, message by message."""
+    """Simulates all messages; returns the last rank's seconds and the busiest rank's bytes."""
     network = uneven(size)
     devices = network.devices
     kept = min(math.ceil(slack * k), numel)
     message = 32 + 8 * 64 * math.ceil(kept / 64)
     clock, sent = [0.0] * size, [0] * size
 
-    distance = 1  # Bruck: every header to all
+    distance = 1  # Bruck's algorithm sends every header to all
     while distance < size:
         nbytes = 32 * min(distance, size - distance)
         clock = [now + network.at(distance).seconds(nbytes) for now in clock]
@@ -102,7 +102,7 @@ def simulated(size: int, k: int, numel: int, slack: float, route: str) -> tuple[
         swap(guest - core, guest, both=False)
     for rank in range(size):
         if route == STEP:
-            merge(rank)  # settling counts as one
+            merge(rank)  # settling costs as much as a merge
         else:
             clock[rank] += 2 * k * ON_DEVICE.merge_seconds_per_entry + 1e-9 * 1.5 * 2 * k
     rest = ON_DEVICE.exchange_overhead + numel * ON_DEVICE.scatter_seconds_per_entry

@@ -1,4 +1,4 @@
-"""Plans for gradients on devices: by whose links, and that they are told, saved and explained."""
+"""Plans for gradients on devices: the links used, and how they are sent, saved and explained."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MERGE = Link(alpha=3e-5, beta=1e-11)
 
 
 def profile_on_devices(rate, *, latency=2e-5, size=16):
-    """Of CPUs at 1 Gb/s, and devices at `rate`; with None, of CPUs alone."""
+    """Returns a profile of CPUs at 1 Gb/s and devices at `rate`; of CPUs alone if it is None."""
     network = gigabits(1, size)
     if rate is not None:
         network = between_devices(network, rate, latency=latency, merge=MERGE, handing=MERGE)
@@ -93,7 +93,7 @@ def test_a_device_does_whole_steps_where_gaussian_selects(compression, steps):
     assert rules_of(compression).device_steps is steps
 
 
-# ---- Told, saved, explained ----------------------------------------------------------------------
+# ---- Sent, saved, explained ----------------------------------------------------------------------
 
 
 def test_routes_are_told_to_all_ranks_and_saved():
@@ -143,7 +143,7 @@ def test_it_is_explained_by_whose_links_each_bucket_goes():
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs the command plan on a profile."""
+    """Returns a function that runs the command plan on a profile."""
 
     def invoke(profile, *arguments):
         file = tmp_path / "profile.json"

@@ -1,4 +1,4 @@
-"""The documentation names what there is: commands, options, variables, links, public names."""
+"""The documentation matches the code: commands, options, variables, links, public names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRIPTS = ("benchmarks/", "examples/", "tools/")
 VARIABLE = re.compile(r"\bHVD_SPARSE_[A-Z_]*[A-Z]\b")
 
 
-# ---- How a page is read --------------------------------------------------------------------------
+# ---- Reading a page ------------------------------------------------------------------------------
 
 
 def test_a_block_has_its_line_language_setup_and_code():
@@ -81,7 +81,7 @@ def test_a_sentence_is_no_command():
 
 
 def command_of(name):
-    """The typer command of that name."""
+    """Returns the typer command of that name."""
     return typer.main.get_command(cli.app).commands[name]
 
 
@@ -89,7 +89,7 @@ def command_of(name):
 def test_the_options_of_hvd_sparse_exist(page):
     for words in shell_commands(page):
         if words[0] == "hvd-sparse":
-            command_of(words[1]).make_context(words[1], words[2:])  # parses, and runs nothing
+            command_of(words[1]).make_context(words[1], words[2:])  # parses only
     for words in named_commands(page):
         if words[0] == "hvd-sparse" and not words[1].startswith("-"):
             known = {name for option in command_of(words[1]).params for name in option.opts}
@@ -137,7 +137,7 @@ def test_scripts_take_the_arguments_that_pages_give_them():
 
 
 def variables_of_the_sources():
-    """What csrc/, hvd_sparse/ and setup.py read of the environment."""
+    """Returns the environment variables that csrc/, hvd_sparse/ and setup.py read."""
     files = [ROOT / "setup.py", *(ROOT / "hvd_sparse").rglob("*.py")]
     files += [file for file in (ROOT / "csrc").rglob("*") if file.suffix in (".cc", ".h", ".cu")]
     found = set()
@@ -147,7 +147,7 @@ def variables_of_the_sources():
 
 
 def optional_parts():
-    """PARTS of setup.py."""
+    """Returns PARTS of setup.py."""
     for node in ast.parse((ROOT / "setup.py").read_text()).body:
         if isinstance(node, ast.Assign) and node.targets[0].id == "PARTS":
             return ast.literal_eval(node.value)
@@ -171,7 +171,7 @@ def test_every_variable_that_a_page_names_exists(page):
 
 
 def anchors(file):
-    """Of a page's headings, as GitHub and the site make them."""
+    """Returns the anchors of a page's headings, as GitHub and the site make them."""
     headings = re.findall(r"^#+ (.*)$", parse(file.name, file.read_text()).prose, re.MULTILINE)
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()).strip() for heading in headings]
     return {heading.replace(" ", "-") for heading in plain}
@@ -194,7 +194,7 @@ def test_links_lead_somewhere(page):
 
 
 def public_names(framework):
-    """What a framework's module adds to Horovod's: where the reference must have each name."""
+    """Returns the names that a framework's module adds to Horovod's, as the reference has them."""
     source = Path(hvd_sparse.__file__).parent / framework / "__init__.py"
     tree = ast.parse(source.read_text())
     imported = {
@@ -208,7 +208,7 @@ def public_names(framework):
         for node in tree.body
         if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
     )
-    # What is shared by both frameworks is described once, for PyTorch.
+    # Names shared by both frameworks are documented once, for PyTorch.
     own = f"hvd_sparse.{framework}."
     return {f"{framework if imported[name].startswith(own) else 'torch'}.{name}" for name in names}
 

@@ -62,7 +62,7 @@ HEALTHY = {
 
 
 def altered(*path, value):
-    """A healthy installation with one fact changed."""
+    """Returns a healthy installation with one fact changed."""
     facts = copy.deepcopy(HEALTHY)
     inner = facts
     for key in path[:-1]:
@@ -174,7 +174,7 @@ def test_the_build_left_a_record_of_every_optional_part():
 
 @pytest.fixture
 def doctor(monkeypatch):
-    """Runs the command on given facts."""
+    """Returns a function that runs the command on given facts."""
 
     def run(facts, *arguments):
         monkeypatch.setattr(command_line, "examine", lambda: facts)
@@ -240,12 +240,12 @@ def test_mpi_is_asked_whether_it_is_cuda_aware():
 
 
 def told(name, problem="", refusal=""):
-    """What the core tells of a means to connect GPUs."""
+    """Returns the core's report on a means to connect GPUs."""
     return {"name": name, "variable": name.upper(), "problem": problem, "refusal": refusal}
 
 
 def with_gpus(*means):
-    """A healthy installation with a GPU, and what can connect it with others."""
+    """Returns a healthy installation with a GPU and these means to connect it with others."""
     return altered("cuda", value={"devices": ["H100"]}) | {"between_gpus": {"means": list(means)}}
 
 

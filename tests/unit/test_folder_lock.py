@@ -1,4 +1,4 @@
-"""A folder is saved to by one job at a time, and a job that died does not stop others."""
+"""Only one job at a time saves to a folder, and a job that died does not block others."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_holder_is_named_and_its_work_is_left_alone(tmp_path):
         with pytest.raises(OSError, match=told), making(folder, "2"):
             pass
         assert (tmp_path / "last.making-1").exists()
-    with making(folder, "2"):  # the other one was killed
+    with making(folder, "2"):  # after the other job was killed
         assert not (tmp_path / "last.making-1").exists()
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""Each framework's face works where the other one cannot be imported."""
+"""Each framework's module works if the other framework cannot be imported."""
 
 from __future__ import annotations
 

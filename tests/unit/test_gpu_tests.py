@@ -1,4 +1,4 @@
-"""What `make gputest` runs, and what it says about what it could not run."""
+"""The stages that `make gputest` runs, and its report of those that it could not run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_GPU = Device(missing="no device: libcuda.so.1 is not there")
 
 @pytest.fixture
 def run(monkeypatch):
-    """The names of the stages that were run; each of them passes."""
+    """Returns a list of the names of the stages run; each of them passes."""
     names = []
 
     def pass_it(stage):
@@ -28,16 +28,16 @@ def run(monkeypatch):
 
 
 def python(name, code, report=None):
-    """A stage that runs some code."""
+    """Returns a stage that runs some code."""
     return Stage(name, [sys.executable, "-c", code], report, seconds=60)
 
 
 def ended(monkeypatch, tmp_path, device, *stages):
-    """The exit status of the whole, with other stages."""
+    """Returns the exit status of a run with these stages."""
     monkeypatch.setattr(gpu_tests, "stages", lambda part, reports: stages)
     monkeypatch.setattr(gpu_tests.Device, "found", lambda: device)
     for name in ("HVD_SPARSE_WITH_CUDA", "CUDAARCHS", "PYTEST_TIMEOUT"):
-        monkeypatch.setenv(name, "")  # what it sets is unset in the end
+        monkeypatch.setenv(name, "")  # restores the variables that it sets
         monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "argv", ["gpu_tests.py", "tests", "--reports", str(tmp_path)])
     with pytest.raises(SystemExit) as exit_:
@@ -73,7 +73,7 @@ def test_what_is_not_installed_is_named(run, tmp_path, monkeypatch, capsys):
     del run[:]
     run_parts(["tests"], GPU, tmp_path).show([])
     assert "unit on a GPU      skipped: no Horovod" in capsys.readouterr().out
-    assert "devices on a GPU" in run  # they take none
+    assert "devices on a GPU" in run  # these need no Horovod
 
 
 def test_a_stage_that_fails_does_not_keep_the_next_from_running(monkeypatch, tmp_path, capsys):
@@ -90,7 +90,7 @@ def test_a_stage_that_fails_does_not_keep_the_next_from_running(monkeypatch, tmp
     ("cases", "device", "status"),
     [
         ("P" * 3 + "S", GPU, 0),
-        ("P" + "S" * 3, GPU, 2),  # as where the driver is too old: few tests take no GPU
+        ("P" + "S" * 3, GPU, 2),  # as with an old driver: few tests need no GPU
         ("S", GPU, 2),
         ("P", NO_GPU, 2),
     ],

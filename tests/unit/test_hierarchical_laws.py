@@ -1,4 +1,4 @@
-"""The laws where ranks share nodes: a node's residuals are added up before anything is selected."""
+"""The laws if ranks share nodes: a node's residuals are summed before selection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvd_sparse.exchange.exchange import Exchange
 from tests import laws
 from tests.cases import in_turn
 
-# (ranks, ranks on a node)
+# (ranks, ranks per node)
 LAYOUTS = [(2, 2), (3, 3), (4, 2), (4, 4), (6, 2), (6, 3), (8, 2), (8, 4), (12, 4), (15, 3)]
 LAYOUTS += [(16, 2), (16, 4), (16, 16)]
 DTYPES = ["float32", "bfloat16", "float16"]
@@ -23,13 +23,13 @@ FORMATS = [(packed, dtype) for packed in (False, True) for dtype in DTYPES]
 
 
 def run_ranks(layout, program, *, wire=(False, "float32"), **changes):
-    """Runs `program(rank)` on threads; returns what they return, by rank.
+    """Runs `program(rank)` on threads; returns the results by rank.
 
     Args:
-        layout: Ranks, and ranks on a node.
-        program: What each of them does.
-        wire: (packed, wire_dtype), or a list with those of each rank.
-        changes: To the options below.
+        layout: Number of ranks, and of ranks per node.
+        program: Function that each rank runs.
+        wire: (packed, wire_dtype), or a list with one for each rank.
+        changes: Changes to the options below.
     """
     options = {
         "segments": [1000, 1, 0, 3333],
@@ -49,7 +49,7 @@ def run_ranks(layout, program, *, wire=(False, "float32"), **changes):
 
 
 def check_shards(ranks, local_size):
-    """What a rank has yet to send lies in its own shard."""
+    """Checks that a rank's residual is zero outside its own shard."""
     for rank, steps in enumerate(ranks):
         for step in steps:
             numel, local_rank = step.residual_after.size, rank % local_size
@@ -100,7 +100,7 @@ def test_it_equals_the_reference(layout, slack):
 
 @pytest.mark.parametrize("layout", [(3, 3), (8, 4)])
 def test_sums_of_a_node_are_added_in_a_fixed_order(layout):
-    # Not integers: another order would give other bits.
+    # With non-integers, another order would give other bits.
     def program(me):
         draws = np.random.default_rng(me.rank)
         return [me.step(draws.standard_normal(me.numel, dtype=np.float32)) for _ in range(3)]
@@ -162,7 +162,7 @@ def test_laws_hold_for_buckets_smaller_than_a_node(layout, sparsifier, segments)
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 @pytest.mark.parametrize("average", [True, False])
 def test_a_gradient_type_that_rounds_loses_nothing(layout, dtype, average):
-    # Sums do not fit float16's 11 bits; the owners of a shard share what is lost.
+    # Sums exceed float16's 11 bits; the owners of a shard share the rounding errors.
     def program(me):
         return [
             me.step(
@@ -177,7 +177,7 @@ def test_a_gradient_type_that_rounds_loses_nothing(layout, dtype, average):
 
 
 def undone_on_every_rank(me, sent, entered, match):
-    """A step that is refused leaves the residual as error feedback made it, bit for bit."""
+    """Checks that a refused step leaves the residual as error feedback made it, bit for bit."""
     before = me.residual.copy()
     with pytest.raises(NonFiniteGradientError, match=match):
         me.step(sent)
@@ -206,7 +206,7 @@ def test_a_sum_of_a_node_that_overflows_is_undone_even_if_it_is_not_selected(lay
     def program(me):
         gradient = np.zeros(me.numel, np.float32)
         if me.rank < layout[1]:
-            gradient[5:25] = 3e38  # more of them than are selected
+            gradient[5:25] = 3e38  # more than are selected
         undone_on_every_rank(me, gradient.copy(), gradient, "residuals of a node .* overflows")
 
     run_ranks(layout, program, segments=[40], density=0.05, sparsifier="random_k")
@@ -306,7 +306,7 @@ def test_a_rank_that_disagrees_later_is_named_as_in_the_exchange():
     def program(me):
         me.run(1)
         meeting.wait()
-        if me.rank == 5:  # the last of its node, and of the owners of its shard
+        if me.rank == 5:  # the last rank of its node, and the last owner of its shard
             me.ks = [6]
         with pytest.raises(ExchangeFailedError, match=r"rank 5 (was asked )?for 6( entries|$)"):
             me.run(1)

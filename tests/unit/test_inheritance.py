@@ -1,4 +1,4 @@
-"""Whose residuals ranks take over when others have come or gone."""
+"""The residuals that ranks inherit when others have joined or left."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def test_every_rank_in_its_place_keeps_its_own():
 @pytest.mark.parametrize(
     "holdings",
     [
-        [Holding(0, 3, 7), Holding(2, 3, 7)],  # one has gone
+        [Holding(0, 3, 7), Holding(2, 3, 7)],  # one has left
         [Holding(0, 2, 7), Holding(1, 2, 7), None],  # one has joined
-        [Holding(1, 2, 7), Holding(0, 2, 7)],  # they have other numbers
-        [Holding(0, 2, 7), Holding(1, 2, 6)],  # they stem from different moments
+        [Holding(1, 2, 7), Holding(0, 2, 7)],  # they are renumbered
+        [Holding(0, 2, 7), Holding(1, 2, 6)],  # they are from different steps
         [Holding(0, 2, 7, whole=True), Holding(1, 2, 7, whole=True)],
     ],
 )
@@ -33,9 +33,9 @@ def test_otherwise_they_do_not(holdings):
         ([Holding(0, 3, 7), Holding(2, 3, 7)], [0, 1], 1),
         ([Holding(0, 2, 7), None, Holding(1, 2, 7)], [0, 2], 0),
         ([Holding(1, 2, 7), None], [0], 1),
-        # Rank 1 had not finished the step that rank 0's model has made.
+        # Rank 1 had not finished the step that rank 0's model includes.
         ([Holding(0, 2, 8), Holding(1, 2, 7), None], [0], 1),
-        # All hold the same sum of three: it counts once.
+        # All hold the same sum of three, which counts once.
         ([Holding(0, 3, 7, whole=True), Holding(1, 3, 7, whole=True)], [0], 0),
         ([Holding(0, 3, 7), Holding(1, 3, 7, whole=True)], [1], 0),
         ([Holding(0, 3, 8), Holding(1, 3, 7, whole=True)], [0], 2),

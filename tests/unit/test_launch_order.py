@@ -1,4 +1,4 @@
-"""The launch order: rank 0's, the same on all ranks, taken up without waiting."""
+"""The launch order: rank 0's, the same on all ranks, adopted without waiting."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_became_ready_counts_for_its_own_step_only():
 def test_what_became_ready_in_a_step_that_does_not_count_is_forgotten():
     broadcast = Broadcast()
     order = LaunchOrder(3, broadcast)
-    for bucket in (1, 2):  # of a step that was refused
+    for bucket in (1, 2):  # in a step that was refused
         order.became_ready(bucket)
     order.release()
     for bucket in (2, 0, 1):

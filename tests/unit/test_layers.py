@@ -1,4 +1,4 @@
-"""Which folder of hvd_sparse/ may import which: the order that docs/architecture.md states."""
+"""The imports allowed between folders of hvd_sparse/, as docs/architecture.md orders them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "hvd_sparse"
-# They hand on what the table has below them: sparse_allreduce, and the command.
+# These re-export names from lower layers: sparse_allreduce, and the command.
 HAND_ON = {PACKAGE / "__init__.py", PACKAGE / "__main__.py"}
 
 
 def layers():
-    """The folders in the order of the page's table; "" is the package itself."""
+    """Returns the folders in the order of the page's table; "" is the package itself."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\| `hvd_sparse/(.*?)` \|", page, re.MULTILINE)
     return [row.rstrip("/") for row in rows]
 
 
 def folder_of(name):
-    """In which folder a module lies, given by its whole name; "" for the package itself."""
+    """Returns the folder of a module, given its full name; "" for the package itself."""
     folder = name.split(".")[1] if "." in name else ""
     return folder if (PACKAGE / folder).is_dir() else ""
 
 
 def imported_folders(source):
-    """Folders of hvd_sparse/ from which a source imports, anywhere in it, and in which lines."""
+    """Returns the folders of hvd_sparse/ that a source imports from, with the lines."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -78,7 +78,7 @@ def test_a_folder_imports_those_above_it_in_the_table_alone(layer):
     assert wrong == []
 
 
-# They run code that they find in what they read.
+# Modules that run code found in their input.
 RUN_CODE = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 

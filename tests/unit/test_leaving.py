@@ -1,4 +1,4 @@
-"""How a process ends that has lost a rank, with an exit handler of Horovod's behind ours."""
+"""The end of a process that has lost a rank, with an exit handler of Horovod's after ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log levels: ours, else Horovod's; each line with time, level, place and rank."""
+"""Log levels: ours, else Horovod's; each line has time, level, place and rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def nothing_is_asked_for(monkeypatch):
 
 @pytest.fixture
 def said(monkeypatch, capsys):
-    """What reached stderr in a program that has not set up logging, as pytest has."""
+    """Returns a function for the stderr of a program without set-up logging, unlike pytest."""
     monkeypatch.setattr(log, "_program_has_set_up_logging", lambda: False)
     return lambda: capsys.readouterr().err
 

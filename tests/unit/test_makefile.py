@@ -1,4 +1,4 @@
-"""`make VENV=...` takes an environment as it is."""
+"""`make VENV=...` uses an environment as it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def make(*arguments):
-    """What make would do, or says; as if no make ran these tests."""
+    """Returns make's dry-run output, as if these tests were not run by make."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(
         ["make", *arguments], cwd=ROOT, env=ours, capture_output=True, text=True, timeout=60
@@ -21,7 +21,7 @@ def make(*arguments):
 
 @pytest.fixture
 def environment(tmp_path):
-    """A folder with an interpreter that must not be run."""
+    """Returns a folder with an interpreter that must not be run."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python3").write_text("#!/bin/sh\necho it ran >&2\nexit 1\n")
     return tmp_path

@@ -1,4 +1,4 @@
-"""What a plan is made from: fitted lines, and times of this machine."""
+"""The inputs of a plan: fitted lines, and times of this machine."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_every_distance_of_a_network_is_measured_alike_on_all_ranks(size, distan
     assert networks[0].dense.alpha == pytest.approx(1e-4)
     assert networks[0].dense.beta == pytest.approx(1e-9)
     assert networks[0].local is None
-    assert (networks[0].gap is None) == (size == 2)  # which have no other rank to send to
+    assert (networks[0].gap is None) == (size == 2)  # two ranks have no other rank to send to
 
 
 @pytest.mark.parametrize(("size", "local"), [(6, 3), (8, 4), (9, 3), (10, 5)])
@@ -148,7 +148,7 @@ def test_the_link_inside_a_node_is_no_slower_for_an_odd_number_of_ranks_there(si
 
 
 def test_the_link_inside_a_node_is_that_of_its_nearest_ranks(monkeypatch):
-    def swap(exchange, partner, nbytes, repetitions):  # of rank 0: the farther, the slower
+    def swap(exchange, partner, nbytes, repetitions):  # on rank 0: the farther, the slower
         return [partner * (1e-4 + 1e-9 * nbytes)] * repetitions
 
     monkeypatch.setattr(Exchange, "swap", swap)
@@ -164,7 +164,7 @@ def test_the_link_inside_a_node_is_that_of_its_nearest_ranks(monkeypatch):
 
 def test_a_gap_is_what_a_message_adds_beside_others_without_its_bytes():
     assert fit_gap(5e-5, 5e-5 + 14 * 9e-6, 15, on_the_wire=8e-6) == pytest.approx(1e-6)
-    assert fit_gap(5e-5, 4e-5, 15, on_the_wire=0.0) == 0  # the first one waited for others
+    assert fit_gap(5e-5, 4e-5, 15, on_the_wire=0.0) == 0  # the first swap waited for others
 
 
 def test_the_gap_is_measured_with_as_many_messages_as_a_collective_sends_at_once(monkeypatch):
@@ -188,7 +188,7 @@ def test_allreduces_begin_at_different_times_of_horovods_cycle(monkeypatch):
     monkeypatch.setattr("hvd_sparse.tuning.measure.time.sleep", pauses.append)
     exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
     measure_network(exchange, World(0, 1), lambda nbytes: 1e-3)
-    rows = [pauses[:7], pauses[7:12], pauses[12:]]  # of each size
+    rows = [pauses[:7], pauses[7:12], pauses[12:]]  # by message size
     for row in rows:
         assert len(set(row)) == len(row) >= 3
         assert 0 <= min(row) < max(row) < 1e-3
@@ -220,7 +220,7 @@ def test_a_rank_that_cannot_measure_is_named_on_all(poor):
 
 
 class _Together:
-    """Gathers things of threads."""
+    """An allgather between threads."""
 
     def __init__(self, size):
         import threading

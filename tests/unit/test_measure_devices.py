@@ -1,4 +1,4 @@
-"""What connects devices, as measured: on all ranks alike, or on none."""
+"""Measured links between devices: equal on all ranks, or none at all."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def build_with_cuda(monkeypatch):
 
 
 class Devices:
-    """The pings of a rank whose device takes known times.
+    """The device operations of a rank, which take known times.
 
     Args:
-        rank: Of this one.
-        connected: Whether the ranks' devices are.
-        slower: How many times as long all of it takes.
-        beta: Of the link at distance 1.
-        fails: Raised instead of merging.
+        rank: This rank's rank.
+        connected: True if the ranks' devices are connected.
+        slower: Factor on all times.
+        beta: Seconds per byte of the link at distance 1.
+        fails: Exception raised instead of merging.
     """
 
     def __init__(self, rank, *, connected=True, slower=1.0, beta=1e-10, fails=None):
@@ -53,7 +53,7 @@ class Devices:
     def swap_between_devices(self, peer, nbytes, repetitions):
         self.swapped.append((peer, nbytes))
         seconds = self._slower * link_at(self._rank ^ peer, self._beta).seconds(nbytes)
-        return [seconds] * (repetitions - 1) + [1000 * seconds]  # something came between
+        return [seconds] * (repetitions - 1) + [1000 * seconds]  # one repetition was disturbed
 
     def merge_on_device(self, entries, repetitions):
         if self._fails:
@@ -65,7 +65,7 @@ class Devices:
 
 
 class Together:
-    """Worlds of threads that gather."""
+    """Worlds for threads that gather from each other."""
 
     def __init__(self, size):
         self._barrier = threading.Barrier(size)
@@ -87,7 +87,7 @@ class Together:
 
 
 def on_ranks(devices, program=None, places=None):
-    """What `measure_devices` says on each rank, or what it raises."""
+    """Returns each rank's result of `measure_devices`, or its exception."""
     together = Together(len(devices))
     places = places or ["cuda:0"] * len(devices)
     program = program or measure_devices
@@ -138,7 +138,7 @@ def test_a_slow_link_is_asked_for_shorter_messages_on_all_ranks(beta, longest):
 
 
 def test_a_time_that_something_came_between_does_not_count():
-    # Each of the swaps, merges and handings above has one repetition that took nonsense.
+    # Each of the swaps, merges and handings above has one repetition with a meaningless time.
     found = on_ranks([Devices(rank) for rank in range(2)])[0]
     assert found.at(1).seconds(1000) == pytest.approx(link_at(1).seconds(1000))
 

@@ -1,4 +1,4 @@
-"""Merging: the shortest step of all partitions, and the published rule beside it."""
+"""Merging: the shortest step of all partitions, compared with the published rule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.profiles import profile_of, random_profile
 
 
 def affine(profile, *, select=(0.0, 0.0), exchange=(0.0, 0.0)):
-    """An offer whose times are a + b * entries."""
+    """Returns an offer whose times are a + b * entries."""
     sums = np.cumsum([0, *(layer.numel for layer in profile.layers)])
     numel = np.maximum(0, sums[None, :] - sums[:-1, None]).astype(float)
     return Offer(select[0] + select[1] * numel, exchange[0] + exchange[1] * numel)
@@ -33,11 +33,11 @@ def every_merging(layers, offers):
 
 
 def random_case(seed, *, offers):
-    """A profile of random layers and offers whose startup, bytes and selection all matter."""
+    """Returns a random profile and offers whose startup, bytes and selection all matter."""
     random = np.random.default_rng(seed)
     layers = int(random.integers(1, 11 if offers == 1 else 8))
     profile = random_profile(seed, layers)
-    entry = profile.backward / profile.numel  # seconds an entry of the same size as backward
+    entry = profile.backward / profile.numel  # seconds per entry, of the magnitude of backward
 
     def drawn(most):
         return random.uniform(0, most) if random.uniform() < 0.8 else 0.0
@@ -102,7 +102,7 @@ def test_the_published_rule_merges_where_startup_outweighs_delay():
     profile = profile_of([10, 10, 10, 10], [0.001] * 4, forward=0.0)
     assert omgs(profile, affine(profile, exchange=(1.0, 0.0))) == (4,)
     assert omgs(profile, affine(profile, exchange=(0.0, 1e-5))) == (1, 1, 1, 1)
-    # An exchange that waits for the network anyway loses nothing by waiting for the next layer.
+    # An exchange that waits for the network anyway can wait for the next layer at no cost.
     busy = profile_of([10, 10, 10, 10], [0.001, 0.5, 0.1, 0.1], forward=0.0)
     assert omgs(busy, affine(busy, exchange=(0.4, 0.0))) == (1, 3)
 
@@ -114,7 +114,7 @@ def test_the_published_rule_is_never_better_and_sometimes_worse():
         optimal = step_of(profile, merge_layers(profile, made), made)
         ratios.append(step_of(profile, merge_layers(profile, made, rule="omgs"), made) / optimal)
     assert min(ratios) >= 1 - 1e-12
-    # As docs/algorithms.md says.
+    # docs/algorithms.md states these counts.
     assert sum(ratio < 1 + 1e-9 for ratio in ratios) == 34
     assert sum(ratio > 1.01 for ratio in ratios) == 4
     assert max(ratios) == pytest.approx(1.025, abs=0.0005)

@@ -1,4 +1,4 @@
-"""Metrics: numbers by name, and a line at the end."""
+"""Metrics: numbers by name, and a summary line at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated step: worked by hand, and bounds that any step keeps."""
+"""The simulated step: worked by hand, and bounds on any step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvd_sparse.planning.pipeline import Stage, simulate, simulate_dense
 from hvd_sparse.planning.profile import Link, Network
 from tests.profiles import profile_of
 
-# Forward 1, then gradients 1, 2 and 4 seconds after one another.
+# Forward takes 1 second, then gradients come after 1, 2 and 4 more seconds.
 MODEL = profile_of([10, 20, 40], [1.0, 2.0, 4.0], forward=1.0)
 DENSE = Network(size=2, links=((1, Link(alpha=0, beta=0)),), dense=Link(alpha=1.0, beta=0.1))
 
@@ -49,7 +49,7 @@ def test_a_bucket_is_ready_with_its_last_layer():
 def test_dense_gradients_that_wait_for_the_network_go_together():
     model = profile_of([10, 20, 40, 5], [1.0, 2.0, 1.0, 1.0], forward=0.0, network=DENSE)
     found = simulate_dense(model)
-    # 40 bytes take 5; layers 1, 2 and 3 are ready when the network is free again.
+    # 40 bytes take 5 seconds; layers 1 to 3 are ready when the network is free again.
     assert [(b.layers, b.start, b.end) for b in found.buckets] == [(1, 1, 6), (3, 6, 6 + 27)]
     small = simulate_dense(model, fusion_bytes=100)
     assert [b.layers for b in small.buckets] == [1, 1, 1, 1]

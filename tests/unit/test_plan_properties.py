@@ -1,4 +1,4 @@
-"""What holds for the buckets, the ks and the plan of any model."""
+"""Properties of the buckets, the ks and the plan of any model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_buckets_take_every_layer_once_in_order_and_keep_their_limit(layers, lim
         assert bucket.layers
         assert sum(bucket.segments) == bucket.numel
         assert bucket.numel <= most or len(bucket.layers) == 1
-    for one, other in itertools.pairwise(buckets):  # no bucket could have taken more
+    for one, other in itertools.pairwise(buckets):  # buckets are as large as possible
         assert one.numel + other.layers[0].numel > most
 
 

@@ -1,4 +1,4 @@
-"""Plans: what they choose, what they promise, and that they read back bit for bit."""
+"""Plans: their choices and predictions; they read back bit for bit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERYTHING = Rules(collectives=costs.SPARSE, wires=costs.WIRES)
 
 
 def check(plan, profile, rules):
-    """What holds for every plan."""
+    """Checks the properties of every plan."""
     assert [name for b in plan.buckets for name in b.layers] == [x.name for x in profile.layers]
     assert [n for b in plan.buckets for n in b.numels] == [x.numel for x in profile.layers]
     assert plan.compute_seconds == profile.compute
@@ -119,7 +119,7 @@ def test_a_slow_network_gets_a_sparse_plan_and_a_fast_one_a_dense_plan():
 
 
 def test_idle_time_of_the_network_is_filled():
-    # Two large layers far apart; the exchange of the first has the backward pass of the second.
+    # Two large layers far apart: the first one's exchange can overlap the second one's backward.
     profile = profile_of([1_000_000, 1_000_000], [0.01, 1.0], network=gigabits(1, 8), machine=IDLE)
     plan = make_plan(profile, Rules(collectives=("gtopk",), dense=False))
     first, last = plan.buckets
@@ -137,7 +137,7 @@ def test_a_longer_step_buys_density():
 
 
 def late_step(profile, plan):
-    """Seconds of a step in which exchanges take half as long again as the plan predicts."""
+    """Returns the seconds of a step in which exchanges take 1.5 times as long as planned."""
     stages = [replace(stage, exchange=1.5 * stage.exchange) for stage in plan.stages()]
     return simulate(profile, stages).step
 

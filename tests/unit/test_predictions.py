@@ -1,4 +1,4 @@
-"""What the model says of pinned compressions, from the profile that an adaptive one measured."""
+"""Predictions for pinned compressions, from the profile that an adaptive one measured."""
 
 from __future__ import annotations
 

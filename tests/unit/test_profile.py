@@ -43,13 +43,13 @@ def test_a_profile_is_saved_and_loaded(tmp_path):
 def test_a_fifo_that_nobody_reads_is_an_error_and_one_that_is_read_gets_all(tmp_path):
     fifo = tmp_path / "profile.json"
     os.mkfifo(fifo)
-    before = profile_of([10] * 20_000, [0.1] * 20_000)  # longer than a pipe holds
+    before = profile_of([10] * 20_000, [0.1] * 20_000)  # longer than a pipe's buffer
     with pytest.raises(OSError, match="No such device or address"):
         before.save(fifo)
     with ThreadPoolExecutor() as reader:
         read = reader.submit(fifo.read_text)
         while True:
-            with contextlib.suppress(OSError):  # until it has been opened
+            with contextlib.suppress(OSError):  # until the reader has opened it
                 before.save(fifo)
                 break
         assert Profile.from_json(read.result()) == before

@@ -1,4 +1,4 @@
-"""Quantities: what people write, and what is refused."""
+"""Quantities: the accepted notations, and what is refused."""
 
 from __future__ import annotations
 

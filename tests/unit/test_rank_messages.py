@@ -1,4 +1,4 @@
-"""What ranks tell each other: records come back as they were, and nothing else comes in."""
+"""Messages between ranks: records round-trip, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_how_far_a_rank_is_comes_back_as_it_was():
     assert {n: (a.dtype, a.tobytes()) for n, a in back.states.items()} == {
         n: (a.dtype, a.tobytes()) for n, a in states.items()
     }
-    back.states["w"][0] = 1  # it is memory of its own
+    back.states["w"][0] = 1  # the arrays own their memory
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_compression_that_this_process_cannot_make_is_refused(change, match):
 
 
 class Touches:
-    """Leaves a file where it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -154,7 +154,7 @@ AWAITED = [
 
 
 def ranks_where(rank_1_sends, size=3):
-    """Rank 0's world, in which rank 1 sends such bytes and all others what rank 0 does."""
+    """Returns rank 0's world; rank 1 sends these bytes, and all others what rank 0 sends."""
 
     def allgather(array, name):
         sent = np.frombuffer(rank_1_sends, np.uint8)
@@ -175,7 +175,7 @@ def test_code_that_a_rank_sends_does_not_run(tmp_path, mine, kind, protocol):
 
 
 def extension(*parts):
-    """The bytes of an array, as somebody else might make them."""
+    """Returns the bytes of an array, as a foreign sender might make them."""
     return msgspec.msgpack.encode(msgspec.msgpack.Ext(1, msgspec.msgpack.encode(parts)))
 
 

@@ -1,4 +1,4 @@
-"""The order in which buckets become ready, learned from when their pieces come."""
+"""The order in which buckets become ready, learned from the arrivals of their pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stand-in for training: exact waits, real hooks, gradients whose sums are exact."""
+"""The stand-in for training: exact waits, real hooks, gradients with exact sums."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hvd_sparse.places.step_clock import StepClock
 
 
 class Time:
-    """A clock for tests: sleeping always takes a little too long."""
+    """A clock for tests, whose sleeps always take a little too long."""
 
     def __init__(self, oversleep):
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""What a user's compression allows a plan."""
+"""The rules that a user's compression sets for a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `make test` counts what its stages report."""
+"""`make test` counts the results that its stages report."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_stage_with_a_limit_is_ended_with_all_that_it_has_started(tmp_path):
 
 
 def begins_and_ends(name: str, log: Path, cores: Cores) -> Stage:
-    """Says so in `log`, with enough time between for another one to begin."""
+    """Returns a stage that logs its begin and end in `log`, with time for another to begin."""
     return Stage(
         name, ["sh", "-c", f"echo +{name} >>{log}; sleep 1; echo -{name} >>{log}"], None, cores
     )

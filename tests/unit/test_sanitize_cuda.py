@@ -1,4 +1,4 @@
-"""What a tool of compute-sanitizer says about each test is what is reported."""
+"""The verdict of a compute-sanitizer tool on each test is reported."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import sanitize_cuda
 from sanitize_cuda import tests_in as names_in
 
-# A program with tests, as GoogleTest makes it, and a sanitizer that finds something in one of them;
-# its own exit status does not tell what became of the program.
+# A program with tests, as GoogleTest makes it, and a sanitizer that finds an error in one of them;
+# its exit status says nothing about the program.
 PROGRAM = """#!{python}
 import sys, time
 if "--gtest_list_tests" in sys.argv:
@@ -42,7 +42,7 @@ exit 0
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """The program, with the sanitizer on PATH."""
+    """Returns the program's path; the sanitizer is on PATH."""
     path = tmp_path / "cuda_tests"
     for file, text in (
         (path, PROGRAM.format(python=sys.executable)),
@@ -55,7 +55,7 @@ def program(tmp_path, monkeypatch):
 
 
 def run(monkeypatch, *arguments):
-    """The exit status of the tool."""
+    """Returns the exit status of the tool."""
     monkeypatch.setattr(sys, "argv", ["sanitize_cuda.py", *map(str, arguments)])
     with pytest.raises(SystemExit) as exit_:
         sanitize_cuda.main()

@@ -1,4 +1,4 @@
-"""Warm-up: larger densities first, the compression's own in the end."""
+"""Warm-up: larger densities first, the compression's own at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What times selection on a device finds wrong results, and says what is not there."""
+"""The benchmark of selection on a device detects wrong results, and names what is missing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_all_that_is_there_is_timed_and_right():
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda u, k: torch.topk(u, k).indices,  # the largest, not the largest magnitudes
+        lambda u, k: torch.topk(u, k).indices,  # the largest values, not the largest magnitudes
         lambda u, k: torch.topk(u.abs(), k).indices[:1].repeat(k),
     ],
 )

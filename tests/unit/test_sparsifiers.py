@@ -1,4 +1,4 @@
-"""Sparsifiers as users configure them; what they choose is tested in tests/devices."""
+"""The configuration of sparsifiers by users; tests/devices tests what they select."""
 
 from __future__ import annotations
 

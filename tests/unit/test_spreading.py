@@ -1,4 +1,4 @@
-"""Residuals that are shared out among ranks: every entry is one rank's, and sums stay."""
+"""Residuals spread over ranks: every entry belongs to one rank, and sums are unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_shares_of_integers_add_up_and_each_entry_is_one_ranks(size, numel):
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_what_float32_cannot_hold_goes_to_another_rank(size):
-    # Sums of integers that need up to 40 bits.
+    # The sums are of integers that need up to 40 bits.
     total = np.random.default_rng(size).integers(-(2**40), 2**40, 999) / 2**16
     shares = shares_of(total, size)
     assert np.array_equal(np.sum(shares, axis=0, dtype=np.float64), total)

@@ -1,4 +1,4 @@
-"""Steps are timed without what the exchange does in backward's way."""
+"""Steps are timed without the exchange's work during the backward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvd_sparse.places.step_clock import StepClock
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock whose time a test sets: (clock, set)."""
+    """Returns a clock whose time a test sets: (clock, set)."""
     now = [0.0]
     monkeypatch.setattr(step_clock.time, "perf_counter", lambda: now[0])
 
@@ -81,7 +81,7 @@ def test_steps_that_nobody_times_leave_only_their_end(clock):
         at(6.0)
     at(7.0)
     times = timed.end_step()()
-    assert times.step == 5.0  # from the end of the step before
+    assert times.step == 5.0  # from the end of the previous step
     assert times.forward == 3.0
     assert math.isnan(times.ready[0])
 

@@ -1,4 +1,4 @@
-"""Swaps between ranks that are threads: counted, ordered, refused and ended like any exchange."""
+"""Swaps between thread ranks: counted, ordered, refused and ended like any exchange."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests import laws
 
 
 def on_ranks(size, program):
-    """Runs `program(exchange, rank)` on `size` threads; returns what they return, by rank."""
+    """Runs `program(exchange, rank)` on `size` threads; returns the results by rank."""
     world = _core.LoopbackWorld(size, 20.0)
 
     def one(rank):
@@ -113,7 +113,7 @@ def test_arguments_out_of_range_are_refused_before_anything_is_sent(arguments, m
         if rank == 1:
             with pytest.raises(InvalidArgumentError, match=message):
                 exchange.swap(*arguments)
-            if min(arguments) < 0 <= arguments[0]:  # what spread takes, too
+            if min(arguments) < 0 <= arguments[0]:  # spread takes these, too
                 with pytest.raises(InvalidArgumentError, match=message):
                     exchange.spread(*arguments[1:])
         return exchange.swap(1 - rank, 10, 3)

@@ -1,4 +1,4 @@
-"""The rules that make a row of the papers' tables count or void."""
+"""The rules by which a row of the papers' tables counts or is void."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rows of the papers' tables say, and how they are divided into jobs."""
+"""Rows of the papers' tables, and their division into jobs."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_modes_share_a_job_where_the_memory_allows():
 
 
 def settled(dilation):
-    """What a tuner would have found with these waits and links, in the form of a replay."""
+    """Returns a tuner's findings with these waits and links, in the form of a replay."""
     network = Network.assumed(16, 125e6 / dilation, 0.0)
     machine = Machine(
         select_seconds_per_entry=0.0, select_overhead=0.0, merge_seconds_per_entry=0.0,
@@ -161,7 +161,7 @@ def settled(dilation):
 
 
 class Pretended:
-    """Hosts on which a step takes what a function says; they run nothing."""
+    """Hosts on which a step takes the time that a function returns; they run nothing."""
 
     interface = "e0"
     frame = 0
@@ -197,7 +197,7 @@ class Pretended:
 
 
 class Launcher:
-    """Remembers the hosts that it was asked for."""
+    """Records the hosts that it was asked for."""
 
     def __init__(self, **options):
         self.options = options

@@ -1,4 +1,4 @@
-"""The number of threads of a pass, and that it changes nothing but the time."""
+"""The number of threads of a pass, which affects only its time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timeline: valid JSON at any time, slices that nest, and files that are refused."""
+"""The timeline: valid JSON at any time, nested slices, and files that are refused."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ os.kill(os.getpid(), {int(signal.SIGKILL)})
     assert done.returncode == -signal.SIGKILL
     events = json.loads(path.read_text())
     check_trace(events, died=True)
-    assert events[-1]["name"] == "WAIT"  # what it was doing when it died
+    assert events[-1]["name"] == "WAIT"  # its activity when it died
 
 
 # Python 3.12 and newer warn of the fork: pytest-timeout has a thread in this process.
@@ -118,7 +118,7 @@ def test_a_forked_child_writes_nothing(tmp_path):
 
 
 def traced_ranks(tmp_path, size, steps, buckets=3, collective="gtopk"):
-    """Exchanges on thread ranks, each with its own trace; returns the BucketStats of each rank."""
+    """Runs exchanges on thread ranks, each with its own trace; returns each rank's BucketStats."""
     world = _core.LoopbackWorld(size)
 
     def one(rank):
@@ -282,7 +282,7 @@ def make_socket(path):
         listening.bind(str(path))
 
 
-@pytest.mark.timeout(20)  # opening a FIFO would wait for its reader
+@pytest.mark.timeout(20)  # opening a FIFO would wait for a reader
 @pytest.mark.parametrize("name", ["trace.json", "trace-{rank}.json"])
 @pytest.mark.parametrize(
     ("make", "kind"),

@@ -1,4 +1,4 @@
-"""Joined traces: one clock, and rows that belong to one file."""
+"""Joined traces: one clock, and rows that each belong to one file."""
 
 from __future__ import annotations
 

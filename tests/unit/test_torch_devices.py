@@ -1,4 +1,4 @@
-"""PyTorch's devices: what is refused there, streams, and the time that a GPU takes."""
+"""PyTorch's devices: unsupported ones, streams, and the timing of a GPU."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_cpu_has_no_stream():
 
 
 class FakeStream:
-    """Remembers for whom it waits."""
+    """A stream that records which streams it waits for."""
 
     def __init__(self):
         self.waits_for = []
@@ -81,7 +81,7 @@ def test_gradients_leave_behind_all_streams_that_they_came_from():
     assert current == [three]
     arrivals.join()
     assert three.waits_for == [one, two]
-    arrivals.join()  # of the next step, in which none has come
+    arrivals.join()  # of the next step, in which no gradient has arrived
     assert three.waits_for == [one, two]
     assert one.waits_for == two.waits_for == []
 
@@ -112,7 +112,7 @@ def test_a_step_takes_what_the_device_takes_for_it():
     place = place_of(torch.device("cuda:0"), Exchange.over_loopback(_core.LoopbackWorld(1), 0))
     timed = StepClock([Layer("a", 1), Layer("b", 1)], place.clock)
     timed.end_step()
-    cycles = 50_000_000  # tens of milliseconds, of which the CPU runs ahead
+    cycles = 50_000_000  # tens of milliseconds, by which the CPU runs ahead
     torch.cuda._sleep(20 * cycles)  # until the clock that counts them has its full rate
     torch.cuda.synchronize()
     readings = []

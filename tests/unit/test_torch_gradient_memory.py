@@ -1,4 +1,4 @@
-"""Which tensors have entries that share memory, with each other or with those of another one."""
+"""Tensors with entries that share memory, with each other or with another tensor's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvd_sparse.torch.slots import Slot
 
 
 def addresses(tensor):
-    """Of all entries, one by one."""
+    """Returns the addresses of all entries."""
     base, size = tensor.data_ptr(), tensor.element_size()
     places = itertools.product(*(range(n) for n in tensor.shape))
     strides = tensor.stride()
@@ -45,7 +45,7 @@ def test_two_tensors_meet_exactly_where_they_have_an_address_in_common():
 
 
 def claimed(tensors):
-    """The first two names whose tensors meet, claimed in this order; None if none do."""
+    """Returns the first two names whose tensors overlap, claimed in this order; None if none do."""
     in_use = MemoryInUse()
     for name, tensor in tensors.items():
         other = in_use.claim(name, Extent.of(tensor))

@@ -1,4 +1,4 @@
-"""An optimizer's exchange from one world to the next, without a world: what can be refused."""
+"""Moving an optimizer's exchange to another world, without a world: the refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hvd_sparse.torch.slots import Slot
 
 
 class ProcessSet:
-    """One of Horovod's, of two ranks."""
+    """A stand-in for Horovod's process set of two ranks."""
 
     def __init__(self, size: int | None, *, included: bool = True) -> None:
         self.ranks = [0, 1]
@@ -68,10 +68,10 @@ def test_after_a_shutdown_it_is_built_anew(built):
 
 
 def exchange_of(param: torch.Tensor) -> SimpleNamespace:
-    """What an exchange of the only rank has, as far as it is given up and inherited."""
+    """Returns a single rank's exchange, reduced to the parts that are given up and inherited."""
     optimizer = torch.optim.SGD([param], lr=0.5)
     return SimpleNamespace(
-        optimizer=optimizer,  # which the rates do not keep alive
+        optimizer=optimizer,  # the rates do not keep it alive
         world=SimpleNamespace(rank=0, size=1, allgather_object=lambda thing, kind: [thing]),
         layers=(),
         state=SimpleNamespace(load=lambda *_: None),
@@ -84,7 +84,7 @@ def exchange_of(param: torch.Tensor) -> SimpleNamespace:
 
 def test_whoever_was_seen_to_clip_clips_in_the_next_world_too(built, monkeypatch):
     param = torch.nn.Parameter(torch.ones(3))
-    monkeypatch.setattr(module.state, "save", lambda _: None)  # of ranks that hold nothing
+    monkeypatch.setattr(module.state, "save", lambda _: None)  # for ranks that hold nothing
     renewal = Renewal(lambda: exchange_of(param), [param], ProcessSet(2))
     for clips in (False, True):
         renewal.renew()

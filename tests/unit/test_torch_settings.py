@@ -1,4 +1,4 @@
-"""Arguments of DistributedOptimizer, before any other rank is asked."""
+"""Arguments of DistributedOptimizer, checked before ranks communicate."""
 
 from __future__ import annotations
 

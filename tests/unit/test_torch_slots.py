@@ -1,4 +1,4 @@
-"""A gradient in flight: kept alive, watched, and written back."""
+"""A gradient in flight is kept alive, watched, and written back."""
 
 from __future__ import annotations
 

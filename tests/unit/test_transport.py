@@ -1,4 +1,4 @@
-"""Which transport an exchange takes: what is asked for, else Horovod's MPI, else TCP."""
+"""The choice of a transport: the requested one, else Horovod's MPI, else TCP."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_tcp_can_be_asked_for_everywhere(monkeypatch, problem):
     assert transport.choose(problem, "tcp") == "tcp"
     monkeypatch.setenv(transport.VARIABLE, "tcp")
     assert transport.choose(problem) == "tcp"
-    assert transport.choose("", "mpi") == "mpi"  # an argument goes before the environment
+    assert transport.choose("", "mpi") == "mpi"  # an argument takes precedence over the environment
 
 
 def test_mpi_that_is_asked_for_and_missing_is_an_error(monkeypatch):

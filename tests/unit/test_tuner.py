@@ -1,4 +1,4 @@
-"""Tuning, with ranks that are objects and times that a test invents."""
+"""Tuning, with simulated ranks and invented times."""
 
 from __future__ import annotations
 
@@ -117,9 +117,13 @@ def times(seconds, *, ready=(0.0, 0.3, 0.1)):
 
 
 def run(ranks, steps, seconds, *, before=0):
-    """Steps of all ranks; `seconds(sparse)` tells how long one takes. Returns what changed.
+    """Runs steps of all ranks; returns the changes.
 
-    `before`: steps of the training that are over.
+    Args:
+        ranks: Tuners of all ranks.
+        steps: Number of steps.
+        seconds: Function from `sparse` to the seconds of a step.
+        before: Number of steps made earlier.
     """
     changes = []
     for step in range(before, before + steps):
@@ -134,7 +138,7 @@ def run(ranks, steps, seconds, *, before=0):
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Makes the model choose a plan."""
+    """Makes the planner return a fixed plan."""
 
     def choose(plan):
         monkeypatch.setattr(tuning, "make_plan", lambda profile, rules: plan)

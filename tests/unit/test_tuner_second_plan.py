@@ -1,4 +1,4 @@
-"""A second plan, where the first one takes longer than predicted."""
+"""A second plan, made if the first one takes longer than predicted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECOND = Plan(
 
 
 def plans_taken(ranks, steps, seconds):
-    """Steps of all ranks, each as long as its plan says. Returns the plans that were taken up."""
+    """Runs steps of all ranks, each as long as its plan says; returns the plans adopted."""
     plans = []
     for number in range(1, steps + 1):
         now = ranks[0].tuning
@@ -34,7 +34,7 @@ def plans_taken(ranks, steps, seconds):
 
 @pytest.fixture
 def planned_again(monkeypatch):
-    """Makes the model choose one plan, and another where exchanges were found to be late."""
+    """Makes the planner return one plan, and another one once exchanges are found to be late."""
 
     def make_plan(profile, rules):
         late = profile.machine.exchange_overhead > MACHINE.exchange_overhead

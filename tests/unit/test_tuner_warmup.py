@@ -1,4 +1,4 @@
-"""Tuning in a warm-up: what is planned for is what will travel, until that changes."""
+"""Tuning in a warm-up: a plan is for the current density, until that changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvd_sparse.tuning import tuner as tuning
 from hvd_sparse.tuning.tuner import Stage
 from tests.unit.test_tuner import SPARSE, run, tuners
 
-# Steps from the first timed dense one to a verdict, of which the first 7 travel dense.
+# Number of steps from the first timed dense one to a verdict; the first 7 are dense.
 COMPARED = 18
 DENSE = 7
 SECONDS = {True: 0.5, False: 1.0}
@@ -18,7 +18,7 @@ SECONDS = {True: 0.5, False: 1.0}
 
 @pytest.fixture
 def floors(monkeypatch):
-    """The least densities that plans were asked for, one after another."""
+    """Returns a list of the minimum densities of all plans requested."""
     asked = []
 
     def choose(profile, rules):
@@ -30,7 +30,7 @@ def floors(monkeypatch):
 
 
 def begun(changes):
-    """After which steps gradients travelled dense, to be timed."""
+    """Returns the steps after which gradients were sent dense, to be timed."""
     return [step + 1 for step, stage, _ in changes if stage is Stage.DENSE]
 
 
@@ -54,7 +54,7 @@ def test_a_density_that_is_the_same_is_no_reason(floors):
 def test_a_warm_up_that_ends_amid_a_comparison_begins_another_behind_it(floors, steps):
     ranks = tuners(compression=LAGS(density=0.01, warmup=Warmup(steps=steps, densities=(0.25,))))
     changes = run(ranks, 1000, SECONDS.__getitem__)
-    if steps <= DENSE:  # over before the plan
+    if steps <= DENSE:  # the warm-up ends before the plan
         assert (floors, begun(changes)) == ([0.01], [])
     else:
         assert (floors, begun(changes)) == ([0.25, 0.01], [COMPARED + 1])
@@ -66,7 +66,7 @@ def test_a_second_plan_is_for_the_warm_up_as_well(floors):
     assert floors == [0.25, 0.25]  # SPARSE promised less than 0.9
 
 
-# The second time, the warm-up goes on while the steps of its first stage are still compared.
+# In the second case, the warm-up goes on while steps of its first stage are still compared.
 @pytest.mark.parametrize(
     ("warmup", "cut", "again"),
     [

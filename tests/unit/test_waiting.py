@@ -1,4 +1,4 @@
-"""Waits end with what is waited for, with the exchange, or at the deadline, which has a name."""
+"""Waits end with the awaited event, with the exchange, or at a deadline that has a name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for the messages of any block, and for any bytes in their place."""
+"""Properties of the messages of any block, and of arbitrary bytes in their place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALUES = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 @st.composite
 def blocks(draw):
-    """numel, indices and values: clusters, and entries far apart."""
+    """Draws numel, indices and values: clusters, and entries far apart."""
     numel = draw(st.sampled_from([1, 2, 63, 64, 65, 1000, 100_000, (1 << 31) - 1]))
     gaps = draw(st.lists(st.integers(0, 3) | st.integers(0, numel // 4), max_size=80))
     indices = np.cumsum(np.array(gaps, np.int64) + 1) - 1
@@ -41,7 +41,7 @@ def empty_block():
 
 
 def message_of(wire, numel, indices, values):
-    """Coder and block as sent; the values are then those that travel."""
+    """Returns coder and block as sent; the block then holds the rounded values."""
     coder = coder_of(wire, numel)
     block = _core.Block(indices, values)
     coder.narrow(block)
@@ -100,7 +100,7 @@ def test_any_bytes_are_refused_or_hold_a_valid_block(message, wire, numel):
 
 
 def check(coder, message, numel):
-    """Decodes, and looks at what comes out."""
+    """Decodes the message, and checks the result."""
     assume(message)
     coder.message = message
     received = empty_block()
@@ -108,7 +108,7 @@ def check(coder, message, numel):
         coder.decode(received)
     except ExchangeFailedError:
         return
-    # Bit 31 is no part of a position.
+    # Bit 31 is not part of a position.
     positions = received.indices().astype(np.int64) & 0x7FFFFFFF
     assert received.count <= len(message)
     assert (np.diff(positions) > 0).all()

@@ -1,4 +1,4 @@
-/// Merging on a device has the bits of merging on the CPU.
+/// Merging on a device gives the same bits as merging on the CPU.
 
 #include "csrc/cuda/block_merge.h"
 
@@ -14,7 +14,7 @@ namespace {
 
 using cuda::DeviceBlockHeader;
 
-/// About a share of the positions below `numel`, some with the survived bit.
+/// Returns entries at about a share of the positions below `numel`, some with the survived bit.
 Entries Some(std::int64_t numel, double share, int seed) {
   std::mt19937 random(seed);
   const std::vector<float> values = Awkward(numel, seed);
@@ -45,7 +45,8 @@ void ExpectMergesAlike(const Entries& own, const Entries& theirs) {
 using CudaMerge = CudaTest;
 
 TEST_F(CudaMerge, EqualsTheCpu) {
-  // Below, at and around the 2,048 steps of a tile; all, half or hardly any indices in common.
+  // Sizes below, at and around the 2,048 steps of a tile; all, half or hardly any indices in
+  // common.
   for (const std::int64_t numel : {1, 7, 300, 2047, 4097, 9000}) {
     for (const double share : {0.1, 0.5, 1.0}) {
       for (const double other_share : {0.0, 0.02, 0.5, 1.0}) {
@@ -72,7 +73,7 @@ TEST_F(CudaMerge, OneBlockMayLieBeforeTheOther) {
 }
 
 TEST_F(CudaMerge, PairsMeetAcrossTilesAndThreads) {
-  // All indices in common: every step of an own entry is followed by that of the other one.
+  // All indices are in common: every step of an own entry is followed by that of the other one.
   for (std::int64_t before = 0; before < 10; ++before) {
     Entries own, theirs;
     for (Index i = 0; i < before; ++i) own.push_back({i, 1});

@@ -1,4 +1,4 @@
-/// Keeping the largest entries on a device has the bits of doing so on the CPU.
+/// Keeping the largest entries on a device gives the same bits as on the CPU.
 
 #include "csrc/cuda/block_top_k.h"
 

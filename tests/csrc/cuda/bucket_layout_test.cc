@@ -1,4 +1,4 @@
-/// However segments and gradients cut each other, each entry lies in one tile of one of each.
+/// However segments and gradients overlap, each entry lies in exactly one tile of each kind.
 
 #include "csrc/cuda/bucket_layout.h"
 

@@ -1,4 +1,4 @@
-/// Buckets of several segments and gradients in tests, and their steps on the device and on the
+/// Buckets of several segments and gradients for tests, and their steps on the device and on the
 /// CPU.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_CUDA_BUCKET_PLAN_H_
@@ -32,7 +32,7 @@ struct BucketPlan {
   std::vector<GradientPlan> gradients;
   double slack = 1, refresh = 32;
   float scale = 1, output_scale = 1;
-  float momentum = 0;  // counts where there is a velocity
+  float momentum = 0;  // used if there is a velocity
 
   std::int64_t numel() const { return OnDevice().Numel(); }
 
@@ -77,7 +77,7 @@ Bytes InType(const float* values, std::int64_t count) {
   return bytes;
 }
 
-/// The gradients of a bucket, each in its number type: so many bytes behind an aligned address.
+/// Returns the gradients of a bucket as bytes, each in its number type.
 inline std::vector<Bytes> InTypes(const BucketPlan& plan, const std::vector<float>& values) {
   std::vector<Bytes> all;
   const float* begin = values.data();
@@ -101,7 +101,7 @@ std::vector<GradView> ViewsOf(const BucketPlan& plan, const std::vector<Memory>&
   return views;
 }
 
-/// A step over gradients in `memory`, which get the result, too.
+/// Returns a launch over gradients in `memory`, which also receive the result.
 inline cuda::DeviceLaunch LaunchOf(const BucketPlan& plan, const std::vector<void*>& memory,
                                    const std::vector<std::int64_t>& ks, Span<float> residual,
                                    SelectionState* states) {
@@ -117,7 +117,7 @@ inline cuda::DeviceLaunch LaunchOf(const BucketPlan& plan, const std::vector<voi
   return launch;
 }
 
-/// What one rank has after a step.
+/// One rank's memory after a step.
 struct AfterStep {
   std::vector<float> residual, velocity;
   std::vector<Bytes> outputs;
@@ -127,13 +127,13 @@ struct AfterStep {
   cuda::DeviceBlockHeader header;  ///< on the device only
 };
 
-/// What a rank has before its first step.
+/// One rank's memory before its first step.
 struct Before {
-  std::vector<float> residual, velocity;  ///< velocity: empty where momentum is not corrected
+  std::vector<float> residual, velocity;  ///< velocity: empty unless momentum is corrected
   std::vector<SelectionState> states;
 };
 
-/// A rank on the device, from step to step.
+/// A rank that runs its steps on the device.
 class RankOnDevice {
  public:
   RankOnDevice(const BucketPlan& plan, const Before& before, cuda::DeviceTransport* transport,
@@ -141,7 +141,7 @@ class RankOnDevice {
       : plan_(plan),
         exchange_(Identified(plan, id), transport),
         residual_(before.residual),
-        velocity_(before.velocity, transport->Rank() % 2),  // every second one is not aligned
+        velocity_(before.velocity, transport->Rank() % 2),  // every second one is unaligned
         states_(before.states) {
     exchange_.ClearBlocks(nullptr);
   }
@@ -150,7 +150,7 @@ class RankOnDevice {
     std::vector<std::unique_ptr<DeviceArray<std::uint8_t>>> arrays;
     std::vector<void*> memory;
     for (const Bytes& bytes : InTypes(plan_, gradients)) {
-      const std::int64_t shift = arrays.size() % 3 == 1 ? 8 : 0;  // one in three is not aligned
+      const std::int64_t shift = arrays.size() % 3 == 1 ? 8 : 0;  // one in three is unaligned
       arrays.push_back(std::make_unique<DeviceArray<std::uint8_t>>(bytes, shift));
       memory.push_back(arrays.back()->data());
     }
@@ -172,7 +172,7 @@ class RankOnDevice {
     return after;
   }
 
-  /// From now on no threshold is known.
+  /// Forgets all thresholds.
   void Forget() { states_.Assign(std::vector<SelectionState>(plan_.segments.size())); }
 
  private:
@@ -188,7 +188,7 @@ class RankOnDevice {
   DeviceArray<SelectionState> states_;
 };
 
-/// The same on the CPU.
+/// Like RankOnDevice, but on the CPU.
 class RankOnCpu {
  public:
   RankOnCpu(const BucketPlan& plan, const Before& before, Communicator* comm,

@@ -1,4 +1,4 @@
-/// Buckets that ranks take through steps on the device and on the CPU, to be compared.
+/// Programs of steps over buckets, run on the device and on the CPU to be compared.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_CUDA_BUCKET_PROGRAMS_H_
 #define HVD_SPARSE_TESTS_CSRC_CUDA_BUCKET_PROGRAMS_H_
@@ -22,7 +22,7 @@ using Steps = std::vector<std::vector<AfterStep>>;  // by rank and step
 
 inline const BucketPlan kOneOfAll = {{{1500, 40}}, {{1500}}};
 
-/// Gradients that reach over segments, segments over gradients, empty ones of both.
+/// A plan whose gradients span several segments and segments several gradients; some are empty.
 inline const BucketPlan kCut = {
     {{700, 20}, {0, 0}, {300, 1}, {500, 19}},
     {{100}, {0}, {901, DType::kFloat16}, {7, DType::kBFloat16}, {492, DType::kFloat64}, {0}}};
@@ -31,7 +31,7 @@ inline const BucketPlan kOfVeryDifferentSizes = {
     {{4200, 30}, {3, 2}, {1, 1}, {64, 8}, {0, 1}, {5001, 60}},
     {{2100}, {2101, DType::kBFloat16}, {2}, {1}, {64, DType::kFloat16}, {5001}}};
 
-/// With slack and factors that round.
+/// Returns the plan with a slack and factors that cause rounding.
 inline BucketPlan Rounding(BucketPlan plan) {
   plan.slack = 1.7;
   plan.output_scale = 0.3f;
@@ -40,8 +40,8 @@ inline BucketPlan Rounding(BucketPlan plan) {
   return plan;
 }
 
-/// Whole numbers, of which the ranks have many indices and magnitudes in common. Number types of 16
-/// bits hold them, and sums of eight.
+/// Returns whole numbers, many of whose indices and magnitudes the ranks have in common. Number
+/// types of 16 bits hold them, and sums of eight of them.
 inline ByRank WholeNumbers(const BucketPlan& plan, int ranks, int seed) {
   std::mt19937 random(seed);
   ByRank values(static_cast<std::size_t>(ranks), std::vector<float>(plan.numel()));
@@ -54,14 +54,14 @@ inline ByRank WholeNumbers(const BucketPlan& plan, int ranks, int seed) {
   return values;
 }
 
-/// What ranks do: each of them from the same thresholds on.
+/// The steps that ranks run; all start from the same thresholds.
 struct Program {
   BucketPlan plan;
-  ByRank residuals, velocities;  // velocities: empty where momentum is not corrected
+  ByRank residuals, velocities;  // velocities: empty unless momentum is corrected
   std::vector<SelectionState> states;
   std::vector<ByRank> gradients;  // by step
   std::vector<Ks> ks;             // by step
-  bool forgets = false;           // what it has learned, before each step
+  bool forgets = false;           // forget thresholds before each step
 
   Program(const BucketPlan& plan, int ranks, int steps)
       : plan(plan),
@@ -77,8 +77,8 @@ struct Program {
 
   Before BeforeOf(int rank) const { return {residuals[rank], velocities[rank], states}; }
 
-  /// What joins a residual: the gradient, or the velocity that it has joined. Of what is not
-  /// finite, nothing.
+  /// Returns what is added to a residual: the gradient, or the velocity updated by it. Gradient
+  /// values that are not finite add nothing.
   std::vector<float> Inflow(const std::vector<float>& velocity,
                             const std::vector<float>& gradient) const {
     std::vector<float> inflow(gradient.size());
@@ -140,7 +140,7 @@ inline void ExpectSame(const Steps& actual, const Steps& expected) {
   }
 }
 
-/// Steps without a threshold, which take the exact top-k.
+/// Compares steps without a threshold, which take the exact top-k.
 inline void ExpectTheBitsOfTheCpu(const BucketPlan& plan, const std::vector<int>& ranks) {
   for (const int count : ranks) {
     Program program(plan, count, 2);
@@ -149,7 +149,8 @@ inline void ExpectTheBitsOfTheCpu(const BucketPlan& plan, const std::vector<int>
   }
 }
 
-/// Thresholds that some k entries exceed, from the first step on; refreshed in every third one.
+/// Returns a program whose thresholds some k entries exceed from the first step on; every third
+/// step refreshes them.
 inline Program WithThresholds(int ranks, int steps) {
   BucketPlan plan = {
       {{12000, 300}, {4, 3}, {0, 0}, {6001, 150}},
@@ -170,7 +171,7 @@ inline Program WithThresholds(int ranks, int steps) {
   return program;
 }
 
-/// Bits of the CPU, which follows the same thresholds.
+/// Expects the bits of the CPU, which follows the same thresholds.
 inline void ExpectTheBitsOfGaussian(const Program& program) {
   const Steps on_device = OnDevice(program), on_cpu = OnCpu(program, "gaussian");
   ExpectSame(on_device, on_cpu);
@@ -183,7 +184,7 @@ inline void ExpectTheBitsOfGaussian(const Program& program) {
   }
 }
 
-/// Whole numbers, so sums are exact. All gradients are of float32.
+/// Expects that no value is lost. Whole numbers make sums exact; all gradients are float32.
 inline void ExpectNothingIsLost(const Program& program) {
   SCOPED_TRACE(program.ranks());
   const std::int64_t numel = program.plan.numel();
@@ -215,8 +216,8 @@ inline void ExpectNothingIsLost(const Program& program) {
   }
 }
 
-/// Whether the first step has left the gradients alone, and the residuals and velocities with all
-/// that was finite.
+/// Expects that the first step has left the gradients alone, and has accumulated all finite values
+/// in the residuals and velocities.
 inline void ExpectRefused(const Program& program, const Steps& after) {
   for (int rank = 0; rank < program.ranks(); ++rank) {
     const std::vector<float>& gradient = program.gradients[0][rank];

@@ -1,4 +1,4 @@
-/// What a step brings is on its way to the device while the next ones are given.
+/// The tables of one step may be in flight to the device while later steps are issued.
 
 #include "csrc/cuda/bucket_tables.h"
 
@@ -24,7 +24,7 @@ class CudaBucketTables : public CudaTest {
     return BucketLayout(bucket);
   }
 
-  /// A step that differs from all others in its decay.
+  /// Returns a step that differs from all others in its decay.
   static DeviceLaunch Step(int number) {
     DeviceLaunch launch;
     launch.gradients = launch.outputs = {{nullptr, kNumel, DType::kFloat32}};

@@ -1,4 +1,4 @@
-/// As what errors of CUDA's runtime are told.
+/// Errors of CUDA's runtime map to the right kinds of Error.
 
 #include "csrc/cuda/check.h"
 

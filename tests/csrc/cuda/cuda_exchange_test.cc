@@ -1,4 +1,4 @@
-/// Whole steps of an exchange with gradients on a GPU: what is applied and what stays has the bits
+/// Whole steps of an exchange with gradients on a GPU: applied values and residuals have the bits
 /// of the same steps on the CPU.
 
 #include <string>
@@ -15,7 +15,8 @@ template <typename T>
 class CudaExchange : public CudaTest {};
 TYPED_TEST_SUITE(CudaExchange, GradientTypes);
 
-/// Every sparsifier with one collective and the reverse: between the two, blocks lie on the CPU.
+/// Covers every sparsifier with one collective, and the reverse: between the two, blocks lie on the
+/// CPU.
 TYPED_TEST(CudaExchange, StepsHaveTheBitsOfTheCpu) {
   for (const std::string& sparsifier : SparsifierNames()) {
     for (const std::string& collective : CollectiveNames()) {

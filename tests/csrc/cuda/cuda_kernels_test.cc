@@ -1,4 +1,4 @@
-/// The kernels of a GPU do what those of the CPU do, to the last bit.
+/// The kernels of a GPU match those of the CPU to the last bit.
 
 #include "csrc/cuda/cuda_kernels.h"
 
@@ -16,14 +16,14 @@
 namespace hvd_sparse {
 namespace {
 
-/// Around the sizes of vectors, warps and tiles.
+/// Sizes around those of vectors, warps and tiles.
 const std::vector<std::int64_t> kPassSizes = {0,   1,   3,    4,    127,  128,  129,
                                               511, 513, 4095, 4096, 4097, 12289};
 
 constexpr Index kOffset = 1000;      // of the residual in its bucket
-constexpr std::int64_t kFilled = 3;  // entries that are in the block already
+constexpr std::int64_t kFilled = 3;  // entries already in the block
 
-/// The residual's and the gradient's distance from an aligned address.
+/// Offsets of the residual and the gradient from an aligned address.
 struct Shifts {
   std::int64_t residual, gradient;
 };
@@ -51,7 +51,7 @@ std::vector<T> GradientOf(std::int64_t size) {
   return gradient;
 }
 
-/// What a pass leaves behind.
+/// Results of one pass.
 struct Outcome {
   std::vector<float> residual;
   Entries taken;
@@ -66,7 +66,7 @@ void ExpectEqual(const Outcome& actual, const Outcome& expected) {
   EXPECT_EQ(actual.tally.not_finite, expected.tally.not_finite);
 }
 
-/// Runs take(residual, block) on a device and on the CPU, with a block of so much room.
+/// Runs take(residual, block) on a device and on the CPU, with a block that has `room`.
 template <typename Take>
 void ExpectTakesAlike(const std::vector<float>& before, std::int64_t shift, std::int64_t room,
                       Take take) {
@@ -82,7 +82,7 @@ void ExpectTakesAlike(const std::vector<float>& before, std::int64_t shift, std:
   ExpectEqual(of_gpu, of_cpu);
 }
 
-/// None, one, some, all but one, all, and more than all.
+/// Returns room for none, one, some, all but one, all, and more than all.
 std::vector<std::int64_t> Rooms(std::int64_t above) {
   return {0, 1, above / 2, std::max<std::int64_t>(above - 1, 0), above, above + 100};
 }
@@ -256,7 +256,7 @@ TEST_F(CudaTake, ManyTilesAreAsInOrderAsFew) {
                    });
 }
 
-// ---- Looking ------------------------------------------------------------------------------------
+// ---- Reading without taking ---------------------------------------------------------------------
 
 TEST_F(CudaTake, CountsAndMomentsAreThoseOfTheCpu) {
   for (const std::int64_t size : kPassSizes) {
@@ -276,7 +276,7 @@ TEST_F(CudaTake, CountsAndMomentsAreThoseOfTheCpu) {
   }
 }
 
-// ---- What becomes of the entries that were taken ------------------------------------------------
+// ---- Entries that were taken --------------------------------------------------------------------
 
 using CudaBlocks = CudaTest;
 
@@ -330,7 +330,7 @@ TYPED_TEST_SUITE(CudaScatter, GradientTypes);
 
 TYPED_TEST(CudaScatter, EqualsTheCpu) {
   for (const std::int64_t size : {0, 1, 4097, 100000}) {
-    Entries entries = EveryThird(size / 2, 32);  // beyond the gradient, too
+    Entries entries = EveryThird(size / 2, 32);  // some lie beyond the gradient
     const SparseBlock reduced = MakeBlock(entries);
     const std::vector<TypeParam> dirty(size, Narrow<TypeParam>(-3.0f));
     const std::vector<float> before = Awkward(size, 33);

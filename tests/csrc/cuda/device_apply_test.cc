@@ -1,4 +1,4 @@
-/// What becomes of the entries of a step, where blocks lie on a device: as on the CPU.
+/// Blocks on a device are applied to gradients and residuals as on the CPU.
 
 #include <gtest/gtest.h>
 
@@ -78,8 +78,8 @@ TEST_F(CudaSettle, MalformedBlocksOfOthersAreSafe) {
 
 // ---- Into gradients -----------------------------------------------------------------------------
 
-/// A bucket whose gradients, but for the one that counts, are of float32: `before` entries, `size`,
-/// `behind`.
+/// A bucket of three gradients of `before`, `size` and `behind` entries; the middle one is of type
+/// T, the others are float32.
 template <typename T>
 struct Target {
   std::int64_t before, size, behind;
@@ -119,8 +119,8 @@ TYPED_TEST(CudaApply, EqualsTheCpu) {
   for (const std::int64_t size : {1, 4097}) {
     constexpr std::int64_t kBehind = 70;
     const std::int64_t before = size > 1000 ? 500 : 0;
-    Entries entries = EveryThird((before + size + kBehind) / 3, 32);  // in all three gradients
-    for (Entry& entry : entries) {                                    // that a narrow type can hold
+    Entries entries = EveryThird((before + size + kBehind) / 3, 32);  // in all gradients
+    for (Entry& entry : entries) {                                    // a narrow type can hold it
       entry.value = std::fmod(entry.value, 1000.0f);
     }
     const std::vector<TypeParam> dirty(size, Narrow<TypeParam>(-3.0f));
@@ -167,7 +167,7 @@ TYPED_TEST(CudaApply, NothingIsWrittenWhereTheStepIsRefused) {
 TYPED_TEST(CudaApply, WhatAGradientCannotHoldRefusesTheStep) {
   Target<TypeParam> target(5, std::vector<TypeParam>(5), 2, std::vector<float>(12));
   const OwnedBlock fitting(Entries{{2, 1}, {4, 70000}, {5, 2}, {12, kMax}, {INT32_MAX, kMax}});
-  cuda::LaunchCheckFits(target.ApplyingOf(fitting, 2, 1), nullptr);  // 12 lies behind the bucket
+  cuda::LaunchCheckFits(target.ApplyingOf(fitting, 2, 1), nullptr);  // 12 lies beyond the bucket
   EXPECT_FALSE(BlockOnCpu(fitting.block()).header.IsRefused());
   const OwnedBlock too_large(Entries{{9, kMax}});
   cuda::LaunchCheckFits(target.ApplyingOf(too_large, 2, 1), nullptr);

@@ -1,4 +1,4 @@
-/// Memory of a GPU for tests, and whether there is one.
+/// Memory of a GPU for tests, and a check that there is a GPU.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_CUDA_DEVICE_ARRAY_H_
 #define HVD_SPARSE_TESTS_CSRC_CUDA_DEVICE_ARRAY_H_
@@ -20,7 +20,7 @@ namespace hvd_sparse {
 
 constexpr Device kGpu{DeviceType::kCuda, 0};
 
-/// Why tests that need a GPU cannot run here; empty where they can.
+/// Returns why tests that need a GPU cannot run here; empty if they can.
 inline std::string NoDevice() {
   try {
     CudaDeviceNames();
@@ -30,7 +30,7 @@ inline std::string NoDevice() {
   return "";
 }
 
-/// A vector on the device, which begins `shift` elements behind an aligned address.
+/// A vector on the device, which begins `shift` elements after an aligned address.
 template <typename T>
 class DeviceArray {
  public:
@@ -67,7 +67,7 @@ class DeviceArray {
   void* memory_ = nullptr;
 };
 
-/// Skipped where there is no device.
+/// A fixture whose tests are skipped if there is no device.
 class CudaTest : public testing::Test {
  protected:
   void SetUp() override {

@@ -1,4 +1,4 @@
-/// Blocks of a device in tests: written from the CPU, and read back.
+/// Blocks of a device for tests: written from the CPU, and read back.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_CUDA_DEVICE_BLOCKS_H_
 #define HVD_SPARSE_TESTS_CSRC_CUDA_DEVICE_BLOCKS_H_
@@ -20,7 +20,7 @@ inline void CopyBytes(void* to, const void* from, std::size_t bytes) {
   cuda::Check(cudaDeviceSynchronize(), "finish");  // other streams do not wait for the copy
 }
 
-/// What a block of a device holds, on the CPU.
+/// A copy of a device's block on the CPU.
 struct BlockOnCpu {
   cuda::DeviceBlockHeader header;
   Entries entries;
@@ -37,13 +37,13 @@ struct BlockOnCpu {
   }
 };
 
-/// A block of a device that has memory of its own.
+/// A block on a device that owns its memory.
 class OwnedBlock {
  public:
   explicit OwnedBlock(std::int64_t entries)
       : capacity_(cuda::DeviceBlock::CapacityFor(std::max<std::int64_t>(entries, 1))),
         bytes_(static_cast<std::size_t>(cuda::DeviceBlock::BytesFor(capacity_))) {
-    bytes_.Clear(nullptr);  // room without entries is read, too: by copies, and of malformed blocks
+    bytes_.Clear(nullptr);  // unused room is read, too: by copies, and for malformed blocks
     cuda::Check(cudaDeviceSynchronize(), "finish");
   }
   explicit OwnedBlock(const Entries& entries, cuda::DeviceBlockHeader header = {})
@@ -70,7 +70,7 @@ class OwnedBlock {
   const cuda::DeviceBytes bytes_;
 };
 
-/// Scratch memory of zeros for one launch: that of T::From(divider, capacity).
+/// Zeroed scratch memory for one launch, laid out by T::From(divider, capacity).
 template <typename T>
 class ZeroedScratch {
  public:

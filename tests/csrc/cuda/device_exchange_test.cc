@@ -1,5 +1,5 @@
-/// Steps that never leave the device have the bits of those on the CPU, and keep the same laws:
-/// buckets of several segments and gradients.
+/// Steps that run entirely on the device have the bits of those on the CPU, and keep the same laws,
+/// for buckets of several segments and gradients.
 
 #include "csrc/cuda/device_exchange.h"
 
@@ -70,21 +70,21 @@ TEST_F(CudaDeviceExchange, AGradientThatIsNotFiniteIsKnownToAllAndNothingIsAppli
       for (int rank = 0; rank < ranks; ++rank) {
         EXPECT_EQ(after[rank][0].header.bad_rank, bad);
         EXPECT_EQ(after[rank][0].header.not_finite, 2u);
-        EXPECT_FALSE(after[rank][1].is_refused);  // the next step is a step like any other
+        EXPECT_FALSE(after[rank][1].is_refused);  // the next step is not affected
       }
       ExpectSame(after, OnCpu(program, "top_k"));
     }
   }
 }
 
-/// Entries of two ranks whose sum the gradient cannot hold.
+/// Expects a step to be refused when the sum of two ranks' entries exceeds the gradient's type.
 void ExpectSumRefused(int ranks, std::int64_t place, float value) {
   SCOPED_TRACE(testing::Message() << value << " of " << ranks << " ranks");
   Program program(kCut, ranks, 2);
   program.forgets = true;
   program.residuals.assign(program.residuals.size(), std::vector<float>(program.plan.numel()));
   program.gradients[0][0][place] = program.gradients[0][ranks - 1][place] = value;
-  // The second step has the first one's values in its residual.
+  // The second step cancels the first one's values, which are in its residual.
   program.gradients[1][0][place] = program.gradients[1][ranks - 1][place] = -value;
   const Steps after = OnDevice(program);
   ExpectRefused(program, after);

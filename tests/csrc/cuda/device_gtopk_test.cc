@@ -1,4 +1,4 @@
-/// What a gTop-k between devices is made of, before its rounds; device_exchange_test.cc has these.
+/// The setup of a gTop-k between devices; device_exchange_test.cc tests its rounds.
 
 #include "csrc/cuda/device_gtopk.h"
 

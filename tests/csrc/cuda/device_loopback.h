@@ -1,5 +1,5 @@
-/// Ranks as threads whose messages may lie in memory of a device, as those of a CUDA-aware MPI may:
-/// what stands in for one. Bytes go by way of the CPU.
+/// Thread ranks whose messages may lie in device memory, standing in for a CUDA-aware MPI. Bytes
+/// are copied through the CPU.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_CUDA_DEVICE_LOOPBACK_H_
 #define HVD_SPARSE_TESTS_CSRC_CUDA_DEVICE_LOOPBACK_H_
@@ -21,7 +21,7 @@ namespace hvd_sparse {
 
 class DeviceLoopback final : public LoopbackCommunicator {
  public:
-  /// Called before each transfer, by the rank that makes it; may throw.
+  /// Called before each transfer on the rank that makes it; may throw.
   using Before = std::function<void(Communicator& comm, const std::string& what)>;
 
   DeviceLoopback(std::shared_ptr<LoopbackWorld> world, int rank, Before before = nullptr)

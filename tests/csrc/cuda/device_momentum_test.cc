@@ -1,5 +1,5 @@
-/// Steps that never leave the device where momentum is corrected: velocities have the bits of those
-/// on the CPU, and lose what was delivered, no more.
+/// Steps that run entirely on the device with momentum correction: velocities have the bits of
+/// those on the CPU, and only delivered entries are masked.
 
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ TEST_F(CudaDeviceMomentum, SoTheyHaveWithSlackAndFactorsThatRound) {
   }
 }
 
-/// Residuals decay so fast that velocities do not make them outgrow the thresholds.
+/// Residuals decay so fast that velocities do not push them past the thresholds.
 TEST_F(CudaDeviceMomentum, StepsWithThresholdsHaveTheBitsOfTheCpu) {
   for (const int ranks : {1, 2, 5}) {
     Program program = WithThresholds(ranks, 7);
@@ -56,7 +56,7 @@ TEST_F(CudaDeviceMomentum, NothingIsLostWhileThresholdsAreFollowed) {
   for (const int ranks : {1, 3, 4}) ExpectNothingIsLost(Program(plan, ranks, 6));
 }
 
-/// What is delivered is gone from the residual.
+/// Delivered entries are zero in the residual.
 TEST_F(CudaDeviceMomentum, VelocitiesOfWhatIsDeliveredBecomeZeroAndNoOthers) {
   const Program program(Corrected(kOneOfAll), 3, 4);
   const Steps after = OnDevice(program);
@@ -67,7 +67,7 @@ TEST_F(CudaDeviceMomentum, VelocitiesOfWhatIsDeliveredBecomeZeroAndNoOthers) {
       const std::vector<float> joined = program.Inflow(velocity, program.gradients[step][rank]);
       const AfterStep& own = after[rank][step];
       for (std::size_t i = 0; i < joined.size(); ++i) {
-        if (residual[i] + joined[i] == 0) continue;  // nobody can tell
+        if (residual[i] + joined[i] == 0) continue;  // indistinguishable from a delivered entry
         const bool is_delivered = own.residual[i] == 0;
         ASSERT_EQ(own.velocity[i], is_delivered ? 0 : joined[i]) << "entry " << i;
         ++(is_delivered ? masked : kept);

@@ -1,4 +1,4 @@
-/// Selections that never leave a device are those of the CPU, with the same thresholds after them.
+/// Selections that run entirely on a device equal those of the CPU, and leave the same thresholds.
 
 #include "csrc/cuda/device_selector.h"
 
@@ -17,7 +17,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// Without survived bits.
+/// Returns the entries without survived bits.
 Entries Unmarked(Entries entries) {
   for (Entry& entry : entries) entry.index = Position(entry.index);
   return entries;
@@ -63,8 +63,8 @@ struct OnDevice {
   }
 };
 
-/// The same on the CPU, each segment with a sparsifier of its own, and GTopK::Trim behind it. All
-/// gradients are of float32 and reach over no segment.
+/// Selects like OnDevice, but on the CPU: each segment has a sparsifier of its own, and GTopK::Trim
+/// follows. All gradients are float32 and none spans several segments.
 Entries SelectOnCpu(const BucketPlan& plan, const std::vector<std::string>& sparsifiers,
                     std::vector<float> gradient, std::vector<SelectionState>* states,
                     std::vector<float>* residual) {
@@ -91,7 +91,7 @@ Entries SelectOnCpu(const BucketPlan& plan, const std::vector<std::string>& spar
   return EntriesOf(block);
 }
 
-/// What an exact top-k leaves, and takes.
+/// Takes an exact top-k on the CPU; returns the entries and updates the residual.
 Entries ExactOnCpu(std::int64_t k, const std::vector<float>& gradient,
                    std::vector<float>* residual) {
   std::vector<SelectionState> none(1);
@@ -101,7 +101,8 @@ Entries ExactOnCpu(std::int64_t k, const std::vector<float>& gradient,
 
 using CudaSelector = CudaTest;
 
-/// Three segments: of the first and the last, some k entries exceed a threshold that is known.
+/// Returns a plan of three segments; the first and the last have known thresholds that about k
+/// entries exceed.
 BucketPlan Three() {
   BucketPlan plan = {{{12000, 300}, {4, 3}, {9000, 200}},
                      {{12000, DType::kFloat32, 0.9f}, {4}, {9000, DType::kFloat32, 0.8f}}};
@@ -127,7 +128,7 @@ TEST_F(CudaSelector, StepsAndThresholdsHaveTheBitsOfTheCpu) {
     EXPECT_EQ(selected.header.flags, 0u);
     trims |= selected.header.above > 300 * 4 / 3 + 4 + 200 * 4 / 3;
   }
-  EXPECT_TRUE(trims);  // some segment had more than will do
+  EXPECT_TRUE(trims);  // some segment had more than 4k/3 candidates
   EXPECT_GT(states[0].threshold, 0.0f);
   EXPECT_GT(states[2].threshold, 0.0f);
 }
@@ -148,7 +149,7 @@ TEST_F(CudaSelector, ManyCandidatesOfASegmentAreTrimmedAsOnTheCpu) {
     EXPECT_TRUE(SameStates(device.states.Values(), states)) << "step " << step;
     most = std::max(most, selected.header.above);
   }
-  EXPECT_GT(most, 4096u);  // which 512 threads count in more than one turn
+  EXPECT_GT(most, 4096u);  // more than 512 threads count in one turn
   EXPECT_LE(most, 6656u);
 }
 
@@ -171,7 +172,7 @@ TEST_F(CudaSelector, ThresholdsMissOneByOne) {
       EXPECT_EQ(selected.header.flags, wrong < 1 ? +cuda::kOverflow : 0u);
       std::vector<SelectionState> learned = device.states.Values();
       EXPECT_EQ(learned[missing].threshold, states[missing].threshold);
-      learned[missing] = states[missing];  // what else top_k learns is its own
+      learned[missing] = states[missing];  // top_k does not update the rest of a state
       EXPECT_TRUE(SameStates(learned, states));
     }
   }

@@ -1,5 +1,5 @@
-/// Steps of a driver on a GPU whose momentum is corrected, or which are measured, and whose blocks
-/// come to the CPU: they have the bits of the same steps on the CPU.
+/// Steps of a driver on a GPU with momentum correction or measurements, whose blocks are copied to
+/// the CPU: they have the bits of the same steps on the CPU.
 
 #include <cstdlib>
 

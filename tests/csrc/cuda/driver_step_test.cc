@@ -1,5 +1,5 @@
-/// Steps of a driver that a GPU does alone, with velocities: the bits of the same steps on the CPU,
-/// nothing lost, also where a step does not come to its end.
+/// Steps of a driver that run entirely on a GPU, with velocities: they have the bits of the same
+/// steps on the CPU and lose nothing, even if a step is ended early.
 
 #include <cstdlib>
 #include <utility>
@@ -10,12 +10,12 @@
 namespace hvd_sparse {
 namespace {
 
-/// What error feedback makes of an entry; exact.
+/// Returns an entry's updated velocity; exact.
 float Moved(const Account& one, std::size_t i, float momentum) {
   return kScale * one.gradient[i] + momentum * one.before.velocity[i];
 }
 
-/// Whether a bucket, of the entries from `begin` to `end`, has not begun, or has lost nothing.
+/// Returns true if the bucket of entries [begin, end) has not begun, or has lost nothing.
 bool Holds(const Account& one, std::int64_t begin, std::int64_t end, float momentum) {
   bool is_untouched = true, has_all = true;
   for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
@@ -28,8 +28,8 @@ bool Holds(const Account& one, std::int64_t begin, std::int64_t end, float momen
   return is_untouched || has_all;
 }
 
-/// Ranks whose messages lie on devices, as over a CUDA-aware MPI. Without a threshold a device
-/// takes the exact top-k.
+/// Runs thread ranks whose messages lie on devices, as over a CUDA-aware MPI. Without a threshold,
+/// a device takes the exact top-k.
 class DriverStepOnDevice : public CudaTest {
  protected:
   void SetUp() override {
@@ -124,7 +124,7 @@ TEST_F(DriverStepOnDevice, AStepThatIsEndedKeepsAllThatItTook) {
     Meeting meeting(2);
     OnMovingRanks(2, kGpu, job, [&](MovingRank& rank) {
       rank.Step();
-      // Whoever is still in that step would lose it.
+      // A rank still in the previous step would lose it.
       meeting.Attend();
       const Account account = rank.EndedStep(pieces, &meeting);
       for (const auto& [begin, end] : {std::pair{0, kOne + kTwo}, {kOne + kTwo, kOwed}}) {

@@ -1,4 +1,4 @@
-/// What goes back to a residual, against the kernels of the CPU; needs no GPU.
+/// Entries returned to a residual, compared with the kernels of the CPU; needs no GPU.
 
 #include "csrc/cuda/entry_lists.h"
 
@@ -21,7 +21,7 @@ void Write(const EntryList& entries, std::vector<float>* residual) {
   }
 }
 
-/// About half of the positions, some with the survived bit.
+/// Returns entries at about half of the positions, some with the survived bit.
 Entries SomeEntries(std::int64_t size, int seed) {
   std::mt19937 random(seed);
   const std::vector<float> values = Awkward(size, seed);

@@ -33,7 +33,7 @@ inline BucketSpec SpecOf(Device device, const std::string& sparsifier,
   return spec;
 }
 
-/// Memory that the exchange works on: of the CPU, or of a device.
+/// Memory that the exchange works on, on the CPU or on a device.
 template <typename T>
 class Memory {
  public:
@@ -48,13 +48,13 @@ class Memory {
   std::unique_ptr<DeviceArray<T>> on_device_;
 };
 
-/// What one rank has seen, as bits, step by step.
+/// The results of one rank's steps, as bits.
 struct Seen {
   std::vector<std::uint32_t> bits;
   int refused = 0;
-  std::vector<std::string> rounds;  // by their names, of all steps
+  std::vector<std::string> rounds;  // names of the rounds of all steps
 
-  /// Steps whose gTop-k went over that.
+  /// Returns the number of steps whose gTop-k went over `network`.
   int Over(const std::string& network) const {
     return static_cast<int>(std::count(rounds.begin(), rounds.end(), "gtopk, over " + network));
   }
@@ -65,7 +65,8 @@ struct Seen {
   }
 };
 
-/// Two gradients, float32 and T; in one step, one of them is not finite on the last rank.
+/// Runs one rank with two gradients, of float32 and T; in step kBadStep, the last rank's gradient
+/// is not finite.
 template <typename T>
 Seen RunRank(std::shared_ptr<LoopbackWorld> world, int rank, const BucketSpec& spec) {
   Exchange exchange(std::make_unique<DeviceLoopback>(world, rank), SelectOn::kCaller);

@@ -1,5 +1,5 @@
-/// What is given to a stream without a wait can be captured into a CUDA graph, and every replay
-/// does what the calls would have done. For a GPU alone: the emulation has no graphs.
+/// Work that is given to a stream without a wait can be captured into a CUDA graph, and every
+/// replay does what the calls would have done. These tests need a GPU: the emulation has no graphs.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -47,10 +47,10 @@ TEST_F(CudaGraphCapture, ReplayedSelectionsHaveTheBitsOfThoseThatWereGiven) {
   const cuda::Stream stream;
   const auto handle = reinterpret_cast<StreamHandle>(stream.get());  // NOLINT: as torch passes it
   Selecting given(gradient, kept), replayed(gradient, kept);
-  given.work->Give(handle);  // kernels are loaded before a capture
+  given.work->Give(handle);  // loads the kernels before a capture
   std::vector<Entries> expected = {given.Taken()};
   Graph graph(stream.get(), [&] { replayed.work->Give(handle); });
-  EXPECT_TRUE(SameBits(replayed.residual.Values(), kept));  // a capture does nothing yet
+  EXPECT_TRUE(SameBits(replayed.residual.Values(), kept));  // capturing runs nothing
   for (int time = 0; time < kReplays; ++time) {
     graph.Replay();
     stream.Synchronize();

@@ -1,4 +1,4 @@
-/// CUDA graphs in tests: capturing what a stream is given, and replaying it.
+/// CUDA graphs for tests: capture the work given to a stream, and replay it.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_CUDA_GRAPHS_H_
 #define HVD_SPARSE_TESTS_CSRC_CUDA_GRAPHS_H_
@@ -19,7 +19,7 @@ namespace hvd_sparse {
 constexpr std::int64_t kCapturedNumel = 20000, kCapturedK = 200;
 constexpr int kReplays = 2;
 
-/// A captured piece of work; of one stream.
+/// A graph captured from the work of one stream.
 class Graph {
  public:
   Graph(cudaStream_t stream, const std::function<void()>& give) : stream_(stream) {
@@ -41,7 +41,7 @@ class Graph {
   cudaGraphExec_t ready_ = nullptr;
 };
 
-/// This rank's block, which other ranks have half of, marked as delivered.
+/// Returns this rank's block, half of which other ranks share, marked as delivered.
 inline Entries BlockOf(int rank) {
   const std::vector<float> values = Awkward(kCapturedNumel, 10 + rank);
   Entries block;
@@ -57,14 +57,14 @@ inline void Put(const Entries& entries, const cuda::DeviceBlock& into) {
             static_cast<std::size_t>(block.block().message_bytes()));
 }
 
-/// Runs the rounds as they are, then from a graph, on a rank among others.
+/// Runs the rounds of one rank directly, then from a graph, and compares the results.
 inline void ExpectTheSameFromAGraph(cuda::DeviceTransport* transport) {
   const cuda::Stream stream;
   cuda::DeviceGTopK rounds(kCapturedNumel, kCapturedK, 1, transport);
   rounds.ClearBlocks(stream.get());
   stream.Synchronize();
   Put(BlockOf(transport->Rank()), rounds.selected());
-  rounds.Run(stream.get());  // it connects the peers, too
+  rounds.Run(stream.get());  // connects the peers, too
   stream.Synchronize();
   const BlockOnCpu expected(rounds.reduced());
   EXPECT_EQ(expected.header.count, kCapturedK);

@@ -1,4 +1,4 @@
-/// What joins a dense gradient on a GPU: what is sent and what stays has the bits of the CPU.
+/// Joining a dense gradient on a GPU: sums and residuals have the bits of the CPU.
 
 #include <cmath>
 #include <memory>
@@ -15,12 +15,12 @@ constexpr Device kGpu{DeviceType::kCuda, 0};
 constexpr std::int64_t kSize = 1000;
 constexpr float kDecay = 0.7f, kMomentum = 0.9f, kScale = 0.3f;
 
-/// What goes along with a gradient.
+/// Selects the vectors that join a gradient.
 struct Has {
   bool residual, velocity;
 };
 
-/// Gradient, residual and velocity after a step, as bits; before, they hold the same each time.
+/// Returns gradient, residual and velocity after two steps, as bits; the initial values are fixed.
 template <typename T>
 Seen AfterJoining(Device device, Has has) {
   std::mt19937 random(5);
@@ -30,7 +30,7 @@ Seen AfterJoining(Device device, Has has) {
   for (T& value : values) value = Narrow<T>(gaussian(random));
   for (float& value : owed) value = gaussian(random);
   for (float& value : moving) value = gaussian(random);
-  if constexpr (sizeof(T) < sizeof(float)) {  // beyond the type; not finite, so left alone
+  if constexpr (sizeof(T) < sizeof(float)) {  // beyond the type; not finite, left alone
     owed[1] = -2 * Largest<T>();
     values[2] = Narrow<T>(kInf);
     values[3] = Narrow<T>(std::nanf(""));
@@ -48,7 +48,7 @@ Seen AfterJoining(Device device, Has has) {
   along.momentum = kMomentum;
   along.scale = kScale;
   Seen seen;
-  for (int step = 0; step < 2; ++step) {  // the second time what was left joins
+  for (int step = 0; step < 2; ++step) {  // in the second step the rest joins
     kernels.Join(along, {gradient.data(), kSize, kDTypeOf<T>}, 0, rest.get());
     seen.Add(residual.Values());
     seen.Add(velocity.Values());
@@ -87,7 +87,7 @@ TEST_F(JoinOnDevice, OfAWideGradientNothingIsLeftAndASumThatIsNotFiniteIsSeenInI
   along.residual = {residual.data(), 3};
   kernels.Join(along, {gradient.data(), 3, DType::kFloat32}, 0, rest.get());
   EXPECT_EQ(gradient.Values(), (std::vector<float>{kInf, kInf, 3}));
-  EXPECT_EQ(residual.Values(), (std::vector<float>{largest, 1, 2}));  // for the refused step
+  EXPECT_EQ(residual.Values(), (std::vector<float>{largest, 1, 2}));  // for a refused step
   EXPECT_FALSE(kernels.PutRest(*rest, {residual.data(), 3}, 0));
   EXPECT_EQ(residual.Values(), std::vector<float>(3));
 }

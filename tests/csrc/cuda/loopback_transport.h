@@ -1,7 +1,8 @@
-/// Ranks as threads that share a device: a transport that copies from one rank's memory to
+/// Thread ranks that share a device, with a transport that copies from one rank's memory to
 /// another's.
 ///
-/// It waits for the stream before it says where a message lies, which no transport for use may do.
+/// It waits for the stream before it announces a message's address, which no production transport
+/// may do.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_CUDA_LOOPBACK_TRANSPORT_H_
 #define HVD_SPARSE_TESTS_CSRC_CUDA_LOOPBACK_TRANSPORT_H_
@@ -22,7 +23,7 @@
 
 namespace hvd_sparse {
 
-/// What the ranks share: one message at most is under way from one rank to another.
+/// The state that the ranks share: at most one message from each rank to each other is in flight.
 class TransportWorld {
  public:
   explicit TransportWorld(int size) : size_(size) {}
@@ -95,7 +96,7 @@ class LoopbackTransport final : public cuda::DeviceTransport {
   int exchanges_ = 0;
 };
 
-/// Runs a program on each rank of `size`.
+/// Runs a program on each of `size` ranks.
 inline void OnDeviceRanks(int size, const std::function<void(LoopbackTransport&)>& program) {
   const auto world = std::make_shared<TransportWorld>(size);
   std::vector<std::thread> threads;

@@ -1,4 +1,4 @@
-/// Messages whose bytes tell from whom they come, for whom they are, and which in turn.
+/// Messages whose bytes encode their sender, their receiver and their number.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_CUDA_MESSAGES_H_
 #define HVD_SPARSE_TESTS_CSRC_CUDA_MESSAGES_H_
@@ -19,7 +19,7 @@ namespace hvd_sparse {
 
 using Bytes = std::vector<std::uint8_t>;
 
-/// What rank `from` has for rank `to`, the n-th time.
+/// Returns the n-th message from rank `from` to rank `to`.
 inline Bytes Message(int from, int to, int n, std::int64_t bytes) {
   Bytes message(static_cast<std::size_t>(bytes));
   for (std::size_t i = 0; i < message.size(); ++i) {
@@ -28,7 +28,8 @@ inline Bytes Message(int from, int to, int n, std::int64_t bytes) {
   return message;
 }
 
-/// On one of two ranks: no message to nobody, to itself, or of nothing; and nothing has ended.
+/// Expects, on one of two ranks, that messages to invalid ranks, to itself or of no bytes are
+/// refused, and that the transport stays usable.
 inline void ExpectRefusalOfImpossibleMessages(cuda::NetworkTransport& transport,
                                               cudaStream_t stream) {
   const int own = transport.Rank();

@@ -1,5 +1,5 @@
-/// Ranks whose steps a driver runs on the CPU or on a GPU, with velocities, to be compared: what is
-/// handed out, what stays, and what is told of steps that are measured.
+/// Ranks whose steps a driver runs on the CPU or on a GPU, with velocities: to compare applied
+/// gradients, residuals and the samples of measured steps.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_CUDA_MOVING_RANKS_H_
 #define HVD_SPARSE_TESTS_CSRC_CUDA_MOVING_RANKS_H_
@@ -19,28 +19,28 @@
 
 namespace hvd_sparse {
 
-/// A piece that is exchanged, of two gradients; one that is exchanged, and then passes; one that
-/// always passes, and has a velocity alone.
+/// Three pieces: one of two gradients, which is always exchanged; one that is exchanged first and
+/// passes later; one that always passes, and has only a velocity.
 constexpr std::int64_t kOne = 1000, kTwo = 501, kEither = 6001, kAlways = 77;
 constexpr std::int64_t kOwed = kOne + kTwo + kEither, kMoving = kOwed + kAlways;
 constexpr float kDecay = 0.5f, kScale = 0.75f;
 inline const std::vector<Piece> kPieces = {{kOne + kTwo, 1}, {kEither, 1}, {kAlways, 0}};
 
-/// What is not finite in a step: nothing, a gradient of the last rank, or a dense sum.
+/// The non-finite value of a step: none, in a gradient of the last rank, or in a dense sum.
 enum class Bad { kNothing, kGradient, kSum };
 
-/// How they are exchanged, and what is asked of the driver.
+/// Sparsifiers of the pieces, and options of the driver.
 struct DriverJob {
   std::string on_cpu, on_gpu;  // sparsifiers
   float momentum = 0;
   std::int64_t measure_every = 0;
-  Route route = Route::kCalls;  // of several ranks on a GPU
-  bool forgets = false;         // thresholds, before each step
+  Route route = Route::kCalls;  // for several ranks on a GPU
+  bool forgets = false;         // forget thresholds before each step
   bool whole = false;           // gradients are whole numbers
-  std::int64_t part = 50;       // one entry of so many is selected
+  std::int64_t part = 50;       // one entry in `part` is selected
 };
 
-/// What a step was given and what became of it, on one rank; the pieces that can be exchanged.
+/// Input and outcome of a step on one rank, for the pieces that can be exchanged.
 struct Account {
   std::vector<float> gradient, applied;
   Kept before, after;
@@ -77,7 +77,7 @@ class MovingRank {
     driver_ = std::make_unique<StepDriver>(&exchange_, kPieces, Buckets(false), hooks, rules);
   }
 
-  /// From now on the piece that may travel either way passes.
+  /// Lets piece 1, which can be exchanged or pass, pass from now on.
   void LetPass() {
     exchange_.ClearBuckets();
     driver_->Replace(Buckets(true));
@@ -116,8 +116,8 @@ class MovingRank {
     return account;
   }
 
-  /// A step of which pieces are handed over when all ranks have begun it, and which rank 0 then
-  /// ends, whatever has come by then.
+  /// Runs a step whose pieces are handed over once all ranks have begun it, and which rank 0 then
+  /// ends, whatever has arrived by then.
   Account EndedStep(const std::vector<int>& pieces, Meeting* begun) {
     Drawn drawn = Draw(false);
     Account account{drawn.Exchangeable(), {}, kept(), {}};
@@ -145,7 +145,7 @@ class MovingRank {
     Memory<float> always;
     Memory<float> room;
 
-    /// Of all pieces that can be exchanged.
+    /// Returns the values of all pieces that can be exchanged.
     std::vector<float> Exchangeable() {
       std::vector<float> all = one.Values();
       for (const double value : two.Values()) all.push_back(static_cast<float>(value));
@@ -225,13 +225,13 @@ class MovingRank {
   const Origin origin_;
   Memory<float> residual_, velocity_;
   States states_;
-  std::vector<int> exchanged_;  // buckets
+  std::vector<int> exchanged_;  // bucket ids
   bool passes_ = false;
   int measured_ = 0;
   std::unique_ptr<StepDriver> driver_;
 };
 
-/// Ranks begin with what they have kept before, if anything.
+/// Runs `program` on each rank, which begins with the state in `before`, if any.
 inline std::vector<Seen> OnMovingRanks(int size, Device device, const DriverJob& job,
                                        const std::function<void(MovingRank&)>& program,
                                        const std::vector<Kept>& before = {}) {
@@ -252,8 +252,8 @@ inline std::vector<Seen> OnMovingRanks(int size, Device device, const DriverJob&
   return seen;
 }
 
-/// Steps of all kinds: that count, that are refused for a gradient or a sum, before and after a
-/// piece travels dense.
+/// Runs steps of all kinds: accepted ones, and ones refused for a gradient or a sum, before and
+/// after a piece passes.
 inline std::vector<Account> Train(MovingRank& rank) {
   std::vector<Account> steps;
   for (const Bad bad : {Bad::kNothing, Bad::kNothing, Bad::kGradient, Bad::kSum, Bad::kNothing}) {

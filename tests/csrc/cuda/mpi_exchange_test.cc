@@ -1,5 +1,5 @@
-/// Exchanges whose gTop-k, or all of whose steps, go from device to device by a communicator that
-/// takes their memory: the bits of the same steps on the CPU, and what is told of them.
+/// Exchanges whose gTop-k, or whose whole steps, go from device to device over a communicator that
+/// accepts device memory: bits of the same steps on the CPU, and statistics.
 
 #include <gtest/gtest.h>
 
@@ -53,7 +53,7 @@ TEST_F(CudaMpiExchange, StepsFollowThresholdsAsTheCpuDoes) {
   run.steps = 4;
   run.before = Learned<float>(3);
   run.alter = [](int rank, int step, std::vector<float>* first, std::vector<float>*) {
-    if (step == 2 && rank == 1) (*first)[3] = kInf;  // all refuse that one
+    if (step == 2 && rank == 1) (*first)[3] = kInf;  // all ranks refuse this step
   };
   const auto on_device = RunSteps<float>(3, StepSpecOf(kGpu, "gaussian"), run);
   const auto on_cpu = RunSteps<float>(3, StepSpecOf({}, "gaussian"), run);
@@ -83,7 +83,7 @@ TEST_F(CudaMpiExchange, ItsStatisticsSayWhatMessagesWentOver) {
   }
 }
 
-// ---- Whether it is taken ------------------------------------------------------------------------
+// ---- When MPI is used ---------------------------------------------------------------------------
 
 TEST_F(CudaMpiExchange, WithoutTheUsersWishBlocksGoOverTheCpu) {
   StepRun run;
@@ -97,7 +97,7 @@ TEST_F(CudaMpiExchange, WithoutTheUsersWishBlocksGoOverTheCpu) {
   }
 }
 
-/// Ranks whose messages are copied by the CPU from memory of its own.
+/// Here the CPU copies messages through memory of its own.
 TEST_F(CudaMpiExchange, WhereMessagesCannotLieOnADeviceItIsSaidWhy) {
   OnRanks(2, [](Communicator& comm) {
     const DeviceConnection made = ConnectDevices(&comm, kGpu);
@@ -121,7 +121,7 @@ TEST_F(CudaMpiExchange, WhoInsistsOnItAndCannotHaveItIsRefused) {
   });
 }
 
-/// As where the MPI libraries of two machines were built differently.
+/// The ranks disagree, as if the MPI libraries of two machines were built differently.
 TEST_F(CudaMpiExchange, OneRankWithoutItKeepsAllFromIt) {
   const auto world = std::make_shared<LoopbackWorld>(3);
   std::vector<std::thread> threads;

@@ -1,5 +1,5 @@
-/// Steps whose messages the CPU gives, and that end in the midst of them: all that was selected
-/// returns to the residual, bit for bit, and nobody is left waiting.
+/// Steps over MPI that end while messages are exchanged: every selected value returns to the
+/// residual, bit for bit, and no rank is left waiting.
 
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ class CudaMpiStepFailure : public CudaTest {
   void TearDown() override { ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI"); }
 };
 
-/// Calls `act` on the rank that begins the n-th message between devices, of all ranks together.
+/// Calls `act` on the rank that begins the n-th message between devices, counted over all ranks.
 DeviceLoopback::Before AtMessage(int n, std::function<void(Communicator& comm)> act) {
   auto begun = std::make_shared<std::atomic<int>>(0);
   return [n, begun, act = std::move(act)](Communicator& comm, const std::string& what) {
@@ -36,11 +36,11 @@ DeviceLoopback::Before AtMessage(int n, std::function<void(Communicator& comm)> 
   };
 }
 
-/// Of the six messages that three ranks give for a bucket, some in turn; and one of the second
+/// Some of the six messages that three ranks send for the first bucket, and one of the second
 /// bucket's.
 constexpr int kMessages[] = {0, 1, 2, 3, 5, 8};
 
-/// A step that meets this throws such an error on all ranks, and loses nothing.
+/// Expects that a step under `met` throws an error of this kind on all ranks, and loses nothing.
 void ExpectTheEndOfAll(const Circumstances& met, ErrorKind kind, const char* said) {
   OnOwnRanks(
       2, End::kAllOrUntouched,
@@ -80,14 +80,14 @@ TEST_F(CudaMpiStepFailure, AnErrorOfMpiEndsTheStepOfAllAndNothingIsLost) {
   }
 }
 
-/// The rank lives, but sends nothing more.
+/// The rank is alive, but sends nothing more.
 TEST_F(CudaMpiStepFailure, ARankThatIsWaitedForTooLongEndsTheStepOfAllAndNothingIsLost) {
   for (const int n : {1, 4}) {
     SCOPED_TRACE(n);
     Circumstances met;
     met.world = std::make_shared<LoopbackWorld>(kRanks, 2.0);
     met.before_transfer = AtMessage(n, [](Communicator& comm) {
-      for (;; std::this_thread::yield()) comm.Check();  // until the others have given it up
+      for (;; std::this_thread::yield()) comm.Check();  // until the others have given up
     });
     ExpectTheEndOfAll(met, ErrorKind::kTimeout, "has waited 2 s for rank");
   }
@@ -101,7 +101,7 @@ TEST_F(CudaMpiStepFailure, ARankThatClosesItsExchangeEndsTheStepOfAllAndNothingI
     if (rank == 1) {
       own.exchange->Start(0, own.buckets[0].Step());
       own.exchange.reset();
-      own.buckets.clear();  // of which nobody promises anything
+      own.buckets.clear();  // their contents are unspecified
       return;
     }
     const Error error = Thrown([&own] { own.WaitForAll(); });

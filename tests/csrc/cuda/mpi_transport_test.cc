@@ -1,5 +1,5 @@
-/// Messages between devices that the CPU gives a communicator which takes their memory, ranks being
-/// threads of this process.
+/// Messages between devices over a communicator that accepts device memory; ranks are threads of
+/// this process.
 
 #include "csrc/cuda/mpi_transport.h"
 

@@ -1,5 +1,5 @@
 /// The rounds of gTop-k over NCCL can be captured into a CUDA graph on all ranks, and every replay
-/// does what the calls would have done. For GPUs alone: the emulation has no graphs.
+/// does what the calls would have done. These tests need GPUs: the emulation has no graphs.
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ class CudaNcclGraphCapture : public CudaTest {
   void TearDown() override { ::unsetenv("HVD_SPARSE_NCCL"); }
 };
 
-/// A rank for each device.
+/// Runs one rank per device.
 TEST_F(CudaNcclGraphCapture, RoundsOverNcclCanBeCaptured) {
   const int size = static_cast<int>(CudaDeviceNames().size());
   const std::string problem = OnNcclRanks(size, [](cuda::NcclTransport& transport, Communicator&) {

@@ -1,4 +1,4 @@
-/// Ranks of a test that are connected by NCCL, without an exchange.
+/// Ranks for tests that are connected by NCCL, without an exchange.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_CUDA_NCCL_RANKS_H_
 #define HVD_SPARSE_TESTS_CSRC_CUDA_NCCL_RANKS_H_
@@ -19,16 +19,16 @@
 
 namespace hvd_sparse {
 
-/// What the ranks agree on where there is nothing but NCCL.
+/// Returns the agreement of the ranks if NCCL is the only option.
 inline DeviceAgreement AgreeOnNccl(Communicator* comm, int device) {
   const DeviceMeans& means = cuda::NcclMeans();
   return AgreeOnMeans(comm, {&means}, {StatementOf(means, comm->DeviceMemoryProblem(), device)});
 }
 
-/// A transport, or why the ranks have none.
+/// A transport, or the reason why the ranks have none.
 struct NcclConnection {
   std::unique_ptr<cuda::NcclTransport> transport;
-  std::string problem;  ///< empty, too, where a rank does not want it
+  std::string problem;  ///< also empty if a rank does not want NCCL
 };
 
 inline NcclConnection ConnectNccl(Communicator* comm, int device, const WaitLimits& limits) {
@@ -39,8 +39,8 @@ inline NcclConnection ConnectNccl(Communicator* comm, int device, const WaitLimi
           ""};
 }
 
-/// Runs `program` on so many ranks that are threads, on as many devices as there are. Returns why
-/// they cannot use NCCL; empty if they can, or do not want it.
+/// Runs `program` on `size` thread ranks, on as many devices as there are. Returns why they cannot
+/// use NCCL; empty if they can, or do not want it.
 inline std::string OnNcclRanks(
     int size, const std::function<void(cuda::NcclTransport&, Communicator&)>& program) {
   std::vector<std::string> problems(static_cast<std::size_t>(size));

@@ -1,9 +1,9 @@
-/// Messages between devices over NCCL, ranks being threads of this process.
+/// Messages between devices over NCCL; ranks are threads of this process.
 ///
-/// Where csrc/cuda/ is compiled for tests without a GPU, against a library that stands in for NCCL;
-/// else against NCCL, on as many devices as there are. Ranks that share one take memory before the
-/// first message, and free it behind the last one: the device would wait for messages under way,
-/// and they for ranks that wait for the device.
+/// If csrc/cuda/ is compiled for tests without a GPU, a library stands in for NCCL; otherwise the
+/// tests use NCCL, on as many devices as there are. Ranks that share one allocate memory before the
+/// first message, and free it after the last one: the device would wait for messages in flight, and
+/// they for ranks that wait for the device.
 
 #include "csrc/cuda/nccl_transport.h"
 
@@ -46,7 +46,8 @@ class NcclTransportTest : public CudaTest {
     ::unsetenv("HVD_SPARSE_NCCL");
   }
 
-  /// Runs `program` on `size` ranks; false, and the reason, if they cannot use NCCL here.
+  /// Runs `program` on `size` ranks; returns false, and keeps the reason, if they cannot use NCCL
+  /// here.
   bool OnRanks(int size, const Program& program) {
     problem_ = OnNcclRanks(size, [&](NcclTransport& transport, Communicator& comm) {
       const Stream stream;
@@ -61,7 +62,7 @@ class NcclTransportTest : public CudaTest {
 #define ON_RANKS(size, ...) \
   if (!OnRanks(size, __VA_ARGS__)) GTEST_SKIP() << problem_
 
-/// Between two ranks, as one of them sees it.
+/// A swap between two ranks, as one of them sees it.
 struct Swap {
   int own, peer, number;
   std::int64_t bytes;
@@ -170,7 +171,7 @@ TEST_F(NcclTransportTest, ARankThatEndsTheExchangeFreesThoseThatWaitForTheDevice
     const int own = transport.Rank();
     meeting.Attend();
     const Error error = Thrown([&] {
-      // Rank 2 is waited for by rank 0, and waits for rank 1 in vain.
+      // Rank 0 waits for rank 2, which waits for rank 1 in vain.
       if (own == 1) Throw(ErrorKind::kExchangeFailed, "rank 1 has had enough");
       transport.Exchange(own == 0 ? 2 : 1, sent.data(), received.data(), 64, stream);
       transport.Await(stream, "bucket 'b'");
@@ -193,7 +194,7 @@ TEST_F(NcclTransportTest, NobodyUsesItUnlessTheUserSaysSo) {
   std::atomic<int> connected{0};
   OnRanks(3, [&](NcclTransport&, Communicator&, cudaStream_t) { ++connected; });
   EXPECT_EQ(connected, 0);
-  EXPECT_EQ(problem_, "");  // nobody has to be told
+  EXPECT_EQ(problem_, "");  // no reason is reported
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-/// Ranks with buckets on a device, whose steps do not come to their end, or do not count: to see
-/// that nothing is lost.
+/// Ranks with buckets on a device, whose steps are ended early or refused: to test that nothing is
+/// lost.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_CUDA_OWN_RANKS_H_
 #define HVD_SPARSE_TESTS_CSRC_CUDA_OWN_RANKS_H_
@@ -32,8 +32,8 @@ namespace hvd_sparse {
 constexpr int kRanks = 3;
 constexpr std::int64_t kSingles = 300, kNarrow = 500, kAll = kSingles + kNarrow;
 
-/// A bucket of a rank: a float32 and a bfloat16 gradient, and what error feedback makes of them; in
-/// every second one momentum is corrected.
+/// A rank's bucket: a float32 and a bfloat16 gradient, and the expected results of error feedback;
+/// every second bucket corrects momentum.
 class OwnBucket {
  public:
   explicit OwnBucket(int seed) : corrects_momentum_(seed % 2 == 1) {
@@ -87,11 +87,11 @@ class OwnBucket {
     return launch;
   }
 
-  /// All that it had and got is in the residual, and nothing is masked.
+  /// Returns true if the residual holds all accumulated values, and nothing is masked.
   bool HoldsAll() { return Is(accumulated_, moving_); }
-  /// The step has not begun.
+  /// Returns true if the step has not begun.
   bool IsUntouched() { return Is(before_, resting_); }
-  /// A result has come: residual and velocity have lost something each.
+  /// Returns true if a result was delivered: residual and velocity have each lost entries.
   bool HasDelivered() {
     const bool has_masked = !SameBits(velocity_->Values(), moving_);
     return !SameBits(residual_->Values(), accumulated_) && has_masked == corrects_momentum_;
@@ -105,21 +105,21 @@ class OwnBucket {
   }
 
   const bool corrects_momentum_;
-  std::vector<float> before_, accumulated_;  // residuals
-  std::vector<float> resting_, moving_;      // the same of velocities
+  std::vector<float> before_, accumulated_;  // residuals, before and after
+  std::vector<float> resting_, moving_;      // velocities, likewise
   std::unique_ptr<DeviceArray<float>> residual_, velocity_, singles_;
   std::unique_ptr<DeviceArray<BFloat16>> narrow_;
   std::vector<SelectionState> states_ = std::vector<SelectionState>(2);
 };
 
-/// What ranks meet on their way.
+/// The conditions under which a test's ranks run.
 struct Circumstances {
   std::shared_ptr<LoopbackWorld> world = std::make_shared<LoopbackWorld>(kRanks);
   DeviceLoopback::Before before_transfer = nullptr;
   std::string sparsifier = "gaussian";
 };
 
-/// A rank with so many buckets.
+/// A rank with `count` buckets.
 struct OwnRank {
   const std::shared_ptr<LoopbackWorld> world;
   std::unique_ptr<Exchange> exchange;
@@ -149,14 +149,14 @@ struct OwnRank {
   }
 };
 
-/// What a bucket of a rank may hold in the end.
+/// The permitted states of a bucket after a test.
 enum class End {
-  kAll,             ///< whatever happened
-  kAllOrUntouched,  ///< its turn may not have come
-  kCounts,          ///< not all: a result was delivered
+  kAll,             ///< all values, whatever happened
+  kAllOrUntouched,  ///< or unchanged: its turn may not have come
+  kCounts,          ///< the step counts: a result was delivered
 };
 
-/// Runs a program on each rank, with so many buckets.
+/// Runs a program on each rank, with `count` buckets.
 inline void OnOwnRanks(int count, End end, const std::function<void(int rank, OwnRank&)>& program,
                        const Circumstances& met = {}) {
   std::vector<std::thread> threads;
@@ -174,7 +174,7 @@ inline void OnOwnRanks(int count, End end, const std::function<void(int rank, Ow
   for (std::thread& thread : threads) thread.join();
 }
 
-/// What a refused step took returns, and what rounding added, and what was masked.
+/// Expects that a refused step returns what it took, what rounding added, and what was masked.
 inline void ExpectARefusalToReturnAll() {
   OnOwnRanks(2, End::kAll, [](int, OwnRank& own) {
     own.StartAll();
@@ -185,7 +185,7 @@ inline void ExpectARefusalToReturnAll() {
   });
 }
 
-/// While devices are behind.
+/// Expects that a lost rank ends the waits of all ranks while devices lag.
 inline void ExpectALostRankToEndTheWait(const Circumstances& met = {}) {
   Meeting waited(kRanks);
   OnOwnRanks(
@@ -202,7 +202,7 @@ inline void ExpectALostRankToEndTheWait(const Circumstances& met = {}) {
       met);
 }
 
-/// The same, with a limit of 0.3 s that is left to the test to unset.
+/// Expects that a limit of 0.3 s ends the wait; the test must unset the limit.
 inline void ExpectTheLimitToEndTheWait(const std::string& said, const Circumstances& met = {}) {
   ::setenv("HVD_SPARSE_TIMEOUT", "0.3", 1);
   OnOwnRanks(

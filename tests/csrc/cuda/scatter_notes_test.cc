@@ -1,4 +1,4 @@
-/// What is noted of each entry that is written into a narrow gradient.
+/// Scatter records an outcome and a former value for each entry written into a narrow gradient.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ using cuda::Narrowed;
 using CudaScatterNotes = CudaTest;
 
 TEST_F(CudaScatterNotes, EveryEntryHasAnOutcomeAndAFormerValue) {
-  DeviceArray<Index> indices({0, 1, 2, 9});  // the last one lies in no gradient
+  DeviceArray<Index> indices({0, 1, 2, 9});  // the last one lies outside the gradient
   DeviceArray<float> values({1.0f, 1.001f, kMax, 1.0f}), residual({5, 6, 7, 8});
   DeviceArray<float> former(std::vector<float>(4, -1.0f));
   DeviceArray<Narrowed> narrowed(std::vector<Narrowed>(4, Narrowed::kNotFinite));

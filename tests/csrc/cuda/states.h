@@ -1,4 +1,4 @@
-/// What sparsifiers remember, compared bit for bit.
+/// Bitwise comparison of the sparsifiers' states.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_CUDA_STATES_H_
 #define HVD_SPARSE_TESTS_CSRC_CUDA_STATES_H_

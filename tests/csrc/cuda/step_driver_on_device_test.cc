@@ -1,5 +1,5 @@
-/// Steps that an executor hands over piece by piece, with gradients on a GPU: what is applied and
-/// what stays has the bits of the same steps on the CPU.
+/// Steps that an executor hands over piece by piece, with gradients on a GPU: applied values and
+/// residuals have the bits of the same steps on the CPU.
 
 #include <cmath>
 #include <functional>
@@ -84,13 +84,13 @@ void OnRanks(int size, Device device, const std::function<void(RankOn&)>& progra
   for (std::thread& thread : threads) thread.join();
 }
 
-/// The first says that the step does not count, and there is nothing else.
+/// Expects that the first element marks the step as refused, and the rest are zero.
 void ExpectMarked(const std::vector<float>& gradient) {
   EXPECT_TRUE(std::isnan(gradient[0]));
   EXPECT_EQ(std::accumulate(gradient.begin() + 1, gradient.end(), 0.0f), 0.0f);
 }
 
-/// Steps of three ranks, in one of which a gradient of the last rank is not finite.
+/// Runs steps of three ranks; in one step, a gradient of the last rank is not finite.
 std::vector<Seen> RunSteps(Device device) {
   constexpr int kRanks = 3;
   std::vector<Seen> seen(kRanks);
@@ -161,8 +161,8 @@ TEST_F(StepDriverOnDevice, WhatDoesNotComeFromTheStreamOfTheStepIsRefused) {
   });
 }
 
-/// Steps of a rank that is alone and passes everything: a sum of the first is not finite. What was
-/// handed on, and what the residual held after each step.
+/// Runs steps of a single rank that passes everything; a sum of the first is not finite. Returns
+/// the gradients handed on and the residual after each step.
 template <typename T>
 Seen RunPassingSteps(Device device) {
   auto world = std::make_shared<LoopbackWorld>(1);

@@ -1,5 +1,4 @@
-/// Ranks that exchange a bucket step by step, on the CPU or on a device that does it alone, to be
-/// compared.
+/// Ranks that exchange a bucket step by step, on the CPU or entirely on a device, to be compared.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_CUDA_STEP_RANKS_H_
 #define HVD_SPARSE_TESTS_CSRC_CUDA_STEP_RANKS_H_
@@ -20,7 +19,8 @@
 
 namespace hvd_sparse {
 
-/// Two gradients, float32 and of another type, cut by segments elsewhere; one segment is empty.
+/// Returns a bucket of two gradients, float32 and another type, cut by segments elsewhere; one
+/// segment is empty.
 inline BucketSpec StepSpecOf(Device device, const std::string& sparsifier) {
   BucketSpec spec{"a bucket", {301, 700}, {400, 0, 1, 600}, {120, 0, 1, 150},
                   sparsifier, {},         "gtopk"};
@@ -29,29 +29,29 @@ inline BucketSpec StepSpecOf(Device device, const std::string& sparsifier) {
   return spec;
 }
 
-/// What a rank has between two steps: what a framework saves.
+/// A rank's state between two steps, which a framework saves.
 struct Kept {
-  std::vector<float> residual, velocity;  // velocity: zeros where momentum is not corrected
+  std::vector<float> residual, velocity;  // velocity: zeros unless momentum is corrected
   States states;
 };
 
-/// A step as one rank has seen it.
+/// The outcome of a step on one rank.
 struct SeenStep {
   std::vector<std::uint32_t> gradients, residual, velocity;  // bits
   States states;
-  std::string refused;  // why it does not count
+  std::string refused;  // the reason if the step was refused
   BucketStats stats;
 };
 
-/// How the ranks run.
+/// Options of a run.
 struct StepRun {
   int steps = 3;
-  bool forgets = false;      // thresholds, before each step: the framework hands in zeros
+  bool forgets = false;      // the exchange is replaced before this step
   int renewed = -1;          // before this step, an exchange ends and another one begins
   double output_scale = 0;   // 0: the average
-  float momentum = 0;        // 0: it is not corrected
-  std::vector<Kept> before;  // by rank; empty: nothing is known
-  std::function<std::vector<std::int64_t>(int step)> ks;  // else max_ks
+  float momentum = 0;        // 0: momentum is not corrected
+  std::vector<Kept> before;  // by rank; empty: zeros
+  std::function<std::vector<std::int64_t>(int step)> ks;  // otherwise max_ks
   /// Changes the gradients of a rank before a step.
   std::function<void(int rank, int step, std::vector<float>* first, std::vector<float>* second)>
       alter;
@@ -67,7 +67,7 @@ class SteppingRank {
     Begin(before);
   }
 
-  /// As after a restart from what was saved.
+  /// Replaces the exchange, as a restart from a checkpoint does.
   void Renew() {
     const Kept saved = kept();
     exchange_.reset();
@@ -143,7 +143,7 @@ class SteppingRank {
   int bucket_ = 0;
 };
 
-/// Steps by rank; `kept`, where given, gets what each has in the end.
+/// Runs the steps and returns them by rank; `kept`, if given, receives each rank's final state.
 template <typename T>
 std::vector<std::vector<SeenStep>> RunSteps(int size, const BucketSpec& spec, const StepRun& run,
                                             std::vector<Kept>* kept = nullptr) {
@@ -167,7 +167,7 @@ std::vector<std::vector<SeenStep>> RunSteps(int size, const BucketSpec& spec, co
   return seen;
 }
 
-/// The CPU's reason to refuse a step, as devices tell it: they do not look which of two it is.
+/// Returns the CPU's reason to refuse a step as devices report it: they merge two causes into one.
 inline std::string AsDevicesTell(std::string reason) {
   const std::string known = "holds NaN or Inf";
   const std::size_t at = reason.find(known);
@@ -175,7 +175,7 @@ inline std::string AsDevicesTell(std::string reason) {
   return reason.replace(at, known.size(), known + ", or exceeds float32's range (3.4e38)");
 }
 
-/// Gradients of a refused step are not compared: nobody uses them.
+/// Compares the runs. Gradients of a refused step are not compared: they are unspecified.
 inline void ExpectSameBits(const std::vector<std::vector<SeenStep>>& on_device,
                            const std::vector<std::vector<SeenStep>>& on_cpu,
                            Route route = Route::kStep) {
@@ -198,7 +198,7 @@ inline void ExpectSameBits(const std::vector<std::vector<SeenStep>>& on_device,
   }
 }
 
-/// Steps without thresholds, on the device and with `top_k` on the CPU.
+/// Compares steps without thresholds on the device with `top_k` on the CPU.
 template <typename T>
 void ExpectTheBitsOfTopK(int size, StepRun run, double slack = 1) {
   run.forgets = true;
@@ -217,7 +217,7 @@ inline void ExpectTheBitsOfTopKForAnyNumberOfRanks() {
   }
 }
 
-/// Steps with momentum, one of which is refused.
+/// Compares steps with momentum, one of which is refused.
 inline void ExpectTheBitsOfTopKWithMomentum() {
   for (const int size : {2, 3, 6}) {
     SCOPED_TRACE(size);
@@ -232,7 +232,7 @@ inline void ExpectTheBitsOfTopKWithMomentum() {
   }
 }
 
-/// What some steps on the CPU have learned.
+/// Returns each rank's state after some steps on the CPU, with learned thresholds.
 template <typename T>
 std::vector<Kept> Learned(int size, float momentum = 0) {
   StepRun run;

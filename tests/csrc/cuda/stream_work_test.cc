@@ -1,4 +1,4 @@
-/// The pieces that benchmarks time do what they say, however often.
+/// The pieces of work that benchmarks time do what they claim, however often they run.
 
 #include "csrc/kernels/stream_work.h"
 
@@ -20,7 +20,7 @@ constexpr std::int64_t kNumel = 4000;
 
 class CudaStreamWork : public CudaTest {
  protected:
-  /// To a stream that waits for no other.
+  /// Gives the work to a non-blocking stream.
   void Give(StreamWork* work) {
     if (stream_ == nullptr) stream_ = std::make_unique<cuda::Stream>();
     work->Give(reinterpret_cast<StreamHandle>(stream_->get()));  // NOLINT: as frameworks do

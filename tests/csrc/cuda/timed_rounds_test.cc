@@ -1,4 +1,4 @@
-/// What rounds take is timed as often as asked, on any number of ranks.
+/// Rounds are timed as often as requested, on any number of ranks.
 
 #include "csrc/cuda/timed_rounds.h"
 

@@ -1,4 +1,4 @@
-/// Memory that a call has used is used again, or freed, when the device is done with it.
+/// Memory that a call has used is reused, or freed, once the device is done with it.
 
 #include "csrc/cuda/work.h"
 
@@ -14,7 +14,7 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-/// Gives the device the copy of a number, by way of so much pinned memory, to where it stays.
+/// Gives the device a copy of `number` to `to`, by way of `bytes` of pinned memory.
 void GiveCopy(Work* work, int number, int* to, std::int64_t bytes = sizeof(int)) {
   int* const staged = work->Staged<int>(bytes / static_cast<std::int64_t>(sizeof(int)));
   *staged = number;
@@ -26,7 +26,7 @@ class CudaWork : public CudaTest {
  protected:
   static constexpr int kCalls = 6;
 
-  /// Expects what all calls have copied.
+  /// Expects the numbers of all calls in `seen`.
   static void ExpectAll(DeviceArray<int>* seen) {
     std::vector<int> expected(kCalls);
     for (int call = 0; call < kCalls; ++call) expected[call] = call;
@@ -48,7 +48,7 @@ TEST_F(CudaWork, ACallThatFailsHalfWayLeavesNothingUnderWay) {
 }
 
 TEST_F(CudaWork, WhatCallsLeaveUnderWayIsNotWrittenOver) {
-  constexpr std::int64_t kBytes = std::int64_t{22} << 20;  // of 64 MB that may be under way
+  constexpr std::int64_t kBytes = std::int64_t{22} << 20;  // 64 MB may be in flight
   DeviceArray<int> seen(std::vector<int>(kCalls, -1));
   for (int call = 0; call < kCalls; ++call) {
     Work work(0);

@@ -1,4 +1,4 @@
-/// An exchange whose stream is being captured into a graph is refused before anything happens.
+/// An exchange whose stream is being captured into a graph is refused before it changes anything.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// A bucket of a rank alone.
+/// The bucket of a single rank.
 struct OneBucket {
   Exchange exchange;
   DeviceArray<float> gradient{{1, 2, 3, 4}}, residual{{0, 0, 0, 0}};

@@ -1,8 +1,8 @@
 /// CUDA's runtime, as far as csrc/cuda/ calls it, for a device that is plain memory of the CPU.
 ///
-/// Found in place of NVIDIA's header where csrc/cuda/ is compiled for tests without a GPU. There is
-/// one device; whatever it is given is done when a call returns, so streams are no more than a name
-/// and events a time, unless a test says otherwise (hvd_sparse::emulation, below).
+/// It replaces NVIDIA's header when csrc/cuda/ is compiled for tests without a GPU. There is one
+/// device, which has done its work when a call returns: a stream is only a name, and an event a
+/// time, unless a test says otherwise (hvd_sparse::emulation, below).
 
 #ifndef HVD_SPARSE_TESTS_CSRC_EMULATION_CUDA_RUNTIME_API_H_
 #define HVD_SPARSE_TESTS_CSRC_EMULATION_CUDA_RUNTIME_API_H_
@@ -50,17 +50,17 @@ struct CUevent_st {
   std::chrono::steady_clock::time_point passed;
 };
 
-/// What this thread has asked of the device, for tests that count.
+/// Counts of this thread's calls to the device.
 struct EmulatedCalls {
   int launches = 0, clears = 0, copies = 0, waits = 0, allocations = 0, frees = 0;
 };
 inline thread_local EmulatedCalls emulated_calls;
 
 namespace hvd_sparse::emulation {
-inline std::atomic<bool (*)()> device_is_idle{nullptr};  ///< else no event has passed
+inline std::atomic<bool (*)()> device_is_idle{nullptr};  ///< null: idle; false: no event passes
 inline std::atomic<bool> streams_capture{false};         ///< all of them, into a graph
 inline std::atomic<bool> another_captures{false};    ///< a thread, in cudaStreamCaptureModeGlobal
-inline std::atomic<bool (*)()> has_memory{nullptr};  ///< asked whenever some is wanted; else yes
+inline std::atomic<bool (*)()> has_memory{nullptr};  ///< asked at each allocation; null: always
 
 /// Called when an event is recorded on a stream, and when a stream is made to wait for one.
 inline std::atomic<void (*)(cudaStream_t, cudaEvent_t, bool waits)> at_event{nullptr};
@@ -75,7 +75,7 @@ inline void Given(cudaStream_t stream) {
 }
 }  // namespace hvd_sparse::emulation
 
-/// Of this thread. CUDA forbids more calls than the emulation does.
+/// The capture mode of this thread. CUDA forbids more calls than the emulation does.
 inline thread_local cudaStreamCaptureMode emulated_capture_mode = cudaStreamCaptureModeGlobal;
 inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   std::swap(*mode, emulated_capture_mode);
@@ -90,7 +90,7 @@ inline bool BreaksACapture() {
 inline const char* cudaGetErrorString(cudaError_t) { return "an error of the emulation"; }
 inline const char* cudaGetErrorName(cudaError_t) { return "emulated"; }
 
-/// What this thread's next cudaGetLastError says.
+/// The result of this thread's next cudaGetLastError.
 inline thread_local cudaError_t emulated_error = cudaSuccess;
 inline cudaError_t cudaGetLastError() {
   const cudaError_t error = emulated_error;
@@ -115,7 +115,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
   std::memset(properties->uuid.bytes, 0x1f, sizeof(properties->uuid.bytes));
   return cudaSuccess;
 }
-/// All memory is the device's, but for a null pointer.
+/// Treats all memory as the device's, except a null pointer.
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
                                             const void* address) {
   const bool somewhere = address != nullptr;
@@ -179,7 +179,7 @@ inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, c
   *milliseconds = between.count();
   return cudaSuccess;
 }
-/// That an event has not passed is noted as an error would be: nobody may rely on the contrary.
+/// An event that has not passed sets the last error, too: callers must not rely on a clean one.
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (hvd_sparse::emulation::BreaksACapture()) return cudaErrorStreamCaptureUnsupported;
   bool (*const idle)() = hvd_sparse::emulation::device_is_idle;
@@ -199,17 +199,17 @@ inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* 
   return cudaSuccess;
 }
 
-// Of memory: see memory.cc.
+// Memory calls, defined in memory.cc.
 cudaError_t cudaMalloc(void** memory, std::size_t bytes);
 cudaError_t cudaMallocHost(void** memory, std::size_t bytes);
 
-/// It waits for the device, as CUDA's does.
+/// Waits for the device, like CUDA's.
 cudaError_t cudaFree(void* memory);
-/// Of this one CUDA does not say that it waits.
+/// Does not wait: CUDA does not document that it does.
 cudaError_t cudaFreeHost(void* memory);
 
-/// The CPU goes on behind it, but not where memory of the device is copied to, unless from pinned
-/// memory: then it is as with CUDA's behind the reading of plain memory, and behind nothing else.
+/// Orders the CPU after the copy, except for copies to the device from its own or plain memory. As
+/// in CUDA, the call has then read plain memory, and orders nothing else.
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
 
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,

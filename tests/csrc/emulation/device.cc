@@ -1,7 +1,7 @@
 /// Threads of blocks as fibers that take turns on the thread that launches a kernel.
 ///
-/// A fiber begins on a stack of its own, by setcontext, and then runs one thread after another. It
-/// goes on by longjmp: every turn of swapcontext would be a system call, for the sake of signals.
+/// A fiber starts on a stack of its own, by setcontext, and then runs one thread after another. It
+/// resumes by longjmp: every swapcontext would make a system call to save the signal mask.
 
 #include "tests/csrc/emulation/device.h"
 
@@ -27,21 +27,21 @@ namespace {
 
 constexpr unsigned kWarp = 32;
 constexpr std::size_t kStack = std::size_t{64} << 10;
-constexpr std::size_t kSharedMemory = std::size_t{48} << 10;  // as much as CUDA has for a block
-constexpr std::size_t kMostShared = 20;                       // names in a kernel
-constexpr std::size_t kRedZone = 16;  // behind each of them, for AddressSanitizer
+constexpr std::size_t kSharedMemory = std::size_t{48} << 10;  // CUDA's limit for a block
+constexpr std::size_t kMostShared = 20;                       // variables of a kernel
+constexpr std::size_t kRedZone = 16;  // after each of them, for AddressSanitizer
 
-/// Blocks that are made before one is used again: its threads are the same strands, and so what it
-/// does is taken to follow what it did before.
+/// Spare blocks to make before one is reused: a reused block's threads are the same strands, so its
+/// work is taken to follow its previous work.
 #ifdef HVD_SPARSE_ORDER_IS_CHECKED
 constexpr std::size_t kSpareBlocks = 2, kMostSpare = 3;
-constexpr unsigned kMostThreads = 5000;  // ThreadSanitizer has 8,128
+constexpr unsigned kMostThreads = 5000;  // ThreadSanitizer allows 8,128
 #else
 constexpr std::size_t kSpareBlocks = 0, kMostSpare = 1000;
 constexpr unsigned kMostThreads = UINT32_MAX;
 #endif
 
-/// Opens when all have met it, again and again. It orders nothing.
+/// A reusable meeting of threads, which opens once all have called Meet. It orders nothing.
 struct Meeting {
   unsigned waiting = 0;
   std::uint64_t times = 0;
@@ -56,10 +56,10 @@ struct Meeting {
   }
 };
 
-/// What was done before it comes before what is done behind it.
+/// A barrier, which also orders memory: work before it happens before work after it.
 struct Barrier {
   Meeting meeting;
-  Order orders[2];  // in turns: some may not have left it when others meet it again
+  Order orders[2];  // alternating: some may not have left when others enter again
 
   void Meet(unsigned all) {
     Order* const order = &orders[meeting.times % 2];
@@ -80,7 +80,7 @@ struct Warp {
 
 struct Block;
 
-/// What a kernel is part of.
+/// State shared by the blocks of a launched kernel.
 struct Grid {
   std::unique_ptr<const std::function<void()>> body;
   Order end;
@@ -95,7 +95,7 @@ struct Fiber {
   Fiber& operator=(const Fiber&) = delete;
 
   ucontext_t beginning;
-  jmp_buf turn;  // where it goes on
+  jmp_buf turn;  // where it resumes
   std::unique_ptr<char[]> stack{new char[kStack]};
   void* const strand = MakeStrand();
   bool has_begun = false;
@@ -105,14 +105,14 @@ struct Fiber {
   bool done = false;
 };
 
-/// A piece of a block's memory.
+/// A shared variable of a block.
 struct Shared {
   const void* place;
   void* piece;
 };
 
 struct Block {
-  unsigned index = 0, threads = 0, left = 0;  // left: not done
+  unsigned index = 0, threads = 0, left = 0;  // left: unfinished threads
   char* memory = nullptr;                     // kSharedMemory bytes
   std::size_t used = 0;
   Shared shared[kMostShared] = {};
@@ -122,7 +122,7 @@ struct Block {
   std::vector<std::unique_ptr<Fiber>> fibers;
 };
 
-// Of the one kernel at a time.
+// State of the one kernel that runs at a time.
 unsigned most_resident = 1;
 Grid* grid = nullptr;
 jmp_buf scheduler;
@@ -208,7 +208,7 @@ void Launch(unsigned blocks, unsigned threads, cudaStream_t stream,
     emulated_error = cudaErrorInvalidConfiguration;
     return;
   }
-  auto copy = std::make_unique<const std::function<void()>>(body);  // as launches copy
+  auto copy = std::make_unique<const std::function<void()>>(body);  // launches copy it, too
   const Working working(stream);
   const Unseen unseen;
   strand_of_scheduler = ThisStrand();

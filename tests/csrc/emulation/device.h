@@ -1,13 +1,13 @@
-/// What kernels find on a device, for kernels that are compiled as plain C++: included before all
-/// else, as nvcc does with its own.
+/// A device's environment for kernels that are compiled as plain C++; included before everything
+/// else, as nvcc does with its own header.
 ///
-/// The threads of a block are fibers. One runs until it meets a barrier of its warp or its block,
-/// which it leaves when all others have met it, too. Blocks run one after the other, or, from
-/// Resident on, some at a time.
+/// The threads of a block are fibers. Each runs until it meets a barrier of its warp or its block,
+/// which it leaves once all others have met it, too. Blocks run one after the other, or several at
+/// a time while a Resident lives.
 ///
-/// Results tell whether a kernel's arithmetic and its order of steps are right. What they cannot
-/// tell, since nobody runs between two barriers, is whether a barrier is missing. ThreadSanitizer
-/// does: see order.h. Nothing here tells of speed.
+/// Results show whether a kernel's arithmetic and its order of steps are right. They cannot show a
+/// missing barrier, since fibers switch only at barriers; ThreadSanitizer does: see order.h.
+/// Nothing here measures speed.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_EMULATION_DEVICE_H_
 #define HVD_SPARSE_TESTS_CSRC_EMULATION_DEVICE_H_
@@ -31,13 +31,13 @@ struct Dimension {
   unsigned x;
 };
 
-/// Runs a kernel: `body` in every thread of `blocks` blocks of `threads`, a multiple of 32. A grid
-/// of no blocks is an error, which cudaGetLastError says.
+/// Runs a kernel: `body` in every thread of `blocks` blocks of `threads`, a multiple of 32. An
+/// empty grid is an error, which cudaGetLastError returns.
 void Launch(unsigned blocks, unsigned threads, cudaStream_t stream,
             const std::function<void()>& body);
 
-/// A piece of the running block's memory for what is declared `__shared__` at `place`; full of
-/// rubbish at first.
+/// Returns the running block's memory of the variable declared `__shared__` at `place`; filled with
+/// garbage at first.
 void* SharedAt(const void* place, std::size_t bytes);
 
 template <typename T>
@@ -45,7 +45,8 @@ T& OfBlock(const void* place) {
   return *static_cast<T*>(SharedAt(place, sizeof(T)));
 }
 
-/// So many blocks at a time, while it lives; fewer where ThreadSanitizer has no more threads.
+/// Makes launches run `blocks` blocks at a time while it lives; fewer if ThreadSanitizer runs out
+/// of threads.
 class Resident {
  public:
   explicit Resident(unsigned blocks);
@@ -59,10 +60,10 @@ void BlockBarrier();
 void Fence();
 void Changes(const void* word);  ///< atomically
 
-/// Swaps words between the lanes of a warp: what `lane` passed to the same call.
+/// Returns the word that `lane` of this warp passed to the same call.
 std::uint64_t OfLane(std::uint64_t own, int lane);
 
-/// This thread's place in its warp.
+/// Returns this thread's lane in its warp.
 int OwnLane();
 
 template <typename T>

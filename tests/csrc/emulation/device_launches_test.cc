@@ -1,5 +1,5 @@
-/// What a step that stays on the device asks of it: as many launches as it says, and nothing that
-/// waits.
+/// A step that runs entirely on the device makes the number of launches that it reports, and
+/// nothing waits.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@
 namespace hvd_sparse {
 namespace {
 
-/// Notes what its rank asks of the device meanwhile, and takes it off.
+/// A transport whose own device calls are excluded from the counts.
 class Uncounted final : public cuda::DeviceTransport {
  public:
   explicit Uncounted(LoopbackTransport* transport) : transport_(*transport) {}
@@ -34,7 +34,7 @@ class Uncounted final : public cuda::DeviceTransport {
   LoopbackTransport& transport_;
 };
 
-/// Two steps of a bucket of so many layers; returns what a rank of `ranks` asked for in each.
+/// Runs two steps of a bucket of `layers` layers; returns the calls of a rank in each.
 std::vector<EmulatedCalls> CallsOf(int layers, int ranks, int rank,
                                    bool corrects_momentum = false) {
   std::vector<EmulatedCalls> seen;
@@ -81,8 +81,8 @@ TEST(DeviceLaunches, AStepWaitsForNothingAndAllocatesNothing) {
         EXPECT_EQ(calls.waits, 0);
         EXPECT_EQ(calls.allocations, 0);
       }
-      EXPECT_EQ(steps[0].copies, 1);  // what a step brings
-      EXPECT_EQ(steps[1].copies, 0);  // the same
+      EXPECT_EQ(steps[0].copies, 1);  // the step's parameters
+      EXPECT_EQ(steps[1].copies, 0);  // unchanged parameters
     }
   }
 }
@@ -105,7 +105,7 @@ TEST(DeviceLaunches, ManyLayersTakeAsManyAsOne) {
   EXPECT_LE(many.launches + many.clears, 20);
 }
 
-/// Six changes of k in a row: how often a stream is waited for.
+/// Returns how often six changes of k in a row wait for a stream.
 int WaitsForSixChanges() {
   cuda::BucketTables tables(cuda::BucketLayout({{{50, 9}}, {50}}));
   std::vector<float> memory(50);
@@ -120,14 +120,14 @@ int WaitsForSixChanges() {
   }
   EXPECT_EQ(emulated_calls.copies, 6);
   const int waits = emulated_calls.waits;
-  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // nothing is freed under way
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // frees nothing in flight
   return waits;
 }
 
 TEST(DeviceLaunches, OnlyAStreamThatIsFarBehindIsWaitedFor) {
   EXPECT_EQ(WaitsForSixChanges(), 0);
   emulation::device_is_idle = [] { return false; };
-  EXPECT_EQ(WaitsForSixChanges(), 2);  // four may be under way
+  EXPECT_EQ(WaitsForSixChanges(), 2);  // four may be in flight
   emulation::device_is_idle = nullptr;
 }
 
@@ -143,10 +143,10 @@ TEST(DeviceLaunches, AnEventThatHasNotPassedIsNotTheErrorOfTheNextLaunch) {
 TEST(DeviceLaunches, AGridWithoutBlocksIsAnError) {
   const cuda::DeviceBlock none;
   EXPECT_THROW(cuda::LaunchPutBack(none, {}, nullptr), Error);
-  cuda::CheckLaunch("launch a kernel");  // it was told once
+  cuda::CheckLaunch("launch a kernel");  // each error is reported once
 }
 
-/// Whoever changes what is sent more often than there is memory for is held up until the device has
+/// A caller that changes parameters more often than there is memory for blocks until the device has
 /// read the first change.
 TEST(DeviceLaunches, TheFifthChangeUnderWayWaitsForTheFirst) {
   cuda::DeviceBucket bucket;

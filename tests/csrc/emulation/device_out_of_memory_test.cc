@@ -1,4 +1,4 @@
-/// Whichever allocation on a device fails, pinned memory's too: the step ends on all ranks, and its
+/// Whichever allocation of device or pinned memory fails, the step ends on all ranks, and its
 /// residuals and velocities lose nothing.
 
 #include <gtest/gtest.h>
@@ -14,15 +14,16 @@
 namespace hvd_sparse {
 namespace {
 
-std::atomic<int> left{0};     // allocations, of all ranks, until one fails
-std::atomic<int> failing{0};  // of those from then on, how many fail
+std::atomic<int> left{0};     // allocations, over all ranks, until one fails
+std::atomic<int> failing{0};  // how many allocations fail from then on
 
 bool HasMemory() {
   if (left-- > 0) return true;
   return failing-- <= 0;
 }
 
-/// Runs a step in which the n-th allocation fails, and so many in all; returns whether one has.
+/// Runs a step whose n-th allocation and the next `failures` - 1 fail; returns true if
+/// any failed.
 bool FailsAt(int n, int failures, const std::string& sparsifier) {
   left = n;
   failing = failures;
@@ -33,14 +34,14 @@ bool FailsAt(int n, int failures, const std::string& sparsifier) {
   OnOwnRanks(
       2, End::kAllOrUntouched,
       [&](int rank, OwnRank& own) {
-        meeting.Attend();  // all memory of the test is there
+        meeting.Attend();  // all memory of the test is allocated
         if (rank == 0) emulation::has_memory = &HasMemory;
         meeting.Attend();
         Thrown([&own] {
           own.StartAll();
           own.WaitForAll();
         });
-        meeting.Attend();  // some may have all they need before another one fails
+        meeting.Attend();  // some ranks may need no more before another one fails
         emulation::has_memory = nullptr;
         const Error error = Thrown([&own] {
           own.exchange->Check();
@@ -49,14 +50,14 @@ bool FailsAt(int n, int failures, const std::string& sparsifier) {
         if (error.kind() == ErrorKind::kNonFinite) return;
         ++ended;
         EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory) << error.what();
-        EXPECT_THROW(own.WaitForAll(), Error);  // what was started leaves its memory alone
+        EXPECT_THROW(own.WaitForAll(), Error);  // started buckets leave their memory alone
       },
       met);
   EXPECT_TRUE(ended == 0 || ended == kRanks) << ended << " ranks have ended";
   return failing < failures;
 }
 
-/// Where blocks travel, what selects, and how many allocations fail in a row.
+/// A test case: the place of exchange, the sparsifier, and the number of failures in a row.
 struct Case {
   bool between_devices;
   std::string sparsifier;
@@ -67,7 +68,7 @@ struct Case {
   }
 };
 
-/// A device does the step alone with `gaussian`, and merges whatever was selected.
+/// A device runs the whole step with `gaussian`, and merges the selections of any sparsifier.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const int failures : {1, 1 << 20}) {

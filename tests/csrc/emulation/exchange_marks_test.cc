@@ -1,5 +1,5 @@
-/// Gradients of a bucket that fails belong to the framework again when the device has left them
-/// alone, by the events that CUDA is given.
+/// Gradients of a failed bucket are returned to the framework only after the device is done with
+/// them, in the order of CUDA's events.
 
 #include <gtest/gtest.h>
 
@@ -22,18 +22,18 @@
 namespace hvd_sparse {
 namespace {
 
-constexpr int kRanks = 3, kGuest = 2;  // gtopk sends it the result as it is
+constexpr int kRanks = 3, kGuest = 2;  // gtopk sends it the result verbatim
 constexpr std::int64_t kNumel = 100;
-constexpr StreamHandle kStreams = 0x70;  // of the ranks; none of the exchanges' own
+constexpr StreamHandle kStreams = 0x70;  // the ranks' streams; none of the exchanges' own
 
-/// What this rank is sent knows of no gradient that is not finite.
+/// A communicator whose received blocks never report a non-finite gradient.
 class Forgetful final : public LoopbackCommunicator {
  public:
   using LoopbackCommunicator::LoopbackCommunicator;
 
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
     LoopbackCommunicator::Transfer(out, in, what);
-    if (what.find("check") != std::string::npos) return;  // of no block
+    if (what.find("check") != std::string::npos) return;  // holds no block
     for (const Incoming& message : in) {
       if (message.bytes < static_cast<std::int64_t>(sizeof(BlockHeader))) continue;
       std::memcpy(static_cast<std::uint8_t*>(message.data) + offsetof(BlockHeader, bad_rank),
@@ -42,10 +42,10 @@ class Forgetful final : public LoopbackCommunicator {
   }
 };
 
-/// How often the guest's stream was made to wait.
+/// The number of times the guest's stream was made to wait.
 std::atomic<int> waits{0};
 
-/// A step of one bucket; returns what ended the exchange.
+/// Runs a step of one bucket; returns the error that ended the exchange.
 std::string ErrorOf(const std::shared_ptr<LoopbackWorld>& world, int rank, Meeting* ended) {
   std::vector<float> values(kNumel, 1.0f);
   if (rank == kGuest) values[3] = std::numeric_limits<float>::quiet_NaN();
@@ -73,11 +73,11 @@ std::string ErrorOf(const std::shared_ptr<LoopbackWorld>& world, int rank, Meeti
   } catch (const Error& error) {
     said = error.what();
   }
-  ended->Attend();  // who closes amid a step ends it for all
+  ended->Attend();  // closing during a step would end it for all
   return said;
 }
 
-/// Its result is given to the device to be written before what is wrong with it is seen.
+/// The device is told to write the result before its error is noticed.
 TEST(ExchangeMarks, TheFrameworksStreamFollowsABucketThatFailedBehindItsWriting) {
   waits = 0;
   emulation::at_event = [](cudaStream_t stream, cudaEvent_t, bool is_wait) {

@@ -1,7 +1,7 @@
-/// What the fences of a kernel order, as in C++ and in PTX.
+/// Ordering by the fences of a kernel, as in C++ and in PTX.
 ///
-/// What a thread did before its fence comes before what another one does behind its own, if both
-/// have changed the same word atomically: the first one behind its fence, the other one later, and
+/// Work of a thread before its fence happens before work of another thread after its own fence, if
+/// both change the same word atomically: the first thread after its fence, and the other later, and
 /// before its own.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_EMULATION_FENCES_H_
@@ -15,13 +15,13 @@
 
 namespace hvd_sparse::emulation {
 
-/// Those of one launch.
+/// The fences of one launch.
 class Fences {
  public:
-  /// What a thread has of them.
+  /// A thread's state.
   struct Own {
     std::shared_ptr<Order> passed;            // at its last fence
-    std::vector<std::shared_ptr<Order>> met;  // since, in words that others had changed
+    std::vector<std::shared_ptr<Order>> met;  // since then, in words changed by others
   };
 
   void Fence(Own* own) {
@@ -32,7 +32,7 @@ class Fences {
     own->passed->PassOn();
   }
 
-  /// A thread is about to change a word atomically.
+  /// Notes that a thread is about to change a word atomically.
   void Change(const void* word, Own* own) {
     if (own->passed == nullptr && words_.empty()) return;
     const Unseen unseen;
@@ -44,7 +44,7 @@ class Fences {
   }
 
  private:
-  std::map<const void*, std::vector<std::shared_ptr<Order>>> words_;  // of those who changed them
+  std::map<const void*, std::vector<std::shared_ptr<Order>>> words_;  // fences of their changers
 };
 
 }  // namespace hvd_sparse::emulation

@@ -1,4 +1,4 @@
-/// Running counts over tiles, with many blocks at a time in orders that differ; needs no GPU.
+/// Running counts over tiles, with many blocks at a time in varying orders; needs no GPU.
 
 #include "csrc/cuda/look_back.cuh"
 
@@ -10,8 +10,8 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-/// Blocks of one warp each look back over tiles that they take in the order in which they begin,
-/// after a pause of some turns.
+/// Expects the right counts from one-warp blocks that each look back over tiles, which they take in
+/// the order in which they start, after a pause of some turns.
 void ExpectCounts(unsigned tiles, unsigned resident) {
   SCOPED_TRACE(testing::Message() << tiles << " tiles, " << resident << " blocks at a time");
   std::mt19937 random(tiles + resident);

@@ -1,5 +1,4 @@
-/// The emulated device's memory: what it is to ThreadSanitizer, and who waits where it is copied to
-/// in a call, or freed.
+/// The emulated device's memory: how ThreadSanitizer sees it, and which copies and frees wait.
 
 #include <cuda_runtime_api.h>
 
@@ -16,14 +15,14 @@ namespace {
 
 namespace emulation = hvd_sparse::emulation;
 
-enum class Kind { kPlain, kPinned, kDevice };  // plain: of the CPU, and nobody told CUDA of it
+enum class Kind { kPlain, kPinned, kDevice };  // kPlain: CUDA does not know of it
 
 struct Piece {
   std::size_t bytes;
   Kind kind;
 };
 
-/// By where they begin; whoever looks at them orders nothing by that.
+/// Allocations by address; accesses to the map order nothing.
 class Pieces {
  public:
   void Add(const void* begin, Piece piece) {
@@ -54,7 +53,7 @@ class Pieces {
 };
 Pieces& pieces = *new Pieces;
 
-/// As aligned as CUDA's, and full of rubbish: what was never written is not zero by chance.
+/// Allocates with CUDA's alignment and fills with garbage, so that unwritten memory is not zero.
 cudaError_t Allocate(void** memory, std::size_t bytes, Kind kind) {
   if (emulation::BreaksACapture()) return cudaErrorStreamCaptureUnsupported;
   bool (*const has_memory)() = emulation::has_memory;
@@ -69,7 +68,8 @@ cudaError_t Allocate(void** memory, std::size_t bytes, Kind kind) {
   return cudaSuccess;
 }
 
-/// The CPU reads what the default stream then copies, at any time.
+/// Copies from plain memory, which is read during the call; the default stream writes it at any
+/// time.
 void CopyWhatIsRead(void* to, const void* from, std::size_t bytes) {
   std::vector<char>* read = nullptr;
   {

@@ -1,5 +1,5 @@
-/// Tiles of a merge wait for those before them: whatever counts a block reads, it says where its
-/// tile ends.
+/// Tiles of a merge wait for those before them: whatever counts a block reads, it publishes the
+/// counts of its tile.
 
 #include <gtest/gtest.h>
 
@@ -14,8 +14,8 @@
 namespace hvd_sparse {
 namespace {
 
-/// Merges blocks with room for 9 tiles of 2,048 steps, and returns how many entries there are up to
-/// the end of each.
+/// Merges blocks with room for 9 tiles of 2,048 steps; returns the number of entries up to the end
+/// of each tile.
 std::vector<unsigned> UpToEachTile(std::uint32_t own_count, std::uint32_t their_count) {
   constexpr std::int64_t kRoom = 9216, kTiles = 9;
   OwnedBlock own(kRoom), theirs(kRoom);

@@ -1,6 +1,6 @@
-/// Messages between streams, for a library that moves them by a thread of its own: NCCL's stand-in.
+/// Messages between streams, for a library that moves them on a thread of its own: NCCL's stand-in.
 ///
-/// Its own memory and locks order nothing: all that it does is Unseen, with UnseenLocks.
+/// Its own memory and locks order nothing: all of its work is under Unseen and UnseenLocks.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_EMULATION_MESSAGE_H_
 #define HVD_SPARSE_TESTS_CSRC_EMULATION_MESSAGE_H_
@@ -13,7 +13,7 @@
 
 namespace hvd_sparse::emulation {
 
-/// Bytes under way. Who receives them is behind all that came before their sending.
+/// The bytes of a message in flight. Their receiver follows everything before their sending.
 struct Message {
   explicit Message(std::size_t size) : bytes(size) {}
 
@@ -21,19 +21,19 @@ struct Message {
   Order order;
 };
 
-/// One of the things that a stream was given at once: behind what the stream was given before, and
-/// beside the others. What the stream does next is behind it.
-class __attribute__((visibility("default"))) Part {  // of the program, for what that loads
+/// One of several operations given to a stream as a group: it follows the stream's earlier work,
+/// and is unordered with the others. The stream's later work follows it.
+class __attribute__((visibility("default"))) Part {  // of the program, for the library it loads
  public:
   explicit Part(cudaStream_t stream);
   ~Part();
   Part(const Part&) = delete;
   Part& operator=(const Part&) = delete;
 
-  /// It has not been waited for: what the stream was given since has been done before it.
+  /// Marks the operation as not waited for: the stream's later work may be done before it.
   void ComesLate();
 
-  // Done once, by any thread, or never.
+  // Called once, by any thread, or never.
   void Send(const void* from, Message* message);
   void Receive(const Message& message, void* to);
 

@@ -1,5 +1,5 @@
-/// Messages over MPI that wait for a device: what ends such a wait, what a device that is behind
-/// does to a step, and what becomes of memory that MPI may still use.
+/// Messages over MPI that wait for a device: how the wait ends, how a slow device affects a step,
+/// and what happens to memory that MPI may still use.
 
 #include <gtest/gtest.h>
 
@@ -21,11 +21,11 @@ namespace hvd_sparse {
 namespace {
 
 std::atomic<bool> device_is_done{true};
-std::atomic<int> looks_left{0};  // where the exchange has ended, until the device has got through
+std::atomic<int> looks_left{0};  // after the exchange has ended, until the device is done
 std::shared_ptr<LoopbackWorld> world_of_ranks;
 
-/// The device is behind until a test says otherwise, and gets through long after the exchange has
-/// ended: it waits for nobody else.
+/// Returns true if the device is done: when a test says so, or long after the exchange has ended;
+/// it waits for nobody else.
 bool DeviceIsDone() {
   if (device_is_done) return true;
   try {
@@ -100,7 +100,7 @@ TEST_F(MpiWait, IsRefusedForAStreamThatIsBeingCaptured) {
   EXPECT_FALSE(transport.HoldsMemory());
 }
 
-/// Blocks of gTop-k, in pieces of memory that are freed, or not.
+/// The memory holds blocks of gTop-k, and is either freed or leaked.
 TEST_F(MpiWait, MemoryThatMpiMayStillUseIsNeverFreed) {
   device_is_done = true;
   for (const bool fails : {false, true}) {

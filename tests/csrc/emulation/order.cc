@@ -24,13 +24,13 @@ struct Stream {
   Stream& operator=(const Stream&) = delete;
 };
 
-/// All that there is; whoever looks at it holds the lock.
+/// The emulated device's state; its users hold the lock.
 struct Device {
   std::mutex lock;
-  std::map<cudaStream_t, Stream> streams;  // those that nobody made, too
-  std::map<cudaEvent_t, Order> events;     // as recorded last
+  std::map<cudaStream_t, Stream> streams;  // including streams never created
+  std::map<cudaEvent_t, Order> events;     // as last recorded
 };
-Device* const device = new Device;  // made before any thread: what locks it is not seen to order it
+Device* const device = new Device;  // made before any thread, so that its locks need not order it
 
 template <typename Key, typename Value>
 Value& Find(std::map<Key, Value>* all, Key key) {
@@ -58,7 +58,7 @@ struct Locked {
   ~Locked() { Unlock(); }
 };
 
-/// Lets the running strand follow what a stream was given so far.
+/// Makes the running strand follow the work given to a stream so far.
 void FollowStream(Stream* stream) {
   void* const own = ThisStrand();
   Become(stream->strand);
@@ -67,7 +67,7 @@ void FollowStream(Stream* stream) {
   stream->done.Take();
 }
 
-/// What the default stream is given waits for all streams that block, and they wait for it.
+/// Orders the default stream after all blocking streams, and those after it.
 void FollowDefault(cudaStream_t name, const Stream& stream) {
   if (name != nullptr && !stream.blocks) return;
   for (auto& [other, its] : device->streams) {
@@ -147,7 +147,7 @@ void FollowDevice() {
 Part::Part(cudaStream_t stream) : stream_(stream) {
   const Working working(stream);
   const Unseen unseen;
-  strand_ = MakeStrand();  // which is behind the strand that makes it
+  strand_ = MakeStrand();  // follows the strand that makes it
   NameStrand(strand_, "message of stream %u", Find(&device->streams, stream).number);
 }
 
@@ -156,7 +156,7 @@ Part::~Part() { EndStrand(strand_); }
 void Part::ComesLate() {
   const Locked locked;
   const auto found = device->streams.find(stream_);
-  if (found == device->streams.end()) return;  // destroyed meanwhile
+  if (found == device->streams.end()) return;  // destroyed in the meantime
   void* const own = ThisStrand();
   Become(strand_);
   FollowStream(&found->second);
@@ -196,7 +196,7 @@ void Part::Do(const Move& move) {
 }  // namespace hvd_sparse::emulation
 
 #ifdef HVD_SPARSE_ORDER_IS_CHECKED
-// Volatile accesses of kernels, which are compiled to tell them apart.
+// Volatile accesses of kernels, which are compiled with calls that distinguish them.
 extern "C" {
 #define HVD_SPARSE_VOLATILE(bytes)           \
   void __tsan_volatile_read##bytes(void*) {} \

@@ -1,16 +1,16 @@
-/// What the emulated device does before what, for ThreadSanitizer; without it nothing happens here.
+/// The order of the emulated device's work, for ThreadSanitizer; without it nothing happens here.
 ///
-/// The emulation does all that it is given at once. A device may do it later, beside other work, in
-/// any order that streams, events and barriers allow, and only those order it here: a stream is a
-/// thread to ThreadSanitizer, and so is each thread of a kernel. So it reports
+/// The emulation does all work at once. A device may do it later, concurrently with other work, in
+/// any order that streams, events and barriers allow, and only those order it here: to
+/// ThreadSanitizer a stream is a thread, and so is each thread of a kernel. It therefore reports
 ///
-///   * a barrier that a kernel lacks, and blocks of a kernel that meet in memory: the launch orders
-///     what they do, and __syncthreads, and __threadfence on both sides (fences.h), but no shuffle,
-///     vote or atomic operation;
-///   * streams that meet in memory without an event between them;
-///   * what the CPU does with memory that a stream may still use.
+///   * a missing barrier in a kernel, and accesses of several blocks to the same memory. Work is
+///     ordered by the launch, __syncthreads, and __threadfence on both sides (fences.h), but not by
+///     a shuffle, a vote or an atomic operation;
+///   * streams that access the same memory without an event between them;
+///   * accesses of the CPU to memory that a stream may still use.
 ///
-/// Volatile accesses of kernels are taken for atomic ones, as PTX takes them.
+/// Volatile accesses of kernels are taken for atomic ones, as in PTX.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_EMULATION_ORDER_H_
 #define HVD_SPARSE_TESTS_CSRC_EMULATION_ORDER_H_
@@ -22,8 +22,8 @@ using cudaEvent_t = struct CUevent_st*;
 
 namespace hvd_sparse::emulation {
 
-/// While it lives, this thread of the CPU is a stream: what it does is behind all that the stream
-/// was given before, and behind what the thread itself has done. One at a time.
+/// Makes this thread of the CPU act as a stream while it lives: its work follows the stream's
+/// earlier work and the thread's own. One at a time.
 class Working {
  public:
   explicit Working(cudaStream_t stream);
@@ -35,11 +35,11 @@ class Working {
   void* const cpu_;
 };
 
-/// What a stream is given to do; never compiled in line, where ThreadSanitizer does not see it.
+/// Work on a stream; not inline, since ThreadSanitizer would not see it there.
 void Copy(cudaStream_t stream, void* to, const void* from, std::size_t bytes);
 void Fill(cudaStream_t stream, void* memory, int value, std::size_t bytes);
 
-/// Streams that were made without cudaStreamNonBlocking and the default stream wait for each other.
+/// Streams made without cudaStreamNonBlocking and the default stream wait for each other.
 void MakeStream(cudaStream_t stream, bool blocks);
 void ForgetStream(cudaStream_t stream);
 
@@ -47,7 +47,7 @@ void RecordEvent(cudaEvent_t event, cudaStream_t stream);
 void LetFollow(cudaStream_t stream, cudaEvent_t event);
 void ForgetEvent(cudaEvent_t event);
 
-/// What follows on this thread of the CPU is behind an event, a stream, all streams.
+/// Orders this thread of the CPU after an event, a stream, or all streams.
 void Follow(cudaEvent_t event);
 void Follow(cudaStream_t stream);
 void FollowDevice();

@@ -1,4 +1,4 @@
-/// What orders a device's work, and that ThreadSanitizer misses it where it is missing.
+/// Ordering of a device's work, and ThreadSanitizer's reports of races without it.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ class OrderOfTheDevice : public testing::Test {
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
 };
 
-/// What `body` does is in order if there is `order` in it, and a race without.
+/// Expects that `body` is race-free if `order` is true, and a data race otherwise.
 void ExpectRaceWithout(const std::function<void(bool order)>& body) {
   body(true);
   EXPECT_DEATH(body(false), "ThreadSanitizer: data race");
@@ -31,7 +31,7 @@ TEST_F(OrderOfTheDevice, ABarrierOrdersTheThreadsOfABlock) {
       static char place;
       auto& shared = emulation::OfBlock<int[kThreads]>(&place);
       shared[threadIdx.x] = static_cast<int>(threadIdx.x);
-      order ? __syncthreads() : (void)__any_sync(~0u, true);  // which waits, and orders nothing
+      order ? __syncthreads() : (void)__any_sync(~0u, true);  // waits, but orders nothing
       seen[threadIdx.x] = shared[kThreads - 1 - threadIdx.x];
     });
     cudaDeviceSynchronize();
@@ -39,7 +39,7 @@ TEST_F(OrderOfTheDevice, ABarrierOrdersTheThreadsOfABlock) {
   });
 }
 
-/// Blocks are counted as they end, and the last one adds up what all have written.
+/// Counts blocks as they end; the last one adds up what all have written.
 unsigned SumOfBlocks(bool fence_before_counting, bool fence_behind_it) {
   constexpr unsigned kBlocks = 3;
   std::vector<unsigned> of_block(kBlocks);
@@ -118,7 +118,7 @@ TEST_F(OrderOfTheDevice, TheCpuFollowsAStreamThatItWaitsFor) {
   });
 }
 
-/// Memory of the device, or pinned.
+/// Device or pinned memory.
 struct Allocated {
   char* bytes = nullptr;
 
@@ -136,7 +136,7 @@ TEST_F(OrderOfTheDevice, ACopyOfPlainMemoryMayStillBeUnderWayWhenTheCallReturns)
     {
       const std::vector<char> plain(kThreads, 1);
       cudaMemcpy(memory.bytes, plain.data(), plain.size(), cudaMemcpyDefault);
-    }  // it has been read
+    }  // the host memory has been read
     if (order) cudaDeviceSynchronize();
     cudaMemsetAsync(memory.bytes, 2, kThreads, stream.get());
     cudaFree(memory.bytes);

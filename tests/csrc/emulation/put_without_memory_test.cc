@@ -1,4 +1,4 @@
-/// Entries on their way back to a residual are not lost where the device has no memory left.
+/// Entries returned to a residual are not lost if the device is out of memory.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ constexpr std::int64_t kSize = 200;
 
 using Change = std::function<std::int64_t(const Kernels&, SparseBlock*, Span<float>)>;
 
-/// Makes the change on a thread that has no scratch memory yet, and gets none.
+/// Makes the change on a thread that has no scratch memory yet, and cannot allocate any.
 std::int64_t WithoutMemory(const Change& change, SparseBlock* block, Span<float> residual) {
   std::int64_t result = 0;
   std::thread([&] {

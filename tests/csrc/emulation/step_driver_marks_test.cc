@@ -1,5 +1,5 @@
-/// In which order a step's stream and the exchange's own wait for each other, by the events that
-/// CUDA is given.
+/// The order in which a step's stream and the exchange's own streams wait for each other, by CUDA's
+/// events.
 
 #include <gtest/gtest.h>
 
@@ -21,8 +21,8 @@ namespace {
 constexpr std::int64_t kNumel = 100;
 const auto kStream = reinterpret_cast<cudaStream_t>(0x77);  // none of the exchange's own
 
-/// What happened, a letter each: the step's stream was marked (M), made to wait (w), or given work
-/// (k); one of the exchange's own was made to wait (f); a piece was done (d).
+/// A log of events, one letter each: the step's stream was marked (M), made to wait (w), or given
+/// work (k); one of the exchange's own was made to wait (f); a piece was done (d).
 class Log {
  public:
   Log() {
@@ -47,7 +47,7 @@ class Log {
 
   static std::string All() { return Without(0); }
 
-  /// All that happened, but for what is left out.
+  /// Returns all letters except `left_out`.
   static std::string Without(char left_out) {
     const std::lock_guard lock(Mutex());
     std::string seen;
@@ -73,7 +73,7 @@ StepRules RulesOnGpu() {
   return rules;
 }
 
-/// A rank that is alone, with buckets of one piece each, which may all pass.
+/// A single rank, with buckets of one piece each, all of which may pass.
 class RankAlone {
  public:
   explicit RankAlone(std::int64_t pieces, bool passes = false, StepRules rules = RulesOnGpu())
@@ -118,7 +118,7 @@ class RankAlone {
     return done->get_future();
   }
 
-  /// Returns what was known at the end.
+  /// Ends the step and returns its StepEnd.
   StepEnd End() {
     std::promise<void> ended;
     driver_->End([&ended](std::exception_ptr error) {
@@ -129,7 +129,7 @@ class RankAlone {
     return ended_;
   }
 
-  /// A step of gradients that all pass.
+  /// Runs a step of gradients that all pass.
   StepEnd Pass(std::vector<std::unique_ptr<DeviceArray<float>>>* gradients) {
     Begin();
     for (std::size_t piece = 0; piece < gradients->size(); ++piece) {
@@ -157,7 +157,7 @@ TEST(StepDriverMarks, GradientsAreReadAfterTheStepsStreamAndFoundWrittenByIt) {
   const Log log;
   rank.Begin();
   rank.Launch(0, &gradient).get();
-  // Both threads of the exchange, the one that selects and the one that writes, follow.
+  // Both threads of the exchange, the selecting and the writing one, follow.
   EXPECT_EQ(Log::All(), "Mffwd");
 }
 
@@ -173,7 +173,7 @@ TEST(StepDriverMarks, NobodyIsToldBeforeTheStepsStreamWaitsForAllBuckets) {
   later.get();
   const std::string seen = Log::Without('f');
   EXPECT_EQ(seen.substr(seen.size() - 2), "dd");
-  EXPECT_EQ(seen.find('d'), 4u) << seen;  // two marks, two waits, in any order but these
+  EXPECT_EQ(seen.find('d'), 4u) << seen;  // two marks and two waits, in any order but these
   EXPECT_EQ(seen[0], 'M');
 }
 
@@ -208,7 +208,7 @@ TEST(StepDriverMarks, ATimedStepMarksPiecesAndItsEndAndOthersMarkNothing) {
   EXPECT_EQ(Log::Without('k'), "M");  // where the first one begins
   EXPECT_NE(rank.Pass(&gradients).reading, nullptr);
   EXPECT_EQ(Log::Without('k'), "MMMM");
-  rank.driver().TimeSteps(true);  // the end of one is the begin of the next
+  rank.driver().TimeSteps(true);  // the end of one step is the beginning of the next
   EXPECT_NE(rank.Pass(&gradients).reading, nullptr);
   EXPECT_EQ(Log::Without('k'), "MMMMMMM");
   rank.driver().TimeSteps(false);
@@ -224,9 +224,9 @@ TEST(StepDriverMarks, ResidualsJoinAndGoInTheOrderOfTheStepsStream) {
   const Log log;
   rank.driver().TimeSteps(true);
   rank.Pass(&gradients);
-  EXPECT_EQ(Log::All(), "MMkMkkkM");  // a piece is ready before it is joined; the end is behind all
+  EXPECT_EQ(Log::All(), "MMkMkkkM");  // pieces are ready, then joined; the end follows all
   rank.Pass(&gradients);
-  EXPECT_EQ(Log::All(), "MMkMkkkMMMM");  // nothing is owed any more
+  EXPECT_EQ(Log::All(), "MMkMkkkMMMM");  // no residual is left
 }
 
 TEST(StepDriverMarks, VelocitiesJoinAndGoOnInTheOrderOfTheStepsStreamInEveryStep) {
@@ -261,7 +261,7 @@ TEST(StepDriverMarks, WhatIsMeasuredIsReadBehindTheStepsStream) {
   }
 }
 
-/// While it lives, the device comes to no event.
+/// Keeps the device from reaching any event while it lives.
 class BusyDevice {
  public:
   BusyDevice() {
@@ -278,7 +278,7 @@ TEST(StepDriverMarks, NobodyWaitsForTheDeviceBeforeAStepIsRead) {
   std::shared_ptr<StepReading> reading;
   rank.driver().TimeSteps(true);
   {
-    const BusyDevice busy;  // who waits for it waits for ever
+    const BusyDevice busy;  // a wait for it would never end
     const int waits = emulated_calls.waits;
     reading = rank.Pass(&gradients).reading;  // and residuals and velocities join the gradients
     EXPECT_EQ(emulated_calls.waits, waits);

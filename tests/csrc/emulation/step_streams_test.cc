@@ -1,4 +1,4 @@
-/// A bucket is selected while the one before is exchanged, and nothing is done too early.
+/// A bucket is selected while the previous one is exchanged, and nothing is done too early.
 
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ namespace {
 constexpr std::int64_t kNumel = 500, kK = 20;
 const auto kCaller = reinterpret_cast<cudaStream_t>(0x77);  // none of the transport's own
 
-/// Of two ranks, whose peer sends what it gets.
+/// A transport for one of two ranks, whose peer returns the bytes sent to it.
 class Mirror final : public cuda::NetworkTransport {
  public:
   explicit Mirror(Communicator* comm) : NetworkTransport(comm, 0, {}) {}
@@ -40,7 +40,7 @@ class Mirror final : public cuda::NetworkTransport {
   std::string Awaited() const override { return "nobody"; }
 };
 
-/// A bucket of it, whose gradients come from the caller's stream.
+/// A bucket over a Mirror, whose gradients come from the caller's stream.
 class Mirrored {
  public:
   Mirrored(int id, cuda::NetworkTransport* transport, StreamOrder* order)
@@ -157,7 +157,7 @@ TEST_F(StepStreams, WhatWasSelectedReturnsBehindItsSelection) {
   first_.Compute();
   first_.Select();
   EXPECT_FALSE(first_.IsWhole());
-  first_.PutBack();  // the ranks have disagreed, say
+  first_.PutBack();  // as if the ranks had disagreed
   EXPECT_TRUE(order_.Follows("put back 0", "select 0"));
   EXPECT_TRUE(first_.IsWhole());
 }
@@ -212,7 +212,7 @@ TEST_F(StepStreams, ABucketBeginsBehindTheCallersStreamWhichGoesOnBehindItsEnd) 
 
 std::atomic<int> given{0};  // pieces of work, on all ranks
 
-/// Over MPI a thread of the exchange is in the messages of the first bucket meanwhile.
+/// Over MPI, a thread of the exchange sends the first bucket's messages in the meantime.
 TEST(StepStreamsOverMpi, ABucketIsSelectedWhileMessagesOfTheOneBeforeAreUnderWay) {
   constexpr int kOfASelection = cuda::DeviceSelector::kLaunches;
   ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "1", 1);
@@ -232,7 +232,7 @@ TEST(StepStreamsOverMpi, ABucketIsSelectedWhileMessagesOfTheOneBeforeAreUnderWay
   OnOwnRanks(
       2, End::kCounts,
       [&](int rank, OwnRank& own) {
-        own.StartAll();  // the first step finds out whether devices are connected
+        own.StartAll();  // the first step connects the devices
         own.WaitForAll();
         own.exchange->Commit("");
         meeting.Attend();

@@ -1,5 +1,5 @@
-/// What ThreadSanitizer takes for a thread, and how strands wait for each other; nothing without
-/// it.
+/// Strands, which ThreadSanitizer takes for threads, and their ordering; empty without
+/// ThreadSanitizer.
 ///
 /// Sources that use it are compiled without instrumentation: a function that was entered by one
 /// strand must not be left by another one.
@@ -28,7 +28,7 @@ inline void Become(void* strand) { __tsan_switch_to_fiber(strand, __tsan_switch_
 inline void* MakeStrand() { return __tsan_create_fiber(0); }
 inline void EndStrand(void* strand) { __tsan_destroy_fiber(strand); }
 
-/// As reports have it.
+/// Sets the name shown in reports.
 template <typename... Numbers>
 void NameStrand(void* strand, const char* format, Numbers... numbers) {
   char name[64];
@@ -36,21 +36,21 @@ void NameStrand(void* strand, const char* format, Numbers... numbers) {
   __tsan_set_fiber_name(strand, name);
 }
 
-/// While it lives, what this strand does to memory is nobody's business; allocating, too.
+/// Hides this strand's memory accesses while it lives; allocations, too.
 class Unseen {
  public:
   Unseen() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__); }
   ~Unseen() { AnnotateIgnoreReadsEnd(__FILE__, __LINE__); }
 };
 
-/// While it lives, what this strand locks orders nothing.
+/// Makes this strand's locks order nothing while it lives.
 class UnseenLocks {
  public:
   UnseenLocks() { AnnotateIgnoreSyncBegin(__FILE__, __LINE__); }
   ~UnseenLocks() { AnnotateIgnoreSyncEnd(__FILE__, __LINE__); }
 };
 
-/// Who takes it follows all that was done before it was passed on.
+/// A happens-before edge: a strand that calls Take follows everything before PassOn.
 class Order {
  public:
   Order() {
@@ -59,7 +59,7 @@ class Order {
   }
   ~Order() {
     const Unseen unseen;
-    delete place_;  // freed, it is forgotten
+    delete place_;  // freeing it discards its history
   }
   Order(const Order&) = delete;
   Order& operator=(const Order&) = delete;

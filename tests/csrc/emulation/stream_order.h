@@ -1,4 +1,4 @@
-/// In which order a device does what its streams were given, as far as streams and events say.
+/// The order in which a device does its streams' work, as far as streams and events determine it.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_EMULATION_STREAM_ORDER_H_
 #define HVD_SPARSE_TESTS_CSRC_EMULATION_STREAM_ORDER_H_
@@ -13,11 +13,11 @@
 
 namespace hvd_sparse {
 
-/// Notes all that streams are given while it lives; of one thread, and one at a time.
+/// Records all work given to streams while it lives; one thread and one instance at a time.
 ///
-/// A stream counts its pieces of work; an event knows how far each stream has come where it was
-/// recorded, and a stream that waits for it learns that. So a piece of work follows another one if
-/// its stream knew of that when it was given.
+/// A stream counts its pieces of work; an event holds each stream's count known where it was
+/// recorded, and a stream that waits for the event learns them. A piece of work follows another one
+/// if its stream knew of that one when it was given.
 class StreamOrder {
  public:
   StreamOrder() {
@@ -34,17 +34,17 @@ class StreamOrder {
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
 
-  /// What all streams are given from now on belongs to this part.
+  /// Assigns the work given from now on to `part`.
   void Begin(std::string part) { part_ = std::move(part); }
 
-  /// Whether there are both, and each piece of work of `later` begins when all of `earlier` is
-  /// done.
+  /// Returns true if both parts have work, and each piece of `later` begins when all of `earlier`
+  /// is done.
   bool Follows(const std::string& later, const std::string& earlier) const {
     const auto [follows, all] = Pairs(later, earlier);
     return all > 0 && follows == all;
   }
 
-  /// Whether there are both, and no piece of work of `one` waits for one of `other`.
+  /// Returns true if both parts have work, and no piece of `one` waits for one of `other`.
   bool IsBeside(const std::string& one, const std::string& other) const {
     const auto [follows, all] = Pairs(one, other);
     return all > 0 && follows == 0;
@@ -54,7 +54,7 @@ class StreamOrder {
   using Known = std::map<cudaStream_t, int>;  // pieces of work by stream
   struct Piece {
     cudaStream_t stream;
-    Known known;  // its own included
+    Known known;  // including this piece
   };
 
   static StreamOrder*& Own() {
@@ -72,7 +72,7 @@ class StreamOrder {
     for (const auto& [other, count] : events_[event]) known[other] = std::max(known[other], count);
   }
 
-  /// How many pairs there are, and in how many the later piece follows the earlier one.
+  /// Returns the number of pairs, and in how many the later piece follows the earlier one.
   std::pair<std::size_t, std::size_t> Pairs(const std::string& later,
                                             const std::string& earlier) const {
     std::size_t follows = 0, all = 0;

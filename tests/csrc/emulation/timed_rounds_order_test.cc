@@ -1,4 +1,4 @@
-/// Between which points of a stream rounds are timed, and what they are made of.
+/// Timed rounds: where on the stream timing begins and ends, and the work of each round.
 
 #include <gtest/gtest.h>
 
@@ -15,11 +15,11 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-std::string seen;  // what the stream was given, and when it was waited for
+std::string seen;  // the stream's work and the CPU's waits
 
 void Wait(cudaStream_t, const std::string&) { seen += 'w'; }
 
-/// Each message takes a time.
+/// A transport whose messages take time.
 class SlowTransport final : public DeviceTransport {
  public:
   static constexpr double kSeconds = 2e-3;
@@ -56,7 +56,7 @@ TEST_F(TimedRoundsOrder, SwapsFollowEachOtherAndAreWaitedForOnce) {
   EXPECT_EQ(seen, "sesesesesesew");
   ASSERT_EQ(seconds.size(), 5u);
   for (const double one : seconds) EXPECT_GE(one, SlowTransport::kSeconds);
-  // Each from the end of the one before: the first swap of all is in none of them.
+  // Each is timed from the end of the previous one: the first swap overall is in none of them.
   const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
   EXPECT_LE(sum + SlowTransport::kSeconds, whole);
 }
@@ -73,7 +73,7 @@ TEST_F(TimedRoundsOrder, ABlockGoesUpAndComesDownEachTime) {
   const int before = emulated_calls.copies;
   int looks = 0;
   EXPECT_EQ(TimedHandings(0, 300, 2, [&] { ++looks; }).size(), 2u);
-  EXPECT_EQ(seen, "eee");  // marks that the CPU waits for, and looks after others meanwhile
+  EXPECT_EQ(seen, "eee");  // marks that the CPU waits for, polling `looks` meanwhile
   EXPECT_GE(looks, 3);
   EXPECT_EQ(emulated_calls.copies - before, 3 * 6);  // header, indices and values, both ways
 }
@@ -90,7 +90,7 @@ TEST_F(TimedRoundsOrder, NothingIsFreedThatAStreamStillUses) {
   EXPECT_EQ(emulated_calls.waits - before, 1);
 }
 
-/// Its messages fail, and may be under way all the same.
+/// A transport whose messages fail, and may still be in flight.
 class LostTransport final : public DeviceTransport {
  public:
   explicit LostTransport(bool holds_memory) : holds_memory_(holds_memory) {}

@@ -1,4 +1,4 @@
-/// What giving a device a step asks of it: nothing that waits, and copies of what is needed only.
+/// Giving a device a step makes no call that waits, and copies only what is needed.
 
 #include "csrc/cuda/transport_step.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kNumel = 500, kK = 20;
 
-/// A rank alone, and its memory.
+/// A single rank and its memory.
 struct OwnStep {
   std::vector<float> residual = std::vector<float>(kNumel), velocity, gradient;
   std::vector<SelectionState> states = std::vector<SelectionState>(1);
@@ -39,7 +39,7 @@ struct OwnStep {
     step.Select({residual, moving, gradients, decays, ks, states, 0.5f, 1.0f, 1.0f});
   }
 
-  /// What giving a step, selection and all that follows, has asked for.
+  /// Returns the calls made to give a whole step, from its selection on.
   EmulatedCalls Give() {
     emulated_calls = {};
     Select();
@@ -63,18 +63,18 @@ TEST(TransportStepCalls, AStepIsGivenWithoutAWaitAndCopiesWhatHasChanged) {
   EXPECT_EQ(std::memcmp(own.states.data(), learned.data(), sizeof(SelectionState)), 0);
   ASSERT_TRUE(own.step.Arrived(1));
 
-  own.states[0] = {};  // the framework has loaded something else
+  own.states[0] = {};  // the framework has loaded a checkpoint
   calls = own.Give();
   EXPECT_EQ(calls.waits, 0);
   EXPECT_EQ(calls.copies, kFetched + 1);
   ASSERT_TRUE(own.step.Arrived(1));
   EXPECT_EQ(own.step.report().selected, kK);
-  EXPECT_EQ(own.states[0].own, 0.0f);  // it has begun anew
+  EXPECT_EQ(own.states[0].own, 0.0f);  // has started afresh
 }
 
 TEST(TransportStepCalls, WhatAStepTookReturnsAtAnyTime) {
   OwnStep own;
-  own.step.PutBack();  // of a step that never was
+  own.step.PutBack();  // of a step that was never given
   EXPECT_EQ(own.residual, std::vector<float>(kNumel));
   const std::vector<float> given = own.gradient;
   own.Give();
@@ -86,7 +86,7 @@ TEST(TransportStepCalls, WhatAStepTookReturnsAtAnyTime) {
   EXPECT_EQ(own.residual, given);
 }
 
-/// Who ends it has not waited for the device.
+/// The step is destroyed without a wait for the device.
 TEST(TransportStepCalls, AStepUnderWayEndsWhenTheDeviceIsDoneWithItsMemory) {
   for (const bool is_exchanged : {false, true}) {
     OwnStep own;

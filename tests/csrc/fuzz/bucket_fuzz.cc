@@ -1,6 +1,6 @@
-/// All that a rank receives in two steps of a bucket, with every collective: whatever it is, the
-/// step arrives, or is refused with the name of the bucket; undone, it leaves the residual bit for
-/// bit, which never holds NaN or Inf.
+/// All messages that a rank receives in two steps of a bucket, with every collective: whatever they
+/// hold, the step completes, or is refused with the name of the bucket. An undone step leaves the
+/// residual bit for bit, which never holds NaN or Inf.
 
 #include <algorithm>
 #include <cmath>
@@ -21,7 +21,7 @@ constexpr std::int64_t kMostNumel = 400;
 constexpr int kMostNodes = 4, kSteps = 2;
 const char* const kEndOfScript = "nothing more is sent";
 
-/// What an input begins with.
+/// Parameters at the beginning of an input.
 struct Setup {
   std::string collective;
   int local_size = 1, size = 1, rank = 0;
@@ -50,7 +50,7 @@ struct Setup {
   }
 };
 
-/// One rank's bucket and what it works on: small integers, which any order of adding keeps exact.
+/// One rank's bucket and its memory: small integers, whose sums are exact in any order.
 class RankOfBucket {
  public:
   explicit RankOfBucket(const Setup& setup)
@@ -60,7 +60,7 @@ class RankOfBucket {
         wide_(static_cast<std::size_t>(setup.Spec().gradient_numels[0])),
         narrow_(static_cast<std::size_t>(setup.Spec().gradient_numels[1])) {}
 
-  /// Returns whether the step was taken.
+  /// Runs a step; returns true if it was accepted.
   bool Step(int step, Communicator* comm) {
     const auto number = [&](std::size_t i) {
       const std::size_t mixed = (i + 1) * 2654435761u + 97u * setup_.rank + 31u * step;
@@ -114,7 +114,7 @@ class RankOfBucket {
            "an error names the rank");
   }
 
-  /// Zeros have no sign here: what is taken from a residual leaves +0, and a sum of integers none.
+  /// Compares bits, ignoring signs of zeros: entries taken leave +0, and integer sums have no sign.
   bool SameBits(const std::vector<float>& expected) const {
     return std::equal(expected.begin(), expected.end(), residual_.begin());
   }
@@ -126,7 +126,7 @@ class RankOfBucket {
   SelectionState state_;
 };
 
-/// Peers that send what is in the input: for each message its length, and so many bytes.
+/// Peers that send the bytes of the input: for each message its length, then its bytes.
 class ScriptedPeers final : public Communicator {
  public:
   ScriptedPeers(const Setup& setup, Reader* script) : setup_(setup), script_(*script) {}
@@ -137,7 +137,7 @@ class ScriptedPeers final : public Communicator {
   void Check() override {}
 
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
-    for (const Outgoing& message : out) {  // sanitizers see what is read
+    for (const Outgoing& message : out) {  // lets sanitizers check the memory read
       const auto* data = static_cast<const volatile std::uint8_t*>(message.data);
       for (std::int64_t i = 0; i < message.bytes; ++i) static_cast<void>(data[i]);
     }
@@ -158,7 +158,7 @@ class ScriptedPeers final : public Communicator {
   Reader& script_;
 };
 
-/// Writes down what a rank receives.
+/// A communicator that records all messages that a rank receives.
 class Recorder final : public Communicator {
  public:
   Recorder(std::shared_ptr<LoopbackWorld> world, int rank) : comm_(std::move(world), rank) {}
@@ -183,7 +183,7 @@ class Recorder final : public Communicator {
   Writer script_;
 };
 
-/// The inputs of all ranks of a real exchange.
+/// Appends the inputs of all ranks of a real exchange.
 void Record(const Bytes& begin, int size, std::vector<Bytes>* seeds) {
   const auto world = std::make_shared<LoopbackWorld>(size);
   std::vector<Bytes> inputs(static_cast<std::size_t>(size));

@@ -17,7 +17,7 @@ std::size_t EdgesSeen() { return count; }
 
 }  // namespace hvd_sparse::fuzz
 
-/// The compiler puts calls of it into every basic block, on any thread.
+/// Called by the compiler's instrumentation in every basic block, on any thread.
 extern "C" void __sanitizer_cov_trace_pc() {
   using namespace hvd_sparse::fuzz;
   const auto pc = reinterpret_cast<std::uintptr_t>(__builtin_return_address(0));

@@ -1,7 +1,7 @@
-/// Which edges of the program's graph a run has taken, where the compiler was told to count them.
+/// Edges of the control-flow graph that a run has taken, if the compiler was told to count them.
 ///
-/// g++ -fsanitize-coverage=trace-pc calls a function at every edge. Without it nothing is seen, and
-/// every run looks like the others.
+/// g++ -fsanitize-coverage=trace-pc calls a function at every edge. Without it no edge is seen, and
+/// all runs look alike.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_FUZZ_COVERAGE_H_
 #define HVD_SPARSE_TESTS_CSRC_FUZZ_COVERAGE_H_
@@ -10,7 +10,7 @@
 
 namespace hvd_sparse::fuzz {
 
-/// How many edges have been seen so far, at least: of two that share a place, one counts.
+/// Returns a lower bound of the edges seen so far: edges whose hashes collide count once.
 std::size_t EdgesSeen();
 
 }  // namespace hvd_sparse::fuzz

@@ -1,5 +1,5 @@
-/// A message of a block, in any format: refused with the names of rank and bucket, or a valid block
-/// that all work on blocks survives.
+/// A message of a block, in any format: it is refused with the names of rank and bucket, or gives a
+/// valid block that all operations on blocks accept.
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@ constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
 WireFormat FormatOf(std::uint8_t choice) { return {choice % 2 == 1, kTypes[choice / 2 % 3]}; }
 
-/// The header of all messages.
+/// Sets the header that all messages have.
 void Identify(SparseBlock* block, WireFormat format) {
   block->header().bucket = 3;
   block->header().step = 5;
@@ -26,7 +26,7 @@ void Identify(SparseBlock* block, WireFormat format) {
   block->header().format = format.Id();
 }
 
-/// Every `stride`-th position of a bucket.
+/// Returns a block of every `stride`-th position of a bucket.
 SparseBlock Regular(std::int64_t numel, Index stride, WireFormat format) {
   SparseBlock block;
   const std::int64_t count = std::min(kMostRoom, (numel + stride - 1) / stride);
@@ -58,7 +58,7 @@ void CheckValid(const SparseBlock& block, std::int64_t room, std::int64_t numel)
   }
 }
 
-/// All that a rank does with a block that it has received.
+/// Runs all operations of a rank on a received block.
 void Use(const SparseBlock& theirs, std::int64_t numel, const Kernels& kernels) {
   SparseBlock own = Regular(numel, 7, {}), merged;
   const SparseBlock selected = Regular(numel, 7, {});
@@ -71,7 +71,7 @@ void Use(const SparseBlock& theirs, std::int64_t numel, const Kernels& kernels) 
   kernels.Scatter(merged, 0.5f, 0, {gradient.data(), numel, DType::kFloat32}, residual, &undo);
 }
 
-/// Read, and read again from what is made of it.
+/// Writes the block, reads it back, and compares.
 void CheckReadsBack(const SparseBlock& block, std::int64_t numel, WireFormat format) {
   if (format.IsPlain()) return;
   SparseBlock again;
@@ -121,7 +121,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   SparseBlock own = Regular(0, 1, format), theirs;
   theirs.Reset(room);
   const std::uint8_t* from = message.data();
-  if (format.IsPlain() && bytes <= theirs.max_message_bytes()) {  // as it is received
+  if (format.IsPlain() && bytes <= theirs.max_message_bytes()) {  // as if received
     if (bytes > 0) std::memcpy(theirs.message(), from, message.size());
     from = theirs.message();
   }

@@ -1,11 +1,11 @@
-/// Runs a fuzz target where there is no libFuzzer.
+/// Runs a fuzz target without libFuzzer.
 ///
-///     TARGET [--runs=N] [--seconds=S] [--seed=N]   mutations of the seeds; ends at the first
-///     finding TARGET --write-seeds=FOLDER                  the seeds as files, for libFuzzer
-///     TARGET FILE...                               these inputs, once each
+///     TARGET [--runs=N] [--seconds=S] [--seed=N]   mutate the seeds until the first finding
+///     TARGET --write-seeds=FOLDER                  write the seeds as files, for libFuzzer
+///     TARGET FILE...                               run these inputs, once each
 ///
-/// The same seed gives the same inputs. Where the compiler counts edges (coverage.h), an input that
-/// reaches a new one is mutated further. What ends the process is left in crash-TARGET.
+/// Equal seeds give equal inputs. If the compiler counts edges (coverage.h), an input that
+/// reaches a new one is mutated further. An input that ends the process is left in crash-TARGET.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -23,7 +23,7 @@
 #include "tests/csrc/fuzz/mutation.h"
 #include "tests/csrc/fuzz/target.h"
 
-// Sanitizers end the process by a signal, which is seen here.
+// Sanitizers abort the process by a signal, which is handled here.
 extern "C" const char* __asan_default_options() { return "abort_on_error=1"; }
 extern "C" const char* __ubsan_default_options() { return "abort_on_error=1:print_stacktrace=1"; }
 extern "C" const char* __tsan_default_options() { return "abort_on_error=1:halt_on_error=1"; }
@@ -31,7 +31,7 @@ extern "C" const char* __tsan_default_options() { return "abort_on_error=1:halt_
 namespace hvd_sparse::fuzz {
 namespace {
 
-constexpr unsigned kMostSeconds = 20;  // of one input: more is a hang
+constexpr unsigned kMostSeconds = 20;  // for one input: more is a hang
 
 struct Options {
   std::int64_t runs = -1;  // no limit
@@ -41,7 +41,7 @@ struct Options {
   std::vector<std::string> files;
 };
 
-// What the handler of signals needs.
+// State for the signal handler.
 std::string crash_file;
 const Bytes* current = nullptr;
 

@@ -1,5 +1,5 @@
-/// How ranks greet each other, and the texts that say where they listen: nobody is admitted without
-/// the key, and a rank that has been admitted may still send anything.
+/// Handshakes between ranks, and the texts of their addresses: nobody is admitted without the key,
+/// and an admitted rank may still send anything.
 
 #include <sys/socket.h>
 
@@ -17,19 +17,19 @@
 namespace hvd_sparse::fuzz {
 namespace {
 
-constexpr double kPatience = 0.002;  // of one who waits for a rank that says nothing
+constexpr double kPatience = 0.002;  // limit when waiting for a silent rank
 const char* const kHost = "127.0.0.1";
 
-/// The address of a rank that listens at this host's port, and its key.
+/// Returns the address of a rank that listens at this host's port, and its key.
 ListenAddress AddressAt(int port) {
   Listener none;
-  ListenAddress address = Listen(&none);  // of this host
+  ListenAddress address = Listen(&none);  // an address of this host
   address.ips = {kHost};
   address.port = port;
   return address;
 }
 
-/// Closes at once, leaving nothing behind in the kernel: inputs are many, ports are few.
+/// Closes at once, leaving no state in the kernel: inputs are many, ports are few.
 void CloseAtOnce(Descriptor* socket) {
   const linger none{1, 0};
   ::setsockopt(socket->get(), SOL_SOCKET, SO_LINGER, &none, sizeof(none));
@@ -42,13 +42,13 @@ void Say(const Descriptor& socket, const Bytes& bytes) {
 
 Descriptor Call(int port) { return ConnectTo(kHost, port, After(5)); }
 
-/// Next connection to a listener; waits for it.
+/// Waits for the next connection to a listener and returns it.
 Descriptor Answer(const Listener& listener) {
   WaitFor(listener.socket.get(), POLLIN, After(5));
   return Accept(listener.socket);
 }
 
-/// To rank 1, which waits for a message of rank 0.
+/// Sends the bytes to rank 1, which waits for rank 0's hello.
 void GreetRank(const Bytes& hello) {
   Listener listener = ListenAt(kHost);
   const int port = listener.port;
@@ -63,7 +63,7 @@ void GreetRank(const Bytes& hello) {
   CloseAtOnce(&caller);
 }
 
-/// As rank 1, to which rank 0 has connected.
+/// Answers as rank 1, to which rank 0 has connected.
 void AnswerRank(const Bytes& answer) {
   const Listener own = ListenAt(kHost);
   TcpRendezvous rendezvous(0, {AddressAt(1), AddressAt(own.port)}, ListenAt(kHost), false);
@@ -80,7 +80,7 @@ void AnswerRank(const Bytes& answer) {
   Demand(!arrivals[0].problem.empty(), "nobody is rank 1 without the key");
 }
 
-/// To rank 0 of a lifeline between two ranks, as rank 1, which has been admitted.
+/// Sends the bytes to rank 0 of a lifeline between two ranks, as the admitted rank 1.
 void GreetLifeline(const Bytes& records) {
   Listener listener = ListenAt(kHost);
   const ListenAddress address = AddressAt(listener.port);
@@ -101,7 +101,7 @@ void GreetLifeline(const Bytes& records) {
   rank1.join();
 }
 
-/// As rank 0, which has admitted rank 1.
+/// Sends the bytes as rank 0, which has admitted rank 1.
 void AnswerLifeline(const Bytes& records) {
   const Listener listener = ListenAt(kHost);
   const ListenAddress address = AddressAt(listener.port);
@@ -122,7 +122,7 @@ void AnswerLifeline(const Bytes& records) {
   rank0.join();
 }
 
-/// The text of an address comes from another rank, too.
+/// Parses the bytes as the text of an address, which comes from another rank, too.
 void ReadAddress(const Bytes& bytes) {
   const std::string text(bytes.begin(), bytes.end());
   try {
@@ -140,7 +140,7 @@ void ReadAddress(const Bytes& bytes) {
 using Scene = void (*)(const Bytes&);
 constexpr Scene kScenes[] = {GreetRank, AnswerRank, GreetLifeline, AnswerLifeline, ReadAddress};
 
-/// A record of a lifeline.
+/// Returns a record of a lifeline.
 Bytes RecordOf(std::uint8_t kind, std::uint32_t rank, const std::string& text) {
   Writer writer;
   writer.Put(kind).Put(std::uint8_t{0}).Put(rank).Put(std::uint64_t{0});

@@ -1,4 +1,4 @@
-/// Changes an input at random, with a taste for what breaks the reading of messages.
+/// Random mutations of an input, biased towards those that break the reading of messages.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_FUZZ_MUTATION_H_
 #define HVD_SPARSE_TESTS_CSRC_FUZZ_MUTATION_H_
@@ -18,7 +18,7 @@ class Mutator {
  public:
   explicit Mutator(std::uint32_t seed) : random_(seed) {}
 
-  /// One of the inputs, changed in one place or a few.
+  /// Returns one of the inputs, changed in one place or a few.
   Bytes Next(const std::vector<Bytes>& corpus) {
     Bytes input = Any(corpus);
     for (std::size_t changes = std::size_t{1} << Below(4); changes > 0; --changes) {
@@ -31,7 +31,7 @@ class Mutator {
   std::size_t Below(std::size_t end) { return random_() % end; }
   const Bytes& Any(const std::vector<Bytes>& corpus) { return corpus[Below(corpus.size())]; }
 
-  /// Headers stand at the begin: every second place lies there.
+  /// Returns a place in the input; half of them lie near the beginning, where headers are.
   std::size_t Place(const Bytes& input) {
     const std::size_t end = Below(2) == 0 ? std::min<std::size_t>(64, input.size()) : input.size();
     return Below(end);
@@ -76,7 +76,7 @@ class Mutator {
     }
   }
 
-  /// Counts, positions and lengths: borders of their types, or a little more or less than it was.
+  /// Changes a count, position or length: to a limit of its type, or by a little.
   void ChangeNumber(Bytes* input, std::size_t at) {
     static constexpr std::array<std::uint32_t, 8> kBorders = {
         0, 1, 0xffffffffu, 0x7fffffffu, 0x80000000u, 0x7f800000u, 0x7fc00000u, 0xffffu};

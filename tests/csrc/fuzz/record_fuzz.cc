@@ -1,4 +1,4 @@
-/// What comes along a lifeline, cut anywhere: the records of it, or a broken connection.
+/// Bytes of a lifeline, cut anywhere: they give their records, or a broken connection.
 
 #include <sys/socket.h>
 
@@ -21,7 +21,7 @@ Ends Connected() {
   return {Descriptor::Open([&] { return ends[0]; }), Descriptor::Open([&] { return ends[1]; })};
 }
 
-/// The bytes of a record, as a connection sends them.
+/// Returns a record's bytes as sent over a connection.
 Bytes BytesOf(const Record& record) {
   Ends ends = Connected();
   LifelineConnection sender(std::move(ends.here));

@@ -1,5 +1,5 @@
-/// Messages with lengths before them, over TCP, and in pieces, over MPI: what was announced and has
-/// room, or an error; never a byte beyond the room.
+/// Length-prefixed messages over TCP, and messages in pieces over MPI: the receiver gets what was
+/// announced and fits, or an error; never a byte beyond its room.
 
 #include <sys/socket.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t kMostRoom = 3000, kMostMessages = 4;
 
-/// Memory of exactly the size, so that a write behind it is found out.
+/// Memory of exactly the given size, so that a write beyond it is found.
 struct Room {
   explicit Room(std::int64_t size)
       : memory(new std::uint8_t[static_cast<std::size_t>(size)]), size(size) {}
@@ -102,7 +102,7 @@ std::vector<Bytes> Seeds() {
     message(&writer, 2000);
     seeds.push_back(writer.bytes());
   }
-  for (const std::int64_t following : {0, 5, 130}) {  // behind a first piece of 50 bytes
+  for (const std::int64_t following : {0, 5, 130}) {  // after a first piece of 50 bytes
     Writer writer;
     writer.Put(std::uint8_t{1}).PutBetween(0, 180).PutBetween(1, 50).Put(std::uint8_t{50});
     for (std::uint8_t i = 0; i < 50; ++i) writer.Put(i);

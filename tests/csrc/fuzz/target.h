@@ -1,8 +1,8 @@
-/// What a fuzz target is: a function that takes any bytes, and inputs to begin with.
+/// The interface of a fuzz target: a function that takes any bytes, and seed inputs.
 ///
-/// LLVMFuzzerTestOneInput, as libFuzzer calls it, hands the bytes to code that reads what other
-/// ranks send. It may refuse them with an Error. All else ends the process: what a sanitizer sees,
-/// an exception of another kind, a Demand that does not hold. driver.cc runs a target without
+/// LLVMFuzzerTestOneInput, as libFuzzer calls it, hands the bytes to code that reads other ranks'
+/// messages. That code may refuse them with an Error. Anything else ends the process: a sanitizer's
+/// finding, an exception of another kind, or a failed Demand. driver.cc runs a target without
 /// libFuzzer.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_FUZZ_TARGET_H_
@@ -24,7 +24,7 @@ namespace hvd_sparse::fuzz {
 
 using Bytes = std::vector<std::uint8_t>;
 
-/// Inputs made of valid messages: what mutations begin with.
+/// Returns inputs made of valid messages, which are the starting point of mutations.
 std::vector<Bytes> Seeds();
 
 /// Ends the process unless `holds`.
@@ -34,13 +34,13 @@ inline void Demand(bool holds, const char* what) {
   std::abort();
 }
 
-/// What an error must be that ends an exchange for what another rank sent.
+/// Ends the process unless the error is of a kind that a peer's message may cause.
 inline void DemandEnd(const Error& error) {
   Demand(error.kind() == ErrorKind::kExchangeFailed || error.kind() == ErrorKind::kDisagreement,
          "messages that do not fit end the exchange");
 }
 
-/// Reads an input from its begin; zeros behind its end.
+/// Reads an input from its beginning; returns zeros after its end.
 class Reader {
  public:
   Reader(const std::uint8_t* data, std::size_t size) : at_(data), left_(size) {}
@@ -55,12 +55,12 @@ class Reader {
     return value;
   }
 
-  /// A number in [low, high].
+  /// Reads a number in [low, high].
   std::int64_t Between(std::int64_t low, std::int64_t high) {
     return low + Take<std::uint16_t>() % (high - low + 1);
   }
 
-  /// At most `size` bytes, in memory of exactly their size: reading beyond them is found out.
+  /// Reads at most `size` bytes into memory of exactly their size, so that overreads are found.
   Bytes TakeBytes(std::size_t size) {
     Bytes bytes(at_, at_ + (left_ < size ? left_ : size));
     Skip(bytes.size());
@@ -80,7 +80,7 @@ class Reader {
   std::size_t left_;
 };
 
-/// Writes what a Reader reads.
+/// Writes an input for a Reader.
 class Writer {
  public:
   template <typename T>
@@ -89,7 +89,7 @@ class Writer {
     return PutBytes(first, sizeof(value));
   }
 
-  /// For Between(low, ...).
+  /// Writes a value that Between(low, ...) reads.
   Writer& PutBetween(std::int64_t low, std::int64_t value) {
     return Put(static_cast<std::uint16_t>(value - low));
   }

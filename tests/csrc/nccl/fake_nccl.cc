@@ -1,15 +1,15 @@
 /// A library with NCCL's C interface, as far as csrc/cuda/ calls it, for ranks that are threads of
 /// one process and devices that are memory of the CPU.
 ///
-/// As in NCCL, communicators that do not block do their work on a thread of their own, calls during
-/// it are refused, and a message that no peer meets is waited for until the communicator is
+/// Like NCCL's, non-blocking communicators work on a thread of their own and refuse calls
+/// meanwhile, and a message without a matching peer is waited for until the communicator is
 /// aborted.
 ///
-/// To ThreadSanitizer messages are work of the streams that they were given to, those of a group
-/// beside each other, and a message is received behind its sending. Nothing else here orders
-/// ranks, or threads of a rank: what NCCL does not promise nobody may rely on.
+/// To ThreadSanitizer, messages are work of the streams that they were given to; those of a group
+/// are unordered, and a message is received after it was sent. Nothing else here orders ranks, or
+/// threads of a rank: nobody may rely on anything that NCCL does not promise.
 ///
-/// FAKE_NCCL_VERSION is what it calls itself; with FAKE_NCCL_WITHOUT_CONFIG one function is
+/// FAKE_NCCL_VERSION is the reported version; with FAKE_NCCL_WITHOUT_CONFIG one function is
 /// missing.
 
 #include "tests/csrc/nccl/fake_nccl.h"
@@ -50,13 +50,13 @@ struct Config {
 using hvd_sparse::emulation::Message;
 using hvd_sparse::emulation::Part;
 
-/// While it lives, a thread is inside the library.
+/// Marks a thread as inside the library while it lives.
 struct Inside {
   hvd_sparse::emulation::Unseen unseen;
   hvd_sparse::emulation::UnseenLocks unseen_locks;
 };
 
-/// What the ranks of a communicator share.
+/// State shared by the ranks of a communicator.
 struct World {
   std::mutex mutex;
   std::condition_variable changed;
@@ -78,7 +78,7 @@ struct Operation {
   std::size_t bytes;
   int peer;
   cudaStream_t stream;
-  std::shared_ptr<Part> part = nullptr;  // of the stream, when that is given the group
+  std::shared_ptr<Part> part = nullptr;  // set once the stream is given the group
 };
 
 }  // namespace
@@ -115,7 +115,7 @@ struct ncclComm {
     }
   }
 
-  /// Waits in the world for something that this rank alone cannot make true.
+  /// Waits in the world for a condition that this rank alone cannot make true.
   int AwaitInWorld(std::unique_lock<std::mutex>* lock, const std::function<bool()>& met) {
     world->changed.wait(*lock, [&] { return aborted || met(); });
     return aborted ? kInvalidUsage : kSuccess;
@@ -172,7 +172,7 @@ int Add(ncclComm* comm, const Operation& operation) {
   }
   grouped = comm;
   operations.push_back(operation);
-  return kInProgress;  // as a communicator that does not block may say of any call
+  return kInProgress;  // any call of a non-blocking communicator may return it
 }
 
 }  // namespace
@@ -267,7 +267,7 @@ int ncclGroupEnd() {
   if (depth == 0) return Refuse(kInvalidUsage, "no group was begun");
   if (--depth > 0 || grouped == nullptr) return kSuccess;
   for (Operation& one : operations) one.part = std::make_shared<Part>(one.stream);
-  const Inside inside;  // from here on: streams are behind whoever gives them something
+  const Inside inside;  // from here on: callers' streams follow their own work
   ncclComm* const comm = grouped;
   grouped = nullptr;
   ++unfinished;

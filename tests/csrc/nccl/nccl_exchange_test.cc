@@ -1,5 +1,5 @@
-/// Whole steps of an exchange whose gTop-k alone goes over NCCL, or over what stands in for it
-/// here: the bits of the same steps on the CPU.
+/// Whole steps of an exchange in which only gTop-k goes over NCCL, or its stand-in: the bits of the
+/// same steps on the CPU.
 
 #include <gtest/gtest.h>
 
@@ -85,7 +85,7 @@ TEST_F(NcclExchange, WhoAskedForNcclIsToldThatItIsMpi) {
   });
 }
 
-/// Runs one step on each rank, as `alter` makes it there; what it throws.
+/// Runs one step on each rank, changed by `alter`; returns the errors thrown.
 template <typename Alter>
 std::vector<Error> FailIn(int size, const Alter& alter) {
   auto world = std::make_shared<LoopbackWorld>(size);
@@ -116,7 +116,7 @@ std::vector<Error> FailIn(int size, const Alter& alter) {
           }
         });
       }
-      // The step was not applied: all of it is in the residual. Or none, where others had ended the
+      // The step was not applied: every value is in the residual, or none if others had ended the
       // exchange before this rank began.
       const float owed = started ? 1.0f + static_cast<float>(rank) : 0.0f;
       for (const float value : residual) ASSERT_EQ(value, owed);
@@ -137,7 +137,7 @@ TEST_F(NcclExchange, RanksThatDisagreeAreToldBeforeAnyWaitsForADevice) {
   }
 }
 
-/// They would wait for it while it waits for a block.
+/// The others would wait for it to connect while it waits for a block.
 TEST_F(NcclExchange, ARankThatWantsNoConnectionEndsTheExchange) {
   const std::vector<std::function<void(BucketSpec*)>> ways = {
       [](BucketSpec* spec) { spec->device = {}; },

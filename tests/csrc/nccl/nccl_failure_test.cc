@@ -1,6 +1,6 @@
-/// What becomes of ranks that wait in NCCL for a peer that does not come; needs no GPU.
+/// Ranks that wait in NCCL for a peer that never comes; needs no GPU.
 ///
-/// The library that stands in for NCCL waits as NCCL does: for ever, until it is told to abort.
+/// The library that stands in for NCCL waits like NCCL: for ever, until it is told to abort.
 
 #include <gtest/gtest.h>
 
@@ -35,8 +35,8 @@ std::unique_ptr<NcclTransport> Connect(Communicator* comm, const WaitLimits& lim
   return std::move(made.transport);
 }
 
-/// A message to and from a peer, waited for. One that fails may still be under way on the device,
-/// which freeing its memory waits for.
+/// Sends and receives a message and waits for it. A failed one may still be in flight on the
+/// device; freeing its memory waits for it.
 Error Swap(NcclTransport* transport, int peer) {
   const std::vector<std::uint8_t> zeros(kBytes);
   DeviceArray<std::uint8_t> sent(zeros), received(zeros);
@@ -140,7 +140,7 @@ TEST_P(NcclFailure, ARankThatFailsInsteadOfConnectingFreesTheOthers) {
 }
 
 TEST_P(NcclFailure, ACaptureMeetsOnlyPeersThatWereMetBefore) {
-  Meeting meeting(2);  // the capture is that of all streams
+  Meeting meeting(2);  // capturing affects all streams
   OnRanks(2, [&meeting](Communicator& comm) {
     const auto transport = Connect(&comm);
     const int peer = 1 - comm.Rank();

@@ -1,5 +1,5 @@
-/// Finding NCCL: which file is taken, and what is said of one that is missing, old or something
-/// else.
+/// Finding NCCL: which file is loaded, and the errors for a library that is missing, old or not
+/// NCCL.
 
 #include "csrc/cuda/nccl_library.h"
 
@@ -63,7 +63,7 @@ TEST(NcclLibrary, VersionsAreNamedAsNcclNumbersThem) {
 
 TEST(NcclLibrary, ErrorsHaveTheCallAndNcclsOwnWords) {
   const Library library({kGood});
-  Config config;  // says nothing about blocking
+  Config config;  // a default one, which blocks
   Comm comm = nullptr;
   const Result result = library.calls().CommInitRankConfig(&comm, 2, {}, 0, &config);
   ASSERT_NE(result, kSuccess);

@@ -1,4 +1,4 @@
-/// Whether ranks can use NCCL together, from what each says of its own.
+/// Ranks decide from their descriptions whether they can use NCCL together.
 
 #include "csrc/cuda/nccl_means.h"
 
@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kVersion = VersionCode(2, 27, 3);
 
-/// Ranks that can use NCCL, each on a device of its own.
+/// Returns descriptions of ranks that can use NCCL, each on a device of its own.
 std::vector<Description> Able(int size) {
   std::vector<Description> ranks;
   for (int rank = 0; rank < size; ++rank) {
@@ -117,7 +117,7 @@ TEST_F(NcclMeansHere, AProcessThatIsNoRankIsToldWhatItCanUseAndWhatNot) {
     return AskMeans("its memory is full", {DeviceType::kCuda, 0});
   };
   std::vector<MeansFacts> facts = asked("0", "0");
-  ASSERT_EQ(facts.size(), 2u);  // in the order in which they are preferred
+  ASSERT_EQ(facts.size(), 2u);  // in order of preference
   EXPECT_EQ(facts[0].name, "NCCL");
   EXPECT_EQ(facts[0].variable, "HVD_SPARSE_NCCL");
   EXPECT_EQ(facts[0].problem, "HVD_SPARSE_NCCL is neither auto nor 1");

@@ -1,5 +1,4 @@
-/// What messages over NCCL order, as ThreadSanitizer is told by what stands in for NCCL, and what
-/// they do not.
+/// Which work messages over NCCL order, and which not, as NCCL's stand-in tells ThreadSanitizer.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -26,7 +25,7 @@ class OrderOfMessages : public WithFakeNccl {
   }
 };
 
-/// One of two ranks that share memory, as those of a test can.
+/// One of two ranks that share memory, which is possible only in tests.
 struct Rank {
   NcclTransport& transport;
   const int number, peer = 1 - number;
@@ -44,7 +43,7 @@ struct Rank {
   }
 };
 
-/// What two ranks do is in order if there is `order` in it, and a race without.
+/// Expects that `body` is race-free on two ranks if `order` is true, and a data race otherwise.
 void ExpectRaceWithout(const std::function<void(Rank&, bool order)>& body) {
   const auto run = [&body](bool order) {
     std::vector<char> shared(kBytes);

@@ -1,5 +1,5 @@
-/// Steps that a device was given, and that do not come to their end, or do not count: all that was
-/// selected returns to the residual, bit for bit, and nobody is left waiting.
+/// Steps given to a device that are ended early or refused: every selected value returns to the
+/// residual, bit for bit, and no rank is left waiting.
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,8 @@ namespace hvd_sparse {
 namespace {
 
 std::atomic<bool> device_is_done{true};
-/// What waits for messages on the device is freed when a rank ends its communicator.
+/// Returns true if the device is done: a test said so, or a rank has ended its communicator, which
+/// releases work that waits for messages.
 bool DeviceIsDone() {
   static auto* const communicators = OF_FAKE_NCCL(fake_nccl_communicators);
   return device_is_done || communicators() < kRanks;
@@ -48,8 +49,8 @@ TEST_F(NcclStepFailure, EndedByARankWhenAllHasArrivedLosesNothing) {
 
 // ---- NCCL meets an error ------------------------------------------------------------------------
 
-/// Of the six groups of messages that three ranks give for a bucket, some in turn; and one of the
-/// second bucket's.
+/// Breaks some of the six groups of messages that three ranks send for the first bucket, and one of
+/// the second bucket's.
 void BreakEachGroup(const char* error_says) {
   for (const int groups : {0, 2, 3, 5, 8}) {
     SCOPED_TRACE(groups);
@@ -67,11 +68,11 @@ void BreakEachGroup(const char* error_says) {
   }
 }
 
-/// Some of the work behind the message is never given to the device.
+/// Some of the work after the message is never given to the device.
 TEST_F(NcclStepFailure, InAMessageThatIsBeingGivenLosesNothing) { BreakEachGroup("remote error"); }
 
-/// All of it was, and runs on what has not been received: here also where a message does come,
-/// since this device does not wait. So what is said of it may differ.
+/// All work was given, and runs on data not received. In this test a message may still arrive, as
+/// this device does not wait, so the error's text may differ.
 TEST_F(NcclStepFailure, InAMessageUnderWayLosesNothing) {
   LetTheDeviceWait();
   BreakEachGroup("");
@@ -116,7 +117,7 @@ TEST_F(NcclStepWait, EndsForTheOthersWhenARankClosesItsExchange) {
     waited.Attend();
     if (rank == 1) {
       own.exchange.reset();
-      own.buckets.clear();  // of which nobody promises anything
+      own.buckets.clear();  // their contents are unspecified
       return;
     }
     const Error error = Thrown([&own] { own.WaitForAll(); });
@@ -126,7 +127,7 @@ TEST_F(NcclStepWait, EndsForTheOthersWhenARankClosesItsExchange) {
 
 // ---- Ranks that are about to do different things ------------------------------------------------
 
-/// What rank 0 then meets, behind so many steps that count.
+/// Returns rank 0's error when rank 1 alters its launch, after `steps` accepted steps.
 Error WhereRankOneAlters(const std::function<void(Launch*)>& alter, int steps = 0) {
   Error first(ErrorKind::kInvalidArgument, "");
   Meeting counted(kRanks);

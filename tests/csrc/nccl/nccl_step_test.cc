@@ -1,9 +1,9 @@
-/// Steps that a device does alone, in whole exchanges over what stands in for NCCL: the bits of the
-/// same steps on the CPU, the same thresholds, and nothing lost where a step does not count.
+/// Steps that a device runs alone, in whole exchanges over NCCL's stand-in: the bits of the same
+/// steps on the CPU, the same thresholds, and nothing lost when a step is refused.
 ///
-/// Where no threshold is known, or one misses, the device takes the exact top-k and `gaussian` on
-/// the CPU searches: so steps that forget thresholds are compared with `top_k`, and steps that
-/// follow them begin with those that some steps on the CPU have learned.
+/// If no threshold is known, or one misses, the device takes the exact top-k, while `gaussian` on
+/// the CPU searches. So steps that forget thresholds are compared with `top_k`, and steps that
+/// follow them start with thresholds learned on the CPU.
 
 #include <gtest/gtest.h>
 
@@ -127,7 +127,7 @@ TEST_F(NcclStep, WhatIsSavedBetweenTwoStepsIsAllThatTheNextOneNeeds) {
   }
 }
 
-// ---- Which route, and what is told of it --------------------------------------------------------
+// ---- The route, and what is reported of it ------------------------------------------------------
 
 class NcclRoute : public WithFakeNccl {
  protected:
@@ -176,7 +176,7 @@ TEST_F(NcclRoute, ItsStatisticsSayWhenWhatHappenedAndHowMuch) {
       // Two rounds of 320 entries, as 271 are rounded up, and a header of 32 bytes each.
       EXPECT_EQ(stats.rounds[0].bytes_sent, 2 * (32 + 8 * 320));
       EXPECT_EQ(stats.rounds[0].bytes_received, stats.rounds[0].bytes_sent);
-      EXPECT_GT(stats.bytes_sent, stats.rounds[0].bytes_sent);  // what was compared before
+      EXPECT_GT(stats.bytes_sent, stats.rounds[0].bytes_sent);  // with the prior comparison
       const double times[] = {last,
                               stats.select_begin,
                               stats.select_end,

@@ -1,5 +1,5 @@
-/// Swaps between devices over what stands in for NCCL: timed on any number of ranks, refused where
-/// they make no sense, and waited for by nobody where a rank does not come.
+/// Swaps between devices over NCCL's stand-in: timed on any number of ranks, refused if they make
+/// no sense, and ended on all ranks if one does not come.
 
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ namespace {
 
 class NcclSwaps : public WaitingInNccl {};
 
-/// A program on each rank, with an exchange.
+/// Runs a program on each rank, with an exchange.
 void OnExchanges(int size, const std::function<void(Exchange&)>& program) {
   auto world = std::make_shared<LoopbackWorld>(size);
   std::vector<std::thread> threads;
@@ -59,7 +59,7 @@ TEST_P(NcclSwaps, AreTimedAtEveryDistanceOfAnyNumberOfRanks) {
   }
 }
 
-/// Of steps: here no device waits with its work until a message has come.
+/// Tests with steps: they need messages that complete within the call.
 class NcclSwapsInTheCall : public NcclSwaps {};
 
 TEST_P(NcclSwapsInTheCall, StepsGoOnAfterThem) {
@@ -164,7 +164,7 @@ Networks Connected(TcpRanks* ranks, int size) {
   return networks;
 }
 
-/// Each waits for the next one, and so all for the last, which is gone.
+/// Each rank waits for the next one, and so all for the last, which is gone.
 TEST_P(NcclSwaps, ALostRankIsNamedToAllThatWaitForItOrForThoseThatDo) {
   for (const int size : {2, 3, 5}) {
     SCOPED_TRACE(size);

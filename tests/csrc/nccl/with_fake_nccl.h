@@ -1,4 +1,4 @@
-/// Tests that find the library that stands in for NCCL, and use it.
+/// Fixtures for tests that use the library that stands in for NCCL.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_NCCL_WITH_FAKE_NCCL_H_
 #define HVD_SPARSE_TESTS_CSRC_NCCL_WITH_FAKE_NCCL_H_
@@ -17,7 +17,7 @@ namespace hvd_sparse {
 
 inline const char* const kFakeNccl = FAKE_NCCL_FOLDER "/libfake_nccl.so";
 
-/// A function of the library, see fake_nccl.h.
+/// Returns a function of the library; see fake_nccl.h.
 template <typename Function>
 Function* OfFakeNccl(const char* name) {
   void* const library = ::dlopen(kFakeNccl, RTLD_NOW | RTLD_LOCAL);
@@ -48,14 +48,14 @@ class WithFakeNccl : public testing::Test {
     }
   }
 
-  /// Groups are given to the device at once, and it is the device that waits for peers.
+  /// Gives groups to the device at once, so that the device waits for peers.
   static void LetTheDeviceWait() {
     OF_FAKE_NCCL(fake_nccl_run_behind)(1);
     emulation::device_is_idle = &FakeNcclIsIdle;
   }
 };
 
-/// Run twice: a call waits for peers, or the device does.
+/// Tests that run twice: either a call waits for peers, or the device does.
 class WaitingInNccl : public WithFakeNccl, public testing::WithParamInterface<bool> {
  protected:
   void SetUp() override {

@@ -1,5 +1,5 @@
-/// To be preloaded: lets an allocation fail that a library makes itself, in a program that could
-/// not go on if others failed.
+/// A preloaded library that makes an allocation within another library fail, in a program that
+/// could not continue if its own allocations failed.
 
 #include <dlfcn.h>
 
@@ -47,15 +47,15 @@ void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); 
 
 extern "C" {
 
-/// The `number`-th allocation from now on (0: the next one) of a library whose path ends like that
-/// fails, once, on whichever thread.
+/// Makes the `number`-th allocation from now on (0: the next one) fail, once, on any thread; only
+/// allocations of a library whose path ends in `path` count.
 void fail_allocation(const char* path, int number) {
   library = path;
   failed = false;
   left_until_failure = number;
 }
 
-/// No allocation fails any more; returns whether one has.
+/// Stops failing allocations; returns true if one has failed.
 int stop_failing_allocations() {
   left_until_failure = kNone;
   return failed ? 1 : 0;

@@ -1,7 +1,7 @@
-/// A build with CUDA and without NCCL: NCCL keeps its place before MPI, so that who asks for it is
+/// A build with CUDA and without NCCL: NCCL still precedes MPI, so that a user who asks for it is
 /// told that it was left out.
 ///
-/// A program of its own, for which devices_for.cc is compiled as such a build compiles it.
+/// This is a separate program, for which devices_for.cc is compiled as in such a build.
 
 #include "csrc/collectives/devices_for.h"
 

@@ -1,19 +1,18 @@
-"""Lets the processes of a job start in half the time, and say at once what ended them.
+"""Halves the time in which a job's processes start, and reports at once what ended them.
 
-Python imports this module by itself, before the program, where this folder is on PYTHONPATH.
+Python imports this module before the program if this folder is on PYTHONPATH.
 
-What no job here needs is not imported:
+Imports that no job here needs are skipped:
 
 * The first step of an optimizer imports all of torch._dynamo, two seconds of a core in every rank,
-  only to ask it for `disable`, which marks functions that torch.compile has to leave alone. It
-  waits until something else is asked of it, which is then answered by the real one.
-* Keras imports scikit-learn and matplotlib, a second, for wrappers and pictures of its own. It
-  does without where they are not installed, so it is told that. A program can import them all the
-  same.
+  only for its `disable`, which marks functions that torch.compile must leave alone. A stand-in
+  delays the import until another attribute is used.
+* Keras imports scikit-learn and matplotlib, a second, for its wrappers and plots. It works without
+  them, so they appear to be missing. Programs can still import them.
 * horovodrun imports TensorFlow, five seconds, or else PyTorch, two, each time that it asks what
   Horovod was built with. Horovod's library for PyTorch answers the same in a third of a second.
 
-Python writes a traceback piece by piece, between which those of other ranks come out.
+Python writes a traceback in pieces, which mix with those of other ranks.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ WITHHELD = ("sklearn", "matplotlib")
 
 
 class Deferred(ModuleType):
-    """Stands for torch._dynamo."""
+    """A stand-in for torch._dynamo."""
 
     @staticmethod
     def disable(function: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
-        """Nothing is compiled, so nothing has to be left alone."""
+        """Returns the function: nothing is compiled, so nothing has to be left alone."""
         return function
 
     @staticmethod
     def graph_break(*_: Any, **__: Any) -> None:
-        """There is no graph."""
+        """Does nothing: there is no graph."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":  # which imports of its parts look up
+        if name.startswith("__") and name != "__path__":  # looked up by imports of submodules
             raise AttributeError(name)
         if sys.modules.get(NAME) is self:
             del sys.modules[NAME]
@@ -52,7 +51,7 @@ class Deferred(ModuleType):
 
 
 class NotForKeras(MetaPathFinder):
-    """Finds nothing; but what is withheld it denies while Keras is being imported."""
+    """A finder that reports the withheld modules as missing while Keras is being imported."""
 
     @staticmethod
     def find_spec(name: str, *_: object) -> None:
@@ -62,10 +61,10 @@ class NotForKeras(MetaPathFinder):
 
 
 class HorovodsLibrary(ModuleType):
-    """Stands for horovod.torch where nothing is asked of it but what it was built with."""
+    """A stand-in for horovod.torch that only tells what Horovod was built with."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # which imports look up
+        if name.startswith("__"):  # looked up by imports
             raise AttributeError(name)
         from horovod.common.basics import HorovodBasics
 
@@ -77,7 +76,7 @@ class HorovodsLibrary(ModuleType):
 
 
 def say_at_once(*raised: Any) -> None:
-    """Takes the place of sys.excepthook."""
+    """Replaces sys.excepthook."""
     import traceback
 
     sys.stderr.write("".join(traceback.format_exception(*raised)))
