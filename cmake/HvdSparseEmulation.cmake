@@ -8,7 +8,7 @@ macro(hvd_sparse_emulate_cuda)
   set(_made "${CMAKE_CURRENT_BINARY_DIR}/emulation")
   set(_implicit -include "${_emulation}/device.h" -Wno-unknown-pragmas)  # which nvcc knows
   set(_kernels_include "${_made}" "${_emulation}")
-  file(GLOB _sources CONFIGURE_DEPENDS csrc/cuda/*.cc)
+  file(GLOB _sources CONFIGURE_DEPENDS csrc/cuda/*/*.cc)
   set(_order "${_emulation}/device.cc" "${_emulation}/memory.cc" "${_emulation}/order.cc")
   if(HVD_SPARSE_SANITIZE STREQUAL "thread")
     list(APPEND _implicit --param=tsan-distinguish-volatile=1)
@@ -16,8 +16,8 @@ macro(hvd_sparse_emulate_cuda)
     set_source_files_properties(${_order} PROPERTIES COMPILE_DEFINITIONS ${_checked}
                                 COMPILE_OPTIONS -fno-sanitize=thread)
   endif()
-  file(GLOB _kernels RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}" CONFIGURE_DEPENDS csrc/cuda/*.cu
-       csrc/cuda/*.cuh)
+  file(GLOB _kernels RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}" CONFIGURE_DEPENDS csrc/cuda/*/*.cu
+       csrc/cuda/*/*.cuh)
   foreach(_kernel ${_kernels})
     string(REGEX REPLACE "\\.cu$" "_kernels.cc" _rewritten "${_made}/${_kernel}")
     add_custom_command(

@@ -7,7 +7,7 @@
 
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/bindings/python_module.h"
-#include "csrc/kernels/kernels_for.h"
+#include "csrc/devices/kernels_for.h"
 
 namespace py = pybind11;
 

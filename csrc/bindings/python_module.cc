@@ -18,10 +18,10 @@
 #include "csrc/base/huge_pages.h"
 #include "csrc/base/warn.h"
 #include "csrc/bindings/python_buffers.h"
-#include "csrc/collectives/devices_for.h"
 #include "csrc/collectives/sparse_allreduce.h"
+#include "csrc/devices/devices_for.h"
+#include "csrc/devices/kernels_for.h"
 #include "csrc/kernels/kernels.h"
-#include "csrc/kernels/kernels_for.h"
 #include "csrc/kernels/parallel.h"
 #include "csrc/sparsifiers/sparsifier.h"
 #ifdef HVD_SPARSE_WITH_MPI

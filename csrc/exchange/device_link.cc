@@ -5,7 +5,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/base/warn.h"
-#include "csrc/collectives/devices_for.h"
+#include "csrc/devices/devices_for.h"
 
 namespace hvd_sparse {
 

@@ -6,8 +6,8 @@
 
 #include "csrc/base/clock.h"
 #include "csrc/base/error.h"
+#include "csrc/devices/kernels_for.h"
 #include "csrc/exchange/intent.h"
-#include "csrc/kernels/kernels_for.h"
 
 namespace hvd_sparse {
 

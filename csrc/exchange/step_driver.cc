@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "csrc/base/error.h"
-#include "csrc/kernels/kernels_for.h"
+#include "csrc/devices/kernels_for.h"
 
 namespace hvd_sparse {
 

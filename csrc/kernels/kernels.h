@@ -1,9 +1,9 @@
 /// The kernels of a device: all operations on gradient memory, and nothing else.
 ///
 /// There is one implementation per type of device: csrc/kernels/cpu_kernels.cc and
-/// csrc/cuda/cuda_kernels.cc; kernels_for.h chooses. Every call is deterministic: the same input
-/// gives the same bits, whatever the instruction set. Entries of a block are in ascending index
-/// order; ties in magnitude go to the lower index.
+/// csrc/cuda/kernels/cuda_kernels.cc; kernels_for.h chooses. Every call is deterministic: the same
+/// input gives the same bits, whatever the instruction set. Entries of a block are in ascending
+/// index order; ties in magnitude go to the lower index.
 ///
 /// Residuals and gradients lie on the device of the kernels. Blocks and all other arguments and
 /// results lie in CPU memory.

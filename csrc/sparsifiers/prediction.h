@@ -16,7 +16,7 @@
 namespace hvd_sparse {
 
 // The inline functions also compile for devices, where they give the same bits, for selections that
-// never leave one (csrc/cuda/threshold_control.cu).
+// never leave one (csrc/cuda/step/threshold_control.cu).
 
 /// Returns true if a threshold is one that some step ended with: positive and finite.
 HVD_SPARSE_INLINE bool IsKnown(float threshold) {

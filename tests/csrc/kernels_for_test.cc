@@ -1,6 +1,6 @@
 /// The kernels that serve a device, and the errors of a build or a machine without one.
 
-#include "csrc/kernels/kernels_for.h"
+#include "csrc/devices/kernels_for.h"
 
 #include <gtest/gtest.h>
 

@@ -116,13 +116,13 @@ def test_cuda_is_taken_for_all_gpus_or_those_asked_for_and_nccl_can_be_left_out(
         )
         assert parts["nccl"]["built"]
     commands = folder / "compile_commands.json"
-    assert "csrc/cuda/nccl_" in commands.read_text()
+    assert "csrc/cuda/transport/nccl_" in commands.read_text()
     asked = ["-DHVD_SPARSE_WITH_NCCL=0", "-DCMAKE_CUDA_ARCHITECTURES=80"]
     ours = os.environ | {"CUDAARCHS": ""}
     for options in (asked, []):  # an option given once is kept
         subprocess.run(["cmake", *options, folder], env=ours, check=True, capture_output=True)
         assert parts_of(folder)["cuda"]["detail"].endswith(" for 80")
-        assert "csrc/cuda/nccl_" not in commands.read_text()
+        assert "csrc/cuda/transport/nccl_" not in commands.read_text()
 
 
 def test_required_tensorflow_that_cannot_be_imported_ends_the_build(tmp_path):

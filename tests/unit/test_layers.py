@@ -14,10 +14,10 @@ PACKAGE = ROOT / "hvd_sparse"
 HAND_ON = {PACKAGE / "__init__.py", PACKAGE / "__main__.py"}
 
 
-def layers():
-    """Returns the folders in the order of the page's table; "" is the package itself."""
+def layers(top="hvd_sparse"):
+    """The folders below `top` in the order of the page's table; "" is `top` itself."""
     page = (ROOT / "docs" / "architecture.md").read_text()
-    rows = re.findall(r"^\| `hvd_sparse/(.*?)` \|", page, re.MULTILINE)
+    rows = re.findall(rf"^\| `{top}/(.*?)` \|", page, re.MULTILINE)
     return [row.rstrip("/") for row in rows]
 
 
@@ -77,6 +77,46 @@ def test_a_folder_imports_those_above_it_in_the_table_alone(layer):
     ]
     assert wrong == []
 
+
+# ---- C++ -----------------------------------------------------------------------------------------
+
+# Folders that alone may include an outside library, by how its headers' names begin.
+OUTSIDE = {
+    "cuda": "csrc/cuda",
+    "nccl": "csrc/cuda",
+    "mpi.h": "csrc/comm",
+    "pybind11/": "csrc/bindings",
+    "tensorflow/": "csrc/bindings",
+}
+
+
+def sources(folder):
+    """The C++ and CUDA files of a folder, without its subfolders."""
+    return [file for file in folder.iterdir() if file.suffix in (".h", ".cc", ".cu", ".cuh")]
+
+
+def test_the_table_of_layers_has_every_folder_of_csrc_once():
+    folders = {file.parent for file in (ROOT / "csrc").rglob("*.h")}
+    there = sorted(str(folder.relative_to(ROOT / "csrc")) for folder in folders)
+    assert sorted(layers("csrc")) == there
+
+
+@pytest.mark.parametrize("layer", layers("csrc"))
+def test_a_folder_of_csrc_includes_those_above_it_in_the_table_alone(layer):
+    allowed = layers("csrc")[: layers("csrc").index(layer) + 1]
+    wrong = []
+    for file in sorted(sources(ROOT / "csrc" / layer)):
+        for bracket, header in re.findall(r'^#include ([<"])(.*?)[>"]', file.read_text(), re.M):
+            ours = bracket == '"' and header.startswith("csrc/")
+            if ours and str(Path(header).parent.relative_to("csrc")) not in allowed:
+                wrong.append(f"{file.relative_to(ROOT)} includes {header}")
+            home = next((home for name, home in OUTSIDE.items() if header.startswith(name)), None)
+            if home is not None and not file.is_relative_to(ROOT / home):
+                wrong.append(f"{file.relative_to(ROOT)} includes {header}")
+    assert wrong == []
+
+
+# ---- Formats -------------------------------------------------------------------------------------
 
 # Modules that run code found in their input.
 RUN_CODE = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

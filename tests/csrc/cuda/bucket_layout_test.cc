@@ -1,6 +1,6 @@
 /// However segments and gradients overlap, each entry lies in exactly one tile of each kind.
 
-#include "csrc/cuda/bucket_layout.h"
+#include "csrc/cuda/step/bucket_layout.h"
 
 #include <gtest/gtest.h>
 

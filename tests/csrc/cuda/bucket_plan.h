@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "csrc/cuda/device_exchange.h"
-#include "csrc/cuda/pinned_array.h"
+#include "csrc/cuda/base/pinned_array.h"
+#include "csrc/cuda/step/device_exchange.h"
 #include "csrc/exchange/bucket.h"
 #include "tests/csrc/cuda/device_blocks.h"
 #include "tests/csrc/cuda/states.h"

@@ -1,13 +1,13 @@
 /// The tables of one step may be in flight to the device while later steps are issued.
 
-#include "csrc/cuda/bucket_tables.h"
+#include "csrc/cuda/step/bucket_tables.h"
 
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "csrc/cuda/check.h"
-#include "csrc/cuda/stream.h"
+#include "csrc/cuda/base/check.h"
+#include "csrc/cuda/base/stream.h"
 #include "tests/csrc/cuda/device_array.h"
 
 namespace hvd_sparse::cuda {

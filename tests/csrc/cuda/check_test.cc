@@ -1,6 +1,6 @@
 /// Errors of CUDA's runtime map to the right kinds of Error.
 
-#include "csrc/cuda/check.h"
+#include "csrc/cuda/base/check.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 /// The kernels of a GPU match those of the CPU to the last bit.
 
-#include "csrc/cuda/cuda_kernels.h"
+#include "csrc/cuda/kernels/cuda_kernels.h"
 
 #include <algorithm>
 #include <cmath>

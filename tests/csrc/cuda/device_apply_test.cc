@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/cuda/block_settle.h"
-#include "csrc/cuda/bucket_apply.h"
+#include "csrc/cuda/step/block_settle.h"
+#include "csrc/cuda/step/bucket_apply.h"
 #include "csrc/kernels/half.h"
 #include "tests/csrc/cuda/device_blocks.h"
 

@@ -13,8 +13,8 @@
 #include "csrc/base/device.h"
 #include "csrc/base/error.h"
 #include "csrc/base/types.h"
-#include "csrc/cuda/check.h"
-#include "csrc/kernels/kernels_for.h"
+#include "csrc/cuda/base/check.h"
+#include "csrc/devices/kernels_for.h"
 
 namespace hvd_sparse {
 

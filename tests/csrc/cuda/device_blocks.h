@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "csrc/cuda/device_block.h"
-#include "csrc/cuda/device_memory.h"
+#include "csrc/cuda/base/device_block.h"
+#include "csrc/cuda/base/device_memory.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/entries.h"
 

@@ -1,7 +1,7 @@
 /// Steps that run entirely on the device have the bits of those on the CPU, and keep the same laws,
 /// for buckets of several segments and gradients.
 
-#include "csrc/cuda/device_exchange.h"
+#include "csrc/cuda/step/device_exchange.h"
 
 #include <gtest/gtest.h>
 

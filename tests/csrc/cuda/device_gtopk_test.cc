@@ -1,6 +1,6 @@
 /// The setup of a gTop-k between devices; device_exchange_test.cc tests its rounds.
 
-#include "csrc/cuda/device_gtopk.h"
+#include "csrc/cuda/step/device_gtopk.h"
 
 #include <gtest/gtest.h>
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "csrc/comm/loopback_communicator.h"
-#include "csrc/cuda/check.h"
+#include "csrc/cuda/base/check.h"
 
 namespace hvd_sparse {
 

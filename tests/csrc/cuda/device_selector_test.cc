@@ -1,6 +1,6 @@
 /// Selections that run entirely on a device equal those of the CPU, and leave the same thresholds.
 
-#include "csrc/cuda/device_selector.h"
+#include "csrc/cuda/step/device_selector.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/cuda/bucket_take.h"
+#include "csrc/cuda/step/bucket_take.h"
 #include "csrc/sparsifiers/prediction.h"
 #include "csrc/sparsifiers/threshold_sparsifier.h"
 #include "tests/csrc/cuda/bucket_plan.h"

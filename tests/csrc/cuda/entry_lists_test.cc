@@ -1,6 +1,6 @@
 /// Entries returned to a residual, compared with the kernels of the CPU; needs no GPU.
 
-#include "csrc/cuda/entry_lists.h"
+#include "csrc/cuda/kernels/entry_lists.h"
 
 #include <gtest/gtest.h>
 

@@ -8,9 +8,9 @@
 #include <thread>
 #include <vector>
 
-#include "csrc/cuda/stream.h"
-#include "csrc/cuda/stream_work.h"
-#include "csrc/kernels/kernels_for.h"
+#include "csrc/cuda/base/stream.h"
+#include "csrc/cuda/step/stream_work.h"
+#include "csrc/devices/kernels_for.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/graphs.h"
 #include "tests/csrc/cuda/loopback_transport.h"

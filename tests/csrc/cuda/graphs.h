@@ -9,9 +9,9 @@
 #include <functional>
 #include <vector>
 
-#include "csrc/cuda/check.h"
-#include "csrc/cuda/device_gtopk.h"
-#include "csrc/cuda/stream.h"
+#include "csrc/cuda/base/check.h"
+#include "csrc/cuda/base/stream.h"
+#include "csrc/cuda/step/device_gtopk.h"
 #include "tests/csrc/cuda/device_blocks.h"
 
 namespace hvd_sparse {

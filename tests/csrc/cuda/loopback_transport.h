@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/cuda/check.h"
-#include "csrc/cuda/device_transport.h"
+#include "csrc/cuda/base/check.h"
+#include "csrc/cuda/base/device_transport.h"
 
 namespace hvd_sparse {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/cuda/network_transport.h"
+#include "csrc/cuda/transport/network_transport.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/thrown.h"
 

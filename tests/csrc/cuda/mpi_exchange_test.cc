@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/collectives/devices_for.h"
+#include "csrc/devices/devices_for.h"
 #include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/step_ranks.h"

@@ -1,7 +1,7 @@
 /// Messages between devices over a communicator that accepts device memory; ranks are threads of
 /// this process.
 
-#include "csrc/cuda/mpi_transport.h"
+#include "csrc/cuda/transport/mpi_transport.h"
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "csrc/kernels/kernels_for.h"
+#include "csrc/devices/kernels_for.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/graphs.h"
 #include "tests/csrc/cuda/nccl_ranks.h"

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "csrc/collectives/device_agreement.h"
-#include "csrc/cuda/nccl_means.h"
-#include "csrc/cuda/nccl_transport.h"
-#include "csrc/cuda/stream.h"
-#include "csrc/kernels/kernels_for.h"
+#include "csrc/cuda/base/stream.h"
+#include "csrc/cuda/transport/nccl_means.h"
+#include "csrc/cuda/transport/nccl_transport.h"
+#include "csrc/devices/kernels_for.h"
 #include "tests/csrc/collective_ranks.h"
 
 namespace hvd_sparse {

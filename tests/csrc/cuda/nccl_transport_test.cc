@@ -5,7 +5,7 @@
 /// first message, and free it after the last one: the device would wait for messages in flight, and
 /// they for ranks that wait for the device.
 
-#include "csrc/cuda/nccl_transport.h"
+#include "csrc/cuda/transport/nccl_transport.h"
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>

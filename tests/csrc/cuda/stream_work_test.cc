@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
-#include "csrc/cuda/stream.h"
-#include "csrc/kernels/kernels_for.h"
+#include "csrc/cuda/base/stream.h"
+#include "csrc/devices/kernels_for.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/entries.h"
 

@@ -1,6 +1,6 @@
 /// Rounds are timed as often as requested, on any number of ranks.
 
-#include "csrc/cuda/timed_rounds.h"
+#include "csrc/cuda/transport/timed_rounds.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/cuda/stream.h"
+#include "csrc/cuda/base/stream.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/loopback_transport.h"
 #include "tests/csrc/thrown.h"

@@ -1,6 +1,6 @@
 /// Memory that a call has used is reused, or freed, once the device is done with it.
 
-#include "csrc/cuda/work.h"
+#include "csrc/cuda/base/work.h"
 
 #include <gtest/gtest.h>
 

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/cuda/block_undo.h"
-#include "csrc/cuda/bucket_tables.h"
-#include "csrc/cuda/check.h"
-#include "csrc/cuda/device_exchange.h"
-#include "csrc/cuda/stream.h"
+#include "csrc/cuda/base/check.h"
+#include "csrc/cuda/base/stream.h"
+#include "csrc/cuda/step/block_undo.h"
+#include "csrc/cuda/step/bucket_tables.h"
+#include "csrc/cuda/step/device_exchange.h"
 #include "tests/csrc/cuda/loopback_transport.h"
 
 namespace hvd_sparse {

@@ -1,6 +1,6 @@
 /// Running counts over tiles, with many blocks at a time in varying orders; needs no GPU.
 
-#include "csrc/cuda/look_back.cuh"
+#include "csrc/cuda/base/look_back.cuh"
 
 #include <gtest/gtest.h>
 

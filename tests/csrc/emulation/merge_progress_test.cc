@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/cuda/block_merge.h"
-#include "csrc/cuda/look_back.cuh"
+#include "csrc/cuda/base/look_back.cuh"
+#include "csrc/cuda/step/block_merge.h"
 #include "tests/csrc/cuda/device_blocks.h"
 
 namespace hvd_sparse {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/cuda/device_gtopk.h"
-#include "csrc/cuda/mpi_transport.h"
+#include "csrc/cuda/step/device_gtopk.h"
+#include "csrc/cuda/transport/mpi_transport.h"
 #include "tests/csrc/cuda/own_ranks.h"
 #include "tests/csrc/meeting.h"
 #include "tests/csrc/thrown.h"

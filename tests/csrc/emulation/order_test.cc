@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "csrc/cuda/stream.h"
+#include "csrc/cuda/base/stream.h"
 
 namespace hvd_sparse {
 namespace {

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "csrc/cuda/cuda_kernels.h"
+#include "csrc/cuda/kernels/cuda_kernels.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/thrown.h"
 

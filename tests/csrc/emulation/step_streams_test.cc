@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "csrc/comm/loopback_communicator.h"
-#include "csrc/cuda/transport_network.h"
-#include "csrc/cuda/transport_step.h"
+#include "csrc/cuda/transport/transport_network.h"
+#include "csrc/cuda/transport/transport_step.h"
 #include "tests/csrc/cuda/own_ranks.h"
 #include "tests/csrc/emulation/stream_order.h"
 #include "tests/csrc/meeting.h"

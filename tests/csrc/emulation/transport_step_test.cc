@@ -1,6 +1,6 @@
 /// Giving a device a step makes no call that waits, and copies only what is needed.
 
-#include "csrc/cuda/transport_step.h"
+#include "csrc/cuda/transport/transport_step.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "csrc/comm/loopback_communicator.h"
-#include "csrc/cuda/mpi_transport.h"
+#include "csrc/cuda/transport/mpi_transport.h"
 
 namespace hvd_sparse {
 namespace {

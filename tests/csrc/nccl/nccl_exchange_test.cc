@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/collectives/devices_for.h"
+#include "csrc/devices/devices_for.h"
 #include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/cuda/exchange_steps.h"
 #include "tests/csrc/nccl/with_fake_nccl.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/cuda/nccl_transport.h"
+#include "csrc/cuda/transport/nccl_transport.h"
 #include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/nccl_ranks.h"

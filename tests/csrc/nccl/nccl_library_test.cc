@@ -1,7 +1,7 @@
 /// Finding NCCL: which file is loaded, and the errors for a library that is missing, old or not
 /// NCCL.
 
-#include "csrc/cuda/nccl_library.h"
+#include "csrc/cuda/transport/nccl_library.h"
 
 #include <gtest/gtest.h>
 

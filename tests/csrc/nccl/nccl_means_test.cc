@@ -1,6 +1,6 @@
 /// Ranks decide from their descriptions whether they can use NCCL together.
 
-#include "csrc/cuda/nccl_means.h"
+#include "csrc/cuda/transport/nccl_means.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include "csrc/base/device.h"
 #include "csrc/base/error.h"
 #include "csrc/collectives/device_agreement.h"
-#include "csrc/collectives/devices_for.h"
+#include "csrc/devices/devices_for.h"
 #include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/nccl/with_fake_nccl.h"
 #include "tests/csrc/thrown.h"

@@ -7,8 +7,8 @@
 #include <functional>
 #include <vector>
 
-#include "csrc/cuda/nccl_transport.h"
-#include "csrc/cuda/stream.h"
+#include "csrc/cuda/base/stream.h"
+#include "csrc/cuda/transport/nccl_transport.h"
 #include "tests/csrc/cuda/nccl_ranks.h"
 #include "tests/csrc/nccl/with_fake_nccl.h"
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/collectives/devices_for.h"
 #include "csrc/comm/loopback_communicator.h"
+#include "csrc/devices/devices_for.h"
 #include "csrc/exchange/exchange.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/exchange_steps.h"

@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "csrc/cuda/nccl_library.h"
+#include "csrc/cuda/transport/nccl_library.h"
 #include "tests/csrc/nccl/fake_nccl.h"
 
 namespace hvd_sparse {

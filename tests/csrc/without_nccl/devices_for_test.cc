@@ -3,7 +3,7 @@
 ///
 /// This is a separate program, for which devices_for.cc is compiled as in such a build.
 
-#include "csrc/collectives/devices_for.h"
+#include "csrc/devices/devices_for.h"
 
 #include <cstdlib>
 #include <string>

@@ -1,0 +1,99 @@
+/// Gradient and residual are read once, the residual is written once, and the taken entries lie in
+/// index order: see take_tile.cuh. A block of threads works on one tile.
+
+#include <algorithm>
+
+#include "csrc/cuda/base/check.h"
+#include "csrc/cuda/kernels/take.h"
+#include "csrc/cuda/kernels/take_tile.cuh"
+
+namespace hvd_sparse::cuda {
+namespace {
+
+/// State that the blocks of a pass share; all zero at first.
+struct Pass {
+  Totals totals;
+  unsigned begun;  // tiles that have begun
+};
+
+template <typename Source, typename Rule>
+__global__ void __launch_bounds__(kTakeThreads)
+    TakeKernel(Source source, Rule rule, Span<float> residual, Taken taken, Pass* pass,
+               TileWord* words) {
+  __shared__ TakeShared shared;
+  const unsigned number = NextNumber(&pass->begun, &shared.number);
+  const std::int64_t begin = number * kTileEntries;
+  TileEntries tile(residual.data + begin, min(residual.size - begin, kTileEntries));
+  tile.Load(source, begin, &pass->totals.not_finite);
+  taken.offset += static_cast<Index>(begin);
+  const Counts up_to_end = TakeTile(rule, Source::kChanges, &tile, taken, words, number, &shared);
+  if (threadIdx.x == 0 && number == gridDim.x - 1) {
+    pass->totals.above = up_to_end.above;
+    pass->totals.ties = up_to_end.ties;
+  }
+}
+
+template <typename Source, typename Rule>
+const Totals* LaunchTake(Source source, Rule rule, Span<float> residual, const Taken& taken,
+                         Work* work) {
+  const std::int64_t tiles = (residual.size + kTileEntries - 1) / kTileEntries;
+  Pass* const pass = work->Zeros<Pass>(1);
+  TileWord* const words = work->Zeros<TileWord>(tiles);
+  if (tiles > 0) {
+    TakeKernel<<<static_cast<unsigned>(tiles), kTakeThreads, 0, work->stream()>>>(
+        source, rule, residual, taken, pass, words);
+    CheckLaunch("take entries from a residual");
+  }
+  return &pass->totals;
+}
+
+// ---- Error feedback alone -----------------------------------------------------------------------
+
+/// Enough blocks to fill any device of today.
+constexpr std::int64_t kMostBlocks = 4096;
+
+template <typename Source>
+__global__ void __launch_bounds__(kTakeThreads)
+    AccumulateKernel(Source source, Span<float> residual, bool is_aligned, unsigned* not_finite) {
+  unsigned bad = 0;
+  const std::int64_t step = std::int64_t{gridDim.x} * kTakeThreads * 4;
+  std::int64_t i = (std::int64_t{blockIdx.x} * kTakeThreads + threadIdx.x) * 4;
+  for (; i < residual.size; i += step) {
+    const std::int64_t left = residual.size - i;
+    const Four<float> before = LoadFour(residual.data + i, left, is_aligned);
+    const auto inflow = source.LoadInflow(i, left);
+    StoreFour(source.JoinFour(i, left, before, inflow, &bad), left, is_aligned, residual.data + i);
+  }
+  bad = WarpSum(bad);
+  if (threadIdx.x % kWarp == 0 && bad > 0) atomicAdd(not_finite, bad);
+}
+
+}  // namespace
+
+void LaunchAccumulate(const Feedback& feedback, unsigned* not_finite, cudaStream_t stream) {
+  const Span<float> residual = feedback.residual;
+  const std::int64_t blocks = (residual.size + kTakeThreads * 4 - 1) / (kTakeThreads * 4);
+  if (blocks == 0) return;
+  WithGradientOf(feedback, [&](const auto& source) {
+    AccumulateKernel<<<static_cast<unsigned>(std::min(blocks, kMostBlocks)), kTakeThreads, 0,
+                       stream>>>(source, residual, IsAligned(residual.data), not_finite);
+    CheckLaunch("add a gradient to a residual");
+  });
+}
+
+const Totals* LaunchTakeAbove(const Feedback& feedback, float threshold, const Taken& taken,
+                              Work* work) {
+  const Totals* totals = nullptr;
+  const auto take = [&](const auto& source) {
+    totals = LaunchTake(source, AboveThreshold{threshold}, feedback.residual, taken, work);
+  };
+  feedback.grad.data == nullptr ? take(AsItIs()) : WithGradientOf(feedback, take);
+  return totals;
+}
+
+const Totals* LaunchTakeCut(Span<float> residual, TopKCut cut, const Taken& taken, Work* work) {
+  const UpToCut rule{FloatBits(cut.magnitude), static_cast<unsigned>(cut.ties)};
+  return LaunchTake(AsItIs(), rule, residual, taken, work);
+}
+
+}  // namespace hvd_sparse::cuda

@@ -1,0 +1,46 @@
+#include "csrc/cuda/step/bucket_layout.h"
+
+#include <algorithm>
+
+#include "csrc/sparsifiers/samples.h"
+#include "csrc/sparsifiers/threshold_sparsifier.h"
+
+namespace hvd_sparse::cuda {
+
+BucketLayout::BucketLayout(const DeviceBucket& bucket) {
+  CheckBucket(bucket);
+  std::int64_t begin = 0;  // in the bucket
+  for (const std::int64_t numel : bucket.gradient_numels) {
+    gradient_begins.push_back(static_cast<Index>(begin));
+    begin += numel;
+  }
+  gradient_begins.push_back(static_cast<Index>(begin));
+
+  std::int32_t number = -1, gradient = 0;
+  begin = 0;
+  for (const auto& [numel, max_k] : bucket.segments) {
+    ++number;
+    if (numel == 0) continue;
+    const auto own = static_cast<std::int32_t>(segments.size());
+    const auto first = static_cast<std::int32_t>(tiles.size());
+    for (const std::int64_t end = begin + numel; begin < end;) {
+      while (gradient_begins[gradient + 1] <= begin) ++gradient;
+      const std::int64_t piece_end = std::min<std::int64_t>(end, gradient_begins[gradient + 1]);
+      const std::int64_t size = std::min(piece_end - begin, kTileEntries);
+      tiles.push_back({static_cast<Index>(begin), static_cast<std::int32_t>(size), own, gradient,
+                       static_cast<Index>(begin - gradient_begins[gradient])});
+      begin += size;
+    }
+    segments.push_back(
+        {number, first, static_cast<std::int32_t>(tiles.size()), static_cast<Index>(candidates)});
+    segment_numels.push_back(numel);
+    const std::int64_t room = RoomForCandidates(max_k, numel);
+    for (std::int64_t chunk = 0; chunk < room; chunk += kChunkEntries) {
+      chunks.push_back({own, static_cast<std::int32_t>(chunk)});
+    }
+    candidates += room;
+    capacity += MostFor(max_k, numel);
+  }
+}
+
+}  // namespace hvd_sparse::cuda

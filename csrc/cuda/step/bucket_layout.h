@@ -1,0 +1,58 @@
+/// The division of a bucket into the units that blocks of threads work on.
+///
+///     segments    | 0                 | 1        |        k entries are selected from each
+///     gradients   | a          | b               |        memory, number type, decay of its own
+///     pieces      | a          | b    | b        |        the part of a gradient in a segment
+///     tiles       |a   |a   |a |b   |b|b   |b    |        a block's share of a piece
+///
+/// So a pass over all layers is a single launch, whatever their sizes, and a block of threads works
+/// on one gradient and one segment only.
+
+#ifndef HVD_SPARSE_CUDA_STEP_BUCKET_LAYOUT_H_
+#define HVD_SPARSE_CUDA_STEP_BUCKET_LAYOUT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "csrc/base/types.h"
+#include "csrc/cuda/base/tiles.h"
+#include "csrc/cuda/step/device_bucket.h"
+
+namespace hvd_sparse::cuda {
+
+struct Tile {
+  Index begin;        ///< in the bucket
+  std::int32_t size;  ///< 1 to kTileEntries
+  std::int32_t segment, gradient;
+  Index in_gradient;  ///< where it begins in the gradient
+};
+
+/// A segment that is not empty.
+struct SegmentPlace {
+  std::int32_t number;                ///< among all segments, empty ones too
+  std::int32_t first_tile, end_tile;  ///< its tiles
+  Index candidates;                   ///< where its candidates begin
+};
+
+/// A part of a segment's candidates: kChunkEntries from `begin` on, or as many as there are.
+struct Chunk {
+  std::int32_t segment, begin;
+};
+
+/// The layout of a bucket. Empty segments are left out; only SegmentPlace::number counts them, too.
+struct BucketLayout {
+  std::vector<Tile> tiles;             ///< in the order of the bucket
+  std::vector<SegmentPlace> segments;  ///< likewise
+  std::vector<Chunk> chunks;           ///< likewise
+  std::vector<Index> gradient_begins;  ///< begins of all gradients, and the end of the last
+  std::vector<std::int64_t> segment_numels;
+  std::int64_t candidates = 0;  ///< room for the candidates of all segments
+  std::int64_t capacity = 0;    ///< the most entries that all segments together keep
+
+  /// Throws InvalidArgument if the bucket's numbers do not fit together.
+  explicit BucketLayout(const DeviceBucket& bucket);
+};
+
+}  // namespace hvd_sparse::cuda
+
+#endif  // HVD_SPARSE_CUDA_STEP_BUCKET_LAYOUT_H_

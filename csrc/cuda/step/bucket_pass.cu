@@ -1,0 +1,25 @@
+#include "csrc/cuda/base/digits.cuh"
+#include "csrc/cuda/base/look_back.cuh"
+#include "csrc/cuda/step/bucket_pass.h"
+
+namespace hvd_sparse::cuda {
+
+void Selecting::DivideZeros(const BucketLayout& layout, Divider* divider) {
+  const auto tiles = static_cast<std::int64_t>(layout.tiles.size());
+  const auto count = static_cast<std::int64_t>(layout.segments.size());
+  pass = divider->Take<BucketPass>(1);
+  segments = divider->Take<SegmentPass>(count);
+  words = divider->Take<TileWord>(tiles);
+  words_again = divider->Take<TileWord>(tiles);
+  segment_words = divider->Take<TileWord>(count);
+}
+
+void Selecting::DivideRest(const BucketLayout& layout, Divider* divider) {
+  const auto count = static_cast<std::int64_t>(layout.segments.size());
+  tried = divider->Take<float>(count);
+  indices = divider->Take<Index>(layout.candidates);
+  values = divider->Take<float>(layout.candidates);
+  digits = divider->Take<Digits>(count);
+}
+
+}  // namespace hvd_sparse::cuda

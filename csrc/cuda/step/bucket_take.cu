@@ -1,0 +1,187 @@
+/// A block of threads works on one tile, which has one gradient and one segment. Running counts
+/// begin anew with each segment, whose tiles lie one behind the other.
+
+#include <algorithm>
+
+#include "csrc/cuda/base/check.h"
+#include "csrc/cuda/kernels/take_tile.cuh"
+#include "csrc/cuda/step/bucket_take.h"
+
+namespace hvd_sparse::cuda {
+namespace {
+
+/// Enough blocks to fill any device of today.
+constexpr unsigned kMostBlocks = 1024;
+
+/// Blocks of a taking pass that run on a multiprocessor at a time: while some wait for tile
+/// numbers, tables and counts, the others load. This limits a thread to 48 registers, or to 64 if a
+/// multiprocessor runs no more than 1,024 threads.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+constexpr int kBlocksAtATime = 4;
+#else
+constexpr int kBlocksAtATime = 5;
+#endif
+
+/// Returns the memory for the candidates of a tile's segment.
+__device__ Taken CandidatesOf(const Selecting& work, const Tile& tile) {
+  const Index begin = work.bucket.segments[tile.segment].candidates;
+  return {work.indices + begin, work.values + begin, work.bucket.controls[tile.segment].room,
+          tile.begin};
+}
+
+template <bool kHasVelocity>
+__global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime)
+    FeedbackAndTakeKernel(Selecting work) {
+  __shared__ TakeShared shared;
+  const unsigned number = NextNumber(&work.pass->begun, &shared.number);
+  const Tile tile = work.bucket.tiles[number];
+  const SegmentPlace segment = work.bucket.segments[tile.segment];
+  const Flow flow = work.bucket.flows[tile.gradient];
+  TileEntries entries(work.residual + tile.begin, tile.size);
+  WithTypeOnDevice(flow.gradient_type, [&](auto number) {
+    using T = decltype(number);
+    const T* const gradient =
+        InDeviceMemory(static_cast<const T*>(flow.gradient)) + tile.in_gradient;
+    unsigned* const not_finite = &work.pass->not_finite;
+    if constexpr (kHasVelocity) {
+      const WithGradient<T> into_velocity(gradient, work.momentum, work.scale);
+      float* const velocity = work.velocity + tile.begin;
+      entries.Load(WithVelocity<T>(into_velocity, velocity, flow.decay), 0, not_finite);
+    } else {
+      entries.Load(WithGradient<T>(gradient, flow.decay, work.scale), 0, not_finite);
+    }
+  });
+  const unsigned first = static_cast<unsigned>(segment.first_tile);
+  const Counts up_to_end =
+      TakeTile(AboveThreshold{work.tried[tile.segment]}, /*has_changed=*/true, &entries,
+               CandidatesOf(work, tile), work.words + first, number - first, &shared);
+  if (threadIdx.x != 0 || number + 1 != static_cast<unsigned>(segment.end_tile)) return;
+  const ThresholdControl control = work.bucket.controls[tile.segment];
+  SegmentPass* const own = work.segments + tile.segment;
+  own->above = up_to_end.above;
+  own->taken = min(up_to_end.above, control.room);
+  if (own->HasMissed(control)) atomicOr(&work.pass->missed, 1u);
+  if (own->above > control.room) atomicOr(&work.pass->flags, static_cast<unsigned>(kOverflow));
+}
+
+// ---- Segments whose threshold has missed --------------------------------------------------------
+
+__device__ bool HasMissed(const Selecting& work, int segment) {
+  return work.segments[segment].HasMissed(work.bucket.controls[segment]);
+}
+
+/// Puts the candidates back, and clears the segment's digits.
+__global__ void __launch_bounds__(kTakeThreads) PutBackKernel(Selecting work) {
+  if (work.pass->missed == 0) return;
+  const Chunk chunk = work.bucket.chunks[blockIdx.x];
+  if (!HasMissed(work, chunk.segment)) return;
+  if (chunk.begin == 0) {
+    auto* const words = reinterpret_cast<unsigned*>(work.digits + chunk.segment);
+    for (unsigned i = threadIdx.x; i < sizeof(Digits) / sizeof(unsigned); i += kTakeThreads) {
+      words[i] = 0;
+    }
+  }
+  const unsigned taken = work.segments[chunk.segment].taken;
+  const Index candidates = work.bucket.segments[chunk.segment].candidates;
+  for (unsigned i = threadIdx.x; i < kChunkEntries; i += kTakeThreads) {
+    const unsigned n = static_cast<unsigned>(chunk.begin) + i;
+    if (n < taken) work.residual[work.indices[candidates + n]] = work.values[candidates + n];
+  }
+}
+
+/// Counts the digits of one level, after finding those of the level before. A block works on
+/// neighbouring tiles, so that it meets few segments.
+__global__ void __launch_bounds__(kTakeThreads) CountDigitsKernel(Selecting work, int level) {
+  __shared__ unsigned histogram[kDigits];
+  if (work.pass->missed == 0) return;
+  const unsigned tiles = work.bucket.tile_count, each = (tiles + gridDim.x - 1) / gridDim.x;
+  const unsigned end = min((blockIdx.x + 1) * each, tiles);
+  for (unsigned t = blockIdx.x * each; t < end;) {
+    const int s = work.bucket.tiles[t].segment;
+    const SegmentPlace segment = work.bucket.segments[s];
+    const unsigned stop = min(end, static_cast<unsigned>(segment.end_tile));
+    if (!HasMissed(work, s)) {
+      t = stop;
+      continue;
+    }
+    const unsigned k = work.bucket.controls[s].k;
+    Digits* const digits = work.digits + s;
+    Prefix prefix = {0, k};
+    if (level > 0) {
+      const bool notes = t == static_cast<unsigned>(segment.first_tile);
+      prefix = FindLevel<kTakeThreads>(digits, level - 1, k, notes);
+    }
+    ClearCounts<kTakeThreads>(histogram);
+    __syncthreads();
+    const int above = level == 0 ? 31 : ShiftOf(level - 1);
+    for (; t < stop; ++t) {
+      const Tile tile = work.bucket.tiles[t];
+      TileEntries entries(work.residual + tile.begin, tile.size);
+      entries.Load(AsItIs(), 0, nullptr);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const int left = entries.size - TileEntries::BeginOf(v);
+        if (left <= 0) continue;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const std::uint32_t magnitude = Magnitude(entries.of[v].at[j]);
+          if (j >= left || magnitude >> above != prefix.bits) continue;
+          atomicAdd(histogram + DigitOf(magnitude, level), 1u);
+        }
+      }
+    }
+    __syncthreads();
+    AddCounts<kTakeThreads>(histogram, digits->histograms[level]);
+    __syncthreads();
+  }
+}
+
+__global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime) TakeCutKernel(Selecting work) {
+  __shared__ TakeShared shared;
+  if (work.pass->missed == 0) return;
+  for (;;) {
+    const unsigned number = NextNumber(&work.pass->begun_again, &shared.number);
+    if (number >= work.bucket.tile_count) return;
+    const Tile tile = work.bucket.tiles[number];
+    if (!HasMissed(work, tile.segment)) continue;
+    const SegmentPlace segment = work.bucket.segments[tile.segment];
+    const Prefix cut = FindLevel<kTakeThreads>(work.digits + tile.segment, kLevels - 1,
+                                               work.bucket.controls[tile.segment].k, false);
+    const UpToCut rule{cut.bits, cut.rest};
+    TileEntries entries(work.residual + tile.begin, tile.size);
+    entries.Load(AsItIs(), 0, nullptr);
+    const unsigned first = static_cast<unsigned>(segment.first_tile);
+    const Counts up_to_end =
+        TakeTile(rule, /*has_changed=*/false, &entries, CandidatesOf(work, tile),
+                 work.words_again + first, number - first, &shared);
+    if (threadIdx.x == 0 && number + 1 == static_cast<unsigned>(segment.end_tile)) {
+      work.segments[tile.segment].taken = up_to_end.above + rule.Kept(up_to_end.ties);
+    }
+  }
+}
+
+}  // namespace
+
+void LaunchFeedbackAndTake(const Selecting& work, cudaStream_t stream) {
+  const unsigned tiles = work.bucket.tile_count;
+  if (work.velocity == nullptr) {
+    FeedbackAndTakeKernel<false><<<tiles, kTakeThreads, 0, stream>>>(work);
+  } else {
+    FeedbackAndTakeKernel<true><<<tiles, kTakeThreads, 0, stream>>>(work);
+  }
+  CheckLaunch("take entries from the residual of a bucket");
+}
+
+void LaunchTopKWhereMissed(const Selecting& work, cudaStream_t stream) {
+  const unsigned blocks = std::min(work.bucket.tile_count, kMostBlocks);
+  PutBackKernel<<<work.bucket.chunk_count, kTakeThreads, 0, stream>>>(work);
+  CheckLaunch("put back what a pass took in vain");
+  for (int level = 0; level < kLevels; ++level) {
+    CountDigitsKernel<<<blocks, kTakeThreads, 0, stream>>>(work, level);
+    CheckLaunch("count the digits of a residual");
+  }
+  TakeCutKernel<<<blocks, kTakeThreads, 0, stream>>>(work);
+  CheckLaunch("take the largest entries of a residual");
+}
+
+}  // namespace hvd_sparse::cuda

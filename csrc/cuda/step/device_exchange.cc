@@ -1,0 +1,53 @@
+#include "csrc/cuda/step/device_exchange.h"
+
+#include "csrc/cuda/step/block_settle.h"
+#include "csrc/cuda/step/block_undo.h"
+#include "csrc/cuda/step/bucket_apply.h"
+
+namespace hvd_sparse::cuda {
+
+DeviceExchange::DeviceExchange(const DeviceBucket& bucket, DeviceTransport* transport)
+    : bucket_(bucket),
+      rank_(transport->Rank()),
+      size_(transport->Size()),
+      tables_(BucketLayout(bucket)),
+      selector_(BucketLayout(bucket), bucket.refresh),
+      rounds_(bucket.Numel(), bucket.MaxAsked(), bucket.slack, transport) {}
+
+void DeviceExchange::Run(const DeviceLaunch& launch, cudaStream_t stream) {
+  Select(launch, stream);
+  Exchange(launch, stream);
+}
+
+void DeviceExchange::Select(const DeviceLaunch& launch, cudaStream_t stream) {
+  CheckStep(bucket_, launch);
+  tables_.Update(launch, stream);
+  rounds_.Ask(tables_.asked());
+  const Identity identity{rank_, bucket_.id, step_, static_cast<std::uint32_t>(tables_.asked())};
+  selector_.Select(launch, tables_, identity, selected(), stream);
+  ++step_;
+}
+
+void DeviceExchange::Exchange(const DeviceLaunch& launch, cudaStream_t stream) {
+  rounds_.Run(stream);
+
+  // Whatever might refuse the step comes before all that cannot be undone.
+  const float loss_scale = 1.0f / (launch.output_scale * static_cast<float>(size_));
+  Applying applying{tables_.view(), reduced(), launch.output_scale, launch.residual, loss_scale};
+  LaunchCheckFits(applying, stream);
+  LaunchSettle({selected(), reduced(), launch.residual, launch.velocity, launch.masked}, stream);
+  if (launch.former != nullptr) {
+    const DeviceBlock former = DeviceBlock::In(launch.former, reduced().capacity);
+    LaunchNoteFormer(reduced(), launch.residual, former, stream);
+    applying.reduced.header = former.header;
+    applying.reduced.indices = former.indices;
+  }
+  LaunchApply(applying, stream);
+}
+
+void DeviceExchange::Fetch(DeviceBlockHeader* pinned, cudaStream_t stream) const {
+  Check(cudaMemcpyAsync(pinned, reduced().header, sizeof(*pinned), cudaMemcpyDeviceToHost, stream),
+        "copy a header");
+}
+
+}  // namespace hvd_sparse::cuda

@@ -1,0 +1,109 @@
+#include "csrc/cuda/transport/device_reduce.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "csrc/base/clock.h"
+#include "csrc/base/error.h"
+#include "csrc/collectives/collectives.h"
+#include "csrc/cuda/base/work.h"
+
+namespace hvd_sparse::cuda {
+
+void TransportGTopK::Fit(std::int64_t numel, std::int64_t k, double slack) {
+  if (rounds_ != nullptr && numel == numel_ && k == k_ && slack == slack_) return;
+  const OnDevice current(device_);
+  rounds_.reset();
+  rounds_ = std::make_unique<DeviceGTopK>(numel, k, slack, &counted_);
+  rounds_->ClearBlocks(OwnStream(device_).get());
+  numel_ = numel;
+  k_ = k;
+  slack_ = slack;
+}
+
+void TransportGTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
+  // Fit allocates, which may wait for the device. So it precedes the comparison of the ranks, when
+  // no other device waits for this one yet.
+  Fit(ctx.numel, std::max<std::int64_t>(ctx.k, 1), ctx.options.slack);
+  BlockHeader& header = block->header();
+  header.kept =
+      static_cast<std::uint32_t>(GTopK::KeptBeforeTheLast(ctx.k, ctx.numel, ctx.options.slack));
+  ctx.AgreeBeforehand(&header);
+
+  RoundTimes times{Concat("gtopk, over ", network_.Name()), SteadySeconds()};
+  counted_.Reset();
+  BlockHeader identity = header;
+  const std::string what = Concat(ctx.what, ", ", times.name);
+  SparseBlock& reduced = ctx.scratch.merged;
+  const DeviceBlockHeader result = Move(*block, identity.bad_rank, what, &reduced);
+  times.end = SteadySeconds();
+  times.bytes_sent = counted_.sent();
+  times.bytes_received = counted_.received();
+  ctx.bytes_sent += times.bytes_sent;
+  ctx.bytes_received += times.bytes_received;
+  ctx.rounds.push_back(std::move(times));
+
+  if ((result.flags & (kDisagree | kMalformed)) != 0) {
+    Throw(ErrorKind::kExchangeFailed, "in ", what, " a block of another bucket or step, or none, ",
+          "has come");
+  }
+  identity.bad_rank = std::min(identity.bad_rank, result.bad_rank);
+  if ((result.flags & kSumNotFinite) != 0) identity.NoteOverflow();
+  identity.magic = reduced.header().magic;
+  identity.count = reduced.header().count;
+  reduced.header() = identity;
+  std::swap(*block, reduced);
+}
+
+/// Copies the block to the device, runs all rounds, and copies the result back; returns its header.
+DeviceBlockHeader TransportGTopK::Move(const SparseBlock& selected, std::int32_t bad_rank,
+                                       const std::string& what, SparseBlock* reduced) {
+  Work work(device_);
+  const auto copy = [&](auto* to, const auto* from, std::int64_t count, cudaMemcpyKind kind) {
+    if (count == 0) return;
+    Check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * sizeof(*from), kind,
+                          work.stream()),
+          "copy a block");
+  };
+  const DeviceBlock& own = rounds_->selected();
+  const std::int64_t count = selected.count();
+  Require(count <= k_, what, " takes at most ", k_, " entries, got ", count);
+
+  auto* const header = work.Staged<DeviceBlockHeader>(1);
+  *header = {};
+  header->count = static_cast<std::uint32_t>(count);
+  header->bad_rank = bad_rank;
+  header->bucket = selected.header().bucket;
+  header->step = selected.header().step;
+  header->asked = selected.header().asked;
+  auto* const indices = work.Staged<Index>(count);
+  for (std::int64_t i = 0; i < count; ++i) indices[i] = Marked(selected.indices()[i], true);
+  auto* const values = work.Staged<float>(count);
+  std::copy_n(selected.values(), count, values);
+  copy(own.header, header, 1, cudaMemcpyHostToDevice);
+  copy(own.indices, indices, count, cudaMemcpyHostToDevice);
+  copy(own.values, values, count, cudaMemcpyHostToDevice);
+
+  network_.Serve(what);
+  rounds_->Run(work.stream());
+
+  // Copies as many entries as there can be: only the device knows yet how many there are.
+  const DeviceBlock& result = rounds_->reduced();
+  auto* const result_header = work.Staged<DeviceBlockHeader>(1);
+  auto* const result_indices = work.Staged<Index>(k_);
+  auto* const result_values = work.Staged<float>(k_);
+  copy(result_header, result.header, 1, cudaMemcpyDeviceToHost);
+  copy(result_indices, result.indices, k_, cudaMemcpyDeviceToHost);
+  copy(result_values, result.values, k_, cudaMemcpyDeviceToHost);
+  network_.Await(work.stream(), what);
+  work.NoteDone();
+
+  const auto entries = std::min(static_cast<std::int64_t>(result_header->count), k_);
+  reduced->Reset(entries);
+  std::copy_n(result_indices, entries, reduced->indices());
+  std::copy_n(result_values, entries, reduced->values());
+  reduced->Finish(entries);
+  return *result_header;
+}
+
+}  // namespace hvd_sparse::cuda

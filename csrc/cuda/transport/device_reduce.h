@@ -1,0 +1,45 @@
+/// gTop-k over a transport between devices, for blocks that lie in memory of the CPU: they are
+/// copied to the device, reduced in all rounds in stream order, and copied back.
+
+#ifndef HVD_SPARSE_CUDA_TRANSPORT_DEVICE_REDUCE_H_
+#define HVD_SPARSE_CUDA_TRANSPORT_DEVICE_REDUCE_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "csrc/collectives/device_network.h"
+#include "csrc/cuda/step/device_gtopk.h"
+#include "csrc/cuda/transport/counted_transport.h"
+#include "csrc/cuda/transport/network_transport.h"
+
+namespace hvd_sparse::cuda {
+
+class TransportGTopK final : public DeviceReduce {
+ public:
+  /// `transport` moves memory of `device`, and must outlive this object.
+  TransportGTopK(int device, NetworkTransport* transport)
+      : device_(device), network_(*transport), counted_(transport) {}
+
+  void Run(SparseBlock* block, CollectiveContext& ctx) override;
+
+ private:
+  void Fit(std::int64_t numel, std::int64_t k, double slack);
+  DeviceBlockHeader Move(const SparseBlock& selected, std::int32_t bad_rank,
+                         const std::string& what, SparseBlock* reduced);
+
+  const int device_;
+  NetworkTransport& network_;
+  CountedTransport counted_;
+
+  // The arguments for which rounds_ was made.
+  std::int64_t numel_ = 0, k_ = 0;
+  double slack_ = 0;
+  std::unique_ptr<DeviceGTopK> rounds_;
+};
+
+}  // namespace hvd_sparse::cuda
+
+#endif  // HVD_SPARSE_CUDA_TRANSPORT_DEVICE_REDUCE_H_

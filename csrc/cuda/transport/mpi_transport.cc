@@ -1,0 +1,41 @@
+#include "csrc/cuda/transport/mpi_transport.h"
+
+#include "csrc/base/error.h"
+#include "csrc/cuda/base/check.h"
+#include "csrc/cuda/base/stream.h"
+
+namespace hvd_sparse::cuda {
+namespace {
+
+void RequireNotCaptured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  Check(cudaStreamIsCapturing(stream, &status), "ask whether a stream is being captured");
+  Require(status == cudaStreamCaptureStatusNone,
+          "the stream is being captured into a CUDA graph, which cannot hold messages over MPI: "
+          "the CPU gives them");
+}
+
+}  // namespace
+
+void MpiTransport::Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
+                            cudaStream_t stream) {
+  RequireMessage(peer, bytes);
+  const OnDevice current(device());
+  RequireNotCaptured(stream);
+  const std::string what = WhatWith(peer);
+  Await(stream, what);
+
+  const Outgoing out{peer, send, bytes};
+  Incoming in{peer, recv, bytes};
+  is_moving_ = true;
+  comm().Transfer({&out, send == nullptr ? 0 : 1}, {&in, recv == nullptr ? 0 : 1}, what);
+  is_moving_ = false;
+  if (recv != nullptr && in.bytes != bytes) {
+    Throw(ErrorKind::kExchangeFailed, "in ", what, " rank ", peer, " sent ", in.bytes,
+          " bytes, expected are ", bytes);
+  }
+}
+
+std::string MpiTransport::Awaited() const { return Concat(Rank(), "'s own device"); }
+
+}  // namespace hvd_sparse::cuda

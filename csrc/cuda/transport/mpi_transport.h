@@ -1,0 +1,55 @@
+/// Sends blocks of a device over the exchange's own communicator, if that accepts device memory: a
+/// CUDA-aware MPI moves them over whatever connects the devices.
+///
+/// MPI knows no streams. So the CPU waits until a stream has reached the message, passes its
+/// address to MPI, and waits until it has been moved; work that is enqueued afterwards begins after
+/// that. The CPU thus waits for its device once per message, but no device ever waits for a peer,
+/// so ranks may share one, and none has to be released when a peer dies.
+///
+/// Waits have the same limits as all waits of an exchange, and watch the other ranks, too. The call
+/// throws the error that ended a wait, and nothing more is enqueued; MPI may still use the memory
+/// of the message, which is therefore never freed.
+///
+/// A stream that is being captured into a graph is refused: a graph cannot hold what the CPU does.
+///
+/// No GPU has run this: it was tested with ranks that are threads.
+
+#ifndef HVD_SPARSE_CUDA_TRANSPORT_MPI_TRANSPORT_H_
+#define HVD_SPARSE_CUDA_TRANSPORT_MPI_TRANSPORT_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string>
+
+#include "csrc/comm/communicator.h"
+#include "csrc/comm/patience.h"
+#include "csrc/cuda/transport/network_transport.h"
+
+namespace hvd_sparse::cuda {
+
+class MpiTransport final : public NetworkTransport {
+ public:
+  /// Connects the ranks of `comm`, which accepts device memory and must outlive this object.
+  /// Nothing else may use `comm` during Exchange.
+  MpiTransport(Communicator* comm, int device, const WaitLimits& limits)
+      : NetworkTransport(comm, device, limits) {}
+
+  const char* Name() const override { return "MPI"; }
+
+  /// Throws InvalidArgument if the stream is being captured, Timeout, or the error that ended the
+  /// exchange.
+  void Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
+                cudaStream_t stream) override;
+
+  bool HoldsMemory() const override { return is_moving_; }
+
+ private:
+  std::string Awaited() const override;
+
+  bool is_moving_ = false;  // MPI has a message; stays true after a failed one
+};
+
+}  // namespace hvd_sparse::cuda
+
+#endif  // HVD_SPARSE_CUDA_TRANSPORT_MPI_TRANSPORT_H_

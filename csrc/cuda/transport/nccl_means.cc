@@ -1,0 +1,146 @@
+#include "csrc/cuda/transport/nccl_means.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <memory>
+#include <sstream>
+
+#include "csrc/base/error.h"
+#include "csrc/comm/patience.h"
+#include "csrc/cuda/base/check.h"
+#include "csrc/cuda/transport/nccl_transport.h"
+#include "csrc/cuda/transport/transport_network.h"
+
+namespace hvd_sparse {
+
+namespace nccl {
+namespace {
+
+static_assert(sizeof(UniqueId) == sizeof(Invitation));
+
+/// Returns a device's number, host and UUID; NCCL, too, tells devices apart by the latter two.
+std::string NameOf(int device) {
+  cudaDeviceProp properties;
+  cuda::Check(cudaGetDeviceProperties(&properties, device), "ask for a device's UUID");
+  char host[256] = "";
+  ::gethostname(host, sizeof(host) - 1);
+  std::string name = Concat("GPU ", device, " of ", host, ", UUID ");
+  for (const char byte : properties.uuid.bytes) {
+    constexpr const char* kDigits = "0123456789abcdef";
+    const auto value = static_cast<unsigned char>(byte);
+    name += {kDigits[value / 16], kDigits[value % 16]};
+  }
+  return name;
+}
+
+/// Returns the part of a name that tells devices apart: ranks may number one device differently.
+std::string IdentityOf(const std::string& name) {
+  const auto host = name.find(" of ");
+  return host == std::string::npos ? name : name.substr(host);
+}
+
+}  // namespace
+
+std::string Description::Text() const { return Concat(version, ' ', may_share, ' ', device); }
+
+Description Description::Of(const std::string& text) {
+  Description description;
+  std::istringstream in(text);
+  in >> description.version >> description.may_share >> std::ws;
+  std::getline(in, description.device);
+  return description;
+}
+
+Description Describe(int device) {
+  const char* sharing = std::getenv(kSharing);
+  Description description;
+  description.device = NameOf(device);
+  description.version = Library::Get().version();
+  description.may_share = sharing != nullptr && std::strcmp(sharing, "1") == 0;
+  return description;
+}
+
+std::string WhyNot(const std::vector<Description>& ranks) {
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+    if (ranks[rank].version == ranks[0].version) continue;
+    return Concat("rank ", rank, " has NCCL ", VersionName(ranks[rank].version), " and rank 0 ",
+                  VersionName(ranks[0].version), ": give all ranks the same");
+  }
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+    for (std::size_t other = 0; other < rank; ++other) {
+      if (IdentityOf(ranks[rank].device) != IdentityOf(ranks[other].device)) continue;
+      const std::string shared =
+          Concat("ranks ", other, " and ", rank, " share a device (", ranks[rank].device, ")");
+      if (ranks[0].version < kSharingVersion) {
+        return Concat(shared, ", for which NCCL ", VersionName(kSharingVersion),
+                      " is needed, with ", kSharing, "=1; there is ",
+                      VersionName(ranks[0].version));
+      }
+      for (const std::size_t one : {other, rank}) {
+        if (!ranks[one].may_share) {
+          return Concat(shared, ": set ", kSharing, "=1, or give each rank a device of its own");
+        }
+      }
+    }
+  }
+  return "";
+}
+
+UniqueId IdIn(const Invitation& invitation) {
+  UniqueId id;
+  std::copy(invitation.begin(), invitation.end(), id.bytes);
+  return id;
+}
+
+}  // namespace nccl
+
+namespace cuda {
+namespace {
+
+class OverNccl final : public NcclByName {
+ public:
+  std::string Describe(const std::string&, int device) const override {
+    return nccl::Describe(device).Text();
+  }
+
+  std::string WhyNot(const std::vector<std::string>& ranks) const override {
+    std::vector<nccl::Description> descriptions;
+    std::transform(ranks.begin(), ranks.end(), std::back_inserter(descriptions),
+                   &nccl::Description::Of);
+    return nccl::WhyNot(descriptions);
+  }
+
+  Invitation Invite() const override {
+    const nccl::Library& library = nccl::Library::Get();
+    nccl::UniqueId id;
+    const nccl::Result result = library.calls().GetUniqueId(&id);
+    if (result != nccl::kSuccess) {
+      Throw(ErrorKind::kUnavailable, library.Problem(result, "ncclGetUniqueId", nullptr));
+    }
+    Invitation invitation;
+    std::copy(std::begin(id.bytes), std::end(id.bytes), invitation.begin());
+    return invitation;
+  }
+
+  std::unique_ptr<DeviceNetwork> Connect(Communicator* comm, int device,
+                                         const Invitation& invitation) const override {
+    return MakeTransportNetwork(
+        device, std::make_unique<NcclTransport>(nccl::Library::Get(), nccl::IdIn(invitation), comm,
+                                                device, WaitLimits::FromEnvironment()));
+  }
+};
+
+}  // namespace
+
+const DeviceMeans& NcclMeans() {
+  static const OverNccl means;
+  return means;
+}
+
+}  // namespace cuda
+
+}  // namespace hvd_sparse

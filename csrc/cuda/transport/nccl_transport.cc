@@ -1,0 +1,221 @@
+#include "csrc/cuda/transport/nccl_transport.h"
+
+#include <pthread.h>
+
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include "csrc/base/signals_blocked.h"
+#include "csrc/cuda/base/check.h"
+
+namespace hvd_sparse::cuda {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kBetweenLooks{50};
+constexpr milliseconds kGoodbye{2000};
+
+}  // namespace
+
+NcclTransport::NcclTransport(const nccl::Library& library, const nccl::UniqueId& id,
+                             Communicator* comm, int device, const WaitLimits& limits)
+    : NetworkTransport(comm, device, limits),
+      library_(library),
+      connected_(static_cast<std::size_t>(comm->Size()) + 1) {
+  const OnDevice current(device);
+  mark_ = std::make_unique<Event>();
+  const std::string what = "making NCCL's communicator (without HVD_SPARSE_NCCL it is not needed)";
+  try {
+    {
+      const std::lock_guard lock(mutex_);
+      nccl::Config config;
+      config.blocking = 0;
+      MustSucceed(library_.calls().CommInitRankConfig(&nccl_, Size(), id, Rank(), &config),
+                  "ncclCommInitRankConfig", what);
+    }
+    WaitUntil([&] { return IsReady(what); }, what);
+  } catch (const Error& error) {
+    End(error, true);
+    throw;
+  }
+  const SignalsBlocked blocked;
+  watcher_ = std::thread([this] { Watch(); });
+  pthread_setname_np(watcher_.native_handle(), "hvd_nccl");
+}
+
+NcclTransport::~NcclTransport() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  wake_.notify_all();
+  watcher_.join();
+  if (nccl_ == nullptr) return;
+
+  const nccl::Calls& calls = library_.calls();
+  const auto deadline = steady_clock::now() + kGoodbye;
+  nccl::Result result = calls.CommFinalize(nccl_);
+  while (result == nccl::kInProgress && steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    if (calls.CommGetAsyncError(nccl_, &result) != nccl::kSuccess) break;
+  }
+  (void)(result == nccl::kSuccess ? calls.CommDestroy(nccl_) : calls.CommAbort(nccl_));
+}
+
+void NcclTransport::Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
+                             cudaStream_t stream) {
+  RequireMessage(peer, bytes);
+  RequireConnected(peer, stream);
+  const auto count = static_cast<std::size_t>(bytes);
+  const std::string what = WhatWith(peer);
+  Group(peer, what, [&] {
+    const nccl::Calls& calls = library_.calls();
+    if (send != nullptr) {
+      MustSucceed(calls.Send(send, count, nccl::kUint8, peer, nccl_, stream), "ncclSend", what);
+    }
+    if (recv != nullptr) {
+      MustSucceed(calls.Recv(recv, count, nccl::kUint8, peer, nccl_, stream), "ncclRecv", what);
+    }
+  });
+}
+
+void NcclTransport::AllGather(const void* own, void* all, std::int64_t bytes, cudaStream_t stream) {
+  Require(bytes > 0, "bytes must be positive, got ", bytes);
+  RequireConnected(kAll, stream);
+  const std::string what = "giving a stream an allgather";
+  Group(kAll, what, [&] {
+    MustSucceed(library_.calls().AllGather(own, all, static_cast<std::size_t>(bytes), nccl::kUint8,
+                                           nccl_, stream),
+                "ncclAllGather", what);
+  });
+}
+
+void NcclTransport::Follow(cudaStream_t other) {
+  const OnDevice current(device());
+  mark_->Record(other);
+  mark_->LetFollow(stream());
+}
+
+void NcclTransport::LetFollow(cudaStream_t other) {
+  const OnDevice current(device());
+  mark_->Record(stream());
+  mark_->LetFollow(other);
+}
+
+/// Throws InvalidArgument in a capture with an unconnected peer: a first call allocates.
+void NcclTransport::RequireConnected(int peer, cudaStream_t stream) {
+  if (connected_[static_cast<std::size_t>(peer == kAll ? Size() : peer)]) return;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cuda::Check(cudaStreamIsCapturing(stream, &status), "ask whether a stream is being captured");
+  Require(status == cudaStreamCaptureStatusNone, "a stream is being captured, and rank ", Rank(),
+          " is not connected to ", peer == kAll ? "all others" : Concat("rank ", peer),
+          " yet: make the same call once before the capture");
+}
+
+/// Makes `calls` as one group of NCCL, so that they begin together.
+void NcclTransport::Group(int peer, const std::string& what, const std::function<void()>& calls) {
+  const OnDevice current(device());
+  try {
+    {
+      const std::lock_guard lock(mutex_);
+      if (ended_) throw Error(*ended_);
+      MustSucceed(library_.calls().GroupStart(), "ncclGroupStart", what);
+      std::exception_ptr refused;
+      try {
+        calls();
+      } catch (...) {
+        refused = std::current_exception();
+      }
+      // Ends the group in any case: else all later calls of this thread would belong to it.
+      const nccl::Result result = library_.calls().GroupEnd();
+      if (refused) std::rethrow_exception(refused);
+      MustSucceed(result, "ncclGroupEnd", what);
+    }
+    WaitUntil([&] { return IsReady(what); }, what);
+  } catch (const Error& error) {
+    End(error, true);
+    throw;
+  }
+  connected_[static_cast<std::size_t>(peer == kAll ? Size() : peer)] = true;
+}
+
+/// Throws if a call has failed. Any call may also be in progress still; then IsReady tells its
+/// outcome.
+void NcclTransport::MustSucceed(nccl::Result result, const char* call, const std::string& what) {
+  if (result == nccl::kSuccess || result == nccl::kInProgress) return;
+  Throw(ErrorKind::kExchangeFailed, "rank ", Rank(), " failed in ", what, ": ",
+        library_.Problem(result, call, nccl_));
+}
+
+/// Returns true if NCCL has done what the last call began. Messages of peers may still be in
+/// flight.
+bool NcclTransport::IsReady(const std::string& what) {
+  const std::lock_guard lock(mutex_);
+  if (ended_) throw Error(*ended_);
+  nccl::Result result = nccl::kSuccess;
+  MustSucceed(library_.calls().CommGetAsyncError(nccl_, &result), "ncclCommGetAsyncError", what);
+  if (result == nccl::kInProgress) return false;
+  MustSucceed(result, "an earlier call of NCCL's", what);
+  return true;
+}
+
+/// Names all other ranks: a stream waits for their messages.
+std::string NcclTransport::Awaited() const {
+  std::string others;
+  for (int rank = 0; rank < Size(); ++rank) {
+    if (rank != Rank()) others += Concat(others.empty() ? "" : " or ", rank);
+  }
+  return others;
+}
+
+/// Aborts NCCL's communicator if the exchange has ended or NCCL has met an error; throws that
+/// error.
+void NcclTransport::Check() {
+  try {
+    comm().Check();
+  } catch (const Error& error) {
+    End(error, false);  // the other ranks know already
+  }
+  try {
+    (void)IsReady("watching NCCL's communicator");
+  } catch (const Error& error) {
+    End(error, true);
+    throw;
+  }
+}
+
+/// Aborts NCCL's communicator, and keeps the first error. `tell`: true to fail the exchange on all
+/// ranks.
+void NcclTransport::End(const Error& error, bool tell) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (ended_) return;
+    ended_ = error;
+    if (nccl_ != nullptr) (void)library_.calls().CommAbort(nccl_);
+    nccl_ = nullptr;
+  }
+  if (tell) comm().Fail(error.kind(), error.what());
+}
+
+void NcclTransport::Watch() {
+  try {
+    StayOn(device());  // aborting frees memory there
+  } catch (const Error& error) {
+    return End(error, true);
+  }
+  std::unique_lock lock(mutex_);
+  while (!wake_.wait_for(lock, kBetweenLooks, [this] { return closing_ || ended_; })) {
+    lock.unlock();
+    try {
+      Check();
+    } catch (const Error&) {
+      return;  // kept in ended_ for the threads that wait
+    }
+    lock.lock();
+  }
+}
+
+}  // namespace hvd_sparse::cuda

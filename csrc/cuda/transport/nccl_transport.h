@@ -1,0 +1,104 @@
+/// Sends blocks of a device over NCCL, from GPU to GPU, in stream order.
+///
+/// Each exchange has an NCCL communicator, made when all its ranks have agreed (nccl_means.h). It
+/// does not block: while a call waits on the CPU (for peers that are not there yet), it watches the
+/// exchange's communicator. NCCL itself notices neither dead ranks nor ended exchanges: its kernels
+/// would spin on the device for ever, and with them all code that waits for a stream, in this
+/// package or not. So a thread checks every 50 ms whether the exchange has ended, by a lost rank or
+/// Fail, and then aborts NCCL's communicator, and with it the kernels.
+///
+/// Work that was enqueued after an aborted message runs all the same, on undefined data: callers
+/// must wait by Await before they rely on what was received.
+///
+/// CUDA graphs: Exchange, AllGather, Follow and LetFollow can be captured, once a first call
+/// outside of a capture has connected the same peers (that allocates, which a capture must not).
+/// NCCL may launch from a thread of its own, whose calls break no capture. But a capture with
+/// cudaStreamCaptureModeGlobal is broken by unsafe calls of any other thread of the process, so
+/// capture with cudaStreamCaptureModeThreadLocal. Await cannot be captured. Either all ranks
+/// capture, or none.
+///
+/// No GPU has run this: it was tested against a library that stands in for NCCL.
+
+#ifndef HVD_SPARSE_CUDA_TRANSPORT_NCCL_TRANSPORT_H_
+#define HVD_SPARSE_CUDA_TRANSPORT_NCCL_TRANSPORT_H_
+
+#include <cuda_runtime_api.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/comm/communicator.h"
+#include "csrc/comm/patience.h"
+#include "csrc/cuda/base/stream.h"
+#include "csrc/cuda/transport/nccl_library.h"
+#include "csrc/cuda/transport/network_transport.h"
+
+namespace hvd_sparse::cuda {
+
+class NcclTransport final : public NetworkTransport {
+ public:
+  /// Connects the ranks of `comm`, which have agreed on `id`; a collective call. `comm` must
+  /// outlive this object.
+  ///
+  /// Throws the error that ended the exchange; an error of NCCL ends the exchange on all ranks.
+  NcclTransport(const nccl::Library& library, const nccl::UniqueId& id, Communicator* comm,
+                int device, const WaitLimits& limits);
+
+  /// Finalises NCCL's communicator if all is well; otherwise, or after two seconds, aborts it.
+  ~NcclTransport() override;
+
+  const char* Name() const override { return "NCCL"; }
+
+  /// Also throws the error that ended the exchange, and InvalidArgument if a capture uses a peer
+  /// for the first time.
+  void Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
+                cudaStream_t stream) override;
+
+  /// Enqueues all[rank * bytes ...] = own of each rank. Blocks have a fixed capacity and hold their
+  /// count, so ranks with differing counts need no message about them.
+  void AllGather(const void* own, void* all, std::int64_t bytes, cudaStream_t stream);
+
+  /// Makes stream() wait for all work enqueued on `other` so far.
+  void Follow(cudaStream_t other);
+
+  /// Makes `other` wait for all work enqueued on stream() so far.
+  void LetFollow(cudaStream_t other);
+
+  /// Also throws an error that NCCL has met.
+  void Check() override;
+
+ private:
+  static constexpr int kAll = -1;
+
+  void RequireConnected(int peer, cudaStream_t stream);
+  void Group(int peer, const std::string& what, const std::function<void()>& calls);
+  void MustSucceed(nccl::Result result, const char* call, const std::string& what);
+  bool IsReady(const std::string& what);
+  std::string Awaited() const override;
+  void GaveUp(const Error& error) override { End(error, true); }
+  void End(const Error& error, bool tell);
+  void Watch();
+
+  const nccl::Library& library_;
+  std::vector<bool> connected_;  // by peer; the last one is for all
+  std::unique_ptr<Event> mark_;  // between two streams
+
+  std::mutex mutex_;  // guards the following, and every call of NCCL
+  nccl::Comm nccl_ = nullptr;
+  std::optional<Error> ended_;
+  bool closing_ = false;
+  std::condition_variable wake_;
+  std::thread watcher_;
+};
+
+}  // namespace hvd_sparse::cuda
+
+#endif  // HVD_SPARSE_CUDA_TRANSPORT_NCCL_TRANSPORT_H_

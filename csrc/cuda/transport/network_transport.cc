@@ -1,0 +1,66 @@
+#include "csrc/cuda/transport/network_transport.h"
+
+#include <limits>
+
+#include "csrc/base/clock.h"
+
+namespace hvd_sparse::cuda {
+
+NetworkTransport::NetworkTransport(Communicator* comm, int device, const WaitLimits& limits)
+    : comm_(*comm), device_(device), limits_(limits) {
+  const OnDevice current(device_);
+  stream_ = std::make_unique<Stream>();
+  select_stream_ = std::make_unique<Stream>();
+  mark_ = std::make_unique<Event>();
+}
+
+void NetworkTransport::RequireMessage(int peer, std::int64_t bytes) const {
+  Require(peer >= 0 && peer < Size() && peer != Rank(), "peer must be a rank below ", Size(),
+          " other than ", Rank(), ", got ", peer);
+  Require(bytes > 0, "bytes must be positive, got ", bytes);
+}
+
+std::string NetworkTransport::WhatWith(int peer) const {
+  return Concat(served_, ", between ranks ", Rank(), " and ", peer);
+}
+
+void NetworkTransport::Await(cudaStream_t stream, const std::string& what) {
+  const OnDevice current(device_);
+  mark_->Record(stream);
+  WaitUntil([&] { return mark_->Passed(); }, what);
+}
+
+void NetworkTransport::WaitUntil(const std::function<bool()>& done, const std::string& what) {
+  Waiting(this, what).For(std::numeric_limits<double>::infinity(), done);
+}
+
+NetworkTransport::Waiting::Waiting(NetworkTransport* transport, std::string what)
+    : transport_(*transport),
+      what_(std::move(what)),
+      patience_(transport_.limits_, transport_.Rank(), what_,
+                [transport] { return transport->Awaited(); }) {}
+
+bool NetworkTransport::Waiting::For(double seconds, const std::function<bool()>& done) {
+  const double deadline = SteadySeconds() + seconds;
+  const auto check = [this] {
+    try {
+      transport_.Check();
+    } catch (const Error& error) {
+      Throw(error.kind(), error.what(), "; rank ", transport_.Rank(), " was waiting in ", what_);
+    }
+  };
+  try {
+    while (!done()) {
+      if (SteadySeconds() > deadline) return false;
+      patience_.Pause();
+      check();
+    }
+    check();  // a stream may have passed only because the exchange ended
+  } catch (const Error& error) {
+    transport_.GaveUp(error);
+    throw;
+  }
+  return true;
+}
+
+}  // namespace hvd_sparse::cuda

@@ -1,0 +1,46 @@
+/// The choice of a device's kernels: the only place that depends on the devices built in.
+
+#ifndef HVD_SPARSE_DEVICES_KERNELS_FOR_H_
+#define HVD_SPARSE_DEVICES_KERNELS_FOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/base/device.h"
+#include "csrc/kernels/kernels.h"
+#include "csrc/kernels/stream_work.h"
+
+namespace hvd_sparse {
+
+/// Returns the kernels of a device. Throws Unavailable, with the reason, if this build has none for
+/// it or the machine has no such device.
+const Kernels& KernelsFor(Device device);
+
+/// Returns true if this build has CUDA kernels.
+bool BuiltWithCuda();
+
+/// Returns the names of the usable CUDA devices, in CUDA's order. Throws Unavailable, with the
+/// reason, if there is none.
+std::vector<std::string> CudaDeviceNames();
+
+/// Returns the number of the CUDA device in whose memory an address lies. Throws InvalidArgument if
+/// it lies in none, Unavailable if this build has no CUDA.
+int CudaDeviceOf(std::uintptr_t address);
+
+/// Make parts of a step that stay on a CUDA device; see csrc/cuda/step/stream_work.h. Throw
+/// Unavailable, with the reason, if there is no such device.
+std::unique_ptr<StreamWork> MergeWorkOn(Device device, const SparseBlock& own,
+                                        const SparseBlock& theirs, std::int64_t k);
+std::unique_ptr<StreamWork> PassWorkOn(Device device, GradView gradient, Span<float> residual,
+                                       float threshold, std::int64_t k);
+std::unique_ptr<StreamWork> SelectWorkOn(Device device, GradView gradient, Span<float> residual,
+                                         std::int64_t k);
+std::unique_ptr<StreamWork> StepWorkOn(Device device, const std::vector<GradView>& gradients,
+                                       Span<float> residual, const std::vector<std::int64_t>& ks,
+                                       const std::vector<GradView>& outputs);
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_DEVICES_KERNELS_FOR_H_
