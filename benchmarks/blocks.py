@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import oracle
 import torch
 from contenders import SURVIVED, buffer
 from reporting import Row, Timing
 
-from hvd_sparse import _core, reference
+from hvd_sparse import _core
 
 PAIRS = 16  # of blocks, in rotation
 
@@ -31,10 +32,10 @@ class Pair:
         common: Mask of these entries in `own`.
     """
 
-    own: reference.Block
-    theirs: reference.Block
-    union: reference.Block
-    kept: reference.Block
+    own: oracle.Block
+    theirs: oracle.Block
+    union: oracle.Block
+    kept: oracle.Block
     total: _core.Block
     common: np.ndarray
 
@@ -42,17 +43,17 @@ class Pair:
     def drawn(cls, k: int, numel: int, generator: np.random.Generator) -> Pair:
         drawn = generator.choice(numel, size=2 * k - k // 2, replace=False)
         own, theirs = (
-            reference.Block(np.sort(places), generator.laplace(size=k).astype(np.float32))
+            oracle.Block(np.sort(places), generator.laplace(size=k).astype(np.float32))
             for places in (drawn[:k], drawn[-k:])
         )
-        union = reference.merge(own, theirs)
+        union = oracle.merge(own, theirs)
         shared = np.isin(theirs.indices, own.indices)
         marked = np.where(shared, theirs.indices.astype(np.int32) | SURVIVED, theirs.indices)
         return cls(
             own,
             theirs,
             union,
-            reference.keep_top_k(union, k),
+            oracle.keep_top_k(union, k),
             _core.Block(marked.astype(np.int32), theirs.values),
             np.isin(own.indices, theirs.indices),
         )
@@ -128,7 +129,7 @@ class Blocks:
         yield "gradient.zero_()", seconds, not gradient.any()
 
 
-def holds(block: _core.Block, expected: reference.Block) -> bool:
+def holds(block: _core.Block, expected: oracle.Block) -> bool:
     """Returns true if the core's block has these entries, bit for bit."""
     return np.array_equal(block.indices(), expected.indices) and np.array_equal(
         block.values().view(np.int32), expected.values.view(np.int32)

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import oracle
 import torch
 from blocks import holds
 from reporting import Row, Timing
 
-from hvd_sparse import _core, reference
+from hvd_sparse import _core
 
 BLOCKS = 16  # in rotation
 HEADER = 32  # bytes of a message before its entries
@@ -31,8 +32,8 @@ class Message:
         rounded: The block by type, with the rounded values.
     """
 
-    block: reference.Block
-    rounded: dict[str, reference.Block]
+    block: oracle.Block
+    rounded: dict[str, oracle.Block]
 
     @classmethod
     def drawn(cls, k: int, numel: int, generator: np.random.Generator) -> Message:
@@ -42,8 +43,8 @@ class Message:
         for name, dtype in DTYPES.items():
             exact = torch.from_numpy(values)
             numbers = exact if dtype is None else exact.to(dtype).to(torch.float32)
-            rounded[name] = reference.Block(places, numbers.numpy())
-        return cls(reference.Block(places, values), rounded)
+            rounded[name] = oracle.Block(places, numbers.numpy())
+        return cls(oracle.Block(places, values), rounded)
 
 
 class Coding:

@@ -17,17 +17,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import horovod.torch as hvd
 import numpy as np
+import oracle
 import torch
 import typer
 from reporting import Row, Timing, report
 
-from hvd_sparse import _core, reference
+from hvd_sparse import _core
 from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
@@ -39,16 +40,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 UNTIMED = 3  # repetitions before the timed ones
 
-# Every collective, and its reference: from the ranks' blocks and k. Hierarchical takes gradients,
-# not blocks; over loopback every rank is a node, and it equals gtopk.
-EXPECTED: dict[str, Callable[[Sequence[reference.Block], int], reference.Reduced]] = {
-    "gtopk": reference.gtopk,
-    "hierarchical": reference.gtopk,
-    "allgather": lambda blocks, k: reference.allgather(blocks),
-    "recursive_doubling": lambda blocks, k: reference.recursive_doubling(blocks),
-    "split_allgather": reference.split_allgather,
-}
-assert set(EXPECTED) == set(_core.collectives())
+assert set(oracle.COLLECTIVES) == set(_core.collectives())
 
 
 def integer_gradient(numel: int, rank: int) -> np.ndarray:
@@ -84,7 +76,7 @@ class Rank:
                 sparsifier=as_sparsifier("top_k"),
                 collective=collective,
             )
-            for collective in EXPECTED
+            for collective in oracle.COLLECTIVES
         }
 
     def run(self, collective: str, barrier: Callable[[], object]) -> tuple[Interval, BucketStats]:
@@ -136,7 +128,7 @@ class Loopback:
 
 
 def horovod_allgather(
-    block: reference.Block, name: str
+    block: oracle.Block, name: str
 ) -> tuple[Interval, torch.Tensor, torch.Tensor]:
     """Returns the interval, and all ranks' values and indices."""
     values = torch.from_numpy(block.values)
@@ -169,12 +161,13 @@ def measure(
     """Returns rows of all methods with k entries of k / density, and true if all were right."""
     numel = max(k, round(k / density))
     gradients = [integer_gradient(numel, rank) for rank in range(hvd.size())]
-    blocks = [reference.top_k(gradient, k) for gradient in gradients]
+    blocks = [oracle.top_k(gradient, k) for gradient in gradients]
     expected = {
-        name: reduced(blocks, k).block.to_dense(numel) for name, reduced in EXPECTED.items()
+        name: reduced(blocks, k).block.to_dense(numel)
+        for name, reduced in oracle.COLLECTIVES.items()
     }
     # Processes of one machine form a single node.
-    one_node, _ = reference.hierarchical(gradients, [numel], [k], hvd.size())
+    one_node, _ = oracle.hierarchical(gradients, [numel], [k], hvd.size())
     expected_of_processes = expected | {"hierarchical": one_node}
     ranks = {
         means: Rank(exchange, gradients[hvd.rank()], k) for means, exchange in exchanges.items()
@@ -195,12 +188,12 @@ def measure(
         total = torch.zeros(numel).index_add_(0, indices.long(), values)
         verified &= np.array_equal(total.numpy(), expected["allgather"])
         note("Horovod's allgather, two calls", took, 8 * k * (hvd.size() - 1))
-        for collective in EXPECTED:
+        for collective in oracle.COLLECTIVES:
             for means, rank in ranks.items():
                 took, stats = rank.run(collective, hvd.barrier)
                 verified &= np.array_equal(rank.output, expected_of_processes[collective])
                 note(f"{collective} over {means.upper()}", took, stats.bytes_sent)
-        for collective in EXPECTED:
+        for collective in oracle.COLLECTIVES:
             name = f"{collective} over loopback"
             hvd.barrier()
             if loopback is None:

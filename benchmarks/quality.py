@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import numpy as np
+import oracle
 import typer
 from reporting import Result, Row, write
 
-from hvd_sparse import _core, reference
+from hvd_sparse import _core
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.sparsifiers import as_sparsifier
@@ -42,7 +43,7 @@ class Method:
     """A collective with its options, and its NumPy reference."""
 
     collective: str
-    expected: Callable[[Sequence[reference.Block], int], reference.Reduced]
+    expected: Callable[[Sequence[oracle.Block], int], oracle.Reduced]
     slack: float = 1.0
 
     @property
@@ -53,14 +54,14 @@ class Method:
 
 def gtopk(slack: float) -> Method:
     """Returns gtopk with a slack."""
-    return Method("gtopk", lambda blocks, k: reference.gtopk(blocks, k, slack), slack)
+    return Method("gtopk", lambda blocks, k: oracle.gtopk(blocks, k, slack), slack)
 
 
 METHODS = (
     *(gtopk(slack) for slack in (1.0, 1.5, 2.0, 4.0)),
-    Method("allgather", lambda blocks, k: reference.allgather(blocks)),
-    Method("recursive_doubling", lambda blocks, k: reference.recursive_doubling(blocks)),
-    Method("split_allgather", reference.split_allgather),
+    Method("allgather", lambda blocks, k: oracle.allgather(blocks)),
+    Method("recursive_doubling", lambda blocks, k: oracle.recursive_doubling(blocks)),
+    Method("split_allgather", oracle.split_allgather),
 )
 # With each rank a node of its own, as here, hierarchical equals gtopk.
 assert {method.collective for method in METHODS} | {"hierarchical"} == set(_core.collectives())
@@ -128,8 +129,8 @@ def energy(array: np.ndarray) -> float:
 def judge(gradients: list[np.ndarray], k: int) -> dict[str, Figures]:
     """Runs all methods on the same gradients."""
     numel = gradients[0].size
-    blocks = [reference.top_k(gradient, k) for gradient in gradients]
-    best = energy(reference.keep_top_k(reference.allgather(blocks).block, k).values)
+    blocks = [oracle.top_k(gradient, k) for gradient in gradients]
+    best = energy(oracle.keep_top_k(oracle.allgather(blocks).block, k).values)
     whole = np.sum(gradients, axis=0, dtype=np.float64)
     largest = np.sort(np.abs(whole))[-k:]
     figures = {}

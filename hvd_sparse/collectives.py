@@ -2,72 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from hvd_sparse import _core
 from hvd_sparse.errors import InvalidArgumentError
 
-
-@dataclass(frozen=True, kw_only=True)
-class Collective:
-    """Guarantees of one collective.
-
-    Attributes:
-        name: Name in a compression, and in the core.
-        lossless: True if every selected entry of every rank is part of the sum. Otherwise an entry
-            that was left out stays in the residual of its rank.
-        exact: True if every entry of the result is the sum over all ranks that selected it, and no
-            larger sum was left out.
-        reference: The publication.
-    """
-
-    name: str
-    lossless: bool
-    exact: bool
-    reference: str
+# By name, with the guarantees that each one's class states in csrc/collectives/collectives.h.
+COLLECTIVES = {facts.name: facts for facts in _core.collective_facts()}
 
 
-COLLECTIVES = {
-    collective.name: collective
-    for collective in (
-        Collective(
-            name="allgather",
-            lossless=True,
-            exact=True,
-            reference="Shi et al., Understanding Top-k Sparsification in Distributed Deep "
-            "Learning, https://arxiv.org/abs/1911.08772",
-        ),
-        Collective(
-            name="gtopk",
-            lossless=False,
-            exact=False,
-            reference="Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k "
-            "Sparsification, https://arxiv.org/abs/1901.04359",
-        ),
-        Collective(
-            name="hierarchical",
-            lossless=False,
-            exact=False,
-            reference="Dense inside a node, gtopk between nodes: docs/algorithms.md",
-        ),
-        Collective(
-            name="recursive_doubling",
-            lossless=True,
-            exact=True,
-            reference="Renggli et al., SparCML: High-Performance Sparse Communication for Machine "
-            "Learning, https://arxiv.org/abs/1802.08021",
-        ),
-        Collective(
-            name="split_allgather",
-            lossless=False,
-            exact=True,
-            reference="Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep "
-            "Learning, https://arxiv.org/abs/2201.07598",
-        ),
-    )
-}
-
-
-def find_collective(name: object) -> Collective:
+def find_collective(name: object) -> _core.CollectiveFacts:
     """Returns the collective of that name.
 
     Raises:

@@ -18,12 +18,10 @@
 #include "csrc/base/huge_pages.h"
 #include "csrc/base/warn.h"
 #include "csrc/bindings/python_buffers.h"
-#include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/devices/devices_for.h"
 #include "csrc/devices/kernels_for.h"
 #include "csrc/kernels/kernels.h"
 #include "csrc/kernels/parallel.h"
-#include "csrc/sparsifiers/sparsifier.h"
 #ifdef HVD_SPARSE_WITH_MPI
 #include "csrc/comm/mpi_communicator.h"
 #endif
@@ -104,8 +102,6 @@ void BindEnvironment(py::module_& m) {
   m.def("exit_within", &ExitWithin, py::arg("seconds"));
   m.def("set_threads", &SetKernelThreads, py::arg("threads"));
   m.def("threads", &KernelThreads);
-  m.def("sparsifiers", &SparsifierNames);
-  m.def("collectives", &CollectiveNames);
 #ifdef HVD_SPARSE_WITH_MPI
   m.attr("with_mpi") = true;
   m.def("mpi_library_version", &MpiLibraryVersion);
@@ -126,6 +122,7 @@ void BindEnvironment(py::module_& m) {
 PYBIND11_MODULE(_core, m) {
   m.doc() = "Sparsification kernels and sparse collectives over MPI, over TCP and between threads.";
   py::register_exception_translator(&hvd_sparse::RaiseInPython);
+  hvd_sparse::BindFacts(m);
   hvd_sparse::BindKernels(m);
   hvd_sparse::BindMarks(m);
   hvd_sparse::BindExchange(m);

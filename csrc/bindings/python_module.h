@@ -7,6 +7,7 @@
 
 namespace hvd_sparse {
 
+void BindFacts(pybind11::module_& m);     ///< by which Python plans
 void BindKernels(pybind11::module_& m);   ///< kernels and wire formats, for tests and benchmarks
 void BindMarks(pybind11::module_& m);     ///< points in the work of a device
 void BindExchange(pybind11::module_& m);  ///< exchanges, and what they run over

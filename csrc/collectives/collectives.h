@@ -3,6 +3,8 @@
 #ifndef HVD_SPARSE_COLLECTIVES_COLLECTIVES_H_
 #define HVD_SPARSE_COLLECTIVES_COLLECTIVES_H_
 
+#include <cstdint>
+
 #include "csrc/collectives/sparse_allreduce.h"
 
 namespace hvd_sparse {
@@ -10,9 +12,13 @@ namespace hvd_sparse {
 /// The most messages to different ranks that a collective has in flight at once; others wait.
 inline constexpr int kMessagesAtOnce = 32;
 
+/// Steps after which split_allgather divides the bucket anew among the ranks.
+inline constexpr std::uint64_t kStepsBetweenRegions = 64;
+
 class Allgather final : public SparseAllreduce {
  public:
   bool DeliversAll() const override { return true; }
+  bool IsExact() const override { return true; }
   void Run(SparseBlock* block, CollectiveContext& ctx) const override;
 };
 
@@ -22,6 +28,7 @@ class GTopK final : public SparseAllreduce {
   static std::int64_t KeptBeforeTheLast(std::int64_t k, std::int64_t numel, double slack);
 
   bool DeliversAll() const override { return false; }
+  bool IsExact() const override { return false; }
   void Trim(std::int64_t k, Span<float> residual, const Kernels& kernels,
             SparseBlock* selected) const override;
   void Run(SparseBlock* block, CollectiveContext& ctx) const override;
@@ -30,6 +37,7 @@ class GTopK final : public SparseAllreduce {
 class Hierarchical final : public SparseAllreduce {
  public:
   bool DeliversAll() const override { return false; }
+  bool IsExact() const override { return false; }
   bool SumsNodesFirst() const override { return true; }
   void Trim(std::int64_t k, Span<float> residual, const Kernels& kernels,
             SparseBlock* selected) const override;
@@ -39,12 +47,14 @@ class Hierarchical final : public SparseAllreduce {
 class RecursiveDoubling final : public SparseAllreduce {
  public:
   bool DeliversAll() const override { return true; }
+  bool IsExact() const override { return true; }
   void Run(SparseBlock* block, CollectiveContext& ctx) const override;
 };
 
 class SplitAllgather final : public SparseAllreduce {
  public:
   bool DeliversAll() const override { return false; }
+  bool IsExact() const override { return true; }
   void Run(SparseBlock* block, CollectiveContext& ctx) const override;
 };
 

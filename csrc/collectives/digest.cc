@@ -56,55 +56,55 @@ void Sort(DigestScratch* scratch) {
 
 /// One rank's digest, as the others see it.
 struct Digest {
-  const std::vector<std::int64_t>& places;
+  const std::vector<std::int64_t>& positions;
   const std::uint32_t* magnitudes;  // descending
   std::int64_t count;
 
-  std::int64_t Place(std::int64_t i) const {
-    return std::min(places[static_cast<std::size_t>(i)], count);
+  std::int64_t Clamped(std::int64_t i) const {
+    return std::min(positions[static_cast<std::size_t>(i)], count);
   }
 
   /// Return how many of the magnitudes reach `bound`, and how many are above it.
   std::int64_t Reaching(std::uint32_t bound) const {
-    return std::partition_point(magnitudes, magnitudes + places.size(),
+    return std::partition_point(magnitudes, magnitudes + positions.size(),
                                 [=](std::uint32_t m) { return m >= bound; }) -
            magnitudes;
   }
   std::int64_t Above(std::uint32_t bound) const {
-    return std::partition_point(magnitudes, magnitudes + places.size(),
+    return std::partition_point(magnitudes, magnitudes + positions.size(),
                                 [=](std::uint32_t m) { return m > bound; }) -
            magnitudes;
   }
 
-  std::int64_t EntriesBefore(std::int64_t i) const { return i == 0 ? 0 : Place(i - 1); }
+  std::int64_t EntriesBefore(std::int64_t i) const { return i == 0 ? 0 : Clamped(i - 1); }
 
   /// Returns the most entries that can come before the i-th magnitude.
   std::int64_t MostBefore(std::int64_t i) const {
-    if (i == static_cast<std::int64_t>(places.size())) return count;
-    return std::max<std::int64_t>(Place(i) - 1, 0);
+    if (i == static_cast<std::int64_t>(positions.size())) return count;
+    return std::max<std::int64_t>(Clamped(i) - 1, 0);
   }
 };
 
 Digest DigestOf(int rank, Span<const std::uint32_t> digests,
-                const std::vector<std::int64_t>& places) {
-  const std::uint32_t* const begin = digests.data + rank * DigestLength(places);
-  return {places, begin + 1, begin[0]};
+                const std::vector<std::int64_t>& positions) {
+  const std::uint32_t* const begin = digests.data + rank * DigestLength(positions);
+  return {positions, begin + 1, begin[0]};
 }
 
 }  // namespace
 
-std::vector<std::int64_t> DigestPlaces(std::int64_t k, int size) {
+std::vector<std::int64_t> DigestPositions(std::int64_t k, int size) {
   const std::int64_t share = k / size, step = std::max<std::int64_t>(1, share / 16);
-  std::vector<std::int64_t> places;
-  for (std::int64_t place = step; place < k;) {
-    places.push_back(place);
-    place += place < share ? step : std::max<std::int64_t>(1, place / 8);
+  std::vector<std::int64_t> positions;
+  for (std::int64_t position = step; position < k;) {
+    positions.push_back(position);
+    position += position < share ? step : std::max<std::int64_t>(1, position / 8);
   }
-  if (k > 0) places.push_back(k);
-  return places;
+  if (k > 0) positions.push_back(k);
+  return positions;
 }
 
-void WriteDigest(const SparseBlock& block, const std::vector<std::int64_t>& places,
+void WriteDigest(const SparseBlock& block, const std::vector<std::int64_t>& positions,
                  DigestScratch* scratch, std::uint32_t* digest) {
   const std::int64_t count = block.count();
   scratch->magnitudes.resize(static_cast<std::size_t>(count));
@@ -114,9 +114,10 @@ void WriteDigest(const SparseBlock& block, const std::vector<std::int64_t>& plac
   }
   Sort(scratch);
   *digest++ = static_cast<std::uint32_t>(count);
-  for (const std::int64_t place : places) {
-    *digest++ =
-        count == 0 ? 0 : scratch->sorted[static_cast<std::size_t>(count - std::min(place, count))];
+  for (const std::int64_t position : positions) {
+    *digest++ = count == 0
+                    ? 0
+                    : scratch->sorted[static_cast<std::size_t>(count - std::min(position, count))];
   }
 }
 
@@ -131,10 +132,10 @@ std::string ProblemOfDigest(Span<const std::uint32_t> digest, std::int64_t numel
   return "";
 }
 
-Bound FindBound(Span<const std::uint32_t> digests, const std::vector<std::int64_t>& places,
+Bound FindBound(Span<const std::uint32_t> digests, const std::vector<std::int64_t>& positions,
                 int size, std::int64_t k) {
   const auto promised = [&](int rank, std::uint32_t bound) {
-    const Digest digest = DigestOf(rank, digests, places);
+    const Digest digest = DigestOf(rank, digests, positions);
     return digest.EntriesBefore(digest.Reaching(bound));
   };
   std::uint32_t low = 0, high = kMagnitudeMask + 1;  // low holds, or there are fewer than k entries
@@ -149,7 +150,7 @@ Bound FindBound(Span<const std::uint32_t> digests, const std::vector<std::int64_
   found.magnitude = low;
   std::int64_t before = 0;
   for (int rank = 0; rank < size; ++rank) {
-    const Digest digest = DigestOf(rank, digests, places);
+    const Digest digest = DigestOf(rank, digests, positions);
     const std::int64_t reaching = digest.MostBefore(digest.Reaching(low));
     const std::int64_t above = digest.MostBefore(digest.Above(low));
     Share& share = found.shares.emplace_back();

@@ -9,27 +9,31 @@
 namespace hvd_sparse {
 namespace {
 
+using Entry = std::pair<const char*, const SparseAllreduce*>;
+
 const Allgather kAllgather;
 const GTopK kGTopK;
 const Hierarchical kHierarchical;
 const RecursiveDoubling kRecursiveDoubling;
 const SplitAllgather kSplitAllgather;
 
-const std::array<std::pair<const char*, const SparseAllreduce*>, 5> kRegistry = {{
-    {"allgather", &kAllgather},
-    {"gtopk", &kGTopK},
-    {"hierarchical", &kHierarchical},
-    {"recursive_doubling", &kRecursiveDoubling},
-    {"split_allgather", &kSplitAllgather},
-}};
+const std::array kRegistry = {
+    Entry{"allgather", &kAllgather},
+    Entry{"gtopk", &kGTopK},
+    Entry{"hierarchical", &kHierarchical},
+    Entry{"recursive_doubling", &kRecursiveDoubling},
+    Entry{"split_allgather", &kSplitAllgather},
+};
 
 }  // namespace
 
-std::vector<std::string> CollectiveNames() {
-  std::vector<std::string> names;
-  names.reserve(kRegistry.size());
-  for (const auto& [name, collective] : kRegistry) names.emplace_back(name);
-  return names;
+std::vector<CollectiveFacts> AllCollectiveFacts() {
+  std::vector<CollectiveFacts> facts;
+  facts.reserve(kRegistry.size());
+  for (const auto& [name, collective] : kRegistry) {
+    facts.push_back({name, collective->DeliversAll(), collective->IsExact()});
+  }
+  return facts;
 }
 
 const SparseAllreduce& FindCollective(const std::string& wanted) {

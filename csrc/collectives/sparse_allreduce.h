@@ -191,6 +191,10 @@ class SparseAllreduce {
   /// Returns true if every selected entry is delivered, on every rank.
   virtual bool DeliversAll() const = 0;
 
+  /// Returns true if every entry of the result is the sum over all ranks that selected it, and no
+  /// larger sum was left out.
+  virtual bool IsExact() const = 0;
+
   /// Returns true if the ranks of a node add up their residuals before they select: a rank then
   /// selects from its shard of the sum, and Run is called by the owners of that shard, one on each
   /// node. See hierarchical.cc.
@@ -208,8 +212,14 @@ class SparseAllreduce {
   virtual void Run(SparseBlock* block, CollectiveContext& ctx) const = 0;
 };
 
-/// Returns the names of all collectives, in the order of the registry.
-std::vector<std::string> CollectiveNames();
+/// A collective's name and guarantees, as its class states them.
+struct CollectiveFacts {
+  std::string name;
+  bool delivers_all, is_exact;
+};
+
+/// Returns the facts of all collectives, in the order of the registry.
+std::vector<CollectiveFacts> AllCollectiveFacts();
 
 /// Returns the collective of that name; throws InvalidArgument, naming those that exist.
 const SparseAllreduce& FindCollective(const std::string& name);

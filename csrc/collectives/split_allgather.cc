@@ -33,8 +33,6 @@
 namespace hvd_sparse {
 namespace {
 
-constexpr std::uint64_t kStepsBetweenRegions = 64;
-
 /// Shares of fewer entries are not worth balancing: sending 64 kB takes as long as starting a
 /// message on the networks at hand.
 constexpr std::int64_t kWorthBalancing = 8192;
@@ -157,10 +155,10 @@ class SplitRun {
   /// Drops entries that are certainly not among the k largest. Returns the most that any rank
   /// keeps.
   std::int64_t DropWhatIsSmall() {
-    const std::vector<std::int64_t> places = DigestPlaces(ctx_.k, size_);
-    const std::int64_t length = DigestLength(places);
+    const std::vector<std::int64_t> positions = DigestPositions(ctx_.k, size_);
+    const std::int64_t length = DigestLength(positions);
     std::vector<std::uint32_t> digest(static_cast<std::size_t>(length));
-    WriteDigest(block_, places, &scratch_.digest, digest.data());
+    WriteDigest(block_, positions, &scratch_.digest, digest.data());
     const auto* all = reinterpret_cast<const std::uint32_t*>(ctx_.AllgatherRecords(
         digest.data(), length * static_cast<std::int64_t>(sizeof(std::uint32_t)),
         "split_allgather, digests, round"));
@@ -168,7 +166,7 @@ class SplitRun {
       const std::string problem = ProblemOfDigest({all + rank * length, length}, ctx_.numel);
       if (!problem.empty()) Refuse(rank, problem);
     }
-    const Bound bound = FindBound({all, length * size_}, places, size_, ctx_.k);
+    const Bound bound = FindBound({all, length * size_}, positions, size_, ctx_.k);
     ctx_.KeepTopK(&block_, KeptOf(rank_, bound, ctx_.k, scratch_.digest));
     ctx_.Narrow(&block_, /*keeps_errors=*/true);  // no other rank holds these sums yet
 

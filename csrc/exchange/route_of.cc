@@ -2,12 +2,17 @@
 
 namespace hvd_sparse {
 
+Route RouteOf(const RouteFacts& facts) {
+  const bool has_rounds = facts.collective == "gtopk" && facts.values == DType::kFloat32;
+  if (!facts.connected || !has_rounds) return Route::kCalls;
+  return facts.on_device && facts.sparsifier == "gaussian" ? Route::kStep : Route::kRounds;
+}
+
 Route RouteOf(const BucketSpec& spec, const Launch& launch, bool connected) {
-  const bool has_rounds = spec.collective == "gtopk" && spec.wire.values == DType::kFloat32;
-  if (!connected || !has_rounds) return Route::kCalls;
-  const bool has_step = !spec.device.IsCpu() && spec.sparsifier == "gaussian" && spec.Numel() > 0 &&
-                        launch.output_scale > 0;
-  return has_step ? Route::kStep : Route::kRounds;
+  const bool has_step = spec.Numel() > 0 && launch.output_scale > 0;
+  const Route route = RouteOf(
+      {spec.collective, spec.sparsifier, spec.wire.values, !spec.device.IsCpu(), connected});
+  return route == Route::kStep && !has_step ? Route::kRounds : route;
 }
 
 }  // namespace hvd_sparse

@@ -6,15 +6,29 @@
 #ifndef HVD_SPARSE_EXCHANGE_ROUTE_OF_H_
 #define HVD_SPARSE_EXCHANGE_ROUTE_OF_H_
 
+#include <string_view>
+
 #include "csrc/base/route.h"
+#include "csrc/base/types.h"
 #include "csrc/exchange/bucket_spec.h"
 
 namespace hvd_sparse {
 
-/// Returns the route. `connected`: true if a network connects the devices of all ranks.
+/// The facts that decide a route.
 ///
 /// kStep is for steps that csrc/cuda/ can do without the CPU: selection by `gaussian`, of gradients
 /// that lie on a device. kRounds takes blocks of any sparsifier.
+struct RouteFacts {
+  std::string_view collective, sparsifier;
+  DType values = DType::kFloat32;  ///< type of values on the wire
+  bool on_device = false;          ///< true if the gradients lie on a device
+  bool connected = false;          ///< true if a network connects the devices of all ranks
+};
+
+/// Returns the route of a step that has entries, and writes its result.
+Route RouteOf(const RouteFacts& facts);
+
+/// Returns the route of a launch.
 Route RouteOf(const BucketSpec& spec, const Launch& launch, bool connected);
 
 }  // namespace hvd_sparse

@@ -155,7 +155,7 @@ class Sparse:
         exchange: Exchange,
     ) -> None:
         self._gradient, self._k, self._ranks, self._exchange = gradient, k, ranks, exchange
-        self._lossless = find_collective(collective).lossless
+        self._lossless = find_collective(collective).delivers_all
         self.sum, self._residual = np.empty_like(gradient), np.empty_like(gradient)
         self._state = np.zeros((1, 4), np.float32)
         self._bucket = exchange.add_bucket(

@@ -1,6 +1,6 @@
 """The cost of each collective, and the choice of the cheapest.
 
-The formulas are in cost_models.py, and in docs/algorithms.md, "What a step costs".
+The formulas are in models/, and in docs/algorithms.md, "What a step costs".
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.planning.cost_models import MODELS, VALUE_BYTES, WIRES, Account, Array, Setting
+from hvd_sparse.planning.account import WIRES, Account, Array, Setting
+from hvd_sparse.planning.models import MODELS
 from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.profile import Machine
 
@@ -90,8 +91,8 @@ def cost(
     wire: str = "plain",
     overlap: float = 0.0,
     slack: float = 1.0,
-    value_bytes: int = VALUE_BYTES,
-    device_steps: bool = True,
+    values: str = "float32",
+    sparsifier: str = "gaussian",
 ) -> Cost:
     """Returns the cost of one exchange.
 
@@ -104,8 +105,8 @@ def cost(
         wire: "plain" or "packed".
         overlap: How alike the ranks choose; see `Setting`.
         slack: Slack of gtopk; see `Setting`.
-        value_bytes: Bytes of a value on the wire; see `Setting`.
-        device_steps: True if a device can do all of a step; see `Setting`.
+        values: Type of the values on the wire; see `Setting`.
+        sparsifier: Name of the sparsifier; see `Setting`.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
@@ -118,8 +119,8 @@ def cost(
         wire=wire,
         overlap=overlap,
         slack=slack,
-        value_bytes=value_bytes,
-        device_steps=device_steps,
+        values=values,
+        sparsifier=sparsifier,
     )
     seconds, nbytes = arrays(collective, k, numel, setting)
     return Cost(seconds=float(seconds), bytes=float(nbytes))
@@ -154,8 +155,8 @@ def cheapest_of(
     wires: Sequence[str] = WIRES,
     overlap: float = 0.0,
     slack: float = 1.0,
-    value_bytes: int = VALUE_BYTES,
-    device_steps: bool = True,
+    values: str = "float32",
+    sparsifier: str = "gaussian",
 ) -> Table:
     """Like `cheapest`, but for arrays; ties go to the first of `NAMES`, then of `WIRES`.
 
@@ -170,8 +171,8 @@ def cheapest_of(
             wire=wire,
             overlap=overlap,
             slack=slack,
-            value_bytes=value_bytes,
-            device_steps=device_steps,
+            values=values,
+            sparsifier=sparsifier,
         )
         for wire in wires
     ]
@@ -212,8 +213,8 @@ def cheapest(
     wires: Sequence[str] = WIRES,
     overlap: float = 0.0,
     slack: float = 1.0,
-    value_bytes: int = VALUE_BYTES,
-    device_steps: bool = True,
+    values: str = "float32",
+    sparsifier: str = "gaussian",
 ) -> Choice:
     """Returns the cheapest collective and wire among those allowed.
 
@@ -226,8 +227,8 @@ def cheapest(
         wires: Wire formats from `WIRES`.
         overlap: How alike the ranks choose; see `Setting`.
         slack: Slack of gtopk; see `Setting`.
-        value_bytes: Bytes of a value on the wire; see `Setting`.
-        device_steps: True if a device can do all of a step; see `Setting`.
+        values: Type of the values on the wire; see `Setting`.
+        sparsifier: Name of the sparsifier; see `Setting`.
 
     Raises:
         InvalidArgumentError: A name is unknown, or none of `allowed` is possible here.
@@ -241,8 +242,8 @@ def cheapest(
         wires=wires,
         overlap=overlap,
         slack=slack,
-        value_bytes=value_bytes,
-        device_steps=device_steps,
+        values=values,
+        sparsifier=sparsifier,
     )
     collective, wire = table.options[int(table.chosen)]
     return Choice(

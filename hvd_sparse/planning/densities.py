@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_sparse.planning.cost_models import Array
+from hvd_sparse.planning.account import Array
 from hvd_sparse.planning.pipeline import Stage, simulate
 from hvd_sparse.planning.profile import Profile
 

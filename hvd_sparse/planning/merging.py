@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.planning.cost_models import Array
+from hvd_sparse.planning.account import Array
 from hvd_sparse.planning.pipeline import Stage, simulate
 from hvd_sparse.planning.profile import Profile
 

@@ -40,7 +40,7 @@ class DeviceNetwork:
     """The links between the ranks' devices, and the work of a device in a round.
 
     All three are lines over the bytes of a message, which between devices is as long as a block can
-    get: see cost_models.device_message.
+    get: see models.gtopk.device_message.
 
     Attributes:
         links: Like `Network.links`, but from a device's memory to another one's.

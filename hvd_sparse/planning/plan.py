@@ -16,7 +16,8 @@ from hvd_sparse import records
 from hvd_sparse.buckets import Bucket, Layer, assign_buckets
 from hvd_sparse.compression import AUTO, Compression
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.planning.cost_models import MODELS, WIRES
+from hvd_sparse.planning.account import WIRES
+from hvd_sparse.planning.models import MODELS
 from hvd_sparse.planning.pipeline import Stage
 from hvd_sparse.planning.routes import CALLS, ROUTES
 from hvd_sparse.schedules import Warmup, checked_density

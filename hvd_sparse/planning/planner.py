@@ -20,7 +20,7 @@ from hvd_sparse.compression import AUTO, MAX_BUCKET_NUMEL, Compression
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.planning import costs
-from hvd_sparse.planning.cost_models import VALUE_BYTES, WIRES, Array
+from hvd_sparse.planning.account import WIRES, Array
 from hvd_sparse.planning.densities import (
     LARGEST_SPARSE,
     Ladder,
@@ -60,8 +60,8 @@ class Rules:
         select_on: The thread that selects: "caller" or "engine"; see `simulate`.
         overlap: How alike the ranks choose, in [0, 1]; see costs.Setting.
         slack: gtopk keeps slack * k entries in its middle rounds.
-        value_bytes: Bytes of a value on the wire: 4, or 2 for a narrow type.
-        device_steps: True if a device can do all of a step; see routes.route_of.
+        values: Type of the values on the wire; see `Setting`.
+        sparsifier: Name of the sparsifier, on which routes depend.
         stretch: Fraction by which larger densities may lengthen the step.
         margin: Fraction by which a dense step must be longer for a plan to be sparse at all.
         reserve: Fraction by which exchanges may turn out longer than predicted without making the
@@ -81,8 +81,8 @@ class Rules:
     select_on: str = "caller"
     overlap: float = 0.0
     slack: float = 1.0
-    value_bytes: int = VALUE_BYTES
-    device_steps: bool = True
+    values: str = "float32"
+    sparsifier: str = "gaussian"
     stretch: float = 0.0
     margin: float = 0.02
     reserve: float = 0.0
@@ -115,8 +115,8 @@ def rules_of(compression: Compression, place: Place | type[Place] = OnCpu) -> Ru
         collectives=collectives,
         wires=WIRES if compression.indices == AUTO else (compression.indices,),
         slack=compression.slack,
-        value_bytes=VALUE_BYTES if compression.values == "float32" else 2,
-        device_steps=as_sparsifier(compression.sparsifier).name == "gaussian",
+        values=compression.values,
+        sparsifier=as_sparsifier(compression.sparsifier).name,
         select_on=place.select_on,
         reserve=RESERVE,
     )
@@ -192,8 +192,8 @@ class _Planner:
             wires=self._rules.wires,
             overlap=self._rules.overlap,
             slack=self._rules.slack,
-            value_bytes=self._rules.value_bytes,
-            device_steps=self._rules.device_steps,
+            values=self._rules.values,
+            sparsifier=self._rules.sparsifier,
         )
 
     def _entries(self, density: float | Array) -> Array:

@@ -11,7 +11,7 @@ import concurrent.futures
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -66,10 +66,11 @@ class Messages:
 
     def __init__(self, prefix: str, *, process_set: Any, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._measured, self._decision, self._order = (
+        self._measured, self._order = (
             _Rows(f"{prefix}.{name}", process_set, exchange)
-            for name in ("measured", "decision", "launch_order")
+            for name in ("measured", "launch_order")
         )
+        self._decision = _Lines(f"{prefix}.decision", process_set, exchange)
         self._total = _Sum(f"{prefix}.quality", process_set)
         self._timed = _Sum(f"{prefix}.allreduce", process_set)
 
@@ -77,10 +78,10 @@ class Messages:
         """Gathers every rank's numbers on all ranks, bit for bit; each rank gives equally many."""
         return self._measured.gather(numbers)
 
-    def broadcast(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
-        """Sends rank 0's numbers to all ranks, bit for bit; each rank gives equally many."""
-        rows = self._decision.gather(numbers)
-        return lambda: rows()[0]
+    def broadcast(self, text: str) -> Callable[[], str]:
+        """Sends rank 0's text, one line, to all ranks, which pass an empty one."""
+        lines = self._decision.gather(text)
+        return lambda: lines()[0]
 
     def broadcast_order(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
         """Sends rank 0's integers to all ranks; each rank gives equally many."""
@@ -122,8 +123,10 @@ class Messages:
         ).result()
 
 
-class _Rows:
-    """Horovod's allgather of a row of float64 numbers from each rank, under one name."""
+class _Allgather:
+    """Horovod's allgather of a small array from each rank, in the background, under one name."""
+
+    SPEC: ClassVar[tf.TensorSpec]
 
     def __init__(self, name: str, process_set: Any, exchange: Exchange) -> None:
         self._name = name
@@ -132,20 +135,39 @@ class _Rows:
             functools.partial(
                 hvd.allgather, name=name, ignore_name_scope=True, process_set=process_set
             ),
-            input_signature=[tf.TensorSpec((1, None), tf.float64)],
+            input_signature=[self.SPEC],
             autograph=False,
         )
 
-    def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
-        """Sends this rank's numbers; returns a function that waits for those of all ranks."""
-
+    def _start(self, own: Any) -> _InBackground[NDArray[Any]]:
         def send() -> NDArray[Any]:
             with tf.device(CPU):  # a GPU would queue it behind all earlier work
-                row = tf.constant([numbers], tf.float64)
-                return np.asarray(compat.call_as_graph(self._allgather, row).numpy())
+                array = tf.constant(own, self.SPEC.dtype)
+                return np.asarray(compat.call_as_graph(self._allgather, array).numpy())
 
-        sent = _InBackground(send, self._exchange, self._name)
+        return _InBackground(send, self._exchange, self._name)
+
+
+class _Rows(_Allgather):
+    """A row of float64 numbers from each rank, equally many."""
+
+    SPEC = tf.TensorSpec((1, None), tf.float64)
+
+    def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
+        """Sends this rank's numbers; returns a function that waits for those of all ranks."""
+        sent = self._start([numbers])
         return lambda: [[float(number) for number in row] for row in sent.result()]
+
+
+class _Lines(_Allgather):
+    """A line of text from each rank."""
+
+    SPEC = tf.TensorSpec((None,), tf.uint8)
+
+    def gather(self, text: str) -> Callable[[], list[str]]:
+        """Sends this rank's line; returns a function that waits for those of all ranks."""
+        sent = self._start(np.frombuffer(f"{text}\n".encode(), np.uint8))
+        return lambda: sent.result().tobytes().decode().splitlines()
 
 
 class _Sum:

@@ -44,11 +44,17 @@ class Messages:
         result = self._broadcast(torch.tensor(numbers, device="cpu"), "launch_order")
         return lambda: [int(number) for number in result()]
 
-    def broadcast(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
-        """Broadcasts the first rank's numbers, bit for bit; all ranks pass as many."""
-        sent = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-        result = self._broadcast(sent, "decision")
-        return lambda: [float(number) for number in result()]
+    def broadcast(self, text: str) -> Callable[[], str]:
+        """Sends the first rank's text, one line, to all ranks, which pass an empty one."""
+        line = torch.frombuffer(bytearray(f"{text}\n".encode()), dtype=torch.uint8)
+        name = f"{self._prefix}.decision"
+        handle = hvd_ops.allgather_async(line, name=name, process_set=self._process_set)
+
+        def result() -> str:
+            lines = wait_for(handle, self._exchange, name)
+            return bytes(lines.tolist()).decode().partition("\n")[0]
+
+        return result
 
     def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
         """Sends every rank's numbers to all ranks; all pass as many."""

@@ -1,4 +1,7 @@
-"""A decision that rank 0 makes on all ranks' numbers, while training goes on."""
+"""A decision that rank 0 makes on all ranks' numbers, while training goes on.
+
+It is sent as text: a record that a log or a debugger shows as it is.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from hvd_sparse.tuning.step_rows import Rows
 
 
 class Channel(Protocol):
-    """Exchanges numbers between ranks: sent in one step, received in the next."""
+    """Exchanges numbers and texts between ranks: sent in one step, received in the next."""
 
     def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
         """Starts sending this rank's numbers to all; the result waits for every rank's numbers."""
 
-    def broadcast(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
-        """Starts sending rank 0's numbers to all ranks, which pass as many of their own."""
+    def broadcast(self, text: str) -> Callable[[], str]:
+        """Starts sending rank 0's text, one line of it, to all ranks, which pass an empty one."""
 
 
 class Decision:
@@ -24,8 +27,8 @@ class Decision:
     Args:
         channel: Channel between the ranks.
         measured: This rank's numbers; as many on all ranks.
-        decide: Makes rank 0's decision from the rows of all ranks; on other ranks it returns as
-            many numbers, which are ignored.
+        decide: Makes rank 0's decision from the rows of all ranks, one line of text; on other
+            ranks it returns an empty one.
         done: Takes the rows of all ranks, and rank 0's decision.
     """
 
@@ -34,28 +37,28 @@ class Decision:
         channel: Channel,
         measured: Sequence[float],
         *,
-        decide: Callable[[Rows], list[float]],
-        done: Callable[[Rows, list[float]], None],
+        decide: Callable[[Rows], str],
+        done: Callable[[Rows, str], None],
     ) -> None:
         self._channel = channel
         self._decide = decide
         self._done = done
         self._gathered = channel.gather(measured)
         self._rows: Rows | None = None
-        self._told: Callable[[], list[float]] | None = None
+        self._decided: Callable[[], str] | None = None
 
     def end_step(self) -> None:
         """Takes the next stage; called by all ranks at the same step."""
-        if self._told is None:
+        if self._decided is None:
             self._rows = self._gathered()
-            self._told = self._channel.broadcast(self._decide(self._rows))
+            self._decided = self._channel.broadcast(self._decide(self._rows))
         else:
             assert self._rows is not None
-            self._done(self._rows, self._told())
+            self._done(self._rows, self._decided())
 
     def close(self) -> None:
         """Waits for the operation in flight."""
-        if self._told is None:
+        if self._decided is None:
             self._gathered()
         else:
-            self._told()
+            self._decided()

@@ -10,7 +10,7 @@ import numpy as np
 from hvd_sparse import _core
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.place import OnCpu
-from hvd_sparse.planning.cost_models import device_message
+from hvd_sparse.planning.models.gtopk import device_message
 from hvd_sparse.planning.network import DeviceNetwork, Link, distances_below
 from hvd_sparse.ranks.world import World
 from hvd_sparse.tuning.measure import fit_link, slowest_numbers

@@ -19,9 +19,9 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
-from hvd_sparse import log
+from hvd_sparse import log, records
 from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import Compression
 from hvd_sparse.places.place import OnCpu, Place
@@ -29,7 +29,6 @@ from hvd_sparse.places.step_clock import Reading
 from hvd_sparse.planning.calibrate import calibrated, delayed
 from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.plan import BucketPlan, Plan
-from hvd_sparse.planning.plan_numbers import count_numbers, from_numbers, to_numbers
 from hvd_sparse.planning.planner import Rules, make_plan, rules_of
 from hvd_sparse.planning.profile import Machine, Profile
 from hvd_sparse.quantities import shown_seconds
@@ -110,6 +109,22 @@ class Tuning:
 _SETTLED = (
     "machine", "profile", "plan", "dense_seconds", "sparse_seconds", "sparse", "settled_steps",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict(records.Saved):
+    """Rank 0's verdict on timed sparse steps.
+
+    Attributes:
+        sparse_seconds: Time of a sparse step on the slowest rank; None if no rank could time one.
+        second_plan: A plan to try next; None if the comparison is over.
+    """
+
+    KIND: ClassVar[str] = "hvd_sparse verdict"
+    VERSION: ClassVar[int] = 1
+
+    sparse_seconds: float | None
+    second_plan: Plan | None
 
 
 class Tuner:
@@ -246,13 +261,11 @@ class Tuner:
             times = [read() for read in self._readings]
             measured = measured_times(times, len(self._layers))
             self._enter(Stage.PLANNING)
-            length = count_numbers(self._layers)
-            self._decide(measured, self._make_plan, length, self._take_up_plan)
+            self._decide(measured, self._make_plan, self._take_up_plan)
         elif stage is Stage.SPARSE and timed:
             step = median_or_nan([read().step for read in self._readings])
             self._enter(Stage.JUDGING)
-            length = 1 + count_numbers(self._layers)
-            self._decide([step], self._judge, length, self._take_up_verdict)
+            self._decide([step], self._judge, self._take_up_verdict)
 
     def _enter(self, stage: Stage, **changes: Any) -> None:
         self.tuning = replace(self.tuning, stage=stage, **changes)
@@ -262,18 +275,17 @@ class Tuner:
     def _decide(
         self,
         measured: Sequence[float],
-        decide: Callable[[Rows], list[float]],
-        length: int,
-        take_up: Callable[[Rows, list[float]], None],
+        decide: Callable[[Rows], str],
+        take_up: Callable[[Rows, str], None],
     ) -> None:
-        def done(rows: Rows, numbers: list[float]) -> None:
+        def done(rows: Rows, decided: str) -> None:
             self._decision = None
-            take_up(rows, numbers)
+            take_up(rows, decided)
 
         self._decision = Decision(
             self._channel,
             measured,
-            decide=decide if self._leads else lambda _: [math.nan] * length,
+            decide=decide if self._leads else lambda _: "",
             done=done,
         )
 
@@ -288,14 +300,14 @@ class Tuner:
         dense_step = known(slowest_step(rows))
         return profile if dense_step is None else calibrated(profile, dense_step)
 
-    def _make_plan(self, rows: Rows) -> list[float]:
-        return to_numbers(self._plan_for(self._profile(rows)), self._layers)
+    def _make_plan(self, rows: Rows) -> str:
+        return self._plan_for(self._profile(rows)).to_json()
 
     def _plan_for(self, profile: Profile) -> Plan:
         return make_plan(profile, replace(self._rules, density=self._floor))
 
-    def _take_up_plan(self, rows: Rows, numbers: list[float]) -> None:
-        plan = from_numbers(numbers, self._layers)
+    def _take_up_plan(self, rows: Rows, decided: str) -> None:
+        plan = Plan.from_json(decided)
         found = {
             "profile": self._profile(rows),
             "plan": plan,
@@ -308,12 +320,9 @@ class Tuner:
         else:
             self._enter(Stage.SPARSE, sparse=True, **found)
 
-    def _judge(self, rows: Rows) -> list[float]:
-        """Returns a sparse step's time, and a second plan as numbers, or nan without one."""
+    def _judge(self, rows: Rows) -> str:
         step = slowest_step(rows)
-        plan = self._second_plan(step)
-        none = [math.nan] * count_numbers(self._layers)
-        return [step, *(none if plan is None else to_numbers(plan, self._layers))]
+        return Verdict(sparse_seconds=known(step), second_plan=self._second_plan(step)).to_json()
 
     def _second_plan(self, step: float) -> Plan | None:
         profile, plan = self.tuning.profile, self.tuning.plan
@@ -327,17 +336,18 @@ class Tuner:
     def _delayed(self, profile: Profile, plan: Plan, step: float) -> Profile:
         return delayed(profile, plan, step, select_on=self._rules.select_on)
 
-    def _take_up_verdict(self, _: Rows, numbers: list[float]) -> None:
-        step, second = numbers[0], numbers[1:]
-        found = replace(self.tuning, sparse_seconds=known(step))
-        if not math.isnan(second[0]):
+    def _take_up_verdict(self, _: Rows, decided: str) -> None:
+        told = Verdict.from_json(decided)
+        found = replace(self.tuning, sparse_seconds=told.sparse_seconds)
+        if told.second_plan is not None:
+            assert told.sparse_seconds is not None
             assert found.profile is not None
             assert found.plan is not None
             self._first = found
             self._enter(
                 Stage.SPARSE,
-                profile=self._delayed(found.profile, found.plan, step),
-                plan=from_numbers(second, self._layers),
+                profile=self._delayed(found.profile, found.plan, told.sparse_seconds),
+                plan=told.second_plan,
             )
             return
         best = min([self._first or found, found], key=lambda one: one.sparse_seconds or math.inf)

@@ -27,8 +27,8 @@ struct Found {
 
 Found KeepOn(const Ranks& ranks, std::int64_t k) {
   const auto size = static_cast<int>(ranks.size());
-  const std::vector<std::int64_t> places = DigestPlaces(k, size);
-  const auto length = static_cast<std::size_t>(DigestLength(places));
+  const std::vector<std::int64_t> positions = DigestPositions(k, size);
+  const auto length = static_cast<std::size_t>(DigestLength(positions));
   std::vector<std::uint32_t> digests(length * ranks.size());
   std::vector<DigestScratch> scratch(ranks.size());
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -36,10 +36,10 @@ Found KeepOn(const Ranks& ranks, std::int64_t k) {
     for (std::size_t i = 0; i < ranks[rank].size(); ++i) {
       entries.push_back({static_cast<Index>(i), ranks[rank][i]});
     }
-    WriteDigest(MakeBlock(entries), places, &scratch[rank], &digests[rank * length]);
+    WriteDigest(MakeBlock(entries), positions, &scratch[rank], &digests[rank * length]);
   }
   Found found;
-  found.bound = FindBound(digests, places, size, k);
+  found.bound = FindBound(digests, positions, size, k);
   for (int rank = 0; rank < size; ++rank) {
     found.kept.push_back(KeptOf(rank, found.bound, k, scratch[static_cast<std::size_t>(rank)]));
   }
@@ -78,14 +78,14 @@ std::int64_t ExpectSafe(const Ranks& ranks, std::int64_t k) {
 TEST(Digest, PlacesAscendToK) {
   for (std::int64_t k : {1, 2, 15, 16, 17, 100, 25600, 2560000}) {
     for (int size : {1, 2, 7, 64, 1000}) {
-      const std::vector<std::int64_t> places = DigestPlaces(k, size);
-      ASSERT_GE(places.front(), 1);
-      ASSERT_EQ(places.back(), k);
-      ASSERT_TRUE(std::is_sorted(places.begin(), places.end(), std::less_equal<>()));
-      ASSERT_LE(places.size(), 120u);
+      const std::vector<std::int64_t> positions = DigestPositions(k, size);
+      ASSERT_GE(positions.front(), 1);
+      ASSERT_EQ(positions.back(), k);
+      ASSERT_TRUE(std::is_sorted(positions.begin(), positions.end(), std::less_equal<>()));
+      ASSERT_LE(positions.size(), 120u);
     }
   }
-  EXPECT_TRUE(DigestPlaces(0, 4).empty());
+  EXPECT_TRUE(DigestPositions(0, 4).empty());
 }
 
 TEST(Digest, KeepsTheLargestOfAllRanksAndAboutASixteenthMore) {

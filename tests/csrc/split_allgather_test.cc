@@ -69,7 +69,7 @@ TEST(SplitAllgather, SendsAPthOfEveryBlockTwiceToEveryOtherRank) {
     OnRanks(size, [size](Communicator& comm) {
       const std::int64_t k = kShare * size, others = size - 1;
       Rank rank(&comm, k, 10 * k);
-      const auto digest = 4 * DigestLength(DigestPlaces(k, size));
+      const auto digest = 4 * DigestLength(DigestPositions(k, size));
       const std::int64_t each_step = others * (2 * SparseBlock::MessageBytes(kShare) + digest);
       const std::int64_t regions = others * 4 * others;
       for (int step = 0; step < 130; ++step) {

@@ -183,10 +183,26 @@ def test_the_version_is_told():
     assert (result.exit_code, result.output.strip()) == (0, hvd_sparse.__version__)
 
 
+def without_the_core(program):
+    """Runs a program in which the core cannot be loaded."""
+    program = f"import sys; sys.modules['hvd_sparse._core'] = None; {program}"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+
 def test_the_command_line_needs_neither_the_core_nor_a_framework():
-    program = (
-        "import sys; sys.modules['hvd_sparse._core'] = None; import hvd_sparse.cli;"
+    done = without_the_core(
+        "import hvd_sparse.cli;"
         "print(sorted({'torch', 'horovod.torch', 'matplotlib'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", ["plan", "bench"])
+def test_a_command_that_needs_the_core_says_so(command):
+    done = without_the_core(
+        f"sys.argv = ['hvd-sparse', '{command}', '--collective', 'gtopk'];"
+        "import hvd_sparse.cli; hvd_sparse.cli.app()"
+    )
+    assert done.returncode == 1
+    assert f"hvd-sparse {command} needs the compiled core" in done.stderr
+    assert "hvd-sparse doctor" in done.stderr

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning import costs
-from hvd_sparse.planning.cost_models import HEADER_BYTES, Setting
+from hvd_sparse.planning.account import HEADER_BYTES, Setting
 from hvd_sparse.planning.profile import Link, Machine, Network
 from tests.profiles import IDLE, MACHINE, gigabits
 
@@ -207,9 +207,9 @@ def test_packing_pays_where_bytes_cost_more_than_coding():
 def test_narrow_values_save_half_of_the_value_and_cost_coding(wire):
     one = {"k": 25_600, "numel": 25_600_000, "network": gigabits(1, 8), "wire": wire}
     wide = costs.cost("gtopk", machine=MACHINE, **one)
-    narrow = costs.cost("gtopk", machine=MACHINE, value_bytes=2, **one)
+    narrow = costs.cost("gtopk", machine=MACHINE, values="bfloat16", **one)
     assert wide.bytes - narrow.bytes == 3 * 2 * 25_600
-    coded = costs.cost("gtopk", machine=IDLE, value_bytes=2, **one)
+    coded = costs.cost("gtopk", machine=IDLE, values="bfloat16", **one)
     assert narrow.seconds > coded.seconds
 
 

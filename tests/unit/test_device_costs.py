@@ -10,32 +10,35 @@ import pytest
 
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning import costs
-from hvd_sparse.planning.cost_models import HEADER_BYTES, device_message
+from hvd_sparse.planning.account import HEADER_BYTES, Setting
+from hvd_sparse.planning.models.gtopk import device_message
 from hvd_sparse.planning.network import DeviceNetwork, Link, Network
-from hvd_sparse.planning.routes import CALLS, ROUNDS, STEP, route_of
+from hvd_sparse.planning.routes import CALLS, ROUNDS, ROUTES, STEP
 from tests.profiles import IDLE, MACHINE, between_devices, gigabits
 
 ON_DEVICE = replace(MACHINE, copy_seconds_per_entry=3e-9, exchange_overhead=7e-5)
 
 
-# The cases mirror tests/csrc/route_of_test.cc.
 @pytest.mark.parametrize(
-    ("collective", "connected", "value_bytes", "device_steps", "route"),
+    ("collective", "connected", "values", "sparsifier", "route"),
     [
-        ("gtopk", True, 4, True, STEP),
-        ("gtopk", True, 4, False, ROUNDS),
-        ("gtopk", True, 2, True, CALLS),
-        ("gtopk", False, 4, True, CALLS),
-        ("allgather", True, 4, True, CALLS),
-        ("hierarchical", True, 4, True, CALLS),
-        ("dense", True, 4, True, CALLS),
+        ("gtopk", True, "float32", "gaussian", STEP),
+        ("gtopk", True, "float32", "top_k", ROUNDS),
+        ("gtopk", True, "bfloat16", "gaussian", CALLS),
+        ("gtopk", False, "float32", "gaussian", CALLS),
+        ("allgather", True, "float32", "gaussian", CALLS),
+        ("hierarchical", True, "float32", "gaussian", CALLS),
+        ("dense", True, "float32", "gaussian", CALLS),
     ],
 )
-def test_the_route_is_that_of_the_core(collective, connected, value_bytes, device_steps, route):
-    found = route_of(
-        collective, connected=connected, value_bytes=value_bytes, device_steps=device_steps
-    )
-    assert found == route
+def test_the_route_is_that_of_the_core(collective, connected, values, sparsifier, route):
+    network = gigabits(1, 4)
+    setting = Setting(
+        network=between_devices(network, 100) if connected else network,
+        machine=ON_DEVICE, values=values, sparsifier=sparsifier,
+    )  # fmt: skip
+    assert setting.route(collective) == route
+    assert route in ROUTES
 
 
 @pytest.mark.parametrize(
@@ -116,7 +119,7 @@ def test_gtopk_takes_what_its_messages_and_merges_take_one_by_one(size, slack, r
     for k, numel in ((1, 1), (64, 1000), (65, 70), (5000, 10**6)):
         found = costs.cost(
             "gtopk", k=k, numel=numel, network=uneven(size), machine=ON_DEVICE, slack=slack,
-            device_steps=route == STEP,
+            sparsifier="gaussian" if route == STEP else "top_k",
         )  # fmt: skip
         seconds, nbytes = simulated(size, k, numel, slack, route)
         assert found.seconds == pytest.approx(seconds, rel=1e-9)
@@ -134,20 +137,20 @@ def test_packing_neither_helps_nor_costs_between_devices():
 
 
 @pytest.mark.parametrize("collective", costs.NAMES)
-@pytest.mark.parametrize("value_bytes", [4, 2])
-def test_all_else_goes_by_the_links_of_the_cpus(collective, value_bytes):
+@pytest.mark.parametrize("values", ["float32", "bfloat16"])
+def test_all_else_goes_by_the_links_of_the_cpus(collective, values):
     local = Link(alpha=2e-6, beta=1e-10)
     network = gigabits(1, 8, local_size=2, local=local)
-    one = {"k": 1000, "numel": 100_000, "machine": ON_DEVICE, "value_bytes": value_bytes}
+    one = {"k": 1000, "numel": 100_000, "machine": ON_DEVICE, "values": values}
     without = costs.cost(collective, network=network, **one)
     connected = costs.cost(collective, network=between_devices(network, 100), **one)
-    assert (connected == without) == (collective != "gtopk" or value_bytes == 2)
+    assert (connected == without) == (collective != "gtopk" or values == "bfloat16")
 
 
 def test_by_way_of_the_cpu_blocks_are_handed_over_as_well():
     network = between_devices(gigabits(1, 4), 100, handing=Link(alpha=1.0, beta=0.0))
     one = {"k": 1000, "numel": 10**6, "network": network, "machine": IDLE}
-    rounds = costs.cost("gtopk", device_steps=False, **one).seconds
+    rounds = costs.cost("gtopk", sparsifier="top_k", **one).seconds
     assert rounds - costs.cost("gtopk", **one).seconds == pytest.approx(1.0)
 
 

@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from hvd_sparse import cli
-from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import LAGS, GaussianK, TopK
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.places.place import BesideCpu
@@ -17,7 +16,6 @@ from hvd_sparse.planning import costs
 from hvd_sparse.planning.explanation import explain
 from hvd_sparse.planning.network import Link
 from hvd_sparse.planning.plan import Plan
-from hvd_sparse.planning.plan_numbers import count_numbers, from_numbers, to_numbers
 from hvd_sparse.planning.planner import Rules, make_plan, rules_of
 from hvd_sparse.planning.profile import Profile
 from hvd_sparse.planning.routes import CALLS, ROUNDS, STEP
@@ -64,33 +62,33 @@ def test_slow_links_between_devices_are_left_for_another_collective(rate, latenc
 
 def test_a_bucket_is_predicted_what_its_route_takes():
     profile = profile_on_devices(10)
-    for steps, route in ((True, STEP), (False, ROUNDS)):
-        rules = Rules(collectives=("gtopk",), device_steps=steps, dense=False, adaptive=False)
+    for sparsifier, route in (("gaussian", STEP), ("top_k", ROUNDS)):
+        rules = Rules(collectives=("gtopk",), sparsifier=sparsifier, dense=False, adaptive=False)
         for bucket in make_plan(profile, rules).buckets:
             price = costs.cost(
                 "gtopk", k=bucket.k, numel=bucket.numel, network=profile.network,
-                machine=ON_DEVICE, device_steps=steps,
+                machine=ON_DEVICE, sparsifier=sparsifier,
             )  # fmt: skip
             assert bucket.exchange_seconds == pytest.approx(price.seconds)
             assert bucket.route == route
 
 
 def test_values_that_travel_narrow_go_by_the_cpus():
-    rules = Rules(collectives=("gtopk",), value_bytes=2, dense=False)
+    rules = Rules(collectives=("gtopk",), values="bfloat16", dense=False)
     assert make_plan(profile_on_devices(100), rules) == make_plan(profile_on_devices(None), rules)
 
 
 @pytest.mark.parametrize(
-    ("compression", "steps"),
+    ("compression", "sparsifier"),
     [
-        (LAGS(), True),
-        (LAGS(momentum_correction=0.9), True),
-        (GaussianK(adaptive=True), True),
-        (TopK(adaptive=True), False),
+        (LAGS(), "gaussian"),
+        (LAGS(momentum_correction=0.9), "gaussian"),
+        (GaussianK(adaptive=True), "gaussian"),
+        (TopK(adaptive=True), "top_k"),
     ],
 )
-def test_a_device_does_whole_steps_where_gaussian_selects(compression, steps):
-    assert rules_of(compression).device_steps is steps
+def test_a_plan_knows_the_sparsifier(compression, sparsifier):
+    assert rules_of(compression).sparsifier == sparsifier
 
 
 # ---- Sent, saved, explained ----------------------------------------------------------------------
@@ -98,12 +96,9 @@ def test_a_device_does_whole_steps_where_gaussian_selects(compression, steps):
 
 def test_routes_are_told_to_all_ranks_and_saved():
     profile = profile_on_devices(100)
-    layers = [Layer(layer.name, layer.numel) for layer in profile.layers]
-    for steps in (True, False):
-        plan = make_plan(profile, replace(RULES, collectives=("gtopk",), device_steps=steps))
-        numbers = to_numbers(plan, layers)
-        assert len(numbers) == count_numbers(layers)
-        assert from_numbers(numbers, layers) == plan
+    for sparsifier in ("gaussian", "top_k"):
+        rules = replace(RULES, collectives=("gtopk",), sparsifier=sparsifier)
+        plan = make_plan(profile, rules)
         assert Plan.from_json(plan.to_json()) == plan
 
 

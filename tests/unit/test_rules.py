@@ -19,8 +19,8 @@ from hvd_sparse.planning.planner import Rules, rules_of
         (LAGS(collective="gtopk", slack=2.0), {"collectives": ("gtopk",), "slack": 2.0}),
         (LAGS(indices="packed"), {"wires": ("packed",)}),
         (LAGS(indices="plain"), {"wires": ("plain",)}),
-        (LAGS(values="bfloat16"), {"value_bytes": 2}),
-        (LAGS(sparsifier="top_k"), {"device_steps": False}),
+        (LAGS(values="bfloat16"), {"values": "bfloat16"}),
+        (LAGS(sparsifier="top_k"), {"sparsifier": "top_k"}),
     ],
 )
 def test_every_option_that_a_plan_depends_on_is_a_rule(compression, changes):
@@ -28,7 +28,7 @@ def test_every_option_that_a_plan_depends_on_is_a_rule(compression, changes):
         "density": 0.001,
         "collectives": tuple(COLLECTIVES),
         "wires": ("plain", "packed"),
-        "value_bytes": 4,
+        "values": "float32",
         "select_on": "caller",
         "reserve": 0.5,
     }

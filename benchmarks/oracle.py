@@ -7,7 +7,7 @@ one process: a rank's message is an element of a list.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -249,3 +249,14 @@ def _largest(values: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     """Returns the ascending positions of the `k` largest magnitudes; ties go to the lower one."""
     order = np.argsort(-np.abs(values), kind="stable")
     return np.sort(order[:k]).astype(np.int64)
+
+
+# Each collective by name: the sum of the ranks' blocks, given k. Hierarchical stands here for ranks
+# that are nodes of their own: gtopk.
+COLLECTIVES: dict[str, Callable[[Sequence[Block], int], Reduced]] = {
+    "allgather": lambda blocks, _: allgather(blocks),
+    "gtopk": gtopk,
+    "hierarchical": gtopk,
+    "recursive_doubling": lambda blocks, _: recursive_doubling(blocks),
+    "split_allgather": split_allgather,
+}

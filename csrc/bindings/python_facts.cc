@@ -1,0 +1,56 @@
+/// Facts about the core by which Python plans: its methods, their guarantees, the rule of routes
+/// and the sizes of messages. They are stated once, where the core needs them.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <vector>
+
+#include "csrc/base/route.h"
+#include "csrc/base/sparse_block.h"
+#include "csrc/base/types.h"
+#include "csrc/bindings/python_buffers.h"
+#include "csrc/bindings/python_module.h"
+#include "csrc/collectives/collectives.h"
+#include "csrc/collectives/sparse_allreduce.h"
+#include "csrc/cuda/base/device_block.h"
+#include "csrc/exchange/route_of.h"
+#include "csrc/sparsifiers/sparsifier.h"
+
+namespace py = pybind11;
+
+namespace hvd_sparse {
+
+void BindFacts(py::module_& m) {
+  m.def("sparsifiers", &SparsifierNames);
+
+  py::class_<CollectiveFacts>(m, "CollectiveFacts", "A collective's name and guarantees.")
+      .def_readonly("name", &CollectiveFacts::name)
+      .def_readonly("delivers_all", &CollectiveFacts::delivers_all)
+      .def_readonly("is_exact", &CollectiveFacts::is_exact);
+  m.def("collective_facts", &AllCollectiveFacts);
+  m.def("collectives", [] {
+    std::vector<std::string> names;
+    for (const CollectiveFacts& facts : AllCollectiveFacts()) names.push_back(facts.name);
+    return names;
+  });
+
+  m.def(
+      "route_of",
+      [](const std::string& collective, const std::string& sparsifier,
+         const std::string& wire_dtype, bool on_device, bool connected) {
+        return NameOf(
+            RouteOf({collective, sparsifier, WireDTypeFrom(wire_dtype), on_device, connected}));
+      },
+      py::arg("collective"), py::kw_only(), py::arg("sparsifier"), py::arg("wire_dtype"),
+      py::arg("on_device"), py::arg("connected"), "The route of a bucket's steps.");
+
+  m.attr("header_bytes") = sizeof(BlockHeader);
+  m.attr("index_bytes") = sizeof(Index);
+  m.attr("value_bytes") = sizeof(float);
+  m.attr("device_block_unit") = cuda::DeviceBlock::kUnit;
+  m.attr("steps_between_regions") = kStepsBetweenRegions;
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,159 @@
+"""The account of an exchange: what a collective's rounds take, added up by its cost model.
+
+Written over arrays of k and numel, so that a plan can price thousands of buckets at once. The
+models are in hvd_sparse/planning/models/, one file for each collective.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_sparse import _core
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.planning.network import Link, Network, distances_below
+from hvd_sparse.planning.profile import Machine
+
+Array: TypeAlias = NDArray[np.float64]
+
+HEADER_BYTES = _core.header_bytes
+INDEX_BYTES = _core.index_bytes
+VALUE_BYTES = _core.value_bytes  # of float32, in which gradients are summed
+VALUE_TYPES = {"float32": VALUE_BYTES, "float16": 2, "bfloat16": 2}  # bytes on the wire
+WIRES = ("plain", "packed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Parameters of a cost beside k and numel.
+
+    Attributes:
+        network: The network between the ranks.
+        machine: The machine of each rank.
+        wire: How entries are sent: "plain", an int32 index and a float32 value, or "packed", the
+            index in about log2(numel / k) + 2 bits.
+        overlap: How alike the ranks choose, in [0, 1]. 0: independently at random, so that a union
+            fills in fastest; 1: all the same indices.
+        slack: gtopk keeps slack * k entries in its middle rounds; at least 1.
+        values: Type of the values on the wire, one of VALUE_TYPES.
+        sparsifier: Name of the sparsifier, on which the route depends.
+    """
+
+    network: Network
+    machine: Machine
+    wire: str = "plain"
+    overlap: float = 0.0
+    slack: float = 1.0
+    values: str = "float32"
+    sparsifier: str = "gaussian"
+
+    def __post_init__(self) -> None:
+        if self.wire not in WIRES:
+            raise InvalidArgumentError(f"wire must be one of {list(WIRES)}, got {self.wire!r}")
+        if self.values not in VALUE_TYPES:
+            raise InvalidArgumentError(
+                f"values must be one of {list(VALUE_TYPES)}, got {self.values!r}"
+            )
+        if not 0 <= self.overlap <= 1:
+            raise InvalidArgumentError(f"overlap must lie in [0, 1], got {self.overlap}")
+        if not 1 <= self.slack < math.inf:
+            raise InvalidArgumentError(f"slack must be at least 1, got {self.slack}")
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a value on the wire."""
+        return VALUE_TYPES[self.values]
+
+    def route(self, collective: str) -> str:
+        """Returns the route of a bucket that this collective exchanges: one of routes.ROUTES."""
+        return _core.route_of(
+            collective,
+            sparsifier=self.sparsifier,
+            wire_dtype=self.values,
+            on_device=True,  # as far as a plan can know; without devices none are connected
+            connected=self.network.devices is not None,
+        )
+
+    def kept(self, k: Array, numel: Array) -> Array:
+        """Returns the number of entries that gtopk keeps in its middle rounds."""
+        kept: Array = np.minimum(np.ceil(self.slack * k), numel)
+        return kept
+
+    def entry_bytes(self, k: Array, numel: Array) -> Array:
+        """Returns the bytes of k entries out of `numel`, without the header."""
+        if self.wire == "plain":
+            return (INDEX_BYTES + self.value_bytes) * k
+        bits: Array = np.log2(np.maximum(numel, 1) / np.maximum(k, 1)) + 2
+        return k * (self.value_bytes + bits / 8)
+
+    def code(self, entries: Array) -> Array:
+        """Returns the seconds to code and decode entries; a plain block is sent as it lies."""
+        coded = self.wire == "packed" or self.values != "float32"
+        return entries * (self.machine.code_seconds_per_entry if coded else 0.0)
+
+    def merge(self, entries: Array) -> Array:
+        """Returns the seconds to merge two blocks that have so many entries together."""
+        return entries * self.machine.merge_seconds_per_entry
+
+    def cross(self, entries: Array) -> Array:
+        """Returns the seconds to copy entries from the device to the CPU, or back."""
+        return entries * (self.machine.copy_seconds_per_entry / 2)
+
+    def pass_over(self, numel: Array) -> Array:
+        """Returns the seconds to add two dense arrays where blocks lie, which is always the CPU."""
+        machine = self.machine
+        per_entry = (  # with a device, only the rate of merging is the CPU's
+            machine.merge_seconds_per_entry
+            if machine.beside_cpu
+            else machine.select_seconds_per_entry
+        )
+        return numel * per_entry
+
+    def union(self, k: Array, numel: Array, ranks: int) -> Array:
+        """Returns the expected number of entries in the union of `ranks` blocks of k."""
+        missed = np.power(1 - k / np.maximum(numel, 1), ranks)
+        union: Array = self.overlap * k + (1 - self.overlap) * numel * (1 - missed)
+        return union
+
+
+class Account:
+    """The time and the bytes of the busiest rank, added up round by round, for one collective."""
+
+    def __init__(self, k: Array, numel: Array, setting: Setting) -> None:
+        self.k, self.numel, self.setting = k, numel, setting
+        machine = setting.machine
+        self.seconds = machine.exchange_overhead + machine.scatter_seconds_per_entry * numel
+        self.bytes = np.zeros_like(numel)
+
+    def fetch(self) -> None:
+        """Adds the copy of the own block from where the gradients lie to the CPU."""
+        self.work(self.setting.cross(self.k))
+
+    def send(self, nbytes: Array | float, link: Link, messages: Array | float = 1) -> None:
+        """Adds messages that the busiest rank sends, of so many bytes in total."""
+        self.seconds = self.seconds + link.alpha * messages + link.beta * nbytes
+        self.bytes = self.bytes + nbytes
+
+    def wait_for(self, nbytes: Array, link: Link, messages: Array | float = 1) -> None:
+        """Adds messages that the busiest rank receives while it has nothing to send."""
+        self.seconds = self.seconds + link.alpha * messages + link.beta * nbytes
+
+    def compare(self) -> None:
+        """Adds the allgather of headers between CPUs, before devices wait for each other."""
+        network = self.setting.network
+        for distance in distances_below(network.size):
+            blocks = min(distance, network.size - distance)
+            self.send(float(blocks * HEADER_BYTES), network.at(distance))
+
+    def settle(self) -> None:
+        """Adds the return of undelivered entries: a walk through the own block and the sum."""
+        if self.setting.network.size > 1:
+            self.work(self.setting.merge(2 * self.k) + self.setting.cross(self.k))
+
+    def work(self, seconds: Array | float) -> None:
+        """Adds seconds of computing that nothing hides."""
+        self.seconds = self.seconds + seconds

@@ -1,0 +1,27 @@
+"""The cost models, one module for each collective, as docs/algorithms.md states them.
+
+The order decides between equal costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hvd_sparse.planning.account import Account
+from hvd_sparse.planning.models import (
+    allgather,
+    dense,
+    gtopk,
+    hierarchical,
+    recursive_doubling,
+    split_allgather,
+)
+
+MODELS: dict[str, Callable[[Account], None]] = {
+    "allgather": allgather.cost,
+    "gtopk": gtopk.cost,
+    "recursive_doubling": recursive_doubling.cost,
+    "split_allgather": split_allgather.cost,
+    "hierarchical": hierarchical.cost,
+    "dense": dense.cost,
+}
