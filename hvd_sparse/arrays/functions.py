@@ -20,6 +20,7 @@ def sparse_allreduce(
     array: Any,
     residual: Any,
     *,
+    out: Any = None,
     compression: Compression | type[Compression] = _DEFAULT,
     op: int | None = None,
     name: str | None = None,
@@ -34,9 +35,12 @@ def sparse_allreduce(
     Args:
         array: A NumPy array, or, if this build has CUDA, a CuPy array or any other that has
             `__cuda_array_interface__` and a method copy(); contiguous in C order; float64, float32,
-            float16 or bfloat16, of any shape; not changed.
+            float16 or bfloat16, of any shape; not changed, unless it is `out`.
         residual: The values that this rank has not sent yet: float32, on the device of `array` and
             with as many elements. Zeros at first; updated in place.
+        out: Array to write the result to: contiguous in C order, of the kind, shape, type and
+            device of `array`, which it may be; undefined after an error. None: a new array, whose
+            fresh memory may take longer than the exchange.
         compression: A class or an instance; its density, sparsifier and collective apply. Default:
             GTopK(density=0.01).
         op: Horovod's Average or Sum. None: Average.
@@ -44,8 +48,8 @@ def sparse_allreduce(
         process_set: A process set of Horovod that contains this rank. None: all ranks.
 
     Returns:
-        A new array of the shape and type of `array`, bitwise equal on all ranks. On a device it can
-        be used on the stream of `array`.
+        `out`, or a new array of the shape and type of `array`; bitwise equal on all ranks. On a
+        device it can be used on the stream of `array`.
 
     Raises:
         UnavailableError: Horovod is not initialised.
@@ -60,10 +64,12 @@ def sparse_allreduce(
     reduction = checked_reduction(hvd, op=hvd.Average if op is None else op)
     ours, kept = placed("array", array), placed("residual", residual)
     _check_residual(kept, ours)
-    if not callable(getattr(array, "copy", None)):
-        raise UnsupportedError(f"array must have a method copy(), got {type(array).__name__}")
-    result = array.copy()
-    output = placed("array", result)
+    result = _copied(array) if out is None else out
+    output = placed("out", result)
+    if out is not None:
+        _check_out(out, array, output, ours, kept)
+        if output.buffer.address != ours.buffer.address:
+            out[...] = array
     if output.buffer.numel > 0:
         _channels(hvd).allreduce(
             output.buffer,
@@ -76,6 +82,27 @@ def sparse_allreduce(
             stream=output.stream,
         )
     return result
+
+
+def _copied(array: Any) -> Any:
+    if not callable(getattr(array, "copy", None)):
+        raise UnsupportedError(f"array must have a method copy(), got {type(array).__name__}")
+    return array.copy()
+
+
+def _check_out(out: Any, array: Any, output: Placed, ours: Placed, kept: Placed) -> None:
+    for what, wanted, got in (
+        ("type", type(array).__name__, type(out).__name__),
+        ("shape", array.shape, out.shape),
+        ("dtype", ours.buffer.dtype, output.buffer.dtype),
+        ("device", ours.device, output.device),
+    ):
+        if got != wanted:
+            raise InvalidArgumentError(f"out must have {what} {wanted}, as array has, got {got}")
+    if output.buffer.overlaps(kept.buffer):
+        raise InvalidArgumentError("out must not share memory with residual")
+    if output.buffer.address != ours.buffer.address and output.buffer.overlaps(ours.buffer):
+        raise InvalidArgumentError("out must be array, or share no memory with it")
 
 
 @functools.cache

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
 
 class Buffer(NamedTuple):
     """Memory that another object owns.
@@ -19,6 +21,15 @@ class Buffer(NamedTuple):
     address: int
     numel: int
     dtype: str
+
+    @property
+    def end(self) -> int:
+        """The address behind the last element."""
+        return self.address + _BYTES[self.dtype] * self.numel
+
+    def overlaps(self, other: Buffer) -> bool:
+        """Returns true if an element shares memory with an element of another buffer."""
+        return self.address < other.end and other.address < self.end
 
     @classmethod
     def of(cls, array: np.ndarray[Any, Any]) -> Buffer:

@@ -12,6 +12,7 @@ from hvd_sparse.compression import Compression, GTopK, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange.reduction import checked_reduction
 from hvd_sparse.torch.devices import current_stream
+from hvd_sparse.torch.gradient_memory import Extent
 from hvd_sparse.torch.guards import check_not_capturing
 from hvd_sparse.torch.settings import check_parameter
 from hvd_sparse.torch.slots import buffer_of
@@ -26,6 +27,7 @@ def sparse_allreduce(
     tensor: torch.Tensor,
     residual: torch.Tensor,
     *,
+    out: torch.Tensor | None = None,
     compression: Compression | type[Compression] = _DEFAULT,
     op: int = hvd.Average,
     name: str | None = None,
@@ -38,9 +40,12 @@ def sparse_allreduce(
 
     Args:
         tensor: On the CPU, or on a GPU if this build has CUDA; float64, float32, float16 or
-            bfloat16, of any shape; not changed.
+            bfloat16, of any shape; not changed, unless it is `out`.
         residual: The values that this rank has not sent yet: float32, contiguous, on the device of
             `tensor` and with as many elements. Zeros at first; updated in place.
+        out: Tensor to write the result to: contiguous, of the shape, type and device of `tensor`,
+            which it may be; undefined after an error. None: a new tensor, whose fresh memory may
+            take longer than the exchange.
         compression: A class or an instance; its density, sparsifier and collective apply. Default:
             GTopK(density=0.01).
         op: Horovod's Average or Sum.
@@ -48,7 +53,8 @@ def sparse_allreduce(
         process_set: A process set of Horovod that contains this rank.
 
     Returns:
-        A new contiguous tensor of the shape and type of `tensor`, bitwise equal on all ranks.
+        `out`, or a new contiguous tensor of the shape and type of `tensor`; bitwise equal on all
+        ranks.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits, or differs between ranks.
@@ -61,7 +67,11 @@ def sparse_allreduce(
     compression = as_compression(compression)
     reduction = checked_reduction(hvd, op=op)
     _check_tensors(tensor, residual)
-    result = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if out is None:
+        result = tensor.detach().clone(memory_format=torch.contiguous_format)
+    else:
+        _check_out(out, tensor, residual)
+        result = out if out.data_ptr() == tensor.data_ptr() else out.copy_(tensor.detach())
     if tensor.numel() == 0:
         return result
     _channels.allreduce(
@@ -97,3 +107,24 @@ def _check_tensors(tensor: torch.Tensor, residual: torch.Tensor) -> None:
             f"residual must have as many elements as tensor ({tensor.numel()}), got "
             f"{residual.numel()}"
         )
+
+
+def _check_out(out: torch.Tensor, tensor: torch.Tensor, residual: torch.Tensor) -> None:
+    if not isinstance(out, torch.Tensor):
+        raise InvalidArgumentError(f"out must be a torch.Tensor, got {type(out).__name__}")
+    for what in ("shape", "dtype", "device"):
+        wanted, got = getattr(tensor, what), getattr(out, what)
+        if got != wanted:
+            raise InvalidArgumentError(f"out must have {what} {wanted}, as tensor has, got {got}")
+    if not out.is_contiguous():
+        raise InvalidArgumentError("out must be contiguous")
+    if out.requires_grad:
+        raise InvalidArgumentError("out must not require grad")
+    if tensor.numel() == 0:
+        return
+    memory = Extent.of(out)
+    if memory.meets(Extent.of(residual)):
+        raise InvalidArgumentError("out must not share memory with residual")
+    same = out.data_ptr() == tensor.data_ptr() and tensor.is_contiguous()
+    if not same and memory.meets(Extent.of(tensor.detach())):
+        raise InvalidArgumentError("out must be tensor, or share no memory with it")

@@ -42,6 +42,39 @@ def test_nothing_is_lost_over_several_calls(preset, dtype):
         assert_same_on_all_ranks([torch.from_numpy(result)])
 
 
+@pytest.mark.parametrize("same", [False, True])
+def test_a_result_goes_where_the_caller_wants_it(same):
+    array, residuals = integers(1), np.zeros((2, 1200), np.float32)
+    expected = sparse_allreduce(array, residuals[0], compression=TopK(density=0.1), name="new")
+    out = array if same else np.empty_like(array)
+    result = sparse_allreduce(
+        array, residuals[1], out=out, compression=TopK(density=0.1), name="out"
+    )
+    assert result is out
+    assert np.array_equal(out, expected)
+    assert np.array_equal(residuals[0], residuals[1])
+    assert same or np.array_equal(array, integers(1))
+
+
+MEMORY = np.zeros(8, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("array", "out", "match"),
+    [
+        (np.zeros(4, np.float32), [0.0], "out must be a NumPy array"),
+        (np.zeros(4, np.float32), np.zeros((2, 2), np.float32), r"out must have shape \(4,\)"),
+        (np.zeros(4, np.float32), np.zeros(4), "out must have dtype float32"),
+        (np.zeros(4, np.float32), np.zeros(8, np.float32)[::2], "out must be contiguous"),
+        (np.zeros(4, np.float32), MEMORY[1:5], "out must not share memory with residual"),
+        (MEMORY[5:], MEMORY[4:7], "out must be array, or share no memory with it"),
+    ],
+)
+def test_bad_places_for_a_result_are_refused(array, out, match):
+    with pytest.raises(InvalidArgumentError, match=match):
+        sparse_allreduce(array, MEMORY[: array.size], out=out)
+
+
 def test_it_is_that_of_torch():
     array, residuals = integers(1), (np.zeros(1200, np.float32), torch.zeros(1200))
     compression = GTopK(density=0.05)

@@ -45,6 +45,44 @@ def test_nothing_is_lost_over_several_calls(preset, dtype):
         assert_same_on_all_ranks([result])
 
 
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_result_goes_where_the_caller_wants_it(same, transposed):
+    tensor = integers(1).t() if transposed else integers(1)
+    residuals = torch.zeros(2, 1200)
+    expected = sparse_allreduce(tensor, residuals[0], compression=TopK(density=0.1), name="new")
+    out = tensor if same and not transposed else torch.empty(tensor.shape)
+    before = tensor.clone()
+    result = sparse_allreduce(
+        tensor, residuals[1], out=out, compression=TopK(density=0.1), name="out"
+    )
+    assert result is out
+    assert torch.equal(out, expected)
+    assert torch.equal(residuals[0], residuals[1])
+    assert out is tensor or torch.equal(tensor, before)
+
+
+MEMORY = torch.zeros(8)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "out", "match"),
+    [
+        (torch.zeros(4), [1.0], "out must be a torch.Tensor, got list"),
+        (torch.zeros(4), torch.zeros(2, 2), r"out must have shape .*4.*, got"),
+        (torch.zeros(4), torch.zeros(4).double(), "out must have dtype torch.float32"),
+        (torch.zeros(4), torch.zeros(4, device="meta"), "out must have device cpu"),
+        (torch.zeros(4), torch.zeros(8)[::2], "out must be contiguous"),
+        (torch.zeros(4), torch.zeros(4, requires_grad=True), "out must not require grad"),
+        (torch.zeros(4), MEMORY[1:5], "out must not share memory with residual"),
+        (MEMORY[5:], MEMORY[4:7], "out must be tensor, or share no memory with it"),
+    ],
+)
+def test_bad_places_for_a_result_are_refused(tensor, out, match):
+    with pytest.raises(InvalidArgumentError, match=match):
+        sparse_allreduce(tensor, MEMORY[: tensor.numel()], out=out)
+
+
 def test_an_average_is_the_default():
     result = sparse_allreduce(
         torch.full((64,), 1.0 + hvd.rank()), torch.zeros(64), compression=TopK(density=1.0)
