@@ -241,8 +241,8 @@ TASKS = {
         Task("transformer", Transformer, Text(length=32, batch=8), adamw, cosine,
              (1e-3, 3e-3, 9e-3), 1.0, (600e6, 250e6, 120e6)),
         Task("CNN", resnet20, Images(batch=16), momentum_sgd, steps,
-             (0.03, 0.1, 0.3), None, (400e6, 200e6, 100e6)),
+             (0.03, 0.1, 0.3), None, (260e6, 86e6, 37e6)),
         Task("LSTM", CharLSTM, Text(length=32, batch=16), momentum_sgd, cosine,
-             (0.25, 0.5, 1.0), 1.0, (400e6, 200e6, 100e6)),
+             (0.5, 1.0, 2.0), 1.0, (470e6, 155e6, 67e6)),
     )
 }  # fmt: skip
