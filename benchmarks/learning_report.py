@@ -183,14 +183,23 @@ class Raced:
         )
 
 
+# Quantities that a curve may run over: a key of a block, the label of its axis and its scale.
+OVER = {
+    "step": ("steps", "linear"),
+    "seconds": ("seconds", "linear"),
+    "bytes": ("bytes that a rank has sent", "log"),
+}
+
+
 def plot_curves(
-    panels: Mapping[str, Mapping[str, Account]], against: str, label: str, file: Path
+    panels: Mapping[str, Mapping[str, Account]], over: Sequence[str], file: Path
 ) -> None:
-    """A panel for each title: held-out loss of methods against steps or seconds."""
+    """Draws held-out losses: a column for each title, a row for each quantity of OVER."""
     mpl.use("Agg")
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(1 + 4.6 * len(panels), 5.2), squeeze=False, layout="constrained"
-    )
+        len(over), len(panels), figsize=(1 + 4.6 * len(panels), 0.8 + 4.4 * len(over)),
+        squeeze=False, layout="constrained",
+    )  # fmt: skip
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
     colours = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
     styles: dict[str, dict[str, Any]] = {
@@ -201,24 +210,34 @@ def plot_curves(
         }
         for n, name in enumerate(names)
     }
-    for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
-        for name, account in curves.items():
-            axis.plot(
-                [block[against] for block in account.blocks],
-                [block["held_out"] for block in account.blocks],
-                label=name, **styles[name],
-            )  # fmt: skip
-        ends = [account.held_out for account in curves.values() if not math.isnan(account.held_out)]
-        low = min(ends, default=0.0)
-        axis.set_ylim(low - 0.03 * abs(low), low + max(1.0, 1.2 * (max(ends, default=1.0) - low)))
+    for axis, title in zip(axes[0], panels, strict=True):
         axis.set_title(title, fontsize=10)
-        axis.set_xlabel(label)
-        axis.grid(color="0.9")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("held-out loss")
+    for row, what in zip(axes, over, strict=True):
+        row[0].set_ylabel("held-out loss")
+        for axis, curves in zip(row, panels.values(), strict=True):
+            _draw(axis, curves, what, styles)
     handles: dict[str, Any] = {}
     for axis in axes[0]:
         handles |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(file, dpi=130)
     plt.close(figure)
+
+
+def _draw(
+    axis: Any, curves: Mapping[str, Account], what: str, styles: Mapping[str, dict[str, Any]]
+) -> None:
+    for name, account in curves.items():
+        axis.plot(
+            [block[what] for block in account.blocks],
+            [block["held_out"] for block in account.blocks],
+            label=name, **styles[name],
+        )  # fmt: skip
+    ends = [account.held_out for account in curves.values() if not math.isnan(account.held_out)]
+    low = min(ends, default=0.0)
+    axis.set_ylim(low - 0.03 * abs(low), low + max(1.0, 1.2 * (max(ends, default=1.0) - low)))
+    label, scale = OVER[what]
+    axis.set_xlabel(label)
+    axis.set_xscale(scale)
+    axis.grid(color="0.9")
+    axis.spines[["top", "right"]].set_visible(False)

@@ -257,7 +257,7 @@ def report(
             print(learned.table())
             if plots is not None:
                 curves = {title: accounts[0] for title, accounts in learned.best.items()}
-                plot_curves({one.name: curves}, "step", "steps", plots / f"learned_{one.name}.png")
+                plot_curves({one.name: curves}, ["step"], plots / f"learned_{one.name}.png")
             found = points(learned.best)
             if len(found) >= FEWEST_POINTS:
                 within = within_families(found)
@@ -274,8 +274,8 @@ def report(
         if raced.networks:
             print(raced.table())
             if plots is not None:
-                panels = raced.curves()
-                plot_curves(panels, "seconds", "seconds", plots / f"raced_{one.name}.png")
+                file = plots / f"raced_{one.name}.png"
+                plot_curves(raced.curves(), ["seconds", "bytes"], file)
 
 
 def picked(methods: Mapping[str, Any], only: Sequence[str] | None) -> dict[str, Any]:
