@@ -43,8 +43,8 @@ class Pair:
     def drawn(cls, k: int, numel: int, generator: np.random.Generator) -> Pair:
         drawn = generator.choice(numel, size=2 * k - k // 2, replace=False)
         own, theirs = (
-            oracle.Block(np.sort(places), generator.laplace(size=k).astype(np.float32))
-            for places in (drawn[:k], drawn[-k:])
+            oracle.Block(np.sort(indices), generator.laplace(size=k).astype(np.float32))
+            for indices in (drawn[:k], drawn[-k:])
         )
         union = oracle.merge(own, theirs)
         shared = np.isin(theirs.indices, own.indices)
@@ -106,9 +106,9 @@ class Blocks:
         _core.settle(own, pair.total, rest)
         seconds = time.perf_counter() - start
         expected = np.where(pair.common, 0, pair.own.values)
-        places = torch.from_numpy(pair.own.indices)
-        right = np.array_equal(self._residual[places].numpy(), expected)
-        self._residual[places] = 0
+        indices = torch.from_numpy(pair.own.indices)
+        right = np.array_equal(self._residual[indices].numpy(), expected)
+        self._residual[indices] = 0
         yield "settle", seconds, right and not self._residual.any()
 
     def _scatter(self, pair: Pair, gradient: torch.Tensor) -> Iterator[tuple[str, float, bool]]:
@@ -117,8 +117,8 @@ class Blocks:
         start = time.perf_counter()
         _core.scatter(block, 0.25, into, rest)
         seconds = time.perf_counter() - start
-        places = torch.from_numpy(pair.theirs.indices)
-        right = np.array_equal(gradient[places].numpy(), pair.theirs.values / 4)
+        indices = torch.from_numpy(pair.theirs.indices)
+        right = np.array_equal(gradient[indices].numpy(), pair.theirs.values / 4)
         right &= int(gradient.count_nonzero()) == np.count_nonzero(pair.theirs.values)
         yield "scatter", seconds, right
 

@@ -33,7 +33,7 @@ def seconds_per_bucket(*, checks: bool, buckets: int, numel: int, steps: int) ->
             for one in ranks:
                 one.start(gradient)
             for one in ranks:
-                exchange.wait(one.handle)
+                exchange.wait(one.bucket)
             exchange.commit()
 
         step()

@@ -151,10 +151,10 @@ class Rank:
                 method.name,
                 numels=[numel],
                 segments=[numel],
-                capacity_ks=[k],
+                max_ks=[k],
                 sparsifier=as_sparsifier("top_k"),
                 collective=method.format.collective,
-                packed=method.format.packed,
+                indices="packed" if method.format.packed else "plain",
             )
             for method in methods(transports)
         }
@@ -167,7 +167,7 @@ class Rank:
         barrier()
         exchange = self._exchanges[method.transport]
         clock = time.process_time()
-        handle = exchange.start(
+        exchange.start(
             self._buckets[method],
             [Buffer.of(self.output)],
             residual=Buffer.of(self._residual),
@@ -175,7 +175,7 @@ class Rank:
             ks=[self._k],
             decays=[1.0],
         )
-        exchange.wait(handle)
+        exchange.wait(self._buckets[method])
         end = time.monotonic()
         processor = time.process_time() - clock - self._stats.select_seconds
         exchange.commit()

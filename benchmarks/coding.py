@@ -37,14 +37,14 @@ class Message:
 
     @classmethod
     def drawn(cls, k: int, numel: int, generator: np.random.Generator) -> Message:
-        places = np.sort(generator.choice(numel, size=k, replace=False)).astype(np.int32)
+        indices = np.sort(generator.choice(numel, size=k, replace=False)).astype(np.int32)
         values = generator.laplace(size=k).astype(np.float32)
         rounded = {}
         for name, dtype in DTYPES.items():
             exact = torch.from_numpy(values)
             numbers = exact if dtype is None else exact.to(dtype).to(torch.float32)
-            rounded[name] = oracle.Block(places, numbers.numpy())
-        return cls(oracle.Block(places, values), rounded)
+            rounded[name] = oracle.Block(indices, numbers.numpy())
+        return cls(oracle.Block(indices, values), rounded)
 
 
 class Coding:

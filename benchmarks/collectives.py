@@ -72,7 +72,7 @@ class Rank:
                 collective,
                 numels=[gradient.size],
                 segments=[gradient.size],
-                capacity_ks=[k],
+                max_ks=[k],
                 sparsifier=as_sparsifier("top_k"),
                 collective=collective,
             )
@@ -85,7 +85,7 @@ class Rank:
         self._residual[:] = 0
         barrier()
         start = time.perf_counter()
-        handle = self._exchange.start(
+        self._exchange.start(
             self._buckets[collective],
             [Buffer.of(self.output)],
             residual=Buffer.of(self._residual),
@@ -93,7 +93,7 @@ class Rank:
             ks=[self._k],
             decays=[1.0],
         )
-        stats = self._exchange.wait(handle)
+        stats = self._exchange.wait(self._buckets[collective])
         interval = Interval(start + stats.select_seconds, time.perf_counter())
         self._exchange.commit()
         return interval, stats

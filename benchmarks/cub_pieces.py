@@ -63,24 +63,24 @@ class Piece(ABC):
     """A call of CUB, with the temporary memory whose size a first call returned.
 
     Attributes:
-        places: Positions of the selected entries, int32.
+        indices: Positions of the selected entries, int32.
     """
 
     def __init__(self, function: Any, u: torch.Tensor, most: int) -> None:
         self._function = function
         self._u = u
-        self.places = torch.empty(most, dtype=torch.int32, device=u.device)
+        self.indices = torch.empty(most, dtype=torch.int32, device=u.device)
 
     def _allocate(self) -> None:
         self._bytes = ctypes.c_size_t(0)
         self._temporary: torch.Tensor | None = None
-        self.give(0)
+        self.enqueue(0)
         self._temporary = torch.empty(
             max(1, self._bytes.value), dtype=torch.uint8, device=self._u.device
         )
 
     @abstractmethod
-    def give(self, stream: int) -> None:
+    def enqueue(self, stream: int) -> None:
         """Launches the work on a stream."""
 
     def _call(self, *arguments: object) -> None:
@@ -91,7 +91,7 @@ class Piece(ABC):
 
 
 class Select(Piece):
-    """cub::DeviceSelect::If over all positions of u; the first `count` of `places`, in order."""
+    """cub::DeviceSelect::If over all positions of u; the first `count` of `indices`, in order."""
 
     def __init__(self, library: ctypes.CDLL, u: torch.Tensor, threshold: float) -> None:
         super().__init__(library.cub_select, u, u.numel())
@@ -99,15 +99,15 @@ class Select(Piece):
         self._threshold = ctypes.c_float(threshold)
         self._allocate()
 
-    def give(self, stream: int) -> None:
+    def enqueue(self, stream: int) -> None:
         """Launches the work on a stream."""
         numel = ctypes.c_int(self._u.numel())
-        places, count = _pointer(self.places), _pointer(self.count)
-        self._call(self._threshold, places, count, numel, ctypes.c_void_p(stream))
+        indices, count = _pointer(self.indices), _pointer(self.count)
+        self._call(self._threshold, indices, count, numel, ctypes.c_void_p(stream))
 
     def taken(self) -> torch.Tensor:
         """Returns the positions that the last call has found: int64, in order."""
-        return self.places[: int(self.count)].long()
+        return self.indices[: int(self.count)].long()
 
 
 class TopK(Piece):
@@ -118,15 +118,15 @@ class TopK(Piece):
         self.magnitudes = torch.empty(k, device=u.device)
         self._allocate()
 
-    def give(self, stream: int) -> None:
+    def enqueue(self, stream: int) -> None:
         """Launches the work on a stream."""
-        numel, k = ctypes.c_int(self._u.numel()), ctypes.c_int(len(self.places))
-        places, magnitudes = _pointer(self.places), _pointer(self.magnitudes)
-        self._call(places, magnitudes, numel, k, ctypes.c_void_p(stream))
+        numel, k = ctypes.c_int(self._u.numel()), ctypes.c_int(len(self.indices))
+        indices, magnitudes = _pointer(self.indices), _pointer(self.magnitudes)
+        self._call(indices, magnitudes, numel, k, ctypes.c_void_p(stream))
 
     def taken(self) -> torch.Tensor:
         """Returns the positions that the last call has found: int64, in order."""
-        return self.places.long().sort().values
+        return self.indices.long().sort().values
 
 
 def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:

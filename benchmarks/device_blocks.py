@@ -32,12 +32,12 @@ class Piece:
 
     Attributes:
         name: Name in the table.
-        give: Launches the work on the current stream.
+        enqueue: Launches the work on the current stream.
         bytes_moved: Bytes that it must read and write in memory; 0 if that is of no interest.
     """
 
     name: str
-    give: Callable[[], object]
+    enqueue: Callable[[], object]
     bytes_moved: int = 0
 
 
@@ -46,13 +46,13 @@ def seconds_of(piece: Piece, device: str) -> float:
     if device == "cpu":
         start = time.perf_counter()
         for _ in range(IN_A_ROW):
-            piece.give()
+            piece.enqueue()
         return (time.perf_counter() - start) / IN_A_ROW
     with torch.cuda.device(device):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         for _ in range(IN_A_ROW):
-            piece.give()
+            piece.enqueue()
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / 1e3 / IN_A_ROW
@@ -88,7 +88,7 @@ def measure_merge(block: int, numel: int, device: str, steps: int) -> tuple[list
     names = "merge and top-k", f"torch.topk of {len(values[0]):,} values"
     merging, sorting = cycle(merges), cycle(values)
     pieces = [
-        Piece(names[0], lambda: next(merging).give()),
+        Piece(names[0], lambda: next(merging).enqueue()),
         Piece(names[1], lambda: torch.topk(next(sorting).abs(), block)),
     ]
     verified = all(merge.is_right() for merge in merges)
@@ -115,15 +115,15 @@ class Merge:
         if device != "cpu":
             self._work = _core.merge_work(self._own, self._theirs, k=k, device=device)
 
-    def give(self) -> None:
+    def enqueue(self) -> None:
         """Launches the work on the stream, or does it on the CPU."""
         if self._work is not None:
-            self._work.give(torch.cuda.current_stream(self._device).cuda_stream)
+            self._work.enqueue(torch.cuda.current_stream(self._device).cuda_stream)
             return
         _core.merge(self._own, self._theirs, self._out)
         _core.keep_top_k(self._out, self._k)
 
     def is_right(self) -> bool:
         """Merges, and returns true if the result is the k largest entries of the sum."""
-        self.give()
-        return holds(self._out if self._work is None else self._work.fetch(), self._pair.kept)
+        self.enqueue()
+        return holds(self._out if self._work is None else self._work.wait(), self._pair.kept)

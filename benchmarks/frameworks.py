@@ -7,13 +7,13 @@ exchanges are alike:
 
 * core: an exchange over NumPy memory, in place, started and waited for from Python;
 * without: the framework copies the gradient, and exchanges nothing;
-* face: the framework copies the gradient and exchanges the copy, by `sparse_allreduce`; in
+* interface: the framework copies the gradient and exchanges the copy, by `sparse_allreduce`; in
   TensorFlow within a tf.function, so that the op can work in place.
 
-The overhead of the interface is (face - without) / core.
+The overhead of the interface is (interface - without) / core.
 
-A step is timed on the slowest rank, between two barriers. Core and face must give the same bits in
-every step.
+A step is timed on the slowest rank, between two barriers. Core and interface must give the
+same bits in every step.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def torch_ways(compression: Any, numel: int) -> Ways:
 
     return {
         "without": Way(torch.from_numpy, torch.clone, leave),
-        "face": Way(torch.from_numpy, step, leave),
+        "interface": Way(torch.from_numpy, step, leave),
     }
 
 
@@ -94,7 +94,7 @@ def tensorflow_ways(compression: Any, numel: int) -> Ways:
 
     return {
         "without": Way(tf.convert_to_tensor, copy, leave),
-        "face": Way(tf.convert_to_tensor, exchange, leave),
+        "interface": Way(tf.convert_to_tensor, exchange, leave),
     }
 
 
@@ -114,11 +114,11 @@ def core_way(world: Any, compression: Any, numel: int) -> Way:
     residual, states = np.zeros(numel, np.float32), np.zeros((1, 4), np.float32)
 
     def step(gradient: np.ndarray) -> np.ndarray:
-        handle = exchange.start(
+        exchange.start(
             bucket, [Buffer.of(gradient)], residual=Buffer.of(residual),
             states=Buffer.of(states), ks=ks, decays=[1.0],
         )  # fmt: skip
-        exchange.wait(handle)
+        exchange.wait(bucket)
         exchange.commit()
         return gradient
 
@@ -156,7 +156,7 @@ def measure(framework: str, numel: int, density: float, steps: int, file: Path) 
             result = way.step(entered)
             own[name].append(time.perf_counter() - start)
             results[name] = way.leave(result).view(np.int32)
-        same &= np.array_equal(results["core"], results["face"])
+        same &= np.array_equal(results["core"], results["interface"])
     rows = np.array(world.allgather_object([*itertools.chain(*own.values()), float(same)]))
     if hvd.rank() == 0:
         slowest = rows.max(axis=0)[:-1].reshape(len(ways), -1)[:, UNTIMED:]
@@ -175,7 +175,7 @@ def main(
     rank_of: Annotated[str | None, typer.Option(hidden=True)] = None,
     out: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Times the faces of both frameworks against the core."""
+    """Times the interfaces of both frameworks against the core."""
     if rank_of is not None:
         assert out is not None
         measure(rank_of, numel, density, steps, out)
@@ -193,9 +193,11 @@ def main(
             account = json.loads(file.read_text())
             verified &= account["verified"]
             timings = {name: Timing.of(times) for name, times in account["seconds"].items()}
-            core, without, face = (timings[name].median for name in ("core", "without", "face"))
+            core, without, interface = (
+                timings[name].median for name in ("core", "without", "interface")
+            )
             rows += [Row(f"{framework}, {name}", timing, {}) for name, timing in timings.items()]
-            rows[-1].facts["(face - without) / core"] = (face - without) / core
+            rows[-1].facts["(interface - without) / core"] = (interface - without) / core
     report(
         f"{ranks} ranks, {numel} entries, density {density}",
         rows,

@@ -28,16 +28,16 @@ def exchange_once(collective: str, size: int, *, numel: int, k: int) -> list[tup
         exchange = Exchange.over_loopback(world, rank)
         try:
             bucket = exchange.add_bucket(
-                collective, numels=[numel], segments=[numel], capacity_ks=[k],
+                collective, numels=[numel], segments=[numel], max_ks=[k],
                 sparsifier=as_sparsifier("top_k"), collective=collective,
             )  # fmt: skip
             total, residual = gradient_of(rank, numel), np.zeros(numel, np.float32)
             states = np.zeros((1, 4), np.float32)
-            handle = exchange.start(
+            exchange.start(
                 bucket, [Buffer.of(total)], residual=Buffer.of(residual), states=Buffer.of(states),
                 ks=[k], decays=[1.0],
             )  # fmt: skip
-            exchange.wait(handle)
+            exchange.wait(bucket)
             exchange.commit()
             return total, residual
         finally:

@@ -62,7 +62,7 @@ def measure_step(
 
     pieces = [
         Piece("residual.add_(gradient); output.zero_()", add_and_zero, 16 * numel),
-        Piece(f"local step, {layers} layers", lambda: next(works).give(stream), 16 * numel),
+        Piece(f"local step, {layers} layers", lambda: next(works).enqueue(stream), 16 * numel),
     ]
     timings = time_all(pieces, device, steps)
     floor = timings[pieces[0].name].median
@@ -98,8 +98,8 @@ def steps_right(
 ) -> bool:
     """Returns true if a first step writes each layer's largest entries, and leaves the others."""
     torch.cuda.synchronize(gradient.device)
-    work.give(stream)
-    count = len(work.fetch().values())
+    work.enqueue(stream)
+    count = len(work.wait().values())
     right = count == sum(ks) and torch.equal(residual + outputs, gradient)
     layers = zip(residual.split(numels), outputs.split(numels), ks, strict=True)
     for kept, written, k in layers:

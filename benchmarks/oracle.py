@@ -72,9 +72,9 @@ def merge(a: Block, b: Block) -> Block:
     values = np.zeros((2, indices.size), dtype=np.float32)
     held = np.zeros((2, indices.size), dtype=np.bool_)
     for row, block in enumerate((a, b)):
-        places = np.searchsorted(indices, block.indices)
-        values[row, places] = block.values
-        held[row, places] = True
+        positions = np.searchsorted(indices, block.indices)
+        values[row, positions] = block.values
+        held[row, positions] = True
     total = np.where(
         held[0] & held[1], values[0] + values[1], np.where(held[0], values[0], values[1])
     )

@@ -43,7 +43,7 @@ class Layers:
     exchange: Exchange
     parameters: list[torch.Tensor]
     density: float
-    handles: list[int] = field(default_factory=list)
+    started: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._ks = [plan.entries_to_send(p.numel(), self.density) for p in self.parameters]
@@ -55,27 +55,26 @@ class Layers:
                 f"layer {i}",
                 numels=[parameter.numel()],
                 segments=[parameter.numel()],
-                capacity_ks=[self._ks[i]],
+                max_ks=[self._ks[i]],
                 sparsifier=as_sparsifier("gaussian"),
                 collective="gtopk",
             )
 
     def start(self, i: int, gradient: torch.Tensor) -> None:
-        self.handles.append(
-            self.exchange.start(
-                i,
-                [buffer(gradient)],
-                residual=buffer(self._residuals[i]),
-                states=buffer(self._states[i]),
-                ks=[self._ks[i]],
-                decays=[1.0],
-            )
+        self.exchange.start(
+            i,
+            [buffer(gradient)],
+            residual=buffer(self._residuals[i]),
+            states=buffer(self._states[i]),
+            ks=[self._ks[i]],
+            decays=[1.0],
         )
+        self.started.append(i)
 
     def wait(self) -> None:
-        for handle in self.handles:
-            self.exchange.wait(handle)
-        self.handles.clear()
+        for bucket in self.started:
+            self.exchange.wait(bucket)
+        self.started.clear()
         self.exchange.commit()
 
     def verify(self, gradients: list[torch.Tensor], sums: list[torch.Tensor]) -> bool:

@@ -138,8 +138,8 @@ class Builder:
         total = 0
         for number, branch in enumerate(branches):
             self.channels, self.height, self.width = channels, height, width
-            for place, step in enumerate(branch):
-                self.step(f"{name}.{number}.{place}", step)
+            for index, step in enumerate(branch):
+                self.step(f"{name}.{number}.{index}", step)
             total += self.channels
         self.channels = total
 

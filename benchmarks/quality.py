@@ -98,21 +98,20 @@ def exchange(method: Method, gradients: list[np.ndarray], k: int) -> list[np.nda
             method.name,
             numels=[numel],
             segments=[numel],
-            capacity_ks=[k],
+            max_ks=[k],
             sparsifier=as_sparsifier("top_k"),
             collective=method.collective,
             slack=method.slack,
         )
-        ranks.wait(
-            ranks.start(
-                bucket,
-                [Buffer.of(output)],
-                residual=Buffer.of(residual),
-                states=Buffer.of(state),
-                ks=[k],
-                decays=[1.0],
-            )
+        ranks.start(
+            bucket,
+            [Buffer.of(output)],
+            residual=Buffer.of(residual),
+            states=Buffer.of(state),
+            ks=[k],
+            decays=[1.0],
         )
+        ranks.wait(bucket)
         ranks.commit()
         ranks.close()
         return output

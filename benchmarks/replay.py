@@ -121,7 +121,7 @@ class Variant:
         return self.mode == "dense" or (self.settling is not None and not self.settling.sparse)
 
     @property
-    def long(self) -> bool:
+    def needs_few_steps(self) -> bool:
         """True if one step tells as much as many do: it consists of waits alone, or is dense."""
         return self.dense or self.mode == "compute"
 
@@ -201,7 +201,7 @@ class Variant:
 
 def replay(variant: Variant, steps: int, size: int, interface: str | None) -> None:
     """Takes timed steps; sparse ones follow an untimed step, which aligns the ranks."""
-    if not variant.long:
+    if not variant.needs_few_steps:
         variant.step()
     before = Usage.now(interface)
     for _ in range(steps):
@@ -326,14 +326,14 @@ def main(
         variant.settle()
         if rank == 0 and variant.settling is not None:
             print("\n".join([variant.mode, *variant.settling.lines()]), flush=True)
-    for variant in variants:  # a long mode takes one, in which Horovod learns its names
-        for _ in range(min(untimed, 1) if variant.long else untimed):
+    for variant in variants:  # those that need few take one, in which Horovod learns its names
+        for _ in range(min(untimed, 1) if variant.needs_few_steps else untimed):
             variant.step()
     results: list[Measured] = []
     for turn in range(turns):
         for variant in variants:
             hvd.barrier()
-            replay(variant, dense_steps if variant.long else steps, size, interface)
+            replay(variant, dense_steps if variant.needs_few_steps else steps, size, interface)
             if turn == turns - 1:
                 results.append(measured(variant, variant.verify()))
     held = hvd.allreduce(torch.tensor([float(memory_of_this_process())]), op=hvd.Sum, name="held")

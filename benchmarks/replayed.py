@@ -97,15 +97,15 @@ class Gradients:
         flat = out.view(-1)
         signal = tensor * 104_729 % SIGNAL_NUMEL
         noise = (tensor * 15_485_863 + step * 32_452_843 + self._rank * 49_979_687) % NOISE_NUMEL
-        place = 0
-        while place < flat.numel():
-            count = min(flat.numel() - place, SIGNAL_NUMEL - signal, NOISE_NUMEL - noise)
+        offset = 0
+        while offset < flat.numel():
+            count = min(flat.numel() - offset, SIGNAL_NUMEL - signal, NOISE_NUMEL - noise)
             torch.add(
                 self._signal[signal : signal + count],
                 self._noise[noise : noise + count],
-                out=flat[place : place + count],
+                out=flat[offset : offset + count],
             )
-            place += count
+            offset += count
             signal, noise = (signal + count) % SIGNAL_NUMEL, (noise + count) % NOISE_NUMEL
 
 
@@ -167,13 +167,13 @@ class Training:
             for number, tensor in enumerate(model.tensors)
         ]
         self._layers: list[_Layer] = []
-        place = 0
+        index = 0
         for layer, ahead, back in zip(
             model.layers, model.spread(forward), model.spread(backward), strict=True
         ):
-            own = self.parameters[place : place + len(layer.tensors)]
+            own = self.parameters[index : index + len(layer.tensors)]
             self._layers.append(_Layer(self, ahead, back, own))
-            place += len(own)
+            index += len(own)
 
     def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Returns names and parameters, as DistributedOptimizer takes them."""

@@ -21,7 +21,7 @@ class Memory:
         residuals: Two residuals, zero at first: one for the pass, one for whole selections.
         copied: Destination of a copy, of the same size.
         threshold: Threshold that exactly k entries exceed.
-        places: Their positions, int64, in order.
+        indices: Their positions, int64, in order.
     """
 
     def __init__(self, numel: int, density: float, device: str) -> None:
@@ -33,23 +33,23 @@ class Memory:
         # If equal magnitudes lie at the border, none of them exceeds it.
         border = max(2, math.ceil(numel * density) + 1)
         self.threshold = float(torch.topk(magnitudes, border).values[-1])
-        self.places = (magnitudes > self.threshold).nonzero().squeeze(1)
+        self.indices = (magnitudes > self.threshold).nonzero().squeeze(1)
 
     @property
     def k(self) -> int:
         """Number of entries to select."""
-        return len(self.places)
+        return len(self.indices)
 
-    def holds(self, places: torch.Tensor) -> bool:
+    def holds(self, indices: torch.Tensor) -> bool:
         """Returns true if these positions, in any order, are those of the k largest."""
-        return torch.equal(places.to(self.places.device).sort().values, self.places)
+        return torch.equal(indices.to(self.indices.device).sort().values, self.indices)
 
-    def holds_largest(self, places: torch.Tensor) -> bool:
+    def holds_largest(self, indices: torch.Tensor) -> bool:
         """Returns true if these positions are those of the largest entries, however many."""
         rest = self.gradients[0].abs()
-        least = rest[places].min()
-        rest[places] = 0
-        return bool(least >= rest.max()) and len(places.unique()) == len(places)
+        least = rest[indices].min()
+        rest[indices] = 0
+        return bool(least >= rest.max()) and len(indices.unique()) == len(indices)
 
 
 class OnCpuWork:
@@ -63,7 +63,7 @@ class OnCpuWork:
         self._gradient, self._residual = memory.gradients[sign], memory.residuals[kept]
         self._state = torch.zeros(4)
 
-    def give(self, _: int) -> None:
+    def enqueue(self, _: int) -> None:
         """Does the work at once."""
         self._selector.select(
             buffer(self._gradient),
@@ -73,7 +73,7 @@ class OnCpuWork:
             state=buffer(self._state),
         )
 
-    def fetch(self) -> _core.Block:
+    def wait(self) -> _core.Block:
         """Returns the last selection."""
         return self._selector.block
 
@@ -125,9 +125,9 @@ class Ours:
         self._works = [make(memory, sign, device) for sign in range(2)]
         self._signs = cycle(range(2))
 
-    def give(self) -> None:
+    def enqueue(self) -> None:
         """Launches the work on the current stream."""
-        self._works[next(self._signs)].give(stream_of(self._device))
+        self._works[next(self._signs)].enqueue(stream_of(self._device))
 
     def check(self) -> bool:
         """Runs twice; returns true if nothing is lost and the largest entries are selected."""
@@ -135,15 +135,15 @@ class Ours:
         for _ in range(2):
             sign = next(self._signs)
             expected = self._residual + self._memory.gradients[sign]
-            self._works[sign].give(stream_of(self._device))
+            self._works[sign].enqueue(stream_of(self._device))
             _finish(self._device)
-            block = self._works[sign].fetch()
-            places = torch.from_numpy((block.indices() & ~SURVIVED).astype(np.int64))
-            right &= 0 < len(places) <= self._memory.k
+            block = self._works[sign].wait()
+            indices = torch.from_numpy((block.indices() & ~SURVIVED).astype(np.int64))
+            right &= 0 < len(indices) <= self._memory.k
             right &= is_right(
                 expected,
                 self._residual,
-                places.to(self._device),
+                indices.to(self._device),
                 torch.from_numpy(block.values().copy()).to(self._device),
                 largest=True,
             )

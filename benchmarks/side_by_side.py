@@ -46,14 +46,14 @@ class Rotating:
 
     Attributes:
         name: Name in the table.
-        give: For each set, launches the work on the current stream.
+        enqueue: For each set, launches the work on the current stream.
         check: For each set, does the work and returns true if the result is right.
         bytes_moved: Bytes that it must read and write in memory; 0 if that is of no interest.
         aim: Share of a copy's bandwidth that it should reach; None: no aim.
     """
 
     name: str
-    give: list[Callable[[], object]]
+    enqueue: list[Callable[[], object]]
     check: list[Callable[[], bool]]
     bytes_moved: int = 0
     aim: float | None = None
@@ -67,8 +67,8 @@ def ours(sets: list[Memory], device: str) -> Iterator[Rotating]:
         ("whole selection", select_work, 1, None),
     ):
         works = [Ours(make, memory, device, kept=kept) for memory in sets]
-        give, check = [one.give for one in works], [one.check for one in works]
-        yield Rotating(name, give, check, 12 * numel, aim)
+        enqueue, check = [one.enqueue for one in works], [one.check for one in works]
+        yield Rotating(name, enqueue, check, 12 * numel, aim)
 
 
 def of_torch(sets: list[Memory]) -> Iterator[Rotating]:
@@ -82,25 +82,25 @@ def of_torch(sets: list[Memory]) -> Iterator[Rotating]:
 
     def select(method: Method, memory: Memory) -> torch.Tensor:
         u = memory.gradients[0]
-        places = method(u, memory.k)
-        u[places]
-        return places
+        indices = method(u, memory.k)
+        u[indices]
+        return indices
 
     def selects_right(method: Method, memory: Memory) -> bool:
         return memory.holds_largest(select(method, memory))
 
-    give, check = ([partial(one, memory) for memory in sets] for one in (copy, copied))
-    yield Rotating("copy", give, check, 8 * sets[0].copied.numel())
+    enqueue, check = ([partial(one, memory) for memory in sets] for one in (copy, copied))
+    yield Rotating("copy", enqueue, check, 8 * sets[0].copied.numel())
     for title, method in PUBLISHED.items():
         name = TOP_K if method is exact_top_k else title
-        give = [partial(select, method, memory) for memory in sets]
+        enqueue = [partial(select, method, memory) for memory in sets]
         check = [partial(selects_right, method, memory) for memory in sets]
-        yield Rotating(name, give, check)
+        yield Rotating(name, enqueue, check)
 
 
 def of_cub(sets: list[Memory], device: str) -> Iterator[Rotating | Row]:
     """Yields CUB's compaction with a known threshold, and its top-k, if they are available."""
-    names = "cub::DeviceSelect, places alone", "cub::DeviceTopK"
+    names = "cub::DeviceSelect, indices alone", "cub::DeviceTopK"
     try:
         if device == "cpu":
             raise UnavailableError("it needs a GPU")
@@ -111,12 +111,12 @@ def of_cub(sets: list[Memory], device: str) -> Iterator[Rotating | Row]:
 
     def rotating(name: str, pieces: list[Any]) -> Rotating:
         def check(piece: Any, memory: Memory) -> bool:
-            piece.give(stream_of(device))
+            piece.enqueue(stream_of(device))
             return memory.holds(piece.taken())
 
         both = zip(pieces, sets, strict=True)
-        give = [lambda one=one: one.give(stream_of(device)) for one in pieces]
-        return Rotating(name, give, [partial(check, *each) for each in both])
+        enqueue = [lambda one=one: one.enqueue(stream_of(device)) for one in pieces]
+        return Rotating(name, enqueue, [partial(check, *each) for each in both])
 
     selecting = [cub.select(memory.gradients[0], memory.threshold) for memory in sets]
     yield rotating(f"{names[0]} ({cub.version})", selecting)
@@ -141,15 +141,15 @@ def of_cupy(sets: list[Memory], device: str) -> Iterator[Rotating | Row]:
 
     def select(u: Any, memory: Memory) -> tuple[Any, Any]:
         with cupy.cuda.ExternalStream(stream_of(device)):
-            places = cupy.flatnonzero(cupy.abs(u) > np.float32(memory.threshold))
-            return places, u[places]
+            indices = cupy.flatnonzero(cupy.abs(u) > np.float32(memory.threshold))
+            return indices, u[indices]
 
     def check(u: Any, memory: Memory) -> bool:
         return memory.holds(torch.from_dlpack(select(u, memory)[0]))
 
     both = list(zip(arrays, sets, strict=True))
-    give, checks = ([partial(one, *each) for each in both] for one in (select, check))
-    yield Rotating(name, give, checks)
+    enqueue, checks = ([partial(one, *each) for each in both] for one in (select, check))
+    yield Rotating(name, enqueue, checks)
 
 
 def absent(name: str, why: str) -> Row:
@@ -180,7 +180,7 @@ def _measure_here(numel: int, density: float, device: str, steps: int) -> tuple[
     verified = all(check() for way in ways for check in way.check)
     pieces = []
     for way in ways:
-        turns = cycle(way.give)
+        turns = cycle(way.enqueue)
         pieces.append(Piece(way.name, lambda turns=turns: next(turns)(), way.bytes_moved))
     timings = time_all(pieces, device, steps)
     verified &= all(check() for way in ways for check in way.check)

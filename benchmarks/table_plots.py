@@ -32,11 +32,11 @@ def plot_methods(rows: Sequence[Measurement], file: Path) -> None:
     for axis, row in zip(axes[0], rows, strict=True):
         bars = {**row.seconds, BOUND: row.bound}
         axis.bar(range(len(bars)), list(bars.values()), color="tab:blue", label="measured")
-        for place, method in enumerate(bars):
+        for index, method in enumerate(bars):
             published = row.paper.steps.get("dense" if method.startswith("dense") else method)
             if published is not None:
                 label = f"published, {row.paper.ranks} ranks"
-                axis.plot(place, published, "D", color="tab:orange", label=label)
+                axis.plot(index, published, "D", color="tab:orange", label=label)
         axis.axhline(row.compute, color="0.4", linewidth=1, linestyle="--", label=COMPUTE)
         axis.set_yscale("log")
         axis.set_xticks(range(len(bars)), list(bars), rotation=60, ha="right", fontsize=8)

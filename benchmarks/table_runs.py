@@ -76,7 +76,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Once:
+class RowAtDilation:
     """A row measured at one dilation: undilated seconds, predictions and CPU shares, by method."""
 
     seconds: dict[str, float]
@@ -156,7 +156,7 @@ def jobs_of(job: Job, ranks: int, memory: float) -> list[tuple[list[str], bool]]
     return [*((modes, False) for modes in over_mpi), (["dense"], True)]
 
 
-def measure_once(launcher: Launcher, job: Job, ranks: int, effort: Effort) -> Once:
+def measure_once(launcher: Launcher, job: Job, ranks: int, effort: Effort) -> RowAtDilation:
     """Measures a row at one dilation."""
     method_of = {mode: method for method, mode in job.modes.items()}
     seconds: dict[str, list[float]] = {}
@@ -187,7 +187,7 @@ def measure_once(launcher: Launcher, job: Job, ranks: int, effort: Effort) -> On
                 predicted |= {names[mode]: told[mode] / job.dilation for mode in told}
             seconds.setdefault(method, []).extend(each["seconds"])
             cpu[method] = max(cpu.get(method, 0.0), each["cpu_share"])
-    return Once(
+    return RowAtDilation(
         seconds={
             method: statistics.median(all_) / job.dilation for method, all_ in seconds.items()
         },

@@ -36,7 +36,7 @@ BARE = "not watched"
 TRACED = "a timeline"
 
 
-class Told:
+class StepCounter:
     """Counts the steps that it is called for."""
 
     def __init__(self) -> None:
@@ -75,12 +75,12 @@ def train(width: int, depth: int, batch: int, steps: int, json_file: Path | None
     hvd.init()
     torch.set_num_threads(1)
     compression = LAGS(adaptive=False, density=0.01)
-    told = Told()
+    counter = StepCounter()
     plain, with_norms = (SummaryWriter(tempfile.mkdtemp()) for _ in range(2))
     trace = Path(tempfile.mkdtemp()) / "trace.json"
     watches: dict[str, Callable[[Any], None]] = {
         BARE: lambda optimizer: None,
-        "a function": lambda optimizer: watch(optimizer, told),
+        "a function": lambda optimizer: watch(optimizer, counter),
         "TensorBoard": lambda optimizer: watch(optimizer, plain),
         "TensorBoard, norms": lambda optimizer: watch(optimizer, with_norms, norms=True),
         TRACED: lambda optimizer: None,
@@ -122,10 +122,10 @@ def train(width: int, depth: int, batch: int, steps: int, json_file: Path | None
         for one, other in zip(reference, params, strict=True)
     )
     verified = all(hvd.allgather_object(same))
-    leads, size = hvd.rank() == 0, hvd.size()
+    is_rank0, size = hvd.rank() == 0, hvd.size()
     hvd.shutdown()  # completes the trace
-    if leads:
-        verified &= told.steps == UNTIMED + steps
+    if is_rank0:
+        verified &= counter.steps == UNTIMED + steps
         for writer in (plain, with_norms):
             writer.close()
             verified &= written(writer.log_dir) == UNTIMED + steps

@@ -264,24 +264,24 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise InvalidArgumentError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
-def is_sparse_compression(thing: object) -> bool:
-    """Returns true if `thing` is one of this package's compressions, as a class or an instance."""
-    if isinstance(thing, type):
-        return issubclass(thing, Compression)
-    return isinstance(thing, Compression)
+def is_sparse_compression(value: object) -> bool:
+    """Returns true if `value` is one of this package's compressions, as a class or an instance."""
+    if isinstance(value, type):
+        return issubclass(value, Compression)
+    return isinstance(value, Compression)
 
 
-def as_compression(thing: object) -> Compression:
-    """Returns the compression that `thing` denotes: an instance, or a class with its defaults.
+def as_compression(value: object) -> Compression:
+    """Returns the compression that `value` denotes: an instance, or a class with its defaults.
 
     Raises:
         InvalidArgumentError: It is not one of this package's compressions.
     """
-    if isinstance(thing, Compression):
-        return thing
-    if isinstance(thing, type) and issubclass(thing, Compression):
-        return thing()
-    kind = thing if isinstance(thing, type) else type(thing)
+    if isinstance(value, Compression):
+        return value
+    if isinstance(value, type) and issubclass(value, Compression):
+        return value()
+    kind = value if isinstance(value, type) else type(value)
     raise InvalidArgumentError(
         "compression must be one of hvd_sparse's (LAGS, GTopK, GaussianK, TopK; a class or an "
         f"instance) or one of Horovod's, got {kind.__module__}.{kind.__qualname__}"

@@ -53,7 +53,7 @@ def compression_of(record: CompressionRecord) -> Compression:
     Raises:
         InvalidArgumentError: This process has no such class, or an option lies outside its limits.
     """
-    presets = {_name_of(one): one for one in _with_heirs(Compression)}
+    presets = {_name_of(one): one for one in _with_subclasses(Compression)}
     name, options = record.sparsifier
     if record.preset not in presets or name not in SPARSIFIERS:
         raise InvalidArgumentError(
@@ -78,7 +78,7 @@ def _name_of(preset: type[Compression]) -> str:
     return f"{preset.__module__}.{preset.__qualname__}"
 
 
-def _with_heirs(preset: type[Compression]) -> Iterator[type[Compression]]:
+def _with_subclasses(preset: type[Compression]) -> Iterator[type[Compression]]:
     yield preset
-    for heir in preset.__subclasses__():
-        yield from _with_heirs(heir)
+    for subclass in preset.__subclasses__():
+        yield from _with_subclasses(subclass)

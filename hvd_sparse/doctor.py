@@ -44,7 +44,7 @@ def diagnose(facts: Facts) -> list[Problem]:
     ]
 
 
-def served(facts: Facts) -> list[str]:
+def supported_frameworks(facts: Facts) -> list[str]:
     """Returns the frameworks that are installed, and that Horovod and this build support."""
     horovod = facts["horovod"] or {}
     found = []
@@ -55,7 +55,7 @@ def served(facts: Facts) -> list[str]:
     return found
 
 
-def between_gpus(facts: Facts) -> str:
+def gpu_route(facts: Facts) -> str:
     """Returns how `gtopk` connects GPUs in jobs with this environment, and why."""
     answer = facts["between_gpus"]
     if "error" in answer:

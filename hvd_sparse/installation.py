@@ -68,9 +68,9 @@ ASK_MEANS = """
 import json, sys
 from hvd_sparse import _core, nccl
 _core.look_for_nccl_at(nccl.package_libraries())
-means = _core.ask_means(sys.argv[1], device="cuda:0")
+facts = _core.ask_gpu_transports(sys.argv[1], device="cuda:0")
 names = ("name", "variable", "problem", "refusal")
-print(json.dumps(dict(means=[{name: getattr(one, name) for name in names} for one in means])))
+print(json.dumps(dict(means=[{name: getattr(one, name) for name in names} for one in facts])))
 """
 
 

@@ -7,12 +7,12 @@ from types import ModuleType
 from typing import Any
 
 
-def names_of(horovod: ModuleType, own: dict[str, Any]) -> list[str]:
+def public_names(horovod: ModuleType, own: dict[str, Any]) -> list[str]:
     """Returns the public names of Horovod's module, without the names in `own`."""
     return [name for name in dir(horovod) if not name.startswith("_") and name not in own]
 
 
-def getter_of(module: str, horovod: ModuleType) -> Callable[[str], Any]:
+def module_getattr(module: str, horovod: ModuleType) -> Callable[[str], Any]:
     """Returns a module's `__getattr__`, which looks up missing names in Horovod's module."""
 
     def get(name: str) -> Any:

@@ -167,24 +167,24 @@ SPARSIFIERS: dict[str, type[Sparsifier]] = {
 }
 
 
-def as_sparsifier(thing: object) -> Sparsifier:
-    """Returns the sparsifier that `thing` denotes: an instance, or a name (with defaults).
+def as_sparsifier(value: object) -> Sparsifier:
+    """Returns the sparsifier that `value` denotes: an instance, or a name (with defaults).
 
     Raises:
         InvalidArgumentError: No sparsifier has that name, or it has an option without a default.
     """
-    if isinstance(thing, Sparsifier):
-        return thing
-    if not isinstance(thing, str) or thing not in SPARSIFIERS:
+    if isinstance(value, Sparsifier):
+        return value
+    if not isinstance(value, str) or value not in SPARSIFIERS:
         raise InvalidArgumentError(
-            f"sparsifier must be one of {sorted(SPARSIFIERS)}, got {thing!r}"
+            f"sparsifier must be one of {sorted(SPARSIFIERS)}, got {value!r}"
         )
-    if thing == HardThreshold.name:
+    if value == HardThreshold.name:
         raise InvalidArgumentError(
             "sparsifier 'hard_threshold' needs a threshold: pass "
             "hvd_sparse.sparsifiers.HardThreshold(threshold=...)"
         )
-    return SPARSIFIERS[thing]()
+    return SPARSIFIERS[value]()
 
 
 def _checked_number(name: str, number: object) -> float:

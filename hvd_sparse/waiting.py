@@ -33,5 +33,5 @@ def wait_until(done: Callable[[], bool], check: Callable[[], None], what: str) -
         check()
         waited = time.perf_counter() - start
         if 0 < limits.fail_seconds < waited:
-            raise ExchangeTimeoutError(limits.gave_up(what))
+            raise ExchangeTimeoutError(limits.timeout_message(what))
         time.sleep(min(max(_POLL_SHARE * waited, _SHORTEST_POLL), _LONGEST_POLL))

@@ -16,6 +16,6 @@ def in_turn(*choices: Sequence[Any]) -> list[tuple[Any, ...]]:
     *others, last = choices
     assert all(len(one) >= len(last) for one in others)
     return [
-        (*(value for _, value in case), last[sum(place for place, _ in case) % len(last)])
+        (*(value for _, value in case), last[sum(index for index, _ in case) % len(last)])
         for case in itertools.product(*(list(enumerate(one)) for one in others))
     ]

@@ -39,7 +39,7 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Keeps one test in `--one-in`."""
     one_in = config.getoption("--one-in")
-    left_out = [item for place, item in enumerate(items) if place % one_in]
+    left_out = [item for index, item in enumerate(items) if index % one_in]
     config.hook.pytest_deselected(items=left_out)
     items[:] = items[::one_in]
 

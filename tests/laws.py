@@ -89,12 +89,12 @@ class Rank:
             f"{self.sparsifier}-{self.collective}",
             numels=[self.numel],
             segments=self.segments,
-            capacity_ks=self.ks,
+            max_ks=self.ks,
             sparsifier=EVERY_SPARSIFIER[self.sparsifier],
             collective=self.collective,
             slack=self.slack,
-            packed=self.packed,
-            wire_dtype=self.wire_dtype,
+            indices="packed" if self.packed else "plain",
+            values=self.wire_dtype,
             device=self.device,
         )
 
@@ -119,7 +119,7 @@ class Rank:
         self.array = DeviceArray(self.device, gradient, self.dtype or str(gradient.dtype))
         before = [self.array.numpy(), self.residual, self.velocity]
         self.under_way = [values.copy() for values in before]
-        self.handle = self.exchange.start(
+        self.exchange.start(
             self.bucket,
             [self.array.buffer],
             residual=self.residual_array.buffer,
@@ -134,7 +134,7 @@ class Rank:
 
     def finish(self) -> Step:
         """Waits for the step and returns its result."""
-        self.stats = self.exchange.wait(self.handle, stream=self.array.stream)
+        self.stats = self.exchange.wait(self.bucket, stream=self.array.stream)
         self.exchange.commit()
         gradient, before, velocity = self.under_way
         total = self.array.numpy().astype(np.float64) / self.output_scale

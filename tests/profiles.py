@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hvd_sparse.planning.network import distances_below
-from hvd_sparse.planning.profile import DeviceNetwork, LayerProfile, Link, Machine, Network, Profile
+from hvd_sparse.planning.profile import GpuLinks, LayerProfile, Link, Machine, Network, Profile
 
 # Times of the magnitude that docs/performance_kernels.md measured.
 MACHINE = Machine(
@@ -78,4 +78,4 @@ def between_devices(
     """Returns the network with devices that are connected at `rate` Gb/s."""
     link = Link(alpha=latency, beta=8e-9 / rate)
     links = tuple((distance, link) for distance in distances_below(network.size))
-    return replace(network, devices=DeviceNetwork(links=links, merge=merge, handing=handing))
+    return replace(network, devices=GpuLinks(links=links, merge=merge, handing=handing))

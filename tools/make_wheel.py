@@ -47,7 +47,7 @@ def run(command: list[str | Path], *, quiet: bool = False, **options: object) ->
         sys.exit(f"{done.stderr or ''}failed: {' '.join(words)[:200]}")
 
 
-def the(pattern: str) -> Path:
+def only_match(pattern: str) -> Path:
     """Returns the one file in dist/ that matches."""
     (found,) = DIST.glob(pattern)
     return found
@@ -59,13 +59,13 @@ def build() -> Path:
         former.unlink()
     run([sys.executable, "-c", SDIST, DIST], cwd=ROOT, quiet=True)
     shutil.rmtree(UNPACKED, ignore_errors=True)
-    shutil.unpack_archive(the("hvd_sparse-*.tar.gz"), UNPACKED)
+    shutil.unpack_archive(only_match("hvd_sparse-*.tar.gz"), UNPACKED)
     (source,) = UNPACKED.iterdir()
     # Always the same folder for CMake, so that only changed files are compiled.
     env = {**os.environ, "HVD_SPARSE_BUILD_DIR": str(ROOT / "build" / "wheel")}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
     run([*pip, "--no-build-isolation", "--no-deps", "--wheel-dir", DIST, source], env=env)
-    return the("hvd_sparse-*.whl")
+    return only_match("hvd_sparse-*.whl")
 
 
 def install(wheel: Path, folder: Path) -> Path:
@@ -101,7 +101,7 @@ def main() -> None:
     wheel = build()
     with tempfile.TemporaryDirectory(prefix="hvd_sparse-wheel-") as folder:
         try_out(install(wheel, Path(folder, "venv")), Path(folder))
-    for file in (the("hvd_sparse-*.tar.gz"), wheel):
+    for file in (only_match("hvd_sparse-*.tar.gz"), wheel):
         print(f"{file.relative_to(ROOT)}  {file.stat().st_size / 1e6:.1f} MB")
 
 

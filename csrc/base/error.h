@@ -25,7 +25,7 @@ constexpr ErrorKind kLastErrorKind = ErrorKind::kOutOfMemory;
 
 /// Returns the kind that the other ranks report when an error of kind `kind` on one rank ends the
 /// exchange. An invalid argument on that rank is not a mistake of the others.
-constexpr ErrorKind KindOnOthers(ErrorKind kind) {
+constexpr ErrorKind KindOnPeers(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::kPeerLost:
     case ErrorKind::kPeerLeft:
@@ -82,7 +82,7 @@ Error Described(ErrorKind kind, const Parts&... parts) noexcept {
 /// Converts the exception being handled into the error that ends an exchange; `where` names the
 /// place. Does not fail for want of memory, since the caller still has to tell the other ranks.
 template <typename... Parts>
-Error Caught(int rank, const Parts&... where) {
+Error CurrentError(int rank, const Parts&... where) {
   try {
     throw;
   } catch (const Error& error) {

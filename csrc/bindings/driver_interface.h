@@ -34,14 +34,14 @@ struct HvdSparseDriver {
   /// StepDriver::Room.
   int64_t (*room)(void* driver);
 
-  /// StepDriver::Begin; calls `done` before it returns. States lie in CPU memory. Returns 1 if it
-  /// matters that sums are finite.
+  /// StepDriver::Begin; calls `done` before it returns. States lie in CPU memory. Returns 1 if
+  /// sums must be checked for values that are not finite.
   int32_t (*begin)(void* driver, HvdSparseOrigin origin, HvdSparseBuffer residual,
                    HvdSparseBuffer states, HvdSparseBuffer velocity, HvdSparseBuffer room,
                    float decay, HvdSparseDone done, void* context);
 
-  /// StepDriver::Launch. Returns 1, and does not call `done`, if the piece passes.
-  int32_t (*launch)(void* driver, int32_t piece, HvdSparseOrigin origin,
+  /// StepDriver::Launch. Returns 1, and does not call `done`, if the op is sent dense.
+  int32_t (*launch)(void* driver, int32_t op, HvdSparseOrigin origin,
                     const HvdSparseBuffer* gradients, int32_t count, HvdSparseDone done,
                     void* context);
 

@@ -36,11 +36,11 @@ class BoundDriver {
   using StepEnded = std::function<void(const std::vector<double>& came,
                                        const std::shared_ptr<StepReading>& reading)>;
 
-  BoundDriver(Exchange& exchange, const std::vector<std::pair<std::int64_t, std::int64_t>>& pieces,
+  BoundDriver(Exchange& exchange, const std::vector<std::pair<std::int64_t, std::int64_t>>& ops,
               std::vector<DrivenBucket> buckets, Exchanged exchanged, Measured measured,
               StepEnded step_ended, StepRules rules)
       : driver_(new StepDriver(
-            &exchange, PiecesOf(pieces), std::move(buckets),
+            &exchange, OpsOf(ops), std::move(buckets),
             StepDriver::Hooks{Guarded(std::move(exchanged)), Measuring(std::move(measured)),
                               Failing(std::move(step_ended))},
             rules)),
@@ -56,8 +56,8 @@ class BoundDriver {
   void Reorder(const std::vector<int>& order) const {
     if (driver_ != nullptr) driver_->Reorder(order);
   }
-  void GoOnAfter(std::int64_t steps) const {
-    if (driver_ != nullptr) driver_->GoOnAfter(steps);
+  void ContinueAfter(std::int64_t steps) const {
+    if (driver_ != nullptr) driver_->ContinueAfter(steps);
   }
   void TimeSteps(bool wanted) const {
     if (driver_ != nullptr) driver_->TimeSteps(wanted);
@@ -68,11 +68,11 @@ class BoundDriver {
   }
 
  private:
-  static std::vector<Piece> PiecesOf(
+  static std::vector<OpGradients> OpsOf(
       const std::vector<std::pair<std::int64_t, std::int64_t>>& numbers) {
-    std::vector<Piece> pieces;
-    for (const auto& [numel, segments] : numbers) pieces.push_back({numel, segments});
-    return pieces;
+    std::vector<OpGradients> ops;
+    for (const auto& [numel, segments] : numbers) ops.push_back({numel, segments});
+    return ops;
   }
 
   /// Wraps a hook so that a Python error is reported as unraisable, since the driver's thread has
@@ -173,22 +173,22 @@ class BoundDriver {
                               void* context) {
     constexpr std::int64_t kFields = sizeof(SelectionState) / sizeof(float);
     auto* const to = static_cast<StepDriver*>(driver);
-    bool looks = false;
+    bool check_finite = false;
     try {
-      looks = to->Begin({FloatsOf(residual),
-                         {static_cast<SelectionState*>(states.data), states.numel / kFields},
-                         decay,
-                         FloatsOf(velocity),
-                         OriginOf(*to, origin),
-                         FloatsOf(room)});
+      check_finite = to->Begin({FloatsOf(residual),
+                                {static_cast<SelectionState*>(states.data), states.numel / kFields},
+                                decay,
+                                FloatsOf(velocity),
+                                OriginOf(*to, origin),
+                                FloatsOf(room)});
       Tell(nullptr, done, context);
     } catch (...) {
       TellCaught(*to, done, context);
     }
-    return looks ? 1 : 0;
+    return check_finite ? 1 : 0;
   }
 
-  static std::int32_t LaunchIn(void* driver, std::int32_t piece, HvdSparseOrigin origin,
+  static std::int32_t LaunchIn(void* driver, std::int32_t op, HvdSparseOrigin origin,
                                const HvdSparseBuffer* gradients, std::int32_t count,
                                HvdSparseDone done, void* context) {
     auto* const to = static_cast<StepDriver*>(driver);
@@ -196,7 +196,7 @@ class BoundDriver {
       std::vector<GradView> views;
       for (std::int32_t i = 0; i < count; ++i) views.push_back(ViewOf(gradients[i]));
       return to->Launch(
-          piece, views,
+          op, views,
           [done, context](const std::exception_ptr& raised) { Tell(raised, done, context); },
           OriginOf(*to, origin));
     } catch (...) {
@@ -244,13 +244,13 @@ class BoundDriver {
 void BindDriver(py::module_& m) {
   using Phases = std::vector<std::pair<std::int64_t, std::vector<std::int64_t>>>;
   py::class_<DrivenBucket>(m, "DrivenBucket")
-      .def(py::init([](int bucket, float scale, float output_scale, Phases ks, int pieces) {
-             return DrivenBucket{bucket, scale, output_scale, std::move(ks), pieces};
+      .def(py::init([](int bucket, float scale, float output_scale, Phases ks, int ops) {
+             return DrivenBucket{bucket, scale, output_scale, std::move(ks), ops};
            }),
            py::arg("bucket"), py::kw_only(), py::arg("scale"), py::arg("output_scale"),
-           py::arg("ks"), py::arg("pieces"))
-      .def_readonly("pieces", &DrivenBucket::pieces)
-      .def_readonly_static("PASSES", &DrivenBucket::kPasses);
+           py::arg("ks"), py::arg("ops"))
+      .def_readonly("ops", &DrivenBucket::ops)
+      .def_readonly_static("DENSE", &DrivenBucket::kDense);
   py::class_<StepRules>(m, "StepRules")
       .def(py::init([](bool marks_non_finite, float momentum, std::int64_t measure_every,
                        bool others, const std::string& device) {
@@ -267,18 +267,18 @@ void BindDriver(py::module_& m) {
       });
   // Calls that wait for the driver's thread release the GIL, since that thread may wait for it.
   using py::gil_scoped_release;
-  using Pieces = std::vector<std::pair<std::int64_t, std::int64_t>>;
+  using Ops = std::vector<std::pair<std::int64_t, std::int64_t>>;
   py::class_<BoundDriver>(m, "StepDriver")
-      .def(py::init<Exchange&, const Pieces&, std::vector<DrivenBucket>, BoundDriver::Exchanged,
+      .def(py::init<Exchange&, const Ops&, std::vector<DrivenBucket>, BoundDriver::Exchanged,
                     BoundDriver::Measured, BoundDriver::StepEnded, StepRules>(),
-           py::arg("exchange"), py::arg("pieces"), py::arg("buckets"), py::arg("exchanged"),
+           py::arg("exchange"), py::arg("ops"), py::arg("buckets"), py::arg("exchanged"),
            py::arg("measured"), py::arg("step_ended"), py::arg("rules"), py::keep_alive<1, 2>())
       .def_property_readonly("table", &BoundDriver::table)
       .def_property_readonly("steps", &BoundDriver::steps)
       .def_property_readonly("on_its_thread", &BoundDriver::OnItsThread)
       .def("replace", &BoundDriver::Replace, py::arg("buckets"))
       .def("reorder", &BoundDriver::Reorder, py::arg("order"))
-      .def("go_on_after", &BoundDriver::GoOnAfter, py::arg("steps"))
+      .def("continue_after", &BoundDriver::ContinueAfter, py::arg("steps"))
       .def("time_steps", &BoundDriver::TimeSteps, py::arg("wanted"))
       .def("cancel", &BoundDriver::Cancel, py::arg("reason"), py::call_guard<gil_scoped_release>())
       .def("close", &BoundDriver::Close, py::call_guard<gil_scoped_release>());

@@ -81,7 +81,7 @@ void BindExchange(py::module_& m) {
   py::class_<WaitLimits>(m, "WaitLimits", "How long a rank waits for peers that are alive.")
       .def_static("from_environment", &WaitLimits::FromEnvironment)
       .def_readonly("fail_seconds", &WaitLimits::fail_seconds, "Then it gives up; 0: never.")
-      .def("gave_up", &WaitLimits::GaveUp, py::arg("what"));
+      .def("timeout_message", &WaitLimits::TimeoutMessage, py::arg("what"));
 
   py::class_<RoundTimes>(m, "RoundTimes")
       .def_readonly("name", &RoundTimes::name)
@@ -214,7 +214,7 @@ void BindExchange(py::module_& m) {
            py::arg("repetitions"), py::call_guard<py::gil_scoped_release>())
       .def("merge_on_device", &Exchange::MergeOnDevice, py::arg("entries"), py::arg("repetitions"),
            py::call_guard<py::gil_scoped_release>())
-      .def("hand_to_device", &Exchange::HandToDevice, py::arg("entries"), py::arg("repetitions"),
+      .def("copy_to_device", &Exchange::CopyToDevice, py::arg("entries"), py::arg("repetitions"),
            py::call_guard<py::gil_scoped_release>())
       .def("check", &Exchange::Check, py::call_guard<py::gil_scoped_release>())
       .def("check_at_end", &Exchange::CheckAtEnd, py::call_guard<py::gil_scoped_release>())

@@ -81,7 +81,7 @@ class Coder {
 
   std::int64_t Encode(const SparseBlock& block) {
     message_.Reserve(block.message_bytes());
-    bytes_ = EncodeBlock(block, format_, Cargo::kSums, message_.data());
+    bytes_ = EncodeBlock(block, format_, Content::kSums, message_.data());
     return bytes_;
   }
 
@@ -148,10 +148,10 @@ void BindKernels(py::module_& m) {
   py::class_<Coder>(m, "Coder", "A message of a wire format, and the memory for it.")
       .def(py::init<bool, const std::string&, std::int64_t>(), py::kw_only(), py::arg("packed"),
            py::arg("wire_dtype"), py::arg("numel"))
-      .def("narrow", &Coder::Narrow, py::arg("block"), "Rounds the values to those that travel.")
+      .def("narrow", &Coder::Narrow, py::arg("block"), "Rounds the values to those that are sent.")
       .def("encode", &Coder::Encode, py::arg("block"), "Makes the message; returns its bytes.")
       .def("decode", &Coder::Decode, py::arg("block"), "Reads the message into a block.")
-      .def_property("message", &Coder::Message, &Coder::SetMessage, "The bytes that travel.");
+      .def_property("message", &Coder::Message, &Coder::SetMessage, "The bytes that are sent.");
 
   m.def(
       "scatter",
@@ -196,16 +196,16 @@ void BindKernels(py::module_& m) {
       py::arg("selected"), py::arg("reduced"), py::arg("residual"), py::kw_only(),
       py::arg("device") = "cpu",
       "Puts back what was selected and is not marked as delivered in the reduced block.");
-  py::class_<StreamWork>(m, "StreamWork", "A piece of a step, to be given to a device's stream.")
+  py::class_<StreamWork>(m, "StreamWork", "A part of a step, to be enqueued on a device's stream.")
       .def(
-          "give", [](StreamWork& self, StreamHandle stream) { self.Give(stream); },
+          "enqueue", [](StreamWork& self, StreamHandle stream) { self.Enqueue(stream); },
           py::arg("stream"), py::call_guard<py::gil_scoped_release>(),
           "Gives the work to a stream (a number; 0 is the default one), and returns at once.")
       .def(
-          "fetch",
+          "wait",
           [](StreamWork& self) {
             auto block = std::make_unique<SparseBlock>();
-            self.Fetch(block.get());
+            self.WaitForResult(block.get());
             return block;
           },
           py::call_guard<py::gil_scoped_release>(),

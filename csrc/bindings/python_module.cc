@@ -87,15 +87,15 @@ void BindEnvironment(py::module_& m) {
     NcclFacts facts = FindNccl();
     return std::make_pair(std::move(facts.version), std::move(facts.path));
   });
-  py::class_<MeansFacts>(m, "MeansFacts")
-      .def_readonly("name", &MeansFacts::name)
-      .def_readonly("variable", &MeansFacts::variable)
-      .def_readonly("problem", &MeansFacts::problem)
-      .def_readonly("refusal", &MeansFacts::refusal);
+  py::class_<GpuTransportFacts>(m, "GpuTransportFacts")
+      .def_readonly("name", &GpuTransportFacts::name)
+      .def_readonly("variable", &GpuTransportFacts::variable)
+      .def_readonly("problem", &GpuTransportFacts::problem)
+      .def_readonly("refusal", &GpuTransportFacts::refusal);
   m.def(
-      "ask_means",
+      "ask_gpu_transports",
       [](const std::string& memory_problem, const std::string& device) {
-        return AskMeans(memory_problem, DeviceFrom(device));
+        return AskGpuTransports(memory_problem, DeviceFrom(device));
       },
       py::arg("memory_problem"), py::kw_only(), py::arg("device"));
   m.def("show_warnings", [](bool show) { warnings_are_shown = show; }, py::arg("show"));

@@ -14,6 +14,7 @@
 #include <string>
 #include <utility>
 
+#include "csrc/base/error.h"
 #include "csrc/bindings/driver_interface.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/platform/status.h"
@@ -24,7 +25,7 @@ namespace tf = tensorflow;
 
 /// The memory of a step: residual and velocity are variables' memory, states and room (scratch) its
 /// own.
-struct StepMemory {
+struct OpMemory {
   tf::Tensor residual, states, velocity, room;
 };
 
@@ -108,17 +109,17 @@ class Drivers {
   absl::Status Find(std::int64_t number, Use* use) noexcept;
 
   /// Keeps the memory of the next step alive, in place of the previous step's.
-  void Keep(std::int64_t number, StepMemory memory) {
+  void Keep(std::int64_t number, OpMemory memory) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = drivers_.find(number);
     if (found != drivers_.end()) found->second.memory = std::move(memory);
   }
 
   /// Returns the memory of the step that ends; empty if the driver is gone.
-  StepMemory Take(std::int64_t number) {
+  OpMemory Take(std::int64_t number) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = drivers_.find(number);
-    return found == drivers_.end() ? StepMemory{} : std::exchange(found->second.memory, {});
+    return found == drivers_.end() ? OpMemory{} : std::exchange(found->second.memory, {});
   }
 
  private:
@@ -127,7 +128,7 @@ class Drivers {
     bool is_open = false;
     pid_t process = 0;  // the process whose threads call it
     int uses = 0;       // number of Uses
-    StepMemory memory;
+    OpMemory memory;
   };
 
   void Leave(Entry* entry) {
@@ -154,8 +155,9 @@ inline absl::Status StatusOf(std::int32_t kind, const char* message) {
       absl::StatusCode::kAborted,             // kDisagreement
       absl::StatusCode::kResourceExhausted,   // kOutOfMemory
   };
-  if (kind == HVD_SPARSE_DONE) return absl::OkStatus();
   constexpr std::int32_t kinds = sizeof(kCodes) / sizeof(kCodes[0]);
+  static_assert(kinds == static_cast<std::int32_t>(kLastErrorKind) + 1);
+  if (kind == HVD_SPARSE_DONE) return absl::OkStatus();
   return absl::Status(kind < kinds ? kCodes[kind] : absl::StatusCode::kInternal, message);
 }
 

@@ -1,15 +1,14 @@
 /// hvd_sparse/tensorflow/_ops.so: ops that pass gradients to the core.
 ///
 ///     HvdSparseBegin      once a step: residual and states in, and velocity if there is momentum
-///     HvdSparseExchange   for each piece: gradients in; averages out, or the gradients if it
-///     passes HvdSparseSummed     for sums formed by Horovod: the core checks that they are finite,
-///     or is
-///                         told whether they are
+///     HvdSparseExchange   gradients in; averages out, or the gradients if they are sent dense
+///     HvdSparseSummed     for sums formed by Horovod: the core checks that they are finite, or the
+///                         host has checked them
 ///     HvdSparseEnd        once all gradients are there: states out
 ///
 /// Only the first and the last op take the variables and are registered as stateful: TensorFlow
-/// runs stateful ops one after the other, but the pieces of a step wait for each other. A token
-/// orders the ops of the pieces after the first op and keeps them from being folded away; the last
+/// runs stateful ops one after the other, but the exchanges of a step wait for each other. A token
+/// orders the ops between after the first op and keeps them from being folded away; the last
 /// op waits for all of them.
 ///
 /// On a GPU, residual, velocity, gradients and the scratch memory of a step lie there, all else in
@@ -60,7 +59,7 @@ class BeginOp : public tf::OpKernel {
 
  private:
   absl::Status Begin(tf::OpKernelContext* context, const HvdSparseDriver& driver) const {
-    StepMemory memory;
+    OpMemory memory;
     HvdSparseOrigin origin{};
     tf::Tensor *token = nullptr, *answer = nullptr;
     absl::Status status = place_.Find(context, &origin);
@@ -76,13 +75,13 @@ class BeginOp : public tf::OpKernel {
     if (!status.ok()) return status;
     const HvdSparseBuffer velocity =
         velocities_ > 0 ? BufferOf(memory.velocity) : HvdSparseBuffer{nullptr, 0, 0};
-    const std::int32_t looks = driver.begin(
+    const std::int32_t check_finite = driver.begin(
         driver.driver, origin, BufferOf(memory.residual), BufferOf(memory.states), velocity,
         BufferOf(memory.room), context->input(2).scalar<float>()(), &Note, &status);
     // If this failed, the previous step may not have ended yet: it uses the memory kept so far.
     if (status.ok()) Drivers::Get().Keep(number_, std::move(memory));
     token->scalar<std::int32_t>()() = 0;
-    answer->scalar<bool>()() = looks != 0;
+    answer->scalar<bool>()() = check_finite != 0;
     return status;
   }
 
@@ -106,7 +105,7 @@ class ExchangeOp : public tf::AsyncOpKernel {
   explicit ExchangeOp(tf::OpKernelConstruction* context)
       : tf::AsyncOpKernel(context), place_(context) {
     OP_REQUIRES_OK(context, context->GetAttr("driver", &number_));
-    OP_REQUIRES_OK(context, context->GetAttr("piece", &piece_));
+    OP_REQUIRES_OK(context, context->GetAttr("op", &op_));
   }
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
@@ -127,22 +126,22 @@ class ExchangeOp : public tf::AsyncOpKernel {
     }
     flight->done = std::move(done);
     Flight* const flying = flight.release();
-    const std::int32_t passes =
-        driver->launch(driver->driver, piece_, flying->origin, gradients.data(),
+    const std::int32_t is_dense =
+        driver->launch(driver->driver, op_, flying->origin, gradients.data(),
                        static_cast<std::int32_t>(gradients.size()), &ExchangeOp::Land, flying);
-    if (passes == 0) return;  // and Land may have been called already
-    flying->passes->scalar<bool>()() = true;
+    if (is_dense == 0) return;  // and Land may have been called already
+    flying->is_dense->scalar<bool>()() = true;
     Land(flying, HVD_SPARSE_DONE, "");
   }
 
  private:
-  /// State of one call, which lives until the step has ended or the piece has passed.
+  /// State of one call, which lives until the step has ended or the gradients are sent dense.
   struct Flight {
     tf::OpKernelContext* context = nullptr;
     DoneCallback done;
     HvdSparseOrigin origin{};
     std::vector<tf::Tensor> gradients;  // the outputs; exchanged in place
-    tf::Tensor* passes = nullptr;       // the last output
+    tf::Tensor* is_dense = nullptr;     // the last output
     tf::CancellationToken token = tf::CancellationManager::kInvalidToken;
     bool registered = false;
   };
@@ -163,8 +162,8 @@ class ExchangeOp : public tf::AsyncOpKernel {
       flight->gradients.push_back(*output);
       gradients->push_back(BufferOf(*output));
     }
-    status = context->allocate_output(count, tf::TensorShape({}), &flight->passes);
-    if (status.ok()) flight->passes->scalar<bool>()() = false;
+    status = context->allocate_output(count, tf::TensorShape({}), &flight->is_dense);
+    if (status.ok()) flight->is_dense->scalar<bool>()() = false;
     return status;
   }
 
@@ -190,17 +189,17 @@ class ExchangeOp : public tf::AsyncOpKernel {
 
   const KernelPlace place_;
   std::int64_t number_ = 0;
-  int piece_ = 0;
+  int op_ = 0;
 };
 
 class SummedOp : public tf::OpKernel {
  public:
   explicit SummedOp(tf::OpKernelConstruction* context) : tf::OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("driver", &number_));
-    OP_REQUIRES_OK(context, context->GetAttr("told", &told_));
-    OP_REQUIRES(context, told_ == 1 || !KernelPlace(context).on_gpu(),
+    OP_REQUIRES_OK(context, context->GetAttr("host_checked", &host_checked_));
+    OP_REQUIRES(context, host_checked_ == 1 || !KernelPlace(context).on_gpu(),
                 absl::InvalidArgumentError(
-                    "told must be 1 on a GPU, where the core cannot look at the sums"));
+                    "host_checked must be 1 on a GPU, where the core cannot look at the sums"));
   }
 
   void Compute(tf::OpKernelContext* context) override {
@@ -213,14 +212,14 @@ class SummedOp : public tf::OpKernel {
 
  private:
   absl::Status Tell(tf::OpKernelContext* context, const HvdSparseDriver& driver) const {
-    const int count = context->num_inputs() - told_ - 1;  // the last input is the token
+    const int count = context->num_inputs() - host_checked_ - 1;  // the last input is the token
     std::vector<HvdSparseBuffer> sums;
     for (int i = 0; i < count; ++i) {
       sums.push_back(BufferOf(context->input(i)));
       context->set_output(i, context->input(i));
     }
     absl::Status status;
-    if (told_ == 0) {
+    if (host_checked_ == 0) {
       driver.summed(driver.driver, sums.data(), count, &Note, &status);
     } else {
       driver.summed_as(driver.driver, context->input(count).scalar<bool>()() ? 1 : 0);
@@ -229,7 +228,7 @@ class SummedOp : public tf::OpKernel {
   }
 
   std::int64_t number_ = 0;
-  int told_ = 0;
+  int host_checked_ = 0;
 };
 
 class EndOp : public tf::AsyncOpKernel {
@@ -268,7 +267,7 @@ class EndOp : public tf::AsyncOpKernel {
     tf::OpKernelContext* const context = flight->context;
     bool is_open = false;  // if false, there is no step to fail
     const absl::Status status = Guarded([&] {
-      const StepMemory memory = Drivers::Get().Take(flight->number);
+      const OpMemory memory = Drivers::Get().Take(flight->number);
       is_open = memory.states.dims() == 2;
       if (kind != HVD_SPARSE_DONE) return StatusOf(kind, message);
       if (!is_open) return Closed();
@@ -291,7 +290,7 @@ REGISTER_OP("HvdSparseBegin")
     .Input("decay: float")
     .Input("velocity: velocities * resource")
     .Output("token: int32")
-    .Output("looks: bool")
+    .Output("check_finite: bool")
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       context->set_output(0, context->Scalar());
@@ -300,31 +299,31 @@ REGISTER_OP("HvdSparseBegin")
       return context->WithRank(context->input(2), 0, &scalar);
     })
     .Doc(
-        "Begins a step: residual and velocity are the exchange's until it ends. Whether it "
-        "matters that dense sums are finite.");
+        "Begins a step: residual and velocity are the exchange's until it ends. True if "
+        "dense sums must be checked for values that are not finite.");
 
 REGISTER_OP("HvdSparseExchange")
     .Attr("T: list({float, double, half, bfloat16}) >= 1")
     .Attr("driver: int")
-    .Attr("piece: int")
+    .Attr("op: int")
     .Input("gradients: T")
     .Input("token: int32")
     .Output("averages: T")
-    .Output("passes: bool")
+    .Output("is_dense: bool")
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       const int count = context->num_inputs() - 1;
       for (int i = 0; i < count; ++i) context->set_output(i, context->input(i));
       context->set_output(count, context->Scalar());
       return absl::OkStatus();
     })
-    .Doc("Averages, once all pieces of the step are there; or gradients that pass, at once.");
+    .Doc("Averages, once all gradients of the step are there; or those sent dense, at once.");
 
 REGISTER_OP("HvdSparseSummed")
     .Attr("T: list({float, double, half, bfloat16}) >= 1")
     .Attr("driver: int")
-    .Attr("told: int >= 0")
+    .Attr("host_checked: int >= 0")
     .Input("sums: T")
-    .Input("finite: told * bool")
+    .Input("finite: host_checked * bool")
     .Input("token: int32")
     .Output("same: T")
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
@@ -356,10 +355,10 @@ REGISTER_KERNEL_BUILDER(Name("HvdSparseBegin")
                             .HostMemory("decay")
                             .HostMemory("velocity")
                             .HostMemory("token")
-                            .HostMemory("looks"),
+                            .HostMemory("check_finite"),
                         BeginOp);
 REGISTER_KERNEL_BUILDER(
-    Name("HvdSparseExchange").Device(tf::DEVICE_GPU).HostMemory("token").HostMemory("passes"),
+    Name("HvdSparseExchange").Device(tf::DEVICE_GPU).HostMemory("token").HostMemory("is_dense"),
     ExchangeOp);
 REGISTER_KERNEL_BUILDER(
     Name("HvdSparseSummed").Device(tf::DEVICE_GPU).HostMemory("finite").HostMemory("token"),

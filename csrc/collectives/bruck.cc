@@ -52,7 +52,7 @@ std::vector<SparseBlock>& CollectiveContext::AllgatherBlocks(SparseBlock* own, s
   const std::int64_t message_capacity = SparseBlock::MessageBytes(room);
   MessageQueue messages(&scratch.messages, message_capacity * ring.size);
   // A single rank sends nothing, and has rounded nothing.
-  messages.Append(Packed(*own, ring.size > 1 ? Cargo::kSums : Cargo::kVerbatim, ring.rank));
+  messages.Append(Packed(*own, ring.size > 1 ? Content::kSums : Content::kVerbatim, ring.rank));
 
   int rounds = 0;
   for (int distance = 1; distance < ring.size; distance *= 2) {

@@ -24,8 +24,8 @@ void CollectiveContext::Transfer(Span<const Outgoing> out, Span<Incoming> in,
 }
 
 void CollectiveContext::Send(const SparseBlock& block, int peer, const std::string& round,
-                             Cargo cargo) {
-  const Outgoing out = Packed(block, cargo, peer);
+                             Content content) {
+  const Outgoing out = Packed(block, content, peer);
   Transfer({&out, 1}, {}, round);
 }
 
@@ -38,21 +38,21 @@ void CollectiveContext::Receive(SparseBlock* own, SparseBlock* theirs, std::int6
 
 void CollectiveContext::Swap(SparseBlock* own, SparseBlock* theirs, std::int64_t room, int peer,
                              const std::string& round) {
-  const Outgoing out = Packed(*own, Cargo::kSums, peer);
+  const Outgoing out = Packed(*own, Content::kSums, peer);
   Incoming in = Expect(theirs, room, peer);
   Transfer({&out, 1}, {&in, 1}, round);
   Unpack(static_cast<const std::uint8_t*>(in.data), in.bytes, own, theirs, peer);
 }
 
-Outgoing CollectiveContext::Packed(const SparseBlock& block, Cargo cargo, int peer) {
+Outgoing CollectiveContext::Packed(const SparseBlock& block, Content content, int peer) {
   if (!wire.IsPlain()) scratch.outgoing.Reserve(block.message_bytes());
-  return PackedAt(scratch.outgoing.data(), block, cargo, peer);
+  return PackedAt(scratch.outgoing.data(), block, content, peer);
 }
 
-Outgoing CollectiveContext::PackedAt(std::uint8_t* memory, const SparseBlock& block, Cargo cargo,
-                                     int peer) const {
+Outgoing CollectiveContext::PackedAt(std::uint8_t* memory, const SparseBlock& block,
+                                     Content content, int peer) const {
   if (wire.IsPlain()) return {peer, block.message(), block.message_bytes()};
-  return {peer, memory, EncodeBlock(block, wire, cargo, memory)};
+  return {peer, memory, EncodeBlock(block, wire, content, memory)};
 }
 
 Incoming CollectiveContext::Expect(SparseBlock* theirs, std::int64_t room, int peer) {
@@ -131,7 +131,7 @@ void CollectiveContext::MoveBlocks(SparseBlock* own, Span<const BlockOut> out,
   std::uint8_t* to = scratch.outgoing.data();
   std::vector<Outgoing> outgoing;
   for (const auto& [peer, block] : out) {
-    outgoing.push_back(PackedAt(to, *block, Cargo::kSums, peer));
+    outgoing.push_back(PackedAt(to, *block, Content::kSums, peer));
     if (!wire.IsPlain()) to += block->message_bytes();
   }
   std::uint8_t* from = scratch.incoming.data();

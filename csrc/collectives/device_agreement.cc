@@ -75,14 +75,14 @@ void Receive(Communicator* comm, Span<Incoming> in) {
   }
 }
 
-/// Returns why ranks with these statements do not use the means; empty if they can.
-std::string WhyNot(const DeviceMeans& means, const std::vector<Statement>& ranks) {
+/// Returns why ranks with these statements do not use the option; empty if they can.
+std::string WhyNot(const GpuTransportOption& option, const std::vector<Statement>& ranks) {
   std::vector<std::string> descriptions;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     if (!ranks[rank].problem.empty()) return Concat("rank ", rank, ": ", ranks[rank].problem);
     descriptions.push_back(ranks[rank].description);
   }
-  return means.WhyNot(descriptions);
+  return option.WhyNot(descriptions);
 }
 
 Decision Refusal(ErrorKind kind, const std::string& text) {
@@ -93,8 +93,8 @@ Decision Refusal(ErrorKind kind, const std::string& text) {
   return decision;
 }
 
-/// Decides for all ranks. `said`: for each means, the statements of all ranks, in rank order.
-Decision Decide(const MeansTable& table, const std::vector<std::vector<Statement>>& said) {
+/// Decides for all ranks. `said`: for each option, the statements of all ranks, in rank order.
+Decision Decide(const GpuTransportOptions& table, const std::vector<std::vector<Statement>>& said) {
   for (const auto& ranks : said) {
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       if (ranks[rank].error.empty()) continue;
@@ -104,12 +104,12 @@ Decision Decide(const MeansTable& table, const std::vector<std::vector<Statement
   Decision decision;
   std::string unmet;
   for (std::size_t m = 0; m < table.size(); ++m) {
-    const DeviceMeans& means = *table[m];
+    const GpuTransportOption& option = *table[m];
     const bool is_wanted = decision.chosen == kNone;  // else a preferred one is chosen
-    std::string problem = WhyNot(means, said[m]);
+    std::string problem = WhyNot(option, said[m]);
     if (problem.empty() && is_wanted) {
       try {
-        decision.invitation = means.Invite();
+        decision.invitation = option.Invite();
         decision.chosen = static_cast<int>(m);
       } catch (const Error& error) {
         problem = Concat("rank 0: ", error.what());
@@ -121,18 +121,18 @@ Decision Decide(const MeansTable& table, const std::vector<std::vector<Statement
       return std::any_of(said[m].begin(), said[m].end(), is);
     };
     if (some_wish(Wish::kAlways)) {
-      return Refusal(ErrorKind::kUnavailable, InsistedInVain(means, problem));
+      return Refusal(ErrorKind::kUnavailable, RequiredButUnavailable(option, problem));
     }
     if (!is_wanted || some_wish(Wish::kNever)) continue;  // needs no warning
-    unmet += Concat(unmet.empty() ? "" : "; ", means.Name(), " is not used: ", problem, " (",
-                    means.Variable(), "=auto)");
+    unmet += Concat(unmet.empty() ? "" : "; ", option.Name(), " is not used: ", problem, " (",
+                    option.Variable(), "=auto)");
   }
   Put(unmet, decision.text);
   return decision;
 }
 
 /// On rank 0: receives all statements, decides, and sends the decision.
-Decision DecideForAll(Communicator* comm, const MeansTable& table,
+Decision DecideForAll(Communicator* comm, const GpuTransportOptions& table,
                       const std::vector<StatementMessage>& own) {
   const auto size = static_cast<std::size_t>(comm->Size());
   std::vector<std::vector<StatementMessage>> messages(size, own);
@@ -168,40 +168,41 @@ Decision HearFromRankZero(Communicator* comm, const std::vector<StatementMessage
 
 }  // namespace
 
-Statement StatementOf(const DeviceMeans& means, const std::string& memory_problem, int device) {
+Statement StatementOf(const GpuTransportOption& option, const std::string& memory_problem,
+                      int device) {
   Statement statement;
   try {
-    statement.wish = WishFrom(means.Variable());
+    statement.wish = WishFrom(option.Variable());
   } catch (const Error& error) {
     statement.error = error.what();
     return statement;
   }
   if (statement.wish == Wish::kNever) {
-    statement.problem = Concat(means.Variable(), " is neither auto nor 1");
+    statement.problem = Concat(option.Variable(), " is neither auto nor 1");
     return statement;
   }
   try {
-    statement.description = means.Describe(memory_problem, device);
+    statement.description = option.Describe(memory_problem, device);
   } catch (const Error& error) {
     statement.problem = error.what();
   }
   return statement;
 }
 
-std::string InsistedInVain(const DeviceMeans& means, const std::string& problem) {
-  return Concat(means.Variable(), "=1 asks for ", means.Name(),
+std::string RequiredButUnavailable(const GpuTransportOption& option, const std::string& problem) {
+  return Concat(option.Variable(), "=1 asks for ", option.Name(),
                 ", which cannot be used: ", problem);
 }
 
-DeviceAgreement AgreeOnMeans(Communicator* comm, const MeansTable& table,
-                             const std::vector<Statement>& own) {
+DeviceAgreement AgreeOnGpuTransport(Communicator* comm, const GpuTransportOptions& table,
+                                    const std::vector<Statement>& own) {
   std::vector<StatementMessage> messages;
   for (const Statement& statement : own) messages.push_back(MessageOf(statement));
   const Decision decision =
       comm->Rank() == 0 ? DecideForAll(comm, table, messages) : HearFromRankZero(comm, messages);
   if (decision.throws) Throw(decision.kind, TextOf(decision.text));
   DeviceAgreement agreement;
-  if (decision.chosen != kNone) agreement.means = table[static_cast<std::size_t>(decision.chosen)];
+  if (decision.chosen != kNone) agreement.option = table[static_cast<std::size_t>(decision.chosen)];
   agreement.unmet = TextOf(decision.text);
   agreement.invitation = decision.invitation;
   return agreement;

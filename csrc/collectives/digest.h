@@ -32,8 +32,8 @@ inline std::int64_t DigestLength(const std::vector<std::int64_t>& positions) {
   return 1 + static_cast<std::int64_t>(positions.size());
 }
 
-/// Writes the digest of a block, DigestLength(positions) numbers. A position beyond the block's count
-/// holds the smallest magnitude of the block.
+/// Writes the digest of a block, DigestLength(positions) numbers. A position beyond the block's
+/// count holds the smallest magnitude of the block.
 void WriteDigest(const SparseBlock& block, const std::vector<std::int64_t>& positions,
                  DigestScratch* scratch, std::uint32_t* digest);
 

@@ -78,7 +78,7 @@ void GTopK::Run(SparseBlock* block, CollectiveContext& ctx) const {
     ctx.KeepErrorsOf(*block);
   }
 
-  if (cube.HasGuest()) ctx.Send(*block, cube.Guest(), "gtopk, to the guest", Cargo::kVerbatim);
+  if (cube.HasGuest()) ctx.Send(*block, cube.Guest(), "gtopk, to the guest", Content::kVerbatim);
 }
 
 }  // namespace hvd_sparse

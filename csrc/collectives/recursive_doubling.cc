@@ -40,12 +40,12 @@ class RunningSum {
   }
 
   /// Sends the sum, which holds the blocks of at most `ranks` ranks.
-  void Send(int peer, int ranks, Cargo cargo, const std::string& round) {
+  void Send(int peer, int ranks, Content content, const std::string& round) {
     if (MayBeDense(ranks)) {
       const Outgoing out{peer, &form_, sizeof(form_)};
       ctx_.Transfer({&out, 1}, {}, round);
     }
-    SendWhole(peer, cargo, round);
+    SendWhole(peer, content, round);
   }
 
   /// Receives the peer's sum, of at most `ranks` ranks; it is then in `theirs`.
@@ -75,9 +75,9 @@ class RunningSum {
       CheckForm(in.bytes, peer);
     }
     if (form_ != their_form_) {  // one after the other; the dense side receives first
-      if (form_ == Form::kSparse) SendWhole(peer, Cargo::kSums, round);
+      if (form_ == Form::kSparse) SendWhole(peer, Content::kSums, round);
       ReceiveWhole(peer, ranks, round);
-      if (form_ == Form::kDense) SendWhole(peer, Cargo::kSums, round);
+      if (form_ == Form::kDense) SendWhole(peer, Content::kSums, round);
     } else if (form_ == Form::kSparse) {
       ctx_.Swap(&block_, &ctx_.scratch.theirs, RoomFor(ranks), peer, round);
     } else {
@@ -89,8 +89,8 @@ class RunningSum {
 
   /// sum += theirs
   void Add() {
-    DenseSum& dense = ctx_.scratch.dense;
-    DenseSum& their_dense = ctx_.scratch.their_dense;
+    DenseBlock& dense = ctx_.scratch.dense;
+    DenseBlock& their_dense = ctx_.scratch.their_dense;
     if (form_ == Form::kSparse && their_form_ == Form::kSparse) {
       ctx_.MergeInto(&block_, ctx_.scratch.theirs);
       MakeDenseIfShorter();
@@ -133,7 +133,7 @@ class RunningSum {
 
   void MakeDenseIfShorter() {
     if (2 * block_.count() <= ctx_.numel) return;
-    DenseSum& dense = ctx_.scratch.dense;
+    DenseBlock& dense = ctx_.scratch.dense;
     dense.Reset(ctx_.numel);
     dense.Clear();
     dense.Add(block_);
@@ -151,8 +151,8 @@ class RunningSum {
   /// Copies the block's header, which identifies the sum in either form, to the dense sum.
   void Identify() { ctx_.scratch.dense.Identify(block_.header()); }
 
-  void SendWhole(int peer, Cargo cargo, const std::string& round) {
-    if (form_ == Form::kSparse) return ctx_.Send(block_, peer, round, cargo);
+  void SendWhole(int peer, Content content, const std::string& round) {
+    if (form_ == Form::kSparse) return ctx_.Send(block_, peer, round, content);
     Identify();
     const Outgoing out{peer, ctx_.scratch.dense.message(), ctx_.scratch.dense.message_bytes()};
     ctx_.Transfer({&out, 1}, {}, round);
@@ -165,7 +165,7 @@ class RunningSum {
 
   /// Receives a dense sum while sending `out`.
   void TransferDense(Span<const Outgoing> out, int peer, const std::string& round) {
-    DenseSum& theirs = ctx_.scratch.their_dense;
+    DenseBlock& theirs = ctx_.scratch.their_dense;
     theirs.Reset(ctx_.numel);
     Incoming in{peer, theirs.message(), theirs.message_bytes()};
     ctx_.Transfer(out, {&in, 1}, round);
@@ -190,7 +190,7 @@ void RecursiveDoubling::Run(SparseBlock* block, CollectiveContext& ctx) const {
 
   if (cube.IsGuest()) {
     sum.Narrow(/*keeps_errors=*/true);
-    sum.Send(cube.Host(), 1, Cargo::kSums, "recursive doubling, to the host");
+    sum.Send(cube.Host(), 1, Content::kSums, "recursive doubling, to the host");
     sum.Receive(cube.Host(), cube.size, "recursive doubling, from the host");
     sum.TakeOver();
     return sum.Finish();
@@ -211,7 +211,7 @@ void RecursiveDoubling::Run(SparseBlock* block, CollectiveContext& ctx) const {
   }
 
   if (cube.HasGuest()) {
-    sum.Send(cube.Guest(), cube.size, Cargo::kVerbatim, "recursive doubling, to the guest");
+    sum.Send(cube.Guest(), cube.size, Content::kVerbatim, "recursive doubling, to the guest");
   }
   sum.Finish();
 }

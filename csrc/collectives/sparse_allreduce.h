@@ -12,7 +12,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/base/sparse_block.h"
-#include "csrc/collectives/dense_sum.h"
+#include "csrc/collectives/dense_block.h"
 #include "csrc/collectives/digest.h"
 #include "csrc/comm/communicator.h"
 #include "csrc/kernels/kernels.h"
@@ -28,7 +28,7 @@ struct CollectiveScratch {
   SparseBlock theirs, merged;
   Buffer messages, records;
   std::vector<SparseBlock> blocks;
-  DenseSum dense, their_dense;     // for recursive_doubling
+  DenseBlock dense, their_dense;   // for recursive_doubling
   Buffer outgoing, incoming;       // messages of a format that is not plain
   RoundingErrors rounding_errors;  // of entries in flight, see Narrow
   std::vector<float> errors;
@@ -82,10 +82,10 @@ struct CollectiveContext {
   /// Runs Communicator::Transfer, counted and timed. For messages that are not blocks.
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& round);
 
-  /// Sends a finished block; in a format with narrow values, after Narrow. Cargo::kVerbatim is for
-  /// a peer that takes over the block as its own.
+  /// Sends a finished block; in a format with narrow values, after Narrow. Content::kVerbatim is
+  /// for a peer that takes over the block as its own.
   void Send(const SparseBlock& block, int peer, const std::string& round,
-            Cargo cargo = Cargo::kSums);
+            Content content = Content::kSums);
 
   /// Receives a block of at most `room` entries, and checks that it belongs here (see Agree).
   void Receive(SparseBlock* own, SparseBlock* theirs, std::int64_t room, int peer,
@@ -164,7 +164,7 @@ struct CollectiveContext {
   void KeepTopK(SparseBlock* block, std::int64_t count) const;
 
   /// Returns the message of a finished block; valid until the next call.
-  Outgoing Packed(const SparseBlock& block, Cargo cargo, int peer);
+  Outgoing Packed(const SparseBlock& block, Content content, int peer);
 
   /// Parses a message of `peer` into `theirs`, which was reset to the room that it may take, and
   /// checks it: positions ascend within the bucket, values are finite unless a bad rank is known,
@@ -177,7 +177,8 @@ struct CollectiveContext {
   Incoming Expect(SparseBlock* theirs, std::int64_t room, int peer);
 
   /// Like Packed and Expect, but in the given memory, which a plain format does not use.
-  Outgoing PackedAt(std::uint8_t* memory, const SparseBlock& block, Cargo cargo, int peer) const;
+  Outgoing PackedAt(std::uint8_t* memory, const SparseBlock& block, Content content,
+                    int peer) const;
   Incoming ExpectAt(std::uint8_t* memory, SparseBlock* theirs, std::int64_t room, int peer) const;
 };
 

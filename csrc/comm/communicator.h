@@ -61,7 +61,7 @@ class Communicator {
   }
 
   /// Ends the exchange on every rank: all waits, on this rank and the others, throw an error of
-  /// kind KindOnOthers(kind) with `reason`. Waits in steps that this rank has committed (see
+  /// kind KindOnPeers(kind) with `reason`. Waits in steps that this rank has committed (see
   /// Committed) go on, since it has sent all messages of them. Has no effect if it throws for want
   /// of memory.
   virtual void Fail(ErrorKind kind, const std::string& reason) = 0;

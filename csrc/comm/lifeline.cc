@@ -45,7 +45,7 @@ double AbortSeconds() {
 }
 
 /// Returns the record that rank `rank` has committed `steps` steps, or leaves after them.
-Record Saying(RecordKind kind, int rank, std::int64_t steps) {
+Record StepsRecord(RecordKind kind, int rank, std::int64_t steps) {
   Record record{kind, rank};
   record.steps = steps;
   return record;
@@ -87,12 +87,12 @@ class Lifeline::Impl {
   void Watch();
   void Sleep(const std::optional<Clock::time_point>& deadline);
   void CarryOutOrders();
-  void TellSteps();
+  void SendSteps();
   std::int64_t StepsOfAll() const;
-  void LetGo();
+  void CloseUnneeded();
   void Serve(int rank);
-  void Heed(int from, const Record& record);
-  void TellOthers(const Record& record, int except = -1);
+  void Handle(int from, const Record& record);
+  void SendToOthers(const Record& record, int except = -1);
 
   const int rank_, size_, fork_count_ = ForkCount();
   const std::string name_;
@@ -104,7 +104,7 @@ class Lifeline::Impl {
 
   LifelinePeers peers_;  // peers still connected: on rank 0 all others, elsewhere rank 0
   std::optional<Clock::time_point> leaving_;  // set once this rank leaves: the deadline for peers_
-  std::int64_t steps_told_ = 0;
+  std::int64_t steps_sent_ = 0;
   std::thread thread_;
 
   std::mutex mutex_;  // guards the orders
@@ -190,7 +190,7 @@ void Lifeline::Impl::Watch() {
 
   while (true) {
     CarryOutOrders();
-    rank_ == 0 ? LetGo() : TellSteps();
+    rank_ == 0 ? CloseUnneeded() : SendSteps();
     if (leaving_ && (peers_.empty() || Clock::now() >= *leaving_)) return;
 
     auto deadline = leaving_;
@@ -227,20 +227,20 @@ void Lifeline::Impl::CarryOutOrders() {
     fail.swap(fail_order_);
     leave = leave_order_;
   }
-  if (fail) TellOthers(*fail);
+  if (fail) SendToOthers(*fail);
   if (!leave || leaving_) return;
   const std::int64_t steps = verdict_.steps();
-  TellOthers(Saying(RecordKind::kGoodbye, rank_, steps));
-  const bool may_be_needed = steps > 0 && verdict_.CanCome(steps);
+  SendToOthers(StepsRecord(RecordKind::kGoodbye, rank_, steps));
+  const bool may_be_needed = steps > 0 && verdict_.CanCommit(steps);
   leaving_ = After(may_be_needed ? kLastMessagesSeconds : kGoodbyeSeconds);
 }
 
 /// Tells rank 0 of this rank's committed steps, for which ranks that leave wait.
-void Lifeline::Impl::TellSteps() {
+void Lifeline::Impl::SendSteps() {
   const std::int64_t steps = verdict_.steps();
-  if (steps == steps_told_ || leaving_ || !verdict_.Any()) return;
-  steps_told_ = steps;
-  TellOthers(Saying(RecordKind::kThrough, rank_, steps));
+  if (steps == steps_sent_ || leaving_ || !verdict_.Any()) return;
+  steps_sent_ = steps;
+  SendToOthers(StepsRecord(RecordKind::kCommitted, rank_, steps));
 }
 
 /// On rank 0: returns the number of steps that all ranks have committed, leaving ranks excepted.
@@ -248,21 +248,21 @@ std::int64_t Lifeline::Impl::StepsOfAll() const {
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
   std::int64_t steps = leaving_ ? kAny : verdict_.steps();
   for (const auto& [rank, peer] : peers_) {
-    if (!peer.leaves) steps = std::min(steps, peer.steps);
+    if (!peer.is_leaving) steps = std::min(steps, peer.steps);
   }
   return steps;
 }
 
 /// On rank 0: closes the connections of leaving ranks whose messages nobody needs any more, or all
 /// connections if rank 0 is such a rank itself.
-void Lifeline::Impl::LetGo() {
+void Lifeline::Impl::CloseUnneeded() {
   const std::int64_t of_all = StepsOfAll();
   const auto may_go = [&](std::int64_t steps) {
-    return steps <= of_all || !verdict_.CanCome(steps);
+    return steps <= of_all || !verdict_.CanCommit(steps);
   };
   if (leaving_ && may_go(verdict_.steps())) return peers_.clear();
   for (auto peer = peers_.begin(); peer != peers_.end();) {
-    const bool goes = peer->second.leaves && may_go(peer->second.steps);
+    const bool goes = peer->second.is_leaving && may_go(peer->second.steps);
     peer = goes ? peers_.erase(peer) : std::next(peer);
   }
 }
@@ -274,40 +274,40 @@ void Lifeline::Impl::Serve(int rank) {
   LifelineConnection& connection = peer->second.connection;
   connection.Flush();
   connection.Receive();
-  while (const auto record = connection.Next()) Heed(rank, *record);
+  while (const auto record = connection.Next()) Handle(rank, *record);
   if (connection.broken() == 0) return;
 
   const int error = connection.broken();
-  const std::string who = peer->second.who;
-  const bool was_to_close = peer->second.leaves || (rank == 0 && leaving_);
+  const std::string host_and_pid = peer->second.host_and_pid;
+  const bool was_to_close = peer->second.is_leaving || (rank == 0 && leaving_);
   peers_.erase(peer);
   if (was_to_close) return;
   const bool unreachable = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
   const std::string how =
-      Concat(unreachable ? "can no longer be reached (" : "has died (", who, ")");
+      Concat(unreachable ? "can no longer be reached (" : "has died (", host_and_pid, ")");
   verdict_.Lost(rank, how);
-  TellOthers({RecordKind::kLost, rank, how});
+  SendToOthers({RecordKind::kLost, rank, how});
 }
 
-void Lifeline::Impl::Heed(int from, const Record& record) {
+void Lifeline::Impl::Handle(int from, const Record& record) {
   // Rank 0 relays records about any rank; the others send records about themselves.
   const int about = rank_ == 0 || record.kind == RecordKind::kGoodbye ? from : record.rank;
   if (about < 0 || about >= size_) return;
   switch (record.kind) {
-    case RecordKind::kThrough:
+    case RecordKind::kCommitted:
       peers_.at(from).steps = record.steps;
       return;
     case RecordKind::kGoodbye:
       peers_.at(from).steps = record.steps;
-      peers_.at(from).leaves = true;
+      peers_.at(from).is_leaving = true;
       [[fallthrough]];
     case RecordKind::kLeft:
       verdict_.Left(about, record.steps);
-      TellOthers(Saying(RecordKind::kLeft, about, record.steps), from);
+      SendToOthers(StepsRecord(RecordKind::kLeft, about, record.steps), from);
       return;
     case RecordKind::kFail:
       if (verdict_.Failed(about, record.error, record.text, record.steps)) {
-        TellOthers({RecordKind::kFail, about, record.text, record.error, record.steps}, from);
+        SendToOthers({RecordKind::kFail, about, record.text, record.error, record.steps}, from);
       }
       return;
     case RecordKind::kLost:
@@ -321,7 +321,7 @@ void Lifeline::Impl::Heed(int from, const Record& record) {
 }
 
 /// Posts the record to all connected peers but `except`: on rank 0 all others, elsewhere rank 0.
-void Lifeline::Impl::TellOthers(const Record& record, int except) {
+void Lifeline::Impl::SendToOthers(const Record& record, int except) {
   for (auto& [rank, peer] : peers_) {
     if (rank != except) peer.connection.Post(record);
   }

@@ -29,7 +29,7 @@ class Lifeline {
  public:
   /// The failure that ended an exchange.
   struct Failure {
-    ErrorKind kind;  ///< kPeerLost (died), kPeerLeft, or KindOnOthers of the kind given to Fail
+    ErrorKind kind;       ///< kPeerLost (died), kPeerLeft, or KindOnPeers of the kind given to Fail
     std::string message;  ///< names the rank
   };
 
@@ -59,7 +59,7 @@ class Lifeline {
   /// names it.
   void Connect(const std::string& address, double seconds);
 
-  /// Ends the exchange on every rank with `reason`, as a failure of kind KindOnOthers(kind). A rank
+  /// Ends the exchange on every rank with `reason`, as a failure of kind KindOnPeers(kind). A rank
   /// in a step that this one has committed still completes that step, since all messages of it have
   /// been sent; so either all ranks apply a step or none does. The first reason stays, unless a
   /// rank fails in an earlier step.

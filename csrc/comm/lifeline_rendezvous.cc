@@ -29,8 +29,9 @@ std::string Who() {
 }
 
 /// Returns "rank 2 of 4 (host h, pid n)".
-std::string NameOf(int rank, int size, const std::string& who) {
-  return Concat("rank ", rank, " of ", size, who.empty() ? "" : Concat(" (", who, ")"));
+std::string NameOf(int rank, int size, const std::string& host_and_pid) {
+  return Concat("rank ", rank, " of ", size,
+                host_and_pid.empty() ? "" : Concat(" (", host_and_pid, ")"));
 }
 
 /// The ranks that have connected to rank 0, until all have.
@@ -40,7 +41,7 @@ class Gathering {
       : size_(size), admission_(std::move(listener), key, 0, 1, size) {}
 
   bool complete() const {
-    const auto is_known = [](const auto& peer) { return !peer.second.who.empty(); };
+    const auto is_known = [](const auto& peer) { return !peer.second.host_and_pid.empty(); };
     return std::count_if(peers_.begin(), peers_.end(), is_known) == size_ - 1;
   }
 
@@ -62,8 +63,8 @@ class Gathering {
       peer.connection.Flush();
       peer.connection.Receive();
       while (const auto record = peer.connection.Next()) {
-        if (record->kind != RecordKind::kHello || !peer.who.empty()) return rank;
-        peer.who = record->text;
+        if (record->kind != RecordKind::kHello || !peer.host_and_pid.empty()) return rank;
+        peer.host_and_pid = record->text;
         peer.connection.Post({RecordKind::kWelcome, 0, Who()});
       }
       if (peer.connection.broken() != 0) return rank;
@@ -71,7 +72,7 @@ class Gathering {
     return -1;
   }
 
-  std::string Name(int rank) const { return NameOf(rank, size_, peers_.at(rank).who); }
+  std::string Name(int rank) const { return NameOf(rank, size_, peers_.at(rank).host_and_pid); }
 
   /// Returns the ranks that have not connected: "ranks 2, 3 of 4".
   std::string Missing() const {
@@ -80,7 +81,7 @@ class Gathering {
     int missing = 0;
     for (int rank = 1; rank < size_; ++rank) {
       const auto peer = peers_.find(rank);
-      if (peer != peers_.end() && !peer->second.who.empty()) continue;
+      if (peer != peers_.end() && !peer->second.host_and_pid.empty()) continue;
       if (++missing <= kNamed) text << (missing > 1 ? ", " : "") << rank;
     }
     if (missing > kNamed) text << " and " << missing - kNamed << " more";
@@ -123,21 +124,21 @@ LifelinePeers AwaitStart(Descriptor socket, int rank, int size, const std::strin
   BreakWhenStuck(socket);
   LifelineConnection connection(std::move(socket));
   connection.Post({RecordKind::kHello, rank, Who()});
-  std::string who;
+  std::string host_and_pid;
   for (;;) {
     // Rank 0 knows which ranks are missing, so let it time out first.
     const auto record = connection.WaitForNext(deadline + std::chrono::seconds(1));
     if (record && record->kind == RecordKind::kWelcome) {
-      who = record->text;
+      host_and_pid = record->text;
       continue;
     }
     if (record && record->kind == RecordKind::kStart) break;
     if (record && record->kind == RecordKind::kFail) Throw(ErrorKind::kPeerLost, record->text);
-    Throw(ErrorKind::kPeerLost, NameOf(0, size, who), " has gone while the ranks connected to it ",
-          "for exchange '", name, "'");
+    Throw(ErrorKind::kPeerLost, NameOf(0, size, host_and_pid),
+          " has gone while the ranks connected to it ", "for exchange '", name, "'");
   }
   LifelinePeers peers;
-  peers.emplace(0, LifelinePeer{std::move(connection), who});
+  peers.emplace(0, LifelinePeer{std::move(connection), host_and_pid});
   return peers;
 }
 

@@ -20,9 +20,9 @@ namespace hvd_sparse {
 /// The peer at the other end of a lifeline's connection.
 struct LifelinePeer {
   LifelineConnection connection;
-  std::string who;         ///< "host h, pid n"
-  std::int64_t steps = 0;  ///< steps that it has committed, as far as it has told
-  bool leaves = false;     ///< true once it has sent its goodbye
+  std::string host_and_pid;  ///< "host h, pid n"
+  std::int64_t steps = 0;    ///< steps that it has committed, as far as it has told
+  bool is_leaving = false;   ///< true once it has sent its goodbye
 };
 
 /// The connected peers, by rank.

@@ -37,12 +37,12 @@ bool LifelineVerdict::Failed(int rank, ErrorKind kind, const std::string& reason
                              std::int64_t steps) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (failed_ && failed_steps_ <= steps) return false;
-  failed_ = Note(KindOnOthers(kind), Concat("rank ", rank, " ended the exchange: ", reason));
+  failed_ = Note(KindOnPeers(kind), Concat("rank ", rank, " ended the exchange: ", reason));
   failed_steps_ = steps;
   return true;
 }
 
-bool LifelineVerdict::CanCome(std::int64_t steps) const {
+bool LifelineVerdict::CanCommit(std::int64_t steps) const {
   if (!any_.load(std::memory_order_acquire)) return true;
   std::lock_guard<std::mutex> lock(mutex_);
   return !lost_ && (!failed_ || failed_steps_ >= steps);

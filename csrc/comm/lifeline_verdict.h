@@ -49,7 +49,7 @@ class LifelineVerdict {
 
   /// True if, as far as is known, all ranks can still commit `steps` steps: none is lost or has
   /// ended the exchange after fewer.
-  bool CanCome(std::int64_t steps) const;
+  bool CanCommit(std::int64_t steps) const;
 
   /// See Lifeline::CurrentFailure. Cheap while there is none.
   ///

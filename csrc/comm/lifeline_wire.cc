@@ -35,7 +35,7 @@ Number NumberAt(const std::string& bytes, std::size_t position) {
 
 bool IsKind(unsigned char kind) {
   return kind >= static_cast<unsigned char>(RecordKind::kHello) &&
-         kind <= static_cast<unsigned char>(RecordKind::kThrough);
+         kind <= static_cast<unsigned char>(RecordKind::kCommitted);
 }
 
 bool IsErrorKind(unsigned char kind) { return kind <= static_cast<unsigned char>(kLastErrorKind); }

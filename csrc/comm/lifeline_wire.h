@@ -18,14 +18,14 @@
 namespace hvd_sparse {
 
 enum class RecordKind : unsigned char {
-  kHello = 1,    ///< to rank 0, the first record (text: host and pid of the caller)
-  kWelcome = 2,  ///< from rank 0, the answer (text: its host and pid)
-  kStart = 3,    ///< from rank 0: all ranks have connected
-  kGoodbye = 4,  ///< the sender leaves after `steps`
-  kFail = 5,     ///< rank `rank` ends the exchange after `steps` (error: its kind; text: reason)
-  kLost = 6,     ///< from rank 0: rank `rank` is lost (text: how)
-  kLeft = 7,     ///< from rank 0: rank `rank` has left after `steps`
-  kThrough = 8,  ///< to rank 0, once a rank has left or failed: the sender's steps so far
+  kHello = 1,      ///< to rank 0, the first record (text: host and pid of the caller)
+  kWelcome = 2,    ///< from rank 0, the answer (text: its host and pid)
+  kStart = 3,      ///< from rank 0: all ranks have connected
+  kGoodbye = 4,    ///< the sender leaves after `steps`
+  kFail = 5,       ///< rank `rank` ends the exchange after `steps` (error: its kind; text: reason)
+  kLost = 6,       ///< from rank 0: rank `rank` is lost (text: how)
+  kLeft = 7,       ///< from rank 0: rank `rank` has left after `steps`
+  kCommitted = 8,  ///< to rank 0, once a rank has left or failed: the sender's steps so far
 };
 
 struct Record {

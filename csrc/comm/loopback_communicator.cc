@@ -58,7 +58,7 @@ void LoopbackWorld::Fail(int rank, ErrorKind kind, const std::string& reason) {
     std::lock_guard<std::mutex> lock(failure_mutex_);
     const std::int64_t steps = mailboxes_[At(rank)].steps;
     if (failed_steps_ <= steps) return;
-    failure_kind_ = KindOnOthers(kind);
+    failure_kind_ = KindOnPeers(kind);
     failure_ = reason;
     failed_steps_ = steps;
   }

@@ -11,7 +11,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/comm/lifeline_communicator.h"
-#include "csrc/comm/pieces.h"
+#include "csrc/comm/message_chunks.h"
 #include "csrc/comm/socket.h"
 
 // Open MPI and MPICH define this function, but declare it in headers that not every build installs.
@@ -32,12 +32,12 @@ void CheckMpi(int code, const char* call) {
   Throw(ErrorKind::kExchangeFailed, call, " failed: ", text);
 }
 
-// Between machines, longer messages are sent in pieces that Open MPI sends over TCP eagerly,
+// Between machines, longer messages are sent in chunks that Open MPI sends over TCP eagerly,
 // without asking the receiver (its btl_tcp_eager_limit is 64 KiB, headers included). Of a longer
-// piece it sends the head and waits for an answer, which queues behind the peer's own data: two
+// chunk it sends the head and waits for an answer, which queues behind the peer's own data: two
 // ranks that swap would take turns on a full-duplex link.
-constexpr std::int64_t kRemotePiece = 64 * 1024 - 512;
-// The most pieces of a message in flight: enough for 25 Gb/s between two looks.
+constexpr std::int64_t kRemoteChunk = 64 * 1024 - 512;
+// The most chunks of a message in flight: enough for 25 Gb/s between two looks.
 constexpr int kWindow = 8;
 
 /// Returns why the loaded and initialised MPI library cannot take GPU memory, as far as it says so
@@ -62,13 +62,13 @@ struct Stream {
   int peer;
   bool sends;
   std::int64_t bytes;  // bytes to send, or capacity to receive
-  Pieces pieces;
+  MessageChunks chunks;
 };
 
-/// The messages of one transfer, and the MPI requests of their pieces.
+/// The messages of one transfer, and the MPI requests of their chunks.
 class Streams {
  public:
-  /// `limits` are the maximal lengths of pieces, by peer; `rank` is this rank; `what` must outlive
+  /// `limits` are the maximal lengths of chunks, by peer; `rank` is this rank; `what` must outlive
   /// all calls of Look().
   Streams(MPI_Comm comm, int rank, Span<const Outgoing> out, Span<Incoming> in,
           const std::vector<std::int64_t>& limits, const std::string& what)
@@ -80,14 +80,14 @@ class Streams {
           {message.peer,
            false,
            message.capacity,
-           {Pieces::Direction::kIn, message.data, message.capacity, limit(message.peer)}});
+           {MessageChunks::Direction::kIn, message.data, message.capacity, limit(message.peer)}});
     }
     for (const Outgoing& message : out) {
       streams_.push_back({message.peer,
                           true,
                           message.bytes,
-                          {Pieces::Direction::kOut, const_cast<void*>(message.data), message.bytes,
-                           limit(message.peer)}});
+                          {MessageChunks::Direction::kOut, const_cast<void*>(message.data),
+                           message.bytes, limit(message.peer)}});
     }
     requests_.assign(kWindow * streams_.size(), MPI_REQUEST_NULL);
     complete_.resize(requests_.size());
@@ -96,18 +96,18 @@ class Streams {
 
   const Stream& operator[](std::int64_t i) const { return streams_[static_cast<std::size_t>(i)]; }
 
-  /// Posts all pieces that may be posted now.
+  /// Posts all chunks that may be posted now.
   void Post() {
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       Stream& stream = streams_[i / kWindow];
-      if (requests_[i] != MPI_REQUEST_NULL || !stream.pieces.CanPost()) continue;
-      const Pieces::Piece piece = stream.pieces.Post();
-      const int count = static_cast<int>(piece.bytes);  // at most the limit, which is an int
+      if (requests_[i] != MPI_REQUEST_NULL || !stream.chunks.CanPost()) continue;
+      const MessageChunks::Chunk chunk = stream.chunks.Post();
+      const int count = static_cast<int>(chunk.bytes);  // at most the limit, which is an int
       if (stream.sends) {
-        CheckMpi(MPI_Isend(piece.data, count, MPI_BYTE, stream.peer, kTag, comm_, &requests_[i]),
+        CheckMpi(MPI_Isend(chunk.data, count, MPI_BYTE, stream.peer, kTag, comm_, &requests_[i]),
                  "MPI_Isend");
       } else {
-        CheckMpi(MPI_Irecv(piece.data, count, MPI_BYTE, stream.peer, kTag, comm_, &requests_[i]),
+        CheckMpi(MPI_Irecv(chunk.data, count, MPI_BYTE, stream.peer, kTag, comm_, &requests_[i]),
                  "MPI_Irecv");
       }
     }
@@ -122,13 +122,13 @@ class Streams {
     if (arrived == MPI_UNDEFINED) return false;
     for (int i = 0; i < arrived; ++i) {
       Stream& stream = streams_[static_cast<std::size_t>(complete_[i]) / kWindow];
-      if (code == MPI_ERR_IN_STATUS) CheckPiece(stream, statuses_[i].MPI_ERROR);
+      if (code == MPI_ERR_IN_STATUS) CheckChunk(stream, statuses_[i].MPI_ERROR);
       int bytes = 0;
       if (!stream.sends) {
         CheckMpi(MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes), "MPI_Get_count");
       }
       try {
-        stream.pieces.Arrived(bytes);
+        stream.chunks.Arrived(bytes);
       } catch (const Error& error) {
         Throw(error.kind(), error.what(), ", from rank ", stream.peer, " to rank ", rank_, ", in ",
               what_);
@@ -139,14 +139,14 @@ class Streams {
 
   bool done() const {
     return std::all_of(streams_.begin(), streams_.end(),
-                       [](const Stream& stream) { return stream.pieces.done(); });
+                       [](const Stream& stream) { return stream.chunks.done(); });
   }
 
   /// Returns the peers that this rank still waits for.
   std::string Peers() const {
     std::set<int> waiting;
     for (const Stream& stream : streams_) {
-      if (!stream.pieces.done()) waiting.insert(stream.peer);
+      if (!stream.chunks.done()) waiting.insert(stream.peer);
     }
     std::string peers;
     for (const int peer : waiting) peers += Concat(peers.empty() ? "" : ", ", peer);
@@ -164,8 +164,8 @@ class Streams {
   }
 
  private:
-  /// Throws the error of a piece's request, if it has one.
-  void CheckPiece(const Stream& stream, int code) const {
+  /// Throws the error of a chunk's request, if it has one.
+  void CheckChunk(const Stream& stream, int code) const {
     int kind = MPI_SUCCESS;
     MPI_Error_class(code, &kind);
     if (kind == MPI_ERR_TRUNCATE) {
@@ -193,7 +193,7 @@ class MpiCommunicator final : public LifelineCommunicator {
     for (const int machine : options.machines) {
       const std::int64_t most = options.max_message_bytes;
       const bool here = machine == options.machines[static_cast<std::size_t>(rank_)];
-      piece_limits_.push_back(here ? most : std::min(most, kRemotePiece));
+      chunk_limits_.push_back(here ? most : std::min(most, kRemoteChunk));
     }
   }
 
@@ -205,7 +205,7 @@ class MpiCommunicator final : public LifelineCommunicator {
   int Size() const override { return size_; }
 
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
-    auto streams = std::make_unique<Streams>(comm_, rank_, out, in, piece_limits_, what);
+    auto streams = std::make_unique<Streams>(comm_, rank_, out, in, chunk_limits_, what);
     try {
       WaitForAll(streams.get(), what);
     } catch (...) {
@@ -213,10 +213,10 @@ class MpiCommunicator final : public LifelineCommunicator {
       static_cast<void>(streams.release());  // MPI may still read a length from there
       throw;
     }
-    for (std::int64_t i = 0; i < in.size; ++i) in[i].bytes = (*streams)[i].pieces.moved();
+    for (std::int64_t i = 0; i < in.size; ++i) in[i].bytes = (*streams)[i].chunks.moved();
   }
 
-  // Messages are cut into pieces by address only, so only MPI accesses their bytes.
+  // Messages are cut into chunks by address only, so only MPI accesses their bytes.
   std::string DeviceMemoryProblem() const override { return MemoryProblem(); }
 
  private:
@@ -247,7 +247,7 @@ class MpiCommunicator final : public LifelineCommunicator {
       }
     }
     if (!Finalized()) return;
-    const auto failure = WhoLeft();
+    const auto failure = ReasonMpiEnded();
     Throw(failure ? failure->kind : ErrorKind::kPeerLeft,
           failure ? failure->message : "MPI was finalized because a rank has shut Horovod down",
           waiting());
@@ -255,7 +255,7 @@ class MpiCommunicator final : public LifelineCommunicator {
 
   /// Returns why MPI has ended: a rank sends its goodbye on its lifeline before it shuts Horovod
   /// down.
-  std::optional<Lifeline::Failure> WhoLeft() const {
+  std::optional<Lifeline::Failure> ReasonMpiEnded() const {
     std::optional<Lifeline::Failure> failure;
     for (const auto deadline = After(kGoodbyeSeconds);
          lifeline() != nullptr && !failure && Clock::now() < deadline;) {
@@ -267,7 +267,7 @@ class MpiCommunicator final : public LifelineCommunicator {
 
   MPI_Comm comm_;
   WaitLimits limits_;
-  std::vector<std::int64_t> piece_limits_;  // by peer
+  std::vector<std::int64_t> chunk_limits_;  // by peer
   int rank_ = 0;
   int size_ = 1;
 };

@@ -18,8 +18,8 @@ struct MpiOptions {
   std::vector<int> machines;     ///< machine of each rank, in order; equal numbers share memory
   int tag = 0;                   ///< distinguishes communicators that are created at the same time
   WaitLimits limits;
-  /// Longer messages are sent in pieces of this size, since MPI counts bytes in an int. Between
-  /// machines pieces are never longer than what Open MPI sends over TCP eagerly.
+  /// Longer messages are sent in chunks of this size, since MPI counts bytes in an int. Between
+  /// machines chunks are never longer than what Open MPI sends over TCP eagerly.
   std::int64_t max_message_bytes = std::int64_t{1} << 30;
 };
 

@@ -47,7 +47,7 @@ WaitLimits WaitLimits::FromEnvironment() {
   return limits;
 }
 
-std::string WaitLimits::GaveUp(const std::string& what) const {
+std::string WaitLimits::TimeoutMessage(const std::string& what) const {
   return Concat("gave up waiting for ", what, " after ", fail_seconds, " s (HVD_SPARSE_TIMEOUT)");
 }
 
@@ -58,8 +58,8 @@ Patience::Patience(const WaitLimits& limits, int rank, const std::string& what,
 double Patience::CheckLimits() {
   const double waited = duration<double>(Clock::now() - start_).count();
   if (limits_.fail_seconds > 0 && waited > limits_.fail_seconds) {
-    Throw(ErrorKind::kTimeout, "rank ", rank_, " ", limits_.GaveUp("rank " + whom_()), " in ",
-          what_);
+    Throw(ErrorKind::kTimeout, "rank ", rank_, " ", limits_.TimeoutMessage("rank " + whom_()),
+          " in ", what_);
   }
   if (!warned_ && limits_.warn_seconds > 0 && waited > limits_.warn_seconds) {
     warned_ = true;

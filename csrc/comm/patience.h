@@ -24,7 +24,7 @@ struct WaitLimits {
   static WaitLimits FromEnvironment();
 
   /// Returns the text, for the errors of all waits, that `what` was waited for until the deadline.
-  std::string GaveUp(const std::string& what) const;
+  std::string TimeoutMessage(const std::string& what) const;
 };
 
 class Patience {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "csrc/base/error.h"
-#include "csrc/comm/departures.h"
+#include "csrc/comm/in_flight_messages.h"
 #include "csrc/comm/lifeline_communicator.h"
 #include "csrc/comm/tcp_rendezvous.h"
 #include "csrc/comm/tcp_stream.h"
@@ -91,7 +91,7 @@ class TcpCommunicator final : public LifelineCommunicator {
     auto& stream = streams_[static_cast<std::size_t>(peer)];
     if (stream == nullptr) {
       stream = std::make_unique<TcpStream>(rank_, peer);
-      rendezvous_.Want(peer);
+      rendezvous_.Request(peer);
     }
     if (stream->idle()) active_.push_back(stream.get());
     return *stream;
@@ -99,7 +99,7 @@ class TcpCommunicator final : public LifelineCommunicator {
 
   void Finish() {
     for (TcpStream* stream : active_) {
-      if (stream->sends()) departures_.Add(stream);
+      if (stream->sends()) in_flight_.Add(stream);
       stream->Forget();
     }
     active_.clear();
@@ -134,7 +134,7 @@ class TcpCommunicator final : public LifelineCommunicator {
       one = stream;
       ++senders;
     }
-    return senders > 0 && departures_.Moving(senders == 1 ? one : nullptr);
+    return senders > 0 && in_flight_.Moving(senders == 1 ? one : nullptr);
   }
 
   bool Done() const {
@@ -223,8 +223,8 @@ class TcpCommunicator final : public LifelineCommunicator {
   std::string broken_;  // the error after which nothing more can be sent
   std::optional<Clock::time_point> verdict_due_;
 
-  Departures departures_;
-  bool held_ = false;               // true while the transfer's messages wait for departures_
+  InFlightMessages in_flight_;
+  bool held_ = false;               // true while the transfer's messages wait for in_flight_
   std::vector<TcpStream*> active_;  // streams of the transfer
   std::vector<pollfd> polled_;
   std::vector<TcpStream*> polled_streams_;  // streams of the first entries of polled_

@@ -35,7 +35,7 @@ TcpRendezvous::TcpRendezvous(int rank, std::vector<ListenAddress> addresses, Lis
       admission_(std::move(listener), addresses_.at(static_cast<std::size_t>(rank)).key, rank, 0,
                  rank) {}
 
-void TcpRendezvous::Want(int peer) {
+void TcpRendezvous::Request(int peer) {
   if (peer > rank_) {
     Call& call = calls_[peer];
     call.ips = addresses_[static_cast<std::size_t>(peer)].Reachable();
@@ -64,7 +64,7 @@ std::vector<TcpRendezvous::Arrival> TcpRendezvous::Advance() {
   std::vector<Arrival> arrivals;
   for (auto call = calls_.begin(); call != calls_.end();) {
     Arrival arrival{call->first, {}, {}};
-    if (GoOn(call->first, &call->second, &arrival)) {
+    if (AdvanceCall(call->first, &call->second, &arrival)) {
       arrivals.push_back(std::move(arrival));
       call = calls_.erase(call);
     } else {
@@ -89,7 +89,7 @@ void TcpRendezvous::AddTo(std::vector<pollfd>* polled) const {
 }
 
 /// Returns true if the call has ended; `arrival` then holds the connection or the problem.
-bool TcpRendezvous::GoOn(int peer, Call* call, Arrival* arrival) {
+bool TcpRendezvous::AdvanceCall(int peer, Call* call, Arrival* arrival) {
   for (;;) {
     for (auto attempt = call->attempts.begin(); attempt != call->attempts.end();) {
       switch (attempt->Advance()) {

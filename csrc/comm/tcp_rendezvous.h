@@ -40,7 +40,7 @@ class TcpRendezvous {
   TcpRendezvous(int rank, std::vector<ListenAddress> addresses, Listener listener, bool persists);
 
   /// Requests a connection with a peer; call it once for each.
-  void Want(int peer);
+  void Request(int peer);
 
   /// True while Advance has work: a connection is needed that is not made yet, or a guest has yet
   /// to prove itself or be dropped.
@@ -56,7 +56,7 @@ class TcpRendezvous {
   };
 
   /// Advances all connections as far as possible; returns those made or given up since the last
-  /// call. They include ranks that connect before Want was called.
+  /// call. They include ranks that connect before Request was called.
   std::vector<Arrival> Advance();
 
   /// Adds the events after which Advance has work to do.
@@ -75,7 +75,7 @@ class TcpRendezvous {
   };
 
   std::string CannotConnect(int peer, const Call& call) const;
-  bool GoOn(int peer, Call* call, Arrival* arrival);
+  bool AdvanceCall(int peer, Call* call, Arrival* arrival);
   void TryNextAddress(int peer, Call* call);
 
   const int rank_;

@@ -5,11 +5,11 @@
 #include "csrc/base/error.h"
 #include "csrc/collectives/device_agreement.h"
 #ifdef HVD_SPARSE_WITH_CUDA
-#include "csrc/cuda/transport/mpi_means.h"
+#include "csrc/cuda/transport/mpi_option.h"
 #endif
 #ifdef HVD_SPARSE_WITH_NCCL
 #include "csrc/cuda/transport/nccl_library.h"
-#include "csrc/cuda/transport/nccl_means.h"
+#include "csrc/cuda/transport/nccl_option.h"
 #endif
 
 namespace hvd_sparse {
@@ -45,7 +45,7 @@ namespace {
 class LeftOut final : public NcclByName {
  public:
   std::string Describe(const std::string&, int) const override { return FindNccl().version; }
-  std::unique_ptr<DeviceNetwork> Connect(Communicator*, int, const Invitation&) const override {
+  std::unique_ptr<GpuCollectives> Connect(Communicator*, int, const Invitation&) const override {
     return nullptr;  // never called: Describe throws
   }
 };
@@ -54,16 +54,16 @@ class LeftOut final : public NcclByName {
 
 #endif
 
-// ---- Means of connecting devices in this build --------------------------------------------------
+// ---- Ways of connecting devices in this build ---------------------------------------------------
 
 namespace {
 
-MeansTable MeansOfThisBuild() {
+GpuTransportOptions OptionsOfThisBuild() {
 #if defined(HVD_SPARSE_WITH_NCCL)
-  return {&cuda::NcclMeans(), &cuda::MpiMeans()};
+  return {&cuda::NcclOption(), &cuda::MpiOption()};
 #elif defined(HVD_SPARSE_WITH_CUDA)
   static const LeftOut nccl;
-  return {&nccl, &cuda::MpiMeans()};
+  return {&nccl, &cuda::MpiOption()};
 #else
   return {};
 #endif
@@ -71,35 +71,37 @@ MeansTable MeansOfThisBuild() {
 
 }  // namespace
 
-bool CanConnectDevices() { return !MeansOfThisBuild().empty(); }
+bool CanConnectDevices() { return !OptionsOfThisBuild().empty(); }
 
-std::vector<MeansFacts> AskMeans(const std::string& memory_problem, Device device) {
-  std::vector<MeansFacts> facts;
-  for (const DeviceMeans* means : MeansOfThisBuild()) {
-    const Statement own = StatementOf(*means, memory_problem, device.index);
+std::vector<GpuTransportFacts> AskGpuTransports(const std::string& memory_problem, Device device) {
+  std::vector<GpuTransportFacts> facts;
+  for (const GpuTransportOption* option : OptionsOfThisBuild()) {
+    const Statement own = StatementOf(*option, memory_problem, device.index);
     const std::string& problem = own.error.empty() ? own.problem : own.error;
     std::string refusal = own.error;
-    if (own.wish == Wish::kAlways && !problem.empty()) refusal = InsistedInVain(*means, problem);
-    facts.push_back({means->Name(), means->Variable(), problem, refusal});
+    if (own.wish == Wish::kAlways && !problem.empty()) {
+      refusal = RequiredButUnavailable(*option, problem);
+    }
+    facts.push_back({option->Name(), option->Variable(), problem, refusal});
   }
   return facts;
 }
 
 DeviceConnection ConnectDevices(Communicator* comm, Device device) {
-  const MeansTable table = MeansOfThisBuild();
+  const GpuTransportOptions table = OptionsOfThisBuild();
   std::vector<Statement> own;
-  for (const DeviceMeans* means : table) {
-    own.push_back(StatementOf(*means, comm->DeviceMemoryProblem(), device.index));
+  for (const GpuTransportOption* option : table) {
+    own.push_back(StatementOf(*option, comm->DeviceMemoryProblem(), device.index));
   }
-  const DeviceAgreement agreed = AgreeOnMeans(comm, table, own);
+  const DeviceAgreement agreed = AgreeOnGpuTransport(comm, table, own);
   DeviceConnection connection;
-  if (agreed.means != nullptr) {
-    connection.network = agreed.means->Connect(comm, device.index, agreed.invitation);
+  if (agreed.option != nullptr) {
+    connection.collectives = agreed.option->Connect(comm, device.index, agreed.invitation);
   }
   if (!agreed.unmet.empty()) {
     const std::string way =
-        agreed.means == nullptr ? "by way of the CPUs" : Concat("over ", agreed.means->Name());
-    connection.news = Concat("gtopk between GPUs goes ", way, ", since ", agreed.unmet);
+        agreed.option == nullptr ? "by way of the CPUs" : Concat("over ", agreed.option->Name());
+    connection.warning = Concat("gtopk between GPUs goes ", way, ", since ", agreed.unmet);
   }
   return connection;
 }

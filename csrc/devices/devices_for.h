@@ -1,4 +1,4 @@
-/// The means of connecting devices that this build has: the only place that knows which were built
+/// The ways of connecting devices that this build has: the only place that knows which were built
 /// in.
 
 #ifndef HVD_SPARSE_DEVICES_DEVICES_FOR_H_
@@ -8,32 +8,32 @@
 #include <vector>
 
 #include "csrc/base/device.h"
-#include "csrc/collectives/device_network.h"
+#include "csrc/collectives/gpu_collectives.h"
 #include "csrc/comm/communicator.h"
 
 namespace hvd_sparse {
 
-/// Returns true if this build has any means of connecting devices.
+/// Returns true if this build has any way of connecting devices.
 bool CanConnectDevices();
 
-/// Facts about one means of connecting devices, in this process.
-struct MeansFacts {
+/// Facts about one way of connecting devices, in this process.
+struct GpuTransportFacts {
   std::string name;      ///< as users know it
   std::string variable;  ///< environment variable by which they ask for it
   std::string problem;   ///< why it is not used, or that no user asks for it; empty if it can be
   std::string refusal;   ///< why exchanges of gradients on devices are refused here; else empty
 };
 
-/// Returns the facts about each means of this build, in order of preference, for a process with
+/// Returns the facts about each option of this build, in order of preference, for a process with
 /// gradients on `device` that is not a rank yet. For `memory_problem`, see
 /// Communicator::DeviceMemoryProblem.
-std::vector<MeansFacts> AskMeans(const std::string& memory_problem, Device device);
+std::vector<GpuTransportFacts> AskGpuTransports(const std::string& memory_problem, Device device);
 
 /// Connects `device` of this rank with those of all ranks of `comm`, by NCCL or else by CUDA-aware
-/// MPI, if all ranks want it and have it. All ranks get the same means. Collective.
+/// MPI, if all ranks want it and have it. All ranks get the same option. Collective.
 ///
 /// Throws, on all ranks alike, if HVD_SPARSE_NCCL or HVD_SPARSE_CUDA_AWARE_MPI is invalid or
-/// insists on a means that cannot be used, and if the exchange ends.
+/// insists on an option that cannot be used, and if the exchange ends.
 DeviceConnection ConnectDevices(Communicator* comm, Device device);
 
 /// Returns true if this build can use NCCL.

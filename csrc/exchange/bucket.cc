@@ -17,8 +17,8 @@ Bucket::Bucket(int id, BucketSpec spec, NodePlace place)
       sparsifier_(MakeSparsifier(spec_.sparsifier, spec_.sparsifier_options)),
       collective_(FindCollective(spec_.collective)) {
   CheckSpec(spec_);
-  pieces_ = Cut(spec_);
-  for (const std::vector<Piece>& segment : pieces_) feedback_.reserve(segment.size());
+  slices_ = Cut(spec_);
+  for (const std::vector<GradientSlice>& segment : slices_) feedback_.reserve(segment.size());
   const auto segments_in = [&](Range range) {
     return Segments(spec_.segment_numels, spec_.max_ks, range, *sparsifier_);
   };
@@ -34,12 +34,12 @@ Bucket::Bucket(int id, BucketSpec spec, NodePlace place)
   }
 }
 
-std::vector<std::vector<Bucket::Piece>> Bucket::Cut(const BucketSpec& spec) {
-  std::vector<std::vector<Piece>> pieces;
+std::vector<std::vector<Bucket::GradientSlice>> Bucket::Cut(const BucketSpec& spec) {
+  std::vector<std::vector<GradientSlice>> slices;
   std::size_t gradient = 0;
   std::int64_t begin = 0;  // of the rest of this gradient
   for (std::int64_t left : spec.segment_numels) {
-    std::vector<Piece>& segment = pieces.emplace_back();
+    std::vector<GradientSlice>& segment = slices.emplace_back();
     while (left > 0) {
       const std::int64_t size = std::min(left, spec.gradient_numels[gradient] - begin);
       if (size > 0) segment.push_back({gradient, begin, size});
@@ -50,7 +50,7 @@ std::vector<std::vector<Bucket::Piece>> Bucket::Cut(const BucketSpec& spec) {
       begin = 0;
     }
   }
-  return pieces;
+  return slices;
 }
 
 /// Returns the feedback that is added to the residual of a segment; valid until the next call.
@@ -58,11 +58,11 @@ std::vector<std::vector<Bucket::Piece>> Bucket::Cut(const BucketSpec& spec) {
 Span<const Feedback> Bucket::FeedbackOf(std::size_t segment, Span<float> residual) {
   feedback_.clear();
   std::int64_t begin = 0;
-  for (const Piece& piece : pieces_[segment]) {
-    feedback_.push_back({inflow_[piece.gradient].Sub(piece.begin, piece.size),
-                         launch_.decays[piece.gradient], inflow_scale_,
-                         residual.Sub(begin, piece.size)});
-    begin += piece.size;
+  for (const GradientSlice& slice : slices_[segment]) {
+    feedback_.push_back({inflow_[slice.gradient].Sub(slice.begin, slice.size),
+                         launch_.decays[slice.gradient], inflow_scale_,
+                         residual.Sub(begin, slice.size)});
+    begin += slice.size;
   }
   return feedback_;
 }
@@ -144,7 +144,7 @@ void Bucket::Begin(Launch launch) {
   }
   rounded_.clear();
   is_masked_ = false;
-  is_given_ = false;
+  is_enqueued_ = false;
 }
 
 void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
@@ -254,9 +254,11 @@ void Bucket::ReduceOverNodes(Communicator& comm, const Kernels& kernels) {
   rounded_.clear();  // the sum took the errors; the residual is as it was
 }
 
-void Bucket::Reduce(Communicator& comm, const Kernels& kernels, DeviceNetwork* network) {
+void Bucket::Reduce(Communicator& comm, const Kernels& kernels, GpuCollectives* gpu_collectives) {
   stats_.exchange_begin = SteadySeconds();
-  if (network != nullptr && device_reduce_ == nullptr) device_reduce_ = network->GTopK();
+  if (gpu_collectives != nullptr && device_reduce_ == nullptr) {
+    device_reduce_ = gpu_collectives->GTopK();
+  }
   stats_.route = device_reduce_ == nullptr ? Route::kCalls : Route::kRounds;
   rounded_.clear();
   if (node_ == nullptr) {
@@ -304,7 +306,7 @@ void Bucket::Scatter(Range range, Span<float> residual, int owners, const Kernel
 }
 
 void Bucket::PutBack(const Kernels& kernels) {
-  if (is_given_) return device_step_->PutBack();
+  if (is_enqueued_) return device_step_->PutBack();
   if (is_masked_) kernels.PutBack(masked_, 0, masked_.count(), launch_.velocity);
   if (node_ != nullptr) return;  // nothing has left the residual
   kernels.Restore(rounded_, launch_.residual);

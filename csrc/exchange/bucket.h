@@ -7,8 +7,8 @@
 /// the residual; delivered entries are removed from both (momentum factor masking: Lin et al., ICLR
 /// 2018).
 ///
-/// If the whole step is given to a device (bucket_step.cc), GiveSelection, Give and StepArrived
-/// replace Select and Reduce.
+/// If the whole step is enqueued on a device (bucket_step.cc), EnqueueSelection, Enqueue and
+/// StepArrived replace Select and Reduce.
 ///
 /// A bucket holds scratch memory and the plan, never state: residuals and thresholds belong to the
 /// framework and are passed in at every step.
@@ -24,7 +24,7 @@
 
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
-#include "csrc/collectives/device_network.h"
+#include "csrc/collectives/gpu_collectives.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/comm/nodes.h"
 #include "csrc/exchange/bucket_spec.h"
@@ -74,30 +74,31 @@ class Bucket {
   void Select(Launch launch, int rank, const Kernels& kernels);
 
   /// Exchanges the selection, puts back entries that were not delivered, masks the velocity of
-  /// those that were, and writes the result into the gradients. `network` is non-null on all ranks,
-  /// if their route is kRounds, or on none.
-  void Reduce(Communicator& comm, const Kernels& kernels, DeviceNetwork* network = nullptr);
+  /// those that were, and writes the result into the gradients. `gpu_collectives` is non-null on
+  /// all ranks, if their route is kRounds, or on none.
+  void Reduce(Communicator& comm, const Kernels& kernels,
+              GpuCollectives* gpu_collectives = nullptr);
 
   /// For route kStep: allocates, once, the memory that all steps need on the network's device.
   /// Called before the ranks compare their first step, so that none waits for a rank that has no
   /// memory.
-  void PrepareSteps(DeviceNetwork* network);
+  void PrepareSteps(GpuCollectives* gpu_collectives);
   bool IsPreparedForSteps() const { return device_step_ != nullptr; }
 
   /// For route kStep, in place of Select: enqueues the selection on the device, to begin after
   /// `ready`.
-  void GiveSelection(Launch launch, const Kernels& kernels, const Mark* ready);
+  void EnqueueSelection(Launch launch, const Kernels& kernels, const Mark* ready);
 
   /// For route kStep, in place of Reduce: compares headers with all ranks and enqueues the rest on
   /// the device (see DeviceStep::Exchange for when it waits). Returns a mark at the end of the
   /// step.
-  std::shared_ptr<const Mark> Give(Communicator& comm, const Kernels& kernels);
+  std::shared_ptr<const Mark> Enqueue(Communicator& comm, const Kernels& kernels);
 
   /// Waits at most `seconds` for the end of that step; returns true if it has ended.
   bool StepArrived(double seconds);
 
   /// Waits for the device and frees its memory, before the network is destroyed.
-  void LeaveDevices();
+  void ReleaseDevices();
 
   /// The bad rank as in BlockHeader, equal on all ranks. Valid after Reduce, or when the step has
   /// arrived.
@@ -111,8 +112,8 @@ class Bucket {
   std::int64_t overflows() const { return overflows_; }
 
   /// Puts back all entries that were taken: residual and velocity are then what they were after
-  /// error feedback, bit for bit. Nothing was applied, so nothing is lost. A step that was given to
-  /// a device can be put back at any time.
+  /// error feedback, bit for bit. Nothing was applied, so nothing is lost. A step that was enqueued
+  /// on a device can be put back at any time.
   void PutBack(const Kernels& kernels);
 
   /// Commits the step: the residual is what this rank has yet to send, and the velocity of
@@ -121,12 +122,12 @@ class Bucket {
 
  private:
   /// The part of a gradient that lies in a segment.
-  struct Piece {
+  struct GradientSlice {
     std::size_t gradient;
     std::int64_t begin, size;
   };
 
-  static std::vector<std::vector<Piece>> Cut(const BucketSpec& spec);
+  static std::vector<std::vector<GradientSlice>> Cut(const BucketSpec& spec);
   void Begin(Launch launch);
   Span<const Feedback> FeedbackOf(std::size_t segment, Span<float> residual);
   std::int64_t Accumulate(const Kernels& kernels);
@@ -145,7 +146,7 @@ class Bucket {
   int id_;
   BucketSpec spec_;
   std::int64_t numel_ = 0;
-  std::vector<std::vector<Piece>> pieces_;  // by segment
+  std::vector<std::vector<GradientSlice>> slices_;  // by segment
   const std::unique_ptr<const Sparsifier> sparsifier_;
   const SparseAllreduce& collective_;
 
@@ -164,7 +165,7 @@ class Bucket {
   bool is_masked_ = false;  // they have been taken
   std::unique_ptr<DeviceReduce> device_reduce_;  // if not null, replaces the collective
   std::unique_ptr<DeviceStep> device_step_;      // if not null, runs whole steps
-  bool is_given_ = false;                        // device_step_ holds the entries of this step
+  bool is_enqueued_ = false;                     // device_step_ holds the entries of this step
   CollectiveScratch scratch_;
   std::vector<std::pair<Index, float>> rounded_;  // residuals before they took rounding errors
   std::int64_t overflows_ = 0;

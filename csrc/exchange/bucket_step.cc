@@ -1,4 +1,5 @@
-/// The step of a bucket that is given to a device as a whole, see csrc/collectives/device_step.h.
+/// The step of a bucket that is enqueued on a device as a whole, see
+/// csrc/collectives/device_step.h.
 
 #include "csrc/collectives/collectives.h"
 #include "csrc/exchange/bucket.h"
@@ -6,28 +7,28 @@
 
 namespace hvd_sparse {
 
-void Bucket::PrepareSteps(DeviceNetwork* network) {
+void Bucket::PrepareSteps(GpuCollectives* gpu_collectives) {
   if (device_step_ != nullptr) return;
   device_step_ =
-      network->Step({"bucket '" + spec_.name + "'", static_cast<std::uint32_t>(id_),
-                     spec_.gradient_numels, spec_.segment_numels, spec_.max_ks,
-                     spec_.collective_options.slack, RefreshOf(spec_.sparsifier_options)});
+      gpu_collectives->Step({"bucket '" + spec_.name + "'", static_cast<std::uint32_t>(id_),
+                             spec_.gradient_numels, spec_.segment_numels, spec_.max_ks,
+                             spec_.collective_options.slack, RefreshOf(spec_.sparsifier_options)});
 }
 
-void Bucket::GiveSelection(Launch launch, const Kernels& kernels, const Mark* ready) {
+void Bucket::EnqueueSelection(Launch launch, const Kernels& kernels, const Mark* ready) {
   Begin(std::move(launch));
   stats_.route = Route::kStep;
   bad_rank_ = kNoRank;  // only the device knows of one
   selected_.Reset(0);
   selected_.Finish(0);
-  kernels.LetFollow(device_step_->select_stream(), ready);
-  is_given_ = true;
+  kernels.MakeStreamFollow(device_step_->select_stream(), ready);
+  is_enqueued_ = true;
   device_step_->Select({launch_.residual, launch_.velocity, launch_.gradients, launch_.decays,
                         launch_.ks, launch_.states, launch_.momentum, launch_.scale,
                         launch_.output_scale});
 }
 
-std::shared_ptr<const Mark> Bucket::Give(Communicator& comm, const Kernels& kernels) {
+std::shared_ptr<const Mark> Bucket::Enqueue(Communicator& comm, const Kernels& kernels) {
   CollectiveContext ctx = ContextOf(comm, kernels, spec_.wire);
   BlockHeader own = Identity();
   own.kept = static_cast<std::uint32_t>(
@@ -64,7 +65,7 @@ bool Bucket::StepArrived(double seconds) {
   return true;
 }
 
-void Bucket::LeaveDevices() {
+void Bucket::ReleaseDevices() {
   device_reduce_.reset();
   device_step_.reset();
 }

@@ -11,26 +11,26 @@ namespace hvd_sparse {
 
 bool DeviceLink::MayBeThere() const {
   const std::lock_guard lock(mutex_);
-  return made_ ? made_->network != nullptr : CanConnectDevices();
+  return made_ ? made_->collectives != nullptr : CanConnectDevices();
 }
 
-DeviceNetwork* DeviceLink::NetworkFor(Device device, Communicator* comm) {
+GpuCollectives* DeviceLink::CollectivesFor(Device device, Communicator* comm) {
   if (!made_ && !device.IsCpu() && CanConnectDevices()) {
     DeviceConnection made = ConnectDevices(comm, device);
     static std::atomic<bool> said{false};
-    if (!made.news.empty() && comm->Rank() == 0 && !said.exchange(true)) Warn(made.news);
+    if (!made.warning.empty() && comm->Rank() == 0 && !said.exchange(true)) Warn(made.warning);
     const std::lock_guard lock(mutex_);
     made_ = std::move(made);
   }
-  return made_ ? made_->network.get() : nullptr;
+  return made_ ? made_->collectives.get() : nullptr;
 }
 
-DeviceNetwork& DeviceLink::Made() const {
+GpuCollectives& DeviceLink::Made() const {
   const std::lock_guard lock(mutex_);
-  const bool is_there = made_ && made_->network != nullptr;
+  const bool is_there = made_ && made_->collectives != nullptr;
   Require(is_there,
           "no network connects the devices of this exchange's ranks: ConnectDevices tells");
-  return *made_->network;
+  return *made_->collectives;
 }
 
 }  // namespace hvd_sparse

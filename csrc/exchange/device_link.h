@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "csrc/base/device.h"
-#include "csrc/collectives/device_network.h"
+#include "csrc/collectives/gpu_collectives.h"
 #include "csrc/comm/communicator.h"
 
 namespace hvd_sparse {
@@ -20,13 +20,13 @@ class DeviceLink {
   /// thread.
   bool MayBeThere() const;
 
-  /// Returns the network, or null if not all ranks have one; warns once about means that users
+  /// Returns the network, or null if not all ranks have one; warns once about transports that users
   /// asked for and do not get. The first call for a bucket on `device` is collective. One thread at
   /// a time.
-  DeviceNetwork* NetworkFor(Device device, Communicator* comm);
+  GpuCollectives* CollectivesFor(Device device, Communicator* comm);
 
   /// Returns the network that was made; throws InvalidArgument if there is none.
-  DeviceNetwork& Made() const;
+  GpuCollectives& Made() const;
 
  private:
   mutable std::mutex mutex_;

@@ -13,17 +13,17 @@ namespace hvd_sparse {
 
 /// Memory that is never freed because MPI may still read it: after a failure, blocks that it has
 /// not sent yet. Allocated in advance, since an exchange may end for lack of memory.
-struct Exchange::LeftToMpi {
+struct Exchange::LeakedToMpi {
   std::vector<std::unique_ptr<Slot>> slots;
   std::vector<Buffer> swapped;
-  LeftToMpi* before = nullptr;
+  LeakedToMpi* before = nullptr;
 };
 
 Exchange::Exchange(std::unique_ptr<Communicator> comm, SelectOn select_on, Nodes nodes, bool checks)
     : comm_(std::move(comm)),
       nodes_(std::move(nodes)),
       checks_(checks),
-      left_to_mpi_(std::make_unique<LeftToMpi>()),
+      leaked_to_mpi_(std::make_unique<LeakedToMpi>()),
       exchanger_(std::make_unique<Worker>()),
       selector_(select_on == SelectOn::kEngine ? std::make_unique<Worker>() : nullptr) {}
 
@@ -31,24 +31,24 @@ Exchange::~Exchange() {
   bool amid_a_step = false;
   {
     const std::lock_guard lock(mutex_);
-    amid_a_step = AnyIs(State::kStarted) || AnyIs(State::kGiven) || AnyIs(State::kArrived);
+    amid_a_step = AnyIs(State::kStarted) || AnyIs(State::kEnqueued) || AnyIs(State::kArrived);
   }
   if (amid_a_step) Fail("it was closed while gradients were in flight");
   selector_.reset();
   exchanger_.reset();
-  LeaveMemory();
-  for (const auto& slot : slots_) slot->bucket->LeaveDevices();
-  if (ended_) LeaveToMpi();
+  ReleaseMemory();
+  for (const auto& slot : slots_) slot->bucket->ReleaseDevices();
+  if (ended_) LeakToMpi();
 }
 
-void Exchange::LeaveToMpi() {
+void Exchange::LeakToMpi() {
   static std::mutex mutex;
-  static LeftToMpi* last = nullptr;
-  left_to_mpi_->slots.swap(slots_);
-  left_to_mpi_->swapped.swap(swapped_);
+  static LeakedToMpi* last = nullptr;
+  leaked_to_mpi_->slots.swap(slots_);
+  leaked_to_mpi_->swapped.swap(swapped_);
   const std::lock_guard lock(mutex);
-  left_to_mpi_->before = last;
-  last = left_to_mpi_.release();
+  leaked_to_mpi_->before = last;
+  last = leaked_to_mpi_.release();
 }
 
 Exchange::Slot& Exchange::SlotOf(int bucket) {
@@ -133,7 +133,7 @@ void Exchange::Start(int id, Launch launch) {
   });
   if (!known) return Reach(State::kArrived, slot);
   slot->launch = std::move(launch);
-  selector_ == nullptr ? SelectFirst(slot) : selector_->Post(&slot->to_select);
+  selector_ == nullptr ? SelectFirst(slot) : selector_->Post(&slot->select_task);
 }
 
 /// Selects, unless this is the bucket's first step on route kStep: its selection waits until it is
@@ -141,7 +141,7 @@ void Exchange::Start(int id, Launch launch) {
 void Exchange::SelectFirst(Slot* slot) {
   const bool waits = slot->route == Route::kStep && !slot->bucket->IsPreparedForSteps();
   if (!waits) Select(slot);
-  exchanger_->Post(&slot->to_take_through);
+  exchanger_->Post(&slot->collective_task);
 }
 
 void Exchange::Select(Slot* slot) {
@@ -149,7 +149,7 @@ void Exchange::Select(Slot* slot) {
   const bool done = Run(*slot, "select", [&] {
     slot->kernels->Follow(slot->ready.get());
     if (slot->route == Route::kStep && slot->bucket->IsPreparedForSteps()) {
-      return slot->bucket->GiveSelection(std::move(launch), *slot->kernels, slot->ready.get());
+      return slot->bucket->EnqueueSelection(std::move(launch), *slot->kernels, slot->ready.get());
     }
     slot->bucket->Select(std::move(launch), Rank(), *slot->kernels);
   });
@@ -157,11 +157,11 @@ void Exchange::Select(Slot* slot) {
   slot->selected = done;
 }
 
-void Exchange::TakeThrough(Slot* slot) {
+void Exchange::RunCollective(Slot* slot) {
   Bucket& bucket = *slot->bucket;
   const Kernels& kernels = *slot->kernels;
   const bool unselected = slot->launch.has_value();
-  DeviceNetwork* network = nullptr;
+  GpuCollectives* gpu_collectives = nullptr;
   const bool ready = Run(*slot, "exchange", [&] {
     if (!slot->intent.empty()) {
       RequireSameIntent(comm_.get(), slot->intent,
@@ -169,23 +169,23 @@ void Exchange::TakeThrough(Slot* slot) {
     }
     kernels.Follow(slot->ready.get());
     if (slot->route != Route::kCalls) {
-      network = devices_.NetworkFor(bucket.spec().device, comm_.get());
+      gpu_collectives = devices_.CollectivesFor(bucket.spec().device, comm_.get());
     }
-    if (unselected && network != nullptr) bucket.PrepareSteps(network);
+    if (unselected && gpu_collectives != nullptr) bucket.PrepareSteps(gpu_collectives);
   });
-  const bool is_given = slot->route == Route::kStep && network != nullptr;
+  const bool is_enqueued = slot->route == Route::kStep && gpu_collectives != nullptr;
   if (unselected && ready) Select(slot);
   const auto note = [&](std::shared_ptr<const Mark> written) {
     const std::lock_guard lock(mutex_);
     slot->written = std::move(written);
   };
   const bool done = Run(*slot, "exchange", [&] {
-    if (!is_given) return bucket.Reduce(*comm_, kernels, network);
-    note(bucket.Give(*comm_, kernels));
+    if (!is_enqueued) return bucket.Reduce(*comm_, kernels, gpu_collectives);
+    note(bucket.Enqueue(*comm_, kernels));
   });
   // Also after a failure: the bucket may have left gradients to be written later.
-  if (!is_given) Try(*slot, "exchange", [&] { note(kernels.EndOfOwn()); });
-  Reach(done && is_given ? State::kGiven : State::kArrived, slot);
+  if (!is_enqueued) Try(*slot, "exchange", [&] { note(kernels.EndOfOwn()); });
+  Reach(done && is_enqueued ? State::kEnqueued : State::kArrived, slot);
 }
 
 template <typename Work>
@@ -199,7 +199,7 @@ bool Exchange::Try(const Slot& slot, const char* phase, const Work& work) {
     work();
     return true;
   } catch (...) {
-    End(Caught(Rank(), "bucket '", slot.bucket->spec().name, "', ", phase));
+    End(CurrentError(Rank(), "bucket '", slot.bucket->spec().name, "', ", phase));
     return false;
   }
 }
@@ -213,7 +213,7 @@ bool Exchange::Wait(int id, double seconds, StreamHandle stream) {
   bool in_time = arrived_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
     return ended_ ? !AnyIs(State::kStarted) : slot.state != State::kStarted;
   });
-  if (!ended_ && slot.state == State::kGiven) {
+  if (!ended_ && slot.state == State::kEnqueued) {
     lock.unlock();
     in_time = AwaitDevice(&slot, deadline - SteadySeconds());
     lock.lock();
@@ -222,7 +222,7 @@ bool Exchange::Wait(int id, double seconds, StreamHandle stream) {
     lock.unlock();
     ThrowEnded();
   }
-  if (in_time) slot.kernels->LetFollow(stream, slot.written.get());
+  if (in_time) slot.kernels->MakeStreamFollow(stream, slot.written.get());
   return in_time;
 }
 
@@ -282,13 +282,13 @@ void Exchange::CheckBy(void (Communicator::*check)()) {
       (comm_.get()->*check)();
       return;
     } catch (...) {
-      End(Caught(Rank(), "a look at the other ranks"));
+      End(CurrentError(Rank(), "a look at the other ranks"));
     }
   }
   ThrowEnded();
 }
 
-void Exchange::LeaveMemory() noexcept {
+void Exchange::ReleaseMemory() noexcept {
   const std::lock_guard lock(mutex_);
   if (ended_) PutBackAll();
 }
@@ -298,7 +298,7 @@ void Exchange::Fail(std::string_view reason) noexcept {
 }
 
 void Exchange::EndBy(const Error& error) noexcept {
-  End(Described(KindOnOthers(error.kind()), "rank ", Rank(), " ended the exchange: ", error.what()),
+  End(Described(KindOnPeers(error.kind()), "rank ", Rank(), " ended the exchange: ", error.what()),
       error.what());
 }
 
@@ -334,7 +334,7 @@ void Exchange::PutBackAll() {
   put_back_ = true;
   for (auto& slot : slots_) {
     try {
-      slot->kernels->LetFollow(slot->stream, slot->written.get());
+      slot->kernels->MakeStreamFollow(slot->stream, slot->written.get());
       if (slot->selected) slot->bucket->PutBack(*slot->kernels);
     } catch (...) {
       // The device has failed; the error that ended the exchange says more, and other buckets may

@@ -112,14 +112,14 @@ class Exchange {
   /// it has not been tried yet. Collective, and otherwise like Swap.
   bool ConnectDevices(Device device);
 
-  /// Like Swap, but from device to device, once they are connected (DeviceNetwork::TimedSwaps).
+  /// Like Swap, but from device to device, once they are connected (GpuCollectives::TimedSwaps).
   std::vector<double> SwapBetweenDevices(int peer, std::int64_t bytes, int repetitions);
 
   /// Return the seconds of the merge that follows such a swap on the device, and of copying blocks
-  /// to the device and back (DeviceNetwork::TimedMerges, TimedHandings). They run on this rank
+  /// to the device and back (GpuCollectives::TimedMerges, TimedCopies). They run on this rank
   /// alone, while no bucket is in flight; an error does not end the exchange.
   std::vector<double> MergeOnDevice(std::int64_t entries, int repetitions);
-  std::vector<double> HandToDevice(std::int64_t entries, int repetitions);
+  std::vector<double> CopyToDevice(std::int64_t entries, int repetitions);
 
   /// Throws if the exchange has ended.
   void Check();
@@ -129,12 +129,12 @@ class Exchange {
 
   /// If the exchange has ended, stops using the step's memory, as every wait does before it throws:
   /// selected entries are back in the residuals. For callers that no longer wait.
-  void LeaveMemory() noexcept;
+  void ReleaseMemory() noexcept;
 
   /// Ends the exchange on all ranks, unless it has ended. Does not fail.
   void Fail(std::string_view reason) noexcept;
 
-  /// Like Fail, but because of `error`: all waits throw an error of that kind (KindOnOthers).
+  /// Like Fail, but because of `error`: all waits throw an error of that kind (KindOnPeers).
   void EndBy(const Error& error) noexcept;
 
   /// Notes that the user knows what ended the exchange, or is about to: nothing else blocks the
@@ -145,14 +145,14 @@ class Exchange {
  private:
   enum class State {
     kIdle,
-    kStarted,  // a thread of the exchange has it, or will have it
-    kGiven,    // a device has its whole step
+    kStarted,   // a thread of the exchange has it, or will have it
+    kEnqueued,  // a device has its whole step
     kArrived,
   };
   struct Slot {
     explicit Slot(Exchange* exchange)
-        : to_select([exchange, this] { exchange->SelectFirst(this); }),
-          to_take_through([exchange, this] { exchange->TakeThrough(this); }) {}
+        : select_task([exchange, this] { exchange->SelectFirst(this); }),
+          collective_task([exchange, this] { exchange->RunCollective(this); }) {}
 
     std::unique_ptr<Bucket> bucket;
     const Kernels* kernels = nullptr;  // of the bucket's device
@@ -160,7 +160,7 @@ class Exchange {
     bool selected = false;  // its entries of this step may have left the residual
     bool was_started = false;
 
-    Worker::Task to_select, to_take_through;
+    Worker::Task select_task, collective_task;
 
     // State of this step: its inputs, until Select takes them; its route, if devices can be
     // connected; and what this rank is about to do, if the ranks compare that.
@@ -174,7 +174,7 @@ class Exchange {
     std::shared_ptr<const Mark> ready, written;
   };
 
-  struct LeftToMpi;
+  struct LeakedToMpi;
 
   Slot& SlotOf(int bucket);
   bool AnyIs(State state) const;
@@ -188,7 +188,7 @@ class Exchange {
   bool Try(const Slot& slot, const char* phase, const Work& work);
   void SelectFirst(Slot* slot);
   void Select(Slot* slot);
-  void TakeThrough(Slot* slot);
+  void RunCollective(Slot* slot);
   bool AwaitDevice(Slot* slot, double seconds);
   class Measuring;
   template <typename Work>
@@ -197,7 +197,7 @@ class Exchange {
   void End(const Error& error, const char* reason) noexcept;
   bool HasEnded() const;
   void PutBackAll();
-  void LeaveToMpi();
+  void LeakToMpi();
   void CheckBy(void (Communicator::*check)());
   [[noreturn]] void ThrowEnded();
 
@@ -217,7 +217,7 @@ class Exchange {
   std::vector<Buffer> swapped_;
   std::optional<Error> ended_;
   bool put_back_ = false;
-  std::unique_ptr<LeftToMpi> left_to_mpi_;
+  std::unique_ptr<LeakedToMpi> leaked_to_mpi_;
 
   std::unique_ptr<Worker> exchanger_;
   std::unique_ptr<Worker> selector_;  // null: the caller selects

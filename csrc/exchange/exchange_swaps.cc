@@ -16,7 +16,7 @@ class Exchange::Measuring {
  public:
   Measuring(Exchange* exchange, const std::string& what) : exchange_(*exchange) {
     const std::lock_guard lock(exchange_.mutex_);
-    const bool is_free = !exchange_.AnyIs(State::kStarted) && !exchange_.AnyIs(State::kGiven) &&
+    const bool is_free = !exchange_.AnyIs(State::kStarted) && !exchange_.AnyIs(State::kEnqueued) &&
                          !exchange_.measuring_;
     Require(is_free, what, " must wait until ",
             exchange_.measuring_ ? "another swap is over" : "no bucket is in flight");
@@ -41,7 +41,7 @@ void Exchange::Measure(const std::string& what, const Work& work) {
     try {
       work();
     } catch (...) {
-      End(Caught(Rank(), what));
+      End(CurrentError(Rank(), what));
     }
   }
   if (HasEnded()) ThrowEnded();
@@ -72,8 +72,9 @@ bool Exchange::ConnectDevices(Device device) {
   Check();
   Require(!device.IsCpu(), "device must be cuda:0 or the like, got ", device.Name());
   bool connected = false;
-  Measure("connecting devices",
-          [&] { connected = Size() > 1 && devices_.NetworkFor(device, comm_.get()) != nullptr; });
+  Measure("connecting devices", [&] {
+    connected = Size() > 1 && devices_.CollectivesFor(device, comm_.get()) != nullptr;
+  });
   return connected;
 }
 
@@ -81,11 +82,11 @@ std::vector<double> Exchange::SwapBetweenDevices(int peer, std::int64_t bytes, i
   Check();
   RequireSwap(*comm_, peer, bytes, repetitions);
   Require(bytes > 0, "bytes must be positive between devices, got ", bytes);
-  DeviceNetwork& network = devices_.Made();
+  GpuCollectives& gpu_collectives = devices_.Made();
   std::vector<double> seconds;
   Measure(Concat("a swap with the device of rank ", peer), [&] {
     AgreeOnSwaps(comm_.get(), peer, bytes, repetitions, &swapped_);
-    seconds = network.TimedSwaps(peer, bytes, repetitions);
+    seconds = gpu_collectives.TimedSwaps(peer, bytes, repetitions);
   });
   return seconds;
 }
@@ -96,10 +97,10 @@ std::vector<double> Exchange::MergeOnDevice(std::int64_t entries, int repetition
   return devices_.Made().TimedMerges(entries, repetitions);
 }
 
-std::vector<double> Exchange::HandToDevice(std::int64_t entries, int repetitions) {
+std::vector<double> Exchange::CopyToDevice(std::int64_t entries, int repetitions) {
   Check();
-  const Measuring measuring(this, "handing a block to a device");
-  return devices_.Made().TimedHandings(entries, repetitions);
+  const Measuring measuring(this, "copying a block to a device");
+  return devices_.Made().TimedCopies(entries, repetitions);
 }
 
 }  // namespace hvd_sparse

@@ -15,7 +15,7 @@
 
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
-#include "csrc/collectives/dense_sum.h"
+#include "csrc/collectives/dense_block.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/comm/nodes.h"
 #include "csrc/exchange/segments.h"
@@ -57,7 +57,7 @@ class NodeSum {
  private:
   const std::int64_t numel_;
   const NodePlace place_;
-  DenseSum sum_, outgoing_, incoming_;
+  DenseBlock sum_, outgoing_, incoming_;
 };
 
 }  // namespace hvd_sparse

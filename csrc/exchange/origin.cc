@@ -24,7 +24,7 @@ void PutNaN(const std::vector<GradView>& gradients, const Origin& origin) {
     if (gradient.numel > 0) kernels.Scatter(sum, 1, 0, gradient, {}, &undo);
   }
   const std::shared_ptr<const Mark> written = kernels.EndOfOwn();
-  kernels.LetFollow(origin.stream, written.get());
+  kernels.MakeStreamFollow(origin.stream, written.get());
 }
 
 }  // namespace hvd_sparse

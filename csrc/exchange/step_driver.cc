@@ -9,45 +9,45 @@
 
 namespace hvd_sparse {
 
-StepDriver::StepDriver(Exchange* exchange, std::vector<Piece> pieces,
+StepDriver::StepDriver(Exchange* exchange, std::vector<OpGradients> ops,
                        std::vector<DrivenBucket> buckets, Hooks hooks, StepRules rules)
     : exchange_(exchange),
       hooks_(std::move(hooks)),
       rules_(rules),
       kernels_(KernelsFor(rules.device)),
-      layout_(std::move(pieces)),
-      pieces_(layout_.size()),
+      layout_(std::move(ops)),
+      op_states_(layout_.size()),
       timer_(layout_.size(), kernels_),
-      passage_(layout_.size(), kernels_),
+      dense_path_(layout_.size(), kernels_),
       sums_([this] { exchange_->Check(); }),
       sampler_(rules_.measure_every, kernels_),
       to_watch_([this] { WatchStarted(); }),
       to_wait_for_sums_([this] { WaitForSums(); }),
       to_finish_([this] { Finish(); }),
-      to_end_([this] { TellEnd(TakeEnding()); }) {
+      to_end_([this] { CallEndDone(TakeEnding()); }) {
   CheckRules(rules_);
   layout_.Adopt(std::move(buckets));
 }
 
 void StepDriver::Replace(std::vector<DrivenBucket> buckets) {
   const std::lock_guard lock(mutex_);
-  Require(!pieces_.Any(), "buckets cannot be replaced while gradients are in flight");
+  Require(!op_states_.Any(), "buckets cannot be replaced while gradients are in flight");
   layout_.Adopt(std::move(buckets));
-  passage_.LetAllOwe();
+  dense_path_.MarkAllPending();
 }
 
 void StepDriver::Reorder(const std::vector<int>& order) {
   const std::lock_guard lock(mutex_);
-  Require(!pieces_.Any(), "buckets cannot be reordered while gradients are in flight");
+  Require(!op_states_.Any(), "buckets cannot be reordered while gradients are in flight");
   layout_.Reorder(order);
 }
 
-void StepDriver::GoOnAfter(std::int64_t steps) {
+void StepDriver::ContinueAfter(std::int64_t steps) {
   Require(steps >= 0, "steps must be at least 0, got ", steps);
   const std::lock_guard lock(mutex_);
-  Require(!pieces_.Any(), "steps cannot be counted anew while gradients are in flight");
+  Require(!op_states_.Any(), "steps cannot be counted anew while gradients are in flight");
   steps_ = steps;
-  passage_.LetAllOwe();
+  dense_path_.MarkAllPending();
 }
 
 void StepDriver::TimeSteps(bool wanted) {
@@ -70,16 +70,17 @@ bool StepDriver::Begin(const StepMemory& memory) {
   {
     const std::lock_guard lock(mutex_);
     CheckMemory(memory, layout_, rules_);
-    if (!pieces_.Any()) {
+    if (!op_states_.Any()) {
       begun_ = true;
       memory_ = memory;
-      pieces_.Begin();
+      op_states_.Begin();
       sampler_.Begin(steps_);
-      passage_.Begin(memory.origin.stream);
+      dense_path_.Begin(memory.origin.stream);
       timer_.Begin(memory.origin.stream);
-      const bool looks = rules_.momentum > 0 || layout_.Exchanges() || passage_.OwedAnywhere();
-      sums_.Begin(layout_.Passing(), rules_.others, looks);
-      return looks;
+      const bool check_finite =
+          rules_.momentum > 0 || layout_.Exchanges() || dense_path_.AnyPending();
+      sums_.Begin(layout_.DenseOps(), rules_.others, check_finite);
+      return check_finite;
     }
   }
   constexpr char reason[] = "a step was begun before the last one had ended";
@@ -94,56 +95,54 @@ void StepDriver::RequireOpen() {
     exchange_->Check();
   } catch (...) {
     const std::lock_guard lock(mutex_);
-    untold_.error.reset();
-    if (layout_.Passing() == 0 && !rules_.others) exchange_->Acknowledge();
+    pending_error_.error.reset();
+    if (layout_.DenseOps() == 0 && !rules_.others) exchange_->Acknowledge();
     throw;
   }
 }
 
-bool StepDriver::Launch(int piece, const std::vector<GradView>& gradients, Done done,
-                        Origin origin) {
-  Require(0 <= piece && piece < static_cast<int>(pieces_.size()), "piece must lie in [0, ",
-          pieces_.size(), "), got ", piece);
-  const auto number = static_cast<std::size_t>(piece);
+bool StepDriver::Launch(int op, const std::vector<GradView>& gradients, Done done, Origin origin) {
+  Require(0 <= op && op < static_cast<int>(op_states_.size()), "op must lie in [0, ",
+          op_states_.size(), "), got ", op);
+  const auto number = static_cast<std::size_t>(op);
   const std::int64_t numel =
       std::accumulate(gradients.begin(), gradients.end(), std::int64_t{0},
                       [](std::int64_t sum, const GradView& one) { return sum + one.numel; });
-  Require(numel == layout_.piece(number).numel, "piece ", piece, " must have ",
-          layout_.piece(number).numel, " elements, got ", numel);
-  bool passes = false, twice = false, starts = false;
-  Passage::Piece along;
+  Require(numel == layout_.op(number).numel, "op ", op, " must have ", layout_.op(number).numel,
+          " elements, got ", numel);
+  bool is_dense = false, twice = false, starts = false;
+  DenseInFlight dense;
   std::vector<GradView> kept = gradients;
   kernels_.Follow(nullptr);
   {
     const std::lock_guard lock(mutex_);
-    Require(begun_, "piece ", piece, " came before its step");
-    Require(origin == memory_.origin, "piece ", piece,
-            " must come from the stream of its step, on ", memory_.origin.device.Name(),
-            "; got another one, on ", origin.device.Name());
+    Require(begun_, "op ", op, " came before its step");
+    Require(origin == memory_.origin, "op ", op, " must come from the stream of its step, on ",
+            memory_.origin.device.Name(), "; got another one, on ", origin.device.Name());
     timer_.Arrived(number);
-    passes = layout_.bucket_of(number).passes();
-    twice =
-        passes ? !pieces_.Pass(number) : !pieces_.Take(number, std::move(kept), std::move(done));
-    starts = !passes && !twice && !std::exchange(draining_, true);
-    if (passes && !twice) {
-      along = PassageOf(number, memory_, layout_, rules_);
-      const bool all = layout_.piece(number).segments > 0 && sums_.Pass();
+    is_dense = layout_.bucket_of(number).is_dense();
+    twice = is_dense ? !op_states_.SendDense(number)
+                     : !op_states_.Take(number, std::move(kept), std::move(done));
+    starts = !is_dense && !twice && !std::exchange(draining_, true);
+    if (is_dense && !twice) {
+      dense = DenseInFlightOf(number, memory_, layout_, rules_);
+      const bool all = layout_.op(number).segments > 0 && sums_.HandedOver();
       // Else Finish waits for the sums.
       if (all && !layout_.Exchanges()) finisher_.Post(&to_wait_for_sums_);
     }
   }
   if (twice) {
-    const std::string reason = Concat("piece ", piece, " was handed over twice in one step");
+    const std::string reason = Concat("op ", op, " was handed over twice in one step");
     Fail(reason);
     Throw(ErrorKind::kExchangeFailed, reason);
   }
   if (starts) Drain();
-  if (!passes) return false;
+  if (!is_dense) return false;
   exchange_->Check();
   try {
-    passage_.Join(along, gradients);
+    dense_path_.Join(dense, gradients);
   } catch (...) {
-    throw EndByCaught("piece ", piece);
+    throw EndByCaught("op ", op);
   }
   return true;
 }
@@ -155,7 +154,7 @@ void StepDriver::Drain() noexcept {
     std::size_t bucket = 0;
     {
       const std::lock_guard lock(mutex_);
-      while (next_ < layout_.buckets() && layout_.bucket(layout_.at(next_)).passes()) ++next_;
+      while (next_ < layout_.buckets() && layout_.bucket(layout_.at(next_)).is_dense()) ++next_;
       if (failure_ != nullptr || next_ == layout_.buckets()) {
         draining_ = false;
         finisher_.Post(&to_finish_);
@@ -175,7 +174,7 @@ void StepDriver::Drain() noexcept {
       if (failure_ == nullptr) failure_ = std::make_exception_ptr(error);
     }
   }
-  // The pieces handed over now wait for earlier buckets. If the exchange has ended, the pieces of
+  // The ops handed over now wait for earlier buckets. If the exchange has ended, the ops of
   // those may have been released already, and nothing would ever start again.
   try {
     exchange_->Check();
@@ -186,17 +185,17 @@ void StepDriver::Drain() noexcept {
 }
 
 bool StepDriver::HasAllOf(std::size_t bucket) const {
-  const auto [first, end] = layout_.PiecesOf(bucket);
-  return pieces_.HasAll(first, end);
+  const auto [first, end] = layout_.OpsOf(bucket);
+  return op_states_.HasAll(first, end);
 }
 
-/// Starts the bucket whose turn it is, and all of whose pieces are there.
+/// Starts the bucket whose turn it is, and all of whose ops are there.
 void StepDriver::Start(std::size_t bucket) {
   hvd_sparse::Launch launch;
   {
     const std::lock_guard lock(mutex_);
-    const auto [first, end] = layout_.PiecesOf(bucket);
-    launch = LaunchOf(bucket, pieces_.GradientsOf(first, end), steps_, memory_, layout_, rules_);
+    const auto [first, end] = layout_.OpsOf(bucket);
+    launch = LaunchOf(bucket, op_states_.GradientsOf(first, end), steps_, memory_, layout_, rules_);
   }
   sampler_.Starts(bucket, launch);
   exchange_->Start(layout_.bucket(bucket).bucket, std::move(launch));

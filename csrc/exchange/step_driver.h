@@ -1,25 +1,26 @@
-/// A driver of steps whose gradients are handed over by many threads, in any order.
+/// A driver of steps whose gradients are handed over by many threads, in any order: by the ops of a
+/// TensorFlow graph, each with the gradients of one layer or several.
 ///
-///     Begin(memory of the step)        once a step, before its pieces
-///     Launch(piece, gradients, done)   for each piece, once a step; does not wait for other ranks
-///     done(error)                      for all pieces that are exchanged together, once the step
+///     Begin(memory of the step)        once a step, before its ops
+///     Launch(op, gradients, done)      for each op, once a step; does not wait for other ranks
+///     done(error)                      for all ops that are exchanged together, once the step
 ///                                      was committed or has failed
 ///     Summed(sums)                     for each sum that Horovod forms
 ///     End(done)                        when all sums are there; then the next step may begin
 ///
-/// A bucket is one piece or several. Buckets start in one order, the same on every rank, whatever
-/// order their pieces come in: each waits for those before it. No result is handed out
+/// A bucket is one op or several. Buckets start in one order, the same on every rank, whatever
+/// order their ops come in: each waits for those before it. No result is handed out
 /// before all ranks commit the step: the model of a rank that applied some buckets of a step that
 /// is then refused would differ from that of the others.
 ///
-/// A piece may also pass: then Horovod sums it, dense, and Launch returns it at once. Its residual
-/// is added to it, and is cleared once the step has ended. With momentum correction its velocity is
-/// added, too, and kept. Committing the step then also requires that these sums have arrived and
-/// are finite. Once all pieces are there, the deadline of all waits (HVD_SPARSE_TIMEOUT) holds for
-/// the sums: when it passes, the exchange ends on all ranks, with a warning, since an op that waits
-/// for a sum elsewhere may not get the error.
+/// The gradients of an op may also be sent dense: then Horovod sums them, and Launch returns them
+/// at once. Their residual is added to them, and is cleared once the step has ended. With momentum
+/// correction their velocity is added, too, and kept. Committing the step then also requires that
+/// these sums have arrived and are finite. Once all ops are there, the deadline of all waits
+/// (HVD_SPARSE_TIMEOUT) holds for the sums: when it passes, the exchange ends on all ranks, with a
+/// warning, since an op that waits for a sum elsewhere may not get the error.
 ///
-/// Gradients may lie on a device: then a step and all its pieces come from one stream, for which
+/// Gradients may lie on a device: then a step and all its ops come from one stream, for which
 /// the results are written when `done` is called. In a step that is measured, the thread that
 /// starts a bucket waits until the device has computed its gradients; in other steps no thread
 /// waits.
@@ -39,13 +40,13 @@
 #include <vector>
 
 #include "csrc/base/types.h"
-#include "csrc/exchange/dense_sums.h"
+#include "csrc/exchange/dense_path.h"
 #include "csrc/exchange/exchange.h"
+#include "csrc/exchange/horovod_sums.h"
+#include "csrc/exchange/op_states.h"
 #include "csrc/exchange/origin.h"
-#include "csrc/exchange/passage.h"
 #include "csrc/exchange/step_layout.h"
 #include "csrc/exchange/step_memory.h"
-#include "csrc/exchange/step_pieces.h"
 #include "csrc/exchange/step_rules.h"
 #include "csrc/exchange/step_sample.h"
 #include "csrc/exchange/step_times.h"
@@ -55,7 +56,7 @@ namespace hvd_sparse {
 
 class StepDriver {
  public:
-  using Done = StepPieces::Done;
+  using Done = OpStates::Done;
 
   /// Hooks, called on the driver's thread. Their errors end the exchange. `exchanged` runs before
   /// the commit, so its error fails the step; the others run after it, so theirs fail the next step
@@ -69,9 +70,9 @@ class StepDriver {
     std::function<void(const StepEnd&)> step_ended;  ///< may call Replace and the like
   };
 
-  /// `buckets` have all pieces, and are in the order in which they start; the exchange has no
+  /// `buckets` have all ops, and are in the order in which they start; the exchange has no
   /// others, and must outlive the driver.
-  StepDriver(Exchange* exchange, std::vector<Piece> pieces, std::vector<DrivenBucket> buckets,
+  StepDriver(Exchange* exchange, std::vector<OpGradients> ops, std::vector<DrivenBucket> buckets,
              Hooks hooks = {}, StepRules rules = {});
 
   /// Ends a step in flight, on all ranks, and waits until every `done` was called.
@@ -86,7 +87,7 @@ class StepDriver {
 
   /// Continues where another driver was after `steps` steps; called between two steps, on all ranks
   /// alike.
-  void GoOnAfter(std::int64_t steps);
+  void ContinueAfter(std::int64_t steps);
 
   /// Sets whether steps are timed from the next one on; called between two steps.
   void TimeSteps(bool wanted);
@@ -99,32 +100,32 @@ class StepDriver {
   /// the error that ended the exchange.
   bool Begin(const StepMemory& memory);
 
-  /// Hands over a piece. Starts its bucket, and others that waited for it, on this thread. `origin`
-  /// is that of the step.
+  /// Hands over the gradients of an op. Starts its bucket, and others that waited for it, on this
+  /// thread. `origin` is that of the step.
   ///
-  /// Returns true if the piece passes: the gradients are the caller's again. Else `done` is called
-  /// exactly once, on a thread of the driver, with the error or nullptr, and until then the memory
-  /// belongs to the exchange. If this throws, `done` is not called. Handing over a piece twice in a
-  /// step ends the exchange on all ranks.
-  bool Launch(int piece, const std::vector<GradView>& gradients, Done done, Origin origin = {});
+  /// Returns true if the op is sent dense: the gradients are the caller's again. Else `done` is
+  /// called exactly once, on a thread of the driver, with the error or nullptr, and until then the
+  /// memory belongs to the exchange. If this throws, `done` is not called. Handing over the same op
+  /// twice in a step ends the exchange on all ranks.
+  bool Launch(int op, const std::vector<GradView>& gradients, Done done, Origin origin = {});
 
-  /// Takes sums over the ranks that Horovod has formed: of one piece that passed and has units of
-  /// selection, or, if the rules have `others`, of all gradients that are always summed dense.
-  /// Checks that they are finite, unless all pieces pass and neither residual nor velocity was
-  /// added.
+  /// Takes sums over the ranks that Horovod has formed: of one op that was sent dense and has units
+  /// of selection, or, if the rules have `others`, of all gradients that are always summed dense.
+  /// Checks that they are finite, unless all ops are sent dense and neither residual nor velocity
+  /// was added.
   void Summed(const std::vector<GradView>& sums) { sums_.Add(sums); }
 
   /// Like Summed, for sums that the caller has checked where they lie.
-  void SummedAs(bool finite) { sums_.AddSeen(finite); }
+  void SummedAs(bool finite) { sums_.AddChecked(finite); }
 
-  /// Ends the step, whose pieces have all been summed, by the exchange or by Horovod. `done` is
-  /// called exactly once: with NonFinite if all pieces passed and a sum is not finite.
+  /// Ends the step, whose ops have all been summed, by the exchange or by Horovod. `done` is
+  /// called exactly once: with NonFinite if all ops were sent dense and a sum is not finite.
   void End(Done done);
 
   /// In the middle of a step: ends the exchange on all ranks, and passes `reason` to every `done`.
   void Cancel(std::string_view reason) noexcept;
 
-  /// Ends the exchange on all ranks, also between steps: for a piece that will never be handed
+  /// Ends the exchange on all ranks, also between steps: for an op that will never be handed
   /// over.
   void Fail(std::string_view reason) noexcept;
 
@@ -132,7 +133,7 @@ class StepDriver {
   /// it or is NonFinite; returns it. `where` names the place in an out-of-memory error.
   template <typename... Parts>
   Error EndByCaught(const Parts&... where) const {
-    return EndBy(Caught(exchange_->Rank(), where...));
+    return EndBy(CurrentError(exchange_->Rank(), where...));
   }
 
   const StepRules& rules() const { return rules_; }
@@ -144,7 +145,7 @@ class StepDriver {
   std::int64_t steps() const;
 
  private:
-  // step_driver.cc: takes pieces and starts buckets.
+  // step_driver.cc: takes ops and starts buckets.
   void RequireOpen();
   void Drain() noexcept;
   bool HasAllOf(std::size_t bucket) const;
@@ -162,7 +163,7 @@ class StepDriver {
   void Afterwards(const Work& work) noexcept;
   std::exception_ptr Refuse(const Error& error);
   Done TakeEnding();
-  void TellEnd(const Done& done);
+  void CallEndDone(const Done& done);
   void EndStep();
   Error EndBy(Error error) const;
 
@@ -173,7 +174,7 @@ class StepDriver {
 
   mutable std::mutex mutex_;
   StepLayout layout_;
-  StepPieces pieces_;
+  OpStates op_states_;
   StepMemory memory_;
   bool begun_ = false;
   std::size_t next_ = 0;     // place in the order of the next bucket to start
@@ -184,15 +185,15 @@ class StepDriver {
   std::int64_t steps_ = 0;
 
   StepTimer timer_;
-  Passage passage_;
-  DenseSums sums_;
+  DensePath dense_path_;
+  HorovodSums sums_;
   StepSampler sampler_;
 
   /// An error after a committed step, until the next step throws it; logged if there is none.
-  struct Untold {
+  struct PendingError {
     std::optional<Error> error;
-    ~Untold();
-  } untold_;
+    ~PendingError();
+  } pending_error_;
 
   Worker::Task to_watch_, to_wait_for_sums_, to_finish_, to_end_;
   Worker finisher_;  // last: the others must exist while it runs

@@ -13,7 +13,7 @@ namespace hvd_sparse {
 /// Waits for all buckets that were started.
 void StepDriver::WatchStarted() {
   for (;;) {
-    int bucket = DrivenBucket::kPasses;
+    int bucket = DrivenBucket::kDense;
     StreamHandle stream = 0;
     {
       const std::lock_guard lock(mutex_);
@@ -21,11 +21,11 @@ void StepDriver::WatchStarted() {
       bucket = layout_.bucket(layout_.at(watched_++)).bucket;
       stream = memory_.origin.stream;
     }
-    if (bucket != DrivenBucket::kPasses) Watch(bucket, stream);
+    if (bucket != DrivenBucket::kDense) Watch(bucket, stream);
   }
 }
 
-/// Waits for a bucket. If the exchange ends meanwhile, so does the step: the pieces that are still
+/// Waits for a bucket. If the exchange ends meanwhile, so does the step: the ops that are still
 /// missing may depend on other ranks, and so never come.
 void StepDriver::Watch(int bucket, StreamHandle stream) {
   try {
@@ -55,7 +55,7 @@ void StepDriver::Finish() {
   bool all = false;
   {
     const std::lock_guard lock(mutex_);
-    if (!pieces_.Any()) return;  // several threads saw the exchange end
+    if (!op_states_.Any()) return;  // several threads saw the exchange end
     error = failure_;
     all = next_ == layout_.buckets();
   }
@@ -65,19 +65,19 @@ void StepDriver::Finish() {
     error = failure_;
   }
   if (error == nullptr) error = Commit();
-  exchange_->LeaveMemory();  // it belongs to the callers from now on
+  exchange_->ReleaseMemory();  // it belongs to the callers from now on
   // An executor returns to the user when all its ops have returned, also those that form sums,
   // which may wait for ever for a lost rank.
   if (error != nullptr && sums_.missing() == 0) exchange_->Acknowledge();
-  std::vector<Done>* told = nullptr;
+  std::vector<Done>* released = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    told = &pieces_.Release();
+    released = &op_states_.Release();
     if (all) ++steps_;
     next_ = watched_ = 0;
     failure_ = nullptr;
   }
-  for (Done& one : *told) {
+  for (Done& one : *released) {
     if (one) std::exchange(one, nullptr)(error);
   }
 }
@@ -117,11 +117,11 @@ void StepDriver::Afterwards(const Work& work) noexcept {
   } catch (...) {
     const Error error = EndByCaught("the end of a step");
     const std::lock_guard lock(mutex_);
-    untold_.error = error;
+    pending_error_.error = error;
   }
 }
 
-StepDriver::Untold::~Untold() {
+StepDriver::PendingError::~PendingError() {
   if (!error) return;
   try {
     Warn("after a step that counts, and was the last one: ", error->what());
@@ -133,10 +133,10 @@ StepDriver::Untold::~Untold() {
 /// NaN in the gradients take its place.
 std::exception_ptr StepDriver::Refuse(const Error& error) {
   try {
-    passage_.Refuse();
+    dense_path_.Refuse();
     if (rules_.non_finite != NonFinite::kMark) return std::make_exception_ptr(error);
     const std::lock_guard lock(mutex_);
-    pieces_.Mark(memory_.origin);
+    op_states_.Mark(memory_.origin);
     return nullptr;
   } catch (...) {
     return std::make_exception_ptr(EndByCaught("the end of a step"));
@@ -145,7 +145,7 @@ std::exception_ptr StepDriver::Refuse(const Error& error) {
 
 void StepDriver::End(Done done) {
   sums_.Interrupt();  // all have arrived
-  if (!hooks_.step_ended) return TellEnd(done);
+  if (!hooks_.step_ended) return CallEndDone(done);
   {
     const std::lock_guard lock(mutex_);
     if (!ending_) {
@@ -163,7 +163,7 @@ StepDriver::Done StepDriver::TakeEnding() {
   return *std::exchange(ending_, std::nullopt);
 }
 
-void StepDriver::TellEnd(const Done& done) {
+void StepDriver::CallEndDone(const Done& done) {
   std::exception_ptr error;
   try {
     EndStep();
@@ -176,12 +176,12 @@ void StepDriver::TellEnd(const Done& done) {
 
 void StepDriver::EndStep() {
   const bool exchanges = layout_.Exchanges();
-  if (!exchanges && !sums_.finite()) passage_.Refuse();
+  if (!exchanges && !sums_.finite()) dense_path_.Refuse();
   bool counts = false;
   kernels_.Follow(nullptr);
   {
     const std::lock_guard lock(mutex_);
-    counts = passage_.Settle();
+    counts = dense_path_.Settle();
     begun_ = false;
     memory_ = {};
     if (!exchanges) ++steps_;
@@ -206,13 +206,13 @@ Error StepDriver::EndBy(Error error) const {
 void StepDriver::Cancel(std::string_view reason) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (!pieces_.Any()) return;
+    if (!op_states_.Any()) return;
   }
   exchange_->Fail(reason);
   const Error error = Described(ErrorKind::kExchangeFailed, "rank ", exchange_->Rank(),
                                 " ended the exchange: ", reason);
   const std::lock_guard lock(mutex_);
-  if (pieces_.Any()) FinishAfter(std::make_exception_ptr(error));
+  if (op_states_.Any()) FinishAfter(std::make_exception_ptr(error));
 }
 
 void StepDriver::Fail(std::string_view reason) noexcept {

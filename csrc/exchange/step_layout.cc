@@ -14,13 +14,13 @@ const std::vector<std::int64_t>& DrivenBucket::KsAt(std::int64_t step) const {
   return std::prev(later)->second;
 }
 
-StepLayout::StepLayout(std::vector<Piece> pieces) : pieces_(std::move(pieces)), begins_(1) {
-  Require(!pieces_.empty(), "a StepDriver must have pieces, got none");
-  for (const Piece& piece : pieces_) {
+StepLayout::StepLayout(std::vector<OpGradients> ops) : ops_(std::move(ops)), begins_(1) {
+  Require(!ops_.empty(), "a StepDriver must have ops, got none");
+  for (const OpGradients& op : ops_) {
     Begin next = begins_.back();
-    next.residual += piece.owed();
-    next.state += piece.segments;
-    next.velocity += piece.numel;
+    next.residual += op.ResidualNumel();
+    next.state += op.segments;
+    next.velocity += op.numel;
     begins_.push_back(next);
   }
 }
@@ -35,28 +35,27 @@ void StepLayout::RequireFit(const Begin& sizes, bool velocities) const {
 }
 
 void StepLayout::Adopt(std::vector<DrivenBucket> buckets) {
-  std::vector<std::size_t> first_piece = {0}, bucket_of;
+  std::vector<std::size_t> first_op = {0}, bucket_of;
   for (const DrivenBucket& bucket : buckets) {
-    Require(bucket.pieces > 0, "a bucket must have pieces, got ", bucket.pieces);
-    Require(bucket.passes() || (!bucket.ks.empty() && bucket.ks.front().first == 0),
+    Require(bucket.ops > 0, "a bucket must have ops, got ", bucket.ops);
+    Require(bucket.is_dense() || (!bucket.ks.empty() && bucket.ks.front().first == 0),
             "the ks of bucket ", bucket.bucket, " must begin at step 0");
-    bucket_of.insert(bucket_of.end(), static_cast<std::size_t>(bucket.pieces),
-                     first_piece.size() - 1);
-    first_piece.push_back(bucket_of.size());
+    bucket_of.insert(bucket_of.end(), static_cast<std::size_t>(bucket.ops), first_op.size() - 1);
+    first_op.push_back(bucket_of.size());
   }
-  Require(bucket_of.size() == pieces_.size(), "the buckets must have ", pieces_.size(),
-          " pieces, got ", bucket_of.size());
-  for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    Require(pieces_[i].segments > 0 || buckets[bucket_of[i]].passes(), "piece ", i,
-            " has no units of selection, so its bucket must pass");
+  Require(bucket_of.size() == ops_.size(), "the buckets must have ", ops_.size(), " ops, got ",
+          bucket_of.size());
+  for (std::size_t i = 0; i < ops_.size(); ++i) {
+    Require(ops_[i].segments > 0 || buckets[bucket_of[i]].is_dense(), "op ", i,
+            " has no units of selection, so its bucket must be sent dense");
   }
   buckets_ = std::move(buckets);
-  first_piece_ = std::move(first_piece);
+  first_op_ = std::move(first_op);
   bucket_of_ = std::move(bucket_of);
-  passed_before_ = {0};
-  for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    const std::int64_t passing = this->bucket_of(i).passes() ? pieces_[i].numel : 0;
-    passed_before_.push_back(passed_before_.back() + passing);
+  dense_before_ = {0};
+  for (std::size_t i = 0; i < ops_.size(); ++i) {
+    const std::int64_t dense = this->bucket_of(i).is_dense() ? ops_[i].numel : 0;
+    dense_before_.push_back(dense_before_.back() + dense);
   }
   order_.resize(buckets_.size());
   std::iota(order_.begin(), order_.end(), std::size_t{0});
@@ -73,15 +72,15 @@ void StepLayout::Reorder(const std::vector<int>& order) {
 
 bool StepLayout::Exchanges() const {
   return !std::all_of(buckets_.begin(), buckets_.end(),
-                      [](const DrivenBucket& one) { return one.passes(); });
+                      [](const DrivenBucket& one) { return one.is_dense(); });
 }
 
-std::size_t StepLayout::Passing() const {
-  std::size_t passing = 0;
-  for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    if (pieces_[i].segments > 0 && bucket_of(i).passes()) ++passing;
+std::size_t StepLayout::DenseOps() const {
+  std::size_t dense = 0;
+  for (std::size_t i = 0; i < ops_.size(); ++i) {
+    if (ops_[i].segments > 0 && bucket_of(i).is_dense()) ++dense;
   }
-  return passing;
+  return dense;
 }
 
 }  // namespace hvd_sparse

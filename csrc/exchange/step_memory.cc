@@ -8,7 +8,7 @@
 namespace hvd_sparse {
 
 std::int64_t RoomFor(const StepLayout& layout, const StepRules& rules) {
-  return rules.momentum > 0 ? layout.PassingNumel() : 0;
+  return rules.momentum > 0 ? layout.DenseNumel() : 0;
 }
 
 void CheckMemory(const StepMemory& memory, const StepLayout& layout, const StepRules& rules) {
@@ -21,26 +21,26 @@ void CheckMemory(const StepMemory& memory, const StepLayout& layout, const StepR
   Require(memory.room.size == room, "room must have ", room, " elements, got ", memory.room.size);
 }
 
-Passage::Piece PassageOf(std::size_t piece, const StepMemory& memory, const StepLayout& layout,
-                         const StepRules& rules) {
-  const StepLayout::Begin& begin = layout.begin(piece);
-  Passage::Piece along;
-  along.number = piece;
-  along.residual = memory.residual.Sub(begin.residual, layout.piece(piece).owed());
+DenseInFlight DenseInFlightOf(std::size_t op, const StepMemory& memory, const StepLayout& layout,
+                              const StepRules& rules) {
+  const StepLayout::Begin& begin = layout.begin(op);
+  DenseInFlight dense;
+  dense.number = op;
+  dense.residual = memory.residual.Sub(begin.residual, layout.op(op).ResidualNumel());
   if (rules.momentum > 0) {
-    along.velocity = memory.velocity.Sub(begin.velocity, layout.piece(piece).numel);
-    along.next = memory.room.Sub(layout.PassedBefore(piece), layout.piece(piece).numel);
+    dense.velocity = memory.velocity.Sub(begin.velocity, layout.op(op).numel);
+    dense.next = memory.room.Sub(layout.DenseBefore(op), layout.op(op).numel);
   }
-  along.decay = memory.decay;
-  along.momentum = rules.momentum;
-  along.scale = layout.bucket_of(piece).scale;
-  return along;
+  dense.decay = memory.decay;
+  dense.momentum = rules.momentum;
+  dense.scale = layout.bucket_of(op).scale;
+  return dense;
 }
 
 Launch LaunchOf(std::size_t bucket, std::vector<GradView> gradients, std::int64_t steps,
                 const StepMemory& memory, const StepLayout& layout, const StepRules& rules) {
   const DrivenBucket& driven = layout.bucket(bucket);
-  const auto [first, last] = layout.PiecesOf(bucket);
+  const auto [first, last] = layout.OpsOf(bucket);
   const StepLayout::Begin &begin = layout.begin(first), &end = layout.begin(last);
   Launch launch;
   launch.residual = memory.residual.Sub(begin.residual, end.residual - begin.residual);

@@ -1,4 +1,5 @@
-/// The memory of a step, and the parts of it that belong to a bucket, or to a piece that passes.
+/// The memory of a step, and the parts of it that belong to a bucket, or to an op that is sent
+/// dense.
 
 #ifndef HVD_SPARSE_EXCHANGE_STEP_MEMORY_H_
 #define HVD_SPARSE_EXCHANGE_STEP_MEMORY_H_
@@ -9,8 +10,8 @@
 
 #include "csrc/base/types.h"
 #include "csrc/exchange/bucket_spec.h"
+#include "csrc/exchange/dense_path.h"
 #include "csrc/exchange/origin.h"
-#include "csrc/exchange/passage.h"
 #include "csrc/exchange/step_layout.h"
 #include "csrc/exchange/step_rules.h"
 
@@ -19,25 +20,26 @@ namespace hvd_sparse {
 /// Memory as a framework hands it over. States lie in CPU memory, all else on the device of
 /// `origin`.
 struct StepMemory {
-  Span<float> residual;         ///< of all pieces that have units of selection
+  Span<float> residual;         ///< of all ops that have units of selection
   Span<SelectionState> states;  ///< one per unit of selection
   float decay = 1;              ///< of the residual, as gradients are added to it, or it to them
-  Span<float> velocity = {};    ///< of all pieces where there is momentum, else empty
+  Span<float> velocity = {};    ///< of all ops where there is momentum, else empty
   Origin origin = {};
   Span<float> room = {};  ///< scratch memory, of RoomFor elements
 };
 
-/// Returns how many elements of scratch memory a step needs: with momentum, as many as pass.
+/// Returns how many elements of scratch memory a step needs: with momentum, as many as are
+/// sent dense.
 std::int64_t RoomFor(const StepLayout& layout, const StepRules& rules);
 
 /// Throws InvalidArgument unless a step can work on that memory.
 void CheckMemory(const StepMemory& memory, const StepLayout& layout, const StepRules& rules);
 
-/// Returns the residual, velocity and factors of a piece that passes.
-Passage::Piece PassageOf(std::size_t piece, const StepMemory& memory, const StepLayout& layout,
-                         const StepRules& rules);
+/// Returns the residual, velocity and factors of an op that is sent dense.
+DenseInFlight DenseInFlightOf(std::size_t op, const StepMemory& memory, const StepLayout& layout,
+                              const StepRules& rules);
 
-/// Returns the launch of a bucket, given the gradients of its pieces, after `steps` steps.
+/// Returns the launch of a bucket, given the gradients of its ops, after `steps` steps.
 Launch LaunchOf(std::size_t bucket, std::vector<GradView> gradients, std::int64_t steps,
                 const StepMemory& memory, const StepLayout& layout, const StepRules& rules);
 

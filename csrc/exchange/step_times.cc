@@ -36,12 +36,12 @@ void StepTimer::Begin(StreamHandle stream) {
   arrived_.assign(arrived_.size(), nullptr);
 }
 
-void StepTimer::Arrived(std::size_t piece) {
-  if (came_[piece] != 0) return;
-  came_[piece] = SteadySeconds();
+void StepTimer::Arrived(std::size_t op) {
+  if (came_[op] != 0) return;
+  came_[op] = SteadySeconds();
   if (!timed_) return;
-  arrived_[piece] = Now();
-  if (first_ == nullptr) first_ = arrived_[piece];
+  arrived_[op] = Now();
+  if (first_ == nullptr) first_ = arrived_[op];
 }
 
 StepEnd StepTimer::End() {

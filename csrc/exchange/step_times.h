@@ -18,8 +18,8 @@ namespace hvd_sparse {
 /// The times of one step, in seconds.
 struct StepTimes {
   double step = 0;            ///< from the end of the step before to this one's
-  double forward = 0;         ///< from the end of the step before to the first piece
-  std::vector<double> ready;  ///< of each piece, counted from the first; NaN: not handed over
+  double forward = 0;         ///< from the end of the step before to the first op
+  std::vector<double> ready;  ///< of each op, counted from the first; NaN: not handed over
 };
 
 /// The marks of a step that has ended.
@@ -27,7 +27,7 @@ class StepReading {
  public:
   using Mark = std::shared_ptr<const TimedMark>;
 
-  /// `first` and `arrived`: the marks of the first piece and of each piece; null if it never came.
+  /// `first` and `arrived`: the marks of the first op and of each op; null if it never came.
   StepReading(Mark begin, Mark first, std::vector<Mark> arrived, Mark end)
       : begin_(std::move(begin)),
         first_(std::move(first)),
@@ -48,7 +48,7 @@ class StepReading {
 
 /// The observations of a step, known when it ends.
 struct StepEnd {
-  /// When each piece was handed over, in seconds of the CPU's clock from the first; NaN: it was
+  /// When each op was handed over, in seconds of the CPU's clock from the first; NaN: it was
   /// not.
   std::vector<double> came;
 
@@ -57,8 +57,8 @@ struct StepEnd {
 
 class StepTimer {
  public:
-  StepTimer(std::size_t pieces, const Kernels& kernels)
-      : kernels_(kernels), came_(pieces), arrived_(pieces) {}
+  StepTimer(std::size_t ops, const Kernels& kernels)
+      : kernels_(kernels), came_(ops), arrived_(ops) {}
 
   /// Sets whether steps are timed from the next one on; called between two steps of one stream.
   void Time(bool wanted);
@@ -66,8 +66,8 @@ class StepTimer {
   /// Begins a step, which comes from `stream`.
   void Begin(StreamHandle stream);
 
-  /// Notes that a piece was handed over; only the first time in a step counts.
-  void Arrived(std::size_t piece);
+  /// Notes that an op was handed over; only the first time in a step counts.
+  void Arrived(std::size_t op);
 
   /// Ends the step and returns its observations.
   StepEnd End();

@@ -11,36 +11,39 @@ namespace {
 
 using Entries = std::vector<std::pair<Index, float>>;
 
-template <typename Owed>
-void JoinOwed(const Owed& owed, float scale, Span<double> gradient, Entries* rest) {
+template <typename Unsent>
+void JoinUnsent(const Unsent& unsent, float scale, Span<double> gradient, Entries* after) {
   for (std::int64_t i = 0; i < gradient.size; ++i) {
-    const float own = owed(i);
+    const float own = unsent(i);
     const double total = gradient[i] + static_cast<double>(own) / static_cast<double>(scale);
     if (std::isfinite(total)) {
       gradient[i] = total;
     } else if (own != 0) {
-      rest->emplace_back(static_cast<Index>(i), own);
+      after->emplace_back(static_cast<Index>(i), own);
     }
   }
 }
 
-template <typename Owed, typename T>
-void JoinOwed(const Owed& owed, float scale, Span<T> gradient, Entries* rest) {
+template <typename Unsent, typename T>
+void JoinUnsent(const Unsent& unsent, float scale, Span<T> gradient, Entries* after) {
   for (std::int64_t i = 0; i < gradient.size; ++i) {
-    float left = owed(i);
+    float left = unsent(i);
     const float total = Widen(gradient[i]) + left / scale;
     if (std::isfinite(total)) {
       gradient[i] = Narrow<T>(std::clamp(total, -Largest<T>(), Largest<T>()));
       left = (total - Widen(gradient[i])) * scale;
     }
-    if (left != 0) rest->emplace_back(static_cast<Index>(i), left);
+    if (left != 0) after->emplace_back(static_cast<Index>(i), left);
   }
 }
 
-/// Adds owed(i) / scale to every entry of a gradient; appends the parts that do not fit to `rest`.
-template <typename Owed>
-void JoinOwed(const Owed& owed, float scale, GradView gradient, Entries* rest) {
-  const auto join = [&](auto* data) { JoinOwed(owed, scale, Span(data, gradient.numel), rest); };
+/// Adds unsent(i) / scale to every entry of a gradient; appends the parts that do not fit to
+/// `after`.
+template <typename Unsent>
+void JoinUnsent(const Unsent& unsent, float scale, GradView gradient, Entries* after) {
+  const auto join = [&](auto* data) {
+    JoinUnsent(unsent, scale, Span(data, gradient.numel), after);
+  };
   switch (gradient.dtype) {
     case DType::kFloat32:
       return join(static_cast<float*>(gradient.data));
@@ -55,24 +58,24 @@ void JoinOwed(const Owed& owed, float scale, GradView gradient, Entries* rest) {
 
 }  // namespace
 
-void Join(const Along& along, GradView gradient, RestList* rest) {
-  const auto unsent = [&](std::int64_t i) { return along.decay * along.residual[i]; };
-  const auto moving = [&](std::int64_t i) { return along.momentum * along.velocity[i]; };
-  const auto both = [&](std::int64_t i) { return unsent(i) + moving(i); };
-  rest->entries.clear();
-  const auto join = [&](const auto& owed) {
-    JoinOwed(owed, along.scale, gradient, &rest->entries);
+void Join(const UnsentParts& parts, GradView gradient, ResidualEntries* after) {
+  const auto of_residual = [&](std::int64_t i) { return parts.decay * parts.residual[i]; };
+  const auto of_velocity = [&](std::int64_t i) { return parts.momentum * parts.velocity[i]; };
+  const auto both = [&](std::int64_t i) { return of_residual(i) + of_velocity(i); };
+  after->entries.clear();
+  const auto join = [&](const auto& unsent) {
+    JoinUnsent(unsent, parts.scale, gradient, &after->entries);
   };
-  if (along.velocity.size == 0) return join(unsent);
-  std::copy(along.velocity.begin(), along.velocity.end(), along.next.begin());
-  Accumulate({gradient, along.momentum, along.scale, along.next});
-  along.residual.size == 0 ? join(moving) : join(both);
+  if (parts.velocity.size == 0) return join(of_residual);
+  std::copy(parts.velocity.begin(), parts.velocity.end(), parts.next.begin());
+  Accumulate({gradient, parts.momentum, parts.scale, parts.next});
+  parts.residual.size == 0 ? join(of_velocity) : join(both);
 }
 
-bool PutRest(const RestList& rest, Span<float> residual) {
+bool SetResidual(const ResidualEntries& after, Span<float> residual) {
   std::fill(residual.begin(), residual.end(), 0.0f);
-  for (const auto& [index, value] : rest.entries) residual[index] = value;
-  return !rest.entries.empty();
+  for (const auto& [index, value] : after.entries) residual[index] = value;
+  return !after.entries.empty();
 }
 
 }  // namespace hvd_sparse::cpu

@@ -12,17 +12,17 @@
 namespace hvd_sparse::cpu {
 
 /// The non-zero entries of the residual after the step; all others become zero.
-struct RestList final : Rest {
+struct ResidualEntries final : ResidualAfterJoin {
   std::vector<std::pair<Index, float>> entries;
 };
 
-/// Implements Kernels::Join. The rest consists of the parts that a narrow number type rounds away
+/// Implements Kernels::Join. `after` consists of the parts that a narrow number type rounds away
 /// or cannot hold. Where the sum is not finite, the gradient is left unchanged and the whole unsent
-/// part becomes the rest.
-void Join(const Along& along, GradView gradient, RestList* rest);
+/// part goes to `after`.
+void Join(const UnsentParts& parts, GradView gradient, ResidualEntries* after);
 
-/// Sets residual = rest. Returns true if any entry is not zero.
-bool PutRest(const RestList& rest, Span<float> residual);
+/// Sets residual = after. Returns true if any entry is not zero.
+bool SetResidual(const ResidualEntries& after, Span<float> residual);
 
 }  // namespace hvd_sparse::cpu
 

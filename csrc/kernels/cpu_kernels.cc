@@ -91,15 +91,18 @@ class CpuKernelsImpl final : public Kernels {
     return cpu::Scatter(reduced, scale, offset, grad, residual, undo, loss_scale);
   }
 
-  std::unique_ptr<Rest> NewRest() const override { return std::make_unique<cpu::RestList>(); }
-
-  void Join(const Along& along, GradView gradient, StreamHandle /*stream*/,
-            Rest* rest) const override {
-    cpu::Join(along, gradient, static_cast<cpu::RestList*>(rest));
+  std::unique_ptr<ResidualAfterJoin> NewResidualAfterJoin() const override {
+    return std::make_unique<cpu::ResidualEntries>();
   }
 
-  bool PutRest(const Rest& rest, Span<float> residual, StreamHandle /*stream*/) const override {
-    return cpu::PutRest(static_cast<const cpu::RestList&>(rest), residual);
+  void Join(const UnsentParts& parts, GradView gradient, StreamHandle /*stream*/,
+            ResidualAfterJoin* after) const override {
+    cpu::Join(parts, gradient, static_cast<cpu::ResidualEntries*>(after));
+  }
+
+  bool SetResidual(const ResidualAfterJoin& after, Span<float> residual,
+                   StreamHandle /*stream*/) const override {
+    return cpu::SetResidual(static_cast<const cpu::ResidualEntries&>(after), residual);
   }
 
   void Copy(Span<const float> from, Span<float> to, StreamHandle /*stream*/) const override {

@@ -67,7 +67,7 @@ bool CanStream(const void*, std::int64_t) { return false; }
 
 /// One call of Scatter, in the gradient's number type.
 template <typename T>
-struct Scattering {
+struct ScatterJob {
   const SparseBlock& reduced;
   const float scale;
   const Index offset;
@@ -131,7 +131,7 @@ template <typename T>
 std::int64_t ScatterAs(const SparseBlock& reduced, float scale, Index offset, Span<T> grad,
                        Span<float> residual, std::vector<std::pair<Index, float>>* undo,
                        float loss_scale) {
-  using Job = Scattering<T>;
+  using Job = ScatterJob<T>;
   const Job job{reduced, scale, offset, grad, residual, undo, loss_scale};
   const bool stream = CanStream(grad.data, grad.size * static_cast<std::int64_t>(sizeof(T)));
   if (Job::kRounds || grad.size <= Job::kPart) {  // `undo` has one writer

@@ -58,7 +58,7 @@ struct Feedback {
 
 /// The unsent parts that are added to a gradient that is sent dense: this rank's residual, its
 /// velocity if momentum is corrected, or both. Each is as long as the gradient, or empty.
-struct Along {
+struct UnsentParts {
   Span<const float> residual;
   float decay = 1;  ///< factor of the residual
   Span<const float> velocity;
@@ -75,9 +75,9 @@ class Mark {
 
 /// The residual's value after a step in which Kernels::Join added it to a gradient. It is reused
 /// from step to step, since it may hold memory.
-class Rest {
+class ResidualAfterJoin {
  public:
-  virtual ~Rest() = default;
+  virtual ~ResidualAfterJoin() = default;
 };
 
 /// The kernels of one device.
@@ -178,24 +178,25 @@ class Kernels {
 
   // ---- Gradients that are sent dense, as work of a framework's stream ---------------------------
 
-  /// Makes a Rest for Join and PutRest.
-  virtual std::unique_ptr<Rest> NewRest() const = 0;
+  /// Makes a ResidualAfterJoin for Join and SetResidual.
+  virtual std::unique_ptr<ResidualAfterJoin> NewResidualAfterJoin() const = 0;
 
   /// gradient[i] += (decay * residual[i] + momentum * velocity[i]) / scale
   ///
   /// Adds the unsent parts to a gradient; residual and velocity stay unchanged. Their values after
   /// the step are written elsewhere: next[i] = momentum * velocity[i] + scale * gradient[i], with
-  /// the original gradient and the rule of Feedback; and to `rest`, the part of the sum that a
+  /// the original gradient and the rule of Feedback; and to `after`, the part of the sum that a
   /// narrow number type rounds away or cannot hold, else zero.
   ///
   /// If a sum is not finite, the CPU leaves the gradient unchanged and the whole unsent part
-  /// becomes the rest; a GPU writes the sum to a gradient of a wide type, and the step must be
+  /// becomes `after`; a GPU writes the sum to a gradient of a wide type, and the step must be
   /// refused.
-  virtual void Join(const Along& along, GradView gradient, StreamHandle stream,
-                    Rest* rest) const = 0;
+  virtual void Join(const UnsentParts& parts, GradView gradient, StreamHandle stream,
+                    ResidualAfterJoin* after) const = 0;
 
-  /// Sets residual = rest. Returns true if the residual may be non-zero.
-  virtual bool PutRest(const Rest& rest, Span<float> residual, StreamHandle stream) const = 0;
+  /// Sets residual = after. Returns true if the residual may be non-zero.
+  virtual bool SetResidual(const ResidualAfterJoin& after, Span<float> residual,
+                           StreamHandle stream) const = 0;
 
   /// Copies `from` to `to`, which is as long.
   virtual void Copy(Span<const float> from, Span<float> to, StreamHandle stream) const = 0;
@@ -217,7 +218,7 @@ class Kernels {
   virtual void Follow(const Mark* /*mark*/) const {}
 
   /// Makes work enqueued on `stream` from now on begin after `mark`, if that is not null.
-  virtual void LetFollow(StreamHandle /*stream*/, const Mark* /*mark*/) const {}
+  virtual void MakeStreamFollow(StreamHandle /*stream*/, const Mark* /*mark*/) const {}
 
   /// Returns a new timed mark, which any thread may use; see TimedMark::Record.
   virtual std::unique_ptr<TimedMark> NewTimedMark() const {

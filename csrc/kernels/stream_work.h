@@ -15,10 +15,10 @@ class StreamWork {
 
   /// Enqueues the work on a stream and returns before it is done. May be called repeatedly, with
   /// the same stream.
-  virtual void Give(StreamHandle stream) = 0;
+  virtual void Enqueue(StreamHandle stream) = 0;
 
-  /// Waits for the device and copies the block made by the last Give to `result`.
-  virtual void Fetch(SparseBlock* result) = 0;
+  /// Waits for the device and copies the block made by the last Enqueue to `result`.
+  virtual void WaitForResult(SparseBlock* result) = 0;
 };
 
 }  // namespace hvd_sparse

@@ -24,7 +24,7 @@ HVD_SPARSE_INLINE std::uint32_t RoundBits(std::uint32_t magnitude, int dropped) 
 }
 
 /// Applies the sign, but to zero none: -0.0 would be no entry of a dense sum
-/// (collectives/dense_sum.h), and an entry that is left out loses its error.
+/// (collectives/dense_block.h), and an entry that is left out loses its error.
 HVD_SPARSE_INLINE std::uint32_t Signed(std::uint32_t magnitude, std::uint32_t sign) {
   return magnitude | Choose(magnitude == 0, 0, sign);
 }
@@ -159,7 +159,8 @@ HVD_SPARSE_CLONES bool AllFinite(const float* values, std::int64_t count) {
 }
 
 [[noreturn]] void RefuseDType() {
-  Throw(ErrorKind::kInvalidArgument, "values travel as float32, float16 or bfloat16, not float64");
+  Throw(ErrorKind::kInvalidArgument,
+        "values are sent as float32, float16 or bfloat16, not float64");
 }
 
 }  // namespace

@@ -120,19 +120,19 @@ std::string NameOfFormat(std::uint8_t id) {
   return Concat("unknown format ", int{id});
 }
 
-std::int64_t EncodeBlock(const SparseBlock& block, WireFormat format, Cargo cargo,
+std::int64_t EncodeBlock(const SparseBlock& block, WireFormat format, Content content,
                          std::uint8_t* message) {
   const std::int64_t count = block.count();
   const Index* indices = block.indices();
   BlockHeader header = block.header();
   header.indices = kPlain;
   header.values =
-      static_cast<std::uint8_t>(cargo == Cargo::kSums ? format.values : DType::kFloat32);
+      static_cast<std::uint8_t>(content == Content::kSums ? format.values : DType::kFloat32);
   IndexShape shape;
   if (format.packed && count > 0) {
     const Ends ends{Position(indices[0]), Position(indices[count - 1])};
     shape = ShapeOf(count, ends);
-    header.indices = cargo == Cargo::kSums ? kPacked : kPackedWithMarks;
+    header.indices = content == Content::kSums ? kPacked : kPackedWithMarks;
     if (LayoutOf(header, shape).values >= kHeaderBytes + 4 * count) {
       header.indices = kPlain;
     } else {
@@ -152,7 +152,7 @@ std::int64_t EncodeBlock(const SparseBlock& block, WireFormat format, Cargo carg
   const auto dtype = static_cast<DType>(header.values);
   if (!EncodeValues(dtype, block.values(), count, message + at.values)) {
     Throw(ErrorKind::kExchangeFailed, "a block of ", count,
-          " entries was sent before its values were rounded to the type that travels: the "
+          " entries was sent before its values were rounded to the type that is sent: the "
           "collective must call Narrow first");
   }
   return at.end;

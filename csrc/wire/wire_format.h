@@ -37,7 +37,7 @@ struct WireFormat {
 std::string NameOfFormat(std::uint8_t id);
 
 /// The part of a block that a message contains.
-enum class Cargo {
+enum class Content {
   kSums,      ///< positions, and values of the format's type
   kVerbatim,  ///< all bits: float32 values, and survived bits
 };
@@ -47,7 +47,7 @@ enum class Cargo {
 ///
 /// Throws ExchangeFailed if a value is not a number of the format's type (see
 /// CollectiveContext::Narrow).
-std::int64_t EncodeBlock(const SparseBlock& block, WireFormat format, Cargo cargo,
+std::int64_t EncodeBlock(const SparseBlock& block, WireFormat format, Content content,
                          std::uint8_t* message);
 
 /// Returns the length of the message at the start of `available` bytes; throws ExchangeFailed if

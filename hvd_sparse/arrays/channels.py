@@ -113,7 +113,7 @@ class Channels:
         exchange = channel.exchange
         try:
             number, ks, state = channel.bucket(name, array, compression, device)
-            handle = exchange.start(
+            exchange.start(
                 number,
                 [array],
                 residual=residual,
@@ -123,7 +123,7 @@ class Channels:
                 output_scale=reduction.scales(process_set.size())[1],
                 stream=stream,
             )
-            exchange.wait(handle, stream=stream)
+            exchange.wait(number, stream=stream)
             exchange.commit()
         except BaseException as error:
             has_ended = isinstance(error, ExchangeFailedError)

@@ -101,8 +101,8 @@ def _rows_of_size(
     exchange.clear_buckets()
     _require(ranks, numel, right, bits)
     timed = list[list[tuple[float, float]]]
-    everybody = ranks.world.allgather_object(turns[UNTIMED:], timed)
-    slowest = np.max(np.array(everybody), axis=0)  # [repetitions, methods, (selection, total)]
+    reports = ranks.world.allgather_object(turns[UNTIMED:], timed)
+    slowest = np.max(np.array(reports), axis=0)  # [repetitions, methods, (selection, total)]
     return _rows(list(methods), slowest, numel, k, cluster)
 
 
@@ -162,10 +162,10 @@ class Sparse:
             f"{collective}, {wire}, {gradient.size} entries",
             numels=[gradient.size],
             segments=[gradient.size],
-            capacity_ks=[k],
+            max_ks=[k],
             sparsifier=as_sparsifier(SPARSIFIER),
             collective=collective,
-            packed=wire == "packed",
+            indices=wire,
         )
 
     def run(self) -> tuple[float, float]:
@@ -174,7 +174,7 @@ class Sparse:
         self._residual[:] = 0
         self._ranks.barrier()
         start = time.perf_counter()
-        handle = self._exchange.start(
+        self._exchange.start(
             self._bucket,
             [Buffer.of(self.sum)],
             residual=Buffer.of(self._residual),
@@ -182,7 +182,7 @@ class Sparse:
             ks=[self._k],
             decays=[1.0],
         )
-        stats = self._exchange.wait(handle)
+        stats = self._exchange.wait(self._bucket)
         seconds = time.perf_counter() - start
         self._exchange.commit()
         return stats.select_seconds, seconds
@@ -217,11 +217,11 @@ def _require(
     bits: dict[tuple[str, str], int] | None = None,
 ) -> None:
     """Raises on all ranks if a sum is wrong on one of them, or its bits differ. Collective."""
-    told = _Verdict([*right.values()], [] if bits is None else [bits[name] for name in right])
-    everybody: list[_Verdict] = ranks.world.allgather_object(told, _Verdict)
+    verdict = _Verdict([*right.values()], [] if bits is None else [bits[name] for name in right])
+    verdicts: list[_Verdict] = ranks.world.allgather_object(verdict, _Verdict)
     for at, (collective, wire) in enumerate(right):
-        wrong = [rank for rank, one in enumerate(everybody) if not one.right[at]]
-        differ = bits is not None and len({one.bits[at] for one in everybody}) > 1
+        wrong = [rank for rank, one in enumerate(verdicts) if not one.right[at]]
+        differ = bits is not None and len({one.bits[at] for one in verdicts}) > 1
         if wrong or differ:
             where = f"on ranks {wrong}" if wrong else "differs between the ranks"
             raise VerificationError(

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvd_sparse.doctor import Problem, between_gpus, diagnose, served
+from hvd_sparse.doctor import Problem, diagnose, gpu_route, supported_frameworks
 from hvd_sparse.installation import Facts, examine, transports
 
 console = Console()
@@ -35,7 +35,7 @@ def doctor(
         print(json.dumps({**facts, **verdict}, indent=2))
     else:
         show_facts(facts)
-        show_verdict(problems, served(facts), transports(facts))
+        show_verdict(problems, supported_frameworks(facts), transports(facts))
     raise typer.Exit(code=1 if problems else 0)
 
 
@@ -71,7 +71,7 @@ def show_facts(facts: Facts) -> None:
     if nccl is not None:
         row("NCCL", nccl.get("version") or "none", nccl.get("path"), nccl.get("error"))
     if facts.get("between_gpus") is not None:
-        row("gtopk of GPUs", between_gpus(facts))
+        row("gtopk of GPUs", gpu_route(facts))
     console.print(table)
 
 

@@ -20,7 +20,7 @@ from hvd_sparse.cli.numbers import integer, number
 from hvd_sparse.cli.plot import plot_plan
 from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
-from hvd_sparse.places.place import BesideCpu, OnCpu
+from hvd_sparse.places.place import OnCpu, OnDevice
 from hvd_sparse.planning import planner
 from hvd_sparse.planning.cluster import Cluster
 from hvd_sparse.planning.explanation import explain
@@ -78,7 +78,7 @@ def plan(
         if cluster_file is not None:
             measured = Cluster.load(cluster_file).with_model_of(measured)
         here = measured.scaled(network=network_of(measured.network, bandwidth, latency, ranks))
-        place = BesideCpu if here.machine.beside_cpu else OnCpu
+        place = OnDevice if here.machine.on_device else OnCpu
         allowed = planner.rules_of(LAGS(density=density, plan=rule.value), place)
         rules = replace(allowed, adaptive=not fixed)
         if collective:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hvd_sparse.planning.explanation import timeline_of
-from hvd_sparse.planning.pipeline import Timeline, simulate_dense
+from hvd_sparse.planning.explanation import simulated_step
+from hvd_sparse.planning.pipeline import SimulatedStep, simulate_dense
 from hvd_sparse.planning.plan import Plan
 from hvd_sparse.planning.profile import Profile
 
@@ -30,22 +30,22 @@ def plot_plan(file: Path, plan: Plan, profile: Profile, title: str, *, select_on
             (row - 0.38, 0.76), facecolors=colors, edgecolor="white", linewidth=0.4,
         )  # fmt: skip
 
-    def step(row: int, timeline: Timeline, exchange_colors: list[str]) -> None:
+    def step(row: int, simulated: SimulatedStep, exchange_colors: list[str]) -> None:
         """Draws two lanes: the thread of backward, and the network."""
-        spans, colors = [(0.0, timeline.forward)], [FORWARD]
-        clock = timeline.forward
-        for bucket in timeline.buckets:
+        spans, colors = [(0.0, simulated.forward)], [FORWARD]
+        clock = simulated.forward
+        for bucket in simulated.buckets:
             spans += [(clock, bucket.ready), (bucket.ready, bucket.selected)]
             colors += [BACKWARD, SELECT]
             clock = bucket.selected
-        if clock < timeline.backward_end:
-            spans.append((clock, timeline.backward_end))
+        if clock < simulated.backward_end:
+            spans.append((clock, simulated.backward_end))
             colors.append(BACKWARD)
         bars(row, spans, colors)
-        bars(row - 1, [(one.start, one.end) for one in timeline.buckets], exchange_colors)
+        bars(row - 1, [(one.start, one.end) for one in simulated.buckets], exchange_colors)
 
     dense = simulate_dense(profile)
-    own = dense if plan.dense else timeline_of(plan, profile, select_on=select_on)
+    own = dense if plan.dense else simulated_step(plan, profile, select_on=select_on)
     step(4, own, [DENSE if bucket.dense else SPARSE for bucket in plan.buckets])
     step(1, dense, [DENSE] * len(dense.buckets))
     axis.set_yticks([4, 3, 1, 0], ["plan: computing", "network", "dense: computing", "network"])

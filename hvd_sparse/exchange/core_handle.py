@@ -63,7 +63,7 @@ class CoreHandle:
 
     def check(self) -> None:
         """Raises ExchangeFailedError if the exchange has ended; cheap enough for waiting loops."""
-        with self._telling():
+        with self._acknowledging():
             self._open.check()
 
     def end(self) -> HvdSparseError | None:
@@ -83,7 +83,7 @@ class CoreHandle:
         deadline = time.monotonic() + _CAUSE_SECONDS
         while True:
             try:
-                with self._telling():
+                with self._acknowledging():
                     self._open.check_at_end()  # a rank that died or failed, at once
                     self._open.check()  # a rank that left
             except HvdSparseError as error:
@@ -114,7 +114,7 @@ class CoreHandle:
         return self._core
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _acknowledging(self) -> Iterator[None]:
         """Wraps calls of the core; acknowledges and notes an error that ended the exchange."""
         core = self._core
         try:

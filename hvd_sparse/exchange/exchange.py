@@ -20,6 +20,7 @@ from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
 
 # Over MPI, longer messages are sent in pieces.
 MAX_MESSAGE_BYTES = 1 << 30
+_INDICES = ("plain", "packed")
 # The thread that selects; docs/performance_exchange.md has the measurement behind the default.
 DEFAULT_SELECT_ON = "caller"
 
@@ -177,12 +178,12 @@ class Exchange(Pings):
         *,
         numels: Sequence[int],
         segments: Sequence[int],
-        capacity_ks: Sequence[int],
+        max_ks: Sequence[int],
         sparsifier: Sparsifier,
         collective: str,
         slack: float = 1.0,
-        packed: bool = False,
-        wire_dtype: str = "float32",
+        indices: str = "plain",
+        values: str = "float32",
         device: str = "cpu",
     ) -> int:
         """Adds a bucket; in the same order on every rank.
@@ -191,15 +192,16 @@ class Exchange(Pings):
             name: Name of the bucket in errors and statistics.
             numels: Elements of each gradient.
             segments: Elements of each unit of selection; the same total.
-            capacity_ks: Largest k of each segment in any step; bounds memory and messages.
+            max_ks: Largest k of each segment in any step; bounds memory and messages.
             sparsifier: The sparsifier that chooses the entries.
             collective: Name of the collective.
             slack: Slack of "gtopk", also inside "hierarchical", at least 1: its merges before the
                 last keep slack * k entries. The same on every rank; other collectives keep
                 everything, or what is exact.
-            packed: True to send indices as about log2(1 / density) + 2 bits instead of 32, where
-                that is smaller; the same on every rank, as is `wire_dtype`.
-            wire_dtype: Type of values on the wire: "float32", "float16" or "bfloat16". The rounding
+            indices: Encoding of positions: "plain", 32 bits each, or "packed", about
+                log2(1 / density) + 2 bits, where that is smaller; the same on every rank, as is
+                `values`.
+            values: Type of values on the wire: "float32", "float16" or "bfloat16". The rounding
                 error of a delivered value stays in a residual.
             device: Device of gradients and residual: "cpu", or "cuda:0" and the like.
 
@@ -212,24 +214,28 @@ class Exchange(Pings):
                 `collective` is "hierarchical" and `local_size` is None or `device` not the CPU.
                 Raised on all ranks alike.
         """
+        if indices not in _INDICES:
+            raise InvalidArgumentError(
+                f"indices must be one of {', '.join(_INDICES)}, got {indices!r}"
+            )
         bucket = self._open.add_bucket(
             name,
             gradient_numels=list(numels),
             segment_numels=list(segments),
-            max_ks=list(capacity_ks),
+            max_ks=list(max_ks),
             sparsifier=sparsifier.name,
             sparsifier_options=sparsifier.options,
             collective=collective,
             slack=slack,
-            packed=packed,
-            wire_dtype=wire_dtype,
+            packed=indices == "packed",
+            wire_dtype=values,
             device=device,
         )
         self._names[bucket] = name
         log.logger.debug(
             "bucket %d '%s': %d entries, %d sent at most, chosen by %s, moved by %s as %s %s",
-            *(bucket, name, sum(numels), sum(capacity_ks), sparsifier.name, collective),
-            *("packed" if packed else "plain", wire_dtype),
+            *(bucket, name, sum(numels), sum(max_ks), sparsifier.name, collective),
+            *(indices, values),
         )
         if self.timeline is not None:
             self.timeline.add_bucket(
@@ -262,7 +268,7 @@ class Exchange(Pings):
         stream: int = 0,
         velocity: Buffer | None = None,
         momentum: float = 0.0,
-    ) -> int:
+    ) -> None:
         """Accumulates, selects and hands the bucket to the exchange's thread; does not wait for it.
 
         residual = decay * residual + scale * gradient; the gradients are then overwritten with
@@ -285,14 +291,11 @@ class Exchange(Pings):
             velocity: float32, the bucket's numel; updated. Must live until `commit`.
             momentum: Factor of the velocity, in [0, 1).
 
-        Returns:
-            A handle for `wait`.
-
         Raises:
             InvalidArgumentError: An argument does not fit; nothing has happened.
             ExchangeFailedError: The exchange has ended.
         """
-        with self._telling():
+        with self._acknowledging():
             self._open.start(
                 bucket,
                 gradients,
@@ -306,29 +309,28 @@ class Exchange(Pings):
                 velocity=velocity,
                 momentum=momentum,
             )
-        return bucket
 
-    def wait(self, handle: int, *, stream: int = 0) -> BucketStats:
+    def wait(self, bucket: int, *, stream: int = 0) -> BucketStats:
         """Waits until the bucket's gradients have been written.
 
         Args:
-            handle: From `start`.
+            bucket: From `add_bucket`; it was started in this step.
             stream: On a device, work queued on this stream from now on finds them written.
 
         Raises:
             ExchangeFailedError: The exchange has ended; the residuals keep what was not applied.
         """
         if self.timeline is not None:
-            self.timeline.wait_begins(handle)
+            self.timeline.wait_begins(bucket)
         try:
-            with self._telling():
-                self._open.wait(handle, stream=stream)
+            with self._acknowledging():
+                self._open.wait(bucket, stream=stream)
         finally:
             if self.timeline is not None:
-                self.timeline.wait_ends(handle)
+                self.timeline.wait_ends(bucket)
         if self.timeline is not None:
-            self.timeline.exchanged(handle, self._open.stats(handle))
-        return self.stats(handle)
+            self.timeline.exchanged(bucket, self._open.stats(bucket))
+        return self.stats(bucket)
 
     def commit(self, refuse: str | None = None) -> None:
         """Ends the step after all its buckets were waited for.
@@ -342,7 +344,7 @@ class Exchange(Pings):
                 was applied, and they keep every finite entry of the gradients.
         """
         try:
-            with self._telling():
+            with self._acknowledging():
                 self._open.commit(refuse or "")
         except NonFiniteGradientError as error:
             if self.timeline is not None:
@@ -351,7 +353,7 @@ class Exchange(Pings):
 
     def drive(
         self,
-        pieces: Sequence[tuple[int, int]],
+        op_sizes: Sequence[tuple[int, int]],
         buckets: Sequence[_core.DrivenBucket],
         *,
         rules: _core.StepRules,
@@ -361,10 +363,10 @@ class Exchange(Pings):
         """Builds the driver of steps for an executor that hands over gradients in any order.
 
         Args:
-            pieces: Elements and units of selection of each piece, which is handed over at once. A
-                piece without units always passes: it is not exchanged here, but sent dense.
+            op_sizes: Elements and units of selection of the gradients of each op. Those without
+                units always pass: they are not exchanged here, but sent dense.
             buckets: Buckets in the order in which they start, the same on all ranks: all of the
-                exchange's, with all of the pieces.
+                exchange's, with all of the ops.
             rules: Rules of every step: whether a step that is not finite is marked with NaN on
                 every rank instead of raising; momentum; how many steps lie between two measured
                 ones; whether the sums of what is always sent dense are reported; the device of
@@ -372,7 +374,7 @@ class Exchange(Pings):
             measured: Called for each bucket of a measured step, on a thread of the driver, before
                 the result is handed out. An exception from it ends the exchange; the step counts.
             step_ended: Called on a thread of the driver, between two steps, with the seconds from
-                the first piece until each one came, as the CPU sees it, and with the device's
+                the first op until each one arrived, as the CPU sees it, and with the device's
                 times of a step that was timed. An exception from it ends the exchange; the step
                 counts.
         """
@@ -384,7 +386,9 @@ class Exchange(Pings):
                 rows.exchanged(bucket, self._open.stats(bucket))
 
         exchanged = None if rows is None else note_step
-        return _core.StepDriver(self._open, pieces, buckets, exchanged, measured, step_ended, rules)
+        return _core.StepDriver(
+            self._open, op_sizes, buckets, exchanged, measured, step_ended, rules
+        )
 
     def stats(self, bucket: int) -> BucketStats:
         """Returns the statistics of the bucket's last step."""

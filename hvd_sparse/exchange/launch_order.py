@@ -46,8 +46,8 @@ class LaunchOrder:
         """Bucket numbers, first to launch first."""
         return list(self._order)
 
-    def __getitem__(self, place: int) -> int:
-        return self._order[place]
+    def __getitem__(self, index: int) -> int:
+        return self._order[index]
 
     def __len__(self) -> int:
         return len(self._order)

@@ -50,14 +50,17 @@ class LocalShare:
 
 
 def check_not_twice(
-    whose: str, found: Mapping[str, Any], options: Mapping[str, str], compression: Compression
+    optimizer_name: str,
+    settings: Mapping[str, Any],
+    options: Mapping[str, str],
+    compression: Compression,
 ) -> None:
     """Refuses an optimizer that would repeat what a compression does.
 
     Args:
-        whose: The optimizer's name for the message: "Adam".
-        found: The optimizer's settings, by its own names; the first of its betas counts, which is
-            the momentum.
+        optimizer_name: The optimizer's name for the message: "Adam".
+        settings: The optimizer's settings, by its own names; the first of its betas counts, which
+            is the momentum.
         options: The option of a compression that does the same, by the name of a setting.
         compression: The compression that the user asked for.
 
@@ -65,9 +68,9 @@ def check_not_twice(
         InvalidArgumentError: A setting and its option are both set.
     """
     for theirs, option in options.items():
-        setting, value = found.get(theirs) or 0, getattr(compression, option)
+        setting, value = settings.get(theirs) or 0, getattr(compression, option)
         if value and (setting[0] if isinstance(setting, tuple | list) else setting):
             raise InvalidArgumentError(
-                f"{theirs} of {whose} is {setting} and {option} of the compression is {value}, "
-                "which would act twice: leave out one of them"
+                f"{theirs} of {optimizer_name} is {setting} and {option} of the compression is "
+                f"{value}, which would act twice: leave out one of them"
             )

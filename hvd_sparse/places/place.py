@@ -47,7 +47,7 @@ class Place(ABC):
         """Returns the current stream there; 0 for the CPU."""
 
 
-class BesideCpu(Place):
+class OnDevice(Place):
     """A device, which computes asynchronously to the thread that runs backward."""
 
     select_on = "engine"

@@ -6,13 +6,13 @@ from here.
 """
 
 from hvd_sparse.planning.explanation import Row, explain
-from hvd_sparse.planning.network import DeviceNetwork, Link, Network
+from hvd_sparse.planning.network import GpuLinks, Link, Network
 from hvd_sparse.planning.plan import BucketPlan, Plan
 from hvd_sparse.planning.profile import LayerProfile, Machine, Profile
 
 __all__ = [
     "BucketPlan",
-    "DeviceNetwork",
+    "GpuLinks",
     "LayerProfile",
     "Link",
     "Machine",

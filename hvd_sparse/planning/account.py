@@ -108,7 +108,7 @@ class Setting:
         machine = self.machine
         per_entry = (  # with a device, only the rate of merging is the CPU's
             machine.merge_seconds_per_entry
-            if machine.beside_cpu
+            if machine.on_device
             else machine.select_seconds_per_entry
         )
         return numel * per_entry

@@ -87,12 +87,12 @@ def simulated_densities(
     """
     begin = np.array(start if start is not None else [0] * len(sizes))
     every = np.arange(len(sizes))
-    timeline = simulate(profile, ladder.stages(sizes, begin.tolist()), select_on=select_on)
+    simulated = simulate(profile, ladder.stages(sizes, begin.tolist()), select_on=select_on)
     # The step ends at the largest of these sums, one per bucket: when the bucket is selected, which
     # no density changes, plus all exchanges from it on. So an exchange can grow by the least time
     # that any bucket up to its own has to spare.
-    selected = np.array([bucket.selected for bucket in timeline.buckets])
-    limit = timeline.step * (1 + stretch + TOLERANCE)
+    selected = np.array([bucket.selected for bucket in simulated.buckets])
+    limit = simulated.step * (1 + stretch + TOLERANCE)
 
     def spare(notches: NDArray[np.int64]) -> Array:
         exchange = ladder.exchange[every, notches]

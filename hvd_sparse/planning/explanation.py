@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvd_sparse.planning.pipeline import Timeline, simulate
+from hvd_sparse.planning.pipeline import SimulatedStep, simulate
 from hvd_sparse.planning.plan import Plan
 from hvd_sparse.planning.profile import Profile
 
@@ -45,9 +45,9 @@ class Row:
 
 def explain(plan: Plan, profile: Profile, *, select_on: str = "caller") -> list[Row]:
     """Returns a row for each bucket of a plan, with the times of its simulated step."""
-    timeline = timeline_of(plan, profile, select_on=select_on)
+    simulated = simulated_step(plan, profile, select_on=select_on)
     rows = []
-    for i, (bucket, times) in enumerate(zip(plan.buckets, timeline.buckets, strict=True)):
+    for i, (bucket, times) in enumerate(zip(plan.buckets, simulated.buckets, strict=True)):
         more = len(bucket.layers) - 1
         rows.append(
             Row(
@@ -68,6 +68,6 @@ def explain(plan: Plan, profile: Profile, *, select_on: str = "caller") -> list[
     return rows
 
 
-def timeline_of(plan: Plan, profile: Profile, *, select_on: str = "caller") -> Timeline:
+def simulated_step(plan: Plan, profile: Profile, *, select_on: str = "caller") -> SimulatedStep:
     """Returns the simulated step of a plan."""
     return simulate(profile, plan.stages(), select_on=select_on)

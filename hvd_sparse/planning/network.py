@@ -36,7 +36,7 @@ Links: TypeAlias = tuple[tuple[int, Link], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceNetwork:
+class GpuLinks:
     """The links between the ranks' devices, and the work of a device in a round.
 
     All three are lines over the bytes of a message, which between devices is as long as a block can
@@ -88,7 +88,7 @@ class Network:
     dense: Link
     local: Link | None = None
     gap: float | None = None
-    devices: DeviceNetwork | None = None
+    devices: GpuLinks | None = None
 
     def __post_init__(self) -> None:
         records.check_finite(self)
@@ -197,7 +197,7 @@ def _worst(links: Links) -> Link:
     )
 
 
-def _check_distances(record: Network | DeviceNetwork) -> None:
+def _check_distances(record: Network | GpuLinks) -> None:
     distances = [distance for distance, _ in record.links]
     if distances != sorted(set(distances)) or any(distance < 1 for distance in distances):
         raise InvalidArgumentError(

@@ -52,7 +52,7 @@ class BucketTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeline:
+class SimulatedStep:
     """Times of one simulated step.
 
     Attributes:
@@ -78,7 +78,9 @@ class Timeline:
         return sum(max(0.0, min(b.end, self.backward_end) - b.start) for b in self.buckets)
 
 
-def simulate(profile: Profile, stages: Sequence[Stage], *, select_on: str = "caller") -> Timeline:
+def simulate(
+    profile: Profile, stages: Sequence[Stage], *, select_on: str = "caller"
+) -> SimulatedStep:
     """Simulates one step with these buckets.
 
     Args:
@@ -113,7 +115,7 @@ def simulate(profile: Profile, stages: Sequence[Stage], *, select_on: str = "cal
                 layers=stage.layers, ready=ready, selected=selector, start=start, end=network
             )
         )
-    return Timeline(
+    return SimulatedStep(
         buckets=tuple(buckets),
         forward=profile.forward,
         backward_end=backward,
@@ -121,7 +123,7 @@ def simulate(profile: Profile, stages: Sequence[Stage], *, select_on: str = "cal
     )
 
 
-def simulate_dense(profile: Profile, *, fusion_bytes: int = FUSION_BYTES) -> Timeline:
+def simulate_dense(profile: Profile, *, fusion_bytes: int = FUSION_BYTES) -> SimulatedStep:
     """Simulates one step under Horovod's dense allreduce with tensor fusion.
 
     Whenever the network is free, the ready gradients are sent together, in ready order, up to the
@@ -132,7 +134,7 @@ def simulate_dense(profile: Profile, *, fusion_bytes: int = FUSION_BYTES) -> Tim
         fusion_bytes: Size of the fusion buffer; 0: no fusion.
 
     Returns:
-        The timeline; its buckets are the gradients that were sent together.
+        The step; its buckets are the gradients that were sent together.
     """
     clock, ready = profile.forward, []
     for layer in profile.layers:
@@ -155,7 +157,7 @@ def simulate_dense(profile: Profile, *, fusion_bytes: int = FUSION_BYTES) -> Tim
             BucketTimes(layers=last - first, ready=there, selected=there, start=start, end=network)
         )
         first = last
-    return Timeline(
+    return SimulatedStep(
         buckets=tuple(buckets),
         forward=profile.forward,
         backward_end=clock,

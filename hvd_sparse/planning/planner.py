@@ -140,9 +140,9 @@ def make_plan(profile: Profile, rules: Rules | None = None) -> Plan:
 
 def dense_plan(profile: Profile) -> Plan:
     """Returns the plan of Horovod's dense allreduce; its buckets are tensor fusion's, predicted."""
-    timeline = simulate_dense(profile)
+    simulated = simulate_dense(profile)
     buckets, first = [], 0
-    for times in timeline.buckets:
+    for times in simulated.buckets:
         layers = profile.layers[first : first + times.layers]
         first += times.layers
         buckets.append(
@@ -159,8 +159,8 @@ def dense_plan(profile: Profile) -> Plan:
     return Plan(
         buckets=tuple(buckets),
         size=profile.network.size,
-        step_seconds=timeline.step,
-        dense_seconds=timeline.step,
+        step_seconds=simulated.step,
+        dense_seconds=simulated.step,
         compute_seconds=profile.compute,
     )
 
@@ -266,8 +266,8 @@ class _Planner:
             dense_seconds=dense_seconds,
             compute_seconds=profile.compute,
         )
-        timeline = simulate(profile, plan.stages(), select_on=rules.select_on)
-        return replace(plan, step_seconds=timeline.step)
+        simulated = simulate(profile, plan.stages(), select_on=rules.select_on)
+        return replace(plan, step_seconds=simulated.step)
 
     def _price_buckets(self, merged: Merged) -> _Priced:
         """Prices the buckets at every density that they may have."""

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from hvd_sparse import records
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.planning.network import DeviceNetwork, Link, Network
+from hvd_sparse.planning.network import GpuLinks, Link, Network
 
-__all__ = ["DeviceNetwork", "LayerProfile", "Link", "Machine", "Network", "Profile"]
+__all__ = ["GpuLinks", "LayerProfile", "Link", "Machine", "Network", "Profile"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Machine:
         records.check_finite(self)
 
     @property
-    def beside_cpu(self) -> bool:
+    def on_device(self) -> bool:
         """True if gradients lie on a device."""
         return self.copy_seconds_per_entry > 0
 

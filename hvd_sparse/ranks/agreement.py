@@ -120,10 +120,10 @@ def _first_difference(ranks: Sequence[int], details: Sequence[_Details]) -> str:
                 return (
                     f"{name} is {their_options[name]} on rank {rank} and {value} on rank {ranks[0]}"
                 )
-        for place, (ours, theirs) in enumerate(zip_longest(parameters, their_parameters)):
+        for index, (ours, theirs) in enumerate(zip_longest(parameters, their_parameters)):
             if ours != theirs:
                 return (
-                    f"the models differ in parameter {place}: rank {rank} has "
+                    f"the models differ in parameter {index}: rank {rank} has "
                     f"{theirs or 'no further one'} where rank {ranks[0]} has "
                     f"{ours or 'no further one'}"
                 )

@@ -88,7 +88,7 @@ def connect(
             mpi_rank = _core.mpi_world_rank() if chosen == transport.MPI else -1
     except HvdSparseError as error:
         problem = error
-    everybody = world.allgather_object(
+    reports = world.allgather_object(
         _Introduction(
             problem="" if problem is None else str(problem),
             transport=chosen,
@@ -106,17 +106,17 @@ def connect(
         raise problem
     assert lifeline is not None
     assert limits is not None
-    for rank, one in enumerate(everybody):
+    for rank, one in enumerate(reports):
         if one.problem:
             raise InvalidArgumentError(f"rank {rank} cannot take part: {one.problem}")
-    transport.require_one([one.transport for one in everybody])
-    checks.require_one([one.checks for one in everybody])
-    lifeline.connect("" if world.rank == 0 else everybody[0].hub, CONNECT_SECONDS)
-    nodes = _numbered([one.node for one in everybody])
+    transport.require_one([one.transport for one in reports])
+    checks.require_one([one.checks for one in reports])
+    lifeline.connect("" if world.rank == 0 else reports[0].hub, CONNECT_SECONDS)
+    nodes = _numbered([one.node for one in reports])
     if port is not None:
         core = _core.Exchange.over_tcp(
             world.rank,
-            addresses=[one.tcp_address for one in everybody],
+            addresses=[one.tcp_address for one in reports],
             port=port,
             lifeline=lifeline,
             limits=limits,
@@ -126,13 +126,13 @@ def connect(
         )
     else:
         core = _core.Exchange.over_mpi(
-            [one.mpi_rank for one in everybody],
-            tag=everybody[0].tag % 32768,
+            [one.mpi_rank for one in reports],
+            tag=reports[0].tag % 32768,
             lifeline=lifeline,
             limits=limits,
             max_message_bytes=max_message_bytes,
             select_on=select_on,
-            machines=_numbered([one.machine for one in everybody]),
+            machines=_numbered([one.machine for one in reports]),
             nodes=nodes,
             checks=checking,
         )

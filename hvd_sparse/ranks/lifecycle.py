@@ -14,7 +14,7 @@ from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.ranks import world
 
 # Time for the ranks that are alive to finalize MPI together, also under load.
-FAREWELL_SECONDS = 10.0
+FINALIZE_SECONDS = 10.0
 
 
 class Failing(Protocol):
@@ -65,7 +65,7 @@ def shut_down(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     close_all()
     result = stock(*args, **kwargs)
     _peer_lost = _peer_left = False  # no rank waits for that one any more
-    world.begin_anew()
+    world.reset_serials()
     return result
 
 
@@ -122,4 +122,4 @@ def _at_exit() -> None:
     if _peer_left:
         # Horovod's own exit handler finalizes MPI with that rank, which may have died since: limit
         # the time.
-        _core.exit_within(FAREWELL_SECONDS)
+        _core.exit_within(FINALIZE_SECONDS)

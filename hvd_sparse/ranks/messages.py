@@ -26,20 +26,20 @@ _DTYPES = frozenset(
 )
 
 
-def encode(thing: Any) -> bytes:
+def encode(value: Any) -> bytes:
     """Encodes a value as a message.
 
     Args:
-        thing: None, a bool, number or string, a list, tuple, set or dict of such, a NamedTuple,
+        value: None, a bool, number or string, a list, tuple, set or dict of such, a NamedTuple,
             a dataclass, or a NumPy array of numbers.
 
     Raises:
-        InvalidArgumentError: `thing` holds something else, or an integer of more than 64 bits.
+        InvalidArgumentError: `value` holds something else, or an integer of more than 64 bits.
     """
     try:
-        return msgspec.msgpack.encode(thing, enc_hook=_plain)
+        return msgspec.msgpack.encode(value, enc_hook=_plain)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidArgumentError(f"cannot tell other ranks {thing!r}: {error}") from None
+        raise InvalidArgumentError(f"cannot tell other ranks {value!r}: {error}") from None
 
 
 def decode(message: bytes, kind: Any) -> Any:
@@ -59,14 +59,14 @@ def decode(message: bytes, kind: Any) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def _plain(thing: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Encodes a value of a type that MessagePack does not have."""
-    if isinstance(thing, np.generic):
-        return thing.item()
-    if isinstance(thing, np.ndarray) and thing.dtype.name in _DTYPES:
-        parts = (thing.dtype.name, thing.shape, thing.tobytes())
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.dtype.name in _DTYPES:
+        parts = (value.dtype.name, value.shape, value.tobytes())
         return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(parts))
-    raise TypeError(f"there is no message for {type(thing).__name__}")
+    raise TypeError(f"there is no message for {type(value).__name__}")
 
 
 def _extended(code: int, data: memoryview) -> NDArray[Any]:

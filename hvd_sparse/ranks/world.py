@@ -48,7 +48,7 @@ def key_of(process_set: Any) -> ProcessSetKey:
     return process_set.process_set_id, tuple(process_set.ranks or ())
 
 
-def begin_anew() -> None:
+def reset_serials() -> None:
     """Restarts the serial numbers after Horovod's shutdown: later ranks may be new."""
     _serials.clear()
 
@@ -119,22 +119,22 @@ class World:
             _allgather=allgather,
         )
 
-    def allgather_object(self, thing: Any, kind: Any = Any) -> list[Any]:
-        """Returns every rank's `thing`, in the order of the ranks. Collective.
+    def allgather_object(self, value: Any, kind: Any = Any) -> list[Any]:
+        """Returns every rank's `value`, in the order of the ranks. Collective.
 
         Args:
-            thing: A value that `messages.encode` takes.
+            value: A value that `messages.encode` takes.
             kind: Type of the values, the same on all ranks, against which received ones are
                 checked. Without it tuples and sets come back as lists.
 
         Raises:
-            InvalidArgumentError: On a rank whose `thing` cannot be sent.
+            InvalidArgumentError: On a rank whose `value` cannot be sent.
             HvdSparseError: On all other ranks in that case; and on all ranks if one has sent a
                 value of another type. Names the rank and the type.
         """
         problem: InvalidArgumentError | None = None
         try:
-            message = messages.encode(thing)
+            message = messages.encode(value)
         except InvalidArgumentError as error:  # the others wait for this rank
             message, problem = messages.UNREADABLE, error
         everything = [message] if self.size == 1 else self._allgather_bytes(message)
@@ -142,16 +142,16 @@ class World:
             raise problem
         return [self._read(rank, theirs, kind) for rank, theirs in enumerate(everything)]
 
-    def broadcast_object(self, thing: Any, kind: Any = Any) -> Any:
-        """Returns the `thing` of the set's rank 0; other ranks' is ignored. Collective.
+    def broadcast_object(self, value: Any, kind: Any = Any) -> Any:
+        """Returns the `value` of the set's rank 0; other ranks' is ignored. Collective.
 
         Raises the errors of `allgather_object`.
 
         Args:
-            thing: A value that `messages.encode` takes.
+            value: A value that `messages.encode` takes.
             kind: Type of the value; must include None.
         """
-        return self.allgather_object(thing if self.rank == 0 else None, kind)[0]
+        return self.allgather_object(value if self.rank == 0 else None, kind)[0]
 
     def _allgather_bytes(self, message: bytes) -> list[bytes]:
         """Returns every rank's message, in the order of the ranks. Collective."""

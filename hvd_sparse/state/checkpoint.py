@@ -85,12 +85,12 @@ class Job:
         self.rank, self.size = self._world.rank, self._world.size
         self._is_first_of_node = hvd.local_rank() == 0
 
-    def everywhere(self, thing: Any) -> list[Any]:
-        """Returns every rank's thing."""
-        return self._world.allgather_object(thing)
+    def allgather(self, value: Any) -> list[Any]:
+        """Returns every rank's value."""
+        return self._world.allgather_object(value)
 
     @contextlib.contextmanager
-    def together(
+    def fail_together(
         self, kind: type[Exception], *, undo: Callable[[], object] | None = None
     ) -> Iterator[None]:
         """Raises on all ranks if the block fails on one of them.
@@ -104,12 +104,14 @@ class Job:
             yield
         except Exception as error:
             problem = error
-        told = self.everywhere(None if problem is None else f"{type(problem).__name__}: {problem}")
-        if undo is not None and any(text is not None for text in told):
+        reports = self.allgather(
+            None if problem is None else f"{type(problem).__name__}: {problem}"
+        )
+        if undo is not None and any(text is not None for text in reports):
             undo()
         if isinstance(problem, kind):
             raise problem
-        for rank, text in enumerate(told):
+        for rank, text in enumerate(reports):
             if text is not None:
                 raise kind(f"rank {rank} could not go on: {text}") from problem
 
@@ -135,25 +137,25 @@ class Job:
                 files are deleted.
         """
         folder = Path(folder)
-        checkpoint: str = self.everywhere(uuid.uuid4().hex)[0]
+        checkpoint: str = self.allgather(uuid.uuid4().hex)[0]
         with contextlib.ExitStack() as held:
             owns = self._make(folder, checkpoint, held)
             mine: _Ids | None = None
-            with self.together(OSError):
+            with self.fail_together(OSError):
                 stems = {rank_stem(self.rank, self.size): own}
                 if owns:
                     stems[SHARED] = shared
                     mine = _ids_at(folder)
                 for name, write in stems.items():
                     stem = making_of(folder, checkpoint) / name
-                    with _told_of(stem):
+                    with _named_errors(stem):
                         write(stem)
                         seal(stem, checkpoint=checkpoint, step=step, ranks=self.size)
-            former = _common([ids for ids in self.everywhere(mine) if ids is not None])
-            with self.together(OSError):
+            former = _common([ids for ids in self.allgather(mine) if ids is not None])
+            with self.fail_together(OSError):
                 if owns:
                     checkpoint_folder.put_in_place(checkpoint, folder, former)
-            with self.together(OSError):
+            with self.fail_together(OSError):
                 if owns:
                     checkpoint_folder.remove_former(folder)
 
@@ -167,24 +169,24 @@ class Job:
             CheckpointMismatchError: On every rank, if one has a checkpoint that is not whole, or
                 the ranks have no checkpoint in common.
         """
-        places = (Path(folder), old_of(Path(folder)))
-        seen = [_seen(place) for place in places]
-        manifests, problems = [one for one, _ in seen], [problem for _, problem in seen]
+        folders = (Path(folder), old_of(Path(folder)))
+        inspected = [_inspect(one) for one in folders]
+        manifests, problems = [one for one, _ in inspected], [problem for _, problem in inspected]
         mine = [None if one is None else one.checkpoint for one in manifests]
-        told = self.everywhere([mine, problems])
-        common = _common([ids for ids, _ in told])
-        _refuse_damaged([said for _, said in told], Path(folder), common)
+        reports = self.allgather([mine, problems])
+        common = _common([ids for ids, _ in reports])
+        _refuse_damaged([said for _, said in reports], Path(folder), common)
         if common is None:
-            if not any(one for ids, _ in told for one in ids):
+            if not any(one for ids, _ in reports for one in ids):
                 return None
             raise CheckpointMismatchError(
                 f"the ranks have no checkpoint '{folder}' in common, nor a former one: "
-                f"{_shown([ids for ids, _ in told])}"
+                f"{_shown([ids for ids, _ in reports])}"
             )
-        place = mine.index(common)
-        manifest = manifests[place]
+        index = mine.index(common)
+        manifest = manifests[index]
         assert manifest is not None
-        found = Found(places[place], manifest)
+        found = Found(folders[index], manifest)
         if manifest.files is None and self.rank == 0:
             logger.warning(
                 "%s was saved by a version that kept no digests: damage to its files may not be "
@@ -210,7 +212,7 @@ class Job:
         """
         owns = False
         for may in (self.rank == 0, self.rank > 0 and self._is_first_of_node):
-            with self.together(OSError):
+            with self.fail_together(OSError):
                 if may and not making_of(folder, checkpoint).exists():
                     held.enter_context(checkpoint_folder.making(folder, checkpoint))
                     owns = True
@@ -218,7 +220,7 @@ class Job:
 
 
 @contextlib.contextmanager
-def _told_of(stem: Path) -> Iterator[None]:
+def _named_errors(stem: Path) -> Iterator[None]:
     """Turns any error into an OSError that names the path."""
     try:
         yield
@@ -231,10 +233,10 @@ def _told_of(stem: Path) -> Iterator[None]:
         raise OSError(cause.errno, cause.strerror, str(cause.filename or stem)) from error
 
 
-def _seen(place: Path) -> tuple[Manifest | None, str | None]:
+def _inspect(folder: Path) -> tuple[Manifest | None, str | None]:
     """Returns the manifest of the checkpoint that is there, or what is wrong with it."""
     try:
-        return manifest_at(place), None
+        return manifest_at(folder), None
     except CheckpointMismatchError as error:
         return None, str(error)
 
@@ -243,21 +245,23 @@ def _ids_at(folder: Path) -> _Ids:
     return [id_at(folder), id_at(old_of(folder))]
 
 
-def _common(told: Sequence[_Ids]) -> str | None:
+def _common(reports: Sequence[_Ids]) -> str | None:
     """Returns the id that all ranks have, preferably as rank 0's FOLDER; None if there is none."""
-    return next((one for one in told[0] if one and all(one in ids for ids in told)), None)
+    return next((one for one in reports[0] if one and all(one in ids for ids in reports)), None)
 
 
-def _refuse_damaged(told: Sequence[Sequence[str | None]], folder: Path, common: str | None) -> None:
+def _refuse_damaged(
+    reports: Sequence[Sequence[str | None]], folder: Path, common: str | None
+) -> None:
     """Raises CheckpointMismatchError if a rank has a checkpoint that is not whole.
 
     Args:
-        told: By rank, the problems of FOLDER and of FOLDER.old.
+        reports: By rank, the problems of FOLDER and of FOLDER.old.
         folder: FOLDER.
         common: The checkpoint that all ranks have. If there is one, a damaged FOLDER.old is let
             pass, since it is older; a damaged FOLDER is not, since it may have been newer.
     """
-    for rank, problems in enumerate(told):
+    for rank, problems in enumerate(reports):
         damaged = next((one for one in problems[: 1 if common else 2] if one), None)
         if damaged is not None:
             raise CheckpointMismatchError(
@@ -266,9 +270,9 @@ def _refuse_damaged(told: Sequence[Sequence[str | None]], folder: Path, common: 
             )
 
 
-def _shown(told: Sequence[_Ids]) -> str:
+def _shown(reports: Sequence[_Ids]) -> str:
     ranks = defaultdict(list)
-    for rank, ids in enumerate(told):
+    for rank, ids in enumerate(reports):
         ranks[tuple(one[:_SHOWN] for one in ids if one)].append(str(rank))
     return "; ".join(
         f"rank {', '.join(these)}: {' and '.join(ids) or 'none'}" for ids, these in ranks.items()

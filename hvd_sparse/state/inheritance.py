@@ -62,7 +62,7 @@ class _Claim(NamedTuple):
     fits: bool = True
 
 
-class Heir(Protocol):
+class Successor(Protocol):
     """A new exchange, and its framework's access to a rank's saved state."""
 
     @property
@@ -94,7 +94,7 @@ def checked_policy(policy: str) -> str:
     return checkpoint.checked_policy(policy, POLICIES)
 
 
-def in_place(holdings: Sequence[Holding | None]) -> bool:
+def unchanged(holdings: Sequence[Holding | None]) -> bool:
     """Returns true if each rank holds its own residuals, at one step, and no rank came or went."""
     return all(
         holding is not None
@@ -105,7 +105,7 @@ def in_place(holdings: Sequence[Holding | None]) -> bool:
     )
 
 
-def givers(holdings: Sequence[Holding | None]) -> list[int]:
+def contributors(holdings: Sequence[Holding | None]) -> list[int]:
     """Returns the ranks whose residuals make up the sum.
 
     All ranks take over the first holder's model, so those whose residuals are of another step are
@@ -118,17 +118,17 @@ def givers(holdings: Sequence[Holding | None]) -> list[int]:
 
 def lost(holdings: Sequence[Holding | None]) -> int:
     """Returns the number of ranks of the world before whose residuals are lost."""
-    giving = givers(holdings)
-    if not giving or _at(holdings, giving[0]).whole:
+    contributing = contributors(holdings)
+    if not contributing or _at(holdings, contributing[0]).whole:
         return 0
-    return _at(holdings, giving[0]).size - len(giving)
+    return _at(holdings, contributing[0]).size - len(contributing)
 
 
-def inherit(heir: Heir, held: dict[str, Any] | None, policy: str) -> None:
+def inherit(successor: Successor, held: dict[str, Any] | None, policy: str) -> None:
     """Gives a new exchange the state that its ranks held before. Collective.
 
     Args:
-        heir: The new exchange, before its first step.
+        successor: The new exchange, before its first step.
         held: The state saved on this rank; None if it has just joined.
         policy: "spread" or "reset".
 
@@ -136,50 +136,50 @@ def inherit(heir: Heir, held: dict[str, Any] | None, policy: str) -> None:
         CheckpointMismatchError: On every rank: a rank holds residuals of other layers.
         InvalidArgumentError: On every rank: the ranks' policies differ.
     """
-    layers, world = heir.layers, heir.world
-    told = _Claim(policy)
+    layers, world = successor.layers, successor.world
+    own = _Claim(policy)
     if held is not None:
-        told = _Claim(policy, Holding.of(held), heir.rates_of(held), held["layers"] == layers)
-    everybody: list[_Claim] = world.allgather_object(told, _Claim)
-    for rank, one in enumerate(everybody):
-        if one.policy != everybody[0].policy:
+        own = _Claim(policy, Holding.of(held), successor.rates_of(held), held["layers"] == layers)
+    claims: list[_Claim] = world.allgather_object(own, _Claim)
+    for rank, one in enumerate(claims):
+        if one.policy != claims[0].policy:
             raise InvalidArgumentError(
-                f"residuals is {one.policy!r} on rank {rank} and {everybody[0].policy!r} on rank 0"
+                f"residuals is {one.policy!r} on rank {rank} and {claims[0].policy!r} on rank 0"
             )
         if not one.fits:
             raise CheckpointMismatchError(f"rank {rank} holds residuals of other layers")
-    holdings = [one.holding for one in everybody]
-    giving = givers(holdings)
-    if not giving:
+    holdings = [one.holding for one in claims]
+    contributing = contributors(holdings)
+    if not contributing:
         return
-    if in_place(holdings):
+    if unchanged(holdings):
         assert held is not None
-        heir.go_on(held)
+        successor.go_on(held)
         return
     if world.rank == 0:
         _tell(holdings, policy)
-    first, rates = _at(holdings, giving[0]), everybody[giving[0]].rates
+    first, rates = _at(holdings, contributing[0]), claims[contributing[0]].rates
     shares: Mapping[str, NDArray[Any]] = {}
     if policy == SPREAD:
         total = SavedSum(layers)
-        if world.rank in giving:
+        if world.rank in contributing:
             assert held is not None
-            total.add(held["layers"], heir.residuals_of(held))
-        shares = total.share(heir.allreduce, rank=world.rank, size=world.size)
-    heir.begin(shares, steps=first.steps, rates=rates)
+            total.add(held["layers"], successor.residuals_of(held))
+        shares = total.share(successor.allreduce, rank=world.rank, size=world.size)
+    successor.begin(shares, steps=first.steps, rates=rates)
 
 
-def total_of(heir: Heir, saved: Mapping[str, Any]) -> dict[str, Any]:
+def total_of(successor: Successor, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Returns this rank's saved state with the float64 sum of all ranks' residuals. Collective."""
     total = SavedSum(saved["layers"])
-    total.add(saved["layers"], heir.residuals_of(saved))
+    total.add(saved["layers"], successor.residuals_of(saved))
     emptied: dict[str, Any] = {"velocities": {}, "states": {}, "tuning": None}
-    return {**saved, **emptied, "residuals": total.over_ranks(heir.allreduce), "whole": True}
+    return {**saved, **emptied, "residuals": total.over_ranks(successor.allreduce), "whole": True}
 
 
 def _tell(holdings: Sequence[Holding | None], policy: str) -> None:
     gone = lost(holdings)
-    before = _at(holdings, givers(holdings)[0]).size
+    before = _at(holdings, contributors(holdings)[0]).size
     kept = {
         SPREAD: f"what was kept is spread over {len(holdings)}",
         RESET: f"what was kept is reset, as asked for; there are {len(holdings)} now",

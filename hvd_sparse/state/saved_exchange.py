@@ -10,7 +10,7 @@ from hvd_sparse.compression import Compression
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.log import logger
 from hvd_sparse.ranks.world import World
-from hvd_sparse.tuning.settled import Settled
+from hvd_sparse.tuning.settled_state import SettledState
 
 
 def conditions_of(
@@ -31,20 +31,20 @@ def conditions_of(
 
 
 def taken_up(
-    saved: dict[str, Any], conditions: Mapping[str, str], *, leads: bool
+    saved: dict[str, Any], conditions: Mapping[str, str], *, is_rank0: bool
 ) -> dict[str, Any]:
     """Returns the saved state, without plan and thresholds if they are of other conditions.
 
     Args:
         saved: A saved state that fits here; has "conditions".
         conditions: The present conditions, from `conditions_of`.
-        leads: True if this rank tells the user.
+        is_rank0: True if this rank tells the user.
     """
     theirs = saved["conditions"]
     changed = [name for name, value in conditions.items() if theirs.get(name) != value]
     if not changed:
         return saved
-    if leads:
+    if is_rank0:
         shown = "; ".join(f"{n} was {theirs.get(n)}, is {conditions[n]}" for n in changed)
         logger.info("plan and thresholds are found anew, not taken from what was saved: %s", shown)
     return {**saved, "tuning": None, "states": {}}
@@ -78,7 +78,7 @@ def mismatch_of(
     try:
         if saved.get("tuning") is not None:
             here = [Layer(name, numel) for name, numel in layers.items()]
-            Settled.from_json(saved["tuning"]).check(here, size=world.size)
+            SettledState.from_json(saved["tuning"]).check(here, size=world.size)
     except InvalidArgumentError as error:
         return f"the saved tuning does not fit: {error}"
     return None

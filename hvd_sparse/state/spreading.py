@@ -115,7 +115,7 @@ def read_all(job: Job, found: Found, suffix: str, read: Callable[[Path], Any]) -
     """
     size = found.manifest.ranks
     paths = [found.folder / f"{rank_stem(rank, size)}{suffix}" for rank in range(size)]
-    by_rank = job.everywhere([rank for rank, path in enumerate(paths) if path.exists()])
+    by_rank = job.allgather([rank for rank, path in enumerate(paths) if path.exists()])
     missing = sorted(set(range(size)).difference(*by_rank))
     if size == 0 or missing:
         raise CheckpointMismatchError(
@@ -123,8 +123,8 @@ def read_all(job: Job, found: Found, suffix: str, read: Callable[[Path], Any]) -
             f"ranks {missing or 'unknown'} of {size}"
         )
     said = None
-    with job.together(CheckpointMismatchError):
+    with job.fail_together(CheckpointMismatchError):
         for rank in by_rank[job.rank]:
             if min(reader for reader, ranks in enumerate(by_rank) if rank in ranks) == job.rank:
                 said = read(found.rank_file(rank, suffix)) or said
-    return next((one for one in job.everywhere(said) if one is not None), None)
+    return next((one for one in job.allgather(said) if one is not None), None)

@@ -47,15 +47,15 @@ class UnitSample:
 
     Attributes:
         name: Name of the layer or the bucket.
-        left: Squared norm of the sum minus what was applied.
-        whole: Squared norm of the sum.
+        undelivered_energy: Squared norm of the sum minus what was applied.
+        energy: Squared norm of the sum.
         k: Number of entries asked for.
         numel: Number of entries of the unit.
     """
 
     name: str
-    left: float
-    whole: float
+    undelivered_energy: float
+    energy: float
     k: int
     numel: int
 
@@ -63,7 +63,9 @@ class UnitSample:
     def delta(self) -> float:
         """The unit's delta; 0 if k is all entries, since nothing is then left to chance."""
         return (
-            _share(self.left, (1 - self.k / self.numel) * self.whole) if self.k < self.numel else 0
+            _share(self.undelivered_energy, (1 - self.k / self.numel) * self.energy)
+            if self.k < self.numel
+            else 0
         )
 
 
@@ -72,27 +74,28 @@ class BucketSample:
     """One rank's measurement of a bucket.
 
     Attributes:
-        left: Squared norm of the residual after the step.
-        whole: Squared norm of the accumulated values.
+        undelivered_energy: Squared norm of the residual after the step.
+        energy: Squared norm of the accumulated values.
         shares_residual: True if the ranks of a node share the residual.
         units: The bucket's units of selection.
     """
 
-    left: float
-    whole: float
+    undelivered_energy: float
+    energy: float
     shares_residual: bool
     units: Sequence[UnitSample]
 
 
 def quality_of(buckets: Sequence[BucketSample]) -> Quality:
     """Combines the samples of all sparse buckets of a step."""
-    left, whole = sum(one.left for one in buckets), sum(one.whole for one in buckets)
+    left = sum(one.undelivered_energy for one in buckets)
+    energy = sum(one.energy for one in buckets)
     shared = any(one.shares_residual for one in buckets)
     return Quality(
-        compression_error=None if shared else _share(left, whole),
+        compression_error=None if shared else _share(left, energy),
         deltas={unit.name: unit.delta for one in buckets for unit in one.units},
     )
 
 
-def _share(left: float, whole: float) -> float:
-    return left / whole if whole > 0 else 0.0
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

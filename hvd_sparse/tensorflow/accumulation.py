@@ -48,7 +48,7 @@ class Accumulation:
         self._passes = passes
         self._averages = averages
         self._sums: list[tf.Variable] = []
-        self._place_of: dict[int, int] = {}  # index of a variable's sum, by the variable's id
+        self._index_of: dict[int, int] = {}  # index of a variable's sum, by the variable's id
         self._alive: list[weakref.ref[Any]] = []
         self._count: tf.Variable | None = None
         _all.add(self)
@@ -111,11 +111,11 @@ class Accumulation:
         """Returns the variables' sums, in order; raises UnsupportedError for other variables."""
         ids = [id(compat.tensor_of(variable)) for variable in variables]
         dead = any(alive() is None for alive in self._alive)
-        if dead or len(ids) != len(self._sums) or set(ids) != self._place_of.keys():
+        if dead or len(ids) != len(self._sums) or set(ids) != self._index_of.keys():
             raise UnsupportedError(
                 "with backward_passes_per_step all passes must be over the same variables"
             )
-        return [self._sums[self._place_of[one]] for one in ids]
+        return [self._sums[self._index_of[one]] for one in ids]
 
     def _build(self, variables: Sequence[Any]) -> None:
         self._count = compat.new_variable(tf.zeros((), tf.int64))
@@ -124,4 +124,4 @@ class Accumulation:
         ]
         known = [compat.tensor_of(variable) for variable in variables]
         self._alive = [weakref.ref(one) for one in known]
-        self._place_of = {id(one): place for place, one in enumerate(known)}
+        self._index_of = {id(one): index for index, one in enumerate(known)}

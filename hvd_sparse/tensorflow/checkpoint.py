@@ -61,7 +61,7 @@ def save_checkpoint(
     parts = _Parts(model, optimizer)
     job = Job(hvd)
     text = ""
-    with job.together(InvalidArgumentError):
+    with job.fail_together(InvalidArgumentError):
         refuse_amid_passes(optimizer)
         refuse_to_share(optimizer)
         text = _as_json({**parts.shapes(), "extra": extra})
@@ -116,12 +116,12 @@ def load_checkpoint(
         return None
     exchange = parts.exchange()
     shared: dict[str, Any] = {}
-    with job.together(CheckpointMismatchError):
+    with job.fail_together(CheckpointMismatchError):
         shared = _read(found.shared_file(_SHARED))
         _check_shapes(shared, parts.shapes())
     saved, random = None, parts.random()  # each rank has its own
     if policy == "own":
-        with job.together(CheckpointMismatchError):
+        with job.fail_together(CheckpointMismatchError):
             saved, random = saved_state.read(job.own_file(found, _OWN))
             saved_state.check(exchange, saved)
             _check_random(random, parts.random())
@@ -136,7 +136,7 @@ def load_checkpoint(
         if exchange is not None:
             saved_state.load(exchange, before)
 
-    with job.together(CheckpointMismatchError, undo=undo):
+    with job.fail_together(CheckpointMismatchError, undo=undo):
         parts.shared().read(str(found.folder / SHARED)).assert_existing_objects_matched()
         parts.set_random(random)
         if exchange is not None:
@@ -194,14 +194,14 @@ class _Parts:
         """Returns this rank's random state: of layers, and of tf.random's global generator."""
         return {
             "generator": tf.random.get_global_generator().state.numpy(),
-            **{f"seed {place}": seed.numpy() for place, seed in enumerate(self._seeds())},
+            **{f"seed {index}": seed.numpy() for index, seed in enumerate(self._seeds())},
         }
 
     def set_random(self, random: dict[str, NDArray[Any]]) -> None:
         """Restores what `random` returned."""
         tf.random.get_global_generator().state.assign(random["generator"])
-        for place, seed in enumerate(self._seeds()):
-            seed.assign(random[f"seed {place}"])
+        for index, seed in enumerate(self._seeds()):
+            seed.assign(random[f"seed {index}"])
 
     def _variables(self) -> list[Any]:
         return list(self._model if self._is_list else self._model.variables)
@@ -229,9 +229,9 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _as_json(thing: dict[str, Any]) -> str:
+def _as_json(value: dict[str, Any]) -> str:
     try:
-        return json.dumps(thing)
+        return json.dumps(value)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(f"extra must be of types that JSON has: {error}") from None
 
@@ -255,7 +255,7 @@ def _check_random(saved: dict[str, NDArray[Any]], here: dict[str, NDArray[Any]])
 
 def _spread(job: Job, found: Found, exchange: GradientExchange | None) -> dict[str, Any]:
     """Returns state with this rank's share of the sum of all saved residuals."""
-    if not all(job.everywhere(exchange is not None and exchange.world.size == job.size)):
+    if not all(job.allgather(exchange is not None and exchange.world.size == job.size)):
         raise CheckpointMismatchError(
             'residuals="spread" needs an exchange between all ranks of the job, two at least: call '
             'prepare() before, or take residuals="reset"'

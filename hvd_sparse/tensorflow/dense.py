@@ -12,7 +12,7 @@ from hvd_sparse.ranks.world import in_elastic_job
 from hvd_sparse.tensorflow.settings import Settings
 
 # The types that Horovod lacks, each with the type in which it is sent.
-_TRAVELS_AS = {tf.bfloat16: tf.float32}
+_SENT_AS = {tf.bfloat16: tf.float32}
 
 
 class DenseReducer:
@@ -35,16 +35,16 @@ class DenseReducer:
         if isinstance(gradient, tf.IndexedSlices):
             return self._gathered(name, gradient)
         # Not hvd.allreduce: in elastic jobs it reads the number of ranks with a stateful op, and
-        # TensorFlow runs branches with stateful ops one after the other. A piece that is exchanged
-        # sparsely may wait for the sum in a later branch.
+        # TensorFlow runs branches with stateful ops one after the other. A gradient that is
+        # sent sparse may wait for the sum in a later branch.
         result = mpi_ops._allreduce(
-            tf.cast(gradient, _travels_as(gradient)), **self._named(name), **self._options
+            tf.cast(gradient, _sent_as(gradient)), **self._named(name), **self._options
         )
         return tf.cast(result, gradient.dtype)
 
     def _gathered(self, name: str, slices: tf.IndexedSlices) -> tf.IndexedSlices:
         """Gathers all ranks' rows, under names of our own: default names differ between graphs."""
-        values = tf.cast(slices.values, _travels_as(slices))
+        values = tf.cast(slices.values, _sent_as(slices))
         values = mpi_ops.allgather(values, **self._named(f"{name}.values"))
         indices = mpi_ops.allgather(slices.indices, **self._named(f"{name}.indices"))
         if self._averages:
@@ -67,5 +67,5 @@ def size_of(process_set: Any) -> Any:
     return process_set.size()
 
 
-def _travels_as(gradient: Any) -> tf.DType:
-    return _TRAVELS_AS.get(gradient.dtype, gradient.dtype)
+def _sent_as(gradient: Any) -> tf.DType:
+    return _SENT_AS.get(gradient.dtype, gradient.dtype)

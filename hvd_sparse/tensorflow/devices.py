@@ -15,7 +15,7 @@ from hvd_sparse import _core
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.places.gpus import require_gpus
-from hvd_sparse.places.place import BesideCpu
+from hvd_sparse.places.place import OnDevice
 from hvd_sparse.tensorflow import ops
 from hvd_sparse.tensorflow.ops import CPU
 
@@ -26,17 +26,17 @@ def short_name(device: str) -> str:
     return f"{spec.device_type or 'CPU'}:{spec.device_index or 0}"
 
 
-def common_device(places: Iterable[tuple[str, str]]) -> str:
+def common_device(variables: Iterable[tuple[str, str]]) -> str:
     """Returns the device on which all variables lie; the CPU if there are none.
 
     Args:
-        places: Names of the variables, each with the name of its device.
+        variables: Names of the variables, each with the name of its device.
 
     Raises:
         UnsupportedError: The variables do not lie on one device.
     """
     first: tuple[str, str] | None = None
-    for name, device in places:
+    for name, device in variables:
         if first is None:
             first = name, device
         elif device != first[1]:
@@ -64,7 +64,7 @@ def check_options(device: str, compression: Compression) -> None:
     """Raises UnsupportedError if a compression has an option that the device does not support."""
     if device == CPU:
         return
-    if compression.collective in BesideCpu.refuses:
+    if compression.collective in OnDevice.refuses:
         raise UnsupportedError(
             f"collective '{compression.collective}' takes no gradients of {device}: it adds up "
             "residuals on the CPU"

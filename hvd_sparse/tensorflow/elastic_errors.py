@@ -13,10 +13,10 @@ from hvd_sparse.exchange.core_handle import failures
 
 # Every message of Horovod's ops contains at least one of these. Op names do not help: in a graph
 # they are the user's, or ours.
-_HOROVOD_SPEAKS = ("Horovod", "hvd_sparse", "gloo/")
+_HOROVOD_MARKERS = ("Horovod", "hvd_sparse", "gloo/")
 
 
-def as_horovod_knows_them(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_horovod_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function so that ops which fail because ranks are gone raise HorovodInternalError.
 
     If the op's message is that of a failed exchange, its ExchangeFailedError is raised instead.
@@ -44,6 +44,6 @@ def _cause_of(error: tf.errors.OpError) -> Exception | None:
             return failure
     if not isinstance(error, tf.errors.UnknownError):
         return None
-    internal = any(text in error.message for text in _HOROVOD_SPEAKS)
+    internal = any(text in error.message for text in _HOROVOD_MARKERS)
     kind: type[Exception] = HorovodInternalError if internal else RuntimeError
     return kind(error.message)

@@ -19,7 +19,7 @@ from horovod.common.exceptions import HostsUpdatedInterrupt
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.state.inheritance import checked_policy
 from hvd_sparse.tensorflow import accumulation, compat, registry
-from hvd_sparse.tensorflow.elastic_errors import as_horovod_knows_them
+from hvd_sparse.tensorflow.elastic_errors import with_horovod_errors
 
 _making = False
 
@@ -65,7 +65,7 @@ def refuse_what_resets_lose(arguments: Mapping[str, Any]) -> None:
 
 def run(stock: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps hvd.elastic.run: the error that ended an exchange restarts training."""
-    wrapped: Callable[..., Any] = stock(as_horovod_knows_them(function))
+    wrapped: Callable[..., Any] = stock(with_horovod_errors(function))
     return wrapped
 
 
@@ -100,7 +100,7 @@ def restore(stock: Callable[..., Any], state: Any) -> None:
         renewal.restore()
 
 
-@as_horovod_knows_them
+@with_horovod_errors
 def sync(stock: Callable[..., Any], state: Any) -> None:
     """Wraps State.sync: rebuilds the exchanges, for which no gradient is needed."""
     if isinstance(state, hvd.elastic.TensorFlowState) and tf.executing_eagerly():

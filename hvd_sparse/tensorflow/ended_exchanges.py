@@ -18,7 +18,7 @@ from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.renewal import Renewal
 
 
-class Estate:
+class EndedExchange:
     """An exchange that ended when one of its variables died, kept for the remaining variables.
 
     Args:
@@ -49,51 +49,53 @@ class Estate:
         gone = self._owner is not None and self._owner() is None
         return tuple(None if gone or one is None else id(one) for one in found)
 
-    def lives(self) -> bool:
+    def can_be_taken_over(self) -> bool:
         """Returns true if another exchange may still take over its state."""
         return any(self.ids)
 
-    def owes(self) -> bool:
+    def has_state(self) -> bool:
         """Returns true if the state of a living variable is not all zero."""
-        giver = self.renewal.holder
-        if giver is None:
+        contributor = self.renewal.holder
+        if contributor is None:
             return False
-        names = [name for name, number in zip(giver.saved_names, self.ids, strict=True) if number]
-        held = (giver.residuals(), giver.velocities())
+        names = [
+            name for name, number in zip(contributor.saved_names, self.ids, strict=True) if number
+        ]
+        held = (contributor.residuals(), contributor.velocities())
         return any(np.any(parts[name]) for parts in held for name in names if name in parts)
 
 
 def take_over(
-    heir: GradientExchange,
+    successor: GradientExchange,
     ids: Sequence[int],
-    givers: Iterable[tuple[Renewal, Sequence[int | None]]],
+    contributors: Iterable[tuple[Renewal, Sequence[int | None]]],
 ) -> None:
     """Moves this rank's state of a new exchange's variables out of the exchanges that hold it.
 
     Args:
-        heir: The new exchange, before its first step.
+        successor: The new exchange, before its first step.
         ids: The ids of its variables.
-        givers: Exchanges with the same options, between two steps or ended, each with the ids of
-            its variables, None for a dead one.
+        contributors: Exchanges with the same options, between two steps or ended, each with the
+            ids of its variables, None for a dead one.
     """
-    own = dict(zip(ids, heir.saved_names, strict=True))
+    own = dict(zip(ids, successor.saved_names, strict=True))
     residuals: dict[str, NDArray[Any]] = {}
     velocities: dict[str, NDArray[Any]] = {}
     rate = 0.0
-    for renewal, theirs in givers:
-        giver = renewal.holder
-        if giver is None:
+    for renewal, theirs in contributors:
+        contributor = renewal.holder
+        if contributor is None:
             continue
-        pairs = zip(theirs, giver.saved_names, strict=True)
+        pairs = zip(theirs, contributor.saved_names, strict=True)
         names = {name: own[number] for number, name in pairs if number in own}
-        rate = rate or giver.rate
+        rate = rate or contributor.rate
         # Residuals are in units of the learning rate at which they were accumulated.
-        factor = np.float32(giver.rate / rate if giver.rate and rate else 1)
-        _move(giver.residuals(), names, heir.residuals(), residuals, factor)
-        _move(giver.velocities(), names, heir.velocities(), velocities, np.float32(1))
-        giver.let_go(names)
+        factor = np.float32(contributor.rate / rate if contributor.rate and rate else 1)
+        _move(contributor.residuals(), names, successor.residuals(), residuals, factor)
+        _move(contributor.velocities(), names, successor.velocities(), velocities, np.float32(1))
+        contributor.forget(names)
     if residuals or velocities:
-        heir.load(residuals, {}, velocities, step=0, rate=rate)
+        successor.load(residuals, {}, velocities, step=0, rate=rate)
 
 
 def _move(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hvd_sparse.buckets import Layer
 from hvd_sparse.tensorflow.graph_state import GraphState
 from hvd_sparse.tensorflow.learning_rate import LearningRate
-from hvd_sparse.tensorflow.pieces import Piece
+from hvd_sparse.tensorflow.op_gradients import OpGradients
 
 
 class ExchangeState:
@@ -20,39 +20,40 @@ class ExchangeState:
 
     Args:
         graph: The graph state that holds the variables.
-        pieces: The pieces that can be sent sparse.
+        op_gradients: The gradients of each op that can be sent sparse.
         dense: Gradients that are always sent dense and have a velocity; none without momentum
             correction.
-        momentum: True if momentum is corrected: then pieces and `dense` have velocities.
+        momentum: True if momentum is corrected: then `op_gradients` and `dense` have velocities.
         device: The device of residual and velocity; all else is on the CPU.
 
     Attributes:
-        residual: This rank's residual of all pieces, float32, flat.
+        residual: This rank's residual of all `op_gradients`, float32, flat.
         states: The sparsifier's state of each unit of selection, float32, [units, 4].
-        velocity: The velocity of the pieces, then of `dense`, float32, flat; None without momentum.
+        velocity: The velocity of `op_gradients`, then of `dense`, float32, flat; None without
+            momentum.
         rate: The learning rate that the residual follows, if it follows one.
     """
 
     def __init__(
         self,
         graph: GraphState,
-        pieces: Sequence[Piece],
+        op_gradients: Sequence[OpGradients],
         dense: Sequence[Layer],
         *,
         momentum: bool,
         device: str,
     ) -> None:
-        self._layers = [layer for piece in pieces for layer in piece.layers]
+        self._layers = [layer for op in op_gradients for layer in op.layers]
         self._dense = list(dense)
-        # The name of each unit of selection's first layer; a unit is a layer or a whole piece.
-        self._units = [one.name for piece in pieces for one in piece.layers[: piece.segments]]
-        owed = sum(layer.numel for layer in self._layers)
-        self.residual = graph.variable("residual", (owed,), device=device)
+        # The name of each unit of selection's first layer; a unit is a layer or all of an op.
+        self._units = [one.name for op in op_gradients for one in op.layers[: op.segments]]
+        sparse_numel = sum(layer.numel for layer in self._layers)
+        self.residual = graph.variable("residual", (sparse_numel,), device=device)
         self.states = graph.variable("states", (len(self._units), 4))
         self.velocity: tf.Variable | None = None
         if momentum:
-            moved = owed + sum(layer.numel for layer in dense)
-            self.velocity = graph.variable("velocity", (moved,), device=device)
+            velocity_numel = sparse_numel + sum(layer.numel for layer in dense)
+            self.velocity = graph.variable("velocity", (velocity_numel,), device=device)
         self.rate = LearningRate(graph.variable("learning_rate", ()))
 
     def variables(self, *, follows_rate: bool) -> list[tf.Variable]:
@@ -67,7 +68,7 @@ class ExchangeState:
         """Returns a copy of this rank's residual by layer, float32, flat."""
         return dict(_split(self.residual, self._layers))
 
-    def memories(self) -> dict[str, tf.Tensor]:
+    def sparsifier_states(self) -> dict[str, tf.Tensor]:
         """Returns the sparsifier's states by first layer of a unit of selection, float32, [4]."""
         return dict(zip(self._units, tf.unstack(self.states), strict=True))
 
@@ -80,14 +81,14 @@ class ExchangeState:
     def load(
         self,
         residuals: Mapping[str, NDArray[Any]],
-        memories: Mapping[str, NDArray[Any]],
+        sparsifier_states: Mapping[str, NDArray[Any]],
         velocities: Mapping[str, NDArray[Any]],
         *,
         rate: float,
     ) -> None:
-        """Loads what `residuals`, `memories`, `velocities` returned; missing entries are zero."""
+        """Loads what the methods of these names returned; missing entries are zero."""
         self.residual.assign(_joined(residuals, self._layers))
-        rows = [memories.get(name, np.zeros(4, np.float32)) for name in self._units]
+        rows = [sparsifier_states.get(name, np.zeros(4, np.float32)) for name in self._units]
         self.states.assign(np.reshape(rows, self.states.shape))
         if self.velocity is not None:
             self.velocity.assign(_joined(velocities, [*self._layers, *self._dense]))

@@ -52,7 +52,7 @@ class _Channel:
         number = add_planned_bucket(exchange, layout, choice, compression, on)
         ks = [(0, plan.largest_ks(layout, choice.densities, compression.warmup))]
         scale, output_scale = reduction.scales(world.size)
-        bucket = _core.DrivenBucket(number, scale=scale, output_scale=output_scale, ks=ks, pieces=1)
+        bucket = _core.DrivenBucket(number, scale=scale, output_scale=output_scale, ks=ks, ops=1)
         self.states = make_state((1, 4), f"hvd_sparse/states/{label}")
         rules = _core.StepRules(device=on)
         self.driver = ops.Driver(exchange, [(numel, 1)], [bucket], rules=rules)
@@ -120,7 +120,7 @@ def sparse_allreduce(
             _channels[key] = channel
     driver = channel.driver.number
     token = ops.begin(residual, channel.states, driver=driver, device=device).token
-    (result,), _ = ops.exchange([tensor], token, driver=driver, piece=0, device=device)
+    (result,), _ = ops.exchange([tensor], token, driver=driver, op=0, device=device)
     with tf.control_dependencies([result]):
         end = ops.end(residual, channel.states, driver=driver, device=device)
     with tf.control_dependencies([end]):

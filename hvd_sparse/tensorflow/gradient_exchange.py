@@ -26,7 +26,7 @@ from hvd_sparse.tensorflow.graph_state import GraphState
 from hvd_sparse.tensorflow.local_gradient import LocalGradient
 from hvd_sparse.tensorflow.messages import Messages
 from hvd_sparse.tensorflow.names import saved_names, unique_names
-from hvd_sparse.tensorflow.pieces import drive_choices, pieces_of
+from hvd_sparse.tensorflow.op_gradients import drive_choices, op_gradients_of
 from hvd_sparse.tensorflow.places import place_of
 from hvd_sparse.tensorflow.quality_meter import QualityMeter
 from hvd_sparse.tensorflow.settings import Settings
@@ -99,42 +99,42 @@ class GradientExchange:
         )
         least = max(1, compression.min_numel)
         numels = [math.prod(shape) for shape, _ in self._templates]
-        backwards = [place for place in reversed(range(len(variables))) if not sliced[place]]
+        backwards = [index for index in reversed(range(len(variables))) if not sliced[index]]
         large = [
-            place
-            for place in backwards
-            if len(variables[place].shape) >= 2 and numels[place] >= least
+            index
+            for index in backwards
+            if len(variables[index].shape) >= 2 and numels[index] >= least
         ]
-        self.layers = tuple(Layer(self._names[place], numels[place]) for place in large)
+        self.layers = tuple(Layer(self._names[index], numels[index]) for index in large)
         self.saved_names = saved_names(self._names)
         self.saved_numels = dict(zip(self.saved_names.values(), numels, strict=True))
         share = LocalShare.of(compression, settings.reduction, size=world.size)
         self._local = LocalGradient(share, graph)
         self._dense = DenseReducer(prefix, settings, process_set=process_set)
-        self._pieces = pieces_of(self.layers, compression) if may_have_peers(world.size) else []
+        self._ops = op_gradients_of(self.layers, compression) if may_have_peers(world.size) else []
         self._members = [
-            [self._names.index(layer.name) for layer in piece.layers] for piece in self._pieces
+            [self._names.index(layer.name) for layer in one.layers] for one in self._ops
         ]
-        # A gradient that is always sent dense has a piece, too, if it has a velocity; it passes.
-        sparse = {place for members in self._members for place in members}
-        self._moved = [place for place in backwards if place not in sparse]
+        # A gradient that is always sent dense has an op, too, if it has a velocity; it passes.
+        sparse = {index for members in self._members for index in members}
+        self._with_velocity_only = [index for index in backwards if index not in sparse]
         if not compression.momentum_correction:
-            self._moved = []
+            self._with_velocity_only = []
         self._others = len(sparse) < len(variables)
         self._choices: tuple[plan.BucketChoice, ...] = ()
         self._before: StepStats | None = None  # stats of the last step, if it had other buckets
         self._first_step = 0  # steps of earlier exchanges, which count as well
         self._driver: ops.Driver | None = None
-        if self._pieces or self._moved:
+        if self._ops or self._with_velocity_only:
             self._build()
 
     def _build(self) -> None:
         compression = self._settings.compression
-        moved = [Layer(self._names[place], self._numel(place)) for place in self._moved]
+        velocity_only = [Layer(self._names[i], self._numel(i)) for i in self._with_velocity_only]
         self._state = ExchangeState(
             self._graph,
-            self._pieces,
-            moved,
+            self._ops,
+            velocity_only,
             momentum=bool(compression.momentum_correction),
             device=self._device,
         )
@@ -145,7 +145,7 @@ class GradientExchange:
         allreduce = self._messages.timed_allreduce(self._device, place.clock)
         self._measurer = Measurer(self.world, self._exchange, allreduce=allreduce, place=place)
         self._meter = QualityMeter(compression, self._messages.add_up)
-        if self._pieces and self.world.size > 1:
+        if self._ops and self.world.size > 1:
             self.tuner = self._measurer.tuner(
                 self.layers, compression, self._messages, keeps_order=True
             )
@@ -153,7 +153,7 @@ class GradientExchange:
                 self._choices = plan.fixed_choices(self.layers, compression)
         self._driver = ops.Driver(
             self._exchange,
-            [*((p.numel, p.segments) for p in self._pieces), *((m.numel, 0) for m in moved)],
+            [(op.numel, op.segments) for op in self._ops] + [(v.numel, 0) for v in velocity_only],
             self._driven(),
             number=self._graph.number,
             rules=_core.StepRules(
@@ -169,7 +169,7 @@ class GradientExchange:
 
     @property
     def _learns(self) -> bool:
-        return self.world.size > 1 and (len(self._pieces) > 1 or self.tuner is not None)
+        return self.world.size > 1 and (len(self._ops) > 1 or self.tuner is not None)
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -197,9 +197,9 @@ class GradientExchange:
         """Returns a copy of this rank's residual by layer, float32, flat."""
         return {} if self._driver is None else self._state.residuals()
 
-    def memories(self) -> dict[str, tf.Tensor]:
+    def sparsifier_states(self) -> dict[str, tf.Tensor]:
         """Returns the sparsifier's states by first layer of a unit of selection, float32, [4]."""
-        return {} if self._driver is None else self._state.memories()
+        return {} if self._driver is None else self._state.sparsifier_states()
 
     def velocities(self) -> dict[str, tf.Tensor]:
         """Returns a copy of this rank's velocity by variable, float32, flat, if there is one."""
@@ -208,7 +208,7 @@ class GradientExchange:
     def load(
         self,
         residuals: Mapping[str, NDArray[Any]],
-        memories: Mapping[str, NDArray[Any]],
+        sparsifier_states: Mapping[str, NDArray[Any]],
         velocities: Mapping[str, NDArray[Any]],
         *,
         step: int,
@@ -218,26 +218,26 @@ class GradientExchange:
 
         Args:
             residuals: Residuals by layer, float32, flat; missing ones are zero.
-            memories: Sparsifier states, as `memories` returns them; missing ones are zero.
+            sparsifier_states: As `sparsifier_states` returns them; missing ones are zero.
             velocities: Velocities, as `velocities` returns them; missing ones are zero.
             step: Number of steps so far.
             rate: Learning rate, as `rate` returns it.
         """
         if self._driver is None:
             return
-        self._state.load(residuals, memories, velocities, rate=rate)
+        self._state.load(residuals, sparsifier_states, velocities, rate=rate)
         self._before, self._first_step = None, step
-        self._driver.go_on_after(step)
+        self._driver.continue_after(step)
 
-    def let_go(self, names: Collection[str]) -> None:
+    def forget(self, names: Collection[str]) -> None:
         """Zeroes, between two steps, state of variables that another exchange has taken over."""
         if self._driver is not None:
             self._state.forget(names)
 
-    def go_on_as(self, settled: str | None, *, step: int) -> None:
+    def restore_tuning(self, settled: str | None, *, step: int) -> None:
         """Restores, on all ranks alike, what `tuner.state()` returned after `step` steps."""
         assert self.tuner is not None
-        self._take_up(self.tuner.load(settled, steps=step).choices)
+        self._replace_buckets(self.tuner.load(settled, steps=step).choices)
 
     def stats(self) -> StepStats | None:
         """Returns the stats of the last step; None before the first."""
@@ -248,9 +248,10 @@ class GradientExchange:
             return self._before
         sparse = {name for choice in self._choices if not choice.dense for name in choice.layers}
         dense = [
-            self._numel(place) * (max(4, dtype.size) if place in self._moved else dtype.size)
-            for place, (_, dtype) in enumerate(self._templates)
-            if self._names[place] not in sparse
+            self._numel(index)
+            * (max(4, dtype.size) if index in self._with_velocity_only else dtype.size)
+            for index, (_, dtype) in enumerate(self._templates)
+            if self._names[index] not in sparse
         ]
         return StepStats(
             step=max(0, steps - 1),
@@ -275,8 +276,8 @@ class GradientExchange:
             UnsupportedError: A gradient that was agreed to be a tensor is IndexedSlices.
         """
         whole = [
-            self._prepared(place, *both)
-            for place, both in enumerate(zip(gradients, variables, strict=True))
+            self._prepared(index, *both)
+            for index, both in enumerate(zip(gradients, variables, strict=True))
         ]
         follows = rate is not None and self._driver is not None
         with tf.control_dependencies(step_data.awaited(gradients)):
@@ -284,7 +285,7 @@ class GradientExchange:
                 decay = self._state.rate.decay(rate, whole) if follows else tf.ones(())
             if not tf.executing_eagerly():
                 return self._reduce(whole, decay)
-        # Pieces complete together, so ops that run one by one would wait for ever.
+        # All ops of a step complete together, so ops that run one by one would wait for ever.
         try:
             return list(compat.call_as_graph(self._eager, whole, decay))
         except tf.errors.OpError as error:
@@ -296,7 +297,7 @@ class GradientExchange:
         """Measures the network anew, between two steps, and restarts tuning. Collective."""
         assert self.tuner is not None
         self.tuner.restart(self._measurer.network())
-        self._take_up(())
+        self._replace_buckets(())
 
     def refuse_if_ended(self) -> None:
         """Raises ExchangeFailedError, with its first cause, if the exchange has ended."""
@@ -314,21 +315,21 @@ class GradientExchange:
         """Ends the exchange on all ranks."""
         (self._driver or self._exchange).fail(reason)
 
-    def _step_ended(self, came: list[float], step: _core.StepReading | None) -> None:
+    def _step_ended(self, arrived: list[float], step: _core.StepReading | None) -> None:
         """Reorders, tunes and replans; called between two steps, on the driver's thread."""
         assert self._driver is not None
-        order = self._order.end_step(came)
+        order = self._order.end_step(arrived)
         if order is not None:
             self._driver.reorder(order)
         if self.tuner is None:
             return
-        times = None if step is None else reading_of(step, len(self._pieces), self._exchange.check)
+        times = None if step is None else reading_of(step, len(self._ops), self._exchange.check)
         tuning = self.tuner.end_step(times, steps=self.steps)
         if tuning is not None:
-            self._take_up(tuning.choices)
+            self._replace_buckets(tuning.choices)
         self._driver.time_steps(self.tuner.times_next_step)
 
-    def _take_up(self, choices: Sequence[plan.BucketChoice]) -> None:
+    def _replace_buckets(self, choices: Sequence[plan.BucketChoice]) -> None:
         """Replaces the buckets but not the residuals; between two steps, on all ranks alike."""
         assert self._driver is not None
         self._before = self.stats()
@@ -348,28 +349,28 @@ class GradientExchange:
     def _driven(self) -> list[Any]:
         buckets = drive_choices(
             self._choices,
-            self._pieces,
-            moved=len(self._moved),
+            self._ops,
+            with_velocity_only=len(self._with_velocity_only),
             exchange=self._exchange,
             compression=self._settings.compression,
             reduction=self._settings.reduction,
             size=self.world.size,
             device=devices.core_name(self._device),
         )
-        counts = [bucket.pieces for bucket in buckets]
+        counts = [bucket.ops for bucket in buckets]
         self._order = ReadyOrder(counts, self._messages.broadcast_order)
         return buckets
 
-    def _numel(self, place: int) -> int:
-        return math.prod(self._templates[place][0])
+    def _numel(self, index: int) -> int:
+        return math.prod(self._templates[index][0])
 
-    def _prepared(self, place: int, gradient: Any, variable: Any) -> Any:
-        shape, dtype = self._templates[place]
-        if self._sliced[place]:
+    def _prepared(self, index: int, gradient: Any, variable: Any) -> Any:
+        shape, dtype = self._templates[index]
+        if self._sliced[index]:
             return as_slices(gradient, shape, dtype)
         if isinstance(gradient, tf.IndexedSlices) and not self._settings.sparse_as_dense:
             raise UnsupportedError(
-                f"the gradient of '{self._names[place]}' counts as a tensor, since no rank had "
+                f"the gradient of '{self._names[index]}' counts as a tensor, since no rank had "
                 "IndexedSlices when its exchange was built, and is IndexedSlices now: use "
                 "sparse_as_dense=True, or prepare(..., sliced=[...]) before the first step"
             )
@@ -380,20 +381,20 @@ class GradientExchange:
 
     def _reduce(self, gradients: Sequence[Any], decay: tf.Tensor) -> list[Any]:
         if self._driver is None:
-            return [self._allreduce(place, one) for place, one in enumerate(gradients)]
+            return [self._allreduce(index, one) for index, one in enumerate(gradients)]
         ops_of_step = StepOps(
             self._driver.number,
             self._state,
             members=self._members,
-            moved=self._moved,
+            with_velocity_only=self._with_velocity_only,
             may_pass=self._settings.compression.adaptive,
             device=self._device,
             allreduce=self._allreduce,
         )
         return ops_of_step.build(gradients, decay)
 
-    def _allreduce(self, place: int, gradient: Any) -> Any:
-        average = self._dense.allreduce(self._names[place], gradient)
+    def _allreduce(self, index: int, gradient: Any) -> Any:
+        average = self._dense.allreduce(self._names[index], gradient)
         if isinstance(average, tf.IndexedSlices):
             return average
-        return tf.cast(average, self._templates[place][1])
+        return tf.cast(average, self._templates[index][1])

@@ -15,8 +15,8 @@ from hvd_sparse.tensorflow import saved_state
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 
 
-class Heir:
-    """TensorFlow's implementation of `hvd_sparse.state.inheritance.Heir`.
+class Successor:
+    """TensorFlow's implementation of `hvd_sparse.state.inheritance.Successor`.
 
     Args:
         exchange: An exchange between all ranks of the job, before its first step; for `total` at

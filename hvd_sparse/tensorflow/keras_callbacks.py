@@ -20,7 +20,7 @@ def with_short_rate(kind: type) -> type:
     return kind
 
 
-def teach_local_variables(kind: Any) -> None:
+def accept_local_variables(kind: Any) -> None:
     """Makes Horovod's BroadcastGlobalVariablesCallback classes accept Keras 3 variables.
 
     Args:

@@ -45,14 +45,14 @@ class LocalVariables:
         def reduce_others(
             gradients: Sequence[Any], variables: Sequence[Any], *args: Any
         ) -> list[Any]:
-            travels = [not is_among(self.refs, variable) for variable in variables]
+            is_shared = [not is_among(self.refs, variable) for variable in variables]
             averages = reduce(
-                list(compress(gradients, travels)), list(compress(variables, travels)), *args
+                list(compress(gradients, is_shared)), list(compress(variables, is_shared)), *args
             )
             rest = iter(averages)
             return [
-                next(rest) if travelling else self._share(gradient)
-                for travelling, gradient in zip(travels, gradients, strict=True)
+                next(rest) if shared else self._share(gradient)
+                for shared, gradient in zip(is_shared, gradients, strict=True)
             ]
 
         return reduce_others

@@ -1,7 +1,7 @@
-"""Pieces: the gradients that one op hands over. A graph's ops are fixed when traced; plans are not.
+"""The gradients that one op hands over. A graph's ops are fixed when traced; plans are not.
 
-If the plan never changes, a piece is a bucket. If it may change, a piece is a layer, and the core
-joins the pieces of a bucket.
+If the plan never changes, an op hands over a bucket. If it may change, an op hands over one layer,
+and the core joins the ops of a bucket.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hvd_sparse.planning import plan
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Gradients that are handed over together.
+class OpGradients:
+    """Gradients that one op hands over together.
 
     Attributes:
         layers: Their layers, in the order in which they are sent.
@@ -33,28 +33,28 @@ class Piece:
     segments: int
 
     @classmethod
-    def of(cls, layers: Iterable[Layer], compression: Compression) -> Piece:
-        """Returns the piece of some layers."""
+    def of(cls, layers: Iterable[Layer], compression: Compression) -> OpGradients:
+        """Returns the gradients of some layers."""
         layout = Bucket(tuple(layers), compression.layer_wise)
         return cls(layout.layers, layout.numel, len(layout.segments))
 
 
-def pieces_of(layers: Sequence[Layer], compression: Compression) -> list[Piece]:
-    """Returns the pieces of a model's layers, in the order in which they are sent."""
+def op_gradients_of(layers: Sequence[Layer], compression: Compression) -> list[OpGradients]:
+    """Returns the gradients of each op for a model's layers, in the order of sending."""
     if compression.adaptive:
-        return [Piece.of([layer], compression) for layer in layers]
+        return [OpGradients.of([layer], compression) for layer in layers]
     numels = {layer.name: layer.numel for layer in layers}
     return [
-        Piece.of((Layer(name, numels[name]) for name in choice.layers), compression)
+        OpGradients.of((Layer(name, numels[name]) for name in choice.layers), compression)
         for choice in plan.fixed_choices(layers, compression)
     ]
 
 
 def drive_choices(
     choices: Sequence[plan.BucketChoice],
-    pieces: Sequence[Piece],
+    op_gradients: Sequence[OpGradients],
     *,
-    moved: int,
+    with_velocity_only: int,
     exchange: Exchange,
     compression: Compression,
     reduction: Reduction,
@@ -64,10 +64,11 @@ def drive_choices(
     """Adds the sparse buckets of a plan to an exchange that has no buckets.
 
     Args:
-        choices: The plan's buckets, of all layers in the order of the pieces; if there are none,
-            all pieces pass.
-        pieces: The pieces, none of which spans two buckets.
-        moved: Number of pieces after those that always pass, and exist only for their velocities.
+        choices: The plan's buckets, of all layers in the order of the ops; if there are none, all
+            ops pass.
+        op_gradients: The gradients of each op, none of which spans two buckets.
+        with_velocity_only: Number of ops after those that always pass, and exist only for their
+            velocities.
         exchange: The exchange to which the buckets are added.
         compression: The user's compression.
         reduction: The reduction of gradients over the ranks.
@@ -75,17 +76,17 @@ def drive_choices(
         device: The core's name of the gradients' device.
 
     Returns:
-        All buckets of the plan, and one of the `moved` pieces, for a driver.
+        All buckets of the plan, and one of the `with_velocity_only` ops, for a driver.
     """
-    always = [_passing(moved, reduction)] if moved else []
+    always = [_passing(with_velocity_only, reduction)] if with_velocity_only else []
     if not choices:
-        return [*([_passing(len(pieces), reduction)] if pieces else []), *always]
-    layers = {layer.name: layer for piece in pieces for layer in piece.layers}
-    piece_of = {layer.name: number for number, piece in enumerate(pieces) for layer in piece.layers}
+        return [*([_passing(len(op_gradients), reduction)] if op_gradients else []), *always]
+    layers = {layer.name: layer for op in op_gradients for layer in op.layers}
+    op_of = {layer.name: number for number, op in enumerate(op_gradients) for layer in op.layers}
     scale, output_scale = reduction.scales(size)
     buckets = []
     for choice in choices:
-        count = len({piece_of[name] for name in choice.layers})
+        count = len({op_of[name] for name in choice.layers})
         if choice.dense:
             buckets.append(_passing(count, reduction))
             continue
@@ -96,14 +97,14 @@ def drive_choices(
                 scale=scale,
                 output_scale=output_scale,
                 ks=plan.ks_by_step(layout, choice.densities, compression.warmup),
-                pieces=count,
+                ops=count,
             )
         )
     return [*buckets, *always]
 
 
-def _passing(pieces: int, reduction: Reduction) -> _core.DrivenBucket:
+def _passing(ops: int, reduction: Reduction) -> _core.DrivenBucket:
     scale, output_scale = reduction.scales(1)
     return _core.DrivenBucket(
-        _core.DrivenBucket.PASSES, scale=scale, output_scale=output_scale, ks=[], pieces=pieces
+        _core.DrivenBucket.DENSE, scale=scale, output_scale=output_scale, ks=[], ops=ops
     )

@@ -31,8 +31,8 @@ class Driver:
 
     Args:
         exchange: The exchange, with all its buckets.
-        pieces: Elements and units of selection of each piece, which one op hands over.
-        buckets: The buckets of all pieces, in starting order; the same on all ranks.
+        op_sizes: Elements and units of selection of the gradients that each op hands over.
+        buckets: The buckets of all ops, in starting order; the same on all ranks.
         number: The number of a driver that has ended, which this one replaces in its graphs; None
             for a new number.
         **options: Further arguments of `Exchange.drive`.
@@ -44,7 +44,7 @@ class Driver:
     def __init__(
         self,
         exchange: Exchange,
-        pieces: Sequence[tuple[int, int]],
+        op_sizes: Sequence[tuple[int, int]],
         buckets: Sequence[_core.DrivenBucket],
         number: int | None = None,
         **options: Any,
@@ -52,7 +52,7 @@ class Driver:
         self.number = next_number() if number is None else number
         self._steps = 0  # count at the end
         self._exchange = exchange
-        self._driver: _core.StepDriver | None = exchange.drive(pieces, buckets, **options)
+        self._driver: _core.StepDriver | None = exchange.drive(op_sizes, buckets, **options)
         _symbols().hvd_sparse_add_driver(
             ctypes.c_int64(self.number), ctypes.c_void_p(self._driver.table)
         )
@@ -78,10 +78,10 @@ class Driver:
         if self._driver is not None:
             self._driver.reorder(order)
 
-    def go_on_after(self, steps: int) -> None:
+    def continue_after(self, steps: int) -> None:
         """Continues after `steps` steps, with replaced residuals, on all ranks alike."""
         if self._driver is not None:
-            self._driver.go_on_after(steps)
+            self._driver.continue_after(steps)
 
     def time_steps(self, wanted: bool) -> None:
         """Turns the timing of steps on or off from the next one on; between two steps."""
@@ -92,13 +92,13 @@ class Driver:
         """Ends the exchange on all ranks. The driver stays open: the next step raises `reason`."""
         self._exchange.fail(reason)
         if self._driver is not None:
-            self._elsewhere(self._driver.cancel, reason)
+            self._call_off_thread(self._driver.cancel, reason)
 
     def close(self) -> None:
         """Ends this rank's part; a step in flight ends on all ranks."""
-        self._elsewhere(self._close)
+        self._call_off_thread(self._close)
 
-    def _elsewhere(self, call: Callable[..., None], *args: Any) -> None:
+    def _call_off_thread(self, call: Callable[..., None], *args: Any) -> None:
         """Calls `call` on a thread that can wait for the driver's thread and for running ops.
 
         The garbage collector may release a model on the driver's thread while a step ends, or on
@@ -123,7 +123,7 @@ class Driver:
             _symbols().hvd_sparse_close_driver(number)
             driver.cancel(reason)
             _symbols().hvd_sparse_await_ops(number)
-            driver.cancel(reason)  # for pieces of ops that had found the driver before
+            driver.cancel(reason)  # for gradients of ops that had found the driver before
             self._steps = driver.steps
             driver.close()
             _symbols().hvd_sparse_remove_driver(number)  # nothing writes to its memory any more
@@ -139,11 +139,12 @@ class Begun(NamedTuple):
 
     Attributes:
         token: A tensor that keeps them behind the begin.
-        looks: A bool tensor: true if dense sums must be checked for values that are not finite.
+        check_finite: A bool tensor: true if dense sums must be checked for values that are not
+            finite.
     """
 
     token: Any
-    looks: Any
+    check_finite: Any
 
 
 def begin(
@@ -158,55 +159,56 @@ def begin(
     """Begins a step.
 
     Args:
-        residual: The residual, float32, as long as all gradients of the driver's pieces that have
+        residual: The residual, float32, as long as all gradients of the driver's ops that have
             units of selection.
         states: The sparsifier's states, float32, [units of selection, 4], on the CPU.
-        velocity: The velocity, float32, as long as all gradients of the driver's pieces; None
-            without momentum.
+        velocity: The velocity, float32, as long as all gradients of the driver's ops; None without
+            momentum.
         decay: The factor of the residual before gradients are added to it, a float32 scalar.
         driver: Number of the Driver.
         device: Device of the residual, the velocity and the gradients.
     """
     before = states.read_value()
     with tf.device(device):
-        token, looks = _library().hvd_sparse_begin(
+        token, check_finite = _library().hvd_sparse_begin(
             residual=residual.handle,
             states=before,
             velocity=_handles(velocity),
             decay=decay,
             driver=driver,
         )
-    return Begun(token, looks)
+    return Begun(token, check_finite)
 
 
 def exchange(
-    gradients: Sequence[Any], token: Any, *, driver: int, piece: int, device: str
+    gradients: Sequence[Any], token: Any, *, driver: int, op: int, device: str
 ) -> tuple[list[Any], Any]:
-    """Exchanges a piece of the step; all pieces of a step that do not pass complete together.
+    """Exchanges gradients of the step; all of a step that do not pass complete together.
 
     Args:
         gradients: float32, float64, float16 or bfloat16 tensors, of any shape.
         token: The token from `begin`.
         driver: Number of the Driver.
-        piece: Number of the piece in it.
+        op: Number of the op in it.
         device: The device given to `begin`.
 
     Returns:
         Tensors like the gradients, and a bool. If it is false, they are the averages. If it is
-        true, the piece passes: they are the gradients plus their residual, for Horovod to average.
+        true, the op is sent dense: they are the gradients plus their residual, for Horovod to
+        average.
     """
     with tf.device(device):
-        averages, passes = _library().hvd_sparse_exchange(
-            gradients=gradients, token=token, driver=driver, piece=piece
+        averages, is_dense = _library().hvd_sparse_exchange(
+            gradients=gradients, token=token, driver=driver, op=op
         )
-    return averages, passes
+    return averages, is_dense
 
 
 def summed(sums: Sequence[Any], begun: Begun, *, driver: int, device: str) -> list[Any]:
     """Reports Horovod's sums to the core, which refuses a step if one is not finite.
 
     Args:
-        sums: Averages or sums, of a piece that passes and has units of selection, or of all
+        sums: Averages or sums, of an op that is sent dense and has units of selection, or of all
             gradients that are always sent dense.
         begun: The result of `begin`.
         driver: Number of the Driver.
@@ -217,7 +219,10 @@ def summed(sums: Sequence[Any], begun: Begun, *, driver: int, device: str) -> li
     """
     with tf.device(device):
         same: list[Any] = _library().hvd_sparse_summed(
-            sums=sums, finite=_told(sums, begun.looks, device), token=begun.token, driver=driver
+            sums=sums,
+            finite=_host_checked(sums, begun.check_finite, device),
+            token=begun.token,
+            driver=driver,
         )
     return same
 
@@ -275,7 +280,7 @@ def overwrite(into: tf.Tensor, source: tf.Tensor, *, device: str) -> None:
         _library().hvd_sparse_overwrite(into=into, source=source)
 
 
-def _told(sums: Sequence[Any], looks: Any, device: str) -> list[Any]:
+def _host_checked(sums: Sequence[Any], check_finite: Any, device: str) -> list[Any]:
     """Returns a bool tensor for sums that the core cannot read itself: true if all are finite."""
     if device == CPU:
         return []
@@ -291,7 +296,7 @@ def _told(sums: Sequence[Any], looks: Any, device: str) -> list[Any]:
             return tf.constant(True)
 
     with tf.device(CPU):  # without a check nothing waits for the device
-        return [tf.cond(looks, seen, unseen)]
+        return [tf.cond(check_finite, seen, unseen)]
 
 
 def _handles(velocity: tf.Variable | None) -> list[Any]:

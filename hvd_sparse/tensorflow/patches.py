@@ -43,7 +43,7 @@ from hvd_sparse.tensorflow.keras_optimizer import distribute_keras_2, distribute
 from hvd_sparse.tensorflow.local_variables import refuse_in
 from hvd_sparse.tensorflow.loss_scaling import apply_scaled, compute_scaled
 from hvd_sparse.tensorflow.registry import live_exchanges
-from hvd_sparse.tensorflow.tape import distribute_tape, teach_variables
+from hvd_sparse.tensorflow.tape import accept_keras_3_variables, distribute_tape
 
 # Horovod's modules that hold these functions under the same names.
 _MODULES = (
@@ -91,7 +91,7 @@ def install() -> None:
         ),
     ):
         replace(name, home, around, modules=_MODULES)
-    keras_callbacks.teach_local_variables(callbacks.BroadcastGlobalVariablesCallbackImpl)
+    keras_callbacks.accept_local_variables(callbacks.BroadcastGlobalVariablesCallbackImpl)
     scaling = compat.keras_3_loss_scaling()
     if scaling is not None:
         replace("apply", scaling, apply_scaled)
@@ -124,7 +124,7 @@ def _distributed_gradient_tape(
         )
     else:
         tape = stock(*args, **kwargs)
-    teach_variables(type(tape))  # Horovod creates a class for each tape
+    accept_keras_3_variables(type(tape))  # Horovod creates a class for each tape
     return tape
 
 

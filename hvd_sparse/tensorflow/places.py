@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from hvd_sparse import _core
 from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.places import place
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.places.device_clock import DeviceClock
-from hvd_sparse.places.place import BesideCpu, OnCpu, Place
 from hvd_sparse.tensorflow import devices, ops
 
 
@@ -24,7 +24,7 @@ class _Memory(NamedTuple):
     buffer: Buffer
 
 
-class OnDevice(BesideCpu):
+class OnDevice(place.OnDevice):
     """The memory and the compute stream of a device of TensorFlow. Not within a graph.
 
     Args:
@@ -60,11 +60,11 @@ class OnDevice(BesideCpu):
         return self._stream
 
 
-def place_of(device: str, exchange: Exchange) -> Place:
+def place_of(device: str, exchange: Exchange) -> place.Place:
     """Returns the place of gradients on a device that `devices.check_device` accepts.
 
     Args:
         device: TensorFlow's name of the device of all gradients.
         exchange: The exchange whose end ends every wait for the device.
     """
-    return OnCpu() if device == ops.CPU else OnDevice(device, exchange.check)
+    return place.OnCpu() if device == ops.CPU else OnDevice(device, exchange.check)

@@ -59,14 +59,18 @@ class QualityMeter:
         )
         self._samples.append(
             BucketSample(
-                left=_energy(left),
-                whole=_energy(accumulated),
+                undelivered_energy=_energy(left),
+                energy=_energy(accumulated),
                 shares_residual=choice.shares_residual,
                 units=[
                     UnitSample(
-                        name=name, left=_energy(rest), whole=_energy(whole), k=k, numel=whole.size
+                        name=name,
+                        undelivered_energy=_energy(rest),
+                        energy=_energy(unit_sum),
+                        k=k,
+                        numel=unit_sum.size,
                     )
-                    for name, whole, rest, k in units
+                    for name, unit_sum, rest, k in units
                 ],
             )
         )

@@ -3,7 +3,7 @@
 A tape is new in every step, so it can keep neither an exchange nor residuals. They belong to the
 variables, and end as soon as one of these dies, so that a new variable at the same address does not
 find them, whichever ranks have one there. The state of the remaining variables, or of an exchange
-that shares some, is moved to the next exchange that is built of them (estates.py).
+that shares some, is moved to the next exchange that is built of them (ended_exchanges.py).
 
 In an elastic job all exchanges are rebuilt for the new ranks when the elastic state is
 synchronised. A rank that has just joined has no gradients by then: it receives the descriptions of
@@ -24,7 +24,7 @@ from hvd_sparse.ranks.world import ProcessSetKey, World, in_elastic_job, key_of
 from hvd_sparse.state.inheritance import SPREAD
 from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.blueprint import Blueprint, BlueprintRecord
-from hvd_sparse.tensorflow.estates import Estate, take_over
+from hvd_sparse.tensorflow.ended_exchanges import EndedExchange, take_over
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.renewal import Renewal
 from hvd_sparse.tensorflow.settings import Settings
@@ -33,7 +33,7 @@ from hvd_sparse.tensorflow.settings import Settings
 _Key: TypeAlias = tuple[int, tuple[int, ...], str, ProcessSetKey]
 
 _renewals: dict[_Key, Renewal] = {}  # in the order in which they were last looked up
-_estates: dict[Estate, _Key] = {}
+_ended: dict[EndedExchange, _Key] = {}
 _awaited: list[Renewal] = []  # described by other ranks; this rank has had no gradient of them
 _serial = 0
 _policy = SPREAD
@@ -129,8 +129,8 @@ def renew_all() -> None:
     world = World.from_horovod(hvd, hvd.global_process_set)
     pending = {one.blueprint.serial: one for one in renewals() if one.pending}
     ours = [one.blueprint.record for one in pending.values()]
-    told = world.allgather_object(ours, list[BlueprintRecord])
-    wanted = {record.serial: record for theirs in told for record in theirs}
+    reports = world.allgather_object(ours, list[BlueprintRecord])
+    wanted = {record.serial: record for theirs in reports for record in theirs}
     for serial in sorted(wanted):
         if serial not in pending:
             blueprint = Blueprint.of_record(wanted[serial])
@@ -150,8 +150,8 @@ def pool_all() -> bool:
     ours = {one.blueprint.serial: one for one in renewals()}
     world = World.from_horovod(hvd, hvd.global_process_set)
     # Python may have released a model on some ranks only.
-    everywhere = set.intersection(*map(set, world.allgather_object(list(ours), list[int])))
-    for serial in sorted(everywhere):
+    shared = set.intersection(*map(set, world.allgather_object(list(ours), list[int])))
+    for serial in sorted(shared):
         ours[serial].pool()
     return bool(ours)
 
@@ -185,11 +185,11 @@ def _keep(key: _Key, renewal: Renewal, variables: Sequence[Any], owner: object) 
         dropped.give_up()
         if in_elastic_job():  # another rank's model may be that of another step
             return
-        estate = Estate(dropped, owned, known)
-        _estates[estate] = key
+        ended = EndedExchange(dropped, owned, known)
+        _ended[ended] = key
         living = [one for one in (variable() for variable in known) if one is not None]
-        estate.watches.extend(_watch(variable, _settle_estates) for variable in living)
-        _settle_estates()
+        ended.watches.extend(_watch(variable, _drop_ended) for variable in living)
+        _drop_ended()
 
     holders = variables if owner is None else [owner, *variables]
     watches.extend(_watch(holder, drop) for holder in holders)
@@ -201,11 +201,11 @@ def _watch(holder: Any, call: Callable[[], None]) -> weakref.finalize[..., Any]:
     return watch
 
 
-def _settle_estates(wanted: Callable[[Estate], bool] = Estate.lives) -> None:
-    """Drops unwanted estates one by one: the garbage collector may add another meanwhile."""
-    for estate in [one for one in list(_estates) if not wanted(one)]:
-        _estates.pop(estate, None)
-        for watch in estate.watches:
+def _drop_ended(wanted: Callable[[EndedExchange], bool] = EndedExchange.can_be_taken_over) -> None:
+    """Drops unwanted ones, one by one: the garbage collector may add another meanwhile."""
+    for ended in [one for one in list(_ended) if not wanted(one)]:
+        _ended.pop(ended, None)
+        for watch in ended.watches:
             watch.detach()
 
 
@@ -216,7 +216,7 @@ def _take_over(key: _Key, renewal: Renewal) -> None:
         return
     others = [
         *((known, one, known[1]) for known, one in list(_renewals.items()) if one.current),
-        *((known, estate.renewal, estate.ids) for estate, known in list(_estates.items())),
+        *((known, ended.renewal, ended.ids) for ended, known in list(_ended.items())),
     ]
     akin = [
         (one, theirs)
@@ -224,7 +224,7 @@ def _take_over(key: _Key, renewal: Renewal) -> None:
         if (known[0], *known[2:]) == (owner, *options)
     ]
     take_over(renewal.exchange, ids, akin)
-    _settle_estates(Estate.owes)
+    _drop_ended(EndedExchange.has_state)
 
 
 def _new(blueprint: Blueprint, process_set: Any) -> Renewal:

@@ -18,7 +18,7 @@ from hvd_sparse.tensorflow import saved_state
 from hvd_sparse.tensorflow.blueprint import Blueprint
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.graph_state import GraphState
-from hvd_sparse.tensorflow.inheritance import Heir
+from hvd_sparse.tensorflow.inheritance import Successor
 
 
 class Renewal(renewal.Renewal[GradientExchange]):
@@ -90,10 +90,10 @@ class Renewal(renewal.Renewal[GradientExchange]):
         return exchange
 
     def _inherit(self, exchange: GradientExchange, held: dict[str, Any] | None) -> None:
-        inherit(Heir(exchange), held, self.policy)
+        inherit(Successor(exchange), held, self.policy)
 
     def _save(self, exchange: GradientExchange) -> dict[str, Any]:
         return saved_state.save(exchange)
 
     def _total(self, exchange: GradientExchange) -> dict[str, Any]:
-        return Heir(exchange).total()
+        return Successor(exchange).total()

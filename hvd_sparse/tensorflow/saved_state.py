@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hvd_sparse.errors import CheckpointMismatchError
 from hvd_sparse.state.saved_exchange import mismatch_of, taken_up
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
-from hvd_sparse.tuning.settled import Settled
+from hvd_sparse.tuning.settled_state import SettledState
 
 _VERSION = 2
 _ARRAYS = ("residuals", "states", "velocities")
@@ -33,7 +33,7 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
     names = exchange.saved_names
     tuning = None if exchange.tuner is None else exchange.tuner.state()
     if tuning is not None:
-        tuning = Settled.from_json(tuning).renamed(names).to_json()
+        tuning = SettledState.from_json(tuning).renamed(names).to_json()
     return {
         "version": _VERSION,
         "rank": exchange.world.rank,
@@ -41,7 +41,7 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "conditions": exchange.conditions,
         "layers": layers_of(exchange),
         "residuals": {names[n]: part.numpy() for n, part in exchange.residuals().items()},
-        "states": {names[n]: part.numpy() for n, part in exchange.memories().items()},
+        "states": {names[n]: part.numpy() for n, part in exchange.sparsifier_states().items()},
         "velocities": {names[n]: part.numpy() for n, part in exchange.velocities().items()},
         "step": exchange.steps,
         "rate": exchange.rate,
@@ -84,13 +84,13 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     if saved is None:
         exchange.load({}, {}, {}, step=exchange.steps, rate=exchange.rate)
         return
-    saved = taken_up(saved, exchange.conditions, leads=exchange.world.rank == 0)
+    saved = taken_up(saved, exchange.conditions, is_rank0=exchange.world.rank == 0)
     own = {theirs: ours for ours, theirs in exchange.saved_names.items()}
     if exchange.tuner is not None:
         settled = saved["tuning"]
         if settled is not None:
-            settled = Settled.from_json(settled).renamed(own).to_json()
-        exchange.go_on_as(settled, step=saved["step"])
+            settled = SettledState.from_json(settled).renamed(own).to_json()
+        exchange.restore_tuning(settled, step=saved["step"])
     arrays = [{own[name]: part for name, part in saved[kind].items()} for kind in _ARRAYS]
     exchange.load(*arrays, step=saved["step"], rate=saved["rate"])
 

@@ -114,17 +114,17 @@ class Settings:
             InvalidArgumentError: A learning rate is given, but the residual must not follow it.
             UnsupportedError: The residual must follow the learning rate, but none is given.
         """
-        wanted, told = self.compression.rescale_residual, learning_rate is not None
-        if wanted and not told:
+        wanted, has_rate = self.compression.rescale_residual, learning_rate is not None
+        if wanted and not has_rate:
             raise UnsupportedError(
                 "rescale_residual=True with a tape, which does not know the learning rate, needs "
                 "DistributedGradientTape(..., learning_rate=optimizer.learning_rate)"
             )
-        if told and wanted is False:
+        if has_rate and wanted is False:
             raise InvalidArgumentError(
                 f"learning_rate must be None where rescale_residual is False, got {learning_rate!r}"
             )
-        return replace(self, follows_rate=told)
+        return replace(self, follows_rate=has_rate)
 
     def of_optimizer(self, optimizer: Any) -> Settings:
         """Returns the settings for a Keras optimizer's exchange.

@@ -17,9 +17,10 @@ class StepOps:
     Args:
         driver: Number of the exchange's driver.
         state: The exchange's state.
-        members: Indices of the gradients of each piece that can be sent sparse.
-        moved: Indices of gradients that are always sent dense and have a velocity; each is a piece.
-        may_pass: True if a piece can be sent dense, too; then it has one gradient.
+        members: Indices of the gradients of each op that can be sent sparse.
+        with_velocity_only: Indices of gradients that are always sent dense and have a velocity;
+            each has an op.
+        may_pass: True if what an op hands over can be sent dense, too; then it is one gradient.
         device: The device of residual, velocity and gradients.
         allreduce: A function that averages a gradient through Horovod, given its index and the
             gradient, or the tensor that is sent instead.
@@ -31,7 +32,7 @@ class StepOps:
         state: ExchangeState,
         *,
         members: Sequence[Sequence[int]],
-        moved: Sequence[int],
+        with_velocity_only: Sequence[int],
         may_pass: bool,
         device: str,
         allreduce: Callable[[int, Any], Any],
@@ -39,7 +40,7 @@ class StepOps:
         self._where: dict[str, Any] = {"driver": driver, "device": device}
         self._memory = (state.residual, state.states, state.velocity)
         self._members = members
-        self._moved = moved
+        self._with_velocity_only = with_velocity_only
         self._may_pass = may_pass
         self._allreduce = allreduce
 
@@ -52,39 +53,39 @@ class StepOps:
         """
         begun = ops.begin(*self._memory, decay, **self._where)
         results: dict[int, Any] = {}
-        for piece, places in enumerate(self._members):
-            averages = self._exchanged(piece, [gradients[place] for place in places], begun)
-            results |= dict(zip(places, averages, strict=True))
-        others = {place: one for place, one in enumerate(gradients) if place not in results}
-        for piece, place in enumerate(self._moved, start=len(self._members)):
-            others[place] = self._with_velocity(piece, others[place], begun)
+        for op, indices in enumerate(self._members):
+            averages = self._exchanged(op, [gradients[index] for index in indices], begun)
+            results |= dict(zip(indices, averages, strict=True))
+        others = {index: one for index, one in enumerate(gradients) if index not in results}
+        for op, index in enumerate(self._with_velocity_only, start=len(self._members)):
+            others[index] = self._with_velocity(op, others[index], begun)
         results |= self._summed(
-            {place: self._allreduce(place, one) for place, one in others.items()}, begun
+            {index: self._allreduce(index, one) for index, one in others.items()}, begun
         )
-        ordered = [results[place] for place in range(len(gradients))]
+        ordered = [results[index] for index in range(len(gradients))]
         with tf.control_dependencies(tf.nest.flatten(ordered, expand_composites=True)):
             end = ops.end(*self._memory, **self._where)
         with tf.control_dependencies([end]):
             same: list[Any] = tf.nest.map_structure(tf.identity, ordered, expand_composites=True)
         return same
 
-    def _exchanged(self, piece: int, gradients: Sequence[Any], begun: ops.Begun) -> Sequence[Any]:
-        averages, passes = ops.exchange(gradients, begun.token, piece=piece, **self._where)
+    def _exchanged(self, op: int, gradients: Sequence[Any], begun: ops.Begun) -> Sequence[Any]:
+        averages, is_dense = ops.exchange(gradients, begun.token, op=op, **self._where)
         if not self._may_pass:
             return averages
-        (place,), (average,) = self._members[piece], averages
+        (index,), (average,) = self._members[op], averages
 
         def by_horovod() -> tf.Tensor:
-            return self._summed({place: self._allreduce(place, average)}, begun)[place]
+            return self._summed({index: self._allreduce(index, average)}, begun)[index]
 
-        return [tf.cond(passes, by_horovod, lambda: average)]
+        return [tf.cond(is_dense, by_horovod, lambda: average)]
 
-    def _with_velocity(self, piece: int, gradient: tf.Tensor, begun: ops.Begun) -> tf.Tensor:
+    def _with_velocity(self, op: int, gradient: tf.Tensor, begun: ops.Begun) -> tf.Tensor:
         """Returns the tensor to send for a gradient that is always sent dense; at least float32."""
         with tf.device(self._where["device"]):
             wide = gradient if gradient.dtype == tf.float64 else tf.cast(gradient, tf.float32)
-        (moved,), _ = ops.exchange([wide], begun.token, piece=piece, **self._where)
-        return moved
+        (joined,), _ = ops.exchange([wide], begun.token, op=op, **self._where)
+        return joined
 
     def _summed(self, sums: Mapping[int, Any], begun: ops.Begun) -> dict[int, Any]:
         """Returns `sums` once the core has checked them: it refuses those that are not finite."""
@@ -95,8 +96,8 @@ class StepOps:
         ]
         seen = ops.summed(numbers, begun, **self._where)
         return {
-            place: tf.IndexedSlices(same, one.indices, one.dense_shape)
+            index: tf.IndexedSlices(same, one.indices, one.dense_shape)
             if isinstance(one, tf.IndexedSlices)
             else same
-            for (place, one), same in zip(sums.items(), seen, strict=True)
+            for (index, one), same in zip(sums.items(), seen, strict=True)
         }

@@ -14,7 +14,7 @@ def reading_of(step: _core.StepReading, layers: int, check: Callable[[], None]) 
 
     Args:
         step: The marks of a step that has ended.
-        layers: Number of pieces to report, from the first one on.
+        layers: Number of ops to report, from the first one on.
         check: A function that raises the error that has ended the exchange.
     """
 

@@ -77,7 +77,7 @@ def distribute_tape(
     return tape
 
 
-def teach_variables(kind: Any) -> None:
+def accept_keras_3_variables(kind: Any) -> None:
     """Makes a tape class of Horovod's accept Keras 3 variables, which have no `ref`.
 
     The class is changed, not the tape: a tape that held a closure over itself would keep its

@@ -83,12 +83,12 @@ def merge(traces: Mapping[str, list[Event]]) -> list[Event]:
     return merged
 
 
-def _is_event(thing: object) -> bool:
+def _is_event(value: object) -> bool:
     return (
-        isinstance(thing, dict)
-        and "ph" in thing
-        and isinstance(thing.get("ts", 0), int | float)
-        and isinstance(thing.get("args", {}), dict)
+        isinstance(value, dict)
+        and "ph" in value
+        and isinstance(value.get("ts", 0), int | float)
+        and isinstance(value.get("args", {}), dict)
     )
 
 

@@ -76,14 +76,14 @@ class Timeline:
         with self._rows:
             pid = self._next_row
             self._next_row += len(names)
-        tracks = [Track(pid, pid + place) for place in range(len(names))]
+        tracks = [Track(pid, pid + index) for index in range(len(names))]
         lines = [
             metadata("process_name", tracks[0], name=f"rank {self._rank}: {title}"),
             metadata("process_sort_index", tracks[0], sort_index=pid),
         ]
-        for place, (track, name) in enumerate(zip(tracks, names, strict=True)):
+        for index, (track, name) in enumerate(zip(tracks, names, strict=True)):
             lines.append(metadata("thread_name", track, name=name))
-            lines.append(metadata("thread_sort_index", track, sort_index=place))
+            lines.append(metadata("thread_sort_index", track, sort_index=index))
         self.record(lambda _: lines)
         return tracks
 

@@ -14,7 +14,7 @@ Importing this module teaches `horovod.torch.DistributedOptimizer` sparse compre
 
 import horovod.torch as _horovod
 
-from hvd_sparse import handing_on as _handing_on
+from hvd_sparse import reexport as _reexport
 from hvd_sparse.compression import LAGS, GaussianK, GTopK, TopK
 from hvd_sparse.schedules import Warmup
 from hvd_sparse.stats.step_stats import Stats, StepStats, TotalStats
@@ -48,9 +48,9 @@ __all__ = [
     "tuning",
     "watch",
 ]
-__all__ += _handing_on.names_of(_horovod, globals())
+__all__ += _reexport.public_names(_horovod, globals())
 
-__getattr__ = _handing_on.getter_of(__name__, _horovod)
+__getattr__ = _reexport.module_getattr(__name__, _horovod)
 
 
 def __dir__() -> list[str]:

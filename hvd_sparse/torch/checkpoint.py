@@ -75,7 +75,7 @@ def save_checkpoint(
         "extra": extra,
     }
     job = Job(hvd)
-    with job.together(InvalidArgumentError):
+    with job.fail_together(InvalidArgumentError):
         _check_extra(extra)
     job.write(
         folder,
@@ -124,10 +124,10 @@ def load_checkpoint(
     shared: dict[str, Any] = {}
     sparse: dict[str, Any] | None = None
     random = _random(device)
-    with job.together(CheckpointMismatchError):
+    with job.fail_together(CheckpointMismatchError):
         shared = _read(found.shared_file(_SUFFIX))
     if policy == "own":
-        with job.together(CheckpointMismatchError):
+        with job.fail_together(CheckpointMismatchError):
             own = _read(job.own_file(found, _SUFFIX))
             sparse = own["sparse"]
             state.check(exchange, sparse)
@@ -137,15 +137,15 @@ def load_checkpoint(
     whole = shared["optimizer"] if sparse is None else {**shared["optimizer"], state.KEY: sparse}
     before = (_copies(model.state_dict()), optimizer.state_dict(), _random(device))
 
-    def take_up(
+    def restore(
         weights: dict[str, Any], whole: dict[str, Any], random: dict[str, torch.Tensor]
     ) -> None:
         model.load_state_dict(weights)
         optimizer.load_state_dict(whole)
         _set_random(random, device)
 
-    with job.together(CheckpointMismatchError, undo=lambda: take_up(*before)):
-        take_up(shared["model"], whole, random)
+    with job.fail_together(CheckpointMismatchError, undo=lambda: restore(*before)):
+        restore(shared["model"], whole, random)
     extra: dict[str, Any] = shared["extra"]
     return extra
 
@@ -235,7 +235,7 @@ def _exchange_of(optimizer: torch.optim.Optimizer) -> GradientExchange | None:
 
 def _spread(job: Job, found: Found, exchange: GradientExchange | None) -> dict[str, Any]:
     """Returns a state with this rank's share of the sum of all saved residuals."""
-    if not all(job.everywhere(exchange is not None and exchange.world.size == job.size)):
+    if not all(job.allgather(exchange is not None and exchange.world.size == job.size)):
         raise CheckpointMismatchError(
             'residuals="spread" needs an optimizer that all ranks of the job, two at least, '
             'exchange; take residuals="reset"'

@@ -14,7 +14,7 @@ from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.local_gradient import LocalGradient
 from hvd_sparse.torch.loss_scale import LossScale
 from hvd_sparse.torch.messages import wait_for
-from hvd_sparse.torch.settings import Settings, travels_sparse
+from hvd_sparse.torch.settings import Settings, may_be_sparse
 from hvd_sparse.torch.slots import Slot
 
 
@@ -38,9 +38,10 @@ class DenseReducer:
     Attributes:
         bytes: Size of this step's gradients, as they are sent.
         residuals: By layer, float32, flat: residuals to add to the next gradients.
-        rests: By layer, float32, flat: rounding errors of results that contain a residual. They
-            are kept until the layer is sparse: a narrow gradient would round them away again.
-        owed: True if any rank may have a residual here; the same on all ranks, whatever each holds.
+        rounding_errors: By layer, float32, flat: those of results that contain a residual. They are
+            kept until the layer is sparse: a narrow gradient would round them away again.
+        may_have_residuals: True if any rank may have a residual here; the same on all ranks,
+            whatever each holds.
         velocities: Velocities of these gradients, used if momentum is corrected.
     """
 
@@ -58,8 +59,8 @@ class DenseReducer:
     ) -> None:
         self.bytes = 0
         self.residuals: dict[str, torch.Tensor] = {}
-        self.rests: dict[str, torch.Tensor] = {}
-        self.owed = True
+        self.rounding_errors: dict[str, torch.Tensor] = {}
+        self.may_have_residuals = True
         self.velocities = DenseVelocities(settings.compression.momentum_correction)
         self._prefix = prefix
         self._exchange = exchange
@@ -71,13 +72,13 @@ class DenseReducer:
         self._compression = settings.compression
         self._options = {**settings.reduction.of_horovod(), "process_set": process_set}
         self._in_flight: list[tuple[Slot, int]] = []
-        self._rests_of_step: dict[str, torch.Tensor] = {}  # filled by committed()
+        self._rounding_errors_of_step: dict[str, torch.Tensor] = {}  # filled by committed()
 
     def launch(self, slot: Slot) -> None:
         """Starts the allreduce of a gradient plus its layer's velocity and residual."""
         self._local.prepare(slot)
         joins = slot.name in self.residuals
-        work = slot.take(self._travels_as(slot), copy=joins or bool(self.velocities))
+        work = slot.take(self._sent_as(slot), copy=joins or bool(self.velocities))
         if self.velocities:
             self.velocities.join(slot, work.view(-1), self._loss_scale.value / self._scale)
         if joins:
@@ -104,7 +105,7 @@ class DenseReducer:
             ExchangeFailedError: The exchange has ended.
         """
         refuse = None
-        checks = not alone or self.owed or bool(self.velocities)
+        checks = not alone or self.may_have_residuals or bool(self.velocities)
         for slot, handle in self._in_flight:
             wait_for(handle, self._exchange, f"{self._prefix}.{slot.name}")
             assert slot.work is not None
@@ -122,44 +123,44 @@ class DenseReducer:
         self.velocities.committed()
         for slot, _ in self._in_flight:
             self.residuals.pop(slot.name, None)
-            if slot.name in self._rests_of_step:
-                self.rests[slot.name] = self._rest_of(slot)
-        self.owed = False
+            if slot.name in self._rounding_errors_of_step:
+                self.rounding_errors[slot.name] = self._rounding_error_of(slot)
+        self.may_have_residuals = False
 
     def load(
         self,
         residuals: Mapping[str, torch.Tensor],
-        rests: Mapping[str, torch.Tensor],
+        rounding_errors: Mapping[str, torch.Tensor],
         *,
-        owed: bool,
+        may_have_residuals: bool,
     ) -> None:
-        """Replaces all residuals and rests by copies of these.
+        """Replaces all residuals and rounding errors by copies of these.
 
         All ranks pass the same layers, and only the values differ. If one rank has a residual, all
         have one, even if it is zero: it makes the rank keep its share of the rounding error.
         """
         self.residuals = {name: residual.clone() for name, residual in residuals.items()}
-        self.rests = {name: rest.clone() for name, rest in rests.items()}
-        self.owed = owed
+        self.rounding_errors = {name: rest.clone() for name, rest in rounding_errors.items()}
+        self.may_have_residuals = may_have_residuals
 
     def reset(self) -> None:
         """Drops residuals and velocities, perhaps on this rank alone."""
         for residual in self.residuals.values():
             residual.zero_()  # and keeps it: see `load`
-        self.rests.clear()
+        self.rounding_errors.clear()
         self.velocities.load({})
 
     def release(self) -> None:
         """Prepares for the next step."""
         self._in_flight.clear()
-        self._rests_of_step.clear()
+        self._rounding_errors_of_step.clear()
         self.velocities.release()
         self.bytes = 0
 
-    def _travels_as(self, slot: Slot) -> torch.dtype:
+    def _sent_as(self, slot: Slot) -> torch.dtype:
         """Returns the type in which a gradient is sent; the same on all ranks."""
         dtype = slot.gradient().dtype
-        joins = self.owed and travels_sparse(slot.param, self._compression)
+        joins = self.may_have_residuals and may_be_sparse(slot.param, self._compression)
         if joins or self.velocities or dtype == torch.bfloat16:  # which Horovod does not know
             return torch.promote_types(dtype, torch.float32)
         return dtype
@@ -171,11 +172,11 @@ class DenseReducer:
             residual.mul_(decay)
         work.add_(residual.to(work.dtype), alpha=self._loss_scale.value / self._scale)
         if work.dtype != slot.gradient().dtype:
-            self._rests_of_step[slot.name] = torch.empty_like(work)
+            self._rounding_errors_of_step[slot.name] = torch.empty_like(work)
 
-    def _rest_of(self, slot: Slot) -> torch.Tensor:
+    def _rounding_error_of(self, slot: Slot) -> torch.Tensor:
         """Returns this rank's share of the rounding error of a result in a narrow gradient."""
-        result, rest = slot.result(), self._rests_of_step[slot.name]
+        result, rest = slot.result(), self._rounding_errors_of_step[slot.name]
         rest.view(result.shape).copy_(slot.gradient())
         torch.sub(result.view(-1), rest, out=rest)
         return rest.mul_(self._share / self._loss_scale.value)

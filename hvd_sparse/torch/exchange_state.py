@@ -38,7 +38,7 @@ class ExchangeState:
     def residuals(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields this rank's residuals: layer and float32, flat. Layers left out have none."""
         yield from self._dense.residuals.items()
-        yield from self._dense.rests.items()
+        yield from self._dense.rounding_errors.items()
         for bucket in self._sparse.buckets:
             yield from bucket.residuals()
 
@@ -48,12 +48,12 @@ class ExchangeState:
         The list is the same on all ranks. The residuals of other dense layers are added to their
         next gradients.
         """
-        return [] if self._dense.owed else sorted(self._dense_layers())
+        return [] if self._dense.may_have_residuals else sorted(self._dense_layers())
 
-    def memories(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def sparsifier_states(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields the sparsifier's states: unit of selection and float32, [4]."""
         for bucket in self._sparse.buckets:
-            yield from bucket.memories()
+            yield from bucket.sparsifier_states()
 
     def velocities(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields this rank's velocities, if momentum is corrected: parameter and float32, flat."""
@@ -64,7 +64,7 @@ class ExchangeState:
     def load(
         self,
         residuals: Mapping[str, torch.Tensor],
-        memories: Mapping[str, torch.Tensor],
+        sparsifier_states: Mapping[str, torch.Tensor],
         velocities: Mapping[str, torch.Tensor] | None = None,
         waiting: Collection[str] = (),
     ) -> None:
@@ -74,13 +74,13 @@ class ExchangeState:
         """
         velocities = velocities or {}
         for bucket in self._sparse.buckets:
-            bucket.load(residuals, memories, velocities)
+            bucket.load(residuals, sparsifier_states, velocities)
         dense = self._dense_layers()
         waiting = dense.intersection(waiting)
         self._dense.load(
             self._some(residuals, dense - waiting),
             self._some(residuals, waiting),
-            owed=dense != waiting,
+            may_have_residuals=dense != waiting,
         )
         sparse = self._slots.keys() - dense
         self._dense.velocities.load(self._some(velocities, velocities.keys() - sparse))
@@ -88,13 +88,15 @@ class ExchangeState:
     def reset(self) -> None:
         """Drops residuals and velocities, between two steps, perhaps on this rank alone."""
         for bucket in self._sparse.buckets:
-            bucket.load({}, dict(bucket.memories()), {})
+            bucket.load({}, dict(bucket.sparsifier_states()), {})
         self._dense.reset()
 
     def move_to(self, choices: Sequence[BucketChoice]) -> None:
         """Changes the buckets, but keeps the residuals; between two steps, on all ranks alike."""
         residuals, velocities = dict(self.residuals()), dict(self.velocities())
-        self._sparse.take_up([choice for choice in choices if not choice.dense], self._slots)
+        self._sparse.replace_buckets(
+            [choice for choice in choices if not choice.dense], self._slots
+        )
         self.load(residuals, {}, velocities)
 
     def _dense_layers(self) -> set[str]:

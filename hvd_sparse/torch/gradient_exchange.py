@@ -35,7 +35,7 @@ from hvd_sparse.torch.messages import Messages
 from hvd_sparse.torch.owner import weakly
 from hvd_sparse.torch.parameters import NamedParameters
 from hvd_sparse.torch.quality_meter import QualityMeter
-from hvd_sparse.torch.settings import Settings, refuse_twice, travels_sparse
+from hvd_sparse.torch.settings import Settings, check_not_twice, may_be_sparse
 from hvd_sparse.torch.slots import Slot
 from hvd_sparse.torch.sparse_bucket import SparseBucket
 from hvd_sparse.tuning.measurer import Measurer
@@ -103,7 +103,7 @@ class GradientExchange:
         self.conditions = conditions_of(
             compression, local_size=exchange.local_size, device=str(self._device)
         )
-        large = [s for s in reversed(self._slots) if travels_sparse(s.param, compression)]
+        large = [s for s in reversed(self._slots) if may_be_sparse(s.param, compression)]
         self.layers = tuple(Layer(slot.name, slot.param.numel()) for slot in large)
         local = LocalGradient(settings, size=world.size, loss_scale=self._loss_scale)
         messages = Messages(prefix, process_set=process_set, exchange=exchange)
@@ -312,7 +312,7 @@ class GradientExchange:
             self._exchange.timeline.synchronize_begins(self.steps)
         optimizer = self._owner()
         guards.check_parameters(optimizer, self._known)
-        refuse_twice(optimizer, self._compression)
+        check_not_twice(optimizer, self._compression)
         for slot in self._slots:
             guards.check_untouched(slot)
         for slot in self._slots:
@@ -354,7 +354,7 @@ class GradientExchange:
             applied = True
         self._phase = _Phase.EXCHANGED
         try:
-            self._go_on(reading, measures=applied)
+            self._after_commit(reading, measures=applied)
         except Exception as error:
             # All ranks have committed the step, so it counts here, too; the next one raises.
             unexpected = not isinstance(error, HorovodInternalError)
@@ -365,7 +365,7 @@ class GradientExchange:
                     exc_info=unexpected,
                 )
 
-    def _go_on(self, reading: Reading | None, *, measures: bool) -> None:
+    def _after_commit(self, reading: Reading | None, *, measures: bool) -> None:
         """Finishes a step: measures it, and may adopt another plan for the next ones."""
         quality = self._meter.measure(self.buckets) if measures else None
         if quality is not None:
@@ -390,7 +390,7 @@ class GradientExchange:
         self.tuner.restart(self._measurer.network())
         self.state.move_to(())
 
-    def go_on_as(self, settled: str | None, *, step: int) -> None:
+    def restore_tuning(self, settled: str | None, *, step: int) -> None:
         """Restores, on all ranks alike, what `tuner.state()` returned after `step` steps."""
         assert self.tuner is not None
         self.state.move_to(self.tuner.load(settled, steps=step).choices)

@@ -96,9 +96,9 @@ class MemoryInUse:
         former = self._extents.pop(name, None)
         if former is not None:
             self._sorted.remove((former.begin, name))
-        place = bisect(self._sorted, (extent.begin, name))
+        index = bisect(self._sorted, (extent.begin, name))
         # Unless some interleave, only neighbours can overlap.
-        near = self._sorted if self._interleaved else self._sorted[max(0, place - 1) : place + 1]
+        near = self._sorted if self._interleaved else self._sorted[max(0, index - 1) : index + 1]
         for _, other in near:
             theirs = self._extents[other]
             if extent.begin < theirs.end and theirs.begin < extent.end:
@@ -106,7 +106,7 @@ class MemoryInUse:
                     return other
                 self._interleaved = True
         self._extents[name] = extent
-        self._sorted.insert(place, (extent.begin, name))
+        self._sorted.insert(index, (extent.begin, name))
         return None
 
     def clear(self) -> None:

@@ -177,10 +177,10 @@ def check_parameters(optimizer: torch.optim.Optimizer, known: Container[int]) ->
         known: Ids of the parameters that are exchanged.
     """
     for index, group in enumerate(optimizer.param_groups):
-        for place, param in enumerate(group["params"]):
+        for position, param in enumerate(group["params"]):
             if param.requires_grad and id(param) not in known:
                 raise UnsupportedError(
-                    f"parameter {place} of group {index} was added, or began to want gradients, "
+                    f"parameter {position} of group {index} was added, or began to want gradients, "
                     "after DistributedOptimizer was called: make a new one"
                 )
 

@@ -14,8 +14,8 @@ from hvd_sparse.torch.gradient_exchange import GradientExchange
 from hvd_sparse.torch.residual_sums import residuals_of, summing_over
 
 
-class Heir:
-    """A new exchange in PyTorch; see `hvd_sparse.state.inheritance.Heir`.
+class Successor:
+    """A new exchange in PyTorch; see `hvd_sparse.state.inheritance.Successor`.
 
     Args:
         exchange: An exchange that has taken no step yet; for `total`, any exchange.

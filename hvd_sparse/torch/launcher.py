@@ -17,7 +17,7 @@ from hvd_sparse.torch.sparse_bucket import SparseBucket
 
 
 class Launcher:
-    """The sparse buckets of one optimizer; none until `take_up`.
+    """The sparse buckets of one optimizer; none until `replace_buckets`.
 
     Args:
         settings: The user's settings.
@@ -59,7 +59,7 @@ class Launcher:
     def __contains__(self, slot: Slot) -> bool:
         return slot.name in self._number_of
 
-    def take_up(self, choices: Sequence[BucketChoice], slots: Mapping[str, Slot]) -> None:
+    def replace_buckets(self, choices: Sequence[BucketChoice], slots: Mapping[str, Slot]) -> None:
         """Replaces all buckets, between two steps, on all ranks alike. The residuals are empty.
 
         Args:

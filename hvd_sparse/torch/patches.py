@@ -90,7 +90,7 @@ def _broadcast_optimizer_state(stock: Callable[..., Any], *args: Any, **kwargs: 
             param.copy_(value)
             param.grad = grad
     if attachment.exchange is not None:
-        state.follow(attachment.exchange, bound.arguments["root_rank"])
+        state.adopt_progress(attachment.exchange, bound.arguments["root_rank"])
     return result
 
 

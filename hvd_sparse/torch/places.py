@@ -9,15 +9,15 @@ import torch
 from numpy.typing import NDArray
 
 from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.places import place
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.places.device_clock import DeviceClock
-from hvd_sparse.places.place import BesideCpu, OnCpu, Place
 from hvd_sparse.places.step_clock import Clock
 from hvd_sparse.torch.devices import current_stream
 from hvd_sparse.torch.slots import buffer_of
 
 
-class OnDevice(BesideCpu):
+class OnDevice(place.OnDevice):
     """A device of torch.
 
     Args:
@@ -47,7 +47,7 @@ class OnDevice(BesideCpu):
         return current_stream(self._device)
 
 
-def place_of(device: torch.device, exchange: Exchange) -> Place:
+def place_of(device: torch.device, exchange: Exchange) -> place.Place:
     """Returns the place of gradients on a device that has passed `check_device`.
 
     Args:
@@ -55,7 +55,7 @@ def place_of(device: torch.device, exchange: Exchange) -> Place:
         exchange: The exchange whose end ends every wait for the device.
     """
     if device.type == "cpu":
-        return OnCpu()
+        return place.OnCpu()
     return OnDevice(device, _cuda_clock(device, exchange.check))
 
 

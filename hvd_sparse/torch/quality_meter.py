@@ -27,7 +27,7 @@ class QualityMeter:
         return quality_of(samples) if samples else None
 
     def _sample(self, bucket: SparseBucket, accumulated: torch.Tensor) -> BucketSample:
-        layout, whole_here = bucket.layout, _energy(accumulated)  # before the sum in place
+        layout, energy_here = bucket.layout, _energy(accumulated)  # before the sum in place
         total = self._messages.add_up(accumulated, f"quality.{layout.name}")()
         segments = list(layout.segments)
         units = zip(
@@ -38,14 +38,18 @@ class QualityMeter:
             strict=True,
         )
         return BucketSample(
-            left=_energy(bucket.residual),
-            whole=whole_here,
+            undelivered_energy=_energy(bucket.residual),
+            energy=energy_here,
             shares_residual=bucket.shares_residual,
             units=[
                 UnitSample(
-                    name=name, left=_energy(left), whole=_energy(whole), k=k, numel=whole.numel()
+                    name=name,
+                    undelivered_energy=_energy(left),
+                    energy=_energy(unit_sum),
+                    k=k,
+                    numel=unit_sum.numel(),
                 )
-                for name, whole, left, k in units
+                for name, unit_sum, left, k in units
             ],
         )
 

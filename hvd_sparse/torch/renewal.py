@@ -18,7 +18,7 @@ from hvd_sparse.state.inheritance import inherit
 from hvd_sparse.stats.step_stats import Stats
 from hvd_sparse.torch import guards, state
 from hvd_sparse.torch.gradient_exchange import GradientExchange
-from hvd_sparse.torch.inheritance import Heir
+from hvd_sparse.torch.inheritance import Successor
 from hvd_sparse.torch.opaque import opaque
 
 
@@ -104,7 +104,7 @@ class Renewal(renewal.Renewal[GradientExchange]):
 
     def _inherit(self, exchange: GradientExchange, held: dict[str, Any] | None) -> None:
         with torch.no_grad():
-            inherit(Heir(exchange, self._process_set), held, self.policy)
+            inherit(Successor(exchange, self._process_set), held, self.policy)
         exchange.stats = self._stats
         if not self._follows_rates:
             exchange.rates.clipping_seen()
@@ -113,7 +113,7 @@ class Renewal(renewal.Renewal[GradientExchange]):
         return state.save(exchange)
 
     def _total(self, exchange: GradientExchange) -> dict[str, Any]:
-        return Heir(exchange, self._process_set).total()
+        return Successor(exchange, self._process_set).total()
 
     def _wait_for_a_gradient(self) -> None:
         if self._retired:

@@ -11,7 +11,7 @@ import torch
 
 from hvd_sparse.compression import Compression, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.exchange.local_share import check_not_twice
+from hvd_sparse.exchange import local_share
 from hvd_sparse.exchange.reduction import Reduction, checked_reduction
 from hvd_sparse.schedules import checked_count
 from hvd_sparse.torch.devices import check_device, common_device
@@ -76,7 +76,7 @@ class Settings:
             groups=groups,
         )
         chosen = as_compression(compression)
-        refuse_twice(optimizer, chosen)
+        check_not_twice(optimizer, chosen)
         return cls(
             compression=chosen,
             backward_passes_per_step=checked_passes(backward_passes_per_step),
@@ -94,11 +94,11 @@ class Settings:
         }
 
 
-def refuse_twice(optimizer: torch.optim.Optimizer, compression: Compression) -> None:
+def check_not_twice(optimizer: torch.optim.Optimizer, compression: Compression) -> None:
     """Raises InvalidArgumentError if the optimizer would repeat what the compression does."""
     for index, group in enumerate(optimizer.param_groups):
-        whose = f"group {index} of {type(optimizer).__name__}"
-        check_not_twice(whose, group, _DONE_BY, compression)
+        optimizer_name = f"group {index} of {type(optimizer).__name__}"
+        local_share.check_not_twice(optimizer_name, group, _DONE_BY, compression)
 
 
 def checked_passes(passes: int) -> int:
@@ -125,7 +125,7 @@ def check_parameter(name: str, param: torch.Tensor) -> None:
     check_device(f"parameter '{name}'", param)
 
 
-def travels_sparse(param: torch.Tensor, compression: Compression) -> bool:
+def may_be_sparse(param: torch.Tensor, compression: Compression) -> bool:
     """Returns true if the gradients of a parameter may be sparse; small and 1-d ones never are."""
     return param.ndim >= 2 and param.numel() >= compression.min_numel
 
@@ -147,7 +147,7 @@ def check_horovod(named: NamedParameters, compression: Compression) -> None:
     """
     device = common_device(named)
     adaptive = compression.adaptive
-    dense = [name for name, one in named if adaptive or not travels_sparse(one, compression)]
+    dense = [name for name, one in named if adaptive or not may_be_sparse(one, compression)]
     function = f"horovod_torch_allreduce_async_torch_{device.type}_FloatTensor"
     if device.type == "cpu" or not dense or hasattr(hvd_ops.mpi_lib, function):
         return

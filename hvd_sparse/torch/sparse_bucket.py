@@ -69,7 +69,6 @@ class SparseBucket:
         self._bucket = add_planned_bucket(
             exchange, self.layout, choice, compression, str(self._device)
         )
-        self._handle: int | None = None
 
     def arrived(self) -> None:
         """Counts a gradient, which is ready after the work queued on the current stream."""
@@ -111,7 +110,7 @@ class SparseBucket:
         self._output_scale = output_scale
         gradients = [slot.take() for slot in self.slots]
         self.accumulated = self._accumulate(gradients, decays, scale) if measured else None
-        self._handle = self._exchange.start(
+        self._exchange.start(
             self._bucket,
             [buffer_of(gradient) for gradient in gradients],
             residual=buffer_of(self.residual),
@@ -128,15 +127,14 @@ class SparseBucket:
 
     def wait(self) -> BucketStats:
         """Waits until the gradients hold the result for later work on the current stream."""
-        assert self._handle is not None
-        return self._exchange.wait(self._handle, stream=current_stream(self._device))
+        assert self.launched
+        return self._exchange.wait(self._bucket, stream=current_stream(self._device))
 
     def release(self) -> None:
         """Prepares for the next step."""
         self.missing = len(self.slots)
         self.launched = False
         self.accumulated = None
-        self._handle = None
 
     def residuals(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields each layer with its part of the residual."""
@@ -146,7 +144,7 @@ class SparseBucket:
         """Yields each layer with its part of the velocity, if there is one."""
         return iter(()) if self.velocity is None else self._by_layer(self.velocity)
 
-    def memories(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def sparsifier_states(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields each unit of selection with the sparsifier's state of it."""
         yield from zip(self.layout.units, self.states, strict=True)
 
@@ -170,12 +168,12 @@ class SparseBucket:
     def load(
         self,
         residuals: Mapping[str, torch.Tensor],
-        memories: Mapping[str, torch.Tensor],
+        sparsifier_states: Mapping[str, torch.Tensor],
         velocities: Mapping[str, torch.Tensor],
     ) -> None:
         """Restores saved tensors; parts that were not saved become zero."""
         _load(self.residuals(), residuals)
-        _load(self.memories(), memories)
+        _load(self.sparsifier_states(), sparsifier_states)
         _load(self.velocities(), velocities)
 
     def _by_layer(self, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -73,7 +73,7 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "layers": layers_of(exchange),
         "residuals": {name: part.clone() for name, part in exchange.state.residuals()},
         "velocities": {name: part.clone() for name, part in exchange.state.velocities()},
-        "states": {name: part.clone() for name, part in exchange.state.memories()},
+        "states": {name: part.clone() for name, part in exchange.state.sparsifier_states()},
         "waiting": exchange.state.waiting(),
         "step": exchange.steps,
         "lrs": exchange.rates.state(),
@@ -115,9 +115,9 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     if saved is None:
         exchange.state.load({}, {})
         return
-    saved = taken_up(saved, exchange.conditions, leads=exchange.world.rank == 0)
+    saved = taken_up(saved, exchange.conditions, is_rank0=exchange.world.rank == 0)
     if exchange.tuner is not None:
-        exchange.go_on_as(saved["tuning"], step=saved["step"])
+        exchange.restore_tuning(saved["tuning"], step=saved["step"])
     exchange.state.load(
         saved["residuals"],
         saved["states"],
@@ -128,7 +128,7 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     exchange.rates.load(saved["lrs"])
 
 
-def follow(exchange: GradientExchange, rank: int) -> None:
+def adopt_progress(exchange: GradientExchange, rank: int) -> None:
     """Adopts the step and the plan of one rank; residuals stay. Collective.
 
     Thresholds also stay if they were found with that plan until that step; otherwise the rank's are
@@ -143,20 +143,20 @@ def follow(exchange: GradientExchange, rank: int) -> None:
         job_rank=exchange.world.job_rank,
         step=exchange.steps,
         tuning=None if tuner is None else tuner.state(),
-        states={name: part.numpy() for name, part in state.memories()},
+        states={name: part.numpy() for name, part in state.sparsifier_states()},
         waiting=set(state.waiting()),
         held={name for name, _ in state.residuals()},
     )
-    told: list[_Progress] = exchange.world.allgather_object(own, _Progress)
-    theirs = next((one for one in told if one.job_rank == rank), told[0])
+    reports: list[_Progress] = exchange.world.allgather_object(own, _Progress)
+    theirs = next((one for one in reports if one.job_rank == rank), reports[0])
     mine = save(exchange)
     # At another step the count of draws differs, as on a rank that alone loaded an older state.
     alike = (theirs.step, theirs.tuning) == (mine["step"], mine["tuning"])
     found = mine["states"] if alike else {}
     thresholds = {name: part for name, part in found.items() if part.any()}
     # If one rank has a residual, all have one, even if it is zero; see DenseReducer.load.
-    mine["waiting"] = set.intersection(*(one.waiting for one in told))
-    for name in set.union(*(one.held for one in told)) - mine["residuals"].keys():
+    mine["waiting"] = set.intersection(*(one.waiting for one in reports))
+    for name in set.union(*(one.held for one in reports)) - mine["residuals"].keys():
         mine["residuals"][name] = _nothing(mine["layers"][name])
     common = {"step": theirs.step, "tuning": theirs.tuning}
     states = {name: torch.from_numpy(part) for name, part in theirs.states.items()}

@@ -29,7 +29,7 @@ class Decision:
         measured: This rank's numbers; as many on all ranks.
         decide: Makes rank 0's decision from the rows of all ranks, one line of text; on other
             ranks it returns an empty one.
-        done: Takes the rows of all ranks, and rank 0's decision.
+        on_decided: Takes the rows of all ranks, and rank 0's decision.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Decision:
         measured: Sequence[float],
         *,
         decide: Callable[[Rows], str],
-        done: Callable[[Rows, str], None],
+        on_decided: Callable[[Rows, str], None],
     ) -> None:
         self._channel = channel
         self._decide = decide
-        self._done = done
+        self._on_decided = on_decided
         self._gathered = channel.gather(measured)
         self._rows: Rows | None = None
         self._decided: Callable[[], str] | None = None
@@ -54,7 +54,7 @@ class Decision:
             self._decided = self._channel.broadcast(self._decide(self._rows))
         else:
             assert self._rows is not None
-            self._done(self._rows, self._decided())
+            self._on_decided(self._rows, self._decided())
 
     def close(self) -> None:
         """Waits for the operation in flight."""

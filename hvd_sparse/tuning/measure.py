@@ -275,7 +275,7 @@ class _Bucket:
             "measured",
             numels=[numel],
             segments=[numel],
-            capacity_ks=[self._k],
+            max_ks=[self._k],
             sparsifier=sparsifier,
             collective="gtopk",
             device=place.device,
@@ -296,7 +296,7 @@ class _Bucket:
         copied = clock.mark()
         clock.seconds(copied, copied)  # waits
         begin = clock.mark()
-        handle = self._exchange.start(
+        self._exchange.start(
             self._bucket,
             [place.buffer(self._gradient)],
             residual=place.buffer(self._residual),
@@ -305,7 +305,7 @@ class _Bucket:
             decays=[1.0],
             stream=place.stream(),
         )
-        stats = self._exchange.wait(handle, stream=place.stream())
+        stats = self._exchange.wait(self._bucket, stream=place.stream())
         end = clock.mark()
         seconds = clock.seconds(begin, end)
         clock.release([copied, begin, end])

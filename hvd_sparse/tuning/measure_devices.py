@@ -11,7 +11,7 @@ from hvd_sparse import _core
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.place import OnCpu
 from hvd_sparse.planning.models.gtopk import device_message
-from hvd_sparse.planning.network import DeviceNetwork, Link, distances_below
+from hvd_sparse.planning.network import GpuLinks, Link, distances_below
 from hvd_sparse.ranks.world import World
 from hvd_sparse.tuning.measure import fit_link, slowest_numbers
 
@@ -26,7 +26,7 @@ _ENTRIES = (64, 4096, 65536)
 _REPETITIONS = 9
 
 
-def measure_devices(exchange: Exchange, world: World, device: str) -> DeviceNetwork | None:
+def measure_devices(exchange: Exchange, world: World, device: str) -> GpuLinks | None:
     """Measures the links between the ranks' devices, all sending at once. Collective.
 
     Like `measure_network`, for gradients on devices that something connects on all ranks. It makes
@@ -53,7 +53,7 @@ def measure_devices(exchange: Exchange, world: World, device: str) -> DeviceNetw
         world,
         lambda: [
             statistics.median(timed(entries, _REPETITIONS))
-            for timed in (exchange.merge_on_device, exchange.hand_to_device)
+            for timed in (exchange.merge_on_device, exchange.copy_to_device)
             for entries in _ENTRIES
         ],
     )
@@ -64,7 +64,7 @@ def measure_devices(exchange: Exchange, world: World, device: str) -> DeviceNetw
     )
     # Distances are measured one after the other, on all ranks.
     links = tuple((away, _link(exchange, world, away)) for away in distances_below(world.size))
-    return DeviceNetwork(links=links, merge=merge, handing=handing)
+    return GpuLinks(links=links, merge=merge, handing=handing)
 
 
 def _link(exchange: Exchange, world: World, distance: int) -> Link:

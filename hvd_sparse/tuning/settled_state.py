@@ -15,7 +15,7 @@ from hvd_sparse.planning.profile import Machine, Profile
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settled(records.Saved):
+class SettledState(records.Saved):
     """The result of a comparison, and its age in steps.
 
     Attributes:
@@ -49,7 +49,7 @@ class Settled(records.Saved):
     def __post_init__(self) -> None:
         records.check_finite(self)
 
-    def renamed(self, names: Mapping[str, str]) -> Settled:
+    def renamed(self, names: Mapping[str, str]) -> SettledState:
         """Returns a copy with other layer names; `names` maps old names to new ones."""
         layers = tuple(replace(one, name=names[one.name]) for one in self.profile.layers)
         buckets = tuple(

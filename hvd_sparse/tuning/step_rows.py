@@ -59,11 +59,11 @@ def profile_of(
     lead = [math.inf if math.isnan(seconds) else seconds for seconds in ready[0]]
     order = list(range(len(layers)))
     if not keeps_order:
-        order.sort(key=lambda place: lead[place])
+        order.sort(key=lambda index: lead[index])
     profiles, before = [], 0.0
-    for place in order:
-        last = _largest([before, *(seconds[place] for seconds in ready)])
-        layer = layers[place]
+    for index in order:
+        last = _largest([before, *(seconds[index] for seconds in ready)])
+        layer = layers[index]
         profiles.append(LayerProfile(name=layer.name, numel=layer.numel, backward=last - before))
         before = last
     forward = _largest([row[1] for row in rows])

@@ -33,7 +33,7 @@ from hvd_sparse.planning.planner import Rules, make_plan, rules_of
 from hvd_sparse.planning.profile import Machine, Profile
 from hvd_sparse.quantities import shown_seconds
 from hvd_sparse.tuning.decision import Channel, Decision
-from hvd_sparse.tuning.settled import Settled
+from hvd_sparse.tuning.settled_state import SettledState
 from hvd_sparse.tuning.step_rows import (
     Rows,
     known,
@@ -163,7 +163,7 @@ class Tuner:
         self._layers = tuple(layers)
         self._compression = compression
         self._channel = channel
-        self._leads = rank == 0
+        self._is_rank0 = rank == 0
         self._keeps_order = keeps_order
         self._readings: list[Reading] = []
         self._steps = 0  # of this stage
@@ -187,7 +187,7 @@ class Tuner:
         found = self.tuning
         if found.stage is not Stage.SETTLED or found.profile is None or found.plan is None:
             return None
-        return Settled(
+        return SettledState(
             network=found.network,
             steps=self._steps,
             floor=self._floor,
@@ -210,7 +210,7 @@ class Tuner:
         if state is None:
             self.restart(self.tuning.network)
             return self.tuning
-        settled = Settled.from_json(state)
+        settled = SettledState.from_json(state)
         settled.check(self._layers, size=self.tuning.network.size)
         self.restart(settled.network)
         self._enter(Stage.SETTLED, **{name: getattr(settled, name) for name in _SETTLED})
@@ -261,11 +261,11 @@ class Tuner:
             times = [read() for read in self._readings]
             measured = measured_times(times, len(self._layers))
             self._enter(Stage.PLANNING)
-            self._decide(measured, self._make_plan, self._take_up_plan)
+            self._decide(measured, self._make_plan, self._use_plan)
         elif stage is Stage.SPARSE and timed:
             step = median_or_nan([read().step for read in self._readings])
             self._enter(Stage.JUDGING)
-            self._decide([step], self._judge, self._take_up_verdict)
+            self._decide([step], self._judge, self._use_verdict)
 
     def _enter(self, stage: Stage, **changes: Any) -> None:
         self.tuning = replace(self.tuning, stage=stage, **changes)
@@ -276,17 +276,17 @@ class Tuner:
         self,
         measured: Sequence[float],
         decide: Callable[[Rows], str],
-        take_up: Callable[[Rows, str], None],
+        use: Callable[[Rows, str], None],
     ) -> None:
-        def done(rows: Rows, decided: str) -> None:
+        def on_decided(rows: Rows, decided: str) -> None:
             self._decision = None
-            take_up(rows, decided)
+            use(rows, decided)
 
         self._decision = Decision(
             self._channel,
             measured,
-            decide=decide if self._leads else lambda _: "",
-            done=done,
+            decide=decide if self._is_rank0 else lambda _: "",
+            on_decided=on_decided,
         )
 
     def _profile(self, rows: Rows) -> Profile:
@@ -306,7 +306,7 @@ class Tuner:
     def _plan_for(self, profile: Profile) -> Plan:
         return make_plan(profile, replace(self._rules, density=self._floor))
 
-    def _take_up_plan(self, rows: Rows, decided: str) -> None:
+    def _use_plan(self, rows: Rows, decided: str) -> None:
         plan = Plan.from_json(decided)
         found = {
             "profile": self._profile(rows),
@@ -336,18 +336,18 @@ class Tuner:
     def _delayed(self, profile: Profile, plan: Plan, step: float) -> Profile:
         return delayed(profile, plan, step, select_on=self._rules.select_on)
 
-    def _take_up_verdict(self, _: Rows, decided: str) -> None:
-        told = Verdict.from_json(decided)
-        found = replace(self.tuning, sparse_seconds=told.sparse_seconds)
-        if told.second_plan is not None:
-            assert told.sparse_seconds is not None
+    def _use_verdict(self, _: Rows, decided: str) -> None:
+        judged = Verdict.from_json(decided)
+        found = replace(self.tuning, sparse_seconds=judged.sparse_seconds)
+        if judged.second_plan is not None:
+            assert judged.sparse_seconds is not None
             assert found.profile is not None
             assert found.plan is not None
             self._first = found
             self._enter(
                 Stage.SPARSE,
-                profile=self._delayed(found.profile, found.plan, told.sparse_seconds),
-                plan=told.second_plan,
+                profile=self._delayed(found.profile, found.plan, judged.sparse_seconds),
+                plan=judged.second_plan,
             )
             return
         best = min([self._first or found, found], key=lambda one: one.sparse_seconds or math.inf)
@@ -363,7 +363,7 @@ class Tuner:
         every = self._compression.replan_every
         steps = steps_between(self.tuning) if every is None else every
         self.tuning = replace(self.tuning, settled_steps=steps)
-        if self._leads and self.tuning.sparse is not self._said:
+        if self._is_rank0 and self.tuning.sparse is not self._said:
             log.logger.log(*verdict(self.tuning))
         self._said = self.tuning.sparse
 

@@ -14,6 +14,7 @@
 #include "csrc/comm/group_communicator.h"
 #include "csrc/comm/loopback_communicator.h"
 #include "csrc/exchange/bucket.h"
+#include "tests/csrc/collective_names.h"
 #include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/thrown.h"
@@ -34,7 +35,7 @@ Message MessageOf(const Entries& entries, WireFormat format, std::int32_t bad_ra
   if (format.IsPlain()) return {block.message(), block.message() + block.message_bytes()};
   Message message(static_cast<std::size_t>(block.message_bytes()));
   message.resize(
-      static_cast<std::size_t>(EncodeBlock(block, format, Cargo::kSums, message.data())));
+      static_cast<std::size_t>(EncodeBlock(block, format, Content::kSums, message.data())));
   return message;
 }
 

@@ -90,13 +90,17 @@ class CountingKernels final : public Kernels {
                        float loss_scale) const override {
     return cpu_.Scatter(reduced, scale, offset, grad, residual, undo, loss_scale);
   }
-  std::unique_ptr<Rest> NewRest() const override { return cpu_.NewRest(); }
-  void Join(const Along& along, GradView gradient, StreamHandle stream, Rest* rest) const override {
-    Look(along.residual);
-    cpu_.Join(along, gradient, stream, rest);
+  std::unique_ptr<ResidualAfterJoin> NewResidualAfterJoin() const override {
+    return cpu_.NewResidualAfterJoin();
   }
-  bool PutRest(const Rest& rest, Span<float> residual, StreamHandle stream) const override {
-    return cpu_.PutRest(rest, residual, stream);
+  void Join(const UnsentParts& parts, GradView gradient, StreamHandle stream,
+            ResidualAfterJoin* after) const override {
+    Look(parts.residual);
+    cpu_.Join(parts, gradient, stream, after);
+  }
+  bool SetResidual(const ResidualAfterJoin& after, Span<float> residual,
+                   StreamHandle stream) const override {
+    return cpu_.SetResidual(after, residual, stream);
   }
   void Copy(Span<const float> from, Span<float> to, StreamHandle stream) const override {
     Look(from);

@@ -1,4 +1,4 @@
-/// Ranks agree on the means that connect their devices: all get the same result and reasons.
+/// Ranks agree on the transport that connects their devices: all get the same result and reasons.
 
 #include "csrc/collectives/device_agreement.h"
 
@@ -16,12 +16,12 @@
 namespace hvd_sparse {
 namespace {
 
-constexpr const char* kVariable = "HVD_SPARSE_TEST_MEANS";
+constexpr const char* kVariable = "HVD_SPARSE_TEST_OPTION";
 
-/// Device means that never connect.
-class FakeMeans final : public DeviceMeans {
+/// An option that never connects.
+class FakeOption final : public GpuTransportOption {
  public:
-  FakeMeans(const char* name, char id) : name_(name), id_(id) {}
+  FakeOption(const char* name, char id) : name_(name), id_(id) {}
 
   std::string problem, no_invitation;
 
@@ -43,7 +43,7 @@ class FakeMeans final : public DeviceMeans {
     invitation.front() = invitation.back() = id_;
     return invitation;
   }
-  std::unique_ptr<DeviceNetwork> Connect(Communicator*, int, const Invitation&) const override {
+  std::unique_ptr<GpuCollectives> Connect(Communicator*, int, const Invitation&) const override {
     return nullptr;
   }
 
@@ -54,129 +54,129 @@ class FakeMeans final : public DeviceMeans {
 
 class Agreement : public testing::Test {
  protected:
-  /// The ranks' statements on each means, by rank; initially all want and have them all.
-  using Said = std::vector<std::vector<Statement>>;
+  /// The ranks' statements on each option, by rank; initially all want and have them all.
+  using Statements = std::vector<std::vector<Statement>>;
 
-  static Said Able(int size) {
-    return Said(static_cast<std::size_t>(size),
-                std::vector<Statement>(2, {Wish::kIfPossible, "", "", "even"}));
+  static Statements Able(int size) {
+    return Statements(static_cast<std::size_t>(size),
+                      std::vector<Statement>(2, {Wish::kIfPossible, "", "", "even"}));
   }
 
   /// The outcome on all ranks; the test fails if ranks differ.
-  struct Told {
+  struct Outcome {
     DeviceAgreement agreed;
     std::string thrown;
     ErrorKind kind = {};
   };
 
-  Told TellAll(const Said& said) {
-    std::vector<Told> told(said.size());
-    OnRanks(static_cast<int>(said.size()), [&](Communicator& comm) {
+  Outcome AgreeOnAll(const Statements& statements) {
+    std::vector<Outcome> outcome(statements.size());
+    OnRanks(static_cast<int>(statements.size()), [&](Communicator& comm) {
       const auto rank = static_cast<std::size_t>(comm.Rank());
       try {
-        told[rank].agreed = AgreeOnMeans(&comm, {&first_, &second_}, said[rank]);
+        outcome[rank].agreed = AgreeOnGpuTransport(&comm, {&first_, &second_}, statements[rank]);
       } catch (const Error& error) {
-        told[rank].thrown = error.what();
-        told[rank].kind = error.kind();
+        outcome[rank].thrown = error.what();
+        outcome[rank].kind = error.kind();
       }
     });
-    for (const Told& one : told) {
-      EXPECT_EQ(one.agreed.means, told[0].agreed.means);
-      EXPECT_EQ(one.agreed.unmet, told[0].agreed.unmet);
-      EXPECT_EQ(one.agreed.invitation, told[0].agreed.invitation);
-      EXPECT_EQ(one.thrown, told[0].thrown);
-      EXPECT_EQ(one.kind, told[0].kind);
+    for (const Outcome& one : outcome) {
+      EXPECT_EQ(one.agreed.option, outcome[0].agreed.option);
+      EXPECT_EQ(one.agreed.unmet, outcome[0].agreed.unmet);
+      EXPECT_EQ(one.agreed.invitation, outcome[0].agreed.invitation);
+      EXPECT_EQ(one.thrown, outcome[0].thrown);
+      EXPECT_EQ(one.kind, outcome[0].kind);
     }
-    return told[0];
+    return outcome[0];
   }
 
-  FakeMeans first_{"the first", '1'}, second_{"the second", '2'};
+  FakeOption first_{"the first", '1'}, second_{"the second", '2'};
 };
 
-TEST_F(Agreement, TheFirstMeansThatAllWantAndHaveAreTaken) {
+TEST_F(Agreement, TheFirstOptionThatAllWantAndHaveIsTaken) {
   for (const int size : {1, 2, 3, 5}) {
-    const Told told = TellAll(Able(size));
-    EXPECT_EQ(told.thrown, "");
-    EXPECT_EQ(told.agreed.means, &first_);
-    EXPECT_EQ(told.agreed.unmet, "");
-    EXPECT_EQ(told.agreed.invitation.back(), '1');
+    const Outcome outcome = AgreeOnAll(Able(size));
+    EXPECT_EQ(outcome.thrown, "");
+    EXPECT_EQ(outcome.agreed.option, &first_);
+    EXPECT_EQ(outcome.agreed.unmet, "");
+    EXPECT_EQ(outcome.agreed.invitation.back(), '1');
   }
 }
 
 TEST_F(Agreement, OneRankWithoutThemKeepsAllFromItAndTheNextOnesAreTaken) {
-  Said said = Able(4);
-  said[2][0].problem = "it cannot be loaded";
-  const Told told = TellAll(said);
-  EXPECT_EQ(told.agreed.means, &second_);
-  EXPECT_EQ(told.agreed.invitation.front(), '2');
-  EXPECT_EQ(told.agreed.unmet,
-            "the first is not used: rank 2: it cannot be loaded (HVD_SPARSE_TEST_MEANS=auto)");
+  Statements statements = Able(4);
+  statements[2][0].problem = "it cannot be loaded";
+  const Outcome outcome = AgreeOnAll(statements);
+  EXPECT_EQ(outcome.agreed.option, &second_);
+  EXPECT_EQ(outcome.agreed.invitation.front(), '2');
+  EXPECT_EQ(outcome.agreed.unmet,
+            "the first is not used: rank 2: it cannot be loaded (HVD_SPARSE_TEST_OPTION=auto)");
 }
 
 TEST_F(Agreement, WhereNothingCanBeUsedAllReasonsAreTold) {
-  Said said = Able(3);
-  said[0][0].description = said[1][0].description = "odd";
-  said[1][1].problem = "it has none";
-  const Told told = TellAll(said);
-  EXPECT_EQ(told.agreed.means, nullptr);
-  EXPECT_EQ(told.agreed.unmet,
-            "the first is not used: rank 1 is odd (HVD_SPARSE_TEST_MEANS=auto); the second is not "
-            "used: rank 1: it has none (HVD_SPARSE_TEST_MEANS=auto)");
+  Statements statements = Able(3);
+  statements[0][0].description = statements[1][0].description = "odd";
+  statements[1][1].problem = "it has none";
+  const Outcome outcome = AgreeOnAll(statements);
+  EXPECT_EQ(outcome.agreed.option, nullptr);
+  EXPECT_EQ(outcome.agreed.unmet,
+            "the first is not used: rank 1 is odd (HVD_SPARSE_TEST_OPTION=auto); the second is not "
+            "used: rank 1: it has none (HVD_SPARSE_TEST_OPTION=auto)");
 }
 
 TEST_F(Agreement, WhatIsLessPreferredIsMissedByNobody) {
-  Said said = Able(2);
-  said[1][1].problem = "it has none";
-  EXPECT_EQ(TellAll(said).agreed.unmet, "");
+  Statements statements = Able(2);
+  statements[1][1].problem = "it has none";
+  EXPECT_EQ(AgreeOnAll(statements).agreed.unmet, "");
 }
 
 TEST_F(Agreement, ARankThatDoesNotWantThemKeepsAllFromItAndNobodyIsTold) {
-  Said said = Able(3);
-  for (Statement& statement : said[1]) {
+  Statements statements = Able(3);
+  for (Statement& statement : statements[1]) {
     statement.wish = Wish::kNever;
     statement.problem = "not wanted";
   }
-  const Told told = TellAll(said);
-  EXPECT_EQ(told.agreed.means, nullptr);
-  EXPECT_EQ(told.agreed.unmet, "");
+  const Outcome outcome = AgreeOnAll(statements);
+  EXPECT_EQ(outcome.agreed.option, nullptr);
+  EXPECT_EQ(outcome.agreed.unmet, "");
 }
 
 TEST_F(Agreement, ARankThatInsistsEndsAllWithTheReason) {
-  for (const std::size_t means : {0, 1}) {
-    Said said = Able(3);
-    said[0][means].wish = Wish::kAlways;
-    EXPECT_EQ(TellAll(said).thrown, "");
-    said[2][means].problem = "no device";
-    const Told told = TellAll(said);
-    EXPECT_EQ(told.kind, ErrorKind::kUnavailable);
-    EXPECT_EQ(told.thrown,
-              Concat("HVD_SPARSE_TEST_MEANS=1 asks for the ", means == 0 ? "first" : "second",
+  for (const std::size_t option : {0, 1}) {
+    Statements statements = Able(3);
+    statements[0][option].wish = Wish::kAlways;
+    EXPECT_EQ(AgreeOnAll(statements).thrown, "");
+    statements[2][option].problem = "no device";
+    const Outcome outcome = AgreeOnAll(statements);
+    EXPECT_EQ(outcome.kind, ErrorKind::kUnavailable);
+    EXPECT_EQ(outcome.thrown,
+              Concat("HVD_SPARSE_TEST_OPTION=1 asks for the ", option == 0 ? "first" : "second",
                      ", which cannot be used: rank 2: no device"));
   }
 }
 
-TEST_F(Agreement, MeansThatRankZeroCannotInviteToAreNotUsed) {
+TEST_F(Agreement, AnOptionThatRankZeroCannotInviteToIsNotUsed) {
   first_.no_invitation = "out of order";
-  const Told told = TellAll(Able(2));
-  EXPECT_EQ(told.agreed.means, &second_);
-  EXPECT_EQ(told.agreed.unmet,
-            "the first is not used: rank 0: out of order (HVD_SPARSE_TEST_MEANS=auto)");
+  const Outcome outcome = AgreeOnAll(Able(2));
+  EXPECT_EQ(outcome.agreed.option, &second_);
+  EXPECT_EQ(outcome.agreed.unmet,
+            "the first is not used: rank 0: out of order (HVD_SPARSE_TEST_OPTION=auto)");
 }
 
 TEST_F(Agreement, AReasonOfAnyLengthTravels) {
-  Said said = Able(2);
-  said[1][0].problem = std::string(100'000, 'x');
-  const std::string unmet = TellAll(said).agreed.unmet;
+  Statements statements = Able(2);
+  statements[1][0].problem = std::string(100'000, 'x');
+  const std::string unmet = AgreeOnAll(statements).agreed.unmet;
   EXPECT_NE(unmet.find("rank 1: xxx"), std::string::npos);
   EXPECT_GT(unmet.size(), 1000u);
 }
 
 TEST_F(Agreement, AMistakenWishIsToldToAllRanks) {
-  Said said = Able(3);
-  said[1][1].error = "the variable must be something else";
-  const Told told = TellAll(said);
-  EXPECT_EQ(told.kind, ErrorKind::kInvalidArgument);
-  EXPECT_EQ(told.thrown, "rank 1: the variable must be something else");
+  Statements statements = Able(3);
+  statements[1][1].error = "the variable must be something else";
+  const Outcome outcome = AgreeOnAll(statements);
+  EXPECT_EQ(outcome.kind, ErrorKind::kInvalidArgument);
+  EXPECT_EQ(outcome.thrown, "rank 1: the variable must be something else");
 }
 
 TEST_F(Agreement, AStatementFollowsTheEnvironmentAndAsksOnlyWhereThatAsks) {
@@ -186,7 +186,7 @@ TEST_F(Agreement, AStatementFollowsTheEnvironmentAndAsksOnlyWhereThatAsks) {
   for (const char* value : {"", "0"}) {
     const Statement statement = own();
     EXPECT_EQ(statement.wish, Wish::kNever);
-    EXPECT_EQ(statement.problem, "HVD_SPARSE_TEST_MEANS is neither auto nor 1") << value;
+    EXPECT_EQ(statement.problem, "HVD_SPARSE_TEST_OPTION is neither auto nor 1") << value;
     ::setenv(kVariable, "0", 1);
   }
   ::setenv(kVariable, "auto", 1);
@@ -198,7 +198,7 @@ TEST_F(Agreement, AStatementFollowsTheEnvironmentAndAsksOnlyWhereThatAsks) {
   ::setenv(kVariable, "1", 1);
   EXPECT_EQ(own().wish, Wish::kAlways);
   ::setenv(kVariable, "yes", 1);
-  EXPECT_EQ(own().error, "HVD_SPARSE_TEST_MEANS must be 0, auto, 1 or unset, got 'yes'");
+  EXPECT_EQ(own().error, "HVD_SPARSE_TEST_OPTION must be 0, auto, 1 or unset, got 'yes'");
   ::unsetenv(kVariable);
 }
 
@@ -206,7 +206,7 @@ TEST_F(Agreement, AnotherVersionOfThisPackageIsFoundOut) {
   std::vector<Error> errors(2, Error(ErrorKind::kInvalidArgument, ""));
   OnRanks(2, [&](Communicator& comm) {
     if (comm.Rank() == 0) {
-      errors[0] = Thrown([&] { AgreeOnMeans(&comm, {&first_, &second_}, Able(2)[0]); });
+      errors[0] = Thrown([&] { AgreeOnGpuTransport(&comm, {&first_, &second_}, Able(2)[0]); });
       comm.Fail(errors[0].kind(), errors[0].what());
       return;
     }

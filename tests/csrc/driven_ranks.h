@@ -1,4 +1,4 @@
-/// Ranks that run steps through a driver, piece by piece.
+/// Ranks that run steps through a driver, op by op.
 
 #ifndef HVD_SPARSE_TESTS_CSRC_DRIVEN_RANKS_H_
 #define HVD_SPARSE_TESTS_CSRC_DRIVEN_RANKS_H_
@@ -21,12 +21,12 @@
 namespace hvd_sparse {
 
 constexpr std::int64_t kNumel = 64;
-constexpr int kPieces = 4;
+constexpr int kOps = 4;
 
-/// Numbers of pieces by bucket; negative if the pieces pass.
+/// Numbers of ops by bucket; negative if the ops are sent dense.
 using Layout = std::vector<int>;
 
-/// A rank with kPieces pieces. K is everything in the first step, and then 1 per piece.
+/// A rank with kOps ops. K is everything in the first step, and then 1 per op.
 struct DrivenRank {
   DrivenRank(const std::shared_ptr<LoopbackWorld>& world, int rank, const Layout& layout,
              StepDriver::Hooks hooks = {}, StepRules rules = {})
@@ -36,24 +36,25 @@ struct DrivenRank {
   DrivenRank(std::unique_ptr<Communicator> comm, const Layout& layout, StepDriver::Hooks hooks = {},
              StepRules rules = {})
       : rules(rules),
-        velocity(rules.momentum > 0 ? kNumel * kPieces : 0, 0.0f),
+        velocity(rules.momentum > 0 ? kNumel * kOps : 0, 0.0f),
         exchange(std::move(comm), SelectOn::kCaller) {
-    driver = std::make_unique<StepDriver>(&exchange, std::vector<Piece>(kPieces, Piece{kNumel, 1}),
+    driver = std::make_unique<StepDriver>(&exchange,
+                                          std::vector<OpGradients>(kOps, OpGradients{kNumel, 1}),
                                           Buckets(layout), std::move(hooks), rules);
   }
 
   std::vector<DrivenBucket> Buckets(const Layout& layout) {
     std::vector<DrivenBucket> buckets;
-    for (const int pieces : layout) {
-      if (pieces < 0) {
-        buckets.push_back({DrivenBucket::kPasses, 1, 1, {}, -pieces});
+    for (const int ops : layout) {
+      if (ops < 0) {
+        buckets.push_back({DrivenBucket::kDense, 1, 1, {}, -ops});
         continue;
       }
-      const std::vector<std::int64_t> numels(static_cast<std::size_t>(pieces), kNumel);
-      const std::vector<std::int64_t> ones(static_cast<std::size_t>(pieces), 1);
+      const std::vector<std::int64_t> numels(static_cast<std::size_t>(ops), kNumel);
+      const std::vector<std::int64_t> ones(static_cast<std::size_t>(ops), 1);
       const int bucket =
           exchange.AddBucket({"bucket", numels, numels, numels, "top_k", {}, "gtopk"});
-      buckets.push_back({bucket, 1, 1, {{0, numels}, {1, ones}}, pieces});
+      buckets.push_back({bucket, 1, 1, {{0, numels}, {1, ones}}, ops});
     }
     return buckets;
   }
@@ -69,26 +70,26 @@ struct DrivenRank {
     begun->Attend();
   }
 
-  /// The outcome of a launch: true if the piece passed, otherwise a future of its result.
+  /// The outcome of a launch: true if the op is sent dense, otherwise a future of its result.
   struct Handed {
-    bool passed = false;
+    bool sent_dense = false;
     std::future<void> done;
   };
 
-  Handed Hand(int piece) {
+  Handed Hand(int op) {
     auto done = std::make_shared<std::promise<void>>();
-    const bool passed = driver->Launch(piece, {{Gradient(piece).data(), kNumel, DType::kFloat32}},
-                                       [done](std::exception_ptr error) {
-                                         if (error) return done->set_exception(error);
-                                         done->set_value();
-                                       });
-    return {passed, done->get_future()};
+    const bool sent_dense = driver->Launch(op, {{Gradient(op).data(), kNumel, DType::kFloat32}},
+                                           [done](std::exception_ptr error) {
+                                             if (error) return done->set_exception(error);
+                                             done->set_value();
+                                           });
+    return {sent_dense, done->get_future()};
   }
 
-  std::future<void> Launch(int piece) { return Hand(piece).done; }
+  std::future<void> Launch(int op) { return Hand(op).done; }
 
-  /// Reports to the driver that the framework has summed a piece that passed.
-  void Sum(int piece) { driver->Summed({{Gradient(piece).data(), kNumel, DType::kFloat32}}); }
+  /// Reports to the driver that the framework has summed an op that is sent dense.
+  void Sum(int op) { driver->Summed({{Gradient(op).data(), kNumel, DType::kFloat32}}); }
 
   void End() {
     std::promise<void> ended;
@@ -104,9 +105,9 @@ struct DrivenRank {
     for (auto& gradient : gradients) gradient.assign(kNumel, 1.0f);
   }
 
-  std::vector<float>& Gradient(int piece) { return gradients[static_cast<std::size_t>(piece)]; }
+  std::vector<float>& Gradient(int op) { return gradients[static_cast<std::size_t>(op)]; }
 
-  double Owed() const {
+  double Unsent() const {
     double sum = 0;
     for (const float value : residual) sum += value;
     return sum;
@@ -115,9 +116,9 @@ struct DrivenRank {
   const StepRules rules;
   std::vector<float> velocity, room;
   Exchange exchange;
-  std::vector<std::vector<float>> gradients{kPieces, std::vector<float>(kNumel, 1.0f)};
-  std::vector<float> residual = std::vector<float>(kNumel * kPieces, 0.0f);
-  std::vector<SelectionState> states = std::vector<SelectionState>(kPieces);
+  std::vector<std::vector<float>> gradients{kOps, std::vector<float>(kNumel, 1.0f)};
+  std::vector<float> residual = std::vector<float>(kNumel * kOps, 0.0f);
+  std::vector<SelectionState> states = std::vector<SelectionState>(kOps);
   std::unique_ptr<StepDriver> driver;
 };
 

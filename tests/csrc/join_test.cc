@@ -14,25 +14,25 @@ namespace {
 
 using Entries = std::vector<std::pair<Index, float>>;
 
-/// Returns an Along with only a residual.
-Along Owed(const std::vector<float>& residual, float decay, float scale) {
-  Along along;
-  along.residual = residual;
-  along.decay = decay;
-  along.scale = scale;
-  return along;
+/// Returns an UnsentParts with only a residual.
+UnsentParts Unsent(const std::vector<float>& residual, float decay, float scale) {
+  UnsentParts parts;
+  parts.residual = residual;
+  parts.decay = decay;
+  parts.scale = scale;
+  return parts;
 }
 
 TEST(JoinResidual, ScaledResidualIsAddedToWideGradients) {
   const std::vector<float> residual = {1, -2, 0, 4};
   std::vector<float> floats = {1, 1, 1, 1};
   std::vector<double> doubles = {1, 1, 1, 1};
-  RestList rest;
-  const Along along = Owed(residual, 0.25f, 0.125f);
-  Join(along, {floats.data(), 4, DType::kFloat32}, &rest);
-  EXPECT_TRUE(rest.entries.empty());
-  Join(along, {doubles.data(), 4, DType::kFloat64}, &rest);
-  EXPECT_TRUE(rest.entries.empty());
+  ResidualEntries after;
+  const UnsentParts parts = Unsent(residual, 0.25f, 0.125f);
+  Join(parts, {floats.data(), 4, DType::kFloat32}, &after);
+  EXPECT_TRUE(after.entries.empty());
+  Join(parts, {doubles.data(), 4, DType::kFloat64}, &after);
+  EXPECT_TRUE(after.entries.empty());
   EXPECT_EQ(floats, (std::vector<float>{3, -3, 1, 9}));
   EXPECT_EQ(doubles, (std::vector<double>{3, -3, 1, 9}));
 }
@@ -41,13 +41,13 @@ template <typename T>
 void WhatANarrowTypeCannotHoldIsLeft(DType dtype, float largest) {
   const std::vector<float> residual = {1.0f / 4096, 3, largest, 0};
   std::vector<T> gradient = {Narrow<T>(1), Narrow<T>(1), Narrow<T>(largest), Narrow<T>(-2)};
-  RestList rest;
-  Join(Owed(residual, 1, 1), {gradient.data(), 4, dtype}, &rest);
+  ResidualEntries after;
+  Join(Unsent(residual, 1, 1), {gradient.data(), 4, dtype}, &after);
   EXPECT_EQ(Widen(gradient[0]), 1);
   EXPECT_EQ(Widen(gradient[1]), 4);
   EXPECT_EQ(Widen(gradient[2]), largest);
   EXPECT_EQ(Widen(gradient[3]), -2);
-  ASSERT_EQ(rest.entries, (Entries{{0, 1.0f / 4096}, {2, largest}}));
+  ASSERT_EQ(after.entries, (Entries{{0, 1.0f / 4096}, {2, largest}}));
 }
 
 TEST(JoinResidual, WhatANarrowTypeCannotHoldIsLeft) {
@@ -59,29 +59,29 @@ TEST(JoinResidual, AGradientThatIsNotFiniteIsLeftAloneAndSoIsItsResidual) {
   const std::vector<float> residual = {5, 0, 5};
   std::vector<float> gradient = {std::numeric_limits<float>::quiet_NaN(),
                                  std::numeric_limits<float>::infinity(), 1};
-  RestList rest;
-  Join(Owed(residual, 0.5f, 1), {gradient.data(), 3, DType::kFloat32}, &rest);
+  ResidualEntries after;
+  Join(Unsent(residual, 0.5f, 1), {gradient.data(), 3, DType::kFloat32}, &after);
   EXPECT_TRUE(std::isnan(gradient[0]));
   EXPECT_TRUE(std::isinf(gradient[1]));
   EXPECT_EQ(gradient[2], 3.5f);
-  EXPECT_EQ(rest.entries, (Entries{{0, 2.5f}}));
+  EXPECT_EQ(after.entries, (Entries{{0, 2.5f}}));
 }
 
 TEST(JoinVelocity, ItGoesAlongAndItsNextIsOfTheGradientAsItCame) {
   const std::vector<float> residual = {4, 0, -8}, velocity = {2, -2, 6};
   for (const bool has_residual : {false, true}) {
     std::vector<float> gradient = {1, 1, 3}, next(3, 77.0f);
-    Along along = Owed(residual, 0.5f, 2);
-    if (!has_residual) along.residual = {};
-    along.velocity = velocity;
-    along.momentum = 0.5f;
-    along.next = next;
-    RestList rest;
-    Join(along, {gradient.data(), 3, DType::kFloat32}, &rest);
+    UnsentParts parts = Unsent(residual, 0.5f, 2);
+    if (!has_residual) parts.residual = {};
+    parts.velocity = velocity;
+    parts.momentum = 0.5f;
+    parts.next = next;
+    ResidualEntries after;
+    Join(parts, {gradient.data(), 3, DType::kFloat32}, &after);
     EXPECT_EQ(gradient, has_residual ? (std::vector<float>{2.5f, 0.5f, 2.5f})
                                      : (std::vector<float>{1.5f, 0.5f, 4.5f}));
     EXPECT_EQ(next, (std::vector<float>{3, 1, 9}));
-    EXPECT_TRUE(rest.entries.empty());
+    EXPECT_TRUE(after.entries.empty());
   }
 }
 
@@ -89,14 +89,14 @@ TEST(JoinVelocity, WhatANarrowTypeCannotHoldOfEitherIsLeft) {
   const std::vector<float> residual = {1.0f / 8192}, velocity = {1.0f / 4096};
   std::vector<float> next(1);
   std::vector<Float16> gradient = {Narrow<Float16>(1)};
-  Along along = Owed(residual, 1, 1);
-  along.velocity = velocity;
-  along.momentum = 0.5f;
-  along.next = next;
-  RestList rest;
-  Join(along, {gradient.data(), 1, DType::kFloat16}, &rest);
+  UnsentParts parts = Unsent(residual, 1, 1);
+  parts.velocity = velocity;
+  parts.momentum = 0.5f;
+  parts.next = next;
+  ResidualEntries after;
+  Join(parts, {gradient.data(), 1, DType::kFloat16}, &after);
   EXPECT_EQ(Widen(gradient[0]), 1);
-  EXPECT_EQ(rest.entries, (Entries{{0, 1.0f / 4096}}));
+  EXPECT_EQ(after.entries, (Entries{{0, 1.0f / 4096}}));
   EXPECT_EQ(next, (std::vector<float>{1 + 1.0f / 8192}));
 }
 

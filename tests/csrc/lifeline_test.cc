@@ -70,7 +70,7 @@ TEST_P(LifelineSizes, EveryRankMeetsTheSameKindOfFailure) {
     lifelines[size - 1]->Fail(kind, "no more");
     for (const auto& lifeline : lifelines) {
       Report(*lifeline, kNever);
-      EXPECT_EQ(lifeline->CurrentFailure()->kind, KindOnOthers(kind));
+      EXPECT_EQ(lifeline->CurrentFailure()->kind, KindOnPeers(kind));
     }
   }
 }

@@ -14,13 +14,13 @@ constexpr double kShort = 1e-9;  // seconds of grace
 TEST(LifelineVerdict, AFailureEndsItsStepAndThoseAfterIt) {
   LifelineVerdict verdict(3, "exchange");
   verdict.Committed(4);
-  EXPECT_TRUE(verdict.CanCome(5));
+  EXPECT_TRUE(verdict.CanCommit(5));
   EXPECT_TRUE(verdict.Failed(1, ErrorKind::kExchangeFailed, "enough", 5));
   EXPECT_FALSE(verdict.Current(kShort));
   EXPECT_FALSE(verdict.AtEnd());
   EXPECT_TRUE(verdict.Current(0));  // as when nothing can be in flight any more
-  EXPECT_TRUE(verdict.CanCome(5));
-  EXPECT_FALSE(verdict.CanCome(6));
+  EXPECT_TRUE(verdict.CanCommit(5));
+  EXPECT_FALSE(verdict.CanCommit(6));
   verdict.Committed(5);
   EXPECT_TRUE(verdict.AtEnd());
   ASSERT_TRUE(verdict.Current(kShort));
@@ -35,7 +35,7 @@ TEST(LifelineVerdict, OfSeveralFailuresThatAfterTheFewestStepsCounts) {
   EXPECT_TRUE(verdict.Failed(2, ErrorKind::kTimeout, "third", 0));
   ASSERT_TRUE(verdict.AtEnd());
   EXPECT_EQ(verdict.AtEnd()->message, "rank 2 ended the exchange: third");
-  EXPECT_FALSE(verdict.CanCome(1));
+  EXPECT_FALSE(verdict.CanCommit(1));
   verdict.Committed(1);
   EXPECT_EQ(verdict.AtEnd()->message, "rank 2 ended the exchange: third");
 }
@@ -46,7 +46,7 @@ TEST(LifelineVerdict, ADeathEndsAStepThatAFailureDoesNot) {
   verdict.Lost(2, kDied);
   EXPECT_TRUE(verdict.AtEnd());
   EXPECT_TRUE(verdict.Current(kShort));
-  EXPECT_FALSE(verdict.CanCome(1));
+  EXPECT_FALSE(verdict.CanCommit(1));
 }
 
 TEST(LifelineVerdict, WhoeverWasToldOfADeathByOneExchangeKnowsItInAll) {

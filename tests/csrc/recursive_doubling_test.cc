@@ -74,7 +74,7 @@ TEST(RecursiveDoubling, SendsAPlainArrayPastHalfOfTheBucket) {
   for (const Outcome& outcome :
        RunAll(8, 10, 39, [](int rank) { return BlockOf(10, rank % 2, 2, 1.0f); })) {
     ASSERT_EQ(outcome.bytes_sent,
-              SparseBlock::MessageBytes(10) + 2 * (kAnnouncement + DenseSum::MessageBytes(39)));
+              SparseBlock::MessageBytes(10) + 2 * (kAnnouncement + DenseBlock::MessageBytes(39)));
   }
   // 20 of 40 are not more than half.
   for (const Outcome& outcome :
@@ -168,7 +168,7 @@ std::vector<std::uint8_t> BytesOf(const void* data, std::int64_t bytes) {
 TEST(RecursiveDoubling, EndsWithAnErrorWhenAPeerSendsSomethingElse) {
   SparseBlock beyond = BlockOf(2, 5, 1, 1.0f);  // positions 5 and 6 of a bucket of 6 entries
   const auto sparse = BytesOf(beyond.message(), beyond.message_bytes());
-  DenseSum sum;
+  DenseBlock sum;
   sum.Reset(6);
   sum.Clear();
   const auto dense = BytesOf(sum.message(), sum.message_bytes());

@@ -124,11 +124,12 @@ TEST(SplitAllgather, IsExactForAwkwardCountsAndTies) {
 }
 
 /// A communicator that changes a rank's messages of some round.
-class Liar final : public LoopbackCommunicator {
+class TamperingCommunicator final : public LoopbackCommunicator {
  public:
   using Change = std::function<void(std::vector<std::uint8_t>*)>;
 
-  Liar(std::shared_ptr<LoopbackWorld> world, int rank, std::string where, Change change)
+  TamperingCommunicator(std::shared_ptr<LoopbackWorld> world, int rank, std::string where,
+                        Change change)
       : LoopbackCommunicator(std::move(world), rank),
         where_(std::move(where)),
         change_(std::move(change)) {}
@@ -163,7 +164,7 @@ SparseBlock LargeAtTheEnd() {
 }
 
 /// Returns rank 0's error of 3 when rank 2, which has all the large entries, changes its messages.
-std::string ErrorOfRank0(const std::string& where, const Liar::Change& change) {
+std::string ErrorOfRank0(const std::string& where, const TamperingCommunicator::Change& change) {
   auto world = std::make_shared<LoopbackWorld>(3);
   std::string error;
   const auto run = [&](Communicator& comm) {
@@ -184,8 +185,8 @@ std::string ErrorOfRank0(const std::string& where, const Liar::Change& change) {
     run(honest);
   });
   others.emplace_back([&] {
-    Liar liar(world, 2, where, change);
-    run(liar);
+    TamperingCommunicator tampering(world, 2, where, change);
+    run(tampering);
   });
   LoopbackCommunicator honest(world, 0);
   run(honest);
@@ -194,14 +195,14 @@ std::string ErrorOfRank0(const std::string& where, const Liar::Change& change) {
 }
 
 /// Returns a change of the i-th number of a message.
-Liar::Change Set(std::size_t i, std::uint32_t number) {
+TamperingCommunicator::Change Set(std::size_t i, std::uint32_t number) {
   return [=](std::vector<std::uint8_t>* message) {
     std::memcpy(message->data() + 4 * i, &number, sizeof(number));
   };
 }
 
 TEST(SplitAllgather, EndsWithAnErrorWhenAPeerSendsSomethingElse) {
-  const auto expect = [](const std::string& where, const Liar::Change& change,
+  const auto expect = [](const std::string& where, const TamperingCommunicator::Change& change,
                          const std::string& message) {
     const std::string error = ErrorOfRank0(where, change);
     if (message.empty()) {
@@ -251,7 +252,8 @@ TEST(SplitAllgather, BalancesWhatOneOwnerKeeps) {
     auto world = std::make_shared<LoopbackWorld>(size);
     std::atomic<int> moves{0};
     OnRanks(size, [&](Communicator& its) {
-      Liar comm(world, its.Rank(), "balance", [&](std::vector<std::uint8_t>*) { ++moves; });
+      TamperingCommunicator comm(world, its.Rank(), "balance",
+                                 [&](std::vector<std::uint8_t>*) { ++moves; });
       SparseBlock block = MakeBlock(blocks[comm.Rank()]);
       CollectiveScratch scratch;
       CollectiveContext ctx{comm, CpuKernels(), scratch, kK, count, "a test", 3 * count};

@@ -24,50 +24,50 @@ namespace {
 /// Counts how often the user is reported to know of the end.
 class TellingCommunicator final : public LoopbackCommunicator {
  public:
-  TellingCommunicator(std::shared_ptr<LoopbackWorld> world, std::atomic<int>* told)
-      : LoopbackCommunicator(std::move(world), 0), told_(*told) {}
-  void Acknowledge() override { ++told_; }
+  TellingCommunicator(std::shared_ptr<LoopbackWorld> world, std::atomic<int>* acknowledged)
+      : LoopbackCommunicator(std::move(world), 0), acknowledged_(*acknowledged) {}
+  void Acknowledge() override { ++acknowledged_; }
 
  private:
-  std::atomic<int>& told_;
+  std::atomic<int>& acknowledged_;
 };
 
 TEST(StepDriver, TheUserKnowsOfTheEndOnceNoSumIsWaitedFor) {
   for (const bool summed : {false, true}) {
-    std::atomic<int> told{0};
+    std::atomic<int> acknowledged{0};
     auto world = std::make_shared<LoopbackWorld>(2);  // the other rank never comes
-    DrivenRank rank(std::make_unique<TellingCommunicator>(world, &told), {2, -2});
+    DrivenRank rank(std::make_unique<TellingCommunicator>(world, &acknowledged), {2, -2});
     rank.Begin();
     std::future<void> first = rank.Launch(0), second = rank.Launch(1);
-    for (const int piece : {2, 3}) {
-      rank.Hand(piece);
-      if (summed) rank.Sum(piece);
+    for (const int op : {2, 3}) {
+      rank.Hand(op);
+      if (summed) rank.Sum(op);
     }
     world->Fail(1, ErrorKind::kPeerLost, "rank 1 has died");
     ASSERT_EQ(KindOf(std::move(first)), ErrorKind::kPeerLost);
     ASSERT_EQ(KindOf(std::move(second)), ErrorKind::kPeerLost);
-    EXPECT_EQ(told > 0, summed);
+    EXPECT_EQ(acknowledged > 0, summed);
   }
 }
 
 TEST(StepDriver, WhoeverIsToldThatAStepEndedAmidItsSumsHasAllThatWasTakenAgain) {
   auto world = std::make_shared<LoopbackWorld>(1);
   DrivenRank rank(world, 0, {2, -2});
-  rank.driver->GoOnAfter(1);  // one entry of each piece is taken
+  rank.driver->ContinueAfter(1);  // one entry of each op is taken
   rank.Begin();
-  std::promise<double> owed;
+  std::promise<double> unsent;
   rank.driver->Launch(0, {{rank.Gradient(0).data(), kNumel, DType::kFloat32}},
                       [&](const std::exception_ptr& error) {
-                        owed.set_value(error == nullptr ? -1 : rank.Owed());
+                        unsent.set_value(error == nullptr ? -1 : rank.Unsent());
                       });
   std::future<void> second = rank.Launch(1);
-  for (const int piece : {2, 3}) rank.Hand(piece);
+  for (const int op : {2, 3}) rank.Hand(op);
   ASSERT_EQ(second.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
   while (!rank.exchange.Wait(0, 1.0)) {
   }
   ASSERT_GT(rank.exchange.Stats(0).exchange_end, 0);
   rank.driver->Cancel("its sums will not come");
-  EXPECT_EQ(owed.get_future().get(), 2.0 * kNumel);
+  EXPECT_EQ(unsent.get_future().get(), 2.0 * kNumel);
 }
 
 /// Sets a short timeout for drivers made while it lives.
@@ -81,10 +81,10 @@ TEST(StepDriver, SumsThatNeverComeAreGivenUpOnAllRanks) {
   Meeting begun(2);
   OnRanks(2, {2, -2}, [&begun](DrivenRank& rank) {
     rank.BeginTogether(&begun);
-    for (const int piece : {2, 3}) rank.Hand(piece);
+    for (const int op : {2, 3}) rank.Hand(op);
     rank.Sum(2);
     std::vector<std::future<void>> done;  // after them the wait for sums begins
-    for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
+    for (const int op : {0, 1}) done.push_back(rank.Launch(op));
     for (auto& one : done) {
       const Error error = Thrown([&] { one.get(); });
       ASSERT_EQ(error.kind(), ErrorKind::kTimeout);
@@ -93,14 +93,14 @@ TEST(StepDriver, SumsThatNeverComeAreGivenUpOnAllRanks) {
   });
 }
 
-TEST(StepDriver, TheDeadlineOfSumsHoldsWhereAllPiecesPass) {
+TEST(StepDriver, TheDeadlineOfSumsHoldsWhereAllOpsAreSentDense) {
   const ShortPatience impatient;
   auto world = std::make_shared<LoopbackWorld>(1);
   DrivenRank rank(world, 0, {-4});
   rank.Begin();
-  for (int piece = 0; piece + 1 < kPieces; ++piece) rank.Hand(piece);
+  for (int op = 0; op + 1 < kOps; ++op) rank.Hand(op);
   const Error error = Thrown([&] {
-    rank.Hand(kPieces - 1);  // the wait begins
+    rank.Hand(kOps - 1);  // the wait begins
     for (;;) {
       rank.exchange.Check();
       std::this_thread::yield();
@@ -127,7 +127,7 @@ TEST(StepDriver, ALackOfMemoryEndsTheStepOnAllRanks) {
         const auto step = [&] {
           rank.Begin();
           std::vector<std::future<void>> done;
-          for (int piece = 0; piece < kPieces; ++piece) done.push_back(rank.Launch(piece));
+          for (int op = 0; op < kOps; ++op) done.push_back(rank.Launch(op));
           for (auto& one : done) one.get();
           rank.End();
         };
@@ -148,21 +148,21 @@ void TakeAStepWhoseHookFails(const StepDriver::Hooks& hooks, bool another) {
   rules.measure_every = 1;
   auto world = std::make_shared<LoopbackWorld>(1);
   DrivenRank rank(world, 0, {2, -2}, hooks, rules);
-  rank.driver->GoOnAfter(1);
+  rank.driver->ContinueAfter(1);
   rank.Begin();
   std::future<void> first = rank.Launch(0), second = rank.Launch(1);
-  for (const int piece : {2, 3}) {
-    rank.Hand(piece);
-    rank.Sum(piece);
+  for (const int op : {2, 3}) {
+    rank.Hand(op);
+    rank.Sum(op);
   }
   EXPECT_NO_THROW(first.get());
   EXPECT_NO_THROW(second.get());
   EXPECT_NO_THROW(rank.End());
   double applied = 0;
-  for (const int piece : {0, 1}) {
-    for (const float value : rank.Gradient(piece)) applied += value;
+  for (const int op : {0, 1}) {
+    for (const float value : rank.Gradient(op)) applied += value;
   }
-  EXPECT_EQ(applied + rank.Owed(), 2 * kNumel);
+  EXPECT_EQ(applied + rank.Unsent(), 2 * kNumel);
   EXPECT_GT(applied, 0);
 
   if (!another) return;
@@ -193,9 +193,9 @@ TEST(StepDriver, NoMemoryToStartABucketEndsTheStep) {
     rules.measure_every = 1;  // copies the residual first
     DrivenRank rank(world, 0, {1, -3}, {}, rules);
     rank.Begin();
-    for (const int piece : {1, 2, 3}) {
-      rank.Hand(piece);
-      rank.Sum(piece);
+    for (const int op : {1, 2, 3}) {
+      rank.Hand(op);
+      rank.Sum(op);
     }
     const std::vector<GradView> gradient = {{rank.Gradient(0).data(), kNumel, DType::kFloat32}};
     std::promise<std::string> told;

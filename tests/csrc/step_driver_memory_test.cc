@@ -40,57 +40,57 @@ struct Waiting {
   std::atomic<int> told{0};
 };
 
-/// A rank with a Waiting for each piece, which exchanges one entry of each; other ranks never come.
+/// A rank with a Waiting for each op, which exchanges one entry of each; other ranks never come.
 class WaitingRank {
  public:
   explicit WaitingRank(const Layout& layout, const StepDriver::Hooks& hooks = {},
                        StepRules rules = {}, int ranks = 1)
       : world(std::make_shared<LoopbackWorld>(ranks)), rank(world, 0, layout, hooks, rules) {
-    rank.driver->GoOnAfter(1);
+    rank.driver->ContinueAfter(1);
   }
 
-  void Launch(int piece) {
-    Waiting& one = waiting[static_cast<std::size_t>(piece)];
-    const std::vector<GradView> gradient = {{rank.Gradient(piece).data(), kNumel, DType::kFloat32}};
+  void Launch(int op) {
+    Waiting& one = waiting[static_cast<std::size_t>(op)];
+    const std::vector<GradView> gradient = {{rank.Gradient(op).data(), kNumel, DType::kFloat32}};
     const StepDriver::Done done = one.Done();
-    rank.driver->Launch(piece, gradient, done);
+    rank.driver->Launch(op, gradient, done);
   }
 
-  /// Returns the sum of a piece's residual; gradients are ones.
-  double Owed(int piece) const {
+  /// Returns the sum of an op's residual; gradients are ones.
+  double Unsent(int op) const {
     double sum = 0;
     for (std::int64_t i = 0; i < kNumel; ++i) {
-      sum += rank.residual[static_cast<std::size_t>(piece * kNumel + i)];
+      sum += rank.residual[static_cast<std::size_t>(op * kNumel + i)];
     }
     return sum;
   }
 
-  /// Returns the sum of a piece's gradient as handed out.
-  double Applied(int piece) {
+  /// Returns the sum of an op's gradient as handed out.
+  double Applied(int op) {
     double sum = 0;
-    for (const float value : rank.Gradient(piece)) sum += value;
+    for (const float value : rank.Gradient(op)) sum += value;
     return sum;
   }
 
   const std::shared_ptr<LoopbackWorld> world;
   DrivenRank rank;
-  std::vector<Waiting> waiting{kPieces};
+  std::vector<Waiting> waiting{kOps};
 };
 
-TEST(StepDriver, WhicheverAllocationOfALaunchFailsEveryPieceIsToldOnceAndNothingIsLost) {
+TEST(StepDriver, WhicheverAllocationOfALaunchFailsEveryOpIsToldOnceAndNothingIsLost) {
   for (int allocation = 0;; ++allocation) {
     WaitingRank one(kOneByOne);
     std::atomic<bool> kept{true};
-    for (int piece = 0; piece < kPieces; ++piece) {
+    for (int op = 0; op < kOps; ++op) {
       // This rank owns the memory again, whatever the exchange's own thread does.
-      Waiting& waiting = one.waiting[static_cast<std::size_t>(piece)];
-      waiting.first = [&one, &waiting, &kept, piece] {
-        const double owed = one.Owed(piece);
-        if (waiting.failed && owed != 0 && owed != kNumel) kept = false;  // joined, or not yet
+      Waiting& waiting = one.waiting[static_cast<std::size_t>(op)];
+      waiting.first = [&one, &waiting, &kept, op] {
+        const double unsent = one.Unsent(op);
+        if (waiting.failed && unsent != 0 && unsent != kNumel) kept = false;  // joined, or not yet
       };
     }
     one.rank.Begin();
-    for (const int piece : {1, 2, 3}) one.Launch(piece);
+    for (const int op : {1, 2, 3}) one.Launch(op);
     bool thrown = false;
     FailAllocation(allocation);
     try {
@@ -105,9 +105,9 @@ TEST(StepDriver, WhicheverAllocationOfALaunchFailsEveryPieceIsToldOnceAndNothing
     const bool failed = thrown || one.waiting[0].failed;
     one.rank.driver.reset();
     EXPECT_EQ(failed, any) << allocation;
-    for (int piece = 0; piece < kPieces; ++piece) {
-      EXPECT_EQ(one.waiting[static_cast<std::size_t>(piece)].told, thrown && piece == 0 ? 0 : 1)
-          << "piece " << piece << ", allocation " << allocation;
+    for (int op = 0; op < kOps; ++op) {
+      EXPECT_EQ(one.waiting[static_cast<std::size_t>(op)].told, thrown && op == 0 ? 0 : 1)
+          << "op " << op << ", allocation " << allocation;
     }
     EXPECT_TRUE(kept) << allocation;
     if (!any || testing::Test::HasFailure()) return;
@@ -121,7 +121,7 @@ TEST(StepDriver, WhicheverAllocationOfAnEndFailsItIsToldOnceThatTheStepCounts) {
       if (hooked) hooks.step_ended = [](const StepEnd&) {};
       WaitingRank one({-4}, hooks);
       one.rank.Begin();
-      for (int piece = 0; piece < kPieces; ++piece) one.rank.Hand(piece);
+      for (int op = 0; op < kOps; ++op) one.rank.Hand(op);
       Waiting ending;
       StepDriver::Done done = ending.Done();
       FailAllocation(allocation);
@@ -141,7 +141,7 @@ enum class Step { kCounts, kIsRefused, kIsLost };
 
 class OnTheDriversThread : public testing::TestWithParam<Step> {};
 
-TEST_P(OnTheDriversThread, WhicheverAllocationFailsEveryPieceIsToldOnceAndNothingIsLost) {
+TEST_P(OnTheDriversThread, WhicheverAllocationFailsEveryOpIsToldOnceAndNothingIsLost) {
   for (int allocation = 0;; ++allocation) {
     bool any = false;
     StepDriver::Hooks hooks;
@@ -156,21 +156,21 @@ TEST_P(OnTheDriversThread, WhicheverAllocationFailsEveryPieceIsToldOnceAndNothin
     if (GetParam() == Step::kIsRefused) one.rank.Gradient(1)[3] = NAN;
     one.waiting[0].first = [&] { any = StopFailingAllocations(); };
     one.rank.Begin();
-    for (int piece = 0; piece < kPieces; ++piece) one.Launch(piece);
+    for (int op = 0; op < kOps; ++op) one.Launch(op);
     if (GetParam() == Step::kIsLost) {
       one.world->Fail(1, ErrorKind::kPeerLost, "the other rank was lost");
     } else {
       one.rank.Sum(3);
     }
-    for (const int piece : {0, 1, 2}) one.waiting[static_cast<std::size_t>(piece)].Wait();
+    for (const int op : {0, 1, 2}) one.waiting[static_cast<std::size_t>(op)].Wait();
     one.rank.driver.reset();
     const bool failed = one.waiting[0].failed;
-    for (const int piece : {0, 1, 2}) {
-      EXPECT_EQ(one.waiting[static_cast<std::size_t>(piece)].told, 1);
-      EXPECT_EQ(one.waiting[static_cast<std::size_t>(piece)].failed, failed);
-      const int finite = GetParam() == Step::kIsRefused && piece == 1 ? kNumel - 1 : kNumel;
-      EXPECT_EQ(one.Owed(piece) + (failed ? 0 : one.Applied(piece)), finite)
-          << "piece " << piece << ", allocation " << allocation;
+    for (const int op : {0, 1, 2}) {
+      EXPECT_EQ(one.waiting[static_cast<std::size_t>(op)].told, 1);
+      EXPECT_EQ(one.waiting[static_cast<std::size_t>(op)].failed, failed);
+      const int finite = GetParam() == Step::kIsRefused && op == 1 ? kNumel - 1 : kNumel;
+      EXPECT_EQ(one.Unsent(op) + (failed ? 0 : one.Applied(op)), finite)
+          << "op " << op << ", allocation " << allocation;
     }
     EXPECT_TRUE(failed || GetParam() == Step::kCounts);
     if (any && GetParam() == Step::kCounts) {

@@ -29,7 +29,7 @@ TEST(StepDriver, ABadGradientIsRefusedOnAllRanksAndTheNextStepIsNormal) {
       }
       rank.Begin();
       std::vector<std::future<void>> done;
-      for (int piece = 0; piece < kPieces; ++piece) done.push_back(rank.Launch(piece));
+      for (int op = 0; op < kOps; ++op) done.push_back(rank.Launch(op));
       for (auto& one : done) {
         if (step == 1) {
           ASSERT_EQ(KindOf(std::move(one)), ErrorKind::kNonFinite);
@@ -53,7 +53,7 @@ TEST(StepDriver, ABadGradientMayMarkTheStepOnAllRanksInstead) {
         if (step == 1 && number == 1) rank.Gradient(3)[5] = std::numeric_limits<float>::infinity();
         rank.Begin();
         std::vector<std::future<void>> done;
-        for (int piece = 0; piece < kPieces; ++piece) done.push_back(rank.Launch(piece));
+        for (int op = 0; op < kOps; ++op) done.push_back(rank.Launch(op));
         for (auto& one : done) one.get();
         rank.End();
         for (const auto& gradient : rank.gradients) {
@@ -75,8 +75,8 @@ TEST(StepDriver, ASumOfOthersThatIsNotFiniteIsRefusedOnAllRanks) {
                 rank.Fill();
                 rank.Begin();
                 std::vector<std::future<void>> done;
-                for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
-                for (const int piece : {2, 3}) rank.Hand(piece);
+                for (const int op : {0, 1}) done.push_back(rank.Launch(op));
+                for (const int op : {2, 3}) rank.Hand(op);
                 rank.Sum(2);
                 ASSERT_EQ(done[0].wait_for(std::chrono::milliseconds(20)),
                           std::future_status::timeout);
@@ -95,7 +95,7 @@ TEST(StepDriver, ASumOfOthersThatIsNotFiniteIsRefusedOnAllRanks) {
                 // The first step sends everything; the second one is refused, and the residual
                 // keeps it.
                 if (step == 1) {
-                  ASSERT_EQ(rank.Owed(), 2.0 * kNumel);
+                  ASSERT_EQ(rank.Unsent(), 2.0 * kNumel);
                 }
               }
             },
@@ -103,25 +103,25 @@ TEST(StepDriver, ASumOfOthersThatIsNotFiniteIsRefusedOnAllRanks) {
   }
 }
 
-TEST(StepDriver, WhereAllPassAStepThatIsNotFiniteEndsWithAnError) {
+TEST(StepDriver, WhereAllIsSentDenseAStepThatIsNotFiniteEndsWithAnError) {
   auto world = std::make_shared<LoopbackWorld>(1);
   DrivenRank rank(world, 0, {-4});
   std::fill(rank.residual.begin(), rank.residual.end(), 2.0f);
   for (const bool bad : {true, false}) {
     rank.Fill();
     rank.Begin();
-    for (int piece = 0; piece < kPieces; ++piece) {
-      rank.Hand(piece);
-      ASSERT_EQ(rank.Gradient(piece)[0], 3.0f);
-      if (bad) rank.Gradient(piece)[0] = std::numeric_limits<float>::quiet_NaN();
-      rank.Sum(piece);
+    for (int op = 0; op < kOps; ++op) {
+      rank.Hand(op);
+      ASSERT_EQ(rank.Gradient(op)[0], 3.0f);
+      if (bad) rank.Gradient(op)[0] = std::numeric_limits<float>::quiet_NaN();
+      rank.Sum(op);
     }
     if (bad) {
       EXPECT_THROW(rank.End(), Error);
     } else {
       rank.End();
     }
-    EXPECT_EQ(rank.Owed(), bad ? 2.0 * kNumel * kPieces : 0.0);
+    EXPECT_EQ(rank.Unsent(), bad ? 2.0 * kNumel * kOps : 0.0);
   }
   rank.exchange.Check();
   EXPECT_EQ(rank.driver->steps(), 2);
@@ -132,13 +132,13 @@ TEST(StepDriver, OfARefusedStepTheResidualHasDecayedAllTheSame) {
   DrivenRank rank(world, 0, {-4}, {}, {NonFinite::kMark});
   std::fill(rank.residual.begin(), rank.residual.end(), 2.0f);
   rank.driver->Begin({rank.residual, rank.states, 0.5f});
-  for (int piece = 0; piece < kPieces; ++piece) {
-    rank.Hand(piece);
-    EXPECT_EQ(rank.Gradient(piece)[0], 2.0f);
+  for (int op = 0; op < kOps; ++op) {
+    rank.Hand(op);
+    EXPECT_EQ(rank.Gradient(op)[0], 2.0f);
     rank.driver->SummedAs(false);
   }
   rank.End();
-  EXPECT_EQ(rank.Owed(), 1.0 * kNumel * kPieces);
+  EXPECT_EQ(rank.Unsent(), 1.0 * kNumel * kOps);
 }
 
 TEST(StepDriver, AnExchangeThatEndsEndsTheWaitForSums) {
@@ -146,13 +146,13 @@ TEST(StepDriver, AnExchangeThatEndsEndsTheWaitForSums) {
   OnRanks(2, {2, -2}, [&begun](DrivenRank& rank) {
     rank.BeginTogether(&begun);
     std::vector<std::future<void>> done;
-    for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
+    for (const int op : {0, 1}) done.push_back(rank.Launch(op));
     if (rank.exchange.Rank() == 0) rank.driver->Cancel("its sums will not come");
     for (auto& one : done) ASSERT_EQ(KindOf(std::move(one)), ErrorKind::kExchangeFailed);
   });
 }
 
-TEST(StepDriver, WhatPassesTakesItsVelocityAlongAndARefusedStepLeavesIt) {
+TEST(StepDriver, WhatIsSentDenseTakesItsVelocityAlongAndARefusedStepLeavesIt) {
   StepRules rules;
   rules.momentum = 0.5f;
   OnRanks(
@@ -164,13 +164,13 @@ TEST(StepDriver, WhatPassesTakesItsVelocityAlongAndARefusedStepLeavesIt) {
           rank.Fill();
           rank.Begin();
           std::future<void> zero = rank.Launch(0);
-          for (const int piece : {1, 2, 3}) {
-            const auto own = static_cast<float>(piece);
-            rank.Gradient(piece).assign(kNumel, own);
-            rank.Hand(piece);
-            ASSERT_EQ(rank.Gradient(piece)[0], own * (0.5f * expected + 1));
-            if (step == 2) rank.Gradient(piece)[0] = std::numeric_limits<float>::quiet_NaN();
-            rank.Sum(piece);
+          for (const int op : {1, 2, 3}) {
+            const auto own = static_cast<float>(op);
+            rank.Gradient(op).assign(kNumel, own);
+            rank.Hand(op);
+            ASSERT_EQ(rank.Gradient(op)[0], own * (0.5f * expected + 1));
+            if (step == 2) rank.Gradient(op)[0] = std::numeric_limits<float>::quiet_NaN();
+            rank.Sum(op);
           }
           if (step == 2) {
             ASSERT_EQ(KindOf(std::move(zero)), ErrorKind::kNonFinite);
@@ -179,13 +179,13 @@ TEST(StepDriver, WhatPassesTakesItsVelocityAlongAndARefusedStepLeavesIt) {
             rank.End();
             expected = 0.5f * expected + 1;
           }
-          for (const int piece : {1, 2, 3}) {
-            const auto begin = rank.velocity.begin() + piece * kNumel;
+          for (const int op : {1, 2, 3}) {
+            const auto begin = rank.velocity.begin() + op * kNumel;
             ASSERT_EQ(std::vector<float>(begin, begin + kNumel),
-                      std::vector<float>(kNumel, static_cast<float>(piece) * expected));
+                      std::vector<float>(kNumel, static_cast<float>(op) * expected));
           }
         }
-        // Velocities of exchanged pieces go on in a refused step, and are masked in others: all
+        // Velocities of exchanged ops go on in a refused step, and are masked in others: all
         // entries in the first step, and then one.
         ASSERT_EQ(rank.velocity[kNumel - 1], 1.75f);
         ASSERT_TRUE(std::any_of(rank.velocity.begin(), rank.velocity.begin() + kNumel,
@@ -194,7 +194,7 @@ TEST(StepDriver, WhatPassesTakesItsVelocityAlongAndARefusedStepLeavesIt) {
       rules);
 }
 
-TEST(StepDriver, VelocitiesNeedRoomForThoseThatPass) {
+TEST(StepDriver, VelocitiesNeedRoomForThoseSentDense) {
   StepRules rules;
   rules.momentum = 0.5f;
   OnRanks(
@@ -228,14 +228,14 @@ TEST(StepDriver, AStepIsMeasuredWhenThatWasAskedFor) {
   DrivenRank rank(world, 0, {1, 1, -2}, hooks, rules);
   for (int step = 0; step < 3; ++step) {
     rank.Fill();
-    std::vector<float> owed = rank.residual;
-    for (std::size_t i = 0; i < owed.size(); ++i) owed[i] += 1 + 0.5f * rank.velocity[i];
+    std::vector<float> unsent = rank.residual;
+    for (std::size_t i = 0; i < unsent.size(); ++i) unsent[i] += 1 + 0.5f * rank.velocity[i];
     rank.Begin();
     std::vector<std::future<void>> done;
-    for (const int piece : {0, 1}) done.push_back(rank.Launch(piece));
-    for (const int piece : {2, 3}) {
-      rank.Hand(piece);
-      rank.Sum(piece);
+    for (const int op : {0, 1}) done.push_back(rank.Launch(op));
+    for (const int op : {2, 3}) {
+      rank.Hand(op);
+      rank.Sum(op);
     }
     for (auto& one : done) one.get();
     rank.End();
@@ -245,7 +245,7 @@ TEST(StepDriver, AStepIsMeasuredWhenThatWasAskedFor) {
     EXPECT_EQ(last.bucket, 1u);
     EXPECT_EQ(last.step, step);
     const auto at = static_cast<std::ptrdiff_t>(kNumel);
-    EXPECT_EQ(last.accumulated, std::vector<float>(owed.begin() + at, owed.begin() + 2 * at));
+    EXPECT_EQ(last.accumulated, std::vector<float>(unsent.begin() + at, unsent.begin() + 2 * at));
     EXPECT_EQ(last.applied, rank.Gradient(1));
     for (std::size_t i = 0; i < last.left.size(); ++i) {
       EXPECT_EQ(last.left[i] + last.applied[i], last.accumulated[i]);
@@ -253,15 +253,15 @@ TEST(StepDriver, AStepIsMeasuredWhenThatWasAskedFor) {
   }
 }
 
-TEST(StepDriver, WhatHasNoUnitsOfSelectionMustPass) {
+TEST(StepDriver, WhatHasNoUnitsOfSelectionMustBeSentDense) {
   auto world = std::make_shared<LoopbackWorld>(1);
   Exchange exchange(std::make_unique<LoopbackCommunicator>(world, 0), SelectOn::kCaller);
-  const DrivenBucket passes{DrivenBucket::kPasses, 1, 1, {}, 1}, sparse{0, 1, 1, {{0, {1}}}, 1};
-  EXPECT_NO_THROW(StepDriver(&exchange, {{kNumel, 0}}, {passes}));
+  const DrivenBucket dense{DrivenBucket::kDense, 1, 1, {}, 1}, sparse{0, 1, 1, {{0, {1}}}, 1};
+  EXPECT_NO_THROW(StepDriver(&exchange, {{kNumel, 0}}, {dense}));
   EXPECT_THROW(StepDriver(&exchange, {{kNumel, 0}}, {sparse}), Error);
   StepRules rules;
   rules.momentum = 1;
-  EXPECT_THROW(StepDriver(&exchange, {{kNumel, 0}}, {passes}, {}, rules), Error);
+  EXPECT_THROW(StepDriver(&exchange, {{kNumel, 0}}, {dense}, {}, rules), Error);
 }
 
 TEST(StepDriver, CancellingEndsTheStepOnAllRanks) {
@@ -269,11 +269,11 @@ TEST(StepDriver, CancellingEndsTheStepOnAllRanks) {
   OnRanks(3, kOneByOne, [&begun](DrivenRank& rank) {
     rank.BeginTogether(&begun);
     std::vector<std::future<void>> done;
-    const int count = rank.exchange.Rank() == 0 ? 2 : kPieces;
-    for (int piece = 0; piece < count; ++piece) done.push_back(rank.Launch(piece));
+    const int count = rank.exchange.Rank() == 0 ? 2 : kOps;
+    for (int op = 0; op < count; ++op) done.push_back(rank.Launch(op));
     if (rank.exchange.Rank() == 0) rank.driver->Cancel("a test wants it");
     for (auto& one : done) ASSERT_EQ(KindOf(std::move(one)), ErrorKind::kExchangeFailed);
-    // A piece whose predecessors failed before it was launched has nobody to wait for.
+    // An op whose predecessors failed before it was launched has nobody to wait for.
     ASSERT_EQ(KindOf(rank.Launch(2)), ErrorKind::kExchangeFailed);
     ASSERT_EQ(KindOf(rank.Launch(0)), ErrorKind::kExchangeFailed);
   });
@@ -284,14 +284,14 @@ TEST(StepDriver, CancellingBetweenStepsChangesNothing) {
     rank.driver->Cancel("nobody waits");
     rank.Begin();
     std::vector<std::future<void>> done;
-    for (int piece = 0; piece < kPieces; ++piece) done.push_back(rank.Launch(piece));
+    for (int op = 0; op < kOps; ++op) done.push_back(rank.Launch(op));
     for (auto& one : done) one.get();
   });
 }
 
-TEST(StepDriver, APieceThatWillNotComeEndsTheExchange) {
+TEST(StepDriver, AnOpThatWillNotComeEndsTheExchange) {
   OnRanks(2, kOneByOne, [](DrivenRank& rank) {
-    if (rank.exchange.Rank() == 0) return rank.driver->Fail("a piece was lost");
+    if (rank.exchange.Rank() == 0) return rank.driver->Fail("an op was lost");
     const Error error = Thrown([&] {  // perhaps when the step begins
       rank.Begin();
       rank.Launch(0).get();
@@ -300,7 +300,7 @@ TEST(StepDriver, APieceThatWillNotComeEndsTheExchange) {
   });
 }
 
-TEST(StepDriver, APieceThatComesTwiceEndsTheExchange) {
+TEST(StepDriver, AnOpThatComesTwiceEndsTheExchange) {
   OnRanks(1, kOneByOne, [](DrivenRank& rank) {
     rank.Begin();
     std::future<void> first = rank.Launch(2);
@@ -309,12 +309,12 @@ TEST(StepDriver, APieceThatComesTwiceEndsTheExchange) {
   });
 }
 
-TEST(StepDriver, APieceThatPassesTwiceEndsTheExchange) {
+TEST(StepDriver, AnOpThatIsSentDenseTwiceEndsTheExchange) {
   for (const Layout& layout : {Layout{-4}, Layout{2, -2}}) {
     OnRanks(1, layout, [](DrivenRank& rank) {
       for (int step = 0; step < 2; ++step) {  // one launch in each is normal
         rank.Begin();
-        ASSERT_TRUE(rank.Hand(3).passed);
+        ASSERT_TRUE(rank.Hand(3).sent_dense);
       }
       ASSERT_EQ(Thrown([&] { rank.Hand(3); }).kind(), ErrorKind::kExchangeFailed);
       ASSERT_THROW(rank.exchange.Check(), Error);
@@ -337,7 +337,7 @@ TEST(StepDriver, WhatDoesNotFitIsRefusedAndNothingHasHappened) {
     EXPECT_THROW(rank.driver->Begin({{rank.residual.data(), 3}, rank.states}), Error);
     EXPECT_THROW(rank.driver->Begin({rank.residual, {rank.states.data(), 3}}), Error);
     EXPECT_THROW(rank.driver->Replace(rank.Buckets({3})), Error);
-    EXPECT_THROW(rank.driver->Launch(kPieces, {}, nullptr), Error);
+    EXPECT_THROW(rank.driver->Launch(kOps, {}, nullptr), Error);
     EXPECT_THROW(rank.driver->Launch(0, {}, nullptr), Error);
     const Origin elsewhere{{DeviceType::kCuda, 0}, 1};
     EXPECT_THROW(rank.driver->Begin({rank.residual, rank.states, 1, {}, elsewhere}), Error);
@@ -353,7 +353,7 @@ TEST(StepDriver, WhoeverHasLookedAtSumsMayTellInstead) {
       rank.Fill();
       rank.Begin();
       std::vector<std::future<void>> done;
-      for (const int piece : {0, 1, 2}) done.push_back(rank.Launch(piece));
+      for (const int op : {0, 1, 2}) done.push_back(rank.Launch(op));
       rank.Hand(3);
       rank.driver->SummedAs(finite);
       for (auto& one : done) {
@@ -375,7 +375,7 @@ TEST(StepDriver, ClosingAmidAStepLeavesNobodyWaiting) {
     std::future<void> done = rank.Launch(0);
     if (rank.exchange.Rank() == 0) rank.driver.reset();
     if (rank.exchange.Rank() == 1) {
-      for (int piece = 1; piece < kPieces; ++piece) rank.Launch(piece);
+      for (int op = 1; op < kOps; ++op) rank.Launch(op);
     }
     ASSERT_EQ(KindOf(std::move(done)), ErrorKind::kExchangeFailed);
   });

@@ -1,4 +1,4 @@
-/// Steps whose pieces come in any order, from several threads.
+/// Steps whose ops come in any order, from several threads.
 
 #include "csrc/exchange/step_driver.h"
 
@@ -18,14 +18,14 @@ namespace {
 
 class StepDriverOfBuckets : public testing::TestWithParam<Layout> {};
 
-TEST_P(StepDriverOfBuckets, PiecesThatComeInAnyOrderGiveTheSameSums) {
+TEST_P(StepDriverOfBuckets, OpsThatComeInAnyOrderGiveTheSameSums) {
   OnRanks(3, GetParam(), [](DrivenRank& rank) {
     std::vector<int> order = {0, 1, 2, 3};
     for (int step = 0; step < 24; ++step) {
       rank.Fill();
       rank.Begin();
       std::vector<std::future<void>> done;
-      for (const int piece : order) done.push_back(rank.Launch(piece));
+      for (const int op : order) done.push_back(rank.Launch(op));
       for (auto& one : done) one.get();
       rank.End();
       std::int64_t applied = 0;
@@ -33,7 +33,7 @@ TEST_P(StepDriverOfBuckets, PiecesThatComeInAnyOrderGiveTheSameSums) {
         applied +=
             std::count_if(gradient.begin(), gradient.end(), [](float value) { return value != 0; });
       }
-      ASSERT_EQ(applied, step == 0 ? kNumel * kPieces : kPieces);
+      ASSERT_EQ(applied, step == 0 ? kNumel * kOps : kOps);
       // The order differs between steps and between ranks.
       for (int i = 0; i <= rank.exchange.Rank(); ++i)
         std::next_permutation(order.begin(), order.end());
@@ -48,15 +48,14 @@ INSTANTIATE_TEST_SUITE_P(Layouts, StepDriverOfBuckets,
 TEST(StepDriver, BucketsStartInTheOrderThatWasAskedFor) {
   OnRanks(2, {1, 2, 1}, [](DrivenRank& rank) {
     rank.driver->Reorder({2, 0, 1});
-    for (const std::vector<int>& last_piece : {std::vector<int>{3}, {0, 3}, {1, 2, 0, 3}}) {
-      // Only bucket 2, of piece 3, holds up the others; its exchange is the first to begin.
+    for (const std::vector<int>& last_op : {std::vector<int>{3}, {0, 3}, {1, 2, 0, 3}}) {
+      // Only bucket 2, of op 3, holds up the others; its exchange is the first to begin.
       rank.Begin();
       std::vector<std::future<void>> done;
-      for (int piece = 0; piece < kPieces; ++piece) {
-        if (std::count(last_piece.begin(), last_piece.end(), piece) == 0)
-          done.push_back(rank.Launch(piece));
+      for (int op = 0; op < kOps; ++op) {
+        if (std::count(last_op.begin(), last_op.end(), op) == 0) done.push_back(rank.Launch(op));
       }
-      for (const int piece : last_piece) done.push_back(rank.Launch(piece));
+      for (const int op : last_op) done.push_back(rank.Launch(op));
       for (auto& one : done) one.get();
       rank.End();
       const double begun = rank.exchange.Stats(2).select_begin;
@@ -70,46 +69,46 @@ TEST(StepDriver, BucketsStartInTheOrderThatWasAskedFor) {
 
 TEST(StepDriver, ADriverGoesOnWhereAnotherOneWas) {
   OnRanks(2, {4}, [](DrivenRank& rank) {
-    rank.driver->GoOnAfter(7);  // past the first step, which sends everything
+    rank.driver->ContinueAfter(7);  // past the first step, which sends everything
     rank.residual.assign(rank.residual.size(), 2.0f);
     rank.Fill();
     rank.Begin();
     std::vector<std::future<void>> done;
-    for (int piece = 0; piece < kPieces; ++piece) done.push_back(rank.Launch(piece));
+    for (int op = 0; op < kOps; ++op) done.push_back(rank.Launch(op));
     for (auto& one : done) one.get();
     rank.End();
     ASSERT_EQ(rank.driver->steps(), 8);
-    ASSERT_EQ(rank.Owed(), 3.0 * (kNumel - 1) * kPieces);
+    ASSERT_EQ(rank.Unsent(), 3.0 * (kNumel - 1) * kOps);
   });
 }
 
-TEST(StepDriver, AResidualThatWasLoadedPassesWithItsGradient) {
+TEST(StepDriver, AResidualThatWasLoadedIsSentWithItsGradient) {
   auto world = std::make_shared<LoopbackWorld>(1);
   DrivenRank rank(world, 0, {-4});
   for (int step = 0; step < 2; ++step) {
     rank.Fill();
     rank.Begin();
-    for (int piece = 0; piece < kPieces; ++piece) ASSERT_TRUE(rank.Hand(piece).passed);
+    for (int op = 0; op < kOps; ++op) ASSERT_TRUE(rank.Hand(op).sent_dense);
     rank.End();
     ASSERT_EQ(rank.Gradient(2)[9], step == 0 ? 1.0f : 6.0f);
     rank.residual.assign(rank.residual.size(), 5.0f);
-    rank.driver->GoOnAfter(1);
+    rank.driver->ContinueAfter(1);
   }
-  EXPECT_THROW(rank.driver->GoOnAfter(-1), Error);
+  EXPECT_THROW(rank.driver->ContinueAfter(-1), Error);
 }
 
-TEST(StepDriver, SumsMatterUntilNoRankOwesAnything) {
+TEST(StepDriver, SumsMatterUntilNothingIsUnsent) {
   auto world = std::make_shared<LoopbackWorld>(1);
   DrivenRank rank(world, 0, {-4});
   for (const bool matters : {true, false, true, false}) {
     EXPECT_EQ(rank.driver->Begin({rank.residual, rank.states}), matters);
-    for (int piece = 0; piece < kPieces; ++piece) rank.Hand(piece);
+    for (int op = 0; op < kOps; ++op) rank.Hand(op);
     rank.End();
-    if (!matters) rank.driver->GoOnAfter(1);
+    if (!matters) rank.driver->ContinueAfter(1);
   }
 }
 
-TEST(StepDriver, WhatANarrowTypeRoundsAwayWaitsUntilAllMayOweAgain) {
+TEST(StepDriver, WhatANarrowTypeRoundsAwayWaitsUntilAllArePendingAgain) {
   constexpr float kTiny = 0x1p-20f;  // next to 1 too small for float16
   auto world = std::make_shared<LoopbackWorld>(1);
   DrivenRank rank(world, 0, {-4});
@@ -120,11 +119,11 @@ TEST(StepDriver, WhatANarrowTypeRoundsAwayWaitsUntilAllMayOweAgain) {
   const auto step = [&](float decay, bool narrow) {
     rank.Fill();
     const bool matters = rank.driver->Begin({rank.residual, rank.states, decay});
-    for (int piece = 0; piece < kPieces; ++piece) {
-      if (narrow && piece == 2) {
-        rank.driver->Launch(piece, {{halves.data(), kNumel, DType::kFloat16}}, nullptr);
+    for (int op = 0; op < kOps; ++op) {
+      if (narrow && op == 2) {
+        rank.driver->Launch(op, {{halves.data(), kNumel, DType::kFloat16}}, nullptr);
       } else {
-        rank.Hand(piece);
+        rank.Hand(op);
       }
     }
     rank.End();
@@ -132,13 +131,13 @@ TEST(StepDriver, WhatANarrowTypeRoundsAwayWaitsUntilAllMayOweAgain) {
   };
   EXPECT_TRUE(step(1, true));
   EXPECT_EQ(rank.Gradient(0)[5], 4.0f);
-  EXPECT_EQ(rank.Owed(), kTiny);
+  EXPECT_EQ(rank.Unsent(), kTiny);
   EXPECT_FALSE(step(0.5f, true));  // the rate has changed
   EXPECT_EQ(left, kTiny / 2);
-  rank.driver->GoOnAfter(2);
+  rank.driver->ContinueAfter(2);
   EXPECT_TRUE(step(1, false));
   EXPECT_EQ(rank.Gradient(2)[5], 1 + kTiny / 2);
-  EXPECT_EQ(rank.Owed(), 0);
+  EXPECT_EQ(rank.Unsent(), 0);
   EXPECT_FALSE(step(1, false));
 }
 
@@ -147,8 +146,8 @@ TEST(StepDriver, ManyThreadsMayHandOver) {
     for (int step = 0; step < 20; ++step) {
       rank.Begin();
       std::vector<std::thread> threads;
-      for (int piece = kPieces - 1; piece >= 0; --piece) {
-        threads.emplace_back([&rank, piece] { rank.Launch(piece).get(); });
+      for (int op = kOps - 1; op >= 0; --op) {
+        threads.emplace_back([&rank, op] { rank.Launch(op).get(); });
       }
       for (auto& thread : threads) thread.join();
       rank.End();
@@ -161,27 +160,27 @@ TEST(StepDriver, NoResultIsThereBeforeAllAre) {
   OnRanks(2, kOneByOne, [](DrivenRank& rank) {
     rank.Begin();
     std::vector<std::future<void>> done;
-    for (int piece = 0; piece + 1 < kPieces; ++piece) done.push_back(rank.Launch(piece));
+    for (int op = 0; op + 1 < kOps; ++op) done.push_back(rank.Launch(op));
     for (auto& one : done) {
       ASSERT_EQ(one.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
     }
-    rank.Launch(kPieces - 1).get();
+    rank.Launch(kOps - 1).get();
     for (auto& one : done) one.get();
     rank.End();
   });
 }
 
-TEST(StepDriver, APieceThatPassesIsHandedBackAtOnceWithWhatItsResidualHeld) {
+TEST(StepDriver, AnOpThatIsSentDenseIsHandedBackAtOnceWithWhatItsResidualHeld) {
   OnRanks(2, {1, -2, 1}, [](DrivenRank& rank) {
     std::fill(rank.residual.begin(), rank.residual.end(), 2.0f);
     rank.Fill();
     rank.Begin();
     DrivenRank::Handed first = rank.Hand(1);
-    ASSERT_TRUE(first.passed);
+    ASSERT_TRUE(first.sent_dense);
     ASSERT_EQ(rank.Gradient(1), std::vector<float>(kNumel, 3.0f));
     ASSERT_EQ(rank.residual[kNumel], 2.0f);  // until the step has ended
-    ASSERT_TRUE(rank.Hand(2).passed);
-    for (const int piece : {1, 2}) rank.Sum(piece);
+    ASSERT_TRUE(rank.Hand(2).sent_dense);
+    for (const int op : {1, 2}) rank.Sum(op);
     std::future<void> zero = rank.Launch(0), three = rank.Launch(3);
     zero.get();
     three.get();
@@ -191,20 +190,20 @@ TEST(StepDriver, APieceThatPassesIsHandedBackAtOnceWithWhatItsResidualHeld) {
     // It joined once: the next step passes gradients unchanged.
     rank.Fill();
     rank.Begin();
-    ASSERT_TRUE(rank.Hand(1).passed);
+    ASSERT_TRUE(rank.Hand(1).sent_dense);
     ASSERT_EQ(rank.Gradient(1), std::vector<float>(kNumel, 1.0f));
   });
 }
 
-TEST(StepDriver, AStepThatNeverEndsLeavesResidualsOfPassedPiecesAlone) {
+TEST(StepDriver, AStepThatNeverEndsLeavesResidualsOfOpsSentDenseAlone) {
   OnRanks(1, {-4}, [](DrivenRank& rank) {
     std::fill(rank.residual.begin(), rank.residual.end(), 2.0f);
     for (int attempt = 0; attempt < 2; ++attempt) {
       rank.Fill();
       rank.Begin();
-      ASSERT_TRUE(rank.Hand(0).passed);
+      ASSERT_TRUE(rank.Hand(0).sent_dense);
       ASSERT_EQ(rank.Gradient(0), std::vector<float>(kNumel, 3.0f));
-      ASSERT_EQ(rank.Owed(), 2.0 * kNumel * kPieces);
+      ASSERT_EQ(rank.Unsent(), 2.0 * kNumel * kOps);
     }
   });
 }
@@ -219,15 +218,15 @@ TEST(StepDriver, BucketsThatAreReplacedLoseNothing) {
         rank.Fill();
         rank.Begin();
         std::vector<std::future<void>> done;
-        for (int piece = 0; piece < kPieces; ++piece) {
-          DrivenRank::Handed handed = rank.Hand(piece);
-          if (!handed.passed) {
+        for (int op = 0; op < kOps; ++op) {
+          DrivenRank::Handed handed = rank.Hand(op);
+          if (!handed.sent_dense) {
             done.push_back(std::move(handed.done));
             continue;
           }
           // Every rank gives the same values, so this is the sum over the ranks.
-          for (float& value : rank.Gradient(piece)) value *= 3;
-          rank.Sum(piece);
+          for (float& value : rank.Gradient(op)) value *= 3;
+          rank.Sum(op);
         }
         for (auto& one : done) one.get();
         rank.End();
@@ -239,11 +238,11 @@ TEST(StepDriver, BucketsThatAreReplacedLoseNothing) {
       rank.driver->Replace(rank.Buckets(layout));
     }
     ASSERT_EQ(rank.driver->steps(), steps);
-    ASSERT_EQ(applied + 3 * rank.Owed(), 3.0 * static_cast<double>(steps) * kNumel * kPieces);
+    ASSERT_EQ(applied + 3 * rank.Unsent(), 3.0 * static_cast<double>(steps) * kNumel * kOps);
   });
 }
 
-TEST(StepDriver, WhoeverWantsToKnowIsToldWhenPiecesCame) {
+TEST(StepDriver, WhoeverWantsToKnowIsToldWhenOpsCame) {
   auto world = std::make_shared<LoopbackWorld>(1);
   std::vector<StepEnd> seen;
   StepDriver::Hooks hooks;
@@ -251,16 +250,16 @@ TEST(StepDriver, WhoeverWantsToKnowIsToldWhenPiecesCame) {
   DrivenRank rank(world, 0, {-4}, hooks);
   for (int step = 0; step < 3; ++step) {
     rank.Begin();
-    for (const int piece : {2, 0, 3}) rank.Hand(piece);
+    for (const int op : {2, 0, 3}) rank.Hand(op);
     rank.End();
     rank.driver->TimeSteps(step == 0);
   }
   ASSERT_EQ(seen.size(), 3u);
-  const auto expect_order = [](const std::vector<double>& of_pieces) {
-    ASSERT_EQ(of_pieces.size(), static_cast<std::size_t>(kPieces));
-    EXPECT_EQ(of_pieces[2], 0);
-    EXPECT_TRUE(std::isnan(of_pieces[1]));
-    EXPECT_LE(of_pieces[0], of_pieces[3]);
+  const auto expect_order = [](const std::vector<double>& of_ops) {
+    ASSERT_EQ(of_ops.size(), static_cast<std::size_t>(kOps));
+    EXPECT_EQ(of_ops[2], 0);
+    EXPECT_TRUE(std::isnan(of_ops[1]));
+    EXPECT_LE(of_ops[0], of_ops[3]);
   };
   for (const StepEnd& ended : seen) expect_order(ended.came);
   EXPECT_EQ(seen[0].reading, nullptr);
@@ -289,7 +288,7 @@ TEST(StepDriver, ATimedStepBeginsWhereTheOneBeforeHasEnded) {
   EXPECT_LE(sum, SteadySeconds() - begin);
 }
 
-TEST(StepDriver, AStepWithoutPiecesIsAllForward) {
+TEST(StepDriver, AStepWithoutOpsIsAllForward) {
   auto world = std::make_shared<LoopbackWorld>(1);
   StepTimes times;
   StepDriver::Hooks hooks;

@@ -49,7 +49,7 @@ struct TwoRanks {
     for (int rank = 0; rank < 2; ++rank) {
       ranks.push_back(
           std::make_unique<TcpRendezvous>(rank, addresses, std::move(listeners[rank]), persists));
-      ranks.back()->Want(1 - rank);
+      ranks.back()->Request(1 - rank);
     }
   }
 
@@ -104,7 +104,7 @@ TEST(TcpRendezvous, AnotherHostsLoopbackAddressIsNotTried) {
   EXPECT_TRUE(address.Reachable().empty());
 
   TcpRendezvous rank0(0, {Listen(&own), address}, std::move(own), true);
-  rank0.Want(1);
+  rank0.Request(1);
   const auto arrivals = rank0.Advance();
   ASSERT_EQ(arrivals.size(), 1u);
   EXPECT_NE(arrivals[0].problem.find("loopback addresses alone, on another host"),
@@ -118,13 +118,13 @@ TEST(TcpRendezvous, ThoseWhoPersistComeAgainToARankThatClosedTheirConnection) {
   std::vector<ListenAddress> addresses{Listen(&listeners[0]), Listen(&listeners[1])};
   addresses[1].ips = {"127.0.0.1"};
   TcpRendezvous caller(0, addresses, std::move(listeners[0]), true);
-  caller.Want(1);
+  caller.Request(1);
   ASSERT_TRUE(caller.Advance().empty());
   ASSERT_TRUE(WaitFor(listeners[1].socket.get(), POLLIN, After(5)));
   Accept(listeners[1].socket).Close();  // as a rank with too many guests does
 
   TcpRendezvous listener(1, addresses, std::move(listeners[1]), true);
-  listener.Want(0);
+  listener.Request(0);
   int met = 0;
   for (const auto deadline = After(20); met < 2 && Clock::now() < deadline;) {
     for (TcpRendezvous* rank : {&caller, &listener}) {

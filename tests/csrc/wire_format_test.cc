@@ -40,9 +40,9 @@ SparseBlock RandomBlock(std::int64_t count, DType dtype, std::mt19937* random) {
   return block;
 }
 
-std::vector<std::uint8_t> MessageOf(const SparseBlock& block, WireFormat format, Cargo cargo) {
+std::vector<std::uint8_t> MessageOf(const SparseBlock& block, WireFormat format, Content content) {
   std::vector<std::uint8_t> message(static_cast<std::size_t>(block.message_bytes()), 0xa5);
-  const std::int64_t bytes = EncodeBlock(block, format, cargo, message.data());
+  const std::int64_t bytes = EncodeBlock(block, format, content, message.data());
   EXPECT_LE(bytes, block.message_bytes());
   EXPECT_EQ(bytes % 8, 0);
   message.resize(static_cast<std::size_t>(bytes));
@@ -59,7 +59,7 @@ TEST(WireFormat, BlocksComeBack) {
     for (const bool packed : {false, true}) {
       for (const std::int64_t count : kCounts) {
         const SparseBlock sent = RandomBlock(count, dtype, &random);
-        const auto message = MessageOf(sent, {packed, dtype}, Cargo::kSums);
+        const auto message = MessageOf(sent, {packed, dtype}, Content::kSums);
         const auto bytes = static_cast<std::int64_t>(message.size());
         EXPECT_EQ(MessageLength(message.data(), bytes), bytes);
         EXPECT_EQ(MessageLength(message.data(), bytes + 100), bytes);
@@ -85,7 +85,7 @@ TEST(WireFormat, VerbatimBlocksComeBackBitForBit) {
         const SparseBlock sent = RandomBlock(count, DType::kFloat32, &random);
         SparseBlock received;
         received.Reset(count + 5);
-        Decode(MessageOf(sent, {packed, dtype}, Cargo::kVerbatim), &received);
+        Decode(MessageOf(sent, {packed, dtype}, Content::kVerbatim), &received);
         ASSERT_EQ(EntriesOf(received), EntriesOf(sent));
       }
     }
@@ -98,7 +98,8 @@ TEST(WireFormat, MessagesAreAsSmallAsPromised) {
     const double density = static_cast<double>(count) / kNumel;
     for (const DType dtype : kTypes) {
       const SparseBlock block = RandomBlock(count, dtype, &random);
-      const auto bytes = static_cast<double>(MessageOf(block, {true, dtype}, Cargo::kSums).size());
+      const auto bytes =
+          static_cast<double>(MessageOf(block, {true, dtype}, Content::kSums).size());
       const double bits = std::log2(1 / density) + 2 + 8.0 * static_cast<double>(SizeOf(dtype));
       EXPECT_LE(bytes, static_cast<double>(count) * bits / 8 + 32 + 32);
     }
@@ -110,7 +111,7 @@ TEST(WireFormat, ValuesThatWereNotRoundedAreRefused) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     std::vector<std::uint8_t> message(static_cast<std::size_t>(block.message_bytes()));
     try {
-      EncodeBlock(block, {false, dtype}, Cargo::kSums, message.data());
+      EncodeBlock(block, {false, dtype}, Content::kSums, message.data());
       ADD_FAILURE() << "nothing was thrown";
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed);
@@ -120,8 +121,8 @@ TEST(WireFormat, ValuesThatWereNotRoundedAreRefused) {
 
 TEST(WireFormat, BlocksWithoutRoomAreRefused) {
   std::mt19937 random(10);
-  const auto message =
-      MessageOf(RandomBlock(30, DType::kBFloat16, &random), {true, DType::kBFloat16}, Cargo::kSums);
+  const auto message = MessageOf(RandomBlock(30, DType::kBFloat16, &random),
+                                 {true, DType::kBFloat16}, Content::kSums);
   SparseBlock small;
   small.Reset(29);
   EXPECT_THROW(Decode(message, &small), Error);
@@ -132,7 +133,7 @@ TEST(WireFormat, PositionsOutsideTheBucketAreRefused) {
     Entries entries;
     for (Index i = 0; i < 50; ++i) entries.push_back({1000 + 3 * i, 1.0f});
     const SparseBlock sent = MakeBlock(entries);
-    const auto message = MessageOf(sent, {packed, DType::kBFloat16}, Cargo::kSums);
+    const auto message = MessageOf(sent, {packed, DType::kBFloat16}, Content::kSums);
     const auto bytes = static_cast<std::int64_t>(message.size());
     SparseBlock received;
     received.Reset(50);
@@ -147,9 +148,9 @@ TEST(WireFormat, CorruptMessagesAreRefusedOrHoldAValidBlock) {
   for (const std::int64_t count : {0, 1, 3, 40, 700}) {
     for (const DType dtype : kTypes) {
       for (int round = 0; round < 800; ++round, ++rounds) {
-        const Cargo cargo = round % 4 == 0 ? Cargo::kVerbatim : Cargo::kSums;
+        const Content content = round % 4 == 0 ? Content::kVerbatim : Content::kSums;
         auto message =
-            MessageOf(RandomBlock(count, dtype, &random), {round % 5 != 0, dtype}, cargo);
+            MessageOf(RandomBlock(count, dtype, &random), {round % 5 != 0, dtype}, content);
         // Half of the damage is in the shape.
         const std::size_t most =
             round % 2 == 0 ? std::min<std::size_t>(48, message.size()) : message.size();

@@ -171,8 +171,8 @@ def test_the_cpu_has_no_work_for_streams():
 def test_a_merge_keeps_the_largest_of_both(numel, k, gpu):
     (first, own), (second, theirs) = (a_block(numel, k, seed) for seed in (1, 2))
     work = _core.merge_work(own, theirs, k=k, device=gpu)
-    work.give(DeviceArray(gpu, np.zeros(1)).stream)
-    assert_same(work.fetch(), oracle.top_k_merge(first, second, k))
+    work.enqueue(DeviceArray(gpu, np.zeros(1)).stream)
+    assert_same(work.wait(), oracle.top_k_merge(first, second, k))
 
 
 @pytest.mark.parametrize(("numel", "k"), [(1, 1), (5000, 1), (50_000, 300)])
@@ -180,9 +180,9 @@ def test_a_selection_that_stays_on_the_device_is_numpys_top_k(numel, k, gpu):
     gradient = draw(numel)
     array, residual = DeviceArray(gpu, gradient), DeviceArray(gpu, np.zeros(numel))
     work = _core.select_work(array.buffer, residual.buffer, k=k, device=gpu)
-    work.give(array.stream)
+    work.enqueue(array.stream)
     expected = oracle.top_k(gradient, k)
-    assert_same(work.fetch(), expected)
+    assert_same(work.wait(), expected)
     assert np.array_equal(residual.numpy(), oracle.settle(gradient, expected.indices))
 
 
@@ -191,9 +191,9 @@ def test_a_pass_takes_the_first_entries_that_exceed_a_threshold(k, gpu):
     gradient = draw(50_000)
     array, residual = DeviceArray(gpu, gradient), DeviceArray(gpu, np.zeros(gradient.size))
     work = _core.pass_work(array.buffer, residual.buffer, threshold=3.0, k=k, device=gpu)
-    work.give(array.stream)
+    work.enqueue(array.stream)
     taken = np.flatnonzero(np.abs(gradient) > 3.0)[: min(2 * k + 256, gradient.size)]
-    assert_same(work.fetch(), oracle.Block(taken, gradient[taken]))
+    assert_same(work.wait(), oracle.Block(taken, gradient[taken]))
     assert np.array_equal(residual.numpy(), oracle.settle(gradient, taken))
 
 
@@ -211,8 +211,8 @@ def test_a_step_of_a_lone_rank_writes_its_top_k_and_keeps_the_rest(dtype, gpu):
         ks=ks,
         device=gpu,
     )
-    work.give(residual.stream)
-    work.fetch()
+    work.enqueue(residual.stream)
+    work.wait()
     seen = [one.numpy().astype(np.float32) for one in arrays]
     chosen = [oracle.top_k(one, k) for one, k in zip(seen, ks, strict=True)]
     for output, block, numel in zip(outputs, chosen, numels, strict=True):

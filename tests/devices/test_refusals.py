@@ -19,7 +19,7 @@ def add_bucket(device, *, collective="allgather"):
         "a bucket",
         numels=[100],
         segments=[100],
-        capacity_ks=[10],
+        max_ks=[10],
         sparsifier=sparsifier,
         collective=collective,
         device=device,

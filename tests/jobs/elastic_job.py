@@ -27,7 +27,7 @@ class ElasticJob:
         folder: Folder for the script, and the list of hosts that it reads.
         program: The program and its arguments.
         hosts: The initial hosts.
-        least: Number of ranks that the job needs to continue.
+        min_ranks: Number of ranks that the job needs to continue.
         timeout: Seconds after which the whole job has failed.
     """
 
@@ -38,7 +38,7 @@ class ElasticJob:
         *,
         hosts: Sequence[str],
         timeout: float,
-        least: int = 2,
+        min_ranks: int = 2,
     ) -> None:
         self.lines: list[str] = []
         self._hosts = folder / "hosts"
@@ -50,7 +50,7 @@ class ElasticJob:
         script.chmod(0o755)
         command = [
             "horovodrun", "--gloo", "--network-interface", "lo", "-np", str(len(hosts)),
-            "--min-np", str(least), "--max-np", "3", "--host-discovery-script", str(script),
+            "--min-np", str(min_ranks), "--max-np", "3", "--host-discovery-script", str(script),
             sys.executable, *program,
         ]  # fmt: skip
         self._process = subprocess.Popen(

@@ -36,10 +36,11 @@ class Fault:
         says: Number of times that each message, a regular expression, must occur; none if empty.
         seconds: Limit, from the fault, for all ranks to end or continue.
         recovers: True if the job then succeeds.
-        helped: True if mpirun ends the survivors; otherwise they must end by themselves.
+        mpirun_ends_survivors: True if mpirun ends the survivors; otherwise they must end by
+            themselves.
         env: Environment variables of all ranks.
         shm: Size of /dev/shm in mount's notation; empty: that of this machine.
-        patient: True if it takes too long for a regular test.
+        slow: True if it takes too long for a regular test.
         survivors: Ranks that are not broken.
     """
 
@@ -49,10 +50,10 @@ class Fault:
     says: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 15.0
     recovers: bool = False
-    helped: bool = False
+    mpirun_ends_survivors: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     shm: str = ""
-    patient: bool = False
+    slow: bool = False
     survivors: Sequence[int] = range(RANKS - 1)
 
 
@@ -63,7 +64,7 @@ OUT_OF_MEMORY = "OutOfMemoryError: .*rank 2 ran out of memory in bucket '"
 BUG = "ExchangeFailedError: rank 2 ended the exchange: unhandled RuntimeError: a bug in the user"
 
 FAULTS = (
-    Fault("kill in construction", "construction", "kill -9", helped=True),
+    Fault("kill in construction", "construction", "kill -9", mpirun_ends_survivors=True),
     Fault(
         "kill while connecting", "construction", "kill -9, while ranks connect",
         {"PeerLostError: rank ": 2, "PeerLostError: rank 2 of 3 .* has died while the ranks": 1},
@@ -117,7 +118,7 @@ FAULTS = (
     Fault("stop for 3 s", "between steps", "SIGSTOP for 3 s, then SIGCONT", recovers=True),
     Fault(
         "stop for 30 s", "between steps", "SIGSTOP for 30 s, then SIGCONT",
-        recovers=True, seconds=45, patient=True,
+        recovers=True, seconds=45, slow=True,
     ),
 )  # fmt: skip
 
@@ -125,23 +126,24 @@ FAULTS = (
 SHM_FAULTS = (
     Fault(
         "small shm", "start", "/dev/shm is full (64 KiB)", shm="64k",
-        recovers=True, seconds=60, patient=True,
+        recovers=True, seconds=60, slow=True,
     ),
     Fault(
-        "fill shm", "backward", "/dev/shm fills up, over MPI", shm="64m", helped=True, patient=True,
+        "fill shm", "backward", "/dev/shm fills up, over MPI", shm="64m",
+        mpirun_ends_survivors=True, slow=True,
     ),
     Fault(
         "fill shm", "backward", "/dev/shm fills up, over TCP", shm="64m",
-        recovers=True, env={"HVD_SPARSE_TRANSPORT": "tcp"}, seconds=60, patient=True,
+        recovers=True, env={"HVD_SPARSE_TRANSPORT": "tcp"}, seconds=60, slow=True,
     ),
 )  # fmt: skip
 
 LINK_FAULTS = (
-    Fault("cut", "any", "a link is cut for 10 s", recovers=True, seconds=60, patient=True),
-    Fault("crawl", "any", "all links at 1 % for 10 s", recovers=True, seconds=60, patient=True),
+    Fault("cut", "any", "a link is cut for 10 s", recovers=True, seconds=60, slow=True),
+    Fault("crawl", "any", "all links at 1 % for 10 s", recovers=True, seconds=60, slow=True),
     Fault(
         "vanish", "any", "a link is cut for good, as if its machine had lost power",
-        {"PeerLostError: ": 2}, seconds=45, patient=True,
+        {"PeerLostError: ": 2}, seconds=45, slow=True,
     ),
 )  # fmt: skip
 
@@ -165,7 +167,7 @@ class Outcome:
 
 def break_job(fault: Fault, *options: str) -> Outcome:
     """Runs a job that breaks itself; returns its outcome. The options are those of faulty.py."""
-    start = mpirun if fault.helped or fault.recovers else mpirun_without_help
+    start = mpirun if fault.mpirun_ends_survivors or fault.recovers else mpirun_without_help
     inside = _with_shm(fault.shm) if fault.shm else []
     command = [FAULTY, fault.name, *options]
     try:
@@ -241,7 +243,7 @@ def _judge(fault: Fault, job: Job, end: float, *, last_step: str = LAST_STEP) ->
         problems.append(f"took {seconds:.1f} s, and the limit is {fault.seconds:g}")
     if fault.recovers != (job.status == 0 and last_step in job.output):
         problems.append("should have recovered" if fault.recovers else "should have ended early")
-    alone = not fault.recovers and not fault.helped
+    alone = not fault.recovers and not fault.mpirun_ends_survivors
     problems += [
         f"missing: {end}" for end in _ends_of(fault.survivors) if alone and end not in job.output
     ]

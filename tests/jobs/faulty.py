@@ -68,7 +68,7 @@ def main() -> None:
     if large:
         density = 0.2
     if fault in ("model", "density", "small shm", "late") and victim:
-        tell()
+        print_fault_time()
     if victim and fault == "kill in construction":
         kill(model)
     if fault in KILLED_WHILE_CONNECTING:
@@ -111,7 +111,7 @@ def main() -> None:
     hvd.stop_timeline()  # otherwise Horovod's own lacks the events not written at shutdown
 
 
-def tell() -> None:
+def print_fault_time() -> None:
     """Prints the time of the fault."""
     print(f"fault at {time.time()}", flush=True)
 
@@ -121,7 +121,7 @@ def nothing(model: torch.nn.Module) -> None:
 
 
 def kill(model: torch.nn.Module | None) -> None:
-    tell()
+    print_fault_time()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -140,7 +140,7 @@ def kill_while_connecting(rank: int) -> None:
 
 
 def leave_by_exit(model: torch.nn.Module) -> None:
-    tell()
+    print_fault_time()
     sys.exit(7)
 
 
@@ -149,21 +149,21 @@ def kill_in_backward(model: torch.nn.Module) -> None:
 
 
 def skip(model: torch.nn.Module) -> None:
-    tell()
+    print_fault_time()
 
 
 def raise_an_error(model: torch.nn.Module) -> None:
-    tell()
+    print_fault_time()
     raise RuntimeError("a bug in the user's code")
 
 
 def be_slow(model: torch.nn.Module) -> None:
-    tell()
+    print_fault_time()
     time.sleep(6)
 
 
 def stop_for(seconds: int) -> None:
-    tell()
+    print_fault_time()
     pid = os.getpid()
     subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {pid}"])
     os.kill(pid, signal.SIGSTOP)
@@ -173,7 +173,7 @@ def use_up_memory(model: torch.nn.Module) -> None:
     """Leaves about 1 MiB for selecting and sending, once a large gradient is there."""
 
     def limit(gradient: torch.Tensor) -> None:
-        tell()
+        print_fault_time()
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + (1 << 20)
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -188,7 +188,7 @@ def own_threads() -> Iterable[int]:
 def hold_up(threads: Iterable[int]) -> None:
     """Keeps threads that wait for other ranks from receiving for a while."""
     time.sleep(WAITING_SECONDS)
-    tell()
+    print_fault_time()
     libc = ctypes.CDLL(None)
     # Called with the signal's number: the thread that gets it sleeps for that many seconds.
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
@@ -199,7 +199,7 @@ def hold_up(threads: Iterable[int]) -> None:
 
 def fill_shm(model: torch.nn.Module) -> None:
     """Fills /dev/shm, which is the job's own, to the last byte."""
-    tell()
+    print_fault_time()
     size = os.statvfs("/dev/shm")
     assert size.f_blocks * size.f_frsize <= 1 << 26, "this is the machine's /dev/shm"
     with suppress(OSError), open("/dev/shm/full", "wb", buffering=0) as file:
@@ -208,7 +208,7 @@ def fill_shm(model: torch.nn.Module) -> None:
 
 
 def poison(model: torch.nn.Module) -> None:
-    tell()
+    print_fault_time()
     with torch.no_grad():
         model[0].weight[3, 5] = float("nan")
 

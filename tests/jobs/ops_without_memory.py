@@ -1,6 +1,6 @@
 """Steps of TensorFlow's ops in which each allocation fails in turn.
 
-The second piece passes, and is "summed by others", so that a step uses all ops. A preloaded library
+The second op passes, and is "summed by others", so that a step uses all ops. A preloaded library
 makes allocations fail.
 """
 
@@ -21,7 +21,7 @@ from hvd_sparse.tensorflow import ops
 NUMEL, PASSING, K = 100, 20, 10
 GRADIENT = np.arange(1, NUMEL + 1, dtype=np.float32)
 LEFT = np.where(GRADIENT > NUMEL - K, 0, GRADIENT).astype(np.float32)
-PASSES = _core.DrivenBucket.PASSES
+DENSE = _core.DrivenBucket.DENSE
 
 number = ops.next_number()
 residual = tf.Variable(tf.zeros(NUMEL + PASSING))
@@ -32,8 +32,8 @@ where: dict[str, Any] = {"driver": number, "device": ops.CPU}
 @tf.function
 def step(gradient: tf.Tensor, passing: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     begun = ops.begin(residual, states, **where)
-    (average,), _ = ops.exchange([gradient], begun.token, piece=0, **where)
-    (moved,), _ = ops.exchange([passing], begun.token, piece=1, **where)
+    (average,), _ = ops.exchange([gradient], begun.token, op=0, **where)
+    (moved,), _ = ops.exchange([passing], begun.token, op=1, **where)
     (same,) = ops.summed([moved], begun, **where)
     with tf.control_dependencies([average, same]):
         end = ops.end(residual, states, **where)
@@ -60,13 +60,13 @@ def run(allocation: int) -> bool:
         "a",
         numels=[NUMEL],
         segments=[NUMEL],
-        capacity_ks=[K],
+        max_ks=[K],
         sparsifier=TopK(),
         collective="gtopk",
     )
     driven = [
-        _core.DrivenBucket(bucket, scale=1, output_scale=1, ks=[(0, [K])], pieces=1),
-        _core.DrivenBucket(PASSES, scale=1, output_scale=1, ks=[], pieces=1),
+        _core.DrivenBucket(bucket, scale=1, output_scale=1, ks=[(0, [K])], ops=1),
+        _core.DrivenBucket(DENSE, scale=1, output_scale=1, ks=[], ops=1),
     ]
     driver = ops.Driver(
         exchange, [(NUMEL, 1), (PASSING, 1)], driven, number=number, rules=_core.StepRules()

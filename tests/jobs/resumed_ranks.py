@@ -112,7 +112,7 @@ def results(
     assert exchange is not None
     assert exchange.tuner is None or tuning(target).stage is tuner.Stage.SETTLED
     yield from (part.numpy() for part in exchange.residuals().values())
-    yield from (part.numpy() for part in exchange.memories().values())
+    yield from (part.numpy() for part in exchange.sparsifier_states().values())
 
 
 def main(folder: Path, name: str, first: int, last: int) -> None:
@@ -126,8 +126,8 @@ def main(folder: Path, name: str, first: int, last: int) -> None:
         for label, compression in COMPRESSIONS.items():
             checkpoint = folder / f"{train.__name__}-{label}"
             print(f"{name}: {train.__name__}, {label}", flush=True)
-            for place, array in enumerate(train(compression, checkpoint, first, last)):
-                found[f"{train.__name__} {label} {place}"] = array
+            for index, array in enumerate(train(compression, checkpoint, first, last)):
+                found[f"{train.__name__} {label} {index}"] = array
     np.savez(folder / f"{name}-{hvd.rank()}.npz", **found)
 
 

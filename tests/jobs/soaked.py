@@ -52,7 +52,6 @@ class Piece:
     properties: list[str]
     gradients: list[torch.Tensor] = field(default_factory=list)
     before: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    handle: int = -1
 
     @classmethod
     def add_to(cls, exchange: Exchange | None, draw: np.random.Generator, size: int) -> Piece:
@@ -67,7 +66,8 @@ class Piece:
         density = float(10 ** draw.uniform(-4, 0))
         ks = [entries_to_send(numel, density) for numel in segments]
         sparsifier, collective = one_of(list(EVERY_SPARSIFIER)), one_of(_core.collectives())
-        wire_dtype, packed = one_of(["float32", "float16", "bfloat16"]), bool(draw.integers(2))
+        values = one_of(["float32", "float16", "bfloat16"])
+        indices = one_of(["plain", "packed"])
         slack = float(1 + draw.integers(2))
         number = -1
         if exchange is not None:
@@ -75,12 +75,12 @@ class Piece:
                 f"{sparsifier} over {collective}",
                 numels=numels,
                 segments=segments,
-                capacity_ks=ks,
+                max_ks=ks,
                 sparsifier=EVERY_SPARSIFIER[sparsifier],
                 collective=collective,
                 slack=slack,
-                packed=packed,
-                wire_dtype=wire_dtype,
+                indices=indices,
+                values=values,
             )
         return cls(
             number,
@@ -92,7 +92,7 @@ class Piece:
             [
                 f"collective {collective}",
                 f"sparsifier {sparsifier}",
-                f"wire {'packed' if packed else 'plain'} {wire_dtype}",
+                f"wire {indices} {values}",
                 f"ranks {size}",
                 *(f"gradient {dtype}" for dtype in dict.fromkeys(dtypes)),
                 *(["empty"] if not sum(numels) else []),
@@ -117,7 +117,7 @@ class Piece:
 
     def start(self, exchange: Exchange) -> None:
         """Starts the bucket's exchange."""
-        self.handle = exchange.start(
+        exchange.start(
             self.number,
             [
                 Buffer(gradient.data_ptr(), gradient.numel(), dtype)
@@ -230,7 +230,7 @@ class Slot:
         """
         assert self.exchange is not None
         for piece in self.pieces:
-            self.exchange.wait(piece.handle)
+            self.exchange.wait(piece.number)
         refused = ""
         try:
             self.exchange.commit()

@@ -15,18 +15,18 @@ TENSORFLOW = "tests/jobs/elastic_tensorflow_ranks.py"
 SECONDS = 180.0
 
 # A tape takes longest, and tests/parallel_tensorflow/test_elastic.py covers its differences.
-faces = pytest.mark.parametrize(
-    "face",
+interfaces = pytest.mark.parametrize(
+    "interface",
     [[PROGRAM], long([TENSORFLOW]), [TENSORFLOW, "--keras"]],
     ids=["torch", "tape", "keras"],
 )
 
 
-@faces
+@interfaces
 def test_a_rank_that_joins_starts_from_its_share_and_a_killed_one_takes_only_its_own(
-    face, tmp_path
+    interface, tmp_path
 ):
-    with ElasticJob(tmp_path, [*face, "3", "2"], hosts=HOSTS[:2], timeout=SECONDS) as job:
+    with ElasticJob(tmp_path, [*interface, "3", "2"], hosts=HOSTS[:2], timeout=SECONDS) as job:
         job.wait_for("three steps as 2")
         job.set_hosts(HOSTS)
         joined = job.wait_for(r"reasons \['new', 'update'\] size 3 total (\d+) shares \[(.*)\]")
@@ -44,11 +44,11 @@ def test_a_rank_that_joins_starts_from_its_share_and_a_killed_one_takes_only_its
 
 
 @pytest.mark.long
-@faces
+@interfaces
 def test_ranks_keep_their_own_when_all_are_back_and_one_that_is_taken_out_hands_over(
-    face, tmp_path
+    interface, tmp_path
 ):
-    program = [*face, "3", "2", "--compression", "adaptive", "--fails"]
+    program = [*interface, "3", "2", "--compression", "adaptive", "--fails"]
     with ElasticJob(tmp_path, program, hosts=HOSTS, timeout=SECONDS) as job:
         job.wait_for(r"reasons \['failure'\] size 3")
         job.wait_for("reached 3")
@@ -60,11 +60,11 @@ def test_ranks_keep_their_own_when_all_are_back_and_one_that_is_taken_out_hands_
 
 
 @pytest.mark.long
-@faces
+@interfaces
 def test_ranks_go_on_from_zero_where_that_is_asked_for_when_rank_0_has_died_in_a_step(
-    face, tmp_path
+    interface, tmp_path
 ):
-    program = [*face, "2", "--policy", "reset", "--compression", "gtopk", "--dies", "0"]
+    program = [*interface, "2", "--policy", "reset", "--compression", "gtopk", "--dies", "0"]
     with ElasticJob(tmp_path, program, hosts=HOSTS, timeout=SECONDS) as job:
         job.wait_for("met (PeerLost|HorovodInternal)Error")
         job.wait_for(r"reasons \['failure'\] size 2 total 0")
@@ -74,10 +74,10 @@ def test_ranks_go_on_from_zero_where_that_is_asked_for_when_rank_0_has_died_in_a
 
 
 @pytest.mark.long
-@faces
-def test_a_rank_that_is_left_alone_keeps_what_it_holds_for_the_next_to_join(face, tmp_path):
-    program = [*face, "2", "1", "2"]
-    with ElasticJob(tmp_path, program, hosts=HOSTS[:2], least=1, timeout=SECONDS) as job:
+@interfaces
+def test_a_rank_that_is_left_alone_keeps_what_it_holds_for_the_next_to_join(interface, tmp_path):
+    program = [*interface, "2", "1", "2"]
+    with ElasticJob(tmp_path, program, hosts=HOSTS[:2], min_ranks=1, timeout=SECONDS) as job:
         job.wait_for("reached 2")
         job.kill(1)
         alone = job.wait_for(r"reasons \['failure'\] size 1 total (\d+)")

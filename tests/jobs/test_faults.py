@@ -42,7 +42,7 @@ def shown_elsewhere(fault):
 
 @pytest.mark.parametrize(
     "fault",
-    [long(fault) if shown_elsewhere(fault) else fault for fault in FAULTS if not fault.patient],
+    [long(fault) if shown_elsewhere(fault) else fault for fault in FAULTS if not fault.slow],
     ids=lambda fault: fault.name,
 )
 def test_a_fault_of_one_rank_ends_all_in_time_or_is_survived(fault):

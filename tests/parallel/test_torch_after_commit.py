@@ -182,10 +182,10 @@ def test_nothing_takes_memory_between_the_commit_and_the_averages(verdict, monke
 
     backward(CYCLE)
     monkeypatch.setattr(exchange._exchange, "commit", commit_and_look)
-    monkeypatch.setattr(exchange, "_go_on", look_no_more)
+    monkeypatch.setattr(exchange, "_after_commit", look_no_more)
     optimizer.synchronize()
     assert seen == []
-    assert exchange.state._dense.rests
+    assert exchange.state._dense.rounding_errors
 
 
 class Fails(logging.Handler):
@@ -206,7 +206,7 @@ def test_an_error_after_the_commit_leaves_the_step_and_so_does_a_log_that_cannot
     def fail(*_, **__):
         raise MemoryError("no memory for a measurement")
 
-    on_the_culprit(lambda: monkeypatch.setattr(exchange, "_go_on", fail))
+    on_the_culprit(lambda: monkeypatch.setattr(exchange, "_after_commit", fail))
     on_the_culprit(lambda: log.logger.addHandler(handler))
     try:
         optimizer.zero_grad()

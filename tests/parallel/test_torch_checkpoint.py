@@ -206,8 +206,8 @@ def test_the_sum_of_residuals_of_more_ranks_is_spread_and_nothing_is_lost(folder
     load_checkpoint(folder, twin, resumed, residuals="spread")
     for name, part in residuals(resumed).items():
         assert torch.equal(total(part), 2 * owed[name])
-        places = torch.arange(part.numel())[part != 0]
-        assert bool((places % hvd.size() == hvd.rank()).all())
+        indices = torch.arange(part.numel())[part != 0]
+        assert bool((indices % hvd.size() == hvd.rank()).all())
     rates = resumed.state_dict()["hvd_sparse"]["lrs"]
     assert rates == dict.fromkeys(residuals(optimizer), 0.5)
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):

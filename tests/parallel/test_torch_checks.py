@@ -72,7 +72,7 @@ def test_a_rank_that_skipped_a_step_is_found_by_its_learning_rate(checks):
 
 def test_ranks_whose_groups_differ_in_order_agree(checks):
     model = Toy()
-    groups = [{"params": [p], "lr": 2.0**-place} for place, p in enumerate(model.parameters())]
+    groups = [{"params": [p], "lr": 2.0**-index} for index, p in enumerate(model.parameters())]
     optimizer = distribute(model, COMPRESSION, optimizer=torch.optim.SGD(groups, lr=1.0))
     if hvd.rank() == LAST:
         optimizer.param_groups.reverse()

@@ -29,7 +29,7 @@ from tests.parallel.torch_ranks import (
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
 
 
-def told(call):
+def error_of(call):
     """Returns the error that a call raises, as text; None if it raises none."""
     try:
         call()
@@ -54,9 +54,9 @@ def test_a_loop_that_goes_on_after_an_end_is_told_the_first_cause_in_every_step(
         on_the_culprit(lambda: model.first.grad.mul_(0.5))
         optimizer.step()
 
-    texts = [told(step)]  # a rank that has received all it needs takes this step
+    texts = [error_of(step)]  # a rank that has received all it needs takes this step
     wait_for_the_end(attachment_of(optimizer).exchange)
-    texts += [told(step) for _ in range(3)]
+    texts += [error_of(step) for _ in range(3)]
     assert all("'first' was written to after loss.backward" in text for text in texts if text)
     assert all(texts[hvd.rank() != CULPRIT :])
     assert texts[1].startswith("ExchangeFailedError: ")
@@ -84,7 +84,7 @@ def test_every_later_call_tells_the_first_cause_whose_gradients_wait(call, tmp_p
     total(torch.zeros(1))  # all ranks have reached this point
     on_the_culprit(lambda: exchange.fail("a bug in the user's code"))
     wait_for_the_end(exchange)
-    texts = [told(lambda: LATER[call](model, optimizer, tmp_path / "saved")) for _ in range(2)]
+    texts = [error_of(lambda: LATER[call](model, optimizer, tmp_path / "saved")) for _ in range(2)]
     assert all("a bug in the user's code" in str(text) for text in texts), texts
     assert not (tmp_path / "saved").exists()
 
@@ -98,7 +98,7 @@ def test_an_end_between_two_steps_is_told_by_what_needs_the_other_ranks(call, tm
     wait_for_the_end(exchange)
     for _ in range(2):
         optimizer.zero_grad()  # does not raise
-        text = told(lambda: LATER[call](model, optimizer, tmp_path / "saved"))
+        text = error_of(lambda: LATER[call](model, optimizer, tmp_path / "saved"))
         assert "a bug in the user's code" in str(text)
 
 

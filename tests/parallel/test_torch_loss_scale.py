@@ -82,8 +82,8 @@ def test_a_disabled_scaler_skips_nothing_so_a_bad_gradient_is_refused(preset):
 
 @several_ranks
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("place", ["last", "bias"])
-def test_a_bad_gradient_of_one_rank_makes_all_skip_and_back_off(preset, place):
+@pytest.mark.parametrize("where", ["last", "bias"])
+def test_a_bad_gradient_of_one_rank_makes_all_skip_and_back_off(preset, where):
     scaler = new_scaler(growth_interval=1000)
     model = Toy()
     optimizer = distribute(model, PRESETS[preset](scaler))
@@ -92,7 +92,7 @@ def test_a_bad_gradient_of_one_rank_makes_all_skip_and_back_off(preset, place):
     owed = {name: total(part) for name, part in residuals(optimizer).items()}
     bad = integer_gradients(model, 1)
     if hvd.rank() == hvd.size() - 1:
-        bad[place].view(-1)[0] = math.inf
+        bad[where].view(-1)[0] = math.inf
     scaled_step(model, optimizer, scaler, bad)
     assert scaler.get_scale() == 512
     assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))

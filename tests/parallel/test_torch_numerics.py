@@ -1,7 +1,7 @@
 """All features that change gradients, combined: the law holds exactly in every combination.
 
-Gradients are plus or minus one at 256 places, momentum is 1/2, clipping factors and loss scales are
-powers of two, so all sums are exact, in bfloat16 too.
+Gradients are plus or minus one at 256 indices, momentum is 1/2, clipping factors and loss scales
+are powers of two, so all sums are exact, in bfloat16 too.
 """
 
 from __future__ import annotations

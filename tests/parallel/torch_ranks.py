@@ -38,7 +38,7 @@ def integer_gradients(model, step, *, rank=None, low=-9, high=10):
 
 
 def signs(model, step, *, norm, dtype=torch.float32):
-    """Returns tensors with 256 entries of one magnitude, at places of this rank's own.
+    """Returns tensors with 256 entries of one magnitude, at indices of this rank's own.
 
     Their norm is exactly `norm`. Smaller tensors have fewer such entries, and a smaller norm.
     """
@@ -46,8 +46,10 @@ def signs(model, step, *, norm, dtype=torch.float32):
     gradients = {}
     for name, p in model.named_parameters():
         flat = torch.zeros(p.numel(), dtype=dtype)
-        places = torch.randperm(p.numel(), generator=generator)[:256]
-        flat[places] = 2.0 * torch.randint(0, 2, (len(places),), generator=generator).to(dtype) - 1
+        indices = torch.randperm(p.numel(), generator=generator)[:256]
+        flat[indices] = (
+            2.0 * torch.randint(0, 2, (len(indices),), generator=generator).to(dtype) - 1
+        )
         gradients[name] = norm / 16 * flat.view_as(p)
     return gradients
 

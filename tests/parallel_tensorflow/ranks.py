@@ -56,7 +56,7 @@ def integer_gradients(variables, step, *, rank=None, low=-9, high=10):
 
 
 def signs(variables, step, *, norm=16.0):
-    """Returns tensors with 256 entries of one magnitude, at places of this rank's own.
+    """Returns tensors with 256 entries of one magnitude, at indices of this rank's own.
 
     Their norm is exactly `norm`. Smaller tensors have fewer such entries, and a smaller norm.
     """
@@ -65,8 +65,8 @@ def signs(variables, step, *, norm=16.0):
     for variable in variables:
         numel = math.prod(variable.shape)
         flat = np.zeros(numel)
-        places = rng.permutation(numel)[:256]
-        flat[places] = norm / 16 * (2.0 * rng.integers(0, 2, len(places)) - 1)
+        indices = rng.permutation(numel)[:256]
+        flat[indices] = norm / 16 * (2.0 * rng.integers(0, 2, len(indices)) - 1)
         gradients.append(tf.cast(tf.constant(flat.reshape(variable.shape)), variable.dtype))
     return gradients
 

@@ -203,8 +203,8 @@ def test_the_sum_of_residuals_of_more_ranks_is_spread_and_nothing_is_lost(folder
     twin.load(folder, residuals="spread")
     for name, part in twin.residuals().items():
         assert np.array_equal(total(part), 2 * owed[name])
-        (places,) = np.nonzero(part)
-        assert np.all(places % hvd.size() == hvd.rank())
+        (indices,) = np.nonzero(part)
+        assert np.all(indices % hvd.size() == hvd.rank())
     assert_equal(loop.variables, twin.variables)
     twin.train([9])
     assert stats(twin.variables).density_asked < 0.2  # the warm-up is over

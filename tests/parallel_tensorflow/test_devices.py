@@ -38,8 +38,8 @@ from tests.parallel_tensorflow.ranks import integer_gradients, loss_of, make_var
 
 # Operands in the CPU's memory wherever an op runs. All others are gradients.
 ON_THE_HOST = {
-    "HvdSparseBegin": {"residual", "states", "decay", "velocity", "token", "looks"},
-    "HvdSparseExchange": {"token", "passes"},
+    "HvdSparseBegin": {"residual", "states", "decay", "velocity", "token", "check_finite"},
+    "HvdSparseExchange": {"token", "is_dense"},
     "HvdSparseSummed": {"finite", "token"},
     "HvdSparseEnd": {"residual", "velocity", "states"},
     "HvdSparseAddress": {"address"},
@@ -181,9 +181,9 @@ def test_other_devices_are_refused():
 def test_a_build_without_cuda_says_how_to_get_it():
     with pytest.raises(UnsupportedError, match=r"GPU:1, and this build .*HVD_SPARSE_WITH_CUDA=1"):
         devices.check_device("GPU:1")
-    world, passes = _core.LoopbackWorld(1), _core.DrivenBucket.PASSES
+    world, dense = _core.LoopbackWorld(1), _core.DrivenBucket.DENSE
     exchange = _core.Exchange.over_loopback(world, 0, select_on="caller", local_size=1)
-    bucket = _core.DrivenBucket(passes, scale=1.0, output_scale=1.0, ks=[], pieces=1)
+    bucket = _core.DrivenBucket(dense, scale=1.0, output_scale=1.0, ks=[], ops=1)
     rules = _core.StepRules(device="cuda:1")
     with pytest.raises(UnavailableError, match=r"cuda:1 need it: .*HVD_SPARSE_WITH_CUDA=1"):
         _core.StepDriver(exchange, [(4, 1)], [bucket], None, None, None, rules)
@@ -224,10 +224,10 @@ def test_a_step_is_asked_to_run_where_its_gradients_lie(device):
         graph.number,
         state,
         members=[],
-        moved=[0],
+        with_velocity_only=[0],
         may_pass=False,
         device=device,
-        allreduce=lambda place, gradient: gradient,
+        allreduce=lambda index, gradient: gradient,
     )
 
     @tf.function
@@ -250,8 +250,10 @@ def test_several_devices_are_refused_unless_horovod_gathers(with_cuda):
 
 @pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
 def test_a_step_is_refused_where_the_core_is_told_that_a_dense_sum_is_not_finite(monkeypatch):
-    told = ops._told
-    monkeypatch.setattr(ops, "_told", lambda sums, looks, _: told(sums, looks, "GPU:0"))
+    host_checked = ops._host_checked
+    monkeypatch.setattr(
+        ops, "_host_checked", lambda sums, checks, _: host_checked(sums, checks, "GPU:0")
+    )
     variables = make_variables()
 
     @tf.function
@@ -269,7 +271,7 @@ def test_a_step_is_refused_where_the_core_is_told_that_a_dense_sum_is_not_finite
             continue
         if hvd.rank() == 0:
             gradients[1] = tf.fill(gradients[1].shape, np.inf)
-        with pytest.raises(tf.errors.InvalidArgumentError, match="travel dense is not finite"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="sent dense is not finite"):
             step(gradients)
 
 

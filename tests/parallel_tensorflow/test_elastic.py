@@ -26,7 +26,7 @@ from hvd_sparse.tensorflow import (
     stats,
     tuning,
 )
-from hvd_sparse.tensorflow.elastic_errors import as_horovod_knows_them
+from hvd_sparse.tensorflow.elastic_errors import with_horovod_errors
 from hvd_sparse.tensorflow.registry import find_exchange
 from tests.parallel_tensorflow.ranks import (
     SHAPES,
@@ -310,7 +310,7 @@ def test_errors_of_the_script_end_it():
     ],
 )
 def test_horovods_errors_are_known_whatever_its_operations_are_called(told, kind):
-    @as_horovod_knows_them
+    @with_horovod_errors
     def train():
         raise tf.errors.UnknownError(None, None, told)
 

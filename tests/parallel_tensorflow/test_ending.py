@@ -23,7 +23,7 @@ COMPRESSIONS = [
 ]
 
 
-def told(call):
+def error_of(call):
     """Returns the error that a call raises, as text; None if it raises none."""
     try:
         call()
@@ -90,7 +90,9 @@ def test_every_step_after_an_end_tells_what_has_ended_the_exchange(way, compress
     step(0)
     end_on_all_ranks()
     for _ in range(3):
-        assert "hvd.join() cannot be used with sparse compressions" in str(told(lambda: step(0)))
+        assert "hvd.join() cannot be used with sparse compressions" in str(
+            error_of(lambda: step(0))
+        )
 
 
 @pytest.mark.parametrize("call", ["save", "replan"])

@@ -92,13 +92,13 @@ def test_what_travels_dense_is_momentum_sgd(op, device):
     moved = [0.0] * len(variables)
     for number in range(4):
         gradients = integer_gradients(variables, number)
-        for place, result in enumerate(step(gradients)):
+        for index, result in enumerate(step(gradients)):
             share = 1 if op == hvd.Sum else hvd.size()
-            moved[place] = M * moved[place] + total(gradients[place]) / share
+            moved[index] = M * moved[index] + total(gradients[index]) / share
             if op == hvd.Sum:
-                assert np.array_equal(result.numpy().ravel(), moved[place])
+                assert np.array_equal(result.numpy().ravel(), moved[index])
             else:
-                np.testing.assert_allclose(result.numpy().ravel(), moved[place], 1e-5, 1e-6)
+                np.testing.assert_allclose(result.numpy().ravel(), moved[index], 1e-5, 1e-6)
 
 
 @several_ranks
@@ -128,11 +128,11 @@ def test_a_bad_gradient_of_one_rank_leaves_finite_velocities(bad, device):
     step(integer_gradients(variables, 0))
     before, velocity = residuals(), velocities()
     gradients = integer_gradients(variables, 1)
-    place = list(SHAPES).index(bad)
+    index = list(SHAPES).index(bad)
     if hvd.rank() == hvd.size() - 1:
-        flat = gradients[place].numpy().ravel()
+        flat = gradients[index].numpy().ravel()
         flat[0] = np.nan
-        gradients[place] = tf.constant(flat.reshape(SHAPES[bad]))
+        gradients[index] = tf.constant(flat.reshape(SHAPES[bad]))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"not finite|NaN or Inf"):
         step(gradients)
     after = velocities()

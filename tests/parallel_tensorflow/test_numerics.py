@@ -1,7 +1,7 @@
 """All features that change gradients, combined: the law holds exactly in every combination.
 
-Gradients are plus or minus one at 256 places, momentum is 1/2, clipping factors and loss scales are
-powers of two, so all sums are exact, in bfloat16 too.
+Gradients are plus or minus one at 256 indices, momentum is 1/2, clipping factors and loss scales
+are powers of two, so all sums are exact, in bfloat16 too.
 """
 
 from __future__ import annotations
@@ -144,10 +144,10 @@ def test_nothing_is_lost_through_an_optimizer(how, clips, momentum, ranks):
         gradients = signs(variables, number)
         refused = scaled and number == BAD_STEP
         if refused and hvd.rank() == ranks.ranks[-1]:
-            place = list(SHAPES).index("bias" if how.endswith("bias") else "second")
-            flat = gradients[place].numpy().ravel()
-            flat[np.flatnonzero(flat == 0)[0] if place != 1 else 0] = np.nan  # keeps the norm exact
-            gradients[place] = tf.constant(flat.reshape(gradients[place].shape))
+            index = list(SHAPES).index("bias" if how.endswith("bias") else "second")
+            flat = gradients[index].numpy().ravel()
+            flat[np.flatnonzero(flat == 0)[0] if index != 1 else 0] = np.nan  # keeps the norm exact
+            gradients[index] = tf.constant(flat.reshape(gradients[index].shape))
         before, weights = memory_of(inner), [v.numpy() for v in variables]
         scale = float(optimizer.dynamic_scale) if scaled else 1.0
         for _ in range(passes):

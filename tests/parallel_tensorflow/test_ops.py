@@ -15,7 +15,7 @@ from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.sparsifiers import TopK
 from hvd_sparse.tensorflow import ops
 
-NUMEL, PIECES = 100_000, 4
+NUMEL, OPS = 100_000, 4
 
 
 def test_memory_of_a_step_is_freed_when_its_driver_has_ended(monkeypatch):
@@ -88,36 +88,36 @@ def make_driver(number, step_ended):
     exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
     buckets = [
         exchange.add_bucket(
-            f"bucket.{piece}",
+            f"bucket.{op}",
             numels=[NUMEL],
             segments=[NUMEL],
-            capacity_ks=[1000],
+            max_ks=[1000],
             sparsifier=TopK(),
             collective="gtopk",
         )
-        for piece in range(PIECES)
+        for op in range(OPS)
     ]
     driven = [
-        _core.DrivenBucket(one, scale=1.0, output_scale=1.0, ks=[(0, [1000])], pieces=1)
+        _core.DrivenBucket(one, scale=1.0, output_scale=1.0, ks=[(0, [1000])], ops=1)
         for one in buckets
     ]
     rules = _core.StepRules()
     return ops.Driver(
-        exchange, [(NUMEL, 1)] * PIECES, driven, number, rules=rules, step_ended=step_ended
+        exchange, [(NUMEL, 1)] * OPS, driven, number, rules=rules, step_ended=step_ended
     )
 
 
 def make_step(number):
-    residual = tf.Variable(tf.zeros([NUMEL * PIECES]))
-    states = tf.Variable(tf.zeros([PIECES, 4]))
+    residual = tf.Variable(tf.zeros([NUMEL * OPS]))
+    states = tf.Variable(tf.zeros([OPS, 4]))
     where = {"driver": number, "device": ops.CPU}
 
     @tf.function(autograph=False)
     def step(gradient):
         begun = ops.begin(residual, states, **where)
         averages = []
-        for piece in range(PIECES):
-            (average,), _ = ops.exchange([gradient + piece], begun.token, piece=piece, **where)
+        for op in range(OPS):
+            (average,), _ = ops.exchange([gradient + op], begun.token, op=op, **where)
             averages.append(average)
         with tf.control_dependencies(averages):
             end = ops.end(residual, states, **where)

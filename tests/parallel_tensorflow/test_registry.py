@@ -62,7 +62,7 @@ def test_what_a_backbone_owes_goes_along_to_each_new_head(own_exchanges):
         before = {"backbone": after["backbone"]}
         assert find_exchange([backbone, head]).steps == 1
         assert len(own_exchanges()) == 1
-        assert not registry._estates  # nothing is kept twice
+        assert not registry._ended  # nothing is kept twice
 
 
 def test_what_a_backbone_owes_goes_along_while_its_former_head_lives():
@@ -118,7 +118,7 @@ def test_nothing_goes_along_to_other_options_or_once_all_variables_are_gone():
     step([head, backbone], 0)
     del head
     gc.collect()
-    assert len(registry._estates) == 1
+    assert len(registry._ended) == 1
     head = tf.Variable(tf.zeros(SHAPES["head"]), name="head")
     other = replace(COMPRESSION, density=0.1)
     gradients, averages = step([head, backbone], 1, other)
@@ -126,15 +126,15 @@ def test_nothing_goes_along_to_other_options_or_once_all_variables_are_gone():
     assert_nothing_is_lost(names, gradients, averages, {}, residuals())
     del head, backbone
     gc.collect()
-    assert not registry._estates
+    assert not registry._ended
 
 
 def test_an_exchange_ends_with_the_first_variable_that_dies(own_exchanges):
     variables = make_variables(SHAPES)
-    for place in reversed(range(len(SHAPES))):
+    for index in reversed(range(len(SHAPES))):
         step(variables, 0)
         (exchange,) = own_exchanges()
-        variables[place] = None
+        variables[index] = None
         gc.collect()
         assert own_exchanges() == []
         assert exchange.closed

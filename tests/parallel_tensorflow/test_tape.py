@@ -116,7 +116,7 @@ def test_the_op_gives_what_the_core_gives_on_the_cpu_bit_for_bit(collective, spa
     world = World.from_horovod(hvd, hvd.global_process_set)
     core = Exchange.between_ranks(world, name="the core alone")
     bucket = core.add_bucket(
-        "w", numels=[numel], segments=[numel], capacity_ks=[60],
+        "w", numels=[numel], segments=[numel], max_ks=[60],
         sparsifier=as_sparsifier(sparsifier), collective=collective,
     )  # fmt: skip
     residual, states = np.zeros(numel, np.float32), np.zeros(4, np.float32)
@@ -125,11 +125,11 @@ def test_the_op_gives_what_the_core_gives_on_the_cpu_bit_for_bit(collective, spa
         gradient = rng.standard_normal((60, 50), np.float32)
         (average,) = step([tf.constant(gradient)])
         expected = gradient.ravel().copy()
-        handle = core.start(
+        core.start(
             bucket, [Buffer.of(expected)], residual=Buffer.of(residual), states=Buffer.of(states),
             ks=[60], decays=[1.0],
         )  # fmt: skip
-        core.wait(handle)
+        core.wait(bucket)
         core.commit()
         assert np.array_equal(average.numpy().ravel().view(np.int32), expected.view(np.int32))
         kept = np.array(live_exchanges()[-1].residuals()["w"])

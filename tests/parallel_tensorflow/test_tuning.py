@@ -91,7 +91,7 @@ def test_nothing_is_lost_from_dense_to_sparse_and_back(verdict, sparse, dtype):
     last = stats(variables)
     assert last.step == CYCLE + 3
     sizes = [math.prod(shape) * dtype.size for shape in SHAPES.values()]
-    sparse_bytes = sum(sizes[place] for place in (0, 2))
+    sparse_bytes = sum(sizes[index] for index in (0, 2))
     assert last.dense_bytes == sum(sizes) - (sparse_bytes if sparse else 0)
 
 
@@ -306,13 +306,15 @@ def test_gradients_of_a_device_are_tuned_by_its_own_time(verdict, monkeypatch):
 
 
 def test_nobody_looks_at_sums_where_all_travels_dense_and_nothing_is_owed(monkeypatch):
-    told = ops._told
-    monkeypatch.setattr(ops, "_told", lambda sums, looks, _: told(sums, looks, "GPU:0"))
+    host_checked = ops._host_checked
+    monkeypatch.setattr(
+        ops, "_host_checked", lambda sums, checks, _: host_checked(sums, checks, "GPU:0")
+    )
     variables = make_variables()
     step = averaging(variables)
     gradients = integer_gradients(variables, 0)
     bad = [tf.fill(one.shape, np.inf) for one in gradients]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="travel dense is not finite"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="sent dense is not finite"):
         step(bad)  # inspected, as a residual may have been loaded
     step(gradients)
     assert all(np.isinf(average).all() for average in step(bad))

@@ -27,7 +27,7 @@ def transfers(size, collective, k=300, numel=4000):
             "bucket",
             numels=[numel],
             segments=[numel],
-            capacity_ks=[k],
+            max_ks=[k],
             sparsifier=as_sparsifier("top_k"),
             collective=collective,
         )

@@ -67,7 +67,7 @@ def test_an_end_that_is_raised_is_acknowledged(monkeypatch, kind, told, noted):
     handle.close()
 
 
-class HeardLate:
+class LateEnd:
     """An exchange of the core whose end becomes known only after some looks."""
 
     def __init__(self, looks, *, death=None, departure=None):
@@ -90,14 +90,14 @@ class HeardLate:
 @pytest.mark.parametrize("how", ["death", "departure"])
 def test_why_horovod_has_failed_is_waited_for(how, looks):
     error = ExchangeFailedError("rank 1 is gone")
-    handle = CoreHandle(HeardLate(looks, **{how: error}))
+    handle = CoreHandle(LateEnd(looks, **{how: error}))
     assert handle.cause() is error
     handle.close()
 
 
 def test_why_horovod_has_failed_is_not_waited_for_for_ever(monkeypatch):
     monkeypatch.setattr(core_handle, "_CAUSE_SECONDS", 0.05)
-    handle = CoreHandle(HeardLate(1000))
+    handle = CoreHandle(LateEnd(1000))
     assert handle.cause() is None
     handle.close()
 
@@ -142,11 +142,11 @@ def test_closing_amid_a_step_gives_back_what_was_taken(waits):
         "a",
         numels=[100],
         segments=[100],
-        capacity_ks=[10],
+        max_ks=[10],
         sparsifier=TopK(),
         collective="gtopk",
     )
-    handle = exchange.start(
+    exchange.start(
         bucket,
         [Buffer.of(gradient)],
         residual=Buffer.of(residual),
@@ -155,7 +155,7 @@ def test_closing_amid_a_step_gives_back_what_was_taken(waits):
         decays=[1.0],
     )
     if waits:
-        exchange.wait(handle)
+        exchange.wait(bucket)
     assert np.count_nonzero(residual) == 90
     exchange.close()
     assert np.array_equal(residual, expected)

@@ -12,7 +12,7 @@ from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning import costs
 from hvd_sparse.planning.account import HEADER_BYTES, Setting
 from hvd_sparse.planning.models.gtopk import device_message
-from hvd_sparse.planning.network import DeviceNetwork, Link, Network
+from hvd_sparse.planning.network import GpuLinks, Link, Network
 from hvd_sparse.planning.routes import CALLS, ROUNDS, ROUTES, STEP
 from tests.profiles import IDLE, MACHINE, between_devices, gigabits
 
@@ -56,7 +56,7 @@ def uneven(size: int) -> Network:
         size=size,
         links=tuple((d, Link(alpha=1e-3 * d, beta=1e-6 * d)) for d in distances),
         dense=Link(alpha=0.0, beta=0.0),
-        devices=DeviceNetwork(
+        devices=GpuLinks(
             links=tuple((d, Link(alpha=1e-4 * d, beta=1e-8 * d)) for d in distances),
             merge=Link(alpha=3e-5, beta=2e-9),
             handing=Link(alpha=5e-5, beta=4e-9),
@@ -172,5 +172,5 @@ def test_more_ranks_have_the_worst_link_between_devices():
 
 def test_distances_between_devices_must_ascend():
     link = Link(alpha=0.0, beta=0.0)
-    with pytest.raises(InvalidArgumentError, match=r"a DeviceNetwork's links must ascend .*2, 1\]"):
-        DeviceNetwork(links=((2, link), (1, link)), merge=link, handing=link)
+    with pytest.raises(InvalidArgumentError, match=r"a GpuLinks's links must ascend .*2, 1\]"):
+        GpuLinks(links=((2, link), (1, link)), merge=link, handing=link)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from hvd_sparse import cli
 from hvd_sparse.compression import LAGS, GaussianK, TopK
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.places.place import BesideCpu
+from hvd_sparse.places.place import OnDevice
 from hvd_sparse.planning import costs
 from hvd_sparse.planning.explanation import explain
 from hvd_sparse.planning.network import Link
@@ -160,7 +160,7 @@ def test_the_command_tells_which_links_it_reckons_with(run):
 def test_the_command_plans_for_more_ranks_with_devices_and_for_other_networks_without(run):
     found = json.loads(run(profile_on_devices(100), "--json", "--ranks", "64"))
     assert {row["route"] for row in found["buckets"] if row["collective"] == "gtopk"} == {STEP}
-    rules = rules_of(LAGS(), BesideCpu)
+    rules = rules_of(LAGS(), OnDevice)
     expected = make_plan(profile_on_devices(100).scaled(size=64), rules)
     assert Plan.from_json(json.dumps(found["plan"])) == expected
     assumed = json.loads(run(profile_on_devices(100), "--json", "--bandwidth", "1Gbps"))

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import hvd_sparse
 from hvd_sparse import _core, cli, installation
 from hvd_sparse.cli import doctor as command_line
-from hvd_sparse.doctor import diagnose, served
+from hvd_sparse.doctor import diagnose, supported_frameworks
 from hvd_sparse.errors import UnavailableError
 from hvd_sparse.installation import (
     ASK_MEANS,
@@ -119,7 +119,7 @@ def test_one_framework_is_enough(torch, tensorflow, ops, horovod, what):
     facts["horovod"] |= horovod
     found = [problem.what for problem in diagnose(facts)]
     assert len(found) == (what is not None)
-    assert what is not None or served(facts) == ["PyTorch" if torch else "TensorFlow"]
+    assert what is not None or supported_frameworks(facts) == ["PyTorch" if torch else "TensorFlow"]
     assert all(what in text for text in found)
 
 
@@ -276,7 +276,7 @@ def test_the_core_tells_what_can_connect_gpus_in_a_build_for_them():
     answer = ask([sys.executable, "-c", ASK_MEANS, "it is full"])
     assert set(answer) == {"means"}
     assert bool(answer["means"]) == _core.with_cuda
-    assert set(told("one")) <= set(dir(_core.MeansFacts))
+    assert set(told("one")) <= set(dir(_core.GpuTransportFacts))
 
 
 @pytest.mark.parametrize(

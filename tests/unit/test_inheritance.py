@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.state.inheritance import Holding, checked_policy, givers, in_place, lost
+from hvd_sparse.state.inheritance import Holding, checked_policy, contributors, lost, unchanged
 
 
 def test_every_rank_in_its_place_keeps_its_own():
-    assert in_place([Holding(0, 3, 7), Holding(1, 3, 7), Holding(2, 3, 7)])
+    assert unchanged([Holding(0, 3, 7), Holding(1, 3, 7), Holding(2, 3, 7)])
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,11 @@ def test_every_rank_in_its_place_keeps_its_own():
     ],
 )
 def test_otherwise_they_do_not(holdings):
-    assert not in_place(holdings)
+    assert not unchanged(holdings)
 
 
 @pytest.mark.parametrize(
-    ("holdings", "giving", "gone"),
+    ("holdings", "contributing", "gone"),
     [
         ([None, None], [], 0),  # the first world
         ([Holding(0, 3, 7), Holding(2, 3, 7)], [0, 1], 1),
@@ -41,8 +41,8 @@ def test_otherwise_they_do_not(holdings):
         ([Holding(0, 3, 8), Holding(1, 3, 7, whole=True)], [0], 2),
     ],
 )
-def test_what_fits_rank_0s_model_is_given_once(holdings, giving, gone):
-    assert givers(holdings) == giving
+def test_what_fits_rank_0s_model_is_given_once(holdings, contributing, gone):
+    assert contributors(holdings) == contributing
     assert lost(holdings) == gone
 
 

@@ -16,7 +16,7 @@ class Exchange:
     def close(self):
         pass
 
-lifecycle.FAREWELL_SECONDS = 1.0
+lifecycle.FINALIZE_SECONDS = 1.0
 atexit.register(lambda: (time.sleep({waits}), print("MPI has ended", flush=True)))
 exchange = Exchange()
 lifecycle.register(exchange)

@@ -116,7 +116,7 @@ def test_buckets_are_told_at_level_debug(monkeypatch, caplog):
         "fc1.weight",
         numels=[100],
         segments=[100],
-        capacity_ks=[10],
+        max_ks=[10],
         sparsifier=as_sparsifier("top_k"),
         collective="gtopk",
     )

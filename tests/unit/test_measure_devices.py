@@ -11,7 +11,7 @@ import pytest
 from hvd_sparse import _core
 from hvd_sparse.errors import PeerLostError, UnavailableError
 from hvd_sparse.places.place import OnCpu
-from hvd_sparse.planning.network import DeviceNetwork, Link
+from hvd_sparse.planning.network import GpuLinks, Link
 from hvd_sparse.ranks.world import World
 from hvd_sparse.tuning.measure_devices import measure_devices
 from hvd_sparse.tuning.measurer import Measurer
@@ -60,7 +60,7 @@ class Devices:
             raise self._fails
         return [self._slower * MERGE.seconds(32 + 8 * entries)] * (repetitions - 1) + [5.0]
 
-    def hand_to_device(self, entries, repetitions):
+    def copy_to_device(self, entries, repetitions):
         return [self._slower * HANDING.seconds(32 + 8 * entries)] * (repetitions - 1) + [0.0]
 
 
@@ -182,4 +182,4 @@ def test_a_measurer_measures_devices_where_gradients_lie_on_them(monkeypatch):
     for device in ("cuda:0", "cpu"):
         for network in on_ranks([Devices(0), Devices(1)], measured, [device] * 2):
             assert network.link == gigabits(1, 2).link
-            assert isinstance(network.devices, DeviceNetwork) == (device != "cpu")
+            assert isinstance(network.devices, GpuLinks) == (device != "cpu")

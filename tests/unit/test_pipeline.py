@@ -22,8 +22,8 @@ def stages(*triples):
     return [Stage(layers=n, select=select, exchange=exchange) for n, select, exchange in triples]
 
 
-def seen(timeline):
-    return [(b.ready, b.selected, b.start, b.end) for b in timeline.buckets]
+def seen(step):
+    return [(b.ready, b.selected, b.start, b.end) for b in step.buckets]
 
 
 def test_selection_on_the_thread_of_backward_delays_it():

@@ -15,7 +15,7 @@ from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning import costs, planner
-from hvd_sparse.planning.explanation import explain, timeline_of
+from hvd_sparse.planning.explanation import explain, simulated_step
 from hvd_sparse.planning.pipeline import simulate, simulate_dense
 from hvd_sparse.planning.plan import BucketPlan, Plan, entries_to_send
 from hvd_sparse.planning.planner import Rules, dense_plan, make_plan
@@ -56,7 +56,7 @@ def check(plan, profile, rules):
     if rules.dense:
         assert plan.step_seconds <= plan.dense_seconds
     if not plan.dense:
-        assert timeline_of(plan, profile, select_on=rules.select_on).step == plan.step_seconds
+        assert simulated_step(plan, profile, select_on=rules.select_on).step == plan.step_seconds
 
 
 RULES = st.builds(

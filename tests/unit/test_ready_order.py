@@ -1,4 +1,4 @@
-"""The order in which buckets become ready, learned from the arrivals of their pieces."""
+"""The order in which buckets become ready, learned from the arrivals of their ops."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def test_another_order_is_told_once():
 def test_the_places_of_all_steps_count():
     broadcast = Broadcast()
     order = ReadyOrder([1, 1, 1], broadcast)
-    for came in ([2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [0.0, 1.0, 2.0]):
-        order.end_step(came)  # an order is sent after the first and the fourth
+    for arrived in ([2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [0.0, 1.0, 2.0]):
+        order.end_step(arrived)  # an order is sent after the first and the fourth
     assert broadcast.sent == [[2, 1, 0], [2, 1, 0]]
 
 
 def test_an_order_on_its_way_is_waited_for_at_the_end():
-    arrived = []
-    order = ReadyOrder([1, 1], lambda numbers: lambda: arrived.append(numbers) or numbers)
+    sent = []
+    order = ReadyOrder([1, 1], lambda numbers: lambda: sent.append(numbers) or numbers)
     order.end_step([1.0, 0.0])
-    assert arrived == []
+    assert sent == []
     order.close()
-    assert arrived == [[1, 0]]
+    assert sent == [[1, 0]]

@@ -6,7 +6,7 @@ import pytest
 
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.compression import LAGS
-from hvd_sparse.places.place import BesideCpu
+from hvd_sparse.places.place import OnDevice
 from hvd_sparse.planning.planner import Rules, rules_of
 
 
@@ -36,6 +36,6 @@ def test_every_option_that_a_plan_depends_on_is_a_rule(compression, changes):
 
 
 def test_a_device_selects_beside_and_takes_no_sums_of_a_node():
-    rules = rules_of(LAGS(), BesideCpu)
+    rules = rules_of(LAGS(), OnDevice)
     assert rules.select_on == "engine"
     assert set(COLLECTIVES) - set(rules.allowed) == {"hierarchical"}

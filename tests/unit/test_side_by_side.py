@@ -47,21 +47,21 @@ def test_a_method_that_takes_others_than_the_largest_is_found(monkeypatch, wrong
 def test_what_the_k_largest_are_does_not_depend_on_their_order():
     memory = Memory(NUMEL, DENSITY, "cpu")
     assert abs(memory.k - NUMEL * DENSITY) <= 2
-    assert memory.holds(memory.places.flip(0))
-    assert not memory.holds(memory.places[1:])
-    assert memory.holds_largest(memory.places)
+    assert memory.holds(memory.indices.flip(0))
+    assert not memory.holds(memory.indices[1:])
+    assert memory.holds_largest(memory.indices)
 
 
 def test_a_cub_without_top_k_has_a_row_that_says_so(monkeypatch):
     class Piece:
-        def __init__(self, memory_places):
-            self._places = memory_places
+        def __init__(self, memory_indices):
+            self._indices = memory_indices
 
-        def give(self, stream):
+        def enqueue(self, stream):
             pass
 
         def taken(self):
-            return self._places
+            return self._indices
 
     sets = [Memory(NUMEL, DENSITY, "cpu") for _ in range(2)]
 

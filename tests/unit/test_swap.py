@@ -161,7 +161,7 @@ def test_devices_that_nobody_asks_to_connect_are_not_and_swap_nothing(monkeypatc
         for refused in (
             lambda: exchange.swap_between_devices(1 - rank, 10, 1),
             lambda: exchange.merge_on_device(10, 1),
-            lambda: exchange.hand_to_device(10, 1),
+            lambda: exchange.copy_to_device(10, 1),
         ):
             with pytest.raises(InvalidArgumentError, match="no network connects the devices"):
                 refused()

@@ -134,7 +134,7 @@ def traced_ranks(tmp_path, size, steps, buckets=3, collective="gtopk"):
                 exchange.timeline.ready(me.bucket)
                 me.start(laws.integer_gradient(me.numel, rank=rank, step=step))
             exchange.timeline.synchronize_begins(step)
-            stats = [exchange.wait(me.handle) for me in members]
+            stats = [exchange.wait(me.bucket) for me in members]
             exchange.commit()
             exchange.timeline.step_ends(FakeCost())
             kept.append(stats)

@@ -16,9 +16,9 @@ from hvd_sparse.torch.slots import Slot
 def addresses(tensor):
     """Returns the addresses of all entries."""
     base, size = tensor.data_ptr(), tensor.element_size()
-    places = itertools.product(*(range(n) for n in tensor.shape))
+    indices = itertools.product(*(range(n) for n in tensor.shape))
     strides = tensor.stride()
-    return [base + size * sum(i * s for i, s in zip(p, strides, strict=True)) for p in places]
+    return [base + size * sum(i * s for i, s in zip(p, strides, strict=True)) for p in indices]
 
 
 @pytest.mark.parametrize("sizes", list(itertools.product([1, 2, 3], repeat=3)))
@@ -63,7 +63,7 @@ def test_views_of_one_buffer_are_told_apart_in_any_order(order):
         "last": buffer[:, 8],
         "other": torch.zeros(60),
     }
-    names = [list(apart)[place] for place in order]
+    names = [list(apart)[index] for index in order]
     assert claimed({name: apart[name] for name in names}) is None
     shared = {**apart, "other": buffer[3, 7:8]}
     assert claimed({name: shared[name] for name in names}) == {"right", "other"}

@@ -10,7 +10,7 @@ import torch
 from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import HvdSparseError, UnavailableError
 from hvd_sparse.torch import renewal as module
-from hvd_sparse.torch.inheritance import Heir
+from hvd_sparse.torch.inheritance import Successor
 from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.optimizer import has_peers
 from hvd_sparse.torch.renewal import Renewal
@@ -99,7 +99,7 @@ def test_whoever_was_seen_to_clip_clips_in_the_next_world_too(built, monkeypatch
 def test_residuals_that_were_shared_out_follow_the_rate_from_where_it_was():
     param = torch.nn.Parameter(torch.ones(3))
     exchange = exchange_of(param)
-    Heir(exchange, ProcessSet(2)).begin({}, steps=7, rates={"w": 1.0})
+    Successor(exchange, ProcessSet(2)).begin({}, steps=7, rates={"w": 1.0})
     assert exchange.steps == 7
     assert exchange.rates.decays([Slot("w", param, 1)]) == [2.0]
 

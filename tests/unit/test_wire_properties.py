@@ -1,4 +1,4 @@
-"""Properties of the messages of any block, and of arbitrary bytes in their place."""
+"""Properties of the messages of any block, and of arbitrary bytes in their index."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def test_a_damaged_message_is_refused_or_holds_a_valid_block(case, wire, data):
     coder, _ = message_of(wire, numel, indices, values)
     message = bytearray(coder.message)
     for _ in range(data.draw(st.integers(0, 4))):
-        place = data.draw(
+        index = data.draw(
             st.integers(0, min(len(message) - 1, 47)) | st.integers(0, len(message) - 1)
         )
-        message[place] = data.draw(st.integers(0, 255))
+        message[index] = data.draw(st.integers(0, 255))
     end = data.draw(st.integers(0, len(message)) | st.just(len(message)))
     check(coder, bytes(message[:end]) + data.draw(st.binary(max_size=9)), numel)
 

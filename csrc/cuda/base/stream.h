@@ -80,7 +80,7 @@ class Event {
   void Record(cudaStream_t stream) { Check(cudaEventRecord(event_, stream), "record an event"); }
 
   /// Makes work enqueued on `stream` from now on wait for this point; the CPU does not wait.
-  void LetFollow(cudaStream_t stream) const {
+  void MakeStreamFollow(cudaStream_t stream) const {
     Check(cudaStreamWaitEvent(stream, event_, 0), "let a stream wait");
   }
 

@@ -12,13 +12,14 @@
 
 #include "csrc/cuda/base/timed_mark.h"
 #include "csrc/cuda/base/work.h"
-#include "csrc/cuda/kernels/dense.h"
 #include "csrc/cuda/kernels/entry_lists.h"
 #include "csrc/cuda/kernels/join.h"
-#include "csrc/cuda/kernels/landing.h"
+#include "csrc/cuda/kernels/moments.h"
 #include "csrc/cuda/kernels/places.h"
 #include "csrc/cuda/kernels/scatter.h"
 #include "csrc/cuda/kernels/take.h"
+#include "csrc/cuda/kernels/taken_buffers.h"
+#include "csrc/cuda/kernels/top_k.h"
 #include "csrc/kernels/cpu_blocks.h"
 #include "csrc/kernels/cpu_feedback.h"
 #include "csrc/kernels/stretches.h"
@@ -73,8 +74,8 @@ class CudaKernelsImpl final : public Kernels {
                           SparseBlock* out) const override {
     Work work(device_);
     const cpu::Room room = cpu::RoomOf(out, filled, limit);
-    const Landing landing(room, feedback.residual, offset, &work);
-    return landing.Receive(LaunchTakeAbove(feedback, threshold, landing.taken(), &work));
+    const TakenBuffers buffers(room, feedback.residual, offset, &work);
+    return buffers.Receive(LaunchTakeAbove(feedback, threshold, buffers.taken(), &work));
   }
 
   Tally TakeAbove(Span<float> residual, float threshold, Index offset, std::int64_t filled,
@@ -91,9 +92,9 @@ class CudaKernelsImpl final : public Kernels {
                        SparseBlock* out) const override {
     Work work(device_);
     const cpu::Room room = cpu::RoomOf(out, filled, out->capacity());
-    const Landing landing(room, residual, offset, &work);
-    const Totals* const totals = LaunchTakeCut(residual, cut, landing.taken(), &work);
-    return landing.Receive(totals, cut.ties).taken;
+    const TakenBuffers buffers(room, residual, offset, &work);
+    const Totals* const totals = LaunchTakeCut(residual, cut, buffers.taken(), &work);
+    return buffers.Receive(totals, cut.ties).taken;
   }
 
   void TakeAt(Span<float> residual, Span<const Index> positions, Index offset, std::int64_t filled,
@@ -233,17 +234,21 @@ class CudaKernelsImpl final : public Kernels {
 
   // ---- Dense gradients, as work of a framework's stream -----------------------------------------
 
-  std::unique_ptr<Rest> NewRest() const override { return std::make_unique<DeviceRest>(); }
-
-  void Join(const Along& along, GradView gradient, StreamHandle stream, Rest* rest) const override {
-    const OnDevice current(device_);
-    float* const left = static_cast<DeviceRest*>(rest)->RoomFor(gradient);
-    LaunchJoin(along, gradient, left, StreamOf(stream));
+  std::unique_ptr<ResidualAfterJoin> NewResidualAfterJoin() const override {
+    return std::make_unique<DeviceResidualAfterJoin>();
   }
 
-  bool PutRest(const Rest& rest, Span<float> residual, StreamHandle stream) const override {
+  void Join(const UnsentParts& parts, GradView gradient, StreamHandle stream,
+            ResidualAfterJoin* after) const override {
     const OnDevice current(device_);
-    return static_cast<const DeviceRest&>(rest).CopyTo(residual, StreamOf(stream));
+    float* const left = static_cast<DeviceResidualAfterJoin*>(after)->RoomFor(gradient);
+    LaunchJoin(parts, gradient, left, StreamOf(stream));
+  }
+
+  bool SetResidual(const ResidualAfterJoin& after, Span<float> residual,
+                   StreamHandle stream) const override {
+    const OnDevice current(device_);
+    return static_cast<const DeviceResidualAfterJoin&>(after).CopyTo(residual, StreamOf(stream));
   }
 
   void Copy(Span<const float> from, Span<float> to, StreamHandle stream) const override {
@@ -273,13 +278,13 @@ class CudaKernelsImpl final : public Kernels {
 
   void Follow(const Mark* mark) const override {
     StayOn(device_);
-    if (mark != nullptr) EventOf(*mark).LetFollow(OwnStream(device_).get());
+    if (mark != nullptr) EventOf(*mark).MakeStreamFollow(OwnStream(device_).get());
   }
 
-  void LetFollow(StreamHandle stream, const Mark* mark) const override {
+  void MakeStreamFollow(StreamHandle stream, const Mark* mark) const override {
     if (mark == nullptr) return;
     const OnDevice current(device_);
-    EventOf(*mark).LetFollow(StreamOf(stream));
+    EventOf(*mark).MakeStreamFollow(StreamOf(stream));
   }
 
   std::unique_ptr<TimedMark> NewTimedMark() const override {

@@ -9,43 +9,43 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-__device__ void JoinEntry(float owed, float scale, double* gradient, float* /*rest*/) {
-  *gradient = __dadd_rn(*gradient, static_cast<double>(owed) / static_cast<double>(scale));
+__device__ void JoinEntry(float unsent, float scale, double* gradient, float* /*after*/) {
+  *gradient = __dadd_rn(*gradient, static_cast<double>(unsent) / static_cast<double>(scale));
 }
 
-__device__ void JoinEntry(float owed, float scale, float* gradient, float* /*rest*/) {
-  *gradient = __fadd_rn(*gradient, owed / scale);
+__device__ void JoinEntry(float unsent, float scale, float* gradient, float* /*after*/) {
+  *gradient = __fadd_rn(*gradient, unsent / scale);
 }
 
 template <typename T>
-__device__ void JoinEntry(float owed, float scale, T* gradient, float* rest) {
-  const float total = __fadd_rn(Widen(*gradient), owed / scale);
-  *rest = owed;
+__device__ void JoinEntry(float unsent, float scale, T* gradient, float* after) {
+  const float total = __fadd_rn(Widen(*gradient), unsent / scale);
+  *after = unsent;
   if (!IsFinite(total)) return;
   *gradient = Narrow<T>(fminf(fmaxf(total, -Largest<T>()), Largest<T>()));
-  *rest = __fmul_rn(__fsub_rn(total, Widen(*gradient)), scale);
+  *after = __fmul_rn(__fsub_rn(total, Widen(*gradient)), scale);
 }
 
-/// Returns what is added to entry i of the gradient, times along.scale.
-__device__ float OwedAt(std::int64_t i, const Along& along) {
-  const bool has_residual = along.residual.size > 0;
-  const float unsent = has_residual ? __fmul_rn(along.decay, along.residual.data[i]) : 0.0f;
-  if (along.velocity.size == 0) return unsent;
-  const float moving = __fmul_rn(along.momentum, along.velocity.data[i]);
-  return has_residual ? __fadd_rn(unsent, moving) : moving;
+/// Returns what is added to entry i of the gradient, times parts.scale.
+__device__ float UnsentAt(std::int64_t i, const UnsentParts& parts) {
+  const bool has_residual = parts.residual.size > 0;
+  const float of_residual = has_residual ? __fmul_rn(parts.decay, parts.residual.data[i]) : 0.0f;
+  if (parts.velocity.size == 0) return of_residual;
+  const float of_velocity = __fmul_rn(parts.momentum, parts.velocity.data[i]);
+  return has_residual ? __fadd_rn(of_residual, of_velocity) : of_velocity;
 }
 
 template <typename T>
-__global__ void JoinKernel(Along along, T* gradient, std::int64_t numel, float* rest) {
+__global__ void JoinKernel(UnsentParts parts, T* gradient, std::int64_t numel, float* after) {
   const std::int64_t i = OwnEntry();
   if (i >= numel) return;
-  const float owed = OwedAt(i, along);
-  if (along.velocity.size > 0) {
+  const float unsent = UnsentAt(i, parts);
+  if (parts.velocity.size > 0) {
     unsigned ignored = 0;  // a step with non-finite entries is refused
-    const WithGradient<T> into_velocity(gradient, along.momentum, along.scale);
-    along.next.data[i] = into_velocity.Join(i, along.velocity.data[i], &ignored);
+    const WithGradient<T> into_velocity(gradient, parts.momentum, parts.scale);
+    parts.next.data[i] = into_velocity.Join(i, parts.velocity.data[i], &ignored);
   }
-  JoinEntry(owed, along.scale, gradient + i, rest + i);
+  JoinEntry(unsent, parts.scale, gradient + i, after + i);
 }
 
 __global__ void DecayKernel(Span<float> residual, float decay) {
@@ -55,12 +55,12 @@ __global__ void DecayKernel(Span<float> residual, float decay) {
 
 }  // namespace
 
-void LaunchJoin(const Along& along, GradView gradient, float* rest, cudaStream_t stream) {
+void LaunchJoin(const UnsentParts& parts, GradView gradient, float* after, cudaStream_t stream) {
   if (gradient.numel == 0) return;
   WithTypeOf(gradient.dtype, [&](auto number) {
     using T = decltype(number);
     JoinKernel<T><<<BlocksForEntries(gradient.numel), kEntryThreads, 0, stream>>>(
-        along, static_cast<T*>(gradient.data), gradient.numel, rest);
+        parts, static_cast<T*>(gradient.data), gradient.numel, after);
     CheckLaunch("let a residual or a velocity join a gradient");
   });
 }

@@ -13,15 +13,15 @@
 
 namespace hvd_sparse::cuda {
 
-/// Enqueues Kernels::Join. `rest`: for a narrow number type, device memory as long as the gradient,
-/// which receives what the type cannot hold; else unused.
-void LaunchJoin(const Along& along, GradView gradient, float* rest, cudaStream_t stream);
+/// Enqueues Kernels::Join. `after`: for a narrow number type, device memory as long as the
+/// gradient, which receives what the type cannot hold; else unused.
+void LaunchJoin(const UnsentParts& parts, GradView gradient, float* after, cudaStream_t stream);
 
-/// The rest that Join leaves: memory of the current device for a gradient of a narrow number type,
+/// The residual after Join: memory of the current device for a gradient of a narrow number type,
 /// nothing for a wide one.
-class DeviceRest final : public Rest {
+class DeviceResidualAfterJoin final : public ResidualAfterJoin {
  public:
-  /// Returns memory for the rest of `gradient`, or null if it leaves none.
+  /// Returns memory for the rounding errors of `gradient`, or null if it has none.
   float* RoomFor(const GradView& gradient) {
     const bool is_narrow = SizeOf(gradient.dtype) < SizeOf(DType::kFloat32);
     const std::size_t bytes = is_narrow ? static_cast<std::size_t>(gradient.numel) * 4 : 0;
@@ -32,7 +32,7 @@ class DeviceRest final : public Rest {
     return memory_ == nullptr ? nullptr : static_cast<float*>(memory_->get());
   }
 
-  /// Enqueues residual = rest. Returns true if that may be other than zero.
+  /// Enqueues residual = after. Returns true if that may be other than zero.
   bool CopyTo(Span<float> residual, cudaStream_t stream) const {
     const auto bytes = static_cast<std::size_t>(residual.size) * sizeof(float);
     if (memory_ == nullptr) {

@@ -10,7 +10,7 @@ namespace hvd_sparse::cuda {
 namespace {
 
 template <typename T>
-__global__ void ScatterKernel(Scattering job) {
+__global__ void ScatterKernel(ScatterArgs job) {
   const std::int64_t n = OwnEntry();
   if (n >= job.count) return;
   const std::int64_t i = std::int64_t{PositionOf(job.indices[n])} - job.offset;
@@ -28,7 +28,7 @@ __global__ void ScatterKernel(Scattering job) {
 
 }  // namespace
 
-void LaunchScatter(const Scattering& job, cudaStream_t stream) {
+void LaunchScatter(const ScatterArgs& job, cudaStream_t stream) {
   const auto bytes = static_cast<std::size_t>(job.grad.numel * SizeOf(job.grad.dtype));
   if (bytes > 0) Check(cudaMemsetAsync(job.grad.data, 0, bytes, stream), "clear a gradient");
   if (job.count == 0) return;

@@ -15,7 +15,7 @@ namespace hvd_sparse::cuda {
 enum class Narrowed : std::uint8_t { kExact, kRounded, kNotFinite };
 
 /// Arguments of one Kernels::Scatter; all memory lies on the device.
-struct Scattering {
+struct ScatterArgs {
   const Index* indices;  ///< of the block's entries; those beyond the gradient are skipped
   const float* values;
   std::int64_t count;
@@ -31,7 +31,7 @@ struct Scattering {
   float* former;
 };
 
-void LaunchScatter(const Scattering& scattering, cudaStream_t stream);
+void LaunchScatter(const ScatterArgs& args, cudaStream_t stream);
 
 }  // namespace hvd_sparse::cuda
 

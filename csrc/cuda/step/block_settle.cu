@@ -22,7 +22,7 @@ __device__ bool IsDelivered(std::uint32_t position, const DeviceBlock& reduced) 
          static_cast<std::uint32_t>(reduced.indices[low]) == (position | kSurvivedBit);
 }
 
-__global__ void __launch_bounds__(kEntryThreads) SettleKernel(Settling job) {
+__global__ void __launch_bounds__(kEntryThreads) SettleKernel(SettleArgs job) {
   const std::int64_t n = OwnEntry();
   if (n >= job.selected.CountOnDevice()) return;
   const std::uint32_t position = PositionOf(job.selected.indices[n]);
@@ -37,9 +37,9 @@ __global__ void __launch_bounds__(kEntryThreads) SettleKernel(Settling job) {
 
 }  // namespace
 
-void LaunchSettle(const Settling& settling, cudaStream_t stream) {
-  const unsigned blocks = BlocksForEntries(settling.selected.capacity);
-  SettleKernel<<<blocks, kEntryThreads, 0, stream>>>(settling);
+void LaunchSettle(const SettleArgs& args, cudaStream_t stream) {
+  const unsigned blocks = BlocksForEntries(args.selected.capacity);
+  SettleKernel<<<blocks, kEntryThreads, 0, stream>>>(args);
   CheckLaunch("put back what was not delivered");
 }
 

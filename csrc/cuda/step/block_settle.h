@@ -12,7 +12,7 @@ namespace hvd_sparse::cuda {
 
 /// Arguments of LaunchSettle. `reduced` may be malformed. An entry is delivered if its index has
 /// the survived bit there; none is if the header of `reduced` says that the step is refused.
-struct Settling {
+struct SettleArgs {
   DeviceBlock selected, reduced;
   Span<float> residual;
   Span<float> velocity = {};  ///< if momentum is corrected; else empty
@@ -22,7 +22,7 @@ struct Settling {
 
 /// Applies Kernels::Settle, bit for bit: residual[i] = value for undelivered entries. Also applies
 /// momentum factor masking: velocity[i] = 0 for delivered ones. One launch.
-void LaunchSettle(const Settling& settling, cudaStream_t stream);
+void LaunchSettle(const SettleArgs& args, cudaStream_t stream);
 
 }  // namespace hvd_sparse::cuda
 

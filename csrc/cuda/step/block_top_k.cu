@@ -44,8 +44,8 @@ __device__ Prefix FindCut(unsigned count, unsigned k, Digits* digits) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    CompactKernel(DeviceBlock from, DeviceBlock to, unsigned k, Keeping keeping, unsigned* begun,
-                  TileWord* words, Digits* digits) {
+    CompactKernel(DeviceBlock from, DeviceBlock to, unsigned k, KeepTopKOptions options,
+                  unsigned* begun, TileWord* words, Digits* digits) {
   __shared__ unsigned my_tile;
   __shared__ Counts of_warp[kWarps], before_tile;
   if (threadIdx.x == 0) my_tile = atomicAdd(begun, 1u);
@@ -104,11 +104,11 @@ __global__ void __launch_bounds__(kThreads)
     if (is_above || is_kept_tie) {
       const std::int64_t place = std::int64_t{at.above} + min(at.ties, cut.rest);
       if (place >= to.capacity) continue;
-      to.indices[place] = static_cast<Index>(keeping.marks ? index | kSurvivedBit : index);
+      to.indices[place] = static_cast<Index>(options.marks ? index | kSurvivedBit : index);
       to.values[place] = values[step];
     } else {
       const std::int64_t position = index & ~kSurvivedBit;
-      if (position < keeping.residual.size) keeping.residual.data[position] = values[step];
+      if (position < options.residual.size) options.residual.data[position] = values[step];
     }
   }
 }
@@ -122,18 +122,18 @@ TopKScratch TopKScratch::From(Divider* divider, std::int64_t capacity) {
           divider->Take<TileWord>(std::max<std::int64_t>(TilesFor(capacity), 1))};
 }
 
-void LaunchKeepTopK(const Keeping& keeping, const DeviceBlock& from, const DeviceBlock& to,
+void LaunchKeepTopK(const KeepTopKOptions& options, const DeviceBlock& from, const DeviceBlock& to,
                     const TopKScratch& scratch, cudaStream_t stream) {
-  Require(keeping.k >= 0 && keeping.k <= to.capacity, "k must lie in [0, ", to.capacity, "], got ",
-          keeping.k);
-  const auto k = static_cast<unsigned>(keeping.k);
+  Require(options.k >= 0 && options.k <= to.capacity, "k must lie in [0, ", to.capacity, "], got ",
+          options.k);
+  const auto k = static_cast<unsigned>(options.k);
   const auto tiles = static_cast<unsigned>(std::max<std::int64_t>(TilesFor(from.capacity), 1));
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, kMostBlocks));
-  for (int level = keeping.is_counted ? 1 : 0; level < kLevels; ++level) {
+  for (int level = options.is_counted ? 1 : 0; level < kLevels; ++level) {
     CountBlockKernel<<<blocks, kThreads, 0, stream>>>(from, k, level, scratch.digits);
     CheckLaunch("count the digits of a block");
   }
-  CompactKernel<<<tiles, kThreads, 0, stream>>>(from, to, k, keeping, scratch.begun, scratch.words,
+  CompactKernel<<<tiles, kThreads, 0, stream>>>(from, to, k, options, scratch.begun, scratch.words,
                                                 scratch.digits);
   CheckLaunch("keep the largest entries of a block");
 }

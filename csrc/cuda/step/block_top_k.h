@@ -25,7 +25,7 @@ struct TopKScratch {
 };
 
 /// Options of one LaunchKeepTopK.
-struct Keeping {
+struct KeepTopKOptions {
   std::int64_t k;
   bool is_counted;       ///< LaunchMerge has counted the first level of scratch.digits
   bool marks;            ///< kept entries get the survived bit; else their bits stay
@@ -36,7 +36,7 @@ struct Keeping {
 /// to the lower index, zeros count, and NaN is larger than all. `to` has room for k, and receives
 /// the header of `from` with its own count. Three launches, or four if the first level is not
 /// counted yet.
-void LaunchKeepTopK(const Keeping& keeping, const DeviceBlock& from, const DeviceBlock& to,
+void LaunchKeepTopK(const KeepTopKOptions& options, const DeviceBlock& from, const DeviceBlock& to,
                     const TopKScratch& scratch, cudaStream_t stream);
 
 }  // namespace hvd_sparse::cuda

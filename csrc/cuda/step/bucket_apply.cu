@@ -22,7 +22,7 @@ struct Target {
   bool is_there;  ///< false if the position lies in no gradient
 };
 
-__device__ Target TargetOf(const Applying& job, std::int64_t n) {
+__device__ Target TargetOf(const ApplyArgs& job, std::int64_t n) {
   const std::uint32_t position = PositionOf(job.reduced.indices[n]);
   const Index* const begins = job.bucket.gradient_begins;
   unsigned low = 0, high = job.bucket.gradient_count;  // seeks the last begin <= position
@@ -39,26 +39,26 @@ __device__ Target TargetOf(const Applying& job, std::int64_t n) {
   return {position, low, static_cast<std::int64_t>(position) - begin, is_there};
 }
 
-__global__ void __launch_bounds__(kEntryThreads) CheckFitsKernel(Applying job) {
+__global__ void __launch_bounds__(kEntryThreads) CheckFitsKernel(ApplyArgs job) {
   const std::int64_t n = OwnEntry();
   if (n >= job.reduced.CountOnDevice()) return;
   const Target target = TargetOf(job, n);
   if (!target.is_there) return;
   const float scaled = __fmul_rn(job.scale, job.reduced.values[n]);
-  WithTypeOnDevice(job.bucket.flows[target.gradient].output_type, [&](auto number) {
+  WithTypeOnDevice(job.bucket.gradient_memory[target.gradient].output_type, [&](auto number) {
     if (IsFinite(Widen(Narrow<decltype(number)>(scaled)))) return;
     atomicOr(&job.reduced.header->flags, static_cast<std::uint32_t>(kSumNotFinite));
   });
 }
 
-__global__ void __launch_bounds__(kEntryThreads) ZeroKernel(Applying job) {
+__global__ void __launch_bounds__(kEntryThreads) ZeroKernel(ApplyArgs job) {
   if (job.reduced.header->IsRefused()) return;
   for (unsigned t = blockIdx.x; t < job.bucket.tile_count; t += gridDim.x) {
     const Tile tile = job.bucket.tiles[t];
-    const Flow flow = job.bucket.flows[tile.gradient];
-    WithTypeOnDevice(flow.output_type, [&](auto number) {
+    const GradientMemory memory = job.bucket.gradient_memory[tile.gradient];
+    WithTypeOnDevice(memory.output_type, [&](auto number) {
       using T = decltype(number);
-      T* const output = InDeviceMemory(static_cast<T*>(flow.output)) + tile.in_gradient;
+      T* const output = InDeviceMemory(static_cast<T*>(memory.output)) + tile.in_gradient;
       const bool is_aligned = IsAligned(output);
       for (int i = static_cast<int>(threadIdx.x) * 4; i < tile.size; i += kEntryThreads * 4) {
         StoreFour(Four<T>{}, tile.size - i, is_aligned, output + i);
@@ -67,15 +67,15 @@ __global__ void __launch_bounds__(kEntryThreads) ZeroKernel(Applying job) {
   }
 }
 
-__global__ void __launch_bounds__(kEntryThreads) ApplyKernel(Applying job) {
+__global__ void __launch_bounds__(kEntryThreads) ApplyKernel(ApplyArgs job) {
   const std::int64_t n = OwnEntry();
   if (job.reduced.header->IsRefused() || n >= job.reduced.CountOnDevice()) return;
   const Target target = TargetOf(job, n);
   if (!target.is_there) return;
-  const Flow flow = job.bucket.flows[target.gradient];
-  WithTypeOnDevice(flow.output_type, [&](auto number) {
+  const GradientMemory memory = job.bucket.gradient_memory[target.gradient];
+  WithTypeOnDevice(memory.output_type, [&](auto number) {
     using T = decltype(number);
-    T* const output = InDeviceMemory(static_cast<T*>(flow.output)) + target.in_gradient;
+    T* const output = InDeviceMemory(static_cast<T*>(memory.output)) + target.in_gradient;
     WriteEntry(job.reduced.values[n], job.scale, output, job.residual.data + target.position,
                job.loss_scale);
   });
@@ -83,12 +83,12 @@ __global__ void __launch_bounds__(kEntryThreads) ApplyKernel(Applying job) {
 
 }  // namespace
 
-void LaunchCheckFits(const Applying& job, cudaStream_t stream) {
+void LaunchCheckFits(const ApplyArgs& job, cudaStream_t stream) {
   CheckFitsKernel<<<BlocksForEntries(job.reduced.capacity), kEntryThreads, 0, stream>>>(job);
   CheckLaunch("look for what a gradient cannot hold");
 }
 
-void LaunchApply(const Applying& job, cudaStream_t stream) {
+void LaunchApply(const ApplyArgs& job, cudaStream_t stream) {
   const unsigned blocks = std::min(job.bucket.tile_count, kMostBlocks);
   ZeroKernel<<<blocks, kEntryThreads, 0, stream>>>(job);
   CheckLaunch("clear gradients");

@@ -11,7 +11,7 @@
 namespace hvd_sparse::cuda {
 
 /// Arguments for writing a reduced block to the outputs of its bucket; see Kernels::Scatter.
-struct Applying {
+struct ApplyArgs {
   BucketView bucket;
   DeviceBlock reduced;
   float scale;
@@ -21,12 +21,12 @@ struct Applying {
 
 /// Sets kSumNotFinite in the block's header if a value would not be finite once it is written.
 /// Ranks that hold the same block come to the same result. One launch.
-void LaunchCheckFits(const Applying& applying, cudaStream_t stream);
+void LaunchCheckFits(const ApplyArgs& args, cudaStream_t stream);
 
 /// Zeroes the outputs and writes the block to them; does nothing if the header says that the step
 /// is refused. Two launches. The writes cannot be undone, so whatever might refuse the step must be
 /// known before.
-void LaunchApply(const Applying& applying, cudaStream_t stream);
+void LaunchApply(const ApplyArgs& args, cudaStream_t stream);
 
 }  // namespace hvd_sparse::cuda
 

@@ -115,7 +115,7 @@ __device__ DeviceBlockHeader HeaderOf(const BucketPass& pass, const Counts& all,
 }
 
 __global__ void __launch_bounds__(kThreads)
-    CloseSegmentsKernel(Selecting work, DeviceBlock block, Identity identity) {
+    CloseSegmentsKernel(SelectionArgs work, DeviceBlock block, Identity identity) {
   __shared__ CloseShared shared;
   const unsigned s = NextNumber(&work.pass->begun_segments, &shared.number);
   const SegmentPlace place = work.bucket.segments[s];
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kTakeThreads)
-    GatherKernel(Selecting work, DeviceBlock block, unsigned k, Digits* digits) {
+    GatherKernel(SelectionArgs work, DeviceBlock block, unsigned k, Digits* digits) {
   __shared__ unsigned histogram[kDigits];
   const Chunk chunk = work.bucket.chunks[blockIdx.x];
   const SegmentPass pass = work.segments[chunk.segment];
@@ -170,14 +170,14 @@ __global__ void __launch_bounds__(kTakeThreads)
 
 }  // namespace
 
-void LaunchCloseSegments(const Selecting& work, const DeviceBlock& block, const Identity& identity,
-                         cudaStream_t stream) {
+void LaunchCloseSegments(const SelectionArgs& work, const DeviceBlock& block,
+                         const Identity& identity, cudaStream_t stream) {
   CloseSegmentsKernel<<<work.bucket.segment_count, kThreads, 0, stream>>>(work, block, identity);
   CheckLaunch("trim segments and learn their thresholds");
 }
 
-void LaunchGather(const Selecting& work, const DeviceBlock& block, std::int64_t k, Digits* digits,
-                  cudaStream_t stream) {
+void LaunchGather(const SelectionArgs& work, const DeviceBlock& block, std::int64_t k,
+                  Digits* digits, cudaStream_t stream) {
   GatherKernel<<<work.bucket.chunk_count, kTakeThreads, 0, stream>>>(
       work, block, static_cast<unsigned>(k), digits);
   CheckLaunch("gather the entries of all segments");

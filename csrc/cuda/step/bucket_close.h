@@ -19,13 +19,13 @@ struct Identity {
 /// Trims segments with too many candidates to their k largest, with the bits of Kernels::KeepTopK;
 /// the others return to the residual. Learns the next thresholds, computes where each segment's
 /// entries will lie in the block, and writes the block's header. One launch.
-void LaunchCloseSegments(const Selecting& work, const DeviceBlock& block, const Identity& identity,
-                         cudaStream_t stream);
+void LaunchCloseSegments(const SelectionArgs& work, const DeviceBlock& block,
+                         const Identity& identity, cudaStream_t stream);
 
 /// Writes the entries of all segments to the block. If there are more than k, counts the first
 /// level of a radix select of the k largest in `digits`, which must be zero. One launch.
-void LaunchGather(const Selecting& work, const DeviceBlock& block, std::int64_t k, Digits* digits,
-                  cudaStream_t stream);
+void LaunchGather(const SelectionArgs& work, const DeviceBlock& block, std::int64_t k,
+                  Digits* digits, cudaStream_t stream);
 
 }  // namespace hvd_sparse::cuda
 

@@ -25,8 +25,8 @@ BucketLayout::BucketLayout(const DeviceBucket& bucket) {
     const auto first = static_cast<std::int32_t>(tiles.size());
     for (const std::int64_t end = begin + numel; begin < end;) {
       while (gradient_begins[gradient + 1] <= begin) ++gradient;
-      const std::int64_t piece_end = std::min<std::int64_t>(end, gradient_begins[gradient + 1]);
-      const std::int64_t size = std::min(piece_end - begin, kTileEntries);
+      const std::int64_t slice_end = std::min<std::int64_t>(end, gradient_begins[gradient + 1]);
+      const std::int64_t size = std::min(slice_end - begin, kTileEntries);
       tiles.push_back({static_cast<Index>(begin), static_cast<std::int32_t>(size), own, gradient,
                        static_cast<Index>(begin - gradient_begins[gradient])});
       begin += size;

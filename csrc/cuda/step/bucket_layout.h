@@ -2,8 +2,8 @@
 ///
 ///     segments    | 0                 | 1        |        k entries are selected from each
 ///     gradients   | a          | b               |        memory, number type, decay of its own
-///     pieces      | a          | b    | b        |        the part of a gradient in a segment
-///     tiles       |a   |a   |a |b   |b|b   |b    |        a block's share of a piece
+///     slices      | a          | b    | b        |        the part of a gradient in a segment
+///     tiles       |a   |a   |a |b   |b|b   |b    |        a block's share of a slice
 ///
 /// So a pass over all layers is a single launch, whatever their sizes, and a block of threads works
 /// on one gradient and one segment only.

@@ -4,7 +4,7 @@
 
 namespace hvd_sparse::cuda {
 
-void Selecting::DivideZeros(const BucketLayout& layout, Divider* divider) {
+void SelectionArgs::DivideZeros(const BucketLayout& layout, Divider* divider) {
   const auto tiles = static_cast<std::int64_t>(layout.tiles.size());
   const auto count = static_cast<std::int64_t>(layout.segments.size());
   pass = divider->Take<BucketPass>(1);
@@ -14,7 +14,7 @@ void Selecting::DivideZeros(const BucketLayout& layout, Divider* divider) {
   segment_words = divider->Take<TileWord>(count);
 }
 
-void Selecting::DivideRest(const BucketLayout& layout, Divider* divider) {
+void SelectionArgs::DivideRest(const BucketLayout& layout, Divider* divider) {
   const auto count = static_cast<std::int64_t>(layout.segments.size());
   tried = divider->Take<float>(count);
   indices = divider->Take<Index>(layout.candidates);

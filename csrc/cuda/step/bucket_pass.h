@@ -35,7 +35,7 @@ struct BucketPass {
 };
 
 /// Arguments of a selection's kernels, passed by value.
-struct Selecting {
+struct SelectionArgs {
   BucketView bucket;
   float* residual = nullptr;
   float* velocity = nullptr;         ///< as long, if momentum is corrected; else null

@@ -29,10 +29,10 @@ const T* Put(const std::vector<T>& table, Divider* divider) {
 }
 
 /// Writes the values of a step to `memory`, unless that is null; returns their size in bytes.
-std::size_t PutChanging(const std::vector<Flow>& flows,
+std::size_t PutChanging(const std::vector<GradientMemory>& gradient_memory,
                         const std::vector<ThresholdControl>& controls, void* memory) {
   Divider divider(memory);
-  Put(flows, &divider);
+  Put(gradient_memory, &divider);
   Put(controls, &divider);
   return divider.used();
 }
@@ -42,10 +42,10 @@ std::size_t PutChanging(const std::vector<Flow>& flows,
 BucketTables::BucketTables(const BucketLayout& layout)
     : segments_(layout.segments),
       segment_numels_(layout.segment_numels),
-      flows_(layout.gradient_begins.size() - 1),
+      gradient_memory_(layout.gradient_begins.size() - 1),
       controls_(layout.segments.size()),
       layout_(SizeOfAll([&](Divider* divider) { DivideLayout(divider, layout); })),
-      changing_(PutChanging(flows_, controls_, nullptr)) {
+      changing_(PutChanging(gradient_memory_, controls_, nullptr)) {
   const PinnedBytes pinned(layout_.size());
   Divider staged(pinned.get()), on_device(layout_.get()), changing(changing_.get());
   Put(layout.tiles, &staged);
@@ -55,7 +55,8 @@ BucketTables::BucketTables(const BucketLayout& layout)
   Check(cudaMemcpy(layout_.get(), pinned.get(), layout_.size(), cudaMemcpyHostToDevice),
         "copy the layout of a bucket");
   DivideLayout(&on_device, layout);
-  view_.flows = changing.Take<Flow>(static_cast<std::int64_t>(flows_.size()));
+  view_.gradient_memory =
+      changing.Take<GradientMemory>(static_cast<std::int64_t>(gradient_memory_.size()));
   view_.controls = changing.Take<ThresholdControl>(static_cast<std::int64_t>(controls_.size()));
   for (int slot = 0; slot < kSlots; ++slot) {
     slots_.push_back(std::make_unique<Slot>(changing_.size()));
@@ -76,9 +77,9 @@ void BucketTables::DivideLayout(Divider* divider, const BucketLayout& layout) {
 }
 
 void BucketTables::Update(const DeviceLaunch& launch, cudaStream_t stream) {
-  for (std::size_t i = 0; i < flows_.size(); ++i) {
+  for (std::size_t i = 0; i < gradient_memory_.size(); ++i) {
     const GradView &from = launch.gradients[i], &to = launch.outputs[i];
-    flows_[i] = {from.data, to.data, from.dtype, to.dtype, launch.decays[i]};
+    gradient_memory_[i] = {from.data, to.data, from.dtype, to.dtype, launch.decays[i]};
   }
   asked_ = 0;
   for (std::size_t s = 0; s < segments_.size(); ++s) {
@@ -91,7 +92,7 @@ void BucketTables::Update(const DeviceLaunch& launch, cudaStream_t stream) {
 
 void BucketTables::Send(cudaStream_t stream) {
   std::vector<char> wanted(changing_.size());
-  PutChanging(flows_, controls_, wanted.data());
+  PutChanging(gradient_memory_, controls_, wanted.data());
   if (wanted == sent_) return;
   Slot& slot = *slots_[next_slot_++ % slots_.size()];
   if (slot.is_used && !slot.read.Passed()) slot.read.Wait();

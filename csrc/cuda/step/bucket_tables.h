@@ -20,7 +20,7 @@
 namespace hvd_sparse::cuda {
 
 /// The input and output memory of one gradient, and its decay.
-struct Flow {
+struct GradientMemory {
   const void* gradient = nullptr;
   void* output = nullptr;
   DType gradient_type = DType::kFloat32, output_type = DType::kFloat32;
@@ -40,8 +40,8 @@ struct BucketView {
   const SegmentPlace* segments;
   const Chunk* chunks;
   const Index* gradient_begins;
-  const Flow* flows;                 ///< by gradient
-  const ThresholdControl* controls;  ///< by segment
+  const GradientMemory* gradient_memory;  ///< by gradient
+  const ThresholdControl* controls;       ///< by segment
   unsigned tile_count, segment_count, chunk_count, gradient_count;
 };
 
@@ -73,7 +73,7 @@ class BucketTables {
 
   const std::vector<SegmentPlace> segments_;
   const std::vector<std::int64_t> segment_numels_;
-  std::vector<Flow> flows_;
+  std::vector<GradientMemory> gradient_memory_;
   std::vector<ThresholdControl> controls_;
   std::vector<char> sent_;  // content of changing_ once all copies are done
   std::int64_t asked_ = 0;

@@ -23,7 +23,7 @@ constexpr int kBlocksAtATime = 5;
 #endif
 
 /// Returns the memory for the candidates of a tile's segment.
-__device__ Taken CandidatesOf(const Selecting& work, const Tile& tile) {
+__device__ Taken CandidatesOf(const SelectionArgs& work, const Tile& tile) {
   const Index begin = work.bucket.segments[tile.segment].candidates;
   return {work.indices + begin, work.values + begin, work.bucket.controls[tile.segment].room,
           tile.begin};
@@ -31,24 +31,24 @@ __device__ Taken CandidatesOf(const Selecting& work, const Tile& tile) {
 
 template <bool kHasVelocity>
 __global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime)
-    FeedbackAndTakeKernel(Selecting work) {
+    FeedbackAndTakeKernel(SelectionArgs work) {
   __shared__ TakeShared shared;
   const unsigned number = NextNumber(&work.pass->begun, &shared.number);
   const Tile tile = work.bucket.tiles[number];
   const SegmentPlace segment = work.bucket.segments[tile.segment];
-  const Flow flow = work.bucket.flows[tile.gradient];
+  const GradientMemory memory = work.bucket.gradient_memory[tile.gradient];
   TileEntries entries(work.residual + tile.begin, tile.size);
-  WithTypeOnDevice(flow.gradient_type, [&](auto number) {
+  WithTypeOnDevice(memory.gradient_type, [&](auto number) {
     using T = decltype(number);
     const T* const gradient =
-        InDeviceMemory(static_cast<const T*>(flow.gradient)) + tile.in_gradient;
+        InDeviceMemory(static_cast<const T*>(memory.gradient)) + tile.in_gradient;
     unsigned* const not_finite = &work.pass->not_finite;
     if constexpr (kHasVelocity) {
       const WithGradient<T> into_velocity(gradient, work.momentum, work.scale);
       float* const velocity = work.velocity + tile.begin;
-      entries.Load(WithVelocity<T>(into_velocity, velocity, flow.decay), 0, not_finite);
+      entries.Load(WithVelocity<T>(into_velocity, velocity, memory.decay), 0, not_finite);
     } else {
-      entries.Load(WithGradient<T>(gradient, flow.decay, work.scale), 0, not_finite);
+      entries.Load(WithGradient<T>(gradient, memory.decay, work.scale), 0, not_finite);
     }
   });
   const unsigned first = static_cast<unsigned>(segment.first_tile);
@@ -66,12 +66,12 @@ __global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime)
 
 // ---- Segments whose threshold has missed --------------------------------------------------------
 
-__device__ bool HasMissed(const Selecting& work, int segment) {
+__device__ bool HasMissed(const SelectionArgs& work, int segment) {
   return work.segments[segment].HasMissed(work.bucket.controls[segment]);
 }
 
 /// Puts the candidates back, and clears the segment's digits.
-__global__ void __launch_bounds__(kTakeThreads) PutBackKernel(Selecting work) {
+__global__ void __launch_bounds__(kTakeThreads) PutBackKernel(SelectionArgs work) {
   if (work.pass->missed == 0) return;
   const Chunk chunk = work.bucket.chunks[blockIdx.x];
   if (!HasMissed(work, chunk.segment)) return;
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kTakeThreads) PutBackKernel(Selecting work) {
 
 /// Counts the digits of one level, after finding those of the level before. A block works on
 /// neighbouring tiles, so that it meets few segments.
-__global__ void __launch_bounds__(kTakeThreads) CountDigitsKernel(Selecting work, int level) {
+__global__ void __launch_bounds__(kTakeThreads) CountDigitsKernel(SelectionArgs work, int level) {
   __shared__ unsigned histogram[kDigits];
   if (work.pass->missed == 0) return;
   const unsigned tiles = work.bucket.tile_count, each = (tiles + gridDim.x - 1) / gridDim.x;
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kTakeThreads) CountDigitsKernel(Selecting work
   }
 }
 
-__global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime) TakeCutKernel(Selecting work) {
+__global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime) TakeCutKernel(SelectionArgs work) {
   __shared__ TakeShared shared;
   if (work.pass->missed == 0) return;
   for (;;) {
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime) TakeCutKernel(Se
 
 }  // namespace
 
-void LaunchFeedbackAndTake(const Selecting& work, cudaStream_t stream) {
+void LaunchFeedbackAndTake(const SelectionArgs& work, cudaStream_t stream) {
   const unsigned tiles = work.bucket.tile_count;
   if (work.velocity == nullptr) {
     FeedbackAndTakeKernel<false><<<tiles, kTakeThreads, 0, stream>>>(work);
@@ -172,7 +172,7 @@ void LaunchFeedbackAndTake(const Selecting& work, cudaStream_t stream) {
   CheckLaunch("take entries from the residual of a bucket");
 }
 
-void LaunchTopKWhereMissed(const Selecting& work, cudaStream_t stream) {
+void LaunchTopKWhereMissed(const SelectionArgs& work, cudaStream_t stream) {
   const unsigned blocks = std::min(work.bucket.tile_count, kMostBlocks);
   PutBackKernel<<<work.bucket.chunk_count, kTakeThreads, 0, stream>>>(work);
   CheckLaunch("put back what a pass took in vain");

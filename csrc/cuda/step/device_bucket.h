@@ -50,7 +50,7 @@ struct DeviceLaunch {
   void* former = nullptr;            ///< memory of a block with the capacity of reduced(), see
                                      ///< LaunchNoteFormer; null if the step is never undone
   float* masked = nullptr;           ///< memory of as many values as selected() has room for, see
-                                     ///< Settling; null if the step is never undone
+                                     ///< SettleArgs; null if the step is never undone
 };
 
 /// Throws InvalidArgument if the numbers do not fit together.

@@ -33,16 +33,16 @@ void DeviceExchange::Exchange(const DeviceLaunch& launch, cudaStream_t stream) {
 
   // Whatever might refuse the step comes before all that cannot be undone.
   const float loss_scale = 1.0f / (launch.output_scale * static_cast<float>(size_));
-  Applying applying{tables_.view(), reduced(), launch.output_scale, launch.residual, loss_scale};
-  LaunchCheckFits(applying, stream);
+  ApplyArgs args{tables_.view(), reduced(), launch.output_scale, launch.residual, loss_scale};
+  LaunchCheckFits(args, stream);
   LaunchSettle({selected(), reduced(), launch.residual, launch.velocity, launch.masked}, stream);
   if (launch.former != nullptr) {
     const DeviceBlock former = DeviceBlock::In(launch.former, reduced().capacity);
     LaunchNoteFormer(reduced(), launch.residual, former, stream);
-    applying.reduced.header = former.header;
-    applying.reduced.indices = former.indices;
+    args.reduced.header = former.header;
+    args.reduced.indices = former.indices;
   }
-  LaunchApply(applying, stream);
+  LaunchApply(args, stream);
 }
 
 void DeviceExchange::Fetch(DeviceBlockHeader* pinned, cudaStream_t stream) const {

@@ -51,7 +51,7 @@ class DeviceSelector {
   void DivideZeros(const BucketLayout& layout, Divider* divider);
   void DivideRest(const BucketLayout& layout, Divider* divider);
 
-  Selecting work_;
+  SelectionArgs work_;
   TopKScratch trim_;
   DeviceBlock taken_;
   const DeviceBytes zeros_, rest_;

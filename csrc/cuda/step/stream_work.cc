@@ -35,12 +35,13 @@ void Upload(const SparseBlock& block, const DeviceBlock& to) {
 /// Base class of all pieces: holds the device and the result block, and fetches the result.
 class WorkOnDevice : public StreamWork {
  public:
-  void Give(StreamHandle stream) final {
+  void Enqueue(StreamHandle stream) final {
     const OnDevice current(device_);
-    GiveTo(reinterpret_cast<cudaStream_t>(stream));  // NOLINT: frameworks pass streams as numbers
+    // NOLINTNEXTLINE: frameworks pass streams as numbers
+    EnqueueOn(reinterpret_cast<cudaStream_t>(stream));
   }
 
-  void Fetch(SparseBlock* result) final {
+  void WaitForResult(SparseBlock* result) final {
     const OnDevice current(device_);
     Check(cudaDeviceSynchronize(), "finish its work");
     std::uint32_t made = 0;
@@ -54,7 +55,7 @@ class WorkOnDevice : public StreamWork {
 
  protected:
   explicit WorkOnDevice(int device) : device_(device) {}
-  virtual void GiveTo(cudaStream_t stream) = 0;
+  virtual void EnqueueOn(cudaStream_t stream) = 0;
 
   /// The number of the block's entries, in device memory.
   virtual const std::uint32_t* count() const { return &result_.header->count; }
@@ -90,7 +91,7 @@ class MergeWork final : public WorkOnDevice {
     merged_ = divider->TakeBlock(Both());
     result_ = divider->TakeBlock(k_);
   }
-  void GiveTo(cudaStream_t stream) override {
+  void EnqueueOn(cudaStream_t stream) override {
     zeros_.Clear(stream);
     LaunchMerge(own_, theirs_, merged_, merge_, trim_.digits, stream);
     LaunchKeepTopK({k_, true, false, {}}, merged_, result_, trim_, stream);
@@ -154,7 +155,7 @@ class PassWork final : public WorkOnDevice {
 
  private:
   const std::uint32_t* count() const override { return &work_.segments->taken; }
-  void GiveTo(cudaStream_t stream) override {
+  void EnqueueOn(cudaStream_t stream) override {
     tables_.Update(layers_.launch, stream);
     work_.bucket = tables_.view();
     zeros_.Clear(stream);
@@ -164,7 +165,7 @@ class PassWork final : public WorkOnDevice {
   const Layers layers_;
   const BucketLayout layout_;
   BucketTables tables_;
-  Selecting work_;
+  SelectionArgs work_;
   const DeviceBytes zeros_, rest_;
 };
 
@@ -182,7 +183,7 @@ class SelectWork final : public WorkOnDevice {
   }
 
  private:
-  void GiveTo(cudaStream_t stream) override {
+  void EnqueueOn(cudaStream_t stream) override {
     tables_.Update(layers_.launch, stream);
     selector_.Select(layers_.launch, tables_, {}, result_, stream);
   }
@@ -216,7 +217,7 @@ class StepWork final : public WorkOnDevice {
   }
 
  private:
-  void GiveTo(cudaStream_t stream) override { exchange_.Run(layers_.launch, stream); }
+  void EnqueueOn(cudaStream_t stream) override { exchange_.Run(layers_.launch, stream); }
 
   const States states_;
   Layers layers_;

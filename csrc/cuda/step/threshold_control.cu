@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 64;  // few, so that segments spread over multiprocessors
 
-__global__ void __launch_bounds__(kThreads) FirstThresholdsKernel(Selecting work) {
+__global__ void __launch_bounds__(kThreads) FirstThresholdsKernel(SelectionArgs work) {
   const unsigned s = blockIdx.x * kThreads + threadIdx.x;
   if (s >= work.bucket.segment_count) return;
   const ThresholdControl control = work.bucket.controls[s];
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads) FirstThresholdsKernel(Selecting work
 
 }  // namespace
 
-void LaunchFirstThresholds(const Selecting& work, cudaStream_t stream) {
+void LaunchFirstThresholds(const SelectionArgs& work, cudaStream_t stream) {
   const unsigned blocks = (work.bucket.segment_count + kThreads - 1) / kThreads;
   FirstThresholdsKernel<<<blocks, kThreads, 0, stream>>>(work);
   CheckLaunch("predict thresholds");

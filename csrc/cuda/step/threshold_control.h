@@ -12,7 +12,7 @@ namespace hvd_sparse::cuda {
 
 /// Writes work.tried, with infinity if no threshold is known. Counts the step in the states. One
 /// launch.
-void LaunchFirstThresholds(const Selecting& work, cudaStream_t stream);
+void LaunchFirstThresholds(const SelectionArgs& work, cudaStream_t stream);
 
 }  // namespace hvd_sparse::cuda
 

@@ -30,7 +30,7 @@ void TransportGTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
       static_cast<std::uint32_t>(GTopK::KeptBeforeTheLast(ctx.k, ctx.numel, ctx.options.slack));
   ctx.AgreeBeforehand(&header);
 
-  RoundTimes times{Concat("gtopk, over ", network_.Name()), SteadySeconds()};
+  RoundTimes times{Concat("gtopk, over ", gpu_transport_.Name()), SteadySeconds()};
   counted_.Reset();
   BlockHeader identity = header;
   const std::string what = Concat(ctx.what, ", ", times.name);
@@ -84,7 +84,7 @@ DeviceBlockHeader TransportGTopK::Move(const SparseBlock& selected, std::int32_t
   copy(own.indices, indices, count, cudaMemcpyHostToDevice);
   copy(own.values, values, count, cudaMemcpyHostToDevice);
 
-  network_.Serve(what);
+  gpu_transport_.SetOperation(what);
   rounds_->Run(work.stream());
 
   // Copies as many entries as there can be: only the device knows yet how many there are.
@@ -95,7 +95,7 @@ DeviceBlockHeader TransportGTopK::Move(const SparseBlock& selected, std::int32_t
   copy(result_header, result.header, 1, cudaMemcpyDeviceToHost);
   copy(result_indices, result.indices, k_, cudaMemcpyDeviceToHost);
   copy(result_values, result.values, k_, cudaMemcpyDeviceToHost);
-  network_.Await(work.stream(), what);
+  gpu_transport_.Await(work.stream(), what);
   work.NoteDone();
 
   const auto entries = std::min(static_cast<std::int64_t>(result_header->count), k_);

@@ -10,18 +10,18 @@
 #include <memory>
 #include <string>
 
-#include "csrc/collectives/device_network.h"
+#include "csrc/collectives/gpu_collectives.h"
 #include "csrc/cuda/step/device_gtopk.h"
 #include "csrc/cuda/transport/counted_transport.h"
-#include "csrc/cuda/transport/network_transport.h"
+#include "csrc/cuda/transport/gpu_transport.h"
 
 namespace hvd_sparse::cuda {
 
 class TransportGTopK final : public DeviceReduce {
  public:
   /// `transport` moves memory of `device`, and must outlive this object.
-  TransportGTopK(int device, NetworkTransport* transport)
-      : device_(device), network_(*transport), counted_(transport) {}
+  TransportGTopK(int device, GpuTransport* transport)
+      : device_(device), gpu_transport_(*transport), counted_(transport) {}
 
   void Run(SparseBlock* block, CollectiveContext& ctx) override;
 
@@ -31,7 +31,7 @@ class TransportGTopK final : public DeviceReduce {
                          const std::string& what, SparseBlock* reduced);
 
   const int device_;
-  NetworkTransport& network_;
+  GpuTransport& gpu_transport_;
   CountedTransport counted_;
 
   // The arguments for which rounds_ was made.

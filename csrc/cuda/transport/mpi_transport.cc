@@ -22,7 +22,7 @@ void MpiTransport::Exchange(int peer, const void* send, void* recv, std::int64_t
   RequireMessage(peer, bytes);
   const OnDevice current(device());
   RequireNotCaptured(stream);
-  const std::string what = WhatWith(peer);
+  const std::string what = DescribeMessage(peer);
   Await(stream, what);
 
   const Outgoing out{peer, send, bytes};
@@ -36,6 +36,6 @@ void MpiTransport::Exchange(int peer, const void* send, void* recv, std::int64_t
   }
 }
 
-std::string MpiTransport::Awaited() const { return Concat(Rank(), "'s own device"); }
+std::string MpiTransport::AwaitedRanks() const { return Concat(Rank(), "'s own device"); }
 
 }  // namespace hvd_sparse::cuda

@@ -24,16 +24,16 @@
 
 #include "csrc/comm/communicator.h"
 #include "csrc/comm/patience.h"
-#include "csrc/cuda/transport/network_transport.h"
+#include "csrc/cuda/transport/gpu_transport.h"
 
 namespace hvd_sparse::cuda {
 
-class MpiTransport final : public NetworkTransport {
+class MpiTransport final : public GpuTransport {
  public:
   /// Connects the ranks of `comm`, which accepts device memory and must outlive this object.
   /// Nothing else may use `comm` during Exchange.
   MpiTransport(Communicator* comm, int device, const WaitLimits& limits)
-      : NetworkTransport(comm, device, limits) {}
+      : GpuTransport(comm, device, limits) {}
 
   const char* Name() const override { return "MPI"; }
 
@@ -45,7 +45,7 @@ class MpiTransport final : public NetworkTransport {
   bool HoldsMemory() const override { return is_moving_; }
 
  private:
-  std::string Awaited() const override;
+  std::string AwaitedRanks() const override;
 
   bool is_moving_ = false;  // MPI has a message; stays true after a failed one
 };

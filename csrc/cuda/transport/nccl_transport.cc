@@ -16,13 +16,13 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kBetweenLooks{50};
-constexpr milliseconds kGoodbye{2000};
+constexpr milliseconds kFinalizeTimeout{2000};
 
 }  // namespace
 
 NcclTransport::NcclTransport(const nccl::Library& library, const nccl::UniqueId& id,
                              Communicator* comm, int device, const WaitLimits& limits)
-    : NetworkTransport(comm, device, limits),
+    : GpuTransport(comm, device, limits),
       library_(library),
       connected_(static_cast<std::size_t>(comm->Size()) + 1) {
   const OnDevice current(device);
@@ -56,7 +56,7 @@ NcclTransport::~NcclTransport() {
   if (nccl_ == nullptr) return;
 
   const nccl::Calls& calls = library_.calls();
-  const auto deadline = steady_clock::now() + kGoodbye;
+  const auto deadline = steady_clock::now() + kFinalizeTimeout;
   nccl::Result result = calls.CommFinalize(nccl_);
   while (result == nccl::kInProgress && steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -70,7 +70,7 @@ void NcclTransport::Exchange(int peer, const void* send, void* recv, std::int64_
   RequireMessage(peer, bytes);
   RequireConnected(peer, stream);
   const auto count = static_cast<std::size_t>(bytes);
-  const std::string what = WhatWith(peer);
+  const std::string what = DescribeMessage(peer);
   Group(peer, what, [&] {
     const nccl::Calls& calls = library_.calls();
     if (send != nullptr) {
@@ -96,13 +96,13 @@ void NcclTransport::AllGather(const void* own, void* all, std::int64_t bytes, cu
 void NcclTransport::Follow(cudaStream_t other) {
   const OnDevice current(device());
   mark_->Record(other);
-  mark_->LetFollow(stream());
+  mark_->MakeStreamFollow(stream());
 }
 
-void NcclTransport::LetFollow(cudaStream_t other) {
+void NcclTransport::MakeStreamFollow(cudaStream_t other) {
   const OnDevice current(device());
   mark_->Record(stream());
-  mark_->LetFollow(other);
+  mark_->MakeStreamFollow(other);
 }
 
 /// Throws InvalidArgument in a capture with an unconnected peer: a first call allocates.
@@ -163,7 +163,7 @@ bool NcclTransport::IsReady(const std::string& what) {
 }
 
 /// Names all other ranks: a stream waits for their messages.
-std::string NcclTransport::Awaited() const {
+std::string NcclTransport::AwaitedRanks() const {
   std::string others;
   for (int rank = 0; rank < Size(); ++rank) {
     if (rank != Rank()) others += Concat(others.empty() ? "" : " or ", rank);

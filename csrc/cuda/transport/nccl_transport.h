@@ -1,6 +1,6 @@
 /// Sends blocks of a device over NCCL, from GPU to GPU, in stream order.
 ///
-/// Each exchange has an NCCL communicator, made when all its ranks have agreed (nccl_means.h). It
+/// Each exchange has an NCCL communicator, made when all its ranks have agreed (nccl_option.h). It
 /// does not block: while a call waits on the CPU (for peers that are not there yet), it watches the
 /// exchange's communicator. NCCL itself notices neither dead ranks nor ended exchanges: its kernels
 /// would spin on the device for ever, and with them all code that waits for a stream, in this
@@ -10,7 +10,7 @@
 /// Work that was enqueued after an aborted message runs all the same, on undefined data: callers
 /// must wait by Await before they rely on what was received.
 ///
-/// CUDA graphs: Exchange, AllGather, Follow and LetFollow can be captured, once a first call
+/// CUDA graphs: Exchange, AllGather, Follow and MakeStreamFollow can be captured, once a first call
 /// outside of a capture has connected the same peers (that allocates, which a capture must not).
 /// NCCL may launch from a thread of its own, whose calls break no capture. But a capture with
 /// cudaStreamCaptureModeGlobal is broken by unsafe calls of any other thread of the process, so
@@ -38,12 +38,12 @@
 #include "csrc/comm/communicator.h"
 #include "csrc/comm/patience.h"
 #include "csrc/cuda/base/stream.h"
+#include "csrc/cuda/transport/gpu_transport.h"
 #include "csrc/cuda/transport/nccl_library.h"
-#include "csrc/cuda/transport/network_transport.h"
 
 namespace hvd_sparse::cuda {
 
-class NcclTransport final : public NetworkTransport {
+class NcclTransport final : public GpuTransport {
  public:
   /// Connects the ranks of `comm`, which have agreed on `id`; a collective call. `comm` must
   /// outlive this object.
@@ -70,7 +70,7 @@ class NcclTransport final : public NetworkTransport {
   void Follow(cudaStream_t other);
 
   /// Makes `other` wait for all work enqueued on stream() so far.
-  void LetFollow(cudaStream_t other);
+  void MakeStreamFollow(cudaStream_t other);
 
   /// Also throws an error that NCCL has met.
   void Check() override;
@@ -82,8 +82,8 @@ class NcclTransport final : public NetworkTransport {
   void Group(int peer, const std::string& what, const std::function<void()>& calls);
   void MustSucceed(nccl::Result result, const char* call, const std::string& what);
   bool IsReady(const std::string& what);
-  std::string Awaited() const override;
-  void GaveUp(const Error& error) override { End(error, true); }
+  std::string AwaitedRanks() const override;
+  void OnWaitFailed(const Error& error) override { End(error, true); }
   void End(const Error& error, bool tell);
   void Watch();
 

@@ -14,7 +14,7 @@
 #include "csrc/cuda/step/block_merge.h"
 #include "csrc/cuda/step/stream_work.h"
 #include "csrc/cuda/transport/device_reduce.h"
-#include "csrc/cuda/transport/network_transport.h"
+#include "csrc/cuda/transport/gpu_transport.h"
 #include "csrc/kernels/kernels.h"
 
 namespace hvd_sparse::cuda {
@@ -33,17 +33,17 @@ class FinishesFirst {
 };
 
 /// The transport of a single rank, which calls `check` while it waits for its device.
-class Alone final : public NetworkTransport {
+class Alone final : public GpuTransport {
  public:
   Alone(Communicator* comm, int device, const std::function<void()>& check)
-      : NetworkTransport(comm, device, WaitLimits::FromEnvironment()), check_(check) {}
+      : GpuTransport(comm, device, WaitLimits::FromEnvironment()), check_(check) {}
 
   const char* Name() const override { return "nothing"; }
   void Exchange(int /*peer*/, const void*, void*, std::int64_t, cudaStream_t) override {}
   void Check() override { check_(); }
 
  private:
-  std::string Awaited() const override { return "none"; }
+  std::string AwaitedRanks() const override { return "none"; }
 
   const std::function<void()>& check_;
 };
@@ -105,11 +105,11 @@ std::vector<double> TimedMerges(int device, std::int64_t entries, int repetition
   const auto work = MakeMergeWork(device, BlockAt(0, entries), BlockAt(1, entries), entries);
   const auto handle = reinterpret_cast<StreamHandle>(stream.get());  // NOLINT: as frameworks do
   return TimedOnStream(stream.get(), repetitions, "merges on a device", await,
-                       [&] { work->Give(handle); });
+                       [&] { work->Enqueue(handle); });
 }
 
-std::vector<double> TimedHandings(int device, std::int64_t entries, int repetitions,
-                                  const std::function<void()>& check) {
+std::vector<double> TimedCopies(int device, std::int64_t entries, int repetitions,
+                                const std::function<void()>& check) {
   RequireEntries(entries);
   LoopbackCommunicator comm(std::make_shared<LoopbackWorld>(1), 0);
   Alone transport(&comm, device, check);

@@ -40,8 +40,8 @@ std::vector<double> TimedMerges(int device, std::int64_t entries, int repetition
 /// Returns the seconds of each of `repetitions` copies of a block of `entries` entries to the
 /// device and back, by TransportGTopK of a single rank. These are timed by the CPU's clock, since
 /// the CPU waits for them; `check` throws the error that ends a wait.
-std::vector<double> TimedHandings(int device, std::int64_t entries, int repetitions,
-                                  const std::function<void()>& check);
+std::vector<double> TimedCopies(int device, std::int64_t entries, int repetitions,
+                                const std::function<void()>& check);
 
 }  // namespace hvd_sparse::cuda
 

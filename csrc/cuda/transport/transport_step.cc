@@ -29,9 +29,9 @@ StreamHandle HandleOf(cudaStream_t stream) {
 
 }  // namespace
 
-TransportStep::TransportStep(const DeviceStepSpec& spec, int device, NetworkTransport* transport)
+TransportStep::TransportStep(const DeviceStepSpec& spec, int device, GpuTransport* transport)
     : device_(device),
-      network_(*transport),
+      gpu_transport_(*transport),
       select_stream_(transport->select_stream()),
       stream_(transport->stream()),
       messages_name_(Concat("gtopk, over ", transport->Name())),
@@ -100,8 +100,8 @@ void TransportStep::Select(const DeviceStepLaunch& launch) {
 
 void TransportStep::Exchange() {
   const OnDevice current(device_);
-  network_.Serve(what_);
-  marks_.selected().LetFollow(stream_);
+  gpu_transport_.SetOperation(what_);
+  marks_.selected().MakeStreamFollow(stream_);
   exchange_.Exchange(launch_, stream_);
   is_written_ = true;
   if (transport_.calls() == 0) {  // a single rank
@@ -130,7 +130,7 @@ void TransportStep::RenewStates() {
 bool TransportStep::Arrived(double seconds) {
   const OnDevice current(device_);
   if (waiting_ == nullptr) {
-    waiting_ = std::make_unique<NetworkTransport::Waiting>(&network_, what_);
+    waiting_ = std::make_unique<GpuTransport::Waiting>(&gpu_transport_, what_);
   }
   if (!waiting_->For(seconds, [this] { return marks_.end().Passed(); })) return false;
   Report();
@@ -164,7 +164,7 @@ void TransportStep::Report() {
 void TransportStep::PutBack() {
   const OnDevice current(device_);
   // If the step was not exchanged, stream_ does not follow select_stream_ yet.
-  if (is_selected_) marks_.selected().LetFollow(stream_);
+  if (is_selected_) marks_.selected().MakeStreamFollow(stream_);
   if (is_written_ && launch_.former != nullptr) {
     LaunchPutBack(DeviceBlock::In(former_, exchange_.reduced().capacity), launch_.residual,
                   stream_);

@@ -28,7 +28,7 @@
 #include "csrc/cuda/base/step_marks.h"
 #include "csrc/cuda/step/device_exchange.h"
 #include "csrc/cuda/transport/counted_transport.h"
-#include "csrc/cuda/transport/network_transport.h"
+#include "csrc/cuda/transport/gpu_transport.h"
 
 namespace hvd_sparse::cuda {
 
@@ -36,7 +36,7 @@ class TransportStep final : public DeviceStep {
  public:
   /// Allocates on the current device, which is `device`. `transport` moves its memory, and must
   /// outlive this object.
-  TransportStep(const DeviceStepSpec& spec, int device, NetworkTransport* transport);
+  TransportStep(const DeviceStepSpec& spec, int device, GpuTransport* transport);
 
   ~TransportStep() override;
 
@@ -66,7 +66,7 @@ class TransportStep final : public DeviceStep {
   void Report();
 
   const int device_;
-  NetworkTransport& network_;
+  GpuTransport& gpu_transport_;
   const cudaStream_t select_stream_, stream_;
   const std::string messages_name_, what_;
 
@@ -77,7 +77,7 @@ class TransportStep final : public DeviceStep {
   const std::int64_t segments_;
   SelectionState* states_ = nullptr;          // the device's copy
   char* former_ = nullptr;                    // memory of a block: see LaunchNoteFormer
-  float* masked_ = nullptr;                   // by selected entry: see Settling
+  float* masked_ = nullptr;                   // by selected entry: see SettleArgs
   const DeviceBytes memory_;                  // of all three
   std::vector<SelectionState> known_states_;  // last content of the framework's array
   PinnedArray<SelectionState> sent_states_, fetched_states_;
@@ -86,9 +86,9 @@ class TransportStep final : public DeviceStep {
   // State of the last step.
   DeviceLaunch launch_;
   Span<SelectionState> framework_states_;
-  bool is_selected_ = false;                            // select_stream_ has the first part of it
-  bool is_written_ = false;                             // and stream_ the second
-  std::unique_ptr<NetworkTransport::Waiting> waiting_;  // for its end; null before the first
+  bool is_selected_ = false;                        // select_stream_ has the first part of it
+  bool is_written_ = false;                         // and stream_ the second
+  std::unique_ptr<GpuTransport::Waiting> waiting_;  // for its end; null before the first
   DeviceStepReport report_;
 };
 

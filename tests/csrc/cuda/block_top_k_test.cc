@@ -18,10 +18,10 @@ Entries KeptByCpu(const Entries& entries, std::int64_t k, Span<float> residual =
   return EntriesOf(block);
 }
 
-BlockOnCpu KeptOnDevice(const OwnedBlock& from, cuda::Keeping keeping) {
-  const OwnedBlock to(keeping.k);
+BlockOnCpu KeptOnDevice(const OwnedBlock& from, cuda::KeepTopKOptions options) {
+  const OwnedBlock to(options.k);
   const ZeroedScratch<cuda::TopKScratch> scratch(from.block().capacity);
-  cuda::LaunchKeepTopK(keeping, from.block(), to.block(), scratch.get(), nullptr);
+  cuda::LaunchKeepTopK(options, from.block(), to.block(), scratch.get(), nullptr);
   return BlockOnCpu(to.block());
 }
 
@@ -107,10 +107,10 @@ TEST_F(CudaKeepTopK, AMergeCountsTheFirstLevel) {
     const std::int64_t both = own.block().capacity + theirs.block().capacity;
     const OwnedBlock out(both), kept(size);
     const ZeroedScratch<cuda::MergeScratch> merging(both);
-    const ZeroedScratch<cuda::TopKScratch> keeping(both);
-    cuda::LaunchMerge(own.block(), theirs.block(), out.block(), merging.get(), keeping.get().digits,
+    const ZeroedScratch<cuda::TopKScratch> scratch(both);
+    cuda::LaunchMerge(own.block(), theirs.block(), out.block(), merging.get(), scratch.get().digits,
                       nullptr);
-    cuda::LaunchKeepTopK({size, true, false, {}}, out.block(), kept.block(), keeping.get(),
+    cuda::LaunchKeepTopK({size, true, false, {}}, out.block(), kept.block(), scratch.get(),
                          nullptr);
     EXPECT_EQ(BlockOnCpu(kept.block()).entries, KeptByCpu(EntriesOf(merged), size));
   }

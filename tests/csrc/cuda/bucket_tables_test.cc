@@ -37,16 +37,16 @@ class CudaBucketTables : public CudaTest {
 TEST_F(CudaBucketTables, ChangesThatAreUnderWayAreNotWrittenOver) {
   constexpr int kSteps = 10;
   BucketTables tables(Layout());
-  DeviceArray<Flow> seen{std::vector<Flow>(kSteps)};
+  DeviceArray<GradientMemory> seen{std::vector<GradientMemory>(kSteps)};
   const Stream stream;
   for (int step = 0; step < kSteps; ++step) {
     tables.Update(Step(step), stream.get());
-    Check(cudaMemcpyAsync(seen.data() + step, tables.view().flows, sizeof(Flow), cudaMemcpyDefault,
-                          stream.get()),
+    Check(cudaMemcpyAsync(seen.data() + step, tables.view().gradient_memory, sizeof(GradientMemory),
+                          cudaMemcpyDefault, stream.get()),
           "copy");
   }
-  const std::vector<Flow> flows = seen.Values();
-  for (int step = 0; step < kSteps; ++step) EXPECT_EQ(flows[step].decay, step);
+  const std::vector<GradientMemory> gradient_memory = seen.Values();
+  for (int step = 0; step < kSteps; ++step) EXPECT_EQ(gradient_memory[step].decay, step);
 }
 
 TEST_F(CudaBucketTables, TheLayoutIsThereForAnyStream) {

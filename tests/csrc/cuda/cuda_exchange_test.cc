@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/csrc/collective_names.h"
 #include "tests/csrc/cuda/exchange_steps.h"
 
 namespace hvd_sparse {

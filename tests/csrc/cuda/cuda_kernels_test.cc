@@ -378,7 +378,7 @@ TEST_F(CudaOrder, WorkFollowsAStreamAndAStreamFollowsIt) {
     EXPECT_EQ(Gpu().CountAbove(residual.span(), 0), 0);
     Gpu().Accumulate({{gradient.data(), kSize, DType::kFloat32}, 1, 1, residual.span()});
     Gpu().Scatter(block, 1, 0, {copy.data(), kSize, DType::kFloat32}, {}, &undo, 1);
-    Gpu().LetFollow(handle, Gpu().EndOfOwn().get());
+    Gpu().MakeStreamFollow(handle, Gpu().EndOfOwn().get());
     std::vector<float> seen(kSize);
     cuda::Check(
         cudaMemcpyAsync(seen.data(), copy.data(), kSize * sizeof(float), cudaMemcpyDefault, stream),

@@ -106,7 +106,7 @@ struct Target {
     tables.Update(launch, nullptr);
   }
 
-  cuda::Applying ApplyingOf(const OwnedBlock& reduced, float scale, float loss_scale) {
+  cuda::ApplyArgs ArgsFor(const OwnedBlock& reduced, float scale, float loss_scale) {
     return {tables.view(), reduced.block(), scale, residual.span(), loss_scale};
   }
 };
@@ -141,9 +141,9 @@ TYPED_TEST(CudaApply, EqualsTheCpu) {
 
       Target<TypeParam> target(before, dirty, kBehind, residual, shift);
       const OwnedBlock reduced(entries);
-      const cuda::Applying applying = target.ApplyingOf(reduced, 0.7f, 0.25f);
-      cuda::LaunchCheckFits(applying, nullptr);
-      cuda::LaunchApply(applying, nullptr);
+      const cuda::ApplyArgs args = target.ArgsFor(reduced, 0.7f, 0.25f);
+      cuda::LaunchCheckFits(args, nullptr);
+      cuda::LaunchApply(args, nullptr);
       const std::vector<TypeParam> written = target.grad.Values();
       EXPECT_EQ(std::memcmp(written.data(), expected.data(), sizeof(TypeParam) * size), 0);
       EXPECT_TRUE(SameBits(target.first.Values(), first));
@@ -158,7 +158,7 @@ TYPED_TEST(CudaApply, NothingIsWrittenWhereTheStepIsRefused) {
   const std::vector<TypeParam> before(100, Narrow<TypeParam>(-3.0f));
   Target<TypeParam> target(0, before, 5, std::vector<float>(105));
   const OwnedBlock reduced(Entries{{3, 1}, {101, 1}}, Refused());
-  cuda::LaunchApply(target.ApplyingOf(reduced, 1, 1), nullptr);
+  cuda::LaunchApply(target.ArgsFor(reduced, 1, 1), nullptr);
   const std::vector<TypeParam> after = target.grad.Values();
   EXPECT_EQ(std::memcmp(after.data(), before.data(), sizeof(TypeParam) * 100), 0);
   EXPECT_EQ(target.last.Values(), std::vector<float>(5, -3));
@@ -167,10 +167,10 @@ TYPED_TEST(CudaApply, NothingIsWrittenWhereTheStepIsRefused) {
 TYPED_TEST(CudaApply, WhatAGradientCannotHoldRefusesTheStep) {
   Target<TypeParam> target(5, std::vector<TypeParam>(5), 2, std::vector<float>(12));
   const OwnedBlock fitting(Entries{{2, 1}, {4, 70000}, {5, 2}, {12, kMax}, {INT32_MAX, kMax}});
-  cuda::LaunchCheckFits(target.ApplyingOf(fitting, 2, 1), nullptr);  // 12 lies beyond the bucket
+  cuda::LaunchCheckFits(target.ArgsFor(fitting, 2, 1), nullptr);  // 12 lies beyond the bucket
   EXPECT_FALSE(BlockOnCpu(fitting.block()).header.IsRefused());
   const OwnedBlock too_large(Entries{{9, kMax}});
-  cuda::LaunchCheckFits(target.ApplyingOf(too_large, 2, 1), nullptr);
+  cuda::LaunchCheckFits(target.ArgsFor(too_large, 2, 1), nullptr);
   EXPECT_EQ(BlockOnCpu(too_large.block()).header.flags,
             static_cast<std::uint32_t>(cuda::kSumNotFinite));
 }

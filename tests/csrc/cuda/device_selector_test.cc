@@ -269,7 +269,7 @@ TEST_F(CudaFeedbackAndTake, TheFirstEntriesOfEachSegmentGoAndTheRestStays) {
     launch.ks = plan.ks();
     cuda::BucketTables tables(layout);
     tables.Update(launch, nullptr);
-    cuda::Selecting work;
+    cuda::SelectionArgs work;
     const cuda::DeviceBytes zeros(
         cuda::SizeOfAll([&](cuda::Divider* divider) { work.DivideZeros(layout, divider); }));
     const cuda::DeviceBytes rest(

@@ -36,10 +36,10 @@ TEST_F(DriverMomentumOnDevice, AStepIsMeasuredWhereThatWasAskedForAndItCounts) {
   });
 }
 
-TEST_F(DriverMomentumOnDevice, RoomIsNeededForWhatPasses) {
+TEST_F(DriverMomentumOnDevice, RoomIsNeededForWhatIsSentDense) {
   OnMovingRanks(1, kGpu, {"gaussian", "gaussian", 0.5f}, [](MovingRank& rank) {
     EXPECT_EQ(rank.driver().Room(), kAlways);
-    rank.LetPass();
+    rank.SendDense();
     EXPECT_EQ(rank.driver().Room(), kEither + kAlways);
   });
 }

@@ -19,9 +19,9 @@ float Moved(const Account& one, std::size_t i, float momentum) {
 bool Holds(const Account& one, std::int64_t begin, std::int64_t end, float momentum) {
   bool is_untouched = true, has_all = true;
   for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
-    const float moved = Moved(one, i, momentum), owed = kDecay * one.before.residual[i] + moved;
+    const float moved = Moved(one, i, momentum), unsent = kDecay * one.before.residual[i] + moved;
     const float residual = one.after.residual[i], velocity = one.after.velocity[i];
-    has_all = has_all && residual == owed && velocity == moved;
+    has_all = has_all && residual == unsent && velocity == moved;
     is_untouched =
         is_untouched && residual == one.before.residual[i] && velocity == one.before.velocity[i];
   }
@@ -55,7 +55,7 @@ TEST_F(DriverStepOnDevice, WhatIsMeasuredHasTheBitsOfTheCpu) {
 TEST_F(DriverStepOnDevice, FollowsThresholdsAsTheCpuDoes) {
   DriverJob job{"gaussian", "gaussian", 0.5f, 0, Route::kStep};
   job.part = 10;  // so many that no threshold misses
-  std::vector<Kept> learned(3);
+  std::vector<RankState> learned(3);
   OnMovingRanks(3, {}, job, [&learned](MovingRank& rank) {
     for (int step = 0; step < 12; ++step) rank.Step();
     learned[static_cast<std::size_t>(rank.number())] = rank.kept();
@@ -94,13 +94,13 @@ TEST_F(DriverStepOnDevice, AllThatTheRanksAddedIsAppliedOrKept) {
   for (int step = 0; step < kTimes; ++step) {
     SCOPED_TRACE(testing::Message() << "step " << step);
     std::int64_t lost = 0, differ = 0, masked = 0;
-    for (std::size_t i = 0; i < kOwed; ++i) {
-      double owed = 0, kept = 0;
+    for (std::size_t i = 0; i < kUnsent; ++i) {
+      double unsent = 0, kept = 0;
       const float applied = accounts[0][step].applied[i];
       for (const auto& of_rank : accounts) {
         const Account& one = of_rank[step];
         const float moved = Moved(one, i, job.momentum);
-        owed += kDecay * one.before.residual[i] + moved;
+        unsent += kDecay * one.before.residual[i] + moved;
         kept += one.after.residual[i];
         if (bad_in(step) == Bad::kNothing) differ += one.applied[i] != applied ? 1 : 0;
         const float velocity = one.after.velocity[i];
@@ -109,7 +109,7 @@ TEST_F(DriverStepOnDevice, AllThatTheRanksAddedIsAppliedOrKept) {
         lost += velocity != 0 ? 1 : 0;
       }
       if (bad_in(step) == Bad::kNothing) kept += double{kSize} * applied;
-      lost += kept != owed ? 1 : 0;
+      lost += kept != unsent ? 1 : 0;
     }
     EXPECT_EQ(lost, 0);
     EXPECT_EQ(differ, 0);
@@ -120,14 +120,14 @@ TEST_F(DriverStepOnDevice, AllThatTheRanksAddedIsAppliedOrKept) {
 TEST_F(DriverStepOnDevice, AStepThatIsEndedKeepsAllThatItTook) {
   DriverJob job = Forgetful(0.5f);
   job.whole = true;
-  for (const std::vector<int>& pieces : {std::vector<int>{0}, {0, 1}}) {
+  for (const std::vector<int>& ops : {std::vector<int>{0}, {0, 1}}) {
     Meeting meeting(2);
     OnMovingRanks(2, kGpu, job, [&](MovingRank& rank) {
       rank.Step();
       // A rank still in the previous step would lose it.
       meeting.Attend();
-      const Account account = rank.EndedStep(pieces, &meeting);
-      for (const auto& [begin, end] : {std::pair{0, kOne + kTwo}, {kOne + kTwo, kOwed}}) {
+      const Account account = rank.EndedStep(ops, &meeting);
+      for (const auto& [begin, end] : {std::pair{0, kOne + kTwo}, {kOne + kTwo, kUnsent}}) {
         EXPECT_TRUE(Holds(account, begin, end, job.momentum)) << "from " << begin << " on";
       }
     });

@@ -49,7 +49,7 @@ class Memory {
 };
 
 /// The results of one rank's steps, as bits.
-struct Seen {
+struct StepBits {
   std::vector<std::uint32_t> bits;
   int refused = 0;
   std::vector<std::string> rounds;  // names of the rounds of all steps
@@ -68,14 +68,14 @@ struct Seen {
 /// Runs one rank with two gradients, of float32 and T; in step kBadStep, the last rank's gradient
 /// is not finite.
 template <typename T>
-Seen RunRank(std::shared_ptr<LoopbackWorld> world, int rank, const BucketSpec& spec) {
+StepBits RunRank(std::shared_ptr<LoopbackWorld> world, int rank, const BucketSpec& spec) {
   Exchange exchange(std::make_unique<DeviceLoopback>(world, rank), SelectOn::kCaller);
   const int bucket = exchange.AddBucket(spec);
   std::mt19937 random(91 + rank);
   std::normal_distribution<float> gaussian;
   Memory<float> residual(spec.device, std::vector<float>(kNumel));
   std::vector<SelectionState> states(3);
-  Seen seen;
+  StepBits seen;
   for (int step = 0; step < kSteps; ++step) {
     std::vector<float> singles(kFirst);
     for (float& value : singles) value = gaussian(random);
@@ -114,9 +114,9 @@ Seen RunRank(std::shared_ptr<LoopbackWorld> world, int rank, const BucketSpec& s
 }
 
 template <typename T>
-std::vector<Seen> RunRanks(int size, const BucketSpec& spec) {
+std::vector<StepBits> RunRanks(int size, const BucketSpec& spec) {
   auto world = std::make_shared<LoopbackWorld>(size);
-  std::vector<Seen> seen(static_cast<std::size_t>(size));
+  std::vector<StepBits> seen(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] { seen[rank] = RunRank<T>(world, rank, spec); });
@@ -125,7 +125,7 @@ std::vector<Seen> RunRanks(int size, const BucketSpec& spec) {
   return seen;
 }
 
-inline void ExpectSameBits(const std::vector<Seen>& one, const std::vector<Seen>& other) {
+inline void ExpectSameBits(const std::vector<StepBits>& one, const std::vector<StepBits>& other) {
   for (std::size_t rank = 0; rank < one.size(); ++rank) {
     EXPECT_EQ(one[rank].refused, 1);
     EXPECT_EQ(other[rank].refused, 1);

@@ -23,11 +23,11 @@ namespace {
 constexpr std::int64_t kNumel = kCapturedNumel, kK = kCapturedK;
 
 /// A selection with the memory that it works on.
-struct Selecting {
+struct Selection {
   DeviceArray<float> gradient, residual;
   std::unique_ptr<StreamWork> work;
 
-  Selecting(const std::vector<float>& values, const std::vector<float>& kept)
+  Selection(const std::vector<float>& values, const std::vector<float>& kept)
       : gradient(values),
         residual(kept),
         work(cuda::MakeSelectWork(0, {gradient.data(), kNumel, DType::kFloat32}, residual.span(),
@@ -35,7 +35,7 @@ struct Selecting {
 
   Entries Taken() {
     SparseBlock block;
-    work->Fetch(&block);
+    work->WaitForResult(&block);
     return EntriesOf(block);
   }
 };
@@ -46,17 +46,17 @@ TEST_F(CudaGraphCapture, ReplayedSelectionsHaveTheBitsOfThoseThatWereGiven) {
   const std::vector<float> gradient = Awkward(kNumel, 1), kept = Awkward(kNumel, 2);
   const cuda::Stream stream;
   const auto handle = reinterpret_cast<StreamHandle>(stream.get());  // NOLINT: as torch passes it
-  Selecting given(gradient, kept), replayed(gradient, kept);
-  given.work->Give(handle);  // loads the kernels before a capture
+  Selection given(gradient, kept), replayed(gradient, kept);
+  given.work->Enqueue(handle);  // loads the kernels before a capture
   std::vector<Entries> expected = {given.Taken()};
-  Graph graph(stream.get(), [&] { replayed.work->Give(handle); });
+  Graph graph(stream.get(), [&] { replayed.work->Enqueue(handle); });
   EXPECT_TRUE(SameBits(replayed.residual.Values(), kept));  // capturing runs nothing
   for (int time = 0; time < kReplays; ++time) {
     graph.Replay();
     stream.Synchronize();
     EXPECT_EQ(replayed.Taken(), expected.back());
     EXPECT_TRUE(SameBits(replayed.residual.Values(), given.residual.Values()));
-    given.work->Give(handle);
+    given.work->Enqueue(handle);
     expected.push_back(given.Taken());
   }
   EXPECT_NE(expected[0], expected[1]);
@@ -71,12 +71,12 @@ TEST_F(CudaGraphCapture, AReplayedMergeHasTheBitsOfTheOneThatWasGiven) {
   const auto handle = reinterpret_cast<StreamHandle>(stream.get());  // NOLINT: as torch passes it
   const auto work = cuda::MakeMergeWork(0, MakeBlock(own), MakeBlock(theirs), kK);
   SparseBlock expected, made;
-  work->Give(handle);
-  work->Fetch(&expected);
-  Graph graph(stream.get(), [&] { work->Give(handle); });
+  work->Enqueue(handle);
+  work->WaitForResult(&expected);
+  Graph graph(stream.get(), [&] { work->Enqueue(handle); });
   for (int time = 0; time < kReplays; ++time) {
     graph.Replay();
-    work->Fetch(&made);
+    work->WaitForResult(&made);
     EXPECT_EQ(EntriesOf(made), EntriesOf(expected));
   }
 }

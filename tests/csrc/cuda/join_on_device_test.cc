@@ -16,43 +16,43 @@ constexpr std::int64_t kSize = 1000;
 constexpr float kDecay = 0.7f, kMomentum = 0.9f, kScale = 0.3f;
 
 /// Selects the vectors that join a gradient.
-struct Has {
+struct Joined {
   bool residual, velocity;
 };
 
 /// Returns gradient, residual and velocity after two steps, as bits; the initial values are fixed.
 template <typename T>
-Seen AfterJoining(Device device, Has has) {
+StepBits AfterJoining(Device device, Joined joined) {
   std::mt19937 random(5);
   std::normal_distribution<float> gaussian;
   std::vector<T> values(kSize);
-  std::vector<float> owed(kSize), moving(kSize);
+  std::vector<float> unsent(kSize), moving(kSize);
   for (T& value : values) value = Narrow<T>(gaussian(random));
-  for (float& value : owed) value = gaussian(random);
+  for (float& value : unsent) value = gaussian(random);
   for (float& value : moving) value = gaussian(random);
   if constexpr (sizeof(T) < sizeof(float)) {  // beyond the type; not finite, left alone
-    owed[1] = -2 * Largest<T>();
+    unsent[1] = -2 * Largest<T>();
     values[2] = Narrow<T>(kInf);
     values[3] = Narrow<T>(std::nanf(""));
   }
   Memory<T> gradient(device, values);
-  Memory<float> residual(device, owed), velocity(device, moving);
+  Memory<float> residual(device, unsent), velocity(device, moving);
   Memory<float> next(device, std::vector<float>(kSize));
   const Kernels& kernels = KernelsFor(device);
-  const std::unique_ptr<Rest> rest = kernels.NewRest();
-  Along along;
-  if (has.residual) along.residual = {residual.data(), kSize};
-  if (has.velocity) along.velocity = {velocity.data(), kSize};
-  if (has.velocity) along.next = {next.data(), kSize};
-  along.decay = kDecay;
-  along.momentum = kMomentum;
-  along.scale = kScale;
-  Seen seen;
+  const std::unique_ptr<ResidualAfterJoin> after = kernels.NewResidualAfterJoin();
+  UnsentParts parts;
+  if (joined.residual) parts.residual = {residual.data(), kSize};
+  if (joined.velocity) parts.velocity = {velocity.data(), kSize};
+  if (joined.velocity) parts.next = {next.data(), kSize};
+  parts.decay = kDecay;
+  parts.momentum = kMomentum;
+  parts.scale = kScale;
+  StepBits seen;
   for (int step = 0; step < 2; ++step) {  // in the second step the rest joins
-    kernels.Join(along, {gradient.data(), kSize, kDTypeOf<T>}, 0, rest.get());
+    kernels.Join(parts, {gradient.data(), kSize, kDTypeOf<T>}, 0, after.get());
     seen.Add(residual.Values());
     seen.Add(velocity.Values());
-    kernels.PutRest(*rest, {residual.data(), kSize}, 0);
+    kernels.SetResidual(*after, {residual.data(), kSize}, 0);
     kernels.Copy({next.data(), kSize}, {velocity.data(), kSize}, 0);
     seen.Add(gradient.Values());
     seen.Add(residual.Values());
@@ -65,9 +65,9 @@ class JoinOnDevice : public CudaTest {};
 
 template <typename T>
 void ExpectTheBitsOfTheCpu() {
-  for (const Has has : {Has{true, false}, Has{false, true}, Has{true, true}}) {
-    EXPECT_TRUE(AfterJoining<T>(kGpu, has).bits == AfterJoining<T>({}, has).bits)
-        << has.residual << has.velocity;
+  for (const Joined joined : {Joined{true, false}, Joined{false, true}, Joined{true, true}}) {
+    EXPECT_TRUE(AfterJoining<T>(kGpu, joined).bits == AfterJoining<T>({}, joined).bits)
+        << joined.residual << joined.velocity;
   }
 }
 
@@ -82,13 +82,13 @@ TEST_F(JoinOnDevice, OfAWideGradientNothingIsLeftAndASumThatIsNotFiniteIsSeenInI
   const float largest = Largest<float>();
   Memory<float> gradient(kGpu, {largest, kInf, 1}), residual(kGpu, {largest, 1, 2});
   const Kernels& kernels = KernelsFor(kGpu);
-  const std::unique_ptr<Rest> rest = kernels.NewRest();
-  Along along;
-  along.residual = {residual.data(), 3};
-  kernels.Join(along, {gradient.data(), 3, DType::kFloat32}, 0, rest.get());
+  const std::unique_ptr<ResidualAfterJoin> after = kernels.NewResidualAfterJoin();
+  UnsentParts parts;
+  parts.residual = {residual.data(), 3};
+  kernels.Join(parts, {gradient.data(), 3, DType::kFloat32}, 0, after.get());
   EXPECT_EQ(gradient.Values(), (std::vector<float>{kInf, kInf, 3}));
   EXPECT_EQ(residual.Values(), (std::vector<float>{largest, 1, 2}));  // for a refused step
-  EXPECT_FALSE(kernels.PutRest(*rest, {residual.data(), 3}, 0));
+  EXPECT_FALSE(kernels.SetResidual(*after, {residual.data(), 3}, 0));
   EXPECT_EQ(residual.Values(), std::vector<float>(3));
 }
 

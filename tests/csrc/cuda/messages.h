@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/cuda/transport/network_transport.h"
+#include "csrc/cuda/transport/gpu_transport.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/thrown.h"
 
@@ -30,8 +30,7 @@ inline Bytes Message(int from, int to, int n, std::int64_t bytes) {
 
 /// Expects, on one of two ranks, that messages to invalid ranks, to itself or of no bytes are
 /// refused, and that the transport stays usable.
-inline void ExpectRefusalOfImpossibleMessages(cuda::NetworkTransport& transport,
-                                              cudaStream_t stream) {
+inline void ExpectRefusalOfImpossibleMessages(cuda::GpuTransport& transport, cudaStream_t stream) {
   const int own = transport.Rank();
   DeviceArray<std::uint8_t> memory(Bytes(64));
   const auto refused = [&](int peer, std::int64_t bytes) {

@@ -19,17 +19,17 @@
 
 namespace hvd_sparse {
 
-/// Three pieces: one of two gradients, which is always exchanged; one that is exchanged first and
-/// passes later; one that always passes, and has only a velocity.
+/// Three ops: one of two gradients, which is always exchanged; one that is exchanged first and
+/// sent dense later; one that is always sent dense, and has only a velocity.
 constexpr std::int64_t kOne = 1000, kTwo = 501, kEither = 6001, kAlways = 77;
-constexpr std::int64_t kOwed = kOne + kTwo + kEither, kMoving = kOwed + kAlways;
+constexpr std::int64_t kUnsent = kOne + kTwo + kEither, kMoving = kUnsent + kAlways;
 constexpr float kDecay = 0.5f, kScale = 0.75f;
-inline const std::vector<Piece> kPieces = {{kOne + kTwo, 1}, {kEither, 1}, {kAlways, 0}};
+inline const std::vector<OpGradients> kOps = {{kOne + kTwo, 1}, {kEither, 1}, {kAlways, 0}};
 
 /// The non-finite value of a step: none, in a gradient of the last rank, or in a dense sum.
 enum class Bad { kNothing, kGradient, kSum };
 
-/// Sparsifiers of the pieces, and options of the driver.
+/// Sparsifiers of the ops, and options of the driver.
 struct DriverJob {
   std::string on_cpu, on_gpu;  // sparsifiers
   float momentum = 0;
@@ -40,16 +40,16 @@ struct DriverJob {
   std::int64_t part = 50;       // one entry in `part` is selected
 };
 
-/// Input and outcome of a step on one rank, for the pieces that can be exchanged.
+/// Input and outcome of a step on one rank, for the ops that can be exchanged.
 struct Account {
   std::vector<float> gradient, applied;
-  Kept before, after;
+  RankState before, after;
 };
 
 class MovingRank {
  public:
   MovingRank(const std::shared_ptr<LoopbackWorld>& world, int rank, Device device,
-             const DriverJob& job, const Kept& before, Seen* seen)
+             const DriverJob& job, const RankState& before, StepBits* seen)
       : job_(job),
         size_(world->size()),
         seen_(*seen),
@@ -74,14 +74,14 @@ class MovingRank {
         ++measured_;
       }
     };
-    driver_ = std::make_unique<StepDriver>(&exchange_, kPieces, Buckets(false), hooks, rules);
+    driver_ = std::make_unique<StepDriver>(&exchange_, kOps, Buckets(false), hooks, rules);
   }
 
-  /// Lets piece 1, which can be exchanged or pass, pass from now on.
-  void LetPass() {
+  /// Lets op 1, which can be exchanged or sent dense, be sent dense from now on.
+  void SendDense() {
     exchange_.ClearBuckets();
     driver_->Replace(Buckets(true));
-    passes_ = true;
+    either_is_dense_ = true;
   }
 
   Account Step(Bad bad = Bad::kNothing) {
@@ -90,8 +90,8 @@ class MovingRank {
     Account account{drawn.Exchangeable(), {}, kept(), {}};
     Begin(&drawn);
     std::vector<std::future<void>> done;
-    for (const int piece : {2, 1, 0}) done.push_back(Hand(piece, &drawn));
-    for (int summed = 0; summed < (passes_ ? 2 : 1); ++summed) {
+    for (const int op : {2, 1, 0}) done.push_back(Hand(op, &drawn));
+    for (int summed = 0; summed < (either_is_dense_ ? 2 : 1); ++summed) {
       driver_->SummedAs(bad != Bad::kSum);
     }
     for (auto& future : done) EXPECT_NO_THROW(future.get());
@@ -116,15 +116,15 @@ class MovingRank {
     return account;
   }
 
-  /// Runs a step whose pieces are handed over once all ranks have begun it, and which rank 0 then
+  /// Runs a step whose ops are handed over once all ranks have begun it, and which rank 0 then
   /// ends, whatever has arrived by then.
-  Account EndedStep(const std::vector<int>& pieces, Meeting* begun) {
+  Account EndedStep(const std::vector<int>& ops, Meeting* begun) {
     Drawn drawn = Draw(false);
     Account account{drawn.Exchangeable(), {}, kept(), {}};
     Begin(&drawn);
     begun->Attend();
     std::vector<std::future<void>> done;
-    for (const int piece : pieces) done.push_back(Hand(piece, &drawn));
+    for (const int op : ops) done.push_back(Hand(op, &drawn));
     if (number() == 0) driver_->Cancel("a test wants it");
     for (auto& future : done) EXPECT_THROW(future.get(), Error);
     account.after = kept();
@@ -133,7 +133,7 @@ class MovingRank {
 
   int number() const { return exchange_.Rank(); }
   StepDriver& driver() { return *driver_; }
-  Kept kept() { return {residual_.Values(), velocity_.Values(), states_}; }
+  RankState kept() { return {residual_.Values(), velocity_.Values(), states_}; }
   int measured() const { return measured_; }
 
  private:
@@ -145,7 +145,7 @@ class MovingRank {
     Memory<float> always;
     Memory<float> room;
 
-    /// Returns the values of all pieces that can be exchanged.
+    /// Returns the values of all ops that can be exchanged.
     std::vector<float> Exchangeable() {
       std::vector<float> all = one.Values();
       for (const double value : two.Values()) all.push_back(static_cast<float>(value));
@@ -180,7 +180,7 @@ class MovingRank {
   }
 
   void Begin(Drawn* drawn) {
-    driver_->Begin({{residual_.data(), kOwed},
+    driver_->Begin({{residual_.data(), kUnsent},
                     states_,
                     kDecay,
                     {velocity_.data(), job_.momentum > 0 ? kMoving : 0},
@@ -188,7 +188,7 @@ class MovingRank {
                     {drawn->room.data(), driver_->Room()}});
   }
 
-  std::vector<DrivenBucket> Buckets(bool either_passes) {
+  std::vector<DrivenBucket> Buckets(bool either_is_dense) {
     const float average = 1.0f / static_cast<float>(size_);
     const std::string& sparsifier = origin_.device.IsCpu() ? job_.on_cpu : job_.on_gpu;
     exchanged_.clear();
@@ -198,12 +198,12 @@ class MovingRank {
       exchanged_.push_back(exchange_.AddBucket(spec));
       return DrivenBucket{exchanged_.back(), kScale, average, {{0, spec.max_ks}}, 1};
     };
-    const DrivenBucket passing{DrivenBucket::kPasses, kScale, 1, {}, 1};
+    const DrivenBucket dense{DrivenBucket::kDense, kScale, 1, {}, 1};
     const DrivenBucket first = sparse({kOne, kTwo}, kOne + kTwo);
-    return {first, either_passes ? passing : sparse({kEither}, kEither), passing};
+    return {first, either_is_dense ? dense : sparse({kEither}, kEither), dense};
   }
 
-  std::future<void> Hand(int piece, Drawn* drawn) {
+  std::future<void> Hand(int op, Drawn* drawn) {
     const std::vector<GradView> gradients[] = {
         {{drawn->one.data(), kOne, DType::kFloat32}, {drawn->two.data(), kTwo, DType::kFloat64}},
         {{drawn->either.data(), kEither, DType::kFloat16}},
@@ -213,32 +213,32 @@ class MovingRank {
       if (error) return done->set_exception(error);
       done->set_value();
     };
-    if (driver_->Launch(piece, gradients[piece], tell, origin_)) done->set_value();
+    if (driver_->Launch(op, gradients[op], tell, origin_)) done->set_value();
     return done->get_future();
   }
 
   const DriverJob job_;
   const int size_;
-  Seen& seen_;
+  StepBits& seen_;
   std::mt19937 random_;
   Exchange exchange_;
   const Origin origin_;
   Memory<float> residual_, velocity_;
   States states_;
   std::vector<int> exchanged_;  // bucket ids
-  bool passes_ = false;
+  bool either_is_dense_ = false;
   int measured_ = 0;
   std::unique_ptr<StepDriver> driver_;
 };
 
 /// Runs `program` on each rank, which begins with the state in `before`, if any.
-inline std::vector<Seen> OnMovingRanks(int size, Device device, const DriverJob& job,
-                                       const std::function<void(MovingRank&)>& program,
-                                       const std::vector<Kept>& before = {}) {
+inline std::vector<StepBits> OnMovingRanks(int size, Device device, const DriverJob& job,
+                                           const std::function<void(MovingRank&)>& program,
+                                           const std::vector<RankState>& before = {}) {
   auto world = std::make_shared<LoopbackWorld>(size);
-  std::vector<Seen> seen(static_cast<std::size_t>(size));
-  const Kept nothing{std::vector<float>(kOwed), std::vector<float>(job.momentum > 0 ? kMoving : 0),
-                     States(2)};
+  std::vector<StepBits> seen(static_cast<std::size_t>(size));
+  const RankState nothing{std::vector<float>(kUnsent),
+                          std::vector<float>(job.momentum > 0 ? kMoving : 0), States(2)};
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
@@ -253,13 +253,13 @@ inline std::vector<Seen> OnMovingRanks(int size, Device device, const DriverJob&
 }
 
 /// Runs steps of all kinds: accepted ones, and ones refused for a gradient or a sum, before and
-/// after a piece passes.
+/// after an op is sent dense.
 inline std::vector<Account> Train(MovingRank& rank) {
   std::vector<Account> steps;
   for (const Bad bad : {Bad::kNothing, Bad::kNothing, Bad::kGradient, Bad::kSum, Bad::kNothing}) {
     steps.push_back(rank.Step(bad));
   }
-  rank.LetPass();
+  rank.SendDense();
   for (const Bad bad : {Bad::kNothing, Bad::kSum, Bad::kNothing, Bad::kNothing}) {
     steps.push_back(rank.Step(bad));
   }
@@ -268,8 +268,8 @@ inline std::vector<Account> Train(MovingRank& rank) {
 
 inline void ExpectTheBitsOfTheCpu(const DriverJob& job, const std::vector<int>& sizes = {1, 2, 3}) {
   for (const int size : sizes) {
-    const std::vector<Seen> of_cpu = OnMovingRanks(size, {}, job, Train);
-    const std::vector<Seen> of_gpu = OnMovingRanks(size, kGpu, job, Train);
+    const std::vector<StepBits> of_cpu = OnMovingRanks(size, {}, job, Train);
+    const std::vector<StepBits> of_gpu = OnMovingRanks(size, kGpu, job, Train);
     for (std::size_t rank = 0; rank < of_cpu.size(); ++rank) {
       EXPECT_TRUE(of_gpu[rank].bits == of_cpu[rank].bits) << "rank " << rank << " of " << size;
     }

@@ -37,8 +37,8 @@ TEST_F(CudaMpiExchange, RoundsHaveTheBitsOfTheCpuForAnyNumberOfRanks) {
     spec.device = kGpu;
     const auto over_mpi = RunRanks<float>(size, spec);
     ExpectSameBits(of_cpu, over_mpi);
-    for (const Seen& seen : of_cpu) EXPECT_EQ(seen.Over("MPI"), 0);
-    for (const Seen& seen : over_mpi) EXPECT_EQ(seen.Over("MPI"), kSteps);
+    for (const StepBits& seen : of_cpu) EXPECT_EQ(seen.Over("MPI"), 0);
+    for (const StepBits& seen : over_mpi) EXPECT_EQ(seen.Over("MPI"), kSteps);
   }
 }
 
@@ -101,8 +101,8 @@ TEST_F(CudaMpiExchange, WithoutTheUsersWishBlocksGoOverTheCpu) {
 TEST_F(CudaMpiExchange, WhereMessagesCannotLieOnADeviceItIsSaidWhy) {
   OnRanks(2, [](Communicator& comm) {
     const DeviceConnection made = ConnectDevices(&comm, kGpu);
-    EXPECT_EQ(made.network, nullptr);
-    EXPECT_EQ(made.news,
+    EXPECT_EQ(made.collectives, nullptr);
+    EXPECT_EQ(made.warning,
               "gtopk between GPUs goes by way of the CPUs, since CUDA-aware MPI is not used: "
               "rank 0: the ranks are not connected by MPI, and nothing else takes memory of GPUs "
               "(HVD_SPARSE_CUDA_AWARE_MPI=auto)");
@@ -131,8 +131,8 @@ TEST_F(CudaMpiExchange, OneRankWithoutItKeepsAllFromIt) {
       LoopbackCommunicator without(world, rank);
       Communicator* const comm = rank == 1 ? static_cast<Communicator*>(&without) : &with;
       const DeviceConnection made = ConnectDevices(comm, kGpu);
-      EXPECT_EQ(made.network, nullptr);
-      EXPECT_NE(made.news.find("rank 1: the ranks are not connected by MPI"), std::string::npos);
+      EXPECT_EQ(made.collectives, nullptr);
+      EXPECT_NE(made.warning.find("rank 1: the ranks are not connected by MPI"), std::string::npos);
     });
   }
   for (std::thread& thread : threads) thread.join();

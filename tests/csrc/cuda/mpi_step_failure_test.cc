@@ -40,8 +40,9 @@ DeviceLoopback::Before AtMessage(int n, std::function<void(Communicator& comm)> 
 /// bucket's.
 constexpr int kMessages[] = {0, 1, 2, 3, 5, 8};
 
-/// Expects that a step under `met` throws an error of this kind on all ranks, and loses nothing.
-void ExpectTheEndOfAll(const Circumstances& met, ErrorKind kind, const char* said) {
+/// Expects that a step under `conditions` throws an error of this kind on all ranks, and loses
+/// nothing.
+void ExpectTheEndOfAll(const Conditions& conditions, ErrorKind kind, const char* said) {
   OnOwnRanks(
       2, End::kAllOrUntouched,
       [kind, said](int, OwnRank& own) {
@@ -52,7 +53,7 @@ void ExpectTheEndOfAll(const Circumstances& met, ErrorKind kind, const char* sai
         EXPECT_EQ(error.kind(), kind) << error.what();
         EXPECT_TRUE(Says(error, said)) << error.what();
       },
-      met);
+      conditions);
 }
 
 TEST_F(CudaMpiStepFailure, AStepThatAllRefuseReturnsWhatItTookAndWhatRoundingAdded) {
@@ -62,21 +63,21 @@ TEST_F(CudaMpiStepFailure, AStepThatAllRefuseReturnsWhatItTookAndWhatRoundingAdd
 TEST_F(CudaMpiStepFailure, ALostRankEndsTheStepOfAllAndNothingIsLost) {
   for (const int n : kMessages) {
     SCOPED_TRACE(n);
-    Circumstances met;
-    met.before_transfer = AtMessage(n, [](Communicator& comm) {
+    Conditions conditions;
+    conditions.before_transfer = AtMessage(n, [](Communicator& comm) {
       comm.Fail(ErrorKind::kPeerLost, Concat("rank ", comm.Rank(), " was lost"));
     });
-    ExpectTheEndOfAll(met, ErrorKind::kPeerLost, "was lost");
+    ExpectTheEndOfAll(conditions, ErrorKind::kPeerLost, "was lost");
   }
 }
 
 TEST_F(CudaMpiStepFailure, AnErrorOfMpiEndsTheStepOfAllAndNothingIsLost) {
   for (const int n : kMessages) {
     SCOPED_TRACE(n);
-    Circumstances met;
-    met.before_transfer = AtMessage(
+    Conditions conditions;
+    conditions.before_transfer = AtMessage(
         n, [](Communicator&) { Throw(ErrorKind::kExchangeFailed, "MPI_Isend failed: truncated"); });
-    ExpectTheEndOfAll(met, ErrorKind::kExchangeFailed, "MPI_Isend failed");
+    ExpectTheEndOfAll(conditions, ErrorKind::kExchangeFailed, "MPI_Isend failed");
   }
 }
 
@@ -84,12 +85,12 @@ TEST_F(CudaMpiStepFailure, AnErrorOfMpiEndsTheStepOfAllAndNothingIsLost) {
 TEST_F(CudaMpiStepFailure, ARankThatIsWaitedForTooLongEndsTheStepOfAllAndNothingIsLost) {
   for (const int n : {1, 4}) {
     SCOPED_TRACE(n);
-    Circumstances met;
-    met.world = std::make_shared<LoopbackWorld>(kRanks, 2.0);
-    met.before_transfer = AtMessage(n, [](Communicator& comm) {
+    Conditions conditions;
+    conditions.world = std::make_shared<LoopbackWorld>(kRanks, 2.0);
+    conditions.before_transfer = AtMessage(n, [](Communicator& comm) {
       for (;; std::this_thread::yield()) comm.Check();  // until the others have given up
     });
-    ExpectTheEndOfAll(met, ErrorKind::kTimeout, "has waited 2 s for rank");
+    ExpectTheEndOfAll(conditions, ErrorKind::kTimeout, "has waited 2 s for rank");
   }
 }
 

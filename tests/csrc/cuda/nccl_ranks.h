@@ -12,7 +12,7 @@
 
 #include "csrc/collectives/device_agreement.h"
 #include "csrc/cuda/base/stream.h"
-#include "csrc/cuda/transport/nccl_means.h"
+#include "csrc/cuda/transport/nccl_option.h"
 #include "csrc/cuda/transport/nccl_transport.h"
 #include "csrc/devices/kernels_for.h"
 #include "tests/csrc/collective_ranks.h"
@@ -21,8 +21,9 @@ namespace hvd_sparse {
 
 /// Returns the agreement of the ranks if NCCL is the only option.
 inline DeviceAgreement AgreeOnNccl(Communicator* comm, int device) {
-  const DeviceMeans& means = cuda::NcclMeans();
-  return AgreeOnMeans(comm, {&means}, {StatementOf(means, comm->DeviceMemoryProblem(), device)});
+  const GpuTransportOption& option = cuda::NcclOption();
+  return AgreeOnGpuTransport(comm, {&option},
+                             {StatementOf(option, comm->DeviceMemoryProblem(), device)});
 }
 
 /// A transport, or the reason why the ranks have none.
@@ -33,7 +34,7 @@ struct NcclConnection {
 
 inline NcclConnection ConnectNccl(Communicator* comm, int device, const WaitLimits& limits) {
   const DeviceAgreement agreed = AgreeOnNccl(comm, device);
-  if (agreed.means == nullptr) return {nullptr, agreed.unmet};
+  if (agreed.option == nullptr) return {nullptr, agreed.unmet};
   return {std::make_unique<cuda::NcclTransport>(nccl::Library::Get(), nccl::IdIn(agreed.invitation),
                                                 comm, device, limits),
           ""};

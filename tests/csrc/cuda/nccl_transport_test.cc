@@ -156,7 +156,7 @@ TEST_F(NcclTransportTest, ItsOwnStreamStandsBetweenTwoPointsOfAnother) {
     copy(sent, from);
     transport.Follow(stream);
     transport.Exchange(peer, sent.data(), received.data(), bytes, transport.stream());
-    transport.LetFollow(stream);
+    transport.MakeStreamFollow(stream);
     copy(to, received);
     transport.Await(stream, "a test");
     meeting.Attend();

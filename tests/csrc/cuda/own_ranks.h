@@ -113,7 +113,7 @@ class OwnBucket {
 };
 
 /// The conditions under which a test's ranks run.
-struct Circumstances {
+struct Conditions {
   std::shared_ptr<LoopbackWorld> world = std::make_shared<LoopbackWorld>(kRanks);
   DeviceLoopback::Before before_transfer = nullptr;
   std::string sparsifier = "gaussian";
@@ -125,14 +125,14 @@ struct OwnRank {
   std::unique_ptr<Exchange> exchange;
   std::deque<OwnBucket> buckets;
 
-  OwnRank(const Circumstances& met, int rank, int count)
-      : world(met.world),
+  OwnRank(const Conditions& conditions, int rank, int count)
+      : world(conditions.world),
         exchange(std::make_unique<Exchange>(
-            std::make_unique<DeviceLoopback>(world, rank, met.before_transfer),
+            std::make_unique<DeviceLoopback>(world, rank, conditions.before_transfer),
             SelectOn::kCaller)) {
     for (int b = 0; b < count; ++b) {
       buckets.emplace_back(100 * rank + b);
-      exchange->AddBucket(OwnBucket::Spec(b, met.sparsifier));
+      exchange->AddBucket(OwnBucket::Spec(b, conditions.sparsifier));
     }
   }
 
@@ -158,11 +158,11 @@ enum class End {
 
 /// Runs a program on each rank, with `count` buckets.
 inline void OnOwnRanks(int count, End end, const std::function<void(int rank, OwnRank&)>& program,
-                       const Circumstances& met = {}) {
+                       const Conditions& conditions = {}) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&, rank] {
-      OwnRank own(met, rank, count);
+      OwnRank own(conditions, rank, count);
       program(rank, own);
       for (OwnBucket& bucket : own.buckets) {
         const bool is_untouched = end == End::kAllOrUntouched && bucket.IsUntouched();
@@ -186,7 +186,7 @@ inline void ExpectARefusalToReturnAll() {
 }
 
 /// Expects that a lost rank ends the waits of all ranks while devices lag.
-inline void ExpectALostRankToEndTheWait(const Circumstances& met = {}) {
+inline void ExpectALostRankToEndTheWait(const Conditions& conditions = {}) {
   Meeting waited(kRanks);
   OnOwnRanks(
       2, End::kAllOrUntouched,
@@ -199,11 +199,11 @@ inline void ExpectALostRankToEndTheWait(const Circumstances& met = {}) {
         EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
         EXPECT_TRUE(Says(error, "rank 2 was lost")) << error.what();
       },
-      met);
+      conditions);
 }
 
 /// Expects that a limit of 0.3 s ends the wait; the test must unset the limit.
-inline void ExpectTheLimitToEndTheWait(const std::string& said, const Circumstances& met = {}) {
+inline void ExpectTheLimitToEndTheWait(const std::string& said, const Conditions& conditions = {}) {
   ::setenv("HVD_SPARSE_TIMEOUT", "0.3", 1);
   OnOwnRanks(
       1, End::kAllOrUntouched,
@@ -213,7 +213,7 @@ inline void ExpectTheLimitToEndTheWait(const std::string& said, const Circumstan
         EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
         EXPECT_TRUE(Says(error, said)) << error.what();
       },
-      met);
+      conditions);
 }
 
 }  // namespace hvd_sparse

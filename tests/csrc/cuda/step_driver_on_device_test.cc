@@ -1,4 +1,4 @@
-/// Steps that an executor hands over piece by piece, with gradients on a GPU: applied values and
+/// Steps that an executor hands over op by op, with gradients on a GPU: applied values and
 /// residuals have the bits of the same steps on the CPU.
 
 #include <cmath>
@@ -27,7 +27,7 @@ StepRules RulesOn(Device device) {
   return rules;
 }
 
-/// A rank with two pieces, each a bucket of its own.
+/// A rank with two ops, each a bucket of its own.
 struct RankOn {
   RankOn(const std::shared_ptr<LoopbackWorld>& world, int rank, Device device)
       : exchange(std::make_unique<LoopbackCommunicator>(world, rank), SelectOn::kCaller),
@@ -39,19 +39,20 @@ struct RankOn {
       const float average = 1.0f / static_cast<float>(world->size());
       buckets.push_back({exchange.AddBucket(spec), 1, average, {{0, spec.max_ks}}, 1});
     }
-    driver = std::make_unique<StepDriver>(&exchange, std::vector<Piece>{{kFirst, 1}, {kSecond, 1}},
-                                          buckets, StepDriver::Hooks{}, RulesOn(device));
+    driver =
+        std::make_unique<StepDriver>(&exchange, std::vector<OpGradients>{{kFirst, 1}, {kSecond, 1}},
+                                     buckets, StepDriver::Hooks{}, RulesOn(device));
   }
 
   void Begin() { driver->Begin({{residual.data(), kNumel}, states, 1, {}, origin}); }
 
-  std::future<void> Launch(int piece, Memory<float>* gradient) {
+  std::future<void> Launch(int op, Memory<float>* gradient) {
     auto done = std::make_shared<std::promise<void>>();
     const auto tell = [done](std::exception_ptr error) {
       if (error) return done->set_exception(error);
       done->set_value();
     };
-    driver->Launch(piece, {{gradient->data(), kSizes[piece], DType::kFloat32}}, tell, origin);
+    driver->Launch(op, {{gradient->data(), kSizes[op], DType::kFloat32}}, tell, origin);
     return done->get_future();
   }
 
@@ -91,14 +92,14 @@ void ExpectMarked(const std::vector<float>& gradient) {
 }
 
 /// Runs steps of three ranks; in one step, a gradient of the last rank is not finite.
-std::vector<Seen> RunSteps(Device device) {
+std::vector<StepBits> RunSteps(Device device) {
   constexpr int kRanks = 3;
-  std::vector<Seen> seen(kRanks);
+  std::vector<StepBits> seen(kRanks);
   OnRanks(kRanks, device, [&](RankOn& rank) {
     const int number = rank.exchange.Rank();
     std::mt19937 random(17 + number);
     std::normal_distribution<float> gaussian;
-    Seen& mine = seen[static_cast<std::size_t>(number)];
+    StepBits& mine = seen[static_cast<std::size_t>(number)];
     for (int step = 0; step < kSteps; ++step) {
       std::vector<std::unique_ptr<Memory<float>>> gradients;
       for (const std::int64_t numel : kSizes) {
@@ -109,8 +110,8 @@ std::vector<Seen> RunSteps(Device device) {
       }
       rank.Begin();
       std::vector<std::future<void>> done;
-      for (const int piece : {number % 2, 1 - number % 2}) {  // in any order
-        done.push_back(rank.Launch(piece, gradients[static_cast<std::size_t>(piece)].get()));
+      for (const int op : {number % 2, 1 - number % 2}) {  // in any order
+        done.push_back(rank.Launch(op, gradients[static_cast<std::size_t>(op)].get()));
       }
       for (auto& one : done) one.get();
       rank.End();
@@ -126,7 +127,7 @@ std::vector<Seen> RunSteps(Device device) {
 class StepDriverOnDevice : public CudaTest {};
 
 TEST_F(StepDriverOnDevice, StepsHaveTheBitsOfTheCpu) {
-  const std::vector<Seen> of_cpu = RunSteps({}), of_gpu = RunSteps(kGpu);
+  const std::vector<StepBits> of_cpu = RunSteps({}), of_gpu = RunSteps(kGpu);
   for (std::size_t rank = 0; rank < of_cpu.size(); ++rank) {
     EXPECT_TRUE(of_gpu[rank].bits == of_cpu[rank].bits) << "rank " << rank;
   }
@@ -142,8 +143,8 @@ TEST_F(StepDriverOnDevice, AStepThatFailsLeavesNothingInABlock) {
     if (rank.exchange.Rank() == 0) rank.driver->Cancel("a test wants it");
     EXPECT_THROW(done.get(), Error);
     const std::vector<float> left = rank.residual.Values();
-    const float owed = std::accumulate(left.begin(), left.end(), 0.0f);
-    EXPECT_TRUE(owed == 0.0f || owed == static_cast<float>(kFirst)) << owed;
+    const float unsent = std::accumulate(left.begin(), left.end(), 0.0f);
+    EXPECT_TRUE(unsent == 0.0f || unsent == static_cast<float>(kFirst)) << unsent;
   });
 }
 
@@ -157,35 +158,34 @@ TEST_F(StepDriverOnDevice, WhatDoesNotComeFromTheStreamOfTheStepIsRefused) {
     Memory<float> first(kGpu, std::vector<float>(kFirst, 1.0f));
     rank.origin.stream = 5;
     const auto launch = [&] { rank.Launch(0, &first); };
-    EXPECT_TRUE(Says(Thrown(launch), "piece 0 must come from the stream of its step"));
+    EXPECT_TRUE(Says(Thrown(launch), "op 0 must come from the stream of its step"));
   });
 }
 
-/// Runs steps of a single rank that passes everything; a sum of the first is not finite. Returns
-/// the gradients handed on and the residual after each step.
+/// Runs steps of a single rank that sends everything dense; a sum of the first is not finite.
+/// Returns the gradients handed on and the residual after each step.
 template <typename T>
-Seen RunPassingSteps(Device device) {
+StepBits RunDenseSteps(Device device) {
   auto world = std::make_shared<LoopbackWorld>(1);
   Exchange exchange(std::make_unique<LoopbackCommunicator>(world, 0), SelectOn::kCaller);
-  const DrivenBucket passes{DrivenBucket::kPasses, 0.3f, 1, {}, 2};
-  StepDriver driver(&exchange, {{kFirst, 1}, {kSecond, 1}}, {passes}, {}, RulesOn(device));
+  const DrivenBucket dense{DrivenBucket::kDense, 0.3f, 1, {}, 2};
+  StepDriver driver(&exchange, {{kFirst, 1}, {kSecond, 1}}, {dense}, {}, RulesOn(device));
   std::mt19937 random(3);
   std::normal_distribution<float> gaussian;
-  std::vector<float> owed(kNumel);
-  for (float& value : owed) value = gaussian(random);
-  Memory<float> residual(device, owed);
+  std::vector<float> unsent(kNumel);
+  for (float& value : unsent) value = gaussian(random);
+  Memory<float> residual(device, unsent);
   std::vector<SelectionState> states(2);
   const Origin origin{device, 0};
-  Seen seen;
+  StepBits seen;
   for (int step = 0; step < 4; ++step) {
     driver.Begin({{residual.data(), kNumel}, states, 0.5f, {}, origin});
-    for (const int piece : {1, 0}) {
-      std::vector<T> values(static_cast<std::size_t>(kSizes[piece]));
+    for (const int op : {1, 0}) {
+      std::vector<T> values(static_cast<std::size_t>(kSizes[op]));
       for (T& value : values) value = Narrow<T>(gaussian(random));
       Memory<T> gradient(device, values);
-      EXPECT_TRUE(
-          driver.Launch(piece, {{gradient.data(), kSizes[piece], kDTypeOf<T>}}, nullptr, origin));
-      driver.SummedAs(step > 0 || piece == 0);
+      EXPECT_TRUE(driver.Launch(op, {{gradient.data(), kSizes[op], kDTypeOf<T>}}, nullptr, origin));
+      driver.SummedAs(step > 0 || op == 0);
       seen.Add(gradient.Values());
     }
     driver.End([](std::exception_ptr error) { EXPECT_EQ(error, nullptr); });
@@ -194,9 +194,9 @@ Seen RunPassingSteps(Device device) {
   return seen;
 }
 
-TEST_F(StepDriverOnDevice, WhatPassesTakesItsResidualAlongWithTheBitsOfTheCpu) {
-  EXPECT_TRUE(RunPassingSteps<float>(kGpu).bits == RunPassingSteps<float>({}).bits);
-  EXPECT_TRUE(RunPassingSteps<Float16>(kGpu).bits == RunPassingSteps<Float16>({}).bits);
+TEST_F(StepDriverOnDevice, WhatIsSentDenseTakesItsResidualAlongWithTheBitsOfTheCpu) {
+  EXPECT_TRUE(RunDenseSteps<float>(kGpu).bits == RunDenseSteps<float>({}).bits);
+  EXPECT_TRUE(RunDenseSteps<Float16>(kGpu).bits == RunDenseSteps<Float16>({}).bits);
 }
 
 }  // namespace

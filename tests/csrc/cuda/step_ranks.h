@@ -30,7 +30,7 @@ inline BucketSpec StepSpecOf(Device device, const std::string& sparsifier) {
 }
 
 /// A rank's state between two steps, which a framework saves.
-struct Kept {
+struct RankState {
   std::vector<float> residual, velocity;  // velocity: zeros unless momentum is corrected
   States states;
 };
@@ -46,11 +46,11 @@ struct SeenStep {
 /// Options of a run.
 struct StepRun {
   int steps = 3;
-  bool forgets = false;      // the exchange is replaced before this step
-  int renewed = -1;          // before this step, an exchange ends and another one begins
-  double output_scale = 0;   // 0: the average
-  float momentum = 0;        // 0: momentum is not corrected
-  std::vector<Kept> before;  // by rank; empty: zeros
+  bool forgets = false;           // the exchange is replaced before this step
+  int renewed = -1;               // before this step, an exchange ends and another one begins
+  double output_scale = 0;        // 0: the average
+  float momentum = 0;             // 0: momentum is not corrected
+  std::vector<RankState> before;  // by rank; empty: zeros
   std::function<std::vector<std::int64_t>(int step)> ks;  // otherwise max_ks
   /// Changes the gradients of a rank before a step.
   std::function<void(int rank, int step, std::vector<float>* first, std::vector<float>* second)>
@@ -62,14 +62,14 @@ template <typename T>
 class SteppingRank {
  public:
   SteppingRank(std::shared_ptr<LoopbackWorld> world, int rank, const BucketSpec& spec,
-               const Kept& before)
+               const RankState& before)
       : world_(std::move(world)), rank_(rank), spec_(spec), random_(17 + rank) {
     Begin(before);
   }
 
   /// Replaces the exchange, as a restart from a checkpoint does.
   void Renew() {
-    const Kept saved = kept();
+    const RankState saved = kept();
     exchange_.reset();
     Begin(saved);
   }
@@ -114,10 +114,10 @@ class SteppingRank {
     return seen;
   }
 
-  Kept kept() { return {residual_->Values(), velocity_->Values(), states_}; }
+  RankState kept() { return {residual_->Values(), velocity_->Values(), states_}; }
 
  private:
-  void Begin(const Kept& before) {
+  void Begin(const RankState& before) {
     residual_ = std::make_unique<Memory<float>>(spec_.device, before.residual);
     velocity_ = std::make_unique<Memory<float>>(spec_.device, before.velocity);
     states_ = before.states;
@@ -146,12 +146,12 @@ class SteppingRank {
 /// Runs the steps and returns them by rank; `kept`, if given, receives each rank's final state.
 template <typename T>
 std::vector<std::vector<SeenStep>> RunSteps(int size, const BucketSpec& spec, const StepRun& run,
-                                            std::vector<Kept>* kept = nullptr) {
+                                            std::vector<RankState>* kept = nullptr) {
   auto world = std::make_shared<LoopbackWorld>(size);
   std::vector<std::vector<SeenStep>> seen(static_cast<std::size_t>(size));
   if (kept != nullptr) kept->resize(static_cast<std::size_t>(size));
   const std::vector<float> zeros(static_cast<std::size_t>(spec.Numel()));
-  const Kept nothing{zeros, zeros, States(spec.segment_numels.size())};
+  const RankState nothing{zeros, zeros, States(spec.segment_numels.size())};
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
@@ -234,11 +234,11 @@ inline void ExpectTheBitsOfTopKWithMomentum() {
 
 /// Returns each rank's state after some steps on the CPU, with learned thresholds.
 template <typename T>
-std::vector<Kept> Learned(int size, float momentum = 0) {
+std::vector<RankState> Learned(int size, float momentum = 0) {
   StepRun run;
   run.steps = 5;
   run.momentum = momentum;
-  std::vector<Kept> kept;
+  std::vector<RankState> kept;
   RunSteps<T>(size, StepSpecOf({}, "gaussian"), run, &kept);
   return kept;
 }

@@ -21,9 +21,9 @@ constexpr std::int64_t kNumel = 4000;
 class CudaStreamWork : public CudaTest {
  protected:
   /// Gives the work to a non-blocking stream.
-  void Give(StreamWork* work) {
+  void Enqueue(StreamWork* work) {
     if (stream_ == nullptr) stream_ = std::make_unique<cuda::Stream>();
-    work->Give(reinterpret_cast<StreamHandle>(stream_->get()));  // NOLINT: as frameworks do
+    work->Enqueue(reinterpret_cast<StreamHandle>(stream_->get()));  // NOLINT: as frameworks do
   }
 
  private:
@@ -40,8 +40,8 @@ TEST_F(CudaStreamWork, AMergeGivesTheLargestOfTheSum) {
   expected.Finish(CpuKernels().KeepTopK(900, 0, expected.count(), &expected));
   const auto work = MergeWorkOn(kGpu, MakeBlock(a), MakeBlock(b), 900);
   for (int time = 0; time < 2; ++time) {
-    Give(work.get());
-    work->Fetch(&made);
+    Enqueue(work.get());
+    work->WaitForResult(&made);
     EXPECT_EQ(EntriesOf(made), EntriesOf(expected));
   }
 }
@@ -56,8 +56,8 @@ TEST_F(CudaStreamWork, APassTakesWhatExceedsTheThreshold) {
     expected.Reset(kNumel);
     const Feedback feedback{{gradient.data(), kNumel, DType::kFloat32}, 1, 1, residual};
     expected.Finish(CpuKernels().AccumulateAndTake(feedback, 2.5f, 0, 0, kNumel, &expected).taken);
-    Give(work.get());
-    work->Fetch(&made);
+    Enqueue(work.get());
+    work->WaitForResult(&made);
     EXPECT_EQ(EntriesOf(made), EntriesOf(expected));
     EXPECT_TRUE(SameBits(rest.Values(), residual));
   }
@@ -68,9 +68,9 @@ TEST_F(CudaStreamWork, ASelectionTakesTheLargest) {
   DeviceArray<float> on_device(gradient), rest(residual);
   const auto work =
       SelectWorkOn(kGpu, {on_device.data(), kNumel, DType::kFloat32}, rest.span(), 99);
-  Give(work.get());
+  Enqueue(work.get());
   SparseBlock expected, made;
-  work->Fetch(&made);
+  work->WaitForResult(&made);
   CpuKernels().Accumulate({{gradient.data(), kNumel, DType::kFloat32}, 1, 1, residual});
   expected.Reset(99);
   expected.Finish(
@@ -104,9 +104,9 @@ TEST_F(CudaStreamWork, AStepWritesTheLargestOfEachLayerAndLeavesTheRest) {
     }
   }
   const auto work = StepWorkOn(kGpu, gradients, rest.span(), ks, outputs);
-  Give(work.get());
+  Enqueue(work.get());
   SparseBlock made;
-  work->Fetch(&made);
+  work->WaitForResult(&made);
   EXPECT_EQ(EntriesOf(made), taken);
   EXPECT_TRUE(SameBits(to.Values(), expected));
   EXPECT_TRUE(SameBits(rest.Values(), residual));

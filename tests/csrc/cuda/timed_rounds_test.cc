@@ -49,13 +49,13 @@ TEST_F(TimedRounds, EverySwapIsTimedAtEveryDistance) {
 TEST_F(TimedRounds, MergesAndHandingsAreTimedOfBlocksOfAnyLength) {
   for (const std::int64_t entries : {1, 64, 5000}) {
     ExpectTimes(TimedMerges(0, entries, 3, &Finish), 3);
-    ExpectTimes(TimedHandings(0, entries, 3, [] {}), 3);
+    ExpectTimes(TimedCopies(0, entries, 3, [] {}), 3);
   }
 }
 
 TEST_F(TimedRounds, BlocksWithoutEntriesAreRefused) {
   for (const Error& error : {Thrown([] { TimedMerges(0, 0, 1, &Finish); }),
-                             Thrown([] { TimedHandings(0, 0, 1, [] {}); })}) {
+                             Thrown([] { TimedCopies(0, 0, 1, [] {}); })}) {
     EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
     EXPECT_TRUE(Says(error, "entries must lie in [1, 1073741760], got 0")) << error.what();
   }

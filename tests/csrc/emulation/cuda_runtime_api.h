@@ -156,7 +156,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   hvd_sparse::emulation::Met(stream, event, true);
-  hvd_sparse::emulation::LetFollow(stream, event);
+  hvd_sparse::emulation::MakeStreamFollow(stream, event);
   return cudaSuccess;
 }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {

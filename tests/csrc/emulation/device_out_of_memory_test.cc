@@ -27,8 +27,8 @@ bool HasMemory() {
 bool FailsAt(int n, int failures, const std::string& sparsifier) {
   left = n;
   failing = failures;
-  Circumstances met;
-  met.sparsifier = sparsifier;
+  Conditions conditions;
+  conditions.sparsifier = sparsifier;
   Meeting meeting(kRanks);
   std::atomic<int> ended{0};
   OnOwnRanks(
@@ -52,7 +52,7 @@ bool FailsAt(int n, int failures, const std::string& sparsifier) {
         EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory) << error.what();
         EXPECT_THROW(own.WaitForAll(), Error);  // started buckets leave their memory alone
       },
-      met);
+      conditions);
   EXPECT_TRUE(ended == 0 || ended == kRanks) << ended << " ranks have ended";
   return failing < failures;
 }

@@ -52,10 +52,10 @@ class MpiWait : public testing::Test {
     ::unsetenv("HVD_SPARSE_TIMEOUT");
   }
 
-  static Circumstances InAWorldThatTheDeviceSees() {
-    Circumstances met;
-    world_of_ranks = met.world;
-    return met;
+  static Conditions InAWorldThatTheDeviceSees() {
+    Conditions conditions;
+    world_of_ranks = conditions.world;
+    return conditions;
   }
 };
 

@@ -119,7 +119,7 @@ void RecordEvent(cudaEvent_t event, cudaStream_t stream) {
   recorded.PassOn();
 }
 
-void LetFollow(cudaStream_t stream, cudaEvent_t event) {
+void MakeStreamFollow(cudaStream_t stream, cudaEvent_t event) {
   const Working working(stream);
   Find(&device->events, event).Take();
 }

@@ -44,7 +44,7 @@ void MakeStream(cudaStream_t stream, bool blocks);
 void ForgetStream(cudaStream_t stream);
 
 void RecordEvent(cudaEvent_t event, cudaStream_t stream);
-void LetFollow(cudaStream_t stream, cudaEvent_t event);
+void MakeStreamFollow(cudaStream_t stream, cudaEvent_t event);
 void ForgetEvent(cudaEvent_t event);
 
 /// Orders this thread of the CPU after an event, a stream, or all streams.

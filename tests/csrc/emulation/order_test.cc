@@ -87,7 +87,7 @@ TEST_F(OrderOfTheDevice, AnEventOrdersStreams) {
     std::vector<char> memory(100);
     cudaMemsetAsync(memory.data(), 1, memory.size(), first.get());
     event.Record(first.get());
-    if (order) event.LetFollow(second.get());
+    if (order) event.MakeStreamFollow(second.get());
     cudaMemsetAsync(memory.data(), 2, memory.size(), second.get());
     cudaDeviceSynchronize();
   });

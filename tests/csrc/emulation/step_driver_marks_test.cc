@@ -22,7 +22,7 @@ constexpr std::int64_t kNumel = 100;
 const auto kStream = reinterpret_cast<cudaStream_t>(0x77);  // none of the exchange's own
 
 /// A log of events, one letter each: the step's stream was marked (M), made to wait (w), or given
-/// work (k); one of the exchange's own was made to wait (f); a piece was done (d).
+/// work (k); one of the exchange's own was made to wait (f); an op was done (d).
 class Log {
  public:
   Log() {
@@ -73,21 +73,21 @@ StepRules RulesOnGpu() {
   return rules;
 }
 
-/// A single rank, with buckets of one piece each, all of which may pass.
+/// A single rank, with buckets of one op each, all of which may be sent dense.
 class RankAlone {
  public:
-  explicit RankAlone(std::int64_t pieces, bool passes = false, StepRules rules = RulesOnGpu())
+  explicit RankAlone(std::int64_t ops, bool is_dense = false, StepRules rules = RulesOnGpu())
       : rules_(rules),
         exchange_(std::make_unique<LoopbackCommunicator>(std::make_shared<LoopbackWorld>(1), 0),
                   SelectOn::kCaller),
-        residual_(std::vector<float>(static_cast<std::size_t>(pieces * kNumel))),
+        residual_(std::vector<float>(static_cast<std::size_t>(ops * kNumel))),
         velocity_(residual_.Values()),
         room_(residual_.Values()),
-        states_(static_cast<std::size_t>(pieces)) {
+        states_(static_cast<std::size_t>(ops)) {
     std::vector<DrivenBucket> buckets;
-    for (std::int64_t piece = 0; piece < pieces; ++piece) {
-      if (passes) {
-        buckets.push_back({DrivenBucket::kPasses, 1, 1, {}, 1});
+    for (std::int64_t op = 0; op < ops; ++op) {
+      if (is_dense) {
+        buckets.push_back({DrivenBucket::kDense, 1, 1, {}, 1});
         continue;
       }
       BucketSpec spec{"a bucket", {kNumel}, {kNumel}, {10}, "top_k", {}, "gtopk"};
@@ -95,7 +95,8 @@ class RankAlone {
       buckets.push_back({exchange_.AddBucket(spec), 1, 1, {{0, {10}}}, 1});
     }
     driver_ = std::make_unique<StepDriver>(
-        &exchange_, std::vector<Piece>(static_cast<std::size_t>(pieces), Piece{kNumel, 1}), buckets,
+        &exchange_, std::vector<OpGradients>(static_cast<std::size_t>(ops), OpGradients{kNumel, 1}),
+        buckets,
         StepDriver::Hooks{nullptr, [](const std::vector<StepSample>&) {},
                           [this](const StepEnd& ended) { ended_ = ended; }},
         rules_);
@@ -107,14 +108,14 @@ class RankAlone {
         {residual_.span(), states_, 1, velocity, origin_, {room_.data(), driver_->Room()}});
   }
 
-  std::future<void> Launch(int piece, DeviceArray<float>* gradient) {
+  std::future<void> Launch(int op, DeviceArray<float>* gradient) {
     auto done = std::make_shared<std::promise<void>>();
     const auto tell = [done](std::exception_ptr error) {
       EXPECT_EQ(error, nullptr);
       Log::Add('d');
       done->set_value();
     };
-    driver_->Launch(piece, {{gradient->data(), kNumel, DType::kFloat32}}, tell, origin_);
+    driver_->Launch(op, {{gradient->data(), kNumel, DType::kFloat32}}, tell, origin_);
     return done->get_future();
   }
 
@@ -129,11 +130,11 @@ class RankAlone {
     return ended_;
   }
 
-  /// Runs a step of gradients that all pass.
-  StepEnd Pass(std::vector<std::unique_ptr<DeviceArray<float>>>* gradients) {
+  /// Runs a step of gradients that are all sent dense.
+  StepEnd SendDense(std::vector<std::unique_ptr<DeviceArray<float>>>* gradients) {
     Begin();
-    for (std::size_t piece = 0; piece < gradients->size(); ++piece) {
-      Launch(static_cast<int>(piece), (*gradients)[piece].get());
+    for (std::size_t op = 0; op < gradients->size(); ++op) {
+      Launch(static_cast<int>(op), (*gradients)[op].get());
       driver_->SummedAs(true);
     }
     return End();
@@ -198,34 +199,34 @@ std::vector<std::unique_ptr<DeviceArray<float>>> Gradients(int count) {
   return gradients;
 }
 
-TEST(StepDriverMarks, ATimedStepMarksPiecesAndItsEndAndOthersMarkNothing) {
+TEST(StepDriverMarks, ATimedStepMarksOpsAndItsEndAndOthersMarkNothing) {
   RankAlone rank(2, true);
   auto gradients = Gradients(2);
   const Log log;
-  EXPECT_EQ(rank.Pass(&gradients).reading, nullptr);
+  EXPECT_EQ(rank.SendDense(&gradients).reading, nullptr);
   EXPECT_EQ(Log::Without('k'), "");
   rank.driver().TimeSteps(true);
   EXPECT_EQ(Log::Without('k'), "M");  // where the first one begins
-  EXPECT_NE(rank.Pass(&gradients).reading, nullptr);
+  EXPECT_NE(rank.SendDense(&gradients).reading, nullptr);
   EXPECT_EQ(Log::Without('k'), "MMMM");
   rank.driver().TimeSteps(true);  // the end of one step is the beginning of the next
-  EXPECT_NE(rank.Pass(&gradients).reading, nullptr);
+  EXPECT_NE(rank.SendDense(&gradients).reading, nullptr);
   EXPECT_EQ(Log::Without('k'), "MMMMMMM");
   rank.driver().TimeSteps(false);
-  EXPECT_EQ(rank.Pass(&gradients).reading, nullptr);
+  EXPECT_EQ(rank.SendDense(&gradients).reading, nullptr);
   EXPECT_EQ(Log::Without('k'), "MMMMMMM");
 }
 
 TEST(StepDriverMarks, ResidualsJoinAndGoInTheOrderOfTheStepsStream) {
   RankAlone rank(2, true);
   auto gradients = Gradients(2);
-  rank.Pass(&gradients);
-  rank.driver().GoOnAfter(1);  // with another residual
+  rank.SendDense(&gradients);
+  rank.driver().ContinueAfter(1);  // with another residual
   const Log log;
   rank.driver().TimeSteps(true);
-  rank.Pass(&gradients);
-  EXPECT_EQ(Log::All(), "MMkMkkkM");  // pieces are ready, then joined; the end follows all
-  rank.Pass(&gradients);
+  rank.SendDense(&gradients);
+  EXPECT_EQ(Log::All(), "MMkMkkkM");  // ops are ready, then joined; the end follows all
+  rank.SendDense(&gradients);
   EXPECT_EQ(Log::All(), "MMkMkkkMMMM");  // no residual is left
 }
 
@@ -237,8 +238,8 @@ TEST(StepDriverMarks, VelocitiesJoinAndGoOnInTheOrderOfTheStepsStreamInEveryStep
   for (int step = 0; step < 2; ++step) {
     const Log log;
     rank.Begin();
-    for (const int piece : {0, 1}) {
-      rank.Launch(piece, gradients[static_cast<std::size_t>(piece)].get());
+    for (const int op : {0, 1}) {
+      rank.Launch(op, gradients[static_cast<std::size_t>(op)].get());
       rank.driver().SummedAs(true);
     }
     EXPECT_EQ(Log::All(), "kk");
@@ -280,7 +281,8 @@ TEST(StepDriverMarks, NobodyWaitsForTheDeviceBeforeAStepIsRead) {
   {
     const BusyDevice busy;  // a wait for it would never end
     const int waits = emulated_calls.waits;
-    reading = rank.Pass(&gradients).reading;  // and residuals and velocities join the gradients
+    reading =
+        rank.SendDense(&gradients).reading;  // and residuals and velocities join the gradients
     EXPECT_EQ(emulated_calls.waits, waits);
     EXPECT_FALSE(reading->Passed());
   }

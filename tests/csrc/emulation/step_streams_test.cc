@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "csrc/comm/loopback_communicator.h"
-#include "csrc/cuda/transport/transport_network.h"
+#include "csrc/cuda/transport/transport_collectives.h"
 #include "csrc/cuda/transport/transport_step.h"
 #include "tests/csrc/cuda/own_ranks.h"
 #include "tests/csrc/emulation/stream_order.h"
@@ -25,9 +25,9 @@ constexpr std::int64_t kNumel = 500, kK = 20;
 const auto kCaller = reinterpret_cast<cudaStream_t>(0x77);  // none of the transport's own
 
 /// A transport for one of two ranks, whose peer returns the bytes sent to it.
-class Mirror final : public cuda::NetworkTransport {
+class Mirror final : public cuda::GpuTransport {
  public:
-  explicit Mirror(Communicator* comm) : NetworkTransport(comm, 0, {}) {}
+  explicit Mirror(Communicator* comm) : GpuTransport(comm, 0, {}) {}
   const char* Name() const override { return "a mirror"; }
   void Exchange(int, const void* send, void* recv, std::int64_t bytes,
                 cudaStream_t stream) override {
@@ -37,13 +37,13 @@ class Mirror final : public cuda::NetworkTransport {
   }
 
  private:
-  std::string Awaited() const override { return "nobody"; }
+  std::string AwaitedRanks() const override { return "nobody"; }
 };
 
 /// A bucket over a Mirror, whose gradients come from the caller's stream.
 class Mirrored {
  public:
-  Mirrored(int id, cuda::NetworkTransport* transport, StreamOrder* order)
+  Mirrored(int id, cuda::GpuTransport* transport, StreamOrder* order)
       : name_(std::to_string(id)),
         order_(*order),
         step_({name_, static_cast<std::uint32_t>(id), {kNumel}, {kNumel}, {kK}, 1, 32}, 0,
@@ -61,7 +61,7 @@ class Mirrored {
     const std::vector<GradView> gradients{{gradient_.data(), kNumel, DType::kFloat32}};
     const std::vector<float> decays{1.0f};
     const std::vector<std::int64_t> ks{kK};
-    ready_.LetFollow(reinterpret_cast<cudaStream_t>(step_.select_stream()));  // NOLINT
+    ready_.MakeStreamFollow(reinterpret_cast<cudaStream_t>(step_.select_stream()));  // NOLINT
     step_.Select({residual_, {}, gradients, decays, ks, states_, 0.0f, 1.0f, 0.5f});
   }
   void Exchange() {
@@ -71,7 +71,7 @@ class Mirrored {
   }
   void Update() {
     ASSERT_TRUE(step_.Arrived(1));
-    written_.LetFollow(kCaller);
+    written_.MakeStreamFollow(kCaller);
     order_.Begin("update " + name_);
     emulation::Given(kCaller);
   }
@@ -179,12 +179,12 @@ TEST_F(StepStreams, ASelectionEndsBeforeItsTurnComes) {
 
 TEST_F(StepStreams, ABucketBeginsBehindTheCallersStreamWhichGoesOnBehindItsEnd) {
   LoopbackCommunicator alone(std::make_shared<LoopbackWorld>(1), 0);
-  const auto network = cuda::MakeTransportNetwork(0, std::make_unique<Mirror>(&alone));
+  const auto gpu_collectives = cuda::MakeGpuCollectives(0, std::make_unique<Mirror>(&alone));
   const Kernels& kernels = KernelsFor(kGpu);
   BucketSpec spec{"b", {kNumel}, {kNumel}, {kK}, "gaussian", {}, "gtopk"};
   spec.device = kGpu;
   Bucket bucket(0, spec);
-  bucket.PrepareSteps(network.get());
+  bucket.PrepareSteps(gpu_collectives.get());
   std::vector<float> gradient(kNumel, 1.0f), residual(kNumel);
   std::vector<SelectionState> states(1);
   Launch launch;
@@ -199,9 +199,9 @@ TEST_F(StepStreams, ABucketBeginsBehindTheCallersStreamWhichGoesOnBehindItsEnd) 
   emulation::Given(kCaller);
   const std::shared_ptr<const Mark> ready = kernels.EndOf(caller);
   order_.Begin("select");
-  bucket.GiveSelection(launch, kernels, ready.get());
+  bucket.EnqueueSelection(launch, kernels, ready.get());
   order_.Begin("exchange");
-  kernels.LetFollow(caller, bucket.Give(alone, kernels).get());
+  kernels.MakeStreamFollow(caller, bucket.Enqueue(alone, kernels).get());
   order_.Begin("update");
   emulation::Given(kCaller);
   EXPECT_TRUE(order_.Follows("select", "gradient"));
@@ -217,8 +217,8 @@ TEST(StepStreamsOverMpi, ABucketIsSelectedWhileMessagesOfTheOneBeforeAreUnderWay
   constexpr int kOfASelection = cuda::DeviceSelector::kLaunches;
   ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "1", 1);
   std::atomic<bool> looks{false}, seen{false};
-  Circumstances met;
-  met.before_transfer = [&](Communicator&, const std::string& what) {
+  Conditions conditions;
+  conditions.before_transfer = [&](Communicator&, const std::string& what) {
     if (!looks || what.find("'0'") == std::string::npos) return;
     if (what.find("over MPI") == std::string::npos) return;
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -245,7 +245,7 @@ TEST(StepStreamsOverMpi, ABucketIsSelectedWhileMessagesOfTheOneBeforeAreUnderWay
         own.WaitForAll();
         own.exchange->Commit("");
       },
-      met);
+      conditions);
   emulation::at_work = nullptr;
   ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI");
   EXPECT_TRUE(seen);

@@ -72,7 +72,7 @@ TEST_F(TimedRoundsOrder, AMergeIsThatOfARound) {
 TEST_F(TimedRoundsOrder, ABlockGoesUpAndComesDownEachTime) {
   const int before = emulated_calls.copies;
   int looks = 0;
-  EXPECT_EQ(TimedHandings(0, 300, 2, [&] { ++looks; }).size(), 2u);
+  EXPECT_EQ(TimedCopies(0, 300, 2, [&] { ++looks; }).size(), 2u);
   EXPECT_EQ(seen, "eee");  // marks that the CPU waits for, polling `looks` meanwhile
   EXPECT_GE(looks, 3);
   EXPECT_EQ(emulated_calls.copies - before, 3 * 6);  // header, indices and values, both ways

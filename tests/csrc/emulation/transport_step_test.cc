@@ -40,7 +40,7 @@ struct OwnStep {
   }
 
   /// Returns the calls made to give a whole step, from its selection on.
-  EmulatedCalls Give() {
+  EmulatedCalls Enqueue() {
     emulated_calls = {};
     Select();
     step.Exchange();
@@ -50,13 +50,13 @@ struct OwnStep {
 
 TEST(TransportStepCalls, AStepIsGivenWithoutAWaitAndCopiesWhatHasChanged) {
   OwnStep own;
-  own.Give();
+  own.Enqueue();
   ASSERT_TRUE(own.step.Arrived(1));
   const std::vector<SelectionState> learned = own.states;
   EXPECT_GT(learned[0].threshold, 0.0f);
 
   constexpr int kFetched = 3;  // two headers and the thresholds
-  EmulatedCalls calls = own.Give();
+  EmulatedCalls calls = own.Enqueue();
   EXPECT_EQ(calls.waits, 0);
   EXPECT_EQ(calls.allocations, 0);
   EXPECT_EQ(calls.copies, kFetched);
@@ -64,7 +64,7 @@ TEST(TransportStepCalls, AStepIsGivenWithoutAWaitAndCopiesWhatHasChanged) {
   ASSERT_TRUE(own.step.Arrived(1));
 
   own.states[0] = {};  // the framework has loaded a checkpoint
-  calls = own.Give();
+  calls = own.Enqueue();
   EXPECT_EQ(calls.waits, 0);
   EXPECT_EQ(calls.copies, kFetched + 1);
   ASSERT_TRUE(own.step.Arrived(1));
@@ -77,7 +77,7 @@ TEST(TransportStepCalls, WhatAStepTookReturnsAtAnyTime) {
   own.step.PutBack();  // of a step that was never given
   EXPECT_EQ(own.residual, std::vector<float>(kNumel));
   const std::vector<float> given = own.gradient;
-  own.Give();
+  own.Enqueue();
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   EXPECT_NE(own.residual, given);
   own.step.PutBack();
@@ -90,7 +90,7 @@ TEST(TransportStepCalls, WhatAStepTookReturnsAtAnyTime) {
 TEST(TransportStepCalls, AStepUnderWayEndsWhenTheDeviceIsDoneWithItsMemory) {
   for (const bool is_exchanged : {false, true}) {
     OwnStep own;
-    is_exchanged ? (void)own.Give() : own.Select();
+    is_exchanged ? (void)own.Enqueue() : own.Select();
   }
 }
 
@@ -98,7 +98,7 @@ TEST(TransportStepCalls, SoDoesWhatItMasked) {
   OwnStep own(/*corrects_momentum=*/true);
   std::vector<float> joined = own.gradient;
   for (std::int64_t i = 0; i < kNumel; ++i) joined[i] += 0.5f * own.velocity[i];
-  own.Give();
+  own.Enqueue();
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   std::int64_t masked = 0;
   for (std::int64_t i = 0; i < kNumel; ++i) {

@@ -40,10 +40,10 @@ SparseBlock Regular(std::int64_t numel, Index stride, WireFormat format) {
   return block;
 }
 
-Bytes MessageOf(const SparseBlock& block, WireFormat format, Cargo cargo) {
+Bytes MessageOf(const SparseBlock& block, WireFormat format, Content content) {
   if (format.IsPlain()) return {block.message(), block.message() + block.message_bytes()};
   Bytes message(static_cast<std::size_t>(block.message_bytes()));
-  message.resize(static_cast<std::size_t>(EncodeBlock(block, format, cargo, message.data())));
+  message.resize(static_cast<std::size_t>(EncodeBlock(block, format, content, message.data())));
   return message;
 }
 
@@ -76,7 +76,7 @@ void CheckReadsBack(const SparseBlock& block, std::int64_t numel, WireFormat for
   if (format.IsPlain()) return;
   SparseBlock again;
   again.Reset(block.count());
-  const Bytes message = MessageOf(block, {format.packed, DType::kFloat32}, Cargo::kVerbatim);
+  const Bytes message = MessageOf(block, {format.packed, DType::kFloat32}, Content::kVerbatim);
   DecodeBlock(message.data(), static_cast<std::int64_t>(message.size()), numel, &again);
   Demand(again.count() == block.count() &&
              std::memcmp(again.indices(), block.indices(), 4 * block.count()) == 0,
@@ -89,11 +89,11 @@ std::vector<Bytes> Seeds() {
   std::vector<Bytes> seeds;
   for (std::uint8_t choice = 0; choice < 6; ++choice) {
     for (const std::int64_t numel : {0, 1, 300, 20000}) {
-      for (const Cargo cargo : {Cargo::kSums, Cargo::kVerbatim}) {
+      for (const Content content : {Content::kSums, Content::kVerbatim}) {
         const WireFormat format = FormatOf(choice);
         SparseBlock block = Regular(numel, numel < 1000 ? 2 : 31, format);
         RoundValues(format.values, block.values(), block.count(), nullptr);
-        const Bytes message = MessageOf(block, format, cargo);
+        const Bytes message = MessageOf(block, format, content);
         Writer writer;
         writer.Put(choice).PutBetween(0, kMostRoom).PutBetween(0, numel);
         seeds.push_back(writer.PutBytes(message.data(), message.size()).bytes());

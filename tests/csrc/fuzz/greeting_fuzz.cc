@@ -53,7 +53,7 @@ void GreetRank(const Bytes& hello) {
   Listener listener = ListenAt(kHost);
   const int port = listener.port;
   TcpRendezvous rendezvous(1, {AddressAt(1), AddressAt(port)}, std::move(listener), false);
-  rendezvous.Want(0);
+  rendezvous.Request(0);
   Descriptor caller = Call(port);
   Say(caller, hello);
   const auto deadline = After(kPatience);
@@ -67,7 +67,7 @@ void GreetRank(const Bytes& hello) {
 void AnswerRank(const Bytes& answer) {
   const Listener own = ListenAt(kHost);
   TcpRendezvous rendezvous(0, {AddressAt(1), AddressAt(own.port)}, ListenAt(kHost), false);
-  rendezvous.Want(1);
+  rendezvous.Request(1);
   rendezvous.Advance();
   Descriptor callee = Answer(own);
   Say(callee, answer);

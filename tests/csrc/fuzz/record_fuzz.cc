@@ -44,7 +44,7 @@ std::vector<Bytes> Seeds() {
        5},
       {RecordKind::kLost, 1, "has died"},
       {RecordKind::kLeft, -1},
-      {RecordKind::kThrough, 2, "", ErrorKind::kExchangeFailed, 17},
+      {RecordKind::kCommitted, 2, "", ErrorKind::kExchangeFailed, 17},
       {RecordKind::kGoodbye}};
   std::vector<Bytes> seeds;
   for (const std::uint8_t piece : {0, 1, 40}) {

@@ -1,4 +1,4 @@
-/// Length-prefixed messages over TCP, and messages in pieces over MPI: the receiver gets what was
+/// Length-prefixed messages over TCP, and messages in chunks over MPI: the receiver gets what was
 /// announced and fits, or an error; never a byte beyond its room.
 
 #include <sys/socket.h>
@@ -8,7 +8,7 @@
 #include <string>
 
 #include "csrc/base/error.h"
-#include "csrc/comm/pieces.h"
+#include "csrc/comm/message_chunks.h"
 #include "csrc/comm/tcp_stream.h"
 #include "tests/csrc/fuzz/target.h"
 
@@ -40,10 +40,10 @@ void ReceiveMessages(Reader* reader) {
     incoming.push_back({1, rooms.back().memory.get(), rooms.back().size});
   }
   for (Incoming& message : incoming) stream.Receive(&message);
-  const std::size_t piece = 1 + std::size_t{reader->Take<std::uint8_t>()} * 16;
+  const std::size_t chunk = 1 + std::size_t{reader->Take<std::uint8_t>()} * 16;
   try {
     while (reader->left() > 0 && !stream.done()) {
-      const Bytes bytes = reader->TakeBytes(piece);
+      const Bytes bytes = reader->TakeBytes(chunk);
       ::send(there.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       while (stream.Move("bucket 'fc'", false)) {
       }
@@ -64,25 +64,25 @@ void ReceiveMessages(Reader* reader) {
   }
 }
 
-void ReceivePieces(Reader* reader) {
+void ReceiveChunks(Reader* reader) {
   const Room room(reader->Between(0, kMostRoom));
   const std::int64_t limit = reader->Between(1, 200);
-  Pieces pieces(Pieces::Direction::kIn, room.memory.get(), room.size, limit);
+  MessageChunks chunks(MessageChunks::Direction::kIn, room.memory.get(), room.size, limit);
   try {
-    while (!pieces.done() && reader->left() > 0) {
-      Demand(pieces.CanPost(), "a receiver with nothing on its way can go on");
-      const Pieces::Piece piece = pieces.Post();
-      Demand(piece.bytes >= 0, "a piece has a size");
+    while (!chunks.done() && reader->left() > 0) {
+      Demand(chunks.CanPost(), "a receiver with nothing on its way can go on");
+      const MessageChunks::Chunk chunk = chunks.Post();
+      Demand(chunk.bytes >= 0, "a chunk has a size");
       const Bytes bytes = reader->TakeBytes(std::min<std::size_t>(
-          static_cast<std::size_t>(piece.bytes), reader->Take<std::uint8_t>()));
-      if (!bytes.empty()) std::memcpy(piece.data, bytes.data(), bytes.size());
-      pieces.Arrived(static_cast<std::int64_t>(bytes.size()));
+          static_cast<std::size_t>(chunk.bytes), reader->Take<std::uint8_t>()));
+      if (!bytes.empty()) std::memcpy(chunk.data, bytes.data(), bytes.size());
+      chunks.Arrived(static_cast<std::int64_t>(bytes.size()));
     }
   } catch (const Error& error) {
     DemandEnd(error);
     return;
   }
-  Demand(pieces.moved() <= room.size, "a message has room");
+  Demand(chunks.moved() <= room.size, "a message has room");
 }
 
 }  // namespace
@@ -93,16 +93,16 @@ std::vector<Bytes> Seeds() {
     for (std::int64_t i = 0; i < bytes; ++i) writer->Put(static_cast<std::uint8_t>(i));
   };
   std::vector<Bytes> seeds;
-  for (const std::uint8_t piece : {0, 1, 100}) {
+  for (const std::uint8_t chunk : {0, 1, 100}) {
     Writer writer;
     writer.Put(std::uint8_t{0}).PutBetween(1, 3).PutBetween(0, 0).PutBetween(0, 40);
-    writer.PutBetween(0, 3000).Put(piece);
+    writer.PutBetween(0, 3000).Put(chunk);
     message(&writer, 0);
     message(&writer, 40);
     message(&writer, 2000);
     seeds.push_back(writer.bytes());
   }
-  for (const std::int64_t following : {0, 5, 130}) {  // after a first piece of 50 bytes
+  for (const std::int64_t following : {0, 5, 130}) {  // after a first chunk of 50 bytes
     Writer writer;
     writer.Put(std::uint8_t{1}).PutBetween(0, 180).PutBetween(1, 50).Put(std::uint8_t{50});
     for (std::uint8_t i = 0; i < 50; ++i) writer.Put(i);
@@ -122,6 +122,6 @@ std::vector<Bytes> Seeds() {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace hvd_sparse::fuzz;
   Reader reader(data, size);
-  reader.Take<std::uint8_t>() % 2 == 0 ? ReceiveMessages(&reader) : ReceivePieces(&reader);
+  reader.Take<std::uint8_t>() % 2 == 0 ? ReceiveMessages(&reader) : ReceiveChunks(&reader);
   return 0;
 }

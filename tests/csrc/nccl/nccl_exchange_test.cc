@@ -33,8 +33,8 @@ TEST_F(NcclExchange, StepsHaveTheBitsOfTheCpuForAnyNumberOfRanks) {
         spec.device = kGpu;
         const auto over_nccl = RunRanks<float>(size, spec);
         ExpectSameBits(of_cpu, over_nccl);
-        for (const Seen& seen : of_cpu) EXPECT_EQ(seen.Over("NCCL"), 0);
-        for (const Seen& seen : over_nccl) EXPECT_EQ(seen.Over("NCCL"), kSteps);
+        for (const StepBits& seen : of_cpu) EXPECT_EQ(seen.Over("NCCL"), 0);
+        for (const StepBits& seen : over_nccl) EXPECT_EQ(seen.Over("NCCL"), kSteps);
       }
     }
   }
@@ -53,21 +53,21 @@ TEST_F(NcclExchange, OtherCollectivesAndNarrowValuesGoAsBefore) {
 TEST_F(NcclExchange, WithoutTheUsersWishBlocksGoOverTheCpu) {
   ::unsetenv("HVD_SPARSE_NCCL");
   const auto off = RunRanks<float>(3, SpecOf(kGpu, "top_k", "gtopk", {}));
-  for (const Seen& seen : off) EXPECT_EQ(seen.Over("NCCL"), 0);
+  for (const StepBits& seen : off) EXPECT_EQ(seen.Over("NCCL"), 0);
   ::setenv("HVD_SPARSE_NCCL", "1", 1);
   const auto on = RunRanks<float>(3, SpecOf(kGpu, "top_k", "gtopk", {}));
-  for (const Seen& seen : on) EXPECT_EQ(seen.Over("NCCL"), kSteps);
+  for (const StepBits& seen : on) EXPECT_EQ(seen.Over("NCCL"), kSteps);
   ExpectSameBits(off, on);
 }
 
 TEST_F(NcclExchange, ComesBeforeMpiWhichIsUsedWhereNcclCannotBe) {
   ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "auto", 1);
-  for (const Seen& seen : RunRanks<float>(2, SpecOf(kGpu, "top_k", "gtopk", {}))) {
+  for (const StepBits& seen : RunRanks<float>(2, SpecOf(kGpu, "top_k", "gtopk", {}))) {
     EXPECT_EQ(seen.Over("NCCL"), kSteps);
     EXPECT_EQ(seen.Over("MPI"), 0);
   }
   ::unsetenv(nccl::kSharing);  // and all ranks share a device
-  for (const Seen& seen : RunRanks<float>(2, SpecOf(kGpu, "top_k", "gtopk", {}))) {
+  for (const StepBits& seen : RunRanks<float>(2, SpecOf(kGpu, "top_k", "gtopk", {}))) {
     EXPECT_EQ(seen.Over("NCCL"), 0);
     EXPECT_EQ(seen.Over("MPI"), kSteps);
   }
@@ -78,10 +78,10 @@ TEST_F(NcclExchange, WhoAskedForNcclIsToldThatItIsMpi) {
   ::unsetenv(nccl::kSharing);
   OnRanks<DeviceLoopback>(2, [](Communicator& comm) {
     const DeviceConnection made = ConnectDevices(&comm, kGpu);
-    EXPECT_NE(made.network, nullptr);
+    EXPECT_NE(made.collectives, nullptr);
     const std::string begin =
         "gtopk between GPUs goes over CUDA-aware MPI, since NCCL is not used: ranks 0 and 1 share";
-    EXPECT_EQ(made.news.substr(0, begin.size()), begin);
+    EXPECT_EQ(made.warning.substr(0, begin.size()), begin);
   });
 }
 
@@ -118,8 +118,8 @@ std::vector<Error> FailIn(int size, const Alter& alter) {
       }
       // The step was not applied: every value is in the residual, or none if others had ended the
       // exchange before this rank began.
-      const float owed = started ? 1.0f + static_cast<float>(rank) : 0.0f;
-      for (const float value : residual) ASSERT_EQ(value, owed);
+      const float unsent = started ? 1.0f + static_cast<float>(rank) : 0.0f;
+      for (const float value : residual) ASSERT_EQ(value, unsent);
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -123,7 +123,7 @@ TEST_P(NcclFailure, APeerThatNeverComesIsGivenUpAtTheLimit) {
 TEST_P(NcclFailure, ARankThatFailsInsteadOfConnectingFreesTheOthers) {
   OnRanks(3, [](Communicator& comm) {
     const DeviceAgreement agreed = AgreeOnNccl(&comm, 0);
-    ASSERT_NE(agreed.means, nullptr) << agreed.unmet;
+    ASSERT_NE(agreed.option, nullptr) << agreed.unmet;
     WaitForOthers(comm, 1);
     if (comm.Rank() == 1) {
       comm.Fail(ErrorKind::kOutOfMemory, "rank 1 ran out of memory");

@@ -54,7 +54,7 @@ TEST_P(NcclSwaps, AreTimedAtEveryDistanceOfAnyNumberOfRanks) {
         EXPECT_EQ(exchange.SwapBetweenDevices(peer, 1, 0).size(), 0u);
       }
       EXPECT_EQ(exchange.MergeOnDevice(100, 2).size(), 2u);
-      EXPECT_EQ(exchange.HandToDevice(100, 2).size(), 2u);
+      EXPECT_EQ(exchange.CopyToDevice(100, 2).size(), 2u);
     });
   }
 }
@@ -101,7 +101,7 @@ TEST_P(NcclSwaps, WhatMakesNoSenseIsRefusedBeforeAnythingIsSent) {
     };
     refuses("no network connects", [&] { exchange.SwapBetweenDevices(peer, 10, 1); });
     refuses("no network connects", [&] { exchange.MergeOnDevice(10, 1); });
-    refuses("no network connects", [&] { exchange.HandToDevice(10, 1); });
+    refuses("no network connects", [&] { exchange.CopyToDevice(10, 1); });
     refuses("device must be cuda:0 or the like, got cpu", [&] { exchange.ConnectDevices({}); });
     ASSERT_TRUE(exchange.ConnectDevices(kGpu));
     refuses("peer must be another rank", [&] { exchange.SwapBetweenDevices(2, 10, 1); });
@@ -152,14 +152,14 @@ TEST_P(NcclSwaps, WhatNcclMeetsEndsThemOnAllRanks) {
 
 // ---- A rank that does not come ------------------------------------------------------------------
 
-using Networks = std::vector<std::unique_ptr<DeviceNetwork>>;
+using Networks = std::vector<std::unique_ptr<GpuCollectives>>;
 
 Networks Connected(TcpRanks* ranks, int size) {
   Networks networks(static_cast<std::size_t>(size));
   ranks->Run([&](Communicator& comm) {
     DeviceConnection made = ConnectDevices(&comm, kGpu);
-    EXPECT_EQ(made.news, "");
-    networks[static_cast<std::size_t>(comm.Rank())] = std::move(made.network);
+    EXPECT_EQ(made.warning, "");
+    networks[static_cast<std::size_t>(comm.Rank())] = std::move(made.collectives);
   });
   return networks;
 }

@@ -50,11 +50,11 @@ TEST_F(WithoutNccl, WhoWouldHaveItIfPossibleIsToldWhyNot) {
   ::setenv("HVD_SPARSE_NCCL", "auto", 1);
   OnRanks(3, [](Communicator& comm) {
     const DeviceConnection made = ConnectDevices(&comm, kGpu);
-    EXPECT_EQ(made.network, nullptr);
+    EXPECT_EQ(made.collectives, nullptr);
     const std::string begin =
         "gtopk between GPUs goes by way of the CPUs, since NCCL is not used: rank 0: this build of "
         "hvd_sparse has no NCCL";
-    EXPECT_EQ(made.news.substr(0, begin.size()), begin);
+    EXPECT_EQ(made.warning.substr(0, begin.size()), begin);
   });
 }
 
@@ -63,16 +63,16 @@ TEST_F(WithoutNccl, MpiIsUsedInItsStead) {
   ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "auto", 1);
   OnRanks<DeviceLoopback>(2, [](Communicator& comm) {
     const DeviceConnection made = ConnectDevices(&comm, kGpu);
-    EXPECT_NE(made.network, nullptr);
+    EXPECT_NE(made.collectives, nullptr);
     const std::string begin = "gtopk between GPUs goes over CUDA-aware MPI, since NCCL is not used";
-    EXPECT_EQ(made.news.substr(0, begin.size()), begin);
+    EXPECT_EQ(made.warning.substr(0, begin.size()), begin);
   });
 }
 
 TEST_F(WithoutNccl, AProcessThatIsNoRankIsToldTheSame) {
   ::setenv("HVD_SPARSE_NCCL", "1", 1);
   ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "1", 1);
-  const std::vector<MeansFacts> facts = AskMeans("", kGpu);
+  const std::vector<GpuTransportFacts> facts = AskGpuTransports("", kGpu);
   ASSERT_EQ(facts.size(), 2u);
   EXPECT_EQ(facts[0].name, "NCCL");
   EXPECT_EQ(facts[0].variable, "HVD_SPARSE_NCCL");
@@ -87,8 +87,8 @@ TEST_F(WithoutNccl, WhoDoesNotAskForItIsToldNothing) {
   EXPECT_TRUE(CanConnectDevices());
   OnRanks(3, [](Communicator& comm) {
     const DeviceConnection made = ConnectDevices(&comm, kGpu);
-    EXPECT_EQ(made.network, nullptr);
-    EXPECT_EQ(made.news, "");
+    EXPECT_EQ(made.collectives, nullptr);
+    EXPECT_EQ(made.warning, "");
   });
 }
 

@@ -1,4 +1,4 @@
-#include "csrc/exchange/dense_sums.h"
+#include "csrc/exchange/horovod_sums.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,44 +13,44 @@
 
 namespace hvd_sparse {
 
-DenseSums::DenseSums(std::function<void()> check) : check_(std::move(check)) {}
+HorovodSums::HorovodSums(std::function<void()> check) : check_(std::move(check)) {}
 
-void DenseSums::Begin(std::size_t passing, bool others, bool looks) {
+void HorovodSums::Begin(std::size_t dense_ops, bool others, bool check_finite) {
   const std::lock_guard lock(mutex_);
   ++step_;
-  passing_ = passing;
-  missing_ = passing + (others ? 1 : 0);
+  expected_ops_ = dense_ops;
+  missing_ = dense_ops + (others ? 1 : 0);
   interrupted_ = false;
-  looks_ = looks;
+  check_finite_ = check_finite;
   finite_ = true;
 }
 
-bool DenseSums::Pass() {
+bool HorovodSums::HandedOver() {
   const std::lock_guard lock(mutex_);
-  return passing_ > 0 && --passing_ == 0;
+  return expected_ops_ > 0 && --expected_ops_ == 0;
 }
 
-void DenseSums::Add(const std::vector<GradView>& sums) {
-  bool looks = false;
+void HorovodSums::Add(const std::vector<GradView>& sums) {
+  bool check_finite = false;
   {
     const std::lock_guard lock(mutex_);
-    looks = looks_;
+    check_finite = check_finite_;
   }
-  AddSeen(!looks || std::all_of(sums.begin(), sums.end(), cpu::AllFinite));
+  AddChecked(!check_finite || std::all_of(sums.begin(), sums.end(), cpu::AllFinite));
 }
 
-void DenseSums::AddSeen(bool finite) {
+void HorovodSums::AddChecked(bool finite) {
   bool all = false;
   {
     const std::lock_guard lock(mutex_);
-    finite_ = finite_ && (finite || !looks_);
+    finite_ = finite_ && (finite || !check_finite_);
     if (missing_ > 0) --missing_;
     all = missing_ == 0;
   }
   if (all) came_.notify_all();
 }
 
-void DenseSums::Await() {
+void HorovodSums::Await() {
   const double limit = limits_.fail_seconds > 0 ? limits_.fail_seconds : HUGE_VAL;
   std::size_t missing = 0;
   std::int64_t step = 0;
@@ -67,26 +67,26 @@ void DenseSums::Await() {
       missing = left;
       progress = now;
     } else if (now - progress >= limit) {
-      const std::string problem =
-          limits_.GaveUp(Concat(missing, " of Horovod's sums of gradients that travel dense"));
+      const std::string problem = limits_.TimeoutMessage(
+          Concat(missing, " of Horovod's sums of gradients that are sent dense"));
       Warn(problem);
       Throw(ErrorKind::kTimeout, problem);
     }
   }
 }
 
-bool DenseSums::Wait(std::int64_t step, double seconds) {
+bool HorovodSums::Wait(std::int64_t step, double seconds) {
   std::unique_lock lock(mutex_);
   return came_.wait_for(lock, std::chrono::duration<double>(seconds),
                         [&] { return missing_ == 0 || interrupted_ || step_ != step; });
 }
 
-std::size_t DenseSums::missing() const {
+std::size_t HorovodSums::missing() const {
   const std::lock_guard lock(mutex_);
   return missing_;
 }
 
-void DenseSums::Interrupt() {
+void HorovodSums::Interrupt() {
   {
     const std::lock_guard lock(mutex_);
     interrupted_ = true;
@@ -94,13 +94,13 @@ void DenseSums::Interrupt() {
   came_.notify_all();
 }
 
-bool DenseSums::finite() const {
+bool HorovodSums::finite() const {
   const std::lock_guard lock(mutex_);
   return finite_;
 }
 
-std::string DenseSums::Problem() const {
-  return finite() ? "" : "a sum over the ranks of gradients that travel dense is not finite";
+std::string HorovodSums::Problem() const {
+  return finite() ? "" : "a sum over the ranks of gradients that are sent dense is not finite";
 }
 
 }  // namespace hvd_sparse

@@ -1,4 +1,4 @@
-#include "csrc/comm/pieces.h"
+#include "csrc/comm/message_chunks.h"
 
 #include <algorithm>
 
@@ -6,13 +6,14 @@
 
 namespace hvd_sparse {
 
-Pieces::Pieces(Direction direction, void* data, std::int64_t bytes, std::int64_t limit)
+MessageChunks::MessageChunks(Direction direction, void* data, std::int64_t bytes,
+                             std::int64_t limit)
     : direction_(direction),
       data_(static_cast<std::uint8_t*>(data)),
       bytes_(bytes),
       limit_(limit) {}
 
-Pieces::Piece Pieces::Post() {
+MessageChunks::Chunk MessageChunks::Post() {
   const bool sends = direction_ == Direction::kOut;
   const Part part = next_;
   ++on_their_way_;
@@ -23,18 +24,18 @@ Pieces::Piece Pieces::Post() {
   }
   const bool first = part == Part::kFirst;
   const std::int64_t end = first ? bytes_ : limit_ + following_;
-  const Piece piece{data_ + posted_, std::min(limit_, end - posted_)};
-  posted_ += piece.bytes;
+  const Chunk chunk{data_ + posted_, std::min(limit_, end - posted_)};
+  posted_ += chunk.bytes;
   if (first) {
-    next_ = sends && piece.bytes == limit_ ? Part::kLength : Part::kNothing;
-    if (sends) following_ = bytes_ - piece.bytes;
+    next_ = sends && chunk.bytes == limit_ ? Part::kLength : Part::kNothing;
+    if (sends) following_ = bytes_ - chunk.bytes;
   } else if (posted_ == end) {
     next_ = Part::kNothing;
   }
-  return piece;
+  return chunk;
 }
 
-void Pieces::Arrived(std::int64_t bytes) {
+void MessageChunks::Arrived(std::int64_t bytes) {
   --on_their_way_;
   if (direction_ == Direction::kOut) {
     moved_ = done() ? bytes_ : moved_;
@@ -43,7 +44,7 @@ void Pieces::Arrived(std::int64_t bytes) {
   }
 }
 
-void Pieces::Received(std::int64_t bytes) {
+void MessageChunks::Received(std::int64_t bytes) {
   switch (awaited_) {
     case Part::kFirst:
       moved_ = bytes;

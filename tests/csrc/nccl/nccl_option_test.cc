@@ -1,6 +1,6 @@
 /// Ranks decide from their descriptions whether they can use NCCL together.
 
-#include "csrc/cuda/transport/nccl_means.h"
+#include "csrc/cuda/transport/nccl_option.h"
 
 #include <gtest/gtest.h>
 
@@ -31,17 +31,17 @@ std::vector<Description> Able(int size) {
   return ranks;
 }
 
-TEST(NcclMeans, RanksOfOneVersionAndWithDevicesOfTheirOwnCan) {
+TEST(NcclOption, RanksOfOneVersionAndWithDevicesOfTheirOwnCan) {
   for (const int size : {1, 2, 5}) EXPECT_EQ(WhyNot(Able(size)), "");
 }
 
-TEST(NcclMeans, VersionsMustBeTheSame) {
+TEST(NcclOption, VersionsMustBeTheSame) {
   auto ranks = Able(3);
   ranks[1].version = VersionCode(2, 26, 2);
   EXPECT_EQ(WhyNot(ranks), "rank 1 has NCCL 2.26.2 and rank 0 2.27.3: give all ranks the same");
 }
 
-TEST(NcclMeans, RanksOfOneDeviceAreRefusedByNcclsThatCannot) {
+TEST(NcclOption, RanksOfOneDeviceAreRefusedByNcclsThatCannot) {
   auto ranks = Able(3);
   ranks[2].device = ranks[1].device;
   for (Description& one : ranks) one.may_share = true;
@@ -50,7 +50,7 @@ TEST(NcclMeans, RanksOfOneDeviceAreRefusedByNcclsThatCannot) {
             "needed, with NCCL_MULTI_RANK_GPU_ENABLE=1; there is 2.27.3");
 }
 
-TEST(NcclMeans, RanksOfOneDeviceAreToldTheVariableThatAllowsIt) {
+TEST(NcclOption, RanksOfOneDeviceAreToldTheVariableThatAllowsIt) {
   auto ranks = Able(2);
   ranks[1].device = ranks[0].device;
   for (Description& one : ranks) one.version = kSharingVersion;
@@ -60,7 +60,7 @@ TEST(NcclMeans, RanksOfOneDeviceAreToldTheVariableThatAllowsIt) {
   EXPECT_EQ(WhyNot(ranks), "");
 }
 
-TEST(NcclMeans, ADeviceIsTheSameWhateverItsNumber) {
+TEST(NcclOption, ADeviceIsTheSameWhateverItsNumber) {
   auto ranks = Able(2);
   ranks[0].device = "GPU 3 of host, UUID 7";
   ranks[1].device = "GPU 0 of host, UUID 7";
@@ -71,9 +71,9 @@ TEST(NcclMeans, ADeviceIsTheSameWhateverItsNumber) {
 
 // ---- With the library that stands in for NCCL ---------------------------------------------------
 
-class NcclMeansHere : public WithFakeNccl {};
+class NcclOptionHere : public WithFakeNccl {};
 
-TEST_F(NcclMeansHere, AProcessDescribesWhatItHas) {
+TEST_F(NcclOptionHere, AProcessDescribesWhatItHas) {
   ::unsetenv(kSharing);
   const Description own = Describe(0);
   EXPECT_EQ(own.version, 23203);
@@ -84,20 +84,21 @@ TEST_F(NcclMeansHere, AProcessDescribesWhatItHas) {
   EXPECT_EQ(Thrown([] { Describe(1); }).kind(), ErrorKind::kUnavailable);  // there is one device
 }
 
-TEST_F(NcclMeansHere, ADescriptionTravelsAsText) {
+TEST_F(NcclOptionHere, ADescriptionTravelsAsText) {
   const Description own = Describe(0), read = Description::Of(own.Text());
   EXPECT_EQ(read.version, own.version);
   EXPECT_EQ(read.may_share, own.may_share);
   EXPECT_EQ(read.device, own.device);
 }
 
-TEST_F(NcclMeansHere, RanksThatAgreeGetOneIdAndTheNextOnesAnother) {
+TEST_F(NcclOptionHere, RanksThatAgreeGetOneIdAndTheNextOnesAnother) {
   std::vector<UniqueId> ids(6);
   for (const int run : {0, 1}) {
     OnRanks(3, [&](Communicator& comm) {
-      const DeviceMeans& means = cuda::NcclMeans();
-      const DeviceAgreement agreed = AgreeOnMeans(&comm, {&means}, {StatementOf(means, "", 0)});
-      EXPECT_EQ(agreed.means, &means);
+      const GpuTransportOption& option = cuda::NcclOption();
+      const DeviceAgreement agreed =
+          AgreeOnGpuTransport(&comm, {&option}, {StatementOf(option, "", 0)});
+      EXPECT_EQ(agreed.option, &option);
       EXPECT_EQ(agreed.unmet, "");
       ids[static_cast<std::size_t>(3 * run + comm.Rank())] = IdIn(agreed.invitation);
     });
@@ -110,25 +111,25 @@ TEST_F(NcclMeansHere, RanksThatAgreeGetOneIdAndTheNextOnesAnother) {
   EXPECT_FALSE(same(0, 3));
 }
 
-TEST_F(NcclMeansHere, AProcessThatIsNoRankIsToldWhatItCanUseAndWhatNot) {
+TEST_F(NcclOptionHere, AProcessThatIsNoRankIsToldWhatItCanUseAndWhatNot) {
   const auto asked = [](const char* nccl, const char* mpi) {
     ::setenv("HVD_SPARSE_NCCL", nccl, 1);
     ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", mpi, 1);
-    return AskMeans("its memory is full", {DeviceType::kCuda, 0});
+    return AskGpuTransports("its memory is full", {DeviceType::kCuda, 0});
   };
-  std::vector<MeansFacts> facts = asked("0", "0");
+  std::vector<GpuTransportFacts> facts = asked("0", "0");
   ASSERT_EQ(facts.size(), 2u);  // in order of preference
   EXPECT_EQ(facts[0].name, "NCCL");
   EXPECT_EQ(facts[0].variable, "HVD_SPARSE_NCCL");
   EXPECT_EQ(facts[0].problem, "HVD_SPARSE_NCCL is neither auto nor 1");
   EXPECT_EQ(facts[1].name, "CUDA-aware MPI");
   EXPECT_EQ(facts[1].variable, "HVD_SPARSE_CUDA_AWARE_MPI");
-  for (const MeansFacts& one : facts) EXPECT_EQ(one.refusal, "");
+  for (const GpuTransportFacts& one : facts) EXPECT_EQ(one.refusal, "");
 
   facts = asked("auto", "auto");
   EXPECT_EQ(facts[0].problem, "");
   EXPECT_EQ(facts[1].problem, "its memory is full");
-  for (const MeansFacts& one : facts) EXPECT_EQ(one.refusal, "");
+  for (const GpuTransportFacts& one : facts) EXPECT_EQ(one.refusal, "");
 
   facts = asked("1", "1");
   EXPECT_EQ(facts[0].refusal, "");

@@ -1,6 +1,6 @@
 /// Bytes sent but still in flight, on a connection whose receiver reads on demand.
 
-#include "csrc/comm/departures.h"
+#include "csrc/comm/in_flight_messages.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -53,53 +53,53 @@ class Sender {
   Bytes message_ = Bytes(std::size_t{64} << 20u), read_ = Bytes(16'384);
 };
 
-TEST(Departures, WhatIsReadMovesUntilItHasArrived) {
+TEST(InFlightMessages, WhatIsReadMovesUntilItHasArrived) {
   Sender sender(1);
-  Departures departures;
-  EXPECT_FALSE(departures.Moving(nullptr));
+  InFlightMessages in_flight;
+  EXPECT_FALSE(in_flight.Moving(nullptr));
   sender.Send();
-  departures.Add(sender.stream());
+  in_flight.Add(sender.stream());
   int moving = 0;
   while (sender.stream()->under_way() > 0) {
-    departures.Add(sender.stream());
-    if (departures.Moving(nullptr)) ++moving;
+    in_flight.Add(sender.stream());
+    if (in_flight.Moving(nullptr)) ++moving;
     sender.Read();
   }
   EXPECT_GT(moving, 1);
-  while (departures.Moving(nullptr)) sender.Read();
-  EXPECT_FALSE(departures.Moving(nullptr));
+  while (in_flight.Moving(nullptr)) sender.Read();
+  EXPECT_FALSE(in_flight.Moving(nullptr));
 }
 
-TEST(Departures, WhatNobodyReadsDoesNotMove) {
+TEST(InFlightMessages, WhatNobodyReadsDoesNotMove) {
   Sender sender(1);
   sender.Send();
-  Departures departures;
-  departures.Add(sender.stream());
+  InFlightMessages in_flight;
+  in_flight.Add(sender.stream());
   const auto start = std::chrono::steady_clock::now();
-  while (departures.Moving(nullptr)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (in_flight.Moving(nullptr)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(20));
   EXPECT_GT(sender.stream()->under_way(), 0);
 }
 
-TEST(Departures, MessagesToTheSamePeerDoNotCount) {
+TEST(InFlightMessages, MessagesToTheSamePeerDoNotCount) {
   Sender one(1), other(2);
   one.Send();
-  Departures departures;
-  departures.Add(one.stream());
-  EXPECT_FALSE(departures.Moving(one.stream()));
-  EXPECT_TRUE(departures.Moving(other.stream()));
+  InFlightMessages in_flight;
+  in_flight.Add(one.stream());
+  EXPECT_FALSE(in_flight.Moving(one.stream()));
+  EXPECT_TRUE(in_flight.Moving(other.stream()));
   other.Send();
-  departures.Add(other.stream());
-  EXPECT_TRUE(departures.Moving(one.stream()));
+  in_flight.Add(other.stream());
+  EXPECT_TRUE(in_flight.Moving(one.stream()));
 }
 
-TEST(Departures, WhatWasSentToAPeerThatIsGoneIsForgotten) {
+TEST(InFlightMessages, WhatWasSentToAPeerThatIsGoneIsForgotten) {
   Sender sender(1);
   sender.Send();
-  Departures departures;
-  departures.Add(sender.stream());
+  InFlightMessages in_flight;
+  in_flight.Add(sender.stream());
   sender.Leave();
-  EXPECT_FALSE(departures.Moving(nullptr));
+  EXPECT_FALSE(in_flight.Moving(nullptr));
 }
 
 }  // namespace

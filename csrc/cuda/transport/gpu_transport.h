@@ -1,8 +1,8 @@
 /// A transport as an exchange uses it: with a name, streams of its own, and waits of the CPU that
 /// have limits and end with the exchange.
 
-#ifndef HVD_SPARSE_CUDA_TRANSPORT_NETWORK_TRANSPORT_H_
-#define HVD_SPARSE_CUDA_TRANSPORT_NETWORK_TRANSPORT_H_
+#ifndef HVD_SPARSE_CUDA_TRANSPORT_GPU_TRANSPORT_H_
+#define HVD_SPARSE_CUDA_TRANSPORT_GPU_TRANSPORT_H_
 
 #include <cuda_runtime_api.h>
 
@@ -21,10 +21,10 @@
 namespace hvd_sparse::cuda {
 
 /// Work is enqueued from one thread at a time; Check may be called from any.
-class NetworkTransport : public DeviceTransport {
+class GpuTransport : public DeviceTransport {
  public:
-  NetworkTransport(const NetworkTransport&) = delete;
-  NetworkTransport& operator=(const NetworkTransport&) = delete;
+  GpuTransport(const GpuTransport&) = delete;
+  GpuTransport& operator=(const GpuTransport&) = delete;
 
   int Rank() const override { return comm_.Rank(); }
   int Size() const override { return comm_.Size(); }
@@ -39,7 +39,7 @@ class NetworkTransport : public DeviceTransport {
   cudaStream_t select_stream() const { return select_stream_->get(); }
 
   /// Sets the operation that later messages belong to, as warnings and errors name it.
-  void Serve(std::string what) { served_ = std::move(what); }
+  void SetOperation(std::string what) { operation_ = std::move(what); }
 
   /// Waits on the CPU until a stream has done all its work. Throws the error that ended the
   /// exchange, or Timeout after HVD_SPARSE_TIMEOUT; `what` names the operation that waits.
@@ -48,14 +48,14 @@ class NetworkTransport : public DeviceTransport {
   /// A wait in several parts: its limits count from its construction. Any thread may use it.
   class Waiting {
    public:
-    Waiting(NetworkTransport* transport, std::string what);
+    Waiting(GpuTransport* transport, std::string what);
 
     /// Polls `done` for at most so many seconds; returns true if it is. Throws like Await, also if
     /// a stream passed only because the exchange has ended.
     bool For(double seconds, const std::function<bool()>& done);
 
    private:
-    NetworkTransport& transport_;
+    GpuTransport& transport_;
     const std::string what_;
     Patience patience_;
   };
@@ -65,19 +65,19 @@ class NetworkTransport : public DeviceTransport {
 
  protected:
   /// Connects the ranks of `comm`, which must outlive this object, for memory of `device`.
-  NetworkTransport(Communicator* comm, int device, const WaitLimits& limits);
+  GpuTransport(Communicator* comm, int device, const WaitLimits& limits);
 
   /// Names the ranks that a stream waits for, as they follow "rank" in warnings and errors.
-  virtual std::string Awaited() const = 0;
+  virtual std::string AwaitedRanks() const = 0;
 
   /// Called when `error` has ended a wait, before the wait throws it.
-  virtual void GaveUp(const Error& /*error*/) {}
+  virtual void OnWaitFailed(const Error& /*error*/) {}
 
   /// Throws InvalidArgument unless `peer` is another rank and `bytes` > 0.
   void RequireMessage(int peer, std::int64_t bytes) const;
 
   /// Returns what a message to or from `peer` belongs to, for warnings and errors.
-  std::string WhatWith(int peer) const;
+  std::string DescribeMessage(int peer) const;
 
   void WaitUntil(const std::function<bool()>& done, const std::string& what);
 
@@ -88,11 +88,11 @@ class NetworkTransport : public DeviceTransport {
   Communicator& comm_;
   const int device_;
   const WaitLimits limits_;
-  std::string served_ = "messages";
+  std::string operation_ = "messages";
   std::unique_ptr<Stream> stream_, select_stream_;
   std::unique_ptr<Event> mark_;
 };
 
 }  // namespace hvd_sparse::cuda
 
-#endif  // HVD_SPARSE_CUDA_TRANSPORT_NETWORK_TRANSPORT_H_
+#endif  // HVD_SPARSE_CUDA_TRANSPORT_GPU_TRANSPORT_H_

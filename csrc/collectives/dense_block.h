@@ -4,8 +4,8 @@
 /// of addition: x + -0.0 has the bits of x for every x, +0.0 and -0.0 included. So a sum has the
 /// same bits whether it was added up in this form or in blocks.
 
-#ifndef HVD_SPARSE_COLLECTIVES_DENSE_SUM_H_
-#define HVD_SPARSE_COLLECTIVES_DENSE_SUM_H_
+#ifndef HVD_SPARSE_COLLECTIVES_DENSE_BLOCK_H_
+#define HVD_SPARSE_COLLECTIVES_DENSE_BLOCK_H_
 
 #include <cstdint>
 
@@ -16,7 +16,7 @@
 
 namespace hvd_sparse {
 
-class DenseSum {
+class DenseBlock {
  public:
   static std::int64_t MessageBytes(std::int64_t numel) {
     return static_cast<std::int64_t>(sizeof(BlockHeader)) +
@@ -35,7 +35,7 @@ class DenseSum {
 
   /// Adds another sum of the same numel. Commutes, bit for bit. Returns true if all values are
   /// finite.
-  bool Add(const DenseSum& other);
+  bool Add(const DenseBlock& other);
 
   /// Parses the message of `bytes` bytes that was received into message(). Throws ExchangeFailed if
   /// it is not a dense sum of this numel.
@@ -65,7 +65,7 @@ class DenseSum {
 
  private:
   float* values() { return reinterpret_cast<float*>(buffer_.data() + sizeof(BlockHeader)); }
-  const float* values() const { return const_cast<DenseSum*>(this)->values(); }
+  const float* values() const { return const_cast<DenseBlock*>(this)->values(); }
 
   Buffer buffer_;
   std::int64_t numel_ = 0;
@@ -73,4 +73,4 @@ class DenseSum {
 
 }  // namespace hvd_sparse
 
-#endif  // HVD_SPARSE_COLLECTIVES_DENSE_SUM_H_
+#endif  // HVD_SPARSE_COLLECTIVES_DENSE_BLOCK_H_

@@ -1,7 +1,7 @@
-/// Passes that only read arrays on the device; contracts in kernels.h.
+/// Counts and moments of arrays on the device; contracts in kernels.h.
 
-#ifndef HVD_SPARSE_CUDA_KERNELS_DENSE_H_
-#define HVD_SPARSE_CUDA_KERNELS_DENSE_H_
+#ifndef HVD_SPARSE_CUDA_KERNELS_MOMENTS_H_
+#define HVD_SPARSE_CUDA_KERNELS_MOMENTS_H_
 
 #include "csrc/cuda/base/work.h"
 #include "csrc/kernels/kernels.h"
@@ -14,9 +14,6 @@ std::int64_t CountAbove(Span<const float> dense, float threshold, Work* work);
 /// from the CPU's order, and so the last bits differ from the CPU's.
 Moments ComputeMoments(Span<const float> dense, Work* work);
 
-/// Finds the cut by a radix select, as on the CPU: three passes, each with a histogram.
-TopKCut FindTopK(Span<const float> dense, std::int64_t k, Work* work);
-
 }  // namespace hvd_sparse::cuda
 
-#endif  // HVD_SPARSE_CUDA_KERNELS_DENSE_H_
+#endif  // HVD_SPARSE_CUDA_KERNELS_MOMENTS_H_

@@ -2,15 +2,15 @@
 ///
 /// The ranks first agree on one, see device_agreement.h.
 
-#ifndef HVD_SPARSE_COLLECTIVES_DEVICE_MEANS_H_
-#define HVD_SPARSE_COLLECTIVES_DEVICE_MEANS_H_
+#ifndef HVD_SPARSE_COLLECTIVES_GPU_TRANSPORT_OPTION_H_
+#define HVD_SPARSE_COLLECTIVES_GPU_TRANSPORT_OPTION_H_
 
 #include <array>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "csrc/collectives/device_network.h"
+#include "csrc/collectives/gpu_collectives.h"
 #include "csrc/comm/communicator.h"
 
 namespace hvd_sparse {
@@ -18,9 +18,9 @@ namespace hvd_sparse {
 /// An identifier of a new network, sent by rank 0 to all ranks that are to join it.
 using Invitation = std::array<char, 128>;
 
-class DeviceMeans {
+class GpuTransportOption {
  public:
-  virtual ~DeviceMeans() = default;
+  virtual ~GpuTransportOption() = default;
 
   /// The name that users read.
   virtual const char* Name() const = 0;
@@ -42,12 +42,12 @@ class DeviceMeans {
 
   /// Makes the network of all ranks. Collective; an error ends the exchange. The communicator must
   /// outlive the network.
-  virtual std::unique_ptr<DeviceNetwork> Connect(Communicator* comm, int device,
-                                                 const Invitation& invitation) const = 0;
+  virtual std::unique_ptr<GpuCollectives> Connect(Communicator* comm, int device,
+                                                  const Invitation& invitation) const = 0;
 };
 
 /// The name and the variable of NCCL, for builds with it and without it.
-class NcclByName : public DeviceMeans {
+class NcclByName : public GpuTransportOption {
  public:
   const char* Name() const final { return "NCCL"; }
   const char* Variable() const final { return "HVD_SPARSE_NCCL"; }
@@ -55,4 +55,4 @@ class NcclByName : public DeviceMeans {
 
 }  // namespace hvd_sparse
 
-#endif  // HVD_SPARSE_COLLECTIVES_DEVICE_MEANS_H_
+#endif  // HVD_SPARSE_COLLECTIVES_GPU_TRANSPORT_OPTION_H_

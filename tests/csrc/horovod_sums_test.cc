@@ -1,6 +1,6 @@
-/// DenseSums waits for sums that another party forms.
+/// HorovodSums waits for sums that another party forms.
 
-#include "csrc/exchange/dense_sums.h"
+#include "csrc/exchange/horovod_sums.h"
 
 #include <gtest/gtest.h>
 
@@ -9,12 +9,12 @@
 namespace hvd_sparse {
 namespace {
 
-TEST(DenseSums, AWaitForOneStepIsNoneForTheNext) {
+TEST(HorovodSums, AWaitForOneStepIsNoneForTheNext) {
   ::setenv("HVD_SPARSE_TIMEOUT", "20", 1);
   bool looked = false;
-  DenseSums* own = nullptr;
+  HorovodSums* own = nullptr;
   // Called on the waiting thread, which therefore has not woken in between.
-  DenseSums sums([&] {
+  HorovodSums sums([&] {
     if (!looked) own->Interrupt();
     if (!looked) own->Begin(1, false, false);
     looked = true;

@@ -1,4 +1,4 @@
-#include "csrc/comm/departures.h"
+#include "csrc/comm/in_flight_messages.h"
 
 #include <algorithm>
 
@@ -11,14 +11,14 @@ constexpr std::chrono::milliseconds kStill(20);
 
 }  // namespace
 
-void Departures::Add(const TcpStream* stream) {
+void InFlightMessages::Add(const TcpStream* stream) {
   if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) {
     streams_.push_back(stream);
   }
   left_ = -1;
 }
 
-bool Departures::Moving(const TcpStream* own) {
+bool InFlightMessages::Moving(const TcpStream* own) {
   const auto arrived = [](const TcpStream* stream) { return stream->under_way() == 0; };
   streams_.erase(std::remove_if(streams_.begin(), streams_.end(), arrived), streams_.end());
   std::int64_t left = 0;

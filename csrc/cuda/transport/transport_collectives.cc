@@ -1,4 +1,4 @@
-#include "csrc/cuda/transport/transport_network.h"
+#include "csrc/cuda/transport/transport_collectives.h"
 
 #include <cstdint>
 #include <string>
@@ -13,9 +13,9 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-class TransportNetwork final : public DeviceNetwork {
+class TransportCollectives final : public GpuCollectives {
  public:
-  TransportNetwork(int device, std::unique_ptr<NetworkTransport> transport)
+  TransportCollectives(int device, std::unique_ptr<GpuTransport> transport)
       : device_(device), transport_(std::move(transport)) {}
 
   std::unique_ptr<DeviceReduce> GTopK() override {
@@ -37,8 +37,8 @@ class TransportNetwork final : public DeviceNetwork {
     return cuda::TimedMerges(device_, entries, repetitions, Await());
   }
 
-  std::vector<double> TimedHandings(std::int64_t entries, int repetitions) override {
-    return cuda::TimedHandings(device_, entries, repetitions, [this] { transport_->Check(); });
+  std::vector<double> TimedCopies(std::int64_t entries, int repetitions) override {
+    return cuda::TimedCopies(device_, entries, repetitions, [this] { transport_->Check(); });
   }
 
  private:
@@ -48,14 +48,14 @@ class TransportNetwork final : public DeviceNetwork {
   }
 
   const int device_;
-  const std::unique_ptr<NetworkTransport> transport_;
+  const std::unique_ptr<GpuTransport> transport_;
 };
 
 }  // namespace
 
-std::unique_ptr<DeviceNetwork> MakeTransportNetwork(int device,
-                                                    std::unique_ptr<NetworkTransport> transport) {
-  return std::make_unique<TransportNetwork>(device, std::move(transport));
+std::unique_ptr<GpuCollectives> MakeGpuCollectives(int device,
+                                                   std::unique_ptr<GpuTransport> transport) {
+  return std::make_unique<TransportCollectives>(device, std::move(transport));
 }
 
 }  // namespace hvd_sparse::cuda

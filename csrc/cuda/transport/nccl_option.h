@@ -1,13 +1,13 @@
 /// NCCL as a way to connect devices: the description of a rank's NCCL and device, and whether ranks
 /// can use theirs together.
 
-#ifndef HVD_SPARSE_CUDA_TRANSPORT_NCCL_MEANS_H_
-#define HVD_SPARSE_CUDA_TRANSPORT_NCCL_MEANS_H_
+#ifndef HVD_SPARSE_CUDA_TRANSPORT_NCCL_OPTION_H_
+#define HVD_SPARSE_CUDA_TRANSPORT_NCCL_OPTION_H_
 
 #include <string>
 #include <vector>
 
-#include "csrc/collectives/device_means.h"
+#include "csrc/collectives/gpu_transport_option.h"
 #include "csrc/cuda/transport/nccl_library.h"
 
 namespace hvd_sparse {
@@ -38,10 +38,10 @@ UniqueId IdIn(const Invitation& invitation);
 
 namespace cuda {
 
-const DeviceMeans& NcclMeans();
+const GpuTransportOption& NcclOption();
 
 }  // namespace cuda
 
 }  // namespace hvd_sparse
 
-#endif  // HVD_SPARSE_CUDA_TRANSPORT_NCCL_MEANS_H_
+#endif  // HVD_SPARSE_CUDA_TRANSPORT_NCCL_OPTION_H_

@@ -1,4 +1,4 @@
-#include "csrc/cuda/transport/network_transport.h"
+#include "csrc/cuda/transport/gpu_transport.h"
 
 #include <limits>
 
@@ -6,7 +6,7 @@
 
 namespace hvd_sparse::cuda {
 
-NetworkTransport::NetworkTransport(Communicator* comm, int device, const WaitLimits& limits)
+GpuTransport::GpuTransport(Communicator* comm, int device, const WaitLimits& limits)
     : comm_(*comm), device_(device), limits_(limits) {
   const OnDevice current(device_);
   stream_ = std::make_unique<Stream>();
@@ -14,33 +14,33 @@ NetworkTransport::NetworkTransport(Communicator* comm, int device, const WaitLim
   mark_ = std::make_unique<Event>();
 }
 
-void NetworkTransport::RequireMessage(int peer, std::int64_t bytes) const {
+void GpuTransport::RequireMessage(int peer, std::int64_t bytes) const {
   Require(peer >= 0 && peer < Size() && peer != Rank(), "peer must be a rank below ", Size(),
           " other than ", Rank(), ", got ", peer);
   Require(bytes > 0, "bytes must be positive, got ", bytes);
 }
 
-std::string NetworkTransport::WhatWith(int peer) const {
-  return Concat(served_, ", between ranks ", Rank(), " and ", peer);
+std::string GpuTransport::DescribeMessage(int peer) const {
+  return Concat(operation_, ", between ranks ", Rank(), " and ", peer);
 }
 
-void NetworkTransport::Await(cudaStream_t stream, const std::string& what) {
+void GpuTransport::Await(cudaStream_t stream, const std::string& what) {
   const OnDevice current(device_);
   mark_->Record(stream);
   WaitUntil([&] { return mark_->Passed(); }, what);
 }
 
-void NetworkTransport::WaitUntil(const std::function<bool()>& done, const std::string& what) {
+void GpuTransport::WaitUntil(const std::function<bool()>& done, const std::string& what) {
   Waiting(this, what).For(std::numeric_limits<double>::infinity(), done);
 }
 
-NetworkTransport::Waiting::Waiting(NetworkTransport* transport, std::string what)
+GpuTransport::Waiting::Waiting(GpuTransport* transport, std::string what)
     : transport_(*transport),
       what_(std::move(what)),
       patience_(transport_.limits_, transport_.Rank(), what_,
-                [transport] { return transport->Awaited(); }) {}
+                [transport] { return transport->AwaitedRanks(); }) {}
 
-bool NetworkTransport::Waiting::For(double seconds, const std::function<bool()>& done) {
+bool GpuTransport::Waiting::For(double seconds, const std::function<bool()>& done) {
   const double deadline = SteadySeconds() + seconds;
   const auto check = [this] {
     try {
@@ -57,7 +57,7 @@ bool NetworkTransport::Waiting::For(double seconds, const std::function<bool()>&
     }
     check();  // a stream may have passed only because the exchange ended
   } catch (const Error& error) {
-    transport_.GaveUp(error);
+    transport_.OnWaitFailed(error);
     throw;
   }
   return true;

@@ -1,8 +1,8 @@
-/// The dense sums of a step, which Horovod forms: whether all have arrived and are finite, and the
+/// The sums of a step that Horovod forms: whether all have arrived and are finite, and the
 /// wait for them.
 
-#ifndef HVD_SPARSE_EXCHANGE_DENSE_SUMS_H_
-#define HVD_SPARSE_EXCHANGE_DENSE_SUMS_H_
+#ifndef HVD_SPARSE_EXCHANGE_HOROVOD_SUMS_H_
+#define HVD_SPARSE_EXCHANGE_HOROVOD_SUMS_H_
 
 #include <condition_variable>
 #include <cstddef>
@@ -17,26 +17,26 @@
 
 namespace hvd_sparse {
 
-class DenseSums {
+class HorovodSums {
  public:
   /// `check` is called repeatedly by the thread that waits; an error that it throws ends the wait.
   /// The deadline is that of all waits (WaitLimits::FromEnvironment).
-  explicit DenseSums(std::function<void()> check);
+  explicit HorovodSums(std::function<void()> check);
 
-  /// Begins a step. `passing`: number of pieces whose sums are reported one by one. `others`: true
-  /// if one more report covers all other sums. `looks`: true if sums are checked for NaN and Inf,
-  /// on all ranks alike; else they are not read.
-  void Begin(std::size_t passing, bool others, bool looks);
+  /// Begins a step. `dense_ops`: number of ops whose sums are reported one by one. `others`: true
+  /// if one more report covers all other sums. `check_finite`: true if sums are checked for NaN and
+  /// Inf, on all ranks alike; else they are not read.
+  void Begin(std::size_t dense_ops, bool others, bool check_finite);
 
-  /// Notes that one of these pieces was handed over. Returns true if it was the last one of the
+  /// Notes that one of these ops was handed over. Returns true if it was the last one of the
   /// step.
-  bool Pass();
+  bool HandedOver();
 
-  /// Notes sums that have arrived, and checks them if `looks`. Callable from any thread.
+  /// Notes sums that have arrived, and checks them if `check_finite`. Callable from any thread.
   void Add(const std::vector<GradView>& sums);
 
   /// Like Add, for sums that the caller has checked.
-  void AddSeen(bool finite);
+  void AddChecked(bool finite);
 
   /// Waits until all sums have arrived, or until Interrupt or the next Begin. After the deadline,
   /// counted from the last arrival, warns and throws Timeout: an op that waits for a missing sum
@@ -65,14 +65,14 @@ class DenseSums {
 
   mutable std::mutex mutex_;
   std::condition_variable came_;
-  std::int64_t step_ = 0;    // counts calls of Begin
-  std::size_t passing_ = 0;  // pieces that have yet to be handed over
-  std::size_t missing_ = 0;  // sums that have yet to arrive
+  std::int64_t step_ = 0;         // counts calls of Begin
+  std::size_t expected_ops_ = 0;  // ops that have yet to be handed over
+  std::size_t missing_ = 0;       // sums that have yet to arrive
   bool interrupted_ = false;
-  bool looks_ = false;
+  bool check_finite_ = false;
   bool finite_ = true;
 };
 
 }  // namespace hvd_sparse
 
-#endif  // HVD_SPARSE_EXCHANGE_DENSE_SUMS_H_
+#endif  // HVD_SPARSE_EXCHANGE_HOROVOD_SUMS_H_

@@ -1,7 +1,7 @@
 /// Buffers through which entries taken from a residual on a device reach a block of the CPU.
 
-#ifndef HVD_SPARSE_CUDA_KERNELS_LANDING_H_
-#define HVD_SPARSE_CUDA_KERNELS_LANDING_H_
+#ifndef HVD_SPARSE_CUDA_KERNELS_TAKEN_BUFFERS_H_
+#define HVD_SPARSE_CUDA_KERNELS_TAKEN_BUFFERS_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -14,9 +14,9 @@ namespace hvd_sparse::cuda {
 
 /// Buffers for taken entries, on the device and then on the CPU. They are allocated before a pass:
 /// after it the entries have left the residual, and must not be lost for lack of memory.
-class Landing {
+class TakenBuffers {
  public:
-  Landing(const cpu::Room& room, Span<float> residual, Index offset, Work* work)
+  TakenBuffers(const cpu::Room& room, Span<float> residual, Index offset, Work* work)
       : room_(room),
         work_(*work),
         size_(std::min(room.size, residual.size)),
@@ -56,4 +56,4 @@ class Landing {
 
 }  // namespace hvd_sparse::cuda
 
-#endif  // HVD_SPARSE_CUDA_KERNELS_LANDING_H_
+#endif  // HVD_SPARSE_CUDA_KERNELS_TAKEN_BUFFERS_H_

@@ -1,4 +1,4 @@
-#include "csrc/cuda/transport/nccl_means.h"
+#include "csrc/cuda/transport/nccl_option.h"
 
 #include <unistd.h>
 
@@ -13,7 +13,7 @@
 #include "csrc/comm/patience.h"
 #include "csrc/cuda/base/check.h"
 #include "csrc/cuda/transport/nccl_transport.h"
-#include "csrc/cuda/transport/transport_network.h"
+#include "csrc/cuda/transport/transport_collectives.h"
 
 namespace hvd_sparse {
 
@@ -126,9 +126,9 @@ class OverNccl final : public NcclByName {
     return invitation;
   }
 
-  std::unique_ptr<DeviceNetwork> Connect(Communicator* comm, int device,
-                                         const Invitation& invitation) const override {
-    return MakeTransportNetwork(
+  std::unique_ptr<GpuCollectives> Connect(Communicator* comm, int device,
+                                          const Invitation& invitation) const override {
+    return MakeGpuCollectives(
         device, std::make_unique<NcclTransport>(nccl::Library::Get(), nccl::IdIn(invitation), comm,
                                                 device, WaitLimits::FromEnvironment()));
   }
@@ -136,9 +136,9 @@ class OverNccl final : public NcclByName {
 
 }  // namespace
 
-const DeviceMeans& NcclMeans() {
-  static const OverNccl means;
-  return means;
+const GpuTransportOption& NcclOption() {
+  static const OverNccl option;
+  return option;
 }
 
 }  // namespace cuda

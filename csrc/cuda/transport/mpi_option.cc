@@ -1,4 +1,4 @@
-#include "csrc/cuda/transport/mpi_means.h"
+#include "csrc/cuda/transport/mpi_option.h"
 
 #include <memory>
 #include <string>
@@ -6,12 +6,12 @@
 #include "csrc/base/error.h"
 #include "csrc/comm/patience.h"
 #include "csrc/cuda/transport/mpi_transport.h"
-#include "csrc/cuda/transport/transport_network.h"
+#include "csrc/cuda/transport/transport_collectives.h"
 
 namespace hvd_sparse::cuda {
 namespace {
 
-class OverMpi final : public DeviceMeans {
+class OverMpi final : public GpuTransportOption {
  public:
   const char* Name() const override { return "CUDA-aware MPI"; }
   const char* Variable() const override { return "HVD_SPARSE_CUDA_AWARE_MPI"; }
@@ -21,18 +21,18 @@ class OverMpi final : public DeviceMeans {
     return "";
   }
 
-  std::unique_ptr<DeviceNetwork> Connect(Communicator* comm, int device,
-                                         const Invitation&) const override {
-    return MakeTransportNetwork(
+  std::unique_ptr<GpuCollectives> Connect(Communicator* comm, int device,
+                                          const Invitation&) const override {
+    return MakeGpuCollectives(
         device, std::make_unique<MpiTransport>(comm, device, WaitLimits::FromEnvironment()));
   }
 };
 
 }  // namespace
 
-const DeviceMeans& MpiMeans() {
-  static const OverMpi means;
-  return means;
+const GpuTransportOption& MpiOption() {
+  static const OverMpi option;
+  return option;
 }
 
 }  // namespace hvd_sparse::cuda

@@ -8,8 +8,8 @@
 /// ranks wait for each other: rounds have been seen to take several times as long as their bytes
 /// need.
 
-#ifndef HVD_SPARSE_COMM_DEPARTURES_H_
-#define HVD_SPARSE_COMM_DEPARTURES_H_
+#ifndef HVD_SPARSE_COMM_IN_FLIGHT_MESSAGES_H_
+#define HVD_SPARSE_COMM_IN_FLIGHT_MESSAGES_H_
 
 #include <chrono>
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace hvd_sparse {
 
-class Departures {
+class InFlightMessages {
  public:
   /// Notes that the stream, which must outlive this object, has sent a message.
   void Add(const TcpStream* stream);
@@ -40,4 +40,4 @@ class Departures {
 
 }  // namespace hvd_sparse
 
-#endif  // HVD_SPARSE_COMM_DEPARTURES_H_
+#endif  // HVD_SPARSE_COMM_IN_FLIGHT_MESSAGES_H_

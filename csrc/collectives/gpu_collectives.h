@@ -1,8 +1,8 @@
 /// The network between the devices of an exchange's ranks, and the work that runs over it: a
 /// collective for blocks in CPU memory, and whole steps of gradients that lie on the device.
 
-#ifndef HVD_SPARSE_COLLECTIVES_DEVICE_NETWORK_H_
-#define HVD_SPARSE_COLLECTIVES_DEVICE_NETWORK_H_
+#ifndef HVD_SPARSE_COLLECTIVES_GPU_COLLECTIVES_H_
+#define HVD_SPARSE_COLLECTIVES_GPU_COLLECTIVES_H_
 
 #include <cstdint>
 #include <memory>
@@ -30,9 +30,9 @@ class DeviceReduce {
   virtual void Run(SparseBlock* block, CollectiveContext& ctx) = 0;
 };
 
-class DeviceNetwork {
+class GpuCollectives {
  public:
-  virtual ~DeviceNetwork() = default;
+  virtual ~GpuCollectives() = default;
 
   /// Returns gTop-k for one bucket; the network must outlive it.
   virtual std::unique_ptr<DeviceReduce> GTopK() = 0;
@@ -52,14 +52,14 @@ class DeviceNetwork {
 
   /// Like TimedMerges, but for the copies around DeviceReduce's rounds: a block of `entries`
   /// entries to the device, and a result of as many back.
-  virtual std::vector<double> TimedHandings(std::int64_t entries, int repetitions) = 0;
+  virtual std::vector<double> TimedCopies(std::int64_t entries, int repetitions) = 0;
 };
 
 struct DeviceConnection {
-  std::unique_ptr<DeviceNetwork> network;  ///< the communicator must outlive it; may be null
-  std::string news;  ///< a warning about means that users asked for and do not get; may be empty
+  std::unique_ptr<GpuCollectives> collectives;  ///< the communicator must outlive it; may be null
+  std::string warning;  ///< says which transport users asked for and do not get; may be empty
 };
 
 }  // namespace hvd_sparse
 
-#endif  // HVD_SPARSE_COLLECTIVES_DEVICE_NETWORK_H_
+#endif  // HVD_SPARSE_COLLECTIVES_GPU_COLLECTIVES_H_

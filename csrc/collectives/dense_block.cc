@@ -1,4 +1,4 @@
-#include "csrc/collectives/dense_sum.h"
+#include "csrc/collectives/dense_block.h"
 
 #include <algorithm>
 #include <cfloat>
@@ -30,7 +30,7 @@ HVD_SPARSE_CLONES bool AddEach(const float* theirs, std::int64_t count, float* o
 
 }  // namespace
 
-void DenseSum::Reset(std::int64_t numel) {
+void DenseBlock::Reset(std::int64_t numel) {
   buffer_.Reserve(MessageBytes(numel));
   numel_ = numel;
   header() = BlockHeader{};
@@ -38,9 +38,9 @@ void DenseSum::Reset(std::int64_t numel) {
   header().count = static_cast<std::int32_t>(numel);
 }
 
-void DenseSum::Clear() { std::fill_n(values(), numel_, kAbsent); }
+void DenseBlock::Clear() { std::fill_n(values(), numel_, kAbsent); }
 
-bool DenseSum::Add(const SparseBlock& block) {
+bool DenseBlock::Add(const SparseBlock& block) {
   const Index* indices = block.indices();
   bool finite = true;
   for (std::int64_t i = 0; i < block.count(); ++i) {
@@ -56,9 +56,9 @@ bool DenseSum::Add(const SparseBlock& block) {
   return finite;
 }
 
-bool DenseSum::Add(const DenseSum& other) { return AddEach(other.values(), numel_, values()); }
+bool DenseBlock::Add(const DenseBlock& other) { return AddEach(other.values(), numel_, values()); }
 
-void DenseSum::ParseInPlace(std::int64_t bytes) {
+void DenseBlock::ParseInPlace(std::int64_t bytes) {
   BlockHeader received;
   const bool whole = bytes == message_bytes();
   if (whole) std::memcpy(&received, buffer_.data(), sizeof(received));
@@ -69,7 +69,7 @@ void DenseSum::ParseInPlace(std::int64_t bytes) {
   }
 }
 
-void DenseSum::ToBlock(SparseBlock* block) const {
+void DenseBlock::ToBlock(SparseBlock* block) const {
   const BlockHeader identity = block->header();
   block->Reset(numel_);
   Index* indices = block->indices();
@@ -85,7 +85,7 @@ void DenseSum::ToBlock(SparseBlock* block) const {
   block->Finish(count);
 }
 
-void DenseSum::Identify(const BlockHeader& identity) {
+void DenseBlock::Identify(const BlockHeader& identity) {
   const BlockHeader format = header();
   header() = identity;
   header().magic = format.magic;

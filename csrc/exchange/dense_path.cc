@@ -1,0 +1,104 @@
+#include "csrc/exchange/dense_path.h"
+
+#include <utility>
+
+namespace hvd_sparse {
+
+namespace {
+
+/// Returns the residual and velocity of the gradient that lies at `offset` in its op.
+UnsentParts PartOf(const DenseInFlight& op, std::int64_t offset, std::int64_t numel) {
+  UnsentParts parts;
+  if (op.residual.size > 0) parts.residual = op.residual.Sub(offset, numel);
+  if (op.velocity.size > 0) {
+    parts.velocity = op.velocity.Sub(offset, numel);
+    parts.next = op.next.Sub(offset, numel);
+  }
+  parts.decay = op.decay;
+  parts.momentum = op.momentum;
+  parts.scale = op.scale;
+  return parts;
+}
+
+}  // namespace
+
+void DensePath::MarkAllPending() {
+  const std::lock_guard lock(mutex_);
+  pending_.assign(pending_.size(), true);
+  has_rounding_.assign(has_rounding_.size(), false);
+  any_pending_ = true;
+  for (auto& after : residuals_after_) after.clear();
+}
+
+bool DensePath::AnyPending() const {
+  const std::lock_guard lock(mutex_);
+  return any_pending_;
+}
+
+void DensePath::Begin(StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  stream_ = stream;
+  joined_.clear();
+  refused_ = false;
+}
+
+void DensePath::Join(const DenseInFlight& op, const std::vector<GradView>& gradients) {
+  StreamHandle stream = 0;
+  bool joins = false, has_rounding = false;
+  {
+    const std::lock_guard lock(mutex_);
+    joins = op.velocity.size > 0 || (op.residual.size > 0 && pending_[op.number]);
+    has_rounding = has_rounding_[op.number];
+    stream = stream_;
+  }
+  if (!joins) {
+    if (has_rounding && op.decay != 1) kernels_.Decay(op.residual, op.decay, stream);
+    return;
+  }
+  Joined joined{op, {}};
+  auto& after = residuals_after_[op.number];
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const GradView& gradient = gradients[i];
+    if (i == after.size()) after.push_back(kernels_.NewResidualAfterJoin());
+    kernels_.Join(PartOf(op, offset, gradient.numel), gradient, stream, after[i].get());
+    joined.numels.push_back(gradient.numel);
+    offset += gradient.numel;
+  }
+  const std::lock_guard lock(mutex_);
+  joined_.push_back(std::move(joined));
+}
+
+void DensePath::Refuse() {
+  const std::lock_guard lock(mutex_);
+  for (const Joined& one : joined_) {
+    if (one.op.decay != 1) kernels_.Decay(one.op.residual, one.op.decay, stream_);
+  }
+  joined_.clear();
+  refused_ = true;
+}
+
+bool DensePath::Settle() {
+  const std::lock_guard lock(mutex_);
+  if (refused_) return false;
+  for (const Joined& one : joined_) {
+    const Span<float> residual = one.op.residual;
+    if (one.op.velocity.size > 0) kernels_.Copy(one.op.next, one.op.velocity, stream_);
+    if (residual.size == 0) continue;
+    bool has_rounding = false;
+    std::int64_t offset = 0;
+    for (std::size_t i = 0; i < one.numels.size(); ++i) {
+      const Span<float> part = residual.Sub(offset, one.numels[i]);
+      has_rounding =
+          kernels_.SetResidual(*residuals_after_[one.op.number][i], part, stream_) || has_rounding;
+      offset += one.numels[i];
+    }
+    pending_[one.op.number] = false;
+    has_rounding_[one.op.number] = has_rounding;
+  }
+  joined_.clear();
+  any_pending_ = false;
+  return true;
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,88 @@
+/// The residual and velocity of ops that are summed dense: in a step, and after it.
+///
+/// The residual is added to the gradient, since a dense sum holds nothing back. Once the step has
+/// ended the residual is zero, except for what the gradient's number type rounds away. That
+/// waits in the residual until MarkAllPending: gradients of that type would round it away in
+/// each step, and their sums would have to be checked each time. With momentum the velocity is
+/// added, too, and kept: nothing of it is delayed, so nothing is masked, and the rounding error is
+/// added with it. Until the step has ended both stay unchanged, since it may be refused.
+///
+/// On a device all of this is enqueued on the stream that the step comes from.
+
+#ifndef HVD_SPARSE_EXCHANGE_DENSE_PATH_H_
+#define HVD_SPARSE_EXCHANGE_DENSE_PATH_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "csrc/base/device.h"
+#include "csrc/base/types.h"
+#include "csrc/kernels/kernels.h"
+
+namespace hvd_sparse {
+
+/// An op that is sent dense. Residual and velocity are as long as all its gradients together, or
+/// empty.
+struct DenseInFlight {
+  std::size_t number = 0;
+  Span<float> residual, velocity;
+  Span<float> next;    ///< as long: scratch memory for the next velocity, until the step ends
+  float decay = 1;     ///< of the residual
+  float momentum = 0;  ///< of the velocity
+  float scale = 1;     ///< of the gradients, relative to residual and velocity
+};
+
+class DensePath {
+ public:
+  /// `kernels`: those of the device on which everything lies.
+  DensePath(std::size_t ops, const Kernels& kernels)
+      : kernels_(kernels), pending_(ops, true), has_rounding_(ops, false), residuals_after_(ops) {}
+
+  /// Marks all residuals as pending: each may hold something and is added in the next step. Called
+  /// on all ranks alike.
+  void MarkAllPending();
+
+  /// True if the residual of some rank may be pending; equal on all ranks.
+  bool AnyPending() const;
+
+  /// Begins a step, which comes from `stream`.
+  void Begin(StreamHandle stream);
+
+  /// Adds residual and velocity, gradient += (decay * residual + momentum * velocity) / scale, if
+  /// the residual is pending or there is a velocity; else decays the rounding error in the
+  /// residual. Callable from any thread.
+  void Join(const DenseInFlight& op, const std::vector<GradView>& gradients);
+
+  /// Refuses the step, which no rank applies: residuals and velocities stay. Residuals still decay,
+  /// like those of ops that are exchanged.
+  void Refuse();
+
+  /// Ends the step. Unless it was refused, sets the residuals that were added to their rounding
+  /// errors, and the velocities to momentum * velocity + scale * gradient. Returns true unless it
+  /// was refused.
+  bool Settle();
+
+ private:
+  struct Joined {
+    DenseInFlight op;
+    std::vector<std::int64_t> numels;  // of its gradients
+  };
+
+  const Kernels& kernels_;
+  mutable std::mutex mutex_;
+  StreamHandle stream_ = 0;
+  std::vector<bool> pending_;       // by op: this rank's residual is pending
+  std::vector<bool> has_rounding_;  // by op: it may hold a rounding error, which is not added
+  bool any_pending_ = true;
+  bool refused_ = false;  // this step
+  std::vector<Joined> joined_;
+
+  // By op, one per gradient:
+  std::vector<std::vector<std::unique_ptr<ResidualAfterJoin>>> residuals_after_;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_EXCHANGE_DENSE_PATH_H_

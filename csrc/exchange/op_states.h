@@ -1,0 +1,62 @@
+/// The ops of a step that were handed over: those that are sent dense, and those that are to be
+/// exchanged, until every `done` is called.
+
+#ifndef HVD_SPARSE_EXCHANGE_OP_STATES_H_
+#define HVD_SPARSE_EXCHANGE_OP_STATES_H_
+
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <vector>
+
+#include "csrc/base/types.h"
+#include "csrc/exchange/origin.h"
+
+namespace hvd_sparse {
+
+class OpStates {
+ public:
+  using Done = std::function<void(std::exception_ptr)>;
+
+  explicit OpStates(std::size_t count) : states_(count), released_(count) {}
+
+  std::size_t size() const { return states_.size(); }
+
+  /// Begins a step, of which no op was handed over.
+  void Begin();
+
+  /// Notes that an op is sent dense. Returns true unless it already was in this step.
+  bool SendDense(std::size_t op);
+
+  /// Takes an op that is to be exchanged. Returns true unless it was taken before; then nothing
+  /// is moved.
+  bool Take(std::size_t op, std::vector<GradView>&& gradients, Done&& done);
+
+  /// Return true if any op, or all of [first, end), were taken to be exchanged.
+  bool Any() const;
+  bool HasAll(std::size_t first, std::size_t end) const;
+
+  /// Returns the gradients of the ops [first, end), one op after the other.
+  std::vector<GradView> GradientsOf(std::size_t first, std::size_t end) const;
+
+  /// Sets the gradients of all ops to NaN and zeros (PutNaN).
+  void Mark(const Origin& origin) const;
+
+  /// Releases all ops. Returns the `done` of each, empty if it was not taken; valid until the
+  /// next call.
+  std::vector<Done>& Release();
+
+ private:
+  struct State {
+    bool sent_dense = false, taken = false;
+    std::vector<GradView> gradients;
+    Done done;
+  };
+
+  std::vector<State> states_;
+  std::vector<Done> released_;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_EXCHANGE_OP_STATES_H_
