@@ -252,3 +252,16 @@ def test_the_reference_says_in_what_the_presets_differ():
             }
             assert table == differing, name
     assert {row[0] for row in said} >= set(PRESETS)
+
+
+def test_rows_of_a_table_have_as_many_cells_as_its_header():
+    for page in pages():
+        cells, fenced = 0, False
+        for number, line in enumerate((ROOT / page.name).read_text().splitlines(), 1):
+            fenced ^= line.startswith("```")
+            if fenced or not line.startswith("|"):
+                cells = 0
+                continue
+            bars = re.sub(r"`[^`]*`", "", line).replace("\\|", "").count("|")
+            cells = cells or bars
+            assert bars == cells, f"{page.name}:{number}: {line}"
