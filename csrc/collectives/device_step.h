@@ -22,30 +22,10 @@
 #include "csrc/base/device.h"
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
+#include "csrc/collectives/bucket_spec.h"
 #include "csrc/collectives/sparse_allreduce.h"
-#include "csrc/sparsifiers/sparsifier.h"
 
 namespace hvd_sparse {
-
-/// The constants of a bucket, equal on all ranks; see BucketSpec.
-struct DeviceStepSpec {
-  std::string what;  ///< the bucket, for warnings and errors
-  std::uint32_t id = 0;
-  std::vector<std::int64_t> gradient_numels, segment_numels, max_ks;
-  double slack = 1;     ///< see csrc/collectives/gtopk.cc
-  double refresh = 32;  ///< see csrc/sparsifiers/gaussian.cc
-};
-
-/// The inputs of one step, see Launch. Gradients, residual and velocity lie on the device; all
-/// memory must outlive the step.
-struct DeviceStepLaunch {
-  Span<float> residual, velocity;
-  const std::vector<GradView>& gradients;
-  const std::vector<float>& decays;
-  const std::vector<std::int64_t>& ks;
-  Span<SelectionState> states;  ///< in CPU memory: read now, written when the step arrives
-  float momentum = 0, scale = 1, output_scale = 1;
-};
 
 /// The outcome of a step; times as in RoundTimes, from the device's marks.
 struct DeviceStepReport {
@@ -66,8 +46,9 @@ class DeviceStep {
   virtual StreamHandle select_stream() const = 0;
   virtual StreamHandle exchange_stream() const = 0;
 
-  /// Enqueues error feedback and selection, and returns.
-  virtual void Select(const DeviceStepLaunch& launch) = 0;
+  /// Enqueues error feedback and selection, and returns. Gradients, residual and velocity lie on
+  /// the device; the states lie in CPU memory, are read now and written when the step arrives.
+  virtual void Select(const Launch& launch) = 0;
 
   /// Enqueues the rest of that step and returns: without waiting for the device, or, where the CPU
   /// moves the messages, after the last of them. Throws the error that ended the exchange

@@ -38,8 +38,8 @@ class GpuCollectives {
   virtual std::unique_ptr<DeviceReduce> GTopK() = 0;
 
   /// Returns the device steps of one bucket, with selection by `gaussian`; the network must outlive
-  /// it.
-  virtual std::unique_ptr<DeviceStep> Step(const DeviceStepSpec& spec) = 0;
+  /// it. `id` counts the buckets from 0, the same on all ranks.
+  virtual std::unique_ptr<DeviceStep> Step(const BucketSpec& spec, std::uint32_t id) = 0;
 
   /// For plans: returns the seconds of each of `repetitions` swaps of `bytes` bytes with `peer`,
   /// which makes the same call, in the order of a stream. The CPU waits once for all of them.

@@ -24,10 +24,10 @@
 
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
+#include "csrc/collectives/bucket_spec.h"
 #include "csrc/collectives/gpu_collectives.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/comm/nodes.h"
-#include "csrc/exchange/bucket_spec.h"
 #include "csrc/exchange/node_sum.h"
 #include "csrc/exchange/segments.h"
 #include "csrc/sparsifiers/sparsifier.h"

@@ -3,16 +3,12 @@
 
 #include "csrc/collectives/collectives.h"
 #include "csrc/exchange/bucket.h"
-#include "csrc/sparsifiers/threshold_sparsifier.h"
 
 namespace hvd_sparse {
 
 void Bucket::PrepareSteps(GpuCollectives* gpu_collectives) {
   if (device_step_ != nullptr) return;
-  device_step_ =
-      gpu_collectives->Step({"bucket '" + spec_.name + "'", static_cast<std::uint32_t>(id_),
-                             spec_.gradient_numels, spec_.segment_numels, spec_.max_ks,
-                             spec_.collective_options.slack, RefreshOf(spec_.sparsifier_options)});
+  device_step_ = gpu_collectives->Step(spec_, static_cast<std::uint32_t>(id_));
 }
 
 void Bucket::EnqueueSelection(Launch launch, const Kernels& kernels, const Mark* ready) {
@@ -23,9 +19,7 @@ void Bucket::EnqueueSelection(Launch launch, const Kernels& kernels, const Mark*
   selected_.Finish(0);
   kernels.MakeStreamFollow(device_step_->select_stream(), ready);
   is_enqueued_ = true;
-  device_step_->Select({launch_.residual, launch_.velocity, launch_.gradients, launch_.decays,
-                        launch_.ks, launch_.states, launch_.momentum, launch_.scale,
-                        launch_.output_scale});
+  device_step_->Select(launch_);
 }
 
 std::shared_ptr<const Mark> Bucket::Enqueue(Communicator& comm, const Kernels& kernels) {

@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <string>
 
+#include "csrc/collectives/bucket_spec.h"
 #include "csrc/comm/communicator.h"
-#include "csrc/exchange/bucket_spec.h"
 
 namespace hvd_sparse {
 

@@ -10,7 +10,7 @@
 
 #include "csrc/base/route.h"
 #include "csrc/base/types.h"
-#include "csrc/exchange/bucket_spec.h"
+#include "csrc/collectives/bucket_spec.h"
 
 namespace hvd_sparse {
 

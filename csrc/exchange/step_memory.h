@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "csrc/base/types.h"
-#include "csrc/exchange/bucket_spec.h"
+#include "csrc/collectives/bucket_spec.h"
 #include "csrc/exchange/dense_path.h"
 #include "csrc/exchange/origin.h"
 #include "csrc/exchange/step_layout.h"

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "csrc/exchange/bucket_spec.h"
+#include "csrc/collectives/bucket_spec.h"
 #include "csrc/kernels/kernels.h"
 
 namespace hvd_sparse {

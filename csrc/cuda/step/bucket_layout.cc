@@ -2,24 +2,26 @@
 
 #include <algorithm>
 
+#include "csrc/base/error.h"
 #include "csrc/sparsifiers/samples.h"
 #include "csrc/sparsifiers/threshold_sparsifier.h"
 
 namespace hvd_sparse::cuda {
 
-BucketLayout::BucketLayout(const DeviceBucket& bucket) {
-  CheckBucket(bucket);
+BucketLayout::BucketLayout(const BucketSpec& spec) {
+  CheckSpec(spec);
+  Require(spec.Numel() > 0, "bucket '", spec.name, "' must have entries to lie on a device");
   std::int64_t begin = 0;  // in the bucket
-  for (const std::int64_t numel : bucket.gradient_numels) {
+  for (const std::int64_t numel : spec.gradient_numels) {
     gradient_begins.push_back(static_cast<Index>(begin));
     begin += numel;
   }
   gradient_begins.push_back(static_cast<Index>(begin));
 
-  std::int32_t number = -1, gradient = 0;
+  std::int32_t gradient = 0;
   begin = 0;
-  for (const auto& [numel, max_k] : bucket.segments) {
-    ++number;
+  for (std::size_t number = 0; number < spec.segment_numels.size(); ++number) {
+    const std::int64_t numel = spec.segment_numels[number], max_k = spec.max_ks[number];
     if (numel == 0) continue;
     const auto own = static_cast<std::int32_t>(segments.size());
     const auto first = static_cast<std::int32_t>(tiles.size());
@@ -31,8 +33,8 @@ BucketLayout::BucketLayout(const DeviceBucket& bucket) {
                        static_cast<Index>(begin - gradient_begins[gradient])});
       begin += size;
     }
-    segments.push_back(
-        {number, first, static_cast<std::int32_t>(tiles.size()), static_cast<Index>(candidates)});
+    segments.push_back({static_cast<std::int32_t>(number), first,
+                        static_cast<std::int32_t>(tiles.size()), static_cast<Index>(candidates)});
     segment_numels.push_back(numel);
     const std::int64_t room = RoomForCandidates(max_k, numel);
     for (std::int64_t chunk = 0; chunk < room; chunk += kChunkEntries) {

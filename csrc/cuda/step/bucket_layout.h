@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "csrc/base/types.h"
+#include "csrc/collectives/bucket_spec.h"
 #include "csrc/cuda/base/tiles.h"
-#include "csrc/cuda/step/device_bucket.h"
 
 namespace hvd_sparse::cuda {
 
@@ -49,8 +49,8 @@ struct BucketLayout {
   std::int64_t candidates = 0;  ///< room for the candidates of all segments
   std::int64_t capacity = 0;    ///< the most entries that all segments together keep
 
-  /// Throws InvalidArgument if the bucket's numbers do not fit together.
-  explicit BucketLayout(const DeviceBucket& bucket);
+  /// Throws InvalidArgument if the bucket's numbers do not fit together, or it has no entries.
+  explicit BucketLayout(const BucketSpec& spec);
 };
 
 }  // namespace hvd_sparse::cuda

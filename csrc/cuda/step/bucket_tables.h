@@ -16,6 +16,7 @@
 #include "csrc/cuda/base/device_memory.h"
 #include "csrc/cuda/base/stream.h"
 #include "csrc/cuda/step/bucket_layout.h"
+#include "csrc/cuda/step/device_launch.h"
 
 namespace hvd_sparse::cuda {
 

@@ -3,16 +3,18 @@
 #include "csrc/cuda/step/block_settle.h"
 #include "csrc/cuda/step/block_undo.h"
 #include "csrc/cuda/step/bucket_apply.h"
+#include "csrc/sparsifiers/threshold_sparsifier.h"
 
 namespace hvd_sparse::cuda {
 
-DeviceExchange::DeviceExchange(const DeviceBucket& bucket, DeviceTransport* transport)
-    : bucket_(bucket),
+DeviceExchange::DeviceExchange(const BucketSpec& spec, std::uint32_t id, DeviceTransport* transport)
+    : spec_(spec),
+      id_(id),
       rank_(transport->Rank()),
       size_(transport->Size()),
-      tables_(BucketLayout(bucket)),
-      selector_(BucketLayout(bucket), bucket.refresh),
-      rounds_(bucket.Numel(), bucket.MaxAsked(), bucket.slack, transport) {}
+      tables_(BucketLayout(spec)),
+      selector_(BucketLayout(spec), RefreshOf(spec.sparsifier_options)),
+      rounds_(spec.Numel(), spec.MaxAsked(), spec.collective_options.slack, transport) {}
 
 void DeviceExchange::Run(const DeviceLaunch& launch, cudaStream_t stream) {
   Select(launch, stream);
@@ -20,10 +22,10 @@ void DeviceExchange::Run(const DeviceLaunch& launch, cudaStream_t stream) {
 }
 
 void DeviceExchange::Select(const DeviceLaunch& launch, cudaStream_t stream) {
-  CheckStep(bucket_, launch);
+  CheckStep(spec_, launch);
   tables_.Update(launch, stream);
   rounds_.Ask(tables_.asked());
-  const Identity identity{rank_, bucket_.id, step_, static_cast<std::uint32_t>(tables_.asked())};
+  const Identity identity{rank_, id_, step_, static_cast<std::uint32_t>(tables_.asked())};
   selector_.Select(launch, tables_, identity, selected(), stream);
   ++step_;
 }

@@ -17,19 +17,20 @@
 #include <cstdint>
 
 #include "csrc/cuda/step/bucket_tables.h"
-#include "csrc/cuda/step/device_bucket.h"
 #include "csrc/cuda/step/device_gtopk.h"
+#include "csrc/cuda/step/device_launch.h"
 #include "csrc/cuda/step/device_selector.h"
 
 namespace hvd_sparse::cuda {
 
 class DeviceExchange {
  public:
-  /// Prepares the steps of a bucket, which is the same on all ranks, as is the order of buckets.
-  /// Allocates all memory that it will ever need on the current device, and waits for that. The
-  /// transport must outlive this object, and this object the work that it enqueues. Throws
-  /// InvalidArgument if the bucket's numbers do not fit together.
-  DeviceExchange(const DeviceBucket& bucket, DeviceTransport* transport);
+  /// Prepares the steps of a bucket, selected by `gaussian`. The bucket is the same on all ranks,
+  /// and so is `id`, which counts the buckets from 0. Allocates all memory that it will ever need
+  /// on the current device, and waits for that. The transport must outlive this object, and this
+  /// object the work that it enqueues. Throws InvalidArgument if the bucket's numbers do not fit
+  /// together.
+  DeviceExchange(const BucketSpec& spec, std::uint32_t id, DeviceTransport* transport);
 
   /// Enqueues the clearing of its blocks, which precedes the first step: see DeviceGTopK.
   void ClearBlocks(cudaStream_t stream) const { rounds_.ClearBlocks(stream); }
@@ -63,7 +64,8 @@ class DeviceExchange {
  private:
   static constexpr int kToFinish = 4;  // check, settle, clear, write
 
-  const DeviceBucket bucket_;
+  const BucketSpec spec_;
+  const std::uint32_t id_;
   const int rank_, size_;
   BucketTables tables_;
   DeviceSelector selector_;

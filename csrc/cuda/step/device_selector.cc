@@ -32,7 +32,7 @@ void DeviceSelector::Select(const DeviceLaunch& launch, const BucketTables& tabl
   work_.velocity = launch.velocity.data;
   work_.momentum = launch.momentum;
   work_.scale = launch.scale;
-  work_.states = launch.states;
+  work_.states = launch.states.data;
   zeros_.Clear(stream);
   LaunchFirstThresholds(work_, stream);
   LaunchFeedbackAndTake(work_, stream);

@@ -28,6 +28,7 @@
 #include "csrc/cuda/step/bucket_layout.h"
 #include "csrc/cuda/step/bucket_pass.h"
 #include "csrc/cuda/step/bucket_tables.h"
+#include "csrc/cuda/step/device_launch.h"
 
 namespace hvd_sparse::cuda {
 

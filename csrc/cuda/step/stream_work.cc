@@ -11,6 +11,7 @@
 #include "csrc/cuda/step/bucket_take.h"
 #include "csrc/cuda/step/device_exchange.h"
 #include "csrc/cuda/step/device_selector.h"
+#include "csrc/sparsifiers/threshold_sparsifier.h"
 
 namespace hvd_sparse::cuda {
 namespace {
@@ -106,20 +107,21 @@ class MergeWork final : public WorkOnDevice {
 
 /// A bucket with one segment per gradient, and the launch of one step of it.
 struct Layers {
-  DeviceBucket bucket;
+  BucketSpec spec;
   DeviceLaunch launch;
 
   Layers(const std::vector<GradView>& gradients, Span<float> residual,
          const std::vector<std::int64_t>& ks, SelectionState* states) {
     for (std::size_t i = 0; i < gradients.size(); ++i) {
-      bucket.segments.push_back({gradients[i].numel, ks[i]});
-      bucket.gradient_numels.push_back(gradients[i].numel);
+      spec.segment_numels.push_back(gradients[i].numel);
+      spec.gradient_numels.push_back(gradients[i].numel);
     }
+    spec.max_ks = ks;
     launch.residual = residual;
     launch.gradients = launch.outputs = gradients;
     launch.decays.assign(gradients.size(), 1.0f);
     launch.ks = ks;
-    launch.states = states;
+    launch.states = {states, static_cast<std::int64_t>(ks.size())};
   }
 };
 
@@ -141,7 +143,7 @@ class PassWork final : public WorkOnDevice {
   PassWork(int device, GradView gradient, Span<float> residual, float threshold, std::int64_t k)
       : WorkOnDevice(device),
         layers_({gradient}, residual, {k}, nullptr),
-        layout_(layers_.bucket),
+        layout_(layers_.spec),
         tables_(layout_),
         zeros_(SizeOfAll([this](Divider* divider) { work_.DivideZeros(layout_, divider); })),
         rest_(SizeOfAll([this](Divider* divider) { work_.DivideRest(layout_, divider); })) {
@@ -175,8 +177,8 @@ class SelectWork final : public WorkOnDevice {
       : WorkOnDevice(device),
         states_(1),
         layers_({gradient}, residual, {k}, states_.get()),
-        tables_(BucketLayout(layers_.bucket)),
-        selector_(BucketLayout(layers_.bucket), layers_.bucket.refresh),
+        tables_(BucketLayout(layers_.spec)),
+        selector_(BucketLayout(layers_.spec), RefreshOf(layers_.spec.sparsifier_options)),
         memory_(SizeOfAll([&](Divider* divider) { divider->TakeBlock(k); })) {
     Divider divider(memory_.get());
     result_ = divider.TakeBlock(k);
@@ -210,9 +212,9 @@ class StepWork final : public WorkOnDevice {
       : WorkOnDevice(device),
         states_(gradients.size()),
         layers_(gradients, residual, ks, states_.get()),
-        exchange_(layers_.bucket, &transport_) {
+        exchange_(layers_.spec, 0, &transport_) {
     layers_.launch.outputs = outputs;
-    CheckStep(layers_.bucket, layers_.launch);
+    CheckStep(layers_.spec, layers_.launch);
     result_ = exchange_.reduced();
   }
 

@@ -22,9 +22,9 @@ class TransportCollectives final : public GpuCollectives {
     return std::make_unique<TransportGTopK>(device_, transport_.get());
   }
 
-  std::unique_ptr<DeviceStep> Step(const DeviceStepSpec& spec) override {
+  std::unique_ptr<DeviceStep> Step(const BucketSpec& spec, std::uint32_t id) override {
     const OnDevice current(device_);
-    return std::make_unique<TransportStep>(spec, device_, transport_.get());
+    return std::make_unique<TransportStep>(spec, id, device_, transport_.get());
   }
 
   std::vector<double> TimedSwaps(int peer, std::int64_t bytes, int repetitions) override {

@@ -9,18 +9,6 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-DeviceBucket BucketOf(const DeviceStepSpec& spec) {
-  DeviceBucket bucket;
-  for (std::size_t s = 0; s < spec.segment_numels.size(); ++s) {
-    bucket.segments.push_back({spec.segment_numels[s], spec.max_ks[s]});
-  }
-  bucket.gradient_numels = spec.gradient_numels;
-  bucket.slack = spec.slack;
-  bucket.refresh = spec.refresh;
-  bucket.id = spec.id;
-  return bucket;
-}
-
 bool IsNarrow(const GradView& gradient) { return SizeOf(gradient.dtype) < SizeOf(DType::kFloat32); }
 
 StreamHandle HandleOf(cudaStream_t stream) {
@@ -29,15 +17,16 @@ StreamHandle HandleOf(cudaStream_t stream) {
 
 }  // namespace
 
-TransportStep::TransportStep(const DeviceStepSpec& spec, int device, GpuTransport* transport)
+TransportStep::TransportStep(const BucketSpec& spec, std::uint32_t id, int device,
+                             GpuTransport* transport)
     : device_(device),
       gpu_transport_(*transport),
       select_stream_(transport->select_stream()),
       stream_(transport->stream()),
       messages_name_(Concat("gtopk, over ", transport->Name())),
-      what_(Concat(spec.what, ", ", messages_name_)),
+      what_(Concat("bucket '", spec.name, "', ", messages_name_)),
       transport_(transport, &marks_),
-      exchange_(BucketOf(spec), &transport_),
+      exchange_(spec, id, &transport_),
       segments_(static_cast<std::int64_t>(spec.segment_numels.size())),
       memory_(SizeOfAll([this](Divider* divider) { Divide(divider); })),
       sent_states_(segments_),
@@ -71,21 +60,14 @@ void TransportStep::Marked::Exchange(int peer, const void* send, void* recv, std
   marks_.Exchanged(stream);
 }
 
-void TransportStep::Select(const DeviceStepLaunch& launch) {
+void TransportStep::Select(const Launch& launch) {
   const OnDevice current(device_);
   const bool rounds = std::any_of(launch.gradients.begin(), launch.gradients.end(), IsNarrow);
-  launch_ = {launch.residual,
-             launch.velocity,
-             launch.momentum,
-             launch.gradients,
-             launch.decays,
-             launch.scale,
-             launch.ks,
-             states_,
-             launch.gradients,
-             launch.output_scale,
-             rounds ? former_ : nullptr,
-             masked_};
+  static_cast<Launch&>(launch_) = launch;
+  launch_.states = {states_, segments_};
+  launch_.outputs = launch.gradients;
+  launch_.former = rounds ? former_ : nullptr;
+  launch_.masked = masked_;
   framework_states_ = launch.states;
   is_selected_ = is_written_ = false;
   waiting_ = nullptr;

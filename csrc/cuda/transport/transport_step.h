@@ -36,13 +36,13 @@ class TransportStep final : public DeviceStep {
  public:
   /// Allocates on the current device, which is `device`. `transport` moves its memory, and must
   /// outlive this object.
-  TransportStep(const DeviceStepSpec& spec, int device, GpuTransport* transport);
+  TransportStep(const BucketSpec& spec, std::uint32_t id, int device, GpuTransport* transport);
 
   ~TransportStep() override;
 
   StreamHandle select_stream() const override;
   StreamHandle exchange_stream() const override;
-  void Select(const DeviceStepLaunch& launch) override;
+  void Select(const Launch& launch) override;
   void Exchange() override;
   bool Arrived(double seconds) override;
   const DeviceStepReport& report() const override { return report_; }

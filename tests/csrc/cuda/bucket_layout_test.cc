@@ -10,6 +10,7 @@
 
 #include "csrc/sparsifiers/samples.h"
 #include "csrc/sparsifiers/threshold_sparsifier.h"
+#include "tests/csrc/cuda/bucket_specs.h"
 
 namespace hvd_sparse::cuda {
 namespace {
@@ -25,12 +26,12 @@ std::vector<std::int64_t> RandomParts(std::int64_t numel, std::mt19937* random) 
   return parts;
 }
 
-void ExpectTiles(const DeviceBucket& bucket) {
-  const BucketLayout layout(bucket);
+void ExpectTiles(const BucketSpec& spec) {
+  const BucketLayout layout(spec);
   std::int64_t begin = 0, candidates = 0, capacity = 0;
   std::size_t tile = 0, segment = 0, chunk = 0;
-  for (std::size_t number = 0; number < bucket.segments.size(); ++number) {
-    const auto [numel, max_k] = bucket.segments[number];
+  for (std::size_t number = 0; number < spec.segment_numels.size(); ++number) {
+    const std::int64_t numel = spec.segment_numels[number], max_k = spec.max_ks[number];
     if (numel == 0) continue;
     const SegmentPlace& place = layout.segments[segment];
     EXPECT_EQ(place.number, number);
@@ -59,7 +60,7 @@ void ExpectTiles(const DeviceBucket& bucket) {
     capacity += MostFor(max_k, numel);
     ++segment;
   }
-  EXPECT_EQ(begin, bucket.Numel());
+  EXPECT_EQ(begin, spec.Numel());
   EXPECT_EQ(layout.tiles.size(), tile);
   EXPECT_EQ(layout.segments.size(), segment);
   EXPECT_EQ(layout.chunks.size(), chunk);
@@ -71,12 +72,12 @@ TEST(BucketLayout, EveryEntryLiesInOneTileOfOneSegmentAndOneGradient) {
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {
     const std::int64_t numel = 1 + static_cast<std::int64_t>(random() % 60000);
-    DeviceBucket bucket;
-    bucket.gradient_numels = RandomParts(numel, &random);
+    std::vector<SegmentPlan> segments;
+    const std::vector<std::int64_t> gradient_numels = RandomParts(numel, &random);
     for (const std::int64_t part : RandomParts(numel, &random)) {
-      bucket.segments.push_back({part, part == 0 ? 0 : 1 + part / 7});
+      segments.push_back({part, part == 0 ? 0 : 1 + part / 7});
     }
-    ExpectTiles(bucket);
+    ExpectTiles(SpecOf(segments, gradient_numels));
   }
 }
 

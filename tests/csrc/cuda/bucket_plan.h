@@ -9,11 +9,13 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "csrc/cuda/base/pinned_array.h"
 #include "csrc/cuda/step/device_exchange.h"
 #include "csrc/exchange/bucket.h"
+#include "tests/csrc/cuda/bucket_specs.h"
 #include "tests/csrc/cuda/device_blocks.h"
 #include "tests/csrc/cuda/states.h"
 #include "tests/csrc/entries.h"
@@ -28,7 +30,7 @@ struct GradientPlan {
 };
 
 struct BucketPlan {
-  std::vector<cuda::DeviceSegment> segments;
+  std::vector<SegmentPlan> segments;
   std::vector<GradientPlan> gradients;
   double slack = 1, refresh = 32;
   float scale = 1, output_scale = 1;
@@ -42,25 +44,16 @@ struct BucketPlan {
     return ks;
   }
 
-  cuda::DeviceBucket OnDevice() const {
-    cuda::DeviceBucket bucket;
-    bucket.segments = segments;
-    for (const auto& gradient : gradients) bucket.gradient_numels.push_back(gradient.numel);
-    bucket.slack = slack;
-    bucket.refresh = refresh;
-    return bucket;
+  BucketSpec OnDevice() const {
+    std::vector<std::int64_t> numels;
+    for (const auto& gradient : gradients) numels.push_back(gradient.numel);
+    return SpecOf(segments, std::move(numels), slack, refresh);
   }
 
   BucketSpec OnCpu(const std::string& sparsifier) const {
-    BucketSpec spec;
-    spec.name = "a bucket";
-    spec.gradient_numels = OnDevice().gradient_numels;
-    for (const auto& segment : segments) spec.segment_numels.push_back(segment.numel);
-    spec.max_ks = ks();
+    BucketSpec spec = OnDevice();
     spec.sparsifier = sparsifier;
-    if (sparsifier == "gaussian") spec.sparsifier_options["refresh"] = refresh;
-    spec.collective = "gtopk";
-    spec.collective_options.slack = slack;
+    if (sparsifier != "gaussian") spec.sparsifier_options.clear();
     return spec;
   }
 };
@@ -113,7 +106,7 @@ inline cuda::DeviceLaunch LaunchOf(const BucketPlan& plan, const std::vector<voi
   launch.output_scale = plan.output_scale;
   launch.momentum = plan.momentum;
   launch.ks = ks;
-  launch.states = states;
+  launch.states = {states, static_cast<std::int64_t>(ks.size())};
   return launch;
 }
 
@@ -139,7 +132,7 @@ class RankOnDevice {
   RankOnDevice(const BucketPlan& plan, const Before& before, cuda::DeviceTransport* transport,
                std::uint32_t id = 0)
       : plan_(plan),
-        exchange_(Identified(plan, id), transport),
+        exchange_(plan.OnDevice(), id, transport),
         residual_(before.residual),
         velocity_(before.velocity, transport->Rank() % 2),  // every second one is unaligned
         states_(before.states) {
@@ -176,12 +169,6 @@ class RankOnDevice {
   void Forget() { states_.Assign(std::vector<SelectionState>(plan_.segments.size())); }
 
  private:
-  static cuda::DeviceBucket Identified(const BucketPlan& plan, std::uint32_t id) {
-    cuda::DeviceBucket bucket = plan.OnDevice();
-    bucket.id = id;
-    return bucket;
-  }
-
   const BucketPlan plan_;
   cuda::DeviceExchange exchange_;
   DeviceArray<float> residual_, velocity_;

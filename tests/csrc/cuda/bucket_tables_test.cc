@@ -8,6 +8,7 @@
 
 #include "csrc/cuda/base/check.h"
 #include "csrc/cuda/base/stream.h"
+#include "tests/csrc/cuda/bucket_specs.h"
 #include "tests/csrc/cuda/device_array.h"
 
 namespace hvd_sparse::cuda {
@@ -17,12 +18,7 @@ constexpr std::int64_t kNumel = 100;
 
 class CudaBucketTables : public CudaTest {
  protected:
-  static BucketLayout Layout() {
-    DeviceBucket bucket;
-    bucket.segments = {{kNumel, 10}};
-    bucket.gradient_numels = {kNumel};
-    return BucketLayout(bucket);
-  }
+  static BucketLayout Layout() { return BucketLayout(SpecOf({{kNumel, 10}}, {kNumel})); }
 
   /// Returns a step that differs from all others in its decay.
   static DeviceLaunch Step(int number) {

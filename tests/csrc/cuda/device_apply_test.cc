@@ -10,6 +10,7 @@
 #include "csrc/cuda/step/block_settle.h"
 #include "csrc/cuda/step/bucket_apply.h"
 #include "csrc/kernels/half.h"
+#include "tests/csrc/cuda/bucket_specs.h"
 #include "tests/csrc/cuda/device_blocks.h"
 
 namespace hvd_sparse {
@@ -96,7 +97,7 @@ struct Target {
         first(std::vector<float>(before, -3)),
         last(std::vector<float>(behind, -3)),
         residual(residual),
-        tables(cuda::BucketLayout({{{before + size + behind, 1}}, {before, size, behind}})) {
+        tables(cuda::BucketLayout(SpecOf({{before + size + behind, 1}}, {before, size, behind}))) {
     cuda::DeviceLaunch launch;
     launch.gradients = launch.outputs = {{first.data(), before, DType::kFloat32},
                                          {grad.data(), size, kDTypeOf<T>},

@@ -126,24 +126,22 @@ TEST_F(CudaDeviceExchange, RanksThatDisagreeAllLearnOfIt) {
 
 TEST_F(CudaDeviceExchange, BucketsThatCannotBeAreRefused) {
   OnDeviceRanks(1, [](LoopbackTransport& transport) {
-    const auto make = [&](const cuda::DeviceBucket& bucket) {
-      cuda::DeviceExchange(bucket, &transport);
-    };
-    EXPECT_THROW(make({{{10, 11}}, {10}}), Error);
-    EXPECT_THROW(make({{{10, 0}}, {10}}), Error);
-    EXPECT_THROW(make({{{10, 1}}, {9}}), Error);
-    EXPECT_THROW(make({{{10, 1}}, {11, -1}}), Error);
-    EXPECT_THROW(make({{{0, 0}}, {0}}), Error);
-    EXPECT_THROW(make({{}, {}}), Error);
-    EXPECT_THROW(make({{{10, 1}}, {10}, 0.5}), Error);
-    EXPECT_THROW(make({{{10, 1}}, {10}, kInf}), Error);
-    EXPECT_THROW(make({{{10, 1}}, {10}, 1, 0.5}), Error);
+    const auto make = [&](const BucketSpec& spec) { cuda::DeviceExchange(spec, 0, &transport); };
+    EXPECT_THROW(make(SpecOf({{10, 11}}, {10})), Error);
+    EXPECT_THROW(make(SpecOf({{10, 0}}, {10})), Error);
+    EXPECT_THROW(make(SpecOf({{10, 1}}, {9})), Error);
+    EXPECT_THROW(make(SpecOf({{10, 1}}, {11, -1})), Error);
+    EXPECT_THROW(make(SpecOf({{0, 0}}, {0})), Error);
+    EXPECT_THROW(make(SpecOf({}, {})), Error);
+    EXPECT_THROW(make(SpecOf({{10, 1}}, {10}, 0.5)), Error);
+    EXPECT_THROW(make(SpecOf({{10, 1}}, {10}, kInf)), Error);
   });
 }
 
 TEST_F(CudaDeviceExchange, LaunchesThatDoNotFitAreRefused) {
   OnDeviceRanks(1, [](LoopbackTransport& transport) {
-    cuda::DeviceExchange exchange({{{6, 2}, {0, 0}, {4, 1}}, {10}}, &transport);
+    const BucketSpec spec = SpecOf({{6, 2}, {0, 0}, {4, 1}}, {10});
+    cuda::DeviceExchange exchange(spec, 0, &transport);
     std::vector<float> memory(10);
     SelectionState states[3];
     cuda::DeviceLaunch fitting;
@@ -151,8 +149,8 @@ TEST_F(CudaDeviceExchange, LaunchesThatDoNotFitAreRefused) {
     fitting.gradients = fitting.outputs = {{memory.data(), 10, DType::kFloat32}};
     fitting.decays = {1};
     fitting.ks = {2, 7, 1};
-    fitting.states = states;
-    cuda::CheckStep(cuda::DeviceBucket{{{6, 2}, {0, 0}, {4, 1}}, {10}}, fitting);
+    fitting.states = {states, 3};
+    cuda::CheckStep(spec, fitting);
     const auto refuses = [&](const std::function<void(cuda::DeviceLaunch*)>& spoil) {
       cuda::DeviceLaunch launch = fitting;
       spoil(&launch);
@@ -173,7 +171,8 @@ TEST_F(CudaDeviceExchange, LaunchesThatDoNotFitAreRefused) {
     refuses([](auto* launch) { launch->ks = {2, 1}; });
     refuses([](auto* launch) { launch->ks = {3, 7, 1}; });
     refuses([](auto* launch) { launch->ks = {2, 7, 0}; });
-    refuses([](auto* launch) { launch->states = nullptr; });
+    refuses([](auto* launch) { launch->states.data = nullptr; });
+    refuses([](auto* launch) { launch->states.size = 2; });
     refuses([](auto* launch) { launch->output_scale = 0; });
     refuses([](auto* launch) { launch->output_scale = kInf; });
     EXPECT_EQ(memory, std::vector<float>(10));

@@ -12,6 +12,7 @@
 #include "csrc/cuda/step/block_undo.h"
 #include "csrc/cuda/step/bucket_tables.h"
 #include "csrc/cuda/step/device_exchange.h"
+#include "tests/csrc/cuda/bucket_specs.h"
 #include "tests/csrc/cuda/loopback_transport.h"
 
 namespace hvd_sparse {
@@ -41,10 +42,10 @@ std::vector<EmulatedCalls> CallsOf(int layers, int ranks, int rank,
   OnDeviceRanks(ranks, [&](LoopbackTransport& loopback) {
     Uncounted transport(&loopback);
     const std::int64_t numel = 40;
-    cuda::DeviceBucket bucket;
-    bucket.segments.assign(static_cast<std::size_t>(layers), {numel, 3});
-    bucket.gradient_numels.assign(static_cast<std::size_t>(layers), numel);
-    cuda::DeviceExchange exchange(bucket, &transport);
+    const auto count = static_cast<std::size_t>(layers);
+    const BucketSpec spec = SpecOf(std::vector<SegmentPlan>(count, {numel, 3}),
+                                   std::vector<std::int64_t>(count, numel));
+    cuda::DeviceExchange exchange(spec, 0, &transport);
     std::vector<float> residual(numel * layers, 1.0f), velocity(residual), memory(residual);
     std::vector<SelectionState> states(static_cast<std::size_t>(layers));
     cuda::DeviceLaunch launch;
@@ -56,7 +57,7 @@ std::vector<EmulatedCalls> CallsOf(int layers, int ranks, int rank,
     launch.outputs = launch.gradients;
     launch.decays.assign(static_cast<std::size_t>(layers), 1.0f);
     launch.ks.assign(static_cast<std::size_t>(layers), 3);
-    launch.states = states.data();
+    launch.states = states;
     for (int step = 0; step < 2; ++step) {
       emulated_calls = {};
       exchange.Run(launch, nullptr);
@@ -107,7 +108,7 @@ TEST(DeviceLaunches, ManyLayersTakeAsManyAsOne) {
 
 /// Returns how often six changes of k in a row wait for a stream.
 int WaitsForSixChanges() {
-  cuda::BucketTables tables(cuda::BucketLayout({{{50, 9}}, {50}}));
+  cuda::BucketTables tables(cuda::BucketLayout(SpecOf({{50, 9}}, {50})));
   std::vector<float> memory(50);
   cuda::DeviceLaunch launch;
   launch.gradients = launch.outputs = {{memory.data(), 50, DType::kFloat32}};
@@ -149,10 +150,7 @@ TEST(DeviceLaunches, AGridWithoutBlocksIsAnError) {
 /// A caller that changes parameters more often than there is memory for blocks until the device has
 /// read the first change.
 TEST(DeviceLaunches, TheFifthChangeUnderWayWaitsForTheFirst) {
-  cuda::DeviceBucket bucket;
-  bucket.segments = {{40, 3}};
-  bucket.gradient_numels = {40};
-  cuda::BucketTables tables{cuda::BucketLayout(bucket)};
+  cuda::BucketTables tables{cuda::BucketLayout(SpecOf({{40, 3}}, {40}))};
   cuda::DeviceLaunch launch;
   launch.gradients = launch.outputs = {{nullptr, 40, DType::kFloat32}};
   launch.ks = {3};

@@ -14,6 +14,7 @@
 #include "csrc/comm/loopback_communicator.h"
 #include "csrc/cuda/transport/transport_collectives.h"
 #include "csrc/cuda/transport/transport_step.h"
+#include "tests/csrc/cuda/bucket_specs.h"
 #include "tests/csrc/cuda/own_ranks.h"
 #include "tests/csrc/emulation/stream_order.h"
 #include "tests/csrc/meeting.h"
@@ -46,8 +47,7 @@ class Mirrored {
   Mirrored(int id, cuda::GpuTransport* transport, StreamOrder* order)
       : name_(std::to_string(id)),
         order_(*order),
-        step_({name_, static_cast<std::uint32_t>(id), {kNumel}, {kNumel}, {kK}, 1, 32}, 0,
-              transport) {
+        step_(SpecOf({{kNumel, kK}}, {kNumel}), static_cast<std::uint32_t>(id), 0, transport) {
     for (std::int64_t i = 0; i < kNumel; ++i) gradient_.push_back(static_cast<float>(i % 83) - 41);
   }
 
@@ -58,11 +58,15 @@ class Mirrored {
   }
   void Select() {
     order_.Begin("select " + name_);
-    const std::vector<GradView> gradients{{gradient_.data(), kNumel, DType::kFloat32}};
-    const std::vector<float> decays{1.0f};
-    const std::vector<std::int64_t> ks{kK};
+    Launch launch;
+    launch.gradients = {{gradient_.data(), kNumel, DType::kFloat32}};
+    launch.residual = residual_;
+    launch.states = states_;
+    launch.ks = {kK};
+    launch.decays = {1.0f};
+    launch.output_scale = 0.5f;
     ready_.MakeStreamFollow(reinterpret_cast<cudaStream_t>(step_.select_stream()));  // NOLINT
-    step_.Select({residual_, {}, gradients, decays, ks, states_, 0.0f, 1.0f, 0.5f});
+    step_.Select(launch);
   }
   void Exchange() {
     order_.Begin("exchange " + name_);

@@ -10,6 +10,7 @@
 
 #include "csrc/comm/loopback_communicator.h"
 #include "csrc/cuda/transport/mpi_transport.h"
+#include "tests/csrc/cuda/bucket_specs.h"
 
 namespace hvd_sparse {
 namespace {
@@ -22,7 +23,7 @@ struct OwnStep {
   std::vector<SelectionState> states = std::vector<SelectionState>(1);
   LoopbackCommunicator comm{std::make_shared<LoopbackWorld>(1), 0};
   cuda::MpiTransport transport{&comm, 0, {}};
-  cuda::TransportStep step{{"bucket 'b'", 0, {kNumel}, {kNumel}, {kK}, 1, 32}, 0, &transport};
+  cuda::TransportStep step{SpecOf({{kNumel, kK}}, {kNumel}), 0, 0, &transport};
 
   explicit OwnStep(bool corrects_momentum = false) {
     for (std::int64_t i = 0; i < kNumel; ++i) {
@@ -32,11 +33,15 @@ struct OwnStep {
   }
 
   void Select() {
-    const std::vector<GradView> gradients{{gradient.data(), kNumel, DType::kFloat32}};
-    const std::vector<float> decays{1.0f};
-    const std::vector<std::int64_t> ks{kK};
-    const Span<float> moving = velocity.empty() ? Span<float>() : Span<float>(velocity);
-    step.Select({residual, moving, gradients, decays, ks, states, 0.5f, 1.0f, 1.0f});
+    Launch launch;
+    launch.gradients = {{gradient.data(), kNumel, DType::kFloat32}};
+    launch.residual = residual;
+    if (!velocity.empty()) launch.velocity = velocity;
+    launch.momentum = 0.5f;
+    launch.states = states;
+    launch.ks = {kK};
+    launch.decays = {1.0f};
+    step.Select(launch);
   }
 
   /// Returns the calls made to give a whole step, from its selection on.

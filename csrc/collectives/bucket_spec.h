@@ -1,7 +1,8 @@
-/// The description of a bucket and the inputs of its steps, with checks that they fit together.
+/// The description of a bucket and the inputs of its steps, with checks that they fit together. All
+/// that runs a step takes these two, on the CPU and on a GPU.
 
-#ifndef HVD_SPARSE_EXCHANGE_BUCKET_SPEC_H_
-#define HVD_SPARSE_EXCHANGE_BUCKET_SPEC_H_
+#ifndef HVD_SPARSE_COLLECTIVES_BUCKET_SPEC_H_
+#define HVD_SPARSE_COLLECTIVES_BUCKET_SPEC_H_
 
 #include <cstdint>
 #include <string>
@@ -29,6 +30,7 @@ struct BucketSpec {
   Device device = {};  ///< of the gradients and the residual
 
   std::int64_t Numel() const;
+  std::int64_t MaxAsked() const;  ///< the sum of max_ks over segments that are not empty
 };
 
 /// The inputs of a bucket's step. The memory must outlive the step.
@@ -36,7 +38,7 @@ struct Launch {
   std::vector<GradView> gradients;  ///< read now, written with the result
   Span<float> residual;             ///< of the whole bucket
   Span<float> velocity = {};        ///< as long, with momentum correction; else empty
-  Span<SelectionState> states;      ///< one per segment
+  Span<SelectionState> states;      ///< one per segment, from step to step; zeros at first
   std::vector<std::int64_t> ks;     ///< one per segment, the same on every rank
   std::vector<float> decays;        ///< of the residual, one per gradient
   float scale = 1;                  ///< of the gradient, when it is added to the residual
@@ -48,9 +50,14 @@ struct Launch {
 /// Throws InvalidArgument if the numbers do not fit together.
 void CheckSpec(const BucketSpec& spec);
 
-/// Throws InvalidArgument if a launch does not fit the plan.
+/// Throws InvalidArgument unless `views` are the memory of a bucket's gradients; `argument` names
+/// them.
+void CheckGradients(const BucketSpec& spec, const char* argument,
+                    const std::vector<GradView>& views);
+
+/// Throws InvalidArgument if a launch does not fit the bucket.
 void CheckLaunch(const BucketSpec& spec, const Launch& launch);
 
 }  // namespace hvd_sparse
 
-#endif  // HVD_SPARSE_EXCHANGE_BUCKET_SPEC_H_
+#endif  // HVD_SPARSE_COLLECTIVES_BUCKET_SPEC_H_

@@ -1,4 +1,4 @@
-#include "csrc/exchange/bucket_spec.h"
+#include "csrc/collectives/bucket_spec.h"
 
 #include <cmath>
 #include <numeric>
@@ -15,6 +15,12 @@ std::int64_t Sum(const std::vector<std::int64_t>& numbers) {
 }  // namespace
 
 std::int64_t BucketSpec::Numel() const { return Sum(gradient_numels); }
+
+std::int64_t BucketSpec::MaxAsked() const {
+  std::int64_t asked = 0;
+  for (std::size_t s = 0; s < max_ks.size(); ++s) asked += segment_numels[s] > 0 ? max_ks[s] : 0;
+  return asked;
+}
 
 void CheckSpec(const BucketSpec& spec) {
   const std::int64_t whole = spec.Numel();
@@ -44,6 +50,22 @@ void CheckSpec(const BucketSpec& spec) {
   }
 }
 
+void CheckGradients(const BucketSpec& spec, const char* argument,
+                    const std::vector<GradView>& views) {
+  Require(views.size() == spec.gradient_numels.size(), argument, " of bucket '", spec.name,
+          "' must have size ", spec.gradient_numels.size(), ", got ", views.size());
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    const GradView& view = views[i];
+    Require(view.numel == spec.gradient_numels[i], argument, "[", i, "] of bucket '", spec.name,
+            "' must have size ", spec.gradient_numels[i], ", got ", view.numel);
+    Require(view.data != nullptr || view.numel == 0, argument, "[", i, "] of bucket '", spec.name,
+            "' must have memory");
+    Require(DType::kFloat32 <= view.dtype && view.dtype <= DType::kBFloat16, argument, "[", i,
+            "] of bucket '", spec.name, "' has the unknown number type ",
+            static_cast<int>(view.dtype));
+  }
+}
+
 void CheckLaunch(const BucketSpec& spec, const Launch& launch) {
   const auto fits = [&](const char* argument, std::int64_t expected, std::int64_t got) {
     Require(expected == got, argument, " of bucket '", spec.name, "' must have size ", expected,
@@ -55,17 +77,14 @@ void CheckLaunch(const BucketSpec& spec, const Launch& launch) {
     Require(launch.momentum >= 0 && launch.momentum < 1, "momentum of bucket '", spec.name,
             "' must lie in [0, 1), got ", launch.momentum);
   }
-  fits("gradients", static_cast<std::int64_t>(spec.gradient_numels.size()),
-       static_cast<std::int64_t>(launch.gradients.size()));
+  CheckGradients(spec, "gradients", launch.gradients);
   fits("decays", static_cast<std::int64_t>(spec.gradient_numels.size()),
        static_cast<std::int64_t>(launch.decays.size()));
   fits("states", static_cast<std::int64_t>(spec.segment_numels.size()), launch.states.size);
   fits("ks", static_cast<std::int64_t>(spec.segment_numels.size()),
        static_cast<std::int64_t>(launch.ks.size()));
-  for (std::size_t i = 0; i < launch.gradients.size(); ++i) {
-    fits("a gradient", spec.gradient_numels[i], launch.gradients[i].numel);
-    Require(std::isfinite(launch.decays[i]), "decay of bucket '", spec.name,
-            "' must be finite, got ", launch.decays[i]);
+  for (const float decay : launch.decays) {
+    Require(std::isfinite(decay), "decay of bucket '", spec.name, "' must be finite, got ", decay);
   }
   for (std::size_t s = 0; s < launch.ks.size(); ++s) {
     if (spec.segment_numels[s] == 0) continue;
