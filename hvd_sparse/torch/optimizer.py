@@ -42,9 +42,9 @@ def stats(optimizer: torch.optim.Optimizer) -> Stats:
         optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
 
     Returns:
-        The last step, bucket by bucket, and the sums over all steps: density asked and reached,
-        bytes sent and received by this rank, seconds of selection and of exchange, and seconds that
-        synchronize() really waited.
+        The last step, bucket by bucket, and the sums over all steps, with density asked and
+        reached, bytes sent and received by this rank, seconds of selection and of exchange, and
+        seconds that synchronize() really waited.
 
     Raises:
         InvalidArgumentError: The optimizer has no sparse compression.
