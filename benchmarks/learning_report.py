@@ -31,7 +31,7 @@ def shown(value: float | None, digits: int = 3) -> str:
 
 
 class Learned:
-    """What was learned without a network: one task, equally many steps.
+    """The trainings of one task without a network, all of equally many steps.
 
     Attributes:
         best: By title, the accounts with the best learning rate, one for each seed.

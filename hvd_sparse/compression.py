@@ -17,7 +17,7 @@ AUTO = "auto"
 # Lower limit of replan_every; measuring, planning and comparing take fewer steps.
 MIN_REPLAN = 100
 
-_CHOICES = {
+CHOICES = {
     "indices": (AUTO, "plain", "packed"),
     "values": ("float32", "bfloat16", "float16"),
     "plan": ("simulated", "paper"),
@@ -116,7 +116,7 @@ class Compression:
         if self.collective != AUTO:
             find_collective(self.collective)
         set_field(self, "slack", checked_slack(self.slack))
-        for name, choices in _CHOICES.items():
+        for name, choices in CHOICES.items():
             _check_choice(name, getattr(self, name), choices)
         min_numel = checked_count("min_numel", self.min_numel, low=0, high=2**62)
         set_field(self, "min_numel", min_numel)

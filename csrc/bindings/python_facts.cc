@@ -5,7 +5,6 @@
 #include <pybind11/stl.h>
 
 #include <string>
-#include <vector>
 
 #include "csrc/base/route.h"
 #include "csrc/base/sparse_block.h"
@@ -30,11 +29,7 @@ void BindFacts(py::module_& m) {
       .def_readonly("delivers_all", &CollectiveFacts::delivers_all)
       .def_readonly("is_exact", &CollectiveFacts::is_exact);
   m.def("collective_facts", &AllCollectiveFacts);
-  m.def("collectives", [] {
-    std::vector<std::string> names;
-    for (const CollectiveFacts& facts : AllCollectiveFacts()) names.push_back(facts.name);
-    return names;
-  });
+  m.def("collectives", &CollectiveNames);
 
   m.def(
       "route_of",

@@ -1,6 +1,6 @@
 /// A running sum with a value for every position; a sum of many blocks becomes one.
 ///
-/// As a message: header | values[numel]. Positions that no block had hold -0.0, the neutral element
+/// A message: header | values[numel]. Positions that no block had hold -0.0, the neutral element
 /// of addition: x + -0.0 has the bits of x for every x, +0.0 and -0.0 included. So a sum has the
 /// same bits whether it was added up in this form or in blocks.
 

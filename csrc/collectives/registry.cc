@@ -36,6 +36,13 @@ std::vector<CollectiveFacts> AllCollectiveFacts() {
   return facts;
 }
 
+std::vector<std::string> CollectiveNames() {
+  std::vector<std::string> names;
+  names.reserve(kRegistry.size());
+  for (const auto& [name, collective] : kRegistry) names.emplace_back(name);
+  return names;
+}
+
 const SparseAllreduce& FindCollective(const std::string& wanted) {
   std::string known;
   for (const auto& [name, collective] : kRegistry) {

@@ -219,8 +219,9 @@ struct CollectiveFacts {
   bool delivers_all, is_exact;
 };
 
-/// Returns the facts of all collectives, in the order of the registry.
+/// Returns the facts, or the names alone, of all collectives, in the order of the registry.
 std::vector<CollectiveFacts> AllCollectiveFacts();
+std::vector<std::string> CollectiveNames();
 
 /// Returns the collective of that name; throws InvalidArgument, naming those that exist.
 const SparseAllreduce& FindCollective(const std::string& name);

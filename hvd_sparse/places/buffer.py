@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # of an element
 
 
 class Buffer(NamedTuple):
@@ -25,7 +25,7 @@ class Buffer(NamedTuple):
     @property
     def end(self) -> int:
         """The address behind the last element."""
-        return self.address + _BYTES[self.dtype] * self.numel
+        return self.address + BYTES[self.dtype] * self.numel
 
     def overlaps(self, other: Buffer) -> bool:
         """Returns true if an element shares memory with an element of another buffer."""

@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_sparse import _core
+from hvd_sparse.compression import CHOICES
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.places.buffer import BYTES
 from hvd_sparse.planning.network import Link, Network, distances_below
 from hvd_sparse.planning.profile import Machine
 
@@ -23,7 +25,6 @@ Array: TypeAlias = NDArray[np.float64]
 HEADER_BYTES = _core.header_bytes
 INDEX_BYTES = _core.index_bytes
 VALUE_BYTES = _core.value_bytes  # of float32, in which gradients are summed
-VALUE_TYPES = {"float32": VALUE_BYTES, "float16": 2, "bfloat16": 2}  # bytes on the wire
 WIRES = ("plain", "packed")
 
 
@@ -39,7 +40,7 @@ class Setting:
         overlap: How alike the ranks choose, in [0, 1]. 0: independently at random, so that a union
             fills in fastest; 1: all the same indices.
         slack: gtopk keeps slack * k entries in its middle rounds; at least 1.
-        values: Type of the values on the wire, one of VALUE_TYPES.
+        values: Type of the values on the wire, an option of compressions.
         sparsifier: Name of the sparsifier, on which the route depends.
     """
 
@@ -54,9 +55,9 @@ class Setting:
     def __post_init__(self) -> None:
         if self.wire not in WIRES:
             raise InvalidArgumentError(f"wire must be one of {list(WIRES)}, got {self.wire!r}")
-        if self.values not in VALUE_TYPES:
+        if self.values not in CHOICES["values"]:
             raise InvalidArgumentError(
-                f"values must be one of {list(VALUE_TYPES)}, got {self.values!r}"
+                f"values must be one of {list(CHOICES['values'])}, got {self.values!r}"
             )
         if not 0 <= self.overlap <= 1:
             raise InvalidArgumentError(f"overlap must lie in [0, 1], got {self.overlap}")
@@ -66,7 +67,7 @@ class Setting:
     @property
     def value_bytes(self) -> int:
         """Bytes of a value on the wire."""
-        return VALUE_TYPES[self.values]
+        return BYTES[self.values]
 
     def route(self, collective: str) -> str:
         """Returns the route of a bucket that this collective exchanges: one of routes.ROUTES."""

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.planning.account import VALUE_BYTES
 from hvd_sparse.planning.profile import Profile
 
 FUSION_BYTES = 64 << 20
-VALUE_BYTES = 4
 SELECT_ON = ("caller", "engine")
 
 

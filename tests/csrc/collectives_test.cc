@@ -11,7 +11,6 @@
 #include "csrc/base/error.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/collectives/topology.h"
-#include "tests/csrc/collective_names.h"
 #include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/thrown.h"
 

@@ -14,7 +14,6 @@
 #include "csrc/comm/group_communicator.h"
 #include "csrc/comm/loopback_communicator.h"
 #include "csrc/exchange/bucket.h"
-#include "tests/csrc/collective_names.h"
 #include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/thrown.h"

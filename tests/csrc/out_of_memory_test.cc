@@ -15,7 +15,6 @@
 #include "csrc/base/error.h"
 #include "csrc/comm/loopback_communicator.h"
 #include "csrc/exchange/exchange.h"
-#include "tests/csrc/collective_names.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/failing_allocations.h"
 

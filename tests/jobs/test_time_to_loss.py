@@ -48,7 +48,7 @@ def test_learn_and_report(tmp_path):
 
 
 def test_a_prototype_that_sends_everything_learns_as_dense(tmp_path):
-    """The same batches, the same update: what the prototypes are built of is right."""
+    """Prototypes that send all entries take dense's steps: their parts are right."""
     ends = {}
     for task, method in (
         ("transformer", "Dense"),

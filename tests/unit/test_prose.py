@@ -71,6 +71,8 @@ def sentences(block: Block) -> list[tuple[int, str]]:
         listed = re.match(r"[-*] ", text)
         if text and (ended or entry or listed):
             start = entry.end() if entry else line.index(text) + (2 if listed else 0)
+            if entry and FRAGMENT.match(text):  # no name of an argument, but "What is sent: ..."
+                start = line.index(text)
             if line[start : start + 1].isupper():
                 found.append((number, line[start:]))
         ended = not text or text[-1] in ".:!?"
@@ -102,6 +104,12 @@ def test_a_fragment_is_found_wherever_it_stands():
     source = '"""Sends.\n\nArgs:\n    rank: Of this thread.\n"""\nx = 1  # What is sent.\n'
     found = [text for block in python_blocks(source) for _, text in sentences(block)]
     assert [text for text in found if FRAGMENT.match(text)] == ["Of this thread.", "What is sent."]
+    found = [
+        text
+        for block in python_blocks('"""What is sent: entries."""')
+        for _, text in sentences(block)
+    ]
+    assert FRAGMENT.match(found[0])
     source = 'auto a = "http://x";  // Whose end it is.\n/// Sends all.\n/// Where it went.\n'
     found = [text for block in cpp_blocks(source) for _, text in sentences(block)]
     assert [bool(FRAGMENT.match(text)) for text in found] == [True, False, True]

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "tests/csrc/collective_names.h"
 #include "tests/csrc/cuda/exchange_steps.h"
 
 namespace hvd_sparse {

@@ -11,7 +11,6 @@
 #include "csrc/comm/loopback_communicator.h"
 #include "csrc/exchange/bucket.h"
 #include "csrc/kernels/half.h"
-#include "tests/csrc/collective_names.h"
 #include "tests/csrc/fuzz/target.h"
 
 namespace hvd_sparse::fuzz {
