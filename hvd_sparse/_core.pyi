@@ -172,6 +172,8 @@ class BucketStats:
     @property
     def exchange_seconds(self) -> float: ...
     @property
+    def ready(self) -> float: ...
+    @property
     def select_begin(self) -> float: ...
     @property
     def select_end(self) -> float: ...
@@ -278,7 +280,7 @@ Measured: TypeAlias = Callable[
     [int, int, npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]], None
 ]
 
-class DrivenBucket:  # of a StepDriver; ks: (first step, counted from 0; k of each segment)
+class DrivenBucket:  # of a StepEngine; ks: (first step, counted from 0; k of each segment)
     def __init__(
         self,
         bucket: int,
@@ -293,7 +295,7 @@ class DrivenBucket:  # of a StepDriver; ks: (first step, counted from 0; k of ea
     @property
     def ops(self) -> int: ...
 
-class StepRules:  # of a StepDriver
+class StepRules:  # of a StepEngine
     def __init__(
         self,
         *,
@@ -303,6 +305,48 @@ class StepRules:  # of a StepDriver
         others: bool = False,
         device: str = "cpu",
     ) -> None: ...
+
+class StepEngine:
+    def __init__(
+        self,
+        exchange: Exchange,
+        ops: Sequence[tuple[int, int]],  # elements, and units of selection
+        buckets: Sequence[DrivenBucket],
+        rules: StepRules,
+    ) -> None: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def room(self) -> int: ...
+    @property
+    def came(self) -> list[float]: ...
+    def replace(self, buckets: Sequence[DrivenBucket]) -> None: ...
+    def reorder(self, order: Sequence[int]) -> None: ...
+    @property
+    def pending(self) -> bool: ...
+    def continue_after(self, steps: int, pending: bool) -> None: ...
+    def begin(
+        self,
+        *,
+        residual: _Buffer,
+        states: _Buffer,
+        velocity: _Buffer | None,
+        room: _Buffer | None,
+        loss_scale: float,
+        stream: int,
+    ) -> bool: ...
+    def launch(
+        self, op: int, gradients: Sequence[_Buffer], decays: Sequence[float], stream: int
+    ) -> bool: ...
+    def wait(self) -> list[BucketStats]: ...
+    def commit(self, refuse: str) -> None: ...
+    def samples(
+        self,
+    ) -> list[
+        tuple[int, npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]
+    ]: ...
+    def abandon(self) -> None: ...
+    def close(self) -> None: ...
 
 class TimedMark:  # with methods of torch.cuda.Event
     def __init__(self, device: str) -> None: ...

@@ -40,7 +40,7 @@ class BoundDriver {
               std::vector<DrivenBucket> buckets, Exchanged exchanged, Measured measured,
               StepEnded step_ended, StepRules rules)
       : driver_(new StepDriver(
-            &exchange, OpsOf(ops), std::move(buckets),
+            &exchange, OpGradients::Of(ops), std::move(buckets),
             StepDriver::Hooks{Guarded(std::move(exchanged)), Measuring(std::move(measured)),
                               Failing(std::move(step_ended))},
             rules)),
@@ -68,13 +68,6 @@ class BoundDriver {
   }
 
  private:
-  static std::vector<OpGradients> OpsOf(
-      const std::vector<std::pair<std::int64_t, std::int64_t>>& numbers) {
-    std::vector<OpGradients> ops;
-    for (const auto& [numel, segments] : numbers) ops.push_back({numel, segments});
-    return ops;
-  }
-
   /// Wraps a hook so that a Python error is reported as unraisable, since the driver's thread has
   /// no caller that could catch it.
   static std::function<void()> Guarded(Exchanged exchanged) {
@@ -242,23 +235,6 @@ class BoundDriver {
 }  // namespace
 
 void BindDriver(py::module_& m) {
-  using Phases = std::vector<std::pair<std::int64_t, std::vector<std::int64_t>>>;
-  py::class_<DrivenBucket>(m, "DrivenBucket")
-      .def(py::init([](int bucket, float scale, float output_scale, Phases ks, int ops) {
-             return DrivenBucket{bucket, scale, output_scale, std::move(ks), ops};
-           }),
-           py::arg("bucket"), py::kw_only(), py::arg("scale"), py::arg("output_scale"),
-           py::arg("ks"), py::arg("ops"))
-      .def_readonly("ops", &DrivenBucket::ops)
-      .def_readonly_static("DENSE", &DrivenBucket::kDense);
-  py::class_<StepRules>(m, "StepRules")
-      .def(py::init([](bool marks_non_finite, float momentum, std::int64_t measure_every,
-                       bool others, const std::string& device) {
-             const NonFinite non_finite = marks_non_finite ? NonFinite::kMark : NonFinite::kRefuse;
-             return StepRules{non_finite, momentum, measure_every, others, DeviceFrom(device)};
-           }),
-           py::kw_only(), py::arg("marks_non_finite") = false, py::arg("momentum") = 0.0f,
-           py::arg("measure_every") = 0, py::arg("others") = false, py::arg("device") = "cpu");
   py::class_<StepReading, std::shared_ptr<StepReading>>(m, "StepReading")
       .def_property_readonly("passed", &StepReading::Passed)
       .def("times", [](const StepReading& self) {

@@ -101,6 +101,7 @@ void BindExchange(py::module_& m) {
       .def_readonly("bytes_received", &BucketStats::bytes_received)
       .def_readonly("select_seconds", &BucketStats::select_seconds)
       .def_readonly("exchange_seconds", &BucketStats::exchange_seconds)
+      .def_readonly("ready", &BucketStats::ready)
       .def_readonly("select_begin", &BucketStats::select_begin)
       .def_readonly("select_end", &BucketStats::select_end)
       .def_readonly("exchange_begin", &BucketStats::exchange_begin)

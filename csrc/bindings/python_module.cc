@@ -126,6 +126,7 @@ PYBIND11_MODULE(_core, m) {
   hvd_sparse::BindKernels(m);
   hvd_sparse::BindMarks(m);
   hvd_sparse::BindExchange(m);
+  hvd_sparse::BindEngine(m);
   hvd_sparse::BindDriver(m);
   hvd_sparse::BindEnvironment(m);
 }

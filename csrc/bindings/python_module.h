@@ -11,7 +11,8 @@ void BindFacts(pybind11::module_& m);     ///< by which Python plans
 void BindKernels(pybind11::module_& m);   ///< kernels and wire formats, for tests and benchmarks
 void BindMarks(pybind11::module_& m);     ///< points in the work of a device
 void BindExchange(pybind11::module_& m);  ///< exchanges, and what they run over
-void BindDriver(pybind11::module_& m);    ///< step drivers; call after BindExchange
+void BindEngine(pybind11::module_& m);    ///< step engines; call after BindExchange
+void BindDriver(pybind11::module_& m);    ///< step drivers; call after BindEngine
 
 }  // namespace hvd_sparse
 

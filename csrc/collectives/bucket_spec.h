@@ -45,6 +45,7 @@ struct Launch {
   float output_scale = 1;           ///< of the sum, when it becomes the gradient
   float momentum = 0;               ///< of the velocity, in [0, 1)
   StreamHandle stream = 0;          ///< of a device: the work that writes the gradients is on it
+  double ready = 0;                 ///< when the last gradient came, SteadySeconds; 0: now
 };
 
 /// Throws InvalidArgument if the numbers do not fit together.

@@ -139,6 +139,7 @@ void Bucket::Begin(Launch launch) {
   stats_ = {};
   stats_.step = steps_++;
   stats_.numel = numel_;
+  stats_.ready = launch_.ready != 0 ? launch_.ready : SteadySeconds();
   for (std::size_t s = 0; s < launch_.ks.size(); ++s) {
     if (spec_.segment_numels[s] > 0) stats_.asked += launch_.ks[s];
   }

@@ -49,6 +49,7 @@ struct BucketStats {
 
   // Times in seconds of std::chrono::steady_clock. From select_end to exchange_begin the bucket
   // waits for those before it.
+  double ready = 0;  ///< the last gradient came
   double select_begin = 0, select_end = 0;
   double exchange_begin = 0, settle_begin = 0, exchange_end = 0;
   std::vector<RoundTimes> rounds;  ///< of the collective, between exchange_begin and settle_begin

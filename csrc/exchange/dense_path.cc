@@ -6,15 +6,16 @@ namespace hvd_sparse {
 
 namespace {
 
-/// Returns the residual and velocity of the gradient that lies at `offset` in its op.
-UnsentParts PartOf(const DenseInFlight& op, std::int64_t offset, std::int64_t numel) {
+/// Returns the residual and velocity of an op's gradient, which lies at `offset` in it.
+UnsentParts PartOf(const DenseInFlight& op, std::size_t gradient, std::int64_t offset,
+                   std::int64_t numel) {
   UnsentParts parts;
   if (op.residual.size > 0) parts.residual = op.residual.Sub(offset, numel);
   if (op.velocity.size > 0) {
     parts.velocity = op.velocity.Sub(offset, numel);
     parts.next = op.next.Sub(offset, numel);
   }
-  parts.decay = op.decay;
+  parts.decay = op.decays[gradient];
   parts.momentum = op.momentum;
   parts.scale = op.scale;
   return parts;
@@ -22,11 +23,11 @@ UnsentParts PartOf(const DenseInFlight& op, std::int64_t offset, std::int64_t nu
 
 }  // namespace
 
-void DensePath::MarkAllPending() {
+void DensePath::Restore(bool pending) {
   const std::lock_guard lock(mutex_);
-  pending_.assign(pending_.size(), true);
-  has_rounding_.assign(has_rounding_.size(), false);
-  any_pending_ = true;
+  pending_.assign(pending_.size(), pending);
+  has_rounding_.assign(has_rounding_.size(), !pending);
+  any_pending_ = pending && !pending_.empty();
   for (auto& after : residuals_after_) after.clear();
 }
 
@@ -51,29 +52,36 @@ void DensePath::Join(const DenseInFlight& op, const std::vector<GradView>& gradi
     has_rounding = has_rounding_[op.number];
     stream = stream_;
   }
+  Joined joined{op, {}};
+  for (const GradView& gradient : gradients) joined.numels.push_back(gradient.numel);
   if (!joins) {
-    if (has_rounding && op.decay != 1) kernels_.Decay(op.residual, op.decay, stream);
+    if (has_rounding) Decay(joined, stream);
     return;
   }
-  Joined joined{op, {}};
   auto& after = residuals_after_[op.number];
   std::int64_t offset = 0;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const GradView& gradient = gradients[i];
     if (i == after.size()) after.push_back(kernels_.NewResidualAfterJoin());
-    kernels_.Join(PartOf(op, offset, gradient.numel), gradient, stream, after[i].get());
-    joined.numels.push_back(gradient.numel);
+    kernels_.Join(PartOf(op, i, offset, gradient.numel), gradient, stream, after[i].get());
     offset += gradient.numel;
   }
   const std::lock_guard lock(mutex_);
   joined_.push_back(std::move(joined));
 }
 
+void DensePath::Decay(const Joined& one, StreamHandle stream) const {
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < one.numels.size() && one.op.residual.size > 0; ++i) {
+    const float decay = one.op.decays[i];
+    if (decay != 1) kernels_.Decay(one.op.residual.Sub(offset, one.numels[i]), decay, stream);
+    offset += one.numels[i];
+  }
+}
+
 void DensePath::Refuse() {
   const std::lock_guard lock(mutex_);
-  for (const Joined& one : joined_) {
-    if (one.op.decay != 1) kernels_.Decay(one.op.residual, one.op.decay, stream_);
-  }
+  for (const Joined& one : joined_) Decay(one, stream_);
   joined_.clear();
   refused_ = true;
 }

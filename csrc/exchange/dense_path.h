@@ -28,21 +28,29 @@ namespace hvd_sparse {
 struct DenseInFlight {
   std::size_t number = 0;
   Span<float> residual, velocity;
-  Span<float> next;    ///< as long: scratch memory for the next velocity, until the step ends
-  float decay = 1;     ///< of the residual
-  float momentum = 0;  ///< of the velocity
-  float scale = 1;     ///< of the gradients, relative to residual and velocity
+  Span<float> next;                ///< as long: scratch memory for the next velocity, until the step ends
+  std::vector<float> decays = {};  ///< of the residual, by gradient
+  float momentum = 0;              ///< of the velocity
+  float scale = 1;                 ///< of the gradients, relative to residual and velocity
 };
 
 class DensePath {
  public:
   /// `kernels`: those of the device on which everything lies.
   DensePath(std::size_t ops, const Kernels& kernels)
-      : kernels_(kernels), pending_(ops, true), has_rounding_(ops, false), residuals_after_(ops) {}
+      : kernels_(kernels),
+        pending_(ops, true),
+        has_rounding_(ops, false),
+        any_pending_(ops > 0),
+        residuals_after_(ops) {}
 
   /// Marks all residuals as pending: each may hold something and is added in the next step. Called
   /// on all ranks alike.
-  void MarkAllPending();
+  void MarkAllPending() { Restore(true); }
+
+  /// Restores the state after a step: all residuals are pending, or none is, and what they hold are
+  /// rounding errors. Called on all ranks alike.
+  void Restore(bool pending);
 
   /// True if the residual of some rank may be pending; equal on all ranks.
   bool AnyPending() const;
@@ -70,12 +78,14 @@ class DensePath {
     std::vector<std::int64_t> numels;  // of its gradients
   };
 
+  void Decay(const Joined& one, StreamHandle stream) const;
+
   const Kernels& kernels_;
   mutable std::mutex mutex_;
   StreamHandle stream_ = 0;
   std::vector<bool> pending_;       // by op: this rank's residual is pending
   std::vector<bool> has_rounding_;  // by op: it may hold a rounding error, which is not added
-  bool any_pending_ = true;
+  bool any_pending_;
   bool refused_ = false;  // this step
   std::vector<Joined> joined_;
 

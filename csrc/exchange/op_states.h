@@ -28,16 +28,21 @@ class OpStates {
   /// Notes that an op is sent dense. Returns true unless it already was in this step.
   bool SendDense(std::size_t op);
 
-  /// Takes an op that is to be exchanged. Returns true unless it was taken before; then nothing
-  /// is moved.
-  bool Take(std::size_t op, std::vector<GradView>&& gradients, Done&& done);
+  /// Takes an op that is to be exchanged; `decays`: of its gradients' residuals. Returns true
+  /// unless it was taken before; then nothing is moved.
+  bool Take(std::size_t op, std::vector<GradView>&& gradients, std::vector<float>&& decays,
+            Done&& done);
 
   /// Return true if any op, or all of [first, end), were taken to be exchanged.
   bool Any() const;
   bool HasAll(std::size_t first, std::size_t end) const;
 
-  /// Returns the gradients of the ops [first, end), one op after the other.
+  /// Returns true if all ops were handed over in this step.
+  bool Complete() const;
+
+  /// Return the gradients of the ops [first, end), and their decays, one op after the other.
   std::vector<GradView> GradientsOf(std::size_t first, std::size_t end) const;
+  std::vector<float> DecaysOf(std::size_t first, std::size_t end) const;
 
   /// Sets the gradients of all ops to NaN and zeros (PutNaN).
   void Mark(const Origin& origin) const;
@@ -50,8 +55,13 @@ class OpStates {
   struct State {
     bool sent_dense = false, taken = false;
     std::vector<GradView> gradients;
+    std::vector<float> decays;
     Done done;
   };
+
+  template <typename Item>
+  std::vector<Item> Joined(std::vector<Item> State::* items, std::size_t first,
+                           std::size_t end) const;
 
   std::vector<State> states_;
   std::vector<Done> released_;

@@ -1,53 +1,26 @@
 #include "csrc/exchange/step_driver.h"
 
-#include <numeric>
-#include <string>
+#include <new>
 #include <utility>
 
 #include "csrc/base/error.h"
-#include "csrc/devices/kernels_for.h"
+#include "csrc/base/warn.h"
 
 namespace hvd_sparse {
 
 StepDriver::StepDriver(Exchange* exchange, std::vector<OpGradients> ops,
                        std::vector<DrivenBucket> buckets, Hooks hooks, StepRules rules)
-    : exchange_(exchange),
+    : StepEngine(exchange, std::move(ops), std::move(buckets), rules),
       hooks_(std::move(hooks)),
-      rules_(rules),
-      kernels_(KernelsFor(rules.device)),
-      layout_(std::move(ops)),
-      op_states_(layout_.size()),
-      timer_(layout_.size(), kernels_),
-      dense_path_(layout_.size(), kernels_),
       sums_([this] { exchange_->Check(); }),
-      sampler_(rules_.measure_every, kernels_),
       to_watch_([this] { WatchStarted(); }),
       to_wait_for_sums_([this] { WaitForSums(); }),
       to_finish_([this] { Finish(); }),
-      to_end_([this] { CallEndDone(TakeEnding()); }) {
-  CheckRules(rules_);
-  layout_.Adopt(std::move(buckets));
-}
+      to_end_([this] { CallEndDone(TakeEnding()); }) {}
 
-void StepDriver::Replace(std::vector<DrivenBucket> buckets) {
-  const std::lock_guard lock(mutex_);
-  Require(!op_states_.Any(), "buckets cannot be replaced while gradients are in flight");
-  layout_.Adopt(std::move(buckets));
-  dense_path_.MarkAllPending();
-}
-
-void StepDriver::Reorder(const std::vector<int>& order) {
-  const std::lock_guard lock(mutex_);
-  Require(!op_states_.Any(), "buckets cannot be reordered while gradients are in flight");
-  layout_.Reorder(order);
-}
-
-void StepDriver::ContinueAfter(std::int64_t steps) {
-  Require(steps >= 0, "steps must be at least 0, got ", steps);
-  const std::lock_guard lock(mutex_);
-  Require(!op_states_.Any(), "steps cannot be counted anew while gradients are in flight");
-  steps_ = steps;
-  dense_path_.MarkAllPending();
+StepDriver::~StepDriver() {
+  Cancel("it was closed while gradients were in flight");
+  sums_.Interrupt();
 }
 
 void StepDriver::TimeSteps(bool wanted) {
@@ -55,37 +28,11 @@ void StepDriver::TimeSteps(bool wanted) {
   timer_.Time(wanted);
 }
 
-std::int64_t StepDriver::steps() const {
-  const std::lock_guard lock(mutex_);
-  return steps_;
-}
-
-std::int64_t StepDriver::Room() const {
-  const std::lock_guard lock(mutex_);
-  return RoomFor(layout_, rules_);
-}
-
 bool StepDriver::Begin(const StepMemory& memory) {
   RequireOpen();
-  {
-    const std::lock_guard lock(mutex_);
-    CheckMemory(memory, layout_, rules_);
-    if (!op_states_.Any()) {
-      begun_ = true;
-      memory_ = memory;
-      op_states_.Begin();
-      sampler_.Begin(steps_);
-      dense_path_.Begin(memory.origin.stream);
-      timer_.Begin(memory.origin.stream);
-      const bool check_finite =
-          rules_.momentum > 0 || layout_.Exchanges() || dense_path_.AnyPending();
-      sums_.Begin(layout_.DenseOps(), rules_.others, check_finite);
-      return check_finite;
-    }
-  }
-  constexpr char reason[] = "a step was begun before the last one had ended";
-  Cancel(reason);
-  Throw(ErrorKind::kExchangeFailed, reason);
+  const bool check_finite = StepEngine::Begin(memory);
+  sums_.Begin(layout_.DenseOps(), rules_.others, check_finite);
+  return check_finite;
 }
 
 /// Throws the error that ended the exchange between two steps, before the next one begins: no op of
@@ -102,106 +49,191 @@ void StepDriver::RequireOpen() {
 }
 
 bool StepDriver::Launch(int op, const std::vector<GradView>& gradients, Done done, Origin origin) {
-  Require(0 <= op && op < static_cast<int>(op_states_.size()), "op must lie in [0, ",
-          op_states_.size(), "), got ", op);
-  const auto number = static_cast<std::size_t>(op);
-  const std::int64_t numel =
-      std::accumulate(gradients.begin(), gradients.end(), std::int64_t{0},
-                      [](std::int64_t sum, const GradView& one) { return sum + one.numel; });
-  Require(numel == layout_.op(number).numel, "op ", op, " must have ", layout_.op(number).numel,
-          " elements, got ", numel);
-  bool is_dense = false, twice = false, starts = false;
-  DenseInFlight dense;
-  std::vector<GradView> kept = gradients;
-  kernels_.Follow(nullptr);
-  {
-    const std::lock_guard lock(mutex_);
-    Require(begun_, "op ", op, " came before its step");
-    Require(origin == memory_.origin, "op ", op, " must come from the stream of its step, on ",
-            memory_.origin.device.Name(), "; got another one, on ", origin.device.Name());
-    timer_.Arrived(number);
-    is_dense = layout_.bucket_of(number).is_dense();
-    twice = is_dense ? !op_states_.SendDense(number)
-                     : !op_states_.Take(number, std::move(kept), std::move(done));
-    starts = !is_dense && !twice && !std::exchange(draining_, true);
-    if (is_dense && !twice) {
-      dense = DenseInFlightOf(number, memory_, layout_, rules_);
-      const bool all = layout_.op(number).segments > 0 && sums_.HandedOver();
-      // Else Finish waits for the sums.
-      if (all && !layout_.Exchanges()) finisher_.Post(&to_wait_for_sums_);
-    }
-  }
-  if (twice) {
-    const std::string reason = Concat("op ", op, " was handed over twice in one step");
-    Fail(reason);
-    Throw(ErrorKind::kExchangeFailed, reason);
-  }
-  if (starts) Drain();
-  if (!is_dense) return false;
-  exchange_->Check();
-  try {
-    dense_path_.Join(dense, gradients);
-  } catch (...) {
-    throw EndByCaught("op ", op);
-  }
+  if (!HandOver(op, gradients, {}, std::move(done), origin)) return false;
+  const bool all = layout_.op(static_cast<std::size_t>(op)).segments > 0 && sums_.HandedOver();
+  // Else Finish waits for the sums.
+  if (all && !layout_.Exchanges()) finisher_.Post(&to_wait_for_sums_);
   return true;
 }
 
-/// Starts all buckets whose turn it is. One thread at a time does that, so that the order holds;
-/// the others return at once.
-void StepDriver::Drain() noexcept {
+/// Waits for all buckets that were started.
+void StepDriver::WatchStarted() {
   for (;;) {
-    std::size_t bucket = 0;
+    int bucket = DrivenBucket::kDense;
+    StreamHandle stream = 0;
     {
       const std::lock_guard lock(mutex_);
-      while (next_ < layout_.buckets() && layout_.bucket(layout_.at(next_)).is_dense()) ++next_;
-      if (failure_ != nullptr || next_ == layout_.buckets()) {
-        draining_ = false;
-        finisher_.Post(&to_finish_);
-        return;
-      }
-      bucket = layout_.at(next_);
-      if (!HasAllOf(bucket)) {
-        draining_ = false;
-        break;
-      }
+      if (watched_ == next_) return;
+      bucket = layout_.bucket(layout_.at(watched_++)).bucket;
+      stream = memory_.origin.stream;
     }
-    try {
-      Start(bucket);
-    } catch (...) {
-      const Error error = EndByCaught("the start of a bucket");
-      const std::lock_guard lock(mutex_);
-      if (failure_ == nullptr) failure_ = std::make_exception_ptr(error);
-    }
+    if (bucket != DrivenBucket::kDense) Watch(bucket, stream);
   }
-  // The ops handed over now wait for earlier buckets. If the exchange has ended, the ops of
-  // those may have been released already, and nothing would ever start again.
+}
+
+/// Waits for a bucket. If the exchange ends meanwhile, so does the step: the ops that are still
+/// missing may depend on other ranks, and so never come.
+void StepDriver::Watch(int bucket, StreamHandle stream) {
   try {
-    exchange_->Check();
+    kernels_.Follow(nullptr);
+    // If the exchange has ended, Wait throws, but only once it no longer uses the step's memory.
+    while (!exchange_->Wait(bucket, kWaitSlice, stream)) {
+    }
   } catch (...) {
+    const Error error = EndByCaught("the wait for a bucket");
     const std::lock_guard lock(mutex_);
-    FinishAfter(std::current_exception());
+    FinishAfter(std::make_exception_ptr(error));
   }
 }
 
-bool StepDriver::HasAllOf(std::size_t bucket) const {
-  const auto [first, end] = layout_.OpsOf(bucket);
-  return op_states_.HasAll(first, end);
-}
-
-/// Starts the bucket whose turn it is, and all of whose ops are there.
-void StepDriver::Start(std::size_t bucket) {
-  hvd_sparse::Launch launch;
+/// Commits or refuses the step and calls every `done`. No bucket is started until then.
+void StepDriver::Finish() {
+  WatchStarted();
+  std::exception_ptr error;
+  bool all = false;
   {
     const std::lock_guard lock(mutex_);
-    const auto [first, end] = layout_.OpsOf(bucket);
-    launch = LaunchOf(bucket, op_states_.GradientsOf(first, end), steps_, memory_, layout_, rules_);
+    if (!op_states_.Any()) return;  // several threads saw the exchange end
+    error = failure_;
+    all = next_ == layout_.buckets();
   }
-  sampler_.Starts(bucket, launch);
-  exchange_->Start(layout_.bucket(bucket).bucket, std::move(launch));
+  if (error == nullptr) {
+    WaitForSums();
+    const std::lock_guard lock(mutex_);
+    error = failure_;
+  }
+  if (error == nullptr) error = Commit();
+  exchange_->ReleaseMemory();  // it belongs to the callers from now on
+  // An executor returns to the user when all its ops have returned, also those that form sums,
+  // which may wait for ever for a lost rank.
+  if (error != nullptr && sums_.missing() == 0) exchange_->Acknowledge();
+  std::vector<Done>* released = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    released = &op_states_.Release();
+    if (all) ++steps_;
+    next_ = watched_ = 0;
+    failure_ = nullptr;
+  }
+  for (Done& one : *released) {
+    if (one) std::exchange(one, nullptr)(error);
+  }
+}
+
+/// Waits for the dense sums, until the exchange ends or the deadline passes.
+void StepDriver::WaitForSums() {
+  try {
+    sums_.Await();
+  } catch (...) {
+    const Error error = EndByCaught("the wait for dense sums");
+    const std::lock_guard lock(mutex_);
+    if (failure_ == nullptr) failure_ = std::make_exception_ptr(error);
+  }
+}
+
+/// Commits the step. Returns the error that failed or refused it, or null.
+std::exception_ptr StepDriver::Commit() {
+  try {
+    if (hooks_.exchanged) hooks_.exchanged();
+    exchange_->Commit(sums_.Problem());
+  } catch (...) {
+    const Error error = EndByCaught("the end of a step");
+    return error.kind() == ErrorKind::kNonFinite ? Refuse(error) : std::make_exception_ptr(error);
+  }
+  Afterwards([this] {
+    if (!sampler_.empty() && hooks_.measured) hooks_.measured(sampler_.Complete());
+  });
+  return nullptr;
+}
+
+/// Runs `work` after a committed step, which it cannot undo: other ranks apply what has left the
+/// residuals. An error ends the exchange, and fails the next step, if there is one.
+template <typename Work>
+void StepDriver::Afterwards(const Work& work) noexcept {
+  try {
+    work();
+  } catch (...) {
+    const Error error = EndByCaught("the end of a step");
+    const std::lock_guard lock(mutex_);
+    pending_error_.error = error;
+  }
+}
+
+StepDriver::PendingError::~PendingError() {
+  if (!error) return;
+  try {
+    Warn("after a step that counts, and was the last one: ", error->what());
+  } catch (const std::bad_alloc&) {  // then it is not logged
+  }
+}
+
+/// Refuses the step, which no rank applies. Returns `error`, or what failed; null if the rules make
+/// NaN in the gradients take its place.
+std::exception_ptr StepDriver::Refuse(const Error& error) {
+  try {
+    dense_path_.Refuse();
+    if (rules_.non_finite != NonFinite::kMark) return std::make_exception_ptr(error);
+    const std::lock_guard lock(mutex_);
+    op_states_.Mark(memory_.origin);
+    return nullptr;
+  } catch (...) {
+    return std::make_exception_ptr(EndByCaught("the end of a step"));
+  }
+}
+
+void StepDriver::End(Done done) {
+  sums_.Interrupt();  // all have arrived
+  if (!hooks_.step_ended) return CallEndDone(done);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!ending_) {
+      ending_ = std::move(done);
+      return finisher_.Post(&to_end_);
+    }
+  }
+  constexpr char reason[] = "a step was ended twice";
+  exchange_->Fail(reason);
+  done(std::make_exception_ptr(Described(ErrorKind::kExchangeFailed, reason)));
+}
+
+StepDriver::Done StepDriver::TakeEnding() {
   const std::lock_guard lock(mutex_);
-  ++next_;
-  finisher_.Post(&to_watch_);
+  return *std::exchange(ending_, std::nullopt);
+}
+
+void StepDriver::CallEndDone(const Done& done) {
+  std::exception_ptr error;
+  try {
+    EndStep();
+  } catch (...) {
+    error = std::make_exception_ptr(EndByCaught("the end of a step"));
+    exchange_->Acknowledge();  // all ops of the step are over
+  }
+  done(error);
+}
+
+void StepDriver::EndStep() {
+  const bool exchanges = layout_.Exchanges();
+  if (!exchanges && !sums_.finite()) dense_path_.Refuse();
+  bool counts = false;
+  kernels_.Follow(nullptr);
+  {
+    const std::lock_guard lock(mutex_);
+    counts = dense_path_.Settle();
+    begun_ = false;
+    memory_ = {};
+    if (!exchanges) ++steps_;
+  }
+  std::optional<StepEnd> ended;
+  Afterwards([&] {
+    const std::lock_guard lock(mutex_);
+    ended = timer_.End();
+  });
+  if (!counts && !exchanges && rules_.non_finite == NonFinite::kRefuse) {
+    exchange_->Commit(sums_.Problem());
+  }
+  if (!ended || !hooks_.step_ended) return;
+  Afterwards([&] { hooks_.step_ended(*ended); });
 }
 
 }  // namespace hvd_sparse

@@ -8,6 +8,13 @@
 
 namespace hvd_sparse {
 
+std::vector<OpGradients> OpGradients::Of(
+    const std::vector<std::pair<std::int64_t, std::int64_t>>& pairs) {
+  std::vector<OpGradients> ops;
+  for (const auto& [numel, segments] : pairs) ops.push_back({numel, segments});
+  return ops;
+}
+
 const std::vector<std::int64_t>& DrivenBucket::KsAt(std::int64_t step) const {
   const auto later =
       std::find_if(ks.begin(), ks.end(), [step](const auto& phase) { return phase.first > step; });
@@ -15,7 +22,6 @@ const std::vector<std::int64_t>& DrivenBucket::KsAt(std::int64_t step) const {
 }
 
 StepLayout::StepLayout(std::vector<OpGradients> ops) : ops_(std::move(ops)), begins_(1) {
-  Require(!ops_.empty(), "a StepDriver must have ops, got none");
   for (const OpGradients& op : ops_) {
     Begin next = begins_.back();
     next.residual += op.ResidualNumel();

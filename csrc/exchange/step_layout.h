@@ -11,7 +11,7 @@
 
 namespace hvd_sparse {
 
-/// The gradients that one TensorFlow op hands over together. The ops' parts of residual, states and
+/// The gradients of an op: those that are handed over together. The ops' parts of residual, states and
 /// velocity follow each other, in the order of the ops.
 struct OpGradients {
   std::int64_t numel = 0;  ///< of all its gradients, and of its part of residual and velocity
@@ -21,6 +21,10 @@ struct OpGradients {
   std::int64_t segments = 0;
 
   std::int64_t ResidualNumel() const { return segments == 0 ? 0 : numel; }
+
+  /// Converts pairs of numel and segments.
+  static std::vector<OpGradients> Of(
+      const std::vector<std::pair<std::int64_t, std::int64_t>>& pairs);
 };
 
 /// Consecutive ops that are exchanged together, and their constants.

@@ -15,14 +15,16 @@ void CheckMemory(const StepMemory& memory, const StepLayout& layout, const StepR
   layout.RequireFit({memory.residual.size, memory.states.size, memory.velocity.size},
                     rules.momentum > 0);
   Require(std::isfinite(memory.decay), "decay must be finite, got ", memory.decay);
+  Require(memory.loss_scale > 0 && std::isfinite(memory.loss_scale),
+          "loss_scale must be finite and above 0, got ", memory.loss_scale);
   Require(memory.origin.IsOn(rules.device), "a step must lie on ", rules.device.Name(), ", got ",
           memory.origin.device.Name());
   const std::int64_t room = RoomFor(layout, rules);
   Require(memory.room.size == room, "room must have ", room, " elements, got ", memory.room.size);
 }
 
-DenseInFlight DenseInFlightOf(std::size_t op, const StepMemory& memory, const StepLayout& layout,
-                              const StepRules& rules) {
+DenseInFlight DenseInFlightOf(std::size_t op, std::vector<float> decays, const StepMemory& memory,
+                              const StepLayout& layout, const StepRules& rules) {
   const StepLayout::Begin& begin = layout.begin(op);
   DenseInFlight dense;
   dense.number = op;
@@ -31,14 +33,15 @@ DenseInFlight DenseInFlightOf(std::size_t op, const StepMemory& memory, const St
     dense.velocity = memory.velocity.Sub(begin.velocity, layout.op(op).numel);
     dense.next = memory.room.Sub(layout.DenseBefore(op), layout.op(op).numel);
   }
-  dense.decay = memory.decay;
+  dense.decays = std::move(decays);
   dense.momentum = rules.momentum;
-  dense.scale = layout.bucket_of(op).scale;
+  dense.scale = layout.bucket_of(op).scale / memory.loss_scale;
   return dense;
 }
 
-Launch LaunchOf(std::size_t bucket, std::vector<GradView> gradients, std::int64_t steps,
-                const StepMemory& memory, const StepLayout& layout, const StepRules& rules) {
+Launch LaunchOf(std::size_t bucket, std::vector<GradView> gradients, std::vector<float> decays,
+                std::int64_t steps, const StepMemory& memory, const StepLayout& layout,
+                const StepRules& rules) {
   const DrivenBucket& driven = layout.bucket(bucket);
   const auto [first, last] = layout.OpsOf(bucket);
   const StepLayout::Begin &begin = layout.begin(first), &end = layout.begin(last);
@@ -49,11 +52,11 @@ Launch LaunchOf(std::size_t bucket, std::vector<GradView> gradients, std::int64_
     launch.velocity = memory.velocity.Sub(begin.velocity, end.velocity - begin.velocity);
   }
   launch.momentum = rules.momentum;
-  launch.decays.assign(gradients.size(), memory.decay);
+  launch.decays = std::move(decays);
   launch.gradients = std::move(gradients);
   launch.ks = driven.KsAt(steps);
-  launch.scale = driven.scale;
-  launch.output_scale = driven.output_scale;
+  launch.scale = driven.scale / memory.loss_scale;
+  launch.output_scale = driven.output_scale * memory.loss_scale;
   launch.stream = memory.origin.stream;
   return launch;
 }

@@ -22,10 +22,11 @@ namespace hvd_sparse {
 struct StepMemory {
   Span<float> residual;         ///< of all ops that have units of selection
   Span<SelectionState> states;  ///< one per unit of selection
-  float decay = 1;              ///< of the residual, as gradients are added to it, or it to them
+  float decay = 1;              ///< of the residual of gradients that are handed over without one
   Span<float> velocity = {};    ///< of all ops where there is momentum, else empty
   Origin origin = {};
   Span<float> room = {};  ///< scratch memory, of RoomFor elements
+  float loss_scale = 1;   ///< of the gradients; residual and velocity have none
 };
 
 /// Returns how many elements of scratch memory a step needs: with momentum, as many as are
@@ -35,13 +36,16 @@ std::int64_t RoomFor(const StepLayout& layout, const StepRules& rules);
 /// Throws InvalidArgument unless a step can work on that memory.
 void CheckMemory(const StepMemory& memory, const StepLayout& layout, const StepRules& rules);
 
-/// Returns the residual, velocity and factors of an op that is sent dense.
-DenseInFlight DenseInFlightOf(std::size_t op, const StepMemory& memory, const StepLayout& layout,
-                              const StepRules& rules);
+/// Returns the residual, velocity and factors of an op that is sent dense; `decays`: of its
+/// gradients' residuals.
+DenseInFlight DenseInFlightOf(std::size_t op, std::vector<float> decays, const StepMemory& memory,
+                              const StepLayout& layout, const StepRules& rules);
 
-/// Returns the launch of a bucket, given the gradients of its ops, after `steps` steps.
-Launch LaunchOf(std::size_t bucket, std::vector<GradView> gradients, std::int64_t steps,
-                const StepMemory& memory, const StepLayout& layout, const StepRules& rules);
+/// Returns the launch of a bucket, given the gradients of its ops and the decays of their
+/// residuals, after `steps` steps.
+Launch LaunchOf(std::size_t bucket, std::vector<GradView> gradients, std::vector<float> decays,
+                std::int64_t steps, const StepMemory& memory, const StepLayout& layout,
+                const StepRules& rules);
 
 }  // namespace hvd_sparse
 

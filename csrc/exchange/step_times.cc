@@ -44,13 +44,22 @@ void StepTimer::Arrived(std::size_t op) {
   if (first_ == nullptr) first_ = arrived_[op];
 }
 
-StepEnd StepTimer::End() {
-  StepEnd ended;
+std::vector<double> StepTimer::Came() const {
   double first = std::numeric_limits<double>::infinity();
   for (const double came : came_) {
     if (came != 0) first = std::min(first, came);
   }
-  for (const double came : came_) ended.came.push_back(came == 0 ? kUnknown : came - first);
+  std::vector<double> since;
+  for (const double came : came_) since.push_back(came == 0 ? kUnknown : came - first);
+  return since;
+}
+
+double StepTimer::LastOf(std::size_t first, std::size_t end) const {
+  return *std::max_element(came_.data() + first, came_.data() + end);
+}
+
+StepEnd StepTimer::End() {
+  StepEnd ended{Came(), nullptr};
   if (timed_) {
     const StepReading::Mark now = Now();
     ended.reading = std::make_shared<StepReading>(begin_, first_, arrived_, now);

@@ -69,6 +69,12 @@ class StepTimer {
   /// Notes that an op was handed over; only the first time in a step counts.
   void Arrived(std::size_t op);
 
+  /// Returns when each op was handed over, in seconds from the first; NaN: it was not.
+  std::vector<double> Came() const;
+
+  /// Returns when the last of the ops [first, end) was handed over, in seconds of the CPU's clock.
+  double LastOf(std::size_t first, std::size_t end) const;
+
   /// Ends the step and returns its observations.
   StepEnd End();
 

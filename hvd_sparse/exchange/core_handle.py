@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from hvd_sparse import _core
@@ -48,6 +48,7 @@ class CoreHandle:
 
     def __init__(self, core: _core.Exchange) -> None:
         self._core: _core.Exchange | None = core
+        self._engine: _core.StepEngine | None = None
         self._process = os.getpid()
         lifecycle.register(self)
 
@@ -63,7 +64,7 @@ class CoreHandle:
 
     def check(self) -> None:
         """Raises ExchangeFailedError if the exchange has ended; cheap enough for waiting loops."""
-        with self._acknowledging():
+        with self.acknowledging():
             self._open.check()
 
     def end(self) -> HvdSparseError | None:
@@ -83,7 +84,7 @@ class CoreHandle:
         deadline = time.monotonic() + _CAUSE_SECONDS
         while True:
             try:
-                with self._acknowledging():
+                with self.acknowledging():
                     self._open.check_at_end()  # a rank that died or failed, at once
                     self._open.check()  # a rank that left
             except HvdSparseError as error:
@@ -105,7 +106,23 @@ class CoreHandle:
             self._core.check_at_end()
         except HvdSparseError as error:
             note_loss(error)  # which was raised in an op at most
+        if self._engine is not None:
+            self._engine.close()  # it uses the core's exchange
         self._core = None  # the core warns of a death that was reported to nobody
+
+    def make_engine(
+        self,
+        op_sizes: Sequence[tuple[int, int]],
+        buckets: Sequence[_core.DrivenBucket],
+        rules: _core.StepRules,
+    ) -> _core.StepEngine:
+        """Makes the engine that runs the exchange's steps; it is closed with the exchange."""
+        self._engine = _core.StepEngine(self._open, op_sizes, buckets, rules)
+        return self._engine
+
+    def require_open(self) -> None:
+        """Raises HvdSparseError if the exchange is closed."""
+        self._open  # noqa: B018
 
     @property
     def _open(self) -> _core.Exchange:
@@ -114,7 +131,7 @@ class CoreHandle:
         return self._core
 
     @contextmanager
-    def _acknowledging(self) -> Iterator[None]:
+    def acknowledging(self) -> Iterator[None]:
         """Wraps calls of the core; acknowledges and notes an error that ended the exchange."""
         core = self._core
         try:

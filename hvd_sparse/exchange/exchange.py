@@ -295,7 +295,7 @@ class Exchange(Pings):
             InvalidArgumentError: An argument does not fit; nothing has happened.
             ExchangeFailedError: The exchange has ended.
         """
-        with self._acknowledging():
+        with self.acknowledging():
             self._open.start(
                 bucket,
                 gradients,
@@ -323,7 +323,7 @@ class Exchange(Pings):
         if self.timeline is not None:
             self.timeline.wait_begins(bucket)
         try:
-            with self._acknowledging():
+            with self.acknowledging():
                 self._open.wait(bucket, stream=stream)
         finally:
             if self.timeline is not None:
@@ -344,7 +344,7 @@ class Exchange(Pings):
                 was applied, and they keep every finite entry of the gradients.
         """
         try:
-            with self._acknowledging():
+            with self.acknowledging():
                 self._open.commit(refuse or "")
         except NonFiniteGradientError as error:
             if self.timeline is not None:
@@ -389,6 +389,10 @@ class Exchange(Pings):
         return _core.StepDriver(
             self._open, op_sizes, buckets, exchanged, measured, step_ended, rules
         )
+
+    def name_of(self, bucket: int) -> str:
+        """Returns the name of a bucket."""
+        return self._names[bucket]
 
     def stats(self, bucket: int) -> BucketStats:
         """Returns the statistics of the bucket's last step."""

@@ -5,7 +5,8 @@ It changes when a bucket is sent, not what is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 _FIRST_PLANS = frozenset({1, 4, 16, 64, 256})
 _PLAN_EVERY = 1024
@@ -20,56 +21,51 @@ class LaunchOrder:
     """Buckets in the order in which rank 0 saw their gradients become ready.
 
     A bucket launches once all earlier ones have, so the ranks need no negotiation. A bucket whose
-    gradients do not come (an unused layer) holds up those behind it until synchronize(); after the
-    next plan it is last.
+    gradients do not come (an unused layer) holds up those behind it until the step is synchronized;
+    after the next plan it is last. An executor with several threads runs operations in another
+    order at every step, so a bucket's positions in all steps count.
 
     Rank 0's order is sent after one step and adopted after the next. By then every rank has joined
     the broadcast, so that none waits for a rank that is busy with another optimizer.
 
     Args:
-        buckets: Number of buckets. At first they launch in the order of their numbers.
+        ops: Number of ops of each bucket, in the order in which buckets launch at first.
         broadcast: Sends rank 0's list of numbers to all ranks, which pass lists of the same length.
             Returns at once a function that waits for the result.
     """
 
     def __init__(
-        self, buckets: int, broadcast: Callable[[list[int]], Callable[[], list[int]]]
+        self, ops: Sequence[int], broadcast: Callable[[list[int]], Callable[[], list[int]]]
     ) -> None:
-        self._order = list(range(buckets))
+        self._ops = ops
+        self._order = list(range(len(ops)))
+        self._positions = [0] * len(ops)  # sums over the steps, by bucket
         self._broadcast = broadcast
         self._coming: Callable[[], list[int]] | None = None
-        self._ready: list[int] = []
         self._steps = 0
-
-    @property
-    def order(self) -> list[int]:
-        """Bucket numbers, first to launch first."""
-        return list(self._order)
-
-    def __getitem__(self, index: int) -> int:
-        return self._order[index]
-
-    def __len__(self) -> int:
-        return len(self._order)
 
     def close(self) -> None:
         """Waits for an order that is in flight; on all ranks alike, after a step."""
         if self._coming is not None:
             self._order, self._coming = self._coming(), None
 
-    def became_ready(self, bucket: int) -> None:
-        """Notes that all gradients of the bucket have arrived in this step."""
-        self._ready.append(bucket)
+    def end_step(self, came: Sequence[float]) -> list[int] | None:
+        """Counts a step, after which a plan may be sent or adopted.
 
-    def end_step(self) -> None:
-        """Counts a step, after which a plan may be sent or adopted."""
+        Args:
+            came: When each op was handed over in this step, in seconds from the first one.
+
+        Returns:
+            A new order of the buckets, or None to keep the old one; the same on all ranks.
+        """
+        times = iter(came)
+        last = [max(itertools.islice(times, count)) for count in self._ops]
+        for position, bucket in enumerate(sorted(range(len(last)), key=last.__getitem__)):
+            self._positions[bucket] += position
+        before = self._order
         self._steps += 1
         self.close()
         if len(self._order) > 1 and plan_is_due(self._steps):
-            late = [bucket for bucket in self._order if bucket not in self._ready]
-            self._coming = self._broadcast(self._ready + late)
-        self.release()
-
-    def release(self) -> None:
-        """Forgets which buckets became ready: the step is over, applied or not."""
-        self._ready.clear()
+            buckets = range(len(self._order))
+            self._coming = self._broadcast(sorted(buckets, key=self._positions.__getitem__))
+        return None if self._order == before else self._order

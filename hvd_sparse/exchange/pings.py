@@ -27,7 +27,7 @@ class Pings(CoreHandle):
             ExchangeFailedError: The exchange has ended; this very swap ends it where the peer swaps
                 another number of bytes.
         """
-        with self._acknowledging():
+        with self.acknowledging():
             return self._open.swap(peer, bytes, repetitions)
 
     @property
@@ -51,7 +51,7 @@ class Pings(CoreHandle):
             InvalidArgumentError: An argument is out of its range, or a bucket is in flight.
             ExchangeFailedError: The exchange has ended; see `swap`.
         """
-        with self._acknowledging():
+        with self.acknowledging():
             return self._open.spread(bytes, repetitions)
 
     def connect_devices(self, device: str) -> bool:
@@ -73,7 +73,7 @@ class Pings(CoreHandle):
                 is not available; the exchange has ended.
             ExchangeFailedError: The exchange has ended.
         """
-        with self._acknowledging():
+        with self.acknowledging():
             return self._open.connect_devices(device)
 
     def swap_between_devices(self, peer: int, bytes: int, repetitions: int) -> list[float]:  # noqa: A002
@@ -96,7 +96,7 @@ class Pings(CoreHandle):
             ExchangeFailedError: The exchange has ended; this very swap ends it where the peer swaps
                 another number of bytes, or another number of times.
         """
-        with self._acknowledging():
+        with self.acknowledging():
             return self._open.swap_between_devices(peer, bytes, repetitions)
 
     def merge_on_device(self, entries: int, repetitions: int) -> list[float]:
@@ -116,7 +116,7 @@ class Pings(CoreHandle):
             UnavailableError: The device cannot merge.
             ExchangeFailedError: The exchange has ended.
         """
-        with self._acknowledging():
+        with self.acknowledging():
             return self._open.merge_on_device(entries, repetitions)
 
     def copy_to_device(self, entries: int, repetitions: int) -> list[float]:
@@ -125,5 +125,5 @@ class Pings(CoreHandle):
         The route `device rounds` does that around its rounds. Like `merge_on_device`, but by the
         CPU's clock.
         """
-        with self._acknowledging():
+        with self.acknowledging():
             return self._open.copy_to_device(entries, repetitions)

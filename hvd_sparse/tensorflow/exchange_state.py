@@ -10,9 +10,9 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvd_sparse.buckets import Layer
+from hvd_sparse.exchange.step_buckets import OpGradients
 from hvd_sparse.tensorflow.graph_state import GraphState
 from hvd_sparse.tensorflow.learning_rate import LearningRate
-from hvd_sparse.tensorflow.op_gradients import OpGradients
 
 
 class ExchangeState:
@@ -46,7 +46,7 @@ class ExchangeState:
         self._layers = [layer for op in op_gradients for layer in op.layers]
         self._dense = list(dense)
         # The name of each unit of selection's first layer; a unit is a layer or all of an op.
-        self._units = [one.name for op in op_gradients for one in op.layers[: op.segments]]
+        self._units = [one.name for op in op_gradients for one in op.layers[: len(op.units)]]
         sparse_numel = sum(layer.numel for layer in self._layers)
         self.residual = graph.variable("residual", (sparse_numel,), device=device)
         self.states = graph.variable("states", (len(self._units), 4))

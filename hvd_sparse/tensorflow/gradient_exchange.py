@@ -10,14 +10,15 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvd_sparse import _core
-from hvd_sparse.buckets import Bucket, Layer
+from hvd_sparse.buckets import Layer
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.local_share import LocalShare
-from hvd_sparse.exchange.ready_order import ReadyOrder
+from hvd_sparse.exchange.step_buckets import StepBuckets, op_gradients_of
 from hvd_sparse.planning import plan
 from hvd_sparse.ranks.world import World, may_have_peers
 from hvd_sparse.state.saved_exchange import conditions_of
+from hvd_sparse.stats.quality_meter import QualityMeter
 from hvd_sparse.stats.step_stats import StepStats
 from hvd_sparse.tensorflow import compat, devices, ops, step_data
 from hvd_sparse.tensorflow.dense import DenseReducer
@@ -26,9 +27,7 @@ from hvd_sparse.tensorflow.graph_state import GraphState
 from hvd_sparse.tensorflow.local_gradient import LocalGradient
 from hvd_sparse.tensorflow.messages import Messages
 from hvd_sparse.tensorflow.names import saved_names, unique_names
-from hvd_sparse.tensorflow.op_gradients import drive_choices, op_gradients_of
 from hvd_sparse.tensorflow.places import place_of
-from hvd_sparse.tensorflow.quality_meter import QualityMeter
 from hvd_sparse.tensorflow.settings import Settings
 from hvd_sparse.tensorflow.slices import as_slices
 from hvd_sparse.tensorflow.step_ops import StepOps
@@ -121,7 +120,6 @@ class GradientExchange:
         if not compression.momentum_correction:
             self._with_velocity_only = []
         self._others = len(sparse) < len(variables)
-        self._choices: tuple[plan.BucketChoice, ...] = ()
         self._before: StepStats | None = None  # stats of the last step, if it had other buckets
         self._first_step = 0  # steps of earlier exchanges, which count as well
         self._driver: ops.Driver | None = None
@@ -145,16 +143,27 @@ class GradientExchange:
         allreduce = self._messages.timed_allreduce(self._device, place.clock)
         self._measurer = Measurer(self.world, self._exchange, allreduce=allreduce, place=place)
         self._meter = QualityMeter(compression, self._messages.add_up)
+        self._buckets = StepBuckets(
+            self._exchange,
+            self._ops,
+            dense=velocity_only,
+            compression=compression,
+            reduction=self._settings.reduction,
+            size=self.world.size,
+            device=devices.core_name(self._device),
+            broadcast_order=self._messages.broadcast_order,
+        )
+        choices: tuple[plan.BucketChoice, ...] = ()
         if self._ops and self.world.size > 1:
             self.tuner = self._measurer.tuner(
                 self.layers, compression, self._messages, keeps_order=True
             )
             if self.tuner is None:
-                self._choices = plan.fixed_choices(self.layers, compression)
+                choices = plan.fixed_choices(self.layers, compression)
         self._driver = ops.Driver(
             self._exchange,
-            [(op.numel, op.segments) for op in self._ops] + [(v.numel, 0) for v in velocity_only],
-            self._driven(),
+            self._buckets.op_sizes,
+            self._buckets.adopt(choices),
             number=self._graph.number,
             rules=_core.StepRules(
                 marks_non_finite=self._settings.marks_non_finite,
@@ -246,7 +255,8 @@ class GradientExchange:
             return None
         if self._before is not None and self._before.step == steps - 1:
             return self._before
-        sparse = {name for choice in self._choices if not choice.dense for name in choice.layers}
+        choices = () if self._driver is None else self._buckets.choices
+        sparse = {name for choice in choices if not choice.dense for name in choice.layers}
         dense = [
             self._numel(index)
             * (max(4, dtype.size) if index in self._with_velocity_only else dtype.size)
@@ -318,7 +328,7 @@ class GradientExchange:
     def _step_ended(self, arrived: list[float], step: _core.StepReading | None) -> None:
         """Reorders, tunes and replans; called between two steps, on the driver's thread."""
         assert self._driver is not None
-        order = self._order.end_step(arrived)
+        order = self._buckets.end_step(arrived)
         if order is not None:
             self._driver.reorder(order)
         if self.tuner is None:
@@ -333,33 +343,12 @@ class GradientExchange:
         """Replaces the buckets but not the residuals; between two steps, on all ranks alike."""
         assert self._driver is not None
         self._before = self.stats()
-        self._exchange.clear_buckets()
-        self._choices = tuple(choices)
-        self._order.close()
-        self._driver.replace(self._driven())
+        self._driver.replace(self._buckets.adopt(choices))
 
     def _measured(self, bucket: int, step: int, accumulated: Any, left: Any, applied: Any) -> None:
         """Measures a bucket's quality; called on the driver's thread, before results are out."""
-        choice = self._choices[bucket]
-        numels = {layer.name: layer.numel for layer in self.layers}
-        layers = tuple(Layer(name, numels[name]) for name in choice.layers)
-        layout = Bucket(layers, self._settings.compression.layer_wise)
+        layout, choice = self._buckets.layout(bucket), self._buckets.choices[bucket]
         self._meter.take(layout, choice, step, accumulated, left, applied)
-
-    def _driven(self) -> list[Any]:
-        buckets = drive_choices(
-            self._choices,
-            self._ops,
-            with_velocity_only=len(self._with_velocity_only),
-            exchange=self._exchange,
-            compression=self._settings.compression,
-            reduction=self._settings.reduction,
-            size=self.world.size,
-            device=devices.core_name(self._device),
-        )
-        counts = [bucket.ops for bucket in buckets]
-        self._order = ReadyOrder(counts, self._messages.broadcast_order)
-        return buckets
 
     def _numel(self, index: int) -> int:
         return math.prod(self._templates[index][0])

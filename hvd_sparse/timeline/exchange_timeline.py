@@ -86,10 +86,6 @@ class ExchangeTimeline:
         """Removes all buckets; a later bucket of the same name gets the same rows."""
         self._buckets.clear()
 
-    def ready(self, number: int) -> None:
-        """Marks that all gradients of the bucket have arrived."""
-        self._put("i", self._buckets[number].exchange, "READY")
-
     def wait_begins(self, number: int) -> None:
         """Marks that a caller begins to wait for the bucket."""
         self._put("B", self._buckets[number].wait, "WAIT")
@@ -173,11 +169,12 @@ class ExchangeTimeline:
 
 
 def bucket_events(row: BucketRow, stats: _core.BucketStats, since: Since) -> Iterable[str]:
-    """Yields SELECT, QUEUE and EXCHANGE of a bucket, then the collective's rounds and SETTLE.
+    """Yields READY, SELECT, QUEUE and EXCHANGE of a bucket, then the rounds and SETTLE.
 
     The last two lie within EXCHANGE: viewers want an enclosing slice before those inside it.
     """
     track = row.exchange
+    yield event("i", track, "READY", since(stats.ready))
     selected, begin, end = map(since, (stats.select_end, stats.exchange_begin, stats.exchange_end))
     numel = max(stats.numel, 1)
     yield event(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -55,38 +56,57 @@ def current_stream(device: torch.device) -> int:
     return 0 if device.type == "cpu" else int(torch.cuda.current_stream(device).cuda_stream)
 
 
-class Arrivals:
-    """The streams on which gradients become ready; the exchange may start on another one.
+class StepStream:
+    """The stream of a step on a device; on the CPU, which has none, all of this does nothing.
 
     Backward computes each gradient on the stream of the parameter's forward, and makes its caller's
-    stream wait for all of them only at its end, which is too late here.
+    stream wait for all of them only at its end, which is too late for an exchange. So a step has
+    one stream: the current one when its first gradient arrives.
 
     Args:
-        stream: Returns the current stream; None for the CPU, which has no streams.
+        current: Returns the current stream; None on the CPU.
+        switch: Returns a context in which a stream is the current one.
+
+    Attributes:
+        number: The stream as the core takes it.
     """
 
-    def __init__(self, stream: Callable[[], Any] | None) -> None:
-        self._stream = stream
-        self._noted: list[Any] = []
+    def __init__(
+        self,
+        current: Callable[[], Any] | None = None,
+        switch: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.number = 0
+        self._current = current
+        self._switch = switch
+        self._stream: Any = None
 
     @classmethod
-    def on(cls, device: torch.device) -> Arrivals:
-        """Returns the arrivals of gradients on a device."""
+    def on(cls, device: torch.device) -> StepStream:
+        """Returns the stream of steps on a device."""
         if device.type == "cpu":
-            return cls(None)
-        return cls(lambda: torch.cuda.current_stream(device))
+            return cls()
+        return cls(lambda: torch.cuda.current_stream(device), torch.cuda.stream)
 
-    def note(self) -> None:
-        """Records a gradient, which is ready after the work queued on the current stream."""
-        if self._stream is not None and (stream := self._stream()) not in self._noted:
-            self._noted.append(stream)
+    def begin(self) -> None:
+        """Begins a step."""
+        if self._current is not None:
+            self._stream = self._current()
+            self.number = int(self._stream.cuda_stream)
 
-    def join(self) -> None:
-        """Makes the current stream wait for all recorded gradients."""
-        if self._stream is None:
-            return
-        current = self._stream()
-        for stream in self._noted:
-            if stream != current:
-                current.wait_stream(stream)
-        self._noted.clear()
+    def follow(self) -> AbstractContextManager[Any]:
+        """Makes the step's stream wait for the work that the current one has been given so far.
+
+        Returns:
+            A context in which the step's stream is the current one.
+        """
+        if self._current is None:
+            return nullcontext()
+        if self._current() != self._stream:
+            self._stream.wait_stream(self._current())
+        return self._switch(self._stream)
+
+    def hand_back(self) -> None:
+        """Makes the current stream wait for the step's, which writes the results."""
+        if self._current is not None and self._current() != self._stream:
+            self._current().wait_stream(self._stream)

@@ -1,110 +1,111 @@
-"""State that an exchange keeps from step to step, for dense and sparse layers."""
+"""State that an exchange keeps from step to step."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from hvd_sparse.planning.plan import BucketChoice
-from hvd_sparse.torch.dense import DenseReducer
-from hvd_sparse.torch.launcher import Launcher
-from hvd_sparse.torch.slots import Slot
+from hvd_sparse import _core
+from hvd_sparse.buckets import Layer
+from hvd_sparse.exchange.step_buckets import OpGradients
+from hvd_sparse.exchange.steps import Steps
+from hvd_sparse.torch.slots import buffer_of
 
 
 class ExchangeState:
-    """This rank's residuals, velocities and sparsifier states in one exchange.
+    """This rank's residual, velocity and sparsifier states in one exchange.
+
+    Each is one flat tensor, with the parts of all layers in the order of the ops; a new plan leaves
+    them where they are.
 
     Args:
-        sparse: Holds the state of the layers in its buckets.
-        dense: Holds the state of all other layers.
-        slots: Slots by name, of the layers that can be sparse.
+        ops: The ops whose gradients can be sent sparse.
+        dense: Parameters that are always sent dense and have a velocity; none without momentum
+            correction.
+        momentum: True if momentum is corrected: then `ops` and `dense` have velocities.
         device: Device of the gradients.
     """
 
     def __init__(
         self,
-        sparse: Launcher,
-        dense: DenseReducer,
+        ops: Sequence[OpGradients],
+        dense: Sequence[Layer],
         *,
-        slots: Mapping[str, Slot],
+        momentum: bool,
         device: torch.device,
     ) -> None:
-        self._sparse = sparse
-        self._dense = dense
-        self._slots = slots
-        self._device = device
+        self._layers = [layer for op in ops for layer in op.layers]
+        self._with_velocity = [*self._layers, *dense] if momentum else []
+        self._units = [unit for op in ops for unit in op.units]
+        self._residual = _zeros(_numel(self._layers), device)
+        self._velocity = _zeros(_numel(self._with_velocity), device)
+        self._states = torch.zeros(len(self._units), 4, dtype=torch.float32, device="cpu")
+        self._room = torch.zeros(0, dtype=torch.float32, device=device)
+
+    def begin(self, steps: Steps, *, loss_scale: float, stream: int) -> bool:
+        """Begins a step on this memory; see `Steps.begin`."""
+        if self._room.numel() != steps.room:
+            self._room = torch.empty(steps.room, dtype=torch.float32, device=self._residual.device)
+        return steps.begin(
+            residual=buffer_of(self._residual),
+            states=buffer_of(self._states),
+            velocity=buffer_of(self._velocity) if self._with_velocity else None,
+            room=buffer_of(self._room),
+            loss_scale=loss_scale,
+            stream=stream,
+        )
 
     def residuals(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields this rank's residuals: layer and float32, flat. Layers left out have none."""
-        yield from self._dense.residuals.items()
-        yield from self._dense.rounding_errors.items()
-        for bucket in self._sparse.buckets:
-            yield from bucket.residuals()
-
-    def waiting(self) -> list[str]:
-        """Returns the dense layers whose residuals wait until the layer is sparse.
-
-        The list is the same on all ranks. The residuals of other dense layers are added to their
-        next gradients.
-        """
-        return [] if self._dense.may_have_residuals else sorted(self._dense_layers())
-
-    def sparsifier_states(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields the sparsifier's states: unit of selection and float32, [4]."""
-        for bucket in self._sparse.buckets:
-            yield from bucket.sparsifier_states()
+        """Yields this rank's residual by layer: float32, flat, a view."""
+        return _parts(self._residual, self._layers)
 
     def velocities(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields this rank's velocities, if momentum is corrected: parameter and float32, flat."""
-        yield from self._dense.velocities.tensors.items()
-        for bucket in self._sparse.buckets:
-            yield from bucket.velocities()
+        """Yields this rank's velocity by parameter, if momentum is corrected; like `residuals`."""
+        return _parts(self._velocity, self._with_velocity)
+
+    def sparsifier_states(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields the sparsifier's state of each unit of selection: float32, [4], a view."""
+        return zip(self._units, self._states, strict=True)
 
     def load(
         self,
         residuals: Mapping[str, torch.Tensor],
         sparsifier_states: Mapping[str, torch.Tensor],
         velocities: Mapping[str, torch.Tensor] | None = None,
-        waiting: Collection[str] = (),
     ) -> None:
-        """Restores, between two steps, what these methods returned; the rest becomes zero.
-
-        All ranks call it, each with its own values.
-        """
-        velocities = velocities or {}
-        for bucket in self._sparse.buckets:
-            bucket.load(residuals, sparsifier_states, velocities)
-        dense = self._dense_layers()
-        waiting = dense.intersection(waiting)
-        self._dense.load(
-            self._some(residuals, dense - waiting),
-            self._some(residuals, waiting),
-            may_have_residuals=dense != waiting,
-        )
-        sparse = self._slots.keys() - dense
-        self._dense.velocities.load(self._some(velocities, velocities.keys() - sparse))
+        """Restores what these methods yielded; parts that were not saved become zero."""
+        _load(self.residuals(), residuals)
+        _load(self.sparsifier_states(), sparsifier_states)
+        _load(self.velocities(), velocities or {})
 
     def reset(self) -> None:
         """Drops residuals and velocities, between two steps, perhaps on this rank alone."""
-        for bucket in self._sparse.buckets:
-            bucket.load({}, dict(bucket.sparsifier_states()), {})
-        self._dense.reset()
+        self._residual.zero_()
+        self._velocity.zero_()
 
-    def move_to(self, choices: Sequence[BucketChoice]) -> None:
-        """Changes the buckets, but keeps the residuals; between two steps, on all ranks alike."""
-        residuals, velocities = dict(self.residuals()), dict(self.velocities())
-        self._sparse.replace_buckets(
-            [choice for choice in choices if not choice.dense], self._slots
-        )
-        self.load(residuals, {}, velocities)
 
-    def _dense_layers(self) -> set[str]:
-        """Returns the layers that can be sparse, but are dense now."""
-        return {name for name, slot in self._slots.items() if slot not in self._sparse}
+def _numel(layers: Sequence[Layer]) -> int:
+    return sum(layer.numel for layer in layers)
 
-    def _some(
-        self, tensors: Mapping[str, torch.Tensor], names: Collection[str]
-    ) -> dict[str, torch.Tensor]:
-        """Returns the tensors of these names, on the device of the gradients."""
-        return {name: one.to(self._device) for name, one in tensors.items() if name in names}
+
+def _parts(flat: torch.Tensor, layers: Sequence[Layer]) -> Iterator[tuple[str, torch.Tensor]]:
+    names = [layer.name for layer in layers]
+    return zip(names, torch.split(flat, [layer.numel for layer in layers]), strict=True)
+
+
+def _load(parts: Iterator[tuple[str, torch.Tensor]], saved: Mapping[str, torch.Tensor]) -> None:
+    for name, part in parts:
+        if name in saved:
+            part.copy_(saved[name])
+        else:
+            part.zero_()
+
+
+def _zeros(numel: int, device: torch.device) -> torch.Tensor:
+    """Returns an empty residual. Every step touches all of it, which is faster in huge pages."""
+    if device.type != "cpu" or numel == 0:
+        return torch.zeros(numel, dtype=torch.float32, device=device)
+    memory = torch.empty(numel, dtype=torch.float32, device=device)
+    _core.prefer_huge_pages(buffer_of(memory))
+    return memory.zero_()

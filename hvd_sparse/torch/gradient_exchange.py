@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -25,19 +25,16 @@ from hvd_sparse.stats.step_stats import Stats, StepStats
 from hvd_sparse.torch import guards, step_hooks, step_marks
 from hvd_sparse.torch.dense import DenseReducer
 from hvd_sparse.torch.devices import common_device
+from hvd_sparse.torch.driven_steps import DrivenSteps
 from hvd_sparse.torch.exchange_state import ExchangeState
 from hvd_sparse.torch.gradient_memory import MemoryInUse
-from hvd_sparse.torch.launcher import Launcher
 from hvd_sparse.torch.learning_rates import LearningRates
-from hvd_sparse.torch.local_gradient import LocalGradient
 from hvd_sparse.torch.loss_scale import LossScale
 from hvd_sparse.torch.messages import Messages
 from hvd_sparse.torch.owner import weakly
 from hvd_sparse.torch.parameters import NamedParameters
-from hvd_sparse.torch.quality_meter import QualityMeter
 from hvd_sparse.torch.settings import Settings, check_not_twice, may_be_sparse
 from hvd_sparse.torch.slots import Slot
-from hvd_sparse.torch.sparse_bucket import SparseBucket
 from hvd_sparse.tuning.measurer import Measurer
 
 
@@ -50,15 +47,14 @@ class _Phase(enum.Enum):
 class GradientExchange:
     """The exchange of one optimizer's gradients.
 
-    Gradients are gathered into buckets in reverse order of registration. A bucket launches when its
-    gradients are ready and every earlier bucket has launched, in the same order on every rank.
+    A gradient that backward has completed is handed to the core, with the others of its op; the
+    core starts buckets, in one order on every rank. Ops lie in reverse order of registration. Small
+    and 1-d gradients go through Horovod, as does all that is faster dense.
 
     Attributes:
         world: The ranks.
-        steps: Steps exchanged so far.
         layers: Layers that can be sparse, in the order in which their gradients are expected.
         tuner: Decides how they are exchanged, if the compression is adaptive.
-        state: State that this rank keeps from step to step.
         rates: The learning rates that the residuals follow.
         stats: Cost of the steps.
         passes: Backward passes per step.
@@ -84,7 +80,6 @@ class GradientExchange:
     ) -> None:
         self.world = world
         self.passes = settings.backward_passes_per_step
-        self.steps = 0
         self.mark = ""
         self.rates = LearningRates(optimizer, settings.compression)
         self.stats = Stats()
@@ -105,40 +100,29 @@ class GradientExchange:
         )
         large = [s for s in reversed(self._slots) if may_be_sparse(s.param, compression)]
         self.layers = tuple(Layer(slot.name, slot.param.numel()) for slot in large)
-        local = LocalGradient(settings, size=world.size, loss_scale=self._loss_scale)
-        messages = Messages(prefix, process_set=process_set, exchange=exchange)
-        self._sparse = Launcher(
-            settings,
-            size=world.size,
-            exchange=exchange,
-            rates=self.rates,
-            loss_scale=self._loss_scale,
-            local=local,
-            broadcast=messages.broadcast_order,
-        )
-        self._dense = DenseReducer(
-            prefix,
-            settings,
-            size=world.size,
-            process_set=process_set,
-            exchange=exchange,
-            rates=self.rates,
-            loss_scale=self._loss_scale,
-            local=local,
-        )
         self._large = {slot.name: slot for slot in large}
-        self.state = ExchangeState(
-            self._sparse, self._dense, slots=self._large, device=self._device
+        messages = Messages(prefix, process_set=process_set, exchange=exchange)
+        self._dense = DenseReducer(prefix, settings, process_set=process_set, exchange=exchange)
+        self._driven = DrivenSteps(
+            self.layers if world.size > 1 else (),  # a single rank has no residuals
+            list(reversed(self._slots)),
+            settings,
+            size=world.size,
+            exchange=exchange,
+            dense=self._dense,
+            rates=self.rates,
+            loss_scale=self._loss_scale,
+            messages=messages,
+            device=self._device,
         )
-        self._meter = QualityMeter(messages)
         self._clock = StepClock(self.layers, measurer.place.clock)
         self._clock.running = False  # until the tuner asks for times
         self._measurer = measurer
         self.tuner = None
-        if world.size > 1:  # a single rank sends nothing, so it has no residuals
+        if world.size > 1:
             self.tuner = measurer.tuner(self.layers, compression, messages)
             if self.tuner is None:
-                self.state.move_to(plan.fixed_choices(self.layers, compression))
+                self._driven.replace_buckets(plan.fixed_choices(self.layers, compression))
         self._hooks = [
             slot.param.register_post_accumulate_grad_hook(guards.hook(weakref.ref(self), slot))  # type: ignore[no-untyped-call]
             for slot in self._slots
@@ -150,9 +134,19 @@ class GradientExchange:
         weakref.finalize(self, guards.remove, self._hooks).atexit = False
 
     @property
-    def buckets(self) -> list[SparseBucket]:
-        """The sparse buckets."""
-        return self._sparse.buckets
+    def steps(self) -> int:
+        """Steps exchanged so far."""
+        return self._driven.count
+
+    @property
+    def pending(self) -> bool:
+        """True if residuals may be added to dense gradients of the next step; see `Steps`."""
+        return self._driven.pending
+
+    @property
+    def state(self) -> ExchangeState:
+        """State that this rank keeps from step to step."""
+        return self._driven.state
 
     def numel_of(self, name: str) -> int | None:
         """Returns the number of elements of the named parameter; None if there is none."""
@@ -186,8 +180,7 @@ class GradientExchange:
         """Prepares for the next step; the exchanged gradients now belong to the optimizer."""
         for slot in self._slots:
             slot.release(self.passes)
-        self._sparse.release()
-        self._dense.release()
+        self._driven.release()
         self._loss_scale.release()
         self._memory.clear()
         self.rates.groups.release()
@@ -212,10 +205,7 @@ class GradientExchange:
         """Ends the exchange on all ranks; returns once no memory is being written any more."""
         GradientExchange.any_ended_early = True
         self._exchange.fail(reason)
-        for bucket in self.buckets:
-            if bucket.launched:
-                with suppress(HvdSparseError):
-                    bucket.wait()
+        self._driven.abandon()
 
     def detach(self, reason: str) -> None:
         """Ends the exchange on all ranks; accepts no more gradients."""
@@ -276,10 +266,7 @@ class GradientExchange:
         if slot.passes_left > 0:
             return
         with torch.no_grad(), self._clock.arrival(slot.name):
-            if slot in self._sparse:
-                self._sparse.ready(slot, step=self.steps)
-            else:
-                self._dense.launch(slot)
+            self._driven.arrived(slot)
 
     def _check(self, slot: Slot) -> None:
         guards.check_place(slot, self._device)
@@ -293,21 +280,21 @@ class GradientExchange:
         if self._phase is _Phase.EXCHANGED:
             guards.check_not_an_average(slot)
             self.release()
-        self._exchange.check()
         step_hooks.surround(self._owner())  # step() may have been replaced since
+        self._begin_step()
         self._phase = _Phase.GATHERING
-        self._describe_step()
         if self._exchange.timeline is not None:
             self._exchange.timeline.step_begins(self.steps)
 
-    def _describe_step(self) -> None:
+    def _begin_step(self) -> None:
+        self._driven.begin()
         if self._exchange.checks:
             self._exchange.note(step_marks.describe(self._owner(), self.mark))
 
     def _finish_step(self) -> None:
         guards.check_not_capturing(self._device)
         if self._phase is not _Phase.GATHERING:  # not one gradient has arrived
-            self._describe_step()
+            self._begin_step()
         if self._exchange.timeline is not None:
             self._exchange.timeline.synchronize_begins(self.steps)
         optimizer = self._owner()
@@ -316,16 +303,12 @@ class GradientExchange:
         for slot in self._slots:
             guards.check_untouched(slot)
         for slot in self._slots:
-            if slot.launched:
-                continue
-            self._check(slot)
-            if slot not in self._sparse:
-                self._dense.launch(slot)
-        self._sparse.launch_rest(step=self.steps)
+            if not slot.launched:
+                self._check(slot)
+        self._driven.launch_missing()
 
         start = time.perf_counter()
-        buckets = self._sparse.wait()
-        refuse = self._dense.wait(alone=not self.buckets)
+        buckets, refuse = self._driven.wait()
         last = StepStats(
             step=self.steps,
             buckets=buckets,
@@ -336,11 +319,10 @@ class GradientExchange:
         self.stats = Stats(last=last, total=self.stats.total.plus(last))
         if self._exchange.timeline is not None:
             self._exchange.timeline.step_ends(last)
-        self.steps += 1
 
         reading = self._clock.end_step()
         try:
-            self._exchange.commit(refuse)
+            self._driven.commit(refuse)
         except NonFiniteGradientError:
             if not self._loss_scale.skips:
                 raise
@@ -350,7 +332,6 @@ class GradientExchange:
         else:
             for slot in self._slots:
                 slot.write_back()
-            self._dense.committed()
             applied = True
         self._phase = _Phase.EXCHANGED
         try:
@@ -366,17 +347,30 @@ class GradientExchange:
                 )
 
     def _after_commit(self, reading: Reading | None, *, measures: bool) -> None:
-        """Finishes a step: measures it, and may adopt another plan for the next ones."""
-        quality = self._meter.measure(self.buckets) if measures else None
+        """Finishes a step: measures it, and may adopt another order or plan for the next ones."""
+        assert self.stats.last is not None
+        last = self.stats.last
+        quality = self._driven.measured(last.step) if measures else None
         if quality is not None:
-            assert self.stats.last is not None
-            self.stats = replace(self.stats, last=replace(self.stats.last, quality=quality))
-        self._sparse.end_step()
+            self.stats = replace(self.stats, last=replace(last, quality=quality))
+        self._driven.end_step()
         if self.tuner is not None:
             tuning = self.tuner.end_step(reading, steps=self.steps)
             if tuning is not None:
-                self.state.move_to(tuning.choices)
+                self._driven.replace_buckets(tuning.choices)
             self._clock.running = self.tuner.times_next_step
+
+    def load(
+        self,
+        residuals: Mapping[str, torch.Tensor],
+        sparsifier_states: Mapping[str, torch.Tensor],
+        velocities: Mapping[str, torch.Tensor] | None = None,
+        *,
+        step: int,
+        pending: bool = True,
+    ) -> None:
+        """Loads another exchange's state; see `DrivenSteps.load`."""
+        self._driven.load(residuals, sparsifier_states, velocities, step=step, pending=pending)
 
     def replan(self) -> None:
         """Measures the network anew, between two steps, and restarts tuning. Collective."""
@@ -388,9 +382,9 @@ class GradientExchange:
         )
         self.release()
         self.tuner.restart(self._measurer.network())
-        self.state.move_to(())
+        self._driven.replace_buckets(())
 
     def restore_tuning(self, settled: str | None, *, step: int) -> None:
         """Restores, on all ranks alike, what `tuner.state()` returned after `step` steps."""
         assert self.tuner is not None
-        self.state.move_to(self.tuner.load(settled, steps=step).choices)
+        self._driven.replace_buckets(self.tuner.load(settled, steps=step).choices)

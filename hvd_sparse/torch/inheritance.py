@@ -44,8 +44,7 @@ class Successor:
     def begin(self, residuals: Mapping[str, NDArray[Any]], *, steps: int, rates: Any) -> None:
         """Starts after `steps` steps with the residuals that were shared out."""
         tensors = {name: torch.from_numpy(part) for name, part in residuals.items()}
-        self._exchange.state.load(tensors, {}, {})
-        self._exchange.steps = steps
+        self._exchange.load(tensors, {}, step=steps)
         self._exchange.rates.load(rates)
 
     def total(self) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import horovod.torch.mpi_ops as hvd_ops
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.place import Place
@@ -31,13 +33,13 @@ class Messages:
         self._process_set = process_set
         self._exchange = exchange
 
-    def add_up(self, tensor: torch.Tensor, what: str) -> Callable[[], torch.Tensor]:
-        """Sums a tensor over the ranks, in place; `what` is the same on all of them."""
-        name = f"{self._prefix}.{what}"
-        handle = hvd_ops.allreduce_async_(
-            tensor, op=hvd_ops.Sum, name=name, process_set=self._process_set
+    def add_up(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Returns the sum of all ranks' float32 arrays, flat and of one length. Blocks."""
+        name = f"{self._prefix}.quality"
+        handle = hvd_ops.allreduce_async(
+            torch.from_numpy(array), op=hvd_ops.Sum, name=name, process_set=self._process_set
         )
-        return lambda: wait_for(handle, self._exchange, name)
+        return np.asarray(wait_for(handle, self._exchange, name).numpy())
 
     def broadcast_order(self, numbers: list[int]) -> Callable[[], list[int]]:
         """Broadcasts the integers of the set's first rank; all ranks pass as many."""

@@ -51,22 +51,28 @@ class Slot:
             self.param.grad = torch.zeros_like(self.param, memory_format=torch.contiguous_format)
         return self.param.grad
 
-    def take(self, dtype: torch.dtype | None = None, *, copy: bool = False) -> torch.Tensor:
+    def take(self, *, wide: bool = False) -> torch.Tensor:
         """Begins the exchange of the gradient; a missing one counts as zero.
 
         Args:
-            dtype: The type that the exchange needs, or None for the gradient's own.
-            copy: True if the memory must not be the gradient's own.
+            wide: True if the exchange needs at least float32.
 
         Returns:
-            Contiguous memory with the gradient, kept alive until `release`.
+            Contiguous memory with the gradient, kept alive until `release`: the gradient's own,
+            unless that is not contiguous, or too narrow.
         """
         grad = self.gradient()
         self._grad = grad
         self._version, self._address = grad._version, grad.data_ptr()
-        self.work = grad.detach().to(dtype or grad.dtype, copy=copy).contiguous()
+        self.work = grad.detach().contiguous()
         self.launched = True
+        if wide:
+            self.convert(torch.promote_types(grad.dtype, torch.float32))
         return self.work
+
+    def convert(self, dtype: torch.dtype) -> None:
+        """Continues the exchange in another type."""
+        self.work = self.result().to(dtype)
 
     def change(self) -> str | None:
         """Returns how the gradient was changed after `take`, or None if it was not."""

@@ -27,16 +27,14 @@ class _Progress(NamedTuple):
         step: Number of steps exchanged so far.
         tuning: The tuner's state, from `Tuner.state`.
         states: The sparsifier's state of each unit of selection: float32, [4].
-        waiting: Dense layers whose residuals wait until the layer is sparse.
-        held: Layers of which it has residuals.
+        pending: True if its residuals may be added to dense gradients of the next step.
     """
 
     job_rank: int
     step: int
     tuning: str | None
     states: dict[str, NDArray[Any]]
-    waiting: set[str]
-    held: set[str]
+    pending: bool
 
 
 def without_residuals(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -58,8 +56,6 @@ def reset(exchange: GradientExchange | None, state_dict: dict[str, Any]) -> dict
     common = {**theirs, **own}
     if _mismatch(exchange, common):
         return emptied
-    # A residual that the rank saved must be here, too, even if it is zero; see DenseReducer.load.
-    common["residuals"] = {name: _nothing(theirs["layers"][name]) for name in theirs["residuals"]}
     return {**emptied, KEY: common}
 
 
@@ -74,7 +70,7 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "residuals": {name: part.clone() for name, part in exchange.state.residuals()},
         "velocities": {name: part.clone() for name, part in exchange.state.velocities()},
         "states": {name: part.clone() for name, part in exchange.state.sparsifier_states()},
-        "waiting": exchange.state.waiting(),
+        "pending": exchange.pending,
         "step": exchange.steps,
         "lrs": exchange.rates.state(),
         "tuning": None if exchange.tuner is None else exchange.tuner.state(),
@@ -113,18 +109,18 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     If compression, device or ranks per node differ, plan and thresholds are not restored.
     """
     if saved is None:
-        exchange.state.load({}, {})
+        exchange.load({}, {}, step=exchange.steps)
         return
     saved = taken_up(saved, exchange.conditions, is_rank0=exchange.world.rank == 0)
     if exchange.tuner is not None:
         exchange.restore_tuning(saved["tuning"], step=saved["step"])
-    exchange.state.load(
+    exchange.load(
         saved["residuals"],
         saved["states"],
         saved.get("velocities"),
-        saved.get("waiting", ()),  # missing in older files: none waits
+        step=saved["step"],
+        pending=saved.get("pending", not saved.get("waiting")),  # older files name layers
     )
-    exchange.steps = saved["step"]
     exchange.rates.load(saved["lrs"])
 
 
@@ -144,8 +140,7 @@ def adopt_progress(exchange: GradientExchange, rank: int) -> None:
         step=exchange.steps,
         tuning=None if tuner is None else tuner.state(),
         states={name: part.numpy() for name, part in state.sparsifier_states()},
-        waiting=set(state.waiting()),
-        held={name for name, _ in state.residuals()},
+        pending=exchange.pending,
     )
     reports: list[_Progress] = exchange.world.allgather_object(own, _Progress)
     theirs = next((one for one in reports if one.job_rank == rank), reports[0])
@@ -154,18 +149,10 @@ def adopt_progress(exchange: GradientExchange, rank: int) -> None:
     alike = (theirs.step, theirs.tuning) == (mine["step"], mine["tuning"])
     found = mine["states"] if alike else {}
     thresholds = {name: part for name, part in found.items() if part.any()}
-    # If one rank has a residual, all have one, even if it is zero; see DenseReducer.load.
-    mine["waiting"] = set.intersection(*(one.waiting for one in reports))
-    for name in set.union(*(one.held for one in reports)) - mine["residuals"].keys():
-        mine["residuals"][name] = _nothing(mine["layers"][name])
-    common = {"step": theirs.step, "tuning": theirs.tuning}
+    pending = any(one.pending for one in reports)
+    common = {"step": theirs.step, "tuning": theirs.tuning, "pending": pending}
     states = {name: torch.from_numpy(part) for name, part in theirs.states.items()}
     load(exchange, {**mine, **common, "states": {**states, **thresholds}})
-
-
-def _nothing(numel: int) -> torch.Tensor:
-    """Returns a residual of zeros, whatever default type and device the script has set."""
-    return torch.zeros(numel, dtype=torch.float32, device="cpu")
 
 
 def layers_of(exchange: GradientExchange) -> dict[str, int]:

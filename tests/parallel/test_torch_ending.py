@@ -181,7 +181,7 @@ def test_what_fails_after_a_step_that_counts_is_told_by_the_next_one(monkeypatch
         raise RuntimeError("a bug of what follows")
 
     if hvd.rank() == hvd.size() - 1:
-        monkeypatch.setattr(exchange._sparse, "end_step", fails)
+        monkeypatch.setattr(exchange._driven, "end_step", fails)
     model.backward(gradients)
     optimizer.step()
     assert_nothing_is_lost(model, 0, {}, optimizer, gradients)

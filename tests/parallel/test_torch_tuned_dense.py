@@ -68,35 +68,57 @@ def test_what_a_narrow_type_rounds_away_of_a_residual_waits_for_sparse_steps(
         model.backward({**gradients, **changes})
         return gradients["second"].double().flatten()
 
-    def step_under_the_law():  # the layer was or is sparse; the sums need more bits
+    def dense_step():  # the layer was sparse; the sums need more bits
+        before = residuals(optimizer)["second"]
+        sent, kept = joined(before, backward(), dtype, scale)
+        optimizer.step()
+        assert torch.equal(residuals(optimizer)["second"], kept)
+        assert torch.equal(model.second.grad.flatten(), summed(sent, **options))
+
+    def sparse_step():
         owed = residuals(optimizer)["second"]
         owed += scale * backward()
         optimizer.step()
-        summed = totals({"owed": owed, "kept": residuals(optimizer)["second"]})
-        given = scale * ranks * model.second.grad.double().flatten() + summed["kept"]
-        torch.testing.assert_close(summed["owed"], given, rtol=1e-6, atol=0)
+        everywhere = totals({"owed": owed, "kept": residuals(optimizer)["second"]})
+        given = scale * ranks * model.second.grad.double().flatten() + everywhere["kept"]
+        torch.testing.assert_close(everywhere["owed"], given, rtol=1e-6, atol=0)
 
     for _ in range(CYCLE):
         backward()
         optimizer.step()
-    step_under_the_law()
+    dense_step()
     rests = residuals(optimizer)
     assert rests["second"].any()
     backward(second=torch.full_like(model.second, math.nan))
-    optimizer.synchronize()  # nothing joins, so gradients are not inspected
+    optimizer.synchronize()  # nothing is added, so gradients are not inspected
     assert all(torch.equal(rest, rests[name]) for name, rest in residuals(optimizer).items())
     replan(optimizer)
-    for _ in range(DENSE_STEPS):
+    dense_step()  # takes up what had waited
+    for _ in range(DENSE_STEPS - 1):
         backward()
         optimizer.step()
-    assert residuals(optimizer)["second"].any()
-    step_under_the_law()
+    sparse_step()
     assert len(stats(optimizer).last.buckets) == 1
+
+
+def joined(residual, gradient, dtype, scale=1.0):
+    """Returns what a rank sends of a narrow gradient plus its residual, and what it keeps."""
+    whole = gradient.float() + residual.float() / scale
+    sent = whole.to(dtype)
+    return sent, (scale * (whole - sent.float())).double()
+
+
+def summed(sent, **options):
+    """Returns Horovod's reduction of narrow gradients, with the options of an optimizer."""
+    factor = options.pop("gradient_predivide_factor", 1.0)
+    options |= {"prescale_factor": 1 / factor, "postscale_factor": factor}
+    wide = sent.float() if sent.dtype == torch.bfloat16 else sent  # which Horovod does not know
+    return hvd.allreduce(wide, name="expected", **options).to(sent.dtype)
 
 
 @several_ranks
 @pytest.mark.parametrize("others", ["get it broadcast", "load it without residuals"])
-def test_ranks_without_residuals_keep_their_share_of_what_is_rounded_away(verdict, others):
+def test_each_rank_keeps_what_is_rounded_away_of_its_own_residual(verdict, others):
     verdict(sparse=False)
     model = Toy(dtype=torch.float16)
     optimizer = distribute(model, COMPRESSION)
@@ -104,16 +126,15 @@ def test_ranks_without_residuals_keep_their_share_of_what_is_rounded_away(verdic
     state = hvd.broadcast_object(optimizer.state_dict(), 0, name="state")
     optimizer = distribute(model, COMPRESSION)
     take_over_from_rank_0(optimizer, state, others)
-    owed = residuals(optimizer)["second"]
-    assert bool(owed.any()) == (hvd.rank() == 0)
+    before = residuals(optimizer)["second"]
+    assert bool(before.any()) == (hvd.rank() == 0)
     gradients = integer_gradients(model, CYCLE, low=1, high=1500)  # the sums need more bits
     optimizer.zero_grad()
     model.backward(gradients)
     optimizer.step()
-    owed += gradients["second"].double().flatten()
-    summed = totals({"owed": owed, "kept": residuals(optimizer)["second"]})
-    given = model.second.grad.double().flatten() + summed["kept"]
-    torch.testing.assert_close(summed["owed"], given, rtol=1e-6, atol=0)
+    sent, kept = joined(before, gradients["second"].double().flatten(), torch.float16)
+    assert torch.equal(residuals(optimizer)["second"], kept)
+    assert torch.equal(model.second.grad.flatten(), summed(sent, op=hvd.Sum))
 
 
 @several_ranks

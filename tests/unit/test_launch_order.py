@@ -6,53 +6,43 @@ from hvd_sparse.exchange.launch_order import LaunchOrder, plan_is_due
 from tests.broadcast import Broadcast
 
 
-def test_buckets_start_in_their_own_order():
-    order = LaunchOrder(3, Broadcast())
-    assert order.order == [0, 1, 2]
-    assert len(order) == 3
-    assert order[2] == 2
-
-
-def test_the_order_of_a_step_is_taken_up_after_the_next():
+def test_the_order_of_a_step_is_adopted_after_the_next():
     broadcast = Broadcast()
-    order = LaunchOrder(3, broadcast)
-    for bucket in (2, 0, 1):
-        order.became_ready(bucket)
-    order.end_step()
+    order = LaunchOrder([1, 1, 1], broadcast)
+    assert order.end_step([1.0, 2.0, 0.0]) is None
     assert broadcast.sent == [[2, 0, 1]]
-    assert order.order == [0, 1, 2]
-    order.end_step()
-    assert order.order == [2, 0, 1]
+    assert order.end_step([0.0, 1.0, 2.0]) == [2, 0, 1]
+    assert order.end_step([0.0, 1.0, 2.0]) is None
 
 
-def test_buckets_that_did_not_become_ready_come_last():
+def test_a_bucket_is_ready_when_its_last_op_is_there():
     broadcast = Broadcast()
-    order = LaunchOrder(4, broadcast)
-    order.became_ready(3)
-    order.became_ready(1)
-    order.end_step()
-    assert broadcast.sent == [[3, 1, 0, 2]]
+    order = LaunchOrder([2, 1, 1], broadcast)
+    assert order.end_step([0.0, 3.0, 2.0, 1.0]) is None
+    assert broadcast.sent == [[2, 1, 0]]
 
 
-def test_what_became_ready_counts_for_its_own_step_only():
+def test_a_new_order_is_returned_once():
+    order = LaunchOrder([1, 1], Broadcast())
+    steps = [order.end_step([1.0, 0.0]) for _ in range(6)]
+    assert steps == [None, [1, 0], None, None, None, None]
+
+
+def test_the_positions_of_all_steps_count():
     broadcast = Broadcast()
-    order = LaunchOrder(2, broadcast)
-    for step in range(4):
-        order.became_ready(1 if step == 3 else 0)
-        order.end_step()
-    assert broadcast.sent == [[0, 1], [1, 0]]
+    order = LaunchOrder([1, 1, 1], broadcast)
+    for came in ([2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [0.0, 1.0, 2.0]):
+        order.end_step(came)  # an order is sent after the first and the fourth
+    assert broadcast.sent == [[2, 1, 0], [2, 1, 0]]
 
 
-def test_what_became_ready_in_a_step_that_does_not_count_is_forgotten():
-    broadcast = Broadcast()
-    order = LaunchOrder(3, broadcast)
-    for bucket in (1, 2):  # in a step that was refused
-        order.became_ready(bucket)
-    order.release()
-    for bucket in (2, 0, 1):
-        order.became_ready(bucket)
-    order.end_step()
-    assert broadcast.sent == [[2, 0, 1]]
+def test_closing_waits_for_an_order_that_is_in_flight():
+    sent = []
+    order = LaunchOrder([1, 1], lambda numbers: lambda: sent.append(numbers) or numbers)
+    order.end_step([1.0, 0.0])
+    assert sent == []
+    order.close()
+    assert sent == [[1, 0]]
 
 
 def test_plans_are_frequent_at_first_and_rare_later():
@@ -62,7 +52,7 @@ def test_plans_are_frequent_at_first_and_rare_later():
 
 def test_a_single_bucket_needs_no_plan():
     broadcast = Broadcast()
-    order = LaunchOrder(1, broadcast)
+    order = LaunchOrder([3], broadcast)
     for _ in range(5):
-        order.end_step()
+        assert order.end_step([0.0, 1.0, 2.0]) is None
     assert broadcast.sent == []

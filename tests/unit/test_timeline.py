@@ -131,7 +131,6 @@ def traced_ranks(tmp_path, size, steps, buckets=3, collective="gtopk"):
         for step in range(steps):
             exchange.timeline.step_begins(step)
             for me in members:
-                exchange.timeline.ready(me.bucket)
                 me.start(laws.integer_gradient(me.numel, rank=rank, step=step))
             exchange.timeline.synchronize_begins(step)
             stats = [exchange.wait(me.bucket) for me in members]
@@ -211,9 +210,9 @@ def test_a_refused_step_says_why(tmp_path):
     with pytest.raises(NonFiniteGradientError):
         me.finish()
     trace.close()
-    (moment,) = read_trace(tmp_path / "trace.json").moments
-    assert moment["name"] == "REFUSED"
-    assert "holds NaN or Inf" in moment["args"]["reason"]
+    _, refused = read_trace(tmp_path / "trace.json").moments
+    assert refused["name"] == "REFUSED"
+    assert "holds NaN or Inf" in refused["args"]["reason"]
 
 
 def test_replaced_buckets_of_the_same_name_keep_their_rows(tmp_path):
@@ -223,10 +222,10 @@ def test_replaced_buckets_of_the_same_name_keep_their_rows(tmp_path):
         if number % 2 == 0:
             rows.clear_buckets()
         rows.add_bucket(number, "same", sparsifier="top_k", collective="gtopk")
-        rows.ready(number)
+        rows.wait_begins(number)
     trace.close()
     events = json.loads((tmp_path / "trace.json").read_text())
-    pids = [e["pid"] for e in events if e["name"] == "READY"]
+    pids = [e["pid"] for e in events if e["name"] == "WAIT"]
     assert pids[0] != pids[1]
     assert pids == 3 * pids[:2]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import horovod.torch.mpi_ops as hvd_ops
 import pytest
 import torch
@@ -13,7 +15,7 @@ from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.device_clock import DeviceClock
 from hvd_sparse.places.step_clock import CpuClock, StepClock
 from hvd_sparse.torch import LAGS, TopK
-from hvd_sparse.torch.devices import Arrivals, check_device, common_device, current_stream
+from hvd_sparse.torch.devices import StepStream, check_device, common_device, current_stream
 from hvd_sparse.torch.places import OnDevice, place_of
 from hvd_sparse.torch.settings import check_devices, check_horovod
 from hvd_sparse.tuning.measure import measure_machine
@@ -64,35 +66,48 @@ def test_the_cpu_has_no_stream():
 class FakeStream:
     """A stream that records which streams it waits for."""
 
-    def __init__(self):
+    def __init__(self, number):
+        self.cuda_stream = number
         self.waits_for = []
 
     def wait_stream(self, stream):
         self.waits_for.append(stream)
 
 
-def test_gradients_leave_behind_all_streams_that_they_came_from():
-    one, two, three = (FakeStream() for _ in range(3))
-    current = [one, two, one, three]
-    arrivals = Arrivals(lambda: current[0])
-    for _ in range(3):
-        arrivals.note()
-        current.pop(0)
-    assert current == [three]
-    arrivals.join()
-    assert three.waits_for == [one, two]
-    arrivals.join()  # of the next step, in which no gradient has arrived
-    assert three.waits_for == [one, two]
-    assert one.waits_for == two.waits_for == []
+def test_a_step_has_one_stream_which_follows_those_that_its_gradients_come_from():
+    one, two, three = (FakeStream(number) for number in (1, 2, 3))
+    current, entered = [one], []
+    step = StepStream(lambda: current[0], lambda stream: nullcontext(entered.append(stream)))
+    step.begin()
+    assert step.number == 1
+    for current[0] in (one, two, one, three):
+        with step.follow():
+            pass
+    assert one.waits_for == [two, three]
+    assert entered == 4 * [one]
+    step.hand_back()  # to the stream of the caller
+    assert three.waits_for == [one]
+    assert two.waits_for == []
 
 
 def test_gradients_of_one_stream_wait_for_nothing():
-    stream = FakeStream()
-    arrivals = Arrivals(lambda: stream)
+    stream = FakeStream(1)
+    step = StepStream(lambda: stream)
     for _ in range(2):
-        arrivals.note()
-    arrivals.join()
+        step.begin()
+        with step.follow():
+            pass
+        step.hand_back()
     assert stream.waits_for == []
+
+
+def test_a_step_on_the_cpu_has_no_stream():
+    step = StepStream.on(torch.device("cpu"))
+    step.begin()
+    with step.follow():
+        pass
+    step.hand_back()
+    assert step.number == 0
 
 
 def test_gradients_have_the_clock_of_their_device():

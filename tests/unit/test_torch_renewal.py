@@ -70,12 +70,13 @@ def test_after_a_shutdown_it_is_built_anew(built):
 def exchange_of(param: torch.Tensor) -> SimpleNamespace:
     """Returns a single rank's exchange, reduced to the parts that are given up and inherited."""
     optimizer = torch.optim.SGD([param], lr=0.5)
+    loaded = []
     return SimpleNamespace(
         optimizer=optimizer,  # the rates do not keep it alive
         world=SimpleNamespace(rank=0, size=1, allgather_object=lambda thing, kind: [thing]),
         layers=(),
-        state=SimpleNamespace(load=lambda *_: None),
-        steps=0,
+        loaded=loaded,
+        load=lambda residuals, states, *, step: loaded.append((residuals, states, step)),
         rates=LearningRates(optimizer, LAGS()),
         stats=None,
         close=lambda: None,
@@ -100,7 +101,7 @@ def test_residuals_that_were_shared_out_follow_the_rate_from_where_it_was():
     param = torch.nn.Parameter(torch.ones(3))
     exchange = exchange_of(param)
     Successor(exchange, ProcessSet(2)).begin({}, steps=7, rates={"w": 1.0})
-    assert exchange.steps == 7
+    assert exchange.loaded == [({}, {}, 7)]
     assert exchange.rates.decays([Slot("w", param, 1)]) == [2.0]
 
 

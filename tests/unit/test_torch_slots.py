@@ -9,7 +9,9 @@ from hvd_sparse.torch.slots import Slot, buffer_of
 
 
 def slot_with(grad, shape=(4, 3)):
-    param = torch.nn.Parameter(torch.zeros(shape))
+    param = torch.nn.Parameter(
+        torch.zeros(shape, dtype=torch.float32 if grad is None else grad.dtype)
+    )
     param.grad = grad
     return Slot("weight", param, passes=2)
 
@@ -28,15 +30,17 @@ def test_a_contiguous_gradient_is_exchanged_in_place():
     assert torch.equal(slot.param.grad, torch.full((4, 3), 2.0))
 
 
-@pytest.mark.parametrize("dtype", [None, torch.float64])
-def test_another_layout_or_type_is_exchanged_in_a_copy(dtype):
-    slot = slot_with(torch.arange(12.0).reshape(3, 4).t())
-    work = slot.take(dtype)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("wide", [False, True])
+def test_another_layout_or_type_is_exchanged_in_a_copy(dtype, wide):
+    slot = slot_with(torch.arange(12.0, dtype=dtype).reshape(3, 4).t())
+    work = slot.take(wide=wide)
     assert work.is_contiguous()
-    assert torch.equal(work.float(), slot.param.grad)
+    assert work.dtype == (torch.float32 if wide and dtype == torch.float16 else dtype)
+    assert torch.equal(work.to(dtype), slot.param.grad)
     work.neg_()
     slot.write_back()
-    assert torch.equal(slot.param.grad, -torch.arange(12.0).reshape(3, 4).t())
+    assert torch.equal(slot.param.grad, -torch.arange(12.0, dtype=dtype).reshape(3, 4).t())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,294 @@
+#include "csrc/exchange/step_engine.h"
+
+#include <numeric>
+#include <utility>
+
+#include "csrc/comm/patience.h"
+#include "csrc/devices/kernels_for.h"
+
+namespace hvd_sparse {
+
+StepEngine::StepEngine(Exchange* exchange, std::vector<OpGradients> ops,
+                       std::vector<DrivenBucket> buckets, StepRules rules)
+    : exchange_(exchange),
+      rules_(rules),
+      kernels_(KernelsFor(rules.device)),
+      layout_(std::move(ops)),
+      op_states_(layout_.size()),
+      timer_(layout_.size(), kernels_),
+      dense_path_(layout_.size(), kernels_),
+      sampler_(rules_.measure_every, kernels_) {
+  CheckRules(rules_);
+  layout_.Adopt(std::move(buckets));
+}
+
+void StepEngine::Replace(std::vector<DrivenBucket> buckets) {
+  const std::lock_guard lock(mutex_);
+  Require(!op_states_.Any(), "buckets cannot be replaced while gradients are in flight");
+  layout_.Adopt(std::move(buckets));
+  dense_path_.MarkAllPending();
+}
+
+void StepEngine::Reorder(const std::vector<int>& order) {
+  const std::lock_guard lock(mutex_);
+  Require(!op_states_.Any(), "buckets cannot be reordered while gradients are in flight");
+  layout_.Reorder(order);
+}
+
+void StepEngine::ContinueAfter(std::int64_t steps, bool pending) {
+  Require(steps >= 0, "steps must be at least 0, got ", steps);
+  const std::lock_guard lock(mutex_);
+  Require(!op_states_.Any(), "steps cannot be counted anew while gradients are in flight");
+  steps_ = steps;
+  dense_path_.Restore(pending);
+}
+
+std::int64_t StepEngine::steps() const {
+  const std::lock_guard lock(mutex_);
+  return steps_;
+}
+
+std::int64_t StepEngine::Room() const {
+  const std::lock_guard lock(mutex_);
+  return RoomFor(layout_, rules_);
+}
+
+bool StepEngine::Begin(const StepMemory& memory) {
+  exchange_->Check();
+  {
+    const std::lock_guard lock(mutex_);
+    CheckMemory(memory, layout_, rules_);
+    if (!op_states_.Any()) {
+      begun_ = true;
+      memory_ = memory;
+      op_states_.Begin();
+      sampler_.Begin(steps_);
+      dense_path_.Begin(memory.origin.stream);
+      timer_.Begin(memory.origin.stream);
+      return rules_.momentum > 0 || layout_.Exchanges() || dense_path_.AnyPending();
+    }
+  }
+  constexpr char reason[] = "a step was begun before the last one had ended";
+  Cancel(reason);
+  Throw(ErrorKind::kExchangeFailed, reason);
+}
+
+bool StepEngine::Launch(int op, const std::vector<GradView>& gradients,
+                        const std::vector<float>& decays, Origin origin) {
+  const bool is_dense = HandOver(op, gradients, decays, nullptr, origin);
+  const std::lock_guard lock(mutex_);
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+  return is_dense;
+}
+
+bool StepEngine::HandOver(int op, const std::vector<GradView>& gradients,
+                          const std::vector<float>& decays, Done done, Origin origin) {
+  Require(0 <= op && op < static_cast<int>(op_states_.size()), "op must lie in [0, ",
+          op_states_.size(), "), got ", op);
+  const auto number = static_cast<std::size_t>(op);
+  const std::int64_t numel =
+      std::accumulate(gradients.begin(), gradients.end(), std::int64_t{0},
+                      [](std::int64_t sum, const GradView& one) { return sum + one.numel; });
+  Require(numel == layout_.op(number).numel, "op ", op, " must have ", layout_.op(number).numel,
+          " elements, got ", numel);
+  Require(decays.empty() || decays.size() == gradients.size(), "op ", op, " must have ",
+          gradients.size(), " decays, got ", decays.size());
+  bool is_dense = false, twice = false, starts = false;
+  DenseInFlight dense;
+  std::vector<GradView> kept = gradients;
+  std::vector<float> factors = decays;
+  kernels_.Follow(nullptr);
+  {
+    const std::lock_guard lock(mutex_);
+    Require(begun_, "op ", op, " came before its step");
+    Require(origin == memory_.origin, "op ", op, " must come from the stream of its step, on ",
+            memory_.origin.device.Name(), "; got another one, on ", origin.device.Name());
+    timer_.Arrived(number);
+    if (factors.empty()) factors.assign(gradients.size(), memory_.decay);
+    is_dense = layout_.bucket_of(number).is_dense();
+    twice = is_dense ? !op_states_.SendDense(number)
+                     : !op_states_.Take(number, std::move(kept), std::move(factors),
+                                        std::move(done));
+    starts = !is_dense && !twice && !std::exchange(draining_, true);
+    if (is_dense && !twice) {
+      dense = DenseInFlightOf(number, std::move(factors), memory_, layout_, rules_);
+    }
+  }
+  if (twice) {
+    const std::string reason = Concat("op ", op, " was handed over twice in one step");
+    Fail(reason);
+    Throw(ErrorKind::kExchangeFailed, reason);
+  }
+  if (starts) Drain();
+  if (!is_dense) return false;
+  exchange_->Check();
+  try {
+    dense_path_.Join(dense, gradients);
+  } catch (...) {
+    throw EndByCaught("op ", op);
+  }
+  return true;
+}
+
+/// Starts all buckets whose turn it is. One thread at a time does that, so that the order holds;
+/// the others return at once.
+void StepEngine::Drain() noexcept {
+  for (;;) {
+    std::size_t bucket = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      while (next_ < layout_.buckets() && layout_.bucket(layout_.at(next_)).is_dense()) ++next_;
+      if (failure_ != nullptr || next_ == layout_.buckets()) {
+        draining_ = false;
+        AllStarted();
+        return;
+      }
+      bucket = layout_.at(next_);
+      if (!HasAllOf(bucket)) {
+        draining_ = false;
+        break;
+      }
+    }
+    try {
+      Start(bucket);
+    } catch (...) {
+      const Error error = EndByCaught("the start of a bucket");
+      const std::lock_guard lock(mutex_);
+      if (failure_ == nullptr) failure_ = std::make_exception_ptr(error);
+    }
+  }
+  // The ops handed over now wait for earlier buckets. If the exchange has ended, the ops of
+  // those may have been released already, and nothing would ever start again.
+  try {
+    exchange_->Check();
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    FinishAfter(std::current_exception());
+  }
+}
+
+bool StepEngine::HasAllOf(std::size_t bucket) const {
+  const auto [first, end] = layout_.OpsOf(bucket);
+  return op_states_.HasAll(first, end);
+}
+
+/// Starts the bucket whose turn it is, and all of whose ops are there.
+void StepEngine::Start(std::size_t bucket) {
+  hvd_sparse::Launch launch;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto [first, end] = layout_.OpsOf(bucket);
+    launch = LaunchOf(bucket, op_states_.GradientsOf(first, end), op_states_.DecaysOf(first, end),
+                      steps_, memory_, layout_, rules_);
+    launch.ready = timer_.LastOf(first, end);
+  }
+  sampler_.Starts(bucket, launch);
+  exchange_->Start(layout_.bucket(bucket).bucket, std::move(launch));
+  const std::lock_guard lock(mutex_);
+  ++next_;
+  BucketStarted();
+}
+
+bool StepEngine::Wait(double seconds) {
+  kernels_.Follow(nullptr);
+  for (;;) {
+    int bucket = DrivenBucket::kDense;
+    StreamHandle stream = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      if (watched_ == next_) return true;
+      bucket = layout_.bucket(layout_.at(watched_)).bucket;
+      stream = memory_.origin.stream;
+    }
+    if (bucket != DrivenBucket::kDense && !exchange_->Wait(bucket, seconds, stream)) return false;
+    const std::lock_guard lock(mutex_);
+    ++watched_;
+  }
+}
+
+void StepEngine::Commit(const std::string& refuse) {
+  {
+    const std::lock_guard lock(mutex_);
+    Require(begun_ && op_states_.Complete() && watched_ == next_,
+            "a step is committed once all its ops were handed over and have arrived");
+  }
+  try {
+    exchange_->Commit(refuse);
+  } catch (...) {
+    const Error error = EndByCaught("the end of a step");
+    if (error.kind() == ErrorKind::kNonFinite) {
+      dense_path_.Refuse();
+      EndStep(true);
+    }
+    throw error;
+  }
+  dense_path_.Settle();
+  EndStep(true);
+}
+
+std::vector<double> StepEngine::Came() const {
+  const std::lock_guard lock(mutex_);
+  return timer_.Came();
+}
+
+std::vector<BucketStats> StepEngine::Stats() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<BucketStats> stats;
+  for (std::size_t i = 0; i < layout_.buckets(); ++i) {
+    const DrivenBucket& one = layout_.bucket(i);
+    if (!one.is_dense()) stats.push_back(exchange_->Stats(one.bucket));
+  }
+  return stats;
+}
+
+/// Ends the step; it counts if all ranks have taken it.
+void StepEngine::EndStep(bool counts) {
+  const std::lock_guard lock(mutex_);
+  op_states_.Release();
+  next_ = watched_ = 0;
+  failure_ = nullptr;
+  begun_ = false;
+  memory_ = {};
+  if (counts) ++steps_;
+}
+
+void StepEngine::Abandon() noexcept {
+  try {
+    while (!Wait(kWaitSlice)) {
+    }
+  } catch (...) {  // by the error that ended the exchange, which is known
+  }
+  exchange_->ReleaseMemory();
+  EndStep(false);
+}
+
+Error StepEngine::EndBy(Error error) const {
+  if (error.kind() != ErrorKind::kNonFinite) exchange_->EndBy(error);
+  return error;
+}
+
+/// A thread in Drain sees the failure, too.
+void StepEngine::FinishAfter(std::exception_ptr failure) noexcept {
+  if (failure_ == nullptr) failure_ = std::move(failure);
+  StepFailed();
+  if (!draining_) AllStarted();
+}
+
+void StepEngine::Cancel(std::string_view reason) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!op_states_.Any()) return;
+  }
+  exchange_->Fail(reason);
+  const Error error = Described(ErrorKind::kExchangeFailed, "rank ", exchange_->Rank(),
+                                " ended the exchange: ", reason);
+  const std::lock_guard lock(mutex_);
+  if (op_states_.Any()) FinishAfter(std::make_exception_ptr(error));
+}
+
+void StepEngine::Fail(std::string_view reason) noexcept {
+  exchange_->Fail(reason);
+  Cancel(reason);
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,177 @@
+/// The engine of steps: takes gradients in any order, exchanges them, and commits the step.
+///
+///     Begin(memory of the step)      once a step
+///     Launch(op, gradients)          for each op, once a step; does not wait for other ranks
+///     Wait()                         once all ops were handed over: the results have arrived
+///     Commit()                       commits the step, on all ranks or on none
+///
+/// An op is a group of gradients that are handed over together: those of one layer or several. A
+/// bucket is one op or several. Buckets start in one order, the same on every rank, whatever order
+/// their ops come in: each waits for those before it. Nothing is applied before all ranks commit
+/// the step: the model of a rank that applied some buckets of a step that is then refused would
+/// differ from that of the others.
+///
+/// The gradients of an op may also be sent dense: then Launch returns them at once, and the caller
+/// has them summed. Their residual is added to them, and is cleared once the step is committed.
+/// With momentum correction their velocity is added, too, and kept.
+///
+/// Gradients may lie on a device: then a step and all its ops come from one stream, for which the
+/// results are written when Wait has returned. In a step that is measured, the thread that starts a
+/// bucket waits until the device has computed its gradients; in other steps no thread waits.
+///
+/// A framework that runs steps itself (PyTorch) calls this. For a graph's executor (TensorFlow),
+/// which cannot wait in an op, there is the StepDriver.
+
+#ifndef HVD_SPARSE_EXCHANGE_STEP_ENGINE_H_
+#define HVD_SPARSE_EXCHANGE_STEP_ENGINE_H_
+
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/base/types.h"
+#include "csrc/exchange/dense_path.h"
+#include "csrc/exchange/exchange.h"
+#include "csrc/exchange/op_states.h"
+#include "csrc/exchange/origin.h"
+#include "csrc/exchange/step_layout.h"
+#include "csrc/exchange/step_memory.h"
+#include "csrc/exchange/step_rules.h"
+#include "csrc/exchange/step_sample.h"
+#include "csrc/exchange/step_times.h"
+
+namespace hvd_sparse {
+
+class StepEngine {
+ public:
+  /// `buckets` have all ops, and are in the order in which they start; the exchange has no
+  /// others, and must outlive the engine.
+  StepEngine(Exchange* exchange, std::vector<OpGradients> ops, std::vector<DrivenBucket> buckets,
+             StepRules rules = {});
+  virtual ~StepEngine() = default;
+
+  /// Replaces the buckets from the next step on; called between two steps, on all ranks alike.
+  void Replace(std::vector<DrivenBucket> buckets);
+
+  /// Starts buckets in `order` from the next step on; called between two steps, on all ranks alike.
+  /// Before that, and after Replace, they start in the order in which they were given.
+  void Reorder(const std::vector<int>& order);
+
+  /// Continues where another engine was after `steps` steps; `pending` is what AnyPending returned
+  /// there. Called between two steps, on all ranks alike.
+  void ContinueAfter(std::int64_t steps, bool pending = true);
+
+  /// True if the residual of an op that is sent dense may be added to its next gradient, on some
+  /// rank: equal on all ranks. Else such a residual holds what the gradient's number type has
+  /// rounded away, which waits until the buckets are replaced. Between two steps.
+  bool AnyPending() const { return dense_path_.AnyPending(); }
+
+  /// Returns how many elements of scratch memory the next step needs.
+  std::int64_t Room() const;
+
+  /// Begins a step on this memory, which must be valid until Commit or Abandon. Returns true if
+  /// dense sums must be checked for NaN and Inf, on all ranks alike. Throws the error that ended
+  /// the exchange.
+  bool Begin(const StepMemory& memory);
+
+  /// Hands over the gradients of an op. Starts its bucket, and others that waited for it, on this
+  /// thread. `decays`: the factor of the residual of each gradient; empty: that of the step's
+  /// memory. `origin` is that of the step.
+  ///
+  /// Returns true if the op is sent dense: the gradients are the caller's again. Else the memory
+  /// belongs to the exchange until Commit or Abandon. Throws the error that ended the exchange;
+  /// handing over the same op twice in a step is one.
+  bool Launch(int op, const std::vector<GradView>& gradients, const std::vector<float>& decays = {},
+              Origin origin = {});
+
+  /// Waits at most `seconds`; returns true if the results of all buckets that were started have
+  /// arrived. Throws the error that ended the exchange, once that no longer uses the memory.
+  bool Wait(double seconds);
+
+  /// Commits the step, all of whose ops were handed over and have arrived. Throws NonFinite, on
+  /// every rank alike, if a gradient or a sum was not finite, or if `refuse` is not empty; then
+  /// nothing was applied.
+  void Commit(const std::string& refuse);
+
+  /// Returns when each op of this step was handed over, in seconds from the first; NaN: it was not.
+  std::vector<double> Came() const;
+
+  /// Returns the statistics of the last step of each bucket that is exchanged, in the order in which
+  /// the buckets were given.
+  std::vector<BucketStats> Stats() const;
+
+  /// Returns the samples of all buckets that were exchanged in the committed step, if it was
+  /// measured; until the next Begin, while its memory is valid.
+  const std::vector<StepSample>& Samples() { return sampler_.Complete(); }
+
+  /// In the middle of a step: ends the exchange on all ranks for `reason`.
+  void Cancel(std::string_view reason) noexcept;
+
+  /// Ends the exchange on all ranks, also between steps.
+  void Fail(std::string_view reason) noexcept;
+
+  /// Gives up a step whose exchange has ended: returns once the memory is the caller's again.
+  void Abandon() noexcept;
+
+  const StepRules& rules() const { return rules_; }
+
+  /// The number of steps so far, refused ones included.
+  std::int64_t steps() const;
+
+ protected:
+  using Done = OpStates::Done;
+
+  // For an engine that has a thread of its own. All but the first are called with the mutex held.
+  virtual void BucketStarted() {}  ///< WatchStarted has a bucket to wait for
+  virtual void AllStarted() {}     ///< no bucket is started in this step any more
+  virtual void StepFailed() {}     ///< the step will end with an error
+
+  /// Launch, without throwing the error that ends the step. `done` is kept for OpStates::Release,
+  /// unless the op is sent dense or this throws.
+  bool HandOver(int op, const std::vector<GradView>& gradients, const std::vector<float>& decays,
+                Done done, Origin origin);
+
+  /// Ends the exchange on all ranks with the error that is being caught, unless that is what ended
+  /// it or is NonFinite; returns it. `where` names the place in an out-of-memory error.
+  template <typename... Parts>
+  Error EndByCaught(const Parts&... where) const {
+    return EndBy(CurrentError(exchange_->Rank(), where...));
+  }
+
+  /// Ends the step with the first failure. The caller holds the mutex.
+  void FinishAfter(std::exception_ptr failure) noexcept;
+
+  Exchange* const exchange_;
+  const StepRules rules_;
+  const Kernels& kernels_;  // threads call Follow first, if only to be on their device
+
+  mutable std::mutex mutex_;
+  StepLayout layout_;
+  OpStates op_states_;
+  StepMemory memory_;
+  bool begun_ = false;
+  std::size_t next_ = 0;     // place in the order of the next bucket to start
+  std::size_t watched_ = 0;  // and of the next one to wait for
+  bool draining_ = false;    // a thread starts buckets
+  std::exception_ptr failure_;
+  std::int64_t steps_ = 0;
+
+  StepTimer timer_;
+  DensePath dense_path_;
+  StepSampler sampler_;
+
+ private:
+  void Drain() noexcept;
+  bool HasAllOf(std::size_t bucket) const;
+  void Start(std::size_t bucket);
+  void EndStep(bool counts);
+  Error EndBy(Error error) const;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_EXCHANGE_STEP_ENGINE_H_

@@ -1,0 +1,255 @@
+"""Hands gradients to the core as they become complete, and to Horovod what is sent dense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from hvd_sparse import _core
+from hvd_sparse.buckets import Layer
+from hvd_sparse.exchange.bucket_stats import BucketStats
+from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.exchange.step_buckets import StepBuckets, op_gradients_of
+from hvd_sparse.exchange.steps import Steps
+from hvd_sparse.planning.plan import BucketChoice
+from hvd_sparse.stats.quality import Quality
+from hvd_sparse.stats.quality_meter import QualityMeter
+from hvd_sparse.torch.dense import DenseReducer
+from hvd_sparse.torch.devices import StepStream
+from hvd_sparse.torch.exchange_state import ExchangeState
+from hvd_sparse.torch.learning_rates import LearningRates
+from hvd_sparse.torch.local_gradient import LocalGradient
+from hvd_sparse.torch.loss_scale import LossScale
+from hvd_sparse.torch.messages import Messages
+from hvd_sparse.torch.settings import Settings
+from hvd_sparse.torch.slots import Slot, buffer_of
+
+
+class DrivenSteps:
+    """The steps of one optimizer, run by the core's engine on the thread that has gradients.
+
+    Each parameter belongs to an op (see step_buckets.py), except those that are always sent dense
+    and have no velocity. Ops lie in the order in which their gradients are expected.
+
+    Args:
+        layers: The layers that can be sparse, in that order; none on a single rank.
+        slots: The slots of all parameters, in that order.
+        settings: The user's settings.
+        size: Number of ranks.
+        exchange: The exchange, without buckets.
+        dense: Reduces what is sent dense.
+        rates: Learning rates, which determine the decay of residuals.
+        loss_scale: Loss scale of the gradients.
+        messages: Messages between the ranks.
+        device: Device of all parameters.
+
+    Attributes:
+        state: State that this rank keeps from step to step.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        slots: Sequence[Slot],
+        settings: Settings,
+        *,
+        size: int,
+        exchange: Exchange,
+        dense: DenseReducer,
+        rates: LearningRates,
+        loss_scale: LossScale,
+        messages: Messages,
+        device: torch.device,
+    ) -> None:
+        self._slots = {slot.name: slot for slot in slots}
+        self._settings = settings
+        self._size = size
+        self._exchange = exchange
+        self._dense = dense
+        self._rates = rates
+        self._loss_scale = loss_scale
+        self._messages = messages
+        self._device = device
+        self._local = LocalGradient(settings, size=size, loss_scale=loss_scale)
+        self._stream = StepStream.on(device)
+        self._meter = QualityMeter(settings.compression, messages.add_up)
+        self._check_finite = False
+        sparse = {layer.name for layer in layers}
+        momentum = settings.compression.momentum_correction
+        # A gradient that is always sent dense has an op, too, if it has a velocity.
+        self._velocity_only = [
+            Layer(slot.name, slot.numel) for slot in slots if momentum and slot.name not in sparse
+        ]
+        self._lay_out(layers)
+
+    def _lay_out(self, layers: Sequence[Layer]) -> None:
+        """Lays out ops and their memory for these layers, in this order; all are sent dense."""
+        ops = op_gradients_of(layers, self._settings.compression)
+        momentum = self._settings.compression.momentum_correction
+        self._layers = list(layers)
+        self._sparse_ops = len(ops)
+        self._members = [[self._slots[one.name] for one in op.layers] for op in ops]
+        self._members += [[self._slots[one.name]] for one in self._velocity_only]
+        self._op_of = {slot.name: op for op, slots in enumerate(self._members) for slot in slots}
+        self._missing = [len(slots) for slots in self._members]
+        self.state = ExchangeState(
+            ops, self._velocity_only, momentum=momentum > 0, device=self._device
+        )
+        self._buckets = StepBuckets(
+            self._exchange,
+            ops,
+            dense=self._velocity_only,
+            compression=self._settings.compression,
+            reduction=self._settings.reduction,
+            size=self._size,
+            device=str(self._device),
+            broadcast_order=self._messages.broadcast_order,
+        )
+        self._steps = Steps(
+            self._exchange,
+            self._buckets.op_sizes,
+            self._buckets.adopt(()),
+            _core.StepRules(
+                momentum=momentum,
+                measure_every=self._settings.compression.quality_every or 0,
+                device=str(self._device),
+            ),
+        )
+
+    @property
+    def count(self) -> int:
+        """Steps so far."""
+        return self._steps.count
+
+    @property
+    def pending(self) -> bool:
+        """True if residuals may be added to dense gradients of the next step; see `Steps`."""
+        return self._steps.pending
+
+    def replace_buckets(self, choices: Sequence[BucketChoice]) -> None:
+        """Replaces the buckets; between two steps, on all ranks alike.
+
+        Residuals and velocities stay. Sparsifier states become zero if the plan has another order
+        of layers, for which memory is laid out anew.
+
+        Args:
+            choices: The new buckets, in the order in which their gradients are expected; if there
+                are none, all layers are sent dense.
+        """
+        numels = {layer.name: layer.numel for layer in self._layers}
+        names = [name for choice in choices for name in choice.layers]
+        layers = [Layer(name, numels[name]) for name in names]
+        if names and layers != self._layers:
+            steps, state = self._steps.count, self.state
+            self._buckets.adopt(())  # ends what is in flight for the old ones
+            self._lay_out(layers)
+            self.load(dict(state.residuals()), {}, dict(state.velocities()), step=steps)
+        self._steps.replace(self._buckets.adopt(choices))
+
+    def load(
+        self,
+        residuals: Mapping[str, torch.Tensor],
+        sparsifier_states: Mapping[str, torch.Tensor],
+        velocities: Mapping[str, torch.Tensor] | None = None,
+        *,
+        step: int,
+        pending: bool = True,
+    ) -> None:
+        """Loads another exchange's state, between two steps, on all ranks, each its own values.
+
+        Args:
+            residuals: Residuals by layer, float32, flat; missing ones are zero.
+            sparsifier_states: States by unit of selection, float32, [4]; missing ones are zero.
+            velocities: Velocities by parameter, float32, flat; missing ones are zero.
+            step: Number of steps so far, the same on all ranks.
+            pending: As `pending` was after those.
+        """
+        self.state.load(residuals, sparsifier_states, velocities)
+        self._steps.continue_after(step, pending=pending)
+
+    def begin(self) -> None:
+        """Begins a step, on the current stream."""
+        self._stream.begin()
+        self._check_finite = self.state.begin(
+            self._steps, loss_scale=self._loss_scale.value, stream=self._stream.number
+        )
+
+    def arrived(self, slot: Slot) -> None:
+        """Takes a complete gradient; sends it once those of its op are there."""
+        with self._stream.follow():
+            op = self._op_of.get(slot.name)
+            if op is None:
+                self._send_dense(slot)
+                return
+            self._missing[op] -= 1
+            if self._missing[op] == 0:
+                self._hand_over(op)
+
+    def launch_missing(self) -> None:
+        """Sends all gradients that have not arrived; they count as zero."""
+        with self._stream.follow():
+            for slot in self._slots.values():
+                if slot.name not in self._op_of and not slot.launched:
+                    self._send_dense(slot)
+            for op, missing in enumerate(self._missing):
+                if missing:
+                    self._hand_over(op)
+
+    def wait(self) -> tuple[tuple[BucketStats, ...], str | None]:
+        """Waits until all slots hold their results.
+
+        Returns:
+            The statistics of each sparse bucket, and the reason to refuse the step, if there is
+            one, the same on all ranks.
+
+        Raises:
+            ExchangeFailedError: The exchange has ended.
+        """
+        refuse = self._dense.wait(check_finite=self._check_finite)
+        stats = self._steps.wait()
+        self._stream.hand_back()
+        return stats, refuse
+
+    def commit(self, refuse: str | None) -> None:
+        """Commits the step, or raises NonFiniteGradientError; see `Steps.commit`."""
+        self._steps.commit(refuse)
+
+    def end_step(self) -> None:
+        """Ends a committed step; may send or adopt an order of the buckets. Collective."""
+        order = self._buckets.end_step(self._steps.came)
+        if order is not None:
+            self._steps.reorder(order)
+
+    def measured(self, step: int) -> Quality | None:
+        """Returns the quality of a committed step; None if it is not measured. Collective."""
+        for bucket, accumulated, left, applied in self._steps.samples():
+            layout, choice = self._buckets.layout(bucket), self._buckets.choices[bucket]
+            self._meter.take(layout, choice, step, accumulated, left, applied)
+        return self._meter.of(step)
+
+    def abandon(self) -> None:
+        """Gives up the step of an exchange that has ended; returns once no memory is written."""
+        self._steps.abandon()
+
+    def release(self) -> None:
+        """Prepares for the next step."""
+        self._missing = [len(slots) for slots in self._members]
+        self._dense.release()
+
+    def _hand_over(self, op: int) -> None:
+        slots = self._members[op]
+        for slot in slots:
+            self._local.prepare(slot)
+        # A narrow gradient would round its velocity away, and has no residual for the error.
+        taken = [slot.take(wide=op >= self._sparse_ops) for slot in slots]
+        gradients = [buffer_of(one) for one in taken]
+        decays = self._rates.decays(slots)
+        if self._steps.launch(op, gradients, decays, stream=self._stream.number):
+            for slot in slots:
+                self._dense.launch(slot)
+
+    def _send_dense(self, slot: Slot) -> None:
+        self._local.prepare(slot)
+        slot.take()
+        self._dense.launch(slot)

@@ -1,0 +1,301 @@
+/// Steps that the calling thread runs: it hands gradients over, waits and commits.
+
+#include "csrc/exchange/step_engine.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/comm/loopback_communicator.h"
+
+namespace hvd_sparse {
+namespace {
+
+constexpr std::int64_t kNumel = 32;
+constexpr int kOps = 3;
+
+/// A rank with kOps ops of two gradients each. All entries are sent in the first step, then one.
+struct EngineRank {
+  EngineRank(const std::shared_ptr<LoopbackWorld>& world, int rank, const std::vector<int>& layout,
+             StepRules rules)
+      : exchange(std::make_unique<LoopbackCommunicator>(world, rank), SelectOn::kCaller),
+        velocity(rules.momentum > 0 ? kNumel * kOps : 0, 0.0f),
+        engine(&exchange, std::vector<OpGradients>(kOps, OpGradients{kNumel, 1}), Buckets(layout),
+               rules) {}
+
+  /// Numbers of ops by bucket; negative if the ops are sent dense.
+  std::vector<DrivenBucket> Buckets(const std::vector<int>& layout) {
+    std::vector<DrivenBucket> buckets;
+    for (const int ops : layout) {
+      if (ops < 0) {
+        buckets.push_back({DrivenBucket::kDense, 1, 1, {}, -ops});
+        continue;
+      }
+      const auto count = static_cast<std::size_t>(ops);
+      const std::vector<std::int64_t> numels(count, kNumel), ones(count, 1);
+      const std::vector<std::int64_t> halves(2 * count, kNumel / 2);
+      const int bucket =
+          exchange.AddBucket({"bucket", halves, numels, numels, "top_k", {}, "gtopk"});
+      buckets.push_back({bucket, 1, 1, {{0, numels}, {1, ones}}, ops});
+    }
+    return buckets;
+  }
+
+  bool Begin(float loss_scale = 1) {
+    room.assign(static_cast<std::size_t>(engine.Room()), 0.0f);
+    return engine.Begin({residual, states, 1, velocity, {}, room, loss_scale});
+  }
+
+  bool Launch(int op, const std::vector<float>& decays = {}) {
+    float* const data = gradients.data() + op * kNumel;
+    return engine.Launch(op,
+                         {{data, kNumel / 2, DType::kFloat32},
+                          {data + kNumel / 2, kNumel / 2, DType::kFloat32}},
+                         decays);
+  }
+
+  void WaitAndCommit(const std::string& refuse = "") {
+    while (!engine.Wait(1)) {
+    }
+    engine.Commit(refuse);
+  }
+
+  void Step() {
+    Begin();
+    for (int op = 0; op < kOps; ++op) Launch(op);
+    WaitAndCommit();
+  }
+
+  double Unsent() const {
+    double sum = 0;
+    for (const float value : residual) sum += value;
+    return sum;
+  }
+
+  Exchange exchange;
+  std::vector<float> gradients = std::vector<float>(kNumel * kOps, 1.0f);
+  std::vector<float> residual = std::vector<float>(kNumel * kOps, 0.0f);
+  std::vector<float> velocity, room;
+  std::vector<SelectionState> states = std::vector<SelectionState>(kOps);
+  StepEngine engine;
+};
+
+void OnRanks(int size, const std::vector<int>& layout,
+             const std::function<void(EngineRank&)>& program, StepRules rules = {}) {
+  auto world = std::make_shared<LoopbackWorld>(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      EngineRank one(world, rank, layout, rules);
+      program(one);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+/// Returns the kind of the error that `call` throws.
+ErrorKind KindOf(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.kind();
+  }
+  ADD_FAILURE() << "no error";
+  return ErrorKind::kUnavailable;
+}
+
+TEST(StepEngine, OpsInAnyOrderGiveTheSameSumsOnAllRanks) {
+  OnRanks(3, {1, 2}, [](EngineRank& rank) {
+    std::vector<int> order = {0, 1, 2};
+    for (int step = 0; step < 12; ++step) {
+      std::fill(rank.gradients.begin(), rank.gradients.end(), 1.0f);
+      rank.Begin();
+      for (const int op : order) ASSERT_FALSE(rank.Launch(op));
+      rank.WaitAndCommit();
+      const auto applied = std::count_if(rank.gradients.begin(), rank.gradients.end(),
+                                         [](float value) { return value != 0; });
+      ASSERT_EQ(applied, step == 0 ? kNumel * kOps : kOps);
+      ASSERT_EQ(rank.engine.Stats().size(), 2U);
+      ASSERT_EQ(rank.engine.Stats()[1].asked, step == 0 ? 2 * kNumel : 2);
+      for (int i = 0; i <= rank.exchange.Rank(); ++i) {
+        std::next_permutation(order.begin(), order.end());
+      }
+    }
+    ASSERT_EQ(rank.engine.steps(), 12);
+  });
+}
+
+TEST(StepEngine, TheTimesOfOpsAreThoseOfTheirLaunches) {
+  OnRanks(1, {1, 2}, [](EngineRank& rank) {
+    rank.Begin();
+    rank.Launch(2);
+    rank.Launch(0);
+    ASSERT_TRUE(std::isnan(rank.engine.Came()[1]));
+    rank.Launch(1);
+    const std::vector<double> came = rank.engine.Came();
+    ASSERT_EQ(came[2], 0);
+    ASSERT_LE(came[2], came[0]);
+    ASSERT_LE(came[0], came[1]);
+    rank.WaitAndCommit();
+    ASSERT_LE(rank.engine.Stats()[0].ready, rank.engine.Stats()[1].ready);
+    ASSERT_LE(rank.engine.Stats()[0].ready, rank.engine.Stats()[0].select_begin);
+  });
+}
+
+TEST(StepEngine, ALossScaleIsInGradientsAndResultsButNotInResiduals) {
+  for (const bool is_dense : {false, true}) {
+    OnRanks(2, {is_dense ? -kOps : kOps}, [is_dense](EngineRank& rank) {
+      std::fill(rank.gradients.begin(), rank.gradients.end(), 4.0f);
+      if (is_dense) rank.residual.assign(rank.residual.size(), 1.0f);
+      rank.Begin(4);
+      for (int op = 0; op < kOps; ++op) ASSERT_EQ(rank.Launch(op), is_dense);
+      rank.WaitAndCommit();
+      for (const float value : rank.gradients) ASSERT_EQ(value, 8);  // 2 ranks' 1, or 1 + 1, x 4
+      ASSERT_EQ(rank.Unsent(), 0);
+    });
+  }
+}
+
+TEST(StepEngine, EachGradientHasADecayOfItsOwn) {
+  for (const int layout : {kOps, -kOps}) {
+    OnRanks(1, {layout}, [](EngineRank& rank) {
+      rank.residual.assign(rank.residual.size(), 1.0f);
+      rank.Begin();
+      for (int op = 0; op < kOps; ++op) rank.Launch(op, {0.5f, 2.0f});
+      rank.WaitAndCommit();
+      for (std::int64_t i = 0; i < kNumel * kOps; ++i) {
+        ASSERT_EQ(rank.gradients[static_cast<std::size_t>(i)],
+                  i % kNumel < kNumel / 2 ? 1.5f : 3.0f);
+      }
+    });
+  }
+}
+
+TEST(StepEngine, ARefusedStepLeavesEverythingInTheResiduals) {
+  OnRanks(2, {2, -1}, [](EngineRank& rank) {
+    rank.residual.assign(rank.residual.size(), 1.0f);
+    ASSERT_TRUE(rank.Begin());
+    for (int op = 0; op < kOps; ++op) rank.Launch(op, {0.5f, 2.0f});
+    ASSERT_EQ(KindOf([&] { rank.WaitAndCommit("a dense sum is not finite"); }),
+              ErrorKind::kNonFinite);
+    const double decayed = (0.5 + 2) * (kNumel / 2) * kOps;  // the new rates have been noted
+    ASSERT_EQ(rank.Unsent(), decayed + 2 * kNumel);          // the dense gradient is lost
+    rank.engine.ContinueAfter(0);
+    std::fill(rank.gradients.begin(), rank.gradients.end(), 0.0f);
+    rank.Step();
+    ASSERT_EQ(rank.Unsent(), 0);
+  });
+}
+
+TEST(StepEngine, AGradientThatIsNotFiniteRefusesTheStepOnAllRanks) {
+  OnRanks(2, {1, 2}, [](EngineRank& rank) {
+    if (rank.exchange.Rank() == 1) rank.gradients[5] = std::numeric_limits<float>::quiet_NaN();
+    ASSERT_EQ(KindOf([&] { rank.Step(); }), ErrorKind::kNonFinite);
+    ASSERT_EQ(rank.engine.steps(), 1);
+    std::fill(rank.gradients.begin(), rank.gradients.end(), 1.0f);
+    rank.Step();
+    ASSERT_EQ(rank.engine.steps(), 2);
+  });
+}
+
+TEST(StepEngine, DenseSumsAreCheckedOnlyWhileSomethingMayBeAddedToThem) {
+  OnRanks(2, {-kOps}, [](EngineRank& rank) {
+    for (const bool checked : {true, false, false}) {
+      ASSERT_EQ(rank.Begin(), checked);
+      for (int op = 0; op < kOps; ++op) ASSERT_TRUE(rank.Launch(op));
+      rank.WaitAndCommit();
+    }
+    rank.engine.Replace(rank.Buckets({-kOps}));
+    ASSERT_TRUE(rank.Begin());
+  });
+}
+
+TEST(StepEngine, VelocitiesOfDenseOpsAreKeptOnceTheStepIsCommitted) {
+  StepRules rules;
+  rules.momentum = 0.5f;
+  OnRanks(
+      1, {-kOps},
+      [](EngineRank& rank) {
+        float expected = 0;
+        for (int step = 0; step < 4; ++step) {
+          std::fill(rank.gradients.begin(), rank.gradients.end(), 1.0f);
+          rank.Begin();
+          for (int op = 0; op < kOps; ++op) rank.Launch(op);
+          const bool refused = step == 2;
+          if (refused) {
+            ASSERT_EQ(KindOf([&] { rank.WaitAndCommit("no"); }), ErrorKind::kNonFinite);
+          } else {
+            rank.WaitAndCommit();
+            expected = 0.5f * expected + 1;
+          }
+          for (const float value : rank.velocity) ASSERT_EQ(value, expected);
+        }
+      },
+      rules);
+}
+
+TEST(StepEngine, AnAbandonedStepReturnsWhatWasSelected) {
+  OnRanks(2, {1, 2}, [](EngineRank& rank) {
+    if (rank.exchange.Rank() == 1) {
+      rank.exchange.Fail("rank 1 has had enough");
+      return;
+    }
+    const auto step = [&] { rank.Step(); };
+    ASSERT_EQ(KindOf(step), ErrorKind::kExchangeFailed);
+    rank.engine.Abandon();
+    ASSERT_EQ(rank.engine.steps(), 0);
+    const double unsent = rank.Unsent();  // of the ops that came before the failure was noticed
+    ASSERT_EQ(unsent, kNumel * std::round(unsent / kNumel));
+    ASSERT_EQ(KindOf(step), ErrorKind::kExchangeFailed);
+  });
+}
+
+TEST(StepEngine, AnOpThatIsHandedOverTwiceEndsTheExchange) {
+  OnRanks(1, {1, 2}, [](EngineRank& rank) {
+    rank.Begin();
+    rank.Launch(1);
+    ASSERT_EQ(KindOf([&] { rank.Launch(1); }), ErrorKind::kExchangeFailed);
+    rank.engine.Abandon();
+    ASSERT_THROW(rank.Begin(), Error);
+  });
+}
+
+TEST(StepEngine, MisuseIsRefusedBeforeAnythingHappens) {
+  OnRanks(1, {1, 2}, [](EngineRank& rank) {
+    const auto refused = [](const std::function<void()>& call) {
+      return KindOf(call) == ErrorKind::kInvalidArgument;
+    };
+    ASSERT_TRUE(refused([&] { rank.Launch(0); }));
+    ASSERT_TRUE(refused([&] { rank.Begin(0); }));
+    ASSERT_TRUE(refused([&] { rank.Begin(std::numeric_limits<float>::infinity()); }));
+    rank.Begin();
+    ASSERT_TRUE(refused([&] { rank.Launch(0, {1}); }));
+    ASSERT_TRUE(refused([&] { rank.Launch(kOps); }));
+    rank.Launch(0);
+    ASSERT_TRUE(refused([&] { rank.engine.Commit(""); }));
+    rank.Launch(1);
+    rank.Launch(2);
+    rank.WaitAndCommit();
+    ASSERT_EQ(rank.engine.steps(), 1);
+  });
+}
+
+TEST(StepEngine, AnEngineWithoutOpsCountsSteps) {
+  auto world = std::make_shared<LoopbackWorld>(1);
+  Exchange exchange(std::make_unique<LoopbackCommunicator>(world, 0), SelectOn::kCaller);
+  StepEngine engine(&exchange, {}, {});
+  ASSERT_FALSE(engine.Begin({}));
+  ASSERT_TRUE(engine.Wait(0));
+  engine.Commit("");
+  ASSERT_EQ(engine.steps(), 1);
+}
+
+}  // namespace
+}  // namespace hvd_sparse
