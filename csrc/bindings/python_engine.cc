@@ -133,30 +133,37 @@ void BindEngine(py::module_& m) {
       .def("close", &BoundEngine::Close)  // before the exchange is
       .def_property_readonly("steps", &BoundEngine::steps)
       .def_property_readonly("room", [](const BoundEngine& self) { return self->Room(); })
-      .def("replace", [](const BoundEngine& self,
-                         std::vector<DrivenBucket> buckets) { self->Replace(std::move(buckets)); },
-           py::arg("buckets"))
-      .def("reorder",
-           [](const BoundEngine& self, const std::vector<int>& order) { self->Reorder(order); },
-           py::arg("order"))
+      .def(
+          "replace",
+          [](const BoundEngine& self, std::vector<DrivenBucket> buckets) {
+            self->Replace(std::move(buckets));
+          },
+          py::arg("buckets"))
+      .def(
+          "reorder",
+          [](const BoundEngine& self, const std::vector<int>& order) { self->Reorder(order); },
+          py::arg("order"))
       .def_property_readonly("pending", &BoundEngine::pending)
-      .def("continue_after",
-           [](const BoundEngine& self, std::int64_t steps, bool pending) {
-             self->ContinueAfter(steps, pending);
-           },
-           py::arg("steps"), py::arg("pending"))
+      .def(
+          "continue_after",
+          [](const BoundEngine& self, std::int64_t steps, bool pending) {
+            self->ContinueAfter(steps, pending);
+          },
+          py::arg("steps"), py::arg("pending"))
       .def("begin", &BoundEngine::Begin, py::kw_only(), py::arg("residual"), py::arg("states"),
            py::arg("velocity"), py::arg("room"), py::arg("loss_scale"), py::arg("stream"))
       .def("launch", &BoundEngine::Launch, py::arg("op"), py::arg("gradients"), py::arg("decays"),
            py::arg("stream"))
       .def("wait", &BoundEngine::Wait)
-      .def("commit", [](const BoundEngine& self,
-                        const std::string& refuse) { self->Commit(refuse); },
-           py::arg("refuse"), py::call_guard<gil_scoped_release>())
+      .def(
+          "commit",
+          [](const BoundEngine& self, const std::string& refuse) { self->Commit(refuse); },
+          py::arg("refuse"), py::call_guard<gil_scoped_release>())
       .def_property_readonly("came", [](const BoundEngine& self) { return self->Came(); })
       .def("samples", &BoundEngine::Samples)
-      .def("abandon", [](const BoundEngine& self) { self->Abandon(); },
-           py::call_guard<gil_scoped_release>());
+      .def(
+          "abandon", [](const BoundEngine& self) { self->Abandon(); },
+          py::call_guard<gil_scoped_release>());
 }
 
 }  // namespace hvd_sparse

@@ -28,7 +28,7 @@ namespace hvd_sparse {
 struct DenseInFlight {
   std::size_t number = 0;
   Span<float> residual, velocity;
-  Span<float> next;                ///< as long: scratch memory for the next velocity, until the step ends
+  Span<float> next;  ///< as long: scratch memory for the next velocity, until the step ends
   std::vector<float> decays = {};  ///< of the residual, by gradient
   float momentum = 0;              ///< of the velocity
   float scale = 1;                 ///< of the gradients, relative to residual and velocity

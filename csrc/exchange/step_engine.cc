@@ -106,9 +106,9 @@ bool StepEngine::HandOver(int op, const std::vector<GradView>& gradients,
     timer_.Arrived(number);
     if (factors.empty()) factors.assign(gradients.size(), memory_.decay);
     is_dense = layout_.bucket_of(number).is_dense();
-    twice = is_dense ? !op_states_.SendDense(number)
-                     : !op_states_.Take(number, std::move(kept), std::move(factors),
-                                        std::move(done));
+    twice = is_dense
+                ? !op_states_.SendDense(number)
+                : !op_states_.Take(number, std::move(kept), std::move(factors), std::move(done));
     starts = !is_dense && !twice && !std::exchange(draining_, true);
     if (is_dense && !twice) {
       dense = DenseInFlightOf(number, std::move(factors), memory_, layout_, rules_);

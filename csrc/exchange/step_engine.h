@@ -100,8 +100,8 @@ class StepEngine {
   /// Returns when each op of this step was handed over, in seconds from the first; NaN: it was not.
   std::vector<double> Came() const;
 
-  /// Returns the statistics of the last step of each bucket that is exchanged, in the order in which
-  /// the buckets were given.
+  /// Returns the statistics of the last step of each bucket that is exchanged, in the order in
+  /// which the buckets were given.
   std::vector<BucketStats> Stats() const;
 
   /// Returns the samples of all buckets that were exchanged in the committed step, if it was

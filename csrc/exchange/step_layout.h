@@ -11,8 +11,8 @@
 
 namespace hvd_sparse {
 
-/// The gradients of an op: those that are handed over together. The ops' parts of residual, states and
-/// velocity follow each other, in the order of the ops.
+/// The gradients of an op: those that are handed over together. The ops' parts of residual, states
+/// and velocity follow each other, in the order of the ops.
 struct OpGradients {
   std::int64_t numel = 0;  ///< of all its gradients, and of its part of residual and velocity
 

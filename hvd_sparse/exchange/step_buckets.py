@@ -121,7 +121,9 @@ class StepBuckets:
             buckets = [self._sent_dense(self._ops)]
         if self._dense_ops:
             buckets.append(self._sent_dense(self._dense_ops))
-        self._order = LaunchOrder([bucket.ops for bucket in buckets], self._broadcast_order)
+        exchanged = [choice for choice in choices if not choice.dense]
+        ops = [bucket.ops for bucket in buckets] if len(exchanged) > 1 else []
+        self._order = LaunchOrder(ops, self._broadcast_order)
         return buckets
 
     def end_step(self, came: Sequence[float]) -> list[int] | None:

@@ -338,13 +338,17 @@ class GradientExchange:
             self._after_commit(reading, measures=applied)
         except Exception as error:
             # All ranks have committed the step, so it counts here, too; the next one raises.
-            unexpected = not isinstance(error, HorovodInternalError)
-            cause = self._end(error)
-            with suppress(Exception):  # from the program's own log handler
-                log.logger.warning(
-                    *("after a step that counts: %s: %s", type(cause).__name__, cause),
-                    exc_info=unexpected,
-                )
+            self._end_after_commit(error)
+
+    def _end_after_commit(self, error: Exception) -> None:
+        """Ends the exchange, and logs the error that is being handled, which nobody catches."""
+        unexpected = not isinstance(error, HorovodInternalError)
+        cause = self._end(error)
+        with suppress(Exception):  # from the program's own log handler
+            log.logger.warning(
+                *("after a step that counts: %s: %s", type(cause).__name__, cause),
+                exc_info=unexpected,
+            )
 
     def _after_commit(self, reading: Reading | None, *, measures: bool) -> None:
         """Finishes a step: measures it, and may adopt another order or plan for the next ones."""

@@ -55,10 +55,9 @@ struct EngineRank {
 
   bool Launch(int op, const std::vector<float>& decays = {}) {
     float* const data = gradients.data() + op * kNumel;
-    return engine.Launch(op,
-                         {{data, kNumel / 2, DType::kFloat32},
-                          {data + kNumel / 2, kNumel / 2, DType::kFloat32}},
-                         decays);
+    return engine.Launch(
+        op, {{data, kNumel / 2, DType::kFloat32}, {data + kNumel / 2, kNumel / 2, DType::kFloat32}},
+        decays);
   }
 
   void WaitAndCommit(const std::string& refuse = "") {
