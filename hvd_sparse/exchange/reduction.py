@@ -1,4 +1,4 @@
-"""The reduction over the ranks: the op and factor of Horovod that a sparse exchange honours."""
+"""The reduction over the ranks: an average or a sum, as a sparse exchange honours it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ class Reduction:
     """An average or a sum over the ranks.
 
     Attributes:
-        op: Horovod's number of the op.
         averages: True for an average.
         gradient_predivide_factor: Horovod's factor, by which gradients are divided before the sum.
     """
 
-    op: int
     averages: bool
     gradient_predivide_factor: float
 
@@ -31,10 +29,10 @@ class Reduction:
             return 1.0, 1.0
         return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor / size
 
-    def of_horovod(self) -> dict[str, Any]:
-        """Returns the same reduction as arguments of Horovod's own allreduce."""
+    def of_horovod(self, hvd: ModuleType) -> dict[str, Any]:
+        """Returns the same reduction as arguments of the allreduce of a module of Horovod's."""
         return {
-            "op": self.op,
+            "op": hvd.Average if self.averages else hvd.Sum,
             "prescale_factor": 1.0 / self.gradient_predivide_factor,
             "postscale_factor": self.gradient_predivide_factor,
         }
@@ -50,7 +48,7 @@ class Reduction:
 def checked_reduction(
     hvd: ModuleType,
     *,
-    op: int,
+    op: int | None = None,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Any = None,
@@ -59,7 +57,7 @@ def checked_reduction(
 
     Args:
         hvd: `horovod.torch` or `horovod.tensorflow`.
-        op: `hvd.Average` or `hvd.Sum`.
+        op: `hvd.Average` or `hvd.Sum`; None: Average.
         gradient_predivide_factor: A finite number above 0.
         num_groups: Must be 0, and `groups` None: a sparse exchange has buckets.
         groups: Must be None.
@@ -68,6 +66,7 @@ def checked_reduction(
         InvalidArgumentError: The factor lies outside its limits, or does not go with the op.
         UnsupportedError: A sparse exchange cannot honour the op, or groups.
     """
+    op = hvd.Average if op is None else op
     if op not in (hvd.Average, hvd.Sum):
         names = {getattr(hvd, name): name for name in _REFUSED_OPS if hasattr(hvd, name)}
         raise UnsupportedError(
@@ -83,4 +82,4 @@ def checked_reduction(
         raise InvalidArgumentError(f"gradient_predivide_factor must be > 0, got {factor}")
     if factor != 1.0 and op != hvd.Average:
         raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
-    return Reduction(op=op, averages=op == hvd.Average, gradient_predivide_factor=factor)
+    return Reduction(averages=op == hvd.Average, gradient_predivide_factor=factor)

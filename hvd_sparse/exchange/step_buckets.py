@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from hvd_sparse import _core
-from hvd_sparse.buckets import Bucket, Layer
+from hvd_sparse.buckets import Bucket, Layer, check_size
 from hvd_sparse.compression import Compression
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.launch_order import LaunchOrder
@@ -48,7 +48,13 @@ class OpGradients:
 
 
 def op_gradients_of(layers: Sequence[Layer], compression: Compression) -> list[OpGradients]:
-    """Returns the gradients of each op for a model's layers, in the order of sending."""
+    """Returns the gradients of each op for a model's layers, in the order of sending.
+
+    Raises:
+        UnsupportedError: A layer has more than 2^31 - 1 entries.
+    """
+    for layer in layers:
+        check_size(layer)
     if compression.adaptive:
         return [OpGradients.of([layer], compression) for layer in layers]
     numels = {layer.name: layer.numel for layer in layers}

@@ -62,6 +62,7 @@ class World:
         size: Number of ranks in the set.
         process_set_id: Horovod's number of the set; 0 is all ranks.
         local_size: Ranks of the whole job on this machine.
+        local_rank: This process's rank among them.
         job_rank: This process's rank in the whole job.
         node: Name of the node, in Horovod's sense; equal for two ranks of one node only.
         mpi_problem: The reason why exchanges between these ranks cannot use MPI; empty if they can.
@@ -71,6 +72,7 @@ class World:
     size: int
     process_set_id: int = 0
     local_size: int = 1
+    local_rank: int = 0
     job_rank: int = 0
     node: str = ""
     mpi_problem: str = ""
@@ -110,6 +112,7 @@ class World:
             size,
             process_set.process_set_id,
             local_size=hvd.local_size(),
+            local_rank=hvd.local_rank(),
             job_rank=hvd.rank(),
             # The cross rank tells containers with the same host name apart. It repeats if nodes
             # have unequal numbers of ranks; the host name tells those apart.

@@ -20,7 +20,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
@@ -73,17 +72,17 @@ class Job:
     """All ranks of the job, as far as checkpoints are concerned. All methods are collective.
 
     Args:
-        hvd: `horovod.torch` or `horovod.tensorflow`, after `hvd.init()`.
+        world: The ranks.
 
     Attributes:
         rank: This process's rank.
         size: Number of ranks.
     """
 
-    def __init__(self, hvd: ModuleType) -> None:
-        self._world = World.from_horovod(hvd, hvd.global_process_set)
-        self.rank, self.size = self._world.rank, self._world.size
-        self._is_first_of_node = hvd.local_rank() == 0
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.rank, self.size = world.rank, world.size
+        self._is_first_of_node = world.local_rank == 0
 
     def allgather(self, value: Any) -> list[Any]:
         """Returns every rank's value."""

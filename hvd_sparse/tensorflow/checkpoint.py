@@ -21,6 +21,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
+from hvd_sparse.ranks.world import World
 from hvd_sparse.state.checkpoint import Found, Job, checked_policy
 from hvd_sparse.state.manifest import SHARED
 from hvd_sparse.state.spreading import SavedSum, read_all
@@ -59,7 +60,7 @@ def save_checkpoint(
             The former checkpoint is unchanged.
     """
     parts = _Parts(model, optimizer)
-    job = Job(hvd)
+    job = Job(World.from_horovod(hvd, hvd.global_process_set))
     text = ""
     with job.fail_together(InvalidArgumentError):
         refuse_amid_passes(optimizer)
@@ -110,7 +111,7 @@ def load_checkpoint(
     """
     policy = checked_policy(residuals)
     parts = _Parts(model, optimizer)
-    job = Job(hvd)
+    job = Job(World.from_horovod(hvd, hvd.global_process_set))
     found = job.find(folder)
     if found is None:
         return None

@@ -27,7 +27,7 @@ class DenseReducer:
     def __init__(self, prefix: str, settings: Settings, *, process_set: Any) -> None:
         self._prefix = prefix
         self._averages = settings.reduction.averages
-        self._options = settings.reduction.of_horovod()
+        self._options = settings.reduction.of_horovod(hvd)
         self._process_set = process_set
 
     def allreduce(self, name: str, gradient: Any) -> Any:

@@ -14,6 +14,7 @@ from hvd_sparse.buckets import Layer
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.local_share import LocalShare
+from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.exchange.step_buckets import StepBuckets, op_gradients_of
 from hvd_sparse.planning import plan
 from hvd_sparse.ranks.world import World, may_have_peers
@@ -24,8 +25,8 @@ from hvd_sparse.tensorflow import compat, devices, ops, step_data
 from hvd_sparse.tensorflow.dense import DenseReducer
 from hvd_sparse.tensorflow.exchange_state import ExchangeState
 from hvd_sparse.tensorflow.graph_state import GraphState
+from hvd_sparse.tensorflow.host import HorovodHost
 from hvd_sparse.tensorflow.local_gradient import LocalGradient
-from hvd_sparse.tensorflow.messages import Messages
 from hvd_sparse.tensorflow.names import saved_names, unique_names
 from hvd_sparse.tensorflow.places import place_of
 from hvd_sparse.tensorflow.settings import Settings
@@ -136,12 +137,15 @@ class GradientExchange:
             momentum=bool(compression.momentum_correction),
             device=self._device,
         )
-        self._messages = Messages(
-            self._prefix, process_set=self._process_set, exchange=self._exchange
-        )
+        host = HorovodHost(self._process_set, device=self._device)
+        messages = self._messages = Messages(self._prefix, host=host, exchange=self._exchange)
         place = place_of(self._device, self._exchange)
-        allreduce = self._messages.timed_allreduce(self._device, place.clock)
-        self._measurer = Measurer(self.world, self._exchange, allreduce=allreduce, place=place)
+        self._measurer = Measurer(
+            self.world,
+            self._exchange,
+            allreduce=lambda nbytes: messages.timed_sum(nbytes, place),
+            place=place,
+        )
         self._meter = QualityMeter(compression, self._messages.add_up)
         self._buckets = StepBuckets(
             self._exchange,

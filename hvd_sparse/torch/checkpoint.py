@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 from torch.nn.parameter import is_lazy
 
@@ -25,7 +24,8 @@ from hvd_sparse.state.spreading import SavedSum, read_all
 from hvd_sparse.torch import state
 from hvd_sparse.torch.attachment import attachment_of
 from hvd_sparse.torch.gradient_exchange import GradientExchange
-from hvd_sparse.torch.residual_sums import residuals_of, summing_over
+from hvd_sparse.torch.host import TorchHost
+from hvd_sparse.torch.inheritance import residuals_of, summing_over
 
 _SUFFIX = ".pt"
 
@@ -33,33 +33,14 @@ _SUFFIX = ".pt"
 _REFUSAL = re.compile(r"(?:Trying to load|Unsupported|Can only)[^\n]*")
 
 
-def save_checkpoint(
+def save(
+    host: TorchHost,
     folder: str | os.PathLike[str],
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    **extra: Any,
+    extra: Mapping[str, Any],
 ) -> None:
-    """Writes a checkpoint of the whole job. Collective, between two steps.
-
-    Args:
-        folder: The folder to write, replaced if it exists. A job that dies meanwhile leaves the
-            former one, as FOLDER or FOLDER.old.
-        model: The model; one rank saves its state_dict().
-        optimizer: From `hvd.DistributedOptimizer`, sparse or not; one rank saves its state_dict(),
-            and every rank its own residuals.
-        **extra: Further objects, saved as one rank has them: the epoch, a schedule's state_dict(),
-            ... They must be of types that `torch.load(weights_only=True)` accepts, which cannot run
-            code: numbers, bool, str, None, tensors, torch.Size, torch.dtype, and dict, OrderedDict,
-            list and tuple of them; others that your version of torch accepts, or that both this job
-            and the one that loads have passed to `torch.serialization.add_safe_globals`.
-
-    Raises:
-        InvalidArgumentError: On every rank, if `extra` holds another type on one.
-        GradientInFlightError: Gradients have arrived but are not exchanged yet.
-        ExchangeFailedError: The exchange has ended; the ranks may not have taken the same steps.
-        OSError: On every rank, if one cannot write, or another job is saving to the same folder.
-            The former checkpoint is unchanged.
-    """
+    """Writes a checkpoint; see `save_checkpoint`. `host`: that of all ranks of the job."""
     exchange = _exchange_of(optimizer)
     if exchange is not None:
         exchange.refuse_if_ended()
@@ -72,9 +53,9 @@ def save_checkpoint(
     shared = {
         "model": model.state_dict(),
         "optimizer": state.without_residuals(whole),
-        "extra": extra,
+        "extra": dict(extra),
     }
-    job = Job(hvd)
+    job = Job(host.world())
     with job.fail_together(InvalidArgumentError):
         _check_extra(extra)
     job.write(
@@ -85,39 +66,19 @@ def save_checkpoint(
     )
 
 
-def load_checkpoint(
+def load(
+    host: TorchHost,
     folder: str | os.PathLike[str],
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    residuals: str = "own",
+    residuals: str,
 ) -> dict[str, Any] | None:
-    """Loads what `save_checkpoint` wrote. Collective, between two steps.
-
-    Args:
-        folder: The folder that was passed to `save_checkpoint`.
-        model: A model like the one that was saved.
-        optimizer: From `hvd.DistributedOptimizer`, over that model.
-        residuals: The policy for saved residuals. "own": every rank continues with its own, as if
-            nothing had happened; the number of ranks must be that of the checkpoint. "spread": the
-            sum of all residuals is shared out, entry by entry to one rank after the other, for any
-            number of ranks; nothing is lost but for the rounding of that sum, and thresholds and
-            plan are found anew. "reset": residuals are dropped.
-
-    Returns:
-        The `extra` that was passed to `save_checkpoint`, its tensors on the CPU; None if there is
-        no checkpoint on any rank.
-
-    Raises:
-        InvalidArgumentError: `residuals` is none of the three.
-        CheckpointMismatchError: On every rank, if the folder exists but holds no complete
-            checkpoint, the checkpoint does not fit, or the ranks have none in common. Nothing has
-            changed, except that LAGS may measure its times anew.
-    """
+    """Loads what `save` wrote; see `load_checkpoint`. `host`: that of all ranks of the job."""
     policy = checked_policy(residuals)
     exchange = _exchange_of(optimizer)
     device = _device_of(optimizer)
-    job = Job(hvd)
+    job = Job(host.world())
     found = job.find(folder)
     if found is None:
         return None
@@ -133,7 +94,7 @@ def load_checkpoint(
             state.check(exchange, sparse)
             random = own["random"]
     elif policy == "spread":
-        sparse = _spread(job, found, exchange)
+        sparse = _spread(job, found, exchange, host)
     whole = shared["optimizer"] if sparse is None else {**shared["optimizer"], state.KEY: sparse}
     before = (_copies(model.state_dict()), optimizer.state_dict(), _random(device))
 
@@ -180,11 +141,11 @@ def _reason(error: Exception) -> str:
     return str(error) if refusal is None else refusal[0]
 
 
-def _check_extra(extra: dict[str, Any]) -> None:
+def _check_extra(extra: Mapping[str, Any]) -> None:
     """Refuses what `_read` would refuse, before any file is written."""
     file = io.BytesIO()
     try:
-        torch.save(extra, file)
+        torch.save(dict(extra), file)
         file.seek(0)
         torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -233,7 +194,9 @@ def _exchange_of(optimizer: torch.optim.Optimizer) -> GradientExchange | None:
     return attachment.exchange
 
 
-def _spread(job: Job, found: Found, exchange: GradientExchange | None) -> dict[str, Any]:
+def _spread(
+    job: Job, found: Found, exchange: GradientExchange | None, host: TorchHost
+) -> dict[str, Any]:
     """Returns a state with this rank's share of the sum of all saved residuals."""
     if not all(job.allgather(exchange is not None and exchange.world.size == job.size)):
         raise CheckpointMismatchError(
@@ -243,7 +206,7 @@ def _spread(job: Job, found: Found, exchange: GradientExchange | None) -> dict[s
     assert exchange is not None
     total = SavedSum(state.layers_of(exchange))
     common = read_all(job, found, _SUFFIX, lambda path: _add(_read(path)["sparse"], total))
-    shares = total.share(summing_over(hvd.global_process_set), rank=job.rank, size=job.size)
+    shares = total.share(summing_over(host), rank=job.rank, size=job.size)
     share = {name: torch.from_numpy(part) for name, part in shares.items()}
     return {
         **state.save(exchange),
@@ -251,7 +214,7 @@ def _spread(job: Job, found: Found, exchange: GradientExchange | None) -> dict[s
         "residuals": share,
         "velocities": {},
         "states": {},
-        "waiting": [],
+        "pending": True,
         "tuning": None,
     }
 

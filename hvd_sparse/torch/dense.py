@@ -1,51 +1,61 @@
-"""Dense gradients, which Horovod exchanges: small and 1-d ones, and all that are faster dense."""
+"""Dense gradients, which the host reduces: small and 1-d ones, and all that are faster dense."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import horovod.torch.mpi_ops as hvd_ops
 import torch
 
-from hvd_sparse.exchange.exchange import Exchange
-from hvd_sparse.torch.messages import wait_for
-from hvd_sparse.torch.settings import Settings
+from hvd_sparse.exchange.messages import Messages
+from hvd_sparse.exchange.reduction import Reduction
+from hvd_sparse.ranks.host import Pending
+from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
+from hvd_sparse.torch.host import TorchHost
 from hvd_sparse.torch.slots import Slot
 
 
 class DenseReducer:
-    """Allreduces gradients through Horovod; ends the wait when the exchange fails.
+    """Reduces gradients through the host; the wait ends when the exchange fails.
 
     Args:
         prefix: Prefix of operation names; the same on all ranks, unique to the optimizer.
-        settings: The user's settings.
-        process_set: Horovod's process set.
-        exchange: The exchange whose failure ends every wait.
+        host: The host.
+        reduction: The reduction over the ranks.
+        messages: Messages of the exchange, which wait for the host's operations.
+        timeline: The timeline of the exchange, if there is one.
 
     Attributes:
         bytes: Size of this step's gradients, as they are sent.
     """
 
     def __init__(
-        self, prefix: str, settings: Settings, *, process_set: Any, exchange: Exchange
+        self,
+        prefix: str,
+        *,
+        host: TorchHost,
+        reduction: Reduction,
+        messages: Messages,
+        timeline: ExchangeTimeline | None,
     ) -> None:
         self.bytes = 0
         self._prefix = prefix
-        self._exchange = exchange
-        self._options = {**settings.reduction.of_horovod(), "process_set": process_set}
-        self._in_flight: list[tuple[Slot, int]] = []
+        self._host = host
+        self._reduction = reduction
+        self._messages = messages
+        self._timeline = timeline
+        self._in_flight: list[tuple[Slot, Pending[Any]]] = []
 
     def launch(self, slot: Slot) -> None:
-        """Starts the allreduce of a gradient that was taken; see `Slot.take`."""
+        """Starts the reduction of a gradient that was taken; see `Slot.take`."""
         if slot.result().dtype == torch.bfloat16:  # which Horovod does not know
             slot.convert(torch.float32)
         work = slot.result()
         size = work.numel() * work.element_size()
         self.bytes += size
-        if self._exchange.timeline is not None:
-            self._exchange.timeline.dense_launched(size)
-        handle = hvd_ops.allreduce_async_(work, name=f"{self._prefix}.{slot.name}", **self._options)
-        self._in_flight.append((slot, handle))
+        if self._timeline is not None:
+            self._timeline.dense_launched(size)
+        pending = self._host.reduce(work, f"{self._prefix}.{slot.name}", self._reduction)
+        self._in_flight.append((slot, pending))
 
     def wait(self, *, check_finite: bool) -> str | None:
         """Waits for all launched gradients; the results are then in their slots.
@@ -60,12 +70,12 @@ class DenseReducer:
             ExchangeFailedError: The exchange has ended.
         """
         refuse = None
-        for slot, handle in self._in_flight:
-            wait_for(handle, self._exchange, f"{self._prefix}.{slot.name}")
+        for slot, pending in self._in_flight:
+            self._messages.wait_for(pending)
             if check_finite and refuse is None and not _fits(slot):
                 refuse = f"the sum of the gradients of '{slot.name}' over the ranks is not finite"
-        if self._exchange.timeline is not None:
-            self._exchange.timeline.dense_done()
+        if self._timeline is not None:
+            self._timeline.dense_done()
         return refuse
 
     def release(self) -> None:

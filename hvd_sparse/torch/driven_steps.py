@@ -1,4 +1,4 @@
-"""Hands gradients to the core as they become complete, and to Horovod what is sent dense."""
+"""Hands gradients to the core as they become complete, and to the host what is sent dense."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hvd_sparse import _core
 from hvd_sparse.buckets import Layer
 from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.exchange.step_buckets import StepBuckets, op_gradients_of
 from hvd_sparse.exchange.steps import Steps
 from hvd_sparse.planning.plan import BucketChoice
@@ -21,7 +22,6 @@ from hvd_sparse.torch.exchange_state import ExchangeState
 from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.local_gradient import LocalGradient
 from hvd_sparse.torch.loss_scale import LossScale
-from hvd_sparse.torch.messages import Messages
 from hvd_sparse.torch.settings import Settings
 from hvd_sparse.torch.slots import Slot, buffer_of
 

@@ -8,15 +8,20 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from horovod.common.exceptions import HorovodInternalError
 
 from hvd_sparse import log
 from hvd_sparse.buckets import Layer
-from hvd_sparse.errors import GradientInFlightError, HvdSparseError, NonFiniteGradientError
+from hvd_sparse.errors import (
+    ExchangeFailedError,
+    GradientInFlightError,
+    HvdSparseError,
+    NonFiniteGradientError,
+)
 from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.places.step_clock import Reading, StepClock
 from hvd_sparse.planning import plan
 from hvd_sparse.ranks.world import World
@@ -28,9 +33,9 @@ from hvd_sparse.torch.devices import common_device
 from hvd_sparse.torch.driven_steps import DrivenSteps
 from hvd_sparse.torch.exchange_state import ExchangeState
 from hvd_sparse.torch.gradient_memory import MemoryInUse
+from hvd_sparse.torch.host import TorchHost
 from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.loss_scale import LossScale
-from hvd_sparse.torch.messages import Messages
 from hvd_sparse.torch.owner import weakly
 from hvd_sparse.torch.parameters import NamedParameters
 from hvd_sparse.torch.settings import Settings, check_not_twice, may_be_sparse
@@ -49,7 +54,7 @@ class GradientExchange:
 
     A gradient that backward has completed is handed to the core, with the others of its op; the
     core starts buckets, in one order on every rank. Ops lie in reverse order of registration. Small
-    and 1-d gradients go through Horovod, as does all that is faster dense.
+    and 1-d gradients go through the host, as does all that is faster dense.
 
     Attributes:
         world: The ranks.
@@ -61,7 +66,7 @@ class GradientExchange:
         conditions: Conditions under which plan and thresholds are found, for checkpoints.
         mark: The user's mark of the current step; see `mark_step`.
         any_ended_early: True if an error has ended an exchange of this process, perhaps in the
-            middle of a step: Horovod may then wait for ever for the rest of its dense operations.
+            middle of a step: the host may then wait for ever for the rest of its dense operations.
     """
 
     any_ended_early: ClassVar[bool] = False
@@ -74,8 +79,9 @@ class GradientExchange:
         *,
         world: World,
         exchange: Exchange,
-        process_set: Any,
+        host: TorchHost,
         prefix: str,
+        messages: Messages,
         measurer: Measurer,
     ) -> None:
         self.world = world
@@ -101,8 +107,14 @@ class GradientExchange:
         large = [s for s in reversed(self._slots) if may_be_sparse(s.param, compression)]
         self.layers = tuple(Layer(slot.name, slot.param.numel()) for slot in large)
         self._large = {slot.name: slot for slot in large}
-        messages = Messages(prefix, process_set=process_set, exchange=exchange)
-        self._dense = DenseReducer(prefix, settings, process_set=process_set, exchange=exchange)
+        self._host_failure = host.failure
+        self._dense = DenseReducer(
+            prefix,
+            host=host,
+            reduction=settings.reduction,
+            messages=messages,
+            timeline=exchange.timeline,
+        )
         self._driven = DrivenSteps(
             self.layers if world.size > 1 else (),  # a single rank has no residuals
             list(reversed(self._slots)),
@@ -247,7 +259,7 @@ class GradientExchange:
         If the exchange had ended before, that is the error that ended it: all later errors may be
         consequences, such as gradients that are no longer exchanged.
         """
-        if isinstance(error, HorovodInternalError) and not isinstance(error, HvdSparseError):
+        if isinstance(error, self._host_failure) and not isinstance(error, HvdSparseError):
             error = self._exchange.cause() or error
         elif isinstance(error, Exception):  # an interrupt is not the exchange's failure
             error = self._exchange.end() or error
@@ -342,7 +354,7 @@ class GradientExchange:
 
     def _end_after_commit(self, error: Exception) -> None:
         """Ends the exchange, and logs the error that is being handled, which nobody catches."""
-        unexpected = not isinstance(error, HorovodInternalError)
+        unexpected = not isinstance(error, (self._host_failure, ExchangeFailedError))
         cause = self._end(error)
         with suppress(Exception):  # from the program's own log handler
             log.logger.warning(

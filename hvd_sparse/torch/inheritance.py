@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,17 @@ from numpy.typing import NDArray
 from hvd_sparse.state.inheritance import Rates, total_of
 from hvd_sparse.torch import state
 from hvd_sparse.torch.gradient_exchange import GradientExchange
-from hvd_sparse.torch.residual_sums import residuals_of, summing_over
+from hvd_sparse.torch.host import TorchHost
+
+
+def residuals_of(saved: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Returns the residuals in what `state.save` returned: by layer, flat."""
+    return {name: part.cpu().numpy() for name, part in saved["residuals"].items()}
+
+
+def summing_over(host: TorchHost) -> Callable[[NDArray[Any], str], NDArray[Any]]:
+    """Returns the function by which a SavedSum adds up its parts over the ranks."""
+    return lambda part, name: host.add_up(part, name).result()
 
 
 class Successor:
@@ -19,13 +29,13 @@ class Successor:
 
     Args:
         exchange: An exchange that has taken no step yet; for `total`, any exchange.
-        process_set: The exchange's process set in Horovod.
+        host: The host of the exchange.
     """
 
-    def __init__(self, exchange: GradientExchange, process_set: Any) -> None:
+    def __init__(self, exchange: GradientExchange, host: TorchHost) -> None:
         self.world = exchange.world
         self.layers = state.layers_of(exchange)
-        self.allreduce = summing_over(process_set)
+        self.allreduce = summing_over(host)
         self._exchange = exchange
 
     def residuals_of(self, held: Mapping[str, Any]) -> dict[str, NDArray[Any]]:

@@ -1,27 +1,27 @@
-"""hvd.DistributedOptimizer for sparse compressions."""
+"""DistributedOptimizer for sparse compressions, whoever runs the ranks."""
 
 from __future__ import annotations
 
 import weakref
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
-from hvd_sparse.errors import InvalidArgumentError, UnavailableError
+from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.ranks.agreement import agree, kind_of_device
-from hvd_sparse.ranks.world import World, in_elastic_job
+from hvd_sparse.ranks.world import in_elastic_job
 from hvd_sparse.stats.step_stats import Stats
 from hvd_sparse.torch.attachment import Attachment, attachment_of, require_attachment
 from hvd_sparse.torch.devices import common_device
 from hvd_sparse.torch.gradient_exchange import GradientExchange
-from hvd_sparse.torch.messages import timed_allreduce
+from hvd_sparse.torch.host import TorchHost
 from hvd_sparse.torch.owner import weakly
 from hvd_sparse.torch.parameters import NamedParameters, describe, name_parameters
 from hvd_sparse.torch.places import place_of
 from hvd_sparse.torch.renewal import Renewal
-from hvd_sparse.torch.settings import Settings, check_devices, check_horovod, check_parameter
+from hvd_sparse.torch.settings import Settings, check_dense, check_devices, check_parameter
 from hvd_sparse.tuning.measurer import Measurer
 
 _live: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
@@ -76,7 +76,7 @@ def distribute(
     named_parameters: Any = None,
     compression: Any = None,
     *,
-    process_set: Any = hvd.global_process_set,
+    host: TorchHost,
     **options: Any,
 ) -> torch.optim.Optimizer:
     """Makes `optimizer.step()` use gradients that were exchanged sparsely. Collective.
@@ -95,9 +95,9 @@ def distribute(
             CUDA, on one GPU; of type float64, float32, float16 or bfloat16.
         named_parameters: Horovod's named_parameters, usually `model.named_parameters()`.
         compression: A sparse compression, as a class or an instance.
-        process_set: Horovod's process set; other ranks exchange nothing.
-        **options: Horovod's backward_passes_per_step, op (Average or Sum), sparse_as_dense and
-            gradient_predivide_factor.
+        host: The host of the ranks; other ranks exchange nothing.
+        **options: backward_passes_per_step, sparse_as_dense, and the host's options of a
+            reduction: Horovod's op (Average or Sum) and gradient_predivide_factor.
 
     Returns:
         `optimizer`, with Horovod's synchronize(), skip_synchronize(), zero_grad() and
@@ -112,14 +112,14 @@ def distribute(
     named: list[tuple[str, torch.Tensor]] = []
     settings, problem = None, None
     try:
-        settings = Settings.checked(optimizer, compression, **options)
+        settings = Settings.checked(optimizer, compression, host=host, **options)
         _refuse_second_wrapping(optimizer)
         named = name_parameters(optimizer, named_parameters)
         for name, param in named:
             check_parameter(name, param)
         check_devices(named, settings.compression)
-        if in_elastic_job() or has_peers(process_set) or _acts_alone(settings, process_set):
-            check_horovod(named, settings.compression)
+        if in_elastic_job() or host.has_peers() or _acts_alone(settings, host):
+            check_dense(named, settings.compression, host)
     except Exception as error:
         problem = error
 
@@ -127,8 +127,8 @@ def distribute(
 
     def build() -> GradientExchange | None:
         optimizer = owner()
-        if has_peers(process_set) or _acts_alone(settings, process_set):
-            exchange = _build(optimizer, named, settings, problem, process_set)
+        if host.has_peers() or _acts_alone(settings, host):
+            exchange = _build(optimizer, named, settings, problem, host)
             exchange.passes = getattr(optimizer, "backward_passes_per_step", exchange.passes)
             exchange.release()
             return exchange
@@ -136,7 +136,7 @@ def distribute(
             raise problem
         return None
 
-    renewal = Renewal(build, [param for _, param in named], process_set)
+    renewal = Renewal(build, [param for _, param in named], host)
     if not in_elastic_job():
         renewal.renew()
     elif problem is not None:
@@ -152,26 +152,8 @@ def distribute(
     return optimizer
 
 
-def has_peers(process_set: Any) -> bool:
-    """Returns true if this rank has peers to exchange with.
-
-    Raises:
-        UnavailableError: Horovod no longer knows the process set.
-    """
-    try:
-        size = process_set.size()
-    except ValueError:
-        size = None
-    if size is None or (process_set.ranks is not None and size != len(process_set.ranks)):
-        raise UnavailableError(
-            f"Horovod does not know {process_set}: shutting it down leaves the set of all ranks "
-            "only; add others again with hvd.add_process_set() after hvd.init()"
-        )
-    return bool(size > 1 and process_set.included())
-
-
-def _acts_alone(settings: Settings | None, process_set: Any) -> bool:
-    return bool(settings and settings.compression.acts_on_gradients and process_set.included())
+def _acts_alone(settings: Settings | None, host: TorchHost) -> bool:
+    return bool(settings and settings.compression.acts_on_gradients and host.included())
 
 
 def _refuse_second_wrapping(optimizer: torch.optim.Optimizer) -> None:
@@ -186,16 +168,16 @@ def _build(
     named: NamedParameters,
     settings: Settings | None,
     problem: Exception | None,
-    process_set: Any,
+    host: TorchHost,
 ) -> GradientExchange:
     global _serial
-    world = World.from_horovod(hvd, process_set)
+    world = host.world()
     options = {} if settings is None else settings.describe()
     if settings is not None and problem is None:
         options |= kind_of_device(common_device(named).type, settings.compression)
     _serial = 1 + agree(
         world,
-        process_set.ranks,
+        host.ranks,
         problem=problem,
         parameters=describe(named),
         options=options,
@@ -209,20 +191,20 @@ def _build(
     prefix = f"hvd_sparse.{_serial}"
     between = Exchange.between_ranks(world, name=f"optimizer {_serial}")
     place = place_of(common_device(named), between)
+    messages = Messages(prefix, host=host, exchange=between)
     exchange = GradientExchange(
         optimizer,
         named,
         settings,
         world=world,
         exchange=between,
-        process_set=process_set,
+        host=host,
         prefix=prefix,
+        messages=messages,
         measurer=Measurer(
             world,
             between,
-            allreduce=timed_allreduce(
-                prefix, process_set=process_set, exchange=between, place=place
-            ),
+            allreduce=lambda nbytes: messages.timed_sum(nbytes, place),
             place=place,
         ),
     )

@@ -9,15 +9,15 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
-from hvd_sparse.errors import HvdSparseError, UnavailableError
+from hvd_sparse.errors import HvdSparseError
 from hvd_sparse.state import renewal
 from hvd_sparse.state.inheritance import inherit
 from hvd_sparse.stats.step_stats import Stats
 from hvd_sparse.torch import guards, state
 from hvd_sparse.torch.gradient_exchange import GradientExchange
+from hvd_sparse.torch.host import TorchHost
 from hvd_sparse.torch.inheritance import Successor
 from hvd_sparse.torch.opaque import opaque
 
@@ -29,19 +29,19 @@ class Renewal(renewal.Renewal[GradientExchange]):
         build: Builds an exchange between the current ranks; returns None if this rank needs none.
             Collective.
         params: The parameters; the first gradient of any of them triggers the build.
-        process_set: The exchange's process set in Horovod.
+        host: The host of the exchanges.
     """
 
     def __init__(
         self,
         build: Callable[[], GradientExchange | None],
         params: Sequence[torch.Tensor],
-        process_set: Any,
+        host: TorchHost,
     ) -> None:
         super().__init__()
         self._builder = build
         self._params = params
-        self._process_set = process_set
+        self._host = host
         self._stats = Stats()
         self._follows_rates = True
         self._retired = ""
@@ -58,13 +58,14 @@ class Renewal(renewal.Renewal[GradientExchange]):
 
     def check_place(self, saved: dict[str, Any] | None) -> None:
         """Raises CheckpointMismatchError for a state of another rank, or number of ranks."""
-        state.check_place(saved, rank=self._process_set.rank(), size=self._process_set.size())
+        rank, size = self._host.place()
+        state.check_place(saved, rank=rank, size=size)
 
     def renew(self) -> None:
         """Builds the exchange if it is pending. Collective.
 
         Raises:
-            UnavailableError: Horovod is not initialised, or no longer knows the process set.
+            UnavailableError: The host is not initialised, or no longer knows the ranks.
             HvdSparseError: `retire` was called.
         """
         super().renew()
@@ -93,10 +94,7 @@ class Renewal(renewal.Renewal[GradientExchange]):
     def _build(self) -> GradientExchange | None:
         if self._retired:
             raise HvdSparseError(self._retired)
-        if not hvd.is_initialized():
-            raise UnavailableError(
-                "Horovod is not initialised: call hvd.init() first, also after hvd.shutdown()"
-            )
+        self._host.require_initialized()
         for param in self._params[:1]:
             guards.check_not_capturing(param.device)
         with torch.no_grad():
@@ -104,7 +102,7 @@ class Renewal(renewal.Renewal[GradientExchange]):
 
     def _inherit(self, exchange: GradientExchange, held: dict[str, Any] | None) -> None:
         with torch.no_grad():
-            inherit(Successor(exchange, self._process_set), held, self.policy)
+            inherit(Successor(exchange, self._host), held, self.policy)
         exchange.stats = self._stats
         if not self._follows_rates:
             exchange.rates.clipping_seen()
@@ -113,7 +111,7 @@ class Renewal(renewal.Renewal[GradientExchange]):
         return state.save(exchange)
 
     def _total(self, exchange: GradientExchange) -> dict[str, Any]:
-        return Successor(exchange, self._process_set).total()
+        return Successor(exchange, self._host).total()
 
     def _wait_for_a_gradient(self) -> None:
         if self._retired:

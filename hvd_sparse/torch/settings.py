@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import horovod.torch as hvd
-import horovod.torch.mpi_ops as hvd_ops
 import torch
 
 from hvd_sparse.compression import Compression, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange import local_share
-from hvd_sparse.exchange.reduction import Reduction, checked_reduction
+from hvd_sparse.exchange.reduction import Reduction
 from hvd_sparse.schedules import checked_count
 from hvd_sparse.torch.devices import check_device, common_device
+from hvd_sparse.torch.host import TorchHost
 from hvd_sparse.torch.parameters import NamedParameters
 from hvd_sparse.torch.places import OnDevice
 from hvd_sparse.torch.slots import DTYPES
@@ -48,12 +47,10 @@ class Settings:
         optimizer: torch.optim.Optimizer,
         compression: object,
         *,
+        host: TorchHost,
         backward_passes_per_step: int = 1,
-        op: int = hvd.Average,
-        gradient_predivide_factor: float = 1.0,
-        num_groups: int = 0,
-        groups: Any = None,
         sparse_as_dense: bool = False,
+        **reduction: Any,
     ) -> Settings:
         """Returns the settings; refuses what a sparse exchange cannot do.
 
@@ -68,19 +65,13 @@ class Settings:
                     f"{why}"
                 )
         check_hooks(optimizer)
-        reduction = checked_reduction(
-            hvd,
-            op=op,
-            gradient_predivide_factor=gradient_predivide_factor,
-            num_groups=num_groups,
-            groups=groups,
-        )
+        reduced = host.reduction(**reduction)
         chosen = as_compression(compression)
         check_not_twice(optimizer, chosen)
         return cls(
             compression=chosen,
             backward_passes_per_step=checked_passes(backward_passes_per_step),
-            reduction=reduction,
+            reduction=reduced,
             sparse_as_dense=bool(sparse_as_dense),
         )
 
@@ -140,19 +131,15 @@ def check_devices(named: NamedParameters, compression: Compression) -> None:
         )
 
 
-def check_horovod(named: NamedParameters, compression: Compression) -> None:
-    """Raises UnsupportedError if Horovod cannot exchange dense gradients on their device.
+def check_dense(named: NamedParameters, compression: Compression, host: TorchHost) -> None:
+    """Raises UnsupportedError if the host cannot reduce dense gradients on their device.
 
     An adaptive compression sends all gradients dense while it measures.
     """
     device = common_device(named)
     adaptive = compression.adaptive
     dense = [name for name, one in named if adaptive or not may_be_sparse(one, compression)]
-    function = f"horovod_torch_allreduce_async_torch_{device.type}_FloatTensor"
-    if device.type == "cpu" or not dense or hasattr(hvd_ops.mpi_lib, function):
-        return
-    why = f"{type(compression).__name__} measures dense steps first" if adaptive else "it is small"
-    raise UnsupportedError(
-        f"Horovod exchanges gradients of '{dense[0]}' on device '{device}' ({why}), and this one "
-        "was built for the CPU only: build it with HOROVOD_GPU_OPERATIONS=NCCL"
-    )
+    if dense:
+        preset = type(compression).__name__
+        why = f"{preset} measures dense steps first" if adaptive else "it is small"
+        host.require_sums_on(device, f"gradients of '{dense[0]}' on device '{device}' ({why})")

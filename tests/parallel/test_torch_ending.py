@@ -14,8 +14,9 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvd_sparse.errors import ExchangeFailedError
 from hvd_sparse.exchange import core_handle
-from hvd_sparse.torch import LAGS, dense, replan, save_checkpoint
+from hvd_sparse.torch import LAGS, replan, save_checkpoint
 from hvd_sparse.torch.attachment import attachment_of
+from hvd_sparse.torch.horovod import host
 from tests.parallel.torch_ranks import (
     CULPRIT,
     Toy,
@@ -132,7 +133,7 @@ def test_a_shutdown_of_horovod_is_not_mistaken_for_the_reason(known, monkeypatch
                 once_it_is_known()
         raise HorovodInternalError("Horovod has been shut down")
 
-    monkeypatch.setattr(dense.hvd_ops, "allreduce_async_", shut_down)
+    monkeypatch.setattr(host.hvd_ops, "allreduce_async_", shut_down)
     with pytest.raises(ExchangeFailedError, match="a bug in the user's code"):
         model.backward({"bias": integer_gradients(model, 0)["bias"]})
 
@@ -145,7 +146,7 @@ def test_an_error_of_horovod_itself_stays_what_it_is(monkeypatch):
     def fails(*_, **__):
         raise HorovodInternalError("Mismatched shapes")
 
-    monkeypatch.setattr(dense.hvd_ops, "allreduce_async_", fails)
+    monkeypatch.setattr(host.hvd_ops, "allreduce_async_", fails)
     with pytest.raises(HorovodInternalError, match="Mismatched shapes"):
         model.backward({"bias": integer_gradients(model, 0)["bias"]})
     assert attachment_of(optimizer).exchange.steps == 0

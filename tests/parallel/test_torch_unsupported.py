@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from hvd_sparse.errors import ExchangeFailedError, UnsupportedError
-from hvd_sparse.torch import LAGS, TopK, functions
+from hvd_sparse.torch import LAGS, TopK
 from hvd_sparse.torch.attachment import attachment_of
 from hvd_sparse.torch.guards import check_not_capturing
+from hvd_sparse.torch.horovod import functions
 from tests.parallel.torch_ranks import (
     CULPRIT,
     Toy,

@@ -6,7 +6,8 @@ import horovod.tensorflow as hvd
 import pytest
 
 from hvd_sparse.errors import ExchangeTimeoutError
-from hvd_sparse.tensorflow.messages import Messages
+from hvd_sparse.exchange.messages import Messages
+from hvd_sparse.tensorflow.host import HorovodHost
 from tests.parallel_tensorflow.ranks import a_name
 
 
@@ -20,7 +21,8 @@ class Exchange:
 @pytest.mark.skipif(hvd.size() == 1, reason="a single rank waits for nobody")
 def test_a_message_that_a_rank_does_not_send_is_given_up_by_name(monkeypatch):
     prefix = a_name()
-    messages = Messages(prefix, process_set=hvd.global_process_set, exchange=Exchange())
+    host = HorovodHost(hvd.global_process_set, device="CPU:0")
+    messages = Messages(prefix, host=host, exchange=Exchange())
     numbers = [float(hvd.rank())]
     if hvd.rank() > 0:
         sent = messages.gather(numbers)

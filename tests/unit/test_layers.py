@@ -136,3 +136,34 @@ def test_no_module_reads_a_format_that_can_run_code(file):
             assert node.value.value is False
         if isinstance(node, ast.Call):
             assert getattr(node.func, "id", None) not in ("eval", "exec")
+
+
+# Horovod is another library that runs ranks; all else works with any that does.
+WITH_HOROVOD = ("errors.py", "bench/ranks.py", "torch/__init__.py", "torch/horovod/", "tensorflow/")
+
+
+def imports_horovod(source):
+    """Returns true if a source imports Horovod, at its top or later."""
+    modules = [
+        name
+        for node in ast.walk(ast.parse(source))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    ]
+    return any(module.split(".")[0] == "horovod" for module in modules)
+
+
+def test_horovod_is_imported_where_it_runs_the_ranks_alone():
+    users = {
+        str(file.relative_to(PACKAGE))
+        for file in PACKAGE.rglob("*.py")
+        if imports_horovod(file.read_text())
+    }
+    assert [user for user in sorted(users) if not user.startswith(WITH_HOROVOD)] == []
+    for place in WITH_HOROVOD:
+        assert any(user.startswith(place) for user in users), place

@@ -51,7 +51,7 @@ def come_back(thing, kind):
         (_Claim("reset", HOLDING, {"w": 0.1}, False), _Claim),
         (_Claim("reset", HOLDING, 0.25), _Claim),
         ((True, None, False), tuple[bool | None, ...]),
-        (Reduction(op=1, averages=False, gradient_predivide_factor=0.5), Reduction),
+        (Reduction(averages=False, gradient_predivide_factor=0.5), Reduction),
         ([[(0.5, 1.5)], [(0.25, 1e-9)]], list[list[tuple[float, float]]]),
         (_Verdict([True, False], [2**32 - 1, 0]), _Verdict),
         (record_of(LAGS()), CompressionRecord),

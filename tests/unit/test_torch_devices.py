@@ -16,8 +16,9 @@ from hvd_sparse.places.device_clock import DeviceClock
 from hvd_sparse.places.step_clock import CpuClock, StepClock
 from hvd_sparse.torch import LAGS, TopK
 from hvd_sparse.torch.devices import StepStream, check_device, common_device, current_stream
+from hvd_sparse.torch.horovod.host import HorovodHost
 from hvd_sparse.torch.places import OnDevice, place_of
-from hvd_sparse.torch.settings import check_devices, check_horovod
+from hvd_sparse.torch.settings import check_dense, check_devices
 from hvd_sparse.tuning.measure import measure_machine
 from tests import laws
 from tests.gpus import needs_gpu
@@ -44,19 +45,23 @@ def test_hierarchical_is_refused_on_a_device_before_anything_is_planned():
         check_devices(elsewhere, LAGS(collective="hierarchical"))
 
 
+def check_on_horovod(named, compression):
+    check_dense(named, compression, HorovodHost())
+
+
 def test_a_horovod_without_gpus_is_named_where_gradients_travel_dense(monkeypatch):
     large = [("w", torch.zeros(8, 8, device="meta"))]
     small = [*large, ("b", torch.zeros(8, device="meta"))]
     fixed = TopK(min_numel=64)
-    check_horovod([("a", torch.zeros(1))], LAGS())
-    check_horovod(large, fixed)
+    check_on_horovod([("a", torch.zeros(1))], LAGS())
+    check_on_horovod(large, fixed)
     with pytest.raises(UnsupportedError, match=r"'b' on device 'meta' \(it is small\).*NCCL"):
-        check_horovod(small, fixed)
+        check_on_horovod(small, fixed)
     with pytest.raises(UnsupportedError, match=r"'w' on device 'meta' \(LAGS measures dense"):
-        check_horovod(large, LAGS(min_numel=64))
+        check_on_horovod(large, LAGS(min_numel=64))
     function = "horovod_torch_allreduce_async_torch_meta_FloatTensor"
     monkeypatch.setattr(hvd_ops.mpi_lib, function, None, raising=False)
-    check_horovod(small, LAGS())
+    check_on_horovod(small, LAGS())
 
 
 def test_the_cpu_has_no_stream():

@@ -10,9 +10,10 @@ import torch
 from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import HvdSparseError, UnavailableError
 from hvd_sparse.torch import renewal as module
+from hvd_sparse.torch.horovod import host as horovod_host
+from hvd_sparse.torch.horovod.host import HorovodHost
 from hvd_sparse.torch.inheritance import Successor
 from hvd_sparse.torch.learning_rates import LearningRates
-from hvd_sparse.torch.optimizer import has_peers
 from hvd_sparse.torch.renewal import Renewal
 from hvd_sparse.torch.slots import Slot
 
@@ -38,12 +39,12 @@ class ProcessSet:
 
 @pytest.fixture
 def built(monkeypatch):
-    monkeypatch.setattr(module.hvd, "is_initialized", lambda: True)
+    monkeypatch.setattr(horovod_host.hvd, "is_initialized", lambda: True)
     return []
 
 
 def renewal_of(param: torch.Tensor, built: list[int]) -> Renewal:
-    return Renewal(lambda: built.append(1), [param], ProcessSet(2))
+    return Renewal(lambda: built.append(1), [param], HorovodHost(ProcessSet(2)))
 
 
 def test_the_first_gradient_has_it_built_once(built):
@@ -86,7 +87,7 @@ def exchange_of(param: torch.Tensor) -> SimpleNamespace:
 def test_whoever_was_seen_to_clip_clips_in_the_next_world_too(built, monkeypatch):
     param = torch.nn.Parameter(torch.ones(3))
     monkeypatch.setattr(module.state, "save", lambda _: None)  # for ranks that hold nothing
-    renewal = Renewal(lambda: exchange_of(param), [param], ProcessSet(2))
+    renewal = Renewal(lambda: exchange_of(param), [param], HorovodHost(ProcessSet(2)))
     for clips in (False, True):
         renewal.renew()
         assert renewal.exchange.rates.followed
@@ -100,14 +101,14 @@ def test_whoever_was_seen_to_clip_clips_in_the_next_world_too(built, monkeypatch
 def test_residuals_that_were_shared_out_follow_the_rate_from_where_it_was():
     param = torch.nn.Parameter(torch.ones(3))
     exchange = exchange_of(param)
-    Successor(exchange, ProcessSet(2)).begin({}, steps=7, rates={"w": 1.0})
+    Successor(exchange, HorovodHost(ProcessSet(2))).begin({}, steps=7, rates={"w": 1.0})
     assert exchange.loaded == [({}, {}, 7)]
     assert exchange.rates.decays([Slot("w", param, 1)]) == [2.0]
 
 
 def test_without_horovod_it_is_refused(built, monkeypatch):
     renewal = renewal_of(torch.nn.Parameter(torch.ones(3)), built)
-    monkeypatch.setattr(module.hvd, "is_initialized", lambda: False)
+    monkeypatch.setattr(horovod_host.hvd, "is_initialized", lambda: False)
     with pytest.raises(UnavailableError, match=r"call hvd.init\(\) first"):
         renewal.renew()
 
@@ -134,9 +135,9 @@ def test_it_dies_with_its_optimizer_though_parameters_live(built):
 @pytest.mark.parametrize("size", [None, 3])
 def test_a_process_set_that_horovod_forgot_is_refused(size):
     with pytest.raises(UnavailableError, match="add others again"):
-        has_peers(ProcessSet(size))
+        HorovodHost(ProcessSet(size)).has_peers()
 
 
 def test_a_rank_outside_a_process_set_has_no_peers():
-    assert not has_peers(ProcessSet(2, included=False))
-    assert has_peers(ProcessSet(2))
+    assert not HorovodHost(ProcessSet(2, included=False)).has_peers()
+    assert HorovodHost(ProcessSet(2)).has_peers()

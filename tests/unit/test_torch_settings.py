@@ -8,6 +8,7 @@ import torch
 
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.torch import LAGS
+from hvd_sparse.torch.horovod.host import HorovodHost
 from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.parameters import name_parameters
 from hvd_sparse.torch.settings import Settings, check_parameter
@@ -16,6 +17,10 @@ from hvd_sparse.torch.slots import Slot
 
 def sgd(*params, **options):
     return torch.optim.SGD(params or [torch.nn.Parameter(torch.zeros(2))], lr=1.0, **options)
+
+
+def checked(compression, **options):
+    return Settings.checked(sgd(), compression, host=HorovodHost(), **options)
 
 
 @pytest.mark.parametrize(
@@ -27,23 +32,23 @@ def sgd(*params, **options):
     ],
 )
 def test_gradients_are_scaled_before_and_after_the_sum(options, scales):
-    assert Settings.checked(sgd(), LAGS, **options).reduction.scales(4) == scales
+    assert checked(LAGS, **options).reduction.scales(4) == scales
 
 
 @pytest.mark.parametrize("passes", [0, -1])
 def test_too_few_passes_are_refused_in_horovods_words(passes):
     with pytest.raises(ValueError, match=r"^backward_passes_per_step must be > 0$"):
-        Settings.checked(sgd(), LAGS, backward_passes_per_step=passes)
+        checked(LAGS, backward_passes_per_step=passes)
 
 
 @pytest.mark.parametrize("passes", [1.5, "2", True])
 def test_passes_are_counted_in_whole_numbers(passes):
     with pytest.raises(InvalidArgumentError, match="must be an integer"):
-        Settings.checked(sgd(), LAGS, backward_passes_per_step=passes)
+        checked(LAGS, backward_passes_per_step=passes)
 
 
 def test_what_must_be_equal_on_all_ranks_is_described():
-    described = Settings.checked(sgd(), LAGS(density=0.25), op=hvd.Sum).describe()
+    described = checked(LAGS(density=0.25), op=hvd.Sum).describe()
     assert described["compression"] == "LAGS(density=0.25)"
     assert described["op"] == "Sum"
     assert set(described) == {

@@ -28,8 +28,13 @@ from hvd_sparse.patching import replace
 from hvd_sparse.ranks import lifecycle
 from hvd_sparse.torch import state
 from hvd_sparse.torch.attachment import attachment_of
-from hvd_sparse.torch.elastic_state import check_host_updates, restore_optimizer, sync_optimizer
 from hvd_sparse.torch.gradient_exchange import GradientExchange
+from hvd_sparse.torch.horovod.elastic_state import (
+    check_host_updates,
+    restore_optimizer,
+    sync_optimizer,
+)
+from hvd_sparse.torch.horovod.host import HorovodHost
 from hvd_sparse.torch.optimizer import distribute, live_exchanges
 
 # Modules of Horovod that hold the functions under their own names.
@@ -62,7 +67,9 @@ def _distributed_optimizer(stock: Callable[..., Any], *args: Any, **kwargs: Any)
     bound = inspect.signature(stock).bind(*args, **kwargs)
     compression = bound.arguments.get("compression")
     if is_sparse_compression(compression):
-        return distribute(**bound.arguments)
+        options = dict(bound.arguments)
+        host = HorovodHost(options.pop("process_set", None))
+        return distribute(**options, host=host)
     if "compression" in bound.arguments and not hasattr(compression, "compress"):
         as_compression(compression)  # raises
     optimizer = bound.arguments["optimizer"]
