@@ -40,12 +40,10 @@ class BoundEngine {
   /// Ends the use of the exchange; what is known of the steps stays.
   void Close() {
     if (engine_ == nullptr) return;
-    steps_ = engine_->steps();
     pending_ = engine_->AnyPending();
     engine_.reset();
   }
 
-  std::int64_t steps() const { return engine_ == nullptr ? steps_ : engine_->steps(); }
   bool pending() const { return engine_ == nullptr ? pending_ : engine_->AnyPending(); }
 
   bool Begin(const PyBuffer& residual, const PyBuffer& states,
@@ -102,8 +100,7 @@ class BoundEngine {
   }
 
   OwnProcessPointer<StepEngine> engine_;
-  std::int64_t steps_ = 0;  // once it is closed
-  bool pending_ = false;    // likewise
+  bool pending_ = false;  // once it is closed
 };
 
 }  // namespace
@@ -131,7 +128,6 @@ void BindEngine(py::module_& m) {
       .def(py::init<Exchange&, const BoundEngine::Ops&, std::vector<DrivenBucket>, StepRules>(),
            py::arg("exchange"), py::arg("ops"), py::arg("buckets"), py::arg("rules"))
       .def("close", &BoundEngine::Close)  // before the exchange is
-      .def_property_readonly("steps", &BoundEngine::steps)
       .def_property_readonly("room", [](const BoundEngine& self) { return self->Room(); })
       .def(
           "replace",

@@ -37,6 +37,7 @@ class Exchange(Pings):
     Attributes:
         timeline: The timeline that records events; None unless the user asked for one.
         transport: The transport between the ranks: "mpi", "tcp" or "loopback".
+        checks: True if the ranks compare what they are about to do, before each bucket.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Exchange(Pings):
         super().__init__(core)
         self.transport = transport
         self.timeline = timeline
+        self.checks = core.checks
         self._names: dict[int, str] = {}
 
     @classmethod
@@ -157,11 +159,6 @@ class Exchange(Pings):
     def local_size(self) -> int | None:
         """Ranks on each node; None if nodes differ in that, or their ranks are not consecutive."""
         return self._open.local_size
-
-    @property
-    def checks(self) -> bool:
-        """True if the ranks compare what they are about to do, before each bucket."""
-        return self._open.checks
 
     def note(self, note: str) -> None:
         """Sets further text that must be equal on all ranks from now on; compared if `checks`."""

@@ -83,6 +83,7 @@ class StepBuckets:
         choices: The plan's buckets, of all layers in the order of the ops; none while all ops are
             sent dense.
         op_sizes: Elements and units of selection of each op.
+        several: True if more than one bucket is exchanged, so that their order matters.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class StepBuckets:
         broadcast_order: Callable[[list[int]], Callable[[], list[int]]],
     ) -> None:
         self.choices: tuple[plan.BucketChoice, ...] = ()
+        self.several = False
         self.op_sizes = [op.size for op in ops] + [(layer.numel, 0) for layer in dense]
         self._exchange = exchange
         self._layers = {layer.name: layer for op in ops for layer in op.layers}
@@ -127,8 +129,8 @@ class StepBuckets:
             buckets = [self._sent_dense(self._ops)]
         if self._dense_ops:
             buckets.append(self._sent_dense(self._dense_ops))
-        exchanged = [choice for choice in choices if not choice.dense]
-        ops = [bucket.ops for bucket in buckets] if len(exchanged) > 1 else []
+        self.several = sum(not choice.dense for choice in choices) > 1
+        ops = [bucket.ops for bucket in buckets] if self.several else []
         self._order = LaunchOrder(ops, self._broadcast_order)
         return buckets
 

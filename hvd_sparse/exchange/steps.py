@@ -42,6 +42,10 @@ class Steps:
             always sent dense; it has a velocity, but no residual.
         buckets: The buckets of all ops, in starting order; the same on all ranks.
         rules: Rules of every step.
+
+    Attributes:
+        count: Steps so far, refused ones included.
+        room: Elements of float32 scratch memory that a step needs.
     """
 
     def __init__(
@@ -52,22 +56,14 @@ class Steps:
         rules: _core.StepRules,
     ) -> None:
         self._exchange = exchange
+        self.count = 0
         self._steps = exchange.make_engine(op_sizes, buckets, rules)
+        self.room = self._steps.room
 
     @property
     def _engine(self) -> _core.StepEngine:
         self._exchange.require_open()
         return self._steps
-
-    @property
-    def count(self) -> int:
-        """Steps so far, refused ones included; also once the exchange is closed."""
-        return self._steps.steps
-
-    @property
-    def room(self) -> int:
-        """Elements of float32 scratch memory that a step needs."""
-        return self._engine.room
 
     @property
     def came(self) -> list[float]:
@@ -77,6 +73,7 @@ class Steps:
     def replace(self, buckets: Sequence[_core.DrivenBucket]) -> None:
         """Replaces the buckets from the next step on; between two steps, on all ranks alike."""
         self._engine.replace(buckets)
+        self.room = self._engine.room
 
     def reorder(self, order: Sequence[int]) -> None:
         """Changes the order of the buckets from the next step on, on all ranks alike."""
@@ -100,6 +97,7 @@ class Steps:
             pending: As `pending` was after those.
         """
         self._engine.continue_after(steps, pending)
+        self.count = steps
 
     def begin(
         self,
@@ -194,9 +192,11 @@ class Steps:
             with self._exchange.acknowledging():
                 self._engine.commit(refuse or "")
         except NonFiniteGradientError as error:
+            self.count += 1
             if self._exchange.timeline is not None:
                 self._exchange.timeline.refused(str(error))
             raise
+        self.count += 1
 
     def samples(self) -> list[Sample]:
         """Returns the samples of the committed step; none unless the rules measure it."""

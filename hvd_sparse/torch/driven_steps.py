@@ -217,12 +217,15 @@ class DrivenSteps:
 
     def end_step(self) -> None:
         """Ends a committed step; may send or adopt an order of the buckets. Collective."""
-        order = self._buckets.end_step(self._steps.came)
-        if order is not None:
-            self._steps.reorder(order)
+        if self._buckets.several:
+            order = self._buckets.end_step(self._steps.came)
+            if order is not None:
+                self._steps.reorder(order)
 
     def measured(self, step: int) -> Quality | None:
         """Returns the quality of a committed step; None if it is not measured. Collective."""
+        if not self._settings.compression.quality_every:
+            return None
         for bucket, accumulated, left, applied in self._steps.samples():
             layout, choice = self._buckets.layout(bucket), self._buckets.choices[bucket]
             self._meter.take(layout, choice, step, accumulated, left, applied)
