@@ -63,9 +63,9 @@ BlockHeader SparseBlock::ReadHeader(const void* message, std::int64_t bytes) {
           " bytes that are no block of hvd_sparse: the ranks are out of step, or run different "
           "versions or machines of different byte order");
   }
-  if (header.bad_rank < 0) {
-    Throw(ErrorKind::kExchangeFailed, "received a block that tells of a rank ", header.bad_rank,
-          ": the message is corrupt");
+  if (!header.verdict.IsPossible()) {
+    Throw(ErrorKind::kExchangeFailed, "received a block that tells of a rank ",
+          header.verdict.encoded(), ": the message is corrupt");
   }
   return header;
 }

@@ -13,38 +13,23 @@
 #include "csrc/base/buffer.h"
 #include "csrc/base/route.h"
 #include "csrc/base/types.h"
+#include "csrc/base/verdict.h"
 
 namespace hvd_sparse {
-
-/// Value of BlockHeader::bad_rank if no rank has a bad gradient.
-constexpr std::int32_t kNoRank = INT32_MAX;
-
-/// Flags added to a bad rank that has checked why its gradient cannot join a float32 residual: the
-/// gradient holds NaN or Inf, or it is finite in its own number type but exceeds float32. A bad
-/// rank without a flag has not checked.
-constexpr std::int32_t kHoldsNonFinite = 1 << 29;
-constexpr std::int32_t kBeyondFloat32 = 1 << 30;
-
-/// Value of BlockHeader::bad_rank if every gradient is finite, but a sum of them is not. The lowest
-/// bad rank is reported, so any real rank takes precedence.
-constexpr std::int32_t kSumOverflows = INT32_MAX - 1;
 
 /// Precedes every block on the wire and lets the receiver detect that the ranks disagree.
 struct BlockHeader {
   std::uint32_t magic = 0;
   std::int32_t count = 0;
-  std::uint32_t bucket = 0;         ///< number of the bucket, counted from 0
-  std::int32_t bad_rank = kNoRank;  ///< lowest bad rank and its flags, or a value above
-  std::uint32_t step = 0;           ///< number of earlier exchanges of the bucket
-  std::uint32_t asked = 0;          ///< entries asked of the rank
-  std::uint32_t kept = 0;           ///< entries kept by a round, if the collective drops any
-  std::uint8_t format = 0;          ///< WireFormat::Id() of the bucket's messages
-  std::uint8_t indices = 0;         ///< coding of this message's indices, see wire_format.cc
-  std::uint8_t values = 0;          ///< DType of this message's values
+  std::uint32_t bucket = 0;  ///< number of the bucket, counted from 0
+  Verdict verdict;           ///< the worst that the sender knows of
+  std::uint32_t step = 0;    ///< number of earlier exchanges of the bucket
+  std::uint32_t asked = 0;   ///< entries asked of the rank
+  std::uint32_t kept = 0;    ///< entries kept by a round, if the collective drops any
+  std::uint8_t format = 0;   ///< WireFormat::Id() of the bucket's messages
+  std::uint8_t indices = 0;  ///< coding of this message's indices, see wire_format.cc
+  std::uint8_t values = 0;   ///< DType of this message's values
   Route route = Route::kCalls;
-
-  /// Notes that a sum overflowed; a bad rank noted earlier takes precedence.
-  void NoteOverflow() { bad_rank = bad_rank < kSumOverflows ? bad_rank : kSumOverflows; }
 };
 static_assert(sizeof(BlockHeader) == 32);
 

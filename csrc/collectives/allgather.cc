@@ -7,7 +7,6 @@
 /// Selection by top-k with this collective is TopK-SGD (Lin et al., "Deep Gradient Compression",
 /// ICLR 2018, https://arxiv.org/abs/1712.01887).
 
-#include <algorithm>
 #include <vector>
 
 #include "csrc/collectives/collectives.h"
@@ -17,9 +16,9 @@ namespace hvd_sparse {
 void Allgather::Run(SparseBlock* block, CollectiveContext& ctx) const {
   ctx.Narrow(block, true);
   std::vector<SparseBlock>& blocks = ctx.AllgatherBlocks(block, ctx.capacity, "allgather, round");
-  const std::int32_t bad_rank = block->header().bad_rank;
+  const Verdict verdict = block->header().verdict;
   block->CopyFrom(ctx.SumInRankOrder(&blocks));
-  block->header().bad_rank = std::min(bad_rank, block->header().bad_rank);
+  block->header().verdict.Note(verdict);
   MarkSurvived(block);
 }
 

@@ -189,7 +189,7 @@ void CollectiveContext::Agree(BlockHeader* own, const BlockHeader& other, int pe
           mine.kept, " entries in a round, rank ", other_rank, " keeps ", other.kept,
           ": do all ranks use the same slack?");
   }
-  mine.bad_rank = std::min(mine.bad_rank, other.bad_rank);
+  mine.verdict.Note(other.verdict);
 }
 
 void CollectiveContext::MergeInto(SparseBlock* own, const SparseBlock& theirs) {
@@ -198,7 +198,9 @@ void CollectiveContext::MergeInto(SparseBlock* own, const SparseBlock& theirs) {
   const std::int32_t count = scratch.merged.header().count;
   scratch.merged.header() = identity;
   scratch.merged.header().count = count;
-  if (!AreFinite(scratch.merged.values(), count)) scratch.merged.header().NoteOverflow();
+  if (!AreFinite(scratch.merged.values(), count)) {
+    scratch.merged.header().verdict.Note(Verdict::Overflow());
+  }
   std::swap(*own, scratch.merged);
 }
 

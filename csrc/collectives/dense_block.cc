@@ -63,7 +63,7 @@ void DenseBlock::ParseInPlace(std::int64_t bytes) {
   const bool whole = bytes == message_bytes();
   if (whole) std::memcpy(&received, buffer_.data(), sizeof(received));
   if (!whole || received.magic != kDenseMagic || received.count != numel_ ||
-      received.bad_rank < 0) {
+      !received.verdict.IsPossible()) {
     Throw(ErrorKind::kExchangeFailed, "received ", bytes, " bytes that are no dense sum of ",
           numel_, " entries: the ranks are out of step, or run different versions");
   }

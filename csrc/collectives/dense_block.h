@@ -48,7 +48,7 @@ class DenseBlock {
   /// block keeps its header.
   void ToBlock(SparseBlock* block) const;
 
-  /// The header, with the identity and bad rank of the sum; its count is the numel.
+  /// The header, with the identity and verdict of the sum; its count is the numel.
   BlockHeader& header() { return *reinterpret_cast<BlockHeader*>(buffer_.data()); }
   const BlockHeader& header() const {
     return *reinterpret_cast<const BlockHeader*>(buffer_.data());

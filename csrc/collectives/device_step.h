@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "csrc/base/device.h"
-#include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
+#include "csrc/base/verdict.h"
 #include "csrc/collectives/bucket_spec.h"
 #include "csrc/collectives/sparse_allreduce.h"
 
@@ -29,8 +29,8 @@ namespace hvd_sparse {
 
 /// The outcome of a step; times as in RoundTimes, from the device's marks.
 struct DeviceStepReport {
-  std::int32_t bad_rank = kNoRank;      ///< as in BlockHeader, the same on all ranks
-  std::int32_t own_bad_rank = kNoRank;  ///< this rank, if its gradient is not finite
+  Verdict verdict;      ///< the same on all ranks
+  Verdict own_verdict;  ///< on this rank's gradient alone
   std::int64_t selected = 0, reduced = 0;
   double begin = 0, select_end = 0, end = 0;
   RoundTimes messages;  ///< from the exchange's turn to its last message; a merge follows

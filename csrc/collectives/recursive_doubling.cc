@@ -105,7 +105,7 @@ class RunningSum {
     } else {
       finite = dense.Add(their_dense);
     }
-    if (!finite) block_.header().NoteOverflow();
+    if (!finite) block_.header().verdict.Note(Verdict::Overflow());
   }
 
   /// sum = theirs

@@ -125,8 +125,7 @@ struct CollectiveContext {
                                        const std::string& round);
 
   /// Throws Disagreement unless `theirs`, received from `peer`, belongs to the same bucket and
-  /// step as `own`, and to a rank with the same options. Lowers the bad rank of `own` to that of
-  /// `theirs`.
+  /// step as `own`, and to a rank with the same options. `own` notes the verdict of `theirs`.
   void Agree(BlockHeader* own, const BlockHeader& theirs, int peer) const;
   void Agree(SparseBlock* own, const SparseBlock& theirs, int peer) const {
     Agree(&own->header(), theirs.header(), peer);
@@ -137,7 +136,7 @@ struct CollectiveContext {
 
   /// Compares the headers of all ranks, 32 bytes each, over the CPU; called before ranks wait for
   /// each other's devices, a wait without a deadline. Throws like Agree, on all ranks, and if their
-  /// routes differ. Lowers the bad rank of `own` to the lowest of all ranks.
+  /// routes differ. `own` gets the worst verdict of all ranks.
   void AgreeBeforehand(BlockHeader* own);
 
   /// Runs `read`, which parses a message of `peer`. Rethrows its errors with the names of that rank
@@ -152,12 +151,12 @@ struct CollectiveContext {
     }
   }
 
-  /// own = Kernels::Merge(own, theirs); the header stays own's, except for kSumOverflows if a sum
-  /// is not finite.
+  /// own = Kernels::Merge(own, theirs); the header stays own's, but its verdict notes an overflow
+  /// if a sum is not finite.
   void MergeInto(SparseBlock* own, const SparseBlock& theirs);
 
   /// Returns the sum of one block of each rank, added pair by pair in rank order, so that every
-  /// rank gets the same bits; with kSumOverflows as in MergeInto. Overwrites the blocks.
+  /// rank gets the same bits; overflows are noted as in MergeInto. Overwrites the blocks.
   const SparseBlock& SumInRankOrder(std::vector<SparseBlock>* blocks);
 
   /// Drops all but the `count` largest entries of a block.
@@ -167,7 +166,7 @@ struct CollectiveContext {
   Outgoing Packed(const SparseBlock& block, Content content, int peer);
 
   /// Parses a message of `peer` into `theirs`, which was reset to the room that it may take, and
-  /// checks it: positions ascend within the bucket, values are finite unless a bad rank is known,
+  /// checks it: positions ascend within the bucket, values are finite unless the verdict is not,
   /// and Agree holds. `message` may be the block's own memory.
   void Unpack(const std::uint8_t* message, std::int64_t bytes, SparseBlock* own,
               SparseBlock* theirs, int peer) const;
@@ -208,7 +207,7 @@ class SparseAllreduce {
 
   /// Replaces this rank's selected block, finished and trimmed, by the sum over all ranks. Its
   /// positions and values are bitwise equal on all ranks; the index of an entry carries the
-  /// survived bit if this rank's own value is part of the sum. header().bad_rank is the lowest of
+  /// survived bit if this rank's own value is part of the sum. header().verdict is the worst of
   /// all ranks.
   virtual void Run(SparseBlock* block, CollectiveContext& ctx) const = 0;
 };

@@ -261,11 +261,11 @@ class SplitRun {
 
   void TakeEntriesOf(SparseBlock* other) {
     const BlockHeader identity = block_.header();
-    const auto [count, bad_rank] = std::pair(other->header().count, other->header().bad_rank);
+    const auto [count, verdict] = std::pair(other->header().count, other->header().verdict);
     std::swap(block_, *other);
     block_.header() = identity;
     block_.header().count = count;
-    block_.header().bad_rank = std::min(identity.bad_rank, bad_rank);
+    block_.header().verdict.Note(verdict);
   }
 
   [[noreturn]] void Refuse(int peer, const std::string& sent) const {

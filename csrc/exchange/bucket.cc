@@ -9,6 +9,22 @@
 #include "csrc/kernels/cpu_finite.h"
 
 namespace hvd_sparse {
+namespace {
+
+/// The fault as shown to users, after the gradient's name.
+const char* TextOf(GradientFault fault) {
+  switch (fault) {
+    case GradientFault::kBeyondFloat32:
+      return "exceeds float32's range (3.4e38), alone or added to its residual or velocity";
+    case GradientFault::kHoldsNonFinite:
+      return "holds NaN or Inf";
+    case GradientFault::kUnchecked:
+      break;
+  }
+  return "holds NaN or Inf, or exceeds float32's range (3.4e38)";
+}
+
+}  // namespace
 
 Bucket::Bucket(int id, BucketSpec spec, NodePlace place)
     : id_(id),
@@ -92,30 +108,24 @@ std::int64_t Bucket::JoinVelocity(const Kernels& kernels) {
   return not_finite;
 }
 
-/// Returns the header's bad_rank for this rank, whose gradient cannot be added to its residual. The
-/// reason is determined only for gradients in CPU memory.
-std::int32_t Bucket::BadRank(int rank, const Kernels& kernels) const {
-  if (&kernels != &CpuKernels()) return rank;
+/// Returns why a gradient of this rank cannot be added to its residual; checked only for gradients
+/// in CPU memory.
+GradientFault Bucket::Fault(const Kernels& kernels) const {
+  if (&kernels != &CpuKernels()) return GradientFault::kUnchecked;
   const auto& gradients = launch_.gradients;
   const bool finite = std::all_of(gradients.begin(), gradients.end(), cpu::AllFinite);
-  return rank + (finite ? kBeyondFloat32 : kHoldsNonFinite);
+  return finite ? GradientFault::kBeyondFloat32 : GradientFault::kHoldsNonFinite;
 }
 
 std::string Bucket::Problem() const {
-  const std::int32_t bad = bad_rank();
-  if (bad == kSumOverflows) {
+  if (verdict().IsOverflow()) {
     const bool nodes = collective_.SumsNodesFirst();
     return Concat("the sum of the ", nodes ? "residuals of a node or of all nodes" : "gradients",
                   " in bucket '", spec_.name, "' overflows");
   }
-  if (bad != kNoRank) {
-    const char* const why =
-        bad >= kBeyondFloat32
-            ? "exceeds float32's range (3.4e38), alone or added to its residual or velocity"
-        : bad >= kHoldsNonFinite ? "holds NaN or Inf"
-                                 : "holds NaN or Inf, or exceeds float32's range (3.4e38)";
-    return Concat("the gradient of rank ", bad % kHoldsNonFinite, " in bucket '", spec_.name, "' ",
-                  why);
+  if (verdict().IsBadGradient()) {
+    return Concat("the gradient of rank ", verdict().rank(), " in bucket '", spec_.name, "' ",
+                  TextOf(verdict().fault()));
   }
   if (overflows_ == 0) return "";
   return Concat("the sum of the gradients in bucket '", spec_.name, "' overflows in ", overflows_,
@@ -130,7 +140,7 @@ BlockHeader Bucket::Identity() const {
   identity.asked = static_cast<std::uint32_t>(stats_.asked);
   identity.format = spec_.wire.Id();
   identity.route = stats_.route;
-  identity.bad_rank = bad_rank_;
+  identity.verdict = own_verdict_;
   return identity;
 }
 
@@ -172,7 +182,7 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
   } else {
     not_finite += Accumulate(kernels);
   }
-  bad_rank_ = not_finite > 0 ? BadRank(rank, kernels) : kNoRank;
+  own_verdict_ = not_finite > 0 ? Verdict::BadGradient(rank, Fault(kernels)) : Verdict();
   stats_.select_end = SteadySeconds();
   stats_.select_seconds = stats_.select_end - stats_.select_begin;
 }
@@ -231,7 +241,7 @@ void Bucket::ReduceOverNodes(Communicator& comm, const Kernels& kernels) {
   BlockHeader identity = Identity();
   const bool finite = node_->Add(launch_.residual, &identity, inside);
   AddUp(&inside);
-  bad_rank_ = identity.bad_rank;
+  own_verdict_ = identity.verdict;
 
   selected_.Reset(0);
   selected_.Finish(0);
@@ -275,10 +285,10 @@ void Bucket::Reduce(Communicator& comm, const Kernels& kernels, GpuCollectives* 
   stats_.exchange_seconds = stats_.exchange_end - stats_.exchange_begin;
 }
 
-/// Throws unless the result knows of this rank's NaN and Inf: each rank sends its bad rank, and the
-/// lowest is kept.
+/// Throws unless the result knows of this rank's NaN and Inf: each rank sends its verdict, and the
+/// worst is kept.
 void Bucket::RequireKnown(int rank) const {
-  if (bad_rank() <= bad_rank_) return;
+  if (verdict().Covers(own_verdict_)) return;
   Throw(ErrorKind::kExchangeFailed, "rank ", rank, ": the result of bucket '", spec_.name,
         "' knows of no NaN or Inf, and this rank does: what a rank has sent is damaged");
 }

@@ -24,6 +24,7 @@
 
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
+#include "csrc/base/verdict.h"
 #include "csrc/collectives/bucket_spec.h"
 #include "csrc/collectives/gpu_collectives.h"
 #include "csrc/collectives/sparse_allreduce.h"
@@ -101,12 +102,11 @@ class Bucket {
   /// Waits for the device and frees its memory, before the network is destroyed.
   void ReleaseDevices();
 
-  /// The bad rank as in BlockHeader, equal on all ranks. Valid after Reduce, or when the step has
-  /// arrived.
-  std::int32_t bad_rank() const { return reduced_.header().bad_rank; }
+  /// The verdict on the step, equal on all ranks. Valid after Reduce, or when the step has arrived.
+  Verdict verdict() const { return reduced_.header().verdict; }
 
   /// Returns why no rank applies the step, equal on all ranks; empty if nothing is wrong. Valid
-  /// when bad_rank() is.
+  /// when verdict() is.
   std::string Problem() const;
 
   /// The number of results that are not finite in the number type of their gradient.
@@ -134,7 +134,7 @@ class Bucket {
   std::int64_t Accumulate(const Kernels& kernels);
   std::int64_t JoinVelocity(const Kernels& kernels);
   void MaskVelocity(const Kernels& kernels);
-  std::int32_t BadRank(int rank, const Kernels& kernels) const;
+  GradientFault Fault(const Kernels& kernels) const;
 
   BlockHeader Identity() const;
   CollectiveContext ContextOf(Communicator& comm, const Kernels& kernels, WireFormat wire);
@@ -159,7 +159,7 @@ class Bucket {
   std::vector<GradView> inflow_;  // added to the residual: the gradients, or the velocity
   float inflow_scale_ = 1;
   std::vector<Feedback> feedback_;  // of one segment; reserved for the largest
-  std::int32_t bad_rank_ = kNoRank;
+  Verdict own_verdict_;  // on this rank's gradients; later on its node's, if nodes are summed
   SparseBlock selected_, reduced_;
   bool settled_ = false;    // selected entries may have returned to the residual
   SparseBlock masked_;      // velocities of what was selected, until the step has ended

@@ -14,7 +14,7 @@ void Bucket::PrepareSteps(GpuCollectives* gpu_collectives) {
 void Bucket::EnqueueSelection(Launch launch, const Kernels& kernels, const Mark* ready) {
   Begin(std::move(launch));
   stats_.route = Route::kStep;
-  bad_rank_ = kNoRank;  // only the device knows of one
+  own_verdict_ = {};  // only the device knows it
   selected_.Reset(0);
   selected_.Finish(0);
   kernels.MakeStreamFollow(device_step_->select_stream(), ready);
@@ -37,12 +37,12 @@ std::shared_ptr<const Mark> Bucket::Enqueue(Communicator& comm, const Kernels& k
 bool Bucket::StepArrived(double seconds) {
   if (!device_step_->Arrived(seconds)) return false;
   const DeviceStepReport& report = device_step_->report();
-  bad_rank_ = report.own_bad_rank;
-  overflows_ = 0;  // the device checks before it writes: kSumOverflows
+  own_verdict_ = report.own_verdict;
+  overflows_ = 0;  // the device checks before it writes: the verdict tells
   reduced_.Reset(0);
   reduced_.Finish(0);
-  reduced_.header().bad_rank = report.bad_rank;
-  RequireKnown(report.own_bad_rank);
+  reduced_.header().verdict = report.verdict;
+  if (own_verdict_.IsBadGradient()) RequireKnown(own_verdict_.rank());
 
   stats_.selected = report.selected;
   stats_.reduced = report.reduced;

@@ -30,7 +30,7 @@ bool NodeSum::Add(Span<const float> residual, BlockHeader* identity, CollectiveC
     if (!finite) ctx.Reading(from, [&] { incoming_.CheckValues(); });
     ctx.Agree(identity, incoming_.header(), from);
   }
-  if (!finite) identity->NoteOverflow();
+  if (!finite) identity->verdict.Note(Verdict::Overflow());
   return finite;
 }
 

@@ -41,9 +41,8 @@ class NodeSum {
   /// and receives its own shard of the residual of own - r. Sends 4 d (L - 1) / L bytes (+
   /// headers). The order of adding is that of the rounds, so equal residuals give equal bits.
   ///
-  /// Agrees with all ranks of the node (see CollectiveContext::Agree): `identity` gets the lowest
-  /// bad rank, kSumOverflows if only a sum is not finite. Returns true if the sums of this rank's
-  /// shard are finite.
+  /// Agrees with all ranks of the node (see CollectiveContext::Agree): `identity` gets the worst
+  /// verdict of the node. Returns true if the sums of this rank's shard are finite.
   bool Add(Span<const float> residual, BlockHeader* identity, CollectiveContext& ctx);
 
   /// Gathers the finished blocks of all shards, each of at most `room` entries at positions in its

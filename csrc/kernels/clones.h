@@ -10,11 +10,7 @@
 
 #include <cstdint>  // also defines __GLIBC__ if the C library is glibc
 
-#ifdef __CUDACC__  // csrc/cuda/ uses the inline functions, too
-#define HVD_SPARSE_INLINE __host__ __device__ inline __attribute__((always_inline))
-#else
-#define HVD_SPARSE_INLINE inline __attribute__((always_inline))
-#endif
+#include "csrc/base/inline.h"
 
 // The loader picks a clone before a sanitizer's runtime is ready, which crashes; only glibc's can.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)

@@ -196,7 +196,7 @@ void CheckPositions(const SparseBlock& block, std::int64_t numel) {
 }
 
 void CheckValues(const BlockHeader& header, const float* values, std::int64_t count) {
-  if (header.bad_rank != kNoRank || AreFinite(values, count)) return;
+  if (!header.verdict.IsFinite() || AreFinite(values, count)) return;
   Throw(ErrorKind::kExchangeFailed, "received ", count,
         " values, not all of them finite, of gradients that are: the message is corrupt");
 }

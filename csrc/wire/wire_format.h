@@ -8,7 +8,7 @@
 /// and a finished block is sent verbatim to a guest. docs/wire_format.md has the table.
 ///
 /// Received data is not trusted. Positions must ascend and lie inside the bucket, and values must
-/// be finite unless the header names a bad rank.
+/// be finite unless the header's verdict is not.
 
 #ifndef HVD_SPARSE_WIRE_WIRE_FORMAT_H_
 #define HVD_SPARSE_WIRE_WIRE_FORMAT_H_

@@ -58,12 +58,12 @@ TEST(Merge, OutHasTheHeaderOfOwn) {
   SparseBlock own = MakeBlock({{1, 1}}), theirs = MakeBlock({{2, 1}}), out;
   own.header().bucket = 3;
   own.header().step = 4;
-  own.header().bad_rank = 5;
-  theirs.header().bad_rank = 1;
+  own.header().verdict = Verdict::BadGradient(5);
+  theirs.header().verdict = Verdict::BadGradient(1);
   CpuKernels().Merge(own, theirs, &out);
   EXPECT_EQ(out.header().bucket, 3u);
   EXPECT_EQ(out.header().step, 4u);
-  EXPECT_EQ(out.header().bad_rank, 5);
+  EXPECT_EQ(out.header().verdict, Verdict::BadGradient(5));
 }
 
 TEST(Merge, MalformedBlocksAreSafe) {

@@ -144,16 +144,16 @@ TEST(Collectives, EndOnAllRanksOrHoldTheSumWhereCapacitiesDiffer) {
   }
 }
 
-TEST(Collectives, TellTheLowestBadRankToAll) {
+TEST(Collectives, TellTheWorstVerdictToAll) {
   for (const std::string& name : CollectiveNames()) {
     for (int size : {1, 2, 3, 6, 7, 9}) {
       OnRanks(size, [&](Communicator& comm) {
         SparseBlock block = BlockOf(2, 0, 1, 1.0f);
-        if (comm.Rank() >= size / 2) block.header().bad_rank = comm.Rank();
+        if (comm.Rank() >= size / 2) block.header().verdict = Verdict::BadGradient(comm.Rank());
         CollectiveScratch scratch;
         CollectiveContext ctx{comm, CpuKernels(), scratch, 2, 2, "a test"};
         FindCollective(name).Run(&block, ctx);
-        ASSERT_EQ(block.header().bad_rank, size / 2);
+        ASSERT_EQ(block.header().verdict, Verdict::BadGradient(size / 2));
       });
     }
   }

@@ -27,10 +27,10 @@ constexpr std::int64_t kNumel = 100, kRoom = 10;
 const std::vector<WireFormat> kFormats = {
     {}, {true, DType::kFloat32}, {false, DType::kBFloat16}, {true, DType::kFloat16}};
 
-Message MessageOf(const Entries& entries, WireFormat format, std::int32_t bad_rank = kNoRank) {
+Message MessageOf(const Entries& entries, WireFormat format, Verdict verdict = {}) {
   SparseBlock block = MakeBlock(entries);
   block.header().format = format.Id();
-  block.header().bad_rank = bad_rank;
+  block.header().verdict = verdict;
   if (format.IsPlain()) return {block.message(), block.message() + block.message_bytes()};
   Message message(static_cast<std::size_t>(block.message_bytes()));
   message.resize(
@@ -85,13 +85,13 @@ TEST(CorruptBlock, WithPositionsOutOfOrderOrOfTheBucketIsRefused) {
   }
 }
 
-TEST(CorruptBlock, WithValuesThatAreNotFiniteIsRefusedUnlessABadRankIsKnown) {
+TEST(CorruptBlock, WithValuesThatAreNotFiniteIsRefusedUnlessTheVerdictIsBad) {
   for (const WireFormat format : kFormats) {
     for (const float value : {kInf, -kInf, kNan}) {
       const Entries entries = {{3, 1}, {50, value}};
       ExpectRefused(MessageOf(entries, format), format, "not all of them finite");
-      ExpectRead(MessageOf(entries, format, 4), format, entries);
-      ExpectRead(MessageOf(entries, format, kSumOverflows), format, entries);
+      ExpectRead(MessageOf(entries, format, Verdict::BadGradient(4)), format, entries);
+      ExpectRead(MessageOf(entries, format, Verdict::Overflow()), format, entries);
     }
   }
 }
@@ -105,7 +105,7 @@ TEST(CorruptBlock, WithAHeaderThatCannotBeIsRefused) {
       return message;
     };
     ExpectRefused(changed(0, 0), format, "no block of hvd_sparse");
-    ExpectRefused(changed(offsetof(BlockHeader, bad_rank), -1), format, "tells of a rank -1");
+    ExpectRefused(changed(offsetof(BlockHeader, verdict), -1), format, "tells of a rank -1");
     for (const std::int32_t count : {-1, 0, 4, 11, INT32_MAX, INT32_MIN}) {
       ExpectRefused(changed(offsetof(BlockHeader, count), count), format, "");
     }
@@ -159,7 +159,7 @@ TEST(CorruptBlock, IsNotWhatASumThatOverflowsMakes) {
             CollectiveScratch scratch;
             CollectiveContext ctx{comm, CpuKernels(), scratch, 4, 4, "fc", numel, {}, format};
             FindCollective(name).Run(&block, ctx);
-            EXPECT_EQ(block.header().bad_rank, kSumOverflows) << name << " on " << size;
+            EXPECT_EQ(block.header().verdict, Verdict::Overflow()) << name << " on " << size;
           });
         }
       }
@@ -179,10 +179,11 @@ class Forgetful final : public Communicator {
 
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
     comm_.Transfer(out, in, what);
+    const Verdict finite;
     for (const Incoming& message : in) {
       if (message.bytes < static_cast<std::int64_t>(sizeof(BlockHeader))) continue;
-      std::memcpy(static_cast<std::uint8_t*>(message.data) + offsetof(BlockHeader, bad_rank),
-                  &kNoRank, sizeof(kNoRank));
+      std::memcpy(static_cast<std::uint8_t*>(message.data) + offsetof(BlockHeader, verdict),
+                  &finite, sizeof(finite));
     }
   }
 
@@ -209,7 +210,8 @@ TEST(CorruptBlock, ThatForgetsWhatARankKnowsMakesNoResult) {
       Forgetful forgetful(&comm);
       try {
         bucket.Reduce(knows ? forgetful : comm, CpuKernels());
-        EXPECT_EQ(bucket.bad_rank(), 2 + kHoldsNonFinite) << name;
+        EXPECT_EQ(bucket.verdict(), Verdict::BadGradient(2, GradientFault::kHoldsNonFinite))
+            << name;
         EXPECT_FALSE(knows && name == "gtopk");
       } catch (const Error& error) {
         EXPECT_TRUE(knows) << name << ": " << error.what();

@@ -122,15 +122,15 @@ TEST(RecursiveDoubling, KeepsTheSignsOfZeros) {
   }
 }
 
-TEST(RecursiveDoubling, TellsTheLowestBadRankInEitherForm) {
+TEST(RecursiveDoubling, TellsTheWorstVerdictInEitherForm) {
   for (int size : {2, 3, 6, 7}) {
     const auto outcomes = RunAll(size, 10, 15, [size](int rank) {
       SparseBlock block = BlockOf(10, rank % 5, 1, 1.0f);
-      if (rank >= size / 2) block.header().bad_rank = rank;
+      if (rank >= size / 2) block.header().verdict = Verdict::BadGradient(rank);
       return block;
     });
     for (const Outcome& outcome : outcomes) {
-      ASSERT_EQ(outcome.block.header().bad_rank, size / 2);
+      ASSERT_EQ(outcome.block.header().verdict, Verdict::BadGradient(size / 2));
     }
   }
 }

@@ -58,7 +58,7 @@ TEST(SparseBlock, ParseGivesBackWhatWasSent) {
   SparseBlock sent = MakeBlock(7, {1, 4, Marked(9, true)}, {1, 2, 3});
   sent.header().bucket = 5;
   sent.header().step = 77;
-  sent.header().bad_rank = 2;
+  sent.header().verdict = Verdict::BadGradient(2);
   const std::vector<std::uint8_t> wire(sent.message(), sent.message() + sent.message_bytes());
 
   SparseBlock parsed, in_place;
@@ -72,7 +72,7 @@ TEST(SparseBlock, ParseGivesBackWhatWasSent) {
     ExpectHolds(*block, {1, 4, Marked(9, true)}, {1, 2, 3});
     EXPECT_EQ(block->header().bucket, 5u);
     EXPECT_EQ(block->header().step, 77u);
-    EXPECT_EQ(block->header().bad_rank, 2);
+    EXPECT_EQ(block->header().verdict, Verdict::BadGradient(2));
   }
 }
 
@@ -89,10 +89,10 @@ TEST(SparseBlock, CopyFromCopiesHeaderAndEntries) {
 
 TEST(SparseBlock, ResetForgetsHeaderAndEntriesAndGrows) {
   SparseBlock block = MakeBlock(2, {1, 4}, {1, 2});
-  block.header().bad_rank = 1;
+  block.header().verdict = Verdict::BadGradient(1);
   block.Reset(1000);
   EXPECT_EQ(block.count(), 0);
-  EXPECT_EQ(block.header().bad_rank, kNoRank);
+  EXPECT_TRUE(block.header().verdict.IsFinite());
   EXPECT_EQ(block.max_message_bytes(), 32 + 8000);
 }
 

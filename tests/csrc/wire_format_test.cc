@@ -36,7 +36,7 @@ SparseBlock RandomBlock(std::int64_t count, DType dtype, std::mt19937* random) {
   block.header().bucket = 3;
   block.header().step = 5;
   block.header().asked = 7;
-  block.header().bad_rank = 11;
+  block.header().verdict = Verdict::BadGradient(11);
   return block;
 }
 

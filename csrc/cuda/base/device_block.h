@@ -15,9 +15,9 @@
 
 #include <cstdint>
 
-#include "csrc/base/sparse_block.h"
+#include "csrc/base/inline.h"
 #include "csrc/base/types.h"
-#include "csrc/kernels/clones.h"
+#include "csrc/base/verdict.h"
 
 namespace hvd_sparse::cuda {
 
@@ -34,12 +34,12 @@ struct DeviceBlockHeader {
   std::uint32_t above = 0;       ///< entries that exceeded the threshold, room or not; not merged
   std::uint32_t not_finite = 0;  ///< entries that error feedback refused, on all ranks merged
   std::uint32_t flags = 0;
-  std::int32_t bad_rank = kNoRank;  ///< the lowest rank with such entries
+  Verdict verdict;  ///< on the gradients; sums that are not finite are a flag
   std::uint32_t bucket = 0, step = 0, asked = 0;
 
   /// Returns true if the step must not be applied.
   HVD_SPARSE_INLINE bool IsRefused() const {
-    return bad_rank != kNoRank || (flags & (kSumNotFinite | kDisagree | kMalformed)) != 0;
+    return !verdict.IsFinite() || (flags & (kSumNotFinite | kDisagree | kMalformed)) != 0;
   }
 };
 static_assert(sizeof(DeviceBlockHeader) == 32);

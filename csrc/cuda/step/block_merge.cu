@@ -140,7 +140,7 @@ __device__ void JoinHeaders(const DeviceBlock& own, const DeviceBlock& theirs,
   if (mine.count > own.capacity || other.count > theirs.capacity) joined.flags |= kMalformed;
   joined.not_finite = mine.not_finite + other.not_finite;
   if (joined.not_finite < mine.not_finite) joined.not_finite = 0xffffffffu;  // that many, or more
-  joined.bad_rank = min(mine.bad_rank, other.bad_rank);
+  joined.verdict.Note(other.verdict);
   *out.header = joined;
 }
 

@@ -32,7 +32,7 @@ struct MergeScratch {
 /// them.
 ///
 /// The header of `out` is that of `own` combined with that of `theirs` (device_block.h): the flags
-/// of both, the lower bad rank, and the sum of not_finite. It also has kSumNotFinite if a value is
+/// of both, the worse verdict, and the sum of not_finite. It also has kSumNotFinite if a value is
 /// not finite, kDisagree if the two blocks do not belong together, and kMalformed if positions do
 /// not ascend or a count exceeds its capacity. Malformed blocks cause no access beyond any block's
 /// memory.

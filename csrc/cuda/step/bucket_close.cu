@@ -107,7 +107,7 @@ __device__ DeviceBlockHeader HeaderOf(const BucketPass& pass, const Counts& all,
   header.above = all.ties;
   header.not_finite = pass.not_finite;
   header.flags = pass.flags;
-  header.bad_rank = pass.not_finite > 0 ? identity.rank : kNoRank;
+  if (pass.not_finite > 0) header.verdict = Verdict::BadGradient(identity.rank);
   header.bucket = identity.bucket;
   header.step = identity.step;
   header.asked = identity.asked;

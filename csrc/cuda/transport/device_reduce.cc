@@ -35,7 +35,7 @@ void TransportGTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
   BlockHeader identity = header;
   const std::string what = Concat(ctx.what, ", ", times.name);
   SparseBlock& reduced = ctx.scratch.merged;
-  const DeviceBlockHeader result = Move(*block, identity.bad_rank, what, &reduced);
+  const DeviceBlockHeader result = Move(*block, identity.verdict, what, &reduced);
   times.end = SteadySeconds();
   times.bytes_sent = counted_.sent();
   times.bytes_received = counted_.received();
@@ -47,8 +47,8 @@ void TransportGTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
     Throw(ErrorKind::kExchangeFailed, "in ", what, " a block of another bucket or step, or none, ",
           "has come");
   }
-  identity.bad_rank = std::min(identity.bad_rank, result.bad_rank);
-  if ((result.flags & kSumNotFinite) != 0) identity.NoteOverflow();
+  identity.verdict.Note(result.verdict);
+  if ((result.flags & kSumNotFinite) != 0) identity.verdict.Note(Verdict::Overflow());
   identity.magic = reduced.header().magic;
   identity.count = reduced.header().count;
   reduced.header() = identity;
@@ -56,7 +56,7 @@ void TransportGTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
 }
 
 /// Copies the block to the device, runs all rounds, and copies the result back; returns its header.
-DeviceBlockHeader TransportGTopK::Move(const SparseBlock& selected, std::int32_t bad_rank,
+DeviceBlockHeader TransportGTopK::Move(const SparseBlock& selected, Verdict verdict,
                                        const std::string& what, SparseBlock* reduced) {
   Work work(device_);
   const auto copy = [&](auto* to, const auto* from, std::int64_t count, cudaMemcpyKind kind) {
@@ -72,7 +72,7 @@ DeviceBlockHeader TransportGTopK::Move(const SparseBlock& selected, std::int32_t
   auto* const header = work.Staged<DeviceBlockHeader>(1);
   *header = {};
   header->count = static_cast<std::uint32_t>(count);
-  header->bad_rank = bad_rank;
+  header->verdict = verdict;
   header->bucket = selected.header().bucket;
   header->step = selected.header().step;
   header->asked = selected.header().asked;

@@ -27,8 +27,8 @@ class TransportGTopK final : public DeviceReduce {
 
  private:
   void Fit(std::int64_t numel, std::int64_t k, double slack);
-  DeviceBlockHeader Move(const SparseBlock& selected, std::int32_t bad_rank,
-                         const std::string& what, SparseBlock* reduced);
+  DeviceBlockHeader Move(const SparseBlock& selected, Verdict verdict, const std::string& what,
+                         SparseBlock* reduced);
 
   const int device_;
   GpuTransport& gpu_transport_;

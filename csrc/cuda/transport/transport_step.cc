@@ -128,11 +128,9 @@ void TransportStep::Report() {
           "has come");
   }
   report_ = {};
-  report_.bad_rank = reduced.bad_rank;
-  if ((reduced.flags & kSumNotFinite) != 0) {
-    report_.bad_rank = std::min(report_.bad_rank, kSumOverflows);
-  }
-  report_.own_bad_rank = selected.bad_rank;
+  report_.verdict = reduced.verdict;
+  if ((reduced.flags & kSumNotFinite) != 0) report_.verdict.Note(Verdict::Overflow());
+  report_.own_verdict = selected.verdict;
   report_.selected = selected.count;
   report_.reduced = reduced.count;
   const StepTimes times = marks_.Read();

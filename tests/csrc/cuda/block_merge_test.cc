@@ -90,17 +90,17 @@ TEST_F(CudaMerge, HeadersAreJoined) {
   mine.above = 7;
   mine.bucket = other.bucket = 3;
   mine.not_finite = 2;
-  mine.bad_rank = 5;
+  mine.verdict = Verdict::BadGradient(5);
   other.above = 9;
   other.not_finite = 3;
-  other.bad_rank = 1;
+  other.verdict = Verdict::BadGradient(1);
   other.flags = cuda::kOverflow;
   const Entries own = {{1, 1}}, theirs = {{2, 1}};
   BlockOnCpu merged = MergedOnDevice(OwnedBlock(own, mine), OwnedBlock(theirs, other));
   EXPECT_EQ(merged.header.count, 2u);
   EXPECT_EQ(merged.header.above, 7u);
   EXPECT_EQ(merged.header.not_finite, 5u);
-  EXPECT_EQ(merged.header.bad_rank, 1);
+  EXPECT_EQ(merged.header.verdict, Verdict::BadGradient(1));
   EXPECT_EQ(merged.header.flags, static_cast<std::uint32_t>(cuda::kOverflow));
   EXPECT_TRUE(merged.header.IsRefused());
 
@@ -117,7 +117,7 @@ TEST_F(CudaMerge, SumsThatAreNotFiniteAreNoted) {
   theirs = {{2500, kMax / 2}};
   const BlockOnCpu merged = MergedOnDevice(OwnedBlock(own), OwnedBlock(theirs));
   EXPECT_EQ(merged.header.flags, static_cast<std::uint32_t>(cuda::kSumNotFinite));
-  EXPECT_EQ(merged.header.bad_rank, kNoRank);
+  EXPECT_TRUE(merged.header.verdict.IsFinite());
   EXPECT_TRUE(merged.header.IsRefused());
 }
 

@@ -85,14 +85,14 @@ TEST_F(CudaKeepTopK, TheHeaderStaysButForTheCount) {
   cuda::DeviceBlockHeader header;
   header.not_finite = 3;
   header.flags = cuda::kOverflow;
-  header.bad_rank = 2;
+  header.verdict = Verdict::BadGradient(2);
   header.step = 9;
   const OwnedBlock from(EveryThird(100, 10), header);
   const BlockOnCpu kept = KeptOnDevice(from, {30, false, false, {}});
   EXPECT_EQ(kept.header.count, 30u);
   EXPECT_EQ(kept.header.not_finite, 3u);
   EXPECT_EQ(kept.header.flags, static_cast<std::uint32_t>(cuda::kOverflow));
-  EXPECT_EQ(kept.header.bad_rank, 2);
+  EXPECT_EQ(kept.header.verdict, Verdict::BadGradient(2));
   EXPECT_EQ(kept.header.step, 9u);
 }
 

@@ -200,7 +200,7 @@ class RankOnCpu {
     bucket_.Validate(launch);
     bucket_.Select(launch, comm_.Rank(), CpuKernels());
     bucket_.Reduce(comm_, CpuKernels());
-    after.is_refused = bucket_.bad_rank() != kNoRank || bucket_.overflows() > 0;
+    after.is_refused = !bucket_.verdict().IsFinite() || bucket_.overflows() > 0;
     after.is_refused ? bucket_.PutBack(CpuKernels()) : bucket_.Commit();
     after.residual = has_.residual;
     after.velocity = has_.velocity;

@@ -18,7 +18,7 @@ namespace {
 
 cuda::DeviceBlockHeader Refused() {
   cuda::DeviceBlockHeader header;
-  header.bad_rank = 1;
+  header.verdict = Verdict::BadGradient(1);
   return header;
 }
 

@@ -68,7 +68,7 @@ TEST_F(CudaDeviceExchange, AGradientThatIsNotFiniteIsKnownToAllAndNothingIsAppli
       const Steps after = OnDevice(program);
       ExpectRefused(program, after);
       for (int rank = 0; rank < ranks; ++rank) {
-        EXPECT_EQ(after[rank][0].header.bad_rank, bad);
+        EXPECT_EQ(after[rank][0].header.verdict, Verdict::BadGradient(bad));
         EXPECT_EQ(after[rank][0].header.not_finite, 2u);
         EXPECT_FALSE(after[rank][1].is_refused);  // the next step is not affected
       }
@@ -90,7 +90,7 @@ void ExpectSumRefused(int ranks, std::int64_t place, float value) {
   ExpectRefused(program, after);
   for (const auto& of_rank : after) {
     EXPECT_EQ(of_rank[0].header.flags, static_cast<std::uint32_t>(cuda::kSumNotFinite));
-    EXPECT_EQ(of_rank[0].header.bad_rank, kNoRank);
+    EXPECT_TRUE(of_rank[0].header.verdict.IsFinite());
     EXPECT_FALSE(of_rank[1].is_refused);
   }
   ExpectSame(after, OnCpu(program, "top_k"));

@@ -91,7 +91,7 @@ TEST_F(CudaDeviceMomentum, AGradientThatIsNotFiniteMasksNothing) {
     const Steps after = OnDevice(program);
     ExpectRefused(program, after);
     for (const auto& of_rank : after) {
-      EXPECT_EQ(of_rank[0].header.bad_rank, ranks - 1);
+      EXPECT_EQ(of_rank[0].header.verdict, Verdict::BadGradient(ranks - 1));
       EXPECT_EQ(of_rank[0].header.not_finite, 2u);
       EXPECT_FALSE(of_rank[1].is_refused);
     }
@@ -105,7 +105,7 @@ TEST_F(CudaDeviceMomentum, NeitherVelocityNorResidualBecomesInfinite) {
   program.velocities[1][5] = program.gradients[0][1][5] = kMax;
   program.residuals[1][6] = program.gradients[0][1][6] = kMax;
   const Steps after = OnDevice(program);
-  EXPECT_EQ(after[1][0].header.bad_rank, 1);
+  EXPECT_EQ(after[1][0].header.verdict, Verdict::BadGradient(1));
   EXPECT_EQ(after[1][0].header.not_finite, 2u);
   EXPECT_EQ(after[1][0].velocity[5], kMax / 2);
   EXPECT_EQ(after[1][0].velocity[6], kMax);

@@ -237,7 +237,7 @@ TEST_F(CudaSelector, TheHeaderSaysWhoAndWhatIsNotFinite) {
   OnDevice device(std::vector<float>(kNumel), kK, {});
   BlockOnCpu selected = device.Select(gradient);
   EXPECT_EQ(selected.header.count, kK);
-  EXPECT_EQ(selected.header.bad_rank, kNoRank);
+  EXPECT_TRUE(selected.header.verdict.IsFinite());
   EXPECT_EQ(selected.header.bucket, 1u);
   EXPECT_EQ(selected.header.step, 2u);
   EXPECT_EQ(selected.header.asked, 7u);
@@ -246,7 +246,7 @@ TEST_F(CudaSelector, TheHeaderSaysWhoAndWhatIsNotFinite) {
   gradient[1500] = -kInf;
   selected = device.Select(gradient);
   EXPECT_EQ(selected.header.not_finite, 2u);
-  EXPECT_EQ(selected.header.bad_rank, 3);
+  EXPECT_EQ(selected.header.verdict, Verdict::BadGradient(3));
   EXPECT_TRUE(selected.header.IsRefused());
 }
 

@@ -93,7 +93,7 @@ class RankOfBucket {
     } catch (const Error& error) {
       CheckError(error);
     }
-    if (arrived && bucket_.bad_rank() == kNoRank && bucket_.overflows() == 0) {
+    if (arrived && bucket_.verdict().IsFinite() && bucket_.overflows() == 0) {
       bucket_.Commit();
       const auto finite = [](float value) { return std::isfinite(value); };
       Demand(std::all_of(residual_.begin(), residual_.end(), finite), "residuals stay finite");

@@ -53,8 +53,8 @@ void CheckValid(const SparseBlock& block, std::int64_t room, std::int64_t numel)
     const Index position = Position(block.indices()[i]);
     const Index before = i == 0 ? -1 : Position(block.indices()[i - 1]);
     Demand(before < position && position < numel, "positions ascend within the bucket");
-    Demand(block.header().bad_rank != kNoRank || std::isfinite(block.values()[i]),
-           "values are finite, or a bad rank is known");
+    Demand(!block.header().verdict.IsFinite() || std::isfinite(block.values()[i]),
+           "values are finite, or the verdict is not");
   }
 }
 
