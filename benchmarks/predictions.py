@@ -43,7 +43,7 @@ def predicted_step(profile: Profile, compression: Compression) -> float:
             network=profile.network,
             machine=profile.machine,
             wire=choice.wire,
-            slack=compression.slack,
+            collective_options=compression.collective_options,
         )
         select = profile.machine.select_seconds(entries)
         stages.append(Stage(layers=len(choice.layers), select=select, exchange=exchange.seconds))

@@ -101,7 +101,7 @@ def exchange(method: Method, gradients: list[np.ndarray], k: int) -> list[np.nda
             max_ks=[k],
             sparsifier=as_sparsifier("top_k"),
             collective=method.collective,
-            slack=method.slack,
+            collective_options={"slack": method.slack},
         )
         ranks.start(
             bucket,

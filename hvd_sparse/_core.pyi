@@ -228,7 +228,7 @@ class Exchange:
         sparsifier: str,
         sparsifier_options: Mapping[str, float],
         collective: str,
-        slack: float,
+        collective_options: Mapping[str, float],
         packed: bool,
         wire_dtype: str,
         device: str = "cpu",

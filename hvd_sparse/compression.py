@@ -109,6 +109,11 @@ class Compression:
 
     rescales_by_default: ClassVar[bool] = False
 
+    @property
+    def collective_options(self) -> dict[str, float]:
+        """Options of collectives, by name, as the core and the cost models take them."""
+        return {"slack": self.slack}
+
     def __post_init__(self) -> None:
         set_field = object.__setattr__
         set_field(self, "density", checked_density("density", self.density))

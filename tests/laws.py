@@ -92,7 +92,7 @@ class Rank:
             max_ks=self.ks,
             sparsifier=EVERY_SPARSIFIER[self.sparsifier],
             collective=self.collective,
-            slack=self.slack,
+            collective_options={"slack": self.slack},
             indices="packed" if self.packed else "plain",
             values=self.wire_dtype,
             device=self.device,

@@ -27,9 +27,7 @@ void CheckSpec(const BucketSpec& spec) {
   for (const std::int64_t numel : spec.gradient_numels) {
     Require(numel >= 0, "bucket '", spec.name, "': numel must be >= 0, got ", numel);
   }
-  const double slack = spec.collective_options.slack;
-  Require(std::isfinite(slack) && slack >= 1, "bucket '", spec.name,
-          "': slack must be finite and at least 1, got ", slack);
+  spec.collective_options.Check(Concat("bucket '", spec.name, "'"));
   Require(whole <= kMaxBucketNumel, "bucket '", spec.name, "' must have at most ", kMaxBucketNumel,
           " entries, got ", whole);
   Require(Sum(spec.segment_numels) == whole, "bucket '", spec.name, "': segments hold ",

@@ -24,8 +24,9 @@ class Allgather final : public SparseAllreduce {
 
 class GTopK final : public SparseAllreduce {
  public:
-  /// Returns how many entries the merges before the last one keep: ceil(slack k), at most numel.
-  static std::int64_t KeptBeforeTheLast(std::int64_t k, std::int64_t numel, double slack);
+  /// Returns how many entries the merges before the last one keep, of k that are asked for.
+  static std::int64_t KeptBeforeTheLast(std::int64_t k, std::int64_t numel,
+                                        const CollectiveOptions& options);
 
   bool DeliversAll() const override { return false; }
   bool IsExact() const override { return false; }

@@ -187,7 +187,7 @@ void CollectiveContext::Agree(BlockHeader* own, const BlockHeader& other, int pe
   if (mine.kept != other.kept) {
     Throw(ErrorKind::kDisagreement, "the ranks disagree: in ", what, " rank ", rank, " keeps ",
           mine.kept, " entries in a round, rank ", other_rank, " keeps ", other.kept,
-          ": do all ranks use the same slack?");
+          ": do all ranks use the same options?");
   }
   mine.verdict.Note(other.verdict);
 }

@@ -34,8 +34,9 @@
 
 namespace hvd_sparse {
 
-std::int64_t GTopK::KeptBeforeTheLast(std::int64_t k, std::int64_t numel, double slack) {
-  const double kept = std::ceil(slack * static_cast<double>(k));
+std::int64_t GTopK::KeptBeforeTheLast(std::int64_t k, std::int64_t numel,
+                                      const CollectiveOptions& options) {
+  const double kept = std::ceil(options.slack * static_cast<double>(k));
   if (kept >= static_cast<double>(numel)) return std::max(k, numel);
   return static_cast<std::int64_t>(kept);
 }
@@ -48,7 +49,7 @@ void GTopK::Trim(std::int64_t k, Span<float> residual, const Kernels& kernels,
 void GTopK::Run(SparseBlock* block, CollectiveContext& ctx) const {
   const FoldedCube cube{ctx.comm.Rank(), ctx.comm.Size()};
   SparseBlock& theirs = ctx.scratch.theirs;
-  const std::int64_t kept = KeptBeforeTheLast(ctx.k, ctx.numel, ctx.options.slack),
+  const std::int64_t kept = KeptBeforeTheLast(ctx.k, ctx.numel, ctx.options),
                      room = std::max(ctx.capacity, kept);
   block->header().kept = static_cast<std::uint32_t>(kept);
 

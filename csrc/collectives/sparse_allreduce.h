@@ -12,6 +12,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/base/sparse_block.h"
+#include "csrc/collectives/collective_options.h"
 #include "csrc/collectives/dense_block.h"
 #include "csrc/collectives/digest.h"
 #include "csrc/comm/communicator.h"
@@ -48,11 +49,6 @@ struct BlockIn {
   int peer;
   SparseBlock* block;
   std::int64_t room;
-};
-
-/// Options of a collective; equal on every rank.
-struct CollectiveOptions {
-  double slack = 1;  ///< gtopk keeps slack * k entries in the rounds before the last; at least 1
 };
 
 /// One transfer of a collective: its times, and the bytes of this rank.

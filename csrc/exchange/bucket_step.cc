@@ -26,7 +26,7 @@ std::shared_ptr<const Mark> Bucket::Enqueue(Communicator& comm, const Kernels& k
   CollectiveContext ctx = ContextOf(comm, kernels, spec_.wire);
   BlockHeader own = Identity();
   own.kept = static_cast<std::uint32_t>(
-      GTopK::KeptBeforeTheLast(ctx.k, ctx.numel, spec_.collective_options.slack));
+      GTopK::KeptBeforeTheLast(ctx.k, ctx.numel, spec_.collective_options));
   ctx.AgreeBeforehand(&own);
   stats_.bytes_sent = ctx.bytes_sent;
   stats_.bytes_received = ctx.bytes_received;

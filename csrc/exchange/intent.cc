@@ -80,7 +80,7 @@ std::string IntentOf(const BucketSpec& spec, int bucket, std::int64_t step, cons
   text << "step " << step << ", bucket " << bucket << " '" << spec.name << "': " << spec.Numel();
   if (!launch.gradients.empty()) text << ' ' << NameOf(launch.gradients[0].dtype);
   text << " entries (layout " << std::hex << layout.value() << std::dec << "), k " << k << ", "
-       << spec.collective << " with slack " << spec.collective_options.slack << ", "
+       << spec.collective << " with " << spec.collective_options.Describe() << ", "
        << NameOfFormat(spec.wire.Id());
   const bool may_connect = RouteOf(spec, launch, true) != Route::kCalls;
   if (may_connect && !spec.device.IsCpu()) text << ", between devices if they can be connected";

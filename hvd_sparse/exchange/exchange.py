@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hvd_sparse import _core, log
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError, NonFiniteGradientError
@@ -178,7 +178,7 @@ class Exchange(Pings):
         max_ks: Sequence[int],
         sparsifier: Sparsifier,
         collective: str,
-        slack: float = 1.0,
+        collective_options: Mapping[str, float] | None = None,
         indices: str = "plain",
         values: str = "float32",
         device: str = "cpu",
@@ -192,9 +192,8 @@ class Exchange(Pings):
             max_ks: Largest k of each segment in any step; bounds memory and messages.
             sparsifier: The sparsifier that chooses the entries.
             collective: Name of the collective.
-            slack: Slack of "gtopk", also inside "hierarchical", at least 1: its merges before the
-                last keep slack * k entries. The same on every rank; other collectives keep
-                everything, or what is exact.
+            collective_options: Options of collectives, by name, the same on every rank; a
+                collective takes those that it has. See `Compression`.
             indices: Encoding of positions: "plain", 32 bits each, or "packed", about
                 log2(1 / density) + 2 bits, where that is smaller; the same on every rank, as is
                 `values`.
@@ -223,7 +222,7 @@ class Exchange(Pings):
             sparsifier=sparsifier.name,
             sparsifier_options=sparsifier.options,
             collective=collective,
-            slack=slack,
+            collective_options=dict(collective_options or {}),
             packed=indices == "packed",
             wire_dtype=values,
             device=device,

@@ -38,7 +38,7 @@ def add_planned_bucket(
         max_ks=plan.largest_ks(layout, choice.densities, compression.warmup),
         sparsifier=as_sparsifier(compression.sparsifier),
         collective=choice.collective,
-        slack=compression.slack,
+        collective_options=compression.collective_options,
         indices=choice.wire,
         values=compression.values,
         device=device,

@@ -6,8 +6,8 @@ models are in hvd_sparse/planning/models/, one file for each collective.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -39,7 +39,7 @@ class Setting:
             index in about log2(numel / k) + 2 bits.
         overlap: How alike the ranks choose, in [0, 1]. 0: independently at random, so that a union
             fills in fastest; 1: all the same indices.
-        slack: gtopk keeps slack * k entries in its middle rounds; at least 1.
+        collective_options: Options of collectives, by name, as a compression has them.
         values: Type of the values on the wire, an option of compressions.
         sparsifier: Name of the sparsifier, on which the route depends.
     """
@@ -48,7 +48,7 @@ class Setting:
     machine: Machine
     wire: str = "plain"
     overlap: float = 0.0
-    slack: float = 1.0
+    collective_options: Mapping[str, float] = field(default_factory=dict)
     values: str = "float32"
     sparsifier: str = "gaussian"
 
@@ -61,8 +61,6 @@ class Setting:
             )
         if not 0 <= self.overlap <= 1:
             raise InvalidArgumentError(f"overlap must lie in [0, 1], got {self.overlap}")
-        if not 1 <= self.slack < math.inf:
-            raise InvalidArgumentError(f"slack must be at least 1, got {self.slack}")
 
     @property
     def value_bytes(self) -> int:
@@ -78,11 +76,6 @@ class Setting:
             on_device=True,  # as far as a plan can know; without devices none are connected
             connected=self.network.devices is not None,
         )
-
-    def kept(self, k: Array, numel: Array) -> Array:
-        """Returns the number of entries that gtopk keeps in its middle rounds."""
-        kept: Array = np.minimum(np.ceil(self.slack * k), numel)
-        return kept
 
     def entry_bytes(self, k: Array, numel: Array) -> Array:
         """Returns the bytes of k entries out of `numel`, without the header."""

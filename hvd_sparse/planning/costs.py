@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +16,6 @@ from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.account import WIRES, Account, Array, Setting
 from hvd_sparse.planning.models import MODELS
 from hvd_sparse.planning.network import Network
-from hvd_sparse.planning.profile import Machine
 
 __all__ = ["NAMES", "SPARSE", "WIRES", "Choice", "Cost", "cheapest", "cost", "possible"]
 
@@ -81,48 +81,21 @@ def arrays(
     return account.seconds + np.zeros_like(ks), account.bytes + np.zeros_like(ks)
 
 
-def cost(
-    collective: str,
-    *,
-    k: int,
-    numel: int,
-    network: Network,
-    machine: Machine,
-    wire: str = "plain",
-    overlap: float = 0.0,
-    slack: float = 1.0,
-    values: str = "float32",
-    sparsifier: str = "gaussian",
-) -> Cost:
+def cost(collective: str, *, k: int, numel: int, **setting: Any) -> Cost:
     """Returns the cost of one exchange.
 
     Args:
         collective: One of `NAMES`.
         k: Entries that each rank sends; ignored for "dense".
         numel: Entries of the bucket, at least k.
-        network: The network between the ranks.
-        machine: The machine of each rank.
-        wire: "plain" or "packed".
-        overlap: How alike the ranks choose; see `Setting`.
-        slack: Slack of gtopk; see `Setting`.
-        values: Type of the values on the wire; see `Setting`.
-        sparsifier: Name of the sparsifier; see `Setting`.
+        **setting: Attributes of a `Setting`.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
     """
     if not 0 <= k <= numel:
         raise InvalidArgumentError(f"k must lie in [0, numel = {numel}], got {k}")
-    setting = Setting(
-        network=network,
-        machine=machine,
-        wire=wire,
-        overlap=overlap,
-        slack=slack,
-        values=values,
-        sparsifier=sparsifier,
-    )
-    seconds, nbytes = arrays(collective, k, numel, setting)
+    seconds, nbytes = arrays(collective, k, numel, Setting(**setting))
     return Cost(seconds=float(seconds), bytes=float(nbytes))
 
 
@@ -150,13 +123,9 @@ def cheapest_of(
     numel: ArrayLike,
     *,
     network: Network,
-    machine: Machine,
     allowed: Sequence[str] = NAMES,
     wires: Sequence[str] = WIRES,
-    overlap: float = 0.0,
-    slack: float = 1.0,
-    values: str = "float32",
-    sparsifier: str = "gaussian",
+    **setting: Any,
 ) -> Table:
     """Like `cheapest`, but for arrays; ties go to the first of `NAMES`, then of `WIRES`.
 
@@ -164,18 +133,7 @@ def cheapest_of(
         InvalidArgumentError: A name is unknown, or none of `allowed` is possible here.
     """
     names = [name for name in allowed if possible(name, network)]
-    settings = [
-        Setting(
-            network=network,
-            machine=machine,
-            wire=wire,
-            overlap=overlap,
-            slack=slack,
-            values=values,
-            sparsifier=sparsifier,
-        )
-        for wire in wires
-    ]
+    settings = [Setting(network=network, wire=wire, **setting) for wire in wires]
     options = [
         (name, setting)
         for name in NAMES
@@ -208,13 +166,9 @@ def cheapest(
     k: int,
     numel: int,
     network: Network,
-    machine: Machine,
     allowed: Sequence[str] = NAMES,
     wires: Sequence[str] = WIRES,
-    overlap: float = 0.0,
-    slack: float = 1.0,
-    values: str = "float32",
-    sparsifier: str = "gaussian",
+    **setting: Any,
 ) -> Choice:
     """Returns the cheapest collective and wire among those allowed.
 
@@ -222,29 +176,14 @@ def cheapest(
         k: Entries that each rank sends.
         numel: Entries of the bucket.
         network: The network between the ranks.
-        machine: The machine of each rank.
         allowed: Names from `NAMES`; those that are not possible between these ranks are skipped.
         wires: Wire formats from `WIRES`.
-        overlap: How alike the ranks choose; see `Setting`.
-        slack: Slack of gtopk; see `Setting`.
-        values: Type of the values on the wire; see `Setting`.
-        sparsifier: Name of the sparsifier; see `Setting`.
+        **setting: Further attributes of a `Setting`.
 
     Raises:
         InvalidArgumentError: A name is unknown, or none of `allowed` is possible here.
     """
-    table = cheapest_of(
-        k,
-        numel,
-        network=network,
-        machine=machine,
-        allowed=allowed,
-        wires=wires,
-        overlap=overlap,
-        slack=slack,
-        values=values,
-        sparsifier=sparsifier,
-    )
+    table = cheapest_of(k, numel, network=network, allowed=allowed, wires=wires, **setting)
     collective, wire = table.options[int(table.chosen)]
     return Choice(
         seconds=float(table.seconds), bytes=float(table.bytes), collective=collective, wire=wire

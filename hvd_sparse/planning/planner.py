@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -59,7 +59,7 @@ class Rules:
         dense: True if a bucket, or the whole plan, may be dense.
         select_on: The thread that selects: "caller" or "engine"; see `simulate`.
         overlap: How alike the ranks choose, in [0, 1]; see costs.Setting.
-        slack: gtopk keeps slack * k entries in its middle rounds.
+        collective_options: Options of collectives, by name, as a compression has them.
         values: Type of the values on the wire; see `Setting`.
         sparsifier: Name of the sparsifier, on which routes depend.
         stretch: Fraction by which larger densities may lengthen the step.
@@ -80,7 +80,7 @@ class Rules:
     dense: bool = True
     select_on: str = "caller"
     overlap: float = 0.0
-    slack: float = 1.0
+    collective_options: Mapping[str, float] = field(default_factory=dict)
     values: str = "float32"
     sparsifier: str = "gaussian"
     stretch: float = 0.0
@@ -114,7 +114,7 @@ def rules_of(compression: Compression, place: Place | type[Place] = OnCpu) -> Ru
         layer_wise=compression.layer_wise,
         collectives=collectives,
         wires=WIRES if compression.indices == AUTO else (compression.indices,),
-        slack=compression.slack,
+        collective_options=compression.collective_options,
         values=compression.values,
         sparsifier=as_sparsifier(compression.sparsifier).name,
         select_on=place.select_on,
@@ -191,7 +191,7 @@ class _Planner:
             allowed=allowed,
             wires=self._rules.wires,
             overlap=self._rules.overlap,
-            slack=self._rules.slack,
+            collective_options=self._rules.collective_options,
             values=self._rules.values,
             sparsifier=self._rules.sparsifier,
         )

@@ -78,7 +78,7 @@ class Piece:
                 max_ks=ks,
                 sparsifier=EVERY_SPARSIFIER[sparsifier],
                 collective=collective,
-                slack=slack,
+                collective_options={"slack": slack},
                 indices=indices,
                 values=values,
             )

@@ -92,7 +92,9 @@ def test_messages_that_go_out_at_once_take_a_gap_each():
 @pytest.mark.parametrize(("size", "long"), [(2, 0), (4, 1), (16, 3), (5, 2), (3, 1)])
 def test_slack_lengthens_what_gtopk_sends_after_its_first_merge(size, long):
     network = Network.assumed(size, 1.0, 0.0)
-    plain, slack = (of("gtopk", network=network, slack=s).bytes for s in (1.0, 1.5))
+    plain, slack = (
+        of("gtopk", network=network, collective_options={"slack": s}).bytes for s in (1.0, 1.5)
+    )
     assert slack - plain == pytest.approx(8 * 500 * long)
 
 
@@ -306,7 +308,7 @@ def test_ties_go_to_the_first_name():
         ({"collective": "ring"}, "collective must be one of .* got 'ring'"),
         ({"k": 11}, r"k must lie in \[0, numel = 10\], got 11"),
         ({"wire": "zip"}, "wire must be one of"),
-        ({"slack": 0.5}, "slack must be at least 1, got 0.5"),
+        ({"collective_options": {"slack": 0.5}}, "slack must be at least 1, got 0.5"),
         ({"overlap": 1.5}, r"overlap must lie in \[0, 1\], got 1.5"),
     ],
 )

@@ -118,7 +118,8 @@ def simulated(size: int, k: int, numel: int, slack: float, route: str) -> tuple[
 def test_gtopk_takes_what_its_messages_and_merges_take_one_by_one(size, slack, route):
     for k, numel in ((1, 1), (64, 1000), (65, 70), (5000, 10**6)):
         found = costs.cost(
-            "gtopk", k=k, numel=numel, network=uneven(size), machine=ON_DEVICE, slack=slack,
+            "gtopk", k=k, numel=numel, network=uneven(size), machine=ON_DEVICE,
+            collective_options={"slack": slack},
             sparsifier="gaussian" if route == STEP else "top_k",
         )  # fmt: skip
         seconds, nbytes = simulated(size, k, numel, slack, route)

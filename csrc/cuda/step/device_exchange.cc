@@ -14,7 +14,7 @@ DeviceExchange::DeviceExchange(const BucketSpec& spec, std::uint32_t id, DeviceT
       size_(transport->Size()),
       tables_(BucketLayout(spec)),
       selector_(BucketLayout(spec), RefreshOf(spec.sparsifier_options)),
-      rounds_(spec.Numel(), spec.MaxAsked(), spec.collective_options.slack, transport) {}
+      rounds_(spec.Numel(), spec.MaxAsked(), spec.collective_options, transport) {}
 
 void DeviceExchange::Run(const DeviceLaunch& launch, cudaStream_t stream) {
   Select(launch, stream);

@@ -16,32 +16,32 @@ int MergesOf(const FoldedCube& cube) {
   return merges;
 }
 
-std::int64_t Checked(std::int64_t numel, std::int64_t k, double slack) {
+std::int64_t Checked(std::int64_t numel, std::int64_t k, const CollectiveOptions& options) {
   Require(1 <= numel && numel <= kMaxBucketNumel, "numel must lie in [1, ", kMaxBucketNumel,
           "], got ", numel);
   Require(1 <= k && k <= numel, "k must lie in [1, ", numel, "], got ", k);
-  Require(std::isfinite(slack) && slack >= 1, "slack must be finite and at least 1, got ", slack);
+  options.Check("DeviceGTopK");
   return k;
 }
 
 /// Returns `kept`, the entries of a block between the rounds, if such blocks can be merged.
 std::int64_t CheckedKept(std::int64_t kept, int ranks) {
-  Require(ranks == 1 || kept <= kMostToMerge, "k times slack must be at most ", kMostToMerge,
-          " where ranks merge their blocks, got ", kept);
+  Require(ranks == 1 || kept <= kMostToMerge, "the entries that are kept must be at most ",
+          kMostToMerge, " where ranks merge their blocks, got ", kept);
   return kept;
 }
 
 }  // namespace
 
-DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t max_k, double slack,
+DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t max_k, const CollectiveOptions& options,
                          DeviceTransport* transport)
     : transport_(*transport),
       cube_{transport->Rank(), transport->Size()},
       numel_(numel),
-      max_k_(Checked(numel, max_k, slack)),
-      slack_(slack),
+      max_k_(Checked(numel, max_k, options)),
+      options_(options),
       k_(max_k),
-      kept_(CheckedKept(GTopK::KeptBeforeTheLast(max_k, numel, slack), transport->Size())),
+      kept_(CheckedKept(GTopK::KeptBeforeTheLast(max_k, numel, options), transport->Size())),
       mergings_(static_cast<std::size_t>(MergesOf(cube_))),
       zeros_(SizeOfAll([this](Divider* divider) { DivideZeros(divider); })),
       rest_(transport_, SizeOfAll([this](Divider* divider) { DivideRest(divider); })) {
@@ -53,7 +53,7 @@ DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t max_k, double slack,
 void DeviceGTopK::Ask(std::int64_t k) {
   Require(1 <= k && k <= max_k_, "k must lie in [1, ", max_k_, "], got ", k);
   k_ = k;
-  kept_ = GTopK::KeptBeforeTheLast(k, numel_, slack_);
+  kept_ = GTopK::KeptBeforeTheLast(k, numel_, options_);
   Divider rest(rest_.get());
   DivideRest(&rest);
   reduced_ = cube_.size > 1 ? running_ : selected_;

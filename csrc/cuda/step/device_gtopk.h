@@ -8,7 +8,7 @@
 ///
 /// Launches: one that clears scratch memory and four for each merge (merge with the first digit's
 /// counts, two more digits, compaction): 4 log2 P + 1 for a power of two, at most 4 log2 P + 5
-/// else. Sent by each rank in a round: 8 ceil(slack k) bytes, rounded up to 64 entries, and a
+/// else. Sent by each rank in a round: 8 bytes for each entry that is kept, rounded up to 64, and a
 /// header, however many entries there are.
 
 #ifndef HVD_SPARSE_CUDA_STEP_DEVICE_GTOPK_H_
@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "csrc/collectives/collective_options.h"
 #include "csrc/collectives/topology.h"
 #include "csrc/cuda/base/device_block.h"
 #include "csrc/cuda/base/device_memory.h"
@@ -34,7 +35,8 @@ class DeviceGTopK {
   /// Prepares gTop-k of at most `max_k` of `numel` entries; all arguments but the transport's rank
   /// are the same on all ranks. Allocates all memory that it will ever need on the current device.
   /// The transport must outlive this object.
-  DeviceGTopK(std::int64_t numel, std::int64_t max_k, double slack, DeviceTransport* transport);
+  DeviceGTopK(std::int64_t numel, std::int64_t max_k, const CollectiveOptions& options,
+              DeviceTransport* transport);
 
   /// Enqueues the clearing of all blocks, which precedes all other work: messages are sent as a
   /// whole, and the part behind their entries would be uninitialised.
@@ -76,7 +78,7 @@ class DeviceGTopK {
   DeviceTransport& transport_;
   const FoldedCube cube_;
   const std::int64_t numel_, max_k_;
-  const double slack_;
+  const CollectiveOptions options_;
   std::int64_t k_ = 0, kept_ = 0;
   std::vector<Merging> mergings_;  // one for each merge: all are cleared at once
   DeviceBlock selected_, theirs_, merged_, running_, reduced_;

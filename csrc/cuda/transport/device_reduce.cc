@@ -10,24 +10,23 @@
 
 namespace hvd_sparse::cuda {
 
-void TransportGTopK::Fit(std::int64_t numel, std::int64_t k, double slack) {
-  if (rounds_ != nullptr && numel == numel_ && k == k_ && slack == slack_) return;
+void TransportGTopK::Fit(std::int64_t numel, std::int64_t k, const CollectiveOptions& options) {
+  if (rounds_ != nullptr && numel == numel_ && k == k_ && options == options_) return;
   const OnDevice current(device_);
   rounds_.reset();
-  rounds_ = std::make_unique<DeviceGTopK>(numel, k, slack, &counted_);
+  rounds_ = std::make_unique<DeviceGTopK>(numel, k, options, &counted_);
   rounds_->ClearBlocks(OwnStream(device_).get());
   numel_ = numel;
   k_ = k;
-  slack_ = slack;
+  options_ = options;
 }
 
 void TransportGTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
   // Fit allocates, which may wait for the device. So it precedes the comparison of the ranks, when
   // no other device waits for this one yet.
-  Fit(ctx.numel, std::max<std::int64_t>(ctx.k, 1), ctx.options.slack);
+  Fit(ctx.numel, std::max<std::int64_t>(ctx.k, 1), ctx.options);
   BlockHeader& header = block->header();
-  header.kept =
-      static_cast<std::uint32_t>(GTopK::KeptBeforeTheLast(ctx.k, ctx.numel, ctx.options.slack));
+  header.kept = static_cast<std::uint32_t>(GTopK::KeptBeforeTheLast(ctx.k, ctx.numel, ctx.options));
   ctx.AgreeBeforehand(&header);
 
   RoundTimes times{Concat("gtopk, over ", gpu_transport_.Name()), SteadySeconds()};

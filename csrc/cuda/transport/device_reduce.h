@@ -26,7 +26,7 @@ class TransportGTopK final : public DeviceReduce {
   void Run(SparseBlock* block, CollectiveContext& ctx) override;
 
  private:
-  void Fit(std::int64_t numel, std::int64_t k, double slack);
+  void Fit(std::int64_t numel, std::int64_t k, const CollectiveOptions& options);
   DeviceBlockHeader Move(const SparseBlock& selected, Verdict verdict, const std::string& what,
                          SparseBlock* reduced);
 
@@ -36,7 +36,7 @@ class TransportGTopK final : public DeviceReduce {
 
   // The arguments for which rounds_ was made.
   std::int64_t numel_ = 0, k_ = 0;
-  double slack_ = 0;
+  CollectiveOptions options_;
   std::unique_ptr<DeviceGTopK> rounds_;
 };
 

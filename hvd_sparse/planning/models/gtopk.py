@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from hvd_sparse import _core
+from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.account import HEADER_BYTES, INDEX_BYTES, VALUE_BYTES, Account, Array
 from hvd_sparse.planning.network import distances_below
 from hvd_sparse.planning.routes import CALLS, ROUNDS
@@ -13,6 +16,15 @@ from hvd_sparse.planning.routes import CALLS, ROUNDS
 def core_size(size: int) -> int:
     """Returns the largest power of two that is at most `size`."""
     return 1 << (size.bit_length() - 1)
+
+
+def _kept(a: Account) -> Array:
+    """Returns the number of entries that the rounds before the last keep: slack * k."""
+    slack = a.setting.collective_options.get("slack", 1.0)
+    if not 1 <= slack < math.inf:
+        raise InvalidArgumentError(f"slack must be at least 1, got {slack}")
+    kept: Array = np.minimum(np.ceil(slack * a.k), a.numel)
+    return kept
 
 
 def cost(a: Account) -> None:
@@ -28,7 +40,7 @@ def cost(a: Account) -> None:
         return HEADER_BYTES + setting.entry_bytes(entries, a.numel)
 
     running = a.k
-    kept = setting.kept(a.k, a.numel)
+    kept = _kept(a)
     if size > core:
         a.wait_for(block(running), setting.network.at(core))
         a.work(setting.code(running) + setting.merge(2 * running))
@@ -63,7 +75,7 @@ def _gtopk_between_devices(a: Account) -> None:
     devices = setting.network.devices
     assert devices is not None
     core = core_size(size)
-    message = device_message(setting.kept(a.k, a.numel))
+    message = device_message(_kept(a))
     merge = devices.merge.alpha + devices.merge.beta * message
     by_way_of_the_cpu = setting.route("gtopk") == ROUNDS
     a.compare()

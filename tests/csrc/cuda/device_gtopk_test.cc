@@ -22,15 +22,16 @@ TEST_F(CudaDeviceGTopK, BlocksThatNoMergeTakesAreRefusedBeforeMemoryIsTaken) {
   for (const auto& [k, slack] :
        {std::pair(std::int64_t{1} << 30, 1.0), std::pair(std::int64_t{1} << 29, 2.0),
         std::pair((std::int64_t{1} << 30) - 63, 1.0)}) {
-    const Error error = Thrown([&] { cuda::DeviceGTopK(kMaxBucketNumel, k, slack, &transport); });
+    const Error error = Thrown([&] { cuda::DeviceGTopK(kMaxBucketNumel, k, {slack}, &transport); });
     EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
-    EXPECT_TRUE(Says(error, "k times slack must be at most 1073741760")) << error.what();
+    EXPECT_TRUE(Says(error, "the entries that are kept must be at most 1073741760"))
+        << error.what();
   }
 }
 
 TEST_F(CudaDeviceGTopK, NoMessageHoldsWhatWasNeverWritten) {
   LoopbackTransport transport(std::make_shared<TransportWorld>(2), 0);
-  const cuda::DeviceGTopK rounds(1000, 10, 3, &transport);
+  const cuda::DeviceGTopK rounds(1000, 10, {3}, &transport);
   rounds.ClearBlocks(nullptr);
   for (const cuda::DeviceBlock& block : {rounds.selected(), rounds.reduced()}) {
     std::vector<char> bytes(static_cast<std::size_t>(block.message_bytes()), 1);

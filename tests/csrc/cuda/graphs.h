@@ -60,7 +60,7 @@ inline void Put(const Entries& entries, const cuda::DeviceBlock& into) {
 /// Runs the rounds of one rank directly, then from a graph, and compares the results.
 inline void ExpectTheSameFromAGraph(cuda::DeviceTransport* transport) {
   const cuda::Stream stream;
-  cuda::DeviceGTopK rounds(kCapturedNumel, kCapturedK, 1, transport);
+  cuda::DeviceGTopK rounds(kCapturedNumel, kCapturedK, {}, transport);
   rounds.ClearBlocks(stream.get());
   stream.Synchronize();
   Put(BlockOf(transport->Rank()), rounds.selected());

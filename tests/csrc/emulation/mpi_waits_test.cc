@@ -110,7 +110,7 @@ TEST_F(MpiWait, MemoryThatMpiMayStillUseIsNeverFreed) {
     cuda::MpiTransport transport(&comm, 0, {});
     emulated_calls = {};
     {
-      cuda::DeviceGTopK rounds(1000, 10, 1, &transport);
+      cuda::DeviceGTopK rounds(1000, 10, {}, &transport);
       if (fails) {
         EXPECT_EQ(Thrown([&] { rounds.Run(nullptr); }).kind(), ErrorKind::kPeerLost);
       }
