@@ -111,6 +111,9 @@ struct Ranks {
   std::vector<std::unique_ptr<RankProcess>> processes;
 };
 
+/// Far less than a rank would wait otherwise, and enough for a busy machine.
+constexpr std::chrono::seconds kAtOnce(30);
+
 class LifelineProcesses : public testing::TestWithParam<int> {};
 
 TEST_P(LifelineProcesses, AKilledRankIsReportedByAllOthersWithinSeconds) {
@@ -120,7 +123,7 @@ TEST_P(LifelineProcesses, AKilledRankIsReportedByAllOthersWithinSeconds) {
     ranks[victim].Kill(SIGKILL);
     ranks.ExpectReports(victim, ranks.Death(victim));
     const std::chrono::duration<double, std::milli> taken = Clock::now() - start;
-    EXPECT_LT(taken.count(), 5000);
+    EXPECT_LT(taken.count(), 1000 * kAtOnce.count());
     std::printf("all %d others knew of the death of rank %d after %.1f ms\n", GetParam() - 1,
                 victim, taken.count());
   }
@@ -169,7 +172,7 @@ TEST(Lifeline, AStoppedHubDoesNotHoldUpALeavingRank) {
   const auto start = Clock::now();
   ranks[1].Command('g');
   EXPECT_EQ(ranks[1].WaitForExit(), 0);
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
+  EXPECT_LT(Clock::now() - start, kAtOnce);
   ranks[0].Kill(SIGCONT);
   ranks.ExpectReports(1, "rank 1 of 3 left exchange 'optimizer.0'");
 }

@@ -155,7 +155,7 @@ Error AfterLeaving(int waiting, bool met_before, bool watched) {
   Incoming in{1 - waiting, &byte, 1};
   const auto start = Clock::now();
   Error error = Thrown([&] { ranks[waiting].Transfer({}, {&in, 1}, "bucket 3"); });
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(30));  // else it would wait for ever
   leaving.join();
   return error;
 }

@@ -87,7 +87,7 @@ struct Pair {
 };
 
 void ExpectDeath(const Error& error, Clock::time_point killed) {
-  EXPECT_LT(Clock::now() - killed, std::chrono::seconds(5));
+  EXPECT_LT(Clock::now() - killed, std::chrono::seconds(30));  // else it would wait for ever
   EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
   EXPECT_EQ(std::string(error.what()).find("rank 1 of 2 has died (host "), 0u) << error.what();
 }

@@ -106,12 +106,15 @@ def test_why_horovod_has_failed_is_not_waited_for_for_ever(monkeypatch):
 # purpose. Everything else on stderr fails the test.
 FORKED = """
 import os, signal, time, warnings
+from pathlib import Path
 from hvd_sparse import _core
 from hvd_sparse.exchange.exchange import Exchange
 
 warnings.filterwarnings("ignore", r"This process .* is multi-threaded", DeprecationWarning)
 exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
-time.sleep(0.2)  # until its thread waits for something to do
+while any(Path(f"/proc/self/task/{task}/stat").read_text().split()[2] != "S"
+          for task in os.listdir("/proc/self/task") if int(task) != os.getpid()):
+    time.sleep(0.001)  # until its thread waits for something to do
 child = os.fork()
 if child == 0:
     signal.alarm(20)
