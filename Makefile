@@ -269,7 +269,8 @@ lock: ## writes tools/constraints/ for the Python of .venv, after a change of re
 
 .PHONY: clean distclean
 clean: ## removes what was built here
-	rm -rf build dist *.egg-info hvd_sparse/_core.*.so hvd_sparse/_build_info.json hvd_sparse/tensorflow/_ops.so
+	rm -rf build dist *.egg-info hvd_sparse/_core.*.so hvd_sparse/_core_testing.*.so
+	rm -rf hvd_sparse/_build_info.json hvd_sparse/tensorflow/_ops.so
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -f .venv/.install-*
 

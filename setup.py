@@ -52,7 +52,7 @@ def find_pybind11() -> str:
     sys.exit("building hvd_sparse takes pybind11: pip install pybind11")
 
 
-def cmake_arguments() -> list[str]:
+def cmake_arguments(for_development: bool) -> list[str]:
     """The definitions that tell CMake of this environment and of the user's options."""
     definitions = {
         "Python_EXECUTABLE": sys.executable,
@@ -67,7 +67,8 @@ def cmake_arguments() -> list[str]:
     mpicxx = os.environ.get("MPICXX") or shutil.which("mpicxx")
     if mpicxx:
         definitions["MPI_CXX_COMPILER"] = mpicxx
-    arguments = [f"-D{name}={value}" for name, value in definitions.items()]
+    arguments = [f"-DHVD_SPARSE_CORE_TESTING={'ON' if for_development else 'OFF'}"]
+    arguments += [f"-D{name}={value}" for name, value in definitions.items()]
     if shutil.which("ninja"):
         arguments.append("-GNinja")
     return arguments
@@ -95,9 +96,14 @@ def begin_anew_if_changed(folder: Path, environment: str) -> None:
 class CMakeBuild(build_ext):
     """Runs CMake, then puts the module and the record of its parts where setuptools wants them."""
 
+    def run(self) -> None:
+        """Builds the extension; in place, as for editable installs, with the module for tests."""
+        self.for_development = bool(self.inplace)  # which super().run() resets while it builds
+        super().run()
+
     def build_extension(self, ext: Extension) -> None:
         """Builds the one extension; nothing is compiled again that has not changed."""
-        cmake, arguments = find_cmake(), cmake_arguments()
+        cmake, arguments = find_cmake(), cmake_arguments(self.for_development)
         environment = digest_of_environment(cmake, arguments)
         folder = Path(os.environ.get("HVD_SPARSE_BUILD_DIR") or ROOT / "build" / environment)
         begin_anew_if_changed(folder, environment)
@@ -124,12 +130,18 @@ class CMakeBuild(build_ext):
         """For editable installs: what was built into the package's sources."""
         package = Path(self.get_finalized_command("build_py").get_package_dir("hvd_sparse"))
         built = Path(self.build_lib, "hvd_sparse")
-        for pattern in ("_core*.so", "_build_info.json", "tensorflow/_ops.so"):
+        for pattern in ("_core.*.so", "_build_info.json", "tensorflow/_ops.so"):
             for file in built.glob(pattern):
                 place = package / file.relative_to(built)
                 fresh = place.with_name(f"{place.name}.fresh")
                 shutil.copy2(file, fresh)
                 fresh.replace(place)  # at once: running programs keep the old one
+        # The same file is hvd_sparse._core_testing, too; see csrc/bindings/python_testing.cc.
+        core = package / self.get_ext_filename("_core")
+        fresh = core.with_name(f"{core.name}.fresh")
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(core.name)
+        fresh.replace(core.with_name(core.name.replace("_core", "_core_testing", 1)))
 
 
 setup(

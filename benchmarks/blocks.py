@@ -13,7 +13,7 @@ import torch
 from contenders import SURVIVED, buffer
 from reporting import Row, Timing
 
-from hvd_sparse import _core
+from hvd_sparse import _core, _core_testing
 
 PAIRS = 16  # of blocks, in rotation
 
@@ -103,7 +103,7 @@ class Blocks:
         own = _core.Block(pair.own.indices, pair.own.values)
         rest = buffer(self._residual)
         start = time.perf_counter()
-        _core.settle(own, pair.total, rest)
+        _core_testing.settle(own, pair.total, rest)
         seconds = time.perf_counter() - start
         expected = np.where(pair.common, 0, pair.own.values)
         indices = torch.from_numpy(pair.own.indices)
@@ -115,7 +115,7 @@ class Blocks:
         block = _core.Block(pair.theirs.indices, pair.theirs.values)
         into, rest = buffer(gradient), buffer(self._residual)
         start = time.perf_counter()
-        _core.scatter(block, 0.25, into, rest)
+        _core_testing.scatter(block, 0.25, into, rest)
         seconds = time.perf_counter() - start
         indices = torch.from_numpy(pair.theirs.indices)
         right = np.array_equal(gradient[indices].numpy(), pair.theirs.values / 4)

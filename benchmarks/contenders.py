@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from published import Method
 
-from hvd_sparse import _core
+from hvd_sparse import _core, _core_testing
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.planning import plan
 from hvd_sparse.sparsifiers import RandomK, Sparsifier
@@ -197,7 +197,7 @@ class Core(Selecting):
         self.bounds = sparsifier.bounds
         self.largest = not isinstance(sparsifier, RandomK)
         self.selectors = [
-            _core.Selector(
+            _core_testing.Selector(
                 sparsifier.name, sparsifier.options, numel=size.numel, k=size.k, device=size.device
             )
             for _ in range(size.layers)
@@ -239,8 +239,8 @@ class LocalStep(OwnGradients, Core):
             total = _core.Block(own.indices() | SURVIVED, own.values())
             into, rest, device = buffer(gradient), buffer(residual), self.size.device
             calls += [
-                partial(_core.settle, own, total, rest, device=device),
-                partial(_core.scatter, total, 1.0, into, rest, device=device),
+                partial(_core_testing.settle, own, total, rest, device=device),
+                partial(_core_testing.scatter, total, 1.0, into, rest, device=device),
             ]
         yield calls
 

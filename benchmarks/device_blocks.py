@@ -18,7 +18,7 @@ import torch
 from blocks import Pair, holds
 from reporting import Row, Timing
 
-from hvd_sparse import _core
+from hvd_sparse import _core, _core_testing
 
 IN_A_ROW = 8  # launches of a piece between two events
 WARM_UP = 5
@@ -113,7 +113,7 @@ class Merge:
         self._out = _core.Block([], [])
         self._work = None
         if device != "cpu":
-            self._work = _core.merge_work(self._own, self._theirs, k=k, device=device)
+            self._work = _core_testing.merge_work(self._own, self._theirs, k=k, device=device)
 
     def enqueue(self) -> None:
         """Launches the work on the stream, or does it on the CPU."""

@@ -14,7 +14,7 @@ from contenders import buffer
 from device_blocks import Piece, time_all
 from reporting import Row
 
-from hvd_sparse import _core
+from hvd_sparse import _core_testing
 
 STEP_LIMIT = 1.5  # aim: ratio to the time of memory accesses alone
 
@@ -43,7 +43,7 @@ def measure_step(
     outputs, residual, rest = (torch.zeros(numel, device=device) for _ in range(3))
     stream = torch.cuda.current_stream(device).cuda_stream
     stepping = [
-        _core.step_work(
+        _core_testing.step_work(
             [buffer(part) for part in one.split(numels)],
             buffer(residual),
             [buffer(part) for part in outputs.split(numels)],
@@ -88,7 +88,7 @@ def layers_of(numel: int, layers: int) -> list[int]:
 
 
 def steps_right(
-    work: _core.StreamWork,
+    work: _core_testing.StreamWork,
     gradient: torch.Tensor,
     residual: torch.Tensor,
     outputs: torch.Tensor,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from contenders import SURVIVED, buffer, is_right
 
-from hvd_sparse import _core
+from hvd_sparse import _core, _core_testing
 
 
 class Memory:
@@ -59,7 +59,7 @@ class OnCpuWork:
         self, sparsifier: str, options: dict[str, float], memory: Memory, sign: int, kept: int
     ) -> None:
         numel = memory.copied.numel()
-        self._selector = _core.Selector(sparsifier, options, numel=numel, k=memory.k)
+        self._selector = _core_testing.Selector(sparsifier, options, numel=numel, k=memory.k)
         self._gradient, self._residual = memory.gradients[sign], memory.residuals[kept]
         self._state = torch.zeros(4)
 
@@ -78,14 +78,14 @@ class OnCpuWork:
         return self._selector.block
 
 
-Work = OnCpuWork | _core.StreamWork
+Work = OnCpuWork | _core_testing.StreamWork
 
 
 def pass_work(memory: Memory, sign: int, device: str) -> Work:
     """Returns error feedback and selection by the known threshold, in one pass."""
     if device == "cpu":
         return OnCpuWork("hard_threshold", {"threshold": memory.threshold}, memory, sign, 0)
-    return _core.pass_work(
+    return _core_testing.pass_work(
         buffer(memory.gradients[sign]),
         buffer(memory.residuals[0]),
         threshold=memory.threshold,
@@ -99,7 +99,7 @@ def select_work(memory: Memory, sign: int, device: str) -> Work:
     if device == "cpu":
         return OnCpuWork("top_k", {}, memory, sign, 1)
     gradient, residual = buffer(memory.gradients[sign]), buffer(memory.residuals[1])
-    return _core.select_work(gradient, residual, k=memory.k, device=device)
+    return _core_testing.select_work(gradient, residual, k=memory.k, device=device)
 
 
 class Ours:

@@ -14,20 +14,21 @@ from pathlib import Path
 
 import pytest
 
-NAME = "hvd_sparse._core"
+NAMES = ("hvd_sparse._core", "hvd_sparse._core_testing")  # of one file
 
 
 def _load() -> None:
     folder = Path(__file__).resolve().parents[1] / "build" / "tests" / "emulated"
     file = folder / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
-    spec = importlib.util.spec_from_file_location(NAME, file)
-    assert NAME not in sys.modules, "hvd_sparse has loaded its own core before"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[NAME] = module
-    spec.loader.exec_module(module)
+    for name in NAMES:
+        assert name not in sys.modules, "hvd_sparse has loaded its own core before"
+        spec = importlib.util.spec_from_file_location(name, file)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
     import hvd_sparse
 
-    hvd_sparse._core = module
+    for name in NAMES:
+        setattr(hvd_sparse, name.rpartition(".")[2], sys.modules[name])
 
 
 def pytest_addoption(parser):

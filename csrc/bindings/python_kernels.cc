@@ -1,4 +1,4 @@
-/// Bindings of kernels and wire formats, for tests and benchmarks.
+/// Bindings of the kernels and wire formats that Python measures.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -7,16 +7,11 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "csrc/base/error.h"
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/bindings/python_module.h"
-#include "csrc/devices/kernels_for.h"
 #include "csrc/kernels/kernels.h"
-#include "csrc/kernels/stream_work.h"
-#include "csrc/sparsifiers/sparsifier.h"
 #include "csrc/wire/value_coding.h"
 #include "csrc/wire/wire_format.h"
 
@@ -30,46 +25,7 @@ py::array_t<T> Copy(const T* data, std::int64_t size) {
   return py::array_t<T>(static_cast<py::ssize_t>(size), data);
 }
 
-/// Selects from one segment, as a step does, for tests and benchmarks. On a GPU, the caller must
-/// have waited until the memory is written.
-class Selector {
- public:
-  Selector(const std::string& name, const SparsifierOptions& options, std::int64_t numel,
-           std::int64_t k, const std::string& device)
-      : sparsifier_(MakeSparsifier(name, options)),
-        kernels_(KernelsFor(DeviceFrom(device))),
-        numel_(numel),
-        k_(k) {
-    Require(1 <= k && k <= numel, "k must lie in [1, ", numel, "], got ", k);
-  }
-
-  std::int64_t Select(const PyBuffer& gradient, float decay, float scale, const PyBuffer& residual,
-                      const PyBuffer& state) {
-    const Feedback feedback{ViewOf(gradient), decay, scale, FloatsOf(residual, "residual")};
-    const Span<SelectionState> states = StatesOf(state);
-    Require(feedback.grad.numel == numel_ && feedback.residual.size == numel_,
-            "gradient and residual must have size ", numel_, ", got ", feedback.grad.numel, " and ",
-            feedback.residual.size);
-    Require(states.size == 1, "state must be that of one segment, got ", states.size);
-    const py::gil_scoped_release release;
-    const std::int64_t room = sparsifier_->Room(k_, numel_);
-    block_.Reset(room);
-    Selection selection({&feedback, 1}, feedback.residual, 0, 0, room, kernels_, &block_);
-    sparsifier_->Select(k_, states.data, &selection);
-    block_.Finish(selection.taken());
-    return selection.not_finite();
-  }
-
-  const SparseBlock& block() const { return block_; }
-
- private:
-  const std::unique_ptr<const Sparsifier> sparsifier_;
-  const Kernels& kernels_;
-  const std::int64_t numel_, k_;
-  SparseBlock block_;
-};
-
-/// A message of a wire format and its memory, for tests and benchmarks.
+/// A message of a wire format and its memory.
 class Coder {
  public:
   Coder(bool packed, const std::string& wire_dtype, std::int64_t numel)
@@ -133,18 +89,6 @@ void BindKernels(py::module_& m) {
       .def("indices", [](const SparseBlock& self) { return Copy(self.indices(), self.count()); })
       .def("values", [](const SparseBlock& self) { return Copy(self.values(), self.count()); });
 
-  py::class_<Selector>(m, "Selector", "One segment's selection; what it takes is in its block.")
-      .def(py::init<const std::string&, const SparsifierOptions&, std::int64_t, std::int64_t,
-                    const std::string&>(),
-           py::arg("sparsifier"), py::arg("options"), py::kw_only(), py::arg("numel"), py::arg("k"),
-           py::arg("device") = "cpu")
-      .def("select", &Selector::Select, py::arg("gradient"), py::kw_only(), py::arg("decay"),
-           py::arg("scale"), py::arg("residual"), py::arg("state"),
-           "residual = decay * residual + scale * gradient, less what is taken; returns how many "
-           "entries of the gradient are not finite.")
-      .def_property_readonly("block", &Selector::block,
-                             py::return_value_policy::reference_internal);
-
   py::class_<Coder>(m, "Coder", "A message of a wire format, and the memory for it.")
       .def(py::init<bool, const std::string&, std::int64_t>(), py::kw_only(), py::arg("packed"),
            py::arg("wire_dtype"), py::arg("numel"))
@@ -152,20 +96,6 @@ void BindKernels(py::module_& m) {
       .def("encode", &Coder::Encode, py::arg("block"), "Makes the message; returns its bytes.")
       .def("decode", &Coder::Decode, py::arg("block"), "Reads the message into a block.")
       .def_property("message", &Coder::Message, &Coder::SetMessage, "The bytes that are sent.");
-
-  m.def(
-      "scatter",
-      [](const SparseBlock& block, float scale, const PyBuffer& gradient, const PyBuffer& residual,
-         const std::string& device) {
-        const Kernels& kernels = KernelsFor(DeviceFrom(device));
-        std::vector<std::pair<Index, float>> undo;
-        const GradView into = ViewOf(gradient);
-        const Span<float> rest = FloatsOf(residual, "residual");
-        const py::gil_scoped_release release;
-        return kernels.Scatter(block, scale, 0, into, rest, &undo);
-      },
-      py::arg("block"), py::arg("scale"), py::arg("gradient"), py::arg("residual"), py::kw_only(),
-      py::arg("device") = "cpu", "gradient = 0, then scale * value where the block has entries.");
 
   m.def(
       "merge",
@@ -180,84 +110,6 @@ void BindKernels(py::module_& m) {
         block.Finish(CpuKernels().KeepTopK(k, 0, block.count(), &block));
       },
       py::arg("block"), py::arg("k"), "Drops all but the k largest magnitudes.");
-
-  m.def(
-      "settle",
-      [](const SparseBlock& selected, const SparseBlock& reduced, const PyBuffer& residual,
-         const std::string& device) {
-        const Span<float> into = FloatsOf(residual, "residual");
-        for (std::int64_t i = 0; i < selected.count(); ++i) {
-          const Index position = Position(selected.indices()[i]);
-          Require(position < into.size, "an index of selected must lie in [0, ", into.size,
-                  "), got ", position);
-        }
-        KernelsFor(DeviceFrom(device)).Settle(selected, reduced, into);
-      },
-      py::arg("selected"), py::arg("reduced"), py::arg("residual"), py::kw_only(),
-      py::arg("device") = "cpu",
-      "Puts back what was selected and is not marked as delivered in the reduced block.");
-  py::class_<StreamWork>(m, "StreamWork", "A part of a step, to be enqueued on a device's stream.")
-      .def(
-          "enqueue", [](StreamWork& self, StreamHandle stream) { self.Enqueue(stream); },
-          py::arg("stream"), py::call_guard<py::gil_scoped_release>(),
-          "Gives the work to a stream (a number; 0 is the default one), and returns at once.")
-      .def(
-          "wait",
-          [](StreamWork& self) {
-            auto block = std::make_unique<SparseBlock>();
-            self.WaitForResult(block.get());
-            return block;
-          },
-          py::call_guard<py::gil_scoped_release>(),
-          "Waits for the device; returns the block that was made last.");
-
-  m.def(
-      "merge_work",
-      [](const SparseBlock& own, const SparseBlock& theirs, std::int64_t k,
-         const std::string& device) { return MergeWorkOn(DeviceFrom(device), own, theirs, k); },
-      py::arg("own"), py::arg("theirs"), py::kw_only(), py::arg("k"), py::arg("device"),
-      "The k largest of the union of two blocks, all on the device.");
-
-  m.def(
-      "pass_work",
-      [](const PyBuffer& gradient, const PyBuffer& residual, float threshold, std::int64_t k,
-         const std::string& device) {
-        return PassWorkOn(DeviceFrom(device), ViewOf(gradient), FloatsOf(residual, "residual"),
-                          threshold, k);
-      },
-      py::arg("gradient"), py::arg("residual"), py::kw_only(), py::arg("threshold"), py::arg("k"),
-      py::arg("device"),
-      "residual += gradient, less the entries that exceed the threshold: the first ones of them, "
-      "for which a selection of k has room. The memory must outlive the work.");
-
-  m.def(
-      "select_work",
-      [](const PyBuffer& gradient, const PyBuffer& residual, std::int64_t k,
-         const std::string& device) {
-        return SelectWorkOn(DeviceFrom(device), ViewOf(gradient), FloatsOf(residual, "residual"),
-                            k);
-      },
-      py::arg("gradient"), py::arg("residual"), py::kw_only(), py::arg("k"), py::arg("device"),
-      "A selection of k entries that stays on the device, with the next step's threshold. The "
-      "memory must outlive the work.");
-
-  m.def(
-      "step_work",
-      [](const std::vector<PyBuffer>& gradients, const PyBuffer& residual,
-         const std::vector<PyBuffer>& outputs, const std::vector<std::int64_t>& ks,
-         const std::string& device) {
-        const auto views = [](const std::vector<PyBuffer>& buffers) {
-          std::vector<GradView> all;
-          for (const PyBuffer& buffer : buffers) all.push_back(ViewOf(buffer));
-          return all;
-        };
-        return StepWorkOn(DeviceFrom(device), views(gradients), FloatsOf(residual, "residual"), ks,
-                          views(outputs));
-      },
-      py::arg("gradients"), py::arg("residual"), py::arg("outputs"), py::kw_only(), py::arg("ks"),
-      py::arg("device"),
-      "A whole step of a rank that is alone: gradients of a segment each, k of each selected. The "
-      "memory must outlive the work.");
 }
 
 }  // namespace hvd_sparse

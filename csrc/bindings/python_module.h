@@ -8,7 +8,7 @@
 namespace hvd_sparse {
 
 void BindFacts(pybind11::module_& m);     ///< by which Python plans
-void BindKernels(pybind11::module_& m);   ///< kernels and wire formats, for tests and benchmarks
+void BindKernels(pybind11::module_& m);   ///< kernels and wire formats that Python measures
 void BindMarks(pybind11::module_& m);     ///< points in the work of a device
 void BindExchange(pybind11::module_& m);  ///< exchanges, and what they run over
 void BindEngine(pybind11::module_& m);    ///< step engines; call after BindExchange

@@ -4,13 +4,11 @@
 #define HVD_SPARSE_DEVICES_KERNELS_FOR_H_
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "csrc/base/device.h"
 #include "csrc/kernels/kernels.h"
-#include "csrc/kernels/stream_work.h"
 
 namespace hvd_sparse {
 
@@ -28,18 +26,6 @@ std::vector<std::string> CudaDeviceNames();
 /// Returns the number of the CUDA device in whose memory an address lies. Throws InvalidArgument if
 /// it lies in none, Unavailable if this build has no CUDA.
 int CudaDeviceOf(std::uintptr_t address);
-
-/// Make parts of a step that stay on a CUDA device; see csrc/cuda/step/stream_work.h. Throw
-/// Unavailable, with the reason, if there is no such device.
-std::unique_ptr<StreamWork> MergeWorkOn(Device device, const SparseBlock& own,
-                                        const SparseBlock& theirs, std::int64_t k);
-std::unique_ptr<StreamWork> PassWorkOn(Device device, GradView gradient, Span<float> residual,
-                                       float threshold, std::int64_t k);
-std::unique_ptr<StreamWork> SelectWorkOn(Device device, GradView gradient, Span<float> residual,
-                                         std::int64_t k);
-std::unique_ptr<StreamWork> StepWorkOn(Device device, const std::vector<GradView>& gradients,
-                                       Span<float> residual, const std::vector<std::int64_t>& ks,
-                                       const std::vector<GradView>& outputs);
 
 }  // namespace hvd_sparse
 

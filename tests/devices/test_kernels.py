@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 
-from hvd_sparse import _core
+from hvd_sparse import _core, _core_testing
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.sparsifiers import SPARSIFIERS
 from tests.device_array import CPU, DTYPES, DeviceArray, wait_for_all
@@ -39,7 +39,7 @@ class Selecting:
 
     def __init__(self, device, sparsifier, *, numel, k, options=None):
         chosen = EVERY_SPARSIFIER[sparsifier].options if options is None else options
-        self.selector = _core.Selector(sparsifier, chosen, numel=numel, k=k, device=device)
+        self.selector = _core_testing.Selector(sparsifier, chosen, numel=numel, k=k, device=device)
         self.device = device
         self.residual = DeviceArray(device, np.zeros(numel))
         self.state = np.zeros((1, 4), np.float32)
@@ -131,7 +131,7 @@ def test_a_block_is_written_into_a_gradient_and_what_is_rounded_off_stays(dtype,
     gradient = DeviceArray(device, draw(numel), dtype)
     residual = DeviceArray(device, np.zeros(numel))
     wait_for_all(device)
-    _core.scatter(block, 0.5, gradient.buffer, residual.buffer, device=device)
+    _core_testing.scatter(block, 0.5, gradient.buffer, residual.buffer, device=device)
     wait_for_all(device)  # the kernel may run later
     written = gradient.numpy().astype(np.float64)
     assert not np.delete(written, ours.indices).any()
@@ -152,7 +152,7 @@ def test_what_was_taken_and_not_delivered_returns(device):
     marked = delivered.astype(np.int64) | DELIVERED
     reduced = _core.Block(marked.astype(np.int32), np.ones(len(delivered), np.float32))
     residual = DeviceArray(device, np.zeros(numel))
-    _core.settle(selected, reduced, residual.buffer, device=device)
+    _core_testing.settle(selected, reduced, residual.buffer, device=device)
     dense = ours.to_dense(numel)
     assert np.array_equal(residual.numpy(), oracle.settle(dense, delivered))
 
@@ -164,13 +164,13 @@ def test_what_was_taken_and_not_delivered_returns(device):
 def test_the_cpu_has_no_work_for_streams():
     block = _core.Block([1], [1.0])
     with pytest.raises(InvalidArgumentError, match=r"needs a device cuda:0 or the like, got cpu"):
-        _core.merge_work(block, block, k=1, device=CPU)
+        _core_testing.merge_work(block, block, k=1, device=CPU)
 
 
 @pytest.mark.parametrize(("numel", "k"), [(2, 1), (50_000, 300), (100_000, 25_600)])
 def test_a_merge_keeps_the_largest_of_both(numel, k, gpu):
     (first, own), (second, theirs) = (a_block(numel, k, seed) for seed in (1, 2))
-    work = _core.merge_work(own, theirs, k=k, device=gpu)
+    work = _core_testing.merge_work(own, theirs, k=k, device=gpu)
     work.enqueue(DeviceArray(gpu, np.zeros(1)).stream)
     assert_same(work.wait(), oracle.top_k_merge(first, second, k))
 
@@ -179,7 +179,7 @@ def test_a_merge_keeps_the_largest_of_both(numel, k, gpu):
 def test_a_selection_that_stays_on_the_device_is_numpys_top_k(numel, k, gpu):
     gradient = draw(numel)
     array, residual = DeviceArray(gpu, gradient), DeviceArray(gpu, np.zeros(numel))
-    work = _core.select_work(array.buffer, residual.buffer, k=k, device=gpu)
+    work = _core_testing.select_work(array.buffer, residual.buffer, k=k, device=gpu)
     work.enqueue(array.stream)
     expected = oracle.top_k(gradient, k)
     assert_same(work.wait(), expected)
@@ -190,7 +190,7 @@ def test_a_selection_that_stays_on_the_device_is_numpys_top_k(numel, k, gpu):
 def test_a_pass_takes_the_first_entries_that_exceed_a_threshold(k, gpu):
     gradient = draw(50_000)
     array, residual = DeviceArray(gpu, gradient), DeviceArray(gpu, np.zeros(gradient.size))
-    work = _core.pass_work(array.buffer, residual.buffer, threshold=3.0, k=k, device=gpu)
+    work = _core_testing.pass_work(array.buffer, residual.buffer, threshold=3.0, k=k, device=gpu)
     work.enqueue(array.stream)
     taken = np.flatnonzero(np.abs(gradient) > 3.0)[: min(2 * k + 256, gradient.size)]
     assert_same(work.wait(), oracle.Block(taken, gradient[taken]))
@@ -204,7 +204,7 @@ def test_a_step_of_a_lone_rank_writes_its_top_k_and_keeps_the_rest(dtype, gpu):
     arrays = [DeviceArray(gpu, one, dtype) for one in gradients]
     outputs = [DeviceArray(gpu, np.ones(numel), dtype) for numel in numels]
     residual = DeviceArray(gpu, np.zeros(sum(numels)))
-    work = _core.step_work(
+    work = _core_testing.step_work(
         [one.buffer for one in arrays],
         residual.buffer,
         [one.buffer for one in outputs],

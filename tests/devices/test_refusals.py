@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hvd_sparse import _core
+from hvd_sparse import _core, _core_testing
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError
 from hvd_sparse.exchange.exchange import Exchange
 from tests import laws
@@ -54,10 +54,10 @@ def test_a_build_without_cuda_says_how_to_get_it():
 def test_work_for_a_stream_is_refused_without_cuda():
     block, memory = _core.Block([1], [1.0]), laws.buffer_of(np.zeros(10, np.float32))
     for give in (
-        lambda: _core.merge_work(block, block, k=1, device=GPU),
-        lambda: _core.pass_work(memory, memory, threshold=1.0, k=1, device=GPU),
-        lambda: _core.select_work(memory, memory, k=1, device=GPU),
-        lambda: _core.step_work([memory], memory, [memory], ks=[1], device=GPU),
+        lambda: _core_testing.merge_work(block, block, k=1, device=GPU),
+        lambda: _core_testing.pass_work(memory, memory, threshold=1.0, k=1, device=GPU),
+        lambda: _core_testing.select_work(memory, memory, k=1, device=GPU),
+        lambda: _core_testing.step_work([memory], memory, [memory], ks=[1], device=GPU),
     ):
         with pytest.raises(UnavailableError, match=r"cuda:0 needs it: .* HVD_SPARSE_WITH_CUDA=1"):
             give()

@@ -20,13 +20,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def configure(folder, *, before="", builds=True, **options):
+def configure(folder, *, before="", builds=True, inplace=False, **options):
     """Runs setup.py up to CMake's configuration; CMake's build step leaves empty files.
 
     Args:
         folder: Folder of the build.
         before: Statements that run before setup.py, on one line.
         builds: True if the build step leaves files.
+        inplace: True to build in place, where nothing is left unless the build step leaves files.
         options: Variables of the environment.
     """
     program = (
@@ -41,7 +42,7 @@ def configure(folder, *, before="", builds=True, **options):
         f"    for name in [module, '_ops.so'] if {builds} else []:\n"
         "        Path(command[2], name).touch()\n"
         "subprocess.run = step\n"
-        "sys.argv = ['setup.py', '--quiet', 'build_ext', '--build-lib', sys.argv[1]]\n"
+        "sys.argv = ['setup.py', '--quiet', 'build_ext', '--build-lib', *sys.argv[1:]]\n"
         "runpy.run_path('setup.py', run_name='__main__')\n"
     )
     env = {key: value for key, value in os.environ.items() if not key.startswith("HVD_SPARSE_")}
@@ -49,7 +50,7 @@ def configure(folder, *, before="", builds=True, **options):
     env |= {"HVD_SPARSE_BUILD_DIR": str(folder / "cmake"), "HVD_SPARSE_WITH_TENSORFLOW": "0"}
     env |= options
     return subprocess.run(
-        [sys.executable, "-c", program, str(folder / "lib")],
+        [sys.executable, "-c", program, str(folder / "lib"), *(["--inplace"] if inplace else [])],
         cwd=ROOT,
         env=env,
         stdout=subprocess.PIPE,
@@ -88,6 +89,25 @@ def test_a_module_that_was_not_built_ends_the_build(tmp_path):
     assert done.returncode != 0
     name = "_core" + sysconfig.get_config_var("EXT_SUFFIX")
     assert f"CMake built no {name} in {tmp_path / 'cmake'}" in done.stdout
+
+
+def test_only_a_build_in_place_has_what_tests_and_benchmarks_call(tmp_path):
+    commands = tmp_path / "cmake" / "compile_commands.json"
+    configure(tmp_path, builds=False, inplace=True)
+    assert "python_testing.cc" in commands.read_text()
+    assert configure(tmp_path).returncode == 0
+    assert "python_testing.cc" not in commands.read_text()
+
+
+def test_what_is_installed_has_no_types_of_modules_for_tests(tmp_path):
+    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert [file.name for file in tmp_path.glob("hvd_sparse/_core*")] == ["_core.pyi"]
+
+
+def test_both_modules_share_one_core():
+    core, testing = (find_spec(f"hvd_sparse.{name}").origin for name in ("_core", "_core_testing"))
+    assert Path(core).samefile(testing)
 
 
 def test_required_nccl_without_cuda_ends_the_build(tmp_path):

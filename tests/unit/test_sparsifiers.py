@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_sparse import _core
+from hvd_sparse import _core_testing
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.sparsifiers import (
     Gaussian,
@@ -55,4 +55,4 @@ def test_an_instance_stands_for_itself():
 )
 def test_the_core_refuses_what_it_does_not_know(name, options, match):
     with pytest.raises(InvalidArgumentError, match=match):
-        _core.Selector(name, options, numel=10, k=1)
+        _core_testing.Selector(name, options, numel=10, k=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hvd_sparse import _core
+from hvd_sparse import _core, _core_testing
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError
 from hvd_sparse.threads import kernel_threads
 from tests.laws import EVERY_SPARSIFIER, buffer_of
@@ -60,7 +60,7 @@ def test_the_number_of_threads_changes_no_bit(name, with_threads):
     for threads in (1, 2, 3):
         with_threads(threads)
         sparsifier = EVERY_SPARSIFIER[name]
-        selector = _core.Selector(name, sparsifier.options, numel=numel, k=k)
+        selector = _core_testing.Selector(name, sparsifier.options, numel=numel, k=k)
         residual, state = np.zeros(numel, np.float32), np.zeros((1, 4), np.float32)
         random = np.random.default_rng(2)
         trace = []
@@ -70,7 +70,7 @@ def test_the_number_of_threads_changes_no_bit(name, with_threads):
                 buffer_of(gradient), decay=1.0, scale=1.0, residual=buffer_of(residual),
                 state=buffer_of(state),
             )  # fmt: skip
-            _core.scatter(selector.block, 0.5, buffer_of(gradient), buffer_of(residual))
+            _core_testing.scatter(selector.block, 0.5, buffer_of(gradient), buffer_of(residual))
             block = selector.block
             trace += [block.indices(), block.values(), gradient, residual.copy(), state.copy()]
         results.append([array.tobytes() for array in trace])

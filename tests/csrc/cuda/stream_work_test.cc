@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "csrc/cuda/base/stream.h"
-#include "csrc/devices/kernels_for.h"
+#include "csrc/devices/stream_work_for.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/entries.h"
 

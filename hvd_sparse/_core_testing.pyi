@@ -1,0 +1,46 @@
+"""Types of csrc/bindings/python_testing.cc; only builds for development have this module."""
+
+from collections.abc import Mapping, Sequence
+
+from hvd_sparse._core import Block
+
+_Buffer = tuple[int, int, str]  # address, numel, dtype: a hvd_sparse.places.buffer.Buffer
+
+class Selector:
+    def __init__(
+        self,
+        sparsifier: str,
+        options: Mapping[str, float],
+        *,
+        numel: int,
+        k: int,
+        device: str = "cpu",
+    ) -> None: ...
+    def select(
+        self, gradient: _Buffer, *, decay: float, scale: float, residual: _Buffer, state: _Buffer
+    ) -> int: ...
+    @property
+    def block(self) -> Block: ...
+
+def scatter(
+    block: Block, scale: float, gradient: _Buffer, residual: _Buffer, *, device: str = "cpu"
+) -> int: ...
+def settle(selected: Block, reduced: Block, residual: _Buffer, *, device: str = "cpu") -> None: ...
+
+class StreamWork:
+    def enqueue(self, stream: int) -> None: ...
+    def wait(self) -> Block: ...
+
+def merge_work(own: Block, theirs: Block, *, k: int, device: str) -> StreamWork: ...
+def pass_work(
+    gradient: _Buffer, residual: _Buffer, *, threshold: float, k: int, device: str
+) -> StreamWork: ...
+def select_work(gradient: _Buffer, residual: _Buffer, *, k: int, device: str) -> StreamWork: ...
+def step_work(
+    gradients: Sequence[_Buffer],
+    residual: _Buffer,
+    outputs: Sequence[_Buffer],
+    *,
+    ks: Sequence[int],
+    device: str,
+) -> StreamWork: ...
