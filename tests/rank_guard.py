@@ -63,6 +63,17 @@ def hooks(horovod: str, *, timeout: float = TIMEOUT_S) -> dict[str, Any]:
         yield made
         hvd.remove_process_set(made)
 
+    @pytest.fixture(scope="module")
+    def sets():
+        """Two overlapping process sets, without the last rank and without the first."""
+        size = hvd.size()
+        if size < 3:
+            pytest.skip("needs three ranks")
+        made = [hvd.add_process_set(range(size - 1)), hvd.add_process_set(range(1, size))]
+        yield made
+        for process_set in made:
+            hvd.remove_process_set(process_set)
+
     @pytest.fixture(params=["all ranks", "two ranks"])
     def ranks(request):
         """All ranks, and then a process set of two."""
@@ -86,5 +97,10 @@ def hooks(horovod: str, *, timeout: float = TIMEOUT_S) -> dict[str, Any]:
         pytest_collection_modifyitems,
         pytest_runtest_makereport,
     )
-    fixtures = {"no_rank_hangs": no_rank_hangs, "first_and_last": first_and_last, "ranks": ranks}
+    fixtures = {
+        "no_rank_hangs": no_rank_hangs,
+        "first_and_last": first_and_last,
+        "sets": sets,
+        "ranks": ranks,
+    }
     return {hook.__name__: hook for hook in functions} | fixtures

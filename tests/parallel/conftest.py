@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
+
+from tests.framework_laws.fixtures import folder, several_ranks
 from tests.on_devices import device, gpu
 from tests.quick_measuring import quick_measuring
 from tests.rank_guard import hooks
 from tests.verdict import verdict
 
-__all__ = ["device", "gpu", "quick_measuring", "verdict"]
+__all__ = ["device", "folder", "gpu", "quick_measuring", "several_ranks", "verdict"]
 
 globals().update(hooks("horovod.torch"))
+
+
+@pytest.fixture
+def framework():
+    """PyTorch, for the laws of tests/framework_laws."""
+    from tests.parallel.torch_framework import Torch  # which needs hvd.init()
+
+    return Torch()

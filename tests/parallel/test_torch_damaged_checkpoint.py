@@ -22,17 +22,10 @@ from tests.checkpoints import (
     held_by_another_process,
     seal_again,
 )
-from tests.parallel.torch_checkpoints import (
-    folder,
-    names_beside,
-    new,
-    several_ranks,
-    sparse_verdict,
-    train,
-)
+from tests.parallel.torch_checkpoints import names_beside, new, several_ranks, sparse_verdict, train
 from tests.parallel.torch_ranks import residuals
 
-__all__ = ["folder", "sparse_verdict"]
+__all__ = ["sparse_verdict"]
 
 LAST = f"rank-{hvd.size() - 1}-of-{hvd.size()}"
 DAMAGES = {

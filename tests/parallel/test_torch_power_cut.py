@@ -13,17 +13,11 @@ import pytest
 import torch
 
 from hvd_sparse.torch import load_checkpoint, save_checkpoint
-from tests.parallel.torch_checkpoints import (
-    folder,
-    names_beside,
-    new,
-    sparse_verdict,
-    train,
-)
+from tests.parallel.torch_checkpoints import names_beside, new, sparse_verdict, train
 from tests.parallel.torch_ranks import a_name
 from tests.power_cut import Disk, Pulled
 
-__all__ = ["folder", "sparse_verdict"]
+__all__ = ["sparse_verdict"]
 
 
 def test_what_was_renamed_had_been_synced(folder, tmp_path_factory, monkeypatch):

@@ -3,60 +3,19 @@
 from __future__ import annotations
 
 import horovod.torch as hvd
-import pytest
 import torch
 
-from hvd_sparse.torch import LAGS, GTopK, TopK, sparse_allreduce, stats
+from hvd_sparse.torch import LAGS, GTopK, TopK, sparse_allreduce
+from tests.framework_laws import laws_in, process_sets
 from tests.parallel.torch_ranks import (
     Toy,
     assert_same_on_all_ranks,
     distribute,
     integer_gradients,
     residuals,
-    total,
 )
 
-
-@pytest.fixture(scope="module")
-def sets():
-    """Two overlapping process sets, without the last rank and the first, nested in all ranks."""
-    size = hvd.size()
-    if size < 3:
-        pytest.skip("needs three ranks")
-    made = [hvd.add_process_set(range(size - 1)), hvd.add_process_set(range(1, size))]
-    yield made
-    for process_set in made:
-        hvd.remove_process_set(process_set)
-
-
-def test_ranks_outside_the_set_exchange_nothing(sets):
-    inner = sets[0]
-    model = Toy()
-    optimizer = distribute(model, TopK(density=1.0, min_numel=64), process_set=inner)
-    gradients = integer_gradients(model, 0)
-    model.backward(gradients)
-    optimizer.step()
-    if not inner.included():
-        assert torch.equal(model.first.grad, gradients["first"])
-        assert stats(optimizer).last is None
-        assert "hvd_sparse" not in optimizer.state_dict()
-        return
-    assert torch.equal(
-        model.first.grad.double().flatten(), total(gradients["first"], process_set=inner)
-    )
-    assert_same_on_all_ranks(model.parameters(), process_set=inner)
-
-
-def test_an_average_is_over_the_ranks_of_the_set(sets):
-    inner = sets[0]
-    model = Toy()
-    compression = TopK(density=1.0, min_numel=64)
-    optimizer = distribute(model, compression, process_set=inner, op=hvd.Average)
-    model.backward({"first": torch.full((40, 30), float(1 + hvd.rank()))})
-    optimizer.synchronize()
-    if inner.included():
-        mean = sum(1 + rank for rank in inner.ranks) / len(inner.ranks)
-        torch.testing.assert_close(model.first.grad, torch.full((40, 30), mean))
+globals().update(laws_in(process_sets))
 
 
 def test_nested_sets_cannot_deadlock(sets):
@@ -81,21 +40,6 @@ def test_nested_sets_cannot_deadlock(sets):
     for model, process_set in zip(models, everyone, strict=True):
         if process_set.included():
             assert_same_on_all_ranks(model.parameters(), process_set=process_set)
-
-
-def test_the_number_of_optimizers_may_differ_between_ranks(sets):
-    if sets[0].included():
-        extra = Toy()
-        of_set = distribute(
-            extra, LAGS(adaptive=False, density=0.1, min_numel=64), process_set=sets[0]
-        )
-        extra.backward(integer_gradients(extra, 0))
-        of_set.step()
-    model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
-    model.backward(integer_gradients(model, 1))
-    optimizer.step()
-    assert_same_on_all_ranks(model.parameters())
 
 
 def test_a_state_is_broadcast_to_ranks_outside_the_set(sets):

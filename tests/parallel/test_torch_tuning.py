@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import horovod.torch as hvd
 import pytest
 import torch
 
-from hvd_sparse.errors import (
-    InvalidArgumentError,
-)
-from hvd_sparse.torch import GTopK, Warmup, replan, stats, tuning
+from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.torch import optimizer as optimizers
+from hvd_sparse.torch import replan, stats, tuning
 from hvd_sparse.torch.places import OnDevice
-from hvd_sparse.tuning import tuner
 from hvd_sparse.tuning.tuner import Stage
 from tests.device_time import LateEvent, late_clock
+from tests.framework_laws import laws_in
+from tests.framework_laws import tuning as tuning_laws
 from tests.parallel.torch_ranks import (
     ON_ANY_RANK,
     Toy,
@@ -28,93 +26,11 @@ from tests.parallel.torch_ranks import (
     take_over_from_rank_0,
 )
 from tests.parallel.tuned_ranks import COMPRESSION, train
-from tests.plans import mixed_plan
 from tests.verdict import CYCLE, DENSE_STEPS
 
+globals().update(laws_in(tuning_laws))
+
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has nothing to tune")
-
-
-@several_ranks
-@pytest.mark.parametrize("sparse", [True, False])
-def test_nothing_is_lost_from_dense_to_sparse_and_back(verdict, sparse):
-    verdict(sparse=sparse)
-    model = Toy()
-    optimizer = distribute(model, COMPRESSION)
-    seen = []
-    for _ in train(model, optimizer, range(CYCLE + 4)):
-        seen.append(len(stats(optimizer).last.buckets))
-        assert_same_on_all_ranks(model.parameters())
-    assert seen == [0] * DENSE_STEPS + [1] * DENSE_STEPS + [int(sparse)] * 4
-    assert tuning(optimizer).stage is Stage.SETTLED
-    left = [r.any() for r in residuals(optimizer).values()]
-    assert any(left) == sparse
-
-
-@several_ranks
-def test_nothing_is_lost_from_one_plan_to_another(verdict, monkeypatch):
-    verdict(sparse=True)
-    made = []
-
-    def make_plan(profile, rules):  # on rank 0; the steps always exceed the prediction
-        first = replace(mixed_plan(profile, rules), step_seconds=1e-9)
-        sparse = replace(first.buckets[0], collective="gtopk", densities=(0.2,))
-        made.append(first if not made else replace(first, buckets=(sparse, *first.buckets[1:])))
-        return made[-1]
-
-    monkeypatch.setattr(tuner, "make_plan", make_plan)
-    model = Toy()
-    optimizer = distribute(model, COMPRESSION)
-    seen = []
-    for _ in train(model, optimizer, range(CYCLE + DENSE_STEPS + 4)):
-        seen.append(len(stats(optimizer).last.buckets))
-        assert_same_on_all_ranks(model.parameters())
-    assert seen[:-4] == [0] * DENSE_STEPS + [1] * DENSE_STEPS + [2] * DENSE_STEPS
-    found = tuning(optimizer)
-    assert found.stage is Stage.SETTLED
-    assert seen[-1] == sum(not bucket.dense for bucket in found.plan.buckets)
-    assert len(made) == (2 if hvd.rank() == 0 else 0)
-
-
-@several_ranks
-def test_a_warm_up_that_ends_is_looked_at_again(verdict):
-    verdict(sparse=True)
-    model = Toy()
-    warmup = Warmup(steps=CYCLE + 3, densities=(0.5,))
-    optimizer = distribute(model, replace(COMPRESSION, warmup=warmup))
-    seen = []
-    for _ in train(model, optimizer, range(2 * CYCLE + 5)):
-        seen.append(len(stats(optimizer).last.buckets))
-        assert_same_on_all_ranks(model.parameters())
-    compared = [0] * DENSE_STEPS + [1] * DENSE_STEPS
-    assert seen == [*compared, 1, 1, 1, *compared, 1, 1]
-
-
-@several_ranks
-def test_what_was_measured_and_decided_is_the_same_on_all_ranks(verdict):
-    verdict(sparse=True)
-    model = Toy()
-    optimizer = distribute(model, COMPRESSION)
-    list(train(model, optimizer, range(CYCLE)))
-    found = tuning(optimizer)
-    everybody = hvd.allgather_object(found, name="tuning")
-    assert all(theirs == everybody[0] for theirs in everybody)
-    assert found.sparse
-    assert found.dense_seconds > 0
-    assert found.sparse_seconds > 0
-    assert {layer.name for layer in found.profile.layers} == {"first", "second", "last"}
-    assert found.network.size == hvd.size()
-    assert found.network.dense.seconds(1 << 20) > 0
-
-
-@several_ranks
-def test_the_real_planner_decides_the_same_everywhere():
-    model = Toy({"a": (300, 200), "b": (200, 100), "c": (100, 30)})
-    optimizer = distribute(model, COMPRESSION)
-    list(train(model, optimizer, range(CYCLE + DENSE_STEPS)))  # perhaps with a second plan
-    found = tuning(optimizer)
-    assert found.stage is Stage.SETTLED
-    assert all(theirs == found for theirs in hvd.allgather_object(found, name="tuning"))
-    assert_same_on_all_ranks(model.parameters())
 
 
 @several_ranks
@@ -188,25 +104,20 @@ def test_thresholds_stay_where_all_ranks_have_loaded_their_own(verdict):
 
 
 @several_ranks
-@pytest.mark.parametrize("changed", ["compression", "ranks on a node"])
-def test_under_other_conditions_residuals_go_on_and_the_plan_does_not(verdict, changed, caplog):
+def test_with_other_nodes_residuals_go_on_and_the_plan_does_not(verdict, caplog):
     verdict(sparse=True)
     model, twin = Toy(), Toy()
     optimizer = distribute(model, COMPRESSION)
     list(train(model, optimizer, range(CYCLE + 1)))
     state = optimizer.state_dict()
-    compression = COMPRESSION
-    if changed == "compression":
-        compression = replace(COMPRESSION, density=0.2)
-    else:
-        state["hvd_sparse"]["conditions"][changed] = "64"
-    resumed = distribute(twin, compression)
+    state["hvd_sparse"]["conditions"]["ranks on a node"] = "64"
+    resumed = distribute(twin, COMPRESSION)
     twin.load_state_dict(model.state_dict())
     with caplog.at_level(logging.INFO, logger="hvd_sparse"):
         resumed.load_state_dict(state)
     said = [one.message for one in caplog.records if "found anew" in one.message]
     assert len(said) == (1 if hvd.rank() == 0 else 0)
-    assert all(f"{changed} was" in message for message in said)
+    assert all("ranks on a node was" in message for message in said)
     assert tuning(resumed).stage is Stage.DENSE
     for name, residual in residuals(optimizer).items():
         assert torch.equal(residual, residuals(resumed)[name])
@@ -214,18 +125,6 @@ def test_under_other_conditions_residuals_go_on_and_the_plan_does_not(verdict, c
     seen = [len(stats(resumed).last.buckets) for _ in steps]
     assert seen == [0] * DENSE_STEPS + [1] * DENSE_STEPS + [1]
     assert_same_on_all_ranks(twin.parameters())
-
-
-@several_ranks
-def test_replan_begins_again_and_loses_nothing(verdict):
-    verdict(sparse=True)
-    model = Toy()
-    optimizer = distribute(model, COMPRESSION)
-    list(train(model, optimizer, range(CYCLE)))
-    replan(optimizer)
-    assert tuning(optimizer).stage is Stage.DENSE
-    seen = [len(stats(optimizer).last.buckets) for _ in train(model, optimizer, range(CYCLE))]
-    assert seen == [0] * DENSE_STEPS + [1] * DENSE_STEPS
 
 
 @several_ranks
@@ -269,25 +168,6 @@ def test_replan_between_backward_and_step_is_refused(verdict):
         replan(optimizer)
 
 
-def test_only_adaptive_compressions_are_planned_anew():
-    optimizer = distribute(Toy(), GTopK(min_numel=64))
-    assert tuning(optimizer) is None
-    if hvd.size() > 1:
-        with pytest.raises(InvalidArgumentError, match="needs an adaptive compression"):
-            replan(optimizer)
+def test_an_optimizer_without_sparse_gradients_has_no_tuning():
     with pytest.raises(InvalidArgumentError, match="does not come from"):
         tuning(torch.optim.SGD(Toy().parameters(), lr=1.0))
-
-
-@several_ranks
-def test_going_dense_is_said_once_by_one_rank(verdict, caplog):
-    verdict(sparse=False)
-    model = Toy()
-    with caplog.at_level(logging.INFO, logger="hvd_sparse"):
-        optimizer = distribute(model, COMPRESSION)
-        list(train(model, optimizer, range(CYCLE + 5)))
-    said = [record for record in caplog.records if record.name == "hvd_sparse"]
-    assert len(said) == (1 if hvd.rank() == 0 else 0)
-    for record in said:
-        assert record.levelname == "WARNING"
-        assert "gradients travel dense" in record.message

@@ -7,19 +7,12 @@ import pytest
 import torch
 
 from hvd_sparse.torch import LAGS
-from tests.parallel.torch_ranks import Toy, a_name, distribute, integer_gradients
+from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
 
 FIXED = {"density": 0.1, "min_numel": 64}
 SIMPLE = LAGS(adaptive=False, bucket_numel=1500, **FIXED)
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
-
-
-@pytest.fixture
-def folder(tmp_path_factory):
-    """A folder that is the same on all ranks."""
-    mine = str(tmp_path_factory.mktemp("checkpoint") / "last")
-    return hvd.broadcast_object(mine, 0, name=a_name(hvd.global_process_set))
 
 
 @pytest.fixture(autouse=True)

@@ -37,23 +37,6 @@ def integer_gradients(model, step, *, rank=None, low=-9, high=10):
     }
 
 
-def signs(model, step, *, norm, dtype=torch.float32):
-    """Returns tensors with 256 entries of one magnitude, at indices of this rank's own.
-
-    Their norm is exactly `norm`. Smaller tensors have fewer such entries, and a smaller norm.
-    """
-    generator = torch.Generator().manual_seed(1000 * step + hvd.rank())
-    gradients = {}
-    for name, p in model.named_parameters():
-        flat = torch.zeros(p.numel(), dtype=dtype)
-        indices = torch.randperm(p.numel(), generator=generator)[:256]
-        flat[indices] = (
-            2.0 * torch.randint(0, 2, (len(indices),), generator=generator).to(dtype) - 1
-        )
-        gradients[name] = norm / 16 * flat.view_as(p)
-    return gradients
-
-
 def distribute(model, compression, *, optimizer=None, **options):
     """Returns the model's DistributedOptimizer; its default is SGD with a learning rate of 1."""
     options.setdefault("op", hvd.Sum)
@@ -118,10 +101,10 @@ def assert_same_on_all_ranks(tensors, process_set=hvd.global_process_set):
     assert all(torch.equal(gathered[0], theirs) for theirs in gathered)
 
 
-def assert_nothing_is_lost(model, step, before, optimizer, gradients, scale=1.0):
+def assert_nothing_is_lost(model, step, before, optimizer, gradients):
     """Checks the law for op=Sum: every input that is not in a residual was applied, exactly."""
     after = residuals(optimizer)
-    given = {name: (g * scale).double().flatten() for name, g in gradients.items()}
+    given = {name: g.double().flatten() for name, g in gradients.items()}
     for name, kept in after.items():
         given[name] = given[name] + before.get(name, 0.0) - kept
     summed = totals(given)

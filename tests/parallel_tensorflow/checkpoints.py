@@ -10,19 +10,12 @@ import tensorflow as tf
 
 from hvd_sparse.tensorflow import LAGS, load_checkpoint, prepare, save_checkpoint
 from hvd_sparse.tensorflow.registry import find_exchange
-from tests.parallel_tensorflow.ranks import a_name, integer_gradients, loss_of, make_variables
+from tests.parallel_tensorflow.ranks import integer_gradients, loss_of, make_variables
 
 FIXED = {"density": 0.1, "min_numel": 64}
 SIMPLE = LAGS(adaptive=False, bucket_numel=1500, **FIXED)
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
-
-
-@pytest.fixture
-def folder(tmp_path_factory):
-    """A folder that is the same on all ranks."""
-    mine = str(tmp_path_factory.mktemp("checkpoint") / "last")
-    return hvd.allgather_object(mine, name=a_name())[0]
 
 
 @pytest.fixture(autouse=True)
@@ -34,14 +27,13 @@ def sparse_verdict(verdict):
 class Loop:
     """A custom training loop: a tape, an optimizer with a state, and random numbers.
 
-    `mode` is tf.function, or runs eagerly: a few steps take less time than tracing.
+    It runs eagerly: a few steps take less time than tracing.
     """
 
-    def __init__(self, compression, shapes=None, *, mode=lambda step: step):
+    def __init__(self, compression, shapes=None):
         self.variables = make_variables() if shapes is None else make_variables(shapes)
         self.optimizer = keras.optimizers.Adam(0.5)
         self.compression = compression
-        self._step = mode(self._one)
 
     def prepare(self):
         if hvd.size() > 1:
@@ -49,9 +41,9 @@ class Loop:
 
     def train(self, steps):
         for step in steps:
-            self._step(integer_gradients(self.variables, step))
+            self._step_with(integer_gradients(self.variables, step))
 
-    def _one(self, gradients):
+    def _step_with(self, gradients):
         generator = tf.random.get_global_generator()
         kept = [
             g * tf.cast(generator.uniform(g.shape) < 0.5, g.dtype) for g in gradients
@@ -65,10 +57,6 @@ class Loop:
     def residuals(self):
         exchange = find_exchange(self.variables)
         return {} if exchange is None else {n: r.numpy() for n, r in exchange.residuals().items()}
-
-    def velocities(self):
-        exchange = find_exchange(self.variables)
-        return {} if exchange is None else {n: v.numpy() for n, v in exchange.velocities().items()}
 
     def save(self, folder, **extra):
         save_checkpoint(folder, self.variables, self.optimizer, **extra)

@@ -7,11 +7,13 @@ import gc
 import pytest
 import tensorflow as tf
 
+from tests.framework_laws.fixtures import folder, several_ranks
+from tests.parallel_tensorflow.tensorflow_framework import TensorFlow
 from tests.quick_measuring import quick_measuring
 from tests.rank_guard import hooks
 from tests.verdict import verdict
 
-__all__ = ["quick_measuring", "verdict"]
+__all__ = ["folder", "quick_measuring", "several_ranks", "verdict"]
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)
@@ -20,6 +22,24 @@ for gpu in GPUS:  # the ranks share them
     tf.config.experimental.set_memory_growth(gpu, True)
 
 globals().update(hooks("horovod.tensorflow"))
+
+
+@pytest.fixture
+def device():
+    """The device of a model's variables; see every_place.py for others."""
+    return "CPU:0"
+
+
+@pytest.fixture
+def mode():
+    """The mode in which a model's steps run; see every_place.py for the other one."""
+    return "graph"
+
+
+@pytest.fixture
+def framework(device, mode):
+    """TensorFlow, for the laws of tests/framework_laws."""
+    return TensorFlow(device, mode)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -26,16 +25,14 @@ def _no_gpu():
     return ""
 
 
+def devices():
+    """Returns TensorFlow's names of the devices that can hold a test's variables, as parameters."""
+    without_gpu = pytest.mark.skipif(bool(_no_gpu()), reason=_no_gpu())
+    return [pytest.param("CPU:0", id="cpu"), pytest.param("GPU:0", id="gpu", marks=without_gpu)]
+
+
 # Sets a test's argument `device`, which holds its variables.
-on_each_device = pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param("CPU:0", id="cpu"),
-        pytest.param(
-            "GPU:0", id="gpu", marks=pytest.mark.skipif(bool(_no_gpu()), reason=_no_gpu())
-        ),
-    ],
-)
+on_each_device = pytest.mark.parametrize("device", devices())
 
 
 def a_name():
@@ -53,22 +50,6 @@ def integer_gradients(variables, step, *, rank=None, low=-9, high=10):
     rank = hvd.rank() if rank is None else rank
     rng = np.random.default_rng(1000 * step + rank)
     return [tf.cast(tf.constant(rng.integers(low, high, v.shape)), v.dtype) for v in variables]
-
-
-def signs(variables, step, *, norm=16.0):
-    """Returns tensors with 256 entries of one magnitude, at indices of this rank's own.
-
-    Their norm is exactly `norm`. Smaller tensors have fewer such entries, and a smaller norm.
-    """
-    rng = np.random.default_rng(1000 * step + hvd.rank())
-    gradients = []
-    for variable in variables:
-        numel = math.prod(variable.shape)
-        flat = np.zeros(numel)
-        indices = rng.permutation(numel)[:256]
-        flat[indices] = norm / 16 * (2.0 * rng.integers(0, 2, len(indices)) - 1)
-        gradients.append(tf.cast(tf.constant(flat.reshape(variable.shape)), variable.dtype))
-    return gradients
 
 
 def loss_of(variables, gradients):

@@ -11,93 +11,29 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
-from hvd_sparse.tensorflow import (
-    LAGS,
-    GaussianK,
-    TopK,
-    Warmup,
-    load_checkpoint,
-    prepare,
-    save_checkpoint,
-    stats,
-    tuning,
-)
+from hvd_sparse.tensorflow import LAGS, TopK, load_checkpoint, prepare, save_checkpoint
 from hvd_sparse.tensorflow.registry import find_exchange
-from hvd_sparse.tuning.tuner import Stage
-from tests.checkpoints import pretend_twice_as_many_ranks, seal_again
+from tests.checkpoints import seal_again
+from tests.framework_laws import checkpoint, laws_in
 from tests.parallel_tensorflow.checkpoints import (
     FIXED,
     SIMPLE,
     Loop,
     assert_equal,
-    folder,
     several_ranks,
     sparse_verdict,
 )
-from tests.parallel_tensorflow.ranks import (
-    a_name,
-    assert_same_on_all_ranks,
-    total,
-)
+from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks
 from tests.verdict import CYCLE
 
-__all__ = ["folder", "sparse_verdict"]
+globals().update(laws_in(checkpoint))
+
+__all__ = ["sparse_verdict"]
 
 COMPRESSIONS = {
-    "lags": SIMPLE,
-    "gaussiank": GaussianK(warmup=Warmup(steps=2, densities=(0.5, 0.25)), **FIXED),
     "adaptive": LAGS(**FIXED),
     "momentum": TopK(momentum_correction=0.5, clip_norm=20.0, weight_decay=0.01, **FIXED),
-    "adaptive momentum": LAGS(momentum_correction=0.5, **FIXED),
 }
-
-
-# A single rank exchanges nothing: there, only features that change gradients differ.
-@pytest.mark.parametrize(
-    "name",
-    ["lags", "momentum", *(["gaussiank", "adaptive momentum"] if hvd.size() > 1 else [])],
-)
-def test_a_loop_of_ones_own_goes_on_bit_for_bit(name, folder):
-    before = CYCLE + 1 if COMPRESSIONS[name].adaptive else 3
-    loop = Loop(COMPRESSIONS[name], mode=tf.function)
-    tf.random.set_global_generator(tf.random.Generator.from_seed(hvd.rank()))
-    loop.train(range(before))
-    loop.save(folder, epoch=7)
-    loop.train(range(before, before + 4))
-
-    twin = Loop(COMPRESSIONS[name], mode=tf.function)
-    twin.train(range(20, 22))
-    assert twin.load(folder) == {"epoch": 7}
-    twin.train(range(before, before + 4))
-    assert_equal(loop.variables, twin.variables)
-    assert_equal(loop.optimizer.variables, twin.optimizer.variables)
-    assert_equal(loop.residuals().values(), twin.residuals().values())
-    assert_equal(loop.velocities().values(), twin.velocities().values())
-    assert any(np.any(part) for part in twin.velocities().values()) == ("momentum" in name)
-    if COMPRESSIONS[name].adaptive and hvd.size() > 1:
-        assert tuning(twin.variables).stage is Stage.SETTLED
-        assert tuning(twin.variables) == tuning(loop.variables)
-        assert len(stats(twin.variables).buckets) == 1
-    if hvd.size() > 1:
-        assert stats(twin.variables).step == before + 3
-        assert any(np.any(part) for part in twin.residuals().values())
-
-
-@several_ranks
-def test_with_other_options_residuals_go_on_and_the_plan_does_not(folder):
-    loop = Loop(COMPRESSIONS["adaptive"])
-    loop.train(range(CYCLE + 1))
-    loop.save(folder)
-    assert tuning(loop.variables).stage is Stage.SETTLED
-    twin = Loop(LAGS(**{**FIXED, "density": 0.2}))
-    twin.prepare()
-    twin.load(folder)
-    assert tuning(twin.variables).stage is Stage.DENSE
-    assert_equal(loop.residuals().values(), twin.residuals().values())
-    assert any(np.any(part) for part in twin.residuals().values())
-    twin.train(range(CYCLE + 1, 2 * CYCLE + 2))
-    assert len(stats(twin.variables).buckets) == 1
-    assert_same_on_all_ranks(twin.variables)
 
 
 def make_model(compression):
@@ -173,80 +109,16 @@ def test_what_is_shared_is_a_checkpoint_of_tensorflow(folder):
     assert_equal(model.trainable_variables, twin.trainable_variables)
 
 
-def test_a_later_checkpoint_replaces_the_former_and_leaves_nothing_behind(folder):
-    loop = Loop(COMPRESSIONS["lags"])
-    for epoch in range(3):
-        loop.save(folder, epoch=epoch)
-        loop.train([epoch])
-    assert loop.load(folder) == {"epoch": 2}
-    assert [path.name for path in Path(folder).parent.iterdir()] == ["last"]
-
-
-def test_where_there_is_none_none_is_loaded(folder):
-    assert Loop(COMPRESSIONS["lags"]).load(folder) is None
-
-
-@several_ranks
-def test_the_sum_of_residuals_of_more_ranks_is_spread_and_nothing_is_lost(folder):
-    loop = Loop(COMPRESSIONS["gaussiank"])
-    loop.train(range(5))
-    loop.save(folder)
-    owed = {name: total(part) for name, part in loop.residuals().items()}
-    if hvd.rank() == 0:
-        pretend_twice_as_many_ranks(Path(folder), hvd.size())
-    hvd.allgather_object(None, name=a_name())
-
-    twin = Loop(COMPRESSIONS["gaussiank"])
-    twin.prepare()
-    with pytest.raises(CheckpointMismatchError, match='residuals="spread"'):
-        twin.load(folder)
-    twin.load(folder, residuals="spread")
-    for name, part in twin.residuals().items():
-        assert np.array_equal(total(part), 2 * owed[name])
-        (indices,) = np.nonzero(part)
-        assert np.all(indices % hvd.size() == hvd.rank())
-    assert_equal(loop.variables, twin.variables)
-    twin.train([9])
-    assert stats(twin.variables).density_asked < 0.2  # the warm-up is over
-    assert_same_on_all_ranks(twin.variables)
-
-
-@several_ranks
-def test_residuals_can_be_given_up(folder):
-    loop = Loop(COMPRESSIONS["lags"])
-    loop.train(range(3))
-    loop.save(folder)
-    assert any(np.any(part) for part in loop.residuals().values())
-    loop.load(folder, residuals="reset")
-    assert not any(np.any(part) for part in loop.residuals().values())
-
-
-@several_ranks
-@pytest.mark.parametrize("policy", ["own", "spread"])
-def test_a_file_that_is_missing_is_an_error_on_every_rank_and_changes_nothing(policy, folder):
-    loop = Loop(COMPRESSIONS["lags"])
-    loop.train(range(3))
-    loop.save(folder)
-    if hvd.rank() == 0:
-        (Path(folder) / f"rank-{hvd.size() - 1}-of-{hvd.size()}.npz").unlink()
-    hvd.allgather_object(None, name=a_name())
-    twin = Loop(COMPRESSIONS["lags"])
-    twin.prepare()
-    with pytest.raises(CheckpointMismatchError, match=f"rank-?s? ?\\[?{hvd.size() - 1}"):
-        twin.load(folder, residuals=policy)
-    assert not any(np.any(v) for v in twin.variables)
-
-
 @several_ranks
 def test_what_does_not_fit_is_refused_and_changes_nothing(folder):
-    loop = Loop(COMPRESSIONS["lags"])
+    loop = Loop(SIMPLE)
     loop.train(range(2))
     loop.save(folder)
     with pytest.raises(CheckpointMismatchError, match=r"call prepare\(\) before"):
-        Loop(COMPRESSIONS["lags"]).load(folder)
+        Loop(SIMPLE).load(folder)
     with pytest.raises(CheckpointMismatchError, match=r"call prepare\(\) before"):
-        Loop(COMPRESSIONS["lags"]).load(folder, residuals="spread")
-    other = Loop(COMPRESSIONS["lags"], {"first": (40, 30), "bias": (7,)})
+        Loop(SIMPLE).load(folder, residuals="spread")
+    other = Loop(SIMPLE, {"first": (40, 30), "bias": (7,)})
     other.prepare()
     with pytest.raises(CheckpointMismatchError, match="the model that was saved has 4 variables"):
         other.load(folder)
@@ -258,7 +130,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(folder):
     if hvd.rank() == hvd.size() - 1:  # another rank's residuals
         path.write_bytes((Path(folder) / f"rank-0-of-{hvd.size()}.npz").read_bytes())
         seal_again(path)
-    twin = Loop(COMPRESSIONS["lags"])
+    twin = Loop(SIMPLE)
     twin.prepare()
     with pytest.raises(CheckpointMismatchError, match="saved by rank 0 and this is rank"):
         twin.load(folder)
@@ -266,16 +138,8 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(folder):
         assert not any(np.any(v) for v in untouched.variables)
 
 
-@several_ranks
-def test_a_folder_that_one_rank_cannot_write_is_an_error_on_every_rank(folder):
-    with pytest.raises(OSError, match="nowhere"):
-        Loop(COMPRESSIONS["lags"]).save("/proc/nowhere/last" if hvd.rank() == 0 else folder)
-
-
-def test_bad_arguments_are_refused(folder):
-    loop = Loop(COMPRESSIONS["lags"])
-    with pytest.raises(InvalidArgumentError, match="own, spread, reset, got 'half'"):
-        loop.load(folder, residuals="half")
+def test_extras_that_json_has_not_are_refused(folder):
+    loop = Loop(SIMPLE)
     with pytest.raises(InvalidArgumentError, match="of types that JSON has"):
         loop.save(folder, epoch=object())
 
@@ -283,7 +147,7 @@ def test_bad_arguments_are_refused(folder):
 def test_saving_amid_several_passes_is_refused(folder):
     variable = keras.Variable(np.zeros((40, 30), np.float32), name="w")
     optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(1.0), compression=COMPRESSIONS["lags"], backward_passes_per_step=2
+        keras.optimizers.SGD(1.0), compression=SIMPLE, backward_passes_per_step=2
     )
     for passes in (1, 2):
         optimizer.apply([tf.ones((40, 30))], [variable])
@@ -291,13 +155,3 @@ def test_saving_amid_several_passes_is_refused(folder):
             with pytest.raises(InvalidArgumentError, match="not exchanged yet"):
                 save_checkpoint(folder, [variable], optimizer)
     save_checkpoint(folder, [variable], optimizer)
-
-
-def test_an_optimizer_without_sparse_gradients_is_saved_as_well(folder):
-    loop = Loop(hvd.Compression.none)
-    loop.train(range(2))
-    loop.save(folder, epoch=2)
-    weights = [v.numpy() for v in loop.variables]
-    loop.train(range(2, 3))
-    assert loop.load(folder) == {"epoch": 2}
-    assert_equal(loop.variables, weights)

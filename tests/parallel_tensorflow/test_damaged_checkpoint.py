@@ -14,17 +14,11 @@ import tensorflow as tf
 from hvd_sparse.errors import CheckpointMismatchError
 from hvd_sparse.tensorflow import checkpoint
 from tests.checkpoints import as_before_manifests, cut, flip_a_bit
-from tests.parallel_tensorflow.checkpoints import (
-    SIMPLE,
-    Loop,
-    assert_equal,
-    folder,
-    sparse_verdict,
-)
+from tests.parallel_tensorflow.checkpoints import SIMPLE, Loop, assert_equal, sparse_verdict
 from tests.parallel_tensorflow.ranks import a_name
 from tests.power_cut import Disk, Pulled
 
-__all__ = ["folder", "sparse_verdict"]
+__all__ = ["sparse_verdict"]
 
 LAST = f"rank-{hvd.size() - 1}-of-{hvd.size()}"
 

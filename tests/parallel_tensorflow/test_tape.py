@@ -11,25 +11,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
-from hvd_sparse.exchange.exchange import Exchange
-from hvd_sparse.places.buffer import Buffer
-from hvd_sparse.ranks.world import World
-from hvd_sparse.sparsifiers import as_sparsifier
-from hvd_sparse.tensorflow import (
-    LAGS,
-    GaussianK,
-    GTopK,
-    TopK,
-    Warmup,
-    ops,
-    prepare,
-    residual_variables,
-    stats,
-)
-from hvd_sparse.tensorflow.registry import live_exchanges
-from tests.cases import in_turn
+from hvd_sparse.tensorflow import LAGS, TopK, ops, prepare, residual_variables
+from tests.framework_laws import exactness, laws_in, same_bits
+from tests.parallel_tensorflow.every_place import device, mode
 from tests.parallel_tensorflow.ranks import (
     SHAPES,
     assert_nothing_is_lost,
@@ -42,9 +27,12 @@ from tests.parallel_tensorflow.ranks import (
     total,
 )
 
-PRESETS = [LAGS, GTopK, GaussianK, TopK]
+__all__ = ["device", "mode"]
+
+globals().update(laws_in(exactness, same_bits))
+
+
 SMALL = {"min_numel": 64, "bucket_numel": 1500, "adaptive": False}
-DTYPES = [tf.float64, tf.float32, tf.float16, tf.bfloat16]
 alone = pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
 
 
@@ -59,81 +47,6 @@ def step_of(variables, compression, **options):
         return tape.gradient(loss, variables)
 
     return step
-
-
-@on_each_device
-@pytest.mark.parametrize("mode", [lambda step: step, tf.function], ids=["eager", "graph"])
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("density", [0.01, 1.0])
-def test_nothing_is_lost_over_several_steps(preset, density, mode, device):
-    variables = make_variables(device=device)
-    step = mode(step_of(variables, preset(density=density, **SMALL)))
-    before = {}
-    for number in range(4):
-        gradients = integer_gradients(variables, number)
-        averages = step(gradients)
-        after = residuals() if hvd.size() > 1 else {}
-        assert_nothing_is_lost(SHAPES, gradients, averages, before, after)
-        assert_same_on_all_ranks(averages)
-        before = after
-    if hvd.size() > 1:
-        assert residual_variables(variables)[0].device.endswith(device)
-    if hvd.size() > 1 and density < 1:
-        assert any(np.any(part) for part in after.values())
-
-
-@on_each_device
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-def test_nothing_is_lost_in_any_number_type(dtype, device):
-    variables = make_variables(dtype=dtype, device=device)
-    step = tf.function(step_of(variables, LAGS(density=0.1, **SMALL)))
-    before = {}
-    for number in range(3):
-        gradients = integer_gradients(variables, number)
-        averages = step(gradients)
-        assert all(average.dtype == dtype for average in averages)
-        after = residuals() if hvd.size() > 1 else {}
-        assert_nothing_is_lost(SHAPES, gradients, averages, before, after)
-        before = after
-
-
-@alone
-@on_each_device
-@pytest.mark.parametrize(
-    ("collective", "sparsifier"),
-    in_turn(
-        [name for name in COLLECTIVES if name != "hierarchical"],
-        ["top_k", "gaussian", "sampled", "sidco"],
-    ),
-)
-def test_the_op_gives_what_the_core_gives_on_the_cpu_bit_for_bit(collective, sparsifier, device):
-    numel, steps = 3000, 4
-    compression = LAGS(
-        density=0.02, sparsifier=sparsifier, collective=collective, adaptive=False, min_numel=1
-    )
-    variables = make_variables({"w": (60, 50)}, device=device)
-    step = tf.function(step_of(variables, compression))
-    world = World.from_horovod(hvd, hvd.global_process_set)
-    core = Exchange.between_ranks(world, name="the core alone")
-    bucket = core.add_bucket(
-        "w", numels=[numel], segments=[numel], max_ks=[60],
-        sparsifier=as_sparsifier(sparsifier), collective=collective,
-    )  # fmt: skip
-    residual, states = np.zeros(numel, np.float32), np.zeros(4, np.float32)
-    for number in range(steps):
-        rng = np.random.default_rng(10 * number + hvd.rank())
-        gradient = rng.standard_normal((60, 50), np.float32)
-        (average,) = step([tf.constant(gradient)])
-        expected = gradient.ravel().copy()
-        core.start(
-            bucket, [Buffer.of(expected)], residual=Buffer.of(residual), states=Buffer.of(states),
-            ks=[60], decays=[1.0],
-        )  # fmt: skip
-        core.wait(bucket)
-        core.commit()
-        assert np.array_equal(average.numpy().ravel().view(np.int32), expected.view(np.int32))
-        kept = np.array(live_exchanges()[-1].residuals()["w"])
-        assert np.array_equal(kept.view(np.int32), residual.view(np.int32))
 
 
 @alone
@@ -169,21 +82,6 @@ def test_functions_that_are_told_to_run_eagerly_exchange(compression):
             assert_same_on_all_ranks(step(integer_gradients(variables, number)))
     finally:
         tf.config.run_functions_eagerly(False)
-
-
-@alone
-def test_a_missing_gradient_counts_as_zero():
-    variables = make_variables()
-
-    @tf.function
-    def step(gradients):
-        with tf.GradientTape() as tape:
-            loss = loss_of(variables[:2], gradients[:2])
-        tape = hvd.DistributedGradientTape(tape, compression=TopK(density=1.0, **SMALL), op=hvd.Sum)
-        return tape.gradient(loss, variables)
-
-    averages = step(integer_gradients(variables, 0))
-    assert [np.any(average) for average in averages] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -222,17 +120,6 @@ def test_ops_that_were_built_for_another_tensorflow_are_refused(monkeypatch, tmp
 
 
 @alone
-def test_the_average_is_the_sum_over_the_ranks_divided():
-    variables = make_variables({"w": (16, 16)})
-    step = tf.function(
-        step_of(variables, TopK(density=1.0, min_numel=1), op=hvd.Average,
-                gradient_predivide_factor=2.0)
-    )  # fmt: skip
-    (average,) = step([4.0 * hvd.size() * tf.ones((16, 16))])
-    assert np.array_equal(average, np.full((16, 16), 4.0 * hvd.size()))
-
-
-@alone
 @on_each_device
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, device):
     compression = LAGS(density=0.05, **SMALL)
@@ -260,85 +147,6 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, device):
 def test_residual_variables_of_what_was_never_exchanged_are_refused():
     with pytest.raises(InvalidArgumentError, match="there is none yet"):
         residual_variables(make_variables())
-
-
-@alone
-def test_a_warmup_sends_more_at_first():
-    variables = make_variables({"w": (50, 40)})
-    warmup = Warmup(steps=2, densities=(0.5, 0.1))
-    step = tf.function(step_of(variables, TopK(density=0.01, min_numel=1, warmup=warmup)))
-    asked = []
-    for number in range(6):
-        step(integer_gradients(variables, number))
-        asked.append(stats(variables).buckets[0].asked)
-    assert asked == [1000, 1000, 200, 200, 20, 20]
-
-
-@alone
-@on_each_device
-@pytest.mark.parametrize("mode", [lambda step: step, tf.function], ids=["eager", "graph"])
-@pytest.mark.parametrize("preset", [LAGS, TopK])
-def test_the_residual_follows_the_learning_rate_that_a_tape_is_told(preset, mode, device):
-    compression = preset(density=0.01, min_numel=1, adaptive=False)
-    variables = make_variables({"w": (40, 30)}, device=device)
-    rate = tf.Variable(0.5)
-    prepared = prepare(variables, compression, op=hvd.Sum, learning_rate=rate)
-    step = mode(step_of(variables, compression, learning_rate=rate))
-    owed = 0.0
-    for number, new_rate in enumerate((0.5, 0.5, 0.25, 1.0)):
-        rate.assign(new_rate)
-        gradients = integer_gradients(variables, number)
-        (average,) = step(gradients)
-        variables[0].assign_sub(new_rate * average)
-        owed = owed + new_rate * gradients[0].numpy().ravel()
-    # With rates that are powers of two, sums of applied values and residuals are exact.
-    assert residual_variables(variables)[0] is prepared[0]
-    left = residuals()["w"]
-    assert np.array_equal(-variables[0].numpy().ravel(), total(owed - left))
-    assert np.any(left)
-
-
-@alone
-def test_a_finite_gradient_beyond_float32_is_refused_as_such_on_all():
-    variables = make_variables(dtype=tf.float64)
-    gradients = integer_gradients(variables, 0)
-    if hvd.rank() == hvd.size() - 1:
-        gradients[2] = tf.tensor_scatter_nd_update(gradients[2], [[0, 0, 0]], [1e300])
-    match = f"rank {hvd.size() - 1} .* exceeds float32's range"
-    with pytest.raises(tf.errors.InvalidArgumentError, match=match) as caught:
-        step_of(variables, TopK(density=0.1, **SMALL))(gradients)
-    assert "NaN" not in caught.value.message
-    assert all(np.isfinite(part).all() for part in residuals().values())
-
-
-@alone
-@on_each_device
-def test_a_bad_gradient_of_one_rank_is_refused_on_all_and_changes_nothing(device):
-    variables = make_variables(device=device)
-    step = step_of(variables, TopK(density=0.1, **SMALL))
-
-    @tf.function
-    def train(gradients):
-        for variable, average in zip(variables, step(gradients), strict=True):
-            variable.assign_sub(average)
-
-    train(integer_gradients(variables, 0))
-    weights, before = [v.numpy() for v in variables], residuals()
-    bad = integer_gradients(variables, 1)
-    if hvd.rank() == hvd.size() - 1:
-        bad[2] = tf.tensor_scatter_nd_update(bad[2], [[0, 0, 0]], [np.nan])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=f"rank {hvd.size() - 1}.*NaN or Inf"):
-        train(bad)
-    assert all(np.array_equal(v, w) for v, w in zip(variables, weights, strict=True))
-    owed = {
-        n: total(before[n]) + total(np.nan_to_num(bad[i]))
-        for i, n in enumerate(SHAPES)
-        if n in before
-    }
-    after = residuals()
-    assert all(np.array_equal(total(after[name]), owed[name]) for name in owed)
-    train(integer_gradients(variables, 2))
-    assert_same_on_all_ranks(variables)
 
 
 def test_what_a_sparse_exchange_cannot_do_is_refused():

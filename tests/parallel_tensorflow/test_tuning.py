@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 
@@ -11,16 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tensorflow import (
     LAGS,
-    TopK,
-    Warmup,
     gradient_exchange,
     ops,
     places,
     prepare,
-    replan,
     residual_variables,
     stats,
     step_reading,
@@ -29,6 +24,8 @@ from hvd_sparse.tensorflow import (
 from hvd_sparse.tuning import tuner
 from hvd_sparse.tuning.tuner import Stage
 from tests.device_time import LateEvent, late_clock
+from tests.framework_laws import laws_in, tuned_dense
+from tests.framework_laws import tuning as tuning_laws
 from tests.parallel_tensorflow.ranks import (
     SHAPES,
     a_name,
@@ -38,17 +35,18 @@ from tests.parallel_tensorflow.ranks import (
     loss_of,
     make_variables,
     residuals,
-    same,
     total,
 )
 from tests.plans import mixed_plan
 from tests.verdict import CYCLE, DENSE_STEPS
 
+globals().update(laws_in(tuned_dense, tuning_laws))
+
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has nothing to tune")
 COMPRESSION = LAGS(density=0.1, min_numel=64)
 
 
-def averaging(variables, compression=COMPRESSION):
+def averaging(variables):
     """Returns one function for all plans, which change without a new graph."""
     traces = []  # two if the first one makes variables
 
@@ -58,85 +56,23 @@ def averaging(variables, compression=COMPRESSION):
         assert len(traces) <= 2
         with tf.GradientTape() as tape:
             loss = loss_of(variables, gradients)
-        tape = hvd.DistributedGradientTape(tape, compression=compression, op=hvd.Sum)
+        tape = hvd.DistributedGradientTape(tape, compression=COMPRESSION, op=hvd.Sum)
         return tape.gradient(loss, variables)
 
     return step
 
 
-def run(step, variables, numbers, *, lawful=True):
+def run(step, variables, numbers):
     """Takes steps and checks the law; yields after each."""
     before = residuals()
     for number in numbers:
         gradients = integer_gradients(variables, number)
         averages = step(gradients)
         after = residuals()
-        if lawful:
-            assert_nothing_is_lost(SHAPES, gradients, averages, before, after)
+        assert_nothing_is_lost(SHAPES, gradients, averages, before, after)
         assert_same_on_all_ranks(averages)
         before = after
         yield number
-
-
-# For False and float16, residuals join gradients that cannot hold all of their bits.
-@pytest.mark.parametrize(("sparse", "dtype"), [(True, tf.float32), (False, tf.float16)])
-def test_nothing_is_lost_from_dense_to_sparse_and_back(verdict, sparse, dtype):
-    verdict(sparse=sparse)
-    variables = make_variables(dtype=dtype)
-    step = averaging(variables)
-    seen = [len(stats(variables).buckets) for _ in run(step, variables, range(CYCLE + 4))]
-    assert seen == [0] * DENSE_STEPS + [1] * DENSE_STEPS + [int(sparse)] * 4
-    assert tuning(variables).stage is Stage.SETTLED
-    assert any(np.any(part) for part in residuals().values()) == sparse
-    last = stats(variables)
-    assert last.step == CYCLE + 3
-    sizes = [math.prod(shape) * dtype.size for shape in SHAPES.values()]
-    sparse_bytes = sum(sizes[index] for index in (0, 2))
-    assert last.dense_bytes == sum(sizes) - (sparse_bytes if sparse else 0)
-
-
-@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda dtype: dtype.name)
-def test_what_a_narrow_type_rounds_away_of_a_residual_waits(verdict, dtype):
-    verdict(sparse=False)
-    variables = make_variables(dtype=dtype)
-    step = averaging(variables)
-
-    def gradients(number):
-        return integer_gradients(variables, number, low=1, high=1500)
-
-    for number in range(CYCLE):
-        step(gradients(number))
-    before, last = residuals(), gradients(CYCLE)
-    step(last)  # here the residuals join
-    rests = residuals()
-    for name, gradient in zip(SHAPES, last, strict=True):
-        if name in rests:
-            whole = tf.constant(before[name], tf.float32) + tf.reshape(
-                tf.cast(gradient, tf.float32), -1
-            )
-            rest = whole - tf.cast(tf.cast(whole, dtype), tf.float32)
-            assert np.array_equal(rests[name], rest), name
-    assert any(np.any(rest) for rest in rests.values())
-    bad = [tf.fill(one.shape, tf.cast(np.inf, dtype)) for one in last]
-    for average in step(bad):  # nothing joins, so gradients are not inspected
-        assert np.isinf(tf.cast(average, tf.float32)).all()
-    assert same(residuals(), rests)
-    replan(variables)
-    averages = dict(zip(SHAPES, step([tf.zeros_like(one) for one in last]), strict=True))
-    for name, rest in rests.items():
-        assert np.array_equal(np.ravel(tf.cast(averages[name], tf.float64)), total(rest)), name
-    assert not any(np.any(rest) for rest in residuals().values())
-
-
-def test_a_warm_up_that_ends_is_looked_at_again(verdict):
-    verdict(sparse=True)
-    variables = make_variables()
-    warmup = Warmup(steps=CYCLE + 3, densities=(0.5,))
-    step = averaging(variables, replace(COMPRESSION, warmup=warmup))
-    steps = run(step, variables, range(2 * CYCLE + 5))
-    seen = [len(stats(variables).buckets) for _ in steps]
-    compared = [0] * DENSE_STEPS + [1] * DENSE_STEPS
-    assert seen == [*compared, 1, 1, 1, *compared, 1, 1]
 
 
 def test_a_sparse_bucket_waits_for_sums_of_layers_behind_it(verdict, monkeypatch):
@@ -157,40 +93,6 @@ def test_a_sparse_bucket_waits_for_sums_of_layers_behind_it(verdict, monkeypatch
     graph = step.get_concrete_function(integer_gradients(variables, 0)).graph
     conditions = {one.type for one in graph.get_operations() if one.type.endswith("If")}
     assert conditions == {"StatelessIf"}  # other kinds would run one after the other
-
-
-def test_nothing_is_lost_from_one_plan_to_another(verdict, monkeypatch):
-    verdict(sparse=True)
-    made = []
-
-    def make_plan(profile, rules):  # on rank 0; the steps always exceed the prediction
-        first = replace(mixed_plan(profile, rules), step_seconds=1e-9)
-        sparse = replace(first.buckets[0], collective="allgather", densities=(0.2,))
-        made.append(first if not made else replace(first, buckets=(sparse, *first.buckets[1:])))
-        return made[-1]
-
-    monkeypatch.setattr(tuner, "make_plan", make_plan)
-    variables = make_variables()
-    step = averaging(variables)
-    seen = [
-        len(stats(variables).buckets) for _ in run(step, variables, range(CYCLE + DENSE_STEPS + 4))
-    ]
-    assert seen[:-4] == [0] * DENSE_STEPS + [1] * DENSE_STEPS + [2] * DENSE_STEPS
-    found = tuning(variables)
-    assert seen[-1] == sum(not bucket.dense for bucket in found.plan.buckets)
-
-
-def test_the_real_planner_decides_the_same_everywhere():
-    variables = make_variables({"a": (300, 200), "b": (200, 100), "c": (100, 30)})
-    step = averaging(variables)
-    for _ in run(step, variables, range(CYCLE + DENSE_STEPS), lawful=False):
-        pass
-    found = tuning(variables)
-    assert found.stage is Stage.SETTLED
-    assert found.dense_seconds > 0
-    assert found.network.size == hvd.size()
-    assert [layer.name for layer in found.profile.layers] == ["c", "b", "a"]
-    assert all(theirs == found for theirs in hvd.allgather_object(found, name=a_name()))
 
 
 def test_several_steps_in_one_graph_are_tuned_like_others(verdict):
@@ -235,18 +137,6 @@ def test_residuals_of_any_stage_go_on_in_a_new_job(verdict, stop, tmp_path):
     for _ in run(averaging(resumed), resumed, range(stop, stop + 3)):
         pass
     assert not any(np.any(part) for part in residuals().values())  # training began with dense steps
-
-
-def test_replan_begins_again_and_loses_nothing(verdict):
-    verdict(sparse=True)
-    variables = make_variables()
-    step = averaging(variables)
-    for _ in run(step, variables, range(CYCLE)):
-        pass
-    replan(variables)
-    assert tuning(variables).stage is Stage.DENSE
-    seen = [len(stats(variables).buckets) for _ in run(step, variables, range(CYCLE))]
-    assert seen == [0] * DENSE_STEPS + [1] * DENSE_STEPS
 
 
 class LateStep:
@@ -318,12 +208,3 @@ def test_nobody_looks_at_sums_where_all_travels_dense_and_nothing_is_owed(monkey
         step(bad)  # inspected, as a residual may have been loaded
     step(gradients)
     assert all(np.isinf(average).all() for average in step(bad))
-
-
-def test_only_adaptive_compressions_are_planned_anew():
-    variables = make_variables()
-    assert tuning(variables) is None
-    averaging(variables, TopK(min_numel=64))(integer_gradients(variables, 0))
-    assert tuning(variables) is None
-    with pytest.raises(InvalidArgumentError, match="an adaptive compression"):
-        replan(variables)

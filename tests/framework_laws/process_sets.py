@@ -1,0 +1,48 @@
+"""Gradients of overlapping process sets do not mix; ranks outside exchange nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_sparse.compression import LAGS, TopK
+from tests.frameworks import any_entry
+
+EVERYTHING = TopK(density=1.0, min_numel=64)
+
+
+def test_ranks_sum_over_their_set_and_exchange_nothing_outside(framework, sets):
+    for ranks in sets:
+        model = framework.model(EVERYTHING, ranks=ranks)
+        model.prepare()
+        gradients = framework.integer_gradients(0)
+        results = model.step(gradients)
+        if ranks.included():
+            exact = framework.totals(gradients, ranks)
+            framework.assert_same_on_all_ranks(model.weights(), ranks)
+        else:
+            exact = {name: one.ravel() for name, one in gradients.items()}
+            assert model.stats() is None
+            assert model.tuning() is None
+            assert model.residuals() == {}
+        for name, result in results.items():
+            assert np.array_equal(result.ravel(), exact[name])
+
+
+def test_an_average_is_over_the_ranks_of_the_set(framework, sets):
+    inner = sets[0]
+    model = framework.model(EVERYTHING, ranks=inner, op="Average")
+    results = model.step({"first": np.full((40, 30), 1.0 + framework.rank)})
+    if inner.included():
+        mean = sum(1 + rank for rank in inner.ranks) / len(inner.ranks)
+        np.testing.assert_allclose(results["first"], np.full((40, 30), mean), rtol=1e-6)
+
+
+def test_the_number_of_exchanges_may_differ_between_ranks(framework, sets):
+    compression = LAGS(adaptive=False, density=0.1, min_numel=64)
+    if sets[0].included():
+        extra = framework.model(compression, ranks=sets[0])
+        extra.step(framework.integer_gradients(0))
+        assert any_entry(extra.residuals())
+    model = framework.model(compression)
+    model.step(framework.integer_gradients(1))
+    framework.assert_same_on_all_ranks(model.weights())

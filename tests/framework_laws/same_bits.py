@@ -1,0 +1,133 @@
+"""Every framework gives the bits that the core gives without one.
+
+The expected bits come from threads that exchange the gradients of all ranks through the core alone,
+bucket by bucket. Dense gradients are left out: their sums are Horovod's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from hvd_sparse.collectives import COLLECTIVES
+from hvd_sparse.compression import LAGS, Compression, GTopK, TopK
+from tests import laws
+from tests.cases import in_turn
+
+SHAPES = {"first": (40, 30), "second": (25, 8, 5), "last": (30, 20)}
+STEPS = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A compression, with the buckets that it is expected to form.
+
+    Attributes:
+        compression: A compression that is not adaptive.
+        buckets: Names of the parameters of each bucket, in order.
+        sparsifier: Name of the sparsifier.
+        collective: Name of the collective.
+    """
+
+    compression: Compression
+    buckets: tuple[tuple[str, ...], ...]
+    sparsifier: str
+    collective: str
+
+
+BACKWARDS = ("last", "second", "first")
+TWO_BUCKETS = (("last", "second"), ("first",))
+FIXED = {"density": 0.05, "min_numel": 64, "bucket_numel": 1700, "rescale_residual": False}
+CASES = {
+    "lags": Case(LAGS(adaptive=False, **FIXED), TWO_BUCKETS, "gaussian", "gtopk"),
+    "gtopk": Case(GTopK(**FIXED), (BACKWARDS,), "top_k", "gtopk"),
+    "topk": Case(TopK(**FIXED), TWO_BUCKETS, "top_k", "allgather"),
+}
+MOMENTUM = {
+    "lags": LAGS(adaptive=False, momentum_correction=0.9, **FIXED),
+    "gtopk": GTopK(momentum_correction=0.9, **FIXED),
+    "topk": TopK(momentum_correction=0.9, **FIXED),
+}
+
+
+def gradients_of(rank, step, shapes):
+    rng = np.random.default_rng([step, rank])
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+
+
+def expected_bits(case, size, *, shapes, dtype, op):
+    """Returns, by rank and step, results, residuals and velocities by parameter."""
+    expected = [[({}, {}, {}) for _ in range(STEPS)] for _ in range(size)]
+    for names in case.buckets:
+        numels = [math.prod(shapes[name]) for name in names]
+
+        def train(rank, names=names, numels=numels):
+            for step in range(STEPS):
+                gradients = gradients_of(rank.rank, step, shapes)
+                flat = np.concatenate([gradients[name].ravel() for name in names])
+                rank.step(flat, output_scale=1 / size if op == "Average" else 1.0)
+                found = rank.array.numpy().copy(), rank.residual.copy(), rank.velocity.copy()
+                for kept, whole in zip(expected[rank.rank][step], found, strict=True):
+                    kept |= zip(names, np.split(whole, np.cumsum(numels)[:-1]), strict=True)
+
+        laws.on_threads(
+            size,
+            train,
+            segments=numels if case.compression.layer_wise else [sum(numels)],
+            density=case.compression.density,
+            sparsifier=case.sparsifier,
+            collective=case.collective,
+            momentum=case.compression.momentum_correction,
+            dtype=dtype,
+        )
+    return expected
+
+
+def bits_of(arrays):
+    """Returns the bits of arrays by name; all values are float32."""
+    return {name: array.astype(np.float32).tobytes() for name, array in arrays.items()}
+
+
+def check_bits(framework, case, *, shapes=SHAPES, dtype="float32", op="Sum"):
+    expected = expected_bits(case, framework.size, shapes=shapes, dtype=dtype, op=op)
+    model = framework.model(case.compression, shapes, dtype=dtype, op=op)
+    for step in range(STEPS):
+        results = model.step(gradients_of(framework.rank, step, shapes))
+        sums, residuals, velocities = expected[framework.rank][step]
+        assert bits_of(results) == bits_of(sums)
+        assert bits_of(model.residuals()) == bits_of(residuals)
+        if case.compression.momentum_correction:
+            assert bits_of(model.velocities()) == bits_of(velocities)
+        assert all(np.any(one) for one in residuals.values())
+
+
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("op", ["Sum", "Average"])
+@pytest.mark.parametrize("with_momentum", [False, True], ids=["plain", "momentum"])
+@pytest.mark.parametrize("name", CASES)
+def test_training_gives_the_bits_of_the_core(framework, name, with_momentum, op):
+    case = CASES[name]
+    if with_momentum:
+        case = Case(MOMENTUM[name], case.buckets, case.sparsifier, case.collective)
+    check_bits(framework, case, op=op)
+
+
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize(
+    ("collective", "sparsifier"),
+    in_turn(
+        [name for name in COLLECTIVES if name != "hierarchical"],
+        ["top_k", "gaussian", "sampled", "sidco"],
+    ),
+)
+def test_every_collective_and_sparsifier_gives_the_bits_of_the_core(
+    framework, collective, sparsifier
+):
+    compression = LAGS(
+        density=0.02, sparsifier=sparsifier, collective=collective, adaptive=False, min_numel=1
+    )
+    shapes = {"w": (60, 50)}
+    check_bits(framework, Case(compression, (("w",),), sparsifier, collective), shapes=shapes)
