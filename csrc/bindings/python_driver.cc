@@ -56,8 +56,9 @@ class BoundDriver {
   void Reorder(const std::vector<int>& order) const {
     if (driver_ != nullptr) driver_->Reorder(order);
   }
-  void ContinueAfter(std::int64_t steps) const {
-    if (driver_ != nullptr) driver_->ContinueAfter(steps);
+  bool pending() const { return driver_ != nullptr && driver_->AnyPending(); }
+  void ContinueAfter(std::int64_t steps, bool pending) const {
+    if (driver_ != nullptr) driver_->ContinueAfter(steps, pending);
   }
   void TimeSteps(bool wanted) const {
     if (driver_ != nullptr) driver_->TimeSteps(wanted);
@@ -254,7 +255,8 @@ void BindDriver(py::module_& m) {
       .def_property_readonly("on_its_thread", &BoundDriver::OnItsThread)
       .def("replace", &BoundDriver::Replace, py::arg("buckets"))
       .def("reorder", &BoundDriver::Reorder, py::arg("order"))
-      .def("continue_after", &BoundDriver::ContinueAfter, py::arg("steps"))
+      .def_property_readonly("pending", &BoundDriver::pending)
+      .def("continue_after", &BoundDriver::ContinueAfter, py::arg("steps"), py::arg("pending"))
       .def("time_steps", &BoundDriver::TimeSteps, py::arg("wanted"))
       .def("cancel", &BoundDriver::Cancel, py::arg("reason"), py::call_guard<gil_scoped_release>())
       .def("close", &BoundDriver::Close, py::call_guard<gil_scoped_release>());

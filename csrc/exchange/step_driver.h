@@ -51,6 +51,7 @@ class StepDriver : private StepEngine {
   /// Ends a step in flight, on all ranks, and waits until every `done` was called.
   ~StepDriver() override;
 
+  using StepEngine::AnyPending;
   using StepEngine::Cancel;
   using StepEngine::ContinueAfter;
   using StepEngine::EndByCaught;

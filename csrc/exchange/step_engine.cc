@@ -65,7 +65,8 @@ bool StepEngine::Begin(const StepMemory& memory) {
       sampler_.Begin(steps_);
       dense_path_.Begin(memory.origin.stream);
       timer_.Begin(memory.origin.stream);
-      return rules_.momentum > 0 || layout_.Exchanges() || dense_path_.AnyPending();
+      check_finite_ = rules_.momentum > 0 || layout_.Exchanges() || dense_path_.AnyPending();
+      return check_finite_;
     }
   }
   constexpr char reason[] = "a step was begun before the last one had ended";
@@ -209,7 +210,7 @@ bool StepEngine::Wait(double seconds) {
 void StepEngine::Commit(const std::string& refuse) {
   {
     const std::lock_guard lock(mutex_);
-    Require(begun_ && op_states_.Complete() && watched_ == next_,
+    Require(begun_ && (op_states_.Complete() || !check_finite_) && watched_ == next_,
             "a step is committed once all its ops were handed over and have arrived");
   }
   try {

@@ -74,8 +74,9 @@ class StepEngine {
   std::int64_t Room() const;
 
   /// Begins a step on this memory, which must be valid until Commit or Abandon. Returns true if
-  /// dense sums must be checked for NaN and Inf, on all ranks alike. Throws the error that ended
-  /// the exchange.
+  /// dense sums must be checked for NaN and Inf, on all ranks alike: a sparse bucket, a residual or
+  /// a velocity takes part in the step. Else its ops need not be handed over. Throws the error that
+  /// ended the exchange.
   bool Begin(const StepMemory& memory);
 
   /// Hands over the gradients of an op. Starts its bucket, and others that waited for it, on this
@@ -154,6 +155,7 @@ class StepEngine {
   OpStates op_states_;
   StepMemory memory_;
   bool begun_ = false;
+  bool check_finite_ = false;  // what Begin has returned
   std::size_t next_ = 0;     // place in the order of the next bucket to start
   std::size_t watched_ = 0;  // and of the next one to wait for
   bool draining_ = false;    // a thread starts buckets

@@ -120,7 +120,9 @@ class Steps:
             stream: On a device, the stream from which the step comes, as a number.
 
         Returns:
-            True if dense sums must be checked for values that are not finite, on all ranks alike.
+            True if dense sums must be checked for values that are not finite, on all ranks alike: a
+            sparse bucket, a residual or a velocity takes part in the step. Otherwise the step is
+            the host's own, and its ops need not be launched.
 
         Raises:
             ExchangeFailedError: The exchange has ended.

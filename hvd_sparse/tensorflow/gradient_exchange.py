@@ -206,6 +206,11 @@ class GradientExchange:
         """The learning rate at which the residual was accumulated; 0 if none is known."""
         return float(self._state.rate.last.numpy()) if self._driver is not None else 0.0
 
+    @property
+    def pending(self) -> bool:
+        """True if residuals may be added to dense gradients of the next step; see `Steps`."""
+        return self._driver is None or self._driver.pending
+
     def residuals(self) -> dict[str, tf.Tensor]:
         """Returns a copy of this rank's residual by layer, float32, flat."""
         return {} if self._driver is None else self._state.residuals()
@@ -226,6 +231,7 @@ class GradientExchange:
         *,
         step: int,
         rate: float,
+        pending: bool = True,
     ) -> None:
         """Loads another exchange's state of these layers, between two steps, on all ranks.
 
@@ -235,12 +241,13 @@ class GradientExchange:
             velocities: Velocities, as `velocities` returns them; missing ones are zero.
             step: Number of steps so far.
             rate: Learning rate, as `rate` returns it.
+            pending: As `pending` was after those steps, the same on all ranks.
         """
         if self._driver is None:
             return
         self._state.load(residuals, sparsifier_states, velocities, rate=rate)
         self._before, self._first_step = None, step
-        self._driver.continue_after(step)
+        self._driver.continue_after(step, pending=pending)
 
     def forget(self, names: Collection[str]) -> None:
         """Zeroes, between two steps, state of variables that another exchange has taken over."""

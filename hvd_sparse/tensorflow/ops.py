@@ -50,7 +50,7 @@ class Driver:
         **options: Any,
     ) -> None:
         self.number = next_number() if number is None else number
-        self._steps = 0  # count at the end
+        self._steps, self._pending = 0, True  # at the end
         self._exchange = exchange
         self._driver: _core.StepDriver | None = exchange.drive(op_sizes, buckets, **options)
         _symbols().hvd_sparse_add_driver(
@@ -78,10 +78,15 @@ class Driver:
         if self._driver is not None:
             self._driver.reorder(order)
 
-    def continue_after(self, steps: int) -> None:
-        """Continues after `steps` steps, with replaced residuals, on all ranks alike."""
+    @property
+    def pending(self) -> bool:
+        """True if residuals may be added to dense gradients of the next step; see `Steps`."""
+        return self._pending if self._driver is None else self._driver.pending
+
+    def continue_after(self, steps: int, *, pending: bool = True) -> None:
+        """Continues after `steps` steps, with replaced residuals; see `Steps.continue_after`."""
         if self._driver is not None:
-            self._driver.continue_after(steps)
+            self._driver.continue_after(steps, pending)
 
     def time_steps(self, wanted: bool) -> None:
         """Turns the timing of steps on or off from the next one on; between two steps."""
@@ -124,7 +129,7 @@ class Driver:
             driver.cancel(reason)
             _symbols().hvd_sparse_await_ops(number)
             driver.cancel(reason)  # for gradients of ops that had found the driver before
-            self._steps = driver.steps
+            self._steps, self._pending = driver.steps, driver.pending
             driver.close()
             _symbols().hvd_sparse_remove_driver(number)  # nothing writes to its memory any more
 

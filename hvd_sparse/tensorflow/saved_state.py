@@ -43,6 +43,7 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "residuals": {names[n]: part.numpy() for n, part in exchange.residuals().items()},
         "states": {names[n]: part.numpy() for n, part in exchange.sparsifier_states().items()},
         "velocities": {names[n]: part.numpy() for n, part in exchange.velocities().items()},
+        "pending": exchange.pending,
         "step": exchange.steps,
         "rate": exchange.rate,
         "tuning": tuning,
@@ -92,7 +93,8 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
             settled = SettledState.from_json(settled).renamed(own).to_json()
         exchange.restore_tuning(settled, step=saved["step"])
     arrays = [{own[name]: part for name, part in saved[kind].items()} for kind in _ARRAYS]
-    exchange.load(*arrays, step=saved["step"], rate=saved["rate"])
+    pending = saved.get("pending", True)  # older files do not say
+    exchange.load(*arrays, step=saved["step"], rate=saved["rate"], pending=pending)
 
 
 def layers_of(exchange: GradientExchange) -> dict[str, int]:

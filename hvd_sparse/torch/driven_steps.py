@@ -246,11 +246,13 @@ class DrivenSteps:
             self._local.prepare(slot)
         # A narrow gradient would round its velocity away, and has no residual for the error.
         taken = [slot.take(wide=op >= self._sparse_ops) for slot in slots]
-        gradients = [buffer_of(one) for one in taken]
-        decays = self._rates.decays(slots)
-        if self._steps.launch(op, gradients, decays, stream=self._stream.number):
-            for slot in slots:
-                self._dense.launch(slot)
+        if self._check_finite:
+            gradients = [buffer_of(one) for one in taken]
+            decays = self._rates.decays(slots)
+            if not self._steps.launch(op, gradients, decays, stream=self._stream.number):
+                return
+        for slot in slots:
+            self._dense.launch(slot)
 
     def _send_dense(self, slot: Slot) -> None:
         self._local.prepare(slot)

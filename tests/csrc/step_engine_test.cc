@@ -211,8 +211,12 @@ TEST(StepEngine, DenseSumsAreCheckedOnlyWhileSomethingMayBeAddedToThem) {
       for (int op = 0; op < kOps; ++op) ASSERT_TRUE(rank.Launch(op));
       rank.WaitAndCommit();
     }
+    ASSERT_FALSE(rank.Begin());  // then no op need be handed over
+    rank.engine.Commit("");
+    ASSERT_EQ(rank.engine.steps(), 4);
     rank.engine.Replace(rank.Buckets({-kOps}));
     ASSERT_TRUE(rank.Begin());
+    ASSERT_EQ(KindOf([&] { rank.engine.Commit(""); }), ErrorKind::kInvalidArgument);
   });
 }
 

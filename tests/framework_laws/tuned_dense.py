@@ -99,8 +99,15 @@ def test_replan_gives_what_had_waited_to_gradients_that_can_hold_it(framework, v
             assert not np.any(kept), name
 
 
-def check_checkpoint_of_narrow_gradients(framework, folder, dtype, stop):
-    """Checks that a checkpoint after some steps goes on bit for bit."""
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("sparse", "stop"), [(False, 1), (False, CYCLE), (False, CYCLE + 1), (True, CYCLE + 1)]
+)
+def test_narrow_gradients_go_on_bit_for_bit_from_a_checkpoint(
+    framework, verdict, folder, dtype, sparse, stop
+):
+    verdict(sparse=sparse)
     options = {"dtype": dtype, "op": "Average", "predivide": 3.0}  # which a narrow type rounds
     model = framework.model(COMPRESSION, **options)
     for step in range(stop):
@@ -114,16 +121,6 @@ def check_checkpoint_of_narrow_gradients(framework, folder, dtype, stop):
         assert same(model.step(gradients), twin.step(gradients))
         assert same(model.weights(), twin.weights())
         assert same(model.residuals(), twin.residuals())
-
-
-@pytest.mark.usefixtures("several_ranks")
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("sparse", "stop"), [(False, 1), (False, CYCLE), (True, CYCLE + 1)])
-def test_narrow_gradients_go_on_bit_for_bit_from_a_checkpoint(
-    framework, verdict, folder, dtype, sparse, stop
-):
-    verdict(sparse=sparse)
-    check_checkpoint_of_narrow_gradients(framework, folder, dtype, stop)
 
 
 @pytest.mark.usefixtures("several_ranks")

@@ -10,7 +10,6 @@ import torch
 
 from hvd_sparse.errors import NonFiniteGradientError
 from tests.framework_laws import laws_in, tuned_dense
-from tests.framework_laws.tuned_dense import check_checkpoint_of_narrow_gradients
 from tests.parallel.torch_ranks import (
     Toy,
     distribute,
@@ -92,12 +91,3 @@ def test_a_bad_gradient_is_refused_by_all_though_one_rank_has_reset_its_residual
         assert torch.equal(residual, before[name])
     list(train(model, optimizer, range(3)))
     assert not any(residual.any() for residual in residuals(optimizer).values())
-
-
-@several_ranks
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_what_waits_for_sparse_steps_still_waits_after_a_checkpoint(
-    framework, verdict, folder, dtype
-):
-    verdict(sparse=False)
-    check_checkpoint_of_narrow_gradients(framework, folder, dtype, CYCLE + 1)
