@@ -13,6 +13,7 @@ from learning_runs import Account, Run, Store, or_infinity
 from matplotlib import pyplot as plt
 
 NOT_REACHED = "-"
+DENSE = ("dense, MPI", "dense, Gloo")  # the better of these is what all methods are compared with
 LINES = ("-", "--", ":")
 
 
@@ -120,7 +121,7 @@ class Raced:
             alone = found.pop("alone", None)
             dense = [
                 block for title, one in found.items()
-                if title.startswith("dense, ") and (block := one.at(goal))
+                if title in DENSE and (block := one.at(goal))
             ]  # fmt: skip
             if alone is None or alone.run.bits is None or not dense:
                 continue

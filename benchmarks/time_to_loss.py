@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from learning_report import Learned, Raced, as_markdown, plot_curves, shown
+from learning_report import DENSE, Learned, Raced, as_markdown, plot_curves, shown
 from learning_runs import Run, Store, make, tuned
 from learning_tasks import TASKS, Task
 from progress import correlations, plot_progress, points, within_families
@@ -152,7 +152,6 @@ SAME_WITHOUT_A_NETWORK = {
     "DDP": "Dense",
     "DDP, fp16": "Dense",
 }
-DENSE = ("dense, MPI", "dense, Gloo")
 
 
 def methods_of(task: Task) -> dict[str, str]:
