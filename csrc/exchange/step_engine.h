@@ -156,9 +156,9 @@ class StepEngine {
   StepMemory memory_;
   bool begun_ = false;
   bool check_finite_ = false;  // what Begin has returned
-  std::size_t next_ = 0;     // place in the order of the next bucket to start
-  std::size_t watched_ = 0;  // and of the next one to wait for
-  bool draining_ = false;    // a thread starts buckets
+  std::size_t next_ = 0;       // place in the order of the next bucket to start
+  std::size_t watched_ = 0;    // and of the next one to wait for
+  bool draining_ = false;      // a thread starts buckets
   std::exception_ptr failure_;
   std::int64_t steps_ = 0;
 
