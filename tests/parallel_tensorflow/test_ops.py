@@ -33,7 +33,12 @@ def test_memory_of_a_step_is_freed_when_its_driver_has_ended(monkeypatch):
     )
     monkeypatch.setattr(ops, "_symbols", lambda: symbols)
     core = SimpleNamespace(
-        table=0, steps=3, on_its_thread=False, cancel=noting("cancel"), close=noting("end")
+        table=0,
+        steps=3,
+        pending=False,
+        on_its_thread=False,
+        cancel=noting("cancel"),
+        close=noting("end"),
     )
     exchange = SimpleNamespace(drive=lambda *_: core, close=noting("close"), inherited=False)
     driver = ops.Driver(exchange, [], [])
@@ -45,7 +50,7 @@ def test_memory_of_a_step_is_freed_when_its_driver_has_ended(monkeypatch):
     driver.close()
     hidden = ["hide from ops", "cancel", "wait for ops", "cancel"]
     assert calls == ["add", *hidden, "end", "free memory", "close", "close"]
-    assert driver.steps == 3
+    assert (driver.steps, driver.pending) == (3, False)
 
 
 @pytest.mark.parametrize("ends_on", ["the thread of the op", "the thread of the driver"])
