@@ -136,7 +136,7 @@ class CMakeBuild(build_ext):
                 fresh = place.with_name(f"{place.name}.fresh")
                 shutil.copy2(file, fresh)
                 fresh.replace(place)  # at once: running programs keep the old one
-        # The same file is hvd_sparse._core_testing, too; see csrc/bindings/python_testing.cc.
+        # The file also holds hvd_sparse._core_testing; see csrc/bindings/python_testing.cc.
         core = package / self.get_ext_filename("_core")
         fresh = core.with_name(f"{core.name}.fresh")
         fresh.unlink(missing_ok=True)

@@ -107,7 +107,7 @@ class Model(ABC):
 
 
 class Framework(ABC):
-    """What the laws need of a framework.
+    """A framework, as the laws use it.
 
     Attributes:
         rank: This process's rank.

@@ -116,10 +116,6 @@ class BoundDriver {
     };
   }
 
-  static Floats ArrayOf(const std::vector<float>& numbers) {
-    return Floats(static_cast<py::ssize_t>(numbers.size()), numbers.data());
-  }
-
   static GradView ViewOf(const HvdSparseBuffer& buffer) {
     return {buffer.data, buffer.numel, static_cast<DType>(buffer.dtype)};
   }

@@ -26,7 +26,6 @@ namespace {
 class BoundEngine {
  public:
   using Ops = std::vector<std::pair<std::int64_t, std::int64_t>>;
-  using Floats = py::array_t<float>;
 
   BoundEngine(Exchange& exchange, const Ops& ops, std::vector<DrivenBucket> buckets,
               StepRules rules)
@@ -67,16 +66,8 @@ class BoundEngine {
     return (*this)->Launch(op, views, decays, OriginOf(stream));
   }
 
-  /// Waits with the GIL released, in slices, so that Ctrl-C takes effect.
   std::vector<BucketStats> Wait() const {
-    constexpr double kSlice = 0.1;  // seconds
-    for (;;) {
-      {
-        const py::gil_scoped_release release;
-        if ((*this)->Wait(kSlice)) break;
-      }
-      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    }
+    WaitInSlices([this](double seconds) { return (*this)->Wait(seconds); });
     return (*this)->Stats();
   }
 
@@ -93,10 +84,6 @@ class BoundEngine {
   Origin OriginOf(StreamHandle stream) const {
     const Device device = (*this)->rules().device;
     return device.IsCpu() ? Origin{} : Origin{device, stream};
-  }
-
-  static Floats ArrayOf(const std::vector<float>& numbers) {
-    return Floats(static_cast<py::ssize_t>(numbers.size()), numbers.data());
   }
 
   OwnProcessPointer<StepEngine> engine_;

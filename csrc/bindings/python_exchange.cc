@@ -28,15 +28,8 @@ namespace py = pybind11;
 namespace hvd_sparse {
 namespace {
 
-/// Waits with the GIL released, in slices, so that Ctrl-C takes effect.
 void Wait(Exchange& exchange, int bucket, StreamHandle stream) {
-  for (;;) {
-    {
-      const py::gil_scoped_release release;  // peers may be threads of this interpreter
-      if (exchange.Wait(bucket, 0.1, stream)) return;
-    }
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-  }
+  WaitInSlices([&](double seconds) { return exchange.Wait(bucket, seconds, stream); });
 }
 
 void Start(Exchange& exchange, int bucket, const std::vector<PyBuffer>& gradients,

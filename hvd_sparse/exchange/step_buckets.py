@@ -1,4 +1,4 @@
-"""What the core exchanges in a step: ops, the buckets that they form, and the order of these.
+"""The ops of a step, the buckets that they form, and the order in which buckets start.
 
 An op is a group of gradients that are handed to the core together. If the plan never changes,
 an op is a bucket. If it may change, an op is one layer, and the core joins the ops of a bucket: a

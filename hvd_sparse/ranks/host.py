@@ -1,4 +1,4 @@
-"""What an exchange needs from the library that runs the ranks, such as Horovod."""
+"""The library that runs the ranks, such as Horovod, as an exchange uses it."""
 
 from __future__ import annotations
 

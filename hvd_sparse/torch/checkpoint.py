@@ -38,7 +38,7 @@ def save(
     folder: str | os.PathLike[str],
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    extra: Mapping[str, Any],
+    extra: dict[str, Any],
 ) -> None:
     """Writes a checkpoint; see `save_checkpoint`. `host`: that of all ranks of the job."""
     exchange = _exchange_of(optimizer)
@@ -53,7 +53,7 @@ def save(
     shared = {
         "model": model.state_dict(),
         "optimizer": state.without_residuals(whole),
-        "extra": dict(extra),
+        "extra": extra,
     }
     job = Job(host.world())
     with job.fail_together(InvalidArgumentError):
@@ -141,11 +141,11 @@ def _reason(error: Exception) -> str:
     return str(error) if refusal is None else refusal[0]
 
 
-def _check_extra(extra: Mapping[str, Any]) -> None:
+def _check_extra(extra: dict[str, Any]) -> None:
     """Refuses what `_read` would refuse, before any file is written."""
     file = io.BytesIO()
     try:
-        torch.save(dict(extra), file)
+        torch.save(extra, file)
         file.seek(0)
         torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What an exchange of PyTorch's gradients needs from the library that runs the ranks."""
+"""The library that runs the ranks, as an exchange of PyTorch's gradients uses it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TorchHost(Host, Protocol):
 
         Args:
             device: The device.
-            what: What would be summed there, for the error.
+            what: The tensors that would be summed there, as the error names them.
         """
 
     def reduce(self, tensor: torch.Tensor, name: str, reduction: Reduction) -> Pending[Any]:

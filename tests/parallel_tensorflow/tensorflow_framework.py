@@ -64,7 +64,7 @@ class Model(frameworks.Model):
 
     @property
     def _target(self) -> Any:
-        """What the exchange is found by."""
+        """The object by which the exchange is found."""
         return self._list
 
     @property
