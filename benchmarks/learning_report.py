@@ -203,13 +203,17 @@ def plot_curves(
     )  # fmt: skip
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
     colours = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
+    dense = [name for name in names if name.startswith("dense")]
     styles: dict[str, dict[str, Any]] = {
         name: {
-            "color": "black" if name.startswith("dense") else colours[n % len(colours)],
-            "linestyle": LINES[n % len(LINES) if name.startswith("dense") else n // len(colours)],
-            "linewidth": 2.2 if name.startswith("dense") else 1.4,
+            "color": colours[n % len(colours)],
+            "linestyle": LINES[n // len(colours)],
+            "linewidth": 1.4,
         }
         for n, name in enumerate(names)
+    } | {
+        name: {"color": "black", "linestyle": LINES[n % len(LINES)], "linewidth": 2.2}
+        for n, name in enumerate(dense)
     }
     for axis, title in zip(axes[0], panels, strict=True):
         axis.set_title(title, fontsize=10)
