@@ -262,7 +262,7 @@ class StepRules:  # of a StepEngine
         self,
         *,
         marks_non_finite: bool = False,
-        momentum: float = 0.0,
+        has_velocity: bool = False,
         measure_every: int = 0,
         others: bool = False,
         device: str = "cpu",
@@ -284,6 +284,8 @@ class StepEngine:
     def reorder(self, order: Sequence[int]) -> None: ...
     @property
     def pending(self) -> bool: ...
+    @property
+    def residual_norms(self) -> list[tuple[int, float]]: ...
     def continue_after(self, steps: int, pending: bool) -> None: ...
     def begin(
         self,
@@ -293,6 +295,8 @@ class StepEngine:
         velocity: _Buffer | None,
         room: _Buffer | None,
         loss_scale: float,
+        momentum: float,
+        dampening: float,
         stream: int,
     ) -> bool: ...
     def launch(
@@ -337,6 +341,8 @@ class StepDriver:
     def reorder(self, order: Sequence[int]) -> None: ...
     @property
     def pending(self) -> bool: ...
+    @property
+    def residual_norms(self) -> list[tuple[int, float]]: ...
     def continue_after(self, steps: int, pending: bool) -> None: ...
     def time_steps(self, wanted: bool) -> None: ...
     @property

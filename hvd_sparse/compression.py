@@ -69,9 +69,12 @@ class Compression:
             get_scale(). Residuals then hold unscaled gradients, and in a step in which a gradient
             is not finite on one rank, all gradients are infinite on all ranks, so that all of them
             skip the step and lower the scale.
-        momentum_correction: Momentum, in [0, 1), that each rank applies to its own gradient before
-            adding it to the residual, in place of the optimizer's. Delivered entries are also
-            removed from the velocity (momentum factor masking). 0: none.
+        momentum_correction: Momentum that each rank applies to its own gradient before adding it to
+            the residual, in place of the optimizer's. Delivered entries are also removed from the
+            velocity (momentum factor masking). "auto": the beta1 of Adam, AdamW, NAdam, RAdam and
+            Adamax (Keras: Adam, AdamW, Nadam and Adamax), which is 0 while the optimizer steps;
+            other optimizers keep their momentum. A number in [0, 1): that momentum, and the
+            optimizer must have none; 0: none, and the optimizer keeps its own.
         clip_norm: Limit for the norm of each tensor's result; each rank first clips its own
             gradient to clip_norm / sqrt(ranks). None: none.
         weight_decay: Factor of the weights that are added to each gradient (after clipping, before
@@ -102,7 +105,7 @@ class Compression:
     replan_every: int | None = None
     rescale_residual: bool | None = None
     loss_scale: Any = field(default=None, compare=False)
-    momentum_correction: float = 0.0
+    momentum_correction: float | str = AUTO
     clip_norm: float | None = None
     weight_decay: float = 0.0
     quality_every: int | None = None
@@ -141,8 +144,9 @@ class Compression:
         if self.replan_every is not None:
             every = checked_count("replan_every", self.replan_every, low=MIN_REPLAN, high=2**62)
             set_field(self, "replan_every", every)
-        momentum = _checked_number("momentum_correction", self.momentum_correction, below=1)
-        set_field(self, "momentum_correction", momentum)
+        if self.momentum_correction != AUTO:
+            momentum = _checked_number("momentum_correction", self.momentum_correction, below=1)
+            set_field(self, "momentum_correction", momentum)
         set_field(self, "weight_decay", _checked_number("weight_decay", self.weight_decay))
         if self.clip_norm is not None:
             limit = _checked_number("clip_norm", self.clip_norm, above=True)
@@ -174,9 +178,14 @@ class Compression:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
+    def own_momentum(self) -> float:
+        """The momentum that was given as a number; 0 if it is the optimizer's."""
+        return 0.0 if isinstance(self.momentum_correction, str) else self.momentum_correction
+
+    @property
     def acts_on_gradients(self) -> bool:
         """True if gradients are changed even on a single rank, which sends nothing."""
-        return bool(self.momentum_correction or self.weight_decay or self.clip_norm)
+        return bool(self.own_momentum or self.weight_decay or self.clip_norm)
 
     @classmethod
     def compress(cls, *args: Any, **kwargs: Any) -> NoReturn:

@@ -21,6 +21,11 @@ struct HvdSparseOrigin {
   uintptr_t stream;
 };
 
+/// Factors of a step; see hvd_sparse::StepMemory.
+struct HvdSparseFactors {
+  float decay, momentum, dampening;
+};
+
 /// Reports the result of a function below, including the error that it would throw. `kind` is an
 /// hvd_sparse::ErrorKind or HVD_SPARSE_DONE; `message` is valid during the call only. It is called
 /// exactly once unless said otherwise, and must not throw.
@@ -38,7 +43,7 @@ struct HvdSparseDriver {
   /// sums must be checked for values that are not finite.
   int32_t (*begin)(void* driver, HvdSparseOrigin origin, HvdSparseBuffer residual,
                    HvdSparseBuffer states, HvdSparseBuffer velocity, HvdSparseBuffer room,
-                   float decay, HvdSparseDone done, void* context);
+                   HvdSparseFactors factors, HvdSparseDone done, void* context);
 
   /// StepDriver::Launch. Returns 1, and does not call `done`, if the op is sent dense.
   int32_t (*launch)(void* driver, int32_t op, HvdSparseOrigin origin,

@@ -56,6 +56,10 @@ class BoundDriver {
   void Reorder(const std::vector<int>& order) const {
     if (driver_ != nullptr) driver_->Reorder(order);
   }
+  std::vector<std::pair<std::int64_t, double>> residual_norms() const {
+    if (driver_ == nullptr) return {};
+    return driver_->ResidualNorms();
+  }
   bool pending() const { return driver_ != nullptr && driver_->AnyPending(); }
   void ContinueAfter(std::int64_t steps, bool pending) const {
     if (driver_ != nullptr) driver_->ContinueAfter(steps, pending);
@@ -159,18 +163,22 @@ class BoundDriver {
 
   static std::int32_t BeginIn(void* driver, HvdSparseOrigin origin, HvdSparseBuffer residual,
                               HvdSparseBuffer states, HvdSparseBuffer velocity,
-                              HvdSparseBuffer room, float decay, HvdSparseDone done,
+                              HvdSparseBuffer room, HvdSparseFactors factors, HvdSparseDone done,
                               void* context) {
     constexpr std::int64_t kFields = sizeof(SelectionState) / sizeof(float);
     auto* const to = static_cast<StepDriver*>(driver);
     bool check_finite = false;
     try {
-      check_finite = to->Begin({FloatsOf(residual),
-                                {static_cast<SelectionState*>(states.data), states.numel / kFields},
-                                decay,
-                                FloatsOf(velocity),
-                                OriginOf(*to, origin),
-                                FloatsOf(room)});
+      StepMemory memory;
+      memory.residual = FloatsOf(residual);
+      memory.states = {static_cast<SelectionState*>(states.data), states.numel / kFields};
+      memory.velocity = FloatsOf(velocity);
+      memory.room = FloatsOf(room);
+      memory.origin = OriginOf(*to, origin);
+      memory.decay = factors.decay;
+      memory.momentum = factors.momentum;
+      memory.dampening = factors.dampening;
+      check_finite = to->Begin(memory);
       Tell(nullptr, done, context);
     } catch (...) {
       TellCaught(*to, done, context);
@@ -252,6 +260,7 @@ void BindDriver(py::module_& m) {
       .def("replace", &BoundDriver::Replace, py::arg("buckets"))
       .def("reorder", &BoundDriver::Reorder, py::arg("order"))
       .def_property_readonly("pending", &BoundDriver::pending)
+      .def_property_readonly("residual_norms", &BoundDriver::residual_norms)
       .def("continue_after", &BoundDriver::ContinueAfter, py::arg("steps"), py::arg("pending"))
       .def("time_steps", &BoundDriver::TimeSteps, py::arg("wanted"))
       .def("cancel", &BoundDriver::Cancel, py::arg("reason"), py::call_guard<gil_scoped_release>())

@@ -47,13 +47,15 @@ class BoundEngine {
 
   bool Begin(const PyBuffer& residual, const PyBuffer& states,
              const std::optional<PyBuffer>& velocity, const std::optional<PyBuffer>& room,
-             float loss_scale, StreamHandle stream) const {
+             float loss_scale, float momentum, float dampening, StreamHandle stream) const {
     StepMemory memory;
     memory.residual = FloatsOf(residual, "residual");
     memory.states = StatesOf(states);
     if (velocity) memory.velocity = FloatsOf(*velocity, "velocity");
     if (room) memory.room = FloatsOf(*room, "room");
     memory.loss_scale = loss_scale;
+    memory.momentum = momentum;
+    memory.dampening = dampening;
     memory.origin = OriginOf(stream);
     return (*this)->Begin(memory);
   }
@@ -103,12 +105,12 @@ void BindEngine(py::module_& m) {
       .def_readonly("ops", &DrivenBucket::ops)
       .def_readonly_static("DENSE", &DrivenBucket::kDense);
   py::class_<StepRules>(m, "StepRules")
-      .def(py::init([](bool marks_non_finite, float momentum, std::int64_t measure_every,
+      .def(py::init([](bool marks_non_finite, bool has_velocity, std::int64_t measure_every,
                        bool others, const std::string& device) {
              const NonFinite non_finite = marks_non_finite ? NonFinite::kMark : NonFinite::kRefuse;
-             return StepRules{non_finite, momentum, measure_every, others, DeviceFrom(device)};
+             return StepRules{non_finite, has_velocity, measure_every, others, DeviceFrom(device)};
            }),
-           py::kw_only(), py::arg("marks_non_finite") = false, py::arg("momentum") = 0.0f,
+           py::kw_only(), py::arg("marks_non_finite") = false, py::arg("has_velocity") = false,
            py::arg("measure_every") = 0, py::arg("others") = false, py::arg("device") = "cpu");
   using py::gil_scoped_release;
   py::class_<BoundEngine>(m, "StepEngine")
@@ -134,7 +136,8 @@ void BindEngine(py::module_& m) {
           },
           py::arg("steps"), py::arg("pending"))
       .def("begin", &BoundEngine::Begin, py::kw_only(), py::arg("residual"), py::arg("states"),
-           py::arg("velocity"), py::arg("room"), py::arg("loss_scale"), py::arg("stream"))
+           py::arg("velocity"), py::arg("room"), py::arg("loss_scale"), py::arg("momentum"),
+           py::arg("dampening"), py::arg("stream"))
       .def("launch", &BoundEngine::Launch, py::arg("op"), py::arg("gradients"), py::arg("decays"),
            py::arg("stream"))
       .def("wait", &BoundEngine::Wait)
@@ -143,6 +146,8 @@ void BindEngine(py::module_& m) {
           [](const BoundEngine& self, const std::string& refuse) { self->Commit(refuse); },
           py::arg("refuse"), py::call_guard<gil_scoped_release>())
       .def_property_readonly("came", [](const BoundEngine& self) { return self->Came(); })
+      .def_property_readonly("residual_norms",
+                             [](const BoundEngine& self) { return self->ResidualNorms(); })
       .def("samples", &BoundEngine::Samples)
       .def(
           "abandon", [](const BoundEngine& self) { self->Abandon(); },

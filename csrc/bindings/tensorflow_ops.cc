@@ -75,14 +75,19 @@ class BeginOp : public tf::OpKernel {
     if (!status.ok()) return status;
     const HvdSparseBuffer velocity =
         velocities_ > 0 ? BufferOf(memory.velocity) : HvdSparseBuffer{nullptr, 0, 0};
-    const std::int32_t check_finite = driver.begin(
-        driver.driver, origin, BufferOf(memory.residual), BufferOf(memory.states), velocity,
-        BufferOf(memory.room), context->input(2).scalar<float>()(), &Note, &status);
+    const std::int32_t check_finite =
+        driver.begin(driver.driver, origin, BufferOf(memory.residual), BufferOf(memory.states),
+                     velocity, BufferOf(memory.room), FactorsOf(context->input(2)), &Note, &status);
     // If this failed, the previous step may not have ended yet: it uses the memory kept so far.
     if (status.ok()) Drivers::Get().Keep(number_, std::move(memory));
     token->scalar<std::int32_t>()() = 0;
     answer->scalar<bool>()() = check_finite != 0;
     return status;
+  }
+
+  static HvdSparseFactors FactorsOf(const tf::Tensor& input) {
+    const auto factors = input.vec<float>();
+    return {factors(0), factors(1), factors(2)};
   }
 
   static absl::Status CopyOfStates(tf::OpKernelContext* context, tf::Tensor* states) {
@@ -287,7 +292,7 @@ REGISTER_OP("HvdSparseBegin")
     .Input("residual: resource")
     .Input("states: float")
     .Attr("velocities: int >= 0")
-    .Input("decay: float")
+    .Input("factors: float")
     .Input("velocity: velocities * resource")
     .Output("token: int32")
     .Output("check_finite: bool")
@@ -295,12 +300,14 @@ REGISTER_OP("HvdSparseBegin")
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       context->set_output(0, context->Scalar());
       context->set_output(1, context->Scalar());
-      tf::shape_inference::ShapeHandle scalar;
-      return context->WithRank(context->input(2), 0, &scalar);
+      tf::shape_inference::ShapeHandle factors;
+      const auto three = context->Vector(3);
+      return context->Merge(context->input(2), three, &factors);
     })
     .Doc(
-        "Begins a step: residual and velocity are the exchange's until it ends. True if "
-        "dense sums must be checked for values that are not finite.");
+        "Begins a step. Factors: decay, momentum, dampening. Residual and velocity are the "
+        "exchange's until it ends. True if dense sums must be checked for values that are not "
+        "finite.");
 
 REGISTER_OP("HvdSparseExchange")
     .Attr("T: list({float, double, half, bfloat16}) >= 1")
@@ -352,7 +359,7 @@ REGISTER_KERNEL_BUILDER(Name("HvdSparseBegin")
                             .Device(tf::DEVICE_GPU)
                             .HostMemory("residual")
                             .HostMemory("states")
-                            .HostMemory("decay")
+                            .HostMemory("factors")
                             .HostMemory("velocity")
                             .HostMemory("token")
                             .HostMemory("check_finite"),

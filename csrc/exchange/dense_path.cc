@@ -17,6 +17,7 @@ UnsentParts PartOf(const DenseInFlight& op, std::size_t gradient, std::int64_t o
   }
   parts.decay = op.decays[gradient];
   parts.momentum = op.momentum;
+  parts.gain = op.gain;
   parts.scale = op.scale;
   return parts;
 }

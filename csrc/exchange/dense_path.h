@@ -31,6 +31,7 @@ struct DenseInFlight {
   Span<float> next;  ///< as long: scratch memory for the next velocity, until the step ends
   std::vector<float> decays = {};  ///< of the residual, by gradient
   float momentum = 0;              ///< of the velocity
+  float gain = 1;                  ///< of the gradients, before anything is added
   float scale = 1;                 ///< of the gradients, relative to residual and velocity
 };
 
@@ -58,9 +59,8 @@ class DensePath {
   /// Begins a step, which comes from `stream`.
   void Begin(StreamHandle stream);
 
-  /// Adds residual and velocity, gradient += (decay * residual + momentum * velocity) / scale, if
-  /// the residual is pending or there is a velocity; else decays the rounding error in the
-  /// residual. Callable from any thread.
+  /// Adds residual and velocity to a gradient, as Kernels::Join does, if the residual is pending or
+  /// there is a velocity; else decays the rounding error in the residual. Callable from any thread.
   void Join(const DenseInFlight& op, const std::vector<GradView>& gradients);
 
   /// Refuses the step, which no rank applies: residuals and velocities stay. Residuals still decay,
@@ -68,8 +68,7 @@ class DensePath {
   void Refuse();
 
   /// Ends the step. Unless it was refused, sets the residuals that were added to their rounding
-  /// errors, and the velocities to momentum * velocity + scale * gradient. Returns true unless it
-  /// was refused.
+  /// errors, and the velocities to what Kernels::Join found. Returns true unless it was refused.
   bool Settle();
 
  private:

@@ -220,6 +220,7 @@ void StepDriver::EndStep() {
   {
     const std::lock_guard lock(mutex_);
     counts = dense_path_.Settle();
+    if (counts && exchanges) NoteResidual(steps_);  // which counts this step already
     begun_ = false;
     memory_ = {};
     if (!exchanges) ++steps_;

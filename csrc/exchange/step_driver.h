@@ -58,6 +58,7 @@ class StepDriver : private StepEngine {
   using StepEngine::Fail;
   using StepEngine::Reorder;
   using StepEngine::Replace;
+  using StepEngine::ResidualNorms;
   using StepEngine::Room;
   using StepEngine::rules;
   using StepEngine::steps;

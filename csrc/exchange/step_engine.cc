@@ -1,5 +1,6 @@
 #include "csrc/exchange/step_engine.h"
 
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -18,7 +19,6 @@ StepEngine::StepEngine(Exchange* exchange, std::vector<OpGradients> ops,
       timer_(layout_.size(), kernels_),
       dense_path_(layout_.size(), kernels_),
       sampler_(rules_.measure_every, kernels_) {
-  CheckRules(rules_);
   layout_.Adopt(std::move(buckets));
 }
 
@@ -65,7 +65,7 @@ bool StepEngine::Begin(const StepMemory& memory) {
       sampler_.Begin(steps_);
       dense_path_.Begin(memory.origin.stream);
       timer_.Begin(memory.origin.stream);
-      check_finite_ = rules_.momentum > 0 || layout_.Exchanges() || dense_path_.AnyPending();
+      check_finite_ = rules_.has_velocity || layout_.Exchanges() || dense_path_.AnyPending();
       return check_finite_;
     }
   }
@@ -224,7 +224,27 @@ void StepEngine::Commit(const std::string& refuse) {
     throw error;
   }
   dense_path_.Settle();
+  {
+    const std::lock_guard lock(mutex_);
+    NoteResidual(steps_ + 1);
+  }
   EndStep(true);
+}
+
+void StepEngine::NoteResidual(std::int64_t step) {
+  constexpr std::int64_t kFirst = 64;
+  const bool is_power_of_two = (step & (step - 1)) == 0;
+  const Span<const float> residual = memory_.residual;
+  if (step < kFirst || !is_power_of_two || !layout_.Exchanges() || residual.size == 0) return;
+  kernels_.Follow(kernels_.EndOf(memory_.origin.stream).get());
+  const auto [mean, stddev] = kernels_.ComputeMoments(residual);
+  const double energy = static_cast<double>(residual.size) * (mean * mean + stddev * stddev);
+  residual_norms_.emplace_back(step, std::sqrt(energy));
+}
+
+std::vector<std::pair<std::int64_t, double>> StepEngine::ResidualNorms() const {
+  const std::lock_guard lock(mutex_);
+  return residual_norms_;
 }
 
 std::vector<double> StepEngine::Came() const {

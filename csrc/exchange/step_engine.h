@@ -30,6 +30,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "csrc/base/error.h"
@@ -105,6 +106,10 @@ class StepEngine {
   /// which the buckets were given.
   std::vector<BucketStats> Stats() const;
 
+  /// Returns the norms of this rank's residual that were noted, each after the number of steps
+  /// before it: the powers of two from 64 on after which a bucket was sparse.
+  std::vector<std::pair<std::int64_t, double>> ResidualNorms() const;
+
   /// Returns the samples of all buckets that were exchanged in the committed step, if it was
   /// measured; until the next Begin, while its memory is valid.
   const std::vector<StepSample>& Samples() { return sampler_.Complete(); }
@@ -143,6 +148,10 @@ class StepEngine {
     return EndBy(CurrentError(exchange_->Rank(), where...));
   }
 
+  /// Notes the norm of this rank's residual after a step, the one of that number from 1, if it is
+  /// to be noted: rarely, so that it costs nothing. The caller holds the mutex.
+  void NoteResidual(std::int64_t step);
+
   /// Ends the step with the first failure. The caller holds the mutex.
   void FinishAfter(std::exception_ptr failure) noexcept;
 
@@ -161,6 +170,7 @@ class StepEngine {
   bool draining_ = false;      // a thread starts buckets
   std::exception_ptr failure_;
   std::int64_t steps_ = 0;
+  std::vector<std::pair<std::int64_t, double>> residual_norms_;
 
   StepTimer timer_;
   DensePath dense_path_;

@@ -6,17 +6,26 @@
 #include "csrc/base/error.h"
 
 namespace hvd_sparse {
+namespace {
+
+void CheckFraction(const char* name, float value) {
+  Require(value >= 0 && value < 1, name, " must lie in [0, 1), got ", value);
+}
+
+}  // namespace
 
 std::int64_t RoomFor(const StepLayout& layout, const StepRules& rules) {
-  return rules.momentum > 0 ? layout.DenseNumel() : 0;
+  return rules.has_velocity ? layout.DenseNumel() : 0;
 }
 
 void CheckMemory(const StepMemory& memory, const StepLayout& layout, const StepRules& rules) {
   layout.RequireFit({memory.residual.size, memory.states.size, memory.velocity.size},
-                    rules.momentum > 0);
+                    rules.has_velocity);
   Require(std::isfinite(memory.decay), "decay must be finite, got ", memory.decay);
   Require(memory.loss_scale > 0 && std::isfinite(memory.loss_scale),
           "loss_scale must be finite and above 0, got ", memory.loss_scale);
+  CheckFraction("momentum", memory.momentum);
+  CheckFraction("dampening", memory.dampening);
   Require(memory.origin.IsOn(rules.device), "a step must lie on ", rules.device.Name(), ", got ",
           memory.origin.device.Name());
   const std::int64_t room = RoomFor(layout, rules);
@@ -29,12 +38,13 @@ DenseInFlight DenseInFlightOf(std::size_t op, std::vector<float> decays, const S
   DenseInFlight dense;
   dense.number = op;
   dense.residual = memory.residual.Sub(begin.residual, layout.op(op).ResidualNumel());
-  if (rules.momentum > 0) {
+  if (rules.has_velocity) {
     dense.velocity = memory.velocity.Sub(begin.velocity, layout.op(op).numel);
     dense.next = memory.room.Sub(layout.DenseBefore(op), layout.op(op).numel);
+    dense.gain = 1 - memory.dampening;
   }
   dense.decays = std::move(decays);
-  dense.momentum = rules.momentum;
+  dense.momentum = memory.momentum;
   dense.scale = layout.bucket_of(op).scale / memory.loss_scale;
   return dense;
 }
@@ -48,14 +58,15 @@ Launch LaunchOf(std::size_t bucket, std::vector<GradView> gradients, std::vector
   Launch launch;
   launch.residual = memory.residual.Sub(begin.residual, end.residual - begin.residual);
   launch.states = memory.states.Sub(begin.state, end.state - begin.state);
-  if (rules.momentum > 0) {
+  launch.scale = driven.scale / memory.loss_scale;
+  if (rules.has_velocity) {
     launch.velocity = memory.velocity.Sub(begin.velocity, end.velocity - begin.velocity);
+    launch.momentum = memory.momentum;
+    launch.scale *= 1 - memory.dampening;
   }
-  launch.momentum = rules.momentum;
   launch.decays = std::move(decays);
   launch.gradients = std::move(gradients);
   launch.ks = driven.KsAt(steps);
-  launch.scale = driven.scale / memory.loss_scale;
   launch.output_scale = driven.output_scale * memory.loss_scale;
   launch.stream = memory.origin.stream;
   return launch;

@@ -23,14 +23,18 @@ struct StepMemory {
   Span<float> residual;         ///< of all ops that have units of selection
   Span<SelectionState> states;  ///< one per unit of selection
   float decay = 1;              ///< of the residual of gradients that are handed over without one
-  Span<float> velocity = {};    ///< of all ops where there is momentum, else empty
+  Span<float> velocity = {};    ///< of all ops, if the rules say that they have one, else empty
   Origin origin = {};
   Span<float> room = {};  ///< scratch memory, of RoomFor elements
   float loss_scale = 1;   ///< of the gradients; residual and velocity have none
+
+  // velocity = momentum * velocity + (1 - dampening) * gradient
+  float momentum = 0;   ///< in [0, 1)
+  float dampening = 0;  ///< in [0, 1)
 };
 
-/// Returns how many elements of scratch memory a step needs: with momentum, as many as are
-/// sent dense.
+/// Returns how many elements of scratch memory a step needs: with velocities, as many as
+/// are sent dense.
 std::int64_t RoomFor(const StepLayout& layout, const StepRules& rules);
 
 /// Throws InvalidArgument unless a step can work on that memory.

@@ -17,7 +17,7 @@ enum class NonFinite {
 
 struct StepRules {
   NonFinite non_finite = NonFinite::kRefuse;
-  float momentum = 0;              ///< of the velocities, in [0, 1); 0: there are none
+  bool has_velocity = false;       ///< true if each op has a velocity: momentum is corrected
   std::int64_t measure_every = 0;  ///< steps from one measured step to the next; 0: none is
 
   /// True if Summed is called once a step for all gradients that are always summed dense.
@@ -25,9 +25,6 @@ struct StepRules {
 
   Device device = {};  ///< of gradients, residual and velocity
 };
-
-/// Throws InvalidArgument if a driver cannot follow them.
-void CheckRules(const StepRules& rules);
 
 }  // namespace hvd_sparse
 

@@ -12,10 +12,12 @@ namespace {
 using Entries = std::vector<std::pair<Index, float>>;
 
 template <typename Unsent>
-void JoinUnsent(const Unsent& unsent, float scale, Span<double> gradient, Entries* after) {
+void JoinUnsent(const Unsent& unsent, float gain, float scale, Span<double> gradient,
+                Entries* after) {
   for (std::int64_t i = 0; i < gradient.size; ++i) {
     const float own = unsent(i);
-    const double total = gradient[i] + static_cast<double>(own) / static_cast<double>(scale);
+    const double total = static_cast<double>(gain) * gradient[i] +
+                         static_cast<double>(own) / static_cast<double>(scale);
     if (std::isfinite(total)) {
       gradient[i] = total;
     } else if (own != 0) {
@@ -25,10 +27,10 @@ void JoinUnsent(const Unsent& unsent, float scale, Span<double> gradient, Entrie
 }
 
 template <typename Unsent, typename T>
-void JoinUnsent(const Unsent& unsent, float scale, Span<T> gradient, Entries* after) {
+void JoinUnsent(const Unsent& unsent, float gain, float scale, Span<T> gradient, Entries* after) {
   for (std::int64_t i = 0; i < gradient.size; ++i) {
     float left = unsent(i);
-    const float total = Widen(gradient[i]) + left / scale;
+    const float total = gain * Widen(gradient[i]) + left / scale;
     if (std::isfinite(total)) {
       gradient[i] = Narrow<T>(std::clamp(total, -Largest<T>(), Largest<T>()));
       left = (total - Widen(gradient[i])) * scale;
@@ -37,12 +39,12 @@ void JoinUnsent(const Unsent& unsent, float scale, Span<T> gradient, Entries* af
   }
 }
 
-/// Adds unsent(i) / scale to every entry of a gradient; appends the parts that do not fit to
+/// gradient[i] = gain * gradient[i] + unsent(i) / scale; appends the parts that do not fit to
 /// `after`.
 template <typename Unsent>
-void JoinUnsent(const Unsent& unsent, float scale, GradView gradient, Entries* after) {
+void JoinUnsent(const Unsent& unsent, float gain, float scale, GradView gradient, Entries* after) {
   const auto join = [&](auto* data) {
-    JoinUnsent(unsent, scale, Span(data, gradient.numel), after);
+    JoinUnsent(unsent, gain, scale, Span(data, gradient.numel), after);
   };
   switch (gradient.dtype) {
     case DType::kFloat32:
@@ -64,11 +66,11 @@ void Join(const UnsentParts& parts, GradView gradient, ResidualEntries* after) {
   const auto both = [&](std::int64_t i) { return of_residual(i) + of_velocity(i); };
   after->entries.clear();
   const auto join = [&](const auto& unsent) {
-    JoinUnsent(unsent, parts.scale, gradient, &after->entries);
+    JoinUnsent(unsent, parts.gain, parts.scale, gradient, &after->entries);
   };
   if (parts.velocity.size == 0) return join(of_residual);
   std::copy(parts.velocity.begin(), parts.velocity.end(), parts.next.begin());
-  Accumulate({gradient, parts.momentum, parts.scale, parts.next});
+  Accumulate({gradient, parts.momentum, parts.gain * parts.scale, parts.next});
   parts.residual.size == 0 ? join(of_velocity) : join(both);
 }
 

@@ -63,6 +63,7 @@ struct UnsentParts {
   float decay = 1;  ///< factor of the residual
   Span<const float> velocity;
   float momentum = 0;  ///< factor of the velocity
+  float gain = 1;      ///< factor of the gradient before anything is added; 1 without a velocity
   Span<float> next;    ///< output: the next velocity, as long as the velocity
   float scale = 1;     ///< factor of the gradient when it is added to a residual or a velocity
 };
@@ -181,12 +182,12 @@ class Kernels {
   /// Makes a ResidualAfterJoin for Join and SetResidual.
   virtual std::unique_ptr<ResidualAfterJoin> NewResidualAfterJoin() const = 0;
 
-  /// gradient[i] += (decay * residual[i] + momentum * velocity[i]) / scale
+  /// gradient[i] = gain * gradient[i] + (decay * residual[i] + momentum * velocity[i]) / scale
   ///
   /// Adds the unsent parts to a gradient; residual and velocity stay unchanged. Their values after
-  /// the step are written elsewhere: next[i] = momentum * velocity[i] + scale * gradient[i], with
-  /// the original gradient and the rule of Feedback; and to `after`, the part of the sum that a
-  /// narrow number type rounds away or cannot hold, else zero.
+  /// the step are written elsewhere: next[i] = momentum * velocity[i] + scale * gain * gradient[i],
+  /// with the original gradient and the rule of Feedback; and to `after`, the part of the sum that
+  /// a narrow number type rounds away or cannot hold, else zero.
   ///
   /// If a sum is not finite, the CPU leaves the gradient unchanged and the whole unsent part
   /// becomes `after`; a GPU writes the sum to a gradient of a wide type, and the step must be

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hvd_sparse.compression import Compression
+from hvd_sparse.compression import AUTO, Compression
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange.reduction import Reduction
 
@@ -69,7 +69,11 @@ def check_not_twice(
     """
     for theirs, option in options.items():
         setting, value = settings.get(theirs) or 0, getattr(compression, option)
-        if value and (setting[0] if isinstance(setting, tuple | list) else setting):
+        if (
+            value
+            and value != AUTO
+            and (setting[0] if isinstance(setting, tuple | list) else setting)
+        ):
             raise InvalidArgumentError(
                 f"{theirs} of {optimizer_name} is {setting} and {option} of the compression is "
                 f"{value}, which would act twice: leave out one of them"

@@ -89,6 +89,14 @@ class Steps:
         """
         return self._steps.pending
 
+    @property
+    def residual_norms(self) -> list[tuple[int, float]]:
+        """Norms of this rank's residual, each with the number of steps after which it was noted.
+
+        They are noted after 64, 128, 256 and so on steps, if a bucket is sparse then.
+        """
+        return self._engine.residual_norms
+
     def continue_after(self, steps: int, *, pending: bool = True) -> None:
         """Continues after `steps` steps, with replaced residuals, on all ranks alike.
 
@@ -107,6 +115,8 @@ class Steps:
         velocity: Buffer | None = None,
         room: Buffer | None = None,
         loss_scale: float = 1.0,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
         stream: int = 0,
     ) -> bool:
         """Begins a step on memory that must live until it is committed or abandoned.
@@ -114,8 +124,12 @@ class Steps:
         Args:
             residual: float32, as long as all gradients of the ops that have units of selection.
             states: The sparsifier's states, float32, [units of selection, 4], on the CPU.
-            velocity: float32, as long as all gradients of the ops; None without momentum.
+            velocity: float32, as long as all gradients of the ops; None unless the rules say
+                that there is one.
             room: float32, `room` elements; None if that is 0.
+            momentum: Factor of the velocity before gradients are added to it, in [0, 1).
+            dampening: Gradients are multiplied by 1 - dampening before they are added to the
+                velocity, in [0, 1).
             loss_scale: Factor of this step's gradients; residual and velocity have none.
             stream: On a device, the stream from which the step comes, as a number.
 
@@ -134,6 +148,8 @@ class Steps:
                 velocity=velocity,
                 room=room,
                 loss_scale=loss_scale,
+                momentum=momentum,
+                dampening=dampening,
                 stream=stream,
             )
 

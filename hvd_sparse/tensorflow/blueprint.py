@@ -47,6 +47,8 @@ class BlueprintRecord(NamedTuple):
     sparse_as_dense: bool
     follows_rate: bool
     marks_non_finite: bool
+    momentum: float
+    dampening: float
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ class Blueprint:
             sparse_as_dense=record.sparse_as_dense,
             follows_rate=record.follows_rate,
             marks_non_finite=record.marks_non_finite,
+            momentum=record.momentum,
+            dampening=record.dampening,
         )
         return cls(record.variables, record.sliced, settings, record.serial)
 
@@ -113,6 +117,8 @@ class Blueprint:
             sparse_as_dense=self.settings.sparse_as_dense,
             follows_rate=self.settings.follows_rate,
             marks_non_finite=self.settings.marks_non_finite,
+            momentum=self.settings.momentum,
+            dampening=self.settings.dampening,
         )
 
     @property

@@ -20,6 +20,7 @@ from hvd_sparse.planning import plan
 from hvd_sparse.ranks.world import World, may_have_peers
 from hvd_sparse.state.saved_exchange import conditions_of
 from hvd_sparse.stats.quality_meter import QualityMeter
+from hvd_sparse.stats.residual_growth import ResidualGrowth
 from hvd_sparse.stats.step_stats import StepStats
 from hvd_sparse.tensorflow import compat, devices, ops, step_data
 from hvd_sparse.tensorflow.dense import DenseReducer
@@ -118,7 +119,7 @@ class GradientExchange:
         # A gradient that is always sent dense has an op, too, if it has a velocity; it passes.
         sparse = {index for members in self._members for index in members}
         self._with_velocity_only = [index for index in backwards if index not in sparse]
-        if not compression.momentum_correction:
+        if not settings.momentum:
             self._with_velocity_only = []
         self._others = len(sparse) < len(variables)
         self._before: StepStats | None = None  # stats of the last step, if it had other buckets
@@ -134,7 +135,7 @@ class GradientExchange:
             self._graph,
             self._ops,
             velocity_only,
-            momentum=bool(compression.momentum_correction),
+            momentum=self._settings.momentum > 0,
             device=self._device,
         )
         host = HorovodHost(self._process_set, device=self._device)
@@ -147,6 +148,7 @@ class GradientExchange:
             place=place,
         )
         self._meter = QualityMeter(compression, self._messages.add_up)
+        self._growth = ResidualGrowth(self.world.rank)
         self._buckets = StepBuckets(
             self._exchange,
             self._ops,
@@ -171,7 +173,7 @@ class GradientExchange:
             number=self._graph.number,
             rules=_core.StepRules(
                 marks_non_finite=self._settings.marks_non_finite,
-                momentum=compression.momentum_correction,
+                has_velocity=self._settings.momentum > 0,
                 measure_every=compression.quality_every or 0,
                 others=self._others,
                 device=devices.core_name(self._device),
@@ -339,6 +341,7 @@ class GradientExchange:
     def _step_ended(self, arrived: list[float], step: _core.StepReading | None) -> None:
         """Reorders, tunes and replans; called between two steps, on the driver's thread."""
         assert self._driver is not None
+        self._growth.end_step(self.steps, self._driver, self._buckets.choices)
         order = self._buckets.end_step(arrived)
         if order is not None:
             self._driver.reorder(order)
@@ -387,7 +390,7 @@ class GradientExchange:
             self._state,
             members=self._members,
             with_velocity_only=self._with_velocity_only,
-            may_pass=self._settings.compression.adaptive,
+            settings=self._settings,
             device=self._device,
             allreduce=self._allreduce,
         )

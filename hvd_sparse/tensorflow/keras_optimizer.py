@@ -20,6 +20,7 @@ from hvd_sparse.tensorflow import compat, loss_scaling
 from hvd_sparse.tensorflow.accumulation import Accumulation
 from hvd_sparse.tensorflow.keras_callbacks import with_short_rate
 from hvd_sparse.tensorflow.local_variables import REFS, LocalVariables
+from hvd_sparse.tensorflow.momentum import MovedMomentum, refuse_another
 from hvd_sparse.tensorflow.settings import Settings
 from hvd_sparse.tensorflow.tape import reducer
 
@@ -75,6 +76,8 @@ def distribute_keras_3(
         raise InvalidArgumentError(
             f"this {type(optimizer).__name__} already is a DistributedOptimizer"
         )
+    local = LocalVariables(process_set, scales=scale_local_gradients)
+    momentum = None
     if is_sparse_compression(compression):
         settings = Settings.checked(
             compression,
@@ -85,6 +88,10 @@ def distribute_keras_3(
             sparse_as_dense=sparse_as_dense,
         ).of_optimizer(optimizer)
         reduce = _sparsely(settings, process_set, optimizer)
+        if settings.dampening > 0:
+            momentum = MovedMomentum(
+                optimizer, is_moved=lambda: settings.moves_momentum(process_set), local=local
+            )
     else:
         stock = hvd._make_allreduce_grads_fn(
             name or f"Distributed{type(optimizer).__name__}",
@@ -101,8 +108,7 @@ def distribute_keras_3(
     accumulation = None
     if backward_passes_per_step != 1:
         accumulation = Accumulation(backward_passes_per_step, averages=average_aggregated_gradients)
-    local = LocalVariables(process_set, scales=scale_local_gradients)
-    optimizer.__class__ = _exchanging(type(optimizer), reduce, accumulation, local)
+    optimizer.__class__ = _exchanging(type(optimizer), reduce, accumulation, local, momentum)
     return optimizer
 
 
@@ -111,6 +117,8 @@ def _sparsely(settings: Settings, process_set: Any, optimizer: Any) -> _Reduce:
 
     def reduce(gradients: Sequence[Any], variables: Sequence[Any], scale: Any = None) -> list[Any]:
         owner = known()
+        if settings.moves_momentum(process_set):
+            refuse_another(owner, settings.momentum)
         if scale is not None:
             return loss_scaling.reducer(settings, process_set, owner)(gradients, variables, scale)
         plain = reducer(settings, process_set, owner)
@@ -176,19 +184,27 @@ def refuse_amid_passes(optimizer: Any) -> None:
 
 
 def _exchanging(
-    stock: type, reduce: _Reduce, accumulation: Accumulation | None, local: LocalVariables
+    stock: Any,
+    reduce: _Reduce,
+    accumulation: Accumulation | None,
+    local: LocalVariables,
+    momentum: MovedMomentum | None,
 ) -> type:
     """Returns a subclass of `stock` whose steps exchange; saved models still name `stock`."""
     reduce = local.around(reduce)
 
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        own = trainable_variables is None
+        variables = list(self._trainable_variables if own else trainable_variables)
+
         def apply_averages(averages: Sequence[Any]) -> Any:
-            return stock.apply(self, averages, trainable_variables)  # type: ignore[attr-defined]
+            if momentum is None:
+                return stock.apply(self, averages, trainable_variables)
+            with momentum.of_averages(averages, variables):
+                return stock.apply(self, averages, trainable_variables)
 
         if loss_scaling.has_exchanged(self):
             return apply_averages(grads)
-        own = trainable_variables is None
-        variables = list(self._trainable_variables if own else trainable_variables)
         if accumulation is None:
             return apply_averages(reduce(list(grads), variables))
         if not self.built:  # its variables cannot be created within a branch of the graph
@@ -196,6 +212,11 @@ def _exchanging(
         return accumulation.step(
             grads, variables, lambda sums: apply_averages(reduce(sums, variables))
         )
+
+    def update_step(self: Any, gradient: Any, variable: Any, learning_rate: Any) -> Any:
+        assert momentum is not None
+        with momentum.hidden(self, variable):
+            return stock.update_step(self, gradient, variable, learning_rate)
 
     members: dict[str, Any] = {
         "apply": apply,
@@ -206,4 +227,6 @@ def _exchanging(
         "__module__": stock.__module__,
         "__doc__": stock.__doc__,
     }
+    if momentum is not None:
+        members["update_step"] = update_step
     return with_short_rate(type(stock.__name__, (stock,), members))

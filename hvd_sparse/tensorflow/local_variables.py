@@ -39,13 +39,16 @@ class LocalVariables:
         """Registers a variable as local; takes effect in the next graph that is traced."""
         self.refs.add(compat.tensor_of(variable).ref())
 
+    def __contains__(self, variable: Any) -> bool:
+        return is_among(self.refs, variable)
+
     def around(self, reduce: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         """Wraps `reduce` so that it leaves out the gradients of local variables."""
 
         def reduce_others(
             gradients: Sequence[Any], variables: Sequence[Any], *args: Any
         ) -> list[Any]:
-            is_shared = [not is_among(self.refs, variable) for variable in variables]
+            is_shared = [variable not in self for variable in variables]
             averages = reduce(
                 list(compress(gradients, is_shared)), list(compress(variables, is_shared)), *args
             )

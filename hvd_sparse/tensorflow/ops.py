@@ -83,6 +83,11 @@ class Driver:
         """True if residuals may be added to dense gradients of the next step; see `Steps`."""
         return self._pending if self._driver is None else self._driver.pending
 
+    @property
+    def residual_norms(self) -> list[tuple[int, float]]:
+        """Norms of this rank's residual, with the steps after which each was noted; see `Steps`."""
+        return [] if self._driver is None else self._driver.residual_norms
+
     def continue_after(self, steps: int, *, pending: bool = True) -> None:
         """Continues after `steps` steps, with replaced residuals; see `Steps.continue_after`."""
         if self._driver is not None:
@@ -156,8 +161,10 @@ def begin(
     residual: tf.Variable,
     states: tf.Variable,
     velocity: tf.Variable | None = None,
-    decay: Any = 1.0,
     *,
+    decay: Any = 1.0,
+    momentum: Any = 0.0,
+    dampening: Any = 0.0,
     driver: int,
     device: str,
 ) -> Begun:
@@ -170,16 +177,21 @@ def begin(
         velocity: The velocity, float32, as long as all gradients of the driver's ops; None without
             momentum.
         decay: The factor of the residual before gradients are added to it, a float32 scalar.
+        momentum: The factor of the velocity before gradients are added to it, a float32 scalar.
+        dampening: The gradients are multiplied by 1 - dampening before they are added to the
+            velocity; a float32 scalar.
         driver: Number of the Driver.
         device: Device of the residual, the velocity and the gradients.
     """
     before = states.read_value()
+    with tf.device(CPU):
+        factors = tf.stack([tf.cast(one, tf.float32) for one in (decay, momentum, dampening)])
     with tf.device(device):
         token, check_finite = _library().hvd_sparse_begin(
             residual=residual.handle,
             states=before,
             velocity=_handles(velocity),
-            decay=decay,
+            factors=factors,
             driver=driver,
         )
     return Begun(token, check_finite)

@@ -8,12 +8,13 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_sparse.compression import Compression, as_compression
+from hvd_sparse.compression import AUTO, Compression, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange.local_share import check_not_twice
 from hvd_sparse.exchange.reduction import Reduction, checked_reduction
 from hvd_sparse.ranks.world import may_have_peers
 from hvd_sparse.tensorflow import compat
+from hvd_sparse.tensorflow.momentum import momentum_to_move
 
 # The arguments of Horovod's functions that belong to an exchange.
 _ARGUMENTS = (
@@ -53,6 +54,9 @@ class Settings:
         follows_rate: True if the residual is rescaled when the optimizer's learning rate changes.
         marks_non_finite: True if a step that is not finite gives NaN on all ranks instead of an
             error, as loss scaling needs.
+        momentum: The momentum that each rank applies to its own gradients; 0 if there is none.
+        dampening: Gradients are multiplied by 1 - dampening before they are added to the velocity;
+            above 0 if the momentum is the optimizer's, moved.
     """
 
     compression: Compression
@@ -60,6 +64,8 @@ class Settings:
     sparse_as_dense: bool
     follows_rate: bool = False
     marks_non_finite: bool = False
+    momentum: float = 0.0
+    dampening: float = 0.0
 
     @classmethod
     def checked(
@@ -93,6 +99,7 @@ class Settings:
                 groups=groups,
             ),
             sparse_as_dense=bool(sparse_as_dense),
+            momentum=chosen.own_momentum,
         )
 
     @classmethod
@@ -109,6 +116,8 @@ class Settings:
 
     def of_tape(self, learning_rate: Any = None) -> Settings:
         """Returns the settings for a tape's exchange, with its learning rate or None.
+
+        A tape does not know its optimizer, so that one keeps its momentum.
 
         Raises:
             InvalidArgumentError: A learning rate is given, but the residual must not follow it.
@@ -140,13 +149,31 @@ class Settings:
         if wanted is None:
             by_default = self.compression.rescales_by_default
             wanted = by_default and compat.is_plain_sgd(optimizer)
-        return replace(self, follows_rate=wanted)
+        settings = replace(self, follows_rate=wanted)
+        if self.compression.momentum_correction == AUTO:
+            momentum = momentum_to_move(optimizer)
+            settings = replace(settings, momentum=momentum, dampening=momentum)
+        return settings
 
     def needs_exchange(self, process_set: Any) -> bool:
         """Returns true if an exchange over a Horovod process set changes this rank's gradients."""
         if not process_set.included():
             return False
         return may_have_peers(process_set.size()) or self.compression.acts_on_gradients
+
+    def moves_momentum(self, process_set: Any) -> bool:
+        """Returns true if ranks of a Horovod process set apply the optimizer's own momentum."""
+        is_movable = self.dampening > 0 and process_set.included()
+        return is_movable and may_have_peers(process_set.size())
+
+    def among(self, process_set: Any) -> Settings:
+        """Returns the settings for an exchange over a Horovod process set.
+
+        A single rank that clips or decays leaves the optimizer its momentum.
+        """
+        if self.dampening == 0 or self.moves_momentum(process_set):
+            return self
+        return replace(self, momentum=0.0, dampening=0.0)
 
     def describe(self) -> dict[str, str]:
         """Returns, by name, the options that must be the same on all ranks."""
@@ -156,6 +183,7 @@ class Settings:
             "sparse_as_dense": str(self.sparse_as_dense),
             "rescaling of residuals": str(self.follows_rate),
             "loss scaling": str(self.marks_non_finite),
+            "momentum of the exchange": f"{self.momentum:g}",
         }
 
 

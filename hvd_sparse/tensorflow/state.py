@@ -89,6 +89,7 @@ def prepare(
             settings = loss_scaling.settings_for(settings)
     if not settings.needs_exchange(process_set):
         return []
+    settings = settings.among(process_set)
     variables = local_variables.exchanged(optimizer, variables)
     slices = {id(compat.tensor_of(variable)) for variable in sliced}
     are_sliced = [id(compat.tensor_of(variable)) in slices for variable in variables]

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from hvd_sparse.tensorflow import ops
 from hvd_sparse.tensorflow.exchange_state import ExchangeState
+from hvd_sparse.tensorflow.settings import Settings
 
 
 class StepOps:
@@ -20,7 +21,8 @@ class StepOps:
         members: Indices of the gradients of each op that can be sent sparse.
         with_velocity_only: Indices of gradients that are always sent dense and have a velocity;
             each has an op.
-        may_pass: True if what an op hands over can be sent dense, too; then it is one gradient.
+        settings: The user's settings. If the compression is adaptive, what an op hands over can be
+            sent dense, too; then it is one gradient.
         device: The device of residual, velocity and gradients.
         allreduce: A function that averages a gradient through Horovod, given its index and the
             gradient, or the tensor that is sent instead.
@@ -33,7 +35,7 @@ class StepOps:
         *,
         members: Sequence[Sequence[int]],
         with_velocity_only: Sequence[int],
-        may_pass: bool,
+        settings: Settings,
         device: str,
         allreduce: Callable[[int, Any], Any],
     ) -> None:
@@ -41,7 +43,7 @@ class StepOps:
         self._memory = (state.residual, state.states, state.velocity)
         self._members = members
         self._with_velocity_only = with_velocity_only
-        self._may_pass = may_pass
+        self._settings = settings
         self._allreduce = allreduce
 
     def build(self, gradients: Sequence[Any], decay: tf.Tensor) -> list[Any]:
@@ -51,7 +53,13 @@ class StepOps:
             gradients: The gradients of all variables of the exchange, in order.
             decay: The factor of the residual, a float32 scalar.
         """
-        begun = ops.begin(*self._memory, decay, **self._where)
+        begun = ops.begin(
+            *self._memory,
+            decay=decay,
+            momentum=self._settings.momentum,
+            dampening=self._settings.dampening,
+            **self._where,
+        )
         results: dict[int, Any] = {}
         for op, indices in enumerate(self._members):
             averages = self._exchanged(op, [gradients[index] for index in indices], begun)
@@ -71,7 +79,7 @@ class StepOps:
 
     def _exchanged(self, op: int, gradients: Sequence[Any], begun: ops.Begun) -> Sequence[Any]:
         averages, is_dense = ops.exchange(gradients, begun.token, op=op, **self._where)
-        if not self._may_pass:
+        if not self._settings.compression.adaptive:
             return averages
         (index,), (average,) = self._members[op], averages
 

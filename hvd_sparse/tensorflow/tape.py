@@ -44,7 +44,8 @@ def reducer(
                     f"got a source of type {type(variable).__name__}"
                 )
         sliced = [None if one is None else isinstance(one, tf.IndexedSlices) for one in gradients]
-        exchange = exchange_of(variables, sliced, settings, process_set=process_set, owner=owner)
+        agreed = settings.among(process_set)
+        exchange = exchange_of(variables, sliced, agreed, process_set=process_set, owner=owner)
         rate = None
         if settings.follows_rate:
             rate = compat.rate_of(owner) if learning_rate is None else learning_rate

@@ -187,10 +187,12 @@ class Attachment:
             exchange.refuse_if_busy(
                 "optimizer.step() was called within skip_synchronize(), but not after synchronize()"
             )
+            exchange.momentum.hide()
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             exchange.synchronize()
+            exchange.momentum.hide()
             return None
         closure = _exchanging(closure, exchange)
         if "closure" in kwargs:
@@ -204,6 +206,7 @@ class Attachment:
             GradientInFlightError: step() itself computed gradients that were not exchanged.
         """
         if self.exchange is not None and not self._paused:
+            self.exchange.momentum.show()
             self.exchange.refuse_if_busy(
                 "optimizer.step() computed gradients without exchanging them"
             )
@@ -215,6 +218,8 @@ class Attachment:
         held = self.renewal.held if self.exchange is None else state.save(self.exchange)
         if held is not None:
             state_dict[state.KEY] = held
+        if self.exchange is not None:
+            state.put_velocities_into(self.exchange, state_dict)
 
     def _check_load(self, _: Any, state_dict: dict[str, Any]) -> dict[str, Any] | None:
         if self._paused:
@@ -241,6 +246,7 @@ def _exchanging(closure: Callable[[], Any], exchange: GradientExchange) -> Calla
     def closure_and_exchange() -> Any:
         loss = closure()
         exchange.synchronize()
+        exchange.momentum.hide()
         return loss
 
     return closure_and_exchange

@@ -14,14 +14,17 @@ from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.exchange.step_buckets import StepBuckets, op_gradients_of
 from hvd_sparse.exchange.steps import Steps
 from hvd_sparse.planning.plan import BucketChoice
+from hvd_sparse.ranks.world import World
 from hvd_sparse.stats.quality import Quality
 from hvd_sparse.stats.quality_meter import QualityMeter
+from hvd_sparse.stats.residual_growth import ResidualGrowth
 from hvd_sparse.torch.dense import DenseReducer
 from hvd_sparse.torch.devices import StepStream
 from hvd_sparse.torch.exchange_state import ExchangeState
 from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.local_gradient import LocalGradient
 from hvd_sparse.torch.loss_scale import LossScale
+from hvd_sparse.torch.momentum import Momentum
 from hvd_sparse.torch.settings import Settings
 from hvd_sparse.torch.slots import Slot, buffer_of
 
@@ -36,11 +39,12 @@ class DrivenSteps:
         layers: The layers that can be sparse, in that order; none on a single rank.
         slots: The slots of all parameters, in that order.
         settings: The user's settings.
-        size: Number of ranks.
+        world: The ranks.
         exchange: The exchange, without buckets.
         dense: Reduces what is sent dense.
         rates: Learning rates, which determine the decay of residuals.
         loss_scale: Loss scale of the gradients.
+        momentum: Momentum that ranks apply before error feedback.
         messages: Messages between the ranks.
         device: Device of all parameters.
 
@@ -54,39 +58,42 @@ class DrivenSteps:
         slots: Sequence[Slot],
         settings: Settings,
         *,
-        size: int,
+        world: World,
         exchange: Exchange,
         dense: DenseReducer,
         rates: LearningRates,
         loss_scale: LossScale,
+        momentum: Momentum,
         messages: Messages,
         device: torch.device,
     ) -> None:
         self._slots = {slot.name: slot for slot in slots}
         self._settings = settings
-        self._size = size
+        self._size = world.size
         self._exchange = exchange
         self._dense = dense
         self._rates = rates
         self._loss_scale = loss_scale
+        self._momentum = momentum
         self._messages = messages
         self._device = device
-        self._local = LocalGradient(settings, size=size, loss_scale=loss_scale)
+        self._local = LocalGradient(settings, size=world.size, loss_scale=loss_scale)
         self._stream = StepStream.on(device)
         self._meter = QualityMeter(settings.compression, messages.add_up)
+        self._growth = ResidualGrowth(world.rank)
         self._check_finite = False
         sparse = {layer.name for layer in layers}
-        momentum = settings.compression.momentum_correction
         # A gradient that is always sent dense has an op, too, if it has a velocity.
         self._velocity_only = [
-            Layer(slot.name, slot.numel) for slot in slots if momentum and slot.name not in sparse
+            Layer(slot.name, slot.numel)
+            for slot in slots
+            if momentum.exists and slot.name not in sparse
         ]
         self._lay_out(layers)
 
     def _lay_out(self, layers: Sequence[Layer]) -> None:
         """Lays out ops and their memory for these layers, in this order; all are sent dense."""
         ops = op_gradients_of(layers, self._settings.compression)
-        momentum = self._settings.compression.momentum_correction
         self._layers = list(layers)
         self._sparse_ops = len(ops)
         self._members = [[self._slots[one.name] for one in op.layers] for op in ops]
@@ -94,7 +101,7 @@ class DrivenSteps:
         self._op_of = {slot.name: op for op, slots in enumerate(self._members) for slot in slots}
         self._missing = [len(slots) for slots in self._members]
         self.state = ExchangeState(
-            ops, self._velocity_only, momentum=momentum > 0, device=self._device
+            ops, self._velocity_only, momentum=self._momentum.exists, device=self._device
         )
         self._buckets = StepBuckets(
             self._exchange,
@@ -111,7 +118,7 @@ class DrivenSteps:
             self._buckets.op_sizes,
             self._buckets.adopt(()),
             _core.StepRules(
-                momentum=momentum,
+                has_velocity=self._momentum.exists,
                 measure_every=self._settings.compression.quality_every or 0,
                 device=str(self._device),
             ),
@@ -171,8 +178,13 @@ class DrivenSteps:
     def begin(self) -> None:
         """Begins a step, on the current stream."""
         self._stream.begin()
+        momentum, dampening = self._momentum.of_step()
         self._check_finite = self.state.begin(
-            self._steps, loss_scale=self._loss_scale.value, stream=self._stream.number
+            self._steps,
+            loss_scale=self._loss_scale.value,
+            momentum=momentum,
+            dampening=dampening,
+            stream=self._stream.number,
         )
 
     def arrived(self, slot: Slot) -> None:
@@ -221,6 +233,7 @@ class DrivenSteps:
             order = self._buckets.end_step(self._steps.came)
             if order is not None:
                 self._steps.reorder(order)
+        self._growth.end_step(self.count, self._steps, self._buckets.choices)
 
     def measured(self, step: int) -> Quality | None:
         """Returns the quality of a committed step; None if it is not measured. Collective."""

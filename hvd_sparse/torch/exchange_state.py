@@ -21,9 +21,8 @@ class ExchangeState:
 
     Args:
         ops: The ops whose gradients can be sent sparse.
-        dense: Parameters that are always sent dense and have a velocity; none without momentum
-            correction.
-        momentum: True if momentum is corrected: then `ops` and `dense` have velocities.
+        dense: Parameters that are always sent dense and have a velocity.
+        momentum: True if `ops` and `dense` have velocities.
         device: Device of the gradients.
     """
 
@@ -43,7 +42,9 @@ class ExchangeState:
         self._states = torch.zeros(len(self._units), 4, dtype=torch.float32, device="cpu")
         self._room = torch.zeros(0, dtype=torch.float32, device=device)
 
-    def begin(self, steps: Steps, *, loss_scale: float, stream: int) -> bool:
+    def begin(
+        self, steps: Steps, *, loss_scale: float, momentum: float, dampening: float, stream: int
+    ) -> bool:
         """Begins a step on this memory; see `Steps.begin`."""
         if self._room.numel() != steps.room:
             self._room = torch.empty(steps.room, dtype=torch.float32, device=self._residual.device)
@@ -53,6 +54,8 @@ class ExchangeState:
             velocity=buffer_of(self._velocity) if self._with_velocity else None,
             room=buffer_of(self._room),
             loss_scale=loss_scale,
+            momentum=momentum,
+            dampening=dampening,
             stream=stream,
         )
 

@@ -36,6 +36,7 @@ from hvd_sparse.torch.gradient_memory import MemoryInUse
 from hvd_sparse.torch.host import TorchHost
 from hvd_sparse.torch.learning_rates import LearningRates
 from hvd_sparse.torch.loss_scale import LossScale
+from hvd_sparse.torch.momentum import Momentum
 from hvd_sparse.torch.owner import weakly
 from hvd_sparse.torch.parameters import NamedParameters
 from hvd_sparse.torch.settings import Settings, check_not_twice, may_be_sparse
@@ -58,9 +59,11 @@ class GradientExchange:
 
     Attributes:
         world: The ranks.
+        parameters: The parameters that are exchanged, by name.
         layers: Layers that can be sparse, in the order in which their gradients are expected.
         tuner: Decides how they are exchanged, if the compression is adaptive.
         rates: The learning rates that the residuals follow.
+        momentum: The momentum that ranks apply before error feedback.
         stats: Cost of the steps.
         passes: Backward passes per step.
         conditions: Conditions under which plan and thresholds are found, for checkpoints.
@@ -88,6 +91,7 @@ class GradientExchange:
         self.passes = settings.backward_passes_per_step
         self.mark = ""
         self.rates = LearningRates(optimizer, settings.compression)
+        self.momentum = Momentum(optimizer, settings.compression, size=world.size)
         self.stats = Stats()
         self._owner = weakly(optimizer)
         self._exchange = exchange
@@ -99,6 +103,7 @@ class GradientExchange:
         self._device = common_device(named)
 
         self._slots = [Slot(name, param, self.passes) for name, param in named if param.numel() > 0]
+        self.parameters = {slot.name: slot.param for slot in self._slots}
         self._memory = MemoryInUse()
         compression = self._compression = settings.compression
         self.conditions = conditions_of(
@@ -119,11 +124,12 @@ class GradientExchange:
             self.layers if world.size > 1 else (),  # a single rank has no residuals
             list(reversed(self._slots)),
             settings,
-            size=world.size,
+            world=world,
             exchange=exchange,
             dense=self._dense,
             rates=self.rates,
             loss_scale=self._loss_scale,
+            momentum=self.momentum,
             messages=messages,
             device=self._device,
         )
@@ -160,10 +166,6 @@ class GradientExchange:
         """State that this rank keeps from step to step."""
         return self._driven.state
 
-    def numel_of(self, name: str) -> int | None:
-        """Returns the number of elements of the named parameter; None if there is none."""
-        return next((slot.param.numel() for slot in self._slots if slot.name == name), None)
-
     def synchronize(self) -> None:
         """Waits until every gradient is the average; a no-op until gradients arrive again.
 
@@ -196,6 +198,7 @@ class GradientExchange:
         self._loss_scale.release()
         self._memory.clear()
         self.rates.groups.release()
+        self.momentum.show()
         self._phase = _Phase.IDLE
 
     def refuse_if_busy(self, reason: str) -> None:

@@ -106,10 +106,12 @@ def check_place(saved: dict[str, Any] | None, *, rank: int, size: int) -> None:
 def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     """Restores a state that has passed `check`; None empties the residuals.
 
+    Without saved velocities, these go on where the optimizer's own momentum is.
+
     If compression, device or ranks per node differ, plan and thresholds are not restored.
     """
     if saved is None:
-        exchange.load({}, {}, step=exchange.steps)
+        exchange.load({}, {}, _velocities_of_optimizer(exchange), step=exchange.steps)
         return
     saved = taken_up(saved, exchange.conditions, is_rank0=exchange.world.rank == 0)
     if exchange.tuner is not None:
@@ -117,11 +119,25 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     exchange.load(
         saved["residuals"],
         saved["states"],
-        saved.get("velocities"),
+        saved.get("velocities") or _velocities_of_optimizer(exchange),
         step=saved["step"],
         pending=saved.get("pending", not saved.get("waiting")),  # older files name layers
     )
     exchange.rates.load(saved["lrs"])
+
+
+def put_velocities_into(exchange: GradientExchange, state_dict: dict[str, Any]) -> None:
+    """Makes an optimizer's state dict hold this rank's velocities; see `Momentum.put_into`."""
+    velocities = exchange.state.velocities()
+    pairs = ((exchange.parameters[name], velocity) for name, velocity in velocities)
+    exchange.momentum.put_into(state_dict, pairs)
+
+
+def _velocities_of_optimizer(exchange: GradientExchange) -> dict[str, torch.Tensor]:
+    found = {
+        name: exchange.momentum.velocity_of(param) for name, param in exchange.parameters.items()
+    }
+    return {name: velocity for name, velocity in found.items() if velocity is not None}
 
 
 def adopt_progress(exchange: GradientExchange, rank: int) -> None:
@@ -171,8 +187,9 @@ def _mismatch(exchange: GradientExchange | None, saved: dict[str, Any]) -> str |
         fits = isinstance(residual, torch.Tensor) and residual.numel() == layers.get(name)
         if not fits or residual.dtype != torch.float32:
             return f"the saved residual of '{name}' is damaged"
+    numels = {name: param.numel() for name, param in exchange.parameters.items()}
     for name, velocity in saved.get("velocities", {}).items():
-        fits = isinstance(velocity, torch.Tensor) and velocity.numel() == exchange.numel_of(name)
+        fits = isinstance(velocity, torch.Tensor) and velocity.numel() == numels.get(name)
         if not fits or velocity.dtype != torch.float32:
             return f"the saved velocity of '{name}' is damaged, or of another model"
     return None

@@ -26,7 +26,8 @@ constexpr int kOps = 4;
 /// Numbers of ops by bucket; negative if the ops are sent dense.
 using Layout = std::vector<int>;
 
-/// A rank with kOps ops. K is everything in the first step, and then 1 per op.
+/// A rank with kOps ops. K is everything in the first step, and then 1 per op. Where there are
+/// velocities, their momentum is 0.5.
 struct DrivenRank {
   DrivenRank(const std::shared_ptr<LoopbackWorld>& world, int rank, const Layout& layout,
              StepDriver::Hooks hooks = {}, StepRules rules = {})
@@ -36,7 +37,7 @@ struct DrivenRank {
   DrivenRank(std::unique_ptr<Communicator> comm, const Layout& layout, StepDriver::Hooks hooks = {},
              StepRules rules = {})
       : rules(rules),
-        velocity(rules.momentum > 0 ? kNumel * kOps : 0, 0.0f),
+        velocity(rules.has_velocity ? kNumel * kOps : 0, 0.0f),
         exchange(std::move(comm), SelectOn::kCaller) {
     driver = std::make_unique<StepDriver>(&exchange,
                                           std::vector<OpGradients>(kOps, OpGradients{kNumel, 1}),
@@ -61,7 +62,13 @@ struct DrivenRank {
 
   void Begin() {
     room.assign(static_cast<std::size_t>(driver->Room()), 0.0f);
-    driver->Begin({residual, states, 1, velocity, {}, room});
+    driver->Begin(Memory());
+  }
+
+  StepMemory Memory() {
+    StepMemory memory{residual, states, 1, velocity, {}, room};
+    memory.momentum = 0.5f;
+    return memory;
   }
 
   /// Like Begin, but waits until all ranks have begun, so that ending the step ends it everywhere.

@@ -85,6 +85,52 @@ TEST(JoinVelocity, ItGoesAlongAndItsNextIsOfTheGradientAsItCame) {
   }
 }
 
+template <typename T>
+void AGainIsOfTheGradientAlone(DType dtype) {
+  const std::vector<float> residual = {4, 0, -8}, velocity = {2, -2, 6};
+  for (const bool has_residual : {false, true}) {
+    std::vector<T> gradient = {Narrow<T>(4), Narrow<T>(4), Narrow<T>(12)};
+    std::vector<float> next(3, 77.0f);
+    UnsentParts parts = Unsent(residual, 0.5f, 2);
+    if (!has_residual) parts.residual = {};
+    parts.velocity = velocity;
+    parts.momentum = 0.5f;
+    parts.gain = 0.25f;
+    parts.next = next;
+    ResidualEntries after;
+    Join(parts, {gradient.data(), 3, dtype}, &after);
+    std::vector<float> sums;
+    for (const T value : gradient) sums.push_back(Widen(value));
+    EXPECT_EQ(sums, has_residual ? (std::vector<float>{2.5f, 0.5f, 2.5f})
+                                 : (std::vector<float>{1.5f, 0.5f, 4.5f}));
+    EXPECT_EQ(next, (std::vector<float>{3, 1, 9}));
+    EXPECT_TRUE(after.entries.empty());
+  }
+}
+
+TEST(JoinVelocity, AGainIsOfTheGradientAlone) {
+  AGainIsOfTheGradientAlone<float>(DType::kFloat32);
+  AGainIsOfTheGradientAlone<double>(DType::kFloat64);
+  AGainIsOfTheGradientAlone<Float16>(DType::kFloat16);
+  AGainIsOfTheGradientAlone<BFloat16>(DType::kBFloat16);
+}
+
+TEST(JoinVelocity, WhatANarrowTypeCannotHoldOfTheGradientTimesItsGainIsLeft) {
+  const std::vector<float> velocity = {0};
+  std::vector<float> next(1);
+  std::vector<Float16> gradient = {Narrow<Float16>(1 + 1.0f / 1024)};
+  UnsentParts parts;
+  parts.velocity = velocity;
+  parts.gain = 0.625f;
+  parts.next = next;
+  parts.scale = 2;
+  ResidualEntries after;
+  Join(parts, {gradient.data(), 1, DType::kFloat16}, &after);
+  EXPECT_EQ(Widen(gradient[0]), 0.625f + 1.0f / 2048);  // of 0.625 + 1.25 / 2048
+  EXPECT_EQ(after.entries, (Entries{{0, 1.0f / 4096}}));
+  EXPECT_EQ(next, (std::vector<float>{1.25f + 2.5f / 2048}));
+}
+
 TEST(JoinVelocity, WhatANarrowTypeCannotHoldOfEitherIsLeft) {
   const std::vector<float> residual = {1.0f / 8192}, velocity = {1.0f / 4096};
   std::vector<float> next(1);

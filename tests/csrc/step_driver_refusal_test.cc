@@ -154,7 +154,7 @@ TEST(StepDriver, AnExchangeThatEndsEndsTheWaitForSums) {
 
 TEST(StepDriver, WhatIsSentDenseTakesItsVelocityAlongAndARefusedStepLeavesIt) {
   StepRules rules;
-  rules.momentum = 0.5f;
+  rules.has_velocity = true;
   OnRanks(
       2, {1, -3},
       [](DrivenRank& rank) {
@@ -196,13 +196,11 @@ TEST(StepDriver, WhatIsSentDenseTakesItsVelocityAlongAndARefusedStepLeavesIt) {
 
 TEST(StepDriver, VelocitiesNeedRoomForThoseSentDense) {
   StepRules rules;
-  rules.momentum = 0.5f;
+  rules.has_velocity = true;
   OnRanks(
       1, {1, -3},
       [](DrivenRank& rank) {
-        const auto begin = [&] {
-          rank.driver->Begin({rank.residual, rank.states, 1, rank.velocity, {}, rank.room});
-        };
+        const auto begin = [&] { rank.driver->Begin(rank.Memory()); };
         rank.room.resize(5);
         EXPECT_TRUE(Says(Thrown(begin), "room must have 192 elements, got 5"));
         rank.exchange.ClearBuckets();
@@ -218,7 +216,7 @@ TEST(StepDriver, VelocitiesNeedRoomForThoseSentDense) {
 TEST(StepDriver, AStepIsMeasuredWhenThatWasAskedFor) {
   StepRules rules;
   rules.measure_every = 2;
-  rules.momentum = 0.5f;
+  rules.has_velocity = true;
   auto world = std::make_shared<LoopbackWorld>(1);
   std::vector<StepSample> seen;
   StepDriver::Hooks hooks;
@@ -259,9 +257,6 @@ TEST(StepDriver, WhatHasNoUnitsOfSelectionMustBeSentDense) {
   const DrivenBucket dense{DrivenBucket::kDense, 1, 1, {}, 1}, sparse{0, 1, 1, {{0, {1}}}, 1};
   EXPECT_NO_THROW(StepDriver(&exchange, {{kNumel, 0}}, {dense}));
   EXPECT_THROW(StepDriver(&exchange, {{kNumel, 0}}, {sparse}), Error);
-  StepRules rules;
-  rules.momentum = 1;
-  EXPECT_THROW(StepDriver(&exchange, {{kNumel, 0}}, {dense}, {}, rules), Error);
 }
 
 TEST(StepDriver, CancellingEndsTheStepOnAllRanks) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "csrc/comm/loopback_communicator.h"
+#include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
 namespace {
@@ -22,11 +23,12 @@ constexpr std::int64_t kNumel = 32;
 constexpr int kOps = 3;
 
 /// A rank with kOps ops of two gradients each. All entries are sent in the first step, then one.
+/// Where there are velocities, their momentum is 0.5 unless a test chooses another one.
 struct EngineRank {
   EngineRank(const std::shared_ptr<LoopbackWorld>& world, int rank, const std::vector<int>& layout,
              StepRules rules)
       : exchange(std::make_unique<LoopbackCommunicator>(world, rank), SelectOn::kCaller),
-        velocity(rules.momentum > 0 ? kNumel * kOps : 0, 0.0f),
+        velocity(rules.has_velocity ? kNumel * kOps : 0, 0.0f),
         engine(&exchange, std::vector<OpGradients>(kOps, OpGradients{kNumel, 1}), Buckets(layout),
                rules) {}
 
@@ -48,9 +50,9 @@ struct EngineRank {
     return buckets;
   }
 
-  bool Begin(float loss_scale = 1) {
+  bool Begin(float loss_scale = 1, float momentum = 0.5f, float dampening = 0) {
     room.assign(static_cast<std::size_t>(engine.Room()), 0.0f);
-    return engine.Begin({residual, states, 1, velocity, {}, room, loss_scale});
+    return engine.Begin({residual, states, 1, velocity, {}, room, loss_scale, momentum, dampening});
   }
 
   bool Launch(int op, const std::vector<float>& decays = {}) {
@@ -222,7 +224,7 @@ TEST(StepEngine, DenseSumsAreCheckedOnlyWhileSomethingMayBeAddedToThem) {
 
 TEST(StepEngine, VelocitiesOfDenseOpsAreKeptOnceTheStepIsCommitted) {
   StepRules rules;
-  rules.momentum = 0.5f;
+  rules.has_velocity = true;
   OnRanks(
       1, {-kOps},
       [](EngineRank& rank) {
@@ -242,6 +244,95 @@ TEST(StepEngine, VelocitiesOfDenseOpsAreKeptOnceTheStepIsCommitted) {
         }
       },
       rules);
+}
+
+/// One entry of each op by the definition; all numbers are exact.
+struct Entry {
+  float velocity = 0, unsent = 0;
+
+  void Add(float gradient, float momentum, float dampening) {
+    velocity = momentum * velocity + (1 - dampening) * gradient;
+    unsent += velocity;
+  }
+};
+
+TEST(StepEngine, VelocitiesFollowTheMomentumAndTheDampeningOfEachStep) {
+  constexpr float kLossScale = 4, kDampening = 0.5f;
+  StepRules rules;
+  rules.has_velocity = true;
+  OnRanks(
+      2, {1, -2},
+      [](EngineRank& rank) {
+        std::vector<Entry> entries(kNumel);  // of op 0; those of ops 1 and 2 are never masked
+        std::vector<float> dense(kNumel);    // their velocity
+        for (std::size_t step = 0; step < 6; ++step) {
+          const float momentum = step < 3 ? 0.5f : 0.25f;
+          const auto gradient = [step](std::size_t i) { return i == step ? 1024.0f : 8.0f; };
+          for (std::size_t i = 0; i < rank.gradients.size(); ++i) {
+            rank.gradients[i] = kLossScale * gradient(i % kNumel);
+          }
+          rank.Begin(kLossScale, momentum, kDampening);
+          for (int op = 0; op < kOps; ++op) ASSERT_EQ(rank.Launch(op), op > 0);
+          rank.WaitAndCommit();
+          for (std::size_t i = 0; i < kNumel; ++i) {
+            Entry& one = entries[i];
+            one.Add(gradient(i), momentum, kDampening);
+            const bool arrives = step == 0 || i == step;
+            ASSERT_EQ(rank.gradients[i], arrives ? kLossScale * 2 * one.unsent : 0);
+            if (arrives) one = {};
+            ASSERT_EQ(rank.velocity[i], one.velocity);
+            ASSERT_EQ(rank.residual[i], one.unsent);
+            dense[i] = momentum * dense[i] + (1 - kDampening) * gradient(i);
+            for (const std::size_t at : {i + kNumel, i + 2 * kNumel}) {
+              ASSERT_EQ(rank.gradients[at], kLossScale * dense[i]);
+              ASSERT_EQ(rank.velocity[at], dense[i]);
+            }
+          }
+        }
+      },
+      rules);
+}
+
+TEST(StepEngine, MomentumAndDampeningMustLieBetweenZeroAndOne) {
+  StepRules rules;
+  rules.has_velocity = true;
+  OnRanks(
+      1, {1, -2},
+      [](EngineRank& rank) {
+        for (const float bad : {-0.1f, 1.0f, std::numeric_limits<float>::quiet_NaN()}) {
+          SCOPED_TRACE(bad);
+          const Error momentum = Thrown([&] { rank.Begin(1, bad); });
+          EXPECT_EQ(momentum.kind(), ErrorKind::kInvalidArgument);
+          EXPECT_TRUE(Says(momentum, "momentum must lie in [0, 1), got ")) << momentum.what();
+          const Error dampening = Thrown([&] { rank.Begin(1, 0.5f, bad); });
+          EXPECT_EQ(dampening.kind(), ErrorKind::kInvalidArgument);
+          EXPECT_TRUE(Says(dampening, "dampening must lie in [0, 1), got ")) << dampening.what();
+        }
+        EXPECT_NO_THROW(rank.Begin(1, 0, 0));
+      },
+      rules);
+}
+
+TEST(StepEngine, TheResidualIsNotedAfterPowersOfTwoWithASparseBucket) {
+  OnRanks(2, {1, -2}, [](EngineRank& rank) {
+    double expected = 0;
+    for (int step = 0; step < 130; ++step) {
+      std::fill(rank.gradients.begin(), rank.gradients.end(), 1.0f);
+      rank.Step();
+      if (step + 1 != 64 && step + 1 != 128) continue;
+      double energy = 0;
+      for (const float value : rank.residual) energy += double{value} * value;
+      expected = std::sqrt(energy);
+      ASSERT_EQ(rank.engine.ResidualNorms().back().first, step + 1);
+      ASSERT_NEAR(rank.engine.ResidualNorms().back().second, expected, 1e-6 * expected);
+    }
+    ASSERT_GT(expected, 0);
+    ASSERT_EQ(rank.engine.ResidualNorms().size(), 2);
+  });
+  OnRanks(1, {-kOps}, [](EngineRank& rank) {
+    for (int step = 0; step < 64; ++step) rank.Step();
+    ASSERT_TRUE(rank.engine.ResidualNorms().empty());
+  });
 }
 
 TEST(StepEngine, AnAbandonedStepReturnsWhatWasSelected) {

@@ -40,14 +40,21 @@ class Case:
 
 BACKWARDS = ("last", "second", "first")
 TWO_BUCKETS = (("last", "second"), ("first",))
-FIXED = {"density": 0.05, "min_numel": 64, "bucket_numel": 1700, "rescale_residual": False}
+FIXED = {
+    "density": 0.05, "min_numel": 64, "bucket_numel": 1700, "rescale_residual": False,
+    "warmup": None,
+}  # fmt: skip
 CASES = {
-    "lags": Case(LAGS(adaptive=False, **FIXED), TWO_BUCKETS, "gaussian", "gtopk"),
+    "lags": Case(LAGS(adaptive=False, **FIXED), TWO_BUCKETS, "gaussian", "allgather"),
+    "lags, gtopk": Case(
+        LAGS(adaptive=False, collective="gtopk", **FIXED), TWO_BUCKETS, "gaussian", "gtopk"
+    ),
     "gtopk": Case(GTopK(**FIXED), (BACKWARDS,), "top_k", "gtopk"),
     "topk": Case(TopK(**FIXED), TWO_BUCKETS, "top_k", "allgather"),
 }
 MOMENTUM = {
     "lags": LAGS(adaptive=False, momentum_correction=0.9, **FIXED),
+    "lags, gtopk": LAGS(adaptive=False, collective="gtopk", momentum_correction=0.9, **FIXED),
     "gtopk": GTopK(momentum_correction=0.9, **FIXED),
     "topk": TopK(momentum_correction=0.9, **FIXED),
 }
@@ -80,7 +87,7 @@ def expected_bits(case, size, *, shapes, dtype, op):
             density=case.compression.density,
             sparsifier=case.sparsifier,
             collective=case.collective,
-            momentum=case.compression.momentum_correction,
+            momentum=case.compression.own_momentum,
             dtype=dtype,
         )
     return expected
@@ -99,7 +106,7 @@ def check_bits(framework, case, *, shapes=SHAPES, dtype="float32", op="Sum"):
         sums, residuals, velocities = expected[framework.rank][step]
         assert bits_of(results) == bits_of(sums)
         assert bits_of(model.residuals()) == bits_of(residuals)
-        if case.compression.momentum_correction:
+        if case.compression.own_momentum:
             assert bits_of(model.velocities()) == bits_of(velocities)
         assert all(np.any(one) for one in residuals.values())
 
@@ -127,7 +134,8 @@ def test_every_collective_and_sparsifier_gives_the_bits_of_the_core(
     framework, collective, sparsifier
 ):
     compression = LAGS(
-        density=0.02, sparsifier=sparsifier, collective=collective, adaptive=False, min_numel=1
-    )
+        density=0.02, sparsifier=sparsifier, collective=collective, adaptive=False, min_numel=1,
+        warmup=None,
+    )  # fmt: skip
     shapes = {"w": (60, 50)}
     check_bits(framework, Case(compression, (("w",),), sparsifier, collective), shapes=shapes)

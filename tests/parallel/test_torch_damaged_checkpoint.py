@@ -65,7 +65,7 @@ def assert_refused(folder, match, **options):
 
 
 def state_of(model, optimizer):
-    moments = [one for state in optimizer.state.values() for one in state.values()]
+    moments = [one for state in optimizer.state_dict()["state"].values() for one in state.values()]
     parts = [torch.get_rng_state(), *model.parameters(), *moments]
     if hvd.size() > 1:
         parts += residuals(optimizer).values()

@@ -19,7 +19,7 @@ from tests.parallel.torch_ranks import (
 )
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
-SPARSE = {"density": 0.001, "min_numel": 64}
+SPARSE = {"density": 0.001, "min_numel": 64, "momentum_correction": 0}
 
 
 def with_momentum(groups, lr):
@@ -64,7 +64,7 @@ def largest_change(model, optimizer, *, first_rate, clipped=False):
 def test_the_residual_scales_with_old_rate_over_new_of_its_group(rates, ratio):
     model = Toy()
     ratios = largest_change(
-        model, optimizer_for(model, LAGS(adaptive=False, **SPARSE)), first_rate=rates
+        model, optimizer_for(model, LAGS(adaptive=False, warmup=None, **SPARSE)), first_rate=rates
     )
     assert ratios == {"first": ratio, "second": 1.0, "last": 1.0}
 
@@ -72,15 +72,25 @@ def test_the_residual_scales_with_old_rate_over_new_of_its_group(rates, ratio):
 @pytest.mark.parametrize(
     ("compression", "kind", "clipped", "followed"),
     [
-        (LAGS(adaptive=False, **SPARSE), torch.optim.SGD, False, True),
-        (LAGS(adaptive=False, **SPARSE), with_momentum, False, False),
-        (LAGS(adaptive=False, **SPARSE), torch.optim.Adagrad, False, False),
-        (LAGS(adaptive=False, **SPARSE), torch.optim.SGD, True, False),
+        (LAGS(adaptive=False, warmup=None, **SPARSE), torch.optim.SGD, False, True),
+        (LAGS(adaptive=False, warmup=None, **SPARSE), with_momentum, False, False),
+        (LAGS(adaptive=False, warmup=None, **SPARSE), torch.optim.Adagrad, False, False),
+        (LAGS(adaptive=False, warmup=None, **SPARSE), torch.optim.SGD, True, False),
         (GTopK(**SPARSE), torch.optim.SGD, False, False),
         (TopK(**SPARSE), torch.optim.SGD, False, False),
-        (LAGS(adaptive=False, **SPARSE, rescale_residual=True), torch.optim.Adagrad, True, True),
+        (
+            LAGS(adaptive=False, warmup=None, **SPARSE, rescale_residual=True),
+            torch.optim.Adagrad,
+            True,
+            True,
+        ),
         (TopK(**SPARSE, rescale_residual=True), with_momentum, False, True),
-        (LAGS(adaptive=False, **SPARSE, rescale_residual=False), torch.optim.SGD, False, False),
+        (
+            LAGS(adaptive=False, warmup=None, **SPARSE, rescale_residual=False),
+            torch.optim.SGD,
+            False,
+            False,
+        ),
     ],
 )
 def test_the_default_is_for_lags_with_plain_sgd_without_clipping(
@@ -94,11 +104,11 @@ def test_the_default_is_for_lags_with_plain_sgd_without_clipping(
 
 def test_the_rate_of_a_residual_is_saved_with_it():
     model = Toy()
-    optimizer = optimizer_for(model, LAGS(adaptive=False, **SPARSE))
+    optimizer = optimizer_for(model, LAGS(adaptive=False, warmup=None, **SPARSE))
     model.backward(integer_gradients(model, hvd.rank()))
     optimizer.step()
     state = optimizer.state_dict()
-    optimizer = optimizer_for(model, LAGS(adaptive=False, **SPARSE))
+    optimizer = optimizer_for(model, LAGS(adaptive=False, warmup=None, **SPARSE))
     optimizer.load_state_dict(state)
     before = residuals(optimizer)
     optimizer.param_groups[0]["lr"] = 2.0
@@ -112,7 +122,7 @@ def test_the_rate_of_a_residual_is_saved_with_it():
 def test_a_rate_that_no_residual_follows_is_not_saved():
     """Otherwise the next process would start from it, where nobody has clipped yet."""
     model = Toy()
-    optimizer = optimizer_for(model, LAGS(adaptive=False, **SPARSE))
+    optimizer = optimizer_for(model, LAGS(adaptive=False, warmup=None, **SPARSE))
     model.backward(integer_gradients(model, hvd.rank()))
     optimizer.synchronize()
     with optimizer.skip_synchronize():
@@ -213,7 +223,7 @@ def test_the_residual_follows_its_own_parameter_wherever_that_goes(change, ratio
     ]
     optimizer = distribute(
         model,
-        LAGS(adaptive=False, **SPARSE),
+        LAGS(adaptive=False, warmup=None, **SPARSE),
         optimizer=torch.optim.SGD(groups, lr=32.0),
     )
     model.backward(integer_gradients(model, hvd.rank()))
@@ -233,7 +243,7 @@ def test_the_residual_follows_its_own_parameter_wherever_that_goes(change, ratio
 
 def test_rates_by_name_are_saved_whatever_the_groups_order():
     model = Toy()
-    optimizer = optimizer_for(model, LAGS(adaptive=False, **SPARSE))
+    optimizer = optimizer_for(model, LAGS(adaptive=False, warmup=None, **SPARSE))
     optimizer.param_groups.reverse()
     model.backward(integer_gradients(model, hvd.rank()))
     optimizer.step()
@@ -243,7 +253,7 @@ def test_rates_by_name_are_saved_whatever_the_groups_order():
 
 def test_a_parameter_that_no_group_holds_any_more_is_refused_and_its_residual_stays():
     model = Toy()
-    optimizer = optimizer_for(model, LAGS(adaptive=False, **SPARSE))
+    optimizer = optimizer_for(model, LAGS(adaptive=False, warmup=None, **SPARSE))
     model.backward(integer_gradients(model, hvd.rank()))
     optimizer.step()
     before = residuals(optimizer)["first"]

@@ -44,7 +44,7 @@ def make_model(compression):
          keras.layers.Dense(30), keras.layers.Dense(5)]
     )  # fmt: skip
     optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(0.001, momentum=0.0 if compression.momentum_correction else 0.9),
+        keras.optimizers.SGD(0.001, momentum=0.0 if compression.own_momentum else 0.9),
         compression=compression,
     )
     model.compile(optimizer=optimizer, loss="mse")

@@ -38,7 +38,7 @@ from tests.parallel_tensorflow.ranks import integer_gradients, loss_of, make_var
 
 # Operands in the CPU's memory wherever an op runs. All others are gradients.
 ON_THE_HOST = {
-    "HvdSparseBegin": {"residual", "states", "decay", "velocity", "token", "check_finite"},
+    "HvdSparseBegin": {"residual", "states", "factors", "velocity", "token", "check_finite"},
     "HvdSparseExchange": {"token", "is_dense"},
     "HvdSparseSummed": {"finite", "token"},
     "HvdSparseEnd": {"residual", "velocity", "states"},
@@ -225,7 +225,7 @@ def test_a_step_is_asked_to_run_where_its_gradients_lie(device):
         state,
         members=[],
         with_velocity_only=[0],
-        may_pass=False,
+        settings=Settings.checked(TopK(momentum_correction=0.5)),
         device=device,
         allreduce=lambda index, gradient: gradient,
     )

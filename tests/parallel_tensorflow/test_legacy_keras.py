@@ -28,6 +28,7 @@ from hvd_sparse.tensorflow import (
     stats,
 )
 from hvd_sparse.tensorflow.registry import live_exchanges
+from hvd_sparse.tensorflow.settings import Settings
 from tests.parallel_tensorflow.ranks import a_name, assert_same_on_all_ranks
 
 keras = tf.keras
@@ -63,6 +64,12 @@ def fit(model, epochs=2, callbacks=(), seed=100):
 def sgd(kind):
     """Returns an optimizer of either kind."""
     return {"new": keras.optimizers, "old": keras.optimizers.legacy}[kind].SGD(0.05, momentum=0.9)
+
+
+@pytest.mark.parametrize("kind", ["new", "old"])
+def test_an_optimizer_keeps_its_momentum(kind):
+    settings = Settings.checked(TopK).of_optimizer(sgd(kind))
+    assert settings.momentum == settings.dampening == 0
 
 
 @pytest.mark.parametrize("kind", ["new", "old"])

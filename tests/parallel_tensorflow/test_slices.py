@@ -100,7 +100,7 @@ def test_a_rank_that_joins_may_lack_a_gradient_of_slices():
 )
 def test_a_rank_that_joins_makes_the_exchange_that_it_is_told_of(compression):
     settings = Settings.checked(compression, op=hvd.Sum, sparse_as_dense=True)
-    settings = replace(settings, follows_rate=True, marks_non_finite=True)
+    settings = replace(settings, follows_rate=True, marks_non_finite=True, dampening=0.25)
     templates = (Template("table", (20, None), "bfloat16", "GPU:0"), Template("b", (), "half", ""))
     told = Blueprint(templates, (True, None), settings, serial=7)
     sent = messages.encode([told.record])

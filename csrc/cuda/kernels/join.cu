@@ -9,17 +9,20 @@
 namespace hvd_sparse::cuda {
 namespace {
 
-__device__ void JoinEntry(float unsent, float scale, double* gradient, float* /*after*/) {
-  *gradient = __dadd_rn(*gradient, static_cast<double>(unsent) / static_cast<double>(scale));
+__device__ void JoinEntry(float unsent, float gain, float scale, double* gradient,
+                          float* /*after*/) {
+  *gradient = __dadd_rn(__dmul_rn(static_cast<double>(gain), *gradient),
+                        static_cast<double>(unsent) / static_cast<double>(scale));
 }
 
-__device__ void JoinEntry(float unsent, float scale, float* gradient, float* /*after*/) {
-  *gradient = __fadd_rn(*gradient, unsent / scale);
+__device__ void JoinEntry(float unsent, float gain, float scale, float* gradient,
+                          float* /*after*/) {
+  *gradient = __fadd_rn(__fmul_rn(gain, *gradient), unsent / scale);
 }
 
 template <typename T>
-__device__ void JoinEntry(float unsent, float scale, T* gradient, float* after) {
-  const float total = __fadd_rn(Widen(*gradient), unsent / scale);
+__device__ void JoinEntry(float unsent, float gain, float scale, T* gradient, float* after) {
+  const float total = __fadd_rn(__fmul_rn(gain, Widen(*gradient)), unsent / scale);
   *after = unsent;
   if (!IsFinite(total)) return;
   *gradient = Narrow<T>(fminf(fmaxf(total, -Largest<T>()), Largest<T>()));
@@ -42,10 +45,11 @@ __global__ void JoinKernel(UnsentParts parts, T* gradient, std::int64_t numel, f
   const float unsent = UnsentAt(i, parts);
   if (parts.velocity.size > 0) {
     unsigned ignored = 0;  // a step with non-finite entries is refused
-    const WithGradient<T> into_velocity(gradient, parts.momentum, parts.scale);
+    const WithGradient<T> into_velocity(gradient, parts.momentum,
+                                        __fmul_rn(parts.gain, parts.scale));
     parts.next.data[i] = into_velocity.Join(i, parts.velocity.data[i], &ignored);
   }
-  JoinEntry(unsent, parts.scale, gradient + i, after + i);
+  JoinEntry(unsent, parts.gain, parts.scale, gradient + i, after + i);
 }
 
 __global__ void DecayKernel(Span<float> residual, float decay) {

@@ -13,11 +13,12 @@ namespace {
 
 constexpr Device kGpu{DeviceType::kCuda, 0};
 constexpr std::int64_t kSize = 1000;
-constexpr float kDecay = 0.7f, kMomentum = 0.9f, kScale = 0.3f;
+constexpr float kDecay = 0.7f, kMomentum = 0.9f, kScale = 0.3f, kGain = 0.6f;
 
-/// Selects the vectors that join a gradient.
+/// Selects the vectors that join a gradient, and its factor.
 struct Joined {
   bool residual, velocity;
+  float gain = 1;
 };
 
 /// Returns gradient, residual and velocity after two steps, as bits; the initial values are fixed.
@@ -46,6 +47,7 @@ StepBits AfterJoining(Device device, Joined joined) {
   if (joined.velocity) parts.next = {next.data(), kSize};
   parts.decay = kDecay;
   parts.momentum = kMomentum;
+  parts.gain = joined.gain;
   parts.scale = kScale;
   StepBits seen;
   for (int step = 0; step < 2; ++step) {  // in the second step the rest joins
@@ -65,9 +67,10 @@ class JoinOnDevice : public CudaTest {};
 
 template <typename T>
 void ExpectTheBitsOfTheCpu() {
-  for (const Joined joined : {Joined{true, false}, Joined{false, true}, Joined{true, true}}) {
+  for (const Joined joined : {Joined{true, false}, Joined{false, true}, Joined{true, true},
+                              Joined{false, true, kGain}, Joined{true, true, kGain}}) {
     EXPECT_TRUE(AfterJoining<T>(kGpu, joined).bits == AfterJoining<T>({}, joined).bits)
-        << joined.residual << joined.velocity;
+        << joined.residual << joined.velocity << ", gain " << joined.gain;
   }
 }
 

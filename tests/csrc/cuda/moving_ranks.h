@@ -32,7 +32,7 @@ enum class Bad { kNothing, kGradient, kSum };
 /// Sparsifiers of the ops, and options of the driver.
 struct DriverJob {
   std::string on_cpu, on_gpu;  // sparsifiers
-  float momentum = 0;
+  float momentum = 0;          // 0: there are no velocities
   std::int64_t measure_every = 0;
   Route route = Route::kCalls;  // for several ranks on a GPU
   bool forgets = false;         // forget thresholds before each step
@@ -61,7 +61,7 @@ class MovingRank {
         states_(before.states) {
     StepRules rules;
     rules.non_finite = NonFinite::kMark;
-    rules.momentum = job.momentum;
+    rules.has_velocity = job.momentum > 0;
     rules.measure_every = job.measure_every;
     rules.others = true;
     rules.device = device;
@@ -180,12 +180,12 @@ class MovingRank {
   }
 
   void Begin(Drawn* drawn) {
-    driver_->Begin({{residual_.data(), kUnsent},
-                    states_,
-                    kDecay,
-                    {velocity_.data(), job_.momentum > 0 ? kMoving : 0},
-                    origin_,
-                    {drawn->room.data(), driver_->Room()}});
+    StepMemory memory{{residual_.data(), kUnsent}, states_, kDecay};
+    memory.velocity = {velocity_.data(), job_.momentum > 0 ? kMoving : 0};
+    memory.momentum = job_.momentum;
+    memory.room = {drawn->room.data(), driver_->Room()};
+    memory.origin = origin_;
+    driver_->Begin(memory);
   }
 
   std::vector<DrivenBucket> Buckets(bool either_is_dense) {

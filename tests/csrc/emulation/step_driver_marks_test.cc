@@ -103,9 +103,12 @@ class RankAlone {
   }
 
   void Begin() {
-    const Span<float> velocity = rules_.momentum > 0 ? velocity_.span() : Span<float>();
-    driver_->Begin(
-        {residual_.span(), states_, 1, velocity, origin_, {room_.data(), driver_->Room()}});
+    StepMemory memory{residual_.span(), states_};
+    if (rules_.has_velocity) memory.velocity = velocity_.span();
+    memory.momentum = 0.5f;
+    memory.room = {room_.data(), driver_->Room()};
+    memory.origin = origin_;
+    driver_->Begin(memory);
   }
 
   std::future<void> Launch(int op, DeviceArray<float>* gradient) {
@@ -232,7 +235,7 @@ TEST(StepDriverMarks, ResidualsJoinAndGoInTheOrderOfTheStepsStream) {
 
 TEST(StepDriverMarks, VelocitiesJoinAndGoOnInTheOrderOfTheStepsStreamInEveryStep) {
   StepRules rules = RulesOnGpu();
-  rules.momentum = 0.5f;
+  rules.has_velocity = true;
   RankAlone rank(2, true, rules);
   auto gradients = Gradients(2);
   for (int step = 0; step < 2; ++step) {
@@ -273,7 +276,7 @@ class BusyDevice {
 
 TEST(StepDriverMarks, NobodyWaitsForTheDeviceBeforeAStepIsRead) {
   StepRules rules = RulesOnGpu();
-  rules.momentum = 0.5f;
+  rules.has_velocity = true;
   RankAlone rank(2, true, rules);
   auto gradients = Gradients(2);
   std::shared_ptr<StepReading> reading;

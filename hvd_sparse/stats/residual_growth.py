@@ -1,0 +1,82 @@
+"""Tells when a residual grows without bound: gradients come in faster than they are delivered.
+
+The residual of a training in balance grows for as long as an entry waits, and then stays: what
+comes in is delivered. One that grows by the root of 2 with each doubling of the steps keeps
+everything, as a random walk does; one that doubles keeps everything, and all of one direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Protocol, TypeAlias
+
+from hvd_sparse import log
+from hvd_sparse.planning.plan import BucketChoice
+
+# Pairs of a number of steps, a power of two, and the residual's norm after them.
+Norms: TypeAlias = Sequence[tuple[int, float]]
+
+GROWTH = 1.3  # with each of the last doublings
+DOUBLINGS = 3
+# Waits of an entry, each 1 / density steps, in which a residual may grow.
+WAITS = 4
+
+
+class Notes(Protocol):
+    """What runs the steps, and notes norms of the residual."""
+
+    @property
+    def residual_norms(self) -> Norms:
+        """The norms so far."""
+
+
+class ResidualGrowth:
+    """Warns once, on rank 0, if this rank's residual grows without bound.
+
+    Args:
+        rank: This rank.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._may_warn = rank == 0
+
+    def end_step(self, steps: int, notes: Notes, choices: Sequence[BucketChoice]) -> None:
+        """Looks at the norms after a step after which the core may have noted one.
+
+        Args:
+            steps: Number of steps so far.
+            notes: What runs the steps.
+            choices: The buckets of the step.
+        """
+        if not self._may_warn or steps & (steps - 1):
+            return
+        norms = notes.residual_norms
+        sparse = [one for choice in choices if not choice.dense for one in choice.densities]
+        if not sparse or not norms or norms[-1][0] != steps:
+            return
+        least = min(sparse)
+        if grows(norms, after=round(WAITS / least)):
+            self._may_warn = False
+            (first, before), (_, now) = norms[-1 - DOUBLINGS], norms[-1]
+            log.logger.warning(
+                "the residual grows without bound: its norm was %.3g after %d steps and is %.3g "
+                "after %d. Gradients come in faster than density %.3g delivers them, and act ever "
+                "later: use a larger density, or a longer warm-up", before, first, now, steps, least
+            )  # fmt: skip
+
+
+def grows(norms: Norms, *, after: int) -> bool:
+    """Returns true if each of the last doublings of the steps made the norm grow by `GROWTH`.
+
+    Args:
+        norms: Numbers of steps, ascending, and the norm after them.
+        after: Doublings that begin before so many steps do not count.
+    """
+    last = norms[-1 - DOUBLINGS :]
+    if len(last) <= DOUBLINGS or last[0][0] < after:
+        return False
+    return all(
+        then == 2 * steps and norm > GROWTH * before
+        for (steps, before), (then, norm) in pairwise(last)
+    )

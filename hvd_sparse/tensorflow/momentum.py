@@ -1,0 +1,109 @@
+"""The momentum of a Keras 3 optimizer, which each rank applies before error feedback instead.
+
+hvd_sparse/torch/momentum.py says why, and what a velocity is. Keras compiles the momentum of an
+optimizer into its graph, so here it is read once, when the optimizer becomes a distributed one.
+Gradients of one optimizer may differ: those of local variables, and IndexedSlices that Horovod
+gathers, have no velocity. So the optimizer's own momentum is 0 only while a variable is updated
+whose gradient has one.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.tensorflow import compat
+
+# Optimizers whose momentum is moved, by the name of Keras's class (AdamW is an Adam), with the
+# attributes that are 0 without it. All others keep theirs, also if they have a `beta_1`.
+_HIDDEN = {
+    "Adam": ("beta_1",),
+    "Adamax": ("beta_1",),
+    "Nadam": ("beta_1", "_u_product"),
+}
+_HOME = "keras.src.optimizers."
+
+
+def momentum_to_move(optimizer: Any) -> float:
+    """Returns the momentum of an optimizer that can be moved; 0 if it has none, or keeps it.
+
+    With Keras's gradient_accumulation_steps, which exchanges more often than it steps, an optimizer
+    keeps it: a velocity would decay with every exchange.
+    """
+    if not _hidden_of(optimizer) or getattr(optimizer, "gradient_accumulation_steps", None):
+        return 0.0
+    value = optimizer.beta_1
+    momentum = float(value) if isinstance(value, numbers.Real) else 0.0
+    return momentum if 0 < momentum < 1 else 0.0
+
+
+def refuse_another(optimizer: Any, moved: float) -> None:
+    """Raises InvalidArgumentError unless an optimizer has the momentum that was moved."""
+    if optimizer.beta_1 != moved:
+        raise InvalidArgumentError(
+            f"beta_1 of {type(optimizer).__name__} is {optimizer.beta_1} and was {moved} when the "
+            "exchange took it over: create the optimizer with it, or set momentum_correction=0 to "
+            "leave it to the optimizer"
+        )
+
+
+class MovedMomentum:
+    """Hides an optimizer's momentum from updates whose gradients have had it before the exchange.
+
+    Args:
+        optimizer: The optimizer, whose momentum can be moved; it is not kept.
+        is_moved: A function that returns true if the exchange applies the momentum: a single rank,
+            and ranks outside the process set, leave it to the optimizer.
+        local: The optimizer's local variables, which are not exchanged.
+    """
+
+    def __init__(
+        self, optimizer: Any, *, is_moved: Callable[[], bool], local: Container[Any]
+    ) -> None:
+        self._names = _hidden_of(optimizer)
+        self._is_moved = is_moved
+        self._local = local
+        self._with_velocity: set[Any] = set()  # refs, only while the variables are updated
+
+    @contextmanager
+    def of_averages(self, averages: Sequence[Any], variables: Sequence[Any]) -> Iterator[None]:
+        """While it lasts, `hidden` knows which of these variables' averages have had a velocity."""
+        if not self._is_moved():
+            yield
+            return
+        self._with_velocity = {
+            compat.tensor_of(variable).ref()
+            for average, variable in zip(averages, variables, strict=True)
+            if not isinstance(average, tf.IndexedSlices) and variable not in self._local
+        }
+        try:
+            yield
+        finally:
+            self._with_velocity = set()
+
+    @contextmanager
+    def hidden(self, optimizer: Any, variable: Any) -> Iterator[None]:
+        """Sets the optimizer's momentum to 0 while it updates a variable, if it was moved."""
+        if compat.tensor_of(variable).ref() not in self._with_velocity:
+            yield
+            return
+        held = vars(optimizer)  # past Keras, which tracks what is assigned to an optimizer
+        kept = {name: held[name] for name in self._names if name in held}
+        held.update(dict.fromkeys(kept, 0.0))
+        try:
+            yield
+        finally:
+            held.update(kept)
+
+
+def _hidden_of(optimizer: Any) -> tuple[str, ...]:
+    """Returns the attributes to hide of an optimizer whose momentum is moved; none if it is not."""
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in _HIDDEN and kind.__module__.startswith(_HOME):
+            return _HIDDEN[kind.__name__]
+    return ()

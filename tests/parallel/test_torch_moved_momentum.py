@@ -1,0 +1,221 @@
+"""An optimizer's own momentum is applied before error feedback, and not a second time after it."""
+
+from __future__ import annotations
+
+import copy
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError
+from hvd_sparse.torch import LAGS, TopK, Warmup
+from tests.parallel.torch_ranks import (
+    Toy,
+    assert_same_on_all_ranks,
+    distribute,
+    gradients_of,
+    integer_gradients,
+    residuals,
+    totals,
+    velocities,
+)
+
+several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank leaves it as it is")
+SPARSE = {"density": 0.1, "min_numel": 64}
+DENSE = {"min_numel": 10**6}
+FAMILY = [
+    (torch.optim.Adam, {"betas": (0.5, 0.999)}),
+    (torch.optim.AdamW, {"betas": (0.5, 0.999)}),
+    (torch.optim.NAdam, {"betas": (0.5, 0.999)}),
+    (torch.optim.RAdam, {"betas": (0.5, 0.999)}),
+    (torch.optim.Adamax, {"betas": (0.5, 0.999)}),
+]
+
+
+def even_gradients(model, step):
+    """Returns integers whose halves are integers, too."""
+    return {name: 2 * one for name, one in integer_gradients(model, step).items()}
+
+
+def wrapped(kind, options, compression, **others):
+    model = Toy()
+    optimizer = kind(model.parameters(), **{"lr": 0.125, **options})
+    return model, distribute(model, compression, optimizer=optimizer, **others)
+
+
+def train(model, optimizer, steps, gradients_for=integer_gradients):
+    for step in steps:
+        optimizer.zero_grad()
+        model.backward(gradients_for(model, step))
+        optimizer.step()
+
+
+@several_ranks
+@pytest.mark.parametrize(("kind", "options"), FAMILY)
+def test_the_law_holds_with_the_momentum_of_each_optimizer(kind, options):
+    model, optimizer = wrapped(kind, options, TopK(**SPARSE))
+    settings = [dict(group) for group in optimizer.param_groups]
+    for step in range(4):
+        kept, moved = residuals(optimizer), velocities(optimizer)
+        gradients = even_gradients(model, step)
+        optimizer.zero_grad()
+        model.backward(gradients)
+        optimizer.step()
+        after = residuals(optimizer)
+        smoothed = {
+            name: 0.5 * one.double().flatten() + 0.5 * moved.get(name, 0.0)
+            for name, one in gradients.items()
+        }
+        owed = {
+            name: one + kept.get(name, 0.0) - after.get(name, 0.0) for name, one in smoothed.items()
+        }
+        summed = totals(owed)
+        for name, result in gradients_of(model).items():
+            assert torch.equal(summed[name], result.double().flatten()), (step, name)
+        assert_same_on_all_ranks(model.parameters())
+    assert set(velocities(optimizer)) == set(dict(model.named_parameters()))
+    for group, before in zip(optimizer.param_groups, settings, strict=True):
+        assert {**group, "params": 0} == {**before, "params": 0}
+
+
+@several_ranks
+def test_dense_steps_have_the_momentum_of_the_stock_optimizer():
+    options = {"betas": (0.9, 0.99)}
+    moved, optimizer = wrapped(torch.optim.Adam, options, TopK(**DENSE), op=hvd.Average)
+    model = Toy()
+    stock = hvd.DistributedOptimizer(
+        torch.optim.Adam(model.parameters(), **options),
+        named_parameters=model.named_parameters(),
+        op=hvd.Average,
+    )
+    for step in range(4):
+        train(model, stock, [step])
+        train(moved, optimizer, [step])
+        for one, other in zip(moved.parameters(), model.parameters(), strict=True):
+            momentum = stock.state[other]["exp_avg"]
+            torch.testing.assert_close(one.grad, momentum, rtol=1e-5, atol=1e-6)
+            assert torch.equal(optimizer.state[one]["exp_avg"], one.grad)
+
+
+@several_ranks
+def test_the_momentum_of_a_schedule_is_that_of_each_step():
+    model, optimizer = wrapped(torch.optim.Adam, {"betas": (0.5, 0.9)}, TopK(**DENSE))
+    expected = torch.zeros(7, dtype=torch.float64)
+    for step, momentum in enumerate((0.5, 0.75, 0.25)):
+        for group in optimizer.param_groups:
+            group["betas"] = (momentum, 0.9)
+        gradients = integer_gradients(model, step)
+        expected = momentum * expected + (1 - momentum) * gradients["bias"].double()
+        optimizer.zero_grad()
+        model.backward(gradients)
+        optimizer.step()
+        assert torch.equal(velocities(optimizer)["bias"], expected)
+    assert [group["betas"] for group in optimizer.param_groups] == [(0.25, 0.9)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "compression"),
+    [
+        (torch.optim.SGD, {"momentum": 0.5}, {}),
+        (torch.optim.RMSprop, {"momentum": 0.5}, {}),
+        (torch.optim.Adagrad, {}, {}),
+        (torch.optim.Adam, {"betas": (0.0, 0.9)}, {}),
+        (torch.optim.Adam, {}, {"momentum_correction": 0}),
+    ],
+)
+def test_an_optimizer_without_a_momentum_to_move_keeps_what_it_has(kind, options, compression):
+    model, optimizer = wrapped(kind, options, TopK(**SPARSE, **compression))
+    train(model, optimizer, range(2))
+    assert not velocities(optimizer)
+    assert_same_on_all_ranks(model.parameters())
+
+
+def two_groups(model, first, second):
+    groups = [
+        {"params": [model.first, model.bias], "betas": (first, 0.9)},
+        {"params": [model.second, model.last], "betas": (second, 0.9)},
+    ]
+    return torch.optim.Adam(groups, lr=0.125)
+
+
+@several_ranks
+def test_groups_of_several_momenta_keep_them_and_may_not_begin_to_differ():
+    model = Toy()
+    optimizer = distribute(model, TopK(**SPARSE), optimizer=two_groups(model, 0.5, 0.25))
+    train(model, optimizer, range(2))
+    assert not velocities(optimizer)
+    model = Toy()
+    optimizer = distribute(model, TopK(**SPARSE), optimizer=two_groups(model, 0.5, 0.5))
+    train(model, optimizer, range(2))
+    assert velocities(optimizer)
+    optimizer.param_groups[0]["betas"] = (0.25, 0.9)
+    with pytest.raises((InvalidArgumentError, ExchangeFailedError), match=r"one beta1.*0\.25"):
+        train(model, optimizer, range(2))
+
+
+@several_ranks
+def test_a_closure_that_fails_leaves_the_settings():
+    model, optimizer = wrapped(torch.optim.Adam, {}, TopK(**SPARSE))
+
+    def closure():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(closure)
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+    optimizer.step(lambda: model.backward(integer_gradients(model, 0)))
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+    assert velocities(optimizer)["bias"].any()
+
+
+@several_ranks
+def test_a_checkpoint_goes_on_with_its_momentum_with_or_without_a_compression():
+    options = {"betas": (0.5, 0.9)}
+    model, optimizer = wrapped(torch.optim.Adam, options, TopK(**SPARSE))
+    train(model, optimizer, range(3))
+    moved, saved = velocities(optimizer), optimizer.state_dict()
+    names = [name for name, _ in model.named_parameters()]
+    for number, name in enumerate(names):  # as the stock optimizer reads it
+        own = saved["state"][number]["exp_avg"]
+        assert own.shape == getattr(model, name).shape
+        assert torch.equal(own.double().flatten(), moved[name])
+    del saved["hvd_sparse"]  # as the stock optimizer saves it
+    _, other = wrapped(torch.optim.Adam, options, TopK(**SPARSE))
+    other.load_state_dict(saved)
+    assert all(torch.equal(part, moved[name]) for name, part in velocities(other).items())
+    assert not any(part.any() for part in residuals(other).values())
+
+
+@several_ranks
+def test_a_run_goes_on_bit_for_bit():
+    options = {"betas": (0.9, 0.999)}
+    model, optimizer = wrapped(torch.optim.AdamW, options, TopK(**SPARSE), op=hvd.Average)
+    train(model, optimizer, range(3))
+    twin, resumed = wrapped(torch.optim.AdamW, options, TopK(**SPARSE), op=hvd.Average)
+    twin.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for one, steps in ((model, optimizer), (twin, resumed)):
+        train(one, steps, range(3, 6))
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    assert all(torch.equal(residuals(optimizer)[n], r) for n, r in residuals(resumed).items())
+
+
+@several_ranks
+def test_accumulated_passes_warm_up_and_clipping_keep_replicas_equal():
+    warmup = Warmup(steps=1, densities=(0.5, 0.25))
+    compression = LAGS(adaptive=False, warmup=warmup, **SPARSE)
+    model, optimizer = wrapped(
+        torch.optim.AdamW, {}, compression, op=hvd.Average, backward_passes_per_step=2
+    )
+    for step in range(4):
+        optimizer.zero_grad()
+        for _ in range(2):
+            model.backward(integer_gradients(model, step))
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        assert_same_on_all_ranks(model.parameters())
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+    assert velocities(optimizer)["bias"].any()
