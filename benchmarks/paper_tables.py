@@ -58,7 +58,7 @@ def jobs_of_papers(rows: Sequence[PaperRow], hosts: Sequence[int], gtopk: bool) 
     for row in rows:
         modes = {
             "SLGS": f"TopK(density={row.density}, layer_wise=False)",
-            "LAGS": f"LAGS(density={row.density})",
+            "LAGS": f"LAGS(density={row.density}, warmup=None)",
         }
         if gtopk:
             modes["gTop-k"] = f"GTopK(density={row.density})"
@@ -72,11 +72,13 @@ def jobs_of_papers(rows: Sequence[PaperRow], hosts: Sequence[int], gtopk: bool) 
 def jobs_of_sweep(row: PaperRow, ranks: int, rates: Sequence[float]) -> list[Job]:
     """Returns the rows of one model at several rates, with every collective."""
     modes = {
-        f"LAGS, {name}": f"LAGS(density={row.density}, adaptive=False, collective={name!r})"
+        f"LAGS, {name}": (
+            f"LAGS(density={row.density}, warmup=None, adaptive=False, collective={name!r})"
+        )
         for name in COLLECTIVES
         if name != "hierarchical"  # with one rank on each host it is gtopk
     }  # fmt: skip
-    modes["LAGS"] = f"LAGS(density={row.density})"
+    modes["LAGS"] = f"LAGS(density={row.density}, warmup=None)"
     return [
         Job(
             f"{rate / 1e6:g} Mb/s, {ranks} ranks", row, ranks, rate, modes,

@@ -45,6 +45,8 @@ def add_arguments(
                         help="how gradients are exchanged")  # fmt: skip
     parser.add_argument("--density", type=float, default=0.01,
                         help="fraction of a gradient that sparse compressions send")  # fmt: skip
+    parser.add_argument("--collective",
+                        help="instead of the compression's own, such as gtopk")  # fmt: skip
     parser.add_argument("--adaptive", action="store_true",
                         help="let LAGS measure, plan, go dense where faster")  # fmt: skip
     parser.add_argument("--warmup-epochs", type=float, default=warmup_epochs,
@@ -71,8 +73,10 @@ def compression(args: argparse.Namespace, *, steps_per_epoch: int) -> Any:
     densities = [density for density in (0.25, 0.0625, 0.015625) if density > args.density]
     steps = math.ceil(args.warmup_epochs * steps_per_epoch / max(1, len(densities)))
     warmup = Warmup(steps=steps, densities=densities) if steps and densities else None
+    collective = {} if args.collective is None else {"collective": args.collective}
     return SPARSE[args.compression](
         density=args.density,
+        **collective,
         warmup=warmup,
         adaptive=args.adaptive and args.compression == "lags",
         momentum_correction=args.momentum if args.momentum_correction else 0.0,

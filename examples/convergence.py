@@ -22,13 +22,12 @@ import typer
 from rich.console import Console
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "convergence.md"
+LAGS = ["--compression", "lags", "--collective", "gtopk"]
 # By name: the title in the table, and the example's arguments.
 METHODS = {
     "none": ("dense", ["--compression", "none"]),
-    "lags": ("LAGS", ["--compression", "lags"]),
-    "lags-corrected": (
-        "LAGS, momentum correction", ["--compression", "lags", "--momentum-correction"],
-    ),
+    "lags": ("LAGS", LAGS),
+    "lags-corrected": ("LAGS, momentum correction", [*LAGS, "--momentum-correction"]),
     "gtopk": ("GTopK", ["--compression", "gtopk"]),
     "gaussiank": ("GaussianK", ["--compression", "gaussiank"]),
     "topk": ("TopK", ["--compression", "topk"]),
@@ -114,9 +113,9 @@ HEAD = """# Convergence
 
 Sparse against dense training: {ranks} ranks, density {density} where a table says no other, after a
 warm-up where it says so, mean of {seeds} seeds and their standard deviation. All methods of a table
-share all other settings. LAGS has the density of all others, with `adaptive=False`: adaptive LAGS
-may go dense on one machine. Bytes are those of all steps, warm-up included; dense ones are computed
-for a ring. Made on {machine} by
+share all other settings. LAGS has the density of all others, with `adaptive=False`, since adaptive
+LAGS may go dense on one machine, and with `collective="gtopk"`. Bytes are those of all steps,
+warm-up included; dense ones are computed for a ring. Made on {machine} by
 
 ```
 make convergence

@@ -38,7 +38,7 @@ def main(
     shared = ["--epochs", str(epochs), "--seed", str(seed)]
     variants = {
         "dense": ["--compression", "none"],
-        "LAGS": ["--compression", "lags", "--density", str(density)],
+        "LAGS": ["--compression", "lags", "--collective", "gtopk", "--density", str(density)],
     }
     accounts = {}
     for name, own in variants.items():

@@ -22,6 +22,8 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
                         help="how gradients are exchanged")  # fmt: skip
     parser.add_argument("--density", type=float, default=0.01,
                         help="fraction of a gradient that sparse compressions send")  # fmt: skip
+    parser.add_argument("--collective",
+                        help="instead of the compression's own, such as gtopk")  # fmt: skip
     parser.add_argument("--adaptive", action="store_true",
                         help="let LAGS measure, plan, go dense where faster")  # fmt: skip
     parser.add_argument("--epochs", type=int, default=40, help="passes over the training data")
@@ -44,8 +46,11 @@ def compression(args: argparse.Namespace) -> Any:
     """Returns the compression that the arguments ask for, as Horovod takes it."""
     if args.compression not in SPARSE:
         return getattr(hvd.Compression, args.compression)
+    collective = {} if args.collective is None else {"collective": args.collective}
     adaptive = args.adaptive and args.compression == "lags"
-    return SPARSE[args.compression](density=args.density, adaptive=adaptive)
+    return SPARSE[args.compression](
+        density=args.density, warmup=None, adaptive=adaptive, **collective
+    )
 
 
 def make_model() -> tf.keras.Model:

@@ -25,6 +25,7 @@ CHOICES = {
 
 _TOP_K = as_sparsifier("top_k")
 _GAUSSIAN = as_sparsifier("gaussian")
+_WARMUP = Warmup(steps=50, densities=(0.25, 0.0625, 0.015625))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -38,8 +39,9 @@ class Compression:
             "sidco", "random_k"), or one of hvd_sparse.sparsifiers with its options, such as
             HardThreshold(threshold=...).
         collective: Method that exchanges them: "allgather", "gtopk", "recursive_doubling",
-            "split_allgather", "hierarchical", or "auto": the one that the plan predicts to be the
-            fastest, or "gtopk" if not adaptive.
+            "split_allgather", "hierarchical", or "auto": the faster one, by the plan, of allgather
+            and recursive_doubling, which apply all that the ranks select; "allgather" if not
+            adaptive. The others apply k entries in all: for them the ranks' entries wait longer.
         slack: Factor, at least 1: "gtopk" keeps slack * k entries in its middle rounds. The result
             is nearer to the exact top-k of the sum, and those rounds send as many times the bytes.
         indices: Encoding of positions: "plain" (4 bytes each), "packed" (about 2 + log2(1/density)
@@ -206,16 +208,19 @@ class LAGS(Compression):
     layers are merged, and each gets the largest density, at least `density`, whose exchange hides
     behind the backward pass. Dense and sparse steps are timed against each other; if sparse ones
     are not faster, gradients stay dense, and a warning says so. `adaptive=False` disables all of
-    that.
+    that. Density and warm-up are those with which small models learned as much per step as with
+    dense gradients (docs/learning.md).
 
     Reference:
         Shi et al., Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning with
         Convergence Guarantees, ECAI 2020, https://arxiv.org/abs/1911.08727.
     """
 
+    density: float = 0.01
     sparsifier: Sparsifier | str = _GAUSSIAN
     collective: str = AUTO
     indices: str = AUTO
+    warmup: Warmup | None = _WARMUP
     adaptive: bool = True
 
     rescales_by_default: ClassVar[bool] = True

@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import ExchangeFailedError, HvdSparseError, InvalidArgumentError
 from hvd_sparse.exchange.exchange import Exchange
-from hvd_sparse.exchange.planned_bucket import add_planned_bucket
+from hvd_sparse.exchange.planned_bucket import add_tensor_bucket
 from hvd_sparse.exchange.reduction import Reduction
 from hvd_sparse.places.buffer import Buffer
-from hvd_sparse.planning import plan
 from hvd_sparse.ranks.agreement import agree_on_call
 from hvd_sparse.ranks.world import World
 
@@ -53,10 +51,7 @@ class _Channel:
         if key not in self._buckets:
             agree_on_call(self._world, self._ranks, "sparse_allreduce", **call)
             label = name or f"tensor of {numel}"
-            layout = Bucket((Layer(label, numel),), layer_wise=False)
-            (choice,) = plan.fixed_choices(layout.layers, compression)
-            ks = plan.largest_ks(layout, choice.densities, compression.warmup)
-            number = add_planned_bucket(self.exchange, layout, choice, compression, device)
+            number, ks = add_tensor_bucket(self.exchange, label, numel, compression, device)
             self._buckets[key] = (number, ks, np.zeros((1, 4), np.float32), device)
         number, ks, state, first_device = self._buckets[key]
         if device != first_device:
@@ -95,7 +90,8 @@ class Channels:
         Args:
             array: The array, not empty; read and then written.
             residual: The array's residual: float32, with as many elements; updated.
-            compression: The compression; its density, sparsifier and collective apply.
+            compression: The compression; its density, sparsifier and collective apply, and its
+                warm-up does not.
             reduction: Average or sum.
             name: Distinguishes arrays of the same size.
             process_set: A process set of Horovod that contains this rank.

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.cluster import Cluster
 
@@ -27,7 +28,7 @@ class Settings:
     """
 
     numels: tuple[int, ...] = DEFAULT_NUMELS
-    density: float = 0.001
+    density: float = LAGS.density
     repetitions: int = 9
 
     def __post_init__(self) -> None:

@@ -18,7 +18,9 @@ from hvd_sparse.bench.results import WINNING_SPEEDUP, Results, Row, Settings, Ti
 from hvd_sparse.cli import files
 from hvd_sparse.cli.console import wide_console
 from hvd_sparse.cli.numbers import integer, number
+from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
+from hvd_sparse.planning.planner import rules_of
 from hvd_sparse.quantities import shown_rate, shown_seconds
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def bench(
     ] = None,
     density: Annotated[
         float, typer.Option(parser=number, help="Fraction of the entries sent.")
-    ] = 0.001,
+    ] = Settings.density,
     repetitions: Annotated[
         int, typer.Option(parser=integer, help="Timed turns of each method.")
     ] = 9,
@@ -223,6 +225,13 @@ def verdict(results: Results) -> str:
         )
     last = max(results.at(won[-1]), key=lambda row: row.speedup)
     gain = f"{_name(last)} is {last.speedup:.3g} times as fast as dense at {won[-1]:,} entries."
+    of_lags = rules_of(LAGS()).allowed
+    if last.collective not in of_lags:
+        own = [row for row in results.at(won[-1]) if row.collective in of_lags]
+        best = max(own, key=lambda row: row.speedup)
+        gain += (
+            f" Of those that LAGS chooses from, {_name(best)} is {best.speedup:.3g} times as fast."
+        )
     if list(won) == numels:
         return f"Sparse exchange wins here at {density} at every size from {won[0]:,} on: {gain}"
     if list(won) == numels[-len(won) :]:

@@ -59,12 +59,15 @@ def plan(
         str | None, typer.Option(help="Of a message, like 50us. Default: as measured.")
     ] = None,
     ranks: Annotated[int | None, typer.Option(parser=integer, help="Default: as measured.")] = None,
-    density: Annotated[float, typer.Option(parser=number, help="Floor of the densities.")] = 0.001,
+    density: Annotated[
+        float, typer.Option(parser=number, help="Floor of the densities, after a warm-up.")
+    ] = LAGS.density,
     rule: Annotated[Rule, typer.Option(help="How buckets and densities are found.")] = (
         Rule.SIMULATED
     ),
     collective: Annotated[
-        list[str] | None, typer.Option(help="Allow this one; may be repeated. Default: all.")
+        list[str] | None,
+        typer.Option(help="Allow this one; may be repeated. Default: those of LAGS."),
     ] = None,
     fixed: Annotated[bool, typer.Option(help="Keep the density fixed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,

@@ -1,8 +1,10 @@
-"""Adds a bucket of a plan to an exchange."""
+"""Adds a bucket of a plan, or of a single tensor, to an exchange."""
 
 from __future__ import annotations
 
-from hvd_sparse.buckets import Bucket
+from dataclasses import replace
+
+from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import Compression
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.planning import plan
@@ -43,3 +45,28 @@ def add_planned_bucket(
         values=compression.values,
         device=device,
     )
+
+
+def add_tensor_bucket(
+    exchange: Exchange, label: str, numel: int, compression: Compression, device: str = "cpu"
+) -> tuple[int, list[int]]:
+    """Adds the bucket of a single tensor; in the same order on every rank.
+
+    Each of its exchanges sends the compression's own density: they count no steps, so a warm-up
+    would have no end, and does not apply.
+
+    Args:
+        exchange: The exchange that gets the bucket.
+        label: Name of the tensor, for errors.
+        numel: Number of the tensor's elements.
+        compression: The user's compression.
+        device: Device of the tensor.
+
+    Returns:
+        The bucket's number in the exchange, and the ks of all of its exchanges.
+    """
+    settled = replace(compression, warmup=None)
+    layout = Bucket((Layer(label, numel),), layer_wise=False)
+    (choice,) = plan.fixed_choices(layout.layers, settled)
+    number = add_planned_bucket(exchange, layout, choice, settled, device)
+    return number, plan.largest_ks(layout, choice.densities, None)

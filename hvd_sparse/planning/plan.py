@@ -101,10 +101,10 @@ def fixed_choices(layers: Sequence[Layer], compression: Compression) -> tuple[Bu
 
     Args:
         layers: The layers, in the order in which their gradients are expected.
-        compression: The compression, whose density holds for every layer; "auto" stands for gtopk
-            and plain indices.
+        compression: The compression, whose density holds for every layer; "auto" stands for
+            allgather and plain indices.
     """
-    collective = "gtopk" if compression.collective == AUTO else compression.collective
+    collective = "allgather" if compression.collective == AUTO else compression.collective
     return tuple(
         BucketChoice(
             layers=tuple(layer.name for layer in bucket.layers),
@@ -204,6 +204,13 @@ class Plan(records.Saved):
     def efficiency(self) -> float:
         """Predicted fraction of the step that is computing."""
         return self.compute_seconds / self.step_seconds if self.step_seconds else 1.0
+
+    @property
+    def waits(self) -> float:
+        """Steps that an entry of a sparse bucket waits on average; 0 if all buckets are dense."""
+        sparse = [bucket for bucket in self.buckets if not bucket.dense]
+        sent = sum(bucket.k for bucket in sparse)
+        return sum(bucket.numel for bucket in sparse) / sent if sent else 0.0
 
     def decides_like(self, other: Plan) -> bool:
         """Returns true if both plans decide the same, whatever they predict."""

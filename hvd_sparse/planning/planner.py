@@ -104,8 +104,16 @@ class Rules:
 
 
 def rules_of(compression: Compression, place: Place | type[Place] = OnCpu) -> Rules:
-    """Returns the rules of a user's adaptive compression, for gradients of a (kind of) place."""
-    collectives: tuple[str, ...] = tuple(name for name in COLLECTIVES if name not in place.refuses)
+    """Returns the rules of a user's adaptive compression, for gradients of a (kind of) place.
+
+    Collectives that do not apply all that the ranks select are taken only where the user names one:
+    a step with them is faster, and learns less.
+    """
+    collectives = tuple(
+        name
+        for name, facts in COLLECTIVES.items()
+        if facts.delivers_all and name not in place.refuses
+    )
     if compression.collective != AUTO:
         collectives = (compression.collective,)
     return Rules(

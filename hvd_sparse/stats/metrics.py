@@ -82,13 +82,14 @@ def sink_of(target: ScalarWriter | Sink) -> Sink:
     return write
 
 
-def summary_of(total: TotalStats, *, dense_bytes: int, size: int) -> str:
+def summary_of(total: TotalStats, *, dense_bytes: int, size: int, density: float = 0.0) -> str:
     """Returns a one-line summary of a whole run.
 
     Args:
         total: Sums over all steps.
         dense_bytes: Bytes of all gradients of one step.
         size: Number of ranks P; a ring sends 2 (P - 1) / P times the gradients.
+        density: Density of the sparse buckets in the last step; 0 if there was none.
     """
     if total.steps == 0:
         return "no step was exchanged"
@@ -99,8 +100,9 @@ def summary_of(total: TotalStats, *, dense_bytes: int, size: int) -> str:
         1e3 * seconds / total.steps
         for seconds in (total.select_seconds, total.exchange_seconds, total.wait_seconds)
     )
+    waits = f"; an entry waits {1 / density:.3g} steps on average" if density else ""
     return (
         f"{total.steps} steps, {total.sparse_steps} of them sparse: {sent / 1e3:.1f} kB sent per "
         f"rank and step, {fewer:.3g} times fewer than dense; {select:.3g} ms selecting, "
-        f"{exchange:.3g} ms exchanging, {wait:.3g} ms waiting"
+        f"{exchange:.3g} ms exchanging, {wait:.3g} ms waiting{waits}"
     )

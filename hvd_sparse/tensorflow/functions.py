@@ -8,13 +8,11 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvd_sparse import _core
-from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import Compression, GTopK, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange.exchange import Exchange
-from hvd_sparse.exchange.planned_bucket import add_planned_bucket
+from hvd_sparse.exchange.planned_bucket import add_tensor_bucket
 from hvd_sparse.exchange.reduction import Reduction, checked_reduction
-from hvd_sparse.planning import plan
 from hvd_sparse.ranks.agreement import agree_on_call
 from hvd_sparse.ranks.world import ProcessSetKey, World, in_elastic_job, key_of
 from hvd_sparse.tensorflow import devices, ops
@@ -45,12 +43,10 @@ class _Channel:
             "compression": repr(compression),
         }
         agree_on_call(world, ranks.ranks, "sparse_allreduce", **call)
-        layout = Bucket((Layer(label, numel),), layer_wise=False)
-        (choice,) = plan.fixed_choices(layout.layers, compression)
         exchange = Exchange.between_ranks(world, name=f"sparse_allreduce of {label}")
         on = devices.core_name(device)
-        number = add_planned_bucket(exchange, layout, choice, compression, on)
-        ks = [(0, plan.largest_ks(layout, choice.densities, compression.warmup))]
+        number, own_ks = add_tensor_bucket(exchange, label, numel, compression, on)
+        ks = [(0, own_ks)]
         scale, output_scale = reduction.scales(world.size)
         bucket = _core.DrivenBucket(number, scale=scale, output_scale=output_scale, ks=ks, ops=1)
         self.states = make_state((1, 4), f"hvd_sparse/states/{label}")
@@ -82,8 +78,8 @@ def sparse_allreduce(
         residual: This rank's residual, float32, with as many elements as `tensor`. Zeros at first;
             updated in place. The exchange runs on its device: the CPU, or a GPU if this build has
             CUDA.
-        compression: A class or an instance, whose density, sparsifier and collective apply.
-            Default: GTopK(density=0.01).
+        compression: A class or an instance, whose density, sparsifier and collective apply. Its
+            warm-up does not: a call counts no steps. Default: GTopK(density=0.01).
         op: Horovod's Average or Sum.
         name: A name that distinguishes tensors of the same size, and appears in errors.
         process_set: Horovod's process set, which contains this rank.

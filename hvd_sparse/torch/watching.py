@@ -85,7 +85,13 @@ def summary(optimizer: torch.optim.Optimizer) -> str:
         return "one rank has nobody to exchange gradients with"
     params = [param for group in optimizer.param_groups for param in group["params"]]
     dense_bytes = sum(param.numel() * param.element_size() for param in params)
-    return summary_of(exchange.stats.total, dense_bytes=dense_bytes, size=exchange.world.size)
+    stats = exchange.stats
+    return summary_of(
+        stats.total,
+        dense_bytes=dense_bytes,
+        size=exchange.world.size,
+        density=0.0 if stats.last is None else stats.last.density_reached,
+    )
 
 
 @torch.no_grad()

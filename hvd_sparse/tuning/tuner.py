@@ -358,11 +358,16 @@ class Tuner:
         self._settle(sparse=faster, sparse_seconds=sparse, plan=best.plan, profile=best.profile)
 
     def _settle(self, **changes: Any) -> None:
-        """Ends the comparison; logs the verdict the first time, and whenever it changes."""
+        """Ends the comparison; logs the verdict the first time, and whenever it changes.
+
+        During a warm-up it is silent: those plans say nothing about the steps that follow.
+        """
         self._enter(Stage.SETTLED, **changes)
         every = self._compression.replan_every
         steps = steps_between(self.tuning) if every is None else every
         self.tuning = replace(self.tuning, settled_steps=steps)
+        if self._floor > self._rules.density:
+            return
         if self._is_rank0 and self.tuning.sparse is not self._said:
             log.logger.log(*verdict(self.tuning))
         self._said = self.tuning.sparse
@@ -388,7 +393,8 @@ def verdict(tuning: Tuning) -> tuple[int, str]:
         f"(predicted {_shown(plan.step_seconds)}, {_shown(plan.dense_seconds)})"
     )
     if tuning.sparse:
-        return logging.INFO, f"gradients travel sparse: {found}"
+        waits = f"an entry waits {plan.waits:.3g} steps on average"
+        return logging.INFO, f"gradients travel sparse: {found}; {waits}"
     if plan.dense:
         margin, found = Rules.margin, f"a step takes {dense}, and no sparse plan is predicted to be"
     else:

@@ -16,17 +16,19 @@ from tests.frameworks import any_entry, same
 from tests.verdict import CYCLE
 
 FIXED = {"density": 0.1, "min_numel": 64}
-SIMPLE = LAGS(adaptive=False, bucket_numel=1500, **FIXED)
+PINNED = {"adaptive": False, "collective": "gtopk", "warmup": None, "bucket_numel": 1500, **FIXED}
+SIMPLE = LAGS(**PINNED)
 WARMUP = Warmup(steps=2, densities=(0.5, 0.25))
 COMPRESSIONS = {
     "lags": SIMPLE,
     "gtopk": GTopK(**FIXED),
     "gaussiank": GaussianK(warmup=WARMUP, rescale_residual=True, **FIXED),
-    "adaptive": LAGS(**FIXED),
+    "adaptive": LAGS(warmup=None, **FIXED),
+    "lags by default": LAGS(adaptive=False, **FIXED),
     "momentum": TopK(momentum_correction=0.5, clip_norm=20.0, weight_decay=0.01, **FIXED),
     "gtopk with momentum": GTopK(momentum_correction=0.5, **FIXED),
-    "lags with momentum": LAGS(adaptive=False, bucket_numel=1500, momentum_correction=0.5, **FIXED),
-    "adaptive with momentum": LAGS(momentum_correction=0.5, **FIXED),
+    "lags with momentum": LAGS(momentum_correction=0.5, **PINNED),
+    "adaptive with momentum": LAGS(momentum_correction=0.5, warmup=None, **FIXED),
 }
 
 

@@ -23,6 +23,8 @@ def new_compression(*, ranks, passes, clips, momentum):
     """Makes a compression; clipping quarters each gradient that has all its 256 entries."""
     return LAGS(
         adaptive=False,
+        collective="gtopk",
+        warmup=None,
         density=0.1,
         min_numel=64,
         bucket_numel=1500,

@@ -11,7 +11,10 @@ from tests.frameworks import SHAPES
 OPTIONS = {"density": 0.1, "min_numel": 64}
 COMPRESSIONS = {
     "topk": TopK(quality_every=1, **OPTIONS),
-    "lags": LAGS(adaptive=False, quality_every=1, **OPTIONS),
+    "lags": LAGS(adaptive=False, warmup=None, quality_every=1, **OPTIONS),
+    "lags, gtopk": LAGS(
+        adaptive=False, collective="gtopk", warmup=None, quality_every=1, **OPTIONS
+    ),
     "gtopk": GTopK(quality_every=1, **OPTIONS),
     "momentum": TopK(quality_every=1, momentum_correction=0.5, **OPTIONS),
 }

@@ -18,7 +18,7 @@ from tests.frameworks import SHAPES, any_entry
 from tests.plans import mixed_plan
 from tests.verdict import CYCLE, DENSE_STEPS
 
-COMPRESSION = LAGS(density=0.1, min_numel=64, rescale_residual=False)
+COMPRESSION = LAGS(density=0.1, min_numel=64, rescale_residual=False, warmup=None)
 BYTES = {"float32": 4, "float16": 2}
 
 

@@ -35,8 +35,8 @@ from tests.plans import mixed_plan
 
 SMALL = {"density": 0.05, "min_numel": 64}
 COMPRESSIONS = {
-    "lags": LAGS(adaptive=False, bucket_numel=400, **SMALL),
-    "adaptive": LAGS(**SMALL),
+    "lags": LAGS(adaptive=False, collective="gtopk", warmup=None, bucket_numel=400, **SMALL),
+    "adaptive": LAGS(warmup=None, **SMALL),
     "gtopk": GTopK(warmup=Warmup(steps=13, densities=(0.5, 0.25)), **SMALL),
     "gaussiank": GaussianK(**SMALL),
 }

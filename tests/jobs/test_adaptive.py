@@ -1,4 +1,4 @@
-"""Plain LAGS on a slow network measures the link, plans, and chooses the faster sparse steps."""
+"""LAGS on a slow network measures the link, plans, and chooses the faster sparse steps."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_a_method_that_does_not_exist_is_refused(tmp_path):
 @pytest.mark.skipif(why_not() is not None, reason=f"no virtual cluster: {why_not()}")
 def test_race(tmp_path):
     options = ["--task=transformer", "--goal=25", "--network=0", f"--folder={tmp_path}"]
-    methods = ["--method=LAGS .01", "--method=average every 10", "--method=DDP, PowerSGD 1"]
+    methods = ["--method=LAGS", "--method=average every 10", "--method=DDP, PowerSGD 1"]
     job = run([*PROGRAM, "race", *options, *methods], timeout=280)
     assert job.status == 0, job.output
     assert len(list(tmp_path.glob("*.json"))) == 6  # with dense twice, and computing alone

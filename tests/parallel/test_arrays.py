@@ -92,6 +92,14 @@ def test_an_average_is_the_default():
     np.testing.assert_allclose(result, (1 + hvd.size()) / 2, rtol=1e-6)
 
 
+def test_a_call_sends_its_density_and_no_warm_ups():
+    array = np.random.default_rng(hvd.rank()).standard_normal(1000).astype(np.float32)
+    residual = np.zeros(1000, np.float32)
+    result = sparse_allreduce(array, residual, compression=LAGS(sparsifier="top_k"))
+    assert LAGS().warmup is not None
+    assert 1 <= np.count_nonzero(result) <= 10 * hvd.size()
+
+
 def test_an_empty_array_needs_no_exchange():
     assert sparse_allreduce(np.zeros((0, 3)), np.zeros(0, np.float32)).shape == (0, 3)
 

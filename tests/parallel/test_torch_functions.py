@@ -95,6 +95,14 @@ def test_one_percent_of_the_entries_is_applied_by_default():
     assert 1 <= int((result != 0).sum()) <= 10
 
 
+@pytest.mark.parametrize("densities", [(0.25,), (0.25, 0.0625, 0.015625)])
+def test_a_call_sends_its_density_and_no_warm_ups(densities):
+    compression = TopK(density=0.01, warmup=Warmup(steps=2, densities=densities))
+    for _ in range(3):
+        result = sparse_allreduce(torch.randn(1000), torch.zeros(1000), compression=compression)
+        assert 1 <= int((result != 0).sum()) <= 10 * hvd.size()
+
+
 def test_an_interrupted_call_has_ended_before_its_memory_is_freed(monkeypatch):
     waiting = []
 

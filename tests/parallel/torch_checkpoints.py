@@ -10,7 +10,7 @@ from hvd_sparse.torch import LAGS
 from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
 
 FIXED = {"density": 0.1, "min_numel": 64}
-SIMPLE = LAGS(adaptive=False, bucket_numel=1500, **FIXED)
+SIMPLE = LAGS(adaptive=False, collective="gtopk", warmup=None, bucket_numel=1500, **FIXED)
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
 

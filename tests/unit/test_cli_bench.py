@@ -18,6 +18,7 @@ from hvd_sparse.bench import ranks as bench_ranks
 from hvd_sparse.bench.results import Results, Row, Settings, Timing, winners
 from hvd_sparse.cli.bench import show, verdict
 from hvd_sparse.cli.console import wide_console
+from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import UnavailableError
 from hvd_sparse.planning.cluster import Cluster
 from hvd_sparse.ranks.world import World
@@ -102,7 +103,7 @@ def test_options_say_what_is_timed(run):
     )
     assert run.asked == [Settings(numels=(7, 9), density=0.5, repetitions=3)]
     assert run().exit_code == 0
-    assert run.asked[1] == Settings()
+    assert run.asked[1] == Settings(density=LAGS().density)
 
 
 def test_json_holds_every_row_and_the_verdict(run, tmp_path):
@@ -147,8 +148,11 @@ def test_the_tables_hold_network_times_ratios_and_speedups():
 def test_the_verdict_names_the_size_from_which_sparse_wins():
     assert winners(MIXED) == (2000, 4000)
     assert "wins here at density 0.01 from 2,000 entries on: gtopk is 3 times" in verdict(MIXED)
+    # gtopk drops entries, so LAGS does not take it by itself
+    assert verdict(MIXED).endswith("Of those that LAGS chooses from, allgather is 2 times as fast.")
     always = results(n1000=(2.0, 1.0, 1.0), n2000=(2.0, 2.0, 1.0))
     assert "at every size from 1,000 on: allgather is 2 times" in verdict(always)
+    assert "LAGS" not in verdict(always)
     once = results(n1000=(2.0, 1.0, 1.0), n2000=(2.0, 2.0, 2.0))
     assert "for 1,000 entries, not for others" in verdict(once)
 

@@ -95,7 +95,13 @@ def test_the_tables_say_how_much_is_gained(run):
     assert "16 ranks, 1 Gb/s, 50 us a message" in result.output
     assert "times as fast as dense." in result.output
     assert "ideal ring" not in result.output
-    assert "gtopk" in result.output
+    assert "recursive_doubling, packed" in result.output
+
+
+def test_the_defaults_are_those_of_bare_lags(run):
+    explicit = ["--collective", "allgather", "--collective", "recursive_doubling"]
+    pinned = run("--json", "--density", str(LAGS().density), *explicit)
+    assert answer(run("--json")) == answer(pinned)
 
 
 def test_a_narrow_terminal_cuts_no_name_and_no_number(run, monkeypatch):

@@ -29,23 +29,29 @@ PRESETS = [LAGS, GTopK, GaussianK, TopK]
 @pytest.mark.parametrize(
     ("preset", "parts"),
     [
-        (LAGS, ("gaussian", "auto", True, True)),
-        (GTopK, ("top_k", "gtopk", False, False)),
-        (GaussianK, ("gaussian", "allgather", True, False)),
-        (TopK, ("top_k", "allgather", True, False)),
+        (LAGS, ("gaussian", "auto", True, True, 0.01)),
+        (GTopK, ("top_k", "gtopk", False, False, 0.001)),
+        (GaussianK, ("gaussian", "allgather", True, False, 0.001)),
+        (TopK, ("top_k", "allgather", True, False, 0.001)),
     ],
 )
 def test_presets_are_made_of_the_papers_parts(preset, parts):
     made = preset()
-    assert (made.sparsifier.name, made.collective, made.layer_wise, made.adaptive) == parts
-    assert made.density == 0.001
+    modes = (made.collective, made.layer_wise, made.adaptive)
+    assert (made.sparsifier.name, *modes, made.density) == parts
+
+
+def test_lags_alone_warms_up_by_itself():
+    assert LAGS().warmup == Warmup(steps=50, densities=(0.25, 0.0625, 0.015625))
+    assert {preset().warmup for preset in PRESETS if preset is not LAGS} == {None}
+    assert repr(LAGS(warmup=None)) == "LAGS(density=0.01, warmup=None)"
 
 
 def test_a_sparsifier_is_taken_by_name_or_with_options():
     assert LAGS(sparsifier="sampled").sparsifier == Sampled(fraction=0.01)
     made = LAGS(sparsifier=HardThreshold(threshold=1e-3))
     assert made.sparsifier.options == {"threshold": 1e-3}
-    assert repr(made) == "LAGS(density=0.001, sparsifier=HardThreshold(threshold=0.001))"
+    assert repr(made) == "LAGS(density=0.01, sparsifier=HardThreshold(threshold=0.001))"
 
 
 def test_registries_agree_with_the_core():
@@ -120,7 +126,7 @@ def test_foreign_things_are_refused_by_name(foreign):
 
 
 def test_a_compression_shows_its_density_and_what_is_not_the_default():
-    assert repr(LAGS()) == "LAGS(density=0.001)"
+    assert repr(LAGS()) == "LAGS(density=0.01)"
     assert repr(GTopK(density=0.01, min_numel=5)) == "GTopK(density=0.01, min_numel=5)"
     assert repr(TopK(collective="gtopk")) == "TopK(density=0.001, collective='gtopk')"
 
@@ -172,4 +178,4 @@ def test_options_of_adaptive_compressions_are_refused_by_name(options, match):
 
 def test_a_pinned_compression_says_what_it_pins():
     made = LAGS(adaptive=False, collective="gtopk", slack=2)
-    assert repr(made) == "LAGS(density=0.001, collective='gtopk', slack=2.0, adaptive=False)"
+    assert repr(made) == "LAGS(density=0.01, collective='gtopk', slack=2.0, adaptive=False)"

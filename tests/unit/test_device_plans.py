@@ -151,17 +151,18 @@ def run(tmp_path):
 
 
 def test_the_command_tells_which_links_it_reckons_with(run):
-    said = run(profile_on_devices(100))
+    said = run(profile_on_devices(100), "--collective", "gtopk")
     assert "16 ranks, 1 Gb/s, 50 us a message; between devices 100 Gb/s, 20 us a message" in said
     assert "gtopk, device step" in said
-    assert "device" not in run(profile_on_devices(None))
+    assert "device" not in run(profile_on_devices(None), "--collective", "gtopk")
 
 
 def test_the_command_plans_for_more_ranks_with_devices_and_for_other_networks_without(run):
-    found = json.loads(run(profile_on_devices(100), "--json", "--ranks", "64"))
+    options = ("--json", "--collective", "gtopk")
+    found = json.loads(run(profile_on_devices(100), *options, "--ranks", "64"))
     assert {row["route"] for row in found["buckets"] if row["collective"] == "gtopk"} == {STEP}
-    rules = rules_of(LAGS(), OnDevice)
+    rules = rules_of(LAGS(collective="gtopk"), OnDevice)
     expected = make_plan(profile_on_devices(100).scaled(size=64), rules)
     assert Plan.from_json(json.dumps(found["plan"])) == expected
-    assumed = json.loads(run(profile_on_devices(100), "--json", "--bandwidth", "1Gbps"))
+    assumed = json.loads(run(profile_on_devices(100), *options, "--bandwidth", "1Gbps"))
     assert {row["route"] for row in assumed["buckets"]} == {CALLS}

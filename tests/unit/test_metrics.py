@@ -77,6 +77,8 @@ def test_a_run_ends_with_a_line():
         "250 ms selecting, 2e+03 ms exchanging, 2e+03 ms waiting"
     )
     assert math.isclose(total.wait_seconds, 4.0)
+    sparse = summary_of(total, dense_bytes=8000, size=4, density=0.0125)
+    assert sparse == f"{line}; an entry waits 80 steps on average"
 
 
 @pytest.mark.parametrize("size", [1, 2])

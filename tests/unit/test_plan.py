@@ -61,7 +61,7 @@ def test_a_fixed_compression_has_one_density_and_stands_in_for_auto(compression,
     assert [choice.layers for choice in choices] == expected
     for choice in choices:
         assert choice.densities == (0.1,) * len(choice.layers)
-        assert (choice.collective, choice.wire, choice.dense) == ("gtopk", "plain", False)
+        assert (choice.collective, choice.wire, choice.dense) == ("allgather", "plain", False)
 
 
 def test_a_fixed_compression_keeps_what_it_names():

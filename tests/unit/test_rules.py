@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.compression import LAGS
 from hvd_sparse.places.place import OnDevice
-from hvd_sparse.planning.planner import Rules, rules_of
+from hvd_sparse.planning.network import Link
+from hvd_sparse.planning.planner import Rules, make_plan, rules_of
+from tests.profiles import deep_profile, gigabits
 
 
 @pytest.mark.parametrize(
     ("compression", "changes"),
     [
         (LAGS(), {}),
-        (LAGS(density=0.01), {"density": 0.01}),
+        (LAGS(density=0.05), {"density": 0.05}),
         (LAGS(plan="paper"), {"rule": "paper"}),
         (
             LAGS(collective="gtopk", slack=2.0),
@@ -28,8 +32,8 @@ from hvd_sparse.planning.planner import Rules, rules_of
 )
 def test_every_option_that_a_plan_depends_on_is_a_rule(compression, changes):
     bare = {
-        "density": 0.001,
-        "collectives": tuple(COLLECTIVES),
+        "density": 0.01,
+        "collectives": ("allgather", "recursive_doubling"),
         "wires": ("plain", "packed"),
         "collective_options": {"slack": 1.0},
         "values": "float32",
@@ -42,4 +46,26 @@ def test_every_option_that_a_plan_depends_on_is_a_rule(compression, changes):
 def test_a_device_selects_beside_and_takes_no_sums_of_a_node():
     rules = rules_of(LAGS(), OnDevice)
     assert rules.select_on == "engine"
-    assert set(COLLECTIVES) - set(rules.allowed) == {"hierarchical"}
+    assert rules.allowed == rules_of(LAGS()).allowed
+    assert set(rules.allowed).isdisjoint(OnDevice.refuses)
+
+
+@pytest.mark.parametrize("rate", [0.1, 1, 10])
+@pytest.mark.parametrize("size", [2, 16])
+def test_a_bare_plan_has_no_collective_that_drops_entries(rate, size):
+    plan = make_plan(deep_profile(40, rate=rate, size=size), replace(rules_of(LAGS()), dense=False))
+    taken = {bucket.collective for bucket in plan.buckets}
+    assert taken
+    assert all(COLLECTIVES[name].delivers_all for name in taken)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, facts in COLLECTIVES.items() if not facts.delivers_all]
+)
+def test_a_collective_that_drops_entries_is_taken_where_it_is_named(name):
+    profile = deep_profile(40)
+    two_on_a_node = replace(
+        profile, network=gigabits(1, 16, local_size=2, local=Link(alpha=1e-6, beta=1e-10))
+    )
+    plan = make_plan(two_on_a_node, replace(rules_of(LAGS(collective=name)), dense=False))
+    assert {bucket.collective for bucket in plan.buckets} == {name}

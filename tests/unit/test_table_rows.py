@@ -33,6 +33,7 @@ from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.profile import LayerProfile, Machine, Profile
 
 RESNET = LAGS_TABLE[0]
+LAGS = "LAGS(density=0.001, warmup=None)"
 EFFORT = Effort(repeat=20, steps=3, dense_steps=1, turns=2, untimed=0, memory=20 * GIB, timeout=1)
 
 
@@ -190,7 +191,7 @@ class Pretended:
         modes = [
             {"mode": value, "seconds": [self.seconds(value, dilation)] * 3,
              "cpu_share": self.cpu, "verified": True,
-             "settling": settled(dilation) if value == "LAGS(density=0.001)" else None}
+             "settling": settled(dilation) if value == LAGS else None}
             for name, _, value in options if name == "mode"
         ]  # fmt: skip
         file.write_text(json.dumps({"transport": "Gloo" if gloo else "MPI", "modes": modes}))

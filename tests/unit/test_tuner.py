@@ -17,6 +17,7 @@ from hvd_sparse.planning.pipeline import simulate_dense
 from hvd_sparse.planning.plan import BucketPlan, Plan
 from hvd_sparse.planning.profile import Machine
 from hvd_sparse.quantities import shown_seconds
+from hvd_sparse.schedules import Warmup
 from hvd_sparse.tuning import tuner as tuning
 from hvd_sparse.tuning.step_rows import profile_of
 from hvd_sparse.tuning.tuner import Stage, Tuner, Verdict
@@ -102,7 +103,7 @@ def tuners(size=3, compression=None, place=None):
     return [
         Tuner(
             LAYERS,
-            compression or LAGS(),
+            compression or LAGS(warmup=None),
             network=network,
             machine=MACHINE,
             channel=world.channel(rank),
@@ -160,6 +161,17 @@ def test_it_goes_sparse_where_that_is_faster(planned, caplog):
     assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
+def test_it_says_nothing_of_a_warm_up(planned, caplog):
+    planned(DENSE)
+    warmup = Warmup(steps=30, densities=(0.25,))
+    ranks = tuners(compression=LAGS(warmup=warmup))
+    run(ranks, 25, lambda sparse: 1.0)
+    assert ranks[0].tuning.stage is Stage.SETTLED
+    assert not caplog.records
+    run(ranks, 25, lambda sparse: 1.0, before=25)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
 @pytest.mark.parametrize("sparse_seconds", [1.0, 0.96, 3.0])
 def test_it_goes_dense_and_says_so_where_sparse_does_not_win_by_a_margin(
     planned, caplog, sparse_seconds
@@ -193,7 +205,7 @@ def test_plans_are_made_from_a_profile_whose_dense_step_is_the_one_that_was_time
 
 def test_of_a_plan_that_is_dense_no_sparse_steps_are_told(planned):
     planned(SPARSE)
-    ranks = tuners(compression=LAGS(replan_every=100))
+    ranks = tuners(compression=LAGS(replan_every=100, warmup=None))
     run(ranks, 30, lambda sparse: 0.5 if sparse else 1.0)
     assert ranks[0].tuning.sparse_seconds == 0.5
     planned(DENSE)
@@ -214,7 +226,7 @@ def test_a_plan_that_is_all_dense_is_not_tried(planned, caplog):
 
 def test_it_begins_again_in_time(planned, caplog):
     planned(SPARSE)
-    ranks = tuners(compression=LAGS(replan_every=100))
+    ranks = tuners(compression=LAGS(replan_every=100, warmup=None))
     seconds = {True: 0.5, False: 1.0}
     run(ranks, 30, seconds.__getitem__)
     assert ranks[0].tuning.stage is Stage.SETTLED
@@ -256,7 +268,7 @@ def test_steps_are_read_once_when_the_last_that_counts_is_over(planned):
 def test_a_device_is_planned_for_as_it_works(monkeypatch):
     class Device(OnCpu):
         select_on = "engine"
-        refuses = ("hierarchical",)
+        refuses = ("recursive_doubling",)
 
     seen = []
 
@@ -272,7 +284,7 @@ def test_a_device_is_planned_for_as_it_works(monkeypatch):
     on_cpu, on_device = seen
     assert on_cpu.select_on == "caller"
     assert on_device.select_on == "engine"
-    assert set(on_cpu.allowed) - set(on_device.allowed) == {"hierarchical"}
+    assert set(on_cpu.allowed) - set(on_device.allowed) == {"recursive_doubling"}
 
 
 @pytest.mark.parametrize(("fast", "expected"), [(0.9, 1000), (0.125, 6300)])
