@@ -45,6 +45,7 @@ class Learner(ABC):
 
     Attributes:
         facts: The measurements of the last step, by name; empty if the method takes none.
+        clip_norm: Largest norm of the averaged gradient; None: it is not clipped.
         optimizer: The optimizer whose learning rate follows the schedule; each class makes it.
     """
 
@@ -55,6 +56,7 @@ class Learner(ABC):
         self.model = setup.model
         self.facts: dict[str, float] = {}
         self.taken = 0  # steps
+        self.clip_norm = setup.task.clip
 
     def step(self, batch: Batch) -> torch.Tensor:
         """Learns from this rank's batch; its loss before."""
@@ -94,8 +96,8 @@ class Learner(ABC):
 
     def clip(self) -> None:
         """Clips the averaged gradient, where the task asks for it."""
-        if self.setup.task.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.setup.task.clip)
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
 
 
 class OverHorovod(Learner):
@@ -140,8 +142,13 @@ class Through(OverHorovod):
         super().__init__(setup)
         optimizer = setup.task.optimizer(setup.model.parameters(), setup.rate)
         for group in () if has_momentum else optimizer.param_groups:
-            without = {"betas": (0.0, group["betas"][1])} if "betas" in group else {"momentum": 0.0}
-            group.update(without)
+            if "betas" in group:
+                group["betas"] = (0.0, group["betas"][1])
+                continue
+            # The compression's velocities are sums of gradients: decay and clipping must grow, too.
+            sums = 1 / (1 - group["momentum"])
+            group.update(momentum=0.0, weight_decay=sums * group["weight_decay"])
+            self.clip_norm = None if setup.task.clip is None else sums * setup.task.clip
         self.optimizer = self.hvd.DistributedOptimizer(
             optimizer,
             named_parameters=setup.model.named_parameters(),
@@ -149,7 +156,7 @@ class Through(OverHorovod):
         )
 
     def update(self) -> None:
-        if self.setup.task.clip is None:
+        if self.clip_norm is None:
             self.optimizer.step()
             return
         self.optimizer.synchronize()
@@ -183,7 +190,7 @@ class Sparse(Through):
         if warmup:
             schedule = hvd_sparse.Warmup(steps=warmup, densities=WARMUP)
             compression = replace(compression, warmup=schedule)
-        super().__init__(setup, compression, has_momentum=not compression.momentum_correction)
+        super().__init__(setup, compression, has_momentum=not compression.own_momentum)
         self._package = hvd_sparse
 
     def update(self) -> None:
