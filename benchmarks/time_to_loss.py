@@ -54,6 +54,7 @@ TODAY = {
         "LAGS(density=0.001, warmup=None, momentum_correction=0)"
     ),
     "TopK .01, warm-up 50": 'WarmedUp(mode="TopK(density=0.01)", warmup=50)',
+    "TopK .01, warm-up 25": 'WarmedUp(mode="TopK(density=0.01)", warmup=25)',
     "TopK .01": "TopK(density=0.01)",
     "TopK .003, warm-up 50": 'WarmedUp(mode="TopK(density=0.003)", warmup=50)',
     "TopK .001, warm-up 50": 'WarmedUp(mode="TopK(density=0.001)", warmup=50)',
