@@ -69,11 +69,9 @@ def check_not_twice(
     """
     for theirs, option in options.items():
         setting, value = settings.get(theirs) or 0, getattr(compression, option)
-        if (
-            value
-            and value != AUTO
-            and (setting[0] if isinstance(setting, tuple | list) else setting)
-        ):
+        if not value or value == AUTO:
+            continue
+        if setting[0] if isinstance(setting, tuple | list) else setting:
             raise InvalidArgumentError(
                 f"{theirs} of {optimizer_name} is {setting} and {option} of the compression is "
                 f"{value}, which would act twice: leave out one of them"

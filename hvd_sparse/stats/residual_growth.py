@@ -23,8 +23,8 @@ DOUBLINGS = 3
 WAITS = 4
 
 
-class Notes(Protocol):
-    """What runs the steps, and notes norms of the residual."""
+class Engine(Protocol):
+    """An engine of steps, which notes norms of the residual."""
 
     @property
     def residual_norms(self) -> Norms:
@@ -41,17 +41,17 @@ class ResidualGrowth:
     def __init__(self, rank: int) -> None:
         self._may_warn = rank == 0
 
-    def end_step(self, steps: int, notes: Notes, choices: Sequence[BucketChoice]) -> None:
+    def end_step(self, steps: int, engine: Engine, choices: Sequence[BucketChoice]) -> None:
         """Looks at the norms after a step after which the core may have noted one.
 
         Args:
             steps: Number of steps so far.
-            notes: What runs the steps.
+            engine: The engine that has taken them.
             choices: The buckets of the step.
         """
         if not self._may_warn or steps & (steps - 1):
             return
-        norms = notes.residual_norms
+        norms = engine.residual_norms
         sparse = [one for choice in choices if not choice.dense for one in choice.densities]
         if not sparse or not norms or norms[-1][0] != steps:
             return

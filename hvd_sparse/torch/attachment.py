@@ -38,6 +38,7 @@ class Attachment:
         step_hooks.run_first()
         step_hooks.surround(optimizer)
         optimizer.register_step_post_hook(step_hooks.after_hook())
+        optimizer.register_state_dict_pre_hook(self._before_save)
         optimizer.register_state_dict_post_hook(self._save)
         optimizer.register_load_state_dict_pre_hook(self._check_load)
         optimizer.register_load_state_dict_post_hook(self._load)
@@ -211,6 +212,10 @@ class Attachment:
                 "optimizer.step() computed gradients without exchanging them"
             )
             self.exchange.release()
+
+    def _before_save(self, _: Any) -> None:
+        if self.exchange is not None:
+            self.exchange.momentum.show()  # a step that failed has left it hidden
 
     def _save(self, _: Any, state_dict: dict[str, Any]) -> None:
         if self._paused:

@@ -198,7 +198,6 @@ class GradientExchange:
         self._loss_scale.release()
         self._memory.clear()
         self.rates.groups.release()
-        self.momentum.show()
         self._phase = _Phase.IDLE
 
     def refuse_if_busy(self, reason: str) -> None:

@@ -24,6 +24,7 @@ ATTRIBUTE = "_hvd_sparse"  # of an optimizer: its AroundStep
 # Optimizer.__init__ creates these dictionaries, in which a sparse exchange registers hooks.
 _DICTIONARIES = (
     "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
     "_optimizer_state_dict_post_hooks",
     "_optimizer_load_state_dict_pre_hooks",
     "_optimizer_load_state_dict_post_hooks",

@@ -23,7 +23,7 @@ constexpr std::int64_t kNumel = 32;
 constexpr int kOps = 3;
 
 /// A rank with kOps ops of two gradients each. All entries are sent in the first step, then one.
-/// Where there are velocities, their momentum is 0.5 unless a test chooses another one.
+/// Velocities have a momentum of 0.5 unless a test chooses another one.
 struct EngineRank {
   EngineRank(const std::shared_ptr<LoopbackWorld>& world, int rank, const std::vector<int>& layout,
              StepRules rules)

@@ -131,6 +131,28 @@ def test_an_optimizer_without_a_momentum_to_move_keeps_what_it_has(kind, options
     assert_same_on_all_ranks(model.parameters())
 
 
+class Failing(torch.optim.Adam):
+    """Fails where its step would begin, if told so."""
+
+    fails = False
+
+    def step(self, closure=None):
+        if self.fails:
+            raise ZeroDivisionError
+        return super().step(closure)
+
+
+@several_ranks
+def test_a_step_that_fails_leaves_the_settings_to_what_is_saved():
+    model, optimizer = wrapped(Failing, {}, TopK(**SPARSE))
+    train(model, optimizer, range(1))
+    optimizer.fails = True
+    with pytest.raises(ZeroDivisionError):
+        train(model, optimizer, range(1, 2))
+    assert optimizer.state_dict()["param_groups"][0]["betas"] == (0.9, 0.999)
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+
+
 def two_groups(model, first, second):
     groups = [
         {"params": [model.first, model.bias], "betas": (first, 0.9)},

@@ -42,9 +42,9 @@ def warnings_of(growth, choices, caplog):
     caplog.clear()
     with caplog.at_level(logging.WARNING, "hvd_sparse"):
         for end in range(1, len(STEPS) + 1):
-            notes = SimpleNamespace(residual_norms=norms(1)[:end])
-            growth.end_step(STEPS[end - 1], notes, choices)
-            growth.end_step(STEPS[end - 1] + 1, notes, choices)
+            engine = SimpleNamespace(residual_norms=norms(1)[:end])
+            growth.end_step(STEPS[end - 1], engine, choices)
+            growth.end_step(STEPS[end - 1] + 1, engine, choices)
     return caplog.messages
 
 
