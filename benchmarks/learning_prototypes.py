@@ -52,7 +52,7 @@ class Prototype(OverHorovod):
         dense_steps: int = 0,
     ) -> None:
         import hvd_sparse.torch as hvd_sparse
-        from hvd_sparse.torch.settings import may_be_sparse
+        from hvd_sparse.pytorch.settings import may_be_sparse
 
         super().__init__(setup)
         self._package = hvd_sparse

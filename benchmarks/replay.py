@@ -160,7 +160,7 @@ class Variant:
         """Returns a copy of a parameter's residual, flat; zeros if it has none."""
         import torch
 
-        from hvd_sparse.torch.attachment import attachment_of
+        from hvd_sparse.pytorch.attachment import attachment_of
 
         attachment = attachment_of(self.optimizer)
         exchange = None if attachment is None else attachment.exchange

@@ -1,6 +1,6 @@
 """Rescales the residual when the learning rate changes, so that late entries keep their weight.
 
-See hvd_sparse/torch/learning_rates.py; here an optimizer has one rate.
+See hvd_sparse/pytorch/learning_rates.py; here an optimizer has one rate.
 """
 
 from __future__ import annotations

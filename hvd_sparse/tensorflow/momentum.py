@@ -1,6 +1,6 @@
 """The momentum of a Keras 3 optimizer, which each rank applies before error feedback instead.
 
-hvd_sparse/torch/momentum.py says why, and what a velocity is. Keras compiles the momentum of an
+hvd_sparse/pytorch/momentum.py says why, and what a velocity is. Keras compiles the momentum of an
 optimizer into its graph, so here it is read once, when the optimizer becomes a distributed one.
 Gradients of one optimizer may differ: those of local variables, and IndexedSlices that Horovod
 gathers, have no velocity. So the optimizer's own momentum is 0 only while a variable is updated

@@ -16,15 +16,15 @@ import horovod.torch as _horovod
 
 from hvd_sparse import reexport as _reexport
 from hvd_sparse.compression import LAGS, GaussianK, GTopK, TopK
+from hvd_sparse.pytorch.optimizer import mark_step, stats
+from hvd_sparse.pytorch.tuning import replan, tuning
+from hvd_sparse.pytorch.watching import summary, watch
 from hvd_sparse.schedules import Warmup
 from hvd_sparse.stats.step_stats import Stats, StepStats, TotalStats
-from hvd_sparse.torch.horovod import patches as _patches
-from hvd_sparse.torch.horovod.checkpoint import load_checkpoint, save_checkpoint
-from hvd_sparse.torch.horovod.elastic_state import elastic_residuals
-from hvd_sparse.torch.horovod.functions import sparse_allreduce
-from hvd_sparse.torch.optimizer import mark_step, stats
-from hvd_sparse.torch.tuning import replan, tuning
-from hvd_sparse.torch.watching import summary, watch
+from hvd_sparse.torch import patches as _patches
+from hvd_sparse.torch.checkpoint import load_checkpoint, save_checkpoint
+from hvd_sparse.torch.elastic_state import elastic_residuals
+from hvd_sparse.torch.functions import sparse_allreduce
 
 _patches.install()
 

@@ -1,227 +1,73 @@
-"""Checkpoints of a whole job: the state that all ranks share, and each rank's residuals.
-
-hvd_sparse/state/checkpoint.py describes the folder. Here shared.pt holds the model, the optimizer
-and the user's extra objects; rank-3-of-16.pt holds rank 3's residuals, thresholds, plan and random
-number states.
-"""
+"""Checkpoints of a whole job under Horovod; hvd_sparse/pytorch/checkpoint.py has the content."""
 
 from __future__ import annotations
 
-import copy
-import io
 import os
-import re
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 
-from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
-from hvd_sparse.state.checkpoint import Found, Job, checked_policy
-from hvd_sparse.state.spreading import SavedSum, read_all
-from hvd_sparse.torch import state
-from hvd_sparse.torch.attachment import attachment_of
-from hvd_sparse.torch.gradient_exchange import GradientExchange
-from hvd_sparse.torch.host import TorchHost
-from hvd_sparse.torch.inheritance import residuals_of, summing_over
-
-_SUFFIX = ".pt"
-
-# Matches the reason in a refusal of torch.load, which also advises to load without the restriction.
-_REFUSAL = re.compile(r"(?:Trying to load|Unsupported|Can only)[^\n]*")
+from hvd_sparse.pytorch import checkpoint
+from hvd_sparse.torch.host import HorovodHost
 
 
-def save(
-    host: TorchHost,
+def save_checkpoint(
     folder: str | os.PathLike[str],
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    extra: dict[str, Any],
+    **extra: Any,
 ) -> None:
-    """Writes a checkpoint; see `save_checkpoint`. `host`: that of all ranks of the job."""
-    exchange = _exchange_of(optimizer)
-    if exchange is not None:
-        exchange.refuse_if_ended()
-        exchange.refuse_if_busy(
-            "save_checkpoint() was called after loss.backward() but before optimizer.step() or "
-            "optimizer.synchronize()"
-        )
-    whole = optimizer.state_dict()
-    own = {"sparse": whole.get(state.KEY), "random": _random(_device_of(optimizer))}
-    shared = {
-        "model": model.state_dict(),
-        "optimizer": state.without_residuals(whole),
-        "extra": extra,
-    }
-    job = Job(host.world())
-    with job.fail_together(InvalidArgumentError):
-        _check_extra(extra)
-    job.write(
-        folder,
-        step=None if exchange is None else exchange.steps,
-        own=lambda path: _write(path, own),
-        shared=lambda path: _write(path, shared),
-    )
+    """Writes a checkpoint of the whole job. Collective, between two steps.
+
+    Args:
+        folder: The folder to write, replaced if it exists. A job that dies meanwhile leaves the
+            former one, as FOLDER or FOLDER.old.
+        model: The model; one rank saves its state_dict().
+        optimizer: From `hvd.DistributedOptimizer`, sparse or not; one rank saves its state_dict(),
+            and every rank its own residuals.
+        **extra: Further objects, saved as one rank has them: the epoch, a schedule's state_dict(),
+            ... They must be of types that `torch.load(weights_only=True)` accepts, which cannot run
+            code: numbers, bool, str, None, tensors, torch.Size, torch.dtype, and dict, OrderedDict,
+            list and tuple of them; others that your version of torch accepts, or that both this job
+            and the one that loads have passed to `torch.serialization.add_safe_globals`.
+
+    Raises:
+        InvalidArgumentError: On every rank, if `extra` holds another type on one.
+        GradientInFlightError: Gradients have arrived but are not exchanged yet.
+        ExchangeFailedError: The exchange has ended; the ranks may not have taken the same steps.
+        OSError: On every rank, if one cannot write, or another job is saving to the same folder.
+            The former checkpoint is unchanged.
+    """
+    checkpoint.save(HorovodHost(), folder, model, optimizer, extra)
 
 
-def load(
-    host: TorchHost,
+def load_checkpoint(
     folder: str | os.PathLike[str],
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    residuals: str,
+    residuals: str = "own",
 ) -> dict[str, Any] | None:
-    """Loads what `save` wrote; see `load_checkpoint`. `host`: that of all ranks of the job."""
-    policy = checked_policy(residuals)
-    exchange = _exchange_of(optimizer)
-    device = _device_of(optimizer)
-    job = Job(host.world())
-    found = job.find(folder)
-    if found is None:
-        return None
-    shared: dict[str, Any] = {}
-    sparse: dict[str, Any] | None = None
-    random = _random(device)
-    with job.fail_together(CheckpointMismatchError):
-        shared = _read(found.shared_file(_SUFFIX))
-    if policy == "own":
-        with job.fail_together(CheckpointMismatchError):
-            own = _read(job.own_file(found, _SUFFIX))
-            sparse = own["sparse"]
-            state.check(exchange, sparse)
-            random = own["random"]
-    elif policy == "spread":
-        sparse = _spread(job, found, exchange, host)
-    whole = shared["optimizer"] if sparse is None else {**shared["optimizer"], state.KEY: sparse}
-    before = (_copies(model.state_dict()), optimizer.state_dict(), _random(device))
-
-    def restore(
-        weights: dict[str, Any], whole: dict[str, Any], random: dict[str, torch.Tensor]
-    ) -> None:
-        model.load_state_dict(weights)
-        optimizer.load_state_dict(whole)
-        _set_random(random, device)
-
-    with job.fail_together(CheckpointMismatchError, undo=lambda: restore(*before)):
-        restore(shared["model"], whole, random)
-    extra: dict[str, Any] = shared["extra"]
-    return extra
-
-
-def _write(stem: Path, content: dict[str, Any]) -> None:
-    path = Path(f"{stem}{_SUFFIX}")
-    with path.open("wb") as file:  # torch's own files do not say why writing failed
-        torch.save(content, file)
-    _read(path, mmap=True)  # fails now if model or optimizer hold a refused type
-
-
-def _read(path: Path, *, mmap: bool = False) -> dict[str, Any]:
-    """Loads a file to the CPU, since it may come from a GPU that this process does not see.
+    """Loads what `save_checkpoint` wrote. Collective, between two steps.
 
     Args:
-        path: The file.
-        mmap: True to leave the content of tensors in the file.
+        folder: The folder that was passed to `save_checkpoint`.
+        model: A model like the one that was saved.
+        optimizer: From `hvd.DistributedOptimizer`, over that model.
+        residuals: The policy for saved residuals. "own": every rank continues with its own, as if
+            nothing had happened; the number of ranks must be that of the checkpoint. "spread": the
+            sum of all residuals is shared out, entry by entry to one rank after the other, for any
+            number of ranks; nothing is lost but for the rounding of that sum, and thresholds and
+            plan are found anew. "reset": residuals are dropped.
+
+    Returns:
+        The `extra` that was passed to `save_checkpoint`, its tensors on the CPU; None if there is
+        no checkpoint on any rank.
 
     Raises:
-        CheckpointMismatchError: The file is damaged, or holds objects that could run code.
+        InvalidArgumentError: `residuals` is none of the three.
+        CheckpointMismatchError: On every rank, if the folder exists but holds no complete
+            checkpoint, the checkpoint does not fit, or the ranks have none in common. Nothing has
+            changed, except that LAGS may measure its times anew.
     """
-    try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {_reason(error)}"
-        raise CheckpointMismatchError(f"{path} cannot be loaded: {reason}") from None
-    return content
-
-
-def _reason(error: Exception) -> str:
-    refusal = _REFUSAL.search(str(error))
-    return str(error) if refusal is None else refusal[0]
-
-
-def _check_extra(extra: dict[str, Any]) -> None:
-    """Refuses what `_read` would refuse, before any file is written."""
-    file = io.BytesIO()
-    try:
-        torch.save(extra, file)
-        file.seek(0)
-        torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise InvalidArgumentError(
-            f"extra must be of types that torch.load(weights_only=True) takes: {_reason(error)}"
-        ) from None
-
-
-def _copies(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies a model's state to the CPU, where loading does not change it."""
-    return {
-        name: one.to("cpu", copy=True)
-        if isinstance(one, torch.Tensor) and not is_lazy(one)
-        else copy.deepcopy(one)
-        for name, one in weights.items()
-    }
-
-
-def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:
-    """Returns the device of the optimizer's first parameter."""
-    params = (param for group in optimizer.param_groups for param in group["params"])
-    device: torch.device = next(params).device
-    return device
-
-
-def _random(device: torch.device) -> dict[str, torch.Tensor]:
-    """Returns this rank's random number states: the CPU's, and the GPU's if `device` is one."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def _set_random(states: dict[str, torch.Tensor], device: torch.device) -> None:
-    """Restores what `_random` returned; a GPU's state if one was saved and `device` is a GPU."""
-    torch.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
-
-
-def _exchange_of(optimizer: torch.optim.Optimizer) -> GradientExchange | None:
-    attachment = attachment_of(optimizer)
-    if attachment is None:
-        return None
-    attachment.renewal.renew()
-    return attachment.exchange
-
-
-def _spread(
-    job: Job, found: Found, exchange: GradientExchange | None, host: TorchHost
-) -> dict[str, Any]:
-    """Returns a state with this rank's share of the sum of all saved residuals."""
-    if not all(job.allgather(exchange is not None and exchange.world.size == job.size)):
-        raise CheckpointMismatchError(
-            'residuals="spread" needs an optimizer that all ranks of the job, two at least, '
-            'exchange; take residuals="reset"'
-        )
-    assert exchange is not None
-    total = SavedSum(state.layers_of(exchange))
-    common = read_all(job, found, _SUFFIX, lambda path: _add(_read(path)["sparse"], total))
-    shares = total.share(summing_over(host), rank=job.rank, size=job.size)
-    share = {name: torch.from_numpy(part) for name, part in shares.items()}
-    return {
-        **state.save(exchange),
-        **(common or {}),
-        "residuals": share,
-        "velocities": {},
-        "states": {},
-        "pending": True,
-        "tuning": None,
-    }
-
-
-def _add(saved: Mapping[str, Any] | None, total: SavedSum) -> dict[str, Any] | None:
-    """Adds a rank's residuals to the sum; returns the state that all ranks have in common."""
-    if saved is None:  # by a single rank, which exchanges nothing
-        return None
-    total.add(saved["layers"], residuals_of(saved))
-    return {"step": saved["step"], "lrs": saved["lrs"]}
+    return checkpoint.load(HorovodHost(), folder, model, optimizer, residuals=residuals)

@@ -1,54 +1,154 @@
-"""The library that runs the ranks, as an exchange of PyTorch's gradients uses it."""
+"""Horovod as the library that runs the ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
+import horovod.torch as hvd
+import horovod.torch.mpi_ops as hvd_ops
+import numpy as np
 import torch
+from horovod.common.exceptions import HorovodInternalError
+from numpy.typing import NDArray
 
-from hvd_sparse.exchange.reduction import Reduction
-from hvd_sparse.ranks.host import Host, Pending
+from hvd_sparse.errors import UnavailableError, UnsupportedError
+from hvd_sparse.exchange.reduction import Reduction, checked_reduction
+from hvd_sparse.places.place import Place
+from hvd_sparse.ranks.world import World
+
+_Result = TypeVar("_Result")
 
 
-class TorchHost(Host, Protocol):
-    """A host that reduces tensors, too."""
+class _Pending(Generic[_Result]):
+    """An operation of Horovod's that is in flight.
+
+    Args:
+        handle: Handle of the operation.
+        name: Its name.
+        read: Returns the result, given the tensor.
+    """
+
+    def __init__(self, handle: int, name: str, read: Callable[[torch.Tensor], _Result]) -> None:
+        self.name = name
+        self._handle = handle
+        self._read = read
+
+    def done(self) -> bool:
+        return bool(hvd_ops.poll(self._handle))
+
+    def result(self) -> _Result:
+        return self._read(hvd_ops.synchronize(self._handle))
+
+
+class HorovodHost:
+    """The ranks of a process set; a TorchHost.
+
+    Args:
+        process_set: The process set; None: all ranks.
+    """
+
+    name = "Horovod"
+    failure: type[Exception] = HorovodInternalError
+
+    def __init__(self, process_set: Any = None) -> None:
+        self._process_set = hvd.global_process_set if process_set is None else process_set
 
     @property
     def ranks(self) -> Sequence[int]:
-        """Numbers of the ranks in the whole job, for messages."""
+        """Numbers of the ranks in the whole job."""
+        ranks: Sequence[int] = self._process_set.ranks
+        return ranks
+
+    def world(self) -> World:
+        """Returns the ranks."""
+        return World.from_horovod(hvd, self._process_set)
 
     def has_peers(self) -> bool:
-        """Returns true if this process belongs to the ranks, and is not the only one.
-
-        Raises:
-            UnavailableError: The library no longer knows the ranks.
-        """
+        """Returns true if this rank belongs to the set, and is not the only one."""
+        try:
+            size = self._process_set.size()
+        except ValueError:
+            size = None
+        ranks = self._process_set.ranks
+        if size is None or (ranks is not None and size != len(ranks)):
+            raise UnavailableError(
+                f"Horovod does not know {self._process_set}: shutting it down leaves the set of "
+                "all ranks only; add others again with hvd.add_process_set() after hvd.init()"
+            )
+        return bool(size > 1 and self.included())
 
     def included(self) -> bool:
-        """Returns true if this process belongs to the ranks."""
+        """Returns true if this rank belongs to the set."""
+        return bool(self._process_set.included())
 
     def require_initialized(self) -> None:
-        """Raises UnavailableError if the library is not initialised."""
+        """Raises UnavailableError if Horovod is not initialised."""
+        if not hvd.is_initialized():
+            raise UnavailableError(
+                "Horovod is not initialised: call hvd.init() first, also after hvd.shutdown()"
+            )
 
     def place(self) -> tuple[int, int]:
-        """Returns this process's rank, and the number of ranks, as they are now."""
+        """Returns this process's rank in the set, and the number of its ranks."""
+        return self._process_set.rank(), self._process_set.size()
 
     def reduction(self, **options: Any) -> Reduction:
-        """Returns the reduction over the ranks that the library's own options ask for.
-
-        Raises:
-            InvalidArgumentError: An option lies outside its limits.
-            UnsupportedError: A sparse exchange cannot honour an option.
-        """
+        """Returns the reduction that these options of DistributedOptimizer ask for."""
+        return checked_reduction(hvd, **options)
 
     def require_sums_on(self, device: torch.device, what: str) -> None:
-        """Raises UnsupportedError if the library cannot sum tensors on a device.
+        """Raises UnsupportedError if this Horovod was not built for a device."""
+        function = f"horovod_torch_allreduce_async_torch_{device.type}_FloatTensor"
+        if device.type != "cpu" and not hasattr(hvd_ops.mpi_lib, function):
+            raise UnsupportedError(
+                f"Horovod exchanges {what}, and this one was built for the CPU only: build it with "
+                "HOROVOD_GPU_OPERATIONS=NCCL"
+            )
 
-        Args:
-            device: The device.
-            what: The tensors that would be summed there, as the error names them.
-        """
+    def allgather(self, array: NDArray[Any], name: str) -> _Pending[NDArray[Any]]:
+        """Joins the arrays of all ranks."""
+        handle = hvd_ops.allgather_async(
+            torch.from_numpy(array), name=name, process_set=self._process_set
+        )
+        return _Pending(handle, name, _as_array)
 
-    def reduce(self, tensor: torch.Tensor, name: str, reduction: Reduction) -> Pending[Any]:
-        """Reduces a tensor over the ranks, in place: float64, float32 or float16, contiguous."""
+    def add_up(self, array: NDArray[Any], name: str) -> _Pending[NDArray[Any]]:
+        """Sums arrays over the ranks."""
+        handle = hvd_ops.allreduce_async(
+            torch.from_numpy(array), op=hvd_ops.Sum, name=name, process_set=self._process_set
+        )
+        return _Pending(handle, name, _as_array)
+
+    def reduce(
+        self, tensor: torch.Tensor, name: str, reduction: Reduction
+    ) -> _Pending[torch.Tensor]:
+        """Reduces a tensor over the ranks, in place."""
+        options = reduction.of_horovod(hvd)
+        handle = hvd_ops.allreduce_async_(
+            tensor, name=name, process_set=self._process_set, **options
+        )
+        return _Pending(handle, name, lambda same: same)
+
+    def timed_sum(self, nbytes: int, name: str, place: Place) -> _Pending[float]:
+        """Sums so many bytes of float32 at a place; the result is the time in seconds."""
+        clock = place.clock
+        tensor = torch.zeros(nbytes // 4, dtype=torch.float32, device=place.device)
+        made = clock.mark()
+        clock.seconds(made, made)  # waits for the tensor
+        begin = clock.mark()
+        handle = hvd_ops.allreduce_async_(
+            tensor, name=name, op=hvd_ops.Sum, process_set=self._process_set
+        )
+
+        def seconds(_: torch.Tensor) -> float:
+            end = clock.mark()
+            found = clock.seconds(begin, end)
+            clock.release([made, begin, end])
+            return found
+
+        return _Pending(handle, name, seconds)
+
+
+def _as_array(tensor: torch.Tensor) -> NDArray[Any]:
+    return np.asarray(tensor.numpy())

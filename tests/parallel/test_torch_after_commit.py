@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hvd_sparse import log
 from hvd_sparse.errors import ExchangeFailedError, UnsupportedError
+from hvd_sparse.pytorch.attachment import attachment_of
 from hvd_sparse.torch import LAGS, TopK, watch
-from hvd_sparse.torch.attachment import attachment_of
 from tests.parallel.torch_ranks import (
     CULPRIT,
     Toy,

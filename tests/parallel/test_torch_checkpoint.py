@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hvd_sparse.errors import CheckpointMismatchError
+from hvd_sparse.pytorch import checkpoint as checkpoint_of_torch
 from hvd_sparse.state import checkpoint_folder
 from hvd_sparse.torch import GaussianK, load_checkpoint, save_checkpoint
-from hvd_sparse.torch import checkpoint as checkpoint_of_torch
 from tests.checkpoints import pretend_twice_as_many_ranks
 from tests.framework_laws import checkpoint, laws_in
 from tests.parallel.torch_checkpoints import (

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hvd_sparse.errors import HvdSparseError
+from hvd_sparse.pytorch.attachment import attachment_of
 from hvd_sparse.torch import LAGS, TopK, watch
-from hvd_sparse.torch.attachment import attachment_of
 from tests.parallel.torch_ranks import ON_ANY_RANK, Toy, distribute, integer_gradients
 
 COMPRESSIONS = {

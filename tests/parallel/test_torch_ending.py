@@ -14,9 +14,8 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvd_sparse.errors import ExchangeFailedError
 from hvd_sparse.exchange import core_handle
-from hvd_sparse.torch import LAGS, replan, save_checkpoint
-from hvd_sparse.torch.attachment import attachment_of
-from hvd_sparse.torch.horovod import host
+from hvd_sparse.pytorch.attachment import attachment_of
+from hvd_sparse.torch import LAGS, host, replan, save_checkpoint
 from tests.parallel.torch_ranks import (
     CULPRIT,
     Toy,

@@ -6,8 +6,8 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.pytorch.attachment import attachment_of
 from hvd_sparse.torch import LAGS
-from hvd_sparse.torch.attachment import attachment_of
 from tests.parallel.torch_ranks import (
     Toy,
     assert_nothing_is_lost,

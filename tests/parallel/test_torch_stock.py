@@ -10,8 +10,7 @@ import torch
 import hvd_sparse.torch
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
-from hvd_sparse.torch import LAGS, stats
-from hvd_sparse.torch.horovod import patches
+from hvd_sparse.torch import LAGS, patches, stats
 from tests.parallel.torch_ranks import Toy, assert_same_on_all_ranks, integer_gradients
 
 STOCK = hvd.DistributedOptimizer._hvd_sparse_stock

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.torch import optimizer as optimizers
+from hvd_sparse.pytorch import optimizer as optimizers
+from hvd_sparse.pytorch.places import OnDevice
 from hvd_sparse.torch import replan, stats, tuning
-from hvd_sparse.torch.places import OnDevice
 from hvd_sparse.tuning.tuner import Stage
 from tests.device_time import LateEvent, late_clock
 from tests.framework_laws import laws_in

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from hvd_sparse.errors import ExchangeFailedError, UnsupportedError
-from hvd_sparse.torch import LAGS, TopK
-from hvd_sparse.torch.attachment import attachment_of
-from hvd_sparse.torch.guards import check_not_capturing
-from hvd_sparse.torch.horovod import functions
+from hvd_sparse.pytorch.attachment import attachment_of
+from hvd_sparse.pytorch.guards import check_not_capturing
+from hvd_sparse.torch import LAGS, TopK, functions
 from tests.parallel.torch_ranks import (
     CULPRIT,
     Toy,

@@ -17,6 +17,7 @@ from hvd_sparse.compression import LAGS, GaussianK, GTopK, TopK
 from hvd_sparse.compression_record import CompressionRecord, compression_of, record_of
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.exchange.reduction import Reduction
+from hvd_sparse.pytorch.state import _Progress
 from hvd_sparse.ranks import messages
 from hvd_sparse.ranks.agreement import _Details, _Report, agree_on_call
 from hvd_sparse.ranks.connection import _Introduction
@@ -24,7 +25,6 @@ from hvd_sparse.ranks.world import World
 from hvd_sparse.schedules import Warmup
 from hvd_sparse.sparsifiers import HardThreshold, RandomK
 from hvd_sparse.state.inheritance import Holding, _Claim
-from hvd_sparse.torch.state import _Progress
 from tests.laws import EVERY_SPARSIFIER
 
 HOLDING = Holding(rank=2, size=3, steps=2**40, whole=True)

@@ -14,11 +14,11 @@ from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.device_clock import DeviceClock
 from hvd_sparse.places.step_clock import CpuClock, StepClock
+from hvd_sparse.pytorch.devices import StepStream, check_device, common_device, current_stream
+from hvd_sparse.pytorch.places import OnDevice, place_of
+from hvd_sparse.pytorch.settings import check_dense, check_devices
 from hvd_sparse.torch import LAGS, TopK
-from hvd_sparse.torch.devices import StepStream, check_device, common_device, current_stream
-from hvd_sparse.torch.horovod.host import HorovodHost
-from hvd_sparse.torch.places import OnDevice, place_of
-from hvd_sparse.torch.settings import check_dense, check_devices
+from hvd_sparse.torch.host import HorovodHost
 from hvd_sparse.tuning.measure import measure_machine
 from tests import laws
 from tests.gpus import needs_gpu

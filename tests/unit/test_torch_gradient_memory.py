@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hvd_sparse.errors import UnsupportedError
-from hvd_sparse.torch.gradient_memory import Extent, MemoryInUse
-from hvd_sparse.torch.guards import check_memory
-from hvd_sparse.torch.slots import Slot
+from hvd_sparse.pytorch.gradient_memory import Extent, MemoryInUse
+from hvd_sparse.pytorch.guards import check_memory
+from hvd_sparse.pytorch.slots import Slot
 
 
 def addresses(tensor):

@@ -9,13 +9,13 @@ import torch
 
 from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import HvdSparseError, UnavailableError
-from hvd_sparse.torch import renewal as module
-from hvd_sparse.torch.horovod import host as horovod_host
-from hvd_sparse.torch.horovod.host import HorovodHost
-from hvd_sparse.torch.inheritance import Successor
-from hvd_sparse.torch.learning_rates import LearningRates
-from hvd_sparse.torch.renewal import Renewal
-from hvd_sparse.torch.slots import Slot
+from hvd_sparse.pytorch import renewal as module
+from hvd_sparse.pytorch.inheritance import Successor
+from hvd_sparse.pytorch.learning_rates import LearningRates
+from hvd_sparse.pytorch.renewal import Renewal
+from hvd_sparse.pytorch.slots import Slot
+from hvd_sparse.torch import host as horovod_host
+from hvd_sparse.torch.host import HorovodHost
 
 
 class ProcessSet:

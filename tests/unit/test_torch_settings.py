@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.pytorch.learning_rates import LearningRates
+from hvd_sparse.pytorch.parameters import name_parameters
+from hvd_sparse.pytorch.settings import Settings, check_parameter
+from hvd_sparse.pytorch.slots import Slot
 from hvd_sparse.torch import LAGS
-from hvd_sparse.torch.horovod.host import HorovodHost
-from hvd_sparse.torch.learning_rates import LearningRates
-from hvd_sparse.torch.parameters import name_parameters
-from hvd_sparse.torch.settings import Settings, check_parameter
-from hvd_sparse.torch.slots import Slot
+from hvd_sparse.torch.host import HorovodHost
 
 
 def sgd(*params, **options):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hvd_sparse.torch.slots import Slot, buffer_of
+from hvd_sparse.pytorch.slots import Slot, buffer_of
 
 
 def slot_with(grad, shape=(4, 3)):

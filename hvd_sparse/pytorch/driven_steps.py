@@ -14,19 +14,19 @@ from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.exchange.step_buckets import StepBuckets, op_gradients_of
 from hvd_sparse.exchange.steps import Steps
 from hvd_sparse.planning.plan import BucketChoice
+from hvd_sparse.pytorch.dense import DenseReducer
+from hvd_sparse.pytorch.devices import StepStream
+from hvd_sparse.pytorch.exchange_state import ExchangeState
+from hvd_sparse.pytorch.learning_rates import LearningRates
+from hvd_sparse.pytorch.local_gradient import LocalGradient
+from hvd_sparse.pytorch.loss_scale import LossScale
+from hvd_sparse.pytorch.momentum import Momentum
+from hvd_sparse.pytorch.settings import Settings
+from hvd_sparse.pytorch.slots import Slot, buffer_of
 from hvd_sparse.ranks.world import World
 from hvd_sparse.stats.quality import Quality
 from hvd_sparse.stats.quality_meter import QualityMeter
 from hvd_sparse.stats.residual_growth import ResidualGrowth
-from hvd_sparse.torch.dense import DenseReducer
-from hvd_sparse.torch.devices import StepStream
-from hvd_sparse.torch.exchange_state import ExchangeState
-from hvd_sparse.torch.learning_rates import LearningRates
-from hvd_sparse.torch.local_gradient import LocalGradient
-from hvd_sparse.torch.loss_scale import LossScale
-from hvd_sparse.torch.momentum import Momentum
-from hvd_sparse.torch.settings import Settings
-from hvd_sparse.torch.slots import Slot, buffer_of
 
 
 class DrivenSteps:

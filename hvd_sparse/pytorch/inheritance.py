@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from hvd_sparse.pytorch import state
+from hvd_sparse.pytorch.gradient_exchange import GradientExchange
+from hvd_sparse.pytorch.host import TorchHost
 from hvd_sparse.state.inheritance import Rates, total_of
-from hvd_sparse.torch import state
-from hvd_sparse.torch.gradient_exchange import GradientExchange
-from hvd_sparse.torch.host import TorchHost
 
 
 def residuals_of(saved: Mapping[str, Any]) -> dict[str, NDArray[Any]]:

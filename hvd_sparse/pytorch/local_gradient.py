@@ -10,9 +10,9 @@ import math
 import torch
 
 from hvd_sparse.exchange.local_share import LocalShare
-from hvd_sparse.torch.loss_scale import LossScale
-from hvd_sparse.torch.settings import Settings
-from hvd_sparse.torch.slots import Slot
+from hvd_sparse.pytorch.loss_scale import LossScale
+from hvd_sparse.pytorch.settings import Settings
+from hvd_sparse.pytorch.slots import Slot
 
 
 class LocalGradient:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from hvd_sparse.compression import Compression
-from hvd_sparse.torch.parameter_groups import ParameterGroups
-from hvd_sparse.torch.slots import Slot
+from hvd_sparse.pytorch.parameter_groups import ParameterGroups
+from hvd_sparse.pytorch.slots import Slot
 
 
 class LearningRates:

@@ -22,7 +22,7 @@ import torch
 
 from hvd_sparse.compression import AUTO, Compression
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.torch.owner import weakly
+from hvd_sparse.pytorch.owner import weakly
 
 _Group = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.torch.attachment import attachment_of, require_attachment
+from hvd_sparse.pytorch.attachment import attachment_of, require_attachment
 from hvd_sparse.tuning.tuner import Tuning
 
 

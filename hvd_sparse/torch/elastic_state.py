@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from horovod.common.exceptions import HostsUpdatedInterrupt
 
+from hvd_sparse.pytorch.attachment import attachment_of, require_attachment
 from hvd_sparse.state.inheritance import checked_policy
-from hvd_sparse.torch.attachment import attachment_of, require_attachment
 
 
 def elastic_residuals(optimizer: torch.optim.Optimizer, policy: str) -> None:

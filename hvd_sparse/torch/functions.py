@@ -11,11 +11,11 @@ from hvd_sparse.arrays.channels import Channels
 from hvd_sparse.compression import Compression, GTopK, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange.reduction import checked_reduction
-from hvd_sparse.torch.devices import current_stream
-from hvd_sparse.torch.gradient_memory import Extent
-from hvd_sparse.torch.guards import check_not_capturing
-from hvd_sparse.torch.settings import check_parameter
-from hvd_sparse.torch.slots import buffer_of
+from hvd_sparse.pytorch.devices import current_stream
+from hvd_sparse.pytorch.gradient_memory import Extent
+from hvd_sparse.pytorch.guards import check_not_capturing
+from hvd_sparse.pytorch.settings import check_parameter
+from hvd_sparse.pytorch.slots import buffer_of
 
 _DEFAULT = GTopK(density=0.01)
 

@@ -17,7 +17,7 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from hvd_sparse.errors import UnsupportedError
-from hvd_sparse.torch.opaque import opaque
+from hvd_sparse.pytorch.opaque import opaque
 
 ATTRIBUTE = "_hvd_sparse"  # of an optimizer: its AroundStep
 

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from hvd_sparse.errors import HvdSparseError
+from hvd_sparse.pytorch import guards, state
+from hvd_sparse.pytorch.gradient_exchange import GradientExchange
+from hvd_sparse.pytorch.host import TorchHost
+from hvd_sparse.pytorch.inheritance import Successor
+from hvd_sparse.pytorch.opaque import opaque
 from hvd_sparse.state import renewal
 from hvd_sparse.state.inheritance import inherit
 from hvd_sparse.stats.step_stats import Stats
-from hvd_sparse.torch import guards, state
-from hvd_sparse.torch.gradient_exchange import GradientExchange
-from hvd_sparse.torch.host import TorchHost
-from hvd_sparse.torch.inheritance import Successor
-from hvd_sparse.torch.opaque import opaque
 
 
 class Renewal(renewal.Renewal[GradientExchange]):

@@ -11,13 +11,13 @@ from hvd_sparse.compression import Compression, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange import local_share
 from hvd_sparse.exchange.reduction import Reduction
+from hvd_sparse.pytorch.devices import check_device, common_device
+from hvd_sparse.pytorch.host import TorchHost
+from hvd_sparse.pytorch.parameters import NamedParameters
+from hvd_sparse.pytorch.places import OnDevice
+from hvd_sparse.pytorch.slots import DTYPES
+from hvd_sparse.pytorch.step_hooks import check_hooks
 from hvd_sparse.schedules import checked_count
-from hvd_sparse.torch.devices import check_device, common_device
-from hvd_sparse.torch.host import TorchHost
-from hvd_sparse.torch.parameters import NamedParameters
-from hvd_sparse.torch.places import OnDevice
-from hvd_sparse.torch.slots import DTYPES
-from hvd_sparse.torch.step_hooks import check_hooks
 
 _REFUSED_OPTIMIZERS = {
     torch.optim.LBFGS: "it evaluates its closure many times a step",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hvd_sparse.torch.owner import weakly
+from hvd_sparse.pytorch.owner import weakly
 
 
 class ParameterGroups:

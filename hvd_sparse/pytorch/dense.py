@@ -8,10 +8,10 @@ import torch
 
 from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.exchange.reduction import Reduction
+from hvd_sparse.pytorch.host import TorchHost
+from hvd_sparse.pytorch.slots import Slot
 from hvd_sparse.ranks.host import Pending
 from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
-from hvd_sparse.torch.host import TorchHost
-from hvd_sparse.torch.slots import Slot
 
 
 class DenseReducer:

@@ -10,10 +10,10 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from hvd_sparse.errors import GradientInFlightError, UnsupportedError
-from hvd_sparse.torch.gradient_memory import Extent, MemoryInUse
-from hvd_sparse.torch.opaque import opaque
-from hvd_sparse.torch.parameter_groups import ParameterGroups
-from hvd_sparse.torch.slots import DTYPES, Slot
+from hvd_sparse.pytorch.gradient_memory import Extent, MemoryInUse
+from hvd_sparse.pytorch.opaque import opaque
+from hvd_sparse.pytorch.parameter_groups import ParameterGroups
+from hvd_sparse.pytorch.slots import DTYPES, Slot
 
 
 class Receiver(Protocol):

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.torch import state, step_hooks
-from hvd_sparse.torch.gradient_exchange import GradientExchange
-from hvd_sparse.torch.opaque import opaque
-from hvd_sparse.torch.owner import weakly
-from hvd_sparse.torch.renewal import Renewal
-from hvd_sparse.torch.settings import checked_passes
+from hvd_sparse.pytorch import state, step_hooks
+from hvd_sparse.pytorch.gradient_exchange import GradientExchange
+from hvd_sparse.pytorch.opaque import opaque
+from hvd_sparse.pytorch.owner import weakly
+from hvd_sparse.pytorch.renewal import Renewal
+from hvd_sparse.pytorch.settings import checked_passes
 
 
 class Attachment:

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from hvd_sparse.errors import CheckpointMismatchError
+from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.state.saved_exchange import mismatch_of, misplacement_of, taken_up
-from hvd_sparse.torch.gradient_exchange import GradientExchange
 
 KEY = "hvd_sparse"
 _VERSION = 4

@@ -24,23 +24,23 @@ from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.places.step_clock import Reading, StepClock
 from hvd_sparse.planning import plan
+from hvd_sparse.pytorch import guards, step_hooks, step_marks
+from hvd_sparse.pytorch.dense import DenseReducer
+from hvd_sparse.pytorch.devices import common_device
+from hvd_sparse.pytorch.driven_steps import DrivenSteps
+from hvd_sparse.pytorch.exchange_state import ExchangeState
+from hvd_sparse.pytorch.gradient_memory import MemoryInUse
+from hvd_sparse.pytorch.host import TorchHost
+from hvd_sparse.pytorch.learning_rates import LearningRates
+from hvd_sparse.pytorch.loss_scale import LossScale
+from hvd_sparse.pytorch.momentum import Momentum
+from hvd_sparse.pytorch.owner import weakly
+from hvd_sparse.pytorch.parameters import NamedParameters
+from hvd_sparse.pytorch.settings import Settings, check_not_twice, may_be_sparse
+from hvd_sparse.pytorch.slots import Slot
 from hvd_sparse.ranks.world import World
 from hvd_sparse.state.saved_exchange import conditions_of
 from hvd_sparse.stats.step_stats import Stats, StepStats
-from hvd_sparse.torch import guards, step_hooks, step_marks
-from hvd_sparse.torch.dense import DenseReducer
-from hvd_sparse.torch.devices import common_device
-from hvd_sparse.torch.driven_steps import DrivenSteps
-from hvd_sparse.torch.exchange_state import ExchangeState
-from hvd_sparse.torch.gradient_memory import MemoryInUse
-from hvd_sparse.torch.host import TorchHost
-from hvd_sparse.torch.learning_rates import LearningRates
-from hvd_sparse.torch.loss_scale import LossScale
-from hvd_sparse.torch.momentum import Momentum
-from hvd_sparse.torch.owner import weakly
-from hvd_sparse.torch.parameters import NamedParameters
-from hvd_sparse.torch.settings import Settings, check_not_twice, may_be_sparse
-from hvd_sparse.torch.slots import Slot
 from hvd_sparse.tuning.measurer import Measurer
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.pytorch.attachment import require_attachment
+from hvd_sparse.pytorch.gradient_exchange import GradientExchange
+from hvd_sparse.pytorch.opaque import opaque
 from hvd_sparse.schedules import checked_count
 from hvd_sparse.stats.metrics import ScalarWriter, Sink, metrics_of, sink_of, summary_of
-from hvd_sparse.torch.attachment import require_attachment
-from hvd_sparse.torch.gradient_exchange import GradientExchange
-from hvd_sparse.torch.opaque import opaque
 
 # Number of entries whose squares are added up in float32, which takes a tenth of the time of
 # float64; the sums of such parts are added up in float64.

@@ -13,8 +13,8 @@ from hvd_sparse.places import place
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.places.device_clock import DeviceClock
 from hvd_sparse.places.step_clock import Clock
-from hvd_sparse.torch.devices import current_stream
-from hvd_sparse.torch.slots import buffer_of
+from hvd_sparse.pytorch.devices import current_stream
+from hvd_sparse.pytorch.slots import buffer_of
 
 
 class OnDevice(place.OnDevice):

@@ -10,7 +10,7 @@ from hvd_sparse import _core
 from hvd_sparse.buckets import Layer
 from hvd_sparse.exchange.step_buckets import OpGradients
 from hvd_sparse.exchange.steps import Steps
-from hvd_sparse.torch.slots import buffer_of
+from hvd_sparse.pytorch.slots import buffer_of
 
 
 class ExchangeState:

@@ -10,18 +10,18 @@ import torch
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.messages import Messages
+from hvd_sparse.pytorch.attachment import Attachment, attachment_of, require_attachment
+from hvd_sparse.pytorch.devices import common_device
+from hvd_sparse.pytorch.gradient_exchange import GradientExchange
+from hvd_sparse.pytorch.host import TorchHost
+from hvd_sparse.pytorch.owner import weakly
+from hvd_sparse.pytorch.parameters import NamedParameters, describe, name_parameters
+from hvd_sparse.pytorch.places import place_of
+from hvd_sparse.pytorch.renewal import Renewal
+from hvd_sparse.pytorch.settings import Settings, check_dense, check_devices, check_parameter
 from hvd_sparse.ranks.agreement import agree, kind_of_device
 from hvd_sparse.ranks.world import in_elastic_job
 from hvd_sparse.stats.step_stats import Stats
-from hvd_sparse.torch.attachment import Attachment, attachment_of, require_attachment
-from hvd_sparse.torch.devices import common_device
-from hvd_sparse.torch.gradient_exchange import GradientExchange
-from hvd_sparse.torch.host import TorchHost
-from hvd_sparse.torch.owner import weakly
-from hvd_sparse.torch.parameters import NamedParameters, describe, name_parameters
-from hvd_sparse.torch.places import place_of
-from hvd_sparse.torch.renewal import Renewal
-from hvd_sparse.torch.settings import Settings, check_dense, check_devices, check_parameter
 from hvd_sparse.tuning.measurer import Measurer
 
 _live: weakref.WeakSet[GradientExchange] = weakref.WeakSet()

@@ -25,17 +25,17 @@ import torch
 from hvd_sparse.compression import as_compression, is_sparse_compression
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.patching import replace
+from hvd_sparse.pytorch import state
+from hvd_sparse.pytorch.attachment import attachment_of
+from hvd_sparse.pytorch.gradient_exchange import GradientExchange
+from hvd_sparse.pytorch.optimizer import distribute, live_exchanges
 from hvd_sparse.ranks import lifecycle
-from hvd_sparse.torch import state
-from hvd_sparse.torch.attachment import attachment_of
-from hvd_sparse.torch.gradient_exchange import GradientExchange
-from hvd_sparse.torch.horovod.elastic_state import (
+from hvd_sparse.torch.elastic_state import (
     check_host_updates,
     restore_optimizer,
     sync_optimizer,
 )
-from hvd_sparse.torch.horovod.host import HorovodHost
-from hvd_sparse.torch.optimizer import distribute, live_exchanges
+from hvd_sparse.torch.host import HorovodHost
 
 # Modules of Horovod that hold the functions under their own names.
 _MODULES = (

@@ -1,0 +1,54 @@
+"""The library that runs the ranks, as an exchange of PyTorch's gradients uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from hvd_sparse.exchange.reduction import Reduction
+from hvd_sparse.ranks.host import Host, Pending
+
+
+class TorchHost(Host, Protocol):
+    """A host that reduces tensors, too."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Numbers of the ranks in the whole job, for messages."""
+
+    def has_peers(self) -> bool:
+        """Returns true if this process belongs to the ranks, and is not the only one.
+
+        Raises:
+            UnavailableError: The library no longer knows the ranks.
+        """
+
+    def included(self) -> bool:
+        """Returns true if this process belongs to the ranks."""
+
+    def require_initialized(self) -> None:
+        """Raises UnavailableError if the library is not initialised."""
+
+    def place(self) -> tuple[int, int]:
+        """Returns this process's rank, and the number of ranks, as they are now."""
+
+    def reduction(self, **options: Any) -> Reduction:
+        """Returns the reduction over the ranks that the library's own options ask for.
+
+        Raises:
+            InvalidArgumentError: An option lies outside its limits.
+            UnsupportedError: A sparse exchange cannot honour an option.
+        """
+
+    def require_sums_on(self, device: torch.device, what: str) -> None:
+        """Raises UnsupportedError if the library cannot sum tensors on a device.
+
+        Args:
+            device: The device.
+            what: The tensors that would be summed there, as the error names them.
+        """
+
+    def reduce(self, tensor: torch.Tensor, name: str, reduction: Reduction) -> Pending[Any]:
+        """Reduces a tensor over the ranks, in place: float64, float32 or float16, contiguous."""
