@@ -1,7 +1,8 @@
 """The interface through which the laws of tests/framework_laws train with any framework.
 
 Gradients and results are NumPy arrays by the name of their parameter. The adapters are in
-tests/parallel/torch_framework.py and tests/parallel_tensorflow/tensorflow_framework.py.
+tests/parallel/torch_framework.py, tests/parallel_ddp/ddp_framework.py and
+tests/parallel_tensorflow/tensorflow_framework.py.
 """
 
 from __future__ import annotations
@@ -116,6 +117,8 @@ class Framework(ABC):
         refusal: Type of the error of a refused step.
         on_gpu: True if models lie on a GPU.
         scales_passes: True if the loss of several passes per step can be scaled.
+        fuses: True if the bits of a dense sum may depend on what is summed with it: with more than
+            two ranks, its place in a message says in which order these are added up.
     """
 
     rank: int
@@ -124,6 +127,7 @@ class Framework(ABC):
     refusal: type[Exception]
     on_gpu: bool = False
     scales_passes: bool = True
+    fuses: bool = False
 
     @abstractmethod
     def model(
@@ -205,6 +209,18 @@ class Framework(ABC):
     def total(self, array: np.ndarray, ranks: Any = None) -> np.ndarray:
         """Returns the flat sum over the ranks."""
         return self.totals({"": array}, ranks)[""]
+
+    def assert_reduced(
+        self, result: np.ndarray, sent: np.ndarray, dtype: str, op: str, predivide: float
+    ) -> np.ndarray:
+        """Compares a dense result with the reduction of what the ranks sent; returns the latter."""
+        expected = self.reduced(sent, dtype, op, predivide)
+        if self.fuses and self.size > 2:
+            last_bits = self.size * (2.0**-7 if dtype == "bfloat16" else 2.0**-10)
+            assert np.all(np.abs(result.ravel() - expected) <= last_bits * self.total(np.abs(sent)))
+        else:
+            assert np.array_equal(result.ravel(), expected)
+        return expected
 
     def barrier(self) -> None:
         """Waits for all ranks."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -17,19 +19,56 @@ from hvd_sparse.ranks.agreement import agree_on_call
 from hvd_sparse.ranks.world import World
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a call.
+
+    Attributes:
+        key: Number or name of their process set or group; another set may get it after that one.
+        group: The process set or group.
+        numbers: Their numbers in the whole job, for messages.
+        name: Their name, for messages.
+        world: Returns them as a world. Collective.
+    """
+
+    key: Hashable
+    group: object
+    numbers: Sequence[int]
+    name: str
+    world: Callable[[], World]
+
+    @classmethod
+    def of_process_set(cls, hvd: ModuleType, process_set: Any) -> Ranks:
+        """Returns the ranks of a process set of Horovod.
+
+        Args:
+            hvd: `horovod.torch` or `horovod.tensorflow`.
+            process_set: The process set.
+        """
+        number = process_set.process_set_id
+        return cls(
+            number,
+            process_set,
+            process_set.ranks,
+            f"process set {number}",
+            lambda: World.from_horovod(hvd, process_set),
+        )
+
+
 class _Channel:
-    """The exchange of a process set.
+    """The exchange of some ranks.
 
     It has a bucket per (numel, dtype, compression, name, device type). A rank's bucket stays on the
     device on which it was first used.
     """
 
-    def __init__(self, hvd: ModuleType, process_set: Any) -> None:
-        self.process_set = process_set
-        self._ranks = process_set.ranks
-        self._world = World.from_horovod(hvd, process_set)
+    def __init__(self, ranks: Ranks) -> None:
+        self.group = ranks.group
+        self._ranks = ranks.numbers
+        self._world = ranks.world()
+        self.size = self._world.size
         self.exchange = Exchange.between_ranks(
-            self._world, name=f"sparse_allreduce in process set {process_set.process_set_id}"
+            self._world, name=f"sparse_allreduce in {ranks.name}"
         )
         self._buckets: dict[
             tuple[object, ...], tuple[int, list[int], np.ndarray[Any, Any], str]
@@ -63,15 +102,10 @@ class _Channel:
 
 
 class Channels:
-    """The exchanges of one framework's calls, one for each process set.
+    """The exchanges of one framework's calls, one for each process set or group."""
 
-    Args:
-        hvd: `horovod.torch` or `horovod.tensorflow`.
-    """
-
-    def __init__(self, hvd: ModuleType) -> None:
-        self._hvd = hvd
-        self._channels: dict[int, _Channel] = {}
+    def __init__(self) -> None:
+        self._channels: dict[Hashable, _Channel] = {}
 
     def allreduce(
         self,
@@ -81,7 +115,7 @@ class Channels:
         compression: Compression,
         reduction: Reduction,
         name: str | None,
-        process_set: Any,
+        ranks: Ranks,
         device: str = "cpu",
         stream: int = 0,
     ) -> None:
@@ -94,7 +128,7 @@ class Channels:
                 warm-up does not.
             reduction: Average or sum.
             name: Distinguishes arrays of the same size.
-            process_set: A process set of Horovod that contains this rank.
+            ranks: The ranks, this one among them.
             device: Device of array and residual: "cpu", or "cuda:0" and the like.
             stream: On a device, the stream that writes the array before, and reads it after.
 
@@ -105,7 +139,7 @@ class Channels:
             ExchangeFailedError: Another rank ended the exchange, or died. The next call builds it
                 anew.
         """
-        channel = self._of(process_set)
+        channel = self._of(ranks)
         exchange = channel.exchange
         try:
             number, ks, state = channel.bucket(name, array, compression, device)
@@ -116,7 +150,7 @@ class Channels:
                 states=Buffer.of(state),
                 ks=ks,
                 decays=[1.0],
-                output_scale=reduction.scales(process_set.size())[1],
+                output_scale=reduction.scales(channel.size)[1],
                 stream=stream,
             )
             exchange.wait(number, stream=stream)
@@ -124,14 +158,14 @@ class Channels:
         except BaseException as error:
             has_ended = isinstance(error, ExchangeFailedError)
             if has_ended or not isinstance(error, HvdSparseError):  # Ctrl-C: it may be in flight
-                del self._channels[process_set.process_set_id]
+                del self._channels[ranks.key]
                 exchange.close()  # the core no longer uses the memory
             raise
 
-    def _of(self, process_set: Any) -> _Channel:
-        key = process_set.process_set_id
+    def _of(self, ranks: Ranks) -> _Channel:
+        key = ranks.key
         channel = self._channels.get(key)
-        if channel is not None and channel.process_set is not process_set:
+        if channel is not None and channel.group is not ranks.group:
             channel.exchange.close()  # its set was removed, and this one has its number
         try:
             if channel is not None:
@@ -142,5 +176,5 @@ class Channels:
         except HvdSparseError:  # closed: Horovod was shut down and initialised again
             channel = None
         if channel is None:
-            channel = self._channels[key] = _Channel(self._hvd, process_set)
+            channel = self._channels[key] = _Channel(ranks)
         return channel

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from hvd_sparse.arrays.arrays import Placed, placed
-from hvd_sparse.arrays.channels import Channels
+from hvd_sparse.arrays.channels import Channels, Ranks
 from hvd_sparse.compression import Compression, GTopK, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from hvd_sparse.exchange.reduction import checked_reduction
@@ -77,7 +77,9 @@ def sparse_allreduce(
             compression=chosen,
             reduction=reduction,
             name=name,
-            process_set=hvd.global_process_set if process_set is None else process_set,
+            ranks=Ranks.of_process_set(
+                hvd, hvd.global_process_set if process_set is None else process_set
+            ),
             device=output.device,
             stream=output.stream,
         )
@@ -107,7 +109,7 @@ def _check_out(out: Any, array: Any, output: Placed, ours: Placed, kept: Placed)
 
 @functools.cache
 def _channels(hvd: ModuleType) -> Channels:
-    return Channels(hvd)
+    return Channels()
 
 
 def _horovod() -> ModuleType:

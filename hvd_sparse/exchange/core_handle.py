@@ -127,7 +127,7 @@ class CoreHandle:
     @property
     def _open(self) -> _core.Exchange:
         if self._core is None:
-            raise HvdSparseError("this exchange is closed: Horovod was shut down, build it anew")
+            raise HvdSparseError("this exchange is closed: its ranks were shut down, build it anew")
         return self._core
 
     @contextmanager

@@ -17,11 +17,25 @@ class Reduction:
 
     Attributes:
         averages: True for an average.
-        gradient_predivide_factor: Horovod's factor, by which gradients are divided before the sum.
+        gradient_predivide_factor: The factor by which gradients are divided before the sum.
     """
 
     averages: bool
     gradient_predivide_factor: float
+
+    @classmethod
+    def checked(cls, *, averages: bool, gradient_predivide_factor: float) -> Reduction:
+        """Returns the reduction that a user has asked for.
+
+        Raises:
+            InvalidArgumentError: The factor is not a finite number above 0, or goes with a sum.
+        """
+        factor = float(gradient_predivide_factor)
+        if not 0 < factor < float("inf"):
+            raise InvalidArgumentError(f"gradient_predivide_factor must be > 0, got {factor}")
+        if factor != 1.0 and not averages:
+            raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
+        return cls(averages=averages, gradient_predivide_factor=factor)
 
     def scales(self, size: int) -> tuple[float, float]:
         """Returns the factors of gradients added to the residual, and of sums written back."""
@@ -77,9 +91,6 @@ def checked_reduction(
             "groups and num_groups do not apply to a sparse compression: adaptive LAGS chooses "
             "what travels together; with adaptive=False its bucket_numel says how many elements do"
         )
-    factor = float(gradient_predivide_factor)
-    if not 0 < factor < float("inf"):
-        raise InvalidArgumentError(f"gradient_predivide_factor must be > 0, got {factor}")
-    if factor != 1.0 and op != hvd.Average:
-        raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
-    return Reduction(averages=op == hvd.Average, gradient_predivide_factor=factor)
+    return Reduction.checked(
+        averages=op == hvd.Average, gradient_predivide_factor=gradient_predivide_factor
+    )

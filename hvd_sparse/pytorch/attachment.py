@@ -1,4 +1,4 @@
-"""Attaches an exchange to an optimizer: hooks on its step and its state, and Horovod's methods."""
+"""Attaches an exchange to an optimizer: hooks on its step and its state, and methods for users."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from hvd_sparse.pytorch.settings import checked_passes
 
 
 class Attachment:
-    """The hooks on an optimizer, and the methods that Horovod's users call.
+    """The hooks on an optimizer, and the methods that users call.
 
     Args:
         optimizer: The user's optimizer.
         renewal: Builds and holds the exchange of its gradients.
-        passes: Backward passes per step.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, renewal: Renewal, passes: int) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, renewal: Renewal) -> None:
         self.renewal = renewal
         self._owner = weakly(optimizer)
         self._should_synchronize = True
@@ -42,17 +41,20 @@ class Attachment:
         optimizer.register_state_dict_post_hook(self._save)
         optimizer.register_load_state_dict_pre_hook(self._check_load)
         optimizer.register_load_state_dict_post_hook(self._load)
-        added = {
-            step_hooks.ATTRIBUTE: self,
-            "synchronize": opaque(self.synchronize),
-            "skip_synchronize": opaque(self.skip_synchronize),
-            "zero_grad": opaque(self.zero_grad),
-            "reset_residual": opaque(self.reset_residual),
-            "set_backward_passes_per_step": opaque(self.set_backward_passes_per_step),
-            "backward_passes_per_step": passes,
-        }
-        for name, value in added.items():
-            setattr(optimizer, name, value)
+        setattr(optimizer, step_hooks.ATTRIBUTE, self)
+        for method in (self.zero_grad, self.reset_residual):
+            setattr(optimizer, method.__name__, opaque(method))
+
+    def add_methods(self, passes: int) -> None:
+        """Adds the methods that Horovod gives a DistributedOptimizer.
+
+        Args:
+            passes: Backward passes per step.
+        """
+        optimizer = self._owner()
+        for method in (self.synchronize, self.skip_synchronize, self.set_backward_passes_per_step):
+            setattr(optimizer, method.__name__, opaque(method))
+        optimizer.backward_passes_per_step = passes  # type: ignore[attr-defined]
 
     @property
     def exchange(self) -> GradientExchange | None:
@@ -87,7 +89,7 @@ class Attachment:
         finally:
             self._should_synchronize = True
 
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Like the optimizer's own, but refused, on all ranks, between backward and synchronize().
 
         Raises:
@@ -101,10 +103,10 @@ class Attachment:
             )
             self.exchange.release()
         if self._replaced_zero_grad is not None:
-            self._replaced_zero_grad(*args, **kwargs)
+            self._replaced_zero_grad(set_to_none=set_to_none)
         else:
             optimizer = self._owner()
-            type(optimizer).zero_grad(optimizer, *args, **kwargs)
+            type(optimizer).zero_grad(optimizer, set_to_none=set_to_none)
 
     def reset_residual(self, state_dict: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """Empties this rank's residuals; gradients that were not sent yet are lost.
@@ -258,7 +260,7 @@ def _exchanging(closure: Callable[[], Any], exchange: GradientExchange) -> Calla
 
 
 def attachment_of(optimizer: object) -> Attachment | None:
-    """Returns an optimizer's attachment; None unless DistributedOptimizer has wrapped it."""
+    """Returns an optimizer's attachment; None if it has no sparse compression."""
     attachment = getattr(optimizer, step_hooks.ATTRIBUTE, None)
     return attachment if isinstance(attachment, Attachment) else None
 
@@ -268,7 +270,7 @@ def require_attachment(optimizer: object) -> Attachment:
     attachment = attachment_of(optimizer)
     if attachment is None:
         raise InvalidArgumentError(
-            f"{type(optimizer).__name__} does not come from hvd.DistributedOptimizer with a sparse "
-            "compression"
+            f"{type(optimizer).__name__} has no sparse compression: it does not come from "
+            "hvd.DistributedOptimizer with one, nor was it given to hvd_sparse.ddp.attach"
         )
     return attachment

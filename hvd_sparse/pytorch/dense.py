@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,19 +44,44 @@ class DenseReducer:
         self._reduction = reduction
         self._messages = messages
         self._timeline = timeline
-        self._in_flight: list[tuple[Slot, Pending[Any]]] = []
+        self._collected: list[Slot] = []
+        self._in_flight: list[_Sum] = []
 
     def launch(self, slot: Slot) -> None:
-        """Starts the reduction of a gradient that was taken; see `Slot.take`."""
-        if slot.result().dtype == torch.bfloat16:  # which Horovod does not know
-            slot.convert(torch.float32)
-        work = slot.result()
-        size = work.numel() * work.element_size()
-        self.bytes += size
-        if self._timeline is not None:
-            self._timeline.dense_launched(size)
-        pending = self._host.reduce(work, f"{self._prefix}.{slot.name}", self._reduction)
-        self._in_flight.append((slot, pending))
+        """Starts the reduction of a gradient that was taken; see `Slot.take`.
+
+        If the host does not fuse small tensors, it starts with the next `flush`.
+        """
+        dtype = self._host.sums_in(slot.result().dtype)
+        if dtype != slot.result().dtype:
+            slot.convert(dtype)
+        self._collected.append(slot)
+        if self._host.fuses:
+            self._send([slot], slot.result())
+            self._collected.clear()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the gradients that wait for `flush`."""
+        results = (slot.result() for slot in self._collected)
+        return sum(result.numel() * result.element_size() for result in results)
+
+    def flush(self, buffer: torch.Tensor | None = None) -> None:
+        """Starts the reduction of all gradients that wait for it, as one tensor for each type.
+
+        Args:
+            buffer: Memory, flat; if it holds these gradients and nothing else, it is that tensor.
+        """
+        slots, self._collected = self._collected, []
+        if not slots:
+            return
+        if buffer is not None and _fill(buffer, slots):
+            self._send(slots, buffer)
+            return
+        slots.sort(key=lambda slot: slot.name)  # so that bits do not depend on who came first
+        for dtype in dict.fromkeys(slot.result().dtype for slot in slots):
+            alike = [slot for slot in slots if slot.result().dtype == dtype]
+            self._send(alike, torch.cat([slot.result().view(-1) for slot in alike]))
 
     def wait(self, *, check_finite: bool) -> str | None:
         """Waits for all launched gradients; the results are then in their slots.
@@ -69,19 +95,71 @@ class DenseReducer:
         Raises:
             ExchangeFailedError: The exchange has ended.
         """
+        self.flush()
         refuse = None
-        for slot, pending in self._in_flight:
-            self._messages.wait_for(pending)
-            if check_finite and refuse is None and not _fits(slot):
-                refuse = f"the sum of the gradients of '{slot.name}' over the ranks is not finite"
+        for one in self._in_flight:
+            self._messages.wait_for(one.pending)
+            one.hand_out()
+            for slot in one.slots:
+                if check_finite and refuse is None and not _fits(slot):
+                    refuse = (
+                        f"the sum of the gradients of '{slot.name}' over the ranks is not finite"
+                    )
         if self._timeline is not None:
             self._timeline.dense_done()
         return refuse
 
     def release(self) -> None:
         """Prepares for the next step."""
+        self._collected.clear()
         self._in_flight.clear()
         self.bytes = 0
+
+    def _send(self, slots: list[Slot], tensor: torch.Tensor) -> None:
+        size = tensor.numel() * tensor.element_size()
+        self.bytes += size
+        if self._timeline is not None:
+            self._timeline.dense_launched(size)
+        name = f"{self._prefix}.{slots[0].name}"
+        pending = self._host.reduce(tensor, name, self._reduction)
+        self._in_flight.append(_Sum(slots, tensor, pending))
+
+
+class _Sum(NamedTuple):
+    """Gradients that are reduced together.
+
+    Attributes:
+        slots: Their slots.
+        tensor: What is reduced: their own memory, or a copy, one after the other.
+        pending: The reduction.
+    """
+
+    slots: list[Slot]
+    tensor: torch.Tensor
+    pending: Pending[Any]
+
+    def hand_out(self) -> None:
+        """Copies the result into the slots, unless it is there already."""
+        if _lies_in(self.tensor, self.slots[0]):
+            return
+        parts = torch.split(self.tensor, [slot.numel for slot in self.slots])
+        for slot, part in zip(self.slots, parts, strict=True):
+            slot.result().view(-1).copy_(part)
+
+
+def _fill(buffer: torch.Tensor, slots: Sequence[Slot]) -> bool:
+    """Returns true if the results of these slots are all that a buffer holds."""
+    return sum(slot.numel for slot in slots) == buffer.numel() and all(
+        _lies_in(buffer, slot) for slot in slots
+    )
+
+
+def _lies_in(memory: torch.Tensor, slot: Slot) -> bool:
+    """Returns true if the result of a slot is a part of contiguous memory."""
+    result = slot.result()
+    begin = memory.data_ptr()
+    end = begin + memory.numel() * memory.element_size()
+    return result.dtype == memory.dtype and begin <= result.data_ptr() < end
 
 
 def _fits(slot: Slot) -> bool:

@@ -28,6 +28,9 @@ from hvd_sparse.stats.quality import Quality
 from hvd_sparse.stats.quality_meter import QualityMeter
 from hvd_sparse.stats.residual_growth import ResidualGrowth
 
+# In a sparse step, dense gradients travel together up to this size; DDP's first bucket has it, too.
+_DENSE_BYTES = 1 << 20
+
 
 class DrivenSteps:
     """The steps of one optimizer, run by the core's engine on the thread that has gradients.
@@ -87,7 +90,7 @@ class DrivenSteps:
         self._velocity_only = [
             Layer(slot.name, slot.numel)
             for slot in slots
-            if momentum.exists and slot.name not in sparse
+            if momentum.exists and slot.name not in sparse and slot.optimized
         ]
         self._lay_out(layers)
 
@@ -197,6 +200,19 @@ class DrivenSteps:
             self._missing[op] -= 1
             if self._missing[op] == 0:
                 self._hand_over(op)
+
+    def flush(self, buffer: torch.Tensor) -> None:
+        """Sends the dense ones of the gradients that have arrived, or lets them wait for more.
+
+        In a sparse step they are few, and travel together at its end.
+
+        Args:
+            buffer: Memory that gradients share; see `DenseReducer.flush`.
+        """
+        if self._buckets.choices and self._dense.waiting_bytes < _DENSE_BYTES:
+            return
+        with self._stream.follow():
+            self._dense.flush(buffer)
 
     def launch_missing(self) -> None:
         """Sends all gradients that have not arrived; they count as zero."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from hvd_sparse import log
 from hvd_sparse.buckets import Layer
@@ -44,7 +45,9 @@ from hvd_sparse.stats.step_stats import Stats, StepStats
 from hvd_sparse.tuning.measurer import Measurer
 
 
-class _Phase(enum.Enum):
+class Phase(enum.Enum):
+    """What has become of the gradients of a step."""
+
     IDLE = "no gradient has arrived in this step"
     GATHERING = "gradients arrive"
     EXCHANGED = "the gradients are averages; the optimizer has not stepped yet"
@@ -55,7 +58,11 @@ class GradientExchange:
 
     A gradient that backward has completed is handed to the core, with the others of its op; the
     core starts buckets, in one order on every rank. Ops lie in reverse order of registration. Small
-    and 1-d gradients go through the host, as does all that is faster dense.
+    and 1-d gradients go through the host, as does all that is faster dense, and what another
+    optimizer updates.
+
+    Gradients are exchanged where parameters have them, and each arrives by a hook on its parameter.
+    A subclass takes them from elsewhere.
 
     Attributes:
         world: The ranks.
@@ -73,6 +80,7 @@ class GradientExchange:
     """
 
     any_ended_early: ClassVar[bool] = False
+    _slot_type: ClassVar[type[Slot]] = Slot
 
     def __init__(
         self,
@@ -97,19 +105,28 @@ class GradientExchange:
         self._exchange = exchange
         self._sparse_as_dense = settings.sparse_as_dense
         self._loss_scale = LossScale(settings.compression.loss_scale)
-        self._phase = _Phase.IDLE
+        self._phase = Phase.IDLE
         self._paused = False
         self._known = {id(param) for _, param in named}
         self._device = common_device(named)
 
-        self._slots = [Slot(name, param, self.passes) for name, param in named if param.numel() > 0]
+        optimized = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        self._slots = [
+            self._slot_type(name, param, self.passes) for name, param in named if param.numel() > 0
+        ]
+        for slot in self._slots:
+            slot.optimized = id(slot.param) in optimized
         self.parameters = {slot.name: slot.param for slot in self._slots}
         self._memory = MemoryInUse()
         compression = self._compression = settings.compression
         self.conditions = conditions_of(
             compression, local_size=exchange.local_size, device=str(self._device)
         )
-        large = [s for s in reversed(self._slots) if may_be_sparse(s.param, compression)]
+        large = [
+            slot
+            for slot in reversed(self._slots)
+            if slot.optimized and may_be_sparse(slot.param, compression)
+        ]
         self.layers = tuple(Layer(slot.name, slot.param.numel()) for slot in large)
         self._large = {slot.name: slot for slot in large}
         self._host_failure = host.failure
@@ -141,15 +158,19 @@ class GradientExchange:
             self.tuner = measurer.tuner(self.layers, compression, messages)
             if self.tuner is None:
                 self._driven.replace_buckets(plan.fixed_choices(self.layers, compression))
-        self._hooks = [
-            slot.param.register_post_accumulate_grad_hook(guards.hook(weakref.ref(self), slot))  # type: ignore[no-untyped-call]
-            for slot in self._slots
-            if slot.param.requires_grad  # one frozen later is launched at the end of the step
-        ]
+        self._hooks = self._listen()
         # The core writes to memory that is freed with this object, so it has to end first.
         weakref.finalize(self, exchange.close).atexit = False
         # A parameter and its hook keep each other alive, in a cycle that no collector sees.
         weakref.finalize(self, guards.remove, self._hooks).atexit = False
+
+    def _listen(self) -> list[RemovableHandle]:
+        """Registers the hooks by which gradients arrive."""
+        return [
+            slot.param.register_post_accumulate_grad_hook(guards.hook(weakref.ref(self), slot))  # type: ignore[no-untyped-call]
+            for slot in self._slots
+            if slot.param.requires_grad  # one frozen later is launched at the end of the step
+        ]
 
     @property
     def steps(self) -> int:
@@ -176,8 +197,11 @@ class GradientExchange:
             GradientInFlightError: A gradient was changed after backward. The exchange has ended.
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
-        if self._phase is _Phase.EXCHANGED:
-            return
+        if self._phase is not Phase.EXCHANGED:
+            self._complete()
+
+    def _complete(self) -> None:
+        """Ends a step, in which perhaps not one gradient has arrived; see `synchronize`."""
         try:
             self._exchange.check()
             with torch.no_grad():
@@ -198,7 +222,7 @@ class GradientExchange:
         self._loss_scale.release()
         self._memory.clear()
         self.rates.groups.release()
-        self._phase = _Phase.IDLE
+        self._phase = Phase.IDLE
 
     def refuse_if_busy(self, reason: str) -> None:
         """Ends the exchange if gradients have arrived but are not exchanged yet.
@@ -207,7 +231,7 @@ class GradientExchange:
             GradientInFlightError: There are such gradients; other ranks get an ExchangeFailedError.
             ExchangeFailedError: There are such gradients, but the exchange had ended before.
         """
-        if self._phase is _Phase.GATHERING:
+        if self._phase is Phase.GATHERING:
             reason = guards.step_without_exchange(self._slots) or reason
             raise self._end(GradientInFlightError(reason))
 
@@ -229,8 +253,8 @@ class GradientExchange:
     def close(self) -> None:
         """Ends this rank's part, or in mid-step that of all ranks; accepts no more gradients."""
         guards.remove(self._hooks)
-        if self._phase is _Phase.GATHERING:
-            self.fail("Horovod was shut down, or a state restored, amid a step")
+        if self._phase is Phase.GATHERING:
+            self.fail("the ranks were shut down, or a state restored, amid a step")
         self._exchange.close()
 
     def shares_parameters_with(self, named: NamedParameters) -> bool:
@@ -270,7 +294,7 @@ class GradientExchange:
 
     def _take(self, slot: Slot) -> None:
         guards.check_not_capturing(self._device)
-        if self._phase is not _Phase.GATHERING:
+        if self._phase is not Phase.GATHERING:
             self._begin(slot)
         if slot.launched or slot.passes_left == 0:
             guards.refuse_gradient(slot)
@@ -290,13 +314,17 @@ class GradientExchange:
         if slot.name in self._large:
             guards.check_owner(slot, self.rates.groups)
 
+    def _check_not_an_average(self, slot: Slot) -> None:
+        """Raises GradientInFlightError if backward has added to the average of a former step."""
+        guards.check_not_an_average(slot)
+
     def _begin(self, slot: Slot) -> None:
-        if self._phase is _Phase.EXCHANGED:
-            guards.check_not_an_average(slot)
+        if self._phase is Phase.EXCHANGED:
+            self._check_not_an_average(slot)
             self.release()
         step_hooks.surround(self._owner())  # step() may have been replaced since
         self._begin_step()
-        self._phase = _Phase.GATHERING
+        self._phase = Phase.GATHERING
         if self._exchange.timeline is not None:
             self._exchange.timeline.step_begins(self.steps)
 
@@ -307,7 +335,7 @@ class GradientExchange:
 
     def _finish_step(self) -> None:
         guards.check_not_capturing(self._device)
-        if self._phase is not _Phase.GATHERING:  # not one gradient has arrived
+        if self._phase is not Phase.GATHERING:  # not one gradient has arrived
             self._begin_step()
         if self._exchange.timeline is not None:
             self._exchange.timeline.synchronize_begins(self.steps)
@@ -347,7 +375,7 @@ class GradientExchange:
             for slot in self._slots:
                 slot.write_back()
             applied = True
-        self._phase = _Phase.EXCHANGED
+        self._phase = Phase.EXCHANGED
         try:
             self._after_commit(reading, measures=applied)
         except Exception as error:

@@ -86,8 +86,8 @@ def check_place(slot: Slot, device: torch.device) -> None:
     """Raises UnsupportedError if a parameter has left `device`, where its bucket's memory is."""
     if slot.param.device != device:
         raise UnsupportedError(
-            f"'{slot.name}' was moved from device '{device}' to '{slot.param.device}' after "
-            "DistributedOptimizer was called: make a new one"
+            f"'{slot.name}' was moved from device '{device}' to '{slot.param.device}' after its "
+            "exchange was built: move the model first"
         )
 
 
@@ -137,7 +137,7 @@ def check_memory(slot: Slot, in_use: MemoryInUse) -> None:
     if grad.numel() != slot.numel or grad.device != slot.param.device:
         raise UnsupportedError(
             f"{whose} has {grad.numel()} elements on '{grad.device}'; the parameter had "
-            f"{slot.numel} on '{slot.param.device}' when DistributedOptimizer was called"
+            f"{slot.numel} on '{slot.param.device}' when the exchange was built"
         )
     extent = Extent.of(grad)
     if not grad.is_contiguous() and extent.folds:
@@ -165,7 +165,7 @@ def check_owner(slot: Slot, groups: ParameterGroups) -> None:
         raise UnsupportedError(
             f"'{slot.name}' is in no parameter group of {groups.of_class} any more, and what its "
             "residual holds would be sent and never be applied: leave it in a group and freeze it "
-            "with requires_grad_(False), or make a new DistributedOptimizer"
+            "with requires_grad_(False), or make a new distributed optimizer"
         )
 
 
@@ -181,7 +181,7 @@ def check_parameters(optimizer: torch.optim.Optimizer, known: Container[int]) ->
             if param.requires_grad and id(param) not in known:
                 raise UnsupportedError(
                     f"parameter {position} of group {index} was added, or began to want gradients, "
-                    "after DistributedOptimizer was called: make a new one"
+                    "after the exchange was built: make a new distributed optimizer"
                 )
 
 

@@ -12,7 +12,13 @@ from hvd_sparse.ranks.host import Host, Pending
 
 
 class TorchHost(Host, Protocol):
-    """A host that reduces tensors, too."""
+    """A host that reduces tensors, too.
+
+    Attributes:
+        fuses: True if the library itself reduces small tensors together.
+    """
+
+    fuses: bool
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -50,5 +56,8 @@ class TorchHost(Host, Protocol):
             what: The tensors that would be summed there, as the error names them.
         """
 
+    def sums_in(self, dtype: torch.dtype) -> torch.dtype:
+        """Returns the type in which the library sums tensors of a type that gradients may have."""
+
     def reduce(self, tensor: torch.Tensor, name: str, reduction: Reduction) -> Pending[Any]:
-        """Reduces a tensor over the ranks, in place: float64, float32 or float16, contiguous."""
+        """Reduces a contiguous tensor, of a type that `sums_in` returns, in place."""

@@ -1,8 +1,9 @@
-"""DistributedOptimizer for sparse compressions, whoever runs the ranks."""
+"""Connects an optimizer with the exchange of its gradients, whoever runs the ranks."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from hvd_sparse.tuning.measurer import Measurer
 _live: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
 _renewals: weakref.WeakSet[Renewal] = weakref.WeakSet()
 _serial = 0
-_NEWER = "a newer DistributedOptimizer exchanges these parameters"
+_NEWER = "a newer optimizer exchanges these parameters"
 
 
 def live_exchanges() -> list[GradientExchange]:
@@ -39,7 +40,7 @@ def stats(optimizer: torch.optim.Optimizer) -> Stats:
     """Returns the cost of exchanging this optimizer's gradients, as measured on this rank.
 
     Args:
-        optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
+        optimizer: An optimizer with a sparse compression.
 
     Returns:
         The last step, bucket by bucket, and the sums over all steps, with density asked and
@@ -60,7 +61,7 @@ def mark_step(optimizer: torch.optim.Optimizer, mark: str) -> None:
     effect.
 
     Args:
-        optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
+        optimizer: An optimizer with a sparse compression.
         mark: Any text that is equal on all ranks: "epoch 3, batch 17".
 
     Raises:
@@ -109,12 +110,37 @@ def distribute(
         UnsupportedError: A sparse exchange cannot do what was asked for.
         UnavailableError: HVD_SPARSE_TRANSPORT asks for MPI, and this build or job lacks it.
     """
-    named: list[tuple[str, torch.Tensor]] = []
+
+    def prepare() -> tuple[NamedParameters, Settings]:
+        settings = Settings.checked(optimizer, compression, host=host, **options)
+        return name_parameters(optimizer, named_parameters), settings
+
+    attachment = connect(optimizer, prepare, host=host)
+    attachment.add_methods(options.get("backward_passes_per_step", 1))
+    return optimizer
+
+
+def connect(
+    optimizer: torch.optim.Optimizer,
+    prepare: Callable[[], tuple[NamedParameters, Settings]],
+    *,
+    host: TorchHost,
+    exchange_type: type[GradientExchange] = GradientExchange,
+) -> Attachment:
+    """Attaches an exchange to an optimizer. Collective; see `distribute`.
+
+    Args:
+        optimizer: The optimizer.
+        prepare: Returns the parameters whose gradients are exchanged, by name, and the settings. If
+            it raises, so do all ranks.
+        host: The host of the ranks; other ranks exchange nothing.
+        exchange_type: Class of the exchange.
+    """
+    named: NamedParameters = []
     settings, problem = None, None
     try:
-        settings = Settings.checked(optimizer, compression, host=host, **options)
         _refuse_second_wrapping(optimizer)
-        named = name_parameters(optimizer, named_parameters)
+        named, settings = prepare()
         for name, param in named:
             check_parameter(name, param)
         check_devices(named, settings.compression)
@@ -128,7 +154,7 @@ def distribute(
     def build() -> GradientExchange | None:
         optimizer = owner()
         if host.has_peers() or _acts_alone(settings, host):
-            exchange = _build(optimizer, named, settings, problem, host)
+            exchange = _build(optimizer, named, settings, problem, host, exchange_type)
             exchange.passes = getattr(optimizer, "backward_passes_per_step", exchange.passes)
             exchange.release()
             return exchange
@@ -143,13 +169,12 @@ def distribute(
         raise problem
     else:
         renewal.defer()
-    assert settings is not None
-    Attachment(optimizer, renewal, settings.backward_passes_per_step)
+    attachment = Attachment(optimizer, renewal)
     for other in _renewals:
         if other.shares_parameters_with(renewal):
             other.retire(_NEWER)
     _renewals.add(renewal)
-    return optimizer
+    return attachment
 
 
 def _acts_alone(settings: Settings | None, host: TorchHost) -> bool:
@@ -159,7 +184,7 @@ def _acts_alone(settings: Settings | None, host: TorchHost) -> bool:
 def _refuse_second_wrapping(optimizer: torch.optim.Optimizer) -> None:
     if attachment_of(optimizer) is not None or hasattr(optimizer, "_allreduce_delay"):
         raise InvalidArgumentError(
-            f"this {type(optimizer).__name__} already is a DistributedOptimizer"
+            f"this {type(optimizer).__name__} already is a distributed optimizer"
         )
 
 
@@ -169,6 +194,7 @@ def _build(
     settings: Settings | None,
     problem: Exception | None,
     host: TorchHost,
+    exchange_type: type[GradientExchange],
 ) -> GradientExchange:
     global _serial
     world = host.world()
@@ -192,7 +218,7 @@ def _build(
     between = Exchange.between_ranks(world, name=f"optimizer {_serial}")
     place = place_of(common_device(named), between)
     messages = Messages(prefix, host=host, exchange=between)
-    exchange = GradientExchange(
+    exchange = exchange_type(
         optimizer,
         named,
         settings,

@@ -18,8 +18,8 @@ def weakly(optimizer: torch.optim.Optimizer) -> Callable[[], torch.optim.Optimiz
         alive = reference()
         if alive is None:
             raise HvdSparseError(
-                "the optimizer of these gradients no longer exists: keep a reference to what "
-                "hvd.DistributedOptimizer returns for as long as you train"
+                "the optimizer of these gradients no longer exists: keep a reference to it for as "
+                "long as you train"
             )
         return alive
 

@@ -52,13 +52,18 @@ def name_parameters(
     for name, param in named:
         if id(param) in optimized and param.requires_grad:
             first_names.setdefault(id(param), (name, param))
-            if torch.nn.parameter.is_lazy(param):
-                raise InvalidArgumentError(
-                    f"parameter '{name}' is uninitialized, and has no shape yet: call the model "
-                    "once with a dummy batch, which initializes the parameters of LazyLinear and "
-                    "other lazy modules, before hvd.DistributedOptimizer"
-                )
+            check_not_lazy(name, param)
     return list(first_names.values())
+
+
+def check_not_lazy(name: str, param: torch.Tensor) -> None:
+    """Raises InvalidArgumentError for a parameter that has no shape yet."""
+    if torch.nn.parameter.is_lazy(param):
+        raise InvalidArgumentError(
+            f"parameter '{name}' is uninitialized, and has no shape yet: call the model once with "
+            "a dummy batch, which initializes the parameters of LazyLinear and other lazy modules, "
+            "before its optimizer is distributed"
+        )
 
 
 def describe(named: NamedParameters) -> list[str]:

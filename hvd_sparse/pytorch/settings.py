@@ -1,4 +1,4 @@
-"""The arguments of DistributedOptimizer, and their checks."""
+"""The settings of an exchange, and their checks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DONE_BY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The arguments of DistributedOptimizer, under Horovod's names."""
+    """The settings of an exchange, under Horovod's names."""
 
     compression: Compression
     backward_passes_per_step: int
@@ -104,7 +104,7 @@ def check_parameter(name: str, param: torch.Tensor) -> None:
     if param.is_complex():
         raise UnsupportedError(
             f"parameter '{name}' is complex ({param.dtype}), which a sparse exchange cannot order "
-            "by magnitude: use torch.view_as_real, or one of Horovod's compressions"
+            "by magnitude: use torch.view_as_real, or no sparse compression"
         )
     if param.layout != torch.strided:
         raise UnsupportedError(f"parameter '{name}' has layout {param.layout}, not a dense one")

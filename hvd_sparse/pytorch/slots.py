@@ -21,6 +21,7 @@ class Slot:
         name: Name of the parameter.
         param: The parameter.
         numel: Elements of the parameter, and so of its gradient.
+        optimized: True if the exchange's own optimizer updates the parameter.
         passes_left: Backward passes that are still to come before the gradient is exchanged.
         launched: True while the gradient is being exchanged or awaits the optimizer's step.
         work: The contiguous memory that is exchanged.
@@ -30,6 +31,7 @@ class Slot:
         self.name = name
         self.param = param
         self.numel = param.numel()
+        self.optimized = True
         self.passes_left = passes
         self.launched = False
         self.work: torch.Tensor | None = None

@@ -54,8 +54,7 @@ def check_hooks(optimizer: torch.optim.Optimizer) -> None:
         raise UnsupportedError(
             f"{name} does not run the hooks of torch.optim.Optimizer, which a sparse exchange "
             f"needs (it has no {missing[0]}: {name}.__init__ does not call Optimizer.__init__). If "
-            f"{name} wraps another optimizer, pass that one to hvd.DistributedOptimizer, and put "
-            f"{name} around the result"
+            f"{name} wraps another optimizer, distribute that one, and put {name} around the result"
         )
 
 

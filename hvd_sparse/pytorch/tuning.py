@@ -13,7 +13,7 @@ def tuning(optimizer: torch.optim.Optimizer) -> Tuning | None:
     """Returns the measurements and the plan of an adaptive compression; the same on all ranks.
 
     Args:
-        optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
+        optimizer: An optimizer with a sparse compression.
 
     Returns:
         The network, the machine, the profile of the model, the plan, and the measured times of
@@ -32,7 +32,7 @@ def replan(optimizer: torch.optim.Optimizer) -> None:
     """Measures the network now, and all else in the next steps, for a new plan. Collective.
 
     Args:
-        optimizer: From `hvd.DistributedOptimizer` with an adaptive compression.
+        optimizer: An optimizer with an adaptive compression.
 
     Raises:
         InvalidArgumentError: The compression is not adaptive.

@@ -29,11 +29,11 @@ def watch(
 
     On rank 0 alone::
 
-        if hvd.rank() == 0:
+        if rank == 0:
             watch(optimizer, SummaryWriter("runs/lags"), every=10)
 
     Args:
-        optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
+        optimizer: An optimizer with a sparse compression.
         target: A `torch.utils.tensorboard.SummaryWriter`, or anything with its `add_scalar`; or a
             function of the metrics by name, and the number of the step.
         every: Number of steps from one report to the next.
@@ -75,7 +75,7 @@ def summary(optimizer: torch.optim.Optimizer) -> str:
     """Returns a line about all steps so far, for the end of a run.
 
     Args:
-        optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
+        optimizer: An optimizer with a sparse compression.
 
     Raises:
         InvalidArgumentError: The optimizer has no sparse compression.

@@ -1,5 +1,5 @@
 """The ranks: their numbers, the connections between them, their agreement, and their end.
 
-Begin with world.py, the ranks as Horovod knows them. connection.py connects those of a new exchange
+Begin with world.py, who the ranks are. connection.py connects those of a new exchange
 over the transport that transport.py chooses; lifecycle.py ends exchanges before Horovod does.
 """

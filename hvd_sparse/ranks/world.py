@@ -1,4 +1,4 @@
-"""The ranks of an exchange, as Horovod knows them."""
+"""The ranks of an exchange, as the library that runs them knows them."""
 
 from __future__ import annotations
 
@@ -55,17 +55,19 @@ def reset_serials() -> None:
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of one process set.
+    """The ranks of one process set or group.
 
     Attributes:
         rank: This process's rank in the set, from 0.
         size: Number of ranks in the set.
-        process_set_id: Horovod's number of the set; 0 is all ranks.
+        process_set_id: Number of the set, in names of messages; 0 is all ranks.
         local_size: Ranks of the whole job on this machine.
         local_rank: This process's rank among them.
         job_rank: This process's rank in the whole job.
-        node: Name of the node, in Horovod's sense; equal for two ranks of one node only.
+        node: Name of the node; equal for two ranks of one node only.
         mpi_problem: The reason why exchanges between these ranks cannot use MPI; empty if they can.
+        serials: Numbers for the names of messages, the same on all ranks.
+        allgather: Joins the flat arrays of all ranks, of any lengths, under a name; blocks.
     """
 
     rank: int
@@ -76,8 +78,8 @@ class World:
     job_rank: int = 0
     node: str = ""
     mpi_problem: str = ""
-    _serial: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
-    _allgather: Callable[[NDArray[Any], str], NDArray[Any]] | None = field(
+    serials: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
+    allgather: Callable[[NDArray[Any], str], NDArray[Any]] | None = field(
         default=None, repr=False, compare=False
     )
 
@@ -118,8 +120,8 @@ class World:
             # have unequal numbers of ranks; the host name tells those apart.
             node=f"{socket.gethostname()} {hvd.cross_rank()}",
             mpi_problem=transport.problem_with_mpi(hvd),
-            _serial=_serials[key_of(process_set)],
-            _allgather=allgather,
+            serials=_serials[key_of(process_set)],
+            allgather=allgather,
         )
 
     def allgather_object(self, value: Any, kind: Any = Any) -> list[Any]:
@@ -158,11 +160,11 @@ class World:
 
     def _allgather_bytes(self, message: bytes) -> list[bytes]:
         """Returns every rank's message, in the order of the ranks. Collective."""
-        assert self._allgather is not None
+        assert self.allgather is not None
         payload = np.frombuffer(message, dtype=np.uint8)
-        name = f"hvd_sparse.world.{self.process_set_id}.{next(self._serial)}"
-        sizes = self._allgather(np.array([payload.size], dtype=np.int64), f"{name}.sizes")
-        everything = self._allgather(payload.copy(), f"{name}.bytes")
+        name = f"hvd_sparse.world.{self.process_set_id}.{next(self.serials)}"
+        sizes = self.allgather(np.array([payload.size], dtype=np.int64), f"{name}.sizes")
+        everything = self.allgather(payload.copy(), f"{name}.bytes")
         ends = np.cumsum(sizes)
         return [
             everything[end - size : end].tobytes() for end, size in zip(ends, sizes, strict=True)

@@ -7,20 +7,12 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvd_sparse.arrays.channels import Channels
-from hvd_sparse.compression import Compression, GTopK, as_compression
-from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.arrays.channels import Channels, Ranks
+from hvd_sparse.compression import Compression
 from hvd_sparse.exchange.reduction import checked_reduction
-from hvd_sparse.pytorch.devices import current_stream
-from hvd_sparse.pytorch.gradient_memory import Extent
-from hvd_sparse.pytorch.guards import check_not_capturing
-from hvd_sparse.pytorch.settings import check_parameter
-from hvd_sparse.pytorch.slots import buffer_of
+from hvd_sparse.pytorch.functions import DEFAULT, allreduce
 
-_DEFAULT = GTopK(density=0.01)
-
-
-_channels = Channels(hvd)
+_channels = Channels()
 
 
 def sparse_allreduce(
@@ -28,7 +20,7 @@ def sparse_allreduce(
     residual: torch.Tensor,
     *,
     out: torch.Tensor | None = None,
-    compression: Compression | type[Compression] = _DEFAULT,
+    compression: Compression | type[Compression] = DEFAULT,
     op: int = hvd.Average,
     name: str | None = None,
     process_set: Any = hvd.global_process_set,
@@ -64,67 +56,13 @@ def sparse_allreduce(
             are then in the residual.
         ExchangeFailedError: Another rank ended the exchange, or died. The next call builds it anew.
     """
-    compression = as_compression(compression)
-    reduction = checked_reduction(hvd, op=op)
-    _check_tensors(tensor, residual)
-    if out is None:
-        result = tensor.detach().clone(memory_format=torch.contiguous_format)
-    else:
-        _check_out(out, tensor, residual)
-        result = out if out.data_ptr() == tensor.data_ptr() else out.copy_(tensor.detach())
-    if tensor.numel() == 0:
-        return result
-    _channels.allreduce(
-        buffer_of(result),
-        buffer_of(residual),
+    return allreduce(
+        _channels,
+        tensor,
+        residual,
+        out=out,
         compression=compression,
-        reduction=reduction,
+        reduction=checked_reduction(hvd, op=op),
         name=name,
-        process_set=process_set,
-        device=str(tensor.device),
-        stream=current_stream(tensor.device),
+        ranks=Ranks.of_process_set(hvd, process_set),
     )
-    return result
-
-
-def _check_tensors(tensor: torch.Tensor, residual: torch.Tensor) -> None:
-    for name, value in (("tensor", tensor), ("residual", residual)):
-        if not isinstance(value, torch.Tensor):
-            raise InvalidArgumentError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
-    if tensor.numel() >= 2**31:
-        raise UnsupportedError(f"tensor must have fewer than 2^31 elements, got {tensor.numel()}")
-    check_parameter("tensor", tensor)
-    check_not_capturing(tensor.device)
-    if residual.dtype != torch.float32:
-        raise InvalidArgumentError(f"residual must be float32, got {residual.dtype}")
-    if residual.device != tensor.device or not residual.is_contiguous():
-        place = "the CPU" if tensor.device.type == "cpu" else str(tensor.device)
-        raise InvalidArgumentError(f"residual must be contiguous and on {place}")
-    if residual.requires_grad:
-        raise InvalidArgumentError("residual must not require grad")
-    if residual.numel() != tensor.numel():
-        raise InvalidArgumentError(
-            f"residual must have as many elements as tensor ({tensor.numel()}), got "
-            f"{residual.numel()}"
-        )
-
-
-def _check_out(out: torch.Tensor, tensor: torch.Tensor, residual: torch.Tensor) -> None:
-    if not isinstance(out, torch.Tensor):
-        raise InvalidArgumentError(f"out must be a torch.Tensor, got {type(out).__name__}")
-    for what in ("shape", "dtype", "device"):
-        wanted, got = getattr(tensor, what), getattr(out, what)
-        if got != wanted:
-            raise InvalidArgumentError(f"out must have {what} {wanted}, as tensor has, got {got}")
-    if not out.is_contiguous():
-        raise InvalidArgumentError("out must be contiguous")
-    if out.requires_grad:
-        raise InvalidArgumentError("out must not require grad")
-    if tensor.numel() == 0:
-        return
-    memory = Extent.of(out)
-    if memory.meets(Extent.of(residual)):
-        raise InvalidArgumentError("out must not share memory with residual")
-    same = out.data_ptr() == tensor.data_ptr() and tensor.is_contiguous()
-    if not same and memory.meets(Extent.of(tensor.detach())):
-        raise InvalidArgumentError("out must be tensor, or share no memory with it")

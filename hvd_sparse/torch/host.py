@@ -49,6 +49,7 @@ class HorovodHost:
     """
 
     name = "Horovod"
+    fuses = True
     failure: type[Exception] = HorovodInternalError
 
     def __init__(self, process_set: Any = None) -> None:
@@ -119,6 +120,10 @@ class HorovodHost:
             torch.from_numpy(array), op=hvd_ops.Sum, name=name, process_set=self._process_set
         )
         return _Pending(handle, name, _as_array)
+
+    def sums_in(self, dtype: torch.dtype) -> torch.dtype:
+        """Returns the type of sums: Horovod does not know bfloat16."""
+        return torch.float32 if dtype == torch.bfloat16 else dtype
 
     def reduce(
         self, tensor: torch.Tensor, name: str, reduction: Reduction

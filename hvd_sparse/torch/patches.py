@@ -75,7 +75,7 @@ def _distributed_optimizer(stock: Callable[..., Any], *args: Any, **kwargs: Any)
     optimizer = bound.arguments["optimizer"]
     if attachment_of(optimizer) is not None:
         raise InvalidArgumentError(
-            f"this {type(optimizer).__name__} already is a DistributedOptimizer"
+            f"this {type(optimizer).__name__} already is a distributed optimizer"
         )
     return stock(*args, **kwargs)
 

@@ -46,8 +46,7 @@ def test_what_a_narrow_type_rounds_away_of_a_residual_waits_for_sparse_steps(
         for name, residual in before.items():
             sent, kept = joined(residual, gradients[name], dtype, scale)
             assert np.array_equal(after[name], kept), name
-            expected = framework.reduced(sent, dtype, op, predivide)
-            assert np.array_equal(results[name].ravel(), expected), name
+            framework.assert_reduced(results[name], sent, dtype, op, predivide)
 
     def sparse_step():
         before, gradients = model.residuals(), wide_gradients(framework, next(steps))
@@ -92,8 +91,7 @@ def test_replan_gives_what_had_waited_to_gradients_that_can_hold_it(framework, v
     for name, rest in rests.items():
         sent, kept = joined(rest, np.zeros_like(rest), dtype, 1.0)
         assert np.array_equal(after[name], kept), name
-        expected = framework.reduced(sent, dtype, "Sum", 1.0)
-        assert np.array_equal(results[name].ravel(), expected), name
+        expected = framework.assert_reduced(results[name], sent, dtype, "Sum", 1.0)
         if framework.size == 2:  # the ranks' shares are halves, which the type can hold
             assert np.array_equal(expected, sums[name]), name
             assert not np.any(kept), name
@@ -107,6 +105,8 @@ def test_replan_gives_what_had_waited_to_gradients_that_can_hold_it(framework, v
 def test_narrow_gradients_go_on_bit_for_bit_from_a_checkpoint(
     framework, verdict, folder, dtype, sparse, stop
 ):
+    if framework.fuses and framework.size > 2:
+        pytest.skip("a new model may sum in another order, and narrow sums then have other bits")
     verdict(sparse=sparse)
     options = {"dtype": dtype, "op": "Average", "predivide": 3.0}  # which a narrow type rounds
     model = framework.model(COMPRESSION, **options)

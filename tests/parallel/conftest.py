@@ -7,12 +7,12 @@ import pytest
 from tests.framework_laws.fixtures import folder, several_ranks
 from tests.on_devices import device, gpu
 from tests.quick_measuring import quick_measuring
-from tests.rank_guard import hooks
+from tests.rank_guard import Horovod, hooks
 from tests.verdict import verdict
 
 __all__ = ["device", "folder", "gpu", "quick_measuring", "several_ranks", "verdict"]
 
-globals().update(hooks("horovod.torch"))
+globals().update(hooks(Horovod("horovod.torch")))
 
 
 @pytest.fixture

@@ -276,13 +276,13 @@ def test_an_optimizer_is_wrapped_once():
     model = Toy()
     optimizer = distribute(model, LAGS)
     for compression in (LAGS, hvd.Compression.none):
-        with pytest.raises(InvalidArgumentError, match="SGD already is a DistributedOptimizer"):
+        with pytest.raises(InvalidArgumentError, match="SGD already is a distributed optimizer"):
             hvd.DistributedOptimizer(
                 optimizer, named_parameters=model.named_parameters(), compression=compression
             )
     other = Toy()
     stock = hvd.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=1.0))
-    with pytest.raises(InvalidArgumentError, match="SGD already is a DistributedOptimizer"):
+    with pytest.raises(InvalidArgumentError, match="SGD already is a distributed optimizer"):
         distribute(other, LAGS, optimizer=stock)
 
 

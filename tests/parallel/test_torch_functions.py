@@ -226,5 +226,5 @@ def test_stats_tell_what_a_step_cost(preset):
 
 
 def test_stats_of_a_plain_optimizer_are_refused():
-    with pytest.raises(InvalidArgumentError, match="SGD does not come from"):
+    with pytest.raises(InvalidArgumentError, match="SGD has no sparse compression"):
         stats(torch.optim.SGD([torch.zeros(1)], lr=1.0))

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from hvd_sparse.errors import ExchangeFailedError, UnsupportedError
+from hvd_sparse.pytorch import functions
 from hvd_sparse.pytorch.attachment import attachment_of
 from hvd_sparse.pytorch.guards import check_not_capturing
-from hvd_sparse.torch import LAGS, TopK, functions
+from hvd_sparse.torch import LAGS, TopK, sparse_allreduce
 from tests.parallel.torch_ranks import (
     CULPRIT,
     Toy,
@@ -193,7 +194,7 @@ def test_one_tensor_is_refused_while_a_graph_is_captured(monkeypatch):
     tensor, residual = torch.ones(10), torch.zeros(10)
     monkeypatch.setattr(functions, "check_not_capturing", lambda _: check_not_capturing(GPU))
     with pytest.raises(UnsupportedError, match="is being captured into a CUDA graph"):
-        functions.sparse_allreduce(tensor, residual)
+        sparse_allreduce(tensor, residual)
     assert not residual.any()
 
 

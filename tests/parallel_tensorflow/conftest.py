@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.framework_laws.fixtures import folder, several_ranks
 from tests.parallel_tensorflow.tensorflow_framework import TensorFlow
 from tests.quick_measuring import quick_measuring
-from tests.rank_guard import hooks
+from tests.rank_guard import Horovod, hooks
 from tests.verdict import verdict
 
 __all__ = ["folder", "quick_measuring", "several_ranks", "verdict"]
@@ -21,7 +21,7 @@ GPUS = tf.config.list_physical_devices("GPU")
 for gpu in GPUS:  # the ranks share them
     tf.config.experimental.set_memory_growth(gpu, True)
 
-globals().update(hooks("horovod.tensorflow"))
+globals().update(hooks(Horovod("horovod.tensorflow")))
 
 
 @pytest.fixture

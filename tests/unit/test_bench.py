@@ -38,10 +38,12 @@ class Gathering:
 class ThreadRanks:
     """Ranks that are threads; `spoil` changes the result of a rank's allreduce."""
 
+    library = "threads"
+
     def __init__(self, rank, size, gathering, spoil=None):
         self._gather, self._spoil = partial(gathering, rank), spoil
         self.world = World(
-            rank, size, _allgather=lambda array, _: np.concatenate(self._gather(array))
+            rank, size, allgather=lambda array, _: np.concatenate(self._gather(array))
         )
 
     def barrier(self):

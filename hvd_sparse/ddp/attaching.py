@@ -1,0 +1,154 @@
+"""attach: gives a DistributedDataParallel module's gradients to a sparse exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_sparse.ddp.bucket_exchange import BucketExchange, Deliveries, hook
+from hvd_sparse.ddp.host import GroupHost
+from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.pytorch.optimizer import connect
+from hvd_sparse.pytorch.parameters import NamedParameters, check_not_lazy
+from hvd_sparse.pytorch.settings import Settings
+
+
+def attach(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    compression: Any,
+    *,
+    op: dist.ReduceOp.RedOpType = dist.ReduceOp.AVG,
+    gradient_predivide_factor: float = 1.0,
+) -> None:
+    """Exchanges the gradients of a DistributedDataParallel module sparsely. Collective.
+
+    loss.backward() then ends with averages of what the ranks have sent, and optimizer.step() uses
+    them. Gradients that the optimizer does not update are averaged dense, as are small and 1-d
+    ones. Wrap the module, make the optimizer, then call this, once for each module; all ranks of
+    the module's process group call it together, in the same order.
+
+    Args:
+        model: A DistributedDataParallel, or what torch.compile has made of one. Its parameters are
+            on the CPU or, if this build has CUDA, on one GPU; of type float64, float32, float16 or
+            bfloat16.
+        optimizer: An optimizer of parameters of that module; any but LBFGS and SparseAdam. It is
+            changed in place: hooks surround its step and its state.
+        compression: A sparse compression, as a class or an instance: LAGS, LAGS(density=0.02), ...
+        op: ReduceOp.AVG or ReduceOp.SUM of torch.distributed.
+        gradient_predivide_factor: For averages: gradients are divided by it before the sum, and the
+            sum by the rest of the number of ranks. A number above 1 keeps sums of float16 small.
+
+    Raises:
+        InvalidArgumentError: An argument lies outside its limits, on this rank or another, or the
+            ranks' models or options differ. Nothing was exchanged.
+        UnsupportedError: A sparse exchange cannot do what was asked for, or what the module was
+            made with: find_unused_parameters=True without static_graph=True, mixed_precision,
+            another communication hook, sparse gradients, the Python reducer.
+        UnavailableError: torch.distributed is not initialised, or HVD_SPARSE_TRANSPORT asks for
+            MPI.
+    """
+    ddp = _unwrapped(model)
+    host = GroupHost(ddp.process_group)
+
+    def prepare() -> tuple[NamedParameters, Settings]:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InvalidArgumentError(
+                "optimizer must be a torch.optim.Optimizer, got "
+                f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+            )
+        _check_module(ddp)
+        settings = Settings.checked(
+            optimizer,
+            compression,
+            host=host,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+        )
+        named = list(_parameters_of(ddp))
+        _check_optimizer(optimizer, named)
+        return named, settings
+
+    attachment = connect(optimizer, prepare, host=host, exchange_type=BucketExchange)
+    if attachment.exchange is not None:
+        try:
+            ddp.register_comm_hook(Deliveries(attachment.renewal), hook)
+        except BaseException as error:
+            attachment.exchange.fail(f"{type(error).__name__}: {error}")
+            raise
+
+
+def module_of(model: torch.nn.Module) -> torch.nn.Module:
+    """Returns the module in a DistributedDataParallel; any other module itself."""
+    inner: torch.nn.Module = getattr(model, "_orig_mod", model)  # torch.compile's
+    return inner.module if isinstance(inner, DistributedDataParallel) else inner
+
+
+def _unwrapped(model: torch.nn.Module) -> DistributedDataParallel:
+    ddp = getattr(model, "_orig_mod", model)
+    if not isinstance(ddp, DistributedDataParallel):
+        raise InvalidArgumentError(
+            "model must be a torch.nn.parallel.DistributedDataParallel, got "
+            f"{type(ddp).__module__}.{type(ddp).__qualname__}"
+        )
+    return ddp
+
+
+def _check_module(ddp: DistributedDataParallel) -> None:
+    """Raises UnsupportedError for what a communication hook cannot honour."""
+    if ddp.find_unused_parameters and not ddp.static_graph:
+        raise UnsupportedError(
+            "find_unused_parameters=True cannot be used with a sparse exchange: what the residual "
+            "holds of a parameter that no rank has used in a step would be sent, and thrown away "
+            "by DistributedDataParallel. Pass find_unused_parameters=False (the Trainer's "
+            "ddp_find_unused_parameters), or static_graph=True if every step uses the same ones"
+        )
+    if ddp.mixed_precision is not None:
+        raise UnsupportedError(
+            "mixed_precision= of DistributedDataParallel has a communication hook of its own: use "
+            "torch.autocast, or a compression's values= for narrow values on the wire"
+        )
+    if ddp._comm_hooks:
+        name = getattr(ddp._comm_hooks[0][0], "__qualname__", str(ddp._comm_hooks[0][0]))
+        raise UnsupportedError(
+            f"this DistributedDataParallel has the communication hook '{name}' already, and takes "
+            "one: do not register another, and wrap the module anew to attach it again"
+        )
+    if getattr(ddp, "_use_python_reducer", False):
+        raise UnsupportedError(
+            "DistributedDataParallel's Python reducer hands over no buckets: set "
+            "torch._dynamo.config.optimize_ddp to another value than 'python_reducer...'"
+        )
+    for name, module in ddp.module.named_modules():
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
+            raise UnsupportedError(
+                f"the gradient of '{name}.weight' is sparse: make the layer with sparse=False"
+            )
+
+
+def _parameters_of(ddp: DistributedDataParallel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the parameters whose gradients DDP gathers, by their names in the wrapped module."""
+    for name, param in ddp.module.named_parameters():
+        if param.requires_grad and name not in ddp.parameters_to_ignore:
+            check_not_lazy(name, param)
+            yield name, param
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, named: NamedParameters) -> None:
+    """Raises InvalidArgumentError unless DDP gathers all gradients of an optimizer, some at least.
+
+    Others would stay the ranks' own, and replicas would differ.
+    """
+    gathered = {id(param) for _, param in named}
+    for index, group in enumerate(optimizer.param_groups):
+        for position, param in enumerate(group["params"]):
+            if param.requires_grad and id(param) not in gathered:
+                raise InvalidArgumentError(
+                    f"parameter {position} of group {index} of {type(optimizer).__name__} does not "
+                    "belong to this DistributedDataParallel, or required no gradient when that was "
+                    "made"
+                )

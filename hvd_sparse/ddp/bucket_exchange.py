@@ -1,0 +1,231 @@
+"""The exchange of gradients that DistributedDataParallel hands over bucket by bucket.
+
+DDP gathers gradients in buckets of its own, and calls a communication hook for each once it is
+complete, in one order on all ranks. Such a bucket only delivers: the exchange takes its gradients
+one by one, and starts what the plan has put together. The hook of DDP's last bucket waits for
+everything, and commits; then DDP copies the results out of its buckets. So a step of the exchange
+begins and ends within one loss.backward().
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.futures import Future
+from torch.utils.hooks import RemovableHandle
+
+from hvd_sparse.errors import (
+    GradientInFlightError,
+    HvdSparseError,
+    NonFiniteGradientError,
+    UnsupportedError,
+)
+from hvd_sparse.pytorch import guards
+from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
+from hvd_sparse.pytorch.renewal import Renewal
+from hvd_sparse.pytorch.slots import Slot
+
+_Future = Future[torch.Tensor]
+
+
+class BucketSlot(Slot):
+    """A slot whose gradient lies in a bucket of DDP's.
+
+    Attributes:
+        view: The last gradient that was delivered, shaped like its parameter.
+    """
+
+    def __init__(self, name: str, param: torch.Tensor, passes: int) -> None:
+        super().__init__(name, param, passes)
+        self.view: torch.Tensor | None = None
+
+    def gradient(self) -> torch.Tensor:
+        """Returns the gradient."""
+        assert self.view is not None
+        return self.view
+
+    def change(self) -> str | None:
+        """Returns None: nobody but DDP knows the memory."""
+        return None
+
+
+class BucketExchange(GradientExchange):
+    """The exchange of one DDP module's gradients; see GradientExchange."""
+
+    _slot_type = BucketSlot
+
+    def _listen(self) -> list[RemovableHandle]:
+        self._slot_of = {id(slot.param): slot for slot in self._slots}
+        self._average: tuple[torch.Tensor, int] | None = None
+        return []  # the hook delivers
+
+    def deliver(self, bucket: GradBucket) -> None:
+        """Takes the gradients of a bucket, and starts what is complete with them."""
+        buffer = bucket.buffer()
+        for param, view in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            slot = self._slot_of.get(id(param))
+            if slot is not None:  # one without elements has none
+                assert isinstance(slot, BucketSlot)
+                slot.view = view
+                self.arrived(slot)
+        try:
+            with torch.no_grad():
+                self._driven.flush(buffer)
+        except BaseException as error:
+            raise self._end(error)  # noqa: B904  # mostly the same error
+
+    def complete(self) -> NonFiniteGradientError | None:
+        """Waits until all buckets hold averages, and commits the step.
+
+        Returns:
+            The error of a step that no rank applies, whose buckets hold zeros.
+
+        Raises:
+            ExchangeFailedError: The exchange has ended.
+        """
+        try:
+            self._complete()
+        except NonFiniteGradientError as error:
+            return error
+        return None
+
+    def note_average(self) -> None:
+        """Remembers the averages as DDP has left them, so that clipping is noticed."""
+        slot = next((slot for slot in self._slots if slot.optimized), None)
+        grad = None if slot is None else slot.param.grad
+        self._average = None if grad is None else (grad, grad._version)
+
+    def synchronize(self) -> None:
+        """Checks, before the optimizer steps, that its gradients are averages.
+
+        Raises:
+            GradientInFlightError: They are this rank's own, or loss.backward() has not ended.
+        """
+        if self._phase is Phase.GATHERING:
+            self.refuse_if_busy(
+                "optimizer.step() was called after a loss.backward() that did not end"
+            )
+        if self._phase is Phase.IDLE:
+            self._check_nothing_new()
+        if self._average is not None:
+            grad, version = self._average
+            if grad._version != version:
+                self.rates.clipping_seen()
+            self._average = None
+
+    def _check_nothing_new(self) -> None:
+        """Refuses a step with gradients that no backward pass has exchanged."""
+        for slot in self._slots:
+            grad = slot.param.grad
+            if slot.optimized and grad is not None and bool(grad.any()):
+                raise GradientInFlightError(
+                    f"optimizer.step() was called with a gradient of '{slot.name}' that was not "
+                    "exchanged since the last step: all of loss.backward() ran within no_sync(), "
+                    "or did not run. Run the last one before each step outside of no_sync()"
+                )
+
+    def _check(self, slot: Slot) -> None:
+        guards.check_place(slot, self._device)
+        if slot.name in self._large:
+            guards.check_owner(slot, self.rates.groups)
+
+    def _check_not_an_average(self, slot: Slot) -> None:
+        # Outside of backward, DDP's join() delivers zeros for a rank that has run out of data.
+        if self.momentum.exists and _in_backward():
+            raise GradientInFlightError(
+                f"a gradient was added to the average of '{slot.name}', to which momentum was "
+                "applied: run all but the last loss.backward() of a step within no_sync(); call "
+                "optimizer.zero_grad() if the step was to be skipped; or set momentum_correction=0"
+            )
+
+
+class Deliveries:
+    """The state of the communication hook on one DDP module.
+
+    Copies of the module, and what is pickled of it, have no exchange: DDP gives them no hook.
+
+    Args:
+        renewal: Holds the exchange, for as long as its optimizer lives.
+    """
+
+    def __init__(self, renewal: Renewal) -> None:
+        self._renewal = weakref.ref(renewal)
+        self._waiting: list[tuple[_Future, torch.Tensor]] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_deliveries, ()
+
+    def deliver(self, bucket: GradBucket) -> _Future:
+        """Takes a bucket; with the last one, ends the step.
+
+        Returns:
+            A future of the bucket's memory, with the averages.
+        """
+        if not isinstance(bucket, GradBucket):
+            raise UnsupportedError(
+                "DistributedDataParallel's Python reducer, which compiled autograd takes, hands "
+                "over no buckets: set torch._dynamo.config.optimize_ddp to another value than "
+                "'python_reducer...', and do not compile autograd"
+            )
+        exchange = self._exchange()
+        buffer = bucket.buffer()
+        device = buffer.device
+        future: _Future = Future() if device.type == "cpu" else Future(devices=[device])
+        if bucket.index() == 0:
+            self._waiting.clear()  # of a backward pass that failed
+        exchange.deliver(bucket)
+        self._waiting.append((future, buffer))
+        if bucket.is_last():
+            refused = exchange.complete()
+            waiting, self._waiting = self._waiting, []
+            for one, result in waiting:
+                one.set_result(result)
+            _after_ddp(exchange, refused)
+        return future
+
+    def _exchange(self) -> BucketExchange:
+        renewal = self._renewal()
+        exchange = None if renewal is None else renewal.exchange
+        if exchange is None:
+            raise HvdSparseError(
+                "the optimizer that was attached to this DistributedDataParallel no longer "
+                "exists, or its exchange was never built: wrap the module again"
+            )
+        assert isinstance(exchange, BucketExchange)
+        return exchange
+
+
+def _no_deliveries() -> None:
+    return None
+
+
+def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with classes
+    """The communication hook; DDP asks for a parameter of the name `bucket`."""
+    return state.deliver(bucket)
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() >= 0)
+
+
+def _after_ddp(exchange: BucketExchange, refused: NonFiniteGradientError | None) -> None:
+    """Raises an error out of loss.backward(), once DDP has ended its own step, and can go on.
+
+    DDP queues its end after the hook of the last bucket, so what that queues comes first, and what
+    this in turn queues comes last.
+    """
+    if not _in_backward():
+        if refused is not None:
+            raise refused
+        return
+
+    def at_the_end() -> None:
+        if refused is not None:
+            raise refused
+        exchange.note_average()
+
+    engine = torch.autograd.Variable._execution_engine
+    engine.queue_callback(lambda: engine.queue_callback(at_the_end))

@@ -1,0 +1,276 @@
+"""torch.distributed as the library that runs the ranks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from hvd_sparse.arrays.channels import Ranks
+from hvd_sparse.errors import UnavailableError, UnsupportedError
+from hvd_sparse.exchange.reduction import Reduction
+from hvd_sparse.places.place import Place
+from hvd_sparse.ranks.world import World
+
+_Result = TypeVar("_Result", covariant=True)
+
+_NO_MPI = (
+    "the ranks of torch.distributed are connected by TCP; MPI is for jobs of Horovod that run over "
+    "it"
+)
+_CPU = torch.device("cpu")
+
+# Groups for messages in memory of the CPU, by the name of a group whose backend takes none.
+_on_cpu: dict[str, dist.ProcessGroup] = {}
+
+
+class _Pending(Generic[_Result]):
+    """An operation of torch.distributed that is in flight.
+
+    Args:
+        work: The operation.
+        name: Its name, for messages to the user.
+        read: Returns the result, once the operation has ended.
+    """
+
+    def __init__(self, work: dist.Work, name: str, read: Callable[[], _Result]) -> None:
+        self.name = name
+        self._work = work
+        self._read = read
+
+    def done(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def result(self) -> _Result:
+        _wait(self._work)
+        return self._read()
+
+
+class _Gathering:
+    """Arrays of any lengths on their way to all ranks: first their lengths, then what they hold.
+
+    The second operation starts in the first call of `done` after the first has ended. All ranks
+    wait for their operations in the same order, so they start this one in the same order, too.
+
+    Args:
+        array: This rank's array, whose first axis may differ in length from other ranks'.
+        name: Name of the operation, for messages to the user.
+        group: A group that takes tensors on the CPU.
+    """
+
+    def __init__(self, array: NDArray[Any], name: str, group: dist.ProcessGroup) -> None:
+        self.name = name
+        self._array = np.ascontiguousarray(array)
+        self._group = group
+        self._row = self._array.itemsize * math.prod(self._array.shape[1:])  # bytes
+        self._size = dist.get_world_size(group)
+        length = torch.tensor([len(array)], dtype=torch.int64, device=_CPU)
+        self._lengths = [torch.empty_like(length) for _ in range(self._size)]
+        self._contents: list[torch.Tensor] | None = None
+        self._work = dist.all_gather(self._lengths, length, group=group, async_op=True)
+
+    def done(self) -> bool:
+        if not self._work.is_completed():
+            return False
+        if self._contents is not None:
+            return True
+        _wait(self._work)
+        longest = max(int(length) for length in self._lengths)
+        own = torch.zeros(longest * self._row, dtype=torch.uint8, device=_CPU)
+        own.numpy()[: self._array.nbytes] = self._array.view(np.uint8).reshape(-1)
+        self._contents = [torch.empty_like(own) for _ in range(self._size)]
+        self._work = dist.all_gather(self._contents, own, group=self._group, async_op=True)
+        return False
+
+    def result(self) -> NDArray[Any]:
+        while not self.done():
+            _wait(self._work)
+        _wait(self._work)
+        assert self._contents is not None
+        parts = [
+            content.numpy()[: int(length) * self._row]
+            for content, length in zip(self._contents, self._lengths, strict=True)
+        ]
+        joint = np.concatenate(parts).view(self._array.dtype)
+        return joint.reshape(-1, *self._array.shape[1:])
+
+
+class GroupHost:
+    """The ranks of a process group; a TorchHost.
+
+    Args:
+        group: The process group; None: all ranks.
+    """
+
+    name = "torch.distributed"
+    fuses = False
+    failure: type[Exception] = dist.DistError
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.require_initialized()
+        chosen = dist.group.WORLD if group is None else group
+        assert chosen is not None
+        self._group: dist.ProcessGroup = chosen
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Numbers of the ranks in the whole job."""
+        ranks: Sequence[int] = dist.get_process_group_ranks(self._group)
+        return ranks
+
+    def world(self) -> World:
+        """Returns the ranks. Collective."""
+        rank, size = self.place()
+        here = f"{socket.gethostname()} {os.environ.get('GROUP_RANK', '')}"
+        everywhere = [here]
+        if size > 1:
+            line = np.frombuffer(f"{here}\n".encode(), np.uint8)
+            everywhere = self.allgather(line, "nodes").result().tobytes().decode().split("\n")[:-1]
+        neighbours = [number for number, node in enumerate(everywhere) if node == here]
+        return World(
+            rank,
+            size,
+            local_size=int(os.environ.get("LOCAL_WORLD_SIZE", len(neighbours))),
+            local_rank=neighbours.index(rank),
+            job_rank=dist.get_rank(),
+            node=here,
+            mpi_problem=_NO_MPI,
+            serials=itertools.count(),
+            allgather=lambda array, name: self.allgather(array, name).result(),
+        )
+
+    def of_call(self) -> Ranks:
+        """Returns the ranks of a single call."""
+        name: str = self._group.group_name
+        return Ranks(name, self._group, self.ranks, f"group {name}", self.world)
+
+    def has_peers(self) -> bool:
+        """Returns true if this rank belongs to the group, and is not the only one."""
+        return self.included() and self.place()[1] > 1
+
+    def included(self) -> bool:
+        """Returns true if this rank belongs to the group."""
+        return dist.get_rank(self._group) >= 0
+
+    def require_initialized(self) -> None:
+        """Raises UnavailableError if torch.distributed is not initialised."""
+        if not dist.is_initialized():
+            raise UnavailableError(
+                "torch.distributed is not initialised: call "
+                "torch.distributed.init_process_group() first"
+            )
+
+    def place(self) -> tuple[int, int]:
+        """Returns this process's rank in the group, and the number of its ranks."""
+        return dist.get_rank(self._group), dist.get_world_size(self._group)
+
+    def reduction(self, **options: Any) -> Reduction:
+        """Returns the reduction over the ranks that these options of `attach` ask for."""
+        return checked_reduction(**options)
+
+    def require_sums_on(self, device: torch.device, what: str) -> None:
+        """Raises UnsupportedError if the group has no backend for a device."""
+        if device.type not in _devices_of(self._group):
+            raise UnsupportedError(
+                f"torch.distributed sums {what}, and the backend of this group "
+                f"({dist.get_backend_config(self._group)}) takes no tensors there"
+            )
+
+    def allgather(self, array: NDArray[Any], name: str) -> _Gathering:
+        """Joins the arrays of all ranks."""
+        return _Gathering(array, name, self._for_messages())
+
+    def add_up(self, array: NDArray[Any], name: str) -> _Pending[NDArray[Any]]:
+        """Sums arrays over the ranks."""
+        total = torch.from_numpy(array.copy())
+        work = dist.all_reduce(total, group=self._for_messages(), async_op=True)
+        return _Pending(work, name, lambda: np.asarray(total.numpy()))
+
+    def sums_in(self, dtype: torch.dtype) -> torch.dtype:
+        """Returns the type of sums: that of the tensors."""
+        return dtype
+
+    def reduce(
+        self, tensor: torch.Tensor, name: str, reduction: Reduction
+    ) -> _Pending[torch.Tensor]:
+        """Reduces a tensor over the ranks, in place."""
+        before, after = reduction.scales(self.place()[1])
+        work = dist.all_reduce(_scaled(tensor, before), group=self._group, async_op=True)
+        return _Pending(work, name, lambda: _scaled(tensor, after))
+
+    def timed_sum(self, nbytes: int, name: str, place: Place) -> _Pending[float]:
+        """Sums so many bytes of float32 at a place; the result is the time in seconds."""
+        clock = place.clock
+        tensor = torch.zeros(nbytes // 4, dtype=torch.float32, device=place.device)
+        made = clock.mark()
+        clock.seconds(made, made)  # waits for the tensor
+        begin = clock.mark()
+        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+
+        def seconds() -> float:
+            end = clock.mark()
+            found = clock.seconds(begin, end)
+            clock.release([made, begin, end])
+            return found
+
+        return _Pending(work, name, seconds)
+
+    def _for_messages(self) -> dist.ProcessGroup:
+        """Returns a group of the same ranks that takes tensors on the CPU."""
+        if "cpu" in _devices_of(self._group):
+            return self._group
+        name = self._group.group_name
+        if name not in _on_cpu:
+            _on_cpu[name] = dist.new_group(
+                list(self.ranks), backend="gloo", use_local_synchronization=True
+            )
+        return _on_cpu[name]
+
+
+def checked_reduction(
+    *, op: dist.ReduceOp.RedOpType = dist.ReduceOp.AVG, gradient_predivide_factor: float = 1.0
+) -> Reduction:
+    """Returns the reduction that a user of torch.distributed has asked for.
+
+    Args:
+        op: ReduceOp.AVG or ReduceOp.SUM.
+        gradient_predivide_factor: A finite number above 0; 1 for a sum.
+
+    Raises:
+        InvalidArgumentError: The factor lies outside its limits, or does not go with the op.
+        UnsupportedError: A sparse exchange cannot honour the op.
+    """
+    if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
+        raise UnsupportedError(f"op must be ReduceOp.AVG or ReduceOp.SUM, got {op}")
+    return Reduction.checked(
+        averages=op == dist.ReduceOp.AVG, gradient_predivide_factor=gradient_predivide_factor
+    )
+
+
+def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """Multiplies a tensor in place."""
+    return tensor if factor == 1.0 else tensor.mul_(factor)
+
+
+def _devices_of(group: dist.ProcessGroup) -> set[str]:
+    """Returns the kinds of devices for which a group has a backend."""
+    config = dist.get_backend_config(group)  # "cpu:gloo,cuda:nccl"
+    return {one.partition(":")[0] for one in config.split(",")}
+
+
+def _wait(work: dist.Work) -> None:
+    """Waits for an operation; Gloo tells a lost rank by a plain RuntimeError."""
+    try:
+        work.wait()
+    except dist.DistError:
+        raise
+    except RuntimeError as error:
+        raise dist.DistBackendError(str(error)) from error

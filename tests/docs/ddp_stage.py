@@ -1,0 +1,38 @@
+"""Objects that the documentation's code for DistributedDataParallel assumes; setups import them."""
+
+from __future__ import annotations
+
+import socket
+
+import horovod.torch as hvd
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_sparse.ddp import LAGS, attach
+from tests.docs.torch_stage import small_model, train
+
+
+def start() -> None:
+    """Initialises torch.distributed between the ranks, which mpirun has started for Horovod."""
+    if dist.is_initialized():
+        return
+    port = 0
+    if hvd.rank() == 0:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+    port = int(hvd.broadcast(torch.tensor([port]), root_rank=0, name="docs.port"))
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=hvd.rank(), world_size=hvd.size()
+    )
+
+
+def attached(*, steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Returns a wrapped model and its attached optimizer after some steps."""
+    start()
+    model = DistributedDataParallel(small_model())
+    optimizer = torch.optim.AdamW(model.parameters())
+    attach(model, optimizer, LAGS)
+    train(model, optimizer, steps)
+    return model, optimizer

@@ -1,0 +1,120 @@
+"""sparse_allreduce over process groups, and the functions that look at an optimizer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_sparse.ddp import (
+    LAGS,
+    GTopK,
+    TopK,
+    attach,
+    mark_step,
+    replan,
+    sparse_allreduce,
+    stats,
+    summary,
+    tuning,
+    watch,
+)
+from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
+from tests.parallel_ddp.ddp_framework import Toy
+
+
+def tensor_of(rank, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randint(-9, 10, (30, 40), generator=generator).to(dtype)
+
+
+def total(tensor, group=None):
+    summed = tensor.double()
+    dist.all_reduce(summed, group=group)
+    return summed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("compression", [TopK(density=0.05), GTopK, LAGS(adaptive=False)])
+def test_a_sum_and_what_is_left_are_what_was_given(framework, compression, dtype):
+    tensor, residual = tensor_of(framework.rank, dtype), torch.zeros(1200)
+    for _ in range(3):
+        before = residual.double()
+        result = sparse_allreduce(
+            tensor, residual, compression=compression, op=dist.ReduceOp.SUM, name=str(dtype)
+        )
+        owed = tensor.double().view(-1) + before - residual.double()
+        assert torch.equal(total(owed), result.double().view(-1))
+        assert result.shape == tensor.shape
+        assert result.dtype == dtype
+
+
+def test_the_default_is_an_average(framework):
+    tensor = torch.full((20, 20), 6.0)
+    result = sparse_allreduce(tensor, torch.zeros(400), compression=TopK(density=1.0))
+    assert torch.equal(result, tensor)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_group_sums_by_itself(framework, first_and_last):
+    tensor = tensor_of(framework.rank)
+    if not first_and_last.included():
+        with pytest.raises(InvalidArgumentError, match="group must contain this process"):
+            sparse_allreduce(tensor, torch.zeros(1200), group=dist.GroupMember.NON_GROUP_MEMBER)
+        return
+    result = sparse_allreduce(
+        tensor,
+        torch.zeros(1200),
+        compression=TopK(density=1.0),
+        op=dist.ReduceOp.SUM,
+        group=first_and_last.group,
+    )
+    assert torch.equal(result.double(), total(tensor, first_and_last.group))
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_tensor_that_is_not_finite_is_refused_on_all_ranks(framework):
+    tensor, residual = tensor_of(framework.rank), torch.zeros(1200)
+    if framework.rank == 0:
+        tensor[0, 0] = math.inf
+    with pytest.raises(NonFiniteGradientError, match="rank 0"):
+        sparse_allreduce(tensor, residual)
+    assert residual.isfinite().all()
+
+
+def test_other_reductions_are_refused():
+    with pytest.raises(UnsupportedError, match=r"ReduceOp\.AVG or ReduceOp\.SUM"):
+        sparse_allreduce(torch.ones(4), torch.zeros(4), op=dist.ReduceOp.MAX)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_the_functions_of_an_optimizer_are_those_of_horovods_interface(framework, verdict):
+    verdict(sparse=True)
+    ddp = DistributedDataParallel(Toy())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    attach(ddp, optimizer, LAGS(min_numel=64, warmup=None, momentum_correction=0))
+    first, told = tuning(optimizer).stage, []
+    watch(optimizer, lambda metrics, step: told.append((step, metrics)), every=4, norms=True)
+    for step in range(12):
+        mark_step(optimizer, f"step {step}")
+        optimizer.zero_grad()
+        gradients = framework.integer_gradients(step)
+        ddp({name: torch.from_numpy(one) for name, one in gradients.items()}).backward()
+        optimizer.step()
+    assert [step for step, _ in told] == [0, 4, 8]
+    assert told[-1][1]["residual_norm"] >= 0
+    assert stats(optimizer).total.steps == 12
+    assert "12 steps" in summary(optimizer)
+    assert tuning(optimizer).stage is not first
+    replan(optimizer)
+    assert tuning(optimizer).stage is first
+
+
+def test_a_plain_optimizer_has_no_exchange():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    for look in (stats, summary, tuning):
+        with pytest.raises(InvalidArgumentError, match="has no sparse compression"):
+            look(optimizer)

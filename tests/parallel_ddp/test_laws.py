@@ -1,0 +1,19 @@
+"""The laws of every exchange, through DistributedDataParallel's communication hook."""
+
+from __future__ import annotations
+
+from tests.framework_laws import (
+    checkpoint,
+    exactness,
+    laws_in,
+    local_gradient,
+    momentum,
+    numerics,
+    quality,
+    same_bits,
+    tuned_dense,
+    tuning,
+)
+
+globals().update(laws_in(exactness, same_bits, numerics, local_gradient, momentum, quality))
+globals().update(laws_in(tuned_dense, tuning, checkpoint))

@@ -1,0 +1,348 @@
+"""What a DistributedDataParallel module can be asked for: it works, and the laws hold."""
+
+from __future__ import annotations
+
+import copy
+import io
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from hvd_sparse.ddp import LAGS, TopK, attach, stats
+from hvd_sparse.errors import (
+    ExchangeFailedError,
+    GradientInFlightError,
+    HvdSparseError,
+    NonFiniteGradientError,
+)
+from tests.frameworks import SHAPES
+from tests.parallel_ddp.ddp_framework import BUCKET_MB, Ddp, Toy, array_of, residuals
+
+SMALL = {"min_numel": 64, "bucket_numel": 1500}
+EVERYTHING = TopK(density=1.0, min_numel=1)
+RATE = 2.0**-6  # so that changes of integer gradients are exact
+# A rank may learn of another's mistake before it makes its own.
+ON_ANY_RANK = (GradientInFlightError, ExchangeFailedError)
+
+
+def network(**options):
+    """Returns a DDP network with equal weights on all ranks."""
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(20, 40), torch.nn.ReLU(), torch.nn.Linear(40, 10)
+    options = {"bucket_cap_mb": BUCKET_MB, **options}
+    return DistributedDataParallel(torch.nn.Sequential(*layers), **options)
+
+
+def attached(ddp, compression=EVERYTHING, *, kind=torch.optim.SGD, **options):
+    optimizer = kind(ddp.parameters(), lr=RATE)
+    attach(ddp, optimizer, compression, **options)
+    return optimizer
+
+
+def batch(step, framework):
+    generator = torch.Generator().manual_seed(100 * step + framework.rank)
+    return torch.randn(8, 20, generator=generator)
+
+
+def weights_of(module):
+    return {name: array_of(one) for name, one in module.named_parameters()}
+
+
+def integers(framework, step):
+    given = framework.integer_gradients(step).items()
+    return {name: torch.from_numpy(one).float() for name, one in given}
+
+
+# ---- Options of the module -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", [TopK(density=0.1, **SMALL), LAGS(adaptive=False, **SMALL)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_as_bucket_view": True},
+        {"static_graph": True},
+        {"static_graph": True, "find_unused_parameters": True, "gradient_as_bucket_view": True},
+        {"bucket_cap_mb": 25},
+        {"bucket_cap_mb": 1e-9},
+    ],
+    ids=lambda options: ", ".join(options),
+)
+def test_nothing_is_lost_with_any_option(options, preset):
+    framework = Ddp(**options)
+    model = framework.model(preset)
+    for step in range(5):
+        framework.checked_step(model, framework.integer_gradients(step))
+    framework.assert_same_on_all_ranks(model.weights())
+
+
+def test_several_forward_passes_add_up(framework):
+    ddp = DistributedDataParallel(Toy(), bucket_cap_mb=BUCKET_MB)
+    optimizer = attached(ddp, TopK(density=0.1, **SMALL), op=dist.ReduceOp.SUM)
+    for step in range(3):
+        optimizer.zero_grad()
+        first, second = integers(framework, 2 * step), integers(framework, 2 * step + 1)
+        before = residuals(optimizer)
+        (ddp(first) + ddp(second)).backward()
+        given = {name: array_of(first[name] + second[name]) for name in SHAPES}
+        results = {name: array_of(one.grad) for name, one in ddp.module.named_parameters()}
+        framework.assert_nothing_is_lost(given, results, before, residuals(optimizer))
+        optimizer.step()
+
+
+def test_a_backward_pass_onto_an_average_is_exchanged_with_it(framework):
+    ddp = DistributedDataParallel(Toy(), bucket_cap_mb=BUCKET_MB)
+    optimizer = attached(ddp, TopK(density=0.1, **SMALL), op=dist.ReduceOp.SUM)
+    ddp(integers(framework, 0)).backward()
+    found = {name: array_of(one.grad) for name, one in ddp.module.named_parameters()}
+    before, second = residuals(optimizer), integers(framework, 1)
+    ddp(second).backward()  # outside of no_sync()
+    given = {name: found[name] + array_of(second[name]) for name in SHAPES}
+    results = {name: array_of(one.grad) for name, one in ddp.module.named_parameters()}
+    framework.assert_nothing_is_lost(given, results, before, residuals(optimizer))
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_momentum_is_not_applied_twice_to_an_average(framework):
+    ddp = network()
+    optimizer = attached(ddp, kind=torch.optim.AdamW)
+    ddp(batch(0, framework)).sum().backward()
+    optimizer.zero_grad()  # skips the step
+    ddp(batch(1, framework)).sum().backward()
+    with pytest.raises(ON_ANY_RANK, match="within no_sync"):
+        ddp(batch(2, framework)).sum().backward()
+
+
+def test_gradients_accumulate_within_no_sync(framework):
+    ours, theirs = network(), network()
+    optimizers = attached(ours), torch.optim.SGD(theirs.parameters(), lr=RATE)
+    for step in range(4):
+        for ddp, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            for part in range(3):
+                with nullcontext() if part == 2 else ddp.no_sync():
+                    ddp(batch(3 * step + part, framework)).square().mean().backward()
+            optimizer.step()
+    for name, weights in weights_of(ours).items():
+        np.testing.assert_allclose(weights, weights_of(theirs)[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RAdam, torch.optim.SGD])
+def test_at_density_one_an_optimizer_does_as_without_compression(framework, kind):
+    ours, theirs = network(), network()
+    compression = TopK(density=1.0, min_numel=1, momentum_correction=0)
+    optimizers = attached(ours, compression, kind=kind), kind(theirs.parameters(), lr=RATE)
+    for step in range(6):
+        for ddp, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            ddp(batch(step, framework)).square().mean().backward()
+            optimizer.step()
+    for name, weights in weights_of(ours).items():
+        np.testing.assert_allclose(weights, weights_of(theirs)[name], rtol=1e-4, atol=1e-5)
+    framework.assert_same_on_all_ranks(weights_of(ours))
+
+
+def test_gradients_of_another_optimizer_are_averaged_dense(framework):
+    ours, theirs = network(), network()
+    pairs = []
+    for ddp in (ours, theirs):
+        first, last = ddp.module[0], ddp.module[2]
+        pairs.append([torch.optim.SGD(one.parameters(), lr=0.1) for one in (last, first)])
+    attach(ours, pairs[0][0], TopK(density=0.05, min_numel=1))
+    for step in range(3):
+        for ddp, optimizers in zip((ours, theirs), pairs, strict=True):
+            ddp.zero_grad()
+            ddp(batch(step, framework)).square().mean().backward()
+            optimizers[1].step()
+    assert set(residuals(pairs[0][0])) <= {"2.weight"}
+    for name in ("0.weight", "0.bias"):
+        np.testing.assert_allclose(
+            weights_of(ours.module)[name], weights_of(theirs.module)[name], rtol=1e-5, atol=1e-7
+        )
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_rank_without_data_takes_part_in_join(framework):
+    ddp = DistributedDataParallel(Toy(), bucket_cap_mb=BUCKET_MB)
+    optimizer = attached(ddp, TopK(density=0.1, **SMALL), op=dist.ReduceOp.SUM)
+    owed = dict.fromkeys(SHAPES, 0.0)
+    with Join([ddp]):
+        for step in range(2 + 2 * framework.rank):
+            optimizer.zero_grad()
+            given = integers(framework, step)
+            ddp(given).backward()
+            optimizer.step()
+            owed = {name: owed[name] + array_of(one).ravel() for name, one in given.items()}
+    kept = residuals(optimizer)
+    applied = {name: one - kept.get(name, 0.0) for name, one in owed.items()}
+    for name, summed in framework.totals(applied).items():
+        assert np.array_equal(-weights_of(ddp.module)[name].ravel() / RATE, summed)
+    framework.assert_same_on_all_ranks(weights_of(ddp.module))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_layers_are_computed_again_with_activation_checkpointing(framework, reentrant):
+    class Again(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.last = torch.nn.Linear(20, 40), torch.nn.Linear(40, 10)
+
+        def forward(self, rows):
+            return self.last(checkpoint(self.first, rows, use_reentrant=reentrant).relu())
+
+    ours, theirs = (DistributedDataParallel(Again(), bucket_cap_mb=BUCKET_MB) for _ in range(2))
+    optimizers = attached(ours), torch.optim.SGD(theirs.parameters(), lr=RATE)
+    for step in range(3):
+        for ddp, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            ddp(batch(step, framework).requires_grad_()).square().mean().backward()
+            optimizer.step()
+    for name, weights in weights_of(ours).items():
+        np.testing.assert_allclose(weights, weights_of(theirs)[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_compiled_model_is_attached(framework, inside):
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(20, 40), torch.nn.ReLU(), torch.nn.Linear(40, 10))
+    if inside:
+        layers = torch.compile(layers, backend="aot_eager")
+    model = ddp = DistributedDataParallel(layers)  # the compiler wants buckets of 1 MB and more
+    if not inside:
+        model = torch.compile(ddp, backend="aot_eager")
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=RATE)
+    attach(model, optimizer, EVERYTHING)
+    theirs = network()
+    other = torch.optim.SGD(theirs.parameters(), lr=RATE)
+    for step in range(4):
+        for one, stepping in ((model, optimizer), (theirs, other)):
+            stepping.zero_grad()
+            one(batch(step, framework)).square().mean().backward()
+            stepping.step()
+    found, expected = weights_of(ddp).values(), weights_of(theirs).values()
+    for ours, stock in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, stock, rtol=1e-5, atol=1e-7)
+
+
+def test_a_closure_computes_the_gradients_of_a_step(framework):
+    ddp = network()
+    optimizer = attached(ddp, TopK(density=0.1, min_numel=1), kind=torch.optim.AdamW)
+
+    def closure(step):
+        optimizer.zero_grad()
+        loss = ddp(batch(step, framework)).square().mean()
+        loss.backward()
+        return loss
+
+    losses = [optimizer.step(lambda step=step: closure(step)).item() for step in range(20)]
+    assert losses[-1] < losses[0]
+    framework.assert_same_on_all_ranks(weights_of(ddp))
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_group_of_two_exchanges_by_itself(framework, first_and_last):
+    if not first_and_last.included():
+        return
+    model = Ddp().model(EVERYTHING, ranks=first_and_last)
+    gradients = framework.integer_gradients(0)
+    exact = framework.totals(gradients, first_and_last)
+    for name, result in model.step(gradients).items():
+        assert np.array_equal(result.ravel(), exact[name])
+
+
+# ---- Steps that are not taken --------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("view", [False, True])
+def test_a_step_that_is_not_finite_is_refused_out_of_backward_and_training_goes_on(framework, view):
+    ddp = network(gradient_as_bucket_view=view)
+    optimizer = attached(ddp, TopK(density=0.1, min_numel=1))
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = ddp(batch(step, framework)).square().mean()
+        if step == 2:
+            bad = loss * float("nan") if framework.rank == framework.size - 1 else loss
+            with pytest.raises(NonFiniteGradientError, match=f"rank {framework.size - 1}"):
+                bad.backward()
+            assert not any(param.grad.any() for param in ddp.parameters())
+            continue
+        loss.backward()
+        optimizer.step()
+    framework.assert_same_on_all_ranks(weights_of(ddp))
+    assert stats(optimizer).total.steps == 5
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_step_with_gradients_of_this_rank_alone_is_refused(framework):
+    ddp = network()
+    optimizer = attached(ddp)
+    with ddp.no_sync():
+        ddp(batch(0, framework)).sum().backward()
+    with pytest.raises(GradientInFlightError, match="no_sync"):
+        optimizer.step()
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_step_without_gradients_does_nothing(framework):
+    ddp = network()
+    optimizer = attached(ddp)
+    optimizer.step()
+    for param in ddp.parameters():
+        param.grad = torch.zeros_like(param)  # as code that makes an optimizer's state does
+    optimizer.step()
+    assert stats(optimizer).total.steps == 0
+    ddp.zero_grad()
+    ddp(batch(0, framework)).sum().backward()
+    optimizer.step()
+    framework.assert_same_on_all_ranks(weights_of(ddp))
+
+
+def test_an_output_may_be_ignored(framework):
+    ddp = network()
+    optimizer = attached(ddp)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = ddp(batch(step, framework)).square().mean()
+        if step % 2:
+            loss.backward()
+            optimizer.step()
+    framework.assert_same_on_all_ranks(weights_of(ddp))
+
+
+# ---- Lives ---------------------------------------------------------------------------------------
+
+
+def test_copies_of_a_module_can_be_made_and_saved(framework):
+    ddp = network()
+    optimizer = attached(ddp)
+    twin = copy.deepcopy(ddp.module)
+    torch.save(ddp.state_dict(), io.BytesIO())
+    ddp(batch(0, framework)).sum().backward()
+    optimizer.step()
+    assert any(
+        not np.array_equal(one, weights_of(twin)[name])
+        for name, one in weights_of(ddp.module).items()
+    )
+    if framework.size > 1:
+        state, _ = ddp._comm_hooks[0][1], None
+        assert copy.deepcopy(ddp._comm_hooks)[0][1] is None
+        assert state is not None
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_module_without_its_optimizer_says_so(framework):
+    ddp = network()
+    optimizer = attached(ddp)
+    ddp(batch(0, framework)).sum().backward()
+    optimizer.step()
+    del optimizer
+    with pytest.raises(HvdSparseError, match="no longer"):
+        ddp(batch(1, framework)).sum().backward()

@@ -1,0 +1,124 @@
+"""What hvd_sparse.ddp refuses by name, before anything is sent."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_sparse.ddp import LAGS, TopK, attach, stats
+from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+
+
+def wrapped(**options):
+    return DistributedDataParallel(torch.nn.Linear(4, 3), **options)
+
+
+def sgd(module):
+    return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
+def test_unused_parameters_are_refused():
+    ddp = wrapped(find_unused_parameters=True)
+    with pytest.raises(UnsupportedError, match=r"find_unused_parameters=True .* static_graph=True"):
+        attach(ddp, sgd(ddp), LAGS)
+
+
+def test_a_second_hook_is_refused():
+    ddp = wrapped()
+    ddp.register_comm_hook(None, allreduce_hook)
+    with pytest.raises(UnsupportedError, match="hook 'allreduce_hook' already"):
+        attach(ddp, sgd(ddp), LAGS)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_second_attachment_is_refused():
+    ddp = wrapped()
+    optimizer = sgd(ddp)
+    attach(ddp, optimizer, TopK)
+    with pytest.raises(InvalidArgumentError, match="SGD already is a distributed optimizer"):
+        attach(wrapped(), optimizer, TopK)
+    with pytest.raises(UnsupportedError, match="has the communication hook"):
+        attach(ddp, sgd(ddp), TopK)
+
+
+def test_mixed_precision_of_the_module_is_refused():
+    ddp = wrapped()
+    ddp.mixed_precision = object()  # its own hooks take a GPU
+    with pytest.raises(UnsupportedError, match="mixed_precision"):
+        attach(ddp, sgd(ddp), LAGS)
+
+
+def test_the_python_reducer_is_refused():
+    ddp = wrapped()
+    ddp._use_python_reducer = True
+    with pytest.raises(UnsupportedError, match="Python reducer"):
+        attach(ddp, sgd(ddp), LAGS)
+
+
+def test_sparse_gradients_are_refused():
+    ddp = DistributedDataParallel(torch.nn.Sequential(torch.nn.Embedding(5, 4, sparse=True)))
+    with pytest.raises(UnsupportedError, match=r"'0.weight' is sparse"):
+        attach(ddp, sgd(ddp), LAGS)
+
+
+def test_a_module_that_is_not_wrapped_is_refused():
+    module = torch.nn.Linear(4, 3)
+    with pytest.raises(InvalidArgumentError, match=r"DistributedDataParallel, got torch\.nn"):
+        attach(module, sgd(module), LAGS)
+
+
+def test_other_optimizers_are_refused():
+    class Keras:
+        """Has no step that hooks could surround."""
+
+    ddp = wrapped()
+    with pytest.raises(InvalidArgumentError, match=r"torch.optim.Optimizer, got .*Keras"):
+        attach(ddp, Keras(), LAGS)
+    with pytest.raises(UnsupportedError, match="LBFGS"):
+        attach(ddp, torch.optim.LBFGS(ddp.parameters()), LAGS)
+
+
+def test_parameters_of_another_module_are_refused():
+    ddp = wrapped()
+    with pytest.raises(InvalidArgumentError, match="parameter 0 of group 0 of SGD does not belong"):
+        attach(ddp, sgd(torch.nn.Linear(2, 2)), LAGS)
+
+
+def test_no_compression_and_options_out_of_range_are_refused():
+    ddp = wrapped()
+    with pytest.raises(InvalidArgumentError):
+        attach(ddp, sgd(ddp), "none")
+    with pytest.raises(InvalidArgumentError, match="gradient_predivide_factor must be > 0"):
+        attach(ddp, sgd(ddp), LAGS, gradient_predivide_factor=0.0)
+    with pytest.raises(UnsupportedError, match=r"ReduceOp\.AVG or ReduceOp\.SUM"):
+        attach(ddp, sgd(ddp), LAGS, op=torch.distributed.ReduceOp.MAX)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_ranks_that_differ_all_learn_of_it(framework):
+    ddp = wrapped()
+    density = 0.1 if framework.rank else 0.2
+    with pytest.raises(InvalidArgumentError, match="compression is"):
+        attach(ddp, sgd(ddp), TopK(density=density))
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_problem_of_one_rank_is_told_to_all(framework):
+    ddp = wrapped()
+    compression = TopK if framework.rank == 0 else "none"
+    match = "rank 1 cannot take part" if framework.rank == 0 else ""
+    with pytest.raises(InvalidArgumentError, match=match):
+        attach(ddp, sgd(ddp), compression)
+
+
+def test_a_refused_module_trains_on_without_compression():
+    ddp = wrapped(find_unused_parameters=True)
+    optimizer = sgd(ddp)
+    with pytest.raises(UnsupportedError):
+        attach(ddp, optimizer, LAGS)
+    ddp(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    with pytest.raises(InvalidArgumentError, match="has no sparse compression"):
+        stats(optimizer)
