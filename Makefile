@@ -253,6 +253,22 @@ $(DOCS_TOOLS):
 	@pip install --quiet --disable-pip-version-check --no-deps --target $@.part -r tools/docs_requirements.txt
 	@mv $@.part $@
 
+# Lightning, Accelerate and transformers have a folder of their own, too: 200 MB, for few tests. The path
+# goes into PYTHONPATH.
+ADAPTER_TOOLS = build/adapters/$(call digest,tools/adapters_requirements.txt)
+.PHONY: adapters
+adapters: $(ADAPTER_TOOLS) ## installs Lightning, Accelerate and transformers; prints the folder's path
+	@echo "$(CURDIR)/$(ADAPTER_TOOLS)"
+
+$(ADAPTER_TOOLS): | $(ENV_STAMP)
+	@rm -rf build/adapters && mkdir -p build/adapters
+	@pip install --quiet --disable-pip-version-check --no-deps --target $@.part -r tools/adapters_requirements.txt >&2
+	@mv $@.part $@
+
+.PHONY: torchalone
+torchalone: $(ENV_STAMP) ## installs the package beside PyTorch alone, without Horovod and MPI, and trains there
+	@$(PY) tools/try_torch_alone.py
+
 wheel: $(ENV_STAMP) ## makes dist/: an sdist and a wheel, installed and tried in a fresh environment
 	@$(PY) tools/make_wheel.py
 
