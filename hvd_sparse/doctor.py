@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from packaging.version import Version
@@ -11,6 +11,7 @@ from hvd_sparse.installation import Facts
 
 MINIMUM_TORCH = Version("2.1")
 MINIMUM_HOROVOD = Version("0.28")
+NAMES = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
 REINSTALL = "pip install --no-build-isolation --no-deps --force-reinstall ."
 REBUILD_HOROVOD = (
@@ -26,8 +27,28 @@ class Problem:
     do: str
 
 
+@dataclass(frozen=True)
+class Interface:
+    """A module for users, and what it lacks here.
+
+    Attributes:
+        name: The module: "hvd_sparse.ddp".
+        launcher: The launcher of its jobs: "torchrun" or "Horovod".
+        framework: The framework whose gradients it exchanges: "torch" or "tensorflow".
+        lacks: What keeps it from working; empty if it works.
+    """
+
+    name: str
+    launcher: str
+    framework: str
+    lacks: tuple[Problem, ...]
+
+
 def diagnose(facts: Facts) -> list[Problem]:
-    """Finds what keeps hvd_sparse from working with either framework.
+    """Finds what keeps hvd_sparse from working.
+
+    One interface that works is enough: a library that only others need may be missing. One that is
+    installed must work with the rest.
 
     Args:
         facts: Result of installation.examine().
@@ -35,24 +56,102 @@ def diagnose(facts: Facts) -> list[Problem]:
     Returns:
         The problems, the most basic ones first; empty if there are none.
     """
-    return [
+    found = [
         *diagnose_core(facts["hvd_sparse"]),
-        *diagnose_frameworks(facts),
+        *diagnose_torch(facts),
+        *diagnose_tensorflow(facts),
         *diagnose_horovod(facts),
         *diagnose_mpi(facts),
         *diagnose_devices(facts),
     ]
+    there = interfaces(facts)
+    if found or any(not one.lacks for one in there):
+        return found
+    if facts["torch"] is None and facts["tensorflow"] is None:
+        return [
+            Problem(
+                "neither PyTorch nor TensorFlow is installed",
+                f"pip install 'torch>={MINIMUM_TORCH}'; TensorFlow takes Horovod, too",
+            )
+        ]
+    return _unique(lack for one in there if facts[one.framework] for lack in one.lacks)
 
 
-def supported_frameworks(facts: Facts) -> list[str]:
-    """Returns the frameworks that are installed, and that Horovod and this build support."""
-    horovod = facts["horovod"] or {}
-    found = []
-    if facts["torch"] and horovod.get("torch"):
-        found.append("PyTorch")
-    if facts["tensorflow"] and horovod.get("tensorflow") and _ops(facts)["built"]:
-        found.append("TensorFlow")
-    return found
+def interfaces(facts: Facts) -> list[Interface]:
+    """Returns the modules for users, each with what it lacks here.
+
+    Args:
+        facts: Result of installation.examine().
+    """
+    core = list(diagnose_core(facts["hvd_sparse"]))
+    torch = [*_missing(facts, "torch", f"'torch>={MINIMUM_TORCH}'"), *diagnose_torch(facts)]
+    tensorflow = [*_missing(facts, "tensorflow", "tensorflow"), *_lacks_of_tensorflow(facts)]
+    found = [
+        ("hvd_sparse.ddp", "torchrun", "torch", [*torch, *_lacks_of_distributed(facts)]),
+        ("hvd_sparse.torch", "Horovod", "torch", [*torch, *_lacks_of_horovod(facts, "torch")]),
+        (
+            "hvd_sparse.tensorflow",
+            "Horovod",
+            "tensorflow",
+            [*tensorflow, *_lacks_of_horovod(facts, "tensorflow")],
+        ),
+    ]
+    return [
+        Interface(name, launcher, framework, tuple(_unique([*core, *lacks])))
+        for name, launcher, framework, lacks in found
+    ]
+
+
+def _unique(problems: Iterable[Problem]) -> list[Problem]:
+    return list(dict.fromkeys(problems))
+
+
+def _missing(facts: Facts, framework: str, requirement: str) -> Iterator[Problem]:
+    if facts[framework] is None:
+        yield Problem(f"{NAMES[framework]} is not installed", f"pip install {requirement}")
+
+
+def _lacks_of_distributed(facts: Facts) -> Iterator[Problem]:
+    answer = facts["torch_distributed"]
+    if answer is None:  # without torch or the core, which have problems of their own
+        return
+    again = "install a torch whose torch.distributed works: see https://pytorch.org"
+    if "error" in answer:
+        yield Problem(f"hvd_sparse.ddp cannot be loaded: {answer['error']}", again)
+    elif "gloo" not in answer["backends"]:
+        yield Problem("this torch was built without torch.distributed, or without its Gloo", again)
+
+
+def _lacks_of_tensorflow(facts: Facts) -> Iterator[Problem]:
+    if not _ops(facts)["built"]:
+        yield Problem(
+            "this package was built without TensorFlow",
+            f"HVD_SPARSE_WITH_TENSORFLOW=1 {REINSTALL}",
+        )
+    yield from diagnose_tensorflow(facts)
+
+
+def _built_without(framework: str) -> Problem:
+    name = NAMES[framework]
+    return Problem(
+        f"Horovod was built without {name}", f"HOROVOD_WITH_{name.upper()}=1 {REBUILD_HOROVOD}"
+    )
+
+
+def _lacks_of_horovod(facts: Facts, framework: str) -> Iterator[Problem]:
+    horovod = facts["horovod"]
+    if horovod is None:
+        yield Problem(
+            "Horovod is not installed",
+            f"HOROVOD_WITH_{NAMES[framework].upper()}=1 HOROVOD_WITH_MPI=1 "
+            "pip install --no-build-isolation horovod "
+            "(for a torch of today its sources need the changes in tools/horovod_changes.py)",
+        )
+        return
+    if not horovod[framework]:
+        yield _built_without(framework)
+    yield from diagnose_horovod(facts)
+    yield from diagnose_mpi(facts)
 
 
 def gpu_route(facts: Facts) -> str:
@@ -82,52 +181,35 @@ def diagnose_core(core: Facts) -> Iterator[Problem]:
         )
 
 
-def diagnose_frameworks(facts: Facts) -> Iterator[Problem]:
-    """Finds problems of the installed frameworks, of which one is enough."""
-    torch, tensorflow = facts["torch"], facts["tensorflow"]
-    if torch is None and tensorflow is None:
-        yield Problem(
-            "neither PyTorch nor TensorFlow is installed",
-            f"pip install 'torch>={MINIMUM_TORCH}', then HOROVOD_WITH_PYTORCH=1 {REBUILD_HOROVOD}",
-        )
+def diagnose_torch(facts: Facts) -> Iterator[Problem]:
+    """Finds problems of an installed PyTorch."""
+    torch = facts["torch"]
     if torch is not None and Version(torch) < MINIMUM_TORCH:
         yield Problem(f"torch {torch} is too old", f"pip install 'torch>={MINIMUM_TORCH}'")
-    ops = _ops(facts)
+
+
+def diagnose_tensorflow(facts: Facts) -> Iterator[Problem]:
+    """Finds problems of an installed TensorFlow."""
+    tensorflow, ops = facts["tensorflow"], _ops(facts)
     if tensorflow is not None and ops["built"] and ops["detail"] != tensorflow:
         yield Problem(
             f"this package was built for TensorFlow {ops['detail']} and there is {tensorflow}",
             f"build it again: {REINSTALL}",
         )
-    if torch is None and tensorflow is not None and not ops["built"]:
-        yield Problem(
-            "this package was built without TensorFlow",
-            f"HVD_SPARSE_WITH_TENSORFLOW=1 {REINSTALL}",
-        )
 
 
 def diagnose_horovod(facts: Facts) -> Iterator[Problem]:
-    """Finds problems of the installed Horovod."""
+    """Finds problems of an installed Horovod."""
     horovod = facts["horovod"]
     if horovod is None:
-        yield Problem(
-            "Horovod is not installed",
-            "HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 pip install --no-build-isolation horovod "
-            "(for a torch of today its sources need the changes in tools/horovod_changes.py)",
-        )
         return
     if Version(horovod["version"]) < MINIMUM_HOROVOD:
         yield Problem(
             f"Horovod {horovod['version']} is too old", f"pip install 'horovod>={MINIMUM_HOROVOD}'"
         )
-    usable = [name for name in ("torch", "tensorflow") if facts[name] and horovod[name]]
-    if not usable and facts["torch"]:
-        yield Problem(
-            "Horovod was built without PyTorch", f"HOROVOD_WITH_PYTORCH=1 {REBUILD_HOROVOD}"
-        )
-    elif not usable and facts["tensorflow"]:
-        yield Problem(
-            "Horovod was built without TensorFlow", f"HOROVOD_WITH_TENSORFLOW=1 {REBUILD_HOROVOD}"
-        )
+    installed = [name for name in NAMES if facts[name]]
+    if installed and not any(horovod[name] for name in installed):
+        yield _built_without(installed[0])
     if horovod.get("error"):
         yield Problem(f"Horovod cannot be loaded: {horovod['error']}", REBUILD_HOROVOD)
     if not horovod.get("mpi", True) and not horovod.get("gloo", True):
@@ -145,8 +227,8 @@ def diagnose_horovod(facts: Facts) -> Iterator[Problem]:
 
 def diagnose_mpi(facts: Facts) -> Iterator[Problem]:
     """Finds problems of MPI at run time, if Horovod may use it."""
-    mpi, horovod = facts["mpi"], facts["horovod"] or {}
-    if mpi is None or not horovod.get("mpi", True):  # ranks are connected by TCP
+    mpi, horovod = facts["mpi"], facts["horovod"]
+    if mpi is None or horovod is None or not horovod.get("mpi", True):  # ranks meet over TCP
         return
     if mpi["mpirun"] is None:
         yield Problem("there is no mpirun on PATH", "put the folder that holds mpicxx on PATH")

@@ -1,7 +1,7 @@
 """Finds out how this package was built, what is installed, and what MPI, CUDA and NCCL offer.
 
-Probes that may hang or end a process (loading Horovod, initialising MPI or a GPU's driver) run in
-processes of their own.
+Probes that may hang or end a process (loading torch or Horovod, initialising MPI or a GPU's driver)
+run in processes of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,16 @@ TENSORFLOW_NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightl
 
 Facts: TypeAlias = dict[str, Any]
 
-# Each probe prints JSON as its last line. The first loads Horovod before the core, as users do.
+# Each probe prints JSON as its last line. The first two load a framework before the core, as users
+# do.
+ASK_DISTRIBUTED = """
+import json, torch
+from torch import distributed as dist
+backends = [name for name in ("gloo", "nccl") if getattr(dist, f"is_{name}_available", bool)()]
+if backends:
+    import hvd_sparse.ddp
+print(json.dumps(dict(backends=backends)))
+"""
 ASK_HOROVOD = """
 import importlib, json, os
 hvd = importlib.import_module("horovod.{framework}")
@@ -86,6 +95,7 @@ def examine() -> Facts:
         "hvd_sparse": {"version": hvd_sparse.__version__, **core},
         "python": platform.python_version(),
         "torch": version_of("torch"),
+        "torch_distributed": examine_distributed(core),
         "tensorflow": version_of(*TENSORFLOW_NAMES),
         "horovod": horovod,
         "mpi": examine_mpi() if core["mpi_library"] else None,
@@ -119,6 +129,21 @@ def examine_core() -> Facts:
         "with_cuda": _core.with_cuda,
         "with_nccl": _core.with_nccl,
     }
+
+
+def examine_distributed(core: Facts) -> Facts | None:
+    """Returns the backends of torch.distributed, after hvd_sparse.ddp was loaded beside it.
+
+    Args:
+        core: Result of examine_core().
+
+    Returns:
+        {"backends": [...]}, [] if torch was built without torch.distributed; or {"error": what went
+        wrong}; None without torch, or if the core cannot be loaded.
+    """
+    if core["error"] or version_of("torch") is None:
+        return None
+    return ask([sys.executable, "-c", ASK_DISTRIBUTED])
 
 
 def examine_horovod() -> Facts | None:

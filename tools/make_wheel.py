@@ -47,40 +47,66 @@ def run(command: list[str | Path], *, quiet: bool = False, **options: object) ->
         sys.exit(f"{done.stderr or ''}failed: {' '.join(words)[:200]}")
 
 
-def only_match(pattern: str) -> Path:
-    """Returns the one file in dist/ that matches."""
-    (found,) = DIST.glob(pattern)
+def only_match(pattern: str, folder: Path = DIST) -> Path:
+    """Returns the one file in a folder that matches."""
+    (found,) = folder.glob(pattern)
     return found
+
+
+def make_sdist(folder: Path, unpacked: Path) -> Path:
+    """Makes the sdist in a folder, and unpacks it elsewhere; returns the folder of its sources."""
+    for former in folder.glob("hvd_sparse-*"):
+        former.unlink()
+    run([sys.executable, "-c", SDIST, folder], cwd=ROOT, quiet=True)
+    shutil.rmtree(unpacked, ignore_errors=True)
+    shutil.unpack_archive(only_match("hvd_sparse-*.tar.gz", folder), unpacked)
+    (source,) = unpacked.iterdir()
+    return source
+
+
+def make_wheel(
+    source: Path, folder: Path, python: str | Path, env: dict[str, str], *, quiet: bool = False
+) -> Path:
+    """Makes the wheel of an sdist's sources in a folder, by a Python's pip; returns the wheel."""
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
+    run(
+        [*pip, "--no-build-isolation", "--no-deps", "--wheel-dir", folder, source],
+        quiet=quiet,
+        env=env,
+    )
+    return only_match("hvd_sparse-*.whl", folder)
+
+
+def install(wheel: Path, python: Path) -> None:
+    """Installs the wheel, and nothing else, by a Python's pip."""
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    run([*pip, "--no-index", "--no-deps", wheel])
+
+
+def packages_of(python: Path) -> Path:
+    """Returns the folder of a Python's packages."""
+    site = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    done = subprocess.run([python, "-c", site], check=True, capture_output=True, text=True)
+    return Path(done.stdout.strip())
 
 
 def build() -> Path:
     """Builds sdist and wheel; returns the wheel."""
-    for former in DIST.glob("hvd_sparse-*"):
-        former.unlink()
-    run([sys.executable, "-c", SDIST, DIST], cwd=ROOT, quiet=True)
-    shutil.rmtree(UNPACKED, ignore_errors=True)
-    shutil.unpack_archive(only_match("hvd_sparse-*.tar.gz"), UNPACKED)
-    (source,) = UNPACKED.iterdir()
+    source = make_sdist(DIST, UNPACKED)
     # Always the same folder for CMake, so that only changed files are compiled.
     env = {**os.environ, "HVD_SPARSE_BUILD_DIR": str(ROOT / "build" / "wheel")}
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
-    run([*pip, "--no-build-isolation", "--no-deps", "--wheel-dir", DIST, source], env=env)
-    return only_match("hvd_sparse-*.whl")
+    return make_wheel(source, DIST, sys.executable, env)
 
 
-def install(wheel: Path, folder: Path) -> Path:
+def make_environment(wheel: Path, folder: Path) -> Path:
     """Installs the wheel in a fresh environment; returns its folder of programs."""
     venv.create(folder, with_pip=True)
     bin_ = folder / "bin"
-    pip = [bin_ / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    run([*pip, "--no-index", "--no-deps", wheel])
-    site = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    own = subprocess.run(
-        [bin_ / "python", "-c", site], check=True, capture_output=True, text=True
-    ).stdout.strip()
+    install(wheel, bin_ / "python")
     # A line of a .pth file adds a folder, but not that folder's own .pth files, such as an editable
     # install of this very package.
-    Path(own, "elsewhere.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    own = packages_of(bin_ / "python")
+    (own / "elsewhere.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return bin_
 
 
@@ -100,7 +126,7 @@ def main() -> None:
     """Builds, installs and tests."""
     wheel = build()
     with tempfile.TemporaryDirectory(prefix="hvd_sparse-wheel-") as folder:
-        try_out(install(wheel, Path(folder, "venv")), Path(folder))
+        try_out(make_environment(wheel, Path(folder, "venv")), Path(folder))
     for file in (only_match("hvd_sparse-*.tar.gz"), wheel):
         print(f"{file.relative_to(ROOT)}  {file.stat().st_size / 1e6:.1f} MB")
 

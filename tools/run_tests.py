@@ -19,7 +19,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from process_groups import end_group
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "build" / "reports"
 STAGE_SECONDS = 3600  # limit of one stage; every single test has its own, shorter limit
+TORCH_ALONE_SECONDS = 900  # compiling is most of it, where nothing is compiled yet
 # Beginnings of lines that say why a stage failed: from pytest, a rank that ended
 # (tests/rank_guard.py) or crashed, ctest, GoogleTest, compute-sanitizer, compilers and linters.
 TELLING = re.compile(
@@ -130,6 +131,13 @@ def pytest_stage(
     return Stage(name, command, report, cores)
 
 
+def ddp_stage(ranks: int, cores: Cores) -> Stage:
+    """Returns a stage that runs the tests of hvd_sparse.ddp on ranks of torchrun."""
+    alone = pytest_stage(f"ddp on {ranks}", "tests/parallel_ddp", cores=cores)
+    launch = ["torchrun", "--standalone", "--nproc-per-node", str(ranks), "--no-python"]
+    return replace(alone, command=[*launch, *alone.command])
+
+
 def stages(framework: str) -> Iterator[Stage]:
     """Yields all stages, or those of one framework.
 
@@ -141,6 +149,7 @@ def stages(framework: str) -> Iterator[Stage]:
         yield pytest_stage("unit", "tests/unit")
         yield pytest_stage("devices", "tests/devices", marked="not gpu and not long")
         yield pytest_stage("parallel on 1", "tests/parallel", ranks=1)
+        yield ddp_stage(1, Cores.ONE)
     if framework in ("all", "tensorflow"):
         yield pytest_stage("tensorflow on 1", "tests/parallel_tensorflow", ranks=1)
     yield Stage("lint", ["make", "lint"], cores=Cores.ONE)
@@ -183,7 +192,13 @@ def stages(framework: str) -> Iterator[Stage]:
     if shutil.which("nvcc"):  # compiles for GPUs, but needs none
         yield Stage("CUDA", ["make", "cuda"])
     if framework in ("all", "torch"):
+        # Alone, as it is a build: sdists, of which a unit test makes one, meet in one folder.
+        alone = [sys.executable, "tools/try_torch_alone.py"]
+        yield Stage("torch alone", alone, seconds=TORCH_ALONE_SECONDS)
+    if framework in ("all", "torch"):
         yield pytest_stage("parallel on 3", "tests/parallel", ranks=3, cores=Cores.ALL)
+        yield ddp_stage(2, Cores.ALL)
+        yield ddp_stage(3, Cores.ALL)
         yield pytest_stage("parallel on 4", "tests/parallel", ranks=4, cores=Cores.ALL)
         yield pytest_stage("timed jobs", "tests/jobs", cores=Cores.ALL, marked="not long and timed")
 
@@ -194,6 +209,7 @@ def long_stages(framework: str) -> Iterator[Stage]:
         yield pytest_stage("tensorflow on 3", "tests/parallel_tensorflow", ranks=3, cores=Cores.ALL)
     if framework in ("all", "torch"):
         yield pytest_stage("parallel on 2", "tests/parallel", ranks=2, cores=Cores.ALL)
+        yield ddp_stage(4, Cores.ALL)
         yield pytest_stage("long jobs", "tests/jobs", cores=Cores.ALL, marked="long")
         yield Stage("emulated GPU", ["make", "-o", "build", "emulated"])
 

@@ -39,9 +39,10 @@ class VerificationError(HvdSparseError):
 
 
 class Ranks(Protocol):
-    """The participating ranks, and Horovod's allreduce between them."""
+    """The participating ranks, and their library's allreduce between them."""
 
     world: World
+    library: str
 
     def barrier(self) -> None:
         """Returns when all ranks have called it, on all of them at nearly the same time."""
@@ -66,7 +67,11 @@ def run(settings: Settings, ranks: Ranks, exchange: Exchange, cluster: Cluster) 
     for numel in dict.fromkeys(settings.numels):
         rows += _rows_of_size(numel, settings, ranks, exchange, cluster)
     return Results(
-        settings=settings, transport=exchange.transport, cluster=cluster, rows=tuple(rows)
+        settings=settings,
+        library=ranks.library,
+        transport=exchange.transport,
+        cluster=cluster,
+        rows=tuple(rows),
     )
 
 
@@ -123,7 +128,7 @@ class Method(Protocol):
 
 
 class Dense:
-    """Horovod's allreduce."""
+    """The allreduce of the library that runs the ranks."""
 
     def __init__(self, gradient: Array, ranks: Ranks) -> None:
         self._gradient, self._ranks = gradient, ranks
@@ -188,7 +193,7 @@ class Sparse:
         return stats.select_seconds, seconds
 
     def verify(self) -> bool:
-        """Returns true if Horovod's sum of what left the residuals is the collective's sum."""
+        """Returns true if the dense sum of what left the residuals is the collective's sum."""
         left = self._gradient - self._residual
         sent = int(np.count_nonzero(left))
         self._ranks.allreduce(left)

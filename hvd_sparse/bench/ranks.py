@@ -1,8 +1,10 @@
-"""The ranks of `hvd-sparse bench`: Horovod's, by way of PyTorch."""
+"""The ranks of `hvd-sparse bench`, whichever library runs them; among them Horovod's."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,30 +17,22 @@ from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.tuning.measure import measure_machine, measure_network, slowest_machine
 
+Array: TypeAlias = NDArray[np.float32]
 
-class HorovodRanks:
+
+class JobRanks:
     """All ranks of this job; constructed by all of them together.
 
-    Attributes:
+    Args:
         world: The ranks.
-
-    Raises:
-        UnavailableError: PyTorch or Horovod is missing.
+        library: Name of the library that runs them, for messages to the user.
+        allreduce: That library's sum of an array over all ranks, in place.
     """
 
-    def __init__(self) -> None:
-        try:
-            import horovod.torch as hvd
-            import torch
-        except ImportError as error:
-            raise UnavailableError(
-                f"hvd-sparse bench takes Horovod with PyTorch ({error}); `hvd-sparse doctor` says "
-                "what is missing"
-            ) from None
-        self._hvd, self._torch = hvd, torch
-        hvd.init()
-        torch.set_num_threads(1)
-        self.world = World.from_horovod(hvd, hvd.global_process_set)
+    def __init__(self, world: World, library: str, allreduce: Callable[[Array], None]) -> None:
+        self.world = world
+        self.library = library
+        self._sum = allreduce
         self._exchange: Exchange | None = None
 
     def connect(self) -> Exchange:
@@ -71,14 +65,36 @@ class HorovodRanks:
         if guest < size:
             self._exchange.swap(guest, 0, 1)
 
-    def allreduce(self, array: NDArray[np.float32]) -> None:
-        """Sums an array over all ranks by Horovod, in place."""
-        hvd = self._hvd
-        hvd.allreduce_(self._torch.from_numpy(array), name="hvd_sparse.bench", op=hvd.Sum)
+    def allreduce(self, array: Array) -> None:
+        """Sums an array over all ranks by their library, in place."""
+        self._sum(array)
 
     def _allreduce_seconds(self, nbytes: int) -> float:
-        """Returns the seconds that Horovod takes to sum `nbytes` bytes."""
+        """Returns the seconds that the library takes to sum `nbytes` bytes."""
         array = np.zeros(nbytes // 4, np.float32)
         start = time.perf_counter()
         self.allreduce(array)
         return time.perf_counter() - start
+
+
+def horovod_ranks() -> JobRanks:
+    """Returns the ranks of Horovod, by way of PyTorch. Collective.
+
+    Raises:
+        UnavailableError: PyTorch or Horovod is missing.
+    """
+    try:
+        import horovod.torch as hvd
+        import torch
+    except ImportError as error:
+        raise UnavailableError(
+            f"hvd-sparse bench takes Horovod with PyTorch ({error}), or PyTorch alone under "
+            "torchrun; `hvd-sparse doctor` says what is missing"
+        ) from None
+    hvd.init()
+    torch.set_num_threads(1)
+
+    def allreduce(array: Array) -> None:
+        hvd.allreduce_(torch.from_numpy(array), name="hvd_sparse.bench", op=hvd.Sum)
+
+    return JobRanks(World.from_horovod(hvd, hvd.global_process_set), "Horovod", allreduce)

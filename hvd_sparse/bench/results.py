@@ -69,7 +69,7 @@ class Row:
     Attributes:
         numel: Number of entries of the gradient.
         k: Number of entries that each rank sends; numel for dense.
-        collective: Name of the collective; "dense" is Horovod's allreduce.
+        collective: Name of the collective; "dense" is the allreduce of the ranks' library.
         wire: "plain" or "packed".
         exchange: Time from the slowest rank's selection to the slowest rank's sum.
         total: Time with selection.
@@ -95,12 +95,15 @@ class Results:
 
     Attributes:
         settings: The settings.
+        library: Name of the library that runs the ranks and sums dense: "Horovod" or
+            "torch.distributed".
         transport: Transport of the sparse exchanges: "mpi" or "tcp".
         cluster: The measured network and machine.
         rows: Rows by size, in the order asked for, dense first.
     """
 
     settings: Settings
+    library: str
     transport: str
     cluster: Cluster
     rows: tuple[Row, ...]

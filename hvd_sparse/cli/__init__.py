@@ -57,4 +57,4 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
     ] = False,
 ) -> None:
-    """Sparse gradient exchange for Horovod."""
+    """Sparse gradient exchange for PyTorch's DistributedDataParallel and for Horovod."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,7 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from hvd_sparse.bench.results import WINNING_SPEEDUP, Results, Row, Settings, Timing, winners
-from hvd_sparse.cli import files
+from hvd_sparse.cli import bench_ranks, files
+from hvd_sparse.cli.bench_ranks import Library
 from hvd_sparse.cli.console import wide_console
 from hvd_sparse.cli.numbers import integer, number
 from hvd_sparse.compression import LAGS
@@ -24,10 +26,9 @@ from hvd_sparse.planning.planner import rules_of
 from hvd_sparse.quantities import shown_rate, shown_seconds
 
 if TYPE_CHECKING:
-    from hvd_sparse.bench.ranks import HorovodRanks
-    from hvd_sparse.planning.cluster import Cluster
+    from hvd_sparse.bench.ranks import JobRanks
 
-START = "horovodrun -np 4 hvd-sparse bench"
+START = "`horovodrun -np 4 hvd-sparse bench` or `torchrun --nproc-per-node 4 -m hvd_sparse bench`"
 
 
 def bench(
@@ -51,11 +52,16 @@ def bench(
         Path | None, typer.Option(help="Write the cluster, for hvd-sparse plan --network.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw times by size to this PNG.")] = None,
+    library: Annotated[
+        Library | None,
+        typer.Option(help="What connects the ranks. Default: torch under torchrun, else horovod."),
+    ] = None,
 ) -> None:
-    """Measures this cluster, and times every collective beside Horovod's allreduce.
+    """Measures this cluster, and times every collective beside a dense allreduce.
 
-    Runs on all ranks of a job: `horovodrun -np 4 hvd-sparse bench`. The exit status is 1 if a sum
-    was wrong or the job failed, 2 if an option is.
+    Runs on all ranks of a job: `horovodrun -np 4 hvd-sparse bench`, or without Horovod
+    `torchrun --nproc-per-node 4 -m hvd_sparse bench`. The exit status is 1 if a sum was wrong or
+    the job failed, 2 if an option is.
     """
     try:
         chosen = {"numels": tuple(numel)} if numel else {}
@@ -63,7 +69,8 @@ def bench(
     except InvalidArgumentError as error:
         raise typer.BadParameter(str(error)) from None
     try:
-        results = _run(settings, json_file, save, plot)
+        chosen_library = library or bench_ranks.library_of(os.environ)
+        results = _run(settings, chosen_library, json_file, save, plot)
     except InvalidArgumentError as error:
         raise typer.BadParameter(str(error)) from None
     except HvdSparseError as error:
@@ -74,18 +81,19 @@ def bench(
 
 
 def _run(
-    settings: Settings, json_file: Path | None, save: Path | None, plot: Path | None
+    settings: Settings,
+    library: Library,
+    json_file: Path | None,
+    save: Path | None,
+    plot: Path | None,
 ) -> Results | None:
     """Measures and times; returns the results on rank 0, None on the others."""
-    # Imported here, so that the other commands work without the core or Horovod.
+    # Imported here, so that the other commands work without the core.
     from hvd_sparse.bench.bench import run
-    from hvd_sparse.bench.ranks import HorovodRanks
 
-    ranks = HorovodRanks()
+    ranks = bench_ranks.ranks_of(library)
     if ranks.world.size == 1:
-        raise InvalidArgumentError(
-            f"a bench compares ranks, and this is a job of one: run `{START}`"
-        )
+        raise InvalidArgumentError(f"a bench compares ranks, and this is a job of one: run {START}")
     _agree_on_files(ranks, json_file, save, plot)
     exchange = ranks.connect()
     results = run(settings, ranks, exchange, ranks.measure(exchange))
@@ -93,7 +101,7 @@ def _run(
 
 
 def _agree_on_files(
-    ranks: HorovodRanks, json_file: Path | None, save: Path | None, plot: Path | None
+    ranks: JobRanks, json_file: Path | None, save: Path | None, plot: Path | None
 ) -> None:
     """Raises on all ranks if rank 0 will not be able to write its files. Collective."""
     problem = None
@@ -132,6 +140,7 @@ def account(results: Results) -> dict[str, Any]:
     """Returns all results as plain values, for JSON."""
     return {
         "settings": asdict(results.settings),
+        "library": results.library,
         "transport": results.transport,
         "cluster": json.loads(results.cluster.to_json()),
         "rows": [asdict(row) for row in results.rows],
@@ -143,7 +152,7 @@ def account(results: Results) -> dict[str, Any]:
 
 def show(results: Results, console: Console) -> None:
     """Prints the cluster, a table for each size, and the verdict."""
-    show_cluster(results.cluster, results.transport, console)
+    show_cluster(results, console)
     for numel in dict.fromkeys(results.settings.numels):
         show_size(results.at(numel), console)
     text = escape(verdict(results))
@@ -151,17 +160,18 @@ def show(results: Results, console: Console) -> None:
     console.print(f"[{style}]{text}[/]", soft_wrap=True)
 
 
-def show_cluster(cluster: Cluster, transport: str, console: Console) -> None:
+def show_cluster(results: Results, console: Console) -> None:
     """Prints the measurements of the network and of a rank's own work."""
-    network, machine = cluster.network, cluster.machine
-    ranks = f"{network.size} ranks, {network.local_size} on a node, over {transport.upper()}"
+    network, machine = results.cluster.network, results.cluster.machine
+    over = results.transport.upper()
+    ranks = f"{network.size} ranks, {network.local_size} on a node, over {over}"
     console.print(f"[bold]{ranks}[/]\n")
     table = Table(box=None, pad_edge=False)
     table.add_column("all ranks at once")
     for column in ("alpha", "beta", "rate"):
         table.add_column(column, justify="right", no_wrap=True)
     links = [(f"messages to rank r ^ {distance}", link) for distance, link in network.links]
-    for name, link in [*links, ("dense allreduce", network.dense)]:
+    for name, link in [*links, (f"dense allreduce of {results.library}", network.dense)]:
         rate = shown_rate(1 / link.beta) if link.beta else "no limit"
         table.add_row(name, shown_seconds(link.alpha), f"{1e9 * link.beta:.3g} ns/byte", rate)
     if network.gap is not None:

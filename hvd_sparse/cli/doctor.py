@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvd_sparse.doctor import Problem, diagnose, gpu_route, supported_frameworks
+from hvd_sparse.doctor import Interface, Problem, diagnose, gpu_route, interfaces
 from hvd_sparse.installation import Facts, examine, transports
 
 console = Console()
@@ -20,22 +20,25 @@ console = Console()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Says what is installed and built, whether it works together, and what to do if not.
+    """Says what is installed and built, which interfaces work with it, and what the others lack.
 
-    The exit status is 0 if sparse exchanges can work here, else 1.
+    The exit status is 0 if an interface works here and all that is installed works together, else
+    1.
     """
     facts = examine()
     problems = diagnose(facts)
+    there = interfaces(facts)
     if as_json:
         verdict = {
             "ok": not problems,
             "transports": transports(facts),
+            "interfaces": [asdict(one) for one in there],
             "problems": [asdict(problem) for problem in problems],
         }
         print(json.dumps({**facts, **verdict}, indent=2))
     else:
         show_facts(facts)
-        show_verdict(problems, supported_frameworks(facts), transports(facts))
+        show_verdict(problems, there, transports(facts))
     raise typer.Exit(code=1 if problems else 0)
 
 
@@ -57,7 +60,9 @@ def show_facts(facts: Facts) -> None:
         row(f"  {part}", "with" if state["built"] else "without", state["detail"])
     row("  CPU kernels", core["instruction_set"])
     row("Python", facts["python"])
-    row("PyTorch", facts["torch"])
+    distributed = facts["torch_distributed"] or {}
+    backends = ", ".join(distributed.get("backends", []))
+    row("PyTorch", facts["torch"], f"torch.distributed with {backends}" if backends else None)
     row("TensorFlow", facts["tensorflow"])
     parts = ("torch", "tensorflow", "mpi", "gloo", "nccl")
     with_parts = "with " + ", ".join(part for part in parts if horovod.get(part))
@@ -75,14 +80,25 @@ def show_facts(facts: Facts) -> None:
     console.print(table)
 
 
-def show_verdict(problems: list[Problem], frameworks: list[str], means: list[str]) -> None:
-    """Prints each problem with its remedy, or the frameworks and transports that are ready."""
+def show_verdict(problems: list[Problem], there: list[Interface], means: list[str]) -> None:
+    """Prints each problem with its remedy, then each interface: what it uses, or what it lacks."""
     console.print()
-    if not problems:
-        names = " and ".join(frameworks)
-        over = " or ".join(means)
-        console.print(f"[bold green]Ready:[/] sparse exchanges for {names} over {over}.")
-        return
     for number, problem in enumerate(problems, start=1):
         console.print(f"[bold red]Problem {number}:[/] {escape(problem.what)}", soft_wrap=True)
         console.print(f"  [bold]do:[/] {escape(problem.do)}", soft_wrap=True)
+    for one in there:
+        if not one.lacks:
+            over = " or ".join(means if one.launcher == "Horovod" else ["TCP"])
+            console.print(
+                f"[bold green]Ready:[/] {one.name} under {one.launcher}, over {over}",
+                soft_wrap=True,
+            )
+            continue
+        reasons = "; ".join(lack.what for lack in one.lacks)
+        console.print(
+            f"[bold]Not ready:[/] {one.name} under {one.launcher}: {escape(reasons)}",
+            soft_wrap=True,
+        )
+        for lack in one.lacks:
+            if lack not in problems:
+                console.print(f"  [bold]to have it:[/] {escape(lack.do)}", soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -17,6 +18,11 @@ def bench(ranks, *options):
     return mpirun(ranks, ["-m", "hvd_sparse", "bench", *options], timeout=120)
 
 
+def bench_under_torchrun(ranks, *options):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return run([sys.executable, *launcher, "-m", "hvd_sparse", "bench", *options], timeout=120)
+
+
 @pytest.mark.parametrize("ranks", [long(2), 3])
 def test_a_bench_times_every_collective_and_saves_what_a_plan_takes(tmp_path, ranks):
     result, saved, model = (
@@ -26,6 +32,7 @@ def test_a_bench_times_every_collective_and_saves_what_a_plan_takes(tmp_path, ra
     job = bench(ranks, *options, "--json", str(result), "--save", str(saved))
     assert job.status == 0, job.output
     assert job.output.count(f"{ranks} ranks") == 1  # on rank 0 only
+    assert "dense allreduce of Horovod" in job.output
     assert "Sparse exchange wins here" in job.output or "Compression will not" in job.output
     found = json.loads(result.read_text())
     for numel in (2000, 50000):
@@ -41,6 +48,28 @@ def test_a_bench_times_every_collective_and_saves_what_a_plan_takes(tmp_path, ra
     plan = run(["hvd-sparse", *options], timeout=60)
     assert plan.status == 0, plan.output
     assert json.loads(plan.output)["ranks"] == ranks
+
+
+def test_a_bench_under_torchrun_compares_with_torch_distributed(tmp_path):
+    result, saved = tmp_path / "bench.json", tmp_path / "cluster.json"
+    options = ["--numel", "50000", "--repetitions", "2", "--json", str(result)]
+    job = bench_under_torchrun(2, *options, "--save", str(saved))
+    assert job.status == 0, job.output
+    assert job.output.count("2 ranks, 2 on a node, over TCP") == 1  # on rank 0 only
+    assert "dense allreduce of torch.distributed" in job.output
+    assert "Horovod" not in job.output
+    found = json.loads(result.read_text())
+    assert (found["library"], found["transport"]) == ("torch.distributed", "tcp")
+    assert {row["collective"] for row in found["rows"]} == {"dense", *COLLECTIVES} - {
+        "hierarchical"
+    }
+    assert Cluster.load(saved).network.dense.seconds(1 << 20) > 0
+
+
+def test_a_wrong_option_under_torchrun_is_explained(tmp_path):
+    job = bench_under_torchrun(2, "--save", str(tmp_path / "missing" / "cluster.json"))
+    assert job.status != 0
+    assert "there is no folder" in job.output
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 
 from hvd_sparse import cli
 from hvd_sparse.bench import bench
-from hvd_sparse.bench import ranks as bench_ranks
+from hvd_sparse.bench.ranks import horovod_ranks
 from hvd_sparse.bench.results import Results, Row, Settings, Timing, winners
+from hvd_sparse.cli import bench_ranks
 from hvd_sparse.cli.bench import show, verdict
+from hvd_sparse.cli.bench_ranks import Library, library_of
 from hvd_sparse.cli.console import wide_console
 from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import UnavailableError
@@ -53,6 +55,7 @@ def results(**milliseconds):
         ]
     return Results(
         settings=Settings(numels=tuple(int(name[1:]) for name in milliseconds), density=0.01),
+        library="Horovod",
         transport="tcp",
         cluster=Cluster(network=gigabits(1, 4), machine=MACHINE),
         rows=tuple(rows),
@@ -87,13 +90,18 @@ def run(monkeypatch):
         asked.append(settings)
         return replace(MIXED, cluster=measured)
 
-    monkeypatch.setattr(bench_ranks, "HorovodRanks", FakeRanks)
+    def fake_ranks(library):
+        invoke.libraries.append(library)
+        return FakeRanks()
+
+    monkeypatch.setattr(bench_ranks, "ranks_of", fake_ranks)
     monkeypatch.setattr(bench, "run", fake)
 
     def invoke(*arguments):
         return CliRunner().invoke(cli.app, ["bench", *arguments])
 
     invoke.asked = asked
+    invoke.libraries = []
     return invoke
 
 
@@ -113,6 +121,7 @@ def test_json_holds_every_row_and_the_verdict(run, tmp_path):
     assert "gtopk" in run("--json", str(file)).output
     assert json.loads(file.read_text()) == found
     assert len(found["rows"]) == len(MIXED.rows)
+    assert found["library"] == "Horovod"
     assert found["transport"] == "tcp"
     assert found["rows"][1]["total"]["median"] == MIXED.rows[1].total.median
     assert found["sparse_wins_at"] == [2000, 4000]
@@ -138,6 +147,7 @@ def test_the_tables_hold_network_times_ratios_and_speedups():
     assert "1 Gb/s" in text
     assert "4 ranks, 1 on a node, over TCP" in text
     assert "messages to rank r ^ 2" in text
+    assert "dense allreduce of Horovod" in text
     lines = [line.split() for line in text.splitlines()]
     (line,) = (line for line in lines if line[:1] == ["gtopk"] and line[-1] == "3")
     assert line[1:3] == ["3", "ms"]
@@ -213,6 +223,7 @@ def test_a_job_of_one_rank_is_told_what_to_run(run, monkeypatch):
     result = run()
     assert result.exit_code == 2
     assert "horovodrun -np 4 hvd-sparse bench" in said(result)
+    assert "torchrun --nproc-per-node 4 -m hvd_sparse bench" in said(result)
 
 
 def test_a_wrong_sum_ends_with_status_1(run, monkeypatch):
@@ -229,7 +240,51 @@ def test_a_wrong_sum_ends_with_status_1(run, monkeypatch):
 def test_without_horovod_and_torch_it_is_said_what_is_missing(missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(UnavailableError, match=r"takes Horovod with PyTorch .*hvd-sparse doctor"):
-        bench_ranks.HorovodRanks()
+        horovod_ranks()
+
+
+def test_under_torchrun_it_is_said_that_torch_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UnavailableError, match=r"under torchrun takes PyTorch .*hvd-sparse doctor"):
+        bench_ranks.ranks_of(Library.TORCH)
+
+
+def test_a_job_that_torch_cannot_connect_says_why(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UnavailableError, match=r"torch.distributed cannot connect .*RANK"):
+        bench_ranks.ranks_of(Library.TORCH)
+
+
+BY_HAND = dict.fromkeys(("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), "1")
+
+
+@pytest.mark.parametrize(
+    ("environment", "library"),
+    [
+        ({}, Library.HOROVOD),
+        ({"HOROVOD_RANK": "0"}, Library.HOROVOD),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, Library.HOROVOD),
+        ({**BY_HAND, "TORCHELASTIC_RUN_ID": "none"}, Library.TORCH),
+        (BY_HAND, Library.TORCH),
+        ({**BY_HAND, "TORCHELASTIC_RUN_ID": "none", "PMIX_RANK": "0"}, Library.TORCH),
+        ({**BY_HAND, "OMPI_COMM_WORLD_RANK": "0"}, Library.HOROVOD),
+        ({**BY_HAND, "TORCHELASTIC_RUN_ID": "none", "HOROVOD_RANK": "0"}, Library.HOROVOD),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, Library.HOROVOD),
+    ],
+)
+def test_the_launcher_says_which_library_runs_the_ranks(environment, library):
+    assert library_of(environment) is library
+
+
+def test_an_option_names_the_library_and_else_the_launcher_does(run, monkeypatch):
+    monkeypatch.setattr(bench_ranks, "library_of", lambda environment: Library.TORCH)
+    assert run("--library", "horovod").exit_code == 0
+    assert run().exit_code == 0
+    assert run.libraries == [Library.HOROVOD, Library.TORCH]
+    wrong = run("--library", "mpi")
+    assert wrong.exit_code == 2
+    assert "'mpi' is not one of 'horovod', 'torch'" in said(wrong)
 
 
 class Terminal(io.StringIO):

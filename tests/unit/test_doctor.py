@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import hvd_sparse
 from hvd_sparse import _core, cli, installation
 from hvd_sparse.cli import doctor as command_line
-from hvd_sparse.doctor import diagnose, supported_frameworks
+from hvd_sparse.doctor import diagnose, interfaces
 from hvd_sparse.errors import UnavailableError
 from hvd_sparse.installation import (
     ASK_MEANS,
@@ -44,6 +44,7 @@ HEALTHY = {
     },
     "python": "3.11.7",
     "torch": "2.13.0+cpu",
+    "torch_distributed": {"backends": ["gloo"]},
     "tensorflow": None,
     "horovod": {
         "version": "0.28.1",
@@ -71,6 +72,9 @@ def altered(*path, value):
     return facts
 
 
+BUILT = {"built": True, "detail": "2.21.0"}  # for TensorFlow
+
+
 def test_a_healthy_installation_has_no_problem():
     assert diagnose(HEALTHY) == []
 
@@ -81,7 +85,6 @@ def test_a_healthy_installation_has_no_problem():
         (("hvd_sparse", "error"), "no such file", "cannot be loaded: no such file", "pip install"),
         (("torch",), None, "neither PyTorch nor TensorFlow is installed", "torch>=2.1"),
         (("torch",), "2.0.1", "torch 2.0.1 is too old", "torch>=2.1"),
-        (("horovod",), None, "Horovod is not installed", "HOROVOD_WITH_MPI=1"),
         (("horovod", "version"), "0.27.0", "Horovod 0.27.0 is too old", "horovod>=0.28"),
         (("horovod", "torch"), False, "without PyTorch", "HOROVOD_WITH_PYTORCH=1"),
         (("horovod", "error"), "undefined symbol", "undefined symbol", "force-reinstall horovod"),
@@ -95,9 +98,6 @@ def test_every_problem_names_its_cause_and_the_way_out(path, value, what, do):
     (problem,) = diagnose(altered(*path, value=value))
     assert what in problem.what
     assert do in problem.do
-
-
-BUILT = {"built": True, "detail": "2.21.0"}
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,12 @@ BUILT = {"built": True, "detail": "2.21.0"}
 def test_one_framework_is_enough(torch, tensorflow, ops, horovod, what):
     facts = altered("hvd_sparse", "build", "parts", "tensorflow", value=ops)
     facts |= {"torch": torch, "tensorflow": tensorflow}
+    facts["torch_distributed"] = {"backends": ["gloo"]} if torch else None
     facts["horovod"] |= horovod
     found = [problem.what for problem in diagnose(facts)]
     assert len(found) == (what is not None)
-    assert what is not None or supported_frameworks(facts) == ["PyTorch" if torch else "TensorFlow"]
+    ready = {one.framework for one in interfaces(facts) if not one.lacks}
+    assert what is not None or ready == {"torch" if torch else "tensorflow"}
     assert all(what in text for text in found)
 
 
@@ -186,7 +188,10 @@ def doctor(monkeypatch):
 def test_the_command_says_ready_and_succeeds(doctor):
     result = doctor(HEALTHY)
     assert result.exit_code == 0
-    assert "Ready: sparse exchanges for PyTorch over MPI or TCP" in result.output
+    assert "Ready: hvd_sparse.ddp under torchrun, over TCP" in result.output
+    assert "Ready: hvd_sparse.torch under Horovod, over MPI or TCP" in result.output
+    assert "Not ready: hvd_sparse.tensorflow under Horovod: TensorFlow is not" in result.output
+    assert "to have it: pip install tensorflow" in result.output
     assert "TensorFlow     not found" in result.output
     assert "MPI_THREAD_MULTIPLE" in result.output
 
@@ -333,13 +338,17 @@ def test_the_command_says_what_to_do_and_fails(doctor):
 
 
 def test_json_holds_facts_and_verdict(doctor):
-    result = doctor(altered("horovod", value=None), "--json")
+    result = doctor(altered("horovod", value=None) | {"torch": "2.0.1"}, "--json")
     assert result.exit_code == 1
     answer = json.loads(result.output)
-    assert answer["torch"] == "2.13.0+cpu"
+    assert answer["torch"] == "2.0.1"
     assert answer["ok"] is False
     assert answer["transports"] == ["TCP"]
     assert [set(problem) for problem in answer["problems"]] == [{"what", "do"}]
+    ddp, *others = answer["interfaces"]
+    assert (ddp["name"], ddp["launcher"]) == ("hvd_sparse.ddp", "torchrun")
+    assert ddp["lacks"] == answer["problems"]
+    assert [one["launcher"] for one in others] == ["Horovod", "Horovod"]
 
 
 def test_importing_the_package_loads_no_framework():
