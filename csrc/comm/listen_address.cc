@@ -15,6 +15,8 @@ namespace hvd_sparse {
 namespace {
 
 constexpr char kHexDigits[] = "0123456789abcdef";
+constexpr char kHorovodInterface[] = "HOROVOD_GLOO_IFACE";
+constexpr char kTorchInterface[] = "GLOO_SOCKET_IFNAME";  // may be a list: "eth0,eth1"
 
 bool IsKey(const std::string& text) {
   return text.size() == kKeyDigits && text.find_first_not_of(kHexDigits) == std::string::npos;
@@ -36,6 +38,24 @@ std::string LoopbackNetwork() {
   char name[64] = "";
   const ssize_t length = ::readlink("/proc/self/ns/net", name, sizeof(name));
   return Concat(boot, ' ', std::string(name, length < 0 ? 0 : static_cast<std::size_t>(length)));
+}
+
+/// The network interface that the environment asks for.
+struct Interface {
+  std::string variable;  ///< the variable that names it; empty if none does
+  std::string name;
+};
+
+Interface ChosenInterface() {
+  const auto value_of = [](const char* variable) {
+    const char* value = std::getenv(variable);
+    return std::string(value == nullptr ? "" : value);
+  };
+  const std::string name = value_of(kHorovodInterface);
+  if (!name.empty()) return {kHorovodInterface, name};
+  const std::string names = value_of(kTorchInterface);
+  if (!names.empty()) return {kTorchInterface, names.substr(0, names.find(','))};
+  return {};
 }
 
 }  // namespace
@@ -100,15 +120,15 @@ std::string NewKey() {
 }
 
 ListenAddress Listen(Listener* listener) {
-  const char* interface = std::getenv("HOROVOD_GLOO_IFACE");
+  const Interface interface = ChosenInterface();
   ListenAddress address;
-  if (interface == nullptr || *interface == '\0') {
+  if (interface.variable.empty()) {
     *listener = ListenAt("0.0.0.0");
     address.ips = LocalAddresses();
   } else {
-    const std::vector<std::string> ips = AddressesOf(interface);
-    Require(!ips.empty(), "HOROVOD_GLOO_IFACE must name a network interface with an IPv4 ",
-            "address, got '", interface, "'");
+    const std::vector<std::string> ips = AddressesOf(interface.name);
+    Require(!ips.empty(), interface.variable, " must name a network interface with an IPv4 ",
+            "address, got '", interface.name, "'");
     *listener = ListenAt(ips.front());
     address.ips = {ips.front()};
   }

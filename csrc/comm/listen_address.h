@@ -11,7 +11,7 @@
 
 namespace hvd_sparse {
 
-/// A rank's listening address. As text, which the ranks exchange through Horovod, it is
+/// A rank's listening address. As text, which the ranks exchange through their host, it is
 /// "ip1,ip2,...;port;key;loopback".
 ///
 /// A host has several addresses, and not every one reaches it from elsewhere: a caller tries them
@@ -39,8 +39,9 @@ std::string RandomBytes(std::size_t count);
 
 std::string NewKey();
 
-/// Listens at a port that the system chooses: on the interface HOROVOD_GLOO_IFACE if that is set,
-/// as Horovod itself does, else on all interfaces.
+/// Listens at a port that the system chooses, on one interface or on all: on the one that
+/// HOROVOD_GLOO_IFACE names, else on the first that GLOO_SOCKET_IFNAME lists, if one of them is
+/// set; Horovod and torch.distributed read them, too. Otherwise on all interfaces.
 ///
 /// Throws Unavailable if that fails, InvalidArgument if the interface has no IPv4 address.
 ListenAddress Listen(Listener* listener);

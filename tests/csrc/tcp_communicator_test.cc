@@ -278,6 +278,26 @@ TEST(Tcp, HorovodsInterfaceIsOfferedAndNoOtherIsListenedAt) {
   EXPECT_TRUE(Says(error, "got 'none0'")) << error.what();
 }
 
+TEST(Tcp, TheFirstInterfaceOfTorchIsListenedAtUnlessHorovodsIsSet) {
+  const auto ips = [] {
+    TcpPort port;
+    return ListenAddress::Parse(port.Address()).ips;
+  };
+  const std::vector<std::string> loopback{"127.0.0.1"};
+  ::setenv("HOROVOD_GLOO_IFACE", "", 1);  // as if it were not set
+  ::setenv("GLOO_SOCKET_IFNAME", "lo,none0", 1);
+  EXPECT_EQ(ips(), loopback);
+  ::setenv("GLOO_SOCKET_IFNAME", "none0,lo", 1);
+  const Error error = Thrown([] { TcpPort(); });
+  EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+  EXPECT_TRUE(Says(error, "GLOO_SOCKET_IFNAME must name a network interface")) << error.what();
+  EXPECT_TRUE(Says(error, "got 'none0'")) << error.what();
+  ::setenv("HOROVOD_GLOO_IFACE", "lo", 1);
+  EXPECT_EQ(ips(), loopback);
+  ::unsetenv("HOROVOD_GLOO_IFACE");
+  ::unsetenv("GLOO_SOCKET_IFNAME");
+}
+
 TEST(Tcp, NonsenseIsRefused) {
   TcpPort port;
   const std::vector<std::string> own{port.Address()};
