@@ -66,6 +66,13 @@ def delayed(
     return replace(profile, machine=replace(machine, exchange_overhead=overhead))
 
 
+def half_as_wide(profile: Profile) -> Profile:
+    """Returns the profile in which dense gradients have half as many bytes."""
+    dense = profile.network.dense
+    half = Link(alpha=dense.alpha, beta=dense.beta / 2)
+    return replace(profile, network=replace(profile.network, dense=half))
+
+
 def _inverse(function: Callable[[float], float], value: float, low: float, high: float) -> float:
     """Finds the largest argument in [low, high] at which a rising function is at most `value`.
 

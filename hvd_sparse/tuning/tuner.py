@@ -26,8 +26,9 @@ from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import Compression
 from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.places.step_clock import Reading
-from hvd_sparse.planning.calibrate import calibrated, delayed
+from hvd_sparse.planning.calibrate import calibrated, delayed, half_as_wide
 from hvd_sparse.planning.network import Network
+from hvd_sparse.planning.pipeline import simulate_dense
 from hvd_sparse.planning.plan import BucketPlan, Plan
 from hvd_sparse.planning.planner import Rules, make_plan, rules_of
 from hvd_sparse.planning.profile import Machine, Profile
@@ -103,6 +104,14 @@ class Tuning:
     def choices(self) -> tuple[BucketPlan, ...]:
         """The buckets of the next step; none if it is entirely dense."""
         return self.plan.buckets if self.sparse and self.plan else ()
+
+    @property
+    def dense16_seconds(self) -> float | None:
+        """Predicted time of a dense step whose float32 gradients travel in 16 bits, at best.
+
+        The bytes are halved, and rounding costs nothing. None before the first plan.
+        """
+        return None if self.profile is None else simulate_dense(half_as_wide(self.profile)).step
 
 
 # Fields of a Tuning that a checkpoint contains as they are.
@@ -394,7 +403,15 @@ def verdict(tuning: Tuning) -> tuple[int, str]:
     )
     if tuning.sparse:
         waits = f"an entry waits {plan.waits:.3g} steps on average"
-        return logging.INFO, f"gradients travel sparse: {found}; {waits}"
+        narrow, sparse = tuning.dense16_seconds, tuning.sparse_seconds
+        said = f"gradients travel sparse: {found}; {waits}"
+        if narrow is None or sparse is None or narrow >= sparse:
+            return logging.INFO, said
+        return logging.WARNING, (
+            f"{said}. If they are float32, a dense step in 16 bits could take "
+            f"{shown_seconds(narrow)}: time that, too, by Horovod's Compression.fp16 or DDP's "
+            "bf16_compress_hook"
+        )
     if plan.dense:
         margin, found = Rules.margin, f"a step takes {dense}, and no sparse plan is predicted to be"
     else:

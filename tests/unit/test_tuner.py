@@ -161,6 +161,21 @@ def test_it_goes_sparse_where_that_is_faster(planned, caplog):
     assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
+@pytest.mark.parametrize(("sparse_seconds", "level"), [(0.35, "INFO"), (0.9, "WARNING")])
+def test_it_warns_if_16_bits_could_be_faster_than_sparse_steps(
+    planned, caplog, sparse_seconds, level
+):
+    planned(SPARSE)
+    ranks = tuners()
+    assert ranks[0].tuning.dense16_seconds is None
+    with caplog.at_level(logging.INFO, logger="hvd_sparse"):
+        run(ranks, 30, lambda sparse: sparse_seconds if sparse else 1.0)
+    assert 0.35 < ranks[0].tuning.dense16_seconds < 0.9
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert ("a dense step in 16 bits could take" in record.message) == (level == "WARNING")
+
+
 def test_it_says_nothing_of_a_warm_up(planned, caplog):
     planned(DENSE)
     warmup = Warmup(steps=30, densities=(0.25,))
