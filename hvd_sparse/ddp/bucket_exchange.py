@@ -106,7 +106,8 @@ class BucketExchange(GradientExchange):
         """
         if self._phase is Phase.GATHERING:
             self.refuse_if_busy(
-                "optimizer.step() was called after a loss.backward() that did not end"
+                "optimizer.step() was called after a loss.backward() that failed, or did not compute a "
+                "gradient for every parameter, so that DistributedDataParallel waits for the rest"
             )
         if self._phase is Phase.IDLE:
             self._check_nothing_new()
@@ -123,8 +124,8 @@ class BucketExchange(GradientExchange):
             if slot.optimized and grad is not None and bool(grad.any()):
                 raise GradientInFlightError(
                     f"optimizer.step() was called with a gradient of '{slot.name}' that was not "
-                    "exchanged since the last step: all of loss.backward() ran within no_sync(), "
-                    "or did not run. Run the last one before each step outside of no_sync()"
+                    "exchanged since the last step. Run the last loss.backward() before each step "
+                    "outside of no_sync(), with a gradient for every parameter"
                 )
 
     def _check(self, slot: Slot) -> None:

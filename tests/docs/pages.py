@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,}|~{3,})\s*(?P<language>[^\s`]*)")
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _PROGRAMS = ("hvd-sparse", "make", "python")
-_LAUNCHERS = ("horovodrun", "mpirun")
+_LAUNCHERS = ("horovodrun", "mpirun", "torchrun")
 _TENSORFLOW = {"tensorflow", "tensorflow_stage", "tf", "keras"}
 _ENDS = {"|", ">", "&&", ";", "--"}
 

@@ -14,9 +14,9 @@ from tests.parallel.torch_ranks import (
     assert_nothing_is_lost,
     distribute,
     integer_gradients,
-    residuals,
     total,
 )
+from tests.torch_model import residuals
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
 ODD_ONE = hvd.size() - 1

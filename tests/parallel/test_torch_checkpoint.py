@@ -24,7 +24,11 @@ from tests.parallel.torch_checkpoints import (
     sparse_verdict,
     train,
 )
-from tests.parallel.torch_ranks import ON_ANY_RANK, integer_gradients, residuals
+from tests.parallel.torch_ranks import (
+    ON_ANY_RANK,
+    integer_gradients,
+)
+from tests.torch_model import residuals
 
 globals().update(laws_in(checkpoint))
 

@@ -15,9 +15,9 @@ from tests.parallel.torch_ranks import (
     assert_nothing_is_lost,
     distribute,
     integer_gradients,
-    residuals,
     total,
 )
+from tests.torch_model import residuals
 
 EXACT = TopK(density=1.0, min_numel=64, bucket_numel=1500)
 

@@ -23,7 +23,7 @@ from tests.checkpoints import (
     seal_again,
 )
 from tests.parallel.torch_checkpoints import names_beside, new, several_ranks, sparse_verdict, train
-from tests.parallel.torch_ranks import residuals
+from tests.torch_model import residuals
 
 __all__ = ["sparse_verdict"]
 

@@ -10,7 +10,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from hvd_sparse.torch import TopK
-from tests.parallel.torch_ranks import distribute, residuals
+from tests.parallel.torch_ranks import (
+    distribute,
+)
+from tests.torch_model import residuals
 
 
 def collect_garbage(_):

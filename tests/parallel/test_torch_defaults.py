@@ -13,8 +13,8 @@ from tests.parallel.torch_ranks import (
     assert_nothing_is_lost,
     distribute,
     integer_gradients,
-    residuals,
 )
+from tests.torch_model import residuals
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from tests.parallel.torch_ranks import (
     assert_same_on_all_ranks,
     distribute,
     integer_gradients,
-    residuals,
 )
+from tests.torch_model import residuals
 
 COMPRESSION = LAGS(
     adaptive=False,

@@ -16,9 +16,9 @@ from tests.parallel.torch_ranks import (
     assert_same_on_all_ranks,
     distribute,
     integer_gradients,
-    residuals,
     total,
 )
+from tests.torch_model import residuals
 from tests.verdict import CYCLE
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")

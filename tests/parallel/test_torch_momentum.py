@@ -13,8 +13,8 @@ from tests.parallel.torch_ranks import (
     assert_same_on_all_ranks,
     distribute,
     integer_gradients,
-    velocities,
 )
+from tests.torch_model import velocities
 
 globals().update(laws_in(momentum))
 

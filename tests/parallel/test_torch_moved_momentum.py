@@ -16,10 +16,9 @@ from tests.parallel.torch_ranks import (
     distribute,
     gradients_of,
     integer_gradients,
-    residuals,
     totals,
-    velocities,
 )
+from tests.torch_model import residuals, velocities
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank leaves it as it is")
 SPARSE = {"density": 0.1, "min_numel": 64}

@@ -13,8 +13,8 @@ from tests.parallel.torch_ranks import (
     assert_same_on_all_ranks,
     distribute,
     integer_gradients,
-    residuals,
 )
+from tests.torch_model import residuals
 
 # All layers are sparse, since a Horovod built for the CPU takes no tensors of a GPU.
 LARGE = {name: shape for name, shape in SHAPES.items() if name != "bias"}

@@ -16,9 +16,9 @@ from tests.parallel.torch_ranks import (
     distribute,
     gradients_of,
     integer_gradients,
-    residuals,
     total,
 )
+from tests.torch_model import residuals
 
 EXACT = TopK(density=1.0, min_numel=64, bucket_numel=1500)
 

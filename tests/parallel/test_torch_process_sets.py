@@ -12,8 +12,8 @@ from tests.parallel.torch_ranks import (
     assert_same_on_all_ranks,
     distribute,
     integer_gradients,
-    residuals,
 )
+from tests.torch_model import residuals
 
 globals().update(laws_in(process_sets))
 

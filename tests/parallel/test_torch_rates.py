@@ -14,9 +14,9 @@ from tests.parallel.torch_ranks import (
     distribute,
     integer_gradients,
     on_the_culprit,
-    residuals,
     total,
 )
+from tests.torch_model import residuals
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
 SPARSE = {"density": 0.001, "min_numel": 64, "momentum_correction": 0}

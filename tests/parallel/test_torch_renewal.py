@@ -14,8 +14,8 @@ from tests.parallel.torch_ranks import (
     assert_same_on_all_ranks,
     distribute,
     integer_gradients,
-    residuals,
 )
+from tests.torch_model import residuals
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
 

@@ -17,9 +17,9 @@ from tests.parallel.torch_ranks import (
     assert_same_on_all_ranks,
     distribute,
     integer_gradients,
-    residuals,
     take_over_from_rank_0,
 )
+from tests.torch_model import residuals
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
 COMPRESSION = LAGS(adaptive=False, density=0.1, min_numel=64, bucket_numel=1500)

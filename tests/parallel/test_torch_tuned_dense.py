@@ -14,10 +14,10 @@ from tests.parallel.torch_ranks import (
     Toy,
     distribute,
     integer_gradients,
-    residuals,
     take_over_from_rank_0,
 )
 from tests.parallel.tuned_ranks import COMPRESSION, train
+from tests.torch_model import residuals
 from tests.verdict import CYCLE
 
 globals().update(laws_in(tuned_dense))

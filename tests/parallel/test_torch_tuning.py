@@ -22,10 +22,10 @@ from tests.parallel.torch_ranks import (
     assert_same_on_all_ranks,
     distribute,
     integer_gradients,
-    residuals,
     take_over_from_rank_0,
 )
 from tests.parallel.tuned_ranks import COMPRESSION, train
+from tests.torch_model import residuals
 from tests.verdict import CYCLE, DENSE_STEPS
 
 globals().update(laws_in(tuning_laws))

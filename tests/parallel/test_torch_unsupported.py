@@ -19,8 +19,8 @@ from tests.parallel.torch_ranks import (
     expect_error_on_every_rank,
     integer_gradients,
     on_the_culprit,
-    residuals,
 )
+from tests.torch_model import residuals
 
 GPU = torch.device("cuda:0")
 

@@ -8,7 +8,12 @@ import torch
 
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.torch import GTopK, stats, summary, watch
-from tests.parallel.torch_ranks import Toy, distribute, integer_gradients, residuals
+from tests.parallel.torch_ranks import (
+    Toy,
+    distribute,
+    integer_gradients,
+)
+from tests.torch_model import residuals
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
 COMPRESSION = GTopK(density=0.1, min_numel=64)

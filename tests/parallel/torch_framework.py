@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,14 @@ import torch
 
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import NonFiniteGradientError
-from hvd_sparse.stats.step_stats import StepStats
-from hvd_sparse.torch import load_checkpoint, replan, save_checkpoint, stats, tuning
-from hvd_sparse.tuning.tuner import Tuning
-from tests import frameworks
-from tests.frameworks import SHAPES, Arrays, Framework, Shapes
-from tests.parallel.torch_ranks import Toy, a_name, residuals, velocities
+from hvd_sparse.torch import load_checkpoint, save_checkpoint
+from tests.frameworks import SHAPES, Arrays, Shapes
+from tests.parallel.torch_ranks import Toy, a_name
+from tests.torch_model import TorchFramework, TorchModel, array_of
 
 
-def array_of(tensor: torch.Tensor) -> np.ndarray:
-    """Returns a copy of a tensor as float64."""
-    return tensor.detach().double().numpy().copy()
-
-
-class Model(frameworks.Model):
-    """A module with its optimizer."""
+class Model(TorchModel):
+    """A module with its DistributedOptimizer."""
 
     def __init__(
         self,
@@ -40,23 +32,22 @@ class Model(frameworks.Model):
         optimizer: str,
         **options: Any,
     ) -> None:
-        self.compression = compression
         self._dtype = getattr(torch, dtype)
-        self._module = Toy(shapes, self._dtype)
+        super().__init__(
+            compression,
+            Toy(shapes, self._dtype),
+            optimizer=optimizer,
+            rate=rate,
+            loss_scale=loss_scale,
+        )
         self._passes = passes
-        self._scaler: torch.amp.GradScaler | None = None
-        if loss_scale is not None:
-            self._scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale)
-            compression = replace(compression, loss_scale=self._scaler)
-        kind = getattr(torch.optim, optimizer)
         self._optimizer = hvd.DistributedOptimizer(
-            kind(self._module.parameters(), lr=rate),
+            self._optimizer,
             named_parameters=self._module.named_parameters(),
-            compression=hvd.Compression.none if compression is None else compression,
+            compression=hvd.Compression.none if compression is None else self._scaling,
             backward_passes_per_step=passes,
             **options,
         )
-        self._steps = 0
 
     def step(self, gradients: Arrays) -> Arrays | None:
         self._steps += 1
@@ -72,10 +63,9 @@ class Model(frameworks.Model):
             self._optimizer.step()
         elif self._scaled_step(self._scaler):
             return None
-        found = dict(self._module.named_parameters())
-        found = {name: one.grad for name, one in found.items() if one.grad is not None}
-        assert all(one.dtype == self._dtype for one in found.values())
-        return {name: array_of(one) for name, one in found.items()}
+        grads = [param.grad for param in self._module.parameters() if param.grad is not None]
+        assert all(grad.dtype == self._dtype for grad in grads)
+        return self._results()
 
     def _scaled_step(self, scaler: torch.amp.GradScaler) -> bool:
         """Takes a step in the way that Horovod documents; returns true if it was skipped."""
@@ -87,41 +77,6 @@ class Model(frameworks.Model):
         scaler.update()
         return scaler.get_scale() < before
 
-    def prepare(self) -> None:
-        pass  # the exchange is built with the optimizer
-
-    def residuals(self) -> Arrays:
-        return {name: one.numpy() for name, one in residuals(self._optimizer).items()}
-
-    def velocities(self) -> Arrays:
-        return {name: one.numpy() for name, one in velocities(self._optimizer).items()}
-
-    def weights(self) -> Arrays:
-        return {name: array_of(one) for name, one in self._module.named_parameters()}
-
-    def moments(self) -> list[np.ndarray]:
-        states = self._optimizer.state_dict()["state"].values()
-        return [array_of(one) for state in states for one in state.values() if one is not None]
-
-    def fill(self, value: float) -> None:
-        for parameter in self._module.parameters():
-            torch.nn.init.constant_(parameter, value)
-
-    def set_rate(self, rate: float) -> None:
-        self._optimizer.param_groups[0]["lr"] = rate
-
-    def loss_scale(self) -> float:
-        return 1.0 if self._scaler is None else self._scaler.get_scale()
-
-    def stats(self) -> StepStats | None:
-        return stats(self._optimizer).last
-
-    def tuning(self) -> Tuning | None:
-        return tuning(self._optimizer)
-
-    def replan(self) -> None:
-        replan(self._optimizer)
-
     def save(self, folder: str | Path, **extra: Any) -> None:
         save_checkpoint(folder, self._module, self._optimizer, **extra)
 
@@ -129,7 +84,7 @@ class Model(frameworks.Model):
         return load_checkpoint(folder, self._module, self._optimizer, **options)
 
 
-class Torch(Framework):
+class Torch(TorchFramework):
     """PyTorch on the CPU."""
 
     refusal = NonFiniteGradientError
@@ -165,9 +120,6 @@ class Torch(Framework):
             process_set=self.everyone if ranks is None else ranks,
         )
 
-    def dense_refusal(self, name: str) -> str:
-        return f"'{name}' over the ranks is not finite"
-
     def gathered(self, values: np.ndarray, ranks: Any = None) -> np.ndarray:
         ranks = self.everyone if ranks is None else ranks
         row = torch.from_numpy(values.astype(np.float64)[None])
@@ -184,9 +136,3 @@ class Torch(Framework):
             postscale_factor=predivide,
         )
         return array_of(summed.to(given.dtype))
-
-    def seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def coin_flips(self, shape: tuple[int, ...]) -> np.ndarray:
-        return torch.randint(0, 2, shape).double().numpy()

@@ -11,6 +11,7 @@ import torch
 
 from hvd_sparse.errors import ExchangeFailedError, GradientInFlightError
 from hvd_sparse.ranks.world import key_of
+from tests.torch_model import residuals
 
 SHAPES = {"first": (40, 30), "bias": (7,), "second": (25, 8, 5), "last": (30, 20)}
 
@@ -46,23 +47,6 @@ def distribute(model, compression, *, optimizer=None, **options):
         compression=compression,
         **options,
     )
-
-
-def residuals(optimizer):
-    """Returns this rank's residuals by parameter."""
-    saved = optimizer.state_dict().get("hvd_sparse")
-    if saved is None:
-        return {}
-    return {
-        name: saved["residuals"].get(name, torch.zeros(numel)).double()
-        for name, numel in saved["layers"].items()
-    }
-
-
-def velocities(optimizer):
-    """Returns this rank's velocities by parameter, if a step with momentum correction was taken."""
-    saved = optimizer.state_dict().get("hvd_sparse", {}).get("velocities", {})
-    return {name: part.double() for name, part in saved.items()}
 
 
 # Names that Horovod makes differ between ranks once one has started fewer operations.

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from hvd_sparse.torch import LAGS
-from tests.parallel.torch_ranks import assert_nothing_is_lost, integer_gradients, residuals
+from tests.parallel.torch_ranks import (
+    assert_nothing_is_lost,
+    integer_gradients,
+)
+from tests.torch_model import residuals
 
 COMPRESSION = LAGS(density=0.1, min_numel=64, rescale_residual=False, warmup=None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_sparse.compression import Compression
-from hvd_sparse.ddp import attach, load_checkpoint, replan, save_checkpoint, stats, tuning
+from hvd_sparse.ddp import attach, load_checkpoint, save_checkpoint
 from hvd_sparse.errors import NonFiniteGradientError
-from hvd_sparse.stats.step_stats import StepStats
-from hvd_sparse.tuning.tuner import Tuning
-from tests import frameworks
-from tests.frameworks import SHAPES, Arrays, Framework, Shapes
+from tests.frameworks import SHAPES, Arrays, Shapes
 from tests.parallel_ddp.groups import TorchDistributed
+from tests.torch_model import TorchFramework, TorchModel, array_of
 
 # Smaller than the toys, so that DDP has several buckets after its first step.
 BUCKET_MB = 0.004
@@ -44,24 +41,8 @@ class Toy(torch.nn.Module):
         )
 
 
-def array_of(tensor: torch.Tensor) -> np.ndarray:
-    """Returns a copy of a tensor as float64."""
-    return tensor.detach().double().numpy().copy()
-
-
-def residuals(optimizer: torch.optim.Optimizer) -> Arrays:
-    """Returns this rank's residuals by parameter, float64, flat."""
-    saved = optimizer.state_dict().get("hvd_sparse")
-    if saved is None:
-        return {}
-    return {
-        name: array_of(saved["residuals"].get(name, torch.zeros(numel)))
-        for name, numel in saved["layers"].items()
-    }
-
-
-class Model(frameworks.Model):
-    """A DDP module with its optimizer."""
+class Model(TorchModel):
+    """A DDP module with its attached optimizer."""
 
     def __init__(
         self,
@@ -77,24 +58,19 @@ class Model(frameworks.Model):
         predivide: float,
         module_options: dict[str, Any],
     ) -> None:
-        self.compression = compression
         self._dtype = getattr(torch, dtype)
-        self._ddp = DistributedDataParallel(Toy(shapes, self._dtype), **module_options)
+        toy = Toy(shapes, self._dtype)
+        super().__init__(compression, toy, optimizer=optimizer, rate=rate, loss_scale=loss_scale)
         self._passes = passes
-        self._scaler: torch.amp.GradScaler | None = None
-        if loss_scale is not None:
-            self._scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale)
-            compression = replace(compression, loss_scale=self._scaler)
-        self._optimizer = getattr(torch.optim, optimizer)(self._ddp.parameters(), lr=rate)
+        self._ddp = DistributedDataParallel(toy, **module_options)
         if compression is not None:
             attach(
                 self._ddp,
                 self._optimizer,
-                compression,
+                self._scaling,
                 op=OPS[op],
                 gradient_predivide_factor=predivide,
             )
-        self._steps = 0
 
     def step(self, gradients: Arrays) -> Arrays | None:
         self._steps += 1
@@ -108,9 +84,8 @@ class Model(frameworks.Model):
             self._optimizer.step()
         elif self._scaled_step(self._scaler):
             return None
-        found = dict(self._ddp.module.named_parameters())
-        assert all(one.grad.dtype == self._dtype for one in found.values())
-        return {name: array_of(one.grad) for name, one in found.items()}
+        assert all(param.grad.dtype == self._dtype for param in self._module.parameters())
+        return self._results()
 
     def _scaled_step(self, scaler: torch.amp.GradScaler) -> bool:
         """Takes a step; returns true if it was skipped."""
@@ -120,42 +95,6 @@ class Model(frameworks.Model):
         scaler.update()
         return scaler.get_scale() < before
 
-    def prepare(self) -> None:
-        pass  # attach has built the exchange
-
-    def residuals(self) -> Arrays:
-        return residuals(self._optimizer)
-
-    def velocities(self) -> Arrays:
-        saved = self._optimizer.state_dict().get("hvd_sparse", {}).get("velocities", {})
-        return {name: array_of(part) for name, part in saved.items()}
-
-    def weights(self) -> Arrays:
-        return {name: array_of(one) for name, one in self._ddp.module.named_parameters()}
-
-    def moments(self) -> list[np.ndarray]:
-        states = self._optimizer.state_dict()["state"].values()
-        return [array_of(one) for state in states for one in state.values() if one is not None]
-
-    def fill(self, value: float) -> None:
-        for parameter in self._ddp.parameters():
-            torch.nn.init.constant_(parameter, value)
-
-    def set_rate(self, rate: float) -> None:
-        self._optimizer.param_groups[0]["lr"] = rate
-
-    def loss_scale(self) -> float:
-        return 1.0 if self._scaler is None else self._scaler.get_scale()
-
-    def stats(self) -> StepStats | None:
-        return stats(self._optimizer).last
-
-    def tuning(self) -> Tuning | None:
-        return tuning(self._optimizer)
-
-    def replan(self) -> None:
-        replan(self._optimizer)
-
     def save(self, folder: str | Path, **extra: Any) -> None:
         save_checkpoint(folder, self._ddp, self._optimizer, **extra)
 
@@ -163,7 +102,7 @@ class Model(frameworks.Model):
         return load_checkpoint(folder, self._ddp, self._optimizer, **options)
 
 
-class Ddp(Framework):
+class Ddp(TorchFramework):
     """DistributedDataParallel on the CPU.
 
     Args:
@@ -209,9 +148,6 @@ class Ddp(Framework):
             },
         )
 
-    def dense_refusal(self, name: str) -> str:
-        return f"'{name}' over the ranks is not finite"
-
     def gathered(self, values: np.ndarray, ranks: Any = None) -> np.ndarray:
         row = torch.from_numpy(values.astype(np.float64))
         group = (ranks or self.everyone).group
@@ -223,9 +159,3 @@ class Ddp(Framework):
         given = torch.from_numpy(values).to(getattr(torch, dtype)).mul_(1 / predivide)
         dist.all_reduce(given)
         return array_of(given.mul_(predivide / self.size if op == "Average" else 1.0))
-
-    def seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def coin_flips(self, shape: tuple[int, ...]) -> np.ndarray:
-        return torch.randint(0, 2, shape).double().numpy()

@@ -22,7 +22,9 @@ from hvd_sparse.errors import (
     NonFiniteGradientError,
 )
 from tests.frameworks import SHAPES
-from tests.parallel_ddp.ddp_framework import BUCKET_MB, Ddp, Toy, array_of, residuals
+from tests.parallel_ddp.ddp_framework import BUCKET_MB, Ddp, Toy
+from tests.torch_model import array_of
+from tests.torch_model import residuals as residuals_of
 
 SMALL = {"min_numel": 64, "bucket_numel": 1500}
 EVERYTHING = TopK(density=1.0, min_numel=1)
@@ -48,6 +50,10 @@ def attached(ddp, compression=EVERYTHING, *, kind=torch.optim.SGD, **options):
 def batch(step, framework):
     generator = torch.Generator().manual_seed(100 * step + framework.rank)
     return torch.randn(8, 20, generator=generator)
+
+
+def residuals(optimizer):
+    return {name: part.numpy() for name, part in residuals_of(optimizer).items()}
 
 
 def weights_of(module):
@@ -287,6 +293,17 @@ def test_a_step_with_gradients_of_this_rank_alone_is_refused(framework):
     with ddp.no_sync():
         ddp(batch(0, framework)).sum().backward()
     with pytest.raises(GradientInFlightError, match="no_sync"):
+        optimizer.step()
+
+
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("rows", [10, 1000])  # of 4 kB; DDP's first bucket holds a megabyte
+def test_a_step_after_a_backward_pass_without_some_gradients_is_refused(rows):
+    ddp = DistributedDataParallel(Toy({"unused": (50, 40), "used": (rows, 1000)}))
+    ddp.module.forward = lambda: ddp.module.used.sum()
+    optimizer = attached(ddp)
+    ddp().backward()
+    with pytest.raises(ON_ANY_RANK, match="gradient for every parameter"):
         optimizer.step()
 
 

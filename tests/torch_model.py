@@ -1,0 +1,128 @@
+"""Models of PyTorch for the laws of tests/framework_laws, whoever runs the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvd_sparse.compression import Compression
+from hvd_sparse.pytorch.optimizer import stats
+from hvd_sparse.pytorch.tuning import replan, tuning
+from hvd_sparse.stats.step_stats import StepStats
+from hvd_sparse.tuning.tuner import Tuning
+from tests import frameworks
+from tests.frameworks import Arrays
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray:
+    """Returns a copy of a tensor as float64."""
+    return tensor.detach().double().numpy().copy()
+
+
+def residuals(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Returns this rank's residuals by parameter."""
+    saved = optimizer.state_dict().get("hvd_sparse")
+    if saved is None:
+        return {}
+    return {
+        name: saved["residuals"].get(name, torch.zeros(numel)).double()
+        for name, numel in saved["layers"].items()
+    }
+
+
+def velocities(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Returns this rank's velocities by parameter, if a step with momentum correction was taken."""
+    saved = optimizer.state_dict().get("hvd_sparse", {}).get("velocities", {})
+    return {name: part.double() for name, part in saved.items()}
+
+
+class TorchModel(frameworks.Model):
+    """A module with its optimizer; a subclass distributes it, takes steps, and saves.
+
+    Args:
+        compression: The compression; None for dense gradients.
+        module: The module.
+        optimizer: Name of the optimizer's class.
+        rate: Learning rate.
+        loss_scale: First scale of the loss; None without loss scaling.
+    """
+
+    def __init__(
+        self,
+        compression: Compression | None,
+        module: torch.nn.Module,
+        *,
+        optimizer: str,
+        rate: float,
+        loss_scale: float | None,
+    ) -> None:
+        self.compression = compression
+        self._module = module
+        self._optimizer: Any = getattr(torch.optim, optimizer)(module.parameters(), lr=rate)
+        self._steps = 0
+        self._scaler: torch.amp.GradScaler | None = None
+        if loss_scale is not None:
+            self._scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale)
+
+    @property
+    def _scaling(self) -> Compression | None:
+        """The compression, with the scaler."""
+        if self._scaler is None or self.compression is None:
+            return self.compression
+        return replace(self.compression, loss_scale=self._scaler)
+
+    def _results(self) -> Arrays:
+        """Returns the gradients that there are."""
+        found = {name: param.grad for name, param in self._module.named_parameters()}
+        return {name: array_of(grad) for name, grad in found.items() if grad is not None}
+
+    def prepare(self) -> None:
+        pass  # the exchange is built with the optimizer
+
+    def residuals(self) -> Arrays:
+        return {name: one.numpy() for name, one in residuals(self._optimizer).items()}
+
+    def velocities(self) -> Arrays:
+        return {name: one.numpy() for name, one in velocities(self._optimizer).items()}
+
+    def weights(self) -> Arrays:
+        return {name: array_of(one) for name, one in self._module.named_parameters()}
+
+    def moments(self) -> list[np.ndarray]:
+        states = self._optimizer.state_dict()["state"].values()
+        return [array_of(one) for state in states for one in state.values() if one is not None]
+
+    def fill(self, value: float) -> None:
+        for parameter in self._module.parameters():
+            torch.nn.init.constant_(parameter, value)
+
+    def set_rate(self, rate: float) -> None:
+        self._optimizer.param_groups[0]["lr"] = rate
+
+    def loss_scale(self) -> float:
+        return 1.0 if self._scaler is None else self._scaler.get_scale()
+
+    def stats(self) -> StepStats | None:
+        return stats(self._optimizer).last
+
+    def tuning(self) -> Tuning | None:
+        return tuning(self._optimizer)
+
+    def replan(self) -> None:
+        replan(self._optimizer)
+
+
+class TorchFramework(frameworks.Framework):
+    """PyTorch on the CPU, whoever runs the ranks."""
+
+    def dense_refusal(self, name: str) -> str:
+        return f"'{name}' over the ranks is not finite"
+
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def coin_flips(self, shape: tuple[int, ...]) -> np.ndarray:
+        return torch.randint(0, 2, shape).double().numpy()
