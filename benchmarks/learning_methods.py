@@ -5,22 +5,19 @@ These are what users can pick today; learning_prototypes.py has what they might 
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
+from ddp_methods import wrapped
 from learning_tasks import Batch, Task
 from modes import compression_of
 from torch import nn
 
 WARMUP = (0.25, 0.0625, 0.015625)  # densities of the first steps
-DDP_PATIENCE = timedelta(seconds=120)
-LARGEST_BUCKET_MB = 1024  # of DDP: a model is one bucket
 
 
 @dataclass(frozen=True)
@@ -225,35 +222,18 @@ class Average(OverHorovod):
 
 
 class DDP(Learner):
-    """PyTorch's DistributedDataParallel over gloo, with a hook of its own or none.
-
-    PowerSGD starts its second sum from the callback of the first. With several buckets these
-    callbacks may come in another order on each rank, and gloo would pair sums of different sizes:
-    the hook gets one bucket.
-    """
-
-    HOOKS: ClassVar[tuple[str, ...]] = ("", "fp16", "powersgd")
+    """PyTorch's DistributedDataParallel over gloo, with a hook of its own or none."""
 
     def __init__(
         self, setup: Setup, *, hook: str = "", matrix_rank: int = 1, dense_steps: int = 50
     ) -> None:
         import torch.distributed as dist
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-        if hook not in self.HOOKS:
-            raise ValueError(f"hook must be one of {self.HOOKS}, got {hook!r}")
         super().__init__(setup)
         self._dist = dist
-        whole = LARGEST_BUCKET_MB if hook == "powersgd" else None
-        wrapped = nn.parallel.DistributedDataParallel(setup.model, bucket_cap_mb=whole)
-        if hook == "fp16":
-            wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        elif hook == "powersgd":
-            state = powerSGD_hook.PowerSGDState(
-                None, matrix_approximation_rank=matrix_rank, start_powerSGD_iter=dense_steps
-            )
-            wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        self._wrapped = wrapped
+        self._wrapped, _ = wrapped(
+            setup.model, hook=hook, matrix_rank=matrix_rank, dense_steps=dense_steps
+        )
         self.optimizer = setup.task.optimizer(setup.model.parameters(), setup.rate)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -263,15 +243,3 @@ class DDP(Learner):
         total = values.clone()
         self._dist.all_reduce(total)
         return total / self._dist.get_world_size()
-
-
-def join_ddp(rendezvous: str, interface: str | None) -> None:
-    """Makes torch.distributed's group of all ranks that mpirun started."""
-    import torch.distributed as dist
-
-    if interface is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
-    rank, size = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))
-    dist.init_process_group(
-        "gloo", f"tcp://{rendezvous}", rank=rank, world_size=size, timeout=DDP_PATIENCE
-    )

@@ -15,9 +15,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from ddp_methods import join_ddp
 from gloo_world import prepare
 from learning_kin import EF21, DeMo, MicroAdam, SparseAverage
-from learning_methods import DDP, Average, Dense, Learner, Setup, Sparse, join_ddp
+from learning_methods import DDP, Average, Dense, Learner, Setup, Sparse
 from learning_prototypes import ErrorFeedback
 from learning_tasks import TASKS, Batch
 from machine import bytes_sent_by

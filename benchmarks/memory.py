@@ -17,19 +17,23 @@ _FUSION = 128 << 20  # Horovod's fusion buffer
 _FLOAT, _ENTRY = 4, 8  # bytes
 
 
-def needed(model: Model, ranks: int, modes: Sequence[str]) -> int:
+def needed(model: Model, ranks: int, modes: Sequence[str], *, ddp: bool = False) -> int:
     """Returns the bytes of all ranks together: gradients once, and each mode's memory.
 
     A sparse mode keeps a residual, and blocks for what each rank selects: one per rank (allgather),
     and two more for merging. Dense exchanges need the size of the largest tensor again, for
-    received data.
+    received data. Under DDP each mode has buckets for all gradients, and a hook at most copies,
+    errors and products of them.
     """
     per_rank = _PROCESS + _POOLS + _FLOAT * model.numel
     if any(mode != "compute" for mode in modes):
         largest = max(tensor.numel for tensor in model.tensors)
         per_rank += _FUSION + _FLOAT * largest
     for mode in modes:
-        if mode not in ("compute", "dense"):
+        if ddp and mode != "compute":
+            hooks = 3 if mode.startswith("DDP(") else 0
+            per_rank += (1 + hooks) * _FLOAT * model.numel
+        if mode not in ("compute", "dense") and not mode.startswith("DDP"):
             density = compression_of(mode).density
             blocks = (ranks + 2) * _ENTRY * entries_to_send(model.numel, density)
             per_rank += _FLOAT * model.numel + blocks

@@ -192,6 +192,27 @@ def resnet20() -> Model:
     return Model("ResNet-20", tuple(net.layers))
 
 
+def wrn_16_4() -> Model:
+    """Zagoruyko and Komodakis, BMVC 2016, for CIFAR-10: 16 layers, four times as wide.
+
+    The paper normalises ahead of each convolution; the tensors are those of the order used here.
+    """
+    net = Builder(3, 32)
+    net.conv("stem", 16, (3, 3))
+    for stage, width in enumerate((64, 128, 256)):
+        for block in range(2):
+            name = f"stage{stage + 1}.{block}"
+            stride = 2 if stage and not block else 1
+            channels, height, wide = net.channels, net.height, net.width
+            net.conv(f"{name}.conv1", width, (3, 3), stride=stride)
+            net.conv(f"{name}.conv2", width, (3, 3))
+            if not block:
+                net.channels, net.height, net.width = channels, height, wide
+                net.conv(f"{name}.shortcut", width, (1, 1), stride=stride, norm=False)
+    net.linear("classifier", 256, 10)
+    return Model("WRN-16-4", tuple(net.layers))
+
+
 def inception_v4() -> Model:
     """Szegedy et al., AAAI 2017, figures 3 to 9."""
     stem: Fork = [
@@ -287,6 +308,6 @@ def lstm_ptb() -> Model:
 
 
 _MAKERS: Sequence[Callable[[], Model]] = (
-    resnet50, inception_v4, lstm_ptb, vgg16, alexnet, resnet20
+    resnet50, inception_v4, lstm_ptb, vgg16, alexnet, resnet20, wrn_16_4
 )  # fmt: skip
 MODELS: dict[str, Model] = {model.name: model for model in (make() for make in _MAKERS)}

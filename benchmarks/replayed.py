@@ -175,6 +175,11 @@ class Training:
             self._layers.append(_Layer(self, ahead, back, own))
             index += len(own)
 
+    @property
+    def layers(self) -> list[Sequence[Parameter]]:
+        """Parameters by layer, in forward order."""
+        return [layer.parameters for layer in self._layers]
+
     def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Returns names and parameters, as DistributedOptimizer takes them."""
         return [(parameter.tensor.name, parameter.value) for parameter in self.parameters]
@@ -187,6 +192,24 @@ class Training:
         for layer in self._layers:
             flow = _Replayed.apply(flow, layer, *(p.value for p in layer.parameters))
         return flow.sum()
+
+
+class ReplayedModule(torch.nn.Module):
+    """A training as a module, for DistributedDataParallel; its input is the number of the step."""
+
+    def __init__(self, replay: Training) -> None:
+        super().__init__()
+        self._replay = replay
+        for parameter in replay.parameters:
+            self.register_parameter(self.name_of(parameter), parameter.value)
+
+    @staticmethod
+    def name_of(parameter: Parameter) -> str:
+        """Returns a parameter's name in this module, where names have no dots."""
+        return parameter.tensor.name.replace(".", "/")
+
+    def forward(self, step: int) -> torch.Tensor:
+        return self._replay.forward(step)
 
 
 def gradient_memory(model: Model) -> list[torch.Tensor]:

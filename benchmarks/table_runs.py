@@ -88,8 +88,17 @@ class RowAtDilation:
     raw: list[Any]
 
 
-def run_replay(hosts: Hosts, job: Job, effort: Effort, modes: Sequence[str], *, gloo: bool) -> Any:
-    """Runs replay.py once and returns its result."""
+def run_replay(
+    hosts: Hosts,
+    job: Job,
+    effort: Effort,
+    modes: Sequence[str],
+    *,
+    gloo: bool = False,
+    ddp: bool = False,
+    bucket_mb: int | None = None,
+) -> Any:
+    """Runs replay.py once, over Horovod's MPI, its Gloo or DDP, and returns its result."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "result.json"
         options = {
@@ -109,6 +118,10 @@ def run_replay(hosts: Hosts, job: Job, effort: Effort, modes: Sequence[str], *, 
         }
         if gloo:
             options["gloo"] = hosts.address()
+        if ddp:
+            options["ddp"] = hosts.address()
+        if bucket_mb is not None:
+            options["bucket-mb"] = bucket_mb
         program = [str(FOLDER / "replay.py")]
         program += [f"--{name}={value}" for name, value in options.items()]
         program += [f"--mode={mode}" for mode in modes]
@@ -116,7 +129,7 @@ def run_replay(hosts: Hosts, job: Job, effort: Effort, modes: Sequence[str], *, 
         # so it is dilated. Its cache holds the names of one training by default: with several that
         # take turns, dense steps would be negotiated again each time.
         env = {"HOROVOD_CYCLE_TIME": f"{job.dilation:g}", "HOROVOD_CACHE_CAPACITY": "8192"}
-        if effort.timelines is not None and not gloo:
+        if effort.timelines is not None and not gloo and not ddp:
             env["HVD_SPARSE_TIMELINE"] = str(timeline_file(effort, job, modes))
         hosts.run(program, env=env, timeout=effort.timeout)
         return json.loads(file.read_text())

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hvd_sparse.planning.explanation import explain
+from hvd_sparse.pytorch.tuning import tuning
 from hvd_sparse.tuning import tuner
 from hvd_sparse.tuning.tuner import Stage
 
@@ -67,15 +68,13 @@ def settle(optimizer: Any, step: Callable[[], object]) -> Settling | None:
     """Takes steps until an adaptive compression has decided between dense and sparse. Collective.
 
     Args:
-        optimizer: Result of `hvd.DistributedOptimizer` with a sparse compression.
+        optimizer: An optimizer with a sparse compression, by Horovod's front-end or DDP's.
         step: Takes one step of training.
 
     Returns:
         The settling; None if there is nothing to decide: the compression is not adaptive, or a rank
         is alone.
     """
-    from hvd_sparse.torch import tuning  # importing it starts Horovod's library
-
     begin, steps = time.perf_counter(), 0
     while (found := tuning(optimizer)) is not None and found.stage is not Stage.SETTLED:
         step()
