@@ -1,7 +1,8 @@
 """Sparse gradient exchange for DDP and Horovod: LAGS-SGD, gTop-k and GaussianK.
 
 The interface for PyTorch's DistributedDataParallel is hvd_sparse.ddp; under Horovod, PyTorch's is
-hvd_sparse.torch and TensorFlow's is hvd_sparse.tensorflow. This package itself has the version, the errors of all interfaces, and sparse_allreduce for arrays of NumPy and CuPy.
+hvd_sparse.torch and TensorFlow's is hvd_sparse.tensorflow. This package has the version, the
+errors of all interfaces, and sparse_allreduce for arrays of NumPy and CuPy.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ class BucketExchange(GradientExchange):
         """
         if self._phase is Phase.GATHERING:
             self.refuse_if_busy(
-                "optimizer.step() was called after a loss.backward() that failed, or did not compute a "
-                "gradient for every parameter, so that DistributedDataParallel waits for the rest"
+                "optimizer.step() was called after a loss.backward() that failed, or that did not "
+                "compute a gradient for every parameter: DistributedDataParallel waits for the rest"
             )
         if self._phase is Phase.IDLE:
             self._check_nothing_new()

@@ -32,7 +32,7 @@ def test_a_restarted_job_ends_like_one_that_was_not_interrupted(ranks, tmp_path)
     killed = [PROGRAM, str(tmp_path), "killed", str(STEPS), "--die", str(ranks - 1)]
     restarted = torchrun(ranks, killed, options=["--max-restarts", "1"])
     assert restarted.status == 0, restarted.output
-    assert f"rank {ranks - 1} of {ranks} has died" in restarted.output
+    assert "failed (exitcode: " in restarted.output  # of the one that torchrun saw first
     for ours, theirs in zip(
         results(tmp_path, "whole", ranks), results(tmp_path, "killed", ranks), strict=True
     ):
