@@ -120,8 +120,9 @@ def _check_module(ddp: DistributedDataParallel) -> None:
         )
     if getattr(ddp, "_use_python_reducer", False):
         raise UnsupportedError(
-            "DistributedDataParallel's Python reducer hands over no buckets: set "
-            "torch._dynamo.config.optimize_ddp to another value than 'python_reducer...'"
+            "DistributedDataParallel's Python reducer, which compiled autograd takes, has no "
+            "buckets: set torch._dynamo.config.optimize_ddp to another value than "
+            "'python_reducer...'"
         )
     for name, module in ddp.module.named_modules():
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:

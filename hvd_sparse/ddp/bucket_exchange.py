@@ -17,12 +17,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.utils.hooks import RemovableHandle
 
-from hvd_sparse.errors import (
-    GradientInFlightError,
-    HvdSparseError,
-    NonFiniteGradientError,
-    UnsupportedError,
-)
+from hvd_sparse.errors import GradientInFlightError, HvdSparseError, NonFiniteGradientError
 from hvd_sparse.pytorch import guards
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
 from hvd_sparse.pytorch.renewal import Renewal
@@ -165,12 +160,6 @@ class Deliveries:
         Returns:
             A future of the bucket's memory, with the averages.
         """
-        if not isinstance(bucket, GradBucket):
-            raise UnsupportedError(
-                "DistributedDataParallel's Python reducer, which compiled autograd takes, hands "
-                "over no buckets: set torch._dynamo.config.optimize_ddp to another value than "
-                "'python_reducer...', and do not compile autograd"
-            )
         exchange = self._exchange()
         buffer = bucket.buffer()
         device = buffer.device

@@ -89,7 +89,7 @@ class Attachment:
         finally:
             self._should_synchronize = True
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Like the optimizer's own, but refused, on all ranks, between backward and synchronize().
 
         Raises:
@@ -102,11 +102,12 @@ class Attachment:
                 "race condition."
             )
             self.exchange.release()
+        options = {} if set_to_none is None else {"set_to_none": set_to_none}
         if self._replaced_zero_grad is not None:
-            self._replaced_zero_grad(set_to_none=set_to_none)
+            self._replaced_zero_grad(**options)
         else:
             optimizer = self._owner()
-            type(optimizer).zero_grad(optimizer, set_to_none=set_to_none)
+            type(optimizer).zero_grad(optimizer, **options)
 
     def reset_residual(self, state_dict: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """Empties this rank's residuals; gradients that were not sent yet are lost.

@@ -29,9 +29,12 @@ class LocalGradient:
         self._loss_scale = loss_scale
 
     def prepare(self, slot: Slot) -> None:
-        """Clips a complete gradient and adds weight decay; a missing gradient counts as zero."""
+        """Clips a complete gradient and adds weight decay; a missing gradient counts as zero.
+
+        A gradient that another optimizer applies stays as it is.
+        """
         limit, decay = self._share.limit, self._share.decay
-        if limit is None and decay == 0:
+        if not slot.optimized or (limit is None and decay == 0):
             return
         grad, scale = slot.gradient(), self._loss_scale.value
         if limit is not None:

@@ -160,7 +160,7 @@ def test_gradients_of_another_optimizer_are_averaged_dense(framework):
     for ddp in (ours, theirs):
         first, last = ddp.module[0], ddp.module[2]
         pairs.append([torch.optim.SGD(one.parameters(), lr=0.1) for one in (last, first)])
-    attach(ours, pairs[0][0], TopK(density=0.05, min_numel=1))
+    attach(ours, pairs[0][0], TopK(density=0.05, min_numel=1, weight_decay=0.5, clip_norm=1e-3))
     for step in range(3):
         for ddp, optimizers in zip((ours, theirs), pairs, strict=True):
             ddp.zero_grad()

@@ -51,8 +51,10 @@ def test_mixed_precision_of_the_module_is_refused():
 
 
 def test_the_python_reducer_is_refused():
-    ddp = wrapped()
-    ddp._use_python_reducer = True
+    import torch._dynamo  # slow to import
+
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        ddp = wrapped()
     with pytest.raises(UnsupportedError, match="Python reducer"):
         attach(ddp, sgd(ddp), LAGS)
 
