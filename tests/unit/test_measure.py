@@ -114,7 +114,7 @@ def test_every_distance_of_a_network_is_measured_alike_on_all_ranks(size, distan
         def one(rank):
             exchange = Exchange.over_loopback(loopback, rank)
             world = World(
-                rank, size, _allgather=lambda array, _: np.concatenate(together(rank, array))
+                rank, size, allgather=lambda array, _: np.concatenate(together(rank, array))
             )
             return measure_network(exchange, world, lambda nbytes: 1e-4 + 1e-9 * nbytes)
 
@@ -138,7 +138,7 @@ def test_the_link_inside_a_node_is_no_slower_for_an_odd_number_of_ranks_there(si
             return [link.seconds(nbytes)] * repetitions
 
         exchange = SimpleNamespace(swap=swap, spread_peers=1, local_size=local)
-        world = World(rank, size, _allgather=lambda array, _: np.concatenate(together(rank, array)))
+        world = World(rank, size, allgather=lambda array, _: np.concatenate(together(rank, array)))
         return measure_network(exchange, world, lambda nbytes: 1e-4 + 1e-9 * nbytes)
 
     with ThreadPoolExecutor(size) as threads:

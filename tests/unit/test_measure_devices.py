@@ -75,7 +75,7 @@ class Together:
         return World(
             rank,
             len(self._things),
-            _allgather=lambda array, _: np.concatenate(self._gather(rank, array)),
+            allgather=lambda array, _: np.concatenate(self._gather(rank, array)),
         )
 
     def _gather(self, rank, thing):

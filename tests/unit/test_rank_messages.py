@@ -162,7 +162,7 @@ def ranks_where(rank_1_sends, size=3):
             sent = np.array([sent.size])
         return np.concatenate([sent if rank == 1 else array for rank in range(size)])
 
-    return World(0, size, _allgather=allgather)
+    return World(0, size, allgather=allgather)
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -231,7 +231,7 @@ def test_what_cannot_be_sent_is_named_after_the_others_were_told(thing, size):
         return np.concatenate([array] * size)
 
     with pytest.raises(InvalidArgumentError, match="cannot tell other ranks"):
-        World(0, size, _allgather=allgather).allgather_object(thing)
+        World(0, size, allgather=allgather).allgather_object(thing)
     if size > 1:
         with pytest.raises(ValueError, match="malformed"):
             messages.decode(sent[-1], Any)
