@@ -42,6 +42,8 @@ TELLING_LINES = 10
 UNHURRIED = "HOROVOD_CYCLE_TIME=5"
 # Jobs that fail on purpose; a stage of their own, so that they run beside other jobs.
 FAULTS = ("tests/jobs/test_faults.py", "tests/jobs/test_op_memory.py")
+# Jobs of torchrun; likewise.
+DDP_JOBS = tuple(f"tests/jobs/test_ddp{part}.py" for part in ("", "_adapters", "_hooks"))
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -157,7 +159,7 @@ def stages(framework: str) -> Iterator[Stage]:
 
     # Stages that are often idle, also the longest first.
     if framework in ("all", "torch"):
-        others = [f"--ignore={path}" for path in FAULTS]
+        others = [f"--ignore={path}" for path in (*FAULTS, *DDP_JOBS)]
         marked = "not long and not timed"
         yield pytest_stage("jobs", "tests/jobs", *others, cores=Cores.SOME, marked=marked)
     if framework in ("all", "tensorflow"):
@@ -170,6 +172,7 @@ def stages(framework: str) -> Iterator[Stage]:
         )
     if framework in ("all", "torch"):
         yield pytest_stage("faults", *FAULTS, cores=Cores.SOME)
+        yield pytest_stage("ddp jobs", *DDP_JOBS, cores=Cores.SOME)
         yield pytest_stage(
             "emulated GPU",
             "tests/devices",
@@ -197,7 +200,6 @@ def stages(framework: str) -> Iterator[Stage]:
         yield Stage("torch alone", alone, seconds=TORCH_ALONE_SECONDS)
     if framework in ("all", "torch"):
         yield pytest_stage("parallel on 3", "tests/parallel", ranks=3, cores=Cores.ALL)
-        yield ddp_stage(2, Cores.ALL)
         yield ddp_stage(3, Cores.ALL)
         yield pytest_stage("parallel on 4", "tests/parallel", ranks=4, cores=Cores.ALL)
         yield pytest_stage("timed jobs", "tests/jobs", cores=Cores.ALL, marked="not long and timed")
@@ -209,6 +211,7 @@ def long_stages(framework: str) -> Iterator[Stage]:
         yield pytest_stage("tensorflow on 3", "tests/parallel_tensorflow", ranks=3, cores=Cores.ALL)
     if framework in ("all", "torch"):
         yield pytest_stage("parallel on 2", "tests/parallel", ranks=2, cores=Cores.ALL)
+        yield ddp_stage(2, Cores.ALL)
         yield ddp_stage(4, Cores.ALL)
         yield pytest_stage("long jobs", "tests/jobs", cores=Cores.ALL, marked="long")
         yield Stage("emulated GPU", ["make", "-o", "build", "emulated"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.jobs.launch import environment, free_port, run
+from tests.jobs.marks import long
 
 PROGRAM = "tests/jobs/ddp_ranks.py"
 STEPS = 14
@@ -25,7 +26,7 @@ def results(folder, name, ranks):
     return [dict(np.load(folder / f"{name}-{rank}.npz")) for rank in range(ranks)]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, long(3)])
 def test_a_restarted_job_ends_like_one_that_was_not_interrupted(ranks, tmp_path):
     whole = torchrun(ranks, [PROGRAM, str(tmp_path), "whole", str(STEPS)])
     assert whole.status == 0, whole.output

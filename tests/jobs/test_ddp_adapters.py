@@ -142,6 +142,7 @@ def test_an_example_trains_sparsely_and_resumes_bit_for_bit(framework, played):
         )
 
 
+@pytest.mark.long
 def test_other_ranks_resume_only_without_residuals(packages, played, tmp_path):
     saved = played("accelerate")[1] / SAVED["accelerate"][0](EPOCHS - 1)
     done, statuses = job(
