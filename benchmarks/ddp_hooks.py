@@ -1,4 +1,4 @@
-"""What a step takes and sends under DDP: its allreduce, PyTorch's hooks, LAGS; and by Horovod.
+"""Times a step, and its bytes, under DDP (its allreduce, PyTorch's hooks, LAGS) and Horovod.
 
     python benchmarks/ddp_hooks.py table                                    (as root)
     python benchmarks/ddp_hooks.py table --local --hosts 2 --model ResNet-20 --dilation .2

@@ -39,7 +39,7 @@ class Ranks(ABC):
     """The ranks of a job, and the library that connects them.
 
     Attributes:
-        transport: What carries the library's own sums.
+        transport: The transport of the library's own sums.
         rank: This rank.
         size: Number of ranks.
     """

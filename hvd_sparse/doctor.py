@@ -35,7 +35,7 @@ class Interface:
         name: The module: "hvd_sparse.ddp".
         launcher: The launcher of its jobs: "torchrun" or "Horovod".
         framework: The framework whose gradients it exchanges: "torch" or "tensorflow".
-        lacks: What keeps it from working; empty if it works.
+        lacks: The problems that keep it from working; empty if it works.
     """
 
     name: str

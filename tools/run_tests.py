@@ -198,7 +198,6 @@ def stages(framework: str) -> Iterator[Stage]:
         # Alone, as it is a build: sdists, of which a unit test makes one, meet in one folder.
         alone = [sys.executable, "tools/try_torch_alone.py"]
         yield Stage("torch alone", alone, seconds=TORCH_ALONE_SECONDS)
-    if framework in ("all", "torch"):
         yield pytest_stage("parallel on 3", "tests/parallel", ranks=3, cores=Cores.ALL)
         yield ddp_stage(3, Cores.ALL)
         yield pytest_stage("parallel on 4", "tests/parallel", ranks=4, cores=Cores.ALL)

@@ -32,9 +32,9 @@ def attach_prepared(
     load_state() reads them. `stats`, `summary` and `watch` take `optimizer.optimizer`.
 
     Args:
-        accelerator: Of more than one process, of the type MULTI_CPU or MULTI_GPU.
-        model: What accelerator.prepare() has made of the model.
-        optimizer: What accelerator.prepare() has made of its optimizer.
+        accelerator: An accelerator of several processes, of the type MULTI_CPU or MULTI_GPU.
+        model: The model, as accelerator.prepare() returned it.
+        optimizer: The model's optimizer, as accelerator.prepare() returned it.
         compression: A sparse compression, as a class or an instance.
         residuals: The policy for residuals that load_state() finds. "own": every rank continues
             with its own, as if nothing had happened; the number of ranks must be that of the

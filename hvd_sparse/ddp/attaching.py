@@ -84,18 +84,24 @@ def attach(
 
 def module_of(model: torch.nn.Module) -> torch.nn.Module:
     """Returns the module in a DistributedDataParallel; any other module itself."""
-    inner: torch.nn.Module = getattr(model, "_orig_mod", model)  # torch.compile's
+    inner = _uncompiled(model)
     return inner.module if isinstance(inner, DistributedDataParallel) else inner
 
 
 def _unwrapped(model: torch.nn.Module) -> DistributedDataParallel:
-    ddp = getattr(model, "_orig_mod", model)
+    ddp = _uncompiled(model)
     if not isinstance(ddp, DistributedDataParallel):
         raise InvalidArgumentError(
             "model must be a torch.nn.parallel.DistributedDataParallel, got "
             f"{type(ddp).__module__}.{type(ddp).__qualname__}"
         )
     return ddp
+
+
+def _uncompiled(model: torch.nn.Module) -> torch.nn.Module:
+    """Returns the module of which torch.compile has made a model; any other model itself."""
+    inner: torch.nn.Module = getattr(model, "_orig_mod", model)
+    return inner
 
 
 def _check_module(ddp: DistributedDataParallel) -> None:

@@ -18,6 +18,7 @@ from hvd_sparse.arrays.channels import Ranks
 from hvd_sparse.errors import UnavailableError, UnsupportedError
 from hvd_sparse.exchange.reduction import Reduction
 from hvd_sparse.places.place import Place
+from hvd_sparse.pytorch.host import Timed
 from hvd_sparse.ranks.world import World
 
 _Result = TypeVar("_Result", covariant=True)
@@ -208,20 +209,9 @@ class GroupHost:
 
     def timed_sum(self, nbytes: int, name: str, place: Place) -> _Pending[float]:
         """Sums so many bytes of float32 at a place; the result is the time in seconds."""
-        clock = place.clock
-        tensor = torch.zeros(nbytes // 4, dtype=torch.float32, device=place.device)
-        made = clock.mark()
-        clock.seconds(made, made)  # waits for the tensor
-        begin = clock.mark()
-        work = dist.all_reduce(tensor, group=self._group, async_op=True)
-
-        def seconds() -> float:
-            end = clock.mark()
-            found = clock.seconds(begin, end)
-            clock.release([made, begin, end])
-            return found
-
-        return _Pending(work, name, seconds)
+        timed = Timed(nbytes, place)
+        work = dist.all_reduce(timed.tensor, group=self._group, async_op=True)
+        return _Pending(work, name, timed.seconds)
 
     def _for_messages(self) -> dist.ProcessGroup:
         """Returns a group of the same ranks that takes tensors on the CPU."""

@@ -18,11 +18,11 @@ from hvd_sparse.ddp.host import GroupHost
 from hvd_sparse.errors import CheckpointMismatchError
 from hvd_sparse.pytorch import state
 from hvd_sparse.pytorch.attachment import require_attachment
+from hvd_sparse.pytorch.checkpoint import SUFFIX, read_file, write_file
 from hvd_sparse.state.checkpoint import Found, Job, checked_policy
 
 NAME = "hvd_sparse"  # of the folder in, or the suffix beside, a framework's checkpoint
 
-_SUFFIX = ".pt"
 _ADVICE = (
     'pass residuals="reset" to go on with the rest of the state and empty residuals (what was not '
     "sent yet is lost)"
@@ -53,7 +53,7 @@ def save(folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer) -> No
     exchange.refuse_if_busy("a checkpoint was saved after loss.backward() but before step()")
     own = state.save(exchange)
     Job(GroupHost().world()).write(
-        folder, step=exchange.steps, own=lambda stem: _write(stem, own), shared=lambda _: None
+        folder, step=exchange.steps, own=lambda stem: write_file(stem, own), shared=lambda _: None
     )
 
 
@@ -94,7 +94,7 @@ def restored(
     found = job.find(folder)
     with job.fail_together(CheckpointMismatchError):
         path = _own_file(job, found, folder, step=shared["step"])
-        return {**state_dict, state.KEY: _read(path)}
+        return {**state_dict, state.KEY: read_file(path)}
 
 
 def _own_file(job: Job, found: Found | None, folder: str | os.PathLike[str], *, step: int) -> Path:
@@ -114,14 +114,4 @@ def _own_file(job: Job, found: Found | None, folder: str | os.PathLike[str], *, 
             f"{found.folder} was saved after step {saved.step} of the exchange, and the checkpoint "
             f"beside it after step {step}; {_ADVICE}"
         )
-    return found.rank_file(job.rank, _SUFFIX)
-
-
-def _write(stem: Path, own: dict[str, Any]) -> None:
-    with Path(f"{stem}{_SUFFIX}").open("wb") as file:  # torch's own files hide the system's error
-        torch.save(own, file)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    own: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return own
+    return found.rank_file(job.rank, SUFFIX)

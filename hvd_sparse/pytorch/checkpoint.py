@@ -27,7 +27,7 @@ from hvd_sparse.pytorch.inheritance import residuals_of, summing_over
 from hvd_sparse.state.checkpoint import Found, Job, checked_policy
 from hvd_sparse.state.spreading import SavedSum, read_all
 
-_SUFFIX = ".pt"
+SUFFIX = ".pt"
 
 # Matches the reason in a refusal of torch.load, which also advises to load without the restriction.
 _REFUSAL = re.compile(r"(?:Trying to load|Unsupported|Can only)[^\n]*")
@@ -61,8 +61,8 @@ def save(
     job.write(
         folder,
         step=None if exchange is None else exchange.steps,
-        own=lambda path: _write(path, own),
-        shared=lambda path: _write(path, shared),
+        own=lambda path: write_file(path, own),
+        shared=lambda path: write_file(path, shared),
     )
 
 
@@ -86,10 +86,10 @@ def load(
     sparse: dict[str, Any] | None = None
     random = _random(device)
     with job.fail_together(CheckpointMismatchError):
-        shared = _read(found.shared_file(_SUFFIX))
+        shared = read_file(found.shared_file(SUFFIX))
     if policy == "own":
         with job.fail_together(CheckpointMismatchError):
-            own = _read(job.own_file(found, _SUFFIX))
+            own = read_file(job.own_file(found, SUFFIX))
             sparse = own["sparse"]
             state.check(exchange, sparse)
             random = own["random"]
@@ -111,14 +111,24 @@ def load(
     return extra
 
 
-def _write(stem: Path, content: dict[str, Any]) -> None:
-    path = Path(f"{stem}{_SUFFIX}")
+def write_file(stem: Path, content: dict[str, Any]) -> None:
+    """Writes a file of a checkpoint, and ensures that it can be read.
+
+    Args:
+        stem: The file's path, without `SUFFIX`.
+        content: Objects of types that `torch.load(weights_only=True)` accepts.
+
+    Raises:
+        CheckpointMismatchError: `content` holds another type.
+        OSError: The file cannot be written.
+    """
+    path = Path(f"{stem}{SUFFIX}")
     with path.open("wb") as file:  # torch's own files do not say why writing failed
         torch.save(content, file)
-    _read(path, mmap=True)  # fails now if model or optimizer hold a refused type
+    read_file(path, mmap=True)  # fails now if model or optimizer hold a refused type
 
 
-def _read(path: Path, *, mmap: bool = False) -> dict[str, Any]:
+def read_file(path: Path, *, mmap: bool = False) -> dict[str, Any]:
     """Loads a file to the CPU, since it may come from a GPU that this process does not see.
 
     Args:
@@ -142,7 +152,7 @@ def _reason(error: Exception) -> str:
 
 
 def _check_extra(extra: dict[str, Any]) -> None:
-    """Refuses what `_read` would refuse, before any file is written."""
+    """Refuses what `read_file` would refuse, before any file is written."""
     file = io.BytesIO()
     try:
         torch.save(extra, file)
@@ -205,7 +215,7 @@ def _spread(
         )
     assert exchange is not None
     total = SavedSum(state.layers_of(exchange))
-    common = read_all(job, found, _SUFFIX, lambda path: _add(_read(path)["sparse"], total))
+    common = read_all(job, found, SUFFIX, lambda path: _add(read_file(path)["sparse"], total))
     shares = total.share(summing_over(host), rank=job.rank, size=job.size)
     share = {name: torch.from_numpy(part) for name, part in shares.items()}
     return {

@@ -130,7 +130,7 @@ class _Sum(NamedTuple):
 
     Attributes:
         slots: Their slots.
-        tensor: What is reduced: their own memory, or a copy, one after the other.
+        tensor: The reduced tensor: the slots' own memory, or a copy, one after the other.
         pending: The reduction.
     """
 

@@ -46,7 +46,7 @@ from hvd_sparse.tuning.measurer import Measurer
 
 
 class Phase(enum.Enum):
-    """What has become of the gradients of a step."""
+    """The state of a step's gradients."""
 
     IDLE = "no gradient has arrived in this step"
     GATHERING = "gradients arrive"

@@ -8,7 +8,31 @@ from typing import Any, Protocol
 import torch
 
 from hvd_sparse.exchange.reduction import Reduction
+from hvd_sparse.places.place import Place
 from hvd_sparse.ranks.host import Host, Pending
+
+
+class Timed:
+    """A tensor of zeros, and the time of an operation on it that begins at once.
+
+    Args:
+        nbytes: Bytes of the tensor, which is float32.
+        place: The place of the tensor.
+    """
+
+    def __init__(self, nbytes: int, place: Place) -> None:
+        self.tensor = torch.zeros(nbytes // 4, dtype=torch.float32, device=place.device)
+        self._clock = place.clock
+        self._made = self._clock.mark()
+        self._clock.seconds(self._made, self._made)  # waits for the tensor
+        self._begin = self._clock.mark()
+
+    def seconds(self) -> float:
+        """Returns the seconds until now, once the operation has ended."""
+        end = self._clock.mark()
+        found = self._clock.seconds(self._begin, end)
+        self._clock.release([self._made, self._begin, end])
+        return found
 
 
 class TorchHost(Host, Protocol):

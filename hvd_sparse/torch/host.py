@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hvd_sparse.errors import UnavailableError, UnsupportedError
 from hvd_sparse.exchange.reduction import Reduction, checked_reduction
 from hvd_sparse.places.place import Place
+from hvd_sparse.pytorch.host import Timed
 from hvd_sparse.ranks.world import World
 
 _Result = TypeVar("_Result")
@@ -137,22 +138,11 @@ class HorovodHost:
 
     def timed_sum(self, nbytes: int, name: str, place: Place) -> _Pending[float]:
         """Sums so many bytes of float32 at a place; the result is the time in seconds."""
-        clock = place.clock
-        tensor = torch.zeros(nbytes // 4, dtype=torch.float32, device=place.device)
-        made = clock.mark()
-        clock.seconds(made, made)  # waits for the tensor
-        begin = clock.mark()
+        timed = Timed(nbytes, place)
         handle = hvd_ops.allreduce_async_(
-            tensor, name=name, op=hvd_ops.Sum, process_set=self._process_set
+            timed.tensor, name=name, op=hvd_ops.Sum, process_set=self._process_set
         )
-
-        def seconds(_: torch.Tensor) -> float:
-            end = clock.mark()
-            found = clock.seconds(begin, end)
-            clock.release([made, begin, end])
-            return found
-
-        return _Pending(handle, name, seconds)
+        return _Pending(handle, name, lambda _: timed.seconds())
 
 
 def _as_array(tensor: torch.Tensor) -> NDArray[Any]:
