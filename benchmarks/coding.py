@@ -54,7 +54,7 @@ class Coding:
         generator = np.random.default_rng(1)
         self._messages = [Message.drawn(k, numel, generator) for _ in range(BLOCKS)]
         self._coders = {
-            (packed, dtype): _core.Coder(packed=packed, wire_dtype=dtype, numel=numel)
+            (packed, dtype): _core.Coder(packed=packed, values=dtype, numel=numel)
             for packed, dtype in FORMATS
         }
         self._plain = np.zeros(HEADER + 8 * k, np.uint8)

@@ -72,7 +72,7 @@ class Rank:
     sparsifier: str
     collective: str
     packed: bool = False
-    wire_dtype: str = "float32"
+    values: str = "float32"
     slack: float = 1.0
     momentum: float = 0.0
     device: str = CPU
@@ -94,7 +94,7 @@ class Rank:
             collective=self.collective,
             collective_options={"slack": self.slack},
             indices="packed" if self.packed else "plain",
-            values=self.wire_dtype,
+            values=self.values,
             device=self.device,
         )
 

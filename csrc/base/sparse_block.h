@@ -28,7 +28,7 @@ struct BlockHeader {
   std::uint32_t kept = 0;    ///< entries kept by a round, if the collective drops any
   std::uint8_t format = 0;   ///< WireFormat::Id() of the bucket's messages
   std::uint8_t indices = 0;  ///< coding of this message's indices, see wire_format.cc
-  std::uint8_t values = 0;   ///< DType of this message's values
+  std::uint8_t values = 0;   ///< type of this message's values, see wire/values.h
   Route route = Route::kCalls;
 };
 static_assert(sizeof(BlockHeader) == 32);

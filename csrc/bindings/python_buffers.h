@@ -60,13 +60,6 @@ inline Device DeviceFrom(const std::string& name) {
   return {DeviceType::kCuda, std::stoi(number)};
 }
 
-inline DType WireDTypeFrom(const std::string& name) {
-  const auto found = DTypes().find(name);
-  Require(found != DTypes().end() && found->second != DType::kFloat64,
-          "wire_dtype must be one of float32, float16, bfloat16; got '", name, "'");
-  return found->second;
-}
-
 }  // namespace hvd_sparse
 
 #endif  // HVD_SPARSE_BINDINGS_PYTHON_BUFFERS_H_

@@ -33,12 +33,11 @@ void BindFacts(py::module_& m) {
 
   m.def(
       "route_of",
-      [](const std::string& collective, const std::string& sparsifier,
-         const std::string& wire_dtype, bool on_device, bool connected) {
-        return NameOf(
-            RouteOf({collective, sparsifier, WireDTypeFrom(wire_dtype), on_device, connected}));
+      [](const std::string& collective, const std::string& sparsifier, const std::string& values,
+         bool on_device, bool connected) {
+        return NameOf(RouteOf({collective, sparsifier, ValuesFrom(values), on_device, connected}));
       },
-      py::arg("collective"), py::kw_only(), py::arg("sparsifier"), py::arg("wire_dtype"),
+      py::arg("collective"), py::kw_only(), py::arg("sparsifier"), py::arg("values"),
       py::arg("on_device"), py::arg("connected"), "The route of a bucket's steps.");
 
   m.attr("header_bytes") = sizeof(BlockHeader);

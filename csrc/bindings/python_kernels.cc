@@ -28,8 +28,8 @@ py::array_t<T> Copy(const T* data, std::int64_t size) {
 /// A message of a wire format and its memory.
 class Coder {
  public:
-  Coder(bool packed, const std::string& wire_dtype, std::int64_t numel)
-      : format_{packed, WireDTypeFrom(wire_dtype)}, numel_(numel) {}
+  Coder(bool packed, const std::string& values, std::int64_t numel)
+      : format_{packed, ValuesFrom(values)}, numel_(numel) {}
 
   void Narrow(SparseBlock& block) const {
     RoundValues(format_.values, block.values(), block.count(), nullptr);
@@ -67,9 +67,9 @@ class Coder {
 };
 
 using Indices = py::array_t<Index, py::array::c_style | py::array::forcecast>;
-using Values = py::array_t<float, py::array::c_style | py::array::forcecast>;
+using ValueArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
-std::unique_ptr<SparseBlock> MakeBlock(const Indices& indices, const Values& values) {
+std::unique_ptr<SparseBlock> MakeBlock(const Indices& indices, const ValueArray& values) {
   Require(indices.size() == values.size(), "values must have size ", indices.size(), ", got ",
           values.size());
   auto block = std::make_unique<SparseBlock>();
@@ -91,7 +91,7 @@ void BindKernels(py::module_& m) {
 
   py::class_<Coder>(m, "Coder", "A message of a wire format, and the memory for it.")
       .def(py::init<bool, const std::string&, std::int64_t>(), py::kw_only(), py::arg("packed"),
-           py::arg("wire_dtype"), py::arg("numel"))
+           py::arg("values"), py::arg("numel"))
       .def("narrow", &Coder::Narrow, py::arg("block"), "Rounds the values to those that are sent.")
       .def("encode", &Coder::Encode, py::arg("block"), "Makes the message; returns its bytes.")
       .def("decode", &Coder::Decode, py::arg("block"), "Reads the message into a block.")

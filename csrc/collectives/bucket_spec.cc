@@ -34,8 +34,6 @@ void CheckSpec(const BucketSpec& spec) {
           Sum(spec.segment_numels), " entries, gradients ", whole);
   Require(spec.max_ks.size() == spec.segment_numels.size(), "bucket '", spec.name,
           "': ", spec.max_ks.size(), " values of k for ", spec.segment_numels.size(), " segments");
-  Require(spec.wire.values != DType::kFloat64, "bucket '", spec.name,
-          "': wire_dtype must be one of float32, float16, bfloat16; got 'float64'");
   Require(spec.device.IsCpu() || !FindCollective(spec.collective).SumsNodesFirst(), "bucket '",
           spec.name, "': collective '", spec.collective,
           "' adds up residuals on the CPU, and takes none on ", spec.device.Name());

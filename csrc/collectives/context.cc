@@ -88,7 +88,7 @@ void CollectiveContext::Unpack(const std::uint8_t* message, std::int64_t bytes, 
 }
 
 void CollectiveContext::Narrow(SparseBlock* block, bool keeps_errors) {
-  if (wire.values == DType::kFloat32 || comm.Size() == 1) return;
+  if (wire.values == Values::kFloat32 || comm.Size() == 1) return;
   const std::int64_t count = block->count();
   if (!keeps_errors) return RoundValues(wire.values, block->values(), count, nullptr);
   scratch.errors.resize(static_cast<std::size_t>(count));

@@ -3,7 +3,7 @@
 namespace hvd_sparse {
 
 Route RouteOf(const RouteFacts& facts) {
-  const bool has_rounds = facts.collective == "gtopk" && facts.values == DType::kFloat32;
+  const bool has_rounds = facts.collective == "gtopk" && facts.values == Values::kFloat32;
   if (!facts.connected || !has_rounds) return Route::kCalls;
   return facts.on_device && facts.sparsifier == "gaussian" ? Route::kStep : Route::kRounds;
 }

@@ -9,8 +9,8 @@
 #include <string_view>
 
 #include "csrc/base/route.h"
-#include "csrc/base/types.h"
 #include "csrc/collectives/bucket_spec.h"
+#include "csrc/wire/values.h"
 
 namespace hvd_sparse {
 
@@ -20,9 +20,9 @@ namespace hvd_sparse {
 /// that lie on a device. kRounds takes blocks of any sparsifier.
 struct RouteFacts {
   std::string_view collective, sparsifier;
-  DType values = DType::kFloat32;  ///< type of values on the wire
-  bool on_device = false;          ///< true if the gradients lie on a device
-  bool connected = false;          ///< true if a network connects the devices of all ranks
+  Values values = Values::kFloat32;
+  bool on_device = false;  ///< true if the gradients lie on a device
+  bool connected = false;  ///< true if a network connects the devices of all ranks
 };
 
 /// Returns the route of a step that has entries, and writes its result.

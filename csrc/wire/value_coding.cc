@@ -158,60 +158,54 @@ HVD_SPARSE_CLONES bool AllFinite(const float* values, std::int64_t count) {
   return special == 0;
 }
 
-[[noreturn]] void RefuseDType() {
-  Throw(ErrorKind::kInvalidArgument,
-        "values are sent as float32, float16 or bfloat16, not float64");
+[[noreturn]] void RefuseType(Values type) {
+  Throw(ErrorKind::kInvalidArgument, "no value is sent as number ",
+        int{static_cast<std::uint8_t>(type)});
 }
 
 }  // namespace
 
-void RoundValues(DType dtype, float* values, std::int64_t count, float* errors) {
-  switch (dtype) {
-    case DType::kFloat32:
+void RoundValues(Values type, float* values, std::int64_t count, float* errors) {
+  switch (type) {
+    case Values::kFloat32:
       if (errors != nullptr) std::fill_n(errors, count, 0.0f);
       return;
-    case DType::kFloat16:
+    case Values::kFloat16:
       return errors == nullptr ? RoundToFloat16(values, count)
                                : SplitToFloat16(values, count, errors);
-    case DType::kBFloat16:
+    case Values::kBFloat16:
       return errors == nullptr ? RoundToBFloat16(values, count)
                                : SplitToBFloat16(values, count, errors);
-    case DType::kFloat64:
-      break;
   }
-  RefuseDType();
+  RefuseType(type);
 }
 
-bool EncodeValues(DType dtype, const float* values, std::int64_t count, std::uint8_t* code) {
-  switch (dtype) {
-    case DType::kFloat32:
+bool EncodeValues(Values type, const float* values, std::int64_t count, std::uint8_t* code) {
+  switch (type) {
+    case Values::kFloat32:
       std::memcpy(code, values, sizeof(float) * static_cast<std::size_t>(count));
       return true;
-    case DType::kFloat16:
+    case Values::kFloat16:
       return EncodeFloat16(values, count, code);
-    case DType::kBFloat16:
+    case Values::kBFloat16:
       return EncodeBFloat16(values, count, code);
-    case DType::kFloat64:
-      break;
   }
-  RefuseDType();
+  RefuseType(type);
 }
 
 bool AreFinite(const float* values, std::int64_t count) { return AllFinite(values, count); }
 
-void DecodeValues(DType dtype, const std::uint8_t* code, std::int64_t count, float* values) {
-  switch (dtype) {
-    case DType::kFloat32:
+void DecodeValues(Values type, const std::uint8_t* code, std::int64_t count, float* values) {
+  switch (type) {
+    case Values::kFloat32:
       std::memcpy(values, code, sizeof(float) * static_cast<std::size_t>(count));
       return;
-    case DType::kFloat16:
+    case Values::kFloat16:
       return DecodeFloat16(code, count, values);
-    case DType::kBFloat16:
+    case Values::kBFloat16:
       return DecodeBFloat16(code, count, values);
-    case DType::kFloat64:
-      break;
   }
-  RefuseDType();
+  RefuseType(type);
 }
 
 }  // namespace hvd_sparse

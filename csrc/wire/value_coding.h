@@ -5,11 +5,11 @@
 
 #include <cstdint>
 
-#include "csrc/base/types.h"
+#include "csrc/wire/values.h"
 
 namespace hvd_sparse {
 
-/// Rounds values in place to numbers of `dtype` (float32, float16 or bfloat16): to nearest, ties to
+/// Rounds values in place to numbers of `type`: to nearest, ties to
 /// even. Writes the rounding errors to `errors` unless that is null:
 ///
 ///     rounded value + error = value, exactly
@@ -17,14 +17,14 @@ namespace hvd_sparse {
 /// Finite values stay finite: a value beyond the largest number becomes that number, or, beyond
 /// 2^29, the largest one whose error is exact. Zeros become +0.0. Values that are not finite stay
 /// so, with an error of zero.
-void RoundValues(DType dtype, float* values, std::int64_t count, float* errors);
+void RoundValues(Values type, float* values, std::int64_t count, float* errors);
 
-/// Writes count * SizeOf(dtype) bytes. Returns true if every value is a number of `dtype`, so that
+/// Writes count * SizeOf(type) bytes. Returns true if every value is a number of `type`, so that
 /// nothing was lost.
-bool EncodeValues(DType dtype, const float* values, std::int64_t count, std::uint8_t* code);
+bool EncodeValues(Values type, const float* values, std::int64_t count, std::uint8_t* code);
 
 /// Reads values that EncodeValues wrote.
-void DecodeValues(DType dtype, const std::uint8_t* code, std::int64_t count, float* values);
+void DecodeValues(Values type, const std::uint8_t* code, std::int64_t count, float* values);
 
 /// Returns true if no value is NaN or infinite.
 bool AreFinite(const float* values, std::int64_t count);

@@ -38,7 +38,7 @@ Layout LayoutOf(const BlockHeader& header, const IndexShape& shape) {
   at.indices = kHeaderBytes + (packed ? static_cast<std::int64_t>(sizeof(Ends)) : 0);
   at.marks = at.indices + (packed ? shape.Bytes() : 4 * count);
   at.values = at.marks + (header.indices == kPackedWithMarks ? BytesOfBits(count) : 0);
-  at.end = BytesOfBits(8 * (at.values + count * SizeOf(static_cast<DType>(header.values))));
+  at.end = BytesOfBits(8 * (at.values + count * SizeOf(static_cast<Values>(header.values))));
   return at;
 }
 
@@ -82,10 +82,8 @@ Opened Open(const std::uint8_t* message, std::int64_t available) {
           " bytes that do not hold the block of ", header.count,
           " entries that they announce: the message is corrupt");
   };
-  const auto dtype = static_cast<DType>(header.values);
   const bool known =
-      header.indices <= kPackedWithMarks &&
-      (dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16);
+      header.indices <= kPackedWithMarks && IsKnown(static_cast<Values>(header.values));
   if (!known || header.count < 0) refuse();
   IndexShape shape;
   if (header.indices != kPlain) {
@@ -107,17 +105,9 @@ Opened Open(const std::uint8_t* message, std::int64_t available) {
 
 std::string NameOfFormat(std::uint8_t id) {
   const std::string indices = (id & 1) != 0 ? "packed indices, " : "plain indices, ";
-  switch (static_cast<DType>(id >> 1)) {
-    case DType::kFloat32:
-      return indices + "float32 values";
-    case DType::kFloat16:
-      return indices + "float16 values";
-    case DType::kBFloat16:
-      return indices + "bfloat16 values";
-    case DType::kFloat64:
-      break;
-  }
-  return Concat("unknown format ", int{id});
+  const auto values = static_cast<Values>(id >> 1);
+  if (!IsKnown(values)) return Concat("unknown format ", int{id});
+  return Concat(indices, NameOf(values), " values");
 }
 
 std::int64_t EncodeBlock(const SparseBlock& block, WireFormat format, Content content,
@@ -127,7 +117,7 @@ std::int64_t EncodeBlock(const SparseBlock& block, WireFormat format, Content co
   BlockHeader header = block.header();
   header.indices = kPlain;
   header.values =
-      static_cast<std::uint8_t>(content == Content::kSums ? format.values : DType::kFloat32);
+      static_cast<std::uint8_t>(content == Content::kSums ? format.values : Values::kFloat32);
   IndexShape shape;
   if (format.packed && count > 0) {
     const Ends ends{Position(indices[0]), Position(indices[count - 1])};
@@ -149,8 +139,8 @@ std::int64_t EncodeBlock(const SparseBlock& block, WireFormat format, Content co
     EncodeIndices(indices, shape, message + at.indices);
   }
   if (header.indices == kPackedWithMarks) EncodeMarks(indices, count, message + at.marks);
-  const auto dtype = static_cast<DType>(header.values);
-  if (!EncodeValues(dtype, block.values(), count, message + at.values)) {
+  const auto values = static_cast<Values>(header.values);
+  if (!EncodeValues(values, block.values(), count, message + at.values)) {
     Throw(ErrorKind::kExchangeFailed, "a block of ", count,
           " entries was sent before its values were rounded to the type that is sent: the "
           "collective must call Narrow first");
@@ -172,7 +162,7 @@ void DecodeBlock(const std::uint8_t* message, std::int64_t bytes, std::int64_t n
   }
   BlockHeader header = opened.header;
   header.indices = kPlain;
-  header.values = static_cast<std::uint8_t>(DType::kFloat32);
+  header.values = static_cast<std::uint8_t>(Values::kFloat32);
   block->Shape(header);
 
   const std::int64_t count = header.count;
@@ -187,7 +177,7 @@ void DecodeBlock(const std::uint8_t* message, std::int64_t bytes, std::int64_t n
   }
   if (!valid) RefusePositions(count, numel);
   if (opened.header.indices == kPackedWithMarks) DecodeMarks(message + at.marks, count, indices);
-  DecodeValues(static_cast<DType>(opened.header.values), message + at.values, count,
+  DecodeValues(static_cast<Values>(opened.header.values), message + at.values, count,
                block->values());
 }
 

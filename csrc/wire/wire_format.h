@@ -18,15 +18,16 @@
 
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
+#include "csrc/wire/values.h"
 
 namespace hvd_sparse {
 
 /// The format of a bucket's messages, on which the ranks agree when they add the bucket.
 struct WireFormat {
-  bool packed = false;             ///< true if indices are packed where that is smaller
-  DType values = DType::kFloat32;  ///< type of the values: this, kFloat16 or kBFloat16
+  bool packed = false;  ///< true if indices are packed where that is smaller
+  Values values = Values::kFloat32;
 
-  bool IsPlain() const { return !packed && values == DType::kFloat32; }
+  bool IsPlain() const { return !packed && values == Values::kFloat32; }
   /// The format's number in the header of every block of the bucket.
   std::uint8_t Id() const {
     return static_cast<std::uint8_t>(static_cast<int>(values) << 1 | static_cast<int>(packed));

@@ -225,7 +225,7 @@ class Exchange(Pings):
             collective=collective,
             collective_options=dict(collective_options or {}),
             packed=indices == "packed",
-            wire_dtype=values,
+            values=values,
             device=device,
         )
         self._names[bucket] = name

@@ -72,7 +72,7 @@ class Setting:
         return _core.route_of(
             collective,
             sparsifier=self.sparsifier,
-            wire_dtype=self.values,
+            values=self.values,
             on_device=True,  # as far as a plan can know; without devices none are connected
             connected=self.network.devices is not None,
         )

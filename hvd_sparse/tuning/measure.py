@@ -191,7 +191,7 @@ def measure_machine(sparsifier: Sparsifier, place: Place | None = None) -> Machi
         _core.merge(own, theirs, out)
         _core.keep_top_k(out, _K)
 
-    coder = _core.Coder(packed=True, wire_dtype="float32", numel=_NUMEL)
+    coder = _core.Coder(packed=True, values="float32", numel=_NUMEL)
 
     def code() -> None:
         coder.encode(own)

@@ -12,21 +12,21 @@ namespace {
 
 struct Case {
   std::string collective, sparsifier;
-  DType values;
+  Values values;
   bool on_device, corrects_momentum, connected;
   Route route;
 };
 
 TEST(RouteOf, IsTheDevicesWhereItCanDoIt) {
   const std::vector<Case> cases = {
-      {"gtopk", "gaussian", DType::kFloat32, true, false, true, Route::kStep},
-      {"gtopk", "top_k", DType::kFloat32, true, false, true, Route::kRounds},
-      {"gtopk", "gaussian", DType::kFloat32, true, true, true, Route::kStep},
-      {"gtopk", "gaussian", DType::kFloat32, false, false, true, Route::kRounds},
-      {"gtopk", "gaussian", DType::kBFloat16, true, false, true, Route::kCalls},
-      {"gtopk", "gaussian", DType::kFloat32, true, false, false, Route::kCalls},
-      {"allgather", "gaussian", DType::kFloat32, true, false, true, Route::kCalls},
-      {"hierarchical", "gaussian", DType::kFloat32, true, false, true, Route::kCalls},
+      {"gtopk", "gaussian", Values::kFloat32, true, false, true, Route::kStep},
+      {"gtopk", "top_k", Values::kFloat32, true, false, true, Route::kRounds},
+      {"gtopk", "gaussian", Values::kFloat32, true, true, true, Route::kStep},
+      {"gtopk", "gaussian", Values::kFloat32, false, false, true, Route::kRounds},
+      {"gtopk", "gaussian", Values::kBFloat16, true, false, true, Route::kCalls},
+      {"gtopk", "gaussian", Values::kFloat32, true, false, false, Route::kCalls},
+      {"allgather", "gaussian", Values::kFloat32, true, false, true, Route::kCalls},
+      {"hierarchical", "gaussian", Values::kFloat32, true, false, true, Route::kCalls},
   };
   for (const Case& one : cases) {
     SCOPED_TRACE(testing::Message() << one.collective << ", " << one.sparsifier);

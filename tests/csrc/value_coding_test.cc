@@ -14,7 +14,7 @@
 namespace hvd_sparse {
 namespace {
 
-constexpr DType kNarrow[] = {DType::kFloat16, DType::kBFloat16};
+constexpr Values kNarrow[] = {Values::kFloat16, Values::kBFloat16};
 
 /// Returns floats of any bits, infinities and NaN among them, and the awkward ones.
 std::vector<float> AnyFloats() {
@@ -30,12 +30,12 @@ std::vector<float> AnyFloats() {
 }
 
 TEST(ValueCoding, ARoundedValueAndItsErrorAreTheValue) {
-  for (const DType dtype : kNarrow) {
+  for (const Values type : kNarrow) {
     const std::vector<float> values = AnyFloats();
     const auto count = static_cast<std::int64_t>(values.size());
     std::vector<float> rounded = values, again = values, errors(values.size());
-    RoundValues(dtype, rounded.data(), count, errors.data());
-    RoundValues(dtype, again.data(), count, nullptr);
+    RoundValues(type, rounded.data(), count, errors.data());
+    RoundValues(type, again.data(), count, nullptr);
     EXPECT_TRUE(SameBits(rounded, again));
     for (std::size_t i = 0; i < values.size(); ++i) {
       if (!std::isfinite(values[i])) {
@@ -54,8 +54,8 @@ TEST(ValueCoding, ARoundedValueAndItsErrorAreTheValue) {
 TEST(ValueCoding, RoundingIsToNearestWithinTheRange) {
   for (const float value : AnyFloats()) {
     float half = value, brain = value;
-    RoundValues(DType::kFloat16, &half, 1, nullptr);
-    RoundValues(DType::kBFloat16, &brain, 1, nullptr);
+    RoundValues(Values::kFloat16, &half, 1, nullptr);
+    RoundValues(Values::kBFloat16, &brain, 1, nullptr);
     if (std::fabs(value) < 65520) {
       ASSERT_EQ(half, Widen(Narrow<Float16>(value)));
     }
@@ -66,10 +66,10 @@ TEST(ValueCoding, RoundingIsToNearestWithinTheRange) {
 }
 
 TEST(ValueCoding, ZerosAreWithoutSign) {
-  for (const DType dtype : kNarrow) {
+  for (const Values type : kNarrow) {
     float values[] = {-0.0f, 0.0f, -kTiny};
     float errors[3];
-    RoundValues(dtype, values, 3, errors);
+    RoundValues(type, values, 3, errors);
     for (const float value : values) EXPECT_EQ(FloatBits(value), 0u);
     EXPECT_EQ(errors[2], -kTiny);
   }
@@ -77,7 +77,7 @@ TEST(ValueCoding, ZerosAreWithoutSign) {
 
 TEST(ValueCoding, BeyondTheRangeStandsTheLargestNumberWithAnExactError) {
   const auto rounded = [](float value) {
-    RoundValues(DType::kFloat16, &value, 1, nullptr);
+    RoundValues(Values::kFloat16, &value, 1, nullptr);
     return value;
   };
   EXPECT_EQ(rounded(65520), 65504);
@@ -87,20 +87,20 @@ TEST(ValueCoding, BeyondTheRangeStandsTheLargestNumberWithAnExactError) {
   EXPECT_EQ(rounded(0x1p38f), 32768);
   EXPECT_EQ(rounded(kMax), 0);
   float brain = kMax;
-  RoundValues(DType::kBFloat16, &brain, 1, nullptr);
+  RoundValues(Values::kBFloat16, &brain, 1, nullptr);
   EXPECT_EQ(FloatBits(brain), 0x7f7f0000u);
 }
 
 TEST(ValueCoding, RoundedValuesComeBackAndOthersAreTold) {
-  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+  for (const Values type : {Values::kFloat32, Values::kFloat16, Values::kBFloat16}) {
     std::vector<float> values = AnyFloats();
     const auto count = static_cast<std::int64_t>(values.size());
-    std::vector<std::uint8_t> code(values.size() * static_cast<std::size_t>(SizeOf(dtype)));
-    EXPECT_EQ(EncodeValues(dtype, values.data(), count, code.data()), dtype == DType::kFloat32);
-    RoundValues(dtype, values.data(), count, nullptr);
-    EXPECT_TRUE(EncodeValues(dtype, values.data(), count, code.data()));
+    std::vector<std::uint8_t> code(values.size() * static_cast<std::size_t>(SizeOf(type)));
+    EXPECT_EQ(EncodeValues(type, values.data(), count, code.data()), type == Values::kFloat32);
+    RoundValues(type, values.data(), count, nullptr);
+    EXPECT_TRUE(EncodeValues(type, values.data(), count, code.data()));
     std::vector<float> decoded(values.size());
-    DecodeValues(dtype, code.data(), count, decoded.data());
+    DecodeValues(type, code.data(), count, decoded.data());
     EXPECT_TRUE(SameBits(decoded, values));
   }
 }
@@ -108,9 +108,9 @@ TEST(ValueCoding, RoundedValuesComeBackAndOthersAreTold) {
 TEST(ValueCoding, Float64DoesNotTravel) {
   float value = 1;
   std::uint8_t code[8] = {};
-  EXPECT_THROW(RoundValues(DType::kFloat64, &value, 1, nullptr), Error);
-  EXPECT_THROW(EncodeValues(DType::kFloat64, &value, 1, code), Error);
-  EXPECT_THROW(DecodeValues(DType::kFloat64, code, 1, &value), Error);
+  EXPECT_THROW(RoundValues(static_cast<Values>(1), &value, 1, nullptr), Error);
+  EXPECT_THROW(EncodeValues(static_cast<Values>(1), &value, 1, code), Error);
+  EXPECT_THROW(DecodeValues(static_cast<Values>(1), code, 1, &value), Error);
 }
 
 }  // namespace

@@ -17,11 +17,11 @@ namespace hvd_sparse {
 namespace {
 
 constexpr std::int64_t kNumel = 100000;
-constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+constexpr Values kTypes[] = {Values::kFloat32, Values::kFloat16, Values::kBFloat16};
 const std::vector<std::int64_t> kCounts = {0, 1, 2, 3, 16, 17, 100, 1000, 30000};
 
 /// Returns about `count` entries, some with the survived bit; values of the type.
-SparseBlock RandomBlock(std::int64_t count, DType dtype, std::mt19937* random) {
+SparseBlock RandomBlock(std::int64_t count, Values dtype, std::mt19937* random) {
   Entries entries;
   std::normal_distribution<float> gaussian;
   const double step = static_cast<double>(kNumel) / static_cast<double>(count + 1);
@@ -55,7 +55,7 @@ void Decode(const std::vector<std::uint8_t>& message, SparseBlock* block) {
 
 TEST(WireFormat, BlocksComeBack) {
   std::mt19937 random(7);
-  for (const DType dtype : kTypes) {
+  for (const Values dtype : kTypes) {
     for (const bool packed : {false, true}) {
       for (const std::int64_t count : kCounts) {
         const SparseBlock sent = RandomBlock(count, dtype, &random);
@@ -79,10 +79,10 @@ TEST(WireFormat, BlocksComeBack) {
 
 TEST(WireFormat, VerbatimBlocksComeBackBitForBit) {
   std::mt19937 random(8);
-  for (const DType dtype : kTypes) {
+  for (const Values dtype : kTypes) {
     for (const bool packed : {false, true}) {
       for (const std::int64_t count : kCounts) {
-        const SparseBlock sent = RandomBlock(count, DType::kFloat32, &random);
+        const SparseBlock sent = RandomBlock(count, Values::kFloat32, &random);
         SparseBlock received;
         received.Reset(count + 5);
         Decode(MessageOf(sent, {packed, dtype}, Content::kVerbatim), &received);
@@ -96,7 +96,7 @@ TEST(WireFormat, MessagesAreAsSmallAsPromised) {
   std::mt19937 random(9);
   for (const std::int64_t count : {100, 1000, 10000}) {
     const double density = static_cast<double>(count) / kNumel;
-    for (const DType dtype : kTypes) {
+    for (const Values dtype : kTypes) {
       const SparseBlock block = RandomBlock(count, dtype, &random);
       const auto bytes =
           static_cast<double>(MessageOf(block, {true, dtype}, Content::kSums).size());
@@ -108,7 +108,7 @@ TEST(WireFormat, MessagesAreAsSmallAsPromised) {
 
 TEST(WireFormat, ValuesThatWereNotRoundedAreRefused) {
   SparseBlock block = MakeBlock({{1, 1.0f}, {2, 1.0001f}});
-  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+  for (const Values dtype : {Values::kFloat16, Values::kBFloat16}) {
     std::vector<std::uint8_t> message(static_cast<std::size_t>(block.message_bytes()));
     try {
       EncodeBlock(block, {false, dtype}, Content::kSums, message.data());
@@ -121,8 +121,8 @@ TEST(WireFormat, ValuesThatWereNotRoundedAreRefused) {
 
 TEST(WireFormat, BlocksWithoutRoomAreRefused) {
   std::mt19937 random(10);
-  const auto message = MessageOf(RandomBlock(30, DType::kBFloat16, &random),
-                                 {true, DType::kBFloat16}, Content::kSums);
+  const auto message = MessageOf(RandomBlock(30, Values::kBFloat16, &random),
+                                 {true, Values::kBFloat16}, Content::kSums);
   SparseBlock small;
   small.Reset(29);
   EXPECT_THROW(Decode(message, &small), Error);
@@ -133,7 +133,7 @@ TEST(WireFormat, PositionsOutsideTheBucketAreRefused) {
     Entries entries;
     for (Index i = 0; i < 50; ++i) entries.push_back({1000 + 3 * i, 1.0f});
     const SparseBlock sent = MakeBlock(entries);
-    const auto message = MessageOf(sent, {packed, DType::kBFloat16}, Content::kSums);
+    const auto message = MessageOf(sent, {packed, Values::kBFloat16}, Content::kSums);
     const auto bytes = static_cast<std::int64_t>(message.size());
     SparseBlock received;
     received.Reset(50);
@@ -146,7 +146,7 @@ TEST(WireFormat, CorruptMessagesAreRefusedOrHoldAValidBlock) {
   std::mt19937 random(11);
   int refused = 0, rounds = 0;
   for (const std::int64_t count : {0, 1, 3, 40, 700}) {
-    for (const DType dtype : kTypes) {
+    for (const Values dtype : kTypes) {
       for (int round = 0; round < 800; ++round, ++rounds) {
         const Content content = round % 4 == 0 ? Content::kVerbatim : Content::kSums;
         auto message =
@@ -186,7 +186,7 @@ TEST(WireFormat, CorruptMessagesAreRefusedOrHoldAValidBlock) {
 
 TEST(WireFormat, NamesTellFormatsApart) {
   EXPECT_EQ(NameOfFormat(WireFormat{}.Id()), "plain indices, float32 values");
-  EXPECT_EQ(NameOfFormat(WireFormat{true, DType::kBFloat16}.Id()),
+  EXPECT_EQ(NameOfFormat(WireFormat{true, Values::kBFloat16}.Id()),
             "packed indices, bfloat16 values");
   EXPECT_EQ(NameOfFormat(0xee), "unknown format 238");
 }

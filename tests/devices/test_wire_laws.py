@@ -20,13 +20,13 @@ def run_ranks(size, program, *, formats, sparsifier="top_k", **options):
     """Runs `program(rank)` on `size` threads; returns the results by rank.
 
     Args:
-        formats: (packed, wire_dtype) of the ranks, which cycle through the list.
+        formats: (packed, values) of the ranks, which cycle through the list.
         sparsifier: The sparsifier of all ranks; all other options are common, too.
     """
 
     def format_of(rank):
-        packed, wire_dtype = formats[rank % len(formats)]
-        return {"packed": packed, "wire_dtype": wire_dtype}
+        packed, values = formats[rank % len(formats)]
+        return {"packed": packed, "values": values}
 
     return laws.on_threads(size, program, each=format_of, sparsifier=sparsifier, **options)
 
@@ -355,7 +355,7 @@ def test_coded_blocks_take_the_bytes_that_are_promised(collective, device):
 def test_types_that_cannot_travel_are_refused(dtype, device):
     with pytest.raises(
         InvalidArgumentError,
-        match=f"wire_dtype must be one of float32, float16, bfloat16; got '{dtype}'",
+        match=f"values must be one of float32, float16, bfloat16; got '{dtype}'",
     ):
         run_ranks(
             1,

@@ -46,11 +46,11 @@ def test_laws_hold_over_several_steps(
 
 
 @pytest.mark.parametrize(
-    ("packed", "wire_dtype"), [(True, "float32"), (True, "bfloat16"), (False, "float16")]
+    ("packed", "values"), [(True, "float32"), (True, "bfloat16"), (False, "float16")]
 )
 @pytest.mark.parametrize("collective", _core.collectives())
 def test_laws_hold_in_every_wire_format(
-    world, new_exchange, collective, packed, wire_dtype, device
+    world, new_exchange, collective, packed, values, device
 ):
     me = laws.Rank(
         new_exchange(),
@@ -60,7 +60,7 @@ def test_laws_hold_in_every_wire_format(
         "top_k",
         collective,
         packed,
-        wire_dtype,
+        values,
         device=device,
     )
     steps = [
@@ -79,15 +79,15 @@ def test_ranks_that_send_different_wire_formats_are_told(world, new_exchange):
         me.run(1)
 
 
-@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("values", ["float32", "bfloat16"])
 @pytest.mark.parametrize("sparsifier", _core.sparsifiers())
-def test_laws_hold_between_two_nodes_of_two_ranks(world, new_exchange, sparsifier, wire_dtype):
+def test_laws_hold_between_two_nodes_of_two_ranks(world, new_exchange, sparsifier, values):
     if world.size % 2 != 0:
         pytest.skip("nodes of two ranks need an even number of them")
     exchange = new_exchange(local_size=2)
     assert exchange.local_size == 2
     me = laws.Rank(
-        exchange, world.rank, [3000, 0, 517], 0.05, sparsifier, "hierarchical", True, wire_dtype
+        exchange, world.rank, [3000, 0, 517], 0.05, sparsifier, "hierarchical", True, values
     )
     steps = me.run(6)
     laws.check_laws(world.allgather_object(steps, list[laws.Step]))

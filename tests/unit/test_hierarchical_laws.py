@@ -29,7 +29,7 @@ def run_ranks(layout, program, *, wire=(False, "float32"), **changes):
     Args:
         layout: Number of ranks, and of ranks per node.
         program: Function that each rank runs.
-        wire: (packed, wire_dtype), or a list with one for each rank.
+        wire: (packed, values), or a list with one for each rank.
         changes: Changes to the options below.
     """
     options = {
@@ -40,8 +40,8 @@ def run_ranks(layout, program, *, wire=(False, "float32"), **changes):
     }
 
     def format_of(rank):
-        packed, wire_dtype = wire[rank] if isinstance(wire, list) else wire
-        return {"packed": packed, "wire_dtype": wire_dtype}
+        packed, values = wire[rank] if isinstance(wire, list) else wire
+        return {"packed": packed, "values": values}
 
     size, local_size = layout
     return laws.on_threads(

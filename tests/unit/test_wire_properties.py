@@ -34,7 +34,7 @@ def blocks(draw):
 
 def coder_of(wire, numel):
     packed, dtype = wire
-    return _core.Coder(packed=packed, wire_dtype=dtype, numel=numel)
+    return _core.Coder(packed=packed, values=dtype, numel=numel)
 
 
 def empty_block():

@@ -14,7 +14,7 @@ namespace hvd_sparse::fuzz {
 namespace {
 
 constexpr std::int64_t kMostRoom = 600, kMostNumel = 20000;
-constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+constexpr Values kTypes[] = {Values::kFloat32, Values::kFloat16, Values::kBFloat16};
 
 WireFormat FormatOf(std::uint8_t choice) { return {choice % 2 == 1, kTypes[choice / 2 % 3]}; }
 
@@ -76,7 +76,7 @@ void CheckReadsBack(const SparseBlock& block, std::int64_t numel, WireFormat for
   if (format.IsPlain()) return;
   SparseBlock again;
   again.Reset(block.count());
-  const Bytes message = MessageOf(block, {format.packed, DType::kFloat32}, Content::kVerbatim);
+  const Bytes message = MessageOf(block, {format.packed, Values::kFloat32}, Content::kVerbatim);
   DecodeBlock(message.data(), static_cast<std::int64_t>(message.size()), numel, &again);
   Demand(again.count() == block.count() &&
              std::memcmp(again.indices(), block.indices(), 4 * block.count()) == 0,

@@ -27,7 +27,7 @@ TEST_F(NcclExchange, StepsHaveTheBitsOfTheCpuForAnyNumberOfRanks) {
     for (const bool packed : {false, true}) {
       for (const double slack : {1.0, 2.0}) {
         SCOPED_TRACE(Concat(size, " ranks, packed ", packed, ", slack ", slack));
-        BucketSpec spec = SpecOf({}, "sidco", "gtopk", {packed, DType::kFloat32});
+        BucketSpec spec = SpecOf({}, "sidco", "gtopk", {packed, Values::kFloat32});
         spec.collective_options.slack = slack;
         const auto of_cpu = RunRanks<float>(size, spec);
         spec.device = kGpu;
@@ -44,7 +44,7 @@ TEST_F(NcclExchange, OtherCollectivesAndNarrowValuesGoAsBefore) {
   for (const auto& seen : RunRanks<float>(3, SpecOf(kGpu, "top_k", "allgather", {}))) {
     EXPECT_EQ(seen.Over("NCCL"), 0);
   }
-  const WireFormat narrow{false, DType::kBFloat16};
+  const WireFormat narrow{false, Values::kBFloat16};
   for (const auto& seen : RunRanks<float>(3, SpecOf(kGpu, "top_k", "gtopk", narrow))) {
     EXPECT_EQ(seen.Over("NCCL"), 0);
   }
@@ -141,7 +141,7 @@ TEST_F(NcclExchange, RanksThatDisagreeAreToldBeforeAnyWaitsForADevice) {
 TEST_F(NcclExchange, ARankThatWantsNoConnectionEndsTheExchange) {
   const std::vector<std::function<void(BucketSpec*)>> ways = {
       [](BucketSpec* spec) { spec->device = {}; },
-      [](BucketSpec* spec) { spec->wire.values = DType::kBFloat16; },
+      [](BucketSpec* spec) { spec->wire.values = Values::kBFloat16; },
       [](BucketSpec* spec) { spec->collective = "allgather"; }};
   for (const int size : {2, 3, 4, 5}) {
     for (int apart = 0; apart < size; ++apart) {

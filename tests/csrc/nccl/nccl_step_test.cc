@@ -149,7 +149,7 @@ TEST_F(NcclRoute, FollowsFromTheBucketAndFromTheUsersWish) {
   BucketSpec packed = step, narrow = step, other = step;
   packed.wire.packed = true;
   EXPECT_EQ(RouteOn(3, packed), Route::kStep);
-  narrow.wire.values = DType::kBFloat16;
+  narrow.wire.values = Values::kBFloat16;
   EXPECT_EQ(RouteOn(3, narrow), Route::kCalls);
   other.collective = "allgather";
   EXPECT_EQ(RouteOn(3, other), Route::kCalls);
