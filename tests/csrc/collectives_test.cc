@@ -206,7 +206,7 @@ TEST(CollectiveContext, NarrowNotesTheErrorsOfTheRankThatKeepsThem) {
   LoopbackCommunicator comm(world, 0);
   CollectiveScratch scratch;
   CollectiveContext ctx{comm, CpuKernels(), scratch, 5, 5, "a test"};
-  ctx.wire = {false, DType::kBFloat16};
+  ctx.wire = {false, Values::kBFloat16};
   SparseBlock kept = RoughBlock({1, 4, 9}), left = RoughBlock({2, 4});
   kept.values()[1] = 3;  // a bfloat16
   ctx.Narrow(&kept, true);
@@ -247,7 +247,7 @@ TEST(Collectives, CodedMessagesArriveWhereOthersLieBehindThem) {
       SparseBlock block = BlockOf(7 * comm.Rank(), comm.Rank(), 1 + 40 * comm.Rank(), 1);
       CollectiveScratch scratch;
       CollectiveContext ctx{comm, CpuKernels(), scratch, 10, 100, "a test"};
-      ctx.wire = {true, DType::kFloat16};
+      ctx.wire = {true, Values::kFloat16};
       block.header().format = ctx.wire.Id();
       const auto& blocks = ctx.AllgatherBlocks(&block, 100, "a round");
       for (int rank = 0; rank < size; ++rank) {

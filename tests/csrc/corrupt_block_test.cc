@@ -25,7 +25,7 @@ using Message = std::vector<std::uint8_t>;
 
 constexpr std::int64_t kNumel = 100, kRoom = 10;
 const std::vector<WireFormat> kFormats = {
-    {}, {true, DType::kFloat32}, {false, DType::kBFloat16}, {true, DType::kFloat16}};
+    {}, {true, Values::kFloat32}, {false, Values::kBFloat16}, {true, Values::kFloat16}};
 
 Message MessageOf(const Entries& entries, WireFormat format, Verdict verdict = {}) {
   SparseBlock block = MakeBlock(entries);

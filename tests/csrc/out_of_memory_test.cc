@@ -182,7 +182,7 @@ TEST_P(OutOfMemory, InAnyAllocationOfAStepLosesNothing) {
     for (const std::string& collective : CollectiveNames()) {
       const Kind kinds[] = {{sparsifier, collective, {}},
                             {sparsifier, collective, {}, 0.5f},
-                            {sparsifier, collective, {true, DType::kFloat16}}};
+                            {sparsifier, collective, {true, Values::kFloat16}}};
       for (const Kind& kind : kinds) {
         SCOPED_TRACE(testing::Message() << sparsifier << ", " << collective << ", "
                                         << kind.wire.packed << ", " << kind.momentum);

@@ -22,7 +22,7 @@ TYPED_TEST(CudaExchange, StepsHaveTheBitsOfTheCpu) {
     for (const std::string& collective : CollectiveNames()) {
       if (collective == "hierarchical") continue;
       if (sparsifier != "gaussian" && collective != "gtopk") continue;
-      for (const WireFormat wire : {WireFormat{}, WireFormat{true, DType::kBFloat16}}) {
+      for (const WireFormat wire : {WireFormat{}, WireFormat{true, Values::kBFloat16}}) {
         SCOPED_TRACE(sparsifier + ", " + collective);
         const auto of_cpu = RunRanks<TypeParam>(kRanks, SpecOf({}, sparsifier, collective, wire));
         const auto of_gpu = RunRanks<TypeParam>(kRanks, SpecOf(kGpu, sparsifier, collective, wire));
