@@ -19,7 +19,7 @@ namespace hvd_sparse {
 /// so, with an error of zero.
 void RoundValues(Values type, float* values, std::int64_t count, float* errors);
 
-/// Writes count * SizeOf(type) bytes. Returns true if every value is a number of `type`, so that
+/// Writes ValueBytes(type, count) bytes. Returns true if every value is a number of `type`, so that
 /// nothing was lost.
 bool EncodeValues(Values type, const float* values, std::int64_t count, std::uint8_t* code);
 

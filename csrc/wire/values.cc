@@ -11,18 +11,29 @@ namespace {
 struct Named {
   Values values;
   const char* name;
+  bool in_blocks;  ///< true if sparse blocks may have such values
 };
 
 constexpr std::array kValues = {
-    Named{Values::kFloat32, "float32"},
-    Named{Values::kFloat16, "float16"},
-    Named{Values::kBFloat16, "bfloat16"},
+    Named{Values::kFloat32, "float32", true},   Named{Values::kFloat16, "float16", true},
+    Named{Values::kBFloat16, "bfloat16", true}, Named{Values::kInt8, "int8", false},
+    Named{Values::kInt4, "int4", false},        Named{Values::kTernary, "ternary", false},
 };
 
 const Named* Find(Values values) {
   const auto* const found = std::find_if(kValues.begin(), kValues.end(),
                                          [&](const Named& one) { return one.values == values; });
   return found == kValues.end() ? nullptr : found;
+}
+
+Values Find(const std::string& name, bool in_blocks) {
+  std::string known;
+  for (const Named& one : kValues) {
+    if (in_blocks && !one.in_blocks) continue;
+    if (name == one.name) return one.values;
+    known += Concat(known.empty() ? "" : ", ", one.name);
+  }
+  Throw(ErrorKind::kInvalidArgument, "values must be one of ", known, "; got '", name, "'");
 }
 
 }  // namespace
@@ -32,15 +43,13 @@ const char* NameOf(Values values) {
   return found == nullptr ? "unknown values" : found->name;
 }
 
-bool IsKnown(Values values) { return Find(values) != nullptr; }
-
-Values ValuesFrom(const std::string& name) {
-  std::string known;
-  for (const Named& one : kValues) {
-    if (name == one.name) return one.values;
-    known += Concat(known.empty() ? "" : ", ", one.name);
-  }
-  Throw(ErrorKind::kInvalidArgument, "values must be one of ", known, "; got '", name, "'");
+bool IsKnown(Values values) {
+  const Named* const found = Find(values);
+  return found != nullptr && found->in_blocks;
 }
+
+Values ValuesFrom(const std::string& name) { return Find(name, true); }
+
+Values DenseValuesFrom(const std::string& name) { return Find(name, false); }
 
 }  // namespace hvd_sparse

@@ -11,19 +11,46 @@
 namespace hvd_sparse {
 
 /// A type of values on the wire; equal on every rank. The numbers are part of the wire format.
-enum class Values : std::uint8_t { kFloat32 = 0, kFloat16 = 2, kBFloat16 = 3 };
+enum class Values : std::uint8_t {
+  kFloat32 = 0,
+  kFloat16 = 2,
+  kBFloat16 = 3,
+  kInt8 = 4,     ///< 8 bits, and 8 for the scale of each kScaledBlock values
+  kInt4 = 5,     ///< 4 bits, and 8 for the scale of each kScaledBlock values
+  kTernary = 6,  ///< at most 8 bits for 5 values; dense messages only
+};
 
-/// Returns the bytes of one value.
-constexpr std::int64_t SizeOf(Values values) { return values == Values::kFloat32 ? 4 : 2; }
+/// Values of type int8 and int4 that share a scale.
+constexpr std::int64_t kScaledBlock = 64;
+
+/// Returns the bytes of `count` values of a type in which the values themselves do not matter: any
+/// but ternary.
+constexpr std::int64_t ValueBytes(Values values, std::int64_t count) {
+  const std::int64_t scales = (count + kScaledBlock - 1) / kScaledBlock;
+  switch (values) {
+    case Values::kFloat32:
+      return 4 * count;
+    case Values::kInt8:
+      return scales + (count + 3) / 4 * 4;
+    case Values::kInt4:
+      return scales + (count + 7) / 8 * 4;
+    default:
+      return 2 * count;
+  }
+}
 
 /// Returns the type's name, or "unknown values" for a number that stands for none.
 const char* NameOf(Values values);
 
-/// Returns true if a message may say that its values are of this type.
+/// Returns true if a sparse block may say that its values are of this type.
 bool IsKnown(Values values);
 
-/// Returns the type of that name; throws InvalidArgument, with all names, if there is none.
+/// Returns the type of that name for sparse blocks; throws InvalidArgument, with all names, if
+/// there is none.
 Values ValuesFrom(const std::string& name);
+
+/// Like ValuesFrom, but for dense messages, which may have values of any type.
+Values DenseValuesFrom(const std::string& name);
 
 }  // namespace hvd_sparse
 

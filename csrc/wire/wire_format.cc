@@ -38,7 +38,7 @@ Layout LayoutOf(const BlockHeader& header, const IndexShape& shape) {
   at.indices = kHeaderBytes + (packed ? static_cast<std::int64_t>(sizeof(Ends)) : 0);
   at.marks = at.indices + (packed ? shape.Bytes() : 4 * count);
   at.values = at.marks + (header.indices == kPackedWithMarks ? BytesOfBits(count) : 0);
-  at.end = BytesOfBits(8 * (at.values + count * SizeOf(static_cast<Values>(header.values))));
+  at.end = BytesOfBits(8 * (at.values + ValueBytes(static_cast<Values>(header.values), count)));
   return at;
 }
 

@@ -95,7 +95,7 @@ TEST(ValueCoding, RoundedValuesComeBackAndOthersAreTold) {
   for (const Values type : {Values::kFloat32, Values::kFloat16, Values::kBFloat16}) {
     std::vector<float> values = AnyFloats();
     const auto count = static_cast<std::int64_t>(values.size());
-    std::vector<std::uint8_t> code(values.size() * static_cast<std::size_t>(SizeOf(type)));
+    std::vector<std::uint8_t> code(static_cast<std::size_t>(ValueBytes(type, count)));
     EXPECT_EQ(EncodeValues(type, values.data(), count, code.data()), type == Values::kFloat32);
     RoundValues(type, values.data(), count, nullptr);
     EXPECT_TRUE(EncodeValues(type, values.data(), count, code.data()));

@@ -100,7 +100,8 @@ TEST(WireFormat, MessagesAreAsSmallAsPromised) {
       const SparseBlock block = RandomBlock(count, dtype, &random);
       const auto bytes =
           static_cast<double>(MessageOf(block, {true, dtype}, Content::kSums).size());
-      const double bits = std::log2(1 / density) + 2 + 8.0 * static_cast<double>(SizeOf(dtype));
+      const double bits =
+          std::log2(1 / density) + 2 + 8.0 * static_cast<double>(ValueBytes(dtype, 1));
       EXPECT_LE(bytes, static_cast<double>(count) * bits / 8 + 32 + 32);
     }
   }

@@ -1,0 +1,77 @@
+#include "csrc/wire/dense_coding.h"
+
+#include "csrc/base/error.h"
+#include "csrc/wire/float_coding.h"
+#include "csrc/wire/scaled_coding.h"
+#include "csrc/wire/ternary_coding.h"
+
+namespace hvd_sparse {
+namespace {
+
+[[noreturn]] void RefuseType(Values type) {
+  Throw(ErrorKind::kInvalidArgument, "no value is sent as number ",
+        int{static_cast<std::uint8_t>(type)});
+}
+
+/// The functions of a type whose codes have a fixed length. Decoding returns false for bytes that
+/// are no code of finite values.
+struct Coding {
+  void (*take)(Span<float> values, std::uint8_t* code);
+  bool (*decode)(const std::uint8_t* code, Span<float> out);
+  bool (*add)(const std::uint8_t* code, Span<float> sum);
+};
+
+Coding CodingOf(Values type) {
+  switch (type) {
+    case Values::kFloat32:
+      return {TakeFloat32, DecodeFloat32, AddFloat32};
+    case Values::kFloat16:
+      return {TakeFloat16, DecodeFloat16, AddFloat16};
+    case Values::kBFloat16:
+      return {TakeBFloat16, DecodeBFloat16, AddBFloat16};
+    case Values::kInt8:
+      return {TakeInt8, DecodeInt8, AddInt8};
+    case Values::kInt4:
+      return {TakeInt4, DecodeInt4, AddInt4};
+    case Values::kTernary:
+      break;
+  }
+  RefuseType(type);
+}
+
+template <bool kAdds>
+std::int64_t Decode(Values type, Span<const std::uint8_t> code, Span<float> out) {
+  std::int64_t bytes = -1;
+  if (type == Values::kTernary) {
+    bytes = kAdds ? AddTernary(code, out) : DecodeTernary(code, out);
+  } else {
+    const Coding coding = CodingOf(type);
+    const std::int64_t needed = ValueBytes(type, out.size);
+    if (needed <= code.size && (kAdds ? coding.add : coding.decode)(code.data, out)) bytes = needed;
+  }
+  if (bytes >= 0) return bytes;
+  Throw(ErrorKind::kExchangeFailed, "received ", code.size, " bytes that do not hold ", out.size,
+        " finite values of type ", NameOf(type), ": the message is corrupt");
+}
+
+}  // namespace
+
+std::int64_t MostCodeBytes(Values values, std::int64_t count) {
+  return values == Values::kTernary ? MostTernaryBytes(count) : ValueBytes(values, count);
+}
+
+std::int64_t TakeCoded(DenseFormat format, Span<float> values, std::uint8_t* code) {
+  if (format.values == Values::kTernary) return TakeTernary(format.sparsity, values, code);
+  CodingOf(format.values).take(values, code);
+  return ValueBytes(format.values, values.size);
+}
+
+std::int64_t DecodeInto(Values values, Span<const std::uint8_t> code, Span<float> out) {
+  return Decode<false>(values, code, out);
+}
+
+std::int64_t AddDecoded(Values values, Span<const std::uint8_t> code, Span<float> sum) {
+  return Decode<true>(values, code, sum);
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,110 @@
+/// Bytes of which runs of zeros are shortened: the last step of ternary_coding.h.
+
+#ifndef HVD_SPARSE_WIRE_ZERO_RUNS_H_
+#define HVD_SPARSE_WIRE_ZERO_RUNS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "csrc/wire/words.h"
+
+namespace hvd_sparse {
+
+constexpr std::uint8_t kZeroByte = 121;  ///< five digits of zero
+constexpr std::uint8_t kRunBase = 241;   ///< + length: the byte that stands for a run
+constexpr std::int64_t kMostRun = 14;    ///< the longest run that one byte stands for
+
+/// Writes bytes of at most 242. It needs no more room than they take.
+class RunWriter {
+ public:
+  explicit RunWriter(std::uint8_t* to) : at_(to) {}
+
+  /// Appends the first `count` of 64 bytes; the others must be kZeroByte.
+  HVD_SPARSE_INLINE void Put(const std::uint8_t* bytes, std::int64_t count) {
+    std::uint64_t others = OthersOf(bytes);
+    if (others == ~std::uint64_t{0}) {
+      PutZeros();
+      std::memcpy(at_, bytes, 64);
+      at_ += 64;
+      return;
+    }
+    std::int64_t done = 0;
+    for (; others != 0; others &= others - 1) {
+      const std::int64_t next = __builtin_ctzll(others);
+      zeros_ += next - done;
+      PutZeros();
+      *at_++ = bytes[next];
+      done = next + 1;
+    }
+    zeros_ += count - done;
+  }
+
+  /// Writes what is left, and returns the end of all that was written.
+  std::uint8_t* Finish() {
+    if (zeros_ > 0) PutZeros();
+    return at_;
+  }
+
+ private:
+  /// Returns a bit for each of 64 bytes, set unless the byte is kZeroByte.
+  static HVD_SPARSE_INLINE std::uint64_t OthersOf(const std::uint8_t* bytes) {
+    constexpr std::uint64_t kOnes = 0x0101010101010101u, kLow = 0x7f * kOnes;
+    constexpr std::uint64_t kGather = 0x0102040810204080u;  // moves bit 8 i to bit 56 + i
+    std::uint64_t others = 0;
+    for (int part = 0; part < 8; ++part) {
+      const std::uint64_t differing = Load(bytes + 8 * part) ^ (kZeroByte * kOnes);
+      const std::uint64_t marked = ((differing & kLow) + kLow) | differing;
+      others |= ((marked >> 7 & kOnes) * kGather >> 56) << (8 * part);
+    }
+    return others;
+  }
+
+  /// Writes the zeros that are counted; without any, changes the next byte to be written. Only the
+  /// loop for long runs is a branch.
+  HVD_SPARSE_INLINE void PutZeros() {
+    for (; zeros_ > kMostRun; zeros_ -= kMostRun) *at_++ = kRunBase + kMostRun;
+    const auto run = static_cast<std::uint8_t>(kRunBase + zeros_);
+    *at_ = zeros_ == 1 ? kZeroByte : run;
+    at_ += zeros_ > 0;
+    zeros_ = 0;
+  }
+
+  std::uint8_t* at_;
+  std::int64_t zeros_ = 0;  ///< bytes that are not yet written
+};
+
+/// Reads what a RunWriter has written.
+class RunReader {
+ public:
+  static constexpr std::int64_t kSlack = 16;  ///< room that Read needs beyond what it reads
+
+  RunReader(const std::uint8_t* from, std::int64_t bytes) : at_(from), end_(from + bytes) {}
+
+  /// Reads `count` bytes; returns false if there are fewer.
+  HVD_SPARSE_INLINE bool Read(std::int64_t count, std::uint8_t* to) {
+    std::memset(to, kZeroByte, kSlack);
+    std::int64_t read = zeros_;
+    while (read < count && at_ < end_) {
+      const std::uint8_t byte = *at_++;
+      const std::int64_t run = byte - std::int64_t{kRunBase};
+      std::memset(to + read, kZeroByte, kSlack);
+      to[read] = run < 2 ? byte : kZeroByte;
+      read += std::max<std::int64_t>(run, 1);
+    }
+    zeros_ = read - count;
+    return read >= count;
+  }
+
+  /// Returns true if all has been read.
+  bool IsAtEnd() const { return at_ == end_ && zeros_ == 0; }
+
+ private:
+  const std::uint8_t* at_;
+  const std::uint8_t* end_;
+  std::int64_t zeros_ = 0;  ///< bytes of the last run that are not yet read, fewer than kMostRun
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_WIRE_ZERO_RUNS_H_
