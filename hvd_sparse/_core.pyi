@@ -45,6 +45,8 @@ class CollectiveFacts:
     def delivers_all(self) -> bool: ...
     @property
     def is_exact(self) -> bool: ...
+    @property
+    def is_sparse(self) -> bool: ...
 
 def collective_facts() -> list[CollectiveFacts]: ...
 def route_of(
@@ -55,6 +57,7 @@ header_bytes: int
 index_bytes: int
 value_bytes: int
 device_block_unit: int
+shard_sum_round_bytes: int
 steps_between_regions: int
 
 def mpi_library_version() -> str: ...

@@ -1,12 +1,18 @@
-"""Collectives: how the selected entries of all ranks become one sum. See csrc/collectives."""
+"""Collectives: how the gradients of all ranks become one sum. See csrc/collectives."""
 
 from __future__ import annotations
 
 from hvd_sparse import _core
 from hvd_sparse.errors import InvalidArgumentError
 
-# By name, with the guarantees that each one's class states in csrc/collectives/collectives.h.
-COLLECTIVES = {facts.name: facts for facts in _core.collective_facts()}
+# The core's own dense sum: every entry is sent.
+SHARD_SUM = "shard_sum"
+
+_FACTS = {facts.name: facts for facts in _core.collective_facts()}
+
+# Those that take selected entries, by name, with the guarantees that each one's class states in
+# csrc/collectives/collectives.h.
+COLLECTIVES = {name: facts for name, facts in _FACTS.items() if facts.is_sparse}
 
 
 def find_collective(name: object) -> _core.CollectiveFacts:
@@ -15,6 +21,6 @@ def find_collective(name: object) -> _core.CollectiveFacts:
     Raises:
         InvalidArgumentError: There is none; the message lists all names.
     """
-    if isinstance(name, str) and name in COLLECTIVES:
-        return COLLECTIVES[name]
-    raise InvalidArgumentError(f"collective must be one of {sorted(COLLECTIVES)}, got {name!r}")
+    if isinstance(name, str) and name in _FACTS:
+        return _FACTS[name]
+    raise InvalidArgumentError(f"collective must be one of {sorted(_FACTS)}, got {name!r}")

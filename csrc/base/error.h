@@ -51,6 +51,7 @@ class Error : public std::runtime_error {
 template <typename... Parts>
 std::string Concat(const Parts&... parts) {
   std::ostringstream text;
+  text.exceptions(std::ios::badbit);  // without memory it would cut the text
   (text << ... << parts);
   return text.str();
 }

@@ -24,6 +24,19 @@ constexpr std::int64_t SizeOf(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
 }
 
+/// The entries [begin, end) of a bucket, or of a block.
+struct Range {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t size() const { return end - begin; }
+};
+
+/// Returns the entries that both ranges hold.
+constexpr Range Overlap(Range a, Range b) {
+  const std::int64_t begin = a.begin < b.begin ? b.begin : a.begin;
+  const std::int64_t end = a.end < b.end ? a.end : b.end;
+  return {begin, end < begin ? begin : end};
+}
+
 /// A non-owning view of consecutive elements.
 template <typename T>
 struct Span {

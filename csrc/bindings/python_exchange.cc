@@ -165,16 +165,18 @@ void BindExchange(py::module_& m) {
              std::string sparsifier, SparsifierOptions sparsifier_options, std::string collective,
              const std::map<std::string, double>& collective_options, bool packed,
              const std::string& values, const std::string& device) {
-            return self.AddBucket({std::move(name),
-                                   std::move(gradient_numels),
-                                   std::move(segment_numels),
-                                   std::move(max_ks),
-                                   std::move(sparsifier),
-                                   std::move(sparsifier_options),
-                                   std::move(collective),
-                                   CollectiveOptions::From(collective_options),
-                                   {packed, ValuesFrom(values)},
-                                   DeviceFrom(device)});
+            const bool is_sparse = FindCollective(collective).AsSparse() != nullptr;
+            return self.AddBucket(
+                {std::move(name),
+                 std::move(gradient_numels),
+                 std::move(segment_numels),
+                 std::move(max_ks),
+                 std::move(sparsifier),
+                 std::move(sparsifier_options),
+                 std::move(collective),
+                 CollectiveOptions::From(collective_options),
+                 {packed, is_sparse ? ValuesFrom(values) : DenseValuesFrom(values)},
+                 DeviceFrom(device)});
           },
           py::arg("name"), py::kw_only(), py::arg("gradient_numels"), py::arg("segment_numels"),
           py::arg("max_ks"), py::arg("sparsifier"), py::arg("sparsifier_options"),

@@ -12,6 +12,7 @@
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/bindings/python_module.h"
 #include "csrc/collectives/collectives.h"
+#include "csrc/collectives/shard_sum.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/cuda/base/device_block.h"
 #include "csrc/exchange/route_of.h"
@@ -27,7 +28,8 @@ void BindFacts(py::module_& m) {
   py::class_<CollectiveFacts>(m, "CollectiveFacts", "A collective's name and guarantees.")
       .def_readonly("name", &CollectiveFacts::name)
       .def_readonly("delivers_all", &CollectiveFacts::delivers_all)
-      .def_readonly("is_exact", &CollectiveFacts::is_exact);
+      .def_readonly("is_exact", &CollectiveFacts::is_exact)
+      .def_readonly("is_sparse", &CollectiveFacts::is_sparse);
   m.def("collective_facts", &AllCollectiveFacts);
   m.def("collectives", &CollectiveNames);
 
@@ -35,7 +37,8 @@ void BindFacts(py::module_& m) {
       "route_of",
       [](const std::string& collective, const std::string& sparsifier, const std::string& values,
          bool on_device, bool connected) {
-        return NameOf(RouteOf({collective, sparsifier, ValuesFrom(values), on_device, connected}));
+        return NameOf(
+            RouteOf({collective, sparsifier, DenseValuesFrom(values), on_device, connected}));
       },
       py::arg("collective"), py::kw_only(), py::arg("sparsifier"), py::arg("values"),
       py::arg("on_device"), py::arg("connected"), "The route of a bucket's steps.");
@@ -44,6 +47,7 @@ void BindFacts(py::module_& m) {
   m.attr("index_bytes") = sizeof(Index);
   m.attr("value_bytes") = sizeof(float);
   m.attr("device_block_unit") = cuda::DeviceBlock::kUnit;
+  m.attr("shard_sum_round_bytes") = kRoundBytes;
   m.attr("steps_between_regions") = kStepsBetweenRegions;
 }
 

@@ -12,9 +12,13 @@ struct Option {
   const char* name;
   double CollectiveOptions::* value;
   double least;
+  double below;
 };
 
-constexpr Option kOptions[] = {{"slack", &CollectiveOptions::slack, 1}};
+constexpr Option kOptions[] = {
+    {"slack", &CollectiveOptions::slack, 1, HUGE_VAL},
+    {"sparsity", &CollectiveOptions::sparsity, 1, 2},
+};
 
 }  // namespace
 
@@ -33,8 +37,8 @@ CollectiveOptions CollectiveOptions::From(const std::map<std::string, double>& b
 void CollectiveOptions::Check(const std::string& owner) const {
   for (const Option& one : kOptions) {
     const double value = this->*one.value;
-    Require(std::isfinite(value) && value >= one.least, owner, ": ", one.name,
-            " must be finite and at least ", one.least, ", got ", value);
+    Require(one.least <= value && value < one.below, owner, ": ", one.name, " must lie in [",
+            one.least, ", ", one.below, "), got ", value);
   }
 }
 

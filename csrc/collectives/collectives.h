@@ -52,6 +52,13 @@ class RecursiveDoubling final : public SparseAllreduce {
   void Run(SparseBlock* block, CollectiveContext& ctx) const override;
 };
 
+/// The guarantees of shard_sum, which a ShardSum runs.
+class ShardSums final : public Collective {
+ public:
+  bool DeliversAll() const override { return true; }
+  bool IsExact() const override { return true; }
+};
+
 class SplitAllgather final : public SparseAllreduce {
  public:
   bool DeliversAll() const override { return false; }

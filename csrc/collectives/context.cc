@@ -13,14 +13,29 @@ namespace hvd_sparse {
 
 void CollectiveContext::Transfer(Span<const Outgoing> out, Span<Incoming> in,
                                  const std::string& round) {
+  Begin(out, in, round);
+  Wait();
+}
+
+void CollectiveContext::Begin(Span<const Outgoing> out, Span<Incoming> in,
+                              const std::string& round) {
   RoundTimes times{round, SteadySeconds()};
-  comm.Transfer(out, in, what + ", " + round);
-  times.end = SteadySeconds();
   for (const Outgoing& message : out) times.bytes_sent += message.bytes;
-  for (const Incoming& message : in) times.bytes_received += message.bytes;
+  comm.Begin(out, in, what + ", " + round);
   bytes_sent += times.bytes_sent;
-  bytes_received += times.bytes_received;
   rounds.push_back(std::move(times));
+  in_flight.push_back(in);
+}
+
+void CollectiveContext::Wait() {
+  comm.Wait();
+  const std::size_t first = rounds.size() - in_flight.size();
+  RoundTimes& times = rounds[first];
+  times.end = SteadySeconds();
+  if (first > 0) times.begin = std::max(times.begin, rounds[first - 1].end);
+  for (const Incoming& message : in_flight.front()) times.bytes_received += message.bytes;
+  bytes_received += times.bytes_received;
+  in_flight.erase(in_flight.begin());
 }
 
 void CollectiveContext::Send(const SparseBlock& block, int peer, const std::string& round,

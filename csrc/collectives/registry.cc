@@ -9,20 +9,19 @@
 namespace hvd_sparse {
 namespace {
 
-using Entry = std::pair<const char*, const SparseAllreduce*>;
+using Entry = std::pair<const char*, const Collective*>;
 
 const Allgather kAllgather;
 const GTopK kGTopK;
 const Hierarchical kHierarchical;
 const RecursiveDoubling kRecursiveDoubling;
+const ShardSums kShardSum;
 const SplitAllgather kSplitAllgather;
 
 const std::array kRegistry = {
-    Entry{"allgather", &kAllgather},
-    Entry{"gtopk", &kGTopK},
-    Entry{"hierarchical", &kHierarchical},
-    Entry{"recursive_doubling", &kRecursiveDoubling},
-    Entry{"split_allgather", &kSplitAllgather},
+    Entry{"allgather", &kAllgather},       Entry{"gtopk", &kGTopK},
+    Entry{"hierarchical", &kHierarchical}, Entry{"recursive_doubling", &kRecursiveDoubling},
+    Entry{"shard_sum", &kShardSum},        Entry{"split_allgather", &kSplitAllgather},
 };
 
 }  // namespace
@@ -31,19 +30,21 @@ std::vector<CollectiveFacts> AllCollectiveFacts() {
   std::vector<CollectiveFacts> facts;
   facts.reserve(kRegistry.size());
   for (const auto& [name, collective] : kRegistry) {
-    facts.push_back({name, collective->DeliversAll(), collective->IsExact()});
+    facts.push_back({name, collective->DeliversAll(), collective->IsExact(),
+                     collective->AsSparse() != nullptr});
   }
   return facts;
 }
 
 std::vector<std::string> CollectiveNames() {
   std::vector<std::string> names;
-  names.reserve(kRegistry.size());
-  for (const auto& [name, collective] : kRegistry) names.emplace_back(name);
+  for (const auto& [name, collective] : kRegistry) {
+    if (collective->AsSparse() != nullptr) names.emplace_back(name);
+  }
   return names;
 }
 
-const SparseAllreduce& FindCollective(const std::string& wanted) {
+const Collective& FindCollective(const std::string& wanted) {
   std::string known;
   for (const auto& [name, collective] : kRegistry) {
     if (wanted == name) return *collective;

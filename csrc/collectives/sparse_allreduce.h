@@ -74,9 +74,14 @@ struct CollectiveContext {
   std::int64_t bytes_sent = 0;  ///< by this rank, headers included; counted by Transfer
   std::int64_t bytes_received = 0;
   std::vector<RoundTimes> rounds = {};  ///< in the order in which they began; noted by Transfer
+  std::vector<Span<Incoming>> in_flight = {};  ///< of transfers that have begun; the last of rounds
 
   /// Runs Communicator::Transfer, counted and timed. For messages that are not blocks.
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& round);
+
+  /// Run Communicator::Begin and Wait, counted and timed likewise.
+  void Begin(Span<const Outgoing> out, Span<Incoming> in, const std::string& round);
+  void Wait();
 
   /// Sends a finished block; in a format with narrow values, after Narrow. Content::kVerbatim is
   /// for a peer that takes over the block as its own.
@@ -180,9 +185,12 @@ struct CollectiveContext {
 /// Sets the survived bit of every entry.
 void MarkSurvived(SparseBlock* block);
 
-class SparseAllreduce {
+class SparseAllreduce;
+
+/// A way to add up the ranks' gradients, and its guarantees.
+class Collective {
  public:
-  virtual ~SparseAllreduce() = default;
+  virtual ~Collective() = default;
 
   /// Returns true if every selected entry is delivered, on every rank.
   virtual bool DeliversAll() const = 0;
@@ -195,6 +203,14 @@ class SparseAllreduce {
   /// selects from its shard of the sum, and Run is called by the owners of that shard, one on each
   /// node. See hierarchical.cc.
   virtual bool SumsNodesFirst() const { return false; }
+
+  /// Returns the collective of selected blocks; null if all entries are summed (see shard_sum.h).
+  virtual const SparseAllreduce* AsSparse() const { return nullptr; }
+};
+
+class SparseAllreduce : public Collective {
+ public:
+  const SparseAllreduce* AsSparse() const final { return this; }
 
   /// Cuts a finished selection to the entries that this collective sends when it is asked for k.
   /// Dropped entries return to the residual.
@@ -212,14 +228,16 @@ class SparseAllreduce {
 struct CollectiveFacts {
   std::string name;
   bool delivers_all, is_exact;
+  bool is_sparse;  ///< takes selected blocks
 };
 
-/// Returns the facts, or the names alone, of all collectives, in the order of the registry.
+/// Returns the facts of all collectives, or the names of the sparse ones, in the order of the
+/// registry.
 std::vector<CollectiveFacts> AllCollectiveFacts();
 std::vector<std::string> CollectiveNames();
 
 /// Returns the collective of that name; throws InvalidArgument, naming those that exist.
-const SparseAllreduce& FindCollective(const std::string& name);
+const Collective& FindCollective(const std::string& name);
 
 }  // namespace hvd_sparse
 

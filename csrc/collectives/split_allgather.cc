@@ -37,27 +37,19 @@ namespace {
 /// message on the networks at hand.
 constexpr std::int64_t kWorthBalancing = 8192;
 
-/// A range of the entries of a block.
-struct Range {
-  std::int64_t begin = 0, end = 0;
-  std::int64_t count() const { return std::max<std::int64_t>(0, end - begin); }
-};
-
-Range Overlap(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
-
 /// Copies the entries `range` of `from` behind the first `filled` of `to`, which is being written.
 void Append(const SparseBlock& from, Range range, std::int64_t filled, SparseBlock* to) {
-  const auto count = static_cast<std::size_t>(range.count());
+  const auto count = static_cast<std::size_t>(range.size());
   std::memcpy(to->indices() + filled, from.indices() + range.begin, count * sizeof(Index));
   std::memcpy(to->values() + filled, from.values() + range.begin, count * sizeof(float));
 }
 
 /// Makes `to` a finished block of the entries `range` of `from`.
 void CopyPart(const SparseBlock& from, Range range, const BlockHeader& identity, SparseBlock* to) {
-  to->Reset(range.count());
+  to->Reset(range.size());
   Append(from, range, 0, to);
   to->header() = identity;
-  to->Finish(range.count());
+  to->Finish(range.size());
 }
 
 class SplitRun {
@@ -200,7 +192,7 @@ class SplitRun {
     };
     const Range mine = held[static_cast<std::size_t>(rank_)];
     const auto wanted = [&](int from) {
-      return Overlap(held[static_cast<std::size_t>(from)], slice(rank_)).count();
+      return Overlap(held[static_cast<std::size_t>(from)], slice(rank_)).size();
     };
 
     std::vector<BlockOut> out;
@@ -208,18 +200,18 @@ class SplitRun {
     for (int peer = 0; peer < size_; ++peer) {
       const Range there = Overlap(mine, slice(peer));
       SparseBlock* const part = Of(peer == rank_ ? &scratch_.blocks : &scratch_.parts, peer);
-      if (peer == rank_ || there.count() > 0) {
+      if (peer == rank_ || there.size() > 0) {
         const std::int64_t first = there.begin - mine.begin;
-        CopyPart(block_, {first, first + there.count()}, block_.header(), part);
+        CopyPart(block_, {first, first + there.size()}, block_.header(), part);
       }
       if (peer == rank_) continue;
-      if (there.count() > 0) out.push_back({peer, part});
+      if (there.size() > 0) out.push_back({peer, part});
       if (wanted(peer) > 0) in.push_back({peer, Of(&scratch_.blocks, peer), wanted(peer)});
     }
     ctx_.MoveBlocks(&block_, out, in, "split_allgather, balance");
 
     const BlockHeader identity = block_.header();
-    block_.Reset(slice(rank_).count());
+    block_.Reset(slice(rank_).size());
     std::int64_t filled = 0;
     for (int peer = 0; peer < size_; ++peer) {
       const std::int64_t count = wanted(peer);

@@ -55,6 +55,17 @@ class Communicator {
   /// every warning and error.
   virtual void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) = 0;
 
+  /// Begins a transfer that Wait ends, so that messages of the next transfers follow without a
+  /// pause. Throws like Transfer; all memory, that of `in` included, must stay until the end. All
+  /// ranks begin and end their transfers in one order. A communicator that cannot have several in
+  /// flight runs each as a whole here.
+  virtual void Begin(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) {
+    Transfer(out, in, what);
+  }
+
+  /// Waits until the transfer that was begun first, of those in flight, has ended.
+  virtual void Wait() {}
+
   /// Returns why Transfer cannot take GPU memory; empty if it can.
   virtual std::string DeviceMemoryProblem() const {
     return "the ranks are not connected by MPI, and nothing else takes memory of GPUs";

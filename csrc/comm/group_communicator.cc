@@ -1,19 +1,29 @@
 #include "csrc/comm/group_communicator.h"
 
-#include <vector>
-
 namespace hvd_sparse {
 
 void GroupCommunicator::Transfer(Span<const Outgoing> out, Span<Incoming> in,
                                  const std::string& what) {
-  std::vector<Outgoing> outgoing(out.begin(), out.end());
-  std::vector<Incoming> incoming(in.begin(), in.end());
-  for (Outgoing& message : outgoing) message.peer = first_ + stride_ * message.peer;
-  for (Incoming& message : incoming) message.peer = first_ + stride_ * message.peer;
-  whole_.Transfer(outgoing, incoming, what);
-  for (std::int64_t i = 0; i < in.size; ++i) {
-    in[i].bytes = incoming[static_cast<std::size_t>(i)].bytes;
+  Begin(out, in, what);
+  Wait();
+}
+
+void GroupCommunicator::Begin(Span<const Outgoing> out, Span<Incoming> in,
+                              const std::string& what) {
+  Flight& flight =
+      flights_.emplace_back(Flight{{out.begin(), out.end()}, {in.begin(), in.end()}, in});
+  for (Outgoing& message : flight.out) message.peer = first_ + stride_ * message.peer;
+  for (Incoming& message : flight.in) message.peer = first_ + stride_ * message.peer;
+  whole_.Begin(flight.out, flight.in, what);
+}
+
+void GroupCommunicator::Wait() {
+  whole_.Wait();
+  const Flight& flight = flights_.front();
+  for (std::int64_t i = 0; i < flight.given.size; ++i) {
+    flight.given[i].bytes = flight.in[static_cast<std::size_t>(i)].bytes;
   }
+  flights_.pop_front();
 }
 
 }  // namespace hvd_sparse

@@ -6,7 +6,9 @@
 #ifndef HVD_SPARSE_COMM_GROUP_COMMUNICATOR_H_
 #define HVD_SPARSE_COMM_GROUP_COMMUNICATOR_H_
 
+#include <deque>
 #include <string>
+#include <vector>
 
 #include "csrc/comm/communicator.h"
 
@@ -25,6 +27,8 @@ class GroupCommunicator final : public Communicator {
   }
 
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override;
+  void Begin(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override;
+  void Wait() override;
 
   std::string DeviceMemoryProblem() const override { return whole_.DeviceMemoryProblem(); }
 
@@ -33,8 +37,16 @@ class GroupCommunicator final : public Communicator {
   void Acknowledge() override { whole_.Acknowledge(); }
 
  private:
+  /// A transfer in flight, with the ranks of the whole communicator, and what it was begun with.
+  struct Flight {
+    std::vector<Outgoing> out;
+    std::vector<Incoming> in;
+    Span<Incoming> given;
+  };
+
   Communicator& whole_;
   const int first_, stride_, size_;
+  std::deque<Flight> flights_;
 };
 
 }  // namespace hvd_sparse

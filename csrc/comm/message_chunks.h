@@ -39,6 +39,12 @@ class MessageChunks {
   /// Throws Disagreement if the message exceeds the capacity, or is not as long as announced.
   void Arrived(std::int64_t bytes);
 
+  /// True if no chunk will be posted any more: the next message to or from the peer may follow.
+  bool all_posted() const {
+    return next_ == Part::kNothing &&
+           (direction_ == Direction::kOut || awaited_ == Part::kRest || awaited_ == Part::kNothing);
+  }
+
   bool done() const { return next_ == Part::kNothing && on_their_way_ == 0; }
   std::int64_t moved() const { return moved_; }  ///< bytes of the message moved so far
 

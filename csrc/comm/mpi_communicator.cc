@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <optional>
 #include <set>
 #include <thread>
@@ -68,11 +69,11 @@ struct Stream {
 /// The messages of one transfer, and the MPI requests of their chunks.
 class Streams {
  public:
-  /// `limits` are the maximal lengths of chunks, by peer; `rank` is this rank; `what` must outlive
-  /// all calls of Look().
+  /// `limits` are the maximal lengths of chunks, by peer; `rank` is this rank; the memory of `in`
+  /// must outlive all calls of Finish().
   Streams(MPI_Comm comm, int rank, Span<const Outgoing> out, Span<Incoming> in,
-          const std::vector<std::int64_t>& limits, const std::string& what)
-      : comm_(comm), rank_(rank), what_(what) {
+          const std::vector<std::int64_t>& limits, std::string what)
+      : comm_(comm), rank_(rank), in_(in), what_(std::move(what)) {
     const auto limit = [&](int peer) { return limits[static_cast<std::size_t>(peer)]; };
     streams_.reserve(static_cast<std::size_t>(out.size + in.size));
     for (const Incoming& message : in) {
@@ -94,22 +95,29 @@ class Streams {
     statuses_.resize(requests_.size());
   }
 
-  const Stream& operator[](std::int64_t i) const { return streams_[static_cast<std::size_t>(i)]; }
+  const std::string& what() const { return what_; }
 
-  /// Posts all chunks that may be posted now.
-  void Post() {
-    for (std::size_t i = 0; i < requests_.size(); ++i) {
-      Stream& stream = streams_[i / kWindow];
-      if (requests_[i] != MPI_REQUEST_NULL || !stream.chunks.CanPost()) continue;
-      const MessageChunks::Chunk chunk = stream.chunks.Post();
-      const int count = static_cast<int>(chunk.bytes);  // at most the limit, which is an int
-      if (stream.sends) {
-        CheckMpi(MPI_Isend(chunk.data, count, MPI_BYTE, stream.peer, kTag, comm_, &requests_[i]),
-                 "MPI_Isend");
-      } else {
-        CheckMpi(MPI_Irecv(chunk.data, count, MPI_BYTE, stream.peer, kTag, comm_, &requests_[i]),
-                 "MPI_Irecv");
+  /// Notes in `in` how long the messages are that were received.
+  void Finish() {
+    for (std::int64_t i = 0; i < in_.size; ++i) {
+      in_[i].bytes = streams_[static_cast<std::size_t>(i)].chunks.moved();
+    }
+  }
+
+  /// Posts all chunks that may be posted now. MPI matches messages in the order in which they were
+  /// posted, so one to or from a peer waits until all chunks of those before it have been posted:
+  /// `waiting` says of each peer and direction whether some have not, and is updated.
+  void Post(std::vector<bool>* waiting) {
+    for (std::size_t i = 0; i < streams_.size(); ++i) {
+      Stream& stream = streams_[i];
+      const auto way = 2 * static_cast<std::size_t>(stream.peer) + (stream.sends ? 1 : 0);
+      if ((*waiting)[way]) continue;
+      for (std::size_t slot = kWindow * i; slot < kWindow * (i + 1); ++slot) {
+        if (requests_[slot] == MPI_REQUEST_NULL && stream.chunks.CanPost()) {
+          PostChunk(&stream, &requests_[slot]);
+        }
       }
+      (*waiting)[way] = !stream.chunks.all_posted();
     }
   }
 
@@ -164,6 +172,18 @@ class Streams {
   }
 
  private:
+  void PostChunk(Stream* stream, MPI_Request* request) {
+    const MessageChunks::Chunk chunk = stream->chunks.Post();
+    const int count = static_cast<int>(chunk.bytes);  // at most the limit, which is an int
+    if (stream->sends) {
+      CheckMpi(MPI_Isend(chunk.data, count, MPI_BYTE, stream->peer, kTag, comm_, request),
+               "MPI_Isend");
+    } else {
+      CheckMpi(MPI_Irecv(chunk.data, count, MPI_BYTE, stream->peer, kTag, comm_, request),
+               "MPI_Irecv");
+    }
+  }
+
   /// Throws the error of a chunk's request, if it has one.
   void CheckChunk(const Stream& stream, int code) const {
     int kind = MPI_SUCCESS;
@@ -176,8 +196,9 @@ class Streams {
 
   MPI_Comm comm_;
   const int rank_;
-  const std::string& what_;
-  std::vector<Stream> streams_;
+  const Span<Incoming> in_;
+  const std::string what_;
+  std::vector<Stream> streams_;        // those of `in`, then those of `out`
   std::vector<MPI_Request> requests_;  // kWindow for each stream
   std::vector<int> complete_;
   std::vector<MPI_Status> statuses_;
@@ -197,6 +218,10 @@ class MpiCommunicator final : public LifelineCommunicator {
     }
   }
 
+  ~MpiCommunicator() override { GiveUp(); }
+  MpiCommunicator(const MpiCommunicator&) = delete;
+  MpiCommunicator& operator=(const MpiCommunicator&) = delete;
+
   // The MPI communicator is not freed. A peer that is ahead, or has not learned of a failure yet,
   // may still send to it; such a message would be delivered to the next communicator that gets its
   // number, ours or Horovod's. MPI_Finalize frees the little memory that it holds.
@@ -205,28 +230,61 @@ class MpiCommunicator final : public LifelineCommunicator {
   int Size() const override { return size_; }
 
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
-    auto streams = std::make_unique<Streams>(comm_, rank_, out, in, chunk_limits_, what);
-    try {
-      WaitForAll(streams.get(), what);
-    } catch (...) {
-      streams->Cancel();
-      static_cast<void>(streams.release());  // MPI may still read a length from there
-      throw;
-    }
-    for (std::int64_t i = 0; i < in.size; ++i) in[i].bytes = (*streams)[i].chunks.moved();
+    Begin(out, in, what);
+    Wait();
+  }
+
+  void Begin(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
+    flights_.push_back(std::make_unique<Streams>(comm_, rank_, out, in, chunk_limits_, what));
+    Guarded([this] {
+      RequireAlive(*flights_.back());
+      Post();
+    });
+  }
+
+  void Wait() override {
+    Guarded([this] { WaitForFirst(); });
+    flights_.front()->Finish();
+    flights_.pop_front();
   }
 
   // Messages are cut into chunks by address only, so only MPI accesses their bytes.
   std::string DeviceMemoryProblem() const override { return MemoryProblem(); }
 
  private:
-  void WaitForAll(Streams* streams, const std::string& what) {
-    Patience patience(limits_, rank_, what, [&] { return streams->Peers(); });
+  /// Runs `work`; after an error no transfer goes on.
+  template <typename Work>
+  void Guarded(const Work& work) {
+    try {
+      work();
+    } catch (...) {
+      GiveUp();
+      throw;
+    }
+  }
+
+  void GiveUp() {
+    for (auto& streams : flights_) {
+      streams->Cancel();
+      static_cast<void>(streams.release());  // MPI may still read a length from there
+    }
+    flights_.clear();
+  }
+
+  void Post() {
+    waiting_.assign(2 * static_cast<std::size_t>(size_), false);
+    for (const auto& streams : flights_) streams->Post(&waiting_);
+  }
+
+  void WaitForFirst() {
+    const Streams& first = *flights_.front();
+    Patience patience(limits_, rank_, first.what(), [&] { return first.Peers(); });
     for (;;) {
-      RequireAlive(*streams, what);
-      streams->Post();
-      const bool moving = streams->Look();
-      if (streams->done()) return;
+      RequireAlive(first);
+      Post();
+      bool moving = false;
+      for (const auto& streams : flights_) moving |= streams->Look();
+      if (first.done()) return;
       if (moving) {
         patience.Progress();
       } else {
@@ -237,9 +295,10 @@ class MpiCommunicator final : public LifelineCommunicator {
 
   /// Throws if the exchange or MPI has ended. Called right before each MPI call, the first
   /// included: once a rank has left, Horovod finalizes MPI on all others.
-  void RequireAlive(const Streams& streams, const std::string& what) const {
+  void RequireAlive(const Streams& streams) const {
     const auto waiting = [&] {
-      return Concat("; rank ", rank_, " was waiting for rank ", streams.Peers(), " in ", what);
+      return Concat("; rank ", rank_, " was waiting for rank ", streams.Peers(), " in ",
+                    streams.what());
     };
     if (lifeline() != nullptr) {
       if (auto failure = lifeline()->CurrentFailure()) {
@@ -267,7 +326,9 @@ class MpiCommunicator final : public LifelineCommunicator {
 
   MPI_Comm comm_;
   WaitLimits limits_;
-  std::vector<std::int64_t> chunk_limits_;  // by peer
+  std::vector<std::int64_t> chunk_limits_;        // by peer
+  std::deque<std::unique_ptr<Streams>> flights_;  // transfers that have begun, in this order
+  std::vector<bool> waiting_;                     // see Streams::Post
   int rank_ = 0;
   int size_ = 1;
 };

@@ -48,13 +48,13 @@ std::optional<int> Nodes::LocalSize() const {
   return static_cast<int>(size);
 }
 
-NodePlace Nodes::PlaceOf(int rank) const {
-  const std::optional<int> size = LocalSize();
-  Require(size.has_value(),
+NodePlace Nodes::PlaceOf(int rank, int size) const {
+  const std::optional<int> local_size = LocalSize();
+  Require(local_size.has_value(),
           "this collective needs as many ranks on every node, and the ranks of a node in a row; "
           "the ranks are on nodes ",
           Listed(of_ranks_));
-  return {rank % *size, *size};
+  return {rank % *local_size, *local_size, rank / *local_size, size / *local_size};
 }
 
 }  // namespace hvd_sparse

@@ -9,10 +9,15 @@
 
 namespace hvd_sparse {
 
-/// A rank's place on its node.
+/// A rank's place on its node, and the place of the node.
 struct NodePlace {
   int local_rank = 0;
   int local_size = 1;
+  int node = 0;
+  int nodes = 1;
+
+  /// The place of a rank that shares its node with none.
+  static NodePlace Alone(int rank, int size) { return {0, 1, rank, size}; }
 };
 
 class Nodes {
@@ -30,10 +35,10 @@ class Nodes {
   /// consecutive.
   std::optional<int> LocalSize() const;
 
-  /// Returns a rank's place on its node, if there is a LocalSize.
+  /// Returns the place of a rank of `size`, if there is a LocalSize.
   ///
   /// Throws InvalidArgument otherwise, naming the node of every rank; all ranks throw alike.
-  NodePlace PlaceOf(int rank) const;
+  NodePlace PlaceOf(int rank, int size) const;
 
  private:
   std::vector<int> of_ranks_;  // empty: each rank has its own

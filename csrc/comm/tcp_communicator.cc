@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <optional>
 #include <utility>
@@ -38,6 +39,11 @@ class TcpCommunicator final : public LifelineCommunicator {
   int Size() const override { return static_cast<int>(streams_.size()); }
 
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
+    Begin(out, in, what);
+    Wait();
+  }
+
+  void Begin(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
     for (const Outgoing& message : out) RequireRank(message.peer, what);
     for (const Incoming& message : in) RequireRank(message.peer, what);
     Check();
@@ -45,23 +51,55 @@ class TcpCommunicator final : public LifelineCommunicator {
       Throw(ErrorKind::kExchangeFailed, "nothing more can be sent since ", broken_);
     }
     KeepOwn(out, in, what);
-    try {
+    Guarded([&] {
       for (const Outgoing& message : out) {
         if (message.peer != rank_) StreamTo(message.peer).Send(message);
       }
       for (Incoming& message : in) {
         if (message.peer != rank_) StreamTo(message.peer).Receive(&message);
       }
-      WaitForAll(what);
-    } catch (const std::exception& error) {
-      broken_ = error.what();  // a stream may have stopped in the middle of a message
-      Finish();
-      throw;
-    }
-    Finish();
+      flights_.push_back({what, {}});
+      for (TcpStream* stream : active_) flights_.back().ends.emplace_back(stream, stream->queued());
+      Connect();
+      if (flights_.size() == 1) held_ = MustHold();
+      // There is most likely room to send, so try without poll() first.
+      for (TcpStream* stream : active_) stream->Move(what, held_);
+    });
+  }
+
+  void Wait() override {
+    Guarded([this] {
+      WaitFor(flights_.front());
+      flights_.pop_front();
+      if (flights_.empty()) Finish();
+    });
   }
 
  private:
+  /// A transfer in flight: it ends when each of its streams has reached a place.
+  struct Flight {
+    std::string what;
+    std::vector<std::pair<TcpStream*, TcpStream::Place>> ends;
+
+    bool done() const {
+      return std::all_of(ends.begin(), ends.end(),
+                         [](const auto& end) { return end.first->done(end.second); });
+    }
+  };
+
+  /// Runs `work`; after an error nothing more can be sent.
+  template <typename Work>
+  void Guarded(const Work& work) {
+    try {
+      work();
+    } catch (const std::exception& error) {
+      broken_ = error.what();  // a stream may have stopped in the middle of a message
+      flights_.clear();
+      Finish();
+      throw;
+    }
+  }
+
   void RequireRank(int peer, const std::string& what) const {
     Require(peer >= 0 && peer < Size(), "no rank ", peer, " in a world of ", Size(), ": ", what);
   }
@@ -105,14 +143,11 @@ class TcpCommunicator final : public LifelineCommunicator {
     active_.clear();
   }
 
-  void WaitForAll(const std::string& what) {
+  void WaitFor(const Flight& flight) {
+    const std::string& what = flight.what;
     Patience patience(limits_, rank_, what, [this] { return Peers(); });
-    Connect();
-    held_ = MustHold();
-    // There is most likely room to send, so try without poll() first.
-    bool moving = false;
-    for (TcpStream* stream : active_) moving |= stream->Move(what, held_);
-    while (!Done()) {
+    bool moving = true;
+    while (!flight.done()) {
       if (moving) {
         patience.Progress();
       } else {
@@ -137,16 +172,12 @@ class TcpCommunicator final : public LifelineCommunicator {
     return senders > 0 && in_flight_.Moving(senders == 1 ? one : nullptr);
   }
 
-  bool Done() const {
-    return std::all_of(active_.begin(), active_.end(),
-                       [](const TcpStream* stream) { return stream->done(); });
-  }
-
-  /// Returns the peers that this rank still waits for, and why unreachable ones cannot be reached.
+  /// Returns the peers that the first transfer waits for, and why unreachable ones cannot be
+  /// reached.
   std::string Peers() const {
     std::string peers;
-    for (const TcpStream* stream : active_) {
-      if (stream->done()) continue;
+    for (const auto& [stream, end] : flights_.front().ends) {
+      if (stream->done(end)) continue;
       peers += Concat(peers.empty() ? "" : ", ", stream->peer());
       const std::string obstacle = rendezvous_.Obstacle(stream->peer());
       if (!obstacle.empty()) peers += Concat(" (", obstacle, ")");
@@ -224,8 +255,9 @@ class TcpCommunicator final : public LifelineCommunicator {
   std::optional<Clock::time_point> verdict_due_;
 
   InFlightMessages in_flight_;
-  bool held_ = false;               // true while the transfer's messages wait for in_flight_
-  std::vector<TcpStream*> active_;  // streams of the transfer
+  bool held_ = false;               // true while the messages below wait for in_flight_
+  std::deque<Flight> flights_;      // transfers that have begun, in this order
+  std::vector<TcpStream*> active_;  // their streams
   std::vector<pollfd> polled_;
   std::vector<TcpStream*> polled_streams_;  // streams of the first entries of polled_
 };

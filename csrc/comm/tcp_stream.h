@@ -54,7 +54,16 @@ class TcpStream {
   /// The events to poll for.
   short events(bool held) const;
 
-  bool done() const { return sent_ == sending_.size() && received_ == receiving_.size(); }
+  bool done() const { return done(queued()); }
+
+  /// A place in the queues of messages: how many were added to each.
+  struct Place {
+    std::size_t sends, receives;
+  };
+  Place queued() const { return {sending_.size(), receiving_.size()}; }
+
+  /// True if all messages before that place are done.
+  bool done(Place place) const { return place.sends <= sent_ && place.receives <= received_; }
 
   /// Returns the bytes sent that the peer's machine has not acknowledged; 0 if they are so few that
   /// they arrive within kSoon or are the last segments, whose acknowledgement may be delayed, or if

@@ -31,18 +31,24 @@ Bucket::Bucket(int id, BucketSpec spec, NodePlace place)
       spec_(std::move(spec)),
       numel_(spec_.Numel()),
       sparsifier_(MakeSparsifier(spec_.sparsifier, spec_.sparsifier_options)),
-      collective_(FindCollective(spec_.collective)) {
+      collective_(FindCollective(spec_.collective)),
+      sparse_(collective_.AsSparse()) {
   CheckSpec(spec_);
   slices_ = Cut(spec_);
   for (const std::vector<GradientSlice>& segment : slices_) feedback_.reserve(segment.size());
   const auto segments_in = [&](Range range) {
     return Segments(spec_.segment_numels, spec_.max_ks, range, *sparsifier_);
   };
-  if (!collective_.SumsNodesFirst() || place.local_size == 1) {
+  const bool sums_nodes = collective_.SumsNodesFirst() || sparse_ == nullptr;
+  if (sums_nodes && place.local_size > 1) node_ = std::make_unique<NodeSum>(numel_, place);
+  if (sparse_ == nullptr) {
+    dense_ = std::make_unique<DenseStep>(spec_, place, node_.get());
+    return;
+  }
+  if (node_ == nullptr) {
     segments_ = segments_in({0, numel_});
     return;
   }
-  node_ = std::make_unique<NodeSum>(numel_, place);
   segments_ = segments_in(node_->shard());
   for (int rank = 0; rank < place.local_size; ++rank) {
     const Range shard = ShardOf(numel_, rank, place.local_size);
@@ -166,14 +172,17 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
   // velocity is updated it must be added to the residual, so whatever allocates memory comes first.
   inflow_ = launch_.gradients;
   inflow_scale_ = launch_.scale;
-  if (node_ == nullptr) selected_.Reset(segments_.room());
+  if (node_ == nullptr && dense_ == nullptr) selected_.Reset(segments_.room());
   std::int64_t not_finite = launch_.velocity.data == nullptr ? 0 : JoinVelocity(kernels);
-  if (node_ == nullptr) {
+  if (dense_ != nullptr) {
+    not_finite += dense_->Take(inflow_, inflow_scale_, launch_, kernels);
+    stats_.selected = numel_;
+  } else if (node_ == nullptr) {
     const auto gradients_of = [this](auto... arguments) { return FeedbackOf(arguments...); };
     not_finite += segments_.Select(*sparsifier_, gradients_of, launch_.ks, launch_.states,
                                    launch_.residual, kernels, &selected_);
     try {
-      collective_.Trim(stats_.asked, launch_.residual, kernels, &selected_);
+      sparse_->Trim(stats_.asked, launch_.residual, kernels, &selected_);
     } catch (...) {  // out of memory
       kernels.PutBack(selected_, 0, selected_.count(), launch_.residual);
       throw;
@@ -216,7 +225,7 @@ void Bucket::ReduceBetween(Communicator& comm, Span<float> residual, const Kerne
   selected_.header().count = written.count;
   reduced_.CopyFrom(selected_);
   scratch_.rounding_errors.clear();
-  device_reduce_ == nullptr ? collective_.Run(&reduced_, ctx) : device_reduce_->Run(&reduced_, ctx);
+  device_reduce_ == nullptr ? sparse_->Run(&reduced_, ctx) : device_reduce_->Run(&reduced_, ctx);
   stats_.settle_begin = SteadySeconds();
   AddUp(&ctx);
 
@@ -229,15 +238,42 @@ void Bucket::ReduceBetween(Communicator& comm, Span<float> residual, const Kerne
   kernels.AddErrors(scratch_.rounding_errors, residual, &rounded_);
 }
 
+/// The communicators of this rank's node, and of the owners of its shard on all nodes.
+struct Bucket::NodeGroups {
+  NodeGroups(Communicator* comm, NodePlace place)
+      : node(comm, comm->Rank() - place.local_rank, 1, place.local_size),
+        between(comm, place.local_rank, place.local_size, comm->Size() / place.local_size) {}
+
+  GroupCommunicator node, between;
+};
+
+/// Sums all entries, whose errors stay in the residual.
+void Bucket::ReduceDense(Communicator& comm, const Kernels& kernels) {
+  BlockHeader identity = Identity();
+  if (node_ == nullptr) {
+    CollectiveContext ctx = ContextOf(comm, kernels, spec_.wire);
+    dense_->Reduce(launch_, &identity, &ctx);
+    AddUp(&ctx);
+  } else {
+    NodeGroups groups(&comm, node_->place());
+    CollectiveContext inside = ContextOf(groups.node, kernels, spec_.wire);
+    CollectiveContext between = ContextOf(groups.between, kernels, spec_.wire);
+    dense_->ReduceOverNodes(launch_, &identity, &inside, &between);
+    AddUp(&inside);
+    AddUp(&between);
+  }
+  stats_.settle_begin = SteadySeconds();
+  overflows_ = dense_->overflows();
+  reduced_.Reset(0);
+  reduced_.Finish(0);
+  reduced_.header().verdict = identity.verdict;
+}
+
 /// Like ReduceBetween, but on this rank's shard of its node's sum, between the owners of that
 /// shard.
 void Bucket::ReduceOverNodes(Communicator& comm, const Kernels& kernels) {
-  const auto [local_rank, local_size] = node_->place();
-  const int first = comm.Rank() - local_rank, nodes = comm.Size() / local_size;
-  GroupCommunicator node(&comm, first, 1, local_size);
-  GroupCommunicator between(&comm, local_rank, local_size, nodes);
-
-  CollectiveContext inside = ContextOf(node, kernels, spec_.wire);
+  NodeGroups groups(&comm, node_->place());
+  CollectiveContext inside = ContextOf(groups.node, kernels, spec_.wire);
   BlockHeader identity = Identity();
   const bool finite = node_->Add(launch_.residual, &identity, inside);
   AddUp(&inside);
@@ -248,20 +284,20 @@ void Bucket::ReduceOverNodes(Communicator& comm, const Kernels& kernels) {
   if (finite) {  // else no rank will apply this step
     segments_.Select(*sparsifier_, nullptr, launch_.ks, launch_.states, node_->values(), kernels,
                      &selected_);
-    collective_.Trim(inside.k, node_->values(), kernels, &selected_);
+    sparse_->Trim(inside.k, node_->values(), kernels, &selected_);
   }
   stats_.selected = selected_.count();
-  ReduceBetween(between, node_->values(), kernels);
+  ReduceBetween(groups.between, node_->values(), kernels);
 
   // Finished sums are sent as they are.
-  CollectiveContext back = ContextOf(node, kernels, {});
+  CollectiveContext back = ContextOf(groups.node, kernels, {});
   back.numel = numel_;  // shards differ in length; Gather knows each
   reduced_.header().format = back.wire.Id();
   reduced_.header().kept = 0;  // differs between shards
   node_->Gather(gather_room_, &reduced_, back);
   AddUp(&back);
   stats_.settle_begin = SteadySeconds();  // all rounds lie before it
-  Scatter(node_->shard(), node_->values(), nodes, kernels);
+  Scatter(node_->shard(), node_->values(), groups.between.Size(), kernels);
   rounded_.clear();  // the sum took the errors; the residual is as it was
 }
 
@@ -272,15 +308,18 @@ void Bucket::Reduce(Communicator& comm, const Kernels& kernels, GpuCollectives* 
   }
   stats_.route = device_reduce_ == nullptr ? Route::kCalls : Route::kRounds;
   rounded_.clear();
-  if (node_ == nullptr) {
+  if (dense_ != nullptr) {
+    ReduceDense(comm, kernels);
+  } else if (node_ == nullptr) {
     ReduceBetween(comm, launch_.residual, kernels);
     Scatter({0, numel_}, launch_.residual, comm.Size(), kernels);
   } else {
     ReduceOverNodes(comm, kernels);
   }
-  if (launch_.velocity.data != nullptr) MaskVelocity(kernels);
+  // A dense sum delays nothing, so it masks nothing.
+  if (launch_.velocity.data != nullptr && dense_ == nullptr) MaskVelocity(kernels);
   RequireKnown(comm.Rank());
-  stats_.reduced = reduced_.count();
+  stats_.reduced = dense_ == nullptr ? reduced_.count() : numel_;
   stats_.exchange_end = SteadySeconds();
   stats_.exchange_seconds = stats_.exchange_end - stats_.exchange_begin;
 }
@@ -319,6 +358,7 @@ void Bucket::Scatter(Range range, Span<float> residual, int owners, const Kernel
 void Bucket::PutBack(const Kernels& kernels) {
   if (is_enqueued_) return device_step_->PutBack();
   if (is_masked_) kernels.PutBack(masked_, 0, masked_.count(), launch_.velocity);
+  if (dense_ != nullptr) return dense_->PutBack(launch_.residual, kernels);
   if (node_ != nullptr) return;  // nothing has left the residual
   kernels.Restore(rounded_, launch_.residual);
   rounded_.clear();

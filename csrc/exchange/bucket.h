@@ -7,6 +7,8 @@
 /// the residual; delivered entries are removed from both (momentum factor masking: Lin et al., ICLR
 /// 2018).
 ///
+/// If all entries are summed dense, a DenseStep replaces selection and collective.
+///
 /// If the whole step is enqueued on a device (bucket_step.cc), EnqueueSelection, Enqueue and
 /// StepArrived replace Select and Reduce.
 ///
@@ -29,6 +31,7 @@
 #include "csrc/collectives/gpu_collectives.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/comm/nodes.h"
+#include "csrc/exchange/dense_step.h"
 #include "csrc/exchange/node_sum.h"
 #include "csrc/exchange/segments.h"
 #include "csrc/sparsifiers/sparsifier.h"
@@ -59,7 +62,7 @@ struct BucketStats {
 class Bucket {
  public:
   /// Throws InvalidArgument if the numbers do not fit together. `place` matters only if the
-  /// collective sums nodes first.
+  /// collective sums nodes first, or sums dense.
   Bucket(int id, BucketSpec spec, NodePlace place = {});
 
   int id() const { return id_; }
@@ -122,6 +125,8 @@ class Bucket {
   void Commit();
 
  private:
+  struct NodeGroups;
+
   /// The part of a gradient that lies in a segment.
   struct GradientSlice {
     std::size_t gradient;
@@ -141,6 +146,7 @@ class Bucket {
   void AddUp(CollectiveContext* ctx);
   void ReduceBetween(Communicator& comm, Span<float> residual, const Kernels& kernels);
   void ReduceOverNodes(Communicator& comm, const Kernels& kernels);
+  void ReduceDense(Communicator& comm, const Kernels& kernels);
   void RequireKnown(int rank) const;
   void Scatter(Range range, Span<float> residual, int owners, const Kernels& kernels);
 
@@ -149,11 +155,13 @@ class Bucket {
   std::int64_t numel_ = 0;
   std::vector<std::vector<GradientSlice>> slices_;  // by segment
   const std::unique_ptr<const Sparsifier> sparsifier_;
-  const SparseAllreduce& collective_;
+  const Collective& collective_;
+  const SparseAllreduce* const sparse_;  // null if the bucket is summed dense
 
-  std::unique_ptr<NodeSum> node_;  // null unless nodes are summed first
-  Segments segments_;              // of the bucket, or of this rank's shard
-  std::int64_t gather_room_ = 0;   // the most entries that a shard of the node delivers
+  std::unique_ptr<NodeSum> node_;     // null unless nodes are summed first
+  std::unique_ptr<DenseStep> dense_;  // null unless the bucket is summed dense
+  Segments segments_;                 // of the bucket, or of this rank's shard
+  std::int64_t gather_room_ = 0;      // the most entries that a shard of the node delivers
 
   Launch launch_;
   std::vector<GradView> inflow_;  // added to the residual: the gradients, or the velocity

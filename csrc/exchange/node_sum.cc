@@ -8,7 +8,7 @@
 namespace hvd_sparse {
 
 bool NodeSum::Add(Span<const float> residual, BlockHeader* identity, CollectiveContext& ctx) {
-  const auto [own, size] = place_;
+  const int own = place_.local_rank, size = place_.local_size;
   const auto copy = [&](Range range, DenseBlock* to) {
     to->Reset(range.size());
     std::copy_n(residual.data + range.begin, range.size(), to->view().data);

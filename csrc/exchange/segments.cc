@@ -8,8 +8,8 @@ Segments::Segments(const std::vector<std::int64_t>& numels, const std::vector<st
                    Range range, const Sparsifier& sparsifier) {
   std::int64_t begin = 0;
   for (std::size_t s = 0; s < numels.size(); begin += numels[s++]) {
-    const Range common{std::max(begin, range.begin), std::min(begin + numels[s], range.end)};
-    if (common.size() <= 0) continue;
+    const Range common = Overlap({begin, begin + numels[s]}, range);
+    if (common.size() == 0) continue;
     parts_.push_back({s, common.begin - range.begin, common.size(), numels[s]});
     const Part& part = parts_.back();
     const std::int64_t k = part.Share(max_ks[s]);

@@ -14,12 +14,6 @@
 
 namespace hvd_sparse {
 
-/// The entries [begin, end) of a bucket.
-struct Range {
-  std::int64_t begin = 0, end = 0;
-  std::int64_t size() const { return end - begin; }
-};
-
 class Segments {
  public:
   /// Returns the gradients to add to a segment's residual; valid until the next call. Does not

@@ -145,7 +145,67 @@ std::int64_t ScatterAs(const SparseBlock& reduced, float scale, Index offset, Sp
   return bad;
 }
 
+/// Returns the number of results that are not finite; compilers vectorise it.
+template <typename T>
+HVD_SPARSE_INLINE std::int64_t WriteWide(const float* __restrict sums, std::int64_t size,
+                                         float scale, T* __restrict grad) {
+  std::int32_t bad = 0;
+  for (std::int64_t i = 0; i < size; ++i) {
+    const float value = scale * sums[i];
+    grad[i] = Narrow<T>(value);
+    bad += std::fabs(value) <= FLT_MAX ? 0 : 1;
+  }
+  return bad;
+}
+
+HVD_SPARSE_CLONES
+std::int64_t WriteFloat(const float* sums, std::int64_t size, float scale, float* grad) {
+  return WriteWide(sums, size, scale, grad);
+}
+
+HVD_SPARSE_CLONES
+std::int64_t WriteDouble(const float* sums, std::int64_t size, float scale, double* grad) {
+  return WriteWide(sums, size, scale, grad);
+}
+
+template <typename T>
+std::int64_t WriteNarrow(Span<const float> sums, float scale, T* grad, Span<float> residual,
+                         Index offset, std::vector<std::pair<Index, float>>* undo,
+                         float loss_scale) {
+  std::int64_t bad = 0;
+  for (std::int64_t i = 0; i < sums.size; ++i) {
+    const float value = scale * sums[i];
+    grad[i] = Narrow<T>(value);
+    const float kept = Widen(grad[i]);
+    if (!(std::fabs(kept) <= FLT_MAX)) {
+      ++bad;
+    } else if (kept != value && i < residual.size) {
+      undo->emplace_back(offset + static_cast<Index>(i), residual[i]);
+      residual[i] += loss_scale * (value - kept);
+    }
+  }
+  return bad;
+}
+
 }  // namespace
+
+std::int64_t WriteDense(Span<const float> sums, float scale, GradView grad, Span<float> residual,
+                        Index offset, std::vector<std::pair<Index, float>>* undo,
+                        float loss_scale) {
+  switch (grad.dtype) {
+    case DType::kFloat32:
+      return WriteFloat(sums.data, sums.size, scale, static_cast<float*>(grad.data));
+    case DType::kFloat64:
+      return WriteDouble(sums.data, sums.size, scale, static_cast<double*>(grad.data));
+    case DType::kFloat16:
+      return WriteNarrow(sums, scale, static_cast<Float16*>(grad.data), residual, offset, undo,
+                         loss_scale);
+    case DType::kBFloat16:
+      return WriteNarrow(sums, scale, static_cast<BFloat16*>(grad.data), residual, offset, undo,
+                         loss_scale);
+  }
+  Throw(ErrorKind::kInvalidArgument, "unknown number type ", static_cast<int>(grad.dtype));
+}
 
 std::int64_t Scatter(const SparseBlock& reduced, float scale, Index offset, GradView grad,
                      Span<float> residual, std::vector<std::pair<Index, float>>* undo,

@@ -40,7 +40,7 @@ Values Find(const std::string& name, bool in_blocks) {
 
 const char* NameOf(Values values) {
   const Named* const found = Find(values);
-  return found == nullptr ? "unknown values" : found->name;
+  return found == nullptr ? "unknown" : found->name;
 }
 
 bool IsKnown(Values values) {

@@ -39,7 +39,7 @@ constexpr std::int64_t ValueBytes(Values values, std::int64_t count) {
   }
 }
 
-/// Returns the type's name, or "unknown values" for a number that stands for none.
+/// Returns the type's name, or "unknown" for a number that stands for none.
 const char* NameOf(Values values);
 
 /// Returns true if a sparse block may say that its values are of this type.

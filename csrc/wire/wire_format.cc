@@ -105,9 +105,7 @@ Opened Open(const std::uint8_t* message, std::int64_t available) {
 
 std::string NameOfFormat(std::uint8_t id) {
   const std::string indices = (id & 1) != 0 ? "packed indices, " : "plain indices, ";
-  const auto values = static_cast<Values>(id >> 1);
-  if (!IsKnown(values)) return Concat("unknown format ", int{id});
-  return Concat(indices, NameOf(values), " values");
+  return Concat(indices, NameOf(static_cast<Values>(id >> 1)), " values");
 }
 
 std::int64_t EncodeBlock(const SparseBlock& block, WireFormat format, Content content,

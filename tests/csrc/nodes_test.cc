@@ -31,9 +31,11 @@ TEST(Nodes, PlaceEveryRank) {
     for (int local_size = 1; local_size <= size; ++local_size) {
       if (size % local_size != 0) continue;
       for (int rank = 0; rank < size; ++rank) {
-        const NodePlace place = Nodes::Of(size, local_size).PlaceOf(rank);
+        const NodePlace place = Nodes::Of(size, local_size).PlaceOf(rank, size);
         EXPECT_EQ(place.local_size, local_size);
         EXPECT_EQ(place.local_rank, rank % local_size);
+        EXPECT_EQ(place.node, rank / local_size);
+        EXPECT_EQ(place.nodes, size / local_size);
       }
     }
   }
@@ -41,7 +43,7 @@ TEST(Nodes, PlaceEveryRank) {
 
 TEST(Nodes, ThatAreUnequalAreNamed) {
   try {
-    Nodes({0, 0, 3}).PlaceOf(1);
+    Nodes({0, 0, 3}).PlaceOf(1, 3);
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);

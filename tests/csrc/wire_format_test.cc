@@ -189,7 +189,7 @@ TEST(WireFormat, NamesTellFormatsApart) {
   EXPECT_EQ(NameOfFormat(WireFormat{}.Id()), "plain indices, float32 values");
   EXPECT_EQ(NameOfFormat(WireFormat{true, Values::kBFloat16}.Id()),
             "packed indices, bfloat16 values");
-  EXPECT_EQ(NameOfFormat(0xee), "unknown format 238");
+  EXPECT_EQ(NameOfFormat(0xee), "plain indices, unknown values");
 }
 
 }  // namespace

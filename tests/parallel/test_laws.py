@@ -49,9 +49,7 @@ def test_laws_hold_over_several_steps(
     ("packed", "values"), [(True, "float32"), (True, "bfloat16"), (False, "float16")]
 )
 @pytest.mark.parametrize("collective", _core.collectives())
-def test_laws_hold_in_every_wire_format(
-    world, new_exchange, collective, packed, values, device
-):
+def test_laws_hold_in_every_wire_format(world, new_exchange, collective, packed, values, device):
     me = laws.Rank(
         new_exchange(),
         world.rank,

@@ -31,7 +31,7 @@ class CudaMpiExchange : public CudaTest {
 TEST_F(CudaMpiExchange, RoundsHaveTheBitsOfTheCpuForAnyNumberOfRanks) {
   for (int size = 2; size <= 8; ++size) {
     SCOPED_TRACE(size);
-    BucketSpec spec = SpecOf({}, "sidco", "gtopk", {size % 2 == 0, DType::kFloat32});
+    BucketSpec spec = SpecOf({}, "sidco", "gtopk", {size % 2 == 0, Values::kFloat32});
     spec.collective_options.slack = size % 3 == 0 ? 2.0 : 1.0;
     const auto of_cpu = RunRanks<float>(size, spec);
     spec.device = kGpu;

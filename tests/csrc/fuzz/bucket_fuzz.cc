@@ -16,7 +16,7 @@
 namespace hvd_sparse::fuzz {
 namespace {
 
-constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+constexpr Values kTypes[] = {Values::kFloat32, Values::kFloat16, Values::kBFloat16};
 constexpr std::int64_t kMostNumel = 400;
 constexpr int kMostNodes = 4, kSteps = 2;
 const char* const kEndOfScript = "nothing more is sent";

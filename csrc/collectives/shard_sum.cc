@@ -1,0 +1,420 @@
+#include "csrc/collectives/shard_sum.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <future>
+#include <string>
+#include <utility>
+
+#include "csrc/base/error.h"
+#include "csrc/collectives/collectives.h"
+#include "csrc/kernels/parallel.h"
+#include "csrc/wire/value_coding.h"
+
+namespace hvd_sparse {
+namespace {
+
+/// The most entries of a piece, whose values and code fit the second-level cache.
+constexpr std::int64_t kPieceNumel = std::int64_t{64} * 1024;
+
+/// The fewest entries of a chunk: with shorter ones, handing them over takes longer than the rest.
+constexpr std::int64_t kLeastChunk = std::int64_t{16} * 1024;
+
+/// "HVSU" in memory order of a little-endian machine.
+constexpr std::uint32_t kMagic = 0x55535648u;
+
+constexpr auto kHeaderBytes = static_cast<std::int64_t>(sizeof(BlockHeader));
+
+std::int64_t DivideUp(std::int64_t numerator, std::int64_t denominator) {
+  return (numerator + denominator - 1) / denominator;
+}
+
+/// Returns where a shard of `numel` entries is cut.
+Range ShardOf(std::int64_t numel, int owner, int size) {
+  return {numel * owner / size, numel * (owner + 1) / size};
+}
+
+}  // namespace
+
+ShardSum::ShardSum(std::int64_t numel, const std::vector<std::int64_t>& cuts, DenseFormat format,
+                   int rank, int size)
+    : numel_(numel), format_(format), rank_(rank), size_(size) {
+  const std::int64_t longest = DivideUp(numel, size);
+  const std::int64_t peers = std::max(1, size - 1);
+  const std::int64_t share =
+      kRoundBytes / peers * kPieceNumel / MostCodeBytes(format.values, kPieceNumel);
+  chunk_numel_ = std::max(kLeastChunk, share / kLeastChunk * kLeastChunk);
+  chunks_ = static_cast<int>(DivideUp(longest, chunk_numel_));
+
+  std::int64_t bytes = 0;
+  auto cut = cuts.begin();
+  for (int owner = 0; owner < size; ++owner) {
+    const Range shard = ShardOf(numel, owner, size);
+    for (int chunk = 0; chunk < chunks_; ++chunk) {
+      first_piece_.push_back(pieces_.size());
+      message_at_.push_back(bytes);
+      if (owner != rank) bytes += kHeaderBytes;
+      const std::int64_t begin = shard.begin + chunk * chunk_numel_;
+      Range left = Overlap(shard, {begin, begin + chunk_numel_});
+      while (left.size() > 0) {
+        while (cut != cuts.end() && *cut <= left.begin) ++cut;
+        std::int64_t end = std::min(left.end, left.begin + kPieceNumel);
+        if (cut != cuts.end()) end = std::min(end, *cut);
+        const Range range{left.begin, end};
+        pieces_.push_back({range, owner == rank ? range.begin - shard.begin : bytes});
+        if (owner != rank) bytes += MostCodeBytes(format.values, range.size());
+        left.begin = end;
+      }
+    }
+  }
+  first_piece_.push_back(pieces_.size());
+  message_at_.push_back(bytes);
+}
+
+Range ShardSum::Shard(int owner) const { return ShardOf(numel_, owner, size_); }
+
+Span<const ShardSum::Piece> ShardSum::PiecesOf(int owner, int chunk) const {
+  const auto place = static_cast<std::size_t>(owner) * static_cast<std::size_t>(chunks_) +
+                     static_cast<std::size_t>(chunk);
+  return {pieces_.data() + first_piece_[place],
+          static_cast<std::int64_t>(first_piece_[place + 1] - first_piece_[place])};
+}
+
+std::int64_t ShardSum::MostBytes(int owner, int chunk) const {
+  std::int64_t bytes = kHeaderBytes;
+  for (const Piece& piece : PiecesOf(owner, chunk)) {
+    bytes += MostCodeBytes(format_.values, piece.range.size());
+  }
+  return bytes;
+}
+
+void ShardSum::Prepare() {
+  codes_.Reserve(message_at_.back());
+  own_.Reserve(Shard(rank_).size() * static_cast<std::int64_t>(sizeof(float)));
+  if (size_ == 1 || chunks_ == 0) return;
+  std::int64_t most = 0;
+  for (int chunk = 0; chunk < chunks_; ++chunk) most = std::max(most, MostBytes(rank_, chunk));
+  const auto ranks = static_cast<std::size_t>(size_);
+  for (int slot = 0; slot < std::min(chunks_, kSlots); ++slot) {
+    parts_[slot].resize(ranks);
+    sums_[slot].resize(ranks);
+    own_sum_[slot].Reserve(most);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      const auto at = static_cast<std::size_t>(peer);
+      std::int64_t longest = 0;
+      for (int chunk = slot; chunk < chunks_; chunk += kSlots) {
+        longest = std::max(longest, MostBytes(peer, chunk));
+      }
+      parts_[slot][at].Reserve(most);
+      sums_[slot][at].Reserve(longest);
+    }
+  }
+}
+
+void ShardSum::Take(std::size_t number, Span<float> values) {
+  Piece& piece = pieces_[number];
+  const Range own = Shard(rank_);
+  if (own.begin <= piece.range.begin && piece.range.end <= own.end) {
+    std::copy_n(values.data, values.size, reinterpret_cast<float*>(own_.data()) + piece.room_at);
+    std::fill_n(values.data, values.size, 0.0f);
+    return;
+  }
+  piece.code_at = piece.room_at;
+  piece.code_bytes = TakeCoded(format_, values, codes_.data() + piece.code_at);
+}
+
+void ShardSum::PutBack(Span<float> values) const {
+  const Range own = Shard(rank_);
+  for (const Piece& piece : pieces_) {
+    const Span<float> left = values.Sub(piece.range.begin, piece.range.size());
+    if (own.begin <= piece.range.begin && piece.range.end <= own.end) {
+      const auto* before = reinterpret_cast<const float*>(own_.data()) + piece.room_at;
+      std::copy_n(before, left.size, left.data);
+      continue;
+    }
+    AddDecoded(format_.values, {codes_.data() + piece.code_at, piece.code_bytes}, left);
+  }
+}
+
+/// One step. This thread moves messages; beside it, one task after the other adds up a chunk of the
+/// own shard, or writes a chunk of the others'.
+///
+/// Transfers begin and end in one order on all ranks: a chunk's sum is sent, and a further chunk
+/// goes to the owners, when the first transfer has ended that was waited for while it was added up.
+/// So the links always have a transfer that follows.
+class ShardSum::Step {
+ public:
+  Step(ShardSum* sum, Span<float> values, const Write& write, BlockHeader* identity,
+       CollectiveContext* ctx)
+      : sum_(*sum), values_(values), write_(write), identity_(*identity), ctx_(*ctx) {
+    identity_.magic = kMagic;
+    identity_.values = static_cast<std::uint8_t>(sum_.format_.values);
+  }
+
+  void Run() {
+    if (sum_.size_ == 1) {
+      for (int chunk = 0; chunk < sum_.chunks_; ++chunk) AddUp(chunk);
+      return;
+    }
+    for (int chunk = 0; chunk < kSlots; ++chunk) SendParts(chunk);
+    for (;;) {
+      if (flights_.empty()) Join();  // which may send the last sums
+      if (flights_.empty()) return;
+      const auto [half, chunk, is_last] = Land();
+      if (!is_last) continue;
+      Join();
+      Beside(half, chunk);
+    }
+  }
+
+ private:
+  enum class Half { kParts, kSums };  // to the owners, and from them
+
+  /// A transfer of a chunk, with some of the peers.
+  struct Flight {
+    Half half;
+    int chunk;
+    bool is_last;  // of this half of the chunk
+    std::vector<Outgoing> out;
+    std::vector<Incoming> in;
+  };
+  struct Landed {
+    Half half;
+    int chunk;
+    bool is_last;
+  };
+
+  /// Starts the work on a chunk that has arrived.
+  void Beside(Half half, int chunk) {
+    added_up_ = half == Half::kParts ? chunk : -1;
+    beside_ = std::async(std::launch::async, [this, half, chunk] {
+      const AloneInThread alone;  // the framework computes meanwhile
+      half == Half::kParts ? AddUp(chunk) : WriteSums(chunk);
+    });
+  }
+
+  /// Waits for the work beside the messages, and sends what it made.
+  void Join() {
+    if (!beside_.valid()) return;
+    beside_.get();
+    if (overflows_) identity_.verdict.Note(Verdict::Overflow());
+    if (added_up_ == -1) return;
+    SendSum(added_up_);
+    SendParts(added_up_ + kSlots);
+  }
+
+  /// Sends each owner its part of a chunk, if there is such a chunk.
+  void SendParts(int chunk) {
+    if (chunk >= sum_.chunks_) return;
+    Send(Half::kParts, chunk, [&](int owner) { return MessageTo(owner, chunk); });
+  }
+
+  /// Sends the own shard's sum of a chunk to all ranks.
+  void SendSum(int chunk) {
+    std::uint8_t* const message = sum_.own_sum_[chunk % kSlots].data();
+    WriteHeader(sum_.rank_, chunk, message);
+    Send(Half::kSums, chunk,
+         [&](int peer) { return Outgoing{peer, message, own_sum_bytes_[chunk % kSlots]}; });
+  }
+
+  /// Begins to send a message to every rank and to receive one from each; the next ranks first, so
+  /// that not all send to the same one.
+  template <typename Message>
+  void Send(Half half, int chunk, const Message& message) {
+    const int rank = sum_.rank_, size = sum_.size_;
+    std::vector<Buffer>& memory = (half == Half::kParts ? sum_.parts_ : sum_.sums_)[chunk % kSlots];
+    for (int first = 1; first < size; first += kMessagesAtOnce) {
+      const int end = std::min(size, first + kMessagesAtOnce);
+      Flight& flight = flights_.emplace_back(Flight{half, chunk, end == size, {}, {}});
+      for (int distance = first; distance < end; ++distance) {
+        const int from = (rank + size - distance) % size;
+        flight.out.push_back(message((rank + distance) % size));
+        flight.in.push_back({from, memory[static_cast<std::size_t>(from)].data(),
+                             sum_.MostBytes(ShardIn(half, from), chunk)});
+      }
+      ctx_.Begin(
+          flight.out, flight.in,
+          Concat("shard_sum, ", half == Half::kParts ? "parts" : "sums", ", chunk ", chunk + 1));
+    }
+  }
+
+  /// Waits for the first transfer, and checks what it has brought.
+  Landed Land() {
+    ctx_.Wait();
+    const Flight& flight = flights_.front();
+    auto& bytes = (flight.half == Half::kParts ? part_bytes_ : sum_bytes_)[flight.chunk % kSlots];
+    bytes.resize(static_cast<std::size_t>(sum_.size_));
+    for (const Incoming& one : flight.in) {
+      Check(one, ShardIn(flight.half, one.peer), flight.chunk);
+      bytes[static_cast<std::size_t>(one.peer)] = one.bytes;
+    }
+    const Landed landed{flight.half, flight.chunk, flight.is_last};
+    flights_.pop_front();
+    return landed;
+  }
+
+  /// Returns the owner of the shard in a message of `peer`.
+  int ShardIn(Half half, int peer) const { return half == Half::kParts ? sum_.rank_ : peer; }
+
+  void WriteHeader(int owner, int chunk, std::uint8_t* message) const {
+    BlockHeader header = identity_;
+    header.count = static_cast<std::int32_t>(NumelOf(owner, chunk));
+    std::memcpy(message, &header, sizeof(header));
+  }
+
+  std::int64_t NumelOf(int owner, int chunk) const {
+    std::int64_t numel = 0;
+    for (const Piece& piece : sum_.PiecesOf(owner, chunk)) numel += piece.range.size();
+    return numel;
+  }
+
+  /// Returns the message of a chunk to its owner. Codes that are shorter than they might be are
+  /// moved together.
+  Outgoing MessageTo(int owner, int chunk) {
+    const auto place = static_cast<std::size_t>(owner) * static_cast<std::size_t>(sum_.chunks_) +
+                       static_cast<std::size_t>(chunk);
+    std::uint8_t* const codes = sum_.codes_.data();
+    const std::int64_t begin = sum_.message_at_[place];
+    WriteHeader(owner, chunk, codes + begin);
+    std::int64_t at = begin + kHeaderBytes;
+    for (std::size_t i = sum_.first_piece_[place]; i < sum_.first_piece_[place + 1]; ++i) {
+      Piece& piece = sum_.pieces_[i];
+      if (at != piece.code_at) {
+        std::memmove(codes + at, codes + piece.code_at, static_cast<std::size_t>(piece.code_bytes));
+        piece.code_at = at;
+      }
+      at += piece.code_bytes;
+    }
+    return {owner, codes + begin, at - begin};
+  }
+
+  /// Checks the header of a message, which holds a chunk of the owner's shard.
+  void Check(const Incoming& message, int owner, int chunk) {
+    BlockHeader header;
+    ctx_.Reading(message.peer, [&] {
+      const std::int64_t numel = NumelOf(owner, chunk);
+      const bool whole = message.bytes >= kHeaderBytes;
+      if (whole) std::memcpy(&header, message.data, sizeof(header));
+      if (!whole || header.magic != kMagic || header.count != numel ||
+          !header.verdict.IsPossible()) {
+        Throw(ErrorKind::kExchangeFailed, "received ", message.bytes, " bytes that are no part of ",
+              numel, " entries of a sum: the ranks are out of step, or run different versions");
+      }
+    });
+    ctx_.AgreeOnFormat(header.format, message.peer);
+    ctx_.Agree(&identity_, header, message.peer);
+  }
+
+  /// The codes of a message that are still to be read.
+  struct Reader {
+    int peer;
+    Span<const std::uint8_t> codes;
+
+    void Skip(std::int64_t bytes) { codes = codes.Sub(bytes, codes.size - bytes); }
+  };
+
+  static Reader ReaderOf(int peer, const Buffer& memory, std::int64_t bytes) {
+    return {peer, {memory.data() + kHeaderBytes, bytes - kHeaderBytes}};
+  }
+
+  void RequireAtEnd(const Reader& reader) const {
+    if (reader.codes.size == 0) return;
+    ctx_.Reading(reader.peer, [&] {
+      Throw(ErrorKind::kExchangeFailed, "received ", reader.codes.size,
+            " bytes more than the values of a sum take: the message is corrupt");
+    });
+  }
+
+  /// Adds up a chunk of the own shard in rank order, codes the sum for all ranks, and writes what
+  /// these will read.
+  void AddUp(int chunk) {
+    const int rank = sum_.rank_, size = sum_.size_;
+    std::vector<Reader> readers;
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == rank) {
+        readers.push_back({peer, {}});
+        continue;
+      }
+      const auto at = static_cast<std::size_t>(peer);
+      readers.push_back(
+          ReaderOf(peer, sum_.parts_[chunk % kSlots][at], part_bytes_[chunk % kSlots][at]));
+    }
+    std::int64_t filled = kHeaderBytes;
+    for (const Piece& piece : sum_.PiecesOf(rank, chunk)) {
+      sums_.resize(static_cast<std::size_t>(piece.range.size()));
+      const auto* own = reinterpret_cast<const float*>(sum_.own_.data()) + piece.room_at;
+      for (Reader& reader : readers) AddPart(&reader, own);
+      if (!AreFinite(sums_.data(), piece.range.size())) {
+        overflows_ = true;
+        std::fill(sums_.begin(), sums_.end(), 0.0f);
+      }
+      const Span<float> error = values_.Sub(piece.range.begin, piece.range.size());
+      if (size == 1) {
+        write_(piece.range, sums_);
+        continue;
+      }
+      std::uint8_t* const code = sum_.own_sum_[chunk % kSlots].data() + filled;
+      const std::int64_t bytes = TakeCoded(sum_.format_, sums_, code);
+      std::copy(sums_.begin(), sums_.end(), error.data);
+      DecodeInto(sum_.format_.values, {code, bytes}, sums_);
+      write_(piece.range, sums_);
+      filled += bytes;
+    }
+    for (const Reader& reader : readers) RequireAtEnd(reader);
+    own_sum_bytes_[chunk % kSlots] = filled;
+  }
+
+  /// Adds a rank's part of a piece to the sum, or begins with it if the rank is the first.
+  void AddPart(Reader* reader, const float* own) {
+    const bool first = reader->peer == 0;
+    if (reader->peer == sum_.rank_) {
+      for (std::size_t i = 0; i < sums_.size(); ++i) sums_[i] = first ? own[i] : sums_[i] + own[i];
+      return;
+    }
+    ctx_.Reading(reader->peer, [&] {
+      const Values format = sum_.format_.values;
+      reader->Skip(first ? DecodeInto(format, reader->codes, sums_)
+                         : AddDecoded(format, reader->codes, sums_));
+    });
+  }
+
+  /// Writes the sums of a chunk that the other owners have sent.
+  void WriteSums(int chunk) {
+    for (int owner = 0; owner < sum_.size_; ++owner) {
+      if (owner == sum_.rank_) continue;
+      const auto at = static_cast<std::size_t>(owner);
+      Reader reader =
+          ReaderOf(owner, sum_.sums_[chunk % kSlots][at], sum_bytes_[chunk % kSlots][at]);
+      for (const Piece& piece : sum_.PiecesOf(owner, chunk)) {
+        sums_.resize(static_cast<std::size_t>(piece.range.size()));
+        ctx_.Reading(owner,
+                     [&] { reader.Skip(DecodeInto(sum_.format_.values, reader.codes, sums_)); });
+        write_(piece.range, sums_);
+      }
+      RequireAtEnd(reader);
+    }
+  }
+
+  ShardSum& sum_;
+  const Span<float> values_;
+  const Write& write_;
+  BlockHeader& identity_;
+  CollectiveContext& ctx_;
+
+  std::deque<Flight> flights_;                                        // transfers that have begun
+  std::vector<std::int64_t> part_bytes_[kSlots], sum_bytes_[kSlots];  // received from each rank
+  std::int64_t own_sum_bytes_[kSlots] = {};
+  std::vector<float> sums_;  // of one piece
+  bool overflows_ = false;
+  int added_up_ = -1;         // the chunk that is being added up beside the messages, if any
+  std::future<void> beside_;  // last: it uses the others
+};
+
+void ShardSum::Run(Span<float> values, const Write& write, BlockHeader* identity,
+                   CollectiveContext* ctx) {
+  Step(this, values, write, identity, ctx).Run();
+}
+
+}  // namespace hvd_sparse

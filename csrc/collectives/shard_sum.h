@@ -1,0 +1,109 @@
+/// Shard sum: the dense sum of all ranks' values.
+///
+///     the bucket is cut into P shards; each rank sends every shard's values to its owner;
+///     an owner adds up its shard in rank order, and sends the sum to all ranks
+///
+/// Both halves travel in chunks: while a chunk is in flight, the one before it is added up, and the
+/// sum before that is written. Only owners add, so all ranks get the same bits.
+/// Messages of each rank: 2 (P - 1) for every chunk.
+/// Sent by each rank: 2 d (P - 1) / P values (+ headers), which is a ring's bound.
+/// Use it where values of few bits make a dense exchange fast enough, or where the host's own dense
+/// sum does not reach the speed of the links.
+///
+/// Values of few bits: what a rank sends leaves its values, and the rounding errors stay there. An
+/// owner's own values are not rounded before they are added; the error of the sum stays with the
+/// owner. So each error is kept by exactly one rank, nothing is rounded per hop, and
+///
+///     the values of all ranks before = the sum + the values of all ranks after, exactly
+///
+/// Chunks that overlap: Wang et al., "Efficient communications in training large scale neural
+/// networks", 2016, https://arxiv.org/abs/1611.04255 (Linear Pipelining), whose chain became P
+/// shards here.
+
+#ifndef HVD_SPARSE_COLLECTIVES_SHARD_SUM_H_
+#define HVD_SPARSE_COLLECTIVES_SHARD_SUM_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "csrc/base/buffer.h"
+#include "csrc/base/types.h"
+#include "csrc/collectives/sparse_allreduce.h"
+#include "csrc/wire/dense_coding.h"
+
+namespace hvd_sparse {
+
+/// Bytes that a rank sends to all others in a transfer: chunks are cut to that. TCP's streams share
+/// a link unevenly; at the end those that lag, by as much as the chunks in flight, have it alone.
+inline constexpr std::int64_t kRoundBytes = std::int64_t{1} << 20;
+
+/// The sum of one bucket, and the memory of its messages. A step: Take every piece, then Run.
+class ShardSum {
+ public:
+  /// Receives a part of the sum, on a thread that runs beside the messages. Parts come in any
+  /// order; together they are the bucket.
+  using Write = std::function<void(Range, Span<const float> sums)>;
+
+  /// Equal on all ranks, but for `rank`. No values on both sides of one of the `cuts`, which
+  /// ascend, share a scale.
+  ShardSum(std::int64_t numel, const std::vector<std::int64_t>& cuts, DenseFormat format, int rank,
+           int size);
+
+  /// The bucket is taken piece by piece: a piece is coded on its own, and stays in the cache.
+  std::size_t pieces() const { return pieces_.size(); }
+  Range range(std::size_t piece) const { return pieces_[piece].range; }
+
+  /// Allocates the memory of all messages, unless that has been done.
+  void Prepare();
+
+  /// Moves a piece's values, which are finite, to the messages; their rounding errors remain.
+  /// Needs Prepare; does not fail. Pieces may be taken on several threads.
+  void Take(std::size_t piece, Span<float> values);
+
+  /// Sums what all ranks have taken. `values` is what was left of this rank's bucket: the error of
+  /// the sum is added to the own shard, where nothing was left. `identity` is the header of this
+  /// rank's messages, and gets the worst verdict of all ranks. If a sum overflows, zero takes its
+  /// place, and the verdict says so.
+  void Run(Span<float> values, const Write& write, BlockHeader* identity, CollectiveContext* ctx);
+
+  /// Undoes the step: returns all that was taken to what was left of it, bit for bit.
+  void PutBack(Span<float> values) const;
+
+ private:
+  class Step;
+
+  static constexpr int kSlots = 3;
+
+  /// Values of one shard and one chunk, coded together.
+  struct Piece {
+    Range range;
+    std::int64_t room_at = 0;  // for its longest code in codes_; of the own shard: values in own_
+    std::int64_t code_at = 0;  // its code in codes_, which is moved before it is sent
+    std::int64_t code_bytes = 0;
+  };
+
+  Range Shard(int owner) const;
+  Span<const Piece> PiecesOf(int owner, int chunk) const;
+  std::int64_t MostBytes(int owner, int chunk) const;
+
+  const std::int64_t numel_;
+  const DenseFormat format_;
+  const int rank_, size_;
+  int chunks_ = 0;
+  std::int64_t chunk_numel_ = 0;
+  std::vector<Piece> pieces_;             // by owner, then by chunk
+  std::vector<std::size_t> first_piece_;  // of each owner and chunk, and past the last one
+  std::vector<std::int64_t> message_at_;  // likewise, in codes_; its header comes first
+  Buffer codes_;                          // all messages to owners
+  Buffer own_;                            // the values taken from the own shard
+
+  // Memory of messages, by chunk modulo kSlots, since that many are in flight: from each rank its
+  // part of the own shard, and its own shard's sum; and the sum for all ranks.
+  std::vector<Buffer> parts_[kSlots], sums_[kSlots];
+  Buffer own_sum_[kSlots];
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_COLLECTIVES_SHARD_SUM_H_
