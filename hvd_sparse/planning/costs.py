@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.account import WIRES, Account, Array, Setting
 from hvd_sparse.planning.models import MODELS
 from hvd_sparse.planning.network import Network
 
-__all__ = ["NAMES", "SPARSE", "WIRES", "Choice", "Cost", "cheapest", "cost", "possible"]
+__all__ = ["DENSE", "NAMES", "SPARSE", "WIRES", "Choice", "Cost", "cheapest", "cost", "possible"]
 
 NAMES = tuple(MODELS)
-SPARSE = tuple(name for name in NAMES if name != "dense")
+DENSE = ("dense", SHARD_SUM)  # the host's sum, and the core's own
+SPARSE = tuple(name for name in NAMES if name not in DENSE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class Choice(Cost):
 
     collective: str
     wire: str
+    values: str
 
 
 def possible(collective: str, network: Network) -> bool:
@@ -107,14 +110,14 @@ class Table:
         seconds: Seconds that it takes.
         bytes: Bytes that the busiest rank sends.
         chosen: Its index in `options`.
-        options: (collective, wire) pairs.
+        options: (collective, wire, values) of each.
         routes: The route of each option, which decides its links: one of routes.ROUTES.
     """
 
     seconds: Array
     bytes: Array
     chosen: NDArray[np.int64]
-    options: tuple[tuple[str, str], ...]
+    options: tuple[tuple[str, str, str], ...]
     routes: tuple[str, ...]
 
 
@@ -125,21 +128,28 @@ def cheapest_of(
     network: Network,
     allowed: Sequence[str] = NAMES,
     wires: Sequence[str] = WIRES,
+    values: Sequence[str] = ("float32",),
     **setting: Any,
 ) -> Table:
-    """Like `cheapest`, but for arrays; ties go to the first of `NAMES`, then of `WIRES`.
+    """Like `cheapest`, but for arrays; ties go to the first of `NAMES`, `WIRES` and `values`.
 
     Raises:
         InvalidArgumentError: A name is unknown, or none of `allowed` is possible here.
     """
     names = [name for name in allowed if possible(name, network)]
-    settings = [Setting(network=network, wire=wire, **setting) for wire in wires]
+    settings = [
+        Setting(network=network, wire=wire, values=one, **setting)
+        for wire in wires
+        for one in values
+    ]
+    settings.sort(key=lambda one: WIRES.index(one.wire))
+    host = [Setting(network=network, **setting)]  # whatever the core's own formats are
+    every_width = settings[: len(values)]  # a dense sum has no indices
     options = [
         (name, setting)
         for name in NAMES
         if name in names
-        for setting in sorted(settings, key=lambda one: WIRES.index(one.wire))
-        if name != "dense" or setting is settings[0]
+        for setting in {"dense": host, SHARD_SUM: every_width}.get(name, settings)
     ]
     if not options:
         raise InvalidArgumentError(
@@ -156,7 +166,7 @@ def cheapest_of(
         np.take_along_axis(seconds, at, 0)[0],
         np.take_along_axis(nbytes, at, 0)[0],
         chosen,
-        tuple((name, "plain" if name == "dense" else one.wire) for name, one in options),
+        tuple((name, "plain" if name in DENSE else one.wire, one.values) for name, one in options),
         tuple(one.route(name) for name, one in options),
     )
 
@@ -168,6 +178,7 @@ def cheapest(
     network: Network,
     allowed: Sequence[str] = NAMES,
     wires: Sequence[str] = WIRES,
+    values: Sequence[str] = ("float32",),
     **setting: Any,
 ) -> Choice:
     """Returns the cheapest collective and wire among those allowed.
@@ -178,13 +189,20 @@ def cheapest(
         network: The network between the ranks.
         allowed: Names from `NAMES`; those that are not possible between these ranks are skipped.
         wires: Wire formats from `WIRES`.
+        values: Types of values on the wire, as in Compression.
         **setting: Further attributes of a `Setting`.
 
     Raises:
         InvalidArgumentError: A name is unknown, or none of `allowed` is possible here.
     """
-    table = cheapest_of(k, numel, network=network, allowed=allowed, wires=wires, **setting)
-    collective, wire = table.options[int(table.chosen)]
+    table = cheapest_of(
+        k, numel, network=network, allowed=allowed, wires=wires, values=values, **setting
+    )
+    collective, wire, chosen = table.options[int(table.chosen)]
     return Choice(
-        seconds=float(table.seconds), bytes=float(table.bytes), collective=collective, wire=wire
+        seconds=float(table.seconds),
+        bytes=float(table.bytes),
+        collective=collective,
+        wire=wire,
+        values=chosen,
     )

@@ -78,12 +78,14 @@ class BucketChoice:
             if the bucket is dense.
         collective: The collective that exchanges the bucket; "dense": Horovod's allreduce.
         wire: The wire format, "plain" or "packed".
+        values: Type of the values in messages; a dense bucket has "float32".
     """
 
     layers: tuple[str, ...]
     densities: tuple[float, ...]
     collective: str
     wire: str
+    values: str = "float32"
 
     @property
     def dense(self) -> bool:

@@ -30,13 +30,14 @@ from hvd_sparse.planning.densities import (
 )
 from hvd_sparse.planning.merging import Merged, Offer, merge_layers
 from hvd_sparse.planning.pipeline import simulate, simulate_dense
-from hvd_sparse.planning.plan import BucketPlan, Plan
+from hvd_sparse.planning.plan import DENSE, BucketPlan, Plan
 from hvd_sparse.planning.profile import LayerProfile, Profile
-from hvd_sparse.planning.routes import CALLS
 from hvd_sparse.schedules import checked_density
 from hvd_sparse.sparsifiers import as_sparsifier
 
 RULES = ("simulated", "paper")
+# Types of values that a plan may choose if the user leaves the choice to it.
+VALUES = ("float32", "bfloat16")
 # With more layers, neighbours are glued before merging, whose time grows with their square or more.
 MOST_MERGED = 400
 # `Rules.reserve` of plans for users: exchanges may take so much longer than predicted, and those
@@ -57,10 +58,11 @@ class Rules:
         collectives: Sparse collectives allowed; None: all that this build has.
         wires: Wire formats allowed.
         dense: True if a bucket, or the whole plan, may be dense.
+        dense_sums: Sums allowed for a dense bucket, from `costs.DENSE`.
         select_on: The thread that selects: "caller" or "engine"; see `simulate`.
         overlap: How alike the ranks choose, in [0, 1]; see costs.Setting.
         collective_options: Options of collectives, by name, as a compression has them.
-        values: Type of the values on the wire; see `Setting`.
+        values: Types of values allowed on the wire; see `Setting`.
         sparsifier: Name of the sparsifier, on which routes depend.
         stretch: Fraction by which larger densities may lengthen the step.
         margin: Fraction by which a dense step must be longer for a plan to be sparse at all.
@@ -78,10 +80,11 @@ class Rules:
     collectives: Sequence[str] | None = None
     wires: Sequence[str] = ("plain",)
     dense: bool = True
+    dense_sums: Sequence[str] = (DENSE,)
     select_on: str = "caller"
     overlap: float = 0.0
     collective_options: Mapping[str, float] = field(default_factory=dict)
-    values: str = "float32"
+    values: Sequence[str] = ("float32",)
     sparsifier: str = "gaussian"
     stretch: float = 0.0
     margin: float = 0.02
@@ -94,8 +97,12 @@ class Rules:
         for name in ("stretch", "margin", "reserve"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidArgumentError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if self.collectives is not None and "dense" in self.collectives:
-            raise InvalidArgumentError("collectives must be sparse ones: dense is an option itself")
+        for name, allowed in (("collectives", costs.SPARSE), ("dense_sums", costs.DENSE)):
+            wrong = set(getattr(self, name) or ()) & (set(costs.NAMES) - set(allowed))
+            if wrong:
+                raise InvalidArgumentError(
+                    f"{name} must be of {list(allowed)}, got {sorted(wrong)}"
+                )
 
     @property
     def allowed(self) -> tuple[str, ...]:
@@ -123,7 +130,8 @@ def rules_of(compression: Compression, place: Place | type[Place] = OnCpu) -> Ru
         collectives=collectives,
         wires=WIRES if compression.indices == AUTO else (compression.indices,),
         collective_options=compression.collective_options,
-        values=compression.values,
+        values=VALUES if compression.values == AUTO else (compression.values,),
+        dense_sums=tuple(name for name in costs.DENSE if name not in place.refuses),
         sparsifier=as_sparsifier(compression.sparsifier).name,
         select_on=place.select_on,
         reserve=RESERVE,
@@ -229,7 +237,7 @@ class _Planner:
         select = machine.select_overhead + machine.select_seconds_per_entry * numel
         offers = [Offer(select, longer * sparse.seconds + impossible)]
         if self._rules.dense:
-            dense = self._price(k, numel, ("dense",))
+            dense = self._price(k, numel, self._rules.dense_sums)
             offers.append(Offer(np.zeros_like(numel), longer * dense.seconds + impossible))
         rule = "optimal" if self._rules.rule == "simulated" else "omgs"
         glued = self._profile.glued(borders.tolist())
@@ -286,16 +294,17 @@ class _Planner:
         ks = np.add.reduceat(self._entries(np.array(densities)[:, np.newaxis]), starts, axis=1).T
         table = self._price(ks, numels[:, np.newaxis], rules.allowed)
         select = np.array([machine.select_seconds(int(numel)) for numel in numels])
-        dense: NDArray[np.float64] = np.full(numels.size, np.inf)
+        dense = None
         goes_dense = np.zeros(numels.size, dtype=bool)
         exchange = table.seconds
         if rules.dense:
-            dense = self._price(ks[:, 0], numels, ("dense",)).seconds
+            dense = self._price(ks[:, 0], numels, rules.dense_sums)
+            seconds = dense.seconds
             goes_dense = np.array(merged.offers) == 1
             if rules.rule == "paper" or not rules.layer_wise:  # the merging did not consider dense
-                goes_dense |= dense <= select + exchange[:, 0]
+                goes_dense |= seconds <= select + exchange[:, 0]
             # A bucket goes dense at densities at which dense is cheaper, so it costs as much there.
-            exchange = np.minimum(np.column_stack([exchange, dense]), dense[:, np.newaxis])
+            exchange = np.minimum(np.column_stack([exchange, seconds]), seconds[:, np.newaxis])
             densities = (*densities, 1.0)
         ladder = Ladder(
             densities,
@@ -312,35 +321,39 @@ class _Priced:
 
     Attributes:
         table: [buckets, sparse notches], the cheapest sparse exchanges.
-        dense: [buckets], seconds of dense; infinite if it is not allowed.
+        dense: [buckets], the cheapest dense sums; None if none is allowed.
         ladder: Times of the buckets, for choosing densities.
         start: The notch at which each bucket begins: the floor, or dense.
     """
 
     table: costs.Table
-    dense: Array
+    dense: costs.Table | None
     ladder: Ladder
     start: list[int]
 
     def bucket(self, i: int, notch: int, layers: Sequence[LayerProfile]) -> BucketPlan:
         """Returns bucket i at a notch."""
-        sparse = (
-            notch < self.table.seconds.shape[1] and self.table.seconds[i, notch] < self.dense[i]
+        sparse = notch < self.table.seconds.shape[1] and (
+            self.dense is None or self.table.seconds[i, notch] < self.dense.seconds[i]
         )
-        collective, wire, density, select, seconds = "dense", "plain", 1.0, 0.0, self.dense[i]
-        route = CALLS
+        at: tuple[int, ...]
         if sparse:
-            option = self.table.chosen[i, notch]
-            (collective, wire), route = self.table.options[option], self.table.routes[option]
+            table, at = self.table, (i, notch)
             density, select = self.ladder.densities[notch], float(self.ladder.select[i])
-            seconds = self.table.seconds[i, notch]
+        else:
+            assert self.dense is not None
+            table, at = self.dense, (i,)
+            density, select = 1.0, 0.0
+        option = table.chosen[at]
+        collective, wire, values = table.options[option]
         return BucketPlan(
             layers=tuple(layer.name for layer in layers),
             numels=tuple(layer.numel for layer in layers),
             densities=(density,) * len(layers),
             collective=collective,
             wire=wire,
-            route=route,
+            values=values,
+            route=table.routes[option],
             select_seconds=select,
-            exchange_seconds=float(seconds),
+            exchange_seconds=float(table.seconds[at]),
         )

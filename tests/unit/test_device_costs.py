@@ -133,7 +133,7 @@ def test_packing_neither_helps_nor_costs_between_devices():
     assert plain == packed
     table = costs.cheapest_of([3000.0], 10**6, allowed=("gtopk",), network=uneven(4),
                               machine=ON_DEVICE)  # fmt: skip
-    assert table.options[table.chosen[0]] == ("gtopk", "plain")
+    assert table.options[table.chosen[0]] == ("gtopk", "plain", "float32")
     assert table.routes[table.chosen[0]] == STEP
 
 

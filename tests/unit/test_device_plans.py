@@ -74,7 +74,7 @@ def test_a_bucket_is_predicted_what_its_route_takes():
 
 
 def test_values_that_travel_narrow_go_by_the_cpus():
-    rules = Rules(collectives=("gtopk",), values="bfloat16", dense=False)
+    rules = Rules(collectives=("gtopk",), values=("bfloat16",), dense=False)
     assert make_plan(profile_on_devices(100), rules) == make_plan(profile_on_devices(None), rules)
 
 

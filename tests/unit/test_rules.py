@@ -26,7 +26,7 @@ from tests.profiles import deep_profile, gigabits
         ),
         (LAGS(indices="packed"), {"wires": ("packed",)}),
         (LAGS(indices="plain"), {"wires": ("plain",)}),
-        (LAGS(values="bfloat16"), {"values": "bfloat16"}),
+        (LAGS(values="bfloat16"), {"values": ("bfloat16",)}),
         (LAGS(sparsifier="top_k"), {"sparsifier": "top_k"}),
     ],
 )
@@ -36,7 +36,8 @@ def test_every_option_that_a_plan_depends_on_is_a_rule(compression, changes):
         "collectives": ("allgather", "recursive_doubling"),
         "wires": ("plain", "packed"),
         "collective_options": {"slack": 1.0},
-        "values": "float32",
+        "values": ("float32",),
+        "dense_sums": ("dense", "shard_sum"),
         "select_on": "caller",
         "reserve": 0.5,
     }

@@ -14,6 +14,7 @@ from hvd_sparse.planning.models import (
     gtopk,
     hierarchical,
     recursive_doubling,
+    shard_sum,
     split_allgather,
 )
 
@@ -24,4 +25,5 @@ MODELS: dict[str, Callable[[Account], None]] = {
     "split_allgather": split_allgather.cost,
     "hierarchical": hierarchical.cost,
     "dense": dense.cost,
+    "shard_sum": shard_sum.cost,
 }

@@ -1,0 +1,54 @@
+"""The cost of the shard sum, the core's own dense sum."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_sparse import _core
+from hvd_sparse.planning.account import HEADER_BYTES, VALUE_BYTES, Account, Array
+from hvd_sparse.planning.network import Link
+
+# Passes over all entries beside the messages: decoding and adding every rank's part of the own
+# shard, and decoding and writing all shards.
+PASSES_BESIDE = 2
+
+
+def cost(a: Account) -> None:
+    """Parts of all shards to their owners, sums to all ranks, in chunks that follow each other.
+
+    All that a rank does is counted here, taking and writing included: what is done beside the
+    messages costs nothing while these take longer, but for the last chunk.
+    """
+    network, setting = a.setting.network, a.setting
+    local_size, local = network.local_size, network.local
+    a.seconds = setting.machine.exchange_overhead + setting.pass_over(a.numel)
+    numel, size, link, gap = a.numel, network.size, network.link, network.gap
+    if 1 < local_size < size and local is not None and size % local_size == 0:
+        within = 2 * (local_size - 1) * VALUE_BYTES * numel / local_size
+        a.send(within, local, 2 * (local_size - 1))
+        a.work(2 * setting.pass_over(numel))
+        numel, size, link = numel / local_size, network.nodes, network.at(local_size)
+    if size == 1:
+        a.work(setting.pass_over(numel))
+        return
+    _between(a, numel, size, link, link.alpha if gap is None else gap)
+
+
+def _between(a: Account, numel: Array, size: int, link: Link, gap: float) -> None:
+    """Adds the sum over ranks that share no node.
+
+    Args:
+        a: The account.
+        numel: Entries that these ranks sum.
+        size: Number of these ranks.
+        link: The link between them.
+        gap: Seconds that each further message adds when several are sent at once.
+    """
+    others, setting = size - 1, a.setting
+    half = others / size * numel * setting.value_bytes
+    chunks = np.maximum(1.0, np.ceil(half / _core.shard_sum_round_bytes))
+    headers = 2 * others * chunks * HEADER_BYTES
+    moving = link.beta * (2 * half + headers) + 2 * others * chunks * gap
+    beside = PASSES_BESIDE * setting.pass_over(numel)
+    a.work(2 * link.alpha + np.maximum(moving, beside) + beside / chunks)
+    a.bytes = a.bytes + 2 * half + headers
