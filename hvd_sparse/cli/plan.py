@@ -192,11 +192,12 @@ def show_buckets(made: Plan, here: Profile, console: Console, rules: Rules) -> N
     for row in explain(made, here, select_on=rules.select_on):
         times = (row.select_seconds, row.exchange_seconds, row.ready, row.end)
         how = row.route if row.route != CALLS else "packed" if row.wire == "packed" else ""
+        values = row.values if row.values != "float32" else ""
         table.add_row(
             escape(row.layers),
             f"{row.numel:,}",
             f"{row.density:.3g}",
-            row.collective + (f", {how}" if how else ""),
+            ", ".join(part for part in (row.collective, how, values) if part),
             *(quantities.shown_seconds(seconds) for seconds in times),
         )
     console.print(table)

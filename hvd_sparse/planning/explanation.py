@@ -21,6 +21,7 @@ class Row:
         k: Entries that a rank sends.
         collective: The collective that exchanges it.
         wire: The wire format; between devices always plain, whatever is asked for.
+        values: Type of the values in messages.
         route: The links by which its exchange was predicted: "calls", the ranks' CPUs; "device
             rounds" or "device step", their devices.
         select_seconds: Predicted seconds of accumulating and selecting.
@@ -36,6 +37,7 @@ class Row:
     k: int
     collective: str
     wire: str
+    values: str
     route: str
     select_seconds: float
     exchange_seconds: float
@@ -58,6 +60,7 @@ def explain(plan: Plan, profile: Profile, *, select_on: str = "caller") -> list[
                 k=bucket.k,
                 collective=bucket.collective,
                 wire=bucket.wire,
+                values=bucket.values,
                 route=bucket.route,
                 select_seconds=bucket.select_seconds,
                 exchange_seconds=bucket.exchange_seconds,

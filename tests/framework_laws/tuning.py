@@ -51,6 +51,27 @@ def test_nothing_is_lost_from_dense_to_sparse_and_back(framework, verdict, spars
     assert last.dense_bytes == sum(sizes.values()) - (sparse_bytes if sparse else 0)
 
 
+# Integers that these types round, and values that they hold.
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("values", ["float32", "bfloat16"])
+def test_nothing_is_lost_in_a_plan_with_a_dense_sum_of_its_own(
+    framework, verdict, monkeypatch, values
+):
+    verdict(sparse=True)
+
+    def make_plan(profile, rules):
+        plan = mixed_plan(profile, rules)
+        own = replace(plan.buckets[0], collective="shard_sum", values=values)
+        return replace(plan, buckets=(own, *plan.buckets[1:]))
+
+    monkeypatch.setattr(tuner, "make_plan", make_plan)
+    warmup = Warmup(steps=2 * CYCLE, densities=(0.2,))  # what is summed dense knows no warm-up
+    model = framework.model(replace(COMPRESSION, warmup=warmup))
+    seen = sparse_buckets(framework, model, range(CYCLE + 4))
+    assert seen[-1] == 2
+    assert [bucket.collective for bucket in model.tuning().plan.buckets] == ["shard_sum", "gtopk"]
+
+
 @pytest.mark.usefixtures("several_ranks")
 def test_nothing_is_lost_from_one_plan_to_another(framework, verdict, monkeypatch):
     verdict(sparse=True)

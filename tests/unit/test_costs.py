@@ -111,6 +111,39 @@ def test_each_round_uses_the_link_of_its_distance():
     assert of("allgather", network=network).seconds == 111
 
 
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize(("values", "width"), [("float32", 4), ("bfloat16", 2)])
+def test_a_shard_sum_sends_the_bytes_of_a_ring(size, values, width):
+    network, numel = Network.assumed(size, 1.0, 0.0), 10_000_000
+    found = of("shard_sum", numel=numel, network=network, values=values)
+    ring = 2 * (size - 1) / size * width * numel
+    assert found.bytes == pytest.approx(ring, rel=1e-3)
+    assert found.seconds == pytest.approx(ring, rel=1e-3)
+
+
+def test_a_shard_sum_over_nodes_sends_a_share_between_them():
+    local = Link(alpha=0.0, beta=1e-9)
+    nodes = Network.assumed(8, 1.0, 0.0, local_size=4, local=local)
+    found = of("shard_sum", numel=10_000_000, network=nodes)
+    assert found.seconds == pytest.approx(2 * (1 / 2) * 4 * 10_000_000 / 4, rel=1e-3)
+
+
+def test_a_shard_sum_on_a_fast_network_takes_its_passes_over_memory():
+    machine = replace(IDLE, select_seconds_per_entry=1e-9)
+    network = Network.assumed(4, 1e30, 0.0)
+    found = of("shard_sum", numel=10_000_000, network=network, machine=machine)
+    assert 0.03 <= found.seconds <= 0.06  # taking, adding, writing, and the last chunk again
+
+
+def test_the_cheapest_dense_sum_and_its_values():
+    slow_host = replace(BYTES, dense=Link(alpha=0.0, beta=10.0))
+    one = {"k": 1, "numel": 10_000_000, "machine": IDLE, "allowed": costs.DENSE}
+    assert costs.cheapest(network=BYTES, **one).collective == "dense"
+    assert costs.cheapest(network=slow_host, **one).values == "float32"
+    found = costs.cheapest(network=slow_host, values=("float32", "bfloat16"), **one)
+    assert (found.collective, found.wire, found.values) == ("shard_sum", "plain", "bfloat16")
+
+
 def test_a_union_of_independent_ranks_fills_in_as_expected():
     random = np.random.default_rng(0)
     numel, k, ranks = 10_000, 1000, 8

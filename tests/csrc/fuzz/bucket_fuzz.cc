@@ -17,9 +17,17 @@ namespace hvd_sparse::fuzz {
 namespace {
 
 constexpr Values kTypes[] = {Values::kFloat32, Values::kFloat16, Values::kBFloat16};
+constexpr Values kDenseTypes[] = {Values::kInt8, Values::kInt4, Values::kTernary};
 constexpr std::int64_t kMostNumel = 400;
 constexpr int kMostNodes = 4, kSteps = 2;
 const char* const kEndOfScript = "nothing more is sent";
+
+/// The sparse collectives, and the dense one.
+std::vector<std::string> EveryCollective() {
+  std::vector<std::string> names;
+  for (const CollectiveFacts& facts : AllCollectiveFacts()) names.push_back(facts.name);
+  return names;
+}
 
 /// Parameters at the beginning of an input.
 struct Setup {
@@ -31,7 +39,7 @@ struct Setup {
 
   static Setup Read(Reader* reader) {
     Setup setup;
-    const std::vector<std::string> names = CollectiveNames();
+    const std::vector<std::string> names = EveryCollective();
     setup.collective = names[reader->Take<std::uint8_t>() % names.size()];
     setup.local_size = static_cast<int>(reader->Between(1, 2));
     setup.size = setup.local_size * static_cast<int>(reader->Between(1, kMostNodes));
@@ -39,9 +47,16 @@ struct Setup {
     const auto choice = reader->Take<std::uint8_t>();
     setup.wire = {choice % 2 == 1, kTypes[choice / 2 % 3]};
     setup.slack = 1 + choice / 6 % 2;
+    if (!setup.IsSparse() && setup.slack > 1) setup.wire.values = kDenseTypes[choice / 2 % 3];
     setup.numel = reader->Between(0, kMostNumel);
     setup.k = setup.numel == 0 ? 1 : reader->Between(1, setup.numel);
     return setup;
+  }
+
+  bool IsSparse() const { return FindCollective(collective).AsSparse() != nullptr; }
+
+  NodePlace Place() const {
+    return {rank % local_size, local_size, rank / local_size, size / local_size};
   }
 
   BucketSpec Spec() const {
@@ -55,7 +70,7 @@ class RankOfBucket {
  public:
   explicit RankOfBucket(const Setup& setup)
       : setup_(setup),
-        bucket_(3, setup.Spec(), {setup.rank % setup.local_size, setup.local_size}),
+        bucket_(3, setup.Spec(), setup.Place()),
         residual_(static_cast<std::size_t>(setup.numel)),
         wide_(static_cast<std::size_t>(setup.Spec().gradient_numels[0])),
         narrow_(static_cast<std::size_t>(setup.Spec().gradient_numels[1])) {}
@@ -211,11 +226,11 @@ void Record(const Bytes& begin, int size, std::vector<Bytes>* seeds) {
 
 std::vector<Bytes> Seeds() {
   std::vector<Bytes> seeds;
-  const std::size_t collectives = CollectiveNames().size();
+  const std::size_t collectives = EveryCollective().size();
   for (std::size_t collective = 0; collective < collectives; ++collective) {
     for (const int nodes : {2, 3, 4}) {
       for (const int local_size : {1, 2}) {
-        for (const std::uint8_t choice : {0, 1, 5}) {
+        for (const std::uint8_t choice : {0, 1, 5, 6, 8, 10}) {
           for (const std::int64_t k : {9, 150}) {
             Writer writer;
             writer.Put(static_cast<std::uint8_t>(collective)).PutBetween(1, local_size);
