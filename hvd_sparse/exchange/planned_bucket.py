@@ -23,7 +23,7 @@ def add_planned_bucket(
     Args:
         exchange: The exchange that gets the bucket.
         layout: Names and sizes of the bucket's layers.
-        choice: Densities, collective and wire format.
+        choice: Densities, collective, wire format and type of values.
         compression: The user's compression, for all other options.
         device: Device of the gradients.
 
@@ -42,7 +42,7 @@ def add_planned_bucket(
         collective=choice.collective,
         collective_options=compression.collective_options,
         indices=choice.wire,
-        values=compression.values,
+        values=choice.values,
         device=device,
     )
 

@@ -14,7 +14,8 @@ from typing import ClassVar
 
 from hvd_sparse import records
 from hvd_sparse.buckets import Bucket, Layer, assign_buckets
-from hvd_sparse.compression import AUTO, Compression
+from hvd_sparse.collectives import SHARD_SUM
+from hvd_sparse.compression import AUTO, CHOICES, Compression
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.account import WIRES
 from hvd_sparse.planning.models import MODELS
@@ -92,10 +93,15 @@ class BucketChoice:
         """True if Horovod's allreduce exchanges the bucket."""
         return self.collective == DENSE
 
-    @property
-    def shares_residual(self) -> bool:
-        """True if the ranks of a node share one residual."""
-        return self.collective == "hierarchical"
+    def shares_residual(self, *, size: int, local_size: int) -> bool:
+        """Returns true if the ranks of a node share one residual.
+
+        Args:
+            size: Number of ranks.
+            local_size: Ranks on a node, as the exchange counts them; 1 if nodes differ.
+        """
+        sums_nodes = self.collective == SHARD_SUM and 1 < local_size < size
+        return sums_nodes or self.collective == "hierarchical"
 
 
 def fixed_choices(layers: Sequence[Layer], compression: Compression) -> tuple[BucketChoice, ...]:
@@ -113,6 +119,7 @@ def fixed_choices(layers: Sequence[Layer], compression: Compression) -> tuple[Bu
             densities=(compression.density,) * len(bucket.segments),
             collective=collective,
             wire="packed" if compression.indices == "packed" else "plain",
+            values=compression.values,
         )
         for bucket in assign_buckets(
             layers, bucket_numel=compression.bucket_numel, layer_wise=compression.layer_wise
@@ -149,6 +156,10 @@ class BucketPlan(BucketChoice):
             raise InvalidArgumentError(
                 f"a bucket must have a collective of {sorted(MODELS)} and a wire of {list(WIRES)}, "
                 f"got {self.collective!r} and {self.wire!r}"
+            )
+        if self.values not in CHOICES["values"]:
+            raise InvalidArgumentError(
+                f"values of a bucket must be one of {list(CHOICES['values'])}, got {self.values!r}"
             )
         if self.route not in ROUTES:
             raise InvalidArgumentError(
@@ -218,7 +229,10 @@ class Plan(records.Saved):
         """Returns true if both plans decide the same, whatever they predict."""
 
         def decided(plan: Plan) -> list[tuple[object, ...]]:
-            return [(one.layers, one.densities, one.collective, one.wire) for one in plan.buckets]
+            return [
+                (one.layers, one.densities, one.collective, one.wire, one.values)
+                for one in plan.buckets
+            ]
 
         return decided(self) == decided(other)
 

@@ -82,7 +82,12 @@ class DrivenSteps:
         self._device = device
         self._local = LocalGradient(settings, size=world.size, loss_scale=loss_scale)
         self._stream = StepStream.on(device)
-        self._meter = QualityMeter(settings.compression, messages.add_up)
+        self._meter = QualityMeter(
+            settings.compression,
+            messages.add_up,
+            size=world.size,
+            local_size=exchange.local_size,
+        )
         self._growth = ResidualGrowth(world.rank)
         self._check_finite = False
         sparse = {layer.name for layer in layers}

@@ -20,13 +20,22 @@ class QualityMeter:
     Args:
         compression: The user's compression.
         add_up: A function that sums a float32 array over the ranks. Collective.
+        size: Number of ranks.
+        local_size: Ranks on each node; None if nodes differ.
     """
 
     def __init__(
-        self, compression: Compression, add_up: Callable[[NDArray[Any]], NDArray[Any]]
+        self,
+        compression: Compression,
+        add_up: Callable[[NDArray[Any]], NDArray[Any]],
+        *,
+        size: int,
+        local_size: int | None,
     ) -> None:
         self._compression = compression
         self._add_up = add_up
+        self._size = size
+        self._local_size = local_size or 1
         self._step = -1
         self._samples: list[BucketSample] = []
 
@@ -61,7 +70,9 @@ class QualityMeter:
             BucketSample(
                 undelivered_energy=_energy(left),
                 energy=_energy(accumulated),
-                shares_residual=choice.shares_residual,
+                shares_residual=choice.shares_residual(
+                    size=self._size, local_size=self._local_size
+                ),
                 units=[
                     UnitSample(
                         name=name,

@@ -147,7 +147,12 @@ class GradientExchange:
             allreduce=lambda nbytes: messages.timed_sum(nbytes, place),
             place=place,
         )
-        self._meter = QualityMeter(compression, self._messages.add_up)
+        self._meter = QualityMeter(
+            compression,
+            self._messages.add_up,
+            size=self.world.size,
+            local_size=self._exchange.local_size,
+        )
         self._growth = ResidualGrowth(self.world.rank)
         self._buckets = StepBuckets(
             self._exchange,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import LAGS, GTopK
+from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning import plan
 from hvd_sparse.schedules import Warmup
 
@@ -65,6 +69,51 @@ def test_a_fixed_compression_has_one_density_and_stands_in_for_auto(compression,
 
 
 def test_a_fixed_compression_keeps_what_it_names():
-    (choice,) = plan.fixed_choices(LAYERS, GTopK(collective="allgather", indices="packed"))
+    compression = GTopK(collective="allgather", indices="packed", values="float16")
+    (choice,) = plan.fixed_choices(LAYERS, compression)
     assert choice.densities == (0.001,)  # the whole model is one unit
-    assert (choice.collective, choice.wire) == ("allgather", "packed")
+    assert (choice.collective, choice.wire, choice.values) == ("allgather", "packed", "float16")
+
+
+@pytest.mark.parametrize(
+    ("collective", "size", "local_size", "shared"),
+    [
+        ("gtopk", 8, 4, False),
+        ("hierarchical", 8, 4, True),
+        ("hierarchical", 4, 4, True),
+        ("shard_sum", 8, 4, True),
+        ("shard_sum", 4, 4, False),
+        ("shard_sum", 4, 1, False),
+    ],
+)
+def test_ranks_of_a_node_share_a_residual_where_nodes_are_summed_first(
+    collective, size, local_size, shared
+):
+    choice = plan.BucketChoice(layers=("a",), densities=(1.0,), collective=collective, wire="plain")
+    assert choice.shares_residual(size=size, local_size=local_size) is shared
+
+
+def a_plan(**changes):
+    bucket = plan.BucketPlan(
+        layers=("a",), numels=(1000,), densities=(0.1,), collective="gtopk", wire="plain",
+        select_seconds=0.0, exchange_seconds=1.0,
+    )  # fmt: skip
+    return plan.Plan(
+        buckets=(replace(bucket, **changes),), size=2, step_seconds=1.0, dense_seconds=2.0,
+        compute_seconds=0.5,
+    )  # fmt: skip
+
+
+def test_plans_of_different_values_decide_differently():
+    assert a_plan().decides_like(a_plan(exchange_seconds=2.0))
+    assert not a_plan().decides_like(a_plan(values="bfloat16"))
+
+
+def test_a_saved_plan_keeps_its_values_and_an_older_one_has_float32():
+    saved = a_plan(values="bfloat16").to_json()
+    assert plan.Plan.from_json(saved) == a_plan(values="bfloat16")
+    content = json.loads(saved)
+    del content["buckets"][0]["values"]
+    assert plan.Plan.from_json(json.dumps(content)) == a_plan()
+    with pytest.raises(InvalidArgumentError, match=r"values of a bucket must be one of .*'int2'"):
+        a_plan(values="int2")
