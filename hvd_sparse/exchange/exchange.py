@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hvd_sparse import _core, log
+from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError, NonFiniteGradientError
 from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.exchange.core_handle import note_loss
@@ -198,8 +199,8 @@ class Exchange(Pings):
             indices: Encoding of positions: "plain", 32 bits each, or "packed", about
                 log2(1 / density) + 2 bits, where that is smaller; the same on every rank, as is
                 `values`.
-            values: Type of values on the wire: "float32", "float16" or "bfloat16". The rounding
-                error of a delivered value stays in a residual.
+            values: Type of values on the wire; see `Compression`. The rounding error of a delivered
+                value stays in a residual.
             device: Device of gradients and residual: "cpu", or "cuda:0" and the like.
 
         Returns:
@@ -208,8 +209,8 @@ class Exchange(Pings):
         Raises:
             UnavailableError: This build, or this machine, cannot serve `device`.
             InvalidArgumentError: The numbers do not fit together, or a name is unknown; or
-                `collective` is "hierarchical" and `local_size` is None or `device` not the CPU.
-                Raised on all ranks alike.
+                `collective` is "hierarchical" and `local_size` is None; or it is that or
+                "shard_sum", and `device` not the CPU. Raised on all ranks alike.
         """
         if indices not in _INDICES:
             raise InvalidArgumentError(
@@ -229,15 +230,15 @@ class Exchange(Pings):
             device=device,
         )
         self._names[bucket] = name
-        log.logger.debug(
-            "bucket %d '%s': %d entries, %d sent at most, chosen by %s, moved by %s as %s %s",
-            *(bucket, name, sum(numels), sum(max_ks), sparsifier.name, collective),
-            *(indices, values),
+        chosen_by, numel = sparsifier.name, sum(numels)
+        how = (
+            f"{sum(max_ks)} sent at most, chosen by {chosen_by}, moved by {collective} as {indices}"
         )
+        if collective == SHARD_SUM:
+            chosen_by, how = "none", f"summed by {collective} as"
+        log.logger.debug("bucket %d '%s': %d entries, %s %s", bucket, name, numel, how, values)
         if self.timeline is not None:
-            self.timeline.add_bucket(
-                bucket, name, sparsifier=sparsifier.name, collective=collective
-            )
+            self.timeline.add_bucket(bucket, name, sparsifier=chosen_by, collective=collective)
         return bucket
 
     def clear_buckets(self) -> None:

@@ -30,9 +30,9 @@ def metrics_of(step: StepStats, tuning: Tuning | None = None) -> dict[str, float
         tuning: State of an adaptive compression's tuner, if there is one.
 
     Returns:
-        `sparse`: 1, or 0 if the whole step was dense. `density_asked`, `density_reached`: fractions
-        of the sparse gradients' entries. `bytes_sent`, `bytes_received`: bytes of sparse blocks at
-        this rank; `dense_bytes`: bytes of gradients that Horovod exchanged. `select_seconds`,
+        `sparse`: 1, or 0 if Horovod exchanged the whole step. `density_asked`, `density_reached`:
+        fractions of the other gradients' entries. `bytes_sent`, `bytes_received`: bytes of their
+        blocks at this rank; `dense_bytes`: bytes of those that Horovod exchanged. `select_seconds`,
         `exchange_seconds`, `wait_seconds`: as in StepStats; `overlap`: the share of the exchange
         that nobody waited for; the last two only if the waiting time is known. `predicted_seconds`,
         `dense_seconds`: a step predicted by the plan in force, and a measured dense step, if tuning
@@ -89,20 +89,28 @@ def summary_of(total: TotalStats, *, dense_bytes: int, size: int, density: float
         total: Sums over all steps.
         dense_bytes: Bytes of all gradients of one step.
         size: Number of ranks P; a ring sends 2 (P - 1) / P times the gradients.
-        density: Density of the sparse buckets in the last step; 0 if there was none.
+        density: Density of the sparse buckets in the last step; 0 if there was none, 1 if all
+            entries were sent.
     """
     if total.steps == 0:
         return "no step was exchanged"
     ring = 2 * (size - 1) / size
     sent = (total.bytes_sent + ring * total.dense_bytes) / total.steps
-    fewer = ring * dense_bytes / sent if sent else float("inf")
     select, exchange, wait = (
         1e3 * seconds / total.steps
         for seconds in (total.select_seconds, total.exchange_seconds, total.wait_seconds)
     )
+    times = f"{exchange:.3g} ms exchanging, {wait:.3g} ms waiting"
+    if density == 1:
+        return (
+            f"{total.steps} steps, {total.sparse_steps} of them summed by hvd_sparse: "
+            f"{sent / 1e3:.1f} kB sent per rank and step (uncompressed: "
+            f"{ring * dense_bytes / 1e3:.1f} kB); {select:.3g} ms coding, {times}"
+        )
+    fewer = ring * dense_bytes / sent if sent else float("inf")
     waits = f"; an entry waits {1 / density:.3g} steps on average" if density else ""
     return (
         f"{total.steps} steps, {total.sparse_steps} of them sparse: {sent / 1e3:.1f} kB sent per "
         f"rank and step, {fewer:.3g} times fewer than dense; {select:.3g} ms selecting, "
-        f"{exchange:.3g} ms exchanging, {wait:.3g} ms waiting{waits}"
+        f"{times}{waits}"
     )

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Protocol, TypeAlias
 
 from hvd_sparse import log
+from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.planning.plan import BucketChoice
 
 # Pairs of a number of steps, a power of two, and the residual's norm after them.
@@ -21,6 +22,9 @@ GROWTH = 1.3  # with each of the last doublings
 DOUBLINGS = 3
 # Waits of an entry, each 1 / density steps, in which a residual may grow.
 WAITS = 4
+# Steps that an entry of a ternary sum is granted. It waits until it reaches half of the scale: the
+# larger the largest entry is beside the others, the longer.
+TERNARY_WAIT = 250
 
 
 class Engine(Protocol):
@@ -52,18 +56,34 @@ class ResidualGrowth:
         if not self._may_warn or steps & (steps - 1):
             return
         norms = engine.residual_norms
-        sparse = [one for choice in choices if not choice.dense for one in choice.densities]
-        if not sparse or not norms or norms[-1][0] != steps:
+        found = _slowest(choices)
+        if found is None or not norms or norms[-1][0] != steps:
             return
-        least = min(sparse)
-        if grows(norms, after=round(WAITS / least)):
+        wait, delivered, advice = found
+        if grows(norms, after=round(WAITS * wait)):
             self._may_warn = False
             (first, before), (_, now) = norms[-1 - DOUBLINGS], norms[-1]
             log.logger.warning(
                 "the residual grows without bound: its norm was %.3g after %d steps and is %.3g "
-                "after %d. Gradients come in faster than density %.3g delivers them, and act ever "
-                "later: use a larger density, or a longer warm-up", before, first, now, steps, least
-            )  # fmt: skip
+                "after %d. Gradients come in faster than %s them, and act ever later: use %s",
+                *(before, first, now, steps, delivered, advice),
+            )
+
+
+def _slowest(choices: Sequence[BucketChoice]) -> tuple[float, str, str] | None:
+    """Returns the longest wait of an entry, what delivers it, and what to do if it is too long.
+
+    Returns None if nothing waits: rounding errors of types that hold any magnitude do not grow.
+    """
+    sums = [choice for choice in choices if choice.collective == SHARD_SUM]
+    if any(choice.values == "ternary" for choice in sums):
+        return TERNARY_WAIT, "ternary values deliver", "a smaller sparsity, or wider values"
+    sparse = [choice for choice in choices if not choice.dense and choice not in sums]
+    if not sparse:
+        return None
+    least = min(density for choice in sparse for density in choice.densities)
+    advice = "a larger density, or a longer warm-up"
+    return 1 / least, f"density {least:.3g} delivers", advice
 
 
 def grows(norms: Norms, *, after: int) -> bool:

@@ -81,6 +81,14 @@ def test_a_run_ends_with_a_line():
     assert sparse == f"{line}; an entry waits 80 steps on average"
 
 
+def test_a_run_that_sends_all_entries_says_what_they_take_otherwise():
+    line = summary_of(TotalStats().plus(STEP), dense_bytes=8000, size=4, density=1.0)
+    assert line == (
+        "1 steps, 1 of them summed by hvd_sparse: 0.3 kB sent per rank and step (uncompressed: "
+        "12.0 kB); 500 ms coding, 4e+03 ms exchanging, 1e+03 ms waiting"
+    )
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_nothing_sent_is_no_division_by_zero(size):
     assert "inf" in summary_of(TotalStats(steps=1), dense_bytes=10, size=size) or size == 1

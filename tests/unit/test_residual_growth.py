@@ -7,17 +7,28 @@ from types import SimpleNamespace
 
 import pytest
 
+from hvd_sparse.planning.plan import BucketChoice
 from hvd_sparse.stats.residual_growth import (
     DOUBLINGS,
     GROWTH,
+    TERNARY_WAIT,
     WAITS,
     ResidualGrowth,
     grows,
 )
 
 STEPS = [64 * 2**n for n in range(8)]
-SPARSE = [SimpleNamespace(dense=False, densities=(0.5, 0.0625))]
-DENSE = [SimpleNamespace(dense=True, densities=(1.0,))]
+
+
+def choice(collective, *densities, values="float32"):
+    return BucketChoice(
+        layers=("a",) * len(densities), densities=densities, collective=collective, wire="plain",
+        values=values,
+    )  # fmt: skip
+
+
+SPARSE = [choice("gtopk", 0.5, 0.0625)]
+DENSE = [choice("dense", 1.0)]
 
 
 def norms(power):
@@ -56,3 +67,16 @@ def test_it_warns_once_on_rank_0_after_several_waits_of_an_entry(caplog):
     assert "density 0.0625" in found[0]
     assert not warnings_of(ResidualGrowth(1), SPARSE, caplog)
     assert not warnings_of(ResidualGrowth(0), DENSE, caplog)
+
+
+@pytest.mark.parametrize("values", ["float32", "bfloat16", "int4"])
+def test_rounding_errors_may_grow_with_the_gradients(caplog, values):
+    assert not warnings_of(ResidualGrowth(0), [choice("shard_sum", 1.0, values=values)], caplog)
+
+
+def test_ternary_values_are_granted_a_longer_wait(caplog):
+    ternary = choice("shard_sum", 1.0, values="ternary")
+    (found,) = warnings_of(ResidualGrowth(0), [ternary, *SPARSE], caplog)
+    first = next(steps for steps in STEPS if steps >= WAITS * TERNARY_WAIT)
+    assert f"after {first} steps" in found
+    assert found.endswith("use a smaller sparsity, or wider values")
