@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NoReturn
 
-from hvd_sparse.collectives import find_collective
+from hvd_sparse.collectives import SHARD_SUM, find_collective
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.schedules import Warmup, checked_count, checked_density
 from hvd_sparse.sparsifiers import Sparsifier, as_sparsifier
@@ -19,9 +21,12 @@ MIN_REPLAN = 100
 
 CHOICES = {
     "indices": (AUTO, "plain", "packed"),
-    "values": ("float32", "bfloat16", "float16"),
+    "values": ("float32", "bfloat16", "float16", "int8", "int4", "ternary"),
     "plan": ("simulated", "paper"),
 }
+
+# Types of values that the dense sum alone can send.
+_DENSE_VALUES = ("int8", "int4", "ternary")
 
 _TOP_K = as_sparsifier("top_k")
 _GAUSSIAN = as_sparsifier("gaussian")
@@ -30,7 +35,10 @@ _WARMUP = Warmup(steps=50, densities=(0.25, 0.0625, 0.015625))
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Compression:
-    """How gradients are made sparse and exchanged; LAGS, GTopK, GaussianK and TopK are presets.
+    """How gradients are exchanged, and in which form.
+
+    LAGS, GTopK, GaussianK and TopK are presets that send few entries; Dense and ThreeLC are presets
+    that send all of them.
 
     Args:
         density: Fraction of each gradient's entries that a rank sends, in (0, 1]; if adaptive, the
@@ -42,17 +50,22 @@ class Compression:
             "split_allgather", "hierarchical", or "auto": the faster one, by the plan, of allgather
             and recursive_doubling, which apply all that the ranks select; "allgather" if not
             adaptive. The others apply k entries in all: for them the ranks' entries wait longer.
+            "shard_sum" selects nothing and sums all entries: density is 1, there is no warm-up, and
+            the compression is not adaptive; gradients are on the CPU.
         slack: Factor, at least 1: "gtopk" keeps slack * k entries in its middle rounds. The result
             is nearer to the exact top-k of the sum, and those rounds send as many times the bytes.
+        sparsity: Factor in [1, 2) of the scale of "ternary" values: a larger one sends more zeros,
+            in fewer bytes.
         indices: Encoding of positions: "plain" (4 bytes each), "packed" (about 2 + log2(1/density)
             bits each), or "auto": the one that the plan predicts to be faster, or "plain" without a
             plan.
-        values: Type of values in messages: "float32", "bfloat16" or "float16". The rounding errors
-            of a narrow type stay in the residual.
+        values: Type of values in messages: "float32", "bfloat16" or "float16"; with "shard_sum"
+            also "int8" and "int4", of which some share a scale, and "ternary", which is -1, 0 or 1
+            times the largest magnitude. The rounding errors of a narrow type stay in the residual.
         layer_wise: True if entries are selected per layer, in buckets that are exchanged during the
             backward pass. Otherwise they are selected once, over the whole model, after it.
         min_numel: Tensors with fewer elements, and all with less than two dimensions, are exchanged
-            dense by Horovod.
+            dense by Horovod. 0 with "shard_sum": no tensor is, whatever its dimensions.
         bucket_numel: If not adaptive, layers are merged into buckets of at most that many elements;
             a larger layer is a bucket of its own.
         warmup: Larger densities for the first steps; meanwhile no layer has a smaller one.
@@ -96,6 +109,7 @@ class Compression:
     sparsifier: Sparsifier | str = _TOP_K
     collective: str = "allgather"
     slack: float = 1.0
+    sparsity: float = 1.0
     indices: str = "plain"
     values: str = "float32"
     layer_wise: bool = True
@@ -117,7 +131,7 @@ class Compression:
     @property
     def collective_options(self) -> dict[str, float]:
         """Options of collectives, by name, as the core and the cost models take them."""
-        return {"slack": self.slack}
+        return {"slack": self.slack, "sparsity": self.sparsity}
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -126,6 +140,8 @@ class Compression:
         if self.collective != AUTO:
             find_collective(self.collective)
         set_field(self, "slack", checked_slack(self.slack))
+        sparsity = _checked_number("sparsity", self.sparsity, low=1, below=2)
+        set_field(self, "sparsity", sparsity)
         for name, choices in CHOICES.items():
             _check_choice(name, getattr(self, name), choices)
         min_numel = checked_count("min_numel", self.min_numel, low=0, high=2**62)
@@ -168,12 +184,14 @@ class Compression:
             )
         if self.warmup is not None and not isinstance(self.warmup, Warmup):
             raise InvalidArgumentError(f"warmup must be a Warmup or None, got {self.warmup!r}")
+        _check_dense_sum(self)
 
     def __repr__(self) -> str:
+        always = "values" if self.collective == SHARD_SUM else "density"
         shown = [
             f"{one.name}={getattr(self, one.name)!r}"
             for one in fields(self)
-            if one.compare and (one.name == "density" or getattr(self, one.name) != one.default)
+            if one.compare and (one.name == always or getattr(self, one.name) != one.default)
         ]
         if self.loss_scale is not None:  # a different object on every rank
             shown.append(f"loss_scale={type(self.loss_scale).__name__}")
@@ -189,9 +207,14 @@ class Compression:
         """True if gradients are changed even on a single rank, which sends nothing."""
         return bool(self.own_momentum or self.weight_decay or self.clip_norm)
 
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Returns true if tensors of a shape may take part; others always travel dense."""
+        takes_all = self.collective == SHARD_SUM and self.min_numel == 0
+        return takes_all or (len(shape) >= 2 and math.prod(shape) >= self.min_numel)
+
     @classmethod
     def compress(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises; called only if stock Horovod was given a sparse compression."""
+        """Raises; called only if stock Horovod was given one of this package's compressions."""
         raise HvdSparseError(
             f"{cls.__name__} was given to stock Horovod: import hvd_sparse.torch (or "
             "hvd_sparse.tensorflow) before you take DistributedOptimizer from Horovod"
@@ -261,6 +284,65 @@ class TopK(Compression):
     """
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Dense(Compression):
+    """The dense sum of all gradients by this package's own collective.
+
+    Every entry of every gradient is sent: in 4 bytes as "float32", in 2 as "bfloat16" or "float16",
+    in about 1 as "int8" and about half of one as "int4". As in any dense allreduce, each entry is
+    sent about twice: to the rank that adds it up, and from there as a sum. What a narrow type of
+    `values` rounds away stays in the residual and joins the next gradient (error feedback), so
+    nothing is lost. Tensors of any size and any number of dimensions are exchanged in this way, and
+    the optimizer keeps its own momentum.
+    """
+
+    density: float = 1.0
+    collective: str = SHARD_SUM
+    min_numel: int = 0
+    momentum_correction: float | str = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ThreeLC(Compression):
+    """3LC: each entry as -1, 0 or 1 times a scale that many entries share, and zeros as runs.
+
+    The scale is the largest magnitude times `sparsity`. An entry takes 1.6 bits at most, and fewer
+    where many in a row round to zero. Like those of `Dense`, it is sent about twice, and what is
+    rounded away stays in the residual and joins the next gradient (error feedback).
+
+    Reference:
+        Lim, Andersen, Kaminsky, 3LC: Lightweight and Effective Traffic Compression for Distributed
+        Machine Learning, MLSys 2019, https://arxiv.org/abs/1802.07389.
+    """
+
+    density: float = 1.0
+    collective: str = SHARD_SUM
+    values: str = "ternary"
+
+
+def _check_dense_sum(compression: Compression) -> None:
+    """Raises InvalidArgumentError unless a compression sums all entries in all of its options."""
+    if compression.collective != SHARD_SUM:
+        if isinstance(compression, Dense):
+            raise InvalidArgumentError(
+                f"collective of {type(compression).__name__} must be {SHARD_SUM!r}, "
+                f"got {compression.collective!r}"
+            )
+        if compression.values in _DENSE_VALUES:
+            raise InvalidArgumentError(
+                f"values may be {compression.values!r} with collective {SHARD_SUM!r} alone, "
+                f"got collective {compression.collective!r}"
+            )
+        return
+    for name, wanted in (("density", 1), ("warmup", None), ("adaptive", False)):
+        value = getattr(compression, name)
+        if value != wanted:
+            raise InvalidArgumentError(
+                f"{name} must be {wanted} with collective {SHARD_SUM!r}, which sends every entry, "
+                f"got {value!r}"
+            )
+
+
 def checked_slack(slack: object) -> float:
     """`slack` if it is a finite number of at least 1; raises InvalidArgumentError otherwise."""
     if isinstance(slack, int | float) and not isinstance(slack, bool) and 1 <= slack < float("inf"):
@@ -269,12 +351,17 @@ def checked_slack(slack: object) -> float:
 
 
 def _checked_number(
-    name: str, value: object, *, below: float = float("inf"), above: bool = False
+    name: str,
+    value: object,
+    *,
+    low: float = 0,
+    below: float = float("inf"),
+    above: bool = False,
 ) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if number and 0 <= value < below and (value > 0 or not above):  # type: ignore[operator]
+    if number and low <= value < below and (value > low or not above):  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
-    limits = f"{'(' if above else '['}0, {'infinity' if below == float('inf') else below})"
+    limits = f"{'(' if above else '['}{low}, {'infinity' if below == float('inf') else below})"
     raise InvalidArgumentError(f"{name} must be a number in {limits}, got {value!r}")
 
 
@@ -302,6 +389,7 @@ def as_compression(value: object) -> Compression:
         return value()
     kind = value if isinstance(value, type) else type(value)
     raise InvalidArgumentError(
-        "compression must be one of hvd_sparse's (LAGS, GTopK, GaussianK, TopK; a class or an "
-        f"instance) or one of Horovod's, got {kind.__module__}.{kind.__qualname__}"
+        "compression must be one of hvd_sparse's (LAGS, GTopK, GaussianK, TopK, Dense, ThreeLC; a "
+        "class or an instance) or one of Horovod's, got "
+        f"{kind.__module__}.{kind.__qualname__}"
     )

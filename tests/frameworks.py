@@ -115,7 +115,6 @@ class Framework(ABC):
         size: Number of ranks.
         everyone: Horovod's process set of all ranks.
         refusal: Type of the error of a refused step.
-        on_gpu: True if models lie on a GPU.
         scales_passes: True if the loss of several passes per step can be scaled.
         fuses: True if the bits of a dense sum may depend on what is summed with it: with more than
             two ranks, its place in a message says in which order these are added up.
@@ -125,7 +124,6 @@ class Framework(ABC):
     size: int
     everyone: Any
     refusal: type[Exception]
-    on_gpu: bool = False
     scales_passes: bool = True
     fuses: bool = False
 

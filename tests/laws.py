@@ -17,7 +17,7 @@ import numpy as np
 
 from hvd_sparse import _core
 from hvd_sparse.exchange.exchange import Exchange
-from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.places.buffer import BYTES, Buffer
 from hvd_sparse.sparsifiers import SPARSIFIERS, HardThreshold, Sparsifier, as_sparsifier
 from tests.device_array import CPU, DeviceArray
 
@@ -34,6 +34,15 @@ def buffer_of(array: np.ndarray) -> Buffer:
     """Returns the memory of a contiguous array as a Buffer."""
     assert array.flags.c_contiguous
     return Buffer(array.ctypes.data, array.size, str(array.dtype))
+
+
+def parts_of(buffer: Buffer, numels: list[int]) -> list[Buffer]:
+    """Returns consecutive parts of a Buffer."""
+    begins = np.cumsum([0, *numels[:-1]]) * BYTES[buffer.dtype]
+    return [
+        Buffer(buffer.address + int(begin), numel, buffer.dtype)
+        for begin, numel in zip(begins, numels, strict=True)
+    ]
 
 
 def integer_gradient(numel: int, *, rank: int, step: int, correlation: float = 0.5) -> np.ndarray:
@@ -74,25 +83,28 @@ class Rank:
     packed: bool = False
     values: str = "float32"
     slack: float = 1.0
+    sparsity: float = 1.0
     momentum: float = 0.0
     device: str = CPU
     dtype: str | None = None  # type of gradients in memory; None: that of the given array
+    numels: list[int] | None = None  # of the gradients that make up the array; None: it is one
 
     def __post_init__(self) -> None:
         """Adds the bucket."""
         self.ks = [max(1, math.ceil(self.density * n)) if n else 0 for n in self.segments]
         self.numel = sum(self.segments)
+        self.numels = self.numels or [self.numel]
         self.residual_array = DeviceArray(self.device, np.zeros(self.numel))
         self.velocity_array = DeviceArray(self.device, np.zeros(self.numel))
         self.states = np.zeros((len(self.segments), 4), np.float32)
         self.bucket = self.exchange.add_bucket(
             f"{self.sparsifier}-{self.collective}",
-            numels=[self.numel],
+            numels=self.numels,
             segments=self.segments,
             max_ks=self.ks,
             sparsifier=EVERY_SPARSIFIER[self.sparsifier],
             collective=self.collective,
-            collective_options={"slack": self.slack},
+            collective_options={"slack": self.slack, "sparsity": self.sparsity},
             indices="packed" if self.packed else "plain",
             values=self.values,
             device=self.device,
@@ -121,11 +133,11 @@ class Rank:
         self.under_way = [values.copy() for values in before]
         self.exchange.start(
             self.bucket,
-            [self.array.buffer],
+            parts_of(self.array.buffer, self.numels),
             residual=self.residual_array.buffer,
             states=buffer_of(self.states),
             ks=self.ks,
-            decays=[1.0],
+            decays=[1.0] * len(self.numels),
             output_scale=output_scale,
             stream=self.array.stream,
             velocity=self.velocity_array.buffer if self.momentum else None,

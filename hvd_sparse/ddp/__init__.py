@@ -8,7 +8,7 @@
 The options of compressions, and the functions below, are those of hvd_sparse.torch.
 """
 
-from hvd_sparse.compression import LAGS, GaussianK, GTopK, TopK
+from hvd_sparse.compression import LAGS, Dense, GaussianK, GTopK, ThreeLC, TopK
 from hvd_sparse.ddp.attaching import attach
 from hvd_sparse.ddp.checkpoint import load_checkpoint, save_checkpoint
 from hvd_sparse.ddp.functions import sparse_allreduce
@@ -20,10 +20,12 @@ from hvd_sparse.stats.step_stats import Stats, StepStats, TotalStats
 
 __all__ = [
     "LAGS",
+    "Dense",
     "GTopK",
     "GaussianK",
     "Stats",
     "StepStats",
+    "ThreeLC",
     "TopK",
     "TotalStats",
     "Warmup",

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.places.step_clock import Clock, CpuClock
 
@@ -52,7 +53,7 @@ class OnDevice(Place):
 
     select_on = "engine"
     has_bus = True
-    refuses = ("hierarchical",)  # adds up residuals on the CPU
+    refuses = ("hierarchical", SHARD_SUM)  # these add up residuals on the CPU
 
 
 class OnCpu(Place):

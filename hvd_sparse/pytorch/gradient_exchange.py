@@ -37,7 +37,7 @@ from hvd_sparse.pytorch.loss_scale import LossScale
 from hvd_sparse.pytorch.momentum import Momentum
 from hvd_sparse.pytorch.owner import weakly
 from hvd_sparse.pytorch.parameters import NamedParameters
-from hvd_sparse.pytorch.settings import Settings, check_not_twice, may_be_sparse
+from hvd_sparse.pytorch.settings import Settings, check_not_twice
 from hvd_sparse.pytorch.slots import Slot
 from hvd_sparse.ranks.world import World
 from hvd_sparse.state.saved_exchange import conditions_of
@@ -125,7 +125,7 @@ class GradientExchange:
         large = [
             slot
             for slot in reversed(self._slots)
-            if slot.optimized and may_be_sparse(slot.param, compression)
+            if slot.optimized and compression.takes(slot.param.shape)
         ]
         self.layers = tuple(Layer(slot.name, slot.param.numel()) for slot in large)
         self._large = {slot.name: slot for slot in large}

@@ -116,11 +116,6 @@ def check_parameter(name: str, param: torch.Tensor) -> None:
     check_device(f"parameter '{name}'", param)
 
 
-def may_be_sparse(param: torch.Tensor, compression: Compression) -> bool:
-    """Returns true if the gradients of a parameter may be sparse; small and 1-d ones never are."""
-    return param.ndim >= 2 and param.numel() >= compression.min_numel
-
-
 def check_devices(named: NamedParameters, compression: Compression) -> None:
     """Raises UnsupportedError unless these parameters can be exchanged together."""
     device = common_device(named)
@@ -138,7 +133,7 @@ def check_dense(named: NamedParameters, compression: Compression, host: TorchHos
     """
     device = common_device(named)
     adaptive = compression.adaptive
-    dense = [name for name, one in named if adaptive or not may_be_sparse(one, compression)]
+    dense = [name for name, one in named if adaptive or not compression.takes(one.shape)]
     if dense:
         preset = type(compression).__name__
         why = f"{preset} measures dense steps first" if adaptive else "it is small"

@@ -15,7 +15,7 @@ horovod.tensorflow.
 import horovod.tensorflow as _horovod
 
 from hvd_sparse import reexport as _reexport
-from hvd_sparse.compression import LAGS, GaussianK, GTopK, TopK
+from hvd_sparse.compression import LAGS, Dense, GaussianK, GTopK, ThreeLC, TopK
 from hvd_sparse.schedules import Warmup
 from hvd_sparse.stats.step_stats import StepStats
 from hvd_sparse.tensorflow import patches as _patches
@@ -31,9 +31,11 @@ _patches.install()
 
 __all__ = [
     "LAGS",
+    "Dense",
     "GTopK",
     "GaussianK",
     "StepStats",
+    "ThreeLC",
     "TopK",
     "Warmup",
     "elastic_residuals",

@@ -98,15 +98,13 @@ class GradientExchange:
         self.conditions = conditions_of(
             compression, local_size=exchange.local_size, device=devices.core_name(device)
         )
-        least = max(1, compression.min_numel)
         numels = [math.prod(shape) for shape, _ in self._templates]
         backwards = [index for index in reversed(range(len(variables))) if not sliced[index]]
-        large = [
-            index
+        self.layers = tuple(
+            Layer(self._names[index], numels[index])
             for index in backwards
-            if len(variables[index].shape) >= 2 and numels[index] >= least
-        ]
-        self.layers = tuple(Layer(self._names[index], numels[index]) for index in large)
+            if numels[index] > 0 and compression.takes(self._templates[index][0])
+        )
         self.saved_names = saved_names(self._names)
         self.saved_numels = dict(zip(self.saved_names.values(), numels, strict=True))
         share = LocalShare.of(compression, settings.reduction, size=world.size)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from hvd_sparse.compression import LAGS, GaussianK, GTopK, TopK
+from hvd_sparse.compression import LAGS, Dense, GaussianK, GTopK, TopK
 from hvd_sparse.schedules import Warmup
+from tests.dense_sums import DENSE_SUMS
 from tests.frameworks import DTYPES, SHAPES, any_entry, same, with_bad_entry
 
 PRESETS = [LAGS, GTopK, GaussianK, TopK]
 SMALL = {"min_numel": 64, "bucket_numel": 1500, "adaptive": False}
+SELECTING = {"topk": TopK(density=0.1, **SMALL)}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -23,10 +27,25 @@ def test_nothing_is_lost_over_several_steps(framework, preset, density):
     assert any_entry(model.residuals()) == (density < 1 and framework.size > 1)
 
 
+@pytest.mark.parametrize("name", DENSE_SUMS)
+def test_nothing_is_lost_where_all_entries_are_sent(framework, name):
+    model = framework.model(DENSE_SUMS[name])
+    for step in range(6):
+        framework.checked_step(model, framework.integer_gradients(step, low=-3000, high=3001))
+    framework.assert_same_on_all_ranks(model.weights())
+    assert any_entry(model.residuals()) == (name != "float32" and framework.size > 1)
+    if framework.size > 1:
+        assert set(model.residuals()) == set(SHAPES)
+        assert model.sparse_buckets() == 2
+        assert model.stats().density_reached == 1
+        assert model.stats().dense_bytes == 0
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("preset", [LAGS, TopK])
-def test_nothing_is_lost_in_any_number_type(framework, preset, dtype):
-    model = framework.model(preset(density=0.1, **SMALL), dtype=dtype)
+@pytest.mark.parametrize("name", ["lags", "topk", *DENSE_SUMS])
+def test_nothing_is_lost_in_any_number_type(framework, name, dtype):
+    known = {"lags": LAGS(density=0.1, **SMALL), **SELECTING, **DENSE_SUMS}
+    model = framework.model(known[name], dtype=dtype)
     for step in range(4):
         framework.checked_step(model, framework.integer_gradients(step))
     framework.assert_same_on_all_ranks(model.weights())
@@ -50,7 +69,7 @@ def test_what_a_narrow_type_rounds_away_stays_in_the_residuals(framework, dtype,
 
 
 @pytest.mark.parametrize("op", ["Sum", "Average"])
-@pytest.mark.parametrize("preset", [GaussianK, TopK])
+@pytest.mark.parametrize("preset", [GaussianK, TopK, Dense])
 def test_density_one_sends_the_exact_sum(framework, preset, op):
     model = framework.model(preset(density=1.0, **SMALL), op=op)
     gradients = framework.integer_gradients(0)
@@ -76,9 +95,22 @@ def test_small_and_1d_parameters_are_sent_dense_and_have_no_residual(framework):
         assert model.stats().dense_bytes == 4 * (25 + 4000 + 1)
 
 
+def test_a_dense_sum_takes_tensors_of_any_size_and_of_any_dimensions(framework):
+    shapes = {"matrix": (50, 40), "small": (5, 5), "vector": (70,), "one": (1,), "scalar": ()}
+    model = framework.model(Dense(), shapes)
+    gradients = framework.integer_gradients(0, shapes)
+    exact = framework.totals(gradients)
+    for name, result in model.step(gradients).items():
+        assert np.array_equal(result.ravel(), exact[name])
+    if framework.size > 1:
+        assert set(model.residuals()) == set(shapes)
+        assert model.stats().dense_bytes == 0
+
+
+@pytest.mark.parametrize("preset", [TopK, Dense])
 @pytest.mark.parametrize("factor", [1.0, 2.0, 4.0])
-def test_predivided_averages_are_averages(framework, factor):
-    model = framework.model(TopK(density=1.0, **SMALL), op="Average", predivide=factor)
+def test_predivided_averages_are_averages(framework, preset, factor):
+    model = framework.model(preset(density=1.0, **SMALL), op="Average", predivide=factor)
     gradients = framework.integer_gradients(0)
     exact = framework.totals(gradients)
     for name, result in model.step(gradients).items():
@@ -89,8 +121,9 @@ def test_predivided_averages_are_averages(framework, factor):
 
 
 @pytest.mark.usefixtures("several_ranks")
-def test_a_missing_gradient_counts_as_zero(framework):
-    model = framework.model(TopK(density=1.0, **SMALL))
+@pytest.mark.parametrize("preset", [TopK, Dense])
+def test_a_missing_gradient_counts_as_zero(framework, preset):
+    model = framework.model(preset(density=1.0, **SMALL))
     gradients = framework.integer_gradients(0)
     given = {name: gradients[name] for name in ("first", "bias")}
     results = model.step(given)
@@ -102,8 +135,9 @@ def test_a_missing_gradient_counts_as_zero(framework):
 
 
 @pytest.mark.usefixtures("several_ranks")
-def test_a_bad_gradient_of_one_rank_is_refused_on_all_and_changes_nothing(framework):
-    model = framework.model(TopK(density=0.1, **SMALL))
+@pytest.mark.parametrize("name", [*SELECTING, *DENSE_SUMS])
+def test_a_bad_gradient_of_one_rank_is_refused_on_all_and_changes_nothing(framework, name):
+    model = framework.model((SELECTING | DENSE_SUMS)[name])
     model.step(framework.integer_gradients(0))
     weights, before = model.weights(), model.residuals()
     gradients = framework.integer_gradients(1)
@@ -120,8 +154,9 @@ def test_a_bad_gradient_of_one_rank_is_refused_on_all_and_changes_nothing(framew
 
 
 @pytest.mark.usefixtures("several_ranks")
-def test_a_finite_gradient_beyond_float32_is_refused_as_such_on_all(framework):
-    model = framework.model(TopK(density=0.1, **SMALL), dtype="float64")
+@pytest.mark.parametrize("name", [*SELECTING, *DENSE_SUMS])
+def test_a_finite_gradient_beyond_float32_is_refused_as_such_on_all(framework, name):
+    model = framework.model((SELECTING | DENSE_SUMS)[name], dtype="float64")
     gradients = framework.integer_gradients(0)
     if framework.rank == framework.size - 1:
         gradients = with_bad_entry(gradients, "second", 1e300)
@@ -145,16 +180,23 @@ def test_a_warm_up_sends_more_at_first(framework):
 
 
 @pytest.mark.usefixtures("several_ranks")
-@pytest.mark.parametrize("preset", [LAGS, TopK])
-def test_a_residual_that_follows_the_learning_rate_loses_nothing(framework, preset):
+@pytest.mark.parametrize(
+    "compression",
+    [
+        LAGS(density=0.01, min_numel=1, adaptive=False),
+        TopK(density=0.01, min_numel=1),
+        *(one for name, one in DENSE_SUMS.items() if name != "float32"),
+    ],
+    ids=repr,
+)
+def test_a_residual_that_follows_the_learning_rate_loses_nothing(framework, compression):
     shapes = {"w": (40, 30)}
-    compression = preset(density=0.01, min_numel=1, adaptive=False, rescale_residual=True)
-    model = framework.model(compression, shapes, rate=0.5)
+    model = framework.model(replace(compression, rescale_residual=True), shapes, rate=0.5)
     owed = 0.0
     # With rates that are powers of two, sums of what was applied and residuals are exact.
     for step, rate in enumerate((0.5, 0.5, 0.25, 1.0)):
         model.set_rate(rate)
-        gradients = framework.integer_gradients(step, shapes)
+        gradients = framework.integer_gradients(step, shapes, low=-3000, high=3001)
         model.step(gradients)
         owed = owed + rate * gradients["w"].ravel()
     left = model.residuals()["w"]

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from hvd_sparse.compression import TopK
+from hvd_sparse.compression import Dense, TopK
 from tests.frameworks import SHAPES, with_bad_entry
 
 SMALL = {"density": 0.1, "min_numel": 64}
+COMPRESSIONS = {"topk": TopK(**SMALL), "dense": Dense(values="bfloat16")}
 
 
+@pytest.mark.parametrize("name", COMPRESSIONS)
 @pytest.mark.parametrize(("norm", "factor"), [(64.0, 0.25), (16.0, 1.0), (8.0, 1.0)])
-def test_the_law_counts_the_clipped_gradient(framework, norm, factor):
+def test_the_law_counts_the_clipped_gradient(framework, name, norm, factor):
     shapes = {"first": (40, 30), "second": (25, 20)}
     limit = 16 * math.sqrt(framework.size)  # of the result: 16 per rank
-    model = framework.model(TopK(clip_norm=limit, **SMALL), shapes)
+    model = framework.model(replace(COMPRESSIONS[name], clip_norm=limit), shapes)
     for step in range(4):
         gradients = framework.signs(step, shapes, norm=norm)
         before = model.residuals()
@@ -50,8 +53,9 @@ def test_the_result_has_weight_decay_times_the_weights(framework, op):
         np.testing.assert_allclose(result.ravel(), mean + 2.0, rtol=1e-6, atol=1e-6)
 
 
-def test_weight_decay_that_is_not_sent_yet_is_in_the_residuals(framework):
-    model = framework.model(TopK(weight_decay=0.5 * framework.size, **SMALL))
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_weight_decay_that_is_not_sent_yet_is_in_the_residuals(framework, name):
+    model = framework.model(replace(COMPRESSIONS[name], weight_decay=0.5 * framework.size))
     model.fill(4.0)
     gradients = framework.integer_gradients(0)
     before = model.residuals()
@@ -60,8 +64,9 @@ def test_weight_decay_that_is_not_sent_yet_is_in_the_residuals(framework):
     framework.assert_nothing_is_lost(decayed, results, before, model.residuals())
 
 
-def test_a_missing_gradient_decays_too(framework):
-    model = framework.model(TopK(density=1.0, min_numel=64, weight_decay=0.5))
+@pytest.mark.parametrize("preset", [TopK, Dense])
+def test_a_missing_gradient_decays_too(framework, preset):
+    model = framework.model(preset(density=1.0, min_numel=64, weight_decay=0.5))
     model.fill(4.0)
     gradients = framework.integer_gradients(0)
     del gradients["last"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from hvd_sparse.compression import LAGS, GTopK, TopK
+from hvd_sparse.compression import LAGS, Dense, GTopK, TopK
 from hvd_sparse.schedules import Warmup
+from tests.dense_sums import DENSE_SUMS
 from tests.frameworks import SHAPES, any_entry, with_bad_entry
 from tests.verdict import CYCLE, DENSE_STEPS
 
@@ -21,6 +24,9 @@ COMPRESSIONS = {
     "topk": TopK(**OPTIONS),
     "split": TopK(collective="split_allgather", indices="packed", **OPTIONS),
     "warm-up": TopK(warmup=Warmup(steps=2, densities=(0.5, 0.25)), **OPTIONS),
+    **{
+        f"dense, {name}": replace(one, momentum_correction=M) for name, one in DENSE_SUMS.items()
+    },
 }  # fmt: skip
 
 
@@ -34,8 +40,11 @@ def test_nothing_is_lost_with_momentum(framework, name):
 
 
 @pytest.mark.parametrize("op", ["Sum", "Average"])
-def test_what_travels_dense_is_momentum_sgd(framework, op):
-    model = framework.model(TopK(min_numel=10**6, momentum_correction=M), op=op)
+@pytest.mark.parametrize(
+    "compression", [TopK(min_numel=10**6), Dense(), Dense(min_numel=64)], ids=repr
+)
+def test_what_travels_dense_is_momentum_sgd(framework, compression, op):
+    model = framework.model(replace(compression, momentum_correction=M), op=op)
     share = 1 if op == "Sum" else framework.size
     moved = dict.fromkeys(SHAPES, 0.0)
     weights = dict.fromkeys(SHAPES, 0.0)
@@ -74,9 +83,10 @@ def test_nothing_is_lost_from_dense_to_sparse_with_momentum(framework, verdict, 
     assert CYCLE > DENSE_STEPS + 3
 
 
+@pytest.mark.parametrize("name", ["topk", "dense, bfloat16"])
 @pytest.mark.parametrize("bad", ["second", "last", "bias"])
-def test_a_bad_gradient_of_one_rank_leaves_finite_velocities(framework, bad):
-    model = framework.model(COMPRESSIONS["topk"])
+def test_a_bad_gradient_of_one_rank_leaves_finite_velocities(framework, name, bad):
+    model = framework.model(COMPRESSIONS[name])
     model.step(framework.integer_gradients(0))
     before, velocity, weights = model.residuals(), model.velocities(), model.weights()
     gradients = framework.integer_gradients(1)
@@ -86,7 +96,8 @@ def test_a_bad_gradient_of_one_rank_leaves_finite_velocities(framework, bad):
         model.step(gradients)
     assert all(np.array_equal(one, weights[name]) for name, one in model.weights().items())
     after = model.velocities()
-    assert np.array_equal(after["bias"], velocity["bias"])  # dense: skipped
+    if name == "topk" or framework.size == 1:
+        assert np.array_equal(after["bias"], velocity["bias"])  # sent dense: skipped
     for name, part in model.residuals().items() if framework.size > 1 else ():
         grown = M * velocity[name] + np.nan_to_num(gradients[name].ravel())
         assert np.array_equal(part, before[name] + grown)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from hvd_sparse.compression import LAGS, TopK
+from hvd_sparse.compression import LAGS, Dense, TopK
 from tests.frameworks import any_entry
 
-EVERYTHING = TopK(density=1.0, min_numel=64)
+EVERYTHING = [TopK(density=1.0, min_numel=64), Dense()]
 
 
-def test_ranks_sum_over_their_set_and_exchange_nothing_outside(framework, sets):
+@pytest.mark.parametrize("compression", EVERYTHING, ids=repr)
+def test_ranks_sum_over_their_set_and_exchange_nothing_outside(framework, sets, compression):
     for ranks in sets:
-        model = framework.model(EVERYTHING, ranks=ranks)
+        model = framework.model(compression, ranks=ranks)
         model.prepare()
         gradients = framework.integer_gradients(0)
         results = model.step(gradients)
@@ -28,9 +30,10 @@ def test_ranks_sum_over_their_set_and_exchange_nothing_outside(framework, sets):
             assert np.array_equal(result.ravel(), exact[name])
 
 
-def test_an_average_is_over_the_ranks_of_the_set(framework, sets):
+@pytest.mark.parametrize("compression", EVERYTHING, ids=repr)
+def test_an_average_is_over_the_ranks_of_the_set(framework, sets, compression):
     inner = sets[0]
-    model = framework.model(EVERYTHING, ranks=inner, op="Average")
+    model = framework.model(compression, ranks=inner, op="Average")
     results = model.step({"first": np.full((40, 30), 1.0 + framework.rank)})
     if inner.included():
         mean = sum(1 + rank for rank in inner.ranks) / len(inner.ranks)

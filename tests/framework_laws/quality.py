@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hvd_sparse.compression import LAGS, GTopK, TopK
+from tests.dense_sums import DENSE_SUMS
 from tests.frameworks import SHAPES
 
 OPTIONS = {"density": 0.1, "min_numel": 64}
@@ -75,9 +78,24 @@ def test_all_that_is_sent_leaves_nothing_behind(framework):
 
 
 @pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("name", DENSE_SUMS)
+def test_a_dense_sum_leaves_its_rounding_errors_behind(framework, name):
+    model = framework.model(replace(DENSE_SUMS[name], quality_every=1))
+    for step in range(3):
+        gradients = framework.integer_gradients(step, low=-3000, high=3001)
+        before = model.residuals()
+        model.step(gradients)
+        after = model.residuals()
+        accumulated = {layer: before.get(layer, 0.0) + gradients[layer].ravel() for layer in after}
+        quality = model.stats().quality
+        expected = left_over_whole(flat(accumulated), flat(after))
+        assert quality.compression_error == pytest.approx(expected, rel=1e-5)
+        assert (expected > 0) == (name != "float32")
+        assert quality.deltas == dict.fromkeys(SHAPES, 0)  # no entry was left to chance
+
+
+@pytest.mark.usefixtures("several_ranks")
 def test_where_nodes_share_a_residual_no_rank_tells_its_own_error(framework):
-    if framework.on_gpu:
-        pytest.skip("'hierarchical' adds up residuals on the CPU, and takes no others")
     model = framework.model(TopK(collective="hierarchical", quality_every=1, **OPTIONS))
     model.step(framework.integer_gradients(0))
     quality = model.stats().quality

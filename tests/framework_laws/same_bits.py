@@ -7,15 +7,16 @@ bucket by bucket. Dense gradients are left out: their sums are Horovod's.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
-from hvd_sparse.collectives import COLLECTIVES
+from hvd_sparse.collectives import COLLECTIVES, SHARD_SUM
 from hvd_sparse.compression import LAGS, Compression, GTopK, TopK
 from tests import laws
 from tests.cases import in_turn
+from tests.dense_sums import DENSE_SUMS
 
 SHAPES = {"first": (40, 30), "second": (25, 8, 5), "last": (30, 20)}
 STEPS = 4
@@ -87,8 +88,11 @@ def expected_bits(case, size, *, shapes, dtype, op):
             density=case.compression.density,
             sparsifier=case.sparsifier,
             collective=case.collective,
+            values=case.compression.values,
+            sparsity=case.compression.sparsity,
             momentum=case.compression.own_momentum,
             dtype=dtype,
+            numels=numels,
         )
     return expected
 
@@ -100,6 +104,7 @@ def bits_of(arrays):
 
 def check_bits(framework, case, *, shapes=SHAPES, dtype="float32", op="Sum"):
     expected = expected_bits(case, framework.size, shapes=shapes, dtype=dtype, op=op)
+    leaves = case.collective != SHARD_SUM or case.compression.values != "float32"
     model = framework.model(case.compression, shapes, dtype=dtype, op=op)
     for step in range(STEPS):
         results = model.step(gradients_of(framework.rank, step, shapes))
@@ -108,7 +113,7 @@ def check_bits(framework, case, *, shapes=SHAPES, dtype="float32", op="Sum"):
         assert bits_of(model.residuals()) == bits_of(residuals)
         if case.compression.own_momentum:
             assert bits_of(model.velocities()) == bits_of(velocities)
-        assert all(np.any(one) for one in residuals.values())
+        assert all(np.any(one) == leaves for one in residuals.values())
 
 
 @pytest.mark.usefixtures("several_ranks")
@@ -120,6 +125,14 @@ def test_training_gives_the_bits_of_the_core(framework, name, with_momentum, op)
     if with_momentum:
         case = Case(MOMENTUM[name], case.buckets, case.sparsifier, case.collective)
     check_bits(framework, case, op=op)
+
+
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("name", DENSE_SUMS)
+def test_a_dense_sum_gives_the_bits_of_the_core(framework, name, momentum):
+    compression = replace(DENSE_SUMS[name], momentum_correction=momentum)
+    check_bits(framework, Case(compression, TWO_BUCKETS, "top_k", SHARD_SUM), op="Average")
 
 
 @pytest.mark.usefixtures("several_ranks")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hvd_sparse.compression import LAGS, GTopK
+from hvd_sparse.compression import LAGS, Dense, GTopK
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.schedules import Warmup
 from hvd_sparse.tuning import tuner
@@ -145,8 +145,9 @@ def test_replan_begins_again_and_loses_nothing(framework, verdict):
 
 
 @pytest.mark.usefixtures("several_ranks")
-def test_only_adaptive_compressions_are_planned_anew(framework):
-    model = framework.model(GTopK(min_numel=64))
+@pytest.mark.parametrize("compression", [GTopK(min_numel=64), Dense()], ids=repr)
+def test_only_adaptive_compressions_are_planned_anew(framework, compression):
+    model = framework.model(compression)
     assert model.tuning() is None
     model.step(framework.integer_gradients(0))
     assert model.tuning() is None

@@ -13,6 +13,7 @@ import hvd_sparse.torch
 from hvd_sparse import sparse_allreduce
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
 from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK
+from tests.dense_sums import DENSE_SUMS
 from tests.device_array import OnADevice, is_emulated
 from tests.parallel.torch_ranks import assert_same_on_all_ranks, total
 
@@ -25,16 +26,19 @@ def summed(array):
     return total(torch.from_numpy(array.astype(np.float64))).numpy()
 
 
-@pytest.mark.parametrize("preset", [LAGS, GTopK, GaussianK, TopK])
+PRESETS = [LAGS, GTopK, GaussianK, TopK]
+COMPRESSIONS = [preset(adaptive=False, density=0.1) for preset in PRESETS]
+COMPRESSIONS += DENSE_SUMS.values()
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS, ids=repr)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
-def test_nothing_is_lost_over_several_calls(preset, dtype):
+def test_nothing_is_lost_over_several_calls(compression, dtype):
     residual = np.zeros(1200, np.float32)
     for step in range(4):
         array = integers(step, dtype)
         copy, before = array.copy(), residual.copy()
-        result = sparse_allreduce(
-            array, residual, compression=preset(adaptive=False, density=0.1), op=hvd.Sum
-        )
+        result = sparse_allreduce(array, residual, compression=compression, op=hvd.Sum)
         assert np.array_equal(array, copy)
         assert (result.shape, result.dtype) == (array.shape, array.dtype)
         given = array.astype(np.float64).ravel() + before - residual

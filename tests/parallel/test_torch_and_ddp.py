@@ -7,11 +7,14 @@ import pytest
 import torch.distributed as dist
 
 from hvd_sparse.compression import LAGS, GaussianK, GTopK, TopK
+from tests.dense_sums import DENSE_SUMS
 from tests.docs.ddp_stage import start
 from tests.frameworks import same
 from tests.parallel_ddp.ddp_framework import Ddp
 
-PRESETS = [LAGS, GTopK, GaussianK, TopK]
+SMALL = {"density": 0.1, "min_numel": 64, "bucket_numel": 1500, "adaptive": False}
+COMPRESSIONS = [preset(**SMALL) for preset in (LAGS, GTopK, GaussianK, TopK)]
+COMPRESSIONS += DENSE_SUMS.values()
 # All of it is sparse: the libraries sum dense gradients of more than two ranks in their own orders.
 SHAPES = {"first": (40, 30), "second": (25, 8, 5)}
 
@@ -30,9 +33,8 @@ def models(framework, compression, **options):
 
 
 @pytest.mark.parametrize("op", ["Sum", "Average"])
-@pytest.mark.parametrize("preset", PRESETS)
-def test_integers_give_the_same_averages_and_residuals(framework, preset, op):
-    compression = preset(density=0.1, min_numel=64, bucket_numel=1500, adaptive=False)
+@pytest.mark.parametrize("compression", COMPRESSIONS, ids=repr)
+def test_integers_give_the_same_averages_and_residuals(framework, compression, op):
     ours, theirs = models(framework, compression, op=op)
     for step in range(6):
         gradients = framework.integer_gradients(step)

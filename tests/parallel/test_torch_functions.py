@@ -11,6 +11,7 @@ import torch
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK, Warmup, sparse_allreduce, stats
+from tests.dense_sums import DENSE_SUMS
 from tests.parallel.torch_ranks import (
     Toy,
     assert_same_on_all_ranks,
@@ -20,6 +21,8 @@ from tests.parallel.torch_ranks import (
 )
 
 PRESETS = [LAGS, GTopK, GaussianK, TopK]
+COMPRESSIONS = [preset(adaptive=False, density=0.1) for preset in PRESETS]
+COMPRESSIONS += DENSE_SUMS.values()
 
 
 def integers(step, shape=(30, 40), dtype=torch.float32):
@@ -27,16 +30,14 @@ def integers(step, shape=(30, 40), dtype=torch.float32):
     return torch.randint(-9, 10, shape, generator=generator).to(dtype)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("compression", COMPRESSIONS, ids=repr)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_nothing_is_lost_over_several_calls(preset, dtype):
+def test_nothing_is_lost_over_several_calls(compression, dtype):
     residual = torch.zeros(1200)
     for step in range(4):
         tensor = integers(step, dtype=dtype)
         copy, before = tensor.clone(), residual.clone()
-        result = sparse_allreduce(
-            tensor, residual, compression=preset(adaptive=False, density=0.1), op=hvd.Sum
-        )
+        result = sparse_allreduce(tensor, residual, compression=compression, op=hvd.Sum)
         assert torch.equal(tensor, copy)
         assert result.shape == tensor.shape
         assert result.dtype == dtype

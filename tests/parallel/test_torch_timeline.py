@@ -11,7 +11,7 @@ import torch
 
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
 from hvd_sparse.timeline import timeline
-from hvd_sparse.torch import LAGS, GTopK, TopK, stats
+from hvd_sparse.torch import LAGS, Dense, GTopK, TopK, stats
 from tests.parallel.torch_ranks import CULPRIT, Toy, distribute, integer_gradients
 from tests.traces import read_trace
 
@@ -34,10 +34,11 @@ def file_of_each_rank(tmp_path, monkeypatch):
 
 
 @several_ranks
-@pytest.mark.parametrize("preset", [LAGS, GTopK, TopK])
+@pytest.mark.parametrize("preset", [LAGS, GTopK, TopK, Dense])
 def test_every_bucket_and_every_step_is_there(file_of_each_rank, preset):
     model = Toy()
-    compression = preset(density=0.2, min_numel=64, bucket_numel=1300, adaptive=False)
+    density = 1.0 if preset is Dense else 0.2
+    compression = preset(density=density, min_numel=64, bucket_numel=1300, adaptive=False)
     optimizer = distribute(model, compression)
     told = []
     for step in range(STEPS):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.torch import GTopK, stats, summary, watch
+from hvd_sparse.torch import Dense, GTopK, stats, summary, watch
 from tests.parallel.torch_ranks import (
     Toy,
     distribute,
@@ -51,6 +51,17 @@ def test_the_summary_counts_all_steps():
     assert summary(optimizer) == "no step was exchanged"
     train(model, optimizer, range(3))
     assert summary(optimizer).startswith("3 steps, 3 of them sparse: ")
+
+
+@several_ranks
+def test_the_summary_of_a_dense_sum_tells_what_it_saves():
+    model = Toy()
+    optimizer = distribute(model, Dense(values="bfloat16"))
+    train(model, optimizer, range(3))
+    line = summary(optimizer)
+    assert line.startswith("3 steps, 3 of them summed by hvd_sparse: ")
+    assert "(uncompressed: " in line
+    assert "waits" not in line
 
 
 def test_one_rank_may_watch_too():

@@ -23,6 +23,7 @@ from hvd_sparse.ddp import (
     watch,
 )
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
+from tests.dense_sums import DENSE_SUMS
 from tests.parallel_ddp.ddp_framework import Toy
 
 
@@ -38,7 +39,9 @@ def total(tensor, group=None):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-@pytest.mark.parametrize("compression", [TopK(density=0.05), GTopK, LAGS(adaptive=False)])
+@pytest.mark.parametrize(
+    "compression", [TopK(density=0.05), GTopK, LAGS(adaptive=False), *DENSE_SUMS.values()]
+)
 def test_a_sum_and_what_is_left_are_what_was_given(framework, compression, dtype):
     tensor, residual = tensor_of(framework.rank, dtype), torch.zeros(1200)
     for _ in range(3):

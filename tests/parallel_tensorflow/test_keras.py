@@ -20,6 +20,7 @@ COMPRESSIONS = {
     "topk": TopK(density=0.05, min_numel=64),
     "lags": LAGS(density=0.05, min_numel=64, adaptive=False),
     "gtopk": GTopK(density=0.05, min_numel=64),
+    "dense": hvd.Dense(values="bfloat16"),
 }
 
 WAYS = {
@@ -75,6 +76,8 @@ def trainable(model):
         ("lags", "graph"),
         ("topk", "auto"),
         ("gtopk", "eager"),
+        ("dense", "graph"),
+        ("dense", "eager"),
     ],
 )
 def test_weights_are_bitwise_equal_after_fit(compression, way):
@@ -87,23 +90,25 @@ def test_weights_are_bitwise_equal_after_fit(compression, way):
     assert not np.array_equal(begin[0], trainable(model)[0])
 
 
-def test_adam_and_a_schedule_and_accumulation_work():
+@pytest.mark.parametrize("compression", ["topk", "dense"])
+def test_adam_and_a_schedule_and_accumulation_work(compression):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 10, 0.9)
     optimizer = keras.optimizers.Adam(schedule, gradient_accumulation_steps=2)
-    model = make_model(optimizer, COMPRESSIONS["topk"])
+    model = make_model(optimizer, COMPRESSIONS[compression])
     fit(model)
     assert_same_on_all_ranks(trainable(model))
 
 
+@pytest.mark.parametrize("compression", ["topk", "dense"])
 @pytest.mark.parametrize("as_dense", [False, True])
-def test_the_slices_of_an_embedding_are_exchanged(as_dense):
+def test_the_slices_of_an_embedding_are_exchanged(as_dense, compression):
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
         [keras.Input((6,)), keras.layers.Embedding(50, 16), keras.layers.Flatten(),
          keras.layers.Dense(10)]
     )  # fmt: skip
     optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(0.1), compression=COMPRESSIONS["topk"], sparse_as_dense=as_dense
+        keras.optimizers.SGD(0.1), compression=COMPRESSIONS[compression], sparse_as_dense=as_dense
     )
     model.compile(optimizer=optimizer, loss="mse")
     rng = np.random.default_rng(hvd.rank())

@@ -19,6 +19,7 @@ import hvd_sparse.tensorflow.keras as hvd
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.tensorflow import (
     LAGS,
+    Dense,
     GTopK,
     TopK,
     load_checkpoint,
@@ -34,6 +35,8 @@ from tests.parallel_tensorflow.ranks import a_name, assert_same_on_all_ranks
 keras = tf.keras
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
 SMALL = {"density": 0.05, "min_numel": 64}
+COMPRESSIONS = [TopK(**SMALL), LAGS(adaptive=False, **SMALL), GTopK(**SMALL)]
+COMPRESSIONS.append(Dense(values="bfloat16"))
 
 
 def make_model(optimizer, **compiled):
@@ -75,11 +78,11 @@ def test_an_optimizer_keeps_its_momentum(kind):
 @pytest.mark.parametrize("kind", ["new", "old"])
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("eagerly", [False, True])
-@pytest.mark.parametrize("preset", [TopK, LAGS, GTopK])
-def test_weights_are_bitwise_equal_after_fit(preset, eagerly, passes, kind):
+@pytest.mark.parametrize("compression", COMPRESSIONS, ids=repr)
+def test_weights_are_bitwise_equal_after_fit(compression, eagerly, passes, kind):
     keras.utils.set_random_seed(hvd.rank())
     optimizer = hvd.DistributedOptimizer(
-        sgd(kind), compression=preset(adaptive=False, **SMALL), backward_passes_per_step=passes
+        sgd(kind), compression=compression, backward_passes_per_step=passes
     )
     model = make_model(optimizer, run_eagerly=eagerly)
     fit(model)
@@ -186,9 +189,8 @@ def test_a_callback_tells_what_steps_cost():
 
 
 @pytest.mark.parametrize("kind", ["new", "old"])
-@pytest.mark.parametrize("preset", [TopK, LAGS, GTopK])
-def test_a_resumed_run_goes_on_bit_for_bit(preset, kind, tmp_path):
-    compression = preset(adaptive=False, **SMALL)
+@pytest.mark.parametrize("compression", COMPRESSIONS, ids=repr)
+def test_a_resumed_run_goes_on_bit_for_bit(compression, kind, tmp_path):
     folder = horovod.tensorflow.allgather_object(str(tmp_path / "last"), name=a_name())[0]
     models = []
     for resumed in (False, True):

@@ -13,8 +13,10 @@ from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.compression import (
     LAGS,
     Compression,
+    Dense,
     GaussianK,
     GTopK,
+    ThreeLC,
     TopK,
     as_compression,
     is_sparse_compression,
@@ -23,7 +25,7 @@ from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.schedules import Warmup
 from hvd_sparse.sparsifiers import SPARSIFIERS, HardThreshold, Sampled
 
-PRESETS = [LAGS, GTopK, GaussianK, TopK]
+PRESETS = [LAGS, GTopK, GaussianK, TopK, Dense, ThreeLC]
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,34 @@ def test_presets_are_made_of_the_papers_parts(preset, parts):
     made = preset()
     modes = (made.collective, made.layer_wise, made.adaptive)
     assert (made.sparsifier.name, *modes, made.density) == parts
+
+
+@pytest.mark.parametrize(
+    ("preset", "parts"),
+    [(Dense, ("float32", 0, 0.0)), (ThreeLC, ("ternary", 1024, "auto"))],
+)
+def test_a_dense_sum_sends_all_in_its_own_values(preset, parts):
+    made = preset()
+    assert (made.values, made.min_numel, made.momentum_correction) == parts
+    assert (made.collective, made.density, made.warmup, made.adaptive) == (
+        "shard_sum", 1, None, False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("compression", "taken"),
+    [
+        (TopK(min_numel=6), [False, False, True]),
+        (TopK(min_numel=0), [False, False, True]),
+        (TopK(min_numel=7), [False, False, False]),
+        (Dense(), [True, True, True]),
+        (Dense(min_numel=6), [False, False, True]),
+        (ThreeLC(), [False, False, False]),
+        (ThreeLC(min_numel=0), [True, True, True]),
+    ],
+)
+def test_small_and_one_dimensional_tensors_are_taken_by_whole_dense_sums_alone(compression, taken):
+    assert [compression.takes(shape) for shape in [(), (6,), (2, 3)]] == taken
 
 
 def test_lags_alone_warms_up_by_itself():
@@ -101,6 +131,13 @@ def test_any_real_number_in_the_limits_is_a_density(density):
         ({"layer_wise": 1}, "layer_wise must be True or False, got 1"),
         ({"rescale_residual": "yes"}, "rescale_residual must be True, False or None, got 'yes'"),
         ({"warmup": 5}, "warmup must be a Warmup or None, got 5"),
+        ({"sparsity": 2}, r"sparsity must be a number in \[1, 2\), got 2"),
+        ({"sparsity": 0.5}, r"sparsity must be a number in \[1, 2\), got 0.5"),
+        ({"sparsity": float("nan")}, r"sparsity must be a number in \[1, 2\), got nan"),
+        ({"values": "int2"}, "values must be one of .*int8, int4, ternary, got 'int2'"),
+        ({"values": "ternary"}, "'ternary' with collective 'shard_sum' alone, .* 'allgather'"),
+        ({"values": "int8"}, "values may be 'int8' with collective 'shard_sum' alone"),
+        ({"collective": "shard_sum"}, "density must be 1 with .*'shard_sum', .*, got 0.001"),
     ],
 )
 def test_other_options_outside_their_limits_are_refused(options, match):
@@ -108,10 +145,27 @@ def test_other_options_outside_their_limits_are_refused(options, match):
         Compression(**options)
 
 
+@pytest.mark.parametrize("preset", [Dense, ThreeLC])
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"density": 0.1}, "density must be 1 with collective 'shard_sum', .*, got 0.1"),
+        ({"warmup": Warmup(steps=3)}, r"warmup must be None with .*, got Warmup\(steps=3, "),
+        ({"adaptive": True}, "adaptive must be False with .*, got True"),
+        ({"collective": "gtopk"}, "'shard_sum'.*, got (collective )?'gtopk'"),
+        ({"collective": "hierarchical"}, "'shard_sum'.*, got (collective )?'hierarchical'"),
+        ({"collective": "auto"}, "'shard_sum'.*, got (collective )?'auto'"),
+    ],
+)
+def test_a_dense_sum_cannot_do_what_only_selecting_can(preset, options, match):
+    with pytest.raises(InvalidArgumentError, match=match):
+        preset(**options)
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_classes_and_instances_are_accepted(preset):
     assert as_compression(preset) == preset()
-    made = preset(density=0.5)
+    made = preset(bucket_numel=5)
     assert as_compression(made) is made
     assert is_sparse_compression(preset)
     assert is_sparse_compression(made)
@@ -129,6 +183,8 @@ def test_a_compression_shows_its_density_and_what_is_not_the_default():
     assert repr(LAGS()) == "LAGS(density=0.01)"
     assert repr(GTopK(density=0.01, min_numel=5)) == "GTopK(density=0.01, min_numel=5)"
     assert repr(TopK(collective="gtopk")) == "TopK(density=0.001, collective='gtopk')"
+    assert repr(Dense()) == "Dense(values='float32')"
+    assert repr(ThreeLC(sparsity=1.5)) == "ThreeLC(sparsity=1.5, values='ternary')"
 
 
 def test_compressions_are_values():
@@ -157,7 +213,6 @@ def test_unpatched_horovod_is_told_what_to_import(compression):
         ({"slack": float("inf")}, "slack must be a finite number >= 1, got inf"),
         ({"slack": float("nan")}, "slack must be a finite number >= 1, got nan"),
         ({"indices": "zipped"}, "indices must be one of auto, plain, packed, got 'zipped'"),
-        ({"values": "int8"}, "values must be one of float32, bfloat16, float16, got 'int8'"),
         ({"plan": "mine"}, "plan must be one of simulated, paper, got 'mine'"),
         ({"adaptive": 1}, "adaptive must be True or False, got 1"),
         ({"replan_every": 3}, r"replan_every must lie in \[100, "),

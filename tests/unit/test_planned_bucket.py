@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvd_sparse.buckets import Bucket, Layer
-from hvd_sparse.compression import LAGS, TopK
+from hvd_sparse.compression import LAGS, Dense, ThreeLC, TopK
 from hvd_sparse.exchange.planned_bucket import add_planned_bucket, add_tensor_bucket
 from hvd_sparse.planning import plan
 from hvd_sparse.schedules import Warmup
@@ -41,3 +41,15 @@ def test_a_trainings_bucket_has_memory_for_the_warm_up():
     (choice,) = plan.fixed_choices(layout.layers, compression)
     add_planned_bucket(exchange, layout, choice, compression)
     assert exchange.options["max_ks"] == [250]
+
+
+@pytest.mark.parametrize(
+    ("compression", "values", "sparsity"),
+    [(Dense(values="bfloat16"), "bfloat16", 1.0), (ThreeLC(sparsity=1.5), "ternary", 1.5)],
+)
+def test_a_dense_sum_is_asked_for_every_entry_in_its_values(compression, values, sparsity):
+    exchange = Asked()
+    assert add_tensor_bucket(exchange, "a", 1000, compression) == (7, [1000])
+    assert exchange.options["collective"] == "shard_sum"
+    assert exchange.options["values"] == values
+    assert exchange.options["collective_options"]["sparsity"] == sparsity

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hvd_sparse.bench.bench import _Verdict
-from hvd_sparse.compression import LAGS, GaussianK, GTopK, TopK
+from hvd_sparse.compression import LAGS, Dense, GaussianK, GTopK, ThreeLC, TopK
 from hvd_sparse.compression_record import CompressionRecord, compression_of, record_of
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.exchange.reduction import Reduction
@@ -98,12 +98,13 @@ class OfAUser(TopK):
     density: float = 0.25
 
 
-@pytest.mark.parametrize("preset", [LAGS, GTopK, GaussianK, TopK, OfAUser])
+@pytest.mark.parametrize("preset", [LAGS, GTopK, GaussianK, TopK, Dense, ThreeLC, OfAUser])
 @pytest.mark.parametrize("sparsifier", EVERY_SPARSIFIER)
 def test_a_compression_is_made_again_from_what_is_told_of_it(preset, sparsifier):
+    warms_up = sparsifier == "top_k" and preset not in (Dense, ThreeLC)
     made = preset(
         sparsifier=SPECIAL.get(sparsifier, EVERY_SPARSIFIER[sparsifier]),
-        warmup=Warmup(steps=3, densities=[0.5, 0.1]) if sparsifier == "top_k" else None,
+        warmup=Warmup(steps=3, densities=[0.5, 0.1]) if warms_up else None,
         clip_norm=2 if sparsifier == "sidco" else None,
         momentum_correction=0.9,
         rescale_residual=False,

@@ -11,8 +11,10 @@ import horovod.tensorflow.keras as _horovod
 from hvd_sparse import reexport as _reexport
 from hvd_sparse.tensorflow import (
     LAGS,
+    Dense,
     GaussianK,
     GTopK,
+    ThreeLC,
     TopK,
     Warmup,
     elastic_residuals,
@@ -27,8 +29,10 @@ from hvd_sparse.tensorflow.keras.watching import WatchCallback
 
 __all__ = [
     "LAGS",
+    "Dense",
     "GTopK",
     "GaussianK",
+    "ThreeLC",
     "TopK",
     "Warmup",
     "WatchCallback",
