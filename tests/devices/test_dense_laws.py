@@ -50,6 +50,25 @@ def test_laws_hold_over_several_steps(layout, values):
     laws.check_something_was_applied(ranks)
 
 
+@pytest.mark.parametrize("layout", [(1, 1), (2, 1), (3, 1), (5, 1), (4, 2)])
+@pytest.mark.parametrize("values", VALUES)
+def test_gradients_do_not_share_a_scale(layout, values):
+    """A gradient of large values does not round all of its neighbour's to zero."""
+    numels = [600, 1, 1000, 0, 7]
+    magnitudes = np.repeat([1, 1 << 12, 1 << 6, 1, 1 << 9], numels)
+
+    def program(me):
+        rough = [
+            laws.integer_gradient(me.numel, rank=me.rank, step=step) * magnitudes
+            for step in range(6)
+        ]
+        return [me.step(one.astype(np.float32)) for one in rough]
+
+    ranks = run_ranks(layout, program, segments=numels, numels=numels, values=values)
+    laws.check_laws(ranks)
+    assert all(step.total[:600].any() for step in ranks[0])
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_float32_holds_nothing_back(layout):
     ranks = run_ranks(layout, lambda me: me.run(3))
