@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from hvd_sparse.compression import Compression, Dense
+from hvd_sparse.compression import Compression, Dense, ThreeLC
 
-# In buckets of several tensors, and of one.
+# All tensors take part, and those of tests/frameworks.py form two buckets.
+_ALL = {"min_numel": 0, "bucket_numel": 1700, "momentum_correction": 0}
+
 DENSE_SUMS: dict[str, Compression] = {
-    "float32": Dense(bucket_numel=1700),
-    "bfloat16": Dense(values="bfloat16", bucket_numel=1700),
-    "float16": Dense(values="float16", bucket_numel=1700),
+    values: Dense(values=values, **_ALL)
+    for values in ("float32", "bfloat16", "float16", "int8", "int4")
 }
+DENSE_SUMS["ternary"] = ThreeLC(**_ALL)
+
+# Its scale is no integer, so sums over several steps are rounded.
+SPARSER_TERNARY = ThreeLC(sparsity=1.75, **_ALL)

@@ -16,7 +16,7 @@ from hvd_sparse.collectives import COLLECTIVES, SHARD_SUM
 from hvd_sparse.compression import LAGS, Compression, GTopK, TopK
 from tests import laws
 from tests.cases import in_turn
-from tests.dense_sums import DENSE_SUMS
+from tests.dense_sums import DENSE_SUMS, SPARSER_TERNARY
 
 SHAPES = {"first": (40, 30), "second": (25, 8, 5), "last": (30, 20)}
 STEPS = 4
@@ -129,9 +129,9 @@ def test_training_gives_the_bits_of_the_core(framework, name, with_momentum, op)
 
 @pytest.mark.usefixtures("several_ranks")
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("name", DENSE_SUMS)
-def test_a_dense_sum_gives_the_bits_of_the_core(framework, name, momentum):
-    compression = replace(DENSE_SUMS[name], momentum_correction=momentum)
+@pytest.mark.parametrize("compression", [*DENSE_SUMS.values(), SPARSER_TERNARY], ids=repr)
+def test_a_dense_sum_gives_the_bits_of_the_core(framework, compression, momentum):
+    compression = replace(compression, momentum_correction=momentum)
     check_bits(framework, Case(compression, TWO_BUCKETS, "top_k", SHARD_SUM), op="Average")
 
 
