@@ -8,6 +8,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.compression import AUTO, Compression, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange.local_share import check_not_twice
@@ -142,7 +143,8 @@ class Settings:
             InvalidArgumentError: The optimizer repeats what the compression does, or would divide
                 by zero where averages are zero.
         """
-        _check_epsilon(optimizer)
+        if not _keeps_all(self.compression):
+            _check_epsilon(optimizer)
         found = {name: getattr(optimizer, name, None) for name in _DONE_BY}
         check_not_twice(type(optimizer).__name__, found, _DONE_BY, self.compression)
         wanted = self.compression.rescale_residual
@@ -185,6 +187,11 @@ class Settings:
             "loss scaling": str(self.marks_non_finite),
             "momentum of the exchange": f"{self.momentum:g}",
         }
+
+
+def _keeps_all(compression: Compression) -> bool:
+    """Returns true if no entry of a gradient becomes zero on its way."""
+    return compression.collective == SHARD_SUM and compression.values in ("float32", "bfloat16")
 
 
 def _check_epsilon(optimizer: Any) -> None:

@@ -28,7 +28,7 @@ PAUSE = 0.05  # seconds between two steps
 parser = argparse.ArgumentParser()
 parser.add_argument("sizes", type=int, nargs="+")
 parser.add_argument("--policy", default="spread")
-parser.add_argument("--compression", choices=("lags", "gtopk", "adaptive"), default="lags")
+parser.add_argument("--compression", choices=("lags", "gtopk", "ternary", "adaptive"), default="lags")
 parser.add_argument("--dies", type=int)
 parser.add_argument("--fails", action="store_true")
 
@@ -38,6 +38,7 @@ def presets(module: Any) -> dict[str, Any]:
     return {
         "lags": module.LAGS(density=0.05, adaptive=False, min_numel=1),
         "gtopk": module.GTopK(density=0.05, min_numel=1),
+        "ternary": module.ThreeLC(min_numel=1),
         "adaptive": module.LAGS(density=0.05, min_numel=1),
     }
 

@@ -22,11 +22,13 @@ interfaces = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.parametrize("compression", ["lags", long("ternary")])
 @interfaces
 def test_a_rank_that_joins_starts_from_its_share_and_a_killed_one_takes_only_its_own(
-    interface, tmp_path
+    interface, compression, tmp_path
 ):
-    with ElasticJob(tmp_path, [*interface, "3", "2"], hosts=HOSTS[:2], timeout=SECONDS) as job:
+    program = [*interface, "3", "2", "--compression", compression]
+    with ElasticJob(tmp_path, program, hosts=HOSTS[:2], timeout=SECONDS) as job:
         job.wait_for("three steps as 2")
         job.set_hosts(HOSTS)
         joined = job.wait_for(r"reasons \['new', 'update'\] size 3 total (\d+) shares \[(.*)\]")

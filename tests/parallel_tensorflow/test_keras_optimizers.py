@@ -75,4 +75,7 @@ def test_an_adafactor_that_divides_zero_by_zero_is_refused():
             hvd.DistributedOptimizer(optimizer, compression=COMPRESSION)
         with pytest.raises(InvalidArgumentError, match="epsilon_1 of Adafactor must be at least"):
             prepare(variables, COMPRESSION, optimizer=optimizer)
-    hvd.DistributedOptimizer(adafactor(), compression=hvd.Compression.none)
+    for harmless in (hvd.Compression.none, hvd.Dense(values="bfloat16")):
+        hvd.DistributedOptimizer(adafactor(), compression=harmless)
+    with pytest.raises(InvalidArgumentError, match="epsilon_1 of Adafactor"):
+        hvd.DistributedOptimizer(adafactor(), compression=hvd.Dense(values="int4"))
