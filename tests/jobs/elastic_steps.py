@@ -28,7 +28,9 @@ PAUSE = 0.05  # seconds between two steps
 parser = argparse.ArgumentParser()
 parser.add_argument("sizes", type=int, nargs="+")
 parser.add_argument("--policy", default="spread")
-parser.add_argument("--compression", choices=("lags", "gtopk", "ternary", "adaptive"), default="lags")
+parser.add_argument(
+    "--compression", choices=("lags", "gtopk", "ternary", "adaptive"), default="lags"
+)
 parser.add_argument("--dies", type=int)
 parser.add_argument("--fails", action="store_true")
 
