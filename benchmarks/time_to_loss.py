@@ -53,6 +53,11 @@ TODAY = {
     "LAGS .001, no warm-up, own momentum": (
         "LAGS(density=0.001, warmup=None, momentum_correction=0)"
     ),
+    "LAGS, not adaptive, bfloat16": "LAGS(adaptive=False, values='bfloat16')",
+    "own dense sum, bfloat16": "WarmedUp(mode=\"Dense(values='bfloat16')\", warmup=0)",
+    "own dense sum, int8": "WarmedUp(mode=\"Dense(values='int8')\", warmup=0)",
+    "own dense sum, int4": "WarmedUp(mode=\"Dense(values='int4')\", warmup=0)",
+    "3LC": "ThreeLC",
     "TopK .01, warm-up 50": 'WarmedUp(mode="TopK(density=0.01)", warmup=50)',
     "TopK .01, warm-up 25": 'WarmedUp(mode="TopK(density=0.01)", warmup=25)',
     "TopK .01": "TopK(density=0.01)",

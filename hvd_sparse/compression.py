@@ -21,7 +21,7 @@ MIN_REPLAN = 100
 
 CHOICES = {
     "indices": (AUTO, "plain", "packed"),
-    "values": ("float32", "bfloat16", "float16", "int8", "int4", "ternary"),
+    "values": (AUTO, "float32", "bfloat16", "float16", "int8", "int4", "ternary"),
     "plan": ("simulated", "paper"),
 }
 
@@ -62,6 +62,8 @@ class Compression:
         values: Type of values in messages: "float32", "bfloat16" or "float16"; with "shard_sum"
             also "int8" and "int4", of which some share a scale, and "ternary", which is -1, 0 or 1
             times the largest magnitude. The rounding errors of a narrow type stay in the residual.
+            "auto": the one that the plan predicts to be fastest, of float32 and bfloat16 and, in
+            dense sums, int8; or "float32" without a plan.
         layer_wise: True if entries are selected per layer, in buckets that are exchanged during the
             backward pass. Otherwise they are selected once, over the whole model, after it.
         min_numel: Tensors with fewer elements, and all with less than two dimensions, are exchanged

@@ -119,7 +119,7 @@ def fixed_choices(layers: Sequence[Layer], compression: Compression) -> tuple[Bu
             densities=(compression.density,) * len(bucket.segments),
             collective=collective,
             wire="packed" if compression.indices == "packed" else "plain",
-            values=compression.values,
+            values="float32" if compression.values == AUTO else compression.values,
         )
         for bucket in assign_buckets(
             layers, bucket_numel=compression.bucket_numel, layer_wise=compression.layer_wise
@@ -157,9 +157,10 @@ class BucketPlan(BucketChoice):
                 f"a bucket must have a collective of {sorted(MODELS)} and a wire of {list(WIRES)}, "
                 f"got {self.collective!r} and {self.wire!r}"
             )
-        if self.values not in CHOICES["values"]:
+        if self.values == AUTO or self.values not in CHOICES["values"]:
             raise InvalidArgumentError(
-                f"values of a bucket must be one of {list(CHOICES['values'])}, got {self.values!r}"
+                f"values of a bucket must be one of {list(CHOICES['values'][1:])}, "
+                f"got {self.values!r}"
             )
         if self.route not in ROUTES:
             raise InvalidArgumentError(

@@ -36,8 +36,10 @@ from hvd_sparse.schedules import checked_density
 from hvd_sparse.sparsifiers import as_sparsifier
 
 RULES = ("simulated", "paper")
-# Types of values that a plan may choose if the user leaves the choice to it.
+# Types of values that a plan may choose if the user leaves the choice to it: those that learn as
+# well as float32 (docs/learning.md).
 VALUES = ("float32", "bfloat16")
+DENSE_VALUES = (*VALUES, "int8")
 # With more layers, neighbours are glued before merging, whose time grows with their square or more.
 MOST_MERGED = 400
 # `Rules.reserve` of plans for users: exchanges may take so much longer than predicted, and those
@@ -63,6 +65,7 @@ class Rules:
         overlap: How alike the ranks choose, in [0, 1]; see costs.Setting.
         collective_options: Options of collectives, by name, as a compression has them.
         values: Types of values allowed on the wire; see `Setting`.
+        dense_values: The same for `dense_sums`.
         sparsifier: Name of the sparsifier, on which routes depend.
         stretch: Fraction by which larger densities may lengthen the step.
         margin: Fraction by which a dense step must be longer for a plan to be sparse at all.
@@ -85,6 +88,7 @@ class Rules:
     overlap: float = 0.0
     collective_options: Mapping[str, float] = field(default_factory=dict)
     values: Sequence[str] = ("float32",)
+    dense_values: Sequence[str] = ("float32",)
     sparsifier: str = "gaussian"
     stretch: float = 0.0
     margin: float = 0.02
@@ -131,6 +135,7 @@ def rules_of(compression: Compression, place: Place | type[Place] = OnCpu) -> Ru
         wires=WIRES if compression.indices == AUTO else (compression.indices,),
         collective_options=compression.collective_options,
         values=VALUES if compression.values == AUTO else (compression.values,),
+        dense_values=DENSE_VALUES if compression.values == AUTO else (compression.values,),
         dense_sums=tuple(name for name in costs.DENSE if name not in place.refuses),
         sparsifier=as_sparsifier(compression.sparsifier).name,
         select_on=place.select_on,
@@ -198,7 +203,17 @@ class _Planner:
         won = sparse.step_seconds * (1 + self._rules.margin) < dense.step_seconds
         return sparse if not self._rules.dense or (won and not sparse.dense) else dense
 
-    def _price(self, k: ArrayLike, numel: ArrayLike, allowed: Sequence[str]) -> costs.Table:
+    def _price(self, k: ArrayLike, numel: ArrayLike) -> costs.Table:
+        """Returns the cheapest sparse exchanges."""
+        return self._cheapest(k, numel, self._rules.allowed, self._rules.values)
+
+    def _price_dense(self, numel: ArrayLike) -> costs.Table:
+        """Returns the cheapest dense sums."""
+        return self._cheapest(numel, numel, self._rules.dense_sums, self._rules.dense_values)
+
+    def _cheapest(
+        self, k: ArrayLike, numel: ArrayLike, allowed: Sequence[str], values: Sequence[str]
+    ) -> costs.Table:
         return costs.cheapest_of(
             k,
             numel,
@@ -208,7 +223,7 @@ class _Planner:
             wires=self._rules.wires,
             overlap=self._rules.overlap,
             collective_options=self._rules.collective_options,
-            values=self._rules.values,
+            values=values,
             sparsifier=self._rules.sparsifier,
         )
 
@@ -232,12 +247,12 @@ class _Planner:
         machine = self._profile.machine
         impossible = np.where(numel > MAX_BUCKET_NUMEL, np.inf, 0.0)
         np.fill_diagonal(impossible[:, 1:], 0.0)
-        sparse = self._price(k, numel, self._rules.allowed)
+        sparse = self._price(k, numel)
         longer = 1 + self._rules.reserve
         select = machine.select_overhead + machine.select_seconds_per_entry * numel
         offers = [Offer(select, longer * sparse.seconds + impossible)]
         if self._rules.dense:
-            dense = self._price(k, numel, self._rules.dense_sums)
+            dense = self._price_dense(numel)
             offers.append(Offer(np.zeros_like(numel), longer * dense.seconds + impossible))
         rule = "optimal" if self._rules.rule == "simulated" else "omgs"
         glued = self._profile.glued(borders.tolist())
@@ -292,13 +307,13 @@ class _Planner:
         numels = np.add.reduceat(self._numels, starts)
         densities = notches_between(rules.density) if rules.adaptive else (rules.density,)
         ks = np.add.reduceat(self._entries(np.array(densities)[:, np.newaxis]), starts, axis=1).T
-        table = self._price(ks, numels[:, np.newaxis], rules.allowed)
+        table = self._price(ks, numels[:, np.newaxis])
         select = np.array([machine.select_seconds(int(numel)) for numel in numels])
         dense = None
         goes_dense = np.zeros(numels.size, dtype=bool)
         exchange = table.seconds
         if rules.dense:
-            dense = self._price(ks[:, 0], numels, rules.dense_sums)
+            dense = self._price_dense(numels)
             seconds = dense.seconds
             goes_dense = np.array(merged.offers) == 1
             if rules.rule == "paper" or not rules.layer_wise:  # the merging did not consider dense

@@ -22,11 +22,18 @@ from tests.profiles import deep_profile, gigabits
         (LAGS(plan="paper"), {"rule": "paper"}),
         (
             LAGS(collective="gtopk", slack=2.0),
-            {"collectives": ("gtopk",), "collective_options": {"slack": 2.0}},
+            {"collectives": ("gtopk",), "collective_options": {"slack": 2.0, "sparsity": 1.0}},
         ),
         (LAGS(indices="packed"), {"wires": ("packed",)}),
         (LAGS(indices="plain"), {"wires": ("plain",)}),
-        (LAGS(values="bfloat16"), {"values": ("bfloat16",)}),
+        (LAGS(values="bfloat16"), {"values": ("bfloat16",), "dense_values": ("bfloat16",)}),
+        (
+            LAGS(values="auto"),
+            {
+                "values": ("float32", "bfloat16"),
+                "dense_values": ("float32", "bfloat16", "int8"),
+            },
+        ),
         (LAGS(sparsifier="top_k"), {"sparsifier": "top_k"}),
     ],
 )
@@ -35,7 +42,7 @@ def test_every_option_that_a_plan_depends_on_is_a_rule(compression, changes):
         "density": 0.01,
         "collectives": ("allgather", "recursive_doubling"),
         "wires": ("plain", "packed"),
-        "collective_options": {"slack": 1.0},
+        "collective_options": {"slack": 1.0, "sparsity": 1.0},
         "values": ("float32",),
         "dense_sums": ("dense", "shard_sum"),
         "select_on": "caller",
