@@ -139,7 +139,7 @@ def main(
     result = Result(title, rows, settings, verified)
     result.show()
     if json is not None:
-        write(json, result.as_json())
+        write(json, [result.as_json()])
     if not verified:
         raise typer.Exit(1)
 

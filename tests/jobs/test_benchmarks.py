@@ -90,6 +90,18 @@ def test_streams(tmp_path):
     assert all(r["verified"] for r in results)
 
 
+def test_traffic(tmp_path):
+    file = tmp_path / "result.json"
+    options = ["--steps", "8", "--json", str(file)]
+    job = run([sys.executable, "benchmarks/traffic.py", *options], timeout=120)
+    assert job.status == 0, job.output
+    (result,) = json.loads(file.read_text())
+    assert result["verified"]
+    bits = {row["name"]: row["facts"]["bits"] for row in result["rows"]}
+    assert bits["digits: float32"] == 32
+    assert bits["digits: ternary, sparsity 1"] < 1.6 < bits["digits: int4"] < 4.5
+
+
 def test_collectives(tmp_path):
     file = tmp_path / "result.json"
     options = ["--k", "300", "--repetitions", "3", "--json", str(file)]

@@ -169,3 +169,22 @@ def test_rates_are_read_as_tc_reads_them(text, bits):
     shape = Shape.of(text)
     assert shape.rate == bits
     assert shape.burst > shape.mtu  # otherwise tbf would drop every full frame
+
+
+@builds
+@pytest.mark.parametrize("ranks_per_host", [1, 2])
+def test_dense_sums_are_right_over_links_and_none_is_faster_than_its_bytes(
+    tmp_path, ranks_per_host
+):
+    file = tmp_path / "result.json"
+    options = ["--hosts", "2", "--numel", "250000", "--rate", "50mbit", "--repetitions", "2"]
+    options += ["--ranks-per-host", str(ranks_per_host)]
+    program = [sys.executable, "benchmarks/dense_sums.py", *options, "--json", str(file)]
+    subprocess.run(program, cwd=ROOT, check=True, timeout=240)
+    (result,) = json.loads(file.read_text())
+    assert result["verified"]
+    facts = {row["name"].partition(": ")[2]: row["facts"] for row in result["rows"]}
+    assert len(facts) == (8 if ranks_per_host == 1 else 6)
+    narrow = {name: one for name, one in facts.items() if not name.endswith("ternary")}
+    assert all(one["x ring"] > 0.9 for one in narrow.values())
+    assert facts["ours, int4"]["x dense"] < facts["ours, float32"]["x dense"] / 2
