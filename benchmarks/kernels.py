@@ -8,7 +8,8 @@ the block. Its floor is `residual.add_(gradient)`. A local step also settles the
 the sum into the gradient, once all layers are selected; its floor is `residual.add_(gradient)` and,
 once all are added, `gradient.zero_()`. "published" rows are the baselines of published.py: error
 feedback in place, the method, a gather of the values. All of them take turns (turns.py). Merging,
-settling, scattering (blocks.py) and coding (coding.py) follow.
+settling, scattering (blocks.py), coding of blocks (coding.py) and of all values (dense_codes.py)
+follow.
 
 On a GPU, the clock runs from the call until the device has finished and the block is in CPU memory;
 messages, which the CPU handles, are left out. Work on blocks that stay on the device is timed with
@@ -29,6 +30,7 @@ import typer
 from blocks import measure_blocks
 from coding import measure_coding
 from contenders import Size
+from dense_codes import measure_dense_codes
 from device_blocks import measure_merge
 from model_step import measure_step
 from reporting import Result, write
@@ -151,6 +153,16 @@ def measure_messages(entries: int, density: float, *, steps: int) -> Result:
     return result
 
 
+def measure_codes(numel: int, *, steps: int) -> Result:
+    """Measures coding all values of a model for the wire, on one thread."""
+    use_threads(1)
+    rows, verified = measure_dense_codes(numel, steps=steps)
+    settings = {"numel": numel, "threads": 1, "steps": steps}
+    result = Result(f"all values of {numel:,} entries, coded", rows, settings, verified)
+    result.show()
+    return result
+
+
 def use_threads(number: int) -> None:
     """Sets the number of threads of torch and of the core."""
     torch.set_num_threads(number)
@@ -202,6 +214,8 @@ def main(
     def measured() -> Iterator[list[Result]]:
         for entries in (message or MESSAGES) if on_cpu else []:
             yield [measure_messages(entries, share, steps=steps) for share in density]
+        if on_cpu:
+            yield [measure_codes(model, steps=max(2, steps // 8))]
         for one in numel if selection else []:
             for share in density:
                 yield measure(

@@ -8,6 +8,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,6 +22,7 @@
 #include "csrc/kernels/kernels.h"
 #include "csrc/kernels/stream_work.h"
 #include "csrc/sparsifiers/sparsifier.h"
+#include "csrc/wire/dense_coding.h"
 
 namespace py = pybind11;
 
@@ -64,6 +67,73 @@ class Selector {
   const std::int64_t numel_, k_;
   SparseBlock block_;
 };
+
+/// Codes an array chunk by chunk, as messages of dense values do.
+class DenseCoder {
+ public:
+  DenseCoder(const std::string& values, float sparsity, std::int64_t numel, std::int64_t chunk)
+      : format_{DenseValuesFrom(values), sparsity}, numel_(numel), chunk_(chunk) {
+    Require(chunk >= 1, "chunk must be at least 1, got ", chunk);
+    const std::int64_t chunks = (numel + chunk - 1) / chunk;
+    code_.resize(static_cast<std::size_t>(chunks * MostCodeBytes(format_.values, chunk)));
+  }
+
+  std::int64_t Take(const PyBuffer& gradient, const PyBuffer& residual) {
+    const Feedback all{ViewOf(gradient), 1, 1, FloatsOf(residual, "residual")};
+    RequireSize(all.grad.numel);
+    RequireSize(all.residual.size);
+    const py::gil_scoped_release release;
+    bytes_ = 0;
+    std::int64_t not_finite = 0;
+    ForChunks([&](std::int64_t begin, std::int64_t size) {
+      const Feedback part{all.grad.Sub(begin, size), 1, 1, all.residual.Sub(begin, size)};
+      bytes_ += AccumulateAndTakeCoded(format_, part, code_.data() + bytes_, &not_finite);
+    });
+    return bytes_;
+  }
+
+  void Decode(const PyBuffer& out) const { Read(out, DecodeInto); }
+  void Add(const PyBuffer& sum) const { Read(sum, AddDecoded); }
+
+ private:
+  void RequireSize(std::int64_t size) const {
+    Require(size == numel_, "arrays must have size ", numel_, ", got ", size);
+  }
+
+  template <typename Work>
+  void ForChunks(Work work) const {
+    for (std::int64_t begin = 0; begin < numel_; begin += chunk_) {
+      work(begin, std::min(chunk_, numel_ - begin));
+    }
+  }
+
+  void Read(const PyBuffer& buffer, decltype(&DecodeInto) read) const {
+    const Span<float> into = FloatsOf(buffer, "an array of decoded values");
+    RequireSize(into.size);
+    const py::gil_scoped_release release;
+    std::int64_t at = 0;
+    ForChunks([&](std::int64_t begin, std::int64_t size) {
+      const Span<const std::uint8_t> left(code_.data() + at, bytes_ - at);
+      at += read(format_.values, left, into.Sub(begin, size));
+    });
+  }
+
+  const DenseFormat format_;
+  const std::int64_t numel_, chunk_;
+  std::vector<std::uint8_t> code_;
+  std::int64_t bytes_ = 0;
+};
+
+void BindDenseCoder(py::module_& m) {
+  py::class_<DenseCoder>(m, "DenseCoder", "Codes an array chunk by chunk, on the CPU.")
+      .def(py::init<const std::string&, float, std::int64_t, std::int64_t>(), py::arg("values"),
+           py::kw_only(), py::arg("sparsity") = 1.0f, py::arg("numel"), py::arg("chunk"))
+      .def("take", &DenseCoder::Take, py::arg("gradient"), py::arg("residual"),
+           "residual += gradient, which is coded; the residual keeps the errors. Returns the bytes "
+           "of the code.")
+      .def("decode", &DenseCoder::Decode, py::arg("out"), "out = the decoded values")
+      .def("add", &DenseCoder::Add, py::arg("sum"), "sum += the decoded values");
+}
 
 void BindCalls(py::module_& m) {
   py::class_<Selector>(m, "Selector", "One segment's selection; what it takes is in its block.")
@@ -181,5 +251,6 @@ PYBIND11_MODULE(_core_testing, m) {
   m.doc() = "Kernels and parts of a step, one by one, for tests and benchmarks.";
   py::module_::import("hvd_sparse._core");  // binds the types of blocks and errors
   hvd_sparse::BindCalls(m);
+  hvd_sparse::BindDenseCoder(m);
   hvd_sparse::BindStreamWork(m);
 }

@@ -1,12 +1,19 @@
 #include "csrc/wire/dense_coding.h"
 
+#include <algorithm>
+
 #include "csrc/base/error.h"
+#include "csrc/kernels/cpu_accumulate.h"
 #include "csrc/wire/float_coding.h"
+#include "csrc/wire/magnitudes.h"
 #include "csrc/wire/scaled_coding.h"
 #include "csrc/wire/ternary_coding.h"
 
 namespace hvd_sparse {
 namespace {
+
+/// The entries that AccumulateAndTakeCoded works on at a time: a multiple of kScaledBlock.
+constexpr std::int64_t kTile = 256;
 
 [[noreturn]] void RefuseType(Values type) {
   Throw(ErrorKind::kInvalidArgument, "no value is sent as number ",
@@ -61,9 +68,31 @@ std::int64_t MostCodeBytes(Values values, std::int64_t count) {
 }
 
 std::int64_t TakeCoded(DenseFormat format, Span<float> values, std::uint8_t* code) {
-  if (format.values == Values::kTernary) return TakeTernary(format.sparsity, values, code);
+  if (format.values == Values::kTernary) {
+    return TakeTernary(TernaryScale(format.sparsity, LargestOf(values)), values, code);
+  }
   CodingOf(format.values).take(values, code);
   return ValueBytes(format.values, values.size);
+}
+
+std::int64_t AccumulateAndTakeCoded(DenseFormat format, const Feedback& feedback,
+                                    std::uint8_t* code, std::int64_t* not_finite) {
+  const Values type = format.values;
+  const auto accumulate = cpu::AccumulateFor(feedback.grad.dtype);
+  const Span<float> residual = feedback.residual;
+  float largest = 0;
+  for (std::int64_t begin = 0; begin < residual.size; begin += kTile) {
+    const Span<float> tile = residual.Sub(begin, std::min(kTile, residual.size - begin));
+    *not_finite += accumulate(feedback.grad.Sub(begin, tile.size).data, tile.size, feedback.decay,
+                              feedback.scale, tile.data);
+    if (type == Values::kTernary) {
+      largest = std::max(largest, LargestOf(tile));
+    } else {
+      CodingOf(type).take(tile, code + ValueBytes(type, begin));
+    }
+  }
+  if (type != Values::kTernary) return ValueBytes(type, residual.size);
+  return TakeTernary(TernaryScale(format.sparsity, largest), residual, code);
 }
 
 std::int64_t DecodeInto(Values values, Span<const std::uint8_t> code, Span<float> out) {

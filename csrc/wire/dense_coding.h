@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "csrc/base/types.h"
+#include "csrc/kernels/kernels.h"
 #include "csrc/wire/values.h"
 
 namespace hvd_sparse {
@@ -29,6 +30,12 @@ std::int64_t MostCodeBytes(Values values, std::int64_t count);
 /// Returns the bytes written. float32 values are moved as they are; float16 and bfloat16 round like
 /// RoundValues.
 std::int64_t TakeCoded(DenseFormat format, Span<float> values, std::uint8_t* code);
+
+/// Applies error feedback to the residual, then TakeCoded; adds the number of results that were not
+/// finite to `not_finite`. This takes less time than one after the other, since the processor loads
+/// the next few values while it codes some; ternary values are coded in a pass of their own.
+std::int64_t AccumulateAndTakeCoded(DenseFormat format, const Feedback& feedback,
+                                    std::uint8_t* code, std::int64_t* not_finite);
 
 /// Sets `out` to the values at the start of a code; returns the bytes of these values.
 ///

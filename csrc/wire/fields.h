@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "csrc/kernels/half.h"
+#include "csrc/base/inline.h"
 
 namespace hvd_sparse {
 
@@ -23,15 +23,6 @@ HVD_SPARSE_INLINE std::uint32_t LoadWord(const std::uint8_t* from) {
 
 HVD_SPARSE_INLINE void StoreWord(std::uint32_t word, std::uint8_t* to) {
   std::memcpy(to, &word, sizeof(word));
-}
-
-/// Returns the bits of the largest magnitude among finite values.
-HVD_SPARSE_INLINE std::uint32_t LargestMagnitude(const float* values, std::int64_t count) {
-  std::int32_t largest = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    largest = std::max(largest, static_cast<std::int32_t>(FloatBits(values[i]) & 0x7fffffffu));
-  }
-  return static_cast<std::uint32_t>(largest);
 }
 
 /// The last block of a message, which has few values, as one of `kWords` words of `kFields`: its

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "csrc/wire/fields.h"
+#include "csrc/wire/magnitudes.h"
 #include "csrc/wire/narrow_floats.h"
 
 #if defined(__x86_64__)
@@ -117,10 +117,6 @@ bool DecodeInstantly(const std::uint8_t*, std::int64_t, float*) {
 
 #endif
 
-HVD_SPARSE_CLONES std::uint32_t LargestOf(Span<const float> values) {
-  return LargestMagnitude(values.data, values.size);
-}
-
 /// Returns how many of `count` numbers are converted 8 at once.
 std::int64_t InEights(std::int64_t count) { return HasF16c() ? count / 8 * 8 : 0; }
 
@@ -143,8 +139,8 @@ HVD_SPARSE_CLONES void TakeFloat32(Span<float> values, std::uint8_t* __restrict 
 }
 
 void TakeFloat16(Span<float> values, std::uint8_t* code) {
-  constexpr std::uint32_t kTooLarge = 0x477ff000u;  // 65520, which becomes infinite
-  constexpr std::int64_t kTile = 1024;              // read twice, once from the nearest cache
+  constexpr float kTooLarge = 65520;    // becomes infinite
+  constexpr std::int64_t kTile = 1024;  // read twice, once from the nearest cache
   for (std::int64_t begin = 0; begin < values.size; begin += kTile) {
     const Span<float> tile = values.Sub(begin, std::min(kTile, values.size - begin));
     const std::int64_t eights = LargestOf(tile) < kTooLarge ? InEights(tile.size) : 0;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "csrc/kernels/half.h"
 #include "csrc/wire/fields.h"
+#include "csrc/wire/magnitudes.h"
 #include "csrc/wire/values.h"
 
 namespace hvd_sparse {

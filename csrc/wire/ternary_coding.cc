@@ -4,6 +4,7 @@
 #include <cfloat>
 #include <cstring>
 
+#include "csrc/kernels/half.h"
 #include "csrc/wire/fields.h"
 #include "csrc/wire/zero_runs.h"
 
@@ -20,12 +21,12 @@ using Last = LastBlock<kFields, kWords>;
 
 /// Precedes the bytes of a message.
 struct Header {
-  std::uint32_t largest;  ///< M, as bits
-  std::uint32_t bytes;    ///< of the code
+  std::uint32_t scale;  ///< M, as bits
+  std::uint32_t bytes;  ///< of the code
 };
 
 /// Writes the bytes of a block, and replaces its values by their errors.
-HVD_SPARSE_INLINE void TakeBlock(float largest, float least, float* __restrict values,
+HVD_SPARSE_INLINE void TakeBlock(float scale, float least, float* __restrict values,
                                  std::uint8_t* __restrict bytes) {
   for (std::int64_t j = 0; j < kWords; ++j) {
     std::uint32_t word = 0;
@@ -37,7 +38,7 @@ HVD_SPARSE_INLINE void TakeBlock(float largest, float least, float* __restrict v
         float* const at = values + j + (k * kBytes + p) * kWords;
         const float value = *at;
         const std::int32_t digit = (value >= least ? 1 : 0) - (value <= -least ? 1 : 0);
-        *at = value - static_cast<float>(digit) * largest;
+        *at = value - static_cast<float>(digit) * scale;
         word += static_cast<std::uint32_t>(digit) << (8 * p);
       }
     }
@@ -54,7 +55,7 @@ HVD_SPARSE_INLINE std::uint32_t Thirds(std::uint32_t bytes) {
 }
 
 template <bool kAdds>
-HVD_SPARSE_INLINE void DecodeBlock(float largest, const std::uint8_t* __restrict bytes,
+HVD_SPARSE_INLINE void DecodeBlock(float scale, const std::uint8_t* __restrict bytes,
                                    float* __restrict out) {
   constexpr std::uint32_t kInteger = 0x4b000000u;  // the bits of 2^23, then an integer
   for (std::int64_t j = 0; j < kWords; ++j) {
@@ -66,7 +67,7 @@ HVD_SPARSE_INLINE void DecodeBlock(float largest, const std::uint8_t* __restrict
 #pragma GCC unroll 4
       for (int p = 0; p < kBytes; ++p) {
         const std::uint32_t digit = digits >> (8 * p) & 3;
-        const float value = (BitsFloat(kInteger | digit) - (0x1p23f + 1)) * largest;
+        const float value = (BitsFloat(kInteger | digit) - (0x1p23f + 1)) * scale;
         float* const at = out + j + (k * kBytes + p) * kWords;
         *at = kAdds ? *at + value : value;
       }
@@ -80,8 +81,8 @@ HVD_SPARSE_INLINE std::int64_t Decode(Span<const std::uint8_t> code, Span<float>
   constexpr std::int64_t kHeader = sizeof(header);
   if (code.size < kHeader) return -1;
   std::memcpy(&header, code.data, sizeof(header));
-  if (header.largest > FloatBits(FLT_MAX) || header.bytes > code.size - kHeader) return -1;
-  const float largest = BitsFloat(header.largest);
+  if (header.scale > FloatBits(FLT_MAX) || header.bytes > code.size - kHeader) return -1;
+  const float scale = BitsFloat(header.scale);
   RunReader reader(code.data + kHeader, header.bytes);
   std::uint8_t bytes[kTile * kBlockBytes + RunReader::kSlack];
   float* block = out.data;
@@ -89,7 +90,7 @@ HVD_SPARSE_INLINE std::int64_t Decode(Span<const std::uint8_t> code, Span<float>
     const std::int64_t blocks = std::min(left, kTile);
     if (!reader.Read(blocks * kBlockBytes, bytes)) return -1;
     for (std::int64_t b = 0; b < blocks; ++b, block += kBlock) {
-      DecodeBlock<kAdds>(largest, bytes + b * kBlockBytes, block);
+      DecodeBlock<kAdds>(scale, bytes + b * kBlockBytes, block);
     }
   }
   const std::int64_t rest = out.size % kBlock;
@@ -98,7 +99,7 @@ HVD_SPARSE_INLINE std::int64_t Decode(Span<const std::uint8_t> code, Span<float>
     if (kAdds) last.CopyFrom(block);
     if (!reader.Read(kBytes * last.words, bytes)) return -1;
     std::fill(bytes + kBytes * last.words, bytes + kBlockBytes, kZeroByte);
-    DecodeBlock<kAdds>(largest, bytes, last.values);
+    DecodeBlock<kAdds>(scale, bytes, last.values);
     last.CopyTo(block);
   }
   return reader.IsAtEnd() ? kHeader + std::int64_t{header.bytes} : -1;
@@ -110,30 +111,30 @@ std::int64_t MostTernaryBytes(std::int64_t count) {
   return static_cast<std::int64_t>(sizeof(Header)) + (count + kFields - 1) / kFields * kBytes;
 }
 
+float TernaryScale(float sparsity, float largest) { return std::min(sparsity * largest, FLT_MAX); }
+
 HVD_SPARSE_CLONES
-std::int64_t TakeTernary(float sparsity, Span<float> values, std::uint8_t* code) {
-  const float most = BitsFloat(LargestMagnitude(values.data, values.size));
-  const float largest = std::min(sparsity * most, FLT_MAX);
+std::int64_t TakeTernary(float scale, Span<float> values, std::uint8_t* code) {
   // Zeros are not sent, though half of the smallest number is rounded to zero.
-  const float least = std::max(0.5f * largest, BitsFloat(1));
+  const float least = std::max(0.5f * scale, BitsFloat(1));
   constexpr std::int64_t kHeader = sizeof(Header);
   RunWriter writer(code + kHeader);
   std::uint8_t bytes[kBlockBytes];
   float* block = values.data;
   for (std::int64_t left = values.size / kBlock; left > 0; --left, block += kBlock) {
-    TakeBlock(largest, least, block, bytes);
+    TakeBlock(scale, least, block, bytes);
     writer.Put(bytes, kBlockBytes);
   }
   const std::int64_t rest = values.size % kBlock;
   if (rest > 0) {
     Last last(rest);
     last.CopyFrom(block);
-    TakeBlock(largest, least, last.values, bytes);
+    TakeBlock(scale, least, last.values, bytes);
     last.CopyTo(block);
     writer.Put(bytes, kBytes * last.words);
   }
   const std::int64_t end = writer.Finish() - code;
-  const Header header{FloatBits(largest), static_cast<std::uint32_t>(end - kHeader)};
+  const Header header{FloatBits(scale), static_cast<std::uint32_t>(end - kHeader)};
   std::memcpy(code, &header, sizeof(header));
   return end;
 }

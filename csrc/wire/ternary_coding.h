@@ -27,10 +27,13 @@ namespace hvd_sparse {
 /// Returns the most bytes of the code of `count` values.
 std::int64_t MostTernaryBytes(std::int64_t count);
 
-/// Writes the code of finite values, and replaces each value by its error; returns the bytes
-/// written. A sparsity in [1, 2) is the share of M in the largest magnitude: a larger one sends
-/// fewer values.
-std::int64_t TakeTernary(float sparsity, Span<float> values, std::uint8_t* code);
+/// Returns M for values of which the largest magnitude is given. The larger the sparsity, in [1,
+/// 2), the fewer values are sent.
+float TernaryScale(float sparsity, float largest);
+
+/// Writes the code of finite values with M = scale, and replaces each value by its error; returns
+/// the bytes written.
+std::int64_t TakeTernary(float scale, Span<float> values, std::uint8_t* code);
 
 /// Sets `out` to the values at the start of `code`. Returns the bytes of their code, or -1 if it is
 /// none that is written.

@@ -49,6 +49,16 @@ class RunWriter {
  private:
   /// Returns a bit for each of 64 bytes, set unless the byte is kZeroByte.
   static HVD_SPARSE_INLINE std::uint64_t OthersOf(const std::uint8_t* bytes) {
+#if defined(__x86_64__)
+    const __m128i zero = _mm_set1_epi8(kZeroByte);
+    std::uint64_t zeros = 0;
+    for (int part = 0; part < 4; ++part) {
+      const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes) + part);
+      const auto equal = static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(some, zero)));
+      zeros |= std::uint64_t{equal} << (16 * part);
+    }
+    return ~zeros;
+#else
     constexpr std::uint64_t kOnes = 0x0101010101010101u, kLow = 0x7f * kOnes;
     constexpr std::uint64_t kGather = 0x0102040810204080u;  // moves bit 8 i to bit 56 + i
     std::uint64_t others = 0;
@@ -58,15 +68,16 @@ class RunWriter {
       others |= ((marked >> 7 & kOnes) * kGather >> 56) << (8 * part);
     }
     return others;
+#endif
   }
 
   /// Writes the zeros that are counted; without any, changes the next byte to be written. Only the
   /// loop for long runs is a branch.
   HVD_SPARSE_INLINE void PutZeros() {
     for (; zeros_ > kMostRun; zeros_ -= kMostRun) *at_++ = kRunBase + kMostRun;
-    const auto run = static_cast<std::uint8_t>(kRunBase + zeros_);
-    *at_ = zeros_ == 1 ? kZeroByte : run;
-    at_ += zeros_ > 0;
+    constexpr int kOfOne = kRunBase + 1 - kZeroByte;  // a single zero stands for itself
+    *at_ = static_cast<std::uint8_t>(kRunBase + zeros_ - kOfOne * static_cast<int>(zeros_ == 1));
+    at_ += static_cast<int>(zeros_ > 0);
     zeros_ = 0;
   }
 
@@ -86,11 +97,10 @@ class RunReader {
     std::memset(to, kZeroByte, kSlack);
     std::int64_t read = zeros_;
     while (read < count && at_ < end_) {
-      const std::uint8_t byte = *at_++;
-      const std::int64_t run = byte - std::int64_t{kRunBase};
+      const int byte = *at_++, is_run = static_cast<int>(byte > kRunBase + 1);
       std::memset(to + read, kZeroByte, kSlack);
-      to[read] = run < 2 ? byte : kZeroByte;
-      read += std::max<std::int64_t>(run, 1);
+      to[read] = static_cast<std::uint8_t>(byte + is_run * (kZeroByte - byte));
+      read += 1 + is_run * (byte - kRunBase - 1);
     }
     zeros_ = read - count;
     return read >= count;

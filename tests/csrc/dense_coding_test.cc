@@ -67,6 +67,37 @@ TEST(DenseCoding, DecodedValuesHaveTheSameCodeAndNoErrors) {
   });
 }
 
+TEST(DenseCoding, FeedbackAndCodingInOneCallAreThoseOfTwo) {
+  ForAll([](DenseFormat format, const std::vector<float>& gradient) {
+    const auto length = static_cast<std::int64_t>(gradient.size());
+    std::vector<float> spoilt = gradient, residual = Awkward(length, 5), expected = residual;
+    if (length > 2) spoilt[static_cast<std::size_t>(length / 2)] = kNan;
+    const GradView view{spoilt.data(), length, DType::kFloat32};
+    const std::int64_t bad = CpuKernels().Accumulate({view, 0.5f, 2, expected});
+    const Bytes expected_code = Taken(format, &expected);
+    Bytes code(static_cast<std::size_t>(MostCodeBytes(format.values, length)));
+    std::int64_t not_finite = 7;
+    const Feedback feedback{view, 0.5f, 2, residual};
+    const auto bytes = AccumulateAndTakeCoded(format, feedback, code.data(), &not_finite);
+    code.resize(static_cast<std::size_t>(bytes));
+    EXPECT_EQ(code, expected_code);
+    EXPECT_EQ(not_finite, 7 + bad);
+    EXPECT_TRUE(SameBits(residual, expected));
+  });
+}
+
+TEST(DenseCoding, GradientsOfAnyTypeAreAdded) {
+  std::vector<BFloat16> gradient(300, Narrow<BFloat16>(1.5f));
+  std::vector<float> residual(300, 0.5f);
+  Bytes code(2000);
+  std::int64_t not_finite = 0;
+  const GradView view{gradient.data(), 300, DType::kBFloat16};
+  const Feedback feedback{view, 1, 1, residual};
+  code.resize(static_cast<std::size_t>(
+      AccumulateAndTakeCoded({Values::kInt8}, feedback, code.data(), &not_finite)));
+  EXPECT_EQ(Decoded(Values::kInt8, code, 300), std::vector<float>(300, 2.0f));
+}
+
 TEST(DenseCoding, FloatsAreCodedAsInSparseBlocks) {
   for (const Values type : {Values::kFloat32, Values::kFloat16, Values::kBFloat16}) {
     for (std::vector<float> values : ValuesOfLength(5000)) {

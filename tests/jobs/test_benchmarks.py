@@ -40,8 +40,9 @@ def test_kernels(tmp_path):
     assert job.status == 0, job.output
     results = json.loads(file.read_text())
     assert all(r["verified"] for r in results)
-    coding, *results = results
+    coding, dense, *results = results
     assert any("packed, bfloat16" in row["name"] for row in coding["rows"])
+    assert {"int4: decode", "ternary: add"} <= {row["name"] for row in dense["rows"]}
     assert [r["settings"]["threads"] for r in results] == [1, 2, 1, 2]
     selection = {row["name"]: row["facts"] for row in results[0]["rows"]}
     assert set(SPARSIFIERS) <= set(selection)
@@ -54,11 +55,11 @@ def test_kernels_side_by_side(tmp_path):
     file = tmp_path / "result.json"
     options = [
         "--side-by-side", "--no-selection", "--numel", "30000", "--density", "0.01", "--steps", "3",
-        "--block", "300", "--message", "300", "--json", str(file),
+        "--block", "300", "--message", "300", "--model", "5000", "--json", str(file),
     ]  # fmt: skip
     job = run([sys.executable, "benchmarks/kernels.py", *options], timeout=120)
     assert job.status == 0, job.output
-    _, merging, selecting = json.loads(file.read_text())
+    _, _, merging, selecting = json.loads(file.read_text())
     assert merging["verified"] is True
     assert selecting["verified"] is True
     rows = {row["name"]: row for row in selecting["rows"]}
