@@ -132,7 +132,7 @@ void BindDenseCoder(py::module_& m) {
            "residual += gradient, which is coded; the residual keeps the errors. Returns the bytes "
            "of the code.")
       .def("decode", &DenseCoder::Decode, py::arg("out"), "out = the decoded values")
-      .def("add", &DenseCoder::Add, py::arg("sum"), "sum += the decoded values");
+      .def("add", &DenseCoder::Add, py::arg("total"), "total += the decoded values");
 }
 
 void BindCalls(py::module_& m) {

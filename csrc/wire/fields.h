@@ -2,12 +2,12 @@
 ///
 /// In a block of w words, value i is field i / w of word i mod w. So each step of a loop over the
 /// words shifts the fields of neighbouring values by as many bits, and is vectorised without moving
-/// values between lanes. Only the last block of a message has fewer words than the others.
+/// values between lanes. The last block of a message, if it has fewer values than the others, has
+/// bytes instead of words, so that no more bytes are sent than it needs.
 
 #ifndef HVD_SPARSE_WIRE_FIELDS_H_
 #define HVD_SPARSE_WIRE_FIELDS_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -25,31 +25,37 @@ HVD_SPARSE_INLINE void StoreWord(std::uint32_t word, std::uint8_t* to) {
   std::memcpy(to, &word, sizeof(word));
 }
 
-/// The last block of a message, which has few values, as one of `kWords` words of `kFields`: its
-/// values lie where a whole block has the same fields of the same words, among zeros.
-template <int kFields, int kWords>
-struct LastBlock {
-  explicit LastBlock(std::int64_t count) : count(count), words((count + kFields - 1) / kFields) {}
-
-  /// Returns the number of values in a field.
-  std::int64_t InField(std::int64_t field) const {
-    return std::clamp<std::int64_t>(count - field * words, 0, words);
-  }
+/// The last block of a message, its values where a whole block has the same fields of the same
+/// bytes, among zeros.
+///
+/// `Layout` is a whole block's: it has kWords words, kPerByte values in a byte, and FieldOf(byte,
+/// part) tells which field of a word is part `part` of its byte `byte`.
+template <typename Layout>
+class LastBlock {
+ public:
+  explicit LastBlock(std::int64_t count)
+      : bytes((count + Layout::kPerByte - 1) / Layout::kPerByte), count_(count) {}
 
   void CopyFrom(const float* from) {
-    for (std::int64_t f = 0; f < kFields; ++f) {
-      std::copy_n(from + f * words, InField(f), values + f * kWords);
-    }
+    ForAll([&](std::int64_t i, std::int64_t place) { values[place] = from[i]; });
   }
-
   void CopyTo(float* to) const {
-    for (std::int64_t f = 0; f < kFields; ++f) {
-      std::copy_n(values + f * kWords, InField(f), to + f * words);
+    ForAll([&](std::int64_t i, std::int64_t place) { to[i] = values[place]; });
+  }
+
+  const std::int64_t bytes;  ///< of the codes of these values
+  float values[4 * Layout::kPerByte * Layout::kWords] = {};
+
+ private:
+  template <typename Move>
+  void ForAll(Move move) const {
+    for (std::int64_t i = 0; i < count_; ++i) {
+      const auto byte = i % bytes, part = i / bytes;
+      move(i, Layout::FieldOf(byte % 4, part) * Layout::kWords + byte / 4);
     }
   }
 
-  const std::int64_t count, words;
-  float values[kFields * kWords] = {};
+  const std::int64_t count_;
 };
 
 }  // namespace hvd_sparse

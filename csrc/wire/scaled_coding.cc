@@ -24,7 +24,10 @@ struct Integer {
   /// bits of the sum.
   static constexpr float kRounder = 0x1p23f + kZero;
 
-  using Last = LastBlock<kFields, kWords>;
+  static constexpr int kPerByte = 8 / kBits;
+  static constexpr std::int64_t FieldOf(std::int64_t byte, std::int64_t part) {
+    return kPerByte * byte + part;
+  }
 };
 
 using Int8 = Integer<8>;
@@ -99,11 +102,11 @@ HVD_SPARSE_INLINE void Take(Span<float> values, std::uint8_t* code) {
   }
   const std::int64_t rest = values.size % kScaledBlock;
   if (rest == 0) return;
-  typename T::Last last(rest);
+  LastBlock<T> last(rest);
   last.CopyFrom(block);
   std::uint8_t padded[1 + 4 * T::kWords];
   TakeBlock<T>(ExponentOf<T>(LargestMagnitude(last.values, kScaledBlock)), last.values, padded);
-  std::copy_n(padded, 1 + 4 * last.words, code);
+  std::copy_n(padded, 1 + last.bytes, code);
   last.CopyTo(block);
 }
 
@@ -140,11 +143,11 @@ HVD_SPARSE_INLINE bool Decode(const std::uint8_t* code, Span<float> out) {
   }
   const std::int64_t rest = out.size % kScaledBlock;
   if (rest == 0) return bad == 0;
-  typename T::Last last(rest);
+  LastBlock<T> last(rest);
   if (kAdds) last.CopyFrom(block);
   std::uint8_t padded[1 + 4 * T::kWords];
   std::fill_n(padded, sizeof(padded), std::uint8_t{0xff});  // is a code
-  std::copy_n(code, 1 + 4 * last.words, padded);
+  std::copy_n(code, 1 + last.bytes, padded);
   bad |= DecodeBlock<T, kAdds>(padded, last.values);
   last.CopyTo(block);
   return bad == 0;

@@ -1,6 +1,6 @@
 /// Integers of 8 or 4 bits, in blocks of 64 with a common scale that is a power of two.
 ///
-///     block: exponent e, 1 byte | codes, in words as in fields.h         value = q * 2^e
+///     block: exponent e, 1 byte | codes, as in fields.h         value = q * 2^e
 ///
 /// A code is q + 128 for int8 and q + 8 for int4, with |q| at most 127 or 7; zero is no code.
 ///

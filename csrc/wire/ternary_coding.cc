@@ -12,12 +12,18 @@ namespace hvd_sparse {
 namespace {
 
 constexpr int kDigits = 5, kBytes = 4;  // digits of a byte, bytes of a word
-constexpr int kFields = kDigits * kBytes, kWords = 16;
-constexpr std::int64_t kBlock = kFields * kWords, kBlockBytes = kBytes * kWords;
+
+struct Layout {
+  static constexpr int kPerByte = kDigits, kWords = 16;
+  static constexpr std::int64_t FieldOf(std::int64_t byte, std::int64_t digit) {
+    return kBytes * digit + byte;
+  }
+};
+
+constexpr std::int64_t kWords = Layout::kWords;
+constexpr std::int64_t kBlockBytes = kBytes * kWords, kBlock = kDigits * kBlockBytes;
 constexpr std::uint32_t kOnes = 0x01010101u;
 constexpr std::int64_t kTile = 16;  // blocks that are decoded together
-
-using Last = LastBlock<kFields, kWords>;
 
 /// Precedes the bytes of a message.
 struct Header {
@@ -95,10 +101,10 @@ HVD_SPARSE_INLINE std::int64_t Decode(Span<const std::uint8_t> code, Span<float>
   }
   const std::int64_t rest = out.size % kBlock;
   if (rest > 0) {
-    Last last(rest);
+    LastBlock<Layout> last(rest);
     if (kAdds) last.CopyFrom(block);
-    if (!reader.Read(kBytes * last.words, bytes)) return -1;
-    std::fill(bytes + kBytes * last.words, bytes + kBlockBytes, kZeroByte);
+    if (!reader.Read(last.bytes, bytes)) return -1;
+    std::fill(bytes + last.bytes, bytes + kBlockBytes, kZeroByte);
     DecodeBlock<kAdds>(scale, bytes, last.values);
     last.CopyTo(block);
   }
@@ -108,7 +114,7 @@ HVD_SPARSE_INLINE std::int64_t Decode(Span<const std::uint8_t> code, Span<float>
 }  // namespace
 
 std::int64_t MostTernaryBytes(std::int64_t count) {
-  return static_cast<std::int64_t>(sizeof(Header)) + (count + kFields - 1) / kFields * kBytes;
+  return static_cast<std::int64_t>(sizeof(Header)) + (count + kDigits - 1) / kDigits;
 }
 
 float TernaryScale(float sparsity, float largest) { return std::min(sparsity * largest, FLT_MAX); }
@@ -127,11 +133,11 @@ std::int64_t TakeTernary(float scale, Span<float> values, std::uint8_t* code) {
   }
   const std::int64_t rest = values.size % kBlock;
   if (rest > 0) {
-    Last last(rest);
+    LastBlock<Layout> last(rest);
     last.CopyFrom(block);
     TakeBlock(scale, least, last.values, bytes);
     last.CopyTo(block);
-    writer.Put(bytes, kBytes * last.words);
+    writer.Put(bytes, last.bytes);
   }
   const std::int64_t end = writer.Finish() - code;
   const Header header{FloatBits(scale), static_cast<std::uint32_t>(end - kHeader)};

@@ -2,9 +2,9 @@
 ///
 ///     M, float32 | bytes of the code, uint32 | code
 ///
-/// The values are cut into blocks of 320, whose codes are words as in fields.h with 20 fields. The
-/// fields 4 k + p of a word are the digits k of its byte p, the first one in front: a byte is
-/// 81 d0 + 27 d1 + 9 d2 + 3 d3 + d4, with a digit of 0, 1 or 2 for -M, 0 and M. In the sequence of
+/// The values are cut into blocks of 320, whose codes are words as in fields.h with 20 fields:
+/// field 4 k + p of a word is digit k of its byte p. A byte is 81 d0 + 27 d1 + 9 d2 + 3 d3 + d4,
+/// with digits of 0, 1 and 2 for -M, 0 and M. In the sequence of
 /// all bytes, a run of 2 to 14 bytes of 121, which are zeros, becomes one byte 243 + (length - 2).
 ///
 /// With M = sparsity * (largest magnitude), a value u becomes M with its sign if |u| >= M / 2, else

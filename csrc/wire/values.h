@@ -31,9 +31,9 @@ constexpr std::int64_t ValueBytes(Values values, std::int64_t count) {
     case Values::kFloat32:
       return 4 * count;
     case Values::kInt8:
-      return scales + (count + 3) / 4 * 4;
+      return scales + count;
     case Values::kInt4:
-      return scales + (count + 7) / 8 * 4;
+      return scales + (count + 1) / 2;
     default:
       return 2 * count;
   }

@@ -20,7 +20,8 @@ Bytes ScaledReference(Values type, const std::vector<float>& values) {
   Bytes code;
   for (std::size_t begin = 0; begin < values.size(); begin += 64) {
     const std::size_t count = std::min<std::size_t>(64, values.size() - begin);
-    const std::size_t fields = 32 / bits, words = (count + fields - 1) / fields;
+    const std::size_t word_bytes = count == 64 ? 4 : 1, fields = 8 * word_bytes / bits;
+    const std::size_t words = (count + fields - 1) / fields;
     const float* const block = values.data() + begin;
     int e = -126;
     const auto reaches = [&](float value) {
@@ -36,7 +37,8 @@ Bytes ScaledReference(Values type, const std::vector<float>& values) {
         const double q = std::clamp(std::nearbyint(scaled), 1.0 - zero, zero - 1.0);
         bits_of_all |= static_cast<std::uint32_t>(zero + static_cast<int>(q)) << (bits * field);
       }
-      for (int byte = 0; byte < 4; ++byte) code.push_back(bits_of_all >> (8 * byte) & 255);
+      for (std::size_t byte = 0; byte < word_bytes; ++byte)
+        code.push_back(bits_of_all >> (8 * byte) & 255);
     }
   }
   return code;
