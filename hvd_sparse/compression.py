@@ -26,7 +26,7 @@ CHOICES = {
 }
 
 # Types of values that the dense sum alone can send.
-_DENSE_VALUES = ("int8", "int4", "ternary")
+_DENSE_VALUES = ("ternary",)
 
 _TOP_K = as_sparsifier("top_k")
 _GAUSSIAN = as_sparsifier("gaussian")
@@ -59,9 +59,9 @@ class Compression:
         indices: Encoding of positions: "plain" (4 bytes each), "packed" (about 2 + log2(1/density)
             bits each), or "auto": the one that the plan predicts to be faster, or "plain" without a
             plan.
-        values: Type of values in messages: "float32", "bfloat16" or "float16"; with "shard_sum"
-            also "int8" and "int4", of which some share a scale, and "ternary", which is -1, 0 or 1
-            times the largest magnitude. The rounding errors of a narrow type stay in the residual.
+        values: Type of values in messages: "float32", "bfloat16" or "float16"; "int8" or "int4", of
+            which 64 share a scale; with "shard_sum" also "ternary", which is -1, 0 or 1 times the
+            largest magnitude. The rounding errors of a narrow type stay in the residual.
             "auto": the one that the plan predicts to be fastest, of float32 and bfloat16 and, in
             dense sums, int8; or "float32" without a plan.
         layer_wise: True if entries are selected per layer, in buckets that are exchanged during the

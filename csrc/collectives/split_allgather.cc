@@ -66,7 +66,6 @@ class SplitRun {
   }
 
   void Run() {
-    ctx_.Narrow(&block_, /*keeps_errors=*/true);
     const bool found = scratch_.regions.size() == static_cast<std::size_t>(size_);
     if (!found || block_.header().step % kStepsBetweenRegions == 0) FindRegions();
     SendToOwners();
@@ -120,16 +119,22 @@ class SplitRun {
     return {first(region) - begin, first(region + 1) - begin};
   }
 
+  /// Makes `to` a part of the block, with rounded values; no other rank holds these values yet.
+  void CopyNarrow(Range range, SparseBlock* to) {
+    CopyPart(block_, range, block_.header(), to);
+    ctx_.Narrow(to, /*keeps_errors=*/true);
+  }
+
   /// Sends each region's entries to its owner. Rank r starts with rank r + 1, so that not all ranks
   /// send to the same owner first.
   void SendToOwners() {
-    CopyPart(block_, EntriesIn(rank_), block_.header(), Of(&scratch_.blocks, rank_));
+    CopyNarrow(EntriesIn(rank_), Of(&scratch_.blocks, rank_));
     for (int first = 1; first < size_; first += kMessagesAtOnce) {
       std::vector<BlockOut> out;
       std::vector<BlockIn> in;
       for (int distance = first; distance < std::min(size_, first + kMessagesAtOnce); ++distance) {
         const int to = (rank_ + distance) % size_, from = (rank_ + size_ - distance) % size_;
-        CopyPart(block_, EntriesIn(to), block_.header(), Of(&scratch_.parts, to));
+        CopyNarrow(EntriesIn(to), Of(&scratch_.parts, to));
         out.push_back({to, Of(&scratch_.parts, to)});
         in.push_back({from, Of(&scratch_.blocks, from), ctx_.capacity});
       }
@@ -160,7 +165,6 @@ class SplitRun {
     }
     const Bound bound = FindBound({all, length * size_}, positions, size_, ctx_.k);
     ctx_.KeepTopK(&block_, KeptOf(rank_, bound, ctx_.k, scratch_.digest));
-    ctx_.Narrow(&block_, /*keeps_errors=*/true);  // no other rank holds these sums yet
 
     std::int64_t most = 0, total = 0;
     for (const Share& share : bound.shares) {
@@ -202,7 +206,8 @@ class SplitRun {
       SparseBlock* const part = Of(peer == rank_ ? &scratch_.blocks : &scratch_.parts, peer);
       if (peer == rank_ || there.size() > 0) {
         const std::int64_t first = there.begin - mine.begin;
-        CopyPart(block_, {first, first + there.size()}, block_.header(), part);
+        const Range range{first, first + there.size()};
+        peer == rank_ ? CopyPart(block_, range, block_.header(), part) : CopyNarrow(range, part);
       }
       if (peer == rank_) continue;
       if (there.size() > 0) out.push_back({peer, part});
@@ -230,6 +235,7 @@ class SplitRun {
 
   /// Gathers the entries of all ranks into the block, in rank order, since regions ascend.
   void Gather(std::int64_t room) {
+    ctx_.Narrow(&block_, /*keeps_errors=*/true);  // no other rank holds these sums
     std::vector<SparseBlock>& blocks =
         ctx_.AllgatherBlocks(&block_, room, "split_allgather, gather, round");
     std::int64_t total = 0;

@@ -5,6 +5,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/wire/narrow_floats.h"
+#include "csrc/wire/scaled_values.h"
 
 namespace hvd_sparse {
 namespace {
@@ -102,9 +103,14 @@ void RoundValues(Values type, float* values, std::int64_t count, float* errors) 
     case Values::kBFloat16:
       return errors == nullptr ? RoundToBFloat16(values, count)
                                : SplitToBFloat16(values, count, errors);
-    default:
-      RefuseType(type);
+    case Values::kInt8:
+      return RoundToInt8(values, count, errors);
+    case Values::kInt4:
+      return RoundToInt4(values, count, errors);
+    case Values::kTernary:
+      break;
   }
+  RefuseType(type);
 }
 
 bool EncodeValues(Values type, const float* values, std::int64_t count, std::uint8_t* code) {
@@ -116,25 +122,37 @@ bool EncodeValues(Values type, const float* values, std::int64_t count, std::uin
       return EncodeFloat16(values, count, code);
     case Values::kBFloat16:
       return EncodeBFloat16(values, count, code);
-    default:
-      RefuseType(type);
+    case Values::kInt8:
+      return EncodeInt8(values, count, code);
+    case Values::kInt4:
+      return EncodeInt4(values, count, code);
+    case Values::kTernary:
+      break;
   }
+  RefuseType(type);
 }
 
 bool AreFinite(const float* values, std::int64_t count) { return AllFinite(values, count); }
 
-void DecodeValues(Values type, const std::uint8_t* code, std::int64_t count, float* values) {
+bool DecodeValues(Values type, const std::uint8_t* code, std::int64_t count, float* values) {
   switch (type) {
     case Values::kFloat32:
       std::memcpy(values, code, sizeof(float) * static_cast<std::size_t>(count));
-      return;
+      return true;
     case Values::kFloat16:
-      return DecodeFloat16(code, count, values);
+      DecodeFloat16(code, count, values);
+      return true;
     case Values::kBFloat16:
-      return DecodeBFloat16(code, count, values);
-    default:
-      RefuseType(type);
+      DecodeBFloat16(code, count, values);
+      return true;
+    case Values::kInt8:
+      return DecodeInt8Values(code, count, values);
+    case Values::kInt4:
+      return DecodeInt4Values(code, count, values);
+    case Values::kTernary:
+      break;
   }
+  RefuseType(type);
 }
 
 }  // namespace hvd_sparse

@@ -16,8 +16,8 @@ struct Named {
 
 constexpr std::array kValues = {
     Named{Values::kFloat32, "float32", true},   Named{Values::kFloat16, "float16", true},
-    Named{Values::kBFloat16, "bfloat16", true}, Named{Values::kInt8, "int8", false},
-    Named{Values::kInt4, "int4", false},        Named{Values::kTernary, "ternary", false},
+    Named{Values::kBFloat16, "bfloat16", true}, Named{Values::kInt8, "int8", true},
+    Named{Values::kInt4, "int4", true},         Named{Values::kTernary, "ternary", false},
 };
 
 const Named* Find(Values values) {

@@ -175,8 +175,11 @@ void DecodeBlock(const std::uint8_t* message, std::int64_t bytes, std::int64_t n
   }
   if (!valid) RefusePositions(count, numel);
   if (opened.header.indices == kPackedWithMarks) DecodeMarks(message + at.marks, count, indices);
-  DecodeValues(static_cast<Values>(opened.header.values), message + at.values, count,
-               block->values());
+  const auto values = static_cast<Values>(opened.header.values);
+  if (!DecodeValues(values, message + at.values, count, block->values())) {
+    Throw(ErrorKind::kExchangeFailed, "received a block whose ", count, " values are none of type ",
+          NameOf(values), ": the message is corrupt");
+  }
 }
 
 void CheckPositions(const SparseBlock& block, std::int64_t numel) {

@@ -26,6 +26,8 @@ HEADER_BYTES = _core.header_bytes
 INDEX_BYTES = _core.index_bytes
 VALUE_BYTES = _core.value_bytes  # of float32, in which gradients are summed
 WIRES = ("plain", "packed")
+SCALE_BYTES = 1 / 64  # of each value of int8 and int4
+BYTES_OF_VALUES = BYTES | {"int8": 1 + SCALE_BYTES, "int4": 1 / 2 + SCALE_BYTES, "ternary": 1 / 5}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +65,9 @@ class Setting:
             raise InvalidArgumentError(f"overlap must lie in [0, 1], got {self.overlap}")
 
     @property
-    def value_bytes(self) -> int:
-        """Bytes of a value on the wire."""
-        return BYTES[self.values]
+    def value_bytes(self) -> float:
+        """Bytes of a value on the wire; of a ternary one, the most that it takes."""
+        return BYTES_OF_VALUES[self.values]
 
     def route(self, collective: str) -> str:
         """Returns the route of a bucket that this collective exchanges: one of routes.ROUTES."""

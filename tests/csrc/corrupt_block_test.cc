@@ -14,6 +14,7 @@
 #include "csrc/comm/group_communicator.h"
 #include "csrc/comm/loopback_communicator.h"
 #include "csrc/exchange/bucket.h"
+#include "csrc/wire/value_coding.h"
 #include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/thrown.h"
@@ -24,13 +25,18 @@ namespace {
 using Message = std::vector<std::uint8_t>;
 
 constexpr std::int64_t kNumel = 100, kRoom = 10;
-const std::vector<WireFormat> kFormats = {
-    {}, {true, Values::kFloat32}, {false, Values::kBFloat16}, {true, Values::kFloat16}};
+const std::vector<WireFormat> kFormats = {{},
+                                          {true, Values::kFloat32},
+                                          {false, Values::kBFloat16},
+                                          {true, Values::kFloat16},
+                                          {false, Values::kInt8},
+                                          {true, Values::kInt4}};
 
 Message MessageOf(const Entries& entries, WireFormat format, Verdict verdict = {}) {
   SparseBlock block = MakeBlock(entries);
   block.header().format = format.Id();
   block.header().verdict = verdict;
+  RoundValues(format.values, block.values(), block.count(), nullptr);
   if (format.IsPlain()) return {block.message(), block.message() + block.message_bytes()};
   Message message(static_cast<std::size_t>(block.message_bytes()));
   message.resize(
@@ -87,7 +93,8 @@ TEST(CorruptBlock, WithPositionsOutOfOrderOrOfTheBucketIsRefused) {
 
 TEST(CorruptBlock, WithValuesThatAreNotFiniteIsRefusedUnlessTheVerdictIsBad) {
   for (const WireFormat format : kFormats) {
-    for (const float value : {kInf, -kInf, kNan}) {
+    const bool has_infinity = format.values != Values::kInt8 && format.values != Values::kInt4;
+    for (const float value : has_infinity ? std::vector{kInf, -kInf, kNan} : std::vector{kNan}) {
       const Entries entries = {{3, 1}, {50, value}};
       ExpectRefused(MessageOf(entries, format), format, "not all of them finite");
       ExpectRead(MessageOf(entries, format, Verdict::BadGradient(4)), format, entries);

@@ -9,12 +9,15 @@
 #include <vector>
 
 #include "csrc/base/error.h"
+#include "csrc/wire/dense_coding.h"
 #include "tests/csrc/entries.h"
+#include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
 namespace {
 
-constexpr Values kNarrow[] = {Values::kFloat16, Values::kBFloat16};
+constexpr Values kNarrow[] = {Values::kFloat16, Values::kBFloat16, Values::kInt8, Values::kInt4};
+constexpr Values kScaled[] = {Values::kInt8, Values::kInt4};
 
 /// Returns floats of any bits, infinities and NaN among them, and the awkward ones.
 std::vector<float> AnyFloats() {
@@ -92,7 +95,8 @@ TEST(ValueCoding, BeyondTheRangeStandsTheLargestNumberWithAnExactError) {
 }
 
 TEST(ValueCoding, RoundedValuesComeBackAndOthersAreTold) {
-  for (const Values type : {Values::kFloat32, Values::kFloat16, Values::kBFloat16}) {
+  for (const Values type :
+       {Values::kFloat32, Values::kFloat16, Values::kBFloat16, Values::kInt8, Values::kInt4}) {
     std::vector<float> values = AnyFloats();
     const auto count = static_cast<std::int64_t>(values.size());
     std::vector<std::uint8_t> code(static_cast<std::size_t>(ValueBytes(type, count)));
@@ -100,17 +104,89 @@ TEST(ValueCoding, RoundedValuesComeBackAndOthersAreTold) {
     RoundValues(type, values.data(), count, nullptr);
     EXPECT_TRUE(EncodeValues(type, values.data(), count, code.data()));
     std::vector<float> decoded(values.size());
-    DecodeValues(type, code.data(), count, decoded.data());
+    EXPECT_TRUE(DecodeValues(type, code.data(), count, decoded.data()));
     EXPECT_TRUE(SameBits(decoded, values));
   }
 }
 
-TEST(ValueCoding, Float64DoesNotTravel) {
-  float value = 1;
-  std::uint8_t code[8] = {};
-  EXPECT_THROW(RoundValues(static_cast<Values>(1), &value, 1, nullptr), Error);
-  EXPECT_THROW(EncodeValues(static_cast<Values>(1), &value, 1, code), Error);
-  EXPECT_THROW(DecodeValues(static_cast<Values>(1), code, 1, &value), Error);
+TEST(ValueCoding, RoundedIntegersStayAsLongAsTheSameOnesStandTogether) {
+  for (const Values type : kScaled) {
+    std::vector<float> values = Awkward(1000, 4), errors(values.size());
+    RoundValues(type, values.data(), 1000, nullptr);
+    std::vector<float> again = values;
+    RoundValues(type, again.data(), 1000, errors.data());
+    EXPECT_TRUE(SameBits(again, values));
+    EXPECT_EQ(errors, std::vector<float>(1000));
+    std::vector<std::uint8_t> code(2000);
+    EXPECT_TRUE(EncodeValues(type, values.data(), 1000, code.data()));
+    EXPECT_FALSE(EncodeValues(type, values.data() + 1, 999, code.data()));
+  }
+}
+
+TEST(ValueCoding, IntegersOfSparseBlocksAreThoseOfDenseMessages) {
+  for (const Values type : kScaled) {
+    for (const std::int64_t count : {1, 63, 64, 65, 1000}) {
+      std::vector<float> values = Awkward(count, 9), rest = values, errors = values;
+      const auto bytes = static_cast<std::size_t>(ValueBytes(type, count));
+      std::vector<std::uint8_t> code(bytes), expected(bytes);
+      TakeCoded({type}, rest, expected.data());
+      RoundValues(type, values.data(), count, errors.data());
+      EXPECT_TRUE(EncodeValues(type, values.data(), count, code.data()));
+      EXPECT_EQ(code, expected);
+      EXPECT_EQ(errors, rest);
+    }
+  }
+}
+
+TEST(ValueCoding, IntegersBesideValuesThatAreNotFiniteAreRoundedAsEver) {
+  for (const Values type : kScaled) {
+    for (const std::int64_t count : {70, 128}) {
+      for (const float special : {kInf, -kInf, kNan}) {
+        std::vector<float> values(static_cast<std::size_t>(count), 1.25f);
+        std::vector<float> errors(values.size()), decoded(values.size());
+        values[5] = values[66] = special;
+        RoundValues(type, values.data(), count, errors.data());
+        std::vector<std::uint8_t> code(static_cast<std::size_t>(ValueBytes(type, count)));
+        EXPECT_TRUE(EncodeValues(type, values.data(), count, code.data()));
+        EXPECT_TRUE(DecodeValues(type, code.data(), count, decoded.data()));
+        EXPECT_TRUE(SameBits(decoded, values));
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          if (i == 5 || i == 66) {
+            ASSERT_TRUE(std::isnan(values[i]));
+            ASSERT_EQ(errors[i], 0);
+          } else {
+            ASSERT_EQ(values[i], 1.25f);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ValueCoding, ScalesOutsideTheRangeAreTold) {
+  for (const Values type : kScaled) {
+    for (const std::size_t wrong :
+         {std::size_t{0}, std::size_t{type == Values::kInt8 ? 65u : 33u}}) {
+      std::vector<float> values(70, 1.0f);
+      std::vector<std::uint8_t> code(100);
+      EXPECT_TRUE(EncodeValues(type, values.data(), 70, code.data()));
+      code[wrong] = 0x7f;
+      EXPECT_FALSE(DecodeValues(type, code.data(), 70, values.data()));
+    }
+  }
+}
+
+TEST(ValueCoding, OtherTypesDoNotTravel) {
+  for (const Values type : {static_cast<Values>(1), Values::kTernary}) {
+    float value = 1;
+    std::uint8_t code[8] = {};
+    EXPECT_THROW(RoundValues(type, &value, 1, nullptr), Error);
+    EXPECT_THROW(EncodeValues(type, &value, 1, code), Error);
+    EXPECT_THROW(DecodeValues(type, code, 1, &value), Error);
+    EXPECT_FALSE(IsKnown(type));
+  }
+  const Error error = Thrown([] { ValuesFrom("ternary"); });
+  EXPECT_TRUE(Says(error, "one of float32, float16, bfloat16, int8, int4; got 'ternary'"));
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ namespace hvd_sparse {
 namespace {
 
 constexpr std::int64_t kNumel = 100000;
-constexpr Values kTypes[] = {Values::kFloat32, Values::kFloat16, Values::kBFloat16};
+constexpr Values kTypes[] = {Values::kFloat32, Values::kFloat16, Values::kBFloat16, Values::kInt8,
+                             Values::kInt4};
 const std::vector<std::int64_t> kCounts = {0, 1, 2, 3, 16, 17, 100, 1000, 30000};
 
 /// Returns about `count` entries, some with the survived bit; values of the type.
@@ -100,16 +101,16 @@ TEST(WireFormat, MessagesAreAsSmallAsPromised) {
       const SparseBlock block = RandomBlock(count, dtype, &random);
       const auto bytes =
           static_cast<double>(MessageOf(block, {true, dtype}, Content::kSums).size());
-      const double bits =
-          std::log2(1 / density) + 2 + 8.0 * static_cast<double>(ValueBytes(dtype, 1));
-      EXPECT_LE(bytes, static_cast<double>(count) * bits / 8 + 32 + 32);
+      const auto of_values = static_cast<double>(ValueBytes(dtype, count));
+      const double bits = std::log2(1 / density) + 2;
+      EXPECT_LE(bytes, static_cast<double>(count) * bits / 8 + of_values + 32 + 32);
     }
   }
 }
 
 TEST(WireFormat, ValuesThatWereNotRoundedAreRefused) {
   SparseBlock block = MakeBlock({{1, 1.0f}, {2, 1.0001f}});
-  for (const Values dtype : {Values::kFloat16, Values::kBFloat16}) {
+  for (const Values dtype : {Values::kFloat16, Values::kBFloat16, Values::kInt8, Values::kInt4}) {
     std::vector<std::uint8_t> message(static_cast<std::size_t>(block.message_bytes()));
     try {
       EncodeBlock(block, {false, dtype}, Content::kSums, message.data());

@@ -11,7 +11,7 @@ from tests import laws
 from tests.cases import in_turn
 from tests.device_array import CPU
 
-DTYPES = ["float32", "bfloat16", "float16"]
+DTYPES = ["float32", "bfloat16", "float16", "int8", "int4"]
 FORMATS = [(packed, dtype) for packed in (False, True) for dtype in DTYPES][1:]
 RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17]
 
@@ -42,7 +42,7 @@ def run_rough(me, steps, factor=301):
 
 def bits_of(dtype):
     """Returns the significant bits of the type, including the leading one."""
-    return {"float32": 24, "float16": 11, "bfloat16": 8}[dtype]
+    return {"float32": 24, "float16": 11, "bfloat16": 8, "int8": 7, "int4": 3}[dtype]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_laws_hold_where_one_owner_hands_on_what_it_keeps(wire, device):
     laws.check_laws(ranks)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", DTYPES[1:])
 @pytest.mark.parametrize("collective", _core.collectives())
 def test_what_travels_is_rounded_once_and_the_error_stays(dtype, collective, device):
     numel = 64
@@ -306,7 +306,7 @@ def test_a_sum_that_overflows_is_refused_and_undone(size, collective, wire, devi
 def test_ranks_of_different_formats_are_told(size, collective, other, density, device):
     def program(me):
         with pytest.raises(
-            ExchangeFailedError, match=r"the ranks disagree: .* float(16|32) values"
+            ExchangeFailedError, match=r"the ranks disagree: .* (float(16|32)|int[48]) values"
         ):
             me.run(1)
 
@@ -346,16 +346,16 @@ def test_coded_blocks_take_the_bytes_that_are_promised(collective, device):
     entries = sent[False, "float32"] / 8  # in all messages, plus a little for headers
     for (packed, dtype), bytes_sent in sent.items():
         bits = np.log2(numel / k) + 2 if packed else 32
-        bits += 32 if dtype == "float32" else 16
+        bits += {"float32": 32, "int8": 8 + 8 / 64, "int4": 4 + 8 / 64}.get(dtype, 16)
         header = 64 * sent[False, "float32"] / (8 * k)
         assert bytes_sent <= entries * bits / 8 + header
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int8", ""])
+@pytest.mark.parametrize("dtype", ["float64", "ternary", ""])
 def test_types_that_cannot_travel_are_refused(dtype, device):
     with pytest.raises(
         InvalidArgumentError,
-        match=f"values must be one of float32, float16, bfloat16; got '{dtype}'",
+        match=f"values must be one of float32, float16, bfloat16, int8, int4; got '{dtype}'",
     ):
         run_ranks(
             1,

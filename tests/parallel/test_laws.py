@@ -46,7 +46,8 @@ def test_laws_hold_over_several_steps(
 
 
 @pytest.mark.parametrize(
-    ("packed", "values"), [(True, "float32"), (True, "bfloat16"), (False, "float16")]
+    ("packed", "values"),
+    [(True, "float32"), (True, "bfloat16"), (False, "float16"), (True, "int4")],
 )
 @pytest.mark.parametrize("collective", _core.collectives())
 def test_laws_hold_in_every_wire_format(world, new_exchange, collective, packed, values, device):

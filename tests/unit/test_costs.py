@@ -248,6 +248,13 @@ def test_narrow_values_save_half_of_the_value_and_cost_coding(wire):
     assert narrow.seconds > coded.seconds
 
 
+@pytest.mark.parametrize(("values", "bytes_"), [("int8", 1 + 1 / 64), ("int4", 1 / 2 + 1 / 64)])
+def test_integers_take_their_bits_and_a_share_of_a_scale(values, bytes_):
+    one = {"k": 25_600, "numel": 25_600_000, "network": gigabits(1, 8), "machine": MACHINE}
+    wide, narrow = (costs.cost("gtopk", values=name, **one) for name in ("float32", values))
+    assert wide.bytes - narrow.bytes == pytest.approx(3 * (4 - bytes_) * 25_600)
+
+
 def test_hierarchical_moves_dense_shards_inside_a_node_and_a_part_of_k_between():
     network = Network.assumed(8, 1.0, 0.0, local_size=4, local=Link(alpha=0, beta=0.5))
     found = of("hierarchical", k=1000, numel=100_000, network=network)

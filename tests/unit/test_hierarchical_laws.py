@@ -19,7 +19,7 @@ from tests.cases import in_turn
 # (ranks, ranks per node)
 LAYOUTS = [(2, 2), (3, 3), (4, 2), (4, 4), (6, 2), (6, 3), (8, 2), (8, 4), (12, 4), (15, 3)]
 LAYOUTS += [(16, 2), (16, 4), (16, 16)]
-DTYPES = ["float32", "bfloat16", "float16"]
+DTYPES = ["float32", "bfloat16", "float16", "int8", "int4"]
 FORMATS = [(packed, dtype) for packed in (False, True) for dtype in DTYPES]
 
 

@@ -14,9 +14,11 @@ from hvd_sparse.errors import ExchangeFailedError
 
 HEADER = 32
 FORMATS = st.sampled_from(
-    [(packed, dtype) for packed in (False, True) for dtype in ("float32", "float16", "bfloat16")][
-        1:
-    ]
+    [
+        (packed, dtype)
+        for packed in (False, True)
+        for dtype in ("float32", "float16", "bfloat16", "int8", "int4")
+    ][1:]
 )
 VALUES = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

@@ -14,9 +14,12 @@ namespace hvd_sparse::fuzz {
 namespace {
 
 constexpr std::int64_t kMostRoom = 600, kMostNumel = 20000;
-constexpr Values kTypes[] = {Values::kFloat32, Values::kFloat16, Values::kBFloat16};
+constexpr Values kTypes[] = {Values::kFloat32, Values::kFloat16, Values::kBFloat16, Values::kInt8,
+                             Values::kInt4};
 
-WireFormat FormatOf(std::uint8_t choice) { return {choice % 2 == 1, kTypes[choice / 2 % 3]}; }
+WireFormat FormatOf(std::uint8_t choice) {
+  return {choice % 2 == 1, kTypes[choice / 2 % std::size(kTypes)]};
+}
 
 /// Sets the header that all messages have.
 void Identify(SparseBlock* block, WireFormat format) {
@@ -87,7 +90,7 @@ void CheckReadsBack(const SparseBlock& block, std::int64_t numel, WireFormat for
 
 std::vector<Bytes> Seeds() {
   std::vector<Bytes> seeds;
-  for (std::uint8_t choice = 0; choice < 6; ++choice) {
+  for (std::uint8_t choice = 0; choice < 2 * std::size(kTypes); ++choice) {
     for (const std::int64_t numel : {0, 1, 300, 20000}) {
       for (const Content content : {Content::kSums, Content::kVerbatim}) {
         const WireFormat format = FormatOf(choice);
