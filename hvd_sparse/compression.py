@@ -245,6 +245,7 @@ class LAGS(Compression):
     sparsifier: Sparsifier | str = _GAUSSIAN
     collective: str = AUTO
     indices: str = AUTO
+    values: str = AUTO
     warmup: Warmup | None = _WARMUP
     adaptive: bool = True
 
