@@ -113,7 +113,8 @@ def test_a_narrow_terminal_cuts_no_name_and_no_number(run, monkeypatch):
     assert sparse
     for row in sparse:
         times = [row[name] for name in ("select_seconds", "exchange_seconds", "ready", "end")]
-        facts = [f"{row['numel']:,}", f"{row['density']:.3g}", "split_allgather, packed"]
+        how = ", ".join(["split_allgather", row["wire"], row["values"]])
+        facts = [f"{row['numel']:,}", f"{row['density']:.3g}", how.removesuffix(", float32")]
         facts += [quantities.shown_seconds(seconds) for seconds in times]
         assert " ".join([row["layers"], *facts]) in printed
 
