@@ -17,7 +17,8 @@ from hvd_sparse import _core
 
 BLOCKS = 16  # in rotation
 HEADER = 32  # bytes of a message before its entries
-DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SCALED_BLOCK = 64  # values of int8 and int4 that share a scale
+DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 FORMATS = [(packed, dtype) for dtype in DTYPES for packed in (True, False)]
 PLAIN = (False, "float32")
 COPY = "memcpy of the plain message"
@@ -39,12 +40,25 @@ class Message:
     def drawn(cls, k: int, numel: int, generator: np.random.Generator) -> Message:
         indices = np.sort(generator.choice(numel, size=k, replace=False)).astype(np.int32)
         values = generator.laplace(size=k).astype(np.float32)
-        rounded = {}
-        for name, dtype in DTYPES.items():
-            exact = torch.from_numpy(values)
-            numbers = exact if dtype is None else exact.to(dtype).to(torch.float32)
-            rounded[name] = oracle.Block(indices, numbers.numpy())
+        rounded = {name: oracle.Block(indices, rounded_to(name, values)) for name in DTYPES}
         return cls(oracle.Block(indices, values), rounded)
+
+
+def rounded_to(dtype: str, values: np.ndarray) -> np.ndarray:
+    """Returns the numbers of a type to which float32 values of usual sizes round."""
+    if dtype.startswith("int"):
+        return rounded_to_integers(values, most=127 if dtype == "int8" else 7)
+    return torch.from_numpy(values).to(getattr(torch, dtype)).to(torch.float32).numpy()
+
+
+def rounded_to_integers(values: np.ndarray, *, most: int) -> np.ndarray:
+    """Returns integers of at most `most` times the smallest power of two that reaches a block."""
+    padded = np.pad(values.astype(np.float64), (0, -len(values) % SCALED_BLOCK))
+    blocks = padded.reshape(-1, SCALED_BLOCK)
+    least = np.abs(blocks).max(axis=1, keepdims=True) / most
+    scales = np.exp2(np.ceil(np.log2(least)))
+    numbers = np.rint(blocks / scales) * scales + 0.0  # without -0.0
+    return numbers.astype(np.float32).reshape(-1)[: len(values)]
 
 
 class Coding:
