@@ -113,10 +113,13 @@ void ShardSum::Prepare() {
   }
 }
 
+bool ShardSum::IsOwn(const Piece& piece) const {
+  return Overlap(Shard(rank_), piece.range).size() > 0;
+}
+
 void ShardSum::Take(std::size_t number, Span<float> values) {
   Piece& piece = pieces_[number];
-  const Range own = Shard(rank_);
-  if (own.begin <= piece.range.begin && piece.range.end <= own.end) {
+  if (IsOwn(piece)) {
     std::copy_n(values.data, values.size, reinterpret_cast<float*>(own_.data()) + piece.room_at);
     std::fill_n(values.data, values.size, 0.0f);
     return;
@@ -125,11 +128,24 @@ void ShardSum::Take(std::size_t number, Span<float> values) {
   piece.code_bytes = TakeCoded(format_, values, codes_.data() + piece.code_at);
 }
 
+std::int64_t ShardSum::AccumulateAndTake(std::size_t number, const Feedback& feedback) {
+  Piece& piece = pieces_[number];
+  std::int64_t not_finite = 0;
+  if (IsOwn(piece)) {
+    not_finite = CpuKernels().Accumulate(feedback);
+    Take(number, feedback.residual);
+    return not_finite;
+  }
+  piece.code_at = piece.room_at;
+  piece.code_bytes =
+      AccumulateAndTakeCoded(format_, feedback, codes_.data() + piece.code_at, &not_finite);
+  return not_finite;
+}
+
 void ShardSum::PutBack(Span<float> values) const {
-  const Range own = Shard(rank_);
   for (const Piece& piece : pieces_) {
     const Span<float> left = values.Sub(piece.range.begin, piece.range.size());
-    if (own.begin <= piece.range.begin && piece.range.end <= own.end) {
+    if (IsOwn(piece)) {
       const auto* before = reinterpret_cast<const float*>(own_.data()) + piece.room_at;
       std::copy_n(before, left.size, left.data);
       continue;

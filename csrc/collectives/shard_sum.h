@@ -61,6 +61,10 @@ class ShardSum {
   /// Needs Prepare; does not fail. Pieces may be taken on several threads.
   void Take(std::size_t piece, Span<float> values);
 
+  /// Like Take of a residual, but applies error feedback first, in the same pass. Returns the
+  /// number of results that were not finite.
+  std::int64_t AccumulateAndTake(std::size_t piece, const Feedback& feedback);
+
   /// Sums what all ranks have taken. `values` is what was left of this rank's bucket: the error of
   /// the sum is added to the own shard, where nothing was left. `identity` is the header of this
   /// rank's messages, and gets the worst verdict of all ranks. If a sum overflows, zero takes its
@@ -84,6 +88,7 @@ class ShardSum {
   };
 
   Range Shard(int owner) const;
+  bool IsOwn(const Piece& piece) const;
   Span<const Piece> PiecesOf(int owner, int chunk) const;
   std::int64_t MostBytes(int owner, int chunk) const;
 

@@ -57,21 +57,20 @@ std::int64_t DenseStep::Take(const std::vector<GradView>& inflow, float scale, c
   rounded_.clear();
   overflows_ = 0;
   std::int64_t not_finite = 0;
-  const auto accumulate = [&](Range range) {
-    ForEachGradient(range, [&](std::size_t gradient, Range part) {
-      const GradView view = inflow[gradient].Sub(part.begin - begins_[gradient], part.size());
-      not_finite += kernels.Accumulate(
-          {view, launch.decays[gradient], scale, launch.residual.Sub(part.begin, part.size())});
-    });
+  const auto feedback_of = [&](std::size_t gradient, Range part) {
+    return Feedback{inflow[gradient].Sub(part.begin - begins_[gradient], part.size()),
+                    launch.decays[gradient], scale, launch.residual.Sub(part.begin, part.size())};
   };
   if (node_ != nullptr) {
-    accumulate({0, begins_.back()});
+    ForEachGradient({0, begins_.back()}, [&](std::size_t gradient, Range part) {
+      not_finite += kernels.Accumulate(feedback_of(gradient, part));
+    });
     return not_finite;
   }
-  for (std::size_t piece = 0; piece < sum_.pieces(); ++piece) {
-    const Range range = sum_.range(piece);
-    accumulate(range);
-    sum_.Take(piece, launch.residual.Sub(range.begin, range.size()));
+  for (std::size_t piece = 0; piece < sum_.pieces(); ++piece) {  // each lies in one gradient
+    ForEachGradient(sum_.range(piece), [&](std::size_t gradient, Range part) {
+      not_finite += sum_.AccumulateAndTake(piece, feedback_of(gradient, part));
+    });
   }
   return not_finite;
 }
