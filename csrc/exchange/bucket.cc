@@ -172,7 +172,11 @@ void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
   // velocity is updated it must be added to the residual, so whatever allocates memory comes first.
   inflow_ = launch_.gradients;
   inflow_scale_ = launch_.scale;
-  if (node_ == nullptr && dense_ == nullptr) selected_.Reset(segments_.room());
+  if (dense_ != nullptr) {
+    dense_->Prepare();
+  } else if (node_ == nullptr) {
+    selected_.Reset(segments_.room());
+  }
   std::int64_t not_finite = launch_.velocity.data == nullptr ? 0 : JoinVelocity(kernels);
   if (dense_ != nullptr) {
     not_finite += dense_->Take(inflow_, inflow_scale_, launch_, kernels);

@@ -53,7 +53,6 @@ void DenseStep::ForEachGradient(Range range, const Part& part) const {
 
 std::int64_t DenseStep::Take(const std::vector<GradView>& inflow, float scale, const Launch& launch,
                              const Kernels& kernels) {
-  sum_.Prepare();
   rounded_.clear();
   overflows_ = 0;
   std::int64_t not_finite = 0;

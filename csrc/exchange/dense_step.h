@@ -31,9 +31,12 @@ class DenseStep {
   /// `node` is null unless nodes are summed first; it outlives this object.
   DenseStep(const BucketSpec& spec, NodePlace place, NodeSum* node);
 
+  /// Allocates the memory of all steps, unless that has been done.
+  void Prepare() { sum_.Prepare(); }
+
   /// Adds `inflow`, a view for each gradient, to the residual and, unless nodes are summed first,
-  /// moves it to the messages. Returns how many results were not finite. If it throws for lack of
-  /// memory, nothing has happened.
+  /// moves it to the messages. Returns how many results were not finite. Needs Prepare; does not
+  /// fail.
   std::int64_t Take(const std::vector<GradView>& inflow, float scale, const Launch& launch,
                     const Kernels& kernels);
 
