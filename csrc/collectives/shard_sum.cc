@@ -30,11 +30,6 @@ std::int64_t DivideUp(std::int64_t numerator, std::int64_t denominator) {
   return (numerator + denominator - 1) / denominator;
 }
 
-/// Returns where a shard of `numel` entries is cut.
-Range ShardOf(std::int64_t numel, int owner, int size) {
-  return {numel * owner / size, numel * (owner + 1) / size};
-}
-
 }  // namespace
 
 ShardSum::ShardSum(std::int64_t numel, const std::vector<std::int64_t>& cuts, DenseFormat format,

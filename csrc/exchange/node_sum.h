@@ -16,16 +16,11 @@
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
 #include "csrc/collectives/dense_block.h"
+#include "csrc/collectives/shard_sum.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/comm/nodes.h"
-#include "csrc/exchange/segments.h"
 
 namespace hvd_sparse {
-
-/// Returns the entries that a local rank owns in a bucket of `numel`.
-inline Range ShardOf(std::int64_t numel, int local_rank, int local_size) {
-  return {numel * local_rank / local_size, numel * (local_rank + 1) / local_size};
-}
 
 class NodeSum {
  public:
