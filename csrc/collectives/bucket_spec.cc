@@ -34,11 +34,12 @@ void CheckSpec(const BucketSpec& spec) {
           Sum(spec.segment_numels), " entries, gradients ", whole);
   Require(spec.max_ks.size() == spec.segment_numels.size(), "bucket '", spec.name,
           "': ", spec.max_ks.size(), " values of k for ", spec.segment_numels.size(), " segments");
-  const Collective& collective = FindCollective(spec.collective);
-  const bool sums_on_cpu = collective.SumsNodesFirst() || collective.AsSparse() == nullptr;
-  Require(spec.device.IsCpu() || !sums_on_cpu, "bucket '", spec.name, "': collective '",
-          spec.collective, "' adds up residuals on the CPU, and takes none on ",
-          spec.device.Name());
+  if (!spec.device.IsCpu()) {
+    const Collective& collective = FindCollective(spec.collective);
+    Require(!collective.SumsNodesFirst() && collective.AsSparse() != nullptr, "bucket '", spec.name,
+            "': collective '", spec.collective,
+            "' adds up residuals on the CPU, and takes none on ", spec.device.Name());
+  }
   for (std::size_t s = 0; s < spec.max_ks.size(); ++s) {
     const std::int64_t k = spec.max_ks[s], numel = spec.segment_numels[s];
     Require(numel >= 0, "bucket '", spec.name, "': numel must be >= 0, got ", numel);
