@@ -52,7 +52,6 @@ class Prototype(OverHorovod):
         dense_steps: int = 0,
     ) -> None:
         import hvd_sparse.torch as hvd_sparse
-        from hvd_sparse.pytorch.settings import may_be_sparse
 
         super().__init__(setup)
         self._package = hvd_sparse
@@ -61,8 +60,8 @@ class Prototype(OverHorovod):
         self.dense_steps = dense_steps
         every = [one for one in setup.model.parameters() if one.requires_grad]
         defaults = hvd_sparse.TopK()
-        self.large = [one for one in every if may_be_sparse(one, defaults)]
-        self._small = [one for one in every if not may_be_sparse(one, defaults)]
+        self.large = [one for one in every if defaults.takes(one.shape)]
+        self._small = [one for one in every if not defaults.takes(one.shape)]
         self.optimizer = setup.task.optimizer(iter(every), setup.rate)
         self.residuals = zeros_like(self.large)
         self._last = [torch.zeros_like(one) for one in self.large]  # step of an entry's delivery
