@@ -26,7 +26,7 @@ CHOICES = {
 }
 
 # Types of values that the dense sum alone can send.
-_DENSE_VALUES = ("ternary",)
+_VALUES_OF_DENSE_SUMS = ("ternary",)
 
 _TOP_K = as_sparsifier("top_k")
 _GAUSSIAN = as_sparsifier("gaussian")
@@ -331,7 +331,7 @@ def _check_dense_sum(compression: Compression) -> None:
                 f"collective of {type(compression).__name__} must be {SHARD_SUM!r}, "
                 f"got {compression.collective!r}"
             )
-        if compression.values in _DENSE_VALUES:
+        if compression.values in _VALUES_OF_DENSE_SUMS:
             raise InvalidArgumentError(
                 f"values may be {compression.values!r} with collective {SHARD_SUM!r} alone, "
                 f"got collective {compression.collective!r}"

@@ -69,9 +69,14 @@ ShardSum::ShardSum(std::int64_t numel, const std::vector<std::int64_t>& cuts, De
 
 Range ShardSum::Shard(int owner) const { return ShardOf(numel_, owner, size_); }
 
+/// Returns the place of a chunk in first_piece_ and message_at_.
+std::size_t ShardSum::PlaceOf(int owner, int chunk) const {
+  return static_cast<std::size_t>(owner) * static_cast<std::size_t>(chunks_) +
+         static_cast<std::size_t>(chunk);
+}
+
 Span<const ShardSum::Piece> ShardSum::PiecesOf(int owner, int chunk) const {
-  const auto place = static_cast<std::size_t>(owner) * static_cast<std::size_t>(chunks_) +
-                     static_cast<std::size_t>(chunk);
+  const std::size_t place = PlaceOf(owner, chunk);
   return {pieces_.data() + first_piece_[place],
           static_cast<std::int64_t>(first_piece_[place + 1] - first_piece_[place])};
 }
@@ -173,10 +178,10 @@ class ShardSum::Step {
     for (;;) {
       if (flights_.empty()) Join();  // which may send the last sums
       if (flights_.empty()) return;
-      const auto [half, chunk, is_last] = Land();
-      if (!is_last) continue;
+      const Flight landed = Land();
+      if (!landed.is_last) continue;
       Join();
-      Beside(half, chunk);
+      Beside(landed.half, landed.chunk);
     }
   }
 
@@ -190,11 +195,6 @@ class ShardSum::Step {
     bool is_last;  // of this half of the chunk
     std::vector<Outgoing> out;
     std::vector<Incoming> in;
-  };
-  struct Landed {
-    Half half;
-    int chunk;
-    bool is_last;
   };
 
   /// Starts the work on a chunk that has arrived.
@@ -251,19 +251,18 @@ class ShardSum::Step {
     }
   }
 
-  /// Waits for the first transfer, and checks what it has brought.
-  Landed Land() {
+  /// Waits for the first transfer, checks its messages, and returns it.
+  Flight Land() {
     ctx_.Wait();
-    const Flight& flight = flights_.front();
+    Flight flight = std::move(flights_.front());
+    flights_.pop_front();
     auto& bytes = (flight.half == Half::kParts ? part_bytes_ : sum_bytes_)[flight.chunk % kSlots];
     bytes.resize(static_cast<std::size_t>(sum_.size_));
     for (const Incoming& one : flight.in) {
       Check(one, ShardIn(flight.half, one.peer), flight.chunk);
       bytes[static_cast<std::size_t>(one.peer)] = one.bytes;
     }
-    const Landed landed{flight.half, flight.chunk, flight.is_last};
-    flights_.pop_front();
-    return landed;
+    return flight;
   }
 
   /// Returns the owner of the shard in a message of `peer`.
@@ -284,8 +283,7 @@ class ShardSum::Step {
   /// Returns the message of a chunk to its owner. Codes that are shorter than they might be are
   /// moved together.
   Outgoing MessageTo(int owner, int chunk) {
-    const auto place = static_cast<std::size_t>(owner) * static_cast<std::size_t>(sum_.chunks_) +
-                       static_cast<std::size_t>(chunk);
+    const std::size_t place = sum_.PlaceOf(owner, chunk);
     std::uint8_t* const codes = sum_.codes_.data();
     const std::int64_t begin = sum_.message_at_[place];
     WriteHeader(owner, chunk, codes + begin);

@@ -94,6 +94,7 @@ class ShardSum {
 
   Range Shard(int owner) const;
   bool IsOwn(const Piece& piece) const;
+  std::size_t PlaceOf(int owner, int chunk) const;
   Span<const Piece> PiecesOf(int owner, int chunk) const;
   std::int64_t MostBytes(int owner, int chunk) const;
 

@@ -15,11 +15,6 @@ namespace {
 /// The entries that AccumulateAndTakeCoded works on at a time: a multiple of kScaledBlock.
 constexpr std::int64_t kTile = 256;
 
-[[noreturn]] void RefuseType(Values type) {
-  Throw(ErrorKind::kInvalidArgument, "no value is sent as number ",
-        int{static_cast<std::uint8_t>(type)});
-}
-
 /// The functions of a type whose codes have a fixed length. Decoding returns false for bytes that
 /// are no code of finite values.
 struct Coding {

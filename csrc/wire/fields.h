@@ -9,21 +9,8 @@
 #define HVD_SPARSE_WIRE_FIELDS_H_
 
 #include <cstdint>
-#include <cstring>
-
-#include "csrc/base/inline.h"
 
 namespace hvd_sparse {
-
-HVD_SPARSE_INLINE std::uint32_t LoadWord(const std::uint8_t* from) {
-  std::uint32_t word;
-  std::memcpy(&word, from, sizeof(word));
-  return word;
-}
-
-HVD_SPARSE_INLINE void StoreWord(std::uint32_t word, std::uint8_t* to) {
-  std::memcpy(to, &word, sizeof(word));
-}
 
 /// The last block of a message, its values where a whole block has the same fields of the same
 /// bytes, among zeros.

@@ -24,6 +24,7 @@
 #include "csrc/wire/fields.h"
 #include "csrc/wire/magnitudes.h"
 #include "csrc/wire/values.h"
+#include "csrc/wire/words.h"
 
 namespace hvd_sparse {
 
@@ -87,7 +88,7 @@ HVD_SPARSE_INLINE void TakeWords(int exponent, float* __restrict values,
       word += FloatBits(coded) << (T::kBits * f);
       *at = value - (coded - T::kRounder) * scale;
     }
-    StoreWord(word, code + 4 * j);
+    Store<std::uint32_t>(word, code + 4 * j);
   }
 }
 
@@ -99,7 +100,8 @@ HVD_SPARSE_INLINE void TakeBlock(int exponent, float* values, std::uint8_t* code
                                : TakeWords<T, false>(exponent, values, code + 1);
 }
 
-/// What DecodeBlock finds wrong with a block; the other bits tell of codes of zero.
+/// The bit of DecodeBlock's result for an exponent out of range; its other bits tell of codes of
+/// zero.
 constexpr std::uint32_t kWrongExponent = 1;
 
 /// Decodes a whole block. Returns zero if all of it was a code of finite values.
@@ -110,7 +112,7 @@ HVD_SPARSE_INLINE std::uint32_t DecodeBlock(const std::uint8_t* __restrict code,
   const float scale = PowerOfTwo(exponent);
   std::uint32_t bad = 0;
   for (std::int64_t j = 0; j < T::kWords; ++j) {
-    const std::uint32_t word = LoadWord(code + 4 * j);
+    const std::uint32_t word = Load<std::uint32_t>(code + 4 * j);
     bad |= (word - T::kOnes) & ~word;  // has the first bit of a field that is zero
 #pragma GCC unroll 8
     for (int f = 0; f < T::kFields; ++f) {

@@ -25,19 +25,18 @@ void TakeSpecialBlock(float* values, std::uint8_t* code) {
     if (!is_special[i]) continue;
     std::uint8_t* const at = code + 1 + 4 * (i % T::kWords);
     const auto shift = static_cast<int>(T::kBits * (i / T::kWords));
-    StoreWord(LoadWord(at) & ~(((1u << T::kBits) - 1) << shift), at);
+    Store<std::uint32_t>(Load<std::uint32_t>(at) & ~(((1u << T::kBits) - 1) << shift), at);
   }
 }
 
-/// Decodes a whole block in which codes of zero are NaN; returns false if it is none.
+/// Sets the values to NaN whose codes in a whole block are zero.
 template <typename T>
-bool DecodeSpecialBlock(const std::uint8_t* code, float* values) {
+void MarkSpecial(const std::uint8_t* code, float* values) {
   for (std::int64_t i = 0; i < kScaledBlock; ++i) {
-    const std::uint32_t word = LoadWord(code + 1 + 4 * (i % T::kWords));
+    const std::uint32_t word = Load<std::uint32_t>(code + 1 + 4 * (i % T::kWords));
     const std::uint32_t field = word >> (T::kBits * (i / T::kWords)) & ((1u << T::kBits) - 1);
     if (field == 0) values[i] = BitsFloat(kNaN);
   }
-  return true;
 }
 
 /// Writes the code of a whole block, and replaces each value by its error.
@@ -52,8 +51,9 @@ HVD_SPARSE_INLINE void CodeBlock(float* values, std::uint8_t* code) {
 template <typename T>
 HVD_SPARSE_INLINE bool ReadBlock(const std::uint8_t* code, float* values) {
   const std::uint32_t wrong = DecodeBlock<T, false>(code, values);
-  if (wrong == 0) return true;
-  return (wrong & kWrongExponent) == 0 && DecodeSpecialBlock<T>(code, values);
+  if ((wrong & kWrongExponent) != 0) return false;
+  if (wrong != 0) MarkSpecial<T>(code, values);
+  return true;
 }
 
 template <typename T>

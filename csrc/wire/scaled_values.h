@@ -10,15 +10,15 @@
 
 namespace hvd_sparse {
 
-/// RoundValues. A value that is not finite becomes NaN.
+/// Round like RoundValues; a value that is not finite becomes NaN.
 void RoundToInt8(float* values, std::int64_t count, float* errors);
 void RoundToInt4(float* values, std::int64_t count, float* errors);
 
-/// EncodeValues
+/// Encode like EncodeValues.
 bool EncodeInt8(const float* values, std::int64_t count, std::uint8_t* code);
 bool EncodeInt4(const float* values, std::int64_t count, std::uint8_t* code);
 
-/// DecodeValues
+/// Decode like DecodeValues.
 bool DecodeInt8Values(const std::uint8_t* code, std::int64_t count, float* values);
 bool DecodeInt4Values(const std::uint8_t* code, std::int64_t count, float* values);
 

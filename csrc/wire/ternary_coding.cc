@@ -6,6 +6,7 @@
 
 #include "csrc/kernels/half.h"
 #include "csrc/wire/fields.h"
+#include "csrc/wire/words.h"
 #include "csrc/wire/zero_runs.h"
 
 namespace hvd_sparse {
@@ -48,7 +49,7 @@ HVD_SPARSE_INLINE void TakeBlock(float scale, float least, float* __restrict val
         word += static_cast<std::uint32_t>(digit) << (8 * p);
       }
     }
-    StoreWord(word + kZeroByte * kOnes, bytes + kBytes * j);
+    Store<std::uint32_t>(word + kZeroByte * kOnes, bytes + kBytes * j);
   }
 }
 
@@ -65,7 +66,7 @@ HVD_SPARSE_INLINE void DecodeBlock(float scale, const std::uint8_t* __restrict b
                                    float* __restrict out) {
   constexpr std::uint32_t kInteger = 0x4b000000u;  // the bits of 2^23, then an integer
   for (std::int64_t j = 0; j < kWords; ++j) {
-    std::uint32_t word = LoadWord(bytes + kBytes * j);
+    std::uint32_t word = Load<std::uint32_t>(bytes + kBytes * j);
 #pragma GCC unroll 5
     for (int k = kDigits - 1; k >= 0; --k) {
       const std::uint32_t thirds = Thirds(word), digits = word - 3 * thirds;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "csrc/base/error.h"
 #include "csrc/wire/narrow_floats.h"
 #include "csrc/wire/scaled_values.h"
 
@@ -83,11 +82,6 @@ HVD_SPARSE_CLONES bool AllFinite(const float* values, std::int64_t count) {
     special |= static_cast<std::uint32_t>((FloatBits(values[i]) & ~kSign) >= kInfinity);
   }
   return special == 0;
-}
-
-[[noreturn]] void RefuseType(Values type) {
-  Throw(ErrorKind::kInvalidArgument, "no value is sent as number ",
-        int{static_cast<std::uint8_t>(type)});
 }
 
 }  // namespace

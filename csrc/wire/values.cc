@@ -52,4 +52,9 @@ Values ValuesFrom(const std::string& name) { return Find(name, true); }
 
 Values DenseValuesFrom(const std::string& name) { return Find(name, false); }
 
+void RefuseType(Values values) {
+  Throw(ErrorKind::kInvalidArgument, "no value is sent as number ",
+        int{static_cast<std::uint8_t>(values)});
+}
+
 }  // namespace hvd_sparse

@@ -52,6 +52,9 @@ Values ValuesFrom(const std::string& name);
 /// Like ValuesFrom, but for dense messages, which may have values of any type.
 Values DenseValuesFrom(const std::string& name);
 
+/// Throws InvalidArgument because no function serves the type.
+[[noreturn]] void RefuseType(Values values);
+
 }  // namespace hvd_sparse
 
 #endif  // HVD_SPARSE_WIRE_VALUES_H_

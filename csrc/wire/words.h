@@ -1,4 +1,4 @@
-/// Helpers of both packing and unpacking of positions.
+/// Words of the codes of positions and values.
 
 #ifndef HVD_SPARSE_WIRE_WORDS_H_
 #define HVD_SPARSE_WIRE_WORDS_H_
@@ -15,14 +15,16 @@
 
 namespace hvd_sparse {
 
-/// Load and Store move words of 64 bits, the least significant byte first, at any address.
-HVD_SPARSE_INLINE std::uint64_t Load(const std::uint8_t* from) {
-  std::uint64_t word;
+/// Load and Store move words, the least significant byte first, at any address.
+template <typename Word = std::uint64_t>
+HVD_SPARSE_INLINE Word Load(const std::uint8_t* from) {
+  Word word;
   std::memcpy(&word, from, sizeof(word));
   return word;
 }
 
-HVD_SPARSE_INLINE void Store(std::uint64_t word, std::uint8_t* to) {
+template <typename Word>
+HVD_SPARSE_INLINE void Store(Word word, std::uint8_t* to) {
   std::memcpy(to, &word, sizeof(word));
 }
 

@@ -18,11 +18,21 @@ from hvd_sparse.planning.account import WIRES, Account, Array, Setting
 from hvd_sparse.planning.models import MODELS
 from hvd_sparse.planning.network import Network
 
-__all__ = ["DENSE", "NAMES", "SPARSE", "WIRES", "Choice", "Cost", "cheapest", "cost", "possible"]
+__all__ = [
+    "DENSE_SUMS",
+    "NAMES",
+    "SPARSE",
+    "WIRES",
+    "Choice",
+    "Cost",
+    "cheapest",
+    "cost",
+    "possible",
+]
 
 NAMES = tuple(MODELS)
-DENSE = ("dense", SHARD_SUM)  # the host's sum, and the core's own
-SPARSE = tuple(name for name in NAMES if name not in DENSE)
+DENSE_SUMS = ("dense", SHARD_SUM)  # the host's sum, and the core's own
+SPARSE = tuple(name for name in NAMES if name not in DENSE_SUMS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +176,9 @@ def cheapest_of(
         np.take_along_axis(seconds, at, 0)[0],
         np.take_along_axis(nbytes, at, 0)[0],
         chosen,
-        tuple((name, "plain" if name in DENSE else one.wire, one.values) for name, one in options),
+        tuple(
+            (name, "plain" if name in DENSE_SUMS else one.wire, one.values) for name, one in options
+        ),
         tuple(one.route(name) for name, one in options),
     )
 

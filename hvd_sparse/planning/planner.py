@@ -60,12 +60,12 @@ class Rules:
         collectives: Sparse collectives allowed; None: all that this build has.
         wires: Wire formats allowed.
         dense: True if a bucket, or the whole plan, may be dense.
-        dense_sums: Sums allowed for a dense bucket, from `costs.DENSE`.
+        dense_sums: Sums allowed for a dense bucket, from `costs.DENSE_SUMS`.
         select_on: The thread that selects: "caller" or "engine"; see `simulate`.
         overlap: How alike the ranks choose, in [0, 1]; see costs.Setting.
         collective_options: Options of collectives, by name, as a compression has them.
         values: Types of values allowed on the wire; see `Setting`.
-        dense_values: The same for `dense_sums`.
+        dense_values: Types of values allowed in `dense_sums`.
         sparsifier: Name of the sparsifier, on which routes depend.
         stretch: Fraction by which larger densities may lengthen the step.
         margin: Fraction by which a dense step must be longer for a plan to be sparse at all.
@@ -101,7 +101,7 @@ class Rules:
         for name in ("stretch", "margin", "reserve"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidArgumentError(f"{name} must be at least 0, got {getattr(self, name)}")
-        for name, allowed in (("collectives", costs.SPARSE), ("dense_sums", costs.DENSE)):
+        for name, allowed in (("collectives", costs.SPARSE), ("dense_sums", costs.DENSE_SUMS)):
             wrong = set(getattr(self, name) or ()) & (set(costs.NAMES) - set(allowed))
             if wrong:
                 raise InvalidArgumentError(
@@ -136,7 +136,7 @@ def rules_of(compression: Compression, place: Place | type[Place] = OnCpu) -> Ru
         collective_options=compression.collective_options,
         values=VALUES if compression.values == AUTO else (compression.values,),
         dense_values=DENSE_VALUES if compression.values == AUTO else (compression.values,),
-        dense_sums=tuple(name for name in costs.DENSE if name not in place.refuses),
+        dense_sums=tuple(name for name in costs.DENSE_SUMS if name not in place.refuses),
         sparsifier=as_sparsifier(compression.sparsifier).name,
         select_on=place.select_on,
         reserve=RESERVE,

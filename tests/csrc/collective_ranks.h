@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "csrc/base/sparse_block.h"
@@ -27,6 +29,28 @@ void OnRanks(int size, const std::function<void(Communicator&)>& program) {
   }
   for (auto& thread : threads) thread.join();
 }
+
+/// Changes the messages that a rank receives.
+class TamperingCommunicator final : public Communicator {
+ public:
+  using Change = std::function<void(Incoming*)>;
+
+  TamperingCommunicator(Communicator* comm, Change change)
+      : comm_(*comm), change_(std::move(change)) {}
+
+  int Rank() const override { return comm_.Rank(); }
+  int Size() const override { return comm_.Size(); }
+  void Fail(ErrorKind kind, const std::string& reason) override { comm_.Fail(kind, reason); }
+  void Check() override { comm_.Check(); }
+  void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
+    comm_.Transfer(out, in, what);
+    for (Incoming& message : in) change_(&message);
+  }
+
+ private:
+  Communicator& comm_;
+  const Change change_;
+};
 
 /// Makes rank `waiting` wait until all others have called this; they do not wait.
 inline void WaitForOthers(Communicator& comm, int waiting) {

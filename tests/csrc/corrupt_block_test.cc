@@ -174,29 +174,13 @@ TEST(CorruptBlock, IsNotWhatASumThatOverflowsMakes) {
   }
 }
 
-/// A communicator whose received blocks never report a non-finite gradient.
-class Forgetful final : public Communicator {
- public:
-  explicit Forgetful(Communicator* comm) : comm_(*comm) {}
-
-  int Rank() const override { return comm_.Rank(); }
-  int Size() const override { return comm_.Size(); }
-  void Fail(ErrorKind kind, const std::string& reason) override { comm_.Fail(kind, reason); }
-  void Check() override { comm_.Check(); }
-
-  void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
-    comm_.Transfer(out, in, what);
-    const Verdict finite;
-    for (const Incoming& message : in) {
-      if (message.bytes < static_cast<std::int64_t>(sizeof(BlockHeader))) continue;
-      std::memcpy(static_cast<std::uint8_t*>(message.data) + offsetof(BlockHeader, verdict),
-                  &finite, sizeof(finite));
-    }
-  }
-
- private:
-  Communicator& comm_;
-};
+/// Makes a received block report no gradient that is not finite.
+void Forget(Incoming* message) {
+  const Verdict finite;
+  if (message->bytes < static_cast<std::int64_t>(sizeof(BlockHeader))) return;
+  std::memcpy(static_cast<std::uint8_t*>(message->data) + offsetof(BlockHeader, verdict), &finite,
+              sizeof(finite));
+}
 
 /// Otherwise a step that other ranks refuse, with its non-finite values, would count on this one.
 TEST(CorruptBlock, ThatForgetsWhatARankKnowsMakesNoResult) {
@@ -214,7 +198,7 @@ TEST(CorruptBlock, ThatForgetsWhatARankKnowsMakesNoResult) {
       launch.ks = {2};
       launch.decays = {1};
       bucket.Select(std::move(launch), comm.Rank(), CpuKernels());
-      Forgetful forgetful(&comm);
+      TamperingCommunicator forgetful(&comm, Forget);
       try {
         bucket.Reduce(knows ? forgetful : comm, CpuKernels());
         EXPECT_EQ(bucket.verdict(), Verdict::BadGradient(2, GradientFault::kHoldsNonFinite))

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstring>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -95,30 +94,9 @@ TEST(ShardSum, PutsBackAllThatWasTaken) {
   }
 }
 
-/// Changes the messages that a rank receives.
-class Tampering final : public Communicator {
- public:
-  using Change = std::function<void(Incoming*)>;
-
-  Tampering(Communicator* comm, Change change) : comm_(*comm), change_(std::move(change)) {}
-
-  int Rank() const override { return comm_.Rank(); }
-  int Size() const override { return comm_.Size(); }
-  void Fail(ErrorKind kind, const std::string& reason) override { comm_.Fail(kind, reason); }
-  void Check() override { comm_.Check(); }
-  void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override {
-    comm_.Transfer(out, in, what);
-    for (Incoming& message : in) change_(&message);
-  }
-
- private:
-  Communicator& comm_;
-  Change change_;
-};
-
 TEST(ShardSum, RefusesMessagesThatAreNoPartOfASum) {
   struct Case {
-    Tampering::Change change;
+    TamperingCommunicator::Change change;
     const char* says;
   };
   const auto overwrite = [](std::size_t at, std::uint32_t bits) {
@@ -139,7 +117,7 @@ TEST(ShardSum, RefusesMessagesThatAreNoPartOfASum) {
     std::atomic<int> told{0};
     OnRanks(2, [&](Communicator& comm) {
       std::vector<float> residual;
-      Tampering tampered(&comm, one.change);
+      TamperingCommunicator tampered(&comm, one.change);
       const Error error = Thrown([&] { SumOn(tampered, 1000, {}, &residual); });
       EXPECT_TRUE(Says(error, one.says) || Says(error, "it is over")) << error.what();
       told += Says(error, one.says) ? 1 : 0;

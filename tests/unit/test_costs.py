@@ -137,7 +137,7 @@ def test_a_shard_sum_on_a_fast_network_takes_its_passes_over_memory():
 
 def test_the_cheapest_dense_sum_and_its_values():
     slow_host = replace(BYTES, dense=Link(alpha=0.0, beta=10.0))
-    one = {"k": 1, "numel": 10_000_000, "machine": IDLE, "allowed": costs.DENSE}
+    one = {"k": 1, "numel": 10_000_000, "machine": IDLE, "allowed": costs.DENSE_SUMS}
     assert costs.cheapest(network=BYTES, **one).collective == "dense"
     assert costs.cheapest(network=slow_host, **one).values == "float32"
     found = costs.cheapest(network=slow_host, values=("float32", "bfloat16"), **one)
