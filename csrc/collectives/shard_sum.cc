@@ -33,8 +33,8 @@ std::int64_t DivideUp(std::int64_t numerator, std::int64_t denominator) {
 }  // namespace
 
 ShardSum::ShardSum(std::int64_t numel, const std::vector<std::int64_t>& cuts, DenseFormat format,
-                   int rank, int size)
-    : numel_(numel), format_(format), rank_(rank), size_(size) {
+                   int rank, int size, std::unique_ptr<DenseWork> work)
+    : numel_(numel), format_(format), rank_(rank), size_(size), work_(std::move(work)) {
   const std::int64_t longest = DivideUp(numel, size);
   const std::int64_t peers = std::max(1, size - 1);
   const std::int64_t share =
@@ -65,6 +65,7 @@ ShardSum::ShardSum(std::int64_t numel, const std::vector<std::int64_t>& cuts, De
   }
   first_piece_.push_back(pieces_.size());
   message_at_.push_back(bytes);
+  taken_.resize(pieces_.size());
 }
 
 Range ShardSum::Shard(int owner) const { return ShardOf(numel_, owner, size_); }
@@ -90,8 +91,10 @@ std::int64_t ShardSum::MostBytes(int owner, int chunk) const {
 }
 
 void ShardSum::Prepare() {
-  codes_.Reserve(message_at_.back());
-  own_.Reserve(Shard(rank_).size() * static_cast<std::int64_t>(sizeof(float)));
+  std::int64_t longest_piece = 0;
+  for (const Piece& piece : pieces_) longest_piece = std::max(longest_piece, piece.range.size());
+  work_->Prepare({format_.values, numel_, static_cast<std::int64_t>(pieces_.size()), longest_piece,
+                  message_at_.back(), Shard(rank_).size()});
   if (size_ == 1 || chunks_ == 0) return;
   std::int64_t most = 0;
   for (int chunk = 0; chunk < chunks_; ++chunk) most = std::max(most, MostBytes(rank_, chunk));
@@ -117,42 +120,31 @@ bool ShardSum::IsOwn(const Piece& piece) const {
   return Overlap(Shard(rank_), piece.range).size() > 0;
 }
 
-void ShardSum::Take(std::size_t number, Span<float> values) {
-  Piece& piece = pieces_[number];
-  if (IsOwn(piece)) {
-    std::copy_n(values.data, values.size, reinterpret_cast<float*>(own_.data()) + piece.room_at);
-    std::fill_n(values.data, values.size, 0.0f);
-    return;
+void ShardSum::Take(Span<float> values) {
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    const Range range = pieces_[i].range;
+    taken_[i].feedback = {{}, 1, 1, values.Sub(range.begin, range.size())};
   }
-  piece.code_at = piece.room_at;
-  piece.code_bytes = TakeCoded(format_, values, codes_.data() + piece.code_at);
+  TakeAll();
 }
 
-std::int64_t ShardSum::AccumulateAndTake(std::size_t number, const Feedback& feedback) {
-  Piece& piece = pieces_[number];
-  std::int64_t not_finite = 0;
-  if (IsOwn(piece)) {
-    not_finite = CpuKernels().Accumulate(feedback);
-    Take(number, feedback.residual);
-    return not_finite;
-  }
-  piece.code_at = piece.room_at;
-  piece.code_bytes =
-      AccumulateAndTakeCoded(format_, feedback, codes_.data() + piece.code_at, &not_finite);
-  return not_finite;
+std::int64_t ShardSum::AccumulateAndTake(Span<const Feedback> feedback) {
+  for (std::size_t i = 0; i < pieces_.size(); ++i) taken_[i].feedback = feedback.data[i];
+  return TakeAll();
 }
 
-void ShardSum::PutBack(Span<float> values) const {
-  for (const Piece& piece : pieces_) {
-    const Span<float> left = values.Sub(piece.range.begin, piece.range.size());
-    if (IsOwn(piece)) {
-      const auto* before = reinterpret_cast<const float*>(own_.data()) + piece.room_at;
-      std::copy_n(before, left.size, left.data);
-      continue;
-    }
-    AddDecoded(format_.values, {codes_.data() + piece.code_at, piece.code_bytes}, left);
+std::int64_t ShardSum::TakeAll() {
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    const Piece& piece = pieces_[i];
+    const bool is_own = IsOwn(piece);
+    taken_[i].begin = piece.range.begin;
+    taken_[i].own = is_own ? work_->own() + piece.room_at : nullptr;
+    taken_[i].code = is_own ? nullptr : work_->codes() + piece.room_at;
   }
+  return work_->Take(format_, taken_);
 }
+
+void ShardSum::PutBack(Span<float> values) { work_->PutBack(format_, taken_, values); }
 
 /// One step. This thread moves messages; beside it, one task after the other adds up a chunk of the
 /// own shard, or writes a chunk of the others'.
@@ -284,19 +276,18 @@ class ShardSum::Step {
   /// moved together.
   Outgoing MessageTo(int owner, int chunk) {
     const std::size_t place = sum_.PlaceOf(owner, chunk);
-    std::uint8_t* const codes = sum_.codes_.data();
-    const std::int64_t begin = sum_.message_at_[place];
-    WriteHeader(owner, chunk, codes + begin);
-    std::int64_t at = begin + kHeaderBytes;
+    std::uint8_t* const message = sum_.work_->codes() + sum_.message_at_[place];
+    WriteHeader(owner, chunk, message);
+    std::uint8_t* at = message + kHeaderBytes;
     for (std::size_t i = sum_.first_piece_[place]; i < sum_.first_piece_[place + 1]; ++i) {
-      Piece& piece = sum_.pieces_[i];
-      if (at != piece.code_at) {
-        std::memmove(codes + at, codes + piece.code_at, static_cast<std::size_t>(piece.code_bytes));
-        piece.code_at = at;
+      DensePiece& piece = sum_.taken_[i];
+      if (at != piece.code) {
+        std::memmove(at, piece.code, static_cast<std::size_t>(piece.code_bytes));
+        piece.code = at;
       }
       at += piece.code_bytes;
     }
-    return {owner, codes + begin, at - begin};
+    return {owner, message, at - message};
   }
 
   /// Checks the header of a message, which holds a chunk of the owner's shard.
@@ -350,25 +341,24 @@ class ShardSum::Step {
       readers.push_back(
           ReaderOf(peer, sum_.parts_[chunk % kSlots][at], part_bytes_[chunk % kSlots][at]));
     }
+    DenseWork& work = *sum_.work_;
     std::int64_t filled = kHeaderBytes;
     for (const Piece& piece : sum_.PiecesOf(rank, chunk)) {
-      sums_.resize(static_cast<std::size_t>(piece.range.size()));
-      const auto* own = reinterpret_cast<const float*>(sum_.own_.data()) + piece.room_at;
-      for (Reader& reader : readers) AddPart(&reader, own);
-      if (!AreFinite(sums_.data(), piece.range.size())) {
+      const Span<float> sums = work.Sums(piece.range.size());
+      for (Reader& reader : readers) AddPart(&reader, work.own() + piece.room_at, sums);
+      if (!AreFinite(sums.data, sums.size)) {
         overflows_ = true;
-        std::fill(sums_.begin(), sums_.end(), 0.0f);
+        std::fill(sums.begin(), sums.end(), 0.0f);
       }
-      const Span<float> error = values_.Sub(piece.range.begin, piece.range.size());
       if (size == 1) {
-        write_(piece.range, sums_);
+        write_(piece.range, sums);
         continue;
       }
       std::uint8_t* const code = sum_.own_sum_[chunk % kSlots].data() + filled;
-      const std::int64_t bytes = TakeCoded(sum_.format_, sums_, code);
-      std::copy(sums_.begin(), sums_.end(), error.data);
-      DecodeInto(sum_.format_.values, {code, bytes}, sums_);
-      write_(piece.range, sums_);
+      const std::int64_t bytes = TakeCoded(sum_.format_, sums, code);
+      work.Keep(sums, values_.Sub(piece.range.begin, piece.range.size()));
+      DecodeInto(sum_.format_.values, {code, bytes}, sums);
+      write_(piece.range, sums);
       filled += bytes;
     }
     for (const Reader& reader : readers) RequireAtEnd(reader);
@@ -376,16 +366,18 @@ class ShardSum::Step {
   }
 
   /// Adds a rank's part of a piece to the sum, or begins with it if the rank is the first.
-  void AddPart(Reader* reader, const float* own) {
+  void AddPart(Reader* reader, const float* own, Span<float> sums) {
     const bool first = reader->peer == 0;
     if (reader->peer == sum_.rank_) {
-      for (std::size_t i = 0; i < sums_.size(); ++i) sums_[i] = first ? own[i] : sums_[i] + own[i];
+      for (std::int64_t i = 0; i < sums.size; ++i) {
+        sums.data[i] = first ? own[i] : sums.data[i] + own[i];
+      }
       return;
     }
     ctx_.Reading(reader->peer, [&] {
       const Values format = sum_.format_.values;
-      reader->Skip(first ? DecodeInto(format, reader->codes, sums_)
-                         : AddDecoded(format, reader->codes, sums_));
+      reader->Skip(first ? DecodeInto(format, reader->codes, sums)
+                         : AddDecoded(format, reader->codes, sums));
     });
   }
 
@@ -397,10 +389,10 @@ class ShardSum::Step {
       Reader reader =
           ReaderOf(owner, sum_.sums_[chunk % kSlots][at], sum_bytes_[chunk % kSlots][at]);
       for (const Piece& piece : sum_.PiecesOf(owner, chunk)) {
-        sums_.resize(static_cast<std::size_t>(piece.range.size()));
+        const Span<float> sums = sum_.work_->Sums(piece.range.size());
         ctx_.Reading(owner,
-                     [&] { reader.Skip(DecodeInto(sum_.format_.values, reader.codes, sums_)); });
-        write_(piece.range, sums_);
+                     [&] { reader.Skip(DecodeInto(sum_.format_.values, reader.codes, sums)); });
+        write_(piece.range, sums);
       }
       RequireAtEnd(reader);
     }
@@ -415,7 +407,6 @@ class ShardSum::Step {
   std::deque<Flight> flights_;                                        // transfers that have begun
   std::vector<std::int64_t> part_bytes_[kSlots], sum_bytes_[kSlots];  // received from each rank
   std::int64_t own_sum_bytes_[kSlots] = {};
-  std::vector<float> sums_;  // of one piece
   bool overflows_ = false;
   int added_up_ = -1;         // the chunk that is being added up beside the messages, if any
   std::future<void> beside_;  // last: it uses the others

@@ -25,12 +25,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "csrc/base/buffer.h"
 #include "csrc/base/types.h"
 #include "csrc/collectives/sparse_allreduce.h"
-#include "csrc/wire/dense_coding.h"
+#include "csrc/wire/dense_work.h"
 
 namespace hvd_sparse {
 
@@ -43,17 +44,17 @@ inline Range ShardOf(std::int64_t numel, int owner, int owners) {
   return {numel * owner / owners, numel * (owner + 1) / owners};
 }
 
-/// The sum of one bucket, and the memory of its messages. A step: Take every piece, then Run.
+/// The sum of one bucket, and the memory of its messages. A step: Take, then Run.
 class ShardSum {
  public:
   /// Receives a part of the sum, on a thread that runs beside the messages. Parts come in any
   /// order; together they are the bucket.
   using Write = std::function<void(Range, Span<const float> sums)>;
 
-  /// Equal on all ranks, but for `rank`. No values on both sides of one of the `cuts`, which
-  /// ascend, share a scale.
+  /// Equal on all ranks, but for `rank` and `work`, that of the device where the values lie. No
+  /// values on both sides of one of the `cuts`, which ascend, share a scale.
   ShardSum(std::int64_t numel, const std::vector<std::int64_t>& cuts, DenseFormat format, int rank,
-           int size);
+           int size, std::unique_ptr<DenseWork> work = NewCpuDenseWork());
 
   /// The bucket is taken piece by piece: a piece is coded on its own, and stays in the cache.
   std::size_t pieces() const { return pieces_.size(); }
@@ -62,13 +63,13 @@ class ShardSum {
   /// Allocates the memory of all messages, unless that has been done.
   void Prepare();
 
-  /// Moves a piece's values, which are finite, to the messages; their rounding errors remain.
-  /// Needs Prepare; does not fail. Pieces may be taken on several threads.
-  void Take(std::size_t piece, Span<float> values);
+  /// Moves values, which are finite, to the messages; their rounding errors remain. Needs Prepare;
+  /// does not fail.
+  void Take(Span<float> values);
 
-  /// Like Take of a residual, but applies error feedback first, in the same pass. Returns the
-  /// number of results that were not finite.
-  std::int64_t AccumulateAndTake(std::size_t piece, const Feedback& feedback);
+  /// Like Take of a residual, but applies error feedback first, in the same pass; `feedback` has
+  /// that of each piece. Returns the number of results that were not finite.
+  std::int64_t AccumulateAndTake(Span<const Feedback> feedback);
 
   /// Sums what all ranks have taken. `values` is what was left of this rank's bucket: the error of
   /// the sum is added to the own shard, where nothing was left. `identity` is the header of this
@@ -77,7 +78,10 @@ class ShardSum {
   void Run(Span<float> values, const Write& write, BlockHeader* identity, CollectiveContext* ctx);
 
   /// Undoes the step: returns all that was taken to what was left of it, bit for bit.
-  void PutBack(Span<float> values) const;
+  void PutBack(Span<float> values);
+
+  /// The work on the values' memory, which writes sums in a Write.
+  DenseWork& work() { return *work_; }
 
  private:
   class Step;
@@ -87,13 +91,12 @@ class ShardSum {
   /// Values of one shard and one chunk, coded together.
   struct Piece {
     Range range;
-    std::int64_t room_at = 0;  // for its longest code in codes_; of the own shard: values in own_
-    std::int64_t code_at = 0;  // its code in codes_, which is moved before it is sent
-    std::int64_t code_bytes = 0;
+    std::int64_t room_at = 0;  // for its longest code in codes(); of the own shard: in own()
   };
 
   Range Shard(int owner) const;
   bool IsOwn(const Piece& piece) const;
+  std::int64_t TakeAll();
   std::size_t PlaceOf(int owner, int chunk) const;
   Span<const Piece> PiecesOf(int owner, int chunk) const;
   std::int64_t MostBytes(int owner, int chunk) const;
@@ -103,11 +106,11 @@ class ShardSum {
   const int rank_, size_;
   int chunks_ = 0;
   std::int64_t chunk_numel_ = 0;
-  std::vector<Piece> pieces_;             // by owner, then by chunk
-  std::vector<std::size_t> first_piece_;  // of each owner and chunk, and past the last one
-  std::vector<std::int64_t> message_at_;  // likewise, in codes_; its header comes first
-  Buffer codes_;                          // all messages to owners
-  Buffer own_;                            // the values taken from the own shard
+  std::vector<Piece> pieces_;              // by owner, then by chunk
+  std::vector<std::size_t> first_piece_;   // of each owner and chunk, and past the last one
+  std::vector<std::int64_t> message_at_;   // likewise, in codes(); its header comes first
+  const std::unique_ptr<DenseWork> work_;  // codes(): all messages to owners
+  std::vector<DensePiece> taken_;  // pieces of this step; codes are moved before they are sent
 
   // Memory of messages, by chunk modulo kSlots, since that many are in flight: from each rank its
   // part of the own shard, and its own shard's sum; and the sum for all ranks.

@@ -42,7 +42,7 @@ Bucket::Bucket(int id, BucketSpec spec, NodePlace place)
   const bool sums_nodes = collective_.SumsNodesFirst() || sparse_ == nullptr;
   if (sums_nodes && place.local_size > 1) node_ = std::make_unique<NodeSum>(numel_, place);
   if (sparse_ == nullptr) {
-    dense_ = std::make_unique<DenseStep>(spec_, place, node_.get());
+    dense_ = std::make_unique<DenseStep>(spec_, place, node_.get(), NewCpuDenseWork());
     return;
   }
   if (node_ == nullptr) {
@@ -362,7 +362,7 @@ void Bucket::Scatter(Range range, Span<float> residual, int owners, const Kernel
 void Bucket::PutBack(const Kernels& kernels) {
   if (is_enqueued_) return device_step_->PutBack();
   if (is_masked_) kernels.PutBack(masked_, 0, masked_.count(), launch_.velocity);
-  if (dense_ != nullptr) return dense_->PutBack(launch_.residual, kernels);
+  if (dense_ != nullptr) return dense_->PutBack(launch_.residual);
   if (node_ != nullptr) return;  // nothing has left the residual
   kernels.Restore(rounded_, launch_.residual);
   rounded_.clear();

@@ -1,11 +1,7 @@
 #include "csrc/exchange/dense_step.h"
 
 #include <algorithm>
-#include <iterator>
-
-#include "csrc/base/error.h"
-#include "csrc/kernels/cpu_scatter.h"
-#include "csrc/wire/value_coding.h"
+#include <utility>
 
 namespace hvd_sparse {
 namespace {
@@ -31,14 +27,16 @@ DenseFormat FormatOf(const BucketSpec& spec) {
 
 }  // namespace
 
-DenseStep::DenseStep(const BucketSpec& spec, NodePlace place, NodeSum* node)
+DenseStep::DenseStep(const BucketSpec& spec, NodePlace place, NodeSum* node,
+                     std::unique_ptr<DenseWork> work)
     : begins_{0},
       place_(place),
       node_(node),
       sum_(RangeOf(spec.Numel(), node).size(), CutsOf(spec, RangeOf(spec.Numel(), node)),
-           FormatOf(spec), place.node, place.nodes),
+           FormatOf(spec), place.node, place.nodes, std::move(work)),
       shards_(node == nullptr ? 0 : static_cast<std::size_t>(place.local_size)) {
   for (const std::int64_t numel : spec.gradient_numels) begins_.push_back(begins_.back() + numel);
+  feedback_.reserve(sum_.pieces());
 }
 
 template <typename Part>
@@ -53,25 +51,24 @@ void DenseStep::ForEachGradient(Range range, const Part& part) const {
 
 std::int64_t DenseStep::Take(const std::vector<GradView>& inflow, float scale, const Launch& launch,
                              const Kernels& kernels) {
-  rounded_.clear();
-  overflows_ = 0;
-  std::int64_t not_finite = 0;
   const auto feedback_of = [&](std::size_t gradient, Range part) {
     return Feedback{inflow[gradient].Sub(part.begin - begins_[gradient], part.size()),
                     launch.decays[gradient], scale, launch.residual.Sub(part.begin, part.size())};
   };
   if (node_ != nullptr) {
+    std::int64_t not_finite = 0;
     ForEachGradient({0, begins_.back()}, [&](std::size_t gradient, Range part) {
       not_finite += kernels.Accumulate(feedback_of(gradient, part));
     });
     return not_finite;
   }
+  feedback_.clear();
   for (std::size_t piece = 0; piece < sum_.pieces(); ++piece) {  // each lies in one gradient
     ForEachGradient(sum_.range(piece), [&](std::size_t gradient, Range part) {
-      not_finite += sum_.AccumulateAndTake(piece, feedback_of(gradient, part));
+      feedback_.push_back(feedback_of(gradient, part));
     });
   }
-  return not_finite;
+  return sum_.AccumulateAndTake(feedback_);
 }
 
 /// Writes sums into the gradients. Errors of rounding to a narrow type are shared by the `owners`
@@ -81,11 +78,10 @@ void DenseStep::Write(Range range, Span<const float> sums, Range owned, Span<flo
   const float loss_scale = 1.0f / (launch.output_scale * static_cast<float>(owners));
   ForEachGradient(range, [&](std::size_t gradient, Range part) {
     const bool is_own = owned.begin <= part.begin && part.end <= owned.end;
-    overflows_ += cpu::WriteDense(
-        sums.Sub(part.begin - range.begin, part.size()), launch.output_scale,
-        launch.gradients[gradient].Sub(part.begin - begins_[gradient], part.size()),
-        is_own ? residual.Sub(part.begin - owned.begin, part.size()) : Span<float>(),
-        static_cast<Index>(part.begin), &rounded_, loss_scale);
+    sum_.work().Write({sums.Sub(part.begin - range.begin, part.size()), launch.output_scale,
+                       launch.gradients[gradient].Sub(part.begin - begins_[gradient], part.size()),
+                       is_own ? residual.Sub(part.begin - owned.begin, part.size()) : Span<float>(),
+                       part.begin, loss_scale});
   });
 }
 
@@ -95,6 +91,7 @@ void DenseStep::Reduce(const Launch& launch, BlockHeader* identity, CollectiveCo
     Write(range, sums, whole, launch.residual, ctx->comm.Size(), launch);
   };
   sum_.Run(launch.residual, write, identity, ctx);
+  overflows_ = sum_.work().Finish();
 }
 
 void DenseStep::ReduceOverNodes(const Launch& launch, BlockHeader* identity,
@@ -102,10 +99,7 @@ void DenseStep::ReduceOverNodes(const Launch& launch, BlockHeader* identity,
   const bool finite = node_->Add(launch.residual, identity, *inside);
   const Span<float> values = node_->values();
   if (!finite) std::fill(values.begin(), values.end(), 0.0f);  // no rank will apply this step
-  for (std::size_t piece = 0; piece < sum_.pieces(); ++piece) {
-    const Range range = sum_.range(piece);
-    sum_.Take(piece, values.Sub(range.begin, range.size()));
-  }
+  sum_.Take(values);
   DenseBlock& own = shards_[static_cast<std::size_t>(place_.local_rank)];
   own.Reset(values.size);
   const auto keep = [&](Range range, Span<const float> sums) {
@@ -118,7 +112,7 @@ void DenseStep::ReduceOverNodes(const Launch& launch, BlockHeader* identity,
           shards_[static_cast<std::size_t>(local_rank)].view(), node_->shard(), values,
           place_.nodes, launch);
   }
-  rounded_.clear();  // the node's sum took the errors; the residual is as it was
+  overflows_ = sum_.work().Finish();
 }
 
 /// Sends the finished shard to all ranks of the node and receives theirs, as float32.
@@ -147,11 +141,8 @@ void DenseStep::GatherOnNode(BlockHeader* identity, CollectiveContext* inside) {
   }
 }
 
-void DenseStep::PutBack(Span<float> residual, const Kernels& kernels) {
-  if (node_ != nullptr) return;  // nothing has left the residual
-  kernels.Restore(rounded_, residual);
-  rounded_.clear();
-  sum_.PutBack(residual);
+void DenseStep::PutBack(Span<float> residual) {
+  if (node_ == nullptr) sum_.PutBack(residual);  // else nothing has left it
 }
 
 }  // namespace hvd_sparse

@@ -12,7 +12,7 @@
 #define HVD_SPARSE_EXCHANGE_DENSE_STEP_H_
 
 #include <cstdint>
-#include <utility>
+#include <memory>
 #include <vector>
 
 #include "csrc/base/sparse_block.h"
@@ -23,13 +23,16 @@
 #include "csrc/comm/nodes.h"
 #include "csrc/exchange/node_sum.h"
 #include "csrc/kernels/kernels.h"
+#include "csrc/wire/dense_work.h"
 
 namespace hvd_sparse {
 
 class DenseStep {
  public:
-  /// `node` is null unless nodes are summed first; it outlives this object.
-  DenseStep(const BucketSpec& spec, NodePlace place, NodeSum* node);
+  /// `node` is null unless nodes are summed first, on the CPU; it outlives this object. `work` is
+  /// that of the bucket's device.
+  DenseStep(const BucketSpec& spec, NodePlace place, NodeSum* node,
+            std::unique_ptr<DenseWork> work);
 
   /// Allocates the memory of all steps, unless that has been done.
   void Prepare() { sum_.Prepare(); }
@@ -52,7 +55,7 @@ class DenseStep {
   /// The number of results that are not finite in the number type of their gradient.
   std::int64_t overflows() const { return overflows_; }
 
-  void PutBack(Span<float> residual, const Kernels& kernels);
+  void PutBack(Span<float> residual);
 
  private:
   /// Calls part(gradient, range in the bucket) for the part of each gradient in a range.
@@ -69,7 +72,7 @@ class DenseStep {
   ShardSum sum_;
   std::vector<DenseBlock> shards_;  // finished, by local rank; if nodes are summed first
 
-  std::vector<std::pair<Index, float>> rounded_;  // residuals before they took rounding errors
+  std::vector<Feedback> feedback_;  // of each piece
   std::int64_t overflows_ = 0;
 };
 

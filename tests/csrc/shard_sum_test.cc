@@ -31,10 +31,7 @@ std::vector<float> SumOn(Communicator& comm, std::int64_t numel, DenseFormat for
   }
   const Span<float> values(*residual);
   sum.Prepare();
-  for (std::size_t piece = 0; piece < sum.pieces(); ++piece) {
-    const Range range = sum.range(piece);
-    sum.Take(piece, values.Sub(range.begin, range.size()));
-  }
+  sum.Take(values);
   std::vector<float> written(static_cast<std::size_t>(numel), -1.0f);
   CollectiveScratch scratch;
   CollectiveContext ctx{comm, CpuKernels(), scratch, 0, 0, "a test", numel};
@@ -84,10 +81,7 @@ TEST(ShardSum, PutsBackAllThatWasTaken) {
     const std::vector<float> before = residual;
     const Span<float> left(residual);
     sum.Prepare();
-    for (std::size_t piece = 0; piece < sum.pieces(); ++piece) {
-      const Range range = sum.range(piece);
-      sum.Take(piece, left.Sub(range.begin, range.size()));
-    }
+    sum.Take(left);
     EXPECT_NE(residual, before);
     sum.PutBack(left);
     EXPECT_EQ(residual, before);
@@ -133,10 +127,7 @@ TEST(ShardSum, TellsAllRanksOfASumThatOverflows) {
     std::vector<float> values(9, 1.0f);
     values[4] = 3e38f;
     sum.Prepare();
-    for (std::size_t piece = 0; piece < sum.pieces(); ++piece) {
-      const Range range = sum.range(piece);
-      sum.Take(piece, Span<float>(values).Sub(range.begin, range.size()));
-    }
+    sum.Take(values);
     CollectiveScratch scratch;
     CollectiveContext ctx{comm, CpuKernels(), scratch, 0, 0, "a test", 9};
     BlockHeader identity;
