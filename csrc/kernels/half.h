@@ -26,6 +26,16 @@ HVD_SPARSE_INLINE float BitsFloat(std::uint32_t bits) {
   return value;
 }
 
+/// Return the larger or the smaller of two numbers, on GPUs, too.
+template <typename T>
+HVD_SPARSE_INLINE T Larger(T a, T b) {
+  return a < b ? b : a;
+}
+template <typename T>
+HVD_SPARSE_INLINE T Smaller(T a, T b) {
+  return b < a ? b : a;
+}
+
 /// IEEE 754 binary16.
 struct Float16 {
   std::uint16_t bits;

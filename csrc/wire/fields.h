@@ -10,7 +10,22 @@
 
 #include <cstdint>
 
+#include "csrc/base/inline.h"
+
 namespace hvd_sparse {
+
+/// Returns the bytes of a block of `count` values.
+template <typename Layout>
+HVD_SPARSE_INLINE std::int64_t BytesOf(std::int64_t count) {
+  return (count + Layout::kPerByte - 1) / Layout::kPerByte;
+}
+
+/// Returns the value in a whole block that is part `part` of byte `byte`. The last block of a
+/// message has value part * bytes + byte there, where `bytes` are its bytes.
+template <typename Layout>
+HVD_SPARSE_INLINE std::int64_t PlaceOf(std::int64_t byte, std::int64_t part) {
+  return Layout::FieldOf(byte % 4, part) * Layout::kWords + byte / 4;
+}
 
 /// The last block of a message, its values where a whole block has the same fields of the same
 /// bytes, among zeros.
@@ -20,8 +35,7 @@ namespace hvd_sparse {
 template <typename Layout>
 class LastBlock {
  public:
-  explicit LastBlock(std::int64_t count)
-      : bytes((count + Layout::kPerByte - 1) / Layout::kPerByte), count_(count) {}
+  explicit LastBlock(std::int64_t count) : bytes(BytesOf<Layout>(count)), count_(count) {}
 
   void CopyFrom(const float* from) {
     ForAll([&](std::int64_t i, std::int64_t place) { values[place] = from[i]; });
@@ -37,8 +51,7 @@ class LastBlock {
   template <typename Move>
   void ForAll(Move move) const {
     for (std::int64_t i = 0; i < count_; ++i) {
-      const auto byte = i % bytes, part = i / bytes;
-      move(i, Layout::FieldOf(byte % 4, part) * Layout::kWords + byte / 4);
+      move(i, PlaceOf<Layout>(i % bytes, i / bytes));
     }
   }
 

@@ -4,7 +4,6 @@
 #ifndef HVD_SPARSE_WIRE_NARROW_FLOATS_H_
 #define HVD_SPARSE_WIRE_NARROW_FLOATS_H_
 
-#include <algorithm>
 #include <cstdint>
 
 #include "csrc/kernels/half.h"
@@ -53,8 +52,8 @@ HVD_SPARSE_INLINE std::uint32_t RoundedBits<Float16>(std::uint32_t bits) {
   constexpr std::uint32_t kLargest = 0x477fe000u, kTooLarge = 0x477ff000u;  // 65504, 65520
   constexpr std::uint32_t kExponent = kLargest >> 23, kSmallestNormal = 113u << 23;
   const std::uint32_t magnitude = bits & ~kSign, sign = bits & kSign;
-  const std::uint32_t above = std::max(magnitude >> 23, kExponent) - kExponent;
-  const std::uint32_t shift = std::min(above, 23u);
+  const std::uint32_t above = Larger(magnitude >> 23, kExponent) - kExponent;
+  const std::uint32_t shift = Smaller(above, 23u);
   const std::uint32_t largest = Choose(above > 23, 0, kLargest >> shift << shift);
   // Around 1/2 a float32 has the same last place as a subnormal float16, so the addition rounds.
   const std::uint32_t subnormal = FloatBits((BitsFloat(magnitude) + 0.5f) - 0.5f);

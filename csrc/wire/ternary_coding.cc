@@ -12,16 +12,8 @@
 namespace hvd_sparse {
 namespace {
 
-constexpr int kDigits = 5, kBytes = 4;  // digits of a byte, bytes of a word
-
-struct Layout {
-  static constexpr int kPerByte = kDigits, kWords = 16;
-  static constexpr std::int64_t FieldOf(std::int64_t byte, std::int64_t digit) {
-    return kBytes * digit + byte;
-  }
-};
-
-constexpr std::int64_t kWords = Layout::kWords;
+constexpr int kDigits = Ternary::kPerByte, kBytes = 4;  // digits of a byte, bytes of a word
+constexpr std::int64_t kWords = Ternary::kWords;
 constexpr std::int64_t kBlockBytes = kBytes * kWords, kBlock = kDigits * kBlockBytes;
 constexpr std::uint32_t kOnes = 0x01010101u;
 constexpr std::int64_t kTile = 16;  // blocks that are decoded together
@@ -31,6 +23,14 @@ struct Header {
   std::uint32_t scale;  ///< M, as bits
   std::uint32_t bytes;  ///< of the code
 };
+static_assert(sizeof(Header) == kTernaryHeader);
+
+/// Writes the header of a code that ends at `end`; returns the bytes written.
+HVD_SPARSE_INLINE std::int64_t Close(float scale, const std::uint8_t* end, std::uint8_t* code) {
+  const Header header{FloatBits(scale), static_cast<std::uint32_t>(end - code - kTernaryHeader)};
+  std::memcpy(code, &header, sizeof(header));
+  return end - code;
+}
 
 /// Writes the bytes of a block, and replaces its values by their errors.
 HVD_SPARSE_INLINE void TakeBlock(float scale, float least, float* __restrict values,
@@ -85,7 +85,7 @@ HVD_SPARSE_INLINE void DecodeBlock(float scale, const std::uint8_t* __restrict b
 template <bool kAdds>
 HVD_SPARSE_INLINE std::int64_t Decode(Span<const std::uint8_t> code, Span<float> out) {
   Header header;
-  constexpr std::int64_t kHeader = sizeof(header);
+  constexpr std::int64_t kHeader = kTernaryHeader;
   if (code.size < kHeader) return -1;
   std::memcpy(&header, code.data, sizeof(header));
   if (header.scale > FloatBits(FLT_MAX) || header.bytes > code.size - kHeader) return -1;
@@ -102,7 +102,7 @@ HVD_SPARSE_INLINE std::int64_t Decode(Span<const std::uint8_t> code, Span<float>
   }
   const std::int64_t rest = out.size % kBlock;
   if (rest > 0) {
-    LastBlock<Layout> last(rest);
+    LastBlock<Ternary> last(rest);
     if (kAdds) last.CopyFrom(block);
     if (!reader.Read(last.bytes, bytes)) return -1;
     std::fill(bytes + last.bytes, bytes + kBlockBytes, kZeroByte);
@@ -115,17 +115,13 @@ HVD_SPARSE_INLINE std::int64_t Decode(Span<const std::uint8_t> code, Span<float>
 }  // namespace
 
 std::int64_t MostTernaryBytes(std::int64_t count) {
-  return static_cast<std::int64_t>(sizeof(Header)) + (count + kDigits - 1) / kDigits;
+  return kTernaryHeader + BytesOf<Ternary>(count);
 }
-
-float TernaryScale(float sparsity, float largest) { return std::min(sparsity * largest, FLT_MAX); }
 
 HVD_SPARSE_CLONES
 std::int64_t TakeTernary(float scale, Span<float> values, std::uint8_t* code) {
-  // Zeros are not sent, though half of the smallest number is rounded to zero.
-  const float least = std::max(0.5f * scale, BitsFloat(1));
-  constexpr std::int64_t kHeader = sizeof(Header);
-  RunWriter writer(code + kHeader);
+  const float least = LeastSent(scale);
+  RunWriter writer(code + kTernaryHeader);
   std::uint8_t bytes[kBlockBytes];
   float* block = values.data;
   for (std::int64_t left = values.size / kBlock; left > 0; --left, block += kBlock) {
@@ -134,16 +130,28 @@ std::int64_t TakeTernary(float scale, Span<float> values, std::uint8_t* code) {
   }
   const std::int64_t rest = values.size % kBlock;
   if (rest > 0) {
-    LastBlock<Layout> last(rest);
+    LastBlock<Ternary> last(rest);
     last.CopyFrom(block);
     TakeBlock(scale, least, last.values, bytes);
     last.CopyTo(block);
     writer.Put(bytes, last.bytes);
   }
-  const std::int64_t end = writer.Finish() - code;
-  const Header header{FloatBits(scale), static_cast<std::uint32_t>(end - kHeader)};
-  std::memcpy(code, &header, sizeof(header));
-  return end;
+  return Close(scale, writer.Finish(), code);
+}
+
+HVD_SPARSE_CLONES
+std::int64_t ShortenTernary(float scale, std::int64_t count, std::uint8_t* code) {
+  RunWriter writer(code + kTernaryHeader);
+  const std::uint8_t* from = code + kTernaryHeader;
+  std::uint8_t bytes[kBlockBytes];  // what the writer writes may overlap what it reads
+  for (std::int64_t left = BytesOf<Ternary>(count); left > 0; left -= kBlockBytes) {
+    const std::int64_t some = std::min(left, kBlockBytes);
+    std::copy_n(from, some, bytes);
+    std::fill(bytes + some, bytes + kBlockBytes, kZeroByte);
+    writer.Put(bytes, some);
+    from += some;
+  }
+  return Close(scale, writer.Finish(), code);
 }
 
 HVD_SPARSE_CLONES

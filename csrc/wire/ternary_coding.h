@@ -21,19 +21,20 @@
 #include <cstdint>
 
 #include "csrc/base/types.h"
+#include "csrc/wire/ternary_digits.h"
 
 namespace hvd_sparse {
 
 /// Returns the most bytes of the code of `count` values.
 std::int64_t MostTernaryBytes(std::int64_t count);
 
-/// Returns M for values of which the largest magnitude is given. The larger the sparsity, in [1,
-/// 2), the fewer values are sent.
-float TernaryScale(float sparsity, float largest);
-
 /// Writes the code of finite values with M = scale, and replaces each value by its error; returns
 /// the bytes written.
 std::int64_t TakeTernary(float scale, Span<float> values, std::uint8_t* code);
+
+/// Makes the code of `count` values of their bytes, without runs, which follow the room for the
+/// header; returns the bytes written.
+std::int64_t ShortenTernary(float scale, std::int64_t count, std::uint8_t* code);
 
 /// Sets `out` to the values at the start of `code`. Returns the bytes of their code, or -1 if it is
 /// none that is written.

@@ -7,13 +7,13 @@
 #include <cstdint>
 #include <cstring>
 
+#include "csrc/wire/ternary_digits.h"
 #include "csrc/wire/words.h"
 
 namespace hvd_sparse {
 
-constexpr std::uint8_t kZeroByte = 121;  ///< five digits of zero
-constexpr std::uint8_t kRunBase = 241;   ///< + length: the byte that stands for a run
-constexpr std::int64_t kMostRun = 14;    ///< the longest run that one byte stands for
+constexpr std::uint8_t kRunBase = 241;  ///< + length: the byte that stands for a run
+constexpr std::int64_t kMostRun = 14;   ///< the longest run that one byte stands for
 
 /// Writes bytes of at most 242. It needs no more room than they take.
 class RunWriter {

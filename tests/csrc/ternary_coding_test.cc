@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "csrc/wire/zero_runs.h"
 #include "tests/csrc/coded.h"
 
 namespace hvd_sparse {
@@ -73,6 +74,24 @@ TEST(TernaryCoding, RunsOfZerosOfEveryLengthAreShortened) {
       AppendRun(3 * 64 - 2 - first - zeros, &expected);
       EXPECT_EQ(Bytes(code.begin() + 8, code.end()), expected) << zeros;
       EXPECT_EQ(Decoded(Values::kTernary, code, 3 * 320), values) << zeros;
+    }
+  }
+}
+
+TEST(TernaryCoding, BytesAreShortenedInPlace) {
+  for (const std::int64_t length : Lengths()) {
+    for (std::vector<float>& values : ValuesOfLength(length)) {
+      const Bytes code = Taken({Values::kTernary, 1.5f}, &values);
+      const auto bytes = MostTernaryBytes(length) - kTernaryHeader;
+      Bytes whole(static_cast<std::size_t>(kTernaryHeader + bytes) + RunReader::kSlack);
+      RunReader reader(code.data() + kTernaryHeader,
+                       static_cast<std::int64_t>(code.size()) - kTernaryHeader);
+      ASSERT_TRUE(reader.Read(bytes, whole.data() + kTernaryHeader));
+      std::uint32_t scale = 0;
+      std::memcpy(&scale, code.data(), sizeof(scale));
+      whole.resize(
+          static_cast<std::size_t>(ShortenTernary(BitsFloat(scale), length, whole.data())));
+      EXPECT_EQ(whole, code) << length;
     }
   }
 }
