@@ -2,6 +2,7 @@
 
 #include "csrc/base/error.h"
 #ifdef HVD_SPARSE_WITH_CUDA
+#include "csrc/cuda/kernels/cuda_dense_work.h"
 #include "csrc/cuda/kernels/cuda_kernels.h"
 #endif
 
@@ -11,6 +12,10 @@ namespace hvd_sparse {
 
 const Kernels& KernelsFor(Device device) {
   return device.IsCpu() ? CpuKernels() : CudaKernels(device.index);
+}
+
+std::unique_ptr<DenseWork> DenseWorkFor(Device device) {
+  return device.IsCpu() ? NewCpuDenseWork() : NewCudaDenseWork(device.index);
 }
 
 bool BuiltWithCuda() { return true; }
@@ -27,6 +32,11 @@ const Kernels& KernelsFor(Device device) {
   if (device.IsCpu()) return CpuKernels();
   Throw(ErrorKind::kUnavailable, "this build of hvd_sparse has no CUDA, and gradients on ",
         device.Name(), " need it: build it with HVD_SPARSE_WITH_CUDA=1");
+}
+
+std::unique_ptr<DenseWork> DenseWorkFor(Device device) {
+  KernelsFor(device);  // throws unless it is the CPU
+  return NewCpuDenseWork();
 }
 
 bool BuiltWithCuda() { return false; }

@@ -4,17 +4,22 @@
 #define HVD_SPARSE_DEVICES_KERNELS_FOR_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "csrc/base/device.h"
 #include "csrc/kernels/kernels.h"
+#include "csrc/wire/dense_work.h"
 
 namespace hvd_sparse {
 
 /// Returns the kernels of a device. Throws Unavailable, with the reason, if this build has none for
 /// it or the machine has no such device.
 const Kernels& KernelsFor(Device device);
+
+/// Returns a bucket's work of dense sums on a device; throws like KernelsFor.
+std::unique_ptr<DenseWork> DenseWorkFor(Device device);
 
 /// Returns true if this build has CUDA kernels.
 bool BuiltWithCuda();

@@ -1,8 +1,10 @@
 /// The work of a dense sum on a bucket's gradient memory: values become codes, and sums are written
 /// into gradients.
 ///
-/// Residuals and gradients lie on a device, such as the CPU; codes, sums and all other arguments
-/// lie in CPU memory.
+/// There is one implementation for each type of device: cpu_dense_work.cc and
+/// csrc/cuda/kernels/cuda_dense_work.cc; DenseWorkFor (csrc/devices/kernels_for.h) chooses. They
+/// have the same bits. Residuals and gradients lie on the device; codes, sums and all other
+/// arguments lie in CPU memory.
 
 #ifndef HVD_SPARSE_WIRE_DENSE_WORK_H_
 #define HVD_SPARSE_WIRE_DENSE_WORK_H_

@@ -107,6 +107,15 @@ T atomicOr(T* to, T bits) {
   hvd_sparse::emulation::Changes(to);
   return __atomic_fetch_or(to, bits, __ATOMIC_RELAXED);
 }
+template <typename T>
+T atomicMax(T* to, T value) {
+  hvd_sparse::emulation::Changes(to);
+  T before = __atomic_load_n(to, __ATOMIC_RELAXED);
+  while (before < value && !__atomic_compare_exchange_n(to, &before, value, false, __ATOMIC_RELAXED,
+                                                        __ATOMIC_RELAXED)) {
+  }
+  return before;
+}
 inline void __threadfence() { hvd_sparse::emulation::Fence(); }
 
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }

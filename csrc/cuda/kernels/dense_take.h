@@ -1,0 +1,42 @@
+/// Taking the entries of a dense sum on the device: error feedback, and codes whose errors stay in
+/// the residual; contract in csrc/wire/dense_work.h.
+
+#ifndef HVD_SPARSE_CUDA_KERNELS_DENSE_TAKE_H_
+#define HVD_SPARSE_CUDA_KERNELS_DENSE_TAKE_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "csrc/base/types.h"
+#include "csrc/wire/dense_coding.h"
+
+namespace hvd_sparse::cuda {
+
+/// A DensePiece, as kernels look it up.
+struct TakenPiece {
+  const void* gradient;
+  float* residual;
+  std::int64_t size;
+  std::int64_t begin;    ///< position in the bucket
+  std::int64_t code_at;  ///< in TakeArgs::codes; -1: the values are taken as they are
+  DType dtype;
+  float decay, scale;
+};
+
+/// Arguments of one DenseWork::Take; all memory lies on the device.
+struct TakeArgs {
+  const TakenPiece* pieces;
+  std::int64_t piece_count, longest_piece;
+  float* before;        ///< of the bucket: receives the residual after error feedback
+  std::uint8_t* codes;  ///< receives codes, but for float32 values; ternary ones have no header yet
+  unsigned* largest;    ///< zeros; receives the largest magnitude of each ternary piece, as bits
+  unsigned* not_finite;
+};
+
+/// Takes all pieces. float32 values become zero in the residual, and are those in `before`.
+void LaunchTake(DenseFormat format, const TakeArgs& args, cudaStream_t stream);
+
+}  // namespace hvd_sparse::cuda
+
+#endif  // HVD_SPARSE_CUDA_KERNELS_DENSE_TAKE_H_
