@@ -35,8 +35,7 @@ void CheckSpec(const BucketSpec& spec) {
   Require(spec.max_ks.size() == spec.segment_numels.size(), "bucket '", spec.name,
           "': ", spec.max_ks.size(), " values of k for ", spec.segment_numels.size(), " segments");
   if (!spec.device.IsCpu()) {
-    const Collective& collective = FindCollective(spec.collective);
-    Require(!collective.SumsNodesFirst() && collective.AsSparse() != nullptr, "bucket '", spec.name,
+    Require(!FindCollective(spec.collective).SumsNodesFirst(), "bucket '", spec.name,
             "': collective '", spec.collective,
             "' adds up residuals on the CPU, and takes none on ", spec.device.Name());
   }

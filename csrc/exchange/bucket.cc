@@ -6,6 +6,7 @@
 
 #include "csrc/base/clock.h"
 #include "csrc/comm/group_communicator.h"
+#include "csrc/devices/kernels_for.h"
 #include "csrc/kernels/cpu_finite.h"
 
 namespace hvd_sparse {
@@ -42,7 +43,7 @@ Bucket::Bucket(int id, BucketSpec spec, NodePlace place)
   const bool sums_nodes = collective_.SumsNodesFirst() || sparse_ == nullptr;
   if (sums_nodes && place.local_size > 1) node_ = std::make_unique<NodeSum>(numel_, place);
   if (sparse_ == nullptr) {
-    dense_ = std::make_unique<DenseStep>(spec_, place, node_.get(), NewCpuDenseWork());
+    dense_ = std::make_unique<DenseStep>(spec_, place, node_.get(), DenseWorkFor(spec_.device));
     return;
   }
   if (node_ == nullptr) {

@@ -77,8 +77,8 @@ int Exchange::AddBucket(BucketSpec spec) {
   NodePlace place = NodePlace::Alone(Rank(), Size());
   const Collective& collective = FindCollective(spec.collective);
   const int local_size = nodes_.LocalSize().value_or(1);
-  const bool sums_dense_nodes =
-      collective.AsSparse() == nullptr && 1 < local_size && local_size < Size();
+  const bool sums_dense_nodes = collective.AsSparse() == nullptr && spec.device.IsCpu() &&
+                                1 < local_size && local_size < Size();
   if (collective.SumsNodesFirst() || sums_dense_nodes) place = nodes_.PlaceOf(Rank(), Size());
   auto slot = std::make_unique<Slot>(this);
   slot->bucket = std::make_unique<Bucket>(id, std::move(spec), place);

@@ -23,6 +23,7 @@ class Place(ABC):
             "engine", a separate one.
         has_bus: True if blocks are copied between there and the memory of the CPU.
         refuses: Collectives that do not support gradients there.
+        unpriced: Collectives that no plan chooses there: their costs there are not known.
     """
 
     device: str
@@ -30,6 +31,7 @@ class Place(ABC):
     select_on: ClassVar[str]
     has_bus: ClassVar[bool]
     refuses: ClassVar[tuple[str, ...]]
+    unpriced: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def put(self, values: NDArray[np.float32]) -> Any:
@@ -53,7 +55,8 @@ class OnDevice(Place):
 
     select_on = "engine"
     has_bus = True
-    refuses = ("hierarchical", SHARD_SUM)  # these add up residuals on the CPU
+    refuses = ("hierarchical",)  # it adds up residuals on the CPU
+    unpriced = (SHARD_SUM,)  # copies of all entries across the bus are not measured
 
 
 class OnCpu(Place):
@@ -63,6 +66,7 @@ class OnCpu(Place):
     select_on = "caller"
     has_bus = False
     refuses = ()
+    unpriced = ()
 
     def __init__(self) -> None:
         self.clock = CpuClock()

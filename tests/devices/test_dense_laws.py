@@ -1,4 +1,7 @@
-"""The laws of the dense sum: nothing is lost, whatever is rounded; ranks are threads."""
+"""The laws of the dense sum: nothing is lost, whatever is rounded; ranks are threads.
+
+On a GPU, no node is summed first: there, ranks that share a node are ranks like others.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import numpy as np
 import pytest
 
 from hvd_sparse.collectives import SHARD_SUM
-from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError, NonFiniteGradientError
+from hvd_sparse.errors import ExchangeFailedError, NonFiniteGradientError
 from tests import laws
 from tests.cases import in_turn
+from tests.device_array import CPU
 
 VALUES = ["float32", "bfloat16", "float16", "int8", "int4", "ternary"]
 SEGMENTS = [1000, 1, 0, 3333]
@@ -44,15 +48,15 @@ def run_rough(me, steps, factor=301):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("values", VALUES)
-def test_laws_hold_over_several_steps(layout, values):
-    ranks = run_ranks(layout, lambda me: run_rough(me, 5), values=values)
+def test_laws_hold_over_several_steps(layout, values, device):
+    ranks = run_ranks(layout, lambda me: run_rough(me, 5), values=values, device=device)
     laws.check_laws(ranks)
     laws.check_something_was_applied(ranks)
 
 
 @pytest.mark.parametrize("layout", [(1, 1), (2, 1), (3, 1), (5, 1), (4, 2)])
 @pytest.mark.parametrize("values", VALUES)
-def test_gradients_do_not_share_a_scale(layout, values):
+def test_gradients_do_not_share_a_scale(layout, values, device):
     """A gradient of large values does not round all of its neighbour's to zero."""
     numels = [600, 1, 1000, 0, 7]
     magnitudes = np.repeat([1, 1 << 12, 1 << 6, 1, 1 << 9], numels)
@@ -64,14 +68,14 @@ def test_gradients_do_not_share_a_scale(layout, values):
         ]
         return [me.step(one.astype(np.float32)) for one in rough]
 
-    ranks = run_ranks(layout, program, segments=numels, numels=numels, values=values)
+    ranks = run_ranks(layout, program, segments=numels, numels=numels, values=values, device=device)
     laws.check_laws(ranks)
     assert all(step.total[:600].any() for step in ranks[0])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_float32_holds_nothing_back(layout):
-    ranks = run_ranks(layout, lambda me: me.run(3))
+def test_float32_holds_nothing_back(layout, device):
+    ranks = run_ranks(layout, lambda me: me.run(3), device=device)
     for step in zip(*ranks, strict=True):
         total = sum(rank.gradient.astype(np.float64) for rank in step)
         for rank in step:
@@ -80,14 +84,14 @@ def test_float32_holds_nothing_back(layout):
 
 
 @pytest.mark.parametrize("values", VALUES[:-1])  # ternary values have no error here
-def test_each_error_stays_with_one_rank(values):
+def test_each_error_stays_with_one_rank(values, device):
     """A rank keeps the error of what it sends, and an owner that of its shard's sum."""
     size, numel = 4, 400
 
     def program(me):
         return me.step(np.full(numel, 1 + 2.0**-20, np.float32))
 
-    ranks = run_ranks((size, 1), program, segments=[numel], values=values)
+    ranks = run_ranks((size, 1), program, segments=[numel], values=values, device=device)
     own_error = {"float32": 0}.get(values, 2.0**-20)
     for rank, step in enumerate(ranks):
         expected = np.full(numel, own_error)
@@ -100,15 +104,15 @@ def test_each_error_stays_with_one_rank(values):
 @pytest.mark.parametrize("layout", [(1, 1), (2, 1), (8, 1), (4, 2), (8, 2)])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("values", VALUES)
-def test_gradients_of_other_types_lose_nothing(layout, dtype, values):
-    ranks = run_ranks(layout, lambda me: me.run(4), dtype=dtype, values=values)
+def test_gradients_of_other_types_lose_nothing(layout, dtype, values, device):
+    ranks = run_ranks(layout, lambda me: me.run(4), dtype=dtype, values=values, device=device)
     laws.check_laws(ranks)
 
 
 @pytest.mark.parametrize("layout", [(1, 1), (2, 1), (5, 1), (4, 2)])
 @pytest.mark.parametrize("values", VALUES)
-def test_velocities_join_and_are_kept(layout, values):
-    ranks = run_ranks(layout, lambda me: me.run(4), values=values, momentum=0.5)
+def test_velocities_join_and_are_kept(layout, values, device):
+    ranks = run_ranks(layout, lambda me: me.run(4), values=values, momentum=0.5, device=device)
     for step in zip(*ranks, strict=True):
         laws.check_replicas_are_bitwise_equal(list(step))
         grown = [np.float32(0.5) * r.velocity_before + r.gradient for r in step]
@@ -123,8 +127,8 @@ def test_velocities_join_and_are_kept(layout, values):
 
 @pytest.mark.parametrize("segments", [[], [0], [1], [2, 0, 1]])
 @pytest.mark.parametrize("layout", [(1, 1), (2, 1), (3, 1), (6, 1), (4, 2)])
-def test_small_buckets(layout, segments):
-    laws.check_laws(run_ranks(layout, lambda me: me.run(3), segments=segments))
+def test_small_buckets(layout, segments, device):
+    laws.check_laws(run_ranks(layout, lambda me: me.run(3), segments=segments, device=device))
 
 
 @pytest.mark.parametrize("values", VALUES)
@@ -143,7 +147,7 @@ def test_a_bucket_that_travels_in_several_chunks(values):
 @pytest.mark.parametrize("layout", [(2, 1), (3, 1), (9, 1), (4, 2)])
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_refused_step_leaves_the_residual_bit_for_bit(layout, values, dtype):
+def test_a_refused_step_leaves_the_residual_bit_for_bit(layout, values, dtype, device):
     size = layout[0]
 
     def program(me):
@@ -158,19 +162,19 @@ def test_a_refused_step_leaves_the_residual_bit_for_bit(layout, values, dtype):
         np.testing.assert_array_equal(me.residual, before + gradient.astype(np.float32))
         return me.run(2)
 
-    laws.check_laws(run_ranks(layout, program, segments=[400], values=values))
+    laws.check_laws(run_ranks(layout, program, segments=[400], values=values, device=device))
 
 
 @pytest.mark.parametrize("layout", [(2, 1), (4, 1), (4, 2)])
 @pytest.mark.parametrize("values", ["float32", "bfloat16"])
-def test_a_sum_that_overflows_is_refused_and_undone(layout, values):
+def test_a_sum_that_overflows_is_refused_and_undone(layout, values, device):
     def program(me):
         gradient = np.full(me.numel, 3e38, np.float32)
         with pytest.raises(NonFiniteGradientError, match="overflows"):
             me.step(gradient)
         assert me.residual.tobytes() == gradient.tobytes()
 
-    run_ranks(layout, program, segments=[40], values=values)
+    run_ranks(layout, program, segments=[40], values=values, device=device)
 
 
 @pytest.mark.parametrize(("other", "size"), in_turn(VALUES[1:], [2, 3, 5]))
@@ -190,16 +194,60 @@ def test_ranks_of_different_values_are_told(size, other):
     )
 
 
-def test_gradients_on_a_gpu_are_refused(device):
-    if device == "cpu":
-        pytest.skip("takes a GPU")
-    with pytest.raises(InvalidArgumentError, match=r"'shard_sum' .* takes none on cuda"):
-        laws.on_threads(
-            1,
-            lambda me: None,
-            segments=[10],
-            density=1.0,
-            sparsifier="top_k",
-            collective=SHARD_SUM,
+def test_gradients_lie_on_gpus_on_all_ranks_or_on_none(gpu):
+    def program(me):
+        with pytest.raises(ExchangeFailedError, match=r"the ranks disagree: .* from a GPU"):
+            me.run(1)
+
+    laws.on_threads(
+        2,
+        program,
+        each=lambda rank: {"device": gpu if rank == 0 else CPU},
+        segments=SEGMENTS,
+        density=1.0,
+        sparsifier="top_k",
+        collective=SHARD_SUM,
+    )
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("values", VALUES)
+def test_a_gpu_has_the_bits_of_the_cpu(gpu, values, dtype, momentum):
+    numels = [5200, 1, 63, 0, 321]  # beyond a tile, and around blocks that share a scale
+
+    def program(me):
+        steps = []
+        for step in range(3):
+            draws = np.random.default_rng([me.rank, step])
+            rough = draws.standard_normal(me.numel) * 10.0 ** draws.integers(-9, 4, me.numel)
+            steps.append(me.step(rough.astype(np.float32)))
+        return steps
+
+    def bits_on(device):
+        ranks = run_ranks(
+            (3, 1),
+            program,
+            segments=numels,
+            numels=numels,
+            values=values,
+            dtype=dtype,
+            momentum=momentum,
             device=device,
         )
+        return [
+            (step.total.tobytes(), step.residual_after.tobytes()) for rank in ranks for step in rank
+        ]
+
+    assert bits_on(gpu) == bits_on(CPU)
+
+
+def test_a_bucket_on_a_gpu_travels_in_several_chunks(gpu):
+    draws = np.random.default_rng(0).integers(-100, 100, (3 << 18) + 5).astype(np.float32)
+    ranks = run_ranks(
+        (3, 1),
+        lambda me: [me.step(draws + me.rank)],
+        segments=[draws.size],
+        device=gpu,
+    )
+    laws.check_laws(ranks)

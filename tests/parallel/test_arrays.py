@@ -184,9 +184,9 @@ def a_stream():
     return cupy.cuda.Stream(non_blocking=True)
 
 
+@pytest.mark.parametrize("compression", [GTopK(density=0.05), *DENSE_SUMS.values()], ids=repr)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
-def test_arrays_of_a_gpu_give_the_bits_of_numpys(gpu, dtype):
-    compression = GTopK(density=0.05)
+def test_arrays_of_a_gpu_give_the_bits_of_numpys(gpu, dtype, compression):
     kept, kept_there = np.zeros(1200, np.float32), on_gpu(np.zeros(1200, np.float32))
     for step in range(3):
         array = integers(step, dtype)

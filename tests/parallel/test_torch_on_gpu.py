@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK
+from tests.dense_sums import DENSE_SUMS
 from tests.gpus import needs_gpu
 from tests.parallel.torch_ranks import (
     SHAPES,
@@ -18,6 +19,10 @@ from tests.torch_model import residuals
 
 # All layers are sparse, since a Horovod built for the CPU takes no tensors of a GPU.
 LARGE = {name: shape for name, shape in SHAPES.items() if name != "bias"}
+SELECTING = [
+    preset(adaptive=False, density=0.1, min_numel=64, bucket_numel=1500)
+    for preset in (LAGS, GTopK, GaussianK, TopK)
+]
 
 
 def trained(device, compression, dtype):
@@ -35,9 +40,8 @@ def trained(device, compression, dtype):
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("preset", [LAGS, GTopK, GaussianK, TopK])
-def test_training_has_the_bits_of_the_cpu(preset, dtype):
-    compression = preset(adaptive=False, density=0.1, min_numel=64, bucket_numel=1500)
+@pytest.mark.parametrize("compression", [*SELECTING, *DENSE_SUMS.values()], ids=repr)
+def test_training_has_the_bits_of_the_cpu(compression, dtype):
     on_cpu, kept_there = trained("cpu", compression, dtype)
     on_gpu, kept = trained("cuda:0", compression, dtype)
     for name in LARGE:

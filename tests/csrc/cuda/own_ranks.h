@@ -64,9 +64,15 @@ class OwnBucket {
     narrow_ = std::make_unique<DeviceArray<BFloat16>>(narrow);
   }
 
-  static BucketSpec Spec(int number, const std::string& sparsifier) {
-    BucketSpec spec{
-        std::to_string(number), {kSingles, kNarrow}, {400, 400}, {90, 60}, sparsifier, {}, "gtopk"};
+  static BucketSpec Spec(int number, const std::string& sparsifier, const std::string& collective) {
+    BucketSpec spec{std::to_string(number),
+                    {kSingles, kNarrow},
+                    {400, 400},
+                    {90, 60},
+                    sparsifier,
+                    {},
+                    collective};
+    if (collective == "shard_sum") spec.wire.values = Values::kInt8;
     if (sparsifier == "hard_threshold") spec.sparsifier_options = {{"threshold", 1.0}};
     spec.device = kGpu;
     return spec;
@@ -116,7 +122,7 @@ class OwnBucket {
 struct Conditions {
   std::shared_ptr<LoopbackWorld> world = std::make_shared<LoopbackWorld>(kRanks);
   DeviceLoopback::Before before_transfer = nullptr;
-  std::string sparsifier = "gaussian";
+  std::string sparsifier = "gaussian", collective = "gtopk";
 };
 
 /// A rank with `count` buckets.
@@ -132,7 +138,7 @@ struct OwnRank {
             SelectOn::kCaller)) {
     for (int b = 0; b < count; ++b) {
       buckets.emplace_back(100 * rank + b);
-      exchange->AddBucket(OwnBucket::Spec(b, conditions.sparsifier));
+      exchange->AddBucket(OwnBucket::Spec(b, conditions.sparsifier, conditions.collective));
     }
   }
 

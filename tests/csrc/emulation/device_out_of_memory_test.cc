@@ -22,13 +22,27 @@ bool HasMemory() {
   return failing-- <= 0;
 }
 
-/// Runs a step whose n-th allocation and the next `failures` - 1 fail; returns true if
+/// A test case: the place of exchange, the sparsifier, and the number of failures in a row.
+struct Case {
+  bool between_devices;
+  std::string sparsifier;
+  int failures;
+  std::string collective = "gtopk";
+
+  std::string Name() const {
+    return (between_devices ? "Devices_" : "Cpus_") + sparsifier + "_" + collective +
+           (failures > 1 ? "_All" : "_One");
+  }
+};
+
+/// Runs a step whose n-th allocation, and those after it as the case says, fail; returns true if
 /// any failed.
-bool FailsAt(int n, int failures, const std::string& sparsifier) {
+bool FailsAt(int n, const Case& one) {
   left = n;
-  failing = failures;
+  failing = one.failures;
   Conditions conditions;
-  conditions.sparsifier = sparsifier;
+  conditions.sparsifier = one.sparsifier;
+  conditions.collective = one.collective;
   Meeting meeting(kRanks);
   std::atomic<int> ended{0};
   OnOwnRanks(
@@ -54,19 +68,8 @@ bool FailsAt(int n, int failures, const std::string& sparsifier) {
       },
       conditions);
   EXPECT_TRUE(ended == 0 || ended == kRanks) << ended << " ranks have ended";
-  return failing < failures;
+  return failing < one.failures;
 }
-
-/// A test case: the place of exchange, the sparsifier, and the number of failures in a row.
-struct Case {
-  bool between_devices;
-  std::string sparsifier;
-  int failures;
-
-  std::string Name() const {
-    return (between_devices ? "Devices_" : "Cpus_") + sparsifier + (failures > 1 ? "_All" : "_One");
-  }
-};
 
 /// A device runs the whole step with `gaussian`, and merges the selections of any sparsifier.
 std::vector<Case> Cases() {
@@ -78,6 +81,7 @@ std::vector<Case> Cases() {
     for (const char* const sparsifier : {"gaussian", "top_k"}) {
       cases.push_back({true, sparsifier, failures});
     }
+    cases.push_back({false, "top_k", failures, "shard_sum"});
   }
   return cases;
 }
@@ -92,7 +96,7 @@ class DeviceOutOfMemory : public testing::TestWithParam<Case> {
 
 TEST_P(DeviceOutOfMemory, InAnyAllocationOfAStepLosesNothing) {
   int n = 0;
-  while (FailsAt(n, GetParam().failures, GetParam().sparsifier)) {
+  while (FailsAt(n, GetParam())) {
     ++n;
     if (HasFailure()) return;
   }
