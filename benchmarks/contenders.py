@@ -21,7 +21,7 @@ from published import Method
 from hvd_sparse import _core, _core_testing
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.planning import plan
-from hvd_sparse.sparsifiers import RandomK, Sparsifier
+from hvd_sparse.sparsifiers import OneSign, RandomK, Sparsifier
 
 Call = Callable[[], object]
 Taken = tuple[torch.Tensor, torch.Tensor]  # indices (int64, ascending), values
@@ -195,7 +195,7 @@ class Core(Selecting):
     def __init__(self, sparsifier: Sparsifier, size: Size, *, name: str = "") -> None:
         super().__init__(name or sparsifier.name, size)
         self.bounds = sparsifier.bounds
-        self.largest = not isinstance(sparsifier, RandomK)
+        self.largest = not isinstance(sparsifier, RandomK | OneSign)
         self.selectors = [
             _core_testing.Selector(
                 sparsifier.name, sparsifier.options, numel=size.numel, k=size.k, device=size.device

@@ -159,6 +159,7 @@ STYLES = {
     "sidco": ("#009E73", "-"),
     "hard_threshold": ("#CC79A7", "-"),
     "random_k": ("#56B4E9", "--"),
+    "one_sign": ("#E69F00", "--"),
     "published: GaussianK": ("#D55E00", "-"),
     "published: DGC": ("#0072B2", "-"),
 }

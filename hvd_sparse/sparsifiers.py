@@ -161,9 +161,23 @@ class RandomK(Sparsifier):
         object.__setattr__(self, "seed", seed)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OneSign(Sparsifier):
+    """The largest entries of one sign, at most k: of the sign whose k largest have a larger mean.
+
+    Entries that are smaller than half of their mean stay. This is the choice of binary values.
+    """
+
+    name: ClassVar[str] = "one_sign"
+    bounds: ClassVar[tuple[float, float]] = (0, 1)
+    reference: ClassVar[str] = (
+        "Sattler et al., Sparse binary compression, https://arxiv.org/abs/1805.08768"
+    )
+
+
 SPARSIFIERS: dict[str, type[Sparsifier]] = {
     sparsifier.name: sparsifier
-    for sparsifier in (TopK, Gaussian, Sampled, Sidco, HardThreshold, RandomK)
+    for sparsifier in (TopK, Gaussian, Sampled, Sidco, HardThreshold, RandomK, OneSign)
 }
 
 

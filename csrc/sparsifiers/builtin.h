@@ -17,6 +17,10 @@ std::unique_ptr<const Sparsifier> MakeSampled(const SparsifierOptions& options);
 std::unique_ptr<const Sparsifier> MakeSidco(const SparsifierOptions& options);
 std::unique_ptr<const Sparsifier> MakeHardThreshold(const SparsifierOptions& options);
 std::unique_ptr<const Sparsifier> MakeRandomK(const SparsifierOptions& options);
+std::unique_ptr<const Sparsifier> MakeOneSign(const SparsifierOptions& options);
+
+/// Takes what `top_k` takes, and keeps the threshold that it predicts in the state.
+void TakePredictedTopK(std::int64_t k, SelectionState* state, Selection* selection);
 
 /// Returns an option; throws InvalidArgument if it is not given.
 inline double Option(const SparsifierOptions& options, const std::string& name) {

@@ -15,13 +15,14 @@ struct Entry {
   const char* option;  ///< its only option, or nullptr
 };
 
-constexpr std::array<Entry, 6> kSparsifiers{{
+constexpr std::array<Entry, 7> kSparsifiers{{
     {"top_k", MakeTopK, nullptr},
     {"gaussian", MakeGaussian, "refresh"},
     {"sampled", MakeSampled, "fraction"},
     {"sidco", MakeSidco, nullptr},
     {"hard_threshold", MakeHardThreshold, "threshold"},
     {"random_k", MakeRandomK, "seed"},
+    {"one_sign", MakeOneSign, nullptr},
 }};
 
 }  // namespace

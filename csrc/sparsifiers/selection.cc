@@ -66,10 +66,11 @@ void Selection::KeepTopK(std::int64_t k) {
   end_ = kernels_.KeepTopK(k, begin_, end_, out_, bucket);
 }
 
-void Selection::PutBack() {
+void Selection::PutBackFrom(std::int64_t place) {
+  if (place == end_) return;
   const Span<float> bucket(residual_.data - offset_, residual_.size + offset_);
-  kernels_.PutBack(*out_, begin_, end_, bucket);
-  end_ = begin_;
+  kernels_.PutBack(*out_, place, end_, bucket);
+  end_ = place;
 }
 
 Span<const float> Selection::Dense() {

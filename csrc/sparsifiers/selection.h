@@ -8,6 +8,7 @@
 #define HVD_SPARSE_SPARSIFIERS_SELECTION_H_
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "csrc/base/sparse_block.h"
@@ -56,13 +57,28 @@ class Selection {
   /// Puts back all taken entries except the k largest magnitudes.
   void KeepTopK(std::int64_t k);
 
+  /// Puts back all taken entries except those whose values `keeps` accepts, asked once in order.
+  template <typename Keeps>
+  void KeepIf(Keeps keeps) {
+    std::int64_t kept = begin_;
+    for (std::int64_t i = begin_; i < end_; ++i) {
+      if (!keeps(out_->values()[i])) continue;
+      std::swap(out_->indices()[kept], out_->indices()[i]);
+      std::swap(out_->values()[kept++], out_->values()[i]);
+    }
+    PutBackFrom(kept);
+  }
+
   /// Puts back all taken entries.
-  void PutBack();
+  void PutBack() { PutBackFrom(begin_); }
 
   /// Completes error feedback; returns the residual, without the taken entries.
   Span<const float> Dense();
 
  private:
+  /// Puts back the entries of the block from this place on.
+  void PutBackFrom(std::int64_t place);
+
   bool HasAccumulated() const { return joined_ == feedback_.size; }
 
   const Span<const Feedback> feedback_;

@@ -44,21 +44,25 @@ class TopK final : public Sparsifier {
   }
 
   void Select(std::int64_t k, SelectionState* state, Selection* selection) const override {
-    const float tried = Predicted(Candidates(k), k, *state);
-    const std::int64_t above = TakeTopKAbove(tried, k, selection);
-
-    const Span<const float> values = selection->values();
-    if (values.size < k) {  // there are no more non-zeros
-      state->threshold = 0;
-      return;
-    }
-    float smallest = INFINITY;
-    for (const float value : values) smallest = std::min(smallest, std::fabs(value));
-    Predict(smallest, IndexOfCandidates(tried, above, smallest, values), k, state);
+    TakePredictedTopK(k, state, selection);
   }
 };
 
 }  // namespace
+
+void TakePredictedTopK(std::int64_t k, SelectionState* state, Selection* selection) {
+  const float tried = Predicted(Candidates(k), k, *state);
+  const std::int64_t above = TakeTopKAbove(tried, k, selection);
+
+  const Span<const float> values = selection->values();
+  if (values.size < k) {  // there are no more non-zeros
+    state->threshold = 0;
+    return;
+  }
+  float smallest = INFINITY;
+  for (const float value : values) smallest = std::min(smallest, std::fabs(value));
+  Predict(smallest, IndexOfCandidates(tried, above, smallest, values), k, state);
+}
 
 std::unique_ptr<const Sparsifier> MakeTopK(const SparsifierOptions& /*options*/) {
   return std::make_unique<TopK>();

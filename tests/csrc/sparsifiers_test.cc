@@ -21,7 +21,8 @@ struct Promise {
   std::string name;
   SparsifierOptions options;
   std::int64_t least, most;
-  bool largest;  ///< takes the largest entries, and no zeros
+  bool largest;        ///< takes the largest entries
+  bool zeros = false;  ///< takes zeros like other values
 };
 
 void PrintTo(const Promise& promise, std::ostream* out) { *out << promise.name; }
@@ -32,7 +33,8 @@ const std::vector<Promise> kPromises = {
     {"sampled", {}, 2, 4, true},
     {"sidco", {}, 2, 4, true},
     {"hard_threshold", {{"threshold", 0.5}}, 0, 3, true},
-    {"random_k", {{"seed", 3}}, 3, 3, false},
+    {"random_k", {{"seed", 3}}, 3, 3, false, true},
+    {"one_sign", {}, 0, 3, false},
 };
 
 class Sparsifiers : public testing::TestWithParam<Promise> {
@@ -71,7 +73,7 @@ TEST_P(Sparsifiers, TakeZerosOnlyIfTheyDoNotLookAtValues) {
     Segment segment = MakeSegment(size);
     for (int step = 0; step < 3; ++step) {
       const Step zeros = segment.Run(std::vector<float>(size, -0.0f), k);
-      EXPECT_EQ(zeros.count(), GetParam().largest ? 0 : k);
+      EXPECT_EQ(zeros.count(), GetParam().zeros ? k : 0);
     }
   }
 }
@@ -196,8 +198,8 @@ std::string Refusal(const std::string& name, const SparsifierOptions& options) {
 
 TEST(MakeSparsifier, NamesThoseThatExist) {
   EXPECT_EQ(Refusal("best_k", {}),
-            "sparsifier must be one of top_k, gaussian, sampled, sidco, hard_threshold, random_k; "
-            "got 'best_k'");
+            "sparsifier must be one of top_k, gaussian, sampled, sidco, hard_threshold, random_k, "
+            "one_sign; got 'best_k'");
 }
 
 TEST(MakeSparsifier, RefusesOptionsThatASparsifierDoesNotHave) {
